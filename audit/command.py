@@ -1,4 +1,4 @@
-"""``python -m audit COMMAND...``: the campaigns on the command line; also ``report`` and ``mutate``."""
+"""``python -m audit COMMAND...``: the campaigns on the command line; also ``report``, ``mutate`` and ``onnx``."""
 
 import argparse
 import sys
@@ -63,7 +63,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m audit",
         description="Campaigns: what verify tries at greater length, and more. Several commands may be given.",
         epilog="Besides: `report FILE... --html FILE.html` shows files of runs as a page; `mutate` plants defects and scores the "
-        "tests. Exit status: 0 if nothing failed, 1 if something did, 2 if the command line is wrong.",
+        "tests; `onnx` runs the node tests of the onnx package. Exit status: 0 if nothing failed, 1 if something did, 2 if the "
+        "command line is wrong.",
     )
     add = p.add_argument
     add(
@@ -122,6 +123,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from audit.mutation import command
 
         return command.main(words[1:])
+    if words[:1] == ["onnx"]:
+        from audit.onnx_nodes import command as onnx_nodes
+
+        return onnx_nodes.main(words[1:])
     parser = _parser()
     args = parser.parse_args(words)
     for name, default in (SHORT if args.short else FULL).items():

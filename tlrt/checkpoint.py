@@ -149,7 +149,7 @@ def load(
                 raise CheckpointError(f"load: {path}: optimizer {i}: {error}") from None
     changes += [(session, "seed", about["random"]["seed"]), (session, "counter", about["random"]["counter"])]
     old = [p._mirror for p in session.parameters.values() if p._mirror is not None]
-    old += [buffer for optimizer in chosen for buffers in optimizer._state.values() for buffer in buffers]
+    old += [buffer for optimizer in chosen for buffer in optimizer._buffers()]
     set_and_call(changes, list(map(release_call, old)))
     return dict(about["extra"])
 

@@ -18,8 +18,8 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -35,10 +35,12 @@ from tlrt._binding.together import Change, call_and_set, release_call, set_and_c
 from tlrt.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ReleasedError, ShapeError, refusal
 from tlrt.parameter import Parameter
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "Update", "one_call"]
+__all__ = ["SGD", "Adam", "AdamW", "ExponentialMovingAverage", "Optimizer", "Update", "one_call"]
 
 
 _Update = TypeVar("_Update", bound=Callable[..., None])
+#: parameters, or a dict for each group of them
+_Given = Iterable[Parameter | Mapping[str, Any]]
 
 
 def one_call(method: _Update) -> _Update:
@@ -137,6 +139,13 @@ def _hyperparameter(name: str) -> property:
         if (session := self.__dict__.get("session")) is not None:
             for observer in session.device._observers:
                 observer.before_setting(session, f"{type(self).__name__}.{name}")
+        if groups := self.__dict__.get("groups"):
+            first = self.__dict__.setdefault("_first", {}).setdefault(name, value)
+            inherited = [group._inherited(name, value, first) for group in groups]
+            self.__dict__[f"_{name}"] = value
+            for group, each in zip(groups, inherited, strict=True):
+                assign(group, each)
+            return
         self.__dict__[f"_{name}"] = value
 
     return property(operator.attrgetter(f"_{name}"), assign)
@@ -160,8 +169,21 @@ def _unlock_after_fork() -> None:
 os.register_at_fork(after_in_child=_unlock_after_fork)
 
 
+class _GroupSteps:
+    """The steps of an optimiser of several groups, which count their own: those of the group that made most. An optimiser
+    without groups has an attribute of this name in its dict, which comes first."""
+
+    def __get__(self, optimizer: Optimizer | None, kind: type[Optimizer]) -> Any:
+        return self if optimizer is None else max(group.steps for group in optimizer.groups)
+
+
 class Optimizer(Uncopied):
     """What the optimisers share. Frozen parameters are left out.
+
+    `parameters` may be a list of dicts, as in PyTorch: "params" and the group's own hyperparameters ("betas" stands for beta1 and
+    beta2). :attr:`groups` are optimisers too, of one group each, and what is assigned to the whole goes to those that have no
+    value of their own. A group's own lr is multiplied by what lr was multiplied by since the start, so that a schedule of the
+    whole is one of each group. What is assigned to a group holds until then.
 
     A step updates the parameters that the last backward's loss reaches, as PyTorch's optimisers do: another one is not
     decayed, nor moved by the momentum that it has, and keeps its states. The count of steps is the optimiser's."""
@@ -170,6 +192,8 @@ class Optimizer(Uncopied):
     hyper: tuple[str, ...] = ()
     #: names of the per-parameter states, buffers of the parameter's length that start at 0
     slots: tuple[str, ...] = ()
+    #: steps taken
+    steps: Any = _GroupSteps()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -179,14 +203,29 @@ class Optimizer(Uncopied):
                 setattr(cls, f"_{name}", default)
                 setattr(cls, name, _hyperparameter(name))
 
-    def __init__(self, parameters: Iterable[Parameter]) -> None:
+    def __init__(self, parameters: _Given) -> None:
         kind = type(self).__name__
         if isinstance(parameters, (Parameter, Mapping)) or not isinstance(parameters, Iterable):
             got = type(parameters).__name__
             hint = " (values())" if isinstance(parameters, Mapping) else ""
             raise refusal(ArgumentTypeError, kind, "parameters", got, f"a list of Parameter{hint}")
+        given: list[Any] = list(parameters)
+        #: an optimiser for each dict of the parameters, none without dicts
+        self.groups: list[Optimizer] = []
+        #: the hyperparameters that a group has of its own
+        self._own: dict[str, Any] = {}
+        self._closed = False
+        self._lock = threading.Lock()
+        self._packed: dict[str, Any] = {}
+        self._mirrors: list[Any] = []
+        #: hyperparameters found valid
+        self._checked: list[Any] = []
+        if any(isinstance(p, Mapping) for p in given):
+            self._state: dict[str, list[Any]] = {}
+            self._make_groups(given)
+            return
         chosen: dict[Parameter, None] = {}
-        for p in parameters:
+        for p in given:
             if not isinstance(p, Parameter):
                 raise refusal(ArgumentTypeError, kind, "parameters", type(p).__name__, "Parameter")
             if p.requires_grad:
@@ -200,17 +239,55 @@ class Optimizer(Uncopied):
         self.session._require_open(kind)
         self.session._require_uncaptured(kind)
         self.kernels: Any = self.session.tape.kernels
-        #: steps taken
         self.steps = 0
         device = self.session.device
         self._state = {s: [device.zeros(p.size) for p in self.parameters] for s in self.slots}
-        self._packed: dict[str, Any] = {}
-        self._mirrors: list[Any] = []
-        #: hyperparameters found valid
-        self._checked: list[Any] = []
-        self._closed = False
-        self._lock = threading.Lock()
         _optimizers.add(self)
+
+    def _make_groups(self, given: list[Any]) -> None:
+        """An optimiser of this type for each of the dicts; hyperparameters that a dict has not follow once they are assigned."""
+        kind, groups = type(self).__name__, []
+        for i, settings in enumerate(given):
+            where = f"group {i}"
+            if not isinstance(settings, Mapping) or "params" not in settings:
+                got = type(settings).__name__
+                raise refusal(ArgumentTypeError, kind, where, got, 'a dict with "params", as the others')
+            own = dict(settings)
+            members = own.pop("params")
+            if "betas" in own and "beta1" in self.hyper:
+                own["beta1"], own["beta2"] = own.pop("betas")
+            if unknown := [n for n in own if n not in self.hyper]:
+                raise refusal(ArgumentError, kind, where, unknown, f"some of {', '.join(('params', *self.hyper))}")
+            group: Optimizer = object.__new__(type(self))
+            group.slots = self._slots_of(own)
+            Optimizer.__init__(group, [members] if isinstance(members, Parameter) else members)
+            if group.groups:
+                raise refusal(ArgumentTypeError, kind, where, "dicts", "Parameter")
+            group._own = own
+            groups.append(group)
+        self.parameters = [p for group in groups for p in group.parameters]
+        if len(set(self.parameters)) < len(self.parameters):
+            raise refusal(ArgumentError, kind, "parameters", "one in several groups", "each in one")
+        self.session = groups[0].session
+        if any(group.session is not self.session for group in groups):
+            raise refusal(DeviceMismatchError, kind, "parameters", "those of several sessions", "those of one")
+        self.groups = groups
+
+    def _slots_of(self, own: Mapping[str, Any]) -> tuple[str, ...]:
+        """The states of a group that has these hyperparameters of its own."""
+        return self.slots
+
+    def _inherited(self, name: str, value: Any, first: Any) -> Any:
+        """A group's hyperparameter, as the whole gets this value and had the other at first."""
+        if name not in self._own:
+            return value
+        own = self._own[name]
+        if name != "lr" or value is first or not (is_number(value) and is_number(first)):
+            return own
+        if not first:
+            expected = "lr above 0 when the optimizer is made, as a group's own is multiplied by lr / that"
+            raise refusal(ArgumentError, type(self).__name__, "lr", value, expected)
+        return own * (value / first)
 
     def step(self) -> None:
         """Updates every parameter that the loss of the session's last backward pass reaches. One that it does not, and one that
@@ -218,6 +295,17 @@ class Optimizer(Uncopied):
 
         Raises ArgumentError before a backward pass, ReleasedError after close."""
         self._require_open("step")
+        trained = [g for g in self.groups if any(p._requires_grad for p in g.parameters)] or self.groups or [self]
+        found = [(group, *group._reached()) for group in trained]
+        if self.groups:  # all of them, before the first changes
+            for group in self.groups:
+                group._require_valid_settings()
+        for group, chosen, gradients in found:
+            if chosen:
+                group._update_observed(chosen, gradients)
+
+    def _reached(self) -> tuple[list[Parameter], list[Any]]:
+        """The parameters that a step updates, and their gradients."""
         last = self.session._gradients
         gradients, unreached = last._by_parameter, last._unreached
         chosen, found = self.parameters, []
@@ -232,9 +320,10 @@ class Optimizer(Uncopied):
             found = [gradients[p].buffer for p in chosen]
         if unreached:
             chosen = [p for p in chosen if p not in unreached]
-            if not chosen:
-                return
             found = [gradients[p].buffer for p in chosen]
+        return chosen, found
+
+    def _update_observed(self, chosen: list[Parameter], found: list[Any]) -> None:
         observers = self.session.device._observers
         if not observers:
             self._advance(chosen, self.kernels.pack(found))
@@ -327,6 +416,8 @@ class Optimizer(Uncopied):
                 raise refusal(ArgumentTypeError, kind, h, type(value).__name__, "a number")
             if not 0 <= value < math.inf or (h.startswith("beta") and value >= 1):
                 raise refusal(ArgumentError, kind, h, value, f"0 <= {h}{' < 1' * h.startswith('beta')}, finite")
+        for group in self.groups:
+            group._check(group._settings())
 
     def _update(self, packed: Mapping[str, Any], gradients: Any) -> None:
         raise NotImplementedError
@@ -336,6 +427,10 @@ class Optimizer(Uncopied):
         self._require_open("state")
         settings = {"type": type(self).__name__, "steps": self.steps, **self._settings()}
         settings["parameters"] = [p.name for p in self.parameters]
+        if self.groups:
+            states = [group.state() for group in self.groups]
+            settings["groups"] = [group for group, _ in states]
+            return settings, {name: array for _, found in states for name, array in found.items()}
         arrays = {
             f"{slot}/{p.name}": buffer.numpy(p.shape)
             for slot, buffers in self._state.items()
@@ -360,6 +455,14 @@ class Optimizer(Uncopied):
             if flag != isinstance(got, bool) or not (isinstance(got, (int, float)) and abs(got) <= sys.float_info.max):
                 raise refusal(ArgumentError, "load_state", h, f"{got!r:.99}", "a Boolean" if flag else "a number")
         self._check(settings)
+        groups = settings.get("groups", [])
+        if not isinstance(groups, list) or [isinstance(g, Mapping) for g in groups] != [True] * len(self.groups):
+            got = f"{len(groups)} groups" if isinstance(groups, list) else f"{groups!r:.99}"
+            raise refusal(ArgumentError, "load_state", "groups", got, f"{len(self.groups)} groups")
+        if self.groups:
+            for group, part in zip(self.groups, groups, strict=True):
+                group.check_state(part, arrays)
+            return
         wanted = getattr(self.session.device, "dtype", np.dtype(np.float32))
         for slot in self.slots:
             for p in self.parameters:
@@ -370,8 +473,13 @@ class Optimizer(Uncopied):
 
     def load_state(self, settings: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Takes over what :meth:`state` gave, hyperparameters included; nothing changes where it does not fit."""
-        old = [release_call(buffer) for buffers in self._state.values() for buffer in buffers]
+        old = list(map(release_call, self._buffers()))
         set_and_call(self._loaded(settings, arrays), old)
+
+    def _buffers(self) -> list[Any]:
+        """Those of all states."""
+        own = [buffer for buffers in self._state.values() for buffer in buffers]
+        return own + [buffer for group in self.groups for buffer in group._buffers()]
 
     def _loaded(self, settings: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[Change]:
         """The changes of :meth:`load_state`, all of them or none. The caller releases the states of before."""
@@ -379,25 +487,33 @@ class Optimizer(Uncopied):
         self.session._require_uncaptured("load_state")
         self.check_state(settings, arrays)
         device = self.session.device
+        parts = zip(self.groups, settings.get("groups", []), strict=True)
+        of_groups = [change for group, part in parts for change in group._loaded(part, arrays)]
         upload = device.exact if device.name == "spec" else device.buffer
-        fresh = {s: [upload(np.asarray(arrays[f"{s}/{p.name}"])) for p in self.parameters] for s in self.slots}
+        slots = () if self.groups else self.slots
+        fresh = {s: [upload(np.asarray(arrays[f"{s}/{p.name}"])) for p in self.parameters] for s in slots}
         for h in self.hyper:
             for observer in device._observers:
                 observer.before_setting(self.session, f"{type(self).__name__}.{h}")
         # where a hyperparameter lies, as its setter runs bytecode
         places = [f"_{h}" if f"_{h}" in self.__dict__ else h for h in self.hyper]
         hyper = [(self, place, settings[h]) for place, h in zip(places, self.hyper, strict=True)]
+        if self.groups:
+            return [*of_groups, *hyper]
         counted = (self, "steps", int(settings["steps"]))
         return [(self, "_state", fresh), (self, "_packed", {}), (self, "_mirrors", []), counted, *hyper]
 
     def close(self) -> None:
         """Releases the states; the optimiser is of no use afterwards."""
+        for group in self.groups:
+            group.close()
         _release_states(self._state)
         self._packed, self._mirrors, self._closed = {}, [], True
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{h}={value}" for h, value in self._settings().items())
-        return f"{type(self).__name__}({len(self.parameters)} parameters, {shown}, steps={self.steps})"
+        groups = f" in {len(self.groups)} groups" if self.groups else ""
+        return f"{type(self).__name__}({len(self.parameters)} parameters{groups}, {shown}, steps={self.steps})"
 
 
 class SGD(Optimizer):
@@ -409,13 +525,16 @@ class SGD(Optimizer):
     hyper = ("lr", "momentum", "weight_decay", "nesterov")
 
     def __init__(
-        self, parameters: Iterable[Parameter], lr: float = 0.01, *, momentum: float = 0.0, weight_decay: float = 0.0,
+        self, parameters: _Given, lr: float = 0.01, *, momentum: float = 0.0, weight_decay: float = 0.0,
         nesterov: bool = False,
     ) -> None:  # fmt: skip
         self.slots = ("velocity",) if momentum else ()  # a wrong momentum is refused below
         super().__init__(parameters)
         self.lr, self.momentum, self.weight_decay, self.nesterov = lr, momentum, weight_decay, nesterov
         self._check(self._settings())
+
+    def _slots_of(self, own: Mapping[str, Any]) -> tuple[str, ...]:
+        return ("velocity",) if own.get("momentum") else self.slots
 
     def _check(self, settings: Mapping[str, Any]) -> None:
         super()._check(settings)
@@ -450,7 +569,7 @@ class Adam(Optimizer):
     _kernel = "adam_step"
 
     def __init__(
-        self, parameters: Iterable[Parameter], lr: float = 1e-3, *, beta1: float = 0.9, beta2: float = 0.999,
+        self, parameters: _Given, lr: float = 1e-3, *, beta1: float = 0.9, beta2: float = 0.999,
         eps: float = 1e-8, weight_decay: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(parameters)
@@ -474,6 +593,99 @@ class AdamW(Adam):
     _kernel = "adamw_step"
 
     def __init__(
-        self, parameters: Iterable[Parameter], lr: float = 1e-3, *, weight_decay: float = 0.01, **others: float
+        self,
+        parameters: _Given,
+        lr: float = 1e-3,
+        *,
+        weight_decay: float = 0.01,
+        **others: float,
     ) -> None:
         super().__init__(parameters, lr, weight_decay=weight_decay, **others)
+
+
+class ExponentialMovingAverage(Optimizer):
+    """Averages of parameters on the device, from their values when it is made: average ← average + (1 - decay)·(p - average).
+
+        average = ExponentialMovingAverage(model.parameters(), decay=0.999)
+        optimizer.step(), average.update()
+        with average.swapped():  # the parameters have the averages' values
+            evaluate(model)
+
+    A checkpoint takes it as one of the optimisers. Parameters that require no gradient when it is made, running statistics among
+    them, are left out. Source: torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn."""
+
+    hyper = ("decay",)
+    slots = ("average",)
+
+    def __init__(self, parameters: Iterable[Parameter], decay: float = 0.999) -> None:
+        super().__init__(parameters)
+        if self.groups:
+            self.close()
+            raise refusal(ArgumentTypeError, type(self).__name__, "parameters", "dicts", "a list of Parameter")
+        self.decay = decay
+        self._is_swapped = False
+        self._check(self._settings())
+        _release_states(self._state)
+        self._state = {"average": [p.mirror.copy() for p in self.parameters]}
+
+    def _check(self, settings: Mapping[str, Any]) -> None:
+        super()._check(settings)
+        if settings["decay"] > 1:
+            raise refusal(ArgumentError, type(self).__name__, "decay", settings["decay"], "0 <= decay <= 1")
+
+    def update(self) -> None:
+        """Moves the averages towards the parameters' present values. Within a captured function it raises CaptureError: call it
+        after the captured step."""
+        self._require_averages("update")
+        with self._alone():
+            self._require_valid_settings()
+            kernels, weight = self.kernels, 1.0 - self.decay
+            for p, average in zip(self.parameters, self._state["average"], strict=True):
+                difference = kernels.sub(p.mirror, average)
+                kernels.axpy(average, difference, weight, out=average)
+                difference.release()
+            self.steps += 1
+
+    def step(self) -> None:
+        """The same as :meth:`update`."""
+        self.update()
+
+    def swap(self) -> None:
+        """Exchanges the values of the parameters and the averages, all of them or none; a second swap takes it back. Results on
+        the tape that were computed from the old values cannot go backward."""
+        self._require_open("swap")
+        self.session._require_uncaptured("swap")
+        averages = self._state["average"]
+        # copies, as a captured step has places of its own for parameters
+        into = [average.copy() for average in averages]
+        saved = [p.mirror.copy() for p in self.parameters]
+        changes = [c for p, mirror in zip(self.parameters, into, strict=True) for c in p._changed(None, mirror)]
+        old = [*averages, *(p.mirror for p in self.parameters)]
+        swapped = (self, "_is_swapped", not self._is_swapped)
+        set_and_call([*changes, (self, "_state", {"average": saved}), swapped], list(map(release_call, old)))
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """The context in which the parameters have the averages' values."""
+        self._require_averages("swapped")
+        self.swap()
+        try:
+            yield
+        finally:
+            self.swap()
+
+    def state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+        """See :meth:`Optimizer.state`. Raises ArgumentError while the averages are swapped."""
+        self._require_averages("state")
+        return super().state()
+
+    def _loaded(self, settings: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[Change]:
+        self._require_averages("load_state")
+        return super()._loaded(settings, arrays)
+
+    def _require_averages(self, op: str) -> None:
+        self._require_open(op)
+        self.session._require_uncaptured(op)
+        if self._is_swapped:
+            got, expected = "averages swapped into the parameters", "a second swap() before"
+            raise refusal(ArgumentError, op, type(self).__name__, got, expected)

@@ -217,6 +217,11 @@ class Session(Operations[TensorRef]):
             if x.session is not self:
                 raise refusal(DeviceMismatchError, op, "tensor", "one of another session", "one of this")
             return self._leaf(x.value.copy(), "captured", False).id  # the next replay overwrites the step's own
+        if isinstance(x, AnyBuffer):
+            got = "an AnyBuffer, which has no gradient, as those of backward have none of their own"
+            expected = "TensorRef or Parameter (Session.const(g.numpy()) is a constant of its values; for the second derivative "
+            expected += "along v take the difference of the gradients at w + h·v and w - h·v)"
+            raise refusal(ArgumentTypeError, op, "tensor", got, expected)
         got = convert.type_name(x)
         hint = " (Session.const(array) makes one)" if hasattr(x, "__array__") or is_number(x) else ""
         raise refusal(ArgumentTypeError, op, "tensor", got, f"TensorRef or Parameter{hint}")
@@ -524,15 +529,19 @@ class Session(Operations[TensorRef]):
         """Within, nothing is recorded for backward."""
         return self.tape.pause()
 
-    def backward(self, loss: TensorRef, seed: npt.ArrayLike | AnyBuffer | None = None) -> Gradients:
+    def backward(
+        self, loss: TensorRef, seed: npt.ArrayLike | AnyBuffer | None = None, *, accumulate: bool = False
+    ) -> Gradients:
         """The gradients of `loss` by every parameter that requires one, zeros where it does not reach: optimisers leave those
         parameters as they are.
 
         `seed` is the cotangent in the loss's shape; left out, 1, which only a loss of one element allows. Gradients of an
-        earlier backward are replaced, not added to. A loss that depends on nothing that requires a gradient gives zeros
-        and a warning. Raises ArgumentError where nothing is recorded, or where the loss depends on a parameter that changed
-        since the tape recorded it."""
+        earlier backward are replaced; with `accumulate` the new ones are added to them, also to those that reset(gradients=False)
+        kept, and a parameter is reached where one of the losses reaches it. A loss that depends on nothing that requires a
+        gradient gives zeros and a warning. Raises ArgumentError where nothing is recorded, or where the loss depends on a
+        parameter that changed since the tape recorded it."""
         self._require_open("backward")
+        boolean("backward", "accumulate", accumulate)
         epoch = self.epoch
         id = self._id(loss, "backward")
         tape, leaves = self.tape, dict(self._leaves)
@@ -553,16 +562,33 @@ class Session(Operations[TensorRef]):
                 if g is None or leaf is None or leaf[0].id in without:
                     unreached.add(parameter)
                 by_parameter[parameter] = g if g is not None else AnyBuffer.zeros(parameter.shape, self.device)
-        if self.epoch != epoch:
-            _release_all((*found.values(), *by_parameter.values()))
-            raise other_thread_error("backward")
         gradients = self._gradients
+        try:
+            if accumulate:
+                self._add_to_earlier(by_parameter, gradients._by_parameter, unreached)
+                self._add_to_earlier(found, gradients._by_leaf, set())
+                unreached &= gradients._unreached | (by_parameter.keys() - gradients._by_parameter.keys())
+            if self.epoch != epoch:
+                raise other_thread_error("backward")
+        except BaseException:
+            _release_all((*found.values(), *by_parameter.values()))
+            raise
         old = [release_call(g.buffer) for g in (*gradients._by_parameter.values(), *gradients._by_leaf.values())]
         fresh = [(gradients, "_by_parameter", by_parameter), (gradients, "_by_leaf", found)]
         set_and_call([*fresh, (gradients, "_unreached", frozenset(unreached))], old)
         for observer in self.device._observers:
             observer.after_backward(self)
         return self._gradients
+
+    def _add_to_earlier(self, fresh: dict[Any, AnyBuffer], earlier: Mapping[Any, AnyBuffer], zeros: set[Any]) -> None:
+        """Adds the gradients of an earlier backward, in place. To those that are zeros nothing is added: the earlier stand."""
+        for key in [k for k in fresh if k in earlier]:
+            own, old = fresh[key], earlier[key]
+            if key in zeros:
+                fresh[key] = old.copy()
+                own.release()
+            else:
+                self.tape.kernels.add(old.buffer, own.buffer, out=own.buffer)
 
     def _refuse_outdated(self, loss: int) -> None:
         """Raises where the loss depends on a parameter that is trained and has another value than on the tape, or on one whose
@@ -620,20 +646,22 @@ class Session(Operations[TensorRef]):
         See :mod:`tlrt.capture` for what the function may do, and what its arguments and results become."""
         return capture(self, function, example)
 
-    def reset(self) -> None:
-        """Releases the tape, the gradients and the natural numbers. Parameters, their mirrors and the random counter stay."""
+    def reset(self, *, gradients: bool = True) -> None:
+        """Releases the tape, the gradients and the natural numbers. Parameters, their mirrors and the random counter stay, and
+        without `gradients` those by parameter do, for a backward that adds to them."""
         self._require_open("reset")
-        self._release_step()
+        self._release_step(boolean("reset", "gradients", gradients))
 
-    def _release_step(self) -> None:
+    def _release_step(self, with_gradients: bool = True) -> None:
         """Releases what belongs to the step."""
         for observer in self.device._observers:
             observer.before_reset(self)
         gradients, nodes = self._gradients, self.tape.nodes
         parameters, leaves = gradients._by_parameter, gradients._by_leaf
-        set_and_call(self._emptied(), [])
+        kept: list[Change] = [(gradients, "_by_parameter", parameters), (gradients, "_unreached", gradients._unreached)]
+        set_and_call(self._emptied() + ([] if with_gradients else kept), [])
         release_nodes(nodes)
-        _release_all((*parameters.values(), *leaves.values()))
+        _release_all((*(parameters.values() if with_gradients else ()), *leaves.values()))
 
     def _emptied(self) -> list[Change]:
         """What begins a new step."""

@@ -100,9 +100,9 @@ class Arithmetic(Methods["TensorRef"]):
             raise refusal(ArgumentTypeError, "item", "tensor", f"shape {self.shape}", "one element")
         return float(self.numpy().reshape(-1)[0])
 
-    def backward(self, seed: npt.ArrayLike | AnyBuffer | None = None) -> None:
+    def backward(self, seed: npt.ArrayLike | AnyBuffer | None = None, *, accumulate: bool = False) -> None:
         """The gradients of this tensor by the session's parameters; see :meth:`tlrt.Session.backward`."""
-        self.session.backward(self, seed)
+        self.session.backward(self, seed, accumulate=accumulate)
 
     def __add__(self, other: Any) -> TensorRef:
         return self.session.add(self, other)

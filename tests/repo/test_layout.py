@@ -22,6 +22,8 @@ LONG = {
     "tlspec/ops/elementwise.py": "one row after the other: a family's rows stand in the module of its name",
     "tlrt/_binding/handles.py": "devices make buffers, and buffers know their devices: the classes stand together",
     "tlrt/tape.py": "the tape is one class: recording and walking back share its state",
+    "tlrt/optim.py": "an optimiser is one class: groups, captured steps and checkpoints look at the same state",
+    "tests/runtime/operation_calls.py": "one entry after the other: a call of every operation, which the tests go through",
     "tlrt/session.py": "the session is one class: a reset changes all its state at once",
 }
 

@@ -7,10 +7,12 @@ They hold no state: a run resumed from a checkpoint goes on with the rate of its
 """
 
 import math
+from collections.abc import Sequence
 
 from tlrt.errors import ArgumentError, refusal
 
-__all__ = ["constant", "cosine", "one_cycle", "step_decay"]
+__all__ = ["constant", "cosine", "cosine_restarts", "exponential", "inverse_sqrt", "linear", "milestones", "one_cycle",
+           "polynomial", "step_decay", "warmup_stable_decay"]  # fmt: skip
 
 
 def constant(step: int, *, peak: float) -> float:
@@ -54,6 +56,70 @@ def one_cycle(
     if step <= top:
         return _interpolate(start, peak, step / top) if top > 0 else peak
     return _interpolate(peak, start / final_factor, min((step - top) / (last - top), 1.0)) if last > top else peak
+
+
+def cosine_restarts(step: int, *, peak: float, period: int, growth: int = 1, final: float = 0.0) -> float:
+    """From peak down towards `final` along half a cosine, again and again, each time `growth` times as long as before.
+
+    Raises ArgumentError unless period, growth >= 1. Source: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts."""
+    if period < 1 or growth < 1:
+        raise refusal(ArgumentError, "cosine_restarts", "period, growth", f"{period}, {growth}", "1 or more each")
+    if growth == 1:
+        step %= period
+    while step >= period:
+        step, period = step - period, period * growth
+    return _interpolate(peak, final, step / period)
+
+
+def exponential(step: int, *, peak: float, factor: float) -> float:
+    """peak·factor^step. Source: torch.optim.lr_scheduler.ExponentialLR."""
+    return peak * factor**step
+
+
+def inverse_sqrt(step: int, *, peak: float, warmup: int) -> float:
+    """Up along a line for `warmup` steps, then peak·√(warmup/(step + 1)).
+
+    Raises ArgumentError unless warmup >= 1. Source: Vaswani et al., Attention Is All You Need, 2017, section 5.3."""
+    if warmup < 1:
+        raise refusal(ArgumentError, "inverse_sqrt", "warmup", warmup, "1 or more")
+    return peak * min((step + 1) / warmup, math.sqrt(warmup / (step + 1)))
+
+
+def linear(step: int, *, peak: float, total: int, warmup: int = 0, final: float = 0.0) -> float:
+    """As :func:`cosine`, down along a line. Raises ArgumentError unless 0 <= warmup <= total."""
+    return polynomial(step, peak=peak, total=total, warmup=warmup, final=final)
+
+
+def milestones(step: int, *, peak: float, at: Sequence[int], factor: float = 0.1) -> float:
+    """peak, times `factor` for each of the steps `at` that is reached. Source: torch.optim.lr_scheduler.MultiStepLR."""
+    return peak * factor ** sum(step >= reached for reached in at)
+
+
+def polynomial(step: int, *, peak: float, total: int, power: float = 1.0, warmup: int = 0, final: float = 0.0) -> float:
+    """As :func:`cosine`, with (1 - (step - warmup)/(total - warmup))^power in place of the cosine.
+
+    Raises ArgumentError unless 0 <= warmup <= total. Source: torch.optim.lr_scheduler.PolynomialLR."""
+    if not 0 <= warmup <= total:
+        raise refusal(ArgumentError, "polynomial", "warmup", warmup, f"0 <= warmup <= total = {total}")
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    if step >= total:
+        return final
+    return final + (peak - final) * (1 - (step - warmup) / (total - warmup)) ** power
+
+
+def warmup_stable_decay(step: int, *, peak: float, total: int, warmup: int, decay: int, final: float = 0.0) -> float:
+    """Up along a line for `warmup` steps, peak, and in the last `decay` steps before `total` down along a line to `final`.
+
+    Raises ArgumentError unless warmup, decay >= 0 and warmup + decay <= total. Source: Hu et al., MiniCPM, arXiv:2404.06395."""
+    if warmup < 0 or decay < 0 or warmup + decay > total:
+        got, expected = f"{warmup}, {decay}", f"0 or more each, together at most total = {total}"
+        raise refusal(ArgumentError, "warmup_stable_decay", "warmup, decay", got, expected)
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return (
+        linear(max(step - (total - decay), 0), peak=peak, total=decay, final=final) if step >= total - decay else peak
+    )
 
 
 def _interpolate(first: float, last: float, share: float) -> float:

@@ -1,0 +1,115 @@
+"""``python -m audit onnx``: what of the installed onnx package's node tests tlrt can express, and whether it passes them."""
+
+import argparse
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tlrt
+from audit.figures import plural
+from audit.onnx_nodes import elementwise, network, reduce, shape
+from audit.onnx_nodes.cases import Case, load
+from audit.onnx_nodes.graph import NotExpressible, Run
+from tlrt.verify.documents import write_document
+
+#: the modules that enter operators
+TABLES = (elementwise, network, reduce, shape)
+
+
+def judge(case: Case, session: tlrt.Session) -> str:
+    """ "passed", or what is wrong with a result; raises NotExpressible, also where no operation makes a result."""
+    run = Run(session)
+    outputs = run.graph(case.graph, [run.enter(np.asarray(a)) for a in case.operands])
+    if any(isinstance(v, np.ndarray) or v in run.uploaded for v in outputs):
+        raise NotExpressible("a result without an operation on the device")
+    for k, (output, expected) in enumerate(zip(outputs, case.expected, strict=True)):
+        got = run.host(output)
+        if got.shape != expected.shape:
+            return f"output {k}: shape {got.shape}, expected {expected.shape}"
+        if not np.allclose(got, expected.astype(np.float64), case.rtol, case.atol, equal_nan=True):
+            return f"output {k}: got {got.reshape(-1)[:4]}…, expected {expected.reshape(-1)[:4]}…"
+    return "passed"
+
+
+def campaign(device: str, op: str | None = None) -> dict[str, Any]:
+    """Every test, of one operator or all: its verdict by operator."""
+    rows: dict[str, dict[str, Any]] = defaultdict(lambda: {"passed": 0, "failed": {}, "not expressible": Counter()})
+    with tlrt.Session(device) as session, session.no_grad():
+        for case in load(op):
+            if isinstance(case, tuple):
+                rows[case[0]]["not expressible"][case[1]] += 1
+                continue
+            row = rows[case.op]
+            try:
+                verdict = judge(case, session)
+            except NotExpressible as error:
+                row["not expressible"][str(error)] += 1
+            except Exception as error:  # a test that cannot end has failed
+                row["failed"][case.name] = f"{type(error).__name__}: {error}"
+            else:
+                if verdict == "passed":
+                    row["passed"] += 1
+                else:
+                    row["failed"][case.name] = verdict
+            session.reset()
+    return {"device": device, "operators": dict(sorted(rows.items()))}
+
+
+def sums(document: dict[str, Any]) -> tuple[int, int, int]:
+    """How many tests passed, failed and are not expressible."""
+    rows = document["operators"].values()
+    return (
+        sum(r["passed"] for r in rows),
+        sum(len(r["failed"]) for r in rows),
+        sum(r["not expressible"].total() for r in rows),
+    )
+
+
+def table(document: dict[str, Any], reasons: bool = False) -> str:
+    """The document as a table by operator, or by reason why tests are not expressible; the failures; the sums."""
+    rows = document["operators"]
+    if reasons:
+        found: Counter[str] = Counter()
+        for row in rows.values():
+            found.update(row["not expressible"])
+        lines = [f"{n:6}  {why}" for why, n in found.most_common()]
+    else:
+        lines = [f"{'operator':28}{'passed':>8}{'failed':>8}{'not expressible':>17}"]
+        for op, row in rows.items():
+            lines.append(f"{op:28}{row['passed']:8}{len(row['failed']):8}{row['not expressible'].total():17}")
+    lines += [f"FAILED {name}: {what}" for row in rows.values() for name, what in row["failed"].items()]
+    passed, failed, missing = sums(document)
+    every = passed + failed + missing
+    lines.append(f"{passed} of {plural(every, 'float32 node test')} passed, {failed} failed, {missing} not expressible")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the tests and prints the table; the exit status is 1 where one fails."""
+    p = argparse.ArgumentParser(
+        prog="python -m audit onnx",
+        description="The node tests of the installed onnx package, those on float32, on tlrt.",
+    )
+    p.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 (default: cpu)")
+    p.add_argument("--only", metavar="OP", help="the tests of one operator")
+    p.add_argument(
+        "--list", action="store_true", help="why tests are not expressible, and how many each reason holds back"
+    )
+    p.add_argument("--json", metavar="FILE", type=Path, help="write the document there")
+    args = p.parse_args(argv)
+    if find_spec("onnx") is None:
+        p.exit(2, "audit onnx: the package onnx is missing: pip install 'torchlean-cuda[onnx]'\n")
+    try:
+        document = campaign(args.device, args.only)
+    except tlrt.errors.TorchleanError as error:
+        p.exit(2, f"audit onnx: {error}\n")
+    if not document["operators"]:
+        p.error(f"--only: no float32 node test is of {args.only}")
+    print(table(document, args.list))
+    if args.json:
+        write_document(args.json, document)
+    return int(sums(document)[1] > 0)

@@ -1,0 +1,116 @@
+"""Shapes, slices and gathers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from audit.onnx_nodes.graph import OPERATORS, Host, Run, Tensor, Value, operator
+
+
+def ints(values: Any) -> list[int]:
+    """Integers of an array or a list, in one axis."""
+    return [int(v) for v in np.asarray(values).reshape(-1)]
+
+
+def _gather(run: Run, x: Tensor, places: Host, *, axis: int = 0) -> Tensor:
+    return x.take(places, axis=axis)
+
+
+def _tile(run: Run, x: Tensor, repeats: Host) -> Tensor:
+    return x.tile(ints(repeats))
+
+
+def _expand(run: Run, x: Tensor, shape: Host) -> Tensor:
+    return x.broadcast_to(np.broadcast_shapes(x.shape, tuple(ints(shape))))
+
+
+OPERATORS.update({
+    "Gather": _gather, "Tile": _tile, "Expand": _expand,
+    "Flatten": lambda run, x, *, axis=1: x.reshape((math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))),
+    "Transpose": lambda run, x, *, perm=None: x.permute(range(x.ndim)[::-1] if perm is None else perm),
+    "Concat": lambda run, *xs, axis: run.session.concat(xs, axis),
+    "EyeLike": lambda run, x, *, dtype=1, k=0: run.session.full(x.shape, 1.0).triu(k).tril(k),
+})  # fmt: skip
+
+
+@operator("Reshape")
+def reshape(run: Run, x: Tensor, shape: Host, *, allowzero: int = 0) -> Tensor:
+    sizes = [x.shape[k] if n == 0 and not allowzero else n for k, n in enumerate(ints(shape))]
+    return x.reshape(sizes)
+
+
+@operator("Squeeze")
+def squeeze(run: Run, x: Tensor, given: Host = None, *, axes: Any = None) -> Tensor:
+    chosen = axes if given is None else ints(given)
+    drop = {k for k, n in enumerate(x.shape) if n == 1} if chosen is None else {a % x.ndim for a in chosen}
+    return x.reshape([n for k, n in enumerate(x.shape) if k not in drop])
+
+
+@operator("Unsqueeze")
+def unsqueeze(run: Run, x: Tensor, given: Host = None, *, axes: Any = None) -> Tensor:
+    return x.reshape(np.expand_dims(np.empty(x.shape, bool), tuple(axes if given is None else ints(given))).shape)
+
+
+@operator("Split")
+def split(run: Run, x: Tensor, sizes: Host = None, *, split: Any = None, axis: int = 0, num_outputs: int = 0) -> Any:
+    given = split if sizes is None else ints(sizes)
+    if given is None:
+        count = num_outputs or run.results
+        size = -(-x.shape[axis] // count)
+        given = [max(min(size, x.shape[axis] - k * size), 0) for k in range(count)]
+    return x.split(given, axis)
+
+
+@operator("Slice")
+def slice_(
+    run: Run, x: Tensor, first: Host = None, last: Host = None, along: Host = None, by: Host = None, *,
+    starts: Any = None, ends: Any = None, axes: Any = None,
+) -> Tensor:  # fmt: skip
+    starts, ends = ints(starts or first), ints(ends or last)
+    places = ints(along) if along is not None else axes or range(len(starts))
+    steps = [1] * len(starts) if by is None else ints(by)
+    key = [slice(None)] * x.ndim
+    for k, a in enumerate(places):
+        n = x.shape[a]
+        down = steps[k] < 0
+        end = min(max(ends[k] + n if ends[k] < 0 else ends[k], -1 if down else 0), n)
+        start = min(max(starts[k] + n if starts[k] < 0 else starts[k], 0), n - down)
+        key[a] = slice(start, None if end < 0 else end, steps[k])
+    return x[tuple(key)]
+
+
+@operator("Pad")
+def pad(
+    run: Run, x: Tensor, widths: Host = None, constant: Tensor = None, places: Host = None, *, mode: Any = "constant",
+    pads: Any = None, value: float = 0.0,
+) -> Tensor:  # fmt: skip
+    given = np.asarray(pads if widths is None else widths).reshape(2, -1)
+    axes = ints(places) if places is not None else list(range(x.ndim))
+    pairs = np.zeros((x.ndim, 2), np.int64)
+    pairs[axes] = given.T
+    cut = np.maximum(-pairs, 0)
+    x = x[tuple(slice(a, n - b) for n, (a, b) in zip(x.shape, cut.tolist()))] if cut.any() else x
+    pairs = np.maximum(pairs, 0)
+    if mode == "constant":
+        return x.pad(pairs.tolist(), value if constant is None else constant.item())
+    for k, (before, after) in enumerate(pairs.tolist()):
+        if before or after:
+            x = x.take(np.pad(np.arange(x.shape[k]), (before, after), mode=mode), axis=k)
+    return x
+
+
+@operator("ConstantOfShape")
+def constant_of_shape(run: Run, shape: Host, *, value: Any = None) -> Value:
+    fill = np.zeros(1, np.float32) if value is None else np.asarray(value)
+    if fill.dtype == np.float32:
+        return run.session.full(ints(shape), float(fill[0]))
+    return np.full(ints(shape), fill[0])
+
+
+@operator("GatherElements")
+def gather_elements(run: Run, x: Tensor, places: Host, *, axis: int = 0) -> Tensor:
+    key = tuple(slice(None) if k == axis % x.ndim else slice(n) for k, n in enumerate(places.shape))
+    return x[key].take_along(places, axis=axis)

@@ -1,0 +1,127 @@
+"""Parameter groups: each group goes as an optimiser of its own would, eagerly, captured, and resumed from a checkpoint."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_raises_regex
+
+from tests import DEVICES
+from tlrt import Session, checkpoint, errors, optim
+
+START = np.array([3.0, -2.0, 0.5])
+#: an optimiser, what its second group has of its own, and how that is written in a dict
+GROUPS: dict[str, Any] = {
+    "sgd": (optim.SGD, {"lr": 0.03, "weight_decay": 0.1}, None),
+    "momentum of one group": (optim.SGD, {"lr": 0.03, "momentum": 0.9, "nesterov": True}, None),
+    "adam": (optim.Adam, {"lr": 0.5, "beta1": 0.5, "beta2": 0.75}, {"lr": 0.5, "betas": (0.5, 0.75)}),
+    "adamw": (optim.AdamW, {"weight_decay": 0.5, "eps": 1e-3}, None),
+}
+
+
+class Grouped:
+    """Two parameters, trained by one optimiser of two groups or by two optimisers."""
+
+    def __init__(self, device: str, case: str, grouped: bool) -> None:
+        self.session = s = Session(device)
+        self.parameters = [s.param(START, "a"), s.param(2 * START, "b")]
+        kind, own, written = GROUPS[case]
+        self.own = own
+        if grouped:
+            a, b = self.parameters
+            groups = [{"params": [a]}, {"params": b, **(written or own)}]
+            self.optimizers = [kind(groups, lr=0.1)]
+        else:
+            self.optimizers = [kind([self.parameters[0]], lr=0.1), kind([self.parameters[1]], **{"lr": 0.1, **own})]
+
+    def schedule(self, factor: float) -> None:
+        self.optimizers[0].lr = 0.1 * factor
+        if len(self.optimizers) > 1:
+            self.optimizers[1].lr = self.own.get("lr", 0.1) * (0.1 * factor / 0.1)
+
+    def step(self) -> None:
+        s = self.session
+        s.backward(s.reduce_sum(s.square(self.parameters[0]) + s.square(self.parameters[1])))
+        for each in self.optimizers:
+            each.step()
+
+    def train(self, captured: bool) -> None:
+        run = self.session.capture(self.step) if captured else self.step
+        if not captured:
+            run()
+            self.session.reset()
+        for factor in (0.5, 0.5, 2.0):
+            self.schedule(factor)
+            run()
+            self.session.reset()
+
+    def bits(self) -> list[bytes]:
+        states = {name: a for o in self.optimizers for name, a in o.state()[1].items()}
+        return [p.numpy().tobytes() for p in self.parameters] + [states[n].tobytes() for n in sorted(states)]
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", GROUPS)
+def test_groups_are_optimisers_side_by_side(device, case, captured, tmp_path):
+    whole, apart = Grouped(device, case, True), Grouped(device, case, False)
+    whole.train(captured), apart.train(captured)
+    assert whole.bits() == apart.bits() and whole.optimizers[0].steps == 4
+    checkpoint.save(tmp_path / "a", whole.session, whole.optimizers)
+    resumed = Grouped(device, case, True)
+    resumed.step(), resumed.session.reset()
+    checkpoint.load(tmp_path / "a", resumed.session, resumed.optimizers)
+    assert resumed.bits() == whole.bits() and resumed.optimizers[0].steps == 4
+    for each in (whole, apart, resumed):
+        each.train(captured)
+    assert whole.bits() == apart.bits() == resumed.bits()
+    assert whole.bits() != Grouped(device, case, True).bits()
+
+
+def test_groups_share_what_they_do_not_have(s):
+    a, b = s.param([1.0], "a"), s.param([1.0], "b")
+    adam = optim.Adam([{"params": [a]}, {"params": [b], "lr": 0.5, "beta1": 0.25}], lr=0.125)
+    first, second = adam.groups
+    adam.beta1, adam.eps, adam.lr = 0.75, 1e-3, 0.25
+    assert (first.lr, first.beta1, first.eps) == (0.25, 0.75, 1e-3)
+    assert (second.lr, second.beta1, second.eps) == (1.0, 0.25, 1e-3) and "2 parameters in 2 groups" in repr(adam)
+    adam.lr = 0.0
+    adam.lr = 0.125
+    assert (first.lr, second.lr) == (0.125, 0.5)
+    second.lr = -1.0
+    s.backward(s.reduce_sum(a + b))
+    assert_raises_regex(errors.ArgumentError, "lr: got -1.0", adam.step)
+    assert adam.steps == 0 and a.value.tolist() == [1.0], "a refused step changed the first group"
+    second.lr, b.requires_grad = 0.5, False
+    adam.step()
+    assert (first.steps, second.steps, adam.steps) == (1, 0, 1) and b.value.tolist() == [1.0]
+    b.requires_grad = True
+    settings, arrays = adam.state()
+    assert_raises_regex(errors.ArgumentError, "1 groups, expected 2", adam.load_state,
+                        {**settings, "groups": settings["groups"][:1]}, arrays)  # fmt: skip
+    plain = optim.Adam([a, b])
+    assert_raises_regex(errors.ArgumentError, "groups: got 0 groups", adam.load_state, *plain.state())
+    assert_raises_regex(errors.ArgumentError, "groups: got 2 groups", plain.load_state, settings, arrays)
+    adam.close(), plain.close()
+    assert_raises_regex(errors.ReleasedError, "Adam: got a closed", first.step)
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        (lambda w: [{"params": [w], "rate": 1.0}], r"group 0: got \['rate'\], expected some of params, lr"),
+        (lambda w: [{"params": [w]}, w], "group 1: got Parameter"), (lambda w: [{"lr": 1.0}], "group 0: got dict"),
+        (lambda w: [{"params": [w]}, {"params": [w]}], "one in several groups"),
+        (lambda w: [{"params": []}], "got none"), (lambda w: [{"params": [w], "lr": "a"}], "lr: got str"),
+        (lambda w: [{"params": [w], "momentum": -1.0}], "momentum: got -1"),
+        (lambda w: [{"params": [{"params": [w]}]}], "group 0: got dicts"),
+    ],
+)  # fmt: skip
+def test_groups_refuse(s, groups, said):
+    assert_raises_regex((ValueError, TypeError), said, optim.SGD, groups(s.param([1.0], "w")))
+
+
+def test_a_group_beside_no_rate_at_the_start(s):
+    sgd = optim.SGD([{"params": [s.param([1.0], "w")], "lr": 0.5}], lr=0.0)
+    assert sgd.groups[0].lr == 0.5
+    assert_raises_regex(ValueError, "lr above 0 when the optimizer is made", setattr, sgd, "lr", 0.1)

@@ -1,0 +1,45 @@
+"""Schedules beside PyTorch's closed forms, at every step of short runs."""
+
+import pytest
+from numpy.testing import assert_raises_regex
+
+from tlrt.errors import ArgumentError
+from tlrt.nn import schedules
+
+
+def test_schedules_are_pytorchs():
+    torch = pytest.importorskip("torch")
+    rates = torch.optim.lr_scheduler
+    cases = [
+        (lambda k: schedules.exponential(k, peak=2.0, factor=0.75), lambda o: rates.ExponentialLR(o, 0.75)),
+        (lambda k: schedules.milestones(k, peak=2.0, at=(3, 7), factor=0.5), lambda o: rates.MultiStepLR(o, [3, 7], 0.5)),
+        (lambda k: schedules.polynomial(k, peak=2.0, total=9, power=2.0), lambda o: rates.PolynomialLR(o, 9, 2.0)),
+        (lambda k: schedules.linear(k, peak=2.0, total=9, final=0.5), lambda o: rates.LinearLR(o, 1.0, 0.25, 9)),
+        (lambda k: schedules.cosine_restarts(k, peak=2.0, period=3, growth=2, final=0.5),
+         lambda o: rates.CosineAnnealingWarmRestarts(o, 3, 2, 0.5)),
+        (lambda k: schedules.cosine_restarts(k, peak=2.0, period=4), lambda o: rates.CosineAnnealingWarmRestarts(o, 4)),
+    ]  # fmt: skip
+    for ours, theirs in cases:
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0)
+        schedule = theirs(optimizer)
+        for k in range(14):
+            assert ours(k) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12, abs=1e-12), k
+            optimizer.step(), schedule.step()
+
+
+def test_schedules_with_warmup():
+    assert [schedules.inverse_sqrt(k, peak=1.0, warmup=4) for k in (0, 1, 3, 15, 63)] == [0.25, 0.5, 1.0, 0.5, 0.25]
+    assert [schedules.linear(k, peak=1.0, total=6, warmup=2) for k in range(8)] == [0.5, 1, 1, 0.75, 0.5, 0.25, 0, 0]
+    rates = [schedules.warmup_stable_decay(k, peak=1.0, total=8, warmup=2, decay=4, final=0.5) for k in range(10)]
+    assert rates == [0.5, 1, 1, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.5]
+    assert [schedules.warmup_stable_decay(k, peak=1.0, total=2, warmup=0, decay=0) for k in range(2)] == [1.0, 1.0]
+
+
+def test_schedules_refuse():
+    for call, said in (
+        (lambda: schedules.cosine_restarts(0, peak=1.0, period=0), "period, growth: got 0, 1"),
+        (lambda: schedules.inverse_sqrt(0, peak=1.0, warmup=0), "warmup: got 0"),
+        (lambda: schedules.polynomial(0, peak=1.0, total=2, warmup=3), "warmup: got 3"),
+        (lambda: schedules.warmup_stable_decay(0, peak=1.0, total=5, warmup=3, decay=3), "together at most total = 5"),
+    ):
+        assert_raises_regex(ArgumentError, said, call)
