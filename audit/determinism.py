@@ -31,7 +31,7 @@ BATCH: Mapping[str, tuple[str, int]] = {
     "conv": ("batch", 1), "conv2d": ("batch", 1), "conv_transpose": ("batch", 1), "conv_transpose2d": ("batch", 1),
     "max_pool": ("channels", 1), "max_pool2d": ("channels", 1), "avg_pool": ("channels", 1), "avg_pool2d": ("channels", 1),
     "smooth_max_pool": ("channels", 1), "smooth_max_pool2d": ("channels", 1), "flash_attention": ("batch", 1),
-    "grouped_attention": ("batch", 1),
+    "grouped_attention": ("batch", 1), "conv_grouped": ("batch", 1), "conv_transpose_grouped": ("batch", 1),
     "rotary": ("batch", 1), "sinusoidal": ("batch", 1), "selective_scan_diag": ("state", 1),
     "selective_scan_diag_var": ("state", 1), "rfft1d_packed": ("batch", 1), "irfft1d_packed": ("batch", 1),
     "gather_rows": ("cols", 1), "scatter_add_rows": ("cols", 1), "broadcast_vec_to_rows": ("cols", 2),

@@ -30,7 +30,7 @@ def committed_sources(folder: Path = EVIDENCE) -> list[Source]:
 
 
 def direction(e: Entry) -> str:
-    return "forward" if e.name == e.op.name else "vjp"
+    return "forward" if e.kernel == e.op.name else "vjp"
 
 
 def bound(e: Entry) -> str:
@@ -173,7 +173,7 @@ def evidence_table(ev: Evidence) -> list[str]:
         out.append(f"| **{family}**" + " |" * len(head))
         for e in entries.all_entries(family):
             cells = [f"`{e.symbol}`"]
-            if e.only is not None:
+            if e.only is not None or e.indexed:
                 cells += [f"with `{tried_as(e)}`, whose bits it must have", *[NONE] * (len(head) - 3)]
             else:
                 cells += [of.drawn(e, "cpu"), of.drawn(e, "cuda"), of.every_input(e), of.sums(e), of.repeated(e),

@@ -47,7 +47,7 @@ OWN_OF_SPECIFICATION = {
 }  # fmt: skip
 #: every test in parts of a minute or two
 REST = (
-    "tests/spec", "tests/kernels", "tests/verify", f"{RUNTIME}[b-d]*.py", f"{RUNTIME}[f-r]*.py", f"{RUNTIME}s*.py",
+    "tests/spec", "tests/kernels", "tests/verify", f"{RUNTIME}[a-d]*.py", f"{RUNTIME}[f-r]*.py", f"{RUNTIME}s*.py",
     f"{RUNTIME}t*.py", "tests/audit", "tests/examples tests/bench",
 )  # fmt: skip
 
