@@ -305,13 +305,18 @@ def test_dimensions_that_are_right_in_32_bits(entry: tuple[Op, str], runtime: Ru
 
 def test_most_entry_points_have_dimensions_that_wrap() -> None:
     """A length of more than one factor can be right in 32 bits and wrong in more, unless all other lengths pin the factors."""
+
+    def has_free_factor(row: Op) -> bool:
+        pinned = {a.dims[0] for a in row.signature.inputs if len(a.dims) == 1}
+        return any(len(a.dims) > 1 and not pinned.issuperset(a.dims) for a in row.signature.inputs)
+
     products = [
         (row, which)
         for row in registry.ops()
         for which in directions(row)
-        if has_kernel(row, which) and takes("dim")(row, which) and any(len(a.dims) > 1 for a in row.signature.inputs)
+        if has_kernel(row, which) and takes("dim")(row, which) and has_free_factor(row)
     ]
-    assert products
+    assert len(products) > 50
     missing = [f"{row.name} {which}" for row, which in products if found(row, which, wraps) is None]
     assert not missing, missing
 
