@@ -40,6 +40,23 @@ REASONS: dict[str, str] = {
     "tlspec/ops/spectral.py: S.imag[..., n // 2] = 0 -> S.imag[..., n // 2] = (0-1)":
         "equivalent: numpy.fft.irfft reads no imaginary part of bin n/2, and -1 is as finite as 0",
     # c
+    "native/src/cpu/scan.c: if (chunk + 1 < f->chunks) -> if (chunk + 1 != f->chunks)":
+        "equivalent: chunk goes up to chunks - 1, so that chunk + 1 is never above chunks",
+    "native/src/cpu/scan.c: if (own == OWN_MAP) P[j] = Pj; -> if (own == OWN_MAP) P[j] = Pj; continue;":
+        "equivalent: it stands at the end of its loop, which goes on anyway",
+    "native/src/cpu/spectral/spectral.c: Z[n - k] = (tl_cvec){-b.i, b.r}; -> Z[n - k] = (tl_cvec){ -b.i, b.r}; continue;":
+        "equivalent: it stands at the end of its loop, which goes on anyway",
+    "native/src/core/handles.c: char *base = chunk < TL_CHUNKS ? calloc(count, table->slot_size) : NULL; -> char *base = "
+    "chunk < TL_CHUNKS ? calloc ( table->slot_size,count) : NULL;":
+        "equivalent: calloc multiplies the two, which it is given the other way round",
+    "native/src/cpu/shape.c: if (inner >= LONG_RUN) { -> if (inner < LONG_RUN) {":
+        "equivalent: which of two ways a copy is cut",
+    "native/src/cpu/shape.c: PANEL = 1024, -> PANEL = -1,":
+        "equivalent: only how a copy is cut changes: a width of no panel counts as 1",
+    "native/src/cpu/index.c: if (cols == 1) { -> if (cols == 0) {":
+        "equivalent: the general loop copies rows of one element, too",
+    "native/src/cpu/spectral/conv.c: return; -> /*return;*/":
+        "equivalent: the general loop below gives the same sums and differences again",
     "native/src/core/threads.c: relax(); -> /*relax();*/":
         "equivalent: a hint to the processor while it spins, for which nothing waits",
     "native/src/cpu/linalg/gemm.c: #define DIRECT_CELLS_ONE_PANEL 131072 -> #define DIRECT_CELLS_ONE_PANEL (131072-1)":
