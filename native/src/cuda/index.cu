@@ -143,7 +143,8 @@ constexpr int64_t FEW_VALUES = 256; /* to add one after the other; also few besi
 int32_t add_along(tl_context *ctx, const char *name, const float *base, const float *values, const uint32_t *indices,
                   int64_t outer, int64_t n, int64_t inner, int64_t io, int64_t k, int64_t ii, float *out)
 {
-    if (k == 0 || (outer == 1 && ii == 1)) return tl_scatter_rows(ctx, name, base, values, indices, n, inner, k, out);
+    if (k == 0 || (outer == 1 && ii == 1))
+        return tl_scatter_rows(ctx, name, base, values, indices, outer * n, inner, k, out);
     const axis_indices at = make_axis_indices(indices, n, inner, io, k, ii);
     if (k <= FEW_VALUES || k < n / 64) {
         const int64_t total = outer * n * inner;
