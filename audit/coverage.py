@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -134,10 +135,18 @@ def _failure(words: tuple[str, ...], build: Path, threads: str, variant: str = "
         "TORCHLEAN_CPU_VARIANT": variant,
     }
     environment = {k: v for k, v in environment.items() if v}
+    return run_step(words, environment, variant)
+
+
+def run_step(words: Sequence[str], environment: Mapping[str, str], what: str = "") -> str:
+    """Runs a command in the tree, and says on stderr when it has ended; what failed, or an empty text."""
+    start = time.monotonic()
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    name = " ".join(Path(w).name if w.startswith("/") else w for w in (*words[:4], what))
+    print(f"coverage: {name}: status {done.returncode} after {time.monotonic() - start:.0f} s", file=sys.stderr)
     if done.returncode == 0:
         return ""
-    return f"{' '.join(words)}: status {done.returncode}: {(done.stdout + done.stderr)[-500:]}"
+    return f"{' '.join(words)}: status {done.returncode}: {done.stdout[-1500:]}{done.stderr[-500:]}"
 
 
 def steps() -> list[tuple[Any, ...]]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from audit.build import BuildError
+from audit.coverage import run_step
 from audit.environment import ROOT, processors
 from tlrt._terminal import format_table
 
@@ -103,14 +104,9 @@ def run(folder: Path) -> list[str]:
     settings.write_text(SETTINGS.format(folder=folder, root=ROOT), encoding="utf-8")
     environment = {**os.environ, "COVERAGE_PROCESS_START": str(settings)}
 
-    def failure(words: tuple[str, ...]) -> str:
-        command = [sys.executable, *words]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        said = f"{' '.join(words)}: status {done.returncode}: {done.stdout[-1500:]}{done.stderr[-500:]}"
-        return said if done.returncode else ""
-
     with ThreadPoolExecutor() as pool:
-        return [said for said in pool.map(failure, STEPS) if said]
+        steps = pool.map(lambda words: run_step((sys.executable, *words), environment, "(Python)"), STEPS)
+        return [said for said in steps if said]
 
 
 def read(folder: Path) -> dict[str, Any]:
