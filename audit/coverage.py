@@ -154,7 +154,8 @@ def steps() -> list[tuple[Any, ...]]:
     per processor), and the SIMD variant."""
     python = sys.executable
     verify = (python, "-m", "tlrt", "verify", "--device", "cpu")
-    tests = (python, "-m", "pytest", "-q", "-n", str(processors()), "tests/kernels", "tests/runtime")
+    tests = (python, "-m", "pytest", "-q", "-n", str(processors()), "--dist", "worksteal",
+             "tests/kernels", "tests/runtime")  # fmt: skip
     return [
         ((str(BUILD / "core_test"),), BUILD, ""),
         *((verify, BUILD, "1", variant) for variant in cpu_variants()),
