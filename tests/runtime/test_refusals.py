@@ -13,7 +13,7 @@ from numpy.testing import assert_raises_regex
 import tlrt
 from tests import unchanged_memory
 from tests.runtime.operation_calls import CALLED, CALLS
-from tlrt import Session, nn, spec
+from tlrt import Session, nn, optim, spec
 from tlrt import tape as tape_module
 from tlrt._operations.plan import make_plan
 from tlrt.errors import ArgumentError
@@ -76,11 +76,58 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     ),
     "copy: got False": lambda s: np.asarray(s.nat_vec([1]), copy=False),
     "AnyBuffer: copy: got False": lambda s: np.asarray(s.zeros(1).value, copy=False),
+    r"attention: mask: got None, expected \(1, 2, 2\)": lambda s: s.attention(*(s.zeros((1, 2, 3)),) * 3, mask_mode=1),
+    "scaled_dot_product_attention: mask_mode: got 'soft', expected 'additive' or 'hard'": lambda s: (
+        s.scaled_dot_product_attention(*(s.zeros((1, 2, 3)),) * 3, mask=np.ones((2, 2), bool), mask_mode="soft")
+    ),
+    "scaled_dot_product_attention: mask: got other float64 values": lambda s: s.scaled_dot_product_attention(
+        *(s.zeros((1, 2, 3)),) * 3, mask=np.full((2, 2), 2.0), mask_mode="hard"
+    ),
+    r"conv: b: got shape \(3,\), expected \(2,\)": lambda s: s.conv(
+        s.zeros((2, 1, 3)), s.zeros(3), s.zeros((1, 2, 5)), groups=2
+    ),
+    r"conv: padding: got \(\(1,\),\), expected 1 pairs": lambda s: pad(s, ((1,),)),
+    r"conv: padding: got \(\(1, 1\), \(1, 1\)\), expected 1 pairs": lambda s: pad(s, ((1, 1), (1, 1))),
+    "conv: padding: got 'same' with stride": lambda s: pad(s, "same", stride=2),
+    r"tril: x: got shape \(3,\), expected two axes": lambda s: s.tril(s.zeros(3)),
+    r"triu: x: got shape \(\), expected two axes": lambda s: s.triu(s.const(1.0)),
+    "one_hot: n: got -1, expected 0 or more": lambda s: s.one_hot([0], -1),
+    r"argmax: x: got shape \(2, 0\), expected an axis": lambda s: s.argmax(s.zeros((2, 0)), 1),
+    r"argmin: x: got shape \(0,\), expected an axis": lambda s: s.argmin(s.zeros(0)),
+    r"take_along: indices: got shape \(3, 2\), expected \(2, 3\)": lambda s: s.take_along(
+        s.zeros((2, 3)), np.zeros((3, 2), int), 1
+    ),
+    r"take_along: indices: got shape \(2,\), expected \(2, 3\)": lambda s: s.take_along(s.zeros((2, 3)), [0, 0], 1),
+    r"item: indices: got shape \(2,\), expected one index": lambda s: s.argmax(s.zeros((2, 3)), 1).item(),
+    "len: indices: got a single one, expected at least one axis": lambda s: len(s.argmax(s.zeros((2, 3)))),
+    "chunk: chunks: got 0, expected at least 1": lambda s: s.chunk(s.zeros(2), 0),
+    r"tile: reps: got \(1, -1\), expected none negative": lambda s: s.tile(s.zeros(2), (1, -1)),
+    "repeat: times: got -1, expected none negative": lambda s: s.repeat(s.zeros(2), -1, 0),
+    "concat: tensors: got int, expected a list of tensors": lambda s: s.concat(3, 0),
+    "concat: tensors: got none, expected at least one": lambda s: s.concat([], 0),
+    "stack: tensors: got none, expected at least one": lambda s: s.stack((), 0),
+    "split: sizes: got 0, expected at least 1": lambda s: s.split(s.zeros(2), 0),
+    "MultiHeadAttention: kv_heads: got 3, expected a divisor of 4": lambda s: nn.MultiHeadAttention(
+        s, 8, 4, kv_heads=3, name="m"
+    ),
+    "MultiHeadAttention: kv_heads: got 0, expected a divisor of 4": lambda s: nn.MultiHeadAttention(
+        s, 8, 4, kv_heads=0, name="m"
+    ),
+    "SGD: parameters: got those of several sessions": lambda s: optim.SGD(
+        [{"params": [s.param([1.0], "a")]}, {"params": [Session(s.device).param([1.0], "a")]}], 0.1
+    ),
+    "cross_entropy: ignore_index: got 1, expected 3 or more, as the labels are read in place": lambda s: (
+        s.cross_entropy(s.zeros((2, 3)), s.argmax(s.zeros((2, 3)), 1), ignore_index=1)
+    ),
 }
 
 
 def attend(s: Any, mask: Any, mode: Any = None) -> Any:
     return s.flash_attention(*(s.zeros((1, 2, 3)),) * 3, mask, mode)
+
+
+def pad(s: Any, padding: Any, **options: Any) -> Any:
+    return s.conv(s.zeros((2, 2, 3)), None, s.zeros((1, 2, 5)), padding=padding, **options)
 
 
 def heads(s: Any, count: int, **options: Any) -> Any:
