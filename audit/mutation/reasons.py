@@ -235,4 +235,24 @@ REASONS: dict[str, str] = {
         "equivalent: a copy of no bytes does nothing, and no array has one byte",
     "native/src/cuda/shape.cu: const bool batch = rows * cols * inner <= UNITS; -> const bool batch = rows * cols * inner == UNITS;":
         "equivalent: only how the work is cut changes: a matrix smaller than a brick is moved alone",
+    "native/src/cpu/spectral/spectral.c: int again = 0; -> int again = -1;":
+        "equivalent: a second pass with factors of 1 alone writes the same values",
+    "native/src/cpu/linalg/gemm_kernel.h: __builtin_prefetch(c + r * ldc + V * LANES - 1, 1); -> __builtin_prefetch(c + r % ldc + V * LANES - 1, 1);":
+        "equivalent: an address that is fetched ahead alone",
+    "native/src/cpu/attention/tiles.h: s->along = forms & ALONG ? (p->width == p->d ? (float *)(uintptr_t)x : (float *)8) : NULL; -> s->along = forms & ALONG ? (p->width == p->d ? (float *)(uintptr_t)x : (float *)-1) : NULL;":
+        "equivalent: while memory is measured the place is asked only whether it is NULL",
+    "native/src/cpu/spectral/plan.c: int places = 0, oldest = -1; -> int places = (0+1), oldest = -1;":
+        "equivalent: a plan that finds no free place is used and then freed, and bytes above the limit still free places: only how often plans are made changes",
+    "tlrt/verify/command.py: parser.error(str(error.args[0])) -> parser.error(str(error.args[-1]))":
+        "equivalent: the KeyError has one argument",
+    "tlrt/session.py: buffers = [b for node in tape.nodes for b in (node.buffer, *node.cleanup)] + [g.buffer for g in found] -> buffers = [b for node in tape.nodes for b in ( *node.cleanup,node.buffer)] + [g.buffer for g in found]":
+        "equivalent: each handle is released once, whatever their order",
+    "tlrt/capture.py: old, p._mirror, p._writes = p._mirror, p._mirror.copy(), [0] -> old, p._mirror, p._writes = p._mirror, p._mirror.copy(), [0] continue;":
+        "equivalent: the last statement of the loop releases a handle whose only other name is assigned anew or ends with the function",
+    "tlspec/laws.py: EXACT = (\"normal\", \"special\") -> EXACT = ( \"special\",\"normal\")":
+        "equivalent: every data class named is tried, whatever their order",
+    "tlspec/draws.py: n = self.edge(1, cap) or n -> n = self.edge((1-1), cap) or n":
+        "equivalent: an edge of 0 is no size, and the one drawn before stays: only which sizes a seed draws changes",
+    "tlspec/ops/optim.py: def __mul__(self, other: Run) -> Run: -> def __mul__ ( other: Run,self) -> Run:":
+        "equivalent: the product, its error and the union of free factors are symmetric",
 }  # fmt: skip

@@ -34,6 +34,8 @@ def test_ignored_labels_of_a_captured_step_are_read_anew() -> None:
             again = step(labels).item()
             assert again == loss_of(np.array(labels)).item() and np.isfinite(again)
         assert np.isnan(step([3, 3]).item())
+        below = s.capture(lambda y: s.cross_entropy(s.use(x), y, ignore_index=-100), [0, 1])
+        assert_raises_regex(errors.IndexOutOfRangeError, "every label below cols", below, [0, 3])
         assert_raises_regex(errors.ArgumentError, "ignore_index: got 1", s.capture,
             lambda y: s.cross_entropy(s.use(x), y, ignore_index=1), [0, 1])  # fmt: skip
 

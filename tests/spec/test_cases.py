@@ -187,6 +187,8 @@ def test_data_classes() -> None:
         structured = fill(generator("t", _), (40, 50), "structured")
         assert np.array_equal(structured * 64, np.rint(structured * 64))
     assert_raises_regex(ValueError, "no data class", fill, generator(), n, "nonsense")
+    assert_raises_regex(ValueError, "no data class 'nonsense'; there are normal, ", draw_case, "add", 1, "nonsense")
+    assert_raises_regex(ValueError, "no size 'huge' of add; there are small, ", draw_case, "add", 1, None, "huge")
 
 
 def test_integer_mode_is_exact() -> None:

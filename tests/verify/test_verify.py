@@ -44,6 +44,10 @@ def test_one_operation(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
     document = json.loads(out.read_text())
     assert document["verdict"] == "pass"
     assert {"devices", "build", "versions", "started", "seconds", "seed", "command"} <= set(document)
+    assert document["command"] == f"python -m tlrt verify --ops {SHAPED.name} --cases 2 --device cpu --json result.json"
+    assert document["versions"]["numpy"] == np.__version__ and {"python", "system"} < set(document["versions"])
+    sizes = {r["entry"]: (r["cases"], r["elements"]) for r in document["results"]}
+    assert all(elements > cases for cases, elements in sizes.values()), sizes
     assert {r["entry"] for r in document["results"]} == {SHAPED.name, f"{SHAPED.name}_bwd"}
     assert all({"share", "ulp", "cases", "identical", "failures"} <= set(r) for r in document["results"])
 
