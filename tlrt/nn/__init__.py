@@ -17,8 +17,9 @@ from tlrt.nn.layer import Dropout, Layer, ModuleList, Sequential
 from tlrt.nn.linear import Embedding, LayerNorm, Linear, RMSNorm
 from tlrt.nn.mamba import MambaBlock, SelectiveScan
 from tlrt.nn.norm import BatchNorm, GroupNorm, InstanceNorm
+from tlrt.nn.recurrent import GRU, LSTM
 
 __all__ = ["AdaptiveAvgPool", "AvgPool", "BatchNorm", "Conv", "ConvTranspose", "Dropout", "Embedding", "FNOBlock1d",
-           "FNOBlock2d", "GroupNorm", "InstanceNorm", "KeyValueCache", "Layer", "LayerNorm", "Linear", "MambaBlock", "MaxPool",
-           "ModuleList", "MultiHeadAttention", "RMSNorm", "SelectiveScan", "Sequential", "SmoothMaxPool", "SpectralConv1d",
-           "SpectralConv2d", "TransformerBlock", "Upsample", "init", "schedules"]  # fmt: skip
+           "FNOBlock2d", "GRU", "GroupNorm", "InstanceNorm", "KeyValueCache", "LSTM", "Layer", "LayerNorm", "Linear",
+           "MambaBlock", "MaxPool", "ModuleList", "MultiHeadAttention", "RMSNorm", "SelectiveScan", "Sequential",
+           "SmoothMaxPool", "SpectralConv1d", "SpectralConv2d", "TransformerBlock", "Upsample", "init", "schedules"]  # fmt: skip
