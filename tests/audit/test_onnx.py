@@ -89,31 +89,6 @@ def test_what_is_not_expressible_says_why(
         command.judge(case(graph, X, operand), session)
 
 
-@pytest.mark.parametrize("layout", [0, 1])
-@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
-def test_an_lstm_as_the_layer_is_the_one_of_single_operations(
-    session: tlrt.Session, direction: str, layout: int
-) -> None:
-    ways, rng = 1 + (direction == "bidirectional"), np.random.default_rng(0)
-    shapes = {"w": (ways, 12, 2), "r": (ways, 12, 3), "b": (ways, 24), "p": (ways, 9)}
-    swap = (1, 0, 2) if layout else (0, 1, 2)
-    arrays = {n: rng.standard_normal(shape).astype(np.float32) for n, shape in shapes.items()}
-    x, h, c = (rng.standard_normal(shape).astype(np.float32) for shape in ((5, 4, 2), (ways, 4, 3), (ways, 4, 3)))
-    states = {"h": h.transpose(swap), "c": c.transpose(swap)}
-    how = {"hidden_size": 3, "direction": direction, "layout": layout}
-    found = []
-    for last in ("", "p"):  # peepholes of 0 are none
-        inputs = ["x", "w", "r", "b", "", "h", "c", last]
-        node = Node("LSTM", inputs, ["y", "yh", "yc"], how)
-        constants = {**arrays, **states, "p": np.zeros((ways, 9), np.float32)}
-        run = Run(session)
-        graph = Graph([node], ["x"], ["y", "yh", "yc"], constants)
-        found.append([v.numpy() for v in run.graph(graph, [run.enter(x.transpose(swap))])])
-    for a, b in zip(*found, strict=True):
-        assert a.shape == b.shape and np.abs(a - b).max() < 5 * 20 * 2.0**-24  # 20 roundings a position
-    assert not session.parameters
-
-
 def test_the_status_is_that_of_the_worst_test(monkeypatch: Any, capsys: Any, tmp_path: Any) -> None:
     tests = [case(one("Abs", "x"), abs(X), X), case(one("Nothing", "x"), X, X), ("Sin", "types")]
     monkeypatch.setattr(command, "find_spec", lambda name: True)
