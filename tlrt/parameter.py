@@ -52,7 +52,7 @@ class Parameter(Arithmetic):
         device = self.session.device
         if getattr(device, "scalar", None) is not None:
             return device.convert(op, self.name, array).reshape(array.shape)
-        if op == "set" and device.name == "spec" and array.dtype == np.float64:
+        if op != "param" and device.name == "spec" and array.dtype == np.float64:
             return np.array(array, np.float64, order="C")
         return convert.float32(op, self.name, array).reshape(array.shape).copy()
 

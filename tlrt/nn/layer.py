@@ -226,19 +226,15 @@ class ModuleList(Layer):
 
     def append(self, layer: Layer) -> ModuleList:
         """One more layer at the end."""
-        return self.insert(len(self.layers), layer)
+        if not isinstance(layer, Layer):
+            raise refusal(ArgumentTypeError, "ModuleList", f"layer {len(self)}", f"{layer!r}", "a Layer")
+        self.layers.append(layer)
+        return self
 
     def extend(self, layers: Iterable[Layer]) -> ModuleList:
         """More layers at the end."""
         for layer in layers:
             self.append(layer)
-        return self
-
-    def insert(self, index: int, layer: Layer) -> ModuleList:
-        """One more layer before the one at `index`."""
-        if not isinstance(layer, Layer):
-            raise refusal(ArgumentTypeError, "ModuleList", f"layer {index}", f"{layer!r}", "a Layer")
-        self.layers.insert(index, layer)
         return self
 
     def _parts(self) -> Iterable[tuple[str, Any]]:
