@@ -1,5 +1,6 @@
 """Self-attention, what it keeps of earlier positions, and the transformer's block."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from tlrt.errors import ArgumentError, refusal
@@ -84,6 +85,10 @@ class MultiHeadAttention(Layer):
             for n, part in zip(sizes, parts, strict=True)
             if bias
         ]
+
+    def _parts(self) -> Iterable[tuple[str, Any]]:
+        named = zip(("query_bias", "key_bias", "value_bias", "out_bias"), self.biases, strict=False)
+        return [*((name, value) for name, value in vars(self).items() if name != "biases"), *named]
 
     def __call__(self, x: TensorRef, *, training: bool = False, cache: KeyValueCache | None = None) -> TensorRef:
         s = self.session
