@@ -41,6 +41,11 @@ SCATTERS = [
     (7, 1, 5000),
     (5000, 1, 6000),
 ]
+ALONG = [
+    {"outer": 3, "n": n, "inner": inner, "k": k, "io": io, "ii": ii}
+    for n, inner, k, io in ((7, 5, 61, 3), (9, 33, 300, 1), (700, 36, 9, 3), (5, 132, 1000, 1))
+    for ii in (1, inner)
+]
 #: operation -> dimensions and parameters
 PATHS: dict[str, list[dict[str, Any]]] = {
     **dict.fromkeys(("softmax", "log_softmax", "cross_entropy", "reduce_sum_axis1", "reduce_max_axis1"), LONG_ROWS),
@@ -59,6 +64,14 @@ PATHS: dict[str, list[dict[str, Any]]] = {
         sizes(2, (40, 70), [24, 26], [3, 3], [1, 1], [1, 1]),
     ],
     "conv_transpose": [sizes(2, (200, 200), [9, 10], [4, 4], [2, 2], [1, 1])],
+    "conv_transpose_grouped": [
+        {
+            "batch": 2, "groups": 5, "in_channels": 1, "out_channels": 2, "spatial": [9, 8], "kernel": [3, k], "stride": [2, 3],
+            "dilation": [1, d], "padding_low": [1, 0], "padding_high": [1, 1], "output_padding": [1, 0],
+        }
+        for k, d in ((2, 1), (5, 1), (4, 2))
+    ],
+    **dict.fromkeys(("scatter_add_axis", "take_axis"), ALONG),
     "scatter_add_rows": [{"rows": r, "cols": c, "k": k} for r, c, k in SCATTERS],
     "gather_rows": [{"rows": r, "cols": c, "k": k} for r, c, k in SCATTERS],
     "scatter_add": [{"n": r, "k": k} for r, c, k in SCATTERS if c == 1],
@@ -87,7 +100,8 @@ def given_to(name: str, values: dict[str, Any], rng: np.random.Generator) -> Ite
         elif array.name == "labels":
             yield "labels", rng.integers(0, values["cols"], n).astype(np.uint32)
         elif array.name == "indices":
-            yield "indices", rng.integers(0, n + n // 20 + 1, values["k"]).astype(np.uint32)
+            shape = [values[s] for s in ("io", "k", "ii") if s in values]
+            yield "indices", rng.integers(0, n + n // 20 + 1, shape).astype(np.uint32)
         elif array.name == "mask":
             kept = (rng.random((values["batch"], n, n)) < 0.8).astype(np.float32)
             yield "mask", kept if values["mask_mode"] in (1, 2) else None
