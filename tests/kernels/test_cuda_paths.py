@@ -46,6 +46,14 @@ ALONG = [
     for n, inner, k, io in ((7, 5, 61, 3), (9, 33, 300, 1), (700, 36, 9, 3), (5, 132, 1000, 1))
     for ii in (1, inner)
 ]
+#: one merged axis reduced, two, three; segments of one level, two, three; few results and many
+FOLDS: list[dict[str, Any]] = [
+    {"dims": dims, "axes": axes}
+    for dims, axes in (
+        ([5, 4096], 2), ([5, 513], 2), ([7, 61], 2), ([9, 8192], 2), ([3, 8193], 2), ([600, 15], 2), ([300, 33], 1),
+        ([3, 700, 37], 2), ([6, 5, 7, 41], 13), ([6, 5, 257], 5), ([2, 3, 2, 3, 2, 3], 21), ([70_000], 1), ([17, 1], 2),
+    )
+]  # fmt: skip
 #: operation -> dimensions and parameters
 PATHS: dict[str, list[dict[str, Any]]] = {
     **dict.fromkeys(("softmax", "log_softmax", "cross_entropy", "reduce_sum_axis1", "reduce_max_axis1"), LONG_ROWS),
@@ -55,6 +63,9 @@ PATHS: dict[str, list[dict[str, Any]]] = {
         {"channels": v["rows"], "height": 1, "width": v["cols"], "eps": 1e-5} for v in (*LONG_ROWS, *CHAINS[4:8])
     ],
     "reduce_max_axis0": [{"rows": n, "cols": c} for n, c in ((300, 1932), (2100, 132), (2100, 131), (70_001, 4), (5, 9))],
+    **dict.fromkeys(("amax", "amin", "prod", "logsumexp"), FOLDS),
+    "var": [{**v, "correction": 1.0, "root": i % 2} for i, v in enumerate(FOLDS)],
+    "vector_norm": [{**v, "p": p} for v in FOLDS for p in (1.0, 2.0, 3.0)],
     "max_pool": WINDOWS,
     "avg_pool": WINDOWS,
     "smooth_max_pool": [{**v, "beta": b} for v, b in zip(WINDOWS, (1.5, -0.75) * len(WINDOWS), strict=False)],

@@ -11,6 +11,7 @@
 namespace {
 
 constexpr int THREADS = 256, COLUMNS = 32, GROUPS = 4;
+constexpr int FLIGHT = 8; /* elements that a thread loads before it takes the first */
 
 /* Merged axes, the innermost first. */
 struct Axes {
@@ -29,15 +30,17 @@ Axes axes_of(int32_t count, const int64_t *size, const int64_t *stride)
     return axes;
 }
 
-__device__ __forceinline__ int64_t offset_of(const Axes &axes, uint32_t i)
+/* Where the element i along the axes lies, of which there are COUNT, or any number for 0. */
+template <int COUNT = 0> __device__ __forceinline__ int64_t offset_of(const Axes &axes, uint32_t i)
 {
     int64_t offset = 0;
-    for (int32_t k = 0; k + 1 < axes.count; k++) {
+    const int32_t count = COUNT > 0 ? COUNT : axes.count;
+    for (int32_t k = 0; k + 1 < count; k++) {
         uint32_t place;
         i = axes.size[k].divmod(i, &place);
         offset += place * axes.stride[k];
     }
-    return axes.count > 0 ? offset + i * axes.stride[axes.count - 1] : 0;
+    return count > 0 ? offset + i * axes.stride[count - 1] : 0;
 }
 
 /* A fold of x, or of the values `from` of an earlier level. What it ends as goes to out, or its values to `to` (planes of
@@ -72,8 +75,28 @@ template <tl_fold_kind KIND> __device__ __forceinline__ double value_of_key(uint
     return KIND == TL_FOLD_LARGEST ? d : tl_fold_ordered(d);
 }
 
-template <tl_fold_kind KIND, bool FIRST> __global__ void __launch_bounds__(THREADS) fold_kernel(Fold a)
+/* tl_fold_take of those of y[0], y[1], ... that are there. A product of four floats, 2^-596 to 2^512, is one of doubles without
+ * over- or underflow, where a power of two changes no rounding: so it is normalized once for four. */
+template <tl_fold_kind KIND>
+__device__ __forceinline__ void take_all(const float (&y)[FLIGHT], const bool (&there)[FLIGHT], double *v, double *e,
+                                         double *zeros, double m, tl_fold_rule rule)
 {
+    TL_UNROLL_FOR (int i = 0; i < FLIGHT; i++) {
+        if constexpr (KIND == TL_FOLD_PRODUCT) {
+            const bool zero = y[i] == 0.0f;
+            if (there[i]) *v *= (double)(zero ? copysignf(1.0f, y[i]) : y[i]);
+            if (there[i] && zero) *zeros += 1.0;
+            if (i % 4 == 3) tl_fold_normalize(v, e);
+        } else {
+            if (there[i]) tl_fold_take(KIND, v, e, zeros, y[i], m, rule);
+        }
+    }
+}
+
+/* REDUCED: how many merged axes are reduced, 0 for any number; -1 for values of an earlier level. */
+template <tl_fold_kind KIND, int REDUCED> __global__ void __launch_bounds__(THREADS) fold_kernel(Fold a)
+{
+    constexpr bool FIRST = REDUCED >= 0, EXTREME = KIND >= TL_FOLD_MAX && KIND <= TL_FOLD_LARGEST;
     constexpr int PLANES = KIND == TL_FOLD_PRODUCT ? TL_FOLD_PLANES : 1;
     __shared__ double values[PLANES][THREADS];
     const int t = (int)threadIdx.x, team = a.lanes * a.columns, lane = t % team / a.columns;
@@ -87,18 +110,24 @@ template <tl_fold_kind KIND, bool FIRST> __global__ void __launch_bounds__(THREA
         const int64_t begin = (int64_t)s * TL_FOLD_SEGMENT, end = min(begin + TL_FOLD_SEGMENT, a.length);
         m = a.centre ? a.centre[result] : a.centre_out ? (double)a.centre_out[result] : 0.0;
         m = tl_fold_centre(KIND, m, a.rule);
-        if constexpr (FIRST && KIND >= TL_FOLD_MAX && KIND <= TL_FOLD_LARGEST) {
+        if constexpr (FIRST) {
             const float *const x = a.x + offset_of(a.kept, k) + column;
             uint32_t key = 0;
-#pragma unroll 8
-            for (int64_t r = begin + lane; r < end; r += a.lanes)
-                key = max(key, key_of<KIND>(x[offset_of(a.reduced, (uint32_t)r)]));
-            v = value_of_key<KIND>(key);
-        } else if constexpr (FIRST) {
-            const float *const x = a.x + offset_of(a.kept, k) + column;
-#pragma unroll 8
-            for (int64_t r = begin + lane; r < end; r += a.lanes)
-                tl_fold_take(KIND, &v, &e, &zeros, x[offset_of(a.reduced, (uint32_t)r)], m, a.rule);
+            for (int64_t r = begin + lane; r < end; r += FLIGHT * a.lanes) {
+                float y[FLIGHT];
+                bool there[FLIGHT];
+                TL_UNROLL_FOR (int i = 0; i < FLIGHT; i++) {
+                    there[i] = r + i * a.lanes < end;
+                    y[i] = there[i] ? x[offset_of<REDUCED>(a.reduced, (uint32_t)(r + i * a.lanes))] : 0.0f;
+                }
+                if constexpr (EXTREME) {
+                    TL_UNROLL_FOR (int i = 0; i < FLIGHT; i++)
+                        if (there[i]) key = max(key, key_of<KIND>(y[i]));
+                } else {
+                    take_all<KIND>(y, there, &v, &e, &zeros, m, a.rule);
+                }
+            }
+            if constexpr (EXTREME) v = value_of_key<KIND>(key);
         } else {
             const double *const from = a.from + result * a.length;
             const int64_t plane = PLANES > 1 ? a.results * a.length : 0;
@@ -130,20 +159,20 @@ template <tl_fold_kind KIND, bool FIRST> __global__ void __launch_bounds__(THREA
     if constexpr (PLANES > 1) to[plane] = e, to[2 * plane] = zeros;
 }
 
-template <bool FIRST> auto kernel_of(tl_fold_kind kind) -> void (*)(Fold)
+template <int REDUCED> auto kernel_of(tl_fold_kind kind) -> void (*)(Fold)
 {
     switch (kind) {
-    case TL_FOLD_SUM: return fold_kernel<TL_FOLD_SUM, FIRST>;
-    case TL_FOLD_ABS: return fold_kernel<TL_FOLD_ABS, FIRST>;
-    case TL_FOLD_SQUARE: return fold_kernel<TL_FOLD_SQUARE, FIRST>;
-    case TL_FOLD_DEVIATION: return fold_kernel<TL_FOLD_DEVIATION, FIRST>;
-    case TL_FOLD_EXP: return fold_kernel<TL_FOLD_EXP, FIRST>;
-    case TL_FOLD_POWER: return fold_kernel<TL_FOLD_POWER, FIRST>;
-    case TL_FOLD_EQUAL: return fold_kernel<TL_FOLD_EQUAL, FIRST>;
-    case TL_FOLD_MAX: return fold_kernel<TL_FOLD_MAX, FIRST>;
-    case TL_FOLD_MIN: return fold_kernel<TL_FOLD_MIN, FIRST>;
-    case TL_FOLD_LARGEST: return fold_kernel<TL_FOLD_LARGEST, FIRST>;
-    default: return fold_kernel<TL_FOLD_PRODUCT, FIRST>;
+    case TL_FOLD_SUM: return fold_kernel<TL_FOLD_SUM, REDUCED>;
+    case TL_FOLD_ABS: return fold_kernel<TL_FOLD_ABS, REDUCED>;
+    case TL_FOLD_SQUARE: return fold_kernel<TL_FOLD_SQUARE, REDUCED>;
+    case TL_FOLD_DEVIATION: return fold_kernel<TL_FOLD_DEVIATION, REDUCED>;
+    case TL_FOLD_EXP: return fold_kernel<TL_FOLD_EXP, REDUCED>;
+    case TL_FOLD_POWER: return fold_kernel<TL_FOLD_POWER, REDUCED>;
+    case TL_FOLD_EQUAL: return fold_kernel<TL_FOLD_EQUAL, REDUCED>;
+    case TL_FOLD_MAX: return fold_kernel<TL_FOLD_MAX, REDUCED>;
+    case TL_FOLD_MIN: return fold_kernel<TL_FOLD_MIN, REDUCED>;
+    case TL_FOLD_LARGEST: return fold_kernel<TL_FOLD_LARGEST, REDUCED>;
+    default: return fold_kernel<TL_FOLD_PRODUCT, REDUCED>;
     }
 }
 
@@ -184,8 +213,11 @@ int32_t run_fold(tl_context *ctx, const Plan &p, double *values, float *out)
             TL_TRY(parts[level].allocate(p.planes() * a.results * segments));
             a.to = parts[level], a.out = nullptr;
         }
-        TL_TRY(tl_launch(ctx, p.name, level == 0 ? kernel_of<true>(p.kind) : kernel_of<false>(p.kind),
-                         tl_grid(a.units, THREADS / (a.lanes * a.columns)), THREADS, a));
+        const auto kernel = level > 0              ? kernel_of<-1>(p.kind)
+                            : a.reduced.count == 1 ? kernel_of<1>(p.kind)
+                            : a.reduced.count == 2 ? kernel_of<2>(p.kind)
+                                                   : kernel_of<0>(p.kind);
+        TL_TRY(tl_launch(ctx, p.name, kernel, tl_grid(a.units, THREADS / (a.lanes * a.columns)), THREADS, a));
         if (segments == 1) return TORCHLEAN_OK;
         a.from = a.to, a.length = segments, a.inner = 1, a.columns = 1;
     }
