@@ -76,7 +76,7 @@ def compare(
             y, r, t = (a[start : start + BLOCK] for a in flat)
             fixed = None if patterns is None else patterns[start : start + BLOCK]
             found = _near(y, r, t, signed_zeros, fixed) or _judge(y, r, t, signed_zeros, fixed)
-            if (found.violations and not bad) or (found.rank > rank and (found.violations or not bad)):
+            if (found.violations and not bad) or found.rank > rank:  # that of a wrong element is 1 or more
                 worst, rank = start + found.at, found.rank
             bad, share, ulps = bad + found.violations, max(share, found.share), max(ulps, found.ulp)
     index = tuple(int(i) for i in np.unravel_index(worst, ref.shape))

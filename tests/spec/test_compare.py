@@ -161,6 +161,7 @@ def test_few_passes_judge_as_all_of_them(factor: float, signed_zeros: bool) -> N
             got[150] = spoilt
         tol, bits = factor * spacing(ref), np.where(rng.random(300) < 0.5, FREE, got.view(np.uint32))
         bits[7] ^= int(spoilt == 1.0)
+        tol[20] = (tol[20], np.inf, 0.0)[rng.integers(3)]
         for fixed in (None, bits):
             with np.errstate(all="ignore"):
                 near, judged = (f(got, ref, tol, signed_zeros, fixed) for f in (_near, _judge))
@@ -179,3 +180,8 @@ def test_worst_element_of_all_blocks() -> None:
     assert (c.ok, c.violations, c.index, c.share, c.got) == (False, 3, (BLOCK + 1,), 4.0, 1 + 2.0**-18)
     c = compare(np.where(got > 1 + 2.0**-21, 1, got).astype(np.float32), ref, tol)
     assert (c.ok, c.index, c.share) == (True, (7,), 0.5)
+    bits, exact = np.full(ref.size, FREE), ref.astype(np.float32)
+    exact[3], bits[BLOCK] = 1 + 2.0**-20, 0
+    assert compare(exact, ref, tol, bits=bits).index == (
+        BLOCK,
+    )  # a wrong pattern, after an error as large as its tolerance
