@@ -152,7 +152,7 @@ def test_a_reproduction_is_the_line_of_the_case_on_its_device() -> None:
 @pytest.mark.parametrize("factor", [0.0, 0.4, 0.5, 0.6, 2.0])
 def test_few_passes_judge_as_all_of_them(factor: float, signed_zeros: bool) -> None:
     rng, short = np.random.default_rng(7), 0
-    for spoilt in (np.nan, np.inf, 0.0, -0.0, 1.0, None, None, None):
+    for spoilt in (np.nan, np.inf, 0.0, -0.0, 1.0, *[None] * 20):
         ref = rng.choice([0.0, -0.0, *rng.standard_normal(200)], 300)
         got = ref.astype(np.float32)
         if rng.random() < 0.5:
@@ -166,7 +166,7 @@ def test_few_passes_judge_as_all_of_them(factor: float, signed_zeros: bool) -> N
             with np.errstate(all="ignore"):
                 near, judged = (f(got, ref, tol, signed_zeros, fixed) for f in (_near, _judge))
             assert near is None or (near[:3] == judged[:3] and (factor == 0 or near == judged))
-            assert near is not None or judged.violations or factor < 0.5
+            assert near is not None or judged.violations or factor < 0.5 or tol.max() == np.inf or tol.min() == 0
             short += near is not None
     assert short
 
