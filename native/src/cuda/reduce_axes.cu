@@ -12,8 +12,8 @@ namespace {
 
 constexpr int THREADS = 256, COLUMNS = 32, GROUPS = 4;
 constexpr int FLIGHT = 16; /* elements that a thread loads before it takes the first */
-constexpr int RESIDENT =
-    4; /* blocks on a multiprocessor: said to the compiler, which would load one by one to have more */
+/* Blocks on a multiprocessor: the compiler, which would load one by one to have more, is told so few. */
+constexpr int RESIDENT = 4;
 
 /* Merged axes, the innermost first. */
 struct Axes {
@@ -396,22 +396,28 @@ struct Spread {
     tl_fold_rule rule;
 };
 
-template <tl_fold_kind KIND> __global__ void __launch_bounds__(THREADS) spread_kernel(Spread a)
+template <tl_fold_kind KIND> __global__ void __launch_bounds__(THREADS, RESIDENT) spread_kernel(Spread a)
 {
     const double *__restrict__ c = a.coefficients;
+    const int64_t first = (int64_t)blockIdx.x * (GROUPS * THREADS) + threadIdx.x;
+    float x[GROUPS];
+    tl_folded at[GROUPS];
+    TL_UNROLL_FOR (int group = 0; group < GROUPS; group++)
+        x[group] = a.x[min(first + group * THREADS, a.n - 1)];
     TL_UNROLL_FOR (int group = 0; group < GROUPS; group++) {
-        const int64_t i = ((int64_t)blockIdx.x * GROUPS + group) * THREADS + threadIdx.x;
-        if (i >= a.n) return;
-        uint32_t result, place;
-        a.inner.divmod((uint32_t)i, &result);
-        uint32_t size = a.inner.divisor;
+        const uint32_t i = (uint32_t)min(first + group * THREADS, a.n - 1);
+        uint32_t result, place, size = a.inner.divisor;
+        a.inner.divmod(i, &result);
         for (int32_t k = 0; k < a.kept; k++) {
-            a.size[k].divmod(a.stride[k].div((uint32_t)i), &place);
+            a.size[k].divmod(a.stride[k].div(i), &place);
             result += place * size;
             size *= a.size[k].divisor;
         }
-        const tl_folded at = {c[result], c[a.results + result], c[2 * a.results + result]};
-        a.gx[i] = tl_fold_slope(KIND, a.x[i], at, a.rule);
+        at[group] = {c[result], c[a.results + result], c[2 * a.results + result]};
+    }
+    TL_UNROLL_FOR (int group = 0; group < GROUPS; group++) {
+        const int64_t i = first + group * THREADS;
+        if (i < a.n) a.gx[i] = tl_fold_slope(KIND, x[group], at[group], a.rule);
     }
 }
 
