@@ -62,12 +62,12 @@ CPU: dict[str, dict[str, tuple[int, ...]]] = {
 }
 CUDA: dict[str, dict[str, tuple[int, ...]]] = {
     "elementwise": {"SMALL": (2097152,), "THREADS": (256,)},
-    "reduce": {"CHUNK": (32,), "COLUMNS": (32,), "FLIGHT": (8,), "GROUPS": (4,), "LANES": (8,), "MEAN_ROWS": (16,),
-        "PER_LANE": (32,), "ROW_SEGMENTS": (32,), "THREADS": (256,), "TILE": (1024,), "TL_COLUMN_CHAINS": (4,),
-        "TL_COLUMN_CHUNK": (128,), "TL_CUMSUM_CHUNK": (32,), "TL_EXACT_COUNT": (16777216,), "TL_FOLD_LANES": (8,),
-        "TL_FOLD_RANK": (8,), "TL_FOLD_SEGMENT": (256,), "TL_SUM_FOLD": (16,), "TL_SUM_LANES": (1024,),
-        "TL_SUM_LEAF": (16384,), "TL_TREE_THREADS": (256,), "TX": (32,), "TY": (8,), "WARPS": (4,),
-        "WRITE_ROWS": (8,)},
+    "reduce": {"CHUNK": (32,), "COLUMNS": (32,), "FLIGHT": (16,), "GROUPS": (4,), "LANES": (8,), "MEAN_ROWS": (16,),
+        "PER_LANE": (32,), "RESIDENT": (4,), "ROW_SEGMENTS": (32,), "THREADS": (256,), "TILE": (1024,),
+        "TL_COLUMN_CHAINS": (4,), "TL_COLUMN_CHUNK": (128,), "TL_CUMSUM_CHUNK": (32,), "TL_EXACT_COUNT": (16777216,),
+        "TL_FOLD_LANES": (8,), "TL_FOLD_RANK": (8,), "TL_FOLD_SEGMENT": (256,), "TL_SUM_FOLD": (16,),
+        "TL_SUM_LANES": (1024,), "TL_SUM_LEAF": (16384,), "TL_TREE_THREADS": (256,), "TX": (32,), "TY": (8,),
+        "WARPS": (4,), "WRITE_ROWS": (8,)},
     "shape": {"BRICK": (16384,), "GROUP": (16,), "GROUPS": (4,), "REPEATS": (16,), "SPLICE": (4,), "THREADS": (256,),
         "TILE": (64,), "TL_BROADCAST_RANK": (8,), "TL_COLUMN_CHAINS": (4,), "TL_COLUMN_CHUNK": (128,),
         "TL_STRIDED_RANK": (8,), "TL_SUM_FOLD": (16,), "TL_SUM_LANES": (1024,), "TL_SUM_LEAF": (16384,),

@@ -11,7 +11,9 @@
 namespace {
 
 constexpr int THREADS = 256, COLUMNS = 32, GROUPS = 4;
-constexpr int FLIGHT = 8; /* elements that a thread loads before it takes the first */
+constexpr int FLIGHT = 16; /* elements that a thread loads before it takes the first */
+/* Blocks on a multiprocessor: the compiler, which would load one by one to have more, is told so few. */
+constexpr int RESIDENT = 4;
 
 /* Merged axes, the innermost first. */
 struct Axes {
@@ -99,7 +101,7 @@ __device__ __forceinline__ void take_all(const float (&y)[N], const bool (&there
 }
 
 /* REDUCED: how many merged axes are reduced, 0 for any number; -1 for values of an earlier level. */
-template <tl_fold_kind KIND, int REDUCED> __global__ void __launch_bounds__(THREADS) fold_kernel(Fold a)
+template <tl_fold_kind KIND, int REDUCED> __global__ void __launch_bounds__(THREADS, RESIDENT) fold_kernel(Fold a)
 {
     constexpr bool FIRST = REDUCED >= 0;
     constexpr int PLANES = KIND == TL_FOLD_PRODUCT ? TL_FOLD_PLANES : 1;
@@ -112,26 +114,34 @@ template <tl_fold_kind KIND, int REDUCED> __global__ void __launch_bounds__(THRE
     const bool inside = unit < a.units && column < a.inner;
     double v = tl_fold_start(KIND), e = 0.0, zeros = 0.0, m = 0.0;
     if (inside) {
-        const int64_t begin = (int64_t)s * TL_FOLD_SEGMENT, end = min(begin + TL_FOLD_SEGMENT, a.length);
+        const uint32_t begin = s * TL_FOLD_SEGMENT;
+        const int n = (int)min(a.length - begin, (int64_t)TL_FOLD_SEGMENT);
         m = a.centre ? a.centre[result] : a.centre_out ? (double)a.centre_out[result] : 0.0;
         m = tl_fold_centre(KIND, m, a.rule);
         if constexpr (FIRST) {
             const float *const x = a.x + offset_of(a.kept, k) + column;
-            for (int64_t r = begin + lane; r < end; r += FLIGHT * a.lanes) {
+            for (int r = lane; r < n; r += FLIGHT * a.lanes) {
                 float y[FLIGHT];
                 bool there[FLIGHT];
                 TL_UNROLL_FOR (int i = 0; i < FLIGHT; i++) {
-                    there[i] = r + i * a.lanes < end;
-                    y[i] = there[i] ? x[offset_of<REDUCED>(a.reduced, (uint32_t)(r + i * a.lanes))] : 0.0f;
+                    there[i] = r + i * a.lanes < n;
+                    y[i] = x[offset_of<REDUCED>(a.reduced, begin + (uint32_t)min(r + i * a.lanes, n - 1))];
                 }
                 take_all<KIND>(y, there, &v, &e, &zeros, m, a.rule);
             }
         } else {
-            const double *const from = a.from + result * a.length;
+            const double *const from = a.from + result * a.length + begin;
             const int64_t plane = PLANES > 1 ? a.results * a.length : 0;
-#pragma unroll 4
-            for (int64_t r = begin + lane; r < end; r += a.lanes)
-                tl_fold_join(KIND, &v, &e, &zeros, from[r], from[plane + r], from[2 * plane + r]);
+            constexpr int N = PLANES > 1 ? FLIGHT / 2 : FLIGHT;
+            for (int r = lane; r < n; r += N * a.lanes) {
+                double w[PLANES][N];
+                TL_UNROLL_FOR (int i = 0; i < N; i++)
+                    TL_UNROLL_FOR (int p = 0; p < PLANES; p++)
+                        w[p][i] = from[p * plane + min(r + i * a.lanes, n - 1)];
+                TL_UNROLL_FOR (int i = 0; i < N; i++)
+                    if (r + i * a.lanes < n)
+                        tl_fold_join(KIND, &v, &e, &zeros, w[0][i], w[PLANES / 2][i], w[PLANES - 1][i]);
+            }
         }
     }
     for (int half = a.lanes / 2; half > 0; half /= 2) {
@@ -285,12 +295,12 @@ __global__ void __launch_bounds__(THREADS, 3) rows_kernel(Rows a)
     const int team = (int)threadIdx.x / LANES, lane = (int)threadIdx.x % LANES, segment = team % a.room;
     const int64_t row = (int64_t)blockIdx.x * (ROW_SEGMENTS / a.room) + team / a.room;
     const int n = row < a.rows ? min(a.length - segment * TL_FOLD_SEGMENT, (int)TL_FOLD_SEGMENT) : 0;
-    const float *const x = a.x + row * a.length + segment * TL_FOLD_SEGMENT;
+    const float *const x = n > 0 ? a.x + row * a.length + segment * TL_FOLD_SEGMENT : a.x;
     float y[PER_LANE];
     bool there[PER_LANE];
     TL_UNROLL_FOR (int i = 0; i < PER_LANE; i++) {
         there[i] = lane + i * LANES < n;
-        y[i] = there[i] ? x[lane + i * LANES] : 0.0f;
+        y[i] = x[max(min(lane + i * LANES, n - 1), 0)];
     }
     double m = 0.0;
     if constexpr (KIND != CENTRE) {
@@ -386,22 +396,28 @@ struct Spread {
     tl_fold_rule rule;
 };
 
-template <tl_fold_kind KIND> __global__ void __launch_bounds__(THREADS) spread_kernel(Spread a)
+template <tl_fold_kind KIND> __global__ void __launch_bounds__(THREADS, RESIDENT) spread_kernel(Spread a)
 {
     const double *__restrict__ c = a.coefficients;
+    const int64_t first = (int64_t)blockIdx.x * (GROUPS * THREADS) + threadIdx.x;
+    float x[GROUPS];
+    tl_folded at[GROUPS];
+    TL_UNROLL_FOR (int group = 0; group < GROUPS; group++)
+        x[group] = a.x[min(first + group * THREADS, a.n - 1)];
     TL_UNROLL_FOR (int group = 0; group < GROUPS; group++) {
-        const int64_t i = ((int64_t)blockIdx.x * GROUPS + group) * THREADS + threadIdx.x;
-        if (i >= a.n) return;
-        uint32_t result, place;
-        a.inner.divmod((uint32_t)i, &result);
-        uint32_t size = a.inner.divisor;
+        const uint32_t i = (uint32_t)min(first + group * THREADS, a.n - 1);
+        uint32_t result, place, size = a.inner.divisor;
+        a.inner.divmod(i, &result);
         for (int32_t k = 0; k < a.kept; k++) {
-            a.size[k].divmod(a.stride[k].div((uint32_t)i), &place);
+            a.size[k].divmod(a.stride[k].div(i), &place);
             result += place * size;
             size *= a.size[k].divisor;
         }
-        const tl_folded at = {c[result], c[a.results + result], c[2 * a.results + result]};
-        a.gx[i] = tl_fold_slope(KIND, a.x[i], at, a.rule);
+        at[group] = {c[result], c[a.results + result], c[2 * a.results + result]};
+    }
+    TL_UNROLL_FOR (int group = 0; group < GROUPS; group++) {
+        const int64_t i = first + group * THREADS;
+        if (i < a.n) a.gx[i] = tl_fold_slope(KIND, x[group], at[group], a.rule);
     }
 }
 
