@@ -156,7 +156,7 @@ F.scaled_dot_product_attention | s.scaled_dot_product_attention | attn_mask is m
 heads are grouped without enable_gqa; a row that is blocked entirely gives zeros
 nn.MultiheadAttention | nn.MultiHeadAttention, s.multi_head_attention | self-attention; embed_dim is width, num_heads is heads; \
 no biases unless said; four weights, inputs first
-nn.TransformerEncoderLayer | nn.TransformerBlock | norm_first=True; takes d_model·ratio in place of dim_feedforward
+nn.TransformerEncoderLayer | nn.TransformerBlock | norm_first=True; no dropout in the perceptron; 4·width wide there
 nn.TransformerDecoderLayer, nn.Transformer | – | use `s.scaled_dot_product_attention` in a layer of your own
 """,
     "Losses": """
