@@ -8,7 +8,8 @@
  *
  * x·σ(x) and its gelu form are x/2 plus a positive x² term, for subnormal x too small for any fixed precision next to a tie
  * x/2: below 2^-60 the sum is taken as "a little above x/2" (tl_sticky); so is elu for x < 0, which is α·x plus such a
- * term. Values that are sums and products of few float32 (marked algebraic) are exact in quad or farther than 2^-75 from a midpoint, so that the quad value decides, ties included. */
+ * term. Values that are sums and products of few float32 (marked algebraic) are exact in quad or farther than 2^-75 from a
+ * midpoint, so that the quad value decides, ties included. */
 #pragma once
 
 #include <math.h>
