@@ -3616,11 +3616,11 @@ def amin(x: Buffer, dims: Sequence[int], axes: int, *, out: Buffer | None = None
 
     out[kept] = min over the reduced axes of x
 
-    Shapes: x (*dims), out (*dims without the axes).
+    Shapes: x (*dims), out (*dims without the axes), as for amax.
 
     Special values: a NaN among the elements makes the minimum NaN; -0 is below +0.
 
-    Errors: ARGUMENT if axes >= 2^rank(dims), SHAPE if a reduced axis is empty.
+    Errors: as for amax.
 
     Signature: x[*dims] -> out[*keep(dims, axes)]
 
@@ -5463,11 +5463,9 @@ def argmin(x: Buffer, outer: int, n: int, inner: int, *, out: IndexBuffer | None
 
     out[o, c] = min{i : x[o, i, c] = min_j x[o, j, c]}
 
-    Shapes: x (outer, n, inner), out (outer, inner) in an index buffer.
+    Shapes: x (outer, n, inner), out (outer, inner), as for argmax.
 
-    Special values: the first NaN wins; zeros of both signs are equal.
-
-    Errors: SHAPE if n = 0.
+    Special values and errors: as for argmax.
 
     Signature: x[outer, n, inner] -> out: index[outer, inner]
 
