@@ -212,7 +212,8 @@ def test_a_list_of_layers(s: Session) -> None:
     assert list(layers) == [a, b, c] and len(layers) == 3 and layers[-1] is c and repr(a) in repr(layers)
     assert [n for n, _ in layers.named_parameters()] == [f"{i}.{n}" for i in range(3) for n in ("weight", "bias")]
     assert_raises_regex(errors.ArgumentTypeError, "ModuleList: layer 3: got", layers.append, s.relu)
-    pytest.raises(NotImplementedError, layers, s.zeros((1, 2)))
+    with pytest.raises(NotImplementedError):
+        layers(s.zeros((1, 2)))
 
 
 def test_a_state_is_not_read_or_set_in_a_captured_step(s: Session) -> None:
