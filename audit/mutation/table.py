@@ -199,7 +199,7 @@ DEFECTS = [
         ("if (j->other) TL_WRITE(j->stream, j->other + first, n, -tl_mse_grad(a[i], b[i], s));",
          "if (j->other) TL_WRITE(j->stream, j->other + first, n, tl_mse_grad(a[i], b[i], s));",
          "the target's gradient has the wrong sign", "mse_loss"),
-        ("tl_loss_slope_of(g[0], mean ? n : 1)", "tl_loss_slope_of(g[0], n)", "a sum's gradient is the mean's", "bce_with_logits"),
+        ("tl_loss_slope_of(g[0], mean ? n : 1)", "tl_loss_slope_of(g[0], mean ? 1 : n)", "a sum's gradient is the mean's", "bce_with_logits"),
     ]),
     *defects("native/src/cpu/loss.c", tests="tests/kernels tests/runtime/test_device.py", rows=[
         ("    out[0] = mean ? tl_per_count(sum, n) : sum;\n    tl_pool_free(ctx, scratch);\n",
