@@ -54,6 +54,11 @@ def _run_driver(
     return {**document, "status": done.returncode, "stderr": done.stderr}
 
 
+def said_of(got: Mapping[str, Any]) -> str:
+    """What a process said, or how it ended where damaged memory let it say nothing."""
+    return shorten(got["stderr"]) or f"the process ended with status {got['status']} and said nothing"
+
+
 def shorten(text: str) -> str:
     """The beginning of a text, where the first failure is, and its end."""
     return text if len(text) <= 4000 else f"{text[:2500]}\n[...]\n{text[-1500:]}"
@@ -92,7 +97,7 @@ def calls(
             slowest = max(slowest, got.get("slowest", slowest), key=lambda s: s["seconds"])
             if got["status"]:
                 again = f"fuzz_abi --seed {seed} --from {start} --calls {per} {' '.join(extra)}"
-                total["failures"].append({"status": got["status"], "again": again, "said": shorten(got["stderr"])})
+                total["failures"].append({"status": got["status"], "again": again, "said": said_of(got)})
         progress.advance(float(per * threads), "hostile calls")
 
     start = time.monotonic()

@@ -6,6 +6,7 @@ from codegen.kernel_headers import cpu_kernels_header, cpu_kernels_source, famil
 from codegen.operations import methods_module, operations_module
 from codegen.ops_header import abi_hash_header, ops_header
 from codegen.python_functions import python_module
+from codegen.pytorch_names import pytorch_page
 from tlspec import registry
 
 #: the folder that holds generated files alone
@@ -18,7 +19,7 @@ def generated_files() -> dict[str, str]:
            f"{GENERATED}/cpu_kernels.h": cpu_kernels_header(), f"{GENERATED}/cpu_kernels.c": cpu_kernels_source(),
            "tlrt/kernels.py": python_module(), "tlrt/_operations/forwarding.py": operations_module(),
            "tlrt/_operations/methods.py": methods_module(),
-           "tlspec/boundaries.py": boundaries_module()}  # fmt: skip
+           "tlspec/boundaries.py": boundaries_module(), "docs/pytorch.md": pytorch_page()}  # fmt: skip
     for family in registry.families():
         out[f"{GENERATED}/{family}.h"] = family_header(family)
         out[f"{GENERATED}/{family}_entry_points.c"] = entry_points_source(family)

@@ -74,6 +74,8 @@ __all__ = [
     "axpy",
     "batchnorm_channel_first",
     "batchnorm_channel_first_bwd",
+    "bce_with_logits",
+    "bce_with_logits_bwd",
     "bernoulli_mask",
     "bmm",
     "bmm_bwd",
@@ -3620,11 +3622,11 @@ def amin(x: Buffer, dims: Sequence[int], axes: int, *, out: Buffer | None = None
 
     out[kept] = min over the reduced axes of x
 
-    Shapes: x (*dims), out (*dims without the axes).
+    Shapes: x (*dims), out (*dims without the axes), as for amax.
 
     Special values: a NaN among the elements makes the minimum NaN; -0 is below +0.
 
-    Errors: ARGUMENT if axes >= 2^rank(dims), SHAPE if a reduced axis is empty.
+    Errors: as for amax.
 
     Signature: x[*dims] -> out[*keep(dims, axes)]
 
@@ -5467,11 +5469,9 @@ def argmin(x: Buffer, outer: int, n: int, inner: int, *, out: IndexBuffer | None
 
     out[o, c] = min{i : x[o, i, c] = min_j x[o, j, c]}
 
-    Shapes: x (outer, n, inner), out (outer, inner) in an index buffer.
+    Shapes: x (outer, n, inner), out (outer, inner), as for argmax.
 
-    Special values: the first NaN wins; zeros of both signs are equal.
-
-    Errors: SHAPE if n = 0.
+    Special values and errors: as for argmax.
 
     Signature: x[outer, n, inner] -> out: index[outer, inner]
 
@@ -6464,6 +6464,86 @@ def mse_loss_bwd(
             raise
         raise _refusal(mse_loss_bwd, error, locals()) from None
     return _again(status, mse_loss_bwd, locals())
+
+
+def bce_with_logits(x: Buffer, target: Buffer, n: int, mean: int = 1, *, out: Buffer | None = None) -> Buffer:
+    """Mean or sum of the binary cross-entropies of targets and the probabilities whose logits are given.
+
+    out[0] = Σ_i (max(x[i], 0) - x[i]·target[i] + ln(1 + e^-|x[i]|)), divided by n where mean is 1
+
+    Shapes: x (n), target (n), out (1). Any shape is read as its n elements.
+
+    Special values: IEEE 754 as the formula gives; a sum beyond the float32 range makes the mean infinite. n = 0 gives the mean
+    NaN and the sum 0.
+
+    Errors: ARGUMENT unless mean is 0 or 1.
+
+    Signature: x[n], target[n] -> out[1]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless 0 or 1 (mean).
+
+    Source: torch.nn.functional.binary_cross_entropy_with_logits; native/src/formula/sum_tree.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_bce_with_logits
+        status = call(x._handle, target._handle, _index(n), _index(mean), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(bce_with_logits, error, locals(), {"mean": "parameter"}) from None
+    if status:
+        return _again(status, bce_with_logits, locals())
+    _give(slot)
+    return out
+
+
+def bce_with_logits_bwd(
+    x: Buffer,
+    target: Buffer,
+    g: Buffer,
+    n: int,
+    mean: int = 1,
+    *,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of bce_with_logits.
+
+    gx[i] = (σ(x[i]) - target[i])·c, gtarget[i] = -x[i]·c, c = g[0]/n where mean is 1, else g[0].
+
+    Signature: x[n], target[n], g[1] -> gx?[n], gtarget?[n]
+
+    Returns (gx, gtarget). `want` says which to compute, all by default; the others are None. `out` may hold a
+    buffer for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless 0 or 1 (mean).
+
+    Source: torch.nn.functional.binary_cross_entropy_with_logits; native/src/formula/sum_tree.h
+    """
+    places, given, undo = _slots("bce_with_logits_bwd", ("gx", "gtarget"), want, out)
+    try:
+        call = x._device._calls.buffer_bce_with_logits_bwd
+        status = call(x._handle, target._handle, g._handle, _index(n), _index(mean), *places)
+        if not status:
+            return _results(places, given, x._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(bce_with_logits_bwd, error, locals(), {"mean": "parameter"}) from None
+    return _again(status, bce_with_logits_bwd, locals())
 
 
 def cross_entropy(logits: Buffer, labels: npt.ArrayLike, cols: int, *, out: Buffer | None = None) -> Buffer:

@@ -25,7 +25,8 @@ class Parameter(Arithmetic):
 
     In arithmetic it acts as its leaf on the tape, ``session.use(parameter)``; see :class:`tlrt.tensor.Arithmetic`."""
 
-    __slots__ = ("__weakref__", "_host", "_mirror", "_requires_grad", "_version", "_writes", "name", "session", "shape")
+    __slots__ = ("__weakref__", "_host", "_mirror", "_requires_grad", "_version", "_writes", "is_trainable", "name", "session",
+                 "shape")  # fmt: skip
 
     session: Any
 
@@ -34,6 +35,8 @@ class Parameter(Arithmetic):
         self.session = session
         self.name = name
         self._requires_grad = requires_grad
+        #: whether :meth:`tlrt.nn.Layer.requires_grad_` may train it: False for one made with requires_grad=False
+        self.is_trainable = True
         self._mirror: Any = None
         #: changes with every new value, so that a tape knows a value it recorded to be old
         self._version = 0
@@ -49,7 +52,7 @@ class Parameter(Arithmetic):
         device = self.session.device
         if getattr(device, "scalar", None) is not None:
             return device.convert(op, self.name, array).reshape(array.shape)
-        if op == "set" and device.name == "spec" and array.dtype == np.float64:
+        if op != "param" and device.name == "spec" and array.dtype == np.float64:
             return np.array(array, np.float64, order="C")
         return convert.float32(op, self.name, array).reshape(array.shape).copy()
 

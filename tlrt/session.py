@@ -351,6 +351,7 @@ class Session(Operations[TensorRef]):
             raise refusal(ArgumentError, "param", "name", f"{name!r}, which is taken", expected)
         wants = self.options.requires_grad_by_default if requires_grad is None else requires_grad
         made = self.parameters[name] = Parameter(self, name, value, boolean("param", "requires_grad", wants))
+        made.is_trainable = requires_grad is None or made.requires_grad
         return made
 
     def use(self, parameter: Parameter) -> TensorRef:

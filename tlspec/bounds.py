@@ -52,6 +52,8 @@ LAMBDA = 7.5
 OVERFLOW = 2.0**128 - 2.0**103
 #: in an array of bit patterns: an element whose bits are not fixed
 FREE = -1
+#: the exponent's bits of a float64
+_EXPONENT = 0x7FF << 52
 #: what a tolerance other than "not covered" is at most
 _MOST = float(np.finfo(np.float64).max)
 #: the summation tree shared by both back ends, native/src/formula/sum_tree.h
@@ -60,9 +62,12 @@ LANES, LEAF, COLUMN_CHUNK, COLUMN_CHAINS = 1024, 16384, 128, 4
 
 def spacing(r: npt.ArrayLike) -> F64:
     """Distance between neighbouring float32 at \\|r\\| (in the binade of r): 2^(⌊log2|r|⌋ - 23), at least 2^-149."""
-    a = np.abs(np.asarray(r, dtype=np.float64))
-    _, e = np.frexp(np.where(np.isfinite(a) & (a > 0), a, 2.0**-149))
-    return np.ldexp(1.0, np.clip(e - 24, -149, 104))
+    bits = np.array(r, np.float64).view(np.int64)
+    np.bitwise_and(bits, _EXPONENT, out=bits)  # those of 2^⌊log2|r|⌋
+    np.multiply(bits, bits != _EXPONENT, out=bits)  # infinities and NaN have the least spacing
+    np.clip(bits, (1023 - 126) << 52, (1023 + 127) << 52, out=bits)
+    np.subtract(bits, 23 << 52, out=bits)
+    return bits.view(np.float64)[()]
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,15 @@ the reference computes in IEEE arithmetic; elsewhere zeros are equal, because th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from tlspec.bounds import FREE, OVERFLOW, spacing
+from tlspec.bounds import F64, FREE, OVERFLOW, spacing
 from tlspec.cases import Case, Expected
+
+#: elements that are compared at a time: what a core's cache holds
+BLOCK = 2**14
 
 
 @dataclass(frozen=True)
@@ -63,44 +67,100 @@ def compare(
         return Comparison(False, np.inf, np.inf, max(ref.size, 1), ref.size, note=f"got {note}")
     if ref.size == 0:
         return Comparison(True, 0.0, 0.0, 0, 0)
-    double = got.dtype == np.float64
+    flat = [np.reshape(a, -1) for a in (got, ref, tol)]
+    patterns = None if bits is None else np.reshape(bits, -1)
+    share = ulps = 0.0
+    worst, rank, bad = 0, -1.0, 0
     with np.errstate(all="ignore"):
-        nearest = ref.astype(got.dtype)
-        y = got.astype(np.float64, copy=False)
-        equal = got == nearest
-        if signed_zeros:
-            equal &= (got != 0) | (tol > 0) | (np.signbit(got) == np.signbit(nearest))
-        nan = np.isnan(ref)
-        equal |= nan & np.isnan(got)
-        # the error of an infinite result of a finite reference is the distance to the overflow threshold
-        threshold = np.inf if double else OVERFLOW
-        error = np.abs(np.where(np.isinf(y) & np.isfinite(ref), np.copysign(threshold, y), y) - ref)
-        finite = np.isfinite(ref)
-        error = np.where(equal & ~finite, 0.0, error)
-        if not double:  # a reference that rounds to infinity is met by infinity exactly
-            error = np.where(equal & np.isinf(got), 0.0, error)
-        within = finite & (error <= tol) & (tol > 0)
-        free = np.isposinf(tol)
-        good = equal | within | free
-        if bits is not None:
-            good &= (bits == FREE) | (np.ascontiguousarray(got).view(np.uint32) == bits)
-        share = np.where(tol > 0, error / tol, np.where(good, 0.0, np.inf))
-        share = np.where(free, 0.0, share)
-        share = np.where(good, np.fmin(share, 1.0), np.where(np.isnan(share), np.inf, np.fmax(share, 1.0)))
-        unit = np.spacing(np.abs(ref)) if double else spacing(ref)
-        ulps = np.where(finite & np.isfinite(error), error / unit, np.where(good, 0.0, np.inf))
-        ulps = np.where(free, 0.0, ulps)
-    bad = int(ref.size - np.count_nonzero(good))
-    rank = np.where(good, share, np.where(np.isfinite(share), share, np.inf))
-    worst = int(np.argmax(rank if not bad else np.where(good, -1.0, rank)))
+        for start in range(0, ref.size, BLOCK):
+            y, r, t = (a[start : start + BLOCK] for a in flat)
+            fixed = None if patterns is None else patterns[start : start + BLOCK]
+            found = _near(y, r, t, signed_zeros, fixed) or _judge(y, r, t, signed_zeros, fixed)
+            if (found.violations and not bad) or found.rank > rank:  # that of a wrong element is 1 or more
+                worst, rank = start + found.at, found.rank
+            bad, share, ulps = bad + found.violations, max(share, found.share), max(ulps, found.ulp)
     index = tuple(int(i) for i in np.unravel_index(worst, ref.shape))
     note = ""
     if bad and bits is not None and bits[index] != FREE:
         note = f"bits {int(got[index].view(np.uint32)):#010x}, expected {int(bits[index]):#010x}"
     return Comparison(
-        ok=bad == 0, share=float(share.max()), ulp=float(ulps.max()), violations=bad, count=int(ref.size), index=index,
-        got=float(y[index]), expected=float(ref[index]), tolerance=float(tol[index]), note=note,
+        ok=bad == 0, share=share, ulp=ulps, violations=bad, count=int(ref.size), index=index,
+        got=float(got[index]), expected=float(ref[index]), tolerance=float(tol[index]), note=note,
     )  # fmt: skip
+
+
+class _Found(NamedTuple):
+    """What a block of elements has: the worst share and error, and where the worst element lies, a wrong one if there is one."""
+
+    share: float
+    ulp: float
+    violations: int
+    at: int
+    rank: float
+
+
+def _near(got: np.ndarray, ref: F64, tol: F64, signed_zeros: bool, bits: np.ndarray | None) -> _Found | None:
+    """The outcome of a block whose elements are all finite and all exact or all within a tolerance, in few passes; else None."""
+    if bits is not None and not np.all((bits == FREE) | (bits == got.view(np.uint32))):
+        return None
+    error = got - ref
+    error = np.abs(error, out=error)
+    if not error.max() < np.inf:
+        return None
+    most = tol.max()
+    if most == 0:
+        nearest = ref.astype(got.dtype)
+        kind = np.uint64 if got.dtype == np.float64 else np.uint32
+        if not np.array_equal(*((nearest.view(kind), got.view(kind)) if signed_zeros else (nearest, got))):
+            return None
+        at, share = 0, 0.0
+    elif tol.min() > 0 and most < np.inf:
+        shares = error / tol
+        at = int(np.argmax(shares))
+        share = float(shares[at])
+        if share > 1:
+            return None
+    else:
+        return None
+    ulp = float((error / _unit(got, ref)).max()) if error.any() else 0.0
+    return _Found(share, ulp, 0, at, share)
+
+
+def _judge(got: np.ndarray, ref: F64, tol: F64, signed_zeros: bool, bits: np.ndarray | None) -> _Found:
+    """The outcome of any block."""
+    double = got.dtype == np.float64
+    nearest = ref.astype(got.dtype)
+    y = got.astype(np.float64, copy=False)
+    equal = got == nearest
+    if signed_zeros:
+        equal &= (got != 0) | (tol > 0) | (np.signbit(got) == np.signbit(nearest))
+    equal |= np.isnan(ref) & np.isnan(got)
+    # the error of an infinite result of a finite reference is the distance to the overflow threshold
+    threshold = np.inf if double else OVERFLOW
+    error = np.abs(np.where(np.isinf(y) & np.isfinite(ref), np.copysign(threshold, y), y) - ref)
+    finite = np.isfinite(ref)
+    error = np.where(equal & ~finite, 0.0, error)
+    if not double:  # a reference that rounds to infinity is met by infinity exactly
+        error = np.where(equal & np.isinf(got), 0.0, error)
+    within = finite & (error <= tol) & (tol > 0)
+    free = np.isposinf(tol)
+    good = equal | within | free
+    if bits is not None:
+        good &= (bits == FREE) | (np.ascontiguousarray(got).view(np.uint32) == bits)
+    share = np.where(tol > 0, error / tol, np.where(good, 0.0, np.inf))
+    share = np.where(free, 0.0, share)
+    share = np.where(good, np.fmin(share, 1.0), np.where(np.isnan(share), np.inf, np.fmax(share, 1.0)))
+    ulps = np.where(finite & np.isfinite(error), error / _unit(got, ref), np.where(good, 0.0, np.inf))
+    ulps = np.where(free, 0.0, ulps)
+    bad = int(ref.size - np.count_nonzero(good))
+    rank = share if not bad else np.where(good, -1.0, share)
+    at = int(np.argmax(rank))
+    return _Found(float(share.max()), float(ulps.max()), bad, at, float(rank[at]))
+
+
+def _unit(got: np.ndarray, ref: F64) -> F64:
+    """The distance between neighbouring numbers of the result's type at the reference."""
+    return np.spacing(np.abs(ref)) if got.dtype == np.float64 else spacing(ref)
 
 
 def compare_outputs(expected: Expected, outs: Sequence[np.ndarray | None]) -> list[Comparison | None]:

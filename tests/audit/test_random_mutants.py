@@ -19,7 +19,7 @@ from audit.mutation.random_run import RandomCampaign
 from audit.mutation.suite import Turn, run_limited
 from audit.scratch import Scratch, scratch
 from tests import ROOT
-from tlrt import Parameter, Session, Tape, TensorRef, capture
+from tlrt import Parameter, Session, Tape, TensorRef, capture, nn
 from tlrt.optim import ExponentialMovingAverage, Optimizer
 from tlrt.tensor import CapturedTensor
 
@@ -111,7 +111,7 @@ def test_declarations_have_no_behaviour_and_are_defined_by_what_is_used() -> Non
     done = "def f(x):\n    return x"
     assert behaviour(done.replace("return x", "pass")) != behaviour(done)
     optimizers = [c for c in Optimizer.__subclasses__() if c is not ExponentialMovingAverage]  # which has no step
-    used = [Tape, Session, TensorRef, CapturedTensor, Parameter, capture.Input, *optimizers]
+    used = [Tape, Session, TensorRef, CapturedTensor, Parameter, capture.Input, nn.LSTM, nn.GRU, *optimizers]
     for file in random_mutants.sources("python"):
         for node in ast.walk(ast.parse("".join(read_lines(file)))):
             for f in node.body if isinstance(node, ast.ClassDef) else ():
@@ -268,11 +268,15 @@ def test_a_loop_that_goes_on_at_its_end_does_so_anyway():
         "t /= g->taps[d];",
         "b = rest;",
     }
-    tree = random_mutants.read_lines("native/src/cpu/pool.c")
-    for line, ends in (("own, end, &b);", True), ("row = row * v->o[i] + at[i];", False)):
+    for file, line, ends in (
+        ("cpu/pool.c", "own, end, &b);", True),
+        ("cpu/pool.c", "row = row * v->o[i] + at[i];", False),
+        ("cuda/conv/mma_weights.cu", "tl_split_dekker(x[i], ah[i], al[i]);", True),
+    ):
+        tree = random_mutants.read_lines(f"native/src/{file}")
         number = next(i for i, text in enumerate(tree, 1) if text.strip() == line)
         after = tree[number - 1].replace(";", "; continue;")
-        mutant = random_mutants.Mutant("c", "native/src/cpu/pool.c", number, 1, tree[number - 1], after)
+        mutant = random_mutants.Mutant("c", f"native/src/{file}", number, 1, tree[number - 1], after)
         assert random_mutants.ends_its_loop(mutant) is ends
 
 

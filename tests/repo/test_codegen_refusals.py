@@ -41,7 +41,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the generator reads and writes."""
     root = tmp_path_factory.mktemp("copy")
     ignored = shutil.ignore_patterns("__pycache__", "build")
-    for folder in ("tlspec", "codegen", "native"):
+    for folder in ("tlspec", "codegen", "native", "docs"):
         shutil.copytree(ROOT / folder, root / folder, ignore=ignored)
     (root / "tlrt").mkdir()
     shutil.copy(ROOT / "tlrt/kernels.py", root / "tlrt")

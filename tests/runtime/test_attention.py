@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from audit.models import llama
 from tests.runtime.operation_calls import attend
 from tlrt import Session, Tape, nn
 from tlrt.errors import ArgumentError, ShapeError
@@ -119,6 +120,60 @@ def test_generation_with_a_cache_equals_the_full_pass() -> None:
         assert len(cache) == 11
         cache.clear()
         assert len(cache) == 0
+
+
+OPTIONS: dict[str, Any] = {"causal": True, "kv_heads": 2, "rotary": 1e4, "activation": "swiglu", "dim_feedforward": 20}
+
+
+@pytest.mark.parametrize("how", [{"norm": "rms", "bias": False}, {"bias": True, "window": 4, "activation": "relu"}])
+def test_blocks_give_with_caches_what_they_give_of_all_positions(how: dict[str, Any]) -> None:
+    """In float64, where another order of additions is no difference that one could mistake for a wrong position."""
+    x = operands((2, 9, 24))[0]
+    with Session("spec", seed=4) as s, s.no_grad():
+        blocks = [nn.TransformerBlock(s, 24, 6, name=f"b{i}", **{**OPTIONS, **how}) for i in range(2)]
+        caches, parts, whole = [nn.KeyValueCache(s) for _ in blocks], [], s.const(x)
+        for block in blocks:
+            whole = block(whole)
+        for first, end in ((0, 3), *((t, t + 1) for t in range(3, 9))):
+            y = s.const(x[:, first:end])
+            for block, cache in zip(blocks, caches, strict=True):
+                y = block(y, cache=cache)
+            parts.append(y.numpy())
+        assert [len(cache) for cache in caches] == [9, 9]
+        np.testing.assert_allclose(np.concatenate(parts, axis=1), whole.numpy(), rtol=0, atol=100 * 2.0**-53 * 24)
+
+
+def test_a_block_with_llamas_options_is_llamas_block() -> None:
+    size = llama.Size(11, 24, 6, 2, 1, 20, 1, 5)
+    with Session("spec", seed=4) as s:
+        theirs = llama.Block(s, size, "theirs")
+        ours = nn.TransformerBlock(s, 24, 6, name="ours", norm="rms", eps=1e-6, bias=False, **OPTIONS)
+        attention, given = ours.attention, theirs.self_attn
+        for p, q in zip((attention.query, attention.key, attention.value, attention.out),
+                        (given.q_proj, given.k_proj, given.v_proj, given.o_proj), strict=True):  # fmt: skip
+            p.set(q.weight.value.T)
+        for part in ("gate", "up", "down"):
+            getattr(ours, part).weight.set(getattr(theirs, f"{part}_proj").weight.value)
+        x = s.const(operands((2, 5, 24))[0])
+        np.testing.assert_allclose(ours(x).numpy(), theirs(x).numpy(), rtol=0, atol=100 * 2.0**-53 * 24)
+        assert size.base == OPTIONS["rotary"]
+
+
+def test_attention_drops_weights_in_training_alone() -> None:
+    with Session("cpu", seed=5) as s:
+        block = nn.TransformerBlock(s, 8, 2, name="b", attention_dropout=0.5)
+        plain = nn.TransformerBlock(s, 8, 2, name="plain")
+        for p, q in zip(plain.parameters(), block.parameters(), strict=True):
+            p.set(q.value)
+        x, before = s.const(operands((2, 5, 8))[0]), s.counter
+        assert block(x).numpy().tobytes() == plain(x).numpy().tobytes() and s.counter == before
+        trained = block(x, training=True).numpy()
+        assert s.counter == before + 1 and (trained != block(x).numpy()).any()
+    with (
+        Session("cpu") as s,
+        pytest.raises(ArgumentError, match=r"TransformerBlock: norm: got 'batch', expected 'layer' or"),
+    ):
+        nn.TransformerBlock(s, 8, 2, name="b", norm="batch")
 
 
 @pytest.mark.parametrize(

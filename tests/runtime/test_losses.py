@@ -34,6 +34,8 @@ def test_ignored_labels_of_a_captured_step_are_read_anew() -> None:
             again = step(labels).item()
             assert again == loss_of(np.array(labels)).item() and np.isfinite(again)
         assert np.isnan(step([3, 3]).item())
+        below = s.capture(lambda y: s.cross_entropy(s.use(x), y, ignore_index=-100), [0, 1])
+        assert_raises_regex(errors.IndexOutOfRangeError, "every label below cols", below, [0, 3])
         assert_raises_regex(errors.ArgumentError, "ignore_index: got 1", s.capture,
             lambda y: s.cross_entropy(s.use(x), y, ignore_index=1), [0, 1])  # fmt: skip
 
@@ -83,3 +85,14 @@ def test_zeros_of_a_divergence() -> None:
             s.const([1e30, -1e30, 200.0]), s.const([1.0, 0.0, 0.0]), reduction="none"
         )
         assert far.numpy().tolist() == [0.0, 0.0, 200.0]
+
+
+def test_binary_cross_entropy_of_saturated_logits() -> None:
+    """Small losses and gradients are not differences of large numbers."""
+    with Session("cpu") as s:
+        x, tail = s.param([40.0, -40.0, 1e30], "x"), np.exp(-40.0)
+        loss = s.binary_cross_entropy_with_logits(x, s.const([1.0, 0.0, 1.0]), reduction="sum")
+        s.backward(loss)
+        np.testing.assert_array_max_ulp(np.float32(loss.item()), np.float32(2 * tail), 3)
+        np.testing.assert_array_max_ulp(x.grad.numpy(), np.array([-tail, tail, 0], np.float32), 1)
+        assert s.binary_cross_entropy_with_logits(s.zeros(0), s.zeros(0), reduction="sum").item() == 0

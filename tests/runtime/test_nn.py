@@ -12,6 +12,16 @@ from tlrt import Session, errors, nn
 DEVICES = ["spec", "cpu"] + (["cuda"] if len(tlrt.devices()) > 1 else [])
 U64 = 2.0**-53
 
+#: options of a block of the Llama family
+LLAMA = {
+    "norm": "rms",
+    "activation": "swiglu",
+    "bias": False,
+    "kv_heads": 2,
+    "rotary": 10.0,
+    "ratio": 1,
+    "causal": True,
+}
 
 #: name -> (the layer, the shape of its input)
 LAYERS = {
@@ -40,6 +50,7 @@ LAYERS = {
     "attention": (lambda s: nn.MultiHeadAttention(s, 8, 2, name="l", causal=True), (2, 5, 8)),
     "attention composed": (lambda s: nn.MultiHeadAttention(s, 8, 2, name="l", use_flash=False), (5, 8)),
     "transformer block": (lambda s: nn.TransformerBlock(s, 8, 2, name="l", dropout=0.25, causal=True), (2, 5, 8)),
+    "transformer block of Llama": (lambda s: nn.TransformerBlock(s, 8, 4, name="l", **LLAMA), (1, 3, 8)),
     "selective scan": (lambda s: nn.SelectiveScan(s, 6, 4, name="l"), (5, 2, 6)),
     "mamba": (lambda s: nn.MambaBlock(s, 6, name="l", state=4), (2, 7, 6)),
     "mamba of one sequence": (lambda s: nn.MambaBlock(s, 6, name="l", state=4, taps=1), (3, 6)),

@@ -74,6 +74,13 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "clip_grad_norm: parameters: got .*'w'.*, expected those of the last backward": lambda s: s.clip_grad_norm(
         1.0, s.param([1.0], "w")
     ),
+    r"^zeros: shape: got \(-1,\), expected sizes of 0 or more": lambda s: s.zeros(-1),
+    r"^full: shape: got \(2, -1\), expected sizes of 0 or more": lambda s: s.full((2, -1), 1.0),
+    r"^rand_normal: shape: got \(-1,\), expected sizes of 0 or more": lambda s: s.rand_normal(-1, 0.0, 1.0),
+    "^capture: tensor: got one of another session, expected one of this": lambda s: capture_of_another_session(s),
+    "^Sequential: layer 0: got OfItsOwn with parameters, expected a subclass of nn.Layer": lambda s: nn.Sequential(
+        OfItsOwn(s)
+    ),
     "copy: got False": lambda s: np.asarray(s.nat_vec([1]), copy=False),
     "AnyBuffer: copy: got False": lambda s: np.asarray(s.zeros(1).value, copy=False),
     r"attention: mask: got None, expected \(1, 2, 2\)": lambda s: s.attention(*(s.zeros((1, 2, 3)),) * 3, mask_mode=1),
@@ -120,6 +127,21 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
         s.cross_entropy(s.zeros((2, 3)), s.argmax(s.zeros((2, 3)), 1), ignore_index=1)
     ),
 }
+
+
+class OfItsOwn:
+    """What can be called and holds a parameter, but is no layer."""
+
+    def __init__(self, s: Any) -> None:
+        self.weight = s.param([1.0], "weight")
+
+    def __call__(self, x: Any) -> Any:
+        return x
+
+
+def capture_of_another_session(s: Any) -> Any:
+    other = Session(s.device).const([1.0])
+    return s.capture(lambda x: other, [1.0])
 
 
 def attend(s: Any, mask: Any, mode: Any = None) -> Any:

@@ -5,7 +5,7 @@ import pytest
 
 from tlspec.bounds import FREE, OVERFLOW, spacing
 from tlspec.cases import draw_case
-from tlspec.compare import Comparison, compare, reproduction, same_bits
+from tlspec.compare import BLOCK, Comparison, _judge, _near, compare, reproduction, same_bits
 
 F32_MAX = float(np.finfo(np.float32).max)
 
@@ -146,3 +146,43 @@ def test_a_reproduction_is_the_line_of_the_case_on_its_device() -> None:
     case = draw_case("add", 3, "normal", "small")
     expected = "python -m tlrt verify --ops add --seed 3 --data normal --size small --cases 1 --device cpu --threads 2"
     assert reproduction(case, "cpu", "--threads", "2") == expected
+
+
+@pytest.mark.parametrize("signed_zeros", [False, True])
+@pytest.mark.parametrize("factor", [0.0, 0.4, 0.5, 0.6, 2.0])
+def test_few_passes_judge_as_all_of_them(factor: float, signed_zeros: bool) -> None:
+    rng, short = np.random.default_rng(7), 0
+    for spoilt in (np.nan, np.inf, 0.0, -0.0, 1.0, *[None] * 20):
+        ref = rng.choice([0.0, -0.0, *rng.standard_normal(200)], 300)
+        got = ref.astype(np.float32)
+        if rng.random() < 0.5:
+            ref = got.astype(np.float64)
+        if spoilt is not None:
+            got[150] = spoilt
+        tol, bits = factor * spacing(ref), np.where(rng.random(300) < 0.5, FREE, got.view(np.uint32))
+        bits[7] ^= int(spoilt == 1.0)
+        tol[20] = (tol[20], np.inf, 0.0)[rng.integers(3)]
+        got[20] += tol[20] == np.inf
+        for fixed in (None, bits):
+            with np.errstate(all="ignore"):
+                near, judged = (f(got, ref, tol, signed_zeros, fixed) for f in (_near, _judge))
+            assert near is None or (near[:3] == judged[:3] and (factor == 0 or near == judged))
+            assert near is not None or judged.violations or factor < 0.5 or tol.max() == np.inf or tol.min() == 0
+            short += near is not None
+    assert short
+
+
+def test_worst_element_of_all_blocks() -> None:
+    ref = np.ones(3 * BLOCK + 5)
+    tol, got = ref * 2.0**-20, ref.astype(np.float32)
+    for at, error in ((2 * BLOCK + 3, -19), (BLOCK + 1, -18), (3 * BLOCK + 4, -18), (7, -21)):
+        got[at] += 2.0**error
+    c = compare(got, ref, tol)
+    assert (c.ok, c.violations, c.index, c.share, c.got) == (False, 3, (BLOCK + 1,), 4.0, 1 + 2.0**-18)
+    c = compare(np.where(got > 1 + 2.0**-21, 1, got).astype(np.float32), ref, tol)
+    assert (c.ok, c.index, c.share) == (True, (7,), 0.5)
+    bits, exact = np.full(ref.size, FREE), ref.astype(np.float32)
+    exact[3], bits[BLOCK] = 1 + 2.0**-20, 0
+    assert compare(exact, ref, tol, bits=bits).index == (
+        BLOCK,
+    )  # a wrong pattern, after an error as large as its tolerance

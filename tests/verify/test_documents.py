@@ -42,6 +42,14 @@ def test_a_measurement_is_a_line(tmp_path: Path) -> None:
     assert max(map(len, path.read_text().splitlines())) < 2000
 
 
+def test_a_list_is_cut_into_lines(tmp_path: Path) -> None:
+    path, row = tmp_path / "a.jsonl", {"points": list(range(1000)), "words": ["x" * 3000]}
+    write_document(path, {"command": "x", "row": row})
+    assert read_document(path)["row"] == row
+    cut = [line for line in path.read_text().splitlines() if "row.points" in line]
+    assert len(cut) > 2 and all(500 < len(line) < 1500 for line in cut[:-1])
+
+
 @pytest.mark.parametrize("text", ["{", '{"x": 1}', "[1]", '{"at": "rows[].x", "y": 1}'])
 def test_what_is_no_document_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"

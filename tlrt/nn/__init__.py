@@ -13,12 +13,13 @@ from tlrt.nn import init, schedules
 from tlrt.nn.attention import KeyValueCache, MultiHeadAttention, TransformerBlock
 from tlrt.nn.conv import AdaptiveAvgPool, AvgPool, Conv, ConvTranspose, MaxPool, SmoothMaxPool, Upsample
 from tlrt.nn.fno import FNOBlock1d, FNOBlock2d, SpectralConv1d, SpectralConv2d
-from tlrt.nn.layer import Dropout, Layer, Sequential
+from tlrt.nn.layer import Dropout, Layer, ModuleList, Sequential
 from tlrt.nn.linear import Embedding, LayerNorm, Linear, RMSNorm
 from tlrt.nn.mamba import MambaBlock, SelectiveScan
 from tlrt.nn.norm import BatchNorm, GroupNorm, InstanceNorm
+from tlrt.nn.recurrent import GRU, LSTM
 
 __all__ = ["AdaptiveAvgPool", "AvgPool", "BatchNorm", "Conv", "ConvTranspose", "Dropout", "Embedding", "FNOBlock1d",
-           "FNOBlock2d", "GroupNorm", "InstanceNorm", "KeyValueCache", "Layer", "LayerNorm", "Linear", "MambaBlock", "MaxPool",
-           "MultiHeadAttention", "RMSNorm", "SelectiveScan", "Sequential", "SmoothMaxPool", "SpectralConv1d",
-           "SpectralConv2d", "TransformerBlock", "Upsample", "init", "schedules"]  # fmt: skip
+           "FNOBlock2d", "GRU", "GroupNorm", "InstanceNorm", "KeyValueCache", "LSTM", "Layer", "LayerNorm", "Linear",
+           "MambaBlock", "MaxPool", "ModuleList", "MultiHeadAttention", "RMSNorm", "SelectiveScan", "Sequential",
+           "SmoothMaxPool", "SpectralConv1d", "SpectralConv2d", "TransformerBlock", "Upsample", "init", "schedules"]  # fmt: skip

@@ -1,11 +1,12 @@
 """Self-attention, what it keeps of earlier positions, and the transformer's block."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tlrt.errors import ArgumentError, refusal
 from tlrt.nn import init
 from tlrt.nn.layer import Dropout, Layer, require_sizes
-from tlrt.nn.linear import LayerNorm, Linear
+from tlrt.nn.linear import LayerNorm, Linear, RMSNorm
 from tlrt.session import Session
 from tlrt.tape import AnyBuffer
 from tlrt.tensor import TensorRef
@@ -57,22 +58,23 @@ class MultiHeadAttention(Layer):
     x (batch, n, width), or (n, width), to the same shape; NAME.query, NAME.key, NAME.value and NAME.out (width, width), inputs
     first, start Xavier uniform; with `bias` each has NAME.PART_bias, which starts at 0. With `kv_heads` NAME.key and NAME.value
     are (width, kv_heads·d), and a head of keys serves heads / kv_heads heads of queries in a row. `rotary` is the base of rotary
-    position encodings, in halves. `causal` blocks later positions exactly, `window` those that many or more away. A call with a
-    :class:`KeyValueCache` attends to the positions in it too. Without these, `use_flash` picks the fused operation or the one
-    composed from products and a softmax, equal within the bound. Raises ArgumentError unless heads divides width and kv_heads
-    heads.
+    position encodings, in halves. `causal` blocks later positions exactly, `window` those that many or more away. In training
+    weights of the softmax are dropped with probability `dropout`. A call with a :class:`KeyValueCache` attends to the positions
+    in it too. Without these, `use_flash` picks the fused operation or the one composed from products and a softmax, equal within
+    the bound. Raises ArgumentError unless heads divides width and kv_heads heads.
     Source: Vaswani et al., arXiv:1706.03762."""
 
     def __init__(
         self, session: Session, width: int, heads: int, *, name: str, causal: bool = False, use_flash: bool = True,
         weight_init: init.Initializer | None = None, kv_heads: int | None = None, bias: bool = False,
-        rotary: float | None = None, window: int | None = None,
+        rotary: float | None = None, window: int | None = None, dropout: float = 0.0,
     ) -> None:  # fmt: skip
         require_sizes(self, width=width, heads=heads)
         if heads < 1 or width % heads:
             raise refusal(ArgumentError, "MultiHeadAttention", "heads", heads, f"a divisor of {width}")
         self.session, self.heads, self.causal, self.use_flash = session, heads, causal, use_flash
         self.kv_heads, self.rotary, self.window = heads if kv_heads is None else kv_heads, rotary, window
+        self.dropout = Dropout(dropout)
         if self.kv_heads < 1 or heads % self.kv_heads:
             raise refusal(ArgumentError, "MultiHeadAttention", "kv_heads", kv_heads, f"a divisor of {heads}")
         parts, narrow = ("query", "key", "value", "out"), width // heads * self.kv_heads
@@ -85,16 +87,21 @@ class MultiHeadAttention(Layer):
             if bias
         ]
 
+    def _parts(self) -> Iterable[tuple[str, Any]]:
+        named = zip(("query_bias", "key_bias", "value_bias", "out_bias"), self.biases, strict=False)
+        return [*((name, value) for name, value in vars(self).items() if name != "biases"), *named]
+
     def __call__(self, x: TensorRef, *, training: bool = False, cache: KeyValueCache | None = None) -> TensorRef:
         s = self.session
         plain = self.kv_heads == self.heads and not self.biases and self.rotary is None and self.window is None
-        if cache is not None or not plain:
-            return self._attend(x, cache)
+        dropped = self.dropout.p if training else 0.0
+        if cache is not None or dropped or not plain:
+            return self._attend(x, cache, dropped)
         query, key, value, out = (s.use(w) for w in (self.query, self.key, self.value, self.out))
         how = {"use_flash": self.use_flash, "causal": self.causal}
         return s.multi_head_attention(x, query, key, value, out, self.heads, **how)
 
-    def _attend(self, x: TensorRef, cache: KeyValueCache | None) -> TensorRef:
+    def _attend(self, x: TensorRef, cache: KeyValueCache | None, dropout: float) -> TensorRef:
         s: Any = self.session
         shape = x.shape
         batch, n, width = (1, *shape) if len(shape) == 2 else shape
@@ -108,8 +115,8 @@ class MultiHeadAttention(Layer):
             q, k = (s.rotary(t, self.rotary, start, True) for t in (q, k))
         if cache is not None:
             k, v = cache.append(k, v)
-        limits = {"causal": self.causal, "window": self.window, "offset": "end"}
-        y = s.swap_adjacent_at_depth(s.scaled_dot_product_attention(q, k, v, **limits), 1)
+        how = {"causal": self.causal, "window": self.window, "offset": "end", "dropout": dropout}
+        y = s.swap_adjacent_at_depth(s.scaled_dot_product_attention(q, k, v, **how), 1)
         return s.reshape(self._project(s.reshape(y, (batch, n, width)), 3), shape)
 
     def _project(self, x: TensorRef, part: int) -> TensorRef:
@@ -118,30 +125,63 @@ class MultiHeadAttention(Layer):
         return s.add(y, s.use(self.biases[part])) if self.biases else y
 
 
+#: activation of a block -> the session's operation, and whether a second product gates what it gives
+_ACTIVATIONS = {"swiglu": ("silu", True), "geglu": ("gelu", True), "reglu": ("relu", True)}
+_NORMS = {"layer": LayerNorm, "rms": RMSNorm}
+
+
 class TransformerBlock(Layer):
-    """Attention and a two-layer perceptron, each normalised before and added to what came in.
+    """Attention and a perceptron, each normalised before and added to what came in.
 
-    x ← x + dropout(attention(norm1(x))); x ← x + dropout(down(gelu(up(norm2(x)))))
+    x ← x + dropout(attention(norm1(x))); x ← x + dropout(down(activation(up(norm2(x)))))
 
-    x (batch, n, width), or (n, width), to the same shape; NAME.norm1, NAME.attention, NAME.norm2, NAME.up (ratio·width outputs),
-    NAME.down. gelu is the tanh form. Errors as its layers. Source: Radford et al., Language Models are Unsupervised
-    Multitask Learners, 2019 (the normalisation before)."""
+    x (batch, n, width), or (n, width), to the same shape; NAME.norm1, NAME.attention, NAME.norm2, NAME.up (dim_feedforward
+    outputs, ratio·width unless given), NAME.down. `activation` is a function of one tensor or the name of an operation, gelu in
+    the tanh form unless given; "swiglu", "geglu" and "reglu" give down(silu(gate(x))·up(x)), and so on, with NAME.gate before
+    NAME.up. `norm` is "layer" or "rms", with its layer's eps unless given. `bias` gives all products a bias or none; unless
+    given, those of the perceptron have one and those of attention not. `attention_dropout` is the dropout of
+    :class:`MultiHeadAttention`, which takes causal, use_flash, kv_heads, rotary, window and the call's cache too. A block of
+    the Llama family has norm="rms", activation="swiglu", bias=False, a rotary base and kv_heads. Raises ArgumentError for
+    another norm; errors as its layers.
+    Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019 (the normalisation before); Shazeer,
+    arXiv:2002.05202 (gates)."""
 
     def __init__(
         self, session: Session, width: int, heads: int, *, name: str, causal: bool = False, dropout: float = 0.0,
-        ratio: int = 4, use_flash: bool = True, weight_init: init.Initializer | None = None,
+        ratio: int = 4, use_flash: bool = True, weight_init: init.Initializer | None = None, kv_heads: int | None = None,
+        rotary: float | None = None, window: int | None = None, attention_dropout: float = 0.0, bias: bool | None = None,
+        dim_feedforward: int | None = None, norm: str = "layer", eps: float | None = None,
+        activation: Callable[[TensorRef], TensorRef] | str = "gelu",
     ) -> None:  # fmt: skip
+        if norm not in _NORMS:
+            raise refusal(ArgumentError, "TransformerBlock", "norm", repr(norm), "'layer' or 'rms'")
         self.session = session
-        self.norm1 = LayerNorm(session, width, name=f"{name}.norm1")
+        kind: Any = _NORMS[norm]
+        how = {} if eps is None else {"eps": eps}
+        self.norm1 = kind(session, width, name=f"{name}.norm1", **how)
         self.attention = MultiHeadAttention(
-            session, width, heads, name=f"{name}.attention", causal=causal, use_flash=use_flash, weight_init=weight_init
+            session, width, heads, name=f"{name}.attention", causal=causal, use_flash=use_flash, weight_init=weight_init,
+            kv_heads=kv_heads, bias=bool(bias), rotary=rotary, window=window, dropout=attention_dropout,
+        )  # fmt: skip
+        self.norm2 = kind(session, width, name=f"{name}.norm2", **how)
+        inner = ratio * width if dim_feedforward is None else dim_feedforward
+        chosen, gated = (
+            _ACTIVATIONS.get(activation, (activation, False)) if isinstance(activation, str) else (activation, False)
         )
-        self.norm2 = LayerNorm(session, width, name=f"{name}.norm2")
-        self.up = Linear(session, width, ratio * width, name=f"{name}.up", weight_init=weight_init)
-        self.down = Linear(session, ratio * width, width, name=f"{name}.down", weight_init=weight_init)
+        self.activation = getattr(session, chosen) if isinstance(chosen, str) else chosen
+
+        def product(part: str, inputs: int, outputs: int) -> Linear:
+            with_bias = bias is not False
+            return Linear(session, inputs, outputs, name=f"{name}.{part}", bias=with_bias, weight_init=weight_init)
+
+        self.gate = product("gate", width, inner) if gated else None
+        self.up, self.down = product("up", width, inner), product("down", inner, width)
         self.dropout = Dropout(dropout)
 
-    def __call__(self, x: TensorRef, *, training: bool = False) -> TensorRef:
+    def __call__(self, x: TensorRef, *, training: bool = False, cache: KeyValueCache | None = None) -> TensorRef:
         s = self.session
-        x = s.add(x, self.dropout(self.attention(self.norm1(x)), training=training))
-        return s.add(x, self.dropout(self.down(s.gelu(self.up(self.norm2(x)))), training=training))
+        y = self.attention(self.norm1(x), training=training, cache=cache)
+        x = s.add(x, self.dropout(y, training=training))
+        y = self.norm2(x)
+        y = self.activation(self.up(y)) if self.gate is None else s.mul(self.activation(self.gate(y)), self.up(y))
+        return s.add(x, self.dropout(self.down(y), training=training))

@@ -164,7 +164,7 @@ class Runtime:
             if value is None or array.name not in placed:
                 continue
             now = placed[array.name] if array.host else content(placed[array.name])
-            if np.ascontiguousarray(now).tobytes() != np.ascontiguousarray(value).tobytes():
+            if not np.array_equal(_bits(now), _bits(value)):
                 raise Fault(f"input {array.name} was modified")
         for canary in canaries:
             if canary.numpy().tobytes() != CANARY.tobytes():
@@ -172,8 +172,9 @@ class Runtime:
         for spec, out in zip(case.signature.outputs, outputs, strict=False):
             if out is None or spec.host:
                 continue
-            stale = np.ascontiguousarray(out).view(np.uint32) == POISON
+            stale = _bits(out) == POISON
             if stale.any():
+                stale = stale.reshape(out.shape)
                 where = tuple(int(i) for i in np.argwhere(stale)[0])
                 raise Fault(f"{spec.name}{list(where)} was never written ({int(stale.sum())} of {out.size} elements)")
 
@@ -188,6 +189,12 @@ def content(x: Any) -> np.ndarray:
     if not isinstance(x, list):
         return np.asarray(x.numpy())
     return np.concatenate([np.zeros(0, np.float32), *(b.numpy() for b in x)])
+
+
+def _bits(x: Any) -> np.ndarray:
+    """The bit patterns of an array's elements, in one row."""
+    flat = np.asarray(x).reshape(-1)
+    return flat.view(f"u{flat.itemsize}")
 
 
 def _release(values: Sequence[Any]) -> None:

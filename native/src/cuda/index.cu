@@ -111,7 +111,10 @@ axis_indices make_axis_indices(const uint32_t *at, int64_t n, int64_t inner, int
     return {at, tl_fastdiv(inner), tl_fastdiv(k), (uint32_t)n, io > 1, ii > 1};
 }
 
-/* A thread owns one (outer, column) of the output, which holds the base, and adds its k values one after the other. */
+/* A thread owns one (outer, column) of the output, which holds the base, and adds its k values one after the other. AT_ONCE of them
+ * are on their way together; of those that meet in one element each goes on from the one before. */
+constexpr int AT_ONCE = 8;
+
 __global__ void __launch_bounds__(THREADS)
     add_columns_kernel(const float *__restrict__ values, axis_indices indices, float *out, int64_t columns)
 {
@@ -119,11 +122,26 @@ __global__ void __launch_bounds__(THREADS)
     if (t >= columns) return;
     uint32_t c;
     const uint32_t o = indices.inner.divmod((uint32_t)t, &c), inner = indices.inner.divisor, k = indices.k.divisor;
-    for (uint32_t j = 0; j < k; j++) {
-        const int64_t row = indices.by_outer ? (int64_t)o * k + j : j;
-        const uint32_t index = indices.at[indices.by_column ? row * inner + c : row];
-        if (index < indices.n)
-            out[((int64_t)o * indices.n + index) * inner + c] += values[((int64_t)o * k + j) * inner + c];
+    const int64_t step = indices.by_column ? inner : 1, above = (int64_t)o * k;
+    const uint32_t *const at = indices.at + (indices.by_outer ? above * step : 0) + (indices.by_column ? c : 0);
+    const float *const from = values + above * inner + c;
+    float *const column = out + (int64_t)o * indices.n * inner + c;
+    for (uint32_t j = 0; j < k; j += AT_ONCE) {
+        uint32_t index[AT_ONCE];
+        float v[AT_ONCE], sum[AT_ONCE];
+        TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++) {
+            index[i] = j + i < k ? at[(j + i) * step] : indices.n;
+            v[i] = j + i < k ? from[(int64_t)(j + i) * inner] : 0.0f;
+        }
+        TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++)
+            sum[i] = index[i] < indices.n ? column[(int64_t)index[i] * inner] : 0.0f;
+        TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++) {
+            TL_UNROLL_FOR (int before = 0; before < AT_ONCE; before++)
+                if (before < i && index[before] == index[i]) sum[i] = sum[before];
+            sum[i] += v[i];
+        }
+        TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++)
+            if (index[i] < indices.n) column[(int64_t)index[i] * inner] = sum[i];
     }
 }
 
@@ -139,14 +157,16 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 constexpr int64_t FEW_VALUES = 256; /* to add one after the other; also few beside n, as sorting costs memory for n */
+constexpr int64_t WHOLE_ROW = 32;   /* elements of a row that share an index: those from here on move as one */
 
 int32_t add_along(tl_context *ctx, const char *name, const float *base, const float *values, const uint32_t *indices,
                   int64_t outer, int64_t n, int64_t inner, int64_t io, int64_t k, int64_t ii, float *out)
 {
     if (k == 0 || (outer == 1 && ii == 1))
         return tl_scatter_rows(ctx, name, base, values, indices, outer * n, inner, k, out);
-    const axis_indices at = make_axis_indices(indices, n, inner, io, k, ii);
-    if (k <= FEW_VALUES || k < n / 64) {
+    const bool by_row = ii == 1 && inner >= WHOLE_ROW;
+    const axis_indices at = make_axis_indices(indices, n, by_row ? 1 : inner, io, k, ii);
+    if (!by_row && (k <= FEW_VALUES || k < n / 64)) {
         const int64_t total = outer * n * inner;
         if (base)
             TL_TRY(tl_cuda_copy(tl_context_cuda(ctx), out, base, (size_t)total * sizeof *out));
@@ -155,12 +175,12 @@ int32_t add_along(tl_context *ctx, const char *name, const float *base, const fl
         const int64_t columns = outer * inner;
         return tl_launch(ctx, name, add_columns_kernel, tl_grid(columns, THREADS), THREADS, values, at, out, columns);
     }
-    /* The values in their order, as a list: that of a column is that of its j. */
-    const int64_t count = outer * k * inner;
+    /* The values, or rows of them, in their order, as a list: that of a column is that of its j. */
+    const int64_t count = outer * k * at.inner.divisor, cols = by_row ? inner : 1;
     tl_scratch<uint32_t> places(ctx);
     TL_TRY(places.allocate(count));
     TL_TRY(tl_launch(ctx, name, find_places_kernel, tl_grid(count, THREADS), THREADS, at, (uint32_t *)places, count));
-    return tl_scatter_rows(ctx, name, base, values, places, outer * n * inner, 1, count, out);
+    return tl_scatter_rows(ctx, name, base, values, places, outer * n * inner / cols, cols, count, out);
 }
 
 /* ---- one row ----------------------------------------------------------------------------------------------------- */

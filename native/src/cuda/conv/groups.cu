@@ -29,7 +29,8 @@ struct Job {
     int32_t source_axes[AXES], target_axes[AXES], kernel[AXES], stride[AXES], dilation[AXES], padding[AXES];
     int32_t period[AXES],
         back[AXES]; /* of a spread: offsets between taps of a phase, and what one moves the source by */
-    int32_t step;   /* of line_kernel's taps: 1, or -1 where it is a spread */
+    tl_fastdiv by_stride[AXES];
+    int32_t step; /* of line_kernel's taps: 1, or -1 where it is a spread */
     uint64_t items;
     tl_fastdiv count1, count2, row, group; /* items along axes 1 and 2; rows, groups */
     tl_fastdiv lines, pairs;               /* items of a plane; pairs of channels of all groups */
@@ -116,6 +117,12 @@ template <bool SPREAD> struct Axis {
         }
         const int32_t padded = i + job.padding[d], stride = job.stride[d];
         step = job.period[d], move = -job.back[d];
+        if (job.dilation[d] == 1) {
+            uint32_t rest;
+            at = (int32_t)job.by_stride[d].divmod((uint32_t)padded, &rest);
+            first = min((int32_t)rest, job.kernel[d]);
+            return;
+        }
         first = 0;
         if (stride > 1)
             while (first < job.kernel[d] && first < step && (padded - first * job.dilation[d]) % stride != 0)
@@ -225,6 +232,7 @@ Job job_of(const tl_conv_shape &s, bool spread, int64_t groups, int64_t channels
         job.padding[d] = own ? (int32_t)s.padding[from] : 0;
         job.period[d] = own ? (int32_t)tl_conv_period(&s, from, &back) : 1;
         job.back[d] = (int32_t)back;
+        job.by_stride[d] = tl_fastdiv((uint64_t)job.stride[d]);
     }
     return job;
 }

@@ -1,0 +1,183 @@
+"""What only CUDA's kernels tell apart, from both sides: lengths at which a row leaves a warp, a block, a cluster; tiles side by
+side and one above the other; scratch of several parts; members of a batch that tensor cores do not take."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tlrt
+from tests.kernels.test_conv import sizes
+from tests.kernels.test_specification import demand
+from tlrt import kernels
+from tlrt.verify.run import Runtime
+from tlspec import registry
+from tlspec.cases import build_case, generator
+
+pytestmark = pytest.mark.cuda
+
+#: columns of two rows or more: two and three leaves in a block, clusters of both sizes, rows beyond a cluster, in quads and not
+LONG_ROWS = [{"rows": 3, "cols": n} for n in (16388, 32771, 32772, 49151, 49156, 49157, 98308, 98309, 262_148, 262_149)]
+#: of more than a chunk of rows: columns at each way in which chains are summed
+CHAINS = [
+    {"rows": 133, "cols": n}
+    for n in (61, 128, 132, 256, 511, 512, 516, 1027, 2048, 2052, 4096, 4099, 8192, 12288, 12292)
+]
+STATISTICS = [*LONG_ROWS, *CHAINS, {"rows": 530, "cols": 8200}, {"rows": 530, "cols": 12288}]
+WINDOWS = [
+    {"channels": 3, "spatial": [n, 4 * m], "kernel": [k, k], "stride": [s, s], "padding": [p, p]}
+    for k, s in ((2, 2), (3, 2), (3, 1))
+    for p in (0, 1)
+    for n, m in ((13, 5), (35, 34))
+]
+SCATTERS = [
+    (40, 130, 2000),  # rows of many hits
+    (40, 128, 300),  # few indices
+    (3000, 132, 4000),  # records
+    (3000, 131, 140_000),
+    (3000, 3, 4000),
+    (10, 3, 5000),
+    (7, 1, 5000),
+    (5000, 1, 6000),
+]
+ALONG = [
+    {"outer": 3, "n": n, "inner": inner, "k": k, "io": io, "ii": ii}
+    for n, inner, k, io in ((7, 5, 61, 3), (9, 33, 300, 1), (700, 36, 9, 3), (5, 132, 1000, 1))
+    for ii in (1, inner)
+]
+#: one merged axis reduced, two, three; segments of one level, two, three; few results and many
+FOLDS: list[dict[str, Any]] = [
+    {"dims": dims, "axes": axes}
+    for dims, axes in (
+        ([5, 4096], 2), ([5, 513], 2), ([7, 61], 2), ([9, 8192], 2), ([3, 8193], 2), ([600, 15], 2), ([300, 33], 1),
+        ([3, 700, 37], 2), ([6, 5, 7, 41], 13), ([6, 5, 257], 5), ([2, 3, 2, 3, 2, 3], 21), ([70_000], 1), ([17, 1], 2),
+    )
+]  # fmt: skip
+#: operation -> dimensions and parameters
+PATHS: dict[str, list[dict[str, Any]]] = {
+    **dict.fromkeys(("softmax", "log_softmax", "cross_entropy", "reduce_sum_axis1", "reduce_max_axis1"), LONG_ROWS),
+    "layer_norm": [{**v, "eps": 1e-5} for v in STATISTICS],
+    "rms_norm": [{**v, "eps": 1e-5} for v in (*STATISTICS, {"rows": 16_500, "cols": 513})],
+    "batchnorm_channel_first": [
+        {"channels": v["rows"], "height": 1, "width": v["cols"], "eps": 1e-5} for v in (*LONG_ROWS, *CHAINS[4:8])
+    ],
+    "reduce_max_axis0": [{"rows": n, "cols": c} for n, c in ((300, 1932), (2100, 132), (2100, 131), (70_001, 4), (5, 9))],
+    **dict.fromkeys(("amax", "amin", "prod", "logsumexp"), FOLDS),
+    "var": [{**v, "correction": 1.0, "root": i % 2} for i, v in enumerate(FOLDS)],
+    "vector_norm": [{**v, "p": p} for v in FOLDS for p in (1.0, 2.0, 3.0)],
+    "max_pool": WINDOWS,
+    "avg_pool": WINDOWS,
+    "smooth_max_pool": [{**v, "beta": b} for v, b in zip(WINDOWS, (1.5, -0.75) * len(WINDOWS), strict=False)],
+    "conv": [
+        sizes(2, (200, 200), [16, 17], [3, 3], [1, 1], [1, 1]),
+        sizes(3, (64, 390), [19, 18], [2, 3], [2, 2], [1, 0]),
+        sizes(2, (40, 70), [24, 26], [3, 3], [1, 1], [1, 1]),
+    ],
+    "conv_transpose": [sizes(2, (200, 200), [9, 10], [4, 4], [2, 2], [1, 1])],
+    "conv_transpose_grouped": [
+        {
+            "batch": 2, "groups": 5, "in_channels": 1, "out_channels": 2, "spatial": [9, 8], "kernel": [3, k], "stride": [2, 3],
+            "dilation": [1, d], "padding_low": [1, 0], "padding_high": [1, 1], "output_padding": [1, 0],
+        }
+        for k, d in ((2, 1), (5, 1), (4, 2))
+    ],
+    **dict.fromkeys(("scatter_add_axis", "take_axis"), ALONG),
+    "scatter_add_rows": [{"rows": r, "cols": c, "k": k} for r, c, k in SCATTERS],
+    "gather_rows": [{"rows": r, "cols": c, "k": k} for r, c, k in SCATTERS],
+    "scatter_add": [{"n": r, "k": k} for r, c, k in SCATTERS if c == 1],
+    "flash_attention": [
+        {"batch": b, "n": n, "d": d, "mask_mode": m, "scale": d**-0.5}
+        for b, n, d, m in (
+            (2, 512, 64, 2), (1, 513, 48, 0), (2, 70, 300, 0), (2, 70, 260, 1), (1, 600, 24, 0), (67, 65, 80, 3),
+            (2, 130, 132, 2), (3, 513, 112, 0),
+        )
+    ],
+    "selective_scan_diag": [{"seq_len": t, "state": n} for t, n in ((129, 3), (1000, 1), (300, 4097), (16_500, 33))],
+    "add": [{"*": (1 << 21) + 5}],
+    "exp": [{"*": (1 << 21) + 5}],
+}  # fmt: skip
+
+
+def given_to(name: str, values: dict[str, Any], rng: np.random.Generator) -> Iterator[tuple[str, np.ndarray | None]]:
+    """The inputs that are not drawn: those without dimensions, decaying states, labels, indices of which some are beyond the end,
+    and masks."""
+    n = values.get("rows", values.get("n", 0))
+    for array in registry.get(name).signature.inputs:
+        if "*" in values:
+            yield array.name, rng.standard_normal(values["*"]).astype(np.float32)
+        elif array.name == "A":
+            yield "A", rng.uniform(-1, 1, values["state"]).astype(np.float32)
+        elif array.name == "labels":
+            yield "labels", rng.integers(0, values["cols"], n).astype(np.uint32)
+        elif array.name == "indices":
+            shape = [values[s] for s in ("io", "k", "ii") if s in values]
+            yield "indices", rng.integers(0, n + n // 20 + 1, shape).astype(np.uint32)
+        elif array.name == "mask":
+            kept = (rng.random((values["batch"], n, n)) < 0.8).astype(np.float32)
+            yield "mask", kept if values["mask_mode"] in (1, 2) else None
+
+
+CASES = [(name, i, which) for name, of in PATHS.items() for i in range(len(of)) for which in ("forward", "vjp")]
+
+
+@pytest.mark.parametrize(("name", "i", "which"), CASES)
+def test_path(name: str, i: int, which: str) -> None:
+    """Into poisoned outputs, twice, and each gradient alone."""
+    row, values, rng = registry.get(name), PATHS[name][i], generator("path", name, i)
+    demand(row, which, [build_case(row, values, dict(given_to(name, values, rng)), rng, which=which)], Runtime("cuda"))
+
+
+@pytest.mark.operations("flash_attention")
+@pytest.mark.parametrize("unsafe", range(4))
+@pytest.mark.parametrize(("n", "d"), [(32, 16), (33, 40), (600, 64)], ids=str)
+def test_a_member_beyond_the_split(n: int, d: int, unsafe: int) -> None:
+    """One member has a value that tensor cores do not take, the others' upstream gradients are 0: what is known of members, and
+    which rows are finite, stays apart from what the passes keep. Every member has the bits that it has alone."""
+    rng = np.random.default_rng(unsafe)
+    q, k, v, g = (rng.standard_normal((4, n, d)).astype(np.float32) for _ in range(4))
+    q[unsafe, -1, 0] = 2.0**23  # k's products with it are scaled to ordinary scores
+    k[unsafe, :, 0] = 2.0**-23
+    g[np.arange(4) != unsafe] = 0
+    with tlrt.Device.new("cuda") as dev:
+
+        def results(*arrays: np.ndarray) -> list[np.ndarray]:
+            members = len(arrays[0])
+            q, k, v, g = map(dev.buffer, arrays)
+            out = kernels.flash_attention(q, k, v, members, n, d, 0, 0.25)
+            made = [dev.full(len(q), np.nan) for _ in range(3)]
+            kernels.flash_attention_bwd(q, k, v, out, g, members, n, d, 0, 0.25, out=made)
+            return [x.numpy().reshape(members, n, d) for x in (out, *made)]
+
+        whole = results(q, k, v, g)
+        for b in range(4):
+            for got, alone in zip(whole, results(*(x[b : b + 1] for x in (q, k, v, g))), strict=True):
+                assert got[b].tobytes() == alone[0].tobytes(), b
+            assert all(np.isfinite(x[b]).all() for x in whole)
+            assert all(x[b].any() == (b == unsafe) for x in whole[1:])
+
+
+@pytest.mark.operations("flash_attention")
+@pytest.mark.parametrize(("n", "d"), [(96, 2), (96, 15), (31, 64), (96, 132)], ids=str)
+def test_sizes_that_tensor_cores_do_not_take(n: int, d: int) -> None:
+    """Two scores are equal, as a product and as a number, and float32 has both exactly. Of TF32 parts the product of the lower
+    ones is lost, which makes one smaller by 2^-10."""
+    x = 1 + 2.0**-11
+    q, k, v = np.zeros((3, n, d), np.float32)
+    q[:, 0], q[:, 1], k[:, 1] = 4096 * x, 4096, -1
+    k[1, :2], k[n - 1, :2] = (x, 0), (0, x * x)
+    v[:] = np.arange(n)[:, None]
+    with tlrt.Device.new("cuda") as dev:
+        out = kernels.flash_attention(*map(dev.buffer, (q, k, v)), 1, n, d, 0, 1.0).numpy()
+    assert (out == n / 2).all()
+
+
+@pytest.mark.operations("rfft1d_packed")
+def test_more_transforms_than_plans_are_kept() -> None:
+    """A plan that has given way is made again, and a device gives back what its plans take."""
+    lengths = [2 * n for n in range(1, 40)] + [2 * n + 1 for n in range(1, 14)]
+    with tlrt.Device.new("cuda") as dev:
+        for n in lengths * 2:
+            x = np.random.default_rng(n).standard_normal((3, n)).astype(np.float32)
+            got = kernels.rfft1d_packed(dev.buffer(x), 3, n).numpy().reshape(3, -1, 2)
+            np.testing.assert_allclose(got[..., 0] + 1j * got[..., 1], np.fft.rfft(x), atol=1e-4)
