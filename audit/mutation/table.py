@@ -156,6 +156,8 @@ DEFECTS = [
          "optim"),
         ("    s.kept = (float)(1.0 - (double)lr * (double)decoupled);",
          "    s.kept = (float)(1.0 - 0.0 * (double)decoupled);", "AdamW does not decay", "optim"),
+        ("sqrtf(variance < 0.0f ? 0.0f : variance)", "sqrtf(variance)", "a variance rounded below 0 gives NaN", "optim"),
+        ("tl_sign(fmaf(s.beta1, m,", "tl_sign(fmaf(s.beta2, m,", "Lion takes the sign of another mean", "optim"),
         ("fmaf(s.momentum, after, d) : after;", "fmaf(s.momentum, v, d) : after;",
          "Nesterov looks ahead with the old velocity", "optim"),
         ("    return factor >= 1.0f ? 1.0f : factor;", "    return factor;",

@@ -1645,6 +1645,61 @@ TL_API int32_t torchlean_cuda_buffer_adamw_step(torchlean_context *context, torc
                                                 torchlean_buffer **ps_out, torchlean_buffer **ms_out,
                                                 torchlean_buffer **vs_out);
 
+/* A step of RMSprop on every tensor of a list.
+ * ps: list[count], gs: list[count], vs: list[count] -> ps_out: list[count], vs_out: list[count]
+ * ARGUMENT unless lr finite and 0 or more (lr).
+ * ARGUMENT unless weight_decay finite and 0 or more (weight_decay).
+ * ARGUMENT unless 0 <= alpha < 1 (alpha).
+ * ARGUMENT unless eps finite and 0 or more (eps). */
+TL_API int32_t torchlean_cuda_buffer_rmsprop_step(torchlean_context *context, torchlean_buffer *const *ps,
+                                                  torchlean_buffer *const *gs, torchlean_buffer *const *vs,
+                                                  uint32_t count, double lr, double alpha, double eps,
+                                                  double weight_decay, torchlean_buffer **ps_out,
+                                                  torchlean_buffer **vs_out);
+
+/* A step of RMSprop with momentum on every tensor of a list.
+ * ps: list[count], gs: list[count], vs: list[count], bs: list[count] -> ps_out: list[count], vs_out: list[count],
+ *   bs_out: list[count]
+ * ARGUMENT unless lr finite and 0 or more (lr).
+ * ARGUMENT unless weight_decay finite and 0 or more (weight_decay).
+ * ARGUMENT unless 0 <= alpha < 1 (alpha).
+ * ARGUMENT unless eps finite and 0 or more (eps).
+ * ARGUMENT unless momentum finite and 0 or more (momentum). */
+TL_API int32_t torchlean_cuda_buffer_rmsprop_momentum_step(torchlean_context *context, torchlean_buffer *const *ps,
+                                                           torchlean_buffer *const *gs, torchlean_buffer *const *vs,
+                                                           torchlean_buffer *const *bs, uint32_t count, double lr,
+                                                           double alpha, double eps, double weight_decay,
+                                                           double momentum, torchlean_buffer **ps_out,
+                                                           torchlean_buffer **vs_out, torchlean_buffer **bs_out);
+
+/* A step of centered RMSprop, by the variance of gradients, on every tensor of a list.
+ * ps: list[count], gs: list[count], vs: list[count], ms: list[count], bs: list[count] -> ps_out: list[count], vs_out:
+ *   list[count], ms_out: list[count], bs_out: list[count]
+ * ARGUMENT unless lr finite and 0 or more (lr).
+ * ARGUMENT unless weight_decay finite and 0 or more (weight_decay).
+ * ARGUMENT unless 0 <= alpha < 1 (alpha).
+ * ARGUMENT unless eps finite and 0 or more (eps).
+ * ARGUMENT unless momentum finite and 0 or more (momentum). */
+TL_API int32_t torchlean_cuda_buffer_rmsprop_centered_step(torchlean_context *context, torchlean_buffer *const *ps,
+                                                           torchlean_buffer *const *gs, torchlean_buffer *const *vs,
+                                                           torchlean_buffer *const *ms, torchlean_buffer *const *bs,
+                                                           uint32_t count, double lr, double alpha, double eps,
+                                                           double weight_decay, double momentum,
+                                                           torchlean_buffer **ps_out, torchlean_buffer **vs_out,
+                                                           torchlean_buffer **ms_out, torchlean_buffer **bs_out);
+
+/* A step of Lion on every tensor of a list, weight decay decoupled.
+ * ps: list[count], gs: list[count], ms: list[count] -> ps_out: list[count], ms_out: list[count]
+ * ARGUMENT unless lr finite and 0 or more (lr).
+ * ARGUMENT unless weight_decay finite and 0 or more (weight_decay).
+ * ARGUMENT unless 0 <= beta1 < 1 (beta1).
+ * ARGUMENT unless 0 <= beta2 < 1 (beta2). */
+TL_API int32_t torchlean_cuda_buffer_lion_step(torchlean_context *context, torchlean_buffer *const *ps,
+                                               torchlean_buffer *const *gs, torchlean_buffer *const *ms,
+                                               uint32_t count, double lr, double beta1, double beta2,
+                                               double weight_decay, torchlean_buffer **ps_out,
+                                               torchlean_buffer **ms_out);
+
 /* The Euclidean norm of all numbers of a list of tensors, left on the device.
  * gs: list[count] -> out[1] */
 TL_API int32_t torchlean_cuda_buffer_global_norm(torchlean_context *context, torchlean_buffer *const *gs,
