@@ -210,7 +210,8 @@ optim.SGD | optim.SGD | lr is 1e-2 unless said; no dampening
 optim.Adam | optim.Adam | betas are beta1 and beta2; no amsgrad
 optim.AdamW | optim.AdamW | as Adam
 optim.swa_utils.AveragedModel | optim.ExponentialMovingAverage | of parameters
-optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.NAdam, optim.RAdam | – | use `optim.AdamW`
+optim.RMSprop | optim.RMSprop | momentum and centered are chosen when it is made; a variance that rounds below 0 is 0
+optim.Adagrad, optim.Adadelta, optim.NAdam, optim.RAdam | – | use `optim.AdamW`
 optim.LBFGS, optim.Rprop | – | use `optim.SGD`
 """,
     "Schedules": """

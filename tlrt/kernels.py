@@ -74,6 +74,8 @@ __all__ = [
     "axpy",
     "batchnorm_channel_first",
     "batchnorm_channel_first_bwd",
+    "bce_with_logits",
+    "bce_with_logits_bwd",
     "bernoulli_mask",
     "bmm",
     "bmm_bwd",
@@ -156,6 +158,7 @@ __all__ = [
     "leaky_relu_bwd",
     "linear",
     "linear_bwd",
+    "lion_step",
     "log",
     "log1p",
     "log1p_bwd",
@@ -211,6 +214,9 @@ __all__ = [
     "rfft1d_packed_bwd",
     "rms_norm",
     "rms_norm_bwd",
+    "rmsprop_centered_step",
+    "rmsprop_momentum_step",
+    "rmsprop_step",
     "rotary",
     "rotary_bwd",
     "round",
@@ -3616,11 +3622,11 @@ def amin(x: Buffer, dims: Sequence[int], axes: int, *, out: Buffer | None = None
 
     out[kept] = min over the reduced axes of x
 
-    Shapes: x (*dims), out (*dims without the axes).
+    Shapes: x (*dims), out (*dims without the axes), as for amax.
 
     Special values: a NaN among the elements makes the minimum NaN; -0 is below +0.
 
-    Errors: ARGUMENT if axes >= 2^rank(dims), SHAPE if a reduced axis is empty.
+    Errors: as for amax.
 
     Signature: x[*dims] -> out[*keep(dims, axes)]
 
@@ -5463,11 +5469,9 @@ def argmin(x: Buffer, outer: int, n: int, inner: int, *, out: IndexBuffer | None
 
     out[o, c] = min{i : x[o, i, c] = min_j x[o, j, c]}
 
-    Shapes: x (outer, n, inner), out (outer, inner) in an index buffer.
+    Shapes: x (outer, n, inner), out (outer, inner), as for argmax.
 
-    Special values: the first NaN wins; zeros of both signs are equal.
-
-    Errors: SHAPE if n = 0.
+    Special values and errors: as for argmax.
 
     Signature: x[outer, n, inner] -> out: index[outer, inner]
 
@@ -6460,6 +6464,86 @@ def mse_loss_bwd(
             raise
         raise _refusal(mse_loss_bwd, error, locals()) from None
     return _again(status, mse_loss_bwd, locals())
+
+
+def bce_with_logits(x: Buffer, target: Buffer, n: int, mean: int = 1, *, out: Buffer | None = None) -> Buffer:
+    """Mean or sum of the binary cross-entropies of targets and the probabilities whose logits are given.
+
+    out[0] = Σ_i (max(x[i], 0) - x[i]·target[i] + ln(1 + e^-|x[i]|)), divided by n where mean is 1
+
+    Shapes: x (n), target (n), out (1). Any shape is read as its n elements.
+
+    Special values: IEEE 754 as the formula gives; a sum beyond the float32 range makes the mean infinite. n = 0 gives the mean
+    NaN and the sum 0.
+
+    Errors: ARGUMENT unless mean is 0 or 1.
+
+    Signature: x[n], target[n] -> out[1]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless 0 or 1 (mean).
+
+    Source: torch.nn.functional.binary_cross_entropy_with_logits; native/src/formula/sum_tree.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_bce_with_logits
+        status = call(x._handle, target._handle, _index(n), _index(mean), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(bce_with_logits, error, locals(), {"mean": "parameter"}) from None
+    if status:
+        return _again(status, bce_with_logits, locals())
+    _give(slot)
+    return out
+
+
+def bce_with_logits_bwd(
+    x: Buffer,
+    target: Buffer,
+    g: Buffer,
+    n: int,
+    mean: int = 1,
+    *,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of bce_with_logits.
+
+    gx[i] = (σ(x[i]) - target[i])·c, gtarget[i] = -x[i]·c, c = g[0]/n where mean is 1, else g[0].
+
+    Signature: x[n], target[n], g[1] -> gx?[n], gtarget?[n]
+
+    Returns (gx, gtarget). `want` says which to compute, all by default; the others are None. `out` may hold a
+    buffer for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless 0 or 1 (mean).
+
+    Source: torch.nn.functional.binary_cross_entropy_with_logits; native/src/formula/sum_tree.h
+    """
+    places, given, undo = _slots("bce_with_logits_bwd", ("gx", "gtarget"), want, out)
+    try:
+        call = x._device._calls.buffer_bce_with_logits_bwd
+        status = call(x._handle, target._handle, g._handle, _index(n), _index(mean), *places)
+        if not status:
+            return _results(places, given, x._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(bce_with_logits_bwd, error, locals(), {"mean": "parameter"}) from None
+    return _again(status, bce_with_logits_bwd, locals())
 
 
 def cross_entropy(logits: Buffer, labels: npt.ArrayLike, cols: int, *, out: Buffer | None = None) -> Buffer:
@@ -9878,6 +9962,242 @@ def adamw_step(
             raise
         raise _refusal(adamw_step, error, locals(), {"step": "wide"}) from None
     return _again(status, adamw_step, locals())
+
+
+def rmsprop_step(
+    ps: Sequence[Buffer],
+    gs: Sequence[Buffer],
+    vs: Sequence[Buffer],
+    *,
+    lr: float = 0.01,
+    alpha: float = 0.99,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    device: Device | None = None,
+    out: Sequence[Sequence[Buffer | None] | None] | None = None,
+) -> tuple[list[Buffer], list[Buffer]]:
+    """A step of RMSprop on every tensor of a list.
+
+    d = g + weight_decay·p
+    v_out = alpha·v + (1 - alpha)·d²
+    p_out = p - lr·d/(√v_out + eps)
+
+    1 - alpha follows from alpha as rounded to float32, in float64, and is rounded once.
+
+    Shapes: lists ps, gs, vs, ps_out, vs_out of count tensors; those of one index have the same length.
+
+    Special values: a weight decay of 0 leaves g as it is. v < 0 gives NaN, as do v = g = eps = 0. NaN and infinities follow
+    IEEE 754. An empty list is legal and does nothing.
+
+    Errors: ARGUMENT unless 0 <= alpha < 1 after rounding, and lr, eps and weight_decay are finite and 0 or more.
+
+    Signature: ps: list[count], gs: list[count], vs: list[count] -> ps_out: list[count], vs_out: list[count]
+
+    Returns (ps_out, vs_out). `out` has a list or None for each of them, a list a Buffer or None for each element;
+    an input list may be given there, element by element.
+
+    Raises ShapeError where a length does not fit its shape or lists differ in length; ArgumentError for an empty
+        list without a device; ArgumentError unless lr finite and 0 or more (lr); ArgumentError unless weight_decay
+        finite and 0 or more (weight_decay); ArgumentError unless 0 <= alpha < 1 (alpha); ArgumentError unless eps
+        finite and 0 or more (eps).
+
+    Source: Hinton, Neural Networks for Machine Learning, 2012, lecture 6; torch.optim.RMSprop
+    """
+    undo = ()
+    try:
+        lists, count = _lists("rmsprop_step", ("ps", "gs", "vs"), (ps, gs, vs))
+        device = _owner("rmsprop_step", "ps", ps, device)
+        call = device._calls.buffer_rmsprop_step
+        places, given, undo = _list_slots("rmsprop_step", ("ps_out", "vs_out"), out, count)
+        status = call(device._handle, lists[0], lists[1], lists[2], count, lr, alpha, eps, weight_decay, *places)
+        if not status:
+            return _list_results(places, given, device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(rmsprop_step, error, locals()) from None
+    return _again(status, rmsprop_step, locals())
+
+
+def rmsprop_momentum_step(
+    ps: Sequence[Buffer],
+    gs: Sequence[Buffer],
+    vs: Sequence[Buffer],
+    bs: Sequence[Buffer],
+    *,
+    lr: float = 0.01,
+    alpha: float = 0.99,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    momentum: float = 0.9,
+    device: Device | None = None,
+    out: Sequence[Sequence[Buffer | None] | None] | None = None,
+) -> tuple[list[Buffer], list[Buffer], list[Buffer]]:
+    """A step of RMSprop with momentum on every tensor of a list.
+
+    d = g + weight_decay·p
+    v_out = alpha·v + (1 - alpha)·d²
+    b_out = momentum·b + d/(√v_out + eps)
+    p_out = p - lr·b_out
+
+    1 - alpha follows from alpha as rounded to float32, in float64, and is rounded once.
+
+    Shapes: lists ps, gs, vs, bs, ps_out, vs_out, bs_out of count tensors; those of one index have the same length.
+
+    Special values: a weight decay of 0 leaves g as it is. v < 0 gives NaN, as do v = g = eps = 0. NaN and infinities follow
+    IEEE 754. An empty list is legal and does nothing.
+
+    Errors: ARGUMENT unless 0 <= alpha < 1 after rounding, and lr, eps, weight_decay and momentum are finite and 0 or more.
+
+    Signature: ps: list[count], gs: list[count], vs: list[count], bs: list[count] -> ps_out: list[count], vs_out:
+        list[count], bs_out: list[count]
+
+    Returns (ps_out, vs_out, bs_out). `out` has a list or None for each of them, a list a Buffer or None for each
+    element; an input list may be given there, element by element.
+
+    Raises ShapeError where a length does not fit its shape or lists differ in length; ArgumentError for an empty
+        list without a device; ArgumentError unless lr finite and 0 or more (lr); ArgumentError unless weight_decay
+        finite and 0 or more (weight_decay); ArgumentError unless 0 <= alpha < 1 (alpha); ArgumentError unless eps
+        finite and 0 or more (eps); ArgumentError unless momentum finite and 0 or more (momentum).
+
+    Source: Hinton, Neural Networks for Machine Learning, 2012, lecture 6; torch.optim.RMSprop
+    """
+    undo = ()
+    try:
+        lists, count = _lists("rmsprop_momentum_step", ("ps", "gs", "vs", "bs"), (ps, gs, vs, bs))
+        device = _owner("rmsprop_momentum_step", "ps", ps, device)
+        call = device._calls.buffer_rmsprop_momentum_step
+        places, given, undo = _list_slots("rmsprop_momentum_step", ("ps_out", "vs_out", "bs_out"), out, count)
+        status = call(device._handle, lists[0], lists[1], lists[2], lists[3], count, lr, alpha, eps, weight_decay,
+                      momentum, *places)
+        if not status:
+            return _list_results(places, given, device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(rmsprop_momentum_step, error, locals()) from None
+    return _again(status, rmsprop_momentum_step, locals())
+
+
+def rmsprop_centered_step(
+    ps: Sequence[Buffer],
+    gs: Sequence[Buffer],
+    vs: Sequence[Buffer],
+    ms: Sequence[Buffer],
+    bs: Sequence[Buffer],
+    *,
+    lr: float = 0.01,
+    alpha: float = 0.99,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    device: Device | None = None,
+    out: Sequence[Sequence[Buffer | None] | None] | None = None,
+) -> tuple[list[Buffer], list[Buffer], list[Buffer], list[Buffer]]:
+    """A step of centered RMSprop, by the variance of gradients, on every tensor of a list.
+
+    d = g + weight_decay·p
+    v_out = alpha·v + (1 - alpha)·d²;  m_out = alpha·m + (1 - alpha)·d
+    b_out = momentum·b + d/(√max(v_out - m_out², 0) + eps)
+    p_out = p - lr·b_out
+
+    1 - alpha follows from alpha as rounded to float32, in float64, and is rounded once. A variance that rounding leaves below 0
+    is 0, where PyTorch gives NaN.
+
+    Shapes: lists ps, gs, vs, ms, bs, ps_out, vs_out, ms_out, bs_out of count tensors; those of one index have the same length.
+
+    Special values: a weight decay of 0 leaves g as it is. g = eps = 0 gives NaN where the variance is 0. NaN and infinities
+    follow IEEE 754. An empty list is legal and does nothing.
+
+    Errors: ARGUMENT unless 0 <= alpha < 1 after rounding, and lr, eps, weight_decay and momentum are finite and 0 or more.
+
+    Signature: ps: list[count], gs: list[count], vs: list[count], ms: list[count], bs: list[count] -> ps_out:
+        list[count], vs_out: list[count], ms_out: list[count], bs_out: list[count]
+
+    Returns (ps_out, vs_out, ms_out, bs_out). `out` has a list or None for each of them, a list a Buffer or None for
+    each element; an input list may be given there, element by element.
+
+    Raises ShapeError where a length does not fit its shape or lists differ in length; ArgumentError for an empty
+        list without a device; ArgumentError unless lr finite and 0 or more (lr); ArgumentError unless weight_decay
+        finite and 0 or more (weight_decay); ArgumentError unless 0 <= alpha < 1 (alpha); ArgumentError unless eps
+        finite and 0 or more (eps); ArgumentError unless momentum finite and 0 or more (momentum).
+
+    Source: Graves, Generating Sequences With Recurrent Neural Networks, arXiv:1308.0850, equations 38 to 45;
+        torch.optim.RMSprop
+    """
+    undo = ()
+    try:
+        lists, count = _lists("rmsprop_centered_step", ("ps", "gs", "vs", "ms", "bs"), (ps, gs, vs, ms, bs))
+        device = _owner("rmsprop_centered_step", "ps", ps, device)
+        call = device._calls.buffer_rmsprop_centered_step
+        places, given, undo = _list_slots("rmsprop_centered_step", ("ps_out", "vs_out", "ms_out", "bs_out"), out, count)
+        status = call(device._handle, lists[0], lists[1], lists[2], lists[3], lists[4], count, lr, alpha, eps,
+                      weight_decay, momentum, *places)
+        if not status:
+            return _list_results(places, given, device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(rmsprop_centered_step, error, locals()) from None
+    return _again(status, rmsprop_centered_step, locals())
+
+
+def lion_step(
+    ps: Sequence[Buffer],
+    gs: Sequence[Buffer],
+    ms: Sequence[Buffer],
+    *,
+    lr: float = 1e-4,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    weight_decay: float = 0.0,
+    device: Device | None = None,
+    out: Sequence[Sequence[Buffer | None] | None] | None = None,
+) -> tuple[list[Buffer], list[Buffer]]:
+    """A step of Lion on every tensor of a list, weight decay decoupled.
+
+    p_out = (1 - lr·weight_decay)·p - lr·sign(beta1·m + (1 - beta1)·g)
+    m_out = beta2·m + (1 - beta2)·g
+
+    The factors 1 - beta and 1 - lr·weight_decay follow from the scalars as rounded to float32, in float64, and are rounded once.
+
+    Shapes: lists ps, gs, ms, ps_out, ms_out of count tensors; those of one index have the same length.
+
+    Special values: the sign of 0 is 0, that of NaN is NaN. NaN and infinities follow IEEE 754. An empty list is legal and does
+    nothing.
+
+    Errors: ARGUMENT unless 0 <= beta1, beta2 < 1 after rounding, and lr and weight_decay are finite and 0 or more.
+
+    Signature: ps: list[count], gs: list[count], ms: list[count] -> ps_out: list[count], ms_out: list[count]
+
+    Returns (ps_out, ms_out). `out` has a list or None for each of them, a list a Buffer or None for each element;
+    an input list may be given there, element by element.
+
+    Raises ShapeError where a length does not fit its shape or lists differ in length; ArgumentError for an empty
+        list without a device; ArgumentError unless lr finite and 0 or more (lr); ArgumentError unless weight_decay
+        finite and 0 or more (weight_decay); ArgumentError unless 0 <= beta1 < 1 (beta1); ArgumentError unless 0 <=
+        beta2 < 1 (beta2).
+
+    Source: Chen et al., Symbolic Discovery of Optimization Algorithms, NeurIPS 2023, algorithm 2
+    """
+    undo = ()
+    try:
+        lists, count = _lists("lion_step", ("ps", "gs", "ms"), (ps, gs, ms))
+        device = _owner("lion_step", "ps", ps, device)
+        call = device._calls.buffer_lion_step
+        places, given, undo = _list_slots("lion_step", ("ps_out", "ms_out"), out, count)
+        status = call(device._handle, lists[0], lists[1], lists[2], count, lr, beta1, beta2, weight_decay, *places)
+        if not status:
+            return _list_results(places, given, device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(lion_step, error, locals()) from None
+    return _again(status, lion_step, locals())
 
 
 def global_norm(gs: Sequence[Buffer], *, device: Device | None = None, out: Buffer | None = None) -> Buffer:

@@ -6,8 +6,9 @@
     optimizer.step()
     session.reset()
 
-The formulas are those of ``tlrt.kernels.sgd_step``, ``momentum_step``, ``adam_step`` and ``adamw_step``. Hyperparameters are
-attributes and may change between steps. :meth:`Optimizer.state` is what a checkpoint holds.
+The formulas are those of ``tlrt.kernels.sgd_step``, ``momentum_step``, ``adam_step``, ``adamw_step``, ``lion_step`` and
+``rmsprop_step`` with its variants. Hyperparameters are attributes and may change between steps. :meth:`Optimizer.state` is
+what a checkpoint holds.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tlrt._binding.together import Change, call_and_set, release_call, set_and_c
 from tlrt.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ReleasedError, ShapeError, refusal
 from tlrt.parameter import Parameter
 
-__all__ = ["SGD", "Adam", "AdamW", "ExponentialMovingAverage", "Optimizer", "Update", "one_call"]
+__all__ = ["SGD", "Adam", "AdamW", "ExponentialMovingAverage", "Lion", "Optimizer", "RMSprop", "Update", "one_call"]
 
 
 _Update = TypeVar("_Update", bound=Callable[..., None])
@@ -414,8 +415,9 @@ class Optimizer(Uncopied):
             value = settings[h]
             if type(value) is not float and not is_number(value):
                 raise refusal(ArgumentTypeError, kind, h, type(value).__name__, "a number")
-            if not 0 <= value < math.inf or (h.startswith("beta") and value >= 1):
-                raise refusal(ArgumentError, kind, h, value, f"0 <= {h}{' < 1' * h.startswith('beta')}, finite")
+            below_one = h.startswith(("alpha", "beta"))
+            if not 0 <= value < math.inf or (below_one and value >= 1):
+                raise refusal(ArgumentError, kind, h, value, f"0 <= {h}{' < 1' * below_one}, finite")
         for group in self.groups:
             group._check(group._settings())
 
@@ -601,6 +603,72 @@ class AdamW(Adam):
         **others: float,
     ) -> None:
         super().__init__(parameters, lr, weight_decay=weight_decay, **others)
+
+
+class RMSprop(Optimizer):
+    """v ← alpha·v + (1 - alpha)·g'², p ← p - lr·g'/(√v + eps), g' = g + weight_decay·p; with momentum b ← momentum·b + g'/(√v +
+    eps), p ← p - lr·b; centered with v - m² in the root, m ← alpha·m + (1 - alpha)·g'.
+
+    Source: torch.optim.RMSprop."""
+
+    hyper = ("lr", "alpha", "eps", "weight_decay", "momentum", "centered")
+
+    def __init__(
+        self, parameters: _Given, lr: float = 0.01, *, alpha: float = 0.99, eps: float = 1e-8,
+        weight_decay: float = 0.0, momentum: float = 0.0, centered: bool = False,
+    ) -> None:  # fmt: skip
+        self.slots = ("v", "m", "b") if centered else ("v", "b") if momentum else ("v",)
+        super().__init__(parameters)
+        self.lr, self.alpha, self.eps, self.weight_decay = lr, alpha, eps, weight_decay
+        self.momentum, self.centered = momentum, centered
+        self._check(self._settings())
+
+    def _slots_of(self, own: Mapping[str, Any]) -> tuple[str, ...]:
+        if own.get("centered", "m" in self.slots):
+            return ("v", "m", "b")
+        return ("v", "b") if own.get("momentum") or "b" in self.slots else ("v",)
+
+    def _check(self, settings: Mapping[str, Any]) -> None:
+        super()._check(settings)
+        momentum, centered = settings["momentum"], settings["centered"]
+        if (momentum and "b" not in self.slots) or bool(centered) != ("m" in self.slots):
+            got, expected = f"{momentum}, {centered} set later", "RMSprop(…, momentum=…, centered=…)"
+            raise refusal(ArgumentError, "RMSprop", "momentum, centered", got, expected)
+
+    @one_call
+    def _update(self, packed: Mapping[str, Any], gradients: Any) -> None:
+        p, states, kernels = packed["p"], [packed[slot] for slot in self.slots], self.kernels
+        options = {"lr": self.lr, "alpha": self.alpha, "eps": self.eps, "weight_decay": self.weight_decay}
+        step = kernels.rmsprop_step
+        if "b" in self.slots:
+            step = kernels.rmsprop_centered_step if "m" in self.slots else kernels.rmsprop_momentum_step
+            options["momentum"] = self.momentum
+        step(p, gradients, *states, **options, out=(p, *states), device=self._counting())
+
+
+class Lion(Optimizer):
+    """p ← p·(1 - lr·weight_decay) - lr·sign(β1·m + (1 - β1)·g), then m ← β2·m + (1 - β2)·g.
+
+    Source: Chen et al., arXiv:2302.06675."""
+
+    hyper = ("lr", "beta1", "beta2", "weight_decay")
+    slots = ("m",)
+
+    def __init__(
+        self, parameters: _Given, lr: float = 1e-4, *, beta1: float = 0.9, beta2: float = 0.99,
+        weight_decay: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__(parameters)
+        self.lr, self.beta1, self.beta2, self.weight_decay = lr, beta1, beta2, weight_decay
+        self._check(self._settings())
+
+    @one_call
+    def _update(self, packed: Mapping[str, Any], gradients: Any) -> None:
+        p, m = packed["p"], packed["m"]
+        self.kernels.lion_step(
+            p, gradients, m, lr=self.lr, beta1=self.beta1, beta2=self.beta2, weight_decay=self.weight_decay,
+            out=(p, m), device=self._counting(),
+        )  # fmt: skip
 
 
 class ExponentialMovingAverage(Optimizer):

@@ -10,7 +10,7 @@ one of the row's geometry classes, and the draw aims at it.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
@@ -27,9 +27,11 @@ from tlspec.registry import Check, Op
 from tlspec.signature import Array, Signature
 
 __all__ = ["DATA", "EDGES", "PATH", "SIZES", "Case", "Draw", "Expected", "break_check", "budget_of", "build_case",
-           "class_aimed_at", "cotangent_names", "data_classes", "draw_case", "evaluate", "fill", "generator", "refused_by",
-           "shape_of"]  # fmt: skip
+           "class_aimed_at", "cotangent_names", "data_classes", "draw_case", "draw_cases", "evaluate", "fill", "generator",
+           "refused_by", "shape_of"]  # fmt: skip
 
+#: the arrays of a call by name; None for one that is left out
+Arrays = dict[str, np.ndarray | None]
 #: the size of a case next to boundaries
 EDGES = "edges"
 #: elements of all arrays of a case together
@@ -408,31 +410,37 @@ def class_aimed_at(op: Op, seed: int, data: str) -> str | None:
 def draw_case(op: Op | str, seed: int, data: str | None = None, size: str = "medium", which: str = "forward") -> Case:
     """The case of (operation, seed, data class, size). Forward and VJP of the same four share inputs and parameters. Without
     a data class the seed picks one of the row's."""
-    row = registry.get(op) if isinstance(op, str) else op
-    if size not in SIZES and not (size == PATH and row.drawing.paths):
-        sizes = [*SIZES, *(["path"] if row.drawing.paths else [])]
-        raise ValueError(f"no size {size!r} of {row.name}; there are {', '.join(sizes)}")
+    return next(draw_cases(registry.get(op) if isinstance(op, str) else op, seed, data, size, [which]))
+
+
+def draw_cases(op: Op, seed: int, data: str | None, size: str, directions: Sequence[str]) -> Iterator[Case]:
+    """The case of each of `directions`, as :func:`draw_case` gives it; what they share is drawn once."""
+    if size not in SIZES and not (size == PATH and op.drawing.paths):
+        sizes = [*SIZES, *(["path"] if op.drawing.paths else [])]
+        raise ValueError(f"no size {size!r} of {op.name}; there are {', '.join(sizes)}")
     if data is None:
-        classes = data_classes(row, which)
-        data = classes[int(generator("data", row.name, seed).integers(len(classes)))]
+        classes = data_classes(op, directions[0])
+        data = classes[int(generator("data", op.name, seed).integers(len(classes)))]
     elif data not in DATA:
         raise ValueError(f"no data class {data!r}; there are {', '.join(DATA)}")
-    rng = generator(row.name, seed, data, size)
+    rng = generator(op.name, seed, data, size)
     if size == PATH:
-        chosen = row.drawing.paths[seed % len(row.drawing.paths)]
+        chosen = op.drawing.paths[seed % len(op.drawing.paths)]
         values = {n: v(rng) if callable(v) else v for n, v in chosen.items()}
     else:
         edges: tuple[int, ...] = ()
         aim: Callable[..., bool] | None = None
         if size == EDGES:
-            edges, name = edges_of(row.family), class_aimed_at(row, seed, data)
-            aim = row.drawing.classes[name] if name else None
-        elif size == "large" and (far := _farthest(row)):
-            sized = [a for a in row.signature.outputs if a.dims != ("1",)] or row.signature.inputs
+            edges, name = edges_of(op.family), class_aimed_at(op, seed, data)
+            aim = op.drawing.classes[name] if name else None
+        elif size == "large" and (far := _farthest(op)):
+            sized = [a for a in op.signature.outputs if a.dims != ("1",)] or op.signature.inputs
             edges, aim = (far,), lambda **values: max(math.prod(shape_of(a, values)) for a in sized) > far
-        values = _admissible(row, rng, budget_of(row, size), edges, aim)
-    given = {a.name: values.pop(a.name) for a in row.signature.inputs if a.name in values}
-    return build_case(row, values, given, rng, seed=seed, data=data, size=size, which=which)
+        values = _admissible(op, rng, budget_of(op, size), edges, aim)
+    given = {a.name: values.pop(a.name) for a in op.signature.inputs if a.name in values}
+    tags, drawn = rng.integers(0, 2**63, size=4), dict[int, Arrays]()
+    for which in directions:
+        yield _build(op, values, given, tags, drawn, seed=seed, data=data, size=size, which=which)
 
 
 def build_case(
@@ -440,10 +448,18 @@ def build_case(
     data: str = "normal", size: str = "given", which: str = "forward", command: str = "",
 ) -> Case:  # fmt: skip
     """A case of given dimensions and parameters; arrays that are not `given` are drawn."""
+    tags = rng.integers(0, 2**63, size=4)
+    return _build(op, values, given, tags, {}, seed=seed, data=data, size=size, which=which, command=command)
+
+
+def _build(
+    op: Op, values: Mapping[str, Any], given: Mapping[str, Any], tags: np.ndarray, drawn: dict[int, Arrays], *,
+    seed: int, data: str, size: str, which: str, command: str = "",
+) -> Case:  # fmt: skip
+    """A case whose streams the tags name; `drawn` holds the inputs that an earlier one drew, by the span of their integers."""
     sig = op.signature
     dims = {n: values[n] for n in sig.sizes}
     params = {p.name: values[p.name] for p in sig.params}
-    tags = rng.integers(0, 2**63, size=4)
     bounds = [op.bound] + ([op.vjp_rule.bound] if op.vjp_rule else [])
     extremes = not any(b.summed for b in bounds)
     payloads = data == "special" and any(b.fixed is not None for b in bounds)
@@ -457,8 +473,8 @@ def build_case(
             x = np.abs(x)
         return patterned(generator("payload", *tags, key), x) if payloads else x
 
-    def arrays(span: int) -> Case:
-        inputs: dict[str, np.ndarray | None] = {}
+    def operands(span: int) -> Arrays:
+        inputs: Arrays = {}
         optional = generator("optional", *tags)
         for a in sig.inputs:
             if a.name in given:
@@ -469,11 +485,15 @@ def build_case(
                 inputs[a.name] = draw(a, shape_of(a, values), a.name, span)
         if sig.elementwise and data == "special" and not given:
             corners(generator("corners", *tags), [x for x in inputs.values() if x is not None], extremes)
+        return inputs
+
+    def arrays(span: int) -> Case:
+        inputs = drawn[span] = drawn[span] if span in drawn else operands(span)
         cotangents = {}
         if which == "vjp":
             for name, out in cotangent_names(op).items():
-                operands = (np.shape(x) for x in inputs.values() if x is not None)
-                shape = next(operands) if sig.elementwise else shape_of(out, values)
+                shapes = (np.shape(x) for x in inputs.values() if x is not None)
+                shape = next(shapes) if sig.elementwise else shape_of(out, values)
                 cotangents[name] = given[name] if name in given else draw(out, shape, name, span)
         return Case(op, which, seed, data, size, dims, params, inputs, cotangents, command)
 

@@ -156,6 +156,8 @@ DEFECTS = [
          "optim"),
         ("    s.kept = (float)(1.0 - (double)lr * (double)decoupled);",
          "    s.kept = (float)(1.0 - 0.0 * (double)decoupled);", "AdamW does not decay", "optim"),
+        ("sqrtf(variance < 0.0f ? 0.0f : variance)", "sqrtf(variance)", "a variance rounded below 0 gives NaN", "optim"),
+        ("tl_sign(fmaf(s.beta1, m,", "tl_sign(fmaf(s.beta2, m,", "Lion takes the sign of another mean", "optim"),
         ("fmaf(s.momentum, after, d) : after;", "fmaf(s.momentum, v, d) : after;",
          "Nesterov looks ahead with the old velocity", "optim"),
         ("    return factor >= 1.0f ? 1.0f : factor;", "    return factor;",
@@ -199,10 +201,11 @@ DEFECTS = [
         ("if (j->other) TL_WRITE(j->stream, j->other + first, n, -tl_mse_grad(a[i], b[i], s));",
          "if (j->other) TL_WRITE(j->stream, j->other + first, n, tl_mse_grad(a[i], b[i], s));",
          "the target's gradient has the wrong sign", "mse_loss"),
+        ("tl_loss_slope_of(g[0], mean ? n : 1)", "tl_loss_slope_of(g[0], mean ? 1 : n)", "a sum's gradient is the mean's", "bce_with_logits"),
     ]),
     *defects("native/src/cpu/loss.c", tests="tests/kernels tests/runtime/test_device.py", rows=[
-        ("    out[0] = tl_per_count(tl_sum_of_leaves(j.out, leaves), n);\n    tl_pool_free(ctx, scratch);\n",
-         "    out[0] = tl_per_count(tl_sum_of_leaves(j.out, leaves), n);\n",
+        ("    out[0] = mean ? tl_per_count(sum, n) : sum;\n    tl_pool_free(ctx, scratch);\n",
+         "    out[0] = mean ? tl_per_count(sum, n) : sum;\n",
          "scratch is never given back: missing release", "mse_loss"),
     ]),
     *defects("native/src/cpu/index.c", rows=[

@@ -7,6 +7,8 @@ BENCHMARKS = {
         numpy=lambda np, yhat, target: np.mean((yhat - target) ** 2),
         torch=lambda torch, yhat, target: torch.nn.functional.mse_loss(yhat, target),
         torch_vjp=lambda torch, yhat, target, g: torch.ops.aten.mse_loss_backward(g[0], yhat, target, 1)),
+    "bce_with_logits": Benchmark(sizes=[{"n": 2**20, "mean": 1}, {"n": 2**26, "mean": 1}],
+        torch=lambda torch, x, target, mean: torch.nn.functional.binary_cross_entropy_with_logits(x, target)),
     "cross_entropy": Benchmark(sizes=[{"rows": 4096, "cols": 4096}, {"rows": 4096, "cols": 50257}],
         torch=lambda torch, logits, labels: torch.nn.functional.cross_entropy(logits, labels)),
     "cross_entropy_rows": Benchmark(

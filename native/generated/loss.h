@@ -8,6 +8,8 @@
 #ifdef TL_VARIANT
 #define tl_cpu_mse_loss TL_V(tl_cpu_mse_loss)
 #define tl_cpu_mse_loss_bwd TL_V(tl_cpu_mse_loss_bwd)
+#define tl_cpu_bce_with_logits TL_V(tl_cpu_bce_with_logits)
+#define tl_cpu_bce_with_logits_bwd TL_V(tl_cpu_bce_with_logits_bwd)
 #define tl_cpu_cross_entropy TL_V(tl_cpu_cross_entropy)
 #define tl_cpu_cross_entropy_bwd TL_V(tl_cpu_cross_entropy_bwd)
 #define tl_cpu_cross_entropy_rows TL_V(tl_cpu_cross_entropy_rows)
@@ -23,6 +25,12 @@ tl_mse_loss_kernel tl_cpu_mse_loss, tl_cuda_mse_loss;
 typedef int32_t tl_mse_loss_bwd_kernel(tl_context *ctx, const float *yhat, const float *target, const float *g,
                                        int64_t n, float *gyhat, float *gtarget);
 tl_mse_loss_bwd_kernel tl_cpu_mse_loss_bwd, tl_cuda_mse_loss_bwd;
+typedef int32_t tl_bce_with_logits_kernel(tl_context *ctx, const float *x, const float *target, int64_t n,
+                                          int64_t mean, float *out);
+tl_bce_with_logits_kernel tl_cpu_bce_with_logits, tl_cuda_bce_with_logits;
+typedef int32_t tl_bce_with_logits_bwd_kernel(tl_context *ctx, const float *x, const float *target, const float *g,
+                                              int64_t n, int64_t mean, float *gx, float *gtarget);
+tl_bce_with_logits_bwd_kernel tl_cpu_bce_with_logits_bwd, tl_cuda_bce_with_logits_bwd;
 typedef int32_t tl_cross_entropy_kernel(tl_context *ctx, const float *logits, const uint32_t *labels, int64_t rows,
                                         int64_t cols, float *out);
 tl_cross_entropy_kernel tl_cpu_cross_entropy, tl_cuda_cross_entropy;
@@ -42,6 +50,8 @@ tl_cross_entropy_rows_bwd_kernel tl_cpu_cross_entropy_rows_bwd, tl_cuda_cross_en
 struct tl_loss_kernels {
     tl_mse_loss_kernel *mse_loss;
     tl_mse_loss_bwd_kernel *mse_loss_bwd;
+    tl_bce_with_logits_kernel *bce_with_logits;
+    tl_bce_with_logits_bwd_kernel *bce_with_logits_bwd;
     tl_cross_entropy_kernel *cross_entropy;
     tl_cross_entropy_bwd_kernel *cross_entropy_bwd;
     tl_cross_entropy_rows_kernel *cross_entropy_rows;

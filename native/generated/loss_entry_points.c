@@ -38,6 +38,44 @@ TL_API int32_t torchlean_cuda_buffer_mse_loss_bwd(torchlean_buffer *yhat, torchl
     return tl_end(&call);
 }
 
+TL_API int32_t torchlean_cuda_buffer_bce_with_logits(torchlean_buffer *x, torchlean_buffer *target, uint32_t n,
+                                                     uint32_t mean, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_bce_with_logits", "x", x);
+    const uint64_t n_ = n;
+    const uint64_t mean_ = mean;
+    tl_require(&call, mean_ <= 1u, TORCHLEAN_ARGUMENT, "mean", "got mean = %llu; expected 0 or 1",
+               (unsigned long long)mean_);
+    const float *x_ = tl_input(&call, "x", x, "n", TL_PRODUCT(n_));
+    const float *target_ = tl_input(&call, "target", target, "n", TL_PRODUCT(n_));
+    tl_output(&call, "out", out, "1", TL_PRODUCT(1u));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, loss, bce_with_logits)(call.ctx, x_, target_, n, mean, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_bce_with_logits_bwd(torchlean_buffer *x, torchlean_buffer *target,
+                                                         torchlean_buffer *g, uint32_t n, uint32_t mean,
+                                                         torchlean_buffer **gx, torchlean_buffer **gtarget)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_bce_with_logits_bwd", "x", x);
+    const uint64_t n_ = n;
+    const uint64_t mean_ = mean;
+    tl_require(&call, mean_ <= 1u, TORCHLEAN_ARGUMENT, "mean", "got mean = %llu; expected 0 or 1",
+               (unsigned long long)mean_);
+    const float *x_ = tl_input(&call, "x", x, "n", TL_PRODUCT(n_));
+    const float *target_ = tl_input(&call, "target", target, "n", TL_PRODUCT(n_));
+    const float *g_ = tl_input(&call, "g", g, "1", TL_PRODUCT(1u));
+    tl_output_optional(&call, "gx", gx, "n", TL_PRODUCT(n_));
+    tl_output_optional(&call, "gtarget", gtarget, "n", TL_PRODUCT(n_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, loss, bce_with_logits_bwd)(call.ctx, x_, target_, g_, n, mean, tl_out(&call, 0),
+                                                                  tl_out(&call, 1));
+    return tl_end(&call);
+}
+
 TL_API int32_t torchlean_cuda_buffer_cross_entropy(torchlean_buffer *logits, const uint32_t *labels, uint32_t rows,
                                                    uint32_t cols, torchlean_buffer **out)
 {

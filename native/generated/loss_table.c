@@ -5,6 +5,8 @@
 const struct tl_loss_kernels TL_V(tl_cpu_loss_kernels) = {
     .mse_loss = tl_cpu_mse_loss,
     .mse_loss_bwd = tl_cpu_mse_loss_bwd,
+    .bce_with_logits = tl_cpu_bce_with_logits,
+    .bce_with_logits_bwd = tl_cpu_bce_with_logits_bwd,
     .cross_entropy = tl_cpu_cross_entropy,
     .cross_entropy_bwd = tl_cpu_cross_entropy_bwd,
     .cross_entropy_rows = tl_cpu_cross_entropy_rows,

@@ -10,6 +10,10 @@
 #define tl_cpu_momentum_step TL_V(tl_cpu_momentum_step)
 #define tl_cpu_adam_step TL_V(tl_cpu_adam_step)
 #define tl_cpu_adamw_step TL_V(tl_cpu_adamw_step)
+#define tl_cpu_rmsprop_step TL_V(tl_cpu_rmsprop_step)
+#define tl_cpu_rmsprop_momentum_step TL_V(tl_cpu_rmsprop_momentum_step)
+#define tl_cpu_rmsprop_centered_step TL_V(tl_cpu_rmsprop_centered_step)
+#define tl_cpu_lion_step TL_V(tl_cpu_lion_step)
 #define tl_cpu_global_norm TL_V(tl_cpu_global_norm)
 #define tl_cpu_clip_scale TL_V(tl_cpu_clip_scale)
 #endif
@@ -38,6 +42,28 @@ typedef int32_t tl_adamw_step_kernel(tl_context *ctx, const float *const *ps, co
                                      float eps, float weight_decay, float *const *ps_out, float *const *ms_out,
                                      float *const *vs_out);
 tl_adamw_step_kernel tl_cpu_adamw_step, tl_cuda_adamw_step;
+typedef int32_t tl_rmsprop_step_kernel(tl_context *ctx, const float *const *ps, const float *const *gs,
+                                       const float *const *vs, int64_t count, const int64_t *lengths, float lr,
+                                       float alpha, float eps, float weight_decay, float *const *ps_out,
+                                       float *const *vs_out);
+tl_rmsprop_step_kernel tl_cpu_rmsprop_step, tl_cuda_rmsprop_step;
+typedef int32_t tl_rmsprop_momentum_step_kernel(tl_context *ctx, const float *const *ps, const float *const *gs,
+                                                const float *const *vs, const float *const *bs, int64_t count,
+                                                const int64_t *lengths, float lr, float alpha, float eps,
+                                                float weight_decay, float momentum, float *const *ps_out,
+                                                float *const *vs_out, float *const *bs_out);
+tl_rmsprop_momentum_step_kernel tl_cpu_rmsprop_momentum_step, tl_cuda_rmsprop_momentum_step;
+typedef int32_t tl_rmsprop_centered_step_kernel(tl_context *ctx, const float *const *ps, const float *const *gs,
+                                                const float *const *vs, const float *const *ms, const float *const *bs,
+                                                int64_t count, const int64_t *lengths, float lr, float alpha,
+                                                float eps, float weight_decay, float momentum, float *const *ps_out,
+                                                float *const *vs_out, float *const *ms_out, float *const *bs_out);
+tl_rmsprop_centered_step_kernel tl_cpu_rmsprop_centered_step, tl_cuda_rmsprop_centered_step;
+typedef int32_t tl_lion_step_kernel(tl_context *ctx, const float *const *ps, const float *const *gs,
+                                    const float *const *ms, int64_t count, const int64_t *lengths, float lr,
+                                    float beta1, float beta2, float weight_decay, float *const *ps_out,
+                                    float *const *ms_out);
+tl_lion_step_kernel tl_cpu_lion_step, tl_cuda_lion_step;
 typedef int32_t tl_global_norm_kernel(tl_context *ctx, const float *const *gs, int64_t count, const int64_t *lengths,
                                       float *out);
 tl_global_norm_kernel tl_cpu_global_norm, tl_cuda_global_norm;
@@ -51,6 +77,10 @@ struct tl_optim_kernels {
     tl_momentum_step_kernel *momentum_step;
     tl_adam_step_kernel *adam_step;
     tl_adamw_step_kernel *adamw_step;
+    tl_rmsprop_step_kernel *rmsprop_step;
+    tl_rmsprop_momentum_step_kernel *rmsprop_momentum_step;
+    tl_rmsprop_centered_step_kernel *rmsprop_centered_step;
+    tl_lion_step_kernel *lion_step;
     tl_global_norm_kernel *global_norm;
     tl_clip_scale_kernel *clip_scale;
 };

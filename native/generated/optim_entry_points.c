@@ -178,6 +178,186 @@ TL_API int32_t torchlean_cuda_buffer_adamw_step(torchlean_context *context, torc
     return tl_end(&call);
 }
 
+TL_API int32_t torchlean_cuda_buffer_rmsprop_step(torchlean_context *context, torchlean_buffer *const *ps,
+                                                  torchlean_buffer *const *gs, torchlean_buffer *const *vs,
+                                                  uint32_t count, double lr, double alpha, double eps,
+                                                  double weight_decay, torchlean_buffer **ps_out,
+                                                  torchlean_buffer **vs_out)
+{
+    tl_call call;
+    tl_enter_context(&call, "torchlean_cuda_buffer_rmsprop_step", context);
+    call.elementwise = 1;
+    const float lr_ = tl_scalar(lr);
+    const float alpha_ = tl_scalar(alpha);
+    const float eps_ = tl_scalar(eps);
+    const float weight_decay_ = tl_scalar(weight_decay);
+    tl_require(&call, lr_ >= 0u && lr_ < 3.5e+38, TORCHLEAN_ARGUMENT, "lr",
+               "got lr = %.9g; expected lr finite and 0 or more", (double)lr_);
+    tl_require(&call, weight_decay_ >= 0u && weight_decay_ < 3.5e+38, TORCHLEAN_ARGUMENT, "weight_decay",
+               "got weight_decay = %.9g; expected weight_decay finite and 0 or more", (double)weight_decay_);
+    tl_require(&call, alpha_ >= 0u && alpha_ < 1u, TORCHLEAN_ARGUMENT, "alpha",
+               "got alpha = %.9g; expected 0 <= alpha < 1", (double)alpha_);
+    tl_require(&call, eps_ >= 0u && eps_ < 3.5e+38, TORCHLEAN_ARGUMENT, "eps",
+               "got eps = %.9g; expected eps finite and 0 or more", (double)eps_);
+    tl_host(&call, "ps", ps, count);
+    tl_host(&call, "gs", gs, count);
+    tl_host(&call, "vs", vs, count);
+    tl_host(&call, "ps_out", ps_out, count);
+    tl_host(&call, "vs_out", vs_out, count);
+    tl_lists(&call, 3, 2, count);
+    const float *const *ps_ = tl_input_list(&call, "ps", ps);
+    const float *const *gs_ = tl_input_list(&call, "gs", gs);
+    const float *const *vs_ = tl_input_list(&call, "vs", vs);
+    tl_output_list(&call, "ps_out", ps_out);
+    tl_output_list(&call, "vs_out", vs_out);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, optim, rmsprop_step)(call.ctx, ps_, gs_, vs_, count, call.list.lengths, lr_,
+                                                            alpha_, eps_, weight_decay_, tl_out_list(&call, 0),
+                                                            tl_out_list(&call, 1));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_rmsprop_momentum_step(torchlean_context *context, torchlean_buffer *const *ps,
+                                                           torchlean_buffer *const *gs, torchlean_buffer *const *vs,
+                                                           torchlean_buffer *const *bs, uint32_t count, double lr,
+                                                           double alpha, double eps, double weight_decay,
+                                                           double momentum, torchlean_buffer **ps_out,
+                                                           torchlean_buffer **vs_out, torchlean_buffer **bs_out)
+{
+    tl_call call;
+    tl_enter_context(&call, "torchlean_cuda_buffer_rmsprop_momentum_step", context);
+    call.elementwise = 1;
+    const float lr_ = tl_scalar(lr);
+    const float alpha_ = tl_scalar(alpha);
+    const float eps_ = tl_scalar(eps);
+    const float weight_decay_ = tl_scalar(weight_decay);
+    const float momentum_ = tl_scalar(momentum);
+    tl_require(&call, lr_ >= 0u && lr_ < 3.5e+38, TORCHLEAN_ARGUMENT, "lr",
+               "got lr = %.9g; expected lr finite and 0 or more", (double)lr_);
+    tl_require(&call, weight_decay_ >= 0u && weight_decay_ < 3.5e+38, TORCHLEAN_ARGUMENT, "weight_decay",
+               "got weight_decay = %.9g; expected weight_decay finite and 0 or more", (double)weight_decay_);
+    tl_require(&call, alpha_ >= 0u && alpha_ < 1u, TORCHLEAN_ARGUMENT, "alpha",
+               "got alpha = %.9g; expected 0 <= alpha < 1", (double)alpha_);
+    tl_require(&call, eps_ >= 0u && eps_ < 3.5e+38, TORCHLEAN_ARGUMENT, "eps",
+               "got eps = %.9g; expected eps finite and 0 or more", (double)eps_);
+    tl_require(&call, momentum_ >= 0u && momentum_ < 3.5e+38, TORCHLEAN_ARGUMENT, "momentum",
+               "got momentum = %.9g; expected momentum finite and 0 or more", (double)momentum_);
+    tl_host(&call, "ps", ps, count);
+    tl_host(&call, "gs", gs, count);
+    tl_host(&call, "vs", vs, count);
+    tl_host(&call, "bs", bs, count);
+    tl_host(&call, "ps_out", ps_out, count);
+    tl_host(&call, "vs_out", vs_out, count);
+    tl_host(&call, "bs_out", bs_out, count);
+    tl_lists(&call, 4, 3, count);
+    const float *const *ps_ = tl_input_list(&call, "ps", ps);
+    const float *const *gs_ = tl_input_list(&call, "gs", gs);
+    const float *const *vs_ = tl_input_list(&call, "vs", vs);
+    const float *const *bs_ = tl_input_list(&call, "bs", bs);
+    tl_output_list(&call, "ps_out", ps_out);
+    tl_output_list(&call, "vs_out", vs_out);
+    tl_output_list(&call, "bs_out", bs_out);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, optim, rmsprop_momentum_step)(call.ctx, ps_, gs_, vs_, bs_, count,
+                                                                     call.list.lengths, lr_, alpha_, eps_,
+                                                                     weight_decay_, momentum_, tl_out_list(&call, 0),
+                                                                     tl_out_list(&call, 1), tl_out_list(&call, 2));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_rmsprop_centered_step(torchlean_context *context, torchlean_buffer *const *ps,
+                                                           torchlean_buffer *const *gs, torchlean_buffer *const *vs,
+                                                           torchlean_buffer *const *ms, torchlean_buffer *const *bs,
+                                                           uint32_t count, double lr, double alpha, double eps,
+                                                           double weight_decay, double momentum,
+                                                           torchlean_buffer **ps_out, torchlean_buffer **vs_out,
+                                                           torchlean_buffer **ms_out, torchlean_buffer **bs_out)
+{
+    tl_call call;
+    tl_enter_context(&call, "torchlean_cuda_buffer_rmsprop_centered_step", context);
+    call.elementwise = 1;
+    const float lr_ = tl_scalar(lr);
+    const float alpha_ = tl_scalar(alpha);
+    const float eps_ = tl_scalar(eps);
+    const float weight_decay_ = tl_scalar(weight_decay);
+    const float momentum_ = tl_scalar(momentum);
+    tl_require(&call, lr_ >= 0u && lr_ < 3.5e+38, TORCHLEAN_ARGUMENT, "lr",
+               "got lr = %.9g; expected lr finite and 0 or more", (double)lr_);
+    tl_require(&call, weight_decay_ >= 0u && weight_decay_ < 3.5e+38, TORCHLEAN_ARGUMENT, "weight_decay",
+               "got weight_decay = %.9g; expected weight_decay finite and 0 or more", (double)weight_decay_);
+    tl_require(&call, alpha_ >= 0u && alpha_ < 1u, TORCHLEAN_ARGUMENT, "alpha",
+               "got alpha = %.9g; expected 0 <= alpha < 1", (double)alpha_);
+    tl_require(&call, eps_ >= 0u && eps_ < 3.5e+38, TORCHLEAN_ARGUMENT, "eps",
+               "got eps = %.9g; expected eps finite and 0 or more", (double)eps_);
+    tl_require(&call, momentum_ >= 0u && momentum_ < 3.5e+38, TORCHLEAN_ARGUMENT, "momentum",
+               "got momentum = %.9g; expected momentum finite and 0 or more", (double)momentum_);
+    tl_host(&call, "ps", ps, count);
+    tl_host(&call, "gs", gs, count);
+    tl_host(&call, "vs", vs, count);
+    tl_host(&call, "ms", ms, count);
+    tl_host(&call, "bs", bs, count);
+    tl_host(&call, "ps_out", ps_out, count);
+    tl_host(&call, "vs_out", vs_out, count);
+    tl_host(&call, "ms_out", ms_out, count);
+    tl_host(&call, "bs_out", bs_out, count);
+    tl_lists(&call, 5, 4, count);
+    const float *const *ps_ = tl_input_list(&call, "ps", ps);
+    const float *const *gs_ = tl_input_list(&call, "gs", gs);
+    const float *const *vs_ = tl_input_list(&call, "vs", vs);
+    const float *const *ms_ = tl_input_list(&call, "ms", ms);
+    const float *const *bs_ = tl_input_list(&call, "bs", bs);
+    tl_output_list(&call, "ps_out", ps_out);
+    tl_output_list(&call, "vs_out", vs_out);
+    tl_output_list(&call, "ms_out", ms_out);
+    tl_output_list(&call, "bs_out", bs_out);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, optim, rmsprop_centered_step)(call.ctx, ps_, gs_, vs_, ms_, bs_, count,
+                                                                     call.list.lengths, lr_, alpha_, eps_,
+                                                                     weight_decay_, momentum_, tl_out_list(&call, 0),
+                                                                     tl_out_list(&call, 1), tl_out_list(&call, 2),
+                                                                     tl_out_list(&call, 3));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_lion_step(torchlean_context *context, torchlean_buffer *const *ps,
+                                               torchlean_buffer *const *gs, torchlean_buffer *const *ms,
+                                               uint32_t count, double lr, double beta1, double beta2,
+                                               double weight_decay, torchlean_buffer **ps_out,
+                                               torchlean_buffer **ms_out)
+{
+    tl_call call;
+    tl_enter_context(&call, "torchlean_cuda_buffer_lion_step", context);
+    call.elementwise = 1;
+    const float lr_ = tl_scalar(lr);
+    const float beta1_ = tl_scalar(beta1);
+    const float beta2_ = tl_scalar(beta2);
+    const float weight_decay_ = tl_scalar(weight_decay);
+    tl_require(&call, lr_ >= 0u && lr_ < 3.5e+38, TORCHLEAN_ARGUMENT, "lr",
+               "got lr = %.9g; expected lr finite and 0 or more", (double)lr_);
+    tl_require(&call, weight_decay_ >= 0u && weight_decay_ < 3.5e+38, TORCHLEAN_ARGUMENT, "weight_decay",
+               "got weight_decay = %.9g; expected weight_decay finite and 0 or more", (double)weight_decay_);
+    tl_require(&call, beta1_ >= 0u && beta1_ < 1u, TORCHLEAN_ARGUMENT, "beta1",
+               "got beta1 = %.9g; expected 0 <= beta1 < 1", (double)beta1_);
+    tl_require(&call, beta2_ >= 0u && beta2_ < 1u, TORCHLEAN_ARGUMENT, "beta2",
+               "got beta2 = %.9g; expected 0 <= beta2 < 1", (double)beta2_);
+    tl_host(&call, "ps", ps, count);
+    tl_host(&call, "gs", gs, count);
+    tl_host(&call, "ms", ms, count);
+    tl_host(&call, "ps_out", ps_out, count);
+    tl_host(&call, "ms_out", ms_out, count);
+    tl_lists(&call, 3, 2, count);
+    const float *const *ps_ = tl_input_list(&call, "ps", ps);
+    const float *const *gs_ = tl_input_list(&call, "gs", gs);
+    const float *const *ms_ = tl_input_list(&call, "ms", ms);
+    tl_output_list(&call, "ps_out", ps_out);
+    tl_output_list(&call, "ms_out", ms_out);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, optim, lion_step)(call.ctx, ps_, gs_, ms_, count, call.list.lengths, lr_,
+                                                         beta1_, beta2_, weight_decay_, tl_out_list(&call, 0),
+                                                         tl_out_list(&call, 1));
+    return tl_end(&call);
+}
+
 TL_API int32_t torchlean_cuda_buffer_global_norm(torchlean_context *context, torchlean_buffer *const *gs,
                                                  uint32_t count, torchlean_buffer **out)
 {

@@ -7,6 +7,10 @@ const struct tl_optim_kernels TL_V(tl_cpu_optim_kernels) = {
     .momentum_step = tl_cpu_momentum_step,
     .adam_step = tl_cpu_adam_step,
     .adamw_step = tl_cpu_adamw_step,
+    .rmsprop_step = tl_cpu_rmsprop_step,
+    .rmsprop_momentum_step = tl_cpu_rmsprop_momentum_step,
+    .rmsprop_centered_step = tl_cpu_rmsprop_centered_step,
+    .lion_step = tl_cpu_lion_step,
     .global_norm = tl_cpu_global_norm,
     .clip_scale = tl_cpu_clip_scale,
 };

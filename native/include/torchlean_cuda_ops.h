@@ -841,6 +841,19 @@ TL_API int32_t torchlean_cuda_buffer_mse_loss_bwd(torchlean_buffer *yhat, torchl
                                                   torchlean_buffer *g, uint32_t n, torchlean_buffer **gyhat,
                                                   torchlean_buffer **gtarget);
 
+/* Mean or sum of the binary cross-entropies of targets and the probabilities whose logits are given.
+ * x[n], target[n] -> out[1]
+ * ARGUMENT unless 0 or 1 (mean). */
+TL_API int32_t torchlean_cuda_buffer_bce_with_logits(torchlean_buffer *x, torchlean_buffer *target, uint32_t n,
+                                                     uint32_t mean, torchlean_buffer **out);
+
+/* Vector-Jacobian product of bce_with_logits.
+ * x[n], target[n], g[1] -> gx?[n], gtarget?[n]
+ * ARGUMENT unless 0 or 1 (mean). */
+TL_API int32_t torchlean_cuda_buffer_bce_with_logits_bwd(torchlean_buffer *x, torchlean_buffer *target,
+                                                         torchlean_buffer *g, uint32_t n, uint32_t mean,
+                                                         torchlean_buffer **gx, torchlean_buffer **gtarget);
+
 /* Mean negative log-likelihood of integer labels under the softmax of each row of logits.
  * logits[rows, cols], labels: u32[rows] -> out[1]
  * INDEX unless every label below cols (cols).
@@ -1631,6 +1644,61 @@ TL_API int32_t torchlean_cuda_buffer_adamw_step(torchlean_context *context, torc
                                                 double beta1, double beta2, double eps, double weight_decay,
                                                 torchlean_buffer **ps_out, torchlean_buffer **ms_out,
                                                 torchlean_buffer **vs_out);
+
+/* A step of RMSprop on every tensor of a list.
+ * ps: list[count], gs: list[count], vs: list[count] -> ps_out: list[count], vs_out: list[count]
+ * ARGUMENT unless lr finite and 0 or more (lr).
+ * ARGUMENT unless weight_decay finite and 0 or more (weight_decay).
+ * ARGUMENT unless 0 <= alpha < 1 (alpha).
+ * ARGUMENT unless eps finite and 0 or more (eps). */
+TL_API int32_t torchlean_cuda_buffer_rmsprop_step(torchlean_context *context, torchlean_buffer *const *ps,
+                                                  torchlean_buffer *const *gs, torchlean_buffer *const *vs,
+                                                  uint32_t count, double lr, double alpha, double eps,
+                                                  double weight_decay, torchlean_buffer **ps_out,
+                                                  torchlean_buffer **vs_out);
+
+/* A step of RMSprop with momentum on every tensor of a list.
+ * ps: list[count], gs: list[count], vs: list[count], bs: list[count] -> ps_out: list[count], vs_out: list[count],
+ *   bs_out: list[count]
+ * ARGUMENT unless lr finite and 0 or more (lr).
+ * ARGUMENT unless weight_decay finite and 0 or more (weight_decay).
+ * ARGUMENT unless 0 <= alpha < 1 (alpha).
+ * ARGUMENT unless eps finite and 0 or more (eps).
+ * ARGUMENT unless momentum finite and 0 or more (momentum). */
+TL_API int32_t torchlean_cuda_buffer_rmsprop_momentum_step(torchlean_context *context, torchlean_buffer *const *ps,
+                                                           torchlean_buffer *const *gs, torchlean_buffer *const *vs,
+                                                           torchlean_buffer *const *bs, uint32_t count, double lr,
+                                                           double alpha, double eps, double weight_decay,
+                                                           double momentum, torchlean_buffer **ps_out,
+                                                           torchlean_buffer **vs_out, torchlean_buffer **bs_out);
+
+/* A step of centered RMSprop, by the variance of gradients, on every tensor of a list.
+ * ps: list[count], gs: list[count], vs: list[count], ms: list[count], bs: list[count] -> ps_out: list[count], vs_out:
+ *   list[count], ms_out: list[count], bs_out: list[count]
+ * ARGUMENT unless lr finite and 0 or more (lr).
+ * ARGUMENT unless weight_decay finite and 0 or more (weight_decay).
+ * ARGUMENT unless 0 <= alpha < 1 (alpha).
+ * ARGUMENT unless eps finite and 0 or more (eps).
+ * ARGUMENT unless momentum finite and 0 or more (momentum). */
+TL_API int32_t torchlean_cuda_buffer_rmsprop_centered_step(torchlean_context *context, torchlean_buffer *const *ps,
+                                                           torchlean_buffer *const *gs, torchlean_buffer *const *vs,
+                                                           torchlean_buffer *const *ms, torchlean_buffer *const *bs,
+                                                           uint32_t count, double lr, double alpha, double eps,
+                                                           double weight_decay, double momentum,
+                                                           torchlean_buffer **ps_out, torchlean_buffer **vs_out,
+                                                           torchlean_buffer **ms_out, torchlean_buffer **bs_out);
+
+/* A step of Lion on every tensor of a list, weight decay decoupled.
+ * ps: list[count], gs: list[count], ms: list[count] -> ps_out: list[count], ms_out: list[count]
+ * ARGUMENT unless lr finite and 0 or more (lr).
+ * ARGUMENT unless weight_decay finite and 0 or more (weight_decay).
+ * ARGUMENT unless 0 <= beta1 < 1 (beta1).
+ * ARGUMENT unless 0 <= beta2 < 1 (beta2). */
+TL_API int32_t torchlean_cuda_buffer_lion_step(torchlean_context *context, torchlean_buffer *const *ps,
+                                               torchlean_buffer *const *gs, torchlean_buffer *const *ms,
+                                               uint32_t count, double lr, double beta1, double beta2,
+                                               double weight_decay, torchlean_buffer **ps_out,
+                                               torchlean_buffer **ms_out);
 
 /* The Euclidean norm of all numbers of a list of tensors, left on the device.
  * gs: list[count] -> out[1] */

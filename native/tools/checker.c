@@ -48,7 +48,7 @@ static const struct row table[] = {
     EVERYWHERE(sin, sin, TL_PLAIN),
     EVERYWHERE(cos, cos, TL_PLAIN),
     EVERYWHERE(pow_scalar, pow_scalar, TL_ALGEBRAIC),
-    EVERYWHERE(elu, elu, TL_PLAIN),
+    EVERYWHERE(elu, elu, TL_STICKY_BELOW_0),
     EVERYWHERE(hardswish, hardswish, TL_ALGEBRAIC),
     EVERYWHERE(softsign, softsign, TL_ALGEBRAIC),
     EVERYWHERE(mish, mish, TL_PLAIN),

@@ -25,9 +25,11 @@ from tlspec.entries import Entry
 
 #: how an argument is read out of a value of the driver, by kind
 READ = {
-    "CONTEXT": "CONTEXT_AT({i})", "BUFFER": "BUFFER_AT({i})", "OPTIONAL": "BUFFER_AT({i})", "LIST_IN": "LIST_AT({i})",
+    "CONTEXT": "CONTEXT_AT({i})", "BUFFER": "BUFFER_AT({i})", "OPTIONAL": "BUFFER_AT({i})",
+    "INDEX": "BUFFER_AT({i})", "LIST_IN": "LIST_AT({i})",
     "U32S": "U32S_AT({i})", "F64S": "F64S_AT({i})", "DIM": "DIM_AT({i})", "DIMS": "DIMS_AT({i})", "FLOAT": "FLOAT_AT({i})",
-    "U64": "U64_AT({i})", "OUT": "OUT_AT({i})", "OUT_OPTIONAL": "OUT_AT({i})", "OUT_LIST": "OUT_LIST_AT({i})",
+    "U64": "U64_AT({i})", "OUT": "OUT_AT({i})", "OUT_OPTIONAL": "OUT_AT({i})",
+    "OUT_INDEX": "OUT_AT({i})", "OUT_LIST": "OUT_LIST_AT({i})",
     "OUT_F64S": "F64S_AT({i})",
 }  # fmt: skip
 
@@ -38,12 +40,12 @@ def kinds(e: Entry) -> list[tuple[str, str]]:
     out = [("CONTEXT", "context")] if sig.needs_context else []
     for a in sig.inputs:
         plain = "OPTIONAL" if a.optional else "BUFFER"
-        out.append(({"f32": plain, "list": "LIST_IN", "u32": "U32S", "f64": "F64S"}[a.kind], a.name))
+        out.append(({"f32": plain, "index": "INDEX", "list": "LIST_IN", "u32": "U32S", "f64": "F64S"}[a.kind], a.name))
     out += [("DIMS" if d.startswith("*") else "DIM", d.lstrip("*")) for d in sig.dims]
     out += [({"dims": "DIMS", "u32": "DIM", "u64": "U64", "float": "FLOAT"}[p.kind], p.name) for p in sig.params]
     for a in e.outputs:
         plain = "OUT_OPTIONAL" if a.optional and e.only is None else "OUT"
-        out.append(({"f32": plain, "list": "OUT_LIST", "f64": "OUT_F64S"}[a.kind], a.name))
+        out.append(({"f32": plain, "index": "OUT_INDEX", "list": "OUT_LIST", "f64": "OUT_F64S"}[a.kind], a.name))
     return out
 
 
@@ -80,7 +82,7 @@ def words(e: Entry, case: Case) -> list[int]:
     lists = values.get("lengths")
     out: list[int] = []
     for kind, name in kinds(e):
-        if kind == "BUFFER":
+        if kind in ("BUFFER", "INDEX"):
             x = arrays.get(name)
             out.append(int(np.size(x)) if x is not None else 0)
         elif kind == "OPTIONAL":
@@ -119,8 +121,6 @@ def table(count: int) -> str:
     out = ["/* Written by tools/fuzz_table.py from the registry. */"]
     rows = []
     for e in entries.all_entries():
-        if any(a.kind == "index" for a in (*e.signature.inputs, *e.outputs)):
-            continue  # the driver has float buffers alone
         arguments = kinds(e)
         calls = ", ".join(READ[k].format(i=i) for i, (k, _) in enumerate(arguments))
         out.append(f"static int32_t run_{e.name}(fuzz_value *v)\n{{\n    return {e.symbol}({calls});\n}}\n")

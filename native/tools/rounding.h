@@ -7,8 +7,9 @@
  * transcendental function that is a midpoint itself, which only the ties of the table below can be.
  *
  * x·σ(x) and its gelu form are x/2 plus a positive x² term, for subnormal x too small for any fixed precision next to a tie
- * x/2: below 2^-60 the sum is taken as "a little above x/2" (tl_sticky). Values that are sums and products of few float32
- * (marked algebraic) are exact in quad or farther than 2^-75 from a midpoint, so that the quad value decides, ties included. */
+ * x/2: below 2^-60 the sum is taken as "a little above x/2" (tl_sticky); so is elu for x < 0, which is α·x plus such a
+ * term. Values that are sums and products of few float32 (marked algebraic) are exact in quad or farther than 2^-75 from a
+ * midpoint, so that the quad value decides, ties included. */
 #pragma once
 
 #include <math.h>
@@ -119,7 +120,7 @@ TL_REFERENCES(quad, q_, TL_QUAD)
 
 /* ---- the decision ----------------------------------------------------------------------------------------------------- */
 
-enum { TL_PLAIN = 0, TL_ALGEBRAIC = 1, TL_STICKY = 2 };
+enum { TL_PLAIN = 0, TL_ALGEBRAIC = 1, TL_STICKY = 2, TL_STICKY_BELOW_0 = 3 };
 
 struct tl_reference {
     double (*approximate)(double);
@@ -133,13 +134,23 @@ struct tl_decisions {
     uint64_t precise, undecided;
 };
 
-/* The float32 next to x/2 + (a positive term far below any float32's spacing). */
-static inline float tl_sticky(float x) { return x == 0.0f ? x : (float)nextafter(0.5 * (double)x, INFINITY); }
+/* What the reference is about times x next to 0, with a positive term far below any float32's spacing; 0: no such term. */
+static inline double tl_slope(const struct tl_reference *f, float x)
+{
+    return f->kind == TL_STICKY ? 0.5 : f->kind == TL_STICKY_BELOW_0 && x < 0.0f ? (double)TL_CHECK_ALPHA : 0.0;
+}
+
+/* The float32 next to slope·x + (such a term); the product of two float32 is exact in double. */
+static inline float tl_sticky(double slope, float x)
+{
+    return x == 0.0f ? x : (float)nextafter(slope * (double)x, INFINITY);
+}
 
 /* The correctly rounded float32 of the reference at x. */
 static inline float tl_rounded(const struct tl_reference *f, float x, struct tl_decisions *count)
 {
-    if (f->kind == TL_STICKY && fabsf(x) < 0x1p-60f) return tl_sticky(x);
+    const double slope = tl_slope(f, x);
+    if (slope != 0.0 && fabsf(x) < 0x1p-60f) return tl_sticky(slope, x);
     double r = f->approximate((double)x);
     double margin = fmax(fabs(r) * 0x1p-42, 0x1p-200);
     if ((float)(r - margin) == (float)(r + margin) && !(f->zero != 0.0 && fabs(r) < 0x1p-5)) return (float)r;

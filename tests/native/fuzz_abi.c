@@ -33,6 +33,7 @@ static const uint64_t cap_bytes = UINT64_C(32) << 20;
 
 static void open_run(fuzz_run *f, int32_t device, torchlean_context *shared)
 {
+    static const uint32_t zeros[16];
     f->device = device;
     f->rows = calloc(FUZZ_LENGTHS, sizeof *f->rows);
     f->kept = calloc(FUZZ_LENGTHS, sizeof *f->kept);
@@ -51,11 +52,13 @@ static void open_run(fuzz_run *f, int32_t device, torchlean_context *shared)
     MUST(torchlean_cuda_context_create(TORCHLEAN_CPU, &f->foreign));
     MUST(torchlean_cuda_context_create(TORCHLEAN_CPU, &f->destroyed));
     for (uint32_t i = 0; i < 4; i++)
-        MUST(torchlean_cuda_buffer_zeros(f->foreign, i * 3, &f->abroad[i]));
+        MUST(i & 1 ? torchlean_cuda_index_upload(f->foreign, zeros, i * 3, &f->abroad[i])
+                   : torchlean_cuda_buffer_zeros(f->foreign, i * 3, &f->abroad[i]));
     MUST(torchlean_cuda_buffer_zeros(f->destroyed, 3, &f->orphan));
     MUST(torchlean_cuda_context_destroy(f->destroyed));
-    for (int i = 0; i < 16; i++)
-        MUST(torchlean_cuda_buffer_zeros(f->context, (uint32_t)i, &f->released[i]));
+    for (uint32_t i = 0; i < 16; i++)
+        MUST(i & 1 ? torchlean_cuda_index_upload(f->context, zeros, i, &f->released[i])
+                   : torchlean_cuda_buffer_zeros(f->context, i, &f->released[i]));
     for (int i = 0; i < 16; i++)
         MUST(torchlean_cuda_buffer_release(f->released[i]));
 }

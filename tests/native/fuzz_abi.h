@@ -8,12 +8,20 @@
 #include "formula/random.h"
 #include "torchlean_cuda_ops.h"
 
-enum { FUZZ_ARGUMENTS = 24, FUZZ_LIST = 128, FUZZ_HOST = 1 << 16, FUZZ_PLACES = 12, FUZZ_LENGTHS = 1 << 17 };
+enum {
+    FUZZ_ARGUMENTS = 24,
+    FUZZ_LIST = 128,
+    FUZZ_HOST = 1 << 16,
+    FUZZ_FLOATS = 12,
+    FUZZ_PLACES = 17,
+    FUZZ_LENGTHS = 1 << 17
+};
 
 typedef enum fuzz_kind {
     FUZZ_CONTEXT,
     FUZZ_BUFFER,
     FUZZ_OPTIONAL,
+    FUZZ_INDEX,
     FUZZ_LIST_IN,
     FUZZ_U32S,
     FUZZ_F64S,
@@ -23,11 +31,20 @@ typedef enum fuzz_kind {
     FUZZ_U64,
     FUZZ_OUT,
     FUZZ_OUT_OPTIONAL,
+    FUZZ_OUT_INDEX,
     FUZZ_OUT_LIST,
     FUZZ_OUT_F64S
 } fuzz_kind;
 
-static inline int fuzz_is_output(fuzz_kind kind) { return kind == FUZZ_OUT || kind == FUZZ_OUT_OPTIONAL; }
+static inline int fuzz_is_output(fuzz_kind kind)
+{
+    return kind == FUZZ_OUT || kind == FUZZ_OUT_OPTIONAL || kind == FUZZ_OUT_INDEX;
+}
+static inline int fuzz_is_input(fuzz_kind kind)
+{
+    return kind == FUZZ_BUFFER || kind == FUZZ_OPTIONAL || kind == FUZZ_INDEX;
+}
+static inline int fuzz_is_index(fuzz_kind kind) { return kind == FUZZ_INDEX || kind == FUZZ_OUT_INDEX; }
 
 /* What the driver knows about a handle it passes. */
 typedef enum fuzz_truth {
@@ -70,7 +87,8 @@ typedef struct fuzz_entry {
     fuzz_argument argument[FUZZ_ARGUMENTS];
 } fuzz_entry;
 
-/* The buffers of one length, made when first wanted; their content is a pattern of length and place. */
+/* The buffers of one length, made when first wanted; their content is a pattern of length and place. Of the places the first
+ * FUZZ_FLOATS hold floats, four inputs and then outputs; the others hold indices, four inputs and an output. */
 typedef struct fuzz_row {
     torchlean_buffer *buffer[FUZZ_PLACES];
     uint8_t dirty[FUZZ_PLACES];
@@ -114,6 +132,12 @@ uint64_t fuzz_bad_handle(fuzz_run *f, fuzz_truth *truth);
 torchlean_buffer *fuzz_take(fuzz_run *f, uint32_t n, int place);
 /* True if the buffer of that length and place holds its pattern. */
 int fuzz_intact(fuzz_run *f, uint32_t n, int place);
+/* A place for an input, or for output `number`, of floats or of indices. */
+int fuzz_input_place(fuzz_run *f, int index);
+static inline int fuzz_output_place(int number, int index)
+{
+    return index ? FUZZ_PLACES - 1 : 4 + number % (FUZZ_FLOATS - 4);
+}
 void fuzz_drop_rows(fuzz_run *f);
 double fuzz_seconds(void);
 /* Reports a broken property of the call at hand. */

@@ -26,24 +26,27 @@ int fuzz_print;
 static const double patience = 30; /* seconds a call may take */
 
 /* Whether an array argument of `need` elements is wrong enough that the call must be refused. */
-static int wrong_handle(fuzz_truth truth, uint64_t length, uint64_t need)
+static int wrong_handle(const fuzz_value *a, uint64_t need, fuzz_kind kind)
 {
-    return truth == FUZZ_BAD || truth == FUZZ_FOREIGN || (truth == FUZZ_GOOD && length != need);
+    const int other = (a->place >= FUZZ_FLOATS) != fuzz_is_index(kind);
+    return a->truth == FUZZ_BAD || a->truth == FUZZ_FOREIGN || (a->truth == FUZZ_GOOD && (a->length != need || other));
 }
 
 static int must_refuse(const fuzz_entry *e, const fuzz_value *v, const uint64_t *n)
 {
     for (int i = 0; i < e->arguments; i++) {
         const fuzz_value *a = &v[i];
-        switch (e->argument[i].kind) {
+        const fuzz_kind kind = e->argument[i].kind;
+        switch (kind) {
         case FUZZ_CONTEXT:
             if (a->truth != FUZZ_GOOD) return 1;
             break;
         case FUZZ_BUFFER:
-            if (a->truth == FUZZ_ABSENT || wrong_handle(a->truth, a->length, n[i])) return 1;
+        case FUZZ_INDEX:
+            if (a->truth == FUZZ_ABSENT || wrong_handle(a, n[i], kind)) return 1;
             break;
         case FUZZ_OPTIONAL:
-            if (wrong_handle(a->truth, a->length, n[i])) return 1;
+            if (wrong_handle(a, n[i], kind)) return 1;
             break;
         case FUZZ_DIMS:
             if (a->rank > TL_MAX_RANK || (a->rank && !a->array)) return 1;
@@ -65,6 +68,7 @@ static int must_refuse(const fuzz_entry *e, const fuzz_value *v, const uint64_t 
             }
             break;
         case FUZZ_OUT:
+        case FUZZ_OUT_INDEX:
             if (!a->slot) return 1;
             /* fallthrough */
         case FUZZ_OUT_OPTIONAL:
@@ -74,12 +78,12 @@ static int must_refuse(const fuzz_entry *e, const fuzz_value *v, const uint64_t 
                 int output = fuzz_is_output(e->argument[k].kind);
                 if (k < i && output && v[k].slot == a->slot) return 1;
                 if (a->slot == &a->handle && a->truth == FUZZ_GOOD && k != i && v[k].truth == FUZZ_GOOD) {
-                    int input = e->argument[k].kind == FUZZ_BUFFER || e->argument[k].kind == FUZZ_OPTIONAL;
+                    int input = fuzz_is_input(e->argument[k].kind);
                     int same = v[k].length == a->length && v[k].place == a->place;
                     if (same && ((input && !e->elementwise) || (output && v[k].slot == &v[k].handle))) return 1;
                 }
             }
-            if (a->slot == &a->handle && wrong_handle(a->truth, a->length, n[i])) return 1;
+            if (a->slot == &a->handle && wrong_handle(a, n[i], kind)) return 1;
             break;
         default: break;
         }
@@ -108,6 +112,7 @@ static void print_call(const fuzz_run *f, const fuzz_entry *e, const fuzz_value 
         case FUZZ_CONTEXT:
         case FUZZ_BUFFER:
         case FUZZ_OPTIONAL:
+        case FUZZ_INDEX:
             fprintf(stderr,
                     a->truth == FUZZ_GOOD  ? "%#llx [%llu of %llu]"
                     : a->truth == FUZZ_BAD ? "%#llx bad"
@@ -125,6 +130,7 @@ static void print_call(const fuzz_run *f, const fuzz_entry *e, const fuzz_value 
             break;
         case FUZZ_OUT:
         case FUZZ_OUT_OPTIONAL:
+        case FUZZ_OUT_INDEX:
             if (a->slot)
                 fprintf(stderr, "%s[%llu of %llu]",
                         a->slot != &a->handle ? "shared place "
@@ -164,6 +170,10 @@ static void after_success(fuzz_run *f, const fuzz_entry *e, fuzz_value *v, const
         if (torchlean_cuda_buffer_length(v[i].handle, &got) || got != n[i])
             fuzz_fail(f, e->symbol, "%s: made %u elements, expected %llu", e->argument[i].name, got,
                       (unsigned long long)n[i]);
+        if (got <= FUZZ_LENGTHS &&
+            (fuzz_is_index(kind) ? torchlean_cuda_index_download(v[i].handle, (uint32_t *)f->host, got)
+                                 : torchlean_cuda_buffer_download(v[i].handle, f->host, got)))
+            fuzz_fail(f, e->symbol, "%s: %s", e->argument[i].name, torchlean_cuda_last_error());
         torchlean_cuda_buffer_release(v[i].handle);
     }
 }
@@ -178,7 +188,7 @@ static void check_untouched(fuzz_run *f, const fuzz_entry *e, fuzz_value *v, fuz
                 fuzz_fail(f, e->symbol, "%s: refused, but the slot has changed", e->argument[i].name);
             if (v[i].truth == FUZZ_GOOD && !fuzz_intact(f, (uint32_t)v[i].length, v[i].place))
                 fuzz_fail(f, e->symbol, "%s: refused, but the content has changed", e->argument[i].name);
-        } else if ((kind == FUZZ_BUFFER || kind == FUZZ_OPTIONAL) && v[i].truth == FUZZ_GOOD) {
+        } else if (fuzz_is_input(kind) && v[i].truth == FUZZ_GOOD) {
             if (!f->rows[v[i].length].dirty[v[i].place] && !fuzz_intact(f, (uint32_t)v[i].length, v[i].place))
                 fuzz_fail(f, e->symbol, "%s: the input has changed", e->argument[i].name);
         } else if (kind == FUZZ_OUT_F64S && refused) {
@@ -264,7 +274,8 @@ void fuzz_call(fuzz_run *f, int which)
         /* not to be run: a buffer is missing */
         fuzz_supply(f, e, v, n, own_indices);
         for (int i = 0; i < e->arguments; i++) {
-            if (e->argument[i].kind == FUZZ_BUFFER || e->argument[i].kind == FUZZ_CONTEXT) {
+            if (e->argument[i].kind == FUZZ_BUFFER || e->argument[i].kind == FUZZ_INDEX ||
+                e->argument[i].kind == FUZZ_CONTEXT) {
                 v[i].u = 0;
                 v[i].truth = FUZZ_ABSENT;
             }

@@ -12,7 +12,7 @@
     X(context_synchronize, ask_context) X(context_mark, on_own_context) X(context_elapsed, on_own_context) \
     X(memory_stats, ask_context) X(memory_reset_peak, on_own_context) X(memory_cap, on_own_context) \
     X(memory_collect, on_own_context) X(buffer_empty, make) X(buffer_zeros, make) X(buffer_upload, make) \
-    X(buffer_download, read_back) X(buffer_fill, fill) X(buffer_copy, make) X(buffer_share, make) \
+    X(buffer_download, read_back) X(index_upload, make) X(index_download, read_back) X(buffer_fill, fill) X(buffer_copy, make) X(buffer_share, make) \
     X(buffer_release, release) X(buffer_length, ask) X(buffer_context, ask) X(buffer_references, ask) \
     X(capture_begin, on_own_context) X(capture_end, on_own_context) X(graph_launch, on_no_graph) \
     X(graph_nodes, on_no_graph) X(graph_release, on_no_graph) X(status_name, read_descriptions) \
@@ -48,7 +48,7 @@ static torchlean_context *draw_context(fuzz_run *f, int *want)
 static torchlean_buffer *draw_buffer(fuzz_run *f, int *want, uint32_t *n, int *place)
 {
     *n = fuzz_one_in(f, 32) ? 65535 + (uint32_t)fuzz_below(f, 3) : (uint32_t)fuzz_below(f, 80);
-    *place = (int)fuzz_below(f, FUZZ_PLACES);
+    *place = fuzz_one_in(f, 2) ? fuzz_input_place(f, 1) : (int)fuzz_below(f, FUZZ_PLACES);
     switch (fuzz_below(f, 8)) {
     case 0: *want = REFUSE; return NULL;
     case 1:
@@ -65,7 +65,7 @@ static torchlean_buffer *draw_buffer(fuzz_run *f, int *want, uint32_t *n, int *p
 }
 
 /* A slot for an output of n elements of the context at hand; with a buffer in it that may fit. */
-static torchlean_buffer **draw_slot(fuzz_run *f, int *want, torchlean_buffer **slot, uint32_t n, int *place)
+static torchlean_buffer **draw_slot(fuzz_run *f, int *want, torchlean_buffer **slot, uint32_t n, int index, int *place)
 {
     *slot = NULL;
     *place = -1;
@@ -80,13 +80,15 @@ static torchlean_buffer **draw_slot(fuzz_run *f, int *want, torchlean_buffer **s
     case 2:
     case 3:
         if (n < 70000) {
-            *place = 4 + (int)fuzz_below(f, FUZZ_PLACES - 4);
+            const int other = fuzz_one_in(f, 4); /* indices for floats and the reverse */
+            if (other) *want = REFUSE;
+            *place = fuzz_output_place((int)fuzz_below(f, FUZZ_FLOATS), index ^ other);
             *slot = fuzz_take(f, n, *place);
         }
         return slot;
     case 4:
-        *place = 4;
-        *slot = fuzz_take(f, n == 13 ? 14 : 13, 4);
+        *place = fuzz_output_place(0, index);
+        *slot = fuzz_take(f, n == 13 ? 14 : 13, *place);
         *want = REFUSE;
         return slot;
     default: return slot;
@@ -116,7 +118,8 @@ static int32_t make(fuzz_run *f, int which)
     torchlean_buffer *slot, **out;
     int32_t status;
     uint32_t n = fuzz_one_in(f, 4) ? fuzz_size(f) : (uint32_t)fuzz_below(f, 80);
-    if (which == CORE_buffer_upload) /* as many as there are */
+    const int uploads = which == CORE_buffer_upload || which == CORE_index_upload;
+    if (uploads) /* as many as there are */
         n %= FUZZ_LENGTHS;
     torchlean_context *context = NULL;
     torchlean_buffer *source = NULL;
@@ -124,10 +127,10 @@ static int32_t make(fuzz_run *f, int which)
         source = draw_buffer(f, &want, &n, &source_place);
     else
         context = draw_context(f, &want);
-    out = draw_slot(f, &want, &slot, n, &place);
+    out = draw_slot(f, &want, &slot, n, which == CORE_index_upload || source_place >= FUZZ_FLOATS, &place);
     torchlean_buffer *before = slot;
     const float *host = f->host;
-    if (which == CORE_buffer_upload && fuzz_one_in(f, 6)) {
+    if (uploads && fuzz_one_in(f, 6)) {
         host = NULL;
         want = n ? REFUSE : want;
     }
@@ -135,6 +138,7 @@ static int32_t make(fuzz_run *f, int which)
     case CORE_buffer_empty: status = torchlean_cuda_buffer_empty(context, n, out); break;
     case CORE_buffer_zeros: status = torchlean_cuda_buffer_zeros(context, n, out); break;
     case CORE_buffer_upload: status = torchlean_cuda_buffer_upload(context, host, n, out); break;
+    case CORE_index_upload: status = torchlean_cuda_index_upload(context, (const uint32_t *)host, n, out); break;
     case CORE_buffer_share:
         if (before) want = REFUSE;
         status = torchlean_cuda_buffer_share(source, out);
@@ -157,9 +161,13 @@ static int32_t read_back(fuzz_run *f, int which)
     int bad = want == REFUSE;
     asked = fuzz_one_in(f, 4) ? fuzz_size(f) : n;
     float *host = fuzz_one_in(f, 6) ? NULL : f->host;
-    if (asked != n || (!host && asked)) want = REFUSE;
+    const int index = which == CORE_index_download;
+    if (asked != n || (!host && asked) || index != (place >= FUZZ_FLOATS)) want = REFUSE;
     f->host[0] = 77.0f;
-    int32_t status = check(f, which, torchlean_cuda_buffer_download(buffer, host, asked), want == REFUSE);
+    int32_t status = check(f, which,
+                           index ? torchlean_cuda_index_download(buffer, (uint32_t *)host, asked)
+                                 : torchlean_cuda_buffer_download(buffer, host, asked),
+                           want == REFUSE);
     if (status && f->host[0] != 77.0f) fuzz_fail(f, symbol, "refused, but host memory has changed");
     if (!bad && !fuzz_intact(f, n, place)) fuzz_fail(f, symbol, "the buffer has changed");
     return status;
@@ -212,7 +220,8 @@ static int32_t fill(fuzz_run *f, int which)
     int want = EITHER, place;
     uint32_t n;
     torchlean_buffer *buffer = draw_buffer(f, &want, &n, &place);
-    int32_t status = check(f, which, torchlean_cuda_buffer_fill(buffer, fuzz_real(f)), want == REFUSE);
+    int32_t status =
+        check(f, which, torchlean_cuda_buffer_fill(buffer, fuzz_real(f)), want == REFUSE || place >= FUZZ_FLOATS);
     if (!status) f->rows[n].dirty[place] = 1;
     return status;
 }

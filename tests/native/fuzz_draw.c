@@ -92,14 +92,25 @@ uint64_t fuzz_bad_handle(fuzz_run *f, fuzz_truth *truth)
 
 /* ---- buffers --------------------------------------------------------------------------------------------------- */
 
-/* Of a row's places the first four are inputs, the others outputs. */
-static float pattern(uint32_t n, int place, uint32_t i)
+int fuzz_input_place(fuzz_run *f, int index) { return FUZZ_FLOATS * index + (int)fuzz_below(f, 4); }
+
+/* Indices that lie within most dimensions, some far out, all the same, any. */
+static uint32_t index_pattern(uint64_t bits, int place)
+{
+    static const uint32_t below[] = {7, 7, 1};
+    if (place - FUZZ_FLOATS == 1 && bits % 5 == 0) return UINT32_MAX - (bits >> 60);
+    return place - FUZZ_FLOATS < 3 ? (uint32_t)(bits >> 32) % below[place - FUZZ_FLOATS] : (uint32_t)bits;
+}
+
+/* The bits of a row's element. */
+static uint32_t pattern(uint32_t n, int place, uint32_t i)
 {
     static const float special[] = {0.0f, -0.0f, 1e-42f, -1e38f, 1e38f, 1.0f};
     uint64_t bits = tl_mix((uint64_t)n << 36 ^ (uint64_t)place << 32 ^ i);
+    if (place >= FUZZ_FLOATS) return index_pattern(bits, place);
     if (place % 4 == 3 && bits % 5 == 0)
-        return bits % 3 ? special[bits / 5 % 6] : bits & 64 ? __builtin_nanf("") : __builtin_inff();
-    return (float)(int32_t)(bits >> 40 & 0xffff) / 8192.0f - 4.0f;
+        return tl_bits(bits % 3 ? special[bits / 5 % 6] : bits & 64 ? __builtin_nanf("") : __builtin_inff());
+    return tl_bits((float)(int32_t)(bits >> 40 & 0xffff) / 8192.0f - 4.0f);
 }
 
 void fuzz_drop_rows(fuzz_run *f)
@@ -119,12 +130,16 @@ torchlean_buffer *fuzz_take(fuzz_run *f, uint32_t n, int place)
 {
     fuzz_row *row = &f->rows[n];
     if (row->buffer[place] && !row->dirty[place]) return row->buffer[place];
-    for (uint32_t i = 0; i < n; i++)
-        f->host[i] = pattern(n, place, i);
+    for (uint32_t i = 0; i < n; i++) {
+        const uint32_t bits = pattern(n, place, i);
+        memcpy(&f->host[i], &bits, sizeof bits);
+    }
     int first = 1, made = !row->buffer[place];
     for (int i = 0; i < FUZZ_PLACES; i++)
         first &= !row->buffer[i];
-    int32_t status = torchlean_cuda_buffer_upload(f->context, f->host, n, &row->buffer[place]);
+    int32_t status = place < FUZZ_FLOATS
+                         ? torchlean_cuda_buffer_upload(f->context, f->host, n, &row->buffer[place])
+                         : torchlean_cuda_index_upload(f->context, (uint32_t *)f->host, n, &row->buffer[place]);
     if (status) {
         fuzz_fail(f, "torchlean_cuda_buffer_upload", "a buffer of %u elements: status %d (%s)", n, status,
                   torchlean_cuda_last_error());
@@ -143,9 +158,11 @@ torchlean_buffer *fuzz_take(fuzz_run *f, uint32_t n, int place)
 int fuzz_intact(fuzz_run *f, uint32_t n, int place)
 {
     torchlean_buffer *buffer = f->rows[n].buffer[place];
-    if (torchlean_cuda_buffer_download(buffer, f->host, n)) return 0;
+    if (place < FUZZ_FLOATS ? torchlean_cuda_buffer_download(buffer, f->host, n)
+                            : torchlean_cuda_index_download(buffer, (uint32_t *)f->host, n))
+        return 0;
     for (uint32_t i = 0; i < n; i++) {
-        float want = pattern(n, place, i);
+        uint32_t want = pattern(n, place, i);
         if (memcmp(&f->host[i], &want, sizeof want)) return 0;
     }
     return 1;

@@ -29,9 +29,11 @@ void fuzz_read_case(const fuzz_entry *e, const uint64_t *w, fuzz_value *v)
     for (int i = 0; i < e->arguments; i++) {
         v[i].truth = FUZZ_ABSENT;
         v[i].no_list = 0;
+        v[i].length = 0;
         v[i].slot = NULL;
         switch (e->argument[i].kind) {
-        case FUZZ_BUFFER: v[i].length = *w++; break;
+        case FUZZ_BUFFER:
+        case FUZZ_INDEX: v[i].length = *w++; break;
         case FUZZ_OPTIONAL: v[i].u = *w++; break;
         case FUZZ_DIM:
         case FUZZ_U64: v[i].u = *w++; break;
@@ -94,7 +96,7 @@ int fuzz_too_much(const fuzz_entry *e, const fuzz_value *v, const uint64_t *n)
         /* an output's element looks at every place of its window, inside the image or not; a query at every key */
         const int twice = strncmp(e->argument[i].name, "kernel", 6) == 0 ||
                           (strcmp(e->argument[i].name, "n") == 0 && strstr(e->symbol, "attention"));
-        empty |= (kind == FUZZ_BUFFER || fuzz_is_output(kind)) && n[i] == 0;
+        empty |= (kind == FUZZ_BUFFER || kind == FUZZ_INDEX || fuzz_is_output(kind)) && n[i] == 0;
         for (uint32_t k = 0; kind == FUZZ_DIMS && k < v[i].rank && k < TL_MAX_RANK; k++)
             product *= pow(v[i].list[k] ? (double)v[i].list[k] : 1, 1 + twice);
         if (kind == FUZZ_DIM) product *= pow(v[i].u ? (double)v[i].u : 1, 1 + twice);
@@ -107,6 +109,7 @@ static void give_output(fuzz_run *f, const fuzz_entry *e, fuzz_value *v, int i, 
     v[i].handle = NULL;
     v[i].slot = &v[i].handle;
     v[i].truth = FUZZ_ABSENT;
+    v[i].length = n;
     uint64_t way = fuzz_below(f, 20);
     if (way < 10 || n >= FUZZ_LENGTHS) return;
     if (e->argument[i].kind == FUZZ_OUT_OPTIONAL && way < 13) {
@@ -114,11 +117,10 @@ static void give_output(fuzz_run *f, const fuzz_entry *e, fuzz_value *v, int i, 
         return;
     }
     v[i].truth = FUZZ_GOOD;
-    v[i].length = n;
     if (e->elementwise && way == 19 && input >= 0 && v[input].length == n && v[input].truth == FUZZ_GOOD) {
         v[i].place = v[input].place; /* in place */
     } else {
-        v[i].place = 4 + i % (FUZZ_PLACES - 4);
+        v[i].place = fuzz_output_place(i, fuzz_is_index(e->argument[i].kind));
     }
     v[i].handle = fuzz_take(f, (uint32_t)n, v[i].place);
 }
@@ -137,8 +139,9 @@ void fuzz_supply(fuzz_run *f, const fuzz_entry *e, fuzz_value *v, const uint64_t
             if (!v[i].u) break;
             /* fallthrough */
         case FUZZ_BUFFER:
+        case FUZZ_INDEX:
             v[i].length = n[i] < FUZZ_LENGTHS ? n[i] : fuzz_below(f, 64);
-            v[i].place = (int)fuzz_below(f, 4);
+            v[i].place = fuzz_input_place(f, fuzz_is_index(e->argument[i].kind));
             v[i].u = (uint64_t)(uintptr_t)fuzz_take(f, (uint32_t)v[i].length, v[i].place);
             v[i].truth = FUZZ_GOOD;
             if (input < 0) input = i;
@@ -160,21 +163,22 @@ void fuzz_supply(fuzz_run *f, const fuzz_entry *e, fuzz_value *v, const uint64_t
             break;
         case FUZZ_LIST_IN:
             for (uint32_t k = 0; k < v[i].rank; k++) {
-                v[i].places[k] = (int16_t)(k ? fuzz_below(f, 4) : FUZZ_PLACES - 1);
+                v[i].places[k] = (int16_t)(k ? fuzz_below(f, 4) : FUZZ_FLOATS - 1);
                 v[i].handles[k] = fuzz_take(f, v[i].lengths[k], v[i].places[k]);
                 v[i].truths[k] = FUZZ_GOOD;
             }
             break;
         case FUZZ_OUT:
-        case FUZZ_OUT_OPTIONAL: give_output(f, e, v, i, n[i], outputs++ ? -1 : input); break;
+        case FUZZ_OUT_OPTIONAL:
+        case FUZZ_OUT_INDEX: give_output(f, e, v, i, n[i], outputs++ ? -1 : input); break;
         case FUZZ_OUT_LIST:
             for (uint32_t k = 0; k < v[i].rank; k++) {
                 v[i].handles[k] = NULL;
                 v[i].truths[k] = FUZZ_ABSENT;
             }
             if (v[i].rank && !outputs++ && fuzz_one_in(f, 3)) { /* in place: nothing else is at the last place */
-                v[i].places[0] = FUZZ_PLACES - 1;
-                v[i].handles[0] = fuzz_take(f, v[i].lengths[0], FUZZ_PLACES - 1);
+                v[i].places[0] = FUZZ_FLOATS - 1;
+                v[i].handles[0] = fuzz_take(f, v[i].lengths[0], FUZZ_FLOATS - 1);
                 v[i].truths[0] = FUZZ_GOOD;
             }
             break;
@@ -194,15 +198,18 @@ void fuzz_spoil(fuzz_run *f, const fuzz_entry *e, fuzz_value *v, int i)
         break;
     case FUZZ_BUFFER:
     case FUZZ_OPTIONAL:
+    case FUZZ_INDEX:
         if (fuzz_one_in(f, 4)) {
             a->u = 0;
             a->truth = FUZZ_ABSENT;
         } else if (fuzz_one_in(f, 3)) {
-            a->length = fuzz_one_in(f, 2) ? (a->length + (fuzz_one_in(f, 2) ? 1 : FUZZ_LENGTHS - 1)) % FUZZ_LENGTHS
-                                          : fuzz_below(f, 300);
+            const int other = fuzz_one_in(f, 3); /* indices for floats and the reverse, of the right length */
+            if (!other)
+                a->length = fuzz_one_in(f, 2) ? (a->length + (fuzz_one_in(f, 2) ? 1 : FUZZ_LENGTHS - 1)) % FUZZ_LENGTHS
+                                              : fuzz_below(f, 300);
             if (a->length > 5000) a->length = 0;
-            a->place = 0;
-            a->u = (uint64_t)(uintptr_t)fuzz_take(f, (uint32_t)a->length, 0);
+            a->place = FUZZ_FLOATS * (fuzz_is_index(e->argument[i].kind) ^ other);
+            a->u = (uint64_t)(uintptr_t)fuzz_take(f, (uint32_t)a->length, a->place);
             a->truth = FUZZ_GOOD;
         } else {
             a->u = fuzz_bad_handle(f, &a->truth);
@@ -230,11 +237,13 @@ void fuzz_spoil(fuzz_run *f, const fuzz_entry *e, fuzz_value *v, int i)
             uint32_t k = (uint32_t)fuzz_below(f, a->rank);
             fuzz_truth truth;
             a->handles[k] = (torchlean_buffer *)(uintptr_t)(fuzz_one_in(f, 3) ? 0 : fuzz_bad_handle(f, &truth));
+            if (fuzz_one_in(f, 3)) a->handles[k] = fuzz_take(f, a->lengths[k], FUZZ_FLOATS);
             a->truths[k] = a->handles[k] ? FUZZ_BAD : FUZZ_ABSENT;
         }
         break;
     case FUZZ_OUT:
-    case FUZZ_OUT_OPTIONAL: {
+    case FUZZ_OUT_OPTIONAL:
+    case FUZZ_OUT_INDEX: {
         int other = (int)fuzz_below(f, (uint64_t)e->arguments);
         switch (fuzz_below(f, 4)) {
         case 0: a->slot = NULL; break;
@@ -243,7 +252,8 @@ void fuzz_spoil(fuzz_run *f, const fuzz_entry *e, fuzz_value *v, int i)
             a->slot = &a->handle;
             break;
         case 2: /* another argument's buffer, or its place */
-            if (e->argument[other].kind == FUZZ_BUFFER && v[other].truth == FUZZ_GOOD) {
+            if ((e->argument[other].kind == FUZZ_BUFFER || e->argument[other].kind == FUZZ_INDEX) &&
+                v[other].truth == FUZZ_GOOD) {
                 a->handle = (torchlean_buffer *)(uintptr_t)v[other].u;
                 if (f->twin_count < FUZZ_ARGUMENTS && fuzz_one_in(f, 2)) {
                     torchlean_buffer *twin = NULL;
@@ -260,9 +270,9 @@ void fuzz_spoil(fuzz_run *f, const fuzz_entry *e, fuzz_value *v, int i)
                 a->slot = v[other].slot;
             }
             break;
-        default: /* another length */
-            a->length = fuzz_below(f, 300);
-            a->place = 4 + i % (FUZZ_PLACES - 4);
+        default: /* another length, or another type */
+            if (a->length > 5000 || fuzz_one_in(f, 2)) a->length = fuzz_below(f, 300);
+            a->place = fuzz_output_place(i, fuzz_is_index(e->argument[i].kind) ^ fuzz_one_in(f, 3));
             a->handle = fuzz_take(f, (uint32_t)a->length, a->place);
             a->slot = &a->handle;
             a->truth = FUZZ_GOOD;

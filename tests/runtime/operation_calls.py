@@ -542,6 +542,7 @@ CALLS: dict[str, list[Call]] = {
     ],
     "binary_cross_entropy_with_logits": [
         *of("binary_cross_entropy_with_logits", lambda x, t: bce(x, t).mean(), ((2, 3), (2, 3))),
+        *of("binary_cross_entropy_with_logits", lambda x, t: bce(x, t).sum(), ((7,), (7,)), reduction="sum"),
         Call(
             ((2, 3), (2, 3)),
             lambda t, x, y: t.binary_cross_entropy_with_logits(x, y, WEIGHTS[:3], "sum", WEIGHTS[2:, None]),

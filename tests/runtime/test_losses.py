@@ -85,3 +85,14 @@ def test_zeros_of_a_divergence() -> None:
             s.const([1e30, -1e30, 200.0]), s.const([1.0, 0.0, 0.0]), reduction="none"
         )
         assert far.numpy().tolist() == [0.0, 0.0, 200.0]
+
+
+def test_binary_cross_entropy_of_saturated_logits() -> None:
+    """Small losses and gradients are not differences of large numbers."""
+    with Session("cpu") as s:
+        x, tail = s.param([40.0, -40.0, 1e30], "x"), np.exp(-40.0)
+        loss = s.binary_cross_entropy_with_logits(x, s.const([1.0, 0.0, 1.0]), reduction="sum")
+        s.backward(loss)
+        np.testing.assert_array_max_ulp(np.float32(loss.item()), np.float32(2 * tail), 3)
+        np.testing.assert_array_max_ulp(x.grad.numpy(), np.array([-tail, tail, 0], np.float32), 1)
+        assert s.binary_cross_entropy_with_logits(s.zeros(0), s.zeros(0), reduction="sum").item() == 0

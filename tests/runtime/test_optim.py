@@ -32,11 +32,57 @@ def test_a_run_is_the_kernels_called_by_hand(device, kind):
         optimizer.close()
 
 
+RATES = {"lr": 0.03, "weight_decay": 0.1}
+MEAN = {**RATES, "alpha": 0.7, "eps": 1e-3}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("kind", "kernel", "states", "chosen", "others"),
+    [
+        (optim.RMSprop, kernels.rmsprop_step, 1, MEAN, {}),
+        (optim.RMSprop, kernels.rmsprop_momentum_step, 2, {**MEAN, "momentum": 0.5}, {}),
+        (optim.RMSprop, kernels.rmsprop_centered_step, 3, {**MEAN, "momentum": 0.0}, {"centered": True}),
+        (optim.RMSprop, kernels.rmsprop_centered_step, 3, {**MEAN, "momentum": 0.5}, {"centered": True}),
+        (optim.Lion, kernels.lion_step, 1, {**RATES, "beta1": 0.7, "beta2": 0.95}, {}),
+    ],
+)
+def test_steps_without_a_count_are_the_kernels_called_by_hand(device, kind, kernel, states, chosen, others):
+    start = np.random.default_rng(2).standard_normal(7).astype(np.float32)
+    with Session(device) as s:
+        w = s.param(start, "w")
+        optimizer, held = kind([w], **chosen, **others), [[s.device.zeros(7)] for _ in range(states)]
+        p = s.device.buffer(start)
+        for t in range(1, 4):
+            g = s.backward(s.reduce_sum(s.square(w)))[w]
+            kernel([p], [g.buffer], *held, out=([p], *held), **chosen)
+            optimizer.step()
+            assert w.numpy().tobytes() == p.numpy().tobytes() != start.tobytes(), t
+            s.reset()
+        assert [a.tobytes() for a in optimizer.state()[1].values()] == [b.numpy().tobytes() for [b] in held]
+        optimizer.close()
+
+
+def test_states_of_rmsprop_are_chosen_when_it_is_made(s):
+    """Neither the momentum nor the variance can be asked for later, nor the variance be left."""
+    w = s.param([1.0], "w")
+    plain, centered = optim.RMSprop([w]), optim.RMSprop([w], centered=True)
+    plain.momentum = 0.5
+    assert_raises_regex(ValueError, "got 0.5, False set later", plain._require_valid_settings)
+    plain.momentum, plain.centered = 0.0, True
+    assert_raises_regex(ValueError, "got 0.0, True set later", plain._require_valid_settings)
+    centered.momentum, centered.centered = 0.5, False
+    assert_raises_regex(ValueError, "got 0.5, False set later", centered._require_valid_settings)
+    assert_raises_regex(ValueError, "alpha: got 1, expected 0 <= alpha < 1", optim.RMSprop, [w], alpha=1)
+
+
 OPTIMIZERS = {
     "sgd": lambda p: optim.SGD(p, lr=0.1, weight_decay=0.1),
     "nesterov": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
     "adam": lambda p: optim.Adam(p, lr=0.1, weight_decay=0.1),
     "adamw": lambda p: optim.AdamW(p, lr=0.1, weight_decay=0.1),
+    "centered": lambda p: optim.RMSprop(p, lr=0.1, momentum=0.5, weight_decay=0.1, centered=True),
+    "lion": lambda p: optim.Lion(p, lr=0.1, weight_decay=0.1),
 }
 
 

@@ -16,6 +16,9 @@ GROUPS: dict[str, Any] = {
     "momentum of one group": (optim.SGD, {"lr": 0.03, "momentum": 0.9, "nesterov": True}, None),
     "adam": (optim.Adam, {"lr": 0.5, "beta1": 0.5, "beta2": 0.75}, {"lr": 0.5, "betas": (0.5, 0.75)}),
     "adamw": (optim.AdamW, {"weight_decay": 0.5, "eps": 1e-3}, None),
+    "momentum of one group of rmsprop": (optim.RMSprop, {"alpha": 0.5, "momentum": 0.5}, None),
+    "variance of one group": (optim.RMSprop, {"centered": True, "eps": 0.5}, None),
+    "lion": (optim.Lion, {"beta1": 0.5, "beta2": 0.75}, {"betas": (0.5, 0.75)}),
 }
 
 

@@ -35,8 +35,20 @@ def test_schedules_with_warmup():
     assert [schedules.warmup_stable_decay(k, peak=1.0, total=2, warmup=0, decay=0) for k in range(2)] == [1.0, 1.0]
 
 
+def test_cosine_and_polynomial_rise_alike():
+    rise = [0.5, 1.0, 1.0]
+    assert [schedules.cosine(k, peak=1.0, total=4, warmup=2) for k in (0, 1, 2, 3, 4, 9)] == [*rise, 0.5, 0, 0]
+    falls = [schedules.polynomial(k, peak=1.0, total=4, warmup=2, power=2.0, final=0.5) for k in (0, 1, 2, 3, 4, 9)]
+    assert falls == [*rise, 0.625, 0.5, 0.5]
+    assert schedules.cosine(2, peak=1.0, total=2, warmup=2, final=0.25) == 0.25
+
+
 def test_schedules_refuse():
     for call, said in (
+        (
+            lambda: schedules.cosine(0, peak=1.0, total=2, warmup=3),
+            "cosine: warmup: got 3, expected 0 <= warmup <= total",
+        ),
         (lambda: schedules.cosine_restarts(0, peak=1.0, period=0), "period, growth: got 0, 1"),
         (lambda: schedules.inverse_sqrt(0, peak=1.0, warmup=0), "warmup: got 0"),
         (lambda: schedules.polynomial(0, peak=1.0, total=2, warmup=3), "warmup: got 3"),

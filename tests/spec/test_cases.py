@@ -11,7 +11,7 @@ from numpy.testing import assert_raises_regex
 from tests import ROOT
 from tlspec import cases, registry
 from tlspec.bounds import FREE
-from tlspec.cases import Case, Draw, build_case, data_classes, draw_case, fill, generator
+from tlspec.cases import Case, Draw, build_case, data_classes, draw_case, draw_cases, fill, generator
 from tlspec.registry import Op
 
 
@@ -208,3 +208,16 @@ def test_checks_can_be_broken(row: Op) -> None:
         values = cases.break_check(row, check)
         assert values is not None, check.expression
         assert cases.refused_by(row, values) is check
+
+
+@pytest.mark.parametrize("data", ["normal", "integers", "special"])
+@pytest.mark.parametrize("name", ["conv", "mul", "softmax", "gather_rows", "adam_step"])
+def test_directions_drawn_together_are_those_drawn_alone(name: str, data: str) -> None:
+    row = registry.get(name)
+    which = ["forward", "vjp"] if row.vjp_rule is not None else ["forward"]
+    for seed in range(6):
+        for case in draw_cases(row, seed, data, "edges", which):
+            alone = draw_case(row, seed, data, "edges", case.which)
+            assert case.line == alone.line and case.values == alone.values and case.which == which[case.which == "vjp"]
+            for one, two in zip(case.arguments.items(), alone.arguments.items(), strict=True):
+                assert one[0] == two[0] and (one[1] is two[1] is None or one[1].tobytes() == two[1].tobytes())  # type: ignore[union-attr]

@@ -144,6 +144,8 @@ PROMISED: dict[str, dict[str, set[object]]] = {
     "momentum_step": {"nesterov": {0, 1}, "momentum": {0.9, 0.99, 0.0}, "dampening": {0.0, 0.5, 1.0}},
     "adam_step": {"lr": {0.001, 0.0}, "beta1": {0.9, 0.0, 1 - 2.0**-24}, "beta2": {0.999, 0.0, 1 - 2.0**-24},
                   "eps": {1e-8, 0.0, 1e-3}, "step": {1, 2, 10, 1000, 10**6, 2**32, 2**63 - 1}},
+    "rmsprop_centered_step": {"alpha": {0.99, 0.0, 1 - 2.0**-24}, "eps": {1e-8, 0.0, 1e-3}, "momentum": {0.9, 0.0}},
+    "lion_step": {"beta1": {0.9, 0.0, 1 - 2.0**-24}, "beta2": {0.99, 0.0, 1 - 2.0**-24}},
     "clip_scale": {"max_norm": {0.0, 1.0}, "eps": {1e-6, 0.0}},
 }  # fmt: skip
 

@@ -106,6 +106,25 @@ def test_nothing_is_claimed_where_the_sign_of_a_square_is_open(name: str) -> Non
         assert np.array_equal(np.isfinite(found[0]), np.full(5, claimed)) and np.isfinite(found[1:]).all(), v
 
 
+@pytest.mark.operations("lion_step", "rmsprop_centered_step")
+def test_what_is_claimed_where_lists_cancel() -> None:
+    """A sign that rounding decides may be the other one, 2·lr away, and that of zeros is 0; a variance below 0 is 0."""
+    row, g = registry.get("lion_step"), np.float32([0.1, 0.7, 0.0, 1.0]).astype(np.float64)
+    scalars = {"lr": 0.5, "beta1": 0.5, "beta2": 0.5, "weight_decay": 0.0}
+    inputs = {"ps": 0 * g, "gs": g, "ms": np.array([-1, -1, 1, 1]) * g}
+    p, m = outputs = row.reference(*inputs.values(), **scalars)
+    error = row.bound.tolerance(row.reference, outputs, inputs, scalars)
+    assert p.tolist() == [0, 0, 0, -0.5] and m.tolist() == [0, 0, 0, 1.0]
+    assert (error[0][:2] >= 1).all() and (error[0][2:] < 1e-6).all() and (error[1] < 1e-6).all()
+    row, zeros = registry.get("rmsprop_centered_step"), np.zeros(2)
+    scalars = {"lr": 0.5, "alpha": 0.5, "eps": 0.25, "weight_decay": 0.0, "momentum": 0.0}
+    inputs = {"ps": zeros, "gs": zeros + 2, "vs": np.array([0, 4.0]), "ms": np.array([8.0, 0]), "bs": zeros}
+    p, v, mean, b = outputs = row.reference(*inputs.values(), **scalars)
+    assert b.tolist() == [8, 2 / (3**0.5 + 0.25)] and p.tolist() == (-0.5 * b).tolist()
+    assert (v.tolist(), mean.tolist()) == ([2, 4], [5, 1])
+    assert (row.bound.tolerance(row.reference, outputs, inputs, scalars)[0] < 1e-5).all()
+
+
 @pytest.mark.operations("layer_norm", "batchnorm_channel_first")
 def test_pairs_of_norms() -> None:
     cases = {

@@ -172,7 +172,12 @@ DEFECTS: list[tuple[str, Callable[[Op], bool], Callable[[Inside], Lists]]] = [
     ("nesterov ignored", has("nesterov"), lambda c: c.run(nesterov=0)),
     ("learning rate in half precision", has("lr"), lambda c: c.run(lr=float(np.float16(c.arguments["lr"])))),
     ("decay coupled", named("adamw_step"), coupled),
-    ("eps inside the root", has("beta2"), eps_in_the_root),
+    (
+        "eps inside the root",
+        lambda row: has("eps")(row) and "vs" in {a.name for a in row.signature.lists},
+        eps_in_the_root,
+    ),
+    ("momentum ignored", has("momentum"), lambda c: c.run(momentum=0.0)),
     ("squares in float32", named("global_norm"), float32_squares),
     ("one tensor not in the norm", named("global_norm"), lambda c: c.run(**{c.first: c.list(c.first)[:-1]})),
     (

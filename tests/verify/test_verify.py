@@ -33,6 +33,7 @@ def some(where: object) -> Op:
 
 
 ELEMENTWISE = some(lambda r: r.signature.elementwise and not r.signature.params and len(r.signature.inputs) == 1)
+SLIDING = registry.get("avg_pool")
 SHAPED = some(lambda r: len(r.signature.inputs) == 2 and len(r.signature.buffers) == 2 and len(r.signature.dims) >= 3)
 
 
@@ -311,6 +312,22 @@ def test_unreached_geometry_class_fails(monkeypatch: pytest.MonkeyPatch, capsys:
     words = capsys.readouterr().out
     assert "'never'" in words and "geometry classes were reached" in words
     assert verify.main(["--ops", ELEMENTWISE.name, "--device", "cpu", "--size", "small"]) == 0
+
+
+def test_few_cases_reach_every_geometry_class() -> None:
+    """Those of one case besides a class that is never reached, which fails; a run of one data class promises none."""
+    row = replace(
+        SLIDING, drawing=replace(SLIDING.drawing, classes={**SLIDING.drawing.classes, "never": lambda: False})
+    )
+    checks = verifier.Verifier({"cpu": verify_run.Runtime("cpu")}, verifier.Settings(cases=1))
+    results = checks.check(row)
+    assert [r.which for r in results] == ["forward", "vjp"]
+    for result in results:
+        assert [name for name, count in result.classes.items() if not count] == ["never"]
+        (failure,) = result.failures
+        assert failure.kind == "coverage" and "'never'" in failure.detail
+    checks.settings = verifier.Settings(cases=1, data=("normal",))
+    assert all(r.ok and not all(r.classes.values()) for r in checks.check(row))
 
 
 def test_processes_find_what_one_finds(tmp_path: Path) -> None:

@@ -139,15 +139,12 @@ def indices(
     read: Callable[[str, str, npt.ArrayLike], npt.NDArray[np.uint32]] = convert.places,
 ) -> Any:  # fmt: skip
     """Host integers in an array of their own that nobody can change, as backward reads it again; the buffer of indices on the
-    device. With `below`, raises
-    IndexOutOfRangeError unless all are in 0 .. below - 1."""
+    device. With `below`, raises IndexOutOfRangeError unless all are in 0 .. below - 1."""
     if isinstance(values, Indices):
         if values.ndim != 1:
             raise refusal(ShapeError, op, name, f"shape {values.shape}", "one axis")
-        if below is not None and (wrong := values.numpy() >= below).any():
-            where = int(wrong.argmax())
-            got, expected = values.numpy()[where], f"0 <= index < {below} (check_indices)"
-            raise refusal(IndexOutOfRangeError, op, name, f"{got} at position {where}", expected)
+        if below is not None:
+            _require_below(op, name, held := values.numpy(), below, held)
         return values.buffer
     if isinstance(values, convert.Live):
         if below is not None:
@@ -156,15 +153,21 @@ def indices(
         if not np.shape(values):  # one number
             values = values.naturals(op, name, "integers").reshape(-1)
     made = read(op, name, values)
-    if below is not None and (bad := made >= below).any():
-        where = int(bad.argmax())
-        got, expected = np.asarray(values)[where], f"0 <= index < {below} (check_indices)"
-        raise refusal(IndexOutOfRangeError, op, name, f"{got} at position {where}", expected)
+    if below is not None:
+        _require_below(op, name, made, below, values)
     if isinstance(values, (convert.Live, convert.Naturals)):
         return made
     made = made.copy()
     made.flags.writeable = False
     return made
+
+
+def _require_below(op: str, name: str, held: npt.NDArray[np.uint32], below: int, given: npt.ArrayLike) -> None:
+    """Raises IndexOutOfRangeError where an index is not below `below`, and shows it as it was given."""
+    if (bad := held >= below).any():
+        where = int(bad.argmax())
+        got = f"{np.asarray(given)[where]} at position {where}"
+        raise refusal(IndexOutOfRangeError, op, name, got, f"0 <= index < {below} (check_indices)")
 
 
 def per_axis(op: str, name: str, value: Sizes, rank: int) -> tuple[int, ...]:

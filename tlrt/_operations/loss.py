@@ -72,6 +72,9 @@ class LossOperations(ForwardingOperations[Ref]):
         both weights are broadcast to the shape of x."""
         op = "binary_cross_entropy_with_logits"
         self._require_same(op, x, target)
+        if weight is None and pos_weight is None and reduction in ("mean", "sum"):
+            flat = self._flatten(op, x), self._flatten(op, target)
+            return self._apply("bce_with_logits", flat, (int(reduction == "mean"),))
         tail = self._apply("softplus", (self._apply("scale", (x,), (-1.0,)),))
         if pos_weight is not None:
             more = self._pair("sub", self._pair("mul", target, self._weights(pos_weight)), target)

@@ -163,11 +163,9 @@ class AdaptiveAvgPool(Layer):
     torch.nn.AdaptiveAvgPool2d(1)."""
 
     def __call__(self, x: TensorRef, *, training: bool = False) -> TensorRef:
-        s, shape = x.session, x.shape
-        if len(shape) < 3:
-            raise refusal(ShapeError, "AdaptiveAvgPool", "x", f"shape {shape}", "(batch, channels, spatial…)")
-        means = s.reduce_mean(s.reshape(x, (math.prod(shape[:2]), math.prod(shape[2:]))), 1)
-        return s.reshape(means, (*shape[:2], *[1] * (len(shape) - 2)))
+        if len(x.shape) < 3:
+            raise refusal(ShapeError, "AdaptiveAvgPool", "x", f"shape {x.shape}", "(batch, channels, spatial…)")
+        return x.mean(axis=tuple(range(2, len(x.shape))), keepdims=True)
 
 
 class Upsample(Layer):

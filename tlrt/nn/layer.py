@@ -89,6 +89,8 @@ class Layer:
     if not TYPE_CHECKING:  # else every name would be one
 
         def __getattr__(self, name):
+            if hasattr(type(self), name):  # a property that raised says why
+                return object.__getattribute__(self, name)
             there = f"; there is {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{there}", name=name, obj=self)
 

@@ -141,8 +141,8 @@ class LSTM(_Recurrent):
             h, c = states
             gates = s.add(share, s.matmul(h, across))
             opened = s.sigmoid(gates)  # one call for three gates; of g nothing is used
-            i, f, o = opened[:, :n], opened[:, n : 2 * n], opened[:, 3 * n :]
-            c = s.add(s.mul(f, c), s.mul(i, s.tanh(gates[:, 2 * n : 3 * n])))
+            i, f, o = (_columns(s, opened, k * n, n) for k in (0, 1, 3))
+            c = s.add(s.mul(f, c), s.mul(i, s.tanh(_columns(s, gates, 2 * n, n))))
             return [s.mul(o, s.tanh(c)), c]
 
         return (None if b_ih is None or b_hh is None else s.add(s.use(b_ih), s.use(b_hh))), step
@@ -171,11 +171,17 @@ class GRU(_Recurrent):
 
         def step(share: TensorRef, states: list[TensorRef]) -> list[TensorRef]:
             h, again = states[0], s.linear(w, b, states[0])
-            gates = s.sigmoid(s.add(share[:, : 2 * n], again[:, : 2 * n]))
-            m = s.tanh(s.add(share[:, 2 * n :], s.mul(gates[:, :n], again[:, 2 * n :])))
-            return [s.add(m, s.mul(gates[:, n:], s.sub(h, m)))]
+            gates = s.sigmoid(s.add(_columns(s, share, 0, 2 * n), _columns(s, again, 0, 2 * n)))
+            r, z = _columns(s, gates, 0, n), _columns(s, gates, n, n)
+            m = s.tanh(s.add(_columns(s, share, 2 * n, n), s.mul(r, _columns(s, again, 2 * n, n))))
+            return [s.add(m, s.mul(z, s.sub(h, m)))]
 
         return b_ih, step
+
+
+def _columns(s: Session, x: TensorRef, start: int, count: int) -> TensorRef:
+    """x[:, start : start + count]; reading an index would take as long as several operations."""
+    return s._apply("slice_axes", (x,), ((0, start), (1, 1), 0, (s.shape(x)[0], count)))
 
 
 def _unbind(s: Session, x: TensorRef) -> list[TensorRef]:

@@ -7,7 +7,7 @@ They hold no state: a run resumed from a checkpoint goes on with the rate of its
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tlrt.errors import ArgumentError, refusal
 
@@ -33,13 +33,7 @@ def cosine(step: int, *, peak: float, total: int, warmup: int = 0, final: float 
     peak·(step + 1)/warmup below warmup, then final + (peak - final)·(1 + cos(π·(step - warmup)/(total - warmup)))/2
 
     Raises ArgumentError unless 0 <= warmup <= total. Source: Loshchilov and Hutter, arXiv:1608.03983."""
-    if not 0 <= warmup <= total:
-        raise refusal(ArgumentError, "cosine", "warmup", warmup, f"0 <= warmup <= total = {total}")
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    if step >= total:
-        return final
-    return _interpolate(peak, final, (step - warmup) / (total - warmup))
+    return _rise_and_fall("cosine", step, peak, total, warmup, final, lambda share: _interpolate(peak, final, share))
 
 
 def one_cycle(
@@ -99,13 +93,11 @@ def polynomial(step: int, *, peak: float, total: int, power: float = 1.0, warmup
     """As :func:`cosine`, with (1 - (step - warmup)/(total - warmup))^power in place of the cosine.
 
     Raises ArgumentError unless 0 <= warmup <= total. Source: torch.optim.lr_scheduler.PolynomialLR."""
-    if not 0 <= warmup <= total:
-        raise refusal(ArgumentError, "polynomial", "warmup", warmup, f"0 <= warmup <= total = {total}")
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    if step >= total:
-        return final
-    return final + (peak - final) * (1 - (step - warmup) / (total - warmup)) ** power
+
+    def fall(share: float) -> float:
+        return final + (peak - final) * (1 - share) ** power
+
+    return _rise_and_fall("polynomial", step, peak, total, warmup, final, fall)
 
 
 def warmup_stable_decay(step: int, *, peak: float, total: int, warmup: int, decay: int, final: float = 0.0) -> float:
@@ -120,6 +112,18 @@ def warmup_stable_decay(step: int, *, peak: float, total: int, warmup: int, deca
     return (
         linear(max(step - (total - decay), 0), peak=peak, total=decay, final=final) if step >= total - decay else peak
     )
+
+
+def _rise_and_fall(
+    name: str, step: int, peak: float, total: int, warmup: int, final: float, fall: Callable[[float], float]
+) -> float:
+    """Up along a line for `warmup` steps, then what `fall` makes of the share of the other steps that is over; `final` from
+    `total` on."""
+    if not 0 <= warmup <= total:
+        raise refusal(ArgumentError, name, "warmup", warmup, f"0 <= warmup <= total = {total}")
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return final if step >= total else fall((step - warmup) / (total - warmup))
 
 
 def _interpolate(first: float, last: float, share: float) -> float:

@@ -147,9 +147,19 @@ def run_checks(verifier: Verifier, work: Sequence[Work], report: Report, jobs: i
     report.seconds = round(time.monotonic() - start, 3)
 
 
-def _check_here(verifier: Verifier, work: Sequence[Work]) -> Iterator[tuple[int, list[Result]]]:
+def _by_row(work: Sequence[Work]) -> list[list[tuple[int, Work]]]:
+    """The work with its places, in groups: the entry points of a row whose cases are to be drawn share the draws."""
+    groups: dict[object, list[tuple[int, Work]]] = {}
     for i, (row, which, cases) in enumerate(work):
-        yield i, verifier.check(row, which, cases)
+        groups.setdefault(i if cases is not None else row.name, []).append((i, (row, which, cases)))
+    return list(groups.values())
+
+
+def _check_here(verifier: Verifier, work: Sequence[Work]) -> Iterator[tuple[int, list[Result]]]:
+    for group in _by_row(work):
+        row, which, cases = group[0][1]
+        results = verifier.check(row, which if len(group) == 1 else None, cases)
+        yield from ((i, [r for r in results if r.which == w]) for i, (_, w, _) in group)
 
 
 def _check_in_processes(verifier: Verifier, work: Sequence[Work], jobs: int) -> Iterator[tuple[int, list[Result]]]:
@@ -159,7 +169,10 @@ def _check_in_processes(verifier: Verifier, work: Sequence[Work], jobs: int) -> 
     with ProcessPoolExecutor(min(jobs, len(work)), context, _start_process, given) as pool:
         threads = os.environ.get(NUMPY_THREADS)
         os.environ[NUMPY_THREADS] = "1"  # for the new processes, whose products would wait for each other's threads
-        waiting = {pool.submit(_check_one, row.name, which): i for i, (row, which, _) in enumerate(work)}
+        waiting = {}
+        for group in _by_row(work):
+            row, which, _ = group[0][1]
+            waiting[pool.submit(_check_one, row.name, which if len(group) == 1 else None)] = group
         del os.environ[NUMPY_THREADS]
         if threads is not None:
             os.environ[NUMPY_THREADS] = threads
@@ -171,8 +184,9 @@ def _check_in_processes(verifier: Verifier, work: Sequence[Work], jobs: int) -> 
                 names = ",".join(dict.fromkeys(row.name for row, _, _ in list(left.values())[: jobs + 1]))
                 text = f"a process ended while it checked one of {names}; `--ops {names} --trace` names each case"
                 raise BrokenProcessPool(text) from None
-            del left[waiting[future]]
-            yield waiting[future], results
+            for i, (_, which, _) in waiting[future]:
+                del left[i]
+                yield i, [r for r in results if r.which == which]
 
 
 _verifier: Verifier | None = None
@@ -185,7 +199,7 @@ def _start_process(names: Sequence[str], settings: Settings) -> None:
     _verifier = Verifier({name: Runtime(name) for name in names}, settings)
 
 
-def _check_one(name: str, which: str) -> list[Result]:
+def _check_one(name: str, which: str | None) -> list[Result]:
     assert _verifier is not None
     return _verifier.check(registry.get(name), which)
 

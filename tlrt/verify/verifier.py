@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from tlrt.verify.report import Failure, Result
 from tlrt.verify.run import Fault, Runtime, cpu_settings, cpu_variants
 from tlspec import laws
-from tlspec.cases import EDGES, PATH, Case, data_classes, draw_case
+from tlspec.cases import EDGES, PATH, Case, class_aimed_at, data_classes, draw_case, draw_cases
 from tlspec.compare import compare_outputs, reproduction, same_bits
 from tlspec.registry import Op
 
@@ -26,6 +27,9 @@ from tlspec.registry import Op
 ROTATION = ("medium", EDGES, "small", EDGES, "small", EDGES)
 #: the share of its tolerance that an output's worst error must reach over a whole plan: a bound further away could not fail
 NEAR = 0.1
+
+#: cases that are aimed at a geometry class before it counts as one that is not reached
+TRIES = 4
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,12 @@ class Settings:
 
     @property
     def covering(self) -> bool:
-        """Whether the cases are those that must reach every geometry class, and come near every bound."""
-        return self.whole and self.data is None
+        """Whether the cases must reach every geometry class."""
+        return self.size is None and self.data is None
 
     @property
     def whole(self) -> bool:
-        """Whether every entry point is tried in all sizes, on its paths too."""
+        """Whether every entry point is tried in all sizes, on its paths too, and must come near every bound."""
         return self.size is None and self.cases >= len(ROTATION)
 
 
@@ -84,25 +88,49 @@ class Verifier:
         self.settings = settings or Settings()
         self.variants = cpu_variants() if self.settings.variants else []
 
-    def check(self, op: Op, which: str, cases: Iterator[Case] | Sequence[Case] | None = None) -> list[Result]:
-        """Runs one entry point; one result per device. Without `cases` those of :func:`plan_cases` are drawn."""
-        entry, bound, given = op.entry(which), op.bound_of(which).text, cases
+    def check(
+        self, op: Op, which: str | None = None, cases: Iterator[Case] | Sequence[Case] | None = None
+    ) -> list[Result]:
+        """Runs one entry point, or all of the row's; one result per entry point and device. Without `cases` those of
+        :func:`plan_cases` are drawn, then cases that aim at the geometry classes which these did not reach."""
+        entries = directions(op) if which is None else (which,)
+        found = {w: self._start(op, w) for w in entries}
+        if cases is None and "forward" in found:
+            self.check_laws(op, found["forward"])
+        for case in cases if cases is not None else self._draw(op, found):
+            self.check_case(case, found[case.which])
+        if cases is None and self.settings.covering:
+            for results in found.values():
+                if self.settings.whole:
+                    self.check_slack(results)
+                for result in results.values():
+                    self._check_coverage(op, result)
+        return [r for results in found.values() for r in results.values()]
+
+    def _start(self, op: Op, which: str) -> dict[str, Result]:
+        """What is found of an entry point on each device: nothing yet."""
+        entry, bound = op.entry(which), op.bound_of(which).text
         results = {d: Result(op.name, entry, op.family, which, d, bound) for d in self.runtimes}
         for result in results.values():
             result.classes = dict.fromkeys(op.drawing.classes, 0)
-        if cases is None:
-            cases = (
-                draw_case(op, seed, data, size, which) for seed, data, size in plan_cases(op, which, self.settings)
-            )
-            if which == "forward":
-                self.check_laws(op, results)
-        for case in cases:
-            self.check_case(case, results)
-        if given is None and self.settings.covering:
-            self.check_slack(results)
-            for result in results.values():
-                self._check_coverage(op, result)
-        return list(results.values())
+        return results
+
+    def _draw(self, op: Op, found: Mapping[str, Mapping[str, Result]]) -> Iterator[Case]:
+        """The planned cases of some entry points, each draw for all that plan it; then what reaches the remaining classes."""
+        plans = {which: dict.fromkeys(plan_cases(op, which, self.settings)) for which in found}
+        for seed, data, size in {key: None for plan in plans.values() for key in plan}:
+            yield from draw_cases(op, seed, data, size, [w for w, plan in plans.items() if (seed, data, size) in plan])
+        if not self.settings.covering:
+            return
+        first, count = self.settings.seed, 2 * len(op.drawing.classes)
+        for which, results in found.items():
+            for name in op.drawing.classes:
+                aims = ((seed, data) for seed in range(first, first + TRIES * count, 2) for data in data_classes(op, which)
+                        if class_aimed_at(op, seed, data) == name)  # fmt: skip
+                for seed, data in islice(aims, TRIES):
+                    if all(r.classes[name] for r in results.values()):
+                        break
+                    yield draw_case(op, seed, data, EDGES, which)
 
     def check_slack(self, results: Mapping[str, Result]) -> None:
         """Demands that each output comes near its bound on one of the devices; a GPU alone may be exacter than it has to be."""

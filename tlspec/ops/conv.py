@@ -19,6 +19,7 @@ multiply-adds, one for each 32 terms or, in Hopper's, for each block of K.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -38,13 +39,18 @@ from tlspec.shapes import (
 
 def _window(x, start: Sequence[int], step: Sequence[int], count: Sequence[int]):
     """x[..., start + step·j] for j < count on the trailing axes; 0 outside x."""
-    for d, (a, s, n) in enumerate(zip(start, step, count, strict=True)):
-        axis = x.ndim - len(count) + d
-        at = a + s * np.arange(n)
-        inside = (at >= 0) & (at < x.shape[axis])
-        x = np.take(x, np.clip(at, 0, x.shape[axis] - 1), axis=axis)
-        x[(slice(None),) * axis + (~inside,)] = 0
-    return x
+    extents = x.shape[x.ndim - len(count) :]
+    out = np.zeros((*x.shape[: x.ndim - len(count)], *count), x.dtype)
+    to: list[Any] = [...]
+    of: list[Any] = [...]
+    for a, s, n, extent in zip(start, step, count, extents, strict=True):
+        low, high = max(0, -(a // s)), min(n, -((a - extent) // s))  # the j inside x
+        if low >= high:
+            return out
+        to.append(slice(low, high))
+        of.append(slice(a + s * low, a + s * (high - 1) + 1, s))
+    out[tuple(to)] = x[tuple(of)]
+    return out
 
 
 def _mix(w, x):

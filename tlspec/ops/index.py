@@ -293,9 +293,8 @@ def argmin(x):
 
     out[o, c] = min{i : x[o, i, c] = min_j x[o, j, c]}
 
-    Shapes: x (outer, n, inner), out (outer, inner) in an index buffer.
-    Special values: the first NaN wins; zeros of both signs are equal.
-    Errors: SHAPE if n = 0."""
+    Shapes: x (outer, n, inner), out (outer, inner), as for argmax.
+    Special values and errors: as for argmax."""
     return np.argmin(x, axis=1).astype(np.float64)
 
 

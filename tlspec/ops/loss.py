@@ -1,4 +1,4 @@
-"""Losses that reduce to one element: mean squared error, and cross-entropy with integer labels.
+"""Losses that reduce to one element: mean squared error, binary cross-entropy, and cross-entropy with integer labels.
 
 Sums follow the row tree of ``native/src/formula/sum_tree.h``; both back ends give the same bits. The mean over nothing is NaN.
 """
@@ -7,6 +7,7 @@ import numpy as np
 
 from tlspec.bounds import TINY, U, custom, factor, spacing, tree, tree_height
 from tlspec.classes import Classes, Near, boundary, tiles
+from tlspec.ops.elementwise import expit
 from tlspec.ops.norm import exactly, mean, minus, plus, times
 from tlspec.ops.softmax import CLASSES, exponentials, shifted
 from tlspec.registry import check, op
@@ -48,6 +49,66 @@ def mse_loss_vjp(yhat, target, g):
     """gyhat[i] = 2·(yhat[i] - target[i])·g[0]/n; gtarget = -gyhat."""
     gy = 2 * (yhat - target) * (g[0] / max(yhat.size, 1))
     return gy, -gy
+
+
+def bce_parts(x, target):
+    """max(x, 0) - x·t and ln(1 + e^-|x|), whose sum is the loss of an element."""
+    return np.maximum(x, 0) - x * target, np.log1p(np.exp(-np.abs(x)))
+
+
+def bce_slope(x, target):
+    """σ(x) - t, taken from 1 - t where x > 0."""
+    s = expit(-np.abs(x))
+    return np.where(x > 0, (1 - target) - s, s - target)
+
+
+def bce_tolerance(x, target, mean):
+    """Of an element: u of the first part, which is one fused multiply-add, 1½ ulp of the logarithm, u of their sum. Then the tree's
+    f(h)·u·Σ|loss| and u for the quotient."""
+    part, tail = bce_parts(x, target)
+    loss = np.abs(part + tail)
+    each = U * np.abs(part) + 1.5 * spacing(tail) + U * loss + TINY
+    total = (each + (factor(tree_height(x.size)) + 1) * U * loss).sum(keepdims=True)
+    return 1.001 * total / (max(x.size, 1) if mean else 1) + 2 * TINY
+
+
+def bce_vjp_tolerance(x, target, g, mean):
+    """d·c and -x·c, d = (1 - t) - σ(-x) or σ(x) - t and c = g/n or g: u of 1 - t, 1½ ulp of σ, u of d; u each of c and of the
+    product, and the product's underflow."""
+    c = np.abs(g[0]) / (max(x.size, 1) if mean else 1)
+    d = np.abs(bce_slope(x, target))
+    off = U * np.abs(1 - target) * (x > 0) + 1.5 * spacing(expit(-np.abs(x))) + U * d
+    return 1.001 * (off + 2 * U * d) * c + 2 * TINY, 1.001 * 2 * U * np.abs(x) * c + 2 * TINY
+
+
+@op("x[n], target[n]; mean: u32 = 1 -> out[1]",
+    data=("normal", "uniform", "special", "structured"), classes=tiles("elements", lambda n: n, boundary("loss", "TL_SUM_LEAF")),
+    bound=custom(
+        bce_tolerance, "Σ(u·|max(x, 0) − x·t| + 1½ ulp(ln(1 + e^−|x|)) + (f(h) + 2)·u·|loss|), divided by n for the mean",
+        peak=lambda x, target: np.abs(sum(bce_parts(x, target))).sum(keepdims=True),
+    ),
+    checks=[check("mean", "mean <= 1", say="0 or 1")],
+    draw=lambda d: {"n": d.dim(), "mean": d.choice((0, 1))}, paths=[{"n": n, "mean": 1} for n in (2, 2, 3, 3)],
+    source="torch.nn.functional.binary_cross_entropy_with_logits; native/src/formula/sum_tree.h")  # fmt: skip
+def bce_with_logits(x, target, mean):
+    """Mean or sum of the binary cross-entropies of targets and the probabilities whose logits are given.
+
+    out[0] = Σ_i (max(x[i], 0) - x[i]·target[i] + ln(1 + e^-|x[i]|)), divided by n where mean is 1
+
+    Shapes: x (n), target (n), out (1). Any shape is read as its n elements.
+    Special values: IEEE 754 as the formula gives; a sum beyond the float32 range makes the mean infinite. n = 0 gives the mean
+    NaN and the sum 0.
+    Errors: ARGUMENT unless mean is 0 or 1."""
+    total = sum(bce_parts(x, target)).sum(keepdims=True)
+    return total / np.float64(x.size) if mean else total
+
+
+@bce_with_logits.vjp("x, target, g -> gx, gtarget",
+    bound=custom(bce_vjp_tolerance, "(u·|1 − t| + 1½ ulp(σ) + 3u·|σ − t|)·|c|; 2u·|x·c|"))  # fmt: skip
+def bce_with_logits_vjp(x, target, g, mean):
+    """gx[i] = (σ(x[i]) - target[i])·c, gtarget[i] = -x[i]·c, c = g[0]/n where mean is 1, else g[0]."""
+    c = g[0] / (max(x.size, 1) if mean else 1)
+    return bce_slope(x, target) * c, -x * c
 
 
 def losses(logits, labels):

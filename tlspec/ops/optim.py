@@ -20,6 +20,9 @@ from tlspec.registry import check, op
 
 ADAM = "Kingma and Ba, Adam: A Method for Stochastic Optimization, ICLR 2015, algorithm 1"
 ADAMW = "Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019, algorithm 2"
+RMSPROP = "Hinton, Neural Networks for Machine Learning, 2012, lecture 6; torch.optim.RMSprop"
+CENTERED = "Graves, Generating Sequences With Recurrent Neural Networks, arXiv:1308.0850, equations 38 to 45; torch.optim.RMSprop"
+LION = "Chen et al., Symbolic Discovery of Optimization Algorithms, NeurIPS 2023, algorithm 2"
 NO_VJP = "an optimiser step is made after differentiation, not part of what is differentiated"
 FINITE = 3.5e38  # above the largest float32, below infinity
 
@@ -96,6 +99,11 @@ def scalar(x: Any) -> Run:
     return Run.of(np.asarray(float(x)), U + 2.0**-28)
 
 
+def rounded_once(x: Any) -> Run:
+    """A scalar 1 - beta or 1 - lr·weight_decay: one rounding in float64, then one to float32."""
+    return Run.of(np.asarray(float(x)), U + 2.0**-52)
+
+
 def _split(f: Any, lengths: list[int], lists: tuple[str, ...]) -> Iterator[tuple[Any, Any]]:
     """The step of a list and that of its two halves."""
     half = len(lengths) // 2
@@ -108,9 +116,14 @@ def _split(f: Any, lengths: list[int], lists: tuple[str, ...]) -> Iterator[tuple
 
 
 SPLIT = "the step of a list is the steps of its halves"
-split2 = laws.equation(SPLIT, lambda f, lengths: _split(f, lengths, ("ps", "gs")))
-split3 = laws.equation(SPLIT, lambda f, lengths: _split(f, lengths, ("ps", "gs", "vs")))
-split4 = laws.equation(SPLIT, lambda f, lengths: _split(f, lengths, ("ps", "gs", "ms", "vs")))
+
+
+def splits(*lists: str) -> laws.Law:
+    """The law that a step of these lists is made of those of their halves."""
+    return laws.equation(SPLIT, lambda f, lengths: _split(f, lengths, lists))
+
+
+split2, split3, split4 = splits("ps", "gs"), splits("ps", "gs", "vs"), splits("ps", "gs", "ms", "vs")
 
 
 def _unchanged_at_zero_rate(name: str) -> laws.Law:
@@ -127,6 +140,7 @@ RATES = [
     check("lr", f"lr >= 0 and lr < {FINITE}", say="lr finite and 0 or more"),
     check("weight_decay", f"weight_decay >= 0 and weight_decay < {FINITE}", say="weight_decay finite and 0 or more"),
 ]
+MOMENTUM_CHECK = check("momentum", f"momentum >= 0 and momentum < {FINITE}", say="momentum finite and 0 or more")
 
 
 def _decayed(ps: Run, gs: Run, weight_decay: float) -> Run:
@@ -182,7 +196,7 @@ def _draw_momentum(d: Any) -> dict[str, Any]:
 @op("ps: list[count], gs: list[count], vs: list[count]; lr: float = 0.01, momentum: float = 0.9, dampening: float = 0.0, "
     "weight_decay: float = 0.0, nesterov: u32 = 0 -> ps_out: list[count], vs_out: list[count]",
     classes=CLASSES, bound=followed(_momentum_run), draw=_draw_momentum, no_vjp=NO_VJP,
-    checks=[*RATES, check("momentum", f"momentum >= 0 and momentum < {FINITE}", say="momentum finite and 0 or more"),
+    checks=[*RATES, MOMENTUM_CHECK,
             check("dampening", f"dampening > -{FINITE} and dampening < {FINITE}", say="dampening finite"),
             check("nesterov", "nesterov == 0 or (nesterov == 1 and momentum > 0 and dampening == 0)",
                   say="0, or 1 with momentum > 0 and dampening = 0")],
@@ -302,6 +316,166 @@ def adamw_step(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
     Errors: ARGUMENT unless step >= 1, 0 <= beta1, beta2 < 1 after rounding, and lr, eps and weight_decay are finite and 0 or
     more."""
     return _adam(ps, gs, ms, vs, step, lr, beta1, beta2, eps, 1 - lr * weight_decay)
+
+
+def _rmsprop(
+    ps: F64, gs: F64, vs: F64, lr: float, alpha: float, eps: float, weight_decay: float, ms: Any = None, bs: Any = None,
+    momentum: float = 0.0,
+) -> tuple[F64, ...]:  # fmt: skip
+    """The step with the states that are given: p_out, v_out, m_out, b_out."""
+    g = gs + weight_decay * ps if weight_decay != 0 else gs
+    v = alpha * vs + (1 - alpha) * g * g
+    made, spread = [v], v
+    if ms is not None:
+        made.append(alpha * ms + (1 - alpha) * g)
+        spread = np.maximum(v - made[1] * made[1], 0.0)
+    step = g / (np.sqrt(spread) + eps)
+    if bs is not None:
+        step = momentum * bs + step
+        made.append(step)
+    return (ps - lr * step, *made)
+
+
+def _rmsprop_run(
+    ps: F64, gs: F64, vs: F64, lr: float, alpha: float, eps: float, weight_decay: float, ms: Any = None, bs: Any = None,
+    momentum: float = 0.0,
+) -> tuple[Run, ...]:  # fmt: skip
+    p, g, keep, fresh = Run.of(ps), Run.of(gs), Run.of(np.asarray(alpha)), rounded_once(1 - alpha)
+    if weight_decay != 0:
+        g = Run.of(np.asarray(weight_decay)).fma(p, g)
+    v = keep.fma(Run.of(vs), (fresh * g) * g)
+    made, spread = [v], v
+    if ms is not None:
+        m = keep.fma(Run.of(ms), fresh * g)
+        made.append(m)
+        difference = Run(-m.value, m.error, m.free).fma(m, v)
+        positive = ~(difference.value + difference.error <= 0)  # elsewhere it is 0 for certain
+        spread = Run(np.maximum(difference.value, 0.0), difference.error * positive, difference.free)
+    root = spread.sqrt(np.asarray(ms is not None) | (vs >= 0))
+    step = g / Run.of(np.asarray(1.0)).fma(root, Run.of(np.asarray(eps)))
+    if bs is not None:
+        step = Run.of(np.asarray(momentum)).fma(Run.of(bs), step)
+        made.append(step)
+    return (Run.of(np.asarray(-lr)).fma(step, p), *made)
+
+
+def _draw_rmsprop(d: Any) -> dict[str, Any]:
+    return {
+        **_rates(d), "alpha": d.choice([0.99, 0.99, 0.0, d.real(0, 0.99), 1 - 2.0**-24]),
+        "eps": d.choice([1e-8, 1e-8, 0.0, 1e-3]), "momentum": d.choice([0.9, 0.0, d.real(0, 1)]),
+    }  # fmt: skip
+
+
+RMSPROP_CHECKS = [*RATES, check("alpha", "alpha >= 0 and alpha < 1", say="0 <= alpha < 1"),
+                  check("eps", f"eps >= 0 and eps < {FINITE}", say="eps finite and 0 or more")]  # fmt: skip
+without_momentum = laws.equation(
+    "without momentum rmsprop_momentum_step is rmsprop_step",
+    lambda f: zip(f.many({"bs": np.zeros_like(f.inputs["bs"])}, values={"momentum": 0.0})[:2],
+                  f.many(f.inputs, values=f.case.values, op="rmsprop_step"), strict=True))  # fmt: skip
+
+
+@op("ps: list[count], gs: list[count], vs: list[count]; lr: float = 0.01, alpha: float = 0.99, eps: float = 1e-8, "
+    "weight_decay: float = 0.0 -> ps_out: list[count], vs_out: list[count]",
+    classes=CLASSES, bound=followed(_rmsprop_run), draw=_draw_rmsprop, nonnegative=("vs",), checks=RMSPROP_CHECKS,
+    no_vjp=NO_VJP, laws=[split3], source=RMSPROP)  # fmt: skip
+def rmsprop_step(ps, gs, vs, lr, alpha, eps, weight_decay):
+    """A step of RMSprop on every tensor of a list.
+
+    d = g + weight_decay·p
+    v_out = alpha·v + (1 - alpha)·d²
+    p_out = p - lr·d/(√v_out + eps)
+
+    1 - alpha follows from alpha as rounded to float32, in float64, and is rounded once.
+
+    Shapes: lists ps, gs, vs, ps_out, vs_out of count tensors; those of one index have the same length.
+    Special values: a weight decay of 0 leaves g as it is. v < 0 gives NaN, as do v = g = eps = 0. NaN and infinities follow
+    IEEE 754. An empty list is legal and does nothing.
+    Errors: ARGUMENT unless 0 <= alpha < 1 after rounding, and lr, eps and weight_decay are finite and 0 or more."""
+    return _rmsprop(ps, gs, vs, lr, alpha, eps, weight_decay)
+
+
+@op("ps: list[count], gs: list[count], vs: list[count], bs: list[count]; lr: float = 0.01, alpha: float = 0.99, "
+    "eps: float = 1e-8, weight_decay: float = 0.0, momentum: float = 0.9 "
+    "-> ps_out: list[count], vs_out: list[count], bs_out: list[count]",
+    classes=CLASSES, bound=followed(_rmsprop_run), draw=_draw_rmsprop, nonnegative=("vs",),
+    checks=[*RMSPROP_CHECKS, MOMENTUM_CHECK], no_vjp=NO_VJP, laws=[splits("ps", "gs", "vs", "bs"), without_momentum],
+    source=RMSPROP)  # fmt: skip
+def rmsprop_momentum_step(ps, gs, vs, bs, lr, alpha, eps, weight_decay, momentum):
+    """A step of RMSprop with momentum on every tensor of a list.
+
+    d = g + weight_decay·p
+    v_out = alpha·v + (1 - alpha)·d²
+    b_out = momentum·b + d/(√v_out + eps)
+    p_out = p - lr·b_out
+
+    1 - alpha follows from alpha as rounded to float32, in float64, and is rounded once.
+
+    Shapes: lists ps, gs, vs, bs, ps_out, vs_out, bs_out of count tensors; those of one index have the same length.
+    Special values: a weight decay of 0 leaves g as it is. v < 0 gives NaN, as do v = g = eps = 0. NaN and infinities follow
+    IEEE 754. An empty list is legal and does nothing.
+    Errors: ARGUMENT unless 0 <= alpha < 1 after rounding, and lr, eps, weight_decay and momentum are finite and 0 or more."""
+    return _rmsprop(ps, gs, vs, lr, alpha, eps, weight_decay, None, bs, momentum)
+
+
+@op("ps: list[count], gs: list[count], vs: list[count], ms: list[count], bs: list[count]; lr: float = 0.01, "
+    "alpha: float = 0.99, eps: float = 1e-8, weight_decay: float = 0.0, momentum: float = 0.0 "
+    "-> ps_out: list[count], vs_out: list[count], ms_out: list[count], bs_out: list[count]",
+    classes=CLASSES, bound=followed(_rmsprop_run), draw=_draw_rmsprop, nonnegative=("vs",),
+    checks=[*RMSPROP_CHECKS, MOMENTUM_CHECK], no_vjp=NO_VJP, laws=[splits("ps", "gs", "vs", "ms", "bs")],
+    source=CENTERED)  # fmt: skip
+def rmsprop_centered_step(ps, gs, vs, ms, bs, lr, alpha, eps, weight_decay, momentum):
+    """A step of centered RMSprop, by the variance of gradients, on every tensor of a list.
+
+    d = g + weight_decay·p
+    v_out = alpha·v + (1 - alpha)·d²;  m_out = alpha·m + (1 - alpha)·d
+    b_out = momentum·b + d/(√max(v_out - m_out², 0) + eps)
+    p_out = p - lr·b_out
+
+    1 - alpha follows from alpha as rounded to float32, in float64, and is rounded once. A variance that rounding leaves below 0
+    is 0, where PyTorch gives NaN.
+
+    Shapes: lists ps, gs, vs, ms, bs, ps_out, vs_out, ms_out, bs_out of count tensors; those of one index have the same length.
+    Special values: a weight decay of 0 leaves g as it is. g = eps = 0 gives NaN where the variance is 0. NaN and infinities
+    follow IEEE 754. An empty list is legal and does nothing.
+    Errors: ARGUMENT unless 0 <= alpha < 1 after rounding, and lr, eps, weight_decay and momentum are finite and 0 or more."""
+    return _rmsprop(ps, gs, vs, lr, alpha, eps, weight_decay, ms, bs, momentum)
+
+
+def _lion_run(ps: F64, gs: F64, ms: F64, lr: float, beta1: float, beta2: float, weight_decay: float) -> tuple[Run, Run]:
+    g, m = Run.of(gs), Run.of(ms)
+    c = Run.of(np.asarray(beta1)).fma(m, rounded_once(1 - beta1) * g)
+    unsettled = (np.abs(c.value) <= c.error) & ~((ms == 0) & (gs == 0))
+    sign = Run(np.sign(c.value), 2.0 * unsettled, c.free)
+    p = Run.of(np.asarray(-lr)).fma(sign, rounded_once(1 - lr * weight_decay) * Run.of(ps))
+    return p, Run.of(np.asarray(beta2)).fma(m, rounded_once(1 - beta2) * g)
+
+
+def _draw_lion(d: Any) -> dict[str, Any]:
+    betas = {
+        "beta1": d.choice([0.9, 0.9, 0.0, d.real(0, 0.99), 1 - 2.0**-24]),
+        "beta2": d.choice([0.99, 0.99, 0.0, d.real(0, 0.99), 1 - 2.0**-24]),
+    }
+    return {**_rates(d), **betas}
+
+
+@op("ps: list[count], gs: list[count], ms: list[count]; lr: float = 1e-4, beta1: float = 0.9, beta2: float = 0.99, "
+    "weight_decay: float = 0.0 -> ps_out: list[count], ms_out: list[count]",
+    classes=CLASSES, bound=followed(_lion_run), draw=_draw_lion, no_vjp=NO_VJP, source=LION,
+    checks=[*RATES, *ADAM_CHECKS[3:5]], laws=[splits("ps", "gs", "ms"), _unchanged_at_zero_rate("lion_step")])  # fmt: skip
+def lion_step(ps, gs, ms, lr, beta1, beta2, weight_decay):
+    """A step of Lion on every tensor of a list, weight decay decoupled.
+
+    p_out = (1 - lr·weight_decay)·p - lr·sign(beta1·m + (1 - beta1)·g)
+    m_out = beta2·m + (1 - beta2)·g
+
+    The factors 1 - beta and 1 - lr·weight_decay follow from the scalars as rounded to float32, in float64, and are rounded once.
+
+    Shapes: lists ps, gs, ms, ps_out, ms_out of count tensors; those of one index have the same length.
+    Special values: the sign of 0 is 0, that of NaN is NaN. NaN and infinities follow IEEE 754. An empty list is legal and does
+    nothing.
+    Errors: ARGUMENT unless 0 <= beta1, beta2 < 1 after rounding, and lr and weight_decay are finite and 0 or more."""
+    direction = np.sign(beta1 * ms + (1 - beta1) * gs)
+    return (1 - lr * weight_decay) * ps - lr * direction, beta2 * ms + (1 - beta2) * gs
 
 
 def _norm_tolerance(gs: F64, lengths: list[int]) -> F64:

@@ -298,9 +298,9 @@ def amin(x, axes):
 
     out[kept] = min over the reduced axes of x
 
-    Shapes: x (*dims), out (*dims without the axes).
+    Shapes: x (*dims), out (*dims without the axes), as for amax.
     Special values: a NaN among the elements makes the minimum NaN; -0 is below +0.
-    Errors: ARGUMENT if axes >= 2^rank(dims), SHAPE if a reduced axis is empty."""
+    Errors: as for amax."""
     return -maximum(-x, axes_of(x.shape, axes))
 
 

@@ -9,12 +9,12 @@
 #include "formula/sum_tree.h"
 #include "generated/optim.h"
 
-/* Seven operands of 64 KiB stay within a core's L2 cache and pay for handing the task to a thread. */
+/* Nine operands of 64 KiB stay within a core's L2 cache and pay for handing the task to a thread. */
 enum { TL_SPAN = 16384 };
 
 typedef struct lists {
-    const float *const *in[4];
-    float *const *out[3];
+    const float *const *in[5];
+    float *const *out[4];
     const int64_t *lengths;
     int64_t count, *start; /* start[i]: the elements before tensor i; start[count]: all */
 } lists;
@@ -57,6 +57,8 @@ typedef struct tl_step {
         tl_sgd sgd;
         tl_momentum momentum;
         tl_adam adam;
+        tl_rmsprop rmsprop;
+        tl_lion lion;
         float factor;
     } rule;
 } tl_step;
@@ -110,6 +112,49 @@ TL_SPAN_FUNCTION(
         v_out[j] = after_v;
     })
 
+TL_SPAN_FUNCTION(
+    rmsprop_span, const float *p = l.in[0][i], *g = l.in[1][i], *v = l.in[2][i];
+    float *p_out = l.out[0][i], *v_out = l.out[1][i]; const tl_rmsprop s = step.rule.rmsprop;
+    _Pragma("GCC ivdep") for (int64_t j = first; j < last; j++) {
+        float after_p, after_v;
+        tl_rmsprop_element(s, p[j], g[j], v[j], &after_p, &after_v);
+        p_out[j] = after_p;
+        v_out[j] = after_v;
+    })
+
+TL_SPAN_FUNCTION(
+    rmsprop_momentum_span, const float *p = l.in[0][i], *g = l.in[1][i], *v = l.in[2][i], *b = l.in[3][i];
+    float *p_out = l.out[0][i], *v_out = l.out[1][i], *b_out = l.out[2][i]; const tl_rmsprop s = step.rule.rmsprop;
+    _Pragma("GCC ivdep") for (int64_t j = first; j < last; j++) {
+        float after_p, after_v, after_b;
+        tl_rmsprop_momentum_element(s, p[j], g[j], v[j], b[j], &after_p, &after_v, &after_b);
+        p_out[j] = after_p;
+        v_out[j] = after_v;
+        b_out[j] = after_b;
+    })
+
+TL_SPAN_FUNCTION(
+    rmsprop_centered_span, const float *p = l.in[0][i], *g = l.in[1][i], *v = l.in[2][i], *m = l.in[3][i],
+    *b = l.in[4][i]; float *p_out = l.out[0][i], *v_out = l.out[1][i], *m_out = l.out[2][i], *b_out = l.out[3][i];
+    const tl_rmsprop s = step.rule.rmsprop; _Pragma("GCC ivdep") for (int64_t j = first; j < last; j++) {
+        float after_p, after_v, after_m, after_b;
+        tl_rmsprop_centered_element(s, p[j], g[j], v[j], m[j], b[j], &after_p, &after_v, &after_m, &after_b);
+        p_out[j] = after_p;
+        v_out[j] = after_v;
+        m_out[j] = after_m;
+        b_out[j] = after_b;
+    })
+
+TL_SPAN_FUNCTION(
+    lion_span, const float *p = l.in[0][i], *g = l.in[1][i], *m = l.in[2][i];
+    float *p_out = l.out[0][i], *m_out = l.out[1][i]; const tl_lion s = step.rule.lion;
+    _Pragma("GCC ivdep") for (int64_t j = first; j < last; j++) {
+        float after_p, after_m;
+        tl_lion_element(s, p[j], g[j], m[j], &after_p, &after_m);
+        p_out[j] = after_p;
+        m_out[j] = after_m;
+    })
+
 /* In place a factor of 1 has nothing to do. */
 TL_SPAN_FUNCTION(
     clip_span, const float *g = l.in[0][i]; float *g_out = l.out[0][i]; const float factor = step.rule.factor;
@@ -148,6 +193,43 @@ int32_t tl_cpu_adamw_step(tl_context *ctx, const float *const *ps, const float *
     const tl_adam s = tl_adam_of(step, lr, beta1, beta2, eps, 0.0f, weight_decay);
     return run(ctx, adam_span,
                (tl_step){{{ps, gs, ms, vs}, {ps_out, ms_out, vs_out}, lengths, count, NULL}, {.adam = s}});
+}
+
+int32_t tl_cpu_rmsprop_step(tl_context *ctx, const float *const *ps, const float *const *gs, const float *const *vs,
+                            int64_t count, const int64_t *lengths, float lr, float alpha, float eps, float weight_decay,
+                            float *const *ps_out, float *const *vs_out)
+{
+    const tl_rmsprop s = tl_rmsprop_of(lr, alpha, eps, weight_decay, 0.0f);
+    return run(ctx, rmsprop_span, (tl_step){{{ps, gs, vs}, {ps_out, vs_out}, lengths, count, NULL}, {.rmsprop = s}});
+}
+
+int32_t tl_cpu_rmsprop_momentum_step(tl_context *ctx, const float *const *ps, const float *const *gs,
+                                     const float *const *vs, const float *const *bs, int64_t count,
+                                     const int64_t *lengths, float lr, float alpha, float eps, float weight_decay,
+                                     float momentum, float *const *ps_out, float *const *vs_out, float *const *bs_out)
+{
+    const tl_rmsprop s = tl_rmsprop_of(lr, alpha, eps, weight_decay, momentum);
+    return run(ctx, rmsprop_momentum_span,
+               (tl_step){{{ps, gs, vs, bs}, {ps_out, vs_out, bs_out}, lengths, count, NULL}, {.rmsprop = s}});
+}
+
+int32_t tl_cpu_rmsprop_centered_step(tl_context *ctx, const float *const *ps, const float *const *gs,
+                                     const float *const *vs, const float *const *ms, const float *const *bs,
+                                     int64_t count, const int64_t *lengths, float lr, float alpha, float eps,
+                                     float weight_decay, float momentum, float *const *ps_out, float *const *vs_out,
+                                     float *const *ms_out, float *const *bs_out)
+{
+    const tl_rmsprop s = tl_rmsprop_of(lr, alpha, eps, weight_decay, momentum);
+    const lists l = {{ps, gs, vs, ms, bs}, {ps_out, vs_out, ms_out, bs_out}, lengths, count, NULL};
+    return run(ctx, rmsprop_centered_span, (tl_step){l, {.rmsprop = s}});
+}
+
+int32_t tl_cpu_lion_step(tl_context *ctx, const float *const *ps, const float *const *gs, const float *const *ms,
+                         int64_t count, const int64_t *lengths, float lr, float beta1, float beta2, float weight_decay,
+                         float *const *ps_out, float *const *ms_out)
+{
+    const tl_lion s = tl_lion_of(lr, beta1, beta2, weight_decay);
+    return run(ctx, lion_span, (tl_step){{{ps, gs, ms}, {ps_out, ms_out}, lengths, count, NULL}, {.lion = s}});
 }
 
 int32_t tl_cpu_clip_scale(tl_context *ctx, const float *const *gs, const float *norm, int64_t count,

@@ -1,6 +1,6 @@
 /* Losses on CUDA, and their gradients.
  *
- * The mean squared error is one row of squares, summed by leaves. Cross-entropy is a softmax whose result is one number
+ * What is a sum over pairs of elements is one row of them, summed by leaves. Cross-entropy is a softmax whose result is one number
  * per row, and those are a row of their own; its gradient is a softmax with another last step. Both hold a row of
  * logits on chip as softmax does (device/row_tile.cuh, device/cluster_row.cuh) and read it once: 4 bytes per element forward, 8
  * backward. */
@@ -12,34 +12,56 @@ namespace {
 
 constexpr int THREADS = 256;
 
-/* ---- mean squared error ------------------------------------------------------------------------------------------ */
+/* ---- sums over pairs of elements --------------------------------------------------------------------------------- */
 
+/* A loss of a pair and its gradients to both. */
 struct squared_error {
+    static __device__ float of(float a, float b) { return tl_square_of_difference(a, b); }
+    static __device__ float first(float a, float b, tl_loss_slope s) { return tl_mse_grad(a, b, s); }
+    static __device__ float second(float a, float b, tl_loss_slope s) { return -tl_mse_grad(a, b, s); }
+};
+
+struct binary_entropy {
+    static __device__ float of(float a, float b) { return tl_bce(a, b); }
+    static __device__ float first(float a, float b, tl_loss_slope s) { return tl_bce_grad(a, b, s); }
+    static __device__ float second(float a, float, tl_loss_slope s) { return tl_slope_times(-a, s); }
+};
+
+template <class Loss> struct term {
     const float *a, *b;
     __device__ void row(int64_t) {}
-    __device__ float at(int64_t i, int64_t) const { return tl_square_of_difference(a[i], b[i]); }
+    __device__ float at(int64_t i, int64_t) const { return Loss::of(a[i], b[i]); }
 };
 
 /* A thread owns four consecutive elements. */
+template <class Loss>
 __global__ void __launch_bounds__(THREADS)
-    mse_grad(const float *__restrict__ a, const float *__restrict__ b, const float *__restrict__ g, int64_t n,
-             float *__restrict__ ga, float *__restrict__ gb)
+    pair_grad(const float *__restrict__ a, const float *__restrict__ b, const float *__restrict__ g, int64_t n,
+              int64_t count, float *__restrict__ ga, float *__restrict__ gb)
 {
     const int64_t i = 4 * ((int64_t)blockIdx.x * THREADS + threadIdx.x);
-    const tl_mse_slope s = tl_mse_slope_of(g[0], n);
+    const tl_loss_slope s = tl_loss_slope_of(g[0], count);
     if (i + 4 <= n) {
         const float4 x = tl_load4(a + i), y = tl_load4(b + i);
-        const float4 d = make_float4(tl_mse_grad(x.x, y.x, s), tl_mse_grad(x.y, y.y, s), tl_mse_grad(x.z, y.z, s),
-                                     tl_mse_grad(x.w, y.w, s));
-        if (ga) tl_store4(ga + i, d);
-        if (gb) tl_store4(gb + i, make_float4(-d.x, -d.y, -d.z, -d.w));
+        if (ga)
+            tl_store4(ga + i, make_float4(Loss::first(x.x, y.x, s), Loss::first(x.y, y.y, s), Loss::first(x.z, y.z, s),
+                                          Loss::first(x.w, y.w, s)));
+        if (gb)
+            tl_store4(gb + i, make_float4(Loss::second(x.x, y.x, s), Loss::second(x.y, y.y, s),
+                                          Loss::second(x.z, y.z, s), Loss::second(x.w, y.w, s)));
         return;
     }
     for (int64_t k = i; k < n; k++) {
-        const float d = tl_mse_grad(a[k], b[k], s);
-        if (ga) ga[k] = d;
-        if (gb) gb[k] = -d;
+        if (ga) ga[k] = Loss::first(a[k], b[k], s);
+        if (gb) gb[k] = Loss::second(a[k], b[k], s);
     }
+}
+
+template <class Loss>
+int32_t pair_sum(tl_context *ctx, const char *name, const float *a, const float *b, int64_t n, bool mean, float *out)
+{
+    if (n == 0) return tl_cuda_fill(tl_context_cuda(ctx), out, mean ? TL_NAN : 0.0f, 1);
+    return tl_long_row_sums(ctx, name, term<Loss>{a, b}, 1, n, mean ? n : 0, out);
 }
 
 /* ---- cross-entropy ----------------------------------------------------------------------------------------------- */
@@ -207,15 +229,27 @@ int32_t row_grads(tl_context *ctx, const float *x, const uint32_t *labels, const
 
 int32_t tl_cuda_mse_loss(tl_context *ctx, const float *yhat, const float *target, int64_t n, float *out)
 {
-    if (n == 0) return tl_cuda_fill(tl_context_cuda(ctx), out, TL_NAN, 1);
-    return tl_long_row_sums(ctx, "mse_loss", squared_error{yhat, target}, 1, n, n, out);
+    return pair_sum<squared_error>(ctx, "mse_loss", yhat, target, n, true, out);
 }
 
 int32_t tl_cuda_mse_loss_bwd(tl_context *ctx, const float *yhat, const float *target, const float *g, int64_t n,
                              float *gyhat, float *gtarget)
 {
-    return tl_launch(ctx, "mse_loss_bwd", mse_grad, tl_grid(n, 4 * THREADS), THREADS, yhat, target, g, n, gyhat,
-                     gtarget);
+    return tl_launch(ctx, "mse_loss_bwd", pair_grad<squared_error>, tl_grid(n, 4 * THREADS), THREADS, yhat, target, g,
+                     n, n, gyhat, gtarget);
+}
+
+int32_t tl_cuda_bce_with_logits(tl_context *ctx, const float *x, const float *target, int64_t n, int64_t mean,
+                                float *out)
+{
+    return pair_sum<binary_entropy>(ctx, "bce_with_logits", x, target, n, mean != 0, out);
+}
+
+int32_t tl_cuda_bce_with_logits_bwd(tl_context *ctx, const float *x, const float *target, const float *g, int64_t n,
+                                    int64_t mean, float *gx, float *gtarget)
+{
+    return tl_launch(ctx, "bce_with_logits_bwd", pair_grad<binary_entropy>, tl_grid(n, 4 * THREADS), THREADS, x, target,
+                     g, n, mean ? n : (int64_t)1, gx, gtarget);
 }
 
 int32_t tl_cuda_cross_entropy(tl_context *ctx, const float *logits, const uint32_t *labels, int64_t rows, int64_t cols,

@@ -78,6 +78,42 @@ struct adam_rule : plain_rule {
     }
 };
 
+struct rmsprop_rule : plain_rule {
+    static constexpr int IN = 3, OUT = 2;
+    tl_rmsprop s;
+    __device__ __forceinline__ void apply(const float (&x)[IN], float (&y)[OUT]) const
+    {
+        tl_rmsprop_element(s, x[0], x[1], x[2], &y[0], &y[1]);
+    }
+};
+
+struct rmsprop_momentum_rule : plain_rule {
+    static constexpr int IN = 4, OUT = 3;
+    tl_rmsprop s;
+    __device__ __forceinline__ void apply(const float (&x)[IN], float (&y)[OUT]) const
+    {
+        tl_rmsprop_momentum_element(s, x[0], x[1], x[2], x[3], &y[0], &y[1], &y[2]);
+    }
+};
+
+struct rmsprop_centered_rule : plain_rule {
+    static constexpr int IN = 5, OUT = 4;
+    tl_rmsprop s;
+    __device__ __forceinline__ void apply(const float (&x)[IN], float (&y)[OUT]) const
+    {
+        tl_rmsprop_centered_element(s, x[0], x[1], x[2], x[3], x[4], &y[0], &y[1], &y[2], &y[3]);
+    }
+};
+
+struct lion_rule : plain_rule {
+    static constexpr int IN = 3, OUT = 2;
+    tl_lion s;
+    __device__ __forceinline__ void apply(const float (&x)[IN], float (&y)[OUT]) const
+    {
+        tl_lion_element(s, x[0], x[1], x[2], &y[0], &y[1]);
+    }
+};
+
 /* The norm is read by every thread, a broadcast from the cache; in place a factor of 1 has nothing to do. */
 struct clip_rule {
     static constexpr int IN = 1, OUT = 1;
@@ -101,7 +137,7 @@ template <class Rule, int BYTES>
 __global__ void __launch_bounds__(THREADS, 4)
     step_kernel(const __grid_constant__ table<Rule::IN, Rule::OUT, BYTES> t, const Rule given)
 {
-    constexpr int IN = Rule::IN, OUT = Rule::OUT, AHEAD = 4 / IN; /* rounds whose loads are in flight */
+    constexpr int IN = Rule::IN, OUT = Rule::OUT, AHEAD = IN < 4 ? 4 / IN : 1; /* rounds whose loads are in flight */
     Rule rule = given;
     rule.prepare();
     const int i = find_tensor(t, blockIdx.x);
@@ -367,6 +403,45 @@ extern "C" int32_t tl_cuda_adamw_step(tl_context *ctx, const float *const *ps, c
 {
     const adam_rule rule = {{}, tl_adam_of(step, lr, beta1, beta2, eps, 0.0f, weight_decay)};
     return run(ctx, "tl_cuda_adamw_step", rule, {ps, gs, ms, vs}, {ps_out, ms_out, vs_out}, count, lengths);
+}
+
+extern "C" int32_t tl_cuda_rmsprop_step(tl_context *ctx, const float *const *ps, const float *const *gs,
+                                        const float *const *vs, int64_t count, const int64_t *lengths, float lr,
+                                        float alpha, float eps, float weight_decay, float *const *ps_out,
+                                        float *const *vs_out)
+{
+    const rmsprop_rule rule = {{}, tl_rmsprop_of(lr, alpha, eps, weight_decay, 0.0f)};
+    return run(ctx, "tl_cuda_rmsprop_step", rule, {ps, gs, vs}, {ps_out, vs_out}, count, lengths);
+}
+
+extern "C" int32_t tl_cuda_rmsprop_momentum_step(tl_context *ctx, const float *const *ps, const float *const *gs,
+                                                 const float *const *vs, const float *const *bs, int64_t count,
+                                                 const int64_t *lengths, float lr, float alpha, float eps,
+                                                 float weight_decay, float momentum, float *const *ps_out,
+                                                 float *const *vs_out, float *const *bs_out)
+{
+    const rmsprop_momentum_rule rule = {{}, tl_rmsprop_of(lr, alpha, eps, weight_decay, momentum)};
+    return run(ctx, "tl_cuda_rmsprop_momentum_step", rule, {ps, gs, vs, bs}, {ps_out, vs_out, bs_out}, count, lengths);
+}
+
+extern "C" int32_t tl_cuda_rmsprop_centered_step(tl_context *ctx, const float *const *ps, const float *const *gs,
+                                                 const float *const *vs, const float *const *ms, const float *const *bs,
+                                                 int64_t count, const int64_t *lengths, float lr, float alpha,
+                                                 float eps, float weight_decay, float momentum, float *const *ps_out,
+                                                 float *const *vs_out, float *const *ms_out, float *const *bs_out)
+{
+    const rmsprop_centered_rule rule = {{}, tl_rmsprop_of(lr, alpha, eps, weight_decay, momentum)};
+    return run(ctx, "tl_cuda_rmsprop_centered_step", rule, {ps, gs, vs, ms, bs}, {ps_out, vs_out, ms_out, bs_out},
+               count, lengths);
+}
+
+extern "C" int32_t tl_cuda_lion_step(tl_context *ctx, const float *const *ps, const float *const *gs,
+                                     const float *const *ms, int64_t count, const int64_t *lengths, float lr,
+                                     float beta1, float beta2, float weight_decay, float *const *ps_out,
+                                     float *const *ms_out)
+{
+    const lion_rule rule = {{}, tl_lion_of(lr, beta1, beta2, weight_decay)};
+    return run(ctx, "tl_cuda_lion_step", rule, {ps, gs, ms}, {ps_out, ms_out}, count, lengths);
 }
 
 extern "C" int32_t tl_cuda_clip_scale(tl_context *ctx, const float *const *gs, const float *norm, int64_t count,

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "base.h"
+#include "exact.h"
 
 /* g + weight_decay·p; without weight decay g itself, so that an infinite p does not spoil it. */
 TL_HD float tl_decayed(float p, float g, float weight_decay)
@@ -85,6 +86,69 @@ TL_HD void tl_adam_element(tl_adam s, float p, float g, float m, float v, float 
     *m_out = first;
     *v_out = second;
     *p_out = fmaf(-s.size, ratio, s.kept * p);
+}
+
+typedef struct tl_rmsprop {
+    float lr, weight_decay, alpha, fresh, eps, momentum; /* fresh = 1 - alpha */
+} tl_rmsprop;
+
+static inline tl_rmsprop tl_rmsprop_of(float lr, float alpha, float eps, float weight_decay, float momentum)
+{
+    tl_rmsprop s = {lr, weight_decay, alpha, (float)(1.0 - (double)alpha), eps, momentum};
+    return s;
+}
+
+/* The mean of squares after a step. */
+TL_HD float tl_rmsprop_square(tl_rmsprop s, float d, float v) { return fmaf(s.alpha, v, (s.fresh * d) * d); }
+
+TL_HD void tl_rmsprop_element(tl_rmsprop s, float p, float g, float v, float *p_out, float *v_out)
+{
+    const float d = tl_decayed(p, g, s.weight_decay), square = tl_rmsprop_square(s, d, v);
+    *v_out = square;
+    *p_out = fmaf(-s.lr, d / (sqrtf(square) + s.eps), p);
+}
+
+TL_HD void tl_rmsprop_momentum_element(tl_rmsprop s, float p, float g, float v, float b, float *p_out, float *v_out,
+                                       float *b_out)
+{
+    const float d = tl_decayed(p, g, s.weight_decay), square = tl_rmsprop_square(s, d, v);
+    const float after = fmaf(s.momentum, b, d / (sqrtf(square) + s.eps));
+    *v_out = square;
+    *b_out = after;
+    *p_out = fmaf(-s.lr, after, p);
+}
+
+/* By the variance of gradients, which rounding may leave below 0; NaN stays. */
+TL_HD void tl_rmsprop_centered_element(tl_rmsprop s, float p, float g, float v, float m, float b, float *p_out,
+                                       float *v_out, float *m_out, float *b_out)
+{
+    const float d = tl_decayed(p, g, s.weight_decay), square = tl_rmsprop_square(s, d, v);
+    const float mean = fmaf(s.alpha, m, s.fresh * d), variance = fmaf(-mean, mean, square);
+    const float after = fmaf(s.momentum, b, d / (sqrtf(variance < 0.0f ? 0.0f : variance) + s.eps));
+    *v_out = square;
+    *m_out = mean;
+    *b_out = after;
+    *p_out = fmaf(-s.lr, after, p);
+}
+
+typedef struct tl_lion {
+    float lr, kept;      /* what is left of p before the step: 1 - lr·weight_decay */
+    float beta1, fresh1; /* fresh = 1 - beta */
+    float beta2, fresh2;
+} tl_lion;
+
+static inline tl_lion tl_lion_of(float lr, float beta1, float beta2, float weight_decay)
+{
+    tl_lion s = {lr,    (float)(1.0 - (double)lr * (double)weight_decay),
+                 beta1, (float)(1.0 - (double)beta1),
+                 beta2, (float)(1.0 - (double)beta2)};
+    return s;
+}
+
+TL_HD void tl_lion_element(tl_lion s, float p, float g, float m, float *p_out, float *m_out)
+{
+    *p_out = fmaf(-s.lr, tl_sign(fmaf(s.beta1, m, s.fresh1 * g)), s.kept * p);
+    *m_out = fmaf(s.beta2, m, s.fresh2 * g);
 }
 
 /* min(1, max_norm / (norm + eps)); NaN stays. */

@@ -1,6 +1,7 @@
 /* The arithmetic of softmax, normalisation and the losses, one element or one row's statistic at a time. */
 #pragma once
 
+#include "activation.h"
 #include "base.h"
 #include "count.h"
 #include "explog.h"
@@ -92,22 +93,35 @@ TL_HD float tl_square_of_difference(float a, float b)
 
 /* g / n in two factors: a small g is raised first, so that the quotient does not underflow before an infinite or large
  * difference meets it. */
-struct tl_mse_slope {
+struct tl_loss_slope {
     float c, scale;
 };
 
-TL_HD struct tl_mse_slope tl_mse_slope_of(float g, int64_t n)
+TL_HD struct tl_loss_slope tl_loss_slope_of(float g, int64_t n)
 {
     int small = fabsf(g) < 0x1p-64f;
-    struct tl_mse_slope s;
+    struct tl_loss_slope s;
     s.c = tl_per_count(small ? g * 0x1p64f : g, n);
     s.scale = small ? 0x1p-64f : 1.0f;
     return s;
 }
 
+/* d g / n. */
+TL_HD float tl_slope_times(float d, struct tl_loss_slope s) { return d * s.c * s.scale; }
+
 /* 2 (a - b) g / n. */
-TL_HD float tl_mse_grad(float a, float b, struct tl_mse_slope s)
+TL_HD float tl_mse_grad(float a, float b, struct tl_loss_slope s)
 {
-    float d = (a - b) * s.c * s.scale;
+    float d = tl_slope_times(a - b, s);
     return d + d;
+}
+
+/* max(x, 0) - x t + ln(1 + e^-|x|): where t is 0 or 1 a small loss is not a difference of large ones. */
+TL_HD float tl_bce(float x, float t) { return fmaf(-x, t, x > 0.0f ? x : 0.0f) + tl_softplus(-fabsf(x)); }
+
+/* (sigma(x) - t) g / n: what is near 0 is not taken from 1. */
+TL_HD float tl_bce_grad(float x, float t, struct tl_loss_slope slope)
+{
+    float s = tl_sigmoid(-fabsf(x));
+    return tl_slope_times(x > 0.0f ? (1.0f - t) - s : s - t, slope);
 }

@@ -124,11 +124,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Back
         const float total = softmax.total(i);
         const int64_t row = ty + C::TY * i, at = b * p.n + i0 + row;
         if (row >= rows) continue;
-        if (tx == 0 && from == 0) {
-            a.base[at] = softmax.top[i] == -TL_INF ? 0.0f : softmax.top[i];
-            a.inverse[at] = 1.0f / total;
-            a.dot[at] = dot[i];
-        }
+        if (tx == 0 && from == 0) softmax.keep(i, total, dot[i], at, a);
         if (GRADIENT) {
             TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
                 sums[i][c] = sums[i][c] / total * p.scale;

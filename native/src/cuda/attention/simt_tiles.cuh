@@ -223,6 +223,15 @@ template <class C> struct Softmax {
         return top[i] == -TL_INF ? 1.0f + sum : top[i] == -FLT_MAX ? TL_NAN : sum;
     }
 
+    /* Leaves what the pass over keys reads of row i, query `at`: m, 1/Σ and D. */
+    template <class Args>
+    __device__ __forceinline__ void keep(int i, float total, float dot, int64_t at, const Args &a) const
+    {
+        a.base[at] = top[i] == -TL_INF ? 0.0f : top[i];
+        a.inverse[at] = 1.0f / total;
+        a.dot[at] = dot;
+    }
+
     /* Whether a row that exists (of `rows`) still gives weight to filled scores. */
     __device__ __forceinline__ bool fill_counts(int64_t rows)
     {
