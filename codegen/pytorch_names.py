@@ -269,7 +269,7 @@ nn.FNOBlock1d, nn.FNOBlock2d",
 s.gather_scalar_nat",
     "The life of a session": "s.close",
     "Schedules": "nn.schedules.inverse_sqrt, nn.schedules.warmup_stable_decay",
-    "Own optimisers and initial values": "optim.Update, optim.one_call, nn.init.Initializer",
+    "Own optimisers and initial values": "optim.Lion, optim.Update, optim.one_call, nn.init.Initializer",
 }
 
 HEAD = """# From PyTorch

@@ -1,5 +1,7 @@
 """Products of arrays with any number of axes, against NumPy, and what they refuse."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -50,7 +52,25 @@ def test_linear_takes_pytorchs_order() -> None:
         np.testing.assert_array_equal(s.linear(*tensors).numpy(), x @ w.T + b)
         np.testing.assert_array_equal(s.linear(tensors[1], tensors[2], tensors[0]).numpy(), x @ w.T + b)
         np.testing.assert_array_equal(s.linear(tensors[0], tensors[1], None).numpy(), x @ w.T)
+        before = s.tape.size
         np.testing.assert_array_equal(s.linear(tensors[1], None, tensors[0]).numpy(), x @ w.T)
+        assert "const" not in {n.name for n in s.tape.nodes[before:]}, "a bias of zeros was uploaded"
+
+
+@pytest.mark.operations("swap_adjacent_at_depth")
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 3, 1, 5), (2, 2, 2, 2), (3, 2), (7,), (), (0, 3, 2)])
+def test_permute_moves_runs_of_axes_at_once(shape: tuple[int, ...]) -> None:
+    x, rank = generator("permute").integers(0, 99, shape).astype(np.float32), len(shape)
+    with Session("cpu") as s:
+        given = s.const(x)
+        for axes in itertools.permutations(range(rank)):
+            before = s.tape.size
+            np.testing.assert_array_equal(s.permute(given, axes).numpy(), x.transpose(axes))
+            swaps = [n.name for n in s.tape.nodes[before:] if n.name != "reshape"]
+            turned = any(axes == (*range(k), *range(m, n), *range(k, m), *range(n, rank))
+                         for k, m, n in itertools.combinations(range(rank + 1), 3))  # fmt: skip
+            most = 0 if axes == tuple(range(rank)) else 1 if turned else rank - 1
+            assert swaps == ["swap_adjacent_at_depth"] * len(swaps) and len(swaps) <= most, axes
 
 
 REFUSED = {

@@ -24,6 +24,11 @@ _SQUARE = {(UNLIMITED, UNLIMITED, 0): 0, (UNLIMITED, 0, 0): 3}
 _MASKS = "booleans (True attends) or floats to add to the scores (0 attends, -inf blocks)"
 
 
+def _is_array(mask: Any) -> bool:
+    """Whether a mask is on the host."""
+    return isinstance(mask, (np.ndarray, list, tuple))
+
+
 def _read_zeros_and_ones(op: str, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Where a mask of which zeros block does not."""
     if values.dtype.kind != "b" and not (convert.is_real(values.dtype) and np.isin(values, (0, 1)).all()):
@@ -134,7 +139,7 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
     ) -> Ref:
         batch, n, _ = self._shape(op, q)
         full = (batch, n, n)
-        given = isinstance(mask, (np.ndarray, list, tuple))
+        given = _is_array(mask)
         values = convert.host_array(op, "mask", mask, _MASKS) if given else None
         shape = self._shape(op, mask) if values is None else values.shape
         if len(shape) > 3 or any(m not in (1, s) for m, s in zip(shape[::-1], full[::-1], strict=False)):
@@ -250,10 +255,10 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
         return batch, heads, queries, keys, d
 
     def _mask_shape(self, op: str, mask: Any) -> tuple[int, ...]:
-        return np.shape(mask) if isinstance(mask, (np.ndarray, list, tuple)) else self._shape(op, mask)
+        return np.shape(mask) if _is_array(mask) else self._shape(op, mask)
 
     def _reshape_mask(self, mask: Any, shape: tuple[int, ...]) -> Any:
-        if isinstance(mask, (np.ndarray, list, tuple)):
+        if _is_array(mask):
             return np.asarray(mask).reshape(shape)
         return self._view(mask, shape, "reshape")
 
@@ -268,7 +273,7 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
         if len(shape) > 4 or any(m not in (1, s) for m, s in zip(shape[::-1], full[::-1], strict=False)):
             raise refusal(ShapeError, op, "mask", shape, f"one that broadcasts to {full}")
         shape = (1,) * (4 - len(shape)) + shape
-        given = isinstance(mask, (np.ndarray, list, tuple))
+        given = _is_array(mask)
         if not given:
             mask = self._view(mask, shape, "reshape")
             if mask_mode is None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tlrt._binding import convert
 from tlrt._binding.arguments import integer, integers
 from tlrt._operations.plan import Shape
-from tlrt._operations.shaped import AnyBuffer, Indices
+from tlrt._operations.shaped import AnyBuffer, Indices, size_of
 from tlrt.errors import IndexOutOfRangeError, ShapeError, refusal
 
 Ref = TypeVar("Ref")
@@ -45,6 +45,8 @@ def atomic(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[A
 class BaseOperations(Generic[Ref]):
     """Operations on references to values; a class that inherits them says how one is applied and what a shape is."""
 
+    device: Any
+
     def _apply(
         self, name: str, parents: tuple[Ref | None, ...], extra: tuple[Any, ...] = (),
         hosts: Mapping[str, Any] | None = None,
@@ -71,6 +73,14 @@ class BaseOperations(Generic[Ref]):
     def _constant(self, array: npt.ArrayLike) -> Ref:
         """Records an array as a value without a gradient."""
         raise NotImplementedError
+
+    def _hold(self, value: AnyBuffer, name: str) -> Ref:
+        """Records a value without a gradient, which goes with the step."""
+        raise NotImplementedError
+
+    def _full(self, shape: Shape, value: float) -> Ref:
+        """Records a constant that the device fills: nothing is uploaded."""
+        return self._hold(AnyBuffer.of(shape, self.device.full(size_of(shape), value)), "full")
 
     def _host(self, x: Ref) -> npt.NDArray[Any]:
         """A copy of a value on the host."""

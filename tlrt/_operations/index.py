@@ -10,7 +10,7 @@ from tlrt._binding import convert
 from tlrt._binding.arguments import boolean, integer
 from tlrt._operations.base import Ref, atomic, indices, read_indices
 from tlrt._operations.plan import Shape
-from tlrt._operations.shaped import AnyBuffer, Indices, kernels_of, size_of
+from tlrt._operations.shaped import Indices, kernels_of
 from tlrt._operations.slices import SliceOperations, axis_of
 from tlrt.errors import ArgumentError, IndexOutOfRangeError, ShapeError, refusal
 
@@ -81,8 +81,6 @@ class IndexOperations(SliceOperations[Ref]):
         return self._apply("scatter_add_rows", (x, values), (), self._index_inputs("scatter_add_rows", indices, x))
 
     # ---- indices on the device
-
-    device: Any
 
     def indices(self, values: npt.ArrayLike) -> Indices:
         """A copy of integers on the device, in their shape: what every operation takes in place of host integers."""
@@ -205,13 +203,6 @@ class IndexOperations(SliceOperations[Ref]):
         made = Indices.of(places.shape, self.device.indices(places))
         self._hold(made, op)
         return made
-
-    def _hold(self, value: AnyBuffer, name: str) -> Ref:
-        """Records a value without a gradient, which goes with the step."""
-        raise NotImplementedError
-
-    def _full(self, shape: Shape, value: float) -> Ref:
-        return self._hold(AnyBuffer.of(shape, self.device.full(size_of(shape), value)), "full")
 
     def _index_inputs(
         self, op: str, values: npt.ArrayLike | Indices, x: Ref, given: npt.ArrayLike | Indices | None = None

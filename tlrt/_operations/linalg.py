@@ -79,7 +79,7 @@ class LinalgOperations(ElementwiseOperations[Ref], SliceOperations[Ref], ReduceO
                 i = labels.index(letter)
                 j = labels.index(letter, i + 1)
                 rest = [k for k in range(len(labels)) if k not in (i, j)]
-                x = self._permuted(x, (*rest, i, j))
+                x = self.permute(x, (*rest, i, j))
                 kept, n = tuple(self.shape(x)[:-2]), self.shape(x)[-1]
                 x = self._view(x, (*kept, n * n), "reshape")
                 x = self._slice(x, (*kept, n * n), (slice(None),) * len(kept) + (slice(None, None, n + 1),))
@@ -120,24 +120,7 @@ class LinalgOperations(ElementwiseOperations[Ref], SliceOperations[Ref], ReduceO
         return self._view(made, full, "reshape"), (*batch, *rows, *columns)
 
     def _arrange(self, x: Ref, labels: Labels, order: Labels) -> Ref:
-        return self._permuted(x, tuple(labels.index(c) for c in order))
-
-    def _permuted(self, x: Ref, axes: tuple[int, ...]) -> Ref:
-        """permute, as the cheapest of a view, the exchange of two neighbouring runs of axes, and exchanges one by one."""
-        shape = self.shape(x)
-        moved = [k for k in axes if shape[k] != 1]
-        if moved == sorted(moved):
-            return x if axes == tuple(range(len(axes))) else self._view(x, tuple(shape[k] for k in axes), "reshape")
-        for start in range(len(axes)):
-            for cut in range(start + 1, len(axes)):
-                for end in range(cut + 1, len(axes) + 1):
-                    swapped = (*range(start), *range(cut, end), *range(start, cut), *range(end, len(axes)))
-                    if swapped == axes:
-                        sizes = [math.prod(shape[i:j]) for i, j in ((0, start), (start, cut), (cut, end), (end, None))]
-                        view = self._view(x, tuple(sizes), "reshape")
-                        made = self._apply("swap_adjacent_at_depth", (view,), (1,))
-                        return self._view(made, tuple(shape[k] for k in axes), "reshape")
-        return self.permute(x, axes)
+        return self.permute(x, tuple(labels.index(c) for c in order))
 
     def linear(self, w: Ref, b: Ref | None, x: Ref | None = None) -> Ref:
         """W·x + b: linear(w, b, x), or in PyTorch's order linear(x, w, b), which is told by the second operand: a matrix is W.
@@ -160,7 +143,7 @@ class LinalgOperations(ElementwiseOperations[Ref], SliceOperations[Ref], ReduceO
         rows = self._view(x, (math.prod(shape[:-1]), shape[-1]), "reshape")
         if b is None:
             outputs = self._require_rank("linear", w, 2, "w")[0]
-            b = self._constant([0.0] * outputs)
+            b = self._full((outputs,), 0.0)
         try:
             y = self._apply("linear", (w, rows, b))
         except ShapeError:  # which speaks of rows that nobody passed

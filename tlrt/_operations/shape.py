@@ -33,17 +33,28 @@ class ShapeOperations(ForwardingOperations[Ref]):
 
     @atomic
     def permute(self, x: Ref, axes: Sequence[int]) -> Ref:
-        """Axis i of the result is axis axes[i] of x: a sequence of exchanges of neighbouring axes."""
+        """Axis i of the result is axis axes[i] of x: a view where only axes of size 1 move, else the exchange of two neighbouring
+        runs of axes, or of several such pairs, one after the other."""
         order = list(integers("permute", "axes", axes))
-        rank = len(self._shape("permute", x))
-        if sorted(order) != list(range(rank)):
-            raise refusal(ArgumentError, "permute", "axes", tuple(order), f"a permutation of 0..{rank - 1}")
-        now = list(range(rank))
-        for place, axis in enumerate(order):
-            for at in range(now.index(axis), place, -1):
-                x = self._apply("swap_adjacent_at_depth", (x,), (at - 1,))
-                now[at - 1], now[at] = now[at], now[at - 1]
-        return x
+        shape = self._shape("permute", x)
+        if sorted(order) != list(range(len(shape))):
+            raise refusal(ArgumentError, "permute", "axes", tuple(order), f"a permutation of 0..{len(shape) - 1}")
+        wanted = [k for k in order if shape[k] != 1]
+        now = sorted(wanted)
+        while now != wanted:
+            start = next(i for i, k in enumerate(now) if k != wanted[i])
+            cut = now.index(wanted[start])
+            count = 1
+            while now[cut : cut + count + 1] == wanted[start : start + count + 1] and cut + count < len(now):
+                count += 1
+            parts = now[:start], now[start:cut], now[cut : cut + count], now[cut + count :]
+            before, first, second, after = ([shape[k] for k in part] for part in parts)
+            sizes = (*before, math.prod(first), math.prod(second), *after)
+            x = x if self.shape(x) == sizes else self._view(x, sizes, "reshape")
+            x = self._apply("swap_adjacent_at_depth", (x,), (start,))
+            now = [*parts[0], *parts[2], *parts[1], *parts[3]]
+        out = tuple(shape[k] for k in order)
+        return x if self.shape(x) == out else self._view(x, out, "reshape")
 
     def broadcast_to(self, x: Ref, shape: Sequence[int], axis_map: Sequence[int] | None = None) -> Ref:
         """x spread over a larger shape.
