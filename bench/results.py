@@ -23,7 +23,7 @@ CHART = "docs/speed.svg"
 
 
 class Run(NamedTuple):
-    """A run by its evidence file: what it ran on, the peers its ratios are against, and the file of its examples."""
+    """A run by its evidence file: what it ran on, the peers its ratios are against, and the file of its examples or ""."""
 
     file: str
     title: str
@@ -33,6 +33,7 @@ class Run(NamedTuple):
 
 RUNS = (
     Run("h200.jsonl", "H200", ("torch",), "examples-h200.jsonl"),
+    Run("h200-added.jsonl", "H200, operations added since", ("torch",), ""),
     Run("cpu.jsonl", "CPU", ("numpy", "torch"), "examples-cpu.jsonl"),
 )
 NAMES = {"torch": "PyTorch", "numpy": "NumPy"}
@@ -224,7 +225,7 @@ def results_page() -> str:
         if steps := found.get("training_steps"):
             page += ["", f"### Training steps: {run.title}", "", *STEPS, ""]
             page += [f"{steps_sentence(steps)}.", "", *steps_table(steps)]
-        if (EVIDENCE / run.examples).exists():
+        if run.examples and (EVIDENCE / run.examples).exists():
             examples = read_document(EVIDENCE / run.examples)
             where = origin(
                 run.examples, "; ".join(examples["devices"].values()), examples["started"], examples["commit"]
