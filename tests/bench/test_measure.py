@@ -80,14 +80,15 @@ def test_slope_of_a_power() -> None:
 @pytest.mark.only(
     where=lambda row: benchmark_of(row.name).torch is not None and any(o.listed for o in row.signature.outputs)
 )
-def test_a_peer_that_works_in_place_runs_only_when_it_is_called(row: Op) -> None:
+def test_a_peer_that_works_in_place_runs_only_when_it_is_called(row: Op, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first result is compared with the reference's single step."""
-    torch = MagicMock()
+    torch = MagicMock(__name__="replaced_torch")
+    monkeypatch.setitem(sys.modules, "replaced_torch.optim.rmsprop", torch)
     call = Subject(row, {**benchmark_of(row.name).sizes[0], "lengths": [3, 2]}, "forward").torch(torch, "cpu")
-    in_place = lambda: [name for name, *_ in torch.method_calls if name.endswith("_")]
+    in_place = lambda: [name for name, *_ in torch.method_calls if name.endswith("_") or name == "rmsprop"]
     assert call is not None and in_place() == []
     call()
-    assert len(in_place()) == 1
+    assert len(in_place()) == len(set(in_place())) > 0
 
 
 def test_what_a_step_has_started_ends_with_it(tmp_path: Path) -> None:
