@@ -368,9 +368,10 @@ def _draw_rmsprop(d: Any) -> dict[str, Any]:
 
 RMSPROP_CHECKS = [*RATES, check("alpha", "alpha >= 0 and alpha < 1", say="0 <= alpha < 1"),
                   check("eps", f"eps >= 0 and eps < {FINITE}", say="eps finite and 0 or more")]  # fmt: skip
+#: the momentum before is -0, which leaves the sign of a 0 that it is added to
 without_momentum = laws.equation(
     "without momentum rmsprop_momentum_step is rmsprop_step",
-    lambda f: zip(f.many({"bs": np.zeros_like(f.inputs["bs"])}, values={"momentum": 0.0})[:2],
+    lambda f: zip(f.many({"bs": np.full_like(f.inputs["bs"], -0.0)}, values={"momentum": 0.0})[:2],
                   f.many(f.inputs, values=f.case.values, op="rmsprop_step"), strict=True))  # fmt: skip
 
 
