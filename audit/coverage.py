@@ -156,11 +156,15 @@ def steps() -> list[tuple[Any, ...]]:
     verify = (python, "-m", "tlrt", "verify", "--device", "cpu")
     tests = (python, "-m", "pytest", "-q", "-n", str(processors()), "--dist", "worksteal",
              "tests/kernels", "tests/runtime")  # fmt: skip
+    parts = max(processors() // 4, 1)  # of the trials of allocations that fail
     return [
         ((str(BUILD / "core_test"),), BUILD, ""),
         *((verify, BUILD, "1", variant) for variant in cpu_variants()),
         (tests, BUILD, ""),
-        ((python, "-m", "audit.faults", "cpu", "1", *faults.MODES), FAULTS, "3"),
+        *(
+            ((python, "-m", "audit.faults", "cpu", f"{parts}+{k + 1}", *faults.MODES), FAULTS, "3")
+            for k in range(parts)
+        ),
     ]
 
 

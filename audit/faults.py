@@ -243,8 +243,8 @@ def _run_in_fork(device: str, k: int, mode: str, switch: _Switch) -> dict[str, A
     return dict(found)
 
 
-def _explore(device: str, every: int, modes: Sequence[str]) -> dict[str, Any]:
-    """All trials of a device in this process, whose library is the test build's."""
+def _explore(device: str, every: int, modes: Sequence[str], first: int = 1) -> dict[str, Any]:
+    """The trials of a device in this process, whose library is the test build's: every `every`-th from the `first` on."""
     import tlrt._binding.library
 
     tlrt._binding.library.load()
@@ -257,10 +257,10 @@ def _explore(device: str, every: int, modes: Sequence[str]) -> dict[str, Any]:
     }  # fmt: skip
     if "result" not in plain:
         return out
-    progress = Progress(float(len(modes) * len(range(1, points + 1, every))), "trials")
+    progress = Progress(float(len(modes) * len(range(first, points + 1, every))), "trials")
     for mode in modes:
         row = {"trials": 0, "raised": 0, "absorbed": 0, "untouched": 0}
-        k = 1
+        k = first
         while k <= points + every:
             got = run(device, k, mode, switch)
             row["trials"] += 1
@@ -361,4 +361,5 @@ def table(document: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":  # what `campaign` starts, with the library whose allocations fail
-    print(json.dumps(_explore(sys.argv[1], int(sys.argv[2]), sys.argv[3:])))
+    step, _, begin = sys.argv[2].partition("+")
+    print(json.dumps(_explore(sys.argv[1], int(step), sys.argv[3:], int(begin or 1))))
