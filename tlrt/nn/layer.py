@@ -7,8 +7,8 @@ step, and an evaluation can neither drop values nor move running statistics beca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,9 @@ _ELSEWHERE = {
     "register_parameter": "session.param(value, name)", "zero_grad": "session.reset()", "cuda": 'Session("cuda")',
     "children": "vars(layer)", "buffers": "named_parameters()", "apply": "named_parameters()",
 }  # fmt: skip
+
+#: what a container holds
+Part = TypeVar("Part")
 
 
 def parameters_in(value: Any, seen: set[int]) -> Iterator[Parameter]:
@@ -185,7 +188,23 @@ class Dropout(Layer):
         return f"Dropout(p={self.p})"
 
 
-class Sequential(Layer):
+class _Container(Layer, Generic[Part]):
+    """Parts under the names of their places."""
+
+    layers: Sequence[Part]
+
+    def _parts(self) -> Iterable[tuple[str, Any]]:
+        others = [(name, value) for name, value in vars(self).items() if name != "layers"]
+        return [*((str(i), part) for i, part in enumerate(self.layers)), *others]
+
+    def __getitem__(self, index: int) -> Part:
+        return self.layers[index]
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+
+class Sequential(_Container[Layer | Callable[[TensorRef], TensorRef]]):
     """Layers one after the other; functions of one tensor (``session.relu``) may stand between them.
 
     Raises ArgumentTypeError for what cannot be called."""
@@ -204,20 +223,11 @@ class Sequential(Layer):
             x = layer(x, training=training) if isinstance(layer, Layer) else layer(x)
         return x
 
-    def _parts(self) -> Iterable[tuple[str, Any]]:
-        return _numbered(self)
-
-    def __getitem__(self, index: int) -> Layer | Callable[[TensorRef], TensorRef]:
-        return self.layers[index]
-
-    def __len__(self) -> int:
-        return len(self.layers)
-
     def __repr__(self) -> str:
         return "Sequential(" + "".join(f"\n    {layer!r}," for layer in self.layers) + "\n)"
 
 
-class ModuleList(Layer):
+class ModuleList(_Container[Layer]):
     """A list of layers, under the names of torch.nn.ModuleList: "0.weight", "1.weight". It is not called; its layers are.
 
     A list of Python as an attribute does the same. Raises ArgumentTypeError for what is no layer."""
@@ -239,23 +249,8 @@ class ModuleList(Layer):
             self.append(layer)
         return self
 
-    def _parts(self) -> Iterable[tuple[str, Any]]:
-        return _numbered(self)
-
-    def __getitem__(self, index: int) -> Layer:
-        return self.layers[index]
-
     def __iter__(self) -> Iterator[Layer]:
         return iter(self.layers)
 
-    def __len__(self) -> int:
-        return len(self.layers)
-
     def __repr__(self) -> str:
         return "ModuleList(" + "".join(f"\n    {layer!r}," for layer in self.layers) + "\n)"
-
-
-def _numbered(layer: Sequential | ModuleList) -> list[tuple[str, Any]]:
-    """The layers of a container by their places, and its other attributes."""
-    others = [(name, value) for name, value in vars(layer).items() if name != "layers"]
-    return [*((str(i), part) for i, part in enumerate(layer.layers)), *others]
