@@ -210,6 +210,13 @@ struct tl_block_row : tl_row_layout<VECTOR_, 256, 4, STEPS, (LEAVES > 1)> {
         return m;
     }
 
+    /* Lanes that the threads of a leaf exchange, array 0 or 1. A kernel that takes one sum and then two has both arrays once:
+     * three leaves of a row leave 35 KiB of a multiprocessor's shared memory. */
+    template <int WHICH> static __device__ __forceinline__ float4 *lanes_of(int leaf)
+    {
+        __shared__ float4 shared[LEAVES][256];
+        return shared[leaf];
+    }
     /* A warp folds the 1024 lanes of a leaf. */
     static __device__ __forceinline__ float fold(const float4 *shared)
     {
@@ -250,13 +257,12 @@ struct tl_block_row : tl_row_layout<VECTOR_, 256, 4, STEPS, (LEAVES > 1)> {
         }
         __device__ __forceinline__ float sum() const
         {
-            __shared__ float4 shared[LEAVES][256];
             __shared__ float leaf[LEAVES];
             const int l = LEAVES == 1 ? 0 : (int)threadIdx.x / 256;
-            put(shared[l], lanes);
+            put(lanes_of<0>(l), lanes);
             __syncthreads();
             if (threadIdx.x % 256 < 32) {
-                const float s = fold(shared[l]);
+                const float s = fold(lanes_of<0>(l));
                 if (threadIdx.x % 32 == 0) leaf[l] = s;
             }
             __syncthreads();
@@ -267,14 +273,13 @@ struct tl_block_row : tl_row_layout<VECTOR_, 256, 4, STEPS, (LEAVES > 1)> {
     /* Two sums at once: warp 0 folds one, warp 1 the other. */
     static __device__ __forceinline__ void sum2(const terms &u, const terms &v, float *su, float *sv)
     {
-        __shared__ float4 shared[LEAVES][2][256];
         __shared__ float leaf[2][LEAVES];
         const int l = LEAVES == 1 ? 0 : (int)threadIdx.x / 256, w = (int)threadIdx.x % 256 / 32;
-        put(shared[l][0], u.lanes);
-        put(shared[l][1], v.lanes);
+        put(lanes_of<0>(l), u.lanes);
+        put(lanes_of<1>(l), v.lanes);
         __syncthreads();
         if (w < 2) {
-            const float s = fold(shared[l][w]);
+            const float s = fold(w == 0 ? lanes_of<0>(l) : lanes_of<1>(l));
             if (threadIdx.x % 32 == 0) leaf[w][l] = s;
         }
         __syncthreads();
