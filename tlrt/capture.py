@@ -300,6 +300,7 @@ class Captured(Uncopied):
         self._places: list[ParameterPlace] = []
         self._changed: list[Parameter] = []
         self._closed = False
+        self._math = getattr(session.device, "math", None)
         if session.device.name == "spec":
             session._release_step()
             self.outputs = self._run_eagerly(example)
@@ -414,6 +415,10 @@ class Captured(Uncopied):
         return session._turn.run("replay", self.name, self._do_again, arguments)
 
     def _do_again(self, arguments: tuple[Any, ...]) -> Any:
+        if (math := self.session.device.math) != self._math:
+            raise refusal(
+                CaptureError, "replay", self.name, f"a device of math={math!r}", f"{self._math!r}, as captured"
+            )
         self._take(arguments)
         if len(self.session.parameters) != len(self._places):
             self._add_new_parameters()

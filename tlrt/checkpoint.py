@@ -92,6 +92,7 @@ def save(
         settings.append(chosen)
         tensors.update({f"{_PREFIX}{i}/{n}": np.ascontiguousarray(a) for n, a in arrays.items()})
     about = {"version": VERSION, "precision": precision, "parameters": list(session.parameters),
+             "math": getattr(session.device, "math", "exact"),
              "random": {"rule": RULE, "seed": session.seed, "counter": session.counter}, "optimizers": settings,
              "extra": _json(extra or {})}  # fmt: skip
     # one entry of metadata alone: safetensors writes several in an order that changes from call to call

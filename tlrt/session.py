@@ -78,6 +78,8 @@ class Options:
     fast_kernels: bool = False
     #: of the fast kernels: "fp32" or "fp64"
     matmul_precision: str = "fp32"
+    #: "fast" or "reproducible", see :func:`tlrt.device`
+    math: str | None = None
     #: an index out of range is refused, where it reads 0 and is not written to otherwise
     check_indices: bool = False
 
@@ -153,7 +155,11 @@ class Session(Operations[TensorRef]):
         self._owns_device = device is None or isinstance(device, str)
         self.device: Any = device
         if self._owns_device:
-            self.device = SpecDevice() if chosen.device == "spec" else open_device(chosen.device, new=True)
+            self.device = (
+                SpecDevice() if chosen.device == "spec" else open_device(chosen.device, math=chosen.math, new=True)
+            )
+        elif chosen.math is not None:
+            raise refusal(ArgumentError, "Session", "math", f"{chosen.math!r} beside a Device", "one of the two")
         self.options = chosen
         self._checks_indices = chosen.check_indices
         self.tape = Tape(self.device)

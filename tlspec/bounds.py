@@ -13,6 +13,7 @@ kind         tolerance of an element with reference value r
 ``ulp(k)``   (k + ½) spacings of float32 at r: at most k float32 away from the correctly rounded result
 ``tree``     min(h, λ√h)·u·M + ½ ulp(r): h the height of the summation tree, counting the roundings on the longest
              path from an input to the result; M the same expression on absolute values. 0 where h = 0
+``chain``    min(h, λ√h)·2⁻⁵³·M + ½ ulp(r): a sum in float64, rounded once
 ``custom``   a function of the row, for composites, with its derivation in its docstring
 ===========  =====================================================================================================
 
@@ -44,6 +45,8 @@ Bits = npt.NDArray[np.int64]
 
 #: unit roundoff of float32
 U = 2.0**-24
+#: that of float64
+U64 = 2.0**-53
 #: the smallest positive float32
 TINY = 2.0**-149
 #: the constant of the probabilistic bound
@@ -201,6 +204,24 @@ def tree(
         ]
 
     return Bound("tree", text or "min(h, λ√h)·u·M", tolerance, fixed if copies else None)
+
+
+def chain(height: Callable[..., Any], rest: Bound | None = None) -> Bound:
+    """Sums of products in float64, rounded once to float32: what reproducible contexts compute (native/src/formula/chain.h).
+    `height` is called as for :func:`tree`; where it gives None for an output, that one is bounded by `rest`. The product of two
+    float32 is exact in float64, and no sum of them overflows."""
+
+    def tolerance(ref: Reference, outs: Sequence[F64], ins: Values, ps: Values) -> list[Any]:
+        absolute = {k: np.abs(v) if _is_float(v) else v for k, v in ins.items()}
+        heights = _each(call_named(height, {**ins, **ps}), outs)
+        magnitudes = _each(call_reference(ref, absolute, ps), outs)
+        others = rest.function(ref, outs, ins, ps) if rest is not None else [None] * len(outs)
+        return [
+            other if h is None else _capped(factor(h) * U64 * np.asarray(m) + spacing(o) / 2)
+            for o, h, m, other in zip(outs, heights, magnitudes, others, strict=True)
+        ]
+
+    return Bound("chain", "½ ulp + min(h, λ√h)·2⁻⁵³·M", tolerance)
 
 
 def custom(

@@ -236,7 +236,7 @@ def data_classes(op: Op, which: str = "forward") -> tuple[str, ...]:
     """The data classes a row is drawn with: its own, else those of its bound's kind."""
     if op.drawing.data is not None:
         return op.drawing.data
-    if op.bound_of(which).kind == "tree":
+    if op.bound_of(which).kind in ("tree", "chain"):
         return ("normal", "uniform", "integers", "special", "structured")
     return ("normal", "uniform", "wide", "special", "structured")
 

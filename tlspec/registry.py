@@ -14,7 +14,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tlspec.bounds import Bound
@@ -27,6 +27,9 @@ __all__ = ["FAMILIES", "Array", "Check", "Contract", "Drawing", "Op", "Param", "
 #: Families in the order of every listing. A family is a module of ``tlspec.ops`` and a file stem in ``native/src``.
 FAMILIES = ("elementwise", "reduce", "shape", "index", "linalg", "softmax", "norm", "loss", "conv", "pool", "attention",
             "scan", "spectral", "random", "optim")  # fmt: skip
+
+#: how contexts compute sums of products, by the number that C has for it
+MATH = ("fast", "reproducible")
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class Contract:
     same_bits: bool = True
     #: what computes it on CUDA: "own" kernel or the library's name
     cuda: str = "own"
+    #: the bound in reproducible contexts, where CPU and CUDA give the same bits then; None where they do as in fast ones
+    reproducible: Bound | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +99,8 @@ class Vjp:
     #: suffixes of further entry points that compute one gradient each: ("q", "k", "v")
     each: tuple[str, ...] = ()
     doc: str = ""
+    #: as in :class:`Contract`
+    reproducible: Bound | None = None
 
 
 @dataclass(kw_only=True)
@@ -132,7 +139,13 @@ class Op:
         return any(not o.host for o in self.signature.outputs)
 
     def vjp(
-        self, text: str, *, bound: Bound | None = None, via: Callable[..., Any] | None = None, each: Sequence[str] = ()
+        self,
+        text: str,
+        *,
+        bound: Bound | None = None,
+        reproducible: Bound | None = None,
+        via: Callable[..., Any] | None = None,
+        each: Sequence[str] = (),
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Declares the VJP on its float64 reference, which is called with the arrays named on the left and the row's
         parameters it asks for by keyword, and returns the gradients named on the right."""
@@ -153,11 +166,21 @@ class Op:
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
             self.vjp_rule = Vjp(
                 reads=reads, gives=gives, reference=function, bound=self.bound if bound is None else bound, via=via,
-                each=tuple(each), doc=inspect.getdoc(function) or "",
+                each=tuple(each), doc=inspect.getdoc(function) or "", reproducible=reproducible,
             )  # fmt: skip
             return function
 
         return register
+
+    def in_math(self, math: str) -> "Op":
+        """The row as contexts of this mode compute it, "fast" or "reproducible"."""
+        if math == "fast" or self.contract.reproducible is None:
+            return self
+        rule = self.vjp_rule
+        if rule is not None and rule.reproducible is not None:
+            rule = replace(rule, bound=rule.reproducible)
+        contract = replace(self.contract, same_bits=True)
+        return replace(self, bound=self.contract.reproducible, contract=contract, vjp_rule=rule)
 
     @property
     def rule(self) -> Vjp:
@@ -205,6 +228,7 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 
 def op(
     text: str, *, bound: Bound, order: str | None = None, same_bits: bool = True, cuda: str = "own",
+    reproducible: Bound | None = None,
     checks: Sequence[Check] = (), laws: Sequence[Any] = (), draw: Callable[..., dict[str, Any]] | None = None,
     paths: Sequence[dict[str, Any]] = (), classes: Classes | None = None,
     work: Callable[..., int] | None = None, nonnegative: Sequence[str] = (), data: Sequence[str] | None = None,
@@ -225,7 +249,8 @@ def op(
         own = dict(classes if classes is not None else ELEMENTWISE if signature.elementwise else {})
         row = Op(
             name=name, family=function.__module__.rpartition(".")[2], text=text, signature=signature, reference=function, bound=bound,
-            contract=Contract(checks=tuple(checks), laws=tuple(laws), same_bits=same_bits, cuda=cuda),
+            contract=Contract(checks=tuple(checks), laws=tuple(laws), same_bits=same_bits, cuda=cuda,
+                              reproducible=reproducible),
             drawing=Drawing(
                 draw=draw, paths=tuple(paths), classes=own, work=work, nonnegative=tuple(nonnegative),
                 data=None if data is None else tuple(data),

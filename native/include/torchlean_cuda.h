@@ -70,6 +70,10 @@ enum {
 /* The device number of the CPU path; CUDA devices count from 0. */
 enum { TORCHLEAN_CPU = -1 };
 
+/* How a context computes sums of products. FAST: as is fastest on its device. REPRODUCIBLE: as is defined, with the same bits on
+ * every device, for any batch; operations without such a definition give the same bits in both. */
+enum { TORCHLEAN_FAST = 0, TORCHLEAN_REPRODUCIBLE = 1 };
+
 /* What an array of host memory holds. */
 enum { TORCHLEAN_FLOAT32 = 0, TORCHLEAN_FLOAT64 = 1, TORCHLEAN_INT64 = 2, TORCHLEAN_UINT64 = 3 };
 
@@ -130,6 +134,11 @@ TL_API int32_t torchlean_cuda_context_create(int32_t device, torchlean_context *
 TL_API int32_t torchlean_cuda_context_destroy(torchlean_context *context);
 /* The device number the context was created on. */
 TL_API int32_t torchlean_cuda_context_device(torchlean_context *context, int32_t *device);
+/* Chooses how the context's calls compute from here on: TORCHLEAN_FAST or TORCHLEAN_REPRODUCIBLE. A new context does as the
+ * environment variable TORCHLEAN_MATH says, "fast" (the default) or "reproducible". */
+TL_API int32_t torchlean_cuda_context_set_math(torchlean_context *context, int32_t math);
+/* How they compute now. */
+TL_API int32_t torchlean_cuda_context_math(torchlean_context *context, int32_t *math);
 /* Waits for all work of the context. Reports an error of earlier asynchronous work. */
 TL_API int32_t torchlean_cuda_context_synchronize(torchlean_context *context);
 /* Records time mark `slot` (0 to 7) in the context's stream (CUDA), or reads the clock (CPU). */

@@ -9,7 +9,7 @@
 #define EACH_CORE_FUNCTION(X) \
     X(set_cpu_variant, set_variant) X(set_threads, set_threads) X(device_describe, describe) \
     X(context_create, on_own_context) X(context_destroy, on_own_context) X(context_device, ask_context) \
-    X(context_synchronize, ask_context) X(context_mark, on_own_context) X(context_elapsed, on_own_context) \
+    X(context_set_math, on_own_context) X(context_math, ask_context) X(context_synchronize, ask_context) X(context_mark, on_own_context) X(context_elapsed, on_own_context) \
     X(memory_stats, ask_context) X(memory_reset_peak, on_own_context) X(memory_cap, on_own_context) \
     X(memory_collect, on_own_context) X(buffer_empty, make) X(buffer_zeros, make) X(buffer_upload, make) \
     X(buffer_download, read_back) X(index_upload, make) X(index_download, read_back) X(buffer_fill, fill) X(buffer_copy, make) X(buffer_share, make) \
@@ -262,6 +262,13 @@ static int32_t on_own_context(fuzz_run *f, int which)
         refuse |= from > 7;
         status = torchlean_cuda_context_mark(context, from);
         break;
+    case CORE_context_set_math: {
+        int32_t math = (int32_t)fuzz_below(f, 4) - 1, now = 77;
+        refuse |= math != TORCHLEAN_FAST && math != TORCHLEAN_REPRODUCIBLE;
+        status = torchlean_cuda_context_set_math(context, math);
+        if (!status && (torchlean_cuda_context_math(own, &now) || now != math)) fuzz_fail(f, symbol, "not what was set");
+        break;
+    }
     case CORE_context_elapsed: {
         int nowhere = fuzz_one_in(f, 5);
         refuse |= from != 3 || to != 3 || nowhere;

@@ -6,6 +6,7 @@ public places.
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
@@ -33,6 +34,7 @@ from tlrt.errors import (
     UnavailableError,
     refusal,
 )
+from tlspec.registry import MATH
 
 _CPU = -1
 _NAME = re.compile(r"(cpu)|cuda(?::(0|[1-9]\d{0,8}))?")
@@ -364,7 +366,7 @@ class Device:
     Operations on a CUDA device are asynchronous: only downloads, :meth:`synchronize`, :meth:`elapsed` and pool growth
     wait. :meth:`close` (or the end of a ``with`` block) destroys the context, its pool and every buffer in it."""
 
-    __slots__ = ("__weakref__", "_calls", "_handle", "_library", "_name", "_observers", "_ordinal")
+    __slots__ = ("__weakref__", "_calls", "_handle", "_library", "_math", "_name", "_observers", "_ordinal")
 
     _handle: Any
     _library: Library
@@ -372,8 +374,9 @@ class Device:
     _calls: Calls
     _observers: tuple[Observer, ...]
 
-    def __init__(self, name: str = "cpu") -> None:
+    def __init__(self, name: str = "cpu", math: str | None = None) -> None:
         self._name, self._ordinal = _parse_name(name, "device")
+        wanted = None if math is None else _parse_math(math, "device")
         library = self._library = load()
         _bind(library)
         _require_cuda(self._name, self._ordinal, library, "device")
@@ -386,6 +389,11 @@ class Device:
             raise
         if status:
             raise _explain_unavailable(failure(status, "device"), self._ordinal)
+        number = library.ffi.new("int32_t *")
+        if wanted is not None:
+            self._call("device", "context_set_math", wanted)
+        self._call("device", "context_math", number)
+        self._math = MATH[number[0]]
         if self._ordinal == _CPU and threading.current_thread() is threading.main_thread():
             library.lib.torchlean_cuda_watch_signal(signal.SIGINT)  # whose handlers Python runs in this thread alone
         with _lock:
@@ -393,9 +401,9 @@ class Device:
             self._set_observers(tuple(_observers_of_all))
 
     @classmethod
-    def new(cls, name: str = "cpu") -> Device:
-        """A Device of its own on the named device, as ``device(name, new=True)``."""
-        return cls(name)
+    def new(cls, name: str = "cpu", math: str | None = None) -> Device:
+        """A Device of its own on the named device, as ``device(name, math=math, new=True)``."""
+        return cls(name, math)
 
     @property
     def name(self) -> str:
@@ -405,6 +413,26 @@ class Device:
     @property
     def is_cuda(self) -> bool:
         return self._ordinal != _CPU
+
+    @property
+    def math(self) -> str:
+        """How it computes sums of products, ``"fast"`` or ``"reproducible"``; see :func:`device`."""
+        return self._math
+
+    def set_math(self, math: str) -> MathScope:
+        """Makes the device compute in this mode from here on; as a context manager, until the end of the block.
+
+            with device.set_math("reproducible"):
+                y = kernels.matmul(a, b, m, n, p)
+
+        Buffers are the same in both modes. Raises CaptureError within a captured function."""
+        number = _parse_math(math, "set_math")
+        for observer in self._observers:
+            observer.before_host_access(self, "set_math")
+        before = self._math
+        self._call("set_math", "context_set_math", number)
+        self._math = math
+        return MathScope(self, before)
 
     def describe(self) -> str:
         """One line: processor or GPU, compute capability, memory."""
@@ -494,8 +522,8 @@ class Device:
     def close(self) -> None:
         """Destroys the context, its pool and every buffer in it. May be called again."""
         with _lock:
-            if _shared.get(self._name) is self:
-                del _shared[self._name]
+            for key in [key for key, shared in _shared.items() if shared is self]:
+                del _shared[key]
         self._call("close", "context_destroy")
 
     @property
@@ -523,7 +551,8 @@ class Device:
 
     def __repr__(self) -> str:
         try:
-            return f"Device({self._name!r}{', closed' if self.closed else ''})"
+            mode = "" if self._math == "fast" else f", math={self._math!r}"
+            return f"Device({self._name!r}{mode}{', closed' if self.closed else ''})"
         except Exception:
             return "Device(?)"
 
@@ -538,8 +567,25 @@ class Device:
             raise failure(status, op)
 
 
+class MathScope:
+    """What :meth:`Device.set_math` returns: a context manager at whose end the device computes as before."""
+
+    __slots__ = ("_before", "_device")
+
+    def __init__(self, device: Device, before: str) -> None:
+        self._device = device
+        self._before = before
+
+    def __enter__(self) -> Device:
+        return self._device
+
+    def __exit__(self, *_: object) -> None:
+        self._device.set_math(self._before)
+
+
 _lock = hold_over_forks(threading.RLock())
-_shared: dict[str, Device] = {}
+#: by name and mode
+_shared: dict[tuple[str, str], Device] = {}
 _open_devices: weakref.WeakSet[Device] = weakref.WeakSet()
 _observers_of_all: list[Observer] = []
 
@@ -557,6 +603,15 @@ def _parse_name(name: object, op: str) -> tuple[str, int]:
     return f"cuda:{ordinal}", ordinal
 
 
+def _parse_math(math: object, op: str) -> int:
+    """The number of a mode."""
+    if not isinstance(math, str):
+        raise refusal(ArgumentTypeError, op, "math", type_name(math), " or ".join(map(repr, MATH)))
+    if math not in MATH:
+        raise refusal(ArgumentError, op, "math", f"{math!r}", " or ".join(map(repr, MATH)))
+    return MATH.index(math)
+
+
 def _require_cuda(name: str, ordinal: int, library: Library, op: str) -> None:
     """Refuses a CUDA device if the library was built without CUDA."""
     if ordinal != _CPU and "cuda" not in library.build_info.get("backend", ""):
@@ -571,18 +626,23 @@ def _explain_unavailable(error: TorchleanError, ordinal: int) -> TorchleanError:
     return UnavailableError(f"{error} (see `python -m tlrt doctor`)", op=error.op, status=error.status)
 
 
-def device(name: str = "cpu", *, new: bool = False) -> Device:
+def device(name: str = "cpu", *, math: str | None = None, new: bool = False) -> Device:
     """The device of that name: ``"cpu"``, ``"cuda"`` (the first GPU) or ``"cuda:1"``.
 
-    The same object each time, until it is closed; `new` makes a separate one with its own stream and pool. Raises
-    UnavailableError where there is no such device, ArgumentError for any other name."""
+    `math` is how it computes sums of products: ``"fast"``, as is fastest there, or ``"reproducible"``, as is defined, with
+    the same bits on every device and for every batch (``TORCHLEAN_MATH`` of the environment, or fast, if left out). The same
+    object each time for a name and a mode, until it is closed; `new` makes a separate one with its own stream and pool. Raises
+    UnavailableError where there is no such device, ArgumentError for any other name or mode."""
     canonical, _ = _parse_name(name, "device")
+    if math is not None:
+        _parse_math(math, "device")
     if new:
-        return Device(canonical)
+        return Device(canonical, math)
+    key = canonical, math or os.environ.get("TORCHLEAN_MATH") or MATH[0]
     with _lock:
-        found = _shared.get(canonical)
+        found = _shared.get(key)
         if found is None:
-            found = _shared[canonical] = Device(canonical)
+            found = _shared[key] = Device(canonical, math)
         return found
 
 

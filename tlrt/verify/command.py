@@ -20,7 +20,7 @@ from tlrt.verify.run import Runtime, device_names
 from tlrt.verify.verifier import Settings, Verifier, directions
 from tlspec import registry
 from tlspec.cases import DATA, PATH, SIZES, Case
-from tlspec.registry import Op
+from tlspec.registry import MATH, Op
 
 #: options that this command had once: what of :mod:`audit` does their work
 CAMPAIGNS = {
@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--device", "--devices", dest="devices", metavar="NAMES", help="cpu, cuda, cuda:1 (default: all present)")
     add("--ops", metavar="NAMES", help="operations, families and * patterns, comma-separated (default: all)")
+    add("--math", choices=MATH, default="fast", help="how the devices compute (default fast)")
     add("--cases", type=int, default=6, metavar="N", help="cases per operation and data class (default 6)")
     add("--seed", type=int, default=0, help="seed of the first case (default 0); case i has seed + i")
     add("--size", choices=[*SIZES, PATH], help="size of the cases (default: small, medium and edges, and a large one)")
@@ -86,10 +87,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"--json: {error}")
     try:
         names = [n.strip() for n in args.devices.split(",")] if args.devices is not None else device_names()
-        runtimes = {name: Runtime(name) for name in names}
+        runtimes = {name: Runtime(name, math=args.math) for name in names}
     except TorchleanError as error:
         parser.exit(2, f"verify: {error}\n")
-    verifier = Verifier(runtimes, Settings(args.cases, args.seed, args.size, data, args.variants, args.trace))
+    verifier = Verifier(
+        runtimes, Settings(args.cases, args.seed, args.size, data, args.variants, args.trace, args.math)
+    )
     work: list[Work]
     if args.inputs is not None:
         from tlrt.verify.inputs import InputError, cases_of
@@ -196,7 +199,7 @@ def _start_process(names: Sequence[str], settings: Settings) -> None:
     """Makes what a process checks with. An interrupt from the terminal ends it without a word."""
     global _verifier
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _verifier = Verifier({name: Runtime(name) for name in names}, settings)
+    _verifier = Verifier({name: Runtime(name, math=settings.math) for name in names}, settings)
 
 
 def _check_one(name: str, which: str | None) -> list[Result]:

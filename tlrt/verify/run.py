@@ -26,15 +26,21 @@ class Fault(AssertionError):
 
 class Runtime:
     """Operations on one device. `kernels` is a namespace with a function per entry point, ``tlrt.kernels`` if not given;
-    `upload` makes a device buffer of a float32 array."""
+    `upload` makes a device buffer of a float32 array; `math` is the device's."""
 
-    def __init__(self, device: str = "cpu", kernels: Any = None, upload: Callable[[np.ndarray], Any] | None = None):
+    def __init__(
+        self,
+        device: str = "cpu",
+        kernels: Any = None,
+        upload: Callable[[np.ndarray], Any] | None = None,
+        math: str | None = None,
+    ):
         self.name = device
         self.device: Any = None
         if upload is None:
             import tlrt
 
-            self.device = tlrt.device(device)
+            self.device = tlrt.device(device, math=math)
             upload = partial(tlrt.Buffer.from_numpy, device=self.device)
         self.upload = upload
         if kernels is None:

@@ -42,6 +42,7 @@ class Settings:
     data: tuple[str, ...] | None = None
     variants: bool = False
     trace: bool = False  # name every case on stderr before it runs
+    math: str = "fast"  # how the devices compute, which decides what rows promise
 
     @property
     def covering(self) -> bool:
@@ -93,6 +94,7 @@ class Verifier:
     ) -> list[Result]:
         """Runs one entry point, or all of the row's; one result per entry point and device. Without `cases` those of
         :func:`plan_cases` are drawn, then cases that aim at the geometry classes which these did not reach."""
+        op = op.in_math(self.settings.math)
         entries = directions(op) if which is None else (which,)
         found = {w: self._start(op, w) for w in entries}
         if cases is None and "forward" in found:
@@ -198,6 +200,8 @@ class Verifier:
     ) -> None:
         device = f"{next(iter(self.runtimes))},{runtime.name}" if kind == "bits" else runtime.name
         where = ", ".join(f"{k}={v}" for k, v in case.values.items() if k not in case.arguments)
+        if self.settings.math != "fast":
+            option = (*option, "--math", self.settings.math)
         line = reproduction(case, device, *option)
         result.failures.append(Failure(result.entry, device, kind, f"{detail} [{where}]" if where else detail, line))
 

@@ -22,6 +22,8 @@ struct tl_cuda_graph;
 struct tl_cuda_state *tl_context_cuda(const tl_context *ctx);
 /* TORCHLEAN_CPU or the CUDA ordinal. */
 int32_t tl_context_ordinal(const tl_context *ctx);
+/* Whether the context computes sums of products as they are defined (TORCHLEAN_REPRODUCIBLE). */
+int tl_is_reproducible(const tl_context *ctx);
 /* Memory in tenths of a GiB, rounded, whatever the floating-point mode. */
 uint64_t tl_gib_tenths(uint64_t bytes);
 /* How often this process has come out of a fork as the child: CUDA started under another number cannot be used. */

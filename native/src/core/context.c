@@ -7,6 +7,8 @@ tl_table tl_contexts = TL_TABLE("context", TL_TAG_CONTEXT, 3, tl_context, init_c
 
 int32_t tl_context_ordinal(const tl_context *ctx) { return atomic_load_explicit(&ctx->ordinal, memory_order_relaxed); }
 
+int tl_is_reproducible(const tl_context *ctx) { return ctx->math == TORCHLEAN_REPRODUCIBLE; }
+
 struct tl_cuda_state *tl_context_cuda(const tl_context *ctx) { return ctx->cuda; }
 
 tl_verdict tl_lock_context(const torchlean_context *handle, tl_context **ctx)

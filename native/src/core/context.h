@@ -17,6 +17,7 @@ struct tl_context {
     tl_slot slot;
     pthread_mutex_t lock;
     _Atomic int32_t ordinal;
+    int32_t math; /* TORCHLEAN_FAST or TORCHLEAN_REPRODUCIBLE */
     struct tl_cuda_state *cuda;
     struct tl_pool pool;
     struct tl_object *buffers, *graphs; /* all live ones, so that destroying the context can release them */

@@ -1,5 +1,6 @@
 /* The exported functions of devices and contexts. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -56,13 +57,25 @@ uint64_t tl_gib_tenths(uint64_t bytes) { return (bytes * 10 + (1 << 29)) >> 30; 
 
 /* ---- contexts -------------------------------------------------------------------------------------------------- */
 
+/* What TORCHLEAN_MATH asks for. */
+static int32_t math_environment(int32_t *math)
+{
+    const char *text = getenv("TORCHLEAN_MATH");
+    *math = text && strcmp(text, "reproducible") == 0 ? TORCHLEAN_REPRODUCIBLE : TORCHLEAN_FAST;
+    if (!text || !*text || *math == TORCHLEAN_REPRODUCIBLE || strcmp(text, "fast") == 0) return TORCHLEAN_OK;
+    return tl_fail(TORCHLEAN_ARGUMENT, "TORCHLEAN_MATH: got \"%.40s\", expected fast or reproducible", text);
+}
+
 static int32_t create(int32_t device, torchlean_context **out)
 {
-    int32_t status;
-    if ((status = tl_threads_environment()) || (status = tl_variant_environment())) return status;
+    int32_t status, math;
+    if ((status = tl_threads_environment()) || (status = tl_variant_environment()) ||
+        (status = math_environment(&math)))
+        return status;
     tl_context *ctx = (tl_context *)tl_table_take(&tl_contexts);
     if (!ctx) return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for a context");
     atomic_store_explicit(&ctx->ordinal, device, memory_order_relaxed);
+    ctx->math = math;
     ctx->cuda = NULL;
     ctx->buffers = NULL;
     ctx->graphs = NULL;
@@ -127,6 +140,25 @@ TL_API int32_t torchlean_cuda_context_device(torchlean_context *context, int32_t
     *device = tl_context_ordinal(ctx);
     tl_unlock(ctx);
     return TORCHLEAN_OK;
+}
+
+TL_API int32_t torchlean_cuda_context_set_math(torchlean_context *context, int32_t math)
+{
+    tl_call call;
+    tl_enter_context(&call, __func__, context);
+    tl_require(&call, math == TORCHLEAN_FAST || math == TORCHLEAN_REPRODUCIBLE, TORCHLEAN_ARGUMENT, "math",
+               "got %d, expected 0 (fast) or 1 (reproducible)", math);
+    if (!call.status) call.ctx->math = math;
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_context_math(torchlean_context *context, int32_t *math)
+{
+    tl_call call;
+    tl_enter_context(&call, __func__, context);
+    tl_host(&call, "math", math, 1);
+    if (!call.status) *math = call.ctx->math;
+    return tl_end(&call);
 }
 
 TL_API int32_t torchlean_cuda_context_synchronize(torchlean_context *context)

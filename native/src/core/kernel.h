@@ -8,6 +8,7 @@
 #pragma once
 
 #include "api.h"
+#include "backend.h"
 #include "dims.h"
 #include "errors.h"
 #include "scratch.h"

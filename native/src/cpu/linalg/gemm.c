@@ -225,9 +225,9 @@ INLINE vec_f64 add_f64(vec_f64 x, vec_f64 y) { return x + y; }
 #include "cpu/linalg/gemm_kernel.h"
 
 void tl_gemm_panel_f32(int64_t rows, int64_t vectors, int64_t kc, const float *a, const float *b, int64_t ldb, float *c,
-                       int64_t ldc, int add)
+                       int64_t ldc, int mode)
 {
-    kernels_f32[rows][vectors - 1](kc, a, b, ldb, c, ldc, add);
+    kernels_f32[rows][vectors - 1](kc, a, b, ldb, c, ldc, mode);
 }
 
 void tl_gemm_pack_f32(float *dst, int64_t width, int64_t w, int64_t kc, const float *src, int64_t lane, int64_t step)
@@ -245,3 +245,9 @@ void tl_gemm_pack_f32(float *dst, int64_t width, int64_t w, int64_t kc, const fl
 #define LANES LANES_F64
 #define TK TK_F64
 #include "cpu/linalg/gemm_kernel.h"
+
+void tl_gemm_panel_f64(int64_t rows, int64_t vectors, int64_t kc, const double *a, const double *b, int64_t ldb,
+                       double *c, int64_t ldc, int mode)
+{
+    kernels_f64[rows][vectors - 1](kc, a, b, ldb, c, ldc, mode);
+}

@@ -4,17 +4,18 @@
 #define NR (2 * LANES)
 #define VEC FN(vec)
 
-/* The micro-kernel: C[R, V vectors] = (or +=) a·b over kc steps; a is packed R wide, b has rows of V vectors, ldb
- * apart. R and V are constants in every call, so the loops over them unroll and the sums live in registers. */
+/* The micro-kernel: C[R, V vectors] = a·b over kc steps, or += with ADD, or with CONTINUE the chains that C has so far
+ * go on; a is packed R wide, b has rows of V vectors, ldb apart. R and V are constants in every call, so the loops over
+ * them unroll and the sums live in registers. */
 INLINE void FN(kernel)(const int R, const int V, int64_t kc, const REAL *a, const REAL *b, int64_t ldb, REAL *c,
-                       int64_t ldc, int add)
+                       int64_t ldc, int mode)
 {
     VEC sum[MR][2];
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 2
         for (int v = 0; v < V; v++)
-            sum[r][v] = (VEC){0};
+            sum[r][v] = mode == TL_GEMM_CONTINUE ? FN(load)(c + r * ldc + v * LANES) : (VEC){0};
         __builtin_prefetch(c + r * ldc, 1);
         __builtin_prefetch(c + r * ldc + V * LANES - 1, 1);
     }
@@ -31,7 +32,7 @@ INLINE void FN(kernel)(const int R, const int V, int64_t kc, const REAL *a, cons
 #pragma GCC unroll 2
         for (int v = 0; v < V; v++) {
             REAL *to = c + r * ldc + v * LANES;
-            FN(store)(to, add ? FN(add)(FN(load)(to), sum[r][v]) : sum[r][v]);
+            FN(store)(to, mode == TL_GEMM_ADD ? FN(add)(FN(load)(to), sum[r][v]) : sum[r][v]);
         }
 }
 
@@ -39,14 +40,14 @@ typedef void (*FN(kernel_fn))(int64_t, const REAL *, const REAL *, int64_t, REAL
 
 #define KERNEL(R)                                                                                                      \
     static void FN(kernel_##R##x1)(int64_t kc, const REAL *a, const REAL *b, int64_t ldb, REAL *c, int64_t ldc,       \
-                                   int add)                                                                           \
+                                   int mode)                                                                          \
     {                                                                                                                  \
-        FN(kernel)(R, 1, kc, a, b, ldb, c, ldc, add);                                                                  \
+        FN(kernel)(R, 1, kc, a, b, ldb, c, ldc, mode);                                                                  \
     }                                                                                                                  \
     static void FN(kernel_##R##x2)(int64_t kc, const REAL *a, const REAL *b, int64_t ldb, REAL *c, int64_t ldc,       \
-                                   int add)                                                                           \
+                                   int mode)                                                                          \
     {                                                                                                                  \
-        FN(kernel)(R, 2, kc, a, b, ldb, c, ldc, add);                                                                  \
+        FN(kernel)(R, 2, kc, a, b, ldb, c, ldc, mode);                                                                  \
     }
 EACH_HEIGHT(KERNEL)
 #undef KERNEL

@@ -1,6 +1,6 @@
-/* Matrix products on the CPU: strides for the packed product of gemm.h, which fixes the order of every sum. A
- * transposed factor is read through swapped strides. */
-#include "cpu/linalg/gemm.h"
+/* Matrix products on the CPU: strides for the packed products of gemm.h and, in reproducible contexts, chain.h, which fix
+ * the order of every sum. A transposed factor is read through swapped strides. */
+#include "cpu/linalg/chain.h"
 #include "cpu/sum_tree.h"
 #include "generated/linalg.h"
 
@@ -15,7 +15,7 @@ static tl_gemm_args product(int64_t batch, int64_t m, int64_t n, int64_t p, int 
 
 static int32_t multiply(tl_context *ctx, tl_gemm_args args, const float *A, const float *B, float *C)
 {
-    return tl_gemm_f32(ctx, &args, A, B, C);
+    return tl_is_reproducible(ctx) ? tl_chain_f32(ctx, &args, A, B, C) : tl_gemm_f32(ctx, &args, A, B, C);
 }
 
 int32_t tl_cpu_matmul(tl_context *ctx, const float *A, const float *B, int64_t m, int64_t n, int64_t p, float *out)
@@ -51,7 +51,7 @@ int32_t tl_cpu_linear(tl_context *ctx, const float *W, const float *x, const flo
 {
     tl_gemm_args args = product(1, batch, inputs, outputs, 0, 1);
     args.bias = b;
-    return tl_gemm_f32(ctx, &args, x, W, y);
+    return multiply(ctx, args, x, W, y);
 }
 
 int32_t tl_cpu_linear_bwd(tl_context *ctx, const float *W, const float *x, const float *g, int64_t outputs,
@@ -69,5 +69,5 @@ int32_t tl_cpu_linear_bwd(tl_context *ctx, const float *W, const float *x, const
 int32_t tl_cpu_dgemm(tl_context *ctx, const double *A, const double *B, int64_t m, int64_t n, int64_t p, double *out)
 {
     tl_gemm_args args = product(1, m, n, p, 0, 0);
-    return tl_gemm_f64(ctx, &args, A, B, out);
+    return tl_is_reproducible(ctx) ? tl_chain_f64(ctx, &args, A, B, out) : tl_gemm_f64(ctx, &args, A, B, out);
 }

@@ -11,22 +11,22 @@ static __device__ __forceinline__ uint32_t tl_shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* Starts copying BYTES (16 or 4, both ends aligned to that); if not `present`, writes zeros and reads nothing. With
+/* Starts copying BYTES (16, 8 or 4, both ends aligned to that); if not `present`, writes zeros and reads nothing. With
  * ORDERED the compiler moves no access to memory across it. Without, it may: for loops whose barriers already order the
  * accesses to a stage. */
 template <int BYTES, bool ORDERED = true>
 static __device__ __forceinline__ void tl_copy_async(uint32_t to, const void *from, bool present)
 {
-    static_assert(BYTES == 16 || BYTES == 4, "what cp.async serves here");
+    static_assert(BYTES == 16 || BYTES == 8 || BYTES == 4, "what cp.async serves here");
     const int size = present ? BYTES : 0;
     if constexpr (BYTES == 16 && ORDERED)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size) : "memory");
     else if constexpr (BYTES == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size));
     else if constexpr (ORDERED)
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(size) : "memory");
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from), "r"(size), "n"(BYTES) : "memory");
     else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(size));
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from), "r"(size), "n"(BYTES));
 }
 template <int BYTES>
 static __device__ __forceinline__ void tl_copy_async(float *shared, const float *global, bool present)

@@ -13,6 +13,7 @@
 #include "cuda/device/async_copy.cuh"
 #include "cuda/device/sum_tree.cuh"
 #include "cuda/device/vector.cuh"
+#include "cuda/linalg/chain.cuh"
 #include "cuda/linalg/linalg.cuh"
 #include "generated/linalg.h"
 
@@ -296,6 +297,8 @@ int32_t multiply(tl_context *ctx, const tl_matrix_product &x)
         if (x.bias) return repeat_row(ctx, x.bias, x.batch * x.m, x.p, x.C);
         return tl_cuda_fill(tl_context_cuda(ctx), x.C, 0.0f, x.batch * x.m * x.p);
     }
+    if (tl_is_reproducible(ctx))
+        return tl_chain_multiply(ctx, tl_chain_product<float>{x.batch, x.m, x.n, x.p, x.A, x.ta, x.B, x.tb, x.bias, x.C});
     /* Hopper's TF32 products take 0.58 of float64's time and have a fifth of a float32 chain's error; who wants the
      * correctly rounded product has dgemm. */
     if (tl_wgmma_serves(ctx, x)) return tl_wgmma_multiply(ctx, x);
@@ -377,15 +380,20 @@ extern "C" int32_t tl_cuda_dgemm(tl_context *ctx, const double *A, const double 
             out[i] = 0.0;
         return TORCHLEAN_OK;
     }
-    int32_t status;
-    cublasHandle_t blas = tl_cuda_blas(ctx, &status);
-    if (!blas) return status;
     struct tl_cuda_state *state = tl_context_cuda(ctx);
     tl_scratch<double> factors(ctx);
     TL_TRY(factors.allocate(a + b + m * p));
     double *const product = factors + a + b;
     TL_TRY(tl_cuda_upload(state, factors, A, (size_t)(m * n) * sizeof *A));
     TL_TRY(tl_cuda_upload(state, factors + a, B, (size_t)(n * p) * sizeof *B));
-    TL_CUBLAS_TRY(ctx, dgemm(blas, false, false, m, n, p, factors, n, factors + a, p, 0.0, product, p));
+    if (tl_is_reproducible(ctx)) {
+        TL_TRY(tl_chain_multiply(
+            ctx, tl_chain_product<double>{1, m, n, p, factors, false, factors + a, false, nullptr, product}));
+    } else {
+        int32_t status;
+        cublasHandle_t blas = tl_cuda_blas(ctx, &status);
+        if (!blas) return status;
+        TL_CUBLAS_TRY(ctx, dgemm(blas, false, false, m, n, p, factors, n, factors + a, p, 0.0, product, p));
+    }
     return tl_cuda_download(state, out, product, (size_t)(m * p) * sizeof *out);
 }

@@ -1,0 +1,20 @@
+/* The reproducible matrix product on CUDA (linalg/chain.cu). */
+#pragma once
+
+#include "cuda/device/vector.cuh"
+#include "cuda/runtime/launch.cuh"
+
+/* C[batch, m, p] = op(A)·op(B) + bias, as tl_matrix_product (linalg/linalg.cuh) of either type; n > 0, at most one of ta and
+ * tb, and a result that is not empty. */
+template <class Real> struct tl_chain_product {
+    int64_t batch, m, n, p;
+    const Real *A;
+    bool ta;
+    const Real *B;
+    bool tb;
+    const Real *bias;
+    Real *C;
+};
+
+int32_t tl_chain_multiply(tl_context *ctx, const tl_chain_product<float> &x);
+int32_t tl_chain_multiply(tl_context *ctx, const tl_chain_product<double> &x);
