@@ -266,7 +266,8 @@ static int32_t on_own_context(fuzz_run *f, int which)
         int32_t math = (int32_t)fuzz_below(f, 4) - 1, now = 77;
         refuse |= math != TORCHLEAN_FAST && math != TORCHLEAN_REPRODUCIBLE;
         status = torchlean_cuda_context_set_math(context, math);
-        if (!status && (torchlean_cuda_context_math(own, &now) || now != math)) fuzz_fail(f, symbol, "not what was set");
+        if (!status && (torchlean_cuda_context_math(own, &now) || now != math))
+            fuzz_fail(f, symbol, "not what was set");
         break;
     }
     case CORE_context_elapsed: {
@@ -362,15 +363,19 @@ static int32_t ask_context(fuzz_run *f, int which)
     torchlean_context *context = draw_context(f, &want);
     if (which == CORE_context_synchronize)
         return check(f, which, torchlean_cuda_context_synchronize(context), want == REFUSE);
-    int32_t device = 77, status;
+    int32_t answer = 77, right = f->device, status;
     torchlean_memory m = {.allocations = 77};
     int nowhere = fuzz_one_in(f, 5);
-    if (which == CORE_context_device)
-        status = torchlean_cuda_context_device(context, nowhere ? NULL : &device);
-    else
-        status = torchlean_cuda_memory_stats(context, nowhere ? NULL : &m);
-    if (which == CORE_context_device ? device != (status ? 77 : f->device) : status && m.allocations != 77)
-        fuzz_fail(f, fuzz_core_symbols[which], "status %d, but the answer is %d or %llu", status, device,
+    switch (which) {
+    case CORE_context_device: status = torchlean_cuda_context_device(context, nowhere ? NULL : &answer); break;
+    case CORE_context_math:
+        right = TORCHLEAN_FAST;
+        status = torchlean_cuda_context_math(context, nowhere ? NULL : &answer);
+        break;
+    default: status = torchlean_cuda_memory_stats(context, nowhere ? NULL : &m); break;
+    }
+    if (which == CORE_memory_stats ? status && m.allocations != 77 : answer != (status ? 77 : right))
+        fuzz_fail(f, fuzz_core_symbols[which], "status %d, but the answer is %d or %llu", status, answer,
                   (unsigned long long)m.allocations);
     return check(f, which, status, want == REFUSE || nowhere);
 }

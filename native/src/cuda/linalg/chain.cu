@@ -229,9 +229,9 @@ template <class T, class Real, bool TA, bool TB, int VECTOR>
 int32_t launch(tl_context *ctx, const tl_chain_product<Real> &x, bool split)
 {
     constexpr int STEP = 128 / sizeof(Real);
-    constexpr size_t shared = sizeof(Real) * STAGES *
-                              (Operand<T, Real, T::BM, STEP, !TA, VECTOR>::SIZE +
-                               Operand<T, Real, T::BN, STEP, TB, VECTOR>::SIZE);
+    constexpr size_t shared =
+        sizeof(Real) * STAGES *
+        (Operand<T, Real, T::BM, STEP, !TA, VECTOR>::SIZE + Operand<T, Real, T::BN, STEP, TB, VECTOR>::SIZE);
     Args<Real> args = {};
     args.x = x;
     args.row_tiles = tl_ceil_div(x.m, T::BM), args.column_tiles = tl_ceil_div(x.p, T::BN);

@@ -298,7 +298,8 @@ int32_t multiply(tl_context *ctx, const tl_matrix_product &x)
         return tl_cuda_fill(tl_context_cuda(ctx), x.C, 0.0f, x.batch * x.m * x.p);
     }
     if (tl_is_reproducible(ctx))
-        return tl_chain_multiply(ctx, tl_chain_product<float>{x.batch, x.m, x.n, x.p, x.A, x.ta, x.B, x.tb, x.bias, x.C});
+        return tl_chain_multiply(ctx,
+                                 tl_chain_product<float>{x.batch, x.m, x.n, x.p, x.A, x.ta, x.B, x.tb, x.bias, x.C});
     /* Hopper's TF32 products take 0.58 of float64's time and have a fifth of a float32 chain's error; who wants the
      * correctly rounded product has dgemm. */
     if (tl_wgmma_serves(ctx, x)) return tl_wgmma_multiply(ctx, x);

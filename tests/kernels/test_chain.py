@@ -1,0 +1,159 @@
+"""Products in reproducible contexts: every element is the chain that docs/session.md defines, bit for bit, on every device, SIMD
+variant and number of threads; one cell of it may be of any place in any product."""
+
+import numpy as np
+import pytest
+
+import tlrt
+from tests import DEVICES
+from tlrt import kernels
+from tlrt.errors import ArgumentError, ArgumentTypeError, CaptureError
+from tlrt.verify.run import cpu_settings, cpu_variants
+from tlspec.boundaries import CPU
+
+SEGMENT, SEGMENTS = CPU["linalg"]["TL_CHAIN_SEGMENT"][0], CPU["linalg"]["TL_CHAIN_SEGMENTS"][0]
+LONGEST = SEGMENT * SEGMENTS
+#: rows, inner dimension and columns: edges of tiles, panels and vectors, one and several segments, both cut among workers or not,
+#: segments longer than the least, nothing to add
+SIZES = [
+    (1, 1, 1), (3, 5, 7), (17, 300, 33), (31, 31, 129), (64, 256, 64), (65, 257, 66), (130, 96, 300), (260, 40, 260),
+    (1, SEGMENT, 70), (70, SEGMENT + 1, 1), (5, 3 * SEGMENT - 1, 9), (200, SEGMENT + 4, 132), (2, LONGEST, 3),
+    (3, LONGEST + 1, 2), (5, 0, 4), (0, 4, 5), (300, 8, 4), (4, 8, 300),
+]  # fmt: skip
+
+
+def chain(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+    """A·B + bias as it is defined. The product of two float32 is exact in float64, so that a sum of it is a fused one."""
+    n = a.shape[1]
+    segment = SEGMENT * max(1, -(-n // LONGEST))
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    total = np.zeros((a.shape[0], b.shape[1]))
+    for first in range(0, n, segment):
+        sums = np.zeros_like(total)
+        for k in range(first, min(n, first + segment)):
+            sums += wide_a[:, k : k + 1] * wide_b[k]
+        total = sums if first == 0 else total + sums
+    return (total if bias is None else total + bias).astype(a.dtype)
+
+
+def numbers(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Of either sign, over thirty binades, so that every order of additions gives other bits."""
+    return (rng.standard_normal(shape) * 2.0 ** rng.integers(-15, 15, shape)).astype(np.float32)
+
+
+def equal(got: np.ndarray, expected: np.ndarray) -> bool:
+    return got.tobytes() == expected.tobytes()
+
+
+@pytest.fixture(params=DEVICES)
+def reproducible(request: pytest.FixtureRequest) -> tlrt.Device:
+    return tlrt.device(request.param, math="reproducible")
+
+
+@pytest.mark.operations("matmul", "linear", "bmm", "dgemm")
+@pytest.mark.parametrize(("m", "n", "p"), SIZES)
+def test_products_are_chains(reproducible: tlrt.Device, m: int, n: int, p: int) -> None:
+    rng = np.random.default_rng([m, n, p])
+    a, b, g, bias = numbers(rng, m, n), numbers(rng, n, p), numbers(rng, m, p), numbers(rng, p)
+    put = reproducible.buffer
+    device_a, device_b, device_g = put(a), put(b), put(g)
+    expected = chain(a, b)
+    assert equal(kernels.matmul(device_a, device_b, m, n, p).numpy((m, p)), expected)
+    left, right = kernels.matmul_bwd(device_a, device_b, device_g, m, n, p)
+    assert equal(left.numpy((m, n)), chain(g, b.T)) and equal(right.numpy((n, p)), chain(a.T, g))
+    y = kernels.linear(put(b.T), device_a, put(bias), p, n, m)
+    assert equal(y.numpy((m, p)), chain(a, b, bias))
+    products = kernels.bmm(put(np.stack([a, a])), put(np.stack([b, 2 * b])), 2, m, n, p).numpy((2, m, p))
+    assert equal(products[0], expected) and equal(products[1], 2 * expected)
+
+
+@pytest.mark.operations("dgemm")
+@pytest.mark.parametrize(("m", "n", "p"), [(1, 1, 1), (33, 70, 65), (64, 128, 64), (3, SEGMENT + 3, 2), (2, 0, 2)])
+def test_float64_products_are_chains(reproducible: tlrt.Device, m: int, n: int, p: int) -> None:
+    """Of integers, and of numbers whose products are exact: there a separate product gives the chain's bits, too."""
+    rng = np.random.default_rng([m, n, p, 64])
+    for draw in (numbers, lambda rng, *shape: rng.integers(-(2**20), 2**20, shape)):
+        a, b = draw(rng, m, n).astype(np.float64), draw(rng, n, p).astype(np.float64)
+        assert equal(kernels.dgemm(reproducible, a, b, m, n, p).reshape(m, p), chain(a, b))
+
+
+@pytest.mark.operations("matmul", "bmm")
+def test_variants_and_threads_compute_the_same_chains() -> None:
+    device, rng = tlrt.device("cpu", math="reproducible"), np.random.default_rng(7)
+    for m, n, p in ((130, 300, 70), (1, 70, 500), (500, 70, 1), (9, 2 * SEGMENT + 5, 11)):
+        a, b = numbers(rng, m, n), numbers(rng, n, p)
+        expected = chain(a, b)
+        for variant in cpu_variants():
+            for threads in (1, 3):
+                with cpu_settings(variant, threads):
+                    got = kernels.matmul(device.buffer(a), device.buffer(b), m, n, p).numpy((m, p))
+                assert equal(got, expected), (variant, threads, m, n, p)
+
+
+@pytest.mark.operations("matmul")
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_device_changes_its_mode(name: str) -> None:
+    rng = np.random.default_rng(3)
+    a, b = numbers(rng, 40, 700), numbers(rng, 700, 50)
+    with tlrt.device(name, new=True) as device:
+        put_a, put_b = device.buffer(a), device.buffer(b)
+
+        def product() -> np.ndarray:
+            return kernels.matmul(put_a, put_b, 40, 700, 50).numpy((40, 50))
+
+        fast = product()
+        assert device.math == "fast" and not equal(fast, chain(a, b))
+        with device.set_math("reproducible") as same:
+            assert same is device and device.math == "reproducible" and "reproducible" in repr(device)
+            assert equal(product(), chain(a, b))
+        assert device.math == "fast" and equal(product(), fast)
+        device.set_math("reproducible")
+        assert equal(product(), chain(a, b))
+        with pytest.raises(ArgumentError, match="set_math: math: got 'exact', expected 'fast' or 'reproducible'"):
+            device.set_math("exact")
+        with pytest.raises(ArgumentTypeError, match="math"):
+            device.set_math(1)  # type: ignore[arg-type]
+        assert device.math == "reproducible"
+
+
+def test_devices_are_shared_by_name_and_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = tlrt.device("cpu", math="reproducible")
+    assert one is tlrt.device("cpu", math="reproducible") and one is not tlrt.device("cpu")
+    assert tlrt.device("cpu") is tlrt.device("cpu", math="fast")
+    monkeypatch.setenv("TORCHLEAN_MATH", "reproducible")
+    assert tlrt.device("cpu") is one
+    with tlrt.device("cpu", new=True) as other, tlrt.device("cpu", math="fast", new=True) as told:
+        assert (other.math, told.math) == ("reproducible", "fast")
+    monkeypatch.setenv("TORCHLEAN_MATH", "quick")
+    with pytest.raises(ArgumentError, match='TORCHLEAN_MATH: got "quick", expected fast or reproducible'):
+        tlrt.device("cpu", new=True)
+    with pytest.raises(ArgumentError, match="device: math: got 'quick'"):
+        tlrt.device("cpu", math="quick")
+
+
+@pytest.mark.operations("matmul")
+@pytest.mark.parametrize("name", DEVICES)
+def test_sessions_compute_in_their_mode_and_replay_in_that_of_the_capture(name: str) -> None:
+    rng = np.random.default_rng(5)
+    a, b = numbers(rng, 8, 300), numbers(rng, 300, 6)
+    with tlrt.Session(name, math="reproducible") as s:
+        w = s.param(b, name="w")
+
+        def step(x):
+            y = s.matmul(s.const(x), w)
+            s.backward(s.sum(y))
+            return y
+
+        captured = s.capture(step, a)
+        assert equal(captured(a).numpy(), chain(a, b))
+        s.device.set_math("fast")
+        with pytest.raises(CaptureError, match="got a device of math='fast', expected 'reproducible', as captured"):
+            captured(a)
+        s.device.set_math("reproducible")
+        assert equal(captured(2 * a).numpy(), chain(2 * a, b))
+        with pytest.raises(CaptureError, match="set_math"):
+            s.capture(lambda: s.device.set_math("fast"))
+        with pytest.raises(ArgumentError, match="math"):
+            tlrt.Session(s.device, math="fast")
+    with tlrt.Session("spec", math="reproducible") as s:
+        assert s.matmul(s.const(a), s.const(b)).shape == (8, 6)
