@@ -118,6 +118,11 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
     stem = Path(file).stem.strip("_")
     own = " ".join(ends for part, ends in OWN.items() if part in file) if "tlspec" not in file else ""
     mine = " ".join(f"tests/{p}/test_{stem}.py" for p in ("spec", "verify", "kernels", "runtime"))
+    defined = (
+        [r.name for r in registry.ops(ops or None) if r.contract.reproducible is not None]
+        if native and "/core/" not in file
+        else []
+    )
     early = [*test_files(tree, " ".join([mine, *named_tests(own)]), "", *chosen)]
     if kind == "specification":
         ends = " ".join(ends for part, ends in OWN_OF_SPECIFICATION.items() if part in file).split()
@@ -129,6 +134,8 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
             yield from test_files(tree, "tests/spec", "")
     if ops or (native and "/core/" not in file):
         yield small
+        if defined:
+            yield (chain := Check("verify", (*small.words, "--math", "reproducible"), ",".join(defined)))
         if native:
             own_kernels = [*filter(None, [family_of(file)])]
             first = ("bits", "far_paths", "sizes", *own_kernels)
@@ -137,6 +144,8 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
             yield from test_files(tree, " ".join(f"tests/kernels/test_{name}.py" for name in first), ops, *chosen)
         if kind == "c":
             yield Check("sanitized", small.words, ops)
+            if defined:
+                yield Check("sanitized", chain.words, chain.ops)
         if ops:
             for folder in ("kernels", "spec") if native else ("spec", "kernels"):
                 yield from test_files(tree, f"tests/{folder}/*.py", ops, *chosen)

@@ -148,7 +148,7 @@ def ends_its_loop(mutant: Mutant) -> bool:
     if mutant.after.split() != [*mutant.before.split(), "continue;"]:
         return False
     lines = read_lines(mutant.file)
-    brace = lines[mutant.line]
+    brace = lines[mutant.line] if mutant.line < len(lines) else ""
     if not re.match(r"\s*\}( while \(.*;)?$", brace):
         return False
     indent = brace[: brace.index("}")]

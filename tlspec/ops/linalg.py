@@ -14,7 +14,7 @@ import numpy as np
 
 from tlspec import laws
 from tlspec.bounds import chain, column_height, custom, factor, tree
-from tlspec.classes import Classes, boundary, tiles
+from tlspec.classes import Classes, Near, boundary, tiles
 from tlspec.registry import op
 
 #: products, of all three forms in forward and gradients, that reach the kernels of CUDA on an H200: wide and narrow tiles of
@@ -33,6 +33,10 @@ def product_classes(rows: str, inner: str, columns: str, batch: str = "") -> Cla
 
     found = {**tiles("inner", of(inner), boundary("linalg", "KC")), **tiles("rows", of(rows), boundary("linalg", "TILE_ROWS")),
              **tiles("columns", of(columns), boundary("linalg", "TILE_COLUMNS"))}  # fmt: skip
+    segment = boundary("linalg", "TL_CHAIN_SEGMENT")
+    found["inner of several segments"] = Near(
+        lambda **v: of(inner)(**v) > segment, segment + 1, of(inner), (segment + 1, 2 * segment + 1)
+    )
     return {**found, "one row": lambda **v: of(rows)(**v) == 1, "one column": lambda **v: of(columns)(**v) == 1,
             "one term": lambda **v: of(inner)(**v) == 1}  # fmt: skip
 
