@@ -13,7 +13,7 @@ kind         tolerance of an element with reference value r
 ``ulp(k)``   (k + ½) spacings of float32 at r: at most k float32 away from the correctly rounded result
 ``tree``     min(h, λ√h)·u·M + ½ ulp(r): h the height of the summation tree, counting the roundings on the longest
              path from an input to the result; M the same expression on absolute values. 0 where h = 0
-``chain``    min(h, λ√h)·2⁻⁵³·M + ½ ulp(r): a sum in float64, rounded once
+``chain``    min(h, λ√h)·2⁻⁵³·M + ½ ulp(r): a ``tree`` in float64, rounded once (:func:`chained`)
 ``custom``   a function of the row, for composites, with its derivation in its docstring
 ===========  =====================================================================================================
 
@@ -86,6 +86,8 @@ class Bound:
     fixed: Callable[..., Sequence[Bits]] | None = None
     #: bounds on every intermediate per output, of CUDA alone: what may overflow there is not covered there
     cuda_peak: Callable[..., Any] | None = None
+    #: of a :func:`tree`
+    height: Callable[..., Any] | None = None
 
     @property
     def in_float32(self) -> bool:
@@ -203,22 +205,25 @@ def tree(
             for h, b in zip(heights, moved().bits(ref, outs, ins, ps) or [], strict=True)
         ]
 
-    return Bound("tree", text or "min(h, λ√h)·u·M", tolerance, fixed if copies else None)
+    return Bound("tree", text or "min(h, λ√h)·u·M", tolerance, fixed if copies else None, height=height)
 
 
-def chain(height: Callable[..., Any], rest: Bound | None = None) -> Bound:
-    """Sums of products in float64, rounded once to float32: what reproducible contexts compute (native/src/formula/chain.h).
-    `height` is called as for :func:`tree`; where it gives None for an output, that one is bounded by `rest`. The product of two
-    float32 is exact in float64, and no sum of them overflows."""
+def chained(bound: Bound, trees: Sequence[int] = ()) -> Bound:
+    """The bound of a row in reproducible contexts, whose sums of products are in float64 and rounded once
+    (native/src/formula/chain.h), by that in fast ones: of the same heights, outputs `trees` apart, which stay float32 sums. The
+    product of two float32 is exact in float64, and no sum of them overflows there. A bound that is no :func:`tree` stays."""
+    height = bound.height
+    if height is None:
+        return bound
 
     def tolerance(ref: Reference, outs: Sequence[F64], ins: Values, ps: Values) -> list[Any]:
         absolute = {k: np.abs(v) if _is_float(v) else v for k, v in ins.items()}
         heights = _each(call_named(height, {**ins, **ps}), outs)
         magnitudes = _each(call_reference(ref, absolute, ps), outs)
-        others = rest.function(ref, outs, ins, ps) if rest is not None else [None] * len(outs)
+        fast = bound.function(ref, outs, ins, ps) if trees else outs
         return [
-            other if h is None else _capped(factor(h) * U64 * np.asarray(m) + spacing(o) / 2)
-            for o, h, m, other in zip(outs, heights, magnitudes, others, strict=True)
+            fast[i] if i in trees else _capped(factor(h) * U64 * np.asarray(m) + spacing(o) / 2)
+            for i, (o, h, m) in enumerate(zip(outs, heights, magnitudes, strict=True))
         ]
 
     return Bound("chain", "½ ulp + min(h, λ√h)·2⁻⁵³·M", tolerance)

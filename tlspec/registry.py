@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tlspec.bounds import Bound
+from tlspec.bounds import Bound, chained
 from tlspec.classes import ELEMENTWISE, Classes
 from tlspec.signature import Array, Param, Signature, split_list
 
@@ -60,8 +60,8 @@ class Contract:
     same_bits: bool = True
     #: what computes it on CUDA: "own" kernel or the library's name
     cuda: str = "own"
-    #: the bound in reproducible contexts, where CPU and CUDA give the same bits then; None where they do as in fast ones
-    reproducible: Bound | None = None
+    #: CPU and CUDA give the same bits in reproducible contexts
+    reproducible: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +99,8 @@ class Vjp:
     #: suffixes of further entry points that compute one gradient each: ("q", "k", "v")
     each: tuple[str, ...] = ()
     doc: str = ""
-    #: as in :class:`Contract`
-    reproducible: Bound | None = None
+    #: gradients that are float32 sums in reproducible contexts, too
+    trees: tuple[str, ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -143,7 +143,7 @@ class Op:
         text: str,
         *,
         bound: Bound | None = None,
-        reproducible: Bound | None = None,
+        trees: Sequence[str] = (),
         via: Callable[..., Any] | None = None,
         each: Sequence[str] = (),
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -166,7 +166,7 @@ class Op:
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
             self.vjp_rule = Vjp(
                 reads=reads, gives=gives, reference=function, bound=self.bound if bound is None else bound, via=via,
-                each=tuple(each), doc=inspect.getdoc(function) or "", reproducible=reproducible,
+                each=tuple(each), doc=inspect.getdoc(function) or "", trees=tuple(trees),
             )  # fmt: skip
             return function
 
@@ -174,13 +174,12 @@ class Op:
 
     def in_math(self, math: str) -> "Op":
         """The row as contexts of this mode compute it, "fast" or "reproducible"."""
-        if math == "fast" or self.contract.reproducible is None:
+        if math == "fast" or self.contract.same_bits or not self.contract.reproducible:
             return self
         rule = self.vjp_rule
-        if rule is not None and rule.reproducible is not None:
-            rule = replace(rule, bound=rule.reproducible)
-        contract = replace(self.contract, same_bits=True)
-        return replace(self, bound=self.contract.reproducible, contract=contract, vjp_rule=rule)
+        if rule is not None:
+            rule = replace(rule, bound=chained(rule.bound, [i for i, g in enumerate(rule.gives) if g in rule.trees]))
+        return replace(self, bound=chained(self.bound), contract=replace(self.contract, same_bits=True), vjp_rule=rule)
 
     @property
     def rule(self) -> Vjp:
@@ -228,7 +227,7 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 
 def op(
     text: str, *, bound: Bound, order: str | None = None, same_bits: bool = True, cuda: str = "own",
-    reproducible: Bound | None = None,
+    reproducible: bool | None = None,
     checks: Sequence[Check] = (), laws: Sequence[Any] = (), draw: Callable[..., dict[str, Any]] | None = None,
     paths: Sequence[dict[str, Any]] = (), classes: Classes | None = None,
     work: Callable[..., int] | None = None, nonnegative: Sequence[str] = (), data: Sequence[str] | None = None,
@@ -250,7 +249,7 @@ def op(
         row = Op(
             name=name, family=function.__module__.rpartition(".")[2], text=text, signature=signature, reference=function, bound=bound,
             contract=Contract(checks=tuple(checks), laws=tuple(laws), same_bits=same_bits, cuda=cuda,
-                              reproducible=reproducible),
+                              reproducible=same_bits if reproducible is None else reproducible),
             drawing=Drawing(
                 draw=draw, paths=tuple(paths), classes=own, work=work, nonnegative=tuple(nonnegative),
                 data=None if data is None else tuple(data),

@@ -35,10 +35,6 @@ def _bound_problems(row: Op) -> Iterator[str]:
     bounds: dict[str, Any] = {"bound": row.bound}
     if row.vjp_rule is not None and row.vjp_rule.bound is not row.bound:
         bounds["bound of the gradient"] = row.vjp_rule.bound
-    if row.contract.reproducible is not None:
-        bounds["reproducible"] = row.contract.reproducible
-        if row.vjp_rule is not None:
-            bounds["reproducible of the gradient"] = row.vjp_rule.reproducible
     for name, bound in bounds.items():
         if not isinstance(bound, Bound):
             yield f"{name}: got {bound!r}, expected one of tlspec.bounds, such as exact(), ulp(1) or tree(height)"

@@ -1,5 +1,7 @@
-"""Products in reproducible contexts: every element is the chain that docs/session.md defines, bit for bit, on every device, SIMD
-variant and number of threads; one cell of it may be of any place in any product."""
+"""Products and convolutions in reproducible contexts: every element is the chain that docs/session.md defines, bit for bit, on
+every device, SIMD variant and number of threads, and whatever the batch around it."""
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,6 +77,98 @@ def test_float64_products_are_chains(reproducible: tlrt.Device, m: int, n: int, 
     for draw in (numbers, lambda rng, *shape: rng.integers(-(2**20), 2**20, shape)):
         a, b = draw(rng, m, n).astype(np.float64), draw(rng, n, p).astype(np.float64)
         assert equal(kernels.dgemm(reproducible, a, b, m, n, p).reshape(m, p), chain(a, b))
+
+
+def gathered(
+    x: np.ndarray, taps: tuple[int, int], stride: int, padding: int, dilation: int, size: tuple[int, int]
+) -> np.ndarray:
+    """(channels·taps, batch·positions) of x (batch, channels, h, w), in the order in which convolutions add."""
+    batch, channels, *spatial = x.shape
+    reach = [(n - 1) * stride + (k - 1) * dilation + 1 for n, k in zip(size, taps, strict=True)]
+    wide = np.zeros((batch, channels, *(max(r, padding + n) for r, n in zip(reach, spatial, strict=True))), x.dtype)
+    wide[:, :, padding : padding + spatial[0], padding : padding + spatial[1]] = x
+    rows = [
+        wide[:, c, i * dilation :, j * dilation :][:, : size[0] * stride : stride, : size[1] * stride : stride].reshape(
+            -1
+        )
+        for c in range(channels)
+        for i in range(taps[0])
+        for j in range(taps[1])
+    ]
+    return np.array(rows)
+
+
+#: batch, groups, channels, rows, extents, kernel, stride, padding, dilation: edges of tiles, several segments of terms and of
+#: positions, more taps than a word of bits has, runs of positions shorter than a vector
+CONVOLUTIONS = [
+    (1, 1, 1, 1, (1, 1), (1, 1), 1, 0, 1), (2, 1, 3, 5, (9, 7), (3, 2), 1, 1, 1), (3, 2, 2, 3, (8, 11), (2, 3), 2, 1, 1),
+    (2, 1, 5, 33, (13, 12), (3, 3), 1, 1, 2), (1, 1, 300, 4, (4, 5), (3, 3), 1, 1, 1), (3, 1, 2, 17, (31, 30), (3, 3), 1, 1, 1),
+    (1, 5, 1, 1, (17, 3), (5, 1), 3, 2, 1), (1, 1, 2, 3, (14, 15), (9, 8), 1, 4, 1), (2, 1, 64, 64, (8, 8), (1, 1), 1, 0, 1),
+]  # fmt: skip
+
+
+@pytest.mark.operations("conv_grouped", "conv_transpose_grouped", "conv")
+@pytest.mark.parametrize("case", CONVOLUTIONS, ids=str)
+def test_convolutions_are_chains(reproducible: tlrt.Device, case: tuple[Any, ...]) -> None:
+    batch, groups, channels, rows, extents, taps, stride, padding, dilation = case
+    rng = np.random.default_rng(batch + 10 * channels + 100 * rows)
+    size = tuple((n + 2 * padding - dilation * (k - 1) - 1) // stride + 1 for n, k in zip(extents, taps, strict=True))
+    x, w = numbers(rng, batch, groups, channels, *extents), numbers(rng, groups, rows, channels, *taps)
+    b, g = numbers(rng, groups, rows), numbers(rng, batch, groups, rows, *size)
+    put = reproducible.buffer
+    axes = [[stride] * 2, [dilation] * 2, [padding] * 2, [padding] * 2]
+    settings = (batch, groups, channels, extents, rows, taps, *axes)
+    out = kernels.conv_grouped(put(x), put(w), *settings, b=put(b)).numpy(g.shape)
+    gw = kernels.conv_grouped_bwd(put(x), put(w), put(g), *settings, want=(False, True, False))[1].numpy(w.shape)
+    for i in range(groups):
+        columns = gathered(x[:, i], taps, stride, padding, dilation, size)
+        y = chain(w[i].reshape(rows, -1), columns, b[i][:, None]).reshape(rows, batch, *size)
+        assert equal(np.ascontiguousarray(out[:, i].swapaxes(0, 1)), y)
+        flat = np.ascontiguousarray(g[:, i].swapaxes(0, 1)).reshape(rows, -1)
+        assert equal(np.ascontiguousarray(gw[i]).reshape(rows, -1), chain(flat, columns.T))
+
+
+@pytest.mark.operations("conv_transpose", "conv")
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_transposed_convolutions_are_chains(reproducible: tlrt.Device, stride: int) -> None:
+    """Every element sums its terms channel by channel, and within one the kernel's offsets that reach it, in order."""
+    rng = np.random.default_rng(stride)
+    batch, channels, rows, extents, taps = 2, 3, 5, (6, 5), (3, 2)
+    x, w, b = numbers(rng, batch, channels, *extents), numbers(rng, channels, rows, *taps), numbers(rng, rows)
+    size = tuple((n - 1) * stride + k - 2 for n, k in zip(extents, taps, strict=True))
+    expected = np.zeros((batch, rows, *size), np.float32)
+    for i in range(size[0]):
+        for j in range(size[1]):
+            places = [
+                (k, m, (i + 1 - k) // stride, (j + 1 - m) // stride)
+                for k in range(taps[0])
+                for m in range(taps[1])
+                if (i + 1 - k) % stride == 0 and (j + 1 - m) % stride == 0
+            ]
+            inside = [p for p in places if 0 <= p[2] < extents[0] and 0 <= p[3] < extents[1]]
+            terms = [(w[c, :, k, m], x[:, c, u, v]) for c in range(channels) for k, m, u, v in inside]
+            left = np.array([t[0] for t in terms], np.float32).reshape(-1, rows).T
+            right = np.array([t[1] for t in terms], np.float32).reshape(-1, batch)
+            expected[:, :, i, j] = chain(left, right, b[:, None]).T
+    put = reproducible.buffer
+    out = kernels.conv_transpose(put(x), put(w), put(b), batch, channels, extents, rows, taps, [stride] * 2, [1, 1])
+    assert equal(out.numpy(expected.shape), expected)
+
+
+@pytest.mark.operations("conv2d")
+def test_images_keep_their_bits_in_any_batch(reproducible: tlrt.Device) -> None:
+    rng = np.random.default_rng(11)
+    x, w, b = numbers(rng, 6, 7, 19, 23), numbers(rng, 9, 7, 3, 3), numbers(rng, 9)
+    put = reproducible.buffer
+
+    def images(x: np.ndarray) -> np.ndarray:
+        y = kernels.conv2d(put(x), put(w), put(b), len(x), 7, 19, 23, 9, 3, 3, 1, 1, 1, 1)
+        return y.numpy((len(x), 9, 19, 23))
+
+    together = images(x)
+    assert all(equal(images(x[i : i + 1]), together[i : i + 1]) for i in range(6)) and equal(
+        images(x[::-1]), together[::-1]
+    )
 
 
 @pytest.mark.operations("matmul", "bmm")

@@ -294,7 +294,7 @@ TRANSPOSE_PATHS = [
 @op(
     "x[batch, in_channels, *spatial], w[out_channels, in_channels, *kernel], b[out_channels]; stride: dims, padding: dims"
     " -> out[batch, out_channels, *conv_out(spatial, kernel, stride, padding)]",
-    bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False,
+    bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False, reproducible=True,
     checks=_checks("conv_ok", CONV_FORMULA), draw=_draw(False), paths=PATHS_OF_AXES,
     classes=CLASSES, work=_work(conv_out), laws=LAWS,
     source="torch.nn.functional.conv1d, conv2d, conv3d")  # fmt: skip
@@ -312,7 +312,7 @@ def conv(x, w, b, stride, padding):
     return _correlate(x, w, size, stride, padding, _dense(stride)) + _bias(b, x.ndim - 2)
 
 
-@conv.vjp("x, w, g -> gx, gw, gb", bound=tree(_conv_vjp_heights))
+@conv.vjp("x, w, g -> gx, gw, gb", bound=tree(_conv_vjp_heights), trees=["gb"])
 def conv_vjp(x, w, g, stride, padding):
     """gx[n, c, i] = Σ_{o, k} w[o, c, k]·g[n, o, (i + padding - k) / stride] over the k that divide, g being 0 outside its
     ends; gw[o, c, k] = Σ_{n, j} g[n, o, j]·x[n, c, j·stride + k - padding]; gb[o] = Σ_{n, j} g[n, o, j], by the row tree
@@ -324,7 +324,7 @@ def conv_vjp(x, w, g, stride, padding):
 @op(
     "x[batch, in_channels, *spatial], w[in_channels, out_channels, *kernel], b[out_channels]; stride: dims, padding: dims"
     " -> out[batch, out_channels, *conv_transpose_out(spatial, kernel, stride, padding)]",
-    bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False,
+    bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False, reproducible=True,
     checks=_checks("conv_transpose_ok", TRANSPOSE_FORMULA), draw=_draw(True), paths=TRANSPOSE_PATHS[:1],
     classes=TRANSPOSE_CLASSES, work=_work(conv_transpose_out), laws=LAWS,
     source="torch.nn.functional.conv_transpose1d, conv_transpose2d, conv_transpose3d")  # fmt: skip
@@ -343,7 +343,7 @@ def conv_transpose(x, w, b, stride, padding):
     return _spread(x, w, size, stride, padding, _dense(stride)) + _bias(b, x.ndim - 2)
 
 
-@conv_transpose.vjp("x, w, g -> gx, gw, gb", bound=tree(_conv_transpose_vjp_heights))
+@conv_transpose.vjp("x, w, g -> gx, gw, gb", bound=tree(_conv_transpose_vjp_heights), trees=["gb"])
 def conv_transpose_vjp(x, w, g, stride, padding):
     """gx[n, c, j] = Σ_{o, k} w[c, o, k]·g[n, o, j·stride + k - padding], which is conv of g; gw[c, o, k] = Σ_{n, j} x[n, c, j]·
     g[n, o, j·stride + k - padding]; gb[o] = Σ_{n, i} g[n, o, i], by the row tree over an image and the column tree over the
@@ -356,7 +356,7 @@ def conv_transpose_vjp(x, w, g, stride, padding):
     "x[batch, in_channels, in_h, in_w], w[out_channels, in_channels, kernel_h, kernel_w], b[out_channels];"
     " stride_h: u32, stride_w: u32, padding_h: u32, padding_w: u32 -> out[batch, out_channels,"
     " conv_size(in_h, kernel_h, stride_h, padding_h), conv_size(in_w, kernel_w, stride_w, padding_w)]",
-    bound=tree(lambda in_channels, kernel_h, kernel_w: in_channels * kernel_h * kernel_w + 1), same_bits=False,
+    bound=tree(lambda in_channels, kernel_h, kernel_w: in_channels * kernel_h * kernel_w + 1), same_bits=False, reproducible=True,
     checks=_checks2d("conv_size", CONV_FORMULA), draw=_draw(False, 2), paths=[flatten_axes(p) for p in PATHS],
     classes=on_two_axes(CLASSES), work=_on_lists(_work(conv_out)),
     laws=[*LAWS, _same_as("conv")], source="torch.nn.functional.conv2d")  # fmt: skip
@@ -371,7 +371,7 @@ def conv2d(x, w, b, stride_h, stride_w, padding_h, padding_w):
     return conv.reference(x, w, b, [stride_h, stride_w], [padding_h, padding_w])
 
 
-@conv2d.vjp("x, w, g -> gx, gw, gb", bound=tree(_on_lists(_conv_vjp_heights)))
+@conv2d.vjp("x, w, g -> gx, gw, gb", bound=tree(_on_lists(_conv_vjp_heights)), trees=["gb"])
 def conv2d_vjp(x, w, g, stride_h, stride_w, padding_h, padding_w):
     """The VJP of conv with two spatial axes."""
     return conv_vjp(x, w, g, [stride_h, stride_w], [padding_h, padding_w])
@@ -381,7 +381,7 @@ def conv2d_vjp(x, w, g, stride_h, stride_w, padding_h, padding_w):
     "x[batch, in_channels, in_h, in_w], w[in_channels, out_channels, kernel_h, kernel_w], b[out_channels];"
     " stride_h: u32, stride_w: u32, padding_h: u32, padding_w: u32 -> out[batch, out_channels,"
     " conv_transpose_size(in_h, kernel_h, stride_h, padding_h), conv_transpose_size(in_w, kernel_w, stride_w, padding_w)]",
-    bound=tree(lambda in_channels, kernel_h, kernel_w: in_channels * kernel_h * kernel_w + 1), same_bits=False,
+    bound=tree(lambda in_channels, kernel_h, kernel_w: in_channels * kernel_h * kernel_w + 1), same_bits=False, reproducible=True,
     checks=_checks2d("conv_transpose_size", TRANSPOSE_FORMULA), draw=_draw(True, 2),
     paths=[flatten_axes(p) for p in TRANSPOSE_PATHS], classes=on_two_axes(TRANSPOSE_CLASSES),
     work=_on_lists(_work(conv_transpose_out)), laws=[*LAWS, _same_as("conv_transpose")],
@@ -397,7 +397,7 @@ def conv_transpose2d(x, w, b, stride_h, stride_w, padding_h, padding_w):
     return conv_transpose.reference(x, w, b, [stride_h, stride_w], [padding_h, padding_w])
 
 
-@conv_transpose2d.vjp("x, w, g -> gx, gw, gb", bound=tree(_on_lists(_conv_transpose_vjp_heights)))
+@conv_transpose2d.vjp("x, w, g -> gx, gw, gb", bound=tree(_on_lists(_conv_transpose_vjp_heights)), trees=["gb"])
 def conv_transpose2d_vjp(x, w, g, stride_h, stride_w, padding_h, padding_w):
     """The VJP of conv_transpose with two spatial axes."""
     return conv_transpose_vjp(x, w, g, [stride_h, stride_w], [padding_h, padding_w])
@@ -506,7 +506,7 @@ def _add_bias(out, b):
     "x[batch, groups, in_channels, *spatial], w[groups, out_channels, in_channels, *kernel], b?[groups, out_channels];"
     " stride: dims, dilation: dims, padding_low: dims, padding_high: dims -> out[batch, groups, out_channels,"
     " *conv_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high)]",
-    bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False,
+    bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False, reproducible=True,
     checks=_grouped_checks("conv_grouped_ok", GROUPED_FORMULA), draw=_draw_grouped(False), paths=GROUPED_PATHS,
     classes=GROUPED_CLASSES, laws=LAWS,
     source="torch.nn.functional.conv2d with groups and dilation, after torch.nn.functional.pad")  # fmt: skip
@@ -525,7 +525,7 @@ def conv_grouped(x, w, b, stride, dilation, padding_low, padding_high):
     return _add_bias(np.stack(parts, axis=1), b)
 
 
-@conv_grouped.vjp("x, w, g -> gx, gw, gb", bound=tree(_grouped_heights))
+@conv_grouped.vjp("x, w, g -> gx, gw, gb", bound=tree(_grouped_heights), trees=["gb"])
 def conv_grouped_vjp(x, w, g, stride, dilation, padding_low):
     """The VJP of conv, group by group: gx[n, g, c, i] sums over the k for which i + padding_low - k·dilation is a multiple of
     the stride."""
@@ -539,7 +539,7 @@ def conv_grouped_vjp(x, w, g, stride, dilation, padding_low):
     "x[batch, groups, in_channels, *spatial], w[groups, in_channels, out_channels, *kernel], b?[groups, out_channels];"
     " stride: dims, dilation: dims, padding_low: dims, padding_high: dims, output_padding: dims -> out[batch, groups, out_channels,"
     " *conv_transpose_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high, output_padding)]",
-    bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False,
+    bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False, reproducible=True,
     checks=_grouped_checks("conv_transpose_grouped_ok", TRANSPOSE_GROUPED_FORMULA, "output_padding"),
     draw=_draw_grouped(True), paths=TRANSPOSE_GROUPED_PATHS, classes=GROUPED_CLASSES,
     laws=LAWS, source="torch.nn.functional.conv_transpose2d with groups, dilation and output_padding")  # fmt: skip
@@ -560,7 +560,7 @@ def conv_transpose_grouped(x, w, b, stride, dilation, padding_low, padding_high,
     return _add_bias(np.stack(parts, axis=1), b)
 
 
-@conv_transpose_grouped.vjp("x, w, g -> gx, gw, gb", bound=tree(_grouped_transpose_heights))
+@conv_transpose_grouped.vjp("x, w, g -> gx, gw, gb", bound=tree(_grouped_transpose_heights), trees=["gb"])
 def conv_transpose_grouped_vjp(x, w, g, stride, dilation, padding_low):
     """The VJP of conv_transpose, group by group, with the dilation of the forward pass."""
     lists = (stride, padding_low, dilation)

@@ -13,7 +13,7 @@ differ in the last bits.
 import numpy as np
 
 from tlspec import laws
-from tlspec.bounds import chain, column_height, custom, factor, tree
+from tlspec.bounds import column_height, custom, factor, tree
 from tlspec.classes import Classes, Near, boundary, tiles
 from tlspec.registry import op
 
@@ -43,7 +43,7 @@ def product_classes(rows: str, inner: str, columns: str, batch: str = "") -> Cla
 
 @op("A[m, n], B[n, p] -> out[m, p]",
     classes=product_classes("m", "n", "p"), bound=tree(lambda n: n), same_bits=False, cuda="own kernel, cuBLAS",
-    reproducible=chain(lambda n: n),
+    reproducible=True,
     laws=[laws.linear("A"), laws.linear("B"), laws.adjoint("A"), laws.adjoint("B")], paths=PATHS,
     source="torch.matmul, numpy.matmul")  # fmt: skip
 def matmul(A, B):
@@ -56,7 +56,7 @@ def matmul(A, B):
     return A @ B
 
 
-@matmul.vjp("A, B, g -> gA, gB", bound=tree(lambda m, p: (p, m)), reproducible=chain(lambda m, p: (p, m)))
+@matmul.vjp("A, B, g -> gA, gB", bound=tree(lambda m, p: (p, m)))
 def matmul_vjp(A, B, g):
     """gA = g·Bᵀ, gB = Aᵀ·g; no transpose is stored."""
     return g @ B.T, A.T @ g
@@ -64,7 +64,7 @@ def matmul_vjp(A, B, g):
 
 @op("A[batch, m, n], B[batch, n, p] -> out[batch, m, p]",
     classes=product_classes("m", "n", "p", "batch"), bound=tree(lambda n: n), same_bits=False, cuda="own kernel, cuBLAS",
-    reproducible=chain(lambda n: n),
+    reproducible=True,
     laws=[laws.linear("A"), laws.linear("B"), laws.adjoint("A"), laws.adjoint("B")], paths=BATCH_PATHS,
     source="torch.bmm")  # fmt: skip
 def bmm(A, B):
@@ -77,7 +77,7 @@ def bmm(A, B):
     return A @ B
 
 
-@bmm.vjp("A, B, g -> gA, gB", bound=tree(lambda m, p: (p, m)), reproducible=chain(lambda m, p: (p, m)))
+@bmm.vjp("A, B, g -> gA, gB", bound=tree(lambda m, p: (p, m)))
 def bmm_vjp(A, B, g):
     """gA[b] = g[b]·B[b]ᵀ, gB[b] = A[b]ᵀ·g[b]; no transpose is stored."""
     return g @ B.swapaxes(1, 2), A.swapaxes(1, 2) @ g
@@ -85,7 +85,7 @@ def bmm_vjp(A, B, g):
 
 @op("W[outputs, inputs], x[batch, inputs], b[outputs] -> y[batch, outputs]",
     classes=product_classes("batch", "inputs", "outputs"), bound=tree(lambda inputs: inputs + 1), same_bits=False, cuda="own kernel, cuBLAS",
-    reproducible=chain(lambda inputs: inputs + 1),
+    reproducible=True,
     laws=[laws.linear("W", "b"), laws.adjoint("W", "b")],
     paths=[{"batch": p["m"], "inputs": p["n"], "outputs": p["p"]} for p in PATHS],
     source="torch.nn.functional.linear")  # fmt: skip
@@ -99,11 +99,9 @@ def linear(W, x, b):
     return x @ W.T + b
 
 
-_LINEAR_VJP = tree(lambda batch, outputs: (batch, outputs, column_height(batch)))
-
-
-@linear.vjp("W, x, g -> gW, gx, gb", bound=_LINEAR_VJP,
-            reproducible=chain(lambda batch, outputs: (batch, outputs, None), rest=_LINEAR_VJP))  # fmt: skip
+@linear.vjp(
+    "W, x, g -> gW, gx, gb", bound=tree(lambda batch, outputs: (batch, outputs, column_height(batch))), trees=["gb"]
+)
 def linear_vjp(W, x, g):
     """gW = gᵀ·x, gx = g·W, gb[o] = Σ_r g[r, o] by the column tree of formula/sum_tree.h; no transpose is stored."""
     return g.T @ x, g @ W, g.sum(axis=0)
@@ -115,11 +113,8 @@ def _dgemm_tolerance(A, B):
     return factor(h) * u * (np.abs(A) @ np.abs(B)) + 2 * u * np.abs(A @ B) + 2.0**-1074 * (h + 1)
 
 
-_DGEMM = custom(_dgemm_tolerance, "min(h, λ√h)·2⁻⁵³·M")
-
-
 @op("A: f64[m, n], B: f64[n, p] -> out: f64[m, p]",
-    classes=product_classes("m", "n", "p"), bound=_DGEMM, reproducible=_DGEMM, same_bits=False, cuda="cuBLAS",
+    classes=product_classes("m", "n", "p"), bound=custom(_dgemm_tolerance, "min(h, λ√h)·2⁻⁵³·M"), same_bits=False, reproducible=True, cuda="cuBLAS",
     data=["normal", "uniform", "integers", "special", "structured"], source="BLAS dgemm",
     no_vjp="works on host arrays; the fast kernels write gA = dgemm(g, Bᵀ), gB = dgemm(Aᵀ, g) themselves")  # fmt: skip
 def dgemm(A, B):

@@ -34,6 +34,8 @@ static int32_t product(tl_context *ctx, const tl_conv_shape *s, const tl_conv_ga
     const int64_t group_stride = rows * channels * s->taps;
     conv_view v = tl_conv_view(gather, batch, groups, channels, rows, source);
     int32_t status = TORCHLEAN_OK;
+    if (tl_is_reproducible(ctx))
+        return tl_conv_chain(ctx, &v, groups, w, group_stride, row_stride, channel_stride, bias, target);
     if (groups > 1 && channels <= DIRECT_MOST && rows <= DIRECT_MOST) {
         tl_conv_direct(&v, groups, w, group_stride, row_stride, channel_stride, bias, target);
         return status;
@@ -86,6 +88,7 @@ static int32_t weights(tl_context *ctx, const tl_conv_shape *s, int64_t batch, i
     const tl_conv_gather gather = tl_conv_correlate(s);
     conv_view v = tl_conv_view(&gather, batch, groups, channels, rows, large);
     int32_t status = TORCHLEAN_OK;
+    if (tl_is_reproducible(ctx)) return tl_conv_chain_weights(ctx, &v, groups, small, gw);
     if (groups > 1 && channels <= DIRECT_MOST && rows <= DIRECT_MOST) {
         tl_conv_direct_weights(&v, groups, small, gw);
         return status;

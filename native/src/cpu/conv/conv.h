@@ -31,6 +31,8 @@ static inline conv_view tl_conv_view(const tl_conv_gather *gather, int64_t batch
 
 #define tl_conv_product TL_V(tl_conv_product)
 #define tl_conv_weights TL_V(tl_conv_weights)
+#define tl_conv_chain TL_V(tl_conv_chain)
+#define tl_conv_chain_weights TL_V(tl_conv_chain_weights)
 #define tl_conv_direct TL_V(tl_conv_direct)
 #define tl_conv_direct_weights TL_V(tl_conv_direct_weights)
 
@@ -46,3 +48,7 @@ int32_t tl_conv_weights(tl_context *ctx, const conv_view *v, const float *g, flo
 void tl_conv_direct(const conv_view *v, int64_t groups, const float *w, int64_t group_stride, int64_t row_stride,
                     int64_t channel_stride, const float *bias, float *target);
 void tl_conv_direct_weights(const conv_view *v, int64_t groups, const float *g, float *gw);
+/* The same in reproducible contexts (conv/chain.c), of any groups: 0, or the status of tl_pool_alloc. */
+int32_t tl_conv_chain(tl_context *ctx, const conv_view *v, int64_t groups, const float *w, int64_t group_stride,
+                      int64_t row_stride, int64_t channel_stride, const float *bias, float *target);
+int32_t tl_conv_chain_weights(tl_context *ctx, const conv_view *v, int64_t groups, const float *g, float *gw);

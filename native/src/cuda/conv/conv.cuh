@@ -112,6 +112,8 @@ int32_t tl_cuda_conv_product(tl_context *ctx, const tl_conv_shape &s, bool sprea
 /* target (batch, rows, size) of n elements: the sums of partial (blocks, n) in order, plus bias (NULL: none). */
 int32_t tl_cuda_conv_add(tl_context *ctx, const float *partial, int64_t blocks, int64_t n, const float *bias,
                          int64_t size, int64_t rows, float *target);
+/* out (batch, rows, size) = bias[row], or 0 without a bias. */
+int32_t tl_cuda_conv_fill(tl_context *ctx, const float *bias, int64_t batch, int64_t rows, int64_t size, float *out);
 /* Whether conv/direct.cu serves a spread onto few rows, and that spread. */
 bool tl_cuda_conv_direct_serves(const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows);
 int32_t tl_cuda_conv_direct(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,

@@ -323,12 +323,6 @@ __global__ void __launch_bounds__(256)
     out[i] = bias ? bias[row] : 0.0f;
 }
 
-int32_t fill(tl_context *ctx, const float *bias, int64_t batch, int64_t rows, int64_t size, float *out)
-{
-    const int64_t n = batch * rows * size;
-    return tl_launch(ctx, "fill", fill_kernel, tl_grid(n, 256), 256, bias, n, tl_fastdiv(size), tl_fastdiv(rows), out);
-}
-
 /* Most positions and steps a phase can have; those of the phase that is alone. */
 void most_of(const Job &job, int64_t *positions, int64_t *steps)
 {
@@ -394,6 +388,12 @@ int32_t product(tl_context *ctx, Job &job, int64_t positions, int64_t phases)
 
 } // namespace
 
+int32_t tl_cuda_conv_fill(tl_context *ctx, const float *bias, int64_t batch, int64_t rows, int64_t size, float *out)
+{
+    const int64_t n = batch * rows * size;
+    return tl_launch(ctx, "fill", fill_kernel, tl_grid(n, 256), 256, bias, n, tl_fastdiv(size), tl_fastdiv(rows), out);
+}
+
 int32_t tl_cuda_conv_add(tl_context *ctx, const float *partial, int64_t blocks, int64_t n, const float *bias,
                          int64_t size, int64_t rows, float *target)
 {
@@ -406,8 +406,8 @@ int32_t tl_cuda_conv_product(tl_context *ctx, const tl_conv_shape &s, bool sprea
 {
     const int64_t size = spread ? s.in_size : s.out_size;
     if (batch == 0 || rows == 0) return TORCHLEAN_OK;
-    if (channels == 0) return fill(ctx, bias, batch, rows, size, target);
-    if (spread && tl_conv_has_gaps(&s)) TL_TRY(fill(ctx, bias, batch, rows, size, target));
+    if (channels == 0) return tl_cuda_conv_fill(ctx, bias, batch, rows, size, target);
+    if (spread && tl_conv_has_gaps(&s)) TL_TRY(tl_cuda_conv_fill(ctx, bias, batch, rows, size, target));
     Job job = {};
     job.shape = s;
     job.spread = spread;

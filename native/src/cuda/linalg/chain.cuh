@@ -4,8 +4,8 @@
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
 
-/* C[batch, m, p] = op(A)·op(B) + bias, as tl_matrix_product (linalg/linalg.cuh) of either type; n > 0, at most one of ta and
- * tb, and a result that is not empty. */
+/* C[batch, m, p] = op(A)·op(B) + bias, as tl_matrix_product (linalg/linalg.cuh) of either type; n > 0, not both of ta and tb
+ * (of double none), and a result that is not empty. */
 template <class Real> struct tl_chain_product {
     int64_t batch, m, n, p;
     const Real *A;

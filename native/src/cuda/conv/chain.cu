@@ -1,0 +1,365 @@
+/* Convolution in reproducible contexts on CUDA, as chains of float64 (device/chain.cuh); a group is a product of the batch.
+ *
+ *   tl_conv_chain           target (rows, positions) = w (rows, K)·gathered source (K, positions), K = channels·taps in the
+ *                           order of formula/conv_geometry.h, positions numbered through the whole batch; a spread has one
+ *                           such product per phase
+ *   tl_conv_chain_weights   gw (rows, K) = g (rows, positions)·gathered sourceᵀ (positions, K)
+ *
+ * A table has for every k the offset that it adds to a source index and its tap's bit, another for every position of an image
+ * its source index, the bits of its taps that lie inside, CHUNK to a word, and its target index. Lanes copy neighbouring
+ * positions. What lies outside the source is 0 and takes part in the sums. */
+#include "cuda/conv/chain.cuh"
+
+#include "cuda/conv/conv.cuh"
+#include "cuda/device/chain.cuh"
+#include "cuda/device/vector.cuh"
+
+using namespace tl_conv;
+
+namespace {
+
+struct Tables {
+    uint2 *entries;             /* of k: source offset modulo 2^32; word of its tap's bit · 32 + bit */
+    uint32_t *sources, *inside; /* of positions: source index modulo 2^32; (word, position) */
+    uint32_t *targets;
+};
+
+/* What both problems know of the arrays. */
+struct Arrays {
+    Tables tables;
+    const float *source;
+    float *target;
+    int64_t group_size, image_size,
+        target_image; /* floats: of a group's and an image's sources, of an image's targets */
+    int64_t target_size, group_rows;
+    uint32_t positions;
+    tl_fastdiv position_div;
+
+    /* The source of an image's group. */
+    __device__ __forceinline__ const float *of(uint32_t group, uint32_t image) const
+    {
+        return source + group * group_size + image * image_size;
+    }
+};
+
+/* One position's part of the table, and its taps. */
+struct Reader {
+    const float *source;
+    uint32_t base, first; /* bits of the first CHUNK taps, 0 for what is no position */
+    const uint32_t *more;
+    uint32_t stride;
+    bool real;
+
+    __device__ __forceinline__ void seek(const Arrays &a, uint32_t group, int64_t q, bool real_)
+    {
+        uint32_t at = 0;
+        const uint32_t image = real_ ? a.position_div.divmod((uint32_t)q, &at) : 0;
+        source = a.of(group, image);
+        base = a.tables.sources[at], first = a.tables.inside[at];
+        more = a.tables.inside + at, stride = a.positions, real = real_;
+    }
+    __device__ __forceinline__ void copy(uint32_t to, uint2 entry, bool wanted) const
+    {
+        const uint32_t word = entry.y / 32;
+        const uint32_t bits = word == 0 ? first : more[(uint64_t)word * stride];
+        const bool present = wanted && real && (bits >> entry.y % 32 & 1) != 0;
+        tl_copy_async<4>(to, present ? source + (uint32_t)(base + entry.x) : source, present);
+    }
+};
+
+/* ---- products with weights ----------------------------------------------------------------------------------------- */
+
+template <int VECTOR> struct Gathered {
+    using Real = float;
+    static constexpr tl_chain_choice TILES = tl_chain_choice::ALL;
+    Arrays arrays;
+    const float *w, *bias; /* w (groups, rows, K) */
+
+    template <class T> struct A : tl_chain_matrix<T, float, T::BM, true, VECTOR> {
+        __device__ __forceinline__ A(const Gathered &p, const tl_chain_args &args, const tl_chain_place &place,
+                                     int64_t k0, int terms)
+            : tl_chain_matrix<T, float, T::BM, true, VECTOR>(p.w + place.product * (args.m * args.n), place.i0, args.m,
+                                                             args.n, k0, terms)
+        {}
+    };
+
+    template <class T> struct B : tl_chain_layout<T, float, T::BN, false, 1> {
+        using Layout = tl_chain_layout<T, float, T::BN, false, 1>;
+        Reader reader;
+        const uint2 *entries;
+        int rest;
+        __device__ __forceinline__ B(const Gathered &p, const tl_chain_args &args, const tl_chain_place &place,
+                                     int64_t k0, int terms)
+        {
+            const int64_t q = place.j0 + Layout::own_i();
+            reader.seek(p.arrays, place.product, q, q < args.p);
+            entries = p.arrays.tables.entries + k0 + Layout::own_k();
+            rest = terms - Layout::own_k();
+        }
+        __device__ __forceinline__ void copy(float *to)
+        {
+            TL_UNROLL_FOR (int c = 0; c < Layout::COPIES; c++) {
+                const bool wanted = rest > c * Layout::BELOW;
+                reader.copy(Layout::place(to, c), wanted ? entries[c * Layout::BELOW] : make_uint2(0, 0), wanted);
+            }
+            entries += Layout::STEP;
+            rest -= Layout::STEP;
+        }
+    };
+
+    /* The target of a position, in row 0 of the group. */
+    __device__ __forceinline__ float *target(uint32_t group, int64_t q) const
+    {
+        uint32_t at;
+        const uint32_t image = arrays.position_div.divmod((uint32_t)q, &at);
+        return arrays.target + image * arrays.target_image + group * (arrays.group_rows * arrays.target_size) +
+               arrays.tables.targets[at];
+    }
+    __device__ __forceinline__ float ended(uint32_t group, int64_t row, double sum) const
+    {
+        return (float)(bias ? sum + (double)bias[group * arrays.group_rows + row] : sum);
+    }
+
+    template <class T>
+    __device__ __forceinline__ void store(const tl_chain_args &, const tl_chain_place &place, int64_t row, int64_t col,
+                                          int64_t rows, int64_t cols, const double (&sum)[T::M][T::N][4]) const
+    {
+        TL_UNROLL_FOR (int n = 0; n < T::N; n++)
+            TL_UNROLL_FOR (int e = 0; e < 2; e++) {
+                if (8 * n + e >= cols) continue;
+                float *const to = target(place.product, col + 8 * n + e) + row * arrays.target_size;
+                TL_UNROLL_FOR (int m = 0; m < T::M; m++)
+                    TL_UNROLL_FOR (int h = 0; h < 2; h++)
+                        if (16 * m + 8 * h < rows)
+                            to[(16 * m + 8 * h) * arrays.target_size] =
+                                ended(place.product, row + 16 * m + 8 * h, sum[m][n][2 * h + e]);
+            }
+    }
+    __device__ __forceinline__ void put(uint32_t product, uint32_t row, uint32_t col, double sum) const
+    {
+        target(product, col)[row * arrays.target_size] = ended(product, row, sum);
+    }
+};
+
+/* ---- gradients of weights ------------------------------------------------------------------------------------------ */
+
+template <int VECTOR> struct Weights {
+    using Real = float;
+    static constexpr tl_chain_choice TILES = tl_chain_choice::ALL;
+    Arrays arrays;   /* target: gw (groups, rows, K) */
+    const float *g;  /* (batch, groups, rows, positions) */
+    int64_t g_image; /* floats of one image */
+
+    /* Rows of g along the positions of the batch; an image is contiguous. */
+    template <class T> struct A : tl_chain_layout<T, float, T::BM, true, VECTOR> {
+        using Layout = tl_chain_layout<T, float, T::BM, true, VECTOR>;
+        const Weights &p;
+        const float *from;
+        int64_t q;
+        int rows, rest;
+        __device__ __forceinline__ A(const Weights &p, const tl_chain_args &args, const tl_chain_place &place,
+                                     int64_t k0, int terms)
+            : p(p)
+        {
+            const int64_t row = place.i0 + Layout::own_i();
+            from = p.g + (place.product * args.m + row) * p.arrays.positions;
+            q = k0 + Layout::own_k();
+            rows = (int)min(args.m - place.i0, (int64_t)T::BM) - Layout::own_i();
+            rest = terms - Layout::own_k();
+        }
+        __device__ __forceinline__ void copy(float *to)
+        {
+            uint32_t at = 0;
+            const uint32_t image = rest > 0 ? p.arrays.position_div.divmod((uint32_t)q, &at) : 0;
+            const float *const here = from + image * p.g_image + at;
+            TL_UNROLL_FOR (int c = 0; c < Layout::COPIES; c++) {
+                const bool present = rows > c * Layout::BELOW && rest > 0;
+                tl_copy_async<VECTOR * 4>(Layout::place(to, c),
+                                          present ? here + c * Layout::BELOW * (int64_t)p.arrays.positions : p.g,
+                                          present);
+            }
+            q += Layout::STEP;
+            rest -= Layout::STEP;
+        }
+    };
+
+    template <class T> struct B : tl_chain_layout<T, float, T::BN, true, 1> {
+        using Layout = tl_chain_layout<T, float, T::BN, true, 1>;
+        const Weights &p;
+        const uint2 *entries;
+        int64_t q;
+        uint32_t group;
+        int columns, rest;
+        __device__ __forceinline__ B(const Weights &p, const tl_chain_args &args, const tl_chain_place &place,
+                                     int64_t k0, int terms)
+            : p(p)
+        {
+            entries = p.arrays.tables.entries + place.j0 + Layout::own_i();
+            columns = (int)min(args.p - place.j0, (int64_t)T::BN) - Layout::own_i();
+            q = k0 + Layout::own_k();
+            group = place.product;
+            rest = terms - Layout::own_k();
+        }
+        __device__ __forceinline__ void copy(float *to)
+        {
+            Reader reader;
+            reader.seek(p.arrays, group, q, rest > 0);
+            TL_UNROLL_FOR (int c = 0; c < Layout::COPIES; c++) {
+                const bool wanted = columns > c * Layout::BELOW;
+                reader.copy(Layout::place(to, c), wanted ? entries[c * Layout::BELOW] : make_uint2(0, 0), wanted);
+            }
+            q += Layout::STEP;
+            rest -= Layout::STEP;
+        }
+    };
+
+    template <class T>
+    __device__ __forceinline__ void store(const tl_chain_args &args, const tl_chain_place &place, int64_t row,
+                                          int64_t col, int64_t rows, int64_t cols,
+                                          const double (&sum)[T::M][T::N][4]) const
+    {
+        float *const to = arrays.target + (place.product * args.m + row) * args.p + col;
+        TL_UNROLL_FOR (int m = 0; m < T::M; m++)
+            TL_UNROLL_FOR (int n = 0; n < T::N; n++)
+                TL_UNROLL_FOR (int e = 0; e < 4; e++)
+                    if (16 * m + e / 2 * 8 < rows && 8 * n + e % 2 < cols)
+                        to[(16 * m + e / 2 * 8) * args.p + 8 * n + e % 2] = (float)sum[m][n][e];
+    }
+    __device__ __forceinline__ void put(uint32_t product, uint32_t row, uint32_t col, double sum) const
+    {
+        arrays.target[(product * arrays.group_rows + row) * arrays.target_size + col] = (float)sum;
+    }
+};
+
+/* ---- tables -------------------------------------------------------------------------------------------------------- */
+
+/* A thread owns a k. With `packed` it writes the weights of that column, too. */
+struct PackJob {
+    const float *w;
+    float *packed;
+    int64_t groups, rows, group_stride, row_stride, channel_stride;
+};
+
+__global__ void __launch_bounds__(256) entries_kernel(const __grid_constant__ tl_conv_gather g, uint32_t inner,
+                                                      uint2 *__restrict__ entries, const __grid_constant__ PackJob job)
+{
+    const uint32_t k = blockIdx.x * 256 + threadIdx.x;
+    if (k >= inner) return;
+    const uint32_t channel = k / (uint32_t)g.taps_size, t = k - channel * (uint32_t)g.taps_size;
+    if (blockIdx.y == 0)
+        entries[k] = make_uint2((uint32_t)(channel * g.source_size) + tap_offset(g, t), t / CHUNK * 32 + t % CHUNK);
+    if (!job.packed) return;
+    const int64_t at = channel * job.channel_stride + tl_conv_kernel_index(&g, t);
+    for (int64_t i = blockIdx.y; i < job.groups * job.rows; i += gridDim.y)
+        job.packed[i * inner + k] = job.w[i / job.rows * job.group_stride + i % job.rows * job.row_stride + at];
+}
+
+/* A thread owns a position and CHUNK of its taps. */
+__global__ void __launch_bounds__(256) positions_kernel(const __grid_constant__ tl_conv_gather g, Tables tables)
+{
+    const uint32_t at = blockIdx.x * 256 + threadIdx.x, count = (uint32_t)g.positions;
+    if (at >= count) return;
+    for (int64_t word = blockIdx.y; word * CHUNK < g.taps_size; word += gridDim.y) {
+        const int64_t first = word * CHUNK, left = g.taps_size - first;
+        const Position p = position_of(g, at, first, (int)(left < CHUNK ? left : CHUNK));
+        tables.inside[word * count + at] = p.inside;
+        if (word > 0) continue;
+        tables.sources[at] = p.source;
+        tables.targets[at] = p.target;
+    }
+}
+
+/* The tables of a gather in scratch, and, of what is not there as it is needed, packed weights. */
+class Plan {
+  public:
+    explicit Plan(tl_context *ctx) : ctx(ctx), words(ctx), weights(ctx) {}
+    int32_t make(const tl_conv_gather &g, int64_t channels, const PackJob &job, bool pack)
+    {
+        const int64_t inner = channels * g.taps_size, masks = tl_ceil_div(g.taps_size, CHUNK), count = g.positions;
+        TL_TRY(words.allocate(2 * inner + (2 + masks) * count));
+        if (pack) TL_TRY(weights.allocate(job.groups * job.rows * inner));
+        tables.entries = reinterpret_cast<uint2 *>((uint32_t *)words);
+        tables.sources = words + 2 * inner, tables.targets = tables.sources + count;
+        tables.inside = tables.targets + count;
+        PackJob own = job;
+        own.packed = pack ? (float *)weights : nullptr;
+        const int64_t lines = pack ? job.groups * job.rows : 1;
+        const dim3 entry_grid(tl_grid(inner, 256), (unsigned)(lines < 1024 ? lines : 1024));
+        TL_TRY(
+            tl_launch(ctx, "conv_entries", entries_kernel, entry_grid, 256, g, (uint32_t)inner, tables.entries, own));
+        const dim3 position_grid(tl_grid(count, 256), (unsigned)(masks < 1024 ? masks : 1024));
+        return tl_launch(ctx, "conv_positions", positions_kernel, position_grid, 256, g, tables);
+    }
+    const float *packed() const { return weights; }
+    Tables tables;
+
+  private:
+    tl_context *ctx;
+    tl_scratch<uint32_t> words;
+    tl_scratch<float> weights;
+};
+
+Arrays arrays_of(const tl_conv_gather &g, const Tables &tables, int64_t groups, int64_t channels, int64_t rows,
+                 const float *source, float *target)
+{
+    Arrays a = {};
+    a.tables = tables;
+    a.source = source, a.target = target;
+    a.group_size = channels * g.source_size, a.image_size = groups * a.group_size;
+    a.target_size = g.target_size, a.group_rows = rows, a.target_image = groups * rows * g.target_size;
+    a.positions = (uint32_t)g.positions, a.position_div = tl_fastdiv((uint64_t)g.positions);
+    return a;
+}
+
+int32_t phase(tl_context *ctx, const tl_conv_gather &g, int64_t batch, int64_t groups, int64_t channels, int64_t rows,
+              const float *source, const PackJob &job, bool pack, const float *bias, float *target)
+{
+    const char *const name = "conv_chain";
+    Plan plan(ctx);
+    TL_TRY(plan.make(g, channels, job, pack));
+    const Arrays arrays = arrays_of(g, plan.tables, groups, channels, rows, source, target);
+    const tl_chain_sizes sizes = {groups, rows, channels * g.taps_size, batch * g.positions};
+    const float *const w = pack ? plan.packed() : job.w;
+    if (sizes.n % 4 == 0 && tl_aligned4(w)) return tl_chain_run(ctx, name, Gathered<4>{arrays, w, bias}, sizes);
+    return tl_chain_run(ctx, name, Gathered<1>{arrays, w, bias}, sizes);
+}
+
+} // namespace
+
+int32_t tl_conv_chain(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t groups,
+                      int64_t channels, int64_t rows, const float *source, const float *w, const float *bias,
+                      float *target)
+{
+    if (batch == 0 || rows == 0 || groups == 0) return TORCHLEAN_OK;
+    const int64_t size = spread ? s.in_size : s.out_size;
+    if (channels == 0 || (spread && tl_conv_has_gaps(&s)))
+        TL_TRY(tl_cuda_conv_fill(ctx, bias, batch, groups * rows, size, target));
+    if (channels == 0) return TORCHLEAN_OK;
+    PackJob job = {w, nullptr, groups, rows, rows * channels * s.taps};
+    job.row_stride = spread ? s.taps : channels * s.taps, job.channel_stride = spread ? rows * s.taps : s.taps;
+    if (!spread)
+        return phase(ctx, tl_conv_correlate(&s), batch, groups, channels, rows, source, job, false, bias, target);
+    for (int64_t i = 0, phases = tl_conv_phases(&s); i < phases; i++) {
+        const tl_conv_gather g = tl_conv_spread(&s, i);
+        if (g.positions > 0) TL_TRY(phase(ctx, g, batch, groups, channels, rows, source, job, true, bias, target));
+    }
+    return TORCHLEAN_OK;
+}
+
+int32_t tl_conv_chain_weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t groups, int64_t channels,
+                              int64_t rows, const float *large, const float *small, float *gw)
+{
+    const char *const name = "conv_chain_weights";
+    if (groups == 0 || rows == 0 || channels == 0) return TORCHLEAN_OK;
+    if (batch == 0) return tl_cuda_fill(tl_context_cuda(ctx), gw, 0.0f, groups * rows * channels * s.taps);
+    const tl_conv_gather g = tl_conv_correlate(&s);
+    const tl_chain_sizes sizes = {groups, rows, batch * g.positions, channels * s.taps};
+    Plan plan(ctx);
+    TL_TRY(plan.make(g, channels, PackJob{}, false));
+    Arrays arrays = arrays_of(g, plan.tables, groups, channels, rows, large, gw);
+    arrays.target_size = sizes.p;
+    const int64_t image = groups * rows * g.positions;
+    if (g.positions % 4 == 0 && tl_aligned4(small))
+        return tl_chain_run(ctx, name, Weights<4>{arrays, small, image}, sizes);
+    return tl_chain_run(ctx, name, Weights<1>{arrays, small, image}, sizes);
+}

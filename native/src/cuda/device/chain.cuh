@@ -1,0 +1,348 @@
+/* Reproducible sums of products on CUDA (formula/chain.h): each result is chains of float64 fused multiply-adds in order of
+ * k, one per segment of the inner dimension, whose totals are added in order; a bias joins in float64, and one rounding
+ * ends it. The tensor cores of compute capability 9.0 compute exactly such chains: an m16n8k4 product in float64 adds its
+ * four terms one after the other, each fused (tests/kernels/test_chain.py). Other chips run the same chains on their
+ * float64 units.
+ *
+ * A block owns a tile of BM x BN results and takes k in steps of STEP, copied STAGES - 1 steps ahead into shared memory as they
+ * lie; elements are widened when they are read, four k at a time, while the tensor cores multiply the four before. A warp
+ * owns 16·M x 8·N of the results. With g = lane / 4 and t = lane % 4 a lane has, of each 16 x 8, rows g and g + 8 of columns
+ * 2t and 2t + 1; it reads A at rows g, g + 8 and B at column g, both at k = t of four.
+ *
+ * Banks: where an operand's rows lie along k, row i begins 4 elements after a multiple of STEP, so that the 32 floats (g, t) lie
+ * in banks 4g + t; where they lie across k, row k begins at 8k, and the floats lie in banks 8t + g. Of doubles, 16 lanes go
+ * at a time: 4g + t modulo 16 either way.
+ *
+ * Where tiles are few and segments several, each segment of a tile is a block's work, and a second kernel adds up; else a
+ * block keeps the total of its tile in scratch from one segment to the next. */
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/device/async_copy.cuh"
+#include "cuda/device/division.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "formula/chain.h"
+
+/* ROWS x COLS warps; BLOCKS: how many shall run on one multiprocessor; STEP in floats, half of it in doubles. */
+template <int BM_, int BN_, int ROWS_, int COLS_, int BLOCKS_, int STEP_ = 32, int STAGES_ = 3> struct tl_chain_tile {
+    static constexpr int BM = BM_, BN = BN_, ROWS = ROWS_, COLS = COLS_, BLOCKS = BLOCKS_, STEP = STEP_;
+    static constexpr int STAGES = STAGES_, WARPS = ROWS * COLS, THREADS = 32 * WARPS, M = BM / ROWS / 16;
+    static constexpr int N = BN / COLS / 8, SUMS = 4 * M * N;
+};
+
+/* How an operand's tiles of WIDTH rows (columns of B) by STEP of k lie in shared memory: ALONG k or across. A thread copies
+ * VECTOR elements COPIES times, BELOW rows apart, from element (i, k) of a tile on. */
+template <class T, class Real, int WIDTH, bool ALONG, int VECTOR> struct tl_chain_layout {
+    static constexpr int STEP = T::STEP * 4 / (int)sizeof(Real);
+    static constexpr int PITCH = ALONG ? STEP + 4 : WIDTH + (sizeof(Real) == 4 ? 8 : 4);
+    static constexpr int SIZE = (ALONG ? WIDTH : STEP) * PITCH, UNITS = (ALONG ? STEP : WIDTH) / VECTOR;
+    static constexpr int BELOW = T::THREADS / UNITS, COPIES = (ALONG ? WIDTH : STEP) / BELOW;
+    static_assert(T::THREADS % UNITS == 0 && (ALONG ? WIDTH : STEP) % BELOW == 0, "ownership");
+
+    static __device__ __forceinline__ int at(int i, int k) { return ALONG ? i * PITCH + k : k * PITCH + i; }
+    static __device__ __forceinline__ int unit() { return (int)threadIdx.x % UNITS * VECTOR; }
+    static __device__ __forceinline__ int row() { return (int)threadIdx.x / UNITS; }
+    static __device__ __forceinline__ int own_i() { return ALONG ? row() : unit(); }
+    static __device__ __forceinline__ int own_k() { return ALONG ? unit() : row(); }
+    /* Where the thread's copy c goes. */
+    static __device__ __forceinline__ uint32_t place(Real *tile, int c)
+    {
+        return tl_shared_address(tile + at(own_i(), own_k()) + c * BELOW * PITCH);
+    }
+};
+
+/* An operand that is a matrix: rows of `length` elements, ALONG k in memory or across. */
+template <class T, class Real, int WIDTH, bool ALONG, int VECTOR>
+struct tl_chain_matrix : tl_chain_layout<T, Real, WIDTH, ALONG, VECTOR> {
+    using Layout = tl_chain_layout<T, Real, WIDTH, ALONG, VECTOR>;
+    const Real *array, *from; /* from: where the next tile's first copy starts */
+    int64_t length;           /* of a row in memory */
+    int rows, rest;           /* what is left of the other side and of the segment from the thread's first element on */
+
+    /* Rows i0 .. of `width`, whose rows in memory are `length` long, k0 .. k0 + terms - 1. */
+    __device__ __forceinline__ tl_chain_matrix(const Real *p, int64_t i0, int64_t width, int64_t length_, int64_t k0,
+                                               int terms)
+        : array(p), length(length_)
+    {
+        const int i = Layout::own_i(), k = Layout::own_k();
+        from = ALONG ? p + (i0 + i) * length + k0 + k : p + (k0 + k) * length + i0 + i;
+        rows = (int)min(width - i0, (int64_t)WIDTH) - i;
+        rest = terms - k;
+    }
+
+    /* Starts copying the next tile; what does not exist is 0. */
+    __device__ __forceinline__ void copy(Real *to)
+    {
+        constexpr int BELOW = Layout::BELOW;
+        TL_UNROLL_FOR (int c = 0; c < Layout::COPIES; c++) {
+            const bool present = ALONG ? rows > c * BELOW && rest > 0 : rows > 0 && rest > c * BELOW;
+            tl_copy_async<VECTOR *(int)sizeof(Real)>(Layout::place(to, c), present ? from + c * BELOW * length : array,
+                                                     present);
+        }
+        from += ALONG ? Layout::STEP : Layout::STEP * length;
+        rest -= Layout::STEP;
+    }
+};
+
+/* A lane's elements of the next TL_CHAIN_TERMS k, widened: what a tensor core's product of 16 x 8 x 4 takes of it, or the rows and
+ * columns of its own results. */
+#if __CUDA_ARCH__ >= 900
+constexpr int TL_CHAIN_TERMS = 4, TL_CHAIN_EACH = 1;
+#else
+constexpr int TL_CHAIN_TERMS = 1, TL_CHAIN_EACH = 2;
+#endif
+
+template <class T> struct tl_chain_fragments {
+    double a[T::M][2], b[T::N][TL_CHAIN_EACH];
+
+    /* From the operands' first row and column of the warp, and first k, on. */
+    template <class A, class B, class Real> __device__ __forceinline__ void load(const Real *as, const Real *bs)
+    {
+        const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
+        TL_UNROLL_FOR (int m = 0; m < T::M; m++)
+            TL_UNROLL_FOR (int e = 0; e < 2; e++)
+                a[m][e] = (double)as[A::at(16 * m + 8 * e + g, TL_CHAIN_TERMS > 1 ? t : 0)];
+        TL_UNROLL_FOR (int n = 0; n < T::N; n++)
+            TL_UNROLL_FOR (int e = 0; e < TL_CHAIN_EACH; e++)
+                b[n][e] = (double)(TL_CHAIN_TERMS > 1 ? bs[B::at(8 * n + g, t)] : bs[B::at(8 * n + 2 * t + e, 0)]);
+    }
+
+    /* sum += a·b */
+    __device__ __forceinline__ void multiply(double (&sum)[T::M][T::N][4]) const
+    {
+        TL_UNROLL_FOR (int m = 0; m < T::M; m++)
+            TL_UNROLL_FOR (int n = 0; n < T::N; n++)
+#if __CUDA_ARCH__ >= 900
+                asm("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+                    "{%0, %1, %2, %3};"
+                    : "+d"(sum[m][n][0]), "+d"(sum[m][n][1]), "+d"(sum[m][n][2]), "+d"(sum[m][n][3])
+                    : "d"(a[m][0]), "d"(a[m][1]), "d"(b[n][0]));
+#else
+                TL_UNROLL_FOR (int e = 0; e < 4; e++)
+                    sum[m][n][e] = fma(a[m][e / 2], b[n][e % 2], sum[m][n][e]);
+#endif
+    }
+};
+
+/* ---- the kernel -------------------------------------------------------------------------------------------------- */
+
+struct tl_chain_args {
+    int64_t m, n, p, segment;
+    uint32_t row_tiles, column_tiles, items, segments;
+    tl_fastdiv tiles, segment_div, band; /* by tiles of a product, by segments, by tiles of eight rows of tiles */
+    double *parts;                       /* where segments are items: their sums, per product of the batch */
+    double *totals;                      /* SUMS for each thread of the grid */
+};
+
+/* Where a block's item lies: eight rows of tiles at a time, column by column, so that blocks which run together read the same
+ * rows and columns. */
+struct tl_chain_place {
+    uint32_t product, segment;
+    int64_t i0, j0;
+    template <class T> static __device__ __forceinline__ tl_chain_place of(const tl_chain_args &args, uint32_t item)
+    {
+        tl_chain_place p;
+        uint32_t tile, in_band;
+        const uint32_t whole = args.tiles.divmod(item, &tile), band = args.band.divmod(tile, &in_band);
+        p.product = whole, p.segment = 0;
+        if (args.parts) p.product = args.segment_div.divmod(whole, &p.segment);
+        const uint32_t height = min(8u, args.row_tiles - 8 * band);
+        p.i0 = (int64_t)(8 * band + in_band % height) * T::BM;
+        p.j0 = (int64_t)(in_band / height) * T::BN;
+        return p;
+    }
+};
+
+/* A problem P has the type Real of its elements, the operands P::A<T> and P::B<T>, made of (problem, args, place, k0, terms)
+ * for a segment's terms, whose copy(tile) starts copying the next step, and
+ *     store<T>(args, place, row, col, rows, cols, sums)   ends sums: sums[m][n][e] of the element 16m + e / 2·8 rows and
+ *                                                         8n + e % 2 columns from (row, col) on, those below rows and cols
+ *     put(product, row, col, sum)                         the same for one element */
+template <class T, class P>
+__global__ void __launch_bounds__(T::THREADS, T::BLOCKS)
+    tl_chain_kernel(const __grid_constant__ tl_chain_args args, const __grid_constant__ P problem)
+{
+    using Real = typename P::Real;
+    using A = typename P::template A<T>;
+    using B = typename P::template B<T>;
+    constexpr int STEP = A::Layout::STEP, STAGES = T::STAGES;
+    extern __shared__ __align__(16) unsigned char tl_chain_shared[];
+    Real *const as = reinterpret_cast<Real *>(tl_chain_shared), *const bs = as + STAGES * A::SIZE;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int row0 = warp / T::COLS * 16 * T::M, col0 = warp % T::COLS * 8 * T::N;
+    const int a_at = A::at(row0, 0), b_at = B::at(col0, 0);
+
+#pragma unroll 1
+    for (uint32_t item = blockIdx.x; item < args.items; item += gridDim.x) {
+        const tl_chain_place place = tl_chain_place::of<T>(args, item);
+        const uint32_t last = args.parts ? place.segment : args.segments - 1;
+        double sum[T::M][T::N][4];
+#pragma unroll 1
+        for (uint32_t segment = place.segment; segment <= last; segment++) {
+            const int64_t k0 = segment * args.segment;
+            const int terms = (int)min(args.n - k0, args.segment), steps = (terms + STEP - 1) / STEP;
+            TL_UNROLL_FOR (int m = 0; m < T::M; m++)
+                TL_UNROLL_FOR (int n = 0; n < T::N; n++)
+                    TL_UNROLL_FOR (int e = 0; e < 4; e++)
+                        sum[m][n][e] = 0.0;
+            __syncthreads(); /* the stages of the last segment have been read */
+            A a_tiles(problem, args, place, k0, terms);
+            B b_tiles(problem, args, place, k0, terms);
+            TL_UNROLL_FOR (int s = 0; s < STAGES - 1; s++) {
+                if (s < steps) {
+                    a_tiles.copy(as + s * A::SIZE);
+                    b_tiles.copy(bs + s * B::SIZE);
+                }
+                tl_copy_commit();
+            }
+            tl_chain_fragments<T> now, next;
+            int stage = 0, free = STAGES - 1;
+            tl_copy_wait<STAGES - 2>();
+            __syncthreads();
+            now.template load<A, B>(as + a_at, bs + b_at);
+#pragma unroll 1
+            for (int s = 0; s < steps; s++) {
+                TL_UNROLL_FOR (int k = 0; k < STEP; k += TL_CHAIN_TERMS) {
+                    if (k + TL_CHAIN_TERMS == STEP) { /* the next step's first elements */
+                        tl_copy_wait<STAGES - 2>();
+                        __syncthreads();
+                        stage = stage + 1 == STAGES ? 0 : stage + 1;
+                    }
+                    const int ahead = (k + TL_CHAIN_TERMS) % STEP;
+                    next.template load<A, B>(as + stage * A::SIZE + a_at + A::at(0, ahead),
+                                             bs + stage * B::SIZE + b_at + B::at(0, ahead));
+                    if (k == 0) { /* into the stage that all warps had read when they came here */
+                        if (s + STAGES - 1 < steps) {
+                            a_tiles.copy(as + free * A::SIZE);
+                            b_tiles.copy(bs + free * B::SIZE);
+                        }
+                        tl_copy_commit();
+                        free = free + 1 == STAGES ? 0 : free + 1;
+                    }
+                    now.multiply(sum);
+                    now = next;
+                }
+            }
+            tl_copy_wait<0>();
+            if (args.parts || args.segments == 1) continue;
+            double *const total = args.totals + (int64_t)blockIdx.x * (T::SUMS * T::THREADS) + threadIdx.x;
+            TL_UNROLL_FOR (int m = 0; m < T::M; m++)
+                TL_UNROLL_FOR (int n = 0; n < T::N; n++)
+                    TL_UNROLL_FOR (int e = 0; e < 4; e++) {
+                        double *const own = total + ((m * T::N + n) * 4 + e) * T::THREADS;
+                        if (segment > 0) sum[m][n][e] = *own + sum[m][n][e];
+                        if (segment < last) *own = sum[m][n][e];
+                    }
+        }
+        const int64_t row = place.i0 + row0 + lane / 4, col = place.j0 + col0 + 2 * (lane % 4);
+        const int64_t rows = args.m - row, cols = args.p - col;
+        if (args.parts) {
+            const int64_t plane = (int64_t)place.product * args.segments + place.segment;
+            double *const to = args.parts + (plane * args.m + row) * args.p + col;
+            TL_UNROLL_FOR (int m = 0; m < T::M; m++)
+                TL_UNROLL_FOR (int n = 0; n < T::N; n++)
+                    TL_UNROLL_FOR (int e = 0; e < 4; e++)
+                        if (16 * m + e / 2 * 8 < rows && 8 * n + e % 2 < cols)
+                            to[(16 * m + e / 2 * 8) * args.p + 8 * n + e % 2] = sum[m][n][e];
+        } else {
+            problem.template store<T>(args, place, row, col, rows, cols, sum);
+        }
+    }
+}
+
+/* A thread owns an element of a result, and adds up its segments. */
+template <class P>
+__global__ void __launch_bounds__(256)
+    tl_chain_add_kernel(const double *__restrict__ parts, const __grid_constant__ P problem, tl_fastdiv plane,
+                        tl_fastdiv cols, uint32_t segments, int64_t total)
+{
+    const int64_t cell = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    if (cell >= total) return;
+    uint32_t at, col;
+    const uint32_t product = plane.divmod((uint32_t)cell, &at), row = cols.divmod(at, &col);
+    const double *from = parts + (int64_t)product * segments * plane.divisor + at;
+    double sum = *from;
+#pragma unroll 8
+    for (uint32_t s = 1; s < segments; s++)
+        sum += from[(int64_t)s * plane.divisor];
+    problem.put(product, row, col, sum);
+}
+
+/* ---- launches ---------------------------------------------------------------------------------------------------- */
+
+using tl_chain_large = tl_chain_tile<128, 128, 2, 4, 1>;
+using tl_chain_medium = tl_chain_tile<128, 64, 4, 2, 2>;
+using tl_chain_small = tl_chain_tile<64, 64, 2, 2, 4>;
+using tl_chain_tiny = tl_chain_tile<32, 32, 2, 2, 8>;
+/* Few rows: what counts is how much of B is on its way. */
+using tl_chain_few_rows = tl_chain_tile<16, 64, 1, 4, 2, 64, 5>;
+
+/* `batch` products (m, n) x (n, p), none of them empty. */
+struct tl_chain_sizes {
+    int64_t batch, m, n, p;
+    template <class T> int64_t tiles() const { return tl_ceil_div(m, T::BM) * tl_ceil_div(p, T::BN); }
+    int64_t segments() const { return tl_ceil_div(n, tl_chain_segment(n)); }
+};
+
+template <class T, class P>
+static int32_t tl_chain_launch(tl_context *ctx, const char *name, const P &problem, const tl_chain_sizes &x, bool split)
+{
+    constexpr size_t shared = sizeof(typename P::Real) * T::STAGES * (P::template A<T>::SIZE + P::template B<T>::SIZE);
+    tl_chain_args args = {};
+    args.m = x.m, args.n = x.n, args.p = x.p;
+    args.segment = tl_chain_segment(x.n), args.segments = (uint32_t)x.segments();
+    args.row_tiles = (uint32_t)tl_ceil_div(x.m, T::BM), args.column_tiles = (uint32_t)tl_ceil_div(x.p, T::BN);
+    args.tiles = tl_fastdiv((uint64_t)x.tiles<T>()), args.band = tl_fastdiv((uint64_t)args.column_tiles * 8);
+    args.segment_div = tl_fastdiv(args.segments);
+    args.items = (uint32_t)(x.batch * x.tiles<T>() * (split ? args.segments : 1));
+    const bool totals = !split && args.segments > 1;
+    const int64_t grid = std::min<int64_t>(args.items, totals ? tl_cuda_sms(ctx) * T::BLOCKS : INT32_MAX);
+    tl_scratch<double> scratch(ctx);
+    if (split) TL_TRY(scratch.allocate(x.batch * args.segments * x.m * x.p));
+    if (totals) TL_TRY(scratch.allocate(grid * T::THREADS * T::SUMS));
+    args.parts = split ? (double *)scratch : nullptr;
+    args.totals = scratch;
+    TL_TRY(tl_launch_shared(ctx, name, tl_chain_kernel<T, P>, (unsigned)grid, T::THREADS, shared, args, problem));
+    if (!split) return TORCHLEAN_OK;
+    const int64_t total = x.batch * x.m * x.p;
+    return tl_launch(ctx, name, tl_chain_add_kernel<P>, tl_grid(total, 256), 256, args.parts, problem,
+                     tl_fastdiv((uint64_t)(x.m * x.p)), tl_fastdiv((uint64_t)x.p), args.segments, total);
+}
+
+/* A product's time on tiles T in products of 16 x 8 x 4 by one multiprocessor that is full: of its tiles in turn, of which
+ * the last may leave it half empty; narrow tiles read more of shared memory per product. */
+template <class T> static double tl_chain_time(const tl_chain_sizes &x, int64_t parts, int64_t sms)
+{
+    const int64_t turns = tl_ceil_div(parts * x.tiles<T>(), sms);
+    const double warps = (double)(T::WARPS * std::min<int64_t>(turns, T::BLOCKS));
+    const double reads = 1.0 + 0.25 / T::M + 0.125 / T::N;
+    return (double)(turns * T::BM * T::BN) * reads / std::min(1.0, warps / 8.0);
+}
+
+/* Which tiles a problem may take (P::TILES). */
+enum class tl_chain_choice { FEW_ROWS, SMALL, ALL };
+
+/* Computes a problem on the tiles that take the least time. */
+template <class P>
+static int32_t tl_chain_run(tl_context *ctx, const char *name, const P &problem, const tl_chain_sizes &x)
+{
+    const int64_t sms = tl_cuda_sms(ctx);
+    const bool split = x.segments() > 1 && x.batch * x.tiles<tl_chain_medium>() < sms;
+    const int64_t parts = x.batch * (split ? x.segments() : 1);
+    if (P::TILES == tl_chain_choice::FEW_ROWS || x.m <= tl_chain_few_rows::BM)
+        return tl_chain_launch<tl_chain_few_rows>(ctx, name, problem, x, split);
+    if constexpr (P::TILES != tl_chain_choice::FEW_ROWS) {
+        const double small = tl_chain_time<tl_chain_small>(x, parts, sms);
+        const double tiny = tl_chain_time<tl_chain_tiny>(x, parts, sms);
+        if constexpr (P::TILES == tl_chain_choice::ALL) {
+            const double large = tl_chain_time<tl_chain_large>(x, parts, sms);
+            const double medium = tl_chain_time<tl_chain_medium>(x, parts, sms);
+            if (std::min(large, medium) <= std::min(small, tiny))
+                return large <= medium ? tl_chain_launch<tl_chain_large>(ctx, name, problem, x, split)
+                                       : tl_chain_launch<tl_chain_medium>(ctx, name, problem, x, split);
+        }
+        return small <= tiny ? tl_chain_launch<tl_chain_small>(ctx, name, problem, x, split)
+                             : tl_chain_launch<tl_chain_tiny>(ctx, name, problem, x, split);
+    }
+}
