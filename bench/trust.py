@@ -214,7 +214,8 @@ def totals_table(ev: Evidence) -> list[str]:
             tried, outcome = _TOTALS[part](document)
             if bad := failed[part, source.name]:
                 outcome = f"**{bad} failed**" + (f"; {outcome}" if outcome else "")
-            rows.append([what, tried, outcome, f"[{source.name}](../evidence/{source.name})"])
+            mode = " in reproducible contexts" if "--math reproducible" in source.command else ""
+            rows.append([what + mode, tried, outcome, f"[{source.name}](../evidence/{source.name})"])
     out = [*table(("what", "tried", "outcome", "file"), rows), "", "The files:", ""]
     for s in ev.sources:
         devices = "; ".join(s.devices.values()) or "devices not recorded"
