@@ -18,7 +18,9 @@ PATIENCE, SILENCE, CASE_SILENCE, SMALL_SILENCE = 1200.0, 120.0, 60.0, 20.0
 FEW = 4
 RUNTIME = "tests/runtime/test_"
 #: what sees most changes of how cases are drawn and of bounds, and of defaults
-RECORDED = {"specification": "tests/spec/test_recorded.py", "python": "tests/runtime/test_defaults.py"}
+RECORDED = {
+    "specification": "tests/spec/test_recorded.py tests/runtime/test_defaults.py", "python": "tests/runtime/test_defaults.py",
+}  # fmt: skip
 #: a part of a file's path -> the ends of the names of tests/runtime/test_*.py, or other/test_*.py, that are about it, quickest
 #: first
 OWN = {
@@ -29,9 +31,11 @@ OWN = {
     "_binding/arguments": "tensor tape_errors", "_binding/convert": "tensor session",
     "_binding/": "buffer refusals library kernels scalar_types copies observer device",
     "_capture/": "capture capture_*", "_operations/": "refusals tape_errors tape_operations", "nn/": "nn nn_layers training",
-    "tape": "tape refusals session session_lifetime tape_* optim", "session": "refusals session_lifetime session tape optim checkpoint capture",
+    "tape": "tape refusals session session_lifetime tape_* optim",
+    "session": "refusals session_lifetime session accumulation tape optim checkpoint capture",
     "optim": "optim observer capture_optim", "tensor": "tensor session capture",
     "spec.py": "fast_kernels kernels/specification", "_binding/call": "kernels/lists", "__init__": "library",
+    "_operations/contraction": "products", "_operations/choice": "indices",
     "parameter": "session session_lifetime optim capture_parameters",
     "capture": "capture capture_*", "buffer": "buffer", "context": "device", "differential": "observer",
     "errors": "library buffer device", "spec": "refusals scalar_types session tape", "kernels": "kernels fast_kernels",
@@ -117,7 +121,9 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
     small = Check("verify", (*verify.words, "--cases", "1"), ops)
     stem = Path(file).stem.strip("_")
     own = " ".join(ends for part, ends in OWN.items() if part in file) if "tlspec" not in file else ""
-    mine = " ".join(f"tests/{p}/test_{stem}.py" for p in ("spec", "verify", "kernels", "runtime"))
+    mine = " ".join(
+        f"tests/{p}/test_{stem}{'' if native else '*'}.py" for p in ("spec", "verify", "kernels", "runtime")
+    )
     defined = (
         [r.name for r in registry.ops(ops or None) if r.contract.reproducible and not r.contract.same_bits]
         if native and "/core/" not in file

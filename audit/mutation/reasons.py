@@ -2,269 +2,182 @@
 begins with "equivalent: " argues that no caller can see the change; the score counts such a mutant as equivalent."""
 
 REASONS: dict[str, str] = {
-    "tlrt/_binding/call.py: if not isinstance(out, (tuple, list)): -> if not isinstance(out, ( list,tuple)):":
-        "equivalent: a tuple of types has no order",
+    "tlrt/_binding/call.py: if not isinstance(out, (tuple, list)): -> if not isinstance(out, ( list,tuple)):": "equivalent: a tuple of types has no order",
     # python
-    "tlrt/fast_kernels.py: return True -> return None":
-        "equivalent: _is_tape_operation is private, and its two callers use it as the condition of an `if`",
+    "tlrt/fast_kernels.py: return True -> return None": "equivalent: _is_tape_operation is private, and its two callers use it as the condition of an `if`",
     "tlrt/_capture/record.py: empty.append([argument[i] == ffi.NULL for i in range(len(argument))]) -> empty.append([argument[i]"
-    " <= ffi.NULL for i in range(len(argument))])":
-        "equivalent: cffi compares pointers as unsigned addresses, of which none is below NULL",
+    " <= ffi.NULL for i in range(len(argument))])": "equivalent: cffi compares pointers as unsigned addresses, of which none is below NULL",
     "native/src/cuda/linalg/wgmma.cuh: __global__ void __launch_bounds__(tl_wgmma::THREADS, 1) -> __global__ void"
-    " __launch_bounds__(tl_wgmma::THREADS, (1-1))":
-        "equivalent: how many blocks the compiler plans for a multiprocessor changes registers, not results",
-    "native/src/cuda/norm/columns.cu: : 0; -> : (0+1);":
-        "equivalent: whether 0 or 1 columns fit: none of more than 512 do, and of fewer nobody asks",
-    "native/src/cuda/attention/forward.cu: TL_TRY(status); -> /*TL_TRY(status);*/":
-        "equivalent: a launch of checked sizes fails only where the GPU is lost, and then the next one of the call fails, too",
-    "native/src/cuda/spectral/plan.cu: if (result != CUFFT_SUCCESS) return result; -> if (0==1) return result;":
-        "equivalent: where host memory ends within cufftCreate the next call refuses what is no plan: a failure either way",
+    " __launch_bounds__(tl_wgmma::THREADS, (1-1))": "equivalent: how many blocks the compiler plans for a multiprocessor changes registers, not results",
+    "native/src/cuda/norm/columns.cu: : 0; -> : (0+1);": "equivalent: whether 0 or 1 columns fit: none of more than 512 do, and of fewer nobody asks",
+    "native/src/cuda/attention/forward.cu: TL_TRY(status); -> /*TL_TRY(status);*/": "equivalent: a launch of checked sizes fails only where the GPU is lost, and then the next one of the call fails, too",
+    "native/src/cuda/spectral/plan.cu: if (result != CUFFT_SUCCESS) return result; -> if (0==1) return result;": "equivalent: where host memory ends within cufftCreate the next call refuses what is no plan: a failure either way",
     "tlrt/_binding/convert.py: class Naturals(np.ndarray[Any, np.dtype[np.uint32]]): -> class Naturals(np.ndarray[Any,"
-    " np.dtype[np.uint(32-1)]]):":
-        "equivalent: what a base class is subscripted with is a type hint, which NumPy keeps in __orig_bases__ alone",
+    " np.dtype[np.uint(32-1)]]):": "equivalent: what a base class is subscripted with is a type hint, which NumPy keeps in __orig_bases__ alone",
     "tlrt/_operations/plan.py: known = values.setdefault(array.dims[0], lengths[array.name]) -> known = values.setdefault"
-    "(array.dims[-1], lengths[array.name])":
-        "equivalent: the line before it asks that there is one dimension",
+    "(array.dims[-1], lengths[array.name])": "equivalent: the line before it asks that there is one dimension",
     # specification
-    "tlspec/ops/loss.py: def squares(yhat, target): -> def squares ( target,yhat):":
-        "equivalent: the callers give both in order, and (a - b)**2 is (b - a)**2 to the bit, as a - b is rounded to nearest",
-    "tlspec/bounds.py: @lru_cache(maxsize=4096) -> ":
-        "equivalent: only speed changes: inspect.signature says the same of a function each time, and the result is never changed",
+    "tlspec/ops/loss.py: def squares(yhat, target): -> def squares ( target,yhat):": "equivalent: the callers give both in order, and (a - b)**2 is (b - a)**2 to the bit, as a - b is rounded to nearest",
+    "tlspec/bounds.py: @lru_cache(maxsize=4096) -> ": "equivalent: only speed changes: inspect.signature says the same of a function each time, and the result is never changed",
     "tlspec/ops/shape.py: def reduce_from_broadcast_vjp(g, in_dims, out_dims, axis_map): -> def reduce_from_broadcast_vjp"
-    "(g, in_dims , axis_map, out_dims):":
-        "equivalent: nothing but tlspec.bounds.call_reference calls it, which gives what is no array by name",
-    "tlspec/ops/shape.py: def transpose3d_cab_vjp(g): -> def transpose0d_cab_vjp(g):":
-        "equivalent: the row holds the function, and nothing reads the name that the module has for it",
-    "tlspec/ops/shape.py: \"both\": lambda n, m: n > 0 and m > 0, -> \"both\": lambda n, m: n != 0 and m > 0,":
-        "equivalent: n is the length of a vector, which is 0 or more",
-    "tlspec/ops/spectral.py: S.imag[..., n // 2] = 0 -> S.imag[..., n // 2] = (0-1)":
-        "equivalent: numpy.fft.irfft reads no imaginary part of bin n/2, and -1 is as finite as 0",
+    "(g, in_dims , axis_map, out_dims):": "equivalent: nothing but tlspec.bounds.call_reference calls it, which gives what is no array by name",
+    "tlspec/ops/shape.py: def transpose3d_cab_vjp(g): -> def transpose0d_cab_vjp(g):": "equivalent: the row holds the function, and nothing reads the name that the module has for it",
+    'tlspec/ops/shape.py: "both": lambda n, m: n > 0 and m > 0, -> "both": lambda n, m: n != 0 and m > 0,': "equivalent: n is the length of a vector, which is 0 or more",
+    "tlspec/ops/spectral.py: S.imag[..., n // 2] = 0 -> S.imag[..., n // 2] = (0-1)": "equivalent: numpy.fft.irfft reads no imaginary part of bin n/2, and -1 is as finite as 0",
     # c
-    "native/src/cpu/scan.c: if (chunk + 1 < f->chunks) -> if (chunk + 1 != f->chunks)":
-        "equivalent: chunk goes up to chunks - 1, so that chunk + 1 is never above chunks",
-    "native/src/cpu/scan.c: if (own == OWN_MAP) P[j] = Pj; -> if (own == OWN_MAP) P[j] = Pj; continue;":
-        "equivalent: it stands at the end of its loop, which goes on anyway",
-    "native/src/cpu/spectral/spectral.c: Z[n - k] = (tl_cvec){-b.i, b.r}; -> Z[n - k] = (tl_cvec){ -b.i, b.r}; continue;":
-        "equivalent: it stands at the end of its loop, which goes on anyway",
+    "native/src/cpu/scan.c: if (chunk + 1 < f->chunks) -> if (chunk + 1 != f->chunks)": "equivalent: chunk goes up to chunks - 1, so that chunk + 1 is never above chunks",
+    "native/src/cpu/scan.c: if (own == OWN_MAP) P[j] = Pj; -> if (own == OWN_MAP) P[j] = Pj; continue;": "equivalent: it stands at the end of its loop, which goes on anyway",
+    "native/src/cpu/spectral/spectral.c: Z[n - k] = (tl_cvec){-b.i, b.r}; -> Z[n - k] = (tl_cvec){ -b.i, b.r}; continue;": "equivalent: it stands at the end of its loop, which goes on anyway",
     "native/src/core/handles.c: char *base = chunk < TL_CHUNKS ? calloc(count, table->slot_size) : NULL; -> char *base = "
-    "chunk < TL_CHUNKS ? calloc ( table->slot_size,count) : NULL;":
-        "equivalent: calloc multiplies the two, which it is given the other way round",
-    "native/src/cpu/shape.c: if (inner >= LONG_RUN) { -> if (inner < LONG_RUN) {":
-        "equivalent: which of two ways a copy is cut",
-    "native/src/cpu/shape.c: PANEL = 1024, -> PANEL = -1,":
-        "equivalent: only how a copy is cut changes: a width of no panel counts as 1",
-    "native/src/cpu/index.c: if (cols == 1) { -> if (cols == 0) {":
-        "equivalent: the general loop copies rows of one element, too",
-    "native/src/cpu/spectral/conv.c: return; -> /*return;*/":
-        "equivalent: the general loop below gives the same sums and differences again",
-    "native/src/core/threads.c: relax(); -> /*relax();*/":
-        "equivalent: a hint to the processor while it spins, for which nothing waits",
-    "native/src/cpu/linalg/gemm.c: #define DIRECT_CELLS_ONE_PANEL 131072 -> #define DIRECT_CELLS_ONE_PANEL (131072-1)":
-        "equivalent: which of two places B is read from; the products and their order are the same",
-    "native/src/cpu/shape.c: LONG_RUN = 8192, -> LONG_RUN = (8192-1),":
-        "equivalent: only how a copy is cut changes",
+    "chunk < TL_CHUNKS ? calloc ( table->slot_size,count) : NULL;": "equivalent: calloc multiplies the two, which it is given the other way round",
+    "native/src/cpu/shape.c: if (inner >= LONG_RUN) { -> if (inner < LONG_RUN) {": "equivalent: which of two ways a copy is cut",
+    "native/src/cpu/shape.c: PANEL = 1024, -> PANEL = -1,": "equivalent: only how a copy is cut changes: a width of no panel counts as 1",
+    "native/src/cpu/index.c: if (cols == 1) { -> if (cols == 0) {": "equivalent: the general loop copies rows of one element, too",
+    "native/src/cpu/spectral/conv.c: return; -> /*return;*/": "equivalent: the general loop below gives the same sums and differences again",
+    "native/src/core/threads.c: relax(); -> /*relax();*/": "equivalent: a hint to the processor while it spins, for which nothing waits",
+    "native/src/cpu/linalg/gemm.c: #define DIRECT_CELLS_ONE_PANEL 131072 -> #define DIRECT_CELLS_ONE_PANEL (131072-1)": "equivalent: which of two places B is read from; the products and their order are the same",
+    "native/src/cpu/shape.c: LONG_RUN = 8192, -> LONG_RUN = (8192-1),": "equivalent: only how a copy is cut changes",
     "native/src/formula/erf.h: double a = tl_hold(fabs((double)x), 0.0, 20.0); -> double a = tl_hold(fabs((double)x), 0.0, "
-    "20.1);":
-        "equivalent: beyond 20 the density and the tail times any float32 are below the least one, so that the result is g or a zero",
+    "20.1);": "equivalent: beyond 20 the density and the tail times any float32 are below the least one, so that the result is g or a zero",
     "native/src/formula/trigonometry.h: static const uint32_t words[24] = {0x000000a2, 0x0000a2f9, 0x00a2f983, 0xa2f9836e, "
     "0xf9836e4e, 0x836e4e44, -> static const uint32_t words[24] = {0x000000a2, 0x1a2f9, 0x00a2f983, 0xa2f9836e, 0xf9836e4e,"
-    " 0x836e4e44,":
-        "equivalent: |x| >= 2^30 has i >= 3, so that words 0 to 2 are never read",
-    "native/src/cpu/linalg/gemm.c: #define TILE_COLUMNS 512 -> #define TILE_COLUMNS (512+1)":
-        "equivalent: only how the work is cut changes: an element of the product is summed over k in the same order",
+    " 0x836e4e44,": "equivalent: |x| >= 2^30 has i >= 3, so that words 0 to 2 are never read",
+    "native/src/cpu/linalg/gemm.c: #define TILE_COLUMNS 512 -> #define TILE_COLUMNS (512+1)": "equivalent: only how the work is cut changes: an element of the product is summed over k in the same order",
     "native/src/cpu/pool.c: const int64_t bottom = tl_imax(0, low + p - (r->to - 1) * s); -> const int64_t bottom = "
-    "tl_imax(0, low - p - (r->to - 1) * s);":
-        "equivalent: for the further j no window is left, n <= 0, and every loop over n is empty",
+    "tl_imax(0, low - p - (r->to - 1) * s);": "equivalent: for the further j no window is left, n <= 0, and every loop over n is empty",
     "native/src/core/shapes.h: return conv_sizes_ok(spatial, kernel, stride, padding, &out); -> return "
-    "conv_sizes_ok(spatial , stride, kernel, padding, &out);":
-        "equivalent: it asks whether the ranks are the same, in which kernel and stride may change places",
-    "native/src/core/pool.c: if (pool->blocks >= pool->bucket_count) { -> if (pool->blocks == pool->bucket_count) {":
-        "equivalent: blocks grow by one; where host memory ended the chains grow longer, which only takes time",
-    "native/src/cpu/pool.c: memset(b.p, 0, sizeof b.p); -> memset(b.p, -1, sizeof b.p);":
-        "equivalent: lanes beyond the windows of the block are computed and never stored",
+    "conv_sizes_ok(spatial , stride, kernel, padding, &out);": "equivalent: it asks whether the ranks are the same, in which kernel and stride may change places",
+    "native/src/core/pool.c: if (pool->blocks >= pool->bucket_count) { -> if (pool->blocks == pool->bucket_count) {": "equivalent: blocks grow by one; where host memory ended the chains grow longer, which only takes time",
+    "native/src/cpu/pool.c: memset(b.p, 0, sizeof b.p); -> memset(b.p, -1, sizeof b.p);": "equivalent: lanes beyond the windows of the block are computed and never stored",
     "native/src/cpu/reduce.c: gx[j] = (x[j] == max[j]) | (max[j] != max[j]) ? share[j] : 0.0f; -> gx[j] = (x[j] >= max[j]) "
-    "| (max[j] != max[j]) ? share[j] : 0.0f;":
-        "equivalent: no element of a row exceeds its maximum",
+    "| (max[j] != max[j]) ? share[j] : 0.0f;": "equivalent: no element of a row exceeds its maximum",
     "native/src/core/threads.c: enum { TL_SPIN_NANOSECONDS = 20000, TL_SPINS = 32, TL_COPY_TASK = 1 << 18 }; -> enum { "
-    "TL_SPIN_NANOSECONDS = -1, TL_SPINS = 32, TL_COPY_TASK = 1 << 18 };":
-        "equivalent: how long a worker spins before it sleeps changes time alone",
-    "native/src/cpu/shape.c: if (rows >= W && cols >= W) -> if (rows >= W && cols > W)":
-        "equivalent: which of two kernels moves the elements",
+    "TL_SPIN_NANOSECONDS = -1, TL_SPINS = 32, TL_COPY_TASK = 1 << 18 };": "equivalent: how long a worker spins before it sleeps changes time alone",
+    "native/src/cpu/shape.c: if (rows >= W && cols >= W) -> if (rows >= W && cols > W)": "equivalent: which of two kernels moves the elements",
     "native/src/core/device.c: ctx->marks[i] = (struct timespec){.tv_nsec = -1}; -> ctx->marks[i] = (struct "
-    "timespec){.tv_nsec = -(1+1)};":
-        "equivalent: any negative number says that a mark has not been set",
+    "timespec){.tv_nsec = -(1+1)};": "equivalent: any negative number says that a mark has not been set",
     "native/src/cpu/shape_slices.c: for (int64_t i = task * TASK; i < end; i++) -> for (int64_t i = task / TASK; i < end; "
-    "i++)":
-        "equivalent: a task writes the elements of those before it again, the same values, which only takes time",
-    "native/src/formula/strided.h: if (size[k] == 1) continue; -> if (0==1) continue;":
-        "equivalent: an axis of size 1 is kept, and its stride is multiplied by index 0",
-    "native/src/cpu/pool.c: TASK = 65536, -> TASK = (65536-1),":
-        "equivalent: only how the work is cut changes: a task adds to cells of its own, each in the order of its windows",
+    "i++)": "equivalent: a task writes the elements of those before it again, the same values, which only takes time",
+    "native/src/formula/strided.h: if (size[k] == 1) continue; -> if (0==1) continue;": "equivalent: an axis of size 1 is kept, and its stride is multiplied by index 0",
+    "native/src/cpu/pool.c: TASK = 65536, -> TASK = (65536-1),": "equivalent: only how the work is cut changes: a task adds to cells of its own, each in the order of its windows",
     "native/src/core/interrupt.c: if (before.sa_flags & SA_SIGINFO) -> if (!(before.sa_flags & "
-    "SA_SIGINFO))":
-        "equivalent: both members of the union are one pointer, called with the same three registers on x86-64 and AArch64",
-    "native/src/cpu/stream.h[2]: #if defined(__SSE2__) -> #if defined(__SSE0__)":
-        "equivalent: the locked addition by which a worker takes its next task, and that of a mutex, drain the stores past the cache on x86",
+    "SA_SIGINFO))": "equivalent: both members of the union are one pointer, called with the same three registers on x86-64 and AArch64",
+    "native/src/cpu/stream.h[2]: #if defined(__SSE2__) -> #if defined(__SSE0__)": "equivalent: the locked addition by which a worker takes its next task, and that of a mutex, drain the stores past the cache on x86",
     "native/src/cpu/spectral/plan.c: for (; n % primes[i] == 0; n /= primes[i]) -> for (; n % primes[i] "
-    "<= 0; n /= primes[i])":
-        "equivalent: n >= 1, so that its remainder is never negative",
-    "native/src/cpu/spectral/plan.c: return 1; -> return -1;":
-        "equivalent: all callers ask whether it is 0",
+    "<= 0; n /= primes[i])": "equivalent: n >= 1, so that its remainder is never negative",
+    "native/src/cpu/spectral/plan.c: return 1; -> return -1;": "equivalent: all callers ask whether it is 0",
     "native/src/cpu/shape_broadcast.c: status = tl_row_sums(ctx, x, pass.outer, pass.length, 0, to); -> "
-    "status = tl_row_sums(ctx, x, pass.outer, pass.length, -1, to);":
-        "equivalent: a count is asked only whether it is above 0",
+    "status = tl_row_sums(ctx, x, pass.outer, pass.length, -1, to);": "equivalent: a count is asked only whether it is above 0",
     "native/src/cpu/spectral/fft.c: const int64_t n1 = f->first->n, n2 = f->second->n, at = group * "
     "TL_W, lanes = n2 - at < TL_W ? n2 - at : TL_W; -> const int64_t n1 = f->first->n, n2 = "
-    "f->second->n, at = group * TL_W, lanes = n2 - at < TL_W ? n2 % at : TL_W;":
-        "equivalent: n2 >= 46 > TL_W, as longer lengths alone are cut, so at >= TL_W > n2 - at where lanes are missing: one number either way",
+    "f->second->n, at = group * TL_W, lanes = n2 - at < TL_W ? n2 % at : TL_W;": "equivalent: n2 >= 46 > TL_W, as longer lengths alone are cut, so at >= TL_W > n2 - at where lanes are missing: one number either way",
     "native/src/core/threads.c: atomic_fetch_sub(&pool.sleepers, 1); -> "
-    "/*atomic_fetch_sub(&pool.sleepers, 1);*/":
-        "equivalent: too high a count of sleepers signals a condition on which nobody waits",
+    "/*atomic_fetch_sub(&pool.sleepers, 1);*/": "equivalent: too high a count of sleepers signals a condition on which nobody waits",
     "native/src/cpu/spectral/conv.c: float r[16] = {0}, i[16] = {0}; -> float r[16] = {0}, i[(16+1)] = "
-    "{0};":
-        "equivalent: the element is never read",
-    "native/src/cpu/index.c: __builtin_prefetch(next + j); -> __builtin_prefetch(next - j);":
-        "equivalent: the address of a prefetch, which never faults",
-    "native/src/cpu/spectral/chirp.c: for (int64_t p = 0; p < m; p++) -> for (int64_t p = 0; p != m; p++)":
-        "equivalent: p counts up by 1 from 0, and m >= 1",
+    "{0};": "equivalent: the element is never read",
+    "native/src/cpu/index.c: __builtin_prefetch(next + j); -> __builtin_prefetch(next - j);": "equivalent: the address of a prefetch, which never faults",
+    "native/src/cpu/spectral/chirp.c: for (int64_t p = 0; p < m; p++) -> for (int64_t p = 0; p != m; p++)": "equivalent: p counts up by 1 from 0, and m >= 1",
     "native/src/core/shapes.h: if (size == 0 || kernel == 0 || stride == 0) return 0; -> if (0==1) "
-    "return 0;":
-        "equivalent: the sizes are asked to be at least 1 before, and once a call is refused its shapes are not used",
-    "native/src/core/device.c: char name[128]; -> char name[(128+1)];":
-        "equivalent: processors have names of at most 47 characters (CPUID), 63 in /proc/cpuinfo",
+    "return 0;": "equivalent: the sizes are asked to be at least 1 before, and once a call is refused its shapes are not used",
+    "native/src/core/device.c: char name[128]; -> char name[(128+1)];": "equivalent: processors have names of at most 47 characters (CPUID), 63 in /proc/cpuinfo",
     "native/src/formula/activation.h: return y > 0.0f && x + eps < TL_INF ? r : edge; -> return y >= "
-    "0.0f && x + eps < TL_INF ? r : edge;":
-        "equivalent: eps >= 2^-50 is demanded, so that y is never 0",
-    "native/src/core/call.c: if (call->status) return 0; -> if (call->status) return -1;":
-        "equivalent: the call is refused already: nothing reads the length",
-    "native/src/core/errors.c: if (snprintf(last->text, sizeof last->text, \"%s: %s\", op, text) < 0) "
-    "last->text[0] = 0; -> if (snprintf(last->text, sizeof last->text, \"%s: %s\", op, text) < 1) "
-    "last->text[0] = 0;":
-        "equivalent: the text has the two characters \": \" at least",
-    "native/src/cpu/optim.c: enum { TL_LEAVES = 4 }; -> enum { TL_LEAVES = (4+1) };":
-        "equivalent: only how the work is cut changes: the sum of a leaf depends on the leaf alone",
-    "native/src/cpu/spectral/conv.c: tl_vec r = {0}, i = {0}; -> tl_vec r = {(0+1)}, i = {0};":
-        "equivalent: lane 0 of every group of channels that is used is written next",
+    "0.0f && x + eps < TL_INF ? r : edge;": "equivalent: eps >= 2^-50 is demanded, so that y is never 0",
+    "native/src/core/call.c: if (call->status) return 0; -> if (call->status) return -1;": "equivalent: the call is refused already: nothing reads the length",
+    'native/src/core/errors.c: if (snprintf(last->text, sizeof last->text, "%s: %s", op, text) < 0) '
+    'last->text[0] = 0; -> if (snprintf(last->text, sizeof last->text, "%s: %s", op, text) < 1) '
+    "last->text[0] = 0;": 'equivalent: the text has the two characters ": " at least',
+    "native/src/cpu/optim.c: enum { TL_LEAVES = 4 }; -> enum { TL_LEAVES = (4+1) };": "equivalent: only how the work is cut changes: the sum of a leaf depends on the leaf alone",
+    "native/src/cpu/spectral/conv.c: tl_vec r = {0}, i = {0}; -> tl_vec r = {(0+1)}, i = {0};": "equivalent: lane 0 of every group of channels that is used is written next",
     "native/src/cpu/pool.c: f.group = tl_imax(1, TASK / cells); -> f.group = tl_imax((1+1), TASK / "
-    "cells);":
-        "equivalent: only how the work is cut changes: a window depends on its own cells alone",
+    "cells);": "equivalent: only how the work is cut changes: a window depends on its own cells alone",
     "native/src/cpu/spectral/conv.c[2]: for (int64_t t0 = block * TL_DFT_TILES * TILE; t0 < end; t0 += "
-    "TILE) { -> for (int64_t t0 = block * TL_DFT_TILES * TILE; t0 <= end; t0 += TILE) {":
-        "equivalent: a tile after the block's end is the next block's first, of the same values, or has no rows",
+    "TILE) { -> for (int64_t t0 = block * TL_DFT_TILES * TILE; t0 <= end; t0 += TILE) {": "equivalent: a tile after the block's end is the next block's first, of the same values, or has no rows",
     "native/src/core/shapes.h: for (int32_t i = 0; i < spatial->rank && i < kernel->rank && i < "
     "stride->rank && i < padding->rank; i++) -> for (int32_t i = 0; i <= spatial->rank && i < "
-    "kernel->rank && i < stride->rank && i < padding->rank; i++)":
-        "equivalent: an axis more is only there where the ranks differ, and then the call is refused",
-    "native/src/core/call.c: else -> /*else*/":
-        "equivalent: the status is set already: the output is counted and nothing is made for it",
-    "native/src/cpu/linalg/gemm_kernel.h: if (w == NR) { -> if (w > NR) {":
-        "equivalent: the next branch stores the same vectors for w == NR, the second one at w - LANES = LANES",
+    "kernel->rank && i < stride->rank && i < padding->rank; i++)": "equivalent: an axis more is only there where the ranks differ, and then the call is refused",
+    "native/src/core/call.c: else -> /*else*/": "equivalent: the status is set already: the output is counted and nothing is made for it",
+    "native/src/cpu/linalg/gemm_kernel.h: if (w == NR) { -> if (w > NR) {": "equivalent: the next branch stores the same vectors for w == NR, the second one at w - LANES = LANES",
     "native/src/cpu/scan.c: if (!status && f.gB) status = tl_column_sums(ctx, f.sums_B, 1, f.chunks, "
     "f.D, 0, f.gB); -> if (!status && f.gB) status = tl_column_sums(ctx, f.sums_B, 1, f.chunks, f.D, -1, "
-    "f.gB);":
-        "equivalent: a count is asked only whether it is above 0",
+    "f.gB);": "equivalent: a count is asked only whether it is above 0",
     "native/src/cpu/conv/conv.c: if (channels == 0) return TORCHLEAN_OK; -> if (channels <= 0) return "
-    "TORCHLEAN_OK;":
-        "equivalent: a number of channels is never negative",
+    "TORCHLEAN_OK;": "equivalent: a number of channels is never negative",
     "native/src/cpu/index.c: const float *next = job->values + (int64_t)h[1].place * cols + col; -> "
-    "const float *next = job->values + (int64_t)h[(1+1)].place * cols + col;":
-        "equivalent: the address of a prefetch, which never faults; h[2] lies within the scratch, before the cursors",
+    "const float *next = job->values + (int64_t)h[(1+1)].place * cols + col;": "equivalent: the address of a prefetch, which never faults; h[2] lies within the scratch, before the cursors",
     "native/src/cpu/conv/product.c: for (int64_t k = 0, known = -1, index = 0; k < kc; k++) { -> for "
-    "(int64_t k = 0, known = -1, index = 1; k < kc; k++) {":
-        "equivalent: k = 0 sets the index, as no tap is -1",
+    "(int64_t k = 0, known = -1, index = 1; k < kc; k++) {": "equivalent: k = 0 sets the index, as no tap is -1",
     "native/src/cpu/spectral/fft.c: const int64_t count = n2 - g * TL_W < TL_W ? n2 - g * TL_W : TL_W; "
-    "-> const int64_t count = n2 - g % TL_W < TL_W ? n2 - g * TL_W : TL_W;":
-        "equivalent: n2 >= 46 > TL_W - 1 + TL_W, so count is TL_W; what is too much goes to the scratch behind a[n2], overwritten by the first pass",
-    "native/src/cpu/index.c: MOST_BLOCKS = 2048, -> MOST_BLOCKS = (2048+1),":
-        "equivalent: only how the indices are grouped changes: an element's values come in the order of their list",
+    "-> const int64_t count = n2 - g % TL_W < TL_W ? n2 - g * TL_W : TL_W;": "equivalent: n2 >= 46 > TL_W - 1 + TL_W, so count is TL_W; what is too much goes to the scratch behind a[n2], overwritten by the first pass",
+    "native/src/cpu/index.c: MOST_BLOCKS = 2048, -> MOST_BLOCKS = (2048+1),": "equivalent: only how the indices are grouped changes: an element's values come in the order of their list",
     "native/src/cpu/pool.c: meeting(v, cut, low, high, &first[cut], &past[cut]); -> /*meeting(v, cut, "
-    "low, high, &first[cut], &past[cut]);*/":
-        "equivalent: only time changes: spread leaves cells outside own .. end alone",
-    "native/src/cpu/spectral/fft.h: TL_OPAQUE(rr); -> /*TL_OPAQUE(rr);*/":
-        "equivalent: gcc fuses nothing while one of a sum's two products is hidden: the objects have the same fused instructions, none",
-    "native/src/cpu/linalg/gemm_kernel.h: else if (rows == 1 && job->rsb == 1) -> else if (0==1)":
-        "equivalent: only time changes: the tile's kernel computes the same chain of fused multiply-adds",
-    "native/src/core/call.c: return got == n; -> return got <= n;":
-        "equivalent: the call is refused already: nothing reads the input or the output",
-    "native/src/cpu/conv/product.c: _Alignas(64) float edge[MR * NR]; -> _Alignas(0) float edge[MR * NR];":
-        "equivalent: vectors are loaded and stored unaligned",
+    "low, high, &first[cut], &past[cut]);*/": "equivalent: only time changes: spread leaves cells outside own .. end alone",
+    "native/src/cpu/spectral/fft.h: TL_OPAQUE(rr); -> /*TL_OPAQUE(rr);*/": "equivalent: gcc fuses nothing while one of a sum's two products is hidden: the objects have the same fused instructions, none",
+    "native/src/cpu/linalg/gemm_kernel.h: else if (rows == 1 && job->rsb == 1) -> else if (0==1)": "equivalent: only time changes: the tile's kernel computes the same chain of fused multiply-adds",
+    "native/src/core/call.c: return got == n; -> return got <= n;": "equivalent: the call is refused already: nothing reads the input or the output",
+    "native/src/cpu/conv/product.c: _Alignas(64) float edge[MR * NR]; -> _Alignas(0) float edge[MR * NR];": "equivalent: vectors are loaded and stored unaligned",
     "native/src/cpu/linalg/gemm_kernel.h: if (cost < TASK_COST) job->products_per_task = "
     "(int64_t)(TASK_COST / tl_imax(cost, 1.0)); -> if (cost <= TASK_COST) job->products_per_task = "
-    "(int64_t)(TASK_COST / tl_imax(cost, 1.0));":
-        "equivalent: TASK_COST / TASK_COST is the 1 that it is without",
-    "native/src/cpu/spectral/conv.c: double c = 0, s = 0; -> double c = 1, s = 0;":
-        "equivalent: of the modes that pad the table no sum is used",
-    "native/src/cuda/random.cu: if (i >= n) return; -> /*if (i >= n) return;*/":
-        "equivalent: every element is stored below n alone; only threads past the end compute what they drop",
+    "(int64_t)(TASK_COST / tl_imax(cost, 1.0));": "equivalent: TASK_COST / TASK_COST is the 1 that it is without",
+    "native/src/cpu/spectral/conv.c: double c = 0, s = 0; -> double c = 1, s = 0;": "equivalent: of the modes that pad the table no sum is used",
+    "native/src/cuda/random.cu: if (i >= n) return; -> /*if (i >= n) return;*/": "equivalent: every element is stored below n alone; only threads past the end compute what they drop",
     # c, a second sample
-    "native/src/core/pool.c: return ((uint64_t)(uintptr_t)p >> 8) * UINT64_C(0x9e3779b97f4a7c15) >> 20 & (pool->bucket_count - 1); -> return ((uint64_t)(uintptr_t)p >> 8) * UINT64_C(0x9e3779b97f4a7c15) >> (20-1) & (pool->bucket_count - 1);":
-        "equivalent: only which chain of the map a block is in changes: whatever looks one up or moves it asks the same function",
-    "native/src/cpu/shape.c: if (inner >= LONG_RUN) { -> if (0==1) {":
-        "equivalent: the copy by rows and columns moves the same elements to the same places, whatever the length of a run",
-    "native/src/core/shapes.h: int ok = spatial->rank >= 1 && same_rank(spatial, kernel, stride, padding); -> int ok = spatial->rank >= 1 && same_rank(spatial , stride, kernel, padding);":
-        "equivalent: the four ranks are compared with each other, in whatever order",
-    "native/src/cpu/conv/gather.h: if (step == 1) { -> if (step <= 1) {":
-        "equivalent: a step is a stride or 1, at least 1",
-    "native/src/cpu/shape_broadcast.c: case 3: stretch3(x, count, out); break; -> case 0: stretch3(x, count, out); break;":
-        "equivalent: what other numbers of repetitions take writes 3 as well, and none is 0",
-    "native/src/cpu/optim.c: for (int64_t i = find_tensor(l.start, l.count, task * TL_SPAN); i < l.count && l.start[i] < end; i++) { \\ -> for (int64_t i = find_tensor(l.start, l.count, task / TL_SPAN); i < l.count && l.start[i] < end; i++) { \\":
-        "equivalent: the search begins at a tensor that ends before the span, of which no element lies in it",
-    "native/src/cpu/stream.h: #elif defined(__SSE2__) -> #elif defined(__SSE1__)":
-        "equivalent: plain stores write the same values",
-    "native/src/cpu/index.c: if (job->cols == 1) -> if (job->cols <= 1)":
-        "equivalent: rows without columns make no output, and no kernel is called for an output without elements",
-    "native/src/cpu/linalg/gemm_kernel.h: for (int64_t j = 0; j < round->p; j++) -> for (int64_t j = 0; j != round->p; j++)":
-        "equivalent: j counts up from 0 by 1, and p >= 1",
-    "native/src/cpu/pool.c: BLOCK = 768, -> BLOCK = 1,":
-        "equivalent: only how the work is cut changes: each sum has the order of its window's cells, each cell that of its windows",
-    "native/src/core/pool.c: block->cached = NULL; -> /*block->cached = NULL;*/":
-        "equivalent: nothing reads a block's `cached` while it is in use, and it is written where the block is given back",
-    "native/src/cpu/linalg/gemm_kernel.h: else if (job->tile_rows > MR) -> else if (job->tile_rows >= MR)":
-        "equivalent: more tiles of rows of the least height leave the height, from which the number of tiles is taken anew",
-    "native/src/cpu/attention/tiles.h: enum { ACROSS = 1, ALONG = 2 }; -> enum { ALONG = 1, ACROSS = 2 };":
-        "equivalent: the two are bits of one mask, whose values nothing else names",
-    "native/src/cpu/pool.c: } while (next(c, r->low, r->high, v->lead) && !(c[v->lead - 1] % LOOK == 0 && tl_interrupted())); -> } while (next(c, r->low, r->high, v->lead) && !(c[v->lead / 1] % LOOK == 0 && tl_interrupted()));":
-        "equivalent: only how often a call looks for an interruption changes",
-    "native/src/cpu/row_phases.h: TL_ROW_LOOK = 64, -> TL_ROW_LOOK = 1,":
-        "equivalent: only how often a call looks for an interruption changes",
-    "native/src/cpu/shape_broadcast.c: FEW_TIMES = 16, -> FEW_TIMES = -1,":
-        "equivalent: the loop over the numbers writes the same elements",
-    "native/src/cuda/conv/direct.cu: static constexpr int S = S_, T = T_, R = R_, P = S == 1 ? 8 : 4; -> static constexpr int S = S_, T = T_, R = R_, P = S == 1 ? 1 : 4;":
-        "equivalent: the host counts groups of F::P too: only how many results a thread owns changes, and each is summed alone",
-    "native/src/cuda/runtime/transfer.cu: int32_t status = bytes == 0 ? TORCHLEAN_OK -> int32_t status = bytes == 1 ? TORCHLEAN_OK":
-        "equivalent: a copy of no bytes does nothing, and no array has one byte",
-    "native/src/cuda/shape.cu: const bool batch = rows * cols * inner <= UNITS; -> const bool batch = rows * cols * inner == UNITS;":
-        "equivalent: only how the work is cut changes: a matrix smaller than a brick is moved alone",
-    "native/src/cpu/spectral/spectral.c: int again = 0; -> int again = -1;":
-        "equivalent: a second pass with factors of 1 alone writes the same values",
-    "native/src/cpu/linalg/gemm_kernel.h: __builtin_prefetch(c + r * ldc + V * LANES - 1, 1); -> __builtin_prefetch(c + r % ldc + V * LANES - 1, 1);":
-        "equivalent: an address that is fetched ahead alone",
-    "native/src/cpu/attention/tiles.h: s->along = forms & ALONG ? (p->width == p->d ? (float *)(uintptr_t)x : (float *)8) : NULL; -> s->along = forms & ALONG ? (p->width == p->d ? (float *)(uintptr_t)x : (float *)-1) : NULL;":
-        "equivalent: while memory is measured the place is asked only whether it is NULL",
-    "native/src/cpu/spectral/plan.c: int places = 0, oldest = -1; -> int places = (0+1), oldest = -1;":
-        "equivalent: a plan that finds no free place is used and then freed, and bytes above the limit still free places: only how often plans are made changes",
-    "tlrt/verify/command.py: parser.error(str(error.args[0])) -> parser.error(str(error.args[-1]))":
-        "equivalent: the KeyError has one argument",
-    "tlrt/session.py: buffers = [b for node in tape.nodes for b in (node.buffer, *node.cleanup)] + [g.buffer for g in found] -> buffers = [b for node in tape.nodes for b in ( *node.cleanup,node.buffer)] + [g.buffer for g in found]":
-        "equivalent: each handle is released once, whatever their order",
-    "tlrt/capture.py: old, p._mirror, p._writes = p._mirror, p._mirror.copy(), [0] -> old, p._mirror, p._writes = p._mirror, p._mirror.copy(), [0] continue;":
-        "equivalent: the last statement of the loop releases a handle whose only other name is assigned anew or ends with the function",
-    "tlspec/laws.py: EXACT = (\"normal\", \"special\") -> EXACT = ( \"special\",\"normal\")":
-        "equivalent: every data class named is tried, whatever their order",
-    "tlspec/draws.py: n = self.edge(1, cap) or n -> n = self.edge((1-1), cap) or n":
-        "equivalent: an edge of 0 is no size, and the one drawn before stays: only which sizes a seed draws changes",
-    "tlspec/ops/optim.py: def __mul__(self, other: Run) -> Run: -> def __mul__ ( other: Run,self) -> Run:":
-        "equivalent: the product, its error and the union of free factors are symmetric",
-    "native/src/cuda/elementwise.cu: return run<1, 1, op##_formula>(ctx, \"tl_cuda_\" #op, Map{{a, 0, 0}, {y, 0}, p, 0, n}); \\ -> return run<1, 1, op##_formula>(ctx, \"tl_cuda_\" #op, Map{{a, 0, 0}, {y, 0}, p, (0-1), n}); \\":
-        "equivalent: no formula of one number reads the second, which _PQ alone passes",
-    "native/src/cuda/norm/norm.cu: constexpr size_t dynamic = sizeof(float) * 4 * Row::N * Row::THREADS, fixed = sizeof(float4) * 256 + 64; -> constexpr size_t dynamic = sizeof(float) * 4 * Row::N * Row::THREADS, fixed = sizeof(float4) * (256+1) + 64;":
-        "equivalent: no chip's shared memory lies within the 16 bytes, and both ways of norm.cu sum a row by one tree",
-    "native/src/cuda/norm/norm.cu: __global__ void __launch_bounds__(512, 1) -> __global__ void __launch_bounds__(512, -1)":
-        "equivalent: how many blocks the compiler plans for a multiprocessor changes registers, not results",
-    "native/src/cuda/reduce.cu: if (rows * cols <= SMALL || tiles >= 8 * (int64_t)tl_cuda_sms(ctx) || rows <= SEGMENT) -> if (rows / cols <= SMALL || tiles >= 8 * (int64_t)tl_cuda_sms(ctx) || rows <= SEGMENT)":
-        "equivalent: only how the work is cut changes: winners are counted as integers, and a share follows from their number",
-    "native/src/cuda/conv/wgmma_product.cu: for (int d = 0; d < skip; d++) -> for (int d = 0; d > skip; d++)":
-        "equivalent: the job and its phases begin as zeros, which the loop writes again",
-    "native/src/cuda/spectral/plan.cu: if (result == CUFFT_ALLOC_FAILED) { -> if (result > CUFFT_ALLOC_FAILED) {":
-        "where the device's memory ends within cuFFT the pool is not emptied: no test fills a GPU, which others use",
-}  # fmt: skip
+    "native/src/core/pool.c: return ((uint64_t)(uintptr_t)p >> 8) * UINT64_C(0x9e3779b97f4a7c15) >> 20 & (pool->bucket_count - 1); -> return ((uint64_t)(uintptr_t)p >> 8) * UINT64_C(0x9e3779b97f4a7c15) >> (20-1) & (pool->bucket_count - 1);": "equivalent: only which chain of the map a block is in changes: whatever looks one up or moves it asks the same function",
+    "native/src/cpu/shape.c: if (inner >= LONG_RUN) { -> if (0==1) {": "equivalent: the copy by rows and columns moves the same elements to the same places, whatever the length of a run",
+    "native/src/core/shapes.h: int ok = spatial->rank >= 1 && same_rank(spatial, kernel, stride, padding); -> int ok = spatial->rank >= 1 && same_rank(spatial , stride, kernel, padding);": "equivalent: the four ranks are compared with each other, in whatever order",
+    "native/src/cpu/conv/gather.h: if (step == 1) { -> if (step <= 1) {": "equivalent: a step is a stride or 1, at least 1",
+    "native/src/cpu/shape_broadcast.c: case 3: stretch3(x, count, out); break; -> case 0: stretch3(x, count, out); break;": "equivalent: what other numbers of repetitions take writes 3 as well, and none is 0",
+    "native/src/cpu/optim.c: for (int64_t i = find_tensor(l.start, l.count, task * TL_SPAN); i < l.count && l.start[i] < end; i++) { \\ -> for (int64_t i = find_tensor(l.start, l.count, task / TL_SPAN); i < l.count && l.start[i] < end; i++) { \\": "equivalent: the search begins at a tensor that ends before the span, of which no element lies in it",
+    "native/src/cpu/stream.h: #elif defined(__SSE2__) -> #elif defined(__SSE1__)": "equivalent: plain stores write the same values",
+    "native/src/cpu/index.c: if (job->cols == 1) -> if (job->cols <= 1)": "equivalent: rows without columns make no output, and no kernel is called for an output without elements",
+    "native/src/cpu/linalg/gemm_kernel.h: for (int64_t j = 0; j < round->p; j++) -> for (int64_t j = 0; j != round->p; j++)": "equivalent: j counts up from 0 by 1, and p >= 1",
+    "native/src/cpu/pool.c: BLOCK = 768, -> BLOCK = 1,": "equivalent: only how the work is cut changes: each sum has the order of its window's cells, each cell that of its windows",
+    "native/src/core/pool.c: block->cached = NULL; -> /*block->cached = NULL;*/": "equivalent: nothing reads a block's `cached` while it is in use, and it is written where the block is given back",
+    "native/src/cpu/linalg/gemm_kernel.h: else if (job->tile_rows > MR) -> else if (job->tile_rows >= MR)": "equivalent: more tiles of rows of the least height leave the height, from which the number of tiles is taken anew",
+    "native/src/cpu/attention/tiles.h: enum { ACROSS = 1, ALONG = 2 }; -> enum { ALONG = 1, ACROSS = 2 };": "equivalent: the two are bits of one mask, whose values nothing else names",
+    "native/src/cpu/pool.c: } while (next(c, r->low, r->high, v->lead) && !(c[v->lead - 1] % LOOK == 0 && tl_interrupted())); -> } while (next(c, r->low, r->high, v->lead) && !(c[v->lead / 1] % LOOK == 0 && tl_interrupted()));": "equivalent: only how often a call looks for an interruption changes",
+    "native/src/cpu/row_phases.h: TL_ROW_LOOK = 64, -> TL_ROW_LOOK = 1,": "equivalent: only how often a call looks for an interruption changes",
+    "native/src/cpu/shape_broadcast.c: FEW_TIMES = 16, -> FEW_TIMES = -1,": "equivalent: the loop over the numbers writes the same elements",
+    "native/src/cuda/conv/direct.cu: static constexpr int S = S_, T = T_, R = R_, P = S == 1 ? 8 : 4; -> static constexpr int S = S_, T = T_, R = R_, P = S == 1 ? 1 : 4;": "equivalent: the host counts groups of F::P too: only how many results a thread owns changes, and each is summed alone",
+    "native/src/cuda/runtime/transfer.cu: int32_t status = bytes == 0 ? TORCHLEAN_OK -> int32_t status = bytes == 1 ? TORCHLEAN_OK": "equivalent: a copy of no bytes does nothing, and no array has one byte",
+    "native/src/cuda/shape.cu: const bool batch = rows * cols * inner <= UNITS; -> const bool batch = rows * cols * inner == UNITS;": "equivalent: only how the work is cut changes: a matrix smaller than a brick is moved alone",
+    "native/src/cpu/spectral/spectral.c: int again = 0; -> int again = -1;": "equivalent: a second pass with factors of 1 alone writes the same values",
+    "native/src/cpu/linalg/gemm_kernel.h: __builtin_prefetch(c + r * ldc + V * LANES - 1, 1); -> __builtin_prefetch(c + r % ldc + V * LANES - 1, 1);": "equivalent: an address that is fetched ahead alone",
+    "native/src/cpu/attention/tiles.h: s->along = forms & ALONG ? (p->width == p->d ? (float *)(uintptr_t)x : (float *)8) : NULL; -> s->along = forms & ALONG ? (p->width == p->d ? (float *)(uintptr_t)x : (float *)-1) : NULL;": "equivalent: while memory is measured the place is asked only whether it is NULL",
+    "native/src/cpu/spectral/plan.c: int places = 0, oldest = -1; -> int places = (0+1), oldest = -1;": "equivalent: a plan that finds no free place is used and then freed, and bytes above the limit still free places: only how often plans are made changes",
+    "tlrt/verify/command.py: parser.error(str(error.args[0])) -> parser.error(str(error.args[-1]))": "equivalent: the KeyError has one argument",
+    "tlrt/session.py: buffers = [b for node in tape.nodes for b in (node.buffer, *node.cleanup)] + [g.buffer for g in found] -> buffers = [b for node in tape.nodes for b in ( *node.cleanup,node.buffer)] + [g.buffer for g in found]": "equivalent: each handle is released once, whatever their order",
+    "tlrt/capture.py: old, p._mirror, p._writes = p._mirror, p._mirror.copy(), [0] -> old, p._mirror, p._writes = p._mirror, p._mirror.copy(), [0] continue;": "equivalent: the last statement of the loop releases a handle whose only other name is assigned anew or ends with the function",
+    'tlspec/laws.py: EXACT = ("normal", "special") -> EXACT = ( "special","normal")': "equivalent: every data class named is tried, whatever their order",
+    "tlspec/draws.py: n = self.edge(1, cap) or n -> n = self.edge((1-1), cap) or n": "equivalent: an edge of 0 is no size, and the one drawn before stays: only which sizes a seed draws changes",
+    "tlspec/ops/optim.py: def __mul__(self, other: Run) -> Run: -> def __mul__ ( other: Run,self) -> Run:": "equivalent: the product, its error and the union of free factors are symmetric",
+    'native/src/cuda/elementwise.cu: return run<1, 1, op##_formula>(ctx, "tl_cuda_" #op, Map{{a, 0, 0}, {y, 0}, p, 0, n}); \\ -> return run<1, 1, op##_formula>(ctx, "tl_cuda_" #op, Map{{a, 0, 0}, {y, 0}, p, (0-1), n}); \\': "equivalent: no formula of one number reads the second, which _PQ alone passes",
+    "native/src/cuda/norm/norm.cu: constexpr size_t dynamic = sizeof(float) * 4 * Row::N * Row::THREADS, fixed = sizeof(float4) * 256 + 64; -> constexpr size_t dynamic = sizeof(float) * 4 * Row::N * Row::THREADS, fixed = sizeof(float4) * (256+1) + 64;": "equivalent: no chip's shared memory lies within the 16 bytes, and both ways of norm.cu sum a row by one tree",
+    "native/src/cuda/norm/norm.cu: __global__ void __launch_bounds__(512, 1) -> __global__ void __launch_bounds__(512, -1)": "equivalent: how many blocks the compiler plans for a multiprocessor changes registers, not results",
+    "native/src/cuda/reduce.cu: if (rows * cols <= SMALL || tiles >= 8 * (int64_t)tl_cuda_sms(ctx) || rows <= SEGMENT) -> if (rows / cols <= SMALL || tiles >= 8 * (int64_t)tl_cuda_sms(ctx) || rows <= SEGMENT)": "equivalent: only how the work is cut changes: winners are counted as integers, and a share follows from their number",
+    "native/src/cuda/conv/wgmma_product.cu: for (int d = 0; d < skip; d++) -> for (int d = 0; d > skip; d++)": "equivalent: the job and its phases begin as zeros, which the loop writes again",
+    "native/src/cuda/spectral/plan.cu: if (result == CUFFT_ALLOC_FAILED) { -> if (result > CUFFT_ALLOC_FAILED) {": "where the device's memory ends within cuFFT the pool is not emptied: no test fills a GPU, which others use",
+    "native/src/cpu/linalg/chain.c: const double cost = (double)x->m * (double)x->n * (double)x->p; -> const double cost = (double)x->m * (double)x->n / (double)x->p;": "equivalent: only how a product is cut into tasks changes",
+    "native/src/core/threads.c: while (!offered(atomic_load(&pool.gate), seen) && !atomic_load(&pool.stopping)) -> /*while (!offered(atomic_load(&pool.gate), seen) && !atomic_load(&pool.stopping))*/": "a wake-up would have to come between two instructions; the callers do the work of a worker that sleeps",
+    "native/src/cpu/linalg/gemm_kernel.h: if (job->batch * tiles >= MANY_TASKS || cost / (double)tiles < 2 * TASK_COST) break; -> if (job->batch * tiles >= MANY_TASKS || cost / (double)tiles >= 2 * TASK_COST) break;": "equivalent: only how a product is cut into tasks changes",
+    "native/src/cpu/linalg/chain.c: x->parts = split ? x->blocks + workers * x->worker_elements : NULL; -> x->parts = split ? x->blocks - workers * x->worker_elements : NULL;": "memory of the process before the block: the sanitized library reports it for long inner dimensions",
+    "native/src/cpu/linalg/chain.h: #define tl_chain_f32 TL_V(tl_chain_f32) -> #define tl_chain_f32 TL_V(tl_chain_f0)": "equivalent: the name that its one definition and its callers have it by",
+    "native/src/cpu/reduce_axes.c: fold a = fold_of(norm_kind(p), x, dims, axes, (double)p, 0); -> fold a = fold_of(norm_kind(p), x, dims, axes, (double)p, 1);": "equivalent: whether a root is taken at the end is a standard deviation's alone",
+    "native/src/cpu/linalg/gemm_kernel.h: spare = used; -> spare = used; continue;": "equivalent: it stands at the end of its loop, which goes on anyway",
+    "native/src/cpu/pool.c: else if (s == 2) \\ -> else if (s == -1) \\": "equivalent: which of two loops takes windows two apart",
+    "native/src/cpu/scan.c: const int64_t states = STATE_ROWS * f.block > FEW ? tl_workers() * STATE_ROWS * f.block : 0; -> const int64_t states = STATE_ROWS * f.block >= FEW ? tl_workers() * STATE_ROWS * f.block : 0;": "equivalent: whether states that fit the stack lie there",
+    "native/src/cpu/row_phases.h: #define TL_FETCH_AHEAD(next_) __builtin_prefetch((next_) + base, 0, 2) -> #define TL_FETCH_AHEAD(next_) __builtin_prefetch((next_) + base, 0, (2+1))": "equivalent: a hint to the processor's caches",
+    "native/src/core/no_cuda.c: uint32_t tl_cuda_graph_nodes(const struct tl_cuda_graph *graph) { return 0; } -> uint32_t tl_cuda_graph_nodes(const struct tl_cuda_graph *graph) { return 1; }": "equivalent: without CUDA there is no graph to ask about",
+    "native/src/core/threads.c[2]: pthread_mutex_lock(&pool.lock); -> /*pthread_mutex_lock(&pool.lock);*/": "a wake-up would have to come between two instructions",
+    "native/src/cpu/attention/tiles.h: const int64_t group = heads / kv_heads, unlimited = INT64_MAX / 4; -> const int64_t group = heads / kv_heads, unlimited = INT64_MAX / (4-1);": "equivalent: no number of keys comes near either limit",
+    "native/src/cpu/spectral/fft.c: job.row = (job.groups + 1) * 2 * TL_W; -> job.row = (job.groups + 0) * 2 * TL_W;": "equivalent: rows lie one vector further apart than they are long, for the caches alone",
+    "native/src/cuda/index_choice.cu: if (threadIdx.x == 0) { -> if (1==1) {": "a race, which the schedule of one GPU hides: racecheck reports it",
+    "native/src/cuda/device/async_copy.cuh: else if constexpr (BYTES == 16) -> else if constexpr (BYTES == (16-1))": "equivalent: the other copy moves the same bytes, through the first cache, too",
+    "native/src/cuda/attention/grouped.cu: __syncthreads(); -> /*__syncthreads();*/": "a race, which the schedule of one GPU hides: racecheck reports it",
+    "native/src/cuda/norm/columns.cu: const int64_t others = by_chain ? 2 * tl_ceil_div(chunks, TL_COLUMN_CHUNK) * p.cols : by_warp ? 0 : 2 * p.rows; -> const int64_t others = by_chain ? 2 * tl_ceil_div(chunks, TL_COLUMN_CHUNK) * p.cols : by_warp ? 0 : 2 - p.rows;": "scratch that is too short, with memory of the pool behind it: memcheck reports it",
+    "native/src/cuda/conv/mma_weights.cu: const int64_t by_length = total / SEGMENT_LEAST, by_waves = WAVES * WAVE / tiles; -> const int64_t by_length = total * SEGMENT_LEAST, by_waves = WAVES * WAVE / tiles;": "another order of additions, within the bound: the bits of CUDA's fast kernels are recorded nowhere",
+    "native/src/cuda/linalg/wgmma.cu: return tl_ceil_div(tiles(x, columns), tl_cuda_sms(ctx)) * (columns == WIDE ? 5 : 3); -> return tl_ceil_div(tiles(x, columns), tl_cuda_sms(ctx)) * (columns <= WIDE ? 5 : 3);": "equivalent: which of two tiles a product is cut into; the order of its terms is the same",
+    "tlspec/ops/norm.py: return times(exactly(g), exactly(slope[:, None]))[1], times(gshift, exactly(slope))[1], gslope[1], gshift[1] -> return times(exactly(g), exactly(slope[:, None]))[-1], times(gshift, exactly(slope))[1], gslope[1], gshift[1]": "equivalent: times gives a pair",
+    'tlspec/entries.py: first = a.dims[0] if len(a.dims) == 1 and (a.host or a.listed or a.kind == "index") else "" -> first = a.dims[-1] if len(a.dims) == 1 and (a.host or a.listed or a.kind == "index") else ""': "equivalent: it says so itself: there is one dimension",
+    "tlspec/compare.py: worst, rank, bad = 0, -1.0, 0 -> worst, rank, bad = 0, -1.1, 0": "equivalent: ranks are -1 or more, and a block that is not all right has one above",
+    "tlrt/optim.py: self.session = groups[0].session -> self.session = groups[-1].session": "equivalent: the next line refuses groups of several sessions",
+}

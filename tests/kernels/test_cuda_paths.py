@@ -57,6 +57,12 @@ FOLDS: list[dict[str, Any]] = [
 #: operation -> dimensions and parameters
 PATHS: dict[str, list[dict[str, Any]]] = {
     **dict.fromkeys(("softmax", "log_softmax", "cross_entropy", "reduce_sum_axis1", "reduce_max_axis1"), LONG_ROWS),
+    "cross_entropy_rows": [
+        {**v, "smoothing": s} for v in (*LONG_ROWS, {"rows": 3, "cols": 49152}, {"rows": 3, "cols": 49153}) for s in (0.0, 0.1)
+    ],
+    "channel_affine": [
+        {"batch": 2, "channels": 3, "positions": n} for n in (16388, 32771, 49151, 49152, 49153, 98309)
+    ],
     "layer_norm": [{**v, "eps": 1e-5} for v in STATISTICS],
     "rms_norm": [{**v, "eps": 1e-5} for v in (*STATISTICS, {"rows": 16_500, "cols": 513})],
     "batchnorm_channel_first": [
@@ -108,6 +114,8 @@ def given_to(name: str, values: dict[str, Any], rng: np.random.Generator) -> Ite
             yield array.name, rng.standard_normal(values["*"]).astype(np.float32)
         elif array.name == "A":
             yield "A", rng.uniform(-1, 1, values["state"]).astype(np.float32)
+        elif array.name == "weights":
+            yield "weights", rng.uniform(0.5, 2.0, values["cols"]).astype(np.float32)
         elif array.name == "labels":
             yield "labels", rng.integers(0, values["cols"], n).astype(np.uint32)
         elif array.name == "indices":

@@ -1,8 +1,7 @@
-"""The defaults of public functions are those of defaults.txt.
+"""The names that modules export, and the parameters and defaults of their functions, are those of defaults.txt.
 
-Who leaves an argument out relies on its default, and two that differ compute something else without an error. A line of the file
-has a function and its defaults. Who changes one on purpose writes the file anew (``python -m tests.runtime.test_defaults``) and
-says so in the changelog.
+Who leaves an argument out relies on its default, and two that differ compute something else without an error. Who changes a
+signature on purpose writes the file anew (``python -m tests.runtime.test_defaults``) and says so in the changelog.
 """
 
 import enum
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 import tlrt
+import tlspec
 from codegen.files import generated_files
 
 FILE = Path(__file__).with_name("defaults.txt")
@@ -23,28 +23,35 @@ PLAIN = (bool, int, float, str, type(None), tuple, enum.Enum)
 pytestmark = pytest.mark.every_choice
 
 
-def defaults_of(function: Any) -> str:
-    known = inspect.signature(function).parameters.values()
-    kept = [p for p in known if p.default is not p.empty and isinstance(p.default, PLAIN)]
-    return ", ".join(f"{p.name}={p.default!r}" for p in kept)
+def signature_of(function: Any) -> str:
+    """Names, kinds and plain defaults of the parameters."""
+    known = inspect.signature(function)
+    plain = [
+        p.replace(annotation=p.empty, default=p.default if isinstance(p.default, (type(p.empty), *PLAIN)) else ...)
+        for p in known.parameters.values()
+    ]
+    return str(known.replace(parameters=plain, return_annotation=known.empty))
 
 
 def observe() -> list[str]:
-    """A line per function and method written by hand that has defaults, in the order of their names."""
+    """A line per list of exports, and per function and method written by hand, in the order of their names."""
     lines, written = set(), generated_files()
-    for found in pkgutil.walk_packages(tlrt.__path__, "tlrt."):
-        if found.name.endswith("__main__") or found.name.replace(".", "/") + ".py" in written:
-            continue
-        module = importlib.import_module(found.name)
-        for name, thing in vars(module).items():
-            if getattr(thing, "__module__", None) != found.name or name.startswith("_"):
+    for package in (tlrt, tlspec):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if found.name.endswith("__main__") or found.name.replace(".", "/") + ".py" in written:
                 continue
-            inside = vars(thing).items() if inspect.isclass(thing) else ()
-            functions = [(f"{name}.{n}", f) for n, f in inside if n == "__init__" or not n.startswith("_")]
-            for path, f in [(name, thing), *functions]:
-                plain = getattr(f, "__func__", f)
-                if inspect.isfunction(plain) and (said := defaults_of(plain)):
-                    lines.add(f"{found.name}.{path}: {said}")
+            module = importlib.import_module(found.name)
+            if exports := getattr(module, "__all__", None):
+                lines.add(f"{found.name} exports {', '.join(sorted(exports))}")
+            for name, thing in vars(module).items():
+                if getattr(thing, "__module__", None) != found.name or name.startswith("_"):
+                    continue
+                inside = vars(thing).items() if inspect.isclass(thing) else ()
+                functions = [(f"{name}.{n}", f) for n, f in inside if n == "__init__" or not n.startswith("_")]
+                for path, f in [(name, thing), *functions]:
+                    plain = getattr(f, "__func__", f)
+                    if inspect.isfunction(plain):
+                        lines.add(f"{found.name}.{path}{signature_of(plain)}")
     return sorted(lines)
 
 

@@ -7,6 +7,8 @@ from numpy.testing import assert_raises_regex
 import tlrt
 from tlrt import Session, errors, kernels
 from tlrt.buffer import Buffer, IndexBuffer
+from tlrt.spec import SpecDevice
+from tlrt.spec import kernels as spec_kernels
 from tlspec.cases import generator
 
 X = generator("indices").standard_normal((4, 7, 3)).astype(np.float32)
@@ -33,6 +35,15 @@ def test_index_buffers_are_buffers_of_another_type(dev):
         assert_raises_regex(errors.TorchleanError, said, call)
     made.release()
     assert_raises_regex(errors.ReleasedError, "released", kernels.gather_vec, floats, made, 3)
+
+
+def test_the_specification_writes_indices_into_a_buffer_given() -> None:
+    device = SpecDevice()
+    x, out = device.buffer([3.0, 1.0, 2.0, 0.0, 5.0, 4.0]), device.indices([7, 7])
+    assert spec_kernels.argmax(x, 2, 3, 1, out=out) is out and out.numpy().tolist() == [0, 1]
+    assert_raises_regex(
+        errors.ShapeError, "argmax: out: got 2 elements, expected 3", spec_kernels.argmax, x, 3, 2, 1, out=out
+    )
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1, -1])

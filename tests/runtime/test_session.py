@@ -174,6 +174,8 @@ def test_parameter_misuse(s):
     assert_raises_regex(ValueError, r"w: got shape \(3,\), expected \(2,\)", w.set, [1, 2, 3])
     assert w.value.tolist() == [1.0, 2.0]
     assert_raises_regex(TypeError, "pickle", pickle.dumps, w)
+    expected = r"a session to pickle or copy, expected a checkpoint \(tlrt.checkpoint.save\)"
+    assert_raises_regex(TypeError, expected, pickle.dumps, s)
     with Session("cpu") as other, pytest.raises(ValueError, match="another session"):
         other.use(w)
 
