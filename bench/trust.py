@@ -57,7 +57,8 @@ def promises_table() -> list[str]:
             else:
                 vjp = "composed of other operations" if rule.via is not None else f"`{row.entry('vjp')}`"
             laws = sorted({str(getattr(law, "name", law)) for law in row.contract.laws}) if forward else []
-            bits = "same bits" if row.contract.same_bits else "within bound"
+            within = "within bound; same bits if reproducible" if row.contract.reproducible else "within bound"
+            bits = "same bits" if row.contract.same_bits else within
             kernel = "own kernel" if row.contract.cuda == "own" else row.contract.cuda
             law_names = ", ".join(laws) or NONE
             shapes = entries.shapes_text(e)

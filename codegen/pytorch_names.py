@@ -243,6 +243,7 @@ nn.Module.requires_grad_ | nn.Layer.requires_grad_ | statistics stay frozen
 save, load | checkpoint.save, checkpoint.load | one file for parameters, optimisers and random numbers
 nn.Module.train, nn.Module.eval | – | use `layer(x, training=True)`; off unless said
 compile, jit.trace, cuda.CUDAGraph | s.capture | a step of fixed shapes, with the same bits
+use_deterministic_algorithms | tlrt.device | always so on one device; with `math="reproducible"` the same bits on all
 set_num_threads, get_num_threads | tlrt.set_threads, tlrt.threads |
 cuda.device_count, cuda.is_available | tlrt.devices | lists what a session can run on
 cuda.synchronize | tlrt.Device.synchronize | `s.device` is the device
