@@ -36,6 +36,7 @@ from tlrt.verify.documents import format_command, read_document, write_document
 from tlrt.verify.report import summarise
 from tlrt.verify.run import device_names
 from tlspec import registry
+from tlspec.registry import MATH
 
 #: what a short run tries, which takes seconds
 SHORT: dict[str, Any] = {"cases": 1, "stride": 4099, "pairs": 200_000, "repeats": 5, "comparisons": 2000,
@@ -80,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", metavar="DIR", help="write campaign.jsonl there, and the state of the exhaustive campaign")
     add("--json", metavar="FILE", help="write the document there; JSON lines to FILE.jsonl")
     add("--html", metavar="FILE.html", help="write the document as a page for people")
+    add("--math", choices=MATH, default="fast", help="how devices compute in verify and determinism (default fast)")
     add("--workers", type=int, metavar="N", help="threads and processes (default: one per processor)")
 
     def number(group: Any, name: str, what: str) -> None:
@@ -208,7 +210,7 @@ def _report(argv: Sequence[str]) -> int:
 
 
 def _verify(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
-    found = verify_drawn(devices, args.ops, args.cases)
+    found = verify_drawn(devices, args.ops, args.cases, args.math)
     return Outcome(found.document(), found.ok, summarise(found))
 
 
@@ -256,7 +258,7 @@ def _probe(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
 
 
 def _determinism(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
-    run = determinism.Determinism(devices, args.repeats)
+    run = determinism.Determinism(devices, args.repeats, math=args.math)
     run.run(args.ops)
     document = run.document()
     return Outcome(document, run.ok, determinism.table(document))

@@ -1,8 +1,8 @@
 """The same bits, whatever is around a call: repetitions, threads, SIMD variants, memory, the rest of the batch.
 
 Every entry point of the registry runs on drawn cases. A result that differs in a bit from the first one fails. Batch
-invariance is promised wherever no library of the vendor decides the order (``cuda="cuBLAS"`` and the like in the row); there
-the outcome is reported, and does not fail.
+invariance is promised wherever no library of the vendor decides the order (``cuda="cuBLAS"`` and the like in the row), and of
+what is defined in reproducible contexts there; elsewhere the outcome is reported, and does not fail.
 """
 
 import itertools
@@ -71,17 +71,19 @@ def parts(case: Case) -> Iterator[tuple[np.ndarray, Case]]:
 
 
 class Determinism:
-    """The campaign; `repeats` of the same call for every entry point and device."""
+    """The campaign; `repeats` of the same call for every entry point and device, which compute as `math` says."""
 
-    def __init__(self, devices: Sequence[str], repeats: int = 100, *, seed: int = 0, kernels: Any = None):
-        self.devices, self.repeats, self.seed = list(devices), repeats, seed
-        self.runtimes = {d: Runtime(d, kernels) for d in devices}
+    def __init__(
+        self, devices: Sequence[str], repeats: int = 100, *, seed: int = 0, kernels: Any = None, math: str = "fast"
+    ):
+        self.devices, self.repeats, self.seed, self.math = list(devices), repeats, seed, math
+        self.runtimes = {d: Runtime(d, kernels, math=math) for d in devices}
         self.variants = cpu_variants()
         self.rows: list[dict[str, Any]] = []
 
     def run(self, names: str | None = None) -> None:
         """Checks every entry point of the rows named."""
-        work = [(op, which) for op in registry.ops(names) for which in directions(op)]
+        work = [(op.in_math(self.math), which) for op in registry.ops(names) for which in directions(op)]
         progress = Progress(float(len(work) * len(self.devices)), "entry points")
         for op, which in work:
             for device in self.devices:
@@ -161,7 +163,8 @@ class Determinism:
         these."""
         if (op.name not in BATCH and not op.signature.elementwise) or not op.outputs_on_device:
             return {"batches": None, "batch": "no batch"}
-        promised = op.contract.cuda == "own" or not runtime.device.is_cuda
+        defined = self.math == "reproducible" and op.contract.reproducible
+        promised = op.contract.cuda == "own" or defined or not runtime.device.is_cuda
         name = "*" if op.signature.elementwise else BATCH[op.name][0]
         tried, differing = 0, 0
         cases = []
@@ -187,7 +190,13 @@ class Determinism:
 
     def document(self) -> dict[str, Any]:
         """The campaign as one dictionary."""
-        return {"repeats": self.repeats, "seed": self.seed, "variants": self.variants, "entries": self.rows}
+        return {
+            "repeats": self.repeats,
+            "seed": self.seed,
+            "math": self.math,
+            "variants": self.variants,
+            "entries": self.rows,
+        }
 
     @property
     def ok(self) -> bool:

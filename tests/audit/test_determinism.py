@@ -57,6 +57,14 @@ def spoil(name: str, defect: Callable[[np.ndarray, int, dict[str, Any]], None]) 
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_what_is_defined_keeps_its_bits_in_any_batch(device: str) -> None:
+    campaign = Determinism([device], 2, math="reproducible")
+    campaign.run("matmul,bmm,conv2d")
+    assert campaign.ok and campaign.document()["math"] == "reproducible"
+    assert {r["batch"] for r in campaign.rows} == {"same bits"} and len(campaign.rows) == 6
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_results_keep_their_bits(device: str) -> None:
     run = Determinism([tlrt.device(device).name], 2)
     run.run(SOME)

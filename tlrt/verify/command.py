@@ -207,12 +207,12 @@ def _check_one(name: str, which: str | None) -> list[Result]:
     return _verifier.check(registry.get(name), which)
 
 
-def verify_drawn(names: Sequence[str], ops: str | None, cases: int) -> Report:
+def verify_drawn(names: Sequence[str], ops: str | None, cases: int, math: str = "fast") -> Report:
     """A verify run on these devices with no options but these."""
-    runtimes = {name: Runtime(name) for name in names}
-    report = start_report(["verify", "--cases", str(cases)], 0, runtimes)
+    runtimes = {name: Runtime(name, math=math) for name in names}
+    report = start_report(["verify", "--cases", str(cases), "--math", math], 0, runtimes)
     work = [(row, which, None) for row in registry.ops(ops) for which in directions(row)]
-    run_checks(Verifier(runtimes, Settings(cases)), work, report)
+    run_checks(Verifier(runtimes, Settings(cases, math=math)), work, report)
     return report
 
 

@@ -174,8 +174,8 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS)
     const int a_at = A::at(row0, 0), b_at = B::at(col0, 0);
 
 #pragma unroll 1
-    for (uint32_t item = blockIdx.x; item < args.items; item += gridDim.x) {
-        const tl_chain_place place = tl_chain_place::of<T>(args, item);
+    for (uint64_t item = blockIdx.x; item < args.items; item += gridDim.x) { /* their sum may leave 32 bits */
+        const tl_chain_place place = tl_chain_place::of<T>(args, (uint32_t)item);
         const uint32_t last = args.parts ? place.segment : args.segments - 1;
         double sum[T::M][T::N][4];
 #pragma unroll 1
