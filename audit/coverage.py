@@ -5,7 +5,7 @@ one caller or another. What is reached in one SIMD variant, or through one of th
 of a line that have different numbers of branches hold different code (``#if``), and count apart. An if without an else has two
 branches, and so has each operand of ``&&``; what gcc knows, or chooses without a jump, has none.
 
-Allocations fail in a build of their own (``FAULTS=1``), whose switch stands before the branches of the source on a line.
+Allocations fail in a build of their own (``FAULTS=1``), whose lines have the same branches.
 """
 
 import fnmatch
@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,15 +45,10 @@ _INTERRUPT = "needs an interrupt within this loop, of which the tests have one p
 #: (files, a part of the line's text, why no run here reaches all of its branches)
 EXCEPTIONS: tuple[tuple[str, str, str], ...] = (
     ("src/core/graph.c", "", _GPU),
-    ("src/core/no_cuda.c", "", _GPU),
     ("src/core/*", "cuda", _GPU),
     ("src/core/*", "capture", _GPU),
     ("src/core/*", "graph", _GPU),
-    ("src/core/objects.c", "for (uint64_t i = 0; i < count; i++)", _GPU),
-    ("src/core/call.c", "call->out[i].storage", _GPU),
     ("src/core/call.c", "&& !status; i++)", _GPU),
-    ("src/core/pool.c", "if (block->held_by", _GPU),
-    ("src/core/pool.c", "if (!held)", _GPU),
     ("src/core/device.c", "fgets(", _SYSTEM),
     ("src/core/device.c", "if (!file) return;", _SYSTEM),
     ("src/core/device.c", "colon", _SYSTEM),
@@ -73,11 +68,9 @@ class Line:
     count: int = 0
     branches: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
-    def add(self, count: int, taken: Sequence[int], known: Iterable[int] = ()) -> None:
-        """Enters a copy; one that has more branches than all `known` copies begins with those of the faults' switch."""
+    def add(self, count: int, taken: Sequence[int]) -> None:
+        """Enters a copy."""
         self.count += count
-        most = max(known, default=len(taken))
-        taken = taken[len(taken) - most :] if len(taken) > most else taken
         if taken:
             before = self.branches.get(len(taken), (0,) * len(taken))
             self.branches[len(taken)] = tuple(a + b for a, b in zip(before, taken, strict=True))
@@ -97,18 +90,15 @@ def _gcov(note: Path) -> list[dict[str, Any]]:
 def read(build: Path = BUILD) -> Lines:
     """What the runs since :func:`clear` have counted, by file below native/ and by line."""
     found: Lines = {}
-    faults = build / FAULTS.name
-    notes = sorted(build.rglob("*.gcno"), key=lambda p: (faults in p.parents, p))
+    notes = sorted(build.rglob("*.gcno"))
     with ThreadPoolExecutor(processors()) as pool:
-        for note, files in zip(notes, pool.map(_gcov, notes), strict=True):
+        for files in pool.map(_gcov, notes):
             for file in files:
                 if not file["file"].startswith(FOLDERS):
                     continue
                 lines = found.setdefault(file["file"], {})
                 for x in file["lines"]:
-                    line = lines.setdefault(x["line_number"], Line())
-                    known = list(line.branches) if faults in note.parents else []
-                    line.add(x["count"], [b["count"] for b in x["branches"]], known)
+                    lines.setdefault(x["line_number"], Line()).add(x["count"], [b["count"] for b in x["branches"]])
     return found
 
 
