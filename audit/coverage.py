@@ -41,6 +41,7 @@ COUNTS = ("lines", "lines_reached", "branches", "branches_reached", "excepted")
 _GPU = "needs a GPU"
 _SYSTEM = "needs a system call that fails without a shortage"
 _PROCESSOR = "needs another processor"
+_MANY = "needs 2^28 objects at a time"
 _INTERRUPT = "needs an interrupt within this loop, of which the tests have one per kind of kernel"
 #: (files, a part of the line's text, why no run here reaches all of its branches)
 EXCEPTIONS: tuple[tuple[str, str, str], ...] = (
@@ -52,11 +53,15 @@ EXCEPTIONS: tuple[tuple[str, str, str], ...] = (
     ("src/core/device.c", "fgets(", _SYSTEM),
     ("src/core/device.c", "if (!file) return;", _SYSTEM),
     ("src/core/device.c", "colon", _SYSTEM),
+    ("src/core/pool.c", "if (!(status = tl_pool_trim(pool)))", _GPU),
     ("src/core/errors.c", "snprintf(last->text", _SYSTEM),
     ("src/core/threads.c", "sched_getaffinity", _SYSTEM),
     ("src/core/threads.c", "n < 1", _SYSTEM),
     ("src/core/dispatch.c", "__builtin_cpu_supports", _PROCESSOR),
     ("src/core/dispatch.c", ".supported()", _PROCESSOR),
+    ("src/core/dispatch.c", "chosen ?", _PROCESSOR),
+    ("src/core/handles.c", "table->used <= TL_INDEX_MAX", _MANY),
+    ("src/core/interrupt.c", "sigaction(watched", _SYSTEM),
     ("src/cpu/*", "tl_interrupted()", _INTERRUPT),
 )
 

@@ -150,17 +150,21 @@ static int32_t fake_split(torchlean_buffer *A, torchlean_buffer *bias, uint32_t 
 
 static void test_library(void)
 {
+    CHECK(strcmp(torchlean_cuda_last_error(), "") == 0);
     CHECK(torchlean_cuda_version() > 0);
     CHECK(strstr(torchlean_cuda_build_info(), "backend=") != NULL);
     CHECK(torchlean_cuda_abi_hash() != NULL);
     CHECK(strcmp(torchlean_cuda_status_name(20), "SHAPE") == 0);
     CHECK(strcmp(torchlean_cuda_status_name(21), "UNKNOWN") == 0);
+    CHECK(strcmp(torchlean_cuda_status_name(-10), "UNKNOWN") == 0);
+    CHECK(strcmp(torchlean_cuda_status_name(TORCHLEAN_INTERRUPTED + 10), "UNKNOWN") == 0);
     char text[200], tiny[4];
     OK(torchlean_cuda_device_describe(TORCHLEAN_CPU, text, sizeof text));
     CHECK(strncmp(text, "CPU, ", 5) == 0);
     OK(torchlean_cuda_device_describe(TORCHLEAN_CPU, tiny, sizeof tiny));
     CHECK(strcmp(tiny, "CPU") == 0);
-    CHECK_STATUS(torchlean_cuda_device_describe(TORCHLEAN_CPU, NULL, 4), TORCHLEAN_NULL);
+    CHECK_SAYS(torchlean_cuda_device_describe(TORCHLEAN_CPU, NULL, 4), TORCHLEAN_NULL, "got NULL, expected room");
+    CHECK_SAYS(torchlean_cuda_device_describe(TORCHLEAN_CPU, text, 0), TORCHLEAN_NULL, "got capacity 0, expected room");
     CHECK_STATUS(torchlean_cuda_device_describe(-2, text, sizeof text), TORCHLEAN_UNAVAILABLE);
     CHECK_STATUS(torchlean_cuda_device_describe(1000, text, sizeof text), TORCHLEAN_UNAVAILABLE);
     torchlean_context *context = NULL;
@@ -175,6 +179,59 @@ static void test_library(void)
     CHECK_STATUS(torchlean_cuda_set_cpu_variant("mmx"), TORCHLEAN_UNAVAILABLE);
     OK(torchlean_cuda_set_cpu_variant(NULL));
     CHECK(getenv("TORCHLEAN_CPU_VARIANT") || strcmp(torchlean_cuda_cpu_variant(), best) == 0);
+}
+
+/* Texts of failures: whose they are, and where they are written. */
+static void test_errors(void)
+{
+    char text[40] = "as before";
+    tl_fail(TORCHLEAN_INDEX, "fake_opera: got 7, expected less");
+    CHECK(torchlean_cuda_take_error(TORCHLEAN_OK, text, sizeof text) == 0 && !*text);
+    strcpy(text, "as before");
+    CHECK(torchlean_cuda_take_error(TORCHLEAN_INDEX, text, 0) == 32 && strcmp(text, "as before") == 0);
+    const uint64_t serial = tl_error_serial();
+    tl_fail(TORCHLEAN_INDEX, "fake_opera: got 7, expected less");
+    tl_error_name("fake_op", TORCHLEAN_INDEX, serial); /* another operation, whose name begins like this one's */
+    CHECK(strcmp(torchlean_cuda_last_error(), "fake_op: fake_opera: got 7, expected less") == 0);
+    tl_error_name("fake_op", TORCHLEAN_INDEX, serial);
+    CHECK(strcmp(torchlean_cuda_last_error(), "fake_op: fake_opera: got 7, expected less") == 0);
+}
+
+/* No place for a result. */
+static void test_no_place(void)
+{
+    torchlean_context *context = new_context();
+    torchlean_buffer *a = new_buffer(context, 2, 1);
+    CHECK_SAYS(torchlean_cuda_memory_stats(context, NULL), TORCHLEAN_NULL, "expected a place for the counters");
+    CHECK_SAYS(torchlean_cuda_context_device(context, NULL), TORCHLEAN_NULL, "expected a place for the number");
+    CHECK_SAYS(torchlean_cuda_buffer_share(a, NULL), TORCHLEAN_NULL, "expected a place for a buffer");
+    CHECK_SAYS(torchlean_cuda_buffer_length(a, NULL), TORCHLEAN_NULL, "expected a place for the length");
+    CHECK_SAYS(torchlean_cuda_buffer_context(a, NULL), TORCHLEAN_NULL, "expected a place for a context");
+    CHECK_SAYS(torchlean_cuda_buffer_references(a, NULL), TORCHLEAN_NULL, "expected a place for the count");
+    CHECK(element(a, 2, 1) == 2);
+    OK(torchlean_cuda_context_destroy(context));
+}
+
+/* Numbers of every type, in one piece and in several; the rounding is test_float_mode's. */
+static void test_conversion(void)
+{
+    enum { MANY = (1 << 20) + 3 };
+    double from = 1, *several = malloc(MANY * sizeof *several);
+    float to = 7, *rounded = malloc(MANY * sizeof *rounded);
+    CHECK_SAYS(torchlean_cuda_convert(&from, -1, 1, &to, 0), TORCHLEAN_ARGUMENT, "from_type: got -1, expected 0 to 3");
+    CHECK_SAYS(torchlean_cuda_convert(&from, 4, 1, &to, 0), TORCHLEAN_ARGUMENT, "from_type: got 4, expected 0 to 3");
+    CHECK_SAYS(torchlean_cuda_convert(&from, 1, 1, &to, -1), TORCHLEAN_ARGUMENT, "to_type: got -1, expected 0 or 1");
+    CHECK_SAYS(torchlean_cuda_convert(&from, 1, 1, &to, 2), TORCHLEAN_ARGUMENT, "to_type: got 2, expected 0 or 1");
+    CHECK_SAYS(torchlean_cuda_convert(NULL, 1, 3, &to, 0), TORCHLEAN_NULL, "from: got NULL, expected 3 values");
+    CHECK_SAYS(torchlean_cuda_convert(&from, 1, 3, NULL, 0), TORCHLEAN_NULL, "to: got NULL, expected 3 values");
+    OK(torchlean_cuda_convert(NULL, 1, 0, NULL, 0));
+    CHECK(to == 7);
+    for (int i = 0; i < MANY; i++)
+        several[i] = i + 1;
+    OK(torchlean_cuda_convert(several, TORCHLEAN_FLOAT64, MANY, rounded, TORCHLEAN_FLOAT32));
+    CHECK(rounded[0] == 1 && rounded[(1 << 20) - 1] == 1 << 20 && rounded[MANY - 1] == MANY);
+    free(several);
+    free(rounded);
 }
 
 static uint64_t token(const torchlean_buffer *handle) { return (uint64_t)(uintptr_t)handle ^ tl_handle_salt; }
@@ -329,6 +386,8 @@ static void test_pool(void)
     tl_pool_free(ctx, p);
     tl_pool_free(ctx, p);
     tl_pool_free(ctx, NULL);
+    tl_pool_free(ctx, &m); /* not of this pool */
+    CHECK(!tl_pool_owns(ctx, &m) && tl_pool_owns(ctx, q));
     tl_pool_free(ctx, q);
     CHECK_STATUS(tl_pool_alloc(ctx, (size_t)1 << 62, &p), TORCHLEAN_NO_MEMORY);
     CHECK(p == NULL);
@@ -496,6 +555,27 @@ static void test_calls(void)
     tl_host(&call, "A", dims, TL_PRODUCT(65536, 65536));
     CHECK(!tl_begin_host(&call));
     CHECK_STATUS(tl_end(&call), TORCHLEAN_OVERFLOW);
+    /* lengths and types of what is refused, and more arguments than a call has room for */
+    tl_enter(&call, "fake_op", "a", a);
+    CHECK(tl_length(&call, "a", a) == 6 && !tl_is_index(&call, "a", a));
+    CHECK(tl_length(&call, "b", foreign) == 0 && tl_length(&call, "a", a) == 0);
+    CHECK_STATUS(tl_end(&call), TORCHLEAN_DEVICE);
+    tl_enter(&call, "fake_op", "a", a);
+    CHECK(!tl_is_index(&call, "b", foreign) && !tl_is_index(&call, "a", a));
+    CHECK_STATUS(tl_end(&call), TORCHLEAN_DEVICE);
+    tl_enter(&call, "fake_op", "a", a);
+    CHECK(tl_input(&call, "b", bias, NULL, 6) == NULL);
+    CHECK_MESSAGE(tl_end(&call), TORCHLEAN_SHAPE, "fake_op: b: got 3 elements, expected 6");
+    tl_enter(&call, "fake_op", "a", a);
+    for (int i = 0; i <= TL_MAX_INPUTS; i++)
+        CHECK((tl_input(&call, "a", a, "n", 6) != NULL) == (i < TL_MAX_INPUTS));
+    CHECK_MESSAGE(tl_end(&call), TORCHLEAN_INTERNAL, "fake_op: a: more than 16 inputs");
+    tl_enter(&call, "fake_op", "a", a);
+    torchlean_buffer *outputs[TL_MAX_OUTPUTS + 1] = {NULL};
+    for (int i = 0; i <= TL_MAX_OUTPUTS; i++)
+        tl_output(&call, "out", &outputs[i], "n", 6);
+    CHECK_MESSAGE(tl_end(&call), TORCHLEAN_INTERNAL, "fake_op: out: more than 16 outputs");
+    CHECK(!outputs[0] && !outputs[TL_MAX_OUTPUTS]);
     tl_enter_context(&call, "fake_op", context);
     tl_require(&call, 0, TORCHLEAN_ARGUMENT, "stride", "got %d, expected 1 or more", 0);
     tl_require(&call, 0, TORCHLEAN_INDEX, "axis", "second failure"); /* the first one sticks */
@@ -578,6 +658,9 @@ static void report_cost(void)
 int main(void)
 {
     test_library();
+    test_errors();
+    test_no_place();
+    test_conversion();
     test_handles();
     test_pool();
     test_share();

@@ -496,6 +496,93 @@ static void *call_unwatched(void *a)
     return NULL;
 }
 
+/* What a call may do while it is under way: set another handler, which stays; choose another signal, which is refused; wait for
+ * a call of another thread that watches the same signal; convert numbers, from a signal's handler. */
+static void count_otherwise(int number) { handled += 100 * (number == SIGUSR1); }
+static void set_handler(void) { signal(SIGUSR1, count_otherwise); }
+static void watch_another(void) { CHECK_STATUS(torchlean_cuda_watch_signal(SIGUSR2), TORCHLEAN_UNAVAILABLE); }
+
+static torchlean_buffer *beside;
+static void *call_watched(TL_UNUSED void *arg)
+{
+    int whole;
+    OK(torchlean_cuda_watch_signal(SIGUSR1));
+    OK(call_interrupted(beside, 1 << 17, 0, do_nothing, &whole));
+    CHECK(whole);
+    return NULL;
+}
+
+static void call_beside(void)
+{
+    pthread_t thread;
+    pthread_create(&thread, NULL, call_watched, NULL);
+    pthread_join(thread, NULL);
+    raise(SIGUSR1);
+}
+
+enum { LARGE = 3 << 20 }; /* numbers, of which a conversion takes several pieces */
+static double *numbers;
+static float *converted;
+static void convert(void)
+{
+    memset(converted, 0, LARGE * sizeof *converted);
+    OK(torchlean_cuda_convert(numbers, TORCHLEAN_FLOAT64, LARGE, converted, TORCHLEAN_FLOAT32));
+    CHECK(converted[0] == 2 && converted[LARGE - 1] == 2);
+}
+
+static _Atomic int interrupting;
+static void *interrupt_often(TL_UNUSED void *arg)
+{
+    while (interrupting) {
+        torchlean_cuda_interrupt();
+        sched_yield();
+    }
+    return NULL;
+}
+
+/* A conversion that another thread's interrupts end, between two pieces. */
+static void test_interrupted_conversion(void)
+{
+    pthread_t thread;
+    int32_t status = TORCHLEAN_OK;
+    interrupting = 1;
+    pthread_create(&thread, NULL, interrupt_often, NULL);
+    while (status == TORCHLEAN_OK)
+        status = torchlean_cuda_convert(numbers, TORCHLEAN_FLOAT64, LARGE, converted, TORCHLEAN_FLOAT32);
+    interrupting = 0;
+    pthread_join(thread, NULL);
+    CHECK_STATUS(status, TORCHLEAN_INTERRUPTED);
+    CHECK(strcmp(torchlean_cuda_last_error(), "torchlean_cuda_convert: got an interrupt, expected none") == 0);
+    convert();
+}
+
+static void test_acts_within_a_call(torchlean_buffer *a)
+{
+    torchlean_context *other = NULL;
+    int whole;
+    numbers = malloc(LARGE * sizeof *numbers);
+    converted = malloc(LARGE * sizeof *converted);
+    for (int i = 0; i < LARGE; i++)
+        numbers[i] = 2;
+    OK(call_interrupted(a, 1 << 17, 0, convert, &whole));
+    CHECK(whole);
+    OK(call_interrupted(a, 1 << 17, 0, watch_another, &whole));
+    CHECK(whole);
+    OK(torchlean_cuda_context_create(TORCHLEAN_CPU, &other));
+    OK(torchlean_cuda_buffer_zeros(other, 1 << 17, &beside));
+    handled = 0;
+    CHECK_STATUS(call_interrupted(a, 1 << 17, 0, call_beside, &whole), TORCHLEAN_INTERRUPTED);
+    CHECK(!whole && handled == 1);
+    OK(torchlean_cuda_context_destroy(other));
+    OK(call_interrupted(a, 1 << 17, 0, set_handler, &whole));
+    raise(SIGUSR1);
+    CHECK(whole && handled == 101);
+    signal(SIGUSR1, count_handled);
+    test_interrupted_conversion();
+    free(numbers);
+    free(converted);
+}
+
 static void test_interrupts(void)
 {
     torchlean_context *context = NULL;
@@ -536,6 +623,8 @@ static void test_interrupts(void)
         CHECK(handled == 5 && !sigaction(SIGUSR1, NULL, &now) && now.sa_handler == count_handled);
         CHECK(tl_looking == 0); /* calls that need not look do not */
     }
+    test_acts_within_a_call(a);
+    handled = 5;
     /* a handler that takes the signal's information */
     now.sa_flags = SA_SIGINFO;
     now.sa_sigaction = count_information;
