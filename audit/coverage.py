@@ -42,6 +42,8 @@ _GPU = "needs a GPU"
 _SYSTEM = "needs a system call that fails without a shortage"
 _PROCESSOR = "needs another processor"
 _MANY = "needs 2^28 objects at a time"
+_PLANS = "needs more plans of transforms in use at a time than the cache holds"
+_KINDS = "has a case for every kind that there is"
 _INTERRUPT = "needs an interrupt within this loop, of which the tests have one per kind of kernel"
 #: (files, a part of the line's text, why no run here reaches all of its branches)
 EXCEPTIONS: tuple[tuple[str, str, str], ...] = (
@@ -62,6 +64,10 @@ EXCEPTIONS: tuple[tuple[str, str, str], ...] = (
     ("src/core/dispatch.c", "chosen ?", _PROCESSOR),
     ("src/core/handles.c", "table->used <= TL_INDEX_MAX", _MANY),
     ("src/core/interrupt.c", "sigaction(watched", _SYSTEM),
+    ("src/cpu/spectral/plan.c", "oldest < 0", _PLANS),
+    ("src/cpu/spectral/plan.c", "i < CACHED_PLANS; i++)", _PLANS),
+    ("src/cpu/spectral/plan.c", "drop", _PLANS),
+    ("src/cpu/reduce_axes.c", "switch (kind)", _KINDS),
     ("src/cpu/*", "tl_interrupted()", _INTERRUPT),
 )
 

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ import numpy as np
 from audit.build import make
 from audit.environment import ROOT
 from tlrt._terminal import Progress, format_table
-from tlspec.cases import EDGES, data_classes, draw_case
+from tlspec.cases import EDGES, Case, build_case, data_classes, draw_case, generator
 from tlspec.entries import Entry, all_entries
 
 #: allocation k alone fails, or all from k on until the first exception; or all from k on in a call of an entry point
@@ -39,6 +39,32 @@ STEPS = 3
 MANY = 40
 #: what an entry point is called with: seed and size of a drawn case; those next to the kernels' boundaries reach the large paths
 CASES = ((0, "small"), *((seed, EDGES) for seed in range(4)))
+_LABELS = np.arange(3, dtype=np.uint32)
+_LINE = {
+    "batch": 2,
+    "in_channels": 1,
+    "out_channels": 1,
+    "spatial": [70_001],
+    "kernel": [3],
+    "stride": [1],
+    "padding": [0],
+}
+#: sizes and host arrays besides, where a kernel's scratch begins at sizes that are seldom drawn: rows cut into tasks, transforms
+#: of long primes, axes that are exchanged
+LARGE: dict[str, dict[str, Any]] = {
+    "softmax": {"rows": 3, "cols": 70_001},
+    "layer_norm": {"rows": 3, "cols": 70_001, "eps": 0.5},
+    "cross_entropy": {"rows": 3, "cols": 70_001, "labels": _LABELS},
+    "cross_entropy_rows": {
+        "rows": 3, "cols": 70_001, "labels": _LABELS, "weights": np.ones(70_001, np.float32), "smoothing": 0.125,
+    },
+    "conv": _LINE,
+    "conv_transpose": _LINE,
+    "broadcast_to": {"in_dims": [3, 4, 5], "out_dims": [5, 2, 3, 4], "axis_map": [3, 0, 1, 2]},
+    "reduce_from_broadcast": {"in_dims": [3, 4, 5], "out_dims": [5, 2, 3, 4], "axis_map": [3, 0, 1, 2]},
+    "rfft1d_packed": {"batch": 1, "n": 20_011},
+    "spectral_conv1d_rfft": {"grid": 20_011, "width": 2, "modes": 50},
+}  # fmt: skip
 #: what a trial's child says at most
 _LIMIT = 4000
 
@@ -249,13 +275,11 @@ def _enter(row: dict[str, Any], raised: bool, failed: int, place: str) -> None:
 class _Calls:
     """The calls of an entry point with one case's arguments, whose allocations fail."""
 
-    def __init__(self, device: str, entry: Entry, seed: int, size: str, switch: _Switch, row: dict[str, Any]) -> None:
+    def __init__(self, device: str, entry: Entry, case: Case, switch: _Switch, row: dict[str, Any]) -> None:
         from tlrt.verify.run import Runtime
 
-        self.entry, self.switch, self.row = entry, switch, row
+        self.entry, self.case, self.switch, self.row = entry, case, switch, row
         self.runtime = Runtime(device)
-        which = "forward" if entry.kernel == entry.op.name else "vjp"
-        self.case = draw_case(entry.op, seed, data_classes(entry.op, which)[0], size, which)
         self.arguments = self.runtime.place(self.case, entry.indexed)
 
     def results(self) -> list[bytes]:
@@ -310,11 +334,21 @@ class _Calls:
                     self.report(k, "the end", ["the call after it has another result"])
 
 
+def _cases(entry: Entry) -> Iterator[Case]:
+    which = "forward" if entry.kernel == entry.op.name else "vjp"
+    for seed, size in CASES:
+        yield draw_case(entry.op, seed, data_classes(entry.op, which)[0], size, which)
+    if large := LARGE.get(entry.op.name):
+        given = {n: x for n, x in large.items() if isinstance(x, np.ndarray)}
+        values = {n: x for n, x in large.items() if n not in given}
+        yield build_case(entry.op, values, given, generator("faults", entry.op.name), which=which)
+
+
 def _try_calls(device: str, entry: Entry, switch: _Switch) -> dict[str, Any]:
     """The trials of an entry point: how many, the "places" of the failures, "failures" in words."""
     row = _new_row()
-    for seed, size in CASES:
-        _Calls(device, entry, seed, size, switch, row).fail_in_turn()
+    for case in _cases(entry):
+        _Calls(device, entry, case, switch, row).fail_in_turn()
     return row
 
 

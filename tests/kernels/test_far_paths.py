@@ -45,6 +45,9 @@ FAR: dict[str, dict[str, dict[str, Any]]] = {
     },
     "reduce_sum_axis1": {"few long rows": {"rows": 3, "cols": 200_003}},
     "spectral_conv1d_rfft": {"more modes than are summed one by one": {"grid": 1201, "width": 3, "modes": 520}},
+    "rfft1d_packed": {"pieces of one long row": {"batch": 1, "n": 2**17}},
+    "irfft1d_packed": {"pieces of one long row": {"batch": 1, "n": 2**17}},
+    "reduce_mean": {"a count beyond those that float32 holds": {"dims": [2**24 + 3], "axis": 0}},
     "matmul": {"two rounds of a long inner dimension": {"m": 3, "n": 2 * 16384 + 300, "p": 5}},
     "linear": {"two rounds of a long inner dimension": {"batch": 3, "inputs": 2 * 16384 + 300, "outputs": 5}},
 }

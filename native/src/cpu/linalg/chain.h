@@ -9,6 +9,6 @@
 #define tl_chain_f32 TL_V(tl_chain_f32)
 #define tl_chain_f64 TL_V(tl_chain_f64)
 
-/* The product of gemm.h's arguments, without `accumulate`: 0, or the status of tl_pool_alloc. */
+/* The product of gemm.h's arguments: 0, or the status of tl_pool_alloc. */
 int32_t tl_chain_f32(tl_context *ctx, const tl_gemm_args *g, const float *A, const float *B, float *C);
 int32_t tl_chain_f64(tl_context *ctx, const tl_gemm_args *g, const double *A, const double *B, double *C);
