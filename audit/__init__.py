@@ -7,7 +7,7 @@
 ``determinism``     the same bits over repetitions, threads, batch sizes, trims of the cache, reused outputs
 ``alarms``          false alarms of the bounds over very many correct comparisons, and how close to them results come
 ``hostile``         very many calls of the C ABI with wrong handles, sizes, pointers; damaged checkpoint files
-``faults``          every allocation of a training step fails in turn: a clean exception, nothing lost, the next step right
+``faults``          every allocation of a step and of calls fails in turn: a clean exception, nothing lost, the next step right
 ``interrupts``      an exception at every point of a step, a capture, a checkpoint, an assignment: the state before or after
 ``contention``      threads that use one session, tape or captured step at once, and forks beside busy threads
 ``environments``    the caller's floating-point mode changes no bit

@@ -103,9 +103,13 @@ def _parser() -> argparse.ArgumentParser:
     number(h, "calls", "calls with sanitizers on the CPU, a tenth on a GPU, a fiftieth from 8 threads")
     number(h, "files", "damaged checkpoint files")
     f = p.add_argument_group("faults")
-    number(f, "every", "every N-th allocation fails")
+    number(f, "every", "every N-th allocation fails, and those of every N-th entry point")
     f.add_argument(
-        "--modes", nargs="+", default=list(faults.MODES), choices=faults.MODES, help="it alone, or all from it on"
+        "--modes",
+        nargs="+",
+        default=list(faults.MODES),
+        choices=faults.MODES,
+        help="it alone, or all from it on, or those of calls",
     )
     number(p.add_argument_group("interrupts"), "points", "every N-th point is interrupted")
     c = p.add_argument_group("contention")

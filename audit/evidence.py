@@ -83,6 +83,7 @@ checkpoints/*: count files; texts failures
 faults/*/devices?/*: text device; count points; texts failures
 faults/*/devices?/*/one?: count trials raised absorbed untouched
 faults/*/devices?/*/all?: count trials raised absorbed untouched
+faults/*/devices?/*/calls?: count trials raised absorbed untouched
 interrupts/*: count points every; list programs; texts failures
 contention/*: count threads; texts failures
 contention/*/subjects/*: text subject; count turns right refused other

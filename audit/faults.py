@@ -1,4 +1,4 @@
-"""Faults: every allocation of a training run fails in turn.
+"""Faults: every allocation of a training run, and of a call of every entry point, fails in turn.
 
 A build of the library with ``FAULTS=1`` (``tests/native/faults.h``) counts its allocations (pool growth, host memory, pages,
 threads, FFT plans, device memory) and lets the ones chosen fail. A trial opens a device, makes a model and an optimiser and
@@ -6,6 +6,10 @@ trains for a few steps; allocation k fails, alone or with all that follow until 
 OutOfMemoryError, leave no buffer behind, and succeed when tried again; in the end losses, parameters and optimiser are
 those of the undisturbed run, bit for bit. Trials run from k = 1 until one makes fewer than k allocations. On the CPU each has
 a process of its own, forked before the library has allocated anything; on a GPU they share one.
+
+The calls of an entry point, with small arguments and with those next to the kernels' boundaries, are made with an empty pool.
+From k = 1 on allocation k and those after it fail, until a call makes fewer than k; then once more, now that plans of transforms
+are there, and with a call after each whose results must have the right bits.
 """
 
 import ctypes
@@ -16,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +29,42 @@ import numpy as np
 from audit.build import make
 from audit.environment import ROOT
 from tlrt._terminal import Progress, format_table
+from tlspec.cases import EDGES, Case, build_case, data_classes, draw_case, generator
+from tlspec.entries import Entry, all_entries
 
-#: allocation k alone fails, or all from k on until the first exception
-MODES = ("one", "all")
+#: allocation k alone fails, or all from k on until the first exception; or all from k on in a call of an entry point
+MODES = ("one", "all", "calls")
 STEPS = 3
+#: allocations of a call up to which all fail in turn
+MANY = 40
+#: what an entry point is called with: seed and size of a drawn case; those next to the kernels' boundaries reach the large paths
+CASES = ((0, "small"), *((seed, EDGES) for seed in range(4)))
+_LABELS = np.arange(3, dtype=np.uint32)
+_LINE = {
+    "batch": 2,
+    "in_channels": 1,
+    "out_channels": 1,
+    "spatial": [70_001],
+    "kernel": [3],
+    "stride": [1],
+    "padding": [0],
+}
+#: sizes and host arrays besides, where a kernel's scratch begins at sizes that are seldom drawn: rows cut into tasks, transforms
+#: of long primes, axes that are exchanged
+LARGE: dict[str, dict[str, Any]] = {
+    "softmax": {"rows": 3, "cols": 70_001},
+    "layer_norm": {"rows": 3, "cols": 70_001, "eps": 0.5},
+    "cross_entropy": {"rows": 3, "cols": 70_001, "labels": _LABELS},
+    "cross_entropy_rows": {
+        "rows": 3, "cols": 70_001, "labels": _LABELS, "weights": np.ones(70_001, np.float32), "smoothing": 0.125,
+    },
+    "conv": _LINE,
+    "conv_transpose": _LINE,
+    "broadcast_to": {"in_dims": [3, 4, 5], "out_dims": [5, 2, 3, 4], "axis_map": [3, 0, 1, 2]},
+    "reduce_from_broadcast": {"in_dims": [3, 4, 5], "out_dims": [5, 2, 3, 4], "axis_map": [3, 0, 1, 2]},
+    "rfft1d_packed": {"batch": 1, "n": 20_011},
+    "spectral_conv1d_rfft": {"grid": 20_011, "width": 2, "modes": 50},
+}  # fmt: skip
 #: what a trial's child says at most
 _LIMIT = 4000
 
@@ -213,20 +249,116 @@ def trial(device: str, k: int, mode: str, switch: _Switch | None = None) -> dict
     return out
 
 
-def _live(program: _Program) -> tuple[int, int]:
-    if program.device is None:
-        return (0, 0)
-    memory = program.device.memory()
+def _counters(device: Any) -> tuple[int, int]:
+    """The live buffers of a device, and their bytes."""
+    memory = device.memory()
     return memory.live_buffers, memory.live_bytes
 
 
-def _run_in_fork(device: str, k: int, mode: str, switch: _Switch) -> dict[str, Any]:
-    """A trial in a child that starts with nothing allocated."""
+def _live(program: _Program) -> tuple[int, int]:
+    return (0, 0) if program.device is None else _counters(program.device)
+
+
+def _new_row() -> dict[str, Any]:
+    return {"trials": 0, "raised": 0, "absorbed": 0, "untouched": 0, "places": {}, "failures": []}
+
+
+def _enter(row: dict[str, Any], raised: bool, failed: int, place: str) -> None:
+    """Counts a trial, and the place of its failure."""
+    what = "raised" if raised else "absorbed" if failed else "untouched"
+    row["trials"] += 1
+    row[what] += 1
+    if failed:
+        row["places"].setdefault(place, {"raised": 0, "absorbed": 0})[what] += 1
+
+
+class _Calls:
+    """The calls of an entry point with one case's arguments, whose allocations fail."""
+
+    def __init__(self, device: str, entry: Entry, case: Case, switch: _Switch, row: dict[str, Any]) -> None:
+        from tlrt.verify.run import Runtime
+
+        self.entry, self.case, self.switch, self.row = entry, case, switch, row
+        self.runtime = Runtime(device)
+        self.arguments = self.runtime.place(self.case, entry.indexed)
+
+    def results(self) -> list[bytes]:
+        """The bytes of a call's results."""
+        from tlrt.verify.run import content
+
+        found = self.runtime.call(self.entry.name, self.arguments, self.case.values)
+        several = found if isinstance(found, tuple) else (found,)
+        hosts = (float, np.ndarray)
+        return [(np.asarray(x) if isinstance(x, hosts) else content(x)).tobytes() for x in several if x is not None]
+
+    def fail(self, k: int) -> tuple[int, int]:
+        """Makes a call with an empty pool and allocations from the k-th on that fail; how many it made, and how many failed."""
+        from tlrt.errors import OutOfMemoryError
+
+        device, raised, found = self.runtime.device, False, []
+        device.collect()
+        before = _counters(device)
+        self.switch.fail(k, "all")
+        try:
+            self.results()
+        except OutOfMemoryError as error:
+            raised = True
+            if not str(error):
+                found.append("an exception without a message")
+            error.__traceback__ = None
+        finally:
+            seen, failed, place = self.switch.stop()
+        gc.collect()
+        if raised and not failed:
+            found.append("raised though nothing was made to fail")
+        if (after := _counters(device)) != before:
+            found.append(f"{after} live (buffers, bytes) afterwards, {before} before")
+        self.report(k, place, found)
+        _enter(self.row, raised, failed, place)
+        return seen, failed
+
+    def report(self, k: int, place: str, found: Sequence[str]) -> None:
+        self.row["failures"] += [f"{self.entry.name} {k} at {place}: {f} ({self.case.line})" for f in found]
+
+    def fail_in_turn(self) -> None:
+        """From the first allocation to the last, first with nothing planned, then with a call after each; of many, which are
+        those of the buffers of lists, the first and the last."""
+        k = 1
+        while k <= MANY and self.fail(k)[1]:
+            k += 1
+        right, (most, _) = self.results(), self.fail(0)
+        for k in range(1, most + 1):
+            if min(k - 1, most - k) < MANY // 2:
+                self.fail(k)
+                if self.results() != right:
+                    self.report(k, "the end", ["the call after it has another result"])
+
+
+def _cases(entry: Entry) -> Iterator[Case]:
+    which = "forward" if entry.kernel == entry.op.name else "vjp"
+    for seed, size in CASES:
+        yield draw_case(entry.op, seed, data_classes(entry.op, which)[0], size, which)
+    if large := LARGE.get(entry.op.name):
+        given = {n: x for n, x in large.items() if isinstance(x, np.ndarray)}
+        values = {n: x for n, x in large.items() if n not in given}
+        yield build_case(entry.op, values, given, generator("faults", entry.op.name), which=which)
+
+
+def _try_calls(device: str, entry: Entry, switch: _Switch) -> dict[str, Any]:
+    """The trials of an entry point: how many, the "places" of the failures, "failures" in words."""
+    row = _new_row()
+    for case in _cases(entry):
+        _Calls(device, entry, case, switch, row).fail_in_turn()
+    return row
+
+
+def _run_in_fork(switch: _Switch, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `work` returns, done in a child that starts with nothing allocated; "error" if it cannot be said."""
     with tempfile.TemporaryFile() as file:
         child = os.fork()
         if child == 0:
             try:
-                text = json.dumps(trial(device, k, mode, switch))
+                text = json.dumps(work())
                 switch.keep_counts()
                 os.write(file.fileno(), text.encode())
                 os._exit(0)
@@ -236,49 +368,85 @@ def _run_in_fork(device: str, k: int, mode: str, switch: _Switch) -> dict[str, A
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         file.seek(0)
         text = file.read().decode()
-    found = json.loads(text) if text else {}
+    found = dict(json.loads(text)) if text else {}
     if status or "error" in found:
-        return {"k": k, "mode": mode, "raised": [], "seen": 0, "failed": 0, "place": "",
-                "failures": [f"the trial ended with status {status}: {found.get('error', '')}"]}  # fmt: skip
-    return dict(found)
+        return {"error": f"the trial ended with status {status}: {found.get('error', '')}"}
+    return found
+
+
+def _run(device: str, switch: _Switch, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    return work() if device.startswith("cuda") else _run_in_fork(switch, work)
 
 
 def _explore(device: str, every: int, modes: Sequence[str], first: int = 1) -> dict[str, Any]:
     """The trials of a device in this process, whose library is the test build's: every `every`-th from the `first` on."""
     import tlrt._binding.library
+    import tlrt.optim  # here, and not in every fork
+    import tlrt.session
+    import tlrt.verify.run
 
     tlrt._binding.library.load()
+    gc.freeze()  # a collection in a child looks at what the trial made
     switch = _Switch()
-    run = trial if device.startswith("cuda") else _run_in_fork
-    plain = run(device, 0, "one", switch)
-    points = plain["seen"]
+    plain = _run(device, switch, lambda: trial(device, 0, "one", switch))
     out: dict[str, Any] = {
-        "device": device, "points": points, "every": every, "places": {}, "failures": list(plain["failures"]),
-    }  # fmt: skip
-    if "result" not in plain:
-        return out
-    progress = Progress(float(len(modes) * len(range(first, points + 1, every))), "trials")
-    for mode in modes:
-        row = {"trials": 0, "raised": 0, "absorbed": 0, "untouched": 0}
-        k = first
-        while k <= points + every:
-            got = run(device, k, mode, switch)
-            row["trials"] += 1
-            row["raised" if got["raised"] else "absorbed" if got["failed"] else "untouched"] += 1
-            if got["failed"]:
-                place = out["places"].setdefault(got["place"], {"raised": 0, "absorbed": 0})
-                place["raised" if got["raised"] else "absorbed"] += 1
-            found = list(got["failures"])
-            if "result" in got and got["result"] != plain["result"]:
-                found.append("the run's result differs from the undisturbed one")
-            out["failures"] += [f"{mode} {k} at {got['place']}: {f}" for f in found]
-            progress.advance(1.0, f"{mode} {k}")
-            k += every
-            if len(out["failures"]) > 40 or (not got["failed"] and k > points):
-                break
+        "device": device,
+        "points": plain.get("seen", 0),
+        "every": every,
+        "places": {},
+        "failures": [],
+    }
+    for mode in modes if "result" in plain else ():
+        row = _new_row()
+        if mode == "calls":
+            _explore_calls(device, switch, all_entries()[first - 1 :: every], row)
+        else:
+            _explore_run(device, switch, plain, mode, range(first, 2**32, every), row)
+        for place, counts in row.pop("places").items():
+            before = out["places"].setdefault(place, {"raised": 0, "absorbed": 0})
+            out["places"][place] = {k: before[k] + counts[k] for k in before}
+        out["failures"] += row.pop("failures")
         out[mode] = row
-    progress.close()
+    if "result" not in plain:
+        out["failures"] += [*plain.get("failures", []), plain.get("error", "the undisturbed run has no result")]
     return out
+
+
+def _explore_calls(device: str, switch: _Switch, entries: Sequence[Entry], row: dict[str, Any]) -> None:
+    """The calls of entry points, each of them in a process of its own on the CPU."""
+    progress = Progress(float(len(entries)), "entry points")
+    for entry in entries:
+        got = _run(device, switch, lambda entry=entry: _try_calls(device, entry, switch))  # type: ignore[misc]
+        row["failures"] += got.get("failures", [f"{entry.name}: {got.get('error', '')}"])
+        for what in ("trials", "raised", "absorbed", "untouched"):
+            row[what] += got.get(what, 0)
+        for place, counts in got.get("places", {}).items():
+            before = row["places"].setdefault(place, {"raised": 0, "absorbed": 0})
+            row["places"][place] = {k: before[k] + counts[k] for k in before}
+        progress.advance(1.0, entry.name)
+    progress.close()
+
+
+def _explore_run(
+    device: str, switch: _Switch, plain: Mapping[str, Any], mode: str, points: range, row: dict[str, Any]
+) -> None:
+    """Training runs whose allocations `points` fail, up to one that makes fewer."""
+    progress = Progress(float(len(range(points.start, plain["seen"] + 1, points.step))), "trials")
+    for k in points:
+        got = _run(device, switch, lambda k=k: trial(device, k, mode, switch))  # type: ignore[misc]
+        place, found = got.get("place", ""), got.get("failures", []) + ([got["error"]] if "error" in got else [])
+        _enter(row, bool(got.get("raised")), got.get("failed", 0), place)
+        if "result" in got and got["result"] != plain["result"]:
+            found.append("the run's result differs from the undisturbed one")
+        row["failures"] += [f"{mode} {k} at {place}: {f}" for f in found]
+        progress.advance(1.0, f"{mode} {k}")
+        if (
+            len(row["failures"]) > 40
+            or (not got.get("failed") and k > plain["seen"])
+            or k > plain["seen"] + points.step
+        ):
+            break
+    progress.close()
 
 
 def campaign(devices: Sequence[str] = ("cpu",), every: int = 1, modes: Sequence[str] = MODES) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from audit import evidence
+from audit import evidence, faults
 from audit.alarms import EDGES
 from audit.evidence import PARTS, Evidence, Finding, Source, device_kind, row_with_most
 from audit.figures import count_calls, format_count, format_inputs, format_share, plural
@@ -439,10 +439,10 @@ def _robust(ev: Evidence) -> list[Table]:
         rows = [
             (r["device"], format_count(r["points"]), m, *(format_count(r[m][c]) for c in counts),
              format_count(len(r["failures"])))
-            for _, d in documents for r in d.get("devices", []) for m in ("one", "all") if m in r
+            for _, d in documents for r in d.get("devices", []) for m in faults.MODES if m in r
         ]  # fmt: skip
         head = ("device", "allocation points", "failing", "runs", "raised", "absorbed", "untouched", "failures")
-        tables.append(Table("Allocation failures in a training run", head, rows, frozenset({1, 3, 4, 5, 6, 7})))
+        tables.append(Table("Allocation failures", head, rows, frozenset({1, 3, 4, 5, 6, 7})))
     if documents := ev.documents("soak"):
         rows = [
             (d["device"], format_count(d["steps"]), str(d["microseconds"]), format_count(d["live_bytes"]),

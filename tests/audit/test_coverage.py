@@ -44,13 +44,6 @@ def test_copies_of_a_source_are_one(tmp_path: Path) -> None:
     assert not any(line.count for line in coverage.read(tmp_path)["src/core/sign.c"].values())
 
 
-def test_the_switch_of_faults_is_no_branch_of_a_line() -> None:
-    line = Line()
-    line.add(3, [3, 0])
-    line.add(5, [1, 4, 1, 4], [2])
-    assert line.branches == {2: (4, 4)}
-
-
 def test_a_reason_excuses_its_line_and_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "src/cpu").mkdir(parents=True)
     (tmp_path / "src/cpu/a.c").write_text("if (gpu)\nif (a)\n")

@@ -28,6 +28,7 @@ def test_every_eleventh_allocation_fails_cleanly(device):
     assert row["points"] > 100
     assert row["one"]["raised"] > 5 and row["one"]["absorbed"] > 0  # a retry, or fewer threads, is no error
     assert row["all"]["raised"] > 15
+    assert row["calls"]["raised"] > 15 and row["calls"]["untouched"] > 15
     own = {"pool.c"} if device == "cuda" else {"pool.c", "plan.c"}  # cuFFT makes its plans itself
     assert own <= {place.partition(":")[0] for place in row["places"]}
 

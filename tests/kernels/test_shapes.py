@@ -2,10 +2,12 @@
 as many axes as there may be."""
 
 import itertools
+from typing import Any
 
 import pytest
 
 from tests.kernels.test_conv import demand_bounds
+from tests.kernels.test_errors import has_kernel
 from tlrt import errors
 from tlrt.verify.run import Runtime
 from tlspec import registry
@@ -50,3 +52,78 @@ def test_axes_kept_and_repeated_in_turn(runtime: Runtime, name: str, which: str)
             values = {"in_dims": in_dims, "out_dims": sizes[:axes], "axis_map": axis_map}
             case = build_case(registry.get(name), values, {}, generator("in turn", axes, kept), which=which)
             demand_bounds(case, runtime, f"{name} {which} {axis_map}")
+
+
+TOP = 2**32 - 1
+
+
+def _slice(
+    size: list[int], count: list[int], starts: list[int], steps: list[int], backwards: int = 0
+) -> dict[str, Any]:
+    return {"in_dims": size, "out_dims": count, "starts": starts, "steps": steps, "reversed": backwards}
+
+
+def _window(spatial: list[int], kernel: list[int], stride: list[int], padding: list[int]) -> dict[str, Any]:
+    return {"spatial": spatial, "kernel": kernel, "stride": stride, "padding": padding}
+
+
+def _plane(size: int, kernel: int, stride: int, padding: int, width: int = 1) -> dict[str, Any]:
+    """Along one axis of the two as given, along the other one `width` and a kernel of one."""
+    return {
+        "in_h": width, "kernel_h": 1, "stride_h": 1, "padding_h": 0,
+        "in_w": size, "kernel_w": kernel, "stride_w": stride, "padding_w": padding,
+    }  # fmt: skip
+
+
+def _turned(values: dict[str, Any]) -> dict[str, Any]:
+    """With the axes exchanged."""
+    return {f"{name[:-1]}{'w' if name[-1] == 'h' else 'h'}": value for name, value in values.items()}
+
+
+FAR_TOO_LARGE = _plane(TOP, 1, 1, TOP)
+#: geometry at the limits of what entry points take: the specification says which of it they refuse
+LIMITS: dict[str, list[dict[str, Any]]] = {
+    "slice_axes": [
+        _slice([3], [0], [3], [1]), _slice([3], [0], [4], [1]), _slice([3], [1], [3], [1]), _slice([3], [1], [2], [TOP]),
+        _slice([3], [2], [2], [TOP]), _slice([3], [2], [0], [1], 1), _slice([3], [3], [2], [1], 1), _slice([3, 2], [1], [0], [1]),
+        _slice([3], [1], [0, 0], [1]), _slice([3], [1], [0], [1, 1]), _slice([3], [1], [0], [1], 2), _slice([3], [1], [0], [0]),
+    ],
+    "max_pool": [
+        _window([], [], [], []), _window([3], [3, 1], [1], [0]), _window([3], [3], [1, 1], [0]), _window([3], [3], [1], [0, 0]),
+        _window([3], [4], [1], [0]), _window([0], [1], [1], [0]), _window([2, 2], [2**16] * 2, [1, 1], [2**15] * 2),
+        _window([2, 2], [2, 2], [1, 1], [1, 1]),
+    ],
+    "conv": [
+        _window([], [], [], []), _window([3], [3, 1], [1], [0]), _window([3], [4], [1], [0]), _window([3], [1], [1], [TOP]),
+        _window([3], [1], [1, 1], [0]), _window([3], [1], [1], [0, 0]), _window([3], [2], [1], [1]),
+    ],
+    "max_pool2d": [
+        _plane(3, 4, 1, 0), _turned(_plane(3, 4, 1, 0)), _plane(3, 2, 1, 1),
+        {key: {"in": 2, "kernel": 2**16, "stride": 1, "padding": 2**15}[key[:-2]] for key in _plane(1, 1, 1, 0)},
+    ],
+    "conv2d": [
+        _plane(3, 4, 1, 0), _turned(_plane(3, 4, 1, 0)), FAR_TOO_LARGE, _turned(FAR_TOO_LARGE), _plane(3, 2, 1, 1),
+    ],
+}  # fmt: skip
+LIMITS["smooth_max_pool2d"] = [{**values, "beta": 2.0} for values in LIMITS["max_pool2d"]]
+LIMITS["avg_pool2d"] = LIMITS["max_pool2d"]
+LIMITS["conv_transpose2d"] = LIMITS["conv2d"]
+
+
+@pytest.mark.parametrize(
+    ("name", "which"), [(n, w) for n in LIMITS for w in ("forward", "vjp") if has_kernel(registry.get(n), w)]
+)
+def test_geometry_at_the_limits(runtime: Runtime, name: str, which: str) -> None:
+    row = registry.get(name)
+    ones = dict.fromkeys([n.lstrip("*") for n in row.signature.dims], 1)
+    refused = 0
+    for given in LIMITS[name]:
+        values = {**ones, **given}
+        if refused_by(row, values) is None:
+            demand_bounds(build_case(row, values, {}, generator("limits"), which=which), runtime, f"{name} {given}")
+            continue
+        refused += 1
+        x = {a.name: runtime.device.zeros(1) for a in row.signature_of(which).inputs}
+        with pytest.raises(errors.TorchleanError, match=r"got|expected"):
+            runtime.call(row.entry(which), x, values)
+    assert 0 < refused < len(LIMITS[name])

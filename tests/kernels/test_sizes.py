@@ -1,4 +1,5 @@
-"""One size alone is 0, or longer than any task, and the others are small: results within the bounds."""
+"""One size alone is 0, or longer than any task, and the others are small: results within the bounds, and each
+gradient as with the others."""
 
 import numpy as np
 import pytest
@@ -6,7 +7,20 @@ import pytest
 from tests.kernels.test_conv import demand_bounds
 from tlrt.verify.run import Runtime
 from tlspec.bounds import call_named
-from tlspec.cases import EDGE_WORK, Draw, _complete, _elements, _values, build_case, generator, refused_by, shape_of
+from tlspec.cases import (
+    EDGE_WORK,
+    Case,
+    Draw,
+    _complete,
+    _elements,
+    _values,
+    build_case,
+    draw_case,
+    generator,
+    refused_by,
+    shape_of,
+)
+from tlspec.compare import same_bits
 from tlspec.registry import Op
 
 #: longer than the tasks that kernels cut their work into
@@ -31,6 +45,14 @@ class OneSize(Draw):
         return [self.dim() for _ in range(self.rank() if rank is None else rank)]
 
 
+def demand_each_alone(case: Case, runtime: Runtime) -> None:
+    """Demands of each of several gradients the same bits where it alone is wanted."""
+    together = runtime.run(case)
+    for i, output in enumerate(case.signature.outputs if len(together) > 1 else ()):
+        result = same_bits(runtime.run(case, want=[output.name])[i], together[i])
+        assert result.ok, f"{case.name}: {output.name} alone: {result.explain()}"
+
+
 @pytest.mark.parametrize("size", [0, LONG])
 def test_one_size(entry: tuple[Op, str], size: int, runtime: Runtime) -> None:
     row, which = entry
@@ -46,4 +68,14 @@ def test_one_size(entry: tuple[Op, str], size: int, runtime: Runtime) -> None:
         given = {a.name: values[a.name] for a in row.signature.inputs if values.get(a.name) is not None}
         shaped = all(np.shape(given[a.name]) == shape_of(a, values) for a in row.signature.inputs if a.name in given)
         if shaped and refused_by(row, values) is None:
-            demand_bounds(build_case(row, values, given, draw.rng, which=which), runtime, f"{row.name} {which}")
+            case = build_case(row, values, given, draw.rng, which=which)
+            demand_bounds(case, runtime, f"{row.name} {which}")
+            if size == 0 and which == "vjp":
+                demand_each_alone(case, runtime)
+
+
+@pytest.mark.only(where=lambda row, which: which == "vjp" and len(row.vjp_signature.outputs) > 1)
+def test_each_gradient_alone(entry: tuple[Op, str], runtime: Runtime) -> None:
+    row, which = entry
+    for seed in range(4):
+        demand_each_alone(draw_case(row, seed, None, "small", which), runtime)

@@ -210,6 +210,15 @@ static void test_no_memory(void)
     fake_cuda_fail(TORCHLEAN_CUDA, 0);
     CHECK_STATUS(torchlean_cuda_buffer_zeros(context, 50000, &large), TORCHLEAN_CUDA);
     CHECK(fake_cuda_blocks == 2 && !large);
+    /* a device that fails while what is cached is given up, as a cap asks for */
+    torchlean_memory now;
+    OK(torchlean_cuda_buffer_release(copy()));
+    OK(torchlean_cuda_memory_stats(context, &now));
+    OK(torchlean_cuda_memory_cap(context, now.live_bytes + now.cached_bytes));
+    fake_cuda_fail(TORCHLEAN_CUDA, 0);
+    CHECK_STATUS(torchlean_cuda_buffer_zeros(context, 50000, &large), TORCHLEAN_CUDA);
+    OK(torchlean_cuda_memory_cap(context, 0));
+    CHECK(fake_cuda_blocks == 1 && !large);
 }
 
 void core_test_captures(void)
@@ -223,6 +232,9 @@ void core_test_captures(void)
         context = NULL;
         first = NULL;
         OK(torchlean_cuda_context_create(0, &context));
+        char text[] = "as before";
+        OK(torchlean_cuda_device_describe(0, text, sizeof text));
+        CHECK(!*text);
         OK(torchlean_cuda_context_device(context, &ordinal));
         CHECK(ordinal == 0);
         OK(torchlean_cuda_buffer_upload(context, host, N, &first));

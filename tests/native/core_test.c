@@ -150,17 +150,21 @@ static int32_t fake_split(torchlean_buffer *A, torchlean_buffer *bias, uint32_t 
 
 static void test_library(void)
 {
+    CHECK(strcmp(torchlean_cuda_last_error(), "") == 0);
     CHECK(torchlean_cuda_version() > 0);
     CHECK(strstr(torchlean_cuda_build_info(), "backend=") != NULL);
     CHECK(torchlean_cuda_abi_hash() != NULL);
     CHECK(strcmp(torchlean_cuda_status_name(20), "SHAPE") == 0);
     CHECK(strcmp(torchlean_cuda_status_name(21), "UNKNOWN") == 0);
+    CHECK(strcmp(torchlean_cuda_status_name(-10), "UNKNOWN") == 0);
+    CHECK(strcmp(torchlean_cuda_status_name(TORCHLEAN_INTERRUPTED + 10), "UNKNOWN") == 0);
     char text[200], tiny[4];
     OK(torchlean_cuda_device_describe(TORCHLEAN_CPU, text, sizeof text));
     CHECK(strncmp(text, "CPU, ", 5) == 0);
     OK(torchlean_cuda_device_describe(TORCHLEAN_CPU, tiny, sizeof tiny));
     CHECK(strcmp(tiny, "CPU") == 0);
-    CHECK_STATUS(torchlean_cuda_device_describe(TORCHLEAN_CPU, NULL, 4), TORCHLEAN_NULL);
+    CHECK_SAYS(torchlean_cuda_device_describe(TORCHLEAN_CPU, NULL, 4), TORCHLEAN_NULL, "got NULL, expected room");
+    CHECK_SAYS(torchlean_cuda_device_describe(TORCHLEAN_CPU, text, 0), TORCHLEAN_NULL, "got capacity 0, expected room");
     CHECK_STATUS(torchlean_cuda_device_describe(-2, text, sizeof text), TORCHLEAN_UNAVAILABLE);
     CHECK_STATUS(torchlean_cuda_device_describe(1000, text, sizeof text), TORCHLEAN_UNAVAILABLE);
     torchlean_context *context = NULL;
@@ -329,6 +333,8 @@ static void test_pool(void)
     tl_pool_free(ctx, p);
     tl_pool_free(ctx, p);
     tl_pool_free(ctx, NULL);
+    tl_pool_free(ctx, &m); /* not of this pool */
+    CHECK(!tl_pool_owns(ctx, &m) && tl_pool_owns(ctx, q));
     tl_pool_free(ctx, q);
     CHECK_STATUS(tl_pool_alloc(ctx, (size_t)1 << 62, &p), TORCHLEAN_NO_MEMORY);
     CHECK(p == NULL);
@@ -583,6 +589,7 @@ static void report_cost(void)
 int main(void)
 {
     test_library();
+    core_test_arguments();
     test_handles();
     test_pool();
     test_share();
@@ -591,6 +598,7 @@ int main(void)
     test_float_mode();
     core_test_captures();
     core_test_concurrency();
+    core_test_interrupts();
     if (getenv("CORE_TEST_COST")) report_cost();
     printf("core_test: %d checks, %d failed\n", core_checks, core_failures);
     return core_failures != 0;

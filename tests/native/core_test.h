@@ -1,4 +1,4 @@
-/* The checks of core_test.c and core_threads_test.c, which any thread makes. */
+/* The checks of core_test and its parts, which any thread makes. */
 #pragma once
 
 #include "core/api.h"
@@ -13,6 +13,10 @@ void core_check_status(int32_t got, int32_t wanted, const char *text, const char
 
 /* core_threads_test.c: the thread pool, contexts used from many threads, fork, memory running out. */
 void core_test_concurrency(void);
+/* core_interrupt_test.c: calls and conversions that interrupts end. */
+void core_test_interrupts(void);
+/* core_arguments_test.c: arguments that functions of the core refuse, and the texts that say so. */
+void core_test_arguments(void);
 /* core_capture_test.c: what the core does for a CUDA device, captures and graphs above all. */
 void core_test_captures(void);
 

@@ -20,6 +20,38 @@ int tl_fault(const char *file, int line)
     return 1;
 }
 
+/* What faults.h puts in the place of the system's functions, which parentheses keep from being replaced here too. */
+void *tl_fault_malloc(const char *file, int line, size_t bytes)
+{
+    return tl_fault(file, line) ? NULL : (malloc)(bytes);
+}
+
+void *tl_fault_calloc(const char *file, int line, size_t count, size_t size)
+{
+    return tl_fault(file, line) ? NULL : (calloc)(count, size);
+}
+
+void *tl_fault_aligned_alloc(const char *file, int line, size_t alignment, size_t bytes)
+{
+    return tl_fault(file, line) ? NULL : (aligned_alloc)(alignment, bytes);
+}
+
+int tl_fault_posix_memalign(const char *file, int line, void **p, size_t alignment, size_t bytes)
+{
+    return tl_fault(file, line) ? ENOMEM : (posix_memalign)(p, alignment, bytes);
+}
+
+void *tl_fault_mmap(const char *file, int line, void *at, size_t bytes, int protection, int flags, int fd, off_t offset)
+{
+    return tl_fault(file, line) ? MAP_FAILED : (mmap)(at, bytes, protection, flags, fd, offset);
+}
+
+int tl_fault_pthread_create(const char *file, int line, pthread_t *thread, const pthread_attr_t *attributes,
+                            void *(*run)(void *), void *arg)
+{
+    return tl_fault(file, line) ? EAGAIN : (pthread_create)(thread, attributes, run, arg);
+}
+
 /* Starts counting at 0; allocations `from` to `to` fail, none if from = 0. */
 TL_API void torchlean_cuda_faults(uint64_t from, uint64_t to)
 {

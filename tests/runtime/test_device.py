@@ -117,16 +117,23 @@ def test_repr_and_pickle(dev):
     assert_raises(AttributeError, setattr, dev, "colour", "red")
 
 
-@pytest.mark.parametrize(("said", "expected"), [("", 1), ("1024", 1024), ("3", 3)])
+@pytest.mark.parametrize(("said", "expected"), [(None, 1), ("", 1), ("1024", 1024), ("3", 3)])
 def test_threads_of_a_process(said, expected):
     """Those that TORCHLEAN_CPU_THREADS names, else a thread for each core that the process may use."""
     code = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); import tlrt; print(tlrt.threads())"
     environment = {k: v for k, v in os.environ.items() if k != "TORCHLEAN_CPU_THREADS"}
-    environment |= {"TORCHLEAN_CPU_THREADS": said} if said else {}
+    environment |= {} if said is None else {"TORCHLEAN_CPU_THREADS": said}
     command = [sys.executable, "-c", code]
     assert (
         subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == f"{expected}\n"
     )
+
+
+@pytest.mark.parametrize("said", ["0", "1025", "3 ", "many", "-1"])
+def test_a_wrong_number_of_threads_of_a_process(python, said):
+    """It is none, and refused where a device is made."""
+    expected = f'TORCHLEAN_CPU_THREADS: got "{said}", expected a whole number from 1 to 1024'
+    assert expected in python("import tlrt; tlrt.device('cpu')", TORCHLEAN_CPU_THREADS=said).stderr
 
 
 def test_threads_and_variants():

@@ -268,13 +268,14 @@ void tl_lists(tl_call *call, int32_t inputs, int32_t outputs, uint32_t count)
     call->output_room = output_room;
 }
 
-/* The element of a list, if it has the length of the first list's. */
+/* The element of a list, if it has the length of the first list's; an element of the first list sets it. */
 static tl_buffer *find_element(tl_call *call, const char *name, int64_t i, const torchlean_buffer *handle)
 {
     argument_name s, t;
     tl_buffer *found = find(call, name, i, handle);
     if (!found || !has_type(call, name, i, found, 0)) return NULL;
     const int64_t got = atomic_load_explicit(&found->n, memory_order_relaxed);
+    if (name == call->list.first) call->list.lengths[i] = got;
     if (got == call->list.lengths[i]) return found;
     call->status = tl_fail(TORCHLEAN_SHAPE, "%s: %s: got %lld elements, expected the length of %s = %lld", call->op,
                            name_argument(&s, name, i), (long long)got, name_argument(&t, call->list.first, i),
@@ -287,12 +288,10 @@ const float *const *tl_input_list(tl_call *call, const char *name, torchlean_buf
     const int64_t count = call->list.count;
     if (call->status || !count) return NULL;
     float **data = call->list.data + call->list.inputs++ * count;
-    const int first = !call->list.first;
-    if (first) call->list.first = name;
+    if (!call->list.first) call->list.first = name;
     for (int64_t i = 0; i < count; i++) {
-        tl_buffer *found = first ? find(call, name, i, list[i]) : find_element(call, name, i, list[i]);
-        if (!found || !has_type(call, name, i, found, 0)) return NULL;
-        if (first) call->list.lengths[i] = atomic_load_explicit(&found->n, memory_order_relaxed);
+        tl_buffer *found = find_element(call, name, i, list[i]);
+        if (!found) return NULL;
         call->in[call->inputs++] = (tl_call_input){name, found->block, i};
         data[i] = found->block->p;
     }
@@ -454,7 +453,6 @@ float *tl_out(const tl_call *call, int32_t i) { return call->out[i].wanted ? cal
 float *const *tl_out_list(const tl_call *call, int32_t i)
 {
     const int64_t count = call->list.count;
-    if (!count) return NULL;
     float **data = call->list.data + (call->list.inputs + i) * count;
     for (int64_t k = 0; k < count; k++)
         data[k] = call->out[i * count + k].data;

@@ -88,7 +88,8 @@ const char *tl_variant_list(void) { return TL_CPU_VARIANTS; }
 const char *tl_variant_name(void)
 {
     const struct tl_cpu_kernels *kernels = __atomic_load_n(&tl_cpu, __ATOMIC_RELAXED);
-    for (int32_t i = 0; i < VARIANTS; i++)
-        if (variants[i].kernels == kernels) return variants[i].name;
-    return variants[VARIANTS - 1].name;
+    const variant *v = variants;
+    while (v->kernels != kernels)
+        v++;
+    return v->name;
 }

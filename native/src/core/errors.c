@@ -21,7 +21,7 @@ static _Thread_local uint64_t count;
 /* Points `last` to the latest failure f that meets the condition, if there is one. */
 #define FIND_LATEST(last, condition)                                         \
     for (failure *f = failures; f < failures + MESSAGES; f++)                \
-        if ((condition) && f->serial && (!last || f->serial > last->serial)) \
+        if ((condition) && (!last || f->serial > last->serial)) \
             last = f
 
 /* The place of the next failure: of those whose text was taken the oldest, else of all. It is the new failure's before its
@@ -81,14 +81,14 @@ void tl_error_name(const char *op, int32_t status, uint64_t serial)
 TL_API const char *torchlean_cuda_last_error(void)
 {
     const failure *last = NULL;
-    FIND_LATEST(last, 1);
+    FIND_LATEST(last, f->serial);
     return last ? last->text : "";
 }
 
 TL_API uint32_t torchlean_cuda_take_error(int32_t status, char *text, uint32_t capacity)
 {
     failure *last = NULL;
-    FIND_LATEST(last, !f->taken && f->status == status);
+    FIND_LATEST(last, f->serial && !f->taken && f->status == status);
     if (text && capacity) snprintf(text, capacity, "%s", last ? last->text : "");
     if (last) last->taken = 1;
     return last ? (uint32_t)strlen(last->text) : 0;

@@ -251,6 +251,5 @@ static inline int tl_conv_transpose_grouped_ok(const tl_dims *spatial, const tl_
                                                const tl_dims *extra)
 {
     const tl_dims out = tl_conv_transpose_grouped_out(spatial, kernel, stride, dilation, low, high, extra);
-    return conv_sizes_ok(spatial, kernel, stride, dilation, &out) && same_rank(spatial, low, high, extra) &&
-           out.rank == spatial->rank;
+    return conv_sizes_ok(spatial, kernel, stride, dilation, &out) && same_rank(spatial, low, high, extra);
 }

@@ -222,7 +222,6 @@ static void copy_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 
 void tl_copy(void *to, const void *from, size_t bytes)
 {
-    if (bytes == 0) return;
     copy_job job = {to, from, bytes};
     tl_parallel((int64_t)((bytes + TL_COPY_TASK - 1) / TL_COPY_TASK), copy_task, &job);
 }

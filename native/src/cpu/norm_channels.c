@@ -67,7 +67,7 @@ static void affine_grad_sample(const void *arg, const tl_leaf *p)
 {
     const affine_job *a = arg;
     const float *x = a->x + p->at, *g = a->g + p->at, *center = a->center + p->first, *slope = a->slope + p->first;
-    if (a->sums_times) TL_WRITE(0, a->sums_times + p->at, p->n, g[i] * (x[i] - center[i]));
+    if (a->sums_times) TL_EACH_OF_LEAF(p->n, a->sums_times[p->at + i] = g[i] * (x[i] - center[i]));
     if (a->out) TL_WRITE(a->stream, a->out + p->at, p->n, g[i] * slope[i]);
 }
 

@@ -165,7 +165,8 @@ static void join_unit(const fold *a, int64_t unit)
 {
     double v[TL_FOLD_PLANES * TL_FOLD_LANES];
     const int64_t s = unit % a->segments, result = unit / a->segments;
-    const int64_t plane = planes_of(a->kind) > 1 ? a->lanes : 0, next = plane ? a->results * a->length : 0;
+    const int several = planes_of(a->kind) > 1;
+    const int64_t plane = several ? a->lanes : 0, next = several ? a->results * a->length : 0;
     start_lanes(a->kind, v, a->lanes);
     const int64_t begin = s * TL_FOLD_SEGMENT, end = tl_imin(a->length, begin + TL_FOLD_SEGMENT);
     for (int64_t r = begin; r < end; r++) {

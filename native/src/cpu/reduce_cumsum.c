@@ -23,7 +23,7 @@ typedef struct cumsum {
 static void end_chunks(double (*sum)[COLUMNS], double (*total)[COLUMNS], int64_t done, int64_t width)
 {
     int32_t top = 0;
-    for (; done % TL_CUMSUM_CHUNK == 0 && top + 1 < LEVELS; done /= TL_CUMSUM_CHUNK, top++)
+    for (; done % TL_CUMSUM_CHUNK == 0; done /= TL_CUMSUM_CHUNK, top++)
         for (int64_t j = 0; j < width; j++) {
             sum[top + 1][j] += total[top][j];
             total[top + 1][j] += total[top][j];

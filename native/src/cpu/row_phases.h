@@ -34,6 +34,14 @@
         (result) = tl_fold_lanes(lane_, lanes_);                                                 \
     } while (0)
 
+/* statement, for every i < n: no two of them meet. */
+#define TL_EACH_OF_LEAF(n_, statement_)                                                          \
+    do {                                                                                         \
+        const int64_t count_ = (n_);                                                             \
+        _Pragma("GCC ivdep") for (int64_t i = 0; i < count_; i++)                                \
+            statement_;                                                                          \
+    } while (0)
+
 /* out[i] = f for i < n, past the cache if `stream`: a line is made in registers' reach, then stored whole.
  * TL_WRITE_WITH does something else with every line, which begins at element `base`. */
 #define TL_WRITE(stream_, out_, n_, f) TL_WRITE_WITH(stream_, out_, n_, (void)0, f)

@@ -102,7 +102,7 @@ static inline __attribute__((always_inline)) void advance(const scan_rows *rows,
     }
 }
 
-/* Steps k to k + m - 1 of the channels from j0; m is 1 or ROWS. */
+/* Steps k to k + m - 1 of the channels from j0; m is ROWS, or 1 at the end of the last chunk, which hands no map on. */
 static void take_steps(const scan_call *f, scan_state *v, scan_rows *r, int64_t k, int64_t m, int64_t j0, int64_t n,
                        int main, int own)
 {
@@ -113,25 +113,25 @@ static void take_steps(const scan_call *f, scan_state *v, scan_rows *r, int64_t 
         r->x[u] = (f->g ? f->g : f->x) + at;
         r->q[u] = f->g ? v->q[u] : f->h + at;
     }
-#define TAKE(steps, scaled)                                  \
+#define TAKE(scaled)                                         \
     do {                                                     \
         if (!main)                                           \
-            advance(r, v, n, steps, scaled, 0, OWN_MAP);     \
+            advance(r, v, n, ROWS, scaled, 0, OWN_MAP);      \
         else if (own == OWN_MAP)                             \
-            advance(r, v, n, steps, scaled, 1, OWN_MAP);     \
+            advance(r, v, n, ROWS, scaled, 1, OWN_MAP);      \
         else if (own == OWN_STATE)                           \
-            advance(r, v, n, steps, scaled, 1, OWN_STATE);   \
+            advance(r, v, n, ROWS, scaled, 1, OWN_STATE);    \
         else                                                 \
-            advance(r, v, n, steps, scaled, 1, OWN_NONE);    \
+            advance(r, v, n, ROWS, scaled, 1, OWN_NONE);     \
     } while (0)
     if (m == ROWS && f->g)
-        TAKE(ROWS, 0);
+        TAKE(0);
     else if (m == ROWS)
-        TAKE(ROWS, 1);
+        TAKE(1);
     else if (f->g)
-        TAKE(1, 0);
+        advance(r, v, n, 1, 0, 1, OWN_NONE);
     else
-        TAKE(1, 1);
+        advance(r, v, n, 1, 1, 1, OWN_NONE);
 #undef TAKE
 }
 

@@ -170,58 +170,42 @@ STREAM_BLOCKS(4)
 #define BLOCKS_W blocks4
 #endif
 
-/* Panels with fewer than four rows or columns: with constant counts gcc makes shuffles of the loops. */
-#define STRIP(count)                                                                                            \
-    static void interleave##count(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t cols)   \
-    {                                                                                                           \
-        if (y_stride != (count)) {                                                                              \
-            for (int64_t c = 0; c < cols; c++)                                                                  \
-                for (int32_t r = 0; r < (count); r++)                                                           \
-                    y[c * y_stride + r] = x[r * x_stride + c];                                                  \
-            return;                                                                                             \
-        }                                                                                                       \
-        _Pragma("GCC ivdep") for (int64_t c = 0; c < cols; c++)                                                 \
-        {                                                                                                       \
-            for (int32_t r = 0; r < (count); r++)                                                               \
-                y[c * (count) + r] = x[r * x_stride + c];                                                       \
-        }                                                                                                       \
-    }                                                                                                           \
-    static void deinterleave##count(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows) \
-    {                                                                                                           \
-        if (x_stride != (count)) {                                                                              \
-            for (int64_t r = 0; r < rows; r++)                                                                  \
-                for (int32_t c = 0; c < (count); c++)                                                           \
-                    y[c * y_stride + r] = x[r * x_stride + c];                                                  \
-            return;                                                                                             \
-        }                                                                                                       \
-        _Pragma("GCC ivdep") for (int64_t r = 0; r < rows; r++)                                                 \
-        {                                                                                                       \
-            for (int32_t c = 0; c < (count); c++)                                                               \
-                y[c * y_stride + r] = x[r * (count) + c];                                                       \
-        }                                                                                                       \
+/* Whole matrices of two or three rows or columns: with constant counts gcc makes shuffles of the loops. */
+#define STRIP(count)                                                                           \
+    static void interleave##count(const float *x, int64_t x_stride, float *y, int64_t cols)    \
+    {                                                                                          \
+        _Pragma("GCC ivdep") for (int64_t c = 0; c < cols; c++)                                \
+        {                                                                                      \
+            for (int32_t r = 0; r < (count); r++)                                              \
+                y[c * (count) + r] = x[r * x_stride + c];                                      \
+        }                                                                                      \
+    }                                                                                          \
+    static void deinterleave##count(const float *x, float *y, int64_t y_stride, int64_t rows)  \
+    {                                                                                          \
+        _Pragma("GCC ivdep") for (int64_t r = 0; r < rows; r++)                                \
+        {                                                                                      \
+            for (int32_t c = 0; c < (count); c++)                                              \
+                y[c * y_stride + r] = x[r * (count) + c];                                      \
+        }                                                                                      \
     }
-STRIP(1)
 STRIP(2)
 STRIP(3)
 
+/* No panel is thinner than four but one that has all rows, or all columns, of its matrix; one of those is no matrix. */
 static void panel(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols, int stream)
 {
     if (rows >= W && cols >= W)
         (stream ? stream_blocks : BLOCKS_W)(x, x_stride, y, y_stride, rows, cols);
     else if (rows >= 4 && cols >= 4)
         blocks4(x, x_stride, y, y_stride, rows, cols);
-    else if (rows == 1)
-        interleave1(x, x_stride, y, y_stride, cols);
     else if (rows == 2)
-        interleave2(x, x_stride, y, y_stride, cols);
+        interleave2(x, x_stride, y, cols);
     else if (rows == 3)
-        interleave3(x, x_stride, y, y_stride, cols);
-    else if (cols == 1)
-        deinterleave1(x, x_stride, y, y_stride, rows);
+        interleave3(x, x_stride, y, cols);
     else if (cols == 2)
-        deinterleave2(x, x_stride, y, y_stride, rows);
+        deinterleave2(x, y, y_stride, rows);
     else
-        deinterleave3(x, x_stride, y, y_stride, rows);
+        deinterleave3(x, y, y_stride, rows);
 }
 
 /* ---- runs: inner > 1 --------------------------------------------------------------------------------------------- */
@@ -317,8 +301,8 @@ static int32_t exchange_axes(const float *x, int64_t outer, int64_t rows, int64_
     e.bands = rows / e.band > 0 ? rows / e.band : 1;
     e.panels = cols / e.width > 0 ? cols / e.width : 1;
     if (e.bands * e.panels == 1 && matrix < TASK) e.together = TASK / matrix;
-    e.stream = inner == 1 && rows % TL_LINE == 0 && cols >= W && (uintptr_t)y % (TL_LINE * sizeof(float)) == 0 &&
-               outer * matrix >= TL_STREAM_FROM;
+    /* y is a block of the pool, so its rows of whole lines begin with one */
+    e.stream = inner == 1 && rows % TL_LINE == 0 && cols >= W && outer * matrix >= TL_STREAM_FROM;
     tl_parallel((outer + e.together - 1) / e.together * e.bands * e.panels, exchange_task, &e);
     return TORCHLEAN_OK;
 }

@@ -12,8 +12,7 @@
 static inline uint64_t tl_turn_rate(double base, int64_t i, int64_t d)
 {
     double turns = pow(base, -2.0 * (double)i / (double)d) * 0.15915494309189535; /* 1 / (2 pi) */
-    turns -= floor(turns);
-    return turns < 1.0 ? (uint64_t)(turns * 0x1p64) : 0; /* base near 0: beyond the range, any angle is as good */
+    return (uint64_t)((turns - floor(turns)) * 0x1p64); /* finite, as base is a positive float32 */
 }
 
 /* Cosine and sine of `turns` 2^-64 turns. */

@@ -30,6 +30,6 @@ typedef struct tl_chain {
 
 /* 0, or the status of tl_pool_alloc. */
 int32_t tl_chain_multiply(tl_context *ctx, const tl_chain *x);
-/* The product of gemm.h's arguments, without `accumulate`. */
+/* The product of gemm.h's arguments. */
 int32_t tl_chain_f32(tl_context *ctx, const tl_gemm_args *g, const float *A, const float *B, float *C);
 int32_t tl_chain_f64(tl_context *ctx, const tl_gemm_args *g, const double *A, const double *B, double *C);

@@ -56,9 +56,9 @@ EACH_HEIGHT(KERNEL)
 static const FN(kernel_fn) FN(kernels)[MR + 1][2] = {{0, 0}, EACH_HEIGHT(PAIR)};
 #undef PAIR
 
-/* Packs lanes 0 .. w-1 of kc steps: dst[k*width + l] = src[l*lane + k*step]. When w = width, whole vectors are stored
- * and may run LANES - 1 elements past a row: the next rows, then the next panel, overwrite that; the buffer has room
- * after the last. Where the width has two vectors the second is moved back to end with the row. */
+/* Packs lanes 0 .. w-1 of kc steps: dst[k*width + l] = src[l*lane + k*step], where lane or step is 1. When w = width, whole
+ * vectors are stored and may run LANES - 1 elements past a row: the next rows, then the next panel, overwrite that; the buffer
+ * has room after the last. Where the width has two vectors the second is moved back to end with the row. */
 static void FN(pack)(REAL *restrict dst, int64_t width, int64_t w, int64_t kc, const REAL *restrict src, int64_t lane,
                      int64_t step)
 {
@@ -85,26 +85,23 @@ static void FN(pack)(REAL *restrict dst, int64_t width, int64_t w, int64_t kc, c
         }
         return;
     }
-    int64_t k = 0;
-    if (step == 1) {
-        int64_t off[2][LANES];
-        VEC t[TK];
-        for (int64_t l = 0; l < LANES; l++) {
-            off[0][l] = tl_imin(l, w - 1) * lane;
-            off[1][l] = tl_imax(w - LANES + l, 0) * lane;
-        }
-        for (; k + TK <= kc; k += TK)
-            for (int64_t half = 0; half < (w > LANES ? 2 : 1); half++) {
-                REAL *to = dst + k * width + half * (w - LANES);
-                FN(transpose)(src + k, off[half], t);
-#pragma GCC unroll 16
-                for (int i = 0; i < TK; i++)
-                    FN(store)(to + i * width, t[i]);
-            }
+    int64_t k = 0, off[2][LANES];
+    VEC t[TK];
+    for (int64_t l = 0; l < LANES; l++) {
+        off[0][l] = tl_imin(l, w - 1) * lane;
+        off[1][l] = tl_imax(w - LANES + l, 0) * lane;
     }
+    for (; k + TK <= kc; k += TK)
+        for (int64_t half = 0; half < (w > LANES ? 2 : 1); half++) {
+            REAL *to = dst + k * width + half * (w - LANES);
+            FN(transpose)(src + k, off[half], t);
+#pragma GCC unroll 16
+            for (int i = 0; i < TK; i++)
+                FN(store)(to + i * width, t[i]);
+        }
     for (; k < kc; k++)
         for (int64_t l = 0; l < w; l++)
-            dst[k * width + l] = src[l * lane + k * step];
+            dst[k * width + l] = src[l * lane + k];
 }
 
 /* What the tasks of one call share. C has two strides, because the product may have been transposed. */
@@ -114,7 +111,7 @@ typedef struct {
     int64_t batch, m, n, p, rsa, csa, rsb, csb, rsc, csc, sa, sb, sc, bias_rows, bias_columns;
     int64_t tile_rows, tile_columns, row_tiles, column_tiles, products_per_task;
     int64_t a_elements, strip_elements, worker_elements;
-    int accumulate, direct;
+    int direct;
 } FN(job);
 
 /* C[rows, columns] = (or +=) tile, the latter with rows NR apart. */
@@ -170,9 +167,8 @@ static void FN(row_times_matrix)(const FN(job) * job, const REAL *a, const REAL 
                 }
                 k += rows;
             }
-            int add = job->accumulate || k0 > 0;
             for (int64_t j = 0; j < span; j++)
-                c[j0 + j] = add ? c[j0 + j] + sums[j] : sums[j];
+                c[j0 + j] = k0 > 0 ? c[j0 + j] + sums[j] : sums[j];
         }
     }
 }
@@ -208,7 +204,7 @@ static void FN(row_times_transpose)(const FN(job) * job, const REAL *a, const RE
             }
             FN(store)(sums, low);
             FN(store)(sums + LANES, high);
-            FN(store_tile)(sums, 1, w, c + j * job->csc, 0, job->csc, job->accumulate || k0 > 0);
+            FN(store_tile)(sums, 1, w, c + j * job->csc, 0, job->csc, k0 > 0);
         }
     }
 }
@@ -228,7 +224,7 @@ INLINE void FN(pack_share)(const FN(job) * job, REAL *strip, const REAL *from, i
         for (int64_t k = edge[1]; k < edge[2]; k++)
             for (int64_t l = 0; l < NR; l += LINE)
                 __builtin_prefetch(from + k * job->rsb + l, 0, 2);
-    } else if (job->rsb == 1) {
+    } else {
         for (int64_t k = edge[1]; k < edge[2]; k += LINE)
             for (int64_t l = 0; l < NR; l++)
                 __builtin_prefetch(from + l * job->csb + k, 0, 2);
@@ -243,7 +239,7 @@ static void FN(multiply_tile)(const FN(job) * job, const REAL *a, const REAL *b,
     int64_t panels = tl_ceil_div(rows, MR), height = rows / panels, taller = rows % panels;
     for (int64_t k0 = 0; k0 < job->n && !(k0 && tl_interrupted()); k0 += KC) {
         int64_t kc = tl_imin(job->n - k0, KC);
-        int add = job->accumulate || k0 > 0;
+        int add = k0 > 0;
         int ready = 0; /* the strip was packed during the one before it */
         REAL *panel = a_block;
         for (int64_t q = 0, i = 0; q < panels; q++) {
@@ -290,7 +286,7 @@ static void FN(multiply_tile)(const FN(job) * job, const REAL *a, const REAL *b,
 /* What no product is left to do for: C without an inner dimension, and the bias. */
 static void FN(finish_tile)(const FN(job) * job, REAL *c, const REAL *bias, int64_t rows, int64_t columns)
 {
-    if (job->n == 0 && !job->accumulate)
+    if (job->n == 0)
         for (int64_t i = 0; i < rows; i++)
             for (int64_t j = 0; j < columns; j++)
                 c[i * job->rsc + j * job->csc] = 0;
@@ -358,7 +354,7 @@ static int64_t FN(plan)(FN(job) * job)
 static int32_t FN(product)(tl_context *ctx, const tl_gemm_args *g, const REAL *A, const REAL *B, REAL *C)
 {
     FN(job)
-    job = {.a = A, .b = B, .c = C, .bias = g->bias, .bias_columns = 1, .accumulate = g->accumulate};
+    job = {.a = A, .b = B, .c = C, .bias = g->bias, .bias_columns = 1};
     job.batch = g->batch, job.m = g->m, job.n = g->n, job.p = g->p, job.sa = g->sa, job.sb = g->sb, job.sc = g->sc;
     job.rsa = g->rsa, job.csa = g->csa, job.rsb = g->rsb, job.csb = g->csb, job.rsc = g->ldc, job.csc = 1;
     if (4 * g->p <= 3 * LANES && g->p < g->m) { /* the lanes run along the rows of C */
@@ -429,13 +425,13 @@ static int32_t FN(split_inner)(tl_context *ctx, const tl_gemm_args *g, const REA
     int32_t status = tl_pool_alloc(ctx, sizeof(REAL) * (size_t)(tl_imin(blocks, ROUND) * g->m * g->p), &sums);
     if (status) return status;
     FN(round)
-    round = {.sums = sums, .c = C, .m = g->m, .p = g->p, .ldc = g->ldc, .accumulate = g->accumulate};
+    round = {.sums = sums, .c = C, .m = g->m, .p = g->p, .ldc = g->ldc};
     round.rows_per_task = tl_ceil_div(1024, g->p);
     for (int64_t first = 0; first < blocks && !status && !tl_interrupted(); first += ROUND) {
         round.blocks = tl_imin(ROUND, blocks - first);
         int64_t rest = tl_imin(g->n - first * KC, round.blocks * KC), whole = rest / KC;
         tl_gemm_args part = *g;
-        part.batch = whole, part.n = KC, part.ldc = g->p, part.accumulate = 0, part.bias = 0;
+        part.batch = whole, part.n = KC, part.ldc = g->p, part.bias = 0;
         part.sa = KC * g->csa, part.sb = KC * g->rsb, part.sc = g->m * g->p;
         const REAL *a = A + first * part.sa, *b = B + first * part.sb;
         if (whole) status = FN(product)(ctx, &part, a, b, sums);

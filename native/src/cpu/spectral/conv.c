@@ -445,8 +445,8 @@ int32_t tl_cpu_spectral_conv1d_rfft_bwd(tl_context *ctx, const float *x, const f
                                         const float *g, int64_t grid, int64_t width, int64_t modes, float *gx,
                                         float *gwRe, float *gwIm)
 {
-    if (modes == 0) {
-        if (gx) memset(gx, 0, (size_t)(grid * width) * sizeof *gx);
+    if (modes == 0) { /* the other gradients have no element */
+        memset(gx, 0, (size_t)(grid * width) * sizeof *gx);
         return TORCHLEAN_OK;
     }
     const int64_t plane = modes * width;

@@ -288,7 +288,6 @@ const tl_fft *tl_fft_get(int64_t n, int kind)
 void tl_fft_put(const tl_fft *plan)
 {
     tl_fft *f = (tl_fft *)plan;
-    if (!f) return;
     int kept = 0;
     pthread_mutex_lock(&lock);
     f->users--;
