@@ -24,7 +24,12 @@ import numpy as np
 
 from audit.build import make
 from audit.environment import ROOT
+from tlrt import Session, optim
+from tlrt._binding.library import load
 from tlrt._terminal import Progress, format_table
+from tlrt.context import Device
+from tlrt.errors import OutOfMemoryError
+from tlspec import registry
 
 #: allocation k alone fails, or all from k on until the first exception
 MODES = ("one", "all")
@@ -44,8 +49,6 @@ class _Switch:
     """The switch of the test build, in the library that is loaded."""
 
     def __init__(self) -> None:
-        from tlrt._binding.library import load
-
         library = ctypes.CDLL(str(load().path))
         self._set = library.torchlean_cuda_faults
         self._set.argtypes, self._set.restype = [ctypes.c_uint64, ctypes.c_uint64], None
@@ -81,9 +84,6 @@ class _Program:
         self.losses: list[float] = []
 
     def open(self) -> None:
-        from tlrt import Session
-        from tlrt.context import Device
-
         if self.device is None:
             self.device = Device.new(self.name)
         self.session = Session(self.device, seed=5)
@@ -103,8 +103,6 @@ class _Program:
             _ = p.mirror
 
     def prepare(self) -> None:
-        from tlrt import optim
-
         self.optimizer = optim.AdamW(list(self.parameters.values()), lr=0.01)
 
     def gradients(self) -> None:
@@ -163,8 +161,6 @@ def _parts(program: _Program) -> list[tuple[str, Callable[[], None], bool]]:
 
 def trial(device: str, k: int, mode: str, switch: _Switch | None = None) -> dict[str, Any]:
     """One trial; "seen" allocations, "place" of the failure, "raised" by which part, "failures" in words, "result"."""
-    from tlrt.errors import OutOfMemoryError
-
     switch = switch or _Switch()
     program = _Program(device)
     out: dict[str, Any] = {"k": k, "mode": mode, "raised": [], "failures": [], "place": ""}
@@ -245,9 +241,10 @@ def _run_in_fork(device: str, k: int, mode: str, switch: _Switch) -> dict[str, A
 
 def _explore(device: str, every: int, modes: Sequence[str], first: int = 1) -> dict[str, Any]:
     """The trials of a device in this process, whose library is the test build's: every `every`-th from the `first` on."""
-    import tlrt._binding.library
+    from tlrt import kernels  # noqa: F401: what every trial loads and imports
 
-    tlrt._binding.library.load()
+    registry.ops()
+    gc.freeze()
     switch = _Switch()
     run = trial if device.startswith("cuda") else _run_in_fork
     plain = run(device, 0, "one", switch)
@@ -306,9 +303,7 @@ def use_up(document: Mapping[str, Any]) -> None:
 
 def out_of_memory(device: str, cap: int = 0) -> dict[str, Any]:
     """A real shortage: a tensor larger than the device, or than `cap` bytes; then the device works as before."""
-    from tlrt import kernels
-    from tlrt.context import Device
-    from tlrt.errors import OutOfMemoryError
+    from tlrt import kernels  # which loads the library
 
     failures: list[str] = []
     with Device.new(device) as d:

@@ -21,14 +21,14 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_every_eleventh_allocation_fails_cleanly(device):
-    document = faults.campaign([device], every=11)
+def test_every_fifth_allocation_fails_cleanly(device):
+    document = faults.campaign([device], every=5)
     assert faults.ok(document), faults.table(document)
     (row,) = document["devices"]
     assert row["points"] > 100
     assert row["one"]["raised"] > 5 and row["one"]["absorbed"] > 0  # a retry, or fewer threads, is no error
     assert row["all"]["raised"] > 15
-    own = {"pool.c"} if device == "cuda" else {"pool.c", "plan.c"}  # cuFFT makes its plans itself
+    own = {"pool.c"} if device == "cuda" else {"pool.c", "plan.c", "chirp.c"}  # cuFFT makes its plans itself
     assert own <= {place.partition(":")[0] for place in row["places"]}
 
 
