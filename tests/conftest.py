@@ -83,12 +83,25 @@ def concerns(item: pytest.Item, chosen: set[str]) -> bool:
     return bool(named & chosen)
 
 
+def needs_absent_device(item: pytest.Item, seen: set[str]) -> bool:
+    """Whether a test needs a GPU and is not the first case of its function, which stands for all in the count of skips."""
+    if item.get_closest_marker("cuda") is None:
+        return False
+    function = item.nodeid.partition("[")[0]
+    first = function not in seen
+    seen.add(function)
+    return not first
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if os.environ.get("OPS"):
         chosen = {row.name for row in ROWS}
         kept = [item for item in items if concerns(item, chosen)]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
         items[:] = kept
+    if len(tlrt.devices()) == 1:
+        seen: set[str] = set()
+        items[:] = [item for item in items if not needs_absent_device(item, seen)]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -104,7 +117,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A device that is absent is a skip that the summary counts."""
+    """A device that is absent is a skip that the summary counts, once for each test function."""
     if item.get_closest_marker("cuda") and len(tlrt.devices()) == 1:
         pytest.skip("no CUDA device on this machine")
 
