@@ -158,9 +158,9 @@ def found(row: Op, which: str, wanted: Wanted) -> Case | None:
     return FOUND[key]
 
 
-def possible(wanted: Wanted) -> Callable[[Op, str], bool]:
-    """Whether the entry point has such a case."""
-    return lambda row, which: has_kernel(row, which) and found(row, which, wanted) is not None
+def possible(wanted: Wanted, able: Callable[[Op, str], bool]) -> Callable[[Op, str], bool]:
+    """Whether the entry point has such a case; where its signature is not `able` to have one, none is looked for."""
+    return lambda row, which: has_kernel(row, which) and able(row, which) and found(row, which, wanted) is not None
 
 
 def case_of(entry: tuple[Op, str], wanted: Wanted) -> Case:
@@ -296,7 +296,7 @@ def wraps(case: Case) -> bool:
     return full(case) and wrapping(case) is not None
 
 
-@pytest.mark.only(where=possible(wraps))
+@pytest.mark.only(where=possible(wraps, lambda row, which: takes("dim")(row, which) or takes("dims")(row, which)))
 def test_dimensions_that_are_right_in_32_bits(entry: tuple[Op, str], runtime: Runtime) -> None:
     call = Call(case_of(entry, wraps), runtime)
     call.values = wrapping(call.case)
@@ -383,7 +383,13 @@ def matches(case: Case) -> bool:
     return any(True for _ in matching(case))
 
 
-@pytest.mark.only(where=possible(matches))
+def has_twins(row: Op, which: str) -> bool:
+    """Whether a device output has the kind of an input."""
+    signature = row.signature_of(which)
+    return not {a.kind for a in signature.outputs if not a.host}.isdisjoint(a.kind for a in signature.inputs)
+
+
+@pytest.mark.only(where=possible(matches, has_twins))
 def test_output_that_is_an_input(entry: tuple[Op, str], runtime: Runtime) -> None:
     case = case_of(entry, matches)
     for i, name in matching(case):

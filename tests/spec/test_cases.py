@@ -9,9 +9,11 @@ import pytest
 from numpy.testing import assert_raises_regex
 
 from tests import ROOT
+from tlrt.verify.verifier import directions
 from tlspec import cases, registry
 from tlspec.bounds import FREE
 from tlspec.cases import Case, Draw, build_case, data_classes, draw_case, draw_cases, fill, generator
+from tlspec.compare import compare
 from tlspec.registry import Op
 
 
@@ -51,10 +53,9 @@ def test_another_process_draws_the_same() -> None:
 
 
 @pytest.mark.parametrize("size", list(cases.SIZES))
-def test_cases_are_admissible(entry: tuple[Op, str], size: str) -> None:
-    row, which = entry
-    for seed in range(12 if size != "large" else which == "forward"):
-        case = draw_case(row, seed, "normal", size, which)
+def test_cases_are_admissible(row: Op, size: str) -> None:
+    seeds, which = (12, directions(row)) if size != "large" else (1, ["forward"])
+    for case in (c for seed in range(seeds) for c in draw_cases(row, seed, "normal", size, which)):
         assert cases.refused_by(row, case.values) is None
         assert sum(x.size for x in case.inputs.values() if x is not None) <= cases.budget_of(row, size)
         for a in case.signature.inputs:
@@ -73,22 +74,9 @@ def test_forward_and_vjp_share_their_inputs(entry: tuple[Op, str]) -> None:
         ]
 
 
-def test_references_fit_their_signatures(entry: tuple[Op, str]) -> None:
-    """Shapes (Case.expected checks them), tolerances of the same shapes, never negative or NaN where the result is a number."""
-    row, which = entry
-    for data in data_classes(row, which):
-        for seed in range(4):
-            expected = draw_case(row, seed, data, "small", which).expected
-            for out, tol in zip(expected.outputs, expected.tolerances, strict=True):
-                assert out.shape == tol.shape
-                finite = np.isfinite(out)
-                assert np.all(tol[finite] >= 0), f"{data} {seed}: a tolerance is negative or NaN"
-
-
-def test_rounded_reference_passes(entry: tuple[Op, str]) -> None:
-    """The correctly rounded result is within every bound."""
-    from tlspec.compare import compare
-
+def test_references_fit_their_signatures_and_bounds(entry: tuple[Op, str]) -> None:
+    """Shapes (Case.expected checks them), tolerances of the same shapes, never negative or NaN where the result is a number;
+    and the correctly rounded result is within every bound."""
     row, which = entry
     for data in data_classes(row, which):
         for seed in range(4):
@@ -97,6 +85,8 @@ def test_rounded_reference_passes(entry: tuple[Op, str]) -> None:
             for a, out, tol, bits in zip(
                 case.signature.outputs, expected.outputs, expected.tolerances, expected.bits, strict=True
             ):
+                assert out.shape == tol.shape
+                assert np.all(tol[np.isfinite(out)] >= 0), f"{data} {seed}: a tolerance is negative or NaN"
                 with np.errstate(all="ignore"):
                     rounded = out.astype(np.float64 if a.host else np.float32)
                 if bits is not None:  # widening quiets signalling NaNs
@@ -141,10 +131,14 @@ def test_empty_and_unit_cases_appear() -> None:
         return min(inputs or [int(np.prod(case.shape(o), dtype=np.int64)) for o in case.signature.outputs])
 
     for row in registry.ops():
-        sizes = [smallest(draw_case(row, s, "normal", "small")) for s in range(150)]
-        if row.drawing.draw is None and not row.contract.checks:
-            assert 0 in sizes, f"{row.name}: no empty case among 150"
-        assert max(sizes) > 1
+        promised = row.drawing.draw is None and not row.contract.checks
+        sizes: set[int] = set()
+        for seed in range(150):
+            sizes.add(smallest(draw_case(row, seed, "normal", "small")))
+            if max(sizes) > 1 and (0 in sizes or not promised):
+                break
+        else:
+            pytest.fail(f"{row.name}: no empty case among 150, or no large one")
 
 
 def test_a_dimension_above_65535_appears() -> None:
