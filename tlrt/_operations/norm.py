@@ -3,8 +3,6 @@
 import math
 from typing import Any
 
-import numpy as np
-
 from tlrt._binding.arguments import integer
 from tlrt._operations.base import Ref, atomic
 from tlrt._operations.forwarding import ForwardingOperations
@@ -74,11 +72,12 @@ class NormOperations(ForwardingOperations[Ref]):
         rows = (batch * groups, channels // groups, positions)
         y = self._apply(
             "batchnorm_channel_first",
-            (self._view(x, rows, op), self._constant(np.ones(rows[0])), self._constant(np.zeros(rows[0]))), (eps,),
-        )  # fmt: skip
+            (self._view(x, rows, op), self._full(rows[:1], 1.0), self._full(rows[:1], 0.0)),
+            (eps,),
+        )
         if gamma is not None and beta is not None:
             y = self._view(y, (batch, channels, positions), op)
-            y = self._apply("channel_affine", (y, self._constant(np.zeros(channels)), gamma, beta))
+            y = self._apply("channel_affine", (y, self._full((channels,), 0.0), gamma, beta))
         return self._view(y, given, op)
 
     def instance_norm(self, x: Ref, gamma: Ref | None = None, beta: Ref | None = None, eps: float = 1e-5) -> Ref:

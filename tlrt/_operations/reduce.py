@@ -7,8 +7,6 @@ import math
 from collections.abc import Sequence
 from types import EllipsisType
 
-import numpy as np
-
 from tlrt._binding.arguments import integer, integers
 from tlrt._operations.base import Ref, atomic
 from tlrt._operations.plan import Shape
@@ -130,8 +128,8 @@ class ReduceOperations(ShapeOperations[Ref]):
         rows = self._apply("swap_adjacent_at_depth", (rows,), (0,)) if outer != 1 else rows
         rows = self._view(rows, (n, outer * inner), "cumprod")
         # h_k = x_k·h_(k-1) - 0·0, which keeps the sign of a zero
-        minus, zero = (self.broadcast_to(self._constant(np.array([c])), (n, outer * inner)) for c in (-0.0, 0.0))
-        one = self.broadcast_to(self._constant(np.ones(1)), (outer * inner,))
+        minus, zero = (self._full((n, outer * inner), c) for c in (-0.0, 0.0))
+        one = self._full((outer * inner,), 1.0)
         out = self._apply("selective_scan_diag_var", (rows, minus, zero, one))
         if outer != 1:
             out = self._apply("swap_adjacent_at_depth", (self._view(out, (n, outer, inner), "cumprod"),), (0,))
