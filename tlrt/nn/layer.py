@@ -203,6 +203,9 @@ class _Container(Layer, Generic[Part]):
     def __len__(self) -> int:
         return len(self.layers)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(" + "".join(f"\n    {layer!r}," for layer in self.layers) + "\n)"
+
 
 class Sequential(_Container[Layer | Callable[[TensorRef], TensorRef]]):
     """Layers one after the other; functions of one tensor (``session.relu``) may stand between them.
@@ -222,9 +225,6 @@ class Sequential(_Container[Layer | Callable[[TensorRef], TensorRef]]):
         for layer in self.layers:
             x = layer(x, training=training) if isinstance(layer, Layer) else layer(x)
         return x
-
-    def __repr__(self) -> str:
-        return "Sequential(" + "".join(f"\n    {layer!r}," for layer in self.layers) + "\n)"
 
 
 class ModuleList(_Container[Layer]):
@@ -251,6 +251,3 @@ class ModuleList(_Container[Layer]):
 
     def __iter__(self) -> Iterator[Layer]:
         return iter(self.layers)
-
-    def __repr__(self) -> str:
-        return "ModuleList(" + "".join(f"\n    {layer!r}," for layer in self.layers) + "\n)"
