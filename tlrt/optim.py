@@ -530,7 +530,7 @@ class SGD(Optimizer):
         self, parameters: _Given, lr: float = 0.01, *, momentum: float = 0.0, weight_decay: float = 0.0,
         nesterov: bool = False,
     ) -> None:  # fmt: skip
-        self.slots = ("velocity",) if momentum else ()  # a wrong momentum is refused below
+        self.slots = self._slots_of({"momentum": momentum})  # a wrong momentum is refused below
         super().__init__(parameters)
         self.lr, self.momentum, self.weight_decay, self.nesterov = lr, momentum, weight_decay, nesterov
         self._check(self._settings())
@@ -612,12 +612,13 @@ class RMSprop(Optimizer):
     Source: torch.optim.RMSprop."""
 
     hyper = ("lr", "alpha", "eps", "weight_decay", "momentum", "centered")
+    slots = ("v",)
 
     def __init__(
         self, parameters: _Given, lr: float = 0.01, *, alpha: float = 0.99, eps: float = 1e-8,
         weight_decay: float = 0.0, momentum: float = 0.0, centered: bool = False,
     ) -> None:  # fmt: skip
-        self.slots = ("v", "m", "b") if centered else ("v", "b") if momentum else ("v",)
+        self.slots = self._slots_of({"momentum": momentum, "centered": centered})
         super().__init__(parameters)
         self.lr, self.alpha, self.eps, self.weight_decay = lr, alpha, eps, weight_decay
         self.momentum, self.centered = momentum, centered
