@@ -612,7 +612,7 @@ class RMSprop(Optimizer):
     Source: torch.optim.RMSprop."""
 
     hyper = ("lr", "alpha", "eps", "weight_decay", "momentum", "centered")
-    slots = ("v",)
+    slots: tuple[str, ...] = ("v",)
 
     def __init__(
         self, parameters: _Given, lr: float = 0.01, *, alpha: float = 0.99, eps: float = 1e-8,
