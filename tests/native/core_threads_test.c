@@ -433,8 +433,30 @@ static void test_signals(void)
     OK(torchlean_cuda_context_destroy(interrupted));
 }
 
+/* A pool counts its blocks, and has buckets enough for them. */
+static void test_blocks_of_a_pool(void)
+{
+    enum { BLOCKS = 3000 };
+    torchlean_context *context = NULL;
+    tl_context *ctx;
+    static void *p[BLOCKS];
+    uint64_t chained = 0;
+    OK(torchlean_cuda_context_create(TORCHLEAN_CPU, &context));
+    CHECK(tl_lock_context(context, &ctx) == TL_LIVE);
+    for (int i = 0; i < BLOCKS; i++)
+        OK(tl_pool_alloc(ctx, 300, &p[i]));
+    for (uint64_t i = 0; i < ctx->pool.bucket_count; i++)
+        for (const tl_block *block = ctx->pool.buckets[i]; block; block = block->chain)
+            chained++;
+    CHECK(chained == BLOCKS && ctx->pool.blocks == BLOCKS);
+    CHECK(ctx->pool.bucket_count >= BLOCKS && ctx->pool.bucket_count <= 4 * BLOCKS);
+    tl_unlock(ctx);
+    OK(torchlean_cuda_context_destroy(context));
+}
+
 void core_test_concurrency(void)
 {
+    test_blocks_of_a_pool();
     test_parallel();
     test_stopping();
     run_hammers(1, 300);
