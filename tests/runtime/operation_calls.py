@@ -222,6 +222,9 @@ def grouped_attentions() -> list[Call]:
         Call(shapes, made(), f()),
         Call(shapes, made(mask), f(mask)),
         Call(flat, made(causal=True, offset="end"), f(late)),
+        Call(((3, 6), (5, 6), (5, 4)), made(), f()),
+        Call(((2, 3, 6), (5, 6), (1, 5, 4)), made(), f()),
+        Call(((3, 1, 2, 3, 6), (2, 1, 5, 6), (5, 4)), made(), f()),
         Call(((2, 4, 3, 6),) * 3, made(causal=True), f(np.tri(3, dtype=bool))),
         Call(
             shapes,

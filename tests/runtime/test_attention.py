@@ -59,6 +59,48 @@ def test_attention_of_any_geometry_is_what_its_description_says(name: str) -> No
     np.testing.assert_allclose(out, reference(Q, K, V, allowed, bias), rtol=0, atol=200 * U)
 
 
+#: shapes of q, k, v and of a mask; leading axes are broadcast as NumPy's matmul does
+RANKS: dict[str, tuple[tuple[int, ...], ...]] = {
+    "two axes": ((5, 7), (9, 7), (9, 4), (5, 9)),
+    "two axes, a mask of keys": ((5, 7), (9, 7), (9, 4), (9,)),
+    "three axes": ((2, 5, 7), (2, 9, 7), (2, 9, 4), (2, 1, 9)),
+    "one sequence of keys for a batch": ((2, 5, 7), (9, 7), (9, 4), (2, 5, 9)),
+    "queries for a batch of keys": ((5, 7), (2, 9, 7), (9, 4), (5, 1)),
+    "heads without a batch": ((2, 3, 5, 7), (3, 9, 7), (9, 4), (3, 1, 9)),
+    "a batch of one": ((1, 1, 5, 7), (2, 3, 9, 7), (1, 3, 9, 4), (2, 1, 5, 9)),
+    "five axes": ((2, 3, 2, 5, 7), (2, 3, 2, 9, 7), (2, 3, 2, 9, 4), (3, 1, 5, 9)),
+    "five axes that are broadcast": ((2, 1, 2, 5, 7), (3, 1, 9, 7), (2, 9, 4), (2, 1, 1, 1, 9)),
+    "six axes": ((2, 1, 3, 1, 5, 7), (2, 1, 3, 1, 9, 7), (1, 2, 1, 1, 9, 4), (2, 2, 3, 1, 5, 9)),
+    "nothing": ((2, 0, 1, 5, 7), (2, 1, 1, 9, 7), (9, 4), (5, 9)),
+}
+
+
+@pytest.mark.operations("grouped_attention")
+@pytest.mark.parametrize("kind", ["none", "booleans", "hard", "added"])
+@pytest.mark.parametrize("name", RANKS)
+def test_attention_of_any_rank_broadcasts_leading_axes(name: str, kind: str) -> None:
+    *shapes, masked = RANKS[name]
+    q, k, v = operands(*shapes)
+    allowed = np.ones(()) if kind in ("none", "added") else generator("mask", name).random(masked) < 0.7
+    bias = operands(masked)[0] if kind == "added" else 0
+    scores = np.matmul(q.astype(np.float64), np.swapaxes(k, -1, -2)) / np.sqrt(7) + bias
+    e = allowed * np.exp(scores)
+    total = e.sum(-1, keepdims=True)
+    wanted = np.matmul(e / np.where(total > 0, total, 1), v)
+    with Session("cpu") as s:
+        how = {"none": {}, "booleans": {"mask": allowed}, "added": {"mask": bias},
+               "hard": {"mask": s.const(allowed), "mask_mode": "hard"}}  # fmt: skip
+        leaves = [s.input(x, requires_grad=True) for x in (q, k, v)]
+        out = s.scaled_dot_product_attention(*leaves, **how[kind])
+        assert out.shape == wanted.shape
+        np.testing.assert_allclose(out.numpy(), wanted, rtol=0, atol=200 * U)
+        s.backward(s.sum(out))
+        assert [x.grad.shape for x in leaves] == shapes
+        # the weights of a row sum to 1, in each column of values
+        weights = np.broadcast_to(total > 0, wanted.shape).sum()
+        np.testing.assert_allclose(leaves[2].grad.numpy().sum(dtype=np.float64), weights, rtol=200 * U)
+
+
 @pytest.mark.operations("grouped_attention")
 @pytest.mark.parametrize("mask", [SOME, np.where(SOME, BIAS, -np.inf).astype(np.float32)], ids=["booleans", "added"])
 def test_gradients_of_fused_and_composed_attention_agree(mask: Any) -> None:
@@ -201,8 +243,18 @@ REFUSED: dict[str, Any] = {
     r"window: got 0, expected at least 1": {"window": 0},
     r"offset: got 'start', expected a number or 'end'": {"offset": "start"},
     r"k: got 2 heads, expected a divisor of the 3": {"shapes": ((1, 3, 1, 2), (1, 2, 1, 2), (1, 2, 1, 2))},
-    r"v: got shape \(1, 1, 3, 2\), expected \(1, 1, 1\)": {"shapes": ((1, 1, 1, 2), (1, 1, 1, 2), (1, 1, 3, 2))},
-    r"k: got shape \(1, 1, 1, 3\), expected \(1, kv_heads, keys, 2\)": {"shapes": ((1, 1, 1, 2), (1, 1, 1, 3), (1, 1, 1, 2))},
+    r"v: got shape \(1, 1, 3, 2\), expected \(…, 1, width\)": {"shapes": ((1, 1, 1, 2), (1, 1, 1, 2), (1, 1, 3, 2))},
+    r"k: got shape \(1, 1, 1, 3\), expected \(…, keys, 2\)": {"shapes": ((1, 1, 1, 2), (1, 1, 1, 3), (1, 1, 1, 2))},
+    r"q: got shape \(2,\), expected two axes or more": {"shapes": ((2,), (1, 2), (1, 2))},
+    r"v: got shape \(\), expected two axes or more": {"shapes": ((1, 2), (1, 2), ())},
+    r"k: got shape \(3, 1, 2\), expected leading axes that broadcast with \(2,\)": {"shapes": ((2, 1, 2), (3, 1, 2), (1, 2))},
+    r"v: got shape \(3, 1, 2\), expected 2 heads, as k, or 1": {"shapes": ((1, 4, 1, 2), (1, 2, 1, 2), (3, 1, 2))},
+    r"mask: got \(1, 1, 1\), expected one that broadcasts to \(1, 1\)": {
+        "shapes": ((1, 2),) * 3, "mask": np.zeros((1, 1, 1), bool),
+    },
+    r"mask: got \(2, 1, 1, 1, 1\), expected one that broadcasts to \(3, 1, 1, 1, 1\)": {
+        "shapes": ((3, 1, 1, 1, 2),) * 3, "mask": np.zeros((2, 1, 1, 1, 1), bool),
+    },
     r"mask: got \(3, 1\), expected one that broadcasts to \(1, 1, 2, 2\)": {"mask": np.zeros((3, 1), bool)},
     r"mask: got zeros and ones": {"mask": np.eye(2, dtype=np.float32)},
 }  # fmt: skip

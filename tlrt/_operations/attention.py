@@ -10,8 +10,9 @@ import numpy.typing as npt
 from tlrt._binding import convert
 from tlrt._binding.arguments import integer
 from tlrt._operations.base import Ref, atomic, indices
-from tlrt._operations.elementwise import ElementwiseOperations
+from tlrt._operations.elementwise import ElementwiseOperations, broadcast_shape
 from tlrt._operations.norm import NormOperations
+from tlrt._operations.plan import Shape
 from tlrt.errors import ArgumentError, ArgumentTypeError, ShapeError, refusal
 from tlspec.ops.attention import FILL, UNLIMITED
 
@@ -71,6 +72,12 @@ def _limits(
     if before >= start + queries - 1:
         before = UNLIMITED
     return before, after, start if min(before, after) < UNLIMITED else 0
+
+
+def _padded(shape: Shape, rank: int, has_heads: bool) -> Shape:
+    """A shape with axes of 1 in front, and before the last two where it has no axis of heads."""
+    shape = shape if has_heads or len(shape) < 2 else (*shape[:-2], 1, *shape[-2:])
+    return (1,) * (rank - len(shape)) + shape
 
 
 class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
@@ -196,30 +203,28 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
         window: int | None = None, offset: int | str = 0, scale: float | None = None, mask_mode: str | None = None,
         dropout: float = 0.0,
     ) -> Ref:  # fmt: skip
-        """softmax(q·kᵀ·scale + mask)·v: q (batch, heads, queries, d), k (batch, kv_heads, keys, d), v (batch, kv_heads, keys,
-        width), or without heads, to (batch, heads, queries, width), as PyTorch's function of the name.
+        """softmax(q·kᵀ·scale + mask)·v: q (…, heads, queries, d), k (…, kv_heads, keys, d), v (…, kv_heads, keys, width), to (…,
+        heads, queries, width), as PyTorch's function of the name, or with one leading axis or none, which is no axis of heads.
 
-        kv_heads divides heads: a head of keys serves heads / kv_heads heads of queries in a row. A mask broadcasts to (batch,
-        heads, queries, keys): booleans, True where attended, or numbers to add. A tensor is read back to see that it is no mask
-        of zeros and ones, unless mask_mode says "additive", or "hard": zeros block. Added, it has a gradient: O(n²) memory.
-        Query i stands at key i + offset; an offset of "end" places the last query at the last key, as with a cache; 0 is
-        PyTorch's alignment. `causal` blocks later keys, and `window` those `window` or more away. A row that is blocked entirely
-        gives zeros. scale is 1/√d unless given. A session drops weights with probability `dropout`, in O(n²) memory. Errors:
-        ShapeError, ArgumentError for a window below 1 or a negative offset.
+        Leading axes are broadcast; an operand that is broadcast is copied. With two or more, kv_heads divides heads: a head of
+        keys serves heads / kv_heads heads of queries in a row. A mask broadcasts to (…, heads, queries, keys): booleans, True
+        where attended, or numbers to add. A tensor is read back to see that it is no mask of zeros and ones, unless mask_mode
+        says "additive", or "hard": zeros block. Added, it has a gradient: O(n²) memory. Query i stands at key i + offset; an
+        offset of "end" places the last query at the last key, as with a cache; 0 is PyTorch's alignment. `causal` blocks later
+        keys, and `window` those `window` or more away. A row that is blocked entirely gives zeros. scale is 1/√d unless given.
+        A session drops weights with probability `dropout`, in O(n²) memory. Errors: ShapeError, ArgumentError for a window
+        below 1 or a negative offset.
 
         See :func:`tlrt.kernels.grouped_attention`, and :func:`tlrt.kernels.flash_attention` for as many queries as keys."""
         op = "scaled_dot_product_attention"
-        shape = self._shape(op, q)
-        if len(shape) == 3:  # one head
-            q, k, v = (self._with_heads(op, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
-            if mask is not None and len(mask_shape := self._mask_shape(op, mask)) == 3:
-                mask = self._reshape_mask(mask, (mask_shape[0], 1, *mask_shape[1:]))
-        geometry = self._grouped_geometry(op, q, k, v)
-        batch, heads, queries, keys, d = geometry
+        q, k, v, leading = self._with_common_heads(op, q, k, v)
+        (batch, heads, queries, d), keys = self.shape(q), self.shape(k)[2]
+        geometry = (batch, heads, queries, keys, d)
         factor = (1.0 / math.sqrt(d) if d else 1.0) if scale is None else scale
         limits = _limits(op, queries, keys, causal, window, offset)
         drop = (lambda weights: self._drop_weights(op, weights, dropout)) if dropout else None
         if mask is not None:
+            mask = self._with_heads_of_mask(op, mask, leading, queries, keys)
             out = self._broadcast_masked(op, q, k, v, mask, mask_mode, geometry, limits, factor, drop)
         elif drop is not None:
             out = self._grouped_composed(q, k, v, None, geometry, limits, factor, drop=drop)
@@ -228,39 +233,68 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
             out = self._apply("flash_attention", (*flat, None), (_SQUARE[limits], factor))
         else:
             out = self._apply("grouped_attention", (q, k, v, None), (0, 1, 1, 1, *limits, factor))
-        full = (*shape[:-1], self._shape(op, v)[-1])
+        full = (*leading, queries, self.shape(v)[3])
         return out if self._shape(op, out) == full else self._view(out, full, op)
 
     def _drop_weights(self, op: str, weights: Ref, p: float) -> Ref:
         """Weights with each dropped with probability p and the others scaled by 1/(1 - p)."""
         raise refusal(ArgumentError, op, "dropout", p, "0 (a session draws random numbers, a tape does not)")
 
-    def _with_heads(self, op: str, name: str, x: Ref) -> Ref:
-        batch, n, d = self._require_rank(op, x, 3, name)
-        return self._view(x, (batch, 1, n, d), "reshape")
+    def _with_common_heads(self, op: str, q: Ref, k: Ref, v: Ref) -> tuple[Ref, Ref, Ref, Shape]:
+        """The operands as (batch, heads, n, width), k and v perhaps of fewer heads, and the leading axes of the result."""
+        operands = {"q": q, "k": k, "v": v}
+        shapes = {name: self._shape(op, x) for name, x in operands.items()}
 
-    def _grouped_geometry(self, op: str, q: Ref, k: Ref, v: Ref) -> tuple[int, int, int, int, int]:
-        batch, heads, queries, d = self._require_rank(op, q, 4, "q")
-        (_, kv_heads, keys, _), values = self._require_rank(op, k, 4, "k"), self._require_rank(op, v, 4, "v")
-        if self.shape(k) != (batch, kv_heads, keys, d):
-            raise refusal(
-                ShapeError, op, self._named("k", k), f"shape {self.shape(k)}", f"({batch}, kv_heads, keys, {d})"
-            )
-        if values[:3] != (batch, kv_heads, keys):
-            raise refusal(
-                ShapeError, op, self._named("v", v), f"shape {values}", f"{(batch, kv_heads, keys)} and a width"
-            )
-        if kv_heads < 1 or heads % kv_heads:
+        def refuse(name: str, expected: str) -> ShapeError:
+            return refusal(ShapeError, op, self._named(name, operands[name]), f"shape {shapes[name]}", expected)
+
+        for name, shape in shapes.items():
+            if len(shape) < 2:
+                raise refuse(name, "two axes or more, (…, n, width)")
+        if shapes["k"][-1] != (d := shapes["q"][-1]):
+            raise refuse("k", f"(…, keys, {d})")
+        if shapes["v"][-2] != (keys := shapes["k"][-2]):
+            raise refuse("v", f"(…, {keys}, width)")
+        rank = max(map(len, shapes.values()))
+        wide = {name: _padded(shape, max(rank, 4), rank > 3) for name, shape in shapes.items()}
+        outer: Shape = ()
+        for name, shape in wide.items():
+            try:
+                outer = broadcast_shape(op, outer, shape[:-3], name)
+            except ShapeError:
+                raise refuse(name, f"leading axes that broadcast with {outer}") from None
+        heads, *few = (shape[-3] for shape in wide.values())
+        kv_heads = few[1] if few[0] == 1 else few[0]
+        if few[1] not in (1, kv_heads):
+            raise refuse("v", f"{kv_heads} heads, as k, or 1")
+        if kv_heads < 1 or (heads != 1 and heads % kv_heads):
             raise refusal(ShapeError, op, "k", f"{kv_heads} heads", f"a divisor of the {heads} of q")
-        return batch, heads, queries, keys, d
+        heads = kv_heads if heads == 1 else heads
+        made = []
+        for name, n in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+            x, rest = operands[name], shapes[name][-2:]
+            if wide[name] != (full := (*outer, n, *rest)):
+                x = self.broadcast_to(self._view(x, wide[name], "reshape"), full)
+            folded = (math.prod(outer), n, *rest)
+            made.append(x if self.shape(x) == folded else self._view(x, folded, "reshape"))
+        return made[0], made[1], made[2], (*outer, heads) if rank > 3 else outer[3 - rank :]
 
-    def _mask_shape(self, op: str, mask: Any) -> tuple[int, ...]:
-        return np.shape(mask) if _is_array(mask) else self._shape(op, mask)
-
-    def _reshape_mask(self, mask: Any, shape: tuple[int, ...]) -> Any:
-        if _is_array(mask):
-            return np.asarray(mask).reshape(shape)
-        return self._view(mask, shape, "reshape")
+    def _with_heads_of_mask(self, op: str, mask: Any, leading: Shape, queries: int, keys: int) -> Any:
+        """A mask that broadcasts to (…, queries, keys) as (batch or 1, heads or 1, queries or 1, keys or 1)."""
+        full = (*leading, queries, keys)
+        given = _is_array(mask)
+        mask = convert.host_array(op, "mask", mask, _MASKS) if given else mask
+        shape = mask.shape if given else self._shape(op, mask)
+        if len(shape) > len(full) or any(m not in (1, s) for m, s in zip(shape[::-1], full[::-1], strict=False)):
+            raise refusal(ShapeError, op, "mask", shape, f"one that broadcasts to {full}")
+        has_heads = len(leading) > 1
+        wide, outer = _padded(shape, max(len(full), 4), has_heads), leading[:-1] if has_heads else leading
+        if math.prod(wide[:-3]) != 1 and wide[:-3] != outer:
+            mask = mask.reshape(wide) if given else self._view(mask, wide, "reshape")
+            wide = (*outer, *wide[-3:])
+            mask = np.broadcast_to(mask, wide) if given else self.broadcast_to(mask, wide)
+        folded = (math.prod(wide[:-3]), *wide[-3:])
+        return mask.reshape(folded) if given else self._view(mask, folded, "reshape")
 
     def _broadcast_masked(
         self, op: str, q: Ref, k: Ref, v: Ref, mask: Any, mask_mode: str | None, geometry: tuple[int, ...],
@@ -268,14 +302,9 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
     ) -> Ref:  # fmt: skip
         if mask_mode not in (None, "additive", "hard"):
             raise refusal(ArgumentError, op, "mask_mode", repr(mask_mode), "'additive' or 'hard'")
-        batch, heads, queries, keys, _ = geometry
-        shape, full = self._mask_shape(op, mask), (batch, heads, queries, keys)
-        if len(shape) > 4 or any(m not in (1, s) for m, s in zip(shape[::-1], full[::-1], strict=False)):
-            raise refusal(ShapeError, op, "mask", shape, f"one that broadcasts to {full}")
-        shape = (1,) * (4 - len(shape)) + shape
-        given = _is_array(mask)
+        given, keys = _is_array(mask), geometry[3]
+        shape = mask.shape if given else self._shape(op, mask)
         if not given:
-            mask = self._view(mask, shape, "reshape")
             if mask_mode is None:
                 _read_additive(op, self._host(mask), None)
             if mask_mode != "hard":
@@ -286,13 +315,13 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
         if not given:
             mask = self.broadcast_to(mask, (*shape[:3], keys))
         else:
-            values = np.asarray(convert.host_array(op, "mask", mask, _MASKS))
+            values = np.asarray(mask)
             if mask_mode == "hard":
                 values = _read_zeros_and_ones(op, values)
             elif values.dtype.kind != "b" or mask_mode is not None:
                 _read_additive(op, values, _ADDITIVE if mask_mode else None)
                 mask_mode = "additive"
-            values = np.broadcast_to(values.reshape(shape), (*shape[:3], keys))
+            values = np.broadcast_to(values, (*shape[:3], keys))
             if drop is not None:
                 added = mask_mode == "additive"
                 allowed = values != -np.inf if added else values != 0
