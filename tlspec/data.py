@@ -97,19 +97,20 @@ def fill(
 
 def _structured(rng: np.random.Generator, n: int, shape: tuple[int, ...]) -> np.ndarray:
     kind = int(rng.integers(6))
-    i = np.arange(n)
     last = max(shape[-1] if shape else 1, 1)
     if kind == 0:
         return np.full(n, rng.integers(-16, 16) / 8)
     if kind == 1:
-        return (i % last == int(rng.integers(last))).astype(np.float32)
+        x = np.zeros(n, np.float32)
+        x[int(rng.integers(last)) :: last] = 1
+        return x
     if kind == 2:
-        return (i % 251) / 64
+        return np.tile(np.arange(251, dtype=np.float32) / 64, n // 251 + 1)[:n]
     if kind == 3:
         return rng.choice(np.array([-1.5, 0.25, 2.0]), size=n)
     if kind == 4:
         return np.zeros(n)
-    return np.where(i % 2 == 0, 1.25, -0.75)
+    return np.tile(np.array([1.25, -0.75], np.float32), n // 2 + 1)[:n]
 
 
 def double(rng: np.random.Generator, shape: tuple[int, ...], data: str) -> np.ndarray:

@@ -1,6 +1,7 @@
 """What a row's ``draw(d)`` draws dimensions and parameters with: sizes from a list, or next to boundaries."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,17 @@ DIMS = (
 INTEGERS = 2**24
 #: what numbers meet in any kernel: the ends of 16, 31, 32 and 63 bits, and of the integers that a float32 holds
 LIMITS = (2**16, INTEGERS, 2**31, 2**32, 2**63)
+
+
+@lru_cache(maxsize=4096)
+def _logarithm(n: int) -> float:
+    return float(np.log(n))
+
+
+@lru_cache(maxsize=4096)
+def _divisors(n: int) -> list[int]:
+    """The divisors of n up to 4096."""
+    return [k for k in range(1, min(n, 4096) + 1) if n % k == 0]
 
 
 class Draw:
@@ -49,7 +61,7 @@ class Draw:
         """`count` numbers whose product is n, which is at least 1."""
         out = []
         for _ in range(count - 1):
-            out.append(self.choice([k for k in range(1, min(n, 4096) + 1) if n % k == 0]))
+            out.append(self.choice(_divisors(n)))
             n //= out[-1]
         out.append(n)
         self.rng.shuffle(out)
@@ -81,7 +93,7 @@ class Draw:
             if self.axes:
                 bottom = max(top - 2, bottom)
             target = bottom + (top - bottom) * share
-            n = min((k for k in choices if k > 0), key=lambda k: abs(np.log(k) - target), default=choices[0])
+            n = min((k for k in choices if k > 0), key=lambda k: abs(_logarithm(k) - target), default=choices[0])
         self._used.append(n)
         return n
 

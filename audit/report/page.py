@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -465,10 +466,19 @@ def _describe(sources: Sequence[Source]) -> dict[str, str]:
     }
 
 
-def render_page(sources: Sequence[Source], title: str = "Verification report") -> str:
-    """The page of some sources."""
+@cache
+def _template() -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    return environment.get_template("page.html.j2")
+
+
+def render_page(sources: Sequence[Source], title: str = "Verification report") -> str:
+    """The page of some sources."""
     ev = Evidence(sources)
     findings = ev.findings
     tables: list[tuple[str, str, Iterable[Table]]] = [
@@ -484,11 +494,7 @@ def render_page(sources: Sequence[Source], title: str = "Verification report") -
         "shares": _shares(ev), "head": HEAD, "groups": _entries(ev, findings) if ev.entries() else {},
         "tables": [{"id": at, "title": name, "tables": found} for at, name, found in tables if found],
     }  # fmt: skip
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
-    return environment.get_template("page.html.j2").render(context)
+    return _template().render(context)
 
 
 def write_page(path: Path, sources: Sequence[Source]) -> None:
