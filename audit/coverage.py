@@ -35,6 +35,8 @@ LEAST = 0.98
 #: the folders that must reach it, and those that are shown
 JUDGED = ("src/core", "src/cpu", "src/formula")
 FOLDERS = (*JUDGED, "generated")
+#: measures time, of which the counting build takes more
+SLOW = "tests/runtime/test_interrupts.py::test_ctrl_c_ends_long_calls_soon"
 #: what is counted of a file
 COUNTS = ("lines", "lines_reached", "branches", "branches_reached", "excepted")
 
@@ -156,7 +158,7 @@ def steps() -> list[tuple[Any, ...]]:
     python = sys.executable
     verify = (python, "-m", "tlrt", "verify", "--device", "cpu")
     tests = (python, "-m", "pytest", "-q", "-n", str(processors()), "--dist", "worksteal",
-             "tests/kernels", "tests/runtime")  # fmt: skip
+             "tests/kernels", "tests/runtime", "--deselect", SLOW)  # fmt: skip
     parts = max(processors() // 4, 1)  # of the trials of allocations that fail
     return [
         ((str(BUILD / "core_test"),), BUILD, ""),

@@ -531,6 +531,13 @@ def break_check(op: Op, check: Check, seed: int = 0) -> dict[str, Any] | None:
     named = names_in(check.expression) & start.keys()
     floats = {p.name for p in op.signature.params if p.kind == "float"}
     optional = {a.name for a in op.signature.inputs if a.optional}
+    sizes = sorted({v + k for v in start.values() if isinstance(v, int) for k in (0, 1)})
+    for name in sorted(n for n in named if seed == 0 and isinstance(start[n], np.ndarray) and start[n].size):
+        for least in sizes:  # the first size that is too large an index
+            values = {**start, name: start[name].copy()}
+            values[name].flat[int(rng.integers(values[name].size))] = min(least, 2**32 - 1)
+            if refused_by(op, values) is check:
+                return values
     for _ in range(2000):
         values = dict(start)
         for name in sorted(named):

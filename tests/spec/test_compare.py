@@ -159,7 +159,7 @@ def test_few_passes_judge_as_all_of_them(factor: float, signed_zeros: bool) -> N
             ref = got.astype(np.float64)
         if spoilt is not None:
             got[150] = spoilt
-        tol, bits = factor * spacing(ref), np.where(rng.random(300) < 0.5, FREE, got.view(np.uint32))
+        tol, bits = factor * spacing(ref), np.where(rng.random(300) < 0.5, FREE, got.view(np.uint32).astype(np.int64))
         bits[7] ^= int(spoilt == 1.0)
         tol[20] = (tol[20], np.inf, 0.0)[rng.integers(3)]
         got[20] += tol[20] == np.inf

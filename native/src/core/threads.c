@@ -21,7 +21,6 @@
 #include <unistd.h>
 
 #include "errors.h"
-#include "float_mode.h"
 #include "interrupt.h"
 
 enum { TL_SPIN_NANOSECONDS = 20000, TL_SPINS = 32, TL_COPY_TASK = 1 << 18 };
@@ -111,7 +110,6 @@ static void run_tasks(int32_t worker)
 static void *work(void *number)
 {
     uint32_t seen = 0;
-    tl_set_mode(TL_STANDARD_MODE); /* a thread inherits its maker's mode */
     while ((seen = enter_job(seen))) {
         tl_set_look(pool.look);
         run_tasks((int32_t)(intptr_t)number);

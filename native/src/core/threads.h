@@ -18,10 +18,11 @@ enum { TL_MAX_THREADS = 1024 };
 #define TL_UNUSED __attribute__((unused))
 
 typedef void (*tl_task_fn)(void *arg, int64_t task, int32_t worker);
-/* Runs fn(arg, task, worker) for task 0..tasks-1 and returns when all are done, or, once the call is interrupted, those begun. Which worker runs which task is not
- * fixed, so results may not depend on it: cut tasks by the data's shape, never by the number of workers. Called from
- * inside one of several tasks, or while another thread's tasks run, it runs all tasks on the caller (worker 0); inside a
- * single task it may still spread out. */
+/* Runs fn(arg, task, worker) for task 0..tasks-1 and returns when all are done, or, once the call is interrupted, those
+ * begun. Which worker runs which task is not fixed, so results may not depend on it: cut tasks by the data's shape, never
+ * by the number of workers. Called from inside one of several tasks, or while another thread's tasks run, it runs all
+ * tasks on the caller (worker 0); inside a single task it may still spread out. To be called between tl_enter and tl_end:
+ * workers inherit the floating-point mode of the thread that starts them. */
 void tl_parallel(int64_t tasks, tl_task_fn fn, void *arg);
 /* worker is always in 0..tl_workers()-1 */
 int32_t tl_workers(void);
