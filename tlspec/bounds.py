@@ -88,6 +88,8 @@ class Bound:
     cuda_peak: Callable[..., Any] | None = None
     #: of a :func:`tree`
     height: Callable[..., Any] | None = None
+    #: the bound in reproducible contexts, where it is another
+    chain: "Bound | None" = None
 
     @property
     def in_float32(self) -> bool:
@@ -211,10 +213,11 @@ def tree(
 def chained(bound: Bound, trees: Sequence[int] = ()) -> Bound:
     """The bound of a row in reproducible contexts, whose sums of products are in float64 and rounded once
     (native/src/formula/chain.h), by that in fast ones: of the same heights, outputs `trees` apart, which stay float32 sums. The
-    product of two float32 is exact in float64, and no sum of them overflows there. A bound that is no :func:`tree` stays."""
+    product of two float32 is exact in float64, and no sum of them overflows there. A bound that is no :func:`tree` stays, or says
+    its own (:func:`custom`)."""
     height = bound.height
     if height is None:
-        return bound
+        return bound.chain or bound
 
     def tolerance(ref: Reference, outs: Sequence[F64], ins: Values, ps: Values) -> list[Any]:
         absolute = {k: np.abs(v) if _is_float(v) else v for k, v in ins.items()}
@@ -231,17 +234,17 @@ def chained(bound: Bound, trees: Sequence[int] = ()) -> Bound:
 
 def custom(
     function: Callable[..., Any], text: str, *, peak: Callable[..., Any] | None = None,
-    cuda_peak: Callable[..., Any] | None = None,
+    cuda_peak: Callable[..., Any] | None = None, chain: Bound | None = None,
 ) -> Bound:  # fmt: skip
     """A bound of the row's own: ``function(**inputs, **params)`` (those it names) returns the tolerance per output. `peak`,
     called alike, gives per output a bound on every intermediate: where it is finite and reaches the overflow threshold nothing is
-    covered, by `cuda_peak` on CUDA."""
+    covered, by `cuda_peak` on CUDA. `chain`: the bound in reproducible contexts."""
 
     def tolerance(ref: Reference, outs: Sequence[F64], ins: Values, ps: Values) -> list[Any]:
         tolerances = [_capped(t) for t in _sequence(call_named(function, {**ins, **ps}))]
         return tolerances if peak is None else uncovered(peak, tolerances, ins, ps)
 
-    return Bound("custom", text, tolerance, cuda_peak=cuda_peak)
+    return Bound("custom", text, tolerance, cuda_peak=cuda_peak, chain=chain)
 
 
 def uncovered(peak: Callable[..., Any], tolerances: Sequence[F64], inputs: Values, params: Values) -> list[F64]:

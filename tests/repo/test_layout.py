@@ -20,6 +20,7 @@ LIMIT = 1000
 QUESTION = 600
 LONG = {
     "tlspec/ops/elementwise.py": "one row after the other: a family's rows stand in the module of its name",
+    "tlspec/ops/attention.py": "the same",
     "tlrt/_binding/handles.py": "devices make buffers, and buffers know their devices: the classes stand together",
     "tlrt/tape.py": "the tape is one class: recording and walking back share its state",
     "tlrt/optim.py": "an optimiser is one class: groups, captured steps and checkpoints look at the same state",

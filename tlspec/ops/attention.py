@@ -13,12 +13,13 @@ product with an integer position is exact modulo a turn, and sine and cosine are
 precision (native/src/formula/rotary.h).
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tlspec import laws
-from tlspec.bounds import TINY, U, custom, factor, spacing
+from tlspec.bounds import TINY, U64, U, custom, factor, spacing
 from tlspec.classes import Classes, boundary, tiles
 from tlspec.draws import DIMS
 from tlspec.registry import check, op
@@ -67,13 +68,28 @@ def _split(k):
     return 8 + 4 * (3 * min(-(-k // 8), 4) - 2) + -(-k // 32)
 
 
-def _sum(h, k, split):
-    """Factor of u for a sum of k products of height h on either device."""
-    return max(factor(h), _split(k)) if split else factor(h)
+def _float32(h, k):
+    """Factor of u for a sum of k products of height h."""
+    return factor(h)
 
 
-def _on_tensor_cores(n, d):
-    return 16 <= d <= 128 and n >= 32
+def _either(h, k):
+    """The same on either device, where CUDA has tensor cores for it."""
+    return max(factor(h), _split(k))
+
+
+def _float64(h, k):
+    """The same in reproducible contexts."""
+    return factor(h) * U64 / U
+
+
+def _sums(n, d):
+    return _either if 16 <= d <= 128 and n >= 32 else _float32
+
+
+def _last(sums, fast):
+    """The last roundings, in ulp: one half in reproducible contexts, where one ends a result."""
+    return 0.5 if sums is _float64 else fast
 
 
 def _heights(n):
@@ -82,45 +98,55 @@ def _heights(n):
     return rescalings, n + rescalings
 
 
-def _weight_error(Q, K, shifted, E, blocked, scale, split, bias=None):
+def _weight_error(Q, K, shifted, E, blocked, scale, sums, bias=None):
     """Relative error of e^(s-m) as a kernel has it, 0 where it is exactly 0.
 
     The score: a sum of d products and the product with scale, (f(d) + 1)·u·|scale|·|Q||K|ᵀ; exp turns an
     absolute error of its argument into the same relative one. The subtraction s - m_t, m_t the maximum when the key went
     by, and the later rescalings e^(m_t - m_t') round arguments that are all of one sign and add up to s - m: u·|s - m|.
     Each exponential adds 3u (1 ulp beyond the correctly rounded value). A wrong m cancels: any m gives the same weights.
-    A bias is added with one rounding more, u·(|scale|·|Q||K|ᵀ + |bias|)."""
+    A bias is added with one rounding more, u·(|scale|·|Q||K|ᵀ + |bias|).
+
+    In reproducible contexts a product rounds once to float32, and is not above |Q·K| by more; the argument of the exponential is
+    reduced in float64 and then rounded, e^s within 2u of the rest, and rescaling is exact."""
     n, d = K.shape[1], K.shape[2]
     rescalings, _ = _heights(n)
     size = abs(scale) * (np.abs(Q) @ np.abs(K).swapaxes(1, 2))
-    score = (_sum(d, d, split) + 1) * U * size + (d + 1) * max(1.0, abs(scale)) * TINY
+    if sums is _float64:
+        product = np.abs(scale * (Q @ K.swapaxes(1, 2)))
+        score = 2 * U * product + 2 * (factor(d) + 2) * U64 * size + (d + 1) * max(1.0, abs(scale)) * TINY
+    else:
+        product = size
+        score = (sums(d, d) + 1) * U * size + (d + 1) * max(1.0, abs(scale)) * TINY
     if bias is not None:
-        score = score + U * (size + np.abs(bias))
+        score = score + U * (product + np.abs(bias))
     if blocked is not None:
         score = np.where(blocked, 0.0, score)
-    return np.where(E > 0, np.expm1(score + U * (np.abs(shifted) + 3 + 3 * factor(rescalings))), 0.0)
+    exponential = 3 if sums is _float64 else np.abs(shifted) + 3 + 3 * factor(rescalings)
+    return np.where(E > 0, np.expm1(score + U * exponential), 0.0)
 
 
-def _attention_tolerance(Q, K, V, mask, mask_mode, scale):
+def _attention_tolerance(Q, K, V, mask, mask_mode, scale, sums=None):
     """With P the exact weights and ε their relative errors (:func:`_weight_error`), a quotient Σ p v / Σ p moves by
     Σ_j P ε (|v_j| + |out|) to first order. The two sums round along chains of n keys and the rescalings, f(h)·u·P|V| and
     f(h)·u·|out|; the quotient rounds once. Weights that underflow are wrong by 2^-149 at most (Σ e^(s-m) is at least 1):
     tensor cores get them 2^32 times as large, so that what they may lose below 2^-126 is less."""
-    return _result_tolerance(Q, K, V, _softmax(Q, K, mask, mask_mode, scale), scale, _on_tensor_cores(*K.shape[1:]))
+    softmax = _softmax(Q, K, mask, mask_mode, scale)
+    return _result_tolerance(Q, K, V, softmax, scale, sums or _sums(*K.shape[1:]))
 
 
-def _result_tolerance(Q, K, V, softmax, scale, split, bias=None):
+def _result_tolerance(Q, K, V, softmax, scale, sums, bias=None):
     shifted, E, total, blocked = softmax
     P, size = E / total, np.abs(V)
     out = np.abs((E @ V) / total)
-    W = P * _weight_error(Q, K, shifted, E, blocked, scale, split, bias)
+    W = P * _weight_error(Q, K, shifted, E, blocked, scale, sums, bias)
     n = K.shape[1]
-    h = _sum(_heights(n)[1], n, split) * U
-    tolerance = W @ size + W.sum(axis=2, keepdims=True) * out + h * (P @ size + out) + spacing(out)
+    h = sums(_heights(n)[1], n) * U
+    tolerance = W @ size + W.sum(axis=2, keepdims=True) * out + h * (P @ size + out) + _last(sums, 1) * spacing(out)
     return tolerance + TINY * (size.sum(axis=1, keepdims=True) + n * (1 + out))
 
 
-def _attention_vjp_tolerance(Q, K, V, mask, out, g, mask_mode, scale):
+def _attention_vjp_tolerance(Q, K, V, mask, out, g, mask_mode, scale, sums=None):
     """First order in the errors of the pieces, with f(h)·u the factor of a sum of height h:
 
     P: the relative error ε of e^(s-m), that of its sum Σ P ε + f(h)·u, and the division; dP = g·Vᵀ: f(d)·u·|g||V|ᵀ;
@@ -128,20 +154,20 @@ def _attention_vjp_tolerance(Q, K, V, mask, out, g, mask_mode, scale):
     summed as dP is, on the CPU and CUDA's ordinary units; tensor cores, which split V, stay within the bound. dS = P(dP - D): P·(δdP + δD + u·|dP - D|) + |dS|·(εP + u); gQ, gK: |scale|·(δdS·|K| + f(h)·u·|dS||K|)
     and likewise with Q; gV: (P εP)ᵀ|g| + f(h)·u·Pᵀ|g|; and two roundings of the result."""
     softmax = _softmax(Q, K, mask, mask_mode, scale)
-    return _gradient_tolerance(Q, K, V, out, g, softmax, scale, _on_tensor_cores(*K.shape[1:]))
+    return _gradient_tolerance(Q, K, V, out, g, softmax, scale, sums or _sums(*K.shape[1:]))
 
 
-def _gradient_tolerance(Q, K, V, out, g, softmax, scale, split, bias=None):
+def _gradient_tolerance(Q, K, V, out, g, softmax, scale, sums, bias=None):
     n, d = max(Q.shape[1], K.shape[1]), V.shape[2]
     shifted, E, total, blocked = softmax
     P = E / total
-    h = _sum(_heights(n)[1] + 2, n, split) * U
-    eps = _weight_error(Q, K, shifted, E, blocked, scale, split, bias)
+    h = sums(_heights(n)[1] + 2, n) * U
+    eps = _weight_error(Q, K, shifted, E, blocked, scale, sums, bias)
     eps = np.where(E > 0, np.expm1(eps + (P * eps).sum(axis=2, keepdims=True) + h + 3 * U), 0.0)
     dP = g @ V.swapaxes(1, 2)
     t = dP - (g * out).sum(axis=2, keepdims=True)
     magnitude = np.abs(g) @ np.abs(V).swapaxes(1, 2) + (np.abs(g) * np.abs(out)).sum(axis=2, keepdims=True)
-    error = _sum(d, d, split) * U * magnitude
+    error = sums(d, d) * U * magnitude
     dS = np.abs(P * t)
     ddS = P * (error + U * np.abs(t)) + dS * (eps + U) + TINY * (1 + np.abs(t) + d)
     dPV = P * eps + TINY
@@ -154,10 +180,16 @@ def _gradient_tolerance(Q, K, V, out, g, softmax, scale, split, bias=None):
         return dleft @ np.abs(right) + h * (left @ np.abs(right)) + n * TINY
 
     return (
-        a * product(dS, ddS, K) + 2 * spacing(gQ) + TINY,
-        a * product(dS.swapaxes(1, 2), ddS.swapaxes(1, 2), Q) + 2 * spacing(gK) + TINY,
-        product(P.swapaxes(1, 2), dPV.swapaxes(1, 2), size) + spacing(gV),
+        a * product(dS, ddS, K) + _last(sums, 2) * spacing(gQ) + TINY,
+        a * product(dS.swapaxes(1, 2), ddS.swapaxes(1, 2), Q) + _last(sums, 2) * spacing(gK) + TINY,
+        product(P.swapaxes(1, 2), dPV.swapaxes(1, 2), size) + _last(sums, 1) * spacing(gV),
     )
+
+
+def _bound(tolerance, text):
+    """The bound, and that of reproducible contexts: the weights' errors stay, and of the sums ½ ulp."""
+    chain = custom(partial(tolerance, sums=_float64), text.replace("u·P|V|", "2⁻⁵³·P|V| + ½ ulp"))
+    return custom(tolerance, text, chain=chain)
 
 
 def _attention_draw(d):
@@ -262,7 +294,7 @@ def _rows_of_ones(f, V, mask, mask_mode, n):
 
 @op("Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n]; mask_mode: u32, scale: float -> out[batch, n, d]",
     classes=CLASSES, work=lambda batch, n, d: batch * n * n * (2 * d + 20),
-    bound=custom(_attention_tolerance, "weights + f(n)·u·P|V|"), fwd=True, same_bits=False,
+    bound=_bound(_attention_tolerance, "weights + f(n)·u·P|V|"), fwd=True, same_bits=False, reproducible=True,
     checks=[check("mask_mode", "mask_mode <= 3"),
             check("mask", "mask_mode == 0 or mask_mode == 3 or given(mask)", say="a mask, unless mask_mode is 0 or 3")],
     draw=_attention_draw, paths=PATHS, data=["normal", "uniform", "special", "structured"],
@@ -286,7 +318,7 @@ def flash_attention(Q, K, V, mask, mask_mode, scale):
 
 
 @flash_attention.vjp("Q, K, V, mask, out, g -> gQ, gK, gV",
-    bound=custom(_attention_vjp_tolerance, "composite, first order"), each=("q", "k", "v"))  # fmt: skip
+    bound=_bound(_attention_vjp_tolerance, "composite, first order"), each=("q", "k", "v"))  # fmt: skip
 def flash_attention_vjp(Q, K, V, mask, out, g, mask_mode, scale):
     """gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·out[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
 
@@ -333,18 +365,18 @@ def _grouped(Q, K, V, mask, mask_mode, before, after, offset, scale):
     return q, k, v, _weights(S if bias is None else S + np.where(blocked, 0.0, bias), blocked), bias
 
 
-def _grouped_tolerance(Q, K, V, mask, mask_mode, before, after, offset, scale):
+def _grouped_tolerance(Q, K, V, mask, mask_mode, before, after, offset, scale, sums=_float32):
     """As :func:`_attention_tolerance`, without tensor cores."""
     q, k, v, softmax, bias = _grouped(Q, K, V, mask, mask_mode, before, after, offset, scale)
-    tolerance = _result_tolerance(q, k, v, softmax, scale, False, bias)
+    tolerance = _result_tolerance(q, k, v, softmax, scale, sums, bias)
     return tolerance.reshape(*Q.shape[:3], V.shape[3])
 
 
-def _grouped_vjp_tolerance(Q, K, V, mask, out, g, mask_mode, before, after, offset, scale):
+def _grouped_vjp_tolerance(Q, K, V, mask, out, g, mask_mode, before, after, offset, scale, sums=_float32):
     """As :func:`_attention_vjp_tolerance`, without tensor cores; the gradients of keys are sums over a group's queries."""
     q, k, v, softmax, bias = _grouped(Q, K, V, mask, mask_mode, before, after, offset, scale)
     out, g = (a.reshape(*q.shape[:2], V.shape[3]) for a in (out, g))
-    tolerances = _gradient_tolerance(q, k, v, out, g, softmax, scale, False, bias)
+    tolerances = _gradient_tolerance(q, k, v, out, g, softmax, scale, sums, bias)
     return tuple(t.reshape(a.shape) for t, a in zip(tolerances, (Q, K, V), strict=True))
 
 
@@ -427,7 +459,7 @@ GROUPED_PATHS = [
     "mask_queries: u32 = 1, before: u32 = 4294967295, after: u32 = 4294967295, offset: u32 = 0, scale: float = 1.0 "
     "-> out[batch, heads, queries, width]",
     classes=GROUPED_CLASSES, work=lambda batch, heads, queries, keys, d, width: batch * heads * queries * keys * (d + width + 20),
-    bound=custom(_grouped_tolerance, "weights + f(keys)·u·P|V|"), same_bits=False,
+    bound=_bound(_grouped_tolerance, "weights + f(keys)·u·P|V|"), same_bits=False, reproducible=True,
     checks=[check("mask_mode", "mask_mode <= 2"),
             check("mask", "mask_mode == 0 or given(mask)", say="a mask, unless mask_mode is 0"),
             check("kv_heads", "kv_heads > 0 and heads % kv_heads == 0", "SHAPE", say="a divisor of heads"),
@@ -456,7 +488,7 @@ def grouped_attention(Q, K, V, mask, mask_mode, before, after, offset, scale):
 
 
 @grouped_attention.vjp("Q, K, V, mask, out, g -> gQ, gK, gV",
-    bound=custom(_grouped_vjp_tolerance, "composite, first order"))  # fmt: skip
+    bound=_bound(_grouped_vjp_tolerance, "composite, first order"))  # fmt: skip
 def grouped_attention_vjp(Q, K, V, mask, out, g, mask_mode, before, after, offset, scale):
     """As :func:`flash_attention_vjp`; gK and gV of a head are sums over the queries of all heads of its group, in order."""
     q, k, v, softmax, _ = _grouped(Q, K, V, mask, mask_mode, before, after, offset, scale)

@@ -8,6 +8,7 @@
  * So no sum is shared between tasks and all are in a fixed order. A score has the same bits in both passes and in the
  * forward: one chain over d. */
 #include "core/threads.h"
+#include "cpu/attention/chain.h"
 #include "cpu/attention/tiles.h"
 #include "formula/integer.h"
 
@@ -53,7 +54,7 @@ static void score_gradients(float *restrict w, const float *restrict t, float do
         w[j] *= t[j] - dot;
     if (mask)
         for (int64_t j = 0; j < keys; j++)
-            w[j] = mask[j] == p->blocks ? 0.0f : w[j];
+            w[j] = mask[j] == p->of.blocks ? 0.0f : w[j];
     for (int64_t j = 0; j < open.first; j++)
         w[j] = 0.0f;
     for (int64_t j = open.end; j < keys; j++)
@@ -127,7 +128,7 @@ static void transpose_mask(const problem *p, int64_t b, int64_t i0, int64_t i1, 
         const float *mask = mask_row(&p->of, b, i, j0);
         for (int64_t j = 0; j < j1 - j0; j++) {
             const int shut = j < open.first || j >= open.end;
-            blocked[j * TILE + i - i0] = (uint8_t)(shut || (mask && mask[j] == p->blocks));
+            blocked[j * TILE + i - i0] = (uint8_t)(shut || (mask && mask[j] == p->of.blocks));
             if (p->of.mode == ADDITIVE) bias[j * TILE + i - i0] = mask[j];
         }
     }
@@ -145,7 +146,7 @@ static void key_weights(float *restrict s, const problem *p, const uint8_t *rest
         for (int i = 0; i < TILE; i++)
             s[i] = tl_attention_score(s[i], p->of.scale);
     const float fill = p->of.mode == FILL ? TL_FILL_SCORE : -TL_INF;
-    if (p->masked)
+    if (p->of.masked)
         for (int i = 0; i < TILE; i++)
             s[i] = blocked[i] ? fill : s[i];
     for (int64_t i = 0; i < count; i++)
@@ -158,7 +159,7 @@ static void key_gradients(float *restrict t, const float *restrict weight, const
 {
     for (int64_t i = 0; i < count; i++)
         t[i] = weight[i] * (t[i] - dot[i]);
-    if (p->masked)
+    if (p->of.masked)
         for (int i = 0; i < TILE; i++)
             t[i] = blocked[i] ? 0.0f : t[i];
 }
@@ -181,9 +182,9 @@ static void key_task(void *arg, int64_t task, int32_t worker)
     memset(blocked, 0, BLOCK * TILE);
     for (int64_t tile = 0; tile < p->tiles && !tl_interrupted(); tile++) {
         const int64_t i0 = tile * TILE, queries = tl_imin(TILE, p->of.rows - i0), of = b * p->of.rows + i0;
-        if (p->masked) {
+        if (p->of.masked) {
             if (Q->finite[b * p->tiles + tile] && G->finite[b * p->tiles + tile] &&
-                all_blocked(p, b, i0, i0 + queries, j0, j0 + count)) {
+                all_blocked(&p->of, b, i0, i0 + queries, j0, j0 + count)) {
                 int weightless = 1; /* the weights of a row that is NaN are NaN, blocked or not */
                 for (int64_t i = 0; i < queries; i++)
                     weightless &= a->of.inverse[of + i] == a->of.inverse[of + i] &&
@@ -219,6 +220,8 @@ static void key_task(void *arg, int64_t task, int32_t worker)
 /* Everything of `a` but the problems and statistics is given. */
 static int32_t backward(tl_context *ctx, backward_args *a, const geometry *of)
 {
+    if (tl_is_reproducible(ctx))
+        return tl_attention_chain_bwd(ctx, of, a->Q, a->K, a->V, a->out, a->g, a->gQ, a->gK, a->gV);
     const int64_t rows = of->batch * of->rows;
     void *kept;
     int32_t status = tl_pool_alloc(ctx, (size_t)(3 * rows) * sizeof(float), &kept);

@@ -2,6 +2,7 @@
  * tile of keys and values (32 KiB at d = 64) stays in L1 while all panels of the task pass over it. See
  * tiles.h. */
 #include "core/threads.h"
+#include "cpu/attention/chain.h"
 #include "cpu/attention/tiles.h"
 #include "formula/integer.h"
 
@@ -29,7 +30,7 @@ static void forward_task(void *arg, int64_t task, int32_t worker)
     start_rows(row, BLOCK);
     for (int64_t t = 0; t < p->tiles && !tl_interrupted(); t++) {
         const int64_t j0 = t * TILE, keys = tl_imin(TILE, p->of.keys - j0);
-        if (V->finite[b * p->tiles + t] && all_blocked(p, b, i0, i0 + count, j0, j0 + keys)) {
+        if (V->finite[b * p->tiles + t] && all_blocked(&p->of, b, i0, i0 + count, j0, j0 + keys)) {
             int weightless = 1;
             for (int64_t i = 0; i < count && p->of.mode == FILL; i++)
                 weightless &= row[i].top > TL_FILL_VANISHES;
@@ -57,6 +58,7 @@ static void forward_task(void *arg, int64_t task, int32_t worker)
 
 static int32_t forward(tl_context *ctx, const float *Q, const float *K, const float *V, const geometry *of, float *out)
 {
+    if (tl_is_reproducible(ctx)) return tl_attention_chain(ctx, of, Q, K, V, out);
     forward_args a = {.p = make_problem(of, 0), .out = out};
     int64_t size = add_side(&a.p, K, of->d, ACROSS);
     size += add_side(&a.p, V, of->v, ALONG);

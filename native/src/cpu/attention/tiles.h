@@ -11,6 +11,7 @@
 #pragma once
 
 #include "core/threads.h"
+#include "cpu/attention/geometry.h"
 #include "cpu/vector.h"
 #include "formula/attention.h"
 #include "formula/integer.h"
@@ -20,7 +21,6 @@
 
 /* BLOCK is a multiple of every variant's panel, WIDTH and TILE of every variant's step. */
 enum { BLOCK = 96, TILE = 64, WIDTH = 32, CHAINS = 16 };
-enum { NO_MASK = 0, FILL = 1, HARD = 2, CAUSAL = 3, ADDITIVE = 3 }; /* the last of grouped attention */
 
 typedef struct packed {
     const float *x;   /* (batch, others, d) */
@@ -30,21 +30,9 @@ typedef struct packed {
     uint8_t *finite;  /* per tile: no infinity, no NaN */
 } packed;
 
-/* A member of the batch is a head of keys with the queries of its group of heads, one head's after the other's. */
-typedef struct geometry {
-    int64_t batch, rows, keys, d, v; /* members, queries of one, keys of one, elements of a key, of a value */
-    int64_t kv_heads, group, queries;
-    int64_t before, after, offset; /* query q of a head attends to the keys q + offset - before .. q + offset + after */
-    int64_t mask_batch, mask_heads, mask_queries, mode;
-    float scale;
-    const float *mask;
-} geometry;
-
 typedef struct problem {
     geometry of;
     int64_t owned, others, tiles; /* rows that tasks own, rows of the other side and their tiles */
-    int masked;                   /* whether anything may be blocked */
-    float blocks;                 /* what blocks in the mask */
     packed side[4];               /* the arrays a pass needs packed */
     int sides;
     float *work; /* per worker */
@@ -157,31 +145,6 @@ static inline void start_rows(row_state *row, int64_t count)
     }
 }
 
-/* The place of row i of a member among the queries of its head. */
-TL_INLINE int64_t query_of(const geometry *g, int64_t i) { return g->group == 1 ? i : i % g->queries; }
-
-/* The keys that row i may attend to, relative to key j0: from first to end - 1, both within 0 .. keys. */
-typedef struct span {
-    int64_t first, end;
-} span;
-
-TL_INLINE span open_keys(const geometry *g, int64_t i, int64_t j0, int64_t keys)
-{
-    const int64_t at = query_of(g, i) + g->offset - j0, first = at - g->before, end = at + g->after + 1;
-    const span open = {first < 0 ? 0 : tl_imin(first, keys), end < 0 ? 0 : tl_imin(end, keys)};
-    return open;
-}
-
-/* The mask of row i of member b from key j0 on, NULL without one. */
-TL_INLINE const float *mask_row(const geometry *g, int64_t b, int64_t i, int64_t j0)
-{
-    if (!g->mask) return NULL;
-    const int64_t head = b % g->kv_heads * g->group + (g->group == 1 ? 0 : i / g->queries);
-    const int64_t outer = g->mask_batch > 1 ? b / g->kv_heads : 0, inner = g->mask_heads > 1 ? head : 0;
-    const int64_t query = g->mask_queries > 1 ? query_of(g, i) : 0;
-    return g->mask + ((outer * g->mask_heads + inner) * g->mask_queries + query) * g->keys + j0;
-}
-
 /* Turns raw products of one query with a tile of keys (`keys` of them exist) into scores. `mask` is the row's part of
  * the mask from the tile's first key on. */
 static inline void row_scores(float *restrict s, const problem *p, const float *mask, int64_t keys, span open)
@@ -204,27 +167,12 @@ static inline void row_scores(float *restrict s, const problem *p, const float *
         s[j] = -TL_INF;
 }
 
-/* Whether every pair of queries i0..i1-1 and keys j0..j1-1 is blocked. */
-static inline int all_blocked(const problem *p, int64_t b, int64_t i0, int64_t i1, int64_t j0, int64_t j1)
-{
-    if (!p->masked) return 0;
-    for (int64_t i = i0; i < i1; i++) {
-        const span open = open_keys(&p->of, i, j0, j1 - j0);
-        const float *row = mask_row(&p->of, b, i, j0);
-        int32_t any = !row && open.first < open.end;
-        for (int64_t j = open.first; row && j < open.end; j++)
-            any |= !(row[j] == p->blocks);
-        if (any) return 0;
-    }
-    return 1;
-}
-
 /* Whether queries i0..i0+count-1, in states `row`, can pass over a tile: all pairs are blocked, none of them weighs
  * anything, and `finite` says that the tile holds nothing that 0 does not erase. */
 static inline int skips_tile(const problem *p, int finite, const row_state *row, int64_t b, int64_t i0, int64_t count,
                              int64_t j0, int64_t keys)
 {
-    if (!finite || !all_blocked(p, b, i0, i0 + count, j0, j0 + keys)) return 0;
+    if (!finite || !all_blocked(&p->of, b, i0, i0 + count, j0, j0 + keys)) return 0;
     int weightless = 1;
     for (int64_t i = 0; i < count && p->of.mode == FILL; i++)
         weightless &= row[i].top > TL_FILL_VANISHES;
@@ -277,7 +225,7 @@ static inline void pack_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
                 to[j * width + k] = k < d ? x[j * d + k] : 0.0f;
     }
     int32_t odd = 0;
-    if (p->masked)
+    if (p->of.masked)
         for (int64_t i = 0; i < count * d; i++)
             odd |= !(fabsf(x[i]) <= FLT_MAX);
     s->finite[tile] = !odd;
@@ -341,57 +289,5 @@ static inline problem make_problem(const geometry *of, int owns_keys)
 {
     problem p = {.of = *of, .owned = owns_keys ? of->keys : of->rows, .others = owns_keys ? of->rows : of->keys};
     p.tiles = tl_ceil_div(p.others, TILE);
-    p.masked = of->mode != NO_MASK || of->before < UINT32_MAX || of->after < UINT32_MAX;
-    p.blocks = of->mode == ADDITIVE ? -TL_INF : 0.0f;
     return p;
-}
-
-/* The geometry of flash_attention: one head, as many queries as keys. */
-static inline geometry square_geometry(int64_t batch, int64_t n, int64_t d, int64_t mode, float scale,
-                                       const float *mask)
-{
-    const geometry g = {.batch = batch,
-                        .rows = n,
-                        .keys = n,
-                        .d = d,
-                        .v = d,
-                        .kv_heads = 1,
-                        .group = 1,
-                        .queries = n,
-                        .before = UINT32_MAX,
-                        .after = mode == CAUSAL ? 0 : UINT32_MAX,
-                        .mask_batch = batch,
-                        .mask_heads = 1,
-                        .mask_queries = n,
-                        .mode = mode == CAUSAL ? NO_MASK : mode,
-                        .scale = scale,
-                        .mask = mode == CAUSAL || mode == NO_MASK ? NULL : mask};
-    return g;
-}
-
-static inline geometry grouped_geometry(int64_t batch, int64_t heads, int64_t queries, int64_t d, int64_t kv_heads,
-                                        int64_t keys, int64_t width, int64_t mask_mode, int64_t mask_batch,
-                                        int64_t mask_heads, int64_t mask_queries, int64_t before, int64_t after,
-                                        int64_t offset, float scale, const float *mask)
-{
-    static const int64_t modes[] = {NO_MASK, HARD, ADDITIVE};
-    const int64_t group = heads / kv_heads, unlimited = INT64_MAX / 4;
-    const geometry g = {.batch = batch * kv_heads,
-                        .rows = group * queries,
-                        .keys = keys,
-                        .d = d,
-                        .v = width,
-                        .kv_heads = kv_heads,
-                        .group = group,
-                        .queries = queries,
-                        .before = before < UINT32_MAX ? before : unlimited,
-                        .after = after < UINT32_MAX ? after : unlimited,
-                        .offset = offset,
-                        .mask_batch = mask_batch,
-                        .mask_heads = mask_heads,
-                        .mask_queries = mask_queries,
-                        .mode = modes[mask_mode],
-                        .scale = scale,
-                        .mask = mask_mode ? mask : NULL};
-    return g;
 }

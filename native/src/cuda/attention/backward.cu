@@ -8,6 +8,7 @@
  * 7 products of 2·n²·d operations instead of the 5 of a single pass, whose sums into gQ would have to be ordered
  * between blocks. See attention/simt_tiles.cuh for who owns what. */
 #include "cuda/attention/backward.cuh"
+#include "cuda/attention/chain.cuh"
 #include "cuda/device/vector.cuh"
 
 namespace attention {
@@ -304,6 +305,8 @@ extern "C" int32_t tl_cuda_flash_attention_bwd(tl_context *ctx, const float *Q, 
                                                float *gK, float *gV)
 {
     using namespace attention;
+    if (tl_is_reproducible(ctx))
+        return chain_backward(ctx, square_geometry(batch, n, d, mask_mode, scale, mask), Q, K, V, out, g, gQ, gK, gV);
     const bool wide = d % 4 == 0 && tl_aligned4(Q) && tl_aligned4(K) && tl_aligned4(V) && tl_aligned4(g) &&
                       (!gQ || tl_aligned4(gQ)) && (!gK || tl_aligned4(gK)) && (!gV || tl_aligned4(gV));
     const int64_t granules = tl_ceil_div(n, GRANULE), queries = batch * n;

@@ -5,6 +5,7 @@
  * copied while S is computed, the next K while P·V is. On tensor cores they stay in registers. A tile that the mask
  * blocks whole is skipped, unless its values hold an infinity or NaN, which a weight of 0 does not silence, or the fill
  * still has weight. */
+#include "cuda/attention/chain.cuh"
 #include "cuda/attention/mma_tiles.cuh"
 #include "cuda/device/vector.cuh"
 
@@ -269,6 +270,8 @@ extern "C" int32_t tl_cuda_flash_attention(tl_context *ctx, const float *Q, cons
                                            float scale, float *out)
 {
     using namespace attention;
+    if (tl_is_reproducible(ctx))
+        return chain_forward(ctx, square_geometry(batch, n, d, mask_mode, scale, mask), Q, K, V, out);
     const bool wide = d % 4 == 0 && tl_aligned4(Q) && tl_aligned4(K) && tl_aligned4(V) && tl_aligned4(out);
     const int64_t granules = tl_ceil_div(n, GRANULE);
     ForwardArgs a{{Q, K, V, mask, batch, n, d, (int)mask_mode, scale, wide, granules, 0, nullptr}, nullptr, out};

@@ -5,101 +5,21 @@
  * A member of the batch is a head of keys with the queries of its group, one head's after the other's: so keys are read
  * once for a group, and their gradients are sums over all rows of the member, in order. What a row may attend to is found
  * once and lies in shared memory. Rows longer than DP are gone through in chunks, and a block makes one chunk of a result. */
-#include "cuda/attention/simt_tiles.cuh"
+#include "cuda/attention/chain.cuh"
 #include "cuda/device/vector.cuh"
 
 namespace attention {
 namespace grouped {
 
-enum { UNMASKED = 0, ZEROS_BLOCK = 1, ADDED = 2 };
 constexpr const char *GROUPED = "grouped_attention";
 
-struct Args {
-    const float *Q, *K, *V, *mask, *out, *g;
+struct Args : Geometry {
+    const float *Q, *K, *V, *out, *g;
     float *result, *gQ, *gK, *gV, *base, *inverse, *dot;
-    int64_t members, rows, keys, d, v, kv_heads, group, queries;
-    int64_t before, after, offset, mask_batch, mask_heads, mask_queries;
-    int mode;
-    float scale;
-    bool limited, wide_d, wide_v;
+    bool wide_d, wide_v;
     const uint8_t *finite_k, *finite_v, *finite_q, *finite_g; /* per GRANULE rows, where limited */
     uint32_t blocks;                                          /* of a member */
 };
-
-/* What rows may attend to: the keys first .. end - 1, and where their part of the mask begins. */
-struct Rows {
-    int64_t *first, *end, *mask;
-
-    template <int COUNT> __device__ __forceinline__ static constexpr int floats() { return 6 * COUNT; }
-    __device__ __forceinline__ Rows(float *shared, int count)
-        : first(reinterpret_cast<int64_t *>(shared)), end(first + count), mask(end + count)
-    {}
-    /* Of the `count` rows from i0 on; those that do not exist attend to nothing. The next barrier publishes it. */
-    __device__ __forceinline__ void find(const Args &a, int64_t b, int64_t i0, int count)
-    {
-        for (int t = threadIdx.x; t < count; t += blockDim.x) {
-            const int64_t i = i0 + t, head = i / a.queries, at = i - head * a.queries + a.offset;
-            int64_t from = at - a.before, to = at + a.after + 1;
-            from = from < 0 ? 0 : from;
-            to = to < a.keys ? to : a.keys;
-            first[t] = from;
-            end[t] = i < a.rows ? to : 0;
-            const int64_t outer = a.mask_batch > 1 ? b / a.kv_heads : 0;
-            const int64_t inner = a.mask_heads > 1 ? b % a.kv_heads * a.group + head : 0;
-            const int64_t query = a.mask_queries > 1 ? i - head * a.queries : 0;
-            mask[t] = i < a.rows ? ((outer * a.mask_heads + inner) * a.mask_queries + query) * a.keys : 0;
-        }
-    }
-    /* Whether the thread sees a row that attends to one of the keys j0 .. j1-1. */
-    __device__ __forceinline__ bool meet(int count, int64_t j0, int64_t j1) const
-    {
-        bool any = false;
-        for (int t = threadIdx.x; t < count; t += blockDim.x)
-            any |= (first[t] > j0 ? first[t] : j0) < (end[t] < j1 ? end[t] : j1);
-        return any;
-    }
-    /* A raw product of row r and key j as a score: -inf where blocked, and nowhere else. */
-    __device__ __forceinline__ float score(const Args &a, int r, int64_t j, float product) const
-    {
-        if (j < first[r] || j >= end[r]) return -TL_INF;
-        if (a.mode == UNMASKED) return tl_attention_score(product, a.scale);
-        const float m = a.mask[mask[r] + j];
-        if (a.mode == ADDED) return tl_attention_biased(product, a.scale, m);
-        return m == 0.0f ? -TL_INF : tl_attention_score(product, a.scale);
-    }
-};
-
-/* Starts copying rows first .. first+COUNT-1 of x (n, width), coordinates from .. from+DP-1; what does not exist is 0. */
-template <class C, int COUNT>
-__device__ __forceinline__ void copy(float *to, const float *x, int64_t first, int64_t n, int64_t width, bool wide,
-                                     int64_t from)
-{
-    const float *source = x + first * width + from;
-    const int64_t rows = n - first, rest = width - from;
-    if (wide) {
-#pragma unroll 4
-        for (int t = threadIdx.x; t < COUNT * (C::DP / 4); t += C::THREADS) {
-            const int r = t / (C::DP / 4), c = t % (C::DP / 4) * 4;
-            const bool present = r < rows && c < rest;
-            tl_copy_async<16>(to + r * C::LD + c, present ? source + r * width + c : x, present);
-        }
-    } else {
-#pragma unroll 4
-        for (int t = threadIdx.x; t < COUNT * C::DP; t += C::THREADS) {
-            const int r = t / C::DP, c = t % C::DP;
-            const bool present = r < rows && c < rest;
-            tl_copy_async<4>(to + r * C::LD + c, present ? source + r * width + c : x, present);
-        }
-    }
-}
-
-/* Waits for all copies of the block. */
-__device__ __forceinline__ void arrive()
-{
-    tl_copy_commit();
-    tl_copy_wait<0>();
-    __syncthreads();
-}
 
 __device__ __forceinline__ int steps(int64_t width, int64_t from, int most)
 {
@@ -132,29 +52,18 @@ __device__ __forceinline__ void store(float *row, const float (&x)[C::RC], int64
     }
 }
 
-/* Whether COUNT rows of n from `first` on of member b are all finite. */
-template <int COUNT>
-__device__ __forceinline__ bool finite_rows(const uint8_t *finite, int64_t n, int64_t b, int64_t first)
-{
-    const int64_t granules = (n + GRANULE - 1) / GRANULE;
-    bool yes = true;
-    TL_UNROLL_FOR (int g = 0; g < COUNT / GRANULE; g++)
-        yes &= first / GRANULE + g >= granules || finite[b * granules + first / GRANULE + g] != 0;
-    return yes;
-}
-
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 template <class C> constexpr size_t forward_shared()
 {
-    return sizeof(float) * (size_t)(6 * C::ROWS + (C::ROWS + 2 * C::COLS) * C::LD + C::ROWS * C::LP);
+    return sizeof(float) * (size_t)(Rows::FLOATS * C::ROWS + (C::ROWS + 2 * C::COLS) * C::LD + C::ROWS * C::LP);
 }
 
 template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forward_kernel(const Args a)
 {
     extern __shared__ __align__(16) float shared[];
     Rows limits(shared, C::ROWS);
-    float *Qs = shared + 6 * C::ROWS, *Ks = Qs + C::ROWS * C::LD, *Vs = Ks + C::COLS * C::LD;
+    float *Qs = shared + Rows::FLOATS * C::ROWS, *Ks = Qs + C::ROWS * C::LD, *Vs = Ks + C::COLS * C::LD;
     float *Ps = Vs + C::COLS * C::LD;
     const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
     const int64_t b = blockIdx.x / a.blocks, i0 = blockIdx.x % a.blocks * C::ROWS;
@@ -175,8 +84,9 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
         scores<C>(s, Qs, Q, i0, a.rows, Ks, K, j0, a.keys, a.d, a.wide_d, fresh);
         fresh = false;
         TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
+            bool shut;
             TL_UNROLL_FOR (int j = 0; j < C::RK; j++)
-                s[i][j] = limits.score(a, ty + C::TY * i, j0 + tx + C::TX * j, s[i][j]);
+                s[i][j] = limits.score(a, ty + C::TY * i, j0 + tx + C::TX * j, s[i][j], &shut);
             const float factor = softmax.step(i, s[i]);
             TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
                 sums[i][c] *= factor;
@@ -200,14 +110,14 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
 
 template <class C> constexpr size_t query_shared()
 {
-    return sizeof(float) * (size_t)(6 * C::ROWS + 2 * (C::ROWS + C::COLS) * C::LD + C::ROWS * C::LP);
+    return sizeof(float) * (size_t)(Rows::FLOATS * C::ROWS + 2 * (C::ROWS + C::COLS) * C::LD + C::ROWS * C::LP);
 }
 
 template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Args a)
 {
     extern __shared__ __align__(16) float shared[];
     Rows limits(shared, C::ROWS);
-    float *Qs = shared + 6 * C::ROWS, *Gs = Qs + C::ROWS * C::LD, *Ks = Gs + C::ROWS * C::LD;
+    float *Qs = shared + Rows::FLOATS * C::ROWS, *Gs = Qs + C::ROWS * C::LD, *Ks = Gs + C::ROWS * C::LD;
     float *Vs = Ks + C::COLS * C::LD, *Ws = Vs + C::COLS * C::LD;
     const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
     const int64_t b = blockIdx.x / a.blocks, i0 = blockIdx.x % a.blocks * C::ROWS;
@@ -244,8 +154,9 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) quer
         TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
             uint32_t open = 0;
             TL_UNROLL_FOR (int j = 0; j < C::RK; j++) {
-                s[i][j] = limits.score(a, ty + C::TY * i, j0 + tx + C::TX * j, s[i][j]);
-                open |= (uint32_t)(s[i][j] != -TL_INF) << j;
+                bool shut;
+                s[i][j] = limits.score(a, ty + C::TY * i, j0 + tx + C::TX * j, s[i][j], &shut);
+                open |= (uint32_t)!shut << j;
             }
             const float factor = softmax.step(i, s[i]);
             TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
@@ -274,14 +185,14 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) quer
 
 template <class C> constexpr size_t key_shared()
 {
-    return sizeof(float) * (size_t)(6 * C::COLS + 2 * (C::ROWS + C::COLS) * C::LD + 2 * C::ROWS * C::LP);
+    return sizeof(float) * (size_t)(Rows::FLOATS * C::COLS + 2 * (C::ROWS + C::COLS) * C::LD + 2 * C::ROWS * C::LP);
 }
 
 template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a)
 {
     extern __shared__ __align__(16) float shared[];
     Rows limits(shared, C::COLS);
-    float *Ks = shared + 6 * C::COLS, *Vs = Ks + C::ROWS * C::LD, *Qs = Vs + C::ROWS * C::LD;
+    float *Ks = shared + Rows::FLOATS * C::COLS, *Vs = Ks + C::ROWS * C::LD, *Qs = Vs + C::ROWS * C::LD;
     float *Gs = Qs + C::COLS * C::LD, *Ps = Gs + C::COLS * C::LD, *Ws = Ps + C::ROWS * C::LP;
     const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
     const int64_t b = blockIdx.x / a.blocks, j0 = blockIdx.x % a.blocks * C::ROWS;
@@ -320,10 +231,11 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
             const float D = exists ? dot[i0 + query] : 0.0f;
             TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
                 const int key = ty + C::TY * i;
-                const float x = limits.score(a, query, j0 + key, s[i][j]);
+                bool shut;
+                const float x = limits.score(a, query, j0 + key, s[i][j], &shut);
                 const float weight = tl_attention_weight(x - m) * over;
                 Ps[key * C::LP + query] = exists ? weight : 0.0f;
-                Ws[key * C::LP + query] = exists && x != -TL_INF ? weight * (t[i][j] - D) : 0.0f;
+                Ws[key * C::LP + query] = exists && !shut ? weight * (t[i][j] - D) : 0.0f;
             }
         }
         arrive();
@@ -368,33 +280,14 @@ template <class C> static int32_t key_pass(tl_context *ctx, Args &a)
     return launch<C>(ctx, key_kernel<C>, a, key_shared<C>(), a.keys, a.d > a.v ? a.d : a.v);
 }
 
-static Args make_args(const float *Q, const float *K, const float *V, const float *mask, int64_t batch, int64_t heads,
-                      int64_t queries, int64_t d, int64_t kv_heads, int64_t keys, int64_t width, int64_t mask_mode,
-                      int64_t mask_batch, int64_t mask_heads, int64_t mask_queries, int64_t before, int64_t after,
-                      int64_t offset, float scale)
+static Args make_args(const Geometry &of, const float *Q, const float *K, const float *V)
 {
-    const int64_t group = heads / kv_heads, unlimited = INT64_MAX / 4;
     Args a = {};
-    a.Q = Q, a.K = K, a.V = V, a.mask = mask;
-    a.members = batch * kv_heads, a.rows = group * queries, a.keys = keys, a.d = d, a.v = width;
-    a.kv_heads = kv_heads, a.group = group, a.queries = queries;
-    a.before = before < UINT32_MAX ? before : unlimited;
-    a.after = after < UINT32_MAX ? after : unlimited;
-    a.offset = offset, a.mask_batch = mask_batch, a.mask_heads = mask_heads, a.mask_queries = mask_queries;
-    a.mode = (int)mask_mode, a.scale = scale;
-    a.limited = before < UINT32_MAX || after < UINT32_MAX;
-    a.wide_d = d % 4 == 0 && tl_aligned4(Q) && tl_aligned4(K);
-    a.wide_v = width % 4 == 0 && tl_aligned4(V);
+    static_cast<Geometry &>(a) = of;
+    a.Q = Q, a.K = K, a.V = V;
+    a.wide_d = a.d % 4 == 0 && tl_aligned4(Q) && tl_aligned4(K);
+    a.wide_v = a.v % 4 == 0 && tl_aligned4(V);
     return a;
-}
-
-/* Which rows of x (members, n, width) are finite, into `to`. */
-static int32_t scan(tl_context *ctx, const Args &a, const float *x, int64_t n, int64_t width, uint8_t *to)
-{
-    Problem p = {};
-    p.batch = a.members, p.n = n, p.d = width, p.granules = tl_ceil_div(n, GRANULE);
-    const ValueScan scans[1] = {{x, to, false}};
-    return a.members > 0 && n > 0 ? scan_values(ctx, p, scans, 1, nullptr) : (int32_t)TORCHLEAN_OK;
 }
 
 } /* namespace grouped */
@@ -409,8 +302,10 @@ extern "C" int32_t tl_cuda_grouped_attention(tl_context *ctx, const float *Q, co
 {
     using namespace attention;
     using namespace attention::grouped;
-    Args a = make_args(Q, K, V, mask, batch, heads, queries, d, kv_heads, keys, width, mask_mode, mask_batch,
-                       mask_heads, mask_queries, before, after, offset, scale);
+    const Geometry of = grouped_geometry(batch, heads, queries, d, kv_heads, keys, width, mask_mode, mask_batch,
+                                         mask_heads, mask_queries, before, after, offset, scale, mask);
+    if (tl_is_reproducible(ctx)) return chain_forward(ctx, of, Q, K, V, out);
+    Args a = make_args(of, Q, K, V);
     a.result = out;
     if (a.members * a.rows == 0 || width == 0) return TORCHLEAN_OK;
     tl_scratch<uint8_t> finite(ctx);
@@ -437,8 +332,10 @@ extern "C" int32_t tl_cuda_grouped_attention_bwd(tl_context *ctx, const float *Q
 {
     using namespace attention;
     using namespace attention::grouped;
-    Args a = make_args(Q, K, V, mask, batch, heads, queries, d, kv_heads, keys, width, mask_mode, mask_batch,
-                       mask_heads, mask_queries, before, after, offset, scale);
+    const Geometry of = grouped_geometry(batch, heads, queries, d, kv_heads, keys, width, mask_mode, mask_batch,
+                                         mask_heads, mask_queries, before, after, offset, scale, mask);
+    if (tl_is_reproducible(ctx)) return chain_backward(ctx, of, Q, K, V, out, g, gQ, gK, gV);
+    Args a = make_args(of, Q, K, V);
     a.out = out, a.g = g, a.gQ = gQ, a.gK = gK, a.gV = gV;
     a.wide_v = a.wide_v && tl_aligned4(g);
     const int64_t all = a.members * a.rows, most = d > width ? d : width;

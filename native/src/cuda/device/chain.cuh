@@ -85,6 +85,25 @@ struct tl_chain_matrix : tl_chain_layout<T, Real, WIDTH, ALONG, VECTOR> {
     }
 };
 
+/* sum += a·b, a 16 x 8 x 4 product of a warp: the lane has rows g, g + 8 of a and column g of b at k = t, and of the sums rows g
+ * and g + 8, columns 2t and 2t + 1. Where tensor cores have none, lanes ask for each other's elements. */
+static __device__ __forceinline__ void tl_chain_mma(double (&sum)[4], double a0, double a1, double b)
+{
+#if __CUDA_ARCH__ >= 900
+    asm("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+d"(sum[0]), "+d"(sum[1]), "+d"(sum[2]), "+d"(sum[3])
+        : "d"(a0), "d"(a1), "d"(b));
+#else
+    const int lane = (int)threadIdx.x % 32, t = lane % 4;
+    TL_UNROLL_FOR (int k = 0; k < 4; k++) {
+        const double x0 = __shfl_sync(0xffffffffu, a0, lane - t + k), x1 = __shfl_sync(0xffffffffu, a1, lane - t + k);
+        const double y0 = __shfl_sync(0xffffffffu, b, 8 * t + k), y1 = __shfl_sync(0xffffffffu, b, 8 * t + 4 + k);
+        sum[0] = fma(x0, y0, sum[0]), sum[1] = fma(x0, y1, sum[1]);
+        sum[2] = fma(x1, y0, sum[2]), sum[3] = fma(x1, y1, sum[3]);
+    }
+#endif
+}
+
 /* A lane's elements of the next TL_CHAIN_TERMS k, widened: what a tensor core's product of 16 x 8 x 4 takes of it, or the rows and
  * columns of its own results. */
 #if __CUDA_ARCH__ >= 900
@@ -114,10 +133,7 @@ template <class T> struct tl_chain_fragments {
         TL_UNROLL_FOR (int m = 0; m < T::M; m++)
             TL_UNROLL_FOR (int n = 0; n < T::N; n++)
 #if __CUDA_ARCH__ >= 900
-                asm("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
-                    "{%0, %1, %2, %3};"
-                    : "+d"(sum[m][n][0]), "+d"(sum[m][n][1]), "+d"(sum[m][n][2]), "+d"(sum[m][n][3])
-                    : "d"(a[m][0]), "d"(a[m][1]), "d"(b[n][0]));
+                tl_chain_mma(sum[m][n], a[m][0], a[m][1], b[n][0]);
 #else
                 TL_UNROLL_FOR (int e = 0; e < 4; e++)
                     sum[m][n][e] = fma(a[m][e / 2], b[n][e % 2], sum[m][n][e]);

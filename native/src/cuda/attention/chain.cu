@@ -1,0 +1,396 @@
+/* Attention in the mode `reproducible` on CUDA: a pass over queries, which gives the result, or gQ and what the pass over keys
+ * needs, and a pass over keys (attention/chain_tiles.cuh). */
+#include "cuda/attention/chain.cuh"
+
+#include "cuda/attention/chain_tiles.cuh"
+
+namespace attention {
+namespace {
+
+/* ---- the pass over queries: the result, or gQ and what the pass over keys needs ------------------------------------- */
+
+template <class C, bool BACKWARD> constexpr size_t query_shared()
+{
+    return sizeof(float) *
+           (size_t)(Rows::FLOATS * C::ROWS + (BACKWARD ? 2 : 1) * C::ROWS * C::LD + 2 * C::STAGES * TILE * C::LD);
+}
+
+template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Args a)
+{
+    extern __shared__ __align__(16) float shared[];
+    Rows limits(shared, C::ROWS);
+    float *Qs = shared + Rows::FLOATS * C::ROWS, *Gs = Qs + C::ROWS * C::LD;
+    float *Ks = Gs + (BACKWARD ? C::ROWS * C::LD : 0), *Vs = Ks + C::STAGES * TILE * C::LD;
+    const Lane<C> lane;
+    const int64_t b = blockIdx.x / a.blocks, i0 = blockIdx.x % a.blocks * C::ROWS;
+    const int64_t from = (int64_t)blockIdx.y * C::DP;
+    const float *Q = a.Q + b * a.rows * a.d, *K = a.K + b * a.keys * a.d, *V = a.V + b * a.keys * a.v;
+    const float *G = BACKWARD ? a.g + b * a.rows * a.v : nullptr;
+    const bool gradient = BACKWARD && a.gQ;
+    const uint8_t *const finite = BACKWARD ? a.finite_k : a.finite_v;
+
+    limits.find(a, b, i0, C::ROWS);
+    if (!C::MANY) {
+        copy<C, C::ROWS>(Qs, Q, i0, a.rows, a.d, a.wide_d, 0);
+        if (BACKWARD) copy<C, C::ROWS>(Gs, G, i0, a.rows, a.v, a.wide_v, 0);
+    }
+    __syncthreads();
+    const Span span(limits, a.rows - i0 < C::ROWS ? a.rows - i0 : (int64_t)C::ROWS);
+    double dot[C::M][2];
+    TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+        TL_UNROLL_FOR (int h = 0; h < 2; h++) {
+            const int64_t row = i0 + lane.row(m, h);
+            dot[m][h] = BACKWARD && row < a.rows ? a.dot[b * a.rows + row] : 0.0;
+        }
+    auto start = [&](int64_t j, int stage) { /* copying a tile */
+                                             if (C::MANY) return;
+                                             copy<C, TILE>(Ks + stage * TILE * C::LD, K, j, a.keys, a.d, a.wide_d, 0);
+                                             if (!BACKWARD || gradient)
+                                                 copy<C, TILE>(Vs + stage * TILE * C::LD, V, j, a.keys, a.v, a.wide_v,
+                                                               0);
+                                             tl_copy_commit();
+    };
+
+    Sums<C> sums;
+    Softmax<C> softmax;
+    for (int64_t begin = 0; begin < a.keys; begin += a.segment) {
+        const int64_t last = begin + a.segment < a.keys ? begin + a.segment : a.keys;
+        const Softmax<C> before = softmax;
+        softmax = Softmax<C>();
+        clear<C>(sums);
+        int64_t j0 = span.next(begin, last, a, finite, b);
+        int stage = 0;
+        if (j0 < last) start(j0, stage);
+        while (j0 < last) {
+            const int64_t after = span.next(j0 + TILE, last, a, finite, b);
+            const float *const k = Ks + stage * TILE * C::LD, *const v = Vs + stage * TILE * C::LD;
+            Products<C> s = {};
+            uint32_t shut[C::M][2];
+            if constexpr (C::MANY) {
+                multiply_chunks<C>(s, Qs, Q, i0, a.rows, Ks, K, j0, a.keys, a.d, a.wide_d, lane);
+            } else {
+                tl_copy_wait<0>();
+                __syncthreads();
+                if (C::STAGES > 1 && after < last) start(after, stage ^ 1);
+                multiply<C>(s, Qs, k, whole(a.d, 0, C::DP), lane);
+            }
+            softmax.step(s, sums, shut, a, limits, span.open(a, j0), j0, lane);
+            if constexpr (BACKWARD) {
+                if (gradient) {
+                    Products<C> t = {};
+                    if constexpr (C::MANY)
+                        multiply_chunks<C>(t, Gs, G, i0, a.rows, Vs, V, j0, a.keys, a.v, a.wide_v, lane);
+                    else
+                        multiply<C>(t, Gs, v, whole(a.v, 0, C::DP), lane);
+                    TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+                        TL_UNROLL_FOR (int n = 0; n < 4; n++)
+                            TL_UNROLL_FOR (int i = 0; i < 4; i++) {
+                                const bool blocked = shut[m][i / 2] >> (2 * n + i % 2) & 1;
+                                const double ds = tl_round_24(s[m][n][i] * (t[m][n][i] - dot[m][i / 2]));
+                                s[m][n][i] = blocked ? 0.0 : ds;
+                            }
+                }
+            }
+            if constexpr (C::MANY) {
+                __syncthreads();
+                if (!BACKWARD) copy<C, TILE>(Vs, V, j0, a.keys, a.v, a.wide_v, from);
+                if (BACKWARD) copy<C, TILE>(Ks, K, j0, a.keys, a.d, a.wide_d, from);
+                arrive();
+            }
+            if (!BACKWARD || gradient) accumulate<C>(sums, s, BACKWARD ? k : v, lane);
+            if (C::STAGES > 1) {
+                stage ^= 1;
+            } else if (!C::MANY) {
+                __syncthreads();
+                if (after < last) start(after, 0);
+            }
+            j0 = after;
+        }
+        __syncthreads(); /* the last tile has been used */
+        if (a.totals) {
+            double old[C::M][2], part[C::M][2];
+            softmax.join(before, old, part);
+            join<C>(sums, totals_of<C>(a, 0), begin == 0, last == a.keys, old, part);
+        }
+    }
+    if (a.keys == 0) clear<C>(sums);
+    TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+        TL_UNROLL_FOR (int h = 0; h < 2; h++) {
+            const double total = softmax.total(m, h);
+            const int64_t row = i0 + lane.row(m, h);
+            if (BACKWARD && lane.t == 0 && from == 0 && row < a.rows) {
+                a.reference[b * a.rows + row] = tl_weight_reference(softmax.top[m][h]);
+                a.inverse[b * a.rows + row] = 1.0 / total;
+            }
+            TL_UNROLL_FOR (int n = 0; n < C::N; n++)
+                TL_UNROLL_FOR (int e = 0; e < 2; e++) {
+                    const double x = sums[m][n][2 * h + e] / total;
+                    sums[m][n][2 * h + e] = BACKWARD ? x * (double)a.scale : x;
+                }
+        }
+    if (!BACKWARD) store<C>(a.result + b * a.rows * a.v, i0, a.rows, a.v, from, sums, lane);
+    if (gradient) store<C>(a.gQ + b * a.rows * a.d, i0, a.rows, a.d, from, sums, lane);
+}
+
+/* D of every query, by a chain like those of g·v. A thread owns a query. */
+__global__ void __launch_bounds__(128)
+    dot_kernel(const float *g, const float *out, int64_t rows, int64_t width, double *dot)
+{
+    const int64_t row = (int64_t)blockIdx.x * 128 + threadIdx.x;
+    if (row >= rows) return;
+    double sum = 0.0;
+#pragma unroll 8
+    for (int64_t c = 0; c < width; c++)
+        sum = fma((double)g[row * width + c], (double)out[row * width + c], sum);
+    dot[row] = sum;
+}
+
+/* ---- the pass over keys ------------------------------------------------------------------------------------------ */
+
+/* In shared memory, of a tile of queries. */
+struct Statistics {
+    double reference[TILE], inverse[TILE], dot[TILE];
+};
+
+template <class C> constexpr size_t key_shared()
+{
+    return sizeof(Statistics) + sizeof(float) * (size_t)(Rows::FLOATS * TILE + 2 * (C::ROWS + TILE) * C::LD);
+}
+
+/* gV with VALUES, gK with KEYS. */
+template <class C, bool KEYS, bool VALUES>
+__global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a)
+{
+    static_assert(C::STAGES == 1, "a tile at a time");
+    extern __shared__ __align__(16) float shared[];
+    Statistics &of = *reinterpret_cast<Statistics *>(shared);
+    float *const rest = shared + sizeof(Statistics) / sizeof(float);
+    Rows limits(rest, TILE);
+    float *Ks = rest + Rows::FLOATS * TILE, *Vs = Ks + C::ROWS * C::LD, *Qs = Vs + C::ROWS * C::LD;
+    float *Gs = Qs + TILE * C::LD;
+    const Lane<C> lane;
+    const int64_t b = blockIdx.x / a.blocks, j0 = blockIdx.x % a.blocks * C::ROWS;
+    const int64_t from = (int64_t)blockIdx.y * C::DP;
+    const float *Q = a.Q + b * a.rows * a.d, *K = a.K + b * a.keys * a.d, *V = a.V + b * a.keys * a.v;
+    const float *G = a.g + b * a.rows * a.v;
+
+    if (!C::MANY) {
+        copy<C, C::ROWS>(Ks, K, j0, a.keys, a.d, a.wide_d, 0);
+        if (KEYS) copy<C, C::ROWS>(Vs, V, j0, a.keys, a.v, a.wide_v, 0);
+    }
+    Sums<C> gK, gV;
+    for (int64_t begin = 0; begin < a.rows; begin += a.segment) {
+        const int64_t last = begin + a.segment < a.rows ? begin + a.segment : a.rows;
+        if (KEYS) clear<C>(gK);
+        if (VALUES) clear<C>(gV);
+        for (int64_t i0 = begin; i0 < last; i0 += TILE) {
+            __syncthreads(); /* the tile before has been used */
+            limits.find(a, b, i0, TILE);
+            bool counts = limits.meet(TILE, j0, j0 + C::ROWS), each = a.mode == UNMASKED;
+            for (int r = threadIdx.x; r < TILE; r += C::THREADS) {
+                const int64_t row = b * a.rows + i0 + r;
+                const bool exists = i0 + r < a.rows;
+                each &= limits.first[r] <= j0 && limits.end[r] >= j0 + C::ROWS;
+                of.reference[r] = exists ? a.reference[row] : 0.0;
+                of.inverse[r] = exists ? a.inverse[row] : 0.0;
+                of.dot[r] = exists ? a.dot[row] : 0.0;
+                counts |= isnan(of.inverse[r]); /* the weights of a row that is NaN are NaN, blocked or not */
+            }
+            if (a.limited)
+                counts |= !finite_rows<TILE>(a.finite_q, a.rows, b, i0) ||
+                          !finite_rows<TILE>(a.finite_g, a.rows, b, i0);
+            if (!__syncthreads_or(counts || !a.limited)) continue;
+            const bool open = __syncthreads_and(each);
+            Products<C> p = {};
+            if constexpr (C::MANY) {
+                multiply_chunks<C>(p, Ks, K, j0, a.keys, Qs, Q, i0, a.rows, a.d, a.wide_d, lane);
+            } else {
+                copy<C, TILE>(Qs, Q, i0, a.rows, a.d, a.wide_d, 0);
+                copy<C, TILE>(Gs, G, i0, a.rows, a.v, a.wide_v, 0);
+                arrive();
+                multiply<C>(p, Ks, Qs, whole(a.d, 0, C::DP), lane);
+            }
+            uint32_t shut[C::M] = {};
+            TL_UNROLL_FOR (int n = 0; n < 4; n++)
+                TL_UNROLL_FOR (int e = 0; e < 2; e++) {
+                    const int query = lane.other(n, e);
+                    const double reference = of.reference[query], inverse = of.inverse[query];
+                    const int32_t quick = tl_quick_reference(reference);
+                    TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+                        TL_UNROLL_FOR (int h = 0; h < 2; h++) {
+                            double &x = p[m][n][2 * h + e];
+                            bool blocked = false;
+                            const float s = open ? tl_attention_score((float)x, a.scale)
+                                                 : limits.score(a, query, j0 + lane.row(m, h), (float)x, &blocked);
+                            shut[m] |= (uint32_t)blocked << (4 * n + 2 * h + e);
+                            x = tl_round_24(weight(s, quick, reference) * inverse);
+                        }
+                }
+            if constexpr (KEYS) {
+                Products<C> t = {};
+                if constexpr (C::MANY)
+                    multiply_chunks<C>(t, Vs, V, j0, a.keys, Gs, G, i0, a.rows, a.v, a.wide_v, lane);
+                else
+                    multiply<C>(t, Vs, Gs, whole(a.v, 0, C::DP), lane);
+                TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+                    TL_UNROLL_FOR (int n = 0; n < 4; n++)
+                        TL_UNROLL_FOR (int i = 0; i < 4; i++) {
+                            const double ds = tl_round_24(p[m][n][i] * (t[m][n][i] - of.dot[lane.other(n, i % 2)]));
+                            t[m][n][i] = shut[m] >> (4 * n + i) & 1 ? 0.0 : ds;
+                        }
+                if constexpr (C::MANY) {
+                    __syncthreads();
+                    copy<C, TILE>(Qs, Q, i0, a.rows, a.d, a.wide_d, from);
+                    arrive();
+                }
+                accumulate<C>(gK, t, Qs, lane);
+            }
+            if constexpr (VALUES) {
+                if constexpr (C::MANY) {
+                    __syncthreads();
+                    copy<C, TILE>(Gs, G, i0, a.rows, a.v, a.wide_v, from);
+                    arrive();
+                }
+                accumulate<C>(gV, p, Gs, lane);
+            }
+        }
+        if (a.totals) {
+            double one[C::M][2];
+            TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+                one[m][0] = one[m][1] = 1.0;
+            if (KEYS) join<C>(gK, totals_of<C>(a, 0), begin == 0, last == a.rows, one, one);
+            if (VALUES) join<C>(gV, totals_of<C>(a, KEYS ? 1 : 0), begin == 0, last == a.rows, one, one);
+        }
+    }
+    if constexpr (KEYS) {
+        if (a.rows == 0) clear<C>(gK);
+        TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+            TL_UNROLL_FOR (int n = 0; n < C::N; n++)
+                TL_UNROLL_FOR (int i = 0; i < 4; i++)
+                    gK[m][n][i] *= (double)a.scale;
+        store<C>(a.gK + b * a.keys * a.d, j0, a.keys, a.d, from, gK, lane);
+    }
+    if constexpr (VALUES) {
+        if (a.rows == 0) clear<C>(gV);
+        store<C>(a.gV + b * a.keys * a.v, j0, a.keys, a.v, from, gV, lane);
+    }
+}
+
+/* ---- launches ---------------------------------------------------------------------------------------------------- */
+
+/* Blocks of C::ROWS of the `rows` of each member, which go through `others`, times the chunks of results of `width` elements. */
+template <class C, class K>
+int32_t launch(tl_context *ctx, const char *name, K kernel, Args a, size_t shared, int64_t rows, int64_t others,
+               int64_t width, int arrays)
+{
+    a.blocks = (uint32_t)tl_ceil_div(rows, C::ROWS);
+    a.segment = tl_chain_segment(others);
+    const int64_t chunks = C::MANY && width > 0 ? tl_ceil_div(width, C::DP) : 1, blocks = a.members * a.blocks;
+    if (blocks == 0) return TORCHLEAN_OK;
+    tl_scratch<double> totals(ctx);
+    if (others > a.segment) {
+        TL_TRY(totals.allocate(arrays * blocks * chunks * C::THREADS * C::SUMS));
+        a.totals = totals;
+    }
+    return tl_launch_shared(ctx, name, kernel, dim3((unsigned)blocks, (unsigned)chunks), C::THREADS, shared, a);
+}
+
+template <class C, bool BACKWARD> int32_t query_pass(tl_context *ctx, const Args &a)
+{
+    const int64_t width = !BACKWARD ? a.v : a.gQ ? a.d : 1;
+    return launch<C>(ctx, BACKWARD ? "attention_chain_bwd" : "attention_chain", query_kernel<C, BACKWARD>, a,
+                     query_shared<C, BACKWARD>(), a.rows, a.keys, width, 1);
+}
+
+/* Fewer rows to a block where there would be too few blocks. */
+template <class LARGE, class SMALL, bool BACKWARD> int32_t query_pass(tl_context *ctx, const Args &a)
+{
+    return a.members * tl_ceil_div(a.rows, LARGE::ROWS) >= tl_cuda_sms(ctx) ? query_pass<LARGE, BACKWARD>(ctx, a)
+                                                                            : query_pass<SMALL, BACKWARD>(ctx, a);
+}
+
+template <class C, bool KEYS, bool VALUES> int32_t key_pass(tl_context *ctx, const Args &a)
+{
+    const int64_t width = !VALUES ? a.d : !KEYS ? a.v : a.d > a.v ? a.d : a.v;
+    return launch<C>(ctx, "attention_chain_bwd", key_kernel<C, KEYS, VALUES>, a, key_shared<C>(), a.keys, a.rows, width,
+                     (int)KEYS + (int)VALUES);
+}
+
+/* Both gradients at once where a thread's registers hold their sums. */
+template <class C, bool BOTH> int32_t key_passes(tl_context *ctx, const Args &a)
+{
+    if constexpr (BOTH)
+        if (a.gK && a.gV) return key_pass<C, true, true>(ctx, a);
+    if (a.gK) TL_TRY((key_pass<C, true, false>(ctx, a)));
+    return a.gV ? key_pass<C, false, true>(ctx, a) : (int32_t)TORCHLEAN_OK;
+}
+
+template <class LARGE, class SMALL, bool BOTH> int32_t key_passes(tl_context *ctx, const Args &a)
+{
+    return a.members * tl_ceil_div(a.keys, LARGE::ROWS) >= tl_cuda_sms(ctx) ? key_passes<LARGE, BOTH>(ctx, a)
+                                                                            : key_passes<SMALL, BOTH>(ctx, a);
+}
+
+Args make_args(const Geometry &of, const float *Q, const float *K, const float *V)
+{
+    Args a = {};
+    static_cast<Geometry &>(a) = of;
+    a.Q = Q, a.K = K, a.V = V;
+    a.wide_d = a.d % 4 == 0 && tl_aligned4(Q) && tl_aligned4(K);
+    a.wide_v = a.v % 4 == 0 && tl_aligned4(V);
+    return a;
+}
+
+} /* namespace */
+
+int32_t chain_forward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V, float *out)
+{
+    Args a = make_args(of, Q, K, V);
+    a.result = out;
+    if (a.members * a.rows == 0 || a.v == 0) return TORCHLEAN_OK;
+    tl_scratch<uint8_t> finite(ctx);
+    if (a.limited) {
+        TL_TRY(finite.allocate(a.members * tl_ceil_div(a.keys, TILE)));
+        TL_TRY(scan(ctx, a, V, a.keys, a.v, finite));
+        a.finite_v = finite;
+    }
+    const int64_t most = a.d > a.v ? a.d : a.v;
+    return most <= 32    ? query_pass<Tiles<32, 1, 4, 3, 2>, Tiles<32, 1, 2, 6, 2>, false>(ctx, a)
+           : most <= 64  ? query_pass<Tiles<64, 1, 4, 3, 2>, Tiles<64, 1, 2, 5, 2>, false>(ctx, a)
+           : most <= 128 ? query_pass<Tiles<128, 1, 4, 2, 2>, Tiles<128, 1, 2, 2, 2>, false>(ctx, a)
+                         : query_pass<Tiles<128, 1, 4, 2, 1, true>, false>(ctx, a);
+}
+
+int32_t chain_backward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V,
+                       const float *out, const float *g, float *gQ, float *gK, float *gV)
+{
+    Args a = make_args(of, Q, K, V);
+    a.out = out, a.g = g, a.gQ = a.d > 0 ? gQ : nullptr, a.gK = a.d > 0 ? gK : nullptr, a.gV = a.v > 0 ? gV : nullptr;
+    a.wide_v = a.wide_v && tl_aligned4(g);
+    const int64_t all = a.members * a.rows, most = a.d > a.v ? a.d : a.v;
+    const int64_t of_keys = a.members * tl_ceil_div(a.keys, TILE), of_rows = a.members * tl_ceil_div(a.rows, TILE);
+    tl_scratch<char> scratch(ctx);
+    TL_TRY(scratch.allocate((int64_t)sizeof(double) * 3 * all + of_keys + 2 * of_rows));
+    a.reference = reinterpret_cast<double *>((char *)scratch);
+    a.inverse = a.reference + all;
+    a.dot = a.inverse + all;
+    if (a.limited) {
+        uint8_t *const finite = reinterpret_cast<uint8_t *>(a.dot + all);
+        TL_TRY(scan(ctx, a, K, a.keys, a.d, finite));
+        TL_TRY(scan(ctx, a, Q, a.rows, a.d, finite + of_keys));
+        TL_TRY(scan(ctx, a, g, a.rows, a.v, finite + of_keys + of_rows));
+        a.finite_k = finite, a.finite_q = finite + of_keys, a.finite_g = finite + of_keys + of_rows;
+    }
+    if (all > 0)
+        TL_TRY(tl_launch(ctx, "attention_chain_bwd", dot_kernel, tl_grid(all, 128), 128, g, out, all, a.v, a.dot));
+    TL_TRY((most <= 32    ? query_pass<Tiles<32, 1, 4, 3, 2>, Tiles<32, 1, 2, 6, 2>, true>(ctx, a)
+            : most <= 64  ? query_pass<Tiles<64, 1, 4, 3, 2>, Tiles<64, 1, 2, 4, 2>, true>(ctx, a)
+            : most <= 128 ? query_pass<Tiles<128, 1, 4, 2, 1>, Tiles<128, 1, 2, 3, 1>, true>(ctx, a)
+                          : query_pass<Tiles<128, 1, 4, 1, 1, true>, true>(ctx, a)));
+    return most <= 32    ? key_passes<Tiles<32, 1, 4, 3, 1>, Tiles<32, 1, 2, 6, 1>, true>(ctx, a)
+           : most <= 64  ? key_passes<Tiles<64, 1, 4, 2, 1>, Tiles<64, 1, 2, 4, 1>, true>(ctx, a)
+           : most <= 128 ? key_passes<Tiles<128, 1, 4, 2, 1>, Tiles<128, 1, 2, 3, 1>, false>(ctx, a)
+                         : key_passes<Tiles<128, 1, 4, 1, 1, true>, false>(ctx, a);
+}
+
+} /* namespace attention */

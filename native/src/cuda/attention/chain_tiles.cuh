@@ -1,0 +1,284 @@
+/* Tiles of attention in the mode `reproducible` on CUDA (attention/chain.cu): the sums of cpu/attention/chain.h, to the bit, as
+ * products of warps in float64 (device/chain.cuh).
+ *
+ * A block owns ROWS rows of one member of the batch (queries; keys when the gradients of K and V are made), 16·M to a warp, and
+ * goes through the other side in tiles of TILE rows. Both lie in shared memory as float32 and are widened when they are read.
+ * Of a product with a tile a lane gets, of each 8 of its rows, numbers t and t + 4 (t = lane % 4): what it takes as the left
+ * operand of the next product, in which the tile's rows are summed over. So weights never leave their lanes. Columns of
+ * that product are numbered so that 32 lanes read 32 banks: result n of a lane's group g has column 4n + g % 4 + 16·(g / 4)
+ * of every 32.
+ *
+ * Rows of more than DP elements are gone through in chunks (MANY), and a block makes one chunk of a result. */
+#pragma once
+
+#include "cuda/attention/rows.cuh"
+#include "cuda/device/chain.cuh"
+#include "formula/attention_chain.h"
+
+namespace attention {
+namespace {
+
+constexpr int TILE = TL_ATTENTION_TILE;
+static_assert(TILE == GRANULE, "a tile has one flag");
+
+/* M: 16 rows each of a warp. BLOCKS: how many shall run on one multiprocessor. STAGES: tiles on their way or in use. */
+template <int DP_, int M_, int WARPS_, int BLOCKS_, int STAGES_, bool MANY_ = false> struct Tiles {
+    static constexpr int DP = DP_, M = M_, WARPS = WARPS_, BLOCKS = BLOCKS_, STAGES = STAGES_;
+    static constexpr bool MANY = MANY_;
+    static constexpr int ROWS = 16 * M * WARPS, THREADS = 32 * WARPS, LD = DP + 4, N = DP / 8, SUMS = 4 * M * N;
+};
+
+struct Args : Geometry {
+    const float *Q, *K, *V, *out, *g;
+    float *result, *gQ, *gK, *gV;
+    double *reference, *inverse, *dot; /* of every query: of its weights, 1/Σ of them, D */
+    double *totals;  /* SUMS of every thread for each array that is summed, where there are several segments */
+    int64_t segment; /* of the sums of a pass */
+    bool wide_d, wide_v;
+    const uint8_t *finite_k, *finite_v, *finite_q, *finite_g; /* per tile, where limited */
+    uint32_t blocks;                                          /* of a member */
+};
+
+/* Where a lane stands. */
+template <class C> struct Lane {
+    int g, t, row0, key, column;
+    __device__ __forceinline__ Lane()
+        : g((int)threadIdx.x % 32 / 4), t((int)threadIdx.x % 4), row0((int)threadIdx.x / 32 * 16 * C::M),
+          key(g / 2 + g % 2 * 4), column(g % 4 + g / 4 * 16)
+    {}
+    __device__ __forceinline__ int row(int m, int h) const { return row0 + 16 * m + 8 * h + g; }
+    /* The tile's row of element e of product n. */
+    __device__ __forceinline__ int other(int n, int e) const { return 8 * n + t + 4 * e; }
+    /* The column of element e of result n. */
+    __device__ __forceinline__ int result(int n, int e) const
+    {
+        const int x = 2 * t + e;
+        return n / 4 * 32 + n % 4 * 4 + x % 4 + x / 4 * 16;
+    }
+};
+
+template <class C> using Products = double[C::M][4][4];
+template <class C> using Sums = double[C::M][C::N][4];
+
+template <class C> __device__ __forceinline__ void clear(Sums<C> &sums)
+{
+    TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+        TL_UNROLL_FOR (int n = 0; n < C::N; n++)
+            TL_UNROLL_FOR (int i = 0; i < 4; i++)
+                sums[m][n][i] = 0.0;
+}
+
+/* s += A·Bᵀ over `width` coordinates, for the warp's rows of A and the rows of a tile. */
+template <class C>
+__device__ __forceinline__ void multiply(Products<C> &s, const float *A, const float *B, int width, const Lane<C> &lane)
+{
+    const float *a = A + (lane.row0 + lane.g) * C::LD + lane.t, *b = B + lane.key * C::LD + lane.t;
+#pragma unroll 4
+    for (int k = 0; k < width; k += 4) {
+        double x[C::M][2], y[4];
+        TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+            TL_UNROLL_FOR (int h = 0; h < 2; h++)
+                x[m][h] = (double)a[(16 * m + 8 * h) * C::LD + k];
+        TL_UNROLL_FOR (int n = 0; n < 4; n++)
+            y[n] = (double)b[8 * n * C::LD + k];
+        TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+            TL_UNROLL_FOR (int n = 0; n < 4; n++)
+                tl_chain_mma(s[m][n], x[m][0], x[m][1], y[n]);
+    }
+}
+
+/* sums += W·B over the rows of a tile. */
+template <class C>
+__device__ __forceinline__ void accumulate(Sums<C> &sums, const Products<C> &w, const float *B, const Lane<C> &lane)
+{
+    const float *b = B + lane.t * C::LD + lane.column;
+    TL_UNROLL_FOR (int q = 0; q < TILE / 4; q++)
+        TL_UNROLL_FOR (int n = 0; n < C::N; n++) {
+            const double y = (double)b[4 * q * C::LD + n / 4 * 32 + n % 4 * 4];
+            TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+                tl_chain_mma(sums[m][n], w[m][q / 2][q % 2], w[m][q / 2][2 + q % 2], y);
+        }
+}
+
+__device__ __forceinline__ int whole(int64_t width, int64_t from, int most)
+{
+    return (int)((width - from < most ? width - from : most) + 3) / 4 * 4;
+}
+
+/* s = A·Bᵀ for ROWS rows of A from i on and TILE rows of B from j on, which go through shared memory in chunks. */
+template <class C>
+__device__ __forceinline__ void multiply_chunks(Products<C> &s, float *As, const float *A, int64_t i, int64_t n_a,
+                                                float *Bs, const float *B, int64_t j, int64_t n_b, int64_t width,
+                                                bool wide, const Lane<C> &lane)
+{
+    for (int64_t k = 0; k < width; k += C::DP) {
+        __syncthreads(); /* what was there has been used */
+        copy<C, C::ROWS>(As, A, i, n_a, width, wide, k);
+        copy<C, TILE>(Bs, B, j, n_b, width, wide, k);
+        arrive();
+        multiply<C>(s, As, Bs, whole(width, k, C::DP), lane);
+    }
+}
+
+template <class C>
+__device__ __forceinline__ void store(float *to, int64_t i0, int64_t n, int64_t width, int64_t from, const Sums<C> &x,
+                                      const Lane<C> &lane)
+{
+    TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+        TL_UNROLL_FOR (int h = 0; h < 2; h++) {
+            const int64_t row = i0 + lane.row(m, h);
+            if (row >= n) continue;
+            TL_UNROLL_FOR (int k = 0; k < C::N; k++)
+                TL_UNROLL_FOR (int e = 0; e < 2; e++) {
+                    const int64_t c = from + lane.result(k, e);
+                    if (c < width) to[row * width + c] = (float)x[m][k][2 * h + e] + 0.0f; /* no -0 */
+                }
+        }
+}
+
+/* The thread's numbers of array `which`, in scratch. */
+template <class C> __device__ __forceinline__ double *totals_of(const Args &a, int which)
+{
+    const int64_t block = blockIdx.x + (int64_t)gridDim.x * blockIdx.y, blocks = (int64_t)gridDim.x * gridDim.y;
+    return a.totals + (which * blocks + block) * (C::SUMS * C::THREADS) + threadIdx.x;
+}
+
+/* sums = those of the segments before, times `old`, + sums times `part`; kept unless they are the last. */
+template <class C>
+__device__ __forceinline__ void join(Sums<C> &sums, double *total, bool first, bool last, const double (&old)[C::M][2],
+                                     const double (&part)[C::M][2])
+{
+    TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+        TL_UNROLL_FOR (int n = 0; n < C::N; n++)
+            TL_UNROLL_FOR (int i = 0; i < 4; i++) {
+                double *const own = total + ((m * C::N + n) * 4 + i) * C::THREADS;
+                if (!first) sums[m][n][i] = *own * old[m][i / 2] + sums[m][n][i] * part[m][i / 2];
+                if (!last) *own = sums[m][n][i];
+            }
+}
+
+/* A weight; few scores take the second way. */
+__device__ __forceinline__ double weight(float s, int32_t quick, double reference)
+{
+    double w = tl_weight_quick(s, quick);
+    if (!tl_is_quick(s)) w = tl_weight_large(s, reference);
+    return w;
+}
+
+/* ---- the running softmax of a lane's rows ------------------------------------------------------------------------ */
+
+template <class C> struct Softmax {
+    float top[C::M][2];
+    double sum[C::M][2]; /* of every fourth weight */
+
+    __device__ __forceinline__ Softmax()
+    {
+        TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+            TL_UNROLL_FOR (int h = 0; h < 2; h++)
+                top[m][h] = -TL_INF, sum[m][h] = 0.0;
+    }
+
+    /* Turns products of the rows with the keys of a tile from j0 on into weights, and scales what was accumulated before. */
+    __device__ __forceinline__ void step(Products<C> &s, Sums<C> &sums, uint32_t (&shut)[C::M][2], const Args &a,
+                                         const Rows &limits, bool open, int64_t j0, const Lane<C> &lane)
+    {
+        TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+            TL_UNROLL_FOR (int h = 0; h < 2; h++) {
+                float x[4][2], most = top[m][h];
+                shut[m][h] = 0;
+                TL_UNROLL_FOR (int n = 0; n < 4; n++)
+                    TL_UNROLL_FOR (int e = 0; e < 2; e++)
+                        x[n][e] = (float)s[m][n][2 * h + e];
+                if (open) {
+                    TL_UNROLL_FOR (int n = 0; n < 4; n++)
+                        TL_UNROLL_FOR (int e = 0; e < 2; e++)
+                            x[n][e] = tl_attention_score(x[n][e], a.scale);
+                } else {
+                    TL_UNROLL_FOR (int n = 0; n < 4; n++)
+                        TL_UNROLL_FOR (int e = 0; e < 2; e++) {
+                            bool blocked;
+                            x[n][e] = limits.score(a, lane.row(m, h), j0 + lane.other(n, e), x[n][e], &blocked);
+                            shut[m][h] |= (uint32_t)blocked << (2 * n + e);
+                        }
+                }
+                TL_UNROLL_FOR (int n = 0; n < 4; n++)
+                    TL_UNROLL_FOR (int e = 0; e < 2; e++)
+                        most = x[n][e] > most ? x[n][e] : most;
+                TL_UNROLL_FOR (int offset = 1; offset < 4; offset *= 2) {
+                    const float other = __shfl_xor_sync(0xffffffffu, most, offset);
+                    most = other > most ? other : most;
+                }
+                if (__any_sync(0xffffffffu, most != top[m][h])) {
+                    const double factor = tl_weight_rescale(top[m][h], most);
+                    TL_UNROLL_FOR (int n = 0; n < C::N; n++)
+                        TL_UNROLL_FOR (int e = 0; e < 2; e++)
+                            sums[m][n][2 * h + e] *= factor;
+                    sum[m][h] *= factor;
+                    top[m][h] = most;
+                }
+                const double reference = tl_weight_reference(most);
+                const int32_t quick = tl_quick_reference(reference);
+                TL_UNROLL_FOR (int n = 0; n < 4; n++)
+                    TL_UNROLL_FOR (int e = 0; e < 2; e++) {
+                        const double w = weight(x[n][e], quick, reference);
+                        s[m][n][2 * h + e] = w;
+                        sum[m][h] += w;
+                    }
+            }
+    }
+
+    /* Adds this to the rows of the segments before; the factors of both. */
+    __device__ __forceinline__ void join(const Softmax &before, double (&old)[C::M][2], double (&part)[C::M][2])
+    {
+        TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+            TL_UNROLL_FOR (int h = 0; h < 2; h++) {
+                const float most = top[m][h] > before.top[m][h] ? top[m][h] : before.top[m][h];
+                old[m][h] = tl_weight_rescale(before.top[m][h], most);
+                part[m][h] = tl_weight_rescale(top[m][h], most);
+                sum[m][h] = before.sum[m][h] * old[m][h] + sum[m][h] * part[m][h];
+                top[m][h] = most;
+            }
+    }
+
+    /* What the sums of a row are divided by. */
+    __device__ __forceinline__ double total(int m, int h) const
+    {
+        double x = sum[m][h];
+        x += __shfl_xor_sync(0xffffffffu, x, 2);
+        x += __shfl_xor_sync(0xffffffffu, x, 1);
+        return tl_weight_total(top[m][h], x);
+    }
+};
+
+/* The keys that any, and that each, of a block's rows may attend to, as far as limits go. */
+struct Span {
+    int64_t first, end, each_first, each_end;
+    __device__ __forceinline__ Span(const Rows &limits, int64_t count)
+        : first(INT64_MAX), end(0), each_first(0), each_end(INT64_MAX)
+    {
+        for (int r = 0; r < count; r++) {
+            const int64_t from = limits.first[r], to = limits.end[r];
+            each_first = from > each_first ? from : each_first;
+            each_end = to < each_end ? to : each_end;
+            if (from >= to) continue;
+            first = from < first ? from : first;
+            end = to > end ? to : end;
+        }
+    }
+    /* Whether the rows attend to all keys of the tile from j on, and no mask says otherwise. */
+    __device__ __forceinline__ bool open(const Args &a, int64_t j) const
+    {
+        return a.mode == UNMASKED && j >= each_first && j + TILE <= each_end;
+    }
+    /* The first tile from j on, up to `last`, that has open keys or values which are not finite. */
+    __device__ __forceinline__ int64_t next(int64_t j, int64_t last, const Args &a, const uint8_t *finite,
+                                            int64_t b) const
+    {
+        while (a.limited && j < last && (j + TILE <= first || j >= end) && finite_rows<TILE>(finite, a.keys, b, j))
+            j += TILE;
+        return j;
+    }
+};
+
+} /* namespace */
+} /* namespace attention */

@@ -1,0 +1,153 @@
+/* Who attends to whom on CUDA, and rows in shared memory: for attention of heads that share keys in groups
+ * (attention/grouped.cu) and for all attention in the mode `reproducible` (attention/chain.cu). */
+#pragma once
+
+#include "cuda/attention/simt_tiles.cuh"
+
+namespace attention {
+
+/* What a mask does: nothing; its zeros fill scores, or block them; it is added. */
+constexpr int64_t UNLIMITED = INT64_MAX / 4;
+enum Masking { UNMASKED, ZEROS_FILL, ZEROS_BLOCK, ADDED };
+
+/* A member of the batch is a head of keys with the queries of its group, one head's after the other's: its rows. */
+struct Geometry {
+    int64_t members, rows, keys, d, v; /* members, queries and keys of one, elements of a key, of a value */
+    int64_t kv_heads, group, queries;
+    int64_t before, after, offset; /* query q of a head attends to the keys q + offset - before .. q + offset + after */
+    int64_t mask_batch, mask_heads, mask_queries;
+    const float *mask;
+    int mode;
+    float scale;
+    bool limited; /* before or after limits anything */
+};
+
+/* The geometry of flash_attention, one head and as many queries as keys, and of grouped_attention. */
+inline Geometry square_geometry(int64_t batch, int64_t n, int64_t d, int64_t mode, float scale, const float *mask)
+{
+    static constexpr int MASKING[] = {UNMASKED, ZEROS_FILL, ZEROS_BLOCK, UNMASKED};
+    Geometry a = {};
+    a.members = batch, a.rows = a.keys = a.queries = n, a.d = a.v = d;
+    a.kv_heads = a.group = a.mask_heads = 1;
+    a.mask_batch = batch, a.mask_queries = n, a.mask = mask;
+    a.mode = MASKING[mode], a.scale = scale;
+    a.limited = mode == CAUSAL;
+    a.before = UNLIMITED, a.after = a.limited ? 0 : UNLIMITED;
+    return a;
+}
+
+inline Geometry grouped_geometry(int64_t batch, int64_t heads, int64_t queries, int64_t d, int64_t kv_heads,
+                                 int64_t keys, int64_t width, int64_t mask_mode, int64_t mask_batch, int64_t mask_heads,
+                                 int64_t mask_queries, int64_t before, int64_t after, int64_t offset, float scale,
+                                 const float *mask)
+{
+    static constexpr int MASKING[] = {UNMASKED, ZEROS_BLOCK, ADDED};
+    Geometry a = {};
+    a.members = batch * kv_heads, a.group = heads / kv_heads, a.rows = a.group * queries, a.keys = keys;
+    a.d = d, a.v = width, a.kv_heads = kv_heads, a.queries = queries;
+    a.before = before < UINT32_MAX ? before : UNLIMITED, a.after = after < UINT32_MAX ? after : UNLIMITED;
+    a.offset = offset, a.mask_batch = mask_batch, a.mask_heads = mask_heads, a.mask_queries = mask_queries,
+    a.mask = mask;
+    a.mode = MASKING[mask_mode], a.scale = scale;
+    a.limited = before < UINT32_MAX || after < UINT32_MAX;
+    return a;
+}
+
+/* What rows may attend to: the keys first .. end - 1, and where their part of the mask begins. In shared memory. */
+struct Rows {
+    int64_t *first, *end, *mask;
+
+    static constexpr int FLOATS = 6; /* of memory for a row */
+    __device__ __forceinline__ Rows(float *shared, int count)
+        : first(reinterpret_cast<int64_t *>(shared)), end(first + count), mask(end + count)
+    {}
+    /* Of the `count` rows from i0 on; those that do not exist attend to nothing. The next barrier publishes it. */
+    __device__ __forceinline__ void find(const Geometry &a, int64_t b, int64_t i0, int count)
+    {
+        for (int t = threadIdx.x; t < count; t += blockDim.x) {
+            const int64_t i = i0 + t, head = i / a.queries, at = i - head * a.queries + a.offset;
+            int64_t from = at - a.before, to = at + a.after + 1;
+            from = from < 0 ? 0 : from;
+            to = to < a.keys ? to : a.keys;
+            first[t] = from;
+            end[t] = i < a.rows ? to : 0;
+            const int64_t outer = a.mask_batch > 1 ? b / a.kv_heads : 0;
+            const int64_t inner = a.mask_heads > 1 ? b % a.kv_heads * a.group + head : 0;
+            const int64_t query = a.mask_queries > 1 ? i - head * a.queries : 0;
+            mask[t] = i < a.rows ? ((outer * a.mask_heads + inner) * a.mask_queries + query) * a.keys : 0;
+        }
+    }
+    /* Whether the thread sees a row, of those that it found, that attends to one of the keys j0 .. j1-1. */
+    __device__ __forceinline__ bool meet(int count, int64_t j0, int64_t j1) const
+    {
+        bool any = false;
+        for (int t = threadIdx.x; t < count; t += blockDim.x)
+            any |= (first[t] > j0 ? first[t] : j0) < (end[t] < j1 ? end[t] : j1);
+        return any;
+    }
+    /* A raw product of row r and key j as a score, -inf where the pair is blocked; `shut`: whether no gradient passes. */
+    __device__ __forceinline__ float score(const Geometry &a, int r, int64_t j, float product, bool *shut) const
+    {
+        *shut = j < first[r] || j >= end[r];
+        if (*shut) return -TL_INF;
+        if (a.mode == UNMASKED) return tl_attention_score(product, a.scale);
+        const float m = a.mask[mask[r] + j];
+        *shut = a.mode == ADDED ? m == -TL_INF : m == 0.0f;
+        if (a.mode == ADDED) return tl_attention_biased(product, a.scale, m);
+        return !*shut ? tl_attention_score(product, a.scale) : a.mode == ZEROS_FILL ? TL_FILL_SCORE : -TL_INF;
+    }
+};
+
+/* Starts copying rows first .. first+COUNT-1 of x (n, width), coordinates from .. from+DP-1; what does not exist is 0. */
+template <class C, int COUNT>
+__device__ __forceinline__ void copy(float *to, const float *x, int64_t first, int64_t n, int64_t width, bool wide,
+                                     int64_t from)
+{
+    const float *source = x + first * width + from;
+    const int64_t rows = n - first, rest = width - from;
+    if (wide) {
+#pragma unroll 4
+        for (int t = threadIdx.x; t < COUNT * (C::DP / 4); t += C::THREADS) {
+            const int r = t / (C::DP / 4), c = t % (C::DP / 4) * 4;
+            const bool present = r < rows && c < rest;
+            tl_copy_async<16>(to + r * C::LD + c, present ? source + r * width + c : x, present);
+        }
+    } else {
+#pragma unroll 4
+        for (int t = threadIdx.x; t < COUNT * C::DP; t += C::THREADS) {
+            const int r = t / C::DP, c = t % C::DP;
+            const bool present = r < rows && c < rest;
+            tl_copy_async<4>(to + r * C::LD + c, present ? source + r * width + c : x, present);
+        }
+    }
+}
+
+/* Waits for all copies of the block. */
+__device__ __forceinline__ void arrive()
+{
+    tl_copy_commit();
+    tl_copy_wait<0>();
+    __syncthreads();
+}
+
+/* Whether COUNT rows of n from `first` on of member b are all finite. */
+template <int COUNT>
+__device__ __forceinline__ bool finite_rows(const uint8_t *finite, int64_t n, int64_t b, int64_t first)
+{
+    const int64_t granules = (n + GRANULE - 1) / GRANULE;
+    bool yes = true;
+    TL_UNROLL_FOR (int g = 0; g < COUNT / GRANULE; g++)
+        yes &= first / GRANULE + g >= granules || finite[b * granules + first / GRANULE + g] != 0;
+    return yes;
+}
+
+/* Which rows of x (members, n, width) are finite, into `to`: a flag per GRANULE. */
+inline int32_t scan(tl_context *ctx, const Geometry &a, const float *x, int64_t n, int64_t width, uint8_t *to)
+{
+    Problem p = {};
+    p.batch = a.members, p.n = n, p.d = width, p.granules = tl_ceil_div(n, GRANULE);
+    const ValueScan scans[1] = {{x, to, false}};
+    return a.members > 0 && n > 0 ? scan_values(ctx, p, scans, 1, nullptr) : (int32_t)TORCHLEAN_OK;
+}
+
+} /* namespace attention */
