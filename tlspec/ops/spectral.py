@@ -1,6 +1,7 @@
 """Real Fourier transforms and the spectral convolution.
 
-The CPU path transforms with its own mixed-radix and Bluestein code, CUDA with cuFFT, so the devices differ in the last bits.
+The CPU path transforms with its own mixed-radix and Bluestein code, CUDA with cuFFT, so the devices differ in the last bits; in
+reproducible contexts CUDA runs the same code as the CPU.
 
 Error of a transform. A Cooley-Tukey algorithm of any radices computes, after the factors of a divisor m of n, transforms of
 length m of decimated inputs. By Parseval the root-sum-square of those that enter bin k is the root-mean-square of |X| over
@@ -16,12 +17,13 @@ cuFFT cannot, so on CUDA the bounds cover a row as long as no such sum can reach
 the sum of the moduli, a convolution's to as much, and 4·n·max|x| is above both.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tlspec import laws
-from tlspec.bounds import LAMBDA, TINY, U, column_height, custom, factor, spacing
+from tlspec.bounds import LAMBDA, TINY, U64, U, column_height, custom, factor, spacing
 from tlspec.classes import Classes, Near, boundary, tiles
 from tlspec.registry import check, op
 
@@ -113,6 +115,11 @@ def _inverse_peak(spec, n=1):
     return 8 * n * np.abs(spec).max(axis=(1, 2), initial=0)[:, None]
 
 
+def _bound(tolerance, text, cuda_peak):
+    """The bound of a transform; in reproducible contexts CUDA transforms as the CPU does, where nothing overflows on the way."""
+    return custom(tolerance, text, cuda_peak=cuda_peak, chain=custom(tolerance, text))
+
+
 def _rfft_tolerance(x):
     X = _rfft(x, 1)
     return _forward_error(X, x.shape[1], 1)[..., None] + spacing(_packed(X)) / 2
@@ -159,7 +166,7 @@ MODES: Classes = {
 
 
 @op("x[batch, n] -> spec[batch, n // 2 + 1, 2]",
-    classes=LENGTHS, bound=custom(_rfft_tolerance, "R(h)·u·√2·max|X|", cuda_peak=_forward_peak), same_bits=False,
+    classes=LENGTHS, bound=_bound(_rfft_tolerance, "R(h)·u·√2·max|X|", _forward_peak), same_bits=False, reproducible=True,
     cuda="cuFFT", data=WITH_HUGE,
     checks=[check("n", "n >= 1")], paths=[{"batch": 61, "n": 4}],
     laws=[
@@ -183,9 +190,7 @@ def _rfft_vjp_tolerance(g: Any, n: int) -> Any:
     return _inverse_tolerance(rfft1d_packed_vjp(g, n), n)
 
 
-@rfft1d_packed.vjp(
-    "g -> gx", bound=custom(_rfft_vjp_tolerance, "R(h)·u·√2·max|gx|", cuda_peak=lambda g, n: _inverse_peak(g, n))
-)
+@rfft1d_packed.vjp("g -> gx", bound=_bound(_rfft_vjp_tolerance, "R(h)·u·√2·max|gx|", lambda g, n: _inverse_peak(g, n)))
 def rfft1d_packed_vjp(g: Any, n: int) -> Any:
     """gx[b, t] = Σ_k g_re[b, k]·cos θ - g_im[b, k]·sin θ with θ = 2πkt/n: n times the inverse transform of the cotangent with
     the bins that the half spectrum stands for twice halved."""
@@ -198,9 +203,9 @@ def _inverse(spec, n):
 
 
 @op("spec[batch, n // 2 + 1, 2] -> x[batch, n]",
-    classes=LENGTHS, bound=custom(
-        lambda spec, n: _inverse_tolerance(_inverse(spec, n), n), "R(h)·u·√2·max|x|", cuda_peak=lambda spec: _inverse_peak(spec),
-    ), same_bits=False, cuda="cuFFT", data=WITH_HUGE, checks=[check("n", "n >= 1")], paths=[{"batch": 61, "n": 4}],
+    classes=LENGTHS, bound=_bound(
+        lambda spec, n: _inverse_tolerance(_inverse(spec, n), n), "R(h)·u·√2·max|x|", lambda spec: _inverse_peak(spec),
+    ), same_bits=False, reproducible=True, cuda="cuFFT", data=WITH_HUGE, checks=[check("n", "n >= 1")], paths=[{"batch": 61, "n": 4}],
     laws=[laws.linear("spec"), laws.adjoint("spec")],
     source="torch.fft.irfft, numpy.fft.irfft")  # fmt: skip
 def irfft1d_packed(spec, n):
@@ -226,7 +231,7 @@ def _irfft_vjp_tolerance(g):
 
 
 @irfft1d_packed.vjp(
-    "g -> gspec", bound=custom(_irfft_vjp_tolerance, "R(h)·u·√2·max|G|·a/n", cuda_peak=lambda g: _forward_peak(g))
+    "g -> gspec", bound=_bound(_irfft_vjp_tolerance, "R(h)·u·√2·max|G|·a/n", lambda g: _forward_peak(g))
 )
 def irfft1d_packed_vjp(g):
     """gspec[b, k] = a_k/n·G[b, k] with G = rfft1d_packed(g); zero for the imaginary parts that the result ignores."""
@@ -290,20 +295,27 @@ def _tile_height(n, width, modes):
     return min(n, TILE // 2) + 5 + min(tiles - 1, max(min(tiles, TILES) + column_height(-(-tiles // TILES)), chained))
 
 
-def _analysis(x, modes):
-    """The first bins of every channel, and the error of each channel's, as large as the worse of the ways to get them has it."""
+def _analysis(x, modes, chain):
+    """The first bins of every channel, and the error of each channel's, as large as the worse of the ways to get them has it; in
+    reproducible contexts one rounding of a sum in float64."""
     n, width = x.shape
     X = _rfft(x, 0)
+    if chain:
+        return X[:modes], _Error.rounded(1, np.abs(X[:modes]) + factor(2 * n) * U64 / U * np.abs(x).sum(axis=0))
     h = _height(n) if modes > TRUNCATED else max(_height(n), _tile_height(n, width, modes))
     error = _Error.rounded(h, 2 * np.abs(X).max(axis=0, initial=0) + n * TINY / U)
     return X[:modes], _Error(*(np.broadcast_to(e, (modes, width)) for e in (error.worst, error.variance)))
 
 
-def _synthesis(A, error, n, y):
+def _synthesis(A, error, n, y, chain):
     """Error of y_t = Σ_k Re A_k cos θ - Im A_k sin θ for coefficients whose parts have an error. Those of different bins add like
     independent ones: what a level of a transform gets wrong reaches the bins by a multiple of a unitary map, whose rows are
     orthogonal, and the bins of a truncated transform share no sums. The synthesis adds either a transform's roundings, or those
-    of the sum itself: a turned coefficient has four, of parts that may be √2 of it, and the chain one per mode."""
+    of the sum itself: a turned coefficient has four, of parts that may be √2 of it, and the chain one per mode. In reproducible
+    contexts a sum in float64 rounds once."""
+    if chain:
+        own = _Error.rounded(1, factor(4 * len(A)) * U64 / U * 2 * np.abs(A).sum(axis=0))
+        return (_Error(error.worst.sum(axis=0), error.variance.sum(axis=0)) + own).bound
     own = _Error.rounded(_height(n) + _scalings(n), np.sqrt(2) * np.abs(y).max(axis=0, initial=0) + n * TINY / U)
     if len(A) <= TRUNCATED:
         summed = _Error.rounded(n - 1 if n in EXACT_ROOTS else len(A) + 8, np.abs(A).sum(axis=0))
@@ -316,31 +328,35 @@ def _products(a, b, pattern):
     return np.einsum(pattern, np.abs(a.real) + np.abs(a.imag), np.maximum(np.abs(b.real), np.abs(b.imag)))
 
 
-def _mixed(a, error, W, pattern):
-    """The mix of channels: the coefficients' error through the weights, and the roundings of a part's chain."""
-    through = error.through(pattern, np.abs(W), together=ROOTS)
-    return through + _Error.rounded(2 * W.shape[1], _products(a, W, pattern))
+def _mixed(a, error, W, pattern, chain):
+    """The mix of channels: the coefficients' error through the weights, and the roundings of a part's chain, or in reproducible
+    contexts those of float64."""
+    through = error.through(pattern, np.abs(W), together=0.0 if chain else ROOTS)
+    roundings = factor(2 * W.shape[1]) * U64 / U if chain else 2 * W.shape[1]
+    return through + _Error.rounded(roundings, _products(a, W, pattern))
 
 
-def _conv_tolerance(x, wRe, wIm):
+def _conv_tolerance(x, wRe, wIm, chain=False):
     n, modes = len(x), len(wRe)
-    X, eX = _analysis(x, modes)
+    X, eX = _analysis(x, modes, chain)
     W, a = _complex(wRe, wIm), (_weights(n, modes) / n)[:, None]
     Z = np.einsum("kc,kco->ko", X, W) * a
-    eZ = _mixed(X, eX, W, "kc,kco->ko").scaled(a) + _Error.rounded(_scalings(n), np.abs(Z))
+    eZ = _mixed(X, eX, W, "kc,kco->ko", chain).scaled(a) + _Error.rounded(1 if chain else _scalings(n), np.abs(Z))
     y = spectral_conv1d_rfft.reference(x, wRe, wIm)
-    return _synthesis(Z, eZ, n, y) + spacing(y) / 2
+    return _synthesis(Z, eZ, n, y, chain) + spacing(y) / 2
 
 
-def _conv_vjp_tolerance(x, wRe, wIm, g):
+def _conv_vjp_tolerance(x, wRe, wIm, g, chain=False):
     n, modes = len(x), len(wRe)
-    X, eX = _analysis(x, modes)
-    G, eG = _analysis(g, modes)
+    X, eX = _analysis(x, modes, chain)
+    G, eG = _analysis(g, modes, chain)
     W, a = _complex(wRe, wIm), (_weights(n, modes) / n)[:, None]
     dZ = G * a
-    eZ = eG.scaled(a) + _Error.rounded(_scalings(n), np.abs(dZ))
+    eZ = eG.scaled(a) + _Error.rounded(1 if chain else _scalings(n), np.abs(dZ))
     dX = np.einsum("ko,kco->kc", dZ, W.conj())
-    edX = _mixed(dZ, eZ, W, "ko,kco->kc")
+    edX = _mixed(dZ, eZ, W, "ko,kco->kc", chain)
+    if chain:
+        edX = edX + _Error.rounded(1, np.abs(dX))
     # a part of X·conj dZ: the errors of either factor times the other, and of both, then three roundings
     left, right = np.abs(X)[:, :, None], np.abs(dZ)[:, None, :]
     bX, bZ = eX.bound[:, :, None], eZ.bound[:, None, :]
@@ -348,7 +364,11 @@ def _conv_vjp_tolerance(x, wRe, wIm, g):
     eW = _Error(left * bZ + right * bX, left**2 * sZ + right**2 * sX).bound + bX * bZ
     eW = eW + 3 * (U * _products(X, dZ, "kc,ko->kco") + TINY)
     gx, gr, gi = spectral_conv1d_rfft_vjp(x, wRe, wIm, g)
-    return _synthesis(dX, edX, n, gx) + spacing(gx) / 2, eW + spacing(gr) / 2, eW + spacing(gi) / 2
+    return _synthesis(dX, edX, n, gx, chain) + spacing(gx) / 2, eW + spacing(gr) / 2, eW + spacing(gi) / 2
+
+
+def _conv_bound(tolerance, text):
+    return custom(tolerance, text, chain=custom(partial(tolerance, chain=True), f"{text}, each rounded once"))
 
 
 def _draw(d):
@@ -361,7 +381,7 @@ def _draw(d):
 
 
 @op("x[grid, width], wRe[modes, width, width], wIm[modes, width, width] -> y[grid, width]",
-    fwd=True, classes=MODES, bound=custom(_conv_tolerance, "first-order: transform, mix, inverse"), same_bits=False,
+    fwd=True, classes=MODES, bound=_conv_bound(_conv_tolerance, "first-order: transform, mix, inverse"), same_bits=False, reproducible=True,
     data=DATA, draw=_draw,
     # so short that few bounds add up; one of many channels
     paths=[{"grid": n, "width": w, "modes": n // 2 + 1} for n, w in ((4, 61), (1, 3), (4, 2), (2, 3), (1, 1), (2, 2))],
@@ -387,7 +407,7 @@ def spectral_conv1d_rfft(x, wRe, wIm):
 
 
 @spectral_conv1d_rfft.vjp("x, wRe, wIm, g -> gx, gwRe, gwIm", each=("x", "wre", "wim"),
-    bound=custom(_conv_vjp_tolerance, "first-order: transforms, mix, inverse"))  # fmt: skip
+    bound=_conv_bound(_conv_vjp_tolerance, "first-order: transforms, mix, inverse"))  # fmt: skip
 def spectral_conv1d_rfft_vjp(x, wRe, wIm, g):
     """With X = rfft(x), G = rfft(g), dZ_k = a_k/n·G_k and a_k = 1 at k = 0 and k = n/2, else 2:
     gx[t, c] = Σ_k Re dX_k·cos θ - Im dX_k·sin θ with dX[k, c] = Σ_o dZ[k, o]·conj(w[k, c, o]) and θ = 2πkt/n;

@@ -5,6 +5,7 @@
  * come from whole transforms of TL_W channels at a time. Which of the two follows from the shape. The small spectra
  * stay in scratch, as planes (modes, width) of real and of imaginary parts. */
 #include "core/threads.h"
+#include "cpu/spectral/chain.h"
 #include "cpu/spectral/fft.h"
 #include "cpu/sum_tree.h"
 #include "formula/dft_tile.h"
@@ -427,6 +428,7 @@ int32_t tl_cpu_spectral_conv1d_rfft(tl_context *ctx, const float *x, const float
         memset(y, 0, (size_t)(grid * width) * sizeof *y);
         return TORCHLEAN_OK;
     }
+    if (tl_is_reproducible(ctx)) return tl_spectral_chain(ctx, x, wRe, wIm, grid, width, modes, y);
     const int64_t plane = modes * width;
     float *spectra;
     int32_t status = tl_pool_alloc(ctx, (size_t)plane * 4 * sizeof(float), (void **)&spectra);
@@ -449,6 +451,7 @@ int32_t tl_cpu_spectral_conv1d_rfft_bwd(tl_context *ctx, const float *x, const f
         memset(gx, 0, (size_t)(grid * width) * sizeof *gx);
         return TORCHLEAN_OK;
     }
+    if (tl_is_reproducible(ctx)) return tl_spectral_chain_bwd(ctx, x, wRe, wIm, g, grid, width, modes, gx, gwRe, gwIm);
     const int64_t plane = modes * width;
     float *spectra;
     int32_t status = tl_pool_alloc(ctx, (size_t)plane * 6 * sizeof(float), (void **)&spectra);

@@ -1,105 +1,8 @@
 /* Complex transforms in lanes and in memory; fft.h says which algorithm a length gets. */
 #include "core/threads.h"
 #include "cpu/spectral/fft.h"
+#include "formula/butterfly.h"
 #include "formula/integer.h"
-
-/* ---- butterflies: a[0..r-1] becomes its transform of r points ---------------------------------------------------- */
-
-TL_INLINE tl_cvec add(tl_cvec a, tl_cvec b) { return (tl_cvec){a.r + b.r, a.i + b.i}; }
-TL_INLINE tl_cvec sub(tl_cvec a, tl_cvec b) { return (tl_cvec){a.r - b.r, a.i - b.i}; }
-TL_INLINE tl_cvec minus_i(tl_cvec a) { return (tl_cvec){a.i, -a.r}; }
-
-TL_INLINE void butterfly_2(tl_cvec *a)
-{
-    const tl_cvec t = a[0];
-    a[0] = add(t, a[1]);
-    a[1] = sub(t, a[1]);
-}
-
-TL_INLINE void butterfly_4(tl_cvec *a)
-{
-    const tl_cvec s = add(a[0], a[2]), d = sub(a[0], a[2]), t = add(a[1], a[3]), e = minus_i(sub(a[1], a[3]));
-    a[0] = add(s, t);
-    a[1] = add(d, e);
-    a[2] = sub(s, t);
-    a[3] = sub(d, e);
-}
-
-TL_INLINE void butterfly_8(tl_cvec *a)
-{
-    const float half_root = 0.70710678118654752440f; /* sqrt(1/2) */
-    tl_cvec even[4], odd[4];
-    for (int j = 0; j < 4; j++) {
-        even[j] = add(a[j], a[j + 4]);
-        odd[j] = sub(a[j], a[j + 4]);
-    }
-    const tl_cvec o1 = odd[1], o3 = odd[3];
-    odd[1] = (tl_cvec){(o1.r + o1.i) * half_root, (o1.i - o1.r) * half_root};
-    odd[2] = minus_i(odd[2]);
-    odd[3] = (tl_cvec){(o3.i - o3.r) * half_root, -(o3.r + o3.i) * half_root};
-    butterfly_4(even);
-    butterfly_4(odd);
-    for (int j = 0; j < 4; j++) {
-        a[2 * j] = even[j];
-        a[2 * j + 1] = odd[j];
-    }
-}
-
-/* cos and sin of 2·pi·j/r, j = 1..(r-1)/2, for the odd radices. */
-static const float COS_3[] = {-0.5f}, SIN_3[] = {0.86602540378443865f};
-static const float COS_5[] = {0.30901699437494742f, -0.80901699437494742f};
-static const float SIN_5[] = {0.95105651629515357f, 0.58778525229247313f};
-static const float COS_7[] = {0.62348980185873353f, -0.22252093395631440f, -0.90096886790241913f};
-static const float SIN_7[] = {0.78183148246802981f, 0.97492791218182361f, 0.43388373911755812f};
-static const float COS_11[] = {0.84125353283118117f, 0.41541501300188643f, -0.14231483827328514f, -0.65486073394528506f,
-                               -0.95949297361449739f};
-static const float SIN_11[] = {0.54064081745559758f, 0.90963199535451837f, 0.98982144188093273f, 0.75574957435425828f,
-                               0.28173255684142970f};
-static const float COS_13[] = {0.88545602565320990f,  0.56806474673115580f,  0.12053668025532305f,
-                               -0.35460488704253562f, -0.74851074817110110f, -0.97094181742605203f};
-static const float SIN_13[] = {0.46472317204376856f, 0.82298386589365639f, 0.99270887409805399f,
-                               0.93501624268541482f, 0.66312265824079520f, 0.23931566428755777f};
-
-/* Sums of a[j] and a[r-j] meet cosines, differences sines; both run over j in order. */
-TL_INLINE void butterfly_odd(tl_cvec *a, const int r, const float *c, const float *s)
-{
-    tl_cvec plus[6], minus[6];
-    const tl_cvec first = a[0];
-    tl_cvec total = first;
-    for (int j = 1; j <= r / 2; j++) {
-        plus[j - 1] = add(a[j], a[r - j]);
-        minus[j - 1] = sub(a[j], a[r - j]);
-        total = add(total, plus[j - 1]);
-    }
-    a[0] = total;
-    for (int k = 1; k <= r / 2; k++) {
-        tl_cvec u = first, v = {{0}, {0}};
-        for (int j = 1; j <= r / 2; j++) {
-            const int at = j * k % r, folded = at <= r / 2 ? at : r - at;
-            const float cosine = c[folded - 1], sine = at <= r / 2 ? s[folded - 1] : -s[folded - 1];
-            u.r += plus[j - 1].r * cosine;
-            u.i += plus[j - 1].i * cosine;
-            v.r += minus[j - 1].r * sine;
-            v.i += minus[j - 1].i * sine;
-        }
-        a[k] = (tl_cvec){u.r + v.i, u.i - v.r};
-        a[r - k] = (tl_cvec){u.r - v.i, u.i + v.r};
-    }
-}
-
-TL_INLINE void butterfly(tl_cvec *a, const int r)
-{
-    switch (r) {
-    case 2: butterfly_2(a); break;
-    case 3: butterfly_odd(a, 3, COS_3, SIN_3); break;
-    case 4: butterfly_4(a); break;
-    case 5: butterfly_odd(a, 5, COS_5, SIN_5); break;
-    case 7: butterfly_odd(a, 7, COS_7, SIN_7); break;
-    case 8: butterfly_8(a); break;
-    case 11: butterfly_odd(a, 11, COS_11, SIN_11); break;
-    default: butterfly_odd(a, 13, COS_13, SIN_13);
-    }
-}
 
 /* ---- direct transforms ------------------------------------------------------------------------------------------- */
 
@@ -111,7 +14,7 @@ TL_INLINE void pass(const tl_cvec *x, tl_cvec *y, int64_t m, int64_t s, const fl
         tl_cvec a[13];
         for (int j = 0; j < r; j++)
             a[j] = x[q + s * m * j];
-        butterfly(a, r);
+        tl_butterfly(a, r);
         for (int j = 0; j < r; j++)
             y[q + s * j] = a[j];
     }
@@ -121,7 +24,7 @@ TL_INLINE void pass(const tl_cvec *x, tl_cvec *y, int64_t m, int64_t s, const fl
             tl_cvec a[13];
             for (int j = 0; j < r; j++)
                 a[j] = x[q + s * (p + m * j)];
-            butterfly(a, r);
+            tl_butterfly(a, r);
             y[q + s * (r * p)] = a[0];
             for (int j = 1; j < r; j++)
                 y[q + s * (r * p + j)] = tl_times(a[j], v[2 * j - 2], v[2 * j - 1]);
@@ -205,10 +108,12 @@ static void columns_task(void *arg, int64_t group, int32_t worker)
     const tl_cvec *z = tl_fft_lanes(f->first, a, a + n1);
     for (int64_t k = 0; k < n1; k++) {
         double c, s;
-        tl_root_at(&f->roots, (uint64_t)(k * at), &c, &s);
-        const tl_vec_double *lane = (const tl_vec_double *)(f->lane_roots + k * 2 * TL_W);
-        const tl_vec wr = __builtin_convertvector(lane[0] * c - lane[1] * s, tl_vec);
-        const tl_vec wi = __builtin_convertvector(lane[0] * s + lane[1] * c, tl_vec);
+        tl_root_at(&f->roots, (uint64_t)(k * (at - at % TL_FFT_COLUMNS)), &c, &s);
+        const double *cosines = f->lane_roots + k * 2 * TL_FFT_COLUMNS + at % TL_FFT_COLUMNS;
+        const tl_vec_double lc = *(const tl_vec_double *)cosines;
+        const tl_vec_double ls = *(const tl_vec_double *)(cosines + TL_FFT_COLUMNS);
+        const tl_vec wr = __builtin_convertvector(lc * c - ls * s, tl_vec);
+        const tl_vec wi = __builtin_convertvector(lc * s + ls * c, tl_vec);
         tl_cvec *to = (tl_cvec *)(job->matrix + k * job->row + group * 2 * TL_W);
         *to = (tl_cvec){z[k].r * wr - z[k].i * wi, z[k].r * wi + z[k].i * wr};
     }

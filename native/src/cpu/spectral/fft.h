@@ -13,40 +13,9 @@
 
 #include "core/kernel.h"
 #include "core/threads.h"
+#include "cpu/spectral/plan.h"
 #include "cpu/spectral/vec.h"
 #include "formula/integer.h"
-
-/* The longest direct transform: two buffers of 2048 complex vectors are 512 KiB with 512-bit vectors. */
-enum { TL_FFT_DIRECT = 2048, TL_FFT_STAGES = 40 };
-
-/* Roots e^(-2·pi·i·k/n) in float64 from two tables of about sqrt(n) entries, coarse (k >> shift) and fine (the rest). */
-typedef struct tl_roots {
-    uint64_t n;
-    int shift;
-    double *coarse, *fine;
-} tl_roots;
-
-typedef struct tl_fft {
-    int64_t n;
-    int in_lanes; /* direct, or Bluestein over a direct one: tl_fft_lanes transforms it, else tl_fft_large */
-    int stages;
-    int radix[TL_FFT_STAGES];
-    float *twiddle; /* of every pass: for p = 1..m-1 the radix - 1 roots e^(-2·pi·i·p·j/(m·radix)) */
-    float *real;    /* e^(-2·pi·i·k/(2n)), k <= n/2: what splits a packed real transform; in_lanes only */
-    struct tl_fft *first, *second; /* four-step: columns and rows; Bluestein: first is the convolution's transform */
-    float *chirp, *kernel;         /* Bluestein: e^(-i·pi·t²/n), and the transform of its conjugate over m */
-    tl_roots roots;                /* of n (four-step) */
-    tl_roots packed;               /* of 2n */
-    double *lane_roots;            /* four-step: e^(-2·pi·i·k1·l/n), k1 < n1, l < TL_W, TL_W cosines then TL_W sines */
-    size_t bytes;
-    /* the cache's */
-    int kind, users;
-    uint64_t stamp;
-} tl_fft;
-
-/* What tl_fft_get is asked for: the algorithm of the length; one that tl_fft_lanes transforms, whatever its size; or
- * just the roots `packed`. */
-enum { TL_FFT_ANY, TL_FFT_IN_LANES, TL_FFT_ROOTS };
 
 /* A real transform of n points by a plan of n/2 (n even) or n complex ones (n odd); the bins 0 and n/2 are multiplied
  * by edge, the others by inner: after the forward, before the inverse transform. */
@@ -59,19 +28,12 @@ typedef struct tl_real {
 #define tl_real_split TL_V(tl_real_split)
 #define tl_real_join TL_V(tl_real_join)
 #define tl_chirp_kernel TL_V(tl_chirp_kernel)
-#define tl_fft_get TL_V(tl_fft_get)
-#define tl_fft_put TL_V(tl_fft_put)
 #define tl_fft_lanes TL_V(tl_fft_lanes)
 #define tl_fft_large TL_V(tl_fft_large)
 
 /* The transform over m = roots->n of the chirp, n numbers, laid out around 0, divided by m; n1 divides m, which has no prime
  * factor above 5. 0 when memory is short. */
 int tl_chirp_kernel(const double *chirp, int64_t n, const tl_roots *roots, int64_t n1, float *out);
-
-/* The plan of a length, from the process' cache or new. NULL when memory is short. tl_fft_put gives it back. Any thread
- * may call both. */
-const tl_fft *tl_fft_get(int64_t n, int kind);
-void tl_fft_put(const tl_fft *plan);
 
 /* Complex vectors of scratch that a transform in lanes takes besides its input. */
 static inline int64_t tl_fft_lanes_scratch(const tl_fft *f) { return f->first ? 2 * f->first->n : f->n; }
@@ -112,28 +74,3 @@ static inline void tl_fft_run(int64_t tasks, tl_task_fn fn, void *arg, int alone
         for (int64_t t = 0; t < tasks && !tl_interrupted(); t++)
             fn(arg, t, 0);
 }
-
-/* Hides where a product comes from. GCC's SLP vectoriser turns the four products of a complex product into fused
- * multiply-add-subtract instructions in spite of -ffp-contract=off (seen with 12.2), which would change bits by variant. */
-#if defined(__x86_64__)
-#define TL_OPAQUE(x) __asm__("" : "+x"(x))
-#elif defined(__aarch64__)
-#define TL_OPAQUE(x) __asm__("" : "+w"(x))
-#else
-#define TL_OPAQUE(x) ((void)0)
-#endif
-
-TL_INLINE void tl_root_at(const tl_roots *t, uint64_t k, double *c, double *s)
-{
-    const double *a = t->coarse + 2 * (k >> t->shift), *b = t->fine + 2 * (k & ((UINT64_C(1) << t->shift) - 1));
-    double rr = a[0] * b[0], ii = a[1] * b[1], ri = a[0] * b[1], ir = a[1] * b[0];
-    TL_OPAQUE(rr);
-    TL_OPAQUE(ii);
-    TL_OPAQUE(ri);
-    TL_OPAQUE(ir);
-    *c = rr - ii;
-    *s = ri + ir;
-}
-
-/* (a·b) for a root b = (c, s). */
-TL_INLINE tl_cvec tl_times(tl_cvec a, float c, float s) { return (tl_cvec){a.r * c - a.i * s, a.r * s + a.i * c}; }

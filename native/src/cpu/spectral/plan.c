@@ -174,11 +174,11 @@ static int make_direct(tl_fft *f)
 static int make_lane_roots(tl_fft *f)
 {
     const int64_t n1 = f->first->n;
-    f->lane_roots = take(f, (size_t)n1 * 2 * TL_W * sizeof(double));
+    f->lane_roots = take(f, (size_t)n1 * 2 * TL_FFT_COLUMNS * sizeof(double));
     for (int64_t k = 0; f->lane_roots && k < n1; k++)
-        for (int64_t l = 0; l < TL_W; l++)
-            tl_root_at(&f->roots, (uint64_t)(k * l % f->n), f->lane_roots + k * 2 * TL_W + l,
-                       f->lane_roots + k * 2 * TL_W + TL_W + l);
+        for (int64_t l = 0; l < TL_FFT_COLUMNS; l++)
+            tl_root_at(&f->roots, (uint64_t)(k * l % f->n), f->lane_roots + k * 2 * TL_FFT_COLUMNS + l,
+                       f->lane_roots + (2 * k + 1) * TL_FFT_COLUMNS + l);
     return f->lane_roots != NULL;
 }
 

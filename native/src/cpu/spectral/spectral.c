@@ -13,6 +13,7 @@
  * is far below a rounding of a spectrum that large. */
 #include "core/threads.h"
 #include "cpu/spectral/fft.h"
+#include "formula/butterfly.h"
 #include "formula/integer.h"
 #include "generated/spectral.h"
 
@@ -34,28 +35,6 @@ struct job {
 };
 
 /* ---- splitting and joining --------------------------------------------------------------------------------------- */
-
-/* X[k] = E + w·O and X[h-k] = conj(E - w·O) from Z[k], Z[h-k]; E = (Z[k] + conj Z[h-k])/2, O = (Z[k] - conj Z[h-k])/2i.
- * `half` is half of the factor of both; (c, s) = e^(-2·pi·i·k/n). */
-#define TL_SPLIT(z, y, c, s, half, xr, xi, yr, yi)                                      \
-    do {                                                                                \
-        const __typeof__((z).r) er = (z).r + (y).r, ei = (z).i - (y).i;                 \
-        const __typeof__((z).r) or_ = (z).i + (y).i, oi = (y).r - (z).r;                \
-        const __typeof__((z).r) pr = or_ * (c) - oi * (s), pi = or_ * (s) + oi * (c);   \
-        xr = (er + pr) * (half), xi = (ei + pi) * (half);                               \
-        yr = (er - pr) * (half), yi = (pi - ei) * (half);                               \
-    } while (0)
-
-/* The way back, twice the value: Z[k] = (A + B) + P and Z[h-k] = conj((A + B) - P) with A = S[k], B = conj S[h-k],
- * P = i·conj(w)·(A - B). */
-#define TL_JOIN(a, b, c, s, zr, zi, yr, yi)                                             \
-    do {                                                                                \
-        const __typeof__((a).r) sr = (a).r + (b).r, si = (a).i - (b).i;                 \
-        const __typeof__((a).r) dr = (a).r - (b).r, di = (a).i + (b).i;                 \
-        const __typeof__((a).r) pr = dr * (s) - di * (c), pi = dr * (c) + di * (s);     \
-        zr = sr + pr, zi = si + pi;                                                     \
-        yr = sr - pr, yi = pi - si;                                                     \
-    } while (0)
 
 typedef struct number {
     float r, i;

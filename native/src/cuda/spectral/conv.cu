@@ -9,6 +9,7 @@
  * A NaN or an infinity reaches every bin of its channel in one part at least; whoever writes a small spectrum makes
  * both parts of such a bin NaN. */
 #include "cuda/device/vector.cuh"
+#include "cuda/spectral/chain.cuh"
 #include "cuda/spectral/plan.cuh"
 #include "formula/dft_tile.h"
 #include "generated/spectral.h"
@@ -425,6 +426,7 @@ extern "C" int32_t tl_cuda_spectral_conv1d_rfft(tl_context *ctx, const float *x,
                                                 int64_t grid, int64_t width, int64_t modes, float *y)
 {
     if (modes == 0) return tl_cuda_fill(tl_context_cuda(ctx), y, 0.0f, grid * width);
+    if (tl_is_reproducible(ctx)) return tl_spectral_chain(ctx, x, wRe, wIm, grid, width, modes, y);
     const int64_t plane = modes * width;
     tl_scratch<float> spectra(ctx);
     TL_TRY(spectra.allocate(4 * plane));
@@ -441,6 +443,7 @@ extern "C" int32_t tl_cuda_spectral_conv1d_rfft_bwd(tl_context *ctx, const float
                                                     float *gx, float *gwRe, float *gwIm)
 {
     if (modes == 0) return gx ? tl_cuda_fill(tl_context_cuda(ctx), gx, 0.0f, grid * width) : TORCHLEAN_OK;
+    if (tl_is_reproducible(ctx)) return tl_spectral_chain_bwd(ctx, x, wRe, wIm, g, grid, width, modes, gx, gwRe, gwIm);
     const int64_t plane = modes * width;
     tl_scratch<float> spectra(ctx);
     TL_TRY(spectra.allocate(6 * plane));

@@ -8,6 +8,7 @@
  * After a forward transform every element is part of the real part of bin 0 with factor 1; a row where that is not
  * finite becomes NaN. Sums on the way may overflow from 4·n·max|x| = 2^128 on: the CPU path looks at its whole result and
  * transforms such a row again, scaled; here a look would cost a pass over device memory as large as the transform's own. */
+#include "cuda/spectral/own.cuh"
 #include "cuda/spectral/plan.cuh"
 #include "formula/base.h"
 #include "generated/spectral.h"
@@ -129,20 +130,24 @@ int32_t inverse(tl_context *ctx, const float *spec, float *x, int64_t batch, int
 
 extern "C" int32_t tl_cuda_rfft1d_packed(tl_context *ctx, const float *x, int64_t batch, int64_t n, float *spec)
 {
+    if (tl_is_reproducible(ctx)) return tl_own_real(ctx, x, spec, batch, n, false, 1.0, 1.0);
     return forward(ctx, x, spec, batch, n, false, 1.0, 1.0);
 }
 
 extern "C" int32_t tl_cuda_rfft1d_packed_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, float *gx)
 {
+    if (tl_is_reproducible(ctx)) return tl_own_real(ctx, g, gx, batch, n, true, 1.0, 0.5);
     return inverse(ctx, g, gx, batch, n, 1.0, 0.5);
 }
 
 extern "C" int32_t tl_cuda_irfft1d_packed(tl_context *ctx, const float *spec, int64_t batch, int64_t n, float *x)
 {
+    if (tl_is_reproducible(ctx)) return tl_own_real(ctx, spec, x, batch, n, true, 1.0 / (double)n, 1.0 / (double)n);
     return inverse(ctx, spec, x, batch, n, 1.0 / (double)n, 1.0 / (double)n);
 }
 
 extern "C" int32_t tl_cuda_irfft1d_packed_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, float *gspec)
 {
+    if (tl_is_reproducible(ctx)) return tl_own_real(ctx, g, gspec, batch, n, false, 1.0 / (double)n, 2.0 / (double)n);
     return forward(ctx, g, gspec, batch, n, true, 1.0 / (double)n, 2.0 / (double)n);
 }

@@ -1,0 +1,56 @@
+/* Plans of complex transforms (spectral/fft.h says which algorithm a length gets): what both devices transform by. Every variant
+ * makes the same tables. */
+#pragma once
+
+#include "core/kernel.h"
+#include "formula/dft_tile.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The longest direct transform: two buffers of 2048 complex vectors are 512 KiB with 512-bit vectors. */
+enum { TL_FFT_DIRECT = 2048, TL_FFT_STAGES = 40 };
+
+/* Columns of a four-step transform whose roots are products with one: of as many lanes as any variant has. */
+enum { TL_FFT_COLUMNS = 16 };
+
+typedef struct tl_fft {
+    int64_t n;
+    int in_lanes; /* direct, or Bluestein over a direct one: tl_fft_lanes transforms it, else tl_fft_large */
+    int stages;
+    int radix[TL_FFT_STAGES];
+    float *twiddle; /* of every pass: for p = 1..m-1 the radix - 1 roots e^(-2·pi·i·p·j/(m·radix)) */
+    float *real;    /* e^(-2·pi·i·k/(2n)), k <= n/2: what splits a packed real transform; in_lanes only */
+    struct tl_fft *first, *second; /* four-step: columns and rows; Bluestein: first is the convolution's transform */
+    float *chirp, *kernel;         /* Bluestein: e^(-i·pi·t²/n), and the transform of its conjugate over m */
+    tl_roots roots;                /* of n (four-step) */
+    tl_roots packed;               /* of 2n */
+    /* four-step: e^(-2·pi·i·k1·l/n), k1 < n1, l < TL_FFT_COLUMNS: the cosines, then the sines */
+    double *lane_roots;
+    size_t bytes;
+    /* the cache's */
+    int kind, users;
+    uint64_t stamp;
+} tl_fft;
+
+/* What tl_fft_get is asked for: the algorithm of the length; one that tl_fft_lanes transforms, whatever its size; or
+ * just the roots `packed`. */
+enum { TL_FFT_ANY, TL_FFT_IN_LANES, TL_FFT_ROOTS };
+
+#ifdef TL_VARIANT
+#define tl_fft_get TL_V(tl_fft_get)
+#define tl_fft_put TL_V(tl_fft_put)
+#else /* for CUDA: those of the variant that is always there */
+#define tl_fft_get tl_fft_get_base
+#define tl_fft_put tl_fft_put_base
+#endif
+
+/* The plan of a length, from the process' cache or new. NULL when memory is short. tl_fft_put gives it back. Any thread
+ * may call both. */
+const tl_fft *tl_fft_get(int64_t n, int kind);
+void tl_fft_put(const tl_fft *plan);
+
+#ifdef __cplusplus
+}
+#endif

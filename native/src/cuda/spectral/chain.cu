@@ -1,0 +1,278 @@
+/* Both transforms are products of device/chain.cuh, of roots that lie in a table and rows that count twice: row r of the analysis is
+ * part r % 2 of bin r / 2, row t of the synthesis is a row of the grid; term 2j + e of a sum is number e of a root's part,
+ * times row j of what is transformed. */
+#include "cuda/spectral/chain.cuh"
+
+#include "cuda/device/chain.cuh"
+#include "cuda/device/vector.cuh"
+#include "formula/spectral_chain.h"
+
+namespace {
+
+constexpr int THREADS = 256;
+constexpr const char *NAME = "spectral_chain";
+
+/* ---- transforms -------------------------------------------------------------------------------------------------- */
+
+__global__ void __launch_bounds__(THREADS) roots_kernel(tl_root_parts *roots, int64_t n)
+{
+    const int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (k < n) roots[k] = tl_split_root((uint64_t)k, (uint64_t)n);
+}
+
+template <bool SYNTHESIS, int VECTOR> struct Transform {
+    using Real = float;
+    static constexpr tl_chain_choice TILES = tl_chain_choice::ROOMY;
+    const tl_root_parts *roots;
+    const float *from;
+    float *to;
+    uint64_t n; /* of the grid */
+    int64_t width;
+
+    template <class T> struct A : tl_chain_layout<T, float, T::BM, true, 2> {
+        using Layout = tl_chain_layout<T, float, T::BM, true, 2>;
+        const Transform &p;
+        uint64_t root[Layout::COPIES],
+            step[Layout::COPIES]; /* a root's number, and what it grows by with every tile, modulo n */
+        int rows, rest, first_part;
+
+        __device__ __forceinline__ A(const Transform &problem, const tl_chain_args &args, const tl_chain_place &place,
+                                     int64_t k0, int terms)
+            : p(problem), rows((int)min(args.m - place.i0, (int64_t)T::BM) - Layout::own_i()),
+              rest(terms - Layout::own_k())
+        {
+            const uint64_t j = (uint64_t)(k0 + Layout::own_k()) / 2;
+            const int64_t i = place.i0 + Layout::own_i();
+            first_part = (int)(SYNTHESIS ? j % 2 : (uint64_t)i % 2);
+            TL_UNROLL_FOR (int c = 0; c < Layout::COPIES; c++) {
+                const uint64_t row = (uint64_t)(i + c * Layout::BELOW);
+                const uint64_t mode = (SYNTHESIS ? j : row) / 2, t = SYNTHESIS ? row : j;
+                root[c] = mode * t % p.n;
+                step[c] = (SYNTHESIS ? t * (Layout::STEP / 4) : mode * (Layout::STEP / 2)) % p.n;
+            }
+        }
+        __device__ __forceinline__ void copy(float *to)
+        {
+            TL_UNROLL_FOR (int c = 0; c < Layout::COPIES; c++) {
+                const bool present = rows > c * Layout::BELOW && rest > 0;
+                const int part = SYNTHESIS ? first_part : (first_part + c * Layout::BELOW) % 2;
+                tl_copy_async<8>(Layout::place(to, c), p.roots[present ? root[c] : 0].part[part], present);
+                root[c] += step[c];
+                root[c] = root[c] >= p.n ? root[c] - p.n : root[c];
+            }
+            rest -= Layout::STEP;
+        }
+    };
+
+    template <class T> struct B : tl_chain_layout<T, float, T::BN, false, VECTOR> {
+        using Layout = tl_chain_layout<T, float, T::BN, false, VECTOR>;
+        static_assert(Layout::BELOW % 2 == 0, "copies are whole pairs of terms apart");
+        const float *array, *from;
+        int64_t width;
+        int columns, rest;
+
+        __device__ __forceinline__ B(const Transform &p, const tl_chain_args &args, const tl_chain_place &place,
+                                     int64_t k0, int terms)
+            : array(p.from), width(args.p), columns((int)min(args.p - place.j0, (int64_t)T::BN) - Layout::own_i()),
+              rest(terms - Layout::own_k())
+        {
+            from = p.from + (k0 + Layout::own_k()) / 2 * width + place.j0 + Layout::own_i();
+        }
+        __device__ __forceinline__ void copy(float *to)
+        {
+            TL_UNROLL_FOR (int c = 0; c < Layout::COPIES; c++) {
+                const bool present = columns > 0 && rest > c * Layout::BELOW;
+                tl_copy_async<4 * VECTOR>(Layout::place(to, c),
+                                          present ? from + c * (Layout::BELOW / 2) * width : array, present);
+            }
+            from += Layout::STEP / 2 * width;
+            rest -= Layout::STEP;
+        }
+    };
+
+    template <class T>
+    __device__ __forceinline__ void store(const tl_chain_args &args, const tl_chain_place &, int64_t row, int64_t col,
+                                          int64_t rows, int64_t cols, const double (&sum)[T::M][T::N][4]) const
+    {
+        TL_UNROLL_FOR (int m = 0; m < T::M; m++)
+            TL_UNROLL_FOR (int n_ = 0; n_ < T::N; n_++)
+                TL_UNROLL_FOR (int e = 0; e < 4; e++)
+                    if (16 * m + e / 2 * 8 < rows && 8 * n_ + e % 2 < cols)
+                        to[(row + 16 * m + e / 2 * 8) * args.p + col + 8 * n_ + e % 2] = (float)sum[m][n_][e];
+    }
+    __device__ __forceinline__ void put(uint32_t, uint32_t row, uint32_t col, double sum) const
+    {
+        to[row * width + col] = (float)sum;
+    }
+};
+
+template <bool SYNTHESIS>
+int32_t transform(tl_context *ctx, const tl_root_parts *roots, const float *from, float *to, int64_t n, int64_t width,
+                  int64_t modes)
+{
+    const tl_chain_sizes sizes = SYNTHESIS ? tl_chain_sizes{1, n, 4 * modes, width}
+                                           : tl_chain_sizes{1, 2 * modes, 2 * n, width};
+    if (width % 4 == 0 && tl_aligned4(from))
+        return tl_chain_run(ctx, NAME, Transform<SYNTHESIS, 4>{roots, from, to, (uint64_t)n, width}, sizes);
+    return tl_chain_run(ctx, NAME, Transform<SYNTHESIS, 1>{roots, from, to, (uint64_t)n, width}, sizes);
+}
+
+/* ---- the mix of channels ----------------------------------------------------------------------------------------- */
+
+struct Mix {
+    int64_t n, width, modes, segment;
+    const float *wRe, *wIm, *X;
+    float *Z, *dX, *gr, *gi;
+
+    /* Part `part` of bin k of a channel: NaN if bin 0, which every element is a term of with factor 1, is not finite. */
+    __device__ __forceinline__ float bin(const float *of, int64_t k, int part, int64_t channel) const
+    {
+        return of[(2 * k + part) * width + channel] + (of[channel] - of[channel]);
+    }
+    __device__ __forceinline__ void store(float *to, int64_t k, int64_t channel, double re, double im) const
+    {
+        float r = (float)re, i = (float)im;
+        tl_bin_prepare(k, n, &r, &i);
+        to[2 * k * width + channel] = r;
+        to[(2 * k + 1) * width + channel] = i;
+    }
+};
+
+/* Two chains in segments. */
+struct Chains {
+    double total[2] = {}, part[2] = {};
+    __device__ __forceinline__ void add(int64_t term, int64_t segment, double a, double b, double c, double d)
+    {
+        if (term > 0 && term % segment == 0)
+            TL_UNROLL_FOR (int i = 0; i < 2; i++) {
+                total[i] = term == segment ? part[i] : total[i] + part[i];
+                part[i] = 0.0;
+            }
+        part[0] = (part[0] + a) + b;
+        part[1] = (part[1] + c) + d;
+    }
+    __device__ __forceinline__ double sum(int i, int64_t terms, int64_t segment) const
+    {
+        return terms > segment ? total[i] + part[i] : part[i];
+    }
+};
+
+/* A thread owns a bin's output channel. */
+__global__ void __launch_bounds__(THREADS) mix_kernel(const Mix m)
+{
+    const int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x, k = e / m.width, o = e - k * m.width;
+    if (k >= m.modes) return;
+    Chains s;
+#pragma unroll 4
+    for (int64_t c = 0; c < m.width; c++) {
+        const double r = (double)m.bin(m.X, k, 0, c), i = (double)m.bin(m.X, k, 1, c);
+        const double wr = (double)m.wRe[(k * m.width + c) * m.width + o];
+        const double wi = (double)m.wIm[(k * m.width + c) * m.width + o];
+        s.add(2 * c, m.segment, r * wr, -(i * wi), r * wi, i * wr);
+    }
+    const double weight = tl_bin_weight(k, m.n);
+    const int64_t terms = 2 * m.width;
+    m.store(m.Z, k, o, s.sum(0, terms, m.segment) * weight, s.sum(1, terms, m.segment) * weight);
+}
+
+constexpr int SIDE = 32, WARPS = 4;
+
+/* A warp owns SIDE input channels of a bin: it reads squares of the weights row by row and uses them column by column. */
+__global__ void __launch_bounds__(32 * WARPS) mix_bwd_kernel(const Mix m, int64_t groups)
+{
+    __shared__ float squares[WARPS][2][SIDE][SIDE + 1];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64_t job = (int64_t)blockIdx.x * WARPS + warp, k = job / groups, c0 = job % groups * SIDE;
+    if (k >= m.modes) return;
+    float (*const re)[SIDE + 1] = squares[warp][0], (*const im)[SIDE + 1] = squares[warp][1];
+    Chains s;
+    for (int64_t o0 = 0; o0 < m.width; o0 += SIDE) {
+        const int columns = (int)(m.width - o0 < SIDE ? m.width - o0 : SIDE);
+        __syncwarp();
+#pragma unroll 4
+        for (int r = 0; r < SIDE; r++) {
+            const bool there = c0 + r < m.width && lane < columns;
+            const int64_t at = (k * m.width + c0 + r) * m.width + o0 + lane;
+            re[r][lane] = there ? m.wRe[at] : 0.0f;
+            im[r][lane] = there ? m.wIm[at] : 0.0f;
+        }
+        __syncwarp();
+        for (int j = 0; j < columns; j++) {
+            const int64_t o = o0 + j;
+            const double r = (double)m.Z[2 * k * m.width + o], i = (double)m.Z[(2 * k + 1) * m.width + o];
+            const double wr = (double)re[lane][j], wi = (double)im[lane][j];
+            s.add(2 * o, m.segment, r * wr, i * wi, i * wr, -(r * wi));
+        }
+    }
+    const int64_t terms = 2 * m.width;
+    if (c0 + lane < m.width) m.store(m.dX, k, c0 + lane, s.sum(0, terms, m.segment), s.sum(1, terms, m.segment));
+}
+
+/* A thread owns an element: the cotangent's bins times their weights. */
+__global__ void __launch_bounds__(THREADS) weight_kernel(const Mix m, const float *G)
+{
+    const int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = e / m.width, o = e - row * m.width;
+    if (row < 2 * m.modes) m.Z[e] = (float)((double)m.bin(G, row / 2, (int)(row % 2), o) * tl_bin_weight(row / 2, m.n));
+}
+
+/* A thread owns an element of the weights' gradients. */
+__global__ void __launch_bounds__(THREADS) weights_kernel(const Mix m, int64_t total)
+{
+    const int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x, at = e / m.width, o = e - at * m.width;
+    if (e >= total) return;
+    const int64_t k = at / m.width, c = at - k * m.width;
+    const double xr = (double)m.bin(m.X, k, 0, c), xi = (double)m.bin(m.X, k, 1, c);
+    const double zr = (double)m.Z[2 * k * m.width + o], zi = (double)m.Z[(2 * k + 1) * m.width + o];
+    if (m.gr) m.gr[e] = (float)(xr * zr + xi * zi);
+    if (m.gi) m.gi[e] = (float)(xr * zi - xi * zr);
+}
+
+/* Roots, and planes of 2·modes·width floats. */
+int32_t begin(tl_context *ctx, tl_scratch<char> &scratch, int64_t planes, Mix &m, tl_root_parts **roots, float **memory)
+{
+    const int64_t table = m.n * (int64_t)sizeof(tl_root_parts);
+    TL_TRY(scratch.allocate(table + planes * 2 * m.modes * m.width * (int64_t)sizeof(float)));
+    *roots = reinterpret_cast<tl_root_parts *>((char *)scratch);
+    *memory = reinterpret_cast<float *>((char *)scratch + table);
+    m.segment = tl_chain_segment(2 * m.width);
+    return tl_launch(ctx, NAME, roots_kernel, tl_grid(m.n, THREADS), THREADS, *roots, m.n);
+}
+
+} /* namespace */
+
+int32_t tl_spectral_chain(tl_context *ctx, const float *x, const float *wRe, const float *wIm, int64_t grid,
+                          int64_t width, int64_t modes, float *y)
+{
+    Mix m = {grid, width, modes, 0, wRe, wIm};
+    tl_scratch<char> scratch(ctx);
+    tl_root_parts *roots;
+    float *X;
+    TL_TRY(begin(ctx, scratch, 2, m, &roots, &X));
+    m.X = X, m.Z = X + 2 * modes * width;
+    TL_TRY(transform<false>(ctx, roots, x, X, grid, width, modes));
+    TL_TRY(tl_launch(ctx, NAME, mix_kernel, tl_grid(modes * width, THREADS), THREADS, m));
+    return transform<true>(ctx, roots, m.Z, y, grid, width, modes);
+}
+
+int32_t tl_spectral_chain_bwd(tl_context *ctx, const float *x, const float *wRe, const float *wIm, const float *g,
+                              int64_t grid, int64_t width, int64_t modes, float *gx, float *gwRe, float *gwIm)
+{
+    const int64_t plane = 2 * modes * width;
+    Mix m = {grid, width, modes, 0, wRe, wIm};
+    tl_scratch<char> scratch(ctx);
+    tl_root_parts *roots;
+    float *X;
+    TL_TRY(begin(ctx, scratch, 3, m, &roots, &X));
+    m.X = X, m.Z = X + plane, m.dX = X + 2 * plane, m.gr = gwRe, m.gi = gwIm;
+    TL_TRY(transform<false>(ctx, roots, g, X, grid, width, modes));
+    TL_TRY(tl_launch(ctx, NAME, weight_kernel, tl_grid(plane, THREADS), THREADS, m, (const float *)X));
+    if (gx) {
+        const int64_t groups = tl_ceil_div(width, SIDE);
+        TL_TRY(tl_launch(ctx, NAME, mix_bwd_kernel, tl_grid(modes * groups, WARPS), 32 * WARPS, m, groups));
+        TL_TRY(transform<true>(ctx, roots, m.dX, gx, grid, width, modes));
+    }
+    if (!gwRe && !gwIm) return TORCHLEAN_OK;
+    TL_TRY(transform<false>(ctx, roots, x, X, grid, width, modes));
+    const int64_t total = modes * width * width;
+    return tl_launch(ctx, NAME, weights_kernel, tl_grid(total, THREADS), THREADS, m, total);
+}

@@ -1,0 +1,172 @@
+/* Plans of own transforms on a device: the tables of the host's plan in one block of device memory, kept by the context. */
+#include <cuda_runtime.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/spectral/own.cuh"
+
+namespace {
+
+/* Plans that no graph uses; the cache grows by those that one does. */
+constexpr int CACHED_PLANS = 24;
+
+struct Entry {
+    tl_own_plan plan;
+    void *memory;
+    uint64_t stamp; /* 0: free */
+    int captured;   /* a graph reads its tables: it stays */
+};
+
+struct Plans {
+    Entry *entries;
+    int count;
+    uint64_t now;
+};
+
+void close_plans(void *object)
+{
+    Plans *plans = (Plans *)object;
+    for (int i = 0; i < plans->count; i++)
+        if (plans->entries[i].stamp) cudaFree(plans->entries[i].memory);
+    free(plans->entries);
+    free(plans);
+}
+
+/* Where the tables go: first their sizes are counted, then they are copied. */
+struct Tables {
+    char *host, *device;
+    size_t bytes;
+
+    template <class T> const T *add(const T *from, int64_t count)
+    {
+        const size_t at = bytes;
+        bytes += ((size_t)count * sizeof(T) + 15) / 16 * 16;
+        if (host) memcpy(host + at, from, (size_t)count * sizeof(T));
+        return reinterpret_cast<const T *>(device + at);
+    }
+    tl_roots add_roots(const tl_roots &r)
+    {
+        tl_roots copy = r;
+        copy.fine = const_cast<double *>(add(r.fine, 2 * (int64_t)(UINT64_C(1) << r.shift)));
+        copy.coarse = const_cast<double *>(add(r.coarse, 2 * (int64_t)((r.n >> r.shift) + 1)));
+        return copy;
+    }
+    tl_own_direct add_direct(const tl_fft *f)
+    {
+        tl_own_direct d = {};
+        d.n = (int)f->n, d.stages = f->stages;
+        int64_t span = 1;
+        for (int i = 0; i < f->stages; i++) {
+            d.radix[i] = f->radix[i];
+            d.each[i] = tl_fastdiv((uint64_t)(f->n / f->radix[i]));
+            d.span[i] = tl_fastdiv((uint64_t)span);
+            span *= f->radix[i];
+        }
+        d.twiddle = add(f->twiddle, 2 * f->n);
+        return d;
+    }
+};
+
+void add_plan(const tl_fft *f, Tables &t, tl_own_plan *p)
+{
+    const tl_fft *whole = f->chirp ? f->first : f;
+    *p = {};
+    p->n = f->n, p->m = whole->n;
+    p->in_shared = f->in_lanes, p->bluestein = f->chirp != nullptr, p->four_step = whole->first != nullptr;
+    p->direct = t.add_direct(p->four_step ? whole->first : whole);
+    if (p->four_step) {
+        p->rows = t.add_direct(whole->second);
+        p->roots = t.add_roots(whole->roots);
+        p->lane_roots = t.add(whole->lane_roots, whole->first->n * 2 * TL_FFT_COLUMNS);
+    }
+    if (p->bluestein) {
+        p->chirp = t.add(f->chirp, 2 * f->n);
+        p->kernel = t.add(f->kernel, 2 * p->m);
+    }
+    p->packed = t.add_roots(f->packed);
+    if (f->in_lanes) p->real = t.add(f->real, 2 * (f->n / 2 + 1));
+}
+
+/* Waits for the copy, on the stream that will use it: the host's memory goes afterwards. */
+int32_t upload(tl_context *ctx, const tl_fft *f, Entry *entry)
+{
+    Tables t = {};
+    add_plan(f, t, &entry->plan);
+    t.host = (char *)malloc(t.bytes);
+    if (!t.host) return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for a plan of %lld points", (long long)f->n);
+    cudaError_t error = cudaMalloc(&entry->memory, t.bytes);
+    if (error == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        const int32_t status = tl_pool_collect(ctx);
+        error = status ? error : cudaMalloc(&entry->memory, t.bytes);
+    }
+    if (error == cudaSuccess) {
+        t.device = (char *)entry->memory;
+        t.bytes = 0;
+        add_plan(f, t, &entry->plan);
+        error = cudaMemcpyAsync(entry->memory, t.host, t.bytes, cudaMemcpyHostToDevice, tl_cuda_stream(ctx));
+        if (error == cudaSuccess) error = cudaStreamSynchronize(tl_cuda_stream(ctx));
+        if (error != cudaSuccess) cudaFree(entry->memory);
+    }
+    free(t.host);
+    TL_CUDA_TRY(ctx, error);
+    return TORCHLEAN_OK;
+}
+
+/* Room for CACHED_PLANS more. */
+int32_t widen(Plans *plans)
+{
+    const int count = plans->count + CACHED_PLANS;
+    Entry *entries = (Entry *)realloc((void *)plans->entries, count * sizeof *entries);
+    if (!entries) return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for FFT plans");
+    memset((void *)(entries + plans->count), 0, CACHED_PLANS * sizeof *entries);
+    plans->entries = entries;
+    plans->count = count;
+    return TORCHLEAN_OK;
+}
+
+} /* namespace */
+
+int32_t tl_own_find(tl_context *ctx, int64_t n, tl_own_plan *plan)
+{
+    Plans *plans = (Plans *)tl_cuda_attached(ctx, TL_ATTACH_OWN_FFT);
+    if (!plans) {
+        plans = (Plans *)calloc(1, sizeof *plans);
+        if (!plans) return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for FFT plans");
+        tl_cuda_attach(ctx, TL_ATTACH_OWN_FFT, plans, close_plans);
+    }
+    const int capturing = tl_cuda_capturing(ctx);
+    Entry *place = nullptr;
+    for (int i = 0; i < plans->count; i++) {
+        Entry &e = plans->entries[i];
+        if (e.stamp && e.plan.n == n) {
+            e.stamp = ++plans->now;
+            e.captured |= capturing;
+            *plan = e.plan;
+            return TORCHLEAN_OK;
+        }
+        if (!e.captured && (!place || e.stamp < place->stamp)) place = &e;
+    }
+    if (capturing) /* making one waits for the device */
+        return tl_fail(TORCHLEAN_UNAVAILABLE,
+                       "a transform of %lld points for which there is no plan cannot be captured; run it once before",
+                       (long long)n);
+    if (!place) {
+        TL_TRY(widen(plans));
+        place = plans->entries + plans->count - CACHED_PLANS;
+    }
+    if (place->stamp) {
+        TL_CUDA_TRY(ctx, cudaFree(place->memory)); /* waits for the kernels that read it */
+        place->stamp = 0;
+    }
+    const tl_fft *f = tl_fft_get(n, TL_FFT_ANY);
+    if (!f)
+        return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for the plan of a %lld-point transform", (long long)n);
+    const int32_t status = upload(ctx, f, place);
+    tl_fft_put(f);
+    TL_TRY(status);
+    place->captured = 0;
+    place->stamp = ++plans->now;
+    *plan = place->plan;
+    return TORCHLEAN_OK;
+}
