@@ -99,6 +99,7 @@ class Update:
 
         def step() -> None:
             optimizer._require_open("step")
+            optimizer._report_replay()
             optimizer._advance(self.parameters, packed)
 
         return step
@@ -120,6 +121,7 @@ class Update:
             def step() -> int | None:
                 nonlocal known
                 optimizer._require_open("step")
+                optimizer._report_replay()
                 with optimizer._alone():
                     optimizer._require_valid_settings()
                     if optimizer._state is not known:  # loaded meanwhile
@@ -334,6 +336,10 @@ class Optimizer(Uncopied):
             for observer in observers:
                 contexts.enter_context(observer.during_update(update))
             update.run()
+
+    def _report_replay(self) -> None:
+        for observer in self.session.device._observers:
+            observer.before_replayed_update(self)
 
     def _setting(self, name: str) -> float:
         """A hyperparameter as C takes it."""
