@@ -10298,12 +10298,14 @@ def fingerprint(xs: Sequence[Buffer], *, device: Device | None = None, out: Inde
     """128 bits of each buffer of a list that tell whether any bit of it changed, in one call and without a sum's order.
 
     w_j = bits(x[2j]) + 2^32·bits(x[2j + 1]), with 0 past the end
-    S_k = mix(stream_k ^ n) + Σ_j mix(w_j ^ (stream_k + j·step_k)) modulo 2^64, stream_k = mix(k), step_k = mix(2 + k) | 1
-    out[i] = S_0 mod 2^32, ⌊S_0 / 2^32⌋, S_1 mod 2^32, ⌊S_1 / 2^32⌋ of buffer i, of n elements
+    z_j = mix(w_j ^ (mix(0) + j·(mix(1) | 1))), and one more z = mix(mix(2) ^ n) of the length n
+    S_0 = Σ z and S_1 = Σ z², modulo 2^64
+    out[i] = S_0 mod 2^32, ⌊S_0 / 2^32⌋, S_1 mod 2^32, ⌊S_1 / 2^32⌋ of buffer i
 
     mix is SplitMix64's output function, a bijection of 64 bits. So buffers of one length that differ in one pair of elements
-    differ in their fingerprints; others that differ agree in theirs with a probability of about 2^-128, where the difference
-    was not made for it: it is no cryptographic hash.
+    differ in S_0. For buffers that differ in more, where mix is as good as random numbers, S_0 agrees with a probability of 2^-64,
+    and S_1 too with less than 2^-56: the factors of Σ z² - Σ z'² for two pairs are random and their product is 0 modulo 2^64.
+    It detects errors. It is no cryptographic hash: whoever wants two buffers of one fingerprint can make them.
 
     Shapes: xs a list of count buffers, out (count, 4) in an index buffer.
 

@@ -46,6 +46,8 @@ __all__ = ["Chain", "Ledger", "LedgerError", "read", "record"]
 VERSION = 1
 #: steps whose lines wait, so that the device is seldom waited for
 LAG = 16
+#: bytes of an array that may wait to be hashed
+SMALL = 2**16
 #: hexadecimal digits of a fingerprint
 DIGITS = 32
 
@@ -59,14 +61,17 @@ class LedgerError(TorchleanError, ValueError):
 # ---- lines
 
 
-def encode(entry: Mapping[str, Any]) -> str:
-    """An entry's canonical text."""
-    return json.dumps(entry, sort_keys=True, separators=(",", ":"), allow_nan=False, default=checkpoint._plain_number)
+#: writes the canonical text of an entry
+encode = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), allow_nan=False, default=checkpoint._plain_number
+).encode  # fmt: skip
 
 
-def hash_of(entry: Mapping[str, Any]) -> str:
-    """The SHA-256 of an entry, which names the one before it."""
-    return hashlib.sha256(encode({k: v for k, v in entry.items() if k != "hash"}).encode()).hexdigest()
+def line_of(entry: Mapping[str, Any]) -> tuple[str, str]:
+    """An entry's line, which ends with the SHA-256 of what stands before it, and that hash."""
+    text = encode({k: v for k, v in entry.items() if k != "hash"})
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return f'{text[:-1]},"hash":"{digest}"}}', digest
 
 
 @dataclass
@@ -109,7 +114,7 @@ def read(path: str | os.PathLike[str]) -> Chain:
             chain.breaks.append((None, f"line {number} is no line of a ledger"))
             continue
         here = f"line {number}" + ("" if step is None else f" ({kind} {step})")
-        if hash_of(entry) != own or encode(entry) != text:
+        if line_of(entry) != (text, own):
             chain.breaks.append((step, f"{here} was edited: its hash is not that of its content"))
         elif entry.get("previous") != previous:
             chain.breaks.append((step, f"a line is missing or was replaced between {place} and {here}"))
@@ -174,7 +179,7 @@ class Sink(Observer):
         """All steps are done."""
 
     def flush(self) -> None:
-        """Makes what was taken durable."""
+        """Writes what was taken."""
 
     def close(self) -> None:
         """There is nothing more to come."""
@@ -228,9 +233,8 @@ class _File(Sink):
         return {"checkpoint": {"file": os.path.relpath(file, self.path.parent), "sha256": digest}}
 
     def take(self, entry: Entry) -> None:
-        linked = {**entry, "previous": self._previous}
-        self._previous = linked["hash"] = hash_of(linked)
-        self._lines.append(encode(linked) + "\n")
+        line, self._previous = line_of({**entry, "previous": self._previous})
+        self._lines.append(line + "\n")
 
     def end(self, ledger: Ledger) -> None:
         self.take({"kind": "end", "step": ledger.next_step, "parameters_sha256": ledger.parameters_sha256()})
@@ -240,11 +244,11 @@ class _File(Sink):
             lines, self._lines = self._lines, []
             self._file.write("".join(lines))
             self._file.flush()
-            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         if self._file is not None:
             self.flush()
+            os.fsync(self._file.fileno())
             self._file.close()
 
 
@@ -259,7 +263,8 @@ class _Step:
     thread: int
     #: draws before it
     counter: int
-    inputs: list[tuple[str, str]] = field(default_factory=list)
+    #: names, and digests or small arrays that are hashed with others
+    inputs: list[tuple[str, Any]] = field(default_factory=list)
     updates: list[Entry] = field(default_factory=list)
     #: names and fingerprints of what operations computed; None where they are not recorded
     operations: list[tuple[list[str], Any]] | None = None
@@ -304,8 +309,6 @@ class Ledger(Observer):
         self._sink.end(self)
 
     def _begin(self, number: int) -> None:
-        for p in self._parameters:
-            _ = p.mirror  # on the device before the step, so that no upload in it is theirs
         self._step = step = _Step(number, threading.get_ident(), self.session.counter)
         if self._sink.wants_operations(number):
             step.operations = []
@@ -332,6 +335,7 @@ class Ledger(Observer):
         """Reads the fingerprints that wait and hands the entries on."""
         waiting, self._waiting = self._waiting, []
         for entry, state, operations in waiting:
+            entry["inputs"] = [(name, x if isinstance(x, str) else _digest(x)) for name, x in entry["inputs"]]
             entry["state"] = digits_of(state)
             if operations is not None:
                 entry["operations"] = [
@@ -356,7 +360,13 @@ class Ledger(Observer):
             "options": {k: v for k, v in asdict(session.options).items() if k not in ("device", "math", "seed")},
             "parameters": [[p.name, list(p.shape), p.requires_grad] for p in self._parameters],
             "optimizers": [type(o).__name__ for o in self.optimizers],
-            "states": [name for name, _ in self._states()],
+            "states": [
+                f"{i}/{slot}/{p.name}"
+                for i, optimizer in enumerate(self.optimizers)
+                for part in optimizer.groups or [optimizer]
+                for slot in part._state
+                for p in part.parameters
+            ],
         }  # fmt: skip
 
     def random(self) -> dict[str, int]:
@@ -375,21 +385,15 @@ class Ledger(Observer):
             digest.update(np.ascontiguousarray(p.value, "<f4").data)
         return digest.hexdigest()
 
-    def _states(self) -> Iterator[tuple[str, Any]]:
-        """The states of the optimisers: names and buffers."""
-        for i, optimizer in enumerate(self.optimizers):
-            for part in optimizer.groups or [optimizer]:
-                for slot, buffers in part._state.items():
-                    for p, buffer in zip(part.parameters, buffers, strict=True):
-                        yield f"{i}/{slot}/{p.name}", buffer
-
     def _fingerprints(self) -> Any:
-        """Those of parameters and states, on the device."""
+        """Those of parameters and states, on the device. A parameter is uploaded here, so that no upload in a step is one's."""
         session = self.session
         if list(session.parameters.values()) != self._parameters:
             expected = "those that it had when the ledger was opened"
             raise refusal(ArgumentError, "ledger", "parameters", "others of the session", expected)
-        buffers = [p.mirror for p in self._parameters] + [buffer for _, buffer in self._states()]
+        buffers = [p.mirror for p in self._parameters]
+        for optimizer in self.optimizers:
+            buffers += optimizer._buffers()
         if self._pack is None or not all(map(operator.is_, buffers, self._pack)):
             self._pack = session.tape.kernels.pack(buffers)
         return session.tape.kernels.fingerprint(self._pack, device=session.device)
@@ -404,11 +408,11 @@ class Ledger(Observer):
     def buffer_made(self, function: Any, arguments: tuple[Any, ...], buffer: Any) -> None:
         if function in self._uploads and (step := self._open_step()) is not None:
             _, host, n = arguments
-            step.inputs.append((f"upload of {n}", hashlib.sha256(self._buffer(host, 4 * n)).hexdigest()))
+            step.inputs.append((f"upload of {n}", _kept(np.frombuffer(self._buffer(host, 4 * n), np.uint32))))
 
     def host_array_used(self, session: Any, name: str, array: npt.NDArray[Any]) -> None:
         if session is self.session and (step := self._open_step()) is not None:
-            step.inputs.append((name, _digest(array)))
+            step.inputs.append((name, _kept(array)))
 
     @contextmanager
     def during_captured_step(self, session: Any, name: str, arguments: tuple[Any, ...]) -> Iterator[None]:
@@ -417,7 +421,7 @@ class Ledger(Observer):
             yield
             return
         self._record_tape(step)
-        step.inputs += [(f"argument {i} of {name}", _digest(np.asarray(a))) for i, a in enumerate(arguments)]
+        step.inputs += [(f"argument {i} of {name}", _kept(np.asarray(a))) for i, a in enumerate(arguments)]
         step.is_captured = True
         try:
             yield
@@ -443,8 +447,10 @@ class Ledger(Observer):
     # ---- operations
 
     def before_backward_step(self, tape: Any, place: int, node: Any, cotangent: Any) -> None:
-        step = self._open_step()
-        if step is not None and step.operations is not None and tape is self.session.tape:
+        step = self._step
+        if step is None or step.operations is None:
+            return
+        if self._open_step() is not None and tape is self.session.tape:
             self._record_tape(step)
             self._record_buffers(step, [f"cotangent of node {place}, {node.name}"], [cotangent.buffer])
 
@@ -510,6 +516,11 @@ def digits_of(found: Any) -> str:
 def fingerprints(digits: str) -> list[str]:
     """The single ones."""
     return [digits[i : i + DIGITS] for i in range(0, len(digits), DIGITS)]
+
+
+def _kept(array: npt.NDArray[Any]) -> Any:
+    """A copy of a small array, which is hashed with those of other steps when lines are written; of a large one the digest."""
+    return array.copy() if array.nbytes <= SMALL else _digest(array)
 
 
 def _digest(array: npt.NDArray[Any]) -> str:

@@ -1,5 +1,5 @@
 /* Fingerprints of buffers on CUDA, over a list of tensors (device/lists.cuh): a block owns a piece of one tensor and adds its
- * two sums to the tensor's by atomics on integers, whose order does not matter modulo 2^64. Bound by the four 64-bit
+ * two sums to the tensor's by atomics on integers, whose order does not matter modulo 2^64. Bound by the three 64-bit
  * multiplications for every eight bytes. */
 #include "cuda/device/lists.cuh"
 #include "cuda/device/vector.cuh"
@@ -13,20 +13,12 @@ namespace {
 /* Thread t has elements 4t..4t+3 of each round of 1024, AHEAD rounds of loads in flight. */
 constexpr int THREADS = 256, ROUND = 4 * THREADS, AHEAD = 4, PIECE = 4 * AHEAD * ROUND;
 
-struct sums {
-    uint64_t of[TL_FINGERPRINT_SUMS];
-};
-
-/* Adds the terms of words j and j + 1. */
-__device__ __forceinline__ void add_words(sums &s, uint64_t j, const float (&v)[4], bool second)
+/* Adds word j. */
+__device__ __forceinline__ void add_word(tl_sums &s, tl_places places, uint64_t j, float even, float odd)
 {
-    const uint64_t low = (uint64_t)tl_bits(v[1]) << 32 | tl_bits(v[0]);
-    const uint64_t high = (uint64_t)tl_bits(v[3]) << 32 | tl_bits(v[2]);
-    TL_UNROLL_FOR (int k = 0; k < TL_FINGERPRINT_SUMS; k++) {
-        const tl_lane lane = tl_fingerprint_lane(k);
-        s.of[k] += tl_fingerprint_term(lane, j, low);
-        if (second) s.of[k] += tl_fingerprint_term(lane, j + 1, high);
-    }
+    const uint64_t z = tl_fingerprint_word(places, j, (uint64_t)tl_bits(odd) << 32 | tl_bits(even));
+    s.first += z;
+    s.second += z * z;
 }
 
 template <int BYTES>
@@ -37,7 +29,8 @@ __global__ void __launch_bounds__(THREADS)
     const uint32_t start = (blockIdx.x - t.first[i]) * PIECE, left = min(t.n[i] - start, (uint32_t)PIECE);
     const float *x = t.in[i] + start;
     const bool aligned = tl_aligned4(x);
-    sums s = {};
+    const tl_places places = tl_fingerprint_places();
+    tl_sums s = {0, 0};
 #pragma unroll 1
     for (uint32_t first = 4 * threadIdx.x; first < left; first += AHEAD * ROUND) {
         float v[AHEAD][4];
@@ -52,22 +45,28 @@ __global__ void __launch_bounds__(THREADS)
         }
         TL_UNROLL_FOR (int r = 0; r < AHEAD; r++) {
             const uint32_t e = first + r * ROUND;
-            if (e < left) add_words(s, ((uint64_t)start + e) / 2, v[r], left - e > 2);
+            const uint64_t j = ((uint64_t)start + e) / 2;
+            if (e < left) add_word(s, places, j, v[r][0], v[r][1]);
+            if (e < left && left - e > 2) add_word(s, places, j + 1, v[r][2], v[r][3]);
         }
     }
-    __shared__ uint64_t shared[TL_FINGERPRINT_SUMS][THREADS / 32];
-    TL_UNROLL_FOR (int k = 0; k < TL_FINGERPRINT_SUMS; k++) {
-        TL_UNROLL_FOR (int d = 16; d > 0; d /= 2)
-            s.of[k] += __shfl_xor_sync(0xffffffffu, s.of[k], d);
-        if (threadIdx.x % 32 == 0) shared[k][threadIdx.x / 32] = s.of[k];
+    if (start == 0 && threadIdx.x == 0) {
+        const uint64_t z = tl_fingerprint_length(t.n[i]);
+        s.first += z;
+        s.second += z * z;
     }
+    __shared__ tl_sums shared[THREADS / 32];
+    TL_UNROLL_FOR (int d = 16; d > 0; d /= 2) {
+        s.first += __shfl_xor_sync(0xffffffffu, s.first, d);
+        s.second += __shfl_xor_sync(0xffffffffu, s.second, d);
+    }
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = s;
     __syncthreads();
-    if (threadIdx.x < TL_FINGERPRINT_SUMS) {
-        const int k = (int)threadIdx.x;
-        uint64_t sum = start == 0 ? tl_fingerprint_start(tl_fingerprint_lane(k), t.n[i]) : 0;
-        for (int w = 0; w < THREADS / 32; w++)
-            sum += shared[k][w];
-        atomicAdd(out + TL_FINGERPRINT_SUMS * i + k, (unsigned long long)sum);
+    if (threadIdx.x < 2) {
+        uint64_t sum = 0;
+        TL_UNROLL_FOR (int w = 0; w < THREADS / 32; w++)
+            sum += threadIdx.x == 0 ? shared[w].first : shared[w].second;
+        atomicAdd(out + 2 * i + threadIdx.x, (unsigned long long)sum);
     }
 }
 
@@ -79,8 +78,7 @@ int32_t launch(tl_context *ctx, const float *const *xs, int64_t count, const int
     tl_rows<BYTES> t;
     const int64_t begin = *next;
     const uint32_t blocks = t.fill(xs, count, lengths, PIECE, next);
-    return tl_launch(ctx, "fingerprint_pieces", fingerprint_pieces<BYTES>, blocks, THREADS, t,
-                     out + TL_FINGERPRINT_SUMS * begin);
+    return tl_launch(ctx, "fingerprint_pieces", fingerprint_pieces<BYTES>, blocks, THREADS, t, out + 2 * begin);
 }
 
 } // namespace
@@ -89,7 +87,7 @@ int32_t launch(tl_context *ctx, const float *const *xs, int64_t count, const int
 extern "C" int32_t tl_cuda_fingerprint(tl_context *ctx, const float *const *xs, int64_t count, const int64_t *lengths,
                                        uint32_t *out)
 {
-    const size_t bytes = (size_t)count * TL_FINGERPRINT_SUMS * sizeof(unsigned long long);
+    const size_t bytes = (size_t)count * sizeof(tl_sums);
     TL_CUDA_TRY(ctx, cudaMemsetAsync(out, 0, bytes, tl_cuda_stream(ctx)));
     for (int64_t next = 0; next < count;) {
         const auto send = count - next <= tl_rows<SMALL>::ROOM ? launch<SMALL> : launch<LARGE>;
