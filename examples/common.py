@@ -233,11 +233,11 @@ def _recorded(
 def audited(example: Example) -> Callable[[Session, Settings], None]:
     """The program that `python -m tlrt audit examples.NAME:program LEDGER` runs: the same steps, and nothing else."""
 
-    def program(session: Session, given: Settings) -> None:
-        made = example.build(session, given["settings"])
-        made.capture = given["capture"]
+    def program(session: Session, settings: Settings) -> None:
+        made = example.build(session, settings["settings"])
+        made.capture = settings["capture"]
         with ledger.record("", session, made.optimizer) as run:
-            for k in run.steps(given["settings"]["steps"]):
+            for k in run.steps(settings["settings"]["steps"]):
                 _step(session, made, k).release()
 
     return program

@@ -2,10 +2,10 @@
 
     python -m tlrt audit PROGRAM LEDGER [--device cpu] [--steps a:b] [--against cuda]
 
-PROGRAM is FILE.py:function or module:function. The function takes a session, and the ledger's settings if it has a second
-parameter, makes its parameters and optimisers, and trains in the loop of :func:`tlrt.ledger.record`, as it did when the ledger
-was written. Here the loop begins with the state of the nearest checkpoint, its steps are compared with the lines, and the
-program ends with the last step that was asked for, or with the first that departs.
+PROGRAM is FILE.py:function or module:function. The function takes a session, and the ledger's settings if it has a
+parameter `settings`, makes its parameters and optimisers, and trains in the loop of :func:`tlrt.ledger.record`, as it did when
+the ledger was written. Here the loop begins with the state of the nearest checkpoint, its steps are compared with the lines, and
+the program ends with the last step that was asked for, or with the first that departs.
 
 With ``math="reproducible"`` every operation gives the same bits on every device, so a run on a GPU can be audited on a CPU.
 """
@@ -326,11 +326,12 @@ def audit(
 def _run(program: Program, replay: Replay, device: str) -> None:
     """Runs the program in a session like that of the ledger."""
     header = replay.chain.header
-    takes_settings = len(inspect.signature(program).parameters) > 1
+    takes = inspect.signature(program).parameters
+    given = {"settings": header["settings"]} if "settings" in takes else {}
     with Session(device, seed=header["seed"], math=header["math"], **header["options"]) as session:
         session.device.observe(replay)
         try:
-            program(session, *([header["settings"]] if takes_settings else []))
+            program(session, **given)
         except _Ended:
             return
         finally:
@@ -373,7 +374,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Computes the steps of a ledger again and names the first that departs.",
     )
     add = parser.add_argument
-    add("program", metavar="PROGRAM", help="FILE.py:function or module:function, of a session (and settings)")
+    add(
+        "program",
+        metavar="PROGRAM",
+        help="FILE.py:function or module:function, of a session, and settings if it has them",
+    )
     add("ledger", type=Path, metavar="LEDGER", help="the file that tlrt.ledger.record wrote")
     add("--device", default="cpu", help="where to compute (cpu)")
     add("--steps", default=":", metavar="A:B", help="from step A to before step B (all)")
