@@ -274,22 +274,108 @@ class _Step:
     is_captured: bool = False
 
 
-class Ledger(Observer):
+class _Watch(Observer):
+    """Observes the steps of a session: what goes in, and what operations compute."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.step: _Step | None = None
+        library = load()
+        self._uploads = (library.lib.torchlean_cuda_buffer_upload, library.lib.torchlean_cuda_index_upload)
+        self._buffer = library.ffi.buffer
+
+    def open_step(self) -> _Step | None:
+        """The step that this thread does, unless a captured step says what went in."""
+        step = self.step
+        return step if step is not None and not step.is_captured and step.thread == threading.get_ident() else None
+
+    def buffer_made(self, function: Any, arguments: tuple[Any, ...], buffer: Any) -> None:
+        if function in self._uploads and (step := self.open_step()) is not None:
+            _, host, n = arguments
+            step.inputs.append((f"upload of {n}", _kept(np.frombuffer(self._buffer(host, 4 * n), np.uint32))))
+
+    def host_array_used(self, session: Any, name: str, array: npt.NDArray[Any]) -> None:
+        if session is self.session and (step := self.open_step()) is not None:
+            step.inputs.append((name, _kept(array)))
+
+    @contextmanager
+    def during_captured_step(self, session: Any, name: str, arguments: tuple[Any, ...]) -> Iterator[None]:
+        step = self.open_step()
+        if step is None or session is not self.session:
+            yield
+            return
+        self.record_tape(step)
+        step.inputs += [(f"argument {i} of {name}", _kept(np.asarray(a))) for i, a in enumerate(arguments)]
+        step.is_captured = True
+        try:
+            yield
+        finally:
+            step.is_captured, step.nodes = False, 0
+
+    @contextmanager
+    def during_update(self, update: Any) -> Iterator[None]:
+        self.before_replayed_update(update.optimizer)
+        step = self.open_step()
+        if step is not None and step.operations is not None and update.optimizer.session is self.session:
+            self.record_tape(step)
+            self._record_buffers(step, [f"gradient of {p.name}" for p in update.parameters], update.gradients)
+        yield
+
+    def before_replayed_update(self, optimizer: Any) -> None:
+        step = self.step
+        if step is not None and optimizer.session is self.session:
+            step.updates.append(
+                {"optimizer": type(optimizer).__name__, "steps": optimizer.steps, **optimizer._settings()}
+            )
+
+    # ---- operations
+
+    def before_backward_step(self, tape: Any, place: int, node: Any, cotangent: Any) -> None:
+        step = self.step
+        if step is None or step.operations is None:
+            return
+        if self.open_step() is not None and tape is self.session.tape:
+            self.record_tape(step)
+            self._record_buffers(step, [f"cotangent of node {place}, {node.name}"], [cotangent.buffer])
+
+    def before_reset(self, session: Any) -> None:
+        if session is self.session and (step := self.open_step()) is not None:
+            self.record_tape(step)
+            step.nodes = 0
+
+    def record_tape(self, step: _Step) -> None:
+        """Records the nodes since the last time, but for parameters, which an update changes in place, and views."""
+        if step.operations is None or step.is_captured:
+            return
+        session, nodes = self.session, self.session.tape.nodes
+        parameters = {leaf[0].id for leaf in session._leaves.values()} | session._outdated.keys()
+        chosen = [
+            (f"node {i}, {node.name}", node.buffer)
+            for i, node in enumerate(nodes[step.nodes :], step.nodes)
+            if i not in parameters and (not node.parents or node.plan is not None or node._rule is not None)
+        ]
+        step.nodes = len(nodes)
+        self._record_buffers(step, [name for name, _ in chosen], [buffer for _, buffer in chosen])
+
+    def _record_buffers(self, step: _Step, names: list[str], buffers: list[Any]) -> None:
+        if names and step.operations is not None:
+            kernels = self.session.tape.kernels
+            step.operations.append((names, kernels.fingerprint(buffers, device=self.session.device)))
+
+
+class Ledger:
     """Records the steps of a session; :func:`record` makes one. Leaving its ``with`` block ends it."""
 
     def __init__(self, session: Session, optimizers: Sequence[Optimizer], sink: Sink) -> None:
         self.session, self.optimizers, self._sink = session, list(optimizers), sink
         self._parameters = list(session.parameters.values())
-        self._step: _Step | None = None
+        self._watch = _Watch(session)
         self._waiting: list[tuple[Entry, Any, list[tuple[list[str], Any]] | None]] = []
         self._pack: Any = None
         self._closed = False
         #: the step that is next
         self.next_step = 0
-        library = load()
-        self._uploads = (library.lib.torchlean_cuda_buffer_upload, library.lib.torchlean_cuda_index_upload)
-        self._buffer = library.ffi.buffer
-        session.device.observe(self)
+        session.device.observe(self._watch)
 
     # ---- the steps
 
@@ -309,16 +395,16 @@ class Ledger(Observer):
         self._sink.end(self)
 
     def _begin(self, number: int) -> None:
-        self._step = step = _Step(number, threading.get_ident(), self.session.counter)
+        self._watch.step = step = _Step(number, threading.get_ident(), self.session.counter)
         if self._sink.wants_operations(number):
             step.operations = []
 
     def _finish(self) -> None:
-        step = self._step
+        step = self._watch.step
         if step is None:
             return
-        self._record_tape(step)
-        self._step = None
+        self._watch.record_tape(step)
+        self._watch.step = None
         entry: Entry = {
             "kind": "step", "step": step.number, "inputs": step.inputs, "updates": step.updates,
             "random": {**self.random(), "from": step.counter},
@@ -398,86 +484,6 @@ class Ledger(Observer):
             self._pack = session.tape.kernels.pack(buffers)
         return session.tape.kernels.fingerprint(self._pack, device=session.device)
 
-    # ---- what went in
-
-    def _open_step(self) -> _Step | None:
-        """The step that this thread does, unless a captured step says what went in."""
-        step = self._step
-        return step if step is not None and not step.is_captured and step.thread == threading.get_ident() else None
-
-    def buffer_made(self, function: Any, arguments: tuple[Any, ...], buffer: Any) -> None:
-        if function in self._uploads and (step := self._open_step()) is not None:
-            _, host, n = arguments
-            step.inputs.append((f"upload of {n}", _kept(np.frombuffer(self._buffer(host, 4 * n), np.uint32))))
-
-    def host_array_used(self, session: Any, name: str, array: npt.NDArray[Any]) -> None:
-        if session is self.session and (step := self._open_step()) is not None:
-            step.inputs.append((name, _kept(array)))
-
-    @contextmanager
-    def during_captured_step(self, session: Any, name: str, arguments: tuple[Any, ...]) -> Iterator[None]:
-        step = self._open_step()
-        if step is None or session is not self.session:
-            yield
-            return
-        self._record_tape(step)
-        step.inputs += [(f"argument {i} of {name}", _kept(np.asarray(a))) for i, a in enumerate(arguments)]
-        step.is_captured = True
-        try:
-            yield
-        finally:
-            step.is_captured, step.nodes = False, 0
-
-    @contextmanager
-    def during_update(self, update: Any) -> Iterator[None]:
-        self.before_replayed_update(update.optimizer)
-        step = self._open_step()
-        if step is not None and step.operations is not None and update.optimizer.session is self.session:
-            self._record_tape(step)
-            self._record_buffers(step, [f"gradient of {p.name}" for p in update.parameters], update.gradients)
-        yield
-
-    def before_replayed_update(self, optimizer: Any) -> None:
-        step = self._step
-        if step is not None and optimizer.session is self.session:
-            step.updates.append(
-                {"optimizer": type(optimizer).__name__, "steps": optimizer.steps, **optimizer._settings()}
-            )
-
-    # ---- operations
-
-    def before_backward_step(self, tape: Any, place: int, node: Any, cotangent: Any) -> None:
-        step = self._step
-        if step is None or step.operations is None:
-            return
-        if self._open_step() is not None and tape is self.session.tape:
-            self._record_tape(step)
-            self._record_buffers(step, [f"cotangent of node {place}, {node.name}"], [cotangent.buffer])
-
-    def before_reset(self, session: Any) -> None:
-        if session is self.session and (step := self._open_step()) is not None:
-            self._record_tape(step)
-            step.nodes = 0
-
-    def _record_tape(self, step: _Step) -> None:
-        """Records the nodes since the last time, but for parameters, which an update changes in place, and views."""
-        if step.operations is None or step.is_captured:
-            return
-        session, nodes = self.session, self.session.tape.nodes
-        parameters = {leaf[0].id for leaf in session._leaves.values()} | session._outdated.keys()
-        chosen = [
-            (f"node {i}, {node.name}", node.buffer)
-            for i, node in enumerate(nodes[step.nodes :], step.nodes)
-            if i not in parameters and (not node.parents or node.plan is not None or node._rule is not None)
-        ]
-        step.nodes = len(nodes)
-        self._record_buffers(step, [name for name, _ in chosen], [buffer for _, buffer in chosen])
-
-    def _record_buffers(self, step: _Step, names: list[str], buffers: list[Any]) -> None:
-        if names and step.operations is not None:
-            kernels = self.session.tape.kernels
-            step.operations.append((names, kernels.fingerprint(buffers, device=self.session.device)))
-
     # ---- life
 
     def close(self, *, failed: bool = False) -> None:
@@ -486,14 +492,14 @@ class Ledger(Observer):
             return
         self._closed = True
         try:
-            if self._step is not None and not failed:
+            if self._watch.step is not None and not failed:
                 self._finish()
                 self._resolve()
                 self._sink.end(self)
             elif not self.session._closed:
                 self._resolve()
         finally:
-            self.session.device.ignore(self)
+            self.session.device.ignore(self._watch)
             self._sink.close()
 
     def __enter__(self) -> Ledger:
