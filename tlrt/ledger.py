@@ -305,7 +305,8 @@ class _Watch(Observer):
             yield
             return
         self.record_tape(step)
-        step.inputs += [(f"argument {i} of {name}", _kept(np.asarray(a))) for i, a in enumerate(arguments)]
+        given = [np.asarray("None" if a is None else a) for a in arguments]
+        step.inputs += [(f"argument {i} of {name}", _kept(array)) for i, array in enumerate(given)]
         step.is_captured = True
         try:
             yield

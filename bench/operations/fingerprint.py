@@ -2,7 +2,12 @@
 
 from bench.operations.table import Benchmark
 
-#: the last are parameters and states of the large GPT of the examples, about
-SIZES = [{"lengths": [2**16] * 100}, {"lengths": [2**24]}, {"lengths": [2**28]}, {"lengths": [147456] * 225}]
+
+def _sizes(count: int, length: int) -> dict[str, object]:
+    return {"lengths": [length] * count, "count": count}
+
+
+#: the last are about the parameters and states of the examples' large GPT
+SIZES = [_sizes(100, 2**16), _sizes(1, 2**24), _sizes(1, 2**28), _sizes(225, 147456)]
 
 BENCHMARKS = {"fingerprint": Benchmark(sizes=SIZES)}
