@@ -51,6 +51,13 @@ SMALL = 2**16
 #: hexadecimal digits of a fingerprint
 DIGITS = 32
 
+#: what the kinds of lines must have
+FIELDS = {
+    "run": {"version", "settings", "device", "math", "seed", "options", "parameters", "optimizers", "states"},
+    "start": {"step", "random", "state"}, "step": {"step", "inputs", "updates", "random", "state"},
+    "end": {"step", "parameters_sha256"},
+}  # fmt: skip
+
 Entry = dict[str, Any]
 
 
@@ -107,10 +114,13 @@ def read(path: str | os.PathLike[str]) -> Chain:
         try:
             entry = json.loads(text)
             own, kind = entry["hash"], entry["kind"]
-            step = entry["step"] if kind in ("start", "step", "end") else None
-        except (KeyError, TypeError, ValueError, RecursionError):
+            missing = FIELDS[kind] - entry.keys() or (kind == "run") is (number > 1)
+            step = entry.get("step")
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+            missing = True
+        if missing:
             if number == 1:
-                raise refusal(LedgerError, "read", path, "another file", "a ledger") from None
+                raise refusal(LedgerError, "read", path, "another file", "a ledger")
             chain.breaks.append((None, f"line {number} is no line of a ledger"))
             continue
         here = f"line {number}" + ("" if step is None else f" ({kind} {step})")
@@ -120,8 +130,9 @@ def read(path: str | os.PathLike[str]) -> Chain:
             chain.breaks.append((step, f"a line is missing or was replaced between {place} and {here}"))
         chain.entries.append(entry)
         previous, place = own, here
-    if not chain.entries or chain.header["kind"] != "run" or chain.header.get("version") != VERSION:
-        raise refusal(LedgerError, "read", path, "no header", f"a ledger of version {VERSION}")
+    if not chain.entries or chain.header["version"] != VERSION:
+        got = "an empty file" if not chain.entries else f"version {chain.header['version']}"
+        raise refusal(LedgerError, "read", path, got, f"a ledger of version {VERSION}")
     if not chain.breaks:
         chain.breaks += _order_breaks(chain.entries)
     return chain

@@ -326,8 +326,9 @@ def test_other_spaces_and_repeated_names_break_the_chain(path: Path) -> None:
     for spoilt in (lines[4].replace(":", ": ", 1), lines[4].replace("{", '{"step":9,', 1)):
         path.write_text("".join([*lines[:4], spoilt, *lines[5:]]))
         assert [step for step, _ in ledger.read(path).breaks] == [2]
-    path.write_text("".join([*lines[:4], "what\n", *lines[5:]]))
-    assert "line 5 is no line of a ledger" in ledger.read(path).breaks[0][1]
+    for strange in ("what", "[]", '{"hash":"","kind":"other"}', '{"hash":"","kind":"step","step":2}', lines[0].strip()):
+        path.write_text("".join([*lines[:4], strange + "\n", *lines[5:]]))
+        assert ledger.read(path).breaks[0] == (None, "line 5 is no line of a ledger")
 
 
 @pytest.mark.parametrize(
@@ -549,8 +550,14 @@ def test_what_is_refused(path: Path) -> None:
                 s.param([2.0], "late")
     assert_raises_regex(errors.ArgumentError, "steps within 0:1", audit, lambda s: None, path, steps=(0, 2))
     assert_raises_regex(ledger.LedgerError, "none of the ledger's steps", audit, lambda s: None, path)
-    path.write_text("{}\n")
-    assert_raises_regex(ledger.LedgerError, "expected a ledger", ledger.read, path)
+    header = path.read_text().splitlines()[0]
+    for text, said in (
+        ("{}\n", "another file"),
+        ("", "an empty file"),
+        (header.replace('"version":1', '"version":2') + "\n", "version 2"),
+    ):
+        path.write_text(text)
+        assert_raises_regex(ledger.LedgerError, f"got {said}, expected a ledger", ledger.read, path)
 
 
 def test_a_program_of_fewer_steps(path: Path) -> None:
@@ -559,6 +566,16 @@ def test_a_program_of_fewer_steps(path: Path) -> None:
     short.total = 7
     report = audit(short, path)
     assert found(report) == {(7, "program", "steps")}
+
+
+def test_progress_is_shown_when_it_takes_a_while(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    train(path)
+    assert check(path).ok and capsys.readouterr().err == ""
+    monkeypatch.setattr("tlrt.audit._PATIENCE", 0.0)
+    assert check(path, steps=(6, None)).ok
+    assert re.search(r"100\.0 %  .* steps/s  0:00 left  step 11\n$", capsys.readouterr().err)
 
 
 # ---- the command
