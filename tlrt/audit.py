@@ -352,6 +352,8 @@ def _compare_devices(program: Program, chain: Chain, folder: Path, step: int, de
         _run(program, replay, device)
         entries.append(replay.entry or {"operations": []})
     where = f"step {step} on {devices[0]} and {devices[1]}"
+    if not any(e["operations"] for e in entries):
+        return f"{where}: no operation was recorded, as in a captured step"
     for a, b in itertools.zip_longest(*(e["operations"] for e in entries), fillvalue=("nothing", "nothing")):
         if a != b:
             return f"{where}: {a[0]} is the first operation with other bits"

@@ -157,6 +157,13 @@ def test_devices_are_compared_operation_by_operation(device: str, path: Path) ->
     assert re.search(
         rf"step 5 on cpu and {device}\b.*: \d\d results of operations, with the same bits", report.notes[-1]
     )
+    captured = path.with_name("captured.jsonl")
+    train(captured, "captured", flip_weight)
+    assert (
+        check(captured, "captured", against=device)
+        .notes[-1]
+        .endswith("no operation was recorded, as in a captured step")
+    )
     sessions: list[Session] = []
 
     def second_differs(k: int, s: Session, optimizer: Any, x: Any, labels: Any) -> None:
