@@ -67,6 +67,7 @@ def _baselines(x: Any, x_test: Any, code: int) -> dict[str, float]:
 
 EXAMPLE = common.Example("autoencoder", __doc__ or "", PRESETS, build)
 main = partial(common.main, EXAMPLE)
+program = common.audited(EXAMPLE)
 
 if __name__ == "__main__":
     main()

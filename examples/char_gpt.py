@@ -127,6 +127,7 @@ def after(session: Session, program: common.Program, given: argparse.Namespace, 
 
 EXAMPLE = common.Example("char_gpt", __doc__ or "", PRESETS, build, arguments, check, after)
 main = partial(common.main, EXAMPLE)
+program = common.audited(EXAMPLE)
 
 if __name__ == "__main__":
     main()

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 import tlrt
-from tlrt import Captured, Session, TensorRef, checkpoint
+from tlrt import Captured, Session, TensorRef, checkpoint, ledger
 from tlrt._terminal import Progress
 from tlrt.optim import Optimizer
 
@@ -130,6 +130,7 @@ def _parser(example: Example) -> argparse.ArgumentParser:
     )
     parser.add_argument("--threads", type=_count, help="CPU threads")
     parser.add_argument("--capture", action="store_true", help="capture the step: the same bits without Python's tape")
+    parser.add_argument("--ledger", metavar="FILE", help="record every step, to be audited; --resume continues it")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another value for a setting")
     parser.add_argument("--json", action="store_true", help="print the report as JSON, and nothing else")
     if example.arguments is not None:
@@ -187,8 +188,11 @@ def _train(
     memory: dict[str, dict[str, int]] = {}
     held: list[Any] = []
     started = time.perf_counter()
-    with progress(first, last, arguments) as show, _interruptible() as asked_to_stop:
-        for k in range(first, last):
+    with (
+        progress(first, last, arguments) as show, _interruptible() as asked_to_stop,
+        _recorded(session, program, settings, arguments) as run,
+    ):  # fmt: skip
+        for k in run.steps(last, first) if run is not None else range(first, last):
             held.append(_step(session, program, k))
             ends = k + 1 == last or asked_to_stop()
             if k + 1 - first == WARM:
@@ -213,6 +217,30 @@ def _train(
         wall_seconds=round(seconds, 3), steps_per_second=round(ran / seconds, 3) if ran else 0.0, memory=memory,
         losses=losses,
     )  # fmt: skip
+
+
+def _recorded(
+    session: Session, program: Program, settings: Settings, arguments: argparse.Namespace
+) -> contextlib.AbstractContextManager[ledger.Ledger | None]:
+    """The ledger that was asked for, if any."""
+    if arguments.ledger is None:
+        return contextlib.nullcontext()
+    resume = arguments.resume and Path(arguments.ledger).exists()
+    given = {"settings": settings, "capture": program.capture}
+    return ledger.record(arguments.ledger, session, program.optimizer, settings=given, resume=resume)
+
+
+def audited(example: Example) -> Callable[[Session, Settings], None]:
+    """The program that `python -m tlrt audit examples.NAME:program LEDGER` runs: the same steps, and nothing else."""
+
+    def program(session: Session, settings: Settings) -> None:
+        made = example.build(session, settings["settings"])
+        made.capture = settings["capture"]
+        with ledger.record("", session, made.optimizer) as run:
+            for k in run.steps(settings["settings"]["steps"]):
+                _step(session, made, k).release()
+
+    return program
 
 
 @contextlib.contextmanager

@@ -57,6 +57,7 @@ def build(session: Session, settings: common.Settings) -> common.Program:
 
 EXAMPLE = common.Example("digits", __doc__ or "", PRESETS, build)
 main = partial(common.main, EXAMPLE)
+program = common.audited(EXAMPLE)
 
 if __name__ == "__main__":
     main()

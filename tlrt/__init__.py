@@ -27,7 +27,7 @@ from tlrt import errors
 from tlrt.errors import TorchleanError
 
 if TYPE_CHECKING:
-    from tlrt import checkpoint, kernels, nn, optim
+    from tlrt import checkpoint, kernels, ledger, nn, optim
     from tlrt.buffer import Buffer
     from tlrt.capture import Captured
     from tlrt.context import (
@@ -50,7 +50,7 @@ __version__ = "0.1.0"
 
 __all__ = ["AnyBuffer", "Buffer", "Captured", "Device", "Indices", "Memory", "Options", "Parameter", "Session", "Tape",
            "TensorRef", "TorchleanError", "build_info", "checkpoint", "compare", "cpu_variant", "describe", "device",
-           "devices", "errors", "kernels", "nn", "optim", "set_cpu_variant", "set_threads", "threads"]  # fmt: skip
+           "devices", "errors", "kernels", "ledger", "nn", "optim", "set_cpu_variant", "set_threads", "threads"]  # fmt: skip
 
 #: where a name comes from, if not from tlrt.context
 _HOMES = {"Buffer": "buffer", "AnyBuffer": "tape", "Indices": "tape", "Captured": "capture", "Tape": "tape", "Options": "session",
@@ -58,7 +58,16 @@ _HOMES = {"Buffer": "buffer", "AnyBuffer": "tape", "Indices": "tape", "Captured"
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("buffer", "capture", "checkpoint", "context", "kernels", "nn", "optim"):  # kernels loads the C library
+    if name in (
+        "buffer",
+        "capture",
+        "checkpoint",
+        "context",
+        "kernels",
+        "ledger",
+        "nn",
+        "optim",
+    ):  # kernels loads the C library
         return importlib.import_module(f"tlrt.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

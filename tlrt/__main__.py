@@ -19,6 +19,7 @@ COMMANDS = {
     "compare": Command(
         "tlrt.differential", help="run one program on several devices and compare it operation by operation"
     ),
+    "audit": Command("tlrt.audit", help="compute the steps of a ledger again and name the first that departs"),
     "doctor": Command("tlrt.doctor", help="say what was built, which devices are seen, and what is missing"),
 }
 

@@ -49,6 +49,7 @@ arrive as they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -305,7 +306,7 @@ class Captured(Uncopied):
             session._release_step()
             self.outputs = self._run_eagerly(example)
         else:
-            session._turn.run("capture", self.name, self._capture, example)
+            self._run("capture", self._capture, example)
 
     # ---- capturing
 
@@ -412,7 +413,18 @@ class Captured(Uncopied):
         if session.device.name == "spec":
             self.outputs = self._run_eagerly(arguments)
             return self.outputs
-        return session._turn.run("replay", self.name, self._do_again, arguments)
+        return self._run("replay", self._do_again, arguments)
+
+    def _run(self, op: str, function: Callable[[tuple[Any, ...]], Any], arguments: tuple[Any, ...]) -> Any:
+        """Captures the step or does it again, alone and in the contexts of the device's observers."""
+        session = self.session
+        observers = session.device._observers
+        if not observers:
+            return session._turn.run(op, self.name, function, arguments)
+        with ExitStack() as contexts:
+            for observer in observers:
+                contexts.enter_context(observer.during_captured_step(session, self.name, arguments))
+            return session._turn.run(op, self.name, function, arguments)
 
     def _do_again(self, arguments: tuple[Any, ...]) -> Any:
         if (math := self.session.device.math) != self._math:

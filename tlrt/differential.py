@@ -19,7 +19,6 @@ requires gradients and was not reset, backward runs from it.
 """
 
 import argparse
-import importlib.util
 import math
 import shlex
 import sys
@@ -32,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tlrt._binding.observer import Observer
+from tlrt._program import load_program
 from tlrt._terminal import format_table
 from tlrt.errors import ArgumentError, TorchleanError, refusal
 from tlrt.session import Session, TensorRef
@@ -355,23 +355,6 @@ def _drift(value: npt.NDArray[Any], reference: npt.NDArray[Any]) -> float:
     return error / scale if scale else (0.0 if error == 0 else math.inf)
 
 
-def _load_program(path: Path, function: str) -> Program:
-    """The function of that name in a Python file."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise refusal(ArgumentError, "compare", "FILE", path, "a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(path.parent))
-    found = getattr(module, function, None)
-    if not callable(found):
-        raise ArgumentError(f"compare: {path}: has no function {function}(session)")
-    return found
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; 0 where every result is within its bound, 1 where one is not, 2 for wrong arguments."""
     parser = argparse.ArgumentParser(
@@ -387,7 +370,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--nodes", action="store_true", help="list every node, not only each operation")
     arguments = parser.parse_args(argv)
     try:
-        program = _load_program(arguments.file, arguments.function)
+        program = load_program("compare", str(arguments.file), arguments.function)
         names = [n for n in arguments.devices.split(",") if n] or _default_devices()
         line = (lambda text: print(text, file=sys.stderr)) if sys.stderr.isatty() else None
         report = compare(program, names, reproduce=arguments.reproduce, seed=arguments.seed, progress=line)

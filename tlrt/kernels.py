@@ -124,6 +124,7 @@ __all__ = [
     "exp_bwd",
     "expm1",
     "expm1_bwd",
+    "fingerprint",
     "flash_attention",
     "flash_attention_bwd",
     "flash_attention_bwd_k",
@@ -10291,3 +10292,54 @@ def clip_scale(
             raise
         raise _refusal(clip_scale, error, locals()) from None
     return _again(status, clip_scale, locals())
+
+
+def fingerprint(xs: Sequence[Buffer], *, device: Device | None = None, out: IndexBuffer | None = None) -> IndexBuffer:
+    """128 bits of each buffer of a list that tell whether any bit of it changed, in one call and without a sum's order.
+
+    w_j = bits(x[2j]) + 2^32·bits(x[2j + 1]), with 0 past the end
+    z_j = mix(w_j ^ (mix(0) + j·(mix(1) | 1))), and one more z = mix(mix(2) ^ n) of the length n
+    S_0 = Σ z and S_1 = Σ z², modulo 2^64
+    out[i] = S_0 mod 2^32, ⌊S_0 / 2^32⌋, S_1 mod 2^32, ⌊S_1 / 2^32⌋ of buffer i
+
+    mix is SplitMix64's output function, a bijection of 64 bits. So buffers of one length that differ in one pair of elements
+    differ in S_0. For buffers that differ in more, where mix is as good as random numbers, S_0 agrees with a probability of 2^-64,
+    and S_1 too with less than 2^-56: the factors of Σ z² - Σ z'² for two pairs are random and their product is 0 modulo 2^64.
+    It detects errors. It is no cryptographic hash: whoever wants two buffers of one fingerprint can make them.
+
+    Shapes: xs a list of count buffers, out (count, 4) in an index buffer.
+
+    Special values: bits are what counts: +0 differs from -0, and one NaN from another. An empty list gives an empty result.
+
+    Signature: xs: list[count] -> out: index[count, 4]
+
+    Raises ShapeError where a length does not fit its shape or lists differ in length; ArgumentError for an empty
+        list without a device.
+
+    Source: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014 (SplitMix64)
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        lists, count = _lists("fingerprint", ("xs",), (xs,))
+        device = _owner("fingerprint", "xs", xs, device)
+        call = device._calls.buffer_fingerprint
+        status = call(device._handle, lists[0], count, slot)
+        if out is None and not status:
+            made = _make(IndexBuffer)
+            made._handle = _own(slot[0], _release)
+            made._device = device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(fingerprint, error, locals()) from None
+    if status:
+        return _again(status, fingerprint, locals())
+    _give(slot)
+    return out

@@ -31,7 +31,7 @@ import numpy.typing as npt
 from tlrt._binding.arguments import is_number
 from tlrt._binding.handles import Uncopied
 from tlrt._binding.library import failure
-from tlrt._binding.observer import Calls
+from tlrt._binding.observer import Calls, watches_calls
 from tlrt._binding.together import Change, call_and_set, release_call, set_and_call
 from tlrt.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ReleasedError, ShapeError, refusal
 from tlrt.parameter import Parameter
@@ -63,7 +63,7 @@ class _CountingDevice:
         return self
 
     def __getattr__(self, symbol: str) -> Any:
-        if not self.device._observers:
+        if not any(map(watches_calls, self.device._observers)):
             return partial(call_and_set, self.changes[0], getattr(self.device._calls, symbol))
         function = getattr(self.device._library.lib, f"torchlean_cuda_{symbol}")
         counted = Calls({symbol: partial(call_and_set, self.changes[0], function)})
@@ -99,6 +99,7 @@ class Update:
 
         def step() -> None:
             optimizer._require_open("step")
+            optimizer._report_replay()
             optimizer._advance(self.parameters, packed)
 
         return step
@@ -120,6 +121,7 @@ class Update:
             def step() -> int | None:
                 nonlocal known
                 optimizer._require_open("step")
+                optimizer._report_replay()
                 with optimizer._alone():
                     optimizer._require_valid_settings()
                     if optimizer._state is not known:  # loaded meanwhile
@@ -334,6 +336,10 @@ class Optimizer(Uncopied):
             for observer in observers:
                 contexts.enter_context(observer.during_update(update))
             update.run()
+
+    def _report_replay(self) -> None:
+        for observer in self.session.device._observers:
+            observer.before_replayed_update(self)
 
     def _setting(self, name: str) -> float:
         """A hyperparameter as C takes it."""

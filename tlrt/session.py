@@ -264,6 +264,11 @@ class Session(Operations[TensorRef]):
             else:
                 ids.append(None if p is None else self._id(p, name))
         tape = self.tape
+        if hosts is not None:
+            for observer in self.device._observers:
+                for argument, array in hosts.items():
+                    if isinstance(array, np.ndarray):
+                        observer.host_array_used(self, f"{name}: {argument}", array)
         if self._substitutes and name in self._substitutes:
             return self._ref(epoch, self._substitutes[name](*ids))
         id = tape._apply(name, tuple(ids), extra, hosts)

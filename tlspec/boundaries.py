@@ -67,6 +67,7 @@ CPU: dict[str, dict[str, tuple[int, ...]]] = {
     "random": {"TL_SPAN": (16384,)},
     "optim": {"TL_COLUMN_CHAINS": (4,), "TL_COLUMN_CHUNK": (128,), "TL_LEAVES": (4,), "TL_SPAN": (16384,),
         "TL_SUM_FOLD": (16,), "TL_SUM_LANES": (1024,), "TL_SUM_LEAF": (16384,)},
+    "fingerprint": {"TL_SPAN": (16384,)},
 }
 CUDA: dict[str, dict[str, tuple[int, ...]]] = {
     "elementwise": {"SMALL": (2097152,), "THREADS": (256,)},
@@ -137,4 +138,6 @@ CUDA: dict[str, dict[str, tuple[int, ...]]] = {
     "optim": {"CHUNK": (4096,), "FLIGHT": (8,), "LARGE": (32000,), "MIDDLE": (9600,), "ROUND": (1024,),
         "ROUNDS": (4,), "RUNS": (16,), "SMALL": (3900,), "THREADS": (256,), "TL_COLUMN_CHAINS": (4,),
         "TL_COLUMN_CHUNK": (128,), "TL_SUM_FOLD": (16,), "TL_SUM_LANES": (1024,), "TL_SUM_LEAF": (16384,)},
+    "fingerprint": {"AHEAD": (4,), "LARGE": (32000,), "MIDDLE": (9600,), "PIECE": (16384,), "ROUND": (1024,),
+        "SMALL": (3900,), "THREADS": (256,)},
 }

@@ -26,7 +26,7 @@ __all__ = ["FAMILIES", "Array", "Check", "Contract", "Drawing", "Op", "Param", "
 
 #: Families in the order of every listing. A family is a module of ``tlspec.ops`` and a file stem in ``native/src``.
 FAMILIES = ("elementwise", "reduce", "shape", "index", "linalg", "softmax", "norm", "loss", "conv", "pool", "attention",
-            "scan", "spectral", "random", "optim")  # fmt: skip
+            "scan", "spectral", "random", "optim", "fingerprint")  # fmt: skip
 
 #: how contexts compute sums of products, by the number that C has for it
 MATH = ("fast", "reproducible")

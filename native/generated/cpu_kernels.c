@@ -19,6 +19,7 @@ extern const struct tl_scan_kernels TL_V(tl_cpu_scan_kernels);
 extern const struct tl_spectral_kernels TL_V(tl_cpu_spectral_kernels);
 extern const struct tl_random_kernels TL_V(tl_cpu_random_kernels);
 extern const struct tl_optim_kernels TL_V(tl_cpu_optim_kernels);
+extern const struct tl_fingerprint_kernels TL_V(tl_cpu_fingerprint_kernels);
 
 const struct tl_cpu_kernels TL_V(tl_cpu_kernels) = {
     .elementwise = &TL_V(tl_cpu_elementwise_kernels),
@@ -36,4 +37,5 @@ const struct tl_cpu_kernels TL_V(tl_cpu_kernels) = {
     .spectral = &TL_V(tl_cpu_spectral_kernels),
     .random = &TL_V(tl_cpu_random_kernels),
     .optim = &TL_V(tl_cpu_optim_kernels),
+    .fingerprint = &TL_V(tl_cpu_fingerprint_kernels),
 };

@@ -18,6 +18,7 @@ struct tl_cpu_kernels {
     const struct tl_spectral_kernels *spectral;
     const struct tl_random_kernels *random;
     const struct tl_optim_kernels *optim;
+    const struct tl_fingerprint_kernels *fingerprint;
 };
 
 #endif

@@ -1712,6 +1712,13 @@ TL_API int32_t torchlean_cuda_buffer_global_norm(torchlean_context *context, tor
 TL_API int32_t torchlean_cuda_buffer_clip_scale(torchlean_buffer *const *gs, torchlean_buffer *norm, uint32_t count,
                                                 double max_norm, double eps, torchlean_buffer **gs_out);
 
+/* ---- fingerprint ----------------------------------------------------------------------------------------------------- */
+
+/* 128 bits of each buffer of a list that tell whether any bit of it changed, in one call and without a sum's order.
+ * xs: list[count] -> out: index[count, 4] */
+TL_API int32_t torchlean_cuda_buffer_fingerprint(torchlean_context *context, torchlean_buffer *const *xs,
+                                                 uint32_t count, torchlean_buffer **out);
+
 #ifdef __cplusplus
 }
 #endif

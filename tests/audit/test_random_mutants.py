@@ -20,6 +20,8 @@ from audit.mutation.suite import Turn, run_limited
 from audit.scratch import Scratch, scratch
 from tests import ROOT
 from tlrt import Parameter, Session, Tape, TensorRef, capture, nn
+from tlrt.audit import Replay
+from tlrt.ledger import Sink
 from tlrt.optim import ExponentialMovingAverage, Optimizer
 from tlrt.tensor import CapturedTensor
 
@@ -111,7 +113,19 @@ def test_declarations_have_no_behaviour_and_are_defined_by_what_is_used() -> Non
     done = "def f(x):\n    return x"
     assert behaviour(done.replace("return x", "pass")) != behaviour(done)
     optimizers = [c for c in Optimizer.__subclasses__() if c is not ExponentialMovingAverage]  # which has no step
-    used = [Tape, Session, TensorRef, CapturedTensor, Parameter, capture.Input, nn.LSTM, nn.GRU, *optimizers]
+    used = [
+        Tape,
+        Session,
+        TensorRef,
+        CapturedTensor,
+        Parameter,
+        capture.Input,
+        nn.LSTM,
+        nn.GRU,
+        Replay,
+        *Sink.__subclasses__(),
+        *optimizers,
+    ]
     for file in random_mutants.sources("python"):
         for node in ast.walk(ast.parse("".join(read_lines(file)))):
             for f in node.body if isinstance(node, ast.ClassDef) else ():

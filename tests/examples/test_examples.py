@@ -19,6 +19,7 @@ pytest.importorskip("safetensors")
 from bench import examples as evidence
 from examples import common, fno_burgers, text
 from tests import DEVICES
+from tlrt.audit import audit
 
 #: a size at which a step takes milliseconds; batches are whole there, so losses of different steps compare
 TINY = {
@@ -74,6 +75,26 @@ def test_trains_and_resumes_bit_for_bit(name, device, tmp_path, capsys):
     assert [s["example"] for s in shown] == [name] * 3
     saved = json.loads((whole / f"{name}.json").read_text())
     assert saved["losses"] == wanted["losses"] and {"wall_seconds", "steps_per_second", "final_loss"} <= saved.keys()
+
+
+@each
+@pytest.mark.parametrize("how", [[], ["--capture"]], ids=["eager", "captured"])
+def test_a_ledger_is_audited(name, how, tmp_path):
+    """Of a run that was stopped and resumed; an audit of another batch size names the first step."""
+    path = tmp_path / "run.jsonl"
+    for part in (["--stop-at=3"], ["--resume"]):
+        start(name, tmp_path, f"--ledger={path}", *how, *part, steps=6)
+    program = importlib.import_module(f"examples.{name}").program
+    report = audit(program, path)
+    assert report.ok and (report.first, report.stop) == (0, 6), str(report)
+    report = audit(program, path, steps=(4, 5))
+    assert report.ok and (report.first, report.stop) == (3, 5), str(report)
+
+    def other(session, settings):
+        program(session, {**settings, "settings": {**settings["settings"], "batch": settings["settings"]["batch"] - 1}})
+
+    report = audit(other, path)
+    assert report.departures[0].step == 0 and report.departures[0].kind == "input"
 
 
 @each

@@ -9,7 +9,7 @@ import pytest
 
 from tests import ROOT
 
-PAGES = ["docs/session.md", "docs/examples.md", "docs/models.md"]
+PAGES = ["docs/session.md", "docs/examples.md", "docs/models.md", "docs/ledger.md"]
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def run(python: Any) -> Callable[[str], None]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_blocks_of_a_page_run_in_order(page: str, run: Callable[[str], None]) -> None:
-    if page == "docs/session.md":
+    if page in ("docs/session.md", "docs/ledger.md"):
         pytest.importorskip("safetensors")
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
     assert blocks

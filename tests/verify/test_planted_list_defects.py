@@ -10,6 +10,7 @@ import pytest
 
 import tlrt
 from tlrt import kernels
+from tlrt._binding.library import load
 from tlrt.verify.report import Failure
 from tlrt.verify.run import Runtime, counterpart
 from tlrt.verify.verifier import Settings, Verifier, plan_cases
@@ -69,12 +70,26 @@ class Spoilt:
         places = (None,) * len(outputs) if out is None else (out,) if len(outputs) == 1 else out
         made = []
         for o, xs, place in zip(outputs, lists, places, strict=True):
+            if o.kind == "index":
+                made.append(write_indices(place, np.ascontiguousarray(xs[0], np.uint32)))
+                continue
             buffers = [tlrt.Buffer.from_numpy(np.ascontiguousarray(x, np.float32)) for x in xs]
             if place is not None:  # written there, as the operation would
                 given = place if o.listed else [place]
                 buffers = [kernels.scale(b, 1.0, out=g) if len(b) else g for b, g in zip(buffers, given, strict=True)]
             made.append(buffers if o.listed else buffers[0])
         return tuple(made) if len(made) > 1 else made[0]
+
+
+def write_indices(place: Any, values: np.ndarray) -> Any:
+    """An index buffer of these values: the one given, or a new one."""
+    if place is None:
+        return tlrt.device("cpu").indices(values)
+    library = load()
+    slot = library.ffi.new("torchlean_buffer **", place._handle)
+    data = library.ffi.from_buffer("uint32_t[]", values)
+    assert library.lib.torchlean_cuda_index_upload(tlrt.device("cpu")._handle, data, values.size, slot) == 0
+    return place
 
 
 def swapped_tensors(c: Inside) -> Lists:
@@ -139,6 +154,16 @@ def quiet_clamp(c: Inside) -> Lists:
     return [c.list(c.first)] if np.isnan(norm.numpy()).any() else c.run()
 
 
+def even_part(x: np.ndarray) -> np.ndarray:
+    """Without the element that has no partner: 0 in its place."""
+    return np.concatenate([x[: len(x) // 2 * 2], np.zeros(len(x) % 2, np.float32)])
+
+
+def with_zero(x: np.ndarray) -> np.ndarray:
+    """Of an even length, as pairs are."""
+    return np.concatenate([x, np.zeros(len(x) % 2, np.float32)])
+
+
 def spoils_a_gradient(c: Inside) -> Lists:
     right = c.run()
     for x in c.arguments[c.row.signature.lists[-1].name][:1]:
@@ -187,6 +212,10 @@ DEFECTS: list[tuple[str, Callable[[Op], bool], Callable[[Inside], Lists]]] = [
     ),
     ("factor above 1", named("clip_scale"), unclamped),
     ("NaN norm clips nothing", named("clip_scale"), quiet_clamp),
+    ("the last of an odd number lost", named("fingerprint"), lambda c: c.run(xs=[even_part(x) for x in c.list("xs")])),
+    ("zeros of both signs equal", named("fingerprint"), lambda c: c.run(xs=[x + np.float32(0) for x in c.list("xs")])),
+    ("places ignored", named("fingerprint"), lambda c: c.run(xs=[np.sort(x) for x in c.list("xs")])),
+    ("length ignored", named("fingerprint"), lambda c: c.run(xs=[with_zero(x) for x in c.list("xs")])),
     ("input overwritten", lambda row: len(row.signature.lists) > 1, spoils_a_gradient),
     ("bits differ from call to call", lambda row: row in STEPS, writes_before_it_reads),
 ]

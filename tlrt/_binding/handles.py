@@ -24,7 +24,7 @@ from tlrt._binding import convert
 from tlrt._binding.arguments import length, number
 from tlrt._binding.convert import type_name
 from tlrt._binding.library import Library, complete_call, failure, hold_over_forks, load, remedy
-from tlrt._binding.observer import Calls, Observer
+from tlrt._binding.observer import Calls, Observer, watches_calls
 from tlrt.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -515,7 +515,7 @@ class Device:
 
     def _set_observers(self, observers: tuple[Observer, ...]) -> None:
         self._observers = observers
-        self._calls = _calls.observed(self) if observers else _calls
+        self._calls = _calls.observed(self) if any(map(watches_calls, observers)) else _calls
 
     # ---- life
 

@@ -1,6 +1,6 @@
 """What happens on a device, reported to whoever observes it: captured steps, comparisons, profilers.
 
-A device holds its observers (``Device.observe``). While it has none, nothing is reported and its calls go straight to the C
+A device holds its observers (``Device.observe``). While it has none that looks at calls, these go straight to the C
 library. Events of one kind reach the observers in the order in which they were added.
 """
 
@@ -46,6 +46,16 @@ class Observer:
         """The context in which an optimiser runs an :class:`tlrt.optim.Update`."""
         return nullcontext()
 
+    def before_replayed_update(self, optimizer: Any) -> None:
+        """A captured step that runs again is about to do an optimiser's update."""
+
+    def host_array_used(self, session: Any, name: str, array: Any) -> None:
+        """The program gave an operation of a session an array of the host: indices or labels."""
+
+    def during_captured_step(self, session: Any, name: str, arguments: tuple[Any, ...]) -> AbstractContextManager[Any]:
+        """The context in which a session captures the function of that name, or runs its captured step again."""
+        return nullcontext()
+
     def before_backward_step(self, tape: Any, place: int, node: Any, cotangent: Any) -> None:
         """Backward is about to run the VJP of the node at `place` with the cotangent that arrived there."""
 
@@ -54,6 +64,12 @@ class Observer:
 
     def before_reset(self, session: Any) -> None:
         """A session is about to release its tape."""
+
+
+def watches_calls(observer: Observer) -> bool:
+    """Whether the observer overrides the events of calls, without which calls go straight to the C library."""
+    kind = type(observer)
+    return kind.before_call is not Observer.before_call or kind.after_call is not Observer.after_call
 
 
 class Calls:

@@ -4,6 +4,7 @@
  * tensors they lie in, so that a hundred small tensors are a few tasks and a large one is many. An output may be the
  * input of its index, because each element is read before it is written. */
 #include "core/threads.h"
+#include "cpu/lists.h"
 #include "formula/integer.h"
 #include "formula/optim.h"
 #include "formula/sum_tree.h"
@@ -18,36 +19,6 @@ typedef struct lists {
     const int64_t *lengths;
     int64_t count, *start; /* start[i]: the elements before tensor i; start[count]: all */
 } lists;
-
-/* Where the tensors begin in the row of all elements; with `unit` > 1 counted in pieces of that many elements, an empty
- * tensor being one piece. Given back with tl_pool_free. */
-static int32_t find_starts(tl_context *ctx, const int64_t *lengths, int64_t count, int64_t unit, int64_t **start)
-{
-    void *memory;
-    const int32_t status = tl_pool_alloc(ctx, (size_t)(count + 1) * sizeof(int64_t), &memory);
-    if (status) return status;
-    *start = memory;
-    (*start)[0] = 0;
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t pieces = (lengths[i] + unit - 1) / unit;
-        (*start)[i + 1] = (*start)[i] + (unit > 1 && pieces == 0 ? 1 : pieces);
-    }
-    return TORCHLEAN_OK;
-}
-
-/* The tensor that element (or piece) `at` lies in: the last that starts there or before, and is not empty. */
-static int64_t find_tensor(const int64_t *start, int64_t count, int64_t at)
-{
-    int64_t low = 0, high = count;
-    while (high - low > 1) {
-        const int64_t middle = low + (high - low) / 2;
-        if (start[middle] <= at)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
-}
 
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
 
@@ -65,7 +36,7 @@ typedef struct tl_step {
 
 static int32_t run(tl_context *ctx, tl_task_fn span, tl_step step)
 {
-    const int32_t status = find_starts(ctx, step.lists.lengths, step.lists.count, 1, &step.lists.start);
+    const int32_t status = tl_find_starts(ctx, step.lists.lengths, step.lists.count, 1, &step.lists.start);
     if (status) return status;
     tl_parallel((step.lists.start[step.lists.count] + TL_SPAN - 1) / TL_SPAN, span, &step);
     tl_pool_free(ctx, step.lists.start);
@@ -80,7 +51,7 @@ static int32_t run(tl_context *ctx, tl_task_fn span, tl_step step)
         const tl_step step = *(const tl_step *)arg;                                                                   \
         const lists l = step.lists;                                                                               \
         const int64_t end = (task + 1) * TL_SPAN;                                                                     \
-        for (int64_t i = find_tensor(l.start, l.count, task * TL_SPAN); i < l.count && l.start[i] < end; i++) {       \
+        for (int64_t i = tl_find_tensor(l.start, l.count, task * TL_SPAN); i < l.count && l.start[i] < end; i++) {       \
             const int64_t first = task * TL_SPAN > l.start[i] ? task * TL_SPAN - l.start[i] : 0;                      \
             const int64_t last = end < l.start[i + 1] ? end - l.start[i] : l.lengths[i];                              \
             __VA_ARGS__                                                                                               \
@@ -307,7 +278,7 @@ static void square_leaves(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const tl_squares s = *(const tl_squares *)arg;
     const int64_t last = (task + 1) * TL_LEAVES < s.start[s.count] ? (task + 1) * TL_LEAVES : s.start[s.count];
-    int64_t i = find_tensor(s.start, s.count, task * TL_LEAVES);
+    int64_t i = tl_find_tensor(s.start, s.count, task * TL_LEAVES);
     for (int64_t leaf = task * TL_LEAVES; leaf < last; leaf++) {
         while (leaf >= s.start[i + 1])
             i++;
@@ -320,7 +291,7 @@ int32_t tl_cpu_global_norm(tl_context *ctx, const float *const *gs, int64_t coun
 {
     int64_t *start;
     void *sums;
-    int32_t status = find_starts(ctx, lengths, count, TL_SUM_LEAF, &start);
+    int32_t status = tl_find_starts(ctx, lengths, count, TL_SUM_LEAF, &start);
     if (status) return status;
     status = tl_pool_alloc(ctx, (size_t)start[count] * sizeof(double), &sums);
     if (!status) {

@@ -1,12 +1,6 @@
-/* Optimiser steps and the global norm on CUDA, over lists of tensors.
- *
- * Pointers and lengths travel by value in the kernel's parameters (up to 32,764 bytes since CUDA 12.1 on sm_70 and
- * later), so a list of several hundred tensors is one launch and nothing is copied beforehand; longer lists take several.
- * Tables come in three sizes, because a launch pays for all of its parameters.
- *
- * Blocks are dealt to chunks of tensors by a fixed mapping: tensor i owns the blocks first[i] .. first[i + 1] - 1, and a
- * block finds its tensor by bisection in the parameters, which are cached constants. All is bound by memory. */
+/* Optimiser steps and the global norm on CUDA, over lists of tensors (device/lists.cuh). All is bound by memory. */
 #include "cuda/device/division.cuh"
+#include "cuda/device/lists.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "generated/optim.h"
@@ -17,8 +11,6 @@
 namespace {
 
 constexpr int THREADS = 256;
-/* Bytes of a table; the rest of the parameters takes less than 128. */
-constexpr int SMALL = 3900, MIDDLE = 9600, LARGE = 32000;
 
 template <int IN, int OUT, int BYTES> struct table {
     static constexpr int ROOM = BYTES / (int)(sizeof(void *) * (IN + OUT) + 2 * sizeof(uint32_t));
@@ -27,21 +19,6 @@ template <int IN, int OUT, int BYTES> struct table {
     uint32_t n[ROOM], first[ROOM]; /* elements; the tensor's first block */
     int count;
 };
-
-/* The tensor of a block: the last one whose first block is at or before it. An empty tensor has a leaf or
- * is not in the table. */
-template <class T> __device__ __forceinline__ int find_tensor(const T &t, uint32_t block)
-{
-    int low = 0, high = t.count;
-    while (high - low > 1) {
-        const int middle = (low + high) / 2;
-        if (t.first[middle] <= block)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
-}
 
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
 
@@ -140,7 +117,7 @@ __global__ void __launch_bounds__(THREADS, 4)
     constexpr int IN = Rule::IN, OUT = Rule::OUT, AHEAD = IN < 4 ? 4 / IN : 1; /* rounds whose loads are in flight */
     Rule rule = given;
     rule.prepare();
-    const int i = find_tensor(t, blockIdx.x);
+    const int i = tl_find_tensor(t, blockIdx.x);
     const uint32_t start = (blockIdx.x - t.first[i]) * CHUNK, n = t.n[i];
     const float *in[IN];
     float *out[OUT];
@@ -250,23 +227,15 @@ __device__ __forceinline__ double fold_block(const double (&v)[4], double (*shar
     return (sum[0] + sum[2]) + (sum[1] + sum[3]);
 }
 
-/* A table of inputs alone; `first` ends with the number of blocks. */
-template <int BYTES> struct rows {
-    static constexpr int ROOM = BYTES / (int)(sizeof(void *) + 2 * sizeof(uint32_t));
-    const float *in[ROOM];
-    uint32_t n[ROOM], first[ROOM + 1];
-    int count;
-};
-
 /* A block owns a leaf of 16384 elements: thread t lanes 4t..4t+3 of each of its 16 runs of 1024, loaded eight runs at a
  * time (32 KiB in flight per block). An empty tensor has one leaf too, whose sum is 0. */
 constexpr int RUNS = TL_SUM_LEAF / TL_SUM_LANES, FLIGHT = 8;
 
 template <int BYTES>
-__global__ void __launch_bounds__(THREADS, 4) square_leaves(const __grid_constant__ rows<BYTES> t, double *sums)
+__global__ void __launch_bounds__(THREADS, 4) square_leaves(const __grid_constant__ tl_rows<BYTES> t, double *sums)
 {
     __shared__ double shared[THREADS][4];
-    const int i = find_tensor(t, blockIdx.x);
+    const int i = tl_find_tensor(t, blockIdx.x);
     const uint32_t start = (blockIdx.x - t.first[i]) * TL_SUM_LEAF, left = min(t.n[i] - start, (uint32_t)TL_SUM_LEAF);
     const float *x = t.in[i] + start;
     const bool aligned = tl_aligned4(x);
@@ -317,7 +286,7 @@ __device__ double sum_row(const double *x, int64_t n, double (*shared)[4])
 /* Block b makes one sum of the leaves of tensor b of the table. */
 template <int BYTES>
 __global__ void __launch_bounds__(THREADS)
-    sum_tensors(const __grid_constant__ rows<BYTES> t, const double *sums, double *out)
+    sum_tensors(const __grid_constant__ tl_rows<BYTES> t, const double *sums, double *out)
 {
     __shared__ double shared[THREADS][4];
     const uint32_t first = t.first[blockIdx.x];
@@ -338,17 +307,9 @@ template <int BYTES>
 int32_t square_tensors(tl_context *ctx, const float *const *gs, int64_t count, const int64_t *lengths, int64_t *next,
                        double *leaves, double *sums, int64_t *leaf)
 {
-    rows<BYTES> t;
+    tl_rows<BYTES> t;
     const int64_t begin = *next;
-    uint32_t blocks = 0;
-    for (t.count = 0; *next < count && t.count < t.ROOM; ++*next) {
-        const int64_t n = lengths[*next];
-        t.in[t.count] = gs[*next];
-        t.n[t.count] = (uint32_t)n;
-        t.first[t.count++] = blocks;
-        blocks += n ? (uint32_t)tl_ceil_div(n, TL_SUM_LEAF) : 1;
-    }
-    t.first[t.count] = blocks;
+    const uint32_t blocks = t.fill(gs, count, lengths, TL_SUM_LEAF, next);
     TL_TRY(tl_launch(ctx, "square_leaves", square_leaves<BYTES>, blocks, THREADS, t, leaves + *leaf));
     if (sums)
         TL_TRY(tl_launch(ctx, "sum_tensors", sum_tensors<BYTES>, t.count, THREADS, t, leaves + *leaf, sums + begin));
@@ -361,7 +322,7 @@ int32_t global_norm(tl_context *ctx, const float *const *gs, int64_t count, cons
 {
     int64_t leaf = 0;
     for (int64_t next = 0; next < count;) {
-        const auto send = count - next <= rows<SMALL>::ROOM ? square_tensors<SMALL> : square_tensors<LARGE>;
+        const auto send = count - next <= tl_rows<SMALL>::ROOM ? square_tensors<SMALL> : square_tensors<LARGE>;
         TL_TRY(send(ctx, gs, count, lengths, &next, leaves, sums, &leaf));
     }
     return tl_launch(ctx, "finish_norm", finish_norm, 1, THREADS, sums ? sums : leaves, sums ? count : leaf, out);

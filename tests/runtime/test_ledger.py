@@ -1,0 +1,290 @@
+"""Ledgers: a run is what its ledger says, on any device, and a ledger that was changed is found."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_raises, assert_raises_regex
+
+from tests import DEVICES
+from tests.runtime.ledger_runs import STEPS, Training, check, each_kind, first, rewrite, train
+from tlrt import Session, checkpoint, errors, kernels, ledger, optim
+from tlrt import device as open_device
+from tlrt._binding import handles
+from tlrt.audit import audit
+
+pytest.importorskip("safetensors")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.jsonl"
+
+
+# ---- a run is what its ledger says
+
+
+@each_kind
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_run_is_what_its_ledger_says(kind: str, device: str, path: Path) -> None:
+    """On every device: the mode is reproducible."""
+    train(path, kind, device=device)
+    for other in dict.fromkeys(("cpu", device)):
+        report = check(path, kind, device=other)
+        assert report.ok and (report.first, report.stop) == (0, STEPS) and "every bit is as recorded" in str(report)
+    assert (chain := ledger.read(path)).breaks == [] and sorted(chain.steps) == list(range(STEPS))
+    assert chain.entries[-1]["kind"] == "end" and chain.head == chain.entries[-1]["hash"] in str(report)
+    assert [e["step"] for e in chain.steps.values() if "checkpoint" in e] == [3, 7, 11]
+
+
+@each_kind
+def test_equal_runs_make_equal_files(kind: str, tmp_path: Path) -> None:
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    for place in (one, two):
+        train(place, kind, directory=tmp_path / "shared")
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_a_captured_run_has_the_results_of_an_eager_one(tmp_path: Path) -> None:
+    chains = []
+    for kind in ("eager", "captured"):
+        train(tmp_path / f"{kind}.jsonl", kind)
+        chains.append(ledger.read(tmp_path / f"{kind}.jsonl"))
+    for name in ("state", "random", "updates"):
+        assert [e[name] for e in chains[0].steps.values()] == [e[name] for e in chains[1].steps.values()]
+
+
+@each_kind
+@pytest.mark.parametrize(("steps", "begin"), [((5, 7), 4), ((8, None), 8), ((None, 3), 0), ((3, 4), 0), ((9, 10), 8)])
+def test_an_audit_begins_at_the_nearest_checkpoint(kind: str, steps: Any, begin: int, path: Path) -> None:
+    train(path, kind)
+    done: list[int] = []
+    report = check(path, kind, lambda k, *_: done.append(k), steps=steps)
+    stop = STEPS if steps[1] is None else steps[1]
+    assert report.ok and (report.first, report.stop) == (begin, stop) and done == list(range(begin, stop))
+
+
+def test_loops_in_a_row(path: Path) -> None:
+    """Epochs, each with a loop of its own."""
+
+    def epochs(s: Session) -> None:
+        w = s.param(np.ones(3), "w")
+        optimizer = optim.SGD([w], lr=0.5)
+        with ledger.record(path, s, optimizer, checkpoint_every=2) as run:
+            for epoch in range(3):
+                for _ in run.steps(4 * epoch + 4, 4 * epoch):
+                    s.backward(s.sum(w * s.rand_normal(3)))
+                    optimizer.step()
+                    s.reset()
+
+    with Session("cpu", seed=1) as s:
+        epochs(s)
+    assert ledger.read(path).breaks == []
+    for steps, begin in (((None, None), 0), ((9, 11), 8), ((3, 7), 2)):
+        report = audit(epochs, path, steps=steps)
+        assert report.ok and report.first == begin
+
+
+# ---- the chain
+
+
+def edit(entries: list[dict[str, Any]]) -> None:
+    entries[7]["updates"][0]["lr"] = 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "step", "text"),
+    [(edit, 5, "line 8 (step 5) was edited"),
+     (lambda entries: entries.pop(7), 6, "missing or was replaced between line 7 (step 4) and line 8 (step 6)"),
+     (lambda entries: entries.insert(7, entries.pop(8)), 6, "between line 7 (step 4) and line 8 (step 6)"),
+     (lambda entries: entries[0].update(seed=4), None, "line 1 was edited")],
+    ids=["edited", "removed", "exchanged", "header"],
+)  # fmt: skip
+def test_a_broken_chain_is_named(change: Any, step: int | None, text: str, path: Path) -> None:
+    train(path)
+    rewrite(path, change, chained=False)
+    report = check(path)
+    assert first(report).step == step and first(report).kind == "chain" and text in first(report).name
+    assert "the file is not what was written" in str(report)
+    with Session("cpu", seed=3, math="reproducible") as s:
+        w = s.param([1.0], "w")
+        with ledger.record(path, s, optim.SGD([w]), resume=True) as run:
+            assert_raises_regex(ledger.LedgerError, "expected a whole chain", next, run.steps(3))
+
+
+def test_other_spaces_and_repeated_names_break_the_chain(path: Path) -> None:
+    """A line is what its entry is written as, byte for byte."""
+    train(path)
+    lines = path.read_text().splitlines(keepends=True)
+    for spoilt in (lines[4].replace(":", ": ", 1), lines[4].replace("{", '{"step":9,', 1)):
+        path.write_text("".join([*lines[:4], spoilt, *lines[5:]]))
+        assert [step for step, _ in ledger.read(path).breaks] == [2]
+    for strange in ("what", "[]", '{"hash":"","kind":"other"}', '{"hash":"","kind":"step","step":2}', lines[0].strip()):
+        path.write_text("".join([*lines[:4], strange + "\n", *lines[5:]]))
+        assert ledger.read(path).breaks[0] == (None, "line 5 is no line of a ledger")
+
+
+@pytest.mark.parametrize(
+    ("change", "step", "kind"),
+    [(lambda entries: entries.pop(7), 6, "chain"), (edit, 5, "hyperparameter"),
+     (lambda entries: entries[7]["inputs"].pop(), 5, "input"), (lambda entries: entries[7]["updates"].clear(), 5, "update"),
+     (lambda entries: entries[7].update(state=entries[6]["state"]), 5, "parameter"),
+     (lambda entries: entries[-1].update(parameters_sha256="0" * 64), STEPS, "parameter"),
+     (lambda entries: entries[0]["parameters"].pop(), None, "program")],
+    ids=["removed", "edited", "input", "update", "state", "end", "parameters"],
+)  # fmt: skip
+def test_a_chain_that_was_made_again_does_not_hide_it(change: Any, step: int | None, kind: str, path: Path) -> None:
+    train(path)
+    rewrite(path, change)
+    report = check(path)
+    assert first(report).step == step and first(report).kind == kind, str(report)
+
+
+def test_a_run_cut_short(path: Path) -> None:
+    """Its whole lines are a ledger, which the next run continues."""
+    train(path)
+    text = path.read_text()
+    lines = text.splitlines(keepends=True)
+    path.write_text("".join(lines[:9]) + lines[9][:50])
+    report = check(path)
+    assert report.ok and report.stop == 7 and "no end: the run was cut short" in str(report)
+
+    again = Training(path, resume=True)
+    again.first = 4
+    with Session("cpu", seed=3, math="reproducible") as s:  # that begins anew
+        again(s)
+    report = check(path)
+    assert first(report).step == 4 and "went on at step 4 from another state" in first(report).name
+
+
+def test_a_resumed_run(path: Path) -> None:
+    def program(s: Session, first: int = 0, last: int = STEPS) -> None:
+        w = s.param(np.ones(4), "w")
+        optimizer = optim.Adam([w], lr=0.1)
+        if first:
+            checkpoint.load(path.with_name("own.safetensors"), s, optimizer)
+        with ledger.record(path, s, optimizer, checkpoint_every=0 if first == 0 else 5, resume=first > 0) as run:
+            for _ in run.steps(last, first):
+                s.backward(s.sum((w * s.rand_normal(4)) ** 2))
+                optimizer.step()
+                s.reset()
+        checkpoint.save(path.with_name("own.safetensors"), s, optimizer)
+
+    for part in ((0, 6), (6, 9), (9, STEPS)):
+        with Session("cpu", seed=2) as s:
+            program(s, *part)
+    assert ledger.read(path).breaks == []
+    whole = partial(program, first=0, last=STEPS)
+    report = audit(lambda s: whole(s), path)
+    assert report.ok and (report.first, report.stop) == (0, STEPS)
+    report = audit(lambda s: whole(s), path, steps=(7, 8))
+    assert report.ok and report.first == 6, "a resumption leaves a checkpoint"
+    with Session("cpu", seed=2) as s:
+        run = ledger.record(path, s, optim.SGD([s.param([1.0], "v")]), resume=True)
+        assert_raises_regex(ledger.LedgerError, "other parameters", next, run.steps(3))
+        run.close()
+
+
+def test_a_step_done_twice_with_other_results(path: Path) -> None:
+    train(path)
+
+    def again(entries: list[dict[str, Any]]) -> None:
+        entries[-1:] = [{**entries[9], "kind": "start", "step": 8}, {**entries[10], "state": entries[9]["state"]}]
+
+    rewrite(path, again)
+    assert ledger.read(path).breaks == [(8, "step 8 was done twice, with different results")]
+
+
+# ---- the ledger itself
+
+
+def test_a_loop_that_ends_early(path: Path) -> None:
+    """After break the step is a step; after an exception it is none."""
+    for name, end in (("break", lambda: False), ("raise", lambda: 1 // 0)):
+        place = path.with_name(f"{name}.jsonl")
+        with Session("cpu") as s:
+            w = s.param([1.0], "w")
+            try:
+                with ledger.record(place, s) as run:
+                    for k in run.steps(9):
+                        w.set([float(k)])
+                        if k == 5 and not end():
+                            break
+            except ZeroDivisionError:
+                pass
+            assert not s.device._observers
+        chain = ledger.read(place)
+        assert chain.breaks == [] and max(chain.steps) == (5 if name == "break" else 4)
+        assert (chain.entries[-1]["kind"] == "end") is (name == "break")
+        run.close()
+        assert_raises(errors.ReleasedError, next, run.steps(1))
+
+
+def test_what_a_step_says(path: Path) -> None:
+    """Uploads, indices, draws and hyperparameters, in order, and nothing of what other threads and the optimiser's states do."""
+    with Session("cpu", seed=7) as s:
+        w = s.param(np.ones((3, 2)), "w")
+        optimizer = optim.SGD([w], lr=0.25)
+        with ledger.record(path, s, optimizer, settings={"width": np.int64(2)}) as run:
+            for _ in run.steps(2):
+                rows = s.gather_rows_nat(w, [2, 0])
+                s.backward(s.sum(rows * s.const([[1.0, 2.0]]) * s.rand_uniform((2, 2))))
+                optimizer.step()
+                s.reset()
+    chain = ledger.read(path)
+    assert chain.header["settings"] == {"width": 2} and chain.header["seed"] == 7
+    assert chain.header["parameters"] == [["w", [3, 2], True]]
+    step = chain.steps[1]
+    assert [name for name, _ in step["inputs"]] == ["gather_rows: indices", "upload of 2"]
+    assert step["random"] == {"seed": 7, "from": 1, "to": 2}
+    (update,) = step["updates"]
+    assert update == {
+        "optimizer": "SGD",
+        "steps": 1,
+        "lr": 0.25,
+        "momentum": 0.0,
+        "nesterov": False,
+        "weight_decay": 0.0,
+    }
+    assert ledger.fingerprints(step["state"]) == [
+        ledger.digits_of(kernels.fingerprint([open_device("cpu").buffer(w.value)]))
+    ]
+
+
+def test_calls_of_a_recorded_session_go_straight_to_the_library(path: Path) -> None:
+    with Session("cpu") as s, ledger.record(path, s):
+        assert s.device._observers and s.device._calls is handles._calls
+
+
+def test_what_is_refused(path: Path) -> None:
+    with Session("spec") as s:
+        assert_raises_regex(errors.ArgumentError, "the specification", ledger.record, path, s)
+    with Session("cpu") as s, Session("cpu") as other:
+        w = s.param([1.0], "w")
+        optimizer = optim.SGD([w])
+        assert_raises(errors.DeviceMismatchError, ledger.record, path, other, optimizer)
+        assert_raises(errors.ArgumentError, ledger.record, path, s, checkpoint_every=-1)
+        assert_raises_regex(errors.ArgumentTypeError, "JSON", ledger.record, path, s, settings=object())
+        with ledger.record(path, s, optimizer) as run:
+            for _ in run.steps(1):
+                pass
+        assert_raises_regex(FileExistsError, "resume=True", ledger.record, path, s, optimizer)
+        assert_raises(FileNotFoundError, next, ledger.record(path.with_name("none"), s, resume=True).steps(1))
+        with (
+            ledger.record(path.with_name("late"), s) as run,
+            assert_raises_regex(errors.ArgumentError, "others of the session"),
+        ):
+            for _ in run.steps(2):
+                s.param([2.0], "late")
+    assert_raises_regex(errors.ArgumentError, "steps within 0:1", audit, lambda s: None, path, steps=(0, 2))
+    assert_raises_regex(ledger.LedgerError, "none of the ledger's steps", audit, lambda s: None, path)
+    header = path.read_text().splitlines()[0]
+    for text, said in (
+        ("{}\n", "another file"),
+        ("", "an empty file"),
+        (header.replace('"version":1', '"version":2') + "\n", "version 2"),
+    ):
+        path.write_text(text)
+        assert_raises_regex(ledger.LedgerError, f"got {said}, expected a ledger", ledger.read, path)

@@ -1,0 +1,588 @@
+"""Ledgers: a file that says of each training step what went in and which bits came out, so that the run can be audited.
+
+    with ledger.record("run.jsonl", session, optimizer, checkpoint_every=100) as run:
+        for step in run.steps(1000):
+            loss = session.cross_entropy(model(session.const(x)), labels)
+            session.backward(loss)
+            optimizer.step()
+            session.reset()
+
+A line is JSON and holds the SHA-256 of what the program gave from the host, the position of the random generator, the
+hyperparameters of each update, and after the step a fingerprint (``tlrt.kernels.fingerprint``) of each parameter and each state
+of the optimisers. It names the hash of the line before it. ``python -m tlrt audit`` computes the steps again, on any device, and
+says where the first bit departs; see :mod:`tlrt.audit`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tlrt import checkpoint
+from tlrt._binding.arguments import boolean, integer
+from tlrt._binding.library import load
+from tlrt._binding.observer import Observer
+from tlrt.context import build_info
+from tlrt.errors import ArgumentError, ArgumentTypeError, ReleasedError, TorchleanError, refusal
+
+if TYPE_CHECKING:
+    from tlrt.optim import Optimizer
+    from tlrt.session import Session
+
+__all__ = ["Chain", "Ledger", "LedgerError", "read", "record"]
+
+VERSION = 1
+#: steps whose lines wait, so that the device is seldom waited for
+LAG = 16
+#: bytes of an array that may wait to be hashed
+SMALL = 2**16
+#: hexadecimal digits of a fingerprint
+DIGITS = 32
+
+#: what the kinds of lines must have
+FIELDS = {
+    "run": {"version", "settings", "device", "math", "seed", "options", "parameters", "optimizers", "states"},
+    "start": {"step", "random", "state"}, "step": {"step", "inputs", "updates", "random", "state"},
+    "end": {"step", "parameters_sha256"},
+}  # fmt: skip
+
+Entry = dict[str, Any]
+
+
+class LedgerError(TorchleanError, ValueError):
+    """A file is damaged, or is not the ledger of this program."""
+
+
+# ---- lines
+
+
+#: writes the canonical text of an entry
+encode = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), allow_nan=False, default=checkpoint._plain_number
+).encode  # fmt: skip
+
+
+def line_of(entry: Mapping[str, Any]) -> tuple[str, str]:
+    """An entry's line, which ends with the SHA-256 of what stands before it, and that hash."""
+    text = encode({k: v for k, v in entry.items() if k != "hash"})
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return f'{text[:-1]},"hash":"{digest}"}}', digest
+
+
+@dataclass
+class Chain:
+    """The entries of a file. `breaks` says where they are not the chain that was written: step, None without one, and text."""
+
+    entries: list[Entry] = field(default_factory=list)
+    breaks: list[tuple[int | None, str]] = field(default_factory=list)
+    #: characters after the last whole line, which was being written when the run ended
+    rest: str = ""
+
+    @property
+    def head(self) -> str:
+        """The hash of the last line: kept elsewhere, it tells whether the file was rewritten."""
+        return str(self.entries[-1]["hash"]) if self.entries else ""
+
+    @property
+    def header(self) -> Entry:
+        """What the first line says of the run."""
+        return self.entries[0]
+
+    @property
+    def steps(self) -> dict[int, Entry]:
+        """The entries of steps; of a step that was done again after a resumption, the last one."""
+        return {e["step"]: e for e in self.entries if e["kind"] == "step"}
+
+
+def read(path: str | os.PathLike[str]) -> Chain:
+    """The entries of a ledger, and where its chain is broken. Raises LedgerError for a file that is none, OSError."""
+    chain, previous, place = Chain(), "", "the begin"
+    *lines, chain.rest = Path(path).read_text().split("\n")
+    for number, text in enumerate(lines, 1):
+        try:
+            entry = json.loads(text)
+            own, kind = entry["hash"], entry["kind"]
+            missing = FIELDS[kind] - entry.keys() or (kind == "run") is (number > 1)
+            step = entry.get("step")
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+            missing = True
+        if missing:
+            if number == 1:
+                raise refusal(LedgerError, "read", path, "another file", "a ledger")
+            chain.breaks.append((None, f"line {number} is no line of a ledger"))
+            continue
+        here = f"line {number}" + ("" if step is None else f" ({kind} {step})")
+        if line_of(entry) != (text, own):
+            chain.breaks.append((step, f"{here} was edited: its hash is not that of its content"))
+        elif entry.get("previous") != previous:
+            chain.breaks.append((step, f"a line is missing or was replaced between {place} and {here}"))
+        chain.entries.append(entry)
+        previous, place = own, here
+    if not chain.entries or chain.header["version"] != VERSION:
+        got = "an empty file" if not chain.entries else f"version {chain.header['version']}"
+        raise refusal(LedgerError, "read", path, got, f"a ledger of version {VERSION}")
+    if not chain.breaks:
+        chain.breaks += _order_breaks(chain.entries)
+    return chain
+
+
+def _order_breaks(entries: Sequence[Entry]) -> Iterator[tuple[int | None, str]]:
+    """Where steps do not follow each other, or a resumed run went on from another state than a step had left."""
+    known: dict[int, Entry] = {}
+    expected: int | None = None
+    for e in entries[1:]:
+        step = e["step"]
+        if e["kind"] == "start":
+            before = known.get(step - 1)
+            if before is not None and (before["state"], before["random"]["to"]) != (e["state"], e["random"]["to"]):
+                yield step, f"the run went on at step {step} from another state than step {step - 1} had left"
+        elif step != expected:
+            yield step, f"{e['kind']} {step} stands where step {expected} is due"
+        elif e["kind"] == "step":
+            if step in known and known[step]["state"] != e["state"]:
+                yield step, f"step {step} was done twice, with different results"
+            known[step] = e
+        expected = step + (e["kind"] == "step")
+
+
+# ---- where entries go
+
+
+class Sink(Observer):
+    """What a ledger's entries are for: a file, or an audit. An audit is one of the observers of its session's device, where
+    :func:`record` finds it and hands the entries to it."""
+
+    #: steps whose entries may wait
+    lag = LAG
+
+    def begin(self, ledger: Ledger, total: int, first: int) -> tuple[int, int]:
+        """The steps to do, from one to before another."""
+        raise NotImplementedError
+
+    def wants_operations(self, step: int) -> bool:
+        """Whether the step's operations are recorded."""
+        return False
+
+    def wants_checkpoint(self, step: int) -> bool:
+        """Whether the SHA-256 of the parameters is asked for after the step."""
+        return False
+
+    def keep(self, ledger: Ledger, step: int) -> Entry:
+        """Saves the state before the step, and what an entry says of that."""
+        return {}
+
+    def take(self, entry: Entry) -> None:
+        """Takes an entry."""
+
+    def end(self, ledger: Ledger) -> None:
+        """All steps are done."""
+
+    def flush(self) -> None:
+        """Writes what was taken."""
+
+    def close(self) -> None:
+        """There is nothing more to come."""
+
+
+class _File(Sink):
+    """A ledger's file and its checkpoints."""
+
+    def __init__(
+        self, path: Path, folder: Path, checkpoint_every: int, operations: int, settings: Any, resume: bool
+    ) -> None:
+        self.path, self.folder, self.checkpoint_every, self.operations = path, folder, checkpoint_every, operations
+        self.settings, self._previous, self._lines = settings, "", list[str]()
+        self._file: Any = None
+        self._resumes = resume
+
+    def begin(self, ledger: Ledger, total: int, first: int) -> tuple[int, int]:
+        if self._file is None:
+            self._open(ledger.header(self.settings))
+        start = {"kind": "start", "step": first, "random": ledger.random(), "state": ledger.state()}
+        self.take({**start, **(self.keep(ledger, first) if first and self.checkpoint_every else {})})
+        return first, total
+
+    def _open(self, header: Entry) -> None:
+        if not self._resumes:
+            self._file = open(self.path, "x")  # noqa: SIM115
+            self.take(header)
+            return
+        chain = read(self.path)
+        if chain.breaks:
+            raise refusal(LedgerError, "record", self.path, chain.breaks[0][1], "a whole chain")
+        for name in ("parameters", "states", "math", "options"):
+            if chain.header[name] != json.loads(encode(header))[name]:
+                raise refusal(LedgerError, "record", self.path, f"other {name}", "those that the ledger begins with")
+        os.truncate(self.path, self.path.stat().st_size - len(chain.rest.encode()))
+        self._previous = chain.head
+        self._file = open(self.path, "a")  # noqa: SIM115
+
+    def wants_operations(self, step: int) -> bool:
+        return bool(self.operations) and step % self.operations == 0
+
+    def wants_checkpoint(self, step: int) -> bool:
+        return bool(self.checkpoint_every) and (step + 1) % self.checkpoint_every == 0
+
+    def keep(self, ledger: Ledger, step: int) -> Entry:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / f"step-{step}.safetensors"
+        checkpoint.save(file, ledger.session, ledger.optimizers, {"step": step})
+        with file.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        return {"checkpoint": {"file": os.path.relpath(file, self.path.parent), "sha256": digest}}
+
+    def take(self, entry: Entry) -> None:
+        line, self._previous = line_of({**entry, "previous": self._previous})
+        self._lines.append(line + "\n")
+
+    def end(self, ledger: Ledger) -> None:
+        self.take({"kind": "end", "step": ledger.next_step, "parameters_sha256": ledger.parameters_sha256()})
+
+    def flush(self) -> None:
+        if self._file is not None:
+            lines, self._lines = self._lines, []
+            self._file.write("".join(lines))
+            self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+
+# ---- what is recorded
+
+
+@dataclass
+class _Step:
+    """A step that is being done."""
+
+    number: int
+    thread: int
+    #: draws before it
+    counter: int
+    #: names, and digests or small arrays that are hashed with others
+    inputs: list[tuple[str, Any]] = field(default_factory=list)
+    updates: list[Entry] = field(default_factory=list)
+    #: names and fingerprints of what operations computed; None where they are not recorded
+    operations: list[tuple[list[str], Any]] | None = None
+    #: nodes of the tape that are recorded
+    nodes: int = 0
+    #: whether a captured step runs, whose arguments are what went in
+    is_captured: bool = False
+
+
+class _Watch(Observer):
+    """Observes the steps of a session: what goes in, and what operations compute."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.step: _Step | None = None
+        library = load()
+        self._uploads = (library.lib.torchlean_cuda_buffer_upload, library.lib.torchlean_cuda_index_upload)
+        self._buffer = library.ffi.buffer
+
+    def open_step(self) -> _Step | None:
+        """The step that this thread does, unless a captured step says what went in."""
+        step = self.step
+        return step if step is not None and not step.is_captured and step.thread == threading.get_ident() else None
+
+    def buffer_made(self, function: Any, arguments: tuple[Any, ...], buffer: Any) -> None:
+        if function in self._uploads and (step := self.open_step()) is not None:
+            _, host, n = arguments
+            step.inputs.append((f"upload of {n}", _kept(np.frombuffer(self._buffer(host, 4 * n), np.uint32))))
+
+    def host_array_used(self, session: Any, name: str, array: npt.NDArray[Any]) -> None:
+        if session is self.session and (step := self.open_step()) is not None:
+            step.inputs.append((name, _kept(array)))
+
+    @contextmanager
+    def during_captured_step(self, session: Any, name: str, arguments: tuple[Any, ...]) -> Iterator[None]:
+        step = self.open_step()
+        if step is None or session is not self.session:
+            yield
+            return
+        self.record_tape(step)
+        given = [np.asarray("None" if a is None else a) for a in arguments]
+        step.inputs += [(f"argument {i} of {name}", _kept(array)) for i, array in enumerate(given)]
+        step.is_captured = True
+        try:
+            yield
+        finally:
+            step.is_captured, step.nodes = False, 0
+
+    @contextmanager
+    def during_update(self, update: Any) -> Iterator[None]:
+        self.before_replayed_update(update.optimizer)
+        step = self.open_step()
+        if step is not None and step.operations is not None and update.optimizer.session is self.session:
+            self.record_tape(step)
+            self._record_buffers(step, [f"gradient of {p.name}" for p in update.parameters], update.gradients)
+        yield
+
+    def before_replayed_update(self, optimizer: Any) -> None:
+        step = self.step
+        if step is not None and optimizer.session is self.session:
+            step.updates.append(
+                {"optimizer": type(optimizer).__name__, "steps": optimizer.steps, **optimizer._settings()}
+            )
+
+    # ---- operations
+
+    def before_backward_step(self, tape: Any, place: int, node: Any, cotangent: Any) -> None:
+        step = self.step
+        if step is None or step.operations is None:
+            return
+        if self.open_step() is not None and tape is self.session.tape:
+            self.record_tape(step)
+            self._record_buffers(step, [f"cotangent of node {place}, {node.name}"], [cotangent.buffer])
+
+    def before_reset(self, session: Any) -> None:
+        if session is self.session and (step := self.open_step()) is not None:
+            self.record_tape(step)
+            step.nodes = 0
+
+    def record_tape(self, step: _Step) -> None:
+        """Records the nodes since the last time, but for parameters, which an update changes in place, and views."""
+        if step.operations is None or step.is_captured:
+            return
+        session, nodes = self.session, self.session.tape.nodes
+        parameters = {leaf[0].id for leaf in session._leaves.values()} | session._outdated.keys()
+        chosen = [
+            (f"node {i}, {node.name}", node.buffer)
+            for i, node in enumerate(nodes[step.nodes :], step.nodes)
+            if i not in parameters and (not node.parents or node.plan is not None or node._rule is not None)
+        ]
+        step.nodes = len(nodes)
+        self._record_buffers(step, [name for name, _ in chosen], [buffer for _, buffer in chosen])
+
+    def _record_buffers(self, step: _Step, names: list[str], buffers: list[Any]) -> None:
+        if names and step.operations is not None:
+            kernels = self.session.tape.kernels
+            step.operations.append((names, kernels.fingerprint(buffers, device=self.session.device)))
+
+
+class Ledger:
+    """Records the steps of a session; :func:`record` makes one. Leaving its ``with`` block ends it."""
+
+    def __init__(self, session: Session, optimizers: Sequence[Optimizer], sink: Sink) -> None:
+        self.session, self.optimizers, self._sink = session, list(optimizers), sink
+        self._parameters = list(session.parameters.values())
+        self._watch = _Watch(session)
+        self._waiting: list[tuple[Entry, Any, list[tuple[list[str], Any]] | None]] = []
+        self._pack: Any = None
+        self._closed = False
+        #: the step that is next
+        self.next_step = 0
+        session.device.observe(self._watch)
+
+    # ---- the steps
+
+    def steps(self, total: int, first: int = 0) -> Iterator[int]:
+        """The numbers of the steps, `first` to `total` - 1: the loop's body is one step. A program that goes on from a checkpoint
+        of its own says with which step. An audit begins with the step that it has a state for."""
+        total, first = integer("steps", "total", total), integer("steps", "first", first)
+        if self._closed:
+            raise refusal(ReleasedError, "steps", "ledger", "a closed ledger", "an open one")
+        first, stop = self._sink.begin(self, total, first)
+        self.next_step = first
+        for number in range(first, stop):
+            self._begin(number)
+            yield number
+            self._finish()
+        self._resolve()
+        self._sink.end(self)
+
+    def _begin(self, number: int) -> None:
+        self._watch.step = step = _Step(number, threading.get_ident(), self.session.counter)
+        if self._sink.wants_operations(number):
+            step.operations = []
+
+    def _finish(self) -> None:
+        step = self._watch.step
+        if step is None:
+            return
+        self._watch.record_tape(step)
+        self._watch.step = None
+        entry: Entry = {
+            "kind": "step", "step": step.number, "inputs": step.inputs, "updates": step.updates,
+            "random": {**self.random(), "from": step.counter},
+        }  # fmt: skip
+        self.next_step = step.number + 1
+        self._waiting.append((entry, self._fingerprints(), step.operations))
+        if self._sink.wants_checkpoint(step.number):
+            entry["parameters_sha256"] = self.parameters_sha256()
+            entry.update(self._sink.keep(self, self.next_step))
+        if len(self._waiting) >= self._sink.lag or "checkpoint" in entry:
+            self._resolve()
+
+    def _resolve(self) -> None:
+        """Reads the fingerprints that wait and hands the entries on."""
+        waiting, self._waiting = self._waiting, []
+        for entry, state, operations in waiting:
+            entry["inputs"] = [(name, x if isinstance(x, str) else _digest(x)) for name, x in entry["inputs"]]
+            entry["state"] = digits_of(state)
+            if operations is not None:
+                entry["operations"] = [
+                    [name, digits]
+                    for names, found in operations
+                    for name, digits in zip(names, fingerprints(digits_of(found)), strict=True)
+                ]
+            self._sink.take(entry)
+        self._sink.flush()
+
+    # ---- what a line says
+
+    def header(self, settings: Any) -> Entry:
+        """The first line: the library, the device, and what the fingerprints of a step are of."""
+        session, library = self.session, load()
+        return {
+            "kind": "run", "version": VERSION, "program": Path(sys.argv[0]).name, "settings": settings,
+            "library": {"build": build_info(), "abi": library.text(library.lib.torchlean_cuda_abi_hash()),
+                        "python": sys.version.split()[0], "numpy": np.__version__},
+            "device": session.device.name, "machine": session.device.describe(), "math": session.device.math,
+            "seed": session.seed,
+            "options": {k: v for k, v in asdict(session.options).items() if k not in ("device", "math", "seed")},
+            "parameters": [[p.name, list(p.shape), p.requires_grad] for p in self._parameters],
+            "optimizers": [type(o).__name__ for o in self.optimizers],
+            "states": [
+                f"{i}/{slot}/{p.name}"
+                for i, optimizer in enumerate(self.optimizers)
+                for part in optimizer.groups or [optimizer]
+                for slot in part._state
+                for p in part.parameters
+            ],
+        }  # fmt: skip
+
+    def random(self) -> dict[str, int]:
+        """The position of the session's random generator."""
+        return {"seed": self.session.seed, "to": self.session.counter}
+
+    def state(self) -> str:
+        """The fingerprints of parameters and states, as they are now."""
+        return digits_of(self._fingerprints())
+
+    def parameters_sha256(self) -> str:
+        """The SHA-256 of the names, shapes and values of all parameters, as they are now."""
+        digest = hashlib.sha256()
+        for p in self._parameters:
+            digest.update(f"{p.name}{list(p.shape)}".encode())
+            digest.update(np.ascontiguousarray(p.value, "<f4").data)
+        return digest.hexdigest()
+
+    def _fingerprints(self) -> Any:
+        """Those of parameters and states, on the device. A parameter is uploaded here, so that no upload in a step is one's."""
+        session = self.session
+        if list(session.parameters.values()) != self._parameters:
+            expected = "those that it had when the ledger was opened"
+            raise refusal(ArgumentError, "ledger", "parameters", "others of the session", expected)
+        buffers = [p.mirror for p in self._parameters]
+        for optimizer in self.optimizers:
+            buffers += optimizer._buffers()
+        if self._pack is None or not all(map(operator.is_, buffers, self._pack)):
+            self._pack = session.tape.kernels.pack(buffers)
+        return session.tape.kernels.fingerprint(self._pack, device=session.device)
+
+    # ---- life
+
+    def close(self, *, failed: bool = False) -> None:
+        """Ends the ledger: the step that a ``break`` left is recorded, one that raised is not. May be repeated."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._watch.step is not None and not failed:
+                self._finish()
+                self._resolve()
+                self._sink.end(self)
+            elif not self.session._closed:
+                self._resolve()
+        finally:
+            self.session.device.ignore(self._watch)
+            self._sink.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(failed=kind is not None)
+
+    def __repr__(self) -> str:
+        return (
+            f"Ledger({len(self._parameters)} parameters, {'closed' if self._closed else f'step {self.next_step} next'})"
+        )
+
+
+def digits_of(found: Any) -> str:
+    """Fingerprints in an index buffer as digits, which are read from the device."""
+    return str(found.numpy().astype("<u4").tobytes().hex())
+
+
+def fingerprints(digits: str) -> list[str]:
+    """The single ones."""
+    return [digits[i : i + DIGITS] for i in range(0, len(digits), DIGITS)]
+
+
+def _kept(array: npt.NDArray[Any]) -> Any:
+    """A copy of a small array, which is hashed with those of other steps when lines are written; of a large one the digest."""
+    return array.copy() if array.nbytes <= SMALL else _digest(array)
+
+
+def _digest(array: npt.NDArray[Any]) -> str:
+    """The SHA-256 of an array's type, shape and content."""
+    digest = hashlib.sha256(f"{array.dtype.str}{array.shape}".encode())
+    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def record(
+    path: str | os.PathLike[str], session: Session, optimizers: Optimizer | Sequence[Optimizer] = (), *,
+    checkpoint_every: int = 1000, directory: str | os.PathLike[str] | None = None, operations: int = 0,
+    settings: Any = None, resume: bool = False,
+) -> Ledger:  # fmt: skip
+    """A ledger of the session's steps, in a new file; see the module. All parameters are made before.
+
+    Every `checkpoint_every` steps (0: never) a checkpoint is written to `directory` (the file's name with ".checkpoints"), from
+    which an audit may begin. Every `operations` steps (0: never) the line has a fingerprint for each operation's result and
+    cotangent, too. `settings`, anything JSON has, are handed to the program that is audited. With `resume` an existing file is
+    continued.
+
+    Within ``python -m tlrt audit`` nothing is written: the session's steps are compared with the ledger that is audited.
+
+    Raises FileExistsError, OSError, LedgerError for a file that cannot be continued, ArgumentError on the specification."""
+    chosen = checkpoint._optimizers("record", session, optimizers)
+    if session.device.name == "spec":
+        raise refusal(ArgumentError, "record", "session", "the specification", "a session on 'cpu' or 'cuda'")
+    session._require_open("record")
+    session._require_uncaptured("record")
+    every = {"checkpoint_every": checkpoint_every, "operations": operations}
+    for name, number in every.items():
+        if integer("record", name, number) < 0:
+            raise refusal(ArgumentError, "record", name, number, "0 or more")
+    audits = [o for o in session.device._observers if isinstance(o, Sink)]
+    if audits:
+        return Ledger(session, chosen, audits[0])
+    try:
+        plain = json.loads(encode({"settings": settings}))["settings"]
+    except (TypeError, ValueError) as error:
+        expected = "what JSON has"
+        raise refusal(ArgumentTypeError, "record", "settings", f"{settings!r:.99} ({error})", expected) from None
+    place = Path(path)
+    folder = place.with_suffix(".checkpoints") if directory is None else Path(directory)
+    resumes = boolean("record", "resume", resume)
+    if not resumes and place.exists():
+        raise FileExistsError(f"record: {place}: exists (resume=True continues it)")
+    return Ledger(session, chosen, _File(place, folder, checkpoint_every, operations, plain, resumes))
