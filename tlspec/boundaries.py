@@ -133,7 +133,7 @@ CUDA: dict[str, dict[str, tuple[int, ...]]] = {
         "ROWS_BYTES": (49152,), "SHARES": (528,), "SIDE": (32,), "STAGES": (16,), "THREADS": (256,), "TILE": (64,),
         "TL_CHAIN_SEGMENT": (2048,), "TL_CHAIN_SEGMENTS": (32,), "TL_CHAIN_TERMS": (4,), "TL_DFT_HALF": (32,),
         "TL_DFT_TILE": (64,), "TL_DFT_TILES": (64,), "TL_FFT_COLUMNS": (16,), "TL_FFT_DIRECT": (2048,),
-        "TL_FFT_STAGES": (40,), "TL_W": (4, 8, 16), "TRUNCATED_MODES": (512,), "UNROLL": (4,), "WARPS": (4,)},
+        "TL_FFT_STAGES": (40,), "TRUNCATED_MODES": (512,), "UNROLL": (4,), "WARPS": (4,)},
     "random": {"ELEMENTS": (4,), "THREADS": (256,)},
     "optim": {"CHUNK": (4096,), "FLIGHT": (8,), "LARGE": (32000,), "MIDDLE": (9600,), "ROUND": (1024,),
         "ROUNDS": (4,), "RUNS": (16,), "SMALL": (3900,), "THREADS": (256,), "TL_COLUMN_CHAINS": (4,),

@@ -15,7 +15,6 @@ struct tl_complex {
 #define TL_FFT_FOR _Pragma("unroll") for
 TL_FFT_FN tl_complex tl_complex_of(float r, float i) { return tl_complex{r, i}; }
 #else
-#include "cpu/spectral/vec.h"
 typedef tl_cvec tl_complex;
 #define TL_TYPE_OF(x) __typeof__(x)
 #define TL_FFT_FN TL_INLINE

@@ -13,8 +13,8 @@
 
 #include "core/kernel.h"
 #include "core/threads.h"
-#include "cpu/spectral/plan.h"
 #include "cpu/spectral/vec.h"
+#include "formula/fft_plan.h"
 #include "formula/integer.h"
 
 /* A real transform of n points by a plan of n/2 (n even) or n complex ones (n odd); the bins 0 and n/2 are multiplied
@@ -28,12 +28,19 @@ typedef struct tl_real {
 #define tl_real_split TL_V(tl_real_split)
 #define tl_real_join TL_V(tl_real_join)
 #define tl_chirp_kernel TL_V(tl_chirp_kernel)
+#define tl_fft_get TL_V(tl_fft_get)
+#define tl_fft_put TL_V(tl_fft_put)
 #define tl_fft_lanes TL_V(tl_fft_lanes)
 #define tl_fft_large TL_V(tl_fft_large)
 
 /* The transform over m = roots->n of the chirp, n numbers, laid out around 0, divided by m; n1 divides m, which has no prime
  * factor above 5. 0 when memory is short. */
 int tl_chirp_kernel(const double *chirp, int64_t n, const tl_roots *roots, int64_t n1, float *out);
+
+/* The plan of a length, from the process' cache or new. NULL when memory is short. tl_fft_put gives it back. Any thread
+ * may call both. */
+const tl_fft *tl_fft_get(int64_t n, int kind);
+void tl_fft_put(const tl_fft *plan);
 
 /* Complex vectors of scratch that a transform in lanes takes besides its input. */
 static inline int64_t tl_fft_lanes_scratch(const tl_fft *f) { return f->first ? 2 * f->first->n : f->n; }

@@ -2,9 +2,9 @@
  * tables a context keeps on the device (spectral/own_plan.cu). */
 #pragma once
 
-#include "cpu/spectral/plan.h"
 #include "cuda/device/division.cuh"
 #include "cuda/runtime/launch.cuh"
+#include "formula/fft_plan.h"
 
 /* A direct transform: passes over shared memory. */
 struct tl_own_direct {

@@ -5,6 +5,10 @@
 
 #include "cuda/spectral/own.cuh"
 
+/* The host's plans (cpu/spectral/plan.c), of the variant that is always there: all make the same tables. */
+extern "C" const tl_fft *tl_fft_get_base(int64_t n, int kind);
+extern "C" void tl_fft_put_base(const tl_fft *plan);
+
 namespace {
 
 /* Plans that no graph uses; the cache grows by those that one does. */
@@ -159,11 +163,11 @@ int32_t tl_own_find(tl_context *ctx, int64_t n, tl_own_plan *plan)
         TL_CUDA_TRY(ctx, cudaFree(place->memory)); /* waits for the kernels that read it */
         place->stamp = 0;
     }
-    const tl_fft *f = tl_fft_get(n, TL_FFT_ANY);
+    const tl_fft *f = tl_fft_get_base(n, TL_FFT_ANY);
     if (!f)
         return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for the plan of a %lld-point transform", (long long)n);
     const int32_t status = upload(ctx, f, place);
-    tl_fft_put(f);
+    tl_fft_put_base(f);
     TL_TRY(status);
     place->captured = 0;
     place->stamp = ++plans->now;

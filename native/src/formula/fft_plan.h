@@ -2,12 +2,9 @@
  * makes the same tables. */
 #pragma once
 
-#include "core/kernel.h"
-#include "formula/dft_tile.h"
+#include <stddef.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+#include "dft_tile.h"
 
 /* The longest direct transform: two buffers of 2048 complex vectors are 512 KiB with 512-bit vectors. */
 enum { TL_FFT_DIRECT = 2048, TL_FFT_STAGES = 40 };
@@ -37,20 +34,3 @@ typedef struct tl_fft {
 /* What tl_fft_get is asked for: the algorithm of the length; one that tl_fft_lanes transforms, whatever its size; or
  * just the roots `packed`. */
 enum { TL_FFT_ANY, TL_FFT_IN_LANES, TL_FFT_ROOTS };
-
-#ifdef TL_VARIANT
-#define tl_fft_get TL_V(tl_fft_get)
-#define tl_fft_put TL_V(tl_fft_put)
-#else /* for CUDA: those of the variant that is always there */
-#define tl_fft_get tl_fft_get_base
-#define tl_fft_put tl_fft_put_base
-#endif
-
-/* The plan of a length, from the process' cache or new. NULL when memory is short. tl_fft_put gives it back. Any thread
- * may call both. */
-const tl_fft *tl_fft_get(int64_t n, int kind);
-void tl_fft_put(const tl_fft *plan);
-
-#ifdef __cplusplus
-}
-#endif
