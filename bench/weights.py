@@ -1,0 +1,95 @@
+"""``python -m bench.weights``: SHA-256 of the five examples' weights after some steps in the mode ``reproducible``, on every device and
+SIMD variant, eager and captured, in one table. Exit status 1 if two of an example differ.
+
+The hash is of the parameters' float32 bytes, little-endian, in the order in which the model made them, and of the optimiser's arrays.
+"""
+
+import argparse
+import hashlib
+import sys
+import time
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from audit.environment import describe_run
+from bench.examples import NAMES
+from examples import common
+from tlrt import Session, devices
+from tlrt._terminal import Progress, format_table
+from tlrt.verify.documents import read_document, write_document
+from tlrt.verify.run import cpu_settings, cpu_variants
+
+#: steps of training, of the preset "small"
+STEPS = 20
+
+
+def train(name: str, device: str, capture: bool, steps: int) -> str:
+    """The hash of an example's parameters after some steps."""
+    example = import_module(f"examples.{name}").EXAMPLE
+    with Session(device, math="reproducible") as session:
+        program = example.build(session, dict(example.presets["small"]))
+        program.capture = capture
+        for k in range(steps):
+            common._step(session, program, k).release()
+        digest = hashlib.sha256()
+        for parameter in session.parameters.values():
+            digest.update(np.ascontiguousarray(parameter.numpy(), "<f4").tobytes())
+        program.optimizer.close()
+    return digest.hexdigest()
+
+
+def places() -> list[tuple[str, str | None]]:
+    """Devices, and the SIMD variants of the CPU."""
+    return [("cpu", v) for v in cpu_variants()] + [(d, None) for d in devices() if d != "cpu"]
+
+
+def run(names: Sequence[str], steps: int) -> list[dict[str, Any]]:
+    """One row for each example, device and way to run it."""
+    rows: list[dict[str, Any]] = []
+    jobs = [(n, d, v, c) for n in names for d, v in places() for c in (False, True)]
+    progress = Progress(len(jobs), "runs")
+    for name, device, variant, capture in jobs:
+        start = time.perf_counter()
+        with cpu_settings(variant=variant):
+            found = train(name, device, capture, steps)
+        rows.append({"example": name, "device": device, "variant": variant or "", "captured": capture, "steps": steps,
+                     "sha256": found, "seconds": round(time.perf_counter() - start, 2)})  # fmt: skip
+        progress.advance(1, f"{name} on {device} {variant or ''}")
+    return rows
+
+
+def published(path: Path) -> dict[str, str]:
+    """The hash of every example in a document; ValueError if it holds two of one."""
+    found: dict[str, set[str]] = {}
+    for row in read_document(path)["rows"]:
+        found.setdefault(row["example"], set()).add(row["sha256"])
+    if any(len(hashes) > 1 for hashes in found.values()):
+        raise ValueError(f"{path}: {[n for n, h in found.items() if len(h) > 1]} have several hashes")
+    return {name: hashes.pop() for name, hashes in found.items()}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.weights", description=(__doc__ or "").strip())
+    parser.add_argument("--only", choices=NAMES, action="append", help="of the examples; may be repeated")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--commit", help="the commit to record")
+    args = parser.parse_args(argv)
+    rows = run(args.only or NAMES, args.steps)
+    columns = ("example", "device", "variant", "captured", "steps", "sha256", "seconds")
+    print(format_table(columns, [[str(r[c])[:16] for c in columns] for r in rows]))
+    different = [n for n in {r["example"] for r in rows} if len({r["sha256"] for r in rows if r["example"] == n}) > 1]
+    for name in different:
+        print(f"FAIL {name}: the weights differ")
+    if args.json is not None:
+        document = {"command": "python -m bench.weights", **describe_run(devices()), "rows": rows}
+        write_document(args.json, {"commit": args.commit, **document} if args.commit else document)
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
