@@ -384,13 +384,13 @@ int32_t chain_backward(tl_context *ctx, const Geometry &of, const float *Q, cons
     if (all > 0)
         TL_TRY(tl_launch(ctx, "attention_chain_bwd", dot_kernel, tl_grid(all, 128), 128, g, out, all, a.v, a.dot));
     TL_TRY((most <= 32    ? query_pass<Tiles<32, 1, 4, 3, 2>, Tiles<32, 1, 2, 6, 2>, true>(ctx, a)
-            : most <= 64  ? query_pass<Tiles<64, 1, 4, 3, 2>, Tiles<64, 1, 2, 4, 2>, true>(ctx, a)
+            : most <= 64  ? query_pass<Tiles<64, 1, 4, 2, 2>, Tiles<64, 1, 2, 4, 2>, true>(ctx, a)
             : most <= 128 ? query_pass<Tiles<128, 1, 4, 2, 1>, Tiles<128, 1, 2, 3, 1>, true>(ctx, a)
-                          : query_pass<Tiles<128, 1, 4, 1, 1, true>, true>(ctx, a)));
-    return most <= 32    ? key_passes<Tiles<32, 1, 4, 3, 1>, Tiles<32, 1, 2, 6, 1>, true>(ctx, a)
+                          : query_pass<Tiles<64, 1, 4, 1, 1, true>, true>(ctx, a)));
+    return most <= 32    ? key_passes<Tiles<32, 1, 4, 2, 1>, Tiles<32, 1, 2, 4, 1>, true>(ctx, a)
            : most <= 64  ? key_passes<Tiles<64, 1, 4, 2, 1>, Tiles<64, 1, 2, 4, 1>, true>(ctx, a)
            : most <= 128 ? key_passes<Tiles<128, 1, 4, 2, 1>, Tiles<128, 1, 2, 3, 1>, false>(ctx, a)
-                         : key_passes<Tiles<128, 1, 4, 1, 1, true>, false>(ctx, a);
+                         : key_passes<Tiles<64, 1, 4, 1, 1, true>, false>(ctx, a);
 }
 
 } /* namespace attention */

@@ -71,7 +71,7 @@ struct Reader {
 
 template <int VECTOR> struct Gathered {
     using Real = float;
-    static constexpr tl_chain_choice TILES = tl_chain_choice::ALL;
+    static constexpr tl_chain_choice TILES = tl_chain_choice::MEDIUM;
     Arrays arrays;
     const float *w, *bias; /* w (groups, rows, K) */
 
@@ -145,7 +145,7 @@ template <int VECTOR> struct Gathered {
 
 template <int VECTOR> struct Weights {
     using Real = float;
-    static constexpr tl_chain_choice TILES = tl_chain_choice::ALL;
+    static constexpr tl_chain_choice TILES = tl_chain_choice::MEDIUM;
     Arrays arrays;   /* target: gw (groups, rows, K) */
     const float *g;  /* (batch, groups, rows, positions) */
     int64_t g_image; /* floats of one image */

@@ -287,13 +287,12 @@ __global__ void __launch_bounds__(256)
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
+/* BLOCKS leaves so many registers that none is spilled: where ptxas 13.0 spills part of a tensor core's result it reads that before
+ * the result is there, now and then. */
 using tl_chain_large = tl_chain_tile<128, 128, 2, 4, 1>;
-using tl_chain_medium = tl_chain_tile<128, 64, 4, 2, 2>;
-using tl_chain_small = tl_chain_tile<64, 64, 2, 2, 4>;
-using tl_chain_tiny = tl_chain_tile<32, 32, 2, 2, 8>;
-/* For operands that take many registers. */
-using tl_chain_roomy_small = tl_chain_tile<64, 64, 2, 2, 2>;
-using tl_chain_roomy_tiny = tl_chain_tile<32, 32, 2, 2, 4>;
+using tl_chain_medium = tl_chain_tile<128, 64, 4, 2, 1>;
+using tl_chain_small = tl_chain_tile<64, 64, 2, 2, 2>;
+using tl_chain_tiny = tl_chain_tile<32, 32, 2, 2, 4>;
 /* Few rows: what counts is how much of B is on its way. */
 using tl_chain_few_rows = tl_chain_tile<16, 64, 1, 4, 2, 64, 5>;
 
@@ -340,7 +339,7 @@ template <class T> static double tl_chain_time(const tl_chain_sizes &x, int64_t 
 }
 
 /* Which tiles a problem may take (P::TILES). */
-enum class tl_chain_choice { FEW_ROWS, ROOMY, SMALL, ALL };
+enum class tl_chain_choice { FEW_ROWS, SMALL, MEDIUM, ALL };
 
 /* Computes a problem on the tiles that take the least time. */
 template <class P>
@@ -351,19 +350,17 @@ static int32_t tl_chain_run(tl_context *ctx, const char *name, const P &problem,
     const int64_t parts = x.batch * (split ? x.segments() : 1);
     if (P::TILES == tl_chain_choice::FEW_ROWS || x.m <= tl_chain_few_rows::BM)
         return tl_chain_launch<tl_chain_few_rows>(ctx, name, problem, x, split);
-    if constexpr (P::TILES == tl_chain_choice::ROOMY) {
-        return tl_chain_time<tl_chain_roomy_small>(x, parts, sms) <= tl_chain_time<tl_chain_roomy_tiny>(x, parts, sms)
-                   ? tl_chain_launch<tl_chain_roomy_small>(ctx, name, problem, x, split)
-                   : tl_chain_launch<tl_chain_roomy_tiny>(ctx, name, problem, x, split);
-    } else if constexpr (P::TILES != tl_chain_choice::FEW_ROWS) {
+    if constexpr (P::TILES != tl_chain_choice::FEW_ROWS) {
         const double small = tl_chain_time<tl_chain_small>(x, parts, sms);
         const double tiny = tl_chain_time<tl_chain_tiny>(x, parts, sms);
-        if constexpr (P::TILES == tl_chain_choice::ALL) {
-            const double large = tl_chain_time<tl_chain_large>(x, parts, sms);
+        if constexpr (P::TILES == tl_chain_choice::ALL || P::TILES == tl_chain_choice::MEDIUM) {
             const double medium = tl_chain_time<tl_chain_medium>(x, parts, sms);
-            if (std::min(large, medium) <= std::min(small, tiny))
-                return large <= medium ? tl_chain_launch<tl_chain_large>(ctx, name, problem, x, split)
-                                       : tl_chain_launch<tl_chain_medium>(ctx, name, problem, x, split);
+            if constexpr (P::TILES == tl_chain_choice::ALL) {
+                const double large = tl_chain_time<tl_chain_large>(x, parts, sms);
+                if (large <= medium && large <= std::min(small, tiny))
+                    return tl_chain_launch<tl_chain_large>(ctx, name, problem, x, split);
+            }
+            if (medium <= std::min(small, tiny)) return tl_chain_launch<tl_chain_medium>(ctx, name, problem, x, split);
         }
         return small <= tiny ? tl_chain_launch<tl_chain_small>(ctx, name, problem, x, split)
                              : tl_chain_launch<tl_chain_tiny>(ctx, name, problem, x, split);

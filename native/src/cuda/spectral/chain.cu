@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(THREADS) roots_kernel(tl_root_parts *roots, in
 
 template <bool SYNTHESIS, int VECTOR> struct Transform {
     using Real = float;
-    static constexpr tl_chain_choice TILES = tl_chain_choice::ROOMY;
+    static constexpr tl_chain_choice TILES = tl_chain_choice::SMALL;
     const tl_root_parts *roots;
     const float *from;
     float *to;
