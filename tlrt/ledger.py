@@ -480,7 +480,8 @@ class Ledger:
         digest = hashlib.sha256()
         for p in self._parameters:
             digest.update(f"{p.name}{list(p.shape)}".encode())
-            digest.update(np.ascontiguousarray(p.value, "<f4").data)
+            value = np.where(np.isnan(p.value), np.float32(np.nan), p.value)  # all NaNs are one, as in fingerprints
+            digest.update(np.ascontiguousarray(value, "<f4").data)
         return digest.hexdigest()
 
     def _fingerprints(self) -> Any:
