@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from tlrt import checkpoint, kernels
+from tlrt._chain import Chain, Entry, LedgerError, encode, fingerprints, read
 from tlrt._program import load_program
 from tlrt._terminal import Progress, format_table
 from tlrt.context import device as open_device
 from tlrt.errors import ArgumentError, TorchleanError, refusal
-from tlrt.ledger import Chain, Entry, Ledger, LedgerError, Sink, digits_of, encode, fingerprints, read
+from tlrt.ledger import Ledger, Sink, digits_of
 from tlrt.session import Session
 
 __all__ = ["Departure", "Report", "audit"]
@@ -139,8 +140,8 @@ def _differences(recorded: Entry, found: Entry, names: Sequence[tuple[str, str]]
 
 
 def _state_differences(step: int, recorded: str, found: str, names: Sequence[tuple[str, str]]) -> Iterator[Departure]:
-    pairs = itertools.zip_longest(names, fingerprints(recorded), fingerprints(found), fillvalue="nothing")
-    for name, a, b in pairs:
+    pairs = itertools.zip_longest(fingerprints(recorded), fingerprints(found), fillvalue="nothing")
+    for name, (a, b) in zip(itertools.chain(names, itertools.repeat(("state", "of no name"))), pairs, strict=False):
         if a != b:
             yield Departure(step, *name, *_short(a, b))
 
@@ -211,6 +212,10 @@ class Replay(Sink):
 
     def wants_operations(self, step: int) -> bool:
         return step == self.only if self.only is not None else "operations" in self.steps.get(step, ())
+
+    def wants_states(self, step: int) -> bool:
+        recorded = self.steps.get(step)
+        return recorded is None or len(fingerprints(recorded["state"])) > len(self.chain.header["parameters"])
 
     def wants_checkpoint(self, step: int) -> bool:
         return "parameters_sha256" in self.steps.get(step, ())

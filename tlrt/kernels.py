@@ -10297,7 +10297,7 @@ def clip_scale(
 def fingerprint(xs: Sequence[Buffer], *, device: Device | None = None, out: IndexBuffer | None = None) -> IndexBuffer:
     """128 bits of each buffer of a list that tell whether any bit of it changed, in one call and without a sum's order.
 
-    w_j = bits(x[2j]) + 2^32·bits(x[2j + 1]), with 0 past the end
+    w_j = bits(x[2j]) + 2^32·bits(x[2j + 1]), with 0 past the end, and the bits 7fc00000 for every NaN
     z_j = mix(w_j ^ (mix(0) + j·(mix(1) | 1))), and one more z = mix(mix(2) ^ n) of the length n
     S_0 = Σ z and S_1 = Σ z², modulo 2^64
     out[i] = S_0 mod 2^32, ⌊S_0 / 2^32⌋, S_1 mod 2^32, ⌊S_1 / 2^32⌋ of buffer i
@@ -10309,7 +10309,7 @@ def fingerprint(xs: Sequence[Buffer], *, device: Device | None = None, out: Inde
 
     Shapes: xs a list of count buffers, out (count, 4) in an index buffer.
 
-    Special values: bits are what counts: +0 differs from -0, and one NaN from another. An empty list gives an empty result.
+    Special values: +0 differs from -0; all NaNs are one, as everywhere. An empty list gives an empty result.
 
     Signature: xs: list[count] -> out: index[count, 4]
 

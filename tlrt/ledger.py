@@ -34,8 +34,9 @@ from tlrt import checkpoint
 from tlrt._binding.arguments import boolean, integer
 from tlrt._binding.library import load
 from tlrt._binding.observer import Observer
+from tlrt._chain import VERSION, Chain, Entry, LedgerError, encode, fingerprints, line_of, read
 from tlrt.context import build_info
-from tlrt.errors import ArgumentError, ArgumentTypeError, ReleasedError, TorchleanError, refusal
+from tlrt.errors import ArgumentError, ArgumentTypeError, ReleasedError, refusal
 
 if TYPE_CHECKING:
     from tlrt.optim import Optimizer
@@ -43,118 +44,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Chain", "Ledger", "LedgerError", "read", "record"]
 
-VERSION = 1
 #: steps whose lines wait, so that the device is seldom waited for
 LAG = 16
 #: bytes of an array that may wait to be hashed
 SMALL = 2**16
-#: hexadecimal digits of a fingerprint
-DIGITS = 32
-
-#: what the kinds of lines must have
-FIELDS = {
-    "run": {"version", "settings", "device", "math", "seed", "options", "parameters", "optimizers", "states"},
-    "start": {"step", "random", "state"}, "step": {"step", "inputs", "updates", "random", "state"},
-    "end": {"step", "parameters_sha256"},
-}  # fmt: skip
-
-Entry = dict[str, Any]
-
-
-class LedgerError(TorchleanError, ValueError):
-    """A file is damaged, or is not the ledger of this program."""
-
-
-# ---- lines
-
-
-#: writes the canonical text of an entry
-encode = json.JSONEncoder(
-    sort_keys=True, separators=(",", ":"), allow_nan=False, default=checkpoint._plain_number
-).encode  # fmt: skip
-
-
-def line_of(entry: Mapping[str, Any]) -> tuple[str, str]:
-    """An entry's line, which ends with the SHA-256 of what stands before it, and that hash."""
-    text = encode({k: v for k, v in entry.items() if k != "hash"})
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return f'{text[:-1]},"hash":"{digest}"}}', digest
-
-
-@dataclass
-class Chain:
-    """The entries of a file. `breaks` says where they are not the chain that was written: step, None without one, and text."""
-
-    entries: list[Entry] = field(default_factory=list)
-    breaks: list[tuple[int | None, str]] = field(default_factory=list)
-    #: characters after the last whole line, which was being written when the run ended
-    rest: str = ""
-
-    @property
-    def head(self) -> str:
-        """The hash of the last line: kept elsewhere, it tells whether the file was rewritten."""
-        return str(self.entries[-1]["hash"]) if self.entries else ""
-
-    @property
-    def header(self) -> Entry:
-        """What the first line says of the run."""
-        return self.entries[0]
-
-    @property
-    def steps(self) -> dict[int, Entry]:
-        """The entries of steps; of a step that was done again after a resumption, the last one."""
-        return {e["step"]: e for e in self.entries if e["kind"] == "step"}
-
-
-def read(path: str | os.PathLike[str]) -> Chain:
-    """The entries of a ledger, and where its chain is broken. Raises LedgerError for a file that is none, OSError."""
-    chain, previous, place = Chain(), "", "the begin"
-    *lines, chain.rest = Path(path).read_text().split("\n")
-    for number, text in enumerate(lines, 1):
-        try:
-            entry = json.loads(text)
-            own, kind = entry["hash"], entry["kind"]
-            missing = FIELDS[kind] - entry.keys() or (kind == "run") is (number > 1)
-            step = entry.get("step")
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
-            missing = True
-        if missing:
-            if number == 1:
-                raise refusal(LedgerError, "read", path, "another file", "a ledger")
-            chain.breaks.append((None, f"line {number} is no line of a ledger"))
-            continue
-        here = f"line {number}" + ("" if step is None else f" ({kind} {step})")
-        if line_of(entry) != (text, own):
-            chain.breaks.append((step, f"{here} was edited: its hash is not that of its content"))
-        elif entry.get("previous") != previous:
-            chain.breaks.append((step, f"a line is missing or was replaced between {place} and {here}"))
-        chain.entries.append(entry)
-        previous, place = own, here
-    if not chain.entries or chain.header["version"] != VERSION:
-        got = "an empty file" if not chain.entries else f"version {chain.header['version']}"
-        raise refusal(LedgerError, "read", path, got, f"a ledger of version {VERSION}")
-    if not chain.breaks:
-        chain.breaks += _order_breaks(chain.entries)
-    return chain
-
-
-def _order_breaks(entries: Sequence[Entry]) -> Iterator[tuple[int | None, str]]:
-    """Where steps do not follow each other, or a resumed run went on from another state than a step had left."""
-    known: dict[int, Entry] = {}
-    expected: int | None = None
-    for e in entries[1:]:
-        step = e["step"]
-        if e["kind"] == "start":
-            before = known.get(step - 1)
-            if before is not None and (before["state"], before["random"]["to"]) != (e["state"], e["random"]["to"]):
-                yield step, f"the run went on at step {step} from another state than step {step - 1} had left"
-        elif step != expected:
-            yield step, f"{e['kind']} {step} stands where step {expected} is due"
-        elif e["kind"] == "step":
-            if step in known and known[step]["state"] != e["state"]:
-                yield step, f"step {step} was done twice, with different results"
-            known[step] = e
-        expected = step + (e["kind"] == "step")
 
 
 # ---- where entries go
@@ -174,6 +67,10 @@ class Sink(Observer):
     def wants_operations(self, step: int) -> bool:
         """Whether the step's operations are recorded."""
         return False
+
+    def wants_states(self, step: int) -> bool:
+        """Whether the states of optimisers are recorded after the step."""
+        return True
 
     def wants_checkpoint(self, step: int) -> bool:
         """Whether the SHA-256 of the parameters is asked for after the step."""
@@ -200,18 +97,17 @@ class _File(Sink):
     """A ledger's file and its checkpoints."""
 
     def __init__(
-        self, path: Path, folder: Path, checkpoint_every: int, operations: int, settings: Any, resume: bool
-    ) -> None:
-        self.path, self.folder, self.checkpoint_every, self.operations = path, folder, checkpoint_every, operations
-        self.settings, self._previous, self._lines = settings, "", list[str]()
+        self, path: Path, folder: Path, every: Mapping[str, int], settings: Any, resume: bool,
+    ) -> None:  # fmt: skip
+        self.path, self.folder, self.every, self.settings = path, folder, every, settings
         self._file: Any = None
-        self._resumes = resume
+        self._previous, self._lines, self._resumes = "", list[str](), resume
 
     def begin(self, ledger: Ledger, total: int, first: int) -> tuple[int, int]:
         if self._file is None:
             self._open(ledger.header(self.settings))
         start = {"kind": "start", "step": first, "random": ledger.random(), "state": ledger.state()}
-        self.take({**start, **(self.keep(ledger, first) if first and self.checkpoint_every else {})})
+        self.take({**start, **(self.keep(ledger, first) if first and self.every["checkpoint_every"] else {})})
         return first, total
 
     def _open(self, header: Entry) -> None:
@@ -230,10 +126,16 @@ class _File(Sink):
         self._file = open(self.path, "a")  # noqa: SIM115
 
     def wants_operations(self, step: int) -> bool:
-        return bool(self.operations) and step % self.operations == 0
+        return self._is_due("operations", step)
+
+    def wants_states(self, step: int) -> bool:
+        return self._is_due("states_every", step) or self.wants_checkpoint(step)
 
     def wants_checkpoint(self, step: int) -> bool:
-        return bool(self.checkpoint_every) and (step + 1) % self.checkpoint_every == 0
+        return self._is_due("checkpoint_every", step + 1)
+
+    def _is_due(self, name: str, step: int) -> bool:
+        return bool(self.every[name]) and step % self.every[name] == 0
 
     def keep(self, ledger: Ledger, step: int) -> Entry:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -383,7 +285,8 @@ class Ledger:
         self._parameters = list(session.parameters.values())
         self._watch = _Watch(session)
         self._waiting: list[tuple[Entry, Any, list[tuple[list[str], Any]] | None]] = []
-        self._pack: Any = None
+        #: the buffers of a step's fingerprints, without states and with them
+        self._packs: dict[bool, Any] = {False: (), True: ()}
         self._closed = False
         #: the step that is next
         self.next_step = 0
@@ -422,7 +325,8 @@ class Ledger:
             "random": {**self.random(), "from": step.counter},
         }  # fmt: skip
         self.next_step = step.number + 1
-        self._waiting.append((entry, self._fingerprints(), step.operations))
+        states = self._sink.wants_states(step.number)
+        self._waiting.append((entry, self._fingerprints(states), step.operations))
         if self._sink.wants_checkpoint(step.number):
             entry["parameters_sha256"] = self.parameters_sha256()
             entry.update(self._sink.keep(self, self.next_step))
@@ -473,28 +377,31 @@ class Ledger:
 
     def state(self) -> str:
         """The fingerprints of parameters and states, as they are now."""
-        return digits_of(self._fingerprints())
+        return digits_of(self._fingerprints(True))
 
     def parameters_sha256(self) -> str:
         """The SHA-256 of the names, shapes and values of all parameters, as they are now."""
         digest = hashlib.sha256()
         for p in self._parameters:
             digest.update(f"{p.name}{list(p.shape)}".encode())
-            digest.update(np.ascontiguousarray(p.value, "<f4").data)
+            value = np.where(np.isnan(p.value), np.float32(np.nan), p.value)  # all NaNs are one, as in fingerprints
+            digest.update(np.ascontiguousarray(value, "<f4").data)
         return digest.hexdigest()
 
-    def _fingerprints(self) -> Any:
-        """Those of parameters and states, on the device. A parameter is uploaded here, so that no upload in a step is one's."""
+    def _fingerprints(self, states: bool) -> Any:
+        """Those of parameters, and of states after them, on the device. A parameter is uploaded here, so that no upload in a step
+        is one's."""
         session = self.session
         if list(session.parameters.values()) != self._parameters:
             expected = "those that it had when the ledger was opened"
             raise refusal(ArgumentError, "ledger", "parameters", "others of the session", expected)
         buffers = [p.mirror for p in self._parameters]
-        for optimizer in self.optimizers:
+        for optimizer in self.optimizers if states else ():
             buffers += optimizer._buffers()
-        if self._pack is None or not all(map(operator.is_, buffers, self._pack)):
-            self._pack = session.tape.kernels.pack(buffers)
-        return session.tape.kernels.fingerprint(self._pack, device=session.device)
+        pack = self._packs[states]
+        if len(pack) != len(buffers) or not all(map(operator.is_, buffers, pack)):
+            pack = self._packs[states] = session.tape.kernels.pack(buffers)
+        return session.tape.kernels.fingerprint(pack, device=session.device)
 
     # ---- life
 
@@ -531,11 +438,6 @@ def digits_of(found: Any) -> str:
     return str(found.numpy().astype("<u4").tobytes().hex())
 
 
-def fingerprints(digits: str) -> list[str]:
-    """The single ones."""
-    return [digits[i : i + DIGITS] for i in range(0, len(digits), DIGITS)]
-
-
 def _kept(array: npt.NDArray[Any]) -> Any:
     """A copy of a small array, which is hashed with those of other steps when lines are written; of a large one the digest."""
     return array.copy() if array.nbytes <= SMALL else _digest(array)
@@ -550,15 +452,16 @@ def _digest(array: npt.NDArray[Any]) -> str:
 
 def record(
     path: str | os.PathLike[str], session: Session, optimizers: Optimizer | Sequence[Optimizer] = (), *,
-    checkpoint_every: int = 1000, directory: str | os.PathLike[str] | None = None, operations: int = 0,
+    checkpoint_every: int = 1000, directory: str | os.PathLike[str] | None = None, states_every: int = 1, operations: int = 0,
     settings: Any = None, resume: bool = False,
 ) -> Ledger:  # fmt: skip
     """A ledger of the session's steps, in a new file; see the module. All parameters are made before.
 
     Every `checkpoint_every` steps (0: never) a checkpoint is written to `directory` (the file's name with ".checkpoints"), from
-    which an audit may begin. Every `operations` steps (0: never) the line has a fingerprint for each operation's result and
-    cotangent, too. `settings`, anything JSON has, are handed to the program that is audited. With `resume` an existing file is
-    continued.
+    which an audit may begin. Every `states_every` steps, and at checkpoints, the line has the fingerprints of the optimisers'
+    states after those of the parameters. Every `operations` steps (0: never) the line has a fingerprint for each operation's
+    result and cotangent, too. `settings`, anything JSON has, are handed to the program that is audited. With `resume` an existing
+    file is continued.
 
     Within ``python -m tlrt audit`` nothing is written: the session's steps are compared with the ledger that is audited.
 
@@ -568,7 +471,7 @@ def record(
         raise refusal(ArgumentError, "record", "session", "the specification", "a session on 'cpu' or 'cuda'")
     session._require_open("record")
     session._require_uncaptured("record")
-    every = {"checkpoint_every": checkpoint_every, "operations": operations}
+    every = {"checkpoint_every": checkpoint_every, "states_every": states_every, "operations": operations}
     for name, number in every.items():
         if integer("record", name, number) < 0:
             raise refusal(ArgumentError, "record", name, number, "0 or more")
@@ -585,4 +488,4 @@ def record(
     resumes = boolean("record", "resume", resume)
     if not resumes and place.exists():
         raise FileExistsError(f"record: {place}: exists (resume=True continues it)")
-    return Ledger(session, chosen, _File(place, folder, checkpoint_every, operations, plain, resumes))
+    return Ledger(session, chosen, _File(place, folder, every, plain, resumes))

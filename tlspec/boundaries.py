@@ -67,7 +67,7 @@ CPU: dict[str, dict[str, tuple[int, ...]]] = {
     "random": {"TL_SPAN": (16384,)},
     "optim": {"TL_COLUMN_CHAINS": (4,), "TL_COLUMN_CHUNK": (128,), "TL_LEAVES": (4,), "TL_SPAN": (16384,),
         "TL_SUM_FOLD": (16,), "TL_SUM_LANES": (1024,), "TL_SUM_LEAF": (16384,)},
-    "fingerprint": {"TL_SPAN": (16384,)},
+    "fingerprint": {"TL_BLOCK": (1024,), "TL_SPAN": (16384,)},
 }
 CUDA: dict[str, dict[str, tuple[int, ...]]] = {
     "elementwise": {"SMALL": (2097152,), "THREADS": (256,)},

@@ -38,7 +38,7 @@ OWN = {
     "_operations/contraction": "products", "_operations/choice": "indices",
     "parameter": "session session_lifetime optim capture_parameters",
     "capture": "capture capture_*", "buffer": "buffer", "context": "device", "differential": "observer",
-    "ledger": "ledger ledger_audit", "tlrt/audit": "ledger_audit", "_program": "ledger_audit",
+    "ledger": "ledger ledger_audit", "tlrt/audit": "ledger_audit", "_program": "ledger_audit", "_chain": "ledger",
     "errors": "library buffer device", "spec": "refusals scalar_types session tape", "kernels": "kernels fast_kernels",
     "verify/": "verify/documents verify/inputs verify/verify verify/planted_list_defects verify/planted_defects",
     "__main__": "verify/doctor",

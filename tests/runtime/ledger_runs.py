@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tlrt import Session, ledger, nn, optim
+from tlrt import Session, _chain, ledger, nn, optim
 from tlrt._capture.calls import uploader
 from tlrt.audit import Departure, Report, audit
 
@@ -88,9 +88,9 @@ def rewrite(path: Path, change: Callable[[list[dict[str, Any]]], Any], *, chaine
     lines, previous = [], ""
     for entry in entries:
         if chained:
-            line, previous = ledger.line_of({**entry, "previous": previous})
+            line, previous = _chain.line_of({**entry, "previous": previous})
         else:
-            line = ledger.encode({k: v for k, v in entry.items() if k != "hash"})[:-1] + f',"hash":"{entry["hash"]}"}}'
+            line = _chain.encode({k: v for k, v in entry.items() if k != "hash"})[:-1] + f',"hash":"{entry["hash"]}"}}'
         lines.append(line + "\n")
     path.write_text("".join(lines))
 

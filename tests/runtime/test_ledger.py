@@ -9,8 +9,8 @@ import pytest
 from numpy.testing import assert_raises, assert_raises_regex
 
 from tests import DEVICES
-from tests.runtime.ledger_runs import STEPS, Training, check, each_kind, first, rewrite, train
-from tlrt import Session, checkpoint, errors, kernels, ledger, optim
+from tests.runtime.ledger_runs import EVERY, STEPS, Training, check, each_kind, first, flip_state, rewrite, train
+from tlrt import Session, _chain, checkpoint, errors, kernels, ledger, optim
 from tlrt import device as open_device
 from tlrt._binding import handles
 from tlrt.audit import audit
@@ -64,6 +64,19 @@ def test_an_audit_begins_at_the_nearest_checkpoint(kind: str, steps: Any, begin:
     report = check(path, kind, lambda k, *_: done.append(k), steps=steps)
     stop = STEPS if steps[1] is None else steps[1]
     assert report.ok and (report.first, report.stop) == (begin, stop) and done == list(range(begin, stop))
+
+
+@each_kind
+def test_states_in_some_lines(kind: str, path: Path) -> None:
+    """Every fifth, and at checkpoints."""
+    train(path, kind, states_every=5)
+    chain = ledger.read(path)
+    sizes = [len(_chain.fingerprints(e["state"])) for e in chain.steps.values()]
+    names = len(chain.header["parameters"]), len(chain.header["parameters"] + chain.header["states"])
+    assert sizes == [names[k % 5 == 0 or k % EVERY == EVERY - 1] for k in range(STEPS)]
+    assert check(path, kind).ok and check(path, kind, steps=(9, 10)).ok
+    spoilt = check(path, kind, flip_state)
+    assert first(spoilt).step == 5 and any(d.kind == "state" for d in spoilt.departures)
 
 
 def test_loops_in_a_row(path: Path) -> None:
@@ -248,7 +261,7 @@ def test_what_a_step_says(path: Path) -> None:
         "nesterov": False,
         "weight_decay": 0.0,
     }
-    assert ledger.fingerprints(step["state"]) == [
+    assert _chain.fingerprints(step["state"]) == [
         ledger.digits_of(kernels.fingerprint([open_device("cpu").buffer(w.value)]))
     ]
 

@@ -159,6 +159,11 @@ def even_part(x: np.ndarray) -> np.ndarray:
     return np.concatenate([x[: len(x) // 2 * 2], np.zeros(len(x) % 2, np.float32)])
 
 
+def without_nan(x: np.ndarray) -> np.ndarray:
+    """With an infinity in the place of NaNs whose sign is set, as they would be another value."""
+    return np.where(np.isnan(x) & np.signbit(x), np.float32(np.inf), x)
+
+
 def with_zero(x: np.ndarray) -> np.ndarray:
     """Of an even length, as pairs are."""
     return np.concatenate([x, np.zeros(len(x) % 2, np.float32)])
@@ -213,6 +218,7 @@ DEFECTS: list[tuple[str, Callable[[Op], bool], Callable[[Inside], Lists]]] = [
     ("factor above 1", named("clip_scale"), unclamped),
     ("NaN norm clips nothing", named("clip_scale"), quiet_clamp),
     ("the last of an odd number lost", named("fingerprint"), lambda c: c.run(xs=[even_part(x) for x in c.list("xs")])),
+    ("one NaN told from another", named("fingerprint"), lambda c: c.run(xs=[without_nan(x) for x in c.list("xs")])),
     ("zeros of both signs equal", named("fingerprint"), lambda c: c.run(xs=[x + np.float32(0) for x in c.list("xs")])),
     ("places ignored", named("fingerprint"), lambda c: c.run(xs=[np.sort(x) for x in c.list("xs")])),
     ("length ignored", named("fingerprint"), lambda c: c.run(xs=[with_zero(x) for x in c.list("xs")])),

@@ -55,7 +55,7 @@ def _halves(f: Any, lengths: list[int], count: int) -> Iterator[tuple[Any, Any]]
 def fingerprint(xs, lengths):
     """128 bits of each buffer of a list that tell whether any bit of it changed, in one call and without a sum's order.
 
-    w_j = bits(x[2j]) + 2^32·bits(x[2j + 1]), with 0 past the end
+    w_j = bits(x[2j]) + 2^32·bits(x[2j + 1]), with 0 past the end, and the bits 7fc00000 for every NaN
     z_j = mix(w_j ^ (mix(0) + j·(mix(1) | 1))), and one more z = mix(mix(2) ^ n) of the length n
     S_0 = Σ z and S_1 = Σ z², modulo 2^64
     out[i] = S_0 mod 2^32, ⌊S_0 / 2^32⌋, S_1 mod 2^32, ⌊S_1 / 2^32⌋ of buffer i
@@ -66,7 +66,7 @@ def fingerprint(xs, lengths):
     It detects errors. It is no cryptographic hash: whoever wants two buffers of one fingerprint can make them.
 
     Shapes: xs a list of count buffers, out (count, 4) in an index buffer.
-    Special values: bits are what counts: +0 differs from -0, and one NaN from another. An empty list gives an empty result."""
-    bits = xs.astype(np.float32).view(np.uint32)
+    Special values: +0 differs from -0; all NaNs are one, as everywhere. An empty list gives an empty result."""
+    bits = np.where(np.isnan(xs), np.nan, xs).astype(np.float32).view(np.uint32)
     parts = np.split(bits, np.cumsum(lengths)[:-1]) if len(lengths) else []
     return np.array([fingerprint_of(p, n) for p, n in zip(parts, lengths, strict=True)], np.float64).reshape(-1, 4)

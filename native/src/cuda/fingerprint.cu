@@ -16,7 +16,8 @@ constexpr int THREADS = 256, ROUND = 4 * THREADS, AHEAD = 4, PIECE = 4 * AHEAD *
 /* Adds word j. */
 __device__ __forceinline__ void add_word(tl_sums &s, tl_places places, uint64_t j, float even, float odd)
 {
-    const uint64_t z = tl_fingerprint_word(places, j, (uint64_t)tl_bits(odd) << 32 | tl_bits(even));
+    const uint64_t z =
+        tl_fingerprint_word(places, j, (uint64_t)tl_fingerprint_bits(odd) << 32 | tl_fingerprint_bits(even));
     s.first += z;
     s.second += z * z;
 }

@@ -19,6 +19,13 @@ TL_HD tl_places tl_fingerprint_places(void)
     return made;
 }
 
+/* An element's bits; those of every NaN are one, as which NaN an operation gives is nobody's claim. */
+TL_HD uint32_t tl_fingerprint_bits(float x)
+{
+    const uint32_t bits = tl_bits(x);
+    return (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : bits;
+}
+
 /* z of word j. */
 TL_HD uint64_t tl_fingerprint_word(tl_places p, uint64_t j, uint64_t word)
 {
