@@ -1,7 +1,7 @@
-"""``python -m bench.weights``: SHA-256 of the five examples' weights after some steps in the mode ``reproducible``, on every device and
-SIMD variant, eager and captured, in one table. Exit status 1 if two of an example differ.
+"""``python -m bench.weights``: SHA-256 of the five examples' weights after some steps in the mode ``reproducible``, on every
+device and SIMD variant, eager and captured, in one table. Exit status 1 if two of an example differ.
 
-The hash is of the parameters' float32 bytes, little-endian, in the order in which the model made them, and of the optimiser's arrays.
+The hash is of the parameters' float32 bytes, little-endian, in the order in which the model made them.
 """
 
 import argparse
