@@ -3,12 +3,15 @@
 A run of everything that writes a file ends with ``bench.growth`` on the same device, whose figures are a part of the file.
 Floor: the larger of bytes / bandwidth (each input read once, each output written once) and operations / peak. Bandwidth is
 measured at the start, by a large copy through this library; the peak rate of a GPU's float32 units comes from --peak.
+
+With ``--math both`` an operation that has the same bits on all devices in reproducible contexts alone is timed in both modes, on
+the same inputs. The fast mode is then a peer of the reproducible one, and the peers are timed once.
 """
 
 import argparse
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,7 @@ from bench.operations import benchmark_of
 from tlrt.verify.documents import write_document
 from tlrt.verify.run import content
 from tlspec import registry
+from tlspec.registry import MATH, Op
 
 #: float32 multiply-adds of an H200 outside the tensor cores, in operations per second (vendor's data sheet)
 H200_PEAK = 67e12
@@ -69,15 +73,23 @@ def bandwidth(device: tlrt.Device) -> float:
     return 8 * n / (timing.median * 1e-3)
 
 
-def measure(subject: Subject, device: tlrt.Device, torch: Any, rate: float, peak: float) -> Row:
+def modes_of(op: Op, math: str) -> Sequence[str]:
+    """The modes in which an operation is timed under ``--math``."""
+    if math != "both":
+        return (math,)
+    return MATH if op.in_math("reproducible") is not op else MATH[:1]
+
+
+def measure(
+    subject: Subject, device: tlrt.Device, torch: Any, rate: float, peak: float, modes: Sequence[str]
+) -> Iterator[Row]:
+    """A row for each mode, with the modes before it among the peers."""
     call = subject.ours(device)
     small = subject.bytes <= 4 * REFERENCE_LIMIT and subject.flops <= REFERENCE_FLOPS
     reference = subject.reference() if small else None
     fetch_ours = lambda r: r if isinstance(r, np.ndarray) else content(r)
-    error = largest_error(call(), reference, fetch_ours) if small else None
-    ours = clock(device)(call)
     floor = max(subject.bytes / rate, subject.flops / peak if peak else 0.0) * 1e3
-    peers: dict[str, dict[str, float | None]] = {}
+    others: dict[str, tuple[Timing, float | None]] = {}
 
     def peer(
         name: str, other: Callable[[], Any] | None, timer: Callable[..., Timing], fetch: Callable[[Any], Any]
@@ -85,24 +97,36 @@ def measure(subject: Subject, device: tlrt.Device, torch: Any, rate: float, peak
         if other is None:
             return
         wrong = largest_error(other(), reference, fetch, strict=False) if small else None
-        t = timer(other)
-        peers[name] = {"ms": t.median, "spread_ms": t.spread, "ratio": t.median / ours.median, "error": wrong}
+        others[name] = timer(other), wrong
 
-    if not device.is_cuda:
-        peer("numpy", subject.numpy(), time_host, lambda v: v)
-    if torch is not None:
-        place = "cpu" if not device.is_cuda else "cuda"
-        timer = time_host if place == "cpu" else torch_clock(torch)
-        peer("torch", subject.torch(torch, place), timer, lambda v: v.detach().cpu().numpy())
-        if place == "cuda":
-            torch.cuda.empty_cache()
-    return Row(subject.op.entry(subject.which), subject.label, device.name, ours.median, ours.spread, floor,
-               floor / ours.median, subject.bytes, subject.flops, device.is_cuda and subject.bytes < CACHE_BYTES, error,
-               peers)  # fmt: skip
+    def time_peers() -> None:
+        if not device.is_cuda:
+            peer("numpy", subject.numpy(), time_host, lambda v: v)
+        if torch is not None:
+            place = "cpu" if not device.is_cuda else "cuda"
+            timer = time_host if place == "cpu" else torch_clock(torch)
+            peer("torch", subject.torch(torch, place), timer, lambda v: v.detach().cpu().numpy())
+            if place == "cuda":
+                torch.cuda.empty_cache()
+
+    for math in modes:
+        with device.set_math(math):
+            error = largest_error(call(), reference, fetch_ours) if small else None
+            ours = clock(device)(call)
+        if math == modes[0]:
+            time_peers()
+        peers = {
+            name: {"ms": t.median, "spread_ms": t.spread, "ratio": t.median / ours.median, "error": wrong}
+            for name, (t, wrong) in others.items()
+        }
+        yield Row(subject.op.entry(subject.which), subject.label, device.name, ours.median, ours.spread, floor,
+                  floor / ours.median, subject.bytes, subject.flops, device.is_cuda and subject.bytes < CACHE_BYTES, error,
+                  peers, math)  # fmt: skip
+        others = {math: (ours, error), **others}
 
 
 HEAD = (
-    f"{'operation':26} {'size':34} {'ours ms':>10} {'± ms':>8} {'floor':>6} {'error':>8}   "
+    f"{'operation':26} {'size':34} {'math':12} {'ours ms':>10} {'± ms':>8} {'floor':>6} {'error':>8}   "
     "peers: times faster (their ms, error)"
 )
 
@@ -116,7 +140,7 @@ def show(row: Row) -> str:
     )
     mark = "*" if row.in_cache else " "
     figures = f"{row.ours_ms:10.4f} {row.spread_ms:8.4f} {row.floor_share:5.2f}{mark} {e(row.error)}"
-    return f"{row.op:26} {row.size:34.34} {figures}   {others}"
+    return f"{row.op:26} {row.size:34.34} {row.math:12} {figures}   {others}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -127,10 +151,11 @@ def main(argv: list[str] | None = None) -> int:
     add("--json", type=Path, help="write all figures to a file")
     add("--max-bytes", type=float, default=None, help="skip larger sizes (default 1e9 on the CPU, 2e10 on CUDA)")
     add("--peak", type=float, default=H200_PEAK, help="float32 operations per second of the GPU, for the floor")
+    add("--math", choices=(*MATH, "both"), default="fast", help="how contexts compute (default fast)")
     add("--no-torch", action="store_true", help="leave PyTorch out")
     add("--no-growth", action="store_true", help="leave the growth of cost and error out of the file")
     args = parser.parse_args(argv)
-    device = device_of(args.device)
+    device = device_of(args.device, MATH[0] if args.math == "both" else args.math)
     limit = args.max_bytes or (1e9 if not device.is_cuda else 2e10)
     torch = None if args.no_torch else import_torch(device)
     rate = bandwidth(device)
@@ -147,13 +172,13 @@ def main(argv: list[str] | None = None) -> int:
     failed = []
     grown = None
     try:
-        failed = measure_all(names, limit, device, torch, rate, args.peak, rows)
+        failed = measure_all(names, limit, args.math, device, torch, rate, args.peak, rows)
         if args.json and args.ops is None and not args.no_growth:
             grown = growth.measure(device)
             failed += [f"growth: {e['name']}" for e in grown["entries"] if not e["ok"]]
     finally:
         if args.json:
-            report = {"date": now(), "device": device.describe(), "build": tlrt.build_info(),
+            report = {"date": now(), "math": args.math, "device": device.describe(), "build": tlrt.build_info(),
                       "python": platform.python_version(), "numpy": np.__version__,
                       "torch": getattr(torch, "__version__", None), "bandwidth": rate,
                       "rows": [asdict(r) for r in rows], **({"growth": grown} if grown else {})}  # fmt: skip
@@ -164,9 +189,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def measure_all(
-    names: list[str] | None, limit: float, device: tlrt.Device, torch: Any, rate: float, peak: float, rows: list[Row]
-) -> list[str]:
-    """Appends a row per benchmark size of each operation whose operands fit the limit, and shows it. Returns what failed."""
+    names: list[str] | None, limit: float, math: str, device: tlrt.Device, torch: Any, rate: float, peak: float,
+    rows: list[Row],
+) -> list[str]:  # fmt: skip
+    """Appends a row per mode and benchmark size of each operation whose operands fit the limit, and shows it. Returns what
+    failed."""
     failed: list[str] = []
     for op in registry.ops(names):
         benchmark = benchmark_of(op.name)
@@ -178,13 +205,15 @@ def measure_all(
                     subject = Subject(op, size, which)
                     if subject.bytes > limit:
                         continue
-                    row = measure(subject, device, torch, rate, peak if device.is_cuda else 0.0)
+                    for row in measure(
+                        subject, device, torch, rate, peak if device.is_cuda else 0.0, modes_of(op, math)
+                    ):
+                        rows.append(row)
+                        print(show(row), flush=True)
                 except Exception as error:  # one row that cannot run must not cost the others
                     failed.append(f"{op.name} {size}: {type(error).__name__}: {error}")
                     print(f"FAILED {failed[-1]}", flush=True)
                     continue
-                rows.append(row)
-                print(show(row), flush=True)
                 device.collect()
     return failed
 

@@ -30,7 +30,8 @@ def rows(device: tlrt.Device, torch: Any) -> Iterator[Row]:
         if other is not None:
             ratio = other.median / ours.median
             peers["torch"] = {"ms": other.median, "spread_ms": other.spread, "ratio": ratio, "error": None}
-        return Row(name, size, device.name, ours.median, ours.spread, 0.0, 0.0, moved, 0.0, False, None, peers)
+        return Row(name, size, device.name, ours.median, ours.spread, 0.0, 0.0, moved, 0.0, False, None, peers,
+                   device.math)  # fmt: skip
 
     if device.is_cuda:
         up = time_host(finish(lambda: tlrt.Buffer.from_numpy(host, device).release()))

@@ -23,6 +23,7 @@ from audit.environment import ROOT, commit, now
 from tlrt._terminal import format_table
 from tlrt.verify.documents import format_command, read_document, write_document
 from tlspec import registry
+from tlspec.registry import MATH
 
 LIBRARY = ROOT / "native/build/cuda/libtorchlean_cuda.so"
 #: every lane arrives at barriers there, since racecheck does not see that one lane arrives for its warp (cuda/device/wgmma.cuh)
@@ -127,6 +128,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--archs", default="native", help="CUDA_ARCHS for the build; 'native' asks the GPU")
     add("--ops", help="limit tests, verify and bench to these operations or families")
     add("--cases", type=int, default=None, help="verify's cases per operation and data class")
+    add("--math", choices=(*MATH, "both"), default="fast", help="how the contexts that bench times compute")
     add("--commit", default=None, help="the commit to record where git cannot tell")
     args = parser.parse_args(argv)
     steps = [s.strip() for s in args.steps.split(",")]
@@ -147,7 +149,7 @@ def main(argv: list[str] | None = None) -> int:
     cases = ["--cases", str(args.cases)] if args.cases else []
     for name, module, narrowed, limit in (
         ("verify", ["tlrt", "verify"], [*ops, *cases], 400),
-        ("bench", ["bench", "--device", "cuda", "--no-growth"], ops, 500),
+        ("bench", ["bench", "--device", "cuda", "--no-growth", "--math", args.math], ops, 900),
         ("steps", ["bench.steps", "--device", "cuda"], [], 200),
         ("growth", ["bench.growth", "--device", "cuda"], [], 200),
     ):

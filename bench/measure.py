@@ -50,11 +50,13 @@ class Row:
     in_cache: bool
     error: float | None
     peers: dict[str, dict[str, float | None]]
+    #: how the context computed, one of tlspec.registry.MATH
+    math: str
 
 
-def device_of(name: str | None) -> tlrt.Device:
-    """The device of that name; without one the first GPU, else the CPU."""
-    return tlrt.device(name or ("cuda" if any(d.startswith("cuda") for d in tlrt.devices()) else "cpu"))
+def device_of(name: str | None, math: str | None = None) -> tlrt.Device:
+    """The device of that name, computing in this mode; without a name the first GPU, else the CPU."""
+    return tlrt.device(name or ("cuda" if any(d.startswith("cuda") for d in tlrt.devices()) else "cpu"), math=math)
 
 
 def summarise(samples: Sequence[float]) -> Timing:

@@ -4,20 +4,25 @@ import json
 import math
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 import tlrt
-from bench import gpu, growth, results, speed_chart, trust
-from bench.measure import Subject, draw_inputs, operand_bytes
+from bench import __main__ as bench
+from bench import core, gpu, growth, results, speed_chart, trust
+from bench.measure import Subject, Timing, draw_inputs, operand_bytes
 from bench.operations import BENCHMARKS, benchmark_of
 from tlrt._terminal import Progress
+from tlrt.verify.documents import read_document, write_document
 from tlspec import registry
 from tlspec.cases import refused_by, shape_of
-from tlspec.registry import Op
+from tlspec.registry import MATH, Op
 
 #: bytes a test may draw
 SMALL = 2**26
@@ -70,6 +75,93 @@ def test_an_interval_is_kept() -> None:
     assert drawn["x"].std() == pytest.approx(1, abs=5 / math.sqrt(drawn["x"].size))
     assert "A=" not in Subject(row, size, "forward").label
     assert operand_bytes(row.signature, size) == 4 * (3 * 10000 + 2 * 30000)
+
+
+@pytest.fixture
+def peer_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the calls of peers returned whose time was taken. A call takes 2 ms in the fast mode, 5 ms in the other, and a peer's
+    10 ms."""
+    timed: list[Any] = []
+
+    def time_peer(call: Callable[[], Any]) -> Timing:
+        timed.append(call())
+        return Timing(10.0, 1.0, 1)
+
+    monkeypatch.setattr(bench, "bandwidth", lambda device: 1e9)
+    monkeypatch.setattr(bench, "time_host", time_peer)
+    monkeypatch.setattr(core, "time_host", lambda call: Timing(1.0, 0.5, 1))
+    monkeypatch.setattr(core, "TRANSFER", 1)
+    monkeypatch.setattr(bench, "clock", lambda device: lambda call: Timing(5.0 - 3 * (device.math == "fast"), 0.5, 1))
+    return timed
+
+
+MATMUL, ADD = {"m": 40, "n": 700, "p": 3}, {"n": 5}
+
+
+def run_bench(monkeypatch: pytest.MonkeyPatch, file: Path, math: str, ops: str = "add,matmul") -> list[dict[str, Any]]:
+    """The rows that ``python -m bench`` writes, of a product and a sum at a size each."""
+    chosen = {"matmul": MATMUL, "add": ADD}
+    monkeypatch.setattr(
+        bench, "benchmark_of", lambda name: replace(benchmark_of(name), sizes=(chosen[name],), torch_vjp=None)
+    )
+    assert bench.main(["--device", "cpu", "--ops", ops, "--no-torch", "--math", math, "--json", str(file)]) == 0
+    rows: list[dict[str, Any]] = read_document(file)["rows"]
+    return rows
+
+
+def test_both_modes_are_timed_beside_peers_timed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peer_calls: list[Any]
+) -> None:
+    rows = {(r["op"], r["math"]): r for r in run_bench(monkeypatch, tmp_path / "bench.json", "both")}
+    assert list(rows) == [("add", "fast"), ("matmul", "fast"), ("matmul", "reproducible")]
+    assert len(peer_calls) == 2
+    fast, defined = rows["matmul", "fast"], rows["matmul", "reproducible"]
+    assert (fast["size"], fast["ours_ms"], defined["ours_ms"]) == (defined["size"], 2.0, 5.0)
+    assert {name: p["ratio"] for name, p in fast["peers"].items()} == {"numpy": 5.0}
+    assert {name: p["ratio"] for name, p in defined["peers"].items()} == {"fast": 0.4, "numpy": 2.0}
+    assert defined["peers"]["fast"]["error"] == fast["error"] != defined["error"], "each computed in its own mode"
+    assert fast["peers"]["numpy"]["ms"] == defined["peers"]["numpy"]["ms"] == 10.0
+
+
+@pytest.mark.parametrize("math", MATH)
+def test_one_mode_is_timed_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peer_calls: list[Any], math: str
+) -> None:
+    """Whatever the environment names as the mode of devices that are not told."""
+    monkeypatch.setenv("TORCHLEAN_MATH", next(m for m in MATH if m != math))
+    rows = run_bench(monkeypatch, tmp_path / "bench.json", math, "core,add,matmul")
+    assert {r["math"] for r in rows} == {math}
+    assert [(r["op"], r["ours_ms"], [*r["peers"]]) for r in rows[-2:]] == [
+        (op, 2.0 if math == "fast" else 5.0, ["numpy"]) for op in ("add", "matmul")
+    ]
+
+
+def test_rows_of_both_modes_have_tables_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peer_calls: list[Any]
+) -> None:
+    monkeypatch.setattr(results, "EVIDENCE", tmp_path)
+    monkeypatch.setattr(results, "RUNS", (results.Run("bench.json", "a machine", ("numpy",), ""),))
+    file = tmp_path / "bench.json"
+    rows = run_bench(monkeypatch, file, "both")
+    fast, _, defined = results.results_page().partition("\n### In reproducible contexts: a machine\n")
+    assert "| linalg | 1 | 5 |" in fast, "a median over the fast mode"
+    assert "times faster than the fast mode" not in fast and "| times faster than the fast mode |" in defined
+    (line,) = [line for line in defined.splitlines() if line.startswith("| matmul |")]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert (cells[1], cells[2], cells[5], cells[7]) == (rows[2]["size"], "5", "0.4", "2") and "| add |" not in defined
+
+    document = read_document(file)
+    old = [{k: v for k, v in r.items() if k != "math"} for r in rows if r["math"] == "fast"]
+    write_document(file, {**document, "rows": old})
+    assert results.results_page() == fast, "rows that name no mode are of the fast one"
+
+
+def test_the_script_for_gpu_machines_passes_the_mode_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(gpu.Runner, "run", lambda self, name, command, limit: commands.append(command))
+    assert gpu.main(["--out", str(tmp_path), "--steps", "bench", "--math", "both"]) == 0
+    (command,) = commands
+    assert command[command.index("--math") + 1] == "both"
 
 
 def test_slope_of_a_power() -> None:
