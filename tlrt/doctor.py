@@ -14,6 +14,10 @@ from typing import Any
 
 __all__ = ["Report", "examine", "main"]
 
+#: compute capabilities with half as many float64 units as float32 units, or as many; others have one for 32 or 64 (NVIDIA's CUDA
+#: programming guide, throughput of arithmetic instructions)
+FULL_FLOAT64 = {"6.0", "7.0", "8.0", "9.0", "10.0"}
+
 
 @dataclass
 class Report:
@@ -89,7 +93,7 @@ def examine() -> Report:
         report.notes.append((f"TORCHLEAN_CUDA_SYNC: got {sync!r}, expected 0 or 1", "set it to 1, or unset it"))
     for name in context.devices():
         try:
-            report.devices[name] = context.describe(name)
+            report.devices[name] = _with_float64(context.describe(name))
             with context.Device(name) as opened, opened.buffer([1.0, 2.0]) as buffer:
                 if buffer.numpy().tolist() != [1.0, 2.0]:
                     raise RuntimeError("an upload and download changed the data")
@@ -100,6 +104,16 @@ def examine() -> Report:
     if len(context.devices()) == 1:
         _explain_no_cuda(report, "cuda" in library.build_info.get("backend", ""))
     return report
+
+
+def _with_float64(description: str) -> str:
+    """A GPU's description, and what the rate of its float64 means for reproducible contexts; that of a CPU as it is."""
+    capability = re.search(r"compute capability (\d+\.\d+)", description)
+    if capability is None:
+        return description
+    if capability[1] in FULL_FLOAT64:
+        return f"{description}; float64 is fast, which reproducible contexts compute in"
+    return f"{description}; float64 has 1/32 or 1/64 of float32's rate, so reproducible contexts work, slower"
 
 
 def _device_remedy(name: str, error: Exception) -> str:

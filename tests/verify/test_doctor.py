@@ -64,6 +64,26 @@ def test_bad_environment(python, variable, value, said):
     assert "CUDA" not in done.stderr and "doctor" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("capability", "said"),
+    [
+        ("8.0", "float64 is fast, which reproducible contexts compute in"),
+        ("9.0", "float64 is fast, which reproducible contexts compute in"),
+        ("8.9", "float64 has 1/32 or 1/64 of float32's rate, so reproducible contexts work, slower"),
+        ("12.0", "float64 has 1/32 or 1/64 of float32's rate, so reproducible contexts work, slower"),
+    ],
+)
+def test_what_a_gpu_means_for_reproducible_contexts(monkeypatch, capability, said):
+    gpu = f"a GPU, compute capability {capability}, 132 multiprocessors, 139.8 GiB"
+    monkeypatch.setattr(context, "describe", lambda name: gpu)
+    report = doctor.examine()
+    assert report.usable and set(report.devices.values()) == {f"{gpu}; {said}"}
+
+
+def test_of_a_cpu_nothing_is_said_of_float64():
+    assert doctor.examine().devices["cpu"] == context.describe("cpu")
+
+
 def test_bad_sync_is_noted(monkeypatch):
     monkeypatch.setenv("TORCHLEAN_CUDA_SYNC", "banana")
     report = doctor.examine()
