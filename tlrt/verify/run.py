@@ -157,7 +157,7 @@ class Runtime:
                 raise Fault(f"{array.name} has elements of lengths {lengths}, expected {case.values['lengths']}")
         flat = np.asarray(result) if array.host else content(result)
         if array.kind == "index":
-            flat = flat.astype(np.float32)
+            flat = flat.astype(np.float64)
         if flat.size != int(np.prod(shape, dtype=np.int64)):
             raise Fault(f"{array.name} has {flat.size} elements, expected {shape}")
         return flat.reshape(shape)
