@@ -32,16 +32,20 @@ PLACE, FLIPS = {
 
 @contextmanager
 def mode(name: str) -> Iterator[None]:
-    """The calling thread computes in another mode, and so do threads it makes; "default" changes nothing."""
-    libm = ctypes.CDLL("libm.so.6")
+    """The calling thread computes in another mode, and so do threads it makes; "default" changes nothing. The collector waits:
+    its callbacks, such as hypothesis', would compute in the mode of whoever they interrupt."""
+    libm, collects = ctypes.CDLL("libm.so.6"), gc.isenabled()
     before, changed = (ctypes.c_uint32 * 64)(), (ctypes.c_uint32 * 64)()
     assert libm.fegetenv(before) == 0 and libm.fegetenv(changed) == 0
     changed[PLACE] ^= FLIPS.get(name, 0)
+    gc.disable()
     assert libm.fesetenv(changed) == 0
     try:
         yield
     finally:
         libm.fesetenv(before)
+        if collects:
+            gc.enable()
 
 
 def _cases(count: int, seed: int) -> Iterator[Case]:
@@ -87,7 +91,6 @@ def _run_in_child(name: str, cases: list[Case]) -> tuple[int, str]:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        gc.disable()  # callbacks of the collector, such as hypothesis', compute in the mode of whoever is interrupted
         try:
             os.write(write, "{} {}".format(*_digest(name, cases)).encode())
         except BaseException as error:
