@@ -49,10 +49,11 @@ TL_HD double tl_weight_quick(float s, int32_t reference)
 {
     float t;
     const float p = tl_exp_mantissa(s, 0.0f, &t);
-    const int32_t e = (int32_t)(tl_bits(t) - tl_bits(TL_ROUNDER)) - reference;
-    const uint64_t exponent = (uint64_t)(uint32_t)(e + 1023 - 127) << 52;
+    /* without a sign: of other scores it may be anything */
+    const uint32_t e = tl_bits(t) - tl_bits(TL_ROUNDER) - (uint32_t)reference;
+    const uint64_t exponent = (uint64_t)(e + (1023 - 127)) << 52;
     const double w = tl_from_bits64(((uint64_t)tl_bits(p) << 29) + exponent);
-    return s == -TL_INF || e < (int32_t)TL_ATTENTION_LEAST ? 0.0 : w;
+    return s == -TL_INF || (int32_t)e < (int32_t)TL_ATTENTION_LEAST ? 0.0 : w;
 }
 
 /* The same for all other scores, of any size; NaN for NaN and for s = inf. */
