@@ -8,7 +8,7 @@ import argparse
 import hashlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -62,13 +62,19 @@ def run(names: Sequence[str], steps: int) -> list[dict[str, Any]]:
     return rows
 
 
+def hashes_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, set[str]]:
+    """The hashes of every example among the rows."""
+    found: dict[str, set[str]] = {}
+    for row in rows:
+        found.setdefault(row["example"], set()).add(row["sha256"])
+    return found
+
+
 def published(path: Path) -> dict[str, str]:
     """The hash of every example in a document; ValueError if it holds two of one."""
-    found: dict[str, set[str]] = {}
-    for row in read_document(path)["rows"]:
-        found.setdefault(row["example"], set()).add(row["sha256"])
-    if any(len(hashes) > 1 for hashes in found.values()):
-        raise ValueError(f"{path}: {[n for n, h in found.items() if len(h) > 1]} have several hashes")
+    found = hashes_of(read_document(path)["rows"])
+    if different := [name for name, hashes in found.items() if len(hashes) > 1]:
+        raise ValueError(f"{path}: {different} have several hashes")
     return {name: hashes.pop() for name, hashes in found.items()}
 
 
@@ -82,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = run(args.only or NAMES, args.steps)
     columns = ("example", "device", "variant", "captured", "steps", "sha256", "seconds")
     print(format_table(columns, [[str(r[c])[:16] for c in columns] for r in rows]))
-    different = [n for n in {r["example"] for r in rows} if len({r["sha256"] for r in rows if r["example"] == n}) > 1]
+    different = [name for name, hashes in hashes_of(rows).items() if len(hashes) > 1]
     for name in different:
         print(f"FAIL {name}: the weights differ")
     if args.json is not None:

@@ -234,10 +234,10 @@ DEFECTS = [
          "half of a tile's scores do not enter the maximum", "flash_attention"),
         ("            row->chain[l] *= factor;", "            row->chain[l] *= 1.0f;",
          "the running sum is not rescaled", "flash_attention"),
-        ("s[j] = mask[j] == 0.0f ? blocked : s[j];", "s[j] = mask[j] == 1.0f ? s[j] : blocked;",
-         "mask values other than 0 and 1 block", "flash_attention"),
     ]),
     *defects("native/src/cpu/attention/geometry.h", rows=[
+        ("s[j] = mask[j] == 0.0f ? blocked : s[j];", "s[j] = mask[j] == 1.0f ? s[j] : blocked;",
+         "mask values other than 0 and 1 block", "flash_attention"),
         ("int32_t any = !row && open.first < open.end;", "int32_t any = !row && open.first <= open.end;",
          "a tile that is all blocked is computed", "flash_attention,grouped_attention",
          "a tile without an open key is skipped or computed with all its weights 0: the same sums, a little later"),

@@ -8,7 +8,7 @@ import pytest
 
 import tlrt
 from tests import DEVICES
-from tests.kernels.test_chain import SEGMENT
+from tests.kernels.test_chain import SEGMENT, chain
 from tlrt import kernels
 from tlrt.verify.run import cpu_settings, cpu_variants
 from tlspec.ops.attention import FILL, UNLIMITED
@@ -38,17 +38,6 @@ def exponential(s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def round_24(x: np.ndarray) -> np.ndarray:
     return ((x.view(np.int64) + (1 << 28)) & ~((1 << 29) - 1)).view(np.float64)
-
-
-def chain(a: np.ndarray, b: np.ndarray, segment: int = SEGMENT) -> np.ndarray:
-    """A·B by chains over the inner dimension, in segments."""
-    total = np.zeros((a.shape[0], b.shape[1]))
-    for first in range(0, a.shape[1], segment):
-        sums = np.zeros_like(total)
-        for k in range(first, min(a.shape[1], first + segment)):
-            sums += a[:, k : k + 1] * b[k]
-        total = sums if first == 0 else total + sums
-    return total
 
 
 def model(q, k, v, g, scale, bias, shut, fill=False) -> list[np.ndarray]:

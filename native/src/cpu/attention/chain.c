@@ -64,21 +64,12 @@ static void accumulate_along(const double *w, int64_t inner, const double *along
         tl_gemm_panel_f64(MR, 2, inner, w, along + c, width, sums + c, width, TL_GEMM_CONTINUE);
 }
 
-/* Whether `count` numbers hold no infinity and no NaN. */
-static int all_finite(const float *x, int64_t count)
-{
-    int32_t odd = 0;
-    for (int64_t i = 0; i < count; i++)
-        odd |= !(fabsf(x[i]) <= FLT_MAX);
-    return !odd;
-}
-
 /* ---- rows of queries --------------------------------------------------------------------------------------------- */
 
 /* What a pass over queries keeps of each of them. */
 typedef struct softmax_row {
     float top;
-    double reference, sum[TL_ATTENTION_SUMS];
+    double sum[TL_ATTENTION_SUMS];
 } softmax_row;
 
 typedef struct statistics {
@@ -97,26 +88,12 @@ typedef struct pass {
 static void start_row(softmax_row *row) { *row = (softmax_row){.top = -TL_INF}; }
 
 /* The scores of one query with a tile of keys from j0 on, from their products; -inf where blocked. */
-static void scores_of(const pass *a, int64_t b, int64_t i, int64_t j0, int64_t keys, const double *restrict product,
-                      float *restrict s)
+static void scores_of(const geometry *of, int64_t b, int64_t i, int64_t j0, int64_t keys,
+                      const double *restrict product, float *restrict s)
 {
-    const float *mask = mask_row(&a->of, b, i, j0);
-    const span open = open_keys(&a->of, i, j0, keys);
-    if (a->of.mode == ADDITIVE)
-        for (int64_t j = 0; j < keys; j++)
-            s[j] = tl_attention_biased((float)product[j], a->of.scale, mask[j]);
-    else
-        for (int j = 0; j < CHAIN_TILE; j++)
-            s[j] = tl_attention_score((float)product[j], a->of.scale);
-    if (a->of.mode == FILL || a->of.mode == HARD) {
-        const float blocked = a->of.mode == FILL ? TL_FILL_SCORE : -TL_INF;
-        for (int64_t j = 0; j < keys; j++)
-            s[j] = mask[j] == 0.0f ? blocked : s[j];
-    }
-    for (int64_t j = 0; j < open.first; j++)
-        s[j] = -TL_INF;
-    for (int64_t j = open.end; j < CHAIN_TILE; j++)
-        s[j] = -TL_INF;
+    for (int j = 0; j < CHAIN_TILE; j++)
+        s[j] = (float)product[j];
+    row_scores(s, CHAIN_TILE, of, mask_row(of, b, i, j0), keys, open_keys(of, i, j0, keys));
 }
 
 /* Weights times g·v - D, 0 where blocked; in place of the weights. */
@@ -150,7 +127,7 @@ static void weigh(const float *restrict s, softmax_row *restrict row, double *re
     float top = row->top;
     for (int j = 0; j < CHAIN_TILE; j++)
         top = s[j] > top ? s[j] : top;
-    const double factor = tl_weight_rescale(row->top, top), reference = tl_weight_reference(top);
+    const double factor = tl_weight_rescale(row->top, top);
     if (factor != 1.0) {
         for (int64_t c = 0; c < width; c++)
             accumulated[c] *= factor;
@@ -158,8 +135,7 @@ static void weigh(const float *restrict s, softmax_row *restrict row, double *re
             row->sum[l] *= factor;
     }
     row->top = top;
-    row->reference = reference;
-    row_weights(s, reference, w);
+    row_weights(s, tl_weight_reference(top), w);
     for (int j = 0; j < CHAIN_TILE; j += TL_ATTENTION_SUMS)
         for (int l = 0; l < TL_ATTENTION_SUMS; l++)
             row->sum[l] += w[j + l];
@@ -176,7 +152,6 @@ static void join_rows(softmax_row *total, const softmax_row *part, double *restr
     for (int l = 0; l < TL_ATTENTION_SUMS; l++)
         total->sum[l] = total->sum[l] * old + part->sum[l] * new;
     total->top = top;
-    total->reference = tl_weight_reference(top);
 }
 
 static double total_of(const softmax_row *row)
@@ -214,9 +189,9 @@ static void query_segment(const pass *a, const query_block *x, int64_t from, int
 {
     const geometry *of = &a->of;
     const int64_t d = of->d, v = of->v;
-    const int backward = a->gQ != NULL, weights_alone = !backward && !a->result;
-    const float *summed = backward ? a->K : a->V;
-    const int64_t summed_width = backward ? d : v;
+    const int gradient = a->gQ != NULL, weights_alone = !gradient && !a->result;
+    const float *summed = gradient ? a->K : a->V;
+    const int64_t summed_width = gradient ? d : v;
     for (int64_t i = 0; i < x->count; i++)
         start_row(&row[i]);
     memset(sums, 0, (size_t)(tl_ceil_div(x->count, MR) * MR * x->width) * sizeof *sums);
@@ -226,20 +201,20 @@ static void query_segment(const pass *a, const query_block *x, int64_t from, int
             all_finite(summed + at * summed_width, keys * summed_width))
             continue;
         pack_across(a->K + at * d, keys, d, x->keys);
-        if (backward) pack_across(a->V + at * v, keys, v, x->values);
+        if (gradient) pack_across(a->V + at * v, keys, v, x->values);
         if (!weights_alone) pack_along(summed + at * summed_width, keys, summed_width, x->along);
         for (int64_t first = 0; first < x->count; first += MR) {
             double *panel_sums = sums + first * x->width;
             float s[CHAIN_TILE];
             double w[CHAIN_TILE];
             multiply_across(x->queries + first * d, d, x->keys, x->product);
-            if (backward) multiply_across(x->cotangents + first * v, v, x->values, x->t);
+            if (gradient) multiply_across(x->cotangents + first * v, v, x->values, x->t);
             memset(x->w, 0, MR * CHAIN_TILE * sizeof *x->w);
             for (int64_t r = 0; r < tl_imin(MR, x->count - first); r++) {
                 const int64_t i = x->i0 + first + r;
-                scores_of(a, x->b, i, j0, keys, x->product + r * CHAIN_TILE, s);
+                scores_of(of, x->b, i, j0, keys, x->product + r * CHAIN_TILE, s);
                 weigh(s, &row[first + r], w, panel_sums + r * x->width, x->width);
-                if (backward) score_gradients(a, x->b, i, j0, keys, s, x->t + r * CHAIN_TILE, x->dot[first + r], w);
+                if (gradient) score_gradients(a, x->b, i, j0, keys, s, x->t + r * CHAIN_TILE, x->dot[first + r], w);
                 for (int j = 0; j < CHAIN_TILE; j++)
                     x->w[j * MR + r] = w[j];
             }
@@ -288,7 +263,7 @@ static void query_task(void *arg, int64_t task, int32_t worker)
         for (int64_t c = 0; c < d && a->gQ; c++)
             a->gQ[(at + i) * d + c] = (float)(sum[c] / total * (double)of->scale) + 0.0f;
         if (backward) {
-            a->kept.reference[at + i] = row[i].reference;
+            a->kept.reference[at + i] = tl_weight_reference(row[i].top);
             a->kept.inverse[at + i] = 1.0 / total;
             a->kept.dot[at + i] = dot[i];
         }

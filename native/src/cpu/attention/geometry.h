@@ -60,6 +60,37 @@ static inline int all_blocked(const geometry *g, int64_t b, int64_t i0, int64_t 
     return 1;
 }
 
+/* Turns the products of one query with a tile of keys, of which `keys` exist, into scores in place; -inf where blocked. `mask` is the
+ * row's from the tile's first key on. */
+TL_INLINE void row_scores(float *restrict s, int tile, const geometry *g, const float *mask, int64_t keys, span open)
+{
+    if (g->mode == ADDITIVE) {
+        for (int64_t j = 0; j < keys; j++)
+            s[j] = tl_attention_biased(s[j], g->scale, mask[j]);
+    } else {
+        for (int j = 0; j < tile; j++)
+            s[j] = tl_attention_score(s[j], g->scale);
+    }
+    if (g->mode == FILL || g->mode == HARD) {
+        const float blocked = g->mode == FILL ? TL_FILL_SCORE : -TL_INF;
+        for (int64_t j = 0; j < keys; j++)
+            s[j] = mask[j] == 0.0f ? blocked : s[j];
+    }
+    for (int64_t j = 0; j < open.first; j++)
+        s[j] = -TL_INF;
+    for (int64_t j = open.end; j < tile; j++)
+        s[j] = -TL_INF;
+}
+
+/* Whether `count` numbers hold no infinity and no NaN. */
+TL_INLINE int all_finite(const float *x, int64_t count)
+{
+    int32_t odd = 0;
+    for (int64_t i = 0; i < count; i++)
+        odd |= !(fabsf(x[i]) <= FLT_MAX);
+    return !odd;
+}
+
 /* The geometry with what follows from its mode and limits. */
 static inline geometry with_limits(geometry g)
 {

@@ -145,28 +145,6 @@ static inline void start_rows(row_state *row, int64_t count)
     }
 }
 
-/* Turns raw products of one query with a tile of keys (`keys` of them exist) into scores. `mask` is the row's part of
- * the mask from the tile's first key on. */
-static inline void row_scores(float *restrict s, const problem *p, const float *mask, int64_t keys, span open)
-{
-    if (p->of.mode == ADDITIVE) {
-        for (int64_t j = 0; j < keys; j++)
-            s[j] = tl_attention_biased(s[j], p->of.scale, mask[j]);
-    } else {
-        for (int j = 0; j < TILE; j++)
-            s[j] = tl_attention_score(s[j], p->of.scale);
-    }
-    if (p->of.mode == FILL || p->of.mode == HARD) {
-        const float blocked = p->of.mode == FILL ? TL_FILL_SCORE : -TL_INF;
-        for (int64_t j = 0; j < keys; j++)
-            s[j] = mask[j] == 0.0f ? blocked : s[j];
-    }
-    for (int64_t j = 0; j < open.first; j++)
-        s[j] = -TL_INF;
-    for (int64_t j = open.end; j < TILE; j++)
-        s[j] = -TL_INF;
-}
-
 /* Whether queries i0..i0+count-1, in states `row`, can pass over a tile: all pairs are blocked, none of them weighs
  * anything, and `finite` says that the tile holds nothing that 0 does not erase. */
 static inline int skips_tile(const problem *p, int finite, const row_state *row, int64_t b, int64_t i0, int64_t count,
@@ -186,7 +164,8 @@ TL_INLINE void panel_maxima(const problem *p, int64_t b, int64_t i, int64_t rows
                             row_state *row, float *factor)
 {
     for (int64_t r = 0; r < rows; r++) {
-        row_scores(s + r * TILE, p, mask_row(&p->of, b, i + r, j0), keys, open_keys(&p->of, i + r, j0, keys));
+        row_scores(s + r * TILE, TILE, &p->of, mask_row(&p->of, b, i + r, j0), keys,
+                   open_keys(&p->of, i + r, j0, keys));
         factor[r] = softmax_top(s + r * TILE, &row[r]);
     }
 }
@@ -224,11 +203,7 @@ static inline void pack_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
             for (int64_t k = 0; k < width; k++)
                 to[j * width + k] = k < d ? x[j * d + k] : 0.0f;
     }
-    int32_t odd = 0;
-    if (p->of.masked)
-        for (int64_t i = 0; i < count * d; i++)
-            odd |= !(fabsf(x[i]) <= FLT_MAX);
-    s->finite[tile] = !odd;
+    s->finite[tile] = !p->of.masked || all_finite(x, count * d);
 }
 
 enum { ACROSS = 1, ALONG = 2 };

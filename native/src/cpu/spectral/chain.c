@@ -35,18 +35,22 @@ typedef struct transform {
     int64_t width;
 } transform;
 
+/* Blocks begin at whole pairs of terms. */
 static void pack_rows(const tl_chain *c, double *dst, TL_UNUSED int64_t q, int64_t row, int64_t h, int64_t k0,
                       int64_t kc)
 {
     const transform *f = c->data;
-    const int64_t n = f->roots->n;
+    const uint64_t n = (uint64_t)f->roots->n;
     for (int64_t r = 0; r < h; r++) {
-        const int64_t i = row + r;
-        for (int64_t k = 0; k < kc; k++) {
-            const int64_t j = (k0 + k) / 2, mode = (f->synthesis ? j : i) / 2, t = f->synthesis ? i : j;
-            const int64_t part = (f->synthesis ? j : i) % 2;
-            const tl_root_parts *root = &f->roots->of[(uint64_t)mode * (uint64_t)t % (uint64_t)n];
-            dst[k * h + r] = (double)root->part[part][(k0 + k) % 2];
+        const int64_t i = row + r, first = k0 / 2;
+        const uint64_t step = (uint64_t)(f->synthesis ? i : i / 2);
+        uint64_t at = step * (uint64_t)(f->synthesis ? first / 2 : first) % n; /* the root's number */
+        for (int64_t j = first; j < (k0 + kc) / 2; j++) {
+            const float *part = f->roots->of[at].part[(f->synthesis ? j : i) % 2];
+            for (int64_t e = 0; e < 2; e++)
+                dst[(2 * (j - first) + e) * h + r] = (double)part[e];
+            at += f->synthesis && j % 2 == 0 ? 0 : step;
+            at -= at >= n ? n : 0;
         }
     }
 }
