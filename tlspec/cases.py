@@ -111,6 +111,11 @@ class Case:
         """The reference of what it computes."""
         return self.op.reference_of(self.which)
 
+    @property
+    def wide(self) -> dict[str, Any]:
+        """The arrays as the reference takes them: float64, and int64 for indices."""
+        return _spec_inputs(self.arguments)
+
     def _evaluated(self, arguments: Mapping[str, Any]) -> list[np.ndarray]:
         """The reference's results, in the type it gives them."""
         with np.errstate(all="ignore"):
@@ -124,7 +129,7 @@ class Case:
     @cached_property
     def real(self) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
         """The float64 reference, and how far from it the bound lets a result be: what laws are about. Computed once."""
-        arguments = _spec_inputs(self.arguments)
+        arguments = self.wide
         outs = [o.astype(np.float64, copy=False) for o in self._evaluated(arguments)]
         return tuple(outs), tuple(self.bound.tolerance(self.reference, outs, arguments, self.values))
 
@@ -151,7 +156,7 @@ class Case:
         peak, expected = self.bound.cuda_peak, self.expected
         if peak is None or not device.startswith("cuda"):
             return expected
-        tolerances = uncovered(peak, expected.tolerances, _spec_inputs(self.arguments), self.values)
+        tolerances = uncovered(peak, expected.tolerances, self.wide, self.values)
         return replace(expected, tolerances=tuple(tolerances))
 
     def shape(self, array: Array) -> tuple[int, ...]:

@@ -40,7 +40,7 @@ from tlspec.shapes import (
 def _window(x, start: Sequence[int], step: Sequence[int], count: Sequence[int]):
     """x[..., start + step·j] for j < count on the trailing axes; 0 outside x."""
     extents = x.shape[x.ndim - len(count) :]
-    out = np.zeros((*x.shape[: x.ndim - len(count)], *count), x.dtype)
+    out = np.zeros((*x.shape[: x.ndim - len(count)], *count), x.dtype, like=x)
     to: list[Any] = [...]
     of: list[Any] = [...]
     for a, s, n, extent in zip(start, step, count, extents, strict=True):
@@ -61,7 +61,7 @@ def _mix(w, x):
 
 def _correlate(x, w, size, stride, padding, dilation):
     """out[n, o, j] = Σ_{c, k} w[o, c, k]·x[n, c, j·stride + k·dilation - padding] for j < size"""
-    out = np.zeros((x.shape[0], w.shape[0], *size), np.result_type(x, w, float))
+    out = np.zeros((x.shape[0], w.shape[0], *size), np.result_type(x, w, float), like=x)
     for k in np.ndindex(*w.shape[2:]):
         start = [i * d - p for i, d, p in zip(k, dilation, padding, strict=True)]
         out += _mix(w[(slice(None), slice(None), *k)], _window(x, start, stride, size))
@@ -70,7 +70,7 @@ def _correlate(x, w, size, stride, padding, dilation):
 
 def _spread(x, w, size, stride, padding, dilation):
     """out[n, o, i] = Σ_{c, k} w[c, o, k]·x[n, c, (i + padding - k·dilation) / stride] over the k that divide, for i < size"""
-    out = np.zeros((x.shape[0], w.shape[1], *size), np.result_type(x, w, float))
+    out = np.zeros((x.shape[0], w.shape[1], *size), np.result_type(x, w, float), like=x)
     for offset in np.ndindex(*w.shape[2:]):
         k = [i * d for i, d in zip(offset, dilation, strict=True)]
         first = [-((i - p) // s) for i, p, s in zip(k, padding, stride, strict=True)]
@@ -87,7 +87,7 @@ def _spread(x, w, size, stride, padding, dilation):
 def _weights(x, g, kernel, stride, padding, dilation):
     """gw[o, c, k] = Σ_{n, j} g[n, o, j]·x[n, c, j·stride + k·dilation - padding]"""
     size = g.shape[2:]
-    out = np.zeros((g.shape[1], x.shape[1], *kernel), np.result_type(x, g, float))
+    out = np.zeros((g.shape[1], x.shape[1], *kernel), np.result_type(x, g, float), like=x)
     gs = g.transpose(1, 0, *range(2, g.ndim)).reshape(g.shape[1], g.shape[0] * math.prod(size))
     for k in np.ndindex(*kernel):
         start = [i * d - p for i, d, p in zip(k, dilation, padding, strict=True)]

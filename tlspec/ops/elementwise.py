@@ -12,14 +12,18 @@ import numpy as np
 from tlspec import laws
 from tlspec.bounds import F64, TINY, exact, ulp
 from tlspec.registry import check, op
+from tlspec.running import monotone
 
 
 def fused(a: F64, p: F64) -> F64:
     """a + p rounded to odd in float64, so that rounding it to float32 gives the correctly rounded sum of a and p: what a
     fused multiply-add returns for an exact product p (Boldo and Melquiond, IEEE Trans. Comput. 57, 2008)."""
-    s = np.asarray(a + p)
-    if s.dtype != np.float64:  # another type of numbers, which no float32 comes after
+    s = a + p
+    if (
+        not isinstance(s, (np.ndarray, np.float64)) or s.dtype != np.float64
+    ):  # other numbers, which no float32 comes after
         return s
+    s = np.asarray(s)
     b = s - a
     error = (a - (s - b)) + (p - b)
     even = (s.view(np.int64) & 1) == 0
@@ -631,8 +635,8 @@ def gelu_vjp(x, g):
 # ---- evaluated in float64 and rounded once -----------------------------------------------------------------------------
 
 
-_erf = np.vectorize(math.erf, otypes=[np.float64])
-_erfc = np.vectorize(math.erfc, otypes=[np.float64])
+_erf = monotone("erf", np.vectorize(math.erf, otypes=[np.float64]))
+_erfc = monotone("erfc", np.vectorize(math.erfc, otypes=[np.float64]))
 
 
 def _held_exp(x: F64) -> F64:

@@ -17,7 +17,7 @@ def gathered(table, indices):
     """table[indices] along axis 0, zeros where an index is out of range."""
     indices = np.asarray(indices, dtype=np.int64)
     inside = indices < table.shape[0]
-    out = np.zeros((indices.size, *table.shape[1:]), dtype=table.dtype)
+    out = np.zeros((indices.size, *table.shape[1:]), table.dtype, like=table)
     out[inside] = table[indices[inside]]
     return out
 
@@ -91,7 +91,7 @@ def gather_vec(vec, indices):
 @gather_vec.vjp("indices, g -> gvec", bound=ordered(lambda indices, n: hits(indices, n)))
 def gather_vec_vjp(indices, g, n):
     """gvec[i] = the sum of g[j] over the j with indices[j] = i, from +0 in the order of j; 0 where none is."""
-    return scattered(np.zeros(n, g.dtype), g, indices)
+    return scattered(np.zeros(n, g.dtype, like=g), g, indices)
 
 
 @op("mat[rows, cols], indices: u32[k] -> out[k, cols]",
@@ -111,7 +111,7 @@ def gather_rows(mat, indices):
 @gather_rows.vjp("indices, g -> gmat", bound=ordered(lambda indices, rows: hits(indices, rows)[:, np.newaxis]))
 def gather_rows_vjp(indices, g, rows, cols):
     """gmat[i, c] = the sum of g[j, c] over the j with indices[j] = i, from +0 in the order of j; 0 where none is."""
-    return scattered(np.zeros((rows, cols), g.dtype), g, indices)
+    return scattered(np.zeros((rows, cols), g.dtype, like=g), g, indices)
 
 
 @op("x[n], values[k], indices: u32[k] -> out[n]",
@@ -166,7 +166,7 @@ def taken(x, indices):
     """x[o, indices[o, j, c], c], zeros where an index is out of range."""
     at = spread(indices, x.shape[0], x.shape[2])
     if x.shape[1] == 0:
-        return np.zeros(at.shape, x.dtype)
+        return np.zeros(at.shape, x.dtype, like=x)
     return np.where(at < x.shape[1], np.take_along_axis(x, np.minimum(at, x.shape[1] - 1), 1), x.dtype.type(0))
 
 
@@ -226,7 +226,7 @@ def take_axis(x, indices):
     bound=ordered(lambda indices, outer, n, inner: axis_hits(indices, outer, n, inner)))  # fmt: skip
 def take_axis_vjp(indices, g, outer, n, inner):
     """gx[o, i, c] = the sum of g[o, j, c] over the j whose index is i, from +0 in the order of j; 0 where none is."""
-    return added(np.zeros((outer, n, inner), g.dtype), g, indices)
+    return added(np.zeros((outer, n, inner), g.dtype, like=g), g, indices)
 
 
 @op("x[outer, n, inner], values[outer, k, inner], indices: index[io, k, ii] -> out[outer, n, inner]",

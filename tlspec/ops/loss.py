@@ -189,7 +189,7 @@ def cross_entropy_vjp(logits, labels, g):
 
 
 def smoothed_losses(logits, labels, weights, smoothing):
-    """The pairs of the losses of rows (:mod:`tlspec.ops.norm`), and which rows are ignored."""
+    """The losses of rows with their errors, as pairs (:mod:`tlspec.ops.norm`), and which rows are ignored."""
     t, _, s, _, total = exponentials(logits)
     log = np.log(s)
     off = total + 1.5 * spacing(log)
@@ -270,7 +270,11 @@ def cross_entropy_rows(logits, labels, weights, smoothing):
     Errors: ARGUMENT unless 0 <= smoothing <= 1."""
     if logits.shape[1] == 0:
         return np.zeros(len(labels))
-    (loss, _), ignored = smoothed_losses(logits, labels, weights, smoothing)
+    t, (ignored, at), w = shifted(logits), picked(labels, logits.shape[1]), weights_of(weights, logits.shape[1])
+    each = np.log(np.exp(t).sum(axis=1, keepdims=True)) - t
+    loss = w[at] * each[np.arange(len(at)), at]
+    if smoothing > 0:
+        loss = (1 - smoothing) * loss + smoothing * ((w * each).sum(axis=1) / logits.shape[1])
     return np.where(ignored, 0.0, loss)
 
 

@@ -49,7 +49,7 @@ def _met(spatial, kernel, stride, padding):
 
 def _gather(cells, shares, channels, spatial):
     """Adds every window's shares (same shape as `cells`) to the cells they belong to."""
-    out = np.zeros(channels * math.prod(spatial), np.result_type(shares, float))
+    out = np.zeros(channels * math.prod(spatial), np.result_type(shares, float), like=shares)
     inside = cells >= 0
     np.add.at(out, cells[inside], shares[inside])
     return out.reshape(channels, *spatial)

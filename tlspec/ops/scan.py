@@ -27,7 +27,7 @@ def _gradual(x):
 
 def _scan(a, b, h):
     """All h_k = a_k·h_(k-1) + b_k from h."""
-    out = np.empty(b.shape)
+    out = np.empty(b.shape, like=b)
     for k in range(len(b)):
         h = out[k] = _gradual(a[k] * h + b[k])
     return out
@@ -35,7 +35,7 @@ def _scan(a, b, h):
 
 def _reverse(A, g):
     """The coefficients and terms of the gradient's scan: the steps from the last to the first, a_k = A_(t+1)."""
-    a = np.zeros(g.shape)
+    a = np.zeros(g.shape, like=A)
     a[1:] = A[:0:-1]
     return a, g[::-1]
 

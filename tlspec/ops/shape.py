@@ -118,7 +118,7 @@ def slice1d(x, start, len):
 @slice1d.vjp("g -> gx")
 def slice1d_vjp(g, n, start, len):
     """gx[start + i] = g[i], 0 elsewhere."""
-    gx = np.zeros(n, np.result_type(g, float))
+    gx = np.zeros(n, np.result_type(g, float), like=g)
     gx[start : start + len] = g
     return gx
 
@@ -227,7 +227,7 @@ def slice_axes(x, out_dims, starts, steps, reversed):
         g, in_dims=out_dims, out_dims=in_dims, starts=starts, steps=steps, reversed=reversed, value=0.0))  # fmt: skip
 def slice_axes_vjp(g, in_dims, out_dims, starts, steps, reversed):
     """gx = pad_axes(g) with zeros."""
-    gx = np.zeros(in_dims, np.result_type(g, float))
+    gx = np.zeros(in_dims, np.result_type(g, float), like=g)
     gx[index_of_slice(starts, out_dims, steps, reversed)] = g
     return gx
 
@@ -248,7 +248,7 @@ def pad_axes(x, in_dims, out_dims, starts, steps, reversed, value):
 
     Shapes: x (in_dims), out (out_dims), of one rank, at most 8 axes.
     Errors: INDEX as for slice_axes, of a slice of out."""
-    out = np.full(out_dims, value, np.result_type(x, float))
+    out = np.full(out_dims, value, np.result_type(x, float), like=x)
     out[index_of_slice(starts, in_dims, steps, reversed)] = x
     return out
 
@@ -423,7 +423,7 @@ def broadcast_to(x, in_dims, out_dims, axis_map):
     Shapes: x (in_dims), out (out_dims), at most 8 axes each. An axis of size 0 gives an empty buffer.
     Errors: SHAPE unless the non-zero entries of axis_map are distinct input axes of size 1 or the size of the output axis, and
     name every input axis larger than 1."""
-    return np.broadcast_to(insert_axes(np.asarray(x), in_dims, axis_map), out_dims)
+    return np.broadcast_to(insert_axes(x, in_dims, axis_map), out_dims)
 
 
 @broadcast_to.vjp("g -> gx", bound=tree(sum_height, copies=True),
@@ -432,7 +432,7 @@ def broadcast_to(x, in_dims, out_dims, axis_map):
 def broadcast_to_vjp(g, in_dims, out_dims, axis_map):
     """gx = the sum of g over inserted axes and over axes of size 1 that were repeated."""
     axes = repeated_axes(in_dims, out_dims, axis_map)
-    total = np.sum(g, axis=axes, keepdims=True) + 0 if axes else np.asarray(g)
+    total = np.sum(g, axis=axes, keepdims=True) + 0 if axes else g
     places = sorted(range(len(axis_map)), key=lambda j: axis_map[j])  # those of inserted axes come first
     return total.transpose(places).reshape(in_dims)
 
@@ -459,7 +459,7 @@ def reduce_from_broadcast(x, in_dims, out_dims, axis_map):
         g, in_dims=in_dims, out_dims=out_dims, axis_map=axis_map))  # fmt: skip
 def reduce_from_broadcast_vjp(g, in_dims, out_dims, axis_map):
     """gx = broadcast_to(g)."""
-    return np.broadcast_to(insert_axes(np.asarray(g), in_dims, axis_map), out_dims)
+    return np.broadcast_to(insert_axes(g, in_dims, axis_map), out_dims)
 
 
 # ---- permutations of axes -------------------------------------------------------------------------------------------

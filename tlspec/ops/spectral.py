@@ -68,7 +68,7 @@ def _finite(x, axis):
 
 def _complex(re, im):
     """re + i·im for parts that may be infinite: no product with i."""
-    z = np.empty(np.shape(re), np.complex128)
+    z = np.empty(np.shape(re), np.complex128, like=re)
     z.real, z.imag = re, im
     return z
 
@@ -400,7 +400,7 @@ def spectral_conv1d_rfft(x, wRe, wIm):
     n, modes = len(x), len(wRe)
     if modes == 0:
         return np.zeros(x.shape)
-    Z = np.zeros((n // 2 + 1, x.shape[1]), dtype=np.complex128)
+    Z = np.zeros((n // 2 + 1, x.shape[1]), np.complex128, like=x)
     with np.errstate(all="ignore"):
         Z[:modes] = np.einsum("kc,kco->ko", _rfft(x, 0)[:modes], _complex(wRe, wIm))
     return _irfft(Z, n, 0)
@@ -416,7 +416,7 @@ def spectral_conv1d_rfft_vjp(x, wRe, wIm, g):
     a = _weights(n, modes)[:, None]
     X, dZ = _rfft(x, 0)[:modes], _scaled(_rfft(g, 0)[:modes], a / n)
     with np.errstate(all="ignore"):
-        dX = np.zeros((n // 2 + 1, x.shape[1]), dtype=np.complex128)
+        dX = np.zeros((n // 2 + 1, x.shape[1]), np.complex128, like=x)
         dX[:modes] = _scaled(np.einsum("ko,kco->kc", dZ, _complex(wRe, -wIm)), n / a)
         gx = _irfft(dX, n, 0) if modes else np.zeros(x.shape)
         gw = X.conj()[:, :, None] * dZ[:, None, :]

@@ -1,0 +1,73 @@
+"""What is known of an implementation, and which numbers its arithmetic holds."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+
+from tlspec.bounds import F64, factor
+
+#: errors in ulp of the functions of an implementation, "" for all others; 0.5 is correctly rounded
+Ulps = Mapping[str, float]
+IEEE: Ulps = MappingProxyType({"divide": 0.5, "sqrt": 0.5, "": 1.0})
+
+
+def any_order(n: int) -> int:
+    """The height of the worst order of a sum of n terms: one after the other."""
+    return max(n - 1, 0)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is known of an implementation. The default is float32 arithmetic in any order."""
+
+    #: bits of the numbers in which intermediate results are kept, the implicit one included
+    precision: int = 24
+    #: bits in which sums are accumulated
+    sum_precision: int = 24
+    #: whether the accumulator rounds to nearest; one that truncates is held to the worst case, as its errors have one sign
+    to_nearest: bool = True
+    #: height of the tree that sums n terms
+    height: Callable[[int], int] = any_order
+    #: largest errors of division, square root and elementary functions
+    ulps: Ulps = field(default_factory=lambda: IEEE)
+    #: absolute error of a rounding near zero: half the smallest subnormal
+    tiny: float = 2.0**-150
+    #: numbers below this may be taken for zero, as arguments and as results
+    flushed: float = 0.0
+    #: the least number that intermediate results cannot hold
+    overflow: float = 2.0**128 - 2.0**103
+    #: bits to which the operands of matrix products are rounded first; 0 leaves them as they are
+    operand_precision: int = 0
+
+    @property
+    def unit(self) -> float:
+        """The unit roundoff of intermediate results."""
+        return 2.0**-self.precision
+
+    def sum_error(self, terms: int) -> float:
+        """The error of a sum of that many terms, relative to the sum of their absolute values."""
+        h = self.height(terms)
+        return float(factor(h)) * 2.0**-self.sum_precision if self.to_nearest else h * 2.0 ** (1 - self.sum_precision)
+
+    def ulp(self, name: str) -> float:
+        """The largest error of a function, in ulp."""
+        return self.ulps.get(name, self.ulps.get("", 1.0))
+
+
+def representable(value: F64, precision: int) -> np.ndarray:
+    """Whether numbers have at most that many significant bits (the exponent's range is not looked at)."""
+    scaled = np.ldexp(np.frexp(value)[0], precision)
+    return np.asarray(scaled == np.rint(scaled)) | ~np.isfinite(value)
+
+
+def granularity(value: F64) -> float:
+    """The largest power of two that divides every number of an array; 0 where none are finite and not zero."""
+    x = value[np.isfinite(value) & (value != 0)]
+    if not x.size:
+        return 0.0
+    fraction, exponent = np.frexp(x)
+    bits = np.abs(np.ldexp(fraction, 53)).astype(np.int64)
+    low = np.frexp((bits & -bits).astype(np.float64))[1] - 1
+    return float(np.ldexp(1.0, int((exponent - 53 + low).min())))

@@ -1,0 +1,68 @@
+"""Results after their rounding, and sums of sums."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tlspec.running.array import ErrorArray, Sum
+from tlspec.running.model import Model, representable
+
+
+def result(m: Model, value: Any, error: Any, brought: Sequence[Any] = ()) -> ErrorArray:
+    """A result whose error is infinite where it came out as NaN beside a finite value or the operands' errors, `brought`, are
+    infinite, and 0 beside NaN and infinities that are certain."""
+    missing = np.isnan(error)
+    if np.any(missing):
+        unknown = np.isfinite(value)
+        for d in brought:
+            unknown = unknown | np.isinf(d)
+        error = np.where(missing, np.where(unknown, np.inf, 0.0), error)
+    return ErrorArray(value, error, m)
+
+
+def rounded(
+    m: Model,
+    value: Any,
+    error: Any,
+    ulp: float = 0.5,
+    absolute: bool = True,
+    exact: Any = False,
+    brought: Sequence[Any] = (),
+) -> ErrorArray:
+    """A result after its last rounding; `exact` says where there is none."""
+    rounding = 2 * ulp * m.unit * (np.abs(value) + error) + absolute * m.tiny
+    rounding = np.where(np.isfinite(value), rounding, 0.0)
+    if ulp == 0.5 and not np.all(exact) and not np.all(error):
+        whole = representable(value.real, m.precision) & representable(value.imag, m.precision)
+        exact = exact | ((np.asarray(error) == 0) & whole & ~lost(value, m))
+    error = error + np.where(exact, 0.0, rounding)
+    if m.flushed:
+        size = np.abs(value)
+        error = np.where(
+            (size - error < m.flushed) & (size + error > 0),
+            np.maximum(error, np.minimum(size + error, m.flushed)),
+            error,
+        )
+    return result(m, value, error, brought)
+
+
+def lost(value: Any, m: Model) -> Any:
+    """Where a value that is not zero has bits below the smallest subnormal."""
+    size = np.abs(value)
+    return (size > 0) & (size < m.tiny * 2.0 ** (m.precision + 1))
+
+
+def power_of_two(x: Any) -> Any:
+    return np.frexp(np.abs(x))[0] == 0.5
+
+
+def is_sum(x: Any) -> bool:
+    return isinstance(x, ErrorArray) and x.sum_of is not None and not np.iscomplexobj(x.value)
+
+
+def total(m: Model, value: Any, parts: Sum) -> ErrorArray:
+    parts = parts.moved(lambda a: np.broadcast_to(a, np.shape(value)))
+    made = result(m, value, parts.error(m), (parts.brought,))
+    made.sum_of = parts
+    return made

@@ -1,0 +1,251 @@
+"""Errors of sums, products of matrices, reductions and Fourier transforms."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tlspec.bounds import factor
+from tlspec.running.arithmetic import add
+from tlspec.running.array import FUNCTIONS, UFUNCS, ErrorArray, Sum, as_sum, certain, model_of, operand, value_of
+from tlspec.running.model import Model, granularity, representable
+from tlspec.running.rounding import result, total
+
+
+def count_terms(value: Any, axis: Any) -> int:
+    axes = range(value.ndim) if axis is None else (axis,) if isinstance(axis, (int, np.integer)) else axis
+    return int(math.prod(value.shape[a] for a in axes))
+
+
+def summed(
+    m: Model, x: ErrorArray, axis: Any = None, keepdims: bool = False, dtype: Any = None, initial: Any = None
+) -> ErrorArray:
+    v, d = operand(m, x)
+    v = v.astype(np.float64) if v.dtype.kind == "b" else v
+    keep: dict[str, Any] = {"axis": axis, "keepdims": keepdims}
+    each = as_sum(m, x)
+    value, brought, size = v.sum(**keep), each.brought.sum(**keep), each.size.sum(**keep)
+    # adding nothing is exact
+    few = count_terms(v, axis) if np.any(d) else int(np.count_nonzero(v, axis=axis).max(initial=0))
+    made = total(m, value, Sum(few * each.terms, size, brought, each.step))
+    return made if initial is None else add(m, made, initial)
+
+
+def mean(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
+    return np.sum(x, axis=axis, keepdims=keepdims) / count_terms(x.value, axis)
+
+
+def var(x: Any, axis: Any = None, keepdims: bool = False, ddof: int = 0, correction: int | None = None) -> Any:
+    less = ddof if correction is None else correction
+    centred = x - np.mean(x, axis=axis, keepdims=True)
+    return np.sum(centred * centred, axis=axis, keepdims=keepdims) / (count_terms(x.value, axis) - less)
+
+
+def cumulated(x: ErrorArray, axis: Any = None, dtype: Any = None) -> ErrorArray:
+    m = x.model
+    v, d = operand(m, x)
+    if axis is None:
+        v, d, axis = v.ravel(), d.ravel(), 0
+    brought = d.cumsum(axis)
+    size = np.abs(v).cumsum(axis) + brought
+    place = np.arange(1, v.shape[axis] + 1).reshape([-1 if a == axis % v.ndim else 1 for a in range(v.ndim)])
+    share = np.array([m.sum_error(int(n)) for n in place.ravel()]).reshape(place.shape)
+    exact = size <= 2.0 ** min(m.sum_precision, m.precision) * (0.0 if np.any(d) else granularity(v) or np.inf)
+    error = np.where(exact, 0.0, share * size)
+    error = np.where(np.isfinite(size) & (1.001 * size >= m.overflow), np.inf, error)
+    return result(m, v.cumsum(axis), brought + error)
+
+
+def multiplied(
+    m: Model, x: ErrorArray, axis: Any = None, keepdims: bool = False, dtype: Any = None, initial: Any = None
+) -> ErrorArray:
+    """A product of n numbers: (1 + δ)^n in any order."""
+    v, d = operand(m, x)
+    n = count_terms(v, axis)
+    size = (np.abs(v) + d).prod(axis=axis, keepdims=keepdims)
+    value = v.prod(axis=axis, keepdims=keepdims)
+    brought = np.where(np.any(d != 0, axis=axis, keepdims=keepdims), size - np.abs(value), 0.0)
+    return result(m, value, brought + np.expm1(1.01 * factor(max(n - 1, 0)) * m.unit) * size + n * m.tiny)
+
+
+def extreme(pick: str, empty: float) -> Callable[..., ErrorArray]:
+    def rule(
+        m: Model, x: ErrorArray, axis: Any = None, keepdims: bool = False, dtype: Any = None, initial: Any = None
+    ) -> ErrorArray:
+        start = {} if initial is None else {"initial": value_of(initial)}
+
+        def f(v: Any) -> Any:
+            return getattr(v, pick)(axis=axis, keepdims=keepdims, **start)
+
+        value = f(x.value)
+        if not np.any(x.error):
+            return ErrorArray(value, 0.0, m)
+        return result(m, value, np.maximum(np.abs(f(x.value + x.error) - value), np.abs(f(x.value - x.error) - value)))
+
+    return rule
+
+
+# ---- products of matrices ----------------------------------------------------------------------------------------------
+
+
+def as_operand(m: Model, x: Any) -> tuple[Any, Any]:
+    """An operand of a product of matrices, rounded first where the model says so."""
+    v, d = operand(m, x)
+    if m.operand_precision:
+        kept = representable(np.asarray(v, np.float64), m.operand_precision) & (d == 0)
+        d = d + np.where(kept, 0.0, 2.0**-m.operand_precision * (np.abs(v) + d))
+    return v, d
+
+
+def contract(m: Model, product: Callable[[Any, Any], Any], terms: int, a: Any, b: Any) -> ErrorArray:
+    """Sums of `terms` products, as `product` pairs them."""
+    (x, dx), (y, dy) = as_operand(m, a), as_operand(m, b)
+    value = product(x, y)
+    left, right = np.abs(x), np.abs(y)
+    exact = not (np.any(dx) or np.any(dy))
+    size = product(left, right) if exact else product(left + dx, right + dy)
+    brought = 0.0 if exact else size - product(left, right)
+    if np.any(np.isinf(dx)) or np.any(np.isinf(dy)):
+        brought = np.where(np.isnan(brought), np.inf, brought)
+    if np.iscomplexobj(value):
+        return result(m, value, brought + 3 * m.sum_error(terms + 1) * size + terms * m.tiny)
+    step = (granularity(x) * granularity(y) or np.inf) if exact else 0.0
+    # each product is a term of one rounding more
+    brought = brought + np.where(size <= 2.0 ** min(m.sum_precision, m.precision) * step, 0.0, terms * m.tiny)
+    brought = np.where(np.isnan(brought), np.inf, brought)
+    made = total(m, value, Sum(terms + 1, size, np.broadcast_to(brought, np.shape(size)), step))
+    # a zero times an infinity: NaN in the value, and certain
+    made.error = np.where(np.isfinite(value) | ~np.isfinite(brought), made.error, 0.0)
+    return made
+
+
+def matmul(m: Model, a: Any, b: Any) -> ErrorArray:
+    return contract(m, np.matmul, np.shape(a)[-1], a, b)
+
+
+def einsum(pattern: str, *operands: Any, **options: Any) -> Any:
+    m = model_of(operands)
+    if len(operands) == 1:
+        x = operands[0]
+        inner, _, outer = pattern.replace(" ", "").partition("->")
+        gone = [i for i, c in enumerate(inner) if c not in outer]
+        summed = np.sum(x, axis=tuple(gone)) if gone else x
+        kept = "".join(c for c in inner if c in outer)
+        return np.transpose(summed, [kept.index(c) for c in outer])
+    if len(operands) > 2:
+        raise TypeError("running error analysis knows einsum of one or two operands: write one product after the other")
+    inner, _, outer = pattern.replace(" ", "").partition("->")
+    left, right = inner.split(",")
+    if "." in inner:
+        raise TypeError("running error analysis does not know the ellipsis of einsum")
+    sizes = {
+        **dict(zip(left, np.shape(operands[0]), strict=True)),
+        **dict(zip(right, np.shape(operands[1]), strict=True)),
+    }
+    terms = math.prod(n for c, n in sizes.items() if c not in outer)
+    return contract(m, lambda x, y: np.einsum(pattern, x, y, optimize=True), terms, *operands)
+
+
+def dot(a: Any, b: Any) -> Any:
+    if np.ndim(a) == 0 or np.ndim(b) == 0:
+        return a * b
+    return contract(model_of(a, b), np.dot, np.shape(a)[-1], a, b)
+
+
+def tensordot(a: Any, b: Any, axes: Any = 2) -> ErrorArray:
+    n = axes if isinstance(axes, int) else len(np.atleast_1d(axes[0]))
+    left = range(np.ndim(a) - n, np.ndim(a)) if isinstance(axes, int) else np.atleast_1d(axes[0])
+    terms = math.prod(np.shape(a)[i] for i in left)
+    return contract(model_of(a, b), lambda x, y: np.tensordot(x, y, axes), terms, a, b)
+
+
+def add_at(m: Model, target: Any, index: Any, x: Any) -> None:
+    """Sums of what falls on one place, in any order, and what lay there."""
+    if not isinstance(target, ErrorArray):
+        raise TypeError("numpy.add.at adds into a plain array, which would lose the errors: make it with like=")
+    index = certain(index)
+    v, d = operand(m, x)
+    value, error = target.value.copy(), np.array(target.error, np.float64)
+    size, count = np.abs(value) + error, (value != 0).astype(np.float64)
+    exact = granularity(np.append(value.ravel(), v.ravel())) if not (np.any(error) or np.any(d)) else 0.0
+    for to, what in ((value, v), (error, d), (size, np.abs(v) + d), (count, np.ones(np.shape(v)))):
+        np.add.at(to, index, what)
+    share = np.array([m.sum_error(n) for n in range(int(count.max(initial=0)) + 1)])[count.astype(np.int64)]
+    rounding = np.where(size <= 2.0 ** min(m.sum_precision, m.precision) * exact, 0.0, share * size)
+    target.value, target.error = (
+        value,
+        error + np.where(np.isfinite(size) & (1.001 * size >= m.overflow), np.inf, rounding),
+    )
+
+
+# ---- transforms --------------------------------------------------------------------------------------------------------
+
+
+def transform(name: str) -> Callable[..., ErrorArray]:
+    """A fast Fourier transform of any kind: about four roundings a level, each relative to the sum of absolute values (Higham,
+    §24.1); lengths with large primes are done in three of twice the length (Bluestein)."""
+    f = getattr(np.fft, name)
+
+    def rule(x: ErrorArray, n: int | None = None, axis: int = -1, norm: Any = None) -> ErrorArray:
+        m = x.model
+        v, d = operand(m, x)
+        length = n or (2 * (v.shape[axis] - 1) if name == "irfft" else v.shape[axis])
+        value = f(v, n, axis, norm)
+        used = np.take(np.abs(v) + d, range(min(v.shape[axis], length)), axis)
+        brought = np.take(d, range(min(v.shape[axis], length)), axis)
+        both = 2.0 if name == "irfft" else 1.0  # a bin stands for its conjugate, too
+        scale = both / length if name.startswith("i") else 1.0
+        h = 12 * max(1, math.ceil(math.log2(max(length, 2)))) + 12
+        reach = used.sum(axis=axis, keepdims=True) * scale
+        error = brought.sum(axis=axis, keepdims=True) * scale + float(factor(h)) * m.unit * reach + length * m.tiny
+        error = np.where(np.isfinite(reach) & (1.001 * reach >= m.overflow), np.inf, error)
+        return result(m, value, np.broadcast_to(error, value.shape))
+
+    return rule
+
+
+UFUNCS.update(
+    {
+        "matmul": matmul,
+        "add.reduce": summed,
+        "multiply.reduce": multiplied,
+        "maximum.reduce": extreme("max", -np.inf),
+        "minimum.reduce": extreme("min", np.inf),
+        "add.at": add_at,
+    }
+)
+
+
+FUNCTIONS.update(
+    {
+        "sum": lambda x, axis=None, dtype=None, keepdims=False, initial=None: summed(
+            model_of(x), x, axis, keepdims, dtype, initial
+        ),
+        "prod": lambda x, axis=None, dtype=None, keepdims=False, initial=None: multiplied(
+            model_of(x), x, axis, keepdims
+        ),
+        "max": lambda x, axis=None, keepdims=False, initial=None: UFUNCS["maximum.reduce"](
+            x.model, x, axis, keepdims, initial=initial
+        ),
+        "amax": lambda x, axis=None, keepdims=False, initial=None: UFUNCS["maximum.reduce"](
+            x.model, x, axis, keepdims, initial=initial
+        ),
+        "min": lambda x, axis=None, keepdims=False, initial=None: UFUNCS["minimum.reduce"](
+            x.model, x, axis, keepdims, initial=initial
+        ),
+        "amin": lambda x, axis=None, keepdims=False, initial=None: UFUNCS["minimum.reduce"](
+            x.model, x, axis, keepdims, initial=initial
+        ),
+        "mean": mean,
+        "var": var,
+        "std": lambda x, *a, **k: np.sqrt(var(x, *a, **k)),
+        "cumsum": cumulated,
+        "einsum": einsum,
+        "dot": dot,
+        "tensordot": tensordot,
+        "vdot": lambda a, b: dot(np.ravel(a), np.ravel(b)),
+        "inner": lambda a, b: np.einsum("i,i->", a, b),
+        **{f"fft.{n}": transform(n) for n in ("fft", "ifft", "rfft", "irfft")},
+    }
+)
