@@ -12,7 +12,6 @@ belong to another library than what is made: a tensor, an array, a number, or an
 =========  ==================================================================================
 """
 
-import difflib
 import importlib
 import math
 import sys
@@ -40,7 +39,7 @@ CANARY = 0xA5
 
 
 class Arrays:
-    """Arrays of one library on one device. What starts with an underscore is NumPy's way; a library overrides what differs."""
+    """Arrays of one library on one device."""
 
     #: the module's name, that of its type of arrays, and the package to install
     library: ClassVar[str]
@@ -48,6 +47,8 @@ class Arrays:
     package: ClassVar[str]
     #: whether an array is memory that a kernel may write and that may have gaps; otherwise a kernel can only return new arrays
     mutable: ClassVar[bool] = True
+    #: the module with from_dlpack, where it is not the library's
+    namespace: ClassVar[str] = ""
 
     def __init__(self, device: str):
         #: what :func:`get` was given
@@ -63,12 +64,9 @@ class Arrays:
     # making arrays
 
     def make(self, values: npt.ArrayLike, format: Format, *, strided: bool = False) -> Any:
-        """A new array of `values`, rounded to `format`, in its container's type.
-
-        With `strided` it is every second element, along the last axis, of a larger array whose other elements are NaN, so that a
-        kernel that ignores strides reads them. An array without axes has no strides and is made as it is. ValueError where the
-        library has no such views (JAX).
-        """
+        """A new array of `values`, rounded to `format`, in its container's type. With `strided` it is every second element, along
+        the last axis, of a larger array whose other elements are NaN, which a kernel reads that ignores strides (an array without
+        axes has none, and is made as it is); ValueError where the library has no such views (JAX)."""
         patterns = format.encode(values)
         if not strided or patterns.ndim == 0:
             return self._put(patterns, format.container)
@@ -82,8 +80,7 @@ class Arrays:
         """A new array of whole numbers, int32 or int64. ValueError where `values` do not fit."""
         if kind not in ("int32", "int64"):
             raise ValueError(f"integers: kind: got {kind!r}, expected 'int32' or 'int64'")
-        with np.errstate(invalid="ignore"):
-            whole = np.array(values).astype(kind)
+        whole = np.array(values).astype(kind)
         if not np.array_equal(whole, values):
             raise ValueError(f"integers: got values that {kind} does not hold")
         return self._put(whole.view(PATTERNS[kind]), kind)
@@ -93,11 +90,9 @@ class Arrays:
         return self._put(np.array(values, np.bool_).view(np.uint8), "bool")
 
     def empty_poisoned(self, shape: tuple[int, ...], format: Format | str) -> tuple[Any, Callable[[], bool]]:
-        """An output of NaN inside a larger allocation, and a function that says whether the memory beside it is unchanged.
-
-        `format` may be a type of integers ("int32", "int64", "bool") too: those are poisoned with a pattern that no index has.
-        On each side stand :data:`CANARY_BYTES` that a kernel must not write. ValueError where arrays cannot be written (JAX).
-        """
+        """An output of NaN inside a larger allocation, and a function that says whether the :data:`CANARY_BYTES` on each side
+        of it are unchanged. `format` may be a type of integers ("int32", "int64", "bool") too, poisoned with a pattern that no
+        index has. ValueError where arrays cannot be written (JAX)."""
         if not self.mutable:
             raise ValueError(f"{self.name}: {self.library} has no arrays that a kernel writes to")
         dtype = format if isinstance(format, str) and format in PATTERNS else formats.get(format).container
@@ -150,6 +145,8 @@ class Arrays:
         steps = [(n - 1) * step for n, step in zip(array.shape, strides, strict=True)]
         return start + sum(min(s, 0) for s in steps), start + sum(max(s, 0) for s in steps) + PATTERNS[dtype].itemsize
 
+    # what follows is NumPy's way; a library overrides what differs
+
     def _read(self, foreign: Any) -> tuple[npt.NDArray[Any], str]:
         """The bit patterns of the elements, where possible in the array's own memory, and the name of their type."""
         self.synchronize(foreign)
@@ -159,13 +156,14 @@ class Arrays:
 
     def _adopt(self, foreign: Any) -> "tuple[type[Arrays], Any, str]":
         """The class of the library that an array belongs to, the array there, and the name of its elements' type."""
-        kind, array, reason = type(self), None, "it has neither __dlpack__ nor __array__"
+        kind, reason = type(self), "it has neither __dlpack__ nor __array__"
+        array: Any = None
         for each in LIBRARIES.values():
             if isinstance(foreign, getattr(sys.modules.get(each.library), each.array_type, ())):
                 kind, array = each, foreign
         if array is None and hasattr(foreign, "__dlpack__"):
             try:
-                array = self._from_dlpack(foreign)
+                array = importlib.import_module(self.namespace or self.library).from_dlpack(foreign)
             except (BufferError, RuntimeError, TypeError, ValueError) as error:
                 reason = f"{self.library}.from_dlpack says: {error}"
         if array is None and (hasattr(foreign, "__array__") or isinstance(foreign, int | float)):
@@ -176,9 +174,6 @@ class Arrays:
         if dtype not in PATTERNS:
             raise TypeError(f"{self.name}: got an array of {dtype}; known are {', '.join(PATTERNS)}")
         return kind, array, dtype
-
-    def _from_dlpack(self, foreign: Any) -> Any:
-        return self.module.from_dlpack(foreign)
 
     def _put(self, patterns: Bits, dtype: str) -> Any:
         """An array on the device with these bit patterns."""
@@ -265,7 +260,7 @@ class CuPy(Arrays):
 class Jax(Arrays):
     """JAX arrays."""
 
-    library, array_type, package, mutable = "jax", "Array", "jax", False
+    library, array_type, package, mutable, namespace = "jax", "Array", "jax", False, "jax.numpy"
 
     def __init__(self, device: str):
         super().__init__(device)
@@ -274,9 +269,6 @@ class Jax(Arrays):
 
     def synchronize(self, *results: Any) -> None:
         self.module.block_until_ready(results)
-
-    def _from_dlpack(self, foreign: Any) -> Any:
-        return self.module.numpy.from_dlpack(foreign)
 
     def _put(self, patterns: Bits, dtype: str) -> Any:
         array = self.module.device_put(super()._put(patterns, dtype), self.device)
@@ -296,16 +288,12 @@ LIBRARIES: dict[str, type[Arrays]] = {kind.library: kind for kind in (NumPy, Tor
 
 
 def get(name: str | Arrays) -> Arrays:
-    """The arrays of a library on a device, "LIBRARY" or "LIBRARY:DEVICE" (see the module), or the argument itself.
-
-    ValueError for an unknown library, with close names; ImportError for one that is not installed, with what to install;
-    RuntimeError, from here or from the library, for a device that is not there.
-    """
+    """The arrays of a library on a device, "LIBRARY" or "LIBRARY:DEVICE" (see the module), or the argument itself. ValueError for
+    an unknown library, with close names; ImportError for one that is not installed, with what to install; RuntimeError, from
+    here or from the library, for a device that is not there."""
     if isinstance(name, Arrays):
         return name
     library, _, device = name.partition(":")
     if library not in LIBRARIES:
-        close = difflib.get_close_matches(library, LIBRARIES)
-        hint = f"did you mean {' or '.join(close)}? " if close else ""
-        raise ValueError(f"array={name!r}: unknown library; {hint}There are {', '.join(LIBRARIES)}")
+        raise ValueError(f"array={name!r}: unknown library; {formats.suggest(library, LIBRARIES)}")
     return LIBRARIES[library](device)

@@ -5,8 +5,8 @@ A format with p bits of precision (the implicit one counts) and normal exponents
     ±m·2^(e - p + 1),  m a whole number below 2^p,  e >= least, and m >= 2^(p - 1) where e > least,
 
 and NaN. m < 2^(p - 1) is a subnormal number; none is flushed to zero. A bit pattern is the sign, the exponent's field and the
-fraction. Where all bits of the field are 1, formats with infinities have these and NaN, and ``float8_e4m3fn`` has numbers, but for
-the last pattern, which is its NaN. Reals are rounded to nearest, ties to even.
+fraction. Where all bits of the field are 1, formats with infinities have these and NaN; ``float8_e4m3fn`` has numbers there, but
+for the last pattern, which is its NaN. Reals are rounded to nearest, ties to even.
 
 Sources: IEEE 754-2019, §3.3 and §3.4 (float16, float32, float64); OCP 8-bit Floating Point Specification, revision 1.0 (float8);
 NVIDIA PTX ISA, "Alternate Floating-Point Data Formats" (bfloat16, tf32).
@@ -16,6 +16,7 @@ import difflib
 import importlib
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -209,9 +210,13 @@ def get(name: Any) -> Format:
     key = re.sub(r"[\s-]+", "_", text.strip().lower()).removeprefix("torch.")
     if found := FORMATS.get(SPELLINGS.get(key, key)):
         return found
-    close = difflib.get_close_matches(key, [*FORMATS, *SPELLINGS])
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
-    raise ValueError(f"{text!r} is no number format; {hint}There are {', '.join(FORMATS)}")
+    raise ValueError(f"{text!r} is no number format; {suggest(key, FORMATS, SPELLINGS)}")
+
+
+def suggest(word: str, names: Iterable[str], others: Iterable[str] = ()) -> str:
+    """For the message about an unknown word: the names that are close to it, other spellings included, and all names."""
+    close = difflib.get_close_matches(word, [*names, *others])
+    return (f"did you mean {' or '.join(close)}? " if close else "") + f"There are {', '.join(names)}"
 
 
 def _dtype_name(dtype: Any) -> str:
