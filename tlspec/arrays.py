@@ -202,7 +202,7 @@ class NumPy(Arrays):
 
 
 class Torch(Arrays):
-    """PyTorch tensors. Gradients are not followed."""
+    """PyTorch tensors, whether they require gradients or not."""
 
     library, array_type, package = "torch", "Tensor", "torch"
 
@@ -222,7 +222,7 @@ class Torch(Arrays):
 
     @staticmethod
     def _host(array: Any, unsigned: np.dtype[Any]) -> npt.NDArray[Any]:
-        return array.detach().view(getattr(sys.modules["torch"], _SIGNED[unsigned])).cpu().numpy()
+        return array.view(getattr(sys.modules["torch"], _SIGNED[unsigned])).cpu().numpy()
 
     @staticmethod
     def _place(array: Any) -> tuple[int, tuple[int, ...]]:
