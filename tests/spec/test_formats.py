@@ -155,7 +155,9 @@ def test_what_is_too_large(f: Format) -> None:
     x = np.array([f.overflow, np.inf, np.finfo(np.float64).max if f.precision < 53 else np.inf])
     assert same(f.round(x), np.full(3, beyond))
     assert same(f.round(-x), np.full(3, -beyond))
-    after = f.largest + f.spacing(f.largest) / 2  # the tie with the number that would follow: the even one is taken
+    after = (
+        f.largest + float(f.spacing(f.largest)) / 2
+    )  # the tie with the number that would follow: the even one is taken
     assert f.overflow == (after if f.infinite else np.nextafter(after, np.inf))
     last = np.nextafter(f.overflow, 0)
     assert f.round([last, -last]).tolist() == [f.largest, -f.largest]
