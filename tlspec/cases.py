@@ -116,6 +116,11 @@ class Case:
         """The arrays as the reference takes them: float64, and int64 for indices."""
         return _spec_inputs(self.arguments)
 
+    @property
+    def wide_inputs(self) -> dict[str, Any]:
+        """The row's inputs in the same types, which are the arguments unless a gradient is computed."""
+        return _spec_inputs(self.inputs)
+
     def _evaluated(self, arguments: Mapping[str, Any]) -> list[np.ndarray]:
         """The reference's results, in the type it gives them."""
         with np.errstate(all="ignore"):

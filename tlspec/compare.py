@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tlspec.bounds import F64, FREE, OVERFLOW, spacing
+from tlspec.bounds import F64, FREE
 from tlspec.cases import Case, Expected
+from tlspec.formats import FORMATS, Format
 
 #: elements that are compared at a time: what a core's cache holds
 BLOCK = 2**14
@@ -55,10 +56,12 @@ class Comparison:
 
 
 def compare(
-    got: np.ndarray, ref: np.ndarray, tol: np.ndarray, *, signed_zeros: bool = True, bits: np.ndarray | None = None
-) -> Comparison:
+    got: np.ndarray, ref: np.ndarray, tol: np.ndarray, *, signed_zeros: bool = True, bits: np.ndarray | None = None,
+    format: Format | None = None,
+) -> Comparison:  # fmt: skip
     """Compares a float32 (or float64: host outputs) result with the reference; see the module's docstring. `bits` are the bit
-    patterns float32 elements must have, FREE where any close enough will do."""
+    patterns float32 elements must have, FREE where any close enough will do. With a `format` the result is float64 numbers of it.
+    Where a format has no infinities, a result beyond it is NaN or the largest number."""
     ref, tol = np.asarray(ref, np.float64), np.broadcast_to(np.asarray(tol, np.float64), np.shape(ref))
     if got.shape != ref.shape or got.dtype not in (np.float32, np.float64):
         note = (
@@ -67,6 +70,7 @@ def compare(
         return Comparison(False, np.inf, np.inf, max(ref.size, 1), ref.size, note=f"got {note}")
     if ref.size == 0:
         return Comparison(True, 0.0, 0.0, 0, 0)
+    fmt = format or FORMATS[got.dtype.name]
     flat = [np.reshape(a, -1) for a in (got, ref, tol)]
     patterns = None if bits is None else np.reshape(bits, -1)
     share = ulps = 0.0
@@ -75,7 +79,7 @@ def compare(
         for start in range(0, ref.size, BLOCK):
             y, r, t = (a[start : start + BLOCK] for a in flat)
             fixed = None if patterns is None else patterns[start : start + BLOCK]
-            found = _near(y, r, t, signed_zeros, fixed) or _judge(y, r, t, signed_zeros, fixed)
+            found = _near(y, r, t, signed_zeros, fixed, fmt) or _judge(y, r, t, signed_zeros, fixed, fmt)
             if (found.violations and not bad) or found.rank > rank:  # that of a wrong element is 1 or more
                 worst, rank = start + found.at, found.rank
             bad, share, ulps = bad + found.violations, max(share, found.share), max(ulps, found.ulp)
@@ -99,7 +103,9 @@ class _Found(NamedTuple):
     rank: float
 
 
-def _near(got: np.ndarray, ref: F64, tol: F64, signed_zeros: bool, bits: np.ndarray | None) -> _Found | None:
+def _near(
+    got: np.ndarray, ref: F64, tol: F64, signed_zeros: bool, bits: np.ndarray | None, fmt: Format
+) -> _Found | None:
     """The outcome of a block whose elements are all finite and all exact or all within a tolerance, in few passes; else None."""
     if bits is not None and not np.all((bits == FREE) | (bits == got.view(np.uint32))):
         return None
@@ -109,7 +115,7 @@ def _near(got: np.ndarray, ref: F64, tol: F64, signed_zeros: bool, bits: np.ndar
         return None
     most = tol.max()
     if most == 0:
-        nearest = ref.astype(got.dtype)
+        nearest = _nearest(got, ref, fmt)
         kind = np.uint64 if got.dtype == np.float64 else np.uint32
         if not np.array_equal(*((nearest.view(kind), got.view(kind)) if signed_zeros else (nearest, got))):
             return None
@@ -122,24 +128,27 @@ def _near(got: np.ndarray, ref: F64, tol: F64, signed_zeros: bool, bits: np.ndar
             return None
     else:
         return None
-    ulp = float((error / _unit(got, ref)).max()) if error.any() else 0.0
+    ulp = float((error / fmt.spacing(ref)).max()) if error.any() else 0.0
     return _Found(share, ulp, 0, at, share)
 
 
-def _judge(got: np.ndarray, ref: F64, tol: F64, signed_zeros: bool, bits: np.ndarray | None) -> _Found:
+def _judge(got: np.ndarray, ref: F64, tol: F64, signed_zeros: bool, bits: np.ndarray | None, fmt: Format) -> _Found:
     """The outcome of any block."""
-    double = got.dtype == np.float64
-    nearest = ref.astype(got.dtype)
+    double = fmt.name == "float64"
+    nearest = _nearest(got, ref, fmt)
     y = got.astype(np.float64, copy=False)
     equal = got == nearest
     if signed_zeros:
         equal &= (got != 0) | (tol > 0) | (np.signbit(got) == np.signbit(nearest))
-    equal |= np.isnan(ref) & np.isnan(got)
+    equal |= np.isnan(nearest) & np.isnan(got)
+    if not fmt.infinite:
+        beyond = np.abs(ref) + np.where(np.isfinite(tol), tol, 0.0) >= fmt.overflow
+        equal |= beyond & (np.isnan(got) | (got == np.copysign(fmt.largest, ref)))
     # the error of an infinite result of a finite reference is the distance to the overflow threshold
-    threshold = np.inf if double else OVERFLOW
+    threshold = np.inf if double else fmt.overflow
     error = np.abs(np.where(np.isinf(y) & np.isfinite(ref), np.copysign(threshold, y), y) - ref)
     finite = np.isfinite(ref)
-    error = np.where(equal & ~finite, 0.0, error)
+    error = np.where(equal & (~finite | np.isnan(y)), 0.0, error)
     if not double:  # a reference that rounds to infinity is met by infinity exactly
         error = np.where(equal & np.isinf(got), 0.0, error)
     within = finite & (error <= tol) & (tol > 0)
@@ -150,7 +159,7 @@ def _judge(got: np.ndarray, ref: F64, tol: F64, signed_zeros: bool, bits: np.nda
     share = np.where(tol > 0, error / tol, np.where(good, 0.0, np.inf))
     share = np.where(free, 0.0, share)
     share = np.where(good, np.fmin(share, 1.0), np.where(np.isnan(share), np.inf, np.fmax(share, 1.0)))
-    ulps = np.where(finite & np.isfinite(error), error / _unit(got, ref), np.where(good, 0.0, np.inf))
+    ulps = np.where(finite & np.isfinite(error), error / fmt.spacing(ref), np.where(good, 0.0, np.inf))
     ulps = np.where(free, 0.0, ulps)
     bad = int(ref.size - np.count_nonzero(good))
     rank = share if not bad else np.where(good, -1.0, share)
@@ -158,9 +167,9 @@ def _judge(got: np.ndarray, ref: F64, tol: F64, signed_zeros: bool, bits: np.nda
     return _Found(float(share.max()), float(ulps.max()), bad, at, float(rank[at]))
 
 
-def _unit(got: np.ndarray, ref: F64) -> F64:
-    """The distance between neighbouring numbers of the result's type at the reference."""
-    return np.spacing(np.abs(ref)) if got.dtype == np.float64 else spacing(ref)
+def _nearest(got: np.ndarray, ref: F64, fmt: Format) -> np.ndarray:
+    """The numbers of the format nearest to the reference, in the result's type."""
+    return ref.astype(got.dtype) if got.dtype.name == fmt.name else fmt.round(ref)
 
 
 def compare_outputs(expected: Expected, outs: Sequence[np.ndarray | None]) -> list[Comparison | None]:

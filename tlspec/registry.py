@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from tlspec.bounds import Bound, chained
 from tlspec.classes import ELEMENTWISE, Classes
 from tlspec.signature import Array, Param, Signature, split_list
@@ -122,6 +124,26 @@ class Op:
     no_vjp: str | None = None
     #: the forward's exported C name ends in "_fwd"
     fwd: bool = False
+
+    def __call__(self, *arrays: Any, **parameters: Any) -> Any:
+        """The operation itself, in float64: inputs in order, then dimensions and parameters that the reference names, by keyword or
+        in order. What is left out has its default. Raises TypeError."""
+        names = list(inspect.signature(self.reference).parameters)
+        if len(arrays) > len(names):
+            raise TypeError(f"{self.name} takes {len(names)} arguments ({', '.join(names)}), got {len(arrays)}")
+        given = dict(zip(names, arrays, strict=False))
+        if wrong := [n for n in parameters if n not in names or n in given]:
+            raise TypeError(f"{self.name} takes ({', '.join(names)}): got {wrong[0]} once too often")
+        given |= parameters
+        defaults: dict[str, Any] = {p.name: float(p.default) if p.kind == "float" else int(p.default)
+                                    for p in self.signature.params if p.default is not None}  # fmt: skip
+        defaults |= {a.name: None for a in self.signature.inputs if a.optional}
+        if missing := [n for n in names if n not in given and n not in defaults]:
+            raise TypeError(f"{self.name} takes ({', '.join(names)}): {', '.join(missing)} missing")
+        for a in self.signature.inputs:
+            if isinstance(given.get(a.name), (int, float, list, tuple, np.ndarray, np.generic)):
+                given[a.name] = np.asarray(given[a.name], np.int64 if a.kind in ("u32", "index") else np.float64)
+        return self.reference(**{n: given.get(n, defaults.get(n)) for n in names})
 
     @property
     def stem(self) -> str:

@@ -6,6 +6,7 @@ import pytest
 from tlspec.bounds import FREE, OVERFLOW, spacing
 from tlspec.cases import draw_case
 from tlspec.compare import BLOCK, Comparison, _judge, _near, compare, reproduction, same_bits
+from tlspec.formats import FORMATS
 
 F32_MAX = float(np.finfo(np.float32).max)
 
@@ -165,7 +166,7 @@ def test_few_passes_judge_as_all_of_them(factor: float, signed_zeros: bool) -> N
         got[20] += tol[20] == np.inf
         for fixed in (None, bits):
             with np.errstate(all="ignore"):
-                near, judged = (f(got, ref, tol, signed_zeros, fixed) for f in (_near, _judge))
+                near, judged = (f(got, ref, tol, signed_zeros, fixed, FORMATS["float32"]) for f in (_near, _judge))
             assert near is None or (near[:3] == judged[:3] and (factor == 0 or near == judged))
             assert near is not None or judged.violations or factor < 0.5 or tol.max() == np.inf or tol.min() == 0
             short += near is not None

@@ -25,11 +25,12 @@ The error is infinite where nothing can be said: a divisor that may be zero, an 
 A function that is not known here raises TypeError, which names it.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from tlspec.bounds import F64, call_reference
+from tlspec.bounds import call_reference
 from tlspec.running import arithmetic, elementary, structure, sums
 from tlspec.running.array import ErrorArray, error_of, value_of
 from tlspec.running.elementary import monotone
@@ -46,27 +47,14 @@ __all__ = [
     "monotone",
     "structure",
     "sums",
-    "track_case",
+    "track_call",
     "value_of",
 ]
 
 
-def track_case(case: Any, model: Model) -> list[ErrorArray]:
-    """A case's results (:mod:`tlspec.cases`) with their errors. Raises TypeError for a reference that is not known here."""
+def track_call(reference: Callable[..., Any], arrays: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A reference's results on arrays that carry errors; what does not depend on these is plain. Raises TypeError for a
+    reference that is not known here."""
     with np.errstate(all="ignore"):
-        given = {
-            n: ErrorArray(a, flushed_inputs(model, a), model) if a is not None and a.dtype.kind == "f" else a
-            for n, a in case.wide.items()
-        }
-        outs = call_reference(case.reference, given, case.values)
-    shapes = [case.shape(a) for a in case.signature.outputs]
-    outs = outs if isinstance(outs, tuple) else (outs,)
-    return [
-        o if isinstance(o, ErrorArray) else ErrorArray(np.broadcast_to(o, s), 0.0, model)
-        for o, s in zip(outs, shapes, strict=True)
-    ]
-
-
-def flushed_inputs(model: Model, x: F64) -> Any:
-    """The errors of inputs: those of subnormal numbers that are taken for zero."""
-    return np.where(np.abs(x) < model.flushed, np.abs(x), 0.0) if model.flushed else 0.0
+        outs = call_reference(reference, arrays, values)
+    return tuple(outs) if isinstance(outs, (tuple, list)) else (outs,)

@@ -37,8 +37,8 @@ def divide(m: Model, a: Any, b: Any) -> ErrorArray:
     (x, dx), (y, dy) = operand(m, a), operand(m, b)
     value, size = x / y, np.abs(y)
     error = np.where((dx == 0) & (dy == 0), 0.0, (dx + np.abs(value) * dy) / np.where(size > dy, size - dy, 0.0))
-    scaled = power_of_two(y) & (dy == 0) & ~lost(value, m)
-    return rounded(m, value, error, m.ulp("divide"), exact=scaled, brought=(dx, dy))
+    scaled = (power_of_two(y) & (dy == 0) & ~lost(value, m)) | ((x == 0) & (dx == 0) & (size > dy))
+    return rounded(m, value, error, m.ulp("divide", size)[0], exact=scaled, brought=(dx, dy))
 
 
 def negative(m: Model, x: Any) -> ErrorArray:

@@ -23,10 +23,10 @@ def monotone_rule(name: str, f: Any, low: float = -np.inf, high: float = np.inf)
         error = np.where(
             (d > 0) & (np.isnan(value) | (v - d <= low)) & np.isfinite(v) & (name.startswith("log")), np.inf, error
         )
+        ulp, absolute = m.ulp(name, np.abs(v) + d)
+        error = error + absolute
         # the value in float64 is itself rounded: what its interval hides below that is covered by the ulp
-        return rounded(
-            m, value, error, m.ulp(name), exact=(d == 0) & (v == 0) & (value == np.rint(value)), brought=(d,)
-        )
+        return rounded(m, value, error, ulp, exact=(d == 0) & (v == 0) & (value == np.rint(value)), brought=(d,))
 
     return rule
 
@@ -43,7 +43,8 @@ def bounded_slope(name: str, f: Any, slope: Callable[[Any, Any], Any]) -> Callab
     def rule(m: Model, x: Any) -> ErrorArray:
         v, d = operand(m, x)
         error = np.where(d == 0, 0.0, d * slope(v, d))
-        return rounded(m, f(v), error, m.ulp(name), exact=(d == 0) & (v == 0), brought=(d,))
+        ulp, absolute = m.ulp(name, np.abs(v) + d)
+        return rounded(m, f(v), error + absolute, ulp, exact=(d == 0) & (v == 0), brought=(d,))
 
     return rule
 
@@ -53,7 +54,11 @@ def arctan2(m: Model, a: Any, b: Any) -> ErrorArray:
     square = np.maximum(np.abs(x) - dx, 0.0) ** 2 + np.maximum(np.abs(y) - dy, 0.0) ** 2
     error = np.where((dx == 0) & (dy == 0), 0.0, ((np.abs(x) + dx) * dy + (np.abs(y) + dy) * dx) / square)
     return rounded(
-        m, np.arctan2(y, x), np.fmin(error, 2 * np.pi), m.ulp("arctan2"), exact=(error == 0) & (y == 0) & (x > 0)
+        m,
+        np.arctan2(y, x),
+        np.fmin(error, 2 * np.pi),
+        m.ulp("arctan2", np.abs(y))[0],
+        exact=(error == 0) & (y == 0) & (x > 0),
     )
 
 
@@ -67,7 +72,12 @@ def power(m: Model, a: Any, b: Any) -> ErrorArray:
     error = np.where((dx > 0) & (dx >= np.abs(x)), np.where(y >= 0, error, np.inf), error)
     error = np.where((x < 0) & (dy > 0), np.inf, error)  # rounding decides whether the exponent is an integer
     return rounded(
-        m, value, error, m.ulp("power"), exact=(error == 0) & (np.isin(value, (0.0, 1.0)) | (y == 1)), brought=(error,)
+        m,
+        value,
+        error,
+        m.ulp("power", np.abs(x))[0],
+        exact=(error == 0) & (np.isin(value, (0.0, 1.0)) | (y == 1)),
+        brought=(error,),
     )
 
 
@@ -77,8 +87,9 @@ def frexp(m: Model, x: ErrorArray) -> tuple[ErrorArray, Any]:
 
 
 def ldexp(m: Model, x: ErrorArray, k: Any) -> ErrorArray:
-    value = np.ldexp(x.value, k)
-    return ErrorArray(value, np.ldexp(x.error, k) + np.where(lost(value, m), m.tiny, 0.0), m)
+    v, d = operand(m, x)
+    value = np.ldexp(v, k)
+    return ErrorArray(value, np.ldexp(d, k) + np.where(lost(value, m), m.tiny, 0.0), m)
 
 
 UFUNCS.update(

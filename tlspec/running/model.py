@@ -3,13 +3,15 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from tlspec.bounds import F64, factor
 
-#: errors in ulp of the functions of an implementation, "" for all others; 0.5 is correctly rounded
-Ulps = Mapping[str, float]
+#: errors in ulp of the functions of an implementation, "" for all others; 0.5 is correctly rounded. An entry may be a function of
+#: the argument's absolute value, and a pair with an absolute error
+Ulps = Mapping[str, Any]
 IEEE: Ulps = MappingProxyType({"divide": 0.5, "sqrt": 0.5, "": 1.0})
 
 
@@ -40,6 +42,8 @@ class Model:
     overflow: float = 2.0**128 - 2.0**103
     #: bits to which the operands of matrix products are rounded first; 0 leaves them as they are
     operand_precision: int = 0
+    #: sums of so many terms at a time, added in numbers of `precision` bits; 0: a sum is one
+    chunk: int = 0
 
     @property
     def unit(self) -> float:
@@ -48,12 +52,16 @@ class Model:
 
     def sum_error(self, terms: int) -> float:
         """The error of a sum of that many terms, relative to the sum of their absolute values."""
-        h = self.height(terms)
-        return float(factor(h)) * 2.0**-self.sum_precision if self.to_nearest else h * 2.0 ** (1 - self.sum_precision)
+        part = min(terms, self.chunk) if self.chunk else terms
+        h = self.height(part)
+        error = float(factor(h)) * 2.0**-self.sum_precision if self.to_nearest else h * 2.0 ** (1 - self.sum_precision)
+        return error + float(factor(self.height(-(-terms // part)))) * self.unit if part < terms else error
 
-    def ulp(self, name: str) -> float:
-        """The largest error of a function, in ulp."""
-        return self.ulps.get(name, self.ulps.get("", 1.0))
+    def ulp(self, name: str, at: F64) -> tuple[Any, float]:
+        """The largest error of a function at arguments of these absolute values: in ulp, and beside that an absolute one."""
+        found = self.ulps.get(name, self.ulps.get("", 1.0))
+        error, absolute = found if isinstance(found, tuple) else (found, 0.0)
+        return (error(at) if callable(error) else error), absolute
 
 
 def representable(value: F64, precision: int) -> np.ndarray:

@@ -33,7 +33,7 @@ def rounded(
     """A result after its last rounding; `exact` says where there is none."""
     rounding = 2 * ulp * m.unit * (np.abs(value) + error) + absolute * m.tiny
     rounding = np.where(np.isfinite(value), rounding, 0.0)
-    if ulp == 0.5 and not np.all(exact) and not np.all(error):
+    if np.ndim(ulp) == 0 and ulp == 0.5 and not np.all(exact) and not np.all(error):
         whole = representable(value.real, m.precision) & representable(value.imag, m.precision)
         exact = exact | ((np.asarray(error) == 0) & whole & ~lost(value, m))
     error = error + np.where(exact, 0.0, rounding)

@@ -1,0 +1,258 @@
+"""The judge: right kernels pass, whatever their order of sums; wrong ones fail, with a line that repeats it; and the judge says
+what it cannot tell."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tlspec
+from tests import ROOT
+from tlspec.judge import Report, check
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    if not x.size:
+        return x.copy()
+    e = np.exp(x - x.max(axis=1, keepdims=True))
+    return e / e.sum(axis=1, keepdims=True)
+
+
+def one_after_the_other(x: np.ndarray) -> np.ndarray:
+    """A softmax whose sums are sequential."""
+    if not x.size:
+        return x.copy()
+    e = np.exp(x - x.max(axis=1, keepdims=True))
+    return e / np.add.accumulate(e, axis=1)[:, -1:]
+
+
+def softmax_vjp(out: np.ndarray, g: np.ndarray) -> np.ndarray:
+    return out * (g - (g * out).sum(axis=1, keepdims=True))
+
+
+def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float = 1e-6) -> np.ndarray:
+    return x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + np.float32(eps)) * weight
+
+
+def kinds(report: Report) -> set[str]:
+    return {f.kind for f in report.findings}
+
+
+@pytest.mark.parametrize("kernel", [softmax, one_after_the_other])
+def test_a_right_kernel_passes_in_any_order_of_sums(kernel: Callable[..., Any]) -> None:
+    report = tlspec.check(kernel, "softmax")
+    assert report.verdict == "pass", report
+    assert report.repeats
+    assert {r.data for r in report.rows} == {"normal", "uniform", "integers", "special", "structured"}
+    assert 0 < report.share < 1
+
+
+@pytest.mark.parametrize("backward", [softmax_vjp, lambda x, g: softmax_vjp(softmax(x), g)])
+def test_a_gradient_takes_the_output_or_the_input(backward: Callable[..., Any]) -> None:
+    report = check(softmax, "softmax", backward=backward)
+    assert report.ok, report
+    assert {r.which for r in report.rows} == {"forward", "vjp"}
+
+
+def test_zeros_copies_and_stale_results_are_caught() -> None:
+    kept: dict[tuple[int, ...], np.ndarray] = {}
+
+    def stale(x: np.ndarray) -> np.ndarray:
+        return kept.setdefault(x.shape, softmax(x))
+
+    for wrong in (lambda x: np.zeros_like(x), lambda x: x.copy(), lambda x: np.full_like(x, np.nan)):
+        assert not check(wrong, "softmax").ok
+    for name, (caught, changed) in check(softmax, "softmax").sensitivity.items():
+        if name in ("zeros", "a copy of an input", "an earlier result"):
+            assert caught == changed > 0, name
+    assert kinds(check(stale, "softmax", data="normal")) & {"value", "stale"}
+
+
+DEFECTS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "no maximum is subtracted": ("softmax", lambda x: np.exp(x) / np.exp(x).sum(axis=1, keepdims=True) if x.size else x.copy()),
+    "the last column is left out": ("reduce_sum_axis1", lambda x: x[:, :-1].sum(axis=1)),
+    "inputs in TF32": ("matmul", lambda A, B: tf32(A) @ tf32(B)),
+    "a float16 result": ("softmax", lambda x: softmax(x).astype(np.float16)),
+    "a float64 result": ("softmax", lambda x: softmax(x.astype(np.float64))),
+    "another shape": ("softmax", lambda x: softmax(x).T),
+    "an input is changed": ("exp", lambda x: np.exp(x, out=x).copy()),
+    "the input is returned": ("relu", lambda x: np.maximum(x, 0, out=x)),
+    "an exception": ("softmax", lambda x: 1 / 0),
+    "nothing": ("softmax", lambda x: None),
+    "strides are ignored": ("exp", lambda x: np.exp(np.lib.stride_tricks.as_strided(x, x.shape, (x.itemsize,)))),
+    "NaN becomes 0": ("relu", lambda x: np.nan_to_num(np.maximum(x, 0), nan=0.0, posinf=np.inf)),
+    "biased where it should not be": (
+        "var", lambda x, axes, correction: np.var(x, axis=tuple(k for k in range(x.ndim) if axes >> k & 1))),
+}  # fmt: skip
+
+
+def tf32(x: np.ndarray) -> np.ndarray:
+    return ((x.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_wrong_kernel_fails_with_a_line_that_repeats_it(name: str) -> None:
+    op, kernel = DEFECTS[name]
+    report = check(kernel, op)
+    assert report.verdict == "fail", report
+    with pytest.raises(AssertionError, match="fail"):
+        report.assert_ok()
+    finding = report.findings[0]
+    address = finding.repeat.split("case=")[1].strip(")").strip("'\"")
+    again = check(kernel, op, case=address)
+    assert again.verdict == "fail" or "contiguous" in finding.text, finding.repeat
+
+
+def test_a_failure_shrinks() -> None:
+    report = check(lambda x: np.where(np.arange(x.shape[1]) == 31, 0, softmax(x)), "softmax", data="normal")
+    assert any("rows=1, cols=32" in f.repeat for f in report.findings), report
+
+
+def test_an_output_that_the_kernel_writes_is_poisoned_and_guarded() -> None:
+    def right(x: np.ndarray, out: np.ndarray) -> None:
+        np.exp(x, out=out)
+
+    def beyond(x: np.ndarray, out: np.ndarray) -> None:
+        np.exp(x, out=out)
+        np.lib.stride_tricks.as_strided(out, (out.size + 1,), (4,))[-1] = 0
+
+    def partly(x: np.ndarray, out: np.ndarray) -> None:
+        np.exp(x[:-1], out=out[:-1])
+
+    assert check(right, "exp").ok
+    assert "canary" in kinds(check(beyond, "exp"))
+    assert "value" in kinds(check(partly, "exp"))
+
+
+def test_a_check_that_can_tell_nothing_is_blind() -> None:
+    """Of a sum in any order of numbers that cancel, float16 accumulation leaves nothing that is certain."""
+    report = check(lambda x: x.sum(keepdims=True), "reduce_sum", accumulate="fp8", data="normal", cases={"large": 2})
+    assert report.verdict == "blind", report
+    assert check(softmax, "softmax", cases={"small": 0}).verdict == "blind"
+
+
+def test_a_reference_of_ones_own_is_enough() -> None:
+    inputs = "x[rows, cols], weight[cols]; eps: float = 1e-6"
+    report = check(rms_norm, reference=rms_norm, inputs=inputs, data=["normal", "uniform", "integers"])
+    assert report.ok, report
+    low = check(
+        lambda x, weight, eps: rms_norm(tf32(x), tf32(weight), eps), reference=rms_norm, inputs=inputs, data="normal"
+    )
+    assert low.verdict == "fail"
+    wrong = check(lambda x, weight, eps: rms_norm(x, weight, 10 * eps), reference=rms_norm, inputs=inputs)
+    assert wrong.verdict == "fail"
+    fixed = check(
+        rms_norm, reference=rms_norm, inputs={"x": np.ones((3, 64)), "weight": np.ones(64), "eps": 1e-6}, data="normal"
+    )
+    assert fixed.ok
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_other_formats(dtype: str) -> None:
+    def kernel(x: np.ndarray) -> np.ndarray:
+        return softmax(x.astype(np.float64 if dtype == "float64" else np.float32)).astype(dtype)
+
+    report = check(kernel, "softmax", dtype=dtype)
+    assert report.ok, report
+    lower = "float32" if dtype == "float64" else np.float16
+    assert (
+        not check(lambda x: softmax(x.astype(lower)).astype(dtype), "softmax", dtype=dtype, data="normal").ok
+        or dtype == "float16"
+    )
+    assert not check(lambda x: softmax(x.astype(np.float32)), "softmax", dtype=dtype).ok
+
+
+def test_the_arithmetic_that_is_assumed_can_be_said() -> None:
+    def sums_in_float16(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+        total = np.zeros((A.shape[0], B.shape[1]), np.float16)
+        for k in range(A.shape[1]):
+            total = (total + A[:, k : k + 1].astype(np.float16) * B[k].astype(np.float16)).astype(np.float16)
+        return total
+
+    options: dict[str, Any] = {"dtype": "float16", "data": ["uniform"], "cases": {"small": 12}}
+    assert not check(sums_in_float16, "matmul", **options).ok
+    assert not check(sums_in_float16, "matmul", accumulate="fp16", intermediate="fp16", **options).findings
+    with pytest.raises(ValueError, match="height='up'"):
+        check(softmax, "softmax", height="up")
+    with pytest.raises(ValueError, match="no number format"):
+        check(softmax, "softmax", accumulate="fp33")
+
+
+def test_arguments_in_another_order() -> None:
+    def kernel(axis: int, values: np.ndarray) -> np.ndarray:
+        return values.sum(axis=axis)
+
+    assert check(kernel, "reduce_sum_axis", arguments="axis, x").ok
+    assert check(lambda *, axis, a: a.sum(axis=axis), "reduce_sum_axis", arguments="a=x, axis=axis").ok
+    assert check(np.sum, "reduce_sum_axis", arguments=lambda f, v: f(v["x"], axis=v["axis"])).ok
+    with pytest.raises(ValueError, match="none of"):
+        check(kernel, "reduce_sum_axis", arguments="axis, y")
+
+
+def test_batches_and_repeats_are_told() -> None:
+    rng = np.random.default_rng()
+    assert check(softmax, "softmax").batches
+    noisy = check(lambda x: np.nextafter(softmax(x), np.float32(rng.integers(2))), "softmax", data="normal")
+    assert noisy.repeats is False
+
+
+def test_reports_can_be_kept() -> None:
+    report = check(softmax, "softmax", cases=4)
+    assert json.loads(report.json())["verdict"] == "pass"
+    assert "<h1>softmax as softmax: pass</h1>" in report.html()
+    assert "pass: " in str(report)
+
+
+@pytest.mark.parametrize(("arguments", "status", "text"), [
+    (["softmax", "--op", "softmax"], 0, "pass"), (["wrong", "--op", "softmax"], 1, "fail"),
+    (["missing", "--op", "softmax"], 2, "no function missing"), (["softmax", "--op", "softmaxx"], 2, "did you mean softmax"),
+    (["softmax"], 2, "which operation"),
+])  # fmt: skip
+def test_the_command(tmp_path: Path, arguments: list[str], status: int, text: str) -> None:
+    source = (
+        "import numpy as np\ndef softmax(x):\n    if not x.size: return x.copy()\n    e = np.exp(x - x.max(1, keepdims=True))\n"
+        "    return e / e.sum(1, keepdims=True)\ndef wrong(x):\n    return softmax(x) * np.float32(1.001)\n"
+    )
+    (tmp_path / "kernels.py").write_text(source)
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "tlspec",
+        "check",
+        f"{tmp_path}/kernels.py:{arguments[0]}",
+        *arguments[1:],
+    ]
+    found = subprocess.run(
+        [*command, "--json", str(tmp_path / "r.json")], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == status, found.stdout + found.stderr
+    assert text in found.stdout + found.stderr
+    assert (tmp_path / "r.json").exists() == (status < 2)
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    code = (
+        "import sys, tlspec; print([m for m in sys.modules if m.startswith(('numpy', 'tlspec.'))]); print(dir(tlspec))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.startswith("[]")
+    assert "'check'" in found.stdout
+
+
+def test_a_row_is_called_like_a_function() -> None:
+    from tlspec.ops import norm
+    from tlspec.ops.softmax import softmax as meaning
+
+    assert np.allclose(meaning([[0.0, 0.0]]), 0.5)
+    assert norm.layer_norm(np.eye(3), np.ones(3), np.zeros(3)).shape == (3, 3)
+    with pytest.raises(TypeError, match="gamma, beta missing"):
+        norm.layer_norm(np.eye(3))

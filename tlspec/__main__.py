@@ -1,0 +1,114 @@
+"""``python -m tlspec check MODULE:FUNCTION --op softmax``: the judge from a terminal. Status 0 if the check passes, 1 if it fails
+or is blind, 2 for wrong arguments."""
+
+import argparse
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tlspec import registry
+from tlspec.judge import check
+
+
+def _load(text: str) -> Callable[..., Any]:
+    """The function that MODULE:FUNCTION or FILE.py:FUNCTION names. Raises ValueError."""
+    place, _, name = text.rpartition(":")
+    if not place:
+        raise ValueError(f"{text!r}: expected MODULE:FUNCTION or FILE.py:FUNCTION")
+    if place.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+        if spec is None or spec.loader is None or not Path(place).exists():
+            raise ValueError(f"{place}: no such file")
+        module = importlib.util.module_from_spec(spec)
+        sys.path.insert(0, str(Path(place).resolve().parent))
+        spec.loader.exec_module(module)
+    else:
+        sys.path.insert(0, "")
+        try:
+            module = importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            raise ValueError(f"{place}: {error}") from None
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise ValueError(f"{place} has no function {name}")
+    return found
+
+
+def _number_or_word(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tlspec", description="The specification of the operations, and the judge."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("check", help="check a kernel against an operation or a reference")
+    add = one.add_argument
+    add("kernel", metavar="MODULE:FUNCTION", help="a function of arrays, in a module or in FILE.py")
+    add("--op", metavar="NAME", help="the operation that it computes (python -m tlspec list)")
+    add("--reference", metavar="MODULE:FUNCTION", help="or a function in NumPy that computes the same, with --inputs")
+    add("--inputs", metavar="TEXT", help='its inputs: "x[rows, cols], weight[cols]; eps: float = 1e-6"')
+    add("--backward", metavar="MODULE:FUNCTION", help="the gradient's function")
+    add("--dtype", default="float32", help="number format of the arrays (float32)")
+    add("--out-dtype", help="that of the results, where it is another")
+    add(
+        "--array", default="numpy", help="library and device of the arrays: numpy, torch, torch:cuda, cupy, jax (numpy)"
+    )
+    add("--arguments", help='the order of the arguments: "x, axis", by keyword "x, dim=axis"')
+    add("--cases", type=int, help="number of small cases (24)")
+    add("--data", action="append", help="a data class; may be repeated")
+    add("--no-empty", action="store_true", help="leave out sizes of 0")
+    add("--seed", type=int, default=0)
+    add("--case", help="one case, as a report names it: 3:normal:small")
+    add("--accumulate", default="", help="fp32, fp64, bf16, tensorcore, ampere, hopper, fp8, promoted:128")
+    add("--height", default="any", help="of sums: any, sequential, pairwise (any)")
+    add(
+        "--ulp",
+        type=_number_or_word,
+        default="documented",
+        help="errors of functions: documented, cuda, libm, fast, or a number",
+    )
+    add("--products", default="", help="format to which operands of products are rounded: tf32, bf16")
+    add("--intermediate", default="", help="format of other intermediate results")
+    add("--flush", action="store_true", help="subnormal numbers may count as zero")
+    add("--json", type=Path, metavar="FILE", help="write the report")
+    add("--html", type=Path, metavar="FILE", help="write the report as a page")
+    commands.add_parser("list", help="list the operations")
+    args = parser.parse_args(argv)
+    if args.command == "list":
+        for row in registry.ops():
+            print(f"{row.name:32s}{row.text}")
+        return 0
+    show = (lambda text: print(f"\r{text:<60}", end="", file=sys.stderr)) if sys.stderr.isatty() else None
+    try:
+        report = check(
+            _load(args.kernel), args.op, backward=_load(args.backward) if args.backward else None,
+            reference=_load(args.reference) if args.reference else None, inputs=args.inputs, dtype=args.dtype,
+            out_dtype=args.out_dtype, array=args.array, arguments=args.arguments, cases=args.cases, data=args.data,
+            empty=not args.no_empty, seed=args.seed, case=args.case, accumulate=args.accumulate, height=args.height, ulp=args.ulp,
+            products=args.products, intermediate=args.intermediate, flush=args.flush, progress=show,
+        )  # fmt: skip
+    except (ValueError, KeyError, ImportError, RuntimeError) as error:
+        print(f"python -m tlspec: {error.args[0] if error.args else error}", file=sys.stderr)
+        return 2
+    if show is not None:
+        print("\r" + " " * 60, end="\r", file=sys.stderr)
+    print(report)
+    if args.json is not None:
+        args.json.write_text(report.json() + "\n", encoding="utf-8")
+    if args.html is not None:
+        args.html.write_text(report.html(), encoding="utf-8")
+    return 0 if report.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

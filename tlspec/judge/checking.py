@@ -1,0 +1,397 @@
+"""Checks of a kernel against the specification, or against a reference of the user's own."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tlspec import arrays, formats, laws
+from tlspec.arrays import Arrays
+from tlspec.bounds import call_reference
+from tlspec.cases import EDGES, SIZES, Case, data_classes, draw_case
+from tlspec.expressions import names_in
+from tlspec.formats import Format
+from tlspec.judge.arithmetic import arithmetic
+from tlspec.judge.kernel import Adapter, Call, Failure, Kernel
+from tlspec.judge.mutants import sensitivity
+from tlspec.judge.report import Finding, Report, Row
+from tlspec.judge.shrink import resized, shrink
+from tlspec.judge.subject import subject_of
+from tlspec.judge.trial import Trial, quantised, trial_of
+from tlspec.registry import Op
+from tlspec.running import Model
+
+#: cases of each size and direction, by default
+CASES = {"small": 24, "medium": 6, EDGES: 8}
+#: of how many trials the sensitivity is measured
+PLANTED = 16
+
+
+class Check:
+    """One kernel, one direction, and how it is judged."""
+
+    def __init__(
+        self, function: Callable[..., Any], op: Op, which: str, library: Arrays, fmt: Format, out: Format, model: Model | None,
+        arguments: str | Adapter | None, report: Report, repeat: Callable[[str], str],
+    ):  # fmt: skip
+        self.function, self.op, self.which, self.library = function, op, which, library
+        self.format, self.out, self.model, self.arguments = fmt, out, model, arguments
+        self.report, self.repeat = report, repeat
+        self.trials: list[Trial] = []
+
+    def trial(self, case: Case) -> tuple[Trial, Kernel]:
+        """The case in the kernel's format, and the kernel."""
+        case = quantised(case, self.format)
+        kernel = self.kernel(case)
+        taken = kernel.taken if case.which == "vjp" and kernel.adapter is None else None
+        return trial_of(case, self.format, self.model, results=self.out, taken=taken), kernel
+
+    def kernel(self, case: Case) -> Kernel:
+        return Kernel(self.function, self.library, case, self.arguments)
+
+    def bits(self, case: Case) -> tuple[list[Any], list[np.ndarray]]:
+        """The results of a case that is in the format, and their bits."""
+        kernel = self.kernel(case)
+        results = kernel(kernel.prepare(case, self.format, self.out))
+        return results, [self.library.bits(r) for r in results]
+
+    def problems(
+        self, trial: Trial, kernel: Kernel, row: Row | None = None, *, strided: bool = False
+    ) -> Iterator[tuple[str, str]]:
+        """What is wrong with the kernel's results on a trial: kinds and texts."""
+        call = kernel.prepare(trial.case, self.format, self.out, strided=strided)
+        before = {n: self.library.bits(x) for n, x in call.values.items() if _is_array(x)}
+        try:
+            results = kernel(call)
+            self.library.synchronize(*results)
+            numbers = [
+                kernel.numbers(n, r, s, self.out) for n, r, s in zip(trial.names, results, trial.shapes, strict=True)
+            ]
+        except Failure as failure:
+            yield "result", str(failure)
+            return
+        except Exception as error:
+            yield "error", f"{type(error).__name__}: {error}"
+            return
+        for i, (name, got) in enumerate(zip(trial.names, numbers, strict=True)):
+            found = trial.compare(i, got)
+            if row is not None and found.ok:
+                row.share, row.ulp = max(row.share, found.share), max(row.ulp, found.ulp)
+                row.elements += found.count
+            if not found.ok:
+                yield "value", found.explain(name) + (", from arrays that are not contiguous" if strided else "")
+        for name, intact in call.unchanged.items():
+            if not intact():
+                yield "canary", f"{name}: memory beside the output was written"
+        for name, bits in before.items():
+            if not np.array_equal(bits, self.library.bits(call.values[name])):
+                yield "inputs", f"{name}: the kernel changed its input"
+        yield from self._aliases(trial, call, results)
+
+    def _aliases(self, trial: Trial, call: Call, results: Sequence[Any]) -> Iterator[tuple[str, str]]:
+        """Results that share memory with each other or with inputs, but for those that are equal anyway."""
+        arrays: list[tuple[str, Any, Any]] = list(zip(trial.names, results, trial.outputs, strict=True))
+        arrays += [(n, x, trial.case.wide.get(n)) for n, x in call.values.items() if _is_array(x)]
+        known = [(n, r, v) for n, x, v in arrays if (r := self.library.pointer_range(x)) is not None]
+        for i, (name, (start, end), value) in enumerate(known):
+            if name not in trial.names:
+                break
+            for other, (first, last), same in known[i + 1 :]:
+                moved = (
+                    same is not None
+                    and value.size == same.size
+                    and np.array_equal(value.ravel(), same.ravel(), equal_nan=True)
+                )
+                if start < last and first < end and not moved and trial.case.bound.kind != "moved":
+                    yield "alias", f"{name} shares memory with {other}"
+
+    def run(self, case: Case, *, strided: bool = False) -> None:
+        """One case into the report."""
+        trial, kernel = self.trial(case)
+        row = self._row(case)
+        row.cases += 1
+        row.empty += trial.empty
+        row.blind += trial.blind and not trial.empty
+        if len(self.trials) < PLANTED and not trial.empty and not trial.blind:
+            self.trials.append(trial)
+        found = list(self.problems(trial, kernel, row, strided=strided))
+        row.failed += bool(found)
+        for kind, text in found:
+            first = not any(f.kind == kind for f in self.report.findings)
+            smaller = shrink(case, partial(self._has, kind)) if first and not strided else case
+            if smaller is not case:
+                text = next(t for k, t in self.problems(*self.trial(smaller)) if k == kind)
+            self.report.findings.append(Finding(kind, text, self.repeat(_address(smaller))))
+
+    def _has(self, kind: str, case: Case) -> bool:
+        """Whether a case has a problem of a kind."""
+        return any(k == kind for k, _ in self.problems(*self.trial(case)))
+
+    def repeats(self, case: Case) -> None:
+        """Whether the same call gives the same bits again, and leaves an earlier result alone."""
+        case = quantised(case, self.format)
+        try:
+            first, bits = self.bits(case)
+            self.bits(replace(case, inputs={n: _reversed(x) for n, x in case.inputs.items()}, given=None))
+            later = [self.library.bits(r) for r in first]
+            again = self.bits(case)[1]
+        except Exception:  # a call that raises is a finding already
+            return
+        if not all(np.array_equal(a, b) for a, b in zip(bits, later, strict=True)):
+            self.report.findings.append(
+                Finding("stale", "a later call changed an earlier result", self.repeat(_address(case)))
+            )
+        same = all(np.array_equal(a, b) for a, b in zip(bits, again, strict=True))
+        self.report.repeats = same and self.report.repeats is not False
+
+    def batches(self, case: Case) -> None:
+        """Whether a part of the batch alone has the bits that it has in the whole."""
+        case = quantised(case, self.format)
+        dim = batch_dimension(case)
+        if dim is None:
+            return
+        try:
+            whole, part = (self.bits(c)[1] for c in (case, halved(case, dim)))
+        except Exception:
+            return
+        n = case.values[dim]
+        for array, a, b in zip(case.signature.outputs, whole, part, strict=True):
+            kept = a.reshape(case.shape(array)).take(range(n // 2, n), array.dims.index(dim))
+            same = np.array_equal(kept, b.reshape(kept.shape))
+            self.report.batches = same and self.report.batches is not False
+
+    def laws(self, seeds: Sequence[int]) -> None:
+        """The row's laws. One that says bits of another part of the result is about batches."""
+        world = _World(self)
+        for law in self.op.contract.laws:
+            if law.name == "adjoint":  # needs the gradient
+                continue
+            for seed in seeds:
+                case = draw_case(self.op, seed, law.data[seed % len(law.data)], "small", "forward")
+                try:
+                    share, where = laws.check(law, world, case)
+                except Exception:
+                    continue
+                if share > 1 and "does not depend on the others" in law.text:
+                    self.report.batches = False
+                elif share > 1:
+                    text = f"{law.text} does not hold: {where}"
+                    self.report.findings.append(Finding("law", text, self.repeat(_address(case))))
+                    break
+
+    def _row(self, case: Case) -> Row:
+        for row in self.report.rows:
+            if (row.which, row.data) == (case.which, case.data):
+                return row
+        self.report.rows.append(Row(case.which, case.data))
+        return self.report.rows[-1]
+
+
+class _World:
+    """A kernel as the laws see it."""
+
+    def __init__(self, check: Check):
+        self.check, self.name = check, check.report.name
+
+    def results(self, case: Case) -> list[np.ndarray]:
+        trial, kernel = self.check.trial(case)
+        results = kernel(kernel.prepare(trial.case, self.check.format, self.check.out))
+        numbers = [
+            kernel.numbers(n, r, s, self.check.out) for n, r, s in zip(trial.names, results, trial.shapes, strict=True)
+        ]
+        return [x.astype(np.float32) for x in numbers]
+
+    def tolerances(self, case: Case) -> list[np.ndarray]:
+        trial, _ = self.check.trial(case)
+        return [
+            np.maximum(t, self.check.out.spacing(o) / 2) for o, t in zip(trial.outputs, trial.tolerances, strict=True)
+        ]
+
+
+def _is_array(x: Any) -> bool:
+    return x is not None and not isinstance(x, (int, float, list, str))
+
+
+def _reversed(x: np.ndarray | None) -> np.ndarray | None:
+    return x if x is None or x.dtype.kind != "f" else np.ascontiguousarray(x[..., ::-1])
+
+
+def batch_dimension(case: Case) -> str | None:
+    """A dimension along which results do not depend on each other: those of a part of the arrays are a part of all."""
+    sig = case.signature
+    for dim in sig.dims:
+        n = case.values.get(dim)
+        if not isinstance(n, int) or n < 2 or sig.lists or not all(dim in o.dims for o in sig.outputs):
+            continue
+        if any(
+            dim in names_in(item)
+            for a in (*sig.inputs, *sig.outputs)
+            for item in a.dims
+            if item != dim and not item.startswith("*")
+        ):
+            continue
+        part = halved(case, dim)
+        try:
+            with np.errstate(all="ignore"):
+                outs = [call_reference(c.reference, c.wide, c.values) for c in (case, part)]
+        except (IndexError, TypeError, ValueError):  # the dimension is more than a batch
+            continue
+        whole, less = (o if isinstance(o, (tuple, list)) else (o,) for o in outs)
+        kept = [np.take(w, range(n // 2, n), o.dims.index(dim)) for o, w in zip(sig.outputs, whole, strict=True)]
+        if all(
+            a.shape == b.shape and np.allclose(a, b, 1e-12, 0, equal_nan=True) for a, b in zip(kept, less, strict=True)
+        ):
+            return dim
+    return None
+
+
+def halved(case: Case, dim: str) -> Case:
+    """The case with the second half of a dimension alone."""
+    n = case.values[dim]
+
+    def part(group: Mapping[str, Any], arrays: Sequence[Any]) -> dict[str, Any]:
+        dims = {a.name: a.dims for a in arrays}
+        return {
+            k: x if x is None or dim not in dims[k] else np.take(x, range(n // 2, n), dims[k].index(dim))
+            for k, x in group.items()
+        }
+
+    sig = case.op.signature
+    cotangents = {k: replace(sig.outputs[i], name=k) for i, k in enumerate(case.cotangents)}
+    return replace(
+        case, dims={**case.dims, dim: n - n // 2}, inputs=part(case.inputs, sig.inputs),
+        cotangents=part(case.cotangents, list(cotangents.values())), given=None,
+    )  # fmt: skip
+
+
+def _address(case: Case) -> str:
+    """A case in a few words: direction, seed, data class, size, and lengths where it was made smaller."""
+    lengths = f"; {', '.join(f'{k}={v}' for k, v in case.values.items())}" if case.size == "shrunk" else ""
+    size = case.command if case.size == "shrunk" else case.size
+    return f"{case.which}:{case.seed}:{case.data}:{size}{lengths}".replace("forward:", "")
+
+
+def case_at(op: Op, address: str) -> Case:
+    """The case that a line of a report names: ``[vjp:]SEED:DATA:SIZE[; rows=2, cols=3]``. Raises ValueError."""
+    first, _, lengths = address.partition(";")
+    parts = first.strip().split(":")
+    which = parts.pop(0) if parts[0] in ("vjp", "forward") else "forward"
+    if len(parts) != 3 or not parts[0].isdigit():
+        raise ValueError(f"case={address!r}: expected SEED:DATA:SIZE, as in 3:normal:small")
+    case = draw_case(op, int(parts[0]), parts[1], parts[2], which)
+    if not lengths.strip():
+        return case
+    given = dict(
+        item.split("=", 1)
+        for item in lengths.replace(" ", "").replace("[", "").replace("]", "").split(",")
+        if "=" in item
+    )
+    values = {
+        k: type(case.values[k])(given[k]) if isinstance(case.values[k], (int, float)) else case.values[k]
+        for k in case.values
+        if k in given
+    }
+    found = resized(case, {**case.values, **values})
+    if found is None:
+        raise ValueError(f"case={address!r}: {op.name} refuses these lengths")
+    return found
+
+
+def check(
+    function: Callable[..., Any], op: str | Op | None = None, *, backward: Callable[..., Any] | None = None,
+    reference: Callable[..., Any] | None = None, inputs: str | Mapping[str, Any] | None = None,
+    dtype: Any = "float32", out_dtype: Any = None, array: str | Arrays = "numpy",
+    arguments: str | Adapter | None = None, backward_arguments: str | Adapter | None = None,
+    cases: int | Mapping[str, int] | None = None, data: str | Sequence[str] | None = None, empty: bool = True, seed: int = 0,
+    case: str | None = None, bound: str = "kernel", sensitive: bool = True,
+    accumulate: str = "", height: str | Callable[[int], int] = "any", ulp: str | float | Mapping[str, Any] = "documented",
+    products: str = "", intermediate: str = "", flush: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Report:  # fmt: skip
+    """Checks a kernel against an operation's row, or against a reference in NumPy, and returns a :class:`Report`.
+
+    `function` takes and returns arrays of the library that `array` names (:mod:`tlspec.arrays`); `arguments` says their order
+    where it is not the row's (:mod:`tlspec.judge.kernel`). `backward` is the gradient's function, of the row's inputs and outputs
+    and the cotangent g. `dtype` is the number format of the arrays, `out_dtype` that of the results.
+
+    The tolerance of each element comes from running error analysis of the reference (:mod:`tlspec.running`) under what
+    `accumulate`, `height`, `ulp`, `products`, `intermediate` and `flush` say of the kernel's arithmetic
+    (:mod:`tlspec.judge.arithmetic`); ``bound="row"`` takes the row's own, which holds for this project's float32 kernels.
+
+    `cases` is the number of small cases, or one number for each size; `data` the data classes (:mod:`tlspec.data`);
+    ``empty=False`` leaves sizes of 0 out; `case` is one case of a report's line. ``sensitive=False`` plants no defects.
+
+    Raises ValueError for what is no operation, format, library or word, ImportError for a library that is not installed."""
+    start = time.perf_counter()
+    row = subject_of(op, reference, inputs)
+    fmt, library = formats.get(dtype), arrays.get(array)
+    out = fmt if out_dtype is None else formats.get(out_dtype)
+    model = None if bound == "row" else arithmetic(
+        fmt, accumulate=accumulate, height=height, ulp=ulp, products=products, intermediate=intermediate, flush=flush
+    )  # fmt: skip
+    name = getattr(function, "__name__", type(function).__name__)
+    words = {"accumulate": accumulate, "height": height if height != "any" else "", "ulp": ulp if ulp != "documented" else "",
+             "products": products, "intermediate": intermediate, "flush": flush}  # fmt: skip
+    said = {k: v for k, v in words.items() if v}
+    assumptions = (
+        "the row's own bound"
+        if model is None
+        else ", ".join(f"{k}={v}" for k, v in said.items()) or "any order of sums"
+    )
+    report = Report(name, row.name, fmt.name + (f" -> {out.name}" if out is not fmt else ""), library.name, assumptions)
+    options = {"dtype": fmt.name, "array": library.name, **({"out_dtype": out.name} if out is not fmt else {}), **said}
+    plain = {"dtype": "float32", "array": "numpy"}
+
+    def repeat(address: str) -> str:
+        more = "".join(f", {k}={v!r}" for k, v in options.items() if plain.get(k) != v)
+        how = f'"{row.name}"' if row.family != "user" else f"reference={row.name}, inputs={row.text!r}"
+        return f"tlspec.check({name}, {how}{more}, case={address!r})"
+
+    for which, kernel in (("forward", function), ("vjp", backward)):
+        if kernel is None:
+            continue
+        rule = arguments if which == "forward" else backward_arguments
+        judge = Check(kernel, row, which, library, fmt, out, model, rule, report, repeat)
+        if case is not None:
+            chosen = case_at(row, case)
+            if chosen.which == which:
+                judge.run(chosen)
+            continue
+        drawn = list(_drawn(row, which, cases, data, empty, seed))
+        for i, each in enumerate(drawn):
+            judge.run(each, strided=i % 5 == 4 and library.mutable)
+            if i % 8 == 3:
+                judge.repeats(each)
+                judge.batches(each)
+            if progress is not None:
+                progress(f"{which}: case {i + 1} of {len(drawn)}")
+        if which == "forward" and fmt is out and fmt.name == "float32":
+            judge.laws(range(seed, seed + 2))
+        if sensitive:
+            for mutant, (caught, changed) in sensitivity(judge.trials).items():
+                report.sensitivity[mutant if which == "forward" else f"{mutant} (vjp)"] = caught, changed
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+def _drawn(op: Op, which: str, cases: Any, data: Any, empty: bool, seed: int) -> Iterator[Case]:
+    """The cases of a check: sizes and data classes in turn."""
+    counts = (
+        dict(cases)
+        if isinstance(cases, Mapping)
+        else {**CASES, **({"small": cases, "medium": cases // 4, EDGES: cases // 3} if cases is not None else {})}
+    )
+    if unknown := sorted(set(counts) - set(SIZES)):
+        raise ValueError(f"cases={cases!r}: no size {unknown[0]!r}; there are {', '.join(SIZES)}")
+    classes = [data] if isinstance(data, str) else list(data_classes(op, which) if data is None else data)
+    for size, count in counts.items():
+        made = tried = 0
+        while made < count and tried < 4 * count + 8:
+            each = draw_case(op, seed + tried // len(classes), classes[tried % len(classes)], size, which)
+            tried += 1
+            if empty or all(n for n in each.dims.values()):
+                made += 1
+                yield each

@@ -1,0 +1,138 @@
+"""What a check found, as a table, JSON and HTML."""
+
+import html
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+#: in the order in which one outweighs another
+VERDICTS = ("pass", "blind", "fail")
+
+
+@dataclass
+class Finding:
+    """One thing that is wrong."""
+
+    kind: str  #: value, error, format, shape, inputs, alias, stale, canary, law
+    text: str
+    #: the line that repeats it
+    repeat: str
+
+
+@dataclass
+class Row:
+    """The cases of one data class and one direction."""
+
+    which: str
+    data: str
+    cases: int = 0
+    empty: int = 0
+    blind: int = 0
+    failed: int = 0
+    elements: int = 0
+    #: the worst error as a share of its tolerance, and in spacings of the result's format
+    share: float = 0.0
+    ulp: float = 0.0
+
+
+@dataclass
+class Report:
+    """The outcome of a check. Its text is a table."""
+
+    name: str
+    op: str
+    format: str
+    array: str
+    assumptions: str
+    rows: list[Row] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    #: of defects planted in the reference: by how many cases each would have been caught, of those it changes
+    sensitivity: dict[str, tuple[int, int]] = field(default_factory=dict)
+    #: whether repeated calls gave the same bits, and whether a part of a batch gave those of the whole; None where not tried
+    repeats: bool | None = None
+    batches: bool | None = None
+    seconds: float = 0.0
+
+    @property
+    def verdict(self) -> str:
+        """ "fail" where anything is wrong; "blind" where most cases tell nothing, or nothing was tried; else "pass"."""
+        if self.findings:
+            return "fail"
+        told = sum(r.cases - r.empty for r in self.rows)
+        return "blind" if not told or 2 * sum(r.blind for r in self.rows) > told else "pass"
+
+    @property
+    def ok(self) -> bool:
+        return self.verdict == "pass"
+
+    @property
+    def share(self) -> float:
+        """The worst error as a share of its tolerance."""
+        return max((r.share for r in self.rows), default=0.0)
+
+    def assert_ok(self) -> None:
+        """Raises AssertionError with the table unless the verdict is "pass"."""
+        if not self.ok:
+            raise AssertionError(f"\n{self}")
+
+    def __str__(self) -> str:
+        lines = [f"{self.name} as {self.op}, {self.format}, {self.array} arrays; assumed: {self.assumptions}", ""]
+        lines += _table(
+            ("direction", "data class", "cases", "blind", "failed", "elements", "worst share", "worst ulp"),
+            [
+                (r.which, r.data, r.cases, r.blind or "", r.failed or "", r.elements, f"{r.share:.3g}", f"{r.ulp:.3g}")
+                for r in self.rows
+            ],
+        )
+        told = {True: "yes", False: "no", None: "not tried"}
+        lines += ["", f"same bits when repeated: {told[self.repeats]}; whatever the batch: {told[self.batches]}"]
+        if self.sensitivity:
+            missed = [n for n, (caught, changed) in self.sensitivity.items() if changed and not caught]
+            caught = [f"{n} ({c} of {k})" for n, (c, k) in self.sensitivity.items() if c]
+            lines += [f"defects these cases catch: {', '.join(caught) or 'none'}"]
+            lines += [f"defects they would miss: {', '.join(missed)}"] if missed else []
+        counts = Counter(f.kind for f in self.findings)
+        shown: Counter[str] = Counter()
+        for finding in self.findings:
+            shown[finding.kind] += 1
+            if shown[finding.kind] <= 3:
+                lines += ["", f"{finding.kind}: {finding.text}", f"    {finding.repeat}"]
+        lines += [f"... and {n - 3} more of the kind {kind}" for kind, n in counts.items() if n > 3]
+        cases = sum(r.cases for r in self.rows)
+        return "\n".join([*lines, "", f"{self.verdict}: {cases} cases in {self.seconds:.1f} s"])
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report for JSON."""
+        made = asdict(self)
+        made["sensitivity"] = {n: {"caught": c, "changed": k} for n, (c, k) in self.sensitivity.items()}
+        return {"verdict": self.verdict, "share": self.share, **made}
+
+    def json(self) -> str:
+        return json.dumps(self.as_dict(), indent=1, default=str)
+
+    def html(self) -> str:
+        """A page that stands alone."""
+        colour = {"pass": "#1a7f37", "fail": "#b3261e", "blind": "#9a6700"}[self.verdict]
+        title = html.escape(f"{self.name} as {self.op}: {self.verdict}")
+        style = (
+            "body{font:15px/1.5 system-ui;max-width:64em;margin:2em auto;padding:0 1em;color-scheme:light dark}"
+            "pre{overflow-x:auto}"
+        )
+        return (
+            f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+            f"<title>{title}</title><style>{style}</style><h1>{title}</h1>"
+            f'<p style="color:{colour};font-weight:600">{self.verdict}</p><pre>{html.escape(str(self))}</pre></html>'
+        )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    cells = [[str(c) for c in row] for row in (head, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    return [
+        "  ".join(
+            c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]

@@ -1,0 +1,84 @@
+"""What a kernel is checked against: a row of the registry, or a reference of the user's own."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tlspec import registry
+from tlspec.bounds import tree
+from tlspec.expressions import evaluate
+from tlspec.registry import Op
+from tlspec.signature import Signature
+
+#: lengths by which the axes of a reference's results are recognised
+_PRIMES = (5, 7, 11, 13, 17, 19, 23, 29)
+
+
+def subject_of(op: str | Op | None, reference: Callable[..., Any] | None, inputs: str | Mapping[str, Any] | None) -> Op:
+    """The row of this name, or one made of a reference and the text of its inputs.
+
+    The text is in the grammar of :mod:`tlspec.signature`: ``"x[rows, cols], weight[cols]; eps: float = 1e-6"``. The shapes of the
+    results may be left out where their axes are axes of the inputs: ``"... -> out[rows, cols]"`` says them. Instead of a text
+    arrays by name give the shapes alone. Raises ValueError."""
+    if reference is None:
+        if op is None:
+            raise ValueError(
+                'check: say which operation it is, as in check(kernel, "softmax"), or give reference= and inputs='
+            )
+        return registry.get(op) if isinstance(op, str) else op
+    if inputs is None:
+        raise ValueError(
+            'check: reference= needs inputs=, as in inputs="x[rows, cols], weight[cols]; eps: float = 1e-6"'
+        )
+    text = inputs if isinstance(inputs, str) else _text_of(inputs)
+    if "->" not in text:
+        text += f" -> {_results_of(reference, text)}"
+    name = op if isinstance(op, str) else getattr(reference, "__name__", "reference").strip("<>")
+    return Op(
+        name=name, family="user", text=text, signature=Signature.parse(text), reference=reference, bound=tree(lambda: 1),
+        doc=reference.__doc__ or "", no_vjp="it is a reference of the user's own",
+    )  # fmt: skip
+
+
+def _text_of(inputs: Mapping[str, Any]) -> str:
+    """The signature of arrays and numbers by name."""
+    arrays, params = [], []
+    for name, value in inputs.items():
+        if np.ndim(value) or isinstance(value, np.ndarray):
+            kind = "" if np.asarray(value).dtype.kind == "f" else ": u32"
+            arrays.append(f"{name}{kind}[{', '.join(map(str, np.shape(value)))}]")
+        else:
+            params.append(f"{name}: {'float' if isinstance(value, float) else 'u32'} = {value!r}")
+    return ", ".join(arrays) + ("; " + ", ".join(params) if params else "")
+
+
+def _results_of(reference: Callable[..., Any], text: str) -> str:
+    """The outputs of a reference, by calling it with distinct lengths."""
+    sig = Signature.parse(f"{text} -> out[1]")
+    dims = [d for d in sig.dims if not d.startswith("*")]
+    lengths = dict(zip(dims, _PRIMES, strict=False))
+    if len(lengths) < len(dims) or any(d.startswith("*") for d in sig.dims):
+        raise ValueError(f"inputs={text!r}: say the shapes of the results, as in ... -> out[rows, cols]")
+    if sig.elementwise:
+        return "out[*]"
+    rng = np.random.default_rng(0)
+    arrays = []
+    for a in sig.inputs:
+        shape = [evaluate(item, lengths) for item in a.dims]
+        arrays.append(rng.random(shape) if a.kind in ("f32", "f64") else np.zeros(shape, np.int64))
+    params = {p.name: _default_of(p.kind, p.default) for p in sig.params}
+    made = reference(*arrays, **params)
+    names = {n: d for d, n in lengths.items()}
+    outs = made if isinstance(made, tuple) else (made,)
+    texts = []
+    for i, out in enumerate(outs):
+        axes = [names.get(n, str(n)) for n in np.shape(out)]
+        texts.append(f"out{i if len(outs) > 1 else ''}[{', '.join(axes) or '1'}]")
+    return ", ".join(texts)
+
+
+def _default_of(kind: str, default: str | None) -> Any:
+    if kind == "float":
+        return float(default) if default is not None else 0.5
+    return int(default) if default is not None else 1
