@@ -20,8 +20,8 @@ from tlrt._terminal import Progress, format_table
 from tlrt.verify.run import Runtime, cpu_settings
 from tlrt.verify.verifier import directions
 from tlspec import registry
-from tlspec.cases import data_classes, draw_case
 from tlspec.compare import compare_outputs, reproduction
+from tlspec.drawn import data_classes, draw_case
 
 #: upper edges of the histogram's bins; an alarm is above the last
 EDGES = (0.0, 1 / 1024, 1 / 256, 1 / 128, 1 / 64, 1 / 50, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)

@@ -17,8 +17,8 @@ from tlrt._terminal import Progress, format_table
 from tlrt.verify.run import Runtime, cpu_settings, cpu_variants
 from tlrt.verify.verifier import directions
 from tlspec import registry
-from tlspec.cases import PATH, Case, cotangent_names, data_classes, draw_case
 from tlspec.compare import same_bits
+from tlspec.drawn import PATH, Case, cotangent_names, data_classes, draw_case
 from tlspec.registry import Array, Op
 
 #: the dimension of each operation whose entries do not depend on one another, and the fewest that the same tree sums:

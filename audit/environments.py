@@ -19,7 +19,7 @@ import numpy as np
 
 from tlrt._terminal import Progress, format_table
 from tlrt.verify.run import Runtime
-from tlspec.cases import Case, data_classes, draw_case
+from tlspec.drawn import Case, data_classes, draw_case
 from tlspec.registry import ops
 
 #: where a C library's fenv_t keeps the word of the mode, counted in 32 bits, and what is flipped in it: MXCSR's FTZ and DAZ, its

@@ -29,7 +29,7 @@ import numpy as np
 from audit.build import make
 from audit.environment import ROOT
 from tlrt._terminal import Progress, format_table
-from tlspec.cases import EDGES, Case, build_case, data_classes, draw_case, generator
+from tlspec.drawn import EDGES, Case, build_case, data_classes, draw_case, generator
 from tlspec.entries import Entry, all_entries
 
 #: allocation k alone fails, or all from k on until the first exception; or all from k on in a call of an entry point

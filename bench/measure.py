@@ -15,7 +15,7 @@ from bench.operations import benchmark_of
 from tlrt import kernels
 from tlrt.verify.run import Runtime, counterpart
 from tlspec.bounds import call_named, call_reference
-from tlspec.cases import evaluate, shape_of
+from tlspec.drawn import evaluate, shape_of
 from tlspec.entries import arguments_of
 from tlspec.registry import Array, Op, Signature
 

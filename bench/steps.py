@@ -30,7 +30,7 @@ from bench.measure import Timing, device_of, import_torch, summarise
 from tlrt import Session, TensorRef, kernels, nn, optim
 from tlrt.tape import Tape
 from tlrt.verify.documents import write_document
-from tlspec.cases import generator
+from tlspec.drawn import generator
 
 #: seconds of each sample, and how often the two take turns
 SAMPLE, TURNS = 0.05, 3

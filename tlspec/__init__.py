@@ -5,7 +5,7 @@ an operation, called on arrays; ``tlspec.registry`` holds one row per operation 
 
 ``tlspec.running`` derives tolerances from a reference; ``tlspec.formats`` has the number formats, ``tlspec.arrays`` the arrays of
 other libraries. ``tlspec.signature`` is the grammar of signatures, ``tlspec.validation`` what a sound row is. ``tlspec.bounds``
-has the float32 error bounds, ``tlspec.cases`` the drawn test cases, ``tlspec.laws`` the algebraic laws. ``tlspec.entries`` gives
+has the float32 error bounds, ``tlspec.drawn`` the drawn test cases, ``tlspec.laws`` the algebraic laws. ``tlspec.entries`` gives
 the entry points of the C ABI that the rows determine, ``tlspec.declarations`` the hash that a library is known by.
 
 Names are imported when they are first asked for, so that ``import tlspec`` costs next to nothing.
@@ -17,14 +17,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tlspec.judge import Report as Report
     from tlspec.judge import check as check
+    from tlspec.pytest_plugin import cases as cases
     from tlspec.running import ErrorArray as ErrorArray
 
 #: where the names of the package are defined
-_NAMES = {"check": "tlspec.judge", "Report": "tlspec.judge", "ErrorArray": "tlspec.running"}
+_NAMES = {
+    "check": "tlspec.judge",
+    "Report": "tlspec.judge",
+    "ErrorArray": "tlspec.running",
+    "cases": "tlspec.pytest_plugin",
+}
 _MODULES = (
     "arrays",
     "bounds",
-    "cases",
+    "drawn",
     "classes",
     "compare",
     "data",
@@ -34,6 +40,7 @@ _MODULES = (
     "ops",
     "registry",
     "running",
+    "strategies",
 )
 
 __all__ = ["ErrorArray", "Report", "check"]

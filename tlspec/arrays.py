@@ -12,6 +12,7 @@ belong to another library than what is made: a tensor, an array, a number, or an
 =========  ==================================================================================
 """
 
+import hashlib
 import importlib
 import math
 import sys
@@ -67,7 +68,9 @@ class Arrays:
         """A new array of `values`, rounded to `format`, in its container's type. With `strided` it is every second element, along
         the last axis, of a larger array whose other elements are NaN, which a kernel reads that ignores strides (an array without
         axes has none, and is made as it is); ValueError where the library has no such views (JAX)."""
-        patterns = format.encode(values)
+        known = np.asarray(values)
+        same = known.dtype.name == format.name
+        patterns = np.array(known, order="C").view(format.unsigned) if same else format.encode(known)
         if not strided or patterns.ndim == 0:
             return self._put(patterns, format.container)
         if not self.mutable:
@@ -115,6 +118,15 @@ class Arrays:
         memory is not copied. TypeError where the elements are no real numbers (complex ones, for instance)."""
         patterns, dtype = self._read(foreign)
         return FORMATS[dtype].decode(patterns) if dtype in FORMATS else patterns.view(dtype).astype(np.float64)
+
+    def numbers(self, foreign: Any) -> npt.NDArray[Any]:
+        """As :meth:`values`, but float32 in its own type and, in host memory, in its own place."""
+        patterns, dtype = self._read(foreign)
+        return patterns.view(np.float32) if dtype == "float32" else self.values(foreign)
+
+    def digest(self, foreign: Any) -> bytes:
+        """A hash of the elements' bits."""
+        return hashlib.blake2b(np.ascontiguousarray(self._read(foreign)[0]).data).digest()
 
     def bits(self, foreign: Any) -> Bits:
         """The elements' bit patterns, a copy in host memory: what is written to the array later does not change it."""

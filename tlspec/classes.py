@@ -1,7 +1,7 @@
 """Geometry classes: how the sizes and parameters of a call lie to each other and to the tiles of the kernels.
 
 A class is a predicate over dimensions, parameters and arrays by their names. A row declares its classes by name; "edges" cases
-aim at them (:mod:`tlspec.cases`), and a verify run reports which were reached."""
+aim at them (:mod:`tlspec.drawn`), and a verify run reports which were reached."""
 
 import operator
 from collections.abc import Callable, Iterable

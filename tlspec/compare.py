@@ -15,13 +15,13 @@ the reference computes in IEEE arithmetic; elsewhere zeros are equal, because th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from tlspec.bounds import F64, FREE
-from tlspec.cases import Case, Expected
+from tlspec.drawn import Case, Expected
 from tlspec.formats import FORMATS, Format
 
 #: elements that are compared at a time: what a core's cache holds
@@ -90,6 +90,15 @@ def compare(
     return Comparison(
         ok=bad == 0, share=share, ulp=ulps, violations=bad, count=int(ref.size), index=index,
         got=float(got[index]), expected=float(ref[index]), tolerance=float(tol[index]), note=note,
+    )  # fmt: skip
+
+
+def joined(parts: Sequence[Comparison]) -> Comparison:
+    """The outcome of all parts of one output."""
+    worst = max(parts, key=lambda c: (not c.ok, c.share))
+    return replace(
+        worst, ok=all(c.ok for c in parts), share=max(c.share for c in parts), ulp=max(c.ulp for c in parts),
+        violations=sum(c.violations for c in parts), count=sum(c.count for c in parts),
     )  # fmt: skip
 
 

@@ -34,8 +34,8 @@ import numpy as np
 
 from tlspec import registry
 from tlspec.bounds import U, call_named, spacing
-from tlspec.cases import Case, cotangent_names, shape_of
 from tlspec.data import fill, generator
+from tlspec.drawn import Case, cotangent_names, shape_of
 from tlspec.registry import Op
 
 __all__ = ["Claim", "Law", "Value", "World", "adjoint", "associative", "check", "commutative", "equation", "even",

@@ -105,9 +105,9 @@ class Vjp:
     trees: tuple[str, ...] = ()
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Op:
-    """One row of the registry."""
+    """One row of the registry. Rows are compared by identity."""
 
     name: str
     family: str

@@ -1,7 +1,7 @@
 """Writes fuzz_table.h for the hostile-call driver (tests/native/fuzz_abi.c): every generated entry point of the C ABI.
 
 Of each entry point it gives the kinds of its arguments, a function that calls it, a function that computes the lengths of its
-arrays from its dimensions (the expressions of the row), and cases drawn by ``tlspec.cases`` that must be accepted.
+arrays from its dimensions (the expressions of the row), and cases drawn by ``tlspec.drawn`` that must be accepted.
 
 ``python native/tools/fuzz_table.py FILE [CASES]``
 """
@@ -20,7 +20,7 @@ import numpy as np
 
 from codegen.entry_points import array_length
 from tlspec import entries
-from tlspec.cases import Case, data_classes, draw_case
+from tlspec.drawn import Case, data_classes, draw_case
 from tlspec.entries import Entry
 
 #: how an argument is read out of a value of the driver, by kind

@@ -21,7 +21,7 @@ from bench.operations import BENCHMARKS, benchmark_of
 from tlrt._terminal import Progress
 from tlrt.verify.documents import read_document, write_document
 from tlspec import registry
-from tlspec.cases import refused_by, shape_of
+from tlspec.drawn import refused_by, shape_of
 from tlspec.registry import MATH, Op
 
 #: bytes a test may draw

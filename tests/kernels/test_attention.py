@@ -6,7 +6,7 @@ import pytest
 from tests.kernels.test_conv import demand_bounds
 from tlrt import kernels
 from tlspec import registry
-from tlspec.cases import build_case
+from tlspec.drawn import build_case
 from tlspec.ops import attention
 
 pytestmark = pytest.mark.operations("flash_attention")

@@ -19,7 +19,7 @@ import tlrt
 from tests.conftest import ENTRIES, entry_id
 from tests.kernels.test_far_paths import FAR
 from tlrt.verify.run import Runtime, cpu_settings
-from tlspec.cases import EDGES, PATH, Case, build_case, draw_case, generator
+from tlspec.drawn import EDGES, PATH, Case, build_case, draw_case, generator
 from tlspec.registry import Op
 
 FILE = Path(__file__).with_name("bits.txt")

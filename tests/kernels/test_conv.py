@@ -12,8 +12,8 @@ import tlrt
 from tlrt import kernels
 from tlrt.verify.run import Runtime, cpu_settings, cpu_variants
 from tlspec import registry, shapes
-from tlspec.cases import Case, build_case, generator, refused_by
 from tlspec.compare import compare
+from tlspec.drawn import Case, build_case, generator, refused_by
 from tlspec.registry import Op
 
 

@@ -5,7 +5,7 @@ import pytest
 from tests.kernels.test_conv import demand_bounds
 from tlrt.verify.run import Runtime
 from tlspec import registry
-from tlspec.cases import build_case, generator
+from tlspec.drawn import build_case, generator
 
 #: rows, inner dimension and columns of each operation
 DIMS = {"matmul": ("m", "n", "p"), "linear": ("batch", "inputs", "outputs")}

@@ -10,8 +10,8 @@ from tests.kernels.test_errors import has_kernel
 from tests.kernels.test_far_paths import FAR
 from tlrt import errors
 from tlrt.verify.run import Runtime
-from tlspec.cases import PATH, Case, build_case, draw_case, generator
 from tlspec.compare import same_bits
+from tlspec.drawn import PATH, Case, build_case, draw_case, generator
 from tlspec.registry import Op
 
 

@@ -7,8 +7,8 @@ from tests.runtime.test_process import threads
 from tlrt import kernels
 from tlrt.verify.run import Runtime
 from tlspec import registry
-from tlspec.cases import build_case, generator
 from tlspec.compare import compare_outputs
+from tlspec.drawn import build_case, generator
 
 pytestmark = pytest.mark.operations("max_pool")
 

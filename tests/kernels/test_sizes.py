@@ -7,7 +7,8 @@ import pytest
 from tests.kernels.test_conv import demand_bounds
 from tlrt.verify.run import Runtime
 from tlspec.bounds import call_named
-from tlspec.cases import (
+from tlspec.compare import same_bits
+from tlspec.drawn import (
     EDGE_WORK,
     Case,
     Draw,
@@ -20,7 +21,6 @@ from tlspec.cases import (
     refused_by,
     shape_of,
 )
-from tlspec.compare import same_bits
 from tlspec.registry import Op
 
 #: longer than the tasks that kernels cut their work into

@@ -17,8 +17,8 @@ import pytest
 import tlrt
 from tests.kernels.test_errors import has_kernel
 from tlrt.verify.run import Runtime
-from tlspec.cases import Case, draw_case, refused_by
 from tlspec.compare import compare, same_bits
+from tlspec.drawn import Case, draw_case, refused_by
 from tlspec.registry import Array, Op
 
 

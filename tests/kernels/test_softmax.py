@@ -6,8 +6,8 @@ import pytest
 from tlrt import kernels
 from tlrt.verify.run import Runtime
 from tlspec import registry
-from tlspec.cases import build_case, generator
 from tlspec.compare import compare_outputs
+from tlspec.drawn import build_case, generator
 
 pytestmark = pytest.mark.operations("softmax")
 

@@ -12,8 +12,8 @@ import tlrt
 from tlrt import kernels
 from tlrt._binding import library as _library
 from tlrt.verify.run import Runtime
-from tlspec.cases import draw_case
 from tlspec.compare import compare_outputs
+from tlspec.drawn import draw_case
 
 
 @pytest.mark.operations("rfft1d_packed", "irfft1d_packed")

@@ -22,7 +22,7 @@ ALLOWED = {
     ("formula/exact.h", 255): "the exponent field of infinities",
     ("core/device.c", 10): "the length of the word beside it",
     ("core/errors.c", 10): "statuses go by tens",
-    ("core/shapes.h", 2**32): "the end of the type that sizes have, one of tlspec.cases.LIMITS",
+    ("core/shapes.h", 2**32): "the end of the type that sizes have, one of tlspec.drawn.LIMITS",
 }
 _TEXT = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\])*"|^[ \t]*#[^\n]*', re.S | re.M)
 #: a comparison with an integer on its right or left, which may be shifted

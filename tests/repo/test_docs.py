@@ -2,7 +2,9 @@
 
 import ast
 import re
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +32,24 @@ def test_the_blocks_of_a_page_run_in_order(page: str, run: Callable[[str], None]
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
     assert blocks
     run("\n".join(blocks))
+
+
+def test_the_page_of_the_judge_finds_the_defect_of_its_kernel(tmp_path: Path, python: Any) -> None:
+    """The C kernel compiles, the first check fails as the page says, and the other blocks run."""
+    page = (ROOT / "docs/judge.md").read_text()
+    (source,) = re.findall(r"^```c\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "softmax.c").write_text(source)
+    (command,) = re.findall(r"`(cc [^`]*)`", page)
+    subprocess.run(command.split(), cwd=tmp_path, check=True)
+    first, *others = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(first.splitlines()) <= 15
+    code = f"import os; os.chdir({str(tmp_path)!r})\n"
+    found = python(code + first)
+    (shown,) = re.findall(r"^```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert found.returncode == 0, found.stderr
+    assert shown.splitlines()[:2] == [line for line in shown.splitlines()[:2] if line in found.stdout], found.stdout
+    done = python(code + "import numpy as np, tlspec\n" + "\n".join(others))
+    assert done.returncode == 0, done.stderr
 
 
 #: a module -> what its docstring's block takes as given

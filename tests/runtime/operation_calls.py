@@ -14,7 +14,7 @@ import pytest
 
 from tlrt import Tape
 from tlspec import registry
-from tlspec.cases import draw_case, generator
+from tlspec.drawn import draw_case, generator
 
 Shape = tuple[int, ...]
 

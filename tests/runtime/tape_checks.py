@@ -15,8 +15,8 @@ import numpy as np
 from tlrt._binding.observer import Observer
 from tlrt.differential import case_of
 from tlrt.tape import AnyBuffer, Node, Tape
-from tlspec.cases import Case
 from tlspec.compare import Comparison, compare, same_bits
+from tlspec.drawn import Case
 
 
 def case_of_node(tape: Tape, node: Node, g: np.ndarray | None = None) -> Case:

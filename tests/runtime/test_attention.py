@@ -10,7 +10,7 @@ from tests.runtime.operation_calls import attend
 from tlrt import Session, Tape, nn
 from tlrt.errors import ArgumentError, ShapeError
 from tlspec.bounds import U
-from tlspec.cases import generator
+from tlspec.drawn import generator
 
 
 def operands(*shapes: tuple[int, ...]) -> list[np.ndarray]:

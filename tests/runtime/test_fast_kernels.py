@@ -14,8 +14,8 @@ from tlrt.spec import SpecDevice
 from tlrt.spec import kernels as specification
 from tlrt.tape import Tape
 from tlspec import registry
-from tlspec.cases import build_case, generator
 from tlspec.compare import compare
+from tlspec.drawn import build_case, generator
 
 PRECISIONS = ["fp32", "fp64"]
 

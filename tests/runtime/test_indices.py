@@ -9,7 +9,7 @@ from tlrt import Session, errors, kernels
 from tlrt.buffer import Buffer, IndexBuffer
 from tlrt.spec import SpecDevice
 from tlrt.spec import kernels as spec_kernels
-from tlspec.cases import generator
+from tlspec.drawn import generator
 
 X = generator("indices").standard_normal((4, 7, 3)).astype(np.float32)
 

@@ -5,7 +5,7 @@ from itertools import cycle
 from tlrt._binding.observer import Calls
 from tlrt.errors import InterruptedCallError
 from tlrt.verify.run import Runtime
-from tlspec.cases import draw_case
+from tlspec.drawn import draw_case
 from tlspec.registry import ops
 
 #: calls that take seconds on two cores

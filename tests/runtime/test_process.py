@@ -20,7 +20,7 @@ from tlrt._binding.library import load
 from tlrt._binding.observer import Observer
 from tlrt._binding.together import set_and_call
 from tlrt.verify.run import Runtime
-from tlspec.cases import draw_case
+from tlspec.drawn import draw_case
 from tlspec.registry import ops
 
 
@@ -312,7 +312,7 @@ from tlrt._binding.library import load
 from tlrt._binding.observer import Observer
 from tlrt._binding.together import set_and_call
 from tlrt.verify.run import Runtime
-from tlspec.cases import draw_case
+from tlspec.drawn import draw_case
 from tlspec.registry import ops
 warnings.simplefilter("ignore")
 d = tlrt.device("cuda")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tlrt import Session, errors
-from tlspec.cases import generator
+from tlspec.drawn import generator
 
 SHAPES = [
     ((3,), (3,)), ((2, 3), (3,)), ((3,), (3, 4)), ((5, 2, 3), (3, 4)), ((2, 3), (5, 3, 4)), ((5, 2, 3), (3,)), ((3,), (5, 3, 4)),

@@ -20,7 +20,7 @@ from tlrt.errors import ArgumentError
 from tlrt.tape import AnyBuffer, Tape
 from tlrt.verify.run import Runtime
 from tlspec import registry
-from tlspec.cases import draw_case
+from tlspec.drawn import draw_case
 from tlspec.entries import all_entries
 
 #: words of the refusal -> a call of a session

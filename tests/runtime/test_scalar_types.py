@@ -13,7 +13,7 @@ from tlrt import errors
 from tlrt.spec import SpecDevice
 from tlrt.tape import Tape
 from tlspec.bounds import spacing
-from tlspec.cases import generator
+from tlspec.drawn import generator
 
 THIRD = Fraction(1, 3)
 #: methods that take fractions; any other gives what it gives in float64 or says that it does not

@@ -10,7 +10,7 @@ from tlrt import Session, errors, nn
 from tlrt._operations.spectral import fourier_matrices
 from tlrt.spec import SpecDevice
 from tlspec.bounds import U
-from tlspec.cases import generator
+from tlspec.drawn import generator
 
 #: (batch, inputs, outputs, n1, n2, m1, m2)
 GEOMETRIES = [

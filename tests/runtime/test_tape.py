@@ -16,7 +16,7 @@ from tlrt._operations.shaped import size_of
 from tlrt.spec import SpecDevice
 from tlrt.spec import kernels as spec
 from tlrt.tape import AnyBuffer, Node, Tape, release_gradients
-from tlspec.cases import generator
+from tlspec.drawn import generator
 
 
 def normal(*shape: int, key: str = "x") -> np.ndarray:

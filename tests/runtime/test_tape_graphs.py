@@ -13,8 +13,8 @@ import tlrt
 from tests.runtime import tape_checks
 from tlrt.spec import SpecDevice
 from tlrt.tape import Tape
-from tlspec.cases import generator
 from tlspec.compare import same_bits
+from tlspec.drawn import generator
 
 Shape = tuple[int, ...]
 

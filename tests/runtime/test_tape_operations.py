@@ -17,8 +17,8 @@ from tlrt.spec import SpecDevice
 from tlrt.tape import AnyBuffer, Tape
 from tlspec import registry
 from tlspec.bounds import spacing
-from tlspec.cases import generator
 from tlspec.compare import same_bits
+from tlspec.drawn import generator
 
 #: of the central differences
 STEP = 2.0**-14

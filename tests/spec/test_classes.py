@@ -8,9 +8,9 @@ import pytest
 
 from codegen.boundaries import constants, family_boundaries
 from tests import ROOT
-from tlspec import boundaries, cases, registry
-from tlspec.cases import DATA, EDGES, Draw, class_aimed_at, data_classes, draw_case, edges_of, generator
+from tlspec import boundaries, drawn, registry
 from tlspec.classes import WINDOWS, on_two_axes, tiles
+from tlspec.drawn import DATA, EDGES, Draw, class_aimed_at, data_classes, draw_case, edges_of, generator
 from tlspec.registry import Op
 
 pytestmark = pytest.mark.every_choice
@@ -37,7 +37,7 @@ def test_constants_have_the_values_of_every_variant() -> None:
 
 def test_a_constant_changed_in_a_kernel_moves_the_drawn_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     row = next(r for r in registry.ops("random"))
-    monkeypatch.setattr("tlspec.cases.class_aimed_at", lambda *_: None)  # the classes' lengths are read at import
+    monkeypatch.setattr("tlspec.drawn.class_aimed_at", lambda *_: None)  # the classes' lengths are read at import
     before = [draw_case(row, s, "normal", EDGES).dims for s in range(1, 30, 2)]
     (span,) = family_boundaries("random", "cpu", ROOT)["TL_SPAN"]
     assert {d["n"] for d in before} & {span - 1, span, span + 1, 2 * span, 3 * span}
@@ -86,12 +86,12 @@ def test_every_class_is_aimed_at(entry: tuple[Op, str]) -> None:
         assert aims - {None} == set(row.drawing.classes)
 
 
-@pytest.mark.only(where=lambda row: cases._farthest(row))
+@pytest.mark.only(where=lambda row: drawn._farthest(row))
 def test_large_cases_reach_the_farthest_boundary(row: Op) -> None:
     for seed in range(3):
         case = draw_case(row, seed, "structured", "large")
         sizes = (math.prod(case.shape(a)) for a in row.signature.inputs + row.signature.outputs)
-        assert max(sizes) > cases._farthest(row)
+        assert max(sizes) > drawn._farthest(row)
 
 
 @pytest.mark.only(where=lambda row: row.drawing.classes)

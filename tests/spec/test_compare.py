@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tlspec.bounds import FREE, OVERFLOW, spacing
-from tlspec.cases import draw_case
 from tlspec.compare import BLOCK, Comparison, _judge, _near, compare, reproduction, same_bits
+from tlspec.drawn import draw_case
 from tlspec.formats import FORMATS
 
 F32_MAX = float(np.finfo(np.float32).max)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tlspec import cases, registry
+from tlspec import registry
 from tlspec.bounds import call_named
-from tlspec.cases import Draw, break_check, build_case, generator
 from tlspec.data import double
+from tlspec.drawn import DATA, SIZES, Draw, _admissible, _move, break_check, build_case, generator
 from tlspec.draws import DIMS, LIMITS
 from tlspec.ops import conv, pool
 from tlspec.ops.attention import UNLIMITED
@@ -90,7 +90,7 @@ def test_half_of_the_integers_lie_next_to_boundaries_and_limits() -> None:
 
 @pytest.mark.every_choice
 def test_doubles() -> None:
-    x = {data: double(generator("double"), (4, 5000), data) for data in cases.DATA}
+    x = {data: double(generator("double"), (4, 5000), data) for data in DATA}
     assert all(a.shape == (4, 5000) and a.dtype == np.float64 for a in x.values())
     whole = {data: bool(np.array_equal(a * 64, np.rint(a * 64))) for data, a in x.items()}
     assert [data for data in whole if whole[data]] == ["integers", "structured", "huge", "grid"]
@@ -105,7 +105,7 @@ def test_what_lies_beside_a_boundary_is_small() -> None:
     """A move puts the product of some sizes next to a boundary; half of the time the others are 1, 2, 3 or 5."""
     row, sizes = registry.get("bmm"), {"batch": 61, "m": 61, "n": 61, "p": 61}
     d = Draw(generator("move"), 2**16, edges=(4096,))
-    moved = [cases._move(row, d, sizes, None) for _ in range(TIMES)]
+    moved = [_move(row, d, sizes, None) for _ in range(TIMES)]
     near = {k * 4096 + e for k in (1, 2, 3) for e in (-k, -1, 0, 1, k)}
     some = [[n for n in v.values() if n != 61] for v in moved]
     assert set(sizes.values()) == {61} and sum(math.prod(v) in near for v in some) > TIMES / 4
@@ -197,7 +197,7 @@ def test_a_check_is_broken_by_the_argument_that_it_blames(row: Op) -> None:
         for seed in range(32):
             if blamed and seed >= 8:
                 break
-            start = cases._admissible(row, generator("refused", row.name, check.expression, seed), cases.SIZES["small"])
+            start = _admissible(row, generator("refused", row.name, check.expression, seed), SIZES["small"])
             values = break_check(row, check, seed)
             assert values is not None
             blamed |= not np.array_equal(values[check.name], start[check.name])

@@ -11,7 +11,7 @@ import pytest
 
 from tlspec import registry
 from tlspec.bounds import LAMBDA, TINY, U, factor, spacing
-from tlspec.cases import Case, _spec_inputs, data_classes, draw_case
+from tlspec.drawn import Case, _spec_inputs, data_classes, draw_case
 from tlspec.ops import norm, scan, spectral
 from tlspec.ops.optim import Run
 from tlspec.registry import Op

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ENTRIES, entry_id
-from tlspec.cases import EDGES, PATH, Case, break_check, draw_case, generator
+from tlspec.drawn import EDGES, PATH, Case, break_check, draw_case, generator
 from tlspec.registry import Op
 
 FILE = Path(__file__).with_name("recorded.txt")

@@ -8,8 +8,8 @@ import pytest
 
 from tlspec import registry
 from tlspec.bounds import U, call_reference, spacing, tree_height
-from tlspec.cases import Case, data_classes, draw_case
 from tlspec.data import generator
+from tlspec.drawn import Case, data_classes, draw_case
 from tlspec.running import ErrorArray, Model, track_call
 
 #: what NumPy promises of its vectorised functions

@@ -18,7 +18,7 @@ from tlrt.verify.run import POISON, Runtime
 from tlrt.verify.verifier import Settings, Verifier, plan_cases
 from tlspec import entries, registry
 from tlspec.bounds import Bound, call_reference
-from tlspec.cases import PATH, Case, draw_case, refused_by, shape_of
+from tlspec.drawn import PATH, Case, draw_case, refused_by, shape_of
 from tlspec.entries import Entry, arguments_of
 from tlspec.registry import Array
 

@@ -15,7 +15,7 @@ from tlrt.verify.report import Failure
 from tlrt.verify.run import Runtime, counterpart
 from tlrt.verify.verifier import Settings, Verifier, plan_cases
 from tlspec import registry
-from tlspec.cases import draw_case
+from tlspec.drawn import draw_case
 from tlspec.registry import Op
 
 ROWS = [r for r in registry.ops() if r.signature.lists]

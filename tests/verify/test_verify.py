@@ -23,8 +23,8 @@ from tlrt.verify.inputs import InputError, cases_of, infer
 from tlrt.verify.report import Failure, Report, Result, count_entries, summarise
 from tlspec import registry
 from tlspec.bounds import Bound
-from tlspec.cases import Case, draw_case
 from tlspec.compare import Comparison
+from tlspec.drawn import Case, draw_case
 from tlspec.registry import Op
 
 

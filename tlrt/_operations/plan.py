@@ -11,7 +11,7 @@ from typing import Any
 
 from tlrt.errors import ArgumentError, ArgumentTypeError, ShapeError, refusal
 from tlspec import registry
-from tlspec.cases import evaluate, refused_by, shape_of
+from tlspec.drawn import evaluate, refused_by, shape_of
 from tlspec.entries import arguments_of, composition_arguments
 
 Shape = tuple[int, ...]

@@ -1,6 +1,6 @@
 """Checks operations against their specification, on several devices at once.
 
-Each operation and each VJP runs on drawn cases (:mod:`tlspec.cases`): several data classes, special values and the exact
+Each operation and each VJP runs on drawn cases (:mod:`tlspec.drawn`): several data classes, special values and the exact
 integer mode among them. The float64 reference and the derived bound decide (:mod:`tlspec.compare`); besides, every call is
 repeated into a poisoned output and must give the same bits, must leave its inputs and its neighbours alone, and where the
 row promises it must give the same bits on CUDA as on the CPU. A failure comes with the line that repeats it alone.
@@ -19,8 +19,8 @@ import numpy as np
 from tlrt.verify.report import Failure, Result
 from tlrt.verify.run import Fault, Runtime, cpu_settings, cpu_variants
 from tlspec import laws
-from tlspec.cases import EDGES, PATH, Case, class_aimed_at, data_classes, draw_case, draw_cases
 from tlspec.compare import compare_outputs, reproduction, same_bits
+from tlspec.drawn import EDGES, PATH, Case, class_aimed_at, data_classes, draw_case, draw_cases
 from tlspec.registry import Op
 
 #: sizes of the cases of one data class, in turn

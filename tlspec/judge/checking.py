@@ -1,5 +1,6 @@
 """Checks of a kernel against the specification, or against a reference of the user's own."""
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,22 +11,23 @@ import numpy as np
 
 from tlspec import arrays, formats, laws
 from tlspec.arrays import Arrays
-from tlspec.bounds import call_reference
-from tlspec.cases import EDGES, SIZES, Case, data_classes, draw_case
-from tlspec.expressions import names_in
+from tlspec.drawn import EDGES, SIZES, Case, data_classes, draw_case
 from tlspec.formats import Format
 from tlspec.judge.arithmetic import arithmetic
+from tlspec.judge.blocks import ELEMENTS, independent_dimensions, part_of
 from tlspec.judge.kernel import Adapter, Call, Failure, Kernel
 from tlspec.judge.mutants import sensitivity
 from tlspec.judge.report import Finding, Report, Row
-from tlspec.judge.shrink import resized, shrink
+from tlspec.judge.shrink import lengths_of, resized, shrink
 from tlspec.judge.subject import subject_of
-from tlspec.judge.trial import Trial, quantised, trial_of
+from tlspec.judge.trial import Trial, quantised
 from tlspec.registry import Op
 from tlspec.running import Model
 
 #: cases of each size and direction, by default
 CASES = {"small": 24, "medium": 6, EDGES: 8}
+#: the end of a case's address whose arrays are not contiguous
+STRIDED = ":strided"
 #: of how many trials the sensitivity is measured
 PLANTED = 16
 
@@ -47,7 +49,7 @@ class Check:
         case = quantised(case, self.format)
         kernel = self.kernel(case)
         taken = kernel.taken if case.which == "vjp" and kernel.adapter is None else None
-        return trial_of(case, self.format, self.model, results=self.out, taken=taken), kernel
+        return Trial(case, self.out, self.model, taken), kernel
 
     def kernel(self, case: Case) -> Kernel:
         return Kernel(self.function, self.library, case, self.arguments)
@@ -63,7 +65,7 @@ class Check:
     ) -> Iterator[tuple[str, str]]:
         """What is wrong with the kernel's results on a trial: kinds and texts."""
         call = kernel.prepare(trial.case, self.format, self.out, strided=strided)
-        before = {n: self.library.bits(x) for n, x in call.values.items() if _is_array(x)}
+        before = {n: self.library.digest(x) for n, x in call.values.items() if _is_array(x)}
         try:
             results = kernel(call)
             self.library.synchronize(*results)
@@ -76,8 +78,7 @@ class Check:
         except Exception as error:
             yield "error", f"{type(error).__name__}: {error}"
             return
-        for i, (name, got) in enumerate(zip(trial.names, numbers, strict=True)):
-            found = trial.compare(i, got)
+        for name, found in zip(trial.names, trial.compare(numbers), strict=True):
             if row is not None and found.ok:
                 row.share, row.ulp = max(row.share, found.share), max(row.ulp, found.ulp)
                 row.elements += found.count
@@ -87,21 +88,24 @@ class Check:
             if not intact():
                 yield "canary", f"{name}: memory beside the output was written"
         for name, bits in before.items():
-            if not np.array_equal(bits, self.library.bits(call.values[name])):
+            if bits != self.library.digest(call.values[name]):
                 yield "inputs", f"{name}: the kernel changed its input"
         yield from self._aliases(trial, call, results)
 
     def _aliases(self, trial: Trial, call: Call, results: Sequence[Any]) -> Iterator[tuple[str, str]]:
         """Results that share memory with each other or with inputs, but for those that are equal anyway."""
-        arrays: list[tuple[str, Any, Any]] = list(zip(trial.names, results, trial.outputs, strict=True))
-        arrays += [(n, x, trial.case.wide.get(n)) for n, x in call.values.items() if _is_array(x)]
+        outputs = [None] * len(results) if trial.large else trial.outputs
+        arrays: list[tuple[str, Any, Any]] = list(zip(trial.names, results, outputs, strict=True))
+        inputs = {} if trial.large else trial.case.wide
+        arrays += [(n, x, inputs.get(n)) for n, x in call.values.items() if _is_array(x)]
         known = [(n, r, v) for n, x, v in arrays if (r := self.library.pointer_range(x)) is not None]
         for i, (name, (start, end), value) in enumerate(known):
             if name not in trial.names:
                 break
             for other, (first, last), same in known[i + 1 :]:
                 moved = (
-                    same is not None
+                    value is not None
+                    and same is not None
                     and value.size == same.size
                     and np.array_equal(value.ravel(), same.ravel(), equal_nan=True)
                 )
@@ -113,18 +117,18 @@ class Check:
         trial, kernel = self.trial(case)
         row = self._row(case)
         row.cases += 1
+        found = list(self.problems(trial, kernel, row, strided=strided))
         row.empty += trial.empty
         row.blind += trial.blind and not trial.empty
-        if len(self.trials) < PLANTED and not trial.empty and not trial.blind:
-            self.trials.append(trial)
-        found = list(self.problems(trial, kernel, row, strided=strided))
         row.failed += bool(found)
+        if len(self.trials) < PLANTED and not trial.empty and not trial.blind and not trial.large:
+            self.trials.append(trial)
         for kind, text in found:
             first = not any(f.kind == kind for f in self.report.findings)
             smaller = shrink(case, partial(self._has, kind)) if first and not strided else case
             if smaller is not case:
                 text = next(t for k, t in self.problems(*self.trial(smaller)) if k == kind)
-            self.report.findings.append(Finding(kind, text, self.repeat(_address(smaller))))
+            self.report.findings.append(Finding(kind, text, self.repeat(address_of(smaller) + STRIDED * strided)))
 
     def _has(self, kind: str, case: Case) -> bool:
         """Whether a case has a problem of a kind."""
@@ -142,7 +146,7 @@ class Check:
             return
         if not all(np.array_equal(a, b) for a, b in zip(bits, later, strict=True)):
             self.report.findings.append(
-                Finding("stale", "a later call changed an earlier result", self.repeat(_address(case)))
+                Finding("stale", "a later call changed an earlier result", self.repeat(address_of(case)))
             )
         same = all(np.array_equal(a, b) for a, b in zip(bits, again, strict=True))
         self.report.repeats = same and self.report.repeats is not False
@@ -150,14 +154,16 @@ class Check:
     def batches(self, case: Case) -> None:
         """Whether a part of the batch alone has the bits that it has in the whole."""
         case = quantised(case, self.format)
-        dim = batch_dimension(case)
+        dim = next(
+            (d for d in independent_dimensions(case.op, case.which) if d == ELEMENTS or case.values[d] > 1), None
+        )
         if dim is None:
             return
+        n = case.shape(case.signature.outputs[0])[0] if dim == ELEMENTS else case.values[dim]
         try:
-            whole, part = (self.bits(c)[1] for c in (case, halved(case, dim)))
+            whole, part = (self.bits(c)[1] for c in (case, part_of(case, dim, n // 2, n)))
         except Exception:
             return
-        n = case.values[dim]
         for array, a, b in zip(case.signature.outputs, whole, part, strict=True):
             kept = a.reshape(case.shape(array)).take(range(n // 2, n), array.dims.index(dim))
             same = np.array_equal(kept, b.reshape(kept.shape))
@@ -179,7 +185,7 @@ class Check:
                     self.report.batches = False
                 elif share > 1:
                     text = f"{law.text} does not hold: {where}"
-                    self.report.findings.append(Finding("law", text, self.repeat(_address(case))))
+                    self.report.findings.append(Finding("law", text, self.repeat(address_of(case))))
                     break
 
     def _row(self, case: Case) -> Row:
@@ -219,57 +225,9 @@ def _reversed(x: np.ndarray | None) -> np.ndarray | None:
     return x if x is None or x.dtype.kind != "f" else np.ascontiguousarray(x[..., ::-1])
 
 
-def batch_dimension(case: Case) -> str | None:
-    """A dimension along which results do not depend on each other: those of a part of the arrays are a part of all."""
-    sig = case.signature
-    for dim in sig.dims:
-        n = case.values.get(dim)
-        if not isinstance(n, int) or n < 2 or sig.lists or not all(dim in o.dims for o in sig.outputs):
-            continue
-        if any(
-            dim in names_in(item)
-            for a in (*sig.inputs, *sig.outputs)
-            for item in a.dims
-            if item != dim and not item.startswith("*")
-        ):
-            continue
-        part = halved(case, dim)
-        try:
-            with np.errstate(all="ignore"):
-                outs = [call_reference(c.reference, c.wide, c.values) for c in (case, part)]
-        except (IndexError, TypeError, ValueError):  # the dimension is more than a batch
-            continue
-        whole, less = (o if isinstance(o, (tuple, list)) else (o,) for o in outs)
-        kept = [np.take(w, range(n // 2, n), o.dims.index(dim)) for o, w in zip(sig.outputs, whole, strict=True)]
-        if all(
-            a.shape == b.shape and np.allclose(a, b, 1e-12, 0, equal_nan=True) for a, b in zip(kept, less, strict=True)
-        ):
-            return dim
-    return None
-
-
-def halved(case: Case, dim: str) -> Case:
-    """The case with the second half of a dimension alone."""
-    n = case.values[dim]
-
-    def part(group: Mapping[str, Any], arrays: Sequence[Any]) -> dict[str, Any]:
-        dims = {a.name: a.dims for a in arrays}
-        return {
-            k: x if x is None or dim not in dims[k] else np.take(x, range(n // 2, n), dims[k].index(dim))
-            for k, x in group.items()
-        }
-
-    sig = case.op.signature
-    cotangents = {k: replace(sig.outputs[i], name=k) for i, k in enumerate(case.cotangents)}
-    return replace(
-        case, dims={**case.dims, dim: n - n // 2}, inputs=part(case.inputs, sig.inputs),
-        cotangents=part(case.cotangents, list(cotangents.values())), given=None,
-    )  # fmt: skip
-
-
-def _address(case: Case) -> str:
+def address_of(case: Case) -> str:
     """A case in a few words: direction, seed, data class, size, and lengths where it was made smaller."""
-    lengths = f"; {', '.join(f'{k}={v}' for k, v in case.values.items())}" if case.size == "shrunk" else ""
+    lengths = f"; {', '.join(f'{k}={v}' for k, v in lengths_of(case).items())}" if case.size == "shrunk" else ""
     size = case.command if case.size == "shrunk" else case.size
     return f"{case.which}:{case.seed}:{case.data}:{size}{lengths}".replace("forward:", "")
 
@@ -284,17 +242,13 @@ def case_at(op: Op, address: str) -> Case:
     case = draw_case(op, int(parts[0]), parts[1], parts[2], which)
     if not lengths.strip():
         return case
-    given = dict(
-        item.split("=", 1)
-        for item in lengths.replace(" ", "").replace("[", "").replace("]", "").split(",")
-        if "=" in item
-    )
-    values = {
-        k: type(case.values[k])(given[k]) if isinstance(case.values[k], (int, float)) else case.values[k]
-        for k in case.values
-        if k in given
-    }
-    found = resized(case, {**case.values, **values})
+    known = lengths_of(case)
+    given = dict(item.split("=", 1) for item in re.sub(r"\[[^]]*\]|\s", "", lengths).split(",") if "=" in item)
+    if unknown := sorted(set(given) - set(known)):
+        raise ValueError(f"case={address!r}: {op.name} has no {unknown[0]}; it has {', '.join(known)}")
+    lists = {k: [int(n) for n in v.split(",") if n.strip()] for k, v in re.findall(r"(\w+)=\[([^]]*)\]", lengths)}
+    numbers = {k: type(known[k])(v) for k, v in given.items() if v and isinstance(known[k], (int, float))}
+    found = resized(case, {**known, **lists, **numbers})
     if found is None:
         raise ValueError(f"case={address!r}: {op.name} refuses these lengths")
     return found
@@ -356,11 +310,11 @@ def check(
         rule = arguments if which == "forward" else backward_arguments
         judge = Check(kernel, row, which, library, fmt, out, model, rule, report, repeat)
         if case is not None:
-            chosen = case_at(row, case)
+            chosen = case_at(row, case.removesuffix(STRIDED))
             if chosen.which == which:
-                judge.run(chosen)
+                judge.run(chosen, strided=case.endswith(STRIDED))
             continue
-        drawn = list(_drawn(row, which, cases, data, empty, seed))
+        drawn = list(drawn_cases(row, which, cases, data, empty, seed))
         for i, each in enumerate(drawn):
             judge.run(each, strided=i % 5 == 4 and library.mutable)
             if i % 8 == 3:
@@ -377,7 +331,7 @@ def check(
     return report
 
 
-def _drawn(op: Op, which: str, cases: Any, data: Any, empty: bool, seed: int) -> Iterator[Case]:
+def drawn_cases(op: Op, which: str, cases: Any, data: Any, empty: bool, seed: int) -> Iterator[Case]:
     """The cases of a check: sizes and data classes in turn."""
     counts = (
         dict(cases)
@@ -386,7 +340,8 @@ def _drawn(op: Op, which: str, cases: Any, data: Any, empty: bool, seed: int) ->
     )
     if unknown := sorted(set(counts) - set(SIZES)):
         raise ValueError(f"cases={cases!r}: no size {unknown[0]!r}; there are {', '.join(SIZES)}")
-    classes = [data] if isinstance(data, str) else list(data_classes(op, which) if data is None else data)
+    own = (*data_classes(op, which), *(["offset"] if op.bound_of(which).kind not in ("exact", "moved") else []))
+    classes = [data] if isinstance(data, str) else list(own if data is None else data)
     for size, count in counts.items():
         made = tried = 0
         while made < count and tried < 4 * count + 8:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tlspec.arrays import Arrays
-from tlspec.cases import Case
+from tlspec.drawn import Case
 from tlspec.formats import FORMATS, Format
 
 Adapter = Callable[[Callable[..., Any], Mapping[str, Any]], Any]
@@ -107,7 +107,7 @@ class Kernel:
             if x is None:
                 values[name] = None
             elif x.dtype.kind == "f":
-                values[name] = self.arrays.make(x.astype(np.float64), format, strided=strided and self.arrays.mutable)
+                values[name] = self.arrays.make(x, format, strided=strided and self.arrays.mutable)
             else:
                 values[name] = self.arrays.integers(x)
         for name, value in case.values.items():
@@ -149,4 +149,4 @@ class Kernel:
         found = self.arrays.shape(result)
         if tuple(n for n in found if n != 1) != tuple(n for n in shape if n != 1):
             raise Failure(f"{name}: a result of shape {found}, expected {shape}")
-        return self.arrays.values(result).reshape(shape)
+        return self.arrays.numbers(result).reshape(shape)

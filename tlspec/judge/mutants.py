@@ -128,7 +128,7 @@ def sensitivity(trials: list[Trial]) -> dict[str, tuple[int, int]]:
             if all(np.array_equal(a, b, equal_nan=True) for a, b in zip(results, right, strict=True)):
                 continue
             changed += 1
-            caught += not all(trial.compare(i, r).ok for i, r in enumerate(results))
+            caught += not all(c.ok for c in trial.compare(results))
         if changed:
             found[name] = caught, changed
     return found

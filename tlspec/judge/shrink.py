@@ -5,12 +5,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tlspec.cases import Case, build_case, refused_by, shape_of
 from tlspec.data import generator
+from tlspec.drawn import Case, build_case, refused_by, shape_of
 from tlspec.draws import Draw
 
 #: calls of the kernel that a search may cost
 CALLS = 150
+
+
+def lengths_of(case: Case) -> dict[str, Any]:
+    """What a case's sizes follow from, and its parameters; an elementwise one has a number n of elements."""
+    n = {"n": math.prod(case.shape(case.signature.outputs[0]))} if case.op.signature.elementwise else {}
+    return {**n, **case.values}
 
 
 def resized(case: Case, values: Mapping[str, Any]) -> Case | None:
@@ -65,15 +71,16 @@ def _smaller(values: Mapping[str, Any], names: list[str]) -> Iterator[dict[str, 
 def shrink(case: Case, fails: Callable[[Case], bool]) -> Case:
     """The smallest case that a greedy search finds, of those of which `fails` holds; the case itself where none does."""
     best, calls = case, 0
-    names = [n.lstrip("*") for n in case.op.signature.dims] or list(case.dims)
+    names = ["n"] if case.op.signature.elementwise else [n.lstrip("*") for n in case.op.signature.dims]
+    known = lengths_of(case)
     progress = True
     while progress and calls < CALLS:
         progress = False
-        for values in _smaller(best.values, [n for n in names if n in best.values]):
+        for values in _smaller(known, [n for n in names if n in known]):
             smaller = resized(case, values)
             calls += 1
             if smaller is not None and fails(smaller):
-                best, progress = smaller, True
+                best, known, progress = smaller, values, True
                 break
             if calls >= CALLS:
                 break

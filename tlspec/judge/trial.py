@@ -1,61 +1,97 @@
 """One call of a kernel, in a number format: its arguments, the reference, and how far from it the result may be."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from tlspec.bounds import F64, call_reference
-from tlspec.cases import Case
-from tlspec.compare import Comparison, compare
+from tlspec.compare import Comparison, compare, joined
+from tlspec.drawn import Case, Expected
 from tlspec.formats import Format
+from tlspec.judge.blocks import LARGE, blocks_of, elements_of
 from tlspec.running import ErrorArray, Model, track_call
 
 #: numbers in which the reference of a float64 kernel is computed
 WIDE = np.longdouble
 
 
-@dataclass(frozen=True)
 class Trial:
-    """A case and what its results are held to. `bounded` is a model of the kernel, or None for the bound of the row itself."""
+    """A case in a number format, and what its results are held to: a kernel within `model`, or, without one, the row's own bound
+    for float32. `out` is the format of the results. `taken` are the names that a gradient's function takes: what the row's rule
+    reads besides, it computes itself, with its own errors."""
 
-    case: Case
-    format: Format
-    outputs: tuple[F64, ...]
-    tolerances: tuple[F64, ...]
-    signed_zeros: bool
-    bits: tuple[np.ndarray | None, ...]
+    def __init__(self, case: Case, out: Format, model: Model | None, taken: Collection[str] | None = None):
+        self.case, self.format, self.model, self.taken = case, out, model, taken
+        self.names = tuple(a.name for a in case.signature.outputs)
+        self.shapes = tuple(case.shape(a) for a in case.signature.outputs)
+        self.empty = not any(math.prod(s) for s in self.shapes)
+        self.large = elements_of(case) > LARGE
+        #: elements of which something was to be told, and those whose bound exceeds the answer; counted as they are compared
+        self._counted = self._unseen = 0
+
+    @cached_property
+    def expected(self) -> Expected:
+        """The reference and the tolerances. Computed once."""
+        return self._expected(self.case)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(a.name for a in self.case.signature.outputs)
+    def outputs(self) -> tuple[F64, ...]:
+        return self.expected.outputs
 
     @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(o.shape for o in self.outputs)
-
-    @property
-    def empty(self) -> bool:
-        return not any(o.size for o in self.outputs)
+    def tolerances(self) -> tuple[F64, ...]:
+        return self.expected.tolerances
 
     @property
     def blind(self) -> bool:
         """Whether the bound exceeds the answer for most elements, so that zeros would pass: the case tells nothing."""
-        counted = unseen = 0
-        for r, t in zip(self.outputs, self.tolerances, strict=True):
-            told = np.isfinite(r) & ((r != 0) | (t >= self.format.least_normal))
-            counted += int(np.count_nonzero(told))
-            unseen += int(np.count_nonzero(told & (t >= np.abs(r))))
-        return 2 * unseen > counted
+        if not self._counted and not self.large:
+            self._count(self.expected)
+        return 2 * self._unseen > self._counted
 
-    def compare(self, index: int, got: np.ndarray) -> Comparison:
-        """One output's numbers (float64) with the reference."""
-        args = self.outputs[index], self.tolerances[index]
-        fixed = self.bits[index]
-        if fixed is not None and self.format.name == "float32":
-            return compare(got.astype(np.float32), *args, signed_zeros=self.signed_zeros, bits=fixed)
-        return compare(got, *args, signed_zeros=self.signed_zeros, format=self.format)
+    def _count(self, expected: Expected) -> None:
+        for r, t in zip(expected.outputs, expected.tolerances, strict=True):
+            told = np.isfinite(r) & ((r != 0) | (t >= self.format.least_normal))
+            self._counted += int(np.count_nonzero(told))
+            self._unseen += int(np.count_nonzero(told & (t >= np.abs(r))))
+
+    def compare(self, numbers: Sequence[np.ndarray]) -> list[Comparison]:
+        """The results' numbers, in their own type or as float64, with the reference; of a large case block by block."""
+        if not self.large:
+            return [self._compared(self.expected, i, got) for i, got in enumerate(numbers)]
+        found: list[list[Comparison]] = [[] for _ in numbers]
+        for part, places in blocks_of(self.case):
+            expected = self._expected(part)
+            self._count(expected)
+            for i, (got, place) in enumerate(zip(numbers, places, strict=True)):
+                found[i].append(_at(self._compared(expected, i, got[place]), place))
+        return [joined(each) for each in found]
+
+    def _compared(self, expected: Expected, i: int, got: np.ndarray) -> Comparison:
+        args = got, expected.outputs[i], expected.tolerances[i]
+        if expected.bits[i] is not None and self.format.name == "float32":
+            return compare(got.astype(np.float32), *args[1:], signed_zeros=expected.signed_zeros, bits=expected.bits[i])
+        return compare(*args, signed_zeros=expected.signed_zeros, format=self.format)
+
+    def _expected(self, case: Case) -> Expected:
+        if self.model is not None:
+            try:
+                return _tracked_results(case, self.format, self.model, self.taken)
+            except (AttributeError, TypeError):
+                if case.op.family == "user":  # whose reference can be written otherwise
+                    raise
+        return case.expected
+
+
+def _at(found: Comparison, place: Sequence[slice]) -> Comparison:
+    """A block's outcome with its index in the whole."""
+    if found.index is None:
+        return found
+    return replace(found, index=tuple(i + (s.start or 0) for i, s in zip(found.index, place, strict=True)))
 
 
 def quantised(case: Case, format: Format) -> Case:
@@ -63,6 +99,8 @@ def quantised(case: Case, format: Format) -> Case:
 
     def fit(x: np.ndarray | None, index: int) -> np.ndarray | None:
         if x is None or x.dtype.kind != "f":
+            return x
+        if format.name == "float32" and x.dtype == np.float32:
             return x
         wide = x.astype(np.float64)
         if format.precision > 24:
@@ -86,26 +124,8 @@ def quantised(case: Case, format: Format) -> Case:
     return replace(made, given={r: known[r] for r in case.op.rule.reads})
 
 
-def trial_of(
-    case: Case, format: Format, model: Model | None, *, results: Format | None = None, taken: Collection[str] | None = None
-) -> Trial:  # fmt: skip
-    """The trial of a quantised case: of a kernel within the model, or, without one, by the row's own bound for float32.
-
-    `results` is the format of the results, where it is another. `taken` are the names that a gradient's function takes: what the
-    row's rule reads besides, it computes itself, with its own errors."""
-    out = results or format
-    if model is not None:
-        try:
-            return _tracked_trial(case, out, model, taken)
-        except (AttributeError, TypeError):
-            if case.op.family == "user":  # whose reference can be written otherwise
-                raise
-    e = case.expected
-    return Trial(case, out, e.outputs, e.tolerances, e.signed_zeros, e.bits)
-
-
-def _tracked_trial(case: Case, out: Format, model: Model, taken: Collection[str] | None) -> Trial:
-    """The trial by running error analysis. Raises TypeError or AttributeError where the reference is not known to it."""
+def _tracked_results(case: Case, out: Format, model: Model, taken: Collection[str] | None) -> Expected:
+    """Reference and tolerances by running error analysis. Raises TypeError or AttributeError for what it does not know."""
     given: Mapping[str, Any] = case.wide
     if model.precision > 24:
         given = {n: a.astype(WIDE) if a is not None and a.dtype.kind == "f" else a for n, a in given.items()}
@@ -124,10 +144,8 @@ def _tracked_trial(case: Case, out: Format, model: Model, taken: Collection[str]
             arrays.update({n: known[n] for n in computed})
     made = track_call(case.reference, arrays, case.values)
     outputs, tolerances = [], []
-    signed = case.bound.kind in (
-        "exact",
-        "moved",
-    )  # of other results the order of operations decides the sign of a zero
+    # of other results the order of operations decides the sign of a zero
+    signed = case.bound.kind in ("exact", "moved")
     for array, o in zip(case.signature.outputs, made, strict=True):
         value = (
             np.broadcast_to(o.value, case.shape(array))
@@ -143,7 +161,7 @@ def _tracked_trial(case: Case, out: Format, model: Model, taken: Collection[str]
                 )
         outputs.append(value)
         tolerances.append(np.asarray(error, np.float64))
-    return Trial(case, out, tuple(outputs), tuple(tolerances), signed, (None,) * len(outputs))
+    return Expected(tuple(outputs), tuple(tolerances), signed, (None,) * len(outputs))
 
 
 def _tracked(x: Any, model: Model) -> Any:

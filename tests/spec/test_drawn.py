@@ -10,10 +10,10 @@ from numpy.testing import assert_raises_regex
 
 from tests import ROOT
 from tlrt.verify.verifier import directions
-from tlspec import cases, registry
+from tlspec import drawn, registry
 from tlspec.bounds import FREE
-from tlspec.cases import Case, Draw, build_case, data_classes, draw_case, draw_cases, fill, generator
 from tlspec.compare import compare
+from tlspec.drawn import Case, Draw, build_case, data_classes, draw_case, draw_cases, fill, generator
 from tlspec.registry import Op
 
 
@@ -35,7 +35,7 @@ def test_same_four_give_the_same_case(entry: tuple[Op, str]) -> None:
 
 def test_another_process_draws_the_same() -> None:
     code = (
-        "from tlspec.cases import *; from tlspec import registry; import hashlib; h = hashlib.sha256()\n"
+        "from tlspec.drawn import *; from tlspec import registry; import hashlib; h = hashlib.sha256()\n"
         "for r in registry.ops():\n"
         "    c = draw_case(r, 3, 'normal', 'small')\n"
         "    h.update(repr((c.dims, c.params)).encode())\n"
@@ -52,12 +52,12 @@ def test_another_process_draws_the_same() -> None:
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize("size", list(cases.SIZES))
+@pytest.mark.parametrize("size", list(drawn.SIZES))
 def test_cases_are_admissible(row: Op, size: str) -> None:
     seeds, which = (12, directions(row)) if size != "large" else (1, ["forward"])
     for case in (c for seed in range(seeds) for c in draw_cases(row, seed, "normal", size, which)):
-        assert cases.refused_by(row, case.values) is None
-        assert sum(x.size for x in case.inputs.values() if x is not None) <= cases.budget_of(row, size)
+        assert drawn.refused_by(row, case.values) is None
+        assert sum(x.size for x in case.inputs.values() if x is not None) <= drawn.budget_of(row, size)
         for a in case.signature.inputs:
             x = case.arguments[a.name]
             assert a.optional if x is None else x.shape == case.shape(a)
@@ -199,9 +199,9 @@ def test_integer_mode_is_exact() -> None:
 @pytest.mark.only(where=lambda row: row.contract.checks)
 def test_checks_can_be_broken(row: Op) -> None:
     for check in row.contract.checks:
-        values = cases.break_check(row, check)
+        values = drawn.break_check(row, check)
         assert values is not None, check.expression
-        assert cases.refused_by(row, values) is check
+        assert drawn.refused_by(row, values) is check
 
 
 @pytest.mark.parametrize("data", ["normal", "integers", "special"])

@@ -1,0 +1,124 @@
+"""Cases in parts: along dimensions in which results do not depend on each other, a large case is judged block by block."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from tlspec.bounds import call_reference
+from tlspec.drawn import Case, draw_case, shape_of
+from tlspec.expressions import names_in
+from tlspec.registry import Op
+from tlspec.signature import Array
+
+#: numbers of all arrays of a case beyond which it is judged in blocks; of an output and of any array of a block
+LARGE, OUTPUT, ARRAY = 2**21, 2**18, 2**20
+#: the dimension of elementwise operations
+ELEMENTS = "*"
+
+
+def part_of(case: Case, dim: str, start: int, stop: int) -> Case:
+    """The case from `start` to `stop` of a dimension alone."""
+
+    def part(group: Mapping[str, Any], arrays: Sequence[Array]) -> dict[str, Any]:
+        dims = {a.name: a.dims for a in arrays}
+        index = slice(start, stop)
+        return {
+            k: x if x is None or dim not in dims[k] else x[(slice(None),) * dims[k].index(dim) + (index,)]
+            for k, x in group.items()
+        }
+
+    sig, own = case.op.signature, case.signature
+    cotangents = [replace(sig.outputs[i], name=k) for i, k in enumerate(case.cotangents)]
+    dims = {**case.dims, dim: stop - start} if dim in case.dims else dict(case.dims)
+    return replace(
+        case, dims=dims, inputs=part(case.inputs, sig.inputs), cotangents=part(case.cotangents, cotangents),
+        given=None if case.given is None else part(case.given, own.inputs),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def independent_dimensions(op: Op, which: str) -> tuple[str, ...]:
+    """The dimensions in which results do not depend on each other: those of a part of the arrays are a part of the results. They
+    are found by trying on small cases."""
+    sig = op.signature_of(which)
+    if op.signature.elementwise:
+        return () if sig.lists or any(o.dims != (ELEMENTS,) for o in sig.outputs) else (ELEMENTS,)
+    found = []
+    for dim in op.signature.dims:
+        arrays = (*sig.inputs, *sig.outputs)
+        mixed = any(
+            dim in names_in(item) for a in arrays for item in a.dims if item != dim and not item.startswith("*")
+        )
+        if not dim.startswith("*") and not sig.lists and not mixed and all(dim in o.dims for o in sig.outputs):
+            tried = [_is_independent(case, dim) for case in _examples(op, which, dim)]
+            if tried and all(tried):
+                found.append(dim)
+    return tuple(found)
+
+
+def _examples(op: Op, which: str, dim: str) -> Iterator[Case]:
+    """Up to four small cases with more than one place along a dimension."""
+    drawn = (draw_case(op, seed, "normal", "small", which) for seed in range(40))
+    for _, case in zip(range(4), (c for c in drawn if c.values[dim] > 1 and all(c.dims.values())), strict=False):
+        yield case
+
+
+def _is_independent(case: Case, dim: str) -> bool:
+    n = case.values[dim]
+    try:
+        with np.errstate(all="ignore"):
+            outs = [call_reference(c.reference, c.wide, c.values) for c in (case, part_of(case, dim, n // 2, n))]
+    except (IndexError, TypeError, ValueError):  # the dimension is more than a batch
+        return False
+    whole, less = (o if isinstance(o, (tuple, list)) else (o,) for o in outs)
+    kept = [np.take(w, range(n // 2, n), o.dims.index(dim)) for o, w in zip(case.signature.outputs, whole, strict=True)]
+    return all(
+        a.shape == b.shape and np.allclose(a, b, 1e-12, 0, equal_nan=True) for a, b in zip(kept, less, strict=True)
+    )
+
+
+def elements_of(case: Case) -> int:
+    """The numbers of all arrays of a case."""
+    arrays = (*case.inputs.values(), *case.cotangents.values())
+    return sum(x.size for x in arrays if x is not None) + sum(math.prod(case.shape(a)) for a in case.signature.outputs)
+
+
+def blocks_of(case: Case) -> Iterator[tuple[Case, list[tuple[slice, ...]]]]:
+    """The case in blocks, each with the places of its outputs; the whole case where it is small or cannot be divided."""
+    outputs = case.signature.outputs
+    dims = independent_dimensions(case.op, case.which) if elements_of(case) > LARGE else ()
+    if not dims:
+        yield case, [(slice(None),) * len(case.shape(a)) for a in outputs]
+        return
+    lengths = {d: math.prod(case.shape(outputs[0])) if d == ELEMENTS else case.values[d] for d in dims}
+    steps = dict(lengths)
+    arrays = [(a, OUTPUT) for a in outputs] + [(a, ARRAY) for a in case.signature.inputs]
+    while any(_size(case, a, steps) > most for a, most in arrays) and max(steps.values()) > 1:
+        longest = max(steps, key=lambda d: steps[d])
+        steps[longest] = -(-steps[longest] // 2)
+    for starts in product(*(range(0, lengths[d], steps[d]) for d in dims)):
+        part, place = case, {}
+        for dim, start in zip(dims, starts, strict=True):
+            place[dim] = slice(start, min(start + steps[dim], lengths[dim]))
+            part = part_of(part, dim, place[dim].start, place[dim].stop)
+        yield part, [tuple(place.get(d, slice(None)) for d in _axes(case, a)) for a in outputs]
+
+
+def _size(case: Case, array: Array, steps: Mapping[str, int]) -> int:
+    if array.elementwise:
+        return steps[ELEMENTS]
+    return math.prod(shape_of(array, {**case.values, **steps}))
+
+
+def _axes(case: Case, array: Array) -> Sequence[str]:
+    """The name of each axis of an output."""
+    return (
+        array.dims
+        if not any(d.startswith("*") for d in array.dims) or array.elementwise
+        else [""] * len(case.shape(array))
+    )
