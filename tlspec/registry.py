@@ -124,6 +124,8 @@ class Op:
     no_vjp: str | None = None
     #: the forward's exported C name ends in "_fwd"
     fwd: bool = False
+    #: other formulas for the same, by "forward" or "vjp": a kernel that follows one of them has its errors
+    formulas: dict[str, list[Callable[..., Any]]] = field(default_factory=lambda: {"forward": [], "vjp": []})
 
     def __call__(self, *arrays: Any, **parameters: Any) -> Any:
         """The operation itself, in float64: inputs in order, then dimensions and parameters that the reference names, by keyword or
@@ -159,6 +161,16 @@ class Op:
     @property
     def outputs_on_device(self) -> bool:
         return any(not o.host for o in self.signature.outputs)
+
+    def formula(self, which: str = "forward") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Declares another formula for "forward" or "vjp", of the reference's arguments: one in common use, whose rounding errors
+        are other than the reference's. The judge allows the largest of all."""
+
+        def register(function: Callable[..., Any]) -> Callable[..., Any]:
+            self.formulas[which].append(function)
+            return function
+
+        return register
 
     def vjp(
         self,

@@ -14,13 +14,15 @@ import pytest
 
 import tlspec
 from tests import ROOT
-from tlspec import registry
+from tlspec import arrays, registry
 from tlspec.drawn import draw_case
 from tlspec.formats import FORMATS
 from tlspec.judge import Report, check
 from tlspec.judge.arithmetic import arithmetic
 from tlspec.judge.blocks import blocks_of, independent_dimensions
 from tlspec.judge.example import Example
+from tlspec.judge.kernel import Kernel
+from tlspec.judge.probe import Accumulator, accumulator_of
 from tlspec.judge.shrink import resized
 from tlspec.judge.trial import Trial
 
@@ -374,3 +376,30 @@ def test_the_plugin(tmp_path: Path) -> None:
     assert "repeat: pytest --tlspec-repro='2:normal:small'" in found
     found = run("-k", "drawn", "-p", "_hypothesis_pytestplugin")
     assert "rows=1, cols=4'" in found, found
+
+
+def cut_off(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+    """A product whose sums keep 24 bits and cut off the rest."""
+    total = np.zeros((A.shape[0], B.shape[1]))
+    for k in range(A.shape[1]):
+        fraction, exponent = np.frexp(total + A[:, k : k + 1].astype(float) * B[k])
+        total = np.ldexp(np.trunc(np.ldexp(fraction, 24)), exponent - 24)
+    return total.astype(np.float32)
+
+
+def in_float16(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+    total = np.zeros((A.shape[0], B.shape[1]), np.float16)
+    for k in range(A.shape[1]):
+        total = total + (A[:, k : k + 1] * B[k]).astype(np.float16)
+    return total.astype(np.float32)
+
+
+@pytest.mark.parametrize(("kernel", "bits", "to_nearest"), [
+    (np.matmul, 24, True), (cut_off, 24, False), (in_float16, 11, True),
+    (lambda A, B: (A.astype(float) @ B).astype(np.float32), 53, True),
+])  # fmt: skip
+def test_the_probe_finds_the_accumulator(kernel: Callable[..., Any], bits: int, to_nearest: bool) -> None:
+    row = registry.get("matmul")
+    found = accumulator_of(lambda case: Kernel(kernel, arrays.get("numpy"), case), row, FORMATS["float32"])
+    assert found == Accumulator(bits, to_nearest)
+    assert check(kernel, "matmul", accumulate="probe").ok == (bits >= 24)

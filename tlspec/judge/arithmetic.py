@@ -1,7 +1,8 @@
 """What is assumed of a kernel's arithmetic when its author says no more, and the words in which more can be said.
 
 Left to itself the judge allows sums in any order, the function errors that the documentation of CUDA and of the vector libraries
-allows, and intermediate results in float32 (in float64 for a float64 kernel). Tighter words give tighter tolerances.
+allows, and intermediate results in float32 (in float64 for a float64 kernel); sums of narrower numbers may be those of tensor
+cores. Tighter words give tighter tolerances.
 
 ===================  =========================================================================================================
 ``accumulate=``      how products are summed
@@ -14,6 +15,7 @@ allows, and intermediate results in float32 (in float64 for a float64 kernel). T
 ``"tensorcore"``     the weaker of the two
 ``"fp8"``            8-bit tensor cores of Hopper: 14 bits, the rest cut off
 ``"promoted:128"``   the same for 128 terms at a time, the partial sums added in float32
+``"probe"``          what :mod:`tlspec.judge.probe` finds, but no fewer bits than float32 or tensor cores have
 ===================  =========================================================================================================
 
 Sources for tensor cores: Fasi, Higham, Mikaitis and Pranesh, PeerJ Comput. Sci. 7, 2021; Khattak and Mikaitis, arXiv:2407.18387;
@@ -81,7 +83,8 @@ def arithmetic(
     ValueError for a word that is not known."""
     fmt = formats.get(format)
     between = formats.get(intermediate or ("float64" if fmt.precision > 24 else "float32"))
-    name, _, chunk = (accumulate or between.name).partition(":")
+    tensor_cores = fmt.precision < 24 and not intermediate  # where products of such numbers are summed
+    name, _, chunk = (accumulate or ("tensorcore" if tensor_cores else between.name)).partition(":")
     if name == "promoted":
         bits, to_nearest = ACCUMULATORS["fp8"]
     elif name in ACCUMULATORS:

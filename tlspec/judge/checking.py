@@ -17,6 +17,7 @@ from tlspec.judge.arithmetic import arithmetic
 from tlspec.judge.blocks import ELEMENTS, independent_dimensions, part_of
 from tlspec.judge.kernel import Adapter, Call, Failure, Kernel
 from tlspec.judge.mutants import sensitivity
+from tlspec.judge.probe import accumulator_of, word_of
 from tlspec.judge.report import Finding, Report, Row
 from tlspec.judge.shrink import lengths_of, resized, shrink
 from tlspec.judge.subject import subject_of
@@ -283,6 +284,9 @@ def check(
     row = subject_of(op, reference, inputs)
     fmt, library = formats.get(dtype), arrays.get(array)
     out = fmt if out_dtype is None else formats.get(out_dtype)
+    if accumulate == "probe":
+        found = accumulator_of(lambda c: Kernel(function, library, c, arguments), row, fmt)
+        accumulate = word_of(found) if found is not None else ""
     model = None if bound == "row" else arithmetic(
         fmt, accumulate=accumulate, height=height, ulp=ulp, products=products, intermediate=intermediate, flush=flush
     )  # fmt: skip

@@ -120,7 +120,10 @@ class Kernel:
 
     def __call__(self, call: Call) -> list[Any]:
         """The results, one for each output. Raises Failure where there are too few."""
-        values = {**call.values, **call.outputs}
+        with np.errstate(all="ignore"):
+            return self._called(call, {**call.values, **call.outputs})
+
+    def _called(self, call: Call, values: dict[str, Any]) -> list[Any]:
         if self.adapter is not None:
             returned = self.adapter(self.function, values)
         else:

@@ -13,7 +13,7 @@ from tlspec.compare import Comparison, compare, joined
 from tlspec.drawn import Case, Expected
 from tlspec.formats import Format
 from tlspec.judge.blocks import LARGE, blocks_of, elements_of
-from tlspec.running import ErrorArray, Model, track_call
+from tlspec.running import ErrorArray, Model, error_of, track_call, value_of
 
 #: numbers in which the reference of a float64 kernel is computed
 WIDE = np.longdouble
@@ -143,25 +143,30 @@ def _tracked_results(case: Case, out: Format, model: Model, taken: Collection[st
             )
             arrays.update({n: known[n] for n in computed})
     made = track_call(case.reference, arrays, case.values)
+    others = [track_call(f, arrays, case.values) for f in case.op.formulas[case.which]]
     outputs, tolerances = [], []
-    # of other results the order of operations decides the sign of a zero
-    signed = case.bound.kind in ("exact", "moved")
-    for array, o in zip(case.signature.outputs, made, strict=True):
-        value = (
-            np.broadcast_to(o.value, case.shape(array))
-            if isinstance(o, ErrorArray)
-            else np.broadcast_to(o, case.shape(array))
-        )
-        error = np.broadcast_to(o.error, value.shape) if isinstance(o, ErrorArray) else np.zeros(value.shape)
-        value = value.astype(np.float64)
+    for i, array in enumerate(case.signature.outputs):
+        value, error = _parts(made[i], case.shape(array))
+        for other in others:
+            again, more = _parts(other[i], value.shape)
+            near = np.isfinite(value) & np.isfinite(again)
+            with np.errstate(invalid="ignore"):
+                moved = np.where(near, more + np.abs(again - value), np.where(np.isinf(more), np.inf, 0.0))
+            error = np.maximum(error, moved)
+        value, error = value.astype(np.float64), np.asarray(error, np.float64)
         if out.precision < model.precision:
-            with np.errstate(all="ignore"):
-                error = np.where(
-                    error > 0, error + out.spacing(np.abs(value) + np.where(np.isfinite(error), error, 0.0)) / 2, 0.0
-                )
+            finite = np.where(np.isfinite(error), error, 0.0)
+            error = np.where(error > 0, error + out.spacing(np.abs(value) + finite) / 2, 0.0)
         outputs.append(value)
-        tolerances.append(np.asarray(error, np.float64))
-    return Expected(tuple(outputs), tuple(tolerances), signed, (None,) * len(outputs))
+        tolerances.append(error)
+    # the order of operations decides the sign of a zero, and that of max(-0, +0) is left open by C
+    return Expected(tuple(outputs), tuple(tolerances), case.bound.kind == "moved", (None,) * len(outputs))
+
+
+def _parts(x: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
+    """Value and error of a result, which may be plain."""
+    value = np.broadcast_to(value_of(x), shape)
+    return value, np.broadcast_to(error_of(x), shape)
 
 
 def _tracked(x: Any, model: Model) -> Any:

@@ -526,6 +526,11 @@ def sigmoid(x):
     return expit(x)
 
 
+@sigmoid.formula()
+def _plain_sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
 @sigmoid.vjp("out, g -> gx", bound=ulp(1, floor=lambda g: np.abs(g) * TINY / 2))
 def sigmoid_vjp(out, g):
     """gx = g · out · (1 - out)."""
@@ -549,6 +554,11 @@ def tanh_vjp(out, g):
     return g * (1 - out) * (1 + out)
 
 
+@tanh.formula("vjp")
+def _plain_tanh_vjp(out, g):
+    return g * (1 - out * out)
+
+
 @op("x[*] -> out[*]", bound=ulp(1))
 def softplus(x):
     """Smooth rectifier.
@@ -558,6 +568,16 @@ def softplus(x):
     Shapes: x and out alike, any shape; an empty x gives an empty out.
     Special values: -inf gives +0, inf gives inf. Subnormal results are kept."""
     return _softplus(x)
+
+
+@softplus.formula()
+def _plain_softplus(x):
+    return np.log1p(np.exp(x))
+
+
+@softplus.formula("vjp")
+def _plain_softplus_vjp(x, g):
+    return g * (np.exp(x) / (1 + np.exp(x)))
 
 
 # 0.85 spacings of σ are up to 1.7 of the product, which rounds once more
@@ -576,6 +596,17 @@ def silu(x):
     Shapes: x and out alike, any shape; an empty x gives an empty out.
     Special values: -inf gives -0, its limit; inf gives inf."""
     return np.where(x == -np.inf, -0.0, np.where(x < -745, 0 * x, x) * expit(x))
+
+
+@silu.formula()
+def _plain_silu(x):
+    return x * _plain_sigmoid(x)
+
+
+@silu.formula("vjp")
+def _plain_silu_vjp(x, g):
+    s = _plain_sigmoid(x)
+    return g * s * (1 + x * (1 - s))
 
 
 def _silu_slope(x: F64) -> F64:
@@ -609,6 +640,17 @@ def gelu(x):
     Shapes: x and out alike, any shape; an empty x gives an empty out.
     Special values: -inf gives -0, its limit; inf gives inf."""
     return np.where(x == -np.inf, -0.0, np.where(x < -30, 0 * x, x) * expit(_gelu_twice(x)))
+
+
+@gelu.formula()
+def _plain_gelu(x):
+    return 0.5 * x * (1 + np.tanh(GELU_SLOPE * (x + GELU_CUBIC * x**3)))
+
+
+@gelu.formula("vjp")
+def _plain_gelu_vjp(x, g):
+    t = np.tanh(GELU_SLOPE * (x + GELU_CUBIC * x**3))
+    return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * (GELU_SLOPE * (1 + 3 * GELU_CUBIC * x**2)))
 
 
 def _gelu_slope(x: F64) -> F64:
@@ -708,6 +750,16 @@ def gelu_erf(x):
     Shapes: x and out alike, any shape; an empty x gives an empty out.
     Special values: -inf gives -0, its limit; inf gives inf."""
     return np.where(x == -np.inf, -0.0, np.where(x < -30, 0 * x, x) * _normal_cdf(x))
+
+
+@gelu_erf.formula()
+def _plain_gelu_erf(x):
+    return 0.5 * x * (1 + _erf(x * np.sqrt(0.5)))
+
+
+@gelu_erf.formula("vjp")
+def _plain_gelu_erf_vjp(x, g):
+    return g * (0.5 * (1 + _erf(x * np.sqrt(0.5))) + x * (np.exp(-0.5 * x * x) / np.sqrt(2 * np.pi)))
 
 
 def _gelu_erf_slope(x: F64) -> F64:
@@ -897,6 +949,17 @@ def mish(x):
     Special values: -inf gives -0, its limit; inf gives inf."""
     _, _, n = _mish_parts(x)
     return np.maximum(x, -300) * (n / (n + 2))
+
+
+@mish.formula()
+def _plain_mish(x):
+    return x * np.tanh(_plain_softplus(x))
+
+
+@mish.formula("vjp")
+def _plain_mish_vjp(x, g):
+    t = np.tanh(_plain_softplus(x))
+    return g * (t + x * _plain_sigmoid(x) * (1 - t * t))
 
 
 # next to the zero of the slope its two parts cancel, and the fit of the exponential leaves 2^-33

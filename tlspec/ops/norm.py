@@ -164,6 +164,21 @@ def layer_norm(x, gamma, beta, eps):
     return gamma * ((x - mu) * istd) + beta
 
 
+@layer_norm.formula()
+def _scaled_and_shifted(x, gamma, beta, eps):
+    mu, _, istd = statistics(x, eps)
+    return x * istd * gamma + (beta - mu * istd * gamma)
+
+
+@layer_norm.formula("vjp")
+def _by_sums_of_products(x, gamma, g, eps):
+    mu, _, istd = statistics(x, eps)
+    a, n = g * gamma, max(x.shape[1], 1)
+    b = (a.sum(axis=1, keepdims=True) * mu - (a * x).sum(axis=1, keepdims=True)) * istd * istd * istd / n
+    c = -b * mu - a.sum(axis=1, keepdims=True) * istd / n
+    return istd * a + b * x + c, (g * (x * istd - mu * istd)).sum(axis=0), g.sum(axis=0)
+
+
 @layer_norm.vjp("x, gamma, g -> gx, ggamma, gbeta",
     bound=custom(layer_norm_vjp_tolerance, "first order through μ, V, istd"))  # fmt: skip
 def layer_norm_vjp(x, gamma, g, eps):
@@ -282,6 +297,14 @@ def batchnorm_channel_first(x, gamma, beta, eps):
     flat = x.reshape(x.shape[0], x.shape[1] * x.shape[2])
     mu, _, istd = statistics(flat, eps)
     return (gamma[:, None] * ((flat - mu) * istd) + beta[:, None]).reshape(x.shape)
+
+
+@batchnorm_channel_first.formula()
+def _scaled_channels(x, gamma, beta, eps):
+    flat = x.reshape(x.shape[0], x.shape[1] * x.shape[2])
+    mu, _, istd = statistics(flat, eps)
+    slope = gamma[:, None] * istd
+    return (flat * slope + (beta[:, None] - mu * slope)).reshape(x.shape)
 
 
 @batchnorm_channel_first.vjp("x, gamma, g -> gx, ggamma, gbeta",

@@ -114,6 +114,11 @@ def softmax_vjp(out, g):
     return out * (g - (g * out).sum(axis=1, keepdims=True))
 
 
+@softmax.formula("vjp")
+def _difference_of_products(out, g):
+    return out * g - out * (g * out).sum(axis=1, keepdims=True)
+
+
 @op("x[rows, cols] -> out[rows, cols]",
     classes=CLASSES, bound=custom(log_softmax_tolerance, "u|x − m| + ΔS/S + 1½ ulp(ln S) + u|out|"), data=DATA, draw=draw_rows,
     laws=LAWS, source="max-shifted log-softmax; native/src/formula/sum_tree.h")  # fmt: skip
@@ -127,6 +132,12 @@ def log_softmax(x):
     -inf; -inf beside a finite value gives -inf. A single column gives 0. rows = 0 or cols = 0 gives an empty result."""
     t = shifted(x)
     return t - np.log(np.exp(t).sum(axis=1, keepdims=True))
+
+
+@log_softmax.formula()
+def _by_logsumexp(x):
+    m = x.max(axis=1, keepdims=True, initial=-np.inf)
+    return x - (m + np.log(np.exp(x - m).sum(axis=1, keepdims=True)))
 
 
 @log_softmax.vjp("out, g -> gx", bound=custom(log_softmax_vjp_tolerance, "e^y·(f(h)·u·Σ|g| + 3u|s|) + u|gx|"))

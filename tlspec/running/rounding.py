@@ -31,7 +31,7 @@ def rounded(
     brought: Sequence[Any] = (),
 ) -> ErrorArray:
     """A result after its last rounding; `exact` says where there is none."""
-    rounding = 2 * ulp * m.unit * (np.abs(value) + error) + absolute * m.tiny
+    rounding = 2 * ulp * (m.unit * (np.abs(value) + error) + absolute * m.tiny)
     rounding = np.where(np.isfinite(value), rounding, 0.0)
     if np.ndim(ulp) == 0 and ulp == 0.5 and not np.all(exact) and not np.all(error):
         whole = representable(value.real, m.precision) & representable(value.imag, m.precision)
