@@ -115,10 +115,8 @@ def _size(case: Case, array: Array, steps: Mapping[str, int]) -> int:
     return math.prod(shape_of(array, {**case.values, **steps}))
 
 
-def _axes(case: Case, array: Array) -> Sequence[str]:
-    """The name of each axis of an output."""
-    return (
-        array.dims
-        if not any(d.startswith("*") for d in array.dims) or array.elementwise
-        else [""] * len(case.shape(array))
-    )
+def _axes(case: Case, array: Array) -> list[str]:
+    """The name of each axis of an output; those of a list of axes have none."""
+    rest = len(case.shape(array)) - sum(not d.startswith("*") for d in array.dims)
+    names = ([d] if not d.startswith("*") or array.elementwise else [""] * rest for d in array.dims)
+    return [name for each in names for name in each]

@@ -185,7 +185,7 @@ def as_sum(m: Model, x: Any) -> Sum:
     if isinstance(x, ErrorArray) and x.sum_of is not None:
         return x.sum_of
     v, d = operand(m, x)
-    return Sum(1, np.abs(v) + d, d, 0.0 if np.any(d) else granularity(v, m.precision))
+    return Sum(1, np.abs(v) + d, d, 0.0 if np.any(d) else granularity(v, m.precision, m.exact))
 
 
 def method(name: str) -> Callable[..., Any]:

@@ -46,6 +46,10 @@ class Model:
     overflow: float = 2.0**128 - 2.0**103
     #: bits to which the operands of matrix products are rounded first; 0 leaves them as they are
     operand_precision: int = 0
+    #: whether sums of numbers like integers are exact, because every order of plain additions gives them
+    exact: bool = True
+    #: whether the roundings of sums may all be of one sign, as of equal terms
+    biased: bool = False
     #: sums of so many terms at a time, added in numbers of `precision` bits; 0: a sum is one
     chunk: int = 0
 
@@ -58,8 +62,12 @@ class Model:
         """The error of a sum of that many terms, relative to the sum of their absolute values."""
         part = min(terms, self.chunk) if self.chunk else terms
         h = self.height(part)
-        error = float(factor(h)) * 2.0**-self.sum_precision if self.to_nearest else h * 2.0 ** (1 - self.sum_precision)
-        return error + float(factor(self.height(-(-terms // part)))) * self.unit if part < terms else error
+        u = 2.0**-self.sum_precision
+        error = self._roundings(h) * u if self.to_nearest else 2 * h * u
+        return error + self._roundings(self.height(-(-terms // part))) * self.unit if part < terms else error
+
+    def _roundings(self, height: int) -> float:
+        return float(height if self.biased else factor(height))
 
     def ulp(self, name: str, at: F64) -> tuple[Any, float]:
         """The largest error of a function at arguments of these absolute values: in ulp, and beside that an absolute one."""
@@ -74,9 +82,11 @@ def representable(value: F64, precision: int) -> np.ndarray:
     return np.asarray(scaled == np.rint(scaled)) | ~np.isfinite(value)
 
 
-def granularity(value: F64, precision: int) -> float:
+def granularity(value: F64, precision: int, exact: bool = True) -> float:
     """The largest power of two that divides every finite number of an array, infinite where all are 0; 0 where numbers of that
     many bits do not hold all its multiples up to the largest. In a large array a few numbers usually decide."""
+    if not exact:
+        return 0.0 if np.any(value) else np.inf
     if value.size > 2 * SAMPLE and not granularity(value.reshape(-1)[:: value.size // SAMPLE], precision):
         return 0.0
     x = value[np.isfinite(value) & (value != 0)]

@@ -52,7 +52,7 @@ def cumulated(x: ErrorArray, axis: Any = None, dtype: Any = None) -> ErrorArray:
     place = np.arange(1, v.shape[axis] + 1).reshape([-1 if a == axis % v.ndim else 1 for a in range(v.ndim)])
     share = np.array([m.sum_error(int(n)) for n in place.ravel()]).reshape(place.shape)
     exact = size <= 2.0 ** min(m.sum_precision, m.precision) * (
-        0.0 if np.any(d) else granularity(v, m.precision) or (0.0 if np.any(v) else np.inf)
+        0.0 if np.any(d) else granularity(v, m.precision, m.exact)
     )
     error = np.where(exact, 0.0, share * size)
     error = np.where(np.isfinite(size) & (1.001 * size >= m.overflow), np.inf, error)
@@ -112,7 +112,7 @@ def contract(m: Model, product: Callable[[Any, Any], Any], terms: int, a: Any, b
         brought = np.where(np.isnan(brought), np.inf, brought)
     if np.iscomplexobj(value):
         return result(m, value, brought + 3 * m.sum_error(terms + 1) * size + terms * m.tiny)
-    steps = [granularity(v, m.precision) for v in (x, y)] if exact else [0.0]
+    steps = [granularity(v, m.precision, m.exact) for v in (x, y)] if exact else [0.0]
     step = np.inf if np.inf in steps else math.prod(steps)
     # each product is a term of one rounding more
     brought = brought + np.where(size <= 2.0 ** min(m.sum_precision, m.precision) * step, 0.0, terms * m.tiny)
@@ -171,7 +171,11 @@ def add_at(m: Model, target: Any, index: Any, x: Any) -> None:
     v, d = operand(m, x)
     value, error = target.value.copy(), np.array(target.error, np.float64)
     size, count = np.abs(value) + error, (value != 0).astype(np.float64)
-    exact = granularity(np.append(value.ravel(), v.ravel()), m.precision) if not (np.any(error) or np.any(d)) else 0.0
+    exact = (
+        granularity(np.append(value.ravel(), v.ravel()), m.precision, m.exact)
+        if not (np.any(error) or np.any(d))
+        else 0.0
+    )
     for to, what in ((value, v), (error, d), (size, np.abs(v) + d), (count, np.ones(np.shape(v)))):
         np.add.at(to, index, what)
     share = np.array([m.sum_error(n) for n in range(int(count.max(initial=0)) + 1)])[count.astype(np.int64)]
