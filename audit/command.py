@@ -1,4 +1,5 @@
-"""``python -m audit COMMAND...``: the campaigns on the command line; also ``report``, ``mutate``, ``models``, ``onnx``."""
+"""``python -m audit COMMAND...``: the campaigns on the command line; also ``report``, ``mutate``, ``models``, ``onnx``
+and ``league``."""
 
 import argparse
 import sys
@@ -64,7 +65,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m audit",
         description="Campaigns: what verify tries at greater length, and more. Several commands may be given.",
         epilog="Besides: `report FILE... --html FILE.html` shows files of runs as a page; `mutate` plants defects and scores the "
-        "tests; `models` compares models with PyTorch's; `onnx` runs the node tests of the onnx package. Exit status: 0 if "
+        "tests; `models` compares models with PyTorch's; `onnx` runs the node tests of the onnx package; "
+        "`league` judges other libraries. Exit status: 0 if "
         "nothing failed, 1 if something did, 2 if the command line is wrong.",
     )
     add = p.add_argument
@@ -133,6 +135,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from audit.models import command as models
 
         return models.main(words[1:])
+    if words[:1] == ["league"]:
+        from audit.league import command as league
+
+        return league.main(words[1:])
     if words[:1] == ["onnx"]:
         from audit.onnx_nodes import command as onnx_nodes
 

@@ -58,7 +58,7 @@ class Claim:
     right: np.ndarray
     tolerance: np.ndarray | float | None
 
-    def worst(self) -> tuple[float, str]:
+    def worst(self, signed_zeros: bool = True) -> tuple[float, str]:
         """The worst discrepancy as a share of the tolerance (inf where it is exact or exceeded without bound), and where."""
         left, right = np.asarray(self.left), np.asarray(self.right)
         if left.shape != right.shape:
@@ -68,7 +68,8 @@ class Claim:
         with np.errstate(all="ignore"):
             same = (left == right) | (np.isnan(left) & np.isnan(right))
             if self.tolerance is None:
-                same &= np.isnan(left) | (np.signbit(left) == np.signbit(right))
+                if signed_zeros:
+                    same &= np.isnan(left) | (np.signbit(left) == np.signbit(right))
                 share = np.where(same, 0.0, np.inf)
             else:
                 gap = np.abs(left.astype(np.float64) - right.astype(np.float64))
@@ -195,12 +196,12 @@ class Law:
         return self.text
 
 
-def check(law: Law, world: World, case: Case) -> tuple[float, str]:
+def check(law: Law, world: World, case: Case, *, signed_zeros: bool = True) -> tuple[float, str]:
     """Checks a law on one case in one world: the worst discrepancy as a share of its tolerance (at most 1 where the law
     holds, 0 for an exact law that holds) and a word on where."""
     worst: tuple[float, str] = (0.0, "")
     for claim in law.state(Calls(world, case)):
-        found = claim.worst()
+        found = claim.worst(signed_zeros)
         if found[0] > worst[0]:
             worst = found
     return worst

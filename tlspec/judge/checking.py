@@ -31,6 +31,8 @@ from tlspec.running import Model
 CASES = {"small": 24, "medium": 6, EDGES: 8, "large": 1}
 #: multiply-adds of the reference in a large case, of a row that counts them
 LARGE_WORK = 2**26
+#: what a kernel's NotImplementedError is
+UNSUPPORTED = "unsupported"
 #: the end of a case's address whose arrays are not contiguous
 STRIDED = ":strided"
 #: of how many trials the sensitivity is measured
@@ -80,6 +82,9 @@ class Check:
         except Failure as failure:
             yield "result", str(failure)
             return
+        except NotImplementedError:
+            yield UNSUPPORTED, "the kernel does not support the case"
+            return
         except Exception as error:
             yield "error", f"{type(error).__name__}: {error}"
             return
@@ -121,8 +126,11 @@ class Check:
         """One case into the report."""
         trial, kernel = self.trial(case)
         row = self._row(case)
-        row.cases += 1
         found = list(self.problems(trial, kernel, row, strided=strided))
+        if found and found[0][0] == UNSUPPORTED:
+            self.report.unsupported += 1
+            return
+        row.cases += 1
         row.empty += trial.empty
         row.blind += trial.blind and not trial.empty
         row.failed += bool(found)
@@ -185,7 +193,7 @@ class Check:
             for seed in seeds:
                 case = draw_case(self.op, seed, law.data[seed % len(law.data)], "small", "forward")
                 try:
-                    share, where = laws.check(law, world, case)
+                    share, where = laws.check(law, world, case, signed_zeros=self.op.bound.kind == "moved")
                 except Exception:
                     continue
                 if share > 1 and "does not depend on the others" in law.text:
@@ -267,7 +275,7 @@ def check(
     dtype: Any = "float32", out_dtype: Any = None, array: str | Arrays = "numpy",
     arguments: str | Adapter | None = None, backward_arguments: str | Adapter | None = None,
     cases: int | Mapping[str, int] | None = None, data: str | Sequence[str] | None = None, empty: bool = True, seed: int = 0,
-    case: str | None = None, bound: str = "kernel", sensitive: bool = True,
+    case: str | None = None, bound: str = "kernel", sensitive: bool = True, directions: Sequence[str] = ("forward", "vjp"),
     accumulate: str = "", height: str | Callable[[int], int] = "any", ulp: str | float | Mapping[str, Any] = "documented",
     products: str = "", intermediate: str = "", flush: bool = False,
     progress: Callable[[str], None] | None = None,
@@ -283,7 +291,8 @@ def check(
     (:mod:`tlspec.judge.arithmetic`); ``bound="row"`` takes the row's own, which holds for this project's float32 kernels.
 
     `cases` is the number of small cases, or one number for each size; `data` the data classes (:mod:`tlspec.data`);
-    ``empty=False`` leaves sizes of 0 out; `case` is one case of a report's line. ``sensitive=False`` plants no defects.
+    ``empty=False`` leaves sizes of 0 out; `case` is one case of a report's line. ``sensitive=False`` plants no
+    defects; ``directions=("vjp",)`` judges the gradient alone.
 
     Raises ValueError for what is no operation, format, library or word, ImportError for a library that is not installed."""
     start = time.perf_counter()
@@ -315,7 +324,7 @@ def check(
         return f"tlspec.check({name}, {how}{more}, case={address!r})"
 
     for which, kernel in (("forward", function), ("vjp", backward)):
-        if kernel is None:
+        if kernel is None or which not in directions:
             continue
         rule = arguments if which == "forward" else backward_arguments
         judge = Check(kernel, row, which, library, fmt, out, model, rule, report, repeat)

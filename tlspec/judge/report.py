@@ -15,7 +15,7 @@ VERDICTS = ("pass", "blind", "fail")
 class Finding:
     """One thing that is wrong."""
 
-    kind: str  #: value, error, format, shape, inputs, alias, stale, canary, law
+    kind: str  #: value, error, result, inputs, alias, stale, canary, law
     text: str
     #: the line that repeats it
     repeat: str
@@ -53,6 +53,8 @@ class Report:
     #: whether repeated calls gave the same bits, and whether a part of a batch gave those of the whole; None where not tried
     repeats: bool | None = None
     batches: bool | None = None
+    #: cases for which the kernel raised NotImplementedError
+    unsupported: int = 0
     seconds: float = 0.0
 
     @property
@@ -86,6 +88,11 @@ class Report:
                 for r in self.rows
             ],
         )
+        if self.unsupported:
+            lines += [
+                "",
+                f"{self.unsupported} cases that the kernel does not support (NotImplementedError) were left out",
+            ]
         told = {True: "yes", False: "no", None: "not tried"}
         lines += ["", f"same bits when repeated: {told[self.repeats]}; whatever the batch: {told[self.batches]}"]
         if self.sensitivity:

@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tlspec.data import generator
-from tlspec.drawn import Case, build_case, refused_by, shape_of
+import numpy as np
+
+from tlspec.data import fill, generator
+from tlspec.drawn import Case, build_case, cotangent_names, refused_by, shape_of
 from tlspec.draws import Draw
 
 #: calls of the kernel that a search may cost
@@ -20,7 +22,8 @@ def lengths_of(case: Case) -> dict[str, Any]:
 
 
 def resized(case: Case, values: Mapping[str, Any]) -> Case | None:
-    """A case of other dimensions and parameters, its arrays drawn anew of the same class; None where the row refuses them."""
+    """A case of other dimensions and parameters; None where the row refuses them. Arrays become their first elements along every
+    axis; those that are to grow are drawn anew, from the same data class."""
     op, rng = (
         case.op,
         generator("resized", case.op.name, case.seed, case.data, sorted((k, str(v)) for k, v in values.items())),
@@ -30,24 +33,35 @@ def resized(case: Case, values: Mapping[str, Any]) -> Case | None:
     try:
         if refused_by(op, values) is not None:
             return None
-        draw = Draw(rng, 2**16)
-        given: dict[str, Any] = {}
+        given = {a.name: _cut(case.inputs[a.name], shape_of(a, values)) for a in op.signature.inputs}
         for a in op.signature.inputs:
-            if a.name in case.inputs and case.inputs[a.name] is None:
-                given[a.name] = None
-            elif a.kind in ("u32", "index"):
-                old = case.inputs[a.name]
-                assert old is not None
-                shape = shape_of(a, values)
-                given[a.name] = draw.indices(math.prod(shape), int(old.max(initial=0)) + 1).reshape(shape)
+            old = case.inputs[a.name]
+            if given[a.name] is None and old is not None:
+                if a.kind in ("u32", "index"):
+                    indices = Draw(rng, 2**16).indices(math.prod(shape_of(a, values)), int(old.max(initial=0)) + 1)
+                    given[a.name] = indices.reshape(shape_of(a, values))
+                else:
+                    given[a.name] = fill(rng, shape_of(a, values), case.data)
         if refused_by(op, {**values, **given}) is not None:
             return None
-        made_case = build_case(
+        named = cotangent_names(op)
+        for name, g in case.cotangents.items():
+            shape = (values["n"],) if op.signature.elementwise else shape_of(named[name], values)
+            if (cut := _cut(g, shape)) is not None:
+                given[name] = cut
+        made = build_case(
             op, values, given, rng, seed=case.seed, data=case.data, size="shrunk", which=case.which, command=case.size
         )
-    except (AssertionError, ValueError, IndexError, TypeError, KeyError):
+    except (ValueError, IndexError, TypeError, KeyError):
         return None
-    return replace(made_case, command=case.command or case.size)
+    return replace(made, command=case.command or case.size)
+
+
+def _cut(x: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray | None:
+    """The first elements of an array along every axis; None where it is too small."""
+    if x is None or x.ndim != len(shape) or any(n > have for n, have in zip(shape, x.shape, strict=True)):
+        return None
+    return np.ascontiguousarray(x[tuple(slice(n) for n in shape)])
 
 
 def _steps(n: int) -> list[int]:

@@ -11,7 +11,7 @@ import numpy as np
 from tlspec.bounds import F64, call_reference
 from tlspec.compare import Comparison, compare, joined
 from tlspec.drawn import Case, Expected
-from tlspec.formats import Format
+from tlspec.formats import FORMATS, Format
 from tlspec.judge.blocks import LARGE, blocks_of, elements_of
 from tlspec.running import ErrorArray, Model, error_of, track_call, value_of
 
@@ -75,7 +75,8 @@ class Trial:
         args = got, expected.outputs[i], expected.tolerances[i]
         if expected.bits[i] is not None and self.format.name == "float32":
             return compare(got.astype(np.float32), *args[1:], signed_zeros=expected.signed_zeros, bits=expected.bits[i])
-        return compare(*args, signed_zeros=expected.signed_zeros, format=self.format)
+        whole = self.case.signature.outputs[i].kind == "index"
+        return compare(*args, signed_zeros=expected.signed_zeros, format=FORMATS["float64"] if whole else self.format)
 
     def _expected(self, case: Case) -> Expected:
         if self.model is not None:
@@ -153,7 +154,8 @@ def _tracked_results(case: Case, out: Format, model: Model, taken: Collection[st
             again, more = _parts(other[i], value.shape)
             near = np.isfinite(value) & np.isfinite(again)
             with np.errstate(invalid="ignore"):
-                moved = np.where(near, more + np.abs(again - value), np.where(np.isinf(more), np.inf, 0.0))
+                lost = np.isinf(more) | (np.isfinite(value) & ~np.isfinite(again))
+                moved = np.where(near, more + np.abs(again - value), np.where(lost, np.inf, 0.0))
             error = np.maximum(error, moved)
         value, error = value.astype(np.float64), np.asarray(error, np.float64)
         if out.precision < model.precision:

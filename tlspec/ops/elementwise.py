@@ -501,6 +501,11 @@ def safe_log(x, eps):
 
 
 # below x = -198 the formula holds the slope at its value there
+@safe_log.formula()
+def _plain_safe_log(x, eps):
+    return np.log(np.log1p(np.exp(x)) + eps)
+
+
 @safe_log.vjp(
     "x, g -> gx",
     bound=ulp(
@@ -907,6 +912,11 @@ def hardswish(x):
     Special values: NaN stays NaN; x <= -3, -inf too, gives -0; inf gives inf."""
     y = np.clip(x, -3, 3)
     return np.where(x >= 3, x, y * (y + 3) / 6)
+
+
+@hardswish.formula()
+def _plain_hardswish(x):
+    return x * np.clip(x + 3, 0, 6) / 6
 
 
 @hardswish.vjp("x, g -> gx")

@@ -365,6 +365,11 @@ def channel_affine(x, center, slope, shift):
     return (x - center[:, None]) * slope[:, None] + shift[:, None]
 
 
+@channel_affine.formula()
+def _slope_first(x, center, slope, shift):
+    return x * slope[:, None] + (shift - center * slope)[:, None]
+
+
 @channel_affine.vjp("x, center, slope, g -> gx, gcenter, gslope, gshift",
     bound=custom(channel_affine_vjp_tolerance, "roundings of the products, row and column tree"))  # fmt: skip
 def channel_affine_vjp(x, center, slope, g):

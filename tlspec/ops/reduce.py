@@ -347,6 +347,11 @@ def prod(x, axes):
     return _scaled(np.where(zeros > 0, v * 0, v), e)
 
 
+@prod.formula()
+def _plain_prod(x, axes):
+    return np.prod(x, axis=axes_of(x.shape, axes))
+
+
 @prod.vjp("x, g -> gx")
 def prod_vjp(x, g, dims, axes):
     """gx = g · (the product of the other elements): with two zeros among the elements 0, with one zero g·Π there and 0 elsewhere.
@@ -460,6 +465,13 @@ def _norm_slope(x, out, g, axes, p):
         return x * np.where(out == 0, 0.0, g / out)
     ratio = np.maximum((np.abs(x) / np.where(out == 0, 1.0, out)) ** (p - 1), 2.0**-1000)
     return np.where(out == 0, 0.0, g) * np.sign(x) * np.where(x == 0, 0.0, ratio)
+
+
+@vector_norm.formula()
+def _plain_norm(x, axes, p):
+    if p in (0, 1, 2) or not np.isfinite(p):
+        return vector_norm.reference(x, axes, p)
+    return np.sum(np.abs(x) ** p, axis=axes_of(x.shape, axes)) ** (1 / p)
 
 
 @vector_norm.vjp("x, out, g -> gx",

@@ -23,6 +23,7 @@ def monotone_rule(name: str, f: Any, low: float = -np.inf, high: float = np.inf)
         error = np.where(
             (d > 0) & (np.isnan(value) | (v - d <= low)) & np.isfinite(v) & (name.startswith("log")), np.inf, error
         )
+        error = np.where((d > 0) & (v < low) & (v + d >= low), np.inf, error)  # a number, or none
         ulp, absolute = m.ulp(name, np.abs(v) + d)
         error = error + absolute
         # the value in float64 is itself rounded: what its interval hides below that is covered by the ulp

@@ -66,9 +66,14 @@ def multiplied(
     v, d = operand(m, x)
     n = count_terms(v, axis)
     size = (np.abs(v) + d).prod(axis=axis, keepdims=keepdims)
+    # the least and the largest product of some of the numbers, which an order may have on the way
+    least = np.where(v == 0, 1.0, np.minimum(np.abs(v), 1.0)).prod(axis=axis, keepdims=keepdims)
+    most = np.maximum(np.abs(v) + d, 1.0).prod(axis=axis, keepdims=keepdims)
+    lost = np.isfinite(size) & ((least < m.tiny * 2.0 ** (m.precision + 1)) | (most >= m.overflow))
     value = v.prod(axis=axis, keepdims=keepdims)
     brought = np.where(np.any(d != 0, axis=axis, keepdims=keepdims), size - np.abs(value), 0.0)
-    return result(m, value, brought + np.expm1(1.01 * factor(max(n - 1, 0)) * m.unit) * size + n * m.tiny)
+    error = brought + np.expm1(1.01 * factor(max(n - 1, 0)) * m.unit) * size + n * m.tiny
+    return result(m, value, np.where(lost & (n > 1), np.inf, error))
 
 
 def extreme(pick: str, empty: float) -> Callable[..., ErrorArray]:
