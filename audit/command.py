@@ -139,6 +139,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from audit.league import command as league
 
         return league.main(words[1:])
+    if words[:1] == ["judge"]:
+        from audit.judge import defects
+
+        return defects.main(words[1:])
     if words[:1] == ["onnx"]:
         from audit.onnx_nodes import command as onnx_nodes
 

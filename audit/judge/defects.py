@@ -1,0 +1,127 @@
+"""``python -m audit judge``: kernels with a planted defect, which the judge must fail, beside right ones, which it must pass."""
+
+import argparse
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from audit.environment import describe_run
+from audit.judge.kernels import DEFECTS, RIGHT, Defect
+from tlrt._terminal import Progress, format_table
+from tlrt.verify.documents import format_command, write_document
+from tlspec import formats
+from tlspec.judge import Report, check
+
+FORMATS = ("float32", "bfloat16", "float16")
+#: in the names of defects that are roundings which narrower formats have anyway
+FINE = ("TF32", "bfloat16", "float16")
+
+
+def in_format(kernel: Callable[..., Any], dtype: str) -> Callable[..., Any]:
+    """A kernel of float32 numbers on arrays of a format: computed in float32, rounded once."""
+    kind = formats.get(dtype).dtype
+
+    def wide(x: Any) -> Any:
+        return x.astype(np.float32) if isinstance(x, np.ndarray) and x.dtype == kind else x
+
+    def run(*given: Any) -> Any:
+        with np.errstate(all="ignore"):
+            made = kernel(*(x if dtype == "float32" else wide(x) for x in given))
+            if made is None:
+                return None
+            several = isinstance(made, tuple)
+            results = [np.asarray(m, np.float32) for m in (made if several else (made,))]
+        if dtype == "float32":
+            return (
+                tuple(results)
+                if several
+                else made
+                if isinstance(made, np.ndarray) and made.dtype == kind
+                else results[0]
+            )
+        return tuple(r.astype(kind) for r in results) if several else results[0].astype(kind)
+
+    return run
+
+
+def judged(op: str, which: str, kernel: Callable[..., Any], dtype: str, cases: int) -> Report:
+    """The judge's report of a kernel in a format. Kernels that write their output get it by position, after the inputs."""
+    run, right = in_format(kernel, dtype), RIGHT[op, "forward"]
+    names = getattr(kernel, "__code__", None)
+    writes = names is not None and "out" in names.co_varnames[: names.co_argcount] and which == "forward"
+    sizes = {"small": cases, "medium": cases // 12, "edges": cases // 3, "large": int(op == "relu" or op == "exp")}
+    options: dict[str, Any] = {"dtype": dtype, "cases": sizes, "empty": False, "sensitive": False}
+    if which == "vjp":
+        return check(in_format(right, dtype), op, backward=run, directions=("vjp",), **options)
+    return check(run, op, arguments="x, out" if writes else None, **options)
+
+
+def _line(defect: Defect, dtype: str, cases: int) -> dict[str, Any]:
+    report = judged(defect.op, defect.which, defect.kernel, dtype, cases)
+    found = report.findings[0] if report.findings else None
+    return {
+        "op": defect.op, "which": defect.which, "defect": defect.name, "dtype": dtype, "caught": report.verdict == "fail",
+        "kind": found.kind if found else "", "case": found.repeat.split("case=")[-1].strip(")'\"") if found else "",
+        "excuse": "" if found else defect.excuse,
+    }  # fmt: skip
+
+
+def run(dtypes: Sequence[str], cases: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Lines of right kernels and of defects. A defect is planted in the formats in which the right kernel passes and the defect
+    is no rounding that the format has anyway."""
+    right, planted = [], []
+    progress = Progress(len(dtypes) * (len(RIGHT) + len(DEFECTS)), "kernels")
+    for dtype in dtypes:
+        for (op, which), kernel in RIGHT.items():
+            report = judged(op, which, kernel, dtype, cases)
+            first = report.findings[0].text if report.findings else ""
+            right.append(
+                {
+                    "op": op,
+                    "which": which,
+                    "dtype": dtype,
+                    "verdict": report.verdict,
+                    "share": report.share,
+                    "finding": first,
+                }
+            )
+            progress.advance(1, f"{op} {dtype}")
+        for defect in DEFECTS:
+            fine = defect.fine or any(word in defect.name for word in FINE)
+            if dtype == "float32" or not (fine or defect.raw):
+                planted.append(_line(defect, dtype, cases))
+            progress.advance(1, f"{defect.op} {dtype}")
+    progress.close()
+    return right, planted
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m audit judge", description=(__doc__ or "").strip())
+    parser.add_argument("--dtypes", default=",".join(FORMATS), help=f"number formats ({','.join(FORMATS)})")
+    parser.add_argument("--cases", type=int, default=24, metavar="N", help="small cases of each kernel (24)")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--commit", help="the commit to record")
+    args = parser.parse_args(argv)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        right, planted = run([d for d in args.dtypes.split(",") if d], args.cases)
+    missed = [p for p in planted if not p["caught"]]
+    alarms = [r for r in right if r["verdict"] == "fail"]
+    rows = []
+    for dtype in dict.fromkeys(p["dtype"] for p in planted):
+        own = [p for p in planted if p["dtype"] == dtype]
+        rows.append((dtype, sum(r["dtype"] == dtype for r in right), sum(r["dtype"] == dtype for r in alarms), len(own),
+                     sum(p["caught"] for p in own), len({p["op"] for p in own})))  # fmt: skip
+    print(format_table(("format", "right kernels", "failed", "defects", "caught", "operations"), rows))
+    for r in alarms:
+        print(f"FALSE ALARM {r['op']} {r['which']} {r['dtype']}: {r['finding']}")
+    for p in missed:
+        print(f"MISSED {p['op']} {p['which']} {p['dtype']}: {p['defect']}: {p['excuse'] or 'unexplained'}")
+    if args.json is not None:
+        document = {"command": format_command(["python", "-m", "audit", "judge", *argv]), **describe_run(["cpu"]),
+                    "right": right, "defects": planted}  # fmt: skip
+        write_document(args.json, {"commit": args.commit, **document} if args.commit else document)
+    return 1 if alarms or any(not p["excuse"] for p in missed) else 0
