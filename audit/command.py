@@ -139,6 +139,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from audit.league import command as league
 
         return league.main(words[1:])
+    if words[:1] == ["judge-alarms"]:
+        from audit.judge import alarms as judge_alarms
+
+        return judge_alarms.main(words[1:])
     if words[:1] == ["judge"]:
         from audit.judge import defects
 

@@ -27,9 +27,10 @@ def in_format(kernel: Callable[..., Any], dtype: str) -> Callable[..., Any]:
     def wide(x: Any) -> Any:
         return x.astype(np.float32) if isinstance(x, np.ndarray) and x.dtype == kind else x
 
-    def run(*given: Any) -> Any:
+    def run(*given: Any, **named: Any) -> Any:
         with np.errstate(all="ignore"):
-            made = kernel(*(x if dtype == "float32" else wide(x) for x in given))
+            of = (lambda x: x) if dtype == "float32" else wide
+            made = kernel(*map(of, given), **{k: of(v) for k, v in named.items()})
             if made is None:
                 return None
             several = isinstance(made, tuple)
