@@ -12,8 +12,8 @@ structured    constant, one-hot, ascending, few distinct values, zeros, alternat
               rounding repeated on equal data is biased and the probabilistic bounds do not cover it
 huge          normal, times a power of two from 2^96 up for each row, nothing beyond the largest float32: sums overflow
               where means and neighbouring results do not
-offset        normal, around a number of ±2^6 to ±2^12 or spread by 2^5 to 2^7: what is not shifted first overflows, underflows or
-              cancels. The judge draws it
+offset        normal, around a number of ±2^6 to ±2^12: what is not shifted first overflows or cancels. The judge draws it
+spread        normal, times 2^5 to 2^7: exponentials underflow beside others. The judge draws it
 grid          multiples of 2^-6 in [-2, 2]: small combinations of them are exact, which the laws need
 ============  ========================================================================================================
 """
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 
 #: the data classes
-DATA = ("normal", "uniform", "wide", "special", "integers", "structured", "huge", "grid", "offset")
+DATA = ("normal", "uniform", "wide", "special", "integers", "structured", "huge", "grid", "offset", "spread")
 
 
 class _Key(ISeedSequence):
@@ -89,9 +89,10 @@ def fill(
         powers = np.repeat(rng.integers(96, 128, size=rows), n // max(rows, 1))
         x = np.clip(np.ldexp(rng.standard_normal(n), powers), _EXTREMES[1], _EXTREMES[0])
     elif data == "offset":
-        middle, spread = float(rng.choice((-1, 1))) * 2.0 ** int(rng.integers(6, 13)), 2.0 ** int(rng.integers(5, 8))
-        x = rng.standard_normal(n, dtype=np.float32)
-        x = x + np.float32(middle) if rng.random() < 0.5 else x * np.float32(spread)
+        middle = float(rng.choice((-1, 1))) * 2.0 ** int(rng.integers(6, 13))
+        x = rng.standard_normal(n, dtype=np.float32) + np.float32(middle)
+    elif data == "spread":
+        x = rng.standard_normal(n, dtype=np.float32) * np.float32(2.0 ** int(rng.integers(5, 8)))
     elif data == "grid":
         x = (rng.integers(-128, 128, size=n, endpoint=True) / 64).astype(np.float32)
     elif data == "structured":

@@ -62,7 +62,15 @@ def test_a_right_kernel_passes_in_any_order_of_sums(kernel: Callable[..., Any]) 
     report = tlspec.check(kernel, "softmax")
     assert report.verdict == "pass", report
     assert report.repeats
-    assert {r.data for r in report.rows} == {"normal", "uniform", "integers", "special", "structured", "offset"}
+    assert {r.data for r in report.rows} == {
+        "normal",
+        "uniform",
+        "integers",
+        "special",
+        "structured",
+        "offset",
+        "spread",
+    }
     assert 0 < report.share < 1
 
 

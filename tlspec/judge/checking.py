@@ -359,7 +359,10 @@ def drawn_cases(op: Op, which: str, cases: Any, data: Any, empty: bool, seed: in
     )
     if unknown := sorted(set(counts) - set(SIZES)):
         raise ValueError(f"cases={cases!r}: no size {unknown[0]!r}; there are {', '.join(SIZES)}")
-    own = (*data_classes(op, which), *(["offset"] if op.bound_of(which).kind not in ("exact", "moved") else []))
+    own = (
+        *data_classes(op, which),
+        *(("offset", "spread") if op.bound_of(which).kind not in ("exact", "moved") else ()),
+    )
     classes = [data] if isinstance(data, str) else list(own if data is None else data)
     for size, count in counts.items():
         made = tried = 0
