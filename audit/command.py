@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m audit",
         description="Campaigns: what verify tries at greater length, and more. Several commands may be given.",
         epilog="Besides: `report FILE... --html FILE.html` shows files of runs as a page; `mutate` plants defects and scores the "
-        "tests; `models` compares models with PyTorch's; `onnx` runs the node tests of the onnx package. Exit status: 0 if "
+        "tests; `models` compares models with PyTorch's; `onnx` runs the node tests of the onnx package; `league` judges other libraries. Exit status: 0 if "
         "nothing failed, 1 if something did, 2 if the command line is wrong.",
     )
     add = p.add_argument
@@ -137,6 +137,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from audit.onnx_nodes import command as onnx_nodes
 
         return onnx_nodes.main(words[1:])
+    if words[:1] == ["league"]:
+        from audit.league import runner as league
+
+        return league.main(words[1:])
     parser = _parser()
     args = parser.parse_args(words)
     for name, default in (SHORT if args.short else FULL).items():

@@ -215,7 +215,9 @@ class _World:
         numbers = [
             kernel.numbers(n, r, s, self.check.out) for n, r, s in zip(trial.names, results, trial.shapes, strict=True)
         ]
-        return [x.astype(np.float32) for x in numbers]
+        # the sign of a zero is left open where numbers are computed, as it is in every other comparison
+        zero = np.float32(0.0)
+        return [x if case.bound.kind == "moved" else x + zero for x in (n.astype(np.float32) for n in numbers)]
 
     def tolerances(self, case: Case) -> list[np.ndarray]:
         trial, _ = self.check.trial(case)
@@ -262,7 +264,7 @@ def case_at(op: Op, address: str) -> Case:
 
 
 def check(
-    function: Callable[..., Any], op: str | Op | None = None, *, backward: Callable[..., Any] | None = None,
+    function: Callable[..., Any] | None, op: str | Op | None = None, *, backward: Callable[..., Any] | None = None,
     reference: Callable[..., Any] | None = None, inputs: str | Mapping[str, Any] | None = None,
     dtype: Any = "float32", out_dtype: Any = None, array: str | Arrays = "numpy",
     arguments: str | Adapter | None = None, backward_arguments: str | Adapter | None = None,
@@ -274,7 +276,7 @@ def check(
 ) -> Report:  # fmt: skip
     """Checks a kernel against an operation's row, or against a reference in NumPy, and returns a :class:`Report`.
 
-    `function` takes and returns arrays of the library that `array` names (:mod:`tlspec.arrays`); `arguments` says their order
+    `function` takes and returns arrays of the library that `array` names (:mod:`tlspec.arrays`), None checks `backward` alone; `arguments` says their order
     where it is not the row's (:mod:`tlspec.judge.kernel`). `backward` is the gradient's function, of the row's inputs and outputs
     and the cotangent g. `dtype` is the number format of the arrays, `out_dtype` that of the results.
 
@@ -290,13 +292,14 @@ def check(
     row = subject_of(op, reference, inputs)
     fmt, library = formats.get(dtype), arrays.get(array)
     out = fmt if out_dtype is None else formats.get(out_dtype)
-    if accumulate == "probe":
+    if accumulate == "probe" and function is not None:
         found = accumulator_of(lambda c: Kernel(function, library, c, arguments), row, fmt)
         accumulate = word_of(found) if found is not None else ""
     model = None if bound == "row" else arithmetic(
         fmt, accumulate=accumulate, height=height, ulp=ulp, products=products, intermediate=intermediate, flush=flush
     )  # fmt: skip
-    name = getattr(function, "__name__", type(function).__name__)
+    subject = backward if function is None else function
+    name = getattr(subject, "__name__", type(subject).__name__)
     words = {"accumulate": accumulate, "height": height if height != "any" else "", "ulp": ulp if ulp != "documented" else "",
              "products": products, "intermediate": intermediate, "flush": flush}  # fmt: skip
     said = {k: v for k, v in words.items() if v}

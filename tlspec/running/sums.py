@@ -10,7 +10,7 @@ from tlspec.bounds import factor
 from tlspec.running.arithmetic import add
 from tlspec.running.array import FUNCTIONS, UFUNCS, ErrorArray, Sum, as_sum, certain, model_of, operand, value_of
 from tlspec.running.model import Model, granularity, representable
-from tlspec.running.rounding import result, total
+from tlspec.running.rounding import result, stored, total
 
 
 def count_terms(value: Any, axis: Any) -> int:
@@ -56,7 +56,8 @@ def cumulated(x: ErrorArray, axis: Any = None, dtype: Any = None) -> ErrorArray:
     )
     error = np.where(exact, 0.0, share * size)
     error = np.where(np.isfinite(size) & (1.001 * size >= m.overflow), np.inf, error)
-    return result(m, v.cumsum(axis), brought + error)
+    value = v.cumsum(axis)
+    return result(m, value, brought + error + stored(m, value, brought + error))
 
 
 def multiplied(
@@ -180,10 +181,8 @@ def add_at(m: Model, target: Any, index: Any, x: Any) -> None:
         np.add.at(to, index, what)
     share = np.array([m.sum_error(n) for n in range(int(count.max(initial=0)) + 1)])[count.astype(np.int64)]
     rounding = np.where(size <= 2.0 ** min(m.sum_precision, m.precision) * exact, 0.0, share * size)
-    target.value, target.error = (
-        value,
-        error + np.where(np.isfinite(size) & (1.001 * size >= m.overflow), np.inf, rounding),
-    )
+    error = error + np.where(np.isfinite(size) & (1.001 * size >= m.overflow), np.inf, rounding)
+    target.value, target.error = value, error + stored(m, value, error)
 
 
 # ---- transforms --------------------------------------------------------------------------------------------------------
