@@ -136,8 +136,12 @@ class Check:
             self.report.findings.append(Finding(kind, text, self.repeat(address_of(smaller) + STRIDED * strided)))
 
     def _has(self, kind: str, case: Case) -> bool:
-        """Whether a case has a problem of a kind."""
-        return any(k == kind for k, _ in self.problems(*self.trial(case)))
+        """Whether a case has a problem of a kind; no case has that the reference refuses."""
+        try:
+            trial, kernel = self.trial(case)
+            return any(k == kind for k, _ in self.problems(trial, kernel))
+        except (IndexError, TypeError, ValueError):
+            return False
 
     def repeats(self, case: Case) -> None:
         """Whether the same call gives the same bits again, and leaves an earlier result alone."""
@@ -178,10 +182,11 @@ class Check:
 
     def laws(self, seeds: Sequence[int]) -> None:
         """The row's laws. One that says bits of another part of the result is about batches."""
-        world = _World(self)
         for law in self.op.contract.laws:
             if law.name == "adjoint":  # needs the gradient
                 continue
+            # that of max(-0, +0) is left open by C
+            world = _World(self, signed_zeros=law.name not in ("commutative", "associative"))
             for seed in seeds:
                 case = draw_case(self.op, seed, law.data[seed % len(law.data)], "small", "forward")
                 try:
@@ -206,8 +211,8 @@ class Check:
 class _World:
     """A kernel as the laws see it."""
 
-    def __init__(self, check: Check):
-        self.check, self.name = check, check.report.name
+    def __init__(self, check: Check, signed_zeros: bool = True):
+        self.check, self.name, self.signed_zeros = check, check.report.name, signed_zeros
 
     def results(self, case: Case) -> list[np.ndarray]:
         trial, kernel = self.check.trial(case)
@@ -215,9 +220,8 @@ class _World:
         numbers = [
             kernel.numbers(n, r, s, self.check.out) for n, r, s in zip(trial.names, results, trial.shapes, strict=True)
         ]
-        # the sign of a zero is left open where numbers are computed, as it is in every other comparison
-        zero = np.float32(0.0)
-        return [x if case.bound.kind == "moved" else x + zero for x in (n.astype(np.float32) for n in numbers)]
+        plain = [x.astype(np.float32) for x in numbers]
+        return plain if self.signed_zeros else [x + np.float32(0.0) for x in plain]
 
     def tolerances(self, case: Case) -> list[np.ndarray]:
         trial, _ = self.check.trial(case)

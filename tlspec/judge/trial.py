@@ -11,7 +11,7 @@ import numpy as np
 from tlspec.bounds import F64, call_reference
 from tlspec.compare import Comparison, compare, joined
 from tlspec.drawn import Case, Expected
-from tlspec.formats import Format
+from tlspec.formats import FORMATS, Format
 from tlspec.judge.blocks import LARGE, blocks_of, elements_of
 from tlspec.running import ErrorArray, Model, error_of, track_call, value_of
 
@@ -75,7 +75,8 @@ class Trial:
         args = got, expected.outputs[i], expected.tolerances[i]
         if expected.bits[i] is not None and self.format.name == "float32":
             return compare(got.astype(np.float32), *args[1:], signed_zeros=expected.signed_zeros, bits=expected.bits[i])
-        return compare(*args, signed_zeros=expected.signed_zeros, format=self.format)
+        index = self.case.signature.outputs[i].kind == "index"  # whole numbers, whatever the format of the arrays is
+        return compare(*args, signed_zeros=expected.signed_zeros, format=FORMATS["float32"] if index else self.format)
 
     def _expected(self, case: Case) -> Expected:
         if self.model is not None:

@@ -63,13 +63,18 @@ def cumulated(x: ErrorArray, axis: Any = None, dtype: Any = None) -> ErrorArray:
 def multiplied(
     m: Model, x: ErrorArray, axis: Any = None, keepdims: bool = False, dtype: Any = None, initial: Any = None
 ) -> ErrorArray:
-    """A product of n numbers: (1 + δ)^n in any order."""
+    """A product of n numbers: (1 + δ)^n in any order. What is lost near zero on the way grows by the factors above 1, and a product
+    of these alone may overflow."""
     v, d = operand(m, x)
     n = count_terms(v, axis)
     size = (np.abs(v) + d).prod(axis=axis, keepdims=keepdims)
     value = v.prod(axis=axis, keepdims=keepdims)
     brought = np.where(np.any(d != 0, axis=axis, keepdims=keepdims), size - np.abs(value), 0.0)
-    return result(m, value, brought + np.expm1(1.01 * factor(max(n - 1, 0)) * m.unit) * size + n * m.tiny)
+    most = np.maximum(np.abs(v) + d, 1.0).prod(axis=axis, keepdims=keepdims)
+    least = np.minimum(np.abs(v), 1.0).prod(axis=axis, keepdims=keepdims)
+    lost = np.where(least < 2.0 ** (m.precision + 1) * m.tiny, n * m.tiny * most, n * m.tiny)
+    error = brought + np.expm1(1.01 * factor(max(n - 1, 0)) * m.unit) * size + lost
+    return result(m, value, np.where(np.isfinite(most) & (1.001 * most >= m.overflow), np.inf, error))
 
 
 def extreme(pick: str, empty: float) -> Callable[..., ErrorArray]:

@@ -5,6 +5,8 @@ from typing import Any
 from audit.league.calls import numpy_calls
 
 COMPOSED = numpy_calls.COMPOSED
+FLOAT32 = numpy_calls.FLOAT32
+
 LEFT_OUT = {"conv, pool, attention": "CuPy has none"}
 
 

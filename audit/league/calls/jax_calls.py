@@ -13,6 +13,8 @@ COMPOSED = numpy_calls.COMPOSED | {
     "flash_attention", "leaky_relu",
 }  # fmt: skip
 
+FLOAT32 = numpy_calls.FLOAT32
+
 LEFT_OUT = {
     "conv_transpose": "lax.conv_transpose pads otherwise, and is a convolution of a dilated input",
     "smooth_max_pool": "JAX has none",
@@ -111,7 +113,7 @@ def calls() -> dict[str, Any]:
 
     base = numpy_calls.calls(jnp)
     return {
-        **base, "relu": lambda x: jax.nn.relu(x), "leaky_relu": lambda x, slope: jax.nn.leaky_relu(x, slope),
+        **base, "axpy": lambda a, b, c: a + c * b, "scale": lambda x, c: x * c, "relu": lambda x: jax.nn.relu(x), "leaky_relu": lambda x, slope: jax.nn.leaky_relu(x, slope),
         "masked_fill": lambda x, mask, value: jnp.where(mask != 0, jnp.asarray(value, x.dtype), x),
         "sigmoid": lambda x: jax.nn.sigmoid(x), "softplus": lambda x: jax.nn.softplus(x), "silu": lambda x: jax.nn.silu(x),
         "gelu": lambda x: jax.nn.gelu(x, approximate=True), "gelu_erf": lambda x: jax.nn.gelu(x, approximate=False),
@@ -174,6 +176,8 @@ def gradient(call: Callable[..., Any], wrt: tuple[str, ...]) -> Callable[[Mappin
     import jax
 
     def pull(g_: Any, **values: Any) -> Any:
+        values = {n: jax.numpy.zeros(g_.shape[1:3], g_.dtype) for n in wrt} | values  # a bias that is not given
+
         def of(*leaves: Any) -> Any:
             return call(**{**values, **dict(zip(wrt, leaves, strict=True))})
 

@@ -9,8 +9,13 @@ from tlspec.ops.shape import index_of_slice, repeated_axes
 
 COMPOSED = frozenset({
     "safe_log", "linear", "channel_affine", "axpy", "rotary", "sinusoidal", "cumsum", "flash_attention", "grouped_attention",
-    "selective_scan_diag", "selective_scan_diag_var", "cross_entropy_rows",
+    "cross_entropy", "cross_entropy_rows", "mse_loss", "bce_with_logits", "logsumexp", "prod", "softsign", "mish",
+    "conv_transpose", "conv_transpose2d", "conv_transpose_grouped", "scatter_add", "scatter_add_rows", "scatter_add_axis",
+    "scatter_add_row", "batchnorm_channel_first", "rms_norm",
 })  # fmt: skip
+
+#: rows that the library has in no narrower format
+FLOAT32 = frozenset({"rfft1d_packed", "irfft1d_packed", "spectral_conv1d_rfft"})
 
 LEFT_OUT = {
     "topk": "torch.topk promises no order of equal elements, and the row does",
@@ -236,9 +241,11 @@ def gradient(call: Callable[..., Any], wrt: tuple[str, ...]) -> Callable[[Mappin
     import torch
 
     def run(values: Mapping[str, Any], g: Any) -> list[Any]:
-        leaves = {n: values[n].detach().requires_grad_() for n in wrt}
+        given = {n: values[n] if n in values else g.new_zeros(g.shape[1:3]) for n in wrt}  # a bias that is not given
+        leaves = {n: x.detach().requires_grad_() for n, x in given.items()}
         out = call(**{**values, **leaves})
         found = torch.autograd.grad(out, list(leaves.values()), g.reshape(out.shape), allow_unused=True)
-        return [torch.zeros_like(x) if y is None else y for x, y in zip(leaves.values(), found, strict=True)]
+        # what autograd gives may be a view of the cotangent
+        return [torch.zeros_like(x) if y is None else y.clone() for x, y in zip(leaves.values(), found, strict=True)]
 
     return run
