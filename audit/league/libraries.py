@@ -22,6 +22,8 @@ class Library:
     formats: tuple[str, ...]
     #: what is assumed of sums of narrow numbers, as a word of ``accumulate=``; "" for what the judge assumes itself
     sums: str = ""
+    #: formats of which the library takes subnormal numbers for zero
+    flushed: tuple[str, ...] = ()
     #: whether calls are compiled by torch.compile
     compiled: bool = False
 
@@ -75,7 +77,7 @@ LIBRARIES: dict[str, Library] = {
     "torch:cuda": Library("PyTorch, CUDA", "torch", "torch:cuda", torch_calls, _ALL),
     "compile": Library("torch.compile, CPU", "torch", "torch", torch_calls, _ALL, compiled=True),
     "compile:cuda": Library("torch.compile, CUDA", "torch", "torch:cuda", torch_calls, _ALL, compiled=True),
-    "jax": Library("JAX", "jax", "jax", jax_calls, _ALL),
+    "jax": Library("JAX", "jax", "jax", jax_calls, _ALL, flushed=("float32", "bfloat16")),
     "cupy": Library("CuPy", "cupy", "cupy", cupy_calls, ("float32", "float16"), "float16"),
     "onnx": Library("ONNX Runtime", "onnxruntime", "numpy", onnx_calls, ("float32", "float16")),
 }

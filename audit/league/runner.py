@@ -9,7 +9,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from tlspec.registry import Op
 #: what libraries say where they refuse a format, a rank, a padding or a number
 REFUSED = re.compile(
     r"not implemented for|NOT_IMPLEMENTED|not support|[Uu]nsupported|paddings that differ|has no attribute '(conv|max_pool|avg_pool)"
-    r"|pad should be at most half|pool_attributes|cannot be converted to type"
+    r"|pad should be at most half|smaller than kernel size|pool_attributes|cannot be converted to type"
 )
 #: data on which gradients are not compared: libraries say nothing of gradients at NaN and infinities, and the formulas of all
 #: over- and underflow on the way at the ends of the range
@@ -66,15 +66,18 @@ def functions(library: str, row: Op) -> Iterator[tuple[str, Callable[..., Any]]]
         yield "vjp", named(lambda g, **values: gradient(values, g), [*names, "g"])
 
 
-def assumptions(library: str, op: str, which: str, dtype: str) -> dict[str, str]:
+def assumptions(library: str, op: str, which: str, dtype: str) -> dict[str, Any]:
     """What is known of a call's arithmetic. In a narrow format a call of several operations, and a gradient, rounds between
     them; sums are those of the library."""
     kind = LIBRARIES[library]
+    flush = {"flush": True} if dtype in kind.flushed else {}
     if dtype == "float32":
-        return {}
+        return flush
+    if (op, which) in kind.module.IN_PLACE:
+        return {"accumulate": dtype, "intermediate": dtype, **flush}
     composed = which == "vjp" or op in kind.module.COMPOSED
     sums = {"accumulate": kind.sums} if kind.sums else {"accumulate": "float32"} if composed else {}
-    return {**sums, **({"intermediate": dtype} if composed else {})}
+    return {**sums, **({"intermediate": dtype} if composed else {}), **flush}
 
 
 def sizes(cases: int) -> dict[str, int]:
@@ -97,7 +100,10 @@ def judge(library: str, op: str, dtype: str, cases: int, case: str | None = None
         given = {"dtype": dtype, "array": LIBRARIES[library].arrays, "cases": sizes(cases), "empty": False, "sensitive": False,
                  "case": case, "data": classes(row, which), **assumptions(library, op, which, dtype)}  # fmt: skip
         forward, backward = (function, None) if which == "forward" else (None, function)
-        report = check(forward, row, backward=backward, **given)
+        try:
+            report = check(forward, row, backward=backward, **given)
+        except Exception as error:
+            raise RuntimeError(f"{library} {op} {dtype} {which}: {type(error).__name__}: {error}") from error
         if case is not None:
             print(report)
         refused = [f for f in report.findings if f.kind == "error" and REFUSED.search(f.text)]
@@ -119,7 +125,6 @@ def judge(library: str, op: str, dtype: str, cases: int, case: str | None = None
                 line["findings"].append({"kind": finding.kind, "text": finding.text[:TEXT], "case": address})
         if len(refused) == total:
             line["verdict"], line["refusal"] = "absent", refused[0].text[:TEXT]
-        line["explained"] = explanation(line) if line["verdict"] == "fail" else ""
         lines.append(line)
     return lines
 
@@ -147,7 +152,7 @@ def main(argv: Sequence[str]) -> int:
     p.add_argument("--libraries", metavar="NAMES", help=f"of {', '.join(LIBRARIES)} (default: all that are installed)")
     p.add_argument("--ops", metavar="NAMES", help="operations, families and * patterns, comma-separated (default: all)")
     p.add_argument("--dtypes", metavar="NAMES", default="float32,bfloat16,float16", help="formats (default: all three)")
-    p.add_argument("--cases", type=int, default=9, metavar="N", help="small cases of a row (default 9)")
+    p.add_argument("--cases", type=int, default=6, metavar="N", help="small cases of a row (default 6)")
     p.add_argument("--case", metavar="CASE", help="one case, as a line of the evidence names it, with its report")
     p.add_argument("--workers", type=int, metavar="N", help="processes (default: one per processor)")
     p.add_argument("--json", metavar="FILE", help="write the evidence there; JSON lines to FILE.jsonl")
@@ -182,7 +187,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def unexplained(line: Mapping[str, Any]) -> bool:
-    return line["verdict"] == "fail" and not line["explained"]
+    return line["verdict"] == "fail" and not explanation(line)
 
 
 def run(work: Sequence[tuple[str, str, str]], args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -193,11 +198,18 @@ def run(work: Sequence[tuple[str, str, str]], args: argparse.Namespace) -> list[
     with ProcessPoolExecutor(args.workers or processors(), mp_context=context) as pool:
         waiting = {pool.submit(judge, *task, args.cases): task for task in work}
         for each in as_completed(waiting):
-            library, op, dtype = waiting[each]
             try:
                 found[waiting[each]] = each.result()
-            except Exception as error:
-                raise RuntimeError(f"{library} {op} {dtype}: {error}") from error
+            except RuntimeError as error:
+                if isinstance(error, BrokenExecutor):  # the library ended the process
+                    raise
+                library, op, dtype = waiting[each]
+                found[waiting[each]] = [{
+                    "library": library, "op": op, "dtype": dtype, "which": "forward", "verdict": "fail", "share": 0.0,
+                    "ulp": 0.0, "cases": 0, "failed": 1, "refused": 0, "blind": 0, "repeats": None, "batches": None,
+                    "assumed": "", "seconds": 0.0, "kinds": ["stopped"],
+                    "findings": [{"kind": "stopped", "text": str(error)[:TEXT], "case": ""}],
+                }]  # fmt: skip
             for line in found[waiting[each]]:
                 if unexplained(line):
                     print(f"fail: {line['library']} {line['op']} {line['dtype']} {line['which']}: "

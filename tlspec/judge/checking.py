@@ -183,7 +183,8 @@ class Check:
     def laws(self, seeds: Sequence[int]) -> None:
         """The row's laws. One that says bits of another part of the result is about batches."""
         for law in self.op.contract.laws:
-            if law.name == "adjoint":  # needs the gradient
+            # one needs the gradient, the other says bits of two rows, which is a promise of this project's kernels alone
+            if law.name == "adjoint" or re.search(r"= \w+ of ", law.text):
                 continue
             # that of max(-0, +0) is left open by C
             world = _World(self, signed_zeros=law.name not in ("commutative", "associative"))

@@ -74,7 +74,8 @@ def multiplied(
     least = np.minimum(np.abs(v), 1.0).prod(axis=axis, keepdims=keepdims)
     lost = np.where(least < 2.0 ** (m.precision + 1) * m.tiny, n * m.tiny * most, n * m.tiny)
     error = brought + np.expm1(1.01 * factor(max(n - 1, 0)) * m.unit) * size + lost
-    return result(m, value, np.where(np.isfinite(most) & (1.001 * most >= m.overflow), np.inf, error))
+    certain = np.any(~np.isfinite(v), axis=axis, keepdims=keepdims)
+    return result(m, value, np.where(~certain & (1.001 * most >= m.overflow), np.inf, error))
 
 
 def extreme(pick: str, empty: float) -> Callable[..., ErrorArray]:

@@ -5,6 +5,7 @@ from typing import Any
 from audit.league.calls import numpy_calls
 
 COMPOSED = numpy_calls.COMPOSED
+IN_PLACE = numpy_calls.IN_PLACE
 FLOAT32 = numpy_calls.FLOAT32
 
 LEFT_OUT = {"conv, pool, attention": "CuPy has none"}
@@ -14,7 +15,12 @@ def calls() -> dict[str, Any]:
     import cupy
     from cupyx.scipy import special
 
-    more = {"sigmoid": special.expit, "erf": special.erf, "softmax": special.softmax, "log_softmax": special.log_softmax}
+    more = {
+        "sigmoid": special.expit,
+        "erf": special.erf,
+        "softmax": special.softmax,
+        "log_softmax": special.log_softmax,
+    }
     named = {
         name: (lambda f: lambda x: f(x, axis=1))(f) if "softmax" in name else (lambda f: lambda x: f(x))(f)
         for name, f in more.items()

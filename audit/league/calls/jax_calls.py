@@ -13,6 +13,7 @@ COMPOSED = numpy_calls.COMPOSED | {
     "flash_attention", "leaky_relu",
 }  # fmt: skip
 
+IN_PLACE = numpy_calls.IN_PLACE
 FLOAT32 = numpy_calls.FLOAT32
 
 LEFT_OUT = {
@@ -52,7 +53,9 @@ def calls() -> dict[str, Any]:
     def conv2d(x: Any, w: Any, b: Any, stride_h: int, stride_w: int, padding_h: int, padding_w: int) -> Any:
         return conv(x, w, b, (stride_h, stride_w), (padding_h, padding_w))
 
-    def conv_grouped(x: Any, w: Any, b: Any = None, *, stride: Any, dilation: Any, padding_low: Any, padding_high: Any) -> Any:
+    def conv_grouped(
+        x: Any, w: Any, b: Any = None, *, stride: Any, dilation: Any, padding_low: Any, padding_high: Any
+    ) -> Any:
         n, groups, *_ = x.shape
         pads = list(zip(padding_low, padding_high, strict=True))
         out = lax.conv_general_dilated(
@@ -68,7 +71,9 @@ def calls() -> dict[str, Any]:
         return out if kind == "max" else out / _product(kernel)
 
     def pool2d(kind: str) -> Callable[..., Any]:
-        def run(x: Any, kernel_h: int, kernel_w: int, stride_h: int, stride_w: int, padding_h: int, padding_w: int) -> Any:
+        def run(
+            x: Any, kernel_h: int, kernel_w: int, stride_h: int, stride_w: int, padding_h: int, padding_w: int
+        ) -> Any:
             return pool(kind, x, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
 
         return run
@@ -105,7 +110,9 @@ def calls() -> dict[str, Any]:
         allowed = mask != 0 if mask_mode == 2 else None
         out = jax.nn.dot_product_attention(*(x[:, :, None] for x in (Q, K, V)), mask=None if allowed is None else allowed[:, None],
                                            scale=scale, is_causal=mask_mode == 3)[:, :, 0]  # fmt: skip
-        return out if allowed is None else jnp.where(allowed.any(axis=2, keepdims=True), out, 0)  # a row that is blocked entirely
+        return (
+            out if allowed is None else jnp.where(allowed.any(axis=2, keepdims=True), out, 0)
+        )  # a row that is blocked entirely
 
     def rfft(x: Any) -> Any:
         z = jnp.fft.rfft(x)
@@ -113,7 +120,7 @@ def calls() -> dict[str, Any]:
 
     base = numpy_calls.calls(jnp)
     return {
-        **base, "axpy": lambda a, b, c: a + c * b, "scale": lambda x, c: x * c, "relu": lambda x: jax.nn.relu(x), "leaky_relu": lambda x, slope: jax.nn.leaky_relu(x, slope),
+        **base, "relu": lambda x: jax.nn.relu(x), "leaky_relu": lambda x, slope: jax.nn.leaky_relu(x, slope),
         "masked_fill": lambda x, mask, value: jnp.where(mask != 0, jnp.asarray(value, x.dtype), x),
         "sigmoid": lambda x: jax.nn.sigmoid(x), "softplus": lambda x: jax.nn.softplus(x), "silu": lambda x: jax.nn.silu(x),
         "gelu": lambda x: jax.nn.gelu(x, approximate=True), "gelu_erf": lambda x: jax.nn.gelu(x, approximate=False),

@@ -12,6 +12,13 @@ COMPOSED = frozenset({
     "selective_scan_diag", "selective_scan_diag_var", "cumsum", "prod",
 })  # fmt: skip
 
+#: rows, or gradients, that add in place, so in the format of the array
+IN_PLACE = frozenset(
+    {
+        *((row, "forward") for row in ("scatter_add", "scatter_add_rows", "scatter_add_axis", "scatter_add_row")),
+        *((row, "vjp") for row in ("gather_vec", "gather_rows", "take_axis")),
+    }
+)
 #: rows that the library has in no narrower format
 FLOAT32 = frozenset({"rfft1d_packed", "irfft1d_packed"})
 
@@ -100,7 +107,9 @@ def calls(np: Any) -> dict[str, Any]:
         return np.stack([z.real, z.imag], axis=-1)
 
     def topk(x: Any, k: int, largest: int) -> Any:
-        order = np.argsort(x[:, ::-1], axis=1, kind="stable")[:, ::-1] if largest else np.argsort(x, axis=1, kind="stable")
+        order = (
+            np.argsort(x[:, ::-1], axis=1, kind="stable")[:, ::-1] if largest else np.argsort(x, axis=1, kind="stable")
+        )
         return x.shape[1] - 1 - order[:, :k] if largest else order[:, :k]
 
     def scan(A: Any, B: Any, x: Any, h0: Any) -> Any:

@@ -12,6 +12,7 @@ OPSET = 21
 
 COMPOSED = frozenset({"axpy", "mse_loss", "linear", "eq", "lt", "le"})
 
+IN_PLACE: frozenset[tuple[str, str]] = frozenset()
 FLOAT32: frozenset[str] = frozenset()
 
 LEFT_OUT = {
@@ -48,7 +49,9 @@ def _session(nodes: tuple[Any, ...], kinds: tuple[tuple[str, int], ...], out: st
 
 def graph(nodes: Any, *arrays: Any, rank: int, out: str = "") -> Any:
     """Runs nodes, each an operator, names of inputs, the name of its output and attributes, on x0, x1, ... to y."""
-    arrays = tuple(np.ascontiguousarray(a) if np.ndim(a) else a for a in arrays)  # the runtime takes contiguous arrays alone
+    arrays = tuple(
+        np.ascontiguousarray(a) if np.ndim(a) else a for a in arrays
+    )  # the runtime takes contiguous arrays alone
     fixed = tuple((op, tuple(i), o, tuple(sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in at.items())))
                   for op, i, o, at in nodes)  # fmt: skip
     kinds = tuple((str(a.dtype), a.ndim) for a in arrays)
@@ -97,7 +100,9 @@ def _conv(op: str, x: Any, w: Any, b: Any, stride: Any, padding: Any) -> Any:
     return node(op, x, w, b, strides=list(stride), pads=[*padding, *padding])
 
 
-def _conv_grouped(x: Any, w: Any, b: Any = None, *, stride: Any, dilation: Any, padding_low: Any, padding_high: Any) -> Any:
+def _conv_grouped(
+    x: Any, w: Any, b: Any = None, *, stride: Any, dilation: Any, padding_low: Any, padding_high: Any
+) -> Any:
     n, groups, *_ = x.shape
     y = node("Conv", x.reshape(n, -1, *x.shape[3:]), w.reshape(-1, *w.shape[2:]), None if b is None else b.reshape(-1),
              strides=list(stride), dilations=list(dilation), pads=[*padding_low, *padding_high], group=groups)  # fmt: skip

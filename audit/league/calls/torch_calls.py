@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from audit.league.calls import numpy_calls
 from audit.league.calls.numpy_calls import over
 from tlspec.ops.pool import axes_as_lists
 from tlspec.ops.shape import index_of_slice, repeated_axes
@@ -14,6 +15,7 @@ COMPOSED = frozenset({
     "scatter_add_row", "batchnorm_channel_first", "rms_norm",
 })  # fmt: skip
 
+IN_PLACE = numpy_calls.IN_PLACE | {(row, "vjp") for row in ("max_pool", "avg_pool", "max_pool2d", "avg_pool2d")}
 #: rows that the library has in no narrower format
 FLOAT32 = frozenset({"rfft1d_packed", "irfft1d_packed", "spectral_conv1d_rfft"})
 
@@ -86,7 +88,9 @@ def calls() -> dict[str, Any]:
         return run
 
     def pool2d(kind: str) -> Callable[..., Any]:
-        def run(x: Any, kernel_h: int, kernel_w: int, stride_h: int, stride_w: int, padding_h: int, padding_w: int) -> Any:
+        def run(
+            x: Any, kernel_h: int, kernel_w: int, stride_h: int, stride_w: int, padding_h: int, padding_w: int
+        ) -> Any:
             return pool(kind)(x, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
 
         return run
