@@ -152,7 +152,7 @@ def main(argv: Sequence[str]) -> int:
     p.add_argument("--libraries", metavar="NAMES", help=f"of {', '.join(LIBRARIES)} (default: all that are installed)")
     p.add_argument("--ops", metavar="NAMES", help="operations, families and * patterns, comma-separated (default: all)")
     p.add_argument("--dtypes", metavar="NAMES", default="float32,bfloat16,float16", help="formats (default: all three)")
-    p.add_argument("--cases", type=int, default=6, metavar="N", help="small cases of a row (default 6)")
+    p.add_argument("--cases", type=int, default=9, metavar="N", help="small cases of a row (default 9)")
     p.add_argument("--case", metavar="CASE", help="one case, as a line of the evidence names it, with its report")
     p.add_argument("--workers", type=int, metavar="N", help="processes (default: one per processor)")
     p.add_argument("--json", metavar="FILE", help="write the evidence there; JSON lines to FILE.jsonl")
