@@ -43,6 +43,7 @@ IGNORES_NAN = "A NaN is ignored: the ONNX operator says nothing of NaN."
 APPROXIMATION = "The approximation has more error than the 4 ulp that vector libraries are granted."
 
 EXPLAINED: tuple[Explained, ...] = (
+    Explained("*", "prod", RANGE),
     # PyTorch
     Explained(TORCH, "sign", "sign(NaN) is 0.", "forward"),
     Explained(TORCH, "erf", "In narrow formats erf has an absolute error: tiny arguments give 0.", "forward", NARROW),
@@ -62,10 +63,11 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained(TORCH, "div inv atan2 prod bce_with_logits mse_loss", RANGE, "vjp", "float16"),
     Explained(TORCH, "sqrt", SQUARE_ROOT, "vjp"),
     Explained(TORCH, "clamp", BOUNDS, "vjp", NARROW),
-    Explained(TORCH, "layer_norm channel_affine scatter_add scatter_add_rows scatter_add_axis gather_vec gather_rows take_axis conv "
-              "conv2d conv_transpose conv_transpose2d conv_grouped conv_transpose_grouped max_pool max_pool2d avg_pool avg_pool2d "
-              "spectral_conv1d_rfft flash_attention grouped_attention", IN_STEPS, "vjp", NARROW),
-    Explained(TORCH, "grouped_attention", "The mask is added, so a NaN among the scores stays where the mask blocks.", "forward"),
+    Explained(TORCH, "layer_norm channel_affine scatter_add scatter_add_rows scatter_add_axis gather_vec gather_rows take_axis "
+              "conv conv2d conv_transpose conv_transpose2d conv_grouped conv_transpose_grouped max_pool max_pool2d avg_pool "
+              "avg_pool2d spectral_conv1d_rfft flash_attention grouped_attention", IN_STEPS, "vjp", NARROW),
+    Explained(TORCH, "grouped_attention", "The mask is added, so a NaN among the scores stays where the mask blocks.",
+              "forward"),
     Explained(TORCH, "rotary", "The cosines and sines are a table in float32; the row's bound holds for angles in more bits.", "*",
               "float32"),
     # JAX

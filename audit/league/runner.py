@@ -26,8 +26,8 @@ from tlspec.registry import Op
 
 #: what libraries say where they refuse a format, a rank, a padding or a number
 REFUSED = re.compile(
-    r"not implemented for|NOT_IMPLEMENTED|not support|[Uu]nsupported|paddings that differ|has no attribute '(conv|max_pool|avg_pool)"
-    r"|pad should be at most half|smaller than kernel size|pool_attributes|cannot be converted to type"
+    r"not implemented for|NOT_IMPLEMENTED|not support|[Uu]nsupported|paddings that differ"
+    r"|has no attribute '(conv|max_pool|avg_pool)|pad should be at most half|smaller than kernel size|pool_attributes|cannot be converted to type"
 )
 #: data on which gradients are not compared: libraries say nothing of gradients at NaN and infinities, and the formulas of all
 #: over- and underflow on the way at the ends of the range
@@ -113,7 +113,8 @@ def judge(library: str, op: str, dtype: str, cases: int, case: str | None = None
             continue
         line: dict[str, Any] = {
             "library": library, "op": op, "dtype": dtype, "which": which, "verdict": report.verdict, "share": report.share,
-            "ulp": max(r.ulp for r in report.rows), "cases": total, "failed": failed - len(refused), "refused": len(refused), "blind": sum(r.blind for r in report.rows),
+            "ulp": max(r.ulp for r in report.rows), "cases": total, "failed": failed - len(refused),
+            "refused": len(refused), "blind": sum(r.blind for r in report.rows),
             "repeats": report.repeats, "batches": report.batches, "assumed": report.assumptions,
             "seconds": round(report.seconds, 2), "kinds": sorted({f.kind for f in report.findings}), "findings": [],
         }  # fmt: skip

@@ -110,7 +110,8 @@ def chart(document: Mapping[str, Any]) -> str:
     found, bar, left, width = counts(document["rows"]), 22, 190, 520
     height = bar * len(found) + 44
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 60} {height}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 60} {height}" font-family="sans-serif" '
+        f'font-size="12">',
         f'<rect width="100%" height="{height}" fill="white"/>',
     ]
     for i, (name, colour) in enumerate(OUTCOMES.items()):

@@ -63,8 +63,8 @@ def cumulated(x: ErrorArray, axis: Any = None, dtype: Any = None) -> ErrorArray:
 def multiplied(
     m: Model, x: ErrorArray, axis: Any = None, keepdims: bool = False, dtype: Any = None, initial: Any = None
 ) -> ErrorArray:
-    """A product of n numbers: (1 + δ)^n in any order. What is lost near zero on the way grows by the factors above 1, and a product
-    of these alone may overflow."""
+    """A product of n numbers: (1 + δ)^n in any order. What is lost near zero on the way grows by the factors above 1, and a
+    product of these alone may overflow."""
     v, d = operand(m, x)
     n = count_terms(v, axis)
     size = (np.abs(v) + d).prod(axis=axis, keepdims=keepdims)

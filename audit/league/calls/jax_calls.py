@@ -9,8 +9,8 @@ from audit.league.calls.numpy_calls import over
 from tlspec.ops.pool import axes_as_lists
 
 COMPOSED = numpy_calls.COMPOSED | {
-    "sigmoid", "silu", "gelu", "gelu_erf", "softplus", "hardswish", "mish", "conv", "conv2d", "conv_grouped", "avg_pool", "avg_pool2d",
-    "flash_attention", "leaky_relu",
+    "sigmoid", "silu", "gelu", "gelu_erf", "softplus", "hardswish", "mish", "conv", "conv2d", "conv_grouped", "avg_pool",
+    "avg_pool2d", "flash_attention", "leaky_relu",
 }  # fmt: skip
 
 IN_PLACE = numpy_calls.IN_PLACE
@@ -108,8 +108,9 @@ def calls() -> dict[str, Any]:
             scores = jnp.where(mask == 0, -1000.0, jnp.matmul(Q * scale, jnp.swapaxes(K, 1, 2)))
             return jnp.matmul(jax.nn.softmax(scores, axis=2), V)
         allowed = mask != 0 if mask_mode == 2 else None
-        out = jax.nn.dot_product_attention(*(x[:, :, None] for x in (Q, K, V)), mask=None if allowed is None else allowed[:, None],
-                                           scale=scale, is_causal=mask_mode == 3)[:, :, 0]  # fmt: skip
+        mask = None if allowed is None else allowed[:, None]
+        one_head = (x[:, :, None] for x in (Q, K, V))
+        out = jax.nn.dot_product_attention(*one_head, mask=mask, scale=scale, is_causal=mask_mode == 3)[:, :, 0]
         return (
             out if allowed is None else jnp.where(allowed.any(axis=2, keepdims=True), out, 0)
         )  # a row that is blocked entirely

@@ -7,8 +7,8 @@ from tlspec.ops.shape import index_of_slice, insert_axes, repeated_axes
 #: calls of several operations, which round between them
 COMPOSED = frozenset({
     "axpy", "leaky_relu", "safe_log", "elu", "softsign", "softmax", "log_softmax", "layer_norm", "rms_norm",
-    "batchnorm_channel_first", "channel_affine", "mse_loss", "bce_with_logits", "cross_entropy", "logsumexp", "vector_norm", "var",
-    "linear", "reduce_mean", "rotary", "scatter_add", "scatter_add_rows", "scatter_add_axis", "scatter_add_row",
+    "batchnorm_channel_first", "channel_affine", "mse_loss", "bce_with_logits", "cross_entropy", "logsumexp", "vector_norm",
+    "var", "linear", "reduce_mean", "rotary", "scatter_add", "scatter_add_rows", "scatter_add_axis", "scatter_add_row",
     "selective_scan_diag", "selective_scan_diag_var", "cumsum", "prod",
 })  # fmt: skip
 
@@ -120,7 +120,8 @@ def calls(np: Any) -> dict[str, Any]:
 
     return {
         "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
-        "scale": lambda x, c: rounded(x * wide(c), x), "axpy": lambda a, b, c: rounded(a + wide(c) * b, a), "inv": lambda x: np.reciprocal(x),
+        "scale": lambda x, c: rounded(x * wide(c), x),
+        "axpy": lambda a, b, c: rounded(a + wide(c) * b, a), "inv": lambda x: np.reciprocal(x),
         "sqrt": lambda x: np.sqrt(x), "abs": lambda x: np.abs(x), "max": lambda a, b: np.maximum(a, b),
         "min": lambda a, b: np.minimum(a, b), "clamp": lambda x, lo, hi: np.clip(x, lo, hi),
         "relu": lambda x: np.maximum(x, 0.0), "leaky_relu": lambda x, slope: np.where(x > 0, x, slope * x),

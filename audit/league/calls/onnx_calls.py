@@ -126,8 +126,8 @@ def calls() -> dict[str, Any]:
     two = {"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "max": "Max", "min": "Min", "pow": "Pow"}
     one = {
         "inv": "Reciprocal", "sqrt": "Sqrt", "abs": "Abs", "relu": "Relu", "sign": "Sign", "floor": "Floor", "round": "Round",
-        "exp": "Exp", "log": "Log", "sigmoid": "Sigmoid", "tanh": "Tanh", "softplus": "Softplus", "gelu_erf": "Gelu", "erf": "Erf",
-        "sin": "Sin", "cos": "Cos", "hardswish": "HardSwish", "softsign": "Softsign", "mish": "Mish",
+        "exp": "Exp", "log": "Log", "sigmoid": "Sigmoid", "tanh": "Tanh", "softplus": "Softplus", "gelu_erf": "Gelu",
+        "erf": "Erf", "sin": "Sin", "cos": "Cos", "hardswish": "HardSwish", "softsign": "Softsign", "mish": "Mish",
     }  # fmt: skip
     return {
         **{name: _binary(op) for name, op in two.items()}, **{name: _unary(op) for name, op in one.items()},
