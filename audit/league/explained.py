@@ -63,17 +63,19 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained(TORCH, "div inv atan2 prod bce_with_logits mse_loss", RANGE, "vjp", "float16"),
     Explained(TORCH, "sqrt", SQUARE_ROOT, "vjp"),
     Explained(TORCH, "clamp", BOUNDS, "vjp", NARROW),
-    Explained(TORCH, "layer_norm channel_affine scatter_add scatter_add_rows scatter_add_axis gather_vec gather_rows take_axis "
-              "conv conv2d conv_transpose conv_transpose2d conv_grouped conv_transpose_grouped max_pool max_pool2d avg_pool "
-              "avg_pool2d spectral_conv1d_rfft flash_attention grouped_attention", IN_STEPS, "vjp", NARROW),
+    Explained(TORCH, "layer_norm channel_affine scatter_add scatter_add_rows scatter_add_axis gather_vec gather_rows "
+              "take_axis conv conv2d conv_transpose conv_transpose2d conv_grouped conv_transpose_grouped max_pool max_pool2d "
+              "avg_pool avg_pool2d spectral_conv1d_rfft flash_attention grouped_attention", IN_STEPS, "vjp", NARROW),
     Explained(TORCH, "grouped_attention", "The mask is added, so a NaN among the scores stays where the mask blocks.",
               "forward"),
-    Explained(TORCH, "rotary", "The cosines and sines are a table in float32; the row's bound holds for angles in more bits.", "*",
-              "float32"),
+    Explained(TORCH, "rotary", "The cosines and sines are a table in float32; the row's bound holds for angles in more bits.",
+              "*", "float32"),
     # JAX
     Explained("jax", "take_axis gather_vec gather_rows scatter_add scatter_add_rows scatter_add_axis",
               "Indices of 64 bits are cut to 32, so one out of range may read or write an element."),
     Explained("jax", "abs leaky_relu relu max min", KINK, "vjp"),
+    Explained("jax", "div sqrt log", "Subnormal numbers count as zero, so one divided by 0 is NaN, and the root or the logarithm of a "
+              "negative one is no NaN.", "forward", "float32 bfloat16"),
     Explained("jax", "sqrt", SQUARE_ROOT, "vjp"),
     Explained("jax", "clamp", BOUNDS, "vjp", NARROW),
     Explained("jax", "expm1", f"The gradient is g·(out + 1). {CANCELS}", "vjp"),

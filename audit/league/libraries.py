@@ -56,7 +56,7 @@ class Library:
             torch = importlib.import_module("torch")
             torch._dynamo.reset()
             torch._dynamo.config.recompile_limit = 1000  # beyond which PyTorch would run the call uncompiled
-            return torch.compile(call)  # type: ignore[no-any-return]
+            return torch.compile(call)
         return call
 
     def gradient(self, call: Callable[..., Any], wrt: tuple[str, ...]) -> Callable[..., Any] | None:

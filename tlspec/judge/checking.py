@@ -282,8 +282,8 @@ def check(
     """Checks a kernel against an operation's row, or against a reference in NumPy, and returns a :class:`Report`.
 
     `function` takes and returns arrays of the library that `array` names (:mod:`tlspec.arrays`); `arguments` says their order
-    where it is not the row's (:mod:`tlspec.judge.kernel`). None checks `backward` alone, which is the gradient's function, of the row's inputs and
-    outputs and the cotangent g. `dtype` is the number format of the arrays, `out_dtype` that of the results.
+    where it is not the row's (:mod:`tlspec.judge.kernel`). None checks `backward` alone, which is the gradient's function, of the
+    row's inputs and outputs and the cotangent g. `dtype` is the number format of the arrays, `out_dtype` that of the results.
 
     The tolerance of each element comes from running error analysis of the reference (:mod:`tlspec.running`) under what
     `accumulate`, `height`, `ulp`, `products`, `intermediate` and `flush` say of the kernel's arithmetic

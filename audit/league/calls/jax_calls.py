@@ -6,7 +6,6 @@ from typing import Any
 
 from audit.league.calls import numpy_calls
 from audit.league.calls.numpy_calls import over
-from tlspec.ops.pool import axes_as_lists
 
 COMPOSED = numpy_calls.COMPOSED | {
     "sigmoid", "silu", "gelu", "gelu_erf", "softplus", "hardswish", "mish", "conv", "conv2d", "conv_grouped", "avg_pool",
@@ -74,7 +73,7 @@ def calls() -> dict[str, Any]:
         def run(
             x: Any, kernel_h: int, kernel_w: int, stride_h: int, stride_w: int, padding_h: int, padding_w: int
         ) -> Any:
-            return pool(kind, x, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
+            return pool(kind, x, (kernel_h, kernel_w), (stride_h, stride_w), (padding_h, padding_w))
 
         return run
 

@@ -34,7 +34,7 @@ def _session(nodes: tuple[Any, ...], kinds: tuple[tuple[str, int], ...], out: st
 
     made = []
     for op, inputs, output, attributes in nodes:
-        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in attributes}
+        plain: dict[str, Any] = {k: list(v) if isinstance(v, tuple) else v for k, v in attributes}
         if op == "Cast":
             plain = {"to": getattr(TensorProto, plain["to"].upper())}
         made.append(helper.make_node(op, list(inputs), [output], **plain))
@@ -61,7 +61,8 @@ def graph(nodes: Any, *arrays: Any, rank: int, out: str = "") -> Any:
 
 def node(op: str, *arrays: Any, rank: int | None = None, out: str = "", **attributes: Any) -> Any:
     """Runs one node. None stands for an optional input that is not given."""
-    names, given = [], []
+    names: list[str] = []
+    given: list[Any] = []
     for a in arrays:
         names.append("" if a is None else f"x{len(given)}")
         given += [] if a is None else [a]
@@ -92,7 +93,7 @@ def _reduce(op: str, x: Any, axes: tuple[int, ...]) -> Any:
 
 
 def _pool(op: str, x: Any, kernel: Any, stride: Any, padding: Any) -> Any:
-    more = {"count_include_pad": 1} if op == "AveragePool" else {}
+    more: dict[str, Any] = {"count_include_pad": 1} if op == "AveragePool" else {}
     return node(op, x[None], kernel_shape=list(kernel), strides=list(stride), pads=[*padding, *padding], **more)[0]
 
 
