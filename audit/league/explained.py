@@ -74,9 +74,14 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained("jax", "take_axis gather_vec gather_rows scatter_add scatter_add_rows scatter_add_axis",
               "Indices of 64 bits are cut to 32, so one out of range may read or write an element."),
     Explained("jax", "abs leaky_relu relu max min", KINK, "vjp"),
-    Explained("jax", "div sqrt log", "Subnormal numbers count as zero, so one divided by 0 is NaN, and the root or the logarithm of a "
-              "negative one is no NaN.", "forward", "float32 bfloat16"),
-    Explained("jax", "sqrt", SQUARE_ROOT, "vjp"),
+    Explained("jax", "div sqrt log atan2", "Subnormal numbers count as zero: one divided by 0 is NaN, the root or the logarithm "
+              "of a negative one is no NaN.", "forward", "float32 bfloat16"),
+    Explained("jax", "pow", "Subnormal numbers count as zero, whatever the exponent is.", "forward", kinds="law"),
+    Explained("jax", "pow", "At base 0 the gradient of a negative exponent is NaN in place of an infinity.", "vjp"),
+    Explained("jax", "expm1 pow_scalar", "Intermediate results are float16.", "forward", "float16"),
+    Explained("jax", "sqrt var", SQUARE_ROOT, "vjp"),
+    Explained("jax", "elu", f"The gradient is g·(out + 1). {CANCELS}", "vjp"),
+    Explained("jax", "hardswish", "x·min(max(x + 3, 0), 6)/6 is NaN at -inf, and overflows.", "forward"),
     Explained("jax", "clamp", BOUNDS, "vjp", NARROW),
     Explained("jax", "expm1", f"The gradient is g·(out + 1). {CANCELS}", "vjp"),
     Explained("jax", "hardswish", f"The gradient is that of a product. {CANCELS}", "vjp"),
