@@ -135,10 +135,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         from audit.models import command as models
 
         return models.main(words[1:])
-    if words[:1] == ["league"]:
-        from audit.league import command as league
-
-        return league.main(words[1:])
     if words[:1] == ["judge-alarms"]:
         from audit.judge import alarms as judge_alarms
 
@@ -151,6 +147,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from audit.onnx_nodes import command as onnx_nodes
 
         return onnx_nodes.main(words[1:])
+    if words[:1] == ["league"]:
+        from audit.league import runner as league
+
+        return league.main(words[1:])
     parser = _parser()
     args = parser.parse_args(words)
     for name, default in (SHORT if args.short else FULL).items():

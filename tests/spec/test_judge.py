@@ -16,7 +16,7 @@ import pytest
 import tlspec
 from tests import ROOT
 from tlspec import arrays, registry
-from tlspec.drawn import draw_case
+from tlspec.drawn import Expected, draw_case
 from tlspec.formats import FORMATS
 from tlspec.judge import Report, check
 from tlspec.judge.arithmetic import arithmetic
@@ -450,3 +450,37 @@ def test_operations_that_no_row_has_are_checked_from_a_reference_alone(
     assert check(right, **options).ok, check(right, **options)
     assert check(through(right, tf32), **options).verdict == "fail"
     assert check(low, **options).verdict == "fail"
+
+
+def test_a_gradient_alone() -> None:
+    report = check(None, "exp", backward=lambda out, g: out * g, cases=6)
+    assert report.ok and {r.which for r in report.rows} == {"vjp"}
+    assert not check(None, "exp", backward=lambda out, g: out + g, cases=6).ok
+
+
+def test_indices_are_whole_numbers_whatever_the_format_of_the_arrays_is() -> None:
+    """257 is no bfloat16 and no float8, and an index all the same."""
+    places = check(lambda x: np.argmax(x, axis=1), "argmax", dtype="float16", empty=False)
+    assert places.ok, places
+    case = draw_case(registry.get("argmax"), 0, "normal", "small")
+    (found,) = Trial(case, FORMATS["bfloat16"], arithmetic("bfloat16"))._compared(
+        Expected((np.array([257.0]),), (np.zeros(1),), False, (None,)), 0, np.array([256.0])
+    ),  # fmt: skip
+    assert not found.ok
+
+
+def test_the_zero_of_a_maximum_may_have_either_sign() -> None:
+    assert check(lambda a, b: np.where((a > b) | np.isnan(a), a, b), "max", empty=False, data="special").ok
+
+
+def test_a_sum_is_rounded_where_it_is_kept() -> None:
+    """A mean in float16, whose sum is added in float32 and rounded before it is divided."""
+
+    def mean(x: np.ndarray, axis: int) -> np.ndarray:
+        n = np.float16(x.shape[axis])
+        return (x.astype(np.float32).sum(axis=axis).astype(np.float16) / n).astype(np.float16)
+
+    options = {"dtype": "float16", "intermediate": "float16", "accumulate": "float32", "empty": False}
+    report = check(mean, "reduce_mean", cases={"small": 24}, data=("normal", "uniform"), **options)
+    assert report.ok, report
+    assert report.share > 0.5

@@ -146,7 +146,9 @@ def test_the_model_decides_how_large_errors_are() -> None:
 
     pairwise = Model(height=lambda n: max(0, int(np.ceil(np.log2(max(n, 1))))))
     assert error(pairwise) < error(Model()) < error(Model(to_nearest=False))
-    assert error(Model(sum_precision=53)) < 1e-6
+    kept = np.abs(exact).max() / np.abs(x).sum(axis=1).max()  # the rounding of a sum as it is kept in float32
+    assert error(Model(sum_precision=53)) <= 1.001 * kept
+    assert error(Model(precision=53, sum_precision=53)) < 1e-6
     sequential = np.cumsum(x, axis=1)[:, -1]
     assert np.all(np.abs(sequential - exact) <= tracked(x).sum(axis=1).error)
     low, x = Model(operand_precision=11), x[:, :64]
@@ -192,3 +194,12 @@ def test_errors_cannot_be_lost_unnoticed() -> None:
         with pytest.raises((TypeError, ValueError)):
             lose()
     assert np.zeros(3, like=x).error.shape == (3,)
+
+
+def test_a_product_may_over_or_underflow_on_the_way() -> None:
+    for x in ([1e-30, 1e-30, 1e30, 1e30], [1e30, 1e30, 1e-30, 1e-30], [0.5, 3.0, 2.0]):
+        made = tracked(f32([x]), Model()).prod(axis=1)
+        with np.errstate(over="ignore", under="ignore"):
+            for order in (x, x[::-1], x[::2] + x[1::2]):
+                assert within(np.multiply.reduce(f32(order))[None], made), (x, order)
+    assert float(tracked(f32([[0.5, 3.0, 2.0]]), Model()).prod(axis=1).error[0]) < 1e-6

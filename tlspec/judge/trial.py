@@ -158,6 +158,7 @@ def _tracked_results(case: Case, out: Format, model: Model, taken: Collection[st
                 moved = np.where(near, more + np.abs(again - value), np.where(lost, np.inf, 0.0))
             error = np.maximum(error, moved)
         value, error = value.astype(np.float64), np.asarray(error, np.float64)
+        error = np.where(np.isnan(error), np.where(np.isfinite(value), np.inf, 0.0), error)
         if out.precision < model.precision:
             finite = np.where(np.isfinite(error), error, 0.0)
             error = np.where(error > 0, error + out.spacing(np.abs(value) + finite) / 2, 0.0)

@@ -500,12 +500,12 @@ def safe_log(x, eps):
     return np.where(np.abs(beyond_one) < 0.5, np.log1p(beyond_one), np.log(_softplus(x) + eps))
 
 
-# below x = -198 the formula holds the slope at its value there
 @safe_log.formula()
 def _plain_safe_log(x, eps):
-    return np.log(np.log1p(np.exp(x)) + eps)
+    return np.log(_softplus(x) + eps)
 
 
+# below x = -198 the formula holds the slope at its value there
 @safe_log.vjp(
     "x, g -> gx",
     bound=ulp(

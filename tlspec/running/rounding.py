@@ -1,6 +1,7 @@
 """Results after their rounding, and sums of sums."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,8 +62,20 @@ def is_sum(x: Any) -> bool:
     return isinstance(x, ErrorArray) and x.sum_of is not None and not np.iscomplexobj(x.value)
 
 
+def stored(m: Model, value: Any, error: Any) -> Any:
+    """The error of keeping a sum as an intermediate result, which has fewer bits than the accumulator."""
+    if m.sum_precision <= m.precision:
+        return 0.0
+    kept = (error == 0) & representable(value, m.precision) & ~lost(value, m)
+    return np.where(kept | ~np.isfinite(value), 0.0, m.unit * (np.abs(value) + error) + m.tiny)
+
+
 def total(m: Model, value: Any, parts: Sum) -> ErrorArray:
     parts = parts.moved(lambda a: np.broadcast_to(a, np.shape(value)))
     made = result(m, value, parts.error(m), (parts.brought,))
+    rounding = stored(m, value, made.error)
+    if np.any(rounding):
+        parts = replace(parts, brought=parts.brought + rounding, step=0.0)
+        made.error = made.error + rounding
     made.sum_of = parts
     return made

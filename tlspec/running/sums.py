@@ -10,7 +10,7 @@ from tlspec.bounds import factor
 from tlspec.running.arithmetic import add
 from tlspec.running.array import FUNCTIONS, UFUNCS, ErrorArray, Sum, as_sum, certain, model_of, operand, value_of
 from tlspec.running.model import Model, granularity, representable
-from tlspec.running.rounding import result, total
+from tlspec.running.rounding import result, stored, total
 
 
 def count_terms(value: Any, axis: Any) -> int:
@@ -56,24 +56,26 @@ def cumulated(x: ErrorArray, axis: Any = None, dtype: Any = None) -> ErrorArray:
     )
     error = np.where(exact, 0.0, share * size)
     error = np.where(np.isfinite(size) & (1.001 * size >= m.overflow), np.inf, error)
-    return result(m, v.cumsum(axis), brought + error)
+    value = v.cumsum(axis)
+    return result(m, value, brought + error + stored(m, value, brought + error))
 
 
 def multiplied(
     m: Model, x: ErrorArray, axis: Any = None, keepdims: bool = False, dtype: Any = None, initial: Any = None
 ) -> ErrorArray:
-    """A product of n numbers: (1 + δ)^n in any order."""
+    """A product of n numbers: (1 + δ)^n in any order. What is lost near zero on the way grows by the factors above 1, and a
+    product of these alone may overflow."""
     v, d = operand(m, x)
     n = count_terms(v, axis)
     size = (np.abs(v) + d).prod(axis=axis, keepdims=keepdims)
-    # the least and the largest product of some of the numbers, which an order may have on the way
-    least = np.where(v == 0, 1.0, np.minimum(np.abs(v), 1.0)).prod(axis=axis, keepdims=keepdims)
-    most = np.maximum(np.abs(v) + d, 1.0).prod(axis=axis, keepdims=keepdims)
-    lost = np.isfinite(size) & ((least < m.tiny * 2.0 ** (m.precision + 1)) | (most >= m.overflow))
     value = v.prod(axis=axis, keepdims=keepdims)
     brought = np.where(np.any(d != 0, axis=axis, keepdims=keepdims), size - np.abs(value), 0.0)
-    error = brought + np.expm1(1.01 * factor(max(n - 1, 0)) * m.unit) * size + n * m.tiny
-    return result(m, value, np.where(lost & (n > 1), np.inf, error))
+    most = np.maximum(np.abs(v) + d, 1.0).prod(axis=axis, keepdims=keepdims)
+    least = np.minimum(np.abs(v), 1.0).prod(axis=axis, keepdims=keepdims)
+    lost = np.where(least < 2.0 ** (m.precision + 1) * m.tiny, n * m.tiny * most, n * m.tiny)
+    error = brought + np.expm1(1.01 * factor(max(n - 1, 0)) * m.unit) * size + lost
+    certain = np.any(~np.isfinite(v), axis=axis, keepdims=keepdims)
+    return result(m, value, np.where(~certain & (1.001 * most >= m.overflow), np.inf, error))
 
 
 def extreme(pick: str, empty: float) -> Callable[..., ErrorArray]:
@@ -185,10 +187,8 @@ def add_at(m: Model, target: Any, index: Any, x: Any) -> None:
         np.add.at(to, index, what)
     share = np.array([m.sum_error(n) for n in range(int(count.max(initial=0)) + 1)])[count.astype(np.int64)]
     rounding = np.where(size <= 2.0 ** min(m.sum_precision, m.precision) * exact, 0.0, share * size)
-    target.value, target.error = (
-        value,
-        error + np.where(np.isfinite(size) & (1.001 * size >= m.overflow), np.inf, rounding),
-    )
+    error = error + np.where(np.isfinite(size) & (1.001 * size >= m.overflow), np.inf, rounding)
+    target.value, target.error = value, error + stored(m, value, error)
 
 
 # ---- transforms --------------------------------------------------------------------------------------------------------
