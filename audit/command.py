@@ -1,4 +1,4 @@
-"""``python -m audit COMMAND...``: the campaigns on the command line; also ``report``, ``mutate``, ``models``, ``onnx``."""
+"""``python -m audit COMMAND...``: the campaigns; also ``report``, ``mutate``, ``models``, ``onnx``, ``league``."""
 
 import argparse
 import sys
@@ -64,8 +64,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m audit",
         description="Campaigns: what verify tries at greater length, and more. Several commands may be given.",
         epilog="Besides: `report FILE... --html FILE.html` shows files of runs as a page; `mutate` plants defects and scores the "
-        "tests; `models` compares models with PyTorch's; `onnx` runs the node tests of the onnx package; `league` judges other libraries. Exit status: 0 if "
-        "nothing failed, 1 if something did, 2 if the command line is wrong.",
+        "tests; `models` compares models with PyTorch's; `onnx` runs the node tests of the onnx package; `league` holds other "
+        "libraries to the specification. Exit status: 0 if nothing failed, 1 if something did, 2 if the command line is wrong.",
     )
     add = p.add_argument
     add(
