@@ -146,6 +146,6 @@ def main(argv: Sequence[str]) -> int:
         print(f"... and {len(failures) - SHOWN} more")
     if args.json is not None:
         document = {"command": format_command(["python", "-m", "audit", "judge-alarms", *argv]), **describe_run(["cpu"]),
-                    "kernels": sorted(lines, key=lambda x: (dtypes.index(x["dtype"]), x["kernel"]))}  # fmt: skip
+                    "rows": sorted(lines, key=lambda x: (dtypes.index(x["dtype"]), x["kernel"]))}  # fmt: skip
         write_document(args.json, {"commit": args.commit, **document} if args.commit else document)
     return 1 if failures else 0

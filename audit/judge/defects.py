@@ -124,6 +124,6 @@ def main(argv: Sequence[str]) -> int:
         print(f"MISSED {p['op']} {p['which']} {p['dtype']}: {p['defect']}: {p['excuse'] or 'unexplained'}")
     if args.json is not None:
         document = {"command": format_command(["python", "-m", "audit", "judge", *argv]), **describe_run(["cpu"]),
-                    "right": right, "defects": planted}  # fmt: skip
+                    "rows": [*right, *planted],}  # fmt: skip
         write_document(args.json, {"commit": args.commit, **document} if args.commit else document)
     return 1 if alarms or any(not p["excuse"] for p in missed) else 0

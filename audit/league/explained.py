@@ -71,6 +71,10 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained(TORCH, "rotary", "The cosines and sines are a table in float32; the row's bound holds for angles in more bits.",
               "*", "float32"),
     # JAX
+    Explained("jax", "cumsum", "Sums are added in the narrow format.", "*", NARROW),
+    Explained("jax", "broadcast_vec_to_rows broadcast_vec_to_cols broadcast_to linear layer_norm rms_norm channel_affine "
+              "batchnorm_channel_first conv conv2d conv_grouped concat1d avg_pool max_pool avg_pool2d max_pool2d",
+              "The gradient of a broadcast is summed in the narrow format.", "vjp", NARROW),
     Explained("jax", "take_axis gather_vec gather_rows scatter_add scatter_add_rows scatter_add_axis",
               "Indices of 64 bits are cut to 32, so one out of range may read or write an element."),
     Explained("jax", "abs leaky_relu relu max min", KINK, "vjp"),
@@ -87,7 +91,8 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained("jax", "hardswish", f"The gradient is that of a product. {CANCELS}", "vjp"),
     Explained("jax", "softsign", "x/(1 + |x|) is NaN at infinities.", "forward"),
     Explained("jax", "softsign", f"The gradient is that of a quotient. {CANCELS}", "vjp"),
-    Explained("jax", "div inv silu softmax log_softmax layer_norm", RANGE, "vjp", "float16"),
+    Explained("jax", "div inv silu layer_norm batchnorm_channel_first", RANGE, "vjp", "float16"),
+    Explained("jax", "softmax log_softmax cross_entropy flash_attention logsumexp", IN_STEPS, "*", NARROW),
     # ONNX Runtime
     Explained("onnx", "reduce_max_axis0 reduce_max_axis1 amax amin argmax argmin max_pool max_pool2d", IGNORES_NAN),
     Explained("onnx", "sign", "sign(NaN) is 0 in float16.", "*", "float16"),

@@ -62,7 +62,7 @@ def functions(library: str, row: Op) -> Iterator[tuple[str, Callable[..., Any]]]
         return
     wrt = tuple(a.name[1:] for a in row.signature_of("vjp").outputs)
     gradient = kind.gradient(call, wrt)
-    if gradient is not None:
+    if gradient is not None and row.name not in kind.module.ENDS_THE_PROCESS:
         yield "vjp", named(lambda g, **values: gradient(values, g), [*names, "g"])
 
 

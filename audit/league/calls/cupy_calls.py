@@ -5,6 +5,7 @@ from typing import Any
 from audit.league.calls import numpy_calls
 
 COMPOSED = numpy_calls.COMPOSED
+ENDS_THE_PROCESS = numpy_calls.ENDS_THE_PROCESS
 IN_PLACE = numpy_calls.IN_PLACE
 FLOAT32 = numpy_calls.FLOAT32
 

@@ -19,6 +19,8 @@ IN_PLACE = frozenset(
         *((row, "vjp") for row in ("gather_vec", "gather_rows", "take_axis")),
     }
 )
+#: rows whose gradient ends the process, so that it cannot be judged
+ENDS_THE_PROCESS: frozenset[str] = frozenset()
 #: rows that the library has in no narrower format
 FLOAT32 = frozenset({"rfft1d_packed", "irfft1d_packed"})
 

@@ -12,6 +12,7 @@ OPSET = 21
 
 COMPOSED = frozenset({"axpy", "mse_loss", "linear", "eq", "lt", "le"})
 
+ENDS_THE_PROCESS: frozenset[str] = frozenset()
 IN_PLACE: frozenset[tuple[str, str]] = frozenset()
 FLOAT32: frozenset[str] = frozenset()
 

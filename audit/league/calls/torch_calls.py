@@ -14,6 +14,7 @@ COMPOSED = frozenset({
     "scatter_add_row", "batchnorm_channel_first", "rms_norm",
 })  # fmt: skip
 
+ENDS_THE_PROCESS = numpy_calls.ENDS_THE_PROCESS
 IN_PLACE = numpy_calls.IN_PLACE | {(row, "vjp") for row in ("max_pool", "avg_pool", "max_pool2d", "avg_pool2d")}
 #: rows that the library has in no narrower format
 FLOAT32 = frozenset({"rfft1d_packed", "irfft1d_packed", "spectral_conv1d_rfft"})
