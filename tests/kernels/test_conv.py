@@ -12,6 +12,7 @@ import tlrt
 from tlrt import kernels
 from tlrt.verify.run import Runtime, cpu_settings, cpu_variants
 from tlspec import registry, shapes
+from tlspec.classes import boundary
 from tlspec.compare import compare
 from tlspec.drawn import Case, build_case, generator, refused_by
 from tlspec.registry import Op
@@ -145,6 +146,28 @@ def test_groups_of_one_are_the_plain_rows(runtime: Runtime, name: str) -> None:
         case = build_case(row, values, arrays, generator("one group"), which=which)
         for got, expected in zip(runtime.run(case), runtime.run(want), strict=True):
             np.testing.assert_array_equal(got.reshape(expected.shape), expected)
+
+
+@pytest.mark.operations("conv_grouped", "conv_transpose_grouped")
+@pytest.mark.parametrize("which", ["forward", "vjp"])
+@pytest.mark.parametrize("name", ["conv_grouped", "conv_transpose_grouped"])
+def test_long_lines_of_few_channels(runtime: Runtime, name: str, which: str) -> None:
+    """They are cut into tiles, the last of which is shorter."""
+    row, tile = registry.get(name), boundary("conv", "TILE_COLUMNS")
+    for n in (tile, tile + 1, 2 * tile + 3):
+        values: dict[str, Any] = {
+            "batch": 1,
+            "groups": 2,
+            "in_channels": 1,
+            "out_channels": 1,
+            "spatial": [n],
+            "kernel": [2],
+        }
+        values |= {"stride": [1], "dilation": [1], "padding_low": [1], "padding_high": [0]}
+        if "transpose" in name:
+            values["output_padding"] = [0]
+        case = build_case(row, values, {}, generator("long lines", n), which=which)
+        demand_bounds(case, runtime, f"{name} {which} {n}")
 
 
 @pytest.mark.parametrize("size", [f for name, f in shapes.FUNCTIONS.items() if re.fullmatch(r"conv\w*_size", name)])

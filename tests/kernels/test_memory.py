@@ -8,7 +8,7 @@ import pytest
 import tlrt
 from tests.kernels.test_errors import has_kernel
 from tests.kernels.test_far_paths import FAR
-from tlrt import errors
+from tlrt import errors, kernels
 from tlrt.verify.run import Runtime
 from tlspec.compare import same_bits
 from tlspec.drawn import PATH, Case, build_case, draw_case, generator
@@ -69,3 +69,14 @@ def test_scratch_of_a_far_path_does_not_fit(entry: tuple[Op, str], dev: tlrt.Dev
 
 def test_some_kernels_take_scratch(dev: tlrt.Device) -> None:
     assert grow(draw_case("conv", 1, "normal", "medium", "vjp"), dev) > 1
+
+
+@pytest.mark.operations("reduce_from_broadcast")
+def test_a_sum_over_nothing_takes_no_scratch(dev: tlrt.Device) -> None:
+    """However many sums of no terms there are before the last axis is summed."""
+    x, out = dev.buffer([]), dev.buffer([1.0, 1.0])
+    dev.collect()
+    dev.cap(dev.memory().live_bytes + 2**20)
+    kernels.reduce_from_broadcast(x, [2], [2**24, 2, 0], [0, 1, 0], out=out)
+    dev.cap(0)
+    assert out.numpy().tobytes() == bytes(8)

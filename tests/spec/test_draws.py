@@ -150,17 +150,23 @@ PROMISED: dict[str, dict[str, set[object]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PROMISED)
-def test_rows_draw_what_they_are_about(name: str) -> None:
-    row = registry.get(name)
+#: the same for cases next to boundaries
+PROMISED_NEAR: dict[str, dict[str, set[object]]] = {"smooth_max_pool": {"beta": {1.0, -1.0, 1e-38, -1e-38, 1e-42}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "edges"), [*((n, ()) for n in PROMISED), *((n, (64,)) for n in PROMISED_NEAR)], ids=str
+)
+def test_rows_draw_what_they_are_about(name: str, edges: tuple[int, ...]) -> None:
+    row, promised = registry.get(name), (PROMISED_NEAR if edges else PROMISED)[name]
     assert row.drawing.draw is not None
-    found: dict[str, set[object]] = {n: set() for n in PROMISED[name]}
+    found: dict[str, set[object]] = {n: set() for n in promised}
     for seed in range(TIMES):
-        values = row.drawing.draw(Draw(generator("promised", seed), 2**16))
+        values = row.drawing.draw(Draw(generator("promised", seed), 2**16, edges=edges))
         for n in found:
             value = values.get(n)
             found[n] |= set(value) if isinstance(value, list) else {value}
-    assert {n: PROMISED[name][n] - found[n] for n in found} == {n: set() for n in found}
+    assert {n: promised[n] - found[n] for n in found} == {n: set() for n in found}
 
 
 @pytest.mark.operations("conv", "conv_transpose", "max_pool", "avg_pool", "smooth_max_pool")

@@ -11,6 +11,7 @@ from tlspec.bounds import call_named
 from tlspec.classes import WINDOWS, Near, boundary
 from tlspec.ops.attention import UNLIMITED
 from tlspec.ops.random import _CARRIES
+from tlspec.registry import Op
 
 Point = tuple[dict[str, Any], set[str]]
 
@@ -23,6 +24,8 @@ def at(*sizes: str) -> Callable[..., Point]:
 matrix, cube, transform = at("rows", "cols"), at("a", "b", "c"), at("batch", "n")
 modes, scan, repeated = at("grid", "modes", "width"), at("seq_len", "state"), at("in_dims", "out_dims", "axis_map")
 picked, labelled = at("rows", "indices"), at("rows", "cols", "labels")
+folded, running = at("dims", "axes"), at("dims", "axis", "reverse")
+top = at("outer", "n", "inner", "k", "largest")
 
 
 def indices(*numbers: int) -> np.ndarray:
@@ -63,8 +66,30 @@ def pool(spatial: int, kernel: int, stride: int, padding: int, *names: str) -> P
     return {"channels": 1, **{n: [v] for n, v in lists.items()}}, set(names)
 
 
+def sliced(
+    whole: str, part: str, sizes: list[int], taken: list[int], steps: list[int], reversed: int, *names: str
+) -> Point:
+    given = {"starts": [0] * len(sizes), "steps": steps, "reversed": reversed}
+    return {f"{whole}_dims": sizes, f"{part}_dims": taken, **given}, set(names)
+
+
+def axis(outer: int, n: int, inner: int, io: int, ii: int, index: int, *names: str) -> Point:
+    return {"outer": outer, "n": n, "inner": inner, "io": io, "ii": ii, "indices": indices(index)}, set(names)
+
+
+def convolved(*names: str, **changed: Any) -> Point:
+    """One group of one channel over two axes, without strides and padding, and sizes that differ from these."""
+    lists = {"kernel": 1, "stride": 1, "dilation": 1, "padding_low": 0, "padding_high": 0}
+    values = {
+        **dict.fromkeys(("batch", "groups", "in_channels", "out_channels"), 1),
+        **{n: [v, v] for n, v in lists.items()},
+    }
+    return {**values, **changed}, set(names)
+
+
 B = {f: {n: boundary(f, n) for n in names.split()} for f, names in {
-    "reduce": "TASK MANY TL_COLUMN_CHUNK", "shape": "BAND LONG_RUN CHUNK", "softmax": "TL_ROW_TASK TL_ROW_FEW",
+    "reduce": "TASK MANY TL_COLUMN_CHUNK TL_FOLD_SEGMENT FOLD_ROOM TL_CUMSUM_CHUNK",
+    "shape": "BAND LONG_RUN CHUNK", "softmax": "TL_ROW_TASK TL_ROW_FEW",
     "norm": "TL_COLUMN_CHUNK TILE MANY_CHUNKS", "loss": "TL_SUM_LEAF", "pool": "TASK", "conv": "TILE_ROWS",
     "attention": "TILE BLOCK WIDTH", "scan": "TL_SCAN_CHUNK NARROW FEW", "spectral": "TL_FFT_DIRECT ROWS_ALONE TILE",
 }.items()}  # fmt: skip
@@ -74,7 +99,23 @@ LONG, FEW = B["softmax"]["TL_ROW_TASK"], B["softmax"]["TL_ROW_FEW"]
 ROWS, TILE = B["norm"]["TL_COLUMN_CHUNK"], B["norm"]["TILE"]
 LEAF, KEYS = B["loss"]["TL_SUM_LEAF"], B["attention"]["TILE"]
 STEPS, NARROW = B["scan"]["TL_SCAN_CHUNK"], B["scan"]["NARROW"]
+SEGMENT, ROOM, SUMS = B["reduce"]["TL_FOLD_SEGMENT"], B["reduce"]["FOLD_ROOM"], B["reduce"]["TL_CUMSUM_CHUNK"]
 DIRECT, ALONE, BLOCK = B["spectral"]["TL_FFT_DIRECT"], B["spectral"]["ROWS_ALONE"], B["spectral"]["TILE"] ** 2
+#: of a slice: the sizes of the whole, its part, the steps, bits of the axes that run backwards, and the classes; `starts` are 0
+PARTS: list[tuple[Any, ...]] = [
+    ([4, 5], [4, 5], [1, 1], 0, "everything"), ([1, 5], [1, 5], [7, 1], 0, "everything"), ([], [], [], 0),
+    ([6, 5], [4, 5], [1, 1], 0, "a window of rows"), ([4, 6], [4, 3], [1, 1], 0, "a window of columns"),
+    ([1, 3, 5], [1, 3, 4], [1, 1, 1], 0, "a window of columns"), ([3, 1, 5], [3, 1, 4], [1, 1, 1], 0, "a window of columns"),
+    ([1, 6], [1, 3], [1, 1], 0), ([6], [3], [1], 0), ([4, 6], [4, 1], [1, 1], 0, "one index of the last axis"),
+    ([4, 6], [1, 1], [1, 1], 0), ([6], [1], [1], 0),
+    *(([4, 9], [4, 3], [1, step], 0, "every second or third along the last axis") for step in (2, 3)),
+    ([4, 9], [4, 3], [1, 4], 0), ([4, 9], [4, 3], [1, 2], 2, "backwards along the last axis"), ([9], [1], [1], 1),
+    ([4, 6], [4, 3], [1, 1], 1, "a window of columns", "backwards along another axis"),
+    ([4, 6], [1, 3], [1, 1], 1), ([4, 4, 6], [3, 4, 4], [1, 1, 1], 0, "a window of columns"),
+    ([4, 4, 6], [3, 3, 4], [1, 1, 1], 0, "a window of columns", "several axes that do not merge"),
+    ([4, 5], [0, 5], [1, 1], 0, "nothing"), ([0, 5], [0, 5], [1, 1], 0),
+    ([2] * 8, [2] * 8, [1] * 8, 0, "everything", "eight axes"), ([2] * 8, [0] * 8, [1] * 8, 0, "nothing", "eight axes"),
+]  # fmt: skip
 #: row -> points and the classes, tiles aside, that hold there
 POINTS: dict[str, list[Point]] = {
     "reduce_sum_axis0": [matrix(1, TASK), matrix(1, TASK + 1, "several tasks"), matrix(CHUNK**2, 1), matrix(CHUNK**2 + 1, 0),
@@ -188,17 +229,52 @@ POINTS: dict[str, list[Point]] = {
          for n, wraps in ((5, set()), (6, {"a counter that wraps"}))],
     "adam_step": [({"lengths": lengths}, names) for lengths, names in (([], {"no buffer"}), ([0], set()), ([1], set()), ([0, 1],
         {"an empty buffer among others"}), ([1] * 16, set()), ([1] * 17, {"many buffers in a task"}))],
+    "fingerprint": [({"lengths": lengths}, names) for lengths, names in (([], {"no buffer"}), ([0], set()), ([2], set()), ([2, 1],
+        {"an odd length"}), ([0, 2], {"an empty buffer among others"}))],
+    "amax": [folded([], 0, "nothing reduced"), folded([3, 4], 0, "nothing reduced"), folded([3, 1, 4], 2, "nothing reduced"),
+        folded([3, 4], 3, "all reduced"), folded([1, 4], 2, "all reduced"), folded([3, 4], 2, "the last axes reduced"),
+        folded([3, 4], 1, "the first axes reduced"), folded([3, 4, 5], 2, "axes between reduced"), folded([3, 4, 5], 5,
+        "axes apart reduced"), folded([2] * 4, 10, "axes apart reduced"), folded([0, 4], 2), folded([SEGMENT, SEGMENT], 3,
+        "all reduced"), folded([SEGMENT, SEGMENT + 1], 3, "all reduced", "segments of segments"), folded([2, ROOM], 1,
+        "the first axes reduced"), folded([2, ROOM + 1], 1, "the first axes reduced", "a wide tile"), folded([2, ROOM + 1], 2,
+        "the last axes reduced")],
+    "cumsum": [running([4, 2], 0, 0, "columns"), running([2, 4], 1, 0, "one column"), running([2, 4], 1, 1, "one column",
+        "backwards"), running([1], 0, 1, "one column"), running([0, 2], 0, 1), running([0], 0, 0), running([SUMS**2], 0, 0,
+        "one column"), running([SUMS**2 + 1], 0, 0, "one column", "chunks of chunks")],
+    "slice_axes": [sliced("in", "out", *point) for point in PARTS],
+    "pad_axes": [sliced("out", "in", *point) for point in PARTS],
+    "take_axis": [axis(2, 3, 2, 2, 2, 0, "indices of their own"), axis(2, 3, 2, 1, 2, 0, "shared by the outer arrays"), axis(2, 3,
+        2, 2, 1, 0, "shared by the columns"), axis(2, 3, 2, 1, 1, 0, "shared by all"), axis(2, 3, 1, 2, 1, 0, "the last axis"),
+        axis(1, 3, 1, 1, 1, 0), axis(2, 1, 1, 2, 1, 0), axis(1, 3, 2, 1, 2, 0), axis(1, 3, 2, 1, 1, 0), axis(1, 3, 1, 1, 1, 2),
+        axis(1, 3, 1, 1, 1, 3, "an index out of range"), axis(1, 0, 1, 1, 1, 0)],
+    "topk": [top(2, 3, 1, 1, 1, "one of several", "the last axis"), top(1, 3, 2, 1, 1, "one of several"), top(1, 3, 1, 1, 1),
+        top(1, 1, 2, 1, 1), top(1, 3, 2, 3, 1, "all"), top(1, 3, 1, 3, 1), top(2, 3, 2, 2, 0, "the smallest",
+        "an axis between others"), top(2, 3, 2, 0, 0), top(2, 3, 1, 2, 1, "the last axis"), top(1, 3, 1, 2, 0, "the smallest")],
+    "conv_grouped": [convolved("one group"), convolved("one group", in_channels=9), convolved("depthwise", groups=2),
+        convolved(groups=2, out_channels=2), convolved(groups=2, in_channels=8), convolved("several groups of many channels",
+        groups=2, in_channels=9), convolved("one group", "a dilated kernel", kernel=[1, 2], dilation=[1, 2]),
+        convolved("one group", kernel=[1, 2], dilation=[2, 1], stride=[2, 1]), convolved("one group", "a dilated kernel",
+        "stride and dilation with a common factor", kernel=[2, 1], stride=[4, 1], dilation=[6, 1]), convolved("one group",
+        "a dilated kernel", kernel=[2, 1], stride=[3, 1], dilation=[2, 1]), convolved("one group", padding_low=[1, 2],
+        padding_high=[1, 2]), convolved("one group", "other padding after than before", padding_high=[0, 1]),
+        convolved("one group", "several images", batch=2)],
 }  # fmt: skip
+
+
+def own_classes(row: Op) -> dict[str, Any]:
+    return {n: f for n, f in row.drawing.classes.items() if not (isinstance(f, Near) and f.parts)}
 
 
 @pytest.mark.parametrize("name", POINTS)
 def test_classes_hold_where_they_say(name: str) -> None:
-    row = registry.get(name)
-    own = {n: f for n, f in row.drawing.classes.items() if not (isinstance(f, Near) and f.parts)}
     for values, wanted in POINTS[name]:
+        own = own_classes(registry.get(name))
         assert {n for n, holds in own.items() if call_named(holds, values)} == wanted, values
+
+
+def test_every_class_has_a_point() -> None:
     shared = {n for points in POINTS.values() for _, names in points for n in names}
-    assert set(own) <= shared, f"no point for {sorted(set(own) - shared)}"
+    assert {n: r.name for r in registry.ops(None) for n in own_classes(r) if n not in shared} == {}
 
 
 #: row -> values, and of what length the things in tiles are there; where another of the values is 0 they are 0

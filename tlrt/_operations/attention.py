@@ -397,7 +397,7 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
             y = self._apply("flash_attention", (q, k, v, None), (3 if causal else 0, scale))
         else:
             kept = np.broadcast_to(np.tri(n, dtype=bool), (batch * heads, n, n)) if causal else None
-            y = self._composed_attention(q, k, v, kept, 3 if causal else 0, scale)
+            y = self._composed_attention(q, k, v, kept, 0, scale)
         y = self._view(y, (batch, heads, n, d), "reshape")
         y = self._view(self._apply("swap_adjacent_at_depth", (y,), (1,)), (batch * n, width), "reshape")
         y = self._apply("matmul", (y, wo))

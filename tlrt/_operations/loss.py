@@ -13,7 +13,7 @@ from tlrt._operations.shaped import Indices
 from tlrt.errors import ArgumentError, IndexOutOfRangeError, ShapeError, refusal
 
 #: a label that no class has
-_IGNORED = 2**32 - 1
+_IGNORED = np.uint32(2**32 - 1)
 
 
 class LossOperations(ForwardingOperations[Ref]):
@@ -167,7 +167,7 @@ class LossOperations(ForwardingOperations[Ref]):
         if bad.any():
             expected = f"every label below {classes}, or {ignore_index}"
             raise refusal(IndexOutOfRangeError, op, "labels", int(kept[bad.argmax()]), expected)
-        made = np.where(ignored.reshape(-1), _IGNORED, kept).astype(np.uint32)
+        made = np.where(ignored.reshape(-1), _IGNORED, kept)
         made.flags.writeable = False
         return made
 
