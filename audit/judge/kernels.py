@@ -76,7 +76,7 @@ def attention(
         blocked |= np.roll(mask == 0, shift, -1)
     S = np.where(blocked, f32(-1000.0 if mask_mode == 1 else -np.inf), S)
     top = S.max(axis=2, keepdims=True, initial=-np.inf)
-    E = np.exp(S - np.where(np.isinf(top) & (mask_mode > 1), 0, top))
+    E = np.exp(S - np.where(blocked.all(axis=2, keepdims=True) & (mask_mode > 1), 0, top))
     total = E.sum(axis=2, keepdims=True)
     out = (E @ V) / np.where(total == 0, 1, total)
     return out if not late else out * f32(1 + 2.0**-12)

@@ -172,6 +172,18 @@ def test_what_rounding_decides_is_covered_or_refused() -> None:
         np.argmax(x)
 
 
+def test_a_rounded_exponent_moves_a_power() -> None:
+    x, exponent = f32([2e-3, 3e10]), -7.864348888397217 - 1  # which has more bits than float32
+    made = np.power(tracked(x), np.full_like(tracked(x), exponent))
+    assert within(np.power(x, np.full_like(x, exponent)), made)
+    assert np.any(np.abs(np.power(x.astype(np.float64), f32(exponent)) - made.value) > 5 * spacing(made.value))
+    with np.errstate(divide="ignore"):
+        made = np.power(
+            tracked(f32([-0.0, 0.0])), tracked(f32([1e-13, 1e-13])) - 1
+        )  # -1 or not: minus infinity or infinity
+    assert made.error.tolist() == [np.inf, 0.0]
+
+
 def test_an_intermediate_beyond_float32_leaves_nothing_to_say() -> None:
     x = ErrorArray(np.array([100.0, 1.0]), 0.0)
     assert np.exp(x).error[0] < np.inf

@@ -71,7 +71,8 @@ def power(m: Model, a: Any, b: Any) -> ErrorArray:
     corners = [np.abs(np.power(np.abs(x) + s * dx, y + t * dy) - np.abs(value)) for s in (-1, 1) for t in (-1, 1)]
     error = np.where((dx == 0) & (dy == 0), 0.0, np.max(np.broadcast_arrays(*corners), axis=0))
     error = np.where((dx > 0) & (dx >= np.abs(x)), np.where(y >= 0, error, np.inf), error)
-    error = np.where((x < 0) & (dy > 0), np.inf, error)  # rounding decides whether the exponent is an integer
+    # rounding decides whether the exponent is an odd integer, of -0 too
+    error = np.where(np.signbit(x) & (dy > 0), np.inf, error)
     return rounded(
         m,
         value,

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tlspec.running.array import FUNCTIONS, ErrorArray, certain, error_of, model_of, value_of
+from tlspec.running.array import FUNCTIONS, ErrorArray, certain, error_of, model_of, operand, value_of
 
 #: functions of one array that move its elements and compute nothing
 MOVING = (
@@ -58,9 +58,12 @@ def lexsort(keys: Any, axis: int = -1) -> Any:
 
 def made_like(make: Any) -> Callable[..., Any]:
     def rule(x: Any, *args: Any, **kwargs: Any) -> Any:
-        made = make(value_of(x), *(value_of(a) for a in args), **kwargs)
-        error = np.broadcast_to(error_of(args[0]), made.shape) if args and isinstance(args[0], ErrorArray) else 0.0
-        return ErrorArray(made, error, model_of(x, *args)) if made.dtype.kind in "fc" else made
+        made = make(value_of(x), *(value_of(a) for a in args), **{k: value_of(a) for k, a in kwargs.items()})
+        if made.dtype.kind not in "fc":
+            return made
+        fill = kwargs.get("fill_value", args[0] if make is np.full_like and args else 0.0)
+        model = model_of(x, fill)
+        return ErrorArray(made, np.broadcast_to(operand(model, fill)[1], made.shape), model)
 
     return rule
 
