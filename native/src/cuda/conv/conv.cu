@@ -81,7 +81,7 @@ class Group {
 int32_t product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t groups, int64_t channels,
                 int64_t rows, const float *source, const float *w, const float *bias, float *target)
 {
-    if (tl_is_reproducible(ctx))
+    if (tl_is_reproducible(ctx) && !(batch > 0 && tl_cuda_conv_groups_chain(s, groups, channels, rows, false)))
         return tl_conv_chain(ctx, s, spread, batch, groups, channels, rows, source, w, bias, target);
     if (groups == 1 || batch == 0 || rows == 0 || channels == 0) /* without channels the bias is all there is */
         return product_of_one(ctx, s, spread, batch, channels, groups * rows, source, w, bias, target);
@@ -104,7 +104,8 @@ int32_t product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t ba
 int32_t weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t groups, int64_t channels, int64_t rows,
                 const float *large, const float *small, float *gw)
 {
-    if (tl_is_reproducible(ctx)) return tl_conv_chain_weights(ctx, s, batch, groups, channels, rows, large, small, gw);
+    if (tl_is_reproducible(ctx) && !(batch > 0 && tl_cuda_conv_groups_chain(s, groups, channels, rows, true)))
+        return tl_conv_chain_weights(ctx, s, batch, groups, channels, rows, large, small, gw);
     if (groups == 1 || batch == 0 || rows == 0 || channels == 0)
         return weights_of_one(ctx, s, batch, channels, groups * rows, large, small, gw);
     if (tl_cuda_conv_groups_serve(s, groups, channels, rows))

@@ -6,12 +6,14 @@
  *   element_kernel   anything else: a thread owns one element. A spread takes the kernel offsets of its element's phase
  *   weights_kernel   a block owns one pair of channels and one segment of the positions of the batch, its threads every
  *                    THREADS-th of them, TAPS_AT_ONCE taps in registers
+ *   weights_chain    a thread owns one tap of one pair of channels and one segment (formula/chain.h) of those positions
  *
  * Order of additions: a product's channel by channel and tap by tap, the bias last; a weight's thread by thread in index
  * order, then the butterfly of the warp, the warps in order, and the segments by the column tree. Segments follow from the
- * shape alone. */
+ * shape alone. In reproducible contexts sums are in float64, and those of weights chains over the positions. */
 #include "cuda/conv/groups.cuh"
 #include "cuda/device/sum_tree.cuh"
+#include "formula/chain.h"
 
 namespace {
 
@@ -19,6 +21,8 @@ constexpr int THREADS = 128, AXES = 3, WIDTH = 4, TAPS_AT_ONCE = 9;
 constexpr int64_t DIRECT_MOST = 8; /* channels of a group: with more, matrix products are faster */
 constexpr int64_t EXTENT_MOST = INT64_C(1) << 28, TAPS_MOST = 16384;
 constexpr int64_t SEGMENT = 16384; /* positions */
+/* Pairs of channels of a group whose chains are shorter than a tile of a product (device/chain.cuh) takes. */
+constexpr int64_t CHAIN_PAIRS_MOST = 4;
 
 /* A shape of lower rank has axes of length 1 before its own. `small` is the array of outputs of conv, `large` that of inputs. */
 struct Job {
@@ -30,7 +34,7 @@ struct Job {
     int32_t period[AXES],
         back[AXES]; /* of a spread: offsets between taps of a phase, and what one moves the source by */
     tl_fastdiv by_stride[AXES];
-    int32_t step; /* of line_kernel's taps: 1, or -1 where it is a spread */
+    int32_t step; /* of line_kernel's taps: 1, or -1 where it is a spread; 0 of element_kernel */
     uint64_t items;
     tl_fastdiv count1, count2, row, group; /* items along axes 1 and 2; rows, groups */
     tl_fastdiv lines, pairs;               /* items of a plane; pairs of channels of all groups */
@@ -59,13 +63,21 @@ struct Plane {
         job.group.divmod(part, &group);
         first = (uint64_t)part * job.channels;
     }
-    __device__ __forceinline__ float bias(const Job &job, float sum) const
+    template <class Sum> __device__ __forceinline__ float ended(const Job &job, Sum sum) const
     {
-        return job.bias ? sum + job.bias[group * job.rows + row] : sum;
+        return (float)(job.bias ? sum + (Sum)job.bias[group * job.rows + row] : sum);
+    }
+    /* Of an element without terms. */
+    __device__ __forceinline__ float empty(const Job &job) const
+    {
+        return job.bias ? job.bias[group * job.rows + row] : 0.0f;
     }
 };
 
-template <int K> __global__ void __launch_bounds__(THREADS) line_kernel(const __grid_constant__ Job job)
+__device__ __forceinline__ float with(float sum, float x, float y) { return fmaf(x, y, sum); }
+__device__ __forceinline__ double with(double sum, float x, float y) { return fma((double)x, (double)y, sum); }
+
+template <class Sum, int K> __global__ void __launch_bounds__(THREADS) line_kernel(const __grid_constant__ Job job)
 {
     const uint64_t index = (uint64_t)blockIdx.x * THREADS + threadIdx.x;
     if (index >= job.items) return;
@@ -76,7 +88,7 @@ template <int K> __global__ void __launch_bounds__(THREADS) line_kernel(const __
     const int32_t left = job.step > 0 ? x0 - job.padding[2] : x0 + job.padding[2] - (K - 1);
     const float *w = job.w + plane.group * job.w_group + plane.row * job.w_row;
     const float *source = job.source + plane.first * job.source_size;
-    float sums[WIDTH] = {};
+    Sum sums[WIDTH] = {};
     for (int32_t a = 0; a < job.kernel[0]; a++)
         for (int32_t b = 0; b < job.kernel[1]; b++, w += K) {
             const int32_t z = (int32_t)item.at[0] + job.step * (a * job.dilation[0] - job.padding[0]);
@@ -92,17 +104,17 @@ template <int K> __global__ void __launch_bounds__(THREADS) line_kernel(const __
             if (job.step > 0) {
                 TL_UNROLL_FOR (int t = 0; t < K; t++)
                     TL_UNROLL_FOR (int i = 0; i < WIDTH; i++)
-                        sums[i] = fmaf(weight[t], x[i + t], sums[i]);
+                        sums[i] = with(sums[i], weight[t], x[i + t]);
             } else {
                 TL_UNROLL_FOR (int t = 0; t < K; t++)
                     TL_UNROLL_FOR (int i = 0; i < WIDTH; i++)
-                        sums[i] = fmaf(weight[t], x[i + K - 1 - t], sums[i]);
+                        sums[i] = with(sums[i], weight[t], x[i + K - 1 - t]);
             }
         }
     float *to = job.target + (uint64_t)item.plane * job.target_size +
                 ((uint64_t)item.at[0] * (uint32_t)job.target_axes[1] + item.at[1]) * (uint32_t)job.target_axes[2];
     TL_UNROLL_FOR (int i = 0; i < WIDTH; i++)
-        if (x0 + i < job.target_axes[2]) to[x0 + i] = plane.bias(job, sums[i]);
+        if (x0 + i < job.target_axes[2]) to[x0 + i] = plane.ended(job, sums[i]);
 }
 
 /* The first kernel offset of an element's phase along an axis, and what it reads; no offset where none divides. */
@@ -132,7 +144,8 @@ template <bool SPREAD> struct Axis {
     }
 };
 
-template <bool SPREAD> __global__ void __launch_bounds__(THREADS) element_kernel(const __grid_constant__ Job job)
+template <class Sum, bool SPREAD>
+__global__ void __launch_bounds__(THREADS) element_kernel(const __grid_constant__ Job job)
 {
     const uint64_t index = (uint64_t)blockIdx.x * THREADS + threadIdx.x;
     if (index >= job.items) return;
@@ -141,7 +154,7 @@ template <bool SPREAD> __global__ void __launch_bounds__(THREADS) element_kernel
     const Axis<SPREAD> z(job, 0, (int32_t)item.at[0]), y(job, 1, (int32_t)item.at[1]), x(job, 2, (int32_t)item.at[2]);
     const float *weights = job.w + plane.group * job.w_group + plane.row * job.w_row;
     const float *source = job.source + plane.first * job.source_size;
-    float sum = 0.0f;
+    Sum sum = 0;
     for (uint32_t c = 0; c < job.channels; c++, weights += job.w_channel, source += job.source_size) {
         int32_t cz = z.at;
         for (int32_t a = z.first; a < job.kernel[0]; a += z.step, cz += z.move) {
@@ -153,11 +166,12 @@ template <bool SPREAD> __global__ void __launch_bounds__(THREADS) element_kernel
                 const float *w = weights + (a * job.kernel[1] + b) * job.kernel[2];
                 int32_t cx = x.at;
                 for (int32_t t = x.first; t < job.kernel[2]; t += x.step, cx += x.move)
-                    sum = fmaf(w[t], inside && (uint32_t)cx < (uint32_t)job.source_axes[2] ? line[cx] : 0.0f, sum);
+                    sum = with(sum, w[t], inside && (uint32_t)cx < (uint32_t)job.source_axes[2] ? line[cx] : 0.0f);
             }
         }
     }
-    job.target[index] = plane.bias(job, sum);
+    const bool none = z.first >= job.kernel[0] || y.first >= job.kernel[1] || x.first >= job.kernel[2];
+    job.target[index] = none ? plane.empty(job) : plane.ended(job, sum);
 }
 
 /* blockIdx.x: segment, and pair of channels (group, row, channel), which is fastest; y: taps. `source` is the large array, `w` the small one. */
@@ -210,6 +224,54 @@ __global__ void __launch_bounds__(THREADS) weights_kernel(const __grid_constant_
     job.target[segment * elements + (uint64_t)pair * job.taps + tap0 + threadIdx.x] = sum;
 }
 
+/* Element blockIdx.x · THREADS + threadIdx.x of gw, and segment blockIdx.y, of `length` positions. */
+template <class Part>
+__global__ void __launch_bounds__(THREADS)
+    weights_chain_kernel(const __grid_constant__ Job job, int64_t length, Part *__restrict__ parts)
+{
+    const uint32_t elements = job.pairs.divisor * job.taps, element = blockIdx.x * THREADS + threadIdx.x;
+    if (element >= elements) return;
+    const uint32_t pair = element / job.taps, t = element - pair * job.taps;
+    const uint32_t row = pair / job.channels, channel = pair - row * job.channels, group = row / job.rows;
+    const uint32_t line = t / (uint32_t)job.kernel[2];
+    const int32_t dx = (int32_t)(t - line * (uint32_t)job.kernel[2]) * job.dilation[2] - job.padding[2];
+    const int32_t dy = (int32_t)(line % (uint32_t)job.kernel[1]) * job.dilation[1] - job.padding[1];
+    const int32_t dz = (int32_t)(line / (uint32_t)job.kernel[1]) * job.dilation[0] - job.padding[0];
+    const uint64_t groups = job.group.divisor;
+    double sum = 0.0;
+    uint64_t q = (uint64_t)blockIdx.y * length;
+    const uint64_t end = q + length < job.items ? q + length : job.items;
+    while (q < end) { /* a line of an image, or what the segment has of it */
+        const Item item(job, (uint32_t)q);
+        const uint64_t small = item.plane * groups * job.rows + row;
+        const uint64_t large = (item.plane * groups + group) * job.channels + channel;
+        const int32_t z = (int32_t)item.at[0] * job.stride[0] + dz, y = (int32_t)item.at[1] * job.stride[1] + dy;
+        const bool inside = (uint32_t)z < (uint32_t)job.source_axes[0] && (uint32_t)y < (uint32_t)job.source_axes[1];
+        const float *g = job.w + (small - item.plane) * job.lines.divisor + q;
+        const float *const from = job.source + large * job.source_size +
+                                  ((int64_t)z * job.source_axes[1] + y) * job.source_axes[2];
+        int32_t x = (int32_t)item.at[2] * job.stride[2] + dx;
+        const uint64_t left = job.count2.divisor - item.at[2], count = left < end - q ? left : end - q;
+#pragma unroll 8
+        for (uint64_t i = 0; i < count; i++, x += job.stride[2])
+            sum = with(sum, g[i], inside && (uint32_t)x < (uint32_t)job.source_axes[2] ? from[x] : 0.0f);
+        q += count;
+    }
+    parts[(uint64_t)blockIdx.y * elements + element] = (Part)sum;
+}
+
+/* gw[i] = the sum of its segments, in order. */
+__global__ void __launch_bounds__(THREADS)
+    segments_kernel(const double *__restrict__ parts, int64_t elements, int32_t segments, float *__restrict__ gw)
+{
+    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= elements) return;
+    double sum = parts[i];
+    for (int32_t s = 1; s < segments; s++)
+        sum += parts[s * elements + i];
+    gw[i] = (float)sum;
+}
+
 Job job_of(const tl_conv_shape &s, bool spread, int64_t groups, int64_t channels, int64_t rows)
 {
     Job job = {};
@@ -250,7 +312,9 @@ void set_items(Job &job, const int32_t *axes, int64_t planes, int64_t width)
 
 bool tl_cuda_conv_groups_serve(const tl_conv_shape &s, int64_t groups, int64_t channels, int64_t rows)
 {
-    if (groups < 2 || channels > DIRECT_MOST || rows > DIRECT_MOST || s.rank > AXES || s.taps > TAPS_MOST) return false;
+    if (groups < 2 || channels < 1 || rows < 1 || channels > DIRECT_MOST || rows > DIRECT_MOST || s.rank > AXES ||
+        s.taps > TAPS_MOST)
+        return false;
     for (int d = 0; d < s.rank; d++) {
         const int64_t span = s.kernel[d] * s.dilation[d];
         if (s.in[d] >= EXTENT_MOST || s.out[d] >= EXTENT_MOST || s.padding[d] >= EXTENT_MOST || span >= EXTENT_MOST ||
@@ -259,6 +323,37 @@ bool tl_cuda_conv_groups_serve(const tl_conv_shape &s, int64_t groups, int64_t c
     }
     return true;
 }
+
+bool tl_cuda_conv_groups_chain(const tl_conv_shape &s, int64_t groups, int64_t channels, int64_t rows, bool weights)
+{
+    return tl_cuda_conv_groups_serve(s, groups, channels, rows) &&
+           (weights ? channels * rows <= CHAIN_PAIRS_MOST && groups * channels * rows * s.taps < (INT64_C(1) << 31)
+                    : channels * s.taps <= TL_CHAIN_SEGMENT);
+}
+
+namespace {
+
+template <class Sum> auto product_kernel(const Job &job, bool spread)
+{
+    const int k = job.kernel[2];
+    if (job.step == 0) return spread ? element_kernel<Sum, true> : element_kernel<Sum, false>;
+    return k == 3 ? line_kernel<Sum, 3> : k == 5 ? line_kernel<Sum, 5> : line_kernel<Sum, 7>;
+}
+
+int32_t chains(tl_context *ctx, const Job &job, int64_t elements, float *gw)
+{
+    const int64_t length = tl_chain_segment((int64_t)job.items), segments = tl_ceil_div((int64_t)job.items, length);
+    const dim3 grid(tl_grid(elements, THREADS), (unsigned)segments);
+    const char *const name = "conv_groups_chain";
+    if (segments == 1) return tl_launch(ctx, name, weights_chain_kernel<float>, grid, THREADS, job, length, gw);
+    tl_scratch<double> parts(ctx);
+    TL_TRY(parts.allocate(segments * elements));
+    TL_TRY(tl_launch(ctx, name, weights_chain_kernel<double>, grid, THREADS, job, length, (double *)parts));
+    return tl_launch(ctx, name, segments_kernel, tl_grid(elements, THREADS), THREADS, (const double *)parts, elements,
+                     (int32_t)segments, gw);
+}
+
+} // namespace
 
 int32_t tl_cuda_conv_groups_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t groups,
                                     int64_t channels, int64_t rows, const float *source, const float *w,
@@ -269,13 +364,11 @@ int32_t tl_cuda_conv_groups_product(tl_context *ctx, const tl_conv_shape &s, boo
     const int k = job.kernel[2];
     const bool in_lines = channels == 1 && job.stride[0] == 1 && job.stride[1] == 1 && job.stride[2] == 1 &&
                           job.dilation[2] == 1 && (k == 3 || k == 5 || k == 7);
-    job.step = spread ? -1 : 1;
+    job.step = !in_lines ? 0 : spread ? -1 : 1;
     set_items(job, job.target_axes, batch * groups * rows, in_lines ? WIDTH : 1);
     if (job.items == 0) return TORCHLEAN_OK;
-    const auto kernel = !in_lines ? (spread ? element_kernel<true> : element_kernel<false>)
-                        : k == 3  ? line_kernel<3>
-                        : k == 5  ? line_kernel<5>
-                                  : line_kernel<7>;
+    const auto kernel = tl_is_reproducible(ctx) ? product_kernel<double>(job, spread)
+                                                : product_kernel<float>(job, spread);
     return tl_launch(ctx, "conv_groups", kernel, tl_grid((int64_t)job.items, THREADS), THREADS, job);
 }
 
@@ -285,11 +378,12 @@ int32_t tl_cuda_conv_groups_weights(tl_context *ctx, const tl_conv_shape &s, int
     Job job = job_of(s, false, groups, channels, rows);
     set_items(job, job.target_axes, batch, 1);
     const int64_t pairs = groups * rows * channels, elements = pairs * s.taps;
+    job.source = large, job.w = small, job.pairs = tl_fastdiv(pairs);
+    if (tl_is_reproducible(ctx)) return chains(ctx, job, elements, gw);
     const int64_t segments = tl_ceil_div((int64_t)job.items, SEGMENT);
     tl_scratch<float> sums(ctx);
     if (segments > 1) TL_TRY(sums.allocate(segments * elements));
-    job.source = large, job.w = small, job.target = sums ? (float *)sums : gw;
-    job.pairs = tl_fastdiv(pairs);
+    job.target = sums ? (float *)sums : gw;
     const dim3 grid((unsigned)(pairs * segments), (unsigned)tl_ceil_div(s.taps, TAPS_AT_ONCE));
     TL_TRY(tl_launch(ctx, "conv_groups_weights", weights_kernel, grid, THREADS, job));
     return sums ? tl_cuda_column_sums(ctx, sums, 1, segments, elements, 0, gw) : TORCHLEAN_OK;

@@ -5,6 +5,8 @@
 
 /* Whether the kernels serve groups of so many channels and rows. */
 bool tl_cuda_conv_groups_serve(const tl_conv_shape &s, int64_t groups, int64_t channels, int64_t rows);
+/* The same in reproducible contexts, of products or of gradients of weights, beside conv/chain.cu. */
+bool tl_cuda_conv_groups_chain(const tl_conv_shape &s, int64_t groups, int64_t channels, int64_t rows, bool weights);
 /* tl_cuda_conv_product and tl_cuda_conv_weights with an axis of groups before channels and rows, of arrays and weights. All
  * of batch, groups, channels and rows >= 1. */
 int32_t tl_cuda_conv_groups_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t groups,

@@ -1,265 +1,20 @@
-/* Real transforms in the mode `reproducible` on CUDA: the arithmetic of cpu/spectral/fft.c and spectral.c, number by number.
+/* Real transforms in the mode `reproducible` on CUDA: the arithmetic of cpu/spectral/fft.c and spectral.c, number by number. Rows
+ * that fit shared memory are transformed there (spectral/own_rows.cu).
  *
- * Plans whose numbers fit shared memory (direct ones up to TL_FFT_DIRECT, and Bluestein's over one) run in one kernel, several rows
- * to a block: a row is read, joined or packed, transformed by passes from one buffer to the other, split, and written. Longer
- * ones are four steps through device memory: a block transforms COLUMNS columns of the matrix, or as many of its rows, so that
- * both read and write runs of memory; Bluestein's convolution is two of these between products.
- *
- * A row whose result is not finite though all of it is finite is transformed again, scaled by 2^-64, as on the CPU: in the same
- * kernel, or by kernels that all other rows leave at once.
- *
- * Numbers of a buffer lie pad(i) apart: 16 lanes that write 8 apart then meet 16 different pairs of banks. */
-#include "cuda/spectral/own.cuh"
-
+ * Longer ones are four steps through device memory: a block transforms COLUMNS columns of the matrix, or as many of its rows, so
+ * that both read and write runs of memory; Bluestein's convolution is two of these between products. A row whose result is not
+ * finite though all of it is finite is transformed again, scaled by 2^-64, by kernels that all other rows leave at once. */
 #include <algorithm>
 
-#include "cuda/spectral/plan.cuh"
-#include "formula/butterfly.h"
+#include "cuda/spectral/own_passes.cuh"
 
 namespace {
 
 constexpr int THREADS = 256, COLUMNS = 16;
-constexpr float DOWN = 0x1p-64f, UP = 0x1p64f;
-/* Shared memory of a block of several rows, of a block of columns, and of any block. */
-constexpr size_t ROWS_BYTES = 48 << 10, COLUMNS_BYTES = 96 << 10, MOST_BYTES = 224 << 10;
+/* Shared memory of a block of columns. */
+constexpr size_t COLUMNS_BYTES = 96 << 10;
 /* Scratch of long transforms at a time. */
 constexpr int64_t CHUNK_BYTES = (int64_t)256 << 20;
-
-__host__ __device__ constexpr int pad(int i) { return i + i / 16; }
-__host__ __device__ constexpr int pitch(int n) { return pad(n) + 1; }
-
-__device__ __forceinline__ bool bad(float x) { return tl_not_finite(x); }
-
-__device__ __forceinline__ tl_complex load(const float2 *x, int i)
-{
-    const float2 v = x[pad(i)];
-    return tl_complex_of(v.x, v.y);
-}
-__device__ __forceinline__ void save(float2 *x, int i, tl_complex v) { x[pad(i)] = make_float2(v.r, v.i); }
-
-/* ---- direct transforms ------------------------------------------------------------------------------------------- */
-
-/* One self-sorting pass of `count` transforms of n numbers, `apart` apart, from x to y. */
-template <int R>
-__device__ __forceinline__ void pass(const float2 *x, float2 *y, int count, int apart, const tl_fastdiv &each,
-                                     const tl_fastdiv &span, const float *w)
-{
-    for (uint32_t e = threadIdx.x; e < count * each.divisor; e += THREADS) {
-        uint32_t i, q;
-        const uint32_t c = each.divmod(e, &i), p = span.divmod(i, &q);
-        const float2 *const from = x + c * apart;
-        float2 *const to = y + c * apart;
-        tl_complex a[R];
-        TL_UNROLL_FOR (int j = 0; j < R; j++)
-            a[j] = load(from, (int)(i + each.divisor * j));
-        tl_butterfly(a, R);
-        const uint32_t base = q + span.divisor * R * p;
-        save(to, (int)base, a[0]);
-        const float *const v = w + 2 * (R - 1) * p;
-        TL_UNROLL_FOR (int j = 1; j < R; j++)
-            save(to, (int)(base + span.divisor * j), p == 0 ? a[j] : tl_times(a[j], v[2 * j - 2], v[2 * j - 1]));
-    }
-}
-
-/* Transforms what lies in x, after a barrier; returns where the result lies, x or y, after one. */
-__device__ float2 *direct(const tl_own_direct &d, float2 *x, float2 *y, int count, int apart)
-{
-    const float *w = d.twiddle;
-    for (int i = 0; i < d.stages; i++) {
-        const tl_fastdiv each = d.each[i], span = d.span[i];
-        switch (d.radix[i]) {
-        case 2: pass<2>(x, y, count, apart, each, span, w); break;
-        case 3: pass<3>(x, y, count, apart, each, span, w); break;
-        case 4: pass<4>(x, y, count, apart, each, span, w); break;
-        case 5: pass<5>(x, y, count, apart, each, span, w); break;
-        case 7: pass<7>(x, y, count, apart, each, span, w); break;
-        case 8: pass<8>(x, y, count, apart, each, span, w); break;
-        case 11: pass<11>(x, y, count, apart, each, span, w); break;
-        default: pass<13>(x, y, count, apart, each, span, w);
-        }
-        w += 2 * (int)(each.divisor / span.divisor) * (d.radix[i] - 1);
-        float2 *const t = x;
-        x = y;
-        y = t;
-        __syncthreads();
-    }
-    return x;
-}
-
-/* ---- rows in shared memory --------------------------------------------------------------------------------------- */
-
-struct Real {
-    const float *from;
-    float *to;
-    int64_t batch, n, bins;
-    float edge, inner;
-};
-
-/* Bin k of the half spectrum times its factor; both parts NaN if one is not finite. `down` scales what is read. */
-__device__ __forceinline__ tl_complex bin(const Real &t, const float *S, int64_t k, float down)
-{
-    const bool edge = k == 0 || 2 * k == t.n;
-    const float r = S[2 * k] * down, i = edge ? 0.0f : S[2 * k + 1] * down, poison = (r - r) + (i - i);
-    const float factor = edge ? t.edge : t.inner;
-    return tl_complex_of(r * factor + poison, i * factor + poison);
-}
-
-/* Part `at` of a row that a transform reads, whether it is one that the result depends on. */
-__device__ __forceinline__ bool read_part(const Real &t, bool inverse, int64_t at)
-{
-    return !inverse || at == 0 || (at >= 2 && (t.n % 2 || at != 2 * t.bins - 1));
-}
-
-constexpr int MOST_ROWS = 256;
-
-/* A block owns `count` rows. */
-template <bool INVERSE, bool ODD>
-__global__ void __launch_bounds__(THREADS)
-    rows_kernel(const __grid_constant__ tl_own_plan plan, const __grid_constant__ Real t, int count)
-{
-    extern __shared__ __align__(16) float2 memory[];
-    __shared__ float down[MOST_ROWS], up[MOST_ROWS];
-    __shared__ int again[MOST_ROWS];
-    const int n = (int)plan.n, m = (int)plan.m, apart = pitch(m), bins = (int)t.bins;
-    const int64_t first = (int64_t)blockIdx.x * count;
-    const int rows = (int)(t.batch - first < count ? t.batch - first : count);
-    const int64_t in = INVERSE ? 2 * t.bins : t.n, out = INVERSE ? t.n : 2 * t.bins;
-    float2 *const x = memory, *const y = memory + count * apart;
-    for (int c = threadIdx.x; c < rows; c += THREADS)
-        down[c] = up[c] = 1.0f, again[c] = 1;
-    __syncthreads();
-    for (int attempt = 0; attempt < 2; attempt++) {
-        /* what enters the complex transform: Bluestein's chirp turns it */
-        auto enter = [&](float2 *row, int j, tl_complex z) {
-            if (plan.bluestein) z = tl_times(z, plan.chirp[2 * j], plan.chirp[2 * j + 1]);
-            save(row, j, z);
-        };
-        for (int c = 0; c < rows; c++) {
-            const float *const from = t.from + (first + c) * in;
-            float2 *const row = x + c * apart;
-            const float d = down[c];
-            if (!INVERSE) {
-                for (int j = threadIdx.x; j < n; j += THREADS)
-                    enter(row, j,
-                          ODD ? tl_complex_of(from[j] * d, 0.0f) : tl_complex_of(from[2 * j] * d, from[2 * j + 1] * d));
-            } else if (ODD) {
-                for (int k = threadIdx.x; k < bins; k += THREADS) {
-                    const tl_complex b = bin(t, from, k, d);
-                    enter(row, k, tl_complex_of(b.i, b.r));
-                    if (k > 0) enter(row, n - k, tl_complex_of(-b.i, b.r));
-                }
-            } else {
-                for (int k = threadIdx.x; k <= n / 2; k += THREADS) {
-                    const tl_complex a = bin(t, from, k, d), b = bin(t, from, n - k, d);
-                    tl_complex z, w;
-                    TL_JOIN(a, b, plan.real[2 * k], plan.real[2 * k + 1], z.r, z.i, w.r, w.i);
-                    if (k > 0 && n - k != k) enter(row, n - k, tl_complex_of(w.i, w.r));
-                    enter(row, k, tl_complex_of(z.i, z.r));
-                }
-            }
-            for (int j = n + threadIdx.x; j < m; j += THREADS)
-                save(row, j, tl_complex_of(0.0f, 0.0f));
-        }
-        __syncthreads();
-        float2 *z = direct(plan.direct, x, y, rows, apart);
-        if (plan.bluestein) {
-            for (int c = 0; c < rows; c++)
-                for (int k = threadIdx.x; k < m; k += THREADS) {
-                    const tl_complex v = tl_times(load(z + c * apart, k), plan.kernel[2 * k], plan.kernel[2 * k + 1]);
-                    save(z + c * apart, k, tl_complex_of(v.i, v.r)); /* the next transform is the inverse */
-                }
-            __syncthreads();
-            z = direct(plan.direct, z, z == x ? y : x, rows, apart);
-            for (int c = 0; c < rows; c++)
-                for (int k = threadIdx.x; k < n; k += THREADS) {
-                    const tl_complex v = load(z + c * apart, k);
-                    save(z + c * apart, k, tl_times(tl_complex_of(v.i, v.r), plan.chirp[2 * k], plan.chirp[2 * k + 1]));
-                }
-            __syncthreads();
-        }
-        bool scaled = false;
-        for (int c = 0; c < rows; c++) {
-            if (!again[c]) continue; /* all threads alike */
-            const float2 *const row = z + c * apart;
-            float *const to = t.to + (first + c) * out;
-            const float u = up[c];
-            bool wrong = false;
-            if (INVERSE) {
-                for (int j = threadIdx.x; j < n; j += THREADS) {
-                    const tl_complex v = load(row, j);
-                    const float one = v.i * u, two = v.r * u;
-                    wrong |= bad(one) || (!ODD && bad(two));
-                    if (ODD) {
-                        to[j] = one;
-                    } else {
-                        to[2 * j] = one;
-                        to[2 * j + 1] = two;
-                    }
-                }
-            } else {
-                const tl_complex zero = load(row, 0);
-                const float x0 = (ODD ? zero.r : zero.r + zero.i) * t.edge;
-                const bool poisoned = x0 - x0 != 0.0f;
-                auto put = [&](int k, float r, float i) {
-                    r = poisoned ? TL_NAN : r * u;
-                    i = poisoned ? TL_NAN : i * u;
-                    wrong |= bad(r) || bad(i);
-                    to[2 * k] = r;
-                    to[2 * k + 1] = i;
-                };
-                if (ODD) {
-                    for (int k = threadIdx.x; k < bins; k += THREADS) {
-                        const tl_complex v = load(row, k);
-                        put(k, k ? v.r * t.inner : x0, k ? v.i * t.inner : 0.0f);
-                    }
-                } else {
-                    const float half = 0.5f * t.inner;
-                    for (int k = threadIdx.x; k <= n / 2; k += THREADS) {
-                        if (k == 0) {
-                            put(0, x0, 0.0f);
-                            put(n, (zero.r - zero.i) * t.edge, 0.0f);
-                            continue;
-                        }
-                        const tl_complex a = load(row, k), b = load(row, n - k);
-                        float xr, xi, yr, yi;
-                        TL_SPLIT(a, b, plan.real[2 * k], plan.real[2 * k + 1], half, xr, xi, yr, yi);
-                        if (n - k != k) put(k, xr, xi);
-                        put(n - k, yr, yi);
-                    }
-                }
-            }
-            wrong = __syncthreads_or(wrong);
-            if (wrong && attempt == 0) {
-                const float *const from = t.from + (first + c) * in;
-                bool infinite = false;
-                for (int64_t j = threadIdx.x; j < in; j += THREADS)
-                    infinite |= read_part(t, INVERSE, j) && bad(from[j]);
-                wrong = !__syncthreads_or(infinite);
-            }
-            if (threadIdx.x == 0) {
-                again[c] = wrong;
-                down[c] = wrong ? DOWN : 1.0f;
-                up[c] = wrong ? UP : 1.0f;
-            }
-            scaled |= wrong;
-        }
-        __syncthreads();
-        if (!scaled) break;
-    }
-}
-
-template <bool INVERSE, bool ODD> int32_t in_shared(tl_context *ctx, const tl_own_plan &plan, const Real &t)
-{
-    const size_t row = 2 * sizeof(float2) * pitch((int)plan.m);
-    int64_t count = (int64_t)(ROWS_BYTES / row);
-    count = count < 1 ? 1 : count > MOST_ROWS ? MOST_ROWS : count;
-    while (count > 1 && tl_ceil_div(t.batch, count) < 2 * tl_cuda_sms(ctx))
-        count = (count + 1) / 2;
-    const size_t bytes = (size_t)count * row;
-    TL_TRY(tl_allow_shared(ctx, rows_kernel<INVERSE, ODD>, bytes));
-    return tl_launch_dynamic(ctx, "rows", rows_kernel<INVERSE, ODD>, tl_grid(t.batch, count), THREADS, bytes, plan, t,
-                             (int)count);
-}
 
 /* ---- four steps through device memory ---------------------------------------------------------------------------- */
 
@@ -311,14 +66,8 @@ __global__ void __launch_bounds__(THREADS)
     for (int e = threadIdx.x; e < n1 * count; e += THREADS) {
         const int k = e / count, c = e % count;
         if (c >= lanes) continue;
-        const int64_t column = at + c, within = column % TL_FFT_COLUMNS;
-        double co, si;
-        tl_root_at(&plan.roots, (uint64_t)(k * (column - within)), &co, &si);
-        const double lc = plan.lane_roots[(int64_t)k * 2 * TL_FFT_COLUMNS + within];
-        const double ls = plan.lane_roots[((int64_t)k * 2 + 1) * TL_FFT_COLUMNS + within];
-        const float wr = (float)(lc * co - ls * si), wi = (float)(lc * si + ls * co);
-        const tl_complex v = load(z + c * apart, k);
-        to[(int64_t)k * n2 + column] = make_float2(v.r * wr - v.i * wi, v.r * wi + v.i * wr);
+        const tl_complex v = turned(plan, load(z + c * apart, k), k, at + c);
+        to[(int64_t)k * n2 + at + c] = make_float2(v.r, v.i);
     }
 }
 
@@ -578,7 +327,6 @@ int32_t tl_own_real(tl_context *ctx, const float *from, float *to, int64_t batch
     tl_own_plan plan;
     TL_TRY(tl_own_find(ctx, n % 2 ? n : n / 2, &plan));
     const Real t = {from, to, batch, n, n / 2 + 1, (float)edge, (float)inner};
-    if (!plan.in_shared) return long_rows(ctx, plan, t, inverse);
-    if (inverse) return n % 2 ? in_shared<true, true>(ctx, plan, t) : in_shared<true, false>(ctx, plan, t);
-    return n % 2 ? in_shared<false, true>(ctx, plan, t) : in_shared<false, false>(ctx, plan, t);
+    int32_t status = TORCHLEAN_OK;
+    return tl_own_rows(ctx, plan, t, inverse, &status) ? status : long_rows(ctx, plan, t, inverse);
 }
