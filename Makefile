@@ -3,6 +3,7 @@
 #   make verify [OPS=name,family,pattern]   check every operation against its specification on this machine
 #   make test   [OPS=...]                   the test suite
 #   make cuda                               build the CUDA library (nvcc, and cuBLAS and cuFFT from CUDA_HOME or PyPI)
+#   make install PREFIX=/usr/local          install the library, its headers and what pkg-config and CMake read (KIND=cuda)
 #   make check                              formatting, lint, types, generated files, sanitizers of the C core
 #   make sanitize [OPS=...]                 the tests with the CPU library under AddressSanitizer and UBSan
 #   make exhaustive [OPS=name STRIDE=1]     scalar formulas against float64 on every (STRIDE-th) float32 input
@@ -30,10 +31,10 @@ else
 endif
 
 # what clang-format keeps in shape: C and CUDA written by hand
-C_SOURCES := find native/src native/include/torchlean_cuda.h native/tools tests/native -name "*.[ch]" -o -name "*.cu" -o -name "*.cuh"
+C_SOURCES := find native/src native/include/torchlean_cuda.h native/tools tests/native examples/c -name "*.[ch]" -o -name "*.cu" -o -name "*.cuh"
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test lib cuda check sanitize sanitized exhaustive bench gpu abi fmt clean
+.PHONY: help verify test lib cuda install check sanitize sanitized exhaustive bench gpu abi fmt clean
 
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
@@ -63,6 +64,9 @@ test: $(ENV_TEST) lib
 
 cuda: $(ENV_CUDA)
 	@$(MAKE) --no-print-directory -C native -j$(JOBS) cuda PYTHON=$(abspath $(PY))
+
+install:
+	@$(MAKE) --no-print-directory -C native -j$(JOBS) install PYTHON=$(abspath $(PY))
 
 bench: $(ENV_TEST) lib
 	$(PY) -m bench $(if $(OPS),--ops '$(OPS)') $(BENCH)

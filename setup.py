@@ -14,7 +14,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
-HEADERS = ("torchlean_cuda.h", "torchlean_cuda_ops.h")
+HEADERS = ("torchlean_cuda.h", "torchlean_cuda_ops.h", "torchlean_cuda_version.h")
 
 
 class BuildLibrary(build_py):

@@ -9,7 +9,7 @@ changes.
 ``native/generated/FAMILY.h``                   the prototypes of its kernels on both devices
 ``native/generated/FAMILY_table.c``             the table of its CPU kernels, compiled once per SIMD variant
 ``native/generated/cpu_kernels.h``, ``.c``      the families' tables in one
-``native/generated/abi_hash.h``                 SHA-256 over all declarations
+``native/include/torchlean_cuda_version.h``      version, and SHA-256 over all declarations
 ``tlrt/kernels.py``                             one documented, typed function per entry point
 ==============================================  ==========================================================================
 """

@@ -4,7 +4,7 @@ from codegen.boundaries import boundaries_module
 from codegen.entry_points import entry_points_source
 from codegen.kernel_headers import cpu_kernels_header, cpu_kernels_source, family_header, family_table
 from codegen.operations import methods_module, operations_module
-from codegen.ops_header import abi_hash_header, ops_header
+from codegen.ops_header import ops_header, version_header
 from codegen.python_functions import python_module
 from codegen.pytorch_names import pytorch_page
 from tlspec import registry
@@ -15,7 +15,7 @@ GENERATED = "native/generated"
 
 def generated_files() -> dict[str, str]:
     """Every generated file, by its path in the repository, and its text."""
-    out = {"native/include/torchlean_cuda_ops.h": ops_header(), f"{GENERATED}/abi_hash.h": abi_hash_header(),
+    out = {"native/include/torchlean_cuda_ops.h": ops_header(), "native/include/torchlean_cuda_version.h": version_header(),
            f"{GENERATED}/cpu_kernels.h": cpu_kernels_header(), f"{GENERATED}/cpu_kernels.c": cpu_kernels_source(),
            "tlrt/kernels.py": python_module(), "tlrt/_operations/forwarding.py": operations_module(),
            "tlrt/_operations/methods.py": methods_module(),

@@ -1,10 +1,12 @@
-"""``native/include/torchlean_cuda_ops.h``: the declarations of the operations, and the hash that a library is known by.
+"""``native/include/torchlean_cuda_ops.h``: the declarations of the operations, and the header of the version and of
+the hash that a library is known by.
 
 A declaration has one sentence, the shapes and the refusals. The whole text of an operation stands where it is read with the
 most comfort, in the Python function of the same name.
 """
 
 import textwrap
+import tomllib
 
 from codegen.prototypes import exported_prototype
 from codegen.text import BANNER, ROOT, c_comment
@@ -50,10 +52,24 @@ def _summary(e: Entry) -> str:
     return "\n".join("\n".join(wrap.wrap(line)) for line in lines)
 
 
-def abi_hash_header() -> str:
-    """The text of ``native/generated/abi_hash.h``."""
+def version_header() -> str:
+    """The text of ``native/include/torchlean_cuda_version.h``."""
     core = (ROOT / "native/include/torchlean_cuda.h").read_text()
-    return (
-        f"/* SHA-256 over the declarations of both headers. {BANNER} */\n"
-        f'#define TL_ABI_HASH "{abi_hash(core, ops_header())}"\n'
+    major, minor, patch = map(
+        int, tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"].split(".")
     )
+    return f"""\
+/* torchlean_cuda_version.h: which library these headers go with. {BANNER} */
+#ifndef TORCHLEAN_CUDA_VERSION_H
+#define TORCHLEAN_CUDA_VERSION_H
+
+/* The library that is loaded says its own: torchlean_cuda_version() and torchlean_cuda_abi_hash(). */
+#define TORCHLEAN_CUDA_VERSION_MAJOR {major}
+#define TORCHLEAN_CUDA_VERSION_MINOR {minor}
+#define TORCHLEAN_CUDA_VERSION_PATCH {patch}
+#define TORCHLEAN_CUDA_VERSION {major * 10000 + minor * 100 + patch}
+/* SHA-256 over the declarations of both headers. */
+#define TORCHLEAN_CUDA_ABI_HASH "{abi_hash(core, ops_header())}"
+
+#endif
+"""

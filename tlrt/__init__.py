@@ -38,6 +38,8 @@ if TYPE_CHECKING:
         describe,
         device,
         devices,
+        get_include,
+        get_library,
         set_cpu_variant,
         set_threads,
         threads,
@@ -48,9 +50,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["AnyBuffer", "Buffer", "Captured", "Device", "Indices", "Memory", "Options", "Parameter", "Session", "Tape",
-           "TensorRef", "TorchleanError", "build_info", "checkpoint", "compare", "cpu_variant", "describe", "device",
-           "devices", "errors", "kernels", "ledger", "nn", "optim", "set_cpu_variant", "set_threads", "threads"]  # fmt: skip
+__all__ = ["AnyBuffer", "Buffer", "Captured", "Device", "Indices", "Memory", "Options", "Parameter", "Session",
+           "Tape", "TensorRef", "TorchleanError", "build_info", "checkpoint", "compare", "cpu_variant", "describe",
+           "device", "devices", "errors", "get_include", "get_library", "kernels", "ledger", "nn", "optim",
+           "set_cpu_variant", "set_threads", "threads"]  # fmt: skip
 
 #: where a name comes from, if not from tlrt.context
 _HOMES = {"Buffer": "buffer", "AnyBuffer": "tape", "Indices": "tape", "Captured": "capture", "Tape": "tape", "Options": "session",

@@ -1,4 +1,4 @@
-"""``python -m tlrt COMMAND``."""
+"""``python -m tlrt COMMAND``, and ``tlrt COMMAND`` where the package is installed."""
 
 import argparse
 import importlib
@@ -43,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """The command line."""
     try:
         sys.exit(main())
     except BrokenPipeError:
@@ -51,3 +52,7 @@ if __name__ == "__main__":
         sys.exit(141)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+if __name__ == "__main__":
+    run()

@@ -8,12 +8,12 @@ do not mix in one operation.
 from tlrt._binding.arguments import length
 from tlrt._binding.convert import type_name
 from tlrt._binding.handles import Device, Memory, describe, device
-from tlrt._binding.library import failure, load
+from tlrt._binding.library import failure, include_folder, load
 from tlrt._binding.observer import Observer
 from tlrt.errors import ArgumentTypeError, refusal
 
 __all__ = ["Device", "Memory", "Observer", "build_info", "cpu_variant", "describe", "device", "devices",
-           "set_cpu_variant", "set_threads", "threads"]  # fmt: skip
+           "get_include", "get_library", "set_cpu_variant", "set_threads", "threads"]  # fmt: skip
 
 
 def devices() -> tuple[str, ...]:
@@ -27,6 +27,16 @@ def build_info() -> str:
     toolkit, CPU variants."""
     library = load()
     return library.text(library.lib.torchlean_cuda_build_info())
+
+
+def get_include() -> str:
+    """The folder of the C headers, for ``cc -I``."""
+    return str(include_folder())
+
+
+def get_library() -> str:
+    """The path of the C library that is loaded, for ``cc`` and ``dlopen``."""
+    return str(load().path)
 
 
 def threads() -> int:

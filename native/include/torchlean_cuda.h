@@ -35,6 +35,8 @@
 
 #include <stdint.h>
 
+#include "torchlean_cuda_version.h"
+
 #ifndef TL_API
 #define TL_API
 #endif

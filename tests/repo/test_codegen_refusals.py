@@ -45,6 +45,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / folder, root / folder, ignore=ignored)
     (root / "tlrt").mkdir()
     shutil.copy(ROOT / "tlrt/kernels.py", root / "tlrt")
+    shutil.copy(ROOT / "pyproject.toml", root)
     return root
 
 
@@ -148,7 +149,7 @@ def test_a_sound_row_is_written(copy: Path, tmp_path: Path) -> None:
     done = generate(root, ROW)
     assert done.returncode == 0 and done.stderr == ""
     families = {"native/generated/elementwise.h", "native/generated/elementwise_entry_points.c"}
-    shared = {"native/generated/abi_hash.h", "native/include/torchlean_cuda_ops.h", "tlrt/kernels.py"}
+    shared = {"native/include/torchlean_cuda_version.h", "native/include/torchlean_cuda_ops.h", "tlrt/kernels.py"}
     shared |= {
         "tlrt/_operations/forwarding.py",
         "tlrt/_operations/methods.py",

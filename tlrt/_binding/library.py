@@ -65,17 +65,22 @@ class Library:
         return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
-def headers() -> tuple[str, ...]:
-    """The text of the two headers this package goes with: its own copy in a wheel, else the source tree's."""
+def include_folder() -> Path:
+    """The folder of the headers this package goes with: its own copy in a wheel, else the source tree's."""
     tried = [_PACKAGE / "_lib", _TREE / "native" / "include"]
     for folder in tried:
         if all((folder / name).is_file() for name in _HEADERS):
-            return tuple((folder / name).read_text(encoding="utf-8") for name in _HEADERS)
+            return folder
     raise LibraryNotFoundError(
         f"torchlean: headers: got none of {', '.join(_HEADERS)} in {' or '.join(map(str, tried))}, expected both, "
         "so the installation is incomplete",
         f"run {build_command()}",
     )
+
+
+def headers() -> tuple[str, ...]:
+    """The text of the two headers with declarations."""
+    return tuple((include_folder() / name).read_text(encoding="utf-8") for name in _HEADERS)
 
 
 def candidates() -> list[Path]:

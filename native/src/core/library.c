@@ -1,19 +1,14 @@
 /* The exported functions that concern the library as a whole: version and build, the SIMD variant, the number of threads. */
 #include <stdio.h>
 
-#include "../../generated/abi_hash.h"
+#include "torchlean_cuda_version.h"
 #include "backend.h"
 #include "context.h"
 #include "dispatch.h"
 #include "errors.h"
 #include "threads.h"
 
-enum { TL_VERSION_MAJOR = 0, TL_VERSION_MINOR = 1, TL_VERSION_PATCH = 0 };
-
-TL_API uint32_t torchlean_cuda_version(void)
-{
-    return TL_VERSION_MAJOR * 10000 + TL_VERSION_MINOR * 100 + TL_VERSION_PATCH;
-}
+TL_API uint32_t torchlean_cuda_version(void) { return TORCHLEAN_CUDA_VERSION; }
 
 static char build_info[512];
 
@@ -21,7 +16,8 @@ __attribute__((constructor)) static void write_build_info(void)
 {
     const char *cuda = tl_cuda_build();
     snprintf(build_info, sizeof build_info, "version=%d.%d.%d; backend=%s; compiler=%s%s%s; cpu_variants=%s",
-             TL_VERSION_MAJOR, TL_VERSION_MINOR, TL_VERSION_PATCH, *cuda ? "cpu+cuda" : "cpu",
+             TORCHLEAN_CUDA_VERSION_MAJOR, TORCHLEAN_CUDA_VERSION_MINOR, TORCHLEAN_CUDA_VERSION_PATCH,
+             *cuda ? "cpu+cuda" : "cpu",
 #if defined(__clang__)
              "clang " __clang_version__,
 #else
@@ -31,7 +27,7 @@ __attribute__((constructor)) static void write_build_info(void)
 }
 
 TL_API const char *torchlean_cuda_build_info(void) { return build_info; }
-TL_API const char *torchlean_cuda_abi_hash(void) { return TL_ABI_HASH; }
+TL_API const char *torchlean_cuda_abi_hash(void) { return TORCHLEAN_CUDA_ABI_HASH; }
 
 /* ---- settings: no call is running while one changes ------------------------------------------------------------------ */
 
