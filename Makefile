@@ -4,6 +4,7 @@
 #   make test   [OPS=...]                   the test suite
 #   make cuda                               build the CUDA library (nvcc, and cuBLAS and cuFFT from CUDA_HOME or PyPI)
 #   make install PREFIX=/usr/local          install the library, its headers and what pkg-config and CMake read (KIND=cuda)
+#   make wheel                              a wheel with the manylinux tag that fits, into dist/ (KIND=cuda)
 #   make check                              formatting, lint, types, generated files, sanitizers of the C core
 #   make sanitize [OPS=...]                 the tests with the CPU library under AddressSanitizer and UBSan
 #   make exhaustive [OPS=name STRIDE=1]     scalar formulas against float64 on every (STRIDE-th) float32 input
@@ -34,7 +35,7 @@ endif
 C_SOURCES := find native/src native/include/torchlean_cuda.h native/tools tests/native examples/c -name "*.[ch]" -o -name "*.cu" -o -name "*.cuh"
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test lib cuda install check sanitize sanitized exhaustive bench gpu abi fmt clean
+.PHONY: help verify test lib cuda install wheel check sanitize sanitized exhaustive bench gpu abi fmt clean
 
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
@@ -45,7 +46,7 @@ help:
 	@echo "installing what the extra '$*' needs into .venv"
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	    $$(.venv/bin/python -c 'import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-	    print(*p["dependencies"], *p["optional-dependencies"][sys.argv[1]])' $*)
+	    e = p["optional-dependencies"]; print(*e["runtime"], *e[sys.argv[1]])' $*)
 	@touch $@
 
 # The CPU library; where a CUDA one has been built, it is kept current too, because it is the one that loads.
@@ -67,6 +68,15 @@ cuda: $(ENV_CUDA)
 
 install:
 	@$(MAKE) --no-print-directory -C native -j$(JOBS) install PYTHON=$(abspath $(PY))
+
+# CUDA's libraries come with the packages that the wheel depends on.
+KIND ?= cpu
+wheel: .venv/.wheel $(if $(filter cuda,$(KIND)),.venv/.cuda)
+	@rm -rf build/wheel && mkdir -p build/wheel
+	TORCHLEAN_BUILD=$(KIND) .venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
+	    --no-build-isolation -w build/wheel .
+	PATH="$(abspath .venv/bin):$$PATH" .venv/bin/auditwheel repair --plat auto -w dist build/wheel/*.whl \
+	    $(addprefix --exclude ,libcublas.so.13 libcublasLt.so.13 libcufft.so.12 libcuda.so.1)
 
 bench: $(ENV_TEST) lib
 	$(PY) -m bench $(if $(OPS),--ops '$(OPS)') $(BENCH)

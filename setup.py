@@ -1,12 +1,16 @@
 """What setuptools cannot say in pyproject.toml: the C library is built with make and carried in the wheel.
 
-``TORCHLEAN_BUILD=cuda`` in the environment builds the CUDA library; the default, ``cpu``, needs only make and a C
-compiler. The library is loaded with cffi and knows nothing of Python, so the wheel fits every Python 3 of the platform.
+``TORCHLEAN_BUILD=cuda`` in the environment builds the CUDA library, with nvcc and with cuBLAS and cuFFT from the packages that the
+extra ``cuda`` names, which the wheel then depends on; the default, ``cpu``, needs only make and a C compiler. The library is loaded
+with cffi and knows nothing of Python, so the wheel fits every Python 3 of the platform. A CUDA wheel has a build tag, by which pip
+prefers it and by which the two differ in their names.
 """
 
 import os
 import shutil
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 from setuptools import Distribution, setup
@@ -14,6 +18,12 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
+KIND = os.environ.get("TORCHLEAN_BUILD", "cpu")
+if KIND not in ("cpu", "cuda"):
+    raise SystemExit(f"setup: TORCHLEAN_BUILD: got {KIND!r}, expected 'cpu' or 'cuda'")
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+#: what the CUDA library is linked with
+LINKED = EXTRAS["cuda"] if KIND == "cuda" else []
 HEADERS = ("torchlean_cuda.h", "torchlean_cuda_ops.h", "torchlean_cuda_version.h")
 
 
@@ -22,10 +32,10 @@ class BuildLibrary(build_py):
 
     def run(self):
         super().run()
-        flavour = os.environ.get("TORCHLEAN_BUILD", "cpu")
-        if flavour not in ("cpu", "cuda"):
-            raise SystemExit(f"setup: TORCHLEAN_BUILD: got {flavour!r}, expected 'cpu' or 'cuda'")
-        command = ["make", "-C", str(ROOT / "native"), f"-j{len(os.sched_getaffinity(0))}", flavour]
+        jobs = f"-j{len(os.sched_getaffinity(0))}"
+        command = ["make", "-C", str(ROOT / "native"), jobs, KIND, f"PYTHON={sys.executable}"]
+        if KIND == "cuda" and not self.editable_mode:  # packages lie side by side where the wheel is installed
+            command.append("MATH_RPATH=$$ORIGIN/../../nvidia/cu13/lib")
         try:
             subprocess.run(command, check=True)
         except FileNotFoundError:
@@ -34,15 +44,15 @@ class BuildLibrary(build_py):
             raise SystemExit(f"setup: `{' '.join(command)}` failed with status {error.returncode}") from None
         if self.editable_mode:
             return
-        for source in self._sources(flavour):
+        for source in self._sources():
             target = Path(self.build_lib) / "tlrt" / "_lib" / source.name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target)
 
     @staticmethod
-    def _sources(flavour):
+    def _sources():
         return [
-            ROOT / "native" / "build" / flavour / "libtorchlean_cuda.so",
+            ROOT / "native" / "build" / KIND / "libtorchlean_cuda.so",
             *(ROOT / "native" / "include" / header for header in HEADERS),
         ]
 
@@ -56,6 +66,8 @@ class PlatformWheel(bdist_wheel):
     """Tags the wheel py3-none-PLATFORM."""
 
     def finalize_options(self):
+        if KIND == "cuda":
+            self.build_number = "1cuda13"
         super().finalize_options()
         self.root_is_pure = False
 
@@ -68,4 +80,7 @@ class PlatformDistribution(Distribution):
         return True
 
 
-setup(cmdclass={"build_py": BuildLibrary, "bdist_wheel": PlatformWheel}, distclass=PlatformDistribution)
+setup(
+    cmdclass={"build_py": BuildLibrary, "bdist_wheel": PlatformWheel}, distclass=PlatformDistribution,
+    install_requires=[*EXTRAS["runtime"], *LINKED], setup_requires=LINKED,
+)  # fmt: skip
