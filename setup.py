@@ -1,9 +1,9 @@
 """What setuptools cannot say in pyproject.toml: the C library is built with make and carried in the wheel.
 
-``TORCHLEAN_BUILD=cuda`` in the environment builds the CUDA library, with nvcc and with cuBLAS and cuFFT from the packages that the
-extra ``cuda`` names, which the wheel then depends on; the default, ``cpu``, needs only make and a C compiler. The library is loaded
-with cffi and knows nothing of Python, so the wheel fits every Python 3 of the platform. A CUDA wheel has a build tag, by which pip
-prefers it and by which the two differ in their names.
+``TORCHLEAN_BUILD=cuda`` in the environment builds the CUDA library, with nvcc and with cuBLAS and cuFFT from the packages
+that the extra ``cuda`` names, which the wheel then depends on; the default, ``cpu``, needs only make and a C compiler. The
+library is loaded with cffi and knows nothing of Python, so the wheel fits every Python 3 of the platform. A CUDA wheel has a
+build tag, by which pip prefers it and by which the two differ in their names.
 """
 
 import os

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         describe,
         device,
         devices,
+        from_dlpack,
         get_include,
         get_library,
         set_cpu_variant,
@@ -52,7 +53,7 @@ __version__ = "0.1.0"
 
 __all__ = ["AnyBuffer", "Buffer", "Captured", "Device", "Indices", "Memory", "Options", "Parameter", "Session",
            "Tape", "TensorRef", "TorchleanError", "build_info", "checkpoint", "compare", "cpu_variant", "describe",
-           "device", "devices", "errors", "get_include", "get_library", "kernels", "ledger", "nn", "optim",
+           "device", "devices", "errors", "from_dlpack", "get_include", "get_library", "kernels", "ledger", "nn", "optim",
            "set_cpu_variant", "set_threads", "threads"]  # fmt: skip
 
 #: where a name comes from, if not from tlrt.context

@@ -5,15 +5,18 @@ A :class:`Device` is one context of the C library: a device, its stream (CUDA), 
 do not mix in one operation.
 """
 
+from typing import Any
+
 from tlrt._binding.arguments import length
 from tlrt._binding.convert import type_name
-from tlrt._binding.handles import Device, Memory, describe, device
+from tlrt._binding.exchange import borrow
+from tlrt._binding.handles import Buffer, Device, Memory, describe, device
 from tlrt._binding.library import failure, include_folder, load
 from tlrt._binding.observer import Observer
 from tlrt.errors import ArgumentTypeError, refusal
 
 __all__ = ["Device", "Memory", "Observer", "build_info", "cpu_variant", "describe", "device", "devices",
-           "get_include", "get_library", "set_cpu_variant", "set_threads", "threads"]  # fmt: skip
+           "from_dlpack", "get_include", "get_library", "set_cpu_variant", "set_threads", "threads"]  # fmt: skip
 
 
 def devices() -> tuple[str, ...]:
@@ -37,6 +40,21 @@ def get_include() -> str:
 def get_library() -> str:
     """The path of the C library that is loaded, for ``cc`` and ``dlopen``."""
     return str(load().path)
+
+
+def from_dlpack(array: Any, device: Device | str | None = None, copy: bool | None = None) -> Buffer:
+    """A buffer over the memory of an array of another library: any object with ``__dlpack__`` (PyTorch, NumPy, JAX, CuPy).
+
+    The buffer and the array share the memory: what is written to one is written to the other. The array's memory is kept as
+    long as a buffer, a tape or a captured step has it. The type is float32, or uint32, which gives an IndexBuffer; the array is
+    row-major without gaps, writable, and begins at a multiple of 16 bytes. Of another array a copy is made, by its own library;
+    with ``copy=False`` it is refused, with ``copy=True`` every array is copied. On CUDA the device's next work waits for the
+    array's; :meth:`Device.order_before` makes its library wait for what is computed here.
+
+    The device is the shared one where the array is, or `device`. Raises ArgumentTypeError for an
+    object without the protocol, ArgumentError for another type, DeviceMismatchError where array and device differ, and
+    CaptureError within a captured function."""
+    return borrow(array, device, copy)
 
 
 def threads() -> int:

@@ -192,6 +192,28 @@ TL_API int32_t torchlean_cuda_buffer_context(torchlean_buffer *buffer, torchlean
 /* Number of live handles that share the buffer's storage, this one included. */
 TL_API int32_t torchlean_cuda_buffer_references(torchlean_buffer *buffer, uint32_t *references);
 
+/* ---- memory of others -------------------------------------------------------------------------------------------- */
+/* DLPack's tensors (https://dmlc.github.io/dlpack), by which libraries lend each other memory: a DLManagedTensor, or, where
+ * `versioned` is 1, a DLManagedTensorVersioned of version 1. */
+
+/* A tensor over the buffer's storage, with `rank` lengths whose product is the buffer's length, row-major; its deleter, which any
+ * thread may call, lets go of the storage. Others that write there change the buffer. Made for reading and writing by work
+ * that is ordered after the context's (context_order). */
+TL_API int32_t torchlean_cuda_buffer_lend(torchlean_buffer *buffer, const uint32_t *shape, uint32_t rank,
+                                          int32_t versioned, void **tensor);
+/* A buffer over a tensor's memory: float32, or uint32 for an index buffer, row-major without gaps, on the context's device,
+ * aligned to 16 bytes, not read-only. Its deleter is called when no handle and no graph has the storage any more and the device
+ * has done the work with it: by a later call on the context at the latest when it is destroyed. A tensor over memory that the
+ * context has as a buffer already gives one more handle to that. Overlapping memory in one call is not noticed otherwise. When
+ * the call fails the tensor is still the caller's. *out must be NULL. */
+TL_API int32_t torchlean_cuda_buffer_borrow(torchlean_context *context, void *tensor, int32_t versioned,
+                                            torchlean_buffer **out);
+/* The context's CUDA stream as a number (a cudaStream_t); 0 on the CPU. */
+TL_API int32_t torchlean_cuda_context_stream(torchlean_context *context, uint64_t *stream);
+/* With after = 0, work that comes to the CUDA stream waits for what the context has queued so far; with 1 the context's next work
+ * waits for the stream's. Nothing waits on the host. UNAVAILABLE on a CPU context. */
+TL_API int32_t torchlean_cuda_context_order(torchlean_context *context, uint64_t stream, int32_t after);
+
 /* ---- graphs ------------------------------------------------------------------------------------------------------ */
 /* On a CUDA context calls can be captured instead of run, and run later, any number of times, by one call.
  *

@@ -8,6 +8,6 @@
 #define TORCHLEAN_CUDA_VERSION_PATCH 0
 #define TORCHLEAN_CUDA_VERSION 100
 /* SHA-256 over the declarations of both headers. */
-#define TORCHLEAN_CUDA_ABI_HASH "d3f9631337ac39d777ab8fadace77d0b7f6fcfab9130dd5a2f42bd0581a3a4e7"
+#define TORCHLEAN_CUDA_ABI_HASH "64326d2aa494c82c7a652203cc9456f5c017b209cfa3ffed4c501d966b2c9bce"
 
 #endif

@@ -16,7 +16,7 @@ struct tl_cuda_graph {
     uint32_t nodes;
 };
 
-int fake_cuda_blocks, fake_cuda_graphs, fake_realloc_fails;
+int fake_cuda_blocks, fake_cuda_graphs, fake_cuda_busy, fake_realloc_fails;
 static int32_t failure;
 static int calls_before;
 
@@ -110,6 +110,20 @@ int32_t tl_cuda_elapsed(struct tl_cuda_state *state, uint32_t from, uint32_t to,
 }
 int32_t tl_cuda_health(struct tl_cuda_state *state) { return state ? TORCHLEAN_OK : TORCHLEAN_CUDA; }
 int32_t tl_cuda_after(struct tl_cuda_state *state) { return state ? TORCHLEAN_OK : TORCHLEAN_CUDA; }
+
+uint64_t tl_cuda_stream_number(const struct tl_cuda_state *state) { return (uint64_t)(uintptr_t)state; }
+int32_t tl_cuda_order(struct tl_cuda_state *state, uint64_t stream, int after)
+{
+    return state && stream != 13 && after < 2 ? outcome() : TORCHLEAN_CUDA;
+}
+void tl_cuda_event(struct tl_cuda_state *state, void **event)
+{
+    *event = state->capturing ? NULL : (void *)&fake_cuda_busy;
+}
+int tl_cuda_event_passed(struct tl_cuda_state *state, void *event)
+{
+    return state && (!event || event == &fake_cuda_busy) && !fake_cuda_busy;
+}
 
 int32_t tl_cuda_capture_begin(struct tl_cuda_state *state)
 {

@@ -11,7 +11,7 @@ import pytest
 
 from tests import ROOT
 
-PAGES = ["docs/session.md", "docs/examples.md", "docs/models.md", "docs/ledger.md"]
+PAGES = ["docs/session.md", "docs/examples.md", "docs/exchange.md", "docs/models.md", "docs/ledger.md"]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import _cffi_backend
 import numpy as np
 import numpy.typing as npt
 
-from tlrt._binding import convert
+from tlrt._binding import capsules, convert
 from tlrt._binding.arguments import length, number
 from tlrt._binding.convert import type_name
 from tlrt._binding.library import Library, complete_call, failure, hold_over_forks, load, remedy
@@ -187,6 +187,24 @@ class Buffer:
             raise refusal(ValueError, "Buffer", "copy", "False", "True or None (its memory is a device's)")
         array = self.numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None, copy: bool | None = None,
+    ) -> Any:  # fmt: skip
+        """The buffer's memory for ``from_dlpack`` of NumPy, PyTorch, JAX, CuPy and others: no copy, one axis. What is written
+        there is written to the buffer. On CUDA, work that comes to `stream` (DLPack's number; None: the legacy default stream;
+        -1: nothing is to wait) waits for the device's work so far; :meth:`Device.order_after` makes the device wait for theirs.
+
+        Raises BufferError for another device, and CaptureError within a captured function."""
+        return capsules.lend(self, stream, max_version, dl_device, copy)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return capsules.device_of(self._device)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return capsules.cuda_array_interface(self)
 
     def fill(self, value: float) -> Buffer:
         """Sets every element to `value`, rounded once to float32, and returns the buffer itself."""
@@ -499,6 +517,28 @@ class Device:
     def collect(self) -> None:
         """Returns all cached memory to the driver or the operating system."""
         self._call("collect", "memory_collect")
+
+    # ---- other libraries' streams
+
+    @property
+    def stream(self) -> int:
+        """The number of the device's CUDA stream (a cudaStream_t); 0 on the CPU."""
+        number = self._library.ffi.new("uint64_t *")
+        self._call("stream", "context_stream", number)
+        return int(number[0])
+
+    def order_before(self, stream: int) -> None:
+        """Work that comes to the CUDA stream with this number waits for the device's work so far. The host does not wait."""
+        self._order("order_before", stream, 0)
+
+    def order_after(self, stream: int) -> None:
+        """The device's next work waits for that of the CUDA stream with this number. The host does not wait."""
+        self._order("order_after", stream, 1)
+
+    def _order(self, op: str, stream: int, after: int) -> None:
+        if isinstance(stream, bool) or not hasattr(stream, "__index__") or not 0 <= stream.__index__() < 2**64:
+            raise refusal(ArgumentTypeError, op, "stream", stream, "the number of a CUDA stream")
+        self._wait(op, "context_order", stream, after)
 
     # ---- observers
 

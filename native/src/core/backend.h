@@ -54,6 +54,17 @@ int32_t tl_cuda_download(struct tl_cuda_state *state, void *host, const void *de
 int32_t tl_cuda_copy(struct tl_cuda_state *state, void *to, const void *from, size_t bytes);
 int32_t tl_cuda_fill(struct tl_cuda_state *state, float *device, float value, int64_t n);
 
+/* ---- order between streams ---------------------------------------------------------------------------------------- */
+
+/* The stream as a number, as other libraries name it. */
+uint64_t tl_cuda_stream_number(const struct tl_cuda_state *state);
+/* Work that comes to `stream` waits for the context's work so far, or with `after` the context's for that of the stream. */
+int32_t tl_cuda_order(struct tl_cuda_state *state, uint64_t stream, int after);
+/* A mark behind the stream's work so far, into *event; NULL where there is none to be had, or during a capture. */
+void tl_cuda_event(struct tl_cuda_state *state, void **event);
+/* Whether the work before a mark is done; a mark that is passed is destroyed. A NULL mark is passed when all work is. */
+int tl_cuda_event_passed(struct tl_cuda_state *state, void *event);
+
 /* ---- captures: from begin on the stream's work is gathered, until end makes it a graph or drop forgets it --------- */
 
 int32_t tl_cuda_capture_begin(struct tl_cuda_state *state);

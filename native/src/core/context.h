@@ -34,8 +34,10 @@ tl_verdict tl_lock_context(const torchlean_context *handle, tl_context **ctx);
 int32_t tl_lock_live_context(const char *op, const torchlean_context *handle, tl_context **ctx);
 static inline void tl_unlock(tl_context *ctx)
 {
+    tl_block *const lent = ctx->pool.lent ? tl_lent_done(&ctx->pool, 0) : NULL;
     pthread_mutex_unlock(&ctx->lock);
     tl_inside = 0;
+    if (lent) tl_lent_return(lent);
 }
 
 /* Stops every context (no call is running while they are held) for what concerns all of them: fork, the number of

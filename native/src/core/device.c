@@ -123,11 +123,13 @@ TL_API int32_t torchlean_cuda_context_destroy(torchlean_context *context)
     while (ctx->buffers)
         tl_buffer_end(ctx, (tl_buffer *)ctx->buffers);
     tl_pool_close(&ctx->pool);
+    tl_block *const lent = tl_lent_done(&ctx->pool, 1);
     if (ctx->cuda) tl_cuda_close(ctx->cuda);
     ctx->cuda = NULL;
     pthread_mutex_unlock(&ctx->lock); /* before the table's lock, see the lock order */
     tl_table_give(&tl_contexts, &ctx->slot);
     tl_inside = 0;
+    tl_lent_return(lent);
     return TORCHLEAN_OK;
 }
 

@@ -121,6 +121,14 @@ static void map_remove(struct tl_pool *pool, tl_block *block)
     pool->blocks--;
 }
 
+/* Without an event the list waits for all of the device's work. */
+static void lend_back(struct tl_pool *pool, tl_block *block)
+{
+    if (pool->cuda) tl_cuda_event(pool->cuda, &block->lender->event);
+    block->cached = pool->lent;
+    pool->lent = block;
+}
+
 /* ---- the pool -------------------------------------------------------------------------------------------------- */
 
 int32_t tl_pool_open(struct tl_pool *pool, struct tl_cuda_state *cuda)
@@ -138,12 +146,20 @@ void tl_pool_close(struct tl_pool *pool)
     for (uint64_t i = 0; i < pool->bucket_count; i++) {
         for (tl_block *b = pool->buckets[i], *next; b; b = next) {
             next = b->chain;
+            if (b->lender) {
+                lend_back(pool, b);
+                continue;
+            }
             driver_free(pool, b);
             free(b);
         }
     }
     free(pool->buckets);
+    struct tl_cuda_state *const cuda = pool->cuda;
+    tl_block *const lent = pool->lent;
     memset(pool, 0, sizeof *pool);
+    pool->cuda = cuda;
+    pool->lent = lent;
 }
 
 int32_t tl_pool_trim(struct tl_pool *pool)
@@ -278,6 +294,27 @@ int32_t tl_pool_take(struct tl_pool *pool, size_t bytes, int constant, tl_block 
     return TORCHLEAN_OK;
 }
 
+int32_t tl_pool_borrow(struct tl_pool *pool, void *p, uint64_t bytes, struct tl_lender *lender, tl_block **out)
+{
+    tl_block *block = calloc(1, sizeof *block);
+    if (!block) return no_memory(pool, bytes, "out of host memory for bookkeeping");
+    block->p = p;
+    block->bytes = bytes;
+    block->references = 1;
+    block->lender = lender;
+    map_insert(pool, block);
+    *out = block;
+    if (pool->capture) {
+        const int32_t status = tl_capture_hold(pool->capture, block);
+        if (status) {
+            map_remove(pool, block);
+            free(block);
+            return status;
+        }
+    }
+    return TORCHLEAN_OK;
+}
+
 void tl_pool_drop(struct tl_pool *pool, tl_block *block)
 {
     if (--block->references) {
@@ -288,11 +325,43 @@ void tl_pool_drop(struct tl_pool *pool, tl_block *block)
         }
         return;
     }
+    if (block->lender) {
+        map_remove(pool, block);
+        lend_back(pool, block);
+        return;
+    }
     block->cached = pool->cached[block->size_class];
     pool->cached[block->size_class] = block;
     pool->counters.live_bytes -= block->bytes;
     pool->counters.cached_bytes += block->bytes;
     if (!pool->cuda) ASAN_POISON_MEMORY_REGION(block->p, block->bytes);
+}
+
+tl_block *tl_lent_done(struct tl_pool *pool, int finished)
+{
+    tl_block *done = NULL;
+    if (pool->capture) return NULL; /* which a question to the device would end */
+    if (finished && pool->lent && pool->cuda) tl_cuda_synchronize(pool->cuda);
+    for (tl_block **link = &pool->lent, *block; (block = *link);) {
+        if (pool->cuda && !tl_cuda_event_passed(pool->cuda, block->lender->event) && !finished) {
+            link = &block->cached;
+            continue;
+        }
+        *link = block->cached;
+        block->cached = done;
+        done = block;
+    }
+    return done;
+}
+
+void tl_lent_return(tl_block *blocks)
+{
+    for (tl_block *next; blocks; blocks = next) {
+        next = blocks->cached;
+        blocks->lender->give_back(blocks->lender->object);
+        free(blocks->lender);
+        free(blocks);
+    }
 }
 
 tl_block *tl_pool_find(const struct tl_pool *pool, const void *p)

@@ -17,6 +17,13 @@
 
 enum { TL_POOL_LOG2_MAX = 47, TL_POOL_CLASSES = 8 + (TL_POOL_LOG2_MAX - 11) * 8 };
 
+/* Who memory of others goes back to. */
+typedef struct tl_lender {
+    void *object;
+    void (*give_back)(void *object); /* no context is locked: it may come to this library */
+    void *event;                     /* CUDA: after the last work that may use the memory */
+} tl_lender;
+
 /* One block from the driver or the operating system; it is in the pool's pointer map as long as it exists. */
 typedef struct tl_block {
     void *p;
@@ -29,6 +36,7 @@ typedef struct tl_block {
     uint64_t held_by;        /* the last capture that holds it */
     struct tl_block *cached; /* next in the class's free list */
     struct tl_block *chain;  /* next in the pointer map's bucket */
+    tl_lender *lender;       /* of memory of others, NULL: the pool's own */
 } tl_block;
 
 /* What a capture gathers; all of it becomes the graph's. */
@@ -46,17 +54,20 @@ struct tl_pool {
     struct tl_capture *capture; /* while the context's calls are captured, else NULL */
     tl_block *cached[TL_POOL_CLASSES];
     tl_block **buckets; /* pointer -> block, chained */
+    tl_block *lent;     /* memory of others that no handle has any more, the latest first */
     uint64_t bucket_count, blocks;
     torchlean_memory counters; /* live_buffers is kept by the context */
 };
 
 int32_t tl_pool_open(struct tl_pool *pool, struct tl_cuda_state *cuda);
-/* Returns everything, live blocks included. */
+/* Returns everything, live blocks included; memory of others goes into the list. */
 void tl_pool_close(struct tl_pool *pool);
 /* A block with one reference. `constant`: for content that a captured call reads at every launch, so no other call of the
  * capture gets the block. */
 int32_t tl_pool_take(struct tl_pool *pool, size_t bytes, int constant, tl_block **out);
-/* Drops one reference; the last one puts the block into the cache. */
+/* A block with one reference over memory of others: no cache ever holds it. NO_MEMORY. */
+int32_t tl_pool_borrow(struct tl_pool *pool, void *p, uint64_t bytes, tl_lender *lender, tl_block **out);
+/* Drops one reference; the last one puts the block into the cache, or the memory of others into the list of what goes back. */
 void tl_pool_drop(struct tl_pool *pool, tl_block *block);
 /* The block that begins at p, or NULL. */
 tl_block *tl_pool_find(const struct tl_pool *pool, const void *p);
@@ -64,3 +75,8 @@ tl_block *tl_pool_find(const struct tl_pool *pool, const void *p);
 int32_t tl_pool_trim(struct tl_pool *pool);
 /* The capture holds the block, and so will its graph. NO_MEMORY with a message. */
 int32_t tl_capture_hold(struct tl_capture *capture, tl_block *block);
+/* Takes the blocks whose lenders may have their memory back out of the pool's list: all of them with `finished`, else those whose
+ * work is done. */
+tl_block *tl_lent_done(struct tl_pool *pool, int finished);
+/* Gives them back. */
+void tl_lent_return(tl_block *blocks);

@@ -301,8 +301,9 @@ static int32_t exchange_axes(const float *x, int64_t outer, int64_t rows, int64_
     e.bands = rows / e.band > 0 ? rows / e.band : 1;
     e.panels = cols / e.width > 0 ? cols / e.width : 1;
     if (e.bands * e.panels == 1 && matrix < TASK) e.together = TASK / matrix;
-    /* y is a block of the pool, so its rows of whole lines begin with one */
-    e.stream = inner == 1 && rows % TL_LINE == 0 && cols >= W && outer * matrix >= TL_STREAM_FROM;
+    /* rows of whole lines begin with one where y does, which borrowed memory may not */
+    e.stream = inner == 1 && rows % TL_LINE == 0 && cols >= W && outer * matrix >= TL_STREAM_FROM &&
+               (uintptr_t)y % (TL_LINE * sizeof(float)) == 0;
     tl_parallel((outer + e.together - 1) / e.together * e.bands * e.panels, exchange_task, &e);
     return TORCHLEAN_OK;
 }

@@ -351,6 +351,48 @@ extern "C" int32_t tl_cuda_fill(tl_cuda_state *state, float *device, float value
     return TORCHLEAN_OK;
 }
 
+/* ---- order between streams -------------------------------------------------------------------------------------- */
+
+extern "C" uint64_t tl_cuda_stream_number(const tl_cuda_state *state) { return (uint64_t)(uintptr_t)state->stream; }
+
+extern "C" int32_t tl_cuda_order(tl_cuda_state *state, uint64_t stream, int after)
+{
+    TL_TRY(tl_state_enter(state));
+    const cudaStream_t other = reinterpret_cast<cudaStream_t>((uintptr_t)stream);
+    cudaEvent_t event;
+    TRY(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    cudaError_t error = cudaEventRecord(event, after ? other : state->stream);
+    if (error == cudaSuccess) error = cudaStreamWaitEvent(after ? state->stream : other, event, 0);
+    cudaEventDestroy(event); /* when the streams have passed it */
+    TRY(error);
+    return TORCHLEAN_OK;
+}
+
+extern "C" void tl_cuda_event(tl_cuda_state *state, void **event)
+{
+    *event = nullptr;
+    cudaEvent_t made;
+    if (state->capturing || tl_state_enter(state) ||
+        cudaEventCreateWithFlags(&made, cudaEventDisableTiming) != cudaSuccess)
+        return;
+    if (cudaEventRecord(made, state->stream) == cudaSuccess)
+        *event = made;
+    else
+        cudaEventDestroy(made);
+    cudaGetLastError();
+}
+
+extern "C" int tl_cuda_event_passed(tl_cuda_state *state, void *event)
+{
+    if (state->fork_serial != tl_fork_serial() || make_current(state->ordinal) != cudaSuccess) return 1;
+    const cudaEvent_t made = (cudaEvent_t)event;
+    const cudaError_t error = made ? cudaEventQuery(made) : cudaStreamQuery(state->stream);
+    cudaGetLastError();
+    if (error == cudaErrorNotReady) return 0;
+    if (made) cudaEventDestroy(made);
+    return 1;
+}
+
 /* ---- time marks ------------------------------------------------------------------------------------------------ */
 
 extern "C" int32_t tl_cuda_mark(tl_cuda_state *state, uint32_t slot)

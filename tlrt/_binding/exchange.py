@@ -1,0 +1,80 @@
+"""Memory borrowed from other libraries, by DLPack's protocol."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tlrt._binding import capsules
+from tlrt._binding.convert import type_name
+from tlrt._binding.handles import Buffer, Device, IndexBuffer, _find_device, new, own
+from tlrt._binding.library import complete_call, failure, load
+from tlrt.errors import AliasError, ArgumentError, ArgumentTypeError, DeviceMismatchError, ShapeError, refusal
+
+
+def borrow(array: Any, device: Device | str | None, copy: bool | None) -> Buffer:
+    """A buffer over the memory of an object with ``__dlpack__``; see :func:`tlrt.from_dlpack`."""
+    op = "from_dlpack"
+    if not hasattr(array, "__dlpack__") or not hasattr(array, "__dlpack_device__"):
+        raise refusal(
+            ArgumentTypeError, op, "array", type_name(array), "an object with __dlpack__ and __dlpack_device__"
+        )
+    kind, number = map(int, array.__dlpack_device__())
+    names = {capsules.CPU: "cpu", capsules.CUDA_HOST: "cpu", capsules.CUDA: f"cuda:{number}"}
+    if kind not in names:
+        raise refusal(
+            DeviceMismatchError,
+            op,
+            "array",
+            f"one on DLPack's device ({kind}, {number})",
+            "one on the CPU or a CUDA device",
+        )
+    target = _find_device(names[kind] if device is None else device, op)
+    if target.name != names[kind]:
+        raise refusal(
+            DeviceMismatchError, op, "device", target.name, f"{names[kind]}, where the array is, or move it there first"
+        )
+    for observer in target._observers:
+        observer.before_host_access(target, op)
+    if copy is not True:
+        try:
+            return _borrow(array, target)
+        except (AliasError, ArgumentError, ShapeError, BufferError):
+            if copy is False:
+                raise
+    with _borrow(_packed(array), target) as borrowed:
+        return borrowed.copy()
+
+
+def _packed(array: Any) -> Any:
+    """A copy of the array by its own library, row-major and writable."""
+    if hasattr(array, "contiguous"):  # PyTorch's
+        return array.contiguous().clone()
+    return array.copy() if hasattr(array, "copy") else array
+
+
+def _borrow(array: Any, device: Device) -> Buffer:
+    capsule = _capsule(array, device.stream if device.is_cuda else None)
+    address, versioned, unsigned = capsules.open_capsule(capsule)
+    kind = IndexBuffer if unsigned else Buffer
+    library = load()
+    function = library.lib.torchlean_cuda_buffer_borrow
+    tensor = library.ffi.cast("void *", address)
+    slot = new(library.ffi.typeof("torchlean_buffer **"))
+    try:
+        status = complete_call(function, device._handle, tensor, int(versioned), slot)
+        if not status:
+            capsules.empty_capsule(capsule, versioned)
+            return kind(own(slot[0], library.lib.torchlean_cuda_buffer_release), device)
+    except BaseException:
+        library.lib.torchlean_cuda_buffer_release(slot[0])
+        raise
+    raise failure(status, "from_dlpack", {"tensor": "array"})
+
+
+def _capsule(array: Any, stream: int | None) -> Any:
+    """What the object lends, with a version where it knows of them."""
+    asked: dict[str, Any] = {} if stream is None else {"stream": stream}
+    try:
+        return array.__dlpack__(max_version=(1, 0), **asked)
+    except TypeError:
+        return array.__dlpack__(**asked)
