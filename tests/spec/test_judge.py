@@ -93,6 +93,36 @@ def test_zeros_copies_and_stale_results_are_caught() -> None:
         if name in ("zeros", "a copy of an input", "an earlier result"):
             assert caught == changed > 0, name
     assert kinds(check(stale, "softmax", data="normal")) & {"value", "stale"}
+    (finding,) = check(lambda x: stale(x).copy(), "softmax", case="0:normal:small").findings
+    assert finding.text.startswith("from reversed arrays, after a call with the others: out[")
+
+
+@pytest.mark.parametrize(("op", "kernel", "where"), [
+    ("softmax", lambda x: softmax(x) * np.float32(x.shape[1] != 1), "cols=1"),
+    ("matmul", lambda A, B: A @ B if A.shape[1] else np.full((len(A), B.shape[1]), np.nan, np.float32), "n=0"),
+    ("transpose2d", lambda x: x.copy() if x.shape[0] == x.shape[1] else x.T.copy(), "rows=33, cols=33"),
+    ("reduce_sum", lambda x: x[: x.size % 2**16].sum(keepdims=True), ":integers:large"),
+])  # fmt: skip
+def test_sizes_that_draws_seldom_have(op: str, kernel: Callable[..., Any], where: str) -> None:
+    report = check(kernel, op)
+    address = next(f.repeat for f in report.findings if where in f.repeat).split("case=")[1].strip(")'\"")
+    assert check(kernel, op, case=address).verdict == "fail"
+
+
+def test_what_follows_from_parameters_alone_has_errors_too() -> None:
+    """A rotation by sines and cosines that are an ulp off, of right angles."""
+
+    def turn(x: np.ndarray, base: float, start: int, halves: int) -> np.ndarray:
+        _, n, d = x.shape
+        angle = (start + np.arange(n)[:, None]) * base ** (-2 * np.arange(d // 2) / max(d, 1))
+        c, s = (np.nextafter(f(angle).astype(np.float32), np.float32(np.inf)) for f in (np.cos, np.sin))
+        out, half = np.empty_like(x), d // 2
+        i, j = (slice(0, half), slice(half, d)) if halves else (slice(0, d, 2), slice(1, d, 2))
+        out[..., i], out[..., j] = x[..., i] * c - x[..., j] * s, x[..., i] * s + x[..., j] * c
+        return out
+
+    report = check(turn, "rotary", data=("normal", "uniform"), empty=False)
+    assert report.ok, report
 
 
 DEFECTS: dict[str, tuple[str, Callable[..., Any]]] = {

@@ -61,7 +61,7 @@ def _cut(x: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray | None:
     """The first elements of an array along every axis; None where it is too small."""
     if x is None or x.ndim != len(shape) or any(n > have for n, have in zip(shape, x.shape, strict=True)):
         return None
-    return np.ascontiguousarray(x[tuple(slice(n) for n in shape)])
+    return np.array(x[tuple(slice(n) for n in shape)], order="C")  # also of no axes
 
 
 def _steps(n: int) -> list[int]:

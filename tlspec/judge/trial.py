@@ -17,6 +17,8 @@ from tlspec.running import ErrorArray, Model, error_of, track_call, value_of
 
 #: numbers in which the reference of a float64 kernel is computed
 WIDE = np.longdouble
+#: rows of which a part follows from parameters alone: of its errors running analysis sees none, the row's bound does
+OF_PARAMETERS = frozenset({"rotary", "sinusoidal", "rand_normal"})
 
 
 class Trial:
@@ -159,6 +161,8 @@ def _tracked_results(case: Case, out: Format, model: Model, taken: Collection[st
             error = np.maximum(error, moved)
         value, error = value.astype(np.float64), np.asarray(error, np.float64)
         error = np.where(np.isnan(error), np.where(np.isfinite(value), np.inf, 0.0), error)
+        if case.op.name in OF_PARAMETERS and model.precision <= 24:
+            error = np.maximum(error, case.real[1][i])
         if out.precision < model.precision:
             finite = np.where(np.isfinite(error), error, 0.0)
             error = np.where(error > 0, error + out.spacing(np.abs(value) + finite) / 2, 0.0)
