@@ -2,20 +2,23 @@
 
 import argparse
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from audit.environment import describe_run
-from audit.judge.kernels import DEFECTS, RIGHT, Defect
+from audit.judge import compiled, launched
+from audit.judge.kernels import DEFECTS, RIGHT
 from tlrt._terminal import Progress, format_table
 from tlrt.verify.documents import format_command, write_document
 from tlspec import formats
 from tlspec.judge import Report, check
 
 FORMATS = ("float32", "bfloat16", "float16")
+#: the columns of :func:`table`
+HEAD = ("language", "format", "right kernels", "failed", "defects", "caught", "operations")
 #: in the names of defects that are roundings which narrower formats have anyway
 FINE = ("TF32", "bfloat16", "float16")
 
@@ -54,50 +57,65 @@ def judged(op: str, which: str, kernel: Callable[..., Any], dtype: str, cases: i
     run = in_format(kernel, dtype)
     names = getattr(kernel, "__code__", None)
     writes = names is not None and "out" in names.co_varnames[: names.co_argcount] and which == "forward"
-    sizes = {"small": cases, "medium": cases // 12, "edges": cases // 3, "large": int(op == "relu" or op == "exp")}
+    sizes = {"small": cases, "medium": cases // 4, "edges": cases // 3, "large": int(op == "relu" or op == "exp")}
     options: dict[str, Any] = {"dtype": dtype, "cases": sizes, "empty": False, "sensitive": False}
     if which == "vjp":
         return check(None, op, backward=run, **options)
     return check(run, op, arguments="x, out" if writes else None, **options)
 
 
-def _line(defect: Defect, dtype: str, cases: int) -> dict[str, Any]:
-    report = judged(defect.op, defect.which, defect.kernel, dtype, cases)
+def _right(by: str, op: str, which: str, dtype: str, report: Report) -> dict[str, Any]:
+    first = report.findings[0].text if report.findings else ""
+    return {"by": by, "op": op, "which": which, "dtype": dtype, "verdict": report.verdict,
+            "share": float(f"{report.share:.3g}"), "finding": first}  # fmt: skip
+
+
+def _planted(by: str, op: str, which: str, name: str, dtype: str, report: Report, excuse: str = "") -> dict[str, Any]:
     found = report.findings[0] if report.findings else None
     return {
-        "op": defect.op, "which": defect.which, "defect": defect.name, "dtype": dtype, "caught": report.verdict == "fail",
+        "by": by, "op": op, "which": which, "defect": name, "dtype": dtype, "caught": report.verdict == "fail",
         "kind": found.kind if found else "", "case": found.repeat.split("case=")[-1].strip(")'\"") if found else "",
-        "excuse": "" if found or dtype == "float32" else defect.excuse,
+        "excuse": "" if found or dtype == "float32" else excuse,
     }  # fmt: skip
 
 
 def run(dtypes: Sequence[str], cases: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Lines of right kernels and of defects. A defect is planted in the formats in which the right kernel passes and the defect
-    is no rounding that the format has anyway."""
+    """Lines of right kernels and of defects. A defect in NumPy is planted in the formats of which it is no rounding that they
+    have anyway."""
     right, planted = [], []
-    progress = Progress(len(dtypes) * (len(RIGHT) + len(DEFECTS)), "kernels")
+    native = [*compiled.kernels(), *launched.kernels()]
+    progress = Progress(len(dtypes) * (len(RIGHT) + len(DEFECTS) + len(native)), "kernels")
     for dtype in dtypes:
         for (op, which), kernel in RIGHT.items():
-            report = judged(op, which, kernel, dtype, cases)
-            first = report.findings[0].text if report.findings else ""
-            right.append(
-                {
-                    "op": op,
-                    "which": which,
-                    "dtype": dtype,
-                    "verdict": report.verdict,
-                    "share": report.share,
-                    "finding": first,
-                }
-            )
+            right.append(_right("NumPy", op, which, dtype, judged(op, which, kernel, dtype, cases)))
             progress.advance(1, f"{op} {dtype}")
-        for defect in DEFECTS:
-            fine = defect.fine or any(word in defect.name for word in FINE)
-            if dtype == "float32" or not (fine or defect.raw):
-                planted.append(_line(defect, dtype, cases))
-            progress.advance(1, f"{defect.op} {dtype}")
+        for d in DEFECTS:
+            fine = d.fine or any(word in d.name for word in FINE)
+            if dtype == "float32" or not (fine or d.raw):
+                report = judged(d.op, d.which, d.kernel, dtype, cases)
+                planted.append(_planted("NumPy", d.op, d.which, d.name, dtype, report, d.excuse))
+            progress.advance(1, f"{d.op} {dtype}")
+        for each in native:
+            if dtype in each.formats:
+                key, report = (each.by, each.op, "forward"), each.judge(dtype, cases)
+                if each.name:
+                    planted.append(_planted(*key, each.name, dtype, report))
+                else:
+                    right.append(_right(*key, dtype, report))
+            progress.advance(1, f"{each.op} {dtype}")
     progress.close()
     return right, planted
+
+
+def table(right: Sequence[Mapping[str, Any]], planted: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    """For each language and format: right kernels, those of them that failed, defects, those of them that were caught, and the
+    operations."""
+    rows: list[tuple[Any, ...]] = []
+    for key in dict.fromkeys((p["by"], p["dtype"]) for p in planted):
+        sound, own = ([x for x in lines if (x["by"], x["dtype"]) == key] for lines in (right, planted))
+        alarms = sum(r["verdict"] == "fail" for r in sound)
+        rows.append((*key, len(sound), alarms, len(own), sum(p["caught"] for p in own), len({p["op"] for p in own})))
+    return rows
 
 
 def main(argv: Sequence[str]) -> int:
@@ -112,18 +130,16 @@ def main(argv: Sequence[str]) -> int:
         right, planted = run([d for d in args.dtypes.split(",") if d], args.cases)
     missed = [p for p in planted if not p["caught"]]
     alarms = [r for r in right if r["verdict"] == "fail"]
-    rows = []
-    for dtype in dict.fromkeys(p["dtype"] for p in planted):
-        own = [p for p in planted if p["dtype"] == dtype]
-        rows.append((dtype, sum(r["dtype"] == dtype for r in right), sum(r["dtype"] == dtype for r in alarms), len(own),
-                     sum(p["caught"] for p in own), len({p["op"] for p in own})))  # fmt: skip
-    print(format_table(("format", "right kernels", "failed", "defects", "caught", "operations"), rows))
+    print(format_table(HEAD, table(right, planted)))
+    for language, module in (("C", compiled), ("Triton", launched)):
+        if not module.kernels():
+            print(f"left out: kernels in {language}, {module.NEEDS}")
     for r in alarms:
-        print(f"FALSE ALARM {r['op']} {r['which']} {r['dtype']}: {r['finding']}")
+        print(f"FALSE ALARM {r['by']} {r['op']} {r['which']} {r['dtype']}: {r['finding']}")
     for p in missed:
-        print(f"MISSED {p['op']} {p['which']} {p['dtype']}: {p['defect']}: {p['excuse'] or 'unexplained'}")
+        print(f"MISSED {p['by']} {p['op']} {p['which']} {p['dtype']}: {p['defect']}: {p['excuse'] or 'unexplained'}")
     if args.json is not None:
         document = {"command": format_command(["python", "-m", "audit", "judge", *argv]), **describe_run(["cpu"]),
-                    "rows": [*right, *planted],}  # fmt: skip
+                    "rows": [*right, *planted]}  # fmt: skip
         write_document(args.json, {"commit": args.commit, **document} if args.commit else document)
     return 1 if alarms or any(not p["excuse"] for p in missed) else 0

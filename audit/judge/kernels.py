@@ -1,16 +1,17 @@
 """Right kernels and kernels with one defect each, in NumPy, on float32 arrays; other formats are computed by way of float32.
 
-A defect is a function of the same arguments. Those in ``kernels.c`` are compiled where a C compiler is there.
+A defect is a function of the same arguments.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from tlspec import registry
 from tlspec.formats import FORMATS
+from tlspec.judge import Report, check
 
 Kernel = Callable[..., Any]
 TILE = 32
@@ -161,6 +162,26 @@ class Defect:
     fine: bool = False
     #: why it cannot be told from a right kernel, where that is so
     excuse: str = ""
+
+
+@dataclass(frozen=True)
+class Native:
+    """A kernel that computes on memory in each format itself; a right one where `name` is empty."""
+
+    by: str
+    op: str
+    name: str
+    #: makes the function for a format
+    make: Callable[[str], Callable[..., Any]]
+    arguments: str | None = None
+    array: str = "numpy"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    formats: tuple[str, ...] = ("float32", "bfloat16", "float16")
+
+    def judge(self, dtype: str, cases: int) -> Report:
+        sizes = {"small": cases, "medium": cases // 4, "edges": cases // 3, "large": 1}
+        return check(self.make(dtype), self.op, arguments=self.arguments, array=self.array, dtype=dtype, cases=sizes,
+                     sensitive=False, **self.options)  # fmt: skip
 
 
 #: the right kernels

@@ -1,10 +1,15 @@
 """The corpus of defects that measures the judge."""
 
+import ast
+import shutil
+
 import numpy as np
 import pytest
 
+from audit.judge import compiled, defects, launched
 from audit.judge.defects import FORMATS, in_format, judged
 from audit.judge.kernels import DEFECTS, RIGHT
+from tests import ROOT
 from tlspec import registry
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -16,6 +21,10 @@ def test_the_corpus_is_large_enough() -> None:
     assert len({d.op for d in DEFECTS}) >= 20
     assert {d.op for d in DEFECTS} <= {op for op, _ in RIGHT} <= NAMES
     assert len(FORMATS) == 3
+    assert set(compiled.DEFECTS) | set(launched.DEFECTS) <= NAMES
+    assert sum(map(len, compiled.DEFECTS.values())) >= 20 and len(compiled.DEFECTS) >= 10
+    assert sum(map(len, launched.DEFECTS.values())) >= 15 and len(launched.DEFECTS) >= 6
+    assert {(op, name) for op, names in compiled.DEFECTS.items() for name in names} >= compiled.FINE
 
 
 @pytest.mark.parametrize("kernel", sorted(RIGHT), ids=lambda key: "-".join(key))
@@ -38,3 +47,37 @@ def test_kernels_of_other_formats_compute_in_float32_and_round_once() -> None:
     x = np.linspace(-2, 2, 9).astype(np.float16)
     assert in_format(np.exp, "float16")(x).dtype == np.float16
     assert np.array_equal(in_format(np.exp, "float16")(x), np.exp(x.astype(np.float32)).astype(np.float16))
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
+@pytest.mark.parametrize("op", compiled.DEFECTS)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_kernels_in_c_pass_and_their_defects_are_caught(op: str, dtype: str) -> None:
+    own = [k for k in compiled.kernels() if k.op == op]
+    assert [k.name for k in own][:1] == [""] and own[0].judge(dtype, 6).verdict == "pass"
+    # of the others one, whose turn it is; the campaign tries them all
+    wrong = own[1 + len(op) % (len(own) - 1)]
+    assert dtype not in wrong.formats or wrong.judge(dtype, 24).verdict == "fail", wrong.name
+
+
+def test_every_kernel_in_triton_is_launched_by_a_function_of_its_name() -> None:
+    tree = ast.parse((ROOT / "audit/judge/triton_kernels.py").read_text())
+    found = {node.name: [a.arg for a in node.args.args] for node in tree.body if isinstance(node, ast.FunctionDef)}
+    for op in launched.DEFECTS:
+        sig = registry.get(op).signature
+        names = [*(a.name for a in sig.inputs), *(p.name for p in sig.params), *(a.name for a in sig.outputs), "defect"]
+        assert found[op] == names
+        assert f"_{op}" in found
+
+
+def test_languages_that_are_not_here_are_left_out_with_a_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compiled, "compiler", lambda: None)
+    monkeypatch.setattr(launched, "present", lambda: False)
+    monkeypatch.setattr(defects, "RIGHT", {("exp", "forward"): RIGHT["exp", "forward"]})
+    monkeypatch.setattr(defects, "DEFECTS", [d for d in DEFECTS if d.op == "exp"][:2])
+    assert defects.main(["--dtypes", "float32", "--cases", "12"]) == 0
+    shown = capsys.readouterr().out
+    assert "left out: kernels in C, which need a C compiler" in shown
+    assert "left out: kernels in Triton, which need a GPU" in shown
