@@ -417,12 +417,12 @@ def test_the_plugin(tmp_path: Path) -> None:
     assert "rows=1, cols=4'" in found, found
 
 
-def cut_off(A: np.ndarray, B: np.ndarray) -> np.ndarray:
-    """A product whose sums keep 24 bits and cut off the rest."""
+def cut_off(A: np.ndarray, B: np.ndarray, bits: int = 24) -> np.ndarray:
+    """A product whose sums keep so many bits and cut off the rest."""
     total = np.zeros((A.shape[0], B.shape[1]))
     for k in range(A.shape[1]):
         fraction, exponent = np.frexp(total + A[:, k : k + 1].astype(float) * B[k])
-        total = np.ldexp(np.trunc(np.ldexp(fraction, 24)), exponent - 24)
+        total = np.ldexp(np.trunc(np.ldexp(fraction, bits)), exponent - bits)
     return total.astype(np.float32)
 
 
@@ -514,3 +514,26 @@ def test_a_sum_is_rounded_where_it_is_kept() -> None:
     report = check(mean, "reduce_mean", cases={"small": 24}, data=("normal", "uniform"), **options)
     assert report.ok, report
     assert report.share > 0.5
+
+
+@pytest.mark.parametrize("name", ["tf32", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_products_of_rounded_operands_pass_where_that_is_declared(name: str) -> None:
+    low = through(np.matmul, lambda x: FORMATS[name].round(x).astype(np.float32))
+    options: dict[str, Any] = {"data": ["uniform", "normal"], "empty": False}
+    assert check(low, "matmul", **options).verdict == "fail"
+    declared = check(low, "matmul", products=name, **options)
+    assert declared.ok, declared
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_sums_of_fourteen_bits_pass_where_that_is_declared(name: str) -> None:
+    """Products of 8-bit arrays, as the tensor cores of Hopper sum them."""
+    pytest.importorskip("ml_dtypes")
+
+    def kernel(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+        return cut_off(A.astype(np.float32), B.astype(np.float32), 14)
+
+    options: dict[str, Any] = {"dtype": name, "out_dtype": "float32", "data": ["uniform", "normal"], "empty": False}
+    assert check(kernel, "matmul", **options).verdict == "fail"
+    declared = check(kernel, "matmul", accumulate="fp8", **options)
+    assert declared.ok, declared

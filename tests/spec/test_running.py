@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tlspec import registry
+from tlspec import formats, registry
 from tlspec.bounds import U, call_reference, spacing, tree_height
 from tlspec.data import generator
 from tlspec.drawn import Case, data_classes, draw_case
@@ -151,7 +151,7 @@ def test_the_model_decides_how_large_errors_are() -> None:
     assert error(Model(precision=53, sum_precision=53)) < 1e-6
     sequential = np.cumsum(x, axis=1)[:, -1]
     assert np.all(np.abs(sequential - exact) <= tracked(x).sum(axis=1).error)
-    low, x = Model(operand_precision=11), x[:, :64]
+    low, x = Model(operands=formats.get("tf32")), x[:, :64]
     rounded = (x.view(np.uint32) + np.uint32(0x1000) & np.uint32(0xFFFFE000)).view(np.float32)
     product = tracked(x, low) @ tracked(x, low).T
     assert np.all(np.abs(rounded.astype(float) @ rounded.T.astype(float) - product.value) <= product.error)

@@ -99,6 +99,6 @@ def arithmetic(
     return Model(
         precision=between.precision, sum_precision=bits, to_nearest=to_nearest, chunk=int(chunk) if name == "promoted" else 0,
         height=HEIGHTS[height] if isinstance(height, str) else height, ulps=table, tiny=max(between.tiny / 2, 2.0**-1074),
-        overflow=between.overflow, operand_precision=formats.get(products).precision if products else 0,
+        overflow=between.overflow, operands=formats.get(products) if products else None,
         flushed=between.least_normal if flush else 0.0,
     )  # fmt: skip

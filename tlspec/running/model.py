@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tlspec.bounds import F64, factor
+from tlspec.formats import Format
 
 #: errors in ulp of the functions of an implementation, "" for all others; 0.5 is correctly rounded. An entry may be a function of
 #: the argument's absolute value, and a pair with an absolute error
@@ -44,8 +45,8 @@ class Model:
     flushed: float = 0.0
     #: the least number that intermediate results cannot hold
     overflow: float = 2.0**128 - 2.0**103
-    #: bits to which the operands of matrix products are rounded first; 0 leaves them as they are
-    operand_precision: int = 0
+    #: the format to which the operands of matrix products are rounded first; None leaves them as they are
+    operands: Format | None = None
     #: whether sums of numbers like integers are exact, because every order of plain additions gives them
     exact: bool = True
     #: whether the roundings of sums may all be of one sign, as of equal terms

@@ -9,7 +9,7 @@ import numpy as np
 from tlspec.bounds import factor
 from tlspec.running.arithmetic import add
 from tlspec.running.array import FUNCTIONS, UFUNCS, ErrorArray, Sum, as_sum, certain, model_of, operand, value_of
-from tlspec.running.model import Model, granularity, representable
+from tlspec.running.model import Model, granularity
 from tlspec.running.rounding import result, stored, total
 
 
@@ -101,9 +101,11 @@ def extreme(pick: str, empty: float) -> Callable[..., ErrorArray]:
 def as_operand(m: Model, x: Any) -> tuple[Any, Any]:
     """An operand of a product of matrices, rounded first where the model says so."""
     v, d = operand(m, x)
-    if m.operand_precision:
-        kept = representable(np.asarray(v, np.float64), m.operand_precision) & (d == 0)
-        d = d + np.where(kept, 0.0, 2.0**-m.operand_precision * (np.abs(v) + d))
+    if m.operands is not None:
+        far = np.asarray(np.abs(v) + d, np.float64)
+        moved = np.where(far < m.operands.overflow, m.operands.spacing(far) / 2, np.inf)
+        kept = (m.operands.round(np.asarray(v, np.float64)) == v) & (d == 0)
+        d = d + np.where(kept | np.isnan(v), 0.0, moved)
     return v, d
 
 
