@@ -9,16 +9,19 @@ from typing import Any
 import numpy as np
 
 from audit.environment import describe_run
-from audit.judge import compiled, launched
+from audit.judge import compiled, launched, trivial
 from audit.judge.kernels import DEFECTS, RIGHT
 from tlrt._terminal import Progress, format_table
 from tlrt.verify.documents import format_command, write_document
-from tlspec import formats
+from tlspec import formats, registry
 from tlspec.judge import Report, check
 
+LANGUAGES = ("NumPy", "C", "Triton")
 FORMATS = ("float32", "bfloat16", "float16")
 #: the columns of :func:`table`
 HEAD = ("language", "format", "right kernels", "failed", "defects", "caught", "operations")
+UNEXPLAINED = "unexplained"
+QUOTES = ")'\""
 #: in the names of defects that are roundings which narrower formats have anyway
 FINE = ("TF32", "bfloat16", "float16")
 
@@ -64,82 +67,115 @@ def judged(op: str, which: str, kernel: Callable[..., Any], dtype: str, cases: i
     return check(run, op, arguments="x, out" if writes else None, **options)
 
 
-def _right(by: str, op: str, which: str, dtype: str, report: Report) -> dict[str, Any]:
+def _line(by: str, op: str, which: str, dtype: str, report: Report) -> dict[str, Any]:
+    """The line of a right kernel, to which those defects are added that are planted in it."""
     first = report.findings[0].text if report.findings else ""
     return {"by": by, "op": op, "which": which, "dtype": dtype, "verdict": report.verdict,
-            "share": float(f"{report.share:.3g}"), "finding": first}  # fmt: skip
+            "share": float(f"{report.share:.3g}"), "finding": first, "caught": {}, "missed": {}}  # fmt: skip
 
 
-def _planted(by: str, op: str, which: str, name: str, dtype: str, report: Report, excuse: str = "") -> dict[str, Any]:
-    found = report.findings[0] if report.findings else None
-    return {
-        "by": by, "op": op, "which": which, "defect": name, "dtype": dtype, "caught": report.verdict == "fail",
-        "kind": found.kind if found else "", "case": found.repeat.split("case=")[-1].strip(")'\"") if found else "",
-        "excuse": "" if found or dtype == "float32" else excuse,
-    }  # fmt: skip
+def _add(line: dict[str, Any], name: str, report: Report, excuse: str = "") -> None:
+    """A defect by the kind of its first finding and the case of that, or, where it is missed, by the reason."""
+    if report.verdict == "fail":
+        found = report.findings[0]
+        line["caught"][name] = f"{found.kind} {found.repeat.split('case=')[-1].strip(QUOTES)}"
+    else:
+        line["missed"][name] = excuse or UNEXPLAINED
 
 
-def run(dtypes: Sequence[str], cases: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Lines of right kernels and of defects. A defect in NumPy is planted in the formats of which it is no rounding that they
+def run(dtypes: Sequence[str], cases: int) -> list[dict[str, Any]]:
+    """A line for each right kernel and format. A defect in NumPy is planted in the formats of which it is no rounding that they
     have anyway."""
-    right, planted = [], []
+    lines: dict[tuple[str, str, str, str], dict[str, Any]] = {}
     native = [*compiled.kernels(), *launched.kernels()]
     progress = Progress(len(dtypes) * (len(RIGHT) + len(DEFECTS) + len(native)), "kernels")
     for dtype in dtypes:
         for (op, which), kernel in RIGHT.items():
-            right.append(_right("NumPy", op, which, dtype, judged(op, which, kernel, dtype, cases)))
+            key = ("NumPy", op, which, dtype)
+            lines[key] = _line(*key, judged(op, which, kernel, dtype, cases))
             progress.advance(1, f"{op} {dtype}")
         for d in DEFECTS:
             fine = d.fine or any(word in d.name for word in FINE)
             if dtype == "float32" or not (fine or d.raw):
                 report = judged(d.op, d.which, d.kernel, dtype, cases)
-                planted.append(_planted("NumPy", d.op, d.which, d.name, dtype, report, d.excuse))
+                _add(lines["NumPy", d.op, d.which, dtype], d.name, report, "" if dtype == "float32" else d.excuse)
             progress.advance(1, f"{d.op} {dtype}")
         for each in native:
-            if dtype in each.formats:
-                key, report = (each.by, each.op, "forward"), each.judge(dtype, cases)
-                if each.name:
-                    planted.append(_planted(*key, each.name, dtype, report))
-                else:
-                    right.append(_right(*key, dtype, report))
+            key = (each.by, each.op, "forward", dtype)
+            if dtype in each.formats and each.name:
+                _add(lines[key], each.name, each.judge(dtype, cases))
+            elif dtype in each.formats:
+                lines[key] = _line(*key, each.judge(dtype, cases))
             progress.advance(1, f"{each.op} {dtype}")
     progress.close()
-    return right, planted
+    return list(lines.values())
 
 
-def table(right: Sequence[Mapping[str, Any]], planted: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+def run_trivial() -> dict[str, Any]:
+    """Of the kernels that compute nothing: of how many rows each is caught, and the rows of which it is not, with the reason."""
+    rows = registry.ops()
+    progress = Progress(len(rows) * len(trivial.KERNELS), "kernels")
+    found: dict[str, Any] = {}
+    for name in trivial.KERNELS:
+        missed = {}
+        for row in rows:
+            if not trivial.caught(row, name):
+                missed[row.name] = trivial.RIGHT.get((row.name, name), UNEXPLAINED)
+            progress.advance(1, f"{row.name}: {name}")
+        found[name] = {"rows": len(rows), "caught": len(rows) - len(missed), "missed": missed}
+    progress.close()
+    return found
+
+
+def table(lines: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
     """For each language and format: right kernels, those of them that failed, defects, those of them that were caught, and the
     operations."""
     rows: list[tuple[Any, ...]] = []
-    for key in dict.fromkeys((p["by"], p["dtype"]) for p in planted):
-        sound, own = ([x for x in lines if (x["by"], x["dtype"]) == key] for lines in (right, planted))
-        alarms = sum(r["verdict"] == "fail" for r in sound)
-        rows.append((*key, len(sound), alarms, len(own), sum(p["caught"] for p in own), len({p["op"] for p in own})))
+    for key in sorted(
+        {(x["by"], x["dtype"]) for x in lines}, key=lambda k: (LANGUAGES.index(k[0]), FORMATS.index(k[1]))
+    ):
+        own = [x for x in lines if (x["by"], x["dtype"]) == key]
+        alarms, caught, missed = (sum(counts) for counts in zip(
+            *((x["verdict"] == "fail", len(x["caught"]), len(x["missed"])) for x in own), strict=True))  # fmt: skip
+        rows.append((*key, len(own), alarms, caught + missed, caught, len({x["op"] for x in own})))
     return rows
+
+
+def misses(lines: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], str, str]]:
+    """The defects that were missed: line, name and reason."""
+    return [(x, name, reason) for x in lines for name, reason in x["missed"].items()]
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m audit judge", description=(__doc__ or "").strip())
     parser.add_argument("--dtypes", default=",".join(FORMATS), help=f"number formats ({','.join(FORMATS)})")
     parser.add_argument("--cases", type=int, default=24, metavar="N", help="small cases of each kernel (24)")
+    parser.add_argument(
+        "--no-trivial", action="store_true", help="leave out zeros, copies and stale results of every row"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--commit", help="the commit to record")
     args = parser.parse_args(argv)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        right, planted = run([d for d in args.dtypes.split(",") if d], args.cases)
-    missed = [p for p in planted if not p["caught"]]
-    alarms = [r for r in right if r["verdict"] == "fail"]
-    print(format_table(HEAD, table(right, planted)))
+        lines = run([d for d in args.dtypes.split(",") if d], args.cases)
+        nothing = {} if args.no_trivial else run_trivial()
+    print(format_table(HEAD, table(lines)))
     for language, module in (("C", compiled), ("Triton", launched)):
         if not module.kernels():
             print(f"left out: kernels in {language}, {module.NEEDS}")
-    for r in alarms:
-        print(f"FALSE ALARM {r['by']} {r['op']} {r['which']} {r['dtype']}: {r['finding']}")
-    for p in missed:
-        print(f"MISSED {p['by']} {p['op']} {p['which']} {p['dtype']}: {p['defect']}: {p['excuse'] or 'unexplained'}")
+    alarms = [x for x in lines if x["verdict"] == "fail"]
+    for line in alarms:
+        print(f"FALSE ALARM {line['by']} {line['op']} {line['which']} {line['dtype']}: {line['finding']}")
+    for x, name, reason in misses(lines):
+        print(f"MISSED {x['by']} {x['op']} {x['which']} {x['dtype']}: {name}: {reason}")
+    for name, found in nothing.items():
+        print(f"{name}: caught in {found['caught']} of {found['rows']} rows")
+        for row, reason in found["missed"].items():
+            print(f"NOT CAUGHT {row}: {name}: {reason}")
     if args.json is not None:
         document = {"command": format_command(["python", "-m", "audit", "judge", *argv]), **describe_run(["cpu"]),
-                    "rows": [*right, *planted]}  # fmt: skip
+                    "trivial": nothing, "rows": lines}  # fmt: skip
         write_document(args.json, {"commit": args.commit, **document} if args.commit else document)
-    return 1 if alarms or any(not p["excuse"] for p in missed) else 0
+    reasons = [*(r for _, _, r in misses(lines)), *(r for f in nothing.values() for r in f["missed"].values())]
+    return 1 if alarms or UNEXPLAINED in reasons else 0

@@ -34,7 +34,10 @@ class Before:
         shapes = [np.shape(x) for x in [*inputs, *outputs] if isinstance(x, np.ndarray)]
         with np.errstate(all="ignore"):
             made = right()
-        results = [np.broadcast_to(m, o.shape) for m, o in zip(made if isinstance(made, tuple) else (made,), outputs, strict=True)]
+        results = [
+            np.broadcast_to(m, o.shape)
+            for m, o in zip(made if isinstance(made, tuple) else (made,), outputs, strict=True)
+        ]
         for out, result in zip(outputs, self.kept if shapes == self.shapes else results, strict=True):
             out[...] = result
         self.shapes, self.kept = shapes, [r.copy() for r in results]
@@ -44,6 +47,8 @@ class Before:
 KERNELS: dict[str, Callable[[], Kernel]] = {
     "zeros": lambda: zeros, "the first input": lambda: first_input, "the call before": Before,
 }  # fmt: skip
+#: where such a kernel is a right one
+RIGHT = {("broadcast_vec_to_rows", "the first input"): "the vector, repeated, is the result"}
 
 
 def caught(row: Op, name: str) -> bool:
@@ -56,4 +61,4 @@ def caught(row: Op, name: str) -> bool:
         inputs = list(given[: len(given) - len(sig.outputs)])
         kernel(inputs, outputs, lambda: row(*inputs))
 
-    return check(run, row, arguments=", ".join(names), cases=12, sensitive=False).verdict == "fail"
+    return check(run, row, arguments=", ".join(names), sensitive=False).verdict == "fail"
