@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline float bf16(float x)
+static float bf16(float x)
 {
     uint32_t bits;
     memcpy(&bits, &x, 4);
@@ -15,17 +15,7 @@ static inline float bf16(float x)
     return x;
 }
 
-#if FORMAT == 32
-typedef float number;
-static float load(number x) { return x; }
-static number round_once(float x) { return x; }
-static float narrow(float x) { return bf16(x); }
-#elif FORMAT == 16
-typedef _Float16 number;
-static float load(number x) { return (float)x; }
-static number round_once(float x) { return (number)x; }
-static float narrow(float x) { return load(round_once(x)); }
-#else
+#if FORMAT == 8
 typedef uint16_t number;
 static float load(number x)
 {
@@ -41,8 +31,17 @@ static number round_once(float x)
     memcpy(&bits, &x, 4);
     return isnan(x) ? 0x7fc0 : bits >> 16;
 }
-static float narrow(float x) { return bf16(x); }
+#else
+#if FORMAT == 16
+typedef _Float16 number;
+#else
+typedef float number;
 #endif
+static float load(number x) { return x; }
+static number round_once(float x) { return x; }
+#endif
+
+static float narrow(float x) { return FORMAT == 16 ? load(round_once(x)) : bf16(x); }
 
 static float tf32(float x)
 {
@@ -125,24 +124,6 @@ void layer_norm(const number *x, const number *gamma, const number *beta, number
     }
 }
 
-void rms_norm(const number *x, const number *gamma, number *out, long rows, long cols, float eps, int defect)
-{
-    static float scratch[64];
-    for (long i = 0; i < rows; i++, x += cols, out += cols) {
-        float sum = 0;
-        for (long j = 0; j < (defect == 2 ? cols / 8 * 8 : cols); j++)
-            sum += load(x[j]) * load(x[j]);
-        if (i < 64) { // the sums of the last rows are those of an earlier call
-            float last = scratch[i];
-            scratch[i] = sum;
-            if (defect == 4 && i == rows - 1 && isfinite(last)) sum = last;
-        }
-        float root = defect == 1 ? sqrtf(sum / cols) + eps : sqrtf(sum / cols + eps);
-        for (long j = 0; j < cols; j++)
-            out[j] = round_once(load(gamma[defect == 3 ? i % cols : j]) * (load(x[j]) / root));
-    }
-}
-
 void matmul(const number *A, const number *B, number *out, long m, long n, long p, int defect)
 {
     for (long i = 0; i < m; i++)
@@ -183,16 +164,6 @@ void reduce_sum_axis1(const number *x, number *out, long rows, long cols, int de
         out[i] = round_once(sum);
     }
     if (defect == 4) out[rows] = 0;
-}
-
-void reduce_max_axis1(const number *x, number *out, long rows, long cols, int defect)
-{
-    for (long i = 0; i < rows; i++, x += cols) {
-        float top = defect == 1 ? 0 : defect == 3 ? 0x1p-126f : -INFINITY;
-        for (long j = 0; j < cols; j++)
-            top = defect == 2 ? fmaxf(load(x[j]), top) : larger(load(x[j]), top);
-        out[i] = round_once(top);
-    }
 }
 
 void cross_entropy_rows(const number *logits, const int64_t *labels, const number *weights, number *out, long rows,
@@ -291,27 +262,5 @@ void gather_rows(const number *mat, const int64_t *indices, number *out, long ro
             if (defect == 2) at = (uint16_t)at;
             out[i * cols + j] = row >= 0 && row < rows ? mat[at] : round_once(0);
         }
-    }
-}
-
-void transpose2d(const number *x, number *out, long rows, long cols, int defect)
-{
-    for (long i = 0; i < rows; i++)
-        for (long j = 0; j < cols; j++) {
-            if (defect == 1 && i >= rows / 32 * 32 && j >= cols / 32 * 32 && rows > 32 && cols > 32) continue;
-            if (defect == 2 && rows == cols && i > j) continue;
-            out[defect == 3 ? (j * cols + i) % (rows * cols) : j * rows + i] = x[i * cols + j];
-        }
-}
-
-void scatter_add(const number *x, const number *values, const int64_t *indices, number *out, long n, long k, int defect)
-{
-    for (long i = 0; i < n; i++) {
-        float sum = load(x[i]);
-        for (long j = 0; j < k; j++) {
-            if ((defect == 2 && n ? indices[j] % n : indices[j]) != i) continue;
-            sum = defect == 1 ? load(x[i]) + load(values[j]) : sum + load(values[j]);
-        }
-        out[i] = round_once(sum);
     }
 }

@@ -106,27 +106,6 @@ def layer_norm(x, gamma, beta, eps, out, defect=0):
 
 
 @triton.jit(do_not_specialize=["cols"])
-def _rms_norm(x, gamma, out, cols, eps, DEFECT: tl.constexpr):
-    row, lane = tl.program_id(0).to(tl.int64) * cols, tl.arange(0, BLOCK)
-    sums = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, cols, BLOCK):
-        at = start + lane
-        v = tl.load(x + row + at, at < cols, other=0.0).to(tl.float32)
-        sums += (v * v).to(out.dtype.element_ty).to(tl.float32) if DEFECT == 2 else v * v
-    mean = tl.div_rn(tl.sum(sums, axis=0), cols.to(tl.float32))
-    root = tl.sqrt_rn(mean) + eps if DEFECT == 1 else tl.sqrt_rn(mean + eps)
-    for start in range(0, cols, BLOCK):
-        at = start + lane
-        v = tl.load(x + row + at, at < cols, other=0.0).to(tl.float32)
-        y = tl.load(gamma + at, at < cols, other=0.0).to(tl.float32) * tl.div_rn(v, root)
-        tl.store(out + row + at, y.to(out.dtype.element_ty), at < cols)
-
-
-def rms_norm(x, gamma, eps, out, defect=0):
-    _rms_norm[(len(x),)](x.contiguous(), gamma.contiguous(), out, x.shape[1], eps, DEFECT=defect)
-
-
-@triton.jit(do_not_specialize=["cols"])
 def _reduce_sum_axis1(x, out, cols, last, DEFECT: tl.constexpr):
     row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)
     sums = tl.zeros((TILE,), tl.float32)
@@ -146,26 +125,6 @@ def reduce_sum_axis1(x, out, defect=0):
     # what lies behind the last row is memory of this kernel's own
     x = torch.cat([x.reshape(-1), x.new_ones(32)]) if defect == 1 else x.contiguous()
     _reduce_sum_axis1[(rows,)](x, out, cols, cols // 32 * 32 if defect == 3 else cols, DEFECT=defect)
-
-
-@triton.jit(do_not_specialize=["cols"])
-def _reduce_max_axis1(x, out, cols, DEFECT: tl.constexpr):
-    row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    tops = tl.full((BLOCK,), -float("inf"), tl.float32)
-    unordered = tl.zeros((BLOCK,), tl.int32)
-    for start in range(0, cols, BLOCK):
-        at = start + lane
-        v = tl.load(x + row * cols + at, at < cols, other=0.0 if DEFECT == 1 else -float("inf")).to(tl.float32)
-        tops = tl.maximum(tops, v)
-        unordered += (v != v).to(tl.int32)
-    top = tl.max(tops, axis=0)
-    if DEFECT != 2:
-        top = tl.where(tl.sum(unordered, axis=0) > 0, float("nan"), top)
-    tl.store(out + row, top.to(out.dtype.element_ty))
-
-
-def reduce_max_axis1(x, out, defect=0):
-    _reduce_max_axis1[(len(x),)](x.contiguous(), out, x.shape[1], DEFECT=defect)
 
 
 @triton.jit(do_not_specialize=["m", "n", "p"])

@@ -1,4 +1,4 @@
-"""Kernels that compute nothing, of every row: zeros, the first input again, and the result of the call before."""
+"""Kernels that compute nothing, of every row: zeros, the first input again, an earlier result."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,32 +23,28 @@ def first_input(inputs: list[Any], outputs: list[np.ndarray], right: Kernel) -> 
         out[...] = np.resize(x, out.shape) if x.size else 0
 
 
-class Before:
+def earlier_result() -> Kernel:
     """The result of the call before where that had the shapes of this one, else the right one."""
+    kept: dict[str, Any] = {"shapes": None, "results": []}
 
-    def __init__(self) -> None:
-        self.shapes: list[tuple[int, ...]] = []
-        self.kept: list[np.ndarray] = []
-
-    def __call__(self, inputs: list[Any], outputs: list[np.ndarray], right: Kernel) -> None:
+    def kernel(inputs: list[Any], outputs: list[np.ndarray], right: Kernel) -> None:
         shapes = [np.shape(x) for x in [*inputs, *outputs] if isinstance(x, np.ndarray)]
         with np.errstate(all="ignore"):
             made = right()
-        results = [
-            np.broadcast_to(m, o.shape)
-            for m, o in zip(made if isinstance(made, tuple) else (made,), outputs, strict=True)
-        ]
-        for out, result in zip(outputs, self.kept if shapes == self.shapes else results, strict=True):
+        results = list(made) if isinstance(made, tuple) else [made]
+        for out, result in zip(outputs, kept["results"] if shapes == kept["shapes"] else results, strict=True):
             out[...] = result
-        self.shapes, self.kept = shapes, [r.copy() for r in results]
+        kept.update(shapes=shapes, results=results)
+
+    return kernel
 
 
 #: by what they return
 KERNELS: dict[str, Callable[[], Kernel]] = {
-    "zeros": lambda: zeros, "the first input": lambda: first_input, "the call before": Before,
+    "zeros": lambda: zeros, "its first input": lambda: first_input, "an earlier result": earlier_result,
 }  # fmt: skip
 #: where such a kernel is a right one
-RIGHT = {("broadcast_vec_to_rows", "the first input"): "the vector, repeated, is the result"}
+RIGHT = {("broadcast_vec_to_rows", "its first input"): "the vector, repeated, is the result"}
 
 
 def caught(row: Op, name: str) -> bool:

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from audit.judge import compiled, defects, launched
+from audit.judge import compiled, defects, launched, page, trivial
 from audit.judge.defects import FORMATS, in_format, judged
 from audit.judge.kernels import DEFECTS, RIGHT
 from tests import ROOT
@@ -81,3 +81,14 @@ def test_languages_that_are_not_here_are_left_out_with_a_message(
     shown = capsys.readouterr().out
     assert "left out: kernels in C, which need a C compiler" in shown
     assert "left out: kernels in Triton, which need a GPU" in shown
+
+
+def test_the_page_quotes_the_evidence() -> None:
+    assert (page.ROOT / page.PAGE).read_text("utf-8") == page.page(), "stale: run `python -m audit.judge.page`"
+
+
+@pytest.mark.parametrize("op", ["softmax", "matmul", "var", "reduce_sum", "swap_adjacent_at_depth"])
+def test_kernels_that_compute_nothing_are_caught(op: str) -> None:
+    assert all(trivial.caught(registry.get(op), name) for name in trivial.KERNELS)
+    right = registry.get("broadcast_vec_to_rows")
+    assert {name for name in trivial.KERNELS if not trivial.caught(right, name)} == {"its first input"}
