@@ -138,6 +138,7 @@ DEFECTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "nothing": ("softmax", lambda x: None),
     "strides are ignored": ("exp", lambda x: np.exp(np.lib.stride_tricks.as_strided(x, x.shape, (x.itemsize,)))),
     "NaN becomes 0": ("relu", lambda x: np.nan_to_num(np.maximum(x, 0), nan=0.0, posinf=np.inf)),
+    "an overflow on the way": ("softplus", lambda x: np.log1p(np.exp(x))),
     "biased where it should not be": (
         "var", lambda x, axes, correction: np.var(x, axis=tuple(k for k in range(x.ndim) if axes >> k & 1))),
 }  # fmt: skip
@@ -163,6 +164,12 @@ def test_a_wrong_kernel_fails_with_a_line_that_repeats_it(name: str) -> None:
 def test_a_failure_shrinks() -> None:
     report = check(lambda x: np.where(np.arange(x.shape[1]) == 31, 0, softmax(x)), "softmax", data="normal")
     assert any("rows=1, cols=32" in f.repeat for f in report.findings), report
+
+
+def test_a_fault_that_comes_and_goes_is_reported() -> None:
+    """The smaller case that the search found has it no more."""
+    calls = itertools.count()
+    assert kinds(check(lambda x: softmax(x) * np.float32(1 + (next(calls) < 2)), "softmax")) == {"value"}
 
 
 def test_an_output_that_the_kernel_writes_is_poisoned_and_guarded() -> None:

@@ -251,7 +251,7 @@ def _is_array(x: Any) -> bool:
 
 
 def _other(x: Any) -> Any:
-    """Other numbers of the same kind: the halves in reversed order, as sums do not see the order alone, nor ratios the halving."""
+    """Other numbers of the same kind: halves in reversed order. Sums do not see the order alone, nor ratios the halving alone."""
     if x is None or x.dtype.kind != "f":
         return x
     return np.asarray(x / 2) if x.ndim == 0 else np.ascontiguousarray(x[..., ::-1]) / 2

@@ -575,14 +575,16 @@ def softplus(x):
     return _softplus(x)
 
 
+# beyond 88 the exponential may overflow, which loses the result: what does not is x, and the slope 1
 @softplus.formula()
 def _plain_softplus(x):
-    return np.log1p(np.exp(x))
+    return np.where(x > 88, x, np.log1p(np.exp(np.minimum(x, 88))))
 
 
 @softplus.formula("vjp")
 def _plain_softplus_vjp(x, g):
-    return g * (np.exp(x) / (1 + np.exp(x)))
+    e = np.exp(np.minimum(x, 88))
+    return np.where(x > 88, g, g * (e / (1 + e)))
 
 
 # 0.85 spacings of σ are up to 1.7 of the product, which rounds once more
