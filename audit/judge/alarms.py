@@ -123,14 +123,8 @@ def main(argv: Sequence[str]) -> int:
             done = [pool.submit(_run, name, dtype, each, args.seed) for name in chosen]
             for task in concurrent.futures.as_completed(done):
                 name, cases, elements, share, found = task.result()
-                line = {
-                    "kernel": name,
-                    "dtype": dtype,
-                    "cases": cases,
-                    "elements": elements,
-                    "share": float(f"{share:.3g}"),
-                }
-                lines.append({**line, "alarms": len(found)})
+                lines.append({"kernel": name, "dtype": dtype, "cases": cases, "elements": elements,
+                              "share": float(f"{share:.3g}"), "alarms": len(found)})  # fmt: skip
                 failures += found
                 progress.advance(1, f"{name} {dtype}")
     progress.close()

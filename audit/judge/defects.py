@@ -43,13 +43,8 @@ def in_format(kernel: Callable[..., Any], dtype: str) -> Callable[..., Any]:
             several = isinstance(made, tuple)
             results = [np.asarray(m, np.float32) for m in (made if several else (made,))]
         if dtype == "float32":
-            return (
-                tuple(results)
-                if several
-                else made
-                if isinstance(made, np.ndarray) and made.dtype == kind
-                else results[0]
-            )
+            same = isinstance(made, np.ndarray) and made.dtype == kind
+            return tuple(results) if several else made if same else results[0]
         return tuple(r.astype(kind) for r in results) if several else results[0].astype(kind)
 
     return run

@@ -84,16 +84,8 @@ def attention(
 
 
 def conv2d(
-    x: Any,
-    w: Any,
-    b: Any,
-    stride_h: int,
-    stride_w: int,
-    padding_h: int,
-    padding_w: int,
-    skip: int = 0,
-    flip: bool = False,
-) -> np.ndarray:
+    x: Any, w: Any, b: Any, stride_h: int, stride_w: int, padding_h: int, padding_w: int, skip: int = 0, flip: bool = False
+) -> np.ndarray:  # fmt: skip
     wide = np.pad(x, [(0, 0), (0, 0), (padding_h, padding_h), (padding_w, padding_w)])
     views = np.lib.stride_tricks.sliding_window_view(wide, w.shape[2:], axis=(2, 3))[:, :, ::stride_h, ::stride_w]
     w = w[:, :, ::-1, ::-1] if flip else w

@@ -63,13 +63,7 @@ def test_a_right_kernel_passes_in_any_order_of_sums(kernel: Callable[..., Any]) 
     assert report.verdict == "pass", report
     assert report.repeats
     assert {r.data for r in report.rows} == {
-        "normal",
-        "uniform",
-        "integers",
-        "special",
-        "structured",
-        "offset",
-        "spread",
+        *["normal", "uniform", "integers", "special", "structured", "offset", "spread"]
     }
     assert 0 < report.share < 1
 
@@ -280,11 +274,7 @@ def test_the_command(tmp_path: Path, arguments: list[str], status: int, text: st
     (tmp_path / "kernels.py").write_text(source)
     command = [
         sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "tlspec",
-        "check",
+        *["-W", "ignore", "-m", "tlspec", "check"],
         f"{tmp_path}/kernels.py:{arguments[0]}",
         *arguments[1:],
     ]
@@ -390,19 +380,8 @@ def test_drawn(case):
 
 def test_the_plugin(tmp_path: Path) -> None:
     (tmp_path / "test_kernels.py").write_text(TESTS)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "tlspec.pytest_plugin",
-        "-p",
-        "no:cacheprovider",
-        "-W",
-        "ignore",
-        str(tmp_path),
-    ]
+    words = ["-m", "pytest", "-q", "-p", "tlspec.pytest_plugin", "-p", "no:cacheprovider", "-W", "ignore"]
+    command = [sys.executable, *words, str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
     def run(*options: str) -> str:

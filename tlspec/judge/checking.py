@@ -142,9 +142,8 @@ class Check:
             first = not any(f.kind == kind for f in self.report.findings)
             smaller = shrink(case, partial(self._has, kind)) if first and not strided else case
             if smaller is not case:
-                text = next(
-                    (t for k, t in self.problems(*self.trial(smaller)) if k == kind), text
-                )  # a fault may come and go
+                again = (t for k, t in self.problems(*self.trial(smaller)) if k == kind)
+                text = next(again, text)  # a fault may come and go
             self.report.findings.append(Finding(kind, text, self.repeat(address_of(smaller) + STRIDED * strided)))
 
     def _has(self, kind: str, case: Case) -> bool:
