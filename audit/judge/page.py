@@ -24,9 +24,9 @@ def section(document: Mapping[str, Any]) -> list[str]:
     page += [f"- Missed: {x['by']}, `{x['op']}`, {x['dtype']}: {name}. The reason: {reason}."
              for x, name, reason in misses(lines)]  # fmt: skip
     for name, found in nothing.items():
-        but = "".join(f"; not of `{row}`, because {reason}" for row, reason in found["missed"].items())
+        but = "".join(f"; not for `{row}`, where {reason}" for row, reason in found["missed"].items())
         page.append(
-            f"- A kernel that returns {name} is caught of {found['caught']} of {found['rows']} operations{but}."
+            f"- A kernel that returns {name} is caught for {found['caught']} of {found['rows']} operations{but}."
         )
     return page
 

@@ -287,9 +287,7 @@ def test_the_command(tmp_path: Path, arguments: list[str], status: int, text: st
 
 
 def test_importing_the_package_imports_nothing_else() -> None:
-    code = (
-        "import sys, tlspec; print([m for m in sys.modules if m.startswith(('numpy', 'tlspec.'))]); print(dir(tlspec))"
-    )
+    code = "import sys, tlspec; print([m for m in sys.modules if m.startswith(('numpy', 'tlspec.'))], dir(tlspec))"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.startswith("[]")
     assert "'check'" in found.stdout

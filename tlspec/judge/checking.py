@@ -78,9 +78,8 @@ class Check:
         try:
             results = kernel(call)
             self.library.synchronize(*results)
-            numbers = [
-                kernel.numbers(n, r, s, self.out) for n, r, s in zip(trial.names, results, trial.shapes, strict=True)
-            ]
+            places = zip(trial.names, results, trial.shapes, strict=True)
+            numbers = [kernel.numbers(n, r, s, self.out) for n, r, s in places]
         except Failure as failure:
             yield "result", str(failure)
             return
@@ -115,12 +114,8 @@ class Check:
             if name not in trial.names:
                 break
             for other, (first, last), same in known[i + 1 :]:
-                moved = (
-                    value is not None
-                    and same is not None
-                    and value.size == same.size
-                    and np.array_equal(value.ravel(), same.ravel(), equal_nan=True)
-                )
+                known_both = value is not None and same is not None and value.size == same.size
+                moved = known_both and np.array_equal(value.ravel(), same.ravel(), equal_nan=True)
                 if start < last and first < end and not moved and trial.case.bound.kind != "moved":
                     yield "alias", f"{name} shares memory with {other}"
 
@@ -326,11 +321,8 @@ def check(
     words = {"accumulate": accumulate, "height": height if height != "any" else "", "ulp": ulp if ulp != "documented" else "",
              "products": products, "intermediate": intermediate, "flush": flush}  # fmt: skip
     said = {k: v for k, v in words.items() if v}
-    assumptions = (
-        "the row's own bound"
-        if model is None
-        else ", ".join(f"{k}={v}" for k, v in said.items()) or "any order of sums"
-    )
+    words_said = ", ".join(f"{k}={v}" for k, v in said.items()) or "any order of sums"
+    assumptions = "the row's own bound" if model is None else words_said
     report = Report(name, row.name, fmt.name + (f" -> {out.name}" if out is not fmt else ""), library.name, assumptions)
     options = {"dtype": fmt.name, "array": library.name, **({"out_dtype": out.name} if out is not fmt else {}), **said}
     plain = {"dtype": "float32", "array": "numpy"}
@@ -373,18 +365,12 @@ def check(
 
 def drawn_cases(op: Op, which: str, cases: Any, data: Any, empty: bool, seed: int) -> Iterator[Case]:
     """The cases of a check: sizes and data classes in turn."""
-    counts = (
-        dict(cases)
-        if isinstance(cases, Mapping)
-        else {**CASES, **({"small": cases, "medium": cases // 4, EDGES: cases // 3} if cases is not None else {})}
-    )
+    wanted = {"small": cases, "medium": cases // 4, EDGES: cases // 3} if isinstance(cases, int) else cases or {}
+    counts = {**({} if isinstance(cases, Mapping) else CASES), **wanted}
     if unknown := sorted(set(counts) - set(SIZES)):
         raise ValueError(f"cases={cases!r}: no size {unknown[0]!r}; there are {', '.join(SIZES)}")
-    own = (
-        *data_classes(op, which),
-        *(("offset", "spread") if op.bound_of(which).kind not in ("exact", "moved") else ()),
-    )
-    classes = [data] if isinstance(data, str) else list(own if data is None else data)
+    further = ("offset", "spread") if op.bound_of(which).kind not in ("exact", "moved") else ()
+    classes = [data] if isinstance(data, str) else [*data_classes(op, which), *further] if data is None else list(data)
     for size, count in counts.items():
         made = tried = 0
         # of large cases those with exact sums first, so that no bound hides what is left out
@@ -404,13 +390,11 @@ def seldom_drawn(drawn: Sequence[Case], empty: bool) -> list[Case]:
     """Of the first small case, one with each length alone 1 and, where `empty` cases are wanted, 0; and one with all lengths
     equal, in which exchanged axes go unnoticed by shape. Draws seldom have the former, and never the latter, as their lengths
     are distinct. What the row refuses is left out."""
-    case = next(
-        (c for c in drawn if c.size == "small" and all(n or isinstance(n, list) for n in c.dims.values())), None
-    )
+    small = (c for c in drawn if c.size == "small" and all(n or isinstance(n, list) for n in c.dims.values()))
+    case = next(small, None)
     if case is None or case.op.signature.lists:
         return []
-    known = lengths_of(case)
-    sig = case.op.signature
+    known, sig = lengths_of(case), case.op.signature
     names = ["n"] if sig.elementwise else [n for d in sig.dims if (n := d.lstrip("*")) in known]
     chosen: list[dict[str, Any]] = []
     for length in (1, 0) if empty else (1,):

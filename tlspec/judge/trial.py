@@ -139,14 +139,9 @@ def _tracked_results(case: Case, out: Format, model: Model, taken: Collection[st
         computed = [a.name for a in case.op.signature.outputs if a.name in arrays and a.name not in taken]
         if computed:
             inputs = {n: _tracked(a, model) for n, a in case.wide_inputs.items()}
-            known = dict(
-                zip(
-                    (a.name for a in case.op.signature.outputs),
-                    track_call(case.op.reference, inputs, case.values),
-                    strict=True,
-                )
-            )
-            arrays.update({n: known[n] for n in computed})
+            results = track_call(case.op.reference, inputs, case.values)
+            named = zip((a.name for a in case.op.signature.outputs), results, strict=True)
+            arrays.update({n: x for n, x in named if n in computed})
     made = track_call(case.reference, arrays, case.values)
     others = [track_call(f, arrays, case.values) for f in case.op.formulas[case.which]]
     outputs, tolerances = [], []
