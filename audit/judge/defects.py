@@ -78,18 +78,19 @@ def _add(line: dict[str, Any], name: str, report: Report, excuse: str = "") -> N
         line["missed"][name] = excuse or UNEXPLAINED
 
 
-def run(dtypes: Sequence[str], cases: int) -> list[dict[str, Any]]:
+def run(dtypes: Sequence[str], cases: int, languages: Sequence[str] = LANGUAGES) -> list[dict[str, Any]]:
     """A line for each right kernel and format. A defect in NumPy is planted in the formats of which it is no rounding that they
     have anyway."""
     lines: dict[tuple[str, str, str, str], dict[str, Any]] = {}
-    native = [*compiled.kernels(), *launched.kernels()]
-    progress = Progress(len(dtypes) * (len(RIGHT) + len(DEFECTS) + len(native)), "kernels")
+    native = [each for each in (*compiled.kernels(), *launched.kernels()) if each.by in languages]
+    right, defects = (RIGHT, DEFECTS) if "NumPy" in languages else ({}, ())
+    progress = Progress(len(dtypes) * (len(right) + len(defects) + len(native)), "kernels")
     for dtype in dtypes:
-        for (op, which), kernel in RIGHT.items():
+        for (op, which), kernel in right.items():
             key = ("NumPy", op, which, dtype)
             lines[key] = _line(*key, judged(op, which, kernel, dtype, cases))
             progress.advance(1, f"{op} {dtype}")
-        for d in DEFECTS:
+        for d in defects:
             fine = d.fine or any(word in d.name for word in FINE)
             if dtype == "float32" or not (fine or d.raw):
                 report = judged(d.op, d.which, d.kernel, dtype, cases)
@@ -144,6 +145,7 @@ def misses(lines: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m audit judge", description=(__doc__ or "").strip())
     parser.add_argument("--dtypes", default=",".join(FORMATS), help=f"number formats ({','.join(FORMATS)})")
+    parser.add_argument("--languages", default=",".join(LANGUAGES), help=f"of the kernels ({','.join(LANGUAGES)})")
     parser.add_argument("--cases", type=int, default=24, metavar="N", help="small cases of each kernel (24)")
     parser.add_argument(
         "--no-trivial", action="store_true", help="leave out zeros, copies and stale results of every row"
@@ -153,11 +155,11 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        lines = run([d for d in args.dtypes.split(",") if d], args.cases)
+        lines = run([d for d in args.dtypes.split(",") if d], args.cases, args.languages.split(","))
         nothing = {} if args.no_trivial else run_trivial()
     print(format_table(HEAD, table(lines)))
     for language, module in (("C", compiled), ("Triton", launched)):
-        if not module.kernels():
+        if language in args.languages and not module.kernels():
             print(f"left out: kernels in {language}, {module.NEEDS}")
     alarms = [x for x in lines if x["verdict"] == "fail"]
     for line in alarms:
