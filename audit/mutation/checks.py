@@ -25,10 +25,10 @@ RECORDED = {
 #: first
 OWN = {
     "core/graph": "capture", "core/errors": "library", "core/device": "device", "core/pool": "buffer", "core/fork": "process",
-    "core/interrupt": "interrupts", "core/memory": "copies buffer", "core/convert": "copies buffer",
+    "core/interrupt": "interrupts", "core/memory": "copies buffer", "core/convert": "copies buffer", "core/exchange": "exchange",
     "core/threads": "device process", "core/call": "kernels/lists",
     "core/shapes": "kernels/shapes kernels/slices", "core/dims": "kernels/shapes kernels/slices", "core/": "core buffer device kernels copies",
-    "_binding/arguments": "tensor tape_errors", "_binding/convert": "tensor session",
+    "_binding/arguments": "tensor tape_errors", "_binding/convert": "tensor session", "_binding/capsules": "exchange", "_binding/exchange": "exchange",
     "_binding/": "buffer refusals library kernels scalar_types copies observer device",
     "_capture/": "capture capture_*", "_operations/": "refusals tape_errors tape_operations", "nn/": "nn nn_layers training",
     "tape": "tape refusals session session_lifetime tape_* optim",
@@ -52,7 +52,7 @@ OWN_OF_SPECIFICATION = {
 }  # fmt: skip
 #: every test in parts of a minute or two
 REST = (
-    "tests/spec", "tests/kernels", "tests/verify", f"{RUNTIME}[a-d]*.py", f"{RUNTIME}[f-r]*.py", f"{RUNTIME}s*.py",
+    "tests/spec", "tests/kernels", "tests/verify", f"{RUNTIME}[a-d]*.py", f"{RUNTIME}[e-r]*.py", f"{RUNTIME}s*.py",
     f"{RUNTIME}t*.py", "tests/audit", "tests/examples tests/bench",
 )  # fmt: skip
 

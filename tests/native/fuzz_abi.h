@@ -166,7 +166,7 @@ void fuzz_supply(fuzz_run *f, const fuzz_entry *e, fuzz_value *v, const uint64_t
 /* Spoils one argument. */
 void fuzz_spoil(fuzz_run *f, const fuzz_entry *e, fuzz_value *v, int i);
 
-/* ---- calls (fuzz_call.c, fuzz_core.c) ---- */
+/* ---- calls (fuzz_call.c, fuzz_core.c, fuzz_exchange.c) ---- */
 
 extern const int fuzz_entry_count;
 extern int fuzz_print; /* show every call */
@@ -179,3 +179,12 @@ void fuzz_crashed(int number);
 extern const char *const fuzz_core_symbols[];
 extern const int fuzz_core_count;
 int32_t fuzz_core(fuzz_run *f, int which);
+/* A context handle: good, or one that must be refused: *want is 1 then. */
+torchlean_context *fuzz_draw_context(fuzz_run *f, int *want);
+/* A buffer handle: good with its length and place, or one that must be refused. */
+torchlean_buffer *fuzz_draw_buffer(fuzz_run *f, int *want, uint32_t *n, int *place);
+/* Calls of the functions that exchange memory and order streams. */
+int32_t fuzz_lend(fuzz_run *f, const char *symbol);
+int32_t fuzz_borrow(fuzz_run *f, const char *symbol);
+int32_t fuzz_stream(fuzz_run *f, const char *symbol);
+int32_t fuzz_order(fuzz_run *f, const char *symbol);

@@ -16,7 +16,8 @@
     X(buffer_release, release) X(buffer_length, ask) X(buffer_context, ask) X(buffer_references, ask) \
     X(capture_begin, on_own_context) X(capture_end, on_own_context) X(graph_launch, on_no_graph) \
     X(graph_nodes, on_no_graph) X(graph_release, on_no_graph) X(status_name, read_descriptions) \
-    X(take_error, take_text) X(convert, convert) X(interrupt, interrupt) X(watch_signal, watch_signal)
+    X(take_error, take_text) X(convert, convert) X(interrupt, interrupt) X(watch_signal, watch_signal) \
+    X(buffer_lend, exchange) X(buffer_borrow, exchange) X(context_stream, exchange) X(context_order, exchange)
 #define ENUMERATOR(name, function) CORE_##name,
 #define SYMBOL(name, function) "torchlean_cuda_" #name,
 
@@ -33,8 +34,7 @@ static int32_t check(fuzz_run *f, int which, int32_t status, int refuse)
     return status;
 }
 
-/* A context handle: good, or one that must be refused. */
-static torchlean_context *draw_context(fuzz_run *f, int *want)
+torchlean_context *fuzz_draw_context(fuzz_run *f, int *want)
 {
     switch (fuzz_below(f, 8)) {
     case 0: *want = REFUSE; return NULL;
@@ -44,8 +44,7 @@ static torchlean_context *draw_context(fuzz_run *f, int *want)
     }
 }
 
-/* A buffer handle: good with its length and place, or one that must be refused. */
-static torchlean_buffer *draw_buffer(fuzz_run *f, int *want, uint32_t *n, int *place)
+torchlean_buffer *fuzz_draw_buffer(fuzz_run *f, int *want, uint32_t *n, int *place)
 {
     *n = fuzz_one_in(f, 32) ? 65535 + (uint32_t)fuzz_below(f, 3) : (uint32_t)fuzz_below(f, 80);
     *place = fuzz_one_in(f, 2) ? fuzz_input_place(f, 1) : (int)fuzz_below(f, FUZZ_PLACES);
@@ -56,7 +55,7 @@ static torchlean_buffer *draw_buffer(fuzz_run *f, int *want, uint32_t *n, int *p
         fuzz_truth truth;
         uint64_t bad = fuzz_bad_handle(f, &truth);
         if (truth == FUZZ_FOREIGN) /* a good one here */
-            return draw_buffer(f, want, n, place);
+            return fuzz_draw_buffer(f, want, n, place);
         *want = REFUSE;
         return (torchlean_buffer *)(uintptr_t)bad;
     }
@@ -124,9 +123,9 @@ static int32_t make(fuzz_run *f, int which)
     torchlean_context *context = NULL;
     torchlean_buffer *source = NULL;
     if (which == CORE_buffer_copy || which == CORE_buffer_share)
-        source = draw_buffer(f, &want, &n, &source_place);
+        source = fuzz_draw_buffer(f, &want, &n, &source_place);
     else
-        context = draw_context(f, &want);
+        context = fuzz_draw_context(f, &want);
     out = draw_slot(f, &want, &slot, n, which == CORE_index_upload || source_place >= FUZZ_FLOATS, &place);
     torchlean_buffer *before = slot;
     const float *host = f->host;
@@ -157,7 +156,7 @@ static int32_t read_back(fuzz_run *f, int which)
     const char *symbol = fuzz_core_symbols[which];
     int want = EITHER, place = 0;
     uint32_t n = 0, asked;
-    torchlean_buffer *buffer = draw_buffer(f, &want, &n, &place);
+    torchlean_buffer *buffer = fuzz_draw_buffer(f, &want, &n, &place);
     int bad = want == REFUSE;
     asked = fuzz_one_in(f, 4) ? fuzz_size(f) : n;
     float *host = fuzz_one_in(f, 6) ? NULL : f->host;
@@ -178,7 +177,7 @@ static int32_t ask(fuzz_run *f, int which)
     int want = EITHER, place = 0;
     uint32_t n = 0, answer = 77;
     torchlean_context *context = (torchlean_context *)&want;
-    torchlean_buffer *buffer = draw_buffer(f, &want, &n, &place);
+    torchlean_buffer *buffer = fuzz_draw_buffer(f, &want, &n, &place);
     int nowhere = fuzz_one_in(f, 6), refuse = want == REFUSE || nowhere;
     int32_t status;
     if (which == CORE_buffer_length)
@@ -201,7 +200,7 @@ static int32_t release(fuzz_run *f, int which)
 {
     int want = EITHER, place;
     uint32_t n;
-    torchlean_buffer *own = NULL, *buffer = draw_buffer(f, &want, &n, &place);
+    torchlean_buffer *own = NULL, *buffer = fuzz_draw_buffer(f, &want, &n, &place);
     if (want == REFUSE) { /* releasing what was released does nothing, and succeeds */
         int was = buffer == f->orphan;
         for (int i = 0; i < 16; i++)
@@ -219,7 +218,7 @@ static int32_t fill(fuzz_run *f, int which)
 {
     int want = EITHER, place;
     uint32_t n;
-    torchlean_buffer *buffer = draw_buffer(f, &want, &n, &place);
+    torchlean_buffer *buffer = fuzz_draw_buffer(f, &want, &n, &place);
     int32_t status =
         check(f, which, torchlean_cuda_buffer_fill(buffer, fuzz_real(f)), want == REFUSE || place >= FUZZ_FLOATS);
     if (!status) f->rows[n].dirty[place] = 1;
@@ -310,7 +309,7 @@ static int32_t on_no_graph(fuzz_run *f, int which)
     uint32_t n, nodes = 77;
     uint64_t garbage = fuzz_one_in(f, 2) ? fuzz_next(f)
                                          : UINT64_C(0xA7) << 56 | (fuzz_next(f) >> 36) << 28 | fuzz_below(f, 9);
-    const void *handles[] = {NULL, (void *)(uintptr_t)garbage, f->context, draw_buffer(f, &want, &n, &place)};
+    const void *handles[] = {NULL, (void *)(uintptr_t)garbage, f->context, fuzz_draw_buffer(f, &want, &n, &place)};
     torchlean_graph *graph = (torchlean_graph *)(uintptr_t)handles[fuzz_below(f, 4)];
     int32_t status = which == CORE_graph_launch ? torchlean_cuda_graph_launch(graph)
                      : which == CORE_graph_release
@@ -360,7 +359,7 @@ static int32_t set_threads(fuzz_run *f, int which)
 static int32_t ask_context(fuzz_run *f, int which)
 {
     int want = EITHER;
-    torchlean_context *context = draw_context(f, &want);
+    torchlean_context *context = fuzz_draw_context(f, &want);
     if (which == CORE_context_synchronize)
         return check(f, which, torchlean_cuda_context_synchronize(context), want == REFUSE);
     int32_t answer = 77, right = f->device, status;
@@ -423,6 +422,17 @@ static int32_t convert(fuzz_run *f, int which)
     if (status ? *(char *)to != 77 : *(char *)to)
         fuzz_fail(f, fuzz_core_symbols[which], "status %d, but the output says otherwise", status);
     return check(f, which, status, refuse);
+}
+
+static int32_t exchange(fuzz_run *f, int which)
+{
+    const char *symbol = fuzz_core_symbols[which];
+    switch (which) {
+    case CORE_buffer_lend: return fuzz_lend(f, symbol);
+    case CORE_buffer_borrow: return fuzz_borrow(f, symbol);
+    case CORE_context_stream: return fuzz_stream(f, symbol);
+    default: return fuzz_order(f, symbol);
+    }
 }
 
 #define FUNCTION(name, function) function,
