@@ -42,15 +42,11 @@ def train(name: str, device: str, capture: bool, steps: int) -> str:
     return digest.hexdigest()
 
 
-def places() -> list[tuple[str, str | None]]:
-    """Devices, and the SIMD variants of the CPU."""
-    return [("cpu", v) for v in cpu_variants()] + [(d, None) for d in devices() if d != "cpu"]
-
-
-def run(names: Sequence[str], steps: int) -> list[dict[str, Any]]:
-    """One row for each example, device and way to run it."""
+def run(names: Sequence[str], steps: int, places: Sequence[str]) -> list[dict[str, Any]]:
+    """One row for each example, device, SIMD variant of the CPU and way to run it."""
     rows: list[dict[str, Any]] = []
-    jobs = [(n, d, v, c) for n in names for d, v in places() for c in (False, True)]
+    variants = [(d, v) for d in places for v in (cpu_variants() if d == "cpu" else [None])]
+    jobs = [(n, d, v, c) for n in names for d, v in variants for c in (False, True)]
     progress = Progress(len(jobs), "runs")
     for name, device, variant, capture in jobs:
         start = time.perf_counter()
@@ -82,17 +78,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.weights", description=(__doc__ or "").strip())
     parser.add_argument("--only", choices=NAMES, action="append", help="of the examples; may be repeated")
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--devices", default=",".join(devices()), help="where they train (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--commit", help="the commit to record")
     args = parser.parse_args(argv)
-    rows = run(args.only or NAMES, args.steps)
+    places = args.devices.split(",")
+    rows = run(args.only or NAMES, args.steps, places)
     columns = ("example", "device", "variant", "captured", "steps", "sha256", "seconds")
     print(format_table(columns, [[str(r[c])[:16] for c in columns] for r in rows]))
     different = [name for name, hashes in hashes_of(rows).items() if len(hashes) > 1]
     for name in different:
         print(f"FAIL {name}: the weights differ")
     if args.json is not None:
-        document = {"command": "python -m bench.weights", **describe_run(devices()), "rows": rows}
+        document = {"command": "python -m bench.weights", **describe_run(places), "rows": rows}
         write_document(args.json, {"commit": args.commit, **document} if args.commit else document)
     return 1 if different else 0
 

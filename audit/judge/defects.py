@@ -1,14 +1,18 @@
 """``python -m audit judge``: kernels with a planted defect, which the judge must fail, beside right ones, which it must pass."""
 
 import argparse
+import functools
+import multiprocessing
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from audit.environment import describe_run
+from audit.environment import describe_run, processors
 from audit.judge import compiled, launched, trivial
 from audit.judge.kernels import DEFECTS, RIGHT
 from tlrt._terminal import Progress, format_table
@@ -62,48 +66,89 @@ def judged(op: str, which: str, kernel: Callable[..., Any], dtype: str, cases: i
     return check(run, op, arguments="x, out" if writes else None, **options)
 
 
-def _line(by: str, op: str, which: str, dtype: str, report: Report) -> dict[str, Any]:
-    """The line of a right kernel, to which those defects are added that are planted in it."""
-    first = report.findings[0].text if report.findings else ""
-    return {"by": by, "op": op, "which": which, "dtype": dtype, "verdict": report.verdict,
-            "share": float(f"{report.share:.3g}"), "finding": first, "caught": {}, "missed": {}}  # fmt: skip
+@dataclass(frozen=True)
+class Planting:
+    """A right kernel (no name), or one with a defect, and the formats in which it is judged."""
+
+    by: str
+    op: str
+    which: str
+    name: str
+    formats: tuple[str, ...]
+    judge: Callable[[str, int], Report]
+    excuse: str = ""
 
 
-def _add(line: dict[str, Any], name: str, report: Report, excuse: str = "") -> None:
-    """A defect by the kind of its first finding and the case of that, or, where it is missed, by the reason."""
-    if report.verdict == "fail":
-        found = report.findings[0]
-        line["caught"][name] = f"{found.kind} {found.repeat.split('case=')[-1].strip(QUOTES)}"
-    else:
-        line["missed"][name] = excuse or UNEXPLAINED
-
-
-def run(dtypes: Sequence[str], cases: int, languages: Sequence[str] = LANGUAGES) -> list[dict[str, Any]]:
-    """A line for each right kernel and format. A defect in NumPy is planted in the formats of which it is no rounding that they
-    have anyway."""
-    lines: dict[tuple[str, str, str, str], dict[str, Any]] = {}
+def plantings(languages: Sequence[str]) -> list[Planting]:
+    """The kernels of languages, the right ones first. A defect in NumPy is planted in the formats of which it is no rounding
+    that they have anyway."""
+    found: list[Planting] = []
+    if "NumPy" in languages:
+        found += [
+            Planting("NumPy", op, which, "", FORMATS, functools.partial(judged, op, which, kernel))
+            for (op, which), kernel in RIGHT.items()
+        ]
+        for d in DEFECTS:
+            own = d.fine or d.raw or any(word in d.name for word in FINE)
+            judge = functools.partial(judged, d.op, d.which, d.kernel)
+            found.append(Planting("NumPy", d.op, d.which, d.name, FORMATS[:1] if own else FORMATS, judge, d.excuse))
     native = [each for each in (*compiled.kernels(), *launched.kernels()) if each.by in languages]
-    right, defects = (RIGHT, DEFECTS) if "NumPy" in languages else ({}, ())
-    progress = Progress(len(dtypes) * (len(right) + len(defects) + len(native)), "kernels")
-    for dtype in dtypes:
-        for (op, which), kernel in right.items():
-            key = ("NumPy", op, which, dtype)
-            lines[key] = _line(*key, judged(op, which, kernel, dtype, cases))
-            progress.advance(1, f"{op} {dtype}")
-        for d in defects:
-            fine = d.fine or any(word in d.name for word in FINE)
-            if dtype == "float32" or not (fine or d.raw):
-                report = judged(d.op, d.which, d.kernel, dtype, cases)
-                _add(lines["NumPy", d.op, d.which, dtype], d.name, report, "" if dtype == "float32" else d.excuse)
-            progress.advance(1, f"{d.op} {dtype}")
-        for each in native:
-            key = (each.by, each.op, "forward", dtype)
-            if dtype in each.formats and each.name:
-                _add(lines[key], each.name, each.judge(dtype, cases))
-            elif dtype in each.formats:
-                lines[key] = _line(*key, each.judge(dtype, cases))
-            progress.advance(1, f"{each.op} {dtype}")
+    found += [Planting(n.by, n.op, "forward", n.name, n.formats, n.judge) for n in native]
+    return sorted(found, key=lambda planting: planting.name != "")
+
+
+@functools.cache
+def _once(languages: tuple[str, ...]) -> list[Planting]:
+    """A process' plantings."""
+    warnings.simplefilter("ignore")
+    return plantings(languages)
+
+
+def _judge(languages: tuple[str, ...], number: int, dtype: str, cases: int) -> dict[str, Any]:
+    """What the judge says of a planting: the verdict, and of the first finding the text, the kind and the case."""
+    report = _once(languages)[number].judge(dtype, cases)
+    first = report.findings[0] if report.findings else None
+    case = first.repeat.split("case=")[-1].strip(QUOTES) if first else ""
+    return {"verdict": report.verdict, "share": float(f"{report.share:.3g}"), "text": first.text if first else "",
+            "found": f"{first.kind} {case}" if first else ""}  # fmt: skip
+
+
+def run(
+    dtypes: Sequence[str], cases: int, languages: Sequence[str] = LANGUAGES, workers: int = 1
+) -> list[dict[str, Any]]:
+    """A line for each right kernel and format, with the defects that are planted in it: the kind of the first finding and the
+    case of that where one is caught, the reason where it is missed."""
+    _once.cache_clear()
+    named = tuple(languages)
+    every = _once(named)
+    work = [(i, dtype) for dtype in dtypes for i, planting in enumerate(every) if dtype in planting.formats]
+    progress = Progress(len(work), "kernels")
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+
+    def keep(task: tuple[int, str], said: dict[str, Any]) -> None:
+        found[task] = said
+        progress.advance(1, f"{every[task[0]].op} {task[1]}")
+
+    if workers == 1:
+        for task in work:
+            keep(task, _judge(named, *task, cases))
+    else:
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+            waiting = {pool.submit(_judge, named, *task, cases): task for task in work}
+            for each in as_completed(waiting):
+                keep(waiting[each], each.result())
     progress.close()
+    lines: dict[tuple[str, str, str, str], dict[str, Any]] = {}
+    for i, dtype in work:
+        p, said = every[i], found[i, dtype]
+        key = (p.by, p.op, p.which, dtype)
+        if not p.name:
+            lines[key] = {"by": p.by, "op": p.op, "which": p.which, "dtype": dtype, "verdict": said["verdict"],
+                          "share": said["share"], "finding": said["text"], "caught": {}, "missed": {}}  # fmt: skip
+        elif said["verdict"] == "fail":
+            lines[key]["caught"][p.name] = said["found"]
+        else:
+            lines[key]["missed"][p.name] = p.excuse if dtype != "float32" and p.excuse else UNEXPLAINED
     return list(lines.values())
 
 
@@ -150,12 +195,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--no-trivial", action="store_true", help="leave out zeros, copies and stale results of every row"
     )
+    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one per processor)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--commit", help="the commit to record")
     args = parser.parse_args(argv)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        lines = run([d for d in args.dtypes.split(",") if d], args.cases, args.languages.split(","))
+        chosen = [d for d in args.dtypes.split(",") if d]
+        lines = run(chosen, args.cases, args.languages.split(","), args.workers or processors())
         nothing = {} if args.no_trivial else run_trivial()
     print(format_table(HEAD, table(lines)))
     for language, module in (("C", compiled), ("Triton", launched)):

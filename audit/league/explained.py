@@ -31,6 +31,7 @@ class Explained:
 
 
 TORCH, NARROW = "torch torch:* compile compile:*", "bfloat16 float16"
+COMPILED, ON_CUDA = "compile compile:*", "torch:cuda compile:cuda"
 RANGE = "Overflows, or loses what is near zero, on the way to a result that the format holds."
 CANCELS = "The formula cancels: the error is small beside the terms and large beside their difference."
 IN_STEPS = "Sums or products are rounded to the narrow format more often than once for each result."
@@ -40,6 +41,7 @@ BOUNDS = (
 KINK = "At a kink the gradient is that of the other side."
 SQUARE_ROOT = "The gradient at 0 is 0/0 where the cotangent is 0, as ½/√x is multiplied afterwards."
 IGNORES_NAN = "A NaN is ignored: the ONNX operator says nothing of NaN."
+ATOMIC = "An atomic addition of float32 in global memory takes subnormal numbers for zero (PTX, `atom`)."
 APPROXIMATION = "The approximation has more error than the 4 ulp that vector libraries are granted."
 
 EXPLAINED: tuple[Explained, ...] = (
@@ -54,7 +56,7 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained(TORCH, "softsign", "x/(1 + |x|) is NaN at infinities.", "forward"),
     Explained(TORCH, "vector_norm", "Powers are not scaled: they overflow on the way to a norm of ordinary size. The gradient "
               "divides them.", "*"),
-    Explained(TORCH, "pow_scalar", "The exponent is rounded to bfloat16 before the power is taken.", "*", "bfloat16"),
+    Explained(TORCH, "pow_scalar", "The exponent is rounded to the narrow format before the power is taken.", "*", NARROW),
     Explained(TORCH, "log_softmax cross_entropy cross_entropy_rows", "The logarithm of the sum is rounded to the narrow format "
               "before it is subtracted.", "*", NARROW),
     Explained(TORCH, "expm1", f"The gradient is g·(out + 1). {CANCELS}", "vjp"),
@@ -70,6 +72,17 @@ EXPLAINED: tuple[Explained, ...] = (
               "forward"),
     Explained(TORCH, "rotary", "The cosines and sines are a table in float32; the row's bound holds for angles in more bits.",
               "*", "float32"),
+    Explained(TORCH, "cumsum", IN_STEPS, "*", NARROW),
+    Explained(ON_CUDA, "batchnorm_channel_first cross_entropy_rows", IN_STEPS, "vjp", NARROW),
+    Explained(ON_CUDA, "conv conv2d conv_grouped", "The bias is added to a result that was rounded already.", "forward", NARROW),
+    Explained(ON_CUDA, "conv conv2d conv_grouped conv_transpose conv_transpose2d conv_transpose_grouped",
+              "cuDNN rounds the factors to TF32, which torch.backends.cudnn.allow_tf32 = False forbids.", "*", "float32"),
+    Explained("torch:cuda compile:cuda cupy", "scatter_add scatter_add_rows scatter_add_axis", ATOMIC, "forward", "float32",
+              "value stale"),
+    Explained(COMPILED, "broadcast_to", "`i not in list` is wrong where an integer of the list became symbolic.",
+              kinds="error value"),
+    Explained("compile:cuda", "pow", "A power with the exponent 1 may differ from the base by an ulp.", "forward", kinds="law"),
+    Explained("compile:cuda", "grouped_attention", "The Triton kernel that PyTorch writes does not compile.", kinds="error"),
     # JAX
     Explained("jax", "cumsum", "Sums are added in the narrow format.", "*", NARROW),
     Explained("jax", "broadcast_vec_to_rows broadcast_vec_to_cols broadcast_to linear layer_norm rms_norm channel_affine "
@@ -78,9 +91,9 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained("jax", "take_axis gather_vec gather_rows scatter_add scatter_add_rows scatter_add_axis",
               "Indices of 64 bits are cut to 32, so one out of range may read or write an element."),
     Explained("jax", "abs leaky_relu relu max min", KINK, "vjp"),
-    Explained("jax", "div sqrt log atan2", "Subnormal numbers count as zero: one divided by 0 is NaN, the root or the logarithm "
-              "of a negative one is no NaN.", "forward", "float32 bfloat16"),
-    Explained("jax", "pow", "Subnormal numbers count as zero, whatever the exponent is.", "forward", kinds="law"),
+    Explained("jax cupy", "div sqrt log atan2", "Subnormal numbers count as zero: one divided by 0 is NaN, the root or the "
+              "logarithm of a negative one is no NaN.", "forward", "float32 bfloat16"),
+    Explained("jax cupy", "pow", "Subnormal numbers count as zero, whatever the exponent is.", "forward", kinds="law"),
     Explained("jax", "pow", "At base 0 the gradient of a negative exponent is NaN in place of an infinity.", "vjp"),
     Explained("jax", "expm1 pow_scalar", "Intermediate results are float16.", "forward", "float16"),
     Explained("jax", "sqrt var", SQUARE_ROOT, "vjp"),
@@ -93,6 +106,11 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained("jax", "softsign", f"The gradient is that of a quotient. {CANCELS}", "vjp"),
     Explained("jax", "div inv silu layer_norm batchnorm_channel_first", RANGE, "vjp", "float16"),
     Explained("jax", "softmax log_softmax cross_entropy flash_attention logsumexp", IN_STEPS, "*", NARROW),
+    Explained("jax", "avg_pool avg_pool2d", "The window is summed in the narrow format.", "forward", NARROW),
+    # CuPy
+    Explained("cupy", "sigmoid erf", "The function gives float64 for float16.", "forward", "float16", "result"),
+    Explained("cupy", "log_softmax", "A maximum that is infinite counts as 0, as SciPy has it: the row is -inf where it is NaN.",
+              "forward"),
     # ONNX Runtime
     Explained("onnx", "reduce_max_axis0 reduce_max_axis1 amax amin argmax argmin max_pool max_pool2d", IGNORES_NAN),
     Explained("onnx", "sign", "sign(NaN) is 0 in float16.", "*", "float16"),

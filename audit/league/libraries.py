@@ -78,6 +78,6 @@ LIBRARIES: dict[str, Library] = {
     "compile": Library("torch.compile, CPU", "torch", "torch", torch_calls, _ALL, compiled=True),
     "compile:cuda": Library("torch.compile, CUDA", "torch", "torch:cuda", torch_calls, _ALL, compiled=True),
     "jax": Library("JAX", "jax", "jax", jax_calls, _ALL, flushed=("float32", "bfloat16")),
-    "cupy": Library("CuPy", "cupy", "cupy", cupy_calls, ("float32", "float16"), "float16"),
+    "cupy": Library("CuPy", "cupy", "cupy", cupy_calls, ("float32", "float16"), "float16", ("float32",)),
     "onnx": Library("ONNX Runtime", "onnxruntime", "numpy", onnx_calls, ("float32", "float16")),
 }

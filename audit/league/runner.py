@@ -92,6 +92,11 @@ def classes(row: Op, which: str) -> list[str]:
     return [c for c in own if c not in left]
 
 
+def shortened(text: str) -> str:
+    """The beginning and the end of a long text, where errors of compilers say what and why."""
+    return text if len(text) <= TEXT else f"{text[: TEXT // 2]} ... {text[-TEXT // 2 :]}"
+
+
 def judge(library: str, op: str, dtype: str, cases: int, case: str | None = None) -> list[dict[str, Any]]:
     """The lines of one row in one format, one for each direction."""
     lines, row = [], registry.get(op)
@@ -123,9 +128,9 @@ def judge(library: str, op: str, dtype: str, cases: int, case: str | None = None
             kept[finding.kind] += 1
             if kept[finding.kind] <= KEPT:
                 address = finding.repeat.rpartition("case=")[2].rstrip(")").strip("'\"")
-                line["findings"].append({"kind": finding.kind, "text": finding.text[:TEXT], "case": address})
+                line["findings"].append({"kind": finding.kind, "text": shortened(finding.text), "case": address})
         if len(refused) == total:
-            line["verdict"], line["refusal"] = "absent", refused[0].text[:TEXT]
+            line["verdict"], line["refusal"] = "absent", shortened(refused[0].text)
         lines.append(line)
     return lines
 
@@ -209,7 +214,7 @@ def run(work: Sequence[tuple[str, str, str]], args: argparse.Namespace) -> list[
                     "library": library, "op": op, "dtype": dtype, "which": "forward", "verdict": "fail", "share": 0.0,
                     "ulp": 0.0, "cases": 0, "failed": 1, "refused": 0, "blind": 0, "repeats": None, "batches": None,
                     "assumed": "", "seconds": 0.0, "kinds": ["stopped"],
-                    "findings": [{"kind": "stopped", "text": str(error)[:TEXT], "case": ""}],
+                    "findings": [{"kind": "stopped", "text": shortened(str(error)), "case": ""}],
                 }]  # fmt: skip
             for line in found[waiting[each]]:
                 if unexplained(line):
