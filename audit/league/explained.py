@@ -112,9 +112,10 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained("cupy", "log_softmax", "A maximum that is infinite counts as 0, as SciPy has it: the row is -inf where it is NaN.",
               "forward"),
     # ONNX Runtime
-    Explained("onnx", "reduce_max_axis0 reduce_max_axis1 amax amin argmax argmin max_pool max_pool2d", IGNORES_NAN),
+    Explained("onnx", "reduce_max_axis0 reduce_max_axis1 amax amin argmax argmin max_pool max_pool2d logsumexp", IGNORES_NAN,
+              kinds="value stale"),
     Explained("onnx", "sign", "sign(NaN) is 0 in float16.", "*", "float16"),
-    Explained("onnx", "sigmoid tanh softplus mish gelu", APPROXIMATION),
+    Explained("onnx", "sigmoid tanh softplus mish gelu", APPROXIMATION, kinds="value stale"),
     Explained("onnx", "elu", f"e^x - 1 in place of expm1. {CANCELS}"),
     Explained("onnx", "hardswish", "x·max(0, min(1, x/6 + ½)) is NaN at -inf."),
     Explained("onnx", "softsign", "x/(1 + |x|) is NaN at infinities."),

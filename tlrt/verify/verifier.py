@@ -28,6 +28,9 @@ ROTATION = ("medium", EDGES, "small", EDGES, "small", EDGES)
 #: the share of its tolerance that an output's worst error must reach over a whole plan: a bound further away could not fail
 NEAR = 0.1
 
+#: further seeds whose cases are tried before an output that did not come near counts as one that cannot
+FURTHER = 16
+
 #: cases that are aimed at a geometry class before it counts as one that is not reached
 TRIES = 4
 
@@ -81,6 +84,16 @@ def plan_cases(op: Op, which: str, settings: Settings) -> Iterator[tuple[int, st
             yield i, chosen[i % len(chosen)], PATH
 
 
+def far_outputs(results: Mapping[str, Result]) -> dict[str, float]:
+    """The outputs of an entry point that come near their bound on no device, and their worst shares; none without the CPU, as
+    a GPU alone may be exacter than it has to be."""
+    if "cpu" not in results:
+        return {}
+    names = next(iter(results.values())).shares
+    worst = {name: max(r.shares.get(name, 0.0) for r in results.values()) for name in names}
+    return {name: share for name, share in worst.items() if share < NEAR}
+
+
 class Verifier:
     """Checks cases on a set of devices and gathers one :class:`Result` per entry point and device."""
 
@@ -104,6 +117,7 @@ class Verifier:
         if cases is None and self.settings.covering:
             for results in found.values():
                 if self.settings.whole:
+                    self._come_near(op, results)
                     self.check_slack(results)
                 for result in results.values():
                     self._check_coverage(op, result)
@@ -134,17 +148,23 @@ class Verifier:
                         break
                     yield draw_case(op, seed, data, EDGES, which)
 
+    def _come_near(self, op: Op, results: Mapping[str, Result]) -> None:
+        """Tries cases of further seeds while an output stays away from its bound: the few that are planned may miss it."""
+        seed = self.settings.seed + self.settings.cases
+        which = next(iter(results.values())).which
+        for k in range(seed, seed + FURTHER):
+            for data in data_classes(op, which):
+                if not far_outputs(results):
+                    return
+                self.check_case(draw_case(op, k, data, ROTATION[k % len(ROTATION)], which), results)
+
     def check_slack(self, results: Mapping[str, Result]) -> None:
-        """Demands that each output comes near its bound on one of the devices; a GPU alone may be exacter than it has to be."""
-        if "cpu" not in results:
-            return
+        """Demands that each output comes near its bound on one of the devices."""
         first = next(iter(results.values()))
-        for name in first.shares:
-            share = max(r.shares.get(name, 0.0) for r in results.values())
-            if share < NEAR:
-                detail = f"{name}: the worst error is {share:.3g} of its bound, expected {NEAR} or more: {first.bound}"
-                line = f"python -m tlrt verify --ops {first.op} --cases {self.settings.cases}"
-                first.failures.append(Failure(first.entry, first.device, "slack", detail, line))
+        for name, share in far_outputs(results).items():
+            detail = f"{name}: the worst error is {share:.3g} of its bound, expected {NEAR} or more: {first.bound}"
+            line = f"python -m tlrt verify --ops {first.op} --seed {self.settings.seed} --cases {self.settings.cases}"
+            first.failures.append(Failure(first.entry, first.device, "slack", detail, line))
 
     def _check_coverage(self, op: Op, result: Result) -> None:
         """Enters a failure for each geometry class of the row that no case of a run with default settings was of."""

@@ -381,16 +381,21 @@ def drawn_cases(op: Op, which: str, cases: Any, data: Any, empty: bool, seed: in
             work = op.drawing.work
             if size == "large" and work is not None and call_named(work, each.values) > LARGE_WORK:
                 continue
-            if empty or all(n for n in each.dims.values()):
+            if empty or not has_empty(each):
                 made += 1
                 yield each
+
+
+def has_empty(case: Case) -> bool:
+    """Whether a length of the case is 0."""
+    return any(0 in (n if isinstance(n, list | tuple) else (n,)) for n in case.dims.values())
 
 
 def seldom_drawn(drawn: Sequence[Case], empty: bool) -> list[Case]:
     """Of the first small case, one with each length alone 1 and, where `empty` cases are wanted, 0; and one with all lengths
     equal, in which exchanged axes go unnoticed by shape. Draws seldom have the former, and never the latter, as their lengths
     are distinct. What the row refuses is left out."""
-    small = (c for c in drawn if c.size == "small" and all(n or isinstance(n, list) for n in c.dims.values()))
+    small = (c for c in drawn if c.size == "small" and not has_empty(c))
     case = next(small, None)
     if case is None or case.op.signature.lists:
         return []
