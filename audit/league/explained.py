@@ -56,7 +56,13 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained(TORCH, "softsign", "x/(1 + |x|) is NaN at infinities.", "forward"),
     Explained(TORCH, "vector_norm", "Powers are not scaled: they overflow on the way to a norm of ordinary size. The gradient "
               "divides them.", "*"),
-    Explained(TORCH, "pow_scalar", "The exponent is rounded to the narrow format before the power is taken.", "*", NARROW),
+    Explained(f"{TORCH} numpy cupy jax onnx", "pow_scalar", "The exponent is rounded to the narrow format before the power is "
+              "taken.", "*", NARROW, "value stale"),
+    Explained(f"{TORCH} numpy cupy", "pow_scalar", "A power of ½ is the square root, which is NaN at -inf where pow is inf.",
+              "forward", "float32", "value stale"),
+    Explained("*", "irfft1d_packed", RANGE),
+    Explained(TORCH, "flash_attention", "A blocked key has the weight 0, and 0 times an infinity of its values is NaN.",
+              "forward"),
     Explained(TORCH, "log_softmax cross_entropy cross_entropy_rows", "The logarithm of the sum is rounded to the narrow format "
               "before it is subtracted.", "*", NARROW),
     Explained(TORCH, "expm1", f"The gradient is g·(out + 1). {CANCELS}", "vjp"),
@@ -81,6 +87,8 @@ EXPLAINED: tuple[Explained, ...] = (
               "value stale"),
     Explained(COMPILED, "broadcast_to", "`i not in list` is wrong where an integer of the list became symbolic.",
               kinds="error value"),
+    Explained("compile", "expm1 elu", f"Compiled, expm1 is e^x - 1. {CANCELS}", "forward", kinds="value stale"),
+    Explained("compile", "erf", APPROXIMATION, "forward", kinds="value stale"),
     Explained("compile:cuda", "pow", "A power with the exponent 1 may differ from the base by an ulp.", "forward", kinds="law"),
     Explained("compile:cuda", "grouped_attention", "The Triton kernel that PyTorch writes does not compile.", kinds="error"),
     # JAX
@@ -91,11 +99,16 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained("jax", "take_axis gather_vec gather_rows scatter_add scatter_add_rows scatter_add_axis",
               "Indices of 64 bits are cut to 32, so one out of range may read or write an element."),
     Explained("jax", "abs leaky_relu relu max min", KINK, "vjp"),
-    Explained("jax cupy", "div sqrt log atan2", "Subnormal numbers count as zero: one divided by 0 is NaN, the root or the "
-              "logarithm of a negative one is no NaN.", "forward", "float32 bfloat16"),
+    Explained("jax", "reduce_max_axis0 reduce_max_axis1 amax amin max_pool max_pool2d", "Compiled for the CPU, the maximum and "
+              "the minimum over an axis ignore NaN in arrays of more than a few thousand elements.", "forward"),
+    Explained("jax", "topk", "The order is that of the bits: -0 is below +0, and a NaN with a sign below everything.", "forward"),
+    Explained("jax", "amax amin", "The number of equal extremes is rounded to the narrow format.", "vjp", NARROW),
+    Explained("jax", "gelu_erf mish selective_scan_diag selective_scan_diag_var", IN_STEPS, "*", NARROW),
+    Explained("jax cupy", "div sqrt log atan2 pow_scalar", "Subnormal numbers count as zero: one divided by 0 is NaN, "
+              "the root or the logarithm of a negative one is no NaN.", "forward", "float32 bfloat16"),
     Explained("jax cupy", "pow", "Subnormal numbers count as zero, whatever the exponent is.", "forward", kinds="law"),
     Explained("jax", "pow", "At base 0 the gradient of a negative exponent is NaN in place of an infinity.", "vjp"),
-    Explained("jax", "expm1 pow_scalar", "Intermediate results are float16.", "forward", "float16"),
+    Explained("jax", "expm1", "Intermediate results are float16.", "forward", "float16"),
     Explained("jax", "sqrt var", SQUARE_ROOT, "vjp"),
     Explained("jax", "elu", f"The gradient is g·(out + 1). {CANCELS}", "vjp"),
     Explained("jax", "hardswish", "x·min(max(x + 3, 0), 6)/6 is NaN at -inf, and overflows.", "forward"),

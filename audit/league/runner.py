@@ -27,7 +27,7 @@ from tlspec.registry import Op
 #: what libraries say where they refuse a format, a rank, a padding or a number
 REFUSED = re.compile(
     r"not implemented for|NOT_IMPLEMENTED|not support|[Uu]nsupported|paddings that differ|cannot be converted to type"
-    r"|has no attribute '(conv|max_pool|avg_pool)|pad should be at most half|smaller than kernel size|pool_attributes"
+    r"|has no attribute '(conv|max_pool|avg_pool)|pad(ding)? should be at most half|smaller than kernel size|pool_attributes"
 )
 #: data on which gradients are not compared: libraries say nothing of gradients at NaN and infinities, and the formulas of all
 #: over- and underflow on the way at the ends of the range

@@ -15,7 +15,7 @@ from tlrt.verify.documents import read_document
 from tlspec import registry
 
 BEGIN, END = "<!-- league:begin -->", "<!-- league:end -->"
-PAGE, CHART, SOURCE = "docs/league.md", "docs/league.svg", "league-cpu.jsonl"
+PAGE, CHART, PATTERN = "docs/league.md", "docs/league.svg", "league-*.jsonl"
 #: what a line can come out as, and its colour
 OUTCOMES = {"pass": "#1a7f37", "explained": "#d4a017", "fail": "#b3261e", "blind": "#9aa0a6", "absent": "#e3e3e3"}
 SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
@@ -59,16 +59,31 @@ def cell(line: Mapping[str, Any] | None) -> str:
     return text + ("*" if line["refused"] else "") + (f" {marks}" if marks else "")
 
 
-def page_section(document: Mapping[str, Any]) -> list[str]:
-    """What stands between the page's markers."""
-    rows = document["rows"]
+def sources() -> list[str]:
+    """The files of evidence."""
+    return sorted(path.name for path in EVIDENCE.glob(PATTERN))
+
+
+def rows_of(documents: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The lines of all documents, the libraries in their order."""
+    order = list(LIBRARIES)
+    return sorted((r for d in documents for r in d["rows"]), key=lambda r: order.index(r["library"]))
+
+
+def _origin(name: str, document: Mapping[str, Any]) -> str:
+    """What ran, where and when."""
+    judged = dict.fromkeys(r["library"] for r in document["rows"])
+    versions = ", ".join(f"{LIBRARIES[n].title} {document['versions'][n]}" for n in judged)
+    where = f"{document['processors']} processors; {document['started'][:10]}, commit {document['commit'][:7]}"
+    return f"- {versions}; {where} ([{name}](../evidence/{name}))."
+
+
+def page_section(documents: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What stands between the page's markers, of the documents by file."""
+    rows = rows_of(documents.values())
     found, index = counts(rows), {(r["library"], r["dtype"], r["op"], r["which"]): r for r in rows}
-    versions = ", ".join(f"{LIBRARIES[n].title} {v}" for n, v in document["versions"].items() if n in LIBRARIES)
-    where = f"{document['started'][:10]}, commit {document['commit'][:7]}"
-    page = [
-        f"![Outcomes by library and format]({CHART.removeprefix('docs/')})", "",
-        f"{versions}; {document['processors']} processors; {where} ([{SOURCE}](../evidence/{SOURCE})).", "",
-    ]  # fmt: skip
+    page = [f"![Outcomes by library and format]({CHART.removeprefix('docs/')})", ""]
+    page += [*(_origin(name, document) for name, document in documents.items()), ""]
     head = ("library", "format", "rows", *OUTCOMES, "bits differ in repeats", "bits depend on the batch")
     lines = []
     for (library, dtype), c in found.items():
@@ -105,9 +120,9 @@ def page_section(document: Mapping[str, Any]) -> list[str]:
     return [*page, *_table(("library", "rows", "reason"), left)]
 
 
-def chart(document: Mapping[str, Any]) -> str:
+def chart(rows: Iterable[Mapping[str, Any]]) -> str:
     """A bar for each library and format: the shares of the outcomes."""
-    found, bar, left, width = counts(document["rows"]), 22, 190, 520
+    found, bar, left, width = counts(rows), 22, 190, 520
     height = bar * len(found) + 44
     box = f"0 0 {left + width + 60} {height}"
     parts = [
@@ -135,10 +150,13 @@ def chart(document: Mapping[str, Any]) -> str:
 
 def documents() -> dict[str, str]:
     """The generated texts by file."""
-    found = read_document(EVIDENCE / SOURCE)
+    found = {name: read_document(EVIDENCE / name) for name in sources()}
     page = (ROOT / PAGE).read_text(encoding="utf-8")
     before, _, rest = page.partition(BEGIN)
-    return {PAGE: "\n".join([before + BEGIN, *page_section(found), END + rest.partition(END)[2]]), CHART: chart(found)}
+    return {
+        PAGE: "\n".join([before + BEGIN, *page_section(found), END + rest.partition(END)[2]]),
+        CHART: chart(rows_of(found.values())),
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:

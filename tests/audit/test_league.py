@@ -64,9 +64,9 @@ def test_explanations_name_rows_and_reasons() -> None:
         assert entry.reason.endswith(".") and entry.which in ("*", "forward", "vjp")
 
 
-@pytest.mark.skipif(not (table.EVIDENCE / table.SOURCE).exists(), reason="the league has not been run")
+@pytest.mark.skipif(not table.sources(), reason="the league has not been run")
 def test_every_failure_of_the_evidence_has_a_reason() -> None:
-    rows = read_document(table.EVIDENCE / table.SOURCE)["rows"]
+    rows = table.rows_of(read_document(table.EVIDENCE / name) for name in table.sources())
     assert len(rows) > 800 and not [r for r in rows if runner.unexplained(r)]
 
 
@@ -76,7 +76,7 @@ def test_an_explanation_covers_its_row_alone() -> None:
     assert explanation({**line, "op": "abs"}) == explanation({**line, "kinds": ["value", "shape"]}) == ""
 
 
-@pytest.mark.skipif(not (table.EVIDENCE / table.SOURCE).exists(), reason="the league has not been run")
+@pytest.mark.skipif(not table.sources(), reason="the league has not been run")
 def test_the_page_is_that_of_the_evidence() -> None:
     for name, text in table.documents().items():
         assert (table.ROOT / name).read_text("utf-8") == text, f"{name} is stale: run `python -m audit.league.table`"

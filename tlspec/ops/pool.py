@@ -246,6 +246,14 @@ def avg_pool_vjp(g, channels, spatial, kernel, stride, padding):
     return _gather(cells, np.broadcast_to(g[..., None], cells.shape), channels, spatial) / math.prod(kernel)
 
 
+@avg_pool.formula("vjp")
+def _shares_of_windows(g, channels, spatial, kernel, stride, padding):
+    """Every window's gradient is divided by its size, then the quotients are added."""
+    cells = _cells(channels, spatial, kernel, stride, padding)
+    shares = np.broadcast_to((g / math.prod(kernel))[..., None], cells.shape)
+    return _gather(cells, shares, channels, spatial)
+
+
 @op(_TEXT_2D.format(""),
     classes=on_two_axes(CLASSES), work=_work_2d, bound=tree(lambda in_h, in_w, kernel_h, kernel_w: min(in_h, kernel_h) * min(in_w, kernel_w)), checks=_CHECKS_2D,
     draw=lambda d: flatten_axes(_draw(d, 2)), laws=[linear("x"), adjoint("x"), homogeneous("x"), _same_as("avg_pool")],
@@ -266,6 +274,12 @@ def avg_pool2d_vjp(g, channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride
     """As avg_pool_bwd."""
     lists = axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
     return avg_pool_vjp(g, channels, [in_h, in_w], **lists)
+
+
+@avg_pool2d.formula("vjp")
+def _shares_of_windows_2d(g, channels, in_h, in_w, **axes):
+    """As for avg_pool."""
+    return _shares_of_windows(g, channels, [in_h, in_w], **axes_as_lists(**axes))
 
 
 def _softmax(x, beta, kernel, stride, padding):
