@@ -916,7 +916,7 @@ def hardswish(x):
 
 @hardswish.formula()
 def _plain_hardswish(x):
-    return x * np.clip(x + 3, 0, 6) / 6
+    return np.maximum(x, -3) * (np.clip(x + 3, 0, 6) / 6)
 
 
 @hardswish.vjp("x, g -> gx")
