@@ -1,9 +1,12 @@
 """``python -m bench.gpu`` (``make gpu``): checks a GPU machine from end to end and writes one file of JSON lines.
 
 Steps, in order: build (the CUDA library for this machine's architecture), verify (every operation on the CPU path and on
-CUDA, compared with the specification and with each other), bench (beside PyTorch where it is installed), steps (eager training
-steps beside PyTorch), growth (how cost and error grow with size), sanitizer (compute-sanitizer memcheck and racecheck over
-drawn cases and over shapes that reach large kernels), tests. A step that fails does not stop the later ones; the exit status
+CUDA, compared with the specification and with each other), reproducible (the same in contexts of that mode), determinism (in
+that mode the same bits over repetitions, batches and reused memory), weights (the hashes of the five trained examples), bench
+(beside PyTorch where it is installed), steps (eager training steps beside PyTorch), growth (how cost and error grow with size),
+judge (planted defects in kernels in Triton), league (operations of PyTorch and CuPy held to the specification), sanitizer
+(compute-sanitizer memcheck and racecheck over drawn cases and over shapes that reach large kernels), tests. Steps that need a
+library leave out what is not installed. A step that fails does not stop the later ones; the exit status
 is non-zero if any failed. The last thing printed is a short table.
 """
 
@@ -28,7 +31,8 @@ from tlspec.registry import MATH
 LIBRARY = ROOT / "native/build/cuda/libtorchlean_cuda.so"
 #: every lane arrives at barriers there, since racecheck does not see that one lane arrives for its warp (cuda/device/wgmma.cuh)
 RACECHECK_LIBRARY = ROOT / "native/build/racecheck/libtorchlean_cuda.so"
-STEPS = ("build", "verify", "bench", "steps", "growth", "sanitizer", "tests")
+STEPS = ("build", "verify", "reproducible", "determinism", "weights", "bench", "steps", "growth", "judge", "league", "sanitizer",
+         "tests")  # fmt: skip
 
 
 class Runner:
@@ -139,7 +143,7 @@ def main(argv: list[str] | None = None) -> int:
     ops = ["--ops", args.ops] if args.ops else []
 
     # a step that fails must not pass off an earlier run's file
-    for earlier in ("verify.json", "bench.json", "steps.json", "growth.json", "gpu.jsonl"):
+    for earlier in (*(f"{name}.json" for name in STEPS), "gpu.jsonl"):
         (args.out / earlier).unlink(missing_ok=True)
 
     if "build" in steps:
@@ -149,9 +153,14 @@ def main(argv: list[str] | None = None) -> int:
     cases = ["--cases", str(args.cases)] if args.cases else []
     for name, module, narrowed, limit in (
         ("verify", ["tlrt", "verify"], [*ops, *cases], 400),
+        ("reproducible", ["tlrt", "verify", "--math", "reproducible"], [*ops, *cases], 400),
+        ("determinism", ["audit", "determinism", "--math", "reproducible", "--device", "cuda"], ops, 300),
+        ("weights", ["bench.weights", "--devices", "cuda:0"], [], 300),
         ("bench", ["bench", "--device", "cuda", "--no-growth", "--math", args.math], ops, 900),
         ("steps", ["bench.steps", "--device", "cuda"], [], 200),
         ("growth", ["bench.growth", "--device", "cuda"], [], 200),
+        ("judge", ["audit", "judge", "--languages", "Triton", "--no-trivial"], [], 300),
+        ("league", ["audit", "league", "--libraries", "torch:cuda,cupy"], ops, 300),
     ):
         if name in steps:
             report_file = ["--json", str(args.out / f"{name}.json")]

@@ -10,7 +10,7 @@ import concurrent.futures
 import functools
 import multiprocessing
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from tlspec.judge import check
 LEFT_OUT = frozenset({"fingerprint", "dgemm", "rand_uniform", "rand_normal", "bernoulli_mask"})
 #: rows whose reference leaves float32's range on the way for some exponents, which its float32 run then loses
 RANGE = frozenset({"vector_norm", "prod"})
+HEAD = ("format", "kernels", "cases", "elements", "alarms", "worst share")
 #: failures that are printed
 SHOWN = 40
 
@@ -98,6 +99,16 @@ def _run(name: str, dtype: str, cases: int, seed: int) -> tuple[str, int, int, f
     return name, sum(r.cases for r in report.rows), sum(r.elements for r in report.rows), report.share, lines
 
 
+def table(lines: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    """For each format what :data:`HEAD` names."""
+    rows: list[tuple[Any, ...]] = []
+    for dtype in dict.fromkeys(x["dtype"] for x in lines):
+        own = [x for x in lines if x["dtype"] == dtype]
+        sums = [sum(x[k] for x in own) for k in ("cases", "elements", "alarms")]
+        rows.append((dtype, len(own), *sums, max(x["share"] for x in own)))
+    return rows
+
+
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m audit judge-alarms", description=(__doc__ or "").strip())
     parser.add_argument("--cases", type=int, default=100_000, metavar="N", help="cases of each format (100,000)")
@@ -128,12 +139,7 @@ def main(argv: Sequence[str]) -> int:
                 failures += found
                 progress.advance(1, f"{name} {dtype}")
     progress.close()
-    rows = []
-    for dtype in dtypes:
-        own = [x for x in lines if x["dtype"] == dtype]
-        sums = [sum(x[k] for x in own) for k in ("cases", "elements", "alarms")]
-        rows.append((dtype, len(own), *sums, max(x["share"] for x in own)))
-    print(format_table(("format", "kernels", "cases", "elements", "alarms", "worst share"), rows))
+    print(format_table(HEAD, table(lines)))
     for text in failures[:SHOWN]:
         print(f"ALARM {text}")
     if len(failures) > SHOWN:

@@ -1,33 +1,46 @@
 """The figures of docs/judge.md, from the evidence: ``python -m audit.judge.page``."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from audit.environment import EVIDENCE, ROOT
+from audit.judge.alarms import HEAD as ALARMS_HEAD
+from audit.judge.alarms import table as alarms_table
 from audit.judge.defects import HEAD, misses, table
 from tlrt.verify.documents import read_document
 
 BEGIN, END = "<!-- defects:begin -->", "<!-- defects:end -->"
-PAGE, SOURCE = "docs/judge.md", "judge-defects.jsonl"
+PAGE, PLANTED, ALARMS = "docs/judge.md", "judge-defects*.jsonl", "judge-alarms.jsonl"
 
 
-def section(document: Mapping[str, Any]) -> list[str]:
-    """What stands between the page's markers."""
-    lines, nothing = document["rows"], document["trivial"]
-    rows = [HEAD, ["---"] * len(HEAD), *table(lines)]
-    planted, caught = (sum(r[i] for r in rows[2:]) for i in (4, 5))
-    where = f"{document['started'][:10]}, commit {document['commit'][:7]}, [{SOURCE}](../evidence/{SOURCE})"
-    right = f"{sum(r[2] for r in rows[2:])} right kernels beside them are judged, of which {sum(r[3] for r in rows[2:])} fail"
-    page = [f"Of {planted} plantings {caught} are caught; {right} ({where}).", ""]
-    page += [*("| " + " | ".join(map(str, row)) + " |" for row in rows), ""]
+def _link(name: str, document: Mapping[str, Any]) -> str:
+    return f"{document['started'][:10]}, commit {document['commit'][:7]}, [{name}](../evidence/{name})"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    return ["| " + " | ".join(map(str, row)) + " |" for row in (head, ["---"] * len(head), *rows)]
+
+
+def section(documents: Mapping[str, Mapping[str, Any]], right: Mapping[str, Any]) -> list[str]:
+    """What stands between the page's markers, of the documents of plantings by file, and of that of right kernels."""
+    rows = alarms_table(right["rows"])
+    cases, alarms = (f"{sum(r[i] for r in rows):,}" for i in (2, 4))
+    page = [f"On {cases} cases of right kernels {alarms} alarms were raised ({_link(ALARMS, right)}).", ""]
+    page += [*_table(ALARMS_HEAD, rows), ""]
+    lines = [x for d in documents.values() for x in d["rows"]]
+    found = table(lines)
+    planted, caught = (sum(r[i] for r in found) for i in (4, 5))
+    beside = (
+        f"{sum(r[2] for r in found)} right kernels beside them are judged, of which {sum(r[3] for r in found)} fail"
+    )
+    origins = "; ".join(_link(name, d) for name, d in documents.items())
+    page += [f"Of {planted} plantings {caught} are caught; {beside} ({origins}).", "", *_table(HEAD, found), ""]
     page += [f"- Missed: {x['by']}, `{x['op']}`, {x['dtype']}: {name}. The reason: {reason}."
              for x, name, reason in misses(lines)]  # fmt: skip
-    for name, found in nothing.items():
-        but = "".join(f"; not for `{row}`, where {reason}" for row, reason in found["missed"].items())
-        page.append(
-            f"- A kernel that returns {name} is caught for {found['caught']} of {found['rows']} operations{but}."
-        )
+    for name, seen in (item for d in documents.values() for item in d["trivial"].items()):
+        but = "".join(f"; not for `{row}`, where {reason}" for row, reason in seen["missed"].items())
+        page.append(f"- A kernel that returns {name} is caught for {seen['caught']} of {seen['rows']} operations{but}.")
     return page
 
 
@@ -35,7 +48,9 @@ def page() -> str:
     """The page with the figures of the evidence."""
     text = (ROOT / PAGE).read_text("utf-8")
     head, rest = text.split(BEGIN)
-    return f"{head}{BEGIN}\n" + "\n".join(section(read_document(EVIDENCE / SOURCE))) + f"\n{END}{rest.split(END)[1]}"
+    documents = {path.name: read_document(path) for path in sorted(EVIDENCE.glob(PLANTED))}
+    body = "\n".join(section(documents, read_document(EVIDENCE / ALARMS)))
+    return f"{head}{BEGIN}\n{body}\n{END}{rest.split(END)[1]}"
 
 
 def main() -> int:

@@ -76,8 +76,6 @@ EXPLAINED: tuple[Explained, ...] = (
               "avg_pool avg_pool2d spectral_conv1d_rfft flash_attention grouped_attention", IN_STEPS, "vjp", NARROW),
     Explained(TORCH, "grouped_attention", "The mask is added, so a NaN among the scores stays where the mask blocks.",
               "forward"),
-    Explained(TORCH, "rotary", "The cosines and sines are a table in float32; the row's bound holds for angles in more bits.",
-              "*", "float32"),
     Explained(TORCH, "cumsum", IN_STEPS, "*", NARROW),
     Explained(ON_CUDA, "batchnorm_channel_first cross_entropy_rows", IN_STEPS, "vjp", NARROW),
     Explained(ON_CUDA, "conv conv2d conv_grouped", "The bias is added to a result that was rounded already.", "forward", NARROW),
@@ -132,7 +130,6 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained("onnx", "elu", f"e^x - 1 in place of expm1. {CANCELS}"),
     Explained("onnx", "hardswish", "x·max(0, min(1, x/6 + ½)) is NaN at -inf."),
     Explained("onnx", "softsign", "x/(1 + |x|) is NaN at infinities."),
-    Explained("onnx", "where", "The choice is a sum of two selections: -0 becomes +0.", kinds="law"),
 )  # fmt: skip
 
 

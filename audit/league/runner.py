@@ -93,7 +93,8 @@ def classes(row: Op, which: str) -> list[str]:
 
 
 def shortened(text: str) -> str:
-    """The beginning and the end of a long text, where errors of compilers say what and why."""
+    """The beginning and the end of a long text, where errors of compilers say what and why, without folders of the machine."""
+    text = re.sub(r'"(/[^"/]+)+/', '"', text)
     return text if len(text) <= TEXT else f"{text[: TEXT // 2]} ... {text[-TEXT // 2 :]}"
 
 
@@ -177,7 +178,7 @@ def main(argv: Sequence[str]) -> int:
     present = [n for n in names if n not in left]
     work = tasks(present, args.ops, args.dtypes.split(","))
     if not work:
-        p.exit(2, "audit league: nothing to judge\n")
+        p.exit(0 if left and not present else 2, "audit league: nothing to judge\n")
     if args.case is not None:
         lines = [line for task in work for line in judge(*task, args.cases, args.case)]
         return int(any(line["verdict"] == "fail" for line in lines))

@@ -253,6 +253,25 @@ DEFECTS = [
         ("w[j] = s[j] == -TL_INF ? 0.0 : tl_round_24(w[j] * (t[j] - dot));", "w[j] = s[j] == -TL_INF ? 0.0 : w[j] * (t[j] - dot);",
          "a factor of more than 24 bits, whose products are not exact, in reproducible contexts", "flash_attention"),
     ]),
+    *defects("native/src/cpu/linalg/chain.c", rows=[
+        (".segment = tl_chain_segment(x->n)}", ".segment = 2 * tl_chain_segment(x->n)}",
+         "another segment length in reproducible contexts", "matmul"),
+        ("            total[e] += sums[e];", "            total[e] = (float)total[e] + sums[e];",
+         "a total of segments in float32 in reproducible contexts", "matmul"),
+        ("sums[j] += job->parts[(s * x->m + i) * x->p + j];",
+         "sums[j] += job->parts[((job->segments - s) * x->m + i) * x->p + j];",
+         "the totals of segments are added in another order in reproducible contexts", "matmul"),
+    ]),
+    *defects("native/src/formula/butterfly.h", rows=[
+        ("    a[0] = tl_complex_add(s, t);\n    a[1] = tl_complex_add(d, e);",
+         "    a[0] = tl_complex_add(tl_complex_add(a[0], a[1]), tl_complex_add(a[2], a[3]));\n    a[1] = tl_complex_add(d, e);",
+         "another order of two terms in a butterfly", "rfft1d_packed"),
+        ("    return tl_complex_of(a.r * c - a.i * s, a.r * s + a.i * c);",
+         ("    tl_complex t = tl_complex_of(a.r * c - a.i * s, a.r * s + a.i * c);\n"
+         "    for (unsigned l = 0; l < sizeof t.r / sizeof t.r[0]; l++)\n"
+         "        t.r[l] = __builtin_fmaf(a.r[l], c, -(a.i[l] * s));\n    return t;"),
+         "a fused multiply-add where a butterfly rounds twice", "rfft1d_packed"),
+    ]),
     *defects("native/src/cpu/scan.c", rows=[
         ("                hj = fmaf(c, hj, b);", "                hj = c * hj + b;", "the recurrence rounds twice",
          "scan"),
