@@ -123,7 +123,6 @@ def main(argv: Sequence[str]) -> int:
     known = kernels()
     names, lines, failures = list(known), [], []
     dtypes = [d for d in args.dtypes.split(",") if d]
-    each = -(-args.cases // len(names))
     progress = Progress(len(dtypes) * len(names), "kernels")
     with concurrent.futures.ProcessPoolExecutor(args.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         for dtype in dtypes:
@@ -131,7 +130,7 @@ def main(argv: Sequence[str]) -> int:
             chosen = [
                 n for n in names if dtype == "float32" or registry.get(known[n][0]).signature.outputs[0].kind != "index"
             ]
-            done = [pool.submit(_run, name, dtype, each, args.seed) for name in chosen]
+            done = [pool.submit(_run, name, dtype, -(-args.cases // len(chosen)), args.seed) for name in chosen]
             for task in concurrent.futures.as_completed(done):
                 name, cases, elements, share, found = task.result()
                 lines.append({"kernel": name, "dtype": dtype, "cases": cases, "elements": elements,
