@@ -39,7 +39,7 @@ def chain(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None) -> np.nd
 
 
 def numbers(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """Of either sign, over thirty binades, so that every order of additions gives other bits."""
+    """Of either sign, over thirty binades."""
     return (rng.standard_normal(shape) * 2.0 ** rng.integers(-15, 15, shape)).astype(np.float32)
 
 
@@ -67,6 +67,23 @@ def test_products_are_chains(reproducible: tlrt.Device, m: int, n: int, p: int) 
     assert equal(y.numpy((m, p)), chain(a, b, bias))
     products = kernels.bmm(put(np.stack([a, a])), put(np.stack([b, 2 * b])), 2, m, n, p).numpy((2, m, p))
     assert equal(products[0], expected) and equal(products[1], 2 * expected)
+
+
+@pytest.mark.operations("matmul")
+@pytest.mark.parametrize(
+    ("m", "n", "p"), [(5, 301, 7), (1, 3 * SEGMENT + 5, 2), (200, 2 * SEGMENT + 7, 132), (2, LONGEST + SEGMENT + 3, 3)]
+)
+def test_sums_that_cancel(reproducible: tlrt.Device, m: int, n: int, p: int) -> None:
+    """Every term cancels one that is anywhere else: what is left are the roundings of float64, in which another order of the
+    terms, another length of the segments and another order of their totals show."""
+    rng = np.random.default_rng([m, n, p])
+    a, b, order = numbers(rng, m, n), numbers(rng, n, p), rng.permutation(n - n % 2)
+    first, second = order[::2], order[1::2]
+    a[:, second], b[second] = -a[:, first], b[first]
+    if n % 2:
+        a[:, -1] = 0
+    given = [reproducible.buffer(x) for x in (a, b)]
+    assert equal(kernels.matmul(*given, m, n, p).numpy((m, p)), chain(a, b))
 
 
 @pytest.mark.operations("dgemm")
