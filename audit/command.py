@@ -143,6 +143,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from audit.judge import defects
 
         return defects.main(words[1:])
+    if words[:1] == ["torch"]:
+        from audit import unmodified
+
+        return unmodified.main(words[1:])
     if words[:1] == ["onnx"]:
         from audit.onnx_nodes import command as onnx_nodes
 

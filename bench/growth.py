@@ -24,7 +24,7 @@ import numpy as np
 
 import tlrt
 from audit.environment import now
-from bench.markdown import format_figure
+from audit.markdown import format_figure
 from bench.measure import Subject, device_of, operand_bytes, time_host, time_marks
 from tlrt._terminal import Progress
 from tlrt.verify.documents import write_document

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from audit import evidence
 from audit.environment import EVIDENCE, ROOT
+from audit.markdown import format_figure, table
 from bench import trust
-from bench.markdown import format_figure, table
 from bench.speed_chart import chart_figures, draw_chart, family_ratios, read_figures
 from tlrt.verify.documents import read_document
 from tlrt.verify.report import count_entries

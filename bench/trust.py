@@ -14,7 +14,7 @@ from audit import evidence, faults
 from audit.environment import EVIDENCE, ROOT
 from audit.evidence import PARTS, Evidence, Source, device_kind, row_with_most
 from audit.figures import count_calls, format_count, format_inputs, format_share
-from bench.markdown import table, table_head, table_row
+from audit.markdown import table, table_head, table_row
 from tlrt.verify.report import count_entries
 from tlspec import entries, registry
 from tlspec.declarations import declarations

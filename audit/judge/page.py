@@ -1,13 +1,15 @@
 """The figures of docs/judge.md, from the evidence: ``python -m audit.judge.page``."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from audit.environment import EVIDENCE, ROOT
 from audit.judge.alarms import HEAD as ALARMS_HEAD
 from audit.judge.alarms import table as alarms_table
-from audit.judge.defects import HEAD, misses, table
+from audit.judge.defects import HEAD, misses
+from audit.judge.defects import table as plantings_table
+from audit.markdown import table
 from tlrt.verify.documents import read_document
 
 BEGIN, END = "<!-- defects:begin -->", "<!-- defects:end -->"
@@ -18,24 +20,25 @@ def _link(name: str, document: Mapping[str, Any]) -> str:
     return f"{document['started'][:10]}, commit {document['commit'][:7]}, [{name}](../evidence/{name})"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    return ["| " + " | ".join(map(str, row)) + " |" for row in (head, ["---"] * len(head), *rows)]
-
-
 def section(documents: Mapping[str, Mapping[str, Any]], right: Mapping[str, Any]) -> list[str]:
     """What stands between the page's markers, of the documents of plantings by file, and of that of right kernels."""
     rows = alarms_table(right["rows"])
     cases, alarms = (f"{sum(r[i] for r in rows):,}" for i in (2, 4))
     page = [f"On {cases} cases of right kernels {alarms} alarms were raised ({_link(ALARMS, right)}).", ""]
-    page += [*_table(ALARMS_HEAD, rows), ""]
+    page += [*table(ALARMS_HEAD, [map(str, r) for r in rows]), ""]
     lines = [x for d in documents.values() for x in d["rows"]]
-    found = table(lines)
+    found = plantings_table(lines)
     planted, caught = (sum(r[i] for r in found) for i in (4, 5))
     beside = (
         f"{sum(r[2] for r in found)} right kernels beside them are judged, of which {sum(r[3] for r in found)} fail"
     )
     origins = "; ".join(_link(name, d) for name, d in documents.items())
-    page += [f"Of {planted} plantings {caught} are caught; {beside} ({origins}).", "", *_table(HEAD, found), ""]
+    page += [
+        f"Of {planted} plantings {caught} are caught; {beside} ({origins}).",
+        "",
+        *table(HEAD, [map(str, r) for r in found]),
+        "",
+    ]
     page += [f"- Missed: {x['by']}, `{x['op']}`, {x['dtype']}: {name}. The reason: {reason}."
              for x, name, reason in misses(lines)]  # fmt: skip
     for name, seen in (item for d in documents.values() for item in d["trivial"].items()):

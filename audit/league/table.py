@@ -10,6 +10,7 @@ from typing import Any
 from audit.environment import EVIDENCE, ROOT
 from audit.league.explained import explanation
 from audit.league.libraries import LIBRARIES
+from audit.markdown import table
 from tlrt._terminal import format_table
 from tlrt.verify.documents import read_document
 from tlspec import registry
@@ -40,11 +41,6 @@ def summary(document: Mapping[str, Any]) -> str:
         (LIBRARIES[n].title, d, *(str(c[v] or "") for v in OUTCOMES)) for (n, d), c in counts(document["rows"]).items()
     ]
     return format_table(("library", "format", *OUTCOMES), rows)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [head, ["---"] * len(head), *rows]
-    return ["| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in lines]
 
 
 def cell(line: Mapping[str, Any] | None) -> str:
@@ -92,7 +88,7 @@ def page_section(documents: Mapping[str, Mapping[str, Any]]) -> list[str]:
         lines.append((LIBRARIES[library].title, dtype, str(len({r["op"] for r in mine})),
                       *(str(c[v]) for v in OUTCOMES), *map(str, bits)))  # fmt: skip
     page += [
-        *_table(head, lines),
+        *table(head, lines),
         "",
         "### Failures and their reasons",
         "",
@@ -104,11 +100,11 @@ def page_section(documents: Mapping[str, Mapping[str, Any]]) -> list[str]:
         if r["verdict"] == "fail":
             what = f"{r['op']}{' gradient' if r['which'] == 'vjp' else ''} {SHORT[r['dtype']]}"
             reasons.setdefault((r["library"], explanation(r) or "**not explained**"), []).append(what)
-    page += _table(
+    page += table(
         ("library", "reason", "rows"), ((LIBRARIES[n].title, why, ", ".join(w)) for (n, why), w in reasons.items())
     )
     columns = list(found)
-    page += ["", "### Every row", "", *_table(
+    page += ["", "### Every row", "", *table(
         ("row", *(f"{LIBRARIES[n].title} {SHORT[d]}" for n, d in columns)),
         ((op + (" gradient" if which == "vjp" else ""), *(cell(index.get((*column, op, which))) for column in columns))
          for op in (r.name for r in registry.ops(None)) for which in ("forward", "vjp")
@@ -117,7 +113,7 @@ def page_section(documents: Mapping[str, Mapping[str, Any]]) -> list[str]:
     left = [
         (LIBRARIES[n].title, what, why) for n in dict(columns) for what, why in LIBRARIES[n].module.LEFT_OUT.items()
     ]
-    return [*page, *_table(("library", "rows", "reason"), left)]
+    return [*page, *table(("library", "rows", "reason"), left)]
 
 
 def chart(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -1,0 +1,231 @@
+"""Unmodified models under tlrt.torch.reproducible: right results, the same bits whatever the threads and SIMD variant, and a
+report of what was computed where."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import DEVICES, ROOT
+from tlrt.errors import UnavailableError
+from tlrt.verify.run import cpu_settings, cpu_variants
+
+torch = pytest.importorskip("torch")
+mode = pytest.importorskip("tlrt.torch.mode")
+routes = pytest.importorskip("tlrt.torch.routes")
+nn, F = torch.nn, torch.nn.functional
+aten = torch.ops.aten
+
+
+def place(device: str) -> str:
+    return "cpu" if device == "cpu" else "cuda:0"
+
+
+def drawn(seed: int, *shape: int) -> Any:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape, np.float32))
+
+
+class Net(nn.Module):
+    """One layer of each kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, 16, padding_idx=0)
+        self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
+        self.norm, self.groups, self.batch = nn.LayerNorm(16), nn.GroupNorm(2, 8), nn.BatchNorm2d(8)
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.conv, self.deep = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, stride=2, groups=8)
+        self.back = nn.ConvTranspose2d(8, 4, 2, stride=2)
+
+    def forward(self, tokens: Any, image: Any) -> Any:
+        x = self.words(tokens)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        x = x + self.down(F.gelu(self.up(self.norm(x))))
+        x = x + F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], is_causal=True)[:, 0]
+        y = F.silu(self.groups(F.max_pool2d(F.relu(self.batch(self.conv(image))), 3, 2)))
+        y = F.avg_pool2d(self.back(self.deep(y)), 2)
+        z = torch.tanh(y.mean(dim=(2, 3))) / 3.0 + torch.logsumexp(y.flatten(2), 2)
+        return (
+            F.cross_entropy(x.flatten(0, 1), tokens.flatten(), ignore_index=0)
+            + F.mse_loss(z, torch.ones_like(z))
+            + x.std()
+        )
+
+
+def net(device: str) -> Any:
+    model = Net()
+    with torch.no_grad():
+        for seed, p in enumerate(model.parameters()):
+            p.copy_(drawn(seed, *p.shape) * 0.3)
+    return model.to(device)
+
+
+def inputs(device: str) -> tuple[Any, Any]:
+    tokens = torch.from_numpy(np.random.default_rng(1).integers(0, 11, (3, 9)))
+    return tokens.to(device), drawn(2, 3, 3, 17, 17).to(device)
+
+
+def gradients(device: str, under: bool, dtype: Any = torch.float32) -> tuple[Any, list[Any], Any]:
+    model = net(device).to(dtype)
+    tokens, image = inputs(device)
+    if not under:
+        loss = model(tokens, image.to(dtype))
+        loss.backward()
+        return loss.detach(), [p.grad for p in model.parameters()], None
+    with mode.reproducible() as report:
+        loss = model(tokens, image)
+        loss.backward()
+    return loss.detach(), [p.grad for p in model.parameters()], report
+
+
+def content(loss: Any, grads: list[Any]) -> bytes:
+    return b"".join(x.detach().cpu().numpy().tobytes() for x in [loss, *grads])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_results_are_right(device: str) -> None:
+    """Closer to float64 than a few roundings of float32, in relative norm."""
+    loss, grads, report = gradients(place(device), True)
+    exact, expected, _ = gradients(place(device), False, torch.float64)
+    assert abs(loss.item() - exact.item()) <= 2e-6 * abs(exact.item())
+    size = sum(x.square().sum() for x in expected) ** 0.5  # the bias before a batch norm has the gradient 0
+    for mine, theirs in zip(grads, expected, strict=True):
+        assert (mine - theirs).norm() <= 1e-5 * theirs.norm() + 1e-7 * size
+    assert report.coverage == 1 and report.left == ()
+    text = str(report)
+    assert "convolution_backward" in text and "100.00% of the work is reproducible" in text
+
+
+def test_bits_depend_on_no_setting() -> None:
+    known = content(*gradients("cpu", True)[:2])
+    for variant in cpu_variants():
+        for threads in (1, 2):
+            with cpu_settings(variant, threads):
+                assert content(*gradients("cpu", True)[:2]) == known
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert content(*gradients("cpu", True)[:2]) == known
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.skipif("cuda" not in DEVICES, reason="no GPU")
+def test_bits_are_those_of_the_cpu() -> None:
+    assert content(*gradients("cuda:0", True)[:2]) == content(*gradients("cpu", True)[:2])
+
+
+def test_rows_do_not_depend_on_the_batch() -> None:
+    layer, x = nn.Linear(33, 17), drawn(5, 64, 33)
+    with torch.no_grad(), mode.reproducible():
+        whole = layer(x)
+        assert all(torch.equal(layer(x[i : i + 1])[0], whole[i]) for i in range(64))
+
+
+def test_operators_without_a_route_are_named() -> None:
+    x = drawn(1, 4, 4)
+    with mode.reproducible() as report:
+        torch.linalg.qr(x)
+    assert report.left == ("linalg_qr",) and report.coverage < 1
+    with pytest.raises(UnavailableError, match=r"aten\.linalg_qr"), mode.reproducible(strict=True):
+        torch.linalg.qr(x)
+
+
+def test_other_types_are_left_alone() -> None:
+    with mode.reproducible() as report:
+        y = drawn(1, 4, 4).double() @ torch.ones(4, 4, dtype=torch.float64)
+    assert y.dtype == torch.float64 and "mm" not in {name for name, _ in report.calls}
+
+
+def test_the_mode_ends_with_its_block() -> None:
+    x = drawn(1, 3, 3)
+    with pytest.raises(KeyError), mode.reproducible() as report:
+        raise KeyError
+    x @ x
+    assert not report.calls
+
+
+CASES: dict[str, Any] = {
+    "in place": lambda x: x.clone().exp_(),
+    "out": lambda x: torch.mm(x, x, out=torch.empty(6, 6)),
+    "alpha": lambda x: torch.add(x, x, alpha=0.3),
+    "rsub": lambda x: 1.5 - x,
+    "addcmul": lambda x: torch.addcmul(x, x, x, value=0.7),
+    "addcdiv": lambda x: torch.addcdiv(x, x, x.abs() + 1, value=0.7),
+    "lerp": lambda x: torch.lerp(x, x * 2, 0.3),
+    "baddbmm": lambda x: torch.baddbmm(x[None], x[None], x[None], beta=0.5, alpha=2),
+    "addmv": lambda x: torch.addmv(x[0], x, x[1]),
+    "dot": lambda x: torch.dot(x[0], x[1]),
+    "var": lambda x: torch.var(x, 1, correction=0),
+    "sum": lambda x: x[None].sum((0, 2), keepdim=True),
+    "mean of all": lambda x: x.mean(),
+    "norm": lambda x: torch.linalg.vector_norm(x, 3, dim=0),
+    "cumsum": lambda x: x.cumsum(0),
+    "softplus": lambda x: F.softplus(x, 2.0, 1.0),
+    "elu": lambda x: F.elu(x, 0.7),
+    "powers": lambda x: x.abs() ** 1.7 + 2.0**x + x.abs() ** x,
+    "atan2": lambda x: torch.atan2(x, x.t()),
+    "index_add": lambda x: x.index_add(1, torch.tensor([0, 2, 2]), x[:, :3], alpha=0.5),
+    "scatter_add": lambda x: x.scatter_add(0, torch.tensor([[0, 1, 1], [0, 0, 1]]), x[:2, :3]),
+    "index_put": lambda x: x.index_put((torch.tensor([0, 0, -1]), torch.tensor([1, 1, 2])), x[0, :3], accumulate=True),
+    "rows": lambda x: x.index_put((torch.tensor([0, 0, -1]),), x[:3], accumulate=True),
+    "softmax of columns": lambda x: x.softmax(0) + x.log_softmax(0),
+    "attention with a mask": lambda x: F.scaled_dot_product_attention(x.view(1, 2, 3, 6), x.view(1, 2, 3, 6), x.view(1, 2, 3, 6),
+                                                                     attn_mask=x[:3, :3]),
+    "attention with a boolean mask": lambda x: F.scaled_dot_product_attention(
+        x.view(1, 2, 3, 6), x.view(1, 2, 3, 6), x.view(1, 2, 3, 6), attn_mask=torch.tensor([[True, False, True]] * 3)),
+    "attention of three axes": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+    "adaptive pooling": lambda x: F.adaptive_avg_pool2d(x[None], 2),
+    "batch norm with running statistics": lambda x: F.batch_norm(x, x[0].detach(), x[1].detach().abs() + 1, x[2], x[3], False),
+    "nll of images": lambda x: F.nll_loss(x.view(1, 6, 2, 3), torch.tensor([[[0, 5, 1], [2, 3, 4]]]), weight=x[0].detach().abs()),
+    "losses of rows": lambda x: F.cross_entropy(x, torch.arange(6), reduction="none") + F.mse_loss(x, x + 1, reduction="none")[0],
+    "label smoothing": lambda x: F.cross_entropy(x, torch.arange(6), label_smoothing=0.1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_routes_compute_what_pytorch_means(case: str) -> None:
+    x = drawn(3, 6, 6)
+    expected = CASES[case](x)
+    leaf = x.clone().requires_grad_(case != "out")
+    with mode.reproducible(strict=True):
+        found = CASES[case](leaf)
+        if found.requires_grad:
+            found.sum().backward()
+    assert torch.allclose(found.detach(), expected, rtol=1e-5, atol=1e-5)
+    if found.requires_grad:
+        again = x.clone().requires_grad_()
+        CASES[case](again).sum().backward()
+        assert torch.allclose(leaf.grad, again.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "SGD", "RMSprop"])
+def test_optimisers_are_routed(kind: str) -> None:
+    layer, x = nn.Linear(5, 3), drawn(1, 4, 5)
+    options = {
+        "SGD": {"momentum": 0.9, "nesterov": True},
+        "AdamW": {"weight_decay": 0.1},
+        "RMSprop": {"centered": True},
+    }
+    optimizer = getattr(torch.optim, kind)(layer.parameters(), lr=0.01, foreach=False, **options[kind])
+    before = layer.weight.detach().clone()
+    with mode.reproducible(strict=True):
+        for _ in range(3):
+            optimizer.zero_grad()
+            layer(x).square().mean().backward()
+            optimizer.step()
+    assert (layer.weight - before).abs().max() > 0.001
+
+
+def test_dropout_that_is_on_is_reported() -> None:
+    with mode.reproducible() as report:
+        F.dropout(drawn(1, 8, 8), 0.5)
+    assert any("bernoulli" in name or "dropout" in name for name in report.left)
+
+
+def test_the_documents_code_runs() -> None:
+    blocks = re.findall(r"^```py\n(.*?)^```", (ROOT / "docs/torch.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(block, {})

@@ -1,0 +1,123 @@
+"""The operations as PyTorch's operators: PyTorch's own checks of each, and the bits of the same calls on buffers."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import DEVICES
+from tlrt.verify.run import Runtime
+from tlspec import registry
+from tlspec.drawn import Case
+from tlspec.judge.checking import drawn_cases
+from tlspec.registry import Op
+
+torch = pytest.importorskip("torch")
+ops = pytest.importorskip("tlrt.torch.ops")
+calls = pytest.importorskip("tlrt.torch.calls")
+
+ROWS = [registry.get(name) for name in ops.operators()]
+
+
+def bits(x: Any) -> tuple[tuple[int, ...], bytes]:
+    return x.shape, np.ascontiguousarray(x).tobytes()
+
+
+def names(rows: list[Op]) -> Any:
+    return pytest.mark.parametrize("operator", rows, ids=lambda r: r.name)
+
+
+def cases(row: Op, count: int = 2) -> list[Case]:
+    return list(drawn_cases(row, "forward", {"small": count, "medium": 1, "edges": 0, "large": 0}, "normal", False, 3))
+
+
+def arguments(case: Case, device: str) -> list[Any]:
+    """What the operator takes: tensors, then dimensions that no shape says, then parameters."""
+    signature = case.op.signature
+    _, others = ops._names(signature)
+    out: list[Any] = []
+    for array in signature.inputs:
+        value = case.inputs[array.name]
+        if value is None:
+            out.append(None)
+            continue
+        shape = value.shape if array.elementwise else calls.shape_of(array, case.values)
+        kind = np.int64 if array.kind in ("u32", "index") else np.float32
+        out.append(torch.tensor(value.astype(kind).reshape(shape), device=device))
+    return out + [case.values[n] for n in others]
+
+
+def place(device: str) -> str:
+    return "cpu" if device == "cpu" else "cuda:0"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@names(ROWS)
+def test_bits_are_those_of_buffers(operator: Op, device: str) -> None:
+    runtime = Runtime(device, math=ops.math())
+    for case in cases(operator):
+        found = getattr(torch.ops.torchlean, operator.name)(*arguments(case, place(device)))
+        results = found if isinstance(found, tuple) else (found,)
+        for mine, theirs in zip(runtime.run(case), results, strict=True):
+            assert bits(mine) == bits(theirs.detach().cpu().numpy().astype(mine.dtype)), case
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@names([r for r in ROWS if r.vjp_rule is not None])
+def test_gradients_are_those_of_the_rule(operator: Op, device: str) -> None:
+    for case in cases(operator, 1):
+        given = arguments(case, place(device))
+        leaves = [x.requires_grad_() for x in given if isinstance(x, torch.Tensor) and x.is_floating_point()]
+        found = getattr(torch.ops.torchlean, operator.name)(*given)
+        (found[0] if isinstance(found, tuple) else found).sum().backward()
+        assert any(x.grad is not None for x in leaves)
+        assert all(x.grad is None or x.grad.shape == x.shape for x in leaves)
+
+
+@names(ROWS)
+def test_pytorchs_own_checks(operator: Op) -> None:
+    [case, *_] = cases(operator, 1)
+    given = [
+        x.abs() + 1 if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in arguments(case, "cpu")
+    ]
+    if operator.vjp_rule is not None:
+        given = [x.requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in given]
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    found = torch.library.opcheck(
+        getattr(torch.ops.torchlean, operator.name).default, tuple(given), test_utils=checks, raise_exception=False
+    )
+    assert set(found.values()) == {"SUCCESS"}, found
+
+
+def test_a_wrong_shape_is_named() -> None:
+    with pytest.raises(Exception, match=r"matmul: B: got shape \(4, 2\), expected \(3, 2\)"):
+        torch.ops.torchlean.matmul(torch.ones(2, 3), torch.ones(4, 2))
+    with pytest.raises(Exception, match="add: inputs"):
+        torch.ops.torchlean.add(torch.ones(2), torch.ones(3))
+
+
+def test_operators_compile() -> None:
+    """Under torch.compile: the graph has no break, and the bits are those of eager calls."""
+
+    def step(x: Any, w: Any) -> Any:
+        return torch.ops.torchlean.softmax(torch.ops.torchlean.matmul(x, w)).square().sum()
+
+    x, w = torch.randn(8, 5), torch.randn(5, 3, requires_grad=True)
+    expected = step(x, w)
+    expected.backward()
+    gradient, w.grad = w.grad, None
+    found = torch.compile(step, backend="aot_eager", fullgraph=True)(x, w)
+    found.backward()
+    assert bits(found.detach().numpy()) == bits(expected.detach().numpy())
+    assert bits(w.grad.numpy()) == bits(gradient.numpy())
+
+
+def test_the_mode_is_set_for_all() -> None:
+    before = ops.math()
+    try:
+        ops.set_math("reproducible")
+        assert ops.math() == "reproducible"
+        with pytest.raises(ValueError, match="math"):
+            ops.set_math("exact")
+    finally:
+        ops.set_math(before)

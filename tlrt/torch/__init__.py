@@ -1,0 +1,8 @@
+"""This package inside PyTorch: the operations as ``torch.ops.torchlean``, and :func:`reproducible`, a block in which an
+unmodified model computes with the same bits on every device. Needs PyTorch 2.6 or newer, which `import tlrt` alone does
+not."""
+
+from tlrt.torch.mode import Report, reproducible
+from tlrt.torch.ops import math, operators, set_math
+
+__all__ = ["Report", "math", "operators", "reproducible", "set_math"]
