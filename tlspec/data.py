@@ -13,7 +13,8 @@ structured    constant, one-hot, ascending, few distinct values, zeros, alternat
 huge          normal, times a power of two from 2^96 up for each row, nothing beyond the largest float32: sums overflow
               where means and neighbouring results do not
 offset        normal, around a number of ±2^6 to ±2^12: what is not shifted first overflows or cancels. The judge draws it
-spread        normal, times 2^5 to 2^7: exponentials underflow beside others. The judge draws it
+spread        normal, times 2^5 to 2^7, or one number of each row by that much above the others, in every other row its last:
+              exponentials underflow beside others, and overflow where a maximum misses one. The judge draws it
 grid          multiples of 2^-6 in [-2, 2]: small combinations of them are exact, which the laws need
 ============  ========================================================================================================
 """
@@ -92,7 +93,13 @@ def fill(
         middle = float(rng.choice((-1, 1))) * 2.0 ** int(rng.integers(6, 13))
         x = rng.standard_normal(n, dtype=np.float32) + np.float32(middle)
     elif data == "spread":
-        x = rng.standard_normal(n, dtype=np.float32) * np.float32(2.0 ** int(rng.integers(5, 8)))
+        x, factor = rng.standard_normal(n, dtype=np.float32), np.float32(2.0 ** int(rng.integers(5, 8)))
+        last = max(shape[-1] if shape else 1, 1)
+        if rng.integers(2) and n:
+            at = np.where(rng.integers(2, size=n // last), last - 1, rng.integers(last, size=n // last))
+            x[np.arange(n // last) * last + at] += 2 * factor
+        else:
+            x *= factor
     elif data == "grid":
         x = (rng.integers(-128, 128, size=n, endpoint=True) / 64).astype(np.float32)
     elif data == "structured":

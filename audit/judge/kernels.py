@@ -298,6 +298,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect("softmax", "no maximum is subtracted", lambda x: softmax(x, 0)),
     Defect("softmax", "the maximum of all rows", lambda x: softmax(x, x.max(initial=-np.inf))),
     Defect("softmax", "the maximum of the first tile", lambda x: softmax(x, x[:, :TILE].max(axis=1, keepdims=True, initial=-np.inf))),
+    Defect("softmax", "the maximum misses the last column", lambda x: softmax(x, x[:, :-1].max(axis=1, keepdims=True, initial=-np.inf)) if x.shape[1] > 1 else softmax(x)),
     Defect("softmax", "over the other axis", lambda x: softmax(x.T).T),
     Defect("softmax", "halves are not rescaled", _online_without_rescaling),
     Defect("softmax", "the sum in bfloat16", lambda x: np.exp(t := x - x.max(1, keepdims=True, initial=-np.inf)) / summed(np.exp(t), 1, bf16)[:, None]),
