@@ -38,8 +38,8 @@ def observe() -> list[str]:
     lines, written = set(), generated_files()
     for package in (tlrt, tlspec):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            # a row's own functions come and go with it, and PyTorch may not be installed
-            if found.name.startswith(("tlspec.ops.", "tlrt.torch")):
+            # a row's own functions come and go with it, and PyTorch and JAX may not be installed
+            if found.name.startswith(("tlspec.ops.", "tlrt.jax", "tlrt.torch")):
                 continue
             if found.name.endswith("__main__") or found.name.replace(".", "/") + ".py" in written:
                 continue

@@ -2,49 +2,29 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests import DEVICES
+from tests.runtime import foreign_rows
+from tests.runtime.foreign_rows import bits, cases
+from tlrt import _calls
 from tlrt.verify.run import Runtime
 from tlspec import registry
 from tlspec.drawn import Case
-from tlspec.judge.checking import drawn_cases
 from tlspec.registry import Op
 
 torch = pytest.importorskip("torch")
 ops = pytest.importorskip("tlrt.torch.ops")
-calls = pytest.importorskip("tlrt.torch.calls")
 
 ROWS = [registry.get(name) for name in ops.operators()]
-
-
-def bits(x: Any) -> tuple[tuple[int, ...], bytes]:
-    return x.shape, np.ascontiguousarray(x).tobytes()
 
 
 def names(rows: list[Op]) -> Any:
     return pytest.mark.parametrize("operator", rows, ids=lambda r: r.name)
 
 
-def cases(row: Op, count: int = 2) -> list[Case]:
-    return list(drawn_cases(row, "forward", {"small": count, "medium": 1, "edges": 0, "large": 0}, "normal", False, 3))
-
-
 def arguments(case: Case, device: str) -> list[Any]:
-    """What the operator takes: tensors, then dimensions that no shape says, then parameters."""
-    signature = case.op.signature
-    _, others = ops._names(signature)
-    out: list[Any] = []
-    for array in signature.inputs:
-        value = case.inputs[array.name]
-        if value is None:
-            out.append(None)
-            continue
-        shape = value.shape if array.elementwise else calls.shape_of(array, case.values)
-        kind = np.int64 if array.kind in ("u32", "index") else np.float32
-        out.append(torch.tensor(value.astype(kind).reshape(shape), device=device))
-    return out + [case.values[n] for n in others]
+    return foreign_rows.arguments(case, lambda x: torch.tensor(x, device=device))
 
 
 def place(device: str) -> str:
@@ -54,7 +34,7 @@ def place(device: str) -> str:
 @pytest.mark.parametrize("device", DEVICES)
 @names(ROWS)
 def test_bits_are_those_of_buffers(operator: Op, device: str) -> None:
-    runtime = Runtime(device, math=ops.math())
+    runtime = Runtime(device, math=_calls.math())
     for case in cases(operator):
         found = getattr(torch.ops.torchlean, operator.name)(*arguments(case, place(device)))
         results = found if isinstance(found, tuple) else (found,)
@@ -113,11 +93,11 @@ def test_operators_compile() -> None:
 
 
 def test_the_mode_is_set_for_all() -> None:
-    before = ops.math()
+    before = _calls.math()
     try:
-        ops.set_math("reproducible")
-        assert ops.math() == "reproducible"
+        _calls.set_math("reproducible")
+        assert _calls.math() == "reproducible"
         with pytest.raises(ValueError, match="math"):
-            ops.set_math("exact")
+            _calls.set_math("exact")
     finally:
-        ops.set_math(before)
+        _calls.set_math(before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tlrt._binding import capsules
@@ -55,15 +56,22 @@ def _packed(array: Any) -> Any:
 def _borrow(array: Any, device: Device) -> Buffer:
     capsule = _capsule(array, device.stream if device.is_cuda else None)
     address, versioned, unsigned = capsules.open_capsule(capsule)
+    return borrow_tensor(address, versioned, unsigned, device, lambda: capsules.empty_capsule(capsule, versioned))
+
+
+def borrow_tensor(
+    address: int, versioned: bool, unsigned: bool, device: Device, taken: Callable[[], None] = lambda: None
+) -> Buffer:
+    """A buffer over the tensor of DLPack's that lies at an address; `taken` is called when the tensor is the library's to
+    delete."""
     kind = IndexBuffer if unsigned else Buffer
     library = load()
     function = library.lib.torchlean_cuda_buffer_borrow
-    tensor = library.ffi.cast("void *", address)
     slot = new(library.ffi.typeof("torchlean_buffer **"))
     try:
-        status = complete_call(function, device._handle, tensor, int(versioned), slot)
+        status = complete_call(function, device._handle, library.ffi.cast("void *", address), int(versioned), slot)
         if not status:
-            capsules.empty_capsule(capsule, versioned)
+            taken()
             return kind(own(slot[0], library.lib.torchlean_cuda_buffer_release), device)
     except BaseException:
         library.lib.torchlean_cuda_buffer_release(slot[0])

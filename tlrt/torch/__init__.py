@@ -2,7 +2,8 @@
 unmodified model computes with the same bits on every device. Needs PyTorch 2.6 or newer, which `import tlrt` alone does
 not."""
 
+from tlrt._calls import math, set_math
 from tlrt.torch.mode import Report, reproducible
-from tlrt.torch.ops import math, operators, set_math
+from tlrt.torch.ops import operators
 
 __all__ = ["Report", "math", "operators", "reproducible", "set_math"]

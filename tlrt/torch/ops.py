@@ -9,30 +9,13 @@ from typing import Any
 
 import torch
 
-from tlrt.context import device as find_device
+from tlrt import _calls
 from tlrt.torch import calls
-from tlspec import registry
 from tlspec.registry import Op
 from tlspec.signature import Array, Param, Signature
 
 NAMESPACE = "torchlean"
 _library = torch.library.Library(NAMESPACE, "DEF")
-#: how operators compute: "fast" or "reproducible"; that of new devices until it is set
-_math: list[str] = []
-
-
-def math() -> str:
-    """How the operators compute: "fast" or "reproducible". Until :func:`set_math` it is the environment's TORCHLEAN_MATH, or
-    "fast"."""
-    if not _math:
-        _math.append(find_device("cpu").math)
-    return _math[0]
-
-
-def set_math(math: str) -> None:
-    """How the operators of ``torch.ops.torchlean`` compute from here on, in all threads: "fast" or "reproducible"."""
-    with find_device("cpu", math=math, new=True) as checked:
-        _math[:] = [checked.math]
 
 
 def _default(p: Param) -> str:
@@ -42,30 +25,18 @@ def _default(p: Param) -> str:
 def _arguments(signature: Signature) -> list[str]:
     """The arguments of an operator as its schema has them."""
     out = [f"Tensor{'?' if a.optional else ''} {a.name}" for a in signature.inputs]
-    out += [f"{'int[]' if d.startswith('*') else 'int'} {d.lstrip('*')}" for d in calls.free_dimensions(signature)]
+    out += [f"{'int[]' if d.startswith('*') else 'int'} {d.lstrip('*')}" for d in _calls.free_dimensions(signature)]
     kinds = {"float": "float", "dims": "int[]"}
-    params = sorted(signature.params, key=lambda p: p.default is not None)
-    return out + [f"{kinds.get(p.kind, 'int')} {p.name}{_default(p)}" for p in params]
+    return out + [f"{kinds.get(p.kind, 'int')} {p.name}{_default(p)}" for p in _calls.parameters(signature)]
 
 
 def _returns(outputs: Sequence[Array]) -> str:
     return "Tensor" if len(outputs) == 1 else f"({', '.join(['Tensor'] * len(outputs))})"
 
 
-def _names(signature: Signature) -> tuple[list[str], list[str]]:
-    """The names of an operator's tensors and of its other arguments, in the schema's order."""
-    free = [d.lstrip("*") for d in calls.free_dimensions(signature)]
-    return [a.name for a in signature.inputs], free + [
-        p.name for p in sorted(signature.params, key=lambda p: p.default is not None)
-    ]
-
-
 def _given(signature: Signature, arguments: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    tensors, others = _names(signature)
-    known = dict(zip([*tensors, *others], arguments, strict=False))
-    for p in signature.params:
-        if p.default is not None:
-            known.setdefault(p.name, float(p.default) if p.kind == "float" else int(p.default))
+    tensors, others = _calls.names(signature)
+    known = {**_calls.defaults(signature), **dict(zip([*tensors, *others], arguments, strict=False))}
     return {n: known.get(n) for n in tensors}, {n: known[n] for n in others}
 
 
@@ -75,13 +46,13 @@ def _one(found: Sequence[Any]) -> Any:
 
 def _compute(row: Op, *arguments: Any) -> Any:
     tensors, values = _given(row.signature, arguments)
-    return _one(calls.forward(row, tensors, values, math()))
+    return _one(calls.forward(row, tensors, values, _calls.math()))
 
 
 def _compute_gradient(row: Op, *arguments: Any) -> Any:
     *rest, want = arguments
     tensors, values = _given(row.vjp_signature, rest)
-    return _one(calls.backward(row, tensors, values, want, math()))
+    return _one(calls.backward(row, tensors, values, want, _calls.math()))
 
 
 def _fake(row: Op, signature: Signature, want: Sequence[bool] | None, arguments: Sequence[Any]) -> Any:
@@ -92,7 +63,7 @@ def _fake(row: Op, signature: Signature, want: Sequence[bool] | None, arguments:
     kinds = [torch.uint32 if a.kind == "index" else torch.float32 for a in signature.outputs]
     return _one([
         like.new_empty(shape if w else (0,), dtype=kind)
-        for shape, w, kind in zip(calls.results(row.name, signature, shapes, values), wanted, kinds, strict=True)
+        for shape, w, kind in zip(_calls.results(row.name, signature, shapes, values), wanted, kinds, strict=True)
     ])  # fmt: skip
 
 
@@ -121,7 +92,7 @@ def _keep(row: Op, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
     outputs = output if isinstance(output, tuple) else (output,)
     made = {a.name: t for a, t in zip(row.signature.outputs, outputs, strict=True)}
     shapes = {n: t.shape for n, t in tensors.items() if t is not None}
-    known = dict(values) if row.signature.elementwise else calls.dimensions(row.name, row.signature, shapes, values)
+    known = _calls.dimensions(row.name, row.signature, shapes, values)
     reads = [a.name for a in row.vjp_signature.inputs]
     ctx.save_for_backward(*(x for n in reads if (x := {**tensors, **made}.get(n)) is not None))
     ctx.kept = [n for n in reads if {**tensors, **made}.get(n) is not None]
@@ -137,7 +108,7 @@ def _differentiate(row: Op, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
             known[a.name] = next(cotangents).contiguous()
     targets = [n[1:] for n in (a.name for a in signature.outputs)]  # gx is the gradient of x
     want = [ctx.needs_input_grad[ctx.names.index(n)] for n in targets]
-    tensors, others = _names(signature)
+    tensors, others = _calls.names(signature)
     found = getattr(torch.ops.torchlean, f"{row.name}_bwd")(
         *(known.get(n) for n in tensors), *(ctx.known[n] for n in others), want
     )
@@ -147,9 +118,8 @@ def _differentiate(row: Op, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
 
 def operators() -> tuple[str, ...]:
     """The names under ``torch.ops.torchlean``: those of the rows, without random draws, optimisers and float64 products."""
-    return tuple(row.name for row in registry.ops() if calls.is_callable(row))
+    return tuple(row.name for row in _calls.rows())
 
 
-for _row in registry.ops():
-    if calls.is_callable(_row):
-        _define(_row)
+for _row in _calls.rows():
+    _define(_row)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tlrt import _calls
 from tlrt.torch import calls
 from tlspec import registry
 
@@ -47,9 +48,4 @@ def run_gradient(op: str, *tensors: Any, want: Sequence[bool] = (True,), **value
 
 
 def with_defaults(signature: Any, values: dict[str, Any]) -> dict[str, Any]:
-    known = {
-        p.name: float(p.default) if p.kind == "float" else int(p.default)
-        for p in signature.params
-        if p.default is not None
-    }
-    return {**known, **values}
+    return {**_calls.defaults(signature), **values}

@@ -1,0 +1,153 @@
+"""The operations as functions of JAX's arrays: under jit, with gradients, over batches, from several threads."""
+
+import re
+import threading
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import DEVICES, ROOT
+from tests.runtime import foreign_rows
+from tests.runtime.foreign_rows import bits, cases
+from tlrt import _calls
+from tlrt.verify.run import Runtime
+from tlspec.registry import Op
+
+jax = pytest.importorskip("jax")
+functions = pytest.importorskip("tlrt.jax")
+jnp = jax.numpy
+
+ROWS = list(_calls.rows())
+EVERY = pytest.mark.parametrize("operation", ROWS, ids=lambda r: r.name)
+PLACES = [d for d in DEVICES if d == "cpu" or any(x.platform == "gpu" for x in jax.devices())]
+
+
+def arguments(case: Any, device: str) -> list[Any]:
+    place = jax.devices("cpu" if device == "cpu" else "gpu")[0]
+    return foreign_rows.arguments(
+        case, lambda x: jax.device_put(x.astype(np.int32) if x.dtype == np.int64 else x, place)
+    )
+
+
+def split(values: list[Any]) -> tuple[list[Any], list[Any]]:
+    """The arrays among arguments, and where they stand."""
+    places = [i for i, x in enumerate(values) if isinstance(x, jax.Array)]
+    return [values[i] for i in places], places
+
+
+def with_arrays(values: list[Any], places: list[int], arrays: Any) -> list[Any]:
+    out = list(values)
+    for i, x in zip(places, arrays, strict=True):
+        out[i] = x
+    return out
+
+
+@pytest.mark.parametrize("device", PLACES)
+@EVERY
+def test_bits_are_those_of_buffers(operation: Op, device: str) -> None:
+    runtime = Runtime(device, math=_calls.math())
+    for case in cases(operation):
+        values = arguments(case, device)
+        arrays, places = split(values)
+        call = jax.jit(lambda *xs, v=values, p=places: functions.function(operation.name)(*with_arrays(v, p, xs)))
+        found = call(*arrays)
+        results = found if isinstance(found, tuple) else (found,)
+        for mine, theirs in zip(runtime.run(case), results, strict=True):
+            assert bits(mine) == bits(np.asarray(theirs).astype(mine.dtype)), case
+
+
+@pytest.mark.parametrize("device", PLACES)
+@pytest.mark.parametrize("operation", [r for r in ROWS if r.vjp_rule is not None], ids=lambda r: r.name)
+def test_gradients_are_those_of_the_rule(operation: Op, device: str) -> None:
+    """In the direction of ones, against the row's VJP on buffers."""
+    case = next(iter(cases(operation, 1)))
+    values = arguments(case, device)
+    arrays, places = split(values)
+    found, pull = jax.vjp(lambda *xs: functions.function(operation.name)(*with_arrays(values, places, xs)), *arrays)
+    gradients = pull(jax.tree.map(jnp.ones_like, found))
+    names = [n for n, x in zip(_calls.names(operation.signature)[0], values, strict=False) if isinstance(x, jax.Array)]
+    made = dict(zip((a.name[1:] for a in operation.vjp_signature.outputs), rule(case, device), strict=True))
+    for name, gradient in zip(names, gradients, strict=True):
+        if name in made:
+            assert bits(np.asarray(gradient).reshape(-1)) == bits(made[name].reshape(-1)), name
+        else:
+            assert gradient.dtype == jax.dtypes.float0
+
+
+def rule(case: Any, device: str) -> list[np.ndarray]:
+    """The gradients of the case for cotangents of ones."""
+    runtime = Runtime(device, math=_calls.math())
+    computed = dict(zip((o.name for o in case.op.signature.outputs), runtime.run(case), strict=True))
+    known = {**case.inputs, **computed}
+    cotangents = [a for a in case.op.vjp_signature.inputs if a.name not in known]
+    ones = {a.name: np.ones_like(x, np.float32) for a, x in zip(cotangents, computed.values(), strict=True)}
+    given = {a.name: {**known, **ones}[a.name] for a in case.op.vjp_signature.inputs}
+    return runtime.run(replace(case, which="vjp", cotangents=ones, given=given))
+
+
+def test_batches_are_mapped() -> None:
+    a, b = (np.random.default_rng(i).standard_normal((4, 3, 3)).astype(np.float32) for i in range(2))
+    found = jax.vmap(functions.matmul)(a, b)
+    assert all(bits(np.asarray(found[i])) == bits(np.asarray(functions.matmul(a[i], b[i]))) for i in range(4))
+
+
+def test_errors_say_what_is_wrong() -> None:
+    with pytest.raises(Exception, match=r"matmul: B: got shape \(4, 2\), expected \(3, 2\)"):
+        functions.matmul(np.ones((2, 3), np.float32), np.ones((4, 2), np.float32))
+    with pytest.raises(Exception, match="float32"):
+        functions.relu(np.ones(3, np.int32))
+    with pytest.raises(AttributeError, match="sgd_step"):
+        _ = functions.sgd_step
+    with pytest.raises(TypeError, match="missing"):
+        functions.cumsum(np.ones(3, np.float32))
+    assert "matmul" in dir(functions) and "A[i, k]" in functions.matmul.__doc__
+
+
+def test_a_failed_call_raises_in_jax() -> None:
+    """What the library refuses becomes XLA's error, with our words."""
+    with pytest.raises(Exception, match="topk"):
+        jax.block_until_ready(jax.jit(lambda x: functions.topk(x, 9))(np.ones((1, 3, 1), np.float32)))
+
+
+def test_memory_stays_flat() -> None:
+    import resource
+
+    step = jax.jit(lambda x: functions.tanh(functions.matmul(x, x)))
+    x = jnp.ones((8, 8))
+    for _ in range(500):
+        x = step(x)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(10_000):
+        x = step(x)
+    jax.block_until_ready(x)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4096  # KiB
+    from tlrt.jax import frames
+
+    assert len(frames._lent) < 16
+
+
+def test_several_threads_call_at_once() -> None:
+    step = jax.jit(lambda x: functions.softmax(functions.matmul(x, x)))
+    xs = [np.random.default_rng(i).standard_normal((32, 32)).astype(np.float32) for i in range(4)]
+    expected = [bits(np.asarray(step(x))) for x in xs]
+    found: list[Any] = [None] * 4
+
+    def work(i: int) -> None:
+        for _ in range(50):
+            found[i] = bits(np.asarray(step(xs[i])))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert found == expected
+
+
+def test_the_documents_code_runs() -> None:
+    blocks = re.findall(r"^```py\n(.*?)^```", (ROOT / "docs/jax.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(block, {})

@@ -1,0 +1,142 @@
+"""The rows as functions of JAX's arrays, with gradients."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tlrt import _calls
+from tlrt.errors import ArgumentTypeError, refusal
+from tlrt.jax.frames import HANDLERS
+from tlspec import registry
+from tlspec.registry import Op
+
+TARGET = "torchlean"
+
+
+def _capsule(address: int) -> Any:
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    return new(address, b"xla._CUSTOM_CALL_TARGET", None)
+
+
+for _platform, _address in HANDLERS.items():
+    jax.ffi.register_ffi_target(TARGET, _capsule(_address), platform=_platform)
+
+
+def _call(
+    row: Op, which: str, arrays: Mapping[str, Any], values: Mapping[str, Any], want: Sequence[bool], math: str
+) -> list[Any]:
+    """One call of an entry point. A gradient that nobody wants is an array of no elements."""
+    signature = row.signature_of(which)
+    shapes = {n: x.shape for n, x in arrays.items()}
+    made = _calls.results(row.name, signature, shapes, values)
+    kinds = [jnp.uint32 if a.kind == "index" else jnp.float32 for a in signature.outputs]
+    results = [jax.ShapeDtypeStruct(s if w else (0,), k) for s, k, w in zip(made, kinds, want, strict=True)]
+    specification = json.dumps([row.name, which, dict(values), list(arrays), list(want), math])
+    call = jax.ffi.ffi_call(TARGET, results, vmap_method="sequential")
+    return list(call(*arrays.values(), specification=specification))
+
+
+def _as_array(row: Op, name: str, kind: str, x: Any) -> Any:
+    array = jnp.asarray(x)
+    if kind in ("u32", "index"):
+        if not jnp.issubdtype(array.dtype, jnp.integer):
+            raise refusal(ArgumentTypeError, f"tlrt.jax.{row.name}", name, str(array.dtype), "integers")
+        return array.astype(jnp.uint32)
+    if array.dtype != jnp.float32:
+        raise refusal(ArgumentTypeError, f"tlrt.jax.{row.name}", name, str(array.dtype), "float32")
+    return array
+
+
+@lru_cache(maxsize=4096)
+def _differentiable(name: str, present: tuple[str, ...], values: str, math: str) -> Callable[..., Any]:
+    """The function of the arrays `present` for one choice of everything else."""
+    row, chosen = registry.get(name), json.loads(values)
+    outputs = row.signature.outputs
+
+    def compute(*arrays: Any) -> Any:
+        found = _call(row, "forward", dict(zip(present, arrays, strict=True)), chosen, [True] * len(outputs), math)
+        return found[0] if len(found) == 1 else tuple(found)
+
+    if row.vjp_rule is None:
+        return compute
+    signature = row.vjp_signature
+    reads = [a.name for a in signature.inputs]
+    targets = [a.name[1:] for a in signature.outputs]  # gx is the gradient of x
+    extra = {d.lstrip("*") for d in _calls.free_dimensions(signature)}
+
+    def forward(*arrays: Any) -> Any:
+        found = compute(*arrays)
+        made = zip((a.name for a in outputs), found if isinstance(found, tuple) else (found,), strict=True)
+        known = {**dict(zip(present, arrays, strict=True)), **dict(made)}
+        # shapes alone say some dimensions of the gradient; empty views of arrays carry them
+        return found, ({n: known[n] for n in reads if n in known}, tuple(known[n].shape for n in present))
+
+    def backward(kept: Any, gradients: Any) -> Any:
+        known, shapes = kept
+        cotangents = iter(gradients if isinstance(gradients, tuple) else (gradients,))
+        given = {
+            n: known[n] if n in known else next(cotangents) for n in reads if n in known or not _is_optional(row, n)
+        }
+        all_known = _calls.dimensions(row.name, row.signature, dict(zip(present, shapes, strict=True)), chosen)
+        others = {n: all_known[n] for n in (*extra, *(p.name for p in signature.params)) if n in all_known}
+        found = dict(zip(targets, _call(row, "vjp", given, others, [t in present for t in targets], math), strict=True))
+        return tuple(
+            found[n].reshape(s) if n in found else np.zeros(s, jax.dtypes.float0)
+            for n, s in zip(present, shapes, strict=True)
+        )
+
+    function = jax.custom_vjp(compute)
+    function.defvjp(forward, backward)
+    return function
+
+
+def _is_optional(row: Op, name: str) -> bool:
+    return any(a.name == name and a.optional for a in row.vjp_signature.inputs)
+
+
+@lru_cache(maxsize=1024)
+def function(name: str) -> Callable[..., Any]:
+    """The operation of that name as a function of arrays. Raises AttributeError."""
+    row = next((r for r in _calls.rows() if r.name == name), None)
+    if row is None:
+        raise AttributeError(f"tlrt.jax has no {name!r}: see tlrt.jax.functions()")
+    tensors, others = _calls.names(row.signature)
+    kinds = {a.name: a.kind for a in row.signature.inputs}
+
+    def operation(*arguments: Any, **further: Any) -> Any:
+        order = [*tensors, *others]
+        if len(arguments) > len(order):
+            raise TypeError(f"tlrt.jax.{name} takes ({', '.join(order)})")
+        given = dict(zip(order, arguments, strict=False))
+        if wrong := [n for n in further if n not in order or n in given]:
+            raise TypeError(f"tlrt.jax.{name} takes ({', '.join(order)}): got {wrong[0]} once too often")
+        given = {**_calls.defaults(row.signature), **given, **further}
+        arrays = {n: _as_array(row, n, kinds[n], given[n]) for n in tensors if given.get(n) is not None}
+        required = [
+            n for n in order if n not in given and not any(a.name == n and a.optional for a in row.signature.inputs)
+        ]
+        if required:
+            raise TypeError(f"tlrt.jax.{name} takes ({', '.join(order)}): {', '.join(required)} missing")
+        values = {n: [int(i) for i in given[n]] if isinstance(given[n], list | tuple) else given[n] for n in others}
+        chosen = json.dumps(
+            {n: v if isinstance(v, list) else float(v) if isinstance(v, float) else int(v) for n, v in values.items()}
+        )
+        return _differentiable(name, tuple(arrays), chosen, _calls.math())(*arrays.values())
+
+    operation.__name__ = operation.__qualname__ = name
+    operation.__doc__ = f"{row.doc}\n\nSignature: {row.text}"
+    return operation
+
+
+def functions() -> tuple[str, ...]:
+    """The names of the operations that ``tlrt.jax`` has."""
+    return tuple(row.name for row in _calls.rows())
