@@ -1,5 +1,6 @@
 """`make install`: programs in C find the library by pkg-config and by CMake, and the installed names and versions agree."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -86,10 +87,16 @@ def test_programs_find_the_library_by_pkg_config(prefix: Path, tmp_path: Path) -
 def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
     (source,) = re.findall(r"^```c\n(.*?)^```", (ROOT / "docs/c.md").read_text(), re.MULTILINE | re.DOTALL)
     (tmp_path / "program.c").write_text(source)
-    library = Path(tlrt.get_library())
+    library, packages = Path(tlrt.get_library()), importlib.util.find_spec("nvidia")
+    folders = [
+        p
+        for folder in (packages.submodule_search_locations if packages else ()) or ()
+        for p in Path(folder).glob("*/lib")
+    ]
     run(os.environ.get("CC", "cc"), "-Wall", "-Wextra", "-Werror", tmp_path / "program.c", f"-I{tlrt.get_include()}", library,
-        f"-Wl,-rpath,{library.parent}", "-o", tmp_path / "program")  # fmt: skip
-    assert run(tmp_path / "program") == "2 4 6\n"
+        *(f"-Wl,-rpath,{p}" for p in (library.parent, *folders)), "-o", tmp_path / "program")  # fmt: skip
+    path = os.pathsep.join(map(str, folders))
+    assert run(tmp_path / "program", **({"LD_LIBRARY_PATH": path} if folders else {})) == "2 4 6\n"
 
 
 def test_programs_find_the_library_by_cmake(prefix: Path, tmp_path: Path) -> None:
