@@ -20,6 +20,9 @@ COMMANDS = {
         "tlrt.differential", help="run one program on several devices and compare it operation by operation"
     ),
     "audit": Command("tlrt.audit", help="compute the steps of a ledger again and name the first that departs"),
+    "onnx": Command(
+        "tlrt.onnx.command", help="say what a model in the ONNX format consists of, and compare devices on it"
+    ),
     "doctor": Command("tlrt.doctor", help="say what was built, which devices are seen, and what is missing"),
 }
 
@@ -37,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(importlib.import_module(COMMANDS[arguments.command].module).main(rest) or 0)
     except ModuleNotFoundError as error:
-        if error.name not in ("numpy", "cffi", "_cffi_backend"):
+        if error.name not in ("numpy", "cffi", "_cffi_backend", "onnx"):
             raise
         print(f"tlrt {arguments.command}: {error}; `python -m tlrt doctor` says what to install", file=sys.stderr)
         return 1

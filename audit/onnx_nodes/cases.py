@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from audit.onnx_nodes.graph import Graph, Node, NotExpressible
+from tlrt.onnx.graph import Graph, NotExpressible
+from tlrt.onnx.reader import read
 
 
 @dataclass
@@ -39,7 +40,7 @@ def load(op: str | None = None) -> Iterator[Case | tuple[str, str]]:
             continue
         operands, expected = case.data_sets[0]
         try:
-            yield Case(case.name, name, read(onnx, graph), operands, expected, case.rtol, case.atol)
+            yield Case(case.name, name, read(graph), operands, expected, case.rtol, case.atol)
         except NotExpressible as error:
             yield name, str(error)
 
@@ -51,24 +52,3 @@ def _is_float32(onnx: Any, edges: list[Any]) -> bool:
     kinds = {e.type.tensor_type.elem_type for e in edges}
     types = onnx.TensorProto
     return types.FLOAT in kinds and kinds <= {types.FLOAT, types.INT32, types.INT64, types.BOOL}
-
-
-def read(onnx: Any, graph: Any) -> Graph:
-    """A graph of the package as one of ours."""
-    nodes = []
-    for node in graph.node:
-        if node.domain not in ("", "ai.onnx", "ai.onnx.preview.training"):
-            raise NotExpressible(f"operators of {node.domain}")
-        attributes = {a.name: _attribute(onnx, a) for a in node.attribute}
-        nodes.append(Node(node.op_type, list(node.input), list(node.output), attributes))
-    constants = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer}
-    return Graph(nodes, [i.name for i in graph.input], [o.name for o in graph.output], constants)
-
-
-def _attribute(onnx: Any, attribute: Any) -> Any:
-    value = onnx.helper.get_attribute_value(attribute)
-    if isinstance(value, onnx.GraphProto):
-        return read(onnx, value)
-    if isinstance(value, onnx.TensorProto):
-        return onnx.numpy_helper.to_array(value)
-    return value.decode() if isinstance(value, bytes) else value

@@ -3,6 +3,7 @@
 import argparse
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,12 @@ from typing import Any
 import numpy as np
 
 import tlrt
+from audit.environment import commit, describe_run
 from audit.figures import plural
-from audit.onnx_nodes import elementwise, network, recurrent, reduce, shape
+from audit.onnx_nodes import models
 from audit.onnx_nodes.cases import Case, load
-from audit.onnx_nodes.graph import NotExpressible, Run
+from tlrt.onnx.graph import NotExpressible, Run
 from tlrt.verify.documents import write_document
-
-#: the modules that enter operators
-TABLES = (elementwise, network, recurrent, reduce, shape)
 
 
 def judge(case: Case, session: tlrt.Session) -> str:
@@ -99,10 +98,13 @@ def main(argv: Sequence[str]) -> int:
     p.add_argument(
         "--list", action="store_true", help="why tests are not expressible, and how many each reason holds back"
     )
+    p.add_argument("--models", action="store_true", help="the package's tests of models of several nodes instead")
     p.add_argument("--json", metavar="FILE", type=Path, help="write the document there")
     args = p.parse_args(argv)
     if find_spec("onnx") is None:
         p.exit(2, "audit onnx: the package onnx is missing: pip install 'torchlean-cuda[onnx]'\n")
+    if args.models:
+        return _models(args)
     try:
         document = campaign(args.device, args.only)
     except tlrt.errors.TorchleanError as error:
@@ -113,3 +115,23 @@ def main(argv: Sequence[str]) -> int:
     if args.json:
         write_document(args.json, document)
     return int(sums(document)[1] > 0)
+
+
+def _models(args: argparse.Namespace) -> int:
+    """The tests of models: a line for each kind, and what did not pass."""
+    found = models.campaign(args.device)
+    failed = 0
+    for kind, verdicts in found.items():
+        passed = sum(v == "passed" for v in verdicts.values())
+        missing = sum(v.startswith("not expressible") for v in verdicts.values())
+        failed += len(verdicts) - passed - missing
+        print(f"{kind}: {passed} of {plural(len(verdicts), 'model')} passed, {len(verdicts) - passed - missing} failed, "
+              f"{missing} not expressible")  # fmt: skip
+        for name, verdict in verdicts.items():
+            if verdict != "passed" and (args.list or not verdict.startswith("not expressible")):
+                print(f"  {name}: {verdict}")
+    if args.json:
+        rows = [{"kind": k, "model": n, "verdict": v} for k, verdicts in found.items() for n, v in verdicts.items()]
+        run = {"command": "python -m audit onnx --models", "commit": commit(), **describe_run([args.device])}
+        write_document(args.json, {**run, "onnx": version("onnx"), "rows": rows})
+    return int(failed > 0)

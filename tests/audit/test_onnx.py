@@ -11,7 +11,7 @@ import tlrt
 from audit.command import main
 from audit.onnx_nodes import command
 from audit.onnx_nodes.cases import Case
-from audit.onnx_nodes.graph import Graph, Node, NotExpressible, Run
+from tlrt.onnx.graph import Graph, Node, NotExpressible, Run
 
 X = np.array([[-2.0, 0.5, 3.0], [1.0, -1.0, 4.0]], np.float32)
 INTS = {"places": np.array([1, 0]), "size": np.array([3, -1]), "keep": np.array([True, False, True])}

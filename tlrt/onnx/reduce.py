@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from audit.onnx_nodes.graph import OPERATORS, Host, NotExpressible, Run, Tensor, operator
+from tlrt.onnx.graph import OPERATORS, Host, NotExpressible, Run, Tensor, operator
 
 #: operator -> what it does to x over axes
 REDUCTIONS: dict[str, Any] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from audit.onnx_nodes.graph import OPERATORS, Host, Run, Tensor, Value, operator
+from tlrt.onnx.graph import OPERATORS, Host, Run, Tensor, Value, operator
 
 
 def ints(values: Any) -> list[int]:
@@ -114,3 +114,69 @@ def constant_of_shape(run: Run, shape: Host, *, value: Any = None) -> Value:
 def gather_elements(run: Run, x: Tensor, places: Host, *, axis: int = 0) -> Tensor:
     key = tuple(slice(None) if k == axis % x.ndim else slice(n) for k, n in enumerate(places.shape))
     return x[key].take_along(places, axis=axis)
+
+
+@operator("Trilu")
+def trilu(run: Run, x: Tensor, k: Host = None, *, upper: int = 1) -> Tensor:
+    offset = 0 if k is None else int(k)
+    return x.triu(offset) if upper else x.tril(offset)
+
+
+@operator("CumSum")
+def cumsum(run: Run, x: Tensor, axis: Host, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
+    found = x.flip(int(axis)).cumsum(int(axis)).flip(int(axis)) if reverse else x.cumsum(int(axis))
+    return found - x if exclusive else found
+
+
+def places_of(shape: Any, index: np.ndarray) -> np.ndarray:
+    """The positions of the slices that rows of an index name, in an array whose first axes are one."""
+    depth = index.shape[-1]
+    within = np.where(index < 0, index + np.asarray(shape[:depth]), index)
+    steps = np.asarray([math.prod(shape[k + 1 : depth]) for k in range(depth)], np.int64)
+    return (within * steps).sum(axis=-1)
+
+
+@operator("GatherND")
+def gather_nd(run: Run, x: Tensor, index: Host, *, batch_dims: int = 0) -> Tensor:
+    if batch_dims:
+        before = index.shape[:batch_dims]
+        grid = np.stack(np.meshgrid(*(np.arange(n) for n in before), indexing="ij"), -1)
+        grid = np.broadcast_to(
+            grid.reshape(*before, *[1] * (index.ndim - 1 - batch_dims), batch_dims), (*index.shape[:-1], batch_dims)
+        )
+        index = np.concatenate([grid, index], axis=-1)
+    depth = index.shape[-1]
+    return x.reshape((math.prod(x.shape[:depth]), *x.shape[depth:])).take(places_of(x.shape, index), axis=0)
+
+
+@operator("DepthToSpace")
+def depth_to_space(run: Run, x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
+    n, c, h, w = x.shape
+    b, rest = blocksize, c // blocksize**2
+    if mode == "DCR":
+        y = x.reshape((n, b, b, rest, h, w)).permute((0, 3, 4, 1, 5, 2))
+    else:
+        y = x.reshape((n, rest, b, b, h, w)).permute((0, 1, 4, 2, 5, 3))
+    return y.reshape((n, rest, h * b, w * b))
+
+
+@operator("SpaceToDepth")
+def space_to_depth(run: Run, x: Tensor, *, blocksize: int) -> Tensor:
+    n, c, h, w = x.shape
+    b = blocksize
+    return x.reshape((n, c, h // b, b, w // b, b)).permute((0, 3, 5, 1, 2, 4)).reshape((n, c * b * b, h // b, w // b))
+
+
+@operator("OneHot")
+def one_hot(run: Run, index: Host, depth: Host, values: Tensor, *, axis: int = -1) -> Tensor:
+    n = int(np.asarray(depth).reshape(-1)[0])
+    hot = np.moveaxis(np.eye(n, dtype=np.float32)[np.mod(index, n).astype(np.int64)], -1, axis)
+    inside = np.expand_dims((index >= -n) & (index < n), axis)
+    mask = run.tensor(hot * inside)
+    off, on = values[0], values[1]
+    return off + mask * (on - off)
+
+
+@operator("Einsum")
+def einsum(run: Run, *xs: Tensor, equation: str) -> Tensor:
+    return run.session.einsum(equation.replace(" ", ""), *xs)

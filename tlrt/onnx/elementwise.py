@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from audit.onnx_nodes.graph import HOST, OPERATORS, Graph, Host, NotExpressible, Run, Tensor, Value, operator
+from tlrt.onnx.graph import HOST, OPERATORS, Graph, Host, NotExpressible, Run, Tensor, Value, operator
 
 #: operators without attributes that are one operation of the session
 SAME = {
@@ -163,6 +163,22 @@ def _host_reduce(function: Any) -> Any:
     return call
 
 
+def _number(x: Host) -> int:
+    return int(np.asarray(x).reshape(-1)[0])
+
+
+def _host_cumsum(x: Host, axis: int, exclusive: int, reverse: int) -> Host:
+    turned = np.flip(x, axis) if reverse else x
+    found = np.cumsum(turned, axis, dtype=x.dtype) - (turned if exclusive else 0)
+    return np.flip(found, axis) if reverse else found
+
+
+def _host_gather_nd(x: Host, index: Host, batch_dims: int) -> Host:
+    if batch_dims:
+        raise NotExpressible("batch_dims of GatherND on the host")
+    return x[tuple(np.moveaxis(index, -1, 0))]
+
+
 HOST.update({
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Neg": np.negative, "Abs": np.abs,
     "Div": lambda a, b: np.trunc(a / b).astype(a.dtype),
@@ -171,12 +187,20 @@ HOST.update({
     "Xor": np.logical_xor, "Where": np.where, "Concat": lambda *xs, axis: np.concatenate(xs, axis),
     "Gather": lambda x, i, axis=0: np.take(x, i, axis), "Max": lambda *xs: reduce(np.maximum, xs),
     "Min": lambda *xs: reduce(np.minimum, xs), "Reshape": lambda x, s, allowzero=0: x.reshape(s), "Mod": np.mod,
-    "Range": lambda a, b, c: np.arange(int(a), int(b), int(c)), "Slice": _host_slice,
+    "Range": lambda *ends: np.arange(*map(_number, ends)), "Slice": _host_slice,
     "Squeeze": lambda x, axes=None: x.squeeze(_axes(axes)),
     "Unsqueeze": lambda x, axes: np.expand_dims(x, _axes(axes) or ()), "Transpose": lambda x, perm=None: np.transpose(x, perm),
     "Expand": lambda x, s: x * np.ones(s, x.dtype) if x.dtype != bool else x & np.ones(s, bool),
     "ReduceSum": _host_reduce(np.sum), "ReduceMax": _host_reduce(np.max), "ReduceMin": _host_reduce(np.min),
     "ReduceProd": _host_reduce(np.prod), "Identity": lambda x: x, "Size": lambda x: np.asarray(x.size, np.int64),
     "Flatten": lambda x, axis=1: x.reshape(math.prod(x.shape[:axis]), -1),
+    "Tile": np.tile, "Sign": np.sign, "Clip": lambda x, low=None, high=None: np.clip(x, low, high),
+    "CumSum": lambda x, axis, exclusive=0, reverse=0: _host_cumsum(x, _number(axis), exclusive, reverse),
+    "Trilu": lambda x, k=0, upper=1: (np.triu if upper else np.tril)(x, _number(k)),
+    "NonZero": lambda x: np.asarray(np.nonzero(x)),
+    "GatherElements": lambda x, i, axis=0: np.take_along_axis(x, i, axis),
+    "GatherND": lambda x, i, batch_dims=0: _host_gather_nd(x, i, batch_dims),
+    "Split": lambda x, sizes=None, axis=0, num_outputs=0, split=None: np.split(
+        x, np.cumsum(sizes)[:-1] if sizes is not None else num_outputs, axis),
     "Pad": lambda x, p, value=None, axes=None, mode="constant": np.pad(x, p.reshape(2, -1).T),
 })  # fmt: skip

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-import tlrt
+from tlrt.errors import TorchleanError
+from tlrt.session import Session
 
 #: a tensor on the device, and an array on the host, as parameters of an operator are annotated
 Tensor = Any
@@ -69,7 +70,7 @@ _signature: Callable[..., inspect.Signature] = cache(inspect.signature)
 class Run:
     """What an operator is called with: the session, and in `results` how many outputs are wanted."""
 
-    def __init__(self, session: tlrt.Session) -> None:
+    def __init__(self, session: Session) -> None:
         self.session: Any = session
         self.results = 1
         self.scopes: list[dict[str, Value]] = []
@@ -111,7 +112,7 @@ class Run:
         self.results = max((k for k, name in enumerate(node.outputs, 1) if name), default=0)
         try:
             outputs = _tuple(function(self, *operands, **node.attributes))
-        except tlrt.errors.TorchleanError as error:
+        except TorchleanError as error:
             raise NotExpressible(f"{node.op} is refused: {error}") from error
         if self.results > len(outputs):
             raise NotExpressible(f"output {len(outputs) + 1} of {node.op}")

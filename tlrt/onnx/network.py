@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from audit.onnx_nodes.graph import OPERATORS, Host, NotExpressible, Run, Tensor, Value, operator
+from tlrt.onnx.graph import OPERATORS, Host, NotExpressible, Run, Tensor, Value, operator
 
 
 @operator("Gemm")

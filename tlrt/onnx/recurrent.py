@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from audit.onnx_nodes.graph import Host, NotExpressible, Run, Tensor, operator
+from tlrt.onnx.graph import Host, NotExpressible, Run, Tensor, operator
 
 
 def _recur(

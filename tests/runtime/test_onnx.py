@@ -1,0 +1,192 @@
+"""Models in the ONNX format: what they give, how they train, what is refused and how it is said."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tlrt
+from tests import DEVICES, ROOT
+from tlrt import ledger, optim
+from tlrt.__main__ import main
+from tlrt.audit import audit
+from tlrt.errors import ArgumentError, UnavailableError
+
+onnx = pytest.importorskip("onnx")
+importer = pytest.importorskip("tlrt.onnx")
+helper, numpy_helper, F, I = onnx.helper, onnx.numpy_helper, onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+
+
+def drawn(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def model(nodes: list[Any], inputs: list[Any], output: str, weights: dict[str, np.ndarray], opset: int = 17) -> Any:
+    edges = [helper.make_tensor_value_info(n, kind, shape) for n, kind, shape in inputs]
+    graph = helper.make_graph(nodes, "g", edges, [helper.make_tensor_value_info(output, F, None)],
+                              [numpy_helper.from_array(v, n) for n, v in weights.items()])  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+
+
+def node(op: str, inputs: str, output: str, **attributes: Any) -> Any:
+    return helper.make_node(op, inputs.split(), [output], **attributes)
+
+
+def perceptron() -> Any:
+    return model(
+        [node("Gemm", "x up bias", "h", transB=1), node("Relu", "h", "r"), node("MatMul", "r down", "y")],
+        [("x", F, ["batch", 6])], "y", {"up": drawn(1, 8, 6), "bias": drawn(2, 8), "down": drawn(3, 8, 3)},
+    )  # fmt: skip
+
+
+def image_net() -> Any:
+    return model(
+        [node("Conv", "x w", "c", kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+         node("BatchNormalization", "c scale shift mean var", "n"), node("Relu", "n", "r"),
+         node("MaxPool", "r", "p", kernel_shape=[2, 2], strides=[2, 2]), node("GlobalAveragePool", "p", "g"),
+         node("Flatten", "g", "f"), node("Gemm", "f out", "y")],
+        [("x", F, [None, 3, 8, 8])], "y",
+        {"w": drawn(1, 4, 3, 3, 3), "scale": drawn(2, 4), "shift": drawn(3, 4), "mean": drawn(4, 4), "var": drawn(5, 4) ** 2 + 1,
+         "out": drawn(6, 4, 2)},
+    )  # fmt: skip
+
+
+def language_model() -> Any:
+    """An embedding, one head of attention whose shape is computed by nodes, and a product with the embedding."""
+    return model(
+        [node("Gather", "table tokens", "e"), node("Shape", "tokens", "shape"), node("MatMul", "e q", "queries"),
+         node("Transpose", "e", "keys", perm=[0, 2, 1]), node("MatMul", "queries keys", "s"), node("Softmax", "s", "w", axis=-1),
+         node("MatMul", "w e", "mixed"), node("Constant", "", "last", value_ints=[-1]),
+         node("Concat", "shape last", "to", axis=0), node("Reshape", "mixed to", "m"), node("Transpose", "table", "t"), node("MatMul", "m t", "y")],
+        [("tokens", I, ["batch", "length"])], "y", {"table": drawn(1, 11, 5), "q": drawn(2, 5, 5)},
+    )  # fmt: skip
+
+
+def tokens() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 11, (2, 7))
+
+
+CASES = {"perceptron": (perceptron, lambda: drawn(9, 4, 6)), "image net": (image_net, lambda: drawn(9, 2, 3, 8, 8)),
+         "language model": (language_model, tokens)}  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["spec", *DEVICES])
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_those_of_the_reference_evaluator(name: str, device: str) -> None:
+    make, operand = CASES[name]
+    expected = (
+        pytest.importorskip("onnx.reference")
+        .ReferenceEvaluator(make())
+        .run(None, {make().graph.input[0].name: operand()})[0]
+    )
+    with tlrt.Session(device) as s:
+        bound = importer.load(make()).bind(s)
+        found = bound(operand()).numpy()
+        assert found.shape == expected.shape and np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+        again = bound(**{make().graph.input[0].name: operand()}).numpy()
+        assert np.array_equal(found, again)
+
+
+def test_a_model_is_described(tmp_path: Path) -> None:
+    file = tmp_path / "m.onnx"
+    onnx.save(perceptron(), str(file))
+    for found in (importer.load(file), importer.load(file.read_bytes())):
+        assert found.inputs == {"x": (np.dtype(np.float32), ("batch", 6))} and found.outputs == ("y",)
+        assert found.operators == {"Gemm": 1, "Relu": 1, "MatMul": 1} and list(found.weights) == ["up", "bias", "down"]
+        assert "batch" in repr(found)
+
+
+def test_weights_are_parameters() -> None:
+    with tlrt.Session("cpu") as s:
+        net = importer.load(image_net()).bind(s, "net")
+        assert {p.name for p in net.parameters()} == {
+            "net.w",
+            "net.scale",
+            "net.shift",
+            "net.out",
+        }  # statistics are fixed
+        assert set(net.named_parameters()) == {"w", "scale", "shift", "mean", "var", "out"}
+        frozen = importer.load(image_net()).bind(s, "frozen", trainable=lambda name: name == "out")
+        assert [p.name for p in frozen.parameters()] == ["frozen.out"]
+        s.backward(net(drawn(9, 2, 3, 8, 8)).square().reduce_mean())
+        assert all(p.grad is not None and np.abs(p.grad.numpy()).max() > 0 for p in net.parameters())
+
+
+def train(s: tlrt.Session, settings: dict[str, Any]) -> None:
+    net = importer.load(language_model()).bind(s)
+    optimizer = optim.AdamW(net.parameters(), lr=0.01)
+    with ledger.record(settings["file"], s, optimizer, checkpoint_every=5, settings=settings) as run:
+        for step in run.steps(12):
+            batch = np.random.default_rng(step).integers(0, 11, (4, 6))
+            s.backward(s.cross_entropy(net(batch).reshape((24, 11)), batch.reshape(-1)))
+            optimizer.step()
+            s.reset()
+
+
+def test_an_imported_model_trains_and_its_run_is_audited(tmp_path: Path) -> None:
+    file = str(tmp_path / "run.jsonl")
+    with tlrt.Session("cpu", seed=1, math="reproducible") as s:
+        before = importer.load(language_model()).weights["table"]
+        train(s, {"file": file})
+        after = next(p for p in s.parameters.values() if p.name == "table").numpy()
+    assert np.abs(after - before).max() > 0.01
+    assert audit(train, file, device="cpu", steps=(7, 10)).ok
+
+
+def test_devices_are_compared_on_a_model() -> None:
+    def program(s: tlrt.Session) -> Any:
+        return importer.load(image_net()).bind(s)(drawn(9, 2, 3, 8, 8)).square().reduce_mean()
+
+    report = tlrt.compare(program, devices=("spec", "cpu"))
+    assert report.ok and {"conv", "matmul"} <= {r.op for r in report.rows}
+
+
+def test_everything_that_is_missing_is_named_at_once() -> None:
+    wrong = model([node("Resize", "x", "a"), node("LRN", "a", "b", size=3), node("LeakyRelu", "b", "y", slope=0.1)],
+                  [("x", F, [1, 3, 4, 4])], "y", {})  # fmt: skip
+    with pytest.raises(
+        UnavailableError, match=r"operator Resize \(output a\); operator LRN \(output b\); attribute slope of LeakyRelu"
+    ):
+        importer.load(wrong)
+    old = model([node("Relu", "x", "y")], [("x", F, [1])], "y", {}, opset=11)
+    with pytest.raises(UnavailableError, match="opset 11"):
+        importer.load(old)
+    wide = model([node("Relu", "x", "y")], [("x", onnx.TensorProto.DOUBLE, [1])], "y", {})
+    with pytest.raises(UnavailableError, match="input x of type float64"):
+        importer.load(wide)
+    foreign = model([helper.make_node("FusedGelu", ["x"], ["y"], domain="com.example")], [("x", F, [1])], "y", {})
+    with pytest.raises(UnavailableError, match=r"com\.example\.FusedGelu"):
+        importer.load(foreign)
+
+
+def test_wrong_inputs_are_named() -> None:
+    with tlrt.Session("cpu") as s:
+        net = importer.load(perceptron()).bind(s)
+        with pytest.raises(ArgumentError, match="no x"):
+            net()
+        with pytest.raises(ArgumentError, match="the inputs x"):
+            net(drawn(1, 2, 6), z=1)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "m.onnx")
+    onnx.save(perceptron(), file)
+    assert main(["onnx", file]) == 0
+    assert "input   x: float32 ['batch', 6]" in capsys.readouterr().out
+    assert main(["onnx", file, "--compare", "spec,cpu", "--sizes", "batch=3"]) == 0
+    assert "every result within its bound" in capsys.readouterr().out
+    np.savez(tmp_path / "in.npz", x=drawn(1, 5, 6))
+    assert main(["onnx", file, "--compare", "spec,cpu", "--inputs", str(tmp_path / "in.npz")]) == 0
+    assert main(["onnx", str(tmp_path / "none.onnx")]) == 2
+    assert "tlrt onnx:" in capsys.readouterr().err
+
+
+def test_the_documents_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(perceptron(), "model.onnx")
+    blocks = re.findall(r"^```py\n(.*?)^```", (ROOT / "docs/onnx.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(block, {})

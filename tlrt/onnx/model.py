@@ -1,0 +1,183 @@
+"""Models in the ONNX format on a session."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from tlrt.errors import ArgumentError, ArgumentTypeError, UnavailableError, refusal
+from tlrt.onnx import elementwise, network, recurrent, reduce, shape
+from tlrt.onnx.graph import HOST, OPERATORS, Graph, Node, NotExpressible, Run
+from tlrt.onnx.reader import DOMAINS, onnx, read
+from tlrt.parameter import Parameter
+from tlrt.session import Session
+
+#: the modules that enter operators
+TABLES = (elementwise, network, recurrent, reduce, shape)
+#: the least version of the operators' definitions
+OPSET = 13
+#: operators -> the inputs that hold statistics, which no gradient changes
+STATISTICS = {"BatchNormalization": (3, 4)}
+
+
+class Model:
+    """A model as its file says it: inputs and outputs by name, weights, operators. :meth:`bind` gives it to a session.
+
+    `inputs` maps a name to its type and lengths, of which those that a call decides are texts or None; `weights` are the arrays
+    of float32 that become parameters, by name."""
+
+    def __init__(self, proto: Any) -> None:
+        self.graph = _checked(proto)
+        given = {i.name: i.type.tensor_type for i in proto.graph.input}
+        self.inputs: dict[str, tuple[np.dtype[Any], tuple[int | str | None, ...]]] = {
+            name: (onnx().helper.tensor_dtype_to_np_dtype(given[name].elem_type), _lengths(given[name]))
+            for name in self.graph.inputs
+        }
+        self.outputs = tuple(self.graph.outputs)
+        self.operators = Counter(n.op for n in _nodes(self.graph))
+        self.weights = {n: v for n, v in self.graph.constants.items() if v.dtype == np.float32 and v.ndim > 0}
+        self._fixed = {
+            n.inputs[k] for n in _nodes(self.graph) for k in STATISTICS.get(n.op, ()) if k < len(n.inputs)
+        }  # fmt: skip
+
+    def bind(self, session: Session, name: str = "", trainable: bool | Callable[[str], bool] = True) -> Bound:
+        """The model on a session, its weights as parameters under their names, after `name` and a point where that is given.
+        Those for which `trainable` is False, and statistics of batch normalisations, have no gradient."""
+        wants = trainable if callable(trainable) else lambda _: bool(trainable)
+        before = f"{name}." if name else ""
+        parameters = {
+            w: session.param(value, before + w, requires_grad=wants(w) and w not in self._fixed)
+            for w, value in self.weights.items()
+        }
+        return Bound(self, session, parameters)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{n}{list(lengths)}" for n, (_, lengths) in self.inputs.items())
+        return f"Model({shown} -> {', '.join(self.outputs)}; {sum(w.size for w in self.weights.values())} weights)"
+
+
+class Bound:
+    """A model on a session: called with its inputs, in order or by name, it gives its output, or a tuple of several. Floats are
+    tensors or arrays, integers arrays on the host, and so are integers that come out."""
+
+    def __init__(self, model: Model, session: Session, parameters: Mapping[str, Parameter]) -> None:
+        self.model, self.session, self._parameters = model, session, dict(parameters)
+        kept = {n: v for n, v in model.graph.constants.items() if n not in parameters}
+        self._graph = Graph(model.graph.nodes, model.graph.inputs, model.graph.outputs, kept)
+
+    def parameters(self) -> list[Parameter]:
+        """The parameters that have a gradient, in the file's order."""
+        return [p for p in self._parameters.values() if p.requires_grad]
+
+    def named_parameters(self) -> dict[str, Parameter]:
+        """All parameters by the names that the file has."""
+        return dict(self._parameters)
+
+    def __call__(self, *operands: Any, **named: Any) -> Any:
+        names = list(self.model.inputs)
+        if len(operands) > len(names) or any(n not in names[len(operands) :] for n in named):
+            expected = f"the inputs {', '.join(names)}, each once"
+            raise refusal(
+                ArgumentError, "onnx", "inputs", f"{len(operands)} and {', '.join(named) or 'no names'}", expected
+            )
+        given = {**dict(zip(names, operands, strict=False)), **named}
+        if missing := [n for n in names if n not in given]:
+            raise refusal(ArgumentError, "onnx", "inputs", f"no {', '.join(missing)}", f"{', '.join(names)}")
+        run = Run(self.session)
+        run.scopes.append({n: self.session.use(p) for n, p in self._parameters.items()})
+        try:
+            found = run.graph(self._graph, [self._operand(run, n, given[n]) for n in names])
+        except NotExpressible as error:
+            raise refusal(UnavailableError, "onnx", "model", str(error), "an operation that tlrt has") from error
+        return found[0] if len(found) == 1 else tuple(found)
+
+    def _operand(self, run: Run, name: str, value: Any) -> Any:
+        kind, _ = self.model.inputs[name]
+        if kind.kind == "f":
+            return run.enter(np.asarray(value, np.float32)) if isinstance(value, np.ndarray | list | float) else value
+        if not isinstance(value, np.ndarray | list | int | np.generic):
+            raise refusal(ArgumentTypeError, "onnx", name, type(value).__name__, f"an array of {kind}")
+        return np.asarray(value).astype(kind)
+
+
+def load(model: str | PathLike[str] | bytes | Any) -> Model:
+    """A model from a file, the bytes of one, or a ModelProto of the package onnx, which must be installed.
+
+    Float32, with the operators that tlrt has. Raises :class:`tlrt.errors.UnavailableError`, which names everything in the
+    model that tlrt has not, before anything is computed."""
+    if isinstance(model, bytes):
+        proto = onnx().load_model_from_string(model)
+    elif isinstance(model, str | PathLike):
+        proto = onnx().load(str(model))
+    else:
+        proto = model
+    return Model(proto)
+
+
+def _lengths(kind: Any) -> tuple[int | str | None, ...]:
+    return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim)
+
+
+def _nodes(graph: Graph) -> Iterator[Node]:
+    """All nodes, those of graphs within included."""
+    for node in graph.nodes:
+        yield node
+        for value in node.attributes.values():
+            if isinstance(value, Graph):
+                yield from _nodes(value)
+
+
+def _checked(proto: Any) -> Graph:
+    """The graph; raises UnavailableError with all that cannot be expressed."""
+    wrong: list[str] = []
+    versions = {o.domain: o.version for o in proto.opset_import}
+    version = versions.get("", versions.get("ai.onnx", OPSET))
+    if version < OPSET:
+        wrong.append(f"opset {version}, which is older than {OPSET} (onnx.version_converter makes it newer)")
+    wrong += sorted({f"operator {n.domain}.{n.op_type}" for n in proto.graph.node if n.domain not in DOMAINS})
+    if wrong:
+        raise _refusal(wrong)
+    try:
+        graph = read(proto.graph)
+    except NotExpressible as error:
+        raise _refusal([str(error)]) from None
+    for given in proto.graph.input:
+        kind = onnx().helper.tensor_dtype_to_np_dtype(given.type.tensor_type.elem_type) if _is_tensor(given) else None
+        if kind is None or (kind.kind not in "iub" and kind != np.float32):
+            wrong.append(f"input {given.name} of type {kind or given.type.WhichOneof('value')}")
+    for node in _nodes(graph):
+        wrong += _problems(node)
+    wrong += [
+        f"weight {n} of type {v.dtype}"
+        for n, v in graph.constants.items()
+        if v.dtype.kind == "f" and v.dtype != np.float32
+    ]
+    if wrong:
+        raise _refusal(list(dict.fromkeys(wrong)))
+    return graph
+
+
+def _is_tensor(edge: Any) -> bool:
+    return (
+        edge.type.WhichOneof("value") == "tensor_type" and edge.type.tensor_type.elem_type != onnx().TensorProto.STRING
+    )
+
+
+def _problems(node: Node) -> Sequence[str]:
+    function = OPERATORS.get(node.op)
+    if function is None:
+        return () if node.op in HOST else (f"operator {node.op} (output {', '.join(node.outputs)})",)
+    known = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in known):
+        return ()
+    names = {p.name for p in known if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    return [f"attribute {a} of {node.op} (output {', '.join(node.outputs)})" for a in node.attributes if a not in names]
+
+
+def _refusal(wrong: Sequence[str]) -> Exception:
+    return refusal(UnavailableError, "onnx.load", "model", "; ".join(wrong), "operators of float32 that tlrt has")
