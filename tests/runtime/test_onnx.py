@@ -59,7 +59,8 @@ def language_model() -> Any:
         [node("Gather", "table tokens", "e"), node("Shape", "tokens", "shape"), node("MatMul", "e q", "queries"),
          node("Transpose", "e", "keys", perm=[0, 2, 1]), node("MatMul", "queries keys", "s"), node("Softmax", "s", "w", axis=-1),
          node("MatMul", "w e", "mixed"), node("Constant", "", "last", value_ints=[-1]),
-         node("Concat", "shape last", "to", axis=0), node("Reshape", "mixed to", "m"), node("Transpose", "table", "t"), node("MatMul", "m t", "y")],
+         node("Concat", "shape last", "to", axis=0), node("Reshape", "mixed to", "m"), node("Transpose", "table", "t"),
+         node("MatMul", "m t", "y")],
         [("tokens", I, ["batch", "length"])], "y", {"table": drawn(1, 11, 5), "q": drawn(2, 5, 5)},
     )  # fmt: skip
 
