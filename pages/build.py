@@ -8,7 +8,7 @@ from typing import Any
 
 from audit.environment import EVIDENCE, ROOT
 from bench import trust
-from pages import charts, figures, operations, sources
+from pages import charts, execute, figures, operations, sources
 from tlspec import registry
 
 #: where pages and the site go, and what is kept from one build to the next
@@ -24,6 +24,7 @@ def navigation() -> Navigation:
         {"Start": ["index.md", {"Overview": "overview.md"}, {"Changes": "CHANGELOG.md"}]},
         {"Tutorials": [
             {"Train a model": "docs/train.md"}, {"Check a kernel": "docs/judge.md"}, {"Use the library from C": "docs/c.md"},
+                {"Examples as notebooks": ["notebooks/index.md", *(f"notebooks/{name}.md" for name in execute.NAMES)]},
         ]},
         {"Guides": [
             {"The session": "docs/session.md"}, {"Coming from PyTorch": "docs/pytorch.md"}, {"Examples": "docs/examples.md"},
@@ -46,6 +47,7 @@ def collect() -> dict[str, str | bytes]:
     found: dict[str, str | bytes] = dict(sources.pages())
     measured = figures.measurements(registry.ops(), KEPT / "errors")
     found |= operations.pages(operations.Material(trust.committed_sources(), measured))
+    found |= execute.pages(execute.run_all(KEPT / "notebooks"))
     found["evidence/index.md"] = charts.evidence_page(measured)
     found |= {f"evidence/{path.name}": path.read_bytes() for path in sorted(EVIDENCE.glob("*.jsonl"))}
     found["site.css"] = Path(__file__).with_name("site.css").read_text(encoding="utf-8")

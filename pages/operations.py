@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from audit.environment import ROOT
 from audit.evidence import Evidence, Source
@@ -141,21 +141,19 @@ def c_text(prototype: str, width: int = 100) -> str:
 
 def _annotation(annotation: Any) -> str:
     """An annotation as the documentation of a call shows it."""
-    if isinstance(annotation, TypeVar):
-        return "Tensor"
-    return (annotation.__name__ if isinstance(annotation, type) else str(annotation)).replace("npt.", "")
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    return re.sub(r"~?\bRef\b", "Tensor", text.replace("npt.", ""))
 
 
 def python_text(name: str, function: Any, width: int = 90) -> str:
     """A function with its arguments, one a line where one line is too short."""
     parameters = [p for p in inspect.signature(function).parameters.values() if p.name != "self"]
-    parts, star = [], False
+    parts: list[str] = []
     for p in parameters:
-        if p.kind is p.KEYWORD_ONLY and not star:
-            parts, star = [*parts, "*"], True
-        star = star or p.kind is p.VAR_POSITIONAL
+        if p.kind is p.KEYWORD_ONLY and not any(part.startswith("*") for part in parts):
+            parts.append("*")
         kind = "" if p.annotation is p.empty else f": {_annotation(p.annotation)}"
-        stars = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
+        stars = "*" if p.kind is p.VAR_POSITIONAL else "**" if p.kind is p.VAR_KEYWORD else ""
         parts.append(f"{stars}{p.name}{kind}{'' if p.default is p.empty else f' = {p.default!r}'}")
     line = f"{name}({', '.join(parts)})"
     return line if len(line) <= width else f"{name}(\n    " + ",\n    ".join(parts) + ",\n)"

@@ -62,7 +62,7 @@ def convert(document: str, text: str, root: Path = ROOT) -> tuple[str, set[str]]
         if not path or ":" in target:
             return match[0]
         goal = posixpath.normpath(posixpath.join(own, path))
-        if goal.startswith(("operations/", "pages/")):  # a page that only the site has
+        if goal.startswith(("operations/", "notebooks/", "pages/")):  # a page that only the site has
             goal = goal.removeprefix("pages/")
         elif goal in LISTED:
             goal = LISTED[goal]
