@@ -9,6 +9,7 @@ from typing import Any
 from audit.environment import EVIDENCE, ROOT
 from bench import trust
 from pages import charts, execute, figures, operations, sources
+from pages.check import problems
 from tlspec import registry
 
 #: where pages and the site go, and what is kept from one build to the next
@@ -55,7 +56,7 @@ def collect() -> dict[str, str | bytes]:
 
 
 def build(written: Mapping[str, str | bytes], tree: Navigation, folder: Path = PAGES, site: Path = SITE) -> None:
-    """Writes the pages and builds the site. Raises SystemExit for a warning of MkDocs, such as a link to nothing."""
+    """Writes the pages and builds the site. Raises SystemExit for a warning of MkDocs, and for what :mod:`pages.check` finds."""
     from mkdocs.commands.build import build as build_site
     from mkdocs.config import load_config
     from mkdocs.exceptions import Abort
@@ -71,8 +72,11 @@ def build(written: Mapping[str, str | bytes], tree: Navigation, folder: Path = P
         raise SystemExit(f"site: {error}") from None
     finally:
         configuration.plugins.on_shutdown()
+    if found := list(problems(site)):
+        raise SystemExit("site: " + "\nsite: ".join(found[:20]))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     build(collect(), navigation())
-    print(f"wrote {SITE / 'index.html'}")
+    served = f"python3 -m http.server --directory {SITE.relative_to(ROOT)}"
+    print(f"wrote {SITE.relative_to(ROOT)}/index.html; `{served}` serves it with its search")

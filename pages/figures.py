@@ -5,9 +5,11 @@ specification, the library and this module.
 """
 
 import hashlib
+import html
 import io
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
@@ -19,7 +21,6 @@ import numpy as np
 
 import tlrt
 from audit.environment import ROOT, processors
-from audit.report.charts import inline_svg
 from tlrt.verify.run import Runtime
 from tlrt.verify.verifier import directions
 from tlspec import registry
@@ -157,8 +158,17 @@ def plain_svg(figure: Any, label: str) -> str:
         axes.set_facecolor("none")
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
-    target = io.BytesIO()
+    target = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "site"}):
-        figure.savefig(target, format="svg", transparent=True)
-    text = inline_svg(target.getvalue().decode(), label)
-    return text.replace("#000000", "currentColor").replace("\n", "")
+        figure.savefig(target, format="svg", transparent=True, metadata={"Date": None})
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", target.getvalue(), flags=re.S)
+    referred = set(re.findall(r"#([\w-]+)", text))
+    text = re.sub(
+        r' id="([^"]*)"', lambda m: m[0] if m[1] in referred else "", text
+    )  # names are those of the whole page
+    found = re.search(r'<svg[^>]*viewBox="([^"]*)"[^>]*>(.*)</svg>', text, re.S)
+    if found is None:
+        raise ValueError("matplotlib: got no svg element with a viewBox")
+    box, inner = found[1], found[2].replace("#000000", "currentColor").replace("\n", "")
+    lines = 'fill="currentColor" stroke-linejoin="round" stroke-linecap="butt"'
+    return f'<svg viewBox="{box}" role="img" aria-label="{html.escape(label)}" {lines}>{inner}</svg>'

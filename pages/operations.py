@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -301,12 +301,24 @@ def describe(part: str, r: Mapping[str, Any]) -> tuple[str, str]:
     )
 
 
+def merge_devices(lines: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Lines of one file that say the same of two devices, or of the second one its bits besides, as one line."""
+    merged: list[tuple[str, ...]] = []
+    for title, tried, device, outcome, file in dict.fromkeys(lines):
+        for i, (*head, where, said, source) in enumerate(merged):
+            if [*head, source] == [title, tried, file] and where != device and outcome.startswith(said):
+                merged[i] = (title, tried, f"{where}, {device}", outcome, file)
+                break
+        else:
+            merged.append((title, tried, device, outcome, file))
+    return merged
+
+
 def evidence_section(row: Op, material: Material) -> list[str]:
-    lines = list(dict.fromkeys(evidence_rows(row, material)))
+    lines = merge_devices(evidence_rows(row, material))
     page = ["## What was measured", ""]
     if not lines:
         return [*page, "No committed file holds a measurement under the bound that the row has now.", ""]
-    lines.sort(key=lambda line: line[0] != "forward")
     page += ["A figure whose bound has changed since is left out. Worst figures are rounded up.", ""]
     return [*page, *table(("function", "tried", "on", "outcome", "file"), lines), ""]
 

@@ -55,10 +55,10 @@ def draw_histograms(histograms: Sequence[Histogram], label: str, columns: int = 
             axes.spines[["left", "right", "top"]].set_visible(False)
         target = io.BytesIO()
         figure.savefig(target, format="svg")
-    return inline_svg(target.getvalue().decode(), label)
+    return _inline(target.getvalue().decode(), label)
 
 
-def inline_svg(text: str, label: str) -> str:
+def _inline(text: str, label: str) -> str:
     """An SVG file as an element of an HTML page, without names of its own, metadata and clipping."""
     ElementTree.register_namespace("", "http://www.w3.org/2000/svg")
     root = ElementTree.fromstring(text)

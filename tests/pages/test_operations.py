@@ -106,6 +106,19 @@ def test_evidence_of_the_present_bound_is_quoted_and_of_another_one_is_not() -> 
     assert not list(operations.evidence_rows(row, changed)) and not operations.worst_share(row, "forward", changed)
 
 
+def test_devices_that_say_the_same_share_a_line() -> None:
+    cpu, gpu = (
+        ("forward", "7 cases", "CPU", "0.5", "f"),
+        ("forward", "7 cases", "H200", "0.5; the bits of the CPU", "f"),
+    )
+    other = ("forward", "7 cases", "H200", "0.6", "f")
+    assert operations.merge_devices([cpu, gpu]) == [
+        ("forward", "7 cases", "CPU, H200", "0.5; the bits of the CPU", "f")
+    ]
+    assert operations.merge_devices([cpu, other]) == [cpu, other]
+    assert operations.merge_devices([cpu, (*gpu[:4], "g")]) == [cpu, (*gpu[:4], "g")]
+
+
 def test_a_file_of_the_reproducible_mode_is_held_to_that_bound() -> None:
     row = registry.get("matmul")
     chain = row.in_math("reproducible").bound.text
