@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from audit.environment import EVIDENCE, ROOT
+from audit.report import render_page
 from bench import trust
 from pages import charts, execute, figures, operations, sources
 from pages.check import problems
@@ -47,9 +48,11 @@ def collect() -> dict[str, str | bytes]:
     """Every page of the site by its path, and the files that belong to them."""
     found: dict[str, str | bytes] = dict(sources.pages())
     measured = figures.measurements(registry.ops(), KEPT / "errors")
-    found |= operations.pages(operations.Material(trust.committed_sources(), measured))
+    committed = trust.committed_sources()
+    found |= operations.pages(operations.Material(committed, measured))
     found |= execute.pages(execute.run_all(KEPT / "notebooks"))
     found["evidence/index.md"] = charts.evidence_page(measured)
+    found["evidence/report.html"] = render_page(committed)
     found |= {f"evidence/{path.name}": path.read_bytes() for path in sorted(EVIDENCE.glob("*.jsonl"))}
     found["site.css"] = Path(__file__).with_name("site.css").read_text(encoding="utf-8")
     return found

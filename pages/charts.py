@@ -117,6 +117,7 @@ def evidence_page(measured: Mapping[str, Mapping[str, Measurement]]) -> str:
         "Every figure of these pages comes from one of these files, which are committed with the source.",
         "",
     ]
+    page += ["[The verification report](report.html) has a line for every entry point and every device.", ""]
     page += ["## How close results come to their bounds", "", *verified_charts(), *measured_chart(measured)]
     page += ["## Speed", "", *speed_charts(), "## The files", "", *files_table(), ""]
     return "\n".join(page)
