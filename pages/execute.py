@@ -35,7 +35,11 @@ Notebook = dict[str, Any]
 def key(name: str) -> str:
     """The hash under which a run notebook is kept."""
     found = hashlib.sha256(figures.key(name).encode())
-    sources = [*(ROOT / "examples").glob("*.py"), *Path(__file__).parent.glob("*.py"), FOLDER / f"{name}.py"]
+    sources = [
+        *(ROOT / "examples").glob("*.py"),
+        *(Path(__file__).with_name(f"{module}.py") for module in ("execute", "figures", "plots")),
+        FOLDER / f"{name}.py",
+    ]
     sources += (ROOT / "tlrt").rglob("*.py")
     for path in sorted(sources):
         found.update(path.read_bytes())

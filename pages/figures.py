@@ -1,7 +1,7 @@
 """How far results on the CPU lie from the specification: measured on drawn cases of fixed seeds, and drawn as SVG.
 
-A figure is a function of its measurement alone. Measurements are kept under out/ by a hash of what they depend on: the
-specification, the library and this module.
+Measurements and their figures are kept under out/ by a hash of what they depend on: the specification, the library, matplotlib
+and this module.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
+from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def measure(row: Op, which: str, runtime: Runtime) -> Measurement:
 @cache
 def _inputs() -> bytes:
     """What every measurement depends on, as a hash."""
-    found = hashlib.sha256()
+    found = hashlib.sha256(version("matplotlib").encode())
     for path in [Path(__file__), *sorted((ROOT / "tlspec").rglob("*.py")), Path(tlrt.get_library())]:
         found.update(path.read_bytes())
     return found.digest()
@@ -87,11 +88,15 @@ def key(name: str) -> str:
 def _measure_row(name: str) -> tuple[str, dict[str, Measurement]]:
     row = registry.get(name)
     with np.errstate(all="ignore"):
-        return name, {which: measure(row, which, Runtime("cpu")) for which in directions(row)}
+        found = {which: measure(row, which, Runtime("cpu")) for which in directions(row)}
+    for which, m in found.items():
+        m["figure"] = draw(m, f"Errors of {row.entry(which)}") if is_shown(m) else ""
+    return name, found
 
 
 def measurements(rows: Sequence[Op], kept: Path) -> dict[str, dict[str, Measurement]]:
-    """Measurements by operation and direction; those that were made before are read from the folder `kept`."""
+    """Measurements by operation and direction, each with its `figure`: an SVG element, or "" where there is no error to draw.
+    Those that were made before are read from the folder `kept`."""
     kept.mkdir(parents=True, exist_ok=True)
     files = {row.name: kept / f"{row.name}-{key(row.name)}.json" for row in rows}
     found = {name: json.loads(path.read_text()) for name, path in files.items() if path.exists()}

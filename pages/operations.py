@@ -329,8 +329,8 @@ def figure_section(row: Op, material: Material) -> list[str]:
     for which, m in material.measured.get(row.name, {}).items():
         name = row.entry(which)
         text = figures.sentence(m, name)
-        if figures.is_shown(m):
-            page += [f"<figure>{figures.draw(m, f'Errors of {name}')}<figcaption>{text}</figcaption></figure>", ""]
+        if m["figure"]:
+            page += [f"<figure>{m['figure']}<figcaption>{text}</figcaption></figure>", ""]
         else:
             page += [text.replace("_", "\\_"), ""]
     return [*page, "Measured when this page was built, on cases drawn from fixed seeds.", ""]

@@ -150,13 +150,16 @@ def test_errors_are_counted_and_a_wrong_result_is_seen() -> None:
 
 
 def test_measurements_are_kept_and_old_ones_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
     row = registry.get("exp")
     (tmp_path / "exp-old.json").write_text("{}")
     first = figures.measurements([row], tmp_path)
     (kept,) = tmp_path.glob("*.json")
     kept.write_text(json.dumps({"forward": {"from": "the file"}}))
     assert figures.measurements([row], tmp_path) == {"exp": {"forward": {"from": "the file"}}}
-    assert set(first["exp"]) == {"forward", "vjp"}
+    assert (
+        first["exp"]["forward"]["figure"].startswith("<svg") and first["exp"]["vjp"]["figure"] == ""
+    )  # correctly rounded
 
 
 def test_a_figure_is_one_line_of_svg_in_the_colour_of_the_text() -> None:
