@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from audit.environment import ROOT
+from audit.environment import EVIDENCE, ROOT
 from audit.evidence import Evidence, Source
-from audit.figures import count_calls, format_count, format_inputs, format_share
+from audit.figures import count_calls, format_count, format_inputs, format_share, plural
+from audit.league import table as league
+from audit.league.explained import explanation
+from audit.league.libraries import LIBRARIES
 from bench import results
 from bench.markdown import format_figure, table
 from pages import figures, sources
 from tlrt import Session, kernels
+from tlrt.verify.documents import read_document
 from tlrt.verify.verifier import directions
 from tlspec import entries, registry
 from tlspec.declarations import declarations
@@ -120,6 +124,15 @@ class Material:
             loaded = results.load(run.file)
             for row in loaded["bench"]["rows"] if loaded else ():
                 found.setdefault(row["op"], []).append((run.title.partition(",")[0], run.file, row))
+        return found
+
+    @cached_property
+    def libraries(self) -> dict[str, list[tuple[str, Mapping[str, Any]]]]:
+        """What the league found of other libraries, by operation: the file and its line."""
+        found: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+        for name in league.sources():
+            for line in league.rows_of([read_document(EVIDENCE / name)]):
+                found.setdefault(line["op"], []).append((name, line))
         return found
 
 
@@ -285,9 +298,9 @@ def describe(part: str, r: Mapping[str, Any]) -> tuple[str, str]:
         return f"{format_count(r['cases'])} drawn cases", worst + bits
     if part == "exhaustive":
         step = "" if r["stride"] == 1 else f", every {r['stride']}th"
-        return f"{format_inputs(r['seen'])} inputs{step}", (
-            f"at most {r['worst']} spacings from the nearest float32; {format_count(r['misrounded'])} not the nearest"
-        )
+        most = plural(r["worst"], "spacing")
+        outcome = f"at most {most} from the nearest float32; {format_count(r['misrounded'])} not the nearest"
+        return f"{format_inputs(r['seen'])} inputs{step}", outcome if r["misrounded"] else "always the nearest float32"
     if part == "probe":
         if r["height"] is None:
             return "", ""
@@ -364,6 +377,30 @@ def time_section(row: Op, material: Material) -> list[str]:
     ]
 
 
+def libraries_section(row: Op, material: Material) -> list[str]:
+    """How close other libraries came to the tolerance of their arithmetic."""
+    by_format: dict[tuple[str, str, str], dict[str, Mapping[str, Any]]] = {}
+    for file, line in material.libraries.get(row.name, []):
+        by_format.setdefault((LIBRARIES[line["library"]].title, line["dtype"], file), {})[line["which"]] = line
+    if not by_format:
+        return []
+    rows = [(title, dtype, *(league.cell(found.get(which)) for which in ("forward", "vjp")), file_link(file))
+            for (title, dtype, file), found in by_format.items()]  # fmt: skip
+    page = [
+        "## Other libraries",
+        "",
+        "The worst error as a share of the tolerance that the library's own arithmetic allows.",
+        "",
+    ]
+    page += [*table(("library", "format", "forward", "gradient", "file"), rows), ""]
+    lines = [line for found in by_format.values() for line in found.values() if line["verdict"] == "fail"]
+    page += [
+        f"- ✗ {LIBRARIES[n].title}: {escape(why)}"
+        for n, why in dict.fromkeys((x["library"], explanation(x)) for x in lines)
+    ]
+    return [*page, "", "[The league table](../docs/league.md) explains the marks.", ""]
+
+
 def operation_page(row: Op, material: Material) -> str:
     """The page of an operation."""
     formula = formula_section(row)
@@ -371,6 +408,7 @@ def operation_page(row: Op, material: Material) -> str:
     page = [f"# {row.name}".replace("_", "\\_"), "", f"Family: [{row.family}]({row.family}/index.md)", "", *formula]
     page += checks_section(row, named) + call_section(row, material) + gradient_section(row) + promise_section(row)
     page += evidence_section(row, material) + figure_section(row, material) + time_section(row, material)
+    page += libraries_section(row, material)
     return sources.unescape_pipes("\n".join(page))
 
 

@@ -134,6 +134,27 @@ def test_times_are_those_of_the_files(material: operations.Material) -> None:
     assert title in section and f"../evidence/{file}" in section and operations.format_figure(row["ours_ms"]) in section
 
 
+def test_other_libraries_stand_with_their_failures_and_reasons(material: operations.Material) -> None:
+    """Each line of the committed files with its share, and each failure with its reason."""
+    for name, lines in material.libraries.items():
+        section = "\n".join(operations.libraries_section(registry.get(name), material))
+        for file, line in lines:
+            title = operations.LIBRARIES[line["library"]].title
+            cell = operations.league.cell(line)
+            assert re.search(
+                rf"^\| {re.escape(title)} \| {line['dtype']} \|.*{re.escape(cell)}.*{file}", section, re.M
+            ), line
+            if line["verdict"] == "fail":
+                assert f"- ✗ {title}: {operations.escape(operations.explanation(line))}\n" in section
+    unjudged = next(row for row in registry.ops() if row.name not in material.libraries)
+    assert operations.libraries_section(unjudged, material) == []
+
+
+def test_a_time_says_nothing_where_no_file_has_one(material: operations.Material) -> None:
+    row = next(r for r in registry.ops() if r.name not in material.timings and f"{r.name}_bwd" not in material.timings)
+    assert "No committed file holds a time of this operation." in operations.time_section(row, material)
+
+
 def test_errors_are_counted_and_a_wrong_result_is_seen() -> None:
     from tlrt.verify.run import Runtime
 
