@@ -21,12 +21,27 @@ Navigation = list[Any]
 
 
 def navigation() -> Navigation:
-    """The tree of pages that the site shows beside a page."""
+    """The tree of pages that the site shows beside a page. A document that has no place of its own is a guide."""
+    tree = _places()
+    named = set(pages_of(tree))
+    guides = next(section["Guides"] for section in tree if "Guides" in section)
+    guides += [place for place in map(sources.place_of, sources.documents()) if place not in named]
+    return tree
+
+
+def pages_of(tree: Any) -> list[str]:
+    """The pages that a tree of navigation names."""
+    if isinstance(tree, str):
+        return [tree]
+    return [page for item in (tree.values() if isinstance(tree, dict) else tree) for page in pages_of(item)]
+
+
+def _places() -> Navigation:
     return [
         {"Start": ["index.md", {"Overview": "overview.md"}, {"Changes": "CHANGELOG.md"}]},
         {"Tutorials": [
             {"Train a model": "docs/train.md"}, {"Check a kernel": "docs/judge.md"}, {"Use the library from C": "docs/c.md"},
-                {"Examples as notebooks": ["notebooks/index.md", *(f"notebooks/{name}.md" for name in execute.NAMES)]},
+            {"Examples as notebooks": ["notebooks/index.md", *(f"notebooks/{name}.md" for name in execute.NAMES)]},
         ]},
         {"Guides": [
             {"The session": "docs/session.md"}, {"Coming from PyTorch": "docs/pytorch.md"}, {"Examples": "docs/examples.md"},

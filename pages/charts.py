@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from audit.environment import EVIDENCE
+from audit.markdown import table
 from bench import results, trust
-from bench.markdown import table
 from bench.speed_chart import family_ratios
 from pages.figures import Measurement, plain_svg
 from tlrt.verify.documents import read_document

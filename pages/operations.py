@@ -13,8 +13,8 @@ from audit.figures import count_calls, format_count, format_inputs, format_share
 from audit.league import table as league
 from audit.league.explained import explanation
 from audit.league.libraries import LIBRARIES
+from audit.markdown import format_figure, table
 from bench import results
-from bench.markdown import format_figure, table
 from pages import figures, sources
 from tlrt import Session, kernels
 from tlrt.verify.documents import read_document

@@ -1,24 +1,16 @@
 """The site as MkDocs builds it: a page that links to nothing stops the build, and the navigation holds every page."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pages import build, execute, operations, sources
 
 
-def leaves(tree: Any) -> list[str]:
-    """The pages that a tree of navigation names."""
-    if isinstance(tree, str):
-        return [tree]
-    return [leaf for item in (tree.values() if isinstance(tree, dict) else tree) for leaf in leaves(item)]
-
-
 def test_the_navigation_names_every_page_once() -> None:
-    named = leaves(build.navigation())
+    named = build.pages_of(build.navigation())
     known = {sources.place_of(d) for d in sources.documents()} | {"evidence/index.md", "notebooks/index.md"}
-    known |= {f"notebooks/{name}.md" for name in execute.NAMES} | set(leaves(operations.navigation()))
+    known |= {f"notebooks/{name}.md" for name in execute.NAMES} | set(build.pages_of(operations.navigation()))
     assert sorted(named) == sorted(known)
 
 
