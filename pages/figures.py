@@ -22,6 +22,7 @@ import numpy as np
 
 import tlrt
 from audit.environment import ROOT, processors
+from audit.figures import format_count, plural
 from tlrt.verify.run import Runtime
 from tlrt.verify.verifier import directions
 from tlspec import registry
@@ -117,14 +118,12 @@ def sentence(m: Mapping[str, Any], name: str) -> str:
     n, exact = m["elements"], m["nearest"]
     if not n:
         return f"No finite element of {name} was drawn."
-    text = f"{name} on the CPU: {n} finite elements of {m['cases']} drawn cases"
+    text = f"{name} on the CPU: {format_count(n)} finite elements of {m['cases']} drawn cases"
     if exact == n:
         return f"{text}. Every one is the float32 nearest to the exact result."
     rest = f"{100 * exact / n:.3g} % are the float32 nearest to the exact result; the largest error is {m['ulp']:.3g} spacings"
     share = f", and {m['share']:.3g} of the bound" if any(m["shares"]) else ""
-    beyond = (
-        f" Errors beyond two spacings, of {m['outside']} elements, are in the outermost bars: where terms cancel, the"
-    )
+    beyond = f" Errors beyond two spacings, of {plural(m['outside'], 'element')}, are in the outermost bars: where terms cancel, the"
     beyond += " result is small beside the terms that the bound is made of."
     return f"{text}; {rest}{share}.{beyond if m['outside'] else ''}"
 
