@@ -26,7 +26,7 @@ INDEX = """\
 # Examples as notebooks
 
 Five programs that train on real data, run for a few steps while this site was built. [The guide](../docs/examples.md) describes
-their options, and how far they come in a full run.
+their options, and how far they come in a full run. A notebook that was downloaded runs in the folder of the project.
 """
 
 Notebook = dict[str, Any]

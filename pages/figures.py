@@ -123,8 +123,8 @@ def sentence(m: Mapping[str, Any], name: str) -> str:
         return f"{text}. Every one is the float32 nearest to the exact result."
     rest = f"{100 * exact / n:.3g} % are the float32 nearest to the exact result; the largest error is {m['ulp']:.3g} spacings"
     share = f", and {m['share']:.3g} of the bound" if any(m["shares"]) else ""
-    beyond = f" Errors beyond two spacings, of {plural(m['outside'], 'element')}, are in the outermost bars: where terms cancel, the"
-    beyond += " result is small beside the terms that the bound is made of."
+    beyond = f" Errors beyond two spacings, of {plural(m['outside'], 'element')}, are in the outermost bars: where terms cancel,"
+    beyond += " the result is small beside the terms that the bound is made of."
     return f"{text}; {rest}{share}.{beyond if m['outside'] else ''}"
 
 
