@@ -10,6 +10,7 @@
 #   make exhaustive [OPS=name STRIDE=1]     scalar formulas against float64 on every (STRIDE-th) float32 input
 #   make bench  [OPS=...]                   times beside NumPy (and PyTorch where installed)
 #   make gpu                                build, test, verify and benchmark on a GPU machine; writes out/gpu.jsonl
+#   make site                               the documentation site, into out/site
 #   make abi                                regenerate what the registry's rows and the evidence determine
 #   make fmt                                format the Python, C and CUDA code
 #
@@ -24,18 +25,20 @@ ifdef SYSTEM_PYTHON
   ENV_TEST :=
   ENV_DEV :=
   ENV_CUDA :=
+  ENV_SITE :=
 else
   PY := .venv/bin/python
   ENV_TEST := .venv/.test .venv/.audit
   ENV_DEV := .venv/.dev
   ENV_CUDA := .venv/.cuda
+  ENV_SITE := .venv/.site
 endif
 
 # what clang-format keeps in shape: C and CUDA written by hand
 C_SOURCES := find native/src native/include/torchlean_cuda.h native/tools tests/native examples/c -name "*.[ch]" -o -name "*.cu" -o -name "*.cuh"
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test lib cuda install wheel check sanitize sanitized exhaustive bench gpu abi fmt clean
+.PHONY: help verify test lib cuda install wheel check sanitize sanitized exhaustive bench gpu site abi fmt clean
 
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
@@ -111,6 +114,10 @@ sanitize: $(ENV_TEST) sanitized
 
 sanitized:
 	@$(MAKE) --no-print-directory -C native -j$(JOBS) SANITIZE=address,undefined
+
+# Needs no network once its packages are there.
+site: $(ENV_SITE) lib
+	$(PY) -m pages
 
 abi: $(ENV_TEST)
 	$(PY) -m codegen

@@ -458,10 +458,12 @@ def _robust(ev: Evidence) -> list[Table]:
 
 
 def _describe(sources: Sequence[Source]) -> dict[str, str]:
-    """The devices and the dates of some sources."""
+    """The models of the devices, with the number of configurations of each, and the dates of some sources."""
+    found = dict.fromkeys(d for s in sources if s.parts for d in s.devices.values())
+    models = Counter(", ".join(d.split(", ")[: 2 if d.startswith("CPU") else 1]) for d in found)
     dates = sorted(s.date[:10] for s in sources if s.date and s.parts)
     return {
-        "devices": "; ".join(dict.fromkeys(d for s in sources if s.parts for d in s.devices.values())),
+        "devices": "; ".join(f"{model} ({n} configurations)" if n > 1 else model for model, n in models.items()),
         "dates": "" if not dates else dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}",
     }
 

@@ -251,6 +251,15 @@ def test_a_step_called_build_is_not_what_the_library_was_built_of() -> None:
     }
 
 
+def test_devices_of_one_model_are_counted() -> None:
+    devices = [
+        {"cpu": f"CPU, Some Processor, SIMD variant avx2, {n} threads, 9 GiB", "cuda:0": "NVIDIA X, 9"} for n in (2, 4)
+    ]
+    results = {"verdict": "pass", "results": []}
+    found = [evidence.read(f"{i}.jsonl", {"devices": d, **results}) for i, d in enumerate(devices)]
+    assert "<p>CPU, Some Processor (2 configurations); NVIDIA X</p>" in render_page(found)
+
+
 def test_an_empty_page() -> None:
     assert "Nothing was tried" in read(render_page([])).sections["summary"]
 

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.every_choice
 MAY_IMPORT = {
     "tlspec": set(), "tlrt": {"tlspec"}, "codegen": {"tlspec"}, "audit": {"tlspec", "tlrt"},
     "bench": {"tlspec", "tlrt", "audit", "examples"}, "examples": {"tlspec", "tlrt"},
+    "pages": {"tlspec", "tlrt", "audit", "bench", "examples"},
 }  # fmt: skip
 
 

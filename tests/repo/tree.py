@@ -14,7 +14,7 @@ SKIPPED = {
 #: hidden files and folders that are part of the repository
 KEPT = {".ci", ".clang-format", ".gitignore"}
 #: the Python packages of the repository besides the tests
-PACKAGES = ("tlspec", "tlrt", "codegen", "audit", "bench", "examples")
+PACKAGES = ("tlspec", "tlrt", "codegen", "audit", "bench", "examples", "pages")
 
 
 def files(*suffixes: str, root: Path = ROOT) -> list[Path]:

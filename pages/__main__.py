@@ -1,0 +1,5 @@
+"""``python -m pages``: builds the site."""
+
+from pages.build import main
+
+main()
