@@ -12,6 +12,7 @@ import hashlib
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -153,10 +154,10 @@ def measure(name: str, device: str, timed: bool = True) -> dict[str, Any]:
     return row
 
 
-def recorded() -> dict[str, tuple[str, str]]:
-    """Model -> the hashes that the evidence has, of whatever device."""
-    rows = [r for path in sorted(EVIDENCE.glob(PATTERN)) for r in read_document(path)["rows"]]
-    return {r["model"]: (r["logits"], r["gradients"]) for r in rows}
+def recorded(transformers: str) -> dict[str, tuple[str, str]]:
+    """Model -> the hashes that the evidence has, of whatever device, with a version of the package, which names the weights."""
+    found = [d for path in sorted(EVIDENCE.glob(PATTERN)) if (d := read_document(path))["transformers"] == transformers]
+    return {r["model"]: (r["logits"], r["gradients"]) for d in found for r in d["rows"]}
 
 
 def page() -> str:
@@ -196,10 +197,13 @@ def main(argv: Sequence[str]) -> int:
     names, devices = args.models.split(","), args.devices.split(",")
     if unknown := [n for n in names if n not in MODELS]:
         parser.error(f"--models: got {unknown[0]!r}, expected {', '.join(MODELS)}")
+    if missing := [n for n in ("torch", "transformers") if find_spec(n) is None]:
+        print(f"left out: {' and '.join(missing)} not installed")
+        return 0
     import torch
     import transformers
 
-    known, rows = recorded(), []
+    known, rows = recorded(transformers.__version__), []
     progress = Progress(len(names) * len(devices), "models")
     for name in names:
         for device in devices:

@@ -4,10 +4,10 @@ Steps, in order: build (the CUDA library for this machine's architecture), verif
 CUDA, compared with the specification and with each other), reproducible (the same in contexts of that mode), determinism (in
 that mode the same bits over repetitions, batches and reused memory), weights (the hashes of the five trained examples), bench
 (beside PyTorch where it is installed), steps (eager training steps beside PyTorch), growth (how cost and error grow with size),
-judge (planted defects in kernels in Triton), league (operations of PyTorch and CuPy held to the specification), sanitizer
-(compute-sanitizer memcheck and racecheck over drawn cases and over shapes that reach large kernels), tests. Steps that need a
-library leave out what is not installed. A step that fails does not stop the later ones; the exit status
-is non-zero if any failed. The last thing printed is a short table.
+judge (planted defects in kernels in Triton), league (operations of PyTorch and CuPy held to the specification), models (of the
+package transformers, with the same bits on the CPU and on CUDA), sanitizer (compute-sanitizer memcheck and racecheck over drawn
+cases and over shapes that reach large kernels), tests. Steps that need a library leave out what is not installed. A step that
+fails does not stop the later ones; the exit status is non-zero if any failed. The last thing printed is a short table.
 """
 
 import argparse
@@ -31,8 +31,8 @@ from tlspec.registry import MATH
 LIBRARY = ROOT / "native/build/cuda/libtorchlean_cuda.so"
 #: every lane arrives at barriers there, since racecheck does not see that one lane arrives for its warp (cuda/device/wgmma.cuh)
 RACECHECK_LIBRARY = ROOT / "native/build/racecheck/libtorchlean_cuda.so"
-STEPS = ("build", "verify", "reproducible", "determinism", "weights", "bench", "steps", "growth", "judge", "league", "sanitizer",
-         "tests")  # fmt: skip
+STEPS = ("build", "verify", "reproducible", "determinism", "weights", "bench", "steps", "growth", "judge", "league", "models",
+         "sanitizer", "tests")  # fmt: skip
 
 
 class Runner:
@@ -161,6 +161,7 @@ def main(argv: list[str] | None = None) -> int:
         ("growth", ["bench.growth", "--device", "cuda"], [], 200),
         ("judge", ["audit", "judge", "--languages", "Triton", "--no-trivial"], [], 300),
         ("league", ["audit", "league", "--libraries", "torch:cuda,cupy"], ops, 300),
+        ("models", ["audit", "torch", "--devices", "cpu,cuda:0"], [], 300),
     ):
         if name in steps:
             report_file = ["--json", str(args.out / f"{name}.json")]

@@ -16,6 +16,8 @@ def test_the_page_quotes_the_evidence() -> None:
 @pytest.mark.parametrize("name", ["ResNet-18", "Llama-style"])
 def test_hashes_are_those_of_the_evidence(name: str, device: str) -> None:
     pytest.importorskip("torch")
-    pytest.importorskip("transformers")
+    known = unmodified.recorded(pytest.importorskip("transformers").__version__)
+    if name not in known:
+        pytest.skip("no evidence with this version of transformers")
     row = unmodified.measure(name, "cpu" if device == "cpu" else "cuda:0", timed=False)
-    assert (row["logits"], row["gradients"]) == unmodified.recorded()[name] and row["coverage"] == 1
+    assert (row["logits"], row["gradients"]) == known[name] and row["coverage"] == 1

@@ -1,5 +1,6 @@
 """The operations as functions of JAX's arrays: under jit, with gradients, over batches, from several threads."""
 
+import os
 import re
 import threading
 from dataclasses import replace
@@ -15,6 +16,7 @@ from tlrt import _calls
 from tlrt.verify.run import Runtime
 from tlspec.registry import Op
 
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # other tests use the GPU, too
 jax = pytest.importorskip("jax")
 functions = pytest.importorskip("tlrt.jax")
 jnp = jax.numpy
