@@ -63,11 +63,19 @@ class Check:
     def kernel(self, case: Case) -> Kernel:
         return Kernel(self.function, self.library, case, self.arguments)
 
-    def bits(self, case: Case) -> tuple[list[Any], list[np.ndarray]]:
-        """The results of a case that is in the format, and their bits."""
+    def results(self, case: Case) -> list[Any]:
+        """The results of a case that is in the format."""
         kernel = self.kernel(case)
-        results = kernel(kernel.prepare(case, self.format, self.out))
-        return results, [self.library.bits(r) for r in results]
+        return kernel(kernel.prepare(case, self.format, self.out))
+
+    def bits(self, case: Case) -> list[np.ndarray]:
+        """The bits of a case's results."""
+        return [self.library.bits(r) for r in self.results(case)]
+
+    def hashes(self, case: Case) -> tuple[list[Any], list[bytes]]:
+        """The results of a case, and a hash of the bits of each, which large results need less memory for."""
+        results = self.results(case)
+        return results, [self.library.digest(r) for r in results]
 
     def problems(
         self, trial: Trial, kernel: Kernel, row: Row | None = None, *, strided: bool = False
@@ -156,20 +164,20 @@ class Check:
         inputs, cotangents = ({n: _other(x) for n, x in group.items()} for group in (case.inputs, case.cotangents))
         other = replace(case, inputs=inputs, cotangents=cotangents, given=None)
         try:
-            first, bits = self.bits(case)
+            first, known = self.hashes(case)
             wrong = [text for kind, text in self.problems(*self.trial(other)) if kind == "value"]
-            later = [self.library.bits(r) for r in first]
-            again = self.bits(case)[1]
+            later = [self.library.digest(r) for r in first]
+            del first
+            again = self.hashes(case)[1]
         except Exception:  # a call that raises is a finding already
             return
         if any(f.kind == "value" for f in self.report.findings):
             wrong = []
         texts = [f"from other numbers in arrays of these shapes: {text}" for text in wrong[:1]]
-        if not all(np.array_equal(a, b) for a, b in zip(bits, later, strict=True)):
+        if known != later:
             texts.append("a later call changed an earlier result")
         self.report.findings += [Finding("stale", text, self.repeat(address_of(case))) for text in texts]
-        same = all(np.array_equal(a, b) for a, b in zip(bits, again, strict=True))
-        self.report.repeats = same and self.report.repeats is not False
+        self.report.repeats = known == again and self.report.repeats is not False
 
     def batches(self, case: Case) -> None:
         """Whether a part of the batch alone has the bits that it has in the whole."""
@@ -181,7 +189,7 @@ class Check:
             return
         n = case.shape(case.signature.outputs[0])[0] if dim == ELEMENTS else case.values[dim]
         try:
-            whole, part = (self.bits(c)[1] for c in (case, part_of(case, dim, n // 2, n)))
+            whole, part = (self.bits(c) for c in (case, part_of(case, dim, n // 2, n)))
         except Exception:
             return
         if any(a.size != math.prod(case.shape(o)) for o, a in zip(case.signature.outputs, whole, strict=True)):
@@ -248,7 +256,7 @@ def _other(x: Any) -> Any:
     """Other numbers of the same kind: halves in reversed order. Sums do not see the order alone, nor ratios the halving alone."""
     if x is None or x.dtype.kind != "f":
         return x
-    return np.asarray(x / 2) if x.ndim == 0 else np.ascontiguousarray(x[..., ::-1]) / 2
+    return np.asarray(x / 2) if x.ndim == 0 else np.divide(x[..., ::-1], 2, order="C")
 
 
 def address_of(case: Case) -> str:

@@ -1,7 +1,10 @@
 """One call of a kernel, in a number format: its arguments, the reference, and how far from it the result may be."""
 
+import itertools
 import math
+import os
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -17,6 +20,8 @@ from tlspec.running import ErrorArray, Model, error_of, track_call, value_of
 
 #: numbers in which the reference of a float64 kernel is computed
 WIDE = np.longdouble
+#: blocks of a large case whose reference is computed at once
+THREADS = min(os.cpu_count() or 1, 4)
 #: rows of which a part follows from parameters alone: of its errors running analysis sees none, the row's bound does
 OF_PARAMETERS = frozenset({"rotary", "sinusoidal", "rand_normal"})
 
@@ -66,12 +71,20 @@ class Trial:
         if not self.large:
             return [self._compared(self.expected, i, got) for i, got in enumerate(numbers)]
         found: list[list[Comparison]] = [[] for _ in numbers]
-        for part, places in blocks_of(self.case):
-            expected = self._expected(part)
-            self._count(expected)
-            for i, (got, place) in enumerate(zip(numbers, places, strict=True)):
-                found[i].append(_at(self._compared(expected, i, got[place]), place))
+        blocks = blocks_of(self.case)
+        with ThreadPoolExecutor(
+            THREADS
+        ) as pool:  # NumPy lets go of Python's lock; a few blocks at a time are in memory
+            while turn := list(itertools.islice(blocks, THREADS)):
+                for expected, (_, places) in zip(pool.map(self._expected_quietly, turn), turn, strict=True):
+                    self._count(expected)
+                    for i, (got, place) in enumerate(zip(numbers, places, strict=True)):
+                        found[i].append(_at(self._compared(expected, i, got[place]), place))
         return [joined(each) for each in found]
+
+    def _expected_quietly(self, block: tuple[Case, Any]) -> Expected:
+        with np.errstate(all="ignore"):  # which a thread has for itself
+            return self._expected(block[0])
 
     def _compared(self, expected: Expected, i: int, got: np.ndarray) -> Comparison:
         args = got, expected.outputs[i], expected.tolerances[i]

@@ -65,9 +65,9 @@ def arctan2(m: Model, a: Any, b: Any) -> ErrorArray:
 
 def power(m: Model, a: Any, b: Any) -> ErrorArray:
     (x, dx), (y, dy) = operand(m, a), operand(m, b)
-    value = np.power(x, y)
     if not np.any(dy) and np.ndim(y) == 0 and float(y) in (2.0, 3.0) and isinstance(a, ErrorArray):
         return multiply(m, a, a) if float(y) == 2.0 else multiply(m, multiply(m, a, a), a)
+    value = np.power(x, y)
     corners = [np.abs(np.power(np.abs(x) + s * dx, y + t * dy) - np.abs(value)) for s in (-1, 1) for t in (-1, 1)]
     error = np.where((dx == 0) & (dy == 0), 0.0, np.max(np.broadcast_arrays(*corners), axis=0))
     error = np.where((dx > 0) & (dx >= np.abs(x)), np.where(y >= 0, error, np.inf), error)
