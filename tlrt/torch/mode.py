@@ -25,7 +25,7 @@ aten = torch.ops.aten
 _DETERMINED = """
 _reshape_copy _to_copy _unsafe_view abs add amax amin arange cat ceil clamp clamp_max clamp_min clone constant_pad_nd copy
 copysign div embedding empty empty_like eq eye fill flip floor floor_divide full full_like gather ge gt hardtanh
-hardtanh_backward index index_copy index_fill index_put index_select le leaky_relu leaky_relu_backward linspace lt
+hardtanh_backward index index_copy index_fill index_put index_select le leaky_relu leaky_relu_backward lt
 masked_fill masked_scatter masked_select max max_pool2d_with_indices maximum min minimum mul ne neg new_empty
 new_empty_strided new_full new_ones new_zeros ones ones_like reciprocal relu repeat roll round scalar_tensor scatter
 select_backward select_scatter sgn sign slice_backward slice_scatter sort sqrt stack sub threshold_backward topk tril triu
