@@ -28,7 +28,7 @@ OWN = {
     "core/interrupt": "interrupts", "core/memory": "copies buffer", "core/convert": "copies buffer", "core/exchange": "exchange",
     "core/threads": "device process", "core/call": "kernels/lists",
     "core/shapes": "kernels/shapes kernels/slices", "core/dims": "kernels/shapes kernels/slices", "core/": "core buffer device kernels copies",
-    "_binding/arguments": "tensor tape_errors", "_binding/convert": "tensor session", "_binding/capsules": "exchange", "_binding/exchange": "exchange",
+    "_binding/arguments": "tensor tape_errors", "_binding/convert": "tensor session", "_binding/capsules": "exchange", "_binding/exchange": "exchange", "tlrt/torch": "torch_ops torch_mode", "tlrt/jax": "jax", "tlrt/onnx": "onnx", "tlrt/_calls": "torch_ops jax",
     "_binding/": "buffer refusals library kernels scalar_types copies observer device",
     "_capture/": "capture capture_*", "_operations/": "refusals tape_errors tape_operations", "nn/": "nn nn_layers training",
     "tape": "tape refusals session session_lifetime tape_* optim",
@@ -53,7 +53,7 @@ OWN_OF_SPECIFICATION = {
 #: every test in parts of a minute or two
 REST = (
     "tests/spec", "tests/kernels", "tests/verify", f"{RUNTIME}[a-d]*.py", f"{RUNTIME}[e-r]*.py", f"{RUNTIME}s*.py",
-    f"{RUNTIME}t*.py", "tests/audit", "tests/examples tests/bench",
+    f"{RUNTIME}t*.py", "tests/audit", "tests/examples tests/bench tests/pages",
 )  # fmt: skip
 
 
