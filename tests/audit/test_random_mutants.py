@@ -236,8 +236,9 @@ def test_a_campaign_goes_on_where_it_ended(
     [
         ("import time; print(1); time.sleep(99)", None),
         ("import os, signal; os.killpg(0, signal.SIGKILL)", -9),
-        ("x = bytearray(7 << 30)", 1),
-        ("open('tmp/x', 'wb').truncate(4 << 30)", 1),
+        # the limits are set a moment after the start
+        ("import time; time.sleep(1); x = bytearray(7 << 30)", 1),
+        ("import time; time.sleep(1); open('tmp/x', 'wb').truncate(4 << 30)", 1),
         ("import os; print(os.sched_getaffinity(0))", 0),
     ],
 )
