@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,13 +25,24 @@ def backward(
     return _run(row, "vjp", tensors, values, want, math)
 
 
+@lru_cache(maxsize=4096)
+def _plan(
+    row: Op, which: str, shapes: tuple[tuple[str, tuple[int, ...]], ...], values: tuple[tuple[str, Any], ...]
+) -> tuple[dict[str, Any], list[tuple[int, ...]]]:
+    """The dimensions and parameters of a call, and the shapes of its outputs."""
+    signature, given = row.signature_of(which), {n: list(v) if isinstance(v, tuple) else v for n, v in values}
+    known = _calls.dimensions(row.name, signature, dict(shapes), given)
+    return known, _calls.results(row.name, signature, dict(shapes), given)
+
+
 def _run(
     row: Op, which: str, tensors: Mapping[str, Any], values: Mapping[str, Any], want: Sequence[bool], math: str
 ) -> list[Any]:
     signature = row.signature_of(which)
-    shapes = {n: t.shape for n, t in tensors.items() if t is not None}
-    made = _calls.results(row.name, signature, shapes, values)
-    known = _calls.dimensions(row.name, signature, shapes, values)
+    shapes = tuple((n, tuple(t.shape)) for n, t in tensors.items() if t is not None)
+    known, made = _plan(
+        row, which, shapes, tuple((n, tuple(v) if isinstance(v, list) else v) for n, v in values.items())
+    )
     first = next(t for t in tensors.values() if t is not None)
     device = device_of(first, math)
     outs = [

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils.dlpack import to_dlpack
 
-from tlrt._binding import handles
+from tlrt._binding import capsules, handles
+from tlrt._binding.exchange import borrow_tensor
 from tlrt.buffer import Buffer, IndexBuffer
-from tlrt.context import from_dlpack
 from tlrt.errors import ArgumentTypeError, refusal
 
 #: bytes that the address of borrowed memory is a multiple of
@@ -57,22 +58,9 @@ def borrow(tensor: Any, device: handles.Device) -> Buffer:
 
 
 def _borrow(plain: Any, device: handles.Device) -> Buffer:
-    if plain.is_cuda:  # the protocol's -1: the producer puts nothing in order
-        return from_dlpack(_Unordered(plain), device, copy=False)
-    return from_dlpack(plain, device, copy=False)
-
-
-class _Unordered:
-    """A tensor that lends its memory without waiting."""
-
-    def __init__(self, tensor: Any) -> None:
-        self._tensor = tensor
-
-    def __dlpack__(self, *, stream: Any = None, **asked: Any) -> Any:
-        return self._tensor.__dlpack__(stream=-1, **asked)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self._tensor.__dlpack_device__()
+    capsule = to_dlpack(plain)  # which puts nothing in order
+    address, versioned, unsigned = capsules.open_capsule(capsule)
+    return borrow_tensor(address, versioned, unsigned, device, lambda: capsules.empty_capsule(capsule, versioned))
 
 
 def borrow_indices(tensor: Any, device: handles.Device) -> IndexBuffer:
