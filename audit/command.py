@@ -1,5 +1,4 @@
-"""``python -m audit COMMAND...``: the campaigns on the command line; also ``report``, ``mutate``, ``models``, ``onnx``
-and ``league``."""
+"""``python -m audit COMMAND...``: the campaigns on the command line, the commands of :data:`OTHERS`, and ``report``."""
 
 import argparse
 import sys
@@ -7,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,17 @@ from tlrt.verify.run import device_names
 from tlspec import registry
 from tlspec.registry import MATH
 
+#: commands with arguments of their own: the module of each, and what it does
+OTHERS = {
+    "mutate": ("audit.mutation.command", "plants defects and scores the tests"),
+    "models": ("audit.models.command", "compares models with PyTorch's"),
+    "judge": ("audit.judge.defects", "plants defects in kernels and scores the judge"),
+    "judge-alarms": ("audit.judge.alarms", "judges kernels without a defect"),
+    "league": ("audit.league.runner", "judges other libraries"),
+    "torch": ("audit.unmodified", "runs models of the package transformers under tlrt.torch"),
+    "onnx": ("audit.onnx_nodes.command", "runs the node tests of the onnx package"),
+    "exchange": ("audit.exchange", "shares memory with other libraries"),
+}
 #: what a short run tries, which takes seconds
 SHORT: dict[str, Any] = {"cases": 1, "stride": 4099, "pairs": 200_000, "repeats": 5, "comparisons": 2000,
                          "calls": 20_000, "files": 200, "every": 20, "steps": 500,
@@ -64,10 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="python -m audit",
         description="Campaigns: what verify tries at greater length, and more. Several commands may be given.",
-        epilog="Besides: `report FILE... --html FILE.html` shows files of runs as a page; `mutate` plants defects and scores the "
-        "tests; `models` compares models with PyTorch's; `onnx` runs the node tests of the onnx package; "
-        "`league` judges other libraries. Exit status: 0 if "
-        "nothing failed, 1 if something did, 2 if the command line is wrong.",
+        epilog="Besides: `report FILE... --html FILE.html` shows files of runs as a page; "
+        + "; ".join(f"`{name}` {what}" for name, (_, what) in OTHERS.items())
+        + ". Exit status: 0 if nothing failed, 1 if something did, 2 if the command line is wrong.",
     )
     add = p.add_argument
     add(
@@ -127,34 +137,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["report"]:
         return _report(words[1:])
-    if words[:1] == ["mutate"]:
-        from audit.mutation import command
-
-        return command.main(words[1:])
-    if words[:1] == ["models"]:
-        from audit.models import command as models
-
-        return models.main(words[1:])
-    if words[:1] == ["judge-alarms"]:
-        from audit.judge import alarms as judge_alarms
-
-        return judge_alarms.main(words[1:])
-    if words[:1] == ["judge"]:
-        from audit.judge import defects
-
-        return defects.main(words[1:])
-    if words[:1] == ["torch"]:
-        from audit import unmodified
-
-        return unmodified.main(words[1:])
-    if words[:1] == ["onnx"]:
-        from audit.onnx_nodes import command as onnx_nodes
-
-        return onnx_nodes.main(words[1:])
-    if words[:1] == ["league"]:
-        from audit.league import runner as league
-
-        return league.main(words[1:])
+    if words and words[0] in OTHERS:
+        main_of: Callable[[Sequence[str]], int] = import_module(OTHERS[words[0]][0]).main
+        return main_of(words[1:])
     parser = _parser()
     args = parser.parse_args(words)
     for name, default in (SHORT if args.short else FULL).items():

@@ -203,6 +203,8 @@ def main(argv: Sequence[str]) -> int:
     import torch
     import transformers
 
+    # both sides compute in float32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     known, rows = recorded(transformers.__version__), []
     progress = Progress(len(names) * len(devices), "models")
     for name in names:

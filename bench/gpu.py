@@ -5,9 +5,10 @@ CUDA, compared with the specification and with each other), reproducible (the sa
 that mode the same bits over repetitions, batches and reused memory), weights (the hashes of the five trained examples), bench
 (beside PyTorch where it is installed), steps (eager training steps beside PyTorch), growth (how cost and error grow with size),
 judge (planted defects in kernels in Triton), league (operations of PyTorch and CuPy held to the specification), models (of the
-package transformers, with the same bits on the CPU and on CUDA), sanitizer (compute-sanitizer memcheck and racecheck over drawn
-cases and over shapes that reach large kernels), tests. Steps that need a library leave out what is not installed. A step that
-fails does not stop the later ones; the exit status is non-zero if any failed. The last thing printed is a short table.
+package transformers, with the same bits on the CPU and on CUDA), exchange (memory shared with other libraries), sanitizer
+(compute-sanitizer memcheck and racecheck over drawn cases and over shapes that reach large kernels), tests. Steps that need a
+library leave out what is not installed. A step that fails does not stop the later ones; the exit status is non-zero if any
+failed. The last thing printed is a short table.
 """
 
 import argparse
@@ -32,7 +33,7 @@ LIBRARY = ROOT / "native/build/cuda/libtorchlean_cuda.so"
 #: every lane arrives at barriers there, since racecheck does not see that one lane arrives for its warp (cuda/device/wgmma.cuh)
 RACECHECK_LIBRARY = ROOT / "native/build/racecheck/libtorchlean_cuda.so"
 STEPS = ("build", "verify", "reproducible", "determinism", "weights", "bench", "steps", "growth", "judge", "league", "models",
-         "sanitizer", "tests")  # fmt: skip
+         "exchange", "sanitizer", "tests")  # fmt: skip
 
 
 class Runner:
@@ -162,6 +163,7 @@ def main(argv: list[str] | None = None) -> int:
         ("judge", ["audit", "judge", "--languages", "Triton", "--no-trivial"], [], 300),
         ("league", ["audit", "league", "--libraries", "torch:cuda,cupy"], ops, 300),
         ("models", ["audit", "torch", "--devices", "cpu,cuda:0"], [], 300),
+        ("exchange", ["audit", "exchange"], [], 120),
     ):
         if name in steps:
             report_file = ["--json", str(args.out / f"{name}.json")]

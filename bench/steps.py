@@ -31,6 +31,7 @@ from tlrt import Session, TensorRef, kernels, nn, optim
 from tlrt.tape import Tape
 from tlrt.verify.documents import write_document
 from tlspec.drawn import generator
+from tlspec.registry import MATH
 
 #: seconds of each sample, and how often the two take turns
 SAMPLE, TURNS = 0.05, 3
@@ -412,11 +413,12 @@ def main(argv: list[str] | None = None) -> int:
         "--steps",
         help=f"comma-separated choice of {', '.join(GROUPS)} (default: all on CUDA, no large ones on the CPU)",
     )
+    parser.add_argument("--math", choices=MATH, default="fast", help="how the context computes (default fast)")
     parser.add_argument("--budget", type=float, default=1.5, help="seconds of samples for each side of a row")
     parser.add_argument("--json", type=Path, help="write all figures to a file")
     parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
     args = parser.parse_args(argv)
-    device = device_of(args.device)
+    device = device_of(args.device, args.math)
     wanted = args.steps.split(",") if args.steps else [c for c in GROUPS if device.is_cuda or "large" not in c]
     if unknown := set(wanted) - GROUPS.keys():
         parser.error(f"no step {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
@@ -426,7 +428,8 @@ def main(argv: list[str] | None = None) -> int:
     rows = measure(device, torch, wanted, args.budget)
     if args.json:
         report = {
-            "date": now(), "device": device.describe(), "build": tlrt.build_info(), "python": platform.python_version(),
+            "date": now(), "math": args.math, "device": device.describe(), "build": tlrt.build_info(),
+            "python": platform.python_version(),
             "torch": getattr(torch, "__version__", None), "threads": tlrt.threads(), "rows": [asdict(r) for r in rows],
         }  # fmt: skip
         write_document(args.json, report)

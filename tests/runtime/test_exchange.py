@@ -1,94 +1,28 @@
 """Memory lent to other libraries and borrowed from them: one memory on both sides, as long as either needs it."""
 
 import gc
-import resource
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tlrt
+from audit.exchange import GROWTH, LIBRARIES, Library, Missing, aligned, leak
 from tests import DEVICES, unchanged_memory
 from tlrt import Session, kernels
 from tlrt.buffer import IndexBuffer
 
 
-class Torch:
-    def __init__(self, device: str) -> None:
-        self.torch, self.device = pytest.importorskip("torch"), device
-
-    def array(self, x: np.ndarray) -> Any:
-        return self.torch.tensor(x, device=self.device)
-
-    def view(self, buffer: Any) -> Any:
-        return self.torch.from_dlpack(buffer)
-
-    def numpy(self, x: Any) -> np.ndarray:
-        return x.cpu().numpy()
-
-    def address(self, x: Any) -> int:
-        return x.data_ptr()
+def open_library(name: str, device: str) -> Library:
+    try:
+        return LIBRARIES[name](device)
+    except Missing as e:
+        pytest.skip(str(e))
 
 
-class NumPy:
-    def __init__(self, device: str) -> None:
-        if device != "cpu":
-            pytest.skip("NumPy is on the CPU")
-
-    def array(self, x: np.ndarray) -> np.ndarray:
-        return x.copy()
-
-    def view(self, buffer: Any) -> np.ndarray:
-        return np.from_dlpack(buffer)
-
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return x
-
-    def address(self, x: np.ndarray) -> int:
-        return x.ctypes.data
-
-
-class Jax:
-    def __init__(self, device: str) -> None:
-        self.jax = pytest.importorskip("jax")
-        if not any(d.platform == ("cpu" if device == "cpu" else "gpu") for d in self.jax.devices()):
-            pytest.skip(f"no {device} for JAX")
-
-    def array(self, x: np.ndarray) -> Any:
-        return self.jax.numpy.array(x)
-
-    def view(self, buffer: Any) -> Any:
-        return self.jax.numpy.from_dlpack(buffer)
-
-    def numpy(self, x: Any) -> np.ndarray:
-        return np.asarray(x)
-
-    def address(self, x: Any) -> int:
-        return x.unsafe_buffer_pointer()
-
-
-class CuPy(Torch):
-    def __init__(self, device: str) -> None:
-        self.cupy = pytest.importorskip("cupy")
-        if device == "cpu":
-            pytest.skip("CuPy is on the GPU")
-
-    def array(self, x: np.ndarray) -> Any:
-        return self.cupy.array(x)
-
-    def view(self, buffer: Any) -> Any:
-        return self.cupy.from_dlpack(buffer)
-
-    def numpy(self, x: Any) -> np.ndarray:
-        return x.get()
-
-    def address(self, x: Any) -> int:
-        return x.data.ptr
-
-
-@pytest.fixture(params=[NumPy, Torch, Jax, CuPy])
-def library(request: pytest.FixtureRequest, device: str) -> Any:
-    return request.param(device)
+@pytest.fixture(params=LIBRARIES)
+def library(request: pytest.FixtureRequest, device: str) -> Library:
+    return open_library(request.param, device)
 
 
 @pytest.fixture(params=DEVICES)
@@ -96,15 +30,7 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def aligned(x: np.ndarray) -> np.ndarray:
-    """A copy of an array that begins at a multiple of 64 bytes."""
-    raw = np.empty(x.nbytes + 64, np.uint8)
-    made = raw[(start := -raw.ctypes.data % 64) : start + x.nbytes].view(x.dtype).reshape(x.shape)
-    made[...] = x
-    return made
-
-
-def test_memory_is_one_on_both_sides(library: Any, device: str) -> None:
+def test_memory_is_one_on_both_sides(library: Library, device: str) -> None:
     x = library.array(aligned(np.arange(4000, dtype=np.float32).reshape(40, 100)))
     buffer = tlrt.from_dlpack(x)
     view = library.view(buffer)
@@ -119,7 +45,7 @@ def test_memory_is_one_on_both_sides(library: Any, device: str) -> None:
 
 
 def test_what_one_side_writes_the_other_reads(device: str) -> None:
-    library = NumPy(device) if device == "cpu" else Torch(device)
+    library = open_library("NumPy" if device == "cpu" else "PyTorch", device)
     x = library.array(np.ones(1000, np.float32))
     buffer = tlrt.from_dlpack(x)
     kernels.scale(buffer, 3.0, out=buffer)
@@ -127,11 +53,11 @@ def test_what_one_side_writes_the_other_reads(device: str) -> None:
     assert library.numpy(x).tolist() == [3.0] * 1000
     x[:] = 5.0
     if device == "cuda":
-        buffer.device.order_after(library.torch.cuda.current_stream().cuda_stream)
+        buffer.device.order_after(library.package.cuda.current_stream().cuda_stream)
     assert kernels.scale(buffer, 2.0).numpy().tolist() == [10.0] * 1000
 
 
-def test_the_memory_outlives_its_names(library: Any, device: str) -> None:
+def test_the_memory_outlives_its_names(library: Library, device: str) -> None:
     d = tlrt.device(device)
     with unchanged_memory(d):
         x = library.array(np.full(5000, 2.0, np.float32))
@@ -151,7 +77,7 @@ def test_the_memory_outlives_its_names(library: Any, device: str) -> None:
 
 
 def test_a_tape_keeps_it(device: str) -> None:
-    library = NumPy(device) if device == "cpu" else Torch(device)
+    library = open_library("NumPy" if device == "cpu" else "PyTorch", device)
     with Session(device) as s:
         tape = tlrt.Tape(s.device)
         w = tape.leaf(tlrt.from_dlpack(library.array(np.array([1.0, 2.0], np.float32)), s.device))
@@ -252,20 +178,7 @@ def test_cuda_array_interface() -> None:
         tlrt.from_dlpack(np.ones(3, np.float32), device="cuda")
 
 
-def test_ten_thousand_exchanges_leave_nothing(library: Any, device: str) -> None:
-    d = tlrt.device(device)
-    x = library.array(np.ones(5000, np.float32))
-
-    def exchange(times: int) -> None:
-        for _ in range(times):
-            b = tlrt.from_dlpack(library.array(np.ones(5000, np.float32)) if isinstance(library, NumPy) else x + 0)
-            y = library.view(b)
-            del b, y
-        d.synchronize()
-
-    exchange(500)
-    before, resident = d.memory(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    exchange(10_000)
-    after = d.memory()
-    assert (after.live_buffers, after.live_bytes) == (before.live_buffers, before.live_bytes)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resident < 8 << 10  # KiB
+def test_ten_thousand_exchanges_leave_nothing(library: Library, device: str) -> None:
+    found = leak(library, device)
+    assert found["exchanges"] == 10_000 and found["buffers_left"] == found["bytes_left"] == 0
+    assert found["grown_kib"] < GROWTH
