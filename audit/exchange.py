@@ -29,7 +29,7 @@ HEAD = ("library", "device", "one address", "exchanges", "buffers left", "bytes 
 
 
 class Library:
-    """Another library's arrays on a device. `version` is the library's; :class:`Missing` is raised where it has no such device."""
+    """Another library's arrays on a device. `version` is the library's. Raises :class:`Missing` where it has no such device."""
 
     #: the module that has it
     module = ""

@@ -138,16 +138,12 @@ def results(
 
 
 @cache
-def _python_names(entry: str) -> Mapping[str, str]:
-    """The row's names of an entry point's arguments -> Python's."""
-    return {a.of: a.name for a in arguments_of(entry)}
-
-
-@cache
-def _entry(row: Op, which: str) -> str:
-    """The entry point, or its twin that takes indices in index buffers where there is one."""
+def _entry(row: Op, which: str) -> tuple[str, Mapping[str, str]]:
+    """The entry point, or its twin that takes indices in index buffers where there is one, and the row's names of its
+    arguments with Python's."""
     name = row.name if which == "forward" else f"{row.name}_bwd"
-    return next((e.name for e in entries_of(row) if e.name == f"{name}_indexed"), name)
+    entry = next((e.name for e in entries_of(row) if e.name == f"{name}_indexed"), name)
+    return entry, {a.of: a.name for a in arguments_of(entry)}
 
 
 def is_composed(row: Op, which: str) -> bool:
@@ -159,8 +155,7 @@ def run(
     row: Op, which: str, buffers: Mapping[str, Buffer], known: Mapping[str, Any], outs: Sequence[Buffer | None]
 ) -> None:
     """Runs an entry point on buffers, indices in index buffers, and writes into `outs`; None for a gradient that nobody wants."""
-    entry = _entry(row, which)
-    spelled = _python_names(entry)
+    entry, spelled = _entry(row, which)
     given: dict[str, Any] = {spelled[n]: b for n, b in buffers.items()}
     given |= {spelled[n]: v for n, v in known.items() if n in spelled}
     function = getattr(kernels, entry)

@@ -15,6 +15,8 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -238,7 +240,7 @@ class Op:
         """The float64 reference of "forward" or "vjp"."""
         return self.reference if which == "forward" else self.rule.reference
 
-    @property
+    @cached_property
     def vjp_signature(self) -> Signature:
         """The signature of the VJP's own entry point, ``<op>_bwd``."""
         rule, sig = self.rule, self.signature
@@ -306,11 +308,16 @@ def families() -> tuple[str, ...]:
     return tuple(f for f in FAMILIES if importlib.util.find_spec(f"tlspec.ops.{f}") is not None)
 
 
+@cache
+def _modules() -> tuple[ModuleType, ...]:
+    """The families' modules, imported."""
+    with _lock:
+        return tuple(importlib.import_module(f"tlspec.ops.{family}") for family in families())
+
+
 def ops(names: str | Sequence[str] | None = None) -> tuple[Op, ...]:
     """All rows in listing order, or those named: operation names, family names and ``*`` patterns, comma-separated."""
-    with _lock:
-        modules = [importlib.import_module(f"tlspec.ops.{family}") for family in families()]
-    rows = [row for module in modules for row in vars(module).get(_ROWS, {}).values()]
+    rows = [row for module in _modules() for row in vars(module).get(_ROWS, {}).values()]
     if len({r.name for r in rows}) < len(rows):
         known = [r.name for r in rows]
         raise ValueError(f"operation {next(n for n in known if known.count(n) > 1)} is registered twice")
@@ -331,6 +338,8 @@ def ops(names: str | Sequence[str] | None = None) -> tuple[Op, ...]:
 
 def get(name: str) -> Op:
     """The row of one operation. Raises KeyError, also for a family or a pattern."""
-    if row := next((r for r in ops(name) if r.name == name), None):
-        return row
+    for module in _modules():
+        if row := vars(module).get(_ROWS, {}).get(name):
+            return row
+    ops(name)  # says what is near
     raise KeyError(f"no operation {name!r}")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tlrt import _calls
-from tlrt.torch.memory import borrow, borrow_indices, device_of, in_order, tensor_of
+from tlrt.torch.memory import borrow, device_of, in_order, plain, plain_indices, tensor_of
 from tlspec.registry import Op
 
 
@@ -25,46 +25,54 @@ def backward(
     return _run(row, "vjp", tensors, values, want, math)
 
 
+class _Plan:
+    """What calls of a row on tensors of the same shapes have in common."""
+
+    def __init__(self, row: Op, which: str, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Any]) -> None:
+        signature = row.signature_of(which)
+        given = {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
+        self.known = _calls.dimensions(row.name, signature, shapes, given)
+        self.shapes = _calls.results(row.name, signature, shapes, given)
+        self.types = [torch.uint32 if a.kind == "index" else torch.float32 for a in signature.outputs]
+        self.inputs = [
+            (a.name, plain_indices if a.kind in ("u32", "index") else plain)
+            for a in signature.inputs
+            if a.name in shapes
+        ]
+        self.composed = _calls.is_composed(row, which)
+
+
 @lru_cache(maxsize=4096)
 def _plan(
     row: Op, which: str, shapes: tuple[tuple[str, tuple[int, ...]], ...], values: tuple[tuple[str, Any], ...]
-) -> tuple[dict[str, Any], list[tuple[int, ...]]]:
-    """The dimensions and parameters of a call, and the shapes of its outputs."""
-    signature, given = row.signature_of(which), {n: list(v) if isinstance(v, tuple) else v for n, v in values}
-    known = _calls.dimensions(row.name, signature, dict(shapes), given)
-    return known, _calls.results(row.name, signature, dict(shapes), given)
+) -> _Plan:
+    return _Plan(row, which, dict(shapes), dict(values))
 
 
 def _run(
     row: Op, which: str, tensors: Mapping[str, Any], values: Mapping[str, Any], want: Sequence[bool], math: str
 ) -> list[Any]:
-    signature = row.signature_of(which)
-    shapes = tuple((n, tuple(t.shape)) for n, t in tensors.items() if t is not None)
-    known, made = _plan(
-        row, which, shapes, tuple((n, tuple(v) if isinstance(v, list) else v) for n, v in values.items())
+    present = {n: t for n, t in tensors.items() if t is not None}
+    plan = _plan(
+        row,
+        which,
+        tuple((n, t.shape) for n, t in present.items()),
+        tuple((n, tuple(v) if type(v) is list else v) for n, v in values.items()),
     )
-    first = next(t for t in tensors.values() if t is not None)
+    first = next(iter(present.values()))
     device = device_of(first, math)
     outs = [
-        torch.empty(
-            shape if w and not _calls.is_composed(row, which) else (0,),
-            dtype=torch.uint32 if a.kind == "index" else torch.float32,
-            device=first.device,
-        )
-        for a, shape, w in zip(signature.outputs, made, want, strict=True)
+        torch.empty(shape if w and not plan.composed else (0,), dtype=kind, device=first.device)
+        for kind, shape, w in zip(plan.types, plan.shapes, want, strict=True)
     ]
     if not any(want):
         return outs
+    ready = [(name, prepare(present[name])) for name, prepare in plan.inputs]
     with in_order(device):
-        buffers = {
-            a.name: borrow_indices(t, device) if a.kind in ("u32", "index") else borrow(t, device)
-            for a in signature.inputs
-            if (t := tensors.get(a.name)) is not None
-        }
-        if _calls.is_composed(row, which):
-            found = _calls.compose(row, buffers, known)
-            return [tensor_of(g, s) if w else o for g, s, w, o in zip(found, made, want, outs, strict=True)]
-        _calls.run(
-            row, which, buffers, known, [borrow(t, device) if w else None for t, w in zip(outs, want, strict=True)]
-        )
+        buffers = {name: borrow(t, device) for name, t in ready}
+        if plan.composed:
+            found = _calls.compose(row, buffers, plan.known)
+            return [tensor_of(g, s) if w else o for g, s, w, o in zip(found, plan.shapes, want, outs, strict=True)]
+        results = [borrow(t, device) if w else None for t, w in zip(outs, want, strict=True)]
+        _calls.run(row, which, buffers, plan.known, results)
     return outs

@@ -12,7 +12,7 @@ from torch.utils.dlpack import to_dlpack
 
 from tlrt._binding import capsules, handles
 from tlrt._binding.exchange import borrow_tensor
-from tlrt.buffer import Buffer, IndexBuffer
+from tlrt.buffer import Buffer
 from tlrt.errors import ArgumentTypeError, refusal
 
 #: bytes that the address of borrowed memory is a multiple of
@@ -48,24 +48,26 @@ def in_order(device: handles.Device) -> Iterator[None]:
         device.order_before(stream)
 
 
-def borrow(tensor: Any, device: handles.Device) -> Buffer:
-    """A buffer over a tensor's memory, or over that of a copy where the tensor is not row-major or not aligned. It is not put in
-    order with PyTorch's stream: see :func:`in_order`."""
-    plain = tensor.detach()
-    if not plain.is_contiguous() or plain.data_ptr() % ALIGNMENT:
-        plain = plain.contiguous() if not plain.is_contiguous() else plain.clone()
-    return _borrow(plain, device)
+def plain(tensor: Any) -> Any:
+    """The tensor, or a copy of it where it is not row-major or not aligned. PyTorch's stream makes the copy: call it before
+    :func:`in_order`."""
+    tensor = tensor.detach()
+    if not tensor.is_contiguous():
+        return tensor.contiguous()
+    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
 
-def _borrow(plain: Any, device: handles.Device) -> Buffer:
-    capsule = to_dlpack(plain)  # which puts nothing in order
+def plain_indices(tensor: Any) -> Any:
+    """A copy in uint32 of a tensor of integers from 0 to 2^32 - 1, which PyTorch's stream makes: see :func:`plain`."""
+    return tensor.detach().to(torch.uint32).contiguous()
+
+
+def borrow(tensor: Any, device: handles.Device) -> Any:
+    """A buffer, of uint32 an index buffer, over the memory of a tensor that :func:`plain` or :func:`plain_indices` gave. It is
+    not put in order with PyTorch's stream: see :func:`in_order`."""
+    capsule = to_dlpack(tensor)  # which puts nothing in order
     address, versioned, unsigned = capsules.open_capsule(capsule)
     return borrow_tensor(address, versioned, unsigned, device, lambda: capsules.empty_capsule(capsule, versioned))
-
-
-def borrow_indices(tensor: Any, device: handles.Device) -> IndexBuffer:
-    """An index buffer of a tensor of integers from 0 to 2^32 - 1, which are copied once."""
-    return _borrow(tensor.detach().to(torch.uint32).contiguous(), device)  # type: ignore[return-value]
 
 
 def tensor_of(buffer: Buffer, shape: Any) -> Any:

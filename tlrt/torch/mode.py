@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from tlrt._terminal import format_table
@@ -106,7 +106,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[misc]
         if target is not None and target is not args[0]:
             kwargs["out"] = target
         found = operator(*args, **kwargs)
-        if any(isinstance(x, torch.Tensor) and x.dtype == torch.float32 for x in tree_leaves(found)):
+        if any(x.dtype == torch.float32 for x in _tensors((found,))):
             name = operator._schema.name.rpartition("::")[2]
             kind = "determined" if name.removesuffix("_") in DETERMINED else LEFT
             if kind == LEFT and self._strict:
@@ -140,17 +140,35 @@ def _functional(operator: Any) -> Any:
     return None
 
 
+def _tensors(values: Any) -> Iterator[Any]:
+    """The tensors among an operator's arguments or results, which are in no deeper lists."""
+    for x in values:
+        if isinstance(x, torch.Tensor):
+            yield x
+        elif isinstance(x, (list, tuple)):
+            yield from (y for y in x if isinstance(y, torch.Tensor))
+
+
 def _is_float32(args: Any, kwargs: Any) -> bool:
     """Whether the floating-point tensors among the arguments are float32, and there is one."""
-    kinds = {x.dtype for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.is_floating_point()}
+    kinds = {x.dtype for x in _tensors((*args, *kwargs.values())) if x.dtype.is_floating_point}
     return kinds == {torch.float32} and kwargs.get("dtype") in (None, torch.float32)
 
 
+def _shape(x: Any) -> Any:
+    """A hashable value that counting operations needs of an argument: a tensor's shape, a list's numbers."""
+    return x.shape if isinstance(x, torch.Tensor) else tuple(map(_shape, x)) if type(x) in (list, tuple) else x
+
+
+@lru_cache(maxsize=4096)
+def _operations(packet: Any, args: Any, kwargs: Any, found: Any) -> int:
+    return int(flop_registry[packet](*args, **dict(kwargs), out_val=found))
+
+
 def _work(operator: Any, args: Any, kwargs: Any, found: Any) -> int:
-    count = flop_registry.get(operator._overloadpacket)
-    if count is not None:
-        return int(count(*args, **kwargs, out_val=found))
-    return sum(x.numel() for x in tree_leaves(found) if isinstance(x, torch.Tensor) and x.dtype == torch.float32)
+    if (packet := operator._overloadpacket) in flop_registry:
+        return _operations(packet, _shape(args), tuple((n, _shape(x)) for n, x in kwargs.items()), _shape(found))
+    return sum(x.numel() for x in _tensors((found,)) if x.dtype == torch.float32)
 
 
 class reproducible:
