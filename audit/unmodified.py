@@ -25,9 +25,9 @@ from tlrt.verify.documents import format_command, read_document, write_document
 
 PATTERN, PAGE = "torch-*.jsonl", "docs/torch.md"
 BEGIN, END = "<!-- models:begin -->", "<!-- models:end -->"
-HEAD = ("model", "device", "logits", "gradients", "reproducible", "left to PyTorch", "s", "times faster than PyTorch")
-#: standard deviation of drawn weights, and pairs of timed steps
-SPREAD, PAIRS = 0.02, 3
+HEAD = ("model", "batch", "device", "logits", "gradients", "reproducible", "left to PyTorch", "s", "times faster")
+#: standard deviation of drawn weights, pairs of timed steps, and examples in a batch
+SPREAD, PAIRS, BATCH = 0.02, 3, 2
 
 
 def _resnet() -> tuple[Any, dict[str, Any]]:
@@ -36,21 +36,21 @@ def _resnet() -> tuple[Any, dict[str, Any]]:
     config = ResNetConfig(
         embedding_size=64, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic", num_labels=1000
     )
-    return ResNetForImageClassification(config), {"pixel_values": (2, 3, 224, 224), "labels": (2, 1000)}
+    return ResNetForImageClassification(config), {"pixel_values": (3, 224, 224), "labels": (1000,)}
 
 
 def _vit() -> tuple[Any, dict[str, Any]]:
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=1000)
-    return ViTForImageClassification(config), {"pixel_values": (2, 3, 224, 224), "labels": (2, 1000)}
+    return ViTForImageClassification(config), {"pixel_values": (3, 224, 224), "labels": (1000,)}
 
 
 def _gpt2() -> tuple[Any, dict[str, Any]]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-    return GPT2LMHeadModel(config), {"input_ids": (2, 128, 50257)}
+    return GPT2LMHeadModel(config), {"input_ids": (128, 50257)}
 
 
 def _llama() -> tuple[Any, dict[str, Any]]:
@@ -59,27 +59,29 @@ def _llama() -> tuple[Any, dict[str, Any]]:
     config = LlamaConfig(
         hidden_size=512, intermediate_size=1376, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=4
     )
-    return LlamaForCausalLM(config), {"input_ids": (2, 128, 32000)}
+    return LlamaForCausalLM(config), {"input_ids": (128, 32000)}
 
 
 def _bert() -> tuple[Any, dict[str, Any]]:
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    return BertForMaskedLM(config), {"input_ids": (2, 128, 30522), "attention_mask": (2, 128)}
+    return BertForMaskedLM(config), {"input_ids": (128, 30522), "attention_mask": (128,)}
 
 
-#: name -> a function that makes the model, and the shapes of its inputs, of tokens and labels with the number of classes last
+#: name -> a function that makes the model, and the shapes of one example's inputs, of tokens and labels with the number of
+#: classes last
 MODELS: Mapping[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     "ResNet-18": _resnet, "ViT-B/16": _vit, "GPT-2": _gpt2, "Llama-style": _llama, "BERT-base": _bert,
 }  # fmt: skip
 
 
-def build(name: str) -> tuple[Any, dict[str, Any]]:
+def build(name: str, batch: int = BATCH) -> tuple[Any, dict[str, Any]]:
     """A model with its drawn weights, and its drawn inputs, on the CPU."""
     import torch
 
     model, shapes = MODELS[name]()
+    shapes = {label: (batch, *shape) for label, shape in shapes.items()}
     rng = np.random.default_rng(list(name.encode()))
     with torch.no_grad():
         for label, p in sorted(model.named_parameters()):
@@ -92,7 +94,7 @@ def build(name: str) -> tuple[Any, dict[str, Any]]:
             inputs[label] = torch.from_numpy(rng.standard_normal(shape, np.float32))
         elif label == "attention_mask":
             inputs[label] = torch.ones(shape, dtype=torch.int64)
-            inputs[label][1, shape[1] // 2 :] = 0
+            inputs[label][1::2, shape[1] // 2 :] = 0
         else:
             *size, classes = shape
             inputs[label] = torch.from_numpy(rng.integers(0, classes, size))
@@ -126,13 +128,13 @@ def _seconds(run: Callable[[], Any], device: str) -> float:
     return time.perf_counter() - start
 
 
-def measure(name: str, device: str, timed: bool = True) -> dict[str, Any]:
+def measure(name: str, device: str, batch: int = BATCH, timed: bool = True) -> dict[str, Any]:
     """A row of the evidence."""
     import torch
 
     import tlrt.torch
 
-    model, inputs = build(name)
+    model, inputs = build(name, batch)
     model, inputs = model.to(device), {k: v.to(device) for k, v in inputs.items()}
 
     def ours() -> Any:
@@ -142,8 +144,8 @@ def measure(name: str, device: str, timed: bool = True) -> dict[str, Any]:
     statistics_before = {n: b.clone() for n, b in model.named_buffers()}
     logits, report = ours()
     hashes = {"logits": _digest([logits]), "gradients": _digest([p.grad for _, p in sorted(model.named_parameters())])}
-    row = {"model": name, "device": device, **hashes, "coverage": report.coverage, "left": list(report.left),
-           "parameters": sum(p.numel() for p in model.parameters())}  # fmt: skip
+    row = {"model": name, "batch": batch, "device": device, **hashes, "coverage": report.coverage,
+           "left": list(report.left), "parameters": sum(p.numel() for p in model.parameters())}  # fmt: skip
     if timed:
         with torch.no_grad():
             for n, b in model.named_buffers():
@@ -154,10 +156,11 @@ def measure(name: str, device: str, timed: bool = True) -> dict[str, Any]:
     return row
 
 
-def recorded(transformers: str) -> dict[str, tuple[str, str]]:
-    """Model -> the hashes that the evidence has, of whatever device, with a version of the package, which names the weights."""
+def recorded(transformers: str, batch: int = BATCH) -> dict[str, tuple[str, str]]:
+    """Model -> the hashes that the evidence has of a batch, of whatever device, with a version of the package, which names the
+    weights."""
     found = [d for path in sorted(EVIDENCE.glob(PATTERN)) if (d := read_document(path))["transformers"] == transformers]
-    return {r["model"]: (r["logits"], r["gradients"]) for d in found for r in d["rows"]}
+    return {r["model"]: (r["logits"], r["gradients"]) for d in found for r in d["rows"] if r["batch"] == batch}
 
 
 def page() -> str:
@@ -171,10 +174,11 @@ def page() -> str:
         origin = f"{found['started'][:10]}, commit {found['commit'][:7]} ([{path.name}](../evidence/{path.name}))"
         lines += [f"{where}; PyTorch {found['torch']}, transformers {found['transformers']}; {origin}:", ""]
         lines += table(
-            ("model", "parameters", "device", "logits", "gradients", "reproducible", "s", "times faster than PyTorch"),
+            ("model", "parameters", "batch", "device", "logits", "gradients", "reproducible", "s", "times faster than PyTorch"),
             [
-                [r["model"], f"{r['parameters']:,}".replace(",", " "), r["device"], f"`{r['logits'][:12]}`",
-                 f"`{r['gradients'][:12]}`", f"{r['coverage']:.2%}", f"{r['seconds']:.3g}", f"{r['ratio']:.3g}"]
+                [r["model"], f"{r['parameters']:,}".replace(",", " "), str(r["batch"]), r["device"],
+                 f"`{r['logits'][:12]}`", f"`{r['gradients'][:12]}`", f"{r['coverage']:.2%}", f"{r['seconds']:.3g}",
+                 f"{r['ratio']:.3g}"]
                 for r in found["rows"]
             ],
         )  # fmt: skip
@@ -186,6 +190,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m audit torch", description=(__doc__ or "").split("\n\n")[0].strip())
     parser.add_argument("--models", default=",".join(MODELS), metavar="NAMES", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--devices", default="cpu", metavar="NAMES", help="PyTorch's names: cpu,cuda:0 (cpu)")
+    parser.add_argument("--batch", type=int, default=BATCH, metavar="N", help=f"examples in a batch ({BATCH})")
     parser.add_argument("--no-times", action="store_true", help="hashes alone")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--commit", help="the commit to record")
@@ -205,16 +210,16 @@ def main(argv: Sequence[str]) -> int:
 
     # both sides compute in float32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    known, rows = recorded(transformers.__version__), []
+    known, rows = recorded(transformers.__version__, args.batch), []
     progress = Progress(len(names) * len(devices), "models")
     for name in names:
         for device in devices:
-            rows.append(measure(name, device, not args.no_times))
+            rows.append(measure(name, device, args.batch, not args.no_times))
             progress.advance(1, f"{name} on {device}")
     progress.close()
     print(format_table(HEAD, [
-        (r["model"], r["device"], r["logits"][:8], r["gradients"][:8], f"{r['coverage']:.2%}", ", ".join(r["left"]),
-         f"{r.get('seconds', 0):.3g}", f"{r.get('ratio', 0):.3g}") for r in rows
+        (r["model"], str(r["batch"]), r["device"], r["logits"][:8], r["gradients"][:8], f"{r['coverage']:.2%}",
+         ", ".join(r["left"]), f"{r.get('seconds', 0):.3g}", f"{r.get('ratio', 0):.3g}") for r in rows
     ]))  # fmt: skip
     bad = 0
     for name in names:

@@ -1,14 +1,15 @@
 """``python -m bench.gpu`` (``make gpu``): checks a GPU machine from end to end and writes one file of JSON lines.
 
-Steps, in order: build (the CUDA library for this machine's architecture), verify (every operation on the CPU path and on
-CUDA, compared with the specification and with each other), reproducible (the same in contexts of that mode), determinism (in
-that mode the same bits over repetitions, batches and reused memory), weights (the hashes of the five trained examples), bench
-(beside PyTorch where it is installed), steps (eager training steps beside PyTorch), growth (how cost and error grow with size),
-judge (planted defects in kernels in Triton), league (operations of PyTorch and CuPy held to the specification), models (of the
-package transformers, with the same bits on the CPU and on CUDA), exchange (memory shared with other libraries), sanitizer
-(compute-sanitizer memcheck and racecheck over drawn cases and over shapes that reach large kernels), tests. Steps that need a
-library leave out what is not installed. A step that fails does not stop the later ones; the exit status is non-zero if any
-failed. The last thing printed is a short table.
+Steps, in order: build (the CUDA library for this machine's architecture), wheel (the wheel with it, installed in a folder of
+its own and verified from there), verify (every operation on the CPU path and on CUDA, compared with the specification and with
+each other), reproducible (the same in contexts of that mode), determinism (in that mode the same bits over repetitions,
+batches and reused memory), weights (the hashes of the five trained examples), bench (beside PyTorch where it is installed),
+steps (eager training steps beside PyTorch), growth (how cost and error grow with size), judge (planted defects in kernels in
+Triton), league (operations of PyTorch and CuPy held to the specification), models (of the package transformers, with the same
+bits on the CPU and on CUDA), exchange (memory shared with other libraries), sanitizer (compute-sanitizer memcheck and
+racecheck over drawn cases and over shapes that reach large kernels), tests. Steps that need a library leave out what is not
+installed. A step that fails does not stop the later ones; the exit status is non-zero if any failed. The last thing printed is
+a short table.
 """
 
 import argparse
@@ -32,8 +33,8 @@ from tlspec.registry import MATH
 LIBRARY = ROOT / "native/build/cuda/libtorchlean_cuda.so"
 #: every lane arrives at barriers there, since racecheck does not see that one lane arrives for its warp (cuda/device/wgmma.cuh)
 RACECHECK_LIBRARY = ROOT / "native/build/racecheck/libtorchlean_cuda.so"
-STEPS = ("build", "verify", "reproducible", "determinism", "weights", "bench", "steps", "growth", "judge", "league", "models",
-         "exchange", "sanitizer", "tests")  # fmt: skip
+STEPS = ("build", "wheel", "verify", "reproducible", "determinism", "weights", "bench", "steps", "growth", "judge", "league",
+         "models", "exchange", "sanitizer", "tests")  # fmt: skip
 
 
 class Runner:
@@ -74,6 +75,27 @@ class Runner:
         """Compiles the CUDA library, with these variables of native/Makefile."""
         make = ["make", "-C", "native", f"-j{os.cpu_count() or 2}", "cuda", *variables, f"PYTHON={sys.executable}"]
         self.run(name, make, 500)
+
+
+def try_wheel(runner: Runner) -> None:
+    """Builds the CUDA wheel from what `build` compiled, installs it in a folder of its own and verifies from there."""
+    environment, folder = runner.environment, runner.out / "wheel"
+    shutil.rmtree(folder, ignore_errors=True)
+    runner.environment = {**environment, "TORCHLEAN_BUILD": "cuda"}
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    runner.run("wheel", [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(ROOT)], 500)
+    wheels = list(map(str, folder.glob("*.whl")))
+    runner.run(
+        "wheel-install",
+        [*pip, "install", "--no-deps", "--no-index", "--target", str(folder / "packages"), *wheels],
+        120,
+    )
+    del runner.environment["TORCHLEAN_CUDA_LIBRARY"]  # the wheel's own
+    paths = filter(None, (str((folder / "packages").resolve()), environment.get("PYTHONPATH")))
+    runner.environment["PYTHONPATH"] = os.pathsep.join(paths)
+    verify = ["-P", "-m", "tlrt", "verify", "--device", "cuda", "--cases", "1"]  # -P: not the modules of this folder
+    runner.run("wheel-verify", [sys.executable, *verify], 300)
+    runner.environment = environment
 
 
 def query_gpu(fields: str) -> str:
@@ -151,6 +173,8 @@ def main(argv: list[str] | None = None) -> int:
         archs = args.archs if args.archs != "native" else native_archs(parser)
         runner.environment["CUDA_ARCHS"] = archs  # for what the tests build, too
         runner.build("build")
+    if "wheel" in steps:
+        try_wheel(runner)
     cases = ["--cases", str(args.cases)] if args.cases else []
     for name, module, narrowed, limit in (
         ("verify", ["tlrt", "verify"], [*ops, *cases], 400),
@@ -158,7 +182,7 @@ def main(argv: list[str] | None = None) -> int:
         ("determinism", ["audit", "determinism", "--math", "reproducible", "--device", "cuda"], ops, 300),
         ("weights", ["bench.weights", "--devices", "cuda:0"], [], 300),
         ("bench", ["bench", "--device", "cuda", "--no-growth", "--math", args.math], ops, 900),
-        ("steps", ["bench.steps", "--device", "cuda"], [], 200),
+        ("steps", ["bench.steps", "--device", "cuda", "--math", args.math], [], 300),
         ("growth", ["bench.growth", "--device", "cuda"], [], 200),
         ("judge", ["audit", "judge", "--languages", "Triton", "--no-trivial"], [], 300),
         ("league", ["audit", "league", "--libraries", "torch:cuda,cupy"], ops, 300),

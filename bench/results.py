@@ -153,14 +153,19 @@ def steps_table(report: Mapping[str, Any]) -> list[str]:
     lines = []
     for r in report["rows"]:
         times = [format_figure(x) if (x := r.get(k)) is not None else "" for k in ("ours_ms", "torch_ms", "ratio")]
-        lines.append([r["step"], r["size"], *times, str(r["driver_allocations"])])
-    return table(("step", "size", "ms", "PyTorch, ms", "times faster than PyTorch", "driver allocations"), lines)
+        lines.append([r["step"], r["size"], r.get("math", "fast"), *times, str(r["driver_allocations"])])
+    return table(
+        ("step", "size", "mode", "ms", "PyTorch, ms", "times faster than PyTorch", "driver allocations"), lines
+    )
 
 
 def steps_sentence(report: Mapping[str, Any]) -> str:
     """The training steps in one sentence."""
     full = [r for r in report["rows"] if r.get("losses") and r.get("ratio") is not None]
-    said = ", ".join(f"{r['step']} ({r['size']}) {format_figure(r['ratio'])}" for r in full)
+    modes = len({r.get("math", "fast") for r in full}) > 1
+    said = ", ".join(
+        f"{r['step']} ({r['size']}{', ' + r['math'] if modes else ''}) {format_figure(r['ratio'])}" for r in full
+    )
     return f"Training steps, times faster than PyTorch eager: {said}"
 
 
@@ -204,8 +209,10 @@ REPRODUCIBLE = (
     "- A dense convolution with a kernel of 3 x 3 costs 9 products for each pair of channels here, as it is defined; cuDNN's",
     "  algorithm of Winograd takes fewer, and rounds in between.",
     "- The gradient of attention is five products, all of them in float64, at the rate of the GPU's float64 tensor cores.",
-    "- Depthwise convolutions and long Fourier transforms went through kernels for other shapes when this file was made; those",
-    "  that replaced them are tested on a GPU, and no file has their times.",
+    "- The gradient of a convolution's weights is one chain over the batch and the positions of the output, in segments whose",
+    "  length depends on that number alone. Few weights are few chains, so a layer of few channels leaves most of the GPU idle.",
+    "- A transform of more than 2048 complex points goes in four steps, whose roots in between are rounded products of two",
+    "  float64 roots, and one of a prime length takes three transforms of twice its length; cuFFT has a plan for each.",
     "- `dgemm` is one chain for each segment of 2048 terms, so small products leave most of the GPU idle; cuBLAS splits them.",
     "",
     "As families have a median below 1, contexts compute in the fast mode by default.",

@@ -48,6 +48,7 @@ class Row:
 
     step: str
     size: str
+    math: str
     ours_ms: float
     spread_ms: float
     torch_ms: float | None = None
@@ -95,7 +96,15 @@ class Bench:
                 clock.run(self.budget / TURNS)
         allocations = self.device.memory().driver_allocations - before
         a = ours.timing(pair.inner)
-        row = Row(pair.step, pair.size, a.median, a.spread, losses=pair.losses, driver_allocations=allocations)
+        row = Row(
+            pair.step,
+            pair.size,
+            self.device.math,
+            a.median,
+            a.spread,
+            losses=pair.losses,
+            driver_allocations=allocations,
+        )
         if theirs is not None:
             b = theirs.timing(pair.inner)
             row.torch_ms, row.torch_spread_ms, row.ratio = b.median, b.spread, b.median / a.median
@@ -403,7 +412,7 @@ def measure(device: tlrt.Device, torch: Any, wanted: Sequence[str], budget: floa
 
 def show(row: Row) -> None:
     there = "" if row.torch_ms is None else f"{row.torch_ms:11.4f} {row.torch_spread_ms:9.4f} {row.ratio:7.2f}x"
-    print(f"{row.step:24} {row.size:46} {row.ours_ms:11.4f} {row.spread_ms:9.4f} {there}", flush=True)
+    print(f"{row.step:24} {row.size:46} {row.math:12} {row.ours_ms:11.4f} {row.spread_ms:9.4f} {there}", flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -413,22 +422,25 @@ def main(argv: list[str] | None = None) -> int:
         "--steps",
         help=f"comma-separated choice of {', '.join(GROUPS)} (default: all on CUDA, no large ones on the CPU)",
     )
-    parser.add_argument("--math", choices=MATH, default="fast", help="how the context computes (default fast)")
+    parser.add_argument("--math", choices=(*MATH, "both"), default="fast", help="how contexts compute (default fast)")
     parser.add_argument("--budget", type=float, default=1.5, help="seconds of samples for each side of a row")
     parser.add_argument("--json", type=Path, help="write all figures to a file")
     parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
     args = parser.parse_args(argv)
-    device = device_of(args.device, args.math)
+    modes = MATH if args.math == "both" else (args.math,)
+    device = device_of(args.device, modes[0])
     wanted = args.steps.split(",") if args.steps else [c for c in GROUPS if device.is_cuda or "large" not in c]
     if unknown := set(wanted) - GROUPS.keys():
         parser.error(f"no step {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
     torch = None if args.no_torch else import_torch(device)
     print(f"{device.describe()}; PyTorch {getattr(torch, '__version__', 'absent')}")
-    print(f"{'step':24} {'size':46} {'ours ms':>11} {'± ms':>9} {'PyTorch ms':>11} {'± ms':>9} {'faster':>8}")
-    rows = measure(device, torch, wanted, args.budget)
+    print(
+        f"{'step':24} {'size':46} {'mode':12} {'ours ms':>11} {'± ms':>9} {'PyTorch ms':>11} {'± ms':>9} {'faster':>8}"
+    )
+    rows = [r for math in modes for r in measure(device_of(args.device, math), torch, wanted, args.budget)]
     if args.json:
         report = {
-            "date": now(), "math": args.math, "device": device.describe(), "build": tlrt.build_info(),
+            "date": now(), "device": device.describe(), "build": tlrt.build_info(),
             "python": platform.python_version(),
             "torch": getattr(torch, "__version__", None), "threads": tlrt.threads(), "rows": [asdict(r) for r in rows],
         }  # fmt: skip
