@@ -218,6 +218,39 @@ def test_optimisers_are_routed(kind: str) -> None:
     assert (layer.weight - before).abs().max() > 0.001
 
 
+ROUNDED: dict[str, Any] = {
+    "add": lambda lib, x, y: x + y,
+    "sub": lambda lib, x, y: x - y,
+    "mul": lambda lib, x, y: x * y,
+    "div": lambda lib, x, y: x / y,
+    "reciprocal": lambda lib, x, y: 1 / x if lib is np else torch.reciprocal(x),
+    "sqrt": lambda lib, x, y: lib.sqrt(abs(x)),
+    "rsqrt": lambda lib, x, y: 1 / np.sqrt(abs(x)) if lib is np else torch.rsqrt(abs(x)),
+    "floor_divide": lambda lib, x, y: x // y,
+    "add with a scalar": lambda lib, x, y: x + lib.float32(0.1) if lib is np else x + 0.1,
+    "div by a scalar": lambda lib, x, y: x / np.float32(3) if lib is np else x / 3,
+    "leaky_relu": lambda lib, x, y: np.where(x > 0, x, x * np.float32(0.1)) if lib is np else F.leaky_relu(x, 0.1),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", ROUNDED)
+def test_operators_that_are_determined_round_correctly(case: str, device: str) -> None:
+    x, y = drawn(1, 1 << 16), drawn(2, 1 << 16)
+    with mode.reproducible(strict=True):
+        found = ROUNDED[case](torch, x.to(place(device)), y.to(place(device)))
+    expected = ROUNDED[case](np, x.numpy(), y.numpy())
+    assert found.cpu().numpy().tobytes() == expected.astype("<f4").tobytes()
+
+
+def test_ranges_of_fractions_are_reported() -> None:
+    with mode.reproducible() as report:
+        torch.arange(0.0, 4.0, 1.0)
+        assert report.left == ()
+        torch.arange(0.1, 4.0, 0.3)
+    assert report.left == ("arange",)
+
+
 def test_dropout_that_is_on_is_reported() -> None:
     with mode.reproducible() as report:
         F.dropout(drawn(1, 8, 8), 0.5)

@@ -8,20 +8,34 @@ from typing import Any
 import torch
 
 from tlrt.torch.routes.base import ROUTES, aten, route, run, run_gradient
-from tlrt.torch.routes.sums import divided
+from tlrt.torch.routes.sums import divided, inverse_root
 
 
 def _elementwise(op: str) -> Callable[..., Any]:
     return lambda x: run(op, x)
 
 
-for _name in ("exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "sigmoid", "erf", "silu", "mish", "hardswish"):
+for _name in (
+    "sqrt",
+    "exp",
+    "expm1",
+    "log",
+    "log1p",
+    "sin",
+    "cos",
+    "tanh",
+    "sigmoid",
+    "erf",
+    "silu",
+    "mish",
+    "hardswish",
+):
     ROUTES[getattr(aten, _name).default] = _elementwise(_name)
 
 
 @route(aten.rsqrt.default)
 def rsqrt(x: Any) -> Any:
-    return x.sqrt().reciprocal()
+    return inverse_root(x)
 
 
 @route(aten.gelu.default)
@@ -85,7 +99,9 @@ def elu_backward(g: Any, alpha: float, scale: float, input_scale: float, is_resu
 
 @route(aten.pow.Tensor_Scalar)
 def pow_scalar(x: Any, p: float) -> Any:
-    return x * x if p == 2 else x.clone() if p == 1 else x.sqrt() if p == 0.5 else run("pow_scalar", x, p=float(p))
+    return (
+        x * x if p == 2 else x.clone() if p == 1 else run("sqrt", x) if p == 0.5 else run("pow_scalar", x, p=float(p))
+    )
 
 
 @route(aten.pow.Tensor_Tensor)

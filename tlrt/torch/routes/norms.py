@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from tlrt.torch.routes.base import aten, route, run
-from tlrt.torch.routes.sums import divided
+from tlrt.torch.routes.sums import divided, inverse_root
 
 
 def _statistics(rows: Any, eps: float) -> tuple[Any, Any]:
     """Mean and 1/√(variance + eps) of each row."""
     mean = divided(run("reduce_sum_axis1", rows), rows.shape[1])
-    return mean, (run("var", rows, axes=2, correction=0.0, root=0) + eps).sqrt().reciprocal()
+    return mean, inverse_root(run("var", rows, axes=2, correction=0.0, root=0) + eps)
 
 
 def _row_gradient(g: Any, x: Any, mean: Any, inverse: Any) -> Any:
@@ -77,7 +77,7 @@ def batch_norm(
     x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, train: bool, momentum: float, eps: float
 ) -> Any:
     if not train:
-        inverse = (running_var + eps).sqrt().reciprocal()
+        inverse = inverse_root(running_var + eps)
         return _batch_norm(x, w, b, running_mean, inverse), x.new_zeros(0), x.new_zeros(0)
     rows = _channels_first(x)
     mean, inverse = _statistics(rows, eps)
@@ -93,7 +93,7 @@ def batch_norm_backward(
     want: Sequence[bool],
 ) -> Any:  # fmt: skip
     if not train:
-        mean, inverse = running_mean, (running_var + eps).sqrt().reciprocal()
+        mean, inverse = running_mean, inverse_root(running_var + eps)
     rows, cotangent = _channels_first(x), _channels_first(g)
     gx = None
     if want[0] and train:

@@ -47,6 +47,11 @@ def divided(x: Any, n: float) -> Any:
     )
 
 
+def inverse_root(x: Any) -> Any:
+    """1/√x, rounded twice: PyTorch's own square root is not correctly rounded on a CPU."""
+    return run("sqrt", x).reciprocal()
+
+
 @route(aten.sum.default)
 def sum_all(x: Any, *, dtype: Any = None) -> Any:
     return sum_over(x, [])
@@ -82,7 +87,7 @@ def var_mean(x: Any, axes: Any = None, *, correction: float | None = None, keepd
 
 @route(aten.std.correction)
 def std(x: Any, axes: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
-    return var(x, axes, correction=correction, keepdim=keepdim).sqrt()
+    return run("sqrt", var(x, axes, correction=correction, keepdim=keepdim))
 
 
 @route(aten.linalg_vector_norm.default)
