@@ -111,7 +111,7 @@ def test_bits_depend_on_no_setting() -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.skipif("cuda" not in DEVICES, reason="no GPU")
+@pytest.mark.cuda
 def test_bits_are_those_of_the_cpu() -> None:
     assert content(*gradients("cuda:0", True)[:2]) == content(*gradients("cpu", True)[:2])
 
