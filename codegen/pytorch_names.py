@@ -241,6 +241,8 @@ nn.Module.named_parameters | nn.Layer.named_parameters | a list of pairs
 nn.Module.state_dict, nn.Module.load_state_dict | nn.Layer.state_dict, nn.Layer.load_state_dict | NumPy arrays, PyTorch's names
 nn.Module.requires_grad_ | nn.Layer.requires_grad_ | statistics stay frozen
 save, load | checkpoint.save, checkpoint.load | one file for parameters, optimisers and random numbers
+distributed.init_process_group | distributed.join | reads what torchrun, mpirun or `python -m tlrt launch` set
+nn.parallel.DistributedDataParallel | distributed.DataParallel | the same bits for every number of processes
 nn.Module.train, nn.Module.eval | – | use `layer(x, training=True)`; off unless said
 compile, jit.trace, cuda.CUDAGraph | s.capture | a step of fixed shapes, with the same bits
 use_deterministic_algorithms | tlrt.device | always so on one device; with `math="reproducible"` the same bits on all
@@ -251,12 +253,13 @@ cuda.empty_cache | s.collect |
 cuda.memory_allocated, cuda.max_memory_allocated | tlrt.Device.memory | live, peak and cached bytes
 __version__, __config__.show | tlrt.build_info, tlrt.describe |
 autograd.gradcheck, testing.assert_close | tlrt.compare | against float64, with a derived bound for every value
-utils.checkpoint.checkpoint, amp.autocast, distributed.init_process_group | – | use smaller batches, with accumulate=True
+utils.checkpoint.checkpoint, amp.autocast | – | use smaller batches, with accumulate=True
 utils.data.DataLoader | – | use any iterator of arrays
 """,
 }
 
 OURS_ALONE = {
+    "What a checkpoint says beside its tensors": "checkpoint.peek",
     "Views and copies by rank": "s.concat1d, s.concat_vectors, s.concat_rows, s.transpose3d_acb, s.transpose3d_bca, \
 s.transpose3d_cab, s.broadcast_vec_to_rows, s.broadcast_vec_to_cols",
     "Reductions of matrices": "s.reduce_sum, s.reduce_mean, s.reduce_sum_axis0, s.reduce_sum_axis1, s.reduce_max_axis0, \

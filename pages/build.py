@@ -46,6 +46,7 @@ def _places() -> Navigation:
         {"Guides": [
             {"The session": "docs/session.md"}, {"Coming from PyTorch": "docs/pytorch.md"}, {"Examples": "docs/examples.md"},
             {"Memory of other libraries": "docs/exchange.md"}, {"Records of a training run": "docs/ledger.md"},
+            {"Many processes": "docs/distributed.md"},
             {"Coming from the ancestor": "docs/ancestor.md"}, {"Contributing": "CONTRIBUTING.md"},
         ]},
         {"Operations": operations.navigation()},

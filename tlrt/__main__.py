@@ -20,6 +20,9 @@ COMMANDS = {
         "tlrt.differential", help="run one program on several devices and compare it operation by operation"
     ),
     "audit": Command("tlrt.audit", help="compute the steps of a ledger again and name the first that departs"),
+    "launch": Command(
+        "tlrt.distributed.launch", help="run a program as several processes of one group, on this machine"
+    ),
     "onnx": Command(
         "tlrt.onnx.command", help="say what a model in the ONNX format consists of, and compare devices on it"
     ),

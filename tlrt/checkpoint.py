@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tlrt.optim import Optimizer
     from tlrt.session import Session
 
-__all__ = ["CheckpointError", "load", "save"]
+__all__ = ["CheckpointError", "load", "peek", "save"]
 
 VERSION = 1
 #: what may lie before a parameter's name in no file of ours
@@ -153,6 +153,12 @@ def load(
     old += [buffer for optimizer in chosen for buffer in optimizer._buffers()]
     set_and_call(changes, list(map(release_call, old)))
     return dict(about["extra"])
+
+
+def peek(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The `extra` of a checkpoint, of which no tensor is read. Raises CheckpointError for a damaged or foreign file, OSError."""
+    with Path(path).open("rb", buffering=0) as file:
+        return dict(_read_header(path, file.fileno())[0]["extra"])
 
 
 def _optimizers(op: str, session: Session, given: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:

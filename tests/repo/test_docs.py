@@ -13,7 +13,7 @@ from tests import ROOT
 
 PAGES = [
     "docs/train.md", "docs/session.md", "docs/examples.md", "docs/exchange.md", "docs/models.md", "docs/ledger.md",
-    "pages/start.md",
+    "docs/distributed.md", "pages/start.md",
 ]  # fmt: skip
 
 
@@ -30,7 +30,7 @@ def run(python: Any) -> Callable[[str], None]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_blocks_of_a_page_run_in_order(page: str, run: Callable[[str], None]) -> None:
-    if page in ("docs/train.md", "docs/session.md", "docs/ledger.md"):
+    if page in ("docs/train.md", "docs/session.md", "docs/ledger.md", "docs/distributed.md"):
         pytest.importorskip("safetensors")
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
     assert blocks

@@ -13,7 +13,7 @@ from tests import ROOT
 pytestmark = pytest.mark.every_choice
 
 MODULES = ["tlrt", "tlrt.nn", "tlrt.nn.init", "tlrt.nn.schedules", "tlrt.optim", "tlrt.errors", "tlrt.checkpoint", "tlrt.ledger",
-           "tlrt.audit"]  # fmt: skip
+           "tlrt.audit", "tlrt.distributed"]  # fmt: skip
 PAGES = [
     *(ROOT / "docs").glob("*.md"),
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "TRUST_BOUNDARIES.md")),

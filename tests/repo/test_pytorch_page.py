@@ -9,7 +9,7 @@ import pytest
 
 import tlrt
 from codegen.pytorch_names import OURS_ALONE, areas, full_name
-from tlrt import checkpoint, nn, optim
+from tlrt import checkpoint, distributed, nn, optim
 from tlrt.session import Session
 from tlrt.tensor import TensorRef
 
@@ -21,6 +21,7 @@ ROOTS: dict[str, Any] = {
     "nn": nn,
     "optim": optim,
     "checkpoint": checkpoint,
+    "distributed": distributed,
     "tlrt": tlrt,
 }
 ROWS = [row for rows in areas().values() for row in rows]

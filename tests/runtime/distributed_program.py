@@ -1,0 +1,92 @@
+"""A small program for a group of ranks: trains, prints the SHA-256 of its weights, and can fail in the ways of `--fault`."""
+
+import argparse
+import hashlib
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+import tlrt
+from tlrt import distributed, nn, optim
+
+SHARDS, SIZE, WORDS, LENGTH = 8, 3, 13, 6
+
+
+class Net(nn.Layer):
+    def __init__(self, s: tlrt.Session) -> None:
+        self.session = s
+        self.words = nn.Embedding(s, WORDS, 8, name="words")
+        self.norm = nn.LayerNorm(s, 8, name="norm")
+        self.hidden = nn.Linear(s, 8, 12, name="hidden")
+        self.head = nn.Linear(s, 12, WORDS, name="head")
+
+    def loss(self, x: np.ndarray, y: np.ndarray) -> tlrt.TensorRef:
+        s = self.session
+        h = s.dropout(s.gelu(self.hidden(self.norm(self.words(x)))), 0.2)
+        return s.cross_entropy(self.head(h), y)
+
+
+def batch(step: int, shard: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng([step, shard])
+    return rng.integers(0, WORDS, (size, LENGTH)), rng.integers(0, WORDS, (size, LENGTH))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--math", default="reproducible")
+    parser.add_argument("--fault", default="")
+    parser.add_argument("--save", default="")
+    parser.add_argument("--every", type=int, default=3)
+    parser.add_argument("--load", default="")
+    parser.add_argument("--timeout", type=float, default=20.0)
+    parser.add_argument("--groups", action="store_true")
+    given = parser.parse_args()
+    faulty = os.environ.get("RANK", os.environ.get("PMI_RANK", "0")) == "1"
+    if faulty and given.fault == "absent":
+        sys.exit(0)
+    if faulty and given.fault == "version":
+        tlrt.__version__ = "9.9.9"
+    with (
+        distributed.join(timeout=given.timeout, join_timeout=given.timeout) as group,
+        tlrt.Session(group.device(given.device), math=given.math, seed=5 + (faulty and given.fault == "seed")) as s,
+    ):
+        net = Net(s)
+        if faulty and given.fault == "weights":
+            net.words.weight.set(net.words.weight.numpy() + 1)
+
+        def make(parameters: list[tlrt.Parameter]) -> optim.Optimizer:
+            rate = 0.02 if faulty and given.fault == "rate" else 0.01
+            if not given.groups:
+                return optim.AdamW(parameters, lr=rate)
+            flat = [p for p in parameters if len(p.shape) == 1]
+            rest = [p for p in parameters if len(p.shape) > 1]
+            return optim.AdamW([g for g in ({"params": rest}, {"params": flat, "lr": 0.1}) if g["params"]], lr=rate)
+
+        shards = 4 if faulty and given.fault == "shards" else SHARDS
+        training = distributed.DataParallel(s, make, group, shards=shards, max_norm=0.5)
+        if given.load:
+            training.load(given.load)
+        while training.steps < given.steps:
+            step, size = training.steps, SIZE
+            if faulty and step == 2:
+                if given.fault == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if given.fault == "error":
+                    raise ValueError("the data are gone")
+                if given.fault == "silent":
+                    time.sleep(60)
+                size += given.fault == "batch"
+            loss = training.step(lambda shard, step=step, size=size: net.loss(*batch(step, shard, size)))
+            if given.save and training.steps % given.every == 0:
+                training.save(given.save, {"loss": loss})
+        digest = hashlib.sha256(b"".join(p.numpy().tobytes() for p in s.parameters.values()))
+        print(f"weights {digest.hexdigest()} loss {loss.hex()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""Groups of ranks: the same bits for every number of them, by TCP and by MPI, checkpoints that do not depend on it, and an error
+on every rank where one fails or differs."""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tlrt
+from tests import ROOT
+from tlrt import checkpoint, distributed, optim
+from tlrt.distributed import launch, tree
+from tlrt.distributed.environment import MPI, SOCKETS
+
+PROGRAM = str(ROOT / "tests/runtime/distributed_program.py")
+MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+STARTERS = [
+    "launch",
+    pytest.param("mpirun", marks=pytest.mark.skipif(MPIRUN is None, reason="no mpirun")),
+]
+
+
+def run(starter: str, ranks: int, *arguments: str, limit: float = 60.0) -> subprocess.CompletedProcess[str]:
+    start = [MPIRUN, "-n", str(ranks), sys.executable]
+    if starter == "launch":
+        start = [sys.executable, "-m", "tlrt", "launch", "-n", str(ranks), "--grace", "4"]
+    elif starter == "mpirun":
+        pytest.importorskip("mpi4py")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHLEAN_CPU_THREADS": "1"}
+    for name in ("RANK", "WORLD_SIZE"):
+        environment.pop(name, None)
+    command = [*map(str, start), PROGRAM, *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit)
+
+
+def weights(found: subprocess.CompletedProcess[str], ranks: int = 1) -> str:
+    """What all ranks print, which is one hash."""
+    assert found.returncode == 0, found.stdout + found.stderr
+    lines = re.findall(r"weights \w{64} loss \S+p\+\d+", found.stdout)
+    assert len(lines) == ranks and len(set(lines)) == 1, found.stdout
+    return lines[0]
+
+
+# ---- the tree
+
+
+def add_balanced(leaves: Sequence[np.ndarray]) -> np.ndarray:
+    """The sum by the balanced binary tree, as it is defined."""
+    if len(leaves) == 1:
+        return leaves[0]
+    half = len(leaves) // 2
+    return add_balanced(leaves[:half]) + add_balanced(leaves[half:])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8, 16, 32, 64])
+def test_every_number_of_ranks_adds_in_the_trees_order(ranks: int) -> None:
+    rng = np.random.default_rng(ranks)
+    leaves = rng.standard_normal((64, 301)).astype(np.float32) * 10.0 ** rng.integers(-6, 6, (64, 1)).astype(np.float32)
+    expected = add_balanced(list(leaves))
+    assert expected.tobytes() != leaves.sum(0).tobytes()
+    bounds = np.sort([0, 301, *rng.integers(0, 302, ranks - 1)]).tolist()
+    mail: dict[tuple[int, int], Queue[Any]] = {(a, b): Queue() for a in range(ranks) for b in range(ranks)}
+    sent, results = np.zeros(ranks, np.int64), {}
+
+    def work(rank: int) -> None:
+        def exchange(partner: int, out: np.ndarray, into: np.ndarray) -> None:
+            sent[rank] += out.size
+            mail[rank, partner].put(out.copy())
+            into[...] = mail[partner, rank].get(timeout=20)
+
+        own = 64 // ranks
+        x = add_balanced(list(leaves[rank * own : (rank + 1) * own])).copy()
+        part = tree.reduce_scatter(x, bounds, rank, ranks, exchange).copy()
+        whole = np.zeros_like(x)
+        place = tree.place(rank, ranks)
+        whole[bounds[place] : bounds[place + 1]] = part
+        tree.all_gather(whole, bounds, rank, ranks, exchange)
+        results[rank] = whole
+
+    threads = [threading.Thread(target=work, args=(r,)) for r in range(ranks)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(30)
+    assert len(results) == ranks and all(x.tobytes() == expected.tobytes() for x in results.values())
+    assert sent.sum() == 2 * (ranks - 1) * 301  # as a ring sends
+
+
+def test_parts_are_balanced_and_not_empty() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        lengths = rng.integers(0, 100, rng.integers(1, 40)).tolist()
+        parts = int(rng.integers(1, len(lengths) + 1))
+        bounds = tree.divide(lengths, parts)
+        assert bounds[0] == 0 and bounds[-1] == len(lengths) and all(np.diff(bounds) > 0)
+    assert tree.divide([10] * 8, 4) == [0, 2, 4, 6, 8]
+    assert tree.divide([1000, 1, 1, 1], 2) == [0, 1, 4]
+
+
+# ---- training
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[tuple[str, ...], str]:
+    """What one rank prints."""
+    return {options: weights(run("launch", 1, *options)) for options in ((), ("--groups",), ("--math", "fast"))}
+
+
+@pytest.mark.parametrize("starter", STARTERS)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_weights_do_not_depend_on_the_number_of_ranks(starter: str, ranks: int, alone: Any) -> None:
+    assert weights(run(starter, ranks), ranks) == alone[()]
+
+
+@pytest.mark.parametrize("options", [("--groups",), ("--math", "fast")])
+def test_so_with_groups_of_parameters_and_in_the_fast_mode(options: tuple[str, ...], alone: Any) -> None:
+    assert alone[options] != alone[()]
+    assert weights(run("launch", 2, *options), 2) == alone[options]
+
+
+@pytest.mark.cuda
+def test_weights_are_those_of_a_gpu(alone: Any) -> None:
+    assert weights(run("launch", 1, "--device", "cuda")) == alone[()]
+
+
+def test_a_group_of_one_is_gradient_accumulation() -> None:
+    """The mean gradient is that of the whole batch, within rounding."""
+    x, y = np.random.default_rng(0).standard_normal((2, 8, 4, 3)).astype(np.float32)
+    with tlrt.Session("cpu") as s, tlrt.Session("cpu") as whole:
+        w, v = s.param(np.ones((3, 3)), "w"), whole.param(np.ones((3, 3)), "w")
+        training = distributed.DataParallel(s, lambda p: optim.SGD(p, lr=0.1), shards=8)
+        mean = training.step(lambda k: s.mse_loss(s.matmul(s.const(x[k]), s.use(w)), s.const(y[k])))
+        optimizer = optim.SGD([v], lr=0.1)
+        loss = whole.mse_loss(whole.matmul(whole.const(x.reshape(32, 3)), whole.use(v)), whole.const(y.reshape(32, 3)))
+        whole.backward(loss)
+        optimizer.step()
+        assert abs(mean - loss.item()) < 1e-6 * abs(mean)
+        assert np.allclose(w.numpy(), v.numpy(), rtol=1e-6, atol=1e-6)
+        assert training.steps == 1 and s.counter == 8 << 28
+
+
+def test_a_parameter_that_no_shard_reaches_stays() -> None:
+    with tlrt.Session("cpu") as s:
+        used, left = s.param(np.ones(3), "used"), s.param(np.ones(3), "left")
+        training = distributed.DataParallel(s, lambda p: optim.AdamW(p, lr=0.1, weight_decay=0.5), shards=2)
+        training.step(lambda k: s.sum(s.use(used)))
+        assert (left.numpy() == 1).all() and (used.numpy() != 1).all()
+        # one of the shards is enough
+        training.step(lambda k: s.sum(s.use(left)) if k else s.sum(s.use(used)))
+        assert (left.numpy() != 1).all()
+
+
+# ---- checkpoints
+
+
+def test_a_run_that_was_killed_goes_on_with_another_number_of_ranks(tmp_path: Path, alone: Any) -> None:
+    path = tmp_path / "c.safetensors"
+    found = run("launch", 2, "--save", str(path), "--every", "2", "--fault", "kill")
+    assert found.returncode == 128 + 9
+    assert weights(run("launch", 1, "--load", str(path))) == alone[()]
+    assert weights(run("launch", 4, "--load", str(path)), 4) == alone[()]
+
+
+@pytest.mark.parametrize("options", [(), ("--groups",)])
+def test_files_do_not_depend_on_the_number_of_ranks(options: tuple[str, ...], tmp_path: Path) -> None:
+    digests = set()
+    for ranks in (1, 2, 4):
+        path = tmp_path / f"{ranks}.safetensors"
+        weights(run("launch", ranks, "--save", str(path), *options), ranks)
+        digests.add(hashlib.sha256(path.read_bytes()).hexdigest())
+    assert len(digests) == 1
+
+
+def test_a_file_is_an_ordinary_checkpoint_and_is_held_to_its_shards(tmp_path: Path) -> None:
+    path = tmp_path / "c.safetensors"
+
+    def build(s: tlrt.Session, shards: int) -> tuple[Any, Any]:
+        w = s.param(np.ones(3), "w")
+        return w, distributed.DataParallel(s, lambda p: optim.AdamW(p, lr=0.1), shards=shards)
+
+    with tlrt.Session("cpu") as s:
+        w, training = build(s, 4)
+        training.step(lambda k: s.sum(s.use(w)))
+        training.save(path, {"epoch": 3})
+        saved = w.numpy()
+    with tlrt.Session("cpu") as s:
+        w = s.param(np.zeros(3), "w")
+        optimizer = optim.AdamW([w])
+        assert checkpoint.load(path, s, optimizer) == {"epoch": 3, "shards": 4}
+        assert (w.numpy() == saved).all() and optimizer.steps == 1
+    with tlrt.Session("cpu") as s:
+        _, training = build(s, 8)
+        with pytest.raises(checkpoint.CheckpointError, match="another number of shards"):
+            training.load(path)
+    with tlrt.Session("cpu") as s:
+        _, training = build(s, 4)
+        assert training.load(path) == {"epoch": 3} and training.steps == 1
+
+
+# ---- faults
+
+WRONG = {
+    "error": "rank 1 failed: ValueError: the data are gone",
+    "batch": "inputs of other shapes in shard 2, on rank 1",
+    "version": "join: version: got 9.9.9 on rank 1",
+    "shards": "shards: got 4 on rank 1, expected 8",
+    "weights": "values of the parameters: got",
+    "rate": "'lr': 0.02",
+    "seed": "seed: got 6 on rank 1",
+    "kill": "rank 1: got its end without a word",
+    "absent": "got no word of 1 in time",
+    "silent": "got nothing for 2 s",
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_every_rank_says_what_is_wrong(fault: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.safetensors"
+    start = time.monotonic()
+    found = run("launch", 4, "--fault", fault, "--timeout", "2", "--save", str(path), "--every", "1")
+    assert found.returncode != 0 and time.monotonic() - start < 25
+    others = [0, 2, 3] if fault in ("error", "kill", "absent", "silent") else [0, 1, 2, 3]
+    for rank in others:
+        assert re.search(rf"^\[{rank}\] .*GroupError.*{re.escape(WRONG[fault])}", found.stdout, re.MULTILINE), (
+            found.stdout
+        )
+    assert [p.name for p in tmp_path.iterdir()] in ([], [path.name])
+    if path.exists():
+        assert checkpoint.peek(path)["shards"] == 8
+
+
+@pytest.mark.skipif(MPIRUN is None, reason="no mpirun")
+@pytest.mark.parametrize("fault", ["error", "batch", "version", "silent"])
+def test_mpi_ends_all_ranks(fault: str) -> None:
+    found = run("mpirun", 4, "--fault", fault, "--timeout", "2")
+    assert found.returncode != 0 and WRONG[fault] in found.stdout + found.stderr
+
+
+def test_arguments_are_refused() -> None:
+    with tlrt.Session("cpu") as s:
+        w = s.param(np.ones(3), "w")
+        for shards in (0, 3, 8192):
+            with pytest.raises(tlrt.errors.ArgumentError, match="a power of two"):
+                distributed.DataParallel(s, lambda p: optim.SGD(p), shards=shards)
+        with pytest.raises(tlrt.errors.ArgumentTypeError, match="an Optimizer"):
+            distributed.DataParallel(s, lambda p: p, shards=2)  # type: ignore[arg-type, return-value]
+        training = distributed.DataParallel(s, lambda p: optim.SGD(p), shards=2)
+        with pytest.raises(tlrt.errors.ArgumentTypeError, match="a TensorRef"):
+            training.step(lambda k: 1.0)  # type: ignore[arg-type, return-value]
+        w.requires_grad = False
+        with (
+            pytest.raises(tlrt.errors.ArgumentError, match="w: got a parameter frozen since"),
+            pytest.warns(UserWarning, match="nothing that requires a gradient"),
+        ):
+            training.step(lambda k: s.sum(s.use(w)))
+    for rank, size in ((0, 3), (2, 2)):
+        with pytest.raises(tlrt.errors.ArgumentError):
+            distributed.Group(rank, size)
+
+
+def test_join_without_an_environment_is_a_group_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*MPI[0], *MPI[1], *SOCKETS[0], *SOCKETS[1]):
+        monkeypatch.delenv(name, raising=False)
+    with distributed.join() as group:
+        assert (group.rank, group.size, group.device("cpu"), group.device("cuda")) == (0, 1, "cpu", "cuda:0")
+        assert group.gather({"a": 1}) == [{"a": 1}]
+        group.barrier()
+        with pytest.raises(tlrt.errors.ArgumentError, match="more ranks than one"):
+            group.exchange(1, np.zeros(1), np.zeros(1))
+    monkeypatch.setenv("RANK", "x")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(tlrt.errors.ArgumentError, match="RANK='x'"):
+        distributed.join()
+
+
+def test_launch_gives_the_status_of_what_failed(capfd: pytest.CaptureFixture[str]) -> None:
+    program = "import os, sys; print('here'); sys.exit(3 * (os.environ['RANK'] == '1'))"
+    assert launch.launch([sys.executable, "-c", program], 2, grace=2) == 3
+    shown = capfd.readouterr()
+    assert "[0] here" in shown.out and "[1] here" in shown.out and "rank 1 ended with exit status 3" in shown.err
+    with pytest.raises(SystemExit):
+        launch.main(["-n", "3", "x.py"])

@@ -1,0 +1,59 @@
+"""How processes find their group: by the variables that what starts them sets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from tlrt._binding.library import load
+from tlrt.distributed.group import TIMEOUT, Group
+from tlrt.distributed.mpi import MPIGroup
+from tlrt.distributed.sockets import SocketGroup
+from tlrt.errors import ArgumentError, refusal
+
+__all__ = ["join"]
+
+#: seconds for all ranks to join
+JOIN_TIMEOUT = 60.0
+#: variables of the environment that hold rank, size and rank within the host, by what starts the processes
+MPI = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+)
+SOCKETS = (("RANK", "WORLD_SIZE", "LOCAL_RANK"), ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"))
+
+
+def _from_environment(names: Sequence[tuple[str, str, str]]) -> tuple[int, int, int] | None:
+    for rank, size, local in names:
+        if rank in os.environ and size in os.environ:
+            try:
+                return int(os.environ[rank]), int(os.environ[size]), int(os.environ.get(local) or os.environ[rank])
+            except ValueError:
+                got = f"{rank}={os.environ[rank]!r} {size}={os.environ[size]!r}"
+                raise refusal(ArgumentError, "join", "environment", got, "numbers") from None
+    return None
+
+
+def join(*, timeout: float = TIMEOUT, join_timeout: float = JOIN_TIMEOUT) -> Group:
+    """The group that the environment says, once all its ranks are here.
+
+    Under mpirun the ranks talk by MPI (mpi4py). Under ``python -m tlrt launch``, torchrun and srun they talk by TCP, and meet at
+    MASTER_ADDR:MASTER_PORT, or under torchrun, which has that port itself, at the next one. Without any of them the group has
+    one rank. Raises GroupError where a rank is missing after `join_timeout` seconds or has another version of the library;
+    `timeout` is for how many seconds a rank waits for another's numbers."""
+    import tlrt
+
+    if (found := _from_environment(MPI)) is not None and found[1] > 1:
+        group: Group = MPIGroup(found[2], timeout)
+    elif (found := _from_environment(SOCKETS)) is not None and found[1] > 1:
+        address = os.environ.get("MASTER_ADDR", "127.0.0.1")
+        port = int(os.environ.get("MASTER_PORT", "29500")) + (os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
+        group = SocketGroup(*found, (address, port), timeout, join_timeout)
+    else:
+        group = Group(timeout=timeout)
+    try:
+        group.agree("join", {"version": tlrt.__version__, "abi": load().hash})
+    except BaseException as error:
+        group.fail(str(error))
+        raise
+    return group
