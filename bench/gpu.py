@@ -6,10 +6,10 @@ each other), reproducible (the same in contexts of that mode), determinism (in t
 batches and reused memory), weights (the hashes of the five trained examples), bench (beside PyTorch where it is installed),
 steps (eager training steps beside PyTorch), growth (how cost and error grow with size), judge (planted defects in kernels in
 Triton), league (operations of PyTorch and CuPy held to the specification), models (of the package transformers, with the same
-bits on the CPU and on CUDA), exchange (memory shared with other libraries), sanitizer (compute-sanitizer memcheck and
-racecheck over drawn cases and over shapes that reach large kernels), tests. Steps that need a library leave out what is not
-installed. A step that fails does not stop the later ones; the exit status is non-zero if any failed. The last thing printed is
-a short table.
+bits on the CPU and on CUDA), exchange (memory shared with other libraries), ranks (examples trained on one GPU and on more,
+with the same bits), sanitizer (compute-sanitizer memcheck and racecheck over drawn cases and over shapes that reach large
+kernels), tests. Steps that need a library leave out what is not installed. A step that fails does not stop the later ones; the
+exit status is non-zero if any failed. The last thing printed is a short table.
 """
 
 import argparse
@@ -34,7 +34,7 @@ LIBRARY = ROOT / "native/build/cuda/libtorchlean_cuda.so"
 #: every lane arrives at barriers there, since racecheck does not see that one lane arrives for its warp (cuda/device/wgmma.cuh)
 RACECHECK_LIBRARY = ROOT / "native/build/racecheck/libtorchlean_cuda.so"
 STEPS = ("build", "wheel", "verify", "reproducible", "determinism", "weights", "bench", "steps", "growth", "judge", "league",
-         "models", "exchange", "sanitizer", "tests")  # fmt: skip
+         "models", "exchange", "ranks", "sanitizer", "tests")  # fmt: skip
 
 
 class Runner:
@@ -105,6 +105,12 @@ def query_gpu(fields: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
+
+
+def gpu_ranks() -> str:
+    """The powers of two up to the number of GPUs."""
+    count = max(len(query_gpu("index").splitlines()), 1)
+    return ",".join(str(1 << k) for k in range(count.bit_length()))
 
 
 def load(path: Path) -> Any:
@@ -188,6 +194,7 @@ def main(argv: list[str] | None = None) -> int:
         ("league", ["audit", "league", "--libraries", "torch:cuda,cupy"], ops, 300),
         ("models", ["audit", "torch", "--devices", "cpu,cuda:0"], [], 300),
         ("exchange", ["audit", "exchange"], [], 120),
+        ("ranks", ["bench.ranks", "--device", "cuda", "--starters", "launch", "--ranks", gpu_ranks()], [], 600),
     ):
         if name in steps:
             report_file = ["--json", str(args.out / f"{name}.json")]

@@ -20,12 +20,13 @@ class Net(nn.Layer):
         self.session = s
         self.words = nn.Embedding(s, WORDS, 8, name="words")
         self.norm = nn.LayerNorm(s, 8, name="norm")
+        self.scale = nn.BatchNorm(s, LENGTH, name="scale")
         self.hidden = nn.Linear(s, 8, 12, name="hidden")
         self.head = nn.Linear(s, 12, WORDS, name="head")
 
     def loss(self, x: np.ndarray, y: np.ndarray) -> tlrt.TensorRef:
         s = self.session
-        h = s.dropout(s.gelu(self.hidden(self.norm(self.words(x)))), 0.2)
+        h = s.dropout(s.gelu(self.hidden(self.scale(self.norm(self.words(x)), training=True))), 0.2)
         return s.cross_entropy(self.head(h), y)
 
 

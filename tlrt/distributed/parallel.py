@@ -8,6 +8,7 @@ import math
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,11 +44,12 @@ def add_pairs(values: Sequence[float]) -> float:
 class DataParallel:
     """Training in which a batch has `shards` shards of equal size, a power of two, and a rank computes shards/ranks of them.
 
-    The gradient of a step is Σ gradients of the shards / shards, the sum by a balanced binary tree over the shards, elementwise
-    in float32; so is the loss, in float64. `make_optimizer` gets the parameters that this rank updates and gives their
-    optimiser: each parameter is updated by one rank, which alone has its states (as in ZeRO, stage 1), and sent to the others.
-    Random draws depend on the step and the shard. `max_norm` is for the global norm, √Σ g² over the norms of the parameters,
-    added in float64 and rounded once, by which gradients are scaled as by :meth:`tlrt.Session.clip_grad_norm`.
+    The gradient of a step is Σ gradients of the shards / shards, the sum by a balanced binary tree over the shards,
+    elementwise in float32; so is the loss, in float64. `make_optimizer` gets the parameters that this rank updates and gives
+    their optimiser: each parameter is updated by one rank, which alone has its states (as in ZeRO, stage 1), and sent to the
+    others. Random draws depend on the step and the shard. Running statistics become the mean of what each shard makes of
+    them. `max_norm` is for the global norm, √Σ g² over the norms of the parameters, added in float64 and rounded once, by
+    which gradients are scaled as by :meth:`tlrt.Session.clip_grad_norm`.
 
     All ranks make the same session, parameters and optimiser. What differs is refused on all ranks by
     :class:`tlrt.distributed.GroupError`: another number of shards, mode, parameter or hyperparameter, and, in a step, inputs of
@@ -87,6 +89,8 @@ class DataParallel:
                 ArgumentError, op, "make_optimizer", "an optimizer of others", "one of the parameters it is given"
             )
         self._steps = 0
+        #: names of the parameters that a loss changes, as running statistics are; None before the first step
+        self._moving: list[str] | None = None
         self._agree(op)
         self._groups = self._members()
 
@@ -128,8 +132,9 @@ class DataParallel:
         session's loss of that shard, its mean over the examples. Resets the session. Raises GroupError where the shapes of
         inputs or the hyperparameters are not those of the other ranks."""
         session, count = self.session, self.shards // self.group.size
-        sums: list[tuple[int, dict[Parameter, AnyBuffer]]] = []
+        sums: list[_Sum] = []
         losses, inputs, reached = [], [], set()
+        moving = _Moving(session, self._moving)
         try:
             for shard in range(self.group.rank * count, (self.group.rank + 1) * count):
                 session.counter = (self._steps * self.shards + shard) << DRAWS
@@ -141,17 +146,22 @@ class DataParallel:
                 inputs.append(self._inputs())
                 gradients, missed = self._take()
                 reached |= {p.name for p in gradients if p not in missed}
-                sums.append((1, gradients))
                 session.reset()
-                while len(sums) > 1 and sums[-1][0] == sums[-2][0]:
-                    self._merge(sums)
+                sums.append(_Sum(1, gradients, moving.take()))
+                while len(sums) > 1 and sums[-1].shards == sums[-2].shards:
+                    right = sums.pop()
+                    sums[-1].add(right, session.tape.kernels)
+            self._moving = moving.names
             mean, everywhere = self._compare(losses, inputs, sorted(reached))
-            own = self._reduce(sums.pop()[1])
+            statistics = self._mean_on_all(sums[0].statistics)
+            own = self._reduce(sums.pop().gradients)
         finally:
-            for _, gradients in sums:
-                _release(gradients)
+            for left in sums:
+                _release(left.gradients)
         self._update(own, everywhere)
         self._share()
+        for name, value in statistics.items():
+            session.parameters[name].set(value)
         self._steps += 1
         session.counter = (self._steps * self.shards) << DRAWS
         return mean
@@ -173,21 +183,14 @@ class DataParallel:
         set_and_call([(gradients, "_by_parameter", {}), (gradients, "_unreached", frozenset())], [])
         return {p: found[p] for p in self._trained}, missed
 
-    def _merge(self, sums: list[tuple[int, dict[Parameter, AnyBuffer]]]) -> None:
-        """Adds the last sum to the one before it, of as many shards."""
-        (count, left), (_, right) = sums[-2:]
-        for p, g in left.items():
-            self.session.tape.kernels.add(g.buffer, right[p].buffer, out=g.buffer)
-        _release(right)
-        sums[-2:] = [(2 * count, left)]
-
     def _compare(self, losses: list[float], inputs: list[int], reached: list[str]) -> tuple[float, set[str]]:
         """The mean of all losses, and the names of the parameters that one of them reaches."""
-        every = self.group.gather([losses, inputs, reached, self._settings()])
-        if any(settings != every[0][3] for *_, settings in every):
-            rank = next(r for r, found in enumerate(every) if found[3] != every[0][3])
-            got, expected = f"{every[rank][3]} on rank {rank}", f"{every[0][3]}, as on rank 0"
-            raise refusal(GroupError, "DataParallel.step", "optimizer", got, expected)
+        every = self.group.gather([losses, inputs, reached, self._settings(), self._moving])
+        for place, what in ((3, "optimizer"), (4, "statistics")):
+            for rank, found in enumerate(every):
+                if found[place] != every[0][place]:
+                    got, expected = f"{found[place]} on rank {rank}", f"{every[0][place]}, as on rank 0"
+                    raise refusal(GroupError, "DataParallel.step", what, got, expected)
         shapes = [x for _, given, *_ in every for x in given]
         if len(set(shapes)) > 1:
             shard = next(i for i, x in enumerate(shapes) if x != shapes[0])
@@ -195,7 +198,21 @@ class DataParallel:
             got = f"inputs of other shapes in shard {shard}, on rank {rank}"
             raise refusal(GroupError, "DataParallel.step", "loss", got, "those of shard 0: all shards are of one size")
         mean = add_pairs([x for found, *_ in every for x in found]) / self.shards
-        return mean, {name for _, _, names, _ in every for name in names}
+        return mean, {name for _, _, names, *_ in every for name in names}
+
+    def _mean_on_all(self, values: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        """The means over all shards of arrays of which this rank has the sums over its own, on every rank."""
+        if not values:
+            return {}
+        group, flat = self.group, np.concatenate([v.reshape(-1) for v in values.values()])
+        bounds = [flat.size * k // group.size for k in range(group.size + 1)]
+        tree.reduce_scatter(flat, bounds, group.rank, group.size, group.exchange)
+        tree.all_gather(flat, bounds, group.rank, group.size, group.exchange)
+        flat *= flat.dtype.type(1 / self.shards)
+        ends = np.cumsum([v.size for v in values.values()])
+        return {
+            n: part.reshape(v.shape) for (n, v), part in zip(values.items(), np.split(flat, ends[:-1]), strict=True)
+        }
 
     def _reduce(self, gradients: dict[Parameter, AnyBuffer]) -> dict[Parameter, AnyBuffer]:
         """The mean gradients of this rank's parameters, over all shards."""
@@ -289,6 +306,54 @@ class DataParallel:
 
     def __repr__(self) -> str:
         return f"DataParallel({self.shards} shards on {self.group}, {self.optimizer}, steps={self._steps})"
+
+
+@dataclass
+class _Sum:
+    """What neighbouring shards add up to."""
+
+    shards: int
+    gradients: dict[Parameter, AnyBuffer]
+    statistics: dict[str, npt.NDArray[Any]]
+
+    def add(self, right: _Sum, kernels: Any) -> None:
+        """Adds those of as many shards, which follow."""
+        for p, g in self.gradients.items():
+            kernels.add(g.buffer, right.gradients[p].buffer, out=g.buffer)
+        _release(right.gradients)
+        for name, value in self.statistics.items():
+            value += right.statistics[name]
+        self.shards += right.shards
+
+
+class _Moving:
+    """The parameters that are not trained and that a loss changes, as running statistics are. Every shard begins with those of
+    the step, and the step ends with the mean of what the shards make of them."""
+
+    def __init__(self, session: Session, names: list[str] | None) -> None:
+        self._parameters = {n: p for n, p in session.parameters.items() if not p.requires_grad}
+        self._versions = {n: p._version for n, p in self._parameters.items()}
+        self._start = {n: self._parameters[n].numpy() for n in (self._parameters if names is None else names)}
+        self._known = names
+
+    @property
+    def names(self) -> list[str]:
+        """Those that changed."""
+        return self._known or []
+
+    def take(self) -> dict[str, npt.NDArray[Any]]:
+        """What the shard has made of them; they are as at the start again."""
+        changed = [n for n, p in self._parameters.items() if p._version != self._versions[n]]
+        if self._known is None:
+            self._known = changed
+        if changed != self._known:
+            got = f"a shard that changes {changed or 'none'} of the frozen parameters"
+            raise refusal(ArgumentError, "DataParallel.step", "loss", got, f"{self._known or 'none'}, as others do")
+        found = {n: self._parameters[n].numpy() for n in changed}
+        for n in changed:
+            self._parameters[n].set(self._start[n])
+            self._versions[n] = self._parameters[n]._version
+        return found
 
 
 class _Whole:
