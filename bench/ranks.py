@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -89,7 +90,7 @@ def measure(
     name: str, starter: str, ranks: int, device: str, note: str, steps: int, more: Sequence[str]
 ) -> dict[str, Any]:
     status, text = start(starter, ranks, [name, "--device", device, "--steps", str(steps), *more])
-    found = [json.loads(line[line.index("{") :]) for line in text.splitlines() if '"sha256"' in line]
+    found = [json.loads(line) for line in re.findall(r'\{"sha256": [^{}]*\}', text)]  # mpirun mixes lines of ranks
     if status or len(found) < 1:
         raise SystemExit(f"bench.ranks: {name} on {ranks} ranks by {starter}: exit status {status}\n{text[-3000:]}")
     return {
