@@ -1,8 +1,11 @@
 """Finding, loading and checking the C library."""
 
+import ctypes
 import re
 import shutil
 import subprocess
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -115,6 +118,35 @@ def test_a_stale_build_gives_way_to_a_good_one(python, tmp_path):
     code = "import tlrt._binding.library as l; print(l.load().path)"
     done = python(code, PYTHONPATH=str(tmp_path), TORCHLEAN_CUDA_LIBRARY="")
     assert done.stdout.strip() == str(good / _library.NAME), done.stderr
+
+
+@pytest.mark.skipif(
+    find_spec("nvidia") is None or find_spec("cuda") is None, reason="no package with cuBLAS, or no cuda-pathfinder"
+)
+def test_cuda_libraries_are_found_in_packages(python, tmp_path):
+    """A library that needs cuBLAS and does not say where it lies."""
+    (folder,) = (Path(p) / "cu13/lib" for p in find_spec("nvidia").submodule_search_locations)
+    library = tmp_path / "needs.so"
+    (tmp_path / "needs.c").write_text("int size_of_int(void) { return sizeof(int); }")
+    options = ["-shared", "-fPIC", "-Wl,--no-as-needed", f"-L{folder}", "-l:libcublas.so.13", "-l:libcufft.so.12"]
+    subprocess.run(["gcc", *options, "-o", str(library), str(tmp_path / "needs.c")], check=True)
+    with pytest.raises(OSError, match="libcu"):
+        ctypes.CDLL(str(library))
+    code = f"""
+from pathlib import Path
+import cffi
+from tlrt._binding import library
+ffi = cffi.FFI()
+ffi.cdef("int size_of_int(void);")
+print(library._open(ffi, Path({str(library)!r})).size_of_int())"""
+    done = python(code)
+    assert (done.returncode, done.stdout.strip()) == (0, "4"), done.stderr
+
+
+def test_other_missing_libraries_are_named(tmp_path):
+    assert not _library._preload("libmissing.so.1: cannot open shared object file")
+    with pytest.raises(OSError, match="none.so"):
+        _library._open(_library.cffi.FFI(), tmp_path / "none.so")
 
 
 def test_importing_loads_nothing(python):

@@ -10,8 +10,6 @@ Its declarations are the text of the C headers. cffi's ABI mode verifies nothing
 compared with the one compiled into the library. Nothing is loaded before the first use.
 """
 
-import ctypes
-import importlib.util
 import os
 import re
 import threading
@@ -104,22 +102,19 @@ def remedy(cuda: bool = False) -> str:
     return f"run {build_command(cuda)}"
 
 
-def _preload(message: str, depth: int = 0) -> bool:
-    """Loads a CUDA library that `message` misses from the wheels of the ``nvidia`` namespace, and first what that one
-    misses; True if it was loaded."""
-    missing = re.search(r"(lib(?:cublas|cublasLt|cufft|cudart|nvJitLink)\.so[.\d]*)", message)
-    spec = importlib.util.find_spec("nvidia") if missing else None
-    if missing is None or spec is None:
+def _preload(message: str) -> bool:
+    """Loads a CUDA library that `message` misses, with what that one needs, from where cuda-pathfinder finds it: packages of
+    ``nvidia``, conda, CUDA_HOME. True if it was loaded."""
+    missing = re.search(r"lib(cublas|cublasLt|cufft|cudart|nvJitLink)\.so", message)
+    if missing is None:
         return False
-    for folder in spec.submodule_search_locations or ():
-        for file in sorted(Path(folder).glob(f"*/lib/{missing[1]}*")):
-            try:
-                ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
-                return True
-            except OSError as error:
-                if depth < 4 and _preload(str(error), depth + 1):
-                    return _preload(message, depth + 1)
-    return False
+    try:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        load_nvidia_dynamic_lib(missing[1])
+    except (ImportError, RuntimeError):
+        return False
+    return True
 
 
 def _open(ffi: Any, path: Path) -> Any:
