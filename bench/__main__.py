@@ -5,7 +5,8 @@ Floor: the larger of bytes / bandwidth (each input read once, each output writte
 measured at the start, by a large copy through this library; the peak rate of a GPU's float32 units comes from --peak.
 
 With ``--math both`` an operation that has the same bits on all devices in reproducible contexts alone is timed in both modes, on
-the same inputs. The fast mode is then a peer of the reproducible one, and the peers are timed once.
+the same inputs. The fast mode is then a peer of the reproducible one, and the peers are timed once. ``--drawn N`` times drawn
+shapes instead, see :mod:`bench.drawn`.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import numpy as np
 
 import tlrt
 from audit.environment import now
-from bench import core, growth
+from bench import core, drawn, growth
 from bench.measure import (
     CACHE_BYTES,
     REFERENCE_FLOPS,
@@ -153,9 +154,18 @@ def main(argv: list[str] | None = None) -> int:
     add("--peak", type=float, default=H200_PEAK, help="float32 operations per second of the GPU, for the floor")
     add("--math", choices=(*MATH, "both"), default="fast", help="how contexts compute (default fast)")
     add("--no-torch", action="store_true", help="leave PyTorch out")
+    add("--drawn", type=int, metavar="N", help="time N drawn shapes beside PyTorch instead (bench.drawn)")
+    add("--seed", type=int, default=0, help="of the drawn shapes (default 0)")
+    add("--first", type=int, default=0, metavar="I", help="the first of the drawn shapes (default 0)")
     add("--no-growth", action="store_true", help="leave the growth of cost and error out of the file")
     args = parser.parse_args(argv)
     device = device_of(args.device, MATH[0] if args.math == "both" else args.math)
+    if args.drawn is not None:
+        found = drawn.run(device, args.seed, args.first, args.drawn)
+        if args.json:
+            about = {"date": now(), "math": args.math, "device": device.describe(), "build": tlrt.build_info()}
+            write_document(args.json, {**about, **found})
+        return 0
     limit = args.max_bytes or (1e9 if not device.is_cuda else 2e10)
     torch = None if args.no_torch else import_torch(device)
     rate = bandwidth(device)

@@ -114,9 +114,9 @@ def operand_bytes(sig: Signature, names: Mapping[str, Any]) -> int:
 
 
 def draw_inputs(sig: Signature, names: Mapping[str, Any], seed: int = 1) -> dict[str, np.ndarray]:
-    """Standard normal float32 data, uniform data where the size gives an input's name an interval (low, high); float64 for f64
-    arrays, uniform indices below `rows` or `n` for index arrays. Optional inputs are left out. Past a few million elements
-    the data repeats: drawing more would take longer than the benchmark."""
+    """Standard normal float32 data, uniform data where the size gives an input's name an interval (low, high); float64 for
+    f64 arrays, uniform indices below `rows` or `n` for index arrays, labels below `cols`. Optional inputs are left out. Past
+    a few million elements the data repeats: drawing more would take longer than the benchmark."""
     rng = np.random.default_rng(seed)
     out: dict[str, np.ndarray] = {}
     for a in sig.inputs:
@@ -124,7 +124,8 @@ def draw_inputs(sig: Signature, names: Mapping[str, Any], seed: int = 1) -> dict
             continue
         shape = shape_of(a, names)
         if a.kind in ("u32", "index"):
-            out[a.name] = rng.integers(0, names.get("rows", names.get("n", 1)), size=shape, dtype=np.uint32)
+            limit = names["cols"] if a.name == "labels" else names.get("rows", names.get("n", 1))
+            out[a.name] = rng.integers(0, limit, size=shape, dtype=np.uint32)
         elif a.kind == "f64":
             out[a.name] = rng.standard_normal(shape)
         else:
