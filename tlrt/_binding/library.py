@@ -145,10 +145,11 @@ def _find() -> Library:
     stale: list[str] = []
     for path in candidates():
         try:
-            if not path.is_file():
-                tried.append(f"{path}: no such file")
-                continue
+            path.stat()  # says what is wrong with a path; dlopen says one thing of all
             lib = _open(ffi, path)
+        except FileNotFoundError:
+            tried.append(f"{path}: no such file")
+            continue
         except OSError as error:
             tried.append(f"{path}: {error.strerror or error}")
             continue
