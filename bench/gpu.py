@@ -3,7 +3,8 @@
 Steps, in order: build (the CUDA library for this machine's architecture), wheel (the wheel with it, installed in a folder of
 its own and verified from there), verify (every operation on the CPU path and on CUDA, compared with the specification and with
 each other), reproducible (the same in contexts of that mode), determinism (in that mode the same bits over repetitions,
-batches and reused memory), weights (the hashes of the five trained examples), bench (beside PyTorch where it is installed),
+batches and reused memory), weights (the hashes of the five trained examples), audits (a run on CUDA computed again on the CPU),
+bench (beside PyTorch where it is installed),
 steps (eager training steps beside PyTorch), growth (how cost and error grow with size), judge (planted defects in kernels in
 Triton), league (operations of PyTorch and CuPy held to the specification), models (of the package transformers, with the same
 bits on the CPU and on CUDA), exchange (memory shared with other libraries), ranks (examples trained on one GPU and on more,
@@ -33,8 +34,8 @@ from tlspec.registry import MATH
 LIBRARY = ROOT / "native/build/cuda/libtorchlean_cuda.so"
 #: every lane arrives at barriers there, since racecheck does not see that one lane arrives for its warp (cuda/device/wgmma.cuh)
 RACECHECK_LIBRARY = ROOT / "native/build/racecheck/libtorchlean_cuda.so"
-STEPS = ("build", "wheel", "verify", "reproducible", "determinism", "weights", "bench", "steps", "growth", "judge", "league",
-         "models", "exchange", "ranks", "sanitizer", "tests")  # fmt: skip
+STEPS = ("build", "wheel", "verify", "reproducible", "determinism", "weights", "audits", "bench", "steps", "growth", "judge",
+         "league", "models", "exchange", "ranks", "sanitizer", "tests")  # fmt: skip
 
 
 class Runner:
@@ -187,6 +188,7 @@ def main(argv: list[str] | None = None) -> int:
         ("reproducible", ["tlrt", "verify", "--math", "reproducible"], [*ops, *cases], 400),
         ("determinism", ["audit", "determinism", "--math", "reproducible", "--device", "cuda"], ops, 300),
         ("weights", ["bench.weights", "--devices", "cuda:0"], [], 300),
+        ("audits", ["bench.audits", "--device", "cuda"], [], 300),
         ("bench", ["bench", "--device", "cuda", "--no-growth", "--math", args.math], ops, 900),
         ("steps", ["bench.steps", "--device", "cuda", "--math", args.math], [], 300),
         ("growth", ["bench.growth", "--device", "cuda"], [], 200),
