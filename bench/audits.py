@@ -40,7 +40,7 @@ class Row:
     """One audit: what was changed at which step, the steps computed again, the step and the kinds that it names."""
 
     changed: str
-    at: int | None
+    planted_at: int | None
     variant: str
     first: int
     stop: int
@@ -148,7 +148,7 @@ def main(argv: list[str] | None = None) -> int:
         rows = [audit_steps(path, steps, variant) for variant in cpu_variants()]
         rows += [audit_steps(path, steps, cpu_variants()[-1], changed, at) for changed in CHANGES]
     print(format_table(("changed", "at step", "variant", "computed again", "departs at", "what departs", "as expected"), [
-        (r.changed, "" if r.at is None else r.at, r.variant, f"{r.first} to {r.stop - 1}",
+        (r.changed, "" if r.planted_at is None else r.planted_at, r.variant, f"{r.first} to {r.stop - 1}",
          "nowhere" if r.departs_at is None else r.departs_at, ", ".join(r.kinds[:3]), "yes" if r.as_expected else "NO")
         for r in rows
     ]))  # fmt: skip

@@ -1,6 +1,5 @@
 """bench.audits: what it plants is named, and a wrong outcome is a failure."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from bench import audits
 from examples import char_gpt
 from tlrt import Session
+from tlrt.verify.documents import read_document
 
 pytest.importorskip("safetensors")
 TINY = {"steps": 8, "batch": 2, "context": 8, "width": 8, "layers": 1, "heads": 2, "dropout": 0.1, "rate": 1e-3, "decay": 0.1,
@@ -20,14 +20,16 @@ def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_change_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "audits.json"
+    file = tmp_path / "audits.jsonl"
     assert audits.main(["--steps", "8", "--audited", "4", "--json", str(file), "--commit", "abc"]) == 0
-    document = json.loads(file.read_text())
+    document = read_document(file)
     rows = document["rows"]
     plain, planted = [r for r in rows if r["changed"] == "nothing"], rows[-len(audits.CHANGES) :]
     assert document["commit"] == "abc" and all(r["as_expected"] for r in rows)
     assert {r["departs_at"] for r in plain} == {None} and len(plain) + len(planted) == len(rows)
-    assert [(r["changed"], r["at"], r["departs_at"]) for r in planted] == [(name, 6, 6) for name in audits.CHANGES]
+    assert [(r["changed"], r["planted_at"], r["departs_at"]) for r in planted] == [
+        (name, 6, 6) for name in audits.CHANGES
+    ]
     assert "NO" not in capsys.readouterr().out
 
 
