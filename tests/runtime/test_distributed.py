@@ -20,7 +20,7 @@ import pytest
 import tlrt
 from tests import ROOT
 from tlrt import checkpoint, distributed, optim
-from tlrt.distributed import launch, tree
+from tlrt.distributed import buckets, launch, tree
 from tlrt.distributed.environment import MPI, SOCKETS
 
 PROGRAM = str(ROOT / "tests/runtime/distributed_program.py")
@@ -101,11 +101,22 @@ def test_parts_are_balanced_and_not_empty() -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
         lengths = rng.integers(0, 100, rng.integers(1, 40)).tolist()
-        parts = int(rng.integers(1, len(lengths) + 1))
-        bounds = tree.divide(lengths, parts)
-        assert bounds[0] == 0 and bounds[-1] == len(lengths) and all(np.diff(bounds) > 0)
-    assert tree.divide([10] * 8, 4) == [0, 2, 4, 6, 8]
-    assert tree.divide([1000, 1, 1, 1], 2) == [0, 1, 4]
+        parts, most = int(rng.integers(1, len(lengths) + 1)), int(rng.integers(1, 500))
+        layout = buckets.divide(lengths, parts, most)
+        loads = [sum(lengths[i] for i in layout.own(k)) for k in range(parts)]
+        assert all(layout.own(k) for k in range(parts)) and max(loads) <= sum(lengths) / parts + max(lengths)
+        assert sorted(i for b in layout.buckets for i in b.places) == list(range(len(lengths)))
+        for bucket in (*layout.buckets, layout.whole):
+            for k in range(parts):
+                own = [lengths[i] for i in bucket.places if layout.owners[i] == k]
+                assert bucket.bounds[k + 1] - bucket.bounds[k] == sum(own)
+            assert [layout.owners[i] for i in bucket.places] == sorted(layout.owners[i] for i in bucket.places)
+        assert all(sum(lengths[i] for i in b.places) >= most for b in layout.buckets[:-1])
+    assert buckets.divide([10] * 8, 4, 20).buckets[0].places == (6, 7)
+    assert [layout.own(k) for layout in (buckets.divide([1000, 1, 1, 1], 2, 10**9),) for k in (0, 1)] == [
+        [0],
+        [1, 2, 3],
+    ]
 
 
 # ---- training
