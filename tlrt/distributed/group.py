@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,13 @@ import numpy.typing as npt
 from tlrt.distributed import tree
 from tlrt.errors import ArgumentError, TorchleanError, refusal
 
-__all__ = ["Group", "GroupError"]
+if TYPE_CHECKING:
+    from tlrt.distributed.nccl import Communicator
+
+__all__ = ["TRANSPORTS", "Group", "GroupError"]
+
+#: how gradients and parameters go from rank to rank: by way of the host, or from GPU to GPU
+TRANSPORTS = ("host", "nccl")
 
 #: seconds for a rank to wait for another's numbers
 TIMEOUT = 300.0
@@ -39,6 +45,10 @@ class Group:
         self.rank, self.size, self.local_rank = rank, size, local_rank
         #: seconds that a rank waits for another
         self.timeout = timeout
+        #: one of TRANSPORTS, for gradients and parameters; all else goes by way of the host
+        self.transport = TRANSPORTS[0]
+        #: by the context whose numbers they move
+        self._communicators: dict[Any, Communicator] = {}
 
     def device(self, kind: str) -> str:
         """The name of this rank's device: "cpu", or for "cuda" the GPU of its number on the machine."""
@@ -91,15 +101,34 @@ class Group:
             found.append(parts)
         return found
 
+    def communicator(self, device: Any) -> Communicator:
+        """This rank's connection by NCCL for a session's device, made at the first call, which all ranks make."""
+        if device not in self._communicators:
+            from tlrt.distributed.nccl import Communicator
+
+            if device.name == "spec":
+                raise refusal(ArgumentError, "join", "transport", "'nccl' for the specification", "'host'")
+            self._communicators[device] = Communicator(self, device.name, device.math)
+        return self._communicators[device]
+
+    def trouble(self) -> str:
+        """Why a rank that waits for others should give up, as far as it shows without an exchange; nothing if all is well."""
+        return ""
+
     def barrier(self) -> None:
         """Waits until all ranks are here."""
         self.gather(None)
 
     def close(self) -> None:
         """Leaves the group."""
+        for communicator in self._communicators.values():
+            communicator.close()
+        self._communicators = {}
 
     def fail(self, reason: str) -> None:
         """Leaves the group and tells the other ranks why."""
+        for communicator in self._communicators.values():
+            communicator.give_up(reason)
         self.close()
 
     def __enter__(self) -> Group:

@@ -55,9 +55,9 @@ class DataParallel:
     them. `max_norm` is for the global norm, √Σ g² over the norms of the parameters, added in float64 and rounded once, by
     which gradients are scaled as by :meth:`tlrt.Session.clip_grad_norm`.
 
-    With `overlap`, which is on where ranks compute on CPUs, gradients go to the other ranks while the rest of the backward pass
-    runs, in buckets of about `bucket` bytes: that of a rank's last shard, as no other has the sums. It changes no bit. Where
-    somebody observes the device, as a ledger does, they go after the backward pass.
+    With `overlap`, gradients go to the other ranks while the rest of the backward pass of a rank's last shard runs, in buckets of
+    about `bucket` bytes. It changes no bit, and is on but for GPUs whose numbers go by way of the host. Where somebody observes
+    the device, as a ledger does, they go after the backward pass.
 
     All ranks make the same session, parameters and optimiser. What differs is refused on all ranks by
     :class:`tlrt.distributed.GroupError`: another number of shards, mode, parameter or hyperparameter, and, in a step, inputs of
@@ -85,7 +85,8 @@ class DataParallel:
         most = integer(op, "bucket", bucket)
         if most < 1:
             raise refusal(ArgumentError, op, "bucket", bucket, "1 byte or more")
-        self.overlap = not session.device.is_cuda if overlap is None else boolean(op, "overlap", overlap)
+        by_nccl = self.group.transport == "nccl"
+        self.overlap = by_nccl or not session.device.is_cuda if overlap is None else boolean(op, "overlap", overlap)
         most = most // 4 if self.overlap and size > 1 else 2**63
         self._layout = buckets.divide([math.prod(p.shape) for p in self._trained], size, most)
         self._own = [self._trained[i] for i in self._layout.own(tree.place(rank, size))]
@@ -106,7 +107,13 @@ class DataParallel:
 
     def _make_exchange(self) -> Exchange:
         given = self.session, self.group, self._trained, self._layout
-        return Exchange(*given) if self.group.size == 1 else HostExchange(*given, self.overlap)
+        if self.group.size == 1:
+            return Exchange(*given)
+        if self.group.transport == "nccl":
+            from tlrt.distributed.nccl import DeviceExchange
+
+            return DeviceExchange(*given)
+        return HostExchange(*given, self.overlap)
 
     @property
     def steps(self) -> int:
@@ -169,11 +176,11 @@ class DataParallel:
             own = gradients.finish()
             mean, everywhere = self._compare(losses, inputs, sorted(reached))
             means = self._mean_on_all(statistics.total())
+            self._update(own, everywhere)
+            self._exchange.share()
         except BaseException:
             gradients.stop()
             raise
-        self._update(own, everywhere)
-        self._exchange.share()
         for name, value in means.items():
             session.parameters[name].set(value)
         self._steps += 1
