@@ -11,12 +11,14 @@ from tlrt.distributed.mpi import MPIGroup
 from tlrt.distributed.sockets import SocketGroup
 from tlrt.errors import ArgumentError, refusal
 
-__all__ = ["join"]
+__all__ = ["join", "join_started"]
 
 #: the variable of the environment that says how gradients and parameters go from rank to rank, where `join` is not told
 TRANSPORT = "TORCHLEAN_TRANSPORT"
 #: seconds for all ranks to join
 JOIN_TIMEOUT = 60.0
+#: seconds that a rank of a campaign waits for the others, whose shares take longer or shorter; one that ends is noticed at once
+SHARES = 24 * 3600.0
 #: variables of the environment that hold rank, size and rank within the host, by what starts the processes
 MPI = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -68,3 +70,16 @@ def join(
         raise
     group.transport = chosen
     return group
+
+
+def join_started() -> Group:
+    """The group of a command that shares its work among ranks: that of ``python -m tlrt launch``, torchrun or mpirun, else one
+    rank. SLURM's variables do not count, as a batch script has them, too. A rank sees one GPU alone, that of its number on the
+    machine, so that all ranks call it by the same name; nothing may have looked for GPUs before."""
+    found = _from_environment(MPI) or _from_environment(SOCKETS[:1])
+    if found is None or found[1] < 2:
+        return Group()
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    choice = seen.split(",") if seen is not None else [str(i) for i in range(found[2] + 1)]
+    os.environ["CUDA_VISIBLE_DEVICES"] = choice[found[2]] if found[2] < len(choice) else ""
+    return join(timeout=SHARES, transport="host")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TRANSPORTS", "Group", "GroupError"]
 
+_T = TypeVar("_T")
 #: how gradients and parameters go from rank to rank: by way of the host, or from GPU to GPU
 TRANSPORTS = ("host", "nccl")
 
@@ -54,6 +55,10 @@ class Group:
         """The name of this rank's device: "cpu", or for "cuda" the GPU of its number on the machine."""
         return f"cuda:{self.local_rank}" if kind == "cuda" else kind
 
+    def share(self, items: Sequence[_T]) -> list[_T]:
+        """Those of the items that are this rank's to work on: every `size`-th, as neighbours often take about as long."""
+        return list(items[self.rank :: self.size])
+
     def exchange(self, partner: int, out: npt.NDArray[Any], into: npt.NDArray[Any]) -> None:
         """Sends an array to a rank that differs in one bit, and receives one from it. Both are contiguous."""
         raise refusal(ArgumentError, "exchange", "partner", partner, "a group of more ranks than one")
@@ -67,8 +72,9 @@ class Group:
         return other.tobytes()
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in their order, on every rank. A value is what JSON holds."""
-        known: dict[str, Any] = {str(self.rank): json.loads(json.dumps(value))}
+        """Every rank's value, in their order, on every rank. A value is what JSON holds, NumPy's numbers
+        being numbers."""
+        known: dict[str, Any] = {str(self.rank): json.loads(json.dumps(value, default=_plain))}
         for k in range(tree.levels(self.size)):
             known.update(json.loads(self._swap(self.rank ^ 1 << k, json.dumps(known).encode())))
         return [known[str(r)] for r in range(self.size)]
@@ -143,3 +149,10 @@ class Group:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rank {self.rank} of {self.size})"
+
+
+def _plain(value: Any) -> Any:
+    """One of NumPy's numbers as one of Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"got {type(value).__name__}, expected what JSON holds")
