@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tlrt
-from tests import ROOT
+from tests.runtime.fake_nccl import build_fake_nccl
 from tests.runtime.rank_processes import MPIRUN, WRONG, find_error, run, weights
 from tests.runtime.test_distributed_overlap import SHARDS, build, loss, train
 from tests.runtime.thread_group import ThreadGroup, run_ranks
@@ -28,11 +28,7 @@ pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compile
 @pytest.fixture(scope="module")
 def fake(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The library in NCCL's place."""
-    made = tmp_path_factory.mktemp("nccl") / "libfake_nccl.so"
-    flags = ["-shared", "-fPIC", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off"]
-    flags.append("-Wl,-Bsymbolic")  # its functions call each other, and not those of an NCCL that is loaded, too
-    subprocess.run(["cc", *flags, "-o", made, ROOT / "tests/native/fake_nccl.c"], check=True)
-    return str(made)
+    return build_fake_nccl(tmp_path_factory.mktemp("nccl"))
 
 
 @pytest.fixture
@@ -163,7 +159,7 @@ def test_nccls_own_sum() -> None:
         x = link.device.buffer(np.arange(5) + group.rank)
         from tlrt._binding.capsules import data_address
 
-        link.all_reduce((data_address(x, "test"), 5))
+        link.all_reduce([(data_address(x, "test"), 5)])
         link.wait()
         return x.numpy().tolist()
 

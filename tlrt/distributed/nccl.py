@@ -110,11 +110,18 @@ class Communicator:
             ended = lib.ncclGroupEnd()
         self._check(ended)
 
-    def all_reduce(self, x: Span) -> None:
-        """Queues NCCL's own sum over all ranks, in place, whose order is NCCL's: what a benchmark compares with."""
-        address, n = self._ffi.cast("void *", x[0]), x[1]
+    def all_reduce(self, spans: Sequence[Span]) -> None:
+        """Queues NCCL's own sums over all ranks, in place, whose order is NCCL's: what a benchmark compares with."""
+        lib, comm = self._lib, self._comm
         stream = self._ffi.cast("void *", self.device.stream)
-        self._check(self._lib.ncclAllReduce(address, address, n, FLOAT32, SUM, self._comm, stream))
+        self._check(lib.ncclGroupStart())
+        try:
+            for address, n in spans:
+                place = self._ffi.cast("void *", address)
+                self._check(lib.ncclAllReduce(place, place, n, FLOAT32, SUM, comm, stream))
+        finally:
+            ended = lib.ncclGroupEnd()
+        self._check(ended)
 
     def wait(self) -> None:
         """Waits until the queued work is done."""
