@@ -21,7 +21,7 @@ from tlrt._binding.capsules import data_address
 from tlrt._binding.exchange import lend_to
 from tlrt._binding.together import Change, set_and_call
 from tlrt.distributed import buckets, tree
-from tlrt.distributed.nccl import DeviceExchange
+from tlrt.distributed.nccl import DeviceExchange, communicator_of
 from tlrt.distributed.parallel import BUCKET, DataParallel, _Gradients
 
 #: models by name, as settings of examples.char_gpt; the batch is that of one rank
@@ -89,7 +89,7 @@ def _exchange(
     group: Any, device: Any, transport: str, partner: int, n: int
 ) -> tuple[Callable[[], Any], Callable[[], Any]]:
     if transport == "nccl":
-        link = group.communicator(device)
+        link = communicator_of(group, device)
         kept = [link.device.zeros(n) for _ in range(2)]
         out, into = ((data_address(x, "links"), n) for x in kept)
 

@@ -20,7 +20,7 @@ from tests.runtime.thread_group import ThreadGroup, run_ranks
 from tlrt import checkpoint, distributed, optim
 from tlrt.context import Observer
 from tlrt.distributed import nccl_library
-from tlrt.distributed.nccl import Communicator
+from tlrt.distributed.nccl import Communicator, communicator_of
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
@@ -140,7 +140,7 @@ def test_memory_does_not_grow() -> None:
         with tlrt.Session("cpu", seed=1) as s:
             weights = build(s)
             training = distributed.DataParallel(s, lambda p: optim.AdamW(p), by_nccl(group), shards=SHARDS, bucket=300)
-            link, found = group.communicator(s.device), []
+            link, found = communicator_of(group, s.device), []
             for step in range(6):
                 training.step(lambda shard, step=step: loss(s, weights, step, shard))
                 found.append((s.device.memory().live_buffers, link.device.memory().live_buffers))

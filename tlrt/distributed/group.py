@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from tlrt.distributed import tree
 from tlrt.errors import ArgumentError, TorchleanError, refusal
-
-if TYPE_CHECKING:
-    from tlrt.distributed.nccl import Communicator
 
 __all__ = ["TRANSPORTS", "Group", "GroupError"]
 
@@ -28,6 +25,14 @@ TIMEOUT = 300.0
 class GroupError(TorchleanError, RuntimeError):
     """A rank ended, failed, was not heard of in time, or computes something else than the others. Every rank raises it, with
     the same reason; the group is of no use afterwards."""
+
+
+class Connection(Protocol):
+    """What else connects a rank to the others, and ends with the group."""
+
+    def close(self) -> None: ...
+
+    def give_up(self, reason: str) -> None: ...
 
 
 class Group:
@@ -49,7 +54,7 @@ class Group:
         #: one of TRANSPORTS, for gradients and parameters; all else goes by way of the host
         self.transport = TRANSPORTS[0]
         #: by the context whose numbers they move
-        self._communicators: dict[Any, Communicator] = {}
+        self._communicators: dict[Any, Connection] = {}
 
     def device(self, kind: str) -> str:
         """The name of this rank's device: "cpu", or for "cuda" the GPU of its number on the machine."""
@@ -106,16 +111,6 @@ class Group:
                 at += count
             found.append(parts)
         return found
-
-    def communicator(self, device: Any) -> Communicator:
-        """This rank's connection by NCCL for a session's device, made at the first call, which all ranks make."""
-        if device not in self._communicators:
-            from tlrt.distributed.nccl import Communicator
-
-            if device.name == "spec":
-                raise refusal(ArgumentError, "join", "transport", "'nccl' for the specification", "'host'")
-            self._communicators[device] = Communicator(self, device.name, device.math)
-        return self._communicators[device]
 
     def trouble(self) -> str:
         """Why a rank that waits for others should give up, as far as it shows without an exchange; nothing if all is well."""

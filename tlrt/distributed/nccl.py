@@ -26,7 +26,7 @@ from tlrt.errors import ArgumentError, refusal
 from tlrt.parameter import Parameter
 from tlrt.session import Session
 
-__all__ = ["Communicator", "DeviceExchange"]
+__all__ = ["Communicator", "DeviceExchange", "communicator_of"]
 
 #: seconds between two looks at the other ranks while one waits, and how long one may be gone before it counts, as it may have
 #: sent all that is waited for
@@ -152,6 +152,17 @@ class Communicator:
         self.device.close()
 
 
+def communicator_of(group: Group, device: Any) -> Communicator:
+    """A rank's connection for a session's device, made at the first call, which all ranks make; it ends with the group."""
+    if device not in group._communicators:
+        if device.name == "spec":
+            raise refusal(ArgumentError, "join", "transport", "'nccl' for the specification", "'host'")
+        group._communicators[device] = Communicator(group, device.name, device.math)
+    found = group._communicators[device]
+    assert isinstance(found, Communicator)
+    return found
+
+
 class _Watch:
     """A thread that looks at the other ranks while this one waits for them."""
 
@@ -223,7 +234,7 @@ class DeviceExchange(Exchange):
 
     def __init__(self, session: Session, group: Group, parameters: Sequence[Parameter], layout: Layout) -> None:
         super().__init__(session, group, parameters, layout)
-        self._link = group.communicator(session.device)
+        self._link = communicator_of(group, session.device)
         self._windows = tree.windows(group.rank, group.size)
         #: where the other rank's gradient of a parameter arrives, and its address; of those that a rank keeps on the first level
         self._arriving: dict[int, tuple[Buffer, int]] = {}
