@@ -44,7 +44,7 @@ REFERENCE = ROOT / "evidence/ranks-cpu.jsonl"
 #: what each part's table shows
 COLUMNS = {
     "weights": ("example", "starter", "transport", "ranks", "device", "note", "steps", "sha256", "ms"),
-    "links": ("starter", "transport", "ranks", "device", "level", "bytes", "us"),
+    "links": ("starter", "transport", "ranks", "device", "level", "bytes", "us", "low_us"),
     "times": ("model", "loop", "transport", "ranks", "device", "ms", "spread_ms", "loss", "parameters"),
 }
 #: where each part's rows stand in the document, in which those of `weights` came first
