@@ -54,8 +54,10 @@ def main() -> None:
         sys.exit(0)
     if faulty and given.fault == "version":
         tlrt.__version__ = "9.9.9"
+    # a busy machine may start one rank long after another
+    join_timeout = given.timeout if given.fault == "absent" else 60.0
     with (
-        distributed.join(timeout=given.timeout, join_timeout=given.timeout, transport=given.transport) as group,
+        distributed.join(timeout=given.timeout, join_timeout=join_timeout, transport=given.transport) as group,
         tlrt.Session(group.device(given.device), math=given.math, seed=5 + (faulty and given.fault == "seed")) as s,
     ):
         net = Net(s)
