@@ -20,7 +20,7 @@ STARTERS = [
 
 
 def run(
-    starter: str, ranks: int, *arguments: str, limit: float = 60.0, **variables: str
+    starter: str, ranks: int, *arguments: str, limit: float = 120.0, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     start = [MPIRUN, "-n", str(ranks), sys.executable]
     if starter == "launch":
