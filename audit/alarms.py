@@ -17,6 +17,7 @@ import numpy as np
 
 from audit.environment import processors
 from tlrt._terminal import Progress, format_table
+from tlrt.distributed import Group
 from tlrt.verify.run import Runtime, cpu_settings
 from tlrt.verify.verifier import directions
 from tlspec import registry
@@ -98,9 +99,10 @@ def _one_thread_each() -> Iterator[None]:
 
 def alarms(
     devices: Sequence[str], count: int, names: str | None = None, *, seed: int = 10_000, workers: int | None = None,
-    kernels: Any = None,
+    kernels: Any = None, group: Group | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """At least `count` comparisons per device, spread evenly over the entry points; one dictionary. Without `workers` every
+    """At least `count` comparisons per device, spread evenly over the entry points, and over the ranks of a group, each of which
+    has all results afterwards; one dictionary. Without `workers` every
     processor has one; 0 stays in this process."""
     work = [(op.name, which) for op in registry.ops(names) for which in directions(op)]
     each = -(-count // len(work))
@@ -110,6 +112,8 @@ def alarms(
         for first in range(0, each, TASK)
         for name, which in work
     ]
+    group = group or Group()
+    tasks = group.share(tasks)
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     progress = Progress(float(len(tasks) * TASK), "comparisons")
 
@@ -126,20 +130,26 @@ def alarms(
             row["alarm_lines"] = (row["alarm_lines"] + r["alarm_lines"])[:3]
             if r["worst"] > row["worst"]:
                 row["worst"], row["worst_line"] = r["worst"], r["worst_line"]
-        progress.advance(float(TASK), results[0]["entry"])
 
-    count_workers = processors() if workers is None else workers
+    count_workers = max(processors() // group.size, 1) if workers is None else workers
     if count_workers == 0:
         for t in tasks:
-            enter(_work(*t, kernels))
+            enter(found := _work(*t, kernels))
+            progress.advance(float(TASK), found[0]["entry"])
     else:
         # started anew, not forked: a CUDA context does not survive a fork
         context = multiprocessing.get_context("spawn")
         pool = concurrent.futures.ProcessPoolExecutor(count_workers, mp_context=context)
         with _one_thread_each(), pool:
             for done in concurrent.futures.as_completed([pool.submit(_task, t) for t in tasks]):
-                enter(done.result())
+                enter(found := done.result())
+                progress.advance(float(TASK), found[0]["entry"])
     progress.close()
+    if group.size > 1:
+        shared = group.gather(list(rows.values()))
+        rows = {}
+        for found in shared:
+            enter(found)
     ordered = [rows[k] for k in sorted(rows, key=lambda k: (k[0], list(devices).index(k[1])))]
     totals = {
         d: {f: sum(r[f] for r in ordered if r["device"] == d) for f in ("comparisons", "elements", "alarms")}

@@ -31,6 +31,8 @@ from audit.build import BuildError
 from audit.checker import BINARY, CheckerError
 from audit.environment import commit, describe_run
 from audit.figures import plural
+from tlrt.distributed.environment import join_started
+from tlrt.distributed.group import Group
 from tlrt.errors import TorchleanError
 from tlrt.verify.command import verify_drawn
 from tlrt.verify.documents import format_command, read_document, write_document
@@ -58,6 +60,8 @@ SHORT: dict[str, Any] = {"cases": 1, "stride": 4099, "pairs": 200_000, "repeats"
 FULL: dict[str, Any] = {"cases": 6, "stride": 1, "pairs": 10**9, "repeats": 100, "comparisons": 100_000,
                         "calls": 10_200_000, "files": 10_000, "every": 1, "steps": 10**6,
                         "points": 1, "turns": 1_200_000, "forks": 1000, "drawn": 24}  # fmt: skip
+#: campaigns whose work ranks share: verify and determinism by entry point, alarms by case, exhaustive by input
+SHARED = ("verify", "exhaustive", "determinism", "alarms")
 #: the least that an option may ask for
 LEAST = {"pairs": 0, "files": 0}
 
@@ -77,7 +81,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Campaigns: what verify tries at greater length, and more. Several commands may be given.",
         epilog="Besides: `report FILE... --html FILE.html` shows files of runs as a page; "
         + "; ".join(f"`{name}` {what}" for name, (_, what) in OTHERS.items())
-        + ". Exit status: 0 if nothing failed, 1 if something did, 2 if the command line is wrong.",
+        + f". Ranks, as those of `python -m tlrt launch -n 4 -m audit exhaustive`, share the work of {', '.join(SHARED)}; rank 0 "
+        "reports. Exit status: 0 if nothing failed, 1 if something did, 2 if the command line is wrong.",
     )
     add = p.add_argument
     add(
@@ -142,6 +147,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return main_of(words[1:])
     parser = _parser()
     args = parser.parse_args(words)
+    with join_started() as args.group:
+        return _run(parser, args, words)
+
+
+def _run(parser: argparse.ArgumentParser, args: argparse.Namespace, words: Sequence[str]) -> int:
+    """Runs the commands on a rank; rank 0 reports."""
+    group: Group = args.group
     for name, default in (SHORT if args.short else FULL).items():
         given, least = getattr(args, name), LEAST.get(name, 1)
         if given is None:
@@ -150,6 +162,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"--{name}: got {given}, expected {least} or more")
     if args.workers is not None and args.workers < 1:
         parser.error(f"--workers: got {args.workers}, expected 1 or more")
+    if group.size > 1 and (alone := [n for n in args.commands if n not in SHARED]):
+        parser.error(f"{alone[0]}: got {group.size} ranks, expected 1 (ranks share {', '.join(SHARED)})")
     try:
         registry.ops(args.ops)
     except KeyError as error:
@@ -167,6 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         names = [n.strip() for n in args.devices.split(",")] if args.devices is not None else device_names()
         devices = [tlrt.device(n).name for n in names]
+        group.agree("audit", {"devices": devices})
     except TorchleanError as error:
         parser.exit(2, f"audit: {error}\n")
 
@@ -186,9 +201,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             outcome.document["seconds"] = round(time.monotonic() - began, 1)
         document[name] = outcome.document
         failed = failed or not outcome.ok
+        if group.rank:
+            continue
         print(f"== {name} ==\n{outcome.table}\n", flush=True)
         if target is not None:
             write_document(target, document)
+    if group.rank:
+        return int(failed)
     if args.html:
         from audit.report import write_page
 
@@ -217,7 +236,7 @@ def _report(argv: Sequence[str]) -> int:
 
 
 def _verify(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
-    found = verify_drawn(devices, args.ops, args.cases, args.math)
+    found = verify_drawn(devices, args.ops, args.cases, args.math, args.group)
     return Outcome(found.document(), found.ok, summarise(found))
 
 
@@ -226,7 +245,7 @@ def _exhaustive(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
     functions = exhaustive.entries(args.ops, gradients=not args.no_gradients)
     start = time.monotonic()
     run = exhaustive.Exhaustive(
-        devices, functions, stride=args.stride, state=state, budget=args.budget, workers=args.workers
+        devices, functions, stride=args.stride, state=state, budget=args.budget, workers=args.workers, group=args.group
     )
     run.run()
     document, ok = run.document(), run.ok
@@ -235,7 +254,7 @@ def _exhaustive(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
     if binary := [n for n in BINARY if n in chosen]:
         left = None if args.budget is None else max(args.budget - (time.monotonic() - start), 0.0)
         both = pairs.Pairs(devices, binary, args.pairs, workers=args.workers, budget=left)
-        both.run()
+        both.run(args.group)
         document["pairs"] = both.document()
         ok = ok and both.ok
         text += "\n\n" + pairs.table(document["pairs"])
@@ -266,13 +285,13 @@ def _probe(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
 
 def _determinism(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
     run = determinism.Determinism(devices, args.repeats, math=args.math)
-    run.run(args.ops)
+    run.run(args.ops, args.group)
     document = run.document()
     return Outcome(document, run.ok, determinism.table(document))
 
 
 def _alarms(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
-    return _outcome(alarms, alarms.alarms(devices, args.comparisons, args.ops, workers=args.workers))
+    return _outcome(alarms, alarms.alarms(devices, args.comparisons, args.ops, workers=args.workers, group=args.group))
 
 
 def _hostile(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:

@@ -8,6 +8,7 @@ chunk is 2^24 samples, done by one thread on every device, so that an interrupte
 missing. The 64-bit hash of every block of 2^20 results lets runs on different machines be compared.
 """
 
+import glob
 import hashlib
 import json
 import re
@@ -25,6 +26,7 @@ from audit.checker import Checker, checker, float_text
 from audit.environment import describe_run, processors
 from audit.work import open_runtimes, walk
 from tlrt._terminal import format_table
+from tlrt.distributed import Group
 from tlrt.verify.documents import write_document
 from tlrt.verify.run import Runtime
 from tlspec import registry
@@ -164,7 +166,9 @@ class Exhaustive:
     def __init__(
         self, devices: Sequence[str], chosen: Sequence[Entry], *, stride: int = 1, state: Path | None = None,
         budget: float | None = None, workers: int | None = None, chunk: int = CHUNK, kernels: Any = None,
+        group: Group | None = None,
     ):  # fmt: skip
+        self.group = group or Group()
         self.devices, self.entries, self.stride, self.state, self.budget = list(devices), chosen, stride, state, budget
         self.check: Checker = checker()
         if missing := [e.name for e in chosen if e.name not in self.check.index]:
@@ -173,13 +177,14 @@ class Exhaustive:
         self.chunk, self.block = chunk, min(BLOCK, chunk)
         self.samples = -(-(2**32) // stride)
         self.chunks = -(-self.samples // chunk)
-        self.workers = min(workers or processors(), max(self.chunks * len(chosen), 1))
+        self.workers = min(workers or max(processors() // self.group.size, 1), max(self.chunks * len(chosen), 1))
         self.head = describe_run(devices)
         self.records: dict[str, dict[str, Any]] = {e.name: {} for e in chosen}
         self.specials: dict[str, list[dict[str, Any]]] = {}
         self.seconds: dict[str, float] = {e.name: 0.0 for e in chosen}
-        if state is not None and state.exists():
-            self._resume(state)
+        for path in self._states() if state is not None else []:
+            self._resume(path)
+        self.group.barrier()  # nobody writes a state before all have read it
 
     def _key(self) -> dict[str, Any]:
         return {"stride": self.stride, "chunk": self.chunk, "devices": self.devices, "library": self.head["library"]}
@@ -189,18 +194,26 @@ class Exhaustive:
         if known.get("key") != self._key():
             raise ValueError(f"{path} belongs to another run: it has {known.get('key')}, this run {self._key()}")
         for name, records in known["records"].items():
-            self.records[name] = records
-            self.seconds[name] = known["seconds"].get(name, 0.0)
+            self.records[name].update(records)
+            self.seconds[name] = max(self.seconds[name], known["seconds"].get(name, 0.0))
+
+    def _states(self) -> list[Path]:
+        """The files with a state: of the run, and of ranks that did not come to their end."""
+        assert self.state is not None
+        return sorted(p for p in self.state.parent.glob(f"{glob.escape(self.state.name)}*") if _is_state(p, self.state))
 
     def save(self) -> None:
         """Writes the state, if there is a file for it."""
         if self.state is not None:
+            rank = self.group.rank
+            path = self.state.with_name(f"{self.state.name}.rank{rank}") if rank else self.state
             document = {"key": self._key(), "seconds": self.seconds, "records": self.records}
-            write_document(self.state, document)
+            write_document(path, document)
 
     def run(self) -> None:
         """Does every chunk that is missing, until the budget is spent."""
         todo = [(e, c) for e in self.entries for c in range(self.chunks) if str(c) not in self.records[e.name]]
+        todo = self.group.share(todo)
         done = sum(len(self.records[e.name]) for e in self.entries) * self.chunk
         lock, saved = threading.Lock(), [time.monotonic()]
 
@@ -225,9 +238,23 @@ class Exhaustive:
             walk(todo, open_worker, lambda _: self.chunk, "inputs", workers=self.workers, budget=self.budget, done=done)
         finally:
             self.save()
+        if self.group.size > 1:
+            self._take_over()
         with self._open_worker() as worker:
             for entry in self.entries:
                 self.specials[entry.name] = self._check_special(worker, entry)
+
+    def _take_over(self) -> None:
+        """The chunks that all ranks did; rank 0 writes the state with all of them."""
+        for records, seconds in self.group.gather([self.records, self.seconds]):
+            for name, found in records.items():
+                self.records[name].update(found)
+                self.seconds[name] = max(self.seconds[name], seconds[name])
+        if self.group.rank == 0:
+            self.save()
+            for path in self._states() if self.state is not None else []:
+                if path != self.state:
+                    path.unlink()
 
     @contextmanager
     def _open_worker(self) -> Iterator[_Worker]:
@@ -313,6 +340,10 @@ class Exhaustive:
     def ok(self) -> bool:
         """Whether nothing failed; what is incomplete has not failed."""
         return all(f["verdict"] != "fail" for f in self.document()["functions"])
+
+
+def _is_state(path: Path, state: Path) -> bool:
+    return path == state or re.fullmatch(r"\.rank\d+", path.name.removeprefix(state.name)) is not None
 
 
 def _acceptable(y: np.float32, want: np.float32, limit: int) -> bool:

@@ -18,6 +18,7 @@ from audit.environment import processors
 from audit.exhaustive import CHUNK
 from audit.work import open_runtimes, walk
 from tlrt._terminal import format_table
+from tlrt.distributed import Group
 from tlrt.verify.run import Runtime
 
 #: parameter of axpy, as ``native/tools/rounding.h`` has it
@@ -67,8 +68,9 @@ class Pairs:
         }
         self.differ: dict[str, int] = dict.fromkeys(names, 0)
 
-    def run(self) -> None:
-        """Does all pairs, or as many as the budget allows."""
+    def run(self, group: Group | None = None) -> None:
+        """Does all pairs, or as many as the budget allows; ranks share them, and each has all results afterwards."""
+        group = group or Group()
         square = self.values.size**2
         chunks = [
             _Chunk(name, kind, first, min(self.chunk, total - first))
@@ -83,7 +85,18 @@ class Pairs:
             with open_runtimes(self.devices, self.kernels) as runtimes:
                 yield partial(self._check_chunk, runtimes, lock)
 
+        chunks = group.share(chunks)
         walk(chunks, open_worker, lambda chunk: chunk.n, "pairs", workers=self.workers, budget=self.budget)
+        if group.size > 1:
+            self._take_over(group.gather([list(self.rows.values()), self.differ]))
+
+    def _take_over(self, found: Sequence[Any]) -> None:
+        """What all ranks counted."""
+        for place, row in enumerate(self.rows.values()):
+            same = [rows[place] for rows, _ in found]
+            row.update({f: sum(r[f] for r in same) for f in ("structured", "random", "different")})
+            row.update(next(({"case": r["case"]} for r in same if "case" in r), {}))
+        self.differ = {name: sum(differ[name] for _, differ in found) for name in self.differ}
 
     def _check_chunk(self, runtimes: Sequence[Runtime], lock: threading.Lock, chunk: _Chunk) -> str:
         """Computes and compares one chunk on every device; says what it was."""

@@ -28,6 +28,7 @@ import numpy.typing as npt
 from tlrt._binding import convert
 from tlrt._binding.arguments import integer
 from tlrt._binding.handles import Uncopied
+from tlrt._binding.observer import Observer, watches_leaves
 from tlrt._binding.together import Change, set_and_call
 from tlrt._operations import Operations
 from tlrt._operations.plan import Plan, Shape, make_plan
@@ -653,6 +654,7 @@ class Tape(Uncopied, Operations[int]):
         that stay have storage of their own. `nodes` are the tape's from before the first gradient: other ones are another
         thread's doing."""
         sharing = {i for i, g in enumerate(grads) if g is not None}
+        watchers = [observer for observer in self.device._observers if watches_leaves(observer)]
         try:
             for i in range((len(grads) if first is None else first) - 1, -1, -1):
                 g = grads[i]
@@ -661,14 +663,13 @@ class Tape(Uncopied, Operations[int]):
                 node = nodes[i]
                 if node.requires_grad and node.parents:
                     self._step(grads, i, node, g, sharing)
+                elif watchers and node.requires_grad and (keep is None or i in keep):
+                    self._report_leaf(watchers, grads, i, node, sharing)
                 if keep is not None and i not in keep:
                     g.buffer.release()
                     grads[i] = None
             for i in sharing:  # a caller may change what it gets in place
-                g = grads[i]
-                if g is not None and g.buffer.references > 1:
-                    grads[i] = g.copy()
-                    g.buffer.release()
+                _give_own_storage(grads, i)
             if self.nodes is not nodes:
                 raise other_thread_error("backward")
         except BaseException as error:
@@ -677,6 +678,16 @@ class Tape(Uncopied, Operations[int]):
                 raise other_thread_error("backward") from error
             raise
         return grads
+
+    def _report_leaf(
+        self, watchers: list[Observer], grads: list[AnyBuffer | None], place: int, node: Node, sharing: set[int]
+    ) -> None:
+        """Reports the gradient of a leaf, to which no later step of the pass contributes."""
+        if place in sharing:
+            _give_own_storage(grads, place)
+            sharing.discard(place)
+        for observer in watchers:
+            observer.gradient_complete(self, place, node, grads[place])
 
     def _fill_missing(self, grads: list[AnyBuffer | None]) -> list[AnyBuffer]:
         try:
@@ -754,6 +765,14 @@ def _as_gradient(name: str, shape: Shape, buffer: Any) -> AnyBuffer:
     if not hasattr(buffer, "release"):
         raise refusal(ArgumentTypeError, name, "backward", convert.type_name(buffer), "a buffer")
     return AnyBuffer(shape, buffer)
+
+
+def _give_own_storage(grads: list[AnyBuffer | None], place: int) -> None:
+    """Copies a gradient whose storage another buffer has, too."""
+    g = grads[place]
+    if g is not None and g.buffer.references > 1:
+        grads[place] = g.copy()
+        g.buffer.release()
 
 
 def other_thread_error(op: str) -> ArgumentError:

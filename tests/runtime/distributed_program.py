@@ -46,14 +46,18 @@ def main() -> None:
     parser.add_argument("--load", default="")
     parser.add_argument("--timeout", type=float, default=20.0)
     parser.add_argument("--groups", action="store_true")
+    parser.add_argument("--transport")
+    parser.add_argument("--bucket", type=int, default=1 << 20)
     given = parser.parse_args()
     faulty = os.environ.get("RANK", os.environ.get("PMI_RANK", "0")) == "1"
     if faulty and given.fault == "absent":
         sys.exit(0)
     if faulty and given.fault == "version":
         tlrt.__version__ = "9.9.9"
+    # a busy machine may start one rank long after another
+    join_timeout = given.timeout if given.fault == "absent" else 60.0
     with (
-        distributed.join(timeout=given.timeout, join_timeout=given.timeout) as group,
+        distributed.join(timeout=given.timeout, join_timeout=join_timeout, transport=given.transport) as group,
         tlrt.Session(group.device(given.device), math=given.math, seed=5 + (faulty and given.fault == "seed")) as s,
     ):
         net = Net(s)
@@ -69,7 +73,7 @@ def main() -> None:
             return optim.AdamW([g for g in ({"params": rest}, {"params": flat, "lr": 0.1}) if g["params"]], lr=rate)
 
         shards = 4 if faulty and given.fault == "shards" else SHARDS
-        training = distributed.DataParallel(s, make, group, shards=shards, max_norm=0.5)
+        training = distributed.DataParallel(s, make, group, shards=shards, max_norm=0.5, bucket=given.bucket)
         if given.load:
             training.load(given.load)
         while training.steps < given.steps:

@@ -2,10 +2,6 @@
 on every rank where one fails or differs."""
 
 import hashlib
-import os
-import re
-import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -18,39 +14,10 @@ import numpy as np
 import pytest
 
 import tlrt
-from tests import ROOT
+from tests.runtime.rank_processes import MPIRUN, STARTERS, WRONG, find_error, run, weights
 from tlrt import checkpoint, distributed, optim
-from tlrt.distributed import launch, tree
+from tlrt.distributed import buckets, launch, tree
 from tlrt.distributed.environment import MPI, SOCKETS
-
-PROGRAM = str(ROOT / "tests/runtime/distributed_program.py")
-MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-STARTERS = [
-    "launch",
-    pytest.param("mpirun", marks=pytest.mark.skipif(MPIRUN is None, reason="no mpirun")),
-]
-
-
-def run(starter: str, ranks: int, *arguments: str, limit: float = 60.0) -> subprocess.CompletedProcess[str]:
-    start = [MPIRUN, "-n", str(ranks), sys.executable]
-    if starter == "launch":
-        start = [sys.executable, "-m", "tlrt", "launch", "-n", str(ranks), "--grace", "4"]
-    elif starter == "mpirun":
-        pytest.importorskip("mpi4py")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHLEAN_CPU_THREADS": "1"}
-    for name in ("RANK", "WORLD_SIZE"):
-        environment.pop(name, None)
-    command = [*map(str, start), PROGRAM, *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit)
-
-
-def weights(found: subprocess.CompletedProcess[str], ranks: int = 1) -> str:
-    """What all ranks print, which is one hash."""
-    assert found.returncode == 0, found.stdout + found.stderr
-    lines = re.findall(r"weights \w{64} loss \S+p\+\d+", found.stdout)
-    assert len(lines) == ranks and len(set(lines)) == 1, found.stdout
-    return lines[0]
-
 
 # ---- the tree
 
@@ -101,11 +68,22 @@ def test_parts_are_balanced_and_not_empty() -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
         lengths = rng.integers(0, 100, rng.integers(1, 40)).tolist()
-        parts = int(rng.integers(1, len(lengths) + 1))
-        bounds = tree.divide(lengths, parts)
-        assert bounds[0] == 0 and bounds[-1] == len(lengths) and all(np.diff(bounds) > 0)
-    assert tree.divide([10] * 8, 4) == [0, 2, 4, 6, 8]
-    assert tree.divide([1000, 1, 1, 1], 2) == [0, 1, 4]
+        parts, most = int(rng.integers(1, len(lengths) + 1)), int(rng.integers(1, 500))
+        layout = buckets.divide(lengths, parts, most)
+        loads = [sum(lengths[i] for i in layout.own(k)) for k in range(parts)]
+        assert all(layout.own(k) for k in range(parts)) and max(loads) <= sum(lengths) / parts + max(lengths)
+        assert sorted(i for b in layout.buckets for i in b.places) == list(range(len(lengths)))
+        for bucket in (*layout.buckets, layout.whole):
+            for k in range(parts):
+                own = [lengths[i] for i in bucket.places if layout.owners[i] == k]
+                assert bucket.bounds[k + 1] - bucket.bounds[k] == sum(own)
+            assert [layout.owners[i] for i in bucket.places] == sorted(layout.owners[i] for i in bucket.places)
+        assert all(sum(lengths[i] for i in b.places) >= most for b in layout.buckets[:-1])
+    assert buckets.divide([10] * 8, 4, 20).buckets[0].places == (6, 7)
+    assert [layout.own(k) for layout in (buckets.divide([1000, 1, 1, 1], 2, 10**9),) for k in (0, 1)] == [
+        [0],
+        [1, 2, 3],
+    ]
 
 
 # ---- training
@@ -210,19 +188,6 @@ def test_a_file_is_an_ordinary_checkpoint_and_is_held_to_its_shards(tmp_path: Pa
 
 # ---- faults
 
-WRONG = {
-    "error": "rank 1 failed: ValueError: the data are gone",
-    "batch": "inputs of other shapes in shard 2, on rank 1",
-    "version": "join: version: got 9.9.9 on rank 1",
-    "shards": "shards: got 4 on rank 1, expected 8",
-    "weights": "values of the parameters: got",
-    "rate": "'lr': 0.02",
-    "seed": "seed: got 6 on rank 1",
-    "kill": "rank 1: got its end without a word",
-    "absent": "got no word of 1 in time",
-    "silent": "got nothing for 2 s",
-}
-
 
 @pytest.mark.parametrize("fault", WRONG)
 def test_every_rank_says_what_is_wrong(fault: str, tmp_path: Path) -> None:
@@ -232,9 +197,7 @@ def test_every_rank_says_what_is_wrong(fault: str, tmp_path: Path) -> None:
     assert found.returncode != 0 and time.monotonic() - start < 25
     others = [0, 2, 3] if fault in ("error", "kill", "absent", "silent") else [0, 1, 2, 3]
     for rank in others:
-        assert re.search(rf"^\[{rank}\] .*GroupError.*{re.escape(WRONG[fault])}", found.stdout, re.MULTILINE), (
-            found.stdout
-        )
+        assert find_error(found, rank, WRONG[fault]), found.stdout
     assert [p.name for p in tmp_path.iterdir()] in ([], [path.name])
     if path.exists():
         assert checkpoint.peek(path)["shards"] == 8

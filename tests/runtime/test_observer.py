@@ -157,3 +157,38 @@ def test_an_observer_that_overrides_nothing_changes_nothing(device: tlrt.Device)
         s.reset()
         assert w.numpy().tolist() == [0.5, 1.5]
         optimizer.close()
+
+
+def test_a_leafs_gradient_is_reported_once_it_is_complete(device: tlrt.Device) -> None:
+    """Before the steps of the nodes that come before it, with the value that backward gives, in storage of its own."""
+
+    class Leaves(Log):
+        def __init__(self) -> None:
+            super().__init__()
+            self.found: dict[str, Any] = {}
+
+        def gradient_complete(self, tape: Any, place: int, node: Any, gradient: Any) -> None:
+            self.events.append(f"complete {node.name}")
+            assert tape is s.tape and gradient.buffer.references == 1
+            self.found[node.name] = gradient.numpy()
+
+    log = Leaves()
+    with Session(device) as s:
+        first, second = s.param(np.full((2, 3), 2.0), "first"), s.param(np.full((3, 2), 3.0), "second")
+        frozen = s.param(np.ones((3, 2)), "frozen", requires_grad=False)
+        h = s.tanh(s.reshape(s.use(first), (3, 2)))
+        # a view of the cotangent is the gradient of `second`, and of the sum's other operand
+        loss = s.sum(s.add(s.mul(s.add(h, s.use(second)), s.use(frozen)), s.use(second)))
+        device.observe(log)
+        gradients = s.backward(loss)
+        device.ignore(log)
+        order = [e for e in log.events if e.startswith(("backward", "complete"))]
+        assert order.index("complete second") < order.index("backward tanh") < order.index("complete first")
+        assert set(log.found) == {"first", "second"}
+        for parameter, gradient in gradients.items():
+            assert (gradient.numpy() == log.found[parameter.name]).all()
+        plain = {p.name: g.numpy() for p, g in gradients.items()}
+        loss = s.sum(
+            s.add(s.mul(s.add(s.tanh(s.reshape(s.use(first), (3, 2))), s.use(second)), s.use(frozen)), s.use(second))
+        )
+        assert all((g.numpy() == plain[p.name]).all() for p, g in s.backward(loss).items())

@@ -83,14 +83,30 @@ def _tensor(buffer: Any, versioned: bool, op: str) -> int:
     return int(library.ffi.cast("uintptr_t", slot[0]))
 
 
+def lent_tensor(buffer: Any, op: str) -> tuple[int, int]:
+    """The address of a new tensor without a version over a buffer's storage, for who borrows or deletes it, and of its data."""
+    tensor = _tensor(buffer, False, op)
+    return tensor, ctypes.c_void_p.from_address(tensor).value or 0
+
+
+def delete_tensor(tensor: int) -> None:
+    """Gives back what :func:`lent_tensor` gave."""
+    _delete(tensor, False)
+
+
+def data_address(buffer: Any, op: str) -> int:
+    """Where a buffer's elements lie: an address of the host, or of the GPU."""
+    tensor, address = lent_tensor(buffer, op)
+    delete_tensor(tensor)
+    return address
+
+
 def cuda_array_interface(buffer: Any) -> dict[str, Any]:
     """The buffer's memory by CUDA's array interface, version 3. Raises AttributeError on the CPU."""
     device = buffer.device
     if not device.is_cuda:
         raise AttributeError("__cuda_array_interface__: the buffer is on the CPU")
-    tensor = _tensor(buffer, False, "__cuda_array_interface__")
-    data = ctypes.c_void_p.from_address(tensor).value or 0
-    _delete(tensor, False)
+    data = data_address(buffer, "__cuda_array_interface__")
     kind = "<u4" if buffer._element[1].startswith("uint32") else "<f4"
     return {"version": 3, "shape": (buffer.length,), "typestr": kind, "data": (data, False), "strides": None,
             "stream": device.stream}  # fmt: skip

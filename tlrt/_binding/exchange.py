@@ -79,6 +79,17 @@ def borrow_tensor(
     raise failure(status, "from_dlpack", {"tensor": "array"})
 
 
+def lend_to(buffer: Buffer, device: Device) -> tuple[Buffer, int]:
+    """A buffer of another context on the same CPU or GPU over this one's memory, and the address of that. The caller orders the
+    work of the two; the memory is the lender's to reuse once the borrower's work with it is done."""
+    tensor, address = capsules.lent_tensor(buffer, "lend_to")
+    try:
+        return borrow_tensor(tensor, False, False, device), address
+    except BaseException:
+        capsules.delete_tensor(tensor)
+        raise
+
+
 def _capsule(array: Any, stream: int | None) -> Any:
     """What the object lends, with a version where it knows of them."""
     asked: dict[str, Any] = {} if stream is None else {"stream": stream}

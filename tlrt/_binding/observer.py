@@ -59,6 +59,10 @@ class Observer:
     def before_backward_step(self, tape: Any, place: int, node: Any, cotangent: Any) -> None:
         """Backward is about to run the VJP of the node at `place` with the cotangent that arrived there."""
 
+    def gradient_complete(self, tape: Any, place: int, node: Any, gradient: Any) -> None:
+        """Backward has added all contributions to the gradient of the leaf at `place`, which has storage of its own; the rest of
+        the pass is still to run, and does not touch it."""
+
     def after_backward(self, session: Any) -> None:
         """A session's backward pass is complete."""
 
@@ -70,6 +74,11 @@ def watches_calls(observer: Observer) -> bool:
     """Whether the observer overrides the events of calls, without which calls go straight to the C library."""
     kind = type(observer)
     return kind.before_call is not Observer.before_call or kind.after_call is not Observer.after_call
+
+
+def watches_leaves(observer: Observer) -> bool:
+    """Whether the observer overrides the event of complete gradients."""
+    return type(observer).gradient_complete is not Observer.gradient_complete
 
 
 class Calls:

@@ -6,15 +6,19 @@ import os
 from collections.abc import Sequence
 
 from tlrt._binding.library import load
-from tlrt.distributed.group import TIMEOUT, Group
+from tlrt.distributed.group import TIMEOUT, TRANSPORTS, Group
 from tlrt.distributed.mpi import MPIGroup
 from tlrt.distributed.sockets import SocketGroup
 from tlrt.errors import ArgumentError, refusal
 
-__all__ = ["join"]
+__all__ = ["join", "join_started"]
 
+#: the variable of the environment that says how gradients and parameters go from rank to rank, where `join` is not told
+TRANSPORT = "TORCHLEAN_TRANSPORT"
 #: seconds for all ranks to join
 JOIN_TIMEOUT = 60.0
+#: seconds that a rank of a campaign waits for the others, whose shares take longer or shorter; one that ends is noticed at once
+SHARES = 24 * 3600.0
 #: variables of the environment that hold rank, size and rank within the host, by what starts the processes
 MPI = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -34,15 +38,23 @@ def _from_environment(names: Sequence[tuple[str, str, str]]) -> tuple[int, int, 
     return None
 
 
-def join(*, timeout: float = TIMEOUT, join_timeout: float = JOIN_TIMEOUT) -> Group:
+def join(
+    *, timeout: float = TIMEOUT, join_timeout: float = JOIN_TIMEOUT, transport: str | None = None
+) -> Group:  # fmt: skip
     """The group that the environment says, once all its ranks are here.
 
     Under mpirun the ranks talk by MPI (mpi4py). Under ``python -m tlrt launch``, torchrun and srun they talk by TCP, and meet at
     MASTER_ADDR:MASTER_PORT, or under torchrun, which has that port itself, at the next one. Without any of them the group has
-    one rank. Raises GroupError where a rank is missing after `join_timeout` seconds or has another version of the library;
-    `timeout` is for how many seconds a rank waits for another's numbers."""
+    one rank. `transport` is "host", by which gradients and parameters go as all else does, or "nccl", by which they stay on the
+    GPUs; left out, it is what the variable TORCHLEAN_TRANSPORT says, else "host".
+
+    Raises GroupError where a rank is missing after `join_timeout` seconds or has another version of the library; `timeout` is for
+    how many seconds a rank waits for another's numbers."""
     import tlrt
 
+    chosen = transport or os.environ.get(TRANSPORT) or TRANSPORTS[0]
+    if chosen not in TRANSPORTS:
+        raise refusal(ArgumentError, "join", "transport", f"{chosen!r}", " or ".join(map(repr, TRANSPORTS)))
     if (found := _from_environment(MPI)) is not None and found[1] > 1:
         group: Group = MPIGroup(found[2], timeout)
     elif (found := _from_environment(SOCKETS)) is not None and found[1] > 1:
@@ -52,8 +64,22 @@ def join(*, timeout: float = TIMEOUT, join_timeout: float = JOIN_TIMEOUT) -> Gro
     else:
         group = Group(timeout=timeout)
     try:
-        group.agree("join", {"version": tlrt.__version__, "abi": load().hash})
+        group.agree("join", {"version": tlrt.__version__, "abi": load().hash, "transport": chosen})
     except BaseException as error:
         group.fail(str(error))
         raise
+    group.transport = chosen
     return group
+
+
+def join_started() -> Group:
+    """The group of a command that shares its work among ranks: that of ``python -m tlrt launch``, torchrun or mpirun, else one
+    rank. SLURM's variables do not count, as a batch script has them, too. A rank sees one GPU alone, that of its number on the
+    machine, so that all ranks call it by the same name; nothing may have looked for GPUs before."""
+    found = _from_environment(MPI) or _from_environment(SOCKETS[:1])
+    if found is None or found[1] < 2:
+        return Group()
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    choice = seen.split(",") if seen is not None else [str(i) for i in range(found[2] + 1)]
+    os.environ["CUDA_VISIBLE_DEVICES"] = choice[found[2]] if found[2] < len(choice) else ""
+    return join(timeout=SHARES, transport="host")

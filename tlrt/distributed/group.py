@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,11 @@ import numpy.typing as npt
 from tlrt.distributed import tree
 from tlrt.errors import ArgumentError, TorchleanError, refusal
 
-__all__ = ["Group", "GroupError"]
+__all__ = ["TRANSPORTS", "Group", "GroupError"]
+
+_T = TypeVar("_T")
+#: how gradients and parameters go from rank to rank: by way of the host, or from GPU to GPU
+TRANSPORTS = ("host", "nccl")
 
 #: seconds for a rank to wait for another's numbers
 TIMEOUT = 300.0
@@ -21,6 +25,14 @@ TIMEOUT = 300.0
 class GroupError(TorchleanError, RuntimeError):
     """A rank ended, failed, was not heard of in time, or computes something else than the others. Every rank raises it, with
     the same reason; the group is of no use afterwards."""
+
+
+class Connection(Protocol):
+    """What else connects a rank to the others, and ends with the group."""
+
+    def close(self) -> None: ...
+
+    def give_up(self, reason: str) -> None: ...
 
 
 class Group:
@@ -39,10 +51,18 @@ class Group:
         self.rank, self.size, self.local_rank = rank, size, local_rank
         #: seconds that a rank waits for another
         self.timeout = timeout
+        #: one of TRANSPORTS, for gradients and parameters; all else goes by way of the host
+        self.transport = TRANSPORTS[0]
+        #: by the context whose numbers they move
+        self._communicators: dict[Any, Connection] = {}
 
     def device(self, kind: str) -> str:
         """The name of this rank's device: "cpu", or for "cuda" the GPU of its number on the machine."""
         return f"cuda:{self.local_rank}" if kind == "cuda" else kind
+
+    def share(self, items: Sequence[_T]) -> list[_T]:
+        """Those of the items that are this rank's to work on: every `size`-th, as neighbours often take about as long."""
+        return list(items[self.rank :: self.size])
 
     def exchange(self, partner: int, out: npt.NDArray[Any], into: npt.NDArray[Any]) -> None:
         """Sends an array to a rank that differs in one bit, and receives one from it. Both are contiguous."""
@@ -57,8 +77,9 @@ class Group:
         return other.tobytes()
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in their order, on every rank. A value is what JSON holds."""
-        known: dict[str, Any] = {str(self.rank): json.loads(json.dumps(value))}
+        """Every rank's value, in their order, on every rank. A value is what JSON holds, NumPy's numbers
+        being numbers."""
+        known: dict[str, Any] = {str(self.rank): json.loads(json.dumps(value, default=_plain))}
         for k in range(tree.levels(self.size)):
             known.update(json.loads(self._swap(self.rank ^ 1 << k, json.dumps(known).encode())))
         return [known[str(r)] for r in range(self.size)]
@@ -91,15 +112,24 @@ class Group:
             found.append(parts)
         return found
 
+    def trouble(self) -> str:
+        """Why a rank that waits for others should give up, as far as it shows without an exchange; nothing if all is well."""
+        return ""
+
     def barrier(self) -> None:
         """Waits until all ranks are here."""
         self.gather(None)
 
     def close(self) -> None:
         """Leaves the group."""
+        for communicator in self._communicators.values():
+            communicator.close()
+        self._communicators = {}
 
     def fail(self, reason: str) -> None:
         """Leaves the group and tells the other ranks why."""
+        for communicator in self._communicators.values():
+            communicator.give_up(reason)
         self.close()
 
     def __enter__(self) -> Group:
@@ -114,3 +144,10 @@ class Group:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rank {self.rank} of {self.size})"
+
+
+def _plain(value: Any) -> Any:
+    """One of NumPy's numbers as one of Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"got {type(value).__name__}, expected what JSON holds")

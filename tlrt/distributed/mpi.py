@@ -43,6 +43,8 @@ class MPIGroup(Group):
             time.sleep(_PAUSE)
 
     def fail(self, reason: str) -> None:
+        for communicator in self._communicators.values():
+            communicator.give_up(reason)
         traceback.print_exc()
         print(f"rank {self.rank}: {reason}", file=sys.stderr, flush=True)
         if isinstance(sys.exc_info()[1], GroupError):

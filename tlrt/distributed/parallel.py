@@ -7,18 +7,20 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tlrt import checkpoint
-from tlrt._binding.arguments import integer, is_number
+from tlrt._binding.arguments import boolean, integer, is_number
+from tlrt._binding.observer import Observer
 from tlrt._binding.together import Change, set_and_call
 from tlrt._operations.shaped import AnyBuffer
-from tlrt.distributed import tree
+from tlrt.distributed import buckets, tree
+from tlrt.distributed.exchanges import Exchange, HostExchange
 from tlrt.distributed.group import Group, GroupError
 from tlrt.errors import ArgumentError, ArgumentTypeError, refusal
 from tlrt.optim import Optimizer
@@ -32,6 +34,8 @@ __all__ = ["DataParallel"]
 DRAWS = 28
 #: the most shards
 SHARDS = 4096
+#: bytes of gradients from which a bucket is full
+BUCKET = 4 << 20
 
 
 def add_pairs(values: Sequence[float]) -> float:
@@ -51,6 +55,10 @@ class DataParallel:
     them. `max_norm` is for the global norm, √Σ g² over the norms of the parameters, added in float64 and rounded once, by
     which gradients are scaled as by :meth:`tlrt.Session.clip_grad_norm`.
 
+    With `overlap`, gradients go to the other ranks while the rest of the backward pass of a rank's last shard runs, in buckets of
+    about `bucket` bytes. It changes no bit, and is on but for GPUs whose numbers go by way of the host. Where somebody observes
+    the device, as a ledger does, they go after the backward pass.
+
     All ranks make the same session, parameters and optimiser. What differs is refused on all ranks by
     :class:`tlrt.distributed.GroupError`: another number of shards, mode, parameter or hyperparameter, and, in a step, inputs of
     another shape in one of the shards.
@@ -59,7 +67,7 @@ class DataParallel:
 
     def __init__(
         self, session: Session, make_optimizer: Callable[[list[Parameter]], Optimizer], group: Group | None = None, *,
-        shards: int, max_norm: float | None = None,
+        shards: int, max_norm: float | None = None, overlap: bool | None = None, bucket: int = BUCKET,
     ) -> None:  # fmt: skip
         op = "DataParallel"
         self.session, self.group = session, Group() if group is None else group
@@ -74,12 +82,14 @@ class DataParallel:
         size, rank = self.group.size, self.group.rank
         if len(self._trained) < size:
             raise refusal(ArgumentError, op, "parameters", f"{len(self._trained)} that are trained", f"{size} or more")
-        lengths = [math.prod(p.shape) for p in self._trained]
-        #: which of the trained parameters each part of the vector of all has, and where the parts begin in it
-        self._parts = tree.divide(lengths, size)
-        self._bounds = [sum(lengths[:k]) for k in self._parts]
-        own = tree.place(rank, size)
-        self._own = self._trained[self._parts[own] : self._parts[own + 1]]
+        most = integer(op, "bucket", bucket)
+        if most < 1:
+            raise refusal(ArgumentError, op, "bucket", bucket, "1 byte or more")
+        by_nccl = self.group.transport == "nccl"
+        self.overlap = by_nccl or not session.device.is_cuda if overlap is None else boolean(op, "overlap", overlap)
+        most = most // 4 if self.overlap and size > 1 else 2**63
+        self._layout = buckets.divide([math.prod(p.shape) for p in self._trained], size, most)
+        self._own = [self._trained[i] for i in self._layout.own(tree.place(rank, size))]
         #: that of the parameters of this rank
         self.optimizer = make_optimizer(list(self._own))
         if not isinstance(self.optimizer, Optimizer):
@@ -93,6 +103,17 @@ class DataParallel:
         self._moving: list[str] | None = None
         self._agree(op)
         self._groups = self._members()
+        self._exchange = self._make_exchange()
+
+    def _make_exchange(self) -> Exchange:
+        given = self.session, self.group, self._trained, self._layout
+        if self.group.size == 1:
+            return Exchange(*given)
+        if self.group.transport == "nccl":
+            from tlrt.distributed.nccl import DeviceExchange
+
+            return DeviceExchange(*given)
+        return HostExchange(*given, self.overlap)
 
     @property
     def steps(self) -> int:
@@ -132,35 +153,35 @@ class DataParallel:
         session's loss of that shard, its mean over the examples. Resets the session. Raises GroupError where the shapes of
         inputs or the hyperparameters are not those of the other ranks."""
         session, count = self.session, self.shards // self.group.size
-        sums: list[_Sum] = []
+        gradients, statistics = _Gradients(self), _Sums(_add_arrays)
         losses, inputs, reached = [], [], set()
         moving = _Moving(session, self._moving)
+        first = self.group.rank * count
         try:
-            for shard in range(self.group.rank * count, (self.group.rank + 1) * count):
+            for shard in range(first, first + count):
                 session.counter = (self._steps * self.shards + shard) << DRAWS
                 found = loss(shard)
                 if not isinstance(found, TensorRef):
                     raise refusal(ArgumentTypeError, "DataParallel.step", "loss", type(found).__name__, "a TensorRef")
-                session.backward(found)
+                with gradients.during_backward(shard == first + count - 1):
+                    session.backward(found)
                 losses.append(float(found.item()))
                 inputs.append(self._inputs())
-                gradients, missed = self._take()
-                reached |= {p.name for p in gradients if p not in missed}
+                made, missed = self._take()
+                reached |= {p.name for p in made if p not in missed}
                 session.reset()
-                sums.append(_Sum(1, gradients, moving.take()))
-                while len(sums) > 1 and sums[-1].shards == sums[-2].shards:
-                    right = sums.pop()
-                    sums[-1].add(right, session.tape.kernels)
+                gradients.add_shard(made)
+                statistics.push(moving.take())
             self._moving = moving.names
+            own = gradients.finish()
             mean, everywhere = self._compare(losses, inputs, sorted(reached))
-            statistics = self._mean_on_all(sums[0].statistics)
-            own = self._reduce(sums.pop().gradients)
-        finally:
-            for left in sums:
-                _release(left.gradients)
-        self._update(own, everywhere)
-        self._share()
-        for name, value in statistics.items():
+            means = self._mean_on_all(statistics.total())
+            self._update(own, everywhere)
+            self._exchange.share()
+        except BaseException:
+            gradients.stop()
+            raise
+        for name, value in means.items():
             session.parameters[name].set(value)
         self._steps += 1
         session.counter = (self._steps * self.shards) << DRAWS
@@ -214,22 +235,6 @@ class DataParallel:
             n: part.reshape(v.shape) for (n, v), part in zip(values.items(), np.split(flat, ends[:-1]), strict=True)
         }
 
-    def _reduce(self, gradients: dict[Parameter, AnyBuffer]) -> dict[Parameter, AnyBuffer]:
-        """The mean gradients of this rank's parameters, over all shards."""
-        kernels, device = self.session.tape.kernels, self.session.device
-        if self.group.size > 1:
-            flat = np.concatenate([gradients[p].buffer.numpy((math.prod(p.shape),)) for p in self._trained])
-            _release(gradients)
-            part = tree.reduce_scatter(flat, self._bounds, self.group.rank, self.group.size, self.group.exchange)
-            upload, at, gradients = device.exact if device.name == "spec" else device.buffer, 0, {}
-            for p in self._own:
-                n = math.prod(p.shape)
-                gradients[p] = AnyBuffer.of(p.shape, upload(part[at : at + n]))
-                at += n
-        for g in gradients.values():
-            kernels.scale(g.buffer, 1 / self.shards, out=g.buffer)  # exact: a power of two
-        return gradients
-
     def _update(self, own: dict[Parameter, AnyBuffer], reached: set[str]) -> None:
         """One step of the optimiser from these gradients."""
         session, kernels = self.session, self.session.tape.kernels
@@ -255,23 +260,6 @@ class DataParallel:
         for part, steps in counts:  # a group counts its steps on all ranks alike
             part.steps = steps
         session.reset()
-
-    def _share(self) -> None:
-        """Sends the parameters that this rank updated, and takes over the others'."""
-        if self.group.size == 1:
-            return
-        flat = np.empty(self._bounds[-1], self._own[0].value.dtype)
-        at = self._bounds[tree.place(self.group.rank, self.group.size)]
-        for p in self._own:
-            flat[at : at + p.value.size] = p.value.reshape(-1)
-            at += p.value.size
-        tree.all_gather(flat, self._bounds, self.group.rank, self.group.size, self.group.exchange)
-        at, own = 0, set(self._own)
-        for p in self._trained:
-            n = math.prod(p.shape)
-            if p not in own:
-                p.set(flat[at : at + n].reshape(p.shape))
-            at += n
 
     # ---- checkpoints
 
@@ -308,22 +296,114 @@ class DataParallel:
         return f"DataParallel({self.shards} shards on {self.group}, {self.optimizer}, steps={self._steps})"
 
 
-@dataclass
-class _Sum:
-    """What neighbouring shards add up to."""
+class _Sums:
+    """Adds what the shards of a rank have by the balanced binary tree, as they come: `add(left, right)` gives the sum of two."""
 
-    shards: int
-    gradients: dict[Parameter, AnyBuffer]
-    statistics: dict[str, npt.NDArray[Any]]
+    def __init__(self, add: Callable[[Any, Any], Any]) -> None:
+        #: numbers of neighbouring shards, and what they add up to
+        self.parts: list[tuple[int, Any]] = []
+        self._add = add
 
-    def add(self, right: _Sum, kernels: Any) -> None:
-        """Adds those of as many shards, which follow."""
-        for p, g in self.gradients.items():
-            kernels.add(g.buffer, right.gradients[p].buffer, out=g.buffer)
-        _release(right.gradients)
-        for name, value in self.statistics.items():
-            value += right.statistics[name]
-        self.shards += right.shards
+    def push(self, value: Any) -> None:
+        """The next shard's."""
+        self.parts.append((1, value))
+        while len(self.parts) > 1 and self.parts[-1][0] == self.parts[-2][0]:
+            (count, left), (_, right) = self.parts[-2:]
+            self.parts[-2:] = [(2 * count, self._add(left, right))]
+
+    def total(self) -> Any:
+        """The sum, of a power of two of shards."""
+        ((_, value),) = self.parts
+        return value
+
+
+def _add_arrays(left: dict[str, npt.NDArray[Any]], right: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    for name, value in left.items():
+        value += right[name]
+    return left
+
+
+class _Gradients(Observer):
+    """The gradients of a step: those of a rank's shards are added, and as soon as the last shard's are known go to the exchange,
+    bucket by bucket. A parameter's are known when backward has gone past its leaf."""
+
+    def __init__(self, training: DataParallel) -> None:
+        self._session, self._exchange = training.session, training._exchange
+        self._trained, self._buckets = training._trained, training._layout.buckets
+        self._scale, self._overlap = 1 / training.shards, training.overlap and training.group.size > 1
+        self._kernels = training.session.tape.kernels
+        self._sums = _Sums(self._add)
+        self._places = {p: i for i, p in enumerate(self._trained)}
+        #: the sums over all shards of this rank, by the places of their parameters
+        self._known: dict[int, Any] = {}
+        self._taken: set[int] = set()
+        self._started = 0
+        self._is_last = False
+        #: parameters by their leaves on the tape, while backward runs
+        self._leaves: dict[int, Parameter] = {}
+
+    def _add(self, left: list[Any], right: list[Any]) -> list[Any]:
+        for a, b in zip(left, right, strict=True):
+            self._kernels.add(a, b, out=a)
+            b.release()
+        return left
+
+    @contextmanager
+    def during_backward(self, is_last: bool) -> Iterator[None]:
+        """The context of a shard's backward pass."""
+        self._is_last, device = is_last, self._session.device
+        if not (is_last and self._overlap) or device._observers:
+            yield
+            return
+        self._leaves = {leaf[0].id: p for p, leaf in self._session._leaves.items() if p in self._places}
+        device.observe(self)
+        try:
+            yield
+        finally:
+            device.ignore(self)
+
+    def gradient_complete(self, tape: Any, place: int, node: Any, gradient: Any) -> None:
+        if tape is self._session.tape and (p := self._leaves.get(place)) is not None:
+            self._take(self._places[p], gradient.buffer.share())
+
+    def add_shard(self, found: Mapping[Parameter, AnyBuffer]) -> None:
+        """The gradients of a shard whose backward pass is over."""
+        if not self._is_last:
+            self._sums.push([found[p].buffer for p in self._trained])
+            return
+        for p in reversed(self._trained):
+            if (place := self._places[p]) in self._taken:
+                found[p].release()
+            else:
+                self._take(place, found[p].buffer)
+
+    def _take(self, place: int, last: Any) -> None:
+        """The last shard's gradient of a parameter, whose handle it takes over."""
+        for _, earlier in reversed(self._sums.parts):
+            self._kernels.add(earlier[place], last, out=earlier[place])
+            last.release()
+            last = earlier[place]
+        self._known[place] = last
+        self._taken.add(place)
+        while self._started < len(self._buckets):
+            bucket = self._buckets[self._started]
+            if any(i not in self._known for i in bucket.places):
+                break
+            self._started += 1
+            self._exchange.start(bucket, [self._known.pop(i) for i in bucket.places])
+
+    def finish(self) -> dict[Parameter, AnyBuffer]:
+        """The mean gradients of this rank's parameters over all shards."""
+        own = {self._trained[i]: g for i, g in sorted(self._exchange.finish().items())}
+        for g in own.values():
+            self._kernels.scale(g, self._scale, out=g)  # exact: a power of two
+        return {p: AnyBuffer.of(p.shape, g) for p, g in own.items()}
+
+    def stop(self) -> None:
+        """Gives back what a step that failed leaves."""
+        self._exchange.stop()
+        for buffer in (*self._known.values(), *(b for _, part in self._sums.parts for b in part)):
+            buffer.release()
 
 
 class _Moving:
@@ -411,8 +491,3 @@ def _restricted(settings: Mapping[str, Any], optimizer: Optimizer) -> dict[str, 
         found: list[Any] = [next((g for g in groups if name in g.get("parameters", [])), {}) for name in first]
         part["groups"] = [_restricted(g, own) for g, own in zip(found, optimizer.groups, strict=True)]
     return part
-
-
-def _release(gradients: Mapping[Parameter, AnyBuffer]) -> None:
-    for g in gradients.values():
-        g.release()

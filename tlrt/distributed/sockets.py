@@ -66,6 +66,8 @@ class SocketGroup(Group):
     ) -> None:
         super().__init__(rank, size, local_rank, timeout)
         self._links: dict[int, socket.socket] = {}
+        #: what `trouble` has read
+        self._trouble = ""
         deadline = _Deadline(join_timeout + (_MARGIN if rank else 0.0))
         with socket.create_server(("", 0), backlog=size) as listener:
             try:
@@ -255,9 +257,24 @@ class SocketGroup(Group):
                 link.settimeout(_LAST_WORD)
                 link.sendall(_HEAD.pack(b"E", len(data)) + data)
                 link.shutdown(socket.SHUT_WR)
-        self.close()
+        super().fail(reason)
+
+    def trouble(self) -> str:
+        for partner, link in () if self._trouble else list(self._links.items()):
+            try:
+                head = link.recv(_HEAD.size, socket.MSG_PEEK)
+            except BlockingIOError:
+                continue
+            except OSError:
+                head = b""
+            if head[:1] == b"D":
+                continue
+            self._trouble = str(self._ended(partner, link))
+            break
+        return self._trouble
 
     def close(self) -> None:
+        super().close()
         links, self._links = self._links, {}
         for link in links.values():
             link.close()

@@ -10,7 +10,6 @@ Collective Communication Operations in MPICH, 2005 (recursive halving and doubli
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -30,19 +29,9 @@ def place(rank: int, size: int) -> int:
     return int(f"{rank:0{levels(size)}b}"[::-1], 2) if size > 1 else 0
 
 
-def divide(lengths: Sequence[int], parts: int) -> list[int]:
-    """Where the parts of a list begin and end: `parts` + 1 indices, such that no part is empty and their sums of `lengths` are
-    about the same. There are at least as many lengths as parts."""
-    ends, bounds = list(accumulate(lengths)), [0]
-    for i in range(1, parts):
-        wanted = ends[-1] * i / parts
-        first, last = bounds[-1] + 1, len(lengths) - (parts - i)
-        bounds.append(min(range(first, last + 1), key=lambda k: (abs(ends[k - 1] - wanted), k)))
-    return [*bounds, len(lengths)]
-
-
-def _windows(rank: int, size: int) -> list[tuple[int, int, int, int, int]]:
-    """For each level: the partner, the parts that the rank keeps, and those that it gives away."""
+def windows(rank: int, size: int) -> list[tuple[int, int, int, int, int]]:
+    """For each level: the partner, the parts that the rank keeps, and those that it gives away, each from the first to the one
+    after the last."""
     low, high, found = 0, size, []
     for k in range(levels(size)):
         middle = (low + high) // 2
@@ -56,8 +45,10 @@ def reduce_scatter(
     x: npt.NDArray[Any], bounds: Sequence[int], rank: int, size: int, exchange: Exchange
 ) -> npt.NDArray[Any]:
     """The rank's part of the sum over all ranks; `x` is written over. Part p is x[bounds[p]:bounds[p + 1]]."""
-    for partner, low, high, first, last in _windows(rank, size):
+    for partner, low, high, first, last in windows(rank, size):
         own, away = x[bounds[low] : bounds[high]], x[bounds[first] : bounds[last]]
+        if not own.size and not away.size:
+            continue
         other = np.empty_like(own)
         exchange(partner, away, other)
         if rank < partner:
@@ -70,5 +61,7 @@ def reduce_scatter(
 
 def all_gather(x: npt.NDArray[Any], bounds: Sequence[int], rank: int, size: int, exchange: Exchange) -> None:
     """Fills `x`, of which a rank has its part, with the parts of all."""
-    for partner, low, high, first, last in reversed(_windows(rank, size)):
-        exchange(partner, x[bounds[low] : bounds[high]], x[bounds[first] : bounds[last]])
+    for partner, low, high, first, last in reversed(windows(rank, size)):
+        own, missing = x[bounds[low] : bounds[high]], x[bounds[first] : bounds[last]]
+        if own.size or missing.size:
+            exchange(partner, own, missing)

@@ -10,9 +10,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict
 from pathlib import Path
 
 from tlrt._terminal import Progress
+from tlrt.distributed.environment import join_started
+from tlrt.distributed.group import Group, GroupError
 from tlrt.errors import TorchleanError
 from tlrt.verify.documents import format_command, write_document
 from tlrt.verify.report import Report, Result, describe_versions, summarise
@@ -39,7 +42,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tlrt verify",
         description="Checks operations on this machine's devices against their specification.",
-        epilog="Exit status: 0 if everything passed, 1 if something failed, 2 if the command line is wrong.",
+        epilog="Exit status: 0 if everything passed, 1 if something failed, 2 if the command line is wrong. Ranks, as those of "
+        "`python -m tlrt launch -n 4 -m tlrt verify`, share the operations, and rank 0 reports.",
     )
     add = parser.add_argument
     add("--device", "--devices", dest="devices", metavar="NAMES", help="cpu, cuda, cuda:1 (default: all present)")
@@ -86,7 +90,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         except OSError as error:
             parser.error(f"--json: {error}")
     try:
+        with join_started() as group:
+            return _run(args, parser, given, rows, data, group)
+    except GroupError as error:
+        parser.exit(1, f"verify: {error}\n")
+
+
+def _run(
+    args: argparse.Namespace, parser: argparse.ArgumentParser, given: list[str], rows: Sequence[Op],
+    data: tuple[str, ...] | None, group: Group,
+) -> int:  # fmt: skip
+    """Checks this rank's share of the operations; rank 0 reports all."""
+    try:
         names = [n.strip() for n in args.devices.split(",")] if args.devices is not None else device_names()
+        group.agree("verify", {"devices": names})
         runtimes = {name: Runtime(name, math=args.math) for name in names}
     except TorchleanError as error:
         parser.exit(2, f"verify: {error}\n")
@@ -105,11 +122,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         work = [(row, which, None) for row in rows for which in directions(row)]
     report = start_report(["verify", *given], args.seed, runtimes)
     alone = args.ops is not None or args.inputs is not None or args.trace
-    jobs = args.jobs or (1 if alone else min(len(os.sched_getaffinity(0)), MOST_JOBS))
+    jobs = args.jobs or (1 if alone else max(min(len(os.sched_getaffinity(0)) // group.size, MOST_JOBS), 1))
     try:
-        run_checks(verifier, work, report, 1 if args.inputs is not None else jobs)
+        run_checks(verifier, work, report, 1 if args.inputs is not None else jobs, group)
     except BrokenProcessPool as error:
         parser.exit(1, f"verify: {error}\n")
+    if group.rank:
+        return 0 if report.ok else 1
     print(summarise(report))
     if args.json is not None:
         write_document(Path(args.json), report.document())
@@ -135,17 +154,29 @@ def start_report(command: Sequence[str], seed: int, runtimes: Mapping[str, Runti
     return Report(words, seed, now, devices, dict(load().build_info), describe_versions())
 
 
-def run_checks(verifier: Verifier, work: Sequence[Work], report: Report, jobs: int = 1) -> None:
+def run_checks(
+    verifier: Verifier, work: Sequence[Work], report: Report, jobs: int = 1, group: Group | None = None
+) -> None:
     """Runs the entry points of `work` into `report`, with a progress bar; over several processes if the cases are to be drawn.
-    BrokenProcessPool names the entry points of which one ended its process."""
+    Ranks share them, and each has the whole report afterwards. BrokenProcessPool names the entry points of which one ended its
+    process."""
+    group = group or Group()
     start = time.monotonic()
+    own = [item for of_row in group.share(_by_row(work)) for item in of_row]
+    places, work = [i for i, _ in own], [item for _, item in own]
     found: dict[int, list[Result]] = {}
     failed = 0
     with Progress(len(work), "entry points") as progress:
-        for i, results in _check_in_processes(verifier, work, jobs) if jobs > 1 else _check_here(verifier, work):
-            found[i] = results
+        checks: Iterator[tuple[int, list[Result]]] = iter(())
+        if work:
+            checks = _check_in_processes(verifier, work, jobs) if jobs > 1 else _check_here(verifier, work)
+        for i, results in checks:
+            found[places[i]] = results
             failed += sum(not r.ok for r in results)
             progress.advance(note=results[-1].entry + (f", {failed} failed" if failed else ""))
+    if group.size > 1:
+        shared = group.gather([[i, list(map(asdict, results))] for i, results in found.items()])
+        found = {i: list(map(Result.of, r)) for part in shared for i, r in part}
     report.results += [r for i in sorted(found) for r in found[i]]
     report.seconds = round(time.monotonic() - start, 3)
 
@@ -207,12 +238,14 @@ def _check_one(name: str, which: str | None) -> list[Result]:
     return _verifier.check(registry.get(name), which)
 
 
-def verify_drawn(names: Sequence[str], ops: str | None, cases: int, math: str = "fast") -> Report:
+def verify_drawn(
+    names: Sequence[str], ops: str | None, cases: int, math: str = "fast", group: Group | None = None
+) -> Report:
     """A verify run on these devices with no options but these."""
     runtimes = {name: Runtime(name, math=math) for name in names}
     report = start_report(["verify", "--cases", str(cases), "--math", math], 0, runtimes)
     work = [(row, which, None) for row in registry.ops(ops) for which in directions(row)]
-    run_checks(Verifier(runtimes, Settings(cases, math=math)), work, report)
+    run_checks(Verifier(runtimes, Settings(cases, math=math)), work, report, group=group)
     return report
 
 

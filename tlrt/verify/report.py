@@ -3,7 +3,7 @@
 import math
 import platform
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -50,6 +50,11 @@ class Result:
     #: geometry class of the row -> the cases that were of it
     classes: dict[str, int] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Result":
+        """The result that ``dataclasses.asdict`` made these values of."""
+        return cls(**{**values, "failures": [Failure(**f) for f in values["failures"]]})
 
     @property
     def ok(self) -> bool:

@@ -1,0 +1,62 @@
+"""Runs tests/runtime/distributed_program.py as several processes."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+
+PROGRAM = str(ROOT / "tests/runtime/distributed_program.py")
+MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+STARTERS = [
+    "launch",
+    pytest.param("mpirun", marks=pytest.mark.skipif(MPIRUN is None, reason="no mpirun")),
+]
+
+
+def run(
+    starter: str, ranks: int, *arguments: str, limit: float = 120.0, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    start = [MPIRUN, "-n", str(ranks), sys.executable]
+    if starter == "launch":
+        start = [sys.executable, "-m", "tlrt", "launch", "-n", str(ranks), "--grace", "4"]
+    elif starter == "mpirun":
+        pytest.importorskip("mpi4py")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHLEAN_CPU_THREADS": "1", **variables}
+    for name in ("RANK", "WORLD_SIZE"):
+        environment.pop(name, None)
+    command = [*map(str, start), PROGRAM, *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit)
+
+
+def weights(found: subprocess.CompletedProcess[str], ranks: int = 1) -> str:
+    """What all ranks print, which is one hash."""
+    assert found.returncode == 0, found.stdout + found.stderr
+    lines = re.findall(r"weights \w{64} loss \S+p\+\d+", found.stdout)
+    assert len(lines) == ranks and len(set(lines)) == 1, found.stdout
+    return lines[0]
+
+
+#: by the fault of the program, what every rank that still runs says
+WRONG = {
+    "error": "rank 1 failed: ValueError: the data are gone",
+    "batch": "inputs of other shapes in shard 2, on rank 1",
+    "version": "join: version: got 9.9.9 on rank 1",
+    "shards": "shards: got 4 on rank 1, expected 8",
+    "weights": "values of the parameters: got",
+    "rate": "'lr': 0.02",
+    "seed": "seed: got 6 on rank 1",
+    "kill": "rank 1: got its end without a word",
+    "absent": "got no word of 1 in time",
+    "silent": "got nothing for 2 s",
+}
+
+
+def find_error(found: subprocess.CompletedProcess[str], rank: int, text: str) -> bool:
+    """Whether a rank ended with this GroupError."""
+    return bool(re.search(rf"^\[{rank}\] .*GroupError.*{re.escape(text)}", found.stdout, re.MULTILINE))
