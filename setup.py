@@ -24,6 +24,8 @@ if KIND not in ("cpu", "cuda"):
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 #: what the CUDA library is linked with
 LINKED = EXTRAS["cuda"] if KIND == "cuda" else []
+#: what it loads besides
+LOADED = EXTRAS["nccl"] if KIND == "cuda" else []
 HEADERS = ("torchlean_cuda.h", "torchlean_cuda_ops.h", "torchlean_cuda_version.h")
 
 
@@ -82,5 +84,5 @@ class PlatformDistribution(Distribution):
 
 setup(
     cmdclass={"build_py": BuildLibrary, "bdist_wheel": PlatformWheel}, distclass=PlatformDistribution,
-    install_requires=[*EXTRAS["runtime"], *LINKED], setup_requires=LINKED,
+    install_requires=[*EXTRAS["runtime"], *dict.fromkeys([*LINKED, *LOADED])], setup_requires=LINKED,
 )  # fmt: skip
