@@ -64,62 +64,6 @@ static int advance(int64_t *at, const int64_t *count, int32_t last)
     return 0;
 }
 
-/* The row-major kernel offset of a tap. */
-static int64_t kernel_index(const tl_conv_gather *g, const int64_t *tap)
-{
-    int64_t index = 0;
-    for (int32_t d = 0; d < g->rank; d++)
-        index = index * g->kernel[d] + tap[d] * g->kernel_step[d] + g->kernel_base[d];
-    return index;
-}
-
-/* Task: a plane, row `task % rows` of a group of an image. */
-static void convolve_plane(void *arg, int64_t task, TL_UNUSED int32_t worker)
-{
-    const job_t *job = arg;
-    const conv_view *v = job->v;
-    const tl_conv_gather *g = &v->gather;
-    const int32_t last = g->rank - 1;
-    const int64_t row = task % v->rows, group = task / v->rows % job->groups;
-    const float *source = v->source + task / v->rows * v->channels * g->source_size;
-    const float *w = job->w + group * job->group_stride + row * job->row_stride;
-    const float bias = job->bias ? job->bias[group * v->rows + row] : 0.0f;
-    float *plane = job->target + task * g->target_size;
-    int64_t at[TL_CONV_RANK] = {0}, tap[TL_CONV_RANK] = {0};
-    _Alignas(64) float sums[TILE_COLUMNS], line[TILE_COLUMNS];
-    do {
-        float *to = plane;
-        for (int32_t d = 0; d < last; d++)
-            to += (at[d] * g->to_step[d] + g->to_base[d]) * v->target_stride[d];
-        for (at[last] = 0; at[last] < g->count[last]; at[last] += TILE_COLUMNS) {
-            const int64_t length = tl_imin(g->count[last] - at[last], TILE_COLUMNS);
-            for (int64_t l = 0; l < length; l += TL_LANES)
-                tl_vec_store(sums + l, tl_vec_zero());
-            for (int64_t c = 0; c < v->channels; c++)
-                do {
-                    const float weight = w[c * job->channel_stride + kernel_index(g, tap)];
-                    const float *from = read_line(v, source + c * g->source_size, at, tap, length, line);
-                    for (int64_t l = 0; from && l < length; l += TL_LANES)
-                        tl_vec_store(sums + l, tl_vec_fma(weight, tl_vec_load(from + l), tl_vec_load(sums + l)));
-                    for (int64_t l = 0; !from && l < length; l++) /* the zeros outside take part */
-                        sums[l] += weight * 0.0f;
-                } while (advance(tap, g->taps, last));
-            const int64_t step = g->to_step[last];
-            float *first = to + at[last] * step + g->to_base[last];
-            for (int64_t l = 0; l < length; l++)
-                first[l * step] = job->bias ? sums[l] + bias : sums[l];
-        }
-    } while (advance(at, g->count, last - 1) && !tl_interrupted());
-}
-
-void tl_conv_direct(const conv_view *v, int64_t groups, const float *w, int64_t group_stride, int64_t row_stride,
-                    int64_t channel_stride, const float *bias, float *target)
-{
-    job_t job = {.v = v, .w = w, .bias = bias, .target = target, .groups = groups, .group_stride = group_stride};
-    job.row_stride = row_stride, job.channel_stride = channel_stride;
-    if (v->gather.positions > 0) tl_parallel(v->batch * groups * v->rows, convolve_plane, &job);
-}
-
 /* Task: the taps of channel `task % channels` and row `task / channels` of all groups. */
 static void multiply_planes(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {

@@ -1,0 +1,96 @@
+/* Vectors of both precisions for convolutions: loads, stores, the fused multiply-add with a broadcast factor, and lanes that
+ * are read and written in part. Both widths of a variant take the same registers. The product of two float32 is exact in
+ * float64, so that a multiplication and an addition are a fused multiply-add where there is no instruction for it. */
+#pragma once
+
+#include <string.h>
+
+#include "cpu/linalg/gemm.h"
+#include "cpu/vector.h"
+
+#define INLINE TL_INLINE
+
+enum { LANES = TL_GEMM_LANES, NR = TL_GEMM_NR, LANES_F32 = LANES, LANES_F64 = LANES / 2 };
+
+typedef tl_vec vec_f32;
+INLINE vec_f32 load_f32(const float *p) { return tl_vec_load(p); }
+INLINE void store_f32(float *p, vec_f32 v) { tl_vec_store(p, v); }
+INLINE vec_f32 fma_f32(float x, vec_f32 y, vec_f32 z) { return tl_vec_fma(x, y, z); }
+
+/* lanes_between: the lanes a <= l < b; read_lanes: those lanes of p, 0 elsewhere; write_lanes: those lanes, to p. */
+#if defined(__AVX512F__)
+typedef __m512d vec_f64;
+INLINE vec_f64 load_f64(const double *p) { return _mm512_loadu_pd(p); }
+INLINE void store_f64(double *p, vec_f64 v) { _mm512_storeu_pd(p, v); }
+INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return _mm512_fmadd_pd(_mm512_set1_pd(x), y, z); }
+INLINE void store_widened(double *p, vec_f32 v)
+{
+    _mm512_storeu_pd(p, _mm512_cvtps_pd(_mm512_castps512_ps256(v)));
+    _mm512_storeu_pd(p + 8, _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1)));
+}
+typedef __mmask16 lane_mask;
+INLINE lane_mask lanes_between(int64_t a, int64_t b) { return (lane_mask)((1u << b) - (1u << a)); }
+INLINE tl_vec read_lanes(const float *p, lane_mask m) { return _mm512_maskz_loadu_ps(m, p); }
+INLINE void write_lanes(float *p, tl_vec v, lane_mask m) { _mm512_mask_storeu_ps(p, m, v); }
+INLINE tl_vec join_lanes(tl_vec x, tl_vec y) { return _mm512_or_ps(x, y); }
+#elif defined(__AVX2__) && defined(__FMA__)
+typedef __m256d vec_f64;
+INLINE vec_f64 load_f64(const double *p) { return _mm256_loadu_pd(p); }
+INLINE void store_f64(double *p, vec_f64 v) { _mm256_storeu_pd(p, v); }
+INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return _mm256_fmadd_pd(_mm256_set1_pd(x), y, z); }
+INLINE void store_widened(double *p, vec_f32 v)
+{
+    _mm256_storeu_pd(p, _mm256_cvtps_pd(_mm256_castps256_ps128(v)));
+    _mm256_storeu_pd(p + 4, _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1)));
+}
+typedef __m256i lane_mask;
+INLINE lane_mask lanes_between(int64_t a, int64_t b)
+{
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)a), lane),
+                               _mm256_cmpgt_epi32(_mm256_set1_epi32((int)b), lane));
+}
+INLINE tl_vec read_lanes(const float *p, lane_mask m) { return _mm256_maskload_ps(p, m); }
+INLINE void write_lanes(float *p, tl_vec v, lane_mask m) { _mm256_maskstore_ps(p, m, v); }
+INLINE tl_vec join_lanes(tl_vec x, tl_vec y) { return _mm256_or_ps(x, y); }
+#else
+typedef double vec_f64 __attribute__((vector_size(16)));
+INLINE vec_f64 load_f64(const double *p)
+{
+    vec_f64 v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+INLINE void store_f64(double *p, vec_f64 v) { memcpy(p, &v, sizeof v); }
+INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return x * y + z; }
+INLINE void store_widened(double *p, vec_f32 v)
+{
+    for (int l = 0; l < LANES; l++)
+        p[l] = (double)v[l];
+}
+typedef struct {
+    int64_t a, b;
+} lane_mask;
+INLINE lane_mask lanes_between(int64_t a, int64_t b) { return (lane_mask){a, b}; }
+INLINE tl_vec read_lanes(const float *p, lane_mask m)
+{
+    tl_vec v = {0};
+    for (int64_t l = m.a; l < m.b; l++)
+        v[l] = p[l];
+    return v;
+}
+INLINE void write_lanes(float *p, tl_vec v, lane_mask m)
+{
+    for (int64_t l = m.a; l < m.b; l++)
+        p[l] = v[l];
+}
+INLINE tl_vec join_lanes(tl_vec x, tl_vec y)
+{
+    typedef int32_t bits __attribute__((vector_size(16)));
+    return (tl_vec)((bits)x | (bits)y);
+}
+#endif
+
+/* LANES floats, rounded once where they come from. */
+INLINE void put_f32(float *to, vec_f32 v) { tl_vec_store(to, v); }
+INLINE void put_f64(double *to, vec_f32 v) { store_widened(to, v); }
