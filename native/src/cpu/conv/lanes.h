@@ -28,6 +28,13 @@ INLINE void store_widened(double *p, vec_f32 v)
     _mm512_storeu_pd(p, _mm512_cvtps_pd(_mm512_castps512_ps256(v)));
     _mm512_storeu_pd(p + 8, _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1)));
 }
+/* LANES sums, after an addend where there is one, rounded to float. */
+INLINE vec_f32 narrow_f64(const double *p, const double *add)
+{
+    __m512d low = _mm512_loadu_pd(p), high = _mm512_loadu_pd(p + 8);
+    if (add) low += *add, high += *add;
+    return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(low)), _mm512_cvtpd_ps(high), 1);
+}
 typedef __mmask16 lane_mask;
 INLINE lane_mask lanes_between(int64_t a, int64_t b) { return (lane_mask)((1u << b) - (1u << a)); }
 INLINE tl_vec read_lanes(const float *p, lane_mask m) { return _mm512_maskz_loadu_ps(m, p); }
@@ -42,6 +49,12 @@ INLINE void store_widened(double *p, vec_f32 v)
 {
     _mm256_storeu_pd(p, _mm256_cvtps_pd(_mm256_castps256_ps128(v)));
     _mm256_storeu_pd(p + 4, _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1)));
+}
+INLINE vec_f32 narrow_f64(const double *p, const double *add)
+{
+    __m256d low = _mm256_loadu_pd(p), high = _mm256_loadu_pd(p + 4);
+    if (add) low += *add, high += *add;
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps(low)), _mm256_cvtpd_ps(high), 1);
 }
 typedef __m256i lane_mask;
 INLINE lane_mask lanes_between(int64_t a, int64_t b)
@@ -67,6 +80,13 @@ INLINE void store_widened(double *p, vec_f32 v)
 {
     for (int l = 0; l < LANES; l++)
         p[l] = (double)v[l];
+}
+INLINE vec_f32 narrow_f64(const double *p, const double *add)
+{
+    vec_f32 v;
+    for (int l = 0; l < LANES; l++)
+        v[l] = (float)(add ? p[l] + *add : p[l]);
+    return v;
 }
 typedef struct {
     int64_t a, b;
@@ -94,3 +114,21 @@ INLINE tl_vec join_lanes(tl_vec x, tl_vec y)
 /* LANES floats, rounded once where they come from. */
 INLINE void put_f32(float *to, vec_f32 v) { tl_vec_store(to, v); }
 INLINE void put_f64(double *to, vec_f32 v) { store_widened(to, v); }
+INLINE vec_f32 narrow_f32(const float *p, const float *add)
+{
+    vec_f32 v = tl_vec_load(p);
+    if (add) v += *add;
+    return v;
+}
+
+/* F(r) for every height of a panel; the small heights leave registers for strips of four vectors. */
+#if TL_GEMM_MR == 14
+#define EACH_SMALL_HEIGHT(F) F(1) F(2) F(3) F(4) F(5) F(6) F(7)
+#define EACH_HEIGHT(F) EACH_SMALL_HEIGHT(F) F(8) F(9) F(10) F(11) F(12) F(13) F(14)
+#elif TL_GEMM_MR == 6
+#define EACH_SMALL_HEIGHT(F) F(1) F(2) F(3)
+#define EACH_HEIGHT(F) EACH_SMALL_HEIGHT(F) F(4) F(5) F(6)
+#else
+#define EACH_SMALL_HEIGHT(F) F(1) F(2)
+#define EACH_HEIGHT(F) EACH_SMALL_HEIGHT(F) F(3) F(4)
+#endif

@@ -17,21 +17,11 @@
 #include "core/threads.h"
 #include "cpu/conv/planes.h"
 
-enum { MR = TL_GEMM_MR, KC = TL_GEMM_KC, TILE_ROWS = 128, TILE_POSITIONS = 256, MANY_TASKS = 8 };
+enum { MR = TL_GEMM_MR, KC = TL_GEMM_KC, TILE_ROWS = 128, MANY_TASKS = 8 };
+/* A tile has that many positions or, where few channels are copied for each, as many as take TILE_ELEMENTS. */
+enum { TILE_POSITIONS = 256, MOST_POSITIONS = 4096, TILE_ELEMENTS = 32768 };
 /* Multiply-adds that a task has at least, where there are few. */
 #define TASK_COST 1e6
-
-/* F(r) for every height of a panel; the small heights leave registers for strips of four vectors. */
-#if TL_GEMM_MR == 14
-#define EACH_SMALL_HEIGHT(F) F(1) F(2) F(3) F(4) F(5) F(6) F(7)
-#define EACH_HEIGHT(F) EACH_SMALL_HEIGHT(F) F(8) F(9) F(10) F(11) F(12) F(13) F(14)
-#elif TL_GEMM_MR == 6
-#define EACH_SMALL_HEIGHT(F) F(1) F(2) F(3)
-#define EACH_HEIGHT(F) EACH_SMALL_HEIGHT(F) F(4) F(5) F(6)
-#else
-#define EACH_SMALL_HEIGHT(F) F(1) F(2)
-#define EACH_HEIGHT(F) EACH_SMALL_HEIGHT(F) F(3) F(4)
-#endif
 
 #define REAL float
 #define FN(name) name##_f32

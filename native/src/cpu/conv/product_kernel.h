@@ -1,40 +1,6 @@
 /* The product of a convolution for one precision: included by product.c with REAL, FN and VL set. See product.c. */
 
-#define VEC FN(vec)
-#define STRIP (2 * VL)
-#define WIDE (MR / 2 > 1 ? MR / 2 : 1)
-
-/* The micro-kernel whose lanes are positions: c[r][lane] is the sum over kc terms of a[k*R + r] · b[off[k] + lane]. */
-INLINE void FN(positions)(const int R, const int V, int64_t kc, const REAL *a, const REAL *b, const int32_t *off,
-                          REAL *c, int mode)
-{
-    VEC sum[MR][4];
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int v = 0; v < V; v++)
-            sum[r][v] = mode == TL_GEMM_CONTINUE ? FN(load)(c + (r * V + v) * VL) : (VEC){0};
-    for (int64_t k = 0; k < kc; k++, a += R) {
-        const REAL *from = b + off[k];
-        VEC y[4];
-#pragma GCC unroll 4
-        for (int v = 0; v < V; v++)
-            y[v] = FN(load)(from + v * VL);
-#pragma GCC unroll 16
-        for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-            for (int v = 0; v < V; v++)
-                sum[r][v] = FN(fma)(a[r], y[v], sum[r][v]);
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int v = 0; v < V; v++) {
-            REAL *to = c + (r * V + v) * VL;
-            if (mode == TL_GEMM_ADD) sum[r][v] = FN(load)(to) + sum[r][v];
-            FN(store)(to, sum[r][v]);
-        }
-}
+#include "cpu/conv/positions_kernel.h"
 
 /* The micro-kernel whose lanes are rows: c[r][lane] is the sum of a[off[k] + r] · b[k*V*VL + lane]. */
 INLINE void FN(rows)(const int R, const int V, int64_t kc, const REAL *a, const REAL *b, const int32_t *off, REAL *c,
@@ -65,30 +31,20 @@ INLINE void FN(rows)(const int R, const int V, int64_t kc, const REAL *a, const 
         }
 }
 
-typedef void (*FN(kernel_fn))(int64_t, const REAL *, const REAL *, const int32_t *, REAL *, int);
-
-#define KERNEL(NAME, R, V)                                                                                             \
-    static void FN(NAME##_##R##x##V)(int64_t kc, const REAL *a, const REAL *b, const int32_t *off, REAL *c, int mode)  \
+#define KERNEL(R, V)                                                                                                   \
+    static void FN(rows_##R##x##V)(int64_t kc, const REAL *a, const REAL *b, const int32_t *off, REAL *c, int mode)    \
     {                                                                                                                  \
-        FN(NAME)(R, V, kc, a, b, off, c, mode);                                                                        \
+        FN(rows)(R, V, kc, a, b, off, c, mode);                                                                        \
     }
-#define KERNELS(R) KERNEL(positions, R, 2) KERNEL(rows, R, 1) KERNEL(rows, R, 2)
-#define KERNEL_WIDE(R) KERNEL(positions, R, 4)
+#define KERNELS(R) KERNEL(R, 1) KERNEL(R, 2)
 EACH_HEIGHT(KERNELS)
-EACH_SMALL_HEIGHT(KERNEL_WIDE)
 #undef KERNEL
 #undef KERNELS
-#undef KERNEL_WIDE
 
+typedef void (*FN(rows_fn))(int64_t, const REAL *, const REAL *, const int32_t *, REAL *, int);
 #define PAIR(R) {FN(rows_##R##x1), FN(rows_##R##x2)},
-static const FN(kernel_fn) FN(rows_kernels)[MR + 1][2] = {{0, 0}, EACH_HEIGHT(PAIR)};
+static const FN(rows_fn) FN(rows_kernels)[MR + 1][2] = {{0, 0}, EACH_HEIGHT(PAIR)};
 #undef PAIR
-#define ONE(R) FN(positions_##R##x2),
-static const FN(kernel_fn) FN(positions_kernels)[MR + 1] = {0, EACH_HEIGHT(ONE)};
-#undef ONE
-#define ONE(R) FN(positions_##R##x4),
-static const FN(kernel_fn) FN(positions_wide_kernels)[WIDE + 1] = {0, EACH_SMALL_HEIGHT(ONE)};
-#undef ONE
 
 /* Copies the lines of a tile: `lines` of them, first of source coordinate y in steps of y_step, `n` cells from x in steps of x_step. */
 static void FN(copy_lines)(const planes *p, const float *from, int64_t y, int64_t lines, int64_t x, int64_t n, REAL *to)
@@ -318,33 +274,26 @@ static void FN(finish_positions)(const FN(job) * job, const FN(tile) * t, const 
     for (int64_t l = 0; l < width && y < t->lines; l += pitch - x, x = 0, y++) {
         const int64_t n = tl_imin(t->n - x, width - l);
         for (int64_t r = 0; r < h && n > 0; r++) {
-            const REAL *restrict from = sums + r * width + l;
-            float *restrict to = t->target + (row + r) * g->target_size + y * line + x * step;
-            const float *bias = job->bias ? job->bias + t->group * v->rows + row + r : NULL;
-            const REAL add = bias ? *bias : 0;
-            if (step != 1)
+            const REAL *from = sums + r * width + l;
+            float *to = t->target + (row + r) * g->target_size + y * line + x * step;
+            const REAL bias = job->bias ? job->bias[t->group * v->rows + row + r] : 0, *add = job->bias ? &bias : NULL;
+            if (step == 1) {
+                for (int64_t i = 0; i < n; i += LANES)
+                    write_lanes(to + i, FN(narrow)(from + i, add), lanes_between(0, tl_imin(n - i, LANES)));
+            } else {
                 for (int64_t i = 0; i < n; i++)
-                    to[i * step] = (float)(bias ? from[i] + add : from[i]);
-            else if (bias)
-                for (int64_t i = 0; i < n; i++)
-                    to[i] = (float)(from[i] + add);
-            else
-                for (int64_t i = 0; i < n; i++)
-                    to[i] = (float)from[i];
+                    to[i * step] = (float)(add ? from[i] + bias : from[i]);
+            }
         }
     }
 }
 
-/* The sums of a micro-kernel, of n elements: to the total, or to the segment's part first. */
-INLINE REAL *FN(accumulate)(FN(kernel_fn) kernel, int64_t kc, const REAL *a, const REAL *b, const int32_t *off,
-                            REAL *total, int64_t part, int64_t n, FN(step) s)
+/* Adds a segment's own sums to those before it. */
+INLINE void FN(close_part)(REAL *total, int64_t part, int64_t n, FN(step) s)
 {
-    REAL *const to = total + part;
-    kernel(kc, a, b, off, to, s.mode);
     if (s.close && part)
         for (int64_t i = 0; i < n; i++)
-            total[i] += to[i];
-    return total;
+            total[i] += total[part + i];
 }
 
 /* One block of a tile, lanes being rows: each panel of a line's positions meets all strips. */
@@ -364,11 +313,12 @@ static void FN(multiply_rows)(const FN(job) * job, const FN(tile) * t, int64_t k
             const REAL *strip = weights;
             for (int64_t i = 0; i < t->rows; i += STRIP) {
                 const int64_t rows = tl_imin(t->rows - i, STRIP), width = FN(strip_width)(rows);
-                FN(kernel_fn) kernel = FN(rows_kernels)[h][width / VL - 1];
-                REAL *to = FN(accumulate)(kernel, kc, source + y * job->planes.pitch + x, strip + k0 * width,
-                                          job->offsets + k0, sums, part, h * width, s);
+                FN(rows_kernels)
+                [h][width / VL - 1](kc, source + y *job->planes.pitch + x, strip + k0 *width, job->offsets + k0,
+                                    sums + part, s.mode);
+                FN(close_part)(sums, part, h * width, s);
                 if (s.finish)
-                    FN(finish_rows)(job, t, to, h, width, t->row + i, rows,
+                    FN(finish_rows)(job, t, sums, h, width, t->row + i, rows,
                                     t->target + (t->row + i) * g->target_size + y * line + x * step);
                 strip += width * job->inner;
                 if (!only) sums += MR * STRIP;
@@ -390,10 +340,10 @@ static void FN(multiply_positions)(const FN(job) * job, const FN(tile) * t, int6
         const REAL *panel = FN(packed_tile)(job, t->group, t->row);
         for (int64_t p = 0, row = t->row; p < panels.count; p++) {
             const int64_t h = panels.height + (p < panels.taller);
-            FN(kernel_fn) kernel = (width > STRIP ? FN(positions_wide_kernels) : FN(positions_kernels))[h];
-            REAL *to =
-                FN(accumulate)(kernel, kc, panel + k0 * h, source + q, job->offsets + k0, sums, part, h * width, s);
-            if (s.finish) FN(finish_positions)(job, t, to, h, width, row, q);
+            FN(positions_kernel)(h, width / VL)(kc, panel + k0 * h, source + q, VL, job->offsets + k0, sums + part,
+                                                s.mode);
+            FN(close_part)(sums, part, h * width, s);
+            if (s.finish) FN(finish_positions)(job, t, sums, h, width, row, q);
             panel += h * job->inner;
             row += h;
             if (!only) sums += MR * STRIP;
@@ -468,8 +418,11 @@ static void FN(plan)(FN(job) * job)
     const conv_view *v = job->v;
     planes *p = &job->planes;
     const int64_t x = p->x.count, y = p->y.count;
-    int64_t tile_x = tl_ceil_div(x, tl_ceil_div(x, TILE_POSITIONS));
-    int64_t tile_y = tl_ceil_div(y, tl_ceil_div(y, tl_imax(TILE_POSITIONS / tile_x, 1)));
+    const int64_t taps = v->gather.taps_size, channels = tl_imin(v->channels, (KC - 2) / taps + 2);
+    const int64_t held = channels + (job->inner > KC ? tl_imin(v->rows, TILE_ROWS) : 0); /* for each position */
+    const int64_t most = tl_imin(tl_imax(TILE_ELEMENTS / held, TILE_POSITIONS), MOST_POSITIONS);
+    int64_t tile_x = tl_ceil_div(x, tl_ceil_div(x, most));
+    int64_t tile_y = tl_ceil_div(y, tl_ceil_div(y, tl_imax(most / tile_x, 1)));
     job->outer_positions = 1;
     for (int32_t d = 0; d < p->outer; d++)
         job->outer_positions *= v->gather.count[d];
@@ -498,8 +451,8 @@ static void FN(plan)(FN(job) * job)
                   panels = tl_ceil_div(rows, MR);
     const int64_t sums = job->lanes_are_rows ? tile_y * tl_ceil_div(tile_x, MR) * strips
                                              : tl_ceil_div((tile_y - 1) * p->pitch + tile_x, STRIP) * panels;
-    job->tile_elements = (job->inner > KC ? sums : 1) * MR * STRIP;
-    const int64_t taps = v->gather.taps_size, channels = tl_imin(v->channels, (KC - 2) / taps + 2);
+    job->tile_elements = (job->inner > KC ? sums : 1) * MR * STRIP +
+                         LANES; /* a whole vector is read where a line ends */
     job->planes_elements = channels * p->channel + 6 * STRIP;
     job->worker_elements = job->planes_elements +
                            job->tile_elements * (job->inner > job->segment && job->segment > KC ? 2 : 1);
