@@ -34,7 +34,7 @@ static int32_t product(tl_context *ctx, const tl_conv_shape *s, const tl_conv_ga
                        int64_t row_stride, int64_t channel_stride, const float *bias, float *target)
 {
     const int64_t group_stride = rows * channels * s->taps;
-    conv_view v = tl_conv_view(gather, batch, groups, channels, rows, source);
+    const conv_view v = tl_conv_view(gather, batch, groups, channels, rows, source);
     if (tl_is_reproducible(ctx))
         return tl_conv_product_f64(ctx, &v, groups, w, group_stride, row_stride, channel_stride, bias,
                                    tl_chain_segment(channels * gather->taps_size), target);
@@ -83,16 +83,12 @@ static int32_t weights(tl_context *ctx, const tl_conv_shape *s, int64_t batch, i
         return TORCHLEAN_OK;
     }
     const tl_conv_gather gather = tl_conv_correlate(s);
-    conv_view v = tl_conv_view(&gather, batch, groups, channels, rows, large);
-    int32_t status = TORCHLEAN_OK;
-    if (tl_is_reproducible(ctx)) return tl_conv_chain_weights(ctx, &v, groups, small, gw);
-    if (groups > 1 && channels <= FEW_CHANNELS && rows <= FEW_CHANNELS) {
-        tl_conv_direct_weights(&v, groups, small, gw);
-        return status;
-    }
-    for (int64_t i = 0; i < groups && !status; i++, v.source += channels * s->in_size)
-        status = tl_conv_weights(ctx, &v, small + i * rows * s->out_size, gw + i * rows * channels * s->taps);
-    return status;
+    const conv_view v = tl_conv_view(&gather, batch, groups, channels, rows, large);
+    if (tl_is_reproducible(ctx)) return tl_conv_weights_reproducible(ctx, &v, groups, small, gw);
+    if (groups == 1 || channels > FEW_CHANNELS || rows > FEW_CHANNELS)
+        return tl_conv_weights(ctx, &v, groups, small, gw);
+    tl_conv_direct_weights(&v, groups, small, gw);
+    return TORCHLEAN_OK;
 }
 
 /* gb[o] = sum over n and j of g[n,o,j]. */

@@ -32,6 +32,7 @@ static inline conv_view tl_conv_view(const tl_conv_gather *gather, int64_t batch
 #define tl_conv_product_f32 TL_V(tl_conv_product_f32)
 #define tl_conv_product_f64 TL_V(tl_conv_product_f64)
 #define tl_conv_weights TL_V(tl_conv_weights)
+#define tl_conv_weights_reproducible TL_V(tl_conv_weights_reproducible)
 #define tl_conv_chain_weights TL_V(tl_conv_chain_weights)
 #define tl_conv_direct_weights TL_V(tl_conv_direct_weights)
 
@@ -47,8 +48,9 @@ int32_t tl_conv_product_f64(tl_context *ctx, const conv_view *v, int64_t groups,
                             float *target);
 /* gw[row, c, t] = sum over n and positions j of g[n, row, j] times the gathered source; the gather is a correlation.
  * channels, rows and batch >= 1. */
-int32_t tl_conv_weights(tl_context *ctx, const conv_view *v, const float *g, float *gw);
-/* The same for all groups of arrays at once, without a matrix product: for groups of few channels (conv/direct.c). */
+int32_t tl_conv_weights(tl_context *ctx, const conv_view *v, int64_t groups, const float *g, float *gw);
+int32_t tl_conv_weights_reproducible(tl_context *ctx, const conv_view *v, int64_t groups, const float *g, float *gw);
+/* The same without a matrix product: for groups of few channels (conv/direct.c). */
 void tl_conv_direct_weights(const conv_view *v, int64_t groups, const float *g, float *gw);
-/* The same in reproducible contexts (conv/chain.c), of any groups: 0, or the status of tl_pool_alloc. */
+/* The same in reproducible contexts, gathered (conv/chain.c). */
 int32_t tl_conv_chain_weights(tl_context *ctx, const conv_view *v, int64_t groups, const float *g, float *gw);

@@ -7,6 +7,7 @@
 
 #include "cpu/linalg/gemm.h"
 #include "cpu/vector.h"
+#include "formula/integer.h"
 
 #define INLINE TL_INLINE
 
@@ -132,3 +133,12 @@ INLINE vec_f32 narrow_f32(const float *p, const float *add)
 #define EACH_SMALL_HEIGHT(F) F(1) F(2)
 #define EACH_HEIGHT(F) EACH_SMALL_HEIGHT(F) F(3) F(4)
 #endif
+
+/* The cells 0 <= i < n of first + i*step that lie inside 0 .. source - 1: *a <= i < *b. */
+INLINE void cells_inside(int64_t first, int64_t step, int64_t source, int64_t n, int64_t *a, int64_t *b)
+{
+    const int64_t low = first < 0 ? (step == 1 ? -first : tl_ceil_div(-first, step)) : 0;
+    const int64_t high = first >= source ? 0 : step == 1 ? source - first : (source - first - 1) / step + 1;
+    *a = tl_imin(low, n);
+    *b = tl_imax(*a, tl_imin(high, n));
+}

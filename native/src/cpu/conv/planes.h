@@ -97,12 +97,3 @@ static int64_t tap_offset(const planes *p, int64_t t)
     const int64_t slot = (outer * p->y.phases + ty % p->y.phases) * p->x.phases + tx % p->x.phases;
     return slot * p->slot + advance_of(&p->y, ty) * p->pitch + advance_of(&p->x, tx);
 }
-
-/* The cells 0 <= i < n of first + i*step that lie inside 0 .. source - 1: *a <= i < *b. */
-INLINE void cells_inside(int64_t first, int64_t step, int64_t source, int64_t n, int64_t *a, int64_t *b)
-{
-    const int64_t low = first < 0 ? (step == 1 ? -first : tl_ceil_div(-first, step)) : 0;
-    const int64_t high = first >= source ? 0 : step == 1 ? source - first : (source - first - 1) / step + 1;
-    *a = tl_imin(low, n);
-    *b = tl_imax(*a, tl_imin(high, n));
-}
