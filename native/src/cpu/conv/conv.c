@@ -87,8 +87,7 @@ static int32_t weights(tl_context *ctx, const tl_conv_shape *s, int64_t batch, i
     if (tl_is_reproducible(ctx)) return tl_conv_weights_reproducible(ctx, &v, groups, small, gw);
     if (groups == 1 || channels > FEW_CHANNELS || rows > FEW_CHANNELS)
         return tl_conv_weights(ctx, &v, groups, small, gw);
-    tl_conv_direct_weights(&v, groups, small, gw);
-    return TORCHLEAN_OK;
+    return tl_conv_direct_weights(ctx, &v, groups, small, gw);
 }
 
 /* gb[o] = sum over n and j of g[n,o,j]. */

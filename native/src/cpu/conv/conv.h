@@ -51,6 +51,6 @@ int32_t tl_conv_product_f64(tl_context *ctx, const conv_view *v, int64_t groups,
 int32_t tl_conv_weights(tl_context *ctx, const conv_view *v, int64_t groups, const float *g, float *gw);
 int32_t tl_conv_weights_reproducible(tl_context *ctx, const conv_view *v, int64_t groups, const float *g, float *gw);
 /* The same without a matrix product: for groups of few channels (conv/direct.c). */
-void tl_conv_direct_weights(const conv_view *v, int64_t groups, const float *g, float *gw);
+int32_t tl_conv_direct_weights(tl_context *ctx, const conv_view *v, int64_t groups, const float *g, float *gw);
 /* The same in reproducible contexts, gathered (conv/chain.c). */
 int32_t tl_conv_chain_weights(tl_context *ctx, const conv_view *v, int64_t groups, const float *g, float *gw);

@@ -18,7 +18,8 @@ INLINE vec_f32 load_f32(const float *p) { return tl_vec_load(p); }
 INLINE void store_f32(float *p, vec_f32 v) { tl_vec_store(p, v); }
 INLINE vec_f32 fma_f32(float x, vec_f32 y, vec_f32 z) { return tl_vec_fma(x, y, z); }
 
-/* lanes_between: the lanes a <= l < b; read_lanes: those lanes of p, 0 elsewhere; write_lanes: those lanes, to p. */
+/* lanes_between: the lanes a <= l < b; read_lanes: those lanes of p, 0 elsewhere; write_lanes: those lanes, to p; fma_lanes: x·y + z
+ * in those lanes, z elsewhere. */
 #if defined(__AVX512F__)
 typedef __m512d vec_f64;
 INLINE vec_f64 load_f64(const double *p) { return _mm512_loadu_pd(p); }
@@ -41,6 +42,8 @@ INLINE lane_mask lanes_between(int64_t a, int64_t b) { return (lane_mask)((1u <<
 INLINE tl_vec read_lanes(const float *p, lane_mask m) { return _mm512_maskz_loadu_ps(m, p); }
 INLINE void write_lanes(float *p, tl_vec v, lane_mask m) { _mm512_mask_storeu_ps(p, m, v); }
 INLINE tl_vec join_lanes(tl_vec x, tl_vec y) { return _mm512_or_ps(x, y); }
+INLINE tl_vec fma_lanes(tl_vec x, tl_vec y, tl_vec z, lane_mask m) { return _mm512_mask3_fmadd_ps(x, y, z, m); }
+INLINE tl_vec fma_each(tl_vec x, tl_vec y, tl_vec z) { return _mm512_fmadd_ps(x, y, z); }
 #elif defined(__AVX2__) && defined(__FMA__)
 typedef __m256d vec_f64;
 INLINE vec_f64 load_f64(const double *p) { return _mm256_loadu_pd(p); }
@@ -67,6 +70,11 @@ INLINE lane_mask lanes_between(int64_t a, int64_t b)
 INLINE tl_vec read_lanes(const float *p, lane_mask m) { return _mm256_maskload_ps(p, m); }
 INLINE void write_lanes(float *p, tl_vec v, lane_mask m) { _mm256_maskstore_ps(p, m, v); }
 INLINE tl_vec join_lanes(tl_vec x, tl_vec y) { return _mm256_or_ps(x, y); }
+INLINE tl_vec fma_lanes(tl_vec x, tl_vec y, tl_vec z, lane_mask m)
+{
+    return _mm256_blendv_ps(z, _mm256_fmadd_ps(x, y, z), _mm256_castsi256_ps(m));
+}
+INLINE tl_vec fma_each(tl_vec x, tl_vec y, tl_vec z) { return _mm256_fmadd_ps(x, y, z); }
 #else
 typedef double vec_f64 __attribute__((vector_size(16)));
 INLINE vec_f64 load_f64(const double *p)
@@ -110,6 +118,13 @@ INLINE tl_vec join_lanes(tl_vec x, tl_vec y)
     typedef int32_t bits __attribute__((vector_size(16)));
     return (tl_vec)((bits)x | (bits)y);
 }
+INLINE tl_vec fma_lanes(tl_vec x, tl_vec y, tl_vec z, lane_mask m)
+{
+    for (int64_t l = m.a; l < m.b; l++)
+        z[l] = fmaf(x[l], y[l], z[l]);
+    return z;
+}
+INLINE tl_vec fma_each(tl_vec x, tl_vec y, tl_vec z) { return fma_lanes(x, y, z, (lane_mask){0, LANES}); }
 #endif
 
 /* LANES floats, rounded once where they come from. */
