@@ -19,7 +19,7 @@ INLINE void store_f32(float *p, vec_f32 v) { tl_vec_store(p, v); }
 INLINE vec_f32 fma_f32(float x, vec_f32 y, vec_f32 z) { return tl_vec_fma(x, y, z); }
 
 /* lanes_between: the lanes a <= l < b; read_lanes: those lanes of p, 0 elsewhere; write_lanes: those lanes, to p; fma_lanes: x·y + z
- * in those lanes, z elsewhere. */
+ * in those lanes, z elsewhere; even_lanes: lanes 0, 2, 4 and so on of x and then y. */
 #if defined(__AVX512F__)
 typedef __m512d vec_f64;
 INLINE vec_f64 load_f64(const double *p) { return _mm512_loadu_pd(p); }
@@ -44,6 +44,11 @@ INLINE void write_lanes(float *p, tl_vec v, lane_mask m) { _mm512_mask_storeu_ps
 INLINE tl_vec join_lanes(tl_vec x, tl_vec y) { return _mm512_or_ps(x, y); }
 INLINE tl_vec fma_lanes(tl_vec x, tl_vec y, tl_vec z, lane_mask m) { return _mm512_mask3_fmadd_ps(x, y, z, m); }
 INLINE tl_vec fma_each(tl_vec x, tl_vec y, tl_vec z) { return _mm512_fmadd_ps(x, y, z); }
+INLINE tl_vec even_lanes(tl_vec x, tl_vec y)
+{
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return _mm512_permutex2var_ps(x, even, y);
+}
 #elif defined(__AVX2__) && defined(__FMA__)
 typedef __m256d vec_f64;
 INLINE vec_f64 load_f64(const double *p) { return _mm256_loadu_pd(p); }
@@ -75,6 +80,11 @@ INLINE tl_vec fma_lanes(tl_vec x, tl_vec y, tl_vec z, lane_mask m)
     return _mm256_blendv_ps(z, _mm256_fmadd_ps(x, y, z), _mm256_castsi256_ps(m));
 }
 INLINE tl_vec fma_each(tl_vec x, tl_vec y, tl_vec z) { return _mm256_fmadd_ps(x, y, z); }
+INLINE tl_vec even_lanes(tl_vec x, tl_vec y)
+{
+    const __m256d pairs = _mm256_castps_pd(_mm256_shuffle_ps(x, y, 0x88));
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(pairs, 0xd8));
+}
 #else
 typedef double vec_f64 __attribute__((vector_size(16)));
 INLINE vec_f64 load_f64(const double *p)
@@ -125,6 +135,7 @@ INLINE tl_vec fma_lanes(tl_vec x, tl_vec y, tl_vec z, lane_mask m)
     return z;
 }
 INLINE tl_vec fma_each(tl_vec x, tl_vec y, tl_vec z) { return fma_lanes(x, y, z, (lane_mask){0, LANES}); }
+INLINE tl_vec even_lanes(tl_vec x, tl_vec y) { return (tl_vec){x[0], x[2], y[0], y[2]}; }
 #endif
 
 /* LANES floats, rounded once where they come from. */
@@ -148,6 +159,19 @@ INLINE vec_f32 narrow_f32(const float *p, const float *add)
 #define EACH_SMALL_HEIGHT(F) F(1) F(2)
 #define EACH_HEIGHT(F) EACH_SMALL_HEIGHT(F) F(3) F(4)
 #endif
+
+/* n sums rounded to float, in place or in `to`, which has room for LANES - 1 more. */
+INLINE const float *rounded_f32(const float *sums, int64_t n, float *to)
+{
+    (void)n, (void)to;
+    return sums;
+}
+INLINE const float *rounded_f64(const double *sums, int64_t n, float *to)
+{
+    for (int64_t i = 0; i < n; i += LANES)
+        tl_vec_store(to + i, narrow_f64(sums + i, NULL));
+    return to;
+}
 
 /* The cells 0 <= i < n of first + i*step that lie inside 0 .. source - 1: *a <= i < *b. */
 INLINE void cells_inside(int64_t first, int64_t step, int64_t source, int64_t n, int64_t *a, int64_t *b)

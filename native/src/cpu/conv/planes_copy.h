@@ -8,17 +8,24 @@ static void FN(copy_lines)(const planes *p, const float *from, int64_t y, int64_
     cells_inside(x, X->step, X->source, n, &a, &b);
     cells_inside(y, Y->step, Y->source, lines, &low, &high);
     from += y * Y->stride + x;
-    if (X->step == 1 && n <= 4 * LANES) { /* whole vectors; what runs over is written again */
-        const int64_t vectors = tl_ceil_div(n, LANES);
-        lane_mask mask[4];
-        for (int64_t u = 0; u < vectors; u++)
-            mask[u] =
-                lanes_between(tl_imin(tl_imax(a - u * LANES, 0), LANES), tl_imin(tl_imax(b - u * LANES, 0), LANES));
+    if (X->step <= 2 && n <= 4 * LANES) { /* whole vectors; what runs over is written again */
+        const int64_t vectors = tl_ceil_div(n, LANES), step = X->step, parts = vectors * step;
+        lane_mask mask[8];
+        for (int64_t u = 0; u < parts; u++) {
+            const int64_t start = u * LANES, c = step * a, d = b > a ? step * (b - 1) + 1 : c; /* what is read */
+            mask[u] = lanes_between(tl_imin(tl_imax(c - start, 0), LANES), tl_imin(tl_imax(d - start, 0), LANES));
+        }
         for (int64_t i = 0; i < lines; i++, to += p->pitch) {
             const float *line = from + i * Y->step * Y->stride;
             const int outside = i < low || i >= high;
-            for (int64_t u = 0; u < vectors; u++)
-                FN(put)(to + u * LANES, outside ? tl_vec_zero() : read_lanes(line + u * LANES, mask[u]));
+            for (int64_t u = 0; u < vectors; u++) {
+                const float *at = line + u * step * LANES;
+                tl_vec x = tl_vec_zero();
+                if (!outside && step == 1) x = read_lanes(at, mask[u]);
+                if (!outside && step == 2)
+                    x = even_lanes(read_lanes(at, mask[2 * u]), read_lanes(at + LANES, mask[2 * u + 1]));
+                FN(put)(to + u * LANES, x);
+            }
         }
         return;
     }

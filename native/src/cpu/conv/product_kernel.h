@@ -102,6 +102,8 @@ static void FN(pack_rows)(const FN(job) * job, const float *w, int64_t h, int64_
         int64_t k = 0;
         for (; whole && job->row_stride > 1 && k < length && h > 1; k += LANES) {
             const int64_t n = tl_imin(length - k, LANES);
+            for (int64_t r = 0; joined && r < h; r++) /* too many rows for the hardware to see them coming */
+                __builtin_prefetch(from + r * job->row_stride + k + 4 * LANES, 0, 2);
             if (n < LANES && (4 * n < LANES || from + (h - 1) * job->row_stride + k + LANES > end)) break;
             tl_gemm_pack_f32(part, h, h, LANES, from + k, job->row_stride, 1);
             for (int64_t i = 0; i < n; i++)
@@ -161,20 +163,19 @@ static void FN(finish_rows)(const FN(job) * job, const FN(tile) * t, REAL *sums,
 {
     const tl_conv_gather *g = &job->v->gather;
     const int64_t step = g->to_step[g->rank - 1];
-    _Alignas(64) float panel[MR * NR], turned[NR * MR + LANES];
+    _Alignas(64) float panel[MR * NR + LANES], turned[NR * MR + LANES];
     const float *bias = job->bias ? job->bias + t->group * job->v->rows + row : NULL;
+    const int64_t n = h * width;
     if (bias) {
         _Alignas(64) REAL add[STRIP] = {0};
         for (int64_t l = 0; l < rows; l++)
             add[l] = bias[l];
-        for (int64_t r = 0; r < h; r++)
-            for (int64_t l = 0; l < width; l++)
-                panel[r * width + l] = (float)(sums[r * width + l] + add[l]);
-    } else {
-        for (int64_t i = 0; i < h * width; i++)
-            panel[i] = (float)sums[i];
+        for (int64_t i = 0; i < n; i += width)
+            for (int64_t l = 0; l < width; l += VL)
+                FN(store)(sums + i + l, FN(load)(sums + i + l) + FN(load)(add + l));
     }
-    tl_gemm_pack_f32(turned, h, h, width, panel, width, 1);
+    const float *const rounded = FN(rounded)(sums, n, panel);
+    tl_gemm_pack_f32(turned, h, h, width, rounded, width, 1);
     const lane_mask mask = lanes_between(0, h);
     for (int64_t l = 0; l < rows; l++, to += g->target_size) {
         const float *from = turned + l * h;
