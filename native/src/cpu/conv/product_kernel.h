@@ -239,13 +239,14 @@ static void FN(multiply_rows)(const FN(job) * job, const FN(tile) * t, int64_t k
             const REAL *strip = weights;
             for (int64_t i = 0; i < t->rows; i += STRIP) {
                 const int64_t rows = tl_imin(t->rows - i, STRIP), width = FN(strip_width)(rows);
+                float *const to = t->target + (t->row + i) * g->target_size + y * line + x * step;
+                for (int64_t l = 0; s.finish && l < rows; l++)
+                    __builtin_prefetch(to + l * g->target_size, 1);
                 FN(rows_kernels)
                 [h][width / VL - 1](kc, source + y *job->planes.pitch + x, strip + k0 *width, job->offsets + k0,
                                     sums + part, s.mode);
                 FN(close_part)(sums, part, h * width, s);
-                if (s.finish)
-                    FN(finish_rows)(job, t, sums, h, width, t->row + i, rows,
-                                    t->target + (t->row + i) * g->target_size + y * line + x * step);
+                if (s.finish) FN(finish_rows)(job, t, sums, h, width, t->row + i, rows, to);
                 strip += width * job->inner;
                 if (!only) sums += MR * STRIP;
             }
@@ -266,6 +267,8 @@ static void FN(multiply_positions)(const FN(job) * job, const FN(tile) * t, int6
         const REAL *panel = FN(packed_tile)(job, t->group, t->row);
         for (int64_t p = 0, row = t->row; p < panels.count; p++) {
             const int64_t h = panels.height + (p < panels.taller);
+            for (int64_t r = 0; s.finish && r < h; r++) /* dense results, or close to them */
+                __builtin_prefetch(t->target + (row + r) * job->v->gather.target_size + q, 1);
             FN(positions_kernel)(h, width / VL)(kc, panel + k0 * h, source + q, VL, job->offsets + k0, sums + part,
                                                 s.mode);
             FN(close_part)(sums, part, h * width, s);
@@ -332,9 +335,9 @@ static int FN(choose_lanes)(const FN(job) * job)
     const double rows = (double)job->v->rows, inner = (double)job->inner;
     const double lines = (double)p->tile_y, n = (double)p->tile_x;
     const double strips = (double)tl_ceil_div((p->tile_y - 1) * p->pitch + p->tile_x, STRIP);
-    const double by_rows = (double)tl_ceil_div(job->v->rows, VL) * lines * n * (1 + 10 / inner);
+    const double by_rows = (double)tl_ceil_div(job->v->rows, VL) * lines * n * (1 + 14 / inner);
     const double panel = tl_ceil_div(job->v->rows, MR) ? rows / (double)tl_ceil_div(job->v->rows, MR) : rows;
-    const double by_positions = rows * strips * 2 * (1 + 5 / inner) * (1 + 1.2 / panel);
+    const double by_positions = rows * strips * 2 * (1 + 5 / inner) * (1.05 + 1.2 / (panel * panel));
     return by_rows < by_positions;
 }
 
