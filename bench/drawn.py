@@ -3,8 +3,9 @@
 Row i of a seed is drawn from (S, i) alone. The operations that have a baseline in PyTorch, and their gradients, take turns;
 each dimension of one of the operation's benchmark sizes is drawn anew, log-uniformly from 1 to four times what it was: as it
 comes, as a multiple of 8, or as a prime. Kernels, strides and paddings stay. Shapes that the operation refuses, that are
-smaller than :data:`SMALLEST` or larger than the limits are drawn again. With ``--ops`` the named operations alone take turns. The output has a line for each family (rows, median,
-5th percentile and least ratio, share below 1) and the slowest rows, each with the arguments that repeat it.
+smaller than :data:`SMALLEST` or larger than the limits are drawn again. With ``--ops`` the named operations alone take turns.
+The output has a line for each family (rows, median, 5th percentile and least ratio, share below 1) and the slowest rows, each
+with the arguments that repeat it.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ static void multiply_planes(void *arg, int64_t task, int32_t worker)
     memset(sums, 0, sizeof(float) * (size_t)(v->rows * taps * FOLD));
     for (int64_t n = 0; n < v->batch * slices && !tl_interrupted(); n++) {
         int64_t rest = n, at[TL_CONV_RANK];
-        for (int32_t d = p->outer - 1; d >= 0; d--)
+        for (int32_t d = p->outer - 1; d >= 0; d--) /* the outer axes are the first ones */
             at[d] = rest % g->count[d], rest /= g->count[d];
         const float *source = v->source + (rest * v->source_channels + task) * g->source_size;
         for (int64_t y = 0; y < p->y.count; y += p->tile_y)
@@ -129,7 +129,7 @@ static void multiply_planes(void *arg, int64_t task, int32_t worker)
 
 int32_t tl_conv_direct_weights(tl_context *ctx, const conv_view *v, int64_t groups, const float *g, float *gw)
 {
-    job_t job = {.v = v, .planes = open_planes(v), .g = g, .gw = gw};
+    job_t job = {.v = v, .planes = open_planes(v, v->gather.rank - 1, v->gather.rank - 2), .g = g, .gw = gw};
     planes *p = &job.planes;
     const int64_t x = tl_imin(p->x.count, LINE), y = tl_imin(p->y.count, tl_imax(TILE_CELLS / x, 1));
     shape_planes(p, x < p->x.count ? 1 : y, x);
@@ -143,7 +143,7 @@ int32_t tl_conv_direct_weights(tl_context *ctx, const conv_view *v, int64_t grou
     job.offsets = memory;
     job.scratch = (float *)(job.offsets + taps);
     for (int64_t t = 0; t < taps; t++)
-        job.offsets[t] = tap_offset(p, t);
+        job.offsets[t] = tap_offset(v, p, t);
     tl_parallel(groups * v->channels, multiply_planes, &job);
     tl_pool_free(ctx, memory);
     return TORCHLEAN_OK;

@@ -3,7 +3,7 @@
  * a constant offset from where the tile begins, and its value at the next position is the next element. Each cell is copied
  * once, where a gathered matrix holds it once for each tap.
  *
- * The last two axes, y and x, are copied as lines of `pitch` cells. A tap along the axes before them has planes of its own.
+ * Two axes, y and x, are copied as lines of `pitch` cells. A tap along the other axes, the outer ones, has planes of its own.
  *     channel, tap of the outer axes, residue of y, residue of x, line, cell
  * Where a tile is shorter than the way from tap to tap, as with a large dilation, each tap has cells of its own instead of
  * each residue */
@@ -13,30 +13,39 @@
 #include "cpu/conv/lanes.h"
 #include "formula/integer.h"
 
+enum { SHORT = 7 }; /* positions of a line that leave lanes or panels half empty */
+
 /* Position j and tap t of an axis meet the source at first + j*step + t*tap_step, first being the least of tap 0 and the last. */
 typedef struct {
     int64_t count, taps, step, tap_step, first, low, source, stride;
+    int64_t taps_after;       /* taps of all axes after this one */
+    int64_t to_step, to_base; /* of positions in the target, in elements */
     int64_t phases, reach; /* kinds of taps with cells of their own; cells that they reach beyond those of the first */
     int apart;             /* each tap is a kind: a tile is shorter than from one tap to the next */
 } plane_axis;
 
 typedef struct {
     plane_axis x, y;
-    int32_t outer;                /* axes before y */
-    int64_t outer_taps;           /* products over them */
-    int64_t tile_x, tile_y;       /* the largest tile */
-    int64_t pitch, slot, channel; /* elements of a line, of the lines of a residue, of a channel */
+    int32_t outer, outer_axis[TL_CONV_RANK]; /* the axes beside x and y */
+    int64_t outer_taps;                      /* products over them */
+    int64_t tile_x, tile_y;                  /* the largest tile */
+    int64_t pitch, slot, channel;            /* elements of a line, of the lines of a residue, of a channel */
 } planes;
 
 static plane_axis open_axis(const conv_view *v, int32_t d)
 {
     const tl_conv_gather *g = &v->gather;
-    if (d < 0) return (plane_axis){.count = 1, .taps = 1, .step = 1, .source = 1};
+    if (d < 0) return (plane_axis){.count = 1, .taps = 1, .step = 1, .source = 1, .taps_after = 1};
     plane_axis a = {.count = g->count[d], .taps = g->taps[d], .step = g->step[d], .tap_step = g->tap_step[d]};
     a.low = a.tap_step < 0 ? (a.taps - 1) * a.tap_step : 0;
     a.first = g->base[d] + a.low;
     a.source = g->source[d];
     a.stride = v->source_stride[d];
+    a.to_step = g->to_step[d] * v->target_stride[d];
+    a.to_base = g->to_base[d] * v->target_stride[d];
+    a.taps_after = 1;
+    for (int32_t i = d + 1; i < g->rank; i++)
+        a.taps_after *= g->taps[i];
     return a;
 }
 
@@ -80,20 +89,40 @@ static void shape_planes(planes *p, int64_t tile_y, int64_t tile_x)
     p->channel = (lines | 1) * LANES; /* an odd number of cache lines, which do not compete for one set */
 }
 
-static planes open_planes(const conv_view *v)
+/* Planes of the axes x and y, either -1 where there is none; the others are the outer ones, in order. */
+static planes open_planes(const conv_view *v, int32_t x, int32_t y)
 {
-    const tl_conv_gather *g = &v->gather;
-    planes p = {.x = open_axis(v, g->rank - 1), .y = open_axis(v, g->rank - 2), .outer_taps = 1};
-    p.outer = g->rank > 2 ? g->rank - 2 : 0;
-    for (int32_t d = 0; d < p.outer; d++)
-        p.outer_taps *= g->taps[d];
+    planes p = {.x = open_axis(v, x), .y = open_axis(v, y), .outer_taps = 1};
+    for (int32_t d = 0; d < v->gather.rank; d++)
+        if (d != x && d != y) {
+            p.outer_axis[p.outer++] = d;
+            p.outer_taps *= v->gather.taps[d];
+        }
     return p;
 }
 
-/* Where tap t of the gather is from where a position is, in a channel. */
-static int64_t tap_offset(const planes *p, int64_t t)
+/* The axis for lines: the last one, whose positions are contiguous, or where it is short the longest of them; `other` is taken
+ * already. */
+INLINE int32_t choose_axis(const conv_view *v, int32_t other)
 {
-    const int64_t tx = t % p->x.taps, ty = t / p->x.taps % p->y.taps, outer = t / p->x.taps / p->y.taps;
+    const tl_conv_gather *g = &v->gather;
+    int32_t best = g->rank - 1 == other ? g->rank - 2 : g->rank - 1;
+    for (int32_t d = best - 1; d >= 0; d--)
+        if (d != other && g->count[best] < SHORT && g->count[d] > g->count[best]) best = d;
+    return best;
+}
+
+/* Where tap t of the gather is from where a position is, in a channel. */
+static int64_t tap_offset(const conv_view *v, const planes *p, int64_t t)
+{
+    int64_t outer = 0;
+    for (int32_t i = 0, d = 0, after; i < p->outer; i++) {
+        int64_t rest = t;
+        for (d = p->outer_axis[i], after = v->gather.rank - 1; after > d; after--)
+            rest /= v->gather.taps[after];
+        outer = outer * v->gather.taps[d] + rest % v->gather.taps[d];
+    }
+    const int64_t tx = t / p->x.taps_after % p->x.taps, ty = t / p->y.taps_after % p->y.taps;
     const int64_t slot = (outer * p->y.phases + ty % p->y.phases) * p->x.phases + tx % p->x.phases;
     return slot * p->slot + advance_of(&p->y, ty) * p->pitch + advance_of(&p->x, tx);
 }

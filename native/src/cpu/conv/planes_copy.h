@@ -4,11 +4,12 @@
 static void FN(copy_lines)(const planes *p, const float *from, int64_t y, int64_t lines, int64_t x, int64_t n, REAL *to)
 {
     const plane_axis *const X = &p->x, *const Y = &p->y;
+    const int64_t apart = X->step * X->stride; /* cells in the source */
     int64_t a, b, low, high;
     cells_inside(x, X->step, X->source, n, &a, &b);
     cells_inside(y, Y->step, Y->source, lines, &low, &high);
-    from += y * Y->stride + x;
-    if (X->step <= 2 && n <= 4 * LANES) { /* whole vectors; what runs over is written again */
+    from += y * Y->stride + x * X->stride;
+    if (X->stride == 1 && X->step <= 2 && n <= 4 * LANES) { /* whole vectors; what runs over is written again */
         const int64_t vectors = tl_ceil_div(n, LANES), step = X->step, parts = vectors * step;
         lane_mask mask[8];
         for (int64_t u = 0; u < parts; u++) {
@@ -39,15 +40,15 @@ static void FN(copy_lines)(const planes *p, const float *from, int64_t y, int64_
         }
         for (int64_t l = 0; l < a; l++)
             out[l] = 0;
-        if (X->step == 1)
+        if (apart == 1)
             for (int64_t l = a; l < b; l++)
                 out[l] = line[l];
-        else if (X->step == 2)
+        else if (apart == 2)
             for (int64_t l = a; l < b; l++)
                 out[l] = line[2 * l];
         else
             for (int64_t l = a; l < b; l++)
-                out[l] = line[l * X->step];
+                out[l] = line[l * apart];
         for (int64_t l = b; l < n; l++)
             out[l] = 0;
     }
@@ -63,7 +64,8 @@ static void FN(copy_planes)(const conv_view *v, const planes *p, const float *so
     for (int64_t t = 0; t < p->outer_taps; t++) {
         int64_t start = 0;
         int outside = 0;
-        for (int32_t d = 0; d < p->outer; d++) {
+        for (int32_t i = 0; i < p->outer; i++) {
+            const int32_t d = p->outer_axis[i];
             const int64_t c = at[d] * g->step[d] + g->base[d] + tap[d] * g->tap_step[d];
             outside |= c < 0 || c >= g->source[d];
             start += c * v->source_stride[d];
@@ -78,7 +80,7 @@ static void FN(copy_planes)(const conv_view *v, const planes *p, const float *so
                     FN(copy_lines)(p, source + start + c * g->source_size, y, lines + p->y.reach, x, n + p->x.reach,
                                    to + c * p->channel);
         }
-        for (int32_t d = p->outer - 1; d >= 0 && ++tap[d] == g->taps[d]; d--)
-            tap[d] = 0;
+        for (int32_t i = p->outer - 1; i >= 0 && ++tap[p->outer_axis[i]] == g->taps[p->outer_axis[i]]; i--)
+            tap[p->outer_axis[i]] = 0;
     }
 }

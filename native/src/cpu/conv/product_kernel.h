@@ -162,7 +162,7 @@ static void FN(finish_rows)(const FN(job) * job, const FN(tile) * t, REAL *sums,
                             int64_t rows, float *to)
 {
     const tl_conv_gather *g = &job->v->gather;
-    const int64_t step = g->to_step[g->rank - 1];
+    const int64_t step = job->planes.x.to_step;
     _Alignas(64) float panel[MR * NR + LANES], turned[NR * MR + LANES];
     const float *bias = job->bias ? job->bias + t->group * job->v->rows + row : NULL;
     const int64_t n = h * width;
@@ -193,8 +193,7 @@ static void FN(finish_positions)(const FN(job) * job, const FN(tile) * t, const 
 {
     const conv_view *v = job->v;
     const tl_conv_gather *g = &v->gather;
-    const int32_t last = g->rank - 1;
-    const int64_t step = g->to_step[last], line = last > 0 ? g->to_step[last - 1] * v->target_stride[last - 1] : 0;
+    const int64_t step = job->planes.x.to_step, line = job->planes.y.to_step;
     const int64_t pitch = job->planes.pitch;
     int64_t y = q / pitch, x = q % pitch;
     for (int64_t l = 0; l < width && y < t->lines; l += pitch - x, x = 0, y++) {
@@ -228,8 +227,7 @@ static void FN(multiply_rows)(const FN(job) * job, const FN(tile) * t, int64_t k
 {
     const conv_view *v = job->v;
     const tl_conv_gather *g = &v->gather;
-    const int32_t last = g->rank - 1;
-    const int64_t step = g->to_step[last], line = last > 0 ? g->to_step[last - 1] * v->target_stride[last - 1] : 0;
+    const int64_t step = job->planes.x.to_step, line = job->planes.y.to_step;
     const REAL *const weights = FN(packed_tile)(job, t->group, t->row);
     const FN(shares) panels = FN(share)(t->n, MR);
     const int only = s.finish && k0 == 0;
@@ -267,7 +265,8 @@ static void FN(multiply_positions)(const FN(job) * job, const FN(tile) * t, int6
         const REAL *panel = FN(packed_tile)(job, t->group, t->row);
         for (int64_t p = 0, row = t->row; p < panels.count; p++) {
             const int64_t h = panels.height + (p < panels.taller);
-            for (int64_t r = 0; s.finish && r < h; r++) /* dense results, or close to them */
+            for (int64_t r = 0; s.finish && job->planes.x.to_step == 1 && r < h;
+                 r++) /* dense results, or close to them */
                 __builtin_prefetch(t->target + (row + r) * job->v->gather.target_size + q, 1);
             FN(positions_kernel)(h, width / VL)(kc, panel + k0 * h, source + q, VL, job->offsets + k0, sums + part,
                                                 s.mode);
@@ -287,7 +286,6 @@ static void FN(multiply_tile)(const FN(job) * job, int64_t item, REAL *source, i
     const conv_view *v = job->v;
     const tl_conv_gather *g = &v->gather;
     const planes *p = &job->planes;
-    const int32_t last = g->rank - 1;
     REAL *sums = source + job->planes_elements;
     const int64_t tile = item / job->row_tiles, taps = g->taps_size;
     int64_t rest = tile, at[TL_CONV_RANK];
@@ -296,9 +294,9 @@ static void FN(multiply_tile)(const FN(job) * job, int64_t item, REAL *source, i
     t.x0 = rest % job->x_tiles * p->tile_x, rest /= job->x_tiles;
     t.y0 = rest % job->y_tiles * p->tile_y, rest /= job->y_tiles;
     t.n = tl_imin(p->tile_x, p->x.count - t.x0), t.lines = tl_imin(p->tile_y, p->y.count - t.y0);
-    int64_t to = t.x0 * g->to_step[last] + g->to_base[last];
-    if (last > 0) to += (t.y0 * g->to_step[last - 1] + g->to_base[last - 1]) * v->target_stride[last - 1];
-    for (int32_t d = p->outer - 1; d >= 0; d--) {
+    int64_t to = t.x0 * p->x.to_step + p->x.to_base + t.y0 * p->y.to_step + p->y.to_base;
+    for (int32_t i = p->outer - 1; i >= 0; i--) {
+        const int32_t d = p->outer_axis[i];
         at[d] = rest % g->count[d], rest /= g->count[d];
         to += (at[d] * g->to_step[d] + g->to_base[d]) * v->target_stride[d];
     }
@@ -353,8 +351,8 @@ static void FN(plan)(FN(job) * job)
     int64_t tile_x = tl_ceil_div(x, tl_ceil_div(x, most));
     int64_t tile_y = tl_ceil_div(y, tl_ceil_div(y, tl_imax(most / tile_x, 1)));
     job->outer_positions = 1;
-    for (int32_t d = 0; d < p->outer; d++)
-        job->outer_positions *= v->gather.count[d];
+    for (int32_t i = 0; i < p->outer; i++)
+        job->outer_positions *= v->gather.count[p->outer_axis[i]];
     shape_planes(p, tile_y, tile_x);
     job->lanes_are_rows = FN(choose_lanes)(job);
     const int64_t unit = job->lanes_are_rows ? STRIP : MR;
@@ -398,7 +396,8 @@ int32_t FN(tl_conv_product)(tl_context *ctx, const conv_view *v, int64_t groups,
 {
     const tl_conv_gather *g = &v->gather;
     if (g->positions == 0) return TORCHLEAN_OK;
-    FN(job) job = {.v = v, .planes = open_planes(v), .w = w, .bias = bias, .target = target, .groups = groups};
+    const int32_t x = choose_axis(v, -1), y = choose_axis(v, x);
+    FN(job) job = {.v = v, .planes = open_planes(v, x, y), .w = w, .bias = bias, .target = target, .groups = groups};
     job.group_stride = group_stride, job.row_stride = row_stride, job.channel_stride = channel_stride;
     job.inner = v->channels * g->taps_size;
     job.segment = segment;
@@ -414,7 +413,7 @@ int32_t FN(tl_conv_product)(tl_context *ctx, const conv_view *v, int64_t groups,
     job.packed = job.scratch + workers * job.worker_elements;
     job.offsets = (int32_t *)(job.packed + packed);
     for (int64_t t = 0; t < g->taps_size; t++) {
-        const int64_t tap = tap_offset(&job.planes, t);
+        const int64_t tap = tap_offset(v, &job.planes, t);
         for (int64_t c = 0, k = t; c < v->channels; c++, k += g->taps_size)
             job.offsets[k] = (int32_t)((c - k / KC * KC / g->taps_size) * job.planes.channel + tap);
     }
