@@ -11,14 +11,23 @@
 #include "cpu/conv/planes.h"
 #include "cpu/sum_tree.h"
 
+/* F(t) for every number of taps that are summed at a time: TAPS of them have their sums in registers. */
+#if TL_GEMM_LANES == 16
+#define TAPS 9
+#define EACH_COUNT(F) F(1) F(2) F(3) F(4) F(5) F(6) F(7) F(8) F(9)
+#elif TL_GEMM_LANES == 8
+#define TAPS 6
+#define EACH_COUNT(F) F(1) F(2) F(3) F(4) F(5) F(6)
+#else
+#define TAPS 3
+#define EACH_COUNT(F) F(1) F(2) F(3)
+#endif
+
 enum {
     FOLD = TL_SUM_FOLD,
     VECTORS = FOLD / LANES,
-    TAPS = LANES == 16 ? 9
-    : LANES == 8       ? 6
-                       : 3, /* at a time: their sums stay in registers */
-    TILE_CELLS = 8192,      /* a tile's copy stays in L1 or close */
-    LINE = 4096             /* of a tile; a multiple of FOLD */
+    TILE_CELLS = 8192, /* a tile's copy stays in L1 or close */
+    LINE = 4096        /* of a tile; a multiple of FOLD */
 };
 
 #define REAL float
@@ -78,13 +87,6 @@ typedef void (*add_fn)(const float *, int64_t, const float *, int64_t, const int
     {                                                                                                                  \
         add_products(T, g, line, x, pitch, off, lines, n, sums);                                                       \
     }
-#if TL_GEMM_LANES == 16
-#define EACH_COUNT(F) F(1) F(2) F(3) F(4) F(5) F(6) F(7) F(8) F(9)
-#elif TL_GEMM_LANES == 8
-#define EACH_COUNT(F) F(1) F(2) F(3) F(4) F(5) F(6)
-#else
-#define EACH_COUNT(F) F(1) F(2) F(3)
-#endif
 EACH_COUNT(ADD)
 #define NAME(T) add_products_##T,
 static const add_fn add_functions[TAPS + 1] = {0, EACH_COUNT(NAME)};

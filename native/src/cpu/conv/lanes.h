@@ -50,21 +50,6 @@ INLINE tl_vec even_lanes(tl_vec x, tl_vec y)
     return _mm512_permutex2var_ps(x, even, y);
 }
 #elif defined(__AVX2__) && defined(__FMA__)
-typedef __m256d vec_f64;
-INLINE vec_f64 load_f64(const double *p) { return _mm256_loadu_pd(p); }
-INLINE void store_f64(double *p, vec_f64 v) { _mm256_storeu_pd(p, v); }
-INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return _mm256_fmadd_pd(_mm256_set1_pd(x), y, z); }
-INLINE void store_widened(double *p, vec_f32 v)
-{
-    _mm256_storeu_pd(p, _mm256_cvtps_pd(_mm256_castps256_ps128(v)));
-    _mm256_storeu_pd(p + 4, _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1)));
-}
-INLINE vec_f32 narrow_f64(const double *p, const double *add)
-{
-    __m256d low = _mm256_loadu_pd(p), high = _mm256_loadu_pd(p + 4);
-    if (add) low += *add, high += *add;
-    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps(low)), _mm256_cvtpd_ps(high), 1);
-}
 typedef __m256i lane_mask;
 INLINE lane_mask lanes_between(int64_t a, int64_t b)
 {
@@ -72,6 +57,10 @@ INLINE lane_mask lanes_between(int64_t a, int64_t b)
     return _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)a), lane),
                                _mm256_cmpgt_epi32(_mm256_set1_epi32((int)b), lane));
 }
+typedef __m256d vec_f64;
+INLINE vec_f64 load_f64(const double *p) { return _mm256_loadu_pd(p); }
+INLINE void store_f64(double *p, vec_f64 v) { _mm256_storeu_pd(p, v); }
+INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return _mm256_fmadd_pd(_mm256_set1_pd(x), y, z); }
 INLINE tl_vec read_lanes(const float *p, lane_mask m) { return _mm256_maskload_ps(p, m); }
 INLINE void write_lanes(float *p, tl_vec v, lane_mask m) { _mm256_maskstore_ps(p, m, v); }
 INLINE tl_vec join_lanes(tl_vec x, tl_vec y) { return _mm256_or_ps(x, y); }
@@ -84,6 +73,17 @@ INLINE tl_vec even_lanes(tl_vec x, tl_vec y)
 {
     const __m256d pairs = _mm256_castps_pd(_mm256_shuffle_ps(x, y, 0x88));
     return _mm256_castpd_ps(_mm256_permute4x64_pd(pairs, 0xd8));
+}
+INLINE void store_widened(double *p, vec_f32 v)
+{
+    _mm256_storeu_pd(p, _mm256_cvtps_pd(_mm256_castps256_ps128(v)));
+    _mm256_storeu_pd(p + 4, _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1)));
+}
+INLINE vec_f32 narrow_f64(const double *p, const double *add)
+{
+    __m256d low = _mm256_loadu_pd(p), high = _mm256_loadu_pd(p + 4);
+    if (add) low += *add, high += *add;
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps(low)), _mm256_cvtpd_ps(high), 1);
 }
 #else
 typedef double vec_f64 __attribute__((vector_size(16)));
