@@ -3,8 +3,9 @@
 Row i of a seed is drawn from (S, i) alone. The operations that have a baseline in PyTorch, and their gradients, take turns;
 each dimension of one of the operation's benchmark sizes is drawn anew, log-uniformly from 1 to four times what it was: as it
 comes, as a multiple of 8, or as a prime. Kernels, strides and paddings stay. Shapes that the operation refuses, that are
-smaller than :data:`SMALLEST` or larger than the limits are drawn again. The output has a line for each family (rows, median,
-5th percentile and least ratio, share below 1) and the slowest rows, each with the arguments that repeat it.
+smaller than :data:`SMALLEST` or larger than the limits are drawn again. With ``--ops`` the named operations alone take turns.
+The output has a line for each family (rows, median, 5th percentile and least ratio, share below 1) and the slowest rows, each
+with the arguments that repeat it.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ class DrawnRow:
     bytes: int
 
 
-def pairs() -> list[tuple[registry.Op, str]]:
-    """The operations with a baseline in PyTorch, forward and VJP."""
+def pairs(names: Sequence[str] | None = None) -> list[tuple[registry.Op, str]]:
+    """The operations with a baseline in PyTorch, forward and VJP; those of these names, families or patterns."""
     found = []
-    for op in registry.ops():
+    for op in registry.ops(names):
         benchmark = benchmark_of(op.name)
         coupled = any(name in size for size in benchmark.sizes for name in ("in_dims", "start", "starts"))
         if not benchmark.sizes or coupled:
@@ -97,9 +98,9 @@ def draw_size(rng: np.random.Generator, size: Mapping[str, Any]) -> dict[str, An
     return out | {name: out[other] for name, other in EQUAL.items() if name in out and other in out}
 
 
-def draw_subject(seed: int, index: int, device: tlrt.Device) -> tuple[Subject, Any]:
+def draw_subject(seed: int, index: int, device: tlrt.Device, names: Sequence[str] | None = None) -> tuple[Subject, Any]:
     """The operation of a row at its size, and our call, which has run once."""
-    choices = pairs()
+    choices = pairs(names)
     op, which = choices[np.random.default_rng([seed, 0]).permutation(len(choices))[index % len(choices)]]
     rng, (most, work) = np.random.default_rng([seed, 1, index]), LARGEST[device.is_cuda]
     sizes = benchmark_of(op.name).sizes
@@ -134,11 +135,13 @@ def _timing(call: Any, device: tlrt.Device, torch: Any) -> Timing:
     return time_marks(call, lambda i: events[i].record(), elapsed, BUDGET)
 
 
-def measure(device: tlrt.Device, torch: Any, seed: int, first: int, count: int) -> Iterator[DrawnRow]:
+def measure(
+    device: tlrt.Device, torch: Any, seed: int, first: int, count: int, names: Sequence[str] | None = None
+) -> Iterator[DrawnRow]:
     """The rows, one after the other."""
     with Progress(count, "shapes") as progress:
         for index in range(first, first + count):
-            subject, call = draw_subject(seed, index, device)
+            subject, call = draw_subject(seed, index, device, names)
             other = subject.torch(torch, "cuda" if device.is_cuda else "cpu")
             if other is None:
                 raise RuntimeError(f"{subject.op.name}: no call of PyTorch's")
@@ -173,12 +176,12 @@ def summarise(rows: Sequence[DrawnRow]) -> list[dict[str, Any]]:
     ]
 
 
-def run(device: tlrt.Device, seed: int, first: int, count: int) -> dict[str, Any]:
+def run(device: tlrt.Device, seed: int, first: int, count: int, names: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures, prints and gives the document."""
     torch = import_torch(device)
     if torch is None:
         raise SystemExit("bench --drawn: PyTorch is not installed, and the ratios are against it")
-    rows = list(measure(device, torch, seed, first, count))
+    rows = list(measure(device, torch, seed, first, count, names))
     summary = summarise(rows)
     print(format_table(("family", "shapes", "median", "5th percentile", "least", "share below 1"), [
         (s["family"], s["shapes"], *(f"{s[k]:.2f}" for k in ("median", "percentile_5", "least", "share_below_1")))
@@ -186,7 +189,7 @@ def run(device: tlrt.Device, seed: int, first: int, count: int) -> dict[str, Any
     ]))  # fmt: skip
     print("\nthe slowest, as times faster than PyTorch")
     for r in sorted(rows, key=lambda r: r.ratio)[:SHOWN]:
-        line = f"--drawn 1 --seed {seed} --first {r.index}"
+        line = f"--drawn 1 --seed {seed} --first {r.index}" + (f" --ops '{','.join(names)}'" if names else "")
         print(f"{r.ratio:6.2f}  {r.ours_ms:9.4f} ms  {r.op} {r.size:.90}   {line}")
     return {
         "seed": seed,

@@ -104,8 +104,6 @@ REASONS: dict[str, str] = {
     "TORCHLEAN_OK;": "equivalent: a number of channels is never negative",
     "native/src/cpu/index.c: const float *next = job->values + (int64_t)h[1].place * cols + col; -> "
     "const float *next = job->values + (int64_t)h[(1+1)].place * cols + col;": "equivalent: the address of a prefetch, which never faults; h[2] lies within the scratch, before the cursors",
-    "native/src/cpu/conv/product.c: for (int64_t k = 0, known = -1, index = 0; k < kc; k++) { -> for "
-    "(int64_t k = 0, known = -1, index = 1; k < kc; k++) {": "equivalent: k = 0 sets the index, as no tap is -1",
     "native/src/cpu/spectral/fft.c: const int64_t count = n2 - g * TL_W < TL_W ? n2 - g * TL_W : TL_W; "
     "-> const int64_t count = n2 - g % TL_W < TL_W ? n2 - g * TL_W : TL_W;": "equivalent: n2 >= 46 > TL_W - 1 + TL_W, so count is TL_W; what is too much goes to the scratch behind a[n2], overwritten by the first pass",
     "native/src/cpu/index.c: MOST_BLOCKS = 2048, -> MOST_BLOCKS = (2048+1),": "equivalent: only how the indices are grouped changes: an element's values come in the order of their list",
@@ -114,7 +112,6 @@ REASONS: dict[str, str] = {
     "native/src/cpu/spectral/fft.h: TL_OPAQUE(rr); -> /*TL_OPAQUE(rr);*/": "equivalent: gcc fuses nothing while one of a sum's two products is hidden: the objects have the same fused instructions, none",
     "native/src/cpu/linalg/gemm_kernel.h: else if (rows == 1 && job->rsb == 1) -> else if (0==1)": "equivalent: only time changes: the tile's kernel computes the same chain of fused multiply-adds",
     "native/src/core/call.c: return got == n; -> return got <= n;": "equivalent: the call is refused already: nothing reads the input or the output",
-    "native/src/cpu/conv/product.c: _Alignas(64) float edge[MR * NR]; -> _Alignas(0) float edge[MR * NR];": "equivalent: vectors are loaded and stored unaligned",
     "native/src/cpu/linalg/gemm_kernel.h: if (cost < TASK_COST) job->products_per_task = "
     "(int64_t)(TASK_COST / tl_imax(cost, 1.0)); -> if (cost <= TASK_COST) job->products_per_task = "
     "(int64_t)(TASK_COST / tl_imax(cost, 1.0));": "equivalent: TASK_COST / TASK_COST is the 1 that it is without",

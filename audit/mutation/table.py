@@ -139,8 +139,16 @@ DEFECTS = [
         ("        g.kernel_step[d] = period;", "        g.kernel_step[d] = stride;",
          "a factor common to stride and dilation is forgotten", "conv_grouped,conv_transpose_grouped"),
     ]),
+    *defects("native/src/cpu/conv/planes.h", rows=[
+        ("    a.first = g->base[d] + a.low;", "    a.first = g->base[d];", "taps that go back meet other cells",
+         "conv,conv_transpose"),
+    ]),
+    *defects("native/src/cpu/conv/weights_kernel.h", rows=[
+        ("if (apart && next == stop)", "if (apart && next == end)", "a chain that goes on in the next tile is added twice",
+         "conv,conv2d"),
+    ]),
     *defects("native/src/cpu/conv/direct.c", rows=[
-        ("sums[l] += weight * 0.0f;", "sums[l] += 0.0f;", "the zeros around a plane take no part",
+        ("tl_imin(n - i - u * LANES, LANES)", "tl_imin(n - 1 - i - u * LANES, LANES)", "the last position of a line is lost",
          "conv_grouped,conv_transpose_grouped"),
     ]),
     *defects("native/src/formula/broadcast_axes.h", rows=[

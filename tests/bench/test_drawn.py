@@ -39,6 +39,11 @@ def test_dimensions_are_drawn_and_parameters_stay() -> None:
     assert all(f["io"] == f["outer"] and f["ii"] == f["inner"] for f in (drawn.draw_size(rng, size) for _ in range(50)))
 
 
+def test_names_narrow_the_operations() -> None:
+    assert {op.family for op, _ in drawn.pairs(["conv"])} == {"conv"}
+    assert {op.name for op, _ in drawn.pairs(["conv2d"])} == {"conv2d"}
+
+
 def test_figures_are_those_of_the_ratios() -> None:
     assert drawn.figures([0.5, 1.0, 2.0, 4.0]) == (1.5, pytest.approx(0.575), 0.5, 0.25)
 

@@ -10,7 +10,9 @@
 
 #include "core/shapes.h"
 #include "cpu/conv/conv.h"
+#include "cpu/linalg/gemm.h"
 #include "cpu/sum_tree.h"
+#include "formula/chain.h"
 #include "generated/conv.h"
 
 /* A plain fill of (batch, channels, size): bias[channel], or 0 without a bias. */
@@ -23,8 +25,8 @@ static void fill_bias(float *out, int64_t batch, int64_t channels, int64_t size,
     }
 }
 
-/* Channels of a group that are summed directly: with more, a matrix product per group is faster. */
-enum { DIRECT_MOST = 8 };
+/* Groups of so few channels have chains as long as their sums. */
+enum { FEW_CHANNELS = 8 };
 
 /* target (batch, groups, rows, …) by a gather from source (batch, groups, channels, …). */
 static int32_t product(tl_context *ctx, const tl_conv_shape *s, const tl_conv_gather *gather, int64_t batch,
@@ -32,18 +34,13 @@ static int32_t product(tl_context *ctx, const tl_conv_shape *s, const tl_conv_ga
                        int64_t row_stride, int64_t channel_stride, const float *bias, float *target)
 {
     const int64_t group_stride = rows * channels * s->taps;
-    conv_view v = tl_conv_view(gather, batch, groups, channels, rows, source);
-    int32_t status = TORCHLEAN_OK;
+    const conv_view v = tl_conv_view(gather, batch, groups, channels, rows, source);
     if (tl_is_reproducible(ctx))
-        return tl_conv_chain(ctx, &v, groups, w, group_stride, row_stride, channel_stride, bias, target);
-    if (groups > 1 && channels <= DIRECT_MOST && rows <= DIRECT_MOST) {
-        tl_conv_direct(&v, groups, w, group_stride, row_stride, channel_stride, bias, target);
-        return status;
-    }
-    for (int64_t i = 0; i < groups && !status; i++, v.source += channels * gather->source_size)
-        status = tl_conv_product(ctx, &v, w + i * group_stride, row_stride, channel_stride, bias ? bias + i * rows : 0,
-                                 target + i * rows * gather->target_size);
-    return status;
+        return tl_conv_product_f64(ctx, &v, groups, w, group_stride, row_stride, channel_stride, bias,
+                                   tl_chain_segment(channels * gather->taps_size), target);
+    const int few = groups > 1 && channels <= FEW_CHANNELS && rows <= FEW_CHANNELS;
+    return tl_conv_product_f32(ctx, &v, groups, w, group_stride, row_stride, channel_stride, bias,
+                               few ? channels * gather->taps_size : TL_GEMM_KC, target);
 }
 
 /* small (batch, groups, rows, *out) from large (batch, groups, channels, *in), w (groups, rows, channels, *kernel). */
@@ -86,16 +83,11 @@ static int32_t weights(tl_context *ctx, const tl_conv_shape *s, int64_t batch, i
         return TORCHLEAN_OK;
     }
     const tl_conv_gather gather = tl_conv_correlate(s);
-    conv_view v = tl_conv_view(&gather, batch, groups, channels, rows, large);
-    int32_t status = TORCHLEAN_OK;
-    if (tl_is_reproducible(ctx)) return tl_conv_chain_weights(ctx, &v, groups, small, gw);
-    if (groups > 1 && channels <= DIRECT_MOST && rows <= DIRECT_MOST) {
-        tl_conv_direct_weights(&v, groups, small, gw);
-        return status;
-    }
-    for (int64_t i = 0; i < groups && !status; i++, v.source += channels * s->in_size)
-        status = tl_conv_weights(ctx, &v, small + i * rows * s->out_size, gw + i * rows * channels * s->taps);
-    return status;
+    const conv_view v = tl_conv_view(&gather, batch, groups, channels, rows, large);
+    if (tl_is_reproducible(ctx)) return tl_conv_weights_reproducible(ctx, &v, groups, small, gw);
+    if (groups == 1 || channels > FEW_CHANNELS || rows > FEW_CHANNELS)
+        return tl_conv_weights(ctx, &v, groups, small, gw);
+    return tl_conv_direct_weights(ctx, &v, groups, small, gw);
 }
 
 /* gb[o] = sum over n and j of g[n,o,j]. */

@@ -1,166 +1,152 @@
-/* Convolution of groups of few channels, above all depthwise: sums of so few terms that a matrix product would gather more
- * than it multiplies.
+/* The gradient of the weights of groups of few channels, above all depthwise: sums of so few rows that a matrix product would
+ * gather more than it multiplies.
  *
- *   product     task: a plane of the target, line by line, at most TILE_COLUMNS positions at a time: every term is one
- *               vector operation on their sums, which stay in L1, and the line of the source that it reads
- *   weights     task: all taps of one pair of channels; TL_SUM_FOLD lanes of sums run along the lines of g
+ *   task        all taps of one channel, with all rows of its group
+ *   for tile    lines of an image, in the order of the batch; what they read of the source is copied once (planes.h)
+ *   for taps    as many as have their sums in registers: a vector of g meets one of the source for each tap
  *
- * Order of additions: of the product one chain of fused multiply-adds, channel by channel and tap by tap, the bias last; of
- * the weights a chain for each lane, line by line and image by image, the lanes' sums in halves. */
+ * Order of additions: TL_SUM_FOLD lanes of sums run along the lines of g, a chain of fused multiply-adds each, line by line and
+ * image by image; the lanes' sums are added in halves. */
 #include "core/threads.h"
-#include "cpu/conv/conv.h"
+#include "cpu/conv/planes.h"
 #include "cpu/sum_tree.h"
-#include "cpu/vector.h"
-#include "formula/integer.h"
 
-enum { TILE_COLUMNS = 512, LANES = TL_SUM_FOLD };
+/* F(t) for every number of taps that are summed at a time: TAPS of them have their sums in registers. */
+#if TL_GEMM_LANES == 16
+#define TAPS 9
+#define EACH_COUNT(F) F(1) F(2) F(3) F(4) F(5) F(6) F(7) F(8) F(9)
+#elif TL_GEMM_LANES == 8
+#define TAPS 6
+#define EACH_COUNT(F) F(1) F(2) F(3) F(4) F(5) F(6)
+#else
+#define TAPS 3
+#define EACH_COUNT(F) F(1) F(2) F(3)
+#endif
+
+enum {
+    FOLD = TL_SUM_FOLD,
+    VECTORS = FOLD / LANES,
+    TILE_CELLS = 8192, /* a tile's copy stays in L1 or close */
+    LINE = 4096        /* of a tile; a multiple of FOLD */
+};
+
+#define REAL float
+#define FN(name) name##_f32
+#include "cpu/conv/planes_copy.h"
 
 typedef struct {
     const conv_view *v;
-    const float *w, *bias, *g;
-    float *target;
-    int64_t groups, group_stride, row_stride, channel_stride;
+    planes planes;
+    const float *g;
+    float *gw, *scratch;
+    int64_t *offsets; /* of taps */
+    int64_t copied, worker_floats;
 } job_t;
 
-/* The line of a plane of the source that a tap reads for positions at, at + 1, … of the last axis, 0 outside. Gives NULL
- * where another axis is outside. */
-static const float *read_line(const conv_view *v, const float *plane, const int64_t *at, const int64_t *tap,
-                              int64_t length, float *line)
+/* Adds a tile's products to the sums of T taps: lines of n positions, `line` apart in g and `pitch` in the source. */
+INLINE void add_products(const int T, const float *g, int64_t line, const float *x, int64_t pitch, const int64_t *off,
+                         int64_t lines, int64_t n, float *sums)
 {
-    const tl_conv_gather *g = &v->gather;
-    const int32_t last = g->rank - 1;
-    int64_t start = 0;
-    for (int32_t d = 0; d < last; d++) {
-        const int64_t c = at[d] * g->step[d] + g->base[d] + tap[d] * g->tap_step[d];
-        if (c < 0 || c >= g->source[d]) return NULL;
-        start += c * v->source_stride[d];
-    }
-    const int64_t step = g->step[last], c = at[last] * step + g->base[last] + tap[last] * g->tap_step[last];
-    const int64_t before = c < 0 ? -c : 0, after = tl_imax(g->source[last] - c, 0); /* cells to the ends */
-    const int64_t low = tl_imin(step == 1 ? before : tl_ceil_div(before, step), length);
-    const int64_t high = tl_imax(low, tl_imin(step == 1 ? after : tl_ceil_div(after, step), length));
-    const float *from = plane + start + c + low * step;
-    if (step == 1 && low == 0 && high == length && length % TL_LANES == 0) return from;
-    const int64_t padded = tl_imin(tl_ceil_div(length, LANES) * LANES, TILE_COLUMNS);
-    for (int64_t l = 0; l < low; l++)
-        line[l] = 0.0f;
-    if (step == 1)
-        memcpy(line + low, from, sizeof(float) * (size_t)(high - low));
-    else
-        for (int64_t l = low; l < high; l++)
-            line[l] = from[(l - low) * step];
-    for (int64_t l = high; l < padded; l++)
-        line[l] = 0.0f;
-    return line;
-}
-
-/* Goes to the next of the coordinates below `count` on axes 0 to `last`; 0 after the last one, and back to the first. */
-static int advance(int64_t *at, const int64_t *count, int32_t last)
-{
-    for (int32_t d = last; d >= 0; d--) {
-        if (++at[d] < count[d]) return 1;
-        at[d] = 0;
-    }
-    return 0;
-}
-
-/* The row-major kernel offset of a tap. */
-static int64_t kernel_index(const tl_conv_gather *g, const int64_t *tap)
-{
-    int64_t index = 0;
-    for (int32_t d = 0; d < g->rank; d++)
-        index = index * g->kernel[d] + tap[d] * g->kernel_step[d] + g->kernel_base[d];
-    return index;
-}
-
-/* Task: a plane, row `task % rows` of a group of an image. */
-static void convolve_plane(void *arg, int64_t task, TL_UNUSED int32_t worker)
-{
-    const job_t *job = arg;
-    const conv_view *v = job->v;
-    const tl_conv_gather *g = &v->gather;
-    const int32_t last = g->rank - 1;
-    const int64_t row = task % v->rows, group = task / v->rows % job->groups;
-    const float *source = v->source + task / v->rows * v->channels * g->source_size;
-    const float *w = job->w + group * job->group_stride + row * job->row_stride;
-    const float bias = job->bias ? job->bias[group * v->rows + row] : 0.0f;
-    float *plane = job->target + task * g->target_size;
-    int64_t at[TL_CONV_RANK] = {0}, tap[TL_CONV_RANK] = {0};
-    _Alignas(64) float sums[TILE_COLUMNS], line[TILE_COLUMNS];
-    do {
-        float *to = plane;
-        for (int32_t d = 0; d < last; d++)
-            to += (at[d] * g->to_step[d] + g->to_base[d]) * v->target_stride[d];
-        for (at[last] = 0; at[last] < g->count[last]; at[last] += TILE_COLUMNS) {
-            const int64_t length = tl_imin(g->count[last] - at[last], TILE_COLUMNS);
-            for (int64_t l = 0; l < length; l += TL_LANES)
-                tl_vec_store(sums + l, tl_vec_zero());
-            for (int64_t c = 0; c < v->channels; c++)
-                do {
-                    const float weight = w[c * job->channel_stride + kernel_index(g, tap)];
-                    const float *from = read_line(v, source + c * g->source_size, at, tap, length, line);
-                    for (int64_t l = 0; from && l < length; l += TL_LANES)
-                        tl_vec_store(sums + l, tl_vec_fma(weight, tl_vec_load(from + l), tl_vec_load(sums + l)));
-                    for (int64_t l = 0; !from && l < length; l++) /* the zeros outside take part */
-                        sums[l] += weight * 0.0f;
-                } while (advance(tap, g->taps, last));
-            const int64_t step = g->to_step[last];
-            float *first = to + at[last] * step + g->to_base[last];
-            for (int64_t l = 0; l < length; l++)
-                first[l * step] = job->bias ? sums[l] + bias : sums[l];
+    tl_vec s[TAPS][VECTORS];
+#pragma GCC unroll 9
+    for (int t = 0; t < T; t++)
+#pragma GCC unroll 4
+        for (int u = 0; u < VECTORS; u++)
+            s[t][u] = tl_vec_load(sums + t * FOLD + u * LANES);
+    for (int64_t y = 0; y < lines; y++, g += line, x += pitch) {
+        int64_t i = 0;
+        for (; i + FOLD <= n; i += FOLD)
+#pragma GCC unroll 4
+            for (int u = 0; u < VECTORS; u++) {
+                const tl_vec of_g = tl_vec_load(g + i + u * LANES);
+#pragma GCC unroll 9
+                for (int t = 0; t < T; t++)
+                    s[t][u] = fma_each(of_g, tl_vec_load(x + off[t] + i + u * LANES), s[t][u]);
+            }
+        if (i == n) continue;
+#pragma GCC unroll 4
+        for (int u = 0; u < VECTORS; u++) {
+            const lane_mask mask = lanes_between(0, tl_imax(tl_imin(n - i - u * LANES, LANES), 0));
+            const tl_vec of_g = read_lanes(g + i + u * LANES, mask);
+#pragma GCC unroll 9
+            for (int t = 0; t < T; t++)
+                s[t][u] = fma_lanes(of_g, tl_vec_load(x + off[t] + i + u * LANES), s[t][u], mask);
         }
-    } while (advance(at, g->count, last - 1) && !tl_interrupted());
+    }
+#pragma GCC unroll 9
+    for (int t = 0; t < T; t++)
+#pragma GCC unroll 4
+        for (int u = 0; u < VECTORS; u++)
+            tl_vec_store(sums + t * FOLD + u * LANES, s[t][u]);
 }
 
-void tl_conv_direct(const conv_view *v, int64_t groups, const float *w, int64_t group_stride, int64_t row_stride,
-                    int64_t channel_stride, const float *bias, float *target)
-{
-    job_t job = {.v = v, .w = w, .bias = bias, .target = target, .groups = groups, .group_stride = group_stride};
-    job.row_stride = row_stride, job.channel_stride = channel_stride;
-    if (v->gather.positions > 0) tl_parallel(v->batch * groups * v->rows, convolve_plane, &job);
-}
+typedef void (*add_fn)(const float *, int64_t, const float *, int64_t, const int64_t *, int64_t, int64_t, float *);
+#define ADD(T)                                                                                                          \
+    static void add_products_##T(const float *g, int64_t line, const float *x, int64_t pitch, const int64_t *off,      \
+                                 int64_t lines, int64_t n, float *sums)                                                \
+    {                                                                                                                  \
+        add_products(T, g, line, x, pitch, off, lines, n, sums);                                                       \
+    }
+EACH_COUNT(ADD)
+#define NAME(T) add_products_##T,
+static const add_fn add_functions[TAPS + 1] = {0, EACH_COUNT(NAME)};
 
-/* Task: the taps of channel `task % channels` and row `task / channels` of all groups. */
-static void multiply_planes(void *arg, int64_t task, TL_UNUSED int32_t worker)
+/* Task: a channel of a group. */
+static void multiply_planes(void *arg, int64_t task, int32_t worker)
 {
     const job_t *job = arg;
     const conv_view *v = job->v;
+    const planes *p = &job->planes;
     const tl_conv_gather *g = &v->gather;
-    const int32_t last = g->rank - 1;
-    const int64_t channel = task % v->channels, row = task / v->channels, group = row / v->rows;
-    float *gw = job->target + task * g->taps_size;
-    int64_t tap[TL_CONV_RANK] = {0};
-    _Alignas(64) float line[TILE_COLUMNS];
-    do {
-        _Alignas(64) float sums[LANES] = {0};
-        for (int64_t n = 0; n < v->batch; n++) {
-            const int64_t source = n * v->source_channels + group * v->channels + channel;
-            const float *plane = v->source + source * g->source_size;
-            const float *cotangent = job->g + (n * v->target_rows + row) * g->positions;
-            int64_t at[TL_CONV_RANK] = {0};
-            do {
-                for (at[last] = 0; at[last] < g->count[last]; at[last] += TILE_COLUMNS) {
-                    const int64_t length = tl_imin(g->count[last] - at[last], TILE_COLUMNS), whole = length / LANES;
-                    const float *x = read_line(v, plane, at, tap, length, line), *y = cotangent + at[last];
-                    if (!x) { /* the zeros outside take part */
-                        memset(line, 0, sizeof(float) * (size_t)length);
-                        x = line;
+    const int64_t group = task / v->channels, taps = g->taps_size, chunks = tl_ceil_div(taps, TAPS);
+    const int64_t slices = g->positions / (p->x.count * p->y.count);
+    float *copy = job->scratch + worker * job->worker_floats, *sums = copy + job->copied;
+    memset(sums, 0, sizeof(float) * (size_t)(v->rows * taps * FOLD));
+    for (int64_t n = 0; n < v->batch * slices && !tl_interrupted(); n++) {
+        int64_t rest = n, at[TL_CONV_RANK];
+        for (int32_t d = p->outer - 1; d >= 0; d--) /* the outer axes are the first ones */
+            at[d] = rest % g->count[d], rest /= g->count[d];
+        const float *source = v->source + (rest * v->source_channels + task) * g->source_size;
+        for (int64_t y = 0; y < p->y.count; y += p->tile_y)
+            for (int64_t x = 0; x < p->x.count; x += p->tile_x) {
+                const int64_t lines = tl_imin(p->tile_y, p->y.count - y), length = tl_imin(p->tile_x, p->x.count - x);
+                const int64_t first = (n % slices * p->y.count + y) * p->x.count + x;
+                copy_planes_f32(v, p, source, 1, at, y, lines, x, length, copy);
+                for (int64_t row = 0; row < v->rows; row++) {
+                    const float *of_g = job->g + (rest * v->target_rows + group * v->rows + row) * g->positions + first;
+                    for (int64_t i = 0, t = 0; i < chunks; i++) {
+                        const int64_t count = taps / chunks + (i < taps % chunks);
+                        add_functions[count](of_g, p->x.count, copy, p->pitch, job->offsets + t, lines, length,
+                                             sums + (row * taps + t) * FOLD);
+                        t += count;
                     }
-                    for (int64_t i = 0; i < whole; i++, x += LANES, y += LANES)
-                        for (int l = 0; l < LANES; l++)
-                            sums[l] = fmaf(y[l], x[l], sums[l]);
-                    for (int64_t l = 0; l < length % LANES; l++)
-                        sums[l] = fmaf(y[l], x[l], sums[l]);
                 }
-                cotangent += g->count[last];
-            } while (advance(at, g->count, last - 1));
-        }
-        *gw++ = tl_fold_16(sums);
-    } while (advance(tap, g->taps, last) && !tl_interrupted());
+            }
+    }
+    for (int64_t row = 0; row < v->rows; row++)
+        for (int64_t t = 0; t < taps; t++)
+            job->gw[((group * v->rows + row) * v->channels + task % v->channels) * taps + t] =
+                tl_fold_16(sums + (row * taps + t) * FOLD);
 }
 
-void tl_conv_direct_weights(const conv_view *v, int64_t groups, const float *g, float *gw)
+int32_t tl_conv_direct_weights(tl_context *ctx, const conv_view *v, int64_t groups, const float *g, float *gw)
 {
-    job_t job = {.v = v, .g = g, .target = gw, .groups = groups};
-    tl_parallel(groups * v->rows * v->channels, multiply_planes, &job);
+    job_t job = {.v = v, .planes = open_planes(v, v->gather.rank - 1, v->gather.rank - 2), .g = g, .gw = gw};
+    planes *p = &job.planes;
+    const int64_t x = tl_imin(p->x.count, LINE), y = tl_imin(p->y.count, tl_imax(TILE_CELLS / x, 1));
+    shape_planes(p, x < p->x.count ? 1 : y, x);
+    const int64_t taps = v->gather.taps_size;
+    job.copied = p->channel + 4 * FOLD; /* vectors past the last cell */
+    job.worker_floats = job.copied + v->rows * taps * FOLD;
+    void *memory;
+    const size_t floats = (size_t)(tl_workers() * job.worker_floats);
+    const int32_t status = tl_pool_alloc(ctx, sizeof(float) * floats + sizeof(int64_t) * (size_t)taps, &memory);
+    if (status) return status;
+    job.offsets = memory;
+    job.scratch = (float *)(job.offsets + taps);
+    for (int64_t t = 0; t < taps; t++)
+        job.offsets[t] = tap_offset(v, p, t);
+    tl_parallel(groups * v->channels, multiply_planes, &job);
+    tl_pool_free(ctx, memory);
+    return TORCHLEAN_OK;
 }

@@ -7,26 +7,16 @@
  * other steps, or many short runs, a row is gathered lane by lane. */
 #pragma once
 
-#include <string.h>
-
 #include "cpu/conv/conv.h"
-#include "cpu/linalg/gemm.h"
-#include "cpu/vector.h"
+#include "cpu/conv/lanes.h"
 #include "formula/conv_geometry.h"
 #include "formula/integer.h"
 
-enum { LANES = TL_GEMM_LANES, NR = TL_GEMM_NR, PIECES = 4 };
+enum { PIECES = 4 };
 
-#define INLINE TL_INLINE
-
-/* lanes_between: the lanes a <= l < b; read_lanes: those lanes of p, 0 elsewhere; gather_lanes: p[index[l]], 0 where
- * the index is ABSENT. */
+/* p[index[l]], 0 where the index is ABSENT. */
 #define ABSENT INT64_MIN
 #if defined(__AVX512F__)
-typedef __mmask16 lane_mask;
-INLINE lane_mask lanes_between(int64_t a, int64_t b) { return (lane_mask)((1u << b) - (1u << a)); }
-INLINE tl_vec read_lanes(const float *p, lane_mask m) { return _mm512_maskz_loadu_ps(m, p); }
-INLINE tl_vec join_lanes(tl_vec x, tl_vec y) { return _mm512_or_ps(x, y); }
 INLINE void gather_lanes(float *to, const float *p, const int64_t *index)
 {
     const __m512i absent = _mm512_set1_epi64(ABSENT);
@@ -36,35 +26,7 @@ INLINE void gather_lanes(float *to, const float *p, const int64_t *index)
         _mm256_storeu_ps(to + 8 * half, _mm512_mask_i64gather_ps(_mm256_setzero_ps(), present, at, p, 4));
     }
 }
-#elif defined(__AVX2__) && defined(__FMA__)
-typedef __m256i lane_mask;
-INLINE lane_mask lanes_between(int64_t a, int64_t b)
-{
-    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    return _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)a), lane),
-                               _mm256_cmpgt_epi32(_mm256_set1_epi32((int)b), lane));
-}
-INLINE tl_vec read_lanes(const float *p, lane_mask m) { return _mm256_maskload_ps(p, m); }
-INLINE tl_vec join_lanes(tl_vec x, tl_vec y) { return _mm256_or_ps(x, y); }
 #else
-typedef struct {
-    int64_t a, b;
-} lane_mask;
-INLINE lane_mask lanes_between(int64_t a, int64_t b) { return (lane_mask){a, b}; }
-INLINE tl_vec read_lanes(const float *p, lane_mask m)
-{
-    tl_vec v = {0};
-    for (int64_t l = m.a; l < m.b; l++)
-        v[l] = p[l];
-    return v;
-}
-INLINE tl_vec join_lanes(tl_vec x, tl_vec y)
-{
-    typedef int32_t bits __attribute__((vector_size(16)));
-    return (tl_vec)((bits)x | (bits)y);
-}
-#endif
-#if !defined(__AVX512F__)
 INLINE void gather_lanes(float *to, const float *p, const int64_t *index)
 {
     for (int l = 0; l < LANES; l++)

@@ -1,17 +1,23 @@
 /* The gradient of a convolution's weights: gw (rows, K) = g (rows, batch·positions)·gathered sourceᵀ, with K = channels·taps.
+ * The file has what is common to both precisions; the algorithm is in weights_kernel.h, compiled here for float and, for
+ * reproducible contexts, for double.
  *
- *   task        a tile of gw, at most 256 rows by 256 columns, over one segment of the positions; segments are cut only
- *               where gw alone gives too few tasks, and follow from the shape alone
- *   for q0      blocks of TL_GEMM_KC = 256 positions: g is packed into panels; the tile's rows of the gathered source
- *               are written to L2 (conv_gather.h), positions contiguous as they are in memory
- *   for strip   TL_GEMM_NR of those rows are transposed in registers into the strip
- *   for panel   the micro-kernel
+ *   item        a tile of gw over all positions, or over one segment of them
+ *   for tile    of positions, in the order of the batch: some slices (images), lines of one, or positions of a line. g is packed
+ *               into panels of rows; the cells that the tile reads are copied once
+ *   for column  of lanes: channels side by side, under one tap; or, where channels are few, taps side by side, on several lines
+ *   for panel   the micro-kernel: a position's cells are at a constant offset from the first's
  *
- * Summation order: one chain of fused multiply-adds per block, blocks added in order; with several segments their sums are added
- * by the column tree. */
+ * Where the lanes would stay empty either way, a block of 256 positions is gathered and turned (weights_gathered below, and
+ * conv/chain.c for double).
+ *
+ * Summation order: in float one chain of fused multiply-adds per block of TL_GEMM_KC positions, blocks added in order; with
+ * several segments, which follow from the shape alone, their sums are added by the column tree. In double the chains are those of
+ * formula/chain.h. */
 #include "core/threads.h"
 #include "cpu/conv/gather.h"
 #include "cpu/sum_tree.h"
+#include "formula/chain.h"
 #include "formula/integer.h"
 
 enum {
@@ -19,10 +25,34 @@ enum {
     KC = TL_GEMM_KC,
     TILE_ROWS = 256,
     TILE_COLUMNS = 256,
-    MANY_TASKS = 16,
-    SEGMENT = 8 * KC,
-    STRIP = KC * NR + 16
+    TILE_POSITIONS = 256,
+    LINES = 4, /* vectors of taps at a time */
+    MANY_TASKS = 8,
+    GATHERED = KC * NR + 16
 };
+/* Multiply-adds that a task has at least, where there are few. */
+#define TASK_COST 1e6
+/* Shares of the lanes below which gathering is faster. */
+#define LEAST_SHARE 0.6
+#define LEAST_SHARE_REPRODUCIBLE 0.3
+
+#define REAL float
+#define FN(name) name##_f32
+#define VL LANES_F32
+#include "cpu/conv/weights_kernel.h"
+#undef REAL
+#undef FN
+#undef VL
+
+#define REAL double
+#define FN(name) name##_f64
+#define VL LANES_F64
+#include "cpu/conv/weights_kernel.h"
+#undef REAL
+#undef FN
+#undef VL
+
+/* ---- gathered ------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     const conv_view *v;
@@ -55,7 +85,7 @@ static void multiply_tile(void *arg, int64_t task, int32_t worker)
     const int64_t rows = tl_imin(job->tile_rows, v->rows - row0), columns = tl_imin(job->tile_columns, job->inner - j0);
     const int64_t panels = tl_ceil_div(rows, MR), height = rows / panels, taller = rows % panels;
     const int64_t q1 = tl_imin((segment + 1) * job->segment, job->positions);
-    float *strip = job->blocks + worker * job->worker_floats, *packed = strip + STRIP;
+    float *strip = job->blocks + worker * job->worker_floats, *packed = strip + GATHERED;
     float *lines = packed + job->tile_rows * KC + NR;
     float *sums = job->sums + (segment * v->rows + row0) * job->inner + j0;
     _Alignas(64) float edge[MR * NR];
@@ -96,33 +126,104 @@ static void multiply_tile(void *arg, int64_t task, int32_t worker)
     }
 }
 
-int32_t tl_conv_weights(tl_context *ctx, const conv_view *v, const float *g, float *gw)
+/* One group's gradient, or the sums of its segments (segments, rows, inner). */
+static int32_t weights_gathered(tl_context *ctx, const conv_view *v, const float *g, int64_t segments, int64_t segment,
+                                float *sums)
 {
-    job_t job = {
-        .v = v, .g = g, .inner = v->channels * v->gather.taps_size, .positions = v->batch * v->gather.positions};
+    job_t job = {.v = v, .g = g, .sums = sums, .segments = segments, .segment = segment};
+    job.inner = v->channels * v->gather.taps_size, job.positions = v->batch * v->gather.positions;
     job.row_tiles = tl_ceil_div(v->rows, TILE_ROWS / MR * MR);
     job.tile_rows = tl_ceil_div(v->rows, job.row_tiles);
     job.row_tiles = tl_ceil_div(v->rows, job.tile_rows);
     job.column_tiles = tl_ceil_div(job.inner, TILE_COLUMNS);
     job.tile_columns = tl_ceil_div(tl_ceil_div(job.inner, job.column_tiles), NR) * NR;
     job.column_tiles = tl_ceil_div(job.inner, job.tile_columns);
-    const int64_t tiles = job.row_tiles * job.column_tiles;
-    job.segments = tl_imax(1, tl_imin(tl_ceil_div(MANY_TASKS, tiles), job.positions / SEGMENT));
-    job.segment = tl_ceil_div(tl_ceil_div(job.positions, job.segments), KC) * KC;
-    job.segments = tl_ceil_div(job.positions, job.segment);
-    job.worker_floats = STRIP + tl_ceil_div((job.tile_rows + job.tile_columns) * KC + 2 * NR, 16) * 16;
-    void *blocks, *sums = 0;
-    int32_t status = tl_pool_alloc(ctx, sizeof(float) * (size_t)(tl_workers() * job.worker_floats), &blocks);
+    job.worker_floats = GATHERED + tl_ceil_div((job.tile_rows + job.tile_columns) * KC + 2 * NR, 16) * 16;
+    void *blocks;
+    const int32_t status = tl_pool_alloc(ctx, sizeof(float) * (size_t)(tl_workers() * job.worker_floats), &blocks);
     if (status) return status;
-    if (job.segments > 1)
-        status = tl_pool_alloc(ctx, sizeof(float) * (size_t)(job.segments * v->rows * job.inner), &sums);
-    if (!status) {
-        job.blocks = blocks;
-        job.sums = sums ? sums : gw;
-        tl_parallel(tiles * job.segments, multiply_tile, &job);
-        if (sums) status = tl_column_sums(ctx, sums, 1, job.segments, v->rows * job.inner, 0, gw);
-    }
-    tl_pool_free(ctx, sums);
+    job.blocks = blocks;
+    tl_parallel(job.row_tiles * job.column_tiles * segments, multiply_tile, &job);
     tl_pool_free(ctx, blocks);
+    return status;
+}
+
+/* ---- both modes ----------------------------------------------------------------------------------------------------- */
+
+/* The positions of a segment in float: as many segments as make SEGMENTS tasks of tiles of 252 by 256, each of at least 8
+ * blocks. */
+static int64_t segment_of(int64_t rows, int64_t inner, int64_t positions)
+{
+    enum { SEGMENTS = 16, ROWS = 252, COLUMNS = 256, WIDTH = 32, LEAST = 8 * KC };
+    const int64_t height = tl_ceil_div(rows, tl_ceil_div(rows, ROWS));
+    const int64_t width = tl_ceil_div(tl_ceil_div(inner, tl_ceil_div(inner, COLUMNS)), WIDTH) * WIDTH;
+    const int64_t tiles = tl_ceil_div(rows, height) * tl_ceil_div(inner, width);
+    const int64_t segments = tl_imax(1, tl_imin(tl_ceil_div(SEGMENTS, tiles), positions / LEAST));
+    return tl_ceil_div(tl_ceil_div(positions, segments), KC) * KC;
+}
+
+int32_t tl_conv_weights(tl_context *ctx, const conv_view *v, int64_t groups, const float *g, float *gw)
+{
+    const int64_t inner = v->channels * v->gather.taps_size, positions = v->batch * v->gather.positions;
+    const int64_t segment = segment_of(v->rows, inner, positions), segments = tl_ceil_div(positions, segment);
+    const int64_t weights = v->rows * inner;
+    job_f32 job;
+    const double share = open_job_f32(&job, v, groups, g, gw);
+    void *parts = NULL;
+    int32_t status = TORCHLEAN_OK;
+    if (segments > 1) status = tl_pool_alloc(ctx, sizeof(float) * (size_t)(segments * groups * weights), &parts);
+    if (status) return status;
+    if (share >= LEAST_SHARE) {
+        status = run_f32(ctx, &job, KC, segment, parts);
+        if (parts && !status) status = tl_column_sums(ctx, parts, 1, segments, groups * weights, 0, gw);
+    } else {
+        conv_view of = *v;
+        for (int64_t i = 0; i < groups && !status; i++, of.source += v->channels * v->gather.source_size) {
+            const float *of_g = g + i * v->rows * v->gather.positions;
+            status = weights_gathered(ctx, &of, of_g, segments, segment, parts ? parts : gw + i * weights);
+            if (parts && !status) status = tl_column_sums(ctx, parts, 1, segments, weights, 0, gw + i * weights);
+        }
+    }
+    tl_pool_free(ctx, parts);
+    return status;
+}
+
+typedef struct {
+    double *parts;
+    float *gw;
+    int64_t segments, weights;
+} rounds_t;
+
+/* Task: some weights, from the sums of their segments, in order. */
+static void add_segments(void *arg, int64_t task, TL_UNUSED int32_t worker)
+{
+    const rounds_t *x = arg;
+    const int64_t last = tl_imin((task + 1) * TILE_COLUMNS, x->weights);
+    for (int64_t i = task * TILE_COLUMNS; i < last; i++) {
+        double sum = x->parts[i];
+        for (int64_t s = 1; s < x->segments; s++)
+            sum += x->parts[s * x->weights + i];
+        x->gw[i] = (float)sum;
+    }
+}
+
+int32_t tl_conv_weights_reproducible(tl_context *ctx, const conv_view *v, int64_t groups, const float *g, float *gw)
+{
+    const int64_t inner = v->channels * v->gather.taps_size, positions = v->batch * v->gather.positions;
+    const int64_t segment = tl_chain_segment(positions), segments = tl_ceil_div(positions, segment);
+    job_f64 job;
+    if (open_job_f64(&job, v, groups, g, gw) < LEAST_SHARE_REPRODUCIBLE)
+        return tl_conv_chain_weights(ctx, v, groups, g, gw);
+    rounds_t x = {.gw = gw, .segments = segments, .weights = groups * v->rows * inner};
+    if (segments == 1 ||
+        (double)x.weights * (double)positions > MANY_TASKS * TILE_ROWS * TILE_COLUMNS * 2.0 * (double)segment)
+        return run_f64(ctx, &job, segment, positions, NULL);
+    void *parts;
+    int32_t status = tl_pool_alloc(ctx, sizeof(double) * (size_t)(segments * x.weights), &parts);
+    if (status) return status;
+    status = run_f64(ctx, &job, segment, segment, parts);
+    x.parts = parts;
+    if (!status) tl_parallel(tl_ceil_div(x.weights, TILE_COLUMNS), add_segments, &x);
+    tl_pool_free(ctx, parts);
     return status;
 }

@@ -1,0 +1,183 @@
+/* Vectors of both precisions for convolutions: loads, stores, the fused multiply-add with a broadcast factor, and lanes that
+ * are read and written in part. Both widths of a variant take the same registers. The product of two float32 is exact in
+ * float64, so that a multiplication and an addition are a fused multiply-add where there is no instruction for it. */
+#pragma once
+
+#include <string.h>
+
+#include "cpu/linalg/gemm.h"
+#include "cpu/vector.h"
+#include "formula/integer.h"
+
+#define INLINE TL_INLINE
+
+enum { LANES = TL_GEMM_LANES, NR = TL_GEMM_NR, LANES_F32 = LANES, LANES_F64 = LANES / 2 };
+
+typedef tl_vec vec_f32;
+INLINE vec_f32 load_f32(const float *p) { return tl_vec_load(p); }
+INLINE void store_f32(float *p, vec_f32 v) { tl_vec_store(p, v); }
+INLINE vec_f32 fma_f32(float x, vec_f32 y, vec_f32 z) { return tl_vec_fma(x, y, z); }
+
+/* lanes_between: the lanes a <= l < b; read_lanes: those lanes of p, 0 elsewhere; write_lanes: those lanes, to p; fma_lanes: x·y + z
+ * in those lanes, z elsewhere; even_lanes: lanes 0, 2, 4 and so on of x and then y. */
+#if defined(__AVX512F__)
+typedef __m512d vec_f64;
+INLINE vec_f64 load_f64(const double *p) { return _mm512_loadu_pd(p); }
+INLINE void store_f64(double *p, vec_f64 v) { _mm512_storeu_pd(p, v); }
+INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return _mm512_fmadd_pd(_mm512_set1_pd(x), y, z); }
+INLINE void store_widened(double *p, vec_f32 v)
+{
+    _mm512_storeu_pd(p, _mm512_cvtps_pd(_mm512_castps512_ps256(v)));
+    _mm512_storeu_pd(p + 8, _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1)));
+}
+/* LANES sums, after an addend where there is one, rounded to float. */
+INLINE vec_f32 narrow_f64(const double *p, const double *add)
+{
+    __m512d low = _mm512_loadu_pd(p), high = _mm512_loadu_pd(p + 8);
+    if (add) low += *add, high += *add;
+    return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(low)), _mm512_cvtpd_ps(high), 1);
+}
+typedef __mmask16 lane_mask;
+INLINE lane_mask lanes_between(int64_t a, int64_t b) { return (lane_mask)((1u << b) - (1u << a)); }
+INLINE tl_vec read_lanes(const float *p, lane_mask m) { return _mm512_maskz_loadu_ps(m, p); }
+INLINE void write_lanes(float *p, tl_vec v, lane_mask m) { _mm512_mask_storeu_ps(p, m, v); }
+INLINE tl_vec join_lanes(tl_vec x, tl_vec y) { return _mm512_or_ps(x, y); }
+INLINE tl_vec fma_lanes(tl_vec x, tl_vec y, tl_vec z, lane_mask m) { return _mm512_mask3_fmadd_ps(x, y, z, m); }
+INLINE tl_vec fma_each(tl_vec x, tl_vec y, tl_vec z) { return _mm512_fmadd_ps(x, y, z); }
+INLINE tl_vec even_lanes(tl_vec x, tl_vec y)
+{
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return _mm512_permutex2var_ps(x, even, y);
+}
+#elif defined(__AVX2__) && defined(__FMA__)
+typedef __m256i lane_mask;
+INLINE lane_mask lanes_between(int64_t a, int64_t b)
+{
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)a), lane),
+                               _mm256_cmpgt_epi32(_mm256_set1_epi32((int)b), lane));
+}
+typedef __m256d vec_f64;
+INLINE vec_f64 load_f64(const double *p) { return _mm256_loadu_pd(p); }
+INLINE void store_f64(double *p, vec_f64 v) { _mm256_storeu_pd(p, v); }
+INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return _mm256_fmadd_pd(_mm256_set1_pd(x), y, z); }
+INLINE tl_vec read_lanes(const float *p, lane_mask m) { return _mm256_maskload_ps(p, m); }
+INLINE void write_lanes(float *p, tl_vec v, lane_mask m) { _mm256_maskstore_ps(p, m, v); }
+INLINE tl_vec join_lanes(tl_vec x, tl_vec y) { return _mm256_or_ps(x, y); }
+INLINE tl_vec fma_lanes(tl_vec x, tl_vec y, tl_vec z, lane_mask m)
+{
+    return _mm256_blendv_ps(z, _mm256_fmadd_ps(x, y, z), _mm256_castsi256_ps(m));
+}
+INLINE tl_vec fma_each(tl_vec x, tl_vec y, tl_vec z) { return _mm256_fmadd_ps(x, y, z); }
+INLINE tl_vec even_lanes(tl_vec x, tl_vec y)
+{
+    const __m256d pairs = _mm256_castps_pd(_mm256_shuffle_ps(x, y, 0x88));
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(pairs, 0xd8));
+}
+INLINE void store_widened(double *p, vec_f32 v)
+{
+    _mm256_storeu_pd(p, _mm256_cvtps_pd(_mm256_castps256_ps128(v)));
+    _mm256_storeu_pd(p + 4, _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1)));
+}
+INLINE vec_f32 narrow_f64(const double *p, const double *add)
+{
+    __m256d low = _mm256_loadu_pd(p), high = _mm256_loadu_pd(p + 4);
+    if (add) low += *add, high += *add;
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps(low)), _mm256_cvtpd_ps(high), 1);
+}
+#else
+typedef double vec_f64 __attribute__((vector_size(16)));
+INLINE vec_f64 load_f64(const double *p)
+{
+    vec_f64 v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+INLINE void store_f64(double *p, vec_f64 v) { memcpy(p, &v, sizeof v); }
+INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return x * y + z; }
+INLINE void store_widened(double *p, vec_f32 v)
+{
+    for (int l = 0; l < LANES; l++)
+        p[l] = (double)v[l];
+}
+INLINE vec_f32 narrow_f64(const double *p, const double *add)
+{
+    vec_f32 v;
+    for (int l = 0; l < LANES; l++)
+        v[l] = (float)(add ? p[l] + *add : p[l]);
+    return v;
+}
+typedef struct {
+    int64_t a, b;
+} lane_mask;
+INLINE lane_mask lanes_between(int64_t a, int64_t b) { return (lane_mask){a, b}; }
+INLINE tl_vec read_lanes(const float *p, lane_mask m)
+{
+    tl_vec v = {0};
+    for (int64_t l = m.a; l < m.b; l++)
+        v[l] = p[l];
+    return v;
+}
+INLINE void write_lanes(float *p, tl_vec v, lane_mask m)
+{
+    for (int64_t l = m.a; l < m.b; l++)
+        p[l] = v[l];
+}
+INLINE tl_vec join_lanes(tl_vec x, tl_vec y)
+{
+    typedef int32_t bits __attribute__((vector_size(16)));
+    return (tl_vec)((bits)x | (bits)y);
+}
+INLINE tl_vec fma_lanes(tl_vec x, tl_vec y, tl_vec z, lane_mask m)
+{
+    for (int64_t l = m.a; l < m.b; l++)
+        z[l] = fmaf(x[l], y[l], z[l]);
+    return z;
+}
+INLINE tl_vec fma_each(tl_vec x, tl_vec y, tl_vec z) { return fma_lanes(x, y, z, (lane_mask){0, LANES}); }
+INLINE tl_vec even_lanes(tl_vec x, tl_vec y) { return (tl_vec){x[0], x[2], y[0], y[2]}; }
+#endif
+
+/* LANES floats, rounded once where they come from. */
+INLINE void put_f32(float *to, vec_f32 v) { tl_vec_store(to, v); }
+INLINE void put_f64(double *to, vec_f32 v) { store_widened(to, v); }
+INLINE vec_f32 narrow_f32(const float *p, const float *add)
+{
+    vec_f32 v = tl_vec_load(p);
+    if (add) v += *add;
+    return v;
+}
+
+/* F(r) for every height of a panel; the small heights leave registers for strips of four vectors. */
+#if TL_GEMM_MR == 14
+#define EACH_SMALL_HEIGHT(F) F(1) F(2) F(3) F(4) F(5) F(6) F(7)
+#define EACH_HEIGHT(F) EACH_SMALL_HEIGHT(F) F(8) F(9) F(10) F(11) F(12) F(13) F(14)
+#elif TL_GEMM_MR == 6
+#define EACH_SMALL_HEIGHT(F) F(1) F(2) F(3)
+#define EACH_HEIGHT(F) EACH_SMALL_HEIGHT(F) F(4) F(5) F(6)
+#else
+#define EACH_SMALL_HEIGHT(F) F(1) F(2)
+#define EACH_HEIGHT(F) EACH_SMALL_HEIGHT(F) F(3) F(4)
+#endif
+
+/* n sums rounded to float, in place or in `to`, which has room for LANES - 1 more. */
+INLINE const float *rounded_f32(const float *sums, int64_t n, float *to)
+{
+    (void)n, (void)to;
+    return sums;
+}
+INLINE const float *rounded_f64(const double *sums, int64_t n, float *to)
+{
+    for (int64_t i = 0; i < n; i += LANES)
+        tl_vec_store(to + i, narrow_f64(sums + i, NULL));
+    return to;
+}
+
+/* The cells 0 <= i < n of first + i*step that lie inside 0 .. source - 1: *a <= i < *b. */
+INLINE void cells_inside(int64_t first, int64_t step, int64_t source, int64_t n, int64_t *a, int64_t *b)
+{
+    const int64_t low = first < 0 ? (step == 1 ? -first : tl_ceil_div(-first, step)) : 0;
+    const int64_t high = first >= source ? 0 : step == 1 ? source - first : (source - first - 1) / step + 1;
+    *a = tl_imin(low, n);
+    *b = tl_imax(*a, tl_imin(high, n));
+}

@@ -1,0 +1,431 @@
+/* The product of a convolution for one precision: included by product.c with REAL, FN and VL set. See product.c. */
+
+#include "cpu/conv/planes_copy.h"
+#include "cpu/conv/positions_kernel.h"
+
+/* The micro-kernel whose lanes are rows: c[r][lane] is the sum of a[off[k] + r] · b[k*V*VL + lane]. */
+INLINE void FN(rows)(const int R, const int V, int64_t kc, const REAL *a, const REAL *b, const int32_t *off, REAL *c,
+                     int mode)
+{
+    VEC sum[MR][2];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++)
+            sum[r][v] = mode == TL_GEMM_CONTINUE ? FN(load)(c + (r * V + v) * VL) : (VEC){0};
+    for (int64_t k = 0; k < kc; k++, b += V * VL) {
+        const REAL *from = a + off[k];
+        const VEC b0 = FN(load)(b), b1 = V == 2 ? FN(load)(b + VL) : b0;
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
+            sum[r][0] = FN(fma)(from[r], b0, sum[r][0]);
+            if (V == 2) sum[r][1] = FN(fma)(from[r], b1, sum[r][1]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++) {
+            REAL *to = c + (r * V + v) * VL;
+            if (mode == TL_GEMM_ADD) sum[r][v] = FN(load)(to) + sum[r][v];
+            FN(store)(to, sum[r][v]);
+        }
+}
+
+#define KERNEL(R, V)                                                                                                   \
+    static void FN(rows_##R##x##V)(int64_t kc, const REAL *a, const REAL *b, const int32_t *off, REAL *c, int mode)    \
+    {                                                                                                                  \
+        FN(rows)(R, V, kc, a, b, off, c, mode);                                                                        \
+    }
+#define KERNELS(R) KERNEL(R, 1) KERNEL(R, 2)
+EACH_HEIGHT(KERNELS)
+#undef KERNEL
+#undef KERNELS
+
+typedef void (*FN(rows_fn))(int64_t, const REAL *, const REAL *, const int32_t *, REAL *, int);
+#define PAIR(R) {FN(rows_##R##x1), FN(rows_##R##x2)},
+static const FN(rows_fn) FN(rows_kernels)[MR + 1][2] = {{0, 0}, EACH_HEIGHT(PAIR)};
+#undef PAIR
+
+typedef struct {
+    const conv_view *v;
+    planes planes;
+    const float *w, *bias;
+    float *target;
+    int64_t group_stride, row_stride, channel_stride, groups, inner, segment;
+    int lanes_are_rows;
+    int64_t row_tiles, tile_rows, y_tiles, x_tiles, outer_positions, items, items_per_task;
+    int64_t tile_panels; /* panels of positions in the largest tile, or strips */
+    int32_t *offsets;    /* of each term, from its block's first channel */
+    REAL *packed; /* the weights of a group: strips of the rows (inner, lanes), or panels of them (inner, rows) */
+    int64_t packed_group;
+    REAL *scratch;
+    int64_t planes_elements, tile_elements, worker_elements;
+} FN(job);
+
+/* Rows of a panel of `rows`, shared out evenly. */
+typedef struct {
+    int64_t count, height, taller;
+} FN(shares);
+
+static FN(shares) FN(share)(int64_t rows, int64_t most)
+{
+    const int64_t count = tl_ceil_div(rows, most);
+    return (FN(shares)){count, rows / count, rows % count};
+}
+
+/* Where the packed weights of a group's row tile begin, rows * inner in all. */
+static REAL *FN(packed_tile)(const FN(job) * job, int64_t group, int64_t row0)
+{
+    return job->packed + group * job->packed_group + row0 * job->inner;
+}
+
+/* A strip is one vector wide where that holds its rows. */
+static int64_t FN(strip_width)(int64_t rows) { return rows > VL ? STRIP : VL; }
+
+/* Packs h rows of weights; dst has `width` elements for a term. Weights that are contiguous along the terms, or along the taps,
+ * are turned LANES terms at a time; those after the last tap are read along and left out. */
+static void FN(pack_rows)(const FN(job) * job, const float *w, int64_t h, int64_t width, REAL *dst)
+{
+    const tl_conv_gather *g = &job->v->gather;
+    const float *const end = job->w + job->groups * job->group_stride;
+    const int64_t channels = job->v->channels, taps = g->taps_size;
+    int whole = 1; /* a channel's weights are its taps, in order */
+    for (int32_t d = 0; d < g->rank; d++)
+        whole &= g->kernel_step[d] == 1 && g->taps[d] == g->kernel[d];
+    const int joined = whole && job->channel_stride == taps;
+    const int64_t runs = joined ? 1 : channels, length = joined ? job->inner : taps;
+    _Alignas(64) float part[LANES * NR + LANES];
+    if (h < width) memset(dst, 0, sizeof(REAL) * (size_t)(job->inner * width));
+    for (int64_t c = 0; c < runs; c++, dst += length * width) {
+        const float *from = w + c * job->channel_stride;
+        int64_t k = 0;
+        for (; whole && job->row_stride > 1 && k < length && h > 1; k += LANES) {
+            const int64_t n = tl_imin(length - k, LANES);
+            for (int64_t r = 0; joined && r < h; r++) /* too many rows for the hardware to see them coming */
+                __builtin_prefetch(from + r * job->row_stride + k + 4 * LANES, 0, 2);
+            if (n < LANES && (4 * n < LANES || from + (h - 1) * job->row_stride + k + LANES > end)) break;
+            tl_gemm_pack_f32(part, h, h, LANES, from + k, job->row_stride, 1);
+            for (int64_t i = 0; i < n; i++)
+                for (int64_t r = 0; r < h; r++)
+                    dst[(k + i) * width + r] = part[i * h + r];
+        }
+        for (; k < length; k++) {
+            const int64_t index = whole ? k : tl_conv_kernel_index(g, k);
+            if (job->row_stride == 1)
+                for (int64_t r = 0; r < h; r++)
+                    dst[k * width + r] = from[index + r];
+            else
+                for (int64_t r = 0; r < h; r++)
+                    dst[k * width + r] = from[index + r * job->row_stride];
+        }
+    }
+}
+
+static void FN(pack_task)(void *arg, int64_t task, TL_UNUSED int32_t worker)
+{
+    const FN(job) *job = arg;
+    const int64_t group = task / job->row_tiles, row0 = task % job->row_tiles * job->tile_rows;
+    const int64_t rows = tl_imin(job->tile_rows, job->v->rows - row0);
+    const float *w = job->w + group * job->group_stride + row0 * job->row_stride;
+    REAL *to = FN(packed_tile)(job, group, row0);
+    if (job->lanes_are_rows) {
+        for (int64_t i = 0; i < rows; i += STRIP) {
+            const int64_t h = tl_imin(rows - i, STRIP), width = FN(strip_width)(h);
+            FN(pack_rows)(job, w + i * job->row_stride, h, width, to);
+            to += width * job->inner;
+        }
+        return;
+    }
+    const FN(shares) panels = FN(share)(rows, MR);
+    for (int64_t q = 0, i = 0; q < panels.count; q++) {
+        const int64_t h = panels.height + (q < panels.taller);
+        FN(pack_rows)(job, w + i * job->row_stride, h, h, to);
+        to += h * job->inner;
+        i += h;
+    }
+}
+
+/* A tile: `lines` lines from y0 and n positions from x0, rows row0 .. row0 + rows - 1 of a group. */
+typedef struct {
+    int64_t row, rows, group, y0, lines, x0, n;
+    float *target; /* of the group's first row and the tile's first position */
+} FN(tile);
+
+/* How a block's sums meet those before it. Segments of one block are added; longer ones have sums of their own, in `part`. */
+typedef struct {
+    int mode, finish, close; /* close: the part is a segment's total */
+} FN(step);
+
+/* Ends a panel of h positions by `width` rows: the bias, one rounding, and rows of positions. */
+static void FN(finish_rows)(const FN(job) * job, const FN(tile) * t, REAL *sums, int64_t h, int64_t width, int64_t row,
+                            int64_t rows, float *to)
+{
+    const tl_conv_gather *g = &job->v->gather;
+    const int64_t step = job->planes.x.to_step;
+    _Alignas(64) float panel[MR * NR + LANES], turned[NR * MR + LANES];
+    const float *bias = job->bias ? job->bias + t->group * job->v->rows + row : NULL;
+    const int64_t n = h * width;
+    if (bias) {
+        _Alignas(64) REAL add[STRIP] = {0};
+        for (int64_t l = 0; l < rows; l++)
+            add[l] = bias[l];
+        for (int64_t i = 0; i < n; i += width)
+            for (int64_t l = 0; l < width; l += VL)
+                FN(store)(sums + i + l, FN(load)(sums + i + l) + FN(load)(add + l));
+    }
+    const float *const rounded = FN(rounded)(sums, n, panel);
+    tl_gemm_pack_f32(turned, h, h, width, rounded, width, 1);
+    const lane_mask mask = lanes_between(0, h);
+    for (int64_t l = 0; l < rows; l++, to += g->target_size) {
+        const float *from = turned + l * h;
+        if (step == 1)
+            write_lanes(to, tl_vec_load(from), mask);
+        else
+            for (int64_t r = 0; r < h; r++)
+                to[r * step] = from[r];
+    }
+}
+
+/* Ends a strip of positions from q on, by h rows. */
+static void FN(finish_positions)(const FN(job) * job, const FN(tile) * t, const REAL *sums, int64_t h, int64_t width,
+                                 int64_t row, int64_t q)
+{
+    const conv_view *v = job->v;
+    const tl_conv_gather *g = &v->gather;
+    const int64_t step = job->planes.x.to_step, line = job->planes.y.to_step;
+    const int64_t pitch = job->planes.pitch;
+    int64_t y = q / pitch, x = q % pitch;
+    for (int64_t l = 0; l < width && y < t->lines; l += pitch - x, x = 0, y++) {
+        const int64_t n = tl_imin(t->n - x, width - l);
+        for (int64_t r = 0; r < h && n > 0; r++) {
+            const REAL *from = sums + r * width + l;
+            float *to = t->target + (row + r) * g->target_size + y * line + x * step;
+            const REAL bias = job->bias ? job->bias[t->group * v->rows + row + r] : 0, *add = job->bias ? &bias : NULL;
+            if (step == 1) {
+                for (int64_t i = 0; i < n; i += LANES)
+                    write_lanes(to + i, FN(narrow)(from + i, add), lanes_between(0, tl_imin(n - i, LANES)));
+            } else {
+                for (int64_t i = 0; i < n; i++)
+                    to[i * step] = (float)(add ? from[i] + bias : from[i]);
+            }
+        }
+    }
+}
+
+/* Adds a segment's own sums to those before it. */
+INLINE void FN(close_part)(REAL *total, int64_t part, int64_t n, FN(step) s)
+{
+    if (s.close && part)
+        for (int64_t i = 0; i < n; i++)
+            total[i] += total[part + i];
+}
+
+/* One block of a tile, lanes being rows: each panel of a line's positions meets all strips. */
+static void FN(multiply_rows)(const FN(job) * job, const FN(tile) * t, int64_t k0, int64_t kc, const REAL *source,
+                              REAL *sums, int64_t part, FN(step) s)
+{
+    const conv_view *v = job->v;
+    const tl_conv_gather *g = &v->gather;
+    const int64_t step = job->planes.x.to_step, line = job->planes.y.to_step;
+    const REAL *const weights = FN(packed_tile)(job, t->group, t->row);
+    const FN(shares) panels = FN(share)(t->n, MR);
+    const int only = s.finish && k0 == 0;
+    for (int64_t y = 0; y < t->lines; y++)
+        for (int64_t q = 0, x = 0; q < panels.count; q++) {
+            const int64_t h = panels.height + (q < panels.taller);
+            const REAL *strip = weights;
+            for (int64_t i = 0; i < t->rows; i += STRIP) {
+                const int64_t rows = tl_imin(t->rows - i, STRIP), width = FN(strip_width)(rows);
+                float *const to = t->target + (t->row + i) * g->target_size + y * line + x * step;
+                for (int64_t l = 0; s.finish && l < rows; l++)
+                    __builtin_prefetch(to + l * g->target_size, 1);
+                FN(rows_kernels)
+                [h][width / VL - 1](kc, source + y *job->planes.pitch + x, strip + k0 *width, job->offsets + k0,
+                                    sums + part, s.mode);
+                FN(close_part)(sums, part, h * width, s);
+                if (s.finish) FN(finish_rows)(job, t, sums, h, width, t->row + i, rows, to);
+                strip += width * job->inner;
+                if (!only) sums += MR * STRIP;
+            }
+            x += h;
+        }
+}
+
+/* The same, lanes being positions: a strip of them, lines and what separates them, meets all panels of rows. */
+static void FN(multiply_positions)(const FN(job) * job, const FN(tile) * t, int64_t k0, int64_t kc, const REAL *source,
+                                   REAL *sums, int64_t part, FN(step) s)
+{
+    const int64_t positions = (t->lines - 1) * job->planes.pitch + t->n;
+    const FN(shares) panels = FN(share)(t->rows, MR);
+    const int wide = panels.height + (panels.taller > 0) <= WIDE;
+    const int only = s.finish && k0 == 0;
+    for (int64_t q = 0; q < positions;) {
+        const int64_t width = wide && positions - q > STRIP ? 2 * STRIP : STRIP;
+        const REAL *panel = FN(packed_tile)(job, t->group, t->row);
+        for (int64_t p = 0, row = t->row; p < panels.count; p++) {
+            const int64_t h = panels.height + (p < panels.taller);
+            for (int64_t r = 0; s.finish && job->planes.x.to_step == 1 && r < h;
+                 r++) /* dense results, or close to them */
+                __builtin_prefetch(t->target + (row + r) * job->v->gather.target_size + q, 1);
+            FN(positions_kernel)(h, width / VL)(kc, panel + k0 * h, source + q, VL, job->offsets + k0, sums + part,
+                                                s.mode);
+            FN(close_part)(sums, part, h * width, s);
+            if (s.finish) FN(finish_positions)(job, t, sums, h, width, row, q);
+            panel += h * job->inner;
+            row += h;
+            if (!only) sums += MR * STRIP;
+        }
+        q += width;
+    }
+}
+
+/* An item: a tile over all terms. Row tiles are fastest, then x, y, the outer axes, groups and images. */
+static void FN(multiply_tile)(const FN(job) * job, int64_t item, REAL *source, int64_t *held)
+{
+    const conv_view *v = job->v;
+    const tl_conv_gather *g = &v->gather;
+    const planes *p = &job->planes;
+    REAL *sums = source + job->planes_elements;
+    const int64_t tile = item / job->row_tiles, taps = g->taps_size;
+    int64_t rest = tile, at[TL_CONV_RANK];
+    FN(tile) t = {.row = item % job->row_tiles * job->tile_rows};
+    t.rows = tl_imin(job->tile_rows, v->rows - t.row);
+    t.x0 = rest % job->x_tiles * p->tile_x, rest /= job->x_tiles;
+    t.y0 = rest % job->y_tiles * p->tile_y, rest /= job->y_tiles;
+    t.n = tl_imin(p->tile_x, p->x.count - t.x0), t.lines = tl_imin(p->tile_y, p->y.count - t.y0);
+    int64_t to = t.x0 * p->x.to_step + p->x.to_base + t.y0 * p->y.to_step + p->y.to_base;
+    for (int32_t i = p->outer - 1; i >= 0; i--) {
+        const int32_t d = p->outer_axis[i];
+        at[d] = rest % g->count[d], rest /= g->count[d];
+        to += (at[d] * g->to_step[d] + g->to_base[d]) * v->target_stride[d];
+    }
+    t.group = rest % job->groups, rest /= job->groups;
+    t.target = job->target + (rest * v->target_rows + t.group * v->rows) * g->target_size + to;
+    const float *from = v->source + (rest * v->source_channels + t.group * v->channels) * g->source_size;
+    for (int64_t k0 = 0; k0 < job->inner && !(k0 && tl_interrupted()); k0 += KC) {
+        const int64_t kc = tl_imin(job->inner - k0, KC), c0 = k0 / taps, c1 = (k0 + kc - 1) / taps + 1;
+        if (*held != tile || job->inner > KC)
+            FN(copy_planes)(v, p, from + c0 * g->source_size, c1 - c0, at, t.y0, t.lines, t.x0, t.n, source);
+        *held = tile;
+        const int first = k0 % job->segment == 0, later = k0 >= job->segment;
+        FN(step) s = {.mode = first ? TL_GEMM_STORE : TL_GEMM_CONTINUE, .finish = k0 + kc == job->inner};
+        if (later && job->segment == KC) s.mode = TL_GEMM_ADD;
+        s.close = (k0 + kc) % job->segment == 0 || s.finish;
+        const int64_t part = later && job->segment > KC ? job->tile_elements : 0;
+        (job->lanes_are_rows ? FN(multiply_rows) : FN(multiply_positions))(job, &t, k0, kc, source, sums, part, s);
+    }
+}
+
+static void FN(multiply_task)(void *arg, int64_t task, int32_t worker)
+{
+    const FN(job) *job = arg;
+    const int64_t first = task * job->items_per_task, last = tl_imin(first + job->items_per_task, job->items);
+    int64_t held = -1;
+    for (int64_t item = first; item < last && !(item > first && tl_interrupted()); item++)
+        FN(multiply_tile)(job, item, job->scratch + worker * job->worker_elements, &held);
+}
+
+/* Which lanes waste less of a tile: vectors of sums for each term, and what a sum costs besides. */
+static int FN(choose_lanes)(const FN(job) * job)
+{
+    const planes *p = &job->planes;
+    const double rows = (double)job->v->rows, inner = (double)job->inner;
+    const double lines = (double)p->tile_y, n = (double)p->tile_x;
+    const double strips = (double)tl_ceil_div((p->tile_y - 1) * p->pitch + p->tile_x, STRIP);
+    const double by_rows = (double)tl_ceil_div(job->v->rows, VL) * lines * n * (1 + 14 / inner);
+    const double panel = tl_ceil_div(job->v->rows, MR) ? rows / (double)tl_ceil_div(job->v->rows, MR) : rows;
+    const double by_positions = rows * strips * 2 * (1 + 5 / inner) * (1.05 + 1.2 / (panel * panel));
+    return by_rows < by_positions;
+}
+
+/* Cuts the result into tiles, smaller ones where there are few. */
+static void FN(plan)(FN(job) * job)
+{
+    const conv_view *v = job->v;
+    planes *p = &job->planes;
+    const int64_t x = p->x.count, y = p->y.count;
+    const int64_t taps = v->gather.taps_size, channels = tl_imin(v->channels, (KC - 2) / taps + 2);
+    const int64_t held = channels + (job->inner > KC ? tl_imin(v->rows, TILE_ROWS) : 0); /* for each position */
+    const int64_t most = tl_imin(tl_imax(TILE_ELEMENTS / held, TILE_POSITIONS), MOST_POSITIONS);
+    int64_t tile_x = tl_ceil_div(x, tl_ceil_div(x, most));
+    int64_t tile_y = tl_ceil_div(y, tl_ceil_div(y, tl_imax(most / tile_x, 1)));
+    job->outer_positions = 1;
+    for (int32_t i = 0; i < p->outer; i++)
+        job->outer_positions *= v->gather.count[p->outer_axis[i]];
+    shape_planes(p, tile_y, tile_x);
+    job->lanes_are_rows = FN(choose_lanes)(job);
+    const int64_t unit = job->lanes_are_rows ? STRIP : MR;
+    job->tile_rows = tl_imin(tl_ceil_div(v->rows, unit), TILE_ROWS / unit) * unit;
+    for (;;) {
+        job->x_tiles = tl_ceil_div(x, tile_x), job->y_tiles = tl_ceil_div(y, tile_y);
+        job->row_tiles = tl_ceil_div(v->rows, job->tile_rows);
+        job->items = v->batch * job->groups * job->outer_positions * job->x_tiles * job->y_tiles * job->row_tiles;
+        const double cost = (double)tl_imin(job->tile_rows, v->rows) * (double)job->inner * (double)(tile_x * tile_y);
+        job->items_per_task = tl_imax(1, (int64_t)(TASK_COST / (cost + 1)));
+        if (job->items >= MANY_TASKS || cost < 2 * TASK_COST) break;
+        if (tile_y > 1 && tile_x * tile_y >= 8 * MR)
+            tile_y = tl_ceil_div(tile_y, 2);
+        else if (job->tile_rows > unit)
+            job->tile_rows = tl_ceil_div(job->tile_rows / unit, 2) * unit;
+        else if (tile_x >= 4 * STRIP)
+            tile_x = tl_ceil_div(tile_x, 2 * STRIP) * STRIP;
+        else
+            break;
+    }
+    shape_planes(p, tile_y, tile_x);
+    const int64_t rows = tl_imin(job->tile_rows, v->rows), strips = tl_ceil_div(rows, STRIP),
+                  panels = tl_ceil_div(rows, MR);
+    const int64_t sums = job->lanes_are_rows ? tile_y * tl_ceil_div(tile_x, MR) * strips
+                                             : tl_ceil_div((tile_y - 1) * p->pitch + tile_x, STRIP) * panels;
+    job->tile_elements = (job->inner > KC ? sums : 1) * MR * STRIP +
+                         LANES; /* a whole vector is read where a line ends */
+    job->planes_elements = channels * p->channel + 6 * STRIP;
+    job->worker_elements = job->planes_elements +
+                           job->tile_elements * (job->inner > job->segment && job->segment > KC ? 2 : 1);
+    job->packed_group = job->lanes_are_rows
+                            ? (v->rows / STRIP * STRIP + (v->rows % STRIP ? FN(strip_width)(v->rows % STRIP) : 0)) *
+                                  job->inner
+                            : v->rows * job->inner;
+    job->packed_group = tl_ceil_div(job->packed_group, LANES) * LANES;
+}
+
+int32_t FN(tl_conv_product)(tl_context *ctx, const conv_view *v, int64_t groups, const float *w, int64_t group_stride,
+                            int64_t row_stride, int64_t channel_stride, const float *bias, int64_t segment,
+                            float *target)
+{
+    const tl_conv_gather *g = &v->gather;
+    if (g->positions == 0) return TORCHLEAN_OK;
+    const int32_t x = choose_axis(v, -1), y = choose_axis(v, x);
+    FN(job) job = {.v = v, .planes = open_planes(v, x, y), .w = w, .bias = bias, .target = target, .groups = groups};
+    job.group_stride = group_stride, job.row_stride = row_stride, job.channel_stride = channel_stride;
+    job.inner = v->channels * g->taps_size;
+    job.segment = segment;
+    FN(plan)(&job);
+    const int64_t tasks = tl_ceil_div(job.items, job.items_per_task), workers = tasks == 1 ? 1 : tl_workers();
+    const int64_t offsets = tl_ceil_div(job.inner, 16) * 16, packed = groups * job.packed_group + LANES;
+    const size_t bytes = (size_t)(packed + workers * job.worker_elements) * sizeof(REAL) +
+                         (size_t)offsets * sizeof(int32_t);
+    void *memory;
+    const int32_t status = tl_pool_alloc(ctx, bytes, &memory);
+    if (status) return status;
+    job.scratch = memory;
+    job.packed = job.scratch + workers * job.worker_elements;
+    job.offsets = (int32_t *)(job.packed + packed);
+    for (int64_t t = 0; t < g->taps_size; t++) {
+        const int64_t tap = tap_offset(v, &job.planes, t);
+        for (int64_t c = 0, k = t; c < v->channels; c++, k += g->taps_size)
+            job.offsets[k] = (int32_t)((c - k / KC * KC / g->taps_size) * job.planes.channel + tap);
+    }
+    tl_parallel(groups * job.row_tiles, FN(pack_task), &job);
+    if (tasks == 1)
+        FN(multiply_task)(&job, 0, 0);
+    else
+        tl_parallel(tasks, FN(multiply_task), &job);
+    tl_pool_free(ctx, memory);
+    return TORCHLEAN_OK;
+}
+
+#undef VEC
+#undef STRIP
+#undef WIDE

@@ -1,0 +1,401 @@
+/* The gradient of a convolution's weights for one precision: included by weights.c with REAL, FN and VL set. See weights.c. */
+
+#include "cpu/conv/positions_kernel.h"
+
+/* An axis of the box of cells that a tile of positions reads: cells are `spacing` apart in the source, neighbouring positions `step`
+ * cells, neighbouring taps `tap_step`. */
+typedef struct {
+    int64_t count, taps, spacing, step, tap_step, first, source, stride;
+} FN(axis);
+
+typedef struct {
+    const conv_view *v;
+    const float *g;
+    float *gw;
+    FN(axis) x, y;
+    int32_t outer;
+    int64_t groups, inner, positions, slice; /* positions of the batch, and of the last two axes */
+    int64_t outer_taps;
+    int lanes_are_channels;
+    int64_t slices, tile_y, tile_x,
+        tile;                         /* slices, or lines of one, or positions of one line in a tile; its positions */
+    int64_t pitch, plane, box;        /* cells of a line, of a slice under one outer tap, of all of them */
+    int64_t chain, segments, segment; /* positions that are summed by one chain; of a task */
+    int64_t row_tiles, tile_rows, channel_tiles, tile_channels, items, items_per_task;
+    int32_t *offsets; /* of a tile's positions, in elements; for channels of one vector, after them */
+    REAL *scratch;
+    int64_t panel_elements, box_elements, sums_elements, worker_elements;
+    REAL *parts; /* sums of every segment (segments, groups, rows, inner), where there are several, or NULL */
+} FN(job);
+
+static FN(axis) FN(open_axis)(const conv_view *v, int32_t d)
+{
+    const tl_conv_gather *g = &v->gather;
+    if (d < 0) return (FN(axis)){.count = 1, .taps = 1, .spacing = 1, .step = 1, .tap_step = 1, .source = 1};
+    int64_t spacing = g->step[d], rest = g->taps[d] > 1 ? g->tap_step[d] : 0;
+    while (rest) {
+        const int64_t next = spacing % rest;
+        spacing = rest;
+        rest = next;
+    }
+    return (FN(axis)){
+        g->count[d],  g->taps[d],         spacing, g->step[d] / spacing, g->tap_step[d] / spacing, g->base[d],
+        g->source[d], v->source_stride[d]};
+}
+
+/* Cells of an axis that n positions read. */
+static int64_t FN(reach)(const FN(axis) * a, int64_t n) { return (n - 1) * a->step + (a->taps - 1) * a->tap_step + 1; }
+
+/* Where positions first .. are: the slice (image and coordinates of the outer axes), line and position. */
+typedef struct {
+    int64_t first, slice, slices, y, lines, x, n;
+} FN(tile);
+
+static FN(tile) FN(tile_at)(const FN(job) * job, int64_t position)
+{
+    const int64_t slice = position / job->slice, rest = position % job->slice;
+    FN(tile) t = {.slice = slice, .slices = 1, .y = rest / job->x.count, .x = rest % job->x.count};
+    if (job->slices > 1) {
+        t.slice = slice / job->slices * job->slices, t.y = t.x = 0;
+        t.slices = tl_imin(job->slices, job->positions / job->slice - t.slice);
+    }
+    t.y = t.y / job->tile_y * job->tile_y, t.x = t.x / job->tile_x * job->tile_x;
+    t.lines = tl_imin(job->tile_y, job->y.count - t.y), t.n = tl_imin(job->tile_x, job->x.count - t.x);
+    t.first = (t.slice * job->y.count + t.y) * job->x.count + t.x;
+    return t;
+}
+
+/* Copies a line of n cells from x on of `channels` planes side by side: to[cell*width + channel]. */
+static void FN(turn_line)(const FN(job) * job, const float *from, int64_t x, int64_t n, int64_t channels, int64_t width,
+                          const float *end, REAL *to)
+{
+    const int64_t plane = job->v->gather.source_size, spacing = job->x.spacing;
+    int64_t a, b;
+    cells_inside(x, spacing, job->x.source, n, &a, &b);
+    memset(to, 0, sizeof(REAL) * (size_t)(a * width));
+    _Alignas(64) float part[LANES * NR + LANES];
+    from += x;
+    for (int64_t i = a; i < b; i += LANES) {
+        const int64_t cells = tl_imin(b - i, LANES);
+        REAL *restrict out = to + i * width;
+        if (spacing == 1 && from + (channels - 1) * plane + i + LANES <= end) {
+            tl_gemm_pack_f32(part, width, channels, LANES, from + i, plane, 1);
+            for (int64_t e = 0; e < cells * width; e++)
+                out[e] = part[e];
+        } else {
+            for (int64_t l = 0; l < width; l++)
+                for (int64_t k = 0; k < cells; k++)
+                    out[k * width + l] = l < channels ? from[l * plane + (i + k) * spacing] : 0;
+        }
+    }
+    memset(to + b * width, 0, sizeof(REAL) * (size_t)((n - b) * width));
+}
+
+/* The same of one plane, cells side by side. */
+static void FN(copy_line)(const FN(job) * job, const float *from, int64_t x, int64_t n, REAL *restrict to)
+{
+    const int64_t spacing = job->x.spacing;
+    int64_t a, b;
+    cells_inside(x, spacing, job->x.source, n, &a, &b);
+    from += x;
+    for (int64_t i = 0; i < a; i++)
+        to[i] = 0;
+    if (spacing == 1)
+        for (int64_t i = a; i < b; i++)
+            to[i] = from[i];
+    else
+        for (int64_t i = a; i < b; i++)
+            to[i] = from[i * spacing];
+    for (int64_t i = b; i < n; i++)
+        to[i] = 0;
+}
+
+/* Copies what a tile reads of `channels` channels from `channel` on: a box for each of them, or one with all side by side. */
+static void FN(copy_box)(const FN(job) * job, const FN(tile) * t, int64_t channel, int64_t channels, int64_t width,
+                         REAL *to)
+{
+    const conv_view *v = job->v;
+    const tl_conv_gather *g = &v->gather;
+    const int64_t lines = FN(reach)(&job->y, t->lines), n = FN(reach)(&job->x, t->n), size = g->source_size;
+    const float *const end = v->source + ((v->batch - 1) * v->source_channels + job->groups * v->channels) * size;
+    for (int64_t s = 0; s < t->slices; s++) {
+        int64_t rest = t->slice + s, at[TL_CONV_RANK], tap[TL_CONV_RANK] = {0};
+        for (int32_t d = job->outer - 1; d >= 0; d--)
+            at[d] = rest % g->count[d], rest /= g->count[d];
+        const float *image = v->source + (rest * v->source_channels + channel) * size;
+        for (int64_t o = 0; o < job->outer_taps; o++) {
+            int64_t start = 0;
+            int outside = 0;
+            for (int32_t d = 0; d < job->outer; d++) {
+                const int64_t c = at[d] * g->step[d] + g->base[d] + tap[d] * g->tap_step[d];
+                outside |= c < 0 || c >= g->source[d];
+                start += c * v->source_stride[d];
+            }
+            for (int64_t i = 0; i < lines; i++) {
+                const int64_t y = job->y.first + (t->y * job->y.step + i) * job->y.spacing;
+                const int64_t x = job->x.first + t->x * job->x.step * job->x.spacing;
+                const int none = outside || y < 0 || y >= job->y.source;
+                const float *from = image + start + y * job->y.stride;
+                REAL *line = to + ((s * job->outer_taps + o) * job->plane + i * job->pitch) * width;
+                if (width > 1) {
+                    if (none)
+                        memset(line, 0, sizeof(REAL) * (size_t)(n * width));
+                    else
+                        FN(turn_line)(job, from, x, n, channels, width, end, line);
+                } else {
+                    for (int64_t c = 0; c < channels; c++)
+                        if (none)
+                            memset(line + c * job->box, 0, sizeof(REAL) * (size_t)n);
+                        else
+                            FN(copy_line)(job, from + c * size, x, n, line + c * job->box);
+                }
+            }
+            for (int32_t d = job->outer - 1; d >= 0 && ++tap[d] == g->taps[d]; d--)
+                tap[d] = 0;
+        }
+    }
+}
+
+/* Packs h rows of the cotangent from row on, at positions q .. q + n - 1 of the batch; an image is contiguous. */
+static void FN(pack_cotangent)(const FN(job) * job, REAL *panel, int64_t row, int64_t h, int64_t q, int64_t n)
+{
+    const int64_t size = job->v->gather.positions;
+    _Alignas(64) float part[LANES * MR + LANES];
+    for (int64_t k = 0; k < n;) {
+        const int64_t image = (q + k) / size, at = (q + k) % size, here = tl_imin(n - k, size - at);
+        const float *from = job->g + (image * job->v->target_rows + row) * size + at;
+        if (h == 1)
+            for (int64_t i = 0; i < here; i++)
+                panel[k + i] = from[i];
+        else
+            for (int64_t i = 0; i < here; i += LANES) {
+                const int64_t m = tl_imin(here - i, LANES);
+                REAL *restrict out = panel + (k + i) * h;
+                tl_gemm_pack_f32(part, h, h, m, from + i, size, 1);
+                for (int64_t e = 0; e < m * h; e++)
+                    out[e] = part[e];
+            }
+        k += here;
+    }
+}
+
+/* A column of lanes: where its cells are from a position's, how its vectors follow, and what weights they are of. */
+typedef struct {
+    int64_t offset, ld, vectors;
+    int64_t first, lanes, next,
+        step; /* weight of lane 0; lanes in use of each vector; weights from vector to vector, lane to lane */
+} FN(column);
+
+/* Column i of the channels copied from `channel` on. Lanes that are channels: a tap of them. Lanes that are taps: taps side by side of
+ * several lines of one channel. */
+static FN(column) FN(column_at)(const FN(job) * job, int64_t i, int64_t channel, int64_t channels, int64_t width)
+{
+    const int64_t taps = job->v->gather.taps_size;
+    if (job->lanes_are_channels) {
+        const int64_t x = i % job->x.taps, y = i / job->x.taps % job->y.taps, o = i / job->x.taps / job->y.taps;
+        const int64_t cell = o * job->plane + y * job->y.tap_step * job->pitch + x * job->x.tap_step;
+        return (FN(column)){cell * width, VL, width / VL, channel * taps + i, channels, VL * taps, taps};
+    }
+    const int64_t chunks = tl_ceil_div(job->x.taps, VL), groups = tl_ceil_div(job->y.taps, LINES);
+    const int64_t lines = tl_ceil_div(job->y.taps, groups);
+    const int64_t x = i % chunks * VL, y = i / chunks % groups * lines, o = i / chunks / groups % job->outer_taps;
+    const int64_t c = i / chunks / groups / job->outer_taps;
+    FN(column) to = {.ld = job->y.tap_step * job->pitch, .vectors = tl_imin(job->y.taps - y, lines)};
+    to.offset = c * job->box + o * job->plane + y * to.ld + x;
+    to.first = (channel + c) * taps + (o * job->y.taps + y) * job->x.taps + x;
+    to.lanes = tl_imin(job->x.taps - x, VL), to.next = job->x.taps, to.step = 1;
+    return to;
+}
+
+static int64_t FN(columns_of)(const FN(job) * job, int64_t channels)
+{
+    if (job->lanes_are_channels) return job->v->gather.taps_size;
+    return channels * job->outer_taps * tl_ceil_div(job->y.taps, LINES) * tl_ceil_div(job->x.taps, VL);
+}
+
+/* Panels of at most `most` rows. */
+INLINE int64_t FN(most_rows)(const FN(job) * job) { return !job->lanes_are_channels && job->y.taps > 2 ? WIDE : MR; }
+
+/* A tile of gw over positions from .. to - 1. */
+static void FN(multiply)(const FN(job) * job, int64_t group, int64_t row0, int64_t rows, int64_t channel0,
+                         int64_t channels0, int64_t from, int64_t to, REAL *packed, float *target, REAL *part_target)
+{
+    const conv_view *v = job->v;
+    REAL *const box = packed + job->panel_elements, *const sums = box + job->box_elements;
+    const int64_t strip = job->lanes_are_channels ? STRIP : channels0, most = FN(most_rows)(job);
+    const int64_t panels = tl_ceil_div(rows, most), height = rows / panels, taller = rows % panels;
+    const int64_t cell = MR * STRIP, parts = job->sums_elements;
+    for (int64_t q = from; q < to && !(q > from && tl_interrupted());) {
+        const FN(tile) t = FN(tile_at)(job, q);
+        const int64_t end = tl_imin(to, t.first + t.slices * t.lines * t.n), skip = q - t.first;
+        REAL *panel = packed;
+        for (int64_t p = 0, row = group * v->rows + row0; p < panels; p++) {
+            const int64_t h = height + (p < taller);
+            FN(pack_cotangent)(job, panel, row, h, q, end - q);
+            panel += h * (end - q);
+            row += h;
+        }
+        REAL *sum = sums;
+        for (int64_t c = 0; c < channels0; c += strip) {
+            const int64_t channels = tl_imin(channels0 - c, strip);
+            const int64_t width = !job->lanes_are_channels ? 1 : channels > VL ? STRIP : VL;
+            FN(copy_box)(job, &t, group * v->channels + channel0 + c, channels, width, box);
+            for (int64_t i = 0, columns = FN(columns_of)(job, channels); i < columns; i++) {
+                const FN(column) to_column = FN(column_at)(job, i, channel0 + c, channels, width);
+                panel = packed;
+                for (int64_t p = 0; p < panels; p++, sum += cell) {
+                    const int64_t h = height + (p < taller), n = h * to_column.vectors * VL;
+                    FN(positions_fn) kernel = FN(positions_kernel)(h, to_column.vectors);
+                    for (int64_t k = q; k < end;) { /* parts of chains */
+                        const int64_t chain = (k - from) / job->chain, start = from + chain * job->chain;
+                        const int64_t stop = tl_imin(start + job->chain, to), next = tl_imin(end, stop);
+                        const int whole = k == start && next == stop;
+                        const int64_t apart = chain > 0 && !whole ? parts : 0;
+                        const int mode = k > start            ? TL_GEMM_CONTINUE
+                                         : chain > 0 && whole ? TL_GEMM_ADD
+                                                              : TL_GEMM_STORE;
+                        const int32_t *offsets = job->offsets + (width == VL ? job->tile : 0) + skip + (k - q);
+                        kernel(next - k, panel + (k - q) * h, box + to_column.offset, to_column.ld, offsets,
+                               sum + apart, mode);
+                        if (apart && next == stop)
+                            for (int64_t e = 0; e < n; e++)
+                                sum[e] += sum[parts + e];
+                        k = next;
+                    }
+                    panel += h * (end - q);
+                }
+            }
+        }
+        q = end;
+    }
+    const REAL *sum = sums;
+    for (int64_t c = 0; c < channels0; c += strip) {
+        const int64_t channels = tl_imin(channels0 - c, strip);
+        const int64_t width = !job->lanes_are_channels ? 1 : channels > VL ? STRIP : VL;
+        for (int64_t i = 0, columns = FN(columns_of)(job, channels); i < columns; i++) {
+            const FN(column) of = FN(column_at)(job, i, channel0 + c, channels, width);
+            for (int64_t p = 0, row = row0; p < panels; p++, sum += cell) {
+                const int64_t h = height + (p < taller);
+                for (int64_t r = 0; r < h; r++)
+                    for (int64_t u = 0; u < of.vectors; u++)
+                        for (int64_t l = 0, left = of.lanes - (job->lanes_are_channels ? u * VL : 0);
+                             l < tl_imin(left, VL); l++) {
+                            const int64_t e = (row + r) * job->inner + of.first + u * of.next + l * of.step;
+                            const REAL x = sum[(r * of.vectors + u) * VL + l];
+                            if (part_target)
+                                part_target[e] = x;
+                            else
+                                target[e] = (float)x;
+                        }
+                row += h;
+            }
+        }
+    }
+}
+
+/* Items: channel tiles are fastest, then row tiles, groups, segments. */
+static void FN(multiply_task)(void *arg, int64_t task, int32_t worker)
+{
+    const FN(job) *job = arg;
+    const int64_t last = tl_imin((task + 1) * job->items_per_task, job->items),
+                  group_weights = job->v->rows * job->inner;
+    for (int64_t item = task * job->items_per_task; item < last; item++) {
+        const int64_t c0 = item % job->channel_tiles * job->tile_channels, tile = item / job->channel_tiles;
+        const int64_t row0 = tile % job->row_tiles * job->tile_rows, group = tile / job->row_tiles % job->groups;
+        const int64_t segment = tile / job->row_tiles / job->groups, from = segment * job->segment;
+        FN(multiply)(job, group, row0, tl_imin(job->tile_rows, job->v->rows - row0), c0,
+                     tl_imin(job->tile_channels, job->v->channels - c0), from,
+                     tl_imin(from + job->segment, job->positions), job->scratch + worker * job->worker_elements,
+                     job->gw + group * group_weights,
+                     job->parts ? job->parts + (segment * job->groups + group) * group_weights : NULL);
+    }
+}
+
+/* What a vector's lanes are, and the share of them that is used. */
+static double FN(choose_lanes)(FN(job) * job)
+{
+    const double channels = (double)job->v->channels, x = (double)job->x.taps;
+    const double of_channels = channels / (double)(tl_ceil_div(job->v->channels, VL) * VL);
+    const double of_taps = job->x.tap_step == 1 ? x / (double)(tl_ceil_div(job->x.taps, VL) * VL) : 0;
+    job->lanes_are_channels = of_channels >= of_taps;
+    return job->lanes_are_channels ? of_channels : of_taps;
+}
+
+/* The share of the lanes that this way uses, or 0 where it copies more than a gathered matrix has. */
+static double FN(open_job)(FN(job) * job, const conv_view *v, int64_t groups, const float *g, float *gw)
+{
+    const tl_conv_gather *gather = &v->gather;
+    *job = (FN(job)){.v = v, .g = g, .gw = gw, .groups = groups, .outer_taps = 1};
+    job->x = FN(open_axis)(v, gather->rank - 1), job->y = FN(open_axis)(v, gather->rank - 2);
+    job->outer = gather->rank > 2 ? gather->rank - 2 : 0;
+    for (int32_t d = 0; d < job->outer; d++)
+        job->outer_taps *= gather->taps[d];
+    job->inner = v->channels * gather->taps_size;
+    job->positions = v->batch * gather->positions;
+    job->slice = job->x.count * job->y.count;
+    const int64_t x = job->x.count, y = job->y.count;
+    job->tile_x = tl_ceil_div(x, tl_ceil_div(x, TILE_POSITIONS));
+    job->tile_y = job->tile_x < x ? 1 : tl_ceil_div(y, tl_ceil_div(y, tl_imax(TILE_POSITIONS / x, 1)));
+    job->slices = job->slice <= TILE_POSITIONS / 2 ? TILE_POSITIONS / job->slice : 1;
+    job->tile = job->slices * job->tile_y * job->tile_x;
+    job->pitch = FN(reach)(&job->x, job->tile_x);
+    job->plane = FN(reach)(&job->y, job->tile_y) * job->pitch;
+    job->box = (job->slices * job->outer_taps * job->plane / LANES | 1) * LANES + 2 * LANES;
+    const double share = FN(choose_lanes)(job);
+    return job->slices * job->outer_taps * job->plane > job->tile * gather->taps_size + 64 ? 0 : share;
+}
+
+/* Sums of products by `chain`, over all positions or over segments of them; several segments' sums go to `parts`. */
+static int32_t FN(run)(tl_context *ctx, FN(job) * job, int64_t chain, int64_t segment, REAL *parts)
+{
+    const conv_view *v = job->v;
+    job->chain = chain, job->segment = segment, job->parts = parts;
+    job->segments = tl_ceil_div(job->positions, segment);
+    const int64_t most = FN(most_rows)(job), taps = v->gather.taps_size, strip = job->lanes_are_channels ? STRIP : 1;
+    job->tile_rows = tl_imin(tl_ceil_div(v->rows, most), tl_imax(TILE_ROWS / most, 1)) * most;
+    job->tile_channels = tl_imin(tl_ceil_div(v->channels, strip), tl_imax(TILE_COLUMNS / taps / strip, 1)) * strip;
+    for (;;) {
+        job->row_tiles = tl_ceil_div(v->rows, job->tile_rows),
+        job->channel_tiles = tl_ceil_div(v->channels, job->tile_channels);
+        job->items = job->segments * job->groups * job->row_tiles * job->channel_tiles;
+        const double cost = (double)tl_imin(job->tile_rows, v->rows) *
+                            (double)tl_imin(job->tile_channels, v->channels) * (double)taps *
+                            (double)tl_imin(segment, job->positions);
+        job->items_per_task = tl_imax(1, (int64_t)(TASK_COST / (cost + 1)));
+        if (job->items >= MANY_TASKS || cost < 2 * TASK_COST) break;
+        if (job->tile_channels > strip)
+            job->tile_channels = tl_ceil_div(job->tile_channels / strip, 2) * strip;
+        else if (job->tile_rows > most)
+            job->tile_rows = tl_ceil_div(job->tile_rows / most, 2) * most;
+        else
+            break;
+    }
+    const int64_t channels = tl_imin(job->tile_channels, v->channels), rows = tl_imin(job->tile_rows, v->rows);
+    const int64_t strips = job->lanes_are_channels ? tl_ceil_div(channels, strip) : 1;
+    const int64_t cells = strips * FN(columns_of)(job, channels) * tl_ceil_div(rows, most);
+    job->panel_elements = tl_ceil_div(rows * job->tile, LANES) * LANES + LANES;
+    job->box_elements = (job->lanes_are_channels ? job->box * STRIP : job->box * channels) + 4 * STRIP * LANES;
+    job->sums_elements = cells * MR * STRIP;
+    job->worker_elements = job->panel_elements + job->box_elements + 2 * job->sums_elements;
+    const int64_t tasks = tl_ceil_div(job->items, job->items_per_task), workers = tasks == 1 ? 1 : tl_workers();
+    const size_t bytes = sizeof(REAL) * (size_t)(workers * job->worker_elements) +
+                         sizeof(int32_t) * (size_t)(2 * job->tile);
+    void *memory;
+    const int32_t status = tl_pool_alloc(ctx, bytes, &memory);
+    if (status) return status;
+    job->scratch = memory;
+    job->offsets = (int32_t *)(job->scratch + workers * job->worker_elements);
+    for (int64_t i = 0; i < job->tile; i++) {
+        const int64_t x = i % job->tile_x, y = i / job->tile_x % job->tile_y, s = i / job->tile_x / job->tile_y;
+        const int64_t cell = s * job->outer_taps * job->plane + y * job->y.step * job->pitch + x * job->x.step;
+        job->offsets[i] = (int32_t)(cell * (job->lanes_are_channels ? STRIP : 1));
+        job->offsets[job->tile + i] = (int32_t)(cell * VL);
+    }
+    tl_parallel(tasks, FN(multiply_task), job);
+    tl_pool_free(ctx, memory);
+    return TORCHLEAN_OK;
+}
+
+#undef VEC
+#undef STRIP
+#undef WIDE
