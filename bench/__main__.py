@@ -161,11 +161,12 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     device = device_of(args.device, MATH[0] if args.math == "both" else args.math)
     if args.drawn is not None:
-        found = drawn.run(device, args.seed, args.first, args.drawn)
+        chosen = None if args.ops is None else [n.strip() for n in args.ops.split(",")]
+        found = drawn.run(device, args.seed, args.first, args.drawn, chosen)
         if args.json:
             about = {"date": now(), "math": args.math, "device": device.describe(), "build": tlrt.build_info()}
             write_document(args.json, {**about, **found})
-        return 0
+        return int(bool(found["failed"]))
     limit = args.max_bytes or (1e9 if not device.is_cuda else 2e10)
     torch = None if args.no_torch else import_torch(device)
     rate = bandwidth(device)
