@@ -136,3 +136,26 @@ def test_without_pytorch_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawn, "import_torch", lambda device: None)
     with pytest.raises(SystemExit, match="PyTorch is not installed"):
         drawn.run(tlrt.device("cpu"), 0, 0, 1)
+
+
+def count_numbers(result: Any) -> int:
+    """The numbers in what a call returned: buffers, arrays and tensors, and tuples and lists of them."""
+    if isinstance(result, (tuple, list)):
+        return sum(map(count_numbers, result))
+    if isinstance(result, tlrt.Buffer):
+        return len(result)
+    return int(np.prod(result.shape)) * (2 if "complex" in str(result.dtype) else 1)
+
+
+def test_both_sides_make_as_many_numbers() -> None:
+    torch = pytest.importorskip("torch")
+    device, wrong = tlrt.device("cpu"), {}
+    for index in range(len(drawn.pairs())):
+        subject, ours = drawn.draw_subject(17, index, device)
+        theirs = subject.torch(torch, "cpu")
+        assert theirs is not None
+        made = count_numbers(ours()), count_numbers(theirs())
+        if made[0] != made[1]:
+            wrong[subject.op.entry(subject.which)] = subject.label, made
+        device.collect()
+    assert not wrong
