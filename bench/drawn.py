@@ -113,7 +113,9 @@ def draw_size(rng: np.random.Generator, size: Mapping[str, Any]) -> dict[str, An
     """A benchmark size with some of its dimensions drawn anew, each with probability 3/4."""
     out = dict(size)
     for name, value in size.items():
-        if name not in DIMENSIONS or rng.random() < 0.25:
+        if (
+            name not in DIMENSIONS or isinstance(value, float) or rng.random() < 0.25
+        ):  # a factor or a power is no length
             continue
         if isinstance(value, (list, tuple)):
             count = int(rng.integers(1, len(value) + 1)) if name == "lengths" else len(value)

@@ -42,6 +42,13 @@ def test_dimensions_are_drawn_and_parameters_stay() -> None:
     assert {7, 11, 13, 17} & batches
 
 
+def test_factors_and_powers_are_no_dimensions() -> None:
+    rng = np.random.default_rng(0)
+    for op, name in (("pow_scalar", "p"), ("vector_norm", "p"), ("axpy", "c")):
+        (size,) = benchmark_of(op).sizes[:1]
+        assert all(drawn.draw_size(rng, size)[name] == size[name] for _ in range(50))
+
+
 def test_dimensions_that_follow_from_others_follow() -> None:
     rng = np.random.default_rng(0)
 
