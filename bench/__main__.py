@@ -160,13 +160,13 @@ def main(argv: list[str] | None = None) -> int:
     add("--no-growth", action="store_true", help="leave the growth of cost and error out of the file")
     args = parser.parse_args(argv)
     device = device_of(args.device, MATH[0] if args.math == "both" else args.math)
-    names = None if args.ops is None else [n.strip() for n in args.ops.split(",")]
     if args.drawn is not None:
-        found = drawn.run(device, args.seed, args.first, args.drawn, names)
+        chosen = None if args.ops is None else [n.strip() for n in args.ops.split(",")]
+        found = drawn.run(device, args.seed, args.first, args.drawn, chosen)
         if args.json:
             about = {"date": now(), "math": args.math, "device": device.describe(), "build": tlrt.build_info()}
             write_document(args.json, {**about, **found})
-        return 0
+        return int(bool(found["failed"]))
     limit = args.max_bytes or (1e9 if not device.is_cuda else 2e10)
     torch = None if args.no_torch else import_torch(device)
     rate = bandwidth(device)
@@ -174,6 +174,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{device.describe()}; copy {rate / 1e9:.0f} GB/s; {versions}")
     print(HEAD)
     rows: list[Row] = []
+    names = None if args.ops is None else [n.strip() for n in args.ops.split(",")]
     if names is None or "core" in names:
         for row in core.rows(device, torch):
             rows.append(row)

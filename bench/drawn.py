@@ -2,17 +2,26 @@
 
 Row i of a seed is drawn from (S, i) alone. The operations that have a baseline in PyTorch, and their gradients, take turns;
 each dimension of one of the operation's benchmark sizes is drawn anew, log-uniformly from 1 to four times what it was: as it
-comes, as a multiple of 8, or as a prime. Kernels, strides and paddings stay. Shapes that the operation refuses, that are
-smaller than :data:`SMALLEST` or larger than the limits are drawn again. With ``--ops`` the named operations alone take turns.
-The output has a line for each family (rows, median, 5th percentile and least ratio, share below 1) and the slowest rows, each
-with the arguments that repeat it.
+comes, as a multiple of 8, as a prime, or as a number that models have. Kernels, strides and paddings stay, and dimensions that
+follow from others follow. Half of the rows with indices draw them unevenly, so that most name few rows. Shapes that the
+operation refuses, that are smaller than :data:`SMALLEST` or larger than the limits are drawn again.
+
+The two sides take turns, and the ratio of a row is the median over the turns: what else a machine does meets both sides of a
+turn. Both calls are bound to their arguments before, make their results anew, and update lists of tensors in place. The output
+has a line for each family (rows, median, 5th percentile and least ratio, share below 1) and the slowest rows, each with the
+arguments that repeat it. ``--ops`` leaves out all other rows, which changes none: ``--first`` continues a run, and an
+interrupted one reports the rows that it has.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count as numbers
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -26,19 +35,22 @@ from tlspec import registry
 
 #: the smallest operands, in bytes; the largest operands and the most floating-point operations, by whether it is a GPU
 SMALLEST = 4096
-LARGEST = {False: (6.4e7, 4e9), True: (2e9, 1e12)}
-#: seconds of samples and of the pause before them, for each side
-BUDGET, PAUSE = 0.1, 0.02
+LARGEST = {False: (6.4e7, 2e10), True: (2e9, 1e12)}
+#: turns of the two sides, and seconds of samples and of the pause before them, in each turn of each side
+TURNS, BUDGET, PAUSE = 5, 0.025, 0.02
 #: draws of one row before it is given up, and slow rows that are shown
 ATTEMPTS, SHOWN = 200, 20
-#: dimensions that are drawn; what else a benchmark size has stays
+#: dimensions that are drawn; what else a benchmark size has stays or follows from them
 DIMENSIONS = frozenset((
     "n", "m", "p", "k", "a", "b", "c", "d", "rows", "cols", "batch", "inputs", "outputs", "outer", "inner", "channels", "height",
     "width", "positions", "in_channels", "out_channels", "groups", "in_h", "in_w", "spatial", "heads", "kv_heads", "queries",
-    "keys", "grid", "modes", "dims", "lengths",
+    "keys", "grid", "modes", "dims", "lengths", "len", "start", "out_dims",
 ))  # fmt: skip
-#: dimensions that are equal to others in every row, where a benchmark size has both
-EQUAL = {"io": "outer", "ii": "inner"}
+#: numbers of models: images' sides and their patches, widths of heads and layers, contexts, classes, vocabularies
+OF_MODELS = (1, 3, 7, 10, 14, 28, 32, 49, 56, 64, 77, 80, 96, 112, 128, 144, 160, 192, 197, 224, 256, 320, 384, 512, 576, 640,
+             768, 1000, 1024, 1280, 1536, 2048, 3072, 3136, 4096, 5120, 8192, 11008, 12544, 32000, 50257, 128256)  # fmt: skip
+#: powers of a uniform number that indices are in the rows that draw them unevenly
+SKEWS = (3, 12)
 
 
 @dataclass
@@ -55,13 +67,12 @@ class DrawnRow:
     bytes: int
 
 
-def pairs(names: Sequence[str] | None = None) -> list[tuple[registry.Op, str]]:
-    """The operations with a baseline in PyTorch, forward and VJP; those of these names, families or patterns."""
+def pairs() -> list[tuple[registry.Op, str]]:
+    """The operations with a baseline in PyTorch, forward and VJP."""
     found = []
-    for op in registry.ops(names):
+    for op in registry.ops():
         benchmark = benchmark_of(op.name)
-        coupled = any(name in size for size in benchmark.sizes for name in ("in_dims", "start", "starts"))
-        if not benchmark.sizes or coupled:
+        if not benchmark.sizes:
             continue
         if benchmark.torch is not None:
             found.append((op, "forward"))
@@ -70,16 +81,30 @@ def pairs(names: Sequence[str] | None = None) -> list[tuple[registry.Op, str]]:
     return found
 
 
+def rows_of(seed: int, first: int, names: Sequence[str] | None) -> Iterator[int]:
+    """The numbers of the rows from `first` on, of the named operations and families alone."""
+    choices, chosen = pairs(), {op.name for op in registry.ops(names)}
+    if not any(op.name in chosen for op, _ in choices):
+        raise SystemExit("bench --drawn: none of these operations has a baseline in PyTorch")
+    return (i for i in numbers(first) if _choice(choices, seed, i)[0].name in chosen)
+
+
+def _choice(choices: Sequence[tuple[registry.Op, str]], seed: int, index: int) -> tuple[registry.Op, str]:
+    return choices[np.random.default_rng([seed, 0]).permutation(len(choices))[index % len(choices)]]
+
+
 def _is_prime(n: int) -> bool:
     return n > 1 and all(n % k for k in range(2, int(n**0.5) + 1))
 
 
 def _draw_length(rng: np.random.Generator, before: int) -> int:
     n = max(int(np.exp(rng.uniform(0.0, np.log(4.0 * max(before, 1))))), 1)
-    kind = rng.integers(3)
+    kind = rng.integers(4)
     if kind == 0 and n >= 8:
         return n // 8 * 8
-    while kind == 1 and n > 2 and not _is_prime(n):
+    if kind == 1:
+        return OF_MODELS[bisect_right(OF_MODELS, n) - 1]
+    while kind == 2 and n > 2 and not _is_prime(n):
         n -= 1
     return n
 
@@ -88,20 +113,52 @@ def draw_size(rng: np.random.Generator, size: Mapping[str, Any]) -> dict[str, An
     """A benchmark size with some of its dimensions drawn anew, each with probability 3/4."""
     out = dict(size)
     for name, value in size.items():
-        if name not in DIMENSIONS or rng.random() < 0.25:
+        if (
+            name not in DIMENSIONS or isinstance(value, float) or rng.random() < 0.25
+        ):  # a factor or a power is no length
             continue
         if isinstance(value, (list, tuple)):
             count = int(rng.integers(1, len(value) + 1)) if name == "lengths" else len(value)
             out[name] = [_draw_length(rng, v) for v in value[:count]]
         else:
             out[name] = _draw_length(rng, value)
-    return out | {name: out[other] for name, other in EQUAL.items() if name in out and other in out}
+    return follow(size, out)
 
 
-def draw_subject(seed: int, index: int, device: tlrt.Device, names: Sequence[str] | None = None) -> tuple[Subject, Any]:
+def follow(size: Mapping[str, Any], out: dict[str, Any]) -> dict[str, Any]:
+    """The dimensions of a drawn size that follow from others, as they do in the benchmark size `size`."""
+    for shared, whole in (("io", "outer"), ("ii", "inner")):  # one set of indices for all, or one for each
+        if shared in out:
+            out[shared] = out[whole] if size[shared] == size[whole] else size[shared]
+    if "axis_map" in out:  # an axis of the input is repeated or has the output's length
+        for axis, at in enumerate(out["axis_map"]):
+            if at and size["in_dims"][at - 1] != 1:
+                out["in_dims"] = [out["out_dims"][axis] if k == at - 1 else n for k, n in enumerate(out["in_dims"])]
+    elif "in_dims" in out and "value" in out:  # padding stays
+        beside = [a - b for a, b in zip(size["out_dims"], size["in_dims"], strict=True)]
+        out["in_dims"] = [n - d for n, d in zip(out["out_dims"], beside, strict=True)]
+    elif "in_dims" in out:  # what a slice leaves out in proportion
+        reach = [s + (n - 1) * k + 1 for s, n, k in zip(out["starts"], out["out_dims"], out["steps"], strict=True)]
+        kept = [n / m for n, m in zip(size["in_dims"], size["out_dims"], strict=True)]
+        out["in_dims"] = [max(r, int(n * k)) for r, n, k in zip(reach, out["out_dims"], kept, strict=True)]
+    if "start" in out and "len" in out:
+        out["n"] = max(out["n"], out["start"] + out["len"])
+    return out
+
+
+def _skew_indices(subject: Subject, rng: np.random.Generator) -> None:
+    """Draws the indices of a row again, unevenly: most of them are small."""
+    for a in subject.signature.inputs:
+        if a.kind in ("u32", "index") and a.name != "labels" and a.name in subject.inputs:
+            shape = subject.inputs[a.name].shape
+            limit = subject.names.get("rows", subject.names.get("n", 1))
+            drawn = limit * rng.random(shape) ** rng.choice(SKEWS)
+            subject.inputs[a.name] = np.minimum(drawn, limit - 1).astype(np.uint32)
+
+
+def draw_subject(seed: int, index: int, device: tlrt.Device) -> tuple[Subject, Callable[[], Any]]:
     """The operation of a row at its size, and our call, which has run once."""
-    choices = pairs(names)
-    op, which = choices[np.random.default_rng([seed, 0]).permutation(len(choices))[index % len(choices)]]
+    op, which = _choice(pairs(), seed, index)
     rng, (most, work) = np.random.default_rng([seed, 1, index]), LARGEST[device.is_cuda]
     sizes = benchmark_of(op.name).sizes
     for _ in range(ATTEMPTS):
@@ -110,6 +167,8 @@ def draw_subject(seed: int, index: int, device: tlrt.Device, names: Sequence[str
             subject = Subject(op, size, which)
             if not SMALLEST <= subject.bytes <= most or subject.flops > work:
                 continue
+            if rng.random() < 0.5:
+                _skew_indices(subject, rng)
             call = subject.ours(device)
             call()
         except (TorchleanError, ValueError, ZeroDivisionError):  # no shape of the operation
@@ -121,36 +180,53 @@ def draw_subject(seed: int, index: int, device: tlrt.Device, names: Sequence[str
     )
 
 
-def _timing(call: Any, device: tlrt.Device, torch: Any) -> Timing:
+def _clock(device: tlrt.Device, torch: Any) -> Callable[[Callable[[], Any]], Timing]:
+    """How one turn of a side is timed; `torch` is None where the side is ours."""
     if not device.is_cuda:
-        return time_host(call, BUDGET, PAUSE)
+        return lambda call: time_host(call, BUDGET, PAUSE)
     if torch is None:
-        return time_marks(call, device.mark, lambda: device.elapsed(0, 1), BUDGET)
+        return lambda call: time_marks(call, device.mark, lambda: device.elapsed(0, 1), BUDGET)
     events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
 
     def elapsed() -> float:
         events[1].synchronize()
         return float(events[0].elapsed_time(events[1]))
 
-    return time_marks(call, lambda i: events[i].record(), elapsed, BUDGET)
+    return lambda call: time_marks(call, lambda i: events[i].record(), elapsed, BUDGET)
+
+
+def compare(
+    ours: Callable[[], Any], theirs: Callable[[], Any], clocks: Sequence[Callable[[Callable[[], Any]], Timing]]
+) -> tuple[float, float, float]:
+    """Milliseconds of both sides, medians over the turns, and the median of the turns' ratios."""
+    turns = [[clock(call).median for clock, call in zip(clocks, (ours, theirs), strict=True)] for _ in range(TURNS)]
+    a, b = (statistics.median(side) for side in zip(*turns, strict=True))
+    return a, b, statistics.median(theirs / ours for ours, theirs in turns)
+
+
+def measure_row(device: tlrt.Device, torch: Any, seed: int, index: int) -> DrawnRow:
+    """One row; nothing that it made outlives it."""
+    subject, ours = draw_subject(seed, index, device)
+    theirs = subject.torch(torch, "cuda" if device.is_cuda else "cpu")
+    if theirs is None:
+        raise RuntimeError(f"{subject.op.name}: no call of PyTorch's")
+    figures = compare(ours, theirs, [_clock(device, None), _clock(device, torch)])
+    entry = subject.op.entry(subject.which)
+    return DrawnRow(index, entry, subject.op.family, subject.label, *figures, subject.bytes)
 
 
 def measure(
-    device: tlrt.Device, torch: Any, seed: int, first: int, count: int, names: Sequence[str] | None = None
+    device: tlrt.Device, torch: Any, seed: int, indices: Sequence[int], failed: list[str]
 ) -> Iterator[DrawnRow]:
-    """The rows, one after the other."""
-    with Progress(count, "shapes") as progress:
-        for index in range(first, first + count):
-            subject, call = draw_subject(seed, index, device, names)
-            other = subject.torch(torch, "cuda" if device.is_cuda else "cpu")
-            if other is None:
-                raise RuntimeError(f"{subject.op.name}: no call of PyTorch's")
-            ours, theirs = _timing(call, device, None), _timing(other, device, torch)
-            entry = subject.op.entry(subject.which)
-            yield DrawnRow(index, entry, subject.op.family, subject.label, ours.median, theirs.median,
-                           theirs.median / ours.median, subject.bytes)  # fmt: skip
-            progress.advance(1, entry)
-            del subject, call, other
+    """The rows, one after the other; a row that cannot run costs no other."""
+    with Progress(len(indices), "shapes") as progress:
+        for index in indices:
+            try:
+                row = measure_row(device, torch, seed, index)
+                yield row
+                progress.advance(1, row.op)
+            except Exception as error:
+                failed.append(f"row {index}: {type(error).__name__}: {error}")
             device.collect()
 
 
@@ -172,7 +248,8 @@ def summarise(rows: Sequence[DrawnRow]) -> list[dict[str, Any]]:
     names = ("median", "percentile_5", "least", "share_below_1")
     return [
         {"family": family, "shapes": len(found), **dict(zip(names, figures(found), strict=True))}
-        for family, found in [*families.items(), ("all", [r.ratio for r in rows])]
+        for family, found in [*sorted(families.items()), ("all", [r.ratio for r in rows])]
+        if found
     ]
 
 
@@ -181,7 +258,13 @@ def run(device: tlrt.Device, seed: int, first: int, count: int, names: Sequence[
     torch = import_torch(device)
     if torch is None:
         raise SystemExit("bench --drawn: PyTorch is not installed, and the ratios are against it")
-    rows = list(measure(device, torch, seed, first, count, names))
+    rows: list[DrawnRow] = []
+    failed: list[str] = []
+    indices = list(islice(rows_of(seed, first, names), count))
+    try:
+        rows.extend(measure(device, torch, seed, indices, failed))
+    except KeyboardInterrupt:
+        print(f"interrupted after {len(rows)} rows", file=sys.stderr)
     summary = summarise(rows)
     print(format_table(("family", "shapes", "median", "5th percentile", "least", "share below 1"), [
         (s["family"], s["shapes"], *(f"{s[k]:.2f}" for k in ("median", "percentile_5", "least", "share_below_1")))
@@ -189,12 +272,16 @@ def run(device: tlrt.Device, seed: int, first: int, count: int, names: Sequence[
     ]))  # fmt: skip
     print("\nthe slowest, as times faster than PyTorch")
     for r in sorted(rows, key=lambda r: r.ratio)[:SHOWN]:
-        line = f"--drawn 1 --seed {seed} --first {r.index}" + (f" --ops '{','.join(names)}'" if names else "")
+        line = f"--drawn 1 --seed {seed} --first {r.index}"
         print(f"{r.ratio:6.2f}  {r.ours_ms:9.4f} ms  {r.op} {r.size:.90}   {line}")
+    for message in failed:
+        print(f"FAILED {message}")
     return {
         "seed": seed,
         "first": first,
         "torch": torch.__version__,
+        "threads": tlrt.threads(),
         "summary": summary,
         "rows": [asdict(r) for r in rows],
+        "failed": failed,
     }

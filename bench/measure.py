@@ -14,7 +14,7 @@ import tlrt
 from bench.operations import benchmark_of
 from tlrt import kernels
 from tlrt.verify.run import Runtime, counterpart
-from tlspec.bounds import call_named, call_reference
+from tlspec.bounds import bind_named, call_named, call_reference
 from tlspec.drawn import evaluate, shape_of
 from tlspec.entries import arguments_of
 from tlspec.registry import Array, Op, Signature
@@ -115,8 +115,8 @@ def operand_bytes(sig: Signature, names: Mapping[str, Any]) -> int:
 
 def draw_inputs(sig: Signature, names: Mapping[str, Any], seed: int = 1) -> dict[str, np.ndarray]:
     """Standard normal float32 data, uniform data where the size gives an input's name an interval (low, high); float64 for
-    f64 arrays, uniform indices below `rows` or `n` for index arrays, labels below `cols`. Optional inputs are left out. Past
-    a few million elements the data repeats: drawing more would take longer than the benchmark."""
+    f64 arrays, uniform indices below `rows` or `n` for index arrays, labels below `cols`, a mask of as many 0 as 1. Optional
+    inputs are left out. Past a few million elements the data repeats: drawing more would take longer than the benchmark."""
     rng = np.random.default_rng(seed)
     out: dict[str, np.ndarray] = {}
     for a in sig.inputs:
@@ -134,6 +134,8 @@ def draw_inputs(sig: Signature, names: Mapping[str, Any], seed: int = 1) -> dict
             if a.name in names:
                 low, high = names[a.name]
                 x = (low + (high - low) * rng.random(drawn)).astype(np.float32)
+            elif a.name == "mask":
+                x = rng.integers(0, 2, size=drawn).astype(np.float32)
             else:
                 x = rng.standard_normal(drawn, dtype=np.float32)
             out[a.name] = (x if n == drawn else np.resize(x, n)).reshape(shape)
@@ -269,7 +271,7 @@ class Subject:
         }
         arguments = {"torch": torch, "device": place, **self.names, **tensors}
         first = call_named(function, arguments)
-        return first if callable(first) else lambda: call_named(function, arguments)
+        return first if callable(first) else bind_named(function, arguments)
 
 
 def import_torch(device: tlrt.Device) -> Any:

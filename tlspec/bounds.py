@@ -31,7 +31,7 @@ that comes of them is demanded.
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -319,8 +319,13 @@ def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], bool]:
 
 def call_named(function: Callable[..., Any], values: Values) -> Any:
     """Calls `function` with those of `values` that its signature names (all of them if it takes ``**``)."""
+    return bind_named(function, values)()
+
+
+def bind_named(function: Callable[..., Any], values: Values) -> Callable[[], Any]:
+    """That call, to be made later and more than once: the choice of values costs nothing any more."""
     names, any_name = _parameters(function)
-    return function(**(values if any_name else {name: values[name] for name in names if name in values}))
+    return partial(function, **(values if any_name else {name: values[name] for name in names if name in values}))
 
 
 def call_reference(reference: Reference, inputs: Values, params: Values) -> Any:

@@ -12,12 +12,15 @@ def _torch_mask(torch, mask, mask_mode):
 
 def _torch_attention(torch, Q, K, V, mask, mask_mode, scale):
     attention = torch.nn.functional.scaled_dot_product_attention
-    return attention(Q, K, V, attn_mask=_torch_mask(torch, mask, mask_mode), is_causal=mask_mode == 3, scale=scale)
+    mask = _torch_mask(torch, mask, mask_mode)
+    mask = mask if mask is None else mask[None]
+    Q, K, V = (x[None] for x in (Q, K, V))  # only arrays of four axes reach the fused kernels
+    return lambda: attention(Q, K, V, attn_mask=mask, is_causal=mask_mode == 3, scale=scale)[0]
 
 
 def _torch_attention_vjp(torch, Q, K, V, mask, g, mask_mode, scale):
     Q, K, V = (x.detach().requires_grad_() for x in (Q, K, V))
-    out = _torch_attention(torch, Q, K, V, mask, mask_mode, scale)
+    out = _torch_attention(torch, Q, K, V, mask, mask_mode, scale)()
     return lambda: torch.autograd.grad(out, (Q, K, V), g, retain_graph=True)
 
 

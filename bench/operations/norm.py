@@ -10,6 +10,12 @@ def _torch_layer_norm_vjp(torch, x, gamma, g, cols, eps):
     return lambda: torch.ops.aten.native_layer_norm_backward(g, x, (cols,), mu, istd, gamma, gamma, mask)
 
 
+def _torch_affine(torch, x, center, slope, shift):
+    """The nearest that PyTorch has in one call: a normalisation with given statistics."""
+    variance = torch.ones_like(center)
+    return lambda: torch.nn.functional.batch_norm(x, center, variance, slope, shift, False, 0.1, 1e-30)
+
+
 BENCHMARKS = {
     "layer_norm": Benchmark(
         sizes=[{"rows": 4096, "cols": 4096}, {"rows": 65536, "cols": 1024}, {"rows": 8192, "cols": 12288}],
@@ -23,6 +29,5 @@ BENCHMARKS = {
             x[None], None, None, gamma, beta, True, 0.1, eps)),
     "channel_affine": Benchmark(
         sizes=[{"batch": 64, "channels": 64, "positions": 3136}, {"batch": 16, "channels": 256, "positions": 65536}],
-        torch=lambda torch, x, center, slope, shift: torch.nn.functional.batch_norm(
-            x, center, torch.ones_like(center), slope, shift, False, 0.1, 1e-30)),
+        torch=_torch_affine),
 }  # fmt: skip

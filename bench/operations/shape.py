@@ -36,7 +36,8 @@ def _numpy_reduce(np, x, in_dims, out_dims, axis_map):
 
 
 def _torch_reduce(torch, x, in_dims, out_dims, axis_map):
-    return torch.sum(x, dim=repeated_axes(in_dims, out_dims, axis_map)).reshape(in_dims)
+    axes = repeated_axes(in_dims, out_dims, axis_map)
+    return (torch.sum(x, dim=axes) if axes else x.clone()).reshape(in_dims)  # PyTorch takes no axes for all of them
 
 
 BENCHMARKS = {

@@ -6,10 +6,15 @@ from bench.operations.table import Benchmark
 
 
 def _torch_conv(torch, x, wRe, wIm):
-    n, modes = len(x), len(wRe)
-    Z = torch.zeros(n // 2 + 1, x.shape[1], dtype=torch.complex64, device=x.device)
-    Z[:modes] = torch.einsum("kc,kco->ko", torch.fft.rfft(x, dim=0)[:modes], torch.complex(wRe, wIm))
-    return torch.fft.irfft(Z, n, dim=0)
+    """The layer as models of PyTorch write it; they keep its weights as complex numbers."""
+    n, modes, w = len(x), len(wRe), torch.complex(wRe, wIm)
+
+    def layer():
+        Z = torch.zeros(n // 2 + 1, x.shape[1], dtype=torch.complex64, device=x.device)
+        Z[:modes] = torch.einsum("kc,kco->ko", torch.fft.rfft(x, dim=0)[:modes], w)
+        return torch.fft.irfft(Z, n, dim=0)
+
+    return layer
 
 
 BENCHMARKS = {

@@ -1,6 +1,10 @@
 """bench.drawn: its shapes repeat, reach every operation with a baseline, and stay within the limits."""
 
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -8,6 +12,7 @@ import pytest
 import tlrt
 from bench import drawn
 from bench.__main__ import main
+from bench.measure import Timing
 from bench.operations import benchmark_of
 from tlrt.verify.documents import read_document
 
@@ -35,13 +40,68 @@ def test_dimensions_are_drawn_and_parameters_stay() -> None:
     batches = {f["batch"] for f in found}
     assert 1 in batches and max(batches) > size["batch"] and any(b % 8 == 0 for b in batches)
     assert {7, 11, 13, 17} & batches
-    (size,) = benchmark_of("take_axis").sizes[:1]
-    assert all(f["io"] == f["outer"] and f["ii"] == f["inner"] for f in (drawn.draw_size(rng, size) for _ in range(50)))
 
 
-def test_names_narrow_the_operations() -> None:
-    assert {op.family for op, _ in drawn.pairs(["conv"])} == {"conv"}
-    assert {op.name for op, _ in drawn.pairs(["conv2d"])} == {"conv2d"}
+def test_factors_and_powers_are_no_dimensions() -> None:
+    rng = np.random.default_rng(0)
+    for op, name in (("pow_scalar", "p"), ("vector_norm", "p"), ("axpy", "c")):
+        (size,) = benchmark_of(op).sizes[:1]
+        assert all(drawn.draw_size(rng, size)[name] == size[name] for _ in range(50))
+
+
+def test_dimensions_that_follow_from_others_follow() -> None:
+    rng = np.random.default_rng(0)
+
+    def draws(op: str, at: int) -> list[dict[str, Any]]:
+        return [drawn.draw_size(rng, benchmark_of(op).sizes[at]) for _ in range(50)]
+
+    assert all(f["io"] == f["outer"] and f["ii"] == f["inner"] for f in draws("take_axis", 0))
+    assert all(f["io"] == f["ii"] == 1 for f in draws("take_axis", 1)) and any(
+        f["inner"] > 1 for f in draws("take_axis", 1)
+    )
+    for f in draws("broadcast_to", 1):
+        assert f["in_dims"] == [f["out_dims"][1], 1]
+    for f in draws("pad_axes", 0):
+        assert [a - b for a, b in zip(f["out_dims"], f["in_dims"], strict=True)] == [0, 0, 2, 2]
+    for f in draws("slice_axes", 2):
+        assert f["in_dims"][1] >= 2 * f["out_dims"][1] - 1
+    assert all(f["n"] >= f["start"] + f["len"] for f in draws("slice1d", 1))
+
+
+def test_half_of_the_rows_name_few_rows_often() -> None:
+    device, shares = tlrt.device("cpu"), []
+    for index in drawn.rows_of(3, 0, ["gather_vec"]):
+        subject, _ = drawn.draw_subject(3, index, device)
+        indices = subject.inputs["indices"]
+        assert indices.max() < subject.names["n"]
+        if subject.names["n"] >= 1000 and len(indices) >= 100:
+            shares.append(np.mean(indices < subject.names["n"] / 10))
+        if len(shares) == 16:
+            break
+    assert min(shares) < 0.2 and max(shares) > 0.4
+
+
+def test_named_operations_leave_the_other_rows_out_and_change_none() -> None:
+    found = list(islice(drawn.rows_of(7, 20, ["index", "softmax"]), 12))
+    assert found == sorted(found) and found[0] >= 20
+    device = tlrt.device("cpu")
+    assert {drawn.draw_subject(7, i, device)[0].op.family for i in found} == {"index", "softmax"}
+    with pytest.raises(SystemExit, match="baseline"):
+        drawn.rows_of(7, 0, ["fingerprint"])
+
+
+def test_the_sides_take_turns_and_the_ratio_is_that_of_a_turn() -> None:
+    calls: list[str] = []
+    load = iter([1.0, 10.0, 1.0, 1.0, 100.0])  # of the machine, in each turn
+
+    def clock(call: Callable[[], Any]) -> Timing:
+        call()
+        clock.load = next(load) if calls[-1] == "ours" else clock.load  # type: ignore[attr-defined]
+        return Timing(clock.load * (2.0 if calls[-1] == "ours" else 3.0), 0.0, 1)  # type: ignore[attr-defined]
+
+    found = drawn.compare(lambda: calls.append("ours"), lambda: calls.append("theirs"), [clock, clock])
+    assert calls == ["ours", "theirs"] * drawn.TURNS
+    assert found == (2.0, 3.0, 1.5)
 
 
 def test_figures_are_those_of_the_ratios() -> None:
@@ -51,13 +111,59 @@ def test_figures_are_those_of_the_ratios() -> None:
 def test_the_command_writes_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     file = tmp_path / "d.jsonl"
-    assert main(["--device", "cpu", "--drawn", "3", "--seed", "5", "--first", "2", "--json", str(file)]) == 0
+    command = ["--device", "cpu", "--drawn", "3", "--seed", "5", "--json", str(file)]
+    assert main([*command, "--first", "2"]) == 0
     found = read_document(file)
     assert [r["index"] for r in found["rows"]] == [2, 3, 4] and found["summary"][-1]["shapes"] == 3
     assert "--drawn 1 --seed 5 --first" in capsys.readouterr().out
+    assert main([*command, "--ops", "softmax"]) == 0
+    assert {r["family"] for r in read_document(file)["rows"]} == {"softmax"}
+
+
+def test_a_row_that_fails_and_an_interruption_keep_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = drawn.DrawnRow(0, "exp", "elementwise", "n=3", 1.0, 2.0, 2.0, 24)
+    results: list[Any] = [row, ValueError("no"), row, KeyboardInterrupt()]
+
+    def measure_row(device: tlrt.Device, torch: Any, seed: int, index: int) -> Any:
+        if isinstance(result := results[index], BaseException):
+            raise result
+        return result
+
+    monkeypatch.setattr(drawn, "import_torch", lambda device: MagicMock(__version__="0"))
+    monkeypatch.setattr(drawn, "measure_row", measure_row)
+    found = drawn.run(tlrt.device("cpu"), 0, 0, 4)
+    assert len(found["rows"]) == 2 and found["failed"] == ["row 1: ValueError: no"]
+    told = capsys.readouterr()
+    assert "FAILED row 1" in told.out and "interrupted after 2 rows" in told.err
 
 
 def test_without_pytorch_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawn, "import_torch", lambda device: None)
     with pytest.raises(SystemExit, match="PyTorch is not installed"):
         drawn.run(tlrt.device("cpu"), 0, 0, 1)
+
+
+def count_numbers(result: Any) -> int:
+    """The numbers in what a call returned: buffers, arrays and tensors, and tuples and lists of them."""
+    if isinstance(result, (tuple, list)):
+        return sum(map(count_numbers, result))
+    if isinstance(result, tlrt.Buffer):
+        return len(result)
+    return int(np.prod(result.shape)) * (2 if "complex" in str(result.dtype) else 1)
+
+
+def test_both_sides_make_as_many_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(drawn, "LARGEST", {False: (1e6, 1e8)})
+    device, wrong = tlrt.device("cpu"), {}
+    for index in range(len(drawn.pairs())):
+        subject, ours = drawn.draw_subject(17, index, device)
+        theirs = subject.torch(torch, "cpu")
+        assert theirs is not None
+        made = count_numbers(ours()), count_numbers(theirs())
+        if made[0] != made[1]:
+            wrong[subject.op.entry(subject.which)] = subject.label, made
+        device.collect()
+    assert not wrong

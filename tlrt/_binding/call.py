@@ -47,6 +47,10 @@ WRONG = (AttributeError, TypeError, OverflowError, ValueError)
 _SLOT = _library.ffi.typeof("torchlean_buffer **")
 _LIST = _library.ffi.typeof("torchlean_buffer *[]")
 _new = new
+#: what a slot holds
+_first = operator.itemgetter(0)
+#: no buffer for any of so many outputs, all of which are wanted
+_NONE = [(None,) * count for count in range(9)]
 
 #: output slots not in use
 free: list[Any] = []
@@ -76,6 +80,9 @@ def slots(
     """One slot per output, NULL where it is not wanted; the buffers the caller supplied; and an iterator that, run to
     its end, releases what C put into the other slots."""
     count = len(names)
+    if out is None and want is None:
+        places = list(map(_new, itertools.repeat(_SLOT, count)))
+        return places, _NONE[count], map(release, map(_first, places))
     if out is None and (want is None or (type(want) is list and len(want) == count and {*map(type, want)} == {bool})):
         # what a tape asks for
         places = [_new(_SLOT) if w else NULL for w in want or (True,) * count]
@@ -124,6 +131,8 @@ def slots(
 
 def results(places: Sequence[Any], given: Sequence[Buffer | None], device: Device) -> tuple[Any, ...]:
     """The outputs of a call that succeeded: the caller's buffers, new ones, and None for those not wanted."""
+    if given is _NONE[len(given)]:
+        return tuple([Buffer(own(slot[0], release), device) for slot in places])
     made = [
         buffer if buffer is not None or slot is NULL else Buffer(own(slot[0], release), device)
         for slot, buffer in zip(places, given, strict=True)

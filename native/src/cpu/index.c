@@ -15,6 +15,7 @@ enum {
     BLOCK = 32768,       /* output elements per task of a scatter-add: 128 KiB, half an L2 or less */
     BLOCK_COLUMNS = 512, /* at most so many of them side by side */
     MOST_BLOCKS = 2048,  /* destination blocks of the grouping: their write streams stay in L2 */
+    DIRECT = 32768,      /* elements of the output and of the values together that are not worth grouping */
     CHUNK = 32768,       /* indices per task of the grouping, or k / MOST_CHUNKS if that is more */
     MOST_CHUNKS = 64
 };
@@ -165,11 +166,33 @@ static void scatter_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
     }
 }
 
+/* The whole of a small scatter-add on one thread. */
+static void scatter_directly(const scatter_job *job)
+{
+    const int64_t cols = job->cols;
+    if (job->base)
+        memcpy(job->out, job->base, (size_t)(job->rows * cols) * sizeof(float));
+    else
+        memset(job->out, 0, (size_t)(job->rows * cols) * sizeof(float));
+    for (int64_t j = 0; j < job->k; j++) {
+        const int64_t row = job->indices[j];
+        if (row >= job->rows) continue;
+        float *restrict to = job->out + row * cols;
+        const float *restrict from = job->values + j * cols;
+        for (int64_t c = 0; c < cols; c++)
+            to[c] += from[c];
+    }
+}
+
 static int32_t scatter(tl_context *ctx, const float *base, const float *values, const uint32_t *indices, int64_t rows,
                        int64_t cols, int64_t k, float *out)
 {
     scatter_job job = {
         .base = base, .values = values, .indices = indices, .out = out, .rows = rows, .cols = cols, .k = k};
+    if ((rows + k) * cols <= DIRECT) {
+        scatter_directly(&job);
+        return TORCHLEAN_OK;
+    }
     job.column_blocks = tl_ceil_div(cols, BLOCK_COLUMNS);
     job.block_cols = tl_ceil_div(tl_ceil_div(cols, job.column_blocks), 16) * 16;
     job.column_blocks = tl_ceil_div(cols, job.block_cols);
@@ -240,7 +263,7 @@ typedef struct {
     const float *x, *values; /* of a scatter-add; x is NULL for one that starts from +0 */
     const uint32_t *indices;
     float *out;
-    int64_t outer, n, inner, io, k, ii, per_task;
+    int64_t outer, n, inner, io, k, ii, per_task, units;
 } axis_job;
 
 static const uint32_t *indices_of(const axis_job *job, int64_t o, int64_t j)
@@ -271,52 +294,72 @@ static void take_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
 int32_t tl_cpu_take_axis(TL_UNUSED tl_context *ctx, const float *x, const uint32_t *indices, int64_t outer, int64_t n,
                          int64_t inner, int64_t io, int64_t k, int64_t ii, float *out)
 {
-    axis_job job = {x, NULL, indices, out, outer, n, inner, io, k, ii, tl_imax(1, GATHER_TASK / inner)};
+    axis_job job = {x, NULL, indices, out, outer, n, inner, io, k, ii, tl_imax(1, GATHER_TASK / inner), outer * k};
     tl_parallel(tl_ceil_div(outer * k, job.per_task), take_task, &job);
     return TORCHLEAN_OK;
 }
 
-/* Task t owns BLOCK_COLUMNS columns of one of the outer arrays. */
-static void add_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
+/* Adds `width` values to row `place` if that is in range. */
+static inline void add_row(const axis_job *job, float *restrict out, int64_t place, const float *restrict values,
+                           int64_t width)
 {
-    const axis_job *job = arg;
-    const int64_t tiles = tl_ceil_div(job->inner, BLOCK_COLUMNS), o = t / tiles, first = t % tiles * BLOCK_COLUMNS;
+    if (place >= job->n) return;
+    float *restrict to = out + place * job->inner;
+    for (int64_t c = 0; c < width; c++)
+        to[c] += values[c];
+}
+
+/* Unit u is BLOCK_COLUMNS columns of one of the outer arrays. */
+static void add_unit(const axis_job *job, int64_t u)
+{
+    const int64_t tiles = tl_ceil_div(job->inner, BLOCK_COLUMNS), o = u / tiles, first = u % tiles * BLOCK_COLUMNS;
     const int64_t width = tl_imin(BLOCK_COLUMNS, job->inner - first), begin = o * job->n * job->inner + first;
+    const int64_t runs = tiles == 1 ? 1 : job->n, run = tiles == 1 ? job->n * width : width;
     float *out = job->out + begin;
-    for (int64_t j = 0; j < job->n; j++) {
+    for (int64_t j = 0; j < runs; j++) {
         if (job->x)
-            memcpy(out + j * job->inner, job->x + begin + j * job->inner, (size_t)width * sizeof *out);
+            memcpy(out + j * job->inner, job->x + begin + j * job->inner, (size_t)run * sizeof *out);
         else
-            memset(out + j * job->inner, 0, (size_t)width * sizeof *out);
+            memset(out + j * job->inner, 0, (size_t)run * sizeof *out);
     }
     for (int64_t j = 0; j < job->k && !tl_interrupted(); j++) {
         const float *values = job->values + (o * job->k + j) * job->inner + first;
         const uint32_t *at = indices_of(job, o, j) + (job->ii > 1 ? first : 0);
-        for (int64_t c = 0; c < width; c++) {
-            const uint32_t place = at[job->ii > 1 ? c : 0];
-            if (place < job->n) out[place * job->inner + c] += values[c];
-        }
+        if (job->ii == 1)
+            add_row(job, out, at[0], values, width);
+        else
+            for (int64_t c = 0; c < width; c++)
+                add_row(job, out + c, at[c], values + c, 1);
     }
+}
+
+static void add_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+{
+    const axis_job *job = arg;
+    for (int64_t u = task * job->per_task, end = tl_imin(job->units, u + job->per_task); u < end; u++)
+        add_unit(job, u);
 }
 
 static int32_t add_along(tl_context *ctx, axis_job job)
 {
     if (job.outer == 1 && job.ii == 1)
         return scatter(ctx, job.x, job.values, job.indices, job.n, job.inner, job.k, job.out);
-    tl_parallel(job.outer * tl_ceil_div(job.inner, BLOCK_COLUMNS), add_task, &job);
+    job.units = job.outer * tl_ceil_div(job.inner, BLOCK_COLUMNS);
+    job.per_task = tl_imax(1, GATHER_TASK / tl_imax(1, (job.n + job.k) * tl_imin(job.inner, BLOCK_COLUMNS)));
+    tl_parallel(tl_ceil_div(job.units, job.per_task), add_task, &job);
     return TORCHLEAN_OK;
 }
 
 int32_t tl_cpu_take_axis_bwd(tl_context *ctx, const uint32_t *indices, const float *g, int64_t outer, int64_t n,
                              int64_t inner, int64_t io, int64_t k, int64_t ii, float *gx)
 {
-    return add_along(ctx, (axis_job){NULL, g, indices, gx, outer, n, inner, io, k, ii, 0});
+    return add_along(ctx, (axis_job){NULL, g, indices, gx, outer, n, inner, io, k, ii, 0, 0});
 }
 
 int32_t tl_cpu_scatter_add_axis(tl_context *ctx, const float *x, const float *values, const uint32_t *indices,
                                 int64_t outer, int64_t n, int64_t inner, int64_t k, int64_t io, int64_t ii, float *out)
 {
-    return add_along(ctx, (axis_job){x, values, indices, out, outer, n, inner, io, k, ii, 0});
+    return add_along(ctx, (axis_job){x, values, indices, out, outer, n, inner, io, k, ii, 0, 0});
 }
 
 /* ---- one row ----------------------------------------------------------------------------------------------------- */

@@ -6,9 +6,10 @@
 #include "generated/index.h"
 
 enum {
-    PART = 65536,     /* elements of a row per task of argmax */
+    PART = 65536,     /* elements of a row, or of short rows together, per task */
     GROUP = 1024,     /* of them looked through at once */
-    COLUMNS = 512,    /* columns per task of argmax along an axis that others follow */
+    COLUMNS = 512,    /* columns of a unit of argmax along an axis that others follow */
+    TOP_TASK = 8192,  /* elements of short rows per task of top-k, which takes longer for each */
     ORDER_LANES = 64, /* a loop that the compiler vectorises and does not unroll */
 };
 
@@ -17,7 +18,7 @@ enum {
 typedef struct {
     const float *x;
     uint32_t *out;
-    int64_t outer, n, inner, parts;
+    int64_t outer, n, inner, parts, units, per_task;
     float sign; /* -1 for the smallest: the negated elements' largest */
 } arg_job;
 
@@ -26,6 +27,15 @@ static int64_t best_place(const float *x, int64_t from, int64_t to, float sign)
 {
     int64_t place = from; /* where the group of the best begins */
     float best = sign * x[from];
+    if (to - from < ORDER_LANES) { /* there are more lanes than elements */
+        for (int64_t i = from + 1; i < to; i++) {
+            const float v = sign * x[i];
+            const int32_t takes = tl_takes_lead(v, best);
+            place = takes ? i : place;
+            best = takes ? v : best;
+        }
+        return place;
+    }
     for (int64_t at = from, end; at < to && best == best; at = end) {
         end = tl_imin(at + GROUP, to);
         float most[ORDER_LANES];
@@ -51,19 +61,20 @@ static int64_t best_place(const float *x, int64_t from, int64_t to, float sign)
     return place;
 }
 
-/* Task t looks through part t % parts of row t / parts. */
-static void row_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
+/* Unit u is part u % parts of row u / parts; a task owns several units where they are small. */
+static void row_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const arg_job *job = arg;
-    const int64_t row = t / job->parts, from = t % job->parts * PART;
-    job->out[t] = (uint32_t)best_place(job->x + row * job->n, from, tl_imin(from + PART, job->n), job->sign);
+    for (int64_t u = task * job->per_task, end = tl_imin(job->units, u + job->per_task); u < end; u++) {
+        const int64_t row = job->parts == 1 ? u : u / job->parts, from = (u - row * job->parts) * PART;
+        job->out[u] = (uint32_t)best_place(job->x + row * job->n, from, tl_imin(from + PART, job->n), job->sign);
+    }
 }
 
-/* Task t owns COLUMNS columns of one of the outer arrays and walks down them together. */
-static void column_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
+/* Unit u is COLUMNS columns of one of the outer arrays: it walks down them together. */
+static void walk_columns(const arg_job *job, int64_t u)
 {
-    const arg_job *job = arg;
-    const int64_t tiles = tl_ceil_div(job->inner, COLUMNS), o = t / tiles, first = t % tiles * COLUMNS;
+    const int64_t tiles = tl_ceil_div(job->inner, COLUMNS), o = u / tiles, first = u % tiles * COLUMNS;
     const int64_t width = tl_imin(COLUMNS, job->inner - first);
     const float *x = job->x + o * job->n * job->inner + first;
     uint32_t *out = job->out + o * job->inner + first;
@@ -83,12 +94,27 @@ static void column_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
     }
 }
 
+static void column_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+{
+    const arg_job *job = arg;
+    for (int64_t u = task * job->per_task, end = tl_imin(job->units, u + job->per_task); u < end; u++)
+        walk_columns(job, u);
+}
+
+/* Units of `size` elements each. */
+static void run_units(arg_job *job, int64_t units, int64_t size, tl_task_fn fn)
+{
+    job->units = units;
+    job->per_task = tl_imax(1, PART / tl_imax(size, 1));
+    tl_parallel(tl_ceil_div(units, job->per_task), fn, job);
+}
+
 static int32_t argument(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner, float sign,
                         uint32_t *out)
 {
-    arg_job job = {x, out, outer, n, inner, tl_ceil_div(n, PART), sign};
+    arg_job job = {x, out, outer, n, inner, tl_ceil_div(n, PART), 0, 0, sign};
     if (inner > 1) {
-        tl_parallel(outer * tl_ceil_div(inner, COLUMNS), column_task, &job);
+        run_units(&job, outer * tl_ceil_div(inner, COLUMNS), n * tl_imin(inner, COLUMNS), column_task);
         return TORCHLEAN_OK;
     }
     void *scratch = NULL;
@@ -97,7 +123,7 @@ static int32_t argument(tl_context *ctx, const float *x, int64_t outer, int64_t 
         if (status) return status;
         job.out = scratch;
     }
-    tl_parallel(outer * job.parts, row_task, &job);
+    run_units(&job, outer * job.parts, tl_imin(n, PART), row_task);
     for (int64_t row = 0; scratch && row < outer; row++) {
         const float *v = x + row * n;
         const uint32_t *part = job.out + row * job.parts;
@@ -126,7 +152,7 @@ typedef struct {
     const float *x;
     uint32_t *out;
     uint64_t *heaps; /* [rows][k] */
-    int64_t n, inner, k;
+    int64_t n, inner, k, rows, per_task;
     int smallest;
 } top_job;
 
@@ -142,14 +168,13 @@ static void sift(uint64_t *heap, int64_t at, int64_t size)
     heap[at] = rank;
 }
 
-/* Task t is row t, whose elements lie `inner` apart: a heap of the k largest ranks so far, emptied from the smallest. */
-static void top_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
+/* A row, whose elements lie `inner` apart: a heap of the k largest ranks so far, emptied from the smallest. */
+static void find_top(const top_job *job, int64_t row)
 {
-    const top_job *job = arg;
-    const int64_t k = job->k, inner = job->inner, o = t / inner, c = t % inner;
+    const int64_t k = job->k, inner = job->inner, o = inner == 1 ? row : row / inner, c = row - o * inner;
     const float *x = job->x + o * job->n * inner + c;
     uint32_t *out = job->out + o * k * inner + c;
-    uint64_t *heap = job->heaps + t * k;
+    uint64_t *heap = job->heaps + row * k;
     for (int64_t i = 0; i < k; i++)
         heap[i] = tl_rank(x[i * inner], (uint32_t)i, job->smallest, 0);
     for (int64_t i = k / 2; i-- > 0;)
@@ -168,6 +193,14 @@ static void top_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
     }
 }
 
+/* A task owns one row, or several short ones. */
+static void top_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+{
+    const top_job *job = arg;
+    for (int64_t row = task * job->per_task, end = tl_imin(job->rows, row + job->per_task); row < end; row++)
+        find_top(job, row);
+}
+
 int32_t tl_cpu_topk(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner, int64_t k,
                     int64_t largest, uint32_t *out)
 {
@@ -176,7 +209,9 @@ int32_t tl_cpu_topk(tl_context *ctx, const float *x, int64_t outer, int64_t n, i
     int32_t status = tl_pool_alloc(ctx, (size_t)(outer * inner * k) * sizeof(uint64_t), &scratch);
     if (status) return status;
     job.heaps = scratch;
-    tl_parallel(outer * inner, top_task, &job);
+    job.rows = outer * inner;
+    job.per_task = tl_imax(1, TOP_TASK / tl_imax(n, 1));
+    tl_parallel(tl_ceil_div(job.rows, job.per_task), top_task, &job);
     tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;
 }

@@ -240,10 +240,7 @@ enum {
 static inline void add_to_chains(const float *g, const float *xhat, int64_t n, float *restrict gamma,
                                  float *restrict beta)
 {
-    for (int64_t j = 0; j < n; j++) {
-        gamma[j] += g[j] * xhat[j];
-        beta[j] += g[j];
-    }
+    TL_FOR_LINES(j, 0, n, gamma[j] += g[j] * xhat[j]; beta[j] += g[j];);
 }
 
 static inline void join_chains(const float *chains, int64_t n, float *restrict out)

@@ -7,6 +7,7 @@
  *
  * The order of additions is that of formula/sum_tree.h. A maximum has no order, so it takes the same cuts. */
 #include "core/threads.h"
+#include "cpu/reduce.h"
 #include "cpu/sum_tree.h"
 #include "formula/base.h"
 #include "formula/count.h"
@@ -32,7 +33,7 @@ static void run(tl_task_fn fn, void *arg, grain *g, int64_t units, int64_t size)
 #define EACH_UNIT(u, g, task) \
     for (int64_t u = (task) * (g).per_task, u##_end = tl_imin((g).units, u + (g).per_task); u < u##_end; u++)
 
-/* ---- maxima ------------------------------------------------------------------------------------------------------ */
+/* ---- extremes ---------------------------------------------------------------------------------------------------- */
 
 /* A row of floats read as their bit patterns. */
 typedef uint32_t __attribute__((may_alias)) bits32;
@@ -47,14 +48,14 @@ static inline int32_t order_key(uint32_t bits)
 static inline int32_t greater(int32_t a, int32_t b) { return a > b ? a : b; }
 static inline int32_t lesser(int32_t a, int32_t b) { return a < b ? a : b; }
 
-static inline float from_keys(int32_t least, int32_t greatest)
+static inline float from_keys(int32_t least, int32_t greatest, int smallest)
 {
     const int nan = greatest > order_key(0x7f800000u) || least < order_key(0xff800000u);
-    return nan ? TL_NAN : tl_from_bits((uint32_t)order_key((uint32_t)greatest));
+    return nan ? TL_NAN : tl_from_bits((uint32_t)order_key((uint32_t)(smallest ? least : greatest)));
 }
 
-/* The maximum of n >= 1 elements. Integers may be compared in any order, so gcc keeps as many lanes as it likes. */
-static float leaf_max(const float *x, int64_t n)
+/* The extreme of n >= 1 elements. Integers may be compared in any order, so gcc keeps as many lanes as it likes. */
+static float leaf_extreme(const float *x, int64_t n, int smallest)
 {
     const bits32 *bits = (const bits32 *)x;
     int32_t least = INT32_MAX, greatest = INT32_MIN;
@@ -63,7 +64,7 @@ static float leaf_max(const float *x, int64_t n)
         least = lesser(least, key);
         greatest = greater(greatest, key);
     }
-    return from_keys(least, greatest);
+    return from_keys(least, greatest, smallest);
 }
 
 /* One pass over the columns of a tile is a function of its own: left in a loop over rows, gcc 12 unrolls the outer loop
@@ -81,8 +82,8 @@ PASS range_of_four_rows(const float *const row[4], int64_t width, int32_t *restr
     }
 }
 
-/* Maxima of a chunk's columns; four rows per pass over the tile's running ranges. */
-static void chunk_max(const float *x, int64_t rows, int64_t stride, int64_t width, float *out)
+/* Extremes of a chunk's columns; four rows per pass over the tile's running ranges. */
+static void chunk_extremes(const float *x, int64_t rows, int64_t stride, int64_t width, int smallest, float *out)
 {
     _Alignas(64) int32_t least[TL_COLUMN_TILE], greatest[TL_COLUMN_TILE];
     for (int64_t j = 0; j < width; j++) {
@@ -96,7 +97,7 @@ static void chunk_max(const float *x, int64_t rows, int64_t stride, int64_t widt
         range_of_four_rows(row, width, least, greatest);
     }
     for (int64_t j = 0; j < width; j++)
-        out[j] = from_keys(least[j], greatest[j]);
+        out[j] = from_keys(least[j], greatest[j], smallest);
 }
 
 /* ---- rows -------------------------------------------------------------------------------------------------------- */
@@ -105,6 +106,7 @@ typedef struct rows_args {
     grain g;
     const float *x;
     int64_t cols, leaves, count;
+    int smallest; /* of extremes */
     float *out;
 } rows_args;
 
@@ -116,11 +118,11 @@ static void sum_rows(void *arg, int64_t task, TL_UNUSED int32_t worker)
         a.out[r] = tl_end_sum(tl_row_sum(a.x + r * a.cols, a.cols), a.count);
 }
 
-static void max_rows(void *arg, int64_t task, TL_UNUSED int32_t worker)
+static void extreme_rows(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const rows_args a = *(const rows_args *)arg;
     EACH_UNIT (r, a.g, task)
-        a.out[r] = leaf_max(a.x + r * a.cols, a.cols);
+        a.out[r] = leaf_extreme(a.x + r * a.cols, a.cols, a.smallest);
 }
 
 /* A unit is one leaf of a row. */
@@ -133,26 +135,27 @@ static void sum_leaves(void *arg, int64_t task, TL_UNUSED int32_t worker)
     }
 }
 
-static void max_leaves(void *arg, int64_t task, TL_UNUSED int32_t worker)
+static void extreme_leaves(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const rows_args a = *(const rows_args *)arg;
     EACH_UNIT (u, a.g, task) {
         const int64_t first = u % a.leaves * TL_SUM_LEAF;
-        a.out[u] = leaf_max(a.x + u / a.leaves * a.cols + first, tl_imin(a.cols - first, TL_SUM_LEAF));
+        const float *leaf = a.x + u / a.leaves * a.cols + first;
+        a.out[u] = leaf_extreme(leaf, tl_imin(a.cols - first, TL_SUM_LEAF), a.smallest);
     }
 }
 
 /* Rows as they are, or, where they are too few to occupy the threads, leaves first and then the rows of their results. */
-static int32_t reduce_rows(tl_context *ctx, tl_task_fn by_row, tl_task_fn by_leaf, const float *x, int64_t rows,
-                           int64_t cols, int64_t count, float *out)
+static int32_t reduce_rows(tl_context *ctx, tl_task_fn by_row, tl_task_fn by_leaf, rows_args a, int64_t rows)
 {
     enum { MANY = 64 };
-    rows_args a = {.x = x, .cols = cols, .leaves = tl_ceil_div(cols, TL_SUM_LEAF), .count = count, .out = out};
-    if (rows >= MANY || cols <= TASK) {
-        run(by_row, &a, &a.g, rows, cols);
+    if (rows >= MANY || a.cols <= TASK) {
+        run(by_row, &a, &a.g, rows, a.cols);
         return TORCHLEAN_OK;
     }
+    float *const out = a.out;
     void *scratch;
+    a.leaves = tl_ceil_div(a.cols, TL_SUM_LEAF);
     int32_t status = tl_pool_alloc(ctx, (size_t)(rows * a.leaves) * sizeof(float), &scratch);
     if (status) return status;
     a.out = scratch;
@@ -167,7 +170,7 @@ static int32_t reduce_rows(tl_context *ctx, tl_task_fn by_row, tl_task_fn by_lea
 
 int32_t tl_row_sums(tl_context *ctx, const float *x, int64_t rows, int64_t cols, int64_t count, float *out)
 {
-    return reduce_rows(ctx, sum_rows, sum_leaves, x, rows, cols, count, out);
+    return reduce_rows(ctx, sum_rows, sum_leaves, (rows_args){.x = x, .cols = cols, .count = count, .out = out}, rows);
 }
 
 /* ---- columns ----------------------------------------------------------------------------------------------------- */
@@ -178,7 +181,8 @@ typedef struct columns_args {
     int64_t rows, cols;           /* of each outer slice */
     int64_t chunks, tiles, width; /* units of a slice; columns per tile */
     int64_t count;
-    float *out; /* (outer, chunks, cols) */
+    int smallest; /* of extremes */
+    float *out;   /* (outer, chunks, cols) */
 } columns_args;
 
 /* The unit's corner: slice o, rows from r0, columns from c0. */
@@ -211,13 +215,13 @@ static void sum_columns(void *arg, int64_t task, TL_UNUSED int32_t worker)
     }
 }
 
-static void max_columns(void *arg, int64_t task, TL_UNUSED int32_t worker)
+static void extreme_columns(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const columns_args a = *(const columns_args *)arg;
     EACH_UNIT (u, a.g, task) {
         const corner p = find_corner(&a, u);
-        chunk_max(a.x + (p.o * a.rows + p.r0) * a.cols + p.c0, p.rows, a.cols, p.cols,
-                  a.out + (p.o * a.chunks + p.chunk) * a.cols + p.c0);
+        chunk_extremes(a.x + (p.o * a.rows + p.r0) * a.cols + p.c0, p.rows, a.cols, p.cols, a.smallest,
+                       a.out + (p.o * a.chunks + p.chunk) * a.cols + p.c0);
     }
 }
 
@@ -229,16 +233,15 @@ static void cut_columns(columns_args *a)
     a->width = a->tiles > 1 ? tl_ceil_div(tl_ceil_div(a->cols, a->tiles), 16) * 16 : a->cols;
 }
 
-static int32_t reduce_columns(tl_context *ctx, tl_task_fn fn, const float *x, int64_t outer, int64_t rows, int64_t cols,
-                              int64_t count, float *out)
+static int32_t reduce_columns(tl_context *ctx, tl_task_fn fn, columns_args a, int64_t outer)
 {
-    columns_args a = {.x = x, .rows = rows, .cols = cols, .count = count, .out = out};
+    float *const out = a.out;
     void *scratch = NULL;
     for (;;) {
         void *partial = NULL;
         cut_columns(&a);
         if (a.chunks > 1) {
-            int32_t status = tl_pool_alloc(ctx, (size_t)(outer * a.chunks * cols) * sizeof(float), &partial);
+            int32_t status = tl_pool_alloc(ctx, (size_t)(outer * a.chunks * a.cols) * sizeof(float), &partial);
             if (status) {
                 tl_pool_free(ctx, scratch);
                 return status;
@@ -257,7 +260,17 @@ static int32_t reduce_columns(tl_context *ctx, tl_task_fn fn, const float *x, in
 int32_t tl_column_sums(tl_context *ctx, const float *x, int64_t outer, int64_t rows, int64_t cols, int64_t count,
                        float *out)
 {
-    return reduce_columns(ctx, sum_columns, x, outer, rows, cols, count, out);
+    const columns_args a = {.x = x, .rows = rows, .cols = cols, .count = count, .out = out};
+    return reduce_columns(ctx, sum_columns, a, outer);
+}
+
+int32_t tl_extremes(tl_context *ctx, const float *x, int64_t outer, int64_t length, int64_t inner, int smallest,
+                    float *out)
+{
+    const rows_args r = {.x = x, .cols = length, .smallest = smallest, .out = out};
+    const columns_args c = {.x = x, .rows = length, .cols = inner, .smallest = smallest, .out = out};
+    return inner == 1 ? reduce_rows(ctx, extreme_rows, extreme_leaves, r, outer)
+                      : reduce_columns(ctx, extreme_columns, c, outer);
 }
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
@@ -314,13 +327,12 @@ int32_t tl_cpu_reduce_mean(tl_context *ctx, const float *x, const tl_dims *dims,
 
 int32_t tl_cpu_reduce_max_axis0(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
 {
-    if (cols == 1) return reduce_rows(ctx, max_rows, max_leaves, x, 1, rows, 0, out);
-    return reduce_columns(ctx, max_columns, x, 1, rows, cols, 0, out);
+    return tl_extremes(ctx, x, 1, rows, cols, 0, out);
 }
 
 int32_t tl_cpu_reduce_max_axis1(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
 {
-    return reduce_rows(ctx, max_rows, max_leaves, x, rows, cols, 0, out);
+    return tl_extremes(ctx, x, rows, cols, 1, 0, out);
 }
 
 /* ---- gradients --------------------------------------------------------------------------------------------------- */

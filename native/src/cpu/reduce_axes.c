@@ -1,13 +1,25 @@
 /* Reductions over any set of axes on the CPU, and their gradients, in the order of formula/fold.h.
  *
  * A unit is a segment of the reduced elements and a tile of the kept elements that lie side by side (one where the last axis is
- * reduced). Its lanes stand in an array in L1, so a loop runs over independent elements: over a row of the tile, or over the
- * elements of one lane each. The segments' values are folded in the same way until one is left. */
+ * reduced). Its lanes stand in an array in L1, so a loop runs over independent elements: over a row of the tile, and where the
+ * rows lie side by side over one of each lane. Where a tile is one element wide, its few lanes would wait for each other's
+ * results; units are then taken in groups, packed so that a row holds an element of every lane of every unit. The segments'
+ * values are folded in the same way until one is left.
+ *
+ * An extreme has no order of additions, so that it is found as in reduce.c. */
+#include <string.h>
+
 #include "core/threads.h"
+#include "cpu/fold_lanes.h"
+#include "cpu/reduce.h"
 #include "formula/fold.h"
 #include "generated/reduce.h"
 
-enum { FOLD_TASK = 65536 /* elements of a task */, FOLD_ROOM = 896 /* doubles in L1, all planes of a unit */ };
+enum {
+    FOLD_TASK = 65536,                          /* elements of a task */
+    FOLD_ROOM = 896,                            /* doubles in L1, all planes of a unit */
+    GROUP_CELLS = TAKE_UNITS * TL_FOLD_SEGMENT, /* elements of a group at most */
+};
 
 /* A fold of x: into values (planes of `count` doubles), or what they end as into out. `centre` are the values of an earlier fold of the
  * same geometry, `centre_out` the results of one; both may be missing. */
@@ -16,6 +28,8 @@ typedef struct fold {
     tl_fold_axes f;
     tl_fold_rule rule;
     const float *x;
+    const tl_dims *dims; /* of x, and the reduced axes, where the geometry does not say it */
+    int64_t axes;
     const double *centre;
     const float *centre_out;
     double *values;
@@ -34,53 +48,14 @@ static double centre_of(const fold *a, int64_t result)
     return tl_fold_centre(a->kind, m, a->rule);
 }
 
-/* `rows` rows of n elements, one after the other, onto n lanes, each with its own centre or all with one. */
-static inline __attribute__((always_inline)) void take_rows_of(enum tl_fold_kind kind, double *restrict v,
-                                                               int64_t plane, const float *restrict x,
-                                                               const double *restrict m, int one, int64_t n,
-                                                               int64_t rows, tl_fold_rule rule)
-{
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t j = 0; j < n; j++)
-            tl_fold_take(kind, v + j, v + plane + j, v + 2 * plane + j, x[r * n + j], one ? *m : m[j], rule);
-}
-
-static void take_rows(enum tl_fold_kind kind, double *v, int64_t plane, const float *x, const double *m, int one,
-                      int64_t n, int64_t rows, tl_fold_rule rule)
-{
-#define TAKE(KIND)                                                             \
-    case KIND:                                                                 \
-        if (!one)                                                              \
-            take_rows_of(KIND, v, plane, x, m, 0, n, rows, rule);              \
-        else if (n == TL_FOLD_LANES)                                           \
-            take_rows_of(KIND, v, plane, x, m, 1, TL_FOLD_LANES, rows, rule);  \
-        else                                                                   \
-            take_rows_of(KIND, v, plane, x, m, 1, n, rows, rule);              \
-        break;
-    switch (kind) {
-        TAKE(TL_FOLD_SUM)
-        TAKE(TL_FOLD_ABS)
-        TAKE(TL_FOLD_SQUARE)
-        TAKE(TL_FOLD_DEVIATION)
-        TAKE(TL_FOLD_EXP)
-        TAKE(TL_FOLD_POWER)
-        TAKE(TL_FOLD_EQUAL)
-        TAKE(TL_FOLD_MAX)
-        TAKE(TL_FOLD_MIN)
-        TAKE(TL_FOLD_LARGEST)
-        TAKE(TL_FOLD_PRODUCT)
-    }
-#undef TAKE
-}
-
 static void start_lanes(enum tl_fold_kind kind, double *v, int64_t plane)
 {
     for (int64_t i = 0; i < planes_of(kind) * plane; i++)
         v[i] = i < plane ? tl_fold_start(kind) : 0.0;
 }
 
-/* Folds the lanes of `width` columns and writes the values of segment `s` of the results from `first` on. */
-static void end_lanes(const fold *a, double *v, int64_t plane, int64_t width, int64_t first, int64_t s)
+/* Folds the lanes of `width` columns: those of one lane stand side by side. */
+static void fold_lanes(const fold *a, double *v, int64_t plane, int64_t width)
 {
     for (int64_t half = a->lanes / 2; half > 0; half /= 2)
         for (int64_t i = 0; i < half * width; i++) {
@@ -88,16 +63,27 @@ static void end_lanes(const fold *a, double *v, int64_t plane, int64_t width, in
             tl_fold_join(a->kind, v + i, v + plane + i, v + 2 * plane + i, v[o], plane == 0 ? 0.0 : v[plane + o],
                          plane == 0 ? 0.0 : v[2 * plane + o]);
         }
-    for (int64_t j = 0; j < width; j++) {
-        if (a->segments == 1 && a->out) {
-            const tl_folded value = {v[j], plane == 0 ? 0.0 : v[plane + j], plane == 0 ? 0.0 : v[2 * plane + j]};
-            a->out[first + j] = tl_fold_end(a->kind, value, centre_of(a, first + j), a->rule);
-            continue;
-        }
-        double *const to = a->to + (first + j) * a->segments + s;
-        for (int64_t p = 0; p < planes_of(a->kind); p++)
-            to[p * a->results * a->segments] = v[p * plane + j];
+}
+
+/* Writes the value of segment s of a result, whose planes lie `plane` apart. */
+static void write_value(const fold *a, const double *v, int64_t plane, int64_t result, int64_t s)
+{
+    if (a->segments == 1 && a->out) {
+        const tl_folded value = {v[0], plane == 0 ? 0.0 : v[plane], plane == 0 ? 0.0 : v[2 * plane]};
+        a->out[result] = tl_fold_end(a->kind, value, centre_of(a, result), a->rule);
+        return;
     }
+    double *const to = a->to + result * a->segments + s;
+    for (int64_t p = 0; p < planes_of(a->kind); p++)
+        to[p * a->results * a->segments] = v[p * plane];
+}
+
+/* Folds the lanes and writes the values of segment `s` of the results from `first` on. */
+static void end_lanes(const fold *a, double *v, int64_t plane, int64_t width, int64_t first, int64_t s)
+{
+    fold_lanes(a, v, plane, width);
+    for (int64_t j = 0; j < width; j++)
+        write_value(a, v + j, plane, first + j, s);
 }
 
 /* Where the reduced or kept element i lies, by its merged axes. */
@@ -132,6 +118,7 @@ static int64_t run_from(const tl_fold_axes *f, const int64_t *place)
     return f->inner == 1 && f->reduced > 0 ? f->reduced_size[0] - place[0] : 1;
 }
 
+/* A unit of several kept elements side by side. */
 static void fold_unit(const fold *a, int64_t unit)
 {
     double v[FOLD_ROOM], m[FOLD_ROOM];
@@ -139,25 +126,123 @@ static void fold_unit(const fold *a, int64_t unit)
     const int64_t s = unit % a->segments, tile = unit / a->segments % a->tiles, k = unit / a->segments / a->tiles;
     const int64_t c0 = tile * a->width, width = tl_imin(a->width, f->inner - c0), first = k * f->inner + c0;
     const int64_t plane = planes_of(a->kind) > 1 ? a->lanes * width : 0;
+    const int64_t stride = f->reduced > 0 ? f->reduced_stride[0] : 0;
+    const int whole = width == f->inner && stride == f->inner; /* rows of a lane each lie side by side */
     int64_t place[TL_FOLD_RANK];
     const float *x = a->x + c0 + offset_of(f->kept, f->kept_size, f->kept_stride, k, place);
     for (int64_t j = 0; j < width; j++)
         m[j] = centre_of(a, first + j);
+    for (int64_t j = width; whole && j < a->lanes * width; j++)
+        m[j] = m[j - width];
     start_lanes(a->kind, v, a->lanes * width);
     const int64_t begin = s * TL_FOLD_SEGMENT, end = tl_imin(f->length, begin + TL_FOLD_SEGMENT);
     if (begin < end) x += offset_of(f->reduced, f->reduced_size, f->reduced_stride, begin, place);
     for (int64_t r = begin, run; r < end; r += run) {
         const int64_t lane = (r - begin) % a->lanes;
-        run = tl_imin(end - r, run_from(f, place));
-        if (f->inner > 1)
-            take_rows(a->kind, v + lane * width, plane, x, m, 0, width, 1, a->rule);
-        else if (lane == 0 && run >= a->lanes)
-            take_rows(a->kind, v, plane, x, m, 1, a->lanes, run / a->lanes, a->rule), run -= run % a->lanes;
-        else
-            run = tl_imin(run, a->lanes - lane), take_rows(a->kind, v + lane, plane, x, m, 1, run, 1, a->rule);
+        run = tl_imin(end - r, f->reduced > 0 ? f->reduced_size[0] - place[0] : 1);
+        if (lane == 0 && run >= a->lanes) {
+            run -= run % a->lanes;
+            for (int64_t l = 0; l < (whole ? 1 : a->lanes); l++)
+                take_rows(a->kind, v + l * width, plane, x + l * stride, a->lanes * stride, m,
+                          whole ? a->lanes * width : width, run / a->lanes, a->rule);
+        } else {
+            run = whole ? tl_imin(run, a->lanes - lane) : 1;
+            take_rows(a->kind, v + lane * width, plane, x, stride, m, run * width, 1, a->rule);
+        }
         x += advance(f, place, run);
     }
     end_lanes(a, v, plane, width, first, s);
+}
+
+/* The n elements of segment s of a result where the last axis is reduced: in place, or copied to `room` if they lie in several
+ * runs. */
+static const float *unit_elements(const fold *a, int64_t result, int64_t s, int64_t n, float *room)
+{
+    const tl_fold_axes *f = &a->f;
+    int64_t place[TL_FOLD_RANK], begin = s * TL_FOLD_SEGMENT;
+    const float *x = a->x;
+    x += f->kept == 1 ? result * f->kept_stride[0] : offset_of(f->kept, f->kept_size, f->kept_stride, result, place);
+    if (f->reduced <= 1) return x + begin;
+    x += offset_of(f->reduced, f->reduced_size, f->reduced_stride, begin, place);
+    for (int64_t r = 0, run; r < n; r += run) {
+        run = tl_imin(n - r, f->reduced_size[0] - place[0]);
+        for (int64_t j = 0; j < run; j++)
+            room[r + j] = x[j];
+        x += advance(f, place, run);
+    }
+    return room;
+}
+
+/* Units of equal length n: segment[g] of result[g]. */
+typedef struct group {
+    int64_t count, n, result[TAKE_WIDTH], segment[TAKE_WIDTH];
+} group;
+
+/* packed[r * step + l] = x[r * lanes + l] for r < n. */
+#define PACK(lanes)                                                                                        static void pack##lanes(float *restrict packed, int64_t step, const float *restrict x, int64_t n)      {                                                                                                          for (int64_t r = 0; r < n; r++)                                                                            for (int32_t l = 0; l < (lanes); l++)                                                                      packed[r * step + l] = x[r * (lanes) + l];                                                 }
+PACK(1)
+PACK(2)
+PACK(4)
+PACK(8)
+
+static void fold_group(const fold *a, const group *q)
+{
+    _Alignas(64) float packed[GROUP_CELLS], room[GROUP_CELLS];
+    _Alignas(64) double v[TL_FOLD_PLANES * TAKE_WIDTH], m[TAKE_WIDTH] = {0}, end[TL_FOLD_PLANES * TAKE_WIDTH];
+    const int64_t lanes = a->lanes, count = q->count, width = lanes * count, rows = q->n / lanes;
+    const int64_t planes = planes_of(a->kind), plane = planes > 1 ? width : 0;
+    const int in_place = is_light(a->kind) && lanes == TL_FOLD_LANES;
+    const float *x[TAKE_WIDTH];
+    start_lanes(a->kind, v, planes == 1 ? TAKE_WIDTH : width);
+    for (int64_t g = 0; g < count; g++) {
+        const double centre = centre_of(a, q->result[g]);
+        for (int64_t l = 0; l < lanes; l++)
+            m[g * lanes + l] = centre;
+        x[g] = unit_elements(a, q->result[g], q->segment[g], q->n, room + g * q->n);
+        if (!in_place)
+            (lanes == 8   ? pack8
+             : lanes == 4 ? pack4
+             : lanes == 2 ? pack2
+                          : pack1)(packed + g * lanes, width, x[g], rows);
+    }
+    for (int64_t g = count; g < TAKE_UNITS; g++) /* nobody reads the lanes of these */
+        x[g] = x[0];
+    if (in_place)
+        take_units(a->kind, v, x, m, rows, a->rule);
+    else
+        take_rows(a->kind, v, plane, packed, width, m, width, rows, a->rule);
+    const int64_t rest = q->n - rows * lanes;
+    for (int64_t g = 0; rest > 0 && g < count; g++)
+        take_rows(a->kind, v + g * lanes, plane, x[g] + rows * lanes, rest, m + g * lanes, rest, 1, a->rule);
+    for (int64_t p = 0; p < planes; p++)
+        for (int64_t g = 0; g < count; g++)
+            for (int64_t l = 0; l < lanes; l++)
+                end[p * width + l * count + g] = v[p * width + g * lanes + l];
+    fold_lanes(a, end, plane, count);
+    for (int64_t g = 0; g < count; g++)
+        write_value(a, end + g, plane, q->result[g], q->segment[g]);
+}
+
+/* The units from..last - 1 of one element: first the segments before each result's last, then those. */
+static void fold_groups(const fold *a, int64_t from, int64_t last)
+{
+    const int64_t most = TAKE_WIDTH / a->lanes, tail = a->f.length - (a->segments - 1) * TL_FOLD_SEGMENT;
+    for (int32_t ends = a->segments == 1; ends < 2; ends++) {
+        group q = {.n = ends ? tail : TL_FOLD_SEGMENT};
+        int64_t result = from / a->segments, s = from % a->segments;
+        for (int64_t u = from; u < last; u++) {
+            if ((s == a->segments - 1) == ends) {
+                q.result[q.count] = result;
+                q.segment[q.count++] = s;
+            }
+            if (q.count == most) {
+                fold_group(a, &q);
+                q.count = 0;
+            }
+            if (++s == a->segments) s = 0, result++;
+        }
+        if (q.count > 0) fold_group(a, &q);
+    }
 }
 
 /* A unit of a later level: a segment of the values of one result. */
@@ -180,7 +265,12 @@ static void join_unit(const fold *a, int64_t unit)
 static void fold_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const fold *a = arg;
-    for (int64_t u = task * a->per_task, end = tl_imin(a->units, u + a->per_task); u < end; u++)
+    const int64_t from = task * a->per_task, last = tl_imin(a->units, from + a->per_task);
+    if (!a->from && a->f.inner == 1) {
+        fold_groups(a, from, last);
+        return;
+    }
+    for (int64_t u = from; u < last; u++)
         (a->from ? join_unit : fold_unit)(a, u);
 }
 
@@ -222,14 +312,73 @@ static int32_t run_fold(tl_context *ctx, fold a)
     }
 }
 
-/* A fold into out, whose centre is an earlier fold. */
+/* The maximum or minimum of x over the axes, of at least one element each: from the last axis to the first, neighbours together. */
+static int32_t run_extreme(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axes, int smallest, float *out)
+{
+    int64_t size[TL_FOLD_RANK], outer = 1, inner = 1;
+    int reduced[TL_FOLD_RANK], count = 0, left = 0;
+    for (int32_t k = 0; k < dims->rank; k++) {
+        const int r = (int)(axes >> k & 1);
+        outer *= dims->d[k];
+        if (dims->d[k] == 1) continue;
+        if (count > 0 && reduced[count - 1] == r) {
+            size[count - 1] *= dims->d[k];
+        } else {
+            size[count] = dims->d[k];
+            reduced[count++] = r;
+            left += r;
+        }
+    }
+    if (outer == 0) return TORCHLEAN_OK;
+    if (left == 0) return tl_extremes(ctx, x, outer, 1, 1, smallest, out);
+    void *scratch = NULL;
+    for (int k = count - 1; left > 0; k--) {
+        outer /= size[k];
+        if (!reduced[k]) {
+            inner *= size[k];
+            continue;
+        }
+        void *to = out;
+        int32_t status = --left > 0 ? tl_pool_alloc(ctx, (size_t)(outer * inner) * sizeof(float), &to) : TORCHLEAN_OK;
+        if (!status) status = tl_extremes(ctx, x, outer, size[k], inner, smallest, to);
+        tl_pool_free(ctx, scratch);
+        scratch = left > 0 ? to : NULL;
+        x = to;
+        if (status) {
+            tl_pool_free(ctx, scratch);
+            return status;
+        }
+    }
+    return TORCHLEAN_OK;
+}
+
+/* The maxima of x as the values of a fold. The numbers of float32 stand at the end of the values, and each is read before the
+ * last value that covers it is written. */
+static int32_t find_maxima(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axes, int64_t results,
+                           double *values)
+{
+    float *const found = (float *)values + results;
+    const int32_t status = run_extreme(ctx, x, dims, axes, 0, found);
+    for (int64_t i = 0; !status && i < results; i++) {
+        float largest;
+        memcpy(&largest, found + i, sizeof largest);
+        const double value = tl_fold_ordered((double)largest);
+        memcpy(values + i, &value, sizeof value);
+    }
+    return status;
+}
+
+/* A fold into out, whose centre is an earlier fold, or the maxima if that is its kind. */
 static int32_t fold_twice(tl_context *ctx, fold first, enum tl_fold_kind kind, float *out)
 {
+    const int64_t results = first.f.outer * first.f.inner;
     void *values;
-    int32_t status = tl_pool_alloc(ctx, (size_t)(first.f.outer * first.f.inner) * sizeof(double), &values);
+    int32_t status = tl_pool_alloc(ctx, (size_t)results * sizeof(double), &values);
     if (status) return status;
     first.values = values;
-    status = run_fold(ctx, first);
+    status = first.kind == TL_FOLD_MAX && first.f.length > 0
+                 ? find_maxima(ctx, first.x, first.dims, first.axes, results, values)
+                 : run_fold(ctx, first);
     fold second = first;
     second.kind = kind;
     second.centre = values;
@@ -241,7 +390,7 @@ static int32_t fold_twice(tl_context *ctx, fold first, enum tl_fold_kind kind, f
 
 static fold fold_of(enum tl_fold_kind kind, const float *x, const tl_dims *dims, int64_t axes, double p, int64_t root)
 {
-    fold a = {.kind = kind, .f = tl_fold_of(dims->rank, dims->d, axes), .x = x};
+    fold a = {.kind = kind, .f = tl_fold_of(dims->rank, dims->d, axes), .x = x, .dims = dims, .axes = axes};
     a.rule = (tl_fold_rule){a.f.length, p, (int32_t)root};
     return a;
 }
@@ -339,9 +488,7 @@ static int32_t run_spread(tl_context *ctx, fold a, int folds, enum tl_fold_kind 
 
 int32_t tl_cpu_amax(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axes, float *out)
 {
-    fold a = fold_of(TL_FOLD_MAX, x, dims, axes, 0.0, 0);
-    a.out = out;
-    return run_fold(ctx, a);
+    return run_extreme(ctx, x, dims, axes, 0, out);
 }
 
 int32_t tl_cpu_amax_bwd(tl_context *ctx, const float *x, const float *out, const float *g, const tl_dims *dims,
@@ -354,9 +501,7 @@ int32_t tl_cpu_amax_bwd(tl_context *ctx, const float *x, const float *out, const
 
 int32_t tl_cpu_amin(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axes, float *out)
 {
-    fold a = fold_of(TL_FOLD_MIN, x, dims, axes, 0.0, 0);
-    a.out = out;
-    return run_fold(ctx, a);
+    return run_extreme(ctx, x, dims, axes, 1, out);
 }
 
 int32_t tl_cpu_amin_bwd(tl_context *ctx, const float *x, const float *out, const float *g, const tl_dims *dims,

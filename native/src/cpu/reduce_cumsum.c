@@ -1,36 +1,61 @@
 /* Cumulative sums on the CPU, in the order of formula/cumsum.h.
  *
- * A unit is up to COLUMNS neighbouring columns of one (length, inner) slice. It goes through the axis once: level 0 are
+ * A unit is up to COLUMNS neighbouring columns of one (length, inner) slice, or, where the axis is the last one, up to ROWS rows,
+ * of which a chunk at a time is transposed, so that they are neighbouring columns too. It goes through the axis once: level 0 are
  * elements, level k + 1 the totals of level k's chunks. */
 #include <string.h>
 
 #include "core/threads.h"
+#include "cpu/vector.h"
 #include "formula/cumsum.h"
 #include "formula/integer.h"
 #include "generated/reduce.h"
 
-enum { COLUMNS = 64, LEVELS = 8 /* 32^7 elements are more than a buffer has */, CUMSUM_TASK = 65536 };
+enum {
+    COLUMNS = 64,
+    ROWS = 16,
+    LEVELS = 8, /* 32^7 elements are more than a buffer has */
+    CUMSUM_TASK = 65536,
+};
+
+/* What stands before the next element at every level, and the totals so far; of a level, `width` numbers. */
+typedef struct state {
+    _Alignas(64) double sum[LEVELS][COLUMNS], total[LEVELS][COLUMNS];
+    int64_t width;
+} state;
+
+/* As many levels as an axis of this length ends chunks of start at +0. */
+static void start(state *t, int64_t width, int64_t length)
+{
+    t->width = width;
+    int32_t level = 0;
+    do {
+        memset(t->sum[level], 0, (size_t)width * sizeof(double));
+        memset(t->total[level], 0, (size_t)width * sizeof(double));
+        length /= TL_CUMSUM_CHUNK;
+    } while (++level < LEVELS && length > 0);
+}
 
 typedef struct cumsum {
     const float *x;
-    int64_t length, inner, blocks, units, per_task;
+    int64_t length, inner, rows, together, blocks, units, per_task;
     int reverse;
     float *out;
 } cumsum;
 
 /* After `done` elements, the last of a chunk: its total goes to the level above, and on while that ends a chunk there; the next
  * chunks start behind what stands there. */
-static void end_chunks(double (*sum)[COLUMNS], double (*total)[COLUMNS], int64_t done, int64_t width)
+static void end_chunks(state *t, int64_t done)
 {
     int32_t top = 0;
     for (; done % TL_CUMSUM_CHUNK == 0; done /= TL_CUMSUM_CHUNK, top++)
-        for (int64_t j = 0; j < width; j++) {
-            sum[top + 1][j] += total[top][j];
-            total[top + 1][j] += total[top][j];
-            total[top][j] = 0.0;
+        for (int64_t j = 0; j < t->width; j++) {
+            t->sum[top + 1][j] += t->total[top][j];
+            t->total[top + 1][j] += t->total[top][j];
+            t->total[top][j] = 0.0;
         }
     while (top-- > 0)
-        memcpy(sum[top], sum[top + 1], (size_t)width * sizeof(double));
+        memcpy(t->sum[top], t->sum[top + 1], (size_t)t->width * sizeof(double));
 }
 
 static void add_row(const float *restrict x, double *restrict sum, double *restrict total, int64_t width,
@@ -43,19 +68,85 @@ static void add_row(const float *restrict x, double *restrict sum, double *restr
     }
 }
 
+/* Columns c0 .. c0 + width - 1 of slice o. */
+static void add_columns(const cumsum *a, state *t, int64_t o, int64_t c0)
+{
+    for (int64_t i = 0; i < a->length; i++) {
+        const int64_t at = (o * a->length + (a->reverse ? a->length - 1 - i : i)) * a->inner + c0;
+        add_row(a->x + at, t->sum[0], t->total[0], t->width, a->out + at);
+        if ((i + 1) % TL_CUMSUM_CHUNK == 0) end_chunks(t, i + 1);
+    }
+}
+
+/* The one row, whose elements lie side by side: its sums stay in registers through a chunk. */
+static void add_one_row(const cumsum *a, state *t, int64_t row)
+{
+    const int64_t step = a->reverse ? -1 : 1;
+    int64_t at = row * a->length + (a->reverse ? a->length - 1 : 0);
+    for (int64_t i = 0; i < a->length; i += TL_CUMSUM_CHUNK) {
+        const int64_t n = tl_imin(TL_CUMSUM_CHUNK, a->length - i);
+        double sum = t->sum[0][0], total = t->total[0][0];
+        for (int64_t k = 0; k < n; k++, at += step) {
+            const double x = (double)a->x[at];
+            sum += x;
+            total += x;
+            a->out[at] = (float)sum;
+        }
+        t->sum[0][0] = sum;
+        t->total[0][0] = total;
+        if (n == TL_CUMSUM_CHUNK) end_chunks(t, i + n);
+    }
+}
+
+/* Rows row .. row + ROWS - 1, whose elements lie side by side. */
+static void add_rows(const cumsum *a, state *t, int64_t row)
+{
+    _Alignas(64) float in[TL_CUMSUM_CHUNK * ROWS], out[TL_CUMSUM_CHUNK * ROWS];
+    for (int64_t i = 0; i < a->length; i += TL_CUMSUM_CHUNK) {
+        const int64_t n = tl_imin(TL_CUMSUM_CHUNK, a->length - i), first = a->reverse ? a->length - i - n : i;
+        const int64_t at = row * a->length + first;
+        for (int64_t r = 0; r < ROWS; r += 4)
+            tl_transpose_rows4(a->x + at + r * a->length, a->length, n, in + r, ROWS);
+        for (int64_t k = 0; k < n; k++) {
+            const int64_t from = (a->reverse ? n - 1 - k : k) * ROWS;
+            add_row(in + from, t->sum[0], t->total[0], ROWS, out + from);
+        }
+        int64_t k = 0;
+        for (; k + 4 <= n; k += 4)
+            tl_transpose_rows4(out + k * ROWS, ROWS, ROWS, a->out + at + k, a->length);
+        for (; k < n; k++)
+            for (int64_t r = 0; r < ROWS; r++)
+                a->out[at + r * a->length + k] = out[k * ROWS + r];
+        if (n == TL_CUMSUM_CHUNK) end_chunks(t, i + n);
+    }
+}
+
 static void cumsum_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const cumsum *a = arg;
+    state t;
     for (int64_t u = task * a->per_task, end = tl_imin(a->units, u + a->per_task); u < end; u++) {
-        double sum[LEVELS][COLUMNS], total[LEVELS][COLUMNS];
-        memset(sum, 0, sizeof sum);
-        memset(total, 0, sizeof total);
-        const int64_t c0 = u % a->blocks * COLUMNS, width = tl_imin(COLUMNS, a->inner - c0);
-        const int64_t base = u / a->blocks * a->length * a->inner + c0;
-        for (int64_t i = 0; i < a->length; i++) {
-            const int64_t at = base + (a->reverse ? a->length - 1 - i : i) * a->inner;
-            add_row(a->x + at, sum[0], total[0], width, a->out + at);
-            if ((i + 1) % TL_CUMSUM_CHUNK == 0) end_chunks(sum, total, i + 1, width);
+        const int64_t c0 = u % a->blocks * COLUMNS, o = u / a->blocks;
+        start(&t, tl_imin(COLUMNS, a->inner - c0), a->length);
+        add_columns(a, &t, o, c0);
+    }
+}
+
+/* A unit is `together` rows: ROWS of them at once, others one after the other. */
+static void cumsum_rows_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+{
+    const cumsum *a = arg;
+    state t;
+    for (int64_t u = task * a->per_task, end = tl_imin(a->units, u + a->per_task); u < end; u++) {
+        int64_t row = u * a->together;
+        const int64_t last = tl_imin(row + a->together, a->rows);
+        for (; row + ROWS <= last; row += ROWS) {
+            start(&t, ROWS, a->length);
+            add_rows(a, &t, row);
+        }
+        for (; row < last; row++) {
+            start(&t, 1, a->length);
+            add_one_row(a, &t, row);
         }
     }
 }
@@ -67,9 +158,12 @@ int32_t tl_cpu_cumsum(TL_UNUSED tl_context *ctx, const float *x, const tl_dims *
     int64_t outer = 1;
     for (int64_t k = 0; k < dims->rank; k++)
         if (k != axis) *(k > axis ? &a.inner : &outer) *= dims->d[k];
+    const int by_rows = a.inner == 1;
+    a.rows = outer;
+    a.together = outer < ROWS ? 1 : ROWS;
     a.blocks = tl_ceil_div(a.inner, COLUMNS);
-    a.units = outer * a.blocks;
-    a.per_task = tl_imax(1, CUMSUM_TASK / tl_imax(1, a.length * tl_imin(a.inner, COLUMNS)));
-    tl_parallel(tl_ceil_div(a.units, a.per_task), cumsum_task, &a);
+    a.units = by_rows ? tl_ceil_div(outer, a.together) : outer * a.blocks;
+    a.per_task = tl_imax(1, CUMSUM_TASK / tl_imax(1, a.length * (by_rows ? a.together : tl_imin(a.inner, COLUMNS))));
+    tl_parallel(tl_ceil_div(a.units, a.per_task), by_rows ? cumsum_rows_task : cumsum_task, &a);
     return TORCHLEAN_OK;
 }

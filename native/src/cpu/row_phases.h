@@ -19,8 +19,7 @@
         _Alignas(64) float lane_[TL_SUM_LANES];                                                  \
         const int64_t n_ = (n), lanes_ = n_ < TL_SUM_LANES ? tl_lanes_for(n_) : TL_SUM_LANES;    \
         const int64_t head_ = n_ < lanes_ ? n_ : lanes_;                                         \
-        _Pragma("GCC ivdep") for (int64_t i = 0; i < head_; i++)                                 \
-            lane_[i] = 0.0f + (f);                                                               \
+        TL_FOR_LINES(i, 0, head_, lane_[i] = 0.0f + (f););                                       \
         for (int64_t l_ = head_; l_ < lanes_; l_++)                                              \
             lane_[l_] = 0.0f;                                                                    \
         for (int64_t at_ = TL_SUM_LANES; at_ < n_; at_ += TL_SUM_LANES) {                        \
@@ -38,8 +37,7 @@
 #define TL_EACH_OF_LEAF(n_, statement_)                                                          \
     do {                                                                                         \
         const int64_t count_ = (n_);                                                             \
-        _Pragma("GCC ivdep") for (int64_t i = 0; i < count_; i++)                                \
-            statement_;                                                                          \
+        TL_FOR_LINES(i, 0, count_, statement_;);                                                 \
     } while (0)
 
 /* out[i] = f for i < n, past the cache if `stream`: a line is made in registers' reach, then stored whole.
@@ -54,8 +52,7 @@
             const int64_t skip = (int64_t)(-((uintptr_t)to / sizeof(float)) % TL_LINE);          \
             head = skip < count ? skip : count;                                                  \
         }                                                                                        \
-        _Pragma("GCC ivdep") for (int64_t i = 0; i < head; i++)                                  \
-            to[i] = (f);                                                                         \
+        TL_FOR_LINES(i, 0, head, to[i] = (f););                                                  \
         int64_t base = head;                                                                     \
         for (; base + TL_LINE <= count; base += TL_LINE) {                                       \
             _Alignas(64) float line[TL_LINE];                                                    \

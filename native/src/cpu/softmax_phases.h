@@ -13,25 +13,41 @@ typedef struct tl_softmax_rows {
 /* Statistics of a row: its maximum, the sum of its exponentials, and what that is needed as. */
 enum { MAXIMUM, SUM, DERIVED };
 
+static inline float greater_of(float a, float b) { return b > a ? b : a; }
+
 /* The maximum of a leaf for shifting exponentials; -inf for n = 0. It passes NaN over: where a row has one, its sum of
  * exponentials is NaN whatever the shift. An operation whose result is the maximum itself needs one that keeps NaN
- * (reduce.c). The maximum has no order; 64 lanes are a few registers. */
+ * (reduce.c). The maximum has no order; 64 lanes are a few registers, 16 one. */
 static inline float tl_leaf_max(const float *x, int64_t n)
 {
-    enum { LANES = 64 };
-    _Alignas(64) float t[LANES];
+    enum { LANES = 64, FEW = TL_SUM_FOLD };
+    _Alignas(64) float t[LANES], few[FEW], a[8], b[4];
     int64_t i = 0;
-    for (int l = 0; l < LANES; l++)
-        t[l] = -TL_INF;
-    for (; i + LANES <= n; i += LANES)
+    for (int l = 0; l < FEW; l++)
+        few[l] = -TL_INF;
+    if (n >= LANES) {
         for (int l = 0; l < LANES; l++)
-            t[l] = x[i + l] > t[l] ? x[i + l] : t[l];
-    for (int64_t l = 0; l < n - i; l++)
-        t[l] = x[i + l] > t[l] ? x[i + l] : t[l];
-    for (int s = LANES / 2; s > 0; s /= 2)
-        for (int l = 0; l < s; l++)
-            t[l] = t[l + s] > t[l] ? t[l + s] : t[l];
-    return t[0];
+            t[l] = -TL_INF;
+        for (; i + LANES <= n; i += LANES)
+            for (int l = 0; l < LANES; l++)
+                t[l] = greater_of(t[l], x[i + l]);
+        for (int l = 0; l < FEW; l++)
+            few[l] = greater_of(greater_of(t[l], t[l + FEW]), greater_of(t[l + 2 * FEW], t[l + 3 * FEW]));
+    }
+    for (; i + FEW <= n; i += FEW)
+        for (int l = 0; l < FEW; l++)
+            few[l] = greater_of(few[l], x[i + l]);
+    if (i < n) {
+        for (int l = 0; l < FEW; l++)
+            t[l] = l < n - i ? x[i + l] : -TL_INF;
+        for (int l = 0; l < FEW; l++)
+            few[l] = greater_of(few[l], t[l]);
+    }
+    for (int l = 0; l < 8; l++)
+        a[l] = greater_of(few[l], few[l + 8]);
+    for (int l = 0; l < 4; l++)
+        b[l] = greater_of(a[l], a[l + 4]);
+    return greater_of(greater_of(b[0], b[2]), greater_of(b[1], b[3]));
 }
 
 static inline float max_of(const float *x, int64_t n)

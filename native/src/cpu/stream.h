@@ -17,6 +17,38 @@ enum {
     TL_STREAM_FROM = 1 << 22, /* elements: 16 MiB, more than the L2 caches hold */
 };
 
+/* statement for every i from first_ to end_ - 1, no two of which meet: whole lines, and the rest of one under a mask where there
+ * are masks, rather than element by element. */
+#if defined(__AVX512F__)
+#define TL_FOR_LINES(i, first_, end_, ...)                                                       \
+    do {                                                                                         \
+        const int64_t start_ = (first_), stop_ = (end_);                                         \
+        const int64_t whole_ = start_ + (stop_ - start_) / TL_LINE * TL_LINE;                    \
+        _Pragma("GCC ivdep") for (int64_t i = start_; i < whole_; i++)                           \
+        {                                                                                        \
+            __VA_ARGS__                                                                          \
+        }                                                                                        \
+        if (whole_ < stop_) {                                                                    \
+            _Pragma("GCC ivdep") for (int32_t rest_ = 0; rest_ < TL_LINE; rest_++)               \
+            {                                                                                    \
+                const int64_t i = whole_ + rest_;                                                \
+                if (i < stop_) {                                                                 \
+                    __VA_ARGS__                                                                  \
+                }                                                                                \
+            }                                                                                    \
+        }                                                                                        \
+    } while (0)
+#else
+#define TL_FOR_LINES(i, first_, end_, ...)                                                       \
+    do {                                                                                         \
+        const int64_t stop_ = (end_);                                                            \
+        _Pragma("GCC ivdep") for (int64_t i = (first_); i < stop_; i++)                          \
+        {                                                                                        \
+            __VA_ARGS__                                                                          \
+        }                                                                                        \
+    } while (0)
+#endif
+
 #if defined(__AVX512F__)
 #define TL_STREAM_WIDTH 16
 #define TL_STREAM(p, v) _mm512_stream_ps(p, (__m512)(v))

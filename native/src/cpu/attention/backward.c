@@ -50,7 +50,8 @@ static int64_t query_work(const problem *p)
 static void score_gradients(float *restrict w, const float *restrict t, float dot, const problem *p, const float *mask,
                             int64_t keys, span open)
 {
-    for (int j = 0; j < TILE; j++)
+    const int64_t columns = tile_columns(keys);
+    for (int64_t j = 0; j < columns; j++)
         w[j] *= t[j] - dot;
     if (mask)
         for (int64_t j = 0; j < keys; j++)
@@ -76,22 +77,22 @@ static void query_task(void *arg, int64_t task, int32_t worker)
     pack_panels(a->Q + at * d, count, d, queries);
     if (a->gQ) {
         pack_panels(a->g + at * v, count, v, cotangents);
-        memset(sums, 0, (size_t)(BLOCK * width) * sizeof *sums);
+        memset(sums, 0, (size_t)(panel_rows(count) * width) * sizeof *sums);
     }
     dot_products(a->g + at * v, a->out + at * v, count, v, dot);
-    start_rows(row, BLOCK);
+    start_rows(row, count);
     for (int64_t tile = 0; tile < p->tiles && !tl_interrupted(); tile++) {
-        const int64_t j0 = tile * TILE, keys = tl_imin(TILE, p->of.keys - j0);
+        const int64_t j0 = tile * TILE, keys = tl_imin(TILE, p->of.keys - j0), columns = tile_columns(keys);
         if (skips_tile(p, K->finite[b * p->tiles + tile], row, b, i0, count, j0, keys)) continue;
         for (int64_t q = 0; q * TL_PANEL < count; q++) {
             const int64_t first = q * TL_PANEL, rows = tl_imin(TL_PANEL, count - first);
-            panel_scores(queries + first * d, d, across_tile(p, K, b, tile), s);
-            if (a->gQ) panel_scores(cotangents + first * v, v, across_tile(p, V, b, tile), t);
+            panel_scores(queries + first * d, d, across_tile(p, K, b, tile), columns, s);
+            if (a->gQ) panel_scores(cotangents + first * v, v, across_tile(p, V, b, tile), columns, t);
             panel_maxima(p, b, i0 + first, rows, j0, keys, s, row + first, factor);
             for (int64_t r = 0; r < rows; r++) {
                 const int64_t i = i0 + first + r;
                 float *sum = sums + (first + r) * width;
-                softmax_weights(s + r * TILE, &row[first + r], factor[r], sum, a->gQ ? width : 0);
+                softmax_weights(s + r * TILE, columns, &row[first + r], factor[r], sum, a->gQ ? width : 0);
                 if (a->gQ)
                     score_gradients(s + r * TILE, t + r * TILE, dot[first + r], p, mask_row(&p->of, b, i, j0), keys,
                                     open_keys(&p->of, i, j0, keys));
@@ -134,7 +135,7 @@ static void transpose_mask(const problem *p, int64_t b, int64_t i0, int64_t i1, 
     }
 }
 
-/* Products of one key with a tile of queries into weights; queries past `count` get what the next pass does not read. */
+/* Products of one key with a tile of `count` queries into weights. */
 static void key_weights(float *restrict s, const problem *p, const uint8_t *restrict blocked,
                         const float *restrict bias, const float *restrict base, const float *restrict inverse,
                         int64_t count)
@@ -143,11 +144,11 @@ static void key_weights(float *restrict s, const problem *p, const uint8_t *rest
         for (int64_t i = 0; i < count; i++)
             s[i] = tl_attention_biased(s[i], p->of.scale, bias[i]);
     else
-        for (int i = 0; i < TILE; i++)
+        for (int64_t i = 0; i < count; i++)
             s[i] = tl_attention_score(s[i], p->of.scale);
     const float fill = p->of.mode == FILL ? TL_FILL_SCORE : -TL_INF;
     if (p->of.masked)
-        for (int i = 0; i < TILE; i++)
+        for (int64_t i = 0; i < count; i++)
             s[i] = blocked[i] ? fill : s[i];
     for (int64_t i = 0; i < count; i++)
         s[i] = tl_attention_weight(s[i] - base[i]) * inverse[i];
@@ -160,7 +161,7 @@ static void key_gradients(float *restrict t, const float *restrict weight, const
     for (int64_t i = 0; i < count; i++)
         t[i] = weight[i] * (t[i] - dot[i]);
     if (p->of.masked)
-        for (int i = 0; i < TILE; i++)
+        for (int64_t i = 0; i < count; i++)
             t[i] = blocked[i] ? 0.0f : t[i];
 }
 
@@ -178,10 +179,12 @@ static void key_task(void *arg, int64_t task, int32_t worker)
 
     pack_panels(a->K + at * d, count, d, keys);
     if (a->gK) pack_panels(a->V + at * v, count, v, values);
-    memset(gK, 0, (size_t)(BLOCK * (width + v_width)) * sizeof *gK);
-    memset(blocked, 0, BLOCK * TILE);
+    memset(gK, 0, (size_t)(panel_rows(count) * width) * sizeof *gK);
+    memset(gV, 0, (size_t)(panel_rows(count) * v_width) * sizeof *gV);
+    if (p->of.masked) memset(blocked, 0, (size_t)(count * TILE));
     for (int64_t tile = 0; tile < p->tiles && !tl_interrupted(); tile++) {
         const int64_t i0 = tile * TILE, queries = tl_imin(TILE, p->of.rows - i0), of = b * p->of.rows + i0;
+        const int64_t columns = tile_columns(queries);
         if (p->of.masked) {
             if (Q->finite[b * p->tiles + tile] && G->finite[b * p->tiles + tile] &&
                 all_blocked(&p->of, b, i0, i0 + queries, j0, j0 + count)) {
@@ -195,9 +198,10 @@ static void key_task(void *arg, int64_t task, int32_t worker)
         }
         for (int64_t q = 0; q * TL_PANEL < count; q++) {
             const int64_t first = q * TL_PANEL;
-            panel_scores(keys + first * d, d, across_tile(p, Q, b, tile), s);
-            if (a->gK) panel_scores(values + first * v, v, across_tile(p, G, b, tile), t);
-            for (int64_t r = 0; r < TL_PANEL; r++) { /* rows past the last key are worked on too, and dropped */
+            panel_scores(keys + first * d, d, across_tile(p, Q, b, tile), columns, s);
+            if (a->gK) panel_scores(values + first * v, v, across_tile(p, G, b, tile), columns, t);
+            for (int64_t r = 0; r < tl_imin(TL_PANEL, count - first);
+                 r++) { /* the rows past the last key are dropped */
                 const uint8_t *row = blocked + (first + r) * TILE;
                 key_weights(s + r * TILE, p, row, bias + (p->of.mode == ADDITIVE ? (first + r) * TILE : 0),
                             a->of.base + of, a->of.inverse + of, queries);

@@ -26,8 +26,8 @@ static void forward_task(void *arg, int64_t task, int32_t worker)
     float factor[TL_PANEL];
 
     pack_panels(a->p.side[2].x + (b * n + i0) * d, count, d, panels);
-    memset(sums, 0, (size_t)(BLOCK * width) * sizeof *sums);
-    start_rows(row, BLOCK);
+    memset(sums, 0, (size_t)(panel_rows(count) * width) * sizeof *sums);
+    start_rows(row, count);
     for (int64_t t = 0; t < p->tiles && !tl_interrupted(); t++) {
         const int64_t j0 = t * TILE, keys = tl_imin(TILE, p->of.keys - j0);
         if (V->finite[b * p->tiles + t] && all_blocked(&p->of, b, i0, i0 + count, j0, j0 + keys)) {
@@ -39,10 +39,11 @@ static void forward_task(void *arg, int64_t task, int32_t worker)
         const float *across = across_tile(p, K, b, t), *along = along_tile(p, V, b, t);
         for (int64_t q = 0; q * TL_PANEL < count; q++) {
             const int64_t first = q * TL_PANEL, rows = tl_imin(TL_PANEL, count - first);
-            panel_scores(panels + first * d, d, across, s);
+            panel_scores(panels + first * d, d, across, tile_columns(keys), s);
             panel_maxima(p, b, i0 + first, rows, j0, keys, s, row + first, factor);
             for (int64_t r = 0; r < rows; r++)
-                softmax_weights(s + r * TILE, &row[first + r], factor[r], sums + (first + r) * width, width);
+                softmax_weights(s + r * TILE, tile_columns(keys), &row[first + r], factor[r],
+                                sums + (first + r) * width, width);
             for (int64_t r = rows; r < TL_PANEL; r++)
                 memset(s + r * TILE, 0, TILE * sizeof *s);
             panel_accumulate(s, keys, along, width, sums + first * width);

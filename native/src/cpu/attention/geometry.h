@@ -62,13 +62,14 @@ static inline int all_blocked(const geometry *g, int64_t b, int64_t i0, int64_t 
 
 /* Turns the products of one query with a tile of keys, of which `keys` exist, into scores in place; -inf where blocked. `mask` is the
  * row's from the tile's first key on. */
-TL_INLINE void row_scores(float *restrict s, int tile, const geometry *g, const float *mask, int64_t keys, span open)
+TL_INLINE void row_scores(float *restrict s, int64_t tile, const geometry *g, const float *mask, int64_t keys,
+                          span open)
 {
     if (g->mode == ADDITIVE) {
         for (int64_t j = 0; j < keys; j++)
             s[j] = tl_attention_biased(s[j], g->scale, mask[j]);
     } else {
-        for (int j = 0; j < tile; j++)
+        for (int64_t j = 0; j < tile; j++)
             s[j] = tl_attention_score(s[j], g->scale);
     }
     if (g->mode == FILL || g->mode == HARD) {

@@ -19,8 +19,21 @@
 
 #define STEP (2 * TL_LANES)
 
-/* BLOCK is a multiple of every variant's panel, WIDTH and TILE of every variant's step. */
-enum { BLOCK = 96, TILE = 64, WIDTH = 32, CHAINS = 16 };
+/* BLOCK is a multiple of every variant's panel, WIDTH and TILE of every variant's step and of CHAINS. */
+enum {
+    BLOCK = 96,
+    TILE = 64,
+    WIDTH = 32,
+    CHAINS = 16,
+    SHORT_WORK = 1 << 18, /* multiply-adds of blocks that share a task, where one has fewer */
+};
+
+/* The columns of a tile that are computed where `count` exist: whole steps and chains of them. */
+TL_INLINE int64_t tile_columns(int64_t count)
+{
+    const int64_t unit = STEP > CHAINS ? STEP : CHAINS;
+    return tl_ceil_div(count, unit) * unit;
+}
 
 typedef struct packed {
     const float *x;   /* (batch, others, d) */
@@ -59,16 +72,22 @@ static inline void pack_panels(const float *x, int64_t count, int64_t d, float *
         int64_t r = 0, row = q * TL_PANEL;
         for (; r + 4 <= TL_PANEL && row + 4 <= count; r += 4, row += 4)
             tl_transpose_rows4(x + row * d, d, d, to + r, TL_PANEL);
-        for (; r < TL_PANEL; r++, row++)
+        for (; r < TL_PANEL && row < count; r++, row++)
             for (int64_t k = 0; k < d; k++)
-                to[k * TL_PANEL + r] = row < count ? x[row * d + k] : 0.0f;
+                to[k * TL_PANEL + r] = x[row * d + k];
+        for (int64_t k = 0; r < TL_PANEL && k < d; k++)
+            for (int64_t absent = r; absent < TL_PANEL; absent++)
+                to[k * TL_PANEL + absent] = 0.0f;
     }
 }
 
-/* C = A·B for a panel A in packed form: out[TL_PANEL][TILE]. */
-TL_INLINE void panel_scores(const float *panel, int64_t d, const float *across, float *out)
+/* The rows of the panels that hold `count` rows. */
+TL_INLINE int64_t panel_rows(int64_t count) { return tl_ceil_div(count, TL_PANEL) * TL_PANEL; }
+
+/* C = A·B for a panel A in packed form: the first `columns` of out[TL_PANEL][TILE]. */
+TL_INLINE void panel_scores(const float *panel, int64_t d, const float *across, int64_t columns, float *out)
 {
-    for (int64_t j = 0; j < TILE; j += STEP)
+    for (int64_t j = 0; j < columns; j += STEP)
         tl_panel_product(panel, 1, TL_PANEL, d, across + j, TILE, out + j, TILE, 0);
 }
 
@@ -85,13 +104,13 @@ typedef struct row_state {
     float top, chain[CHAINS];
 } row_state;
 
-/* Takes the maximum of TILE scores into the row's and returns the factor for what was accumulated before. NaN is passed over. */
-static inline float softmax_top(const float *restrict s, row_state *restrict row)
+/* Takes the maximum of `columns` scores into the row's and returns the factor for what was accumulated before. NaN is passed over. */
+static inline float softmax_top(const float *restrict s, int64_t columns, row_state *restrict row)
 {
     float lane[CHAINS];
     for (int l = 0; l < CHAINS; l++)
         lane[l] = row->top;
-    for (int j = 0; j < TILE; j += CHAINS)
+    for (int64_t j = 0; j < columns; j += CHAINS)
         for (int l = 0; l < CHAINS; l++)
             lane[l] = s[j + l] > lane[l] ? s[j + l] : lane[l];
     for (int l = 0; l < 8; l++)
@@ -107,7 +126,7 @@ static inline float softmax_top(const float *restrict s, row_state *restrict row
 
 /* Turns the scores into weights relative to the row's maximum (NaN into NaN) and rescales the row's accumulator of
  * `width` elements. */
-static inline void softmax_weights(float *restrict s, row_state *restrict row, float factor,
+static inline void softmax_weights(float *restrict s, int64_t columns, row_state *restrict row, float factor,
                                    float *restrict accumulator, int64_t width)
 {
     if (factor != 1.0f) {
@@ -117,9 +136,10 @@ static inline void softmax_weights(float *restrict s, row_state *restrict row, f
             accumulator[c] *= factor;
     }
     const float base = row->top == -TL_INF ? 0.0f : row->top;
-    for (int j = 0; j < TILE; j++)
-        s[j] = tl_attention_weight(s[j] - base);
-    for (int j = 0; j < TILE; j += CHAINS)
+    for (int64_t j = 0; j < columns; j += CHAINS)
+        for (int l = 0; l < CHAINS; l++)
+            s[j + l] = tl_attention_weight(s[j + l] - base);
+    for (int64_t j = 0; j < columns; j += CHAINS)
         for (int l = 0; l < CHAINS; l++)
             row->chain[l] += s[j + l];
 }
@@ -163,10 +183,11 @@ static inline int skips_tile(const problem *p, int finite, const row_state *row,
 TL_INLINE void panel_maxima(const problem *p, int64_t b, int64_t i, int64_t rows, int64_t j0, int64_t keys, float *s,
                             row_state *row, float *factor)
 {
+    const int64_t columns = tile_columns(keys);
     for (int64_t r = 0; r < rows; r++) {
-        row_scores(s + r * TILE, TILE, &p->of, mask_row(&p->of, b, i + r, j0), keys,
+        row_scores(s + r * TILE, columns, &p->of, mask_row(&p->of, b, i + r, j0), keys,
                    open_keys(&p->of, i + r, j0, keys));
-        factor[r] = softmax_top(s + r * TILE, &row[r]);
+        factor[r] = softmax_top(s + r * TILE, columns, &row[r]);
     }
 }
 
@@ -180,22 +201,24 @@ TL_INLINE void accumulate_rows(float *w, int64_t rows, int64_t keys, const float
 
 /* ---- packing ----------------------------------------------------------------------------------------------------- */
 
-/* A task packs one tile of one array. */
-static inline void pack_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+/* Unit `task` is one tile of one array. */
+static inline void pack_tile(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const problem *p = (const problem *)arg;
     const packed *s = &p->side[task % p->sides];
     const int64_t tile = task / p->sides, b = tile / p->tiles, t = tile % p->tiles, d = s->d, width = s->width;
-    const int64_t count = tl_imin(TILE, p->others - t * TILE);
+    const int64_t count = tl_imin(TILE, p->others - t * TILE), columns = tile_columns(count);
     const float *x = s->x + (b * p->others + t * TILE) * d;
     if (s->across) {
         float *to = s->across + tile * TILE * d;
         int64_t j = 0;
         for (; j + 4 <= count; j += 4)
             tl_transpose_rows4(x + j * d, d, d, to + j, TILE);
-        for (; j < TILE; j++)
+        for (; j < count; j++)
             for (int64_t k = 0; k < d; k++)
-                to[k * TILE + j] = j < count ? x[j * d + k] : 0.0f;
+                to[k * TILE + j] = x[j * d + k];
+        for (int64_t k = 0; j < columns && k < d; k++)
+            memset(to + k * TILE + j, 0, (size_t)(columns - j) * sizeof *to);
     }
     if (s->along && s->along != s->x) {
         float *to = s->along + tile * TILE * width;
@@ -204,6 +227,28 @@ static inline void pack_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
                 to[j * width + k] = k < d ? x[j * d + k] : 0.0f;
     }
     s->finite[tile] = !p->of.masked || all_finite(x, count * d);
+}
+
+/* Units of a task: several where they are short. */
+typedef struct sharing {
+    tl_task_fn unit;
+    void *arg;
+    int64_t units, per_task;
+} sharing;
+
+static inline void shared_task(void *arg, int64_t task, int32_t worker)
+{
+    const sharing *a = (const sharing *)arg;
+    const int64_t end = tl_imin(a->units, (task + 1) * a->per_task);
+    for (int64_t u = task * a->per_task; u < end && !tl_interrupted(); u++)
+        a->unit(a->arg, u, worker);
+}
+
+/* Runs fn for the units, each of about `work` multiply-adds. */
+static inline void run_units(int64_t units, int64_t work, tl_task_fn fn, void *arg)
+{
+    sharing a = {fn, arg, units, tl_imax(1, SHORT_WORK / tl_imax(1, work))};
+    tl_parallel(tl_ceil_div(units, a.per_task), shared_task, &a);
 }
 
 enum { ACROSS = 1, ALONG = 2 };
@@ -241,7 +286,7 @@ static inline void pack_sides(problem *p, float *scratch)
         scratch += tl_ceil_div(all, 64) * 16;
     }
     p->work = scratch;
-    tl_parallel(all * p->sides, pack_task, p);
+    run_units(all * p->sides, 4 * tl_imin(TILE, p->others) * (p->of.d + p->of.v), pack_tile, p);
 }
 
 /* One pass: packs its sides, of `packed_size` floats, and runs a task per block of rows with `work` floats each. `arg`
@@ -254,7 +299,8 @@ static inline int32_t run_pass(tl_context *ctx, problem *p, void *arg, int64_t p
     const int32_t status = tl_pool_alloc(ctx, size, &scratch);
     if (status) return status;
     pack_sides(p, scratch);
-    tl_parallel(p->of.batch * tl_ceil_div(p->owned, BLOCK), fn, arg);
+    const int64_t pairs = tl_imin(BLOCK, p->owned) * tl_imax(1, p->others);
+    run_units(p->of.batch * tl_ceil_div(p->owned, BLOCK), (pairs + 4 * TILE) * (p->of.d + p->of.v + CHAINS), fn, arg);
     tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;
 }
