@@ -197,7 +197,8 @@ def test_a_tape_that_a_replay_writes_over(make: Any) -> None:
     def halve(run: Run) -> None:
         run.b.assign(AnyBuffer((3,), run.session.tape.kernels.scale(run.b.mirror, 0.5)))
 
-    for after, between in ((halve, lambda run: None), (lambda run: None, lambda run: run.b.set(np.ones(3)))):
+    nothing, set_b = (lambda run: None), (lambda run: run.b.set(np.ones(3)))
+    for after, between in ((halve, nothing), (nothing, set_b), (halve, set_b)):
         run = make(after)
         s, v = run.session, run.session.param(np.ones(3), "v")
         run.replay(np.ones(3))

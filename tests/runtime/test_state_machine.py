@@ -63,6 +63,8 @@ class Held:
     naturals: list[Any] = field(default_factory=list)
     pauses: list[Any] = field(default_factory=list)
     entered: list[Any] = field(default_factory=list)
+    #: modes of the device that may still be left
+    scopes: list[Any] = field(default_factory=list)
     optimizers: list[Any] = field(default_factory=list)
     captured: list[Any] = field(default_factory=list)
 
@@ -137,6 +139,8 @@ class Program:
     clip: bool
     paused: bool
     halved: int | None
+    #: whether the gradient is added to itself
+    twice: bool
 
     def function(self, side: Side, held: Held, until: str = "end") -> Callable[..., list[Any]]:
         """The step on a session of either side, of an array and of whether it trains."""
@@ -162,6 +166,8 @@ class Program:
             if not training or until == "loss":
                 return [total, loss]
             s.backward(loss)
+            if self.twice:
+                s.backward(loss, accumulate=True)
             if until == "gradients":
                 return [total, loss]
             norm = [s.clip_grad_norm(0.5)] if self.clip else []
@@ -176,7 +182,7 @@ class Program:
 
 PROGRAMS = st.builds(
     Program, st.lists(PLACES, min_size=1, max_size=3).map(tuple), st.lists(PLACES, max_size=2).map(tuple), FLAGS, FLAGS,
-    st.none() | PLACES,
+    st.none() | PLACES, FLAGS,
 )  # fmt: skip
 
 
@@ -230,6 +236,8 @@ class Machine(RuleBasedStateMachine):
                 self.devices.append(SpecDevice() if device == "spec" else tlrt.device(device, new=True))
             self.real.held[name] = Held(tlrt.Session(self.devices[-1], **options))
             self.model.held[name] = Held(model.Session(a if device == "of a" else device, **options))
+        if b == "of a":
+            self.model.held["b"].session.math = self.model.held["a"].session.math
         for s, kind, program in zip("ab", kinds, programs, strict=True):
             for value, trains in (((0.1, -0.7, 1.3), None), ((1.0, 2.0, -0.3), True), ((-0.9, 0.6, 0.2), False)):
                 self.on(s, lambda side, h, v=value, w=trains: h.parameters.append(
@@ -330,18 +338,33 @@ class Machine(RuleBasedStateMachine):
 
         self.on(s, act)
 
+    @rule(s=SESSIONS, place=PLACES, how=st.sampled_from(["reproducible", "fast", "leave", "leave", "leave"]))
+    def math(self, s: str, place: int, how: str) -> None:
+        """The mode of the session's device is set, and scopes of that are left in any order."""
+        if self.model.held[s].session.numbers.is_spec:
+            return
+
+        def act(side: Side, h: Held) -> None:
+            if how == "leave" and h.scopes:
+                h.scopes.pop(-1 - place % len(h.scopes)).__exit__(None, None, None)
+            elif how != "leave":
+                h.scopes.append((h.session if side.is_model else h.session.device).set_math(how))
+
+        self.on(s, act)
+
     # ---- gradients and updates
 
-    @rule(s=SESSIONS, x=PLACES, seed=st.sampled_from(["sum", "sum", "given", "of another shape"]))
-    def backward(self, s: str, x: int, seed: str) -> None:
-        """Of the last loss; or of a tensor, which needs a seed, or of its sum."""
+    @rule(s=SESSIONS, x=PLACES, seed=st.sampled_from(["sum", "sum", "given", "of another shape"]), more=FLAGS)
+    def backward(self, s: str, x: int, seed: str, more: bool) -> None:
+        """Of the last loss; or of a tensor, which needs a seed, or of its sum; perhaps added to the gradients that there are."""
 
         def act(side: Side, h: Held) -> None:
             found = self.operand(h, x)
             if seed == "sum":
                 h.losses.append(h.session.reduce_sum(found))
             found = h.losses[-1] if seed == "sum" else found
-            h.session.backward(found, {"given": np.array([1.0, -0.5, 0.1]), "of another shape": np.ones(2)}.get(seed))
+            given = {"given": np.array([1.0, -0.5, 0.1]), "of another shape": np.ones(2)}.get(seed)
+            h.session.backward(found, given, accumulate=more)
 
         self.on(s, act)
 
@@ -391,12 +414,13 @@ class Machine(RuleBasedStateMachine):
         value=VALUES,
         program=PROGRAMS,
         until=st.sampled_from(["loss", "loss", "gradients", "end"]),
-        reset=FLAGS,
+        reset=st.sampled_from(["no", "no", "all", "tape"]),
     )
-    def step(self, s: str, value: Any, program: Program, until: str, reset: bool) -> None:
-        """A step done eagerly, after a reset or on the tape that there is; other calls may come before its rest."""
-        if reset:
-            self.on(s, lambda _, h: h.session.reset())
+    def step(self, s: str, value: Any, program: Program, until: str, reset: str) -> None:
+        """A step done eagerly, after a reset, perhaps of the tape alone, or on the tape that there is; other calls may come
+        before its rest."""
+        if reset != "no":
+            self.on(s, lambda _, h: h.session.reset(gradients=reset == "all"))
         self.on(s, lambda side, h: h.losses.append(program.function(side, h, until)(np.array(value), True)[1]))
 
     @rule(s=SESSIONS, value=VALUES, program=PROGRAMS, training=MOSTLY)
@@ -480,6 +504,7 @@ def compare_sessions(h: Held, m: Held) -> None:
     """Everything that a program can read, without what reading changes."""
     s, t = h.session, m.session
     assert (s.seed, s.counter, s._closed, s.tape._records()) == (t.seed, t.counter, t.closed, t.records())
+    assert t.numbers.is_spec or s.device.math == t.math[0]
     for p, q in zip(h.parameters, m.parameters, strict=True):
         found = (p.requires_grad, p.host_is_stale, p.has_mirror)
         assert found == (q.requires_grad, q.host is None, q.mirror_storage is not None), p
