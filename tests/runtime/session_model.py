@@ -371,7 +371,8 @@ class Session:
         if accumulate:
             earlier, earlier_leaves = self.step.gradients, self.step.leaf_gradients
             for p in gradients.keys() & earlier.keys():
-                gradients[p] = Storage(earlier[p].array + (0 if p in unreached else gradients[p].array))
+                own = earlier[p].array
+                gradients[p] = Storage(own.copy() if p in unreached else own + gradients[p].array)
             for i in leaves.keys() & earlier_leaves.keys():
                 leaves[i] = Storage(earlier_leaves[i].array + leaves[i].array)
             unreached &= self.step.unreached | (gradients.keys() - earlier.keys())
