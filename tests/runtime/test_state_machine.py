@@ -5,7 +5,7 @@ be read, bit for bit. Tensors, parameters and the rest are drawn as places in li
 every step that hypothesis prints for a failure can be run as it stands:
 
     state = Machine()
-    state.begin(a="cpu", b="cpu again", …)
+    state.begin(b="cpu", …)
     state.mul(s="a", x=0, y=2)
     state.teardown()
 """
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
@@ -193,6 +194,9 @@ PROGRAMS = st.builds(
 class Machine(RuleBasedStateMachine):
     """Two sessions, which may share a device."""
 
+    #: the device of session a
+    first = "cpu"
+
     def __init__(self) -> None:
         super().__init__()
         self.real, self.model = Side(False), Side(True)
@@ -230,11 +234,12 @@ class Machine(RuleBasedStateMachine):
         """Whether the program holds one of each."""
         return all(getattr(self.model.held[s], kind) for kind in kinds)
 
-    @initialize(a=st.sampled_from(["spec", "cpu"]), b=st.sampled_from(["spec", "cpu", "of a"]), track=MOSTLY, trained=MOSTLY,
+    @initialize(b=st.sampled_from(["spec", "cpu", "of a"]), track=MOSTLY, trained=MOSTLY,
                 kinds=st.lists(KINDS, min_size=2, max_size=2), programs=st.lists(PROGRAMS, min_size=2, max_size=2))  # fmt: skip
-    def begin(self, a: str, b: str, track: bool, trained: bool, kinds: list[Any], programs: list[Program]) -> None:
+    def begin(self, b: str, track: bool, trained: bool, kinds: list[Any], programs: list[Program]) -> None:
         """Session a has the default options, b has others. Each gets parameters, an optimiser and a captured step. The
         next draws are those whose numbers no longer fit 32 bits."""
+        a = self.first
         others = {"seed": 2**64 - 2, "track_gradients": track, "requires_grad_by_default": trained}
         for name, device, options in (("a", a, {"seed": 2**53 + 1}), ("b", b, others)):
             if device != "of a":
@@ -467,6 +472,28 @@ class Machine(RuleBasedStateMachine):
             given = np.repeat(given.astype(np.float32), 2)[::2]
         self.on(s, lambda _, h: pick(h.captured, c)(given, known.example[1] is not (how == "otherwise")))
 
+    @rule(s=SESSIONS, c=PLACES, p=PLACES, value=VALUES, assigned=ASSIGNED, what=st.sampled_from(
+        ["math", "set", "assign", "assign its own", "fill the mirror", "freeze", "thaw", "make one", "setting", "reload",
+         "save and load", "step"]))  # fmt: skip
+    def between_replays(self, s: str, c: int, p: int, value: Any, assigned: Any, what: str) -> None:
+        """Something changes between two replays, on a tape that has the parameter, of which a gradient is asked then."""
+        self.replay(s=s, c=c, value=value, how="again")
+        if what == "math":
+            self.math(s=s, place=p, how="leave" if self.has(s, "scopes") else "reproducible")
+        elif what in ("setting", "reload"):
+            self.update(s=s, o=p, how="assign" if what == "setting" else what, assigned=assigned, kind=None)
+        elif what == "save and load":
+            for way in ("save", "load"):
+                self.checkpoint(s=s, file=0, count=1, of="its", way=way)
+        elif what == "step":
+            self.step(
+                s=s, value=value, program=Program((p,), (p,), False, False, None, False), until="end", reset="all"
+            )
+        else:
+            self.parameter(s=s, p=p, used=True, change=what)
+        self.replay(s=s, c=c, value=value, how="again")
+        self.backward_of_loss(s=s, x=p)
+
     # ---- checkpoints
 
     @rule(s=SESSIONS, file=PLACES, count=st.sampled_from([1, 1, 0, 2]), of=st.sampled_from(["its", "its", "its", "the other's"]),
@@ -562,12 +589,13 @@ def same(got: Any, expected: np.ndarray, what: object) -> None:
     assert found.ok, f"{what!r}: {array}, expected {expected}"
 
 
-def test_state_machine() -> None:
+@pytest.mark.parametrize(("first", "examples"), [("cpu", 60), ("spec", 20)])
+def test_state_machine(first: str, examples: int) -> None:
     chosen = settings.default
     assert chosen is not None
     run_state_machine_as_test(
-        Machine,
+        type("Machine", (Machine,), {"first": first}),
         settings=settings(
-            max_examples=80 + 2 * chosen.max_examples, stateful_step_count=60, report_multiple_bugs=False, phases=PHASES
+            max_examples=examples + 2 * chosen.max_examples, stateful_step_count=60, report_multiple_bugs=False, phases=PHASES
         ),
-    )
+    )  # fmt: skip
