@@ -192,6 +192,8 @@ class RandomCampaign:
                     if same_code(tree, clean):
                         continue
                 for check in checks(mutant.kind, mutant.file, tree):
+                    if check.tool == "import" and not self._is_sound(clean, check, turn):
+                        return "open", "a package that it imports is not installed"
                     if str(check) not in passed:
                         by = self._failure(tree, clean, check, turn)
                         if by is not None:
@@ -199,6 +201,14 @@ class RandomCampaign:
                         passed.append(str(check))
                 return "survived", name
         return "equivalent", "the same machine code"
+
+    def _is_sound(self, clean: Scratch, check: Check, turn: Turn) -> bool:
+        """Whether a check passes without a mutant."""
+        key = (clean.folder, check)
+        with self.locks[key]:
+            if key not in self.sound:
+                self.sound[key] = attempt(clean, check, Turn(turn.cores, self.whole.until))[0] == "passed"
+            return self.sound[key]
 
     def _failure(self, tree: Scratch, clean: Scratch, check: Check, turn: Turn) -> str | None:
         """What in a check fails, also alone, and passes without the mutant."""
@@ -211,11 +221,7 @@ class RandomCampaign:
                 return None
             test = by if check.tool == "pytest" and by.startswith("tests/") else ""
             alone = Check(check.tool, (test,), check.ops) if test else whole
-            key = (clean.folder, alone)
-            with self.locks[key]:
-                if key not in self.sound:
-                    self.sound[key] = attempt(clean, alone, Turn(turn.cores, self.whole.until))[0] == "passed"
-            if self.sound[key]:
+            if self._is_sound(clean, alone, turn):
                 if not test or verdict != "failed" or attempt(tree, alone, turn)[0] != "passed":
                     return f"{by} {verdict}" if verdict in ("crashed", "hung") else by
                 unsteady.add(test)
