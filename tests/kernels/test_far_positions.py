@@ -126,3 +126,21 @@ def test_a_draw_goes_on_as_one_of_another_key(shift: int, runtime: Runtime) -> N
         (lambda n, k: kernels.rand_normal(device, n, k), twice),
     ):
         assert np.array_equal(draw(shift + 60, key).numpy()[shift:], draw(60, other).numpy())
+
+
+def starts(x: np.ndarray) -> np.ndarray:
+    """Where the running sum stands before each element: within 32 in order, from where the chunk of 32 stands, and so on."""
+    rows = np.append(x, np.zeros(-len(x) % 32)).reshape(-1, 32)
+    before = starts(np.cumsum(rows, 1)[:, -1]) if len(rows) > 1 else np.zeros(1)
+    return np.cumsum(np.column_stack([before, rows[:, :-1]]), 1).reshape(-1)[: len(x)]
+
+
+@pytest.mark.operations("cumsum")
+def test_a_running_sum_adds_in_its_order_on_every_level(runtime: Runtime) -> None:
+    """More than two of 32^4: a large number that goes again leaves what the float64 additions before rounded, in their order."""
+    n = 2**21 + 2**11
+    x = (300 * generator("order").standard_normal(n)).astype(np.float32)
+    x[0], x[2**21 + 7] = 2.0**60, -(2.0**60)
+    got = kernels.cumsum(runtime.upload(x), [n], 0, 0).numpy()
+    wide = x.astype(np.float64)
+    assert got.tobytes() == (starts(wide) + wide).astype(np.float32).tobytes()
