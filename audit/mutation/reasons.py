@@ -187,4 +187,8 @@ REASONS: dict[str, str] = {
     "native/src/cpu/spectral/spectral.c: const int64_t groups = tl_ceil_div(batch, TL_W), small = 8192 / (n * TL_W); -> const int64_t groups = tl_ceil_div(batch, TL_W), small = (8192+1) / (n * TL_W);": "equivalent: TL_W is even, so that no n * TL_W divides 8193: the quotient is the same",
     "native/src/cpu/spectral/plan.c: if (f->second) f->bytes += f->second->bytes; -> /*if (f->second) f->bytes += f->second->bytes;*/": "equivalent: only when a plan is dropped changes: the second factor's tables, of about the root of the length, are a small part of it",
     "native/src/cpu/linalg/chain.h: #define tl_chain_multiply TL_V(tl_chain_multiply) -> /*#define tl_chain_multiply TL_V(tl_chain_multiply)*/": "equivalent: the name that its one definition and its callers have it by; several variants do not link with it",
+    "native/src/formula/exact.h: e = e > 250 ? 250 : e < -250 ? -250 : e; -> e = e > (250+1) ? 250 : e < -250 ? -250 : e;": "equivalent: at e = 251 the factors are 2^125 and 2^126: m of at least 2^-2 gives inf, as at 250, and 0, inf and NaN stay",
+    "native/src/core/handles.h: typedef enum tl_verdict { TL_LIVE, TL_WAS_RELEASED, TL_NEVER_ISSUED, TL_REENTERED } tl_verdict; -> typedef enum tl_verdict { TL_WAS_RELEASED, TL_LIVE, TL_NEVER_ISSUED, TL_REENTERED } tl_verdict;": "equivalent: a verdict is only compared with the names",
+    "native/src/cpu/spectral/conv.c: at = at >= m ? at - m : at; -> at = at >= m ? at % m : at;": "equivalent: at is the sum of two numbers below m",
+    "tlspec/running/sums.py: exact = size <= 2.0 ** min(m.sum_precision, m.precision) * ( -> exact = size <= 2.0 ** min ( m.precision,m.sum_precision) * (": "equivalent: both are numbers, of which the order does not matter",
 }
