@@ -63,11 +63,10 @@ class RandomCampaign:
         self.broken: set[str] = set()  # tests that fail without a mutant
         self.clean: dict[str, Scratch] = {}
         self.stack = ExitStack()
-        self.rows = {
-            row["mutant"]: row
-            for row in (read_rows(target, seed) if target and target.exists() else ())
-            if find_line(row["mutant"]) and not (again and row["outcome"] == "survived")
-        }
+        known = [r for r in (read_rows(target, seed) if target and target.exists() else ()) if find_line(r["mutant"])]
+        #: mutants that had survived when they were judged before: tests have been added since
+        self.late = {r["mutant"] for r in known if r.get("first") or (again and r["outcome"] == "survived")}
+        self.rows = {r["mutant"]: r for r in known if not (again and r["outcome"] == "survived")}
         self.keep()
         cores = sorted(os.sched_getaffinity(0))
         self.whole = Turn(cores, time.monotonic() + budget)
@@ -158,6 +157,8 @@ class RandomCampaign:
             self.free.put(turn)
         by = by.replace(f"{self.folder}/", "")[-LONGEST:]
         row: dict[str, Any] = {"mutant": mutant.key, "kind": mutant.kind, "outcome": outcome, "by": by}
+        if outcome == "killed" and mutant.key in self.late:
+            row["first"] = "survived"
         if outcome == "open":
             row["passed"] = passed
         with self.lock:
@@ -232,12 +233,16 @@ class RandomCampaign:
                 self.broken.add(function)
 
     def counts(self) -> dict[str, dict[str, Any]]:
-        """Kind -> how many mutants have which outcome; the score counts those argued equivalent as equivalent."""
+        """Kind -> how many mutants have which outcome; the score counts those argued equivalent as equivalent. `first` is the score
+        of the tests that there were when mutants were judged for the first time."""
         found: dict[str, dict[str, Any]] = {}
         for kind in sorted({r["kind"] for r in self.rows.values()}):
             n = Counter(final_outcome(r) for r in self.rows.values() if r["kind"] == kind)
             judged = n["killed"] + n["survived"]
-            found[kind] = {**{o: n[o] for o in OUTCOMES}, "score": round(n["killed"] / judged, 4) if judged else "nan"}
+            late = sum(r["kind"] == kind and "first" in r for r in self.rows.values())
+            scores = {"first": n["killed"] - late, "score": n["killed"]}
+            found[kind] = {**{o: n[o] for o in OUTCOMES},
+                           **{name: round(k / judged, 4) if judged else "nan" for name, k in scores.items()}}  # fmt: skip
         return found
 
     def document(self) -> dict[str, Any]:
@@ -255,7 +260,7 @@ class RandomCampaign:
         rows = [(kind, *n.values()) for kind, n in self.counts().items()]
         left = [f"{r['kind']}, line {find_line(r['mutant'])} of {r['mutant']}\n    {REASONS.get(r['mutant'], 'no reason given')}"
                 for r in self.rows.values() if final_outcome(r) == "survived"]  # fmt: skip
-        return "\n".join([format_table(("kind", *OUTCOMES, "score"), rows), "", *left])
+        return "\n".join([format_table(("kind", *OUTCOMES, "first", "score"), rows), "", *left])
 
 
 def read_rows(target: Path, seed: int) -> list[dict[str, Any]]:

@@ -219,7 +219,16 @@ def test_a_campaign_goes_on_where_it_ended(
     second.run("python", 6)
     assert tried == [0, 1, 2, 3, 4, 4, 5, 6, 7]
     assert second.counts() == {
-        "python": {"killed": 5, "survived": 1, "open": 0, "equivalent": 1, "argued": 0, "invalid": 1, "score": 0.8333}
+        "python": {
+            "killed": 5,
+            "survived": 1,
+            "open": 0,
+            "equivalent": 1,
+            "argued": 0,
+            "invalid": 1,
+            "first": 0.8333,
+            "score": 0.8333,
+        }
     }
     (left,) = second.document()["mutants"]["results"]
     assert left["mutant"] == drawn[2].key and left["outcome"] == "survived"
@@ -236,6 +245,11 @@ def test_a_campaign_goes_on_where_it_ended(
     kept = first.target.read_text(encoding="utf-8")
     assert kept.count('"at": "mutants.judged[]"') == 9 and kept.count('"at": "mutants.results[]"') == 2
     assert evidence.load(first.target).parts["mutants"][0]["kinds"] == fourth.counts()
+    monkeypatch.setattr(RandomCampaign, "_try", lambda *_: ("killed", "a new test"))
+    fifth = open_campaign(seed=1, again=True)
+    fifth.run("python", 7)
+    assert fifth.counts()["python"]["first"] == 0.7143 and open_campaign(seed=1).counts()["python"]["first"] == 0.7143
+    assert fifth.counts()["python"]["score"] == 1
     with pytest.raises(ValueError, match="of seed 1, expected 2"):
         open_campaign(seed=2)
 
