@@ -150,6 +150,27 @@ def test_a_group_of_one_is_gradient_accumulation() -> None:
         assert training.steps == 1 and s.counter == 8 << 28
 
 
+@pytest.mark.parametrize("moving", [(0, 1), (), (0,), (1,)])
+def test_statistics_move_in_every_shard_or_in_none(moving: tuple[int, ...]) -> None:
+    """Each shard begins with the values of the step, which ends with the mean of what shards make of them, exactly."""
+    with tlrt.Session("cpu") as s:
+        w, mean = s.param([1.0], "w"), s.param([8.0], "mean", requires_grad=False)
+        training = distributed.DataParallel(s, lambda p: optim.SGD(p, lr=0.5), shards=2)
+
+        def loss(shard: int) -> Any:
+            if shard in moving:
+                mean.set(mean.value + np.float32(2 * shard + 1))
+            return s.reduce_sum(s.square(w))
+
+        for step in range(2):
+            if len(moving) == 1:
+                with pytest.raises(tlrt.errors.ArgumentError, match="a shard that changes"):
+                    training.step(loss)
+                return
+            training.step(loss)
+            assert mean.value.tolist() == [8.0 + len(moving) * (step + 1)]
+
+
 def test_a_parameter_that_no_shard_reaches_stays() -> None:
     with tlrt.Session("cpu") as s:
         used, left = s.param(np.ones(3), "used"), s.param(np.ones(3), "left")
