@@ -150,6 +150,21 @@ def test_a_group_of_one_is_gradient_accumulation() -> None:
         assert training.steps == 1 and s.counter == 8 << 28
 
 
+def test_no_two_shards_of_any_steps_draw_the_same_numbers() -> None:
+    with tlrt.Session("cpu", math="reproducible") as s:
+        w, drawn = s.param([1.0, 1.0, 1.0], "w"), []
+        training = distributed.DataParallel(s, lambda p: optim.SGD(p, lr=0.5), shards=4)
+
+        def loss(shard: int) -> Any:
+            uniform = s.rand_uniform(3)
+            drawn.append(uniform.numpy().tobytes())
+            return s.reduce_sum(s.mul(w, uniform))
+
+        for _ in range(3):
+            training.step(loss)
+    assert len(set(drawn)) == 12
+
+
 @pytest.mark.parametrize("moving", [(0, 1), (), (0,), (1,)])
 def test_statistics_move_in_every_shard_or_in_none(moving: tuple[int, ...]) -> None:
     """Each shard begins with the values of the step, which ends with the mean of what shards make of them, exactly."""
