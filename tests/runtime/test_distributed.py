@@ -150,6 +150,39 @@ def test_a_group_of_one_is_gradient_accumulation() -> None:
         assert training.steps == 1 and s.counter == 8 << 28
 
 
+class Beside(distributed.Group):
+    """A rank in a thread."""
+
+    def __init__(self, rank: int, sent: dict[tuple[int, int], Queue[bytes]]) -> None:
+        super().__init__(rank, 2)
+        self.sent = sent
+
+    def exchange(self, partner: int, out: Any, into: Any) -> None:
+        self.sent[self.rank, partner].put(out.tobytes())
+        into[...] = np.frombuffer(self.sent[partner, self.rank].get(timeout=60), into.dtype)
+
+
+def test_a_parameter_that_a_shard_of_another_rank_reaches_is_updated() -> None:
+    """The rank that updates it computes a shard that does not reach it."""
+    sent: dict[tuple[int, int], Queue[bytes]] = {(0, 1): Queue(), (1, 0): Queue()}
+    found: dict[int, Any] = {}
+
+    def train(rank: int) -> None:
+        with tlrt.Session("cpu", math="reproducible") as s:
+            ws = [s.param([1.0, 1.0], "a"), s.param([1.0, 1.0], "b")]
+            training = distributed.DataParallel(s, lambda p: optim.SGD(p, lr=0.5), Beside(rank, sent), shards=2)
+            for _ in range(2):
+                training.step(lambda shard: s.reduce_sum(ws[1 - shard]))
+            found[rank] = [w.value.tolist() for w in ws], training.optimizer.steps
+
+    threads = [threading.Thread(target=train, args=(rank,)) for rank in (0, 1)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(90)
+    assert found == {rank: ([[0.5, 0.5], [0.5, 0.5]], 2) for rank in (0, 1)}
+
+
 def test_no_two_shards_of_any_steps_draw_the_same_numbers() -> None:
     with tlrt.Session("cpu", math="reproducible") as s:
         w, drawn = s.param([1.0, 1.0, 1.0], "w"), []
