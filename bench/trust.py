@@ -347,8 +347,12 @@ def _mutation(d: Any) -> tuple[str, str]:
 
 def _mutants(d: Any) -> tuple[str, str]:
     tried = ", ".join(f"{n['killed'] + n['survived']} of {kind}" for kind, n in d["kinds"].items())
-    said = ", ".join(f"{100 * float(n['score']):.1f} % of {kind}" for kind, n in d["kinds"].items())
-    return f"{tried}, drawn by seed {d['seed']}", f"{said} killed; survivors are listed with their reasons"
+    said, first = (
+        ", ".join(f"{100 * float(n[score]):.1f} % of {kind}" for kind, n in d["kinds"].items() if score in n)
+        for score in ("score", "first")
+    )
+    before = f" ({first} before tests were added for survivors)" if first else ""
+    return f"{tried}, drawn by seed {d['seed']}", f"{said} killed{before}; survivors are listed with their reasons"
 
 
 def sanitizer_runs(d: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -120,9 +120,9 @@ class Parameter(Arithmetic):
         value.require_length()
         old = self._mirror
         if old is value.buffer:
-            self._writes[0] += 1  # what was written in place
-        freed = [] if old is None or old is value.buffer else [release_call(old)]
-        set_and_call(self._changed(None, value.buffer), freed)
+            self.updated()  # what was written in place
+            return
+        set_and_call(self._changed(None, value.buffer), [] if old is None else [release_call(old)])
 
     def numpy(self) -> npt.NDArray[Any]:
         """A copy of the current value."""

@@ -35,7 +35,7 @@ OWN = {
     "session": "refusals session_lifetime session accumulation tape optim checkpoint capture",
     "optim": "optim observer capture_optim", "tensor": "tensor session capture",
     "spec.py": "indices fast_kernels kernels/specification", "_binding/call": "kernels/lists", "__init__": "library",
-    "_operations/contraction": "products", "_operations/choice": "indices",
+    "_operations/contraction": "products", "_operations/linalg": "products", "_operations/choice": "indices",
     "parameter": "session session_lifetime optim capture_parameters",
     "capture": "capture capture_*", "buffer": "buffer", "context": "device", "differential": "observer",
     "ledger": "ledger ledger_audit", "tlrt/audit": "ledger_audit", "_program": "ledger_audit", "_chain": "ledger",

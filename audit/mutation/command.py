@@ -131,15 +131,13 @@ def random_mutants(args: argparse.Namespace) -> int:
     from audit.mutation.random_run import RandomCampaign  # universalmutator, which only this needs
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    limits = args.budget or math.inf, args.patience
-    with RandomCampaign(Path(args.json) if args.json else None, args.jobs, *limits, args.again) as campaign:
+    target, limits = Path(args.json) if args.json else None, (args.budget or math.inf, args.patience)
+    with RandomCampaign(target, args.seed, args.jobs, *limits, args.again, args.commit) as campaign:
         for kind in args.kinds.split(","):
-            campaign.run(kind, args.random, args.seed)
-        print(campaign.table(args.seed))
-        document = campaign.document(args.seed, args.commit)
-    if args.evidence:
-        write_document(Path(args.evidence), document)
-    return int(any(r["outcome"] == "survived" and not r["reason"] for r in document["mutants"]["results"]))
+            campaign.run(kind, args.random)
+        print(campaign.table())
+        results = campaign.document()["mutants"]["results"]
+    return int(any(r["outcome"] == "survived" and not r["reason"] for r in results))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -168,7 +166,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="a random mutant has survived that no check sees this long",
     )
     p.add_argument("--again", action="store_true", help="judge random mutants that survived once more")
-    p.add_argument("--evidence", metavar="FILE", help="counts and survivors of random mutants")
     p.add_argument("--commit", default="", help="the commit to record where git cannot tell")
     p.add_argument("--check", action="store_true", help="whether every defect's text is there once")
     args = p.parse_args(argv)

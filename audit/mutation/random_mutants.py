@@ -115,6 +115,23 @@ def code_lines(file: str) -> Iterator[tuple[int, str]]:
             yield number, line.rstrip() + "\n"
 
 
+@functools.cache
+def _places(file: str) -> dict[str, int]:
+    """How the keys of a file's mutants begin -> the line."""
+    times: Counter[str] = Counter()
+    found: dict[str, int] = {}
+    for number, line in code_lines(file) if (ROOT / file).is_file() else ():
+        times[line] += 1
+        found.setdefault(Mutant("", file, number, times[line], line, "").key, number)
+    return found
+
+
+def find_line(key: str) -> int:
+    """The number of the line that a mutant's key names, 0 where the sources have it no more."""
+    file = key.partition(": ")[0].partition("[")[0]
+    return next((number for begin, number in _places(file).items() if key.startswith(begin)), 0)
+
+
 def mutants_of(kind: str, line: str) -> list[str]:
     """What the rules make of a line."""
     from universalmutator import mutator  # an extra that only this needs

@@ -25,41 +25,49 @@ from typing import Any
 from audit.build import BuildError
 from audit.environment import commit, describe_run
 from audit.mutation.checks import Check, attempt, checks
-from audit.mutation.random_mutants import Mutant, behaviour, changes_unrolling_alone, ends_its_loop, read_lines, sample
+from audit.mutation.random_mutants import (
+    Mutant,
+    behaviour,
+    changes_unrolling_alone,
+    ends_its_loop,
+    find_line,
+    read_lines,
+    sample,
+)
 from audit.mutation.reasons import REASONS
 from audit.mutation.suite import OutOfTimeError, Turn, run_limited
 from audit.scratch import Scratch, scratch
 from tlrt._terminal import Progress, format_table
-from tlrt.verify.documents import format_command
+from tlrt.verify.documents import format_command, read_document, write_document
 from tlrt.verify.run import cpu_variants
 
 OUTCOMES = ("killed", "survived", "open", "equivalent", "argued", "invalid")
 #: seconds for a build
 BUILD = 900.0
+#: characters of what saw a mutant
+LONGEST = 160
 
 
 class RandomCampaign:
-    """Mutants and what became of them. `target` is the file of the results, which is continued; a mutant has survived that no
-    check has seen for `patience` seconds."""
+    """Mutants of a seed and what became of them. `target` is the file of the results, which is continued; a mutant whose line the
+    sources have no more is left out. A mutant has survived that no check has seen for `patience` seconds."""
 
     def __init__(
-        self, target: Path | None, jobs: int = 1, budget: float = math.inf, patience: float = math.inf, again: bool = False
+        self, target: Path | None, seed: int = 0, jobs: int = 1, budget: float = math.inf, patience: float = math.inf,
+        again: bool = False, revision: str = "",
     ):  # fmt: skip
-        self.target, self.jobs, self.patience = target, jobs, patience
+        self.target, self.seed, self.jobs, self.patience, self.revision = target, seed, jobs, patience, revision
         self.lock = threading.Lock()
         self.locks: defaultdict[object, threading.Lock] = defaultdict(threading.Lock)
         self.sound: dict[object, bool] = {}
         self.broken: set[str] = set()  # tests that fail without a mutant
         self.clean: dict[str, Scratch] = {}
         self.stack = ExitStack()
-        text = target.read_text(encoding="utf-8") if target and target.exists() else ""
-        if target and not text.endswith("\n"):  # the last line is torn
-            text = text[: text.rfind("\n") + 1]
-            target.write_text(text, encoding="utf-8")
-        rows = {(r["seed"], r["mutant"]): r for r in map(json.loads, text.splitlines())}
-        self.rows: dict[tuple[int, str], dict[str, Any]] = {
-            k: r for k, r in rows.items() if not (again and r["outcome"] == "survived")
-        }
+        known = [r for r in (read_rows(target, seed) if target and target.exists() else ()) if find_line(r["mutant"])]
+        #: mutants that had survived when they were judged before: tests have been added since
+        self.late = {r["mutant"] for r in known if r.get("first") or (again and r["outcome"] == "survived")}
+        self.rows = {r["mutant"]: r for r in known if not (again and r["outcome"] == "survived")}
+        self.keep()
         cores = sorted(os.sched_getaffinity(0))
         self.whole = Turn(cores, time.monotonic() + budget)
         share = max(2, len(cores) // jobs)
@@ -75,6 +83,7 @@ class RandomCampaign:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        self.keep()
         self.stack.close()
 
     def stop(self) -> None:
@@ -100,12 +109,17 @@ class RandomCampaign:
                 self.clean[name] = tree
             return self.clean[name]
 
-    def run(self, kind: str, count: int, seed: int) -> None:
+    def keep(self) -> None:
+        """Writes the file as a whole: one line a mutant, in the order of their names."""
+        if self.target is not None:
+            write_document(self.target, self.document())
+
+    def run(self, kind: str, count: int) -> None:
         """Judges mutants of a kind until `count` are killed, have survived or are left open, or time is up."""
         judged, running = 0, set[Future[bool]]()
         with Progress(count, f"{kind} mutants") as progress, ThreadPoolExecutor(self.jobs) as pool:
             try:
-                for mutant in sample(kind, seed):
+                for mutant in sample(kind, self.seed):
                     while running and (len(running) >= self.jobs or judged + len(running) >= count):
                         done, running = wait(running, return_when=FIRST_COMPLETED)
                         for future in done:
@@ -113,9 +127,9 @@ class RandomCampaign:
                             progress.advance(float(future.result()))
                     if judged >= count or time.monotonic() > self.whole.until:
                         break
-                    known = self.rows.get((seed, mutant.key), {"outcome": "open"})["outcome"]
+                    known = self.rows.get(mutant.key, {"outcome": "open"})["outcome"]
                     if known == "open":
-                        running.add(pool.submit(self.judge, mutant, seed))
+                        running.add(pool.submit(self.judge, mutant))
                     elif known in ("killed", "survived"):
                         judged += 1
                         progress.advance()
@@ -125,11 +139,11 @@ class RandomCampaign:
                 self.stop()
                 raise
 
-    def judge(self, mutant: Mutant, seed: int = 0) -> bool:
+    def judge(self, mutant: Mutant) -> bool:
         """Judges one mutant and keeps the result; whether it counts."""
         turn, start = self.free.get(), time.monotonic()
         turn.until = min(self.whole.until, start + self.patience)
-        passed = list(self.rows.get((seed, mutant.key), {}).get("passed", []))
+        passed = list(self.rows.get(mutant.key, {}).get("passed", []))
         try:
             if is_argued(mutant.key):
                 outcome, by = "survived", "an argument instead of checks"
@@ -141,18 +155,19 @@ class RandomCampaign:
             outcome, by = ("open", "out of time") if whole else ("survived", f"{self.patience:.0f} s of checks")
         finally:
             self.free.put(turn)
-        row: dict[str, Any] = {
-            "mutant": mutant.key, "seed": seed, "kind": mutant.kind, "line": mutant.line, "outcome": outcome, "by": by[-300:],
-            "seconds": round(time.monotonic() - start, 1), **({"passed": passed} if outcome == "open" else {}),
-        }  # fmt: skip
+        by = by.replace(f"{self.folder}/", "")[-LONGEST:]
+        row: dict[str, Any] = {"mutant": mutant.key, "kind": mutant.kind, "outcome": outcome, "by": by}
+        if outcome == "killed" and mutant.key in self.late:
+            row["first"] = "survived"
+        if outcome == "open":
+            row["passed"] = passed
         with self.lock:
-            self.rows[seed, mutant.key] = row
+            self.rows[mutant.key] = row
             if self.target is not None:
                 with self.target.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
-            print(
-                f"{outcome:10} {row['seconds']:6.0f} s  line {mutant.line} of {mutant.key}  [{row['by']}]", flush=True
-            )
+                    file.write(json.dumps({"at": "mutants.judged[]", **row}, ensure_ascii=False) + "\n")
+            seconds = time.monotonic() - start
+            print(f"{outcome:10} {seconds:6.0f} s  line {mutant.line} of {mutant.key}  [{by}]", flush=True)
         return outcome in ("killed", "survived", "open")
 
     def _try(self, mutant: Mutant, folder: Path, turn: Turn, passed: list[str]) -> tuple[str, str]:
@@ -178,6 +193,8 @@ class RandomCampaign:
                     if same_code(tree, clean):
                         continue
                 for check in checks(mutant.kind, mutant.file, tree):
+                    if check.tool == "import" and not self._is_sound(clean, check, turn):
+                        return "open", "a package that it imports is not installed"
                     if str(check) not in passed:
                         by = self._failure(tree, clean, check, turn)
                         if by is not None:
@@ -185,6 +202,14 @@ class RandomCampaign:
                         passed.append(str(check))
                 return "survived", name
         return "equivalent", "the same machine code"
+
+    def _is_sound(self, clean: Scratch, check: Check, turn: Turn) -> bool:
+        """Whether a check passes without a mutant."""
+        key = (clean.folder, check)
+        with self.locks[key]:
+            if key not in self.sound:
+                self.sound[key] = attempt(clean, check, Turn(turn.cores, self.whole.until))[0] == "passed"
+            return self.sound[key]
 
     def _failure(self, tree: Scratch, clean: Scratch, check: Check, turn: Turn) -> str | None:
         """What in a check fails, also alone, and passes without the mutant."""
@@ -197,11 +222,7 @@ class RandomCampaign:
                 return None
             test = by if check.tool == "pytest" and by.startswith("tests/") else ""
             alone = Check(check.tool, (test,), check.ops) if test else whole
-            key = (clean.folder, alone)
-            with self.locks[key]:
-                if key not in self.sound:
-                    self.sound[key] = attempt(clean, alone, Turn(turn.cores, self.whole.until))[0] == "passed"
-            if self.sound[key]:
+            if self._is_sound(clean, alone, turn):
                 if not test or verdict != "failed" or attempt(tree, alone, turn)[0] != "passed":
                     return f"{by} {verdict}" if verdict in ("crashed", "hung") else by
                 unsteady.add(test)
@@ -211,31 +232,47 @@ class RandomCampaign:
                     return None
                 self.broken.add(function)
 
-    def counts(self, seed: int) -> dict[str, dict[str, Any]]:
-        """Kind -> how many mutants of a seed have which outcome; the score counts those argued equivalent as equivalent."""
+    def counts(self) -> dict[str, dict[str, Any]]:
+        """Kind -> how many mutants have which outcome; the score counts those argued equivalent as equivalent. `first` is the score
+        of the tests that there were when mutants were judged for the first time."""
         found: dict[str, dict[str, Any]] = {}
-        for kind in dict.fromkeys(r["kind"] for r in self.rows.values() if r["seed"] == seed):
-            n = Counter(final_outcome(r) for r in self.rows.values() if r["seed"] == seed and r["kind"] == kind)
+        for kind in sorted({r["kind"] for r in self.rows.values()}):
+            n = Counter(final_outcome(r) for r in self.rows.values() if r["kind"] == kind)
             judged = n["killed"] + n["survived"]
-            found[kind] = {**{o: n[o] for o in OUTCOMES}, "score": round(n["killed"] / judged, 4) if judged else "nan"}
+            late = sum(r["kind"] == kind and "first" in r for r in self.rows.values())
+            scores = {"first": n["killed"] - late, "score": n["killed"]}
+            found[kind] = {**{o: n[o] for o in OUTCOMES},
+                           **{name: round(k / judged, 4) if judged else "nan" for name, k in scores.items()}}  # fmt: skip
         return found
 
-    def document(self, seed: int, revision: str) -> dict[str, Any]:
-        """The evidence: counts, and a line for every mutant that survived."""
-        shown = [{**r, "outcome": final_outcome(r), "reason": REASONS.get(r["mutant"], "")}
-                 for r in self.rows.values() if r["seed"] == seed and r["outcome"] == "survived"]  # fmt: skip
-        kinds = self.counts(seed)
-        results = [{k: r[k] for k in ("mutant", "kind", "line", "outcome", "reason")} for r in shown]
-        return {"commit": revision or commit() or "unknown", "command": format_command(["python", "-m", "audit", *sys.argv[1:]]),
+    def document(self) -> dict[str, Any]:
+        """Counts, a line for every mutant that survived, with its reason, and one for every mutant."""
+        rows = sorted(self.rows.values(), key=lambda r: (r["kind"], r["mutant"]))
+        results = [{"mutant": r["mutant"], "kind": r["kind"], "line": find_line(r["mutant"]), "outcome": final_outcome(r),
+                    "reason": REASONS.get(r["mutant"], "")} for r in rows if r["outcome"] == "survived"]  # fmt: skip
+        kinds = self.counts()
+        return {"commit": self.revision or commit() or "unknown", "command": format_command(["python", "-m", "audit", *sys.argv[1:]]),
                 **describe_run(["cuda:0" if "cuda" in kinds else "cpu"]),
-                "mutants": {"seed": seed, "kinds": kinds, "results": results}}  # fmt: skip
+                "mutants": {"seed": self.seed, "kinds": kinds, "results": results, "judged": rows}}  # fmt: skip
 
-    def table(self, seed: int) -> str:
+    def table(self) -> str:
         """The counts and the survivors as text."""
-        rows = [(kind, *n.values()) for kind, n in self.counts(seed).items()]
-        left = [f"{r['kind']}, line {r['line']} of {r['mutant']}\n    {REASONS.get(r['mutant'], 'no reason given')}"
-                for r in self.rows.values() if r["seed"] == seed and final_outcome(r) == "survived"]  # fmt: skip
-        return "\n".join([format_table(("kind", *OUTCOMES, "score"), rows), "", *left])
+        rows = [(kind, *n.values()) for kind, n in self.counts().items()]
+        left = [f"{r['kind']}, line {find_line(r['mutant'])} of {r['mutant']}\n    {REASONS.get(r['mutant'], 'no reason given')}"
+                for r in self.rows.values() if final_outcome(r) == "survived"]  # fmt: skip
+        return "\n".join([format_table(("kind", *OUTCOMES, "first", "score"), rows), "", *left])
+
+
+def read_rows(target: Path, seed: int) -> list[dict[str, Any]]:
+    """The mutants of a file, as they were last judged. A line that an interruption has torn, the last, goes. Raises ValueError for
+    a file of another seed."""
+    text = target.read_text(encoding="utf-8")
+    if not text.endswith("\n"):
+        target.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
+    found = read_document(target).get("mutants", {})
+    if found.get("seed", seed) != seed:
+        raise ValueError(f"{target} holds mutants of seed {found['seed']}, expected {seed}")
+    return list(found.get("judged", []))
 
 
 def final_outcome(row: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from audit import evidence
 from audit.build import make
 from audit.mutation import random_mutants, random_run
 from audit.mutation.checks import OWN, REST, Check, checks, named_tests
@@ -183,52 +184,101 @@ def test_a_planted_mutant_is_judged(
     mutant = Mutant(kind, file, number, 1, line, line.replace(before, after))
     campaign = open_campaign()
     campaign.judge(mutant)
-    assert campaign.rows[0, mutant.key]["outcome"] == outcome, campaign.rows
+    assert campaign.rows[mutant.key]["outcome"] == outcome, campaign.rows
 
 
 def test_a_campaign_goes_on_where_it_ended(
     open_campaign: Callable[..., RandomCampaign], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn = [Mutant("python", "tlrt/tape.py", i, 1, f"before {i}", f"after {i}") for i in range(9)]
+    file = "tlrt/tape.py"
+    lines = list({text: n for n, text in reversed([*random_mutants.code_lines(file)])}.items())[-9:][::-1]
+    drawn = [Mutant("python", file, number, 1, text, f"after {i}") for i, (text, number) in enumerate(lines)]
     monkeypatch.setattr(random_run, "sample", lambda kind, seed: iter(drawn))
     tried: list[int] = []
 
     def outcome(
         self: RandomCampaign, mutant: Mutant, folder: Path, cores: object, passed: list[str]
     ) -> tuple[str, str]:
-        tried.append(mutant.line)
-        if mutant.line == 4 and not passed:
+        tried.append(place := drawn.index(mutant))
+        if place == 4 and not passed:
             passed.append("verify")
             self.whole.until = 0.0
             raise random_run.OutOfTimeError
-        if mutant.line == 8:
+        if place == 8:
             raise random_run.OutOfTimeError
-        return {1: "invalid", 2: "survived", 3: "equivalent"}.get(mutant.line, "killed"), ""
+        return {1: "invalid", 2: "survived", 3: "equivalent"}.get(place, "killed"), ""
 
     monkeypatch.setattr(RandomCampaign, "_try", outcome)
-    first = open_campaign()
-    first.run("python", 3, 1)
+    first = open_campaign(seed=1)
+    first.run("python", 3)
     assert tried == [0, 1, 2, 3, 4]
     assert first.target is not None
     text = first.target.read_text(encoding="utf-8")
     first.target.write_text(text + text.splitlines()[0][:40], encoding="utf-8")  # ended within a line
-    second = open_campaign()
-    second.run("python", 6, 1)
+    second = open_campaign(seed=1)
+    second.run("python", 6)
     assert tried == [0, 1, 2, 3, 4, 4, 5, 6, 7]
-    assert second.counts(1) == {
-        "python": {"killed": 5, "survived": 1, "open": 0, "equivalent": 1, "argued": 0, "invalid": 1, "score": 0.8333}
+    assert second.counts() == {
+        "python": {
+            "killed": 5,
+            "survived": 1,
+            "open": 0,
+            "equivalent": 1,
+            "argued": 0,
+            "invalid": 1,
+            "first": 0.8333,
+            "score": 0.8333,
+        }
     }
-    (left,) = second.document(1, "abc")["mutants"]["results"]
+    (left,) = second.document()["mutants"]["results"]
     assert left["mutant"] == drawn[2].key and left["outcome"] == "survived"
     monkeypatch.setitem(random_run.REASONS, drawn[2].key, "equivalent: the same sum")
-    assert second.counts(1)["python"]["score"] == 1.0
-    third = open_campaign(again=True)
-    third.run("python", 6, 1)
+    assert second.counts()["python"]["score"] == 1.0
+    third = open_campaign(seed=1, again=True)
+    third.run("python", 6)
     assert not tried[9:]  # an argument stands without checks
     monkeypatch.delitem(random_run.REASONS, drawn[2].key)
-    fourth = open_campaign(again=True)
-    fourth.run("python", 7, 1)
-    assert tried[9:] == [2, 8] and fourth.counts(1)["python"]["survived"] == 2  # and one out of its own time
+    fourth = open_campaign(seed=1, again=True)
+    fourth.run("python", 7)
+    assert tried[9:] == [2, 8] and fourth.counts()["python"]["survived"] == 2  # and one out of its own time
+    fourth.keep()
+    kept = first.target.read_text(encoding="utf-8")
+    assert kept.count('"at": "mutants.judged[]"') == 9 and kept.count('"at": "mutants.results[]"') == 2
+    assert evidence.load(first.target).parts["mutants"][0]["kinds"] == fourth.counts()
+    monkeypatch.setattr(RandomCampaign, "_try", lambda *_: ("killed", "a new test"))
+    fifth = open_campaign(seed=1, again=True)
+    fifth.run("python", 7)
+    assert fifth.counts()["python"]["first"] == 0.7143 and open_campaign(seed=1).counts()["python"]["first"] == 0.7143
+    assert fifth.counts()["python"]["score"] == 1
+    with pytest.raises(ValueError, match="of seed 1, expected 2"):
+        open_campaign(seed=2)
+
+
+def test_a_row_of_a_line_that_is_gone_is_dropped_and_its_place_judged_again(
+    open_campaign: Callable[..., RandomCampaign], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = "tlspec/compare.py"
+    (number, line), (other, gone), *_ = random_mutants.code_lines(file)
+    stays, goes = (Mutant("specification", file, n, 1, text, "pass\n") for n, text in ((number, line), (other, gone)))
+    monkeypatch.setattr(RandomCampaign, "_try", lambda *_: ("killed", "a test"))
+    first = open_campaign()
+    assert [first.judge(m) for m in (stays, goes)] == [True, True]
+    assert [random_mutants.find_line(m.key) for m in (stays, goes)] == [number, other]
+    changed = [text if i != other - 1 else "edited = 1\n" for i, text in enumerate(read_lines(file))]
+    monkeypatch.setattr(random_mutants, "read_lines", lambda _: changed)
+    random_mutants._places.cache_clear()
+    try:
+        second = open_campaign()
+        assert [*second.rows] == [stays.key] and random_mutants.find_line(goes.key) == 0
+        assert random_mutants.find_line("tlspec/none.py: a -> b") == 0
+        tried: list[str] = []
+        monkeypatch.setattr(RandomCampaign, "_try", lambda self, m, *_: ("killed", str(tried.append(m.key))))
+        fresh = Mutant("specification", file, other, 1, "edited = 1\n", "edited = 2\n")
+        monkeypatch.setattr(random_run, "sample", lambda kind, seed: iter([stays, fresh]))
+        second.run("specification", 2)
+        assert tried == [fresh.key]
+    finally:
+        random_mutants._places.cache_clear()
 
 
 @pytest.mark.parametrize(

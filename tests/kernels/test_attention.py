@@ -6,7 +6,7 @@ import pytest
 from tests.kernels.test_conv import demand_bounds
 from tlrt import kernels
 from tlspec import registry
-from tlspec.drawn import build_case
+from tlspec.drawn import build_case, generator
 from tlspec.ops import attention
 
 pytestmark = pytest.mark.operations("flash_attention")
@@ -58,6 +58,24 @@ def test_a_tile_without_a_finite_number(runtime, array, mode, value):
     for which in ("forward", "vjp"):
         case = build_case(registry.get("flash_attention"), values, arrays, rng, which=which)
         demand_bounds(case, runtime, f"{array} {mode} {which}")
+
+
+@pytest.mark.parametrize("above", [-3.0, 0.25, 9.0, 60.0, 103.0, 105.0])
+@pytest.mark.parametrize("which", ["forward", "vjp"])
+def test_scores_near_the_fill(runtime, above, which):
+    """Blocked keys have a score of -1000, in tiles of their own: they count unless an open score is more than 104 above."""
+    n, d = 200, 5
+    q, k = np.zeros((2, 1, n, d), np.float32)
+    q[..., 0], k[..., 0] = 1, np.float32(-1000 + above)
+    k[0, ::3, 0] -= 0.5
+    v = np.random.default_rng(4).standard_normal((1, n, d)).astype(np.float32)
+    v[:, 70:] *= np.float32(2.0 ** min(60, max(0, above)))  # of blocked keys, so that small weights show
+    mask = np.ones((1, n, n), np.float32)
+    mask[..., 40:] = 0
+    values = {"batch": 1, "n": n, "d": d, "mask_mode": 1, "scale": 1.0}
+    arrays, rng = {"Q": q, "K": k, "V": v, "mask": mask}, generator("near the fill", above)
+    case = build_case(registry.get("flash_attention"), values, arrays, rng, which=which)
+    demand_bounds(case, runtime, f"{above} above the fill, {which}")
 
 
 @pytest.mark.operations("flash_attention")

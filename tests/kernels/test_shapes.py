@@ -4,11 +4,12 @@ as many axes as there may be."""
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.kernels.test_conv import demand_bounds
 from tests.kernels.test_errors import has_kernel
-from tlrt import errors
+from tlrt import errors, kernels
 from tlrt.verify.run import Runtime
 from tlspec import registry
 from tlspec.drawn import build_case, generator, refused_by
@@ -38,6 +39,18 @@ def test_windows_of_small_sizes(runtime: Runtime, name: str) -> None:
             with pytest.raises(errors.TorchleanError, match=r"spatial|in_|kernel|padding"):
                 runtime.call(name, x, values)
     assert 0 < taken < len(SIZES)
+
+
+@pytest.mark.operations("max_pool", "max_pool2d", "avg_pool")
+@pytest.mark.parametrize("far", [2**31, 2**31 + 1, 2**32 - 1])
+def test_windows_whose_paddings_together_pass_32_bits(runtime: Runtime, far: int) -> None:
+    """Three windows a stride apart: one of the left padding alone, one of the first two cells, and one behind."""
+    x = runtime.upload(np.array([1, 5, 2], np.float32))
+    two = {"padding_h": 0, "padding_w": far, "stride_h": 1, "stride_w": far}
+    extremes = [-np.inf, 5.0, -np.inf]
+    assert kernels.max_pool(x, 1, [3], [2], [far], [far]).numpy().tolist() == extremes
+    assert kernels.max_pool2d(x, 1, 1, 3, 1, 2, **two).numpy().tolist() == extremes
+    assert kernels.avg_pool(x, 1, [3], [2], [far], [far]).numpy().tolist() == [0.0, 3.0, 0.0]
 
 
 @pytest.mark.parametrize("which", ["forward", "vjp"])

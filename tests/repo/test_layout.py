@@ -25,6 +25,8 @@ LONG = {
     "tlrt/tape.py": "the tape is one class: recording and walking back share its state",
     "tlrt/optim.py": "an optimiser is one class: groups, captured steps and checkpoints look at the same state",
     "tests/runtime/operation_calls.py": "one entry after the other: a call of every operation, which the tests go through",
+    "tests/runtime/session_model.py": "one model: each of its classes looks at the others' state, as those of the runtime do",
+    "tests/runtime/test_state_machine.py": "one machine: its rules call each other",
     "tlrt/session.py": "the session is one class: a reset changes all its state at once",
 }
 

@@ -157,6 +157,17 @@ class Pause:
 
 
 @dataclass
+class Scope:
+    """Of a mode: its end sets the one before it, whatever was set since."""
+
+    math: list[str]
+    before: str
+
+    def __exit__(self, *_: object) -> None:
+        self.math[0] = self.before
+
+
+@dataclass
 class Step:
     """What belongs to a step and goes with a reset."""
 
@@ -175,6 +186,8 @@ class Session:
         self, kind: str, *, seed: int = 0, track_gradients: bool = True, requires_grad_by_default: bool = True
     ) -> None:
         self.numbers, self.seed, self.counter, self.epoch, self.closed = Numbers(kind), seed, 0, 0, False
+        #: the mode of the device, which sessions may share
+        self.math = ["fast"]
         self.track_gradients = self.recording = track_gradients
         self.requires_grad_by_default = requires_grad_by_default
         self.parameters: dict[str, Parameter] = {}
@@ -322,7 +335,11 @@ class Session:
         self.pauses.append(Pause())
         return self.pauses[-1]
 
-    def backward(self, loss: Any, seed: Any = None) -> None:
+    def set_math(self, math: str) -> Scope:
+        before, self.math[0] = self.math[0], math
+        return Scope(self.math, before)
+
+    def backward(self, loss: Any, seed: Any = None, accumulate: bool = False) -> None:
         self._require_open()
         id = self._id(loss)
         refuse(errors.ArgumentError, not self.records())
@@ -350,8 +367,16 @@ class Session:
         for p in self.parameters.values():
             if p.requires_grad:
                 gradients[p] = leaves.pop(at.get(p, -1), None) or Storage(np.zeros_like(p.current))
-        self.step.unreached = {p for p in gradients if at.get(p) not in found}
-        self.step.gradients, self.step.leaf_gradients = gradients, leaves
+        unreached = {p for p in gradients if at.get(p) not in found}
+        if accumulate:
+            earlier, earlier_leaves = self.step.gradients, self.step.leaf_gradients
+            for p in gradients.keys() & earlier.keys():
+                own = earlier[p].array
+                gradients[p] = Storage(own.copy() if p in unreached else own + gradients[p].array)
+            for i in leaves.keys() & earlier_leaves.keys():
+                leaves[i] = Storage(earlier_leaves[i].array + leaves[i].array)
+            unreached &= self.step.unreached | (gradients.keys() - earlier.keys())
+        self.step.unreached, self.step.gradients, self.step.leaf_gradients = unreached, gradients, leaves
 
     def _require_current(self, id: int) -> None:
         """Refuses a loss that depends on a parameter that is trained and has changed since it was put on the tape, or on one
@@ -380,9 +405,11 @@ class Session:
 
     # ---- life
 
-    def reset(self) -> None:
+    def reset(self, *, gradients: bool = True) -> None:
         self._require_open()
+        kept = {} if gradients else {"gradients": self.step.gradients, "unreached": self.step.unreached}
         self._end_step()
+        self.step = Step(**kept)
 
     def _end_step(self) -> None:
         self.step = Step()
@@ -439,6 +466,7 @@ class Captured:
     def __init__(self, session: Session, function: Callable[..., Any], example: tuple[Any, ...]) -> None:
         self.session, self.function, self.example, self.closed = session, function, example, False
         self.outputs: list[Result] = []
+        self.math = session.math[0]
         self.places: dict[Parameter, tuple[Storage, bool]] = {}
         session._end_step()
         if not session.numbers.is_spec:
@@ -461,6 +489,7 @@ class Captured:
             finally:
                 session._end_step()
             return self.outputs
+        refuse(errors.CaptureError, session.math[0] != self.math)
         for known, given in zip(self.example, arguments, strict=True):
             refuse(
                 errors.CaptureError,

@@ -197,10 +197,18 @@ def test_a_tape_that_a_replay_writes_over(make: Any) -> None:
     def halve(run: Run) -> None:
         run.b.assign(AnyBuffer((3,), run.session.tape.kernels.scale(run.b.mirror, 0.5)))
 
-    for after, between in ((halve, lambda run: None), (lambda run: None, lambda run: run.b.set(np.ones(3)))):
+    nothing, set_b = (lambda run: None), (lambda run: run.b.set(np.ones(3)))
+
+    def keep(run: Run) -> None:
+        run.b.assign(AnyBuffer((3,), run.b.mirror))
+
+    for after, between, before in (
+        (halve, nothing, nothing), (nothing, set_b, nothing), (halve, set_b, nothing), (nothing, set_b, keep)
+    ):  # fmt: skip
         run = make(after)
         s, v = run.session, run.session.param(np.ones(3), "v")
         run.replay(np.ones(3))
+        before(run)
         loss = s.reduce_sum(s.mul(v, run.b))
         between(run)
         later = s.reduce_sum(s.mul(v, run.b))

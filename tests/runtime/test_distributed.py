@@ -128,6 +128,75 @@ def test_a_group_of_one_is_gradient_accumulation() -> None:
         assert training.steps == 1 and s.counter == 8 << 28
 
 
+class Beside(distributed.Group):
+    """A rank in a thread."""
+
+    def __init__(self, rank: int, sent: dict[tuple[int, int], Queue[bytes]]) -> None:
+        super().__init__(rank, 2)
+        self.sent = sent
+
+    def exchange(self, partner: int, out: Any, into: Any) -> None:
+        self.sent[self.rank, partner].put(out.tobytes())
+        into[...] = np.frombuffer(self.sent[partner, self.rank].get(timeout=60), into.dtype)
+
+
+def test_a_parameter_that_a_shard_of_another_rank_reaches_is_updated() -> None:
+    """The rank that updates it computes a shard that does not reach it."""
+    sent: dict[tuple[int, int], Queue[bytes]] = {(0, 1): Queue(), (1, 0): Queue()}
+    found: dict[int, Any] = {}
+
+    def train(rank: int) -> None:
+        with tlrt.Session("cpu", math="reproducible") as s:
+            ws = [s.param([1.0, 1.0], "a"), s.param([1.0, 1.0], "b")]
+            training = distributed.DataParallel(s, lambda p: optim.SGD(p, lr=0.5), Beside(rank, sent), shards=2)
+            for _ in range(2):
+                training.step(lambda shard: s.reduce_sum(ws[1 - shard]))
+            found[rank] = [w.value.tolist() for w in ws], training.optimizer.steps
+
+    threads = [threading.Thread(target=train, args=(rank,)) for rank in (0, 1)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(90)
+    assert found == {rank: ([[0.5, 0.5], [0.5, 0.5]], 2) for rank in (0, 1)}
+
+
+def test_no_two_shards_of_any_steps_draw_the_same_numbers() -> None:
+    with tlrt.Session("cpu", math="reproducible") as s:
+        w, drawn = s.param([1.0, 1.0, 1.0], "w"), []
+        training = distributed.DataParallel(s, lambda p: optim.SGD(p, lr=0.5), shards=4)
+
+        def loss(shard: int) -> Any:
+            uniform = s.rand_uniform(3)
+            drawn.append(uniform.numpy().tobytes())
+            return s.reduce_sum(s.mul(w, uniform))
+
+        for _ in range(3):
+            training.step(loss)
+    assert len(set(drawn)) == 12
+
+
+@pytest.mark.parametrize("moving", [(0, 1), (), (0,), (1,)])
+def test_statistics_move_in_every_shard_or_in_none(moving: tuple[int, ...]) -> None:
+    """Each shard begins with the values of the step, which ends with the mean of what shards make of them, exactly."""
+    with tlrt.Session("cpu") as s:
+        w, mean = s.param([1.0], "w"), s.param([8.0], "mean", requires_grad=False)
+        training = distributed.DataParallel(s, lambda p: optim.SGD(p, lr=0.5), shards=2)
+
+        def loss(shard: int) -> Any:
+            if shard in moving:
+                mean.set(mean.value + np.float32(2 * shard + 1))
+            return s.reduce_sum(s.square(w))
+
+        for step in range(2):
+            if len(moving) == 1:
+                with pytest.raises(tlrt.errors.ArgumentError, match="a shard that changes"):
+                    training.step(loss)
+                return
+            training.step(loss)
+            assert mean.value.tolist() == [8.0 + len(moving) * (step + 1)]
+
+
 def test_a_parameter_that_no_shard_reaches_stays() -> None:
     with tlrt.Session("cpu") as s:
         used, left = s.param(np.ones(3), "used"), s.param(np.ones(3), "left")

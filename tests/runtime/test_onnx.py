@@ -90,6 +90,24 @@ def test_results_are_those_of_the_reference_evaluator(name: str, device: str) ->
         assert np.array_equal(found, again)
 
 
+@pytest.mark.parametrize("device", ["spec", *DEVICES])
+@pytest.mark.parametrize("kind", [bool, np.float32])
+@pytest.mark.parametrize("given", [3, 5])
+def test_attention_with_a_mask_of_some_keys(device: str, kind: Any, given: int) -> None:
+    """Keys that a mask of few columns does not name are left out; a mask of numbers is added to the scores."""
+    x, mask = drawn(1, 2, 3, 5, 4), drawn(2, 5, given) > -0.5
+    mask[:, 0] = True
+    mask = mask if kind is bool else np.where(mask, drawn(3, 5, given), -np.inf).astype(np.float32)
+    bias = np.full((5, 5), -np.inf)
+    bias[:, :given] = np.where(mask, 0.0, -np.inf) if kind is bool else mask
+    scores = np.exp(x.astype(float) @ np.swapaxes(x, 2, 3) / 2 + bias)
+    expected = scores / scores.sum(-1, keepdims=True) @ x
+    whole = model([node("Attention", "x x x mask", "y")], [("x", F, x.shape)], "y", {"mask": mask}, opset=24)
+    with tlrt.Session(device) as s:
+        found = importer.load(whole).bind(s)(x).numpy()
+    assert found.shape == x.shape and np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
 def test_a_model_is_described(tmp_path: Path) -> None:
     file = tmp_path / "m.onnx"
     onnx.save(perceptron(), str(file))

@@ -8,7 +8,7 @@ from numpy.testing import assert_raises_regex
 
 from audit.injection import interruptions
 from tests import DEVICES, run_in_thread
-from tlrt import Session, kernels, optim
+from tlrt import AnyBuffer, Session, kernels, optim
 from tlrt._binding.observer import Observer
 
 CHOSEN = {"lr": 0.03, "beta1": 0.7, "beta2": 0.95, "eps": 1e-5, "weight_decay": 0.1}
@@ -239,3 +239,20 @@ def test_two_threads_at_one_step(s):
     s.backward(s.scale(w, 1.0))
     sgd.step()
     assert sgd.steps == 1 and w.value.tolist() == [0.5]
+
+
+@pytest.mark.parametrize("how", ["set", "assign"])
+def test_each_parameter_may_be_replaced_between_two_steps(s, how):
+    """Whichever of several it is: the next step changes the value that it has then."""
+    ws = [s.param([float(i)], f"w{i}") for i in range(5)]
+    sgd, expected = optim.SGD(ws, lr=0.5), np.arange(5.0)
+    for i, w in enumerate(ws):
+        for replaced in (False, True):
+            if replaced:
+                expected[i] = 16 + i
+                w.set([16.0 + i]) if how == "set" else w.assign(AnyBuffer.upload([16.0 + i], s.device))
+            s.backward(s.reduce_sum(s.concat(ws)))
+            sgd.step()
+            s.reset()
+            expected -= 0.5
+            assert [float(x.numpy()[0]) for x in ws] == expected.tolist()

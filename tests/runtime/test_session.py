@@ -352,6 +352,18 @@ def test_indices_out_of_range_in_captured_steps(dev, check):
             assert_raises(errors.IndexOutOfRangeError, s.capture, lambda i: s.embedding(table, i), np.array([-1]))
 
 
+@pytest.mark.parametrize("lengths", [(3, 5), (5, 3)])
+def test_indices_of_two_tables_in_a_captured_step(dev, lengths):
+    """The least of the limits holds, whichever was asked first, and also for indices of the type that C takes."""
+    with Session(dev, check_indices=True) as s:
+        tables = [s.param(np.arange(2.0 * n).reshape(n, 2), f"table {n}") for n in lengths]
+        step = s.capture(lambda i: s.concat([s.embedding(t, i) for t in tables]), np.array([0, 2], np.uint32))
+        for given in ([1, 3], [4, 0], [5, 5]):
+            for kind in (np.uint32, np.int64):
+                assert_raises_regex(errors.IndexOutOfRangeError, "expected below 3", step, np.array(given, kind))
+        assert step(np.array([2, 1], np.uint32)).numpy().tolist() == 2 * [[4.0, 5.0], [2.0, 3.0]]
+
+
 @pytest.mark.parametrize("seed", [1, 2**64 - 1])
 def test_sessions_of_neighbouring_seeds_share_no_draw(seed):
     draws = []

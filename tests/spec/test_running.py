@@ -215,3 +215,10 @@ def test_a_product_may_over_or_underflow_on_the_way() -> None:
             for order in (x, x[::-1], x[::2] + x[1::2]):
                 assert within(np.multiply.reduce(f32(order))[None], made), (x, order)
     assert float(tracked(f32([[0.5, 3.0, 2.0]]), Model()).prod(axis=1).error[0]) < 1e-6
+
+
+def test_a_dot_with_a_number_is_a_product() -> None:
+    x = ErrorArray(np.array([1.5, -2.0]), np.array([0.25, 0.5]), Model())
+    for found in (np.dot(x, 3.0), np.dot(3.0, x)):
+        wanted = x * 3.0
+        assert np.array_equal(found.value, wanted.value) and np.array_equal(found.error, wanted.error)

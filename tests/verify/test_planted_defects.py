@@ -14,7 +14,7 @@ import pytest
 
 import tlrt
 from tlrt.verify.report import Failure
-from tlrt.verify.run import POISON, Runtime
+from tlrt.verify.run import POISON, Fault, Runtime
 from tlrt.verify.verifier import Settings, Verifier, plan_cases
 from tlspec import entries, registry
 from tlspec.bounds import Bound, call_reference
@@ -491,3 +491,15 @@ def test_there_are_enough_defects() -> None:
     }
     assert {name for name, _ in planted} == {d.name for d in DEFECTS}, "a defect has nothing to be planted in"
     assert len(DEFECTS) >= 15 and {family for _, family in planted} == set(ALL)
+
+
+def test_a_kernel_with_more_results_than_its_row_is_at_fault() -> None:
+    class Twice:
+        def __getattr__(self, name: str) -> Any:
+            from tlrt import kernels
+
+            return lambda *args, **options: (found := getattr(kernels, name)(*args, **options), found)
+
+    case = draw_case(registry.get("relu"), 0, "normal", "small", "forward")
+    with pytest.raises(Fault, match="returned 2 results, expected 1"):
+        Runtime("cpu", kernels=Twice()).run(case)

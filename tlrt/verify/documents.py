@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 #: lists and tables whose items have a line each, however short
-MEASUREMENTS = {"entries", "examples", "functions", "operations", "results", "rows", "sums"}
+MEASUREMENTS = {"entries", "examples", "functions", "judged", "operations", "results", "rows", "sums"}
 #: characters beyond which a list of tables, or a table, has lines of its own
 WIDTH = 1000
 
