@@ -60,7 +60,7 @@ def test_each_piece_of_a_few_long_rows_counts(runtime: Runtime) -> None:
 @pytest.mark.parametrize("name", ["reduce_sum_axis1", "softmax", "log_softmax"])
 def test_a_long_row_alone_and_among_many(name: str, runtime: Runtime) -> None:
     """Few rows are cut into leaves, many are summed as they are: the same tree, and so the same bits."""
-    cols = 33 * 2**14 + 5  # leaves that meet at several levels
+    cols = 44 * 2**14 + 5  # leaves that meet at several levels
     row = generator("a long row", name).standard_normal(cols).astype(np.float32)
     call = getattr(kernels, name)
     one = call(runtime.upload(row), 1, cols).numpy()
