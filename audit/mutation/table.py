@@ -81,7 +81,7 @@ DEFECTS = [
         ("tl_hold(d - m, -700.0, 0.0)", "tl_hold(d, -700.0, 0.0)", "log-sum-exp adds the maximum twice", "logsumexp"),
     ]),
     *defects("native/src/cpu/reduce_cumsum.c", rows=[
-        ("            total[top][j] = 0.0;", "            total[top][j] *= 1.0;", "a chunk's total counts the chunks before it", "cumsum"),
+        ("t->total[top][j] = 0.0;", "t->total[top][j] *= 1.0;", "a chunk's total counts the chunks before it", "cumsum"),
     ]),
     *defects("native/src/formula/trigonometry.h", rows=[
         ("fma(k, -TL_HALF_PI_LO, fma(k, -TL_HALF_PI, (double)x));", "fma(k, -TL_HALF_PI, (double)x);",

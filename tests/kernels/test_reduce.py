@@ -25,3 +25,17 @@ def test_a_short_row_is_folded_in_fold_in_halves(dev, n):
         lanes[:n] = x
         got = kernels.reduce_sum(dev.buffer(x), n).numpy()[0]
         assert got.tobytes() == fold_in_halves(lanes).tobytes()
+
+
+@pytest.mark.parametrize("dims", [(2, 3, 0), (0, 3, 2), (2, 3, 0, 5, 4), (0, 0, 3, 7)])
+def test_reductions_over_several_axes_of_which_one_is_empty(dev, dims):
+    axes = sum(1 << k for k in range(0, len(dims), 2))  # every second axis is kept
+    x, kept = dev.buffer(np.empty(0)), int(np.prod(dims[1::2]))
+    found = {
+        "prod": (kernels.prod(x, dims, axes), 1.0),
+        "norm": (kernels.vector_norm(x, dims, axes, 3.0), 0.0),
+        "variance": (kernels.var(x, dims, axes, 1.0, 0), np.nan),
+        "logsumexp": (kernels.logsumexp(x, dims, axes), -np.inf),
+    }
+    for name, (buffer, value) in found.items():
+        np.testing.assert_array_equal(buffer.numpy(), np.full(kept, value, np.float32), name)

@@ -161,6 +161,7 @@ static const float *unit_elements(const fold *a, int64_t result, int64_t s, int6
     const tl_fold_axes *f = &a->f;
     int64_t place[TL_FOLD_RANK], begin = s * TL_FOLD_SEGMENT;
     const float *x = a->x;
+    if (n == 0) return x; /* of which nothing is read; an axis of size 0 gives no places */
     x += f->kept == 1 ? result * f->kept_stride[0] : offset_of(f->kept, f->kept_size, f->kept_stride, result, place);
     if (f->reduced <= 1) return x + begin;
     x += offset_of(f->reduced, f->reduced_size, f->reduced_stride, begin, place);
@@ -179,7 +180,13 @@ typedef struct group {
 } group;
 
 /* packed[r * step + l] = x[r * lanes + l] for r < n. */
-#define PACK(lanes)                                                                                        static void pack##lanes(float *restrict packed, int64_t step, const float *restrict x, int64_t n)      {                                                                                                          for (int64_t r = 0; r < n; r++)                                                                            for (int32_t l = 0; l < (lanes); l++)                                                                      packed[r * step + l] = x[r * (lanes) + l];                                                 }
+#define PACK(lanes) \
+    static void pack##lanes(float *restrict packed, int64_t step, const float *restrict x, int64_t n) \
+    { \
+        for (int64_t r = 0; r < n; r++) \
+            for (int32_t l = 0; l < (lanes); l++) \
+                packed[r * step + l] = x[r * (lanes) + l]; \
+    }
 PACK(1)
 PACK(2)
 PACK(4)
