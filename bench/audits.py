@@ -2,7 +2,7 @@
 the CPU, as one JSON document. Exit status 1 unless every audit ends as it must.
 
 The middle steps are computed again in each SIMD variant of the CPU, and every bit must be as recorded. Then they are computed
-again three times with something changed at the step AT of :data:`AT`: one bit of a weight, the learning rate by its last bit, one
+again three times with something changed in the middle of them: one bit of a weight, the learning rate by its last bit, one
 character of the batch. Each audit must name that step and what departs.
 """
 
