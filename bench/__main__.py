@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import tlrt
-from audit.environment import now
+from audit.environment import commit, now
 from bench import core, drawn, growth
 from bench.measure import (
     CACHE_BYTES,
@@ -157,6 +157,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--drawn", type=int, metavar="N", help="time N drawn shapes beside PyTorch instead (bench.drawn)")
     add("--seed", type=int, default=0, help="of the drawn shapes (default 0)")
     add("--first", type=int, default=0, metavar="I", help="the first of the drawn shapes (default 0)")
+    add("--commit", default=None, help="the commit to record where git cannot tell")
     add("--no-growth", action="store_true", help="leave the growth of cost and error out of the file")
     args = parser.parse_args(argv)
     device = device_of(args.device, MATH[0] if args.math == "both" else args.math)
@@ -164,7 +165,8 @@ def main(argv: list[str] | None = None) -> int:
         chosen = None if args.ops is None else [n.strip() for n in args.ops.split(",")]
         found = drawn.run(device, args.seed, args.first, args.drawn, chosen)
         if args.json:
-            about = {"date": now(), "math": args.math, "device": device.describe(), "build": tlrt.build_info()}
+            about = {"date": now(), "commit": args.commit or commit() or "unknown", "math": args.math,
+                     "device": device.describe(), "build": tlrt.build_info()}  # fmt: skip
             write_document(args.json, {**about, **found})
         return int(bool(found["failed"]))
     limit = args.max_bytes or (1e9 if not device.is_cuda else 2e10)

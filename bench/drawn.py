@@ -7,10 +7,10 @@ follow from others follow. Half of the rows with indices draw them unevenly, so 
 operation refuses, that are smaller than :data:`SMALLEST` or larger than the limits are drawn again.
 
 The two sides take turns, and the ratio of a row is the median over the turns: what else a machine does meets both sides of a
-turn. Both calls are bound to their arguments before, make their results anew, and update lists of tensors in place. The output
-has a line for each family (rows, median, 5th percentile and least ratio, share below 1) and the slowest rows, each with the
-arguments that repeat it. ``--ops`` leaves out all other rows, which changes none: ``--first`` continues a run, and an
-interrupted one reports the rows that it has.
+turn. Both calls are bound to their arguments before, make their results anew, and update lists of tensors in place; on CUDA
+indices lie on the device, on both sides. The output has a line for each family (rows, median, 5th percentile and least ratio,
+share below 1) and the slowest rows, each with the arguments that repeat it. ``--ops`` leaves out all other rows, which changes
+none: ``--first`` continues a run, and an interrupted one reports the rows that it has.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ from tlspec import registry
 #: the smallest operands, in bytes; the largest operands and the most floating-point operations, by whether it is a GPU
 SMALLEST = 4096
 LARGEST = {False: (6.4e7, 2e10), True: (2e9, 1e12)}
-#: turns of the two sides, and seconds of samples and of the pause before them, in each turn of each side
-TURNS, BUDGET, PAUSE = 5, 0.025, 0.02
+#: turns of the two sides, by whether it is a GPU, where no other process takes part of the time
+TURNS = {False: 5, True: 3}
+#: seconds of samples and of the pause before them, in each turn of each side
+BUDGET, PAUSE = 0.025, 0.02
 #: draws of one row before it is given up, and slow rows that are shown
 ATTEMPTS, SHOWN = 200, 20
 #: dimensions that are drawn; what else a benchmark size has stays or follows from them
@@ -169,7 +171,7 @@ def draw_subject(seed: int, index: int, device: tlrt.Device) -> tuple[Subject, C
                 continue
             if rng.random() < 0.5:
                 _skew_indices(subject, rng)
-            call = subject.ours(device)
+            call = subject.ours(device, own_indices=device.is_cuda)
             call()
         except (TorchleanError, ValueError, ZeroDivisionError):  # no shape of the operation
             device.collect()
@@ -196,10 +198,13 @@ def _clock(device: tlrt.Device, torch: Any) -> Callable[[Callable[[], Any]], Tim
 
 
 def compare(
-    ours: Callable[[], Any], theirs: Callable[[], Any], clocks: Sequence[Callable[[Callable[[], Any]], Timing]]
+    ours: Callable[[], Any],
+    theirs: Callable[[], Any],
+    clocks: Sequence[Callable[[Callable[[], Any]], Timing]],
+    count: int,
 ) -> tuple[float, float, float]:
     """Milliseconds of both sides, medians over the turns, and the median of the turns' ratios."""
-    turns = [[clock(call).median for clock, call in zip(clocks, (ours, theirs), strict=True)] for _ in range(TURNS)]
+    turns = [[clock(call).median for clock, call in zip(clocks, (ours, theirs), strict=True)] for _ in range(count)]
     a, b = (statistics.median(side) for side in zip(*turns, strict=True))
     return a, b, statistics.median(theirs / ours for ours, theirs in turns)
 
@@ -210,7 +215,7 @@ def measure_row(device: tlrt.Device, torch: Any, seed: int, index: int) -> Drawn
     theirs = subject.torch(torch, "cuda" if device.is_cuda else "cpu")
     if theirs is None:
         raise RuntimeError(f"{subject.op.name}: no call of PyTorch's")
-    figures = compare(ours, theirs, [_clock(device, None), _clock(device, torch)])
+    figures = compare(ours, theirs, [_clock(device, None), _clock(device, torch)], TURNS[device.is_cuda])
     entry = subject.op.entry(subject.which)
     return DrawnRow(index, entry, subject.op.family, subject.label, *figures, subject.bytes)
 

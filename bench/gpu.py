@@ -2,13 +2,14 @@
 
 Steps, in order: build (the CUDA library for this machine's architecture), wheel (the wheel with it, installed in a folder of
 its own and verified from there), verify (every operation on the CPU path and on CUDA, compared with the specification and with
-each other), reproducible (the same in contexts of that mode), determinism (in that mode the same bits over repetitions,
+each other), older (the library of compute_80, as GPUs before compute capability 9.0 run it: verified, and timed on drawn
+shapes), reproducible (the same as verify in contexts of that mode), determinism (in that mode the same bits over repetitions,
 batches and reused memory), weights (the hashes of the five trained examples), audits (a run on CUDA computed again on the CPU),
-bench (beside PyTorch where it is installed),
-steps (eager training steps beside PyTorch), growth (how cost and error grow with size), judge (planted defects in kernels in
-Triton), league (operations of PyTorch and CuPy held to the specification), models (of the package transformers, with the same
-bits on the CPU and on CUDA), exchange (memory shared with other libraries), ranks (examples trained on one GPU and on more,
-with the same bits, times of exchanges, and steps beside DistributedDataParallel), sanitizer (compute-sanitizer memcheck and
+bench (beside PyTorch where it is installed), drawn (shapes that nobody chose, beside PyTorch), steps (eager training steps
+beside PyTorch), growth (how cost and error grow with size), judge (planted defects in kernels in Triton), league (operations of
+PyTorch and CuPy held to the specification), models (of the package transformers, with the same bits on the CPU and on CUDA),
+exchange (memory shared with other libraries), ranks (examples trained on one GPU and on more, with the same bits, times of
+exchanges, and steps beside DistributedDataParallel), sanitizer (compute-sanitizer memcheck and
 racecheck over drawn cases and over shapes that reach large kernels), tests. Steps that need a library leave out what is not
 installed. A step that fails does not stop the later ones; the exit status is non-zero if any failed. The last thing printed is
 a short table.
@@ -33,11 +34,14 @@ from tlspec import registry
 from tlspec.registry import MATH
 
 LIBRARY = ROOT / "native/build/cuda/libtorchlean_cuda.so"
+#: without warp group products and float64 products on tensor cores
+OLDER_LIBRARY = ROOT / "native/build/compute_80/libtorchlean_cuda.so"
 #: every lane arrives at barriers there, since racecheck does not see that one lane arrives for its warp (cuda/device/wgmma.cuh)
 RACECHECK_LIBRARY = ROOT / "native/build/racecheck/libtorchlean_cuda.so"
-STEPS = ("build", "wheel", "verify", "reproducible", "determinism", "weights", "audits", "bench", "steps", "growth", "judge",
-         "league", "models", "exchange", "ranks", "sanitizer", "tests")  # fmt: skip
-#: that step's command but for the number of ranks
+STEPS = ("build", "wheel", "verify", "older", "reproducible", "determinism", "weights", "audits", "bench", "drawn", "steps",
+         "growth", "judge", "league", "models", "exchange", "ranks", "sanitizer", "tests")  # fmt: skip
+#: these steps' commands but for the number of shapes, and of ranks
+DRAWN = ["bench", "--device", "cuda", "--drawn"]
 RANKS = ["bench.ranks", "--device", "cuda", "--starters", "launch", "--transports", "host,nccl"]
 
 
@@ -100,6 +104,20 @@ def try_wheel(runner: Runner) -> None:
     verify = ["-P", "-m", "tlrt", "verify", "--device", "cuda", "--cases", "1"]  # -P: not the modules of this folder
     runner.run("wheel-verify", [sys.executable, *verify], 300)
     runner.environment = environment
+
+
+def try_older(runner: Runner, ops: list[str], cases: list[str]) -> None:
+    """Builds, verifies and times the library of compute_80, which the driver translates for the GPU."""
+    runner.build(
+        "build-older", "CUDA_ARCHS=compute_80", f"CUDA_BUILD={OLDER_LIBRARY.parent.relative_to(ROOT / 'native')}"
+    )
+    runner.environment["TORCHLEAN_CUDA_LIBRARY"] = str(OLDER_LIBRARY)
+    for name, module, limit in (
+        ("older-verify", ["tlrt", "verify", "--device", "cuda", *cases], 400),
+        ("older-drawn", [*DRAWN, "300", "--json", str(runner.out / "older-drawn.json")], 300),
+    ):
+        runner.run(name, [sys.executable, "-m", *module, *ops], limit)
+    runner.environment["TORCHLEAN_CUDA_LIBRARY"] = str(LIBRARY)
 
 
 def query_gpu(fields: str) -> str:
@@ -166,6 +184,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--ops", help="limit tests, verify and bench to these operations or families")
     add("--cases", type=int, default=None, help="verify's cases per operation and data class")
     add("--math", choices=(*MATH, "both"), default="fast", help="how the contexts that bench times compute")
+    add("--seed", type=int, default=1, help="of the drawn shapes (default 1)")
     add("--commit", default=None, help="the commit to record where git cannot tell")
     args = parser.parse_args(argv)
     steps = [s.strip() for s in args.steps.split(",")]
@@ -186,6 +205,8 @@ def main(argv: list[str] | None = None) -> int:
     if "wheel" in steps:
         try_wheel(runner)
     cases = ["--cases", str(args.cases)] if args.cases else []
+    if "older" in steps:
+        try_older(runner, ops, cases)
     for name, module, narrowed, limit in (
         ("verify", ["tlrt", "verify"], [*ops, *cases], 400),
         ("reproducible", ["tlrt", "verify", "--math", "reproducible"], [*ops, *cases], 400),
@@ -193,6 +214,7 @@ def main(argv: list[str] | None = None) -> int:
         ("weights", ["bench.weights", "--devices", "cuda:0"], [], 300),
         ("audits", ["bench.audits", "--device", "cuda"], [], 300),
         ("bench", ["bench", "--device", "cuda", "--no-growth", "--math", args.math], ops, 900),
+        ("drawn", [*DRAWN, "750", "--seed", str(args.seed)], ops, 500),
         ("steps", ["bench.steps", "--device", "cuda", "--math", args.math], [], 300),
         ("growth", ["bench.growth", "--device", "cuda"], [], 200),
         ("judge", ["audit", "judge", "--languages", "Triton", "--no-trivial"], [], 300),

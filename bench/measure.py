@@ -205,13 +205,13 @@ class Subject:
 
         return " ".join(f"{k}={one(v)}" for k, v in self.names.items() if k not in drawn)
 
-    def ours(self, device: tlrt.Device) -> Callable[[], Any]:
+    def ours(self, device: tlrt.Device, own_indices: bool = False) -> Callable[[], Any]:
+        """Our call; with `own_indices` indices are on the device already, as those of PyTorch are."""
         runtime = Runtime(device.name, upload=lambda array: tlrt.Buffer.from_numpy(array, device))
         runtime.device = device  # this one and not the process's own of that name
         self.settle_outputs(runtime)
-        placed = {
-            k: v if self.array(k).host else runtime.upload_array(self.array(k), v) for k, v in self.inputs.items()
-        }
+        on_host = {a.name for a in self.signature.inputs if a.host and not (own_indices and a.kind == "u32")}
+        placed = {k: v if k in on_host else runtime.upload_array(self.array(k), v) for k, v in self.inputs.items()}
         for a in self.signature.lists:
             placed[a.name] = kernels.pack(runtime.upload_list(self.inputs[a.name], self.names["lengths"]))
         name = self.op.entry(self.which)

@@ -39,6 +39,8 @@ RUNS = (
     Run("modes-cpu.jsonl", "CPU, in both modes", ("torch",), ""),
     Run("cpu.jsonl", "CPU", ("numpy", "torch"), "examples-cpu.jsonl"),
 )
+#: runs of drawn shapes, each a seed
+DRAWN = ("drawn-h200-1.jsonl", "drawn-h200-2.jsonl", "drawn-h100.jsonl", "drawn-cpu.jsonl")
 NAMES = {"torch": "PyTorch", "numpy": "NumPy", "fast": "the fast mode"}
 
 
@@ -202,6 +204,10 @@ STEPS = (
     "One step from Python: forward, backward, optimiser, a batch copied to the device. The rows of one operation are the bare",
     "kernel, the same on the tape, and on the session.",
 )
+DRAWN_SHAPES = (
+    "Shapes that `python -m bench --drawn N --seed S` draws for each operation over its whole range. A figure is the time of",
+    "PyTorch over ours, in one run; the file has every shape, and `--drawn 1 --seed S --first I` repeats row I.",
+)
 
 REPRODUCIBLE = (
     "Every operation that has the same bits on all devices in this mode alone, on the inputs of its row above. The fast mode was",
@@ -219,6 +225,21 @@ REPRODUCIBLE = (
     "On a CPU a product costs twice the time of the fast mode, as a vector holds half as many numbers of float64. As families",
     "have a median below 1 on a GPU, contexts compute in the fast mode by default.",
 )
+
+
+def drawn_table(found: Mapping[str, Any]) -> list[str]:
+    """The families of a run of drawn shapes."""
+    head = ("Family", "Shapes", "Median", "5th percentile", "Least", "Below 1")
+    rows = [
+        (
+            s["family"],
+            s["shapes"],
+            *(format_figure(s[k]) for k in ("median", "percentile_5", "least")),
+            f"{100 * s['share_below_1']:.0f} %",
+        )
+        for s in found["summary"]
+    ]
+    return table(head, rows)
 
 
 def growth_sentence(report: dict[str, Any]) -> str:
@@ -268,6 +289,11 @@ def results_page() -> str:
                 run.examples, "; ".join(examples["devices"].values()), examples["started"], examples["commit"]
             )
             page += ["", f"### Examples: {run.title}", "", where, "", *examples_table(examples)]
+    if drawn := [(name, read_document(EVIDENCE / name)) for name in DRAWN if (EVIDENCE / name).exists()]:
+        page += ["", "## Drawn shapes, beside PyTorch", "", *DRAWN_SHAPES]
+        for name, found in drawn:
+            page += ["", origin(name, found["device"], found["date"], found["commit"]) + f", seed {found['seed']}.", ""]
+            page += drawn_table(found)
     return "\n".join(page) + "\n"
 
 

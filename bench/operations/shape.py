@@ -71,15 +71,15 @@ BENCHMARKS = {
     "reduce_from_broadcast": Benchmark(sizes=_BROADCASTS, numpy=_numpy_reduce, torch=_torch_reduce),
     "transpose2d": Benchmark(
         sizes=[{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}, {"rows": 4097, "cols": 50257}],
-        numpy=lambda np, x: x.T.copy(), torch=lambda torch, x: x.T.contiguous()),
+        numpy=lambda np, x: x.T.copy(), torch=lambda torch, x: x.T.clone(memory_format=torch.contiguous_format)),
     "swap_adjacent_at_depth": Benchmark(
         sizes=[{"dims": [*d], "depth": 1} for d in ((16, 512, 16, 64), (64, 2048, 16, 128), (64, 2048, 2048))],
         numpy=lambda np, x, depth: np.swapaxes(x, depth, depth + 1).copy(),
-        torch=lambda torch, x, depth: torch.swapaxes(x, depth, depth + 1).contiguous()),
+        torch=lambda torch, x, depth: torch.swapaxes(x, depth, depth + 1).clone(memory_format=torch.contiguous_format)),
     "transpose3d_bca": Benchmark(sizes=_BLOCKS, numpy=lambda np, x: x.transpose(1, 2, 0).copy(),
-        torch=lambda torch, x: x.permute(1, 2, 0).contiguous()),
+        torch=lambda torch, x: x.permute(1, 2, 0).clone(memory_format=torch.contiguous_format)),
     "transpose3d_cab": Benchmark(sizes=_BLOCKS, numpy=lambda np, x: x.transpose(2, 0, 1).copy(),
-        torch=lambda torch, x: x.permute(2, 0, 1).contiguous()),
+        torch=lambda torch, x: x.permute(2, 0, 1).clone(memory_format=torch.contiguous_format)),
     "transpose3d_acb": Benchmark(sizes=_BLOCKS, numpy=lambda np, x: x.transpose(0, 2, 1).copy(),
-        torch=lambda torch, x: x.permute(0, 2, 1).contiguous()),
+        torch=lambda torch, x: x.permute(0, 2, 1).clone(memory_format=torch.contiguous_format)),
 }  # fmt: skip

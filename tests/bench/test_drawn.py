@@ -99,8 +99,8 @@ def test_the_sides_take_turns_and_the_ratio_is_that_of_a_turn() -> None:
         clock.load = next(load) if calls[-1] == "ours" else clock.load  # type: ignore[attr-defined]
         return Timing(clock.load * (2.0 if calls[-1] == "ours" else 3.0), 0.0, 1)  # type: ignore[attr-defined]
 
-    found = drawn.compare(lambda: calls.append("ours"), lambda: calls.append("theirs"), [clock, clock])
-    assert calls == ["ours", "theirs"] * drawn.TURNS
+    found = drawn.compare(lambda: calls.append("ours"), lambda: calls.append("theirs"), [clock, clock], 5)
+    assert calls == ["ours", "theirs"] * 5
     assert found == (2.0, 3.0, 1.5)
 
 
