@@ -7,7 +7,6 @@ from tests.kernels.test_conv import demand_bounds
 from tlrt import kernels
 from tlspec import registry
 from tlspec.drawn import build_case, generator
-from tlspec.ops import attention
 
 pytestmark = pytest.mark.operations("flash_attention")
 
@@ -33,7 +32,7 @@ def test_scores_of_minus_infinity_are_not_blocked(dev, mode, n):
 @pytest.mark.parametrize(("n", "d"), [(8, 8), (20, 200), (100, 100)], ids=str)
 def test_gradients_of_a_saturated_softmax_vanish(dev, n, d):
     """Each query attends to one key with weight 1: g·v_j - Σ g·out is 0, not the rounding of two sums in two orders."""
-    if dev.is_cuda and attention._on_tensor_cores(n, d):
+    if dev.is_cuda and n >= 32 and 16 <= d <= 128:
         pytest.skip("tensor cores split V: within the bound alone")
     rng = np.random.default_rng(0)
     keys = 60 * np.eye(n, d)

@@ -205,12 +205,13 @@ def test_variants_and_threads_compute_the_same_chains() -> None:
 @pytest.mark.parametrize("name", DEVICES)
 def test_a_device_changes_its_mode(name: str) -> None:
     rng = np.random.default_rng(3)
-    a, b = numbers(rng, 40, 700), numbers(rng, 700, 50)
+    m, n, p = 768, 68, 1024  # tensor cores take it in the mode "fast"
+    a, b = numbers(rng, m, n), numbers(rng, n, p)
     with tlrt.device(name, new=True) as device:
         put_a, put_b = device.buffer(a), device.buffer(b)
 
         def product() -> np.ndarray:
-            return kernels.matmul(put_a, put_b, 40, 700, 50).numpy((40, 50))
+            return kernels.matmul(put_a, put_b, m, n, p).numpy((m, p))
 
         fast = product()
         assert device.math == "fast" and not equal(fast, chain(a, b))

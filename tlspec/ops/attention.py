@@ -446,11 +446,15 @@ def _grouped_path(batch, heads, kv_heads, queries, keys, d, width, scale, before
     return {**sizes, **limits, "mask_mode": 0, "mask_batch": 1, "mask_heads": 1, "mask_queries": 1, "mask": None}
 
 
-#: short sequences whose scores are large, so that their roundings show; each width of tile on CUDA, and chunks of rows
+#: short sequences whose scores are large, so that their roundings show; each width of tile on CUDA, and chunks of rows; few
+#: queries to keys that CUDA cuts into parts; what tensor cores take
 GROUPED_PATHS = [
     _grouped_path(67, 1, 1, 5, 5, 2, 2, 16.0), _grouped_path(67, 2, 1, 4, 3, 2, 1, 16.0),
     _grouped_path(1, 4, 2, 130, 300, 64, 52, 0.125, 100, 0, 170), _grouped_path(2, 2, 1, 70, 90, 100, 128, 0.1, after=0),
     _grouped_path(1, 2, 2, 50, 70, 200, 252, 0.07, 30, 5, 20), _grouped_path(1, 2, 1, 40, 70, 300, 130, 0.06),
+    _grouped_path(2, 4, 1, 1, 700, 64, 52, 0.125), _grouped_path(1, 6, 2, 5, 600, 36, 130, 0.1, 400, 0, 590),
+    _grouped_path(3, 1, 1, 1, 513, 30, 7, 0.2), _grouped_path(1, 4, 2, 192, 192, 68, 68, 0.12),
+    _grouped_path(2, 3, 3, 130, 130, 64, 64, 0.125, after=0),
 ]  # fmt: skip
 
 

@@ -9,7 +9,8 @@
  *   RECORDS   up to some 10^5 indices into at least a quarter as many wide rows: integer atomics append j to a record
  *             of 15 slots per row. Their order varies from run to run, so the owner sorts its record; for a row with
  *             more than 15 hits the list is scanned.
- *   SEGMENTS  otherwise: a stable radix sort (CUB) puts the hits of a row side by side, in order.
+ *   SEGMENTS  otherwise: a stable radix sort (CUB) puts the hits of a row side by side, in order. One block sorts what it can hold;
+ *             narrow rows are then copied, and every run of equal indices has an owner of its own.
  *
  * A row with many hits is a serial sum of any length. Its owner leaves it to a second kernel, which spreads the row
  * over more warps and keeps more loads in flight. It runs on the list of such rows that the first kernel leaves in
@@ -19,6 +20,7 @@
 #include "cuda/runtime/launch.cuh"
 #include "generated/index.h"
 
+#include <cub/block/block_radix_sort.cuh>
 #include <cub/device/device_radix_sort.cuh>
 
 int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, const float *values,
@@ -78,6 +80,28 @@ __global__ void __launch_bounds__(THREADS)
     if (j >= k) return;
     keys[j] = min(indices[j], rows);
     if (positions) positions[j] = (uint32_t)j;
+}
+
+constexpr int SORT_THREADS = 1024, SORT_MOST = 8 * SORT_THREADS; /* indices that one block sorts */
+
+/* Both of the above and the sort, by one block; thread t has the positions ITEMS·t .. before, and every SORT_THREADS-th after. */
+template <int ITEMS>
+__global__ void __launch_bounds__(SORT_THREADS)
+    sort_kernel(const uint32_t *__restrict__ indices, uint32_t k, uint32_t rows, int bits, uint32_t *__restrict__ keys,
+                uint32_t *__restrict__ positions)
+{
+    using Sort = cub::BlockRadixSort<uint32_t, SORT_THREADS, ITEMS, uint32_t>;
+    __shared__ typename Sort::TempStorage storage;
+    uint32_t key[ITEMS], position[ITEMS];
+    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
+        position[i] = threadIdx.x * ITEMS + i;
+        key[i] = position[i] < k ? min(indices[position[i]], rows) : rows;
+    }
+    Sort(storage).SortBlockedToStriped(key, position, 0, bits);
+    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
+        const uint32_t to = i * SORT_THREADS + threadIdx.x;
+        if (to < k) keys[to] = key[i], positions[to] = position[i];
+    }
 }
 
 /* Begin and end of every row's run of keys; rows without one keep the {0, 0} they were cleared to. */
@@ -365,6 +389,39 @@ __global__ void __launch_bounds__(MANY_THREADS) scatter_narrow_many_kernel(Scatt
     }
 }
 
+/* A warp owns one column of one run of equal keys, which begins at `first`; lane l loads the hits l, l + 32, ... of it, a round ahead
+ * of the sum, which every lane forms. */
+__global__ void __launch_bounds__(THREADS)
+    scatter_runs_kernel(Scatter s, const uint32_t *keys, tl_fastdiv cols, int64_t units)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    const int64_t unit = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    if (unit >= units) return;
+    uint32_t col;
+    const uint32_t first = cols.divmod((uint32_t)unit, &col), row = keys[first];
+    if (row >= s.rows || (first > 0 && keys[first - 1] == row)) return;
+    const int64_t element = (int64_t)row * s.cols + col;
+    float sum = s.base ? s.base[element] : 0.0f, next = 0.0f;
+    bool hit = first + lane < s.k && keys[first + lane] == row;
+    if (hit) next = s.values[(int64_t)s.order[first + lane] * s.cols + col];
+    for (uint32_t i = first;;) {
+        const uint32_t n = __popc(__ballot_sync(~0u, hit));
+        const float v = next;
+        i += 32;
+        hit = n == 32 && i + lane < s.k && keys[i + lane] == row;
+        if (hit) next = s.values[(int64_t)s.order[i + lane] * s.cols + col];
+        if (n == 32) {
+            TL_UNROLL_FOR (int l = 0; l < 32; l++)
+                sum += __shfl_sync(~0u, v, l);
+        } else {
+            for (uint32_t l = 0; l < n; l++)
+                sum += __shfl_sync(~0u, v, l);
+            break;
+        }
+    }
+    if (lane == 0) s.out[element] = sum;
+}
+
 /* ---- scatter-add: launching -------------------------------------------------------------------------------------- */
 
 template <bool VECTORS, int GROUPS> int32_t launch_wide(tl_context *ctx, const char *name, const Scatter &s, Mode mode)
@@ -414,6 +471,36 @@ int32_t with_records(tl_context *ctx, const char *name, Scatter s)
     return launch_owners(ctx, name, s, RECORDS);
 }
 
+int32_t sort_in_block(tl_context *ctx, const char *name, const Scatter &s, int bits, uint32_t *keys,
+                      uint32_t *positions)
+{
+    const auto kernel = s.k <= 2 * SORT_THREADS ? sort_kernel<2> : sort_kernel<SORT_MOST / SORT_THREADS>;
+    return tl_launch(ctx, name, kernel, 1, SORT_THREADS, s.indices, s.k, s.rows, bits, keys, positions);
+}
+
+int index_bits(const Scatter &s)
+{
+    int bits = 0;
+    while (bits < 32 && s.rows >> bits)
+        bits++;
+    return bits;
+}
+
+/* The result is the input but for the rows of the runs. */
+int32_t with_runs(tl_context *ctx, const char *name, Scatter s)
+{
+    const int64_t total = (int64_t)s.rows * s.cols, units = (int64_t)s.k * s.cols;
+    tl_scratch<uint32_t> sorted(ctx);
+    TL_TRY(sorted.allocate(2 * SORT_MOST));
+    s.order = sorted + SORT_MOST;
+    TL_TRY(sort_in_block(ctx, name, s, index_bits(s), sorted, sorted + SORT_MOST));
+    if (!s.base) TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), s.out, 0.0f, total));
+    if (s.base && s.base != s.out)
+        TL_TRY(tl_cuda_copy(tl_context_cuda(ctx), s.out, s.base, (size_t)total * sizeof *s.out));
+    return tl_launch(ctx, name, scatter_runs_kernel, tl_grid(units, THREADS / 32), THREADS, s, (const uint32_t *)sorted,
+                     tl_fastdiv(s.cols), units);
+}
+
 /* Scratch: list, segments, then k words each of keys and of what is sorted with them, before and after, then CUB's
  * own. With one column the values themselves are sorted: the sort is stable, so they arrive in index order, side by
  * side. */
@@ -423,13 +510,14 @@ int32_t with_segments(tl_context *ctx, const char *name, Scatter s)
     const bool by_value = s.cols == 1;
     const size_t list = list_words(s), cleared = list + (size_t)tl_ceil_div((int64_t)s.rows * 2, 64) * 64;
     const size_t run = (size_t)tl_ceil_div(s.k, 64) * 64, words = cleared + run * (by_value ? 3 : 4);
-    int bits = 0;
-    while (bits < 32 && s.rows >> bits)
-        bits++;
+    const int bits = index_bits(s);
+    const bool in_block = s.k <= SORT_MOST;
     size_t own = 0;
     const uint32_t *none = nullptr;
     uint32_t *nowhere = nullptr;
-    TL_CUDA_TRY(ctx, cub::DeviceRadixSort::SortPairs(nullptr, own, none, nowhere, none, nowhere, s.k, 0, bits, stream));
+    if (!in_block)
+        TL_CUDA_TRY(ctx,
+                    cub::DeviceRadixSort::SortPairs(nullptr, own, none, nowhere, none, nowhere, s.k, 0, bits, stream));
     tl_scratch<uint32_t> many(ctx);
     TL_TRY(many.allocate((int64_t)(words + (own + sizeof(uint32_t) - 1) / sizeof(uint32_t))));
     uint2 *const segments = reinterpret_cast<uint2 *>(many + list);
@@ -443,9 +531,13 @@ int32_t with_segments(tl_context *ctx, const char *name, Scatter s)
 
     const unsigned grid = tl_grid(s.k, THREADS);
     TL_CUDA_TRY(ctx, cudaMemsetAsync(many, 0, cleared * sizeof(uint32_t), stream));
-    TL_TRY(tl_launch(ctx, name, make_keys_kernel, grid, THREADS, s.indices, s.k, s.rows, keys, positions));
-    TL_CUDA_TRY(ctx, cub::DeviceRadixSort::SortPairs(many + words, own, (const uint32_t *)keys, sorted_keys, sorted,
-                                                     grouped, s.k, 0, bits, stream));
+    if (in_block) {
+        TL_TRY(sort_in_block(ctx, name, s, bits, sorted_keys, grouped));
+    } else {
+        TL_TRY(tl_launch(ctx, name, make_keys_kernel, grid, THREADS, s.indices, s.k, s.rows, keys, positions));
+        TL_CUDA_TRY(ctx, cub::DeviceRadixSort::SortPairs(many + words, own, (const uint32_t *)keys, sorted_keys, sorted,
+                                                         grouped, s.k, 0, bits, stream));
+    }
     TL_TRY(tl_launch(ctx, name, find_segments_kernel, grid, THREADS, sorted_keys, s.k, s.rows, segments));
     return launch_owners(ctx, name, s, SEGMENTS);
 }
@@ -464,6 +556,7 @@ int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, co
     s.base = base, s.values = values, s.out = out, s.indices = staged;
     s.rows = (uint32_t)rows, s.cols = (uint32_t)cols, s.k = (uint32_t)k;
     if (k <= SCAN_INDICES && (cols >= 32 || rows * cols <= SCAN_WORK / k)) return launch_owners(ctx, name, s, SCAN);
+    if (cols < 32 && k <= SORT_MOST) return with_runs(ctx, name, s);
     return cols >= 128 && k <= RECORD_INDICES && k <= 4 * rows ? with_records(ctx, name, s)
                                                                : with_segments(ctx, name, s);
 }

@@ -305,12 +305,14 @@ extern "C" int32_t tl_cuda_flash_attention_bwd(tl_context *ctx, const float *Q, 
                                                float *gK, float *gV)
 {
     using namespace attention;
-    if (tl_is_reproducible(ctx))
-        return chain_backward(ctx, square_geometry(batch, n, d, mask_mode, scale, mask), Q, K, V, out, g, gQ, gK, gV);
+    const Geometry of = square_geometry(batch, n, d, mask_mode, scale, mask);
     const bool wide = d % 4 == 0 && tl_aligned4(Q) && tl_aligned4(K) && tl_aligned4(V) && tl_aligned4(g) &&
                       (!gQ || tl_aligned4(gQ)) && (!gK || tl_aligned4(gK)) && (!gV || tl_aligned4(gV));
     const int64_t granules = tl_ceil_div(n, GRANULE), queries = batch * n;
     const Problem p = {Q, K, V, mask, batch, n, d, (int)mask_mode, scale, wide, granules, 0, nullptr};
+    const bool tensor = tensor_takes(p);
+    if (tl_is_reproducible(ctx) || (!tensor && chain_serves(ctx, of)))
+        return chain_backward(ctx, of, Q, K, V, out, g, gQ, gK, gV);
     BackwardArgs a = {p, out, g, gQ, gK, gV};
     const size_t statistics = (size_t)(3 * queries) * sizeof(float);
     tl_scratch<char> scratch(ctx);
@@ -319,6 +321,5 @@ extern "C" int32_t tl_cuda_flash_attention_bwd(tl_context *ctx, const float *Q, 
     a.inverse = a.base + queries;
     a.dot = a.inverse + queries;
     uint8_t *const finite = reinterpret_cast<uint8_t *>(a.base) + statistics;
-    return backward(ctx, a, a.p.mode == NO_MASK ? nullptr : finite,
-                    tensor_takes(a.p) ? finite + 3 * batch * granules : nullptr);
+    return backward(ctx, a, a.p.mode == NO_MASK ? nullptr : finite, tensor ? finite + 3 * batch * granules : nullptr);
 }

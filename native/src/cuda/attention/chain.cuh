@@ -1,9 +1,17 @@
-/* Attention on CUDA in the mode `reproducible` (attention/chain.cu), for flash_attention and grouped_attention. */
+/* Attention on CUDA by chains of float64 (attention/chain.cu), for flash_attention and grouped_attention: in the mode
+ * `reproducible`, and in the mode `fast` where float64 tensor cores outrun the float32 units. */
 #pragma once
 
 #include "cuda/attention/rows.cuh"
 
 namespace attention {
+
+/* Whether what TF32 tensor cores do not take is computed here: where chains are fast, and rows not so long that their scores
+ * are computed several times. */
+inline bool chain_serves(tl_context *ctx, const Geometry &of)
+{
+    return tl_is_reproducible(ctx) || (tl_cuda_chains_are_fast(ctx) && of.d <= 128 && of.v <= 128);
+}
 
 int32_t chain_forward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V, float *out);
 /* A gradient that is NULL is left out. */

@@ -6,6 +6,7 @@
  * blocks whole is skipped, unless its values hold an infinity or NaN, which a weight of 0 does not silence, or the fill
  * still has weight. */
 #include "cuda/attention/chain.cuh"
+#include "cuda/attention/few_rows.cuh"
 #include "cuda/attention/mma_tiles.cuh"
 #include "cuda/device/vector.cuh"
 
@@ -270,12 +271,14 @@ extern "C" int32_t tl_cuda_flash_attention(tl_context *ctx, const float *Q, cons
                                            float scale, float *out)
 {
     using namespace attention;
-    if (tl_is_reproducible(ctx))
-        return chain_forward(ctx, square_geometry(batch, n, d, mask_mode, scale, mask), Q, K, V, out);
+    const Geometry of = square_geometry(batch, n, d, mask_mode, scale, mask);
     const bool wide = d % 4 == 0 && tl_aligned4(Q) && tl_aligned4(K) && tl_aligned4(V) && tl_aligned4(out);
     const int64_t granules = tl_ceil_div(n, GRANULE);
     ForwardArgs a{{Q, K, V, mask, batch, n, d, (int)mask_mode, scale, wide, granules, 0, nullptr}, nullptr, out};
     const bool tensor = tensor_takes(a.p), masked = a.p.mode != NO_MASK;
+    if (tl_is_reproducible(ctx) || (!tensor && !few_rows_serve(of) && chain_serves(ctx, of)))
+        return chain_forward(ctx, of, Q, K, V, out);
+    if (!tensor && few_rows_serve(of)) return few_rows_forward(ctx, of, Q, K, V, out);
     if (!tensor && !masked) return forward_all(ctx, a, nullptr, nullptr);
     tl_scratch<uint8_t> finite(ctx);
     TL_TRY(finite.allocate(batch * granules + batch));

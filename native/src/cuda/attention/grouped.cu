@@ -4,9 +4,15 @@
  *
  * A member of the batch is a head of keys with the queries of its group, one head's after the other's: so keys are read
  * once for a group, and their gradients are sums over all rows of the member, in order. What a row may attend to is found
- * once and lies in shared memory. Rows longer than DP are gone through in chunks, and a block makes one chunk of a result. */
+ * once and lies in shared memory. Rows longer than DP are gone through in chunks, and a block makes one chunk of a result.
+ *
+ * What flash_attention computes as well, heads of as many queries as keys without a mask or a window, goes to its kernels on tensor
+ * cores, with the keys and values of a group repeated for each of its heads; their gradients are then added up. */
 #include "cuda/attention/chain.cuh"
+#include "cuda/attention/few_rows.cuh"
+#include "cuda/device/sum_tree.cuh"
 #include "cuda/device/vector.cuh"
+#include "generated/attention.h"
 
 namespace attention {
 namespace grouped {
@@ -253,6 +259,83 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
     }
 }
 
+/* ---- as flash_attention ------------------------------------------------------------------------------------------ */
+
+/* Rows and sequences from here on have the bound of split sums within that of grouped_attention (tlspec/ops/attention.py). */
+constexpr int64_t SPLIT_LEAST = 64;
+
+static bool is_square(tl_context *ctx, const Geometry &of)
+{
+    const bool causal = of.before >= of.keys && of.after == 0 && of.offset == 0;
+    return !tl_is_reproducible(ctx) && of.members > 0 && of.mode == UNMASKED && of.queries == of.keys && of.d == of.v &&
+           of.d >= SPLIT_LEAST && of.d <= TENSOR_WIDTH && of.keys >= SPLIT_LEAST && (!of.limited || causal) &&
+           fabsf(of.scale) <= 0x1p60f;
+}
+
+static int64_t flash_mode(const Geometry &of) { return of.limited ? CAUSAL : NO_MASK; }
+
+/* A thread owns one vector of an array of each member, and writes it for every head of the group. */
+template <class Vector>
+__global__ void __launch_bounds__(256) repeat_kernel(const Vector *__restrict__ from, int64_t size, int64_t members,
+                                                     int64_t group, Vector *__restrict__ to)
+{
+    const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    for (int64_t m = blockIdx.y; i < size && m < members; m += gridDim.y) {
+        const Vector x = from[m * size + i];
+        for (int64_t g = 0; g < group; g++)
+            to[(m * group + g) * size + i] = x;
+    }
+}
+
+/* Keys or values as flash_attention has them: where they lie, or, of several heads to a group, repeated in scratch. */
+static int32_t repeat(tl_context *ctx, const Geometry &of, const float *from, tl_scratch<float> &scratch,
+                      const float **repeated)
+{
+    *repeated = from;
+    if (of.group == 1) return TORCHLEAN_OK;
+    const int64_t size = of.keys * of.d;
+    TL_TRY(scratch.allocate(of.members * of.group * size));
+    *repeated = scratch;
+    const dim3 grid(tl_grid(size % 4 == 0 ? size / 4 : size, 256), (unsigned)(of.members < 65535 ? of.members : 65535));
+    if (size % 4 == 0 && tl_aligned4(from))
+        return tl_launch(ctx, GROUPED, repeat_kernel<float4>, grid, 256, (const float4 *)from, size / 4, of.members,
+                         of.group, (float4 *)(float *)scratch);
+    return tl_launch(ctx, GROUPED, repeat_kernel<float>, dim3(tl_grid(size, 256), grid.y), 256, from, size, of.members,
+                     of.group, (float *)scratch);
+}
+
+static int32_t square_forward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V,
+                              float *out)
+{
+    tl_scratch<float> keys(ctx), values(ctx);
+    TL_TRY(repeat(ctx, of, K, keys, &K));
+    TL_TRY(repeat(ctx, of, V, values, &V));
+    return tl_cuda_flash_attention(ctx, Q, K, V, nullptr, of.members * of.group, of.keys, of.d, flash_mode(of),
+                                   of.scale, out);
+}
+
+static int32_t square_backward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V,
+                               const float *out, const float *g, float *gQ, float *gK, float *gV)
+{
+    const int64_t heads = of.members * of.group, size = of.keys * of.d;
+    tl_scratch<float> keys(ctx), values(ctx), key_gradients(ctx), value_gradients(ctx);
+    TL_TRY(repeat(ctx, of, K, keys, &K));
+    TL_TRY(repeat(ctx, of, V, values, &V));
+    float *own_k = gK, *own_v = gV;
+    if (of.group > 1 && gK) {
+        TL_TRY(key_gradients.allocate(heads * size));
+        own_k = key_gradients;
+    }
+    if (of.group > 1 && gV) {
+        TL_TRY(value_gradients.allocate(heads * size));
+        own_v = value_gradients;
+    }
+    TL_TRY(tl_cuda_flash_attention_bwd(ctx, Q, K, V, nullptr, out, g, heads, of.keys, of.d, flash_mode(of), of.scale,
+                                       gQ, own_k, own_v));
+    if (own_k != gK) TL_TRY(tl_cuda_column_sums(ctx, own_k, of.members, of.group, size, 0, gK));
+    return own_v == gV ? (int32_t)TORCHLEAN_OK : tl_cuda_column_sums(ctx, own_v, of.members, of.group, size, 0, gV);
+}
+
 /* ---- the operation ----------------------------------------------------------------------------------------------- */
 
 /* Blocks of C::ROWS of the `rows` of each member, times the chunks of results of `width` elements. */
@@ -304,7 +387,12 @@ extern "C" int32_t tl_cuda_grouped_attention(tl_context *ctx, const float *Q, co
     using namespace attention::grouped;
     const Geometry of = grouped_geometry(batch, heads, queries, d, kv_heads, keys, width, mask_mode, mask_batch,
                                          mask_heads, mask_queries, before, after, offset, scale, mask);
-    if (tl_is_reproducible(ctx)) return chain_forward(ctx, of, Q, K, V, out);
+    if (is_square(ctx, of)) {
+        const int32_t status = square_forward(ctx, of, Q, K, V, out);
+        if (status != TORCHLEAN_NO_MEMORY) return status;
+    }
+    if (!tl_is_reproducible(ctx) && few_rows_serve(of)) return few_rows_forward(ctx, of, Q, K, V, out);
+    if (chain_serves(ctx, of)) return chain_forward(ctx, of, Q, K, V, out);
     Args a = make_args(of, Q, K, V);
     a.result = out;
     if (a.members * a.rows == 0 || width == 0) return TORCHLEAN_OK;
@@ -334,7 +422,11 @@ extern "C" int32_t tl_cuda_grouped_attention_bwd(tl_context *ctx, const float *Q
     using namespace attention::grouped;
     const Geometry of = grouped_geometry(batch, heads, queries, d, kv_heads, keys, width, mask_mode, mask_batch,
                                          mask_heads, mask_queries, before, after, offset, scale, mask);
-    if (tl_is_reproducible(ctx)) return chain_backward(ctx, of, Q, K, V, out, g, gQ, gK, gV);
+    if (is_square(ctx, of)) {
+        const int32_t status = square_backward(ctx, of, Q, K, V, out, g, gQ, gK, gV);
+        if (status != TORCHLEAN_NO_MEMORY) return status;
+    }
+    if (chain_serves(ctx, of)) return chain_backward(ctx, of, Q, K, V, out, g, gQ, gK, gV);
     Args a = make_args(of, Q, K, V);
     a.out = out, a.g = g, a.gQ = gQ, a.gK = gK, a.gV = gV;
     a.wide_v = a.wide_v && tl_aligned4(g);

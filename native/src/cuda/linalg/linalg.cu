@@ -1,6 +1,6 @@
 /* Matrix products on CUDA, float32 in and out: split over TF32 tensor cores at float32 accuracy (linalg/wgmma.cu on
- * Hopper, linalg/mma.cu); in float64 where that is faster and the shape is large; cuBLAS in float32, never TF32, for
- * the rest.
+ * Hopper, linalg/mma.cu); in float64 where that is faster and the shape is large; for the rest chains of float64 where
+ * tensor cores compute them (linalg/chain.cu), else cuBLAS in float32, never TF32.
  *
  * cuBLAS is column-major. A row-major array is its own transpose there, so C = op(A)·op(B) is asked for as Cᵀ =
  * op(B)ᵀ·op(A)ᵀ with the factors exchanged and the arrays as they lie; nothing is transposed in memory. The order of
@@ -290,6 +290,18 @@ int32_t multiply_float32(tl_context *ctx, cublasHandle_t blas, const tl_matrix_p
     return TORCHLEAN_OK;
 }
 
+/* Whether chains beat cuBLAS: not where results are many and terms so few that most of a step of k is nothing. */
+bool chains_pay(tl_context *ctx, const tl_matrix_product &x)
+{
+    constexpr int64_t FEW_TERMS = 32, MANY_RESULTS = 1 << 20;
+    return tl_cuda_chains_are_fast(ctx) && (x.n >= FEW_TERMS || x.batch * x.m * x.p < MANY_RESULTS);
+}
+
+int32_t multiply_chains(tl_context *ctx, const tl_matrix_product &x)
+{
+    return tl_chain_multiply(ctx, tl_chain_product<float>{x.batch, x.m, x.n, x.p, x.A, x.ta, x.B, x.tb, x.bias, x.C});
+}
+
 int32_t multiply(tl_context *ctx, const tl_matrix_product &x)
 {
     if (x.batch == 0 || x.m == 0 || x.p == 0) return TORCHLEAN_OK;
@@ -297,15 +309,14 @@ int32_t multiply(tl_context *ctx, const tl_matrix_product &x)
         if (x.bias) return repeat_row(ctx, x.bias, x.batch * x.m, x.p, x.C);
         return tl_cuda_fill(tl_context_cuda(ctx), x.C, 0.0f, x.batch * x.m * x.p);
     }
-    if (tl_is_reproducible(ctx))
-        return tl_chain_multiply(ctx,
-                                 tl_chain_product<float>{x.batch, x.m, x.n, x.p, x.A, x.ta, x.B, x.tb, x.bias, x.C});
+    if (tl_is_reproducible(ctx)) return multiply_chains(ctx, x);
     /* Hopper's TF32 products take 0.58 of float64's time and have a fifth of a float32 chain's error; who wants the
      * correctly rounded product has dgemm. */
     if (tl_wgmma_serves(ctx, x)) return tl_wgmma_multiply(ctx, x);
     const bool float64 = float64_pays(x.m, x.n, x.p) && tl_cuda_double_is_fast(ctx);
     if (!float64 && tl_split_serves(ctx, x)) return tl_split_multiply(ctx, x);
     if (small_products(x)) return multiply_small(ctx, x);
+    if (!float64 && chains_pay(ctx, x)) return multiply_chains(ctx, x);
     int32_t status;
     cublasHandle_t blas = tl_cuda_blas(ctx, &status);
     if (!blas) return status;

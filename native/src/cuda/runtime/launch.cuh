@@ -24,6 +24,9 @@ int tl_cuda_sms(tl_context *ctx);
 int tl_cuda_capturing(tl_context *ctx);
 /* Float64 runs at half the rate of float32 or better (data-centre chips), not at 1/32 or 1/64. */
 int tl_cuda_double_is_fast(tl_context *ctx);
+/* The kernels that run here compute chains of device/chain.cuh on float64 tensor cores (compiled for 9.0 or later), at the
+ * rate of float32: contexts of the mode `fast` take chains too where its own kernels are slower. */
+int tl_cuda_chains_are_fast(tl_context *ctx);
 /* Device scratch that holds a copy of host memory, for index arrays and the like: the host memory may be reused at
  * once and the stream is not stalled. Given back with tl_pool_free(ctx, *device), also right after the launch that
  * uses it. */

@@ -28,7 +28,7 @@ struct tl_cuda_state {
     int capturing;
     cublasHandle_t blas;
     void *blas_workspace;
-    int sms, double_is_fast;
+    int sms, double_is_fast, chains_are_fast;
     cudaEvent_t marks[TL_MARKS];
     int marked[TL_MARKS];
     tl_pinned ring, staging;

@@ -126,28 +126,36 @@ int32_t inverse(tl_context *ctx, const float *spec, float *x, int64_t batch, int
     return TORCHLEAN_OK;
 }
 
+/* Whether our own transform computes it: in the mode `reproducible`, and where cuFFT's would take a complex row for each odd real
+ * one, and copies of it (spectral/plan.cu), though a row fits shared memory. */
+bool own_serves(tl_context *ctx, int64_t n)
+{
+    constexpr int64_t ODD_MOST = 1024;
+    return tl_is_reproducible(ctx) || (n % 2 != 0 && n <= ODD_MOST);
+}
+
 } /* namespace */
 
 extern "C" int32_t tl_cuda_rfft1d_packed(tl_context *ctx, const float *x, int64_t batch, int64_t n, float *spec)
 {
-    if (tl_is_reproducible(ctx)) return tl_own_real(ctx, x, spec, batch, n, false, 1.0, 1.0);
+    if (own_serves(ctx, n)) return tl_own_real(ctx, x, spec, batch, n, false, 1.0, 1.0);
     return forward(ctx, x, spec, batch, n, false, 1.0, 1.0);
 }
 
 extern "C" int32_t tl_cuda_rfft1d_packed_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, float *gx)
 {
-    if (tl_is_reproducible(ctx)) return tl_own_real(ctx, g, gx, batch, n, true, 1.0, 0.5);
+    if (own_serves(ctx, n)) return tl_own_real(ctx, g, gx, batch, n, true, 1.0, 0.5);
     return inverse(ctx, g, gx, batch, n, 1.0, 0.5);
 }
 
 extern "C" int32_t tl_cuda_irfft1d_packed(tl_context *ctx, const float *spec, int64_t batch, int64_t n, float *x)
 {
-    if (tl_is_reproducible(ctx)) return tl_own_real(ctx, spec, x, batch, n, true, 1.0 / (double)n, 1.0 / (double)n);
+    if (own_serves(ctx, n)) return tl_own_real(ctx, spec, x, batch, n, true, 1.0 / (double)n, 1.0 / (double)n);
     return inverse(ctx, spec, x, batch, n, 1.0 / (double)n, 1.0 / (double)n);
 }
 
 extern "C" int32_t tl_cuda_irfft1d_packed_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, float *gspec)
 {
-    if (tl_is_reproducible(ctx)) return tl_own_real(ctx, g, gspec, batch, n, false, 1.0 / (double)n, 2.0 / (double)n);
+    if (own_serves(ctx, n)) return tl_own_real(ctx, g, gspec, batch, n, false, 1.0 / (double)n, 2.0 / (double)n);
     return forward(ctx, g, gspec, batch, n, true, 1.0 / (double)n, 2.0 / (double)n);
 }

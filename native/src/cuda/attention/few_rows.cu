@@ -1,0 +1,223 @@
+/* Attention on CUDA of few rows to many keys, forward: what takes time is to read K and V once, so the keys of a member are cut
+ * into parts of SPLIT, and each part is a block's work; a second kernel joins the parts. How keys are cut depends on their number
+ * alone, so that a row's result does not depend on the batch.
+ *
+ * A block goes over its keys three times. Scores: SUBS threads share a key and read its row side by side, each its elements of
+ * every row of Q, which lies in shared memory; SUBS partial products end in a tree. Weights: a warp owns a row. Values: a thread
+ * owns VECTOR columns of all rows and every G-th key, G = THREADS / columns, and the G sums are added in order. What a key
+ * that is shut adds is 0 times its value, which is NaN for one that is not finite. */
+#include "cuda/attention/few_rows.cuh"
+#include "cuda/device/sum_tree.cuh"
+#include "cuda/device/vector.cuh"
+
+namespace attention {
+namespace few {
+
+constexpr const char *NAME = "attention_few_rows";
+constexpr int THREADS = 128, SUBS = 8, SPLIT = 256, ROWS_MOST = 16, WARPS = THREADS / 32;
+constexpr int64_t WIDTH_MOST = 256; /* of Q's rows, which lie in shared memory */
+
+struct Args : Geometry {
+    const float *Q, *K, *V;
+    float *result, *parts; /* parts: of every row of every part v sums, the greatest score and the sum of weights */
+    tl_fastdiv splits;
+    int columns; /* of threads: VECTOR elements of a value each, a power of two */
+};
+
+/* What a row is divided by, as Softmax::total has it. */
+__device__ __forceinline__ float total_of(float top, float sum)
+{
+    return top == -TL_INF ? 1.0f + sum : top == -FLT_MAX ? TL_NAN : sum;
+}
+
+template <int R> constexpr int shared_floats(int vector)
+{
+    return Rows::FLOATS * R + R * SPLIT + 2 * R + THREADS * vector * R;
+}
+
+/* Scores of the block's keys, into Ps[R][SPLIT]; Qs holds R rows of d elements. */
+template <int R, int VECTOR>
+__device__ __forceinline__ void find_scores(const Args &a, const Rows &limits, const float *Qs, const float *K,
+                                            int64_t j0, int count, float *Ps)
+{
+    const int sub = (int)threadIdx.x % SUBS, d = (int)a.d;
+    for (int j = (int)threadIdx.x / SUBS; j < SPLIT; j += THREADS / SUBS) {
+        float sum[R] = {};
+        if (j < count) {
+            const float *const key = K + (j0 + j) * a.d;
+#pragma unroll 4
+            for (int c = sub * VECTOR; c < d; c += SUBS * VECTOR) {
+                float k[VECTOR];
+                if constexpr (VECTOR == 4)
+                    tl_load4(key + c, k);
+                else
+                    k[0] = key[c];
+                TL_UNROLL_FOR (int r = 0; r < R; r++) {
+                    float q[VECTOR];
+                    if constexpr (VECTOR == 4)
+                        tl_load4(Qs + r * d + c, q);
+                    else
+                        q[0] = Qs[r * d + c];
+                    TL_UNROLL_FOR (int e = 0; e < VECTOR; e++)
+                        sum[r] = fmaf(k[e], q[e], sum[r]);
+                }
+            }
+        }
+        TL_UNROLL_FOR (int r = 0; r < R; r++) {
+            const float product = tl_fold_group<tl_sum_op, SUBS>(sum[r]);
+            bool shut;
+            if (sub == r % SUBS) Ps[r * SPLIT + j] = limits.score(a, r, j0 + j, product, &shut);
+        }
+    }
+}
+
+template <int R, int VECTOR> __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_constant__ Args a)
+{
+    extern __shared__ __align__(16) float shared[];
+    Rows limits(shared, R);
+    float *const Ps = shared + Rows::FLOATS * R, *const tops = Ps + R * SPLIT, *const totals = tops + R;
+    float *const sums = totals + R, *const Qs = sums; /* Q has been read when sums are made */
+    uint32_t split;
+    const int64_t b = a.splits.divmod(blockIdx.x, &split), j0 = (int64_t)split * SPLIT, d = a.d;
+    const int count = (int)(a.keys - j0 < SPLIT ? a.keys - j0 : SPLIT), rows = (int)a.rows;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+
+    limits.find(a, b, 0, R);
+    for (int i = threadIdx.x; i < R * d; i += THREADS)
+        Qs[i] = i < rows * d ? a.Q[b * rows * d + i] : 0.0f;
+    __syncthreads();
+    find_scores<R, VECTOR>(a, limits, Qs, a.K + b * a.keys * d, j0, count, Ps);
+    __syncthreads();
+
+    for (int r = warp; r < R; r += WARPS) {
+        float *const row = Ps + r * SPLIT;
+        float top = -TL_INF, sum = 0.0f;
+        for (int j = lane; j < SPLIT; j += 32)
+            top = fmaxf(top, row[j]);
+        top = tl_fold_group<tl_number_max_op, 32>(top);
+        const float base = top == -TL_INF ? 0.0f : top;
+        for (int j = lane; j < SPLIT; j += 32) {
+            row[j] = tl_attention_weight(row[j] - base);
+            sum += row[j];
+        }
+        sum = tl_fold_group<tl_sum_op, 32>(sum);
+        if (lane == 0) tops[r] = top, totals[r] = sum;
+    }
+
+    const int column = (int)threadIdx.x % a.columns, group = (int)threadIdx.x / a.columns;
+    const int groups = THREADS / a.columns, width = a.columns * VECTOR;
+    for (int64_t from = 0; from < a.v; from += width) {
+        const int64_t c = from + column * VECTOR;
+        const float *const V = a.V + (b * a.keys + j0) * a.v + c;
+        float own[R][VECTOR] = {};
+        __syncthreads(); /* weights are there; what was in `sums` has been read */
+        if (c < a.v) {
+#pragma unroll 8
+            for (int j = group; j < count; j += groups) {
+                float v[VECTOR];
+                if constexpr (VECTOR == 4)
+                    tl_load4(V + j * a.v, v);
+                else
+                    v[0] = V[j * a.v];
+                TL_UNROLL_FOR (int r = 0; r < R; r++)
+                    TL_UNROLL_FOR (int e = 0; e < VECTOR; e++)
+                        own[r][e] = fmaf(Ps[r * SPLIT + j], v[e], own[r][e]);
+            }
+        }
+        TL_UNROLL_FOR (int r = 0; r < R; r++)
+            TL_UNROLL_FOR (int e = 0; e < VECTOR; e++)
+                sums[(group * R + r) * width + column * VECTOR + e] = own[r][e];
+        __syncthreads();
+        for (int i = threadIdx.x; i < rows * width; i += THREADS) {
+            const int r = i / width, at = i % width;
+            if (from + at >= a.v) continue;
+            float sum = sums[r * width + at];
+            for (int g = 1; g < groups; g++)
+                sum += sums[(g * R + r) * width + at];
+            if (a.parts)
+                a.parts[((int64_t)blockIdx.x * rows + r) * (a.v + 2) + from + at] = sum;
+            else
+                a.result[(b * rows + r) * a.v + from + at] = sum / total_of(tops[r], totals[r]);
+        }
+    }
+    if (a.parts && threadIdx.x < (unsigned)rows) {
+        float *const end = a.parts + ((int64_t)blockIdx.x * rows + threadIdx.x) * (a.v + 2) + a.v;
+        end[0] = tops[threadIdx.x], end[1] = totals[threadIdx.x];
+    }
+}
+
+/* A block owns a row of a member, a thread every THREADS-th element of its result; parts join in order. */
+__global__ void __launch_bounds__(THREADS) join_kernel(const __grid_constant__ Args a)
+{
+    const int64_t b = blockIdx.x / a.rows, row = blockIdx.x % a.rows, pitch = a.rows * (a.v + 2);
+    const int splits = (int)a.splits.divisor;
+    const float *const parts = a.parts + b * splits * pitch + row * (a.v + 2);
+    float top = -TL_INF, weights = 0.0f;
+    for (int s = 0; s < splits; s++)
+        top = fmaxf(top, parts[s * pitch + a.v]);
+    for (int s = 0; s < splits; s++) {
+        const float *const end = parts + s * pitch + a.v;
+        weights = fmaf(end[1], top > end[0] ? tl_attention_weight(end[0] - top) : 1.0f, weights);
+    }
+    const float total = total_of(top, weights);
+    for (int64_t c = threadIdx.x; c < a.v; c += THREADS) {
+        float sum = 0.0f;
+#pragma unroll 4
+        for (int s = 0; s < splits; s++) {
+            const float *const part = parts + s * pitch;
+            const float before = part[a.v];
+            sum = fmaf(part[c], top > before ? tl_attention_weight(before - top) : 1.0f, sum);
+        }
+        a.result[(b * a.rows + row) * a.v + c] = sum / total;
+    }
+}
+
+template <int R, int VECTOR> static int32_t forward(tl_context *ctx, Args &a, int64_t blocks)
+{
+    constexpr int sums = THREADS * VECTOR * R; /* or Q */
+    const int more = (int)a.d * R > sums ? (int)a.d * R - sums : 0;
+    const size_t bytes = sizeof(float) * (size_t)(shared_floats<R>(VECTOR) + more);
+    const auto kernel = forward_kernel<R, VECTOR>;
+    TL_TRY(tl_allow_shared(ctx, kernel, bytes));
+    TL_TRY(tl_launch_dynamic(ctx, NAME, kernel, (unsigned)blocks, THREADS, bytes, a));
+    if (!a.parts) return TORCHLEAN_OK;
+    return tl_launch(ctx, NAME, join_kernel, (unsigned)(a.members * a.rows), THREADS, a);
+}
+
+static int64_t splits_of(const Geometry &of) { return of.keys > SPLIT ? tl_ceil_div(of.keys, SPLIT) : 1; }
+
+} /* namespace few */
+
+bool few_rows_serve(const Geometry &of)
+{
+    using namespace few;
+    return of.rows <= ROWS_MOST && of.d <= WIDTH_MOST && of.members * splits_of(of) < INT32_MAX &&
+           of.members * of.rows < INT32_MAX;
+}
+
+int32_t few_rows_forward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V,
+                         float *out)
+{
+    using namespace few;
+    Args a = {};
+    static_cast<Geometry &>(a) = of;
+    a.Q = Q, a.K = K, a.V = V, a.result = out;
+    if (a.members * a.rows == 0 || a.v == 0) return TORCHLEAN_OK;
+    const bool wide = a.d % 4 == 0 && a.v % 4 == 0 && tl_aligned4(K) && tl_aligned4(V);
+    const int64_t splits = splits_of(of), blocks = a.members * splits, vectors = wide ? a.v / 4 : a.v;
+    a.splits = tl_fastdiv((uint64_t)splits);
+    for (a.columns = 1; a.columns < vectors && a.columns < THREADS;)
+        a.columns *= 2;
+    tl_scratch<float> parts(ctx);
+    if (splits > 1) TL_TRY(parts.allocate(blocks * a.rows * (a.v + 2)));
+    a.parts = splits > 1 ? (float *)parts : nullptr;
+    if (wide)
+        return a.rows == 1   ? forward<1, 4>(ctx, a, blocks)
+               : a.rows <= 4 ? forward<4, 4>(ctx, a, blocks)
+                             : forward<ROWS_MOST, 4>(ctx, a, blocks);
+    return a.rows == 1   ? forward<1, 1>(ctx, a, blocks)
+           : a.rows <= 4 ? forward<4, 1>(ctx, a, blocks)
+                         : forward<ROWS_MOST, 1>(ctx, a, blocks);
+}
+
+} /* namespace attention */
