@@ -4,9 +4,10 @@ Parts, all in one document: ``weights`` trains two examples in the mode ``reprod
 starter, transport and number of ranks; one more run of each number loses a rank, and half of them go on from the last
 checkpoint. ``links`` times exchanges of 2^6 to 2^26 bytes between ranks, and additions. ``times`` sets a step of a GPT beside the
 same step with NCCL's own all-reduce and beside PyTorch's DistributedDataParallel, the batch of a rank being fixed. The exit
-status is 1 where two hashes of an example differ, or one from that of the same run in the file `--against`.
+status is 1 where two hashes of an example differ, or one from that of the same run on the same data in the file `--against`.
 
-The hash is of the parameters' float32 bytes, little-endian, in the order in which the model made them.
+The hash is of the parameters' float32 bytes, little-endian, in the order in which the model made them. `data` is one of the first
+batch: the text of the character GPT is that of the running Python, so that another version trains on another text.
 """
 
 import argparse
@@ -64,6 +65,7 @@ def train(name: str, device: str, transport: str, steps: int, checkpoint: Path |
         Session(group.device(device), math="reproducible") as session,
     ):
         program = example.build(session, settings)
+        data = _digest(program.batch(0))
         kind, hyper = type(program.optimizer), program.optimizer._settings()
         program.optimizer.close()
         training = distributed.DataParallel(
@@ -82,14 +84,20 @@ def train(name: str, device: str, transport: str, steps: int, checkpoint: Path |
             times.append(time.perf_counter() - start)
             if checkpoint is not None and training.steps % 50 == 0:
                 training.save(checkpoint)
-        digest = hashlib.sha256()
-        for parameter in session.parameters.values():
-            digest.update(np.ascontiguousarray(parameter.numpy(), "<f4").tobytes())
-        found = {"sha256": digest.hexdigest(), "ms": 1e3 * float(np.median(times))}
+        values = [np.asarray(parameter.numpy(), "<f4") for parameter in session.parameters.values()]
+        found = {"sha256": _digest(values), "data": data[:16], "ms": 1e3 * float(np.median(times))}
         every = group.gather(found)
         if len({f["sha256"] for f in every}) > 1:
             raise AssertionError(f"ranks have different weights: {every}")
         return {**found, "rank": group.rank}
+
+
+def _digest(arrays: Sequence[Any]) -> str:
+    """The SHA-256 of the elements' bytes."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 class Failed(Exception):
@@ -187,15 +195,20 @@ def times(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def compare(rows: Sequence[dict[str, Any]], reference: Path | None) -> list[str]:
     """What is wrong with the hashes, in lines."""
     wrong, known = [], read_document(reference).get("rows", []) if reference is not None and reference.exists() else []
-    for name in dict.fromkeys(r["example"] for r in rows):
-        for steps in {r["steps"] for r in rows if r["example"] == name}:
-            own = {r["sha256"] for r in rows if (r["example"], r["steps"]) == (name, steps)}
-            theirs = {r["sha256"] for r in known if (r["example"], r["steps"]) == (name, steps)}
-            if len(own) > 1:
-                wrong.append(f"{name}: different weights")
-            elif theirs and own != theirs:
-                wrong.append(f"{name}: other weights than in {reference}")
+    runs = [_run(r) for r in rows]
+    for run in dict.fromkeys(runs):
+        own = {r["sha256"] for r, of in zip(rows, runs, strict=True) if of == run}
+        theirs = {r["sha256"] for r in known if _run(r) == run}
+        if len(own) > 1:
+            wrong.append(f"{run[0]}: different weights")
+        elif theirs and own != theirs:
+            wrong.append(f"{run[0]}: other weights than in {reference}")
     return wrong
+
+
+def _run(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What runs with the same weights have in common."""
+    return row["example"], row["steps"], row.get("data")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -34,6 +34,7 @@ def test_weights_are_compared_with_those_of_another_file(tmp_path: Path) -> None
     same = [{"example": "digits", "steps": 9, "sha256": "b"}, {"example": "char_gpt", "steps": 9, "sha256": "c"}]
     assert ranks.compare(same, tmp_path / "other.jsonl") == []
     different = [{"example": "digits", "steps": 9, "sha256": "a"}]
+    assert ranks.compare([{**different[0], "data": "another"}], tmp_path / "other.jsonl") == []
     assert ["other weights than in" in line for line in ranks.compare(different, tmp_path / "other.jsonl")] == [True]
     assert ranks.compare(different, tmp_path / "missing.jsonl") == []
 
