@@ -195,7 +195,7 @@ def main(argv: list[str] | None = None) -> int:
     ops = ["--ops", args.ops] if args.ops else []
 
     # a step that fails must not pass off an earlier run's file
-    for earlier in (*(f"{name}.json" for name in STEPS), "gpu.jsonl"):
+    for earlier in (*(f"{name}.json" for name in STEPS), "older-drawn.json", "gpu.jsonl"):
         (args.out / earlier).unlink(missing_ok=True)
 
     if "build" in steps:

@@ -195,20 +195,15 @@ def times(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def compare(rows: Sequence[dict[str, Any]], reference: Path | None) -> list[str]:
     """What is wrong with the hashes, in lines."""
     wrong, known = [], read_document(reference).get("rows", []) if reference is not None and reference.exists() else []
-    runs = [_run(r) for r in rows]
-    for run in dict.fromkeys(runs):
-        own = {r["sha256"] for r, of in zip(rows, runs, strict=True) if of == run}
-        theirs = {r["sha256"] for r in known if _run(r) == run}
-        if len(own) > 1:
-            wrong.append(f"{run[0]}: different weights")
-        elif theirs and own != theirs:
-            wrong.append(f"{run[0]}: other weights than in {reference}")
+    for name, steps in dict.fromkeys((r["example"], r["steps"]) for r in rows):
+        own = [r for r in rows if (r["example"], r["steps"]) == (name, steps)]
+        data = {r.get("data") for r in own}
+        theirs = {r["sha256"] for r in known if (r["example"], r["steps"]) == (name, steps) and r.get("data") in data}
+        if len({r["sha256"] for r in own}) > 1:
+            wrong.append(f"{name}: different weights")
+        elif theirs and theirs != {r["sha256"] for r in own}:
+            wrong.append(f"{name}: other weights than in {reference}")
     return wrong
-
-
-def _run(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What runs with the same weights have in common."""
-    return row["example"], row["steps"], row.get("data")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -61,7 +61,12 @@ def load(name: str) -> dict[str, Any] | None:
 
 def origin(name: str, where: str, date: str, commit: str | None) -> str:
     """Where and when an evidence file was made, and its link from docs/."""
-    return f"{where}; {date[:10]}" + (f", commit {commit[:7]}" if commit else "") + f" ([{name}](../evidence/{name}))"
+    changed = "+" if commit and commit.endswith("+") else ""
+    return (
+        f"{where}; {date[:10]}"
+        + (f", commit {commit[:7]}{changed}" if commit else "")
+        + f" ([{name}](../evidence/{name}))"
+    )
 
 
 #: what each example is judged by, and what to compare it with
@@ -213,8 +218,8 @@ DRAWN_SHAPES = (
     "- `gelu_erf`, `pow`, `elu`, `expm1`, `log1p` and their like are evaluated in float64 and rounded once, at the rate of the",
     "  float64 units, and `rand_normal` draws each number from a counter of its own.",
     "- `where` reads a condition of four bytes, PyTorch's one of a byte; `var` reads its operand twice.",
-    "- A transposed convolution of three axes with strides of 2 is eight products in eight launches.",
-    "- The gradient of attention of many queries to a few keys is the work of as many blocks as there are keys.",
+    "- A transposed convolution with strides is a product for each of their phases, eight for strides of 2 on three axes.",
+    "- The gradient of attention of many queries to a few keys is the work of as few blocks.",
     "- Below some 10 us it is the launch, from Python, that is timed on both sides.",
 )
 

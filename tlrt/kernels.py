@@ -8826,7 +8826,8 @@ def grouped_attention_bwd(
 ) -> tuple[Buffer | None, Buffer | None, Buffer | None]:
     """Vector-Jacobian product of grouped_attention.
 
-    As :func:`flash_attention_vjp`; gK and gV of a head are sums over the queries of all heads of its group, in order.
+    As :func:`flash_attention_vjp`; gK and gV of a head are sums over the queries of all heads of its group, in
+    reproducible contexts in order.
 
     Signature: Q[batch, heads, queries, d], K[batch, kv_heads, keys, d], V[batch, kv_heads, keys, width],
         mask?[mask_batch, mask_heads, mask_queries, keys], y[batch, heads, queries, width], g[batch, heads, queries,

@@ -43,6 +43,58 @@ def test_gradients_of_a_saturated_softmax_vanish(dev, n, d):
     assert not gq.numpy().any() and not gk.numpy().any() and np.count_nonzero(gv.numpy()) == n * d
 
 
+def _grouped(rng, heads, kv_heads, queries, keys, d, **more):
+    """Values and arrays of grouped_attention, both its forward's and its gradient's."""
+    values = {"batch": 2, "heads": heads, "kv_heads": kv_heads, "queries": queries, "keys": keys, "d": d, "width": d,
+              "mask_mode": 0, "mask_batch": 1, "mask_heads": 1, "mask_queries": 1, "before": 2**32 - 1, "after": 2**32 - 1,
+              "offset": 0, "scale": 0.2, **more}  # fmt: skip
+    shapes = {
+        "Q": (2, heads, queries, d),
+        "g": (2, heads, queries, d),
+        "K": (2, kv_heads, keys, d),
+        "V": (2, kv_heads, keys, d),
+    }
+    arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    return values, {**arrays, "mask": np.ones((1, 1, 1, keys), np.float32)}
+
+
+@pytest.mark.operations("grouped_attention")
+@pytest.mark.parametrize("mode", [0, 1, 2])
+@pytest.mark.parametrize("rows", [1, 3, 16])
+def test_few_queries_to_many_keys(runtime, mode, rows):
+    """Parts of the keys are blocked whole, or hold what is not finite."""
+    rng = np.random.default_rng(rows)
+    values, arrays = _grouped(rng, rows, 1, 1, 700, 12, mask_mode=mode)
+    arrays["mask"][..., 200:560] = 0
+    if mode == 2:
+        arrays["mask"] = np.where(arrays["mask"] == 0, -np.inf, rng.standard_normal(700)).astype(np.float32)
+    for name, value in ((None, 0.0), ("V", np.inf), ("K", np.nan), ("K", -np.inf)):
+        changed = {**arrays, **({name: arrays[name].copy()} if name else {})}
+        if name:
+            changed[name][0, 0, 300:310] = value
+        case = build_case(registry.get("grouped_attention"), values, changed, rng, which="forward")
+        demand_bounds(case, runtime, f"{name} {mode}")
+
+
+@pytest.mark.operations("grouped_attention")
+@pytest.mark.parametrize("after", [0, 2**32 - 1])
+def test_shared_keys_that_do_not_split(runtime, after):
+    rng = np.random.default_rng(3)
+    values, arrays = _grouped(rng, 4, 2, 70, 70, 64, after=after)
+    arrays["K"][0, 1, 3, 5], arrays["V"][1, 0, 60] = np.inf, 2.0**100
+    for which in ("forward", "vjp"):
+        case = build_case(registry.get("grouped_attention"), values, arrays, rng, which=which)
+        demand_bounds(case, runtime, which)
+
+
+@pytest.mark.operations("grouped_attention")
+def test_no_heads_pass_nothing_to_their_keys(dev):
+    k, empty = dev.buffer(np.ones((64, 64), np.float32)), dev.buffer(np.zeros(0, np.float32))
+    sizes = {"batch": 1, "heads": 0, "kv_heads": 1, "queries": 64, "keys": 64, "d": 64, "width": 64, "mask_mode": 0}
+    _, gk, gv = kernels.grouped_attention_bwd(empty, k, k, empty, empty, **sizes)
+    assert not gk.numpy().any() and not gv.numpy().any() and len(gk.numpy()) == 64 * 64
+
+
 @pytest.mark.parametrize("array", ["Q", "K", "V", "g"])
 @pytest.mark.parametrize("mode", [1, 2, 3])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])

@@ -5,8 +5,9 @@ remembers its largest score m so far, l = Σ e^(s-m) and the weighted sum of V, 
 m grows to m'. Neither direction stores an n x n array. Tiles, and with them the order of sums, differ between the devices.
 
 On CUDA rows of 16 to 128 elements and sequences of 32 or more run on TF32 tensor cores at float32 accuracy: every operand is
-split in two TF32 numbers and three of the four products are summed (:func:`_split`). Members of the batch with values that do
-not split, infinite, NaN, 2^22 and more or below 2^-100, and all other sizes run on the ordinary units.
+split in two TF32 numbers and three of the four products are summed (:func:`_split`). So do heads of 64 to 128 elements that share
+keys, as many as queries and at least 64, without a mask. Members of the batch with values that do not split, infinite, NaN, 2^22
+and more or below 2^-100, run on the ordinary units, and all other sizes there or in float64.
 
 Position encodings have no rounding error in the angle to speak of: frequencies are held in turns as 64-bit fractions, the
 product with an integer position is exact modulo a turn, and sine and cosine are taken of a reduced angle of full relative
@@ -366,14 +367,14 @@ def _grouped(Q, K, V, mask, mask_mode, before, after, offset, scale):
 
 
 def _grouped_tolerance(Q, K, V, mask, mask_mode, before, after, offset, scale, sums=_float32):
-    """As :func:`_attention_tolerance`, without tensor cores."""
+    """As :func:`_attention_tolerance`, with the sums of float32: split ones of 64 terms and more, which CUDA has here, are within."""
     q, k, v, softmax, bias = _grouped(Q, K, V, mask, mask_mode, before, after, offset, scale)
     tolerance = _result_tolerance(q, k, v, softmax, scale, sums, bias)
     return tolerance.reshape(*Q.shape[:3], V.shape[3])
 
 
 def _grouped_vjp_tolerance(Q, K, V, mask, out, g, mask_mode, before, after, offset, scale, sums=_float32):
-    """As :func:`_attention_vjp_tolerance`, without tensor cores; the gradients of keys are sums over a group's queries."""
+    """As :func:`_attention_vjp_tolerance`, with the sums of float32; the gradients of keys are sums over a group's queries."""
     q, k, v, softmax, bias = _grouped(Q, K, V, mask, mask_mode, before, after, offset, scale)
     out, g = (a.reshape(*q.shape[:2], V.shape[3]) for a in (out, g))
     tolerances = _gradient_tolerance(q, k, v, out, g, softmax, scale, sums, bias)
@@ -494,7 +495,8 @@ def grouped_attention(Q, K, V, mask, mask_mode, before, after, offset, scale):
 @grouped_attention.vjp("Q, K, V, mask, out, g -> gQ, gK, gV",
     bound=_bound(_grouped_vjp_tolerance, "composite, first order"))  # fmt: skip
 def grouped_attention_vjp(Q, K, V, mask, out, g, mask_mode, before, after, offset, scale):
-    """As :func:`flash_attention_vjp`; gK and gV of a head are sums over the queries of all heads of its group, in order."""
+    """As :func:`flash_attention_vjp`; gK and gV of a head are sums over the queries of all heads of its group, in
+    reproducible contexts in order."""
     q, k, v, softmax, _ = _grouped(Q, K, V, mask, mask_mode, before, after, offset, scale)
     out, g = (a.reshape(*q.shape[:2], V.shape[3]) for a in (out, g))
     return tuple(

@@ -3,14 +3,17 @@
 #pragma once
 
 #include "cuda/attention/rows.cuh"
+#include "formula/chain.h"
 
 namespace attention {
 
-/* Whether what TF32 tensor cores do not take is computed here: where chains are fast, and rows not so long that their scores
- * are computed several times. */
+/* Whether what TF32 tensor cores do not take is computed here: where chains are fast, rows not so long that their scores are
+ * computed several times, and sums of several segments, which lie in memory meanwhile, not many times as large as the arrays. */
 inline bool chain_serves(tl_context *ctx, const Geometry &of)
 {
-    return tl_is_reproducible(ctx) || (tl_cuda_chains_are_fast(ctx) && of.d <= 128 && of.v <= 128);
+    const int64_t most = of.d > of.v ? of.d : of.v, terms = of.keys > of.rows ? of.keys : of.rows;
+    return tl_is_reproducible(ctx) ||
+           (tl_cuda_chains_are_fast(ctx) && most <= 128 && (most >= 16 || terms <= TL_CHAIN_SEGMENT));
 }
 
 int32_t chain_forward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V, float *out);

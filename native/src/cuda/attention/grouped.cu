@@ -1,12 +1,12 @@
 /* Attention on CUDA of heads that share keys in groups, of any number of queries and keys, with a window: forward and
- * backward, without tensor cores. See attention/simt_tiles.cuh for who owns what of a product, attention/backward.cu for
+ * backward, on the ordinary units. See attention/simt_tiles.cuh for who owns what of a product, attention/backward.cu for
  * the two passes of the gradients.
  *
  * A member of the batch is a head of keys with the queries of its group, one head's after the other's: so keys are read
  * once for a group, and their gradients are sums over all rows of the member, in order. What a row may attend to is found
  * once and lies in shared memory. Rows longer than DP are gone through in chunks, and a block makes one chunk of a result.
  *
- * What flash_attention computes as well, heads of as many queries as keys without a mask or a window, goes to its kernels on tensor
+ * What flash_attention computes as well, heads of as many queries as keys without a mask, causal or not, goes to its kernels on tensor
  * cores, with the keys and values of a group repeated for each of its heads; their gradients are then added up. */
 #include "cuda/attention/chain.cuh"
 #include "cuda/attention/few_rows.cuh"
@@ -267,9 +267,9 @@ constexpr int64_t SPLIT_LEAST = 64;
 static bool is_square(tl_context *ctx, const Geometry &of)
 {
     const bool causal = of.before >= of.keys && of.after == 0 && of.offset == 0;
-    return !tl_is_reproducible(ctx) && of.members > 0 && of.mode == UNMASKED && of.queries == of.keys && of.d == of.v &&
-           of.d >= SPLIT_LEAST && of.d <= TENSOR_WIDTH && of.keys >= SPLIT_LEAST && (!of.limited || causal) &&
-           fabsf(of.scale) <= 0x1p60f;
+    return !tl_is_reproducible(ctx) && of.members > 0 && of.rows > 0 && of.mode == UNMASKED && of.queries == of.keys &&
+           of.d == of.v && of.d >= SPLIT_LEAST && of.d <= TENSOR_WIDTH && of.keys >= SPLIT_LEAST &&
+           (!of.limited || causal) && fabsf(of.scale) <= 0x1p60f;
 }
 
 static int64_t flash_mode(const Geometry &of) { return of.limited ? CAUSAL : NO_MASK; }

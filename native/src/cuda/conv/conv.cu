@@ -78,31 +78,25 @@ class Group {
     tl_scratch<float> copy;
 };
 
-/* Whether the groups' products go into one launch of chains, in the mode `reproducible` or because alone they take less than
- * the launches and copies of one group, some 15 us; `direct`: conv/groups.cu has chains of its own. */
-bool chain_serves(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t groups, int64_t channels,
+/* Whether the groups' products go into one launch of chains: in the mode `reproducible`, unless conv/groups.cu has chains of its
+ * own, and where an image's products of one group take less than the launches and copies of a group. The batch has no say, as
+ * the kernels of several groups have other bits. */
+bool chain_serves(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t groups, int64_t channels,
                   int64_t rows, bool weights)
 {
-    constexpr double LEAST_WORK = 1e9; /* floating-point operations */
+    constexpr double LEAST_WORK = 1 << 25; /* floating-point operations of an image */
+    constexpr int64_t PHASES_MOST = 4;     /* of a spread, which has launches of each */
     if (tl_is_reproducible(ctx)) return !(batch > 0 && tl_cuda_conv_groups_chain(s, groups, channels, rows, weights));
     return groups > 1 && tl_cuda_chains_are_fast(ctx) && !tl_cuda_conv_groups_serve(s, groups, channels, rows) &&
-           2.0 * (double)(batch * s.out_size) * (double)(channels * rows * s.taps) < LEAST_WORK;
-}
-
-/* Whether a spread onto rows too few for a tile of conv/mma_product.cu is one of chains, in its tiles of 16 rows. */
-bool spread_serves(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows)
-{
-    constexpr int64_t FEW_ROWS = 8;
-    return tl_cuda_chains_are_fast(ctx) && rows <= FEW_ROWS && !tl_cuda_conv_direct_serves(s, batch, channels, rows);
+           (!spread || tl_conv_phases(&s) <= PHASES_MOST) &&
+           2.0 * (double)s.out_size * (double)(channels * rows * s.taps) < LEAST_WORK;
 }
 
 int32_t product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t groups, int64_t channels,
                 int64_t rows, const float *source, const float *w, const float *bias, float *target)
 {
-    if (chain_serves(ctx, s, batch, groups, channels, rows, false))
+    if (chain_serves(ctx, s, spread, batch, groups, channels, rows, false))
         return tl_conv_chain(ctx, s, spread, batch, groups, channels, rows, source, w, bias, target);
-    if (groups == 1 && spread && spread_serves(ctx, s, batch, channels, rows))
-        return tl_conv_chain(ctx, s, true, batch, 1, channels, rows, source, w, bias, target);
     if (groups == 1 || batch == 0 || rows == 0 || channels == 0) /* without channels the bias is all there is */
         return product_of_one(ctx, s, spread, batch, channels, groups * rows, source, w, bias, target);
     if (tl_cuda_conv_groups_serve(s, groups, channels, rows))
@@ -124,7 +118,7 @@ int32_t product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t ba
 int32_t weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t groups, int64_t channels, int64_t rows,
                 const float *large, const float *small, float *gw)
 {
-    if (chain_serves(ctx, s, batch, groups, channels, rows, true))
+    if (chain_serves(ctx, s, false, batch, groups, channels, rows, true))
         return tl_conv_chain_weights(ctx, s, batch, groups, channels, rows, large, small, gw);
     if (groups == 1 || batch == 0 || rows == 0 || channels == 0)
         return weights_of_one(ctx, s, batch, channels, groups * rows, large, small, gw);

@@ -290,11 +290,13 @@ int32_t multiply_float32(tl_context *ctx, cublasHandle_t blas, const tl_matrix_p
     return TORCHLEAN_OK;
 }
 
-/* Whether chains beat cuBLAS: not where results are many and terms so few that most of a step of k is nothing. */
+/* Whether a product goes to chains rather than to cuBLAS: not one of many results of so few terms that most of a step of k is
+ * nothing, and not many rows or columns that each would leave most of a tile empty. */
 bool chains_pay(tl_context *ctx, const tl_matrix_product &x)
 {
-    constexpr int64_t FEW_TERMS = 32, MANY_RESULTS = 1 << 20;
-    return tl_cuda_chains_are_fast(ctx) && (x.n >= FEW_TERMS || x.batch * x.m * x.p < MANY_RESULTS);
+    constexpr int64_t FEW_TERMS = 64, MANY_RESULTS = 1 << 20, FEW_ROWS = 4;
+    return tl_cuda_chains_are_fast(ctx) && (x.n >= FEW_TERMS || x.batch * x.m * x.p < MANY_RESULTS) &&
+           (x.batch == 1 || (x.m > FEW_ROWS && x.p > FEW_ROWS));
 }
 
 int32_t multiply_chains(tl_context *ctx, const tl_matrix_product &x)
