@@ -43,6 +43,9 @@ C_SOURCES := find native/src native/include/torchlean_cuda.h native/tools tests/
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
 
+# Tests start hundreds of processes, in each of which compiling the packages again takes longer than what is tested.
+unexport PYTHONDONTWRITEBYTECODE
+
 # What an extra of pyproject.toml asks for, without installing the project itself: the tree is run in place.
 .venv/.%: pyproject.toml
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv

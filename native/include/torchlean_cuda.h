@@ -35,10 +35,10 @@
 
 #include <stdint.h>
 
-#include "torchlean_cuda_version.h"
-
+/* The library's own files, which define TL_API, read the version where they need it: its hash is another with every operation. */
 #ifndef TL_API
 #define TL_API
+#include "torchlean_cuda_version.h"
 #endif
 
 #ifdef __cplusplus

@@ -2,6 +2,7 @@
 reduction, and are then on tapes and sessions, in the benchmark, and pass verify and the tests that their names choose."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -141,8 +142,8 @@ class Copy:
 
     folder: Path
 
-    def run(self, *command: str, **environment: str) -> None:
-        """Runs a command in the copy, which must succeed."""
+    def run(self, *command: str, **environment: str) -> str:
+        """Runs a command in the copy, which must succeed; what it prints."""
         inherited = {k: v for k, v in os.environ.items() if k not in ("TORCHLEAN_CUDA_LIBRARY", "OPS")}
         path = os.pathsep.join(p for p in (str(self.folder), os.environ.get("PYTHONPATH")) if p)
         done = subprocess.run(
@@ -151,6 +152,7 @@ class Copy:
             text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{' '.join(command)}:\n{(done.stdout + done.stderr)[-4000:]}"
+        return done.stdout
 
 
 @pytest.mark.parametrize("operation", ADDED)
@@ -184,7 +186,10 @@ def test_operations_are_added_by_the_documented_steps(tmp_path: Path) -> None:
             path.write_text(path.read_text() + text)
     copy.run(sys.executable, "-m", "codegen")
     copy.run(sys.executable, "-m", "bench.results")
-    copy.run("make", "-C", "native", "-j2")
+    said = copy.run("make", "-C", "native", "-j2")
+    compiled = set(re.findall(r"^  CC    (\S+)", said, re.M))
+    others = {p for p in compiled if not re.match(r"(src/cpu|generated)/(elementwise|reduce)|src/core/library", p)}
+    assert compiled and not others, "only the objects of their families are compiled again"
     copy.run(sys.executable, "-c", USED)
     copy.run(sys.executable, "-m", "tlrt", "verify", "--ops", ",".join(ADDED), "--device", "cpu", "--variants")
     # the tests that their names choose and that need no further build
