@@ -33,13 +33,14 @@ OWN = {
     "_capture/": "capture capture_*", "_operations/": "refusals tape_errors tape_operations", "nn/": "nn nn_layers training",
     "tape": "tape refusals session session_lifetime tape_* optim",
     "session": "refusals session_lifetime session accumulation tape optim checkpoint capture",
-    "optim": "optim observer capture_optim", "tensor": "tensor session capture",
+    "optim": "optim optim_groups moving_average schedules observer capture_optim", "tensor": "tensor session capture",
     "spec.py": "indices fast_kernels kernels/specification", "_binding/call": "kernels/lists", "__init__": "library",
     "_operations/contraction": "products", "_operations/linalg": "products", "_operations/choice": "indices",
     "parameter": "session session_lifetime optim capture_parameters",
     "capture": "capture capture_*", "buffer": "buffer", "context": "device", "differential": "observer",
     "ledger": "ledger ledger_audit", "tlrt/audit": "ledger_audit", "_program": "ledger_audit", "_chain": "ledger",
     "errors": "library buffer device", "spec": "refusals scalar_types session tape", "kernels": "kernels fast_kernels",
+    "distributed/environment": "audit/ranks", "distributed/launch": "audit/ranks", "distributed/": "distributed_overlap distributed_nccl distributed",
     "verify/": "verify/documents verify/inputs verify/verify verify/planted_list_defects verify/planted_defects",
     "__main__": "verify/doctor",
 }  # fmt: skip
@@ -130,7 +131,9 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
         if native and "/core/" not in file
         else []
     )
-    early = [*test_files(tree, " ".join([mine, *named_tests(own)]), "", *chosen)]
+    within = kind == "python" and file.count("/") > 1 and not file.startswith(("tlrt/_", "tlrt/verify"))
+    about = [*named_tests(own), mine] if within else [mine, *named_tests(own)]
+    early = [*test_files(tree, " ".join(about), "", *chosen)]
     if kind == "specification":
         ends = " ".join(ends for part, ends in OWN_OF_SPECIFICATION.items() if part in file).split()
         files = " ".join(end if "/" in end else f"tests/spec/test_{end}.py" for end in ends)
@@ -166,7 +169,7 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
         yield from [verify] if native else [small, verify]
     folders = bool(native and ops) * ("tests/spec", "tests/kernels", "tests/verify")
     done = folders or (kind == "specification" and not ops) * ("tests/spec",)
-    for words in REST:
+    for words in sorted(REST, key=lambda words: kind == "python" and not words.startswith(RUNTIME)):
         if words not in done:
             yield from test_files(tree, words, "", *chosen)
     if not all_cases:

@@ -44,6 +44,10 @@ def test_what_one_of_the_losses_reaches_is_reached(s):
     assert [p.grad.numpy().tolist() for p in (a, b, c)] == [[2.0], [4.0], [0.0]]
     adam.step()
     assert a.value < 3 and b.value < 3 and c.value == 3
+    s.reset(gradients=False)
+    s.backward(s.mul(a, s.const([2.0])), accumulate=True)  # a reset that keeps gradients keeps what they reach
+    adam.step()
+    assert c.value == 3 and c.grad.numpy() == 0
     adam.close()
 
 

@@ -250,6 +250,8 @@ def test_clip_grad_norm(s):
     assert a.grad.numpy().tolist() == [6.0] and b.grad.numpy().tolist() == [8.0, 0.0]
     assert s.clip_grad_norm(5.0).numpy() == 10.0
     assert math.isclose(a.grad.numpy()[0], 3.0, rel_tol=1e-6) and math.isclose(b.grad.numpy()[0], 4.0, rel_tol=1e-6)
+    assert math.isclose(s.clip_grad_norm(1.0, [a, a]).numpy(), 3.0, rel_tol=1e-6)  # which is there once
+    assert math.isclose(a.grad.numpy()[0], 1.0, rel_tol=1e-6) and math.isclose(b.grad.numpy()[0], 4.0, rel_tol=1e-6)
     s.reset()
     assert_raises_regex(ValueError, "last backward", s.clip_grad_norm, 1.0)
 
