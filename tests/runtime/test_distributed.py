@@ -281,6 +281,30 @@ def test_a_file_is_an_ordinary_checkpoint_and_is_held_to_its_shards(tmp_path: Pa
         assert training.load(path) == {"epoch": 3} and training.steps == 1
 
 
+def test_ranks_that_read_different_files_say_so(tmp_path: Path) -> None:
+    """Files of one run, of two of its steps."""
+    paths = [tmp_path / name for name in ("first", "second")]
+
+    def build(s: tlrt.Session, group: distributed.Group) -> tuple[Any, distributed.DataParallel]:
+        ws = [s.param([1.0, 2.0], name) for name in "ab"]
+        return ws, distributed.DataParallel(s, lambda p: optim.SGD(p, lr=0.5), group, shards=2)
+
+    def write(group: distributed.Group) -> None:
+        with tlrt.Session("cpu", math="reproducible") as s:
+            ws, training = build(s, group)
+            for path in paths:
+                training.step(lambda _: s.sum(s.mul(*ws)))
+                training.save(path)
+
+    def read(group: distributed.Group) -> str:
+        with tlrt.Session("cpu", math="reproducible") as s, pytest.raises(distributed.GroupError) as found:
+            build(s, group)[1].load(paths[group.rank])
+        return str(found.value)
+
+    run_ranks(1, write)
+    assert all(text.startswith("load: ") and "on rank 1" in text for text in run_ranks(2, read))
+
+
 # ---- faults
 
 

@@ -12,7 +12,7 @@ from numpy.testing import assert_raises, assert_raises_regex
 import tlrt
 from audit.injection import interrupt
 from tests import run_in_thread, unchanged_memory
-from tlrt import Session, errors, kernels, nn
+from tlrt import AnyBuffer, Session, errors, kernels, nn
 from tlrt._binding import convert
 from tlrt.session import Options
 from tlspec.ops.random import mix
@@ -190,6 +190,18 @@ def test_gradients_by_parameter(s):
     assert gradients[w].numpy().tolist() == [[3.0, 4.0]]
     assert unreached.grad.numpy().tolist() == [0.0, 0.0] and used.grad.numpy().tolist() == [0.0]
     assert frozen.grad is None and frozen not in gradients and list(gradients) == [w, unreached, used]
+    frozen.requires_grad, w.requires_grad = True, False  # on the same tape
+    gradients = s.backward(s.reduce_sum(s.mul(w, frozen)))
+    assert gradients[frozen].numpy().tolist() == [[1.0, 2.0]] and w not in gradients
+
+
+def test_a_mirror_written_in_place_and_assigned(s):
+    w = s.param([1.0, 2.0], "w")
+    old, before = s.use(w), w.value.tolist()
+    s.tape.kernels.scale(w.mirror, 2.0, out=w.mirror)
+    w.assign(AnyBuffer(w.shape, w.mirror))
+    assert w.value.tolist() == [2.0, 4.0] != before
+    assert_raises_regex(ValueError, "w: got a value changed", s.backward, s.reduce_sum(old))
 
 
 def test_gradient_of_an_input(s):
