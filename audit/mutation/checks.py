@@ -17,10 +17,8 @@ PATIENCE, SILENCE, CASE_SILENCE, SMALL_SILENCE = 1200.0, 120.0, 60.0, 20.0
 #: more families than this concern a shared header: all operations then
 FEW = 4
 RUNTIME = "tests/runtime/test_"
-#: what sees most changes of how cases are drawn and of bounds, and of defaults
-RECORDED = {
-    "specification": "tests/spec/test_recorded.py tests/runtime/test_defaults.py", "python": "tests/runtime/test_defaults.py",
-}  # fmt: skip
+#: what sees most changes of how cases are drawn and of bounds
+RECORDED = "tests/spec/test_recorded.py tests/runtime/test_defaults.py"
 #: a part of a file's path -> the ends of the names of tests/runtime/test_*.py, or other/test_*.py, that are about it, quickest
 #: first
 OWN = {
@@ -116,7 +114,8 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
     if not native:
         modules = file.removesuffix(".py").removesuffix("/__init__").removesuffix("__main__").rstrip("/")
         yield Check("import", ("tlrt", modules.replace("/", ".")))
-        yield from test_files(tree, RECORDED[kind], ops)
+        if kind == "specification":
+            yield from test_files(tree, RECORDED, ops)
     if "/core/" in file:
         yield Check("make", ("check",))
     verify = Check("verify", ("--device", device, "--trace"), ops)
@@ -164,6 +163,8 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
         yield from early
     elif kind != "specification":
         yield from early
+        if not native:
+            yield from test_files(tree, f"{RUNTIME}defaults.py", "")
     all_cases = "/core/" not in file and (kind != "python" or any(p in file for p in ("verify/", "_binding/")))
     if all_cases and not ops:
         yield from [verify] if native else [small, verify]
