@@ -133,6 +133,11 @@ def halved(optimizer: optim.Optimizer, x: Any) -> Any:
     return minimise_square(optimizer, x)
 
 
+def halving(optimizer: optim.Optimizer, x: Any) -> None:
+    minimise_square(optimizer, x)
+    optimizer.lr *= 0.5  # type: ignore[attr-defined]
+
+
 def test_hyperparameters_assigned_within(dev: tlrt.Device) -> None:
     """A replay would not assign them; in the work that an optimiser of one's own does at each replay it does."""
     found = []
@@ -146,6 +151,10 @@ def test_hyperparameters_assigned_within(dev: tlrt.Device) -> None:
                 assert optimizer.steps == 0 and optimizer.lr == 0.1
                 optimizer.lr = 0.25
                 optimizer.close()
+            after = optim.SGD([w], 0.1)
+            assert_raises_regex(CaptureError, r"^SGD\.lr: got", s.capture, functools.partial(halving, after), X[0])
+            after.close()
+            w.set([1.0, 2.0, 3.0])
             own = Decaying([w], 0.4)
             again = step = functools.partial(minimise_square, own)
             if captured:

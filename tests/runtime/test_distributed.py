@@ -144,8 +144,9 @@ def test_a_parameter_that_a_shard_of_another_rank_reaches_is_updated() -> None:
     assert run_ranks(2, train) == 2 * [([[0.5, 0.5], [0.5, 0.5]], 2)]
 
 
-def test_a_group_of_parameters_counts_its_steps_on_all_ranks_alike() -> None:
-    """A step reaches parameters of one group on one of the ranks, or of both groups on different ranks."""
+def test_a_group_of_parameters_counts_its_steps_on_all_ranks_alike(tmp_path: Path) -> None:
+    """A step reaches parameters of one group on one of the ranks, or of both groups on different ranks. The file of all ranks is
+    that of one optimiser of all parameters."""
 
     def train(group: distributed.Group) -> Any:
         counts = []
@@ -160,11 +161,15 @@ def test_a_group_of_parameters_counts_its_steps_on_all_ranks_alike() -> None:
             for reached in ("ab", "d", "d", "ac"):
                 training.step(lambda _, names=reached: reduce(s.add, [s.sum(s.square(ws[n])) for n in names]))
                 counts.append([part.steps for part in training.optimizer.groups])
+            training.save(tmp_path / f"of {group.size}")
+            if group.size == 1:
+                checkpoint.save(tmp_path / "whole", s, training.optimizer, {"shards": 2})
             return counts, [w.value.tolist() for w in ws.values()]
 
     (alone,) = run_ranks(1, train)
     assert alone[0] == [[1, 1], [2, 1], [3, 1], [4, 2]]
     assert run_ranks(2, train) == [alone, alone]
+    assert len({(tmp_path / name).read_bytes() for name in ("of 1", "of 2", "whole")}) == 1
 
 
 def test_the_norm_of_all_gradients_is_added_in_float64() -> None:
@@ -267,6 +272,9 @@ def test_a_file_is_an_ordinary_checkpoint_and_is_held_to_its_shards(tmp_path: Pa
         training.step(lambda k: s.sum(s.use(w)))
         training.save(path, {"epoch": 3})
         saved = w.numpy()
+        s.rand_uniform(2)  # draws between two steps are no part of the run
+        training.save(tmp_path / "again", {"epoch": 3})
+    assert (tmp_path / "again").read_bytes() == path.read_bytes()
     with tlrt.Session("cpu") as s:
         w = s.param(np.zeros(3), "w")
         optimizer = optim.AdamW([w])

@@ -275,6 +275,7 @@ def test_naturals(s):
     assert s.gather_vec_nat(x, v).numpy().tolist() == [1.0, 3.0, 0.0]
     s.set_nat(i, 0)
     s.set_nat_vec(v, [1, 1, 0])
+    s.get_nat_vec(v)[:] = 2  # of a copy
     assert s.get_nat(i) == 0 and s.get_nat_vec(v).tolist() == [1, 1, 0]
     assert s.gather_scalar_nat(x, i).item() == 1.0 and s.gather_vec_nat(x, v).numpy().tolist() == [2.0, 2.0, 1.0]
     assert_raises(IndexError, s.nat, -1)
