@@ -132,6 +132,14 @@ def test_operators_without_a_route_are_named() -> None:
         torch.linalg.qr(x)
 
 
+@pytest.mark.parametrize("how", [{"ceil_mode": True}, {"count_include_pad": False}, {"divisor_override": 5}])
+def test_windows_that_count_otherwise_are_left_alone(how: dict[str, Any]) -> None:
+    x = drawn(3, 1, 6, 6)
+    with mode.reproducible() as report:
+        found = F.avg_pool2d(x, 3, 2, 1, **how)
+    assert report.left == ("avg_pool2d",) and torch.equal(found, F.avg_pool2d(x, 3, 2, 1, **how))
+
+
 def test_other_types_are_left_alone() -> None:
     with mode.reproducible() as report:
         y = drawn(1, 4, 4).double() @ torch.ones(4, 4, dtype=torch.float64)
@@ -181,7 +189,25 @@ CASES: dict[str, Any] = {
     "nll of images": lambda x: F.nll_loss(x.view(1, 6, 2, 3), torch.tensor([[[0, 5, 1], [2, 3, 4]]]), weight=x[0].detach().abs()),
     "losses of rows": lambda x: F.cross_entropy(x, torch.arange(6), reduction="none") + F.mse_loss(x, x + 1, reduction="none")[0],
     "label smoothing": lambda x: F.cross_entropy(x, torch.arange(6), label_smoothing=0.1),
+    "labels that are ignored": lambda x: F.cross_entropy(x, torch.arange(6), weight=x[0].detach().abs(), ignore_index=2),
+    "sums of losses": lambda x: F.cross_entropy(x, torch.arange(6), weight=x[0].detach().abs(), reduction="sum")
+                                + F.mse_loss(x, x * x, reduction="sum"),
+    "softmax of what is masked": lambda x: torch.ops.aten._safe_softmax(x.masked_fill(x[:, :1] > 0, -torch.inf), 1),
+    "sums by negative axes": lambda x: x[None].sum((-1,), keepdim=True) + x[None].mean((0, -1), keepdim=True),
+    "batch norm in training": lambda x: follow(x),
+    "batch norm without weights": lambda x: F.batch_norm(x, x[0].detach(), x[1].detach().abs() + 1),
+    "group norm without weights": lambda x: F.group_norm(x[None], 3),
+    "group norm": lambda x: F.group_norm(x[None], 2, x[0], x[1]),
+    "layer norm without weights": lambda x: F.layer_norm(x, (6,)),
+    "pooling with padding": lambda x: F.avg_pool2d(x[None], 3, 2, 1),
 }  # fmt: skip
+
+
+def follow(x: Any) -> Any:
+    """A batch norm in training, and the running statistics after it."""
+    mean, variance = torch.zeros(6), torch.ones(6)
+    y = F.batch_norm(x, mean, variance, x[2], x[3], True, 0.3)
+    return torch.cat([y, mean[None], variance[None]])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -192,11 +218,11 @@ def test_routes_compute_what_pytorch_means(case: str) -> None:
     with mode.reproducible(strict=True):
         found = CASES[case](leaf)
         if found.requires_grad:
-            found.sum().backward()
+            found.backward(drawn(4, *found.shape))
     assert torch.allclose(found.detach(), expected, rtol=1e-5, atol=1e-5)
     if found.requires_grad:
         again = x.clone().requires_grad_()
-        CASES[case](again).sum().backward()
+        CASES[case](again).backward(drawn(4, *found.shape))
         assert torch.allclose(leaf.grad, again.grad, rtol=1e-4, atol=1e-4)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +20,16 @@ def _last(x: Any, axis: int) -> tuple[Any, Callable[[Any], Any]]:
     return moved.reshape(-1, moved.shape[-1]), lambda y: y.reshape(moved.shape).movedim(-1, axis)
 
 
-@route(aten._softmax.default, aten._safe_softmax.default)
+@route(aten._softmax.default)
 def softmax(x: Any, axis: int, wide: Any = False) -> Any:
     rows, back = _last(x, axis)
     return back(run("softmax", rows))
+
+
+@route(aten._safe_softmax.default)
+def safe_softmax(x: Any, axis: int, dtype: Any = None) -> Any:
+    """The softmax; a row of -inf alone, of which attention masks every key, gives zeros."""
+    return torch.where((x == -math.inf).all(axis, keepdim=True), 0.0, softmax(x, axis))
 
 
 @route(aten._softmax_backward_data.default)
