@@ -132,6 +132,13 @@ def test_operators_without_a_route_are_named() -> None:
         torch.linalg.qr(x)
 
 
+def test_labels_that_are_all_ignored_give_no_gradient() -> None:
+    x = drawn(3, 6, 6).requires_grad_()
+    with mode.reproducible(strict=True):
+        F.cross_entropy(x, torch.full((6,), -100)).backward()
+    assert torch.equal(x.grad, torch.zeros(6, 6))
+
+
 @pytest.mark.parametrize("how", [{"ceil_mode": True}, {"count_include_pad": False}, {"divisor_override": 5}])
 def test_windows_that_count_otherwise_are_left_alone(how: dict[str, Any]) -> None:
     x = drawn(3, 1, 6, 6)
@@ -199,8 +206,21 @@ CASES: dict[str, Any] = {
     "group norm without weights": lambda x: F.group_norm(x[None], 3),
     "group norm": lambda x: F.group_norm(x[None], 2, x[0], x[1]),
     "layer norm without weights": lambda x: F.layer_norm(x, (6,)),
+    "no weight and no chance": lambda x: F.nll_loss(x - torch.inf, torch.zeros(6).long(), torch.zeros(6), reduction="sum"),
+    "norms without a sum": lambda x: torch.linalg.vector_norm(x, torch.inf, 1)
+                                     + torch.linalg.vector_norm(x[None], -torch.inf, (0, -1)),
+    "numbers without axes": lambda x: x[0, 0].mean(0) + x[1, 1].softmax(0) + x[2, 2].sum(-1) + torch.linalg.vector_norm(x[3, 3]),
+    "no elements": lambda x: of_no_elements(x),
     "pooling with padding": lambda x: F.avg_pool2d(x[None], 3, 2, 1),
 }  # fmt: skip
+
+
+def of_no_elements(x: Any) -> Any:
+    none, images, index = x[:0], x[:0, None, None], torch.tensor([0])
+    found = [none.softmax(0), x[:, :0].log_softmax(1).sum(1), F.layer_norm(none, (6,)), F.linear(x[:, :0], x[:, :0]),
+             F.conv2d(images, x[:1, None, None]), F.group_norm(images, 1), F.avg_pool2d(images, (1, 2)),
+             none.index_add(1, index, none[:, :1])]  # fmt: skip
+    return torch.stack([y.sum() for y in found])
 
 
 def follow(x: Any) -> Any:
@@ -219,11 +239,11 @@ def test_routes_compute_what_pytorch_means(case: str) -> None:
         found = CASES[case](leaf)
         if found.requires_grad:
             found.backward(drawn(4, *found.shape))
-    assert torch.allclose(found.detach(), expected, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(found.detach(), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
     if found.requires_grad:
         again = x.clone().requires_grad_()
         CASES[case](again).backward(drawn(4, *found.shape))
-        assert torch.allclose(leaf.grad, again.grad, rtol=1e-4, atol=1e-4)
+        assert torch.allclose(leaf.grad, again.grad, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "SGD", "RMSprop"])
