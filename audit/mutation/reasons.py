@@ -195,4 +195,6 @@ REASONS: dict[str, str] = {
     "native/src/cpu/spectral/chain.c: for (int64_t k = task * ROOT_TASK; k < tl_imin((task + 1) * ROOT_TASK, r->n); k++) -> for (int64_t k = task * ROOT_TASK; k <= tl_imin((task + 1) * ROOT_TASK, r->n); k++)": "equivalent: the root after a task's last is written twice with the same number, that after the last of all into the planes, which are written later",
     "native/src/cpu/reduce_axes.c: fold a = fold_of(TL_FOLD_PRODUCT, x, dims, axes, 0.0, 0); -> fold a = fold_of(TL_FOLD_PRODUCT, x, dims, axes, 1.0, 0);": "equivalent: a product has no exponent, which norms alone read",
     "tlspec/drawn.py: if old.size: -> if not (old.size):": "only which values are tried changes: the loop before it breaks every check of an index array that there is, and this one is for those to come",
+    "native/src/formula/wide.h: double slope = x == -TL_INF ? 0.0 : tl_exp64(tl_hold((double)x, -700.0, 700.0)); -> double slope = x == -TL_INF ? 0.0 : tl_exp64(tl_hold((double)x, -700.0, 700.-1));": "equivalent: times any float32 that is not 0 either power is infinite in float32",
+    'native/src/core/threads.h: extern "C" { -> extern "" {': "equivalent: a line for C++ alone, which no source of the CPU library is",
 }
