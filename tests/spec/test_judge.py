@@ -343,6 +343,14 @@ def test_large_cases_are_judged_in_blocks(op: str) -> None:
     assert outcome.violations == 1
 
 
+def test_a_small_case_is_one_block() -> None:
+    case = draw_case("matmul", 0, "normal", "small", "vjp")
+    ((part, places),) = blocks_of(case)
+    assert part is case
+    for output, place in zip(case.signature.outputs, places, strict=True):
+        assert np.ones(case.shape(output))[place].shape == case.shape(output)
+
+
 def test_examples_for_tests_of_ones_own() -> None:
     example = Example("layer_norm", "3:normal:small")
     assert [type(a).__name__ for a in example.arguments] == ["ndarray"] * 3 + ["float"]
