@@ -26,7 +26,7 @@ OWN = {
     "core/interrupt": "interrupts", "core/memory": "copies buffer", "core/convert": "copies buffer", "core/exchange": "exchange",
     "core/threads": "device process", "core/call": "kernels/lists",
     "core/shapes": "kernels/shapes kernels/slices", "core/dims": "kernels/shapes kernels/slices", "core/": "core buffer device kernels copies audit/faults",
-    "_binding/arguments": "tensor tape_errors", "_binding/convert": "tensor session", "_binding/capsules": "exchange", "_binding/exchange": "exchange", "tlrt/torch": "torch_ops torch_mode", "tlrt/jax": "jax", "tlrt/onnx": "onnx", "tlrt/_calls": "torch_ops jax",
+    "_binding/arguments": "tensor tape_errors", "_binding/convert": "tensor session", "_binding/capsules": "exchange", "_binding/exchange": "exchange", "tlrt/torch": "torch_ops torch_mode", "tlrt/jax": "jax", "tlrt/onnx": "onnx audit/onnx", "tlrt/_calls": "torch_ops jax",
     "_binding/": "buffer refusals library kernels scalar_types copies observer device",
     "_capture/": "capture capture_*", "_operations/": "refusals tape_errors tape_operations", "nn/": "nn nn_layers training",
     "tape": "tape refusals session session_lifetime tape_* optim",
