@@ -197,4 +197,5 @@ REASONS: dict[str, str] = {
     "tlspec/drawn.py: if old.size: -> if not (old.size):": "only which values are tried changes: the loop before it breaks every check of an index array that there is, and this one is for those to come",
     "native/src/formula/wide.h: double slope = x == -TL_INF ? 0.0 : tl_exp64(tl_hold((double)x, -700.0, 700.0)); -> double slope = x == -TL_INF ? 0.0 : tl_exp64(tl_hold((double)x, -700.0, 700.-1));": "equivalent: times any float32 that is not 0 either power is infinite in float32",
     'native/src/core/threads.h: extern "C" { -> extern "" {': "equivalent: a line for C++ alone, which no source of the CPU library is",
+    "native/src/cpu/spectral/plan.c: int kept = 0; -> int kept = -1;": "a plan for which the cache had no place is not freed: all places would have to be in use by calls of other threads at once",
 }
