@@ -17,29 +17,28 @@ PATIENCE, SILENCE, CASE_SILENCE, SMALL_SILENCE = 1200.0, 120.0, 60.0, 20.0
 #: more families than this concern a shared header: all operations then
 FEW = 4
 RUNTIME = "tests/runtime/test_"
-#: what sees most changes of how cases are drawn and of bounds, and of defaults
-RECORDED = {
-    "specification": "tests/spec/test_recorded.py tests/runtime/test_defaults.py", "python": "tests/runtime/test_defaults.py",
-}  # fmt: skip
+#: what sees most changes of how cases are drawn and of bounds
+RECORDED = "tests/spec/test_recorded.py tests/runtime/test_defaults.py"
 #: a part of a file's path -> the ends of the names of tests/runtime/test_*.py, or other/test_*.py, that are about it, quickest
 #: first
 OWN = {
     "core/graph": "capture", "core/errors": "library", "core/device": "device", "core/pool": "buffer", "core/fork": "process",
     "core/interrupt": "interrupts", "core/memory": "copies buffer", "core/convert": "copies buffer", "core/exchange": "exchange",
     "core/threads": "device process", "core/call": "kernels/lists",
-    "core/shapes": "kernels/shapes kernels/slices", "core/dims": "kernels/shapes kernels/slices", "core/": "core buffer device kernels copies",
-    "_binding/arguments": "tensor tape_errors", "_binding/convert": "tensor session", "_binding/capsules": "exchange", "_binding/exchange": "exchange", "tlrt/torch": "torch_ops torch_mode", "tlrt/jax": "jax", "tlrt/onnx": "onnx", "tlrt/_calls": "torch_ops jax",
+    "core/shapes": "kernels/shapes kernels/slices", "core/dims": "kernels/shapes kernels/slices", "core/": "core buffer device kernels copies audit/faults",
+    "_binding/arguments": "tensor tape_errors", "_binding/convert": "tensor session", "_binding/capsules": "exchange", "_binding/exchange": "exchange", "tlrt/torch": "torch_ops torch_mode", "tlrt/jax": "jax", "tlrt/onnx": "onnx audit/onnx", "tlrt/_calls": "torch_ops jax",
     "_binding/": "buffer refusals library kernels scalar_types copies observer device",
     "_capture/": "capture capture_*", "_operations/": "refusals tape_errors tape_operations", "nn/": "nn nn_layers training",
     "tape": "tape refusals session session_lifetime tape_* optim",
     "session": "refusals session_lifetime session accumulation tape optim checkpoint capture",
-    "optim": "optim observer capture_optim", "tensor": "tensor session capture",
+    "optim": "optim optim_groups moving_average schedules observer capture_optim", "tensor": "tensor session capture",
     "spec.py": "indices fast_kernels kernels/specification", "_binding/call": "kernels/lists", "__init__": "library",
     "_operations/contraction": "products", "_operations/linalg": "products", "_operations/choice": "indices",
     "parameter": "session session_lifetime optim capture_parameters",
     "capture": "capture capture_*", "buffer": "buffer", "context": "device", "differential": "observer",
     "ledger": "ledger ledger_audit", "tlrt/audit": "ledger_audit", "_program": "ledger_audit", "_chain": "ledger",
     "errors": "library buffer device", "spec": "refusals scalar_types session tape", "kernels": "kernels fast_kernels",
+    "distributed/environment": "audit/ranks", "distributed/launch": "audit/ranks", "distributed/": "distributed_overlap distributed_nccl distributed",
     "verify/": "verify/documents verify/inputs verify/verify verify/planted_list_defects verify/planted_defects",
     "__main__": "verify/doctor",
 }  # fmt: skip
@@ -48,6 +47,7 @@ OWN_OF_SPECIFICATION = {
     "validation": "tests/repo/test_codegen_refusals.py", "signature": "registry", "entries": "registry", "expressions": "registry",
     "cases": "draws classes", "draws": "cases classes", "data": "draws cases", "classes": "geometry", "bounds": "errors",
     "laws": "laws", "compare": "compare", "registry": "laws", "declarations": "geometry", "boundaries": "classes geometry",
+    "running/": "running judge", "judge/": "judge",
     "ops/": "shapes draws geometry errors laws registry",
 }  # fmt: skip
 #: every test in parts of a minute or two
@@ -115,7 +115,8 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
     if not native:
         modules = file.removesuffix(".py").removesuffix("/__init__").removesuffix("__main__").rstrip("/")
         yield Check("import", ("tlrt", modules.replace("/", ".")))
-        yield from test_files(tree, RECORDED[kind], ops)
+        if kind == "specification":
+            yield from test_files(tree, RECORDED, ops)
     if "/core/" in file:
         yield Check("make", ("check",))
     verify = Check("verify", ("--device", device, "--trace"), ops)
@@ -130,7 +131,9 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
         if native and "/core/" not in file
         else []
     )
-    early = [*test_files(tree, " ".join([mine, *named_tests(own)]), "", *chosen)]
+    within = kind == "python" and file.count("/") > 1 and not file.startswith(("tlrt/_", "tlrt/verify"))
+    about = [*named_tests(own), mine] if within else [mine, *named_tests(own)]
+    early = [*test_files(tree, " ".join(about), "", *chosen)]
     if kind == "specification":
         ends = " ".join(ends for part, ends in OWN_OF_SPECIFICATION.items() if part in file).split()
         files = " ".join(end if "/" in end else f"tests/spec/test_{end}.py" for end in ends)
@@ -161,12 +164,14 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
         yield from early
     elif kind != "specification":
         yield from early
+        if not native:
+            yield from test_files(tree, f"{RUNTIME}defaults.py", "")
     all_cases = "/core/" not in file and (kind != "python" or any(p in file for p in ("verify/", "_binding/")))
     if all_cases and not ops:
         yield from [verify] if native else [small, verify]
     folders = bool(native and ops) * ("tests/spec", "tests/kernels", "tests/verify")
     done = folders or (kind == "specification" and not ops) * ("tests/spec",)
-    for words in REST:
+    for words in sorted(REST, key=lambda words: kind == "python" and not words.startswith(RUNTIME)):
         if words not in done:
             yield from test_files(tree, words, "", *chosen)
     if not all_cases:

@@ -31,6 +31,8 @@ from tlspec import registry
 
 #: seconds for the tests listed, and for the whole suite
 PATIENCE, SUITE_PATIENCE = 900.0, 3600.0
+#: random mutants of one kind before the next kind has its turn
+TURN = 20
 
 
 def key(defect: Defect) -> str:
@@ -133,8 +135,9 @@ def random_mutants(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     target, limits = Path(args.json) if args.json else None, (args.budget or math.inf, args.patience)
     with RandomCampaign(target, args.seed, args.jobs, *limits, args.again, args.commit) as campaign:
-        for kind in args.kinds.split(","):
-            campaign.run(kind, args.random)
+        for count in (*range(TURN, args.random, TURN), args.random):
+            for kind in args.kinds.split(","):
+                campaign.run(kind, count)
         print(campaign.table())
         results = campaign.document()["mutants"]["results"]
     return int(any(r["outcome"] == "survived" and not r["reason"] for r in results))

@@ -17,8 +17,9 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from audit.mutation.random_mutants import (
 )
 from audit.mutation.reasons import REASONS
 from audit.mutation.suite import OutOfTimeError, Turn, run_limited
+from audit.mutation.syntax import Reader, first_error
 from audit.scratch import Scratch, scratch
 from tlrt._terminal import Progress, format_table
 from tlrt.verify.documents import format_command, read_document, write_document
@@ -62,6 +64,8 @@ class RandomCampaign:
         self.sound: dict[object, bool] = {}
         self.broken: set[str] = set()  # tests that fail without a mutant
         self.clean: dict[str, Scratch] = {}
+        self.readers: dict[str, Reader] = {}
+        self.samples: dict[str, tuple[list[Mutant], Iterator[Mutant]]] = {}
         self.stack = ExitStack()
         known = [r for r in (read_rows(target, seed) if target and target.exists() else ()) if find_line(r["mutant"])]
         #: mutants that had survived when they were judged before: tests have been added since
@@ -119,7 +123,7 @@ class RandomCampaign:
         judged, running = 0, set[Future[bool]]()
         with Progress(count, f"{kind} mutants") as progress, ThreadPoolExecutor(self.jobs) as pool:
             try:
-                for mutant in sample(kind, self.seed):
+                for mutant in self.drawn(kind):
                     while running and (len(running) >= self.jobs or judged + len(running) >= count):
                         done, running = wait(running, return_when=FIRST_COMPLETED)
                         for future in done:
@@ -139,17 +143,26 @@ class RandomCampaign:
                 self.stop()
                 raise
 
+    def drawn(self, kind: str) -> Iterator[Mutant]:
+        """The sample of a kind, of which no mutant is made twice."""
+        made, more = self.samples.setdefault(kind, ([], sample(kind, self.seed)))
+        yield from made
+        for mutant in more:
+            made.append(mutant)
+            yield mutant
+
     def judge(self, mutant: Mutant) -> bool:
         """Judges one mutant and keeps the result; whether it counts."""
         turn, start = self.free.get(), time.monotonic()
         turn.until = min(self.whole.until, start + self.patience)
         passed = list(self.rows.get(mutant.key, {}).get("passed", []))
+        times: defaultdict[str, float] = defaultdict(float)  # seconds of builds and of checks
         try:
             if is_argued(mutant.key):
                 outcome, by = "survived", "an argument instead of checks"
             else:
                 with tempfile.TemporaryDirectory(prefix="mutant-", dir=self.folder) as folder:
-                    outcome, by = self._try(mutant, Path(folder), turn, passed)
+                    outcome, by = self._try(mutant, Path(folder), turn, passed, times)
         except OutOfTimeError:
             whole = time.monotonic() >= self.whole.until
             outcome, by = ("open", "out of time") if whole else ("survived", f"{self.patience:.0f} s of checks")
@@ -166,11 +179,14 @@ class RandomCampaign:
             if self.target is not None:
                 with self.target.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"at": "mutants.judged[]", **row}, ensure_ascii=False) + "\n")
+            parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in times.items())
             seconds = time.monotonic() - start
-            print(f"{outcome:10} {seconds:6.0f} s  line {mutant.line} of {mutant.key}  [{by}]", flush=True)
+            print(f"{outcome:10} {seconds:6.1f} s ({parts})  line {mutant.line} of {mutant.key}  [{by}]", flush=True)
         return outcome in ("killed", "survived", "open")
 
-    def _try(self, mutant: Mutant, folder: Path, turn: Turn, passed: list[str]) -> tuple[str, str]:
+    def _try(
+        self, mutant: Mutant, folder: Path, turn: Turn, passed: list[str], times: defaultdict[str, float]
+    ) -> tuple[str, str]:
         native = mutant.kind in ("c", "cuda")
         if not native and behaviour(mutant.text()) == behaviour("".join(read_lines(mutant.file))):
             return "equivalent", "the same compiled code"
@@ -183,25 +199,38 @@ class RandomCampaign:
             start = time.monotonic()
             clean = self.unchanged(name)  # its build is no check of this mutant's
             turn.until = min(self.whole.until, turn.until + time.monotonic() - start)
+            with measured(times, "syntax"):
+                error = self.reader(name).error(mutant.file, mutant.text(), turn) if mutant.kind == "c" else ""
+            if error:
+                return "invalid", error
             with scratch(folder / (name or "plain"), clean) as tree:
                 (tree.folder / mutant.file).write_text(mutant.text(), encoding="utf-8")
                 if native:
                     try:
-                        build(tree, turn)
-                    except BuildError as error:
-                        return "invalid", str(error)
+                        with measured(times, "build"):
+                            build(tree, turn)
+                    except BuildError as refused:
+                        return "invalid", str(refused)
                     if same_code(tree, clean):
                         continue
                 for check in checks(mutant.kind, mutant.file, tree):
                     if check.tool == "import" and not self._is_sound(clean, check, turn):
                         return "open", "a package that it imports is not installed"
                     if str(check) not in passed:
-                        by = self._failure(tree, clean, check, turn)
+                        with measured(times, check.tool):
+                            by = self._failure(tree, clean, check, turn)
                         if by is not None:
                             return "invalid" if check.tool == "import" else "killed", f"{check.tool}: {by}"
                         passed.append(str(check))
                 return "survived", name
         return "equivalent", "the same machine code"
+
+    def reader(self, name: str) -> Reader:
+        """What reads mutants of the sources of an unchanged tree."""
+        with self.lock:
+            if name not in self.readers:
+                self.readers[name] = Reader(self.clean[name])
+            return self.readers[name]
 
     def _is_sound(self, clean: Scratch, check: Check, turn: Turn) -> bool:
         """Whether a check passes without a mutant."""
@@ -263,6 +292,16 @@ class RandomCampaign:
         return "\n".join([format_table(("kind", *OUTCOMES, "first", "score"), rows), "", *left])
 
 
+@contextmanager
+def measured(times: defaultdict[str, float], name: str) -> Iterator[None]:
+    """Adds the seconds of a block."""
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        times[name] += time.monotonic() - start
+
+
 def read_rows(target: Path, seed: int) -> list[dict[str, Any]]:
     """The mutants of a file, as they were last judged. A line that an interruption has torn, the last, goes. Raises ValueError for
     a file of another seed."""
@@ -291,8 +330,7 @@ def build(tree: Scratch, turn: Turn, *goals: str) -> None:
     words = ["make", "-C", "native", f"-j{len(turn.cores)}", f"PYTHON={sys.executable}", *goals]
     status, said = run_limited(tree, words, patience=BUILD, turn=turn)
     if status != 0:
-        found = re.search(r"(?:error:|undefined reference|\*\*\* ).*", said)
-        raise BuildError(found[0] if found else said[-200:])
+        raise BuildError(first_error(said) or said[-200:])
 
 
 def same_code(tree: Scratch, clean: Scratch) -> bool:

@@ -191,4 +191,11 @@ REASONS: dict[str, str] = {
     "native/src/cpu/reduce_axes.c: const tl_folded c = tl_fold_coefficients(slope, out ? out[o] : 0.0f, g[o], value, a.rule); -> const tl_folded c = tl_fold_coefficients(slope, out ? out[o] : 1.0f, g[o], value, a.rule);": "equivalent: there is no result for a product alone, whose coefficients do not depend on it",
     "native/src/cpu/linalg/gemm_kernel.h: } else if (!ready) { -> } else if (1==1) {": "equivalent: a strip that is packed already is packed again, with the same numbers",
     'tlrt/optim.py: got, expected = "averages swapped into the parameters", "a second swap() before" -> got, expected = "averages swapped into the parameters", ""': "equivalent: words of a message",
+    "native/src/cpu/linalg/gemm_kernel.h: return; -> /*return;*/": "equivalent: what follows packs a panel of one lane again, with the same numbers, and its stores run no further past the end than those of wider panels, for which there is room",
+    "native/src/cpu/spectral/chain.c: for (int64_t k = task * ROOT_TASK; k < tl_imin((task + 1) * ROOT_TASK, r->n); k++) -> for (int64_t k = task * ROOT_TASK; k <= tl_imin((task + 1) * ROOT_TASK, r->n); k++)": "equivalent: the root after a task's last is written twice with the same number, that after the last of all into the planes, which are written later",
+    "native/src/cpu/reduce_axes.c: fold a = fold_of(TL_FOLD_PRODUCT, x, dims, axes, 0.0, 0); -> fold a = fold_of(TL_FOLD_PRODUCT, x, dims, axes, 1.0, 0);": "equivalent: a product has no exponent, which norms alone read",
+    "tlspec/drawn.py: if old.size: -> if not (old.size):": "only which values are tried changes: the loop before it breaks every check of an index array that there is, and this one is for those to come",
+    "native/src/formula/wide.h: double slope = x == -TL_INF ? 0.0 : tl_exp64(tl_hold((double)x, -700.0, 700.0)); -> double slope = x == -TL_INF ? 0.0 : tl_exp64(tl_hold((double)x, -700.0, 700.-1));": "equivalent: times any float32 that is not 0 either power is infinite in float32",
+    'native/src/core/threads.h: extern "C" { -> extern "" {': "equivalent: a line for C++ alone, which no source of the CPU library is",
+    "native/src/cpu/spectral/plan.c: int kept = 0; -> int kept = -1;": "a plan for which the cache had no place is not freed: all places would have to be in use by calls of other threads at once",
 }

@@ -18,6 +18,7 @@ from audit.mutation.checks import OWN, REST, Check, checks, named_tests
 from audit.mutation.random_mutants import KINDS, Mutant, behaviour, compiles, read_lines, sample
 from audit.mutation.random_run import RandomCampaign
 from audit.mutation.suite import Turn, run_limited
+from audit.mutation.syntax import Reader
 from audit.scratch import Scratch, scratch
 from tests import ROOT
 from tlrt import Parameter, Session, Tape, TensorRef, capture, nn
@@ -187,6 +188,14 @@ def test_a_planted_mutant_is_judged(
     assert campaign.rows[mutant.key]["outcome"] == outcome, campaign.rows
 
 
+@pytest.mark.parametrize("file", ["native/src/core/device.c", "native/src/formula/rows.h", "native/src/cpu/pool.c"])
+def test_the_reader_sees_what_is_no_program(tree: Scratch, file: str) -> None:
+    reader, text = Reader(tree), "".join(read_lines(file))
+    assert reader.error(file, text, Turn()) == ""
+    assert reader.error(file, f"{text}break;\n", Turn()).startswith("error: expected identifier")
+    assert reader.error("native/src/cuda/pool.cu", "break;", Turn()) == ""  # which no object here is made of
+
+
 def test_a_campaign_goes_on_where_it_ended(
     open_campaign: Callable[..., RandomCampaign], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +206,7 @@ def test_a_campaign_goes_on_where_it_ended(
     tried: list[int] = []
 
     def outcome(
-        self: RandomCampaign, mutant: Mutant, folder: Path, cores: object, passed: list[str]
+        self: RandomCampaign, mutant: Mutant, folder: Path, cores: object, passed: list[str], times: object
     ) -> tuple[str, str]:
         tried.append(place := drawn.index(mutant))
         if place == 4 and not passed:

@@ -219,6 +219,9 @@ def test_a_device_changes_its_mode(name: str) -> None:
             assert same is device and device.math == "reproducible" and "reproducible" in repr(device)
             assert equal(product(), chain(a, b))
         assert device.math == "fast" and equal(product(), fast)
+        with pytest.raises(KeyError), device.set_math("reproducible"):
+            raise KeyError
+        assert device.math == "fast"
         device.set_math("reproducible")
         assert equal(product(), chain(a, b))
         with pytest.raises(ArgumentError, match="set_math: math: got 'exact', expected 'fast' or 'reproducible'"):

@@ -51,6 +51,8 @@ def test_windows_whose_paddings_together_pass_32_bits(runtime: Runtime, far: int
     assert kernels.max_pool(x, 1, [3], [2], [far], [far]).numpy().tolist() == extremes
     assert kernels.max_pool2d(x, 1, 1, 3, 1, 2, **two).numpy().tolist() == extremes
     assert kernels.avg_pool(x, 1, [3], [2], [far], [far]).numpy().tolist() == [0.0, 3.0, 0.0]
+    # a kernel that all of the cells lie under
+    assert kernels.max_pool(x, 1, [3], [far - far % 2 - 1], [1], [far // 2 - 1]).numpy().max() == 5.0
 
 
 @pytest.mark.parametrize("which", ["forward", "vjp"])
@@ -80,6 +82,16 @@ def _window(spatial: list[int], kernel: list[int], stride: list[int], padding: l
     return {"spatial": spatial, "kernel": kernel, "stride": stride, "padding": padding}
 
 
+def _axes(sizes: list[int], out: list[int], axis_map: list[int]) -> dict[str, Any]:
+    return {"in_dims": sizes, "out_dims": out, "axis_map": axis_map}
+
+
+def _grouped(kernel: int, dilation: int, stride: int = 1) -> dict[str, Any]:
+    """Over three cells, with a padding on one side."""
+    window = {"spatial": [3], "kernel": [kernel], "stride": [stride], "dilation": [dilation]}
+    return {**window, "padding_low": [1], "padding_high": [0]}
+
+
 def _plane(size: int, kernel: int, stride: int, padding: int, width: int = 1) -> dict[str, Any]:
     """Along one axis of the two as given, along the other one `width` and a kernel of one."""
     return {
@@ -100,7 +112,16 @@ LIMITS: dict[str, list[dict[str, Any]]] = {
         _slice([3], [0], [3], [1]), _slice([3], [0], [4], [1]), _slice([3], [1], [3], [1]), _slice([3], [1], [2], [TOP]),
         _slice([3], [2], [2], [TOP]), _slice([3], [2], [0], [1], 1), _slice([3], [3], [2], [1], 1), _slice([3, 2], [1], [0], [1]),
         _slice([3], [1], [0, 0], [1]), _slice([3], [1], [0], [1, 1]), _slice([3], [1], [0], [1], 2), _slice([3], [1], [0], [0]),
-        _slice([7], [2], [1], [2]), _slice([7], [2], [5], [2], 1),
+        _slice([7], [2], [1], [2]), _slice([7], [2], [5], [2], 1), _slice([3], [1], [3], [2]), _slice([3], [1], [3], [1], 1),
+    ],
+    "broadcast_to": [
+        _axes([3], [0], [1]), _axes([1], [0], [1]), _axes([3], [2], [1]), _axes([3], [3], [1, 0]), _axes([3], [2, 3], [0, 1]),
+        _axes([3, 3], [3], [1]), _axes([3, 1], [3], [1]), _axes([3], [3, 3], [1, 1]), _axes([3], [3], [2]),
+    ],
+    "conv_grouped": [_grouped(3, 1), _grouped(2, 2**31), _grouped(3, 2**31), _grouped(2, 1, stride=TOP)],
+    "conv_transpose_grouped": [
+        {**_grouped(*sizes, stride), "output_padding": [0]}
+        for sizes, stride in (((3, 1), 1), ((3, 2**31), 1), ((2, TOP), 1), ((2, 1), TOP))
     ],
     "max_pool": [
         _window([], [], [], []), _window([3], [3, 1], [1], [0]), _window([3], [3], [1, 1], [0]), _window([3], [3], [1], [0, 0]),

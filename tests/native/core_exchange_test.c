@@ -49,7 +49,9 @@ static void refuse(dl_managed m, int32_t status, const char *text)
 
 static void test_refusals(int32_t device)
 {
-    int64_t wrong[2] = {1, 4}, many[2] = {INT64_C(1) << 20, INT64_C(1) << 20}, below[2] = {4, -1};
+    int64_t wrong[2] = {1, 4}, many[2] = {INT64_C(1) << 16, INT64_C(1) << 16}, below[2] = {4, -1};
+    int64_t most[2] = {65535, 65537}; /* 2^32 - 1 elements, of which nobody reads one */
+    torchlean_buffer *large = NULL;
     dl_managed m = plain(device == CPU ? CUDA : CPU);
     refuse(m, TORCHLEAN_DEVICE, "tensor: got one of DLPack's device");
     m = plain(device), m.tensor.code = 0;
@@ -64,6 +66,9 @@ static void test_refusals(int32_t device)
     refuse(m, TORCHLEAN_SHAPE, "got a step of 4 along axis 1, expected 1");
     m = plain(device), m.tensor.shape = many, m.tensor.strides = NULL;
     refuse(m, TORCHLEAN_OVERFLOW, "got 2^32 elements or more");
+    m.tensor.shape = most;
+    OK(torchlean_cuda_buffer_borrow(context, &m, 0, &large));
+    OK(torchlean_cuda_buffer_release(large));
     m = plain(device), m.tensor.shape = below;
     refuse(m, TORCHLEAN_SHAPE, "got length -1");
     m = plain(device), m.tensor.ndim = -1;

@@ -36,7 +36,7 @@ def test_backward_adds_where_asked(s, keep_tape):
 
 def test_what_one_of_the_losses_reaches_is_reached(s):
     a, b, c = (s.param([3.0], n) for n in "abc")
-    adam, x = optim.Adam([a, b, c], lr=0.5), s.input([2.0], requires_grad=True)
+    adam, x = optim.AdamW([a, b, c], lr=0.5, weight_decay=0.5), s.input([2.0], requires_grad=True)
     s.backward(s.mul(a, x))
     s.reduce_sum(s.mul(b, x)).backward(accumulate=True)
     assert x.grad.numpy().tolist() == [6.0]
@@ -44,6 +44,10 @@ def test_what_one_of_the_losses_reaches_is_reached(s):
     assert [p.grad.numpy().tolist() for p in (a, b, c)] == [[2.0], [4.0], [0.0]]
     adam.step()
     assert a.value < 3 and b.value < 3 and c.value == 3
+    s.reset(gradients=False)
+    s.backward(s.mul(a, s.const([2.0])), accumulate=True)  # a reset that keeps gradients keeps what they reach
+    adam.step()
+    assert c.value == 3 and c.grad.numpy() == 0
     adam.close()
 
 

@@ -158,6 +158,9 @@ def test_refused_at_a_replay(program: Program) -> None:
     program.layer.weight.requires_grad = False
     assert_raises_regex(CaptureError, "requires_grad", step, X)
     program.layer.weight.requires_grad = True
+    other = {"fast": "reproducible", "reproducible": "fast"}[s.device.math]
+    with pytest.raises(CaptureError, match=f"a device of math='{other}', expected"), s.device.set_math(other):
+        step(X)
     assert s.counter == counter and program.optimizer.steps == 1
     assert all(np.array_equal(p.numpy(), state[p.name]) for p in s.parameters.values())
     assert step(X.astype(np.float64)) is step.outputs
@@ -189,9 +192,26 @@ def test_integers_out_of_range(program: Program) -> None:
     for bad in ([0, 3], [0, -1], [-(2**32), 0]):
         assert_raises(IndexOutOfRangeError, loss, bad)
     assert np.isfinite(loss([2, 1]).item())
+    with Session(
+        s.device, check_indices=True
+    ) as strict:  # each use has a limit, and the least holds, whatever its place
+        for sizes in ((3, 4), (4, 3)):
+            tables = [strict.param(np.zeros((n, 1))) for n in sizes]
+            many = strict.capture(lambda i, tables=tables: [strict.gather_rows_nat(t, i) for t in tables], [0, 2])
+            assert_raises_regex(
+                IndexOutOfRangeError, "got 3, expected 0 <= index < 3|got 3, expected below 3", many, [0, 3]
+            )
     both = s.capture(lambda i: (s.gather_rows_nat(s.use(table), i), s.const(i)), np.array([1, 2], np.uint8))
     assert [v.numpy().tolist() for v in both(np.array([3, 3]))] == [[[6, 7], [6, 7]], [3, 3]]
     assert [v.numpy().tolist() for v in both(np.array([3, -2], np.int8))] == [[[6, 7], [0, 0]], [3, -2]]
+
+
+def test_a_refused_argument_leaves_those_before_it(program: Program) -> None:
+    s = program.session
+    step = s.capture(lambda x, y: s.const(x), X, X)
+    for bad in (X[:1], "text"):
+        assert_raises((CaptureError, ArgumentTypeError), step, X + 1, bad)
+        assert step.outputs.numpy().tolist() == X.tolist()
 
 
 def test_an_argument_is_of_no_use_afterwards(program: Program) -> None:

@@ -9,13 +9,14 @@ from numpy.testing import assert_raises_regex
 import tlrt
 from tests.runtime.steps import minimise_square
 from tlrt import AnyBuffer, Session, kernels, optim
-from tlrt.errors import CaptureError
+from tlrt.errors import ArgumentError, CaptureError
 
 X = np.ones((2, 3), np.float32)
 
 
 def test_states_loaded_between_two_captures(dev: tlrt.Device) -> None:
-    """Each of two captured steps has the states in places of its own once states were loaded between the captures."""
+    """Each of two captured steps has the states in places of its own once states were loaded between the captures; eager steps
+    before and after one use those that are current."""
 
     def run(captured: bool) -> list[bytes]:
         with Session(dev) as s:
@@ -39,11 +40,31 @@ def test_states_loaded_between_two_captures(dev: tlrt.Device) -> None:
                 optimizer.load_state(*optimizer.state())
             for k in range(6):
                 calls[k % 2](np.full(3, k + 1.0))
+            optimizer.load_state(*optimizer.state())
+            for call in (eager, calls[0], eager, calls[1], eager):
+                call(np.full(3, 0.5))
             found = [w.numpy().tobytes(), *(a.tobytes() for a in optimizer.state()[1].values())]
             optimizer.close()
             return found
 
     assert run(True) == run(False)
+
+
+def test_what_became_invalid_is_refused_at_a_replay(dev: tlrt.Device) -> None:
+    """By the optimiser's own rules, before its update."""
+    with Session(dev) as s:
+        w = s.param([1.0, 2.0, 3.0], "w")
+        optimizer = optim.SGD([w], lr=0.1, momentum=0.5, nesterov=True)
+        again = s.capture(functools.partial(minimise_square, optimizer), X[0])
+        before = w.numpy().tolist()
+        optimizer.momentum = 0.0
+        for _ in range(2):
+            assert_raises_regex(ArgumentError, "nesterov: got True with momentum 0", again, X[0])
+        assert optimizer.steps == 1 and w.numpy().tolist() == before
+        optimizer.momentum = 0.5
+        again(X[0])
+        assert optimizer.steps == 2 and w.numpy().tolist() != before
+        optimizer.close()
 
 
 class Assigning(optim.Optimizer):
@@ -112,6 +133,11 @@ def halved(optimizer: optim.Optimizer, x: Any) -> Any:
     return minimise_square(optimizer, x)
 
 
+def halving(optimizer: optim.Optimizer, x: Any) -> None:
+    minimise_square(optimizer, x)
+    optimizer.lr *= 0.5  # type: ignore[attr-defined]
+
+
 def test_hyperparameters_assigned_within(dev: tlrt.Device) -> None:
     """A replay would not assign them; in the work that an optimiser of one's own does at each replay it does."""
     found = []
@@ -125,6 +151,10 @@ def test_hyperparameters_assigned_within(dev: tlrt.Device) -> None:
                 assert optimizer.steps == 0 and optimizer.lr == 0.1
                 optimizer.lr = 0.25
                 optimizer.close()
+            after = optim.SGD([w], 0.1)
+            assert_raises_regex(CaptureError, r"^SGD\.lr: got", s.capture, functools.partial(halving, after), X[0])
+            after.close()
+            w.set([1.0, 2.0, 3.0])
             own = Decaying([w], 0.4)
             again = step = functools.partial(minimise_square, own)
             if captured:

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 import tlrt
 from tests.runtime.rank_processes import MPIRUN, STARTERS, WRONG, find_error, run, weights
+from tests.runtime.thread_group import run_ranks
 from tlrt import checkpoint, distributed, optim
 from tlrt.distributed import buckets, launch, tree
 from tlrt.distributed.environment import MPI, SOCKETS
@@ -128,37 +130,66 @@ def test_a_group_of_one_is_gradient_accumulation() -> None:
         assert training.steps == 1 and s.counter == 8 << 28
 
 
-class Beside(distributed.Group):
-    """A rank in a thread."""
-
-    def __init__(self, rank: int, sent: dict[tuple[int, int], Queue[bytes]]) -> None:
-        super().__init__(rank, 2)
-        self.sent = sent
-
-    def exchange(self, partner: int, out: Any, into: Any) -> None:
-        self.sent[self.rank, partner].put(out.tobytes())
-        into[...] = np.frombuffer(self.sent[partner, self.rank].get(timeout=60), into.dtype)
-
-
 def test_a_parameter_that_a_shard_of_another_rank_reaches_is_updated() -> None:
     """The rank that updates it computes a shard that does not reach it."""
-    sent: dict[tuple[int, int], Queue[bytes]] = {(0, 1): Queue(), (1, 0): Queue()}
-    found: dict[int, Any] = {}
 
-    def train(rank: int) -> None:
+    def train(group: distributed.Group) -> Any:
         with tlrt.Session("cpu", math="reproducible") as s:
             ws = [s.param([1.0, 1.0], "a"), s.param([1.0, 1.0], "b")]
-            training = distributed.DataParallel(s, lambda p: optim.SGD(p, lr=0.5), Beside(rank, sent), shards=2)
+            training = distributed.DataParallel(s, lambda p: optim.SGD(p, lr=0.5), group, shards=2)
             for _ in range(2):
                 training.step(lambda shard: s.reduce_sum(ws[1 - shard]))
-            found[rank] = [w.value.tolist() for w in ws], training.optimizer.steps
+            return [w.value.tolist() for w in ws], training.optimizer.steps
 
-    threads = [threading.Thread(target=train, args=(rank,)) for rank in (0, 1)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(90)
-    assert found == {rank: ([[0.5, 0.5], [0.5, 0.5]], 2) for rank in (0, 1)}
+    assert run_ranks(2, train) == 2 * [([[0.5, 0.5], [0.5, 0.5]], 2)]
+
+
+def test_a_group_of_parameters_counts_its_steps_on_all_ranks_alike(tmp_path: Path) -> None:
+    """A step reaches parameters of one group on one of the ranks, or of both groups on different ranks. The file of all ranks is
+    that of one optimiser of all parameters."""
+
+    def train(group: distributed.Group) -> Any:
+        counts = []
+        with tlrt.Session("cpu", math="reproducible") as s:
+            ws = {name: s.param([1.0, 2.0], name) for name in "abcd"}
+
+            def make(own: Sequence[tlrt.Parameter]) -> optim.Optimizer:
+                members = [[p for p in own if p.name in names] for names in ("ad", "bc")]
+                return optim.Adam([{"params": members[0], "lr": 0.5}, {"params": members[1], "lr": 0.25}])
+
+            training = distributed.DataParallel(s, make, group, shards=2)
+            for reached in ("ab", "d", "d", "ac"):
+                training.step(lambda _, names=reached: reduce(s.add, [s.sum(s.square(ws[n])) for n in names]))
+                counts.append([part.steps for part in training.optimizer.groups])
+            training.save(tmp_path / f"of {group.size}")
+            if group.size == 1:
+                checkpoint.save(tmp_path / "whole", s, training.optimizer, {"shards": 2})
+            return counts, [w.value.tolist() for w in ws.values()]
+
+    (alone,) = run_ranks(1, train)
+    assert alone[0] == [[1, 1], [2, 1], [3, 1], [4, 2]]
+    assert run_ranks(2, train) == [alone, alone]
+    assert len({(tmp_path / name).read_bytes() for name in ("of 1", "of 2", "whole")}) == 1
+
+
+def test_the_norm_of_all_gradients_is_added_in_float64() -> None:
+    """In float32 the square of a small norm, 2^-24, vanishes beside 1; 64 of them do not."""
+    slopes = [1.0, *64 * [2.0**-12]]
+    norm = np.float32(np.sqrt(1 + 64 * 2.0**-24))
+    assert norm > 1
+
+    def train(group: distributed.Group) -> Any:
+        with tlrt.Session("cpu", math="reproducible") as s:
+            ws = [s.param([0.0], f"w{i}") for i in range(len(slopes))]
+            training = distributed.DataParallel(s, lambda p: optim.SGD(p, lr=1.0), group, shards=2, max_norm=0.75)
+            training.step(lambda _: reduce(s.add, [s.mul(w, s.const([x])) for w, x in zip(ws, slopes, strict=True)]))
+            return [float(w.value[0]) for w in ws]
+
+    with tlrt.device("cpu") as cpu:
+        clipped = tlrt.kernels.clip_scale([cpu.buffer([x]) for x in slopes], cpu.buffer([norm]), max_norm=0.75)
+        expected = [-float(x.numpy()[0]) for x in clipped]
+    assert run_ranks(1, train) == [expected]
+    assert run_ranks(2, train) == [expected, expected]
 
 
 def test_no_two_shards_of_any_steps_draw_the_same_numbers() -> None:
@@ -241,6 +272,9 @@ def test_a_file_is_an_ordinary_checkpoint_and_is_held_to_its_shards(tmp_path: Pa
         training.step(lambda k: s.sum(s.use(w)))
         training.save(path, {"epoch": 3})
         saved = w.numpy()
+        s.rand_uniform(2)  # draws between two steps are no part of the run
+        training.save(tmp_path / "again", {"epoch": 3})
+    assert (tmp_path / "again").read_bytes() == path.read_bytes()
     with tlrt.Session("cpu") as s:
         w = s.param(np.zeros(3), "w")
         optimizer = optim.AdamW([w])
@@ -253,6 +287,30 @@ def test_a_file_is_an_ordinary_checkpoint_and_is_held_to_its_shards(tmp_path: Pa
     with tlrt.Session("cpu") as s:
         _, training = build(s, 4)
         assert training.load(path) == {"epoch": 3} and training.steps == 1
+
+
+def test_ranks_that_read_different_files_say_so(tmp_path: Path) -> None:
+    """Files of one run, of two of its steps."""
+    paths = [tmp_path / name for name in ("first", "second")]
+
+    def build(s: tlrt.Session, group: distributed.Group) -> tuple[Any, distributed.DataParallel]:
+        ws = [s.param([1.0, 2.0], name) for name in "ab"]
+        return ws, distributed.DataParallel(s, lambda p: optim.SGD(p, lr=0.5), group, shards=2)
+
+    def write(group: distributed.Group) -> None:
+        with tlrt.Session("cpu", math="reproducible") as s:
+            ws, training = build(s, group)
+            for path in paths:
+                training.step(lambda _: s.sum(s.mul(*ws)))
+                training.save(path)
+
+    def read(group: distributed.Group) -> str:
+        with tlrt.Session("cpu", math="reproducible") as s, pytest.raises(distributed.GroupError) as found:
+            build(s, group)[1].load(paths[group.rank])
+        return str(found.value)
+
+    run_ranks(1, write)
+    assert all(text.startswith("load: ") and "on rank 1" in text for text in run_ranks(2, read))
 
 
 # ---- faults

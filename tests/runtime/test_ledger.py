@@ -10,6 +10,7 @@ from numpy.testing import assert_raises, assert_raises_regex
 
 from tests import DEVICES
 from tests.runtime.ledger_runs import EVERY, STEPS, Training, check, each_kind, first, flip_state, rewrite, train
+from tests.runtime.steps import minimise_square
 from tlrt import Session, _chain, checkpoint, errors, kernels, ledger, optim
 from tlrt import device as open_device
 from tlrt._binding import handles
@@ -54,6 +55,22 @@ def test_a_captured_run_has_the_results_of_an_eager_one(tmp_path: Path) -> None:
         chains.append(ledger.read(tmp_path / f"{kind}.jsonl"))
     for name in ("state", "random", "updates"):
         assert [e[name] for e in chains[0].steps.values()] == [e[name] for e in chains[1].steps.values()]
+
+
+def test_what_goes_in_after_a_captured_step_is_recorded(tmp_path: Path) -> None:
+    found = []
+    for k, value in enumerate((1.0, 2.0, 2.0)):
+        path = tmp_path / f"{k}.jsonl"
+        with Session("cpu", seed=1, math="reproducible") as s:
+            w = s.param(np.ones(3), "w")
+            optimizer = optim.SGD([w], lr=0.5)
+            captured = s.capture(partial(minimise_square, optimizer), np.ones(3))
+            with ledger.record(path, s, optimizer) as run:
+                for _ in run.steps(1):
+                    captured(np.ones(3))
+                    s.const([value])
+        found.append(ledger.read(path).steps[0]["inputs"])
+    assert found[0] != found[1] == found[2]
 
 
 @each_kind

@@ -97,6 +97,9 @@ def test_what_averages_refuse(s):
     assert_raises_regex(TypeError, "got dicts", optim.ExponentialMovingAverage, [{"params": [w]}])
     assert_raises_regex(ValueError, "decay: got 2", optim.ExponentialMovingAverage, [w], 2)
     average = optim.ExponentialMovingAverage([w])
+    with assert_raises(KeyError), average.swapped():
+        raise KeyError
+    average.update()  # the averages are back
     if s.device.name != "spec":
         with assert_raises(errors.CaptureError):
             s.capture(average.update)

@@ -65,12 +65,20 @@ def language_model() -> Any:
     )  # fmt: skip
 
 
+def running_sums() -> Any:
+    return model(
+        [node("CumSum", "x rows", "a"), node("CumSum", "a columns", "b", reverse=1), node("CumSum", "b rows", "c", exclusive=1),
+         node("CumSum", "c columns", "y", exclusive=1, reverse=1)],
+        [("x", F, [5, 7])], "y", {"rows": np.array(0), "columns": np.array(1)},
+    )  # fmt: skip
+
+
 def tokens() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 11, (2, 7))
 
 
 CASES = {"perceptron": (perceptron, lambda: drawn(9, 4, 6)), "image net": (image_net, lambda: drawn(9, 2, 3, 8, 8)),
-         "language model": (language_model, tokens)}  # fmt: skip
+         "language model": (language_model, tokens), "running sums": (running_sums, lambda: drawn(9, 5, 7))}  # fmt: skip
 
 
 @pytest.mark.parametrize("device", ["spec", *DEVICES])

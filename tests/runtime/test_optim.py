@@ -124,6 +124,11 @@ def test_a_parameter_that_the_loss_does_not_reach_stays(s, kind, captured):
     assert optimizer.steps == 6 and idle.numpy() == [3.0]
     train(alone, twin, optimizer, one, two)
     assert optimizer.steps == 6 and bits(w) == before
+    if not captured:  # frozen between the backward pass and the step
+        s.backward(s.reduce_sum(s.square(w)) + s.reduce_sum(s.square(used)))
+        w.requires_grad, later = False, bits(used)
+        optimizer.step()
+        assert bits(w) == before and states(w) == momentum and bits(used) != later
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Parameter groups: each group goes as an optimiser of its own would, eagerly, captured, and resumed from a checkpoint."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ GROUPS: dict[str, Any] = {
     "adamw": (optim.AdamW, {"weight_decay": 0.5, "eps": 1e-3}, None),
     "momentum of one group of rmsprop": (optim.RMSprop, {"alpha": 0.5, "momentum": 0.5}, None),
     "variance of one group": (optim.RMSprop, {"centered": True, "eps": 0.5}, None),
+    "all groups centered": (functools.partial(optim.RMSprop, centered=True), {"alpha": 0.5}, None),
     "lion": (optim.Lion, {"beta1": 0.5, "beta2": 0.75}, {"betas": (0.5, 0.75)}),
 }
 

@@ -12,7 +12,7 @@ from numpy.testing import assert_raises, assert_raises_regex
 import tlrt
 from audit.injection import interrupt
 from tests import run_in_thread, unchanged_memory
-from tlrt import Session, errors, kernels, nn
+from tlrt import AnyBuffer, Session, errors, kernels, nn
 from tlrt._binding import convert
 from tlrt.session import Options
 from tlspec.ops.random import mix
@@ -190,6 +190,18 @@ def test_gradients_by_parameter(s):
     assert gradients[w].numpy().tolist() == [[3.0, 4.0]]
     assert unreached.grad.numpy().tolist() == [0.0, 0.0] and used.grad.numpy().tolist() == [0.0]
     assert frozen.grad is None and frozen not in gradients and list(gradients) == [w, unreached, used]
+    frozen.requires_grad, w.requires_grad = True, False  # on the same tape
+    gradients = s.backward(s.reduce_sum(s.mul(w, frozen)))
+    assert gradients[frozen].numpy().tolist() == [[1.0, 2.0]] and w not in gradients
+
+
+def test_a_mirror_written_in_place_and_assigned(s):
+    w = s.param([1.0, 2.0], "w")
+    old, before = s.use(w), w.value.tolist()
+    s.tape.kernels.scale(w.mirror, 2.0, out=w.mirror)
+    w.assign(AnyBuffer(w.shape, w.mirror))
+    assert w.value.tolist() == [2.0, 4.0] != before
+    assert_raises_regex(ValueError, "w: got a value changed", s.backward, s.reduce_sum(old))
 
 
 def test_gradient_of_an_input(s):
@@ -250,6 +262,8 @@ def test_clip_grad_norm(s):
     assert a.grad.numpy().tolist() == [6.0] and b.grad.numpy().tolist() == [8.0, 0.0]
     assert s.clip_grad_norm(5.0).numpy() == 10.0
     assert math.isclose(a.grad.numpy()[0], 3.0, rel_tol=1e-6) and math.isclose(b.grad.numpy()[0], 4.0, rel_tol=1e-6)
+    assert math.isclose(s.clip_grad_norm(1.0, [a, a]).numpy(), 3.0, rel_tol=1e-6)  # which is there once
+    assert math.isclose(a.grad.numpy()[0], 1.0, rel_tol=1e-6) and math.isclose(b.grad.numpy()[0], 4.0, rel_tol=1e-6)
     s.reset()
     assert_raises_regex(ValueError, "last backward", s.clip_grad_norm, 1.0)
 
@@ -261,6 +275,7 @@ def test_naturals(s):
     assert s.gather_vec_nat(x, v).numpy().tolist() == [1.0, 3.0, 0.0]
     s.set_nat(i, 0)
     s.set_nat_vec(v, [1, 1, 0])
+    s.get_nat_vec(v)[:] = 2  # of a copy
     assert s.get_nat(i) == 0 and s.get_nat_vec(v).tolist() == [1, 1, 0]
     assert s.gather_scalar_nat(x, i).item() == 1.0 and s.gather_vec_nat(x, v).numpy().tolist() == [2.0, 2.0, 1.0]
     assert_raises(IndexError, s.nat, -1)

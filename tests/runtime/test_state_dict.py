@@ -102,7 +102,10 @@ def test_other_names_are_listed_and_change_nothing(s: Session) -> None:
     assert_raises_regex(errors.ArgumentError, said, net.load_state_dict, state)
     for name, array in net.state_dict().items():
         assert_array_equal(array, before[name])
+    for p in net.parameters():
+        _ = p.mirror
     found = net.load_state_dict(state, strict=False)
+    assert not net.stem.weight.mirror.released  # what is passed over keeps its buffer
     assert found == (["stem.weight", "blocks.1.3.weight"], ["extra.weight", "blocks.num_batches_tracked"])
     assert_array_equal(net.scale.value, state["scale"])
     assert_array_equal(net.stem.weight.value, before["stem.weight"])

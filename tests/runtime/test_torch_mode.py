@@ -132,6 +132,21 @@ def test_operators_without_a_route_are_named() -> None:
         torch.linalg.qr(x)
 
 
+def test_labels_that_are_all_ignored_give_no_gradient() -> None:
+    x = drawn(3, 6, 6).requires_grad_()
+    with mode.reproducible(strict=True):
+        F.cross_entropy(x, torch.full((6,), -100)).backward()
+    assert torch.equal(x.grad, torch.zeros(6, 6))
+
+
+@pytest.mark.parametrize("how", [{"ceil_mode": True}, {"count_include_pad": False}, {"divisor_override": 5}])
+def test_windows_that_count_otherwise_are_left_alone(how: dict[str, Any]) -> None:
+    x = drawn(3, 1, 6, 6)
+    with mode.reproducible() as report:
+        found = F.avg_pool2d(x, 3, 2, 1, **how)
+    assert report.left == ("avg_pool2d",) and torch.equal(found, F.avg_pool2d(x, 3, 2, 1, **how))
+
+
 def test_other_types_are_left_alone() -> None:
     with mode.reproducible() as report:
         y = drawn(1, 4, 4).double() @ torch.ones(4, 4, dtype=torch.float64)
@@ -181,7 +196,38 @@ CASES: dict[str, Any] = {
     "nll of images": lambda x: F.nll_loss(x.view(1, 6, 2, 3), torch.tensor([[[0, 5, 1], [2, 3, 4]]]), weight=x[0].detach().abs()),
     "losses of rows": lambda x: F.cross_entropy(x, torch.arange(6), reduction="none") + F.mse_loss(x, x + 1, reduction="none")[0],
     "label smoothing": lambda x: F.cross_entropy(x, torch.arange(6), label_smoothing=0.1),
+    "labels that are ignored": lambda x: F.cross_entropy(x, torch.arange(6), weight=x[0].detach().abs(), ignore_index=2),
+    "sums of losses": lambda x: F.cross_entropy(x, torch.arange(6), weight=x[0].detach().abs(), reduction="sum")
+                                + F.mse_loss(x, x * x, reduction="sum"),
+    "softmax of what is masked": lambda x: torch.ops.aten._safe_softmax(x.masked_fill(x[:, :1] > 0, -torch.inf), 1),
+    "sums by negative axes": lambda x: x[None].sum((-1,), keepdim=True) + x[None].mean((0, -1), keepdim=True),
+    "batch norm in training": lambda x: follow(x),
+    "batch norm without weights": lambda x: F.batch_norm(x, x[0].detach(), x[1].detach().abs() + 1),
+    "group norm without weights": lambda x: F.group_norm(x[None], 3),
+    "group norm": lambda x: F.group_norm(x[None], 2, x[0], x[1]),
+    "layer norm without weights": lambda x: F.layer_norm(x, (6,)),
+    "no weight and no chance": lambda x: F.nll_loss(x - torch.inf, torch.zeros(6).long(), torch.zeros(6), reduction="sum"),
+    "norms without a sum": lambda x: torch.linalg.vector_norm(x, torch.inf, 1)
+                                     + torch.linalg.vector_norm(x[None], -torch.inf, (0, -1)),
+    "numbers without axes": lambda x: x[0, 0].mean(0) + x[1, 1].softmax(0) + x[2, 2].sum(-1) + torch.linalg.vector_norm(x[3, 3]),
+    "no elements": lambda x: of_no_elements(x),
+    "pooling with padding": lambda x: F.avg_pool2d(x[None], 3, 2, 1),
 }  # fmt: skip
+
+
+def of_no_elements(x: Any) -> Any:
+    none, images, index = x[:0], x[:0, None, None], torch.tensor([0])
+    found = [none.softmax(0), x[:, :0].log_softmax(1).sum(1), F.layer_norm(none, (6,)), F.linear(x[:, :0], x[:, :0]),
+             F.conv2d(images, x[:1, None, None]), F.group_norm(images, 1), F.avg_pool2d(images, (1, 2)),
+             none.index_add(1, index, none[:, :1])]  # fmt: skip
+    return torch.stack([y.sum() for y in found])
+
+
+def follow(x: Any) -> Any:
+    """A batch norm in training, and the running statistics after it."""
+    mean, variance = torch.zeros(6), torch.ones(6)
+    y = F.batch_norm(x, mean, variance, x[2], x[3], True, 0.3)
+    return torch.cat([y, mean[None], variance[None]])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -192,12 +238,12 @@ def test_routes_compute_what_pytorch_means(case: str) -> None:
     with mode.reproducible(strict=True):
         found = CASES[case](leaf)
         if found.requires_grad:
-            found.sum().backward()
-    assert torch.allclose(found.detach(), expected, rtol=1e-5, atol=1e-5)
+            found.backward(drawn(4, *found.shape))
+    assert torch.allclose(found.detach(), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
     if found.requires_grad:
         again = x.clone().requires_grad_()
-        CASES[case](again).sum().backward()
-        assert torch.allclose(leaf.grad, again.grad, rtol=1e-4, atol=1e-4)
+        CASES[case](again).backward(drawn(4, *found.shape))
+        assert torch.allclose(leaf.grad, again.grad, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "SGD", "RMSprop"])

@@ -92,6 +92,14 @@ def test_operators_compile() -> None:
     assert bits(w.grad.numpy()) == bits(gradient.numpy())
 
 
+def test_zeros_of_either_sign_are_two_arguments() -> None:
+    """Equal numbers, of which calls keep a plan each."""
+    x = torch.ones(3)
+    for factor in (0.0, -0.0, 0.0):
+        found = torch.ops.torchlean.scale(x, factor)
+        assert torch.equal(torch.signbit(found), torch.signbit(x * factor))
+
+
 def test_the_mode_is_set_for_all() -> None:
     before = _calls.math()
     try:

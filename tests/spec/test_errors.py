@@ -299,6 +299,7 @@ def test_bounds_grow_with_every_source_of_error(entry: tuple[Op, str], monkeypat
                     assert np.all((nothing <= before / 15 + 1e-12 * size) | ~np.isfinite(out) | np.isnan(nothing))
 
 
+@pytest.mark.operations("selective_scan_diag", "selective_scan_diag_var")
 def test_the_product_of_a_chunk_of_a_scan_has_an_error_of_its_own() -> None:
     """Common to all that follows, where the chunk's state is finite."""
     zero, one = np.zeros((2 * scan.CHUNK + 1, 1)), np.ones(1)

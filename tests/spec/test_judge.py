@@ -163,6 +163,15 @@ def test_a_failure_shrinks() -> None:
     assert any("rows=1, cols=32" in f.repeat for f in report.findings), report
 
 
+def test_a_smaller_case_has_the_first_elements_of_all_arrays() -> None:
+    case = draw_case("matmul", 0, "normal", "small", "vjp")
+    values = {**case.values, "m": case.values["m"] - 1}
+    part = resized(case, values)
+    assert part is not None
+    (g,), (small,) = case.cotangents.values(), part.cotangents.values()
+    assert np.array_equal(small, g[:-1]) and np.array_equal(part.inputs["A"], case.inputs["A"][:-1])
+
+
 def test_a_fault_that_comes_and_goes_is_reported() -> None:
     """The smaller case that the search found has it no more."""
     calls = itertools.count()
@@ -333,6 +342,14 @@ def test_large_cases_are_judged_in_blocks(op: str) -> None:
     (outcome,) = whole.compare([result])
     assert outcome.index == tuple(n - 1 for n in result.shape)
     assert outcome.violations == 1
+
+
+def test_a_small_case_is_one_block() -> None:
+    case = draw_case("matmul", 0, "normal", "small", "vjp")
+    ((part, places),) = blocks_of(case)
+    assert part is case
+    for output, place in zip(case.signature.outputs, places, strict=True):
+        assert np.ones(case.shape(output))[place].shape == case.shape(output)
 
 
 def test_examples_for_tests_of_ones_own() -> None:

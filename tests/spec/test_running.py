@@ -64,6 +64,7 @@ EXPRESSIONS = {
     "products": lambda x, y: np.prod(1 + x / 8, axis=1) + np.power(np.abs(x) + 1, 1.7).sum(axis=1),
     "a choice": lambda x, y: np.where(x * 1.1 > y, np.minimum(x, y) * 3, np.clip(y, -0.3, 0.7)),
     "parts of arrays": lambda x, y: np.concatenate([x[:, ::2], np.roll(y, 1, axis=0)], axis=1).reshape(-1)[3:] * 0.7,
+    "parts of a split": lambda x, y: np.vstack(np.array_split(x * 1.1, 3)[::-1]) * 0.7,
     "a spectrum": lambda x, y: np.abs(np.fft.rfft(x, axis=1)),
 }  # fmt: skip
 

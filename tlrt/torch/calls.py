@@ -44,8 +44,10 @@ class _Plan:
 
 @lru_cache(maxsize=4096)
 def _plan(
-    row: Op, which: str, shapes: tuple[tuple[str, tuple[int, ...]], ...], values: tuple[tuple[str, Any], ...]
-) -> _Plan:
+    row: Op, which: str, shapes: tuple[tuple[str, tuple[int, ...]], ...], values: tuple[tuple[str, Any], ...],
+    negative: tuple[str, ...],
+) -> _Plan:  # fmt: skip
+    """`negative` names the values that are -0.0, which is equal to 0.0."""
     return _Plan(row, which, dict(shapes), dict(values))
 
 
@@ -58,6 +60,7 @@ def _run(
         which,
         tuple((n, t.shape) for n, t in present.items()),
         tuple((n, tuple(v) if type(v) is list else v) for n, v in values.items()),
+        tuple(n for n, v in values.items() if v == 0 and str(v)[0] == "-"),
     )
     first = next(iter(present.values()))
     device = device_of(first, math)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,12 @@ def route(*operators: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
         return function
 
     return register
+
+
+def as_matrix(x: Any, axes: int = 1) -> Any:
+    """A matrix whose columns run over the last axes. Both lengths are given: of no elements PyTorch finds none out."""
+    lead = x.dim() - axes
+    return x.reshape(math.prod(x.shape[:lead]), math.prod(x.shape[lead:]))
 
 
 def run(op: str, *tensors: Any, **values: Any) -> Any:

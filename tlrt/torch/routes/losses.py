@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from tlrt.torch.routes.base import aten, route, run, run_gradient
+from tlrt.torch.routes.base import as_matrix, aten, route, run, run_gradient
 from tlrt.torch.routes.sums import divided, sum_over
 
 
@@ -16,13 +17,19 @@ def _last(x: Any, axis: int) -> tuple[Any, Callable[[Any], Any]]:
     if x.dim() == 0:
         return x.reshape(1, 1), lambda y: y.reshape(())
     moved = x.movedim(axis, -1)
-    return moved.reshape(-1, moved.shape[-1]), lambda y: y.reshape(moved.shape).movedim(-1, axis)
+    return as_matrix(moved), lambda y: y.reshape(moved.shape).movedim(-1, axis)
 
 
-@route(aten._softmax.default, aten._safe_softmax.default)
+@route(aten._softmax.default)
 def softmax(x: Any, axis: int, wide: Any = False) -> Any:
     rows, back = _last(x, axis)
     return back(run("softmax", rows))
+
+
+@route(aten._safe_softmax.default)
+def safe_softmax(x: Any, axis: int, dtype: Any = None) -> Any:
+    """The softmax; a row of -inf alone, of which attention masks every key, gives zeros."""
+    return torch.where((x == -math.inf).all(axis, keepdim=True), 0.0, softmax(x, axis))
 
 
 @route(aten._softmax_backward_data.default)
@@ -43,12 +50,12 @@ def log_softmax_backward(g: Any, y: Any, axis: int, dtype: Any) -> Any:
     return back(run_gradient("log_softmax", rows, _last(g, axis)[0]))
 
 
-def _chosen(target: Any, ignored: int, weight: Any, classes: int) -> tuple[Any, Any]:
-    """The labels with those that are ignored set to 0, and the weight of each, 0 where it is ignored."""
+def _chosen(target: Any, ignored: int, weight: Any, classes: int) -> tuple[Any, Any, Any]:
+    """The labels with those that are ignored set to 0, the weight of each, 0 where it is ignored, and which are."""
     left = target == ignored
     labels = torch.where(left, 0, target)
     one = torch.ones(classes, device=target.device) if weight is None else weight
-    return labels, torch.where(left, 0.0, one[labels])
+    return labels, torch.where(left, 0.0, one[labels]), left
 
 
 def _classes_last(x: Any) -> Any:
@@ -58,9 +65,9 @@ def _classes_last(x: Any) -> Any:
 @route(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignored: int) -> Any:
     scores = _classes_last(x)
-    labels, weights = _chosen(target, ignored, weight, scores.shape[-1])
+    labels, weights, left = _chosen(target, ignored, weight, scores.shape[-1])
     terms = -scores.gather(-1, labels.unsqueeze(-1)).squeeze(-1) * weights
-    terms = torch.where(weights == 0, 0.0, terms)
+    terms = torch.where(left, 0.0, terms)
     if reduction == 0:
         return terms, x.new_zeros(())
     total = sum_over(weights, [])
@@ -71,8 +78,8 @@ def nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignored: int) -> 
 @route(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
 def nll_loss_backward(g: Any, x: Any, target: Any, weight: Any, reduction: int, ignored: int, total: Any) -> Any:
     scores = _classes_last(x)
-    labels, weights = _chosen(target, ignored, weight, scores.shape[-1])
-    shares = -weights * (g / total if reduction == 1 else g)
+    labels, weights, left = _chosen(target, ignored, weight, scores.shape[-1])
+    shares = torch.where(left, 0.0, -weights * (g / total if reduction == 1 else g))
     gx = torch.zeros_like(scores).scatter(-1, labels.unsqueeze(-1), shares.unsqueeze(-1))
     return gx if x.dim() == 1 else gx.movedim(-1, 1)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tlrt.torch.routes.base import aten, route, run
+from tlrt.torch.routes.base import as_matrix, aten, route, run
 from tlrt.torch.routes.sums import divided, inverse_root
 
 
@@ -28,7 +28,7 @@ def _row_gradient(g: Any, x: Any, mean: Any, inverse: Any) -> Any:
 @route(aten.native_layer_norm.default)
 def layer_norm(x: Any, shape: Any, w: Any, b: Any, eps: float) -> Any:
     n = math.prod(shape)
-    rows = x.reshape(-1, n)
+    rows = as_matrix(x, len(shape))
     mean, inverse = _statistics(rows, eps)
     gamma = x.new_ones(n) if w is None else w.reshape(n)
     beta = x.new_zeros(n) if b is None else b.reshape(n)
@@ -41,7 +41,7 @@ def layer_norm_backward(
     g: Any, x: Any, shape: Any, mean: Any, inverse: Any, w: Any, b: Any, want: Sequence[bool]
 ) -> Any:
     n = math.prod(shape)
-    rows, cotangent = x.reshape(-1, n), g.reshape(-1, n)
+    rows, cotangent = as_matrix(x, len(shape)), as_matrix(g, len(shape))
     mean, inverse = mean.reshape(-1), inverse.reshape(-1)
     gx = None
     if want[0]:
@@ -55,7 +55,7 @@ def layer_norm_backward(
 
 
 def _channels_first(x: Any) -> Any:
-    return x.transpose(0, 1).reshape(x.shape[1], -1)
+    return as_matrix(x.transpose(0, 1), x.dim() - 1)
 
 
 def _by_channel(v: Any, x: Any) -> Any:
@@ -109,7 +109,7 @@ def batch_norm_backward(
 
 @route(aten.native_group_norm.default)
 def group_norm(x: Any, w: Any, b: Any, n: int, channels: int, positions: int, groups: int, eps: float) -> Any:
-    rows = x.reshape(n * groups, -1)
+    rows = x.reshape(n * groups, channels // groups * positions)
     mean, inverse = _statistics(rows, eps)
     y = ((rows - mean[:, None]) * inverse[:, None]).reshape(x.shape)
     y = y if w is None else y * _by_channel(w, x)
@@ -129,7 +129,8 @@ def group_norm_backward(
     groups: int,
     want: Sequence[bool],
 ) -> Any:
-    rows, mean, inverse = x.reshape(n * groups, -1), mean.reshape(-1), inverse.reshape(-1)
+    rows = x.reshape(n * groups, channels // groups * positions)
+    mean, inverse = mean.reshape(-1), inverse.reshape(-1)
     scaled = g if w is None else g * _by_channel(w, g)
     gx = _row_gradient(scaled.reshape(rows.shape), rows, mean, inverse).reshape(x.shape) if want[0] else None
     centred = ((rows - mean[:, None]) * inverse[:, None]).reshape(x.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ def avg_pool(
 ) -> Any:
     if not _is_plain(x, kernel, stride, padding, ceil, count, divisor):
         raise NotImplementedError("avg_pool2d with windows of several sizes")
-    y = run("avg_pool", x.reshape(-1, *x.shape[-2:]), **_window(kernel, stride, padding))
+    y = run("avg_pool", x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:]), **_window(kernel, stride, padding))
     return y.reshape(*x.shape[:-2], *y.shape[-2:])
 
 
@@ -43,7 +44,7 @@ def avg_pool_backward(
 ) -> Any:
     if not _is_plain(x, kernel, stride, padding, ceil, count, divisor):
         raise NotImplementedError("avg_pool2d with windows of several sizes")
-    flat = g.reshape(-1, *g.shape[-2:])
+    flat = g.reshape(math.prod(g.shape[:-2]), *g.shape[-2:])
     return run_gradient("avg_pool", flat, spatial=list(x.shape[-2:]), **_window(kernel, stride, padding)).reshape(
         x.shape
     )
@@ -68,6 +69,6 @@ def adaptive_avg_pool_backward(g: Any, x: Any) -> Any:
 def max_pool_backward(
     g: Any, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, index: Any
 ) -> Any:
-    places = index.reshape(*index.shape[:-2], -1)
-    flat = torch.zeros_like(x).reshape(*x.shape[:-2], -1)
+    places = index.flatten(-2)
+    flat = torch.zeros_like(x).flatten(-2)
     return scatter_add(flat, -1, places, g.reshape(places.shape)).reshape(x.shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tlrt.torch.routes.base import aten, route, run, run_gradient
+from tlrt.torch.routes.base import as_matrix, aten, route, run, run_gradient
 
 
 @route(aten.mm.default)
@@ -53,7 +53,7 @@ def addmv(x: Any, a: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
 
 @route(aten.linear.default)
 def linear(x: Any, w: Any, b: Any = None) -> Any:
-    rows = x.reshape(-1, x.shape[-1])
+    rows = as_matrix(x)
     y = run("linear", w, rows, b if b is not None else x.new_zeros(w.shape[0]))
     return y.view(*x.shape[:-1], w.shape[0])
 
@@ -82,7 +82,7 @@ def convolution(
     weights = w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
     bias = [] if b is None else [b.reshape(groups, -1)]
     y = run("conv_transpose_grouped" if transposed else "conv_grouped", _grouped(x, groups), weights, *bias, **values)
-    return y.reshape(y.shape[0], -1, *y.shape[3:])
+    return y.flatten(1, 2)
 
 
 @route(aten.convolution_backward.default)

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from tlrt.torch.routes.base import ROUTES, aten, route, run
+from tlrt.torch.routes.base import ROUTES, as_matrix, aten, route, run
 
 
 def _add_rows(into: Any, rows: Any, values: Any) -> Any:
     """`into` plus `values`, row by row where `rows` says."""
     shape = into.shape
-    flat = into.reshape(shape[0], -1)
+    flat = as_matrix(into, into.dim() - 1)
     index = rows.reshape(-1)
     index = torch.where(index < 0, index + shape[0], index)
     return run("scatter_add_rows", flat, values.reshape(index.numel(), flat.shape[1]), index).reshape(shape)
@@ -22,7 +22,7 @@ def _add_rows(into: Any, rows: Any, values: Any) -> Any:
 
 @route(aten.embedding_dense_backward.default)
 def embedding_backward(g: Any, index: Any, count: int, padding: int, by_frequency: bool) -> Any:
-    rows = g.reshape(-1, g.shape[-1])
+    rows = as_matrix(g)
     flat = index.reshape(-1)
     if padding >= 0:
         rows = torch.where((flat == padding)[:, None], 0.0, rows)
@@ -77,7 +77,7 @@ def _put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool) -> Any:
     rest = x.shape[len(named) :]
     values = values.expand(*place.shape, *rest)
     whole = x.reshape(math.prod(x.shape[: len(named)]), *rest)
-    return _add_rows(whole, place, values.reshape(place.numel(), -1)).reshape(x.shape)
+    return _add_rows(whole, place, as_matrix(values, len(rest))).reshape(x.shape)
 
 
 @route(aten.index_put.default, aten._unsafe_index_put.default)

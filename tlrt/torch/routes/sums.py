@@ -35,7 +35,7 @@ def sum_over(x: Any, axes: Sequence[int], keep: bool = False) -> Any:
 
 
 def _count(x: Any, axes: Sequence[int]) -> int:
-    return math.prod(x.shape[a] for a in axes) if axes else x.numel()
+    return math.prod(x.shape[a] for a in axes) if axes and x.dim() else x.numel()
 
 
 def divided(x: Any, n: float) -> Any:
@@ -93,6 +93,10 @@ def std(x: Any, axes: Any = None, *, correction: float | None = None, keepdim: b
 @route(aten.linalg_vector_norm.default)
 def vector_norm(x: Any, p: float = 2, axes: Any = None, keep: bool = False, *, dtype: Any = None) -> Any:
     chosen = list(axes or range(x.dim()))
+    if math.isinf(p):  # no sum, and no rounding
+        return (torch.amax if p > 0 else torch.amin)(x.abs(), chosen, keep)
+    if p < 1:
+        raise NotImplementedError("vector_norm of a power below 1")
     rows, lengths = _as_rows(x, chosen)
     y = run("vector_norm", rows, axes=2, p=float(p)).reshape(lengths)
     return _with_ones(y, x, chosen) if keep else y
