@@ -180,17 +180,12 @@ int32_t tl_cpu_rms_norm(tl_context *ctx, const float *x, const float *gamma, int
 
 /* ---- gradients along rows ---------------------------------------------------------------------------------------- */
 
-/* A row of one leaf keeps xhat in `work` for the phases after this one. */
 static void products_leaf(const void *arg, const tl_leaf *p)
 {
     const job *a = arg;
     const float *x = a->x + p->at, *g = a->g + p->at, *gamma = a->gamma + p->first;
     const float mean = p->stat[MEAN], istd = p->stat[ISTD];
-    float *work = p->work;
-    if (work)
-        TL_LEAF_SUM(*p->other, p->n, (g[i] * gamma[i]) * (work[i] = tl_normalised(x[i], mean, istd)));
-    else
-        TL_LEAF_SUM(*p->other, p->n, (g[i] * gamma[i]) * tl_normalised(x[i], mean, istd));
+    TL_LEAF_SUM(*p->other, p->n, (g[i] * gamma[i]) * tl_normalised(x[i], mean, istd));
 }
 
 static void layer_means_leaf(const void *arg, const tl_leaf *p)
@@ -283,14 +278,42 @@ typedef struct columns_job {
 
 enum {
     MANY_CHUNKS = 8,
+    GROUP = 8,  /* rows that are added to the chains together */
     TILE = 384, /* columns of a tile: two gradients' chains are 12 KiB of L1, and of the stack */
 };
 
-/* Adds a row piece to a chain of each gradient. */
-static inline void add_to_chains(const float *g, const float *xhat, int64_t n, float *restrict gamma,
-                                 float *restrict beta)
+/* Adds g xhat and g of n columns of `rows` <= GROUP rows, `stride` apart, to the chains, `width` apart; the first row is one of chain 0.
+ * A line of columns of all chains stays in registers meanwhile. */
+static void add_to_chains(const float *x, const float *g, int64_t stride, const float *means, const float *istds,
+                          int64_t rows, int64_t n, float *gamma, float *beta, int64_t width)
 {
-    TL_FOR_LINES(j, 0, n, gamma[j] += g[j] * xhat[j]; beta[j] += g[j];);
+    int64_t j = 0;
+    for (; rows == GROUP && j + TL_SUM_FOLD <= n; j += TL_SUM_FOLD) {
+        tl_line u[TL_COLUMN_CHAINS], v[TL_COLUMN_CHAINS];
+#pragma GCC unroll 4
+        for (int c = 0; c < TL_COLUMN_CHAINS; c++) {
+            memcpy(u + c, gamma + c * width + j, sizeof *u);
+            memcpy(v + c, beta + c * width + j, sizeof *v);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < GROUP; r++) {
+            tl_line xs, gs;
+            memcpy(&xs, x + r * stride + j, sizeof xs);
+            memcpy(&gs, g + r * stride + j, sizeof gs);
+            u[r % TL_COLUMN_CHAINS] += gs * ((xs - means[r]) * istds[r]);
+            v[r % TL_COLUMN_CHAINS] += gs;
+        }
+#pragma GCC unroll 4
+        for (int c = 0; c < TL_COLUMN_CHAINS; c++) {
+            memcpy(gamma + c * width + j, u + c, sizeof *u);
+            memcpy(beta + c * width + j, v + c, sizeof *v);
+        }
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        const float *const xs = x + r * stride, *const gs = g + r * stride, mean = means[r], istd = istds[r];
+        float *const u = gamma + r % TL_COLUMN_CHAINS * width, *const v = beta + r % TL_COLUMN_CHAINS * width;
+        TL_FOR_LINES(i, j, n, u[i] += gs[i] * tl_normalised(xs[i], mean, istd); v[i] += gs[i];);
+    }
 }
 
 static inline void join_chains(const float *chains, int64_t n, float *restrict out)
@@ -362,18 +385,24 @@ static void chunk_task(void *arg, int64_t chunk, int32_t worker)
     const int64_t cols = a->cols, from = chunk * TL_COLUMN_CHUNK;
     const int64_t rows = a->rows - from < TL_COLUMN_CHUNK ? a->rows - from : TL_COLUMN_CHUNK;
     float *gamma = c->chains + worker * (2 * TL_COLUMN_CHAINS + 1) * cols, *beta = gamma + TL_COLUMN_CHAINS * cols;
-    float *work = beta + TL_COLUMN_CHAINS * cols;
     for (int64_t j = 0; j < 2 * TL_COLUMN_CHAINS * cols; j++)
         gamma[j] = 0.0f;
-    for (int64_t r = 0; r < rows; r++) {
-        float sum, other, stat[TL_ROW_STATS];
-        const tl_leaf leaf = {from + r, 0, cols, (from + r) * cols, work, &sum, &other, stat};
-        for (int32_t p = 0; p < c->count; p++) {
-            c->phases[p].leaf(a, &leaf);
-            if (c->phases[p].row) c->phases[p].row(a, &(tl_row){from + r, 1, &sum, &other, stat});
+    for (int64_t first = 0; first < rows; first += GROUP) {
+        const int64_t count = tl_imin(rows - first, GROUP), at = (from + first) * cols;
+        float sum, other, stat[GROUP][TL_ROW_STATS], means[GROUP], istds[GROUP];
+        for (int64_t r = 0; r < count; r++) {
+            const int64_t row = from + first + r;
+            const tl_leaf leaf = {row, 0, cols, row * cols, NULL, &sum, &other, stat[r]};
+            for (int32_t p = 0; p < c->count - 1; p++) {
+                c->phases[p].leaf(a, &leaf);
+                c->phases[p].row(a, &(tl_row){row, 1, &sum, &other, stat[r]});
+            }
+            means[r] = stat[r][MEAN], istds[r] = stat[r][ISTD];
         }
-        add_to_chains(a->g + leaf.at, work, cols, gamma + r % TL_COLUMN_CHAINS * cols,
-                      beta + r % TL_COLUMN_CHAINS * cols);
+        add_to_chains(a->x + at, a->g + at, cols, means, istds, count, cols, gamma, beta, cols);
+        for (int64_t r = 0; r < count; r++)
+            c->phases[c->count - 1].leaf(
+                a, &(tl_leaf){from + first + r, 0, cols, at + r * cols, NULL, &sum, &other, stat[r]});
     }
     join_chains(gamma, cols, c->gamma_parts + chunk * cols);
     join_chains(beta, cols, c->beta_parts + chunk * cols);
@@ -388,15 +417,13 @@ static void tile_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const int64_t from = chunk * TL_COLUMN_CHUNK, first = task % tiles * TILE;
     const int64_t rows = a->rows - from < TL_COLUMN_CHUNK ? a->rows - from : TL_COLUMN_CHUNK;
     const int64_t n = a->cols - first < TILE ? a->cols - first : TILE;
-    _Alignas(64) float gamma[TL_COLUMN_CHAINS * TILE], beta[TL_COLUMN_CHAINS * TILE], xhat[TILE];
+    _Alignas(64) float gamma[TL_COLUMN_CHAINS * TILE], beta[TL_COLUMN_CHAINS * TILE];
     for (int64_t j = 0; j < TL_COLUMN_CHAINS * n; j++)
         gamma[j] = beta[j] = 0.0f;
-    for (int64_t r = 0; r < rows; r++) {
-        const int64_t at = (from + r) * a->cols + first, chain = r % TL_COLUMN_CHAINS * n;
-        const float *x = a->x + at, mean = a->means[from + r], istd = a->istds[from + r];
-        for (int64_t j = 0; j < n; j++)
-            xhat[j] = tl_normalised(x[j], mean, istd);
-        add_to_chains(a->g + at, xhat, n, gamma + chain, beta + chain);
+    for (int64_t r = from; r < from + rows; r += GROUP) {
+        const int64_t at = r * a->cols + first;
+        add_to_chains(a->x + at, a->g + at, a->cols, a->means + r, a->istds + r, tl_imin(from + rows - r, GROUP), n,
+                      gamma, beta, n);
     }
     join_chains(gamma, n, c->gamma_parts + chunk * a->cols + first);
     join_chains(beta, n, c->beta_parts + chunk * a->cols + first);

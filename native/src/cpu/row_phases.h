@@ -18,21 +18,22 @@
  * evaluated once, so it may store. The loops run over lanes, so that they vectorise. */
 #define TL_LEAF_SUM(result, n, f)                                                                \
     do {                                                                                         \
-        _Alignas(64) float lane_[TL_SUM_LANES];                                                  \
-        const int64_t n_ = (n), lanes_ = n_ < TL_SUM_LANES ? tl_lanes_for(n_) : TL_SUM_LANES;    \
-        const int64_t head_ = n_ < lanes_ ? n_ : lanes_;                                         \
-        TL_FOR_LINES(i, 0, head_, lane_[i] = 0.0f + (f););                                       \
-        for (int64_t l_ = head_; l_ < lanes_; l_++)                                              \
-            lane_[l_] = 0.0f;                                                                    \
-        for (int64_t at_ = TL_SUM_LANES; at_ < n_; at_ += TL_SUM_LANES) {                        \
-            const int64_t left_ = n_ - at_ < TL_SUM_LANES ? n_ - at_ : TL_SUM_LANES;             \
-            _Pragma("GCC ivdep") for (int64_t l_ = 0; l_ < left_; l_++)                          \
-            {                                                                                    \
-                const int64_t i = at_ + l_;                                                      \
-                lane_[l_] += (f);                                                                \
+        const int64_t n_ = (n);                                                                  \
+        if (n_ <= TL_SUM_LANES) {                                                                \
+            TL_SUM_OF_LINES(result, n_, f);                                                      \
+        } else {                                                                                 \
+            _Alignas(64) float lane_[TL_SUM_LANES];                                              \
+            TL_FOR_LINES(i, 0, TL_SUM_LANES, lane_[i] = 0.0f + (f););                            \
+            for (int64_t at_ = TL_SUM_LANES; at_ < n_; at_ += TL_SUM_LANES) {                    \
+                const int64_t left_ = n_ - at_ < TL_SUM_LANES ? n_ - at_ : TL_SUM_LANES;         \
+                _Pragma("GCC ivdep") for (int64_t l_ = 0; l_ < left_; l_++)                      \
+                {                                                                                \
+                    const int64_t i = at_ + l_;                                                  \
+                    lane_[l_] += (f);                                                            \
+                }                                                                                \
             }                                                                                    \
+            (result) = tl_fold_lanes(lane_);                                                     \
         }                                                                                        \
-        (result) = tl_fold_lanes(lane_, lanes_);                                                 \
     } while (0)
 
 /* statement, for every i < n: no two of them meet. */
