@@ -73,7 +73,7 @@ CPU: dict[str, dict[str, tuple[int, ...]]] = {
         "TL_CHAIN_SEGMENT": (2048,), "TL_CHAIN_SEGMENTS": (32,), "TL_CHAIN_STRIP": (4, 8, 16),
         "TL_COLUMN_CHAINS": (4,), "TL_COLUMN_CHUNK": (128,), "TL_COLUMN_NARROW": (8,), "TL_COLUMN_TILE": (960,),
         "TL_DFT_HALF": (32,), "TL_DFT_TILE": (64,), "TL_DFT_TILES": (64,), "TL_FFT_COLUMNS": (16,),
-        "TL_FFT_DIRECT": (2048,), "TL_FFT_STAGES": (40,), "TL_FFT_TABLED": (16384,), "TL_GEMM_KC": (256,),
+        "TL_FFT_DIRECT": (2048,), "TL_FFT_STAGES": (40,), "TL_FFT_TABLED": (262144,), "TL_GEMM_KC": (256,),
         "TL_GEMM_LANES": (4, 8, 16), "TL_GEMM_MR": (4, 6, 14), "TL_GEMM_NR": (8, 16, 32), "TL_SUM_FOLD": (16,),
         "TL_SUM_LANES": (1024,), "TL_SUM_LEAF": (16384,), "TL_W": (4, 8, 16)},
     "random": {"TL_SPAN": (16384,)},
