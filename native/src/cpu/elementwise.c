@@ -1,8 +1,8 @@
 /* Elementwise operations on the CPU.
  *
  * The operations stand in formula/elementwise.def, one line each; the macros below make a kernel of a line: a loop that
- * gcc vectorises in every variant. A task is a span of TL_SPAN elements, cut by
- * length alone. An output may be one of the inputs, because each element is read before it is written. */
+ * gcc vectorises in every variant. A task is a span of at most TL_SPAN elements, cut by length alone. An output may be one of the
+ * inputs, because each element is read before it is written. */
 #include "core/threads.h"
 #include "formula/activation.h"
 #include "formula/erf.h"
@@ -16,22 +16,24 @@
 /* 128 KiB per operand: the operands of a task stay within a core's L2 cache, and a task runs for several microseconds,
  * which pays for handing it to a thread. */
 enum { TL_SPAN = 32768 };
+/* Elements that are looked at together before they are computed: they stay in the L1 cache. */
+enum { TL_FAR_BLOCK = 1024 };
 
 typedef struct tl_map {
     const float *a, *b, *c;
     float *y, *z;
     float p, q;
-    int64_t n;
+    int64_t n, span; /* elements, and those of a task */
 } tl_map;
 
-static int32_t run(tl_task_fn span, tl_map map)
+/* Several spans are at least about eight and of equal length, in whole blocks, so that no thread gets much more than another. */
+static int32_t run(tl_task_fn task, tl_map map)
 {
-    tl_parallel(tl_ceil_div(map.n, TL_SPAN), span, &map);
+    const int64_t spans = tl_imax(tl_ceil_div(map.n, TL_SPAN), 8);
+    map.span = map.n > TL_SPAN ? tl_ceil_div(tl_ceil_div(map.n, spans), TL_FAR_BLOCK) * TL_FAR_BLOCK : TL_SPAN;
+    tl_parallel(tl_ceil_div(map.n, map.span), task, &map);
     return TORCHLEAN_OK;
 }
-
-/* Elements that are looked at together before they are computed: they stay in the L1 cache. */
-enum { TL_FAR_BLOCK = 1024 };
 
 static int32_t stays_near(const float *a, int64_t n)
 {
@@ -62,7 +64,7 @@ static int32_t stays_near(const float *a, int64_t n)
     static void name(void *arg, int64_t task, TL_UNUSED int32_t worker)                                    \
     {                                                                                            \
         const tl_map map = *(const tl_map *)arg, *const m = &map;                                \
-        const int64_t first = task * TL_SPAN, last = first + TL_SPAN < m->n ? first + TL_SPAN : m->n; \
+        const int64_t first = task * m->span, last = tl_imin(first + m->span, m->n);           \
         body                                                                                     \
     }
 #define TL_ONE(name, expression) TL_SPAN_FUNCTION(name, TL_EACH(m->y[i] = expression;))

@@ -24,6 +24,17 @@ static inline __attribute__((always_inline)) void multiply_four(double *v, doubl
     *v = product, *e = power, *zeros = none;
 }
 
+/* Whether the magnitudes of n elements all lie in 2^+-30: so many of them that a segment has on a lane, and a number of [1, 2), may
+ * be multiplied before their power of two is taken out, and the product is the same number. Zeros and what is no number do not. */
+static inline __attribute__((always_inline)) int is_moderate(const float *x, int64_t n)
+{
+    const uint32_t least = tl_bits(0x1p-30f), reach = tl_bits(0x1p30f) - least;
+    uint32_t beyond = 0;
+    for (int64_t i = 0; i < n; i++)
+        beyond |= (tl_bits(x[i]) & 0x7fffffffu) - least > reach;
+    return !beyond;
+}
+
 /* Kinds of which an element costs no more than reading and writing its lane. */
 static inline __attribute__((always_inline)) int is_light(enum tl_fold_kind kind)
 {
@@ -47,6 +58,27 @@ static inline __attribute__((always_inline)) void take_rows_of(enum tl_fold_kind
                 tl_fold_take(kind, lane + j, NULL, NULL, x[k * step + c + j], m[c + j], rule);
         for (int32_t j = 0; j < TAKE_WIDTH; j++)
             v[c + j] = lane[j];
+    }
+    for (int64_t count; kind == TL_FOLD_PRODUCT && r < rows; r += count) {
+        int moderate = 1;
+        count = tl_imin(rows - r, TL_FOLD_SEGMENT / TL_FOLD_LANES);
+        for (int64_t k = 0; moderate && k < count; k++)
+            moderate = is_moderate(x + (r + k) * step, n);
+        if (!moderate) break;
+        for (c = 0; c < n; c += TAKE_WIDTH) {
+            const int64_t width = tl_imin(TAKE_WIDTH, n - c);
+            double lane[TAKE_WIDTH];
+            for (int64_t j = 0; j < width; j++)
+                lane[j] = v[c + j];
+            for (int64_t k = 0; k < count; k++)
+                for (int64_t j = 0; j < width; j++)
+                    lane[j] *= (double)x[(r + k) * step + c + j];
+            for (int64_t j = 0; j < width; j++) {
+                tl_fold_normalize(lane + j, v + plane + c + j);
+                v[c + j] = lane[j];
+            }
+        }
+        c = 0;
     }
     for (; kind == TL_FOLD_PRODUCT && r + 4 <= rows; r += 4)
         for (int64_t j = 0; j < n; j++)
@@ -76,7 +108,18 @@ static void take_rows(enum tl_fold_kind kind, double *v, int64_t plane, const fl
 #undef TAKE
 }
 
-/* `rows` rows of TL_FOLD_LANES elements of each of TAKE_UNITS units onto their lanes, which stay in registers. */
+/* An element of a unit onto its lane, of a product without its power of two. */
+static inline __attribute__((always_inline)) void take_light(enum tl_fold_kind kind, double *lane, float x, double m,
+                                                             tl_fold_rule rule)
+{
+    if (kind == TL_FOLD_PRODUCT)
+        *lane *= (double)x;
+    else
+        tl_fold_take(kind, lane, NULL, NULL, x, m, rule);
+}
+
+/* `rows` rows of TL_FOLD_LANES elements of each of TAKE_UNITS units onto their lanes, which stay in registers. The elements of a
+ * product are moderate. */
 static inline __attribute__((always_inline)) void take_units_of(enum tl_fold_kind kind, double *restrict v,
                                                                 const float *const *x, const double *restrict m,
                                                                 int64_t rows, tl_fold_rule rule)
@@ -87,13 +130,13 @@ static inline __attribute__((always_inline)) void take_units_of(enum tl_fold_kin
         lane[j] = v[j];
     for (int64_t r = 0; r < rows * TL_FOLD_LANES; r += TL_FOLD_LANES) {
         for (int32_t l = 0; l < TL_FOLD_LANES; l++)
-            tl_fold_take(kind, lane + l, NULL, NULL, a[r + l], m[l], rule);
+            take_light(kind, lane + l, a[r + l], m[l], rule);
         for (int32_t l = 0; l < TL_FOLD_LANES; l++)
-            tl_fold_take(kind, lane + TL_FOLD_LANES + l, NULL, NULL, b[r + l], m[TL_FOLD_LANES + l], rule);
+            take_light(kind, lane + TL_FOLD_LANES + l, b[r + l], m[TL_FOLD_LANES + l], rule);
         for (int32_t l = 0; l < TL_FOLD_LANES; l++)
-            tl_fold_take(kind, lane + 2 * TL_FOLD_LANES + l, NULL, NULL, c[r + l], m[2 * TL_FOLD_LANES + l], rule);
+            take_light(kind, lane + 2 * TL_FOLD_LANES + l, c[r + l], m[2 * TL_FOLD_LANES + l], rule);
         for (int32_t l = 0; l < TL_FOLD_LANES; l++)
-            tl_fold_take(kind, lane + 3 * TL_FOLD_LANES + l, NULL, NULL, d[r + l], m[3 * TL_FOLD_LANES + l], rule);
+            take_light(kind, lane + 3 * TL_FOLD_LANES + l, d[r + l], m[3 * TL_FOLD_LANES + l], rule);
     }
     for (int32_t j = 0; j < TAKE_WIDTH; j++)
         v[j] = lane[j];
@@ -111,6 +154,7 @@ static void take_units(enum tl_fold_kind kind, double *v, const float *const *x,
         TAKE(TL_FOLD_DEVIATION)
         TAKE(TL_FOLD_EQUAL)
         TAKE(TL_FOLD_LARGEST)
+        TAKE(TL_FOLD_PRODUCT)
     default: break;
     }
 #undef TAKE

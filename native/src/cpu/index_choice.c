@@ -71,9 +71,34 @@ static void row_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     }
 }
 
+/* The columns of an outer array, at most eight, too few to fill a vector, one after the other: a group of a column's elements is brought together, looked through, and
+ * compared with the best so far, which an equal one that comes later does not displace. */
+static void search_columns(const arg_job *job, int64_t o)
+{
+    const float *x = job->x + o * job->n * job->inner;
+    float column[GROUP], best[8] = {0};
+    for (int64_t from = 0; from < job->n && !tl_interrupted(); from += GROUP) {
+        const int64_t n = tl_imin(GROUP, job->n - from);
+        for (int64_t c = 0; c < job->inner; c++) {
+            const float *at = x + from * job->inner + c;
+            for (int64_t j = 0; j < n; j++)
+                column[j] = at[j * job->inner];
+            const int64_t place = best_place(column, 0, n, job->sign);
+            const float v = job->sign * column[place];
+            if (from > 0 && !tl_takes_lead(v, best[c])) continue;
+            best[c] = v;
+            job->out[o * job->inner + c] = (uint32_t)(from + place);
+        }
+    }
+}
+
 /* Unit u is COLUMNS columns of one of the outer arrays: it walks down them together. */
 static void walk_columns(const arg_job *job, int64_t u)
 {
+    if (job->inner <= 8 && job->n >= ORDER_LANES) {
+        search_columns(job, u);
+        return;
+    }
     const int64_t tiles = tl_ceil_div(job->inner, COLUMNS), o = u / tiles, first = u % tiles * COLUMNS;
     const int64_t width = tl_imin(COLUMNS, job->inner - first);
     const float *x = job->x + o * job->n * job->inner + first;

@@ -125,6 +125,42 @@ static void grad_leaf(const void *arg, const tl_leaf *p)
     if (label >= 0 && label < p->n) j->base.out[p->at + label] = tl_cross_entropy_grad(tl_quotient(hit, s, r), 1, c);
 }
 
+/* Short rows, as bundles: the losses, and the gradient. */
+static void loss_bundle(const void *arg, int64_t row, int64_t rows)
+{
+    const entropy_job *j = arg;
+    const int64_t cols = tl_short(j->cols);
+    tl_bundle x;
+    tl_bundle_stat max, sum, labelled;
+    tl_read_bundle(j->base.x + row * cols, rows, cols, x);
+    tl_bundle_max(x, cols, max);
+    for (int64_t r = 0; r < TL_BUNDLE; r++) {
+        const uint32_t label = j->labels[row + (r < rows ? r : 0)];
+        labelled[r] = label < cols ? x[label * TL_BUNDLE + r] : TL_NAN;
+    }
+    TL_BUNDLE_SUM(sum, cols, tl_exp(x[i] - max[r]));
+    TL_BUNDLE_ROWS(sum[r] = tl_cross_entropy_row(labelled[r], max[r], sum[r]));
+    memcpy(j->base.out + row, sum, (size_t)rows * sizeof(float));
+}
+
+static void grad_bundle(const void *arg, int64_t row, int64_t rows)
+{
+    const entropy_job *j = arg;
+    const int64_t cols = tl_short(j->cols);
+    const float c = j->factor;
+    tl_bundle e;
+    tl_bundle_stat max, sum, reciprocal;
+    tl_read_bundle(j->base.x + row * cols, rows, cols, e);
+    tl_bundle_max(e, cols, max);
+    TL_BUNDLE_SUM(sum, cols, (e[i] = tl_exp(e[i] - max[r])));
+    TL_BUNDLE_ROWS(reciprocal[r] = 1.0f / sum[r]);
+    TL_BUNDLE_EACH(cols, e[i] = tl_quotient(e[i], sum[r], reciprocal[r]));
+    for (int64_t r = 0; r < rows; r++)
+        if (j->labels[row + r] < cols) e[j->labels[row + r] * TL_BUNDLE + r] -= 1.0f;
+    TL_BUNDLE_EACH(cols, e[i] = tl_cross_entropy_grad(e[i], 0, c));
+    tl_write_bundle(j->base.out + row * cols, rows, cols, e);
+}
+
 int32_t tl_cpu_cross_entropy(tl_context *ctx, const float *logits, const uint32_t *labels, int64_t rows, int64_t cols,
                              float *out)
 {
@@ -137,7 +173,7 @@ int32_t tl_cpu_cross_entropy(tl_context *ctx, const float *logits, const uint32_
     int32_t status = tl_pool_alloc(ctx, (size_t)rows * sizeof(float), &scratch);
     if (status) return status;
     const entropy_job j = {.base = {logits, scratch}, .labels = labels, .cols = cols};
-    status = tl_run_phases(ctx, &j, phases, 2, rows, cols);
+    status = tl_run_rows(ctx, &j, phases, 2, loss_bundle, rows, cols);
     if (!status) status = tl_row_sums(ctx, scratch, 1, rows, -rows, out);
     tl_pool_free(ctx, scratch);
     return status;
@@ -149,5 +185,5 @@ int32_t tl_cpu_cross_entropy_bwd(tl_context *ctx, const float *logits, const uin
     static const tl_row_phase phases[] = {
         {maximum_leaf, maximum_row}, {exponentials_leaf, reciprocal_row}, {grad_leaf, NULL}};
     const entropy_job j = {{logits, glogits}, labels, cols, tl_per_count(g[0], rows), rows * cols >= TL_STREAM_FROM};
-    return tl_run_phases(ctx, &j, phases, 3, rows, cols);
+    return tl_run_rows(ctx, &j, phases, 3, grad_bundle, rows, cols);
 }

@@ -50,6 +50,64 @@ static void smoothed_loss_row(const void *arg, const tl_row *r)
     put_loss(arg, r, r->stat[SUM], tl_sum_of_leaves(r->sum, r->leaves));
 }
 
+/* Short rows, as bundles: the losses, and the gradient. */
+static void loss_bundle(const void *arg, int64_t row, int64_t rows)
+{
+    const rows_job *j = arg;
+    const int64_t cols = tl_short(j->cols);
+    const float *const w = j->weights;
+    tl_bundle x;
+    tl_bundle_stat max, sum, spread = {0};
+    tl_read_bundle(j->base.x + row * cols, rows, cols, x);
+    tl_bundle_max(x, cols, max);
+    TL_BUNDLE_SUM(sum, cols, tl_exp(x[i] - max[r]));
+    TL_BUNDLE_ROWS(sum[r] = tl_log(sum[r]));
+    if (j->h.share > 0.0f && w)
+        TL_BUNDLE_SUM(spread, cols, w[k] * (sum[r] - (x[i] - max[r])));
+    else if (j->h.share > 0.0f)
+        TL_BUNDLE_SUM(spread, cols, sum[r] - (x[i] - max[r]));
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t label = j->labels[row + r];
+        j->base.out[row + r] = label >= cols ? 0.0f
+                                             : tl_smoothed_loss(sum[r], x[label * TL_BUNDLE + r], max[r],
+                                                                weight_of(j, label), spread[r], cols, j->h);
+    }
+}
+
+static void grad_bundle(const void *arg, int64_t row, int64_t rows)
+{
+    const rows_job *j = arg;
+    const int64_t cols = tl_short(j->cols);
+    const float *const w = j->weights;
+    const struct tl_smoothing h = j->h;
+    tl_bundle e;
+    tl_bundle_stat max, sum, reciprocal, own = {0}, total = {0}, g = {0}, hit = {0};
+    tl_read_bundle(j->base.x + row * cols, rows, cols, e);
+    tl_bundle_max(e, cols, max);
+    TL_BUNDLE_SUM(sum, cols, (e[i] = tl_exp(e[i] - max[r])));
+    TL_BUNDLE_ROWS(reciprocal[r] = 1.0f / sum[r]);
+    TL_BUNDLE_EACH(cols, e[i] = tl_quotient(e[i], sum[r], reciprocal[r]));
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t label = j->labels[row + r];
+        if (label >= cols) continue;
+        own[r] = weight_of(j, label);
+        total[r] = tl_smoothed_total(own[r], j->total, cols, h);
+        g[r] = j->g[row + r];
+        hit[r] = tl_smoothed_grad(e[label * TL_BUNDLE + r], total[r], own[r], own[r], 1, cols, g[r], h);
+    }
+    if (w)
+        TL_BUNDLE_EACH(cols, e[i] = tl_smoothed_grad(e[i], total[r], w[k], own[r], 0, cols, g[r], h));
+    else
+        TL_BUNDLE_EACH(cols, e[i] = tl_smoothed_grad(e[i], total[r], 1.0f, own[r], 0, cols, g[r], h));
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t label = j->labels[row + r];
+        for (int64_t k = 0; label >= cols && k < cols; k++)
+            e[k * TL_BUNDLE + r] = 0.0f;
+        if (label < cols) e[label * TL_BUNDLE + r] = hit[r];
+    }
+    tl_write_bundle(j->base.out + row * cols, rows, cols, e);
+}
+
 int32_t tl_cpu_cross_entropy_rows(tl_context *ctx, const float *logits, const uint32_t *labels, const float *weights,
                                   int64_t rows, int64_t cols, float smoothing, float *out)
 {
@@ -60,7 +118,7 @@ int32_t tl_cpu_cross_entropy_rows(tl_context *ctx, const float *logits, const ui
         .base = {logits, out}, .labels = labels, .weights = weights, .cols = cols, .h = tl_smoothing_of(smoothing)};
     for (int64_t r = 0; cols == 0 && r < rows; r++)
         out[r] = 0.0f; /* no label is a class */
-    return tl_run_phases(ctx, &j, smoothing > 0.0f ? smoothed : plain, smoothing > 0.0f ? 3 : 2, rows, cols);
+    return tl_run_rows(ctx, &j, smoothing > 0.0f ? smoothed : plain, smoothing > 0.0f ? 3 : 2, loss_bundle, rows, cols);
 }
 
 static void smoothed_grad_leaf(const void *arg, const tl_leaf *p)
@@ -93,5 +151,5 @@ int32_t tl_cpu_cross_entropy_rows_bwd(tl_context *ctx, const float *logits, cons
         {maximum_leaf, maximum_row}, {exponentials_leaf, reciprocal_row}, {smoothed_grad_leaf, NULL}};
     rows_job j = {{logits, glogits}, labels, weights, g, cols, tl_smoothing_of(smoothing), (float)cols};
     const int32_t status = weights ? tl_row_sums(ctx, weights, 1, cols, 0, &j.total) : TORCHLEAN_OK;
-    return status ? status : tl_run_phases(ctx, &j, phases, 3, rows, cols);
+    return status ? status : tl_run_rows(ctx, &j, phases, 3, grad_bundle, rows, cols);
 }

@@ -81,12 +81,41 @@ static void channel_leaf(const void *arg, const tl_leaf *p)
     TL_WRITE(a->stream, a->out + p->at, p->n, fmaf(tl_normalised(x[i], mean, istd), gamma, beta));
 }
 
+/* Short rows: the inverse deviations of a bundle around the means. */
+static inline void bundle_deviations(const job *a, float *x, const float *mean, float *istd)
+{
+    tl_bundle_stat sum;
+    TL_BUNDLE_SUM(sum, tl_short(a->cols), tl_square_of_difference(x[i], mean[r]));
+    TL_BUNDLE_ROWS(istd[r] = tl_inverse_deviation(sum[r], tl_short(a->cols), a->eps));
+}
+
+static inline void bundle_means(const job *a, float *x, float *mean)
+{
+    tl_bundle_stat sum;
+    TL_BUNDLE_SUM(sum, tl_short(a->cols), x[i]);
+    TL_BUNDLE_ROWS(mean[r] = tl_per_count(sum[r], tl_short(a->cols)));
+}
+
+static void layer_bundle(const void *arg, int64_t row, int64_t rows)
+{
+    const job *a = arg;
+    const int64_t cols = tl_short(a->cols);
+    const float *gamma = a->gamma, *beta = a->beta;
+    tl_bundle x;
+    tl_bundle_stat mean, istd;
+    tl_read_bundle(a->x + row * cols, rows, cols, x);
+    bundle_means(a, x, mean);
+    bundle_deviations(a, x, mean, istd);
+    TL_BUNDLE_EACH(cols, x[i] = fmaf(tl_normalised(x[i], mean[r], istd[r]), gamma[k], beta[k]));
+    tl_write_bundle(a->out + row * cols, rows, cols, x);
+}
+
 int32_t tl_cpu_layer_norm(tl_context *ctx, const float *x, const float *gamma, const float *beta, int64_t rows,
                           int64_t cols, float eps, float *out)
 {
     static const tl_row_phase phases[] = {{sum_leaf, mean_row}, {squares_leaf, deviation_row}, {layer_leaf, NULL}};
     const job a = make_job(x, gamma, beta, rows, cols, eps, out);
-    return tl_run_phases(ctx, &a, phases, 3, rows, cols);
+    return tl_run_rows(ctx, &a, phases, 3, layer_bundle, rows, cols);
 }
 
 int32_t tl_cpu_batchnorm_channel_first(tl_context *ctx, const float *x, const float *gamma, const float *beta,
@@ -121,27 +150,42 @@ static void rms_leaf(const void *arg, const tl_leaf *p)
     TL_WRITE(a->stream, a->out + p->at, p->n, (x[i] * istd) * gamma[i]);
 }
 
+static inline void bundle_plain_deviations(const job *a, float *x, float *istd)
+{
+    tl_bundle_stat sum;
+    TL_BUNDLE_SUM(sum, tl_short(a->cols), x[i] * x[i]);
+    TL_BUNDLE_ROWS(istd[r] = tl_inverse_deviation(sum[r], tl_short(a->cols), a->eps));
+}
+
+static void rms_bundle(const void *arg, int64_t row, int64_t rows)
+{
+    const job *a = arg;
+    const int64_t cols = tl_short(a->cols);
+    const float *gamma = a->gamma;
+    tl_bundle x;
+    tl_bundle_stat istd;
+    tl_read_bundle(a->x + row * cols, rows, cols, x);
+    bundle_plain_deviations(a, x, istd);
+    TL_BUNDLE_EACH(cols, x[i] = (x[i] * istd[r]) * gamma[k]);
+    tl_write_bundle(a->out + row * cols, rows, cols, x);
+}
+
 int32_t tl_cpu_rms_norm(tl_context *ctx, const float *x, const float *gamma, int64_t rows, int64_t cols, float eps,
                         float *out)
 {
     static const tl_row_phase phases[] = {{plain_squares_leaf, plain_deviation_row}, {rms_leaf, NULL}};
     const job a = make_job(x, gamma, NULL, rows, cols, eps, out);
-    return tl_run_phases(ctx, &a, phases, 2, rows, cols);
+    return tl_run_rows(ctx, &a, phases, 2, rms_bundle, rows, cols);
 }
 
 /* ---- gradients along rows ---------------------------------------------------------------------------------------- */
 
-/* A row of one leaf keeps xhat in `work` for the phases after this one. */
 static void products_leaf(const void *arg, const tl_leaf *p)
 {
     const job *a = arg;
     const float *x = a->x + p->at, *g = a->g + p->at, *gamma = a->gamma + p->first;
     const float mean = p->stat[MEAN], istd = p->stat[ISTD];
-    float *work = p->work;
-    if (work)
-        TL_LEAF_SUM(*p->other, p->n, (g[i] * gamma[i]) * (work[i] = tl_normalised(x[i], mean, istd)));
-    else
-        TL_LEAF_SUM(*p->other, p->n, (g[i] * gamma[i]) * tl_normalised(x[i], mean, istd));
+    TL_LEAF_SUM(*p->other, p->n, (g[i] * gamma[i]) * tl_normalised(x[i], mean, istd));
 }
 
 static void layer_means_leaf(const void *arg, const tl_leaf *p)
@@ -227,26 +271,110 @@ typedef struct columns_job {
     job rows;
     const tl_row_phase *phases; /* the last two are the gradient's */
     int32_t count;
+    int centred;                     /* rows around their means: those of layer_norm */
     float *chains;                   /* of each worker: CHAINS rows for gamma, CHAINS rows for beta */
     float *gamma_parts, *beta_parts; /* (chunks, cols) */
 } columns_job;
 
 enum {
     MANY_CHUNKS = 8,
+    GROUP = 8,  /* rows that are added to the chains together */
     TILE = 384, /* columns of a tile: two gradients' chains are 12 KiB of L1, and of the stack */
 };
 
-/* Adds a row piece to a chain of each gradient. */
-static inline void add_to_chains(const float *g, const float *xhat, int64_t n, float *restrict gamma,
-                                 float *restrict beta)
+/* Adds g xhat and g of n columns of `rows` <= GROUP rows, `stride` apart, to the chains, `width` apart; the first row is one of chain 0.
+ * A line of columns of all chains stays in registers meanwhile. */
+static void add_to_chains(const float *x, const float *g, int64_t stride, const float *means, const float *istds,
+                          int64_t rows, int64_t n, float *gamma, float *beta, int64_t width)
 {
-    TL_FOR_LINES(j, 0, n, gamma[j] += g[j] * xhat[j]; beta[j] += g[j];);
+    int64_t j = 0;
+    for (; rows == GROUP && j + TL_SUM_FOLD <= n; j += TL_SUM_FOLD) {
+        tl_line u[TL_COLUMN_CHAINS], v[TL_COLUMN_CHAINS];
+#pragma GCC unroll 4
+        for (int c = 0; c < TL_COLUMN_CHAINS; c++) {
+            memcpy(u + c, gamma + c * width + j, sizeof *u);
+            memcpy(v + c, beta + c * width + j, sizeof *v);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < GROUP; r++) {
+            tl_line xs, gs;
+            memcpy(&xs, x + r * stride + j, sizeof xs);
+            memcpy(&gs, g + r * stride + j, sizeof gs);
+            u[r % TL_COLUMN_CHAINS] += gs * ((xs - means[r]) * istds[r]);
+            v[r % TL_COLUMN_CHAINS] += gs;
+        }
+#pragma GCC unroll 4
+        for (int c = 0; c < TL_COLUMN_CHAINS; c++) {
+            memcpy(gamma + c * width + j, u + c, sizeof *u);
+            memcpy(beta + c * width + j, v + c, sizeof *v);
+        }
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        const float *const xs = x + r * stride, *const gs = g + r * stride, mean = means[r], istd = istds[r];
+        float *const u = gamma + r % TL_COLUMN_CHAINS * width, *const v = beta + r % TL_COLUMN_CHAINS * width;
+        TL_FOR_LINES(i, j, n, u[i] += gs[i] * tl_normalised(xs[i], mean, istd); v[i] += gs[i];);
+    }
 }
 
 static inline void join_chains(const float *chains, int64_t n, float *restrict out)
 {
     for (int64_t j = 0; j < n; j++)
         out[j] = (chains[j] + chains[n + j]) + (chains[2 * n + j] + chains[3 * n + j]);
+}
+
+/* The gradient of `rows` short rows, and their share of the chains: element k of chain c stands at k*TL_COLUMN_CHAINS + c, and a
+ * bundle begins with a row of chain 0. */
+static inline void grad_bundle(const columns_job *c, int64_t row, int64_t rows, float *restrict ggamma,
+                               float *restrict gbeta)
+{
+    const job *a = &c->rows;
+    const int64_t cols = tl_short(a->cols);
+    const float *gamma = a->gamma;
+    tl_bundle xhat, g;
+    tl_bundle_stat mean = {0}, istd, sum, mean_a = {0}, mean_ax;
+    tl_read_bundle(a->x + row * cols, rows, cols, xhat);
+    tl_read_bundle(a->g + row * cols, rows, cols, g);
+    if (c->centred) {
+        bundle_means(a, xhat, mean);
+        bundle_deviations(a, xhat, mean, istd);
+    } else {
+        bundle_plain_deviations(a, xhat, istd);
+    }
+    TL_BUNDLE_EACH(cols, xhat[i] = tl_normalised(xhat[i], mean[r], istd[r]));
+    for (int64_t k = 0; k < cols; k++)
+        for (int64_t r = 0; r < rows; r += TL_COLUMN_CHAINS) {
+            const float *const gs = g + k * TL_BUNDLE + r, *const xs = xhat + k * TL_BUNDLE + r;
+            const int64_t chains = tl_imin(rows - r, TL_COLUMN_CHAINS);
+            for (int64_t l = 0; l < chains; l++) {
+                ggamma[k * TL_COLUMN_CHAINS + l] += gs[l] * xs[l];
+                gbeta[k * TL_COLUMN_CHAINS + l] += gs[l];
+            }
+        }
+    if (!a->out) return;
+    if (c->centred) {
+        TL_BUNDLE_SUM(sum, cols, g[i] * gamma[k]);
+        TL_BUNDLE_ROWS(mean_a[r] = tl_per_count(sum[r], cols));
+    }
+    TL_BUNDLE_SUM(sum, cols, (g[i] * gamma[k]) * xhat[i]);
+    TL_BUNDLE_ROWS(mean_ax[r] = tl_per_count(sum[r], cols));
+    TL_BUNDLE_EACH(cols, g[i] = tl_norm_grad(g[i] * gamma[k], xhat[i], mean_a[r], mean_ax[r], istd[r]));
+    tl_write_bundle(a->out + row * cols, rows, cols, g);
+}
+
+/* A task is a chunk of short rows. */
+static void short_chunk_task(void *arg, int64_t chunk, TL_UNUSED int32_t worker)
+{
+    const columns_job *c = arg;
+    const int64_t cols = c->rows.cols, from = chunk * TL_COLUMN_CHUNK;
+    const int64_t last = tl_imin(c->rows.rows, from + TL_COLUMN_CHUNK);
+    float ggamma[TL_COLUMN_CHAINS * TL_BUNDLE_COLS] = {0}, gbeta[TL_COLUMN_CHAINS * TL_BUNDLE_COLS] = {0};
+    for (int64_t row = from; row < last; row += TL_BUNDLE)
+        grad_bundle(c, row, tl_imin(last - row, TL_BUNDLE), ggamma, gbeta);
+    for (int64_t k = 0; k < cols; k++) {
+        const float *const u = ggamma + k * TL_COLUMN_CHAINS, *const v = gbeta + k * TL_COLUMN_CHAINS;
+        c->gamma_parts[chunk * cols + k] = (u[0] + u[1]) + (u[2] + u[3]);
+        c->beta_parts[chunk * cols + k] = (v[0] + v[1]) + (v[2] + v[3]);
+    }
 }
 
 /* A task is a chunk of rows of one leaf each. */
@@ -257,18 +385,24 @@ static void chunk_task(void *arg, int64_t chunk, int32_t worker)
     const int64_t cols = a->cols, from = chunk * TL_COLUMN_CHUNK;
     const int64_t rows = a->rows - from < TL_COLUMN_CHUNK ? a->rows - from : TL_COLUMN_CHUNK;
     float *gamma = c->chains + worker * (2 * TL_COLUMN_CHAINS + 1) * cols, *beta = gamma + TL_COLUMN_CHAINS * cols;
-    float *work = beta + TL_COLUMN_CHAINS * cols;
     for (int64_t j = 0; j < 2 * TL_COLUMN_CHAINS * cols; j++)
         gamma[j] = 0.0f;
-    for (int64_t r = 0; r < rows; r++) {
-        float sum, other, stat[TL_ROW_STATS];
-        const tl_leaf leaf = {from + r, 0, cols, (from + r) * cols, work, &sum, &other, stat};
-        for (int32_t p = 0; p < c->count; p++) {
-            c->phases[p].leaf(a, &leaf);
-            if (c->phases[p].row) c->phases[p].row(a, &(tl_row){from + r, 1, &sum, &other, stat});
+    for (int64_t first = 0; first < rows; first += GROUP) {
+        const int64_t count = tl_imin(rows - first, GROUP), at = (from + first) * cols;
+        float sum, other, stat[GROUP][TL_ROW_STATS], means[GROUP], istds[GROUP];
+        for (int64_t r = 0; r < count; r++) {
+            const int64_t row = from + first + r;
+            const tl_leaf leaf = {row, 0, cols, row * cols, NULL, &sum, &other, stat[r]};
+            for (int32_t p = 0; p < c->count - 1; p++) {
+                c->phases[p].leaf(a, &leaf);
+                c->phases[p].row(a, &(tl_row){row, 1, &sum, &other, stat[r]});
+            }
+            means[r] = stat[r][MEAN], istds[r] = stat[r][ISTD];
         }
-        add_to_chains(a->g + leaf.at, work, cols, gamma + r % TL_COLUMN_CHAINS * cols,
-                      beta + r % TL_COLUMN_CHAINS * cols);
+        add_to_chains(a->x + at, a->g + at, cols, means, istds, count, cols, gamma, beta, cols);
+        for (int64_t r = 0; r < count; r++)
+            c->phases[c->count - 1].leaf(
+                a, &(tl_leaf){from + first + r, 0, cols, at + r * cols, NULL, &sum, &other, stat[r]});
     }
     join_chains(gamma, cols, c->gamma_parts + chunk * cols);
     join_chains(beta, cols, c->beta_parts + chunk * cols);
@@ -283,15 +417,13 @@ static void tile_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const int64_t from = chunk * TL_COLUMN_CHUNK, first = task % tiles * TILE;
     const int64_t rows = a->rows - from < TL_COLUMN_CHUNK ? a->rows - from : TL_COLUMN_CHUNK;
     const int64_t n = a->cols - first < TILE ? a->cols - first : TILE;
-    _Alignas(64) float gamma[TL_COLUMN_CHAINS * TILE], beta[TL_COLUMN_CHAINS * TILE], xhat[TILE];
+    _Alignas(64) float gamma[TL_COLUMN_CHAINS * TILE], beta[TL_COLUMN_CHAINS * TILE];
     for (int64_t j = 0; j < TL_COLUMN_CHAINS * n; j++)
         gamma[j] = beta[j] = 0.0f;
-    for (int64_t r = 0; r < rows; r++) {
-        const int64_t at = (from + r) * a->cols + first, chain = r % TL_COLUMN_CHAINS * n;
-        const float *x = a->x + at, mean = a->means[from + r], istd = a->istds[from + r];
-        for (int64_t j = 0; j < n; j++)
-            xhat[j] = tl_normalised(x[j], mean, istd);
-        add_to_chains(a->g + at, xhat, n, gamma + chain, beta + chain);
+    for (int64_t r = from; r < from + rows; r += GROUP) {
+        const int64_t at = r * a->cols + first;
+        add_to_chains(a->x + at, a->g + at, a->cols, a->means + r, a->istds + r, tl_imin(from + rows - r, GROUP), n,
+                      gamma, beta, n);
     }
     join_chains(gamma, n, c->gamma_parts + chunk * a->cols + first);
     join_chains(beta, n, c->beta_parts + chunk * a->cols + first);
@@ -310,7 +442,9 @@ static int32_t run_columns(tl_context *ctx, columns_job c, float *ggamma, float 
     c.gamma_parts = scratch;
     c.beta_parts = c.gamma_parts + chunks * cols;
     c.chains = c.beta_parts + chunks * cols;
-    if (fused) {
+    if (cols > 0 && cols <= TL_BUNDLE_COLS && rows >= TL_BUNDLE_LEAST) {
+        tl_parallel(chunks, short_chunk_task, &c);
+    } else if (fused) {
         tl_parallel(chunks, chunk_task, &c);
     } else if (rows > 0) {
         c.rows.means = c.chains;
@@ -329,6 +463,7 @@ int32_t tl_cpu_layer_norm_bwd(tl_context *ctx, const float *x, const float *gamm
 {
     columns_job c = {.rows = make_job(x, gamma, NULL, rows, cols, eps, gx), .phases = layer_grad_phases, .count = 4};
     c.rows.g = g;
+    c.centred = 1;
     return run_columns(ctx, c, ggamma, gbeta);
 }
 

@@ -8,6 +8,7 @@
  * The order of additions is that of formula/sum_tree.h. A maximum has no order, so it takes the same cuts. */
 #include "core/threads.h"
 #include "cpu/reduce.h"
+#include "cpu/row_bundle.h"
 #include "cpu/sum_tree.h"
 #include "formula/base.h"
 #include "formula/count.h"
@@ -114,8 +115,18 @@ typedef struct rows_args {
 static void sum_rows(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const rows_args a = *(const rows_args *)arg;
-    EACH_UNIT (r, a.g, task)
-        a.out[r] = tl_end_sum(tl_row_sum(a.x + r * a.cols, a.cols), a.count);
+    int64_t row = task * a.g.per_task;
+    const int64_t last = tl_imin(a.g.units, row + a.g.per_task);
+    for (; a.cols > 0 && a.cols <= TL_BUNDLE_COLS / 2 && row + TL_BUNDLE <= last; row += TL_BUNDLE) {
+        tl_bundle x;
+        tl_bundle_stat sum;
+        tl_read_bundle(a.x + row * a.cols, TL_BUNDLE, tl_short(a.cols), x);
+        TL_BUNDLE_SUM(sum, tl_short(a.cols), x[i]);
+        for (int32_t r = 0; r < TL_BUNDLE; r++)
+            a.out[row + r] = tl_end_sum(sum[r], a.count);
+    }
+    for (; row < last; row++)
+        a.out[row] = tl_end_sum(tl_row_sum(a.x + row * a.cols, a.cols), a.count);
 }
 
 static void extreme_rows(void *arg, int64_t task, TL_UNUSED int32_t worker)

@@ -198,7 +198,9 @@ static void fold_group(const fold *a, const group *q)
     _Alignas(64) double v[TL_FOLD_PLANES * TAKE_WIDTH], m[TAKE_WIDTH] = {0}, end[TL_FOLD_PLANES * TAKE_WIDTH];
     const int64_t lanes = a->lanes, count = q->count, width = lanes * count, rows = q->n / lanes;
     const int64_t planes = planes_of(a->kind), plane = planes > 1 ? width : 0;
-    const int in_place = is_light(a->kind) && lanes == TL_FOLD_LANES;
+    const int product = a->kind ==
+                        TL_FOLD_PRODUCT; /* of moderate numbers and all lanes, as their other planes lie behind them */
+    int in_place = lanes == TL_FOLD_LANES && (product ? count == TAKE_UNITS : is_light(a->kind));
     const float *x[TAKE_WIDTH];
     start_lanes(a->kind, v, planes == 1 ? TAKE_WIDTH : width);
     for (int64_t g = 0; g < count; g++) {
@@ -206,18 +208,19 @@ static void fold_group(const fold *a, const group *q)
         for (int64_t l = 0; l < lanes; l++)
             m[g * lanes + l] = centre;
         x[g] = unit_elements(a, q->result[g], q->segment[g], q->n, room + g * q->n);
-        if (!in_place)
-            (lanes == 8   ? pack8
-             : lanes == 4 ? pack4
-             : lanes == 2 ? pack2
-                          : pack1)(packed + g * lanes, width, x[g], rows);
+        if (product) in_place = in_place && is_moderate(x[g], rows * lanes);
     }
+    for (int64_t g = 0; !in_place && g < count; g++)
+        (lanes == 8 ? pack8 : lanes == 4 ? pack4 : lanes == 2 ? pack2 : pack1)(packed + g * lanes, width, x[g], rows);
     for (int64_t g = count; g < TAKE_UNITS; g++) /* nobody reads the lanes of these */
         x[g] = x[0];
-    if (in_place)
+    if (in_place) {
         take_units(a->kind, v, x, m, rows, a->rule);
-    else
+        for (int64_t l = 0; product && l < width; l++)
+            tl_fold_normalize(v + l, v + plane + l);
+    } else {
         take_rows(a->kind, v, plane, packed, width, m, width, rows, a->rule);
+    }
     const int64_t rest = q->n - rows * lanes;
     for (int64_t g = 0; rest > 0 && g < count; g++)
         take_rows(a->kind, v + g * lanes, plane, x[g] + rows * lanes, rest, m + g * lanes, rest, 1, a->rule);
@@ -230,26 +233,25 @@ static void fold_group(const fold *a, const group *q)
         write_value(a, end + g, plane, q->result[g], q->segment[g]);
 }
 
-/* The units from..last - 1 of one element: first the segments before each result's last, then those. */
+/* The units from..last - 1 of one element, in the order in which they lie: the segments before each result's last form groups, and so
+ * do those. */
 static void fold_groups(const fold *a, int64_t from, int64_t last)
 {
     const int64_t most = TAKE_WIDTH / a->lanes, tail = a->f.length - (a->segments - 1) * TL_FOLD_SEGMENT;
-    for (int32_t ends = a->segments == 1; ends < 2; ends++) {
-        group q = {.n = ends ? tail : TL_FOLD_SEGMENT};
-        int64_t result = from / a->segments, s = from % a->segments;
-        for (int64_t u = from; u < last; u++) {
-            if ((s == a->segments - 1) == ends) {
-                q.result[q.count] = result;
-                q.segment[q.count++] = s;
-            }
-            if (q.count == most) {
-                fold_group(a, &q);
-                q.count = 0;
-            }
-            if (++s == a->segments) s = 0, result++;
+    group groups[2] = {{.n = TL_FOLD_SEGMENT}, {.n = tail}};
+    int64_t result = from / a->segments, s = from % a->segments;
+    for (int64_t u = from; u < last; u++) {
+        group *const q = groups + (s == a->segments - 1);
+        q->result[q->count] = result;
+        q->segment[q->count++] = s;
+        if (q->count == most) {
+            fold_group(a, q);
+            q->count = 0;
         }
-        if (q.count > 0) fold_group(a, &q);
+        if (++s == a->segments) s = 0, result++;
     }
+    for (int32_t ends = 0; ends < 2; ends++)
+        if (groups[ends].count > 0) fold_group(a, groups + ends);
 }
 
 /* A unit of a later level: a segment of the values of one result. */

@@ -3,10 +3,12 @@
  * formula/sum_tree.h orders the sums, so how phases are spread over threads cannot change a bit:
  *
  *   rows in tasks       a task runs all phases of a row before the next row, which then comes from L1 or L2
- *   few, long rows      all leaves of one phase are tasks, then the next phase */
+ *   few, long rows      all leaves of one phase are tasks, then the next phase
+ *   short rows          an operation that has a function for bundles (row_bundle.h) takes many rows at a time */
 #pragma once
 
 #include "core/threads.h"
+#include "cpu/row_bundle.h"
 #include "cpu/stream.h"
 #include "cpu/sum_tree.h"
 #include "formula/integer.h"
@@ -16,21 +18,22 @@
  * evaluated once, so it may store. The loops run over lanes, so that they vectorise. */
 #define TL_LEAF_SUM(result, n, f)                                                                \
     do {                                                                                         \
-        _Alignas(64) float lane_[TL_SUM_LANES];                                                  \
-        const int64_t n_ = (n), lanes_ = n_ < TL_SUM_LANES ? tl_lanes_for(n_) : TL_SUM_LANES;    \
-        const int64_t head_ = n_ < lanes_ ? n_ : lanes_;                                         \
-        TL_FOR_LINES(i, 0, head_, lane_[i] = 0.0f + (f););                                       \
-        for (int64_t l_ = head_; l_ < lanes_; l_++)                                              \
-            lane_[l_] = 0.0f;                                                                    \
-        for (int64_t at_ = TL_SUM_LANES; at_ < n_; at_ += TL_SUM_LANES) {                        \
-            const int64_t left_ = n_ - at_ < TL_SUM_LANES ? n_ - at_ : TL_SUM_LANES;             \
-            _Pragma("GCC ivdep") for (int64_t l_ = 0; l_ < left_; l_++)                          \
-            {                                                                                    \
-                const int64_t i = at_ + l_;                                                      \
-                lane_[l_] += (f);                                                                \
+        const int64_t n_ = (n);                                                                  \
+        if (n_ <= TL_SUM_LANES) {                                                                \
+            TL_SUM_OF_LINES(result, n_, f);                                                      \
+        } else {                                                                                 \
+            _Alignas(64) float lane_[TL_SUM_LANES];                                              \
+            TL_FOR_LINES(i, 0, TL_SUM_LANES, lane_[i] = 0.0f + (f););                            \
+            for (int64_t at_ = TL_SUM_LANES; at_ < n_; at_ += TL_SUM_LANES) {                    \
+                const int64_t left_ = n_ - at_ < TL_SUM_LANES ? n_ - at_ : TL_SUM_LANES;         \
+                _Pragma("GCC ivdep") for (int64_t l_ = 0; l_ < left_; l_++)                      \
+                {                                                                                \
+                    const int64_t i = at_ + l_;                                                  \
+                    lane_[l_] += (f);                                                            \
+                }                                                                                \
             }                                                                                    \
+            (result) = tl_fold_lanes(lane_);                                                     \
         }                                                                                        \
-        (result) = tl_fold_lanes(lane_, lanes_);                                                 \
     } while (0)
 
 /* statement, for every i < n: no two of them meet. */
@@ -109,9 +112,13 @@ static inline float tl_sum_of_leaves(const float *sum, int64_t leaves)
     return leaves == 1 ? sum[0] : tl_row_sum(sum, leaves);
 }
 
+/* Does all phases of rows row .. row + rows - 1, at most TL_BUNDLE of at most TL_BUNDLE_COLS elements. */
+typedef void (*tl_bundle_fn)(const void *job, int64_t row, int64_t rows);
+
 typedef struct tl_row_run {
     const void *job;
     const tl_row_phase *phases;
+    tl_bundle_fn bundle; /* NULL where rows are long, or the operation has none */
     int32_t count, phase;
     int64_t rows, cols, leaves, per_task;
     float *sums, *stats; /* of all rows: of few, long rows only */
@@ -133,7 +140,10 @@ static void tl_row_task(void *arg, int64_t task, int32_t worker)
     float stat[TL_ROW_STATS], *work = r.scratch ? r.scratch + worker * r.room : few;
     float *sums = work + r.room - 2 * r.leaves;
     const int64_t last = (task + 1) * r.per_task < r.rows ? (task + 1) * r.per_task : r.rows;
-    for (int64_t row = task * r.per_task; row < last; row++)
+    int64_t row = task * r.per_task;
+    for (int64_t rows; r.bundle && (rows = tl_imin(TL_BUNDLE, last - row)) >= TL_BUNDLE_LEAST; row += rows)
+        r.bundle(r.job, row, rows);
+    for (; row < last; row++)
         for (int32_t p = 0; p < r.count; p++) {
             for (int64_t l = 0; l < r.leaves && !(l % TL_ROW_LOOK == TL_ROW_LOOK - 1 && tl_interrupted()); l++) {
                 r.phases[p].leaf(r.job,
@@ -154,14 +164,19 @@ static void tl_leaf_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
                                              sums + r.leaves + l, r.stats + row * TL_ROW_STATS});
 }
 
-/* Runs `count` phases over rows x cols elements; no phase is called where cols = 0. Fails only for want of scratch. */
-static inline int32_t tl_run_phases(tl_context *ctx, const void *job, const tl_row_phase *phases, int32_t count,
-                                    int64_t rows, int64_t cols)
+/* Runs `count` phases over rows x cols elements, or `bundle` over short rows; nothing is called where cols = 0. Fails only for want of
+ * scratch. */
+static inline int32_t tl_run_rows(tl_context *ctx, const void *job, const tl_row_phase *phases, int32_t count,
+                                  tl_bundle_fn bundle, int64_t rows, int64_t cols)
 {
     if (cols == 0) return TORCHLEAN_OK;
     tl_row_run r = {.job = job, .phases = phases, .count = count, .rows = rows, .cols = cols};
     r.leaves = tl_ceil_div(cols, TL_SUM_LEAF);
     r.per_task = cols < TL_ROW_TASK ? TL_ROW_TASK / cols : 1;
+    if (cols <= TL_BUNDLE_COLS) {
+        r.bundle = bundle;
+        r.per_task = tl_ceil_div(r.per_task, TL_BUNDLE) * TL_BUNDLE;
+    }
     void *scratch = NULL;
     int32_t status = TORCHLEAN_OK;
     if (rows >= TL_ROWS_MANY || cols <= TL_ROW_TASK) {
@@ -186,4 +201,11 @@ static inline int32_t tl_run_phases(tl_context *ctx, const void *job, const tl_r
     }
     tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;
+}
+
+/* The same for an operation without a function for bundles. */
+static inline int32_t tl_run_phases(tl_context *ctx, const void *job, const tl_row_phase *phases, int32_t count,
+                                    int64_t rows, int64_t cols)
+{
+    return tl_run_rows(ctx, job, phases, count, NULL, rows, cols);
 }

@@ -1,5 +1,5 @@
-/* Softmax and log-softmax on the CPU, and their gradients, in the phases of softmax_phases.h. Large results are written
- * past the cache. */
+/* Softmax and log-softmax on the CPU, and their gradients, in the phases of softmax_phases.h; short rows in bundles. Large results of
+ * long rows are written past the cache. */
 #include "cpu/softmax_phases.h"
 #include "generated/softmax.h"
 
@@ -10,11 +10,11 @@ typedef struct job {
     int stream; /* results too large for the caches */
 } job;
 
-static int32_t run(tl_context *ctx, const tl_row_phase *phases, int32_t count, const float *x, const float *g,
-                   int64_t rows, int64_t cols, float *out)
+static int32_t run(tl_context *ctx, const tl_row_phase *phases, int32_t count, tl_bundle_fn bundle, const float *x,
+                   const float *g, int64_t rows, int64_t cols, float *out)
 {
     const job a = {{x, out}, g, rows, cols, rows * cols >= TL_STREAM_FROM};
-    return tl_run_phases(ctx, &a, phases, count, rows, cols);
+    return tl_run_rows(ctx, &a, phases, count, bundle, rows, cols);
 }
 
 /* The same leaf of the row that follows; of the last row, its own. */
@@ -42,18 +42,46 @@ static void log_softmax_leaf(const void *arg, const tl_leaf *p)
     TL_WRITE_WITH(a->stream, a->base.out + p->at, p->n, TL_FETCH_AHEAD(next), (x[i] - m) - ln);
 }
 
+static void softmax_bundle(const void *arg, int64_t row, int64_t rows)
+{
+    const job *a = arg;
+    const int64_t cols = tl_short(a->cols), at = row * cols;
+    tl_bundle e;
+    tl_bundle_stat max, sum, reciprocal;
+    tl_read_bundle(a->base.x + at, rows, cols, e);
+    tl_bundle_max(e, cols, max);
+    TL_BUNDLE_SUM(sum, cols, (e[i] = tl_exp(e[i] - max[r])));
+    TL_BUNDLE_ROWS(reciprocal[r] = 1.0f / sum[r]);
+    TL_BUNDLE_EACH(cols, e[i] = tl_quotient(e[i], sum[r], reciprocal[r]));
+    tl_write_bundle(a->base.out + at, rows, cols, e);
+}
+
+static void log_softmax_bundle(const void *arg, int64_t row, int64_t rows)
+{
+    const job *a = arg;
+    const int64_t cols = tl_short(a->cols), at = row * cols;
+    tl_bundle x;
+    tl_bundle_stat max, sum;
+    tl_read_bundle(a->base.x + at, rows, cols, x);
+    tl_bundle_max(x, cols, max);
+    TL_BUNDLE_SUM(sum, cols, tl_exp(x[i] - max[r]));
+    TL_BUNDLE_ROWS(sum[r] = tl_log(sum[r]));
+    TL_BUNDLE_EACH(cols, x[i] = (x[i] - max[r]) - sum[r]);
+    tl_write_bundle(a->base.out + at, rows, cols, x);
+}
+
 int32_t tl_cpu_softmax(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
 {
     static const tl_row_phase phases[] = {
         {maximum_leaf, maximum_row}, {exponentials_leaf, reciprocal_row}, {softmax_leaf, NULL}};
-    return run(ctx, phases, 3, x, NULL, rows, cols, out);
+    return run(ctx, phases, 3, softmax_bundle, x, NULL, rows, cols, out);
 }
 
 int32_t tl_cpu_log_softmax(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
 {
     static const tl_row_phase phases[] = {
         {maximum_leaf, maximum_row}, {exponential_sum_leaf, logarithm_row}, {log_softmax_leaf, NULL}};
-    return run(ctx, phases, 3, x, NULL, rows, cols, out);
+    return run(ctx, phases, 3, log_softmax_bundle, x, NULL, rows, cols, out);
 }
 
 /* ---- gradients --------------------------------------------------------------------------------------------------- */
@@ -87,14 +115,40 @@ static void log_softmax_grad_leaf(const void *arg, const tl_leaf *p)
     TL_WRITE(a->stream, a->base.out + p->at, p->n, tl_log_softmax_grad(y[i], g[i], s));
 }
 
+static void softmax_grad_bundle(const void *arg, int64_t row, int64_t rows)
+{
+    const job *a = arg;
+    const int64_t cols = tl_short(a->cols), at = row * cols;
+    tl_bundle y, g;
+    tl_bundle_stat sum;
+    tl_read_bundle(a->base.x + at, rows, cols, y);
+    tl_read_bundle(a->g + at, rows, cols, g);
+    TL_BUNDLE_SUM(sum, cols, g[i] * y[i]);
+    TL_BUNDLE_EACH(cols, y[i] = tl_softmax_grad(y[i], g[i], sum[r]));
+    tl_write_bundle(a->base.out + at, rows, cols, y);
+}
+
+static void log_softmax_grad_bundle(const void *arg, int64_t row, int64_t rows)
+{
+    const job *a = arg;
+    const int64_t cols = tl_short(a->cols), at = row * cols;
+    tl_bundle y, g;
+    tl_bundle_stat sum;
+    tl_read_bundle(a->base.x + at, rows, cols, y);
+    tl_read_bundle(a->g + at, rows, cols, g);
+    TL_BUNDLE_SUM(sum, cols, g[i]);
+    TL_BUNDLE_EACH(cols, y[i] = tl_log_softmax_grad(y[i], g[i], sum[r]));
+    tl_write_bundle(a->base.out + at, rows, cols, y);
+}
+
 int32_t tl_cpu_softmax_bwd(tl_context *ctx, const float *out, const float *g, int64_t rows, int64_t cols, float *gx)
 {
     static const tl_row_phase phases[] = {{products_leaf, sum_row}, {softmax_grad_leaf, NULL}};
-    return run(ctx, phases, 2, out, g, rows, cols, gx);
+    return run(ctx, phases, 2, softmax_grad_bundle, out, g, rows, cols, gx);
 }
 
 int32_t tl_cpu_log_softmax_bwd(tl_context *ctx, const float *out, const float *g, int64_t rows, int64_t cols, float *gx)
 {
     static const tl_row_phase phases[] = {{cotangent_leaf, sum_row}, {log_softmax_grad_leaf, NULL}};
-    return run(ctx, phases, 2, out, g, rows, cols, gx);
+    return run(ctx, phases, 2, log_softmax_grad_bundle, out, g, rows, cols, gx);
 }

@@ -84,3 +84,10 @@ static void reciprocal_row(TL_UNUSED const void *arg, const tl_row *r)
     r->stat[SUM] = tl_sum_of_leaves(r->sum, r->leaves);
     r->stat[DERIVED] = 1.0f / r->stat[SUM];
 }
+
+/* The maxima of the rows of a bundle of n columns, as tl_leaf_max. */
+static inline void tl_bundle_max(const float *x, int64_t n, float *max)
+{
+    TL_BUNDLE_ROWS(max[r] = -TL_INF);
+    TL_BUNDLE_EACH(n, max[r] = greater_of(max[r], x[i]));
+}

@@ -5,6 +5,8 @@
  * vectorises them without changing the order of a single sum. */
 #pragma once
 
+#include <string.h>
+
 #include "core/kernel.h"
 #include "formula/sum_tree.h"
 
@@ -21,66 +23,107 @@ static inline float tl_fold_16(const float *t)
     return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
-/* Folds `lanes` lanes in halves, a power of two from 16 to TL_SUM_LANES; t is used up. Every level has a constant
- * length, which makes it a few straight vector instructions. */
-static inline float tl_fold_lanes(float *t, int64_t lanes)
+/* Folds TL_SUM_LANES lanes in halves; t is used up. Every level has a constant length, which makes it a few straight vector
+ * instructions. */
+static inline float tl_fold_lanes(float *t)
 {
-#define TL_LEVEL(s)                       \
-    case 2 * (s):                         \
-        for (int l = 0; l < (s); l++)     \
-            t[l] += t[l + (s)];           \
-        __attribute__((fallthrough));
-    switch (lanes) {
-        TL_LEVEL(512)
-        TL_LEVEL(256)
-        TL_LEVEL(128)
-        TL_LEVEL(64)
-        TL_LEVEL(32)
-        TL_LEVEL(16)
-    default: return tl_fold_16(t);
-    }
+#define TL_LEVEL(s)                 \
+    for (int l = 0; l < (s); l++)   \
+        t[l] += t[l + (s)];
+    TL_LEVEL(512)
+    TL_LEVEL(256)
+    TL_LEVEL(128)
+    TL_LEVEL(64)
+    TL_LEVEL(32)
+    TL_LEVEL(16)
 #undef TL_LEVEL
+    return tl_fold_16(t);
 }
 
-/* The least power of two >= n, at least 16: lanes past a row's end hold +0, so more of them change nothing. */
-static inline int64_t tl_lanes_for(int64_t n)
+/* Sixteen lanes, in as many registers as a variant needs for them. */
+typedef float tl_line __attribute__((vector_size(4 * TL_SUM_FOLD)));
+
+static inline float tl_fold_line(tl_line t)
 {
-    return n <= TL_SUM_FOLD ? TL_SUM_FOLD : (int64_t)1 << (64 - __builtin_clzll((unsigned long long)n - 1));
+    float lane[TL_SUM_FOLD];
+    memcpy(lane, &t, sizeof t);
+    return tl_fold_16(lane);
 }
 
-/* The first n < 16 of 16 elements, the others 0; with masked loads it is one instruction. */
-static inline void tl_read_16(float *t, const float *x, int64_t n)
-{
-    for (int64_t l = 0; l < TL_SUM_FOLD; l++)
-        t[l] = l < n ? x[l] : 0.0f;
-}
+/* A line of f, where its number is below that of the rest, which may be none. The lanes are made by a loop, which is one vector. */
+#define TL_LINE_OF(line_name, number, f)                                                         \
+    tl_line line_name = none_;                                                                   \
+    if ((number) < whole_) {                                                                     \
+        _Alignas(64) float lane_[TL_SUM_FOLD];                                                   \
+        _Pragma("GCC ivdep") for (int32_t l_ = 0; l_ < TL_SUM_FOLD; l_++)                        \
+        {                                                                                        \
+            const int64_t i = (number)*TL_SUM_FOLD + l_;                                         \
+            lane_[l_] = (f);                                                                     \
+        }                                                                                        \
+        memcpy(&line_name, lane_, sizeof line_name);                                             \
+    } else if ((number) == whole_) {                                                             \
+        line_name = rest_;                                                                       \
+    }
+
+/* The tree of eight lines, `first` and those that are multiples of `apart` behind it. */
+#define TL_EIGHT_LINES(result, first, apart, f)                                                  \
+    do {                                                                                         \
+        TL_LINE_OF(a_, (first), f)                                                               \
+        TL_LINE_OF(b_, (first) + (apart), f)                                                     \
+        TL_LINE_OF(c_, (first) + 2 * (apart), f)                                                 \
+        TL_LINE_OF(d_, (first) + 3 * (apart), f)                                                 \
+        TL_LINE_OF(e_, (first) + 4 * (apart), f)                                                 \
+        TL_LINE_OF(f_, (first) + 5 * (apart), f)                                                 \
+        TL_LINE_OF(g_, (first) + 6 * (apart), f)                                                 \
+        TL_LINE_OF(h_, (first) + 7 * (apart), f)                                                 \
+        (result) = ((a_ + e_) + (c_ + g_)) + ((b_ + f_) + (d_ + h_));                            \
+    } while (0)
+
+/* The sum of f, an expression in i that may store, over i = 0..n-1 <= TL_SUM_LANES, one for each lane. Lines of 16 lanes are folded
+ * in halves until one is left: those whose numbers differ by less than `apart_` wait for the last levels, and eight that are
+ * multiples of it apart are a tree in registers. Lanes past the end hold +0. A line of sums of numbers that are all -0 becomes +0
+ * at the end, which is where it matters. */
+#define TL_SUM_OF_LINES(result, n, f)                                                            \
+    do {                                                                                         \
+        const int64_t all_ = (n), whole_ = all_ / TL_SUM_FOLD, begun_ = whole_ * TL_SUM_FOLD;    \
+        const int32_t left_ = (int32_t)(all_ - begun_);                                          \
+        const tl_line none_ = {0};                                                               \
+        tl_line rest_ = none_, last_;                                                            \
+        if (left_ > 0) {                                                                         \
+            _Alignas(64) float lane_[TL_SUM_FOLD];                                               \
+            _Pragma("GCC ivdep") for (int32_t l_ = 0; l_ < TL_SUM_FOLD; l_++)                    \
+            {                                                                                    \
+                const int64_t i = begun_ + l_;                                                   \
+                lane_[l_] = l_ < left_ ? (f) : 0.0f;                                             \
+            }                                                                                    \
+            memcpy(&rest_, lane_, sizeof rest_);                                                 \
+        }                                                                                        \
+        if (all_ <= 8 * TL_SUM_FOLD) {                                                           \
+            TL_EIGHT_LINES(last_, 0, 1, f);                                                      \
+        } else {                                                                                 \
+            tl_line sum_[8];                                                                     \
+            int64_t apart_ = 2;                                                                  \
+            while (8 * apart_ * TL_SUM_FOLD < all_)                                              \
+                apart_ *= 2;                                                                     \
+            for (int64_t group_ = 0; group_ < apart_; group_++)                                  \
+                TL_EIGHT_LINES(sum_[group_], group_, apart_, f);                                 \
+            for (apart_ /= 2; apart_ > 0; apart_ /= 2)                                           \
+                for (int64_t group_ = 0; group_ < apart_; group_++)                              \
+                    sum_[group_] += sum_[group_ + apart_];                                       \
+            last_ = sum_[0];                                                                     \
+        }                                                                                        \
+        (result) = tl_fold_line(last_) + 0.0f;                                                   \
+    } while (0)
 
 /* The sum of a leaf: 0 <= n <= TL_SUM_LEAF. */
 static inline float tl_leaf_sum(const float *x, int64_t n)
 {
-    _Alignas(64) float t[TL_SUM_LANES], rest[TL_SUM_FOLD];
-    if (n < TL_SUM_FOLD) {
-        tl_read_16(rest, x, n);
-        for (int l = 0; l < TL_SUM_FOLD; l++)
-            t[l] = 0.0f + rest[l];
-        return tl_fold_16(t);
+    if (n <= TL_SUM_LANES) {
+        float sum;
+        TL_SUM_OF_LINES(sum, n, x[i]);
+        return sum;
     }
-    if (n <= TL_SUM_LANES) { /* one element per lane: the first level of the fold reads x itself, 16 lanes at a time */
-        const int64_t half = tl_lanes_for(n) / 2 > TL_SUM_FOLD ? tl_lanes_for(n) / 2 : TL_SUM_FOLD,
-                      whole = (n - half) / TL_SUM_FOLD * TL_SUM_FOLD;
-        for (int64_t b = 0; b < whole; b += TL_SUM_FOLD)
-            for (int l = 0; l < TL_SUM_FOLD; l++)
-                t[b + l] = (0.0f + x[b + l]) + x[half + b + l];
-        for (int64_t b = whole; b < half; b += TL_SUM_FOLD)
-            for (int l = 0; l < TL_SUM_FOLD; l++)
-                t[b + l] = 0.0f + x[b + l];
-        if (half + whole < n) {
-            tl_read_16(rest, x + half + whole, n - half - whole);
-            for (int l = 0; l < TL_SUM_FOLD; l++)
-                t[whole + l] += rest[l];
-        }
-        return tl_fold_lanes(t, half);
-    }
+    _Alignas(64) float t[TL_SUM_LANES];
     for (int l = 0; l < TL_SUM_LANES; l++)
         t[l] = 0.0f + x[l];
     int64_t i = TL_SUM_LANES;
@@ -92,7 +135,7 @@ static inline float tl_leaf_sum(const float *x, int64_t n)
             t[l] += x[i + l];
     for (int64_t l = 0; l < n - i; l++)
         t[l] += x[i + l];
-    return tl_fold_lanes(t, TL_SUM_LANES);
+    return tl_fold_lanes(t);
 }
 
 /* The sum of a row of up to TL_SUM_LEAF leaves, on the calling thread. No row here is longer: of 64 rows and more none has 2^26
@@ -105,7 +148,7 @@ static inline float tl_row_sum(const float *x, int64_t n)
         const int64_t left = n - leaf * TL_SUM_LEAF;
         t[leaf % TL_SUM_LANES] += tl_leaf_sum(x + leaf * TL_SUM_LEAF, left < TL_SUM_LEAF ? left : TL_SUM_LEAF);
     }
-    return tl_fold_lanes(t, TL_SUM_LANES);
+    return tl_fold_lanes(t);
 }
 
 /* ---- the column tree --------------------------------------------------------------------------------------------- */

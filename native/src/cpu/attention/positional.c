@@ -8,6 +8,8 @@
 
 /* Elements of a task's run of positions: its tables and one member's rows stay in L1. */
 enum { RUN = 4096, TASK = 65536 };
+/* Angles whose sines and cosines are made at once. */
+enum { ANGLES = 64 };
 
 typedef struct position_args {
     const float *x;
@@ -16,7 +18,7 @@ typedef struct position_args {
     int64_t positions, members; /* of a task */
     int halves, back;
     const uint64_t *rate;
-    float *table; /* 2 * positions * pairs for each worker: cosines, then sines */
+    float *table; /* 2 * positions * pairs for each worker: cosines, then sines, or rows of both in turn */
 } position_args;
 
 /* Fills the worker's table for positions p0 .. p1-1. */
@@ -44,13 +46,44 @@ static void rotate_row(const float *restrict x, float *restrict out, const float
             tl_rotate(x[2 * i], x[2 * i + 1], c[i], s[i], &out[2 * i], &out[2 * i + 1]);
 }
 
-static void add_row(const float *restrict x, float *restrict out, const float *c, const float *s, int64_t d)
+/* Makes rows of d for positions p0 .. p1-1, sines and cosines in turn: a block of pairs of a position at once, or, where there are few,
+ * a pair of a block of positions. */
+static void fill_rows(const position_args *a, float *rows, int64_t p0, int64_t p1)
 {
-    for (int64_t i = 0; i < d / 2; i++) {
-        out[2 * i] = x[2 * i] + s[i];
-        out[2 * i + 1] = x[2 * i + 1] + c[i];
-    }
-    if (d % 2) out[d - 1] = x[d - 1] + s[d / 2];
+    const int64_t d = a->d;
+    const int few = a->pairs < ANGLES / 4;
+    const int64_t outer = few ? a->pairs : p1 - p0, inner = few ? p1 - p0 : a->pairs;
+    float c[ANGLES], s[ANGLES];
+    for (int64_t o = 0; o < outer; o++)
+        for (int64_t first = 0; first < inner; first += ANGLES) {
+            const int64_t n = tl_imin(ANGLES, inner - first);
+            const uint64_t from = (uint64_t)(a->start + p0 + (few ? first : o));
+            if (few)
+                for (int64_t k = 0; k < n; k++)
+                    tl_turn((from + (uint64_t)k) * a->rate[o], &c[k], &s[k]);
+            else
+                for (int64_t k = 0; k < n; k++)
+                    tl_turn(from * a->rate[first + k], &c[k], &s[k]);
+            float *const to = few ? rows + first * d + 2 * o : rows + o * d + 2 * first;
+            const int64_t both = few ? (2 * o + 1 < d ? n : 0) : tl_imin(n, d / 2 - first);
+            if (few)
+                for (int64_t k = 0; k < n; k++) {
+                    to[k * d] = s[k];
+                    if (both) to[k * d + 1] = c[k];
+                }
+            else
+                for (int64_t k = 0; k < both; k++) {
+                    to[2 * k] = s[k];
+                    to[2 * k + 1] = c[k];
+                }
+            if (!few && both < n) to[2 * both] = s[both];
+        }
+}
+
+static void add_rows(const float *restrict x, const float *restrict rows, int64_t n, float *restrict out)
+{
+    for (int64_t i = 0; i < n; i++)
+        out[i] = x[i] + rows[i];
 }
 
 static void run_task(const position_args *a, int64_t task, int32_t worker, int rotate)
@@ -59,16 +92,19 @@ static void run_task(const position_args *a, int64_t task, int32_t worker, int r
     const int64_t p0 = task % runs * a->positions, p1 = tl_imin(p0 + a->positions, a->n);
     const int64_t b0 = task / runs * a->members, b1 = tl_imin(b0 + a->members, a->batch);
     float *table = a->table + worker * 2 * a->positions * a->pairs;
-    fill_table(a, table, p0, p1);
-    for (int64_t b = b0; b < b1; b++)
+    (rotate ? fill_table : fill_rows)(a, table, p0, p1);
+    for (int64_t b = b0; b < b1; b++) {
+        const int64_t first = (b * a->n + p0) * a->d;
+        if (!rotate) {
+            add_rows(a->x + first, table, (p1 - p0) * a->d, a->out + first);
+            continue;
+        }
         for (int64_t p = p0; p < p1; p++) {
             const float *c = table + (p - p0) * a->pairs, *s = c + a->positions * a->pairs;
-            const int64_t at = (b * a->n + p) * a->d;
-            if (rotate)
-                rotate_row(a->x + at, a->out + at, c, s, a->pairs, a->halves);
-            else
-                add_row(a->x + at, a->out + at, c, s, a->d);
+            const int64_t at = first + (p - p0) * a->d;
+            rotate_row(a->x + at, a->out + at, c, s, a->pairs, a->halves);
         }
+    }
 }
 
 static void rotate_task(void *arg, int64_t task, int32_t worker)

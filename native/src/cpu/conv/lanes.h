@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "cpu/linalg/gemm.h"
-#include "cpu/vector.h"
+#include "cpu/vector64.h"
 #include "formula/integer.h"
 
 #define INLINE TL_INLINE
@@ -18,13 +18,18 @@ INLINE vec_f32 load_f32(const float *p) { return tl_vec_load(p); }
 INLINE void store_f32(float *p, vec_f32 v) { tl_vec_store(p, v); }
 INLINE vec_f32 fma_f32(float x, vec_f32 y, vec_f32 z) { return tl_vec_fma(x, y, z); }
 
+typedef tl_vec64 vec_f64;
+INLINE vec_f64 load_f64(const double *p) { return tl_vec64_load(p); }
+INLINE void store_f64(double *p, vec_f64 v) { tl_vec64_store(p, v); }
+#if defined(__FMA__) || !defined(__SSE2__)
+INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return tl_vec64_fma(x, y, z); }
+#else
+INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return x * y + z; }
+#endif
+
 /* lanes_between: the lanes a <= l < b; read_lanes: those lanes of p, 0 elsewhere; write_lanes: those lanes, to p; fma_lanes: x·y + z
  * in those lanes, z elsewhere; even_lanes: lanes 0, 2, 4 and so on of x and then y. */
 #if defined(__AVX512F__)
-typedef __m512d vec_f64;
-INLINE vec_f64 load_f64(const double *p) { return _mm512_loadu_pd(p); }
-INLINE void store_f64(double *p, vec_f64 v) { _mm512_storeu_pd(p, v); }
-INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return _mm512_fmadd_pd(_mm512_set1_pd(x), y, z); }
 INLINE void store_widened(double *p, vec_f32 v)
 {
     _mm512_storeu_pd(p, _mm512_cvtps_pd(_mm512_castps512_ps256(v)));
@@ -57,10 +62,6 @@ INLINE lane_mask lanes_between(int64_t a, int64_t b)
     return _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)a), lane),
                                _mm256_cmpgt_epi32(_mm256_set1_epi32((int)b), lane));
 }
-typedef __m256d vec_f64;
-INLINE vec_f64 load_f64(const double *p) { return _mm256_loadu_pd(p); }
-INLINE void store_f64(double *p, vec_f64 v) { _mm256_storeu_pd(p, v); }
-INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return _mm256_fmadd_pd(_mm256_set1_pd(x), y, z); }
 INLINE tl_vec read_lanes(const float *p, lane_mask m) { return _mm256_maskload_ps(p, m); }
 INLINE void write_lanes(float *p, tl_vec v, lane_mask m) { _mm256_maskstore_ps(p, m, v); }
 INLINE tl_vec join_lanes(tl_vec x, tl_vec y) { return _mm256_or_ps(x, y); }
@@ -86,15 +87,6 @@ INLINE vec_f32 narrow_f64(const double *p, const double *add)
     return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps(low)), _mm256_cvtpd_ps(high), 1);
 }
 #else
-typedef double vec_f64 __attribute__((vector_size(16)));
-INLINE vec_f64 load_f64(const double *p)
-{
-    vec_f64 v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-INLINE void store_f64(double *p, vec_f64 v) { memcpy(p, &v, sizeof v); }
-INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return x * y + z; }
 INLINE void store_widened(double *p, vec_f32 v)
 {
     for (int l = 0; l < LANES; l++)

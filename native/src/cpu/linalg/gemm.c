@@ -28,7 +28,7 @@
 
 #include "core/threads.h"
 #include "cpu/linalg/gemm.h"
-#include "cpu/vector.h"
+#include "cpu/vector64.h"
 #include "formula/integer.h"
 
 /* A block of A takes 256 KiB, in double 512: it shares L2 with the strip of B and often a second hardware thread. */
@@ -55,11 +55,15 @@
 #define EACH_HEIGHT(F) F(1) F(2) F(3) F(4)
 #endif
 
-/* The vectors of floats are those of cpu/vector.h. */
+/* The vectors are those of cpu/vector.h and cpu/vector64.h. */
 typedef tl_vec vec_f32;
+typedef tl_vec64 vec_f64;
 #define load_f32 tl_vec_load
 #define store_f32 tl_vec_store
 #define fma_f32 tl_vec_fma
+#define load_f64 tl_vec64_load
+#define store_f64 tl_vec64_store
+#define fma_f64 tl_vec64_fma
 
 /* Per precision: vec, its fused multiply-add with a broadcast factor, loads and stores of the first n lanes (the others
  * read as 0), and transpose: columns 0 .. TK-1 of LANES rows, row r at src + off[r], become TK vectors. */
@@ -68,11 +72,7 @@ typedef tl_vec vec_f32;
 #define LANES_F64 8
 #define TK_F32 16
 #define TK_F64 8
-typedef __m512d vec_f64;
 
-INLINE vec_f64 load_f64(const double *p) { return _mm512_loadu_pd(p); }
-INLINE void store_f64(double *p, vec_f64 v) { _mm512_storeu_pd(p, v); }
-INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return _mm512_fmadd_pd(_mm512_set1_pd(x), y, z); }
 INLINE vec_f32 load_n_f32(const float *p, int64_t n) { return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
 INLINE vec_f64 load_n_f64(const double *p, int64_t n) { return _mm512_maskz_loadu_pd((__mmask8)((1u << n) - 1), p); }
 INLINE void store_n_f32(float *p, vec_f32 v, int64_t n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), v); }
@@ -133,15 +133,11 @@ INLINE void transpose_f64(const double *src, const int64_t *off, vec_f64 *out)
 #define LANES_F64 4
 #define TK_F32 4
 #define TK_F64 2
-typedef __m256d vec_f64;
 
 static const int32_t lanes_on[16] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
 #define FIRST_F32(n) _mm256_loadu_si256((const __m256i *)(lanes_on + 8 - (n)))
 #define FIRST_F64(n) _mm256_loadu_si256((const __m256i *)(lanes_on + 8 - 2 * (n)))
 
-INLINE vec_f64 load_f64(const double *p) { return _mm256_loadu_pd(p); }
-INLINE void store_f64(double *p, vec_f64 v) { _mm256_storeu_pd(p, v); }
-INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return _mm256_fmadd_pd(_mm256_set1_pd(x), y, z); }
 INLINE vec_f32 load_n_f32(const float *p, int64_t n) { return _mm256_maskload_ps(p, FIRST_F32(n)); }
 INLINE vec_f64 load_n_f64(const double *p, int64_t n) { return _mm256_maskload_pd(p, FIRST_F64(n)); }
 INLINE void store_n_f32(float *p, vec_f32 v, int64_t n) { _mm256_maskstore_ps(p, FIRST_F32(n), v); }
@@ -178,15 +174,6 @@ INLINE void transpose_f64(const double *src, const int64_t *off, vec_f64 *out)
 #define LANES_F64 2
 #define TK_F32 1
 #define TK_F64 1
-typedef double vec_f64 __attribute__((vector_size(16)));
-
-INLINE vec_f64 load_f64(const double *p)
-{
-    vec_f64 v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-INLINE void store_f64(double *p, vec_f64 v) { memcpy(p, &v, sizeof v); }
 INLINE vec_f32 load_n_f32(const float *p, int64_t n)
 {
     vec_f32 v = {0};
@@ -201,7 +188,6 @@ INLINE vec_f64 load_n_f64(const double *p, int64_t n)
 }
 INLINE void store_n_f32(float *p, vec_f32 v, int64_t n) { memcpy(p, &v, (size_t)n * 4); }
 INLINE void store_n_f64(double *p, vec_f64 v, int64_t n) { memcpy(p, &v, (size_t)n * 8); }
-INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return (vec_f64){fma(x, y[0], z[0]), fma(x, y[1], z[1])}; }
 
 INLINE void transpose_f32(const float *src, const int64_t *off, vec_f32 *out)
 {

@@ -106,14 +106,22 @@ static void columns_task(void *arg, int64_t group, int32_t worker)
         a[i] = (tl_cvec){z.r * job->scale, z.i * job->scale};
     }
     const tl_cvec *z = tl_fft_lanes(f->first, a, a + n1);
+    const int64_t roots = tl_ceil_div(n2, TL_FFT_COLUMNS), lane = at % TL_FFT_COLUMNS;
     for (int64_t k = 0; k < n1; k++) {
-        double c, s;
-        tl_root_at(&f->roots, (uint64_t)(k * (at - at % TL_FFT_COLUMNS)), &c, &s);
-        const double *cosines = f->lane_roots + k * 2 * TL_FFT_COLUMNS + at % TL_FFT_COLUMNS;
-        const tl_vec_double lc = *(const tl_vec_double *)cosines;
-        const tl_vec_double ls = *(const tl_vec_double *)(cosines + TL_FFT_COLUMNS);
-        const tl_vec wr = __builtin_convertvector(lc * c - ls * s, tl_vec);
-        const tl_vec wi = __builtin_convertvector(lc * s + ls * c, tl_vec);
+        tl_vec wr, wi;
+        if (f->turns) {
+            const float *cosines = f->turns + (k * roots + at / TL_FFT_COLUMNS) * 2 * TL_FFT_COLUMNS + lane;
+            wr = *(const tl_vec *)cosines;
+            wi = *(const tl_vec *)(cosines + TL_FFT_COLUMNS);
+        } else {
+            double c, s;
+            tl_root_at(&f->roots, (uint64_t)(k * (at - lane)), &c, &s);
+            const double *cosines = f->lane_roots + k * 2 * TL_FFT_COLUMNS + lane;
+            const tl_vec_double lc = *(const tl_vec_double *)cosines;
+            const tl_vec_double ls = *(const tl_vec_double *)(cosines + TL_FFT_COLUMNS);
+            wr = __builtin_convertvector(lc * c - ls * s, tl_vec);
+            wi = __builtin_convertvector(lc * s + ls * c, tl_vec);
+        }
         tl_cvec *to = (tl_cvec *)(job->matrix + k * job->row + group * 2 * TL_W);
         *to = (tl_cvec){z[k].r * wr - z[k].i * wi, z[k].r * wi + z[k].i * wr};
     }

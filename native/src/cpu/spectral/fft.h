@@ -17,6 +17,10 @@
 #include "formula/fft_plan.h"
 #include "formula/integer.h"
 
+/* The longest transform in four steps whose roots are tables, of 8 bytes for each number: up to here reading them, from the last
+ * cache if need be, takes less time than multiplying them together. */
+enum { TL_FFT_TABLED = 1 << 18 };
+
 /* A real transform of n points by a plan of n/2 (n even) or n complex ones (n odd); the bins 0 and n/2 are multiplied
  * by edge, the others by inner: after the forward, before the inverse transform. */
 typedef struct tl_real {

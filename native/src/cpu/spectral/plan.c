@@ -138,8 +138,8 @@ static void destroy(tl_fft *f)
     if (!f) return;
     destroy(f->first);
     destroy(f->second);
-    void *owned[] = {f->twiddle,    f->real,          f->chirp,       f->kernel,    f->roots.coarse,
-                     f->roots.fine, f->packed.coarse, f->packed.fine, f->lane_roots};
+    void *owned[] = {f->twiddle,    f->real,          f->chirp,       f->kernel,     f->roots.coarse,
+                     f->roots.fine, f->packed.coarse, f->packed.fine, f->lane_roots, f->turns};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         free(owned[i]);
     free(f);
@@ -182,6 +182,25 @@ static int make_lane_roots(tl_fft *f)
     return f->lane_roots != NULL;
 }
 
+/* Row k1 of TL_FFT_COLUMNS columns from g·TL_FFT_COLUMNS on: their cosines at (k1·groups + g)·2·TL_FFT_COLUMNS, then the sines. */
+static int make_turns(tl_fft *f)
+{
+    const int64_t n1 = f->first->n, groups = tl_ceil_div(f->second->n, TL_FFT_COLUMNS);
+    float *to = f->turns = take(f, (size_t)(n1 * groups * 2 * TL_FFT_COLUMNS) * sizeof(float));
+    for (int64_t k = 0; to && k < n1; k++)
+        for (int64_t g = 0; g < groups; g++, to += 2 * TL_FFT_COLUMNS) {
+            const double *const lane = f->lane_roots + k * 2 * TL_FFT_COLUMNS;
+            double c, s;
+            tl_root_at(&f->roots, (uint64_t)(k * g * TL_FFT_COLUMNS), &c, &s);
+            for (int64_t l = 0; l < TL_FFT_COLUMNS; l++) {
+                const double lc = lane[l], ls = lane[TL_FFT_COLUMNS + l];
+                to[l] = (float)(lc * c - ls * s);
+                to[TL_FFT_COLUMNS + l] = (float)(lc * s + ls * c);
+            }
+        }
+    return f->turns != NULL;
+}
+
 static int make_real(tl_fft *f)
 {
     f->real = take(f, (size_t)(f->n / 2 + 1) * 2 * sizeof(float));
@@ -216,9 +235,11 @@ static tl_fft *make(int64_t n, int kind, int part)
         const int64_t n1 = near_root(n);
         f->first = make(n1, TL_FFT_IN_LANES, 1);
         f->second = make(n / n1, TL_FFT_IN_LANES, 1);
-        ok = f->first && f->second && make_roots(f, &f->roots, (uint64_t)n) && make_lane_roots(f);
+        ok = f->first && f->second && make_roots(f, &f->roots, (uint64_t)n) && make_lane_roots(f) &&
+             (n > TL_FFT_TABLED || make_turns(f));
     }
-    if (ok && !part) ok = make_roots(f, &f->packed, 2 * (uint64_t)n) && (!f->in_lanes || make_real(f));
+    if (ok && !part)
+        ok = make_roots(f, &f->packed, 2 * (uint64_t)n) && ((!f->in_lanes && n > TL_FFT_TABLED) || make_real(f));
     if (f->first) f->bytes += f->first->bytes;
     if (f->second) f->bytes += f->second->bytes;
     if (ok && !tl_interrupted()) return f;

@@ -64,8 +64,9 @@ void tl_real_split(const tl_real *t, const tl_cvec *Z, tl_cvec *X)
     const int64_t n = t->n, h = n / 2;
     const tl_vec zero = {0};
     if (n % 2 == 0) {
-        X[0] = (tl_cvec){(Z[0].r + Z[0].i) * t->edge, zero};
-        X[h] = (tl_cvec){(Z[0].r - Z[0].i) * t->edge, zero};
+        const tl_cvec first = Z[0]; /* X[h] may be Z[0] */
+        X[0] = (tl_cvec){(first.r + first.i) * t->edge, zero};
+        X[h] = (tl_cvec){(first.r - first.i) * t->edge, zero};
         const float half = 0.5f * t->inner;
         for (int64_t k = 1; k <= h / 2; k++) {
             const float *w = t->f->real + 2 * k;
@@ -129,18 +130,28 @@ TL_INLINE tl_vec times_lanes(tl_vec *v, int64_t n, int64_t step, const tl_vec *b
     return poison;
 }
 
+/* Vectors that a worker has for a group of rows: z for the numbers that are transformed, bins behind them, and the scratch of a
+ * transform. A direct transform takes the bins' place as scratch, as it is idle then: the fewer vectors are touched, the longer the
+ * rows that stay in cache. */
+static tl_cvec *scratch_behind(const struct job *job, tl_cvec *bins)
+{
+    return job->real.f->chirp ? bins + job->real.bins : bins;
+}
+
 /* A group of rows, the lanes' rows times `down`, and the result times `up` where these are given. Returns 0 in the lanes whose
  * result is finite. */
 static tl_vec lanes_forward(const struct job *job, int64_t row, int64_t lanes, tl_cvec *z, const tl_vec *down,
                             const tl_vec *up)
 {
     const int64_t n = job->real.n, packed = 2 * job->real.bins;
-    tl_cvec *x = z + job->real.f->n, *scratch = x + job->real.bins;
+    tl_cvec *const behind = z + job->real.f->n, *x = behind;
     tl_lanes_in(job->from + row * n, n, lanes, n, (tl_vec *)z, n % 2 ? 2 : 1);
     if (down) times_lanes((tl_vec *)z, n, n % 2 ? 2 : 1, down);
     for (int64_t t = 0; n % 2 && t < n; t++)
         z[t].i = (tl_vec){0};
-    tl_real_split(&job->real, tl_fft_lanes(job->real.f, z, scratch), x);
+    const tl_cvec *const Z = tl_fft_lanes(job->real.f, z, scratch_behind(job, behind));
+    if (Z == behind) x = z; /* whose last bin takes the place of Z[0] once it has been read */
+    tl_real_split(&job->real, Z, x);
     const tl_vec poison = times_lanes((tl_vec *)x, packed, 1, up);
     tl_lanes_out((const tl_vec *)x, 1, 0, lanes, packed, job->to + row * packed, packed);
     return poison;
@@ -150,11 +161,11 @@ static tl_vec lanes_inverse(const struct job *job, int64_t row, int64_t lanes, t
                             const tl_vec *up)
 {
     const int64_t n = job->real.n, packed = 2 * job->real.bins, step = n % 2 ? 2 : 1;
-    tl_cvec *x = z + job->real.f->n, *scratch = x + job->real.bins;
+    tl_cvec *const x = z + job->real.f->n;
     tl_lanes_in(job->from + row * packed, packed, lanes, packed, (tl_vec *)x, 1);
     if (down) times_lanes((tl_vec *)x, packed, 1, down);
     tl_real_join(&job->real, x, z);
-    tl_vec *out = (tl_vec *)tl_fft_lanes(job->real.f, z, scratch) +
+    tl_vec *out = (tl_vec *)tl_fft_lanes(job->real.f, z, scratch_behind(job, x)) +
                   n % 2; /* of an odd length the parts that lie second */
     const tl_vec poison = times_lanes(out, n, step, up);
     tl_lanes_out(out, step, step == 1, lanes, n, job->to + row * n, n);
@@ -220,6 +231,15 @@ TL_INLINE number bin(const float *S, int64_t k, float factor, int edge)
     return (number){r * factor + poison, i * factor + poison};
 }
 
+/* The root of bin k. */
+TL_INLINE number root_of(const tl_fft *f, int64_t k)
+{
+    if (f->real) return (number){f->real[2 * k], f->real[2 * k + 1]};
+    double c, s;
+    tl_root_at(&f->packed, (uint64_t)k, &c, &s);
+    return (number){(float)c, (float)s};
+}
+
 /* A task owns the pairs k, h-k of a piece; 1 <= k <= h/2. In place. */
 static void split_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
@@ -230,10 +250,8 @@ static void split_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const float half = 0.5f * job->real.inner;
     number *z = (number *)row->to;
     for (int64_t k = from; k < end; k++) {
-        double c, s;
-        tl_root_at(&job->real.f->packed, (uint64_t)k, &c, &s);
-        const number a = z[k], b = z[h - k];
-        TL_SPLIT(a, b, (float)c, (float)s, half, z[k].r, z[k].i, z[h - k].r, z[h - k].i);
+        const number w = root_of(job->real.f, k), a = z[k], b = z[h - k];
+        TL_SPLIT(a, b, w.r, w.i, half, z[k].r, z[k].i, z[h - k].r, z[h - k].i);
     }
 }
 
@@ -249,10 +267,9 @@ static void join_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
         const float factor = k ? job->real.inner : job->real.edge;
         number a = bin(row->from, k, factor, k == 0), b = bin(row->from, h - k, factor, k == 0);
         a = (number){a.r * row->scale, a.i * row->scale}, b = (number){b.r * row->scale, b.i * row->scale};
-        double c, s;
-        tl_root_at(&job->real.f->packed, (uint64_t)k, &c, &s);
+        const number w = root_of(job->real.f, k);
         number x, y;
-        TL_JOIN(a, b, (float)c, (float)s, x.r, x.i, y.r, y.i);
+        TL_JOIN(a, b, w.r, w.i, x.r, x.i, y.r, y.i);
         if (k) z[h - k] = y;
         z[k] = x;
     }

@@ -1,0 +1,36 @@
+/* Vectors of float64 of one SIMD variant, as wide as its vectors of float32 (vector.h): loads, stores, and the fused multiply-add with
+ * a broadcast factor. */
+#pragma once
+
+#include "cpu/vector.h"
+
+#if defined(__AVX512F__)
+
+typedef __m512d tl_vec64;
+TL_INLINE tl_vec64 tl_vec64_load(const double *p) { return _mm512_loadu_pd(p); }
+TL_INLINE void tl_vec64_store(double *p, tl_vec64 v) { _mm512_storeu_pd(p, v); }
+TL_INLINE tl_vec64 tl_vec64_fma(double x, tl_vec64 y, tl_vec64 z) { return _mm512_fmadd_pd(_mm512_set1_pd(x), y, z); }
+
+#elif defined(__AVX2__) && defined(__FMA__)
+
+typedef __m256d tl_vec64;
+TL_INLINE tl_vec64 tl_vec64_load(const double *p) { return _mm256_loadu_pd(p); }
+TL_INLINE void tl_vec64_store(double *p, tl_vec64 v) { _mm256_storeu_pd(p, v); }
+TL_INLINE tl_vec64 tl_vec64_fma(double x, tl_vec64 y, tl_vec64 z) { return _mm256_fmadd_pd(_mm256_set1_pd(x), y, z); }
+
+#else
+
+typedef double tl_vec64 __attribute__((vector_size(16)));
+TL_INLINE tl_vec64 tl_vec64_load(const double *p)
+{
+    tl_vec64 v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+TL_INLINE void tl_vec64_store(double *p, tl_vec64 v) { memcpy(p, &v, sizeof v); }
+TL_INLINE tl_vec64 tl_vec64_fma(double x, tl_vec64 y, tl_vec64 z)
+{
+    return (tl_vec64){fma(x, y[0], z[0]), fma(x, y[1], z[1])};
+}
+
+#endif
