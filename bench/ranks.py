@@ -202,7 +202,7 @@ def compare(rows: Sequence[dict[str, Any]], reference: Path | None) -> list[str]
         if len({r["sha256"] for r in own}) > 1:
             wrong.append(f"{name}: different weights")
         elif theirs and theirs != {r["sha256"] for r in own}:
-            wrong.append(f"{name}: other weights than in {reference}")
+            wrong.append(f"{name}: other weights than in {reference.name}")
     return wrong
 
 
