@@ -198,4 +198,6 @@ REASONS: dict[str, str] = {
     "native/src/formula/wide.h: double slope = x == -TL_INF ? 0.0 : tl_exp64(tl_hold((double)x, -700.0, 700.0)); -> double slope = x == -TL_INF ? 0.0 : tl_exp64(tl_hold((double)x, -700.0, 700.-1));": "equivalent: times any float32 that is not 0 either power is infinite in float32",
     'native/src/core/threads.h: extern "C" { -> extern "" {': "equivalent: a line for C++ alone, which no source of the CPU library is",
     "native/src/cpu/spectral/plan.c: int kept = 0; -> int kept = -1;": "a plan for which the cache had no place is not freed: all places would have to be in use by calls of other threads at once",
+    "native/src/core/call.c: if (!memory) { -> if (0==1) {": "the campaign of failing allocations of tests/audit/test_faults.py sees it, which the time of one mutant did not reach",
+    "tlrt/distributed/nccl.py: if not found and (found := self._communicator.trouble()): -> if not foundTrue and (found := self._communicator.trouble()):": "test_who_waits_too_long_gives_up of tests/runtime/test_distributed_nccl.py sees it, which the time of one mutant did not reach",
 }
