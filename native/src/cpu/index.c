@@ -166,7 +166,14 @@ static void scatter_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
     }
 }
 
-/* The whole of a small scatter-add on one thread. */
+/* Whether one thread does it all: a small scatter-add, or one to an output of a block, which stays in its L2: it adds there sooner than
+ * four group and add. */
+static int is_direct(const scatter_job *job)
+{
+    return (job->rows + job->k) * job->cols <= DIRECT ||
+           (job->rows * job->cols <= BLOCK && (job->k * job->cols <= 4 * BLOCK || tl_workers() <= 4));
+}
+
 static void scatter_directly(const scatter_job *job)
 {
     const int64_t cols = job->cols;
@@ -174,8 +181,12 @@ static void scatter_directly(const scatter_job *job)
         memcpy(job->out, job->base, (size_t)(job->rows * cols) * sizeof(float));
     else
         memset(job->out, 0, (size_t)(job->rows * cols) * sizeof(float));
-    for (int64_t j = 0; j < job->k; j++) {
+    for (int64_t first = 0; cols == 1 && first < job->k && !tl_interrupted(); first += CHUNK)
+        for (int64_t j = first, end = tl_imin(first + CHUNK, job->k); j < end; j++)
+            if (job->indices[j] < job->rows) job->out[job->indices[j]] += job->values[j];
+    for (int64_t j = 0; cols > 1 && j < job->k; j++) {
         const int64_t row = job->indices[j];
+        if (j % CHUNK == 0 && tl_interrupted()) return;
         if (row >= job->rows) continue;
         float *restrict to = job->out + row * cols;
         const float *restrict from = job->values + j * cols;
@@ -189,7 +200,7 @@ static int32_t scatter(tl_context *ctx, const float *base, const float *values, 
 {
     scatter_job job = {
         .base = base, .values = values, .indices = indices, .out = out, .rows = rows, .cols = cols, .k = k};
-    if ((rows + k) * cols <= DIRECT) {
+    if (is_direct(&job)) {
         scatter_directly(&job);
         return TORCHLEAN_OK;
     }
