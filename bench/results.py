@@ -36,6 +36,8 @@ RUNS = (
     Run("h200.jsonl", "H200", ("torch",), "examples-h200.jsonl"),
     Run("h200-added.jsonl", "H200, operations added since", ("torch",), ""),
     Run("modes-h200.jsonl", "H200, in both modes", ("torch",), ""),
+    Run("attention-h200.jsonl", "H200, attention of few queries", ("torch",), ""),
+    Run("attention-h100.jsonl", "H100, attention", ("torch",), ""),
     Run("modes-cpu.jsonl", "CPU, in both modes", ("torch",), ""),
     Run("cpu.jsonl", "CPU", ("numpy", "torch"), "examples-cpu.jsonl"),
 )
