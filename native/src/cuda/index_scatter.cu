@@ -486,17 +486,22 @@ int index_bits(const Scatter &s)
     return bits;
 }
 
+/* The result of no hit: the input, or 0. */
+int32_t copy_base(tl_context *ctx, const float *base, int64_t total, float *out)
+{
+    return base ? tl_cuda_copy(tl_context_cuda(ctx), out, base, (size_t)total * sizeof *out)
+                : tl_cuda_fill(tl_context_cuda(ctx), out, 0.0f, total);
+}
+
 /* The result is the input but for the rows of the runs. */
 int32_t with_runs(tl_context *ctx, const char *name, Scatter s)
 {
-    const int64_t total = (int64_t)s.rows * s.cols, units = (int64_t)s.k * s.cols;
+    const int64_t units = (int64_t)s.k * s.cols;
     tl_scratch<uint32_t> sorted(ctx);
     TL_TRY(sorted.allocate(2 * SORT_MOST));
     s.order = sorted + SORT_MOST;
     TL_TRY(sort_in_block(ctx, name, s, index_bits(s), sorted, sorted + SORT_MOST));
-    if (!s.base) TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), s.out, 0.0f, total));
-    if (s.base && s.base != s.out)
-        TL_TRY(tl_cuda_copy(tl_context_cuda(ctx), s.out, s.base, (size_t)total * sizeof *s.out));
+    if (s.base != s.out) TL_TRY(copy_base(ctx, s.base, (int64_t)s.rows * s.cols, s.out));
     return tl_launch(ctx, name, scatter_runs_kernel, tl_grid(units, THREADS / 32), THREADS, s, (const uint32_t *)sorted,
                      tl_fastdiv(s.cols), units);
 }
@@ -547,9 +552,7 @@ int32_t with_segments(tl_context *ctx, const char *name, Scatter s)
 int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, const float *values,
                         const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out)
 {
-    if (k == 0)
-        return base ? tl_cuda_copy(tl_context_cuda(ctx), out, base, (size_t)(rows * cols) * sizeof *out)
-                    : tl_cuda_fill(tl_context_cuda(ctx), out, 0.0f, rows * cols);
+    if (k == 0) return copy_base(ctx, base, rows * cols, out);
     tl_scratch<uint32_t> staged(ctx);
     TL_TRY(staged.stage(indices, k));
     Scatter s = {};

@@ -30,11 +30,6 @@ __device__ __forceinline__ float total_of(float top, float sum)
     return top == -TL_INF ? 1.0f + sum : top == -FLT_MAX ? TL_NAN : sum;
 }
 
-template <int R> constexpr int shared_floats(int vector)
-{
-    return Rows::FLOATS * R + R * SPLIT + 2 * R + THREADS * vector * R;
-}
-
 /* Scores of the block's keys, into Ps[R][SPLIT]; Qs holds R rows of d elements. */
 template <int R, int VECTOR>
 __device__ __forceinline__ void find_scores(const Args &a, const Rows &limits, const float *Qs, const float *K,
@@ -174,9 +169,8 @@ __global__ void __launch_bounds__(THREADS) join_kernel(const __grid_constant__ A
 
 template <int R, int VECTOR> static int32_t forward(tl_context *ctx, Args &a, int64_t blocks)
 {
-    constexpr int sums = THREADS * VECTOR * R; /* or Q */
-    const int more = (int)a.d * R > sums ? (int)a.d * R - sums : 0;
-    const size_t bytes = sizeof(float) * (size_t)(shared_floats<R>(VECTOR) + more);
+    const int each = a.d > THREADS * VECTOR ? (int)a.d : THREADS * VECTOR; /* of a row: of Q, or of the sums */
+    const size_t bytes = sizeof(float) * (size_t)(R * (Rows::FLOATS + SPLIT + 2 + each));
     const auto kernel = forward_kernel<R, VECTOR>;
     TL_TRY(tl_allow_shared(ctx, kernel, bytes));
     TL_TRY(tl_launch_dynamic(ctx, NAME, kernel, (unsigned)blocks, THREADS, bytes, a));
@@ -188,11 +182,11 @@ static int64_t splits_of(const Geometry &of) { return of.keys > SPLIT ? tl_ceil_
 
 } /* namespace few */
 
-bool few_rows_serve(const Geometry &of)
+bool few_rows_serve(tl_context *ctx, const Geometry &of)
 {
     using namespace few;
-    return of.rows <= ROWS_MOST && of.d <= WIDTH_MOST && of.members * splits_of(of) < INT32_MAX &&
-           of.members * of.rows < INT32_MAX;
+    return !tl_is_reproducible(ctx) && of.rows <= ROWS_MOST && of.d <= WIDTH_MOST &&
+           of.members * splits_of(of) < INT32_MAX && of.members * of.rows < INT32_MAX;
 }
 
 int32_t few_rows_forward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V,

@@ -5,8 +5,8 @@
 
 namespace attention {
 
-/* Whether the rows of a member are few enough. */
-bool few_rows_serve(const Geometry &of);
+/* Whether the rows of a member are few enough, in the mode `fast`. */
+bool few_rows_serve(tl_context *ctx, const Geometry &of);
 int32_t few_rows_forward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V,
                          float *out);
 

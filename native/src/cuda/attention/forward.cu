@@ -276,9 +276,8 @@ extern "C" int32_t tl_cuda_flash_attention(tl_context *ctx, const float *Q, cons
     const int64_t granules = tl_ceil_div(n, GRANULE);
     ForwardArgs a{{Q, K, V, mask, batch, n, d, (int)mask_mode, scale, wide, granules, 0, nullptr}, nullptr, out};
     const bool tensor = tensor_takes(a.p), masked = a.p.mode != NO_MASK;
-    if (tl_is_reproducible(ctx) || (!tensor && !few_rows_serve(of) && chain_serves(ctx, of)))
-        return chain_forward(ctx, of, Q, K, V, out);
-    if (!tensor && few_rows_serve(of)) return few_rows_forward(ctx, of, Q, K, V, out);
+    if (!tensor && few_rows_serve(ctx, of)) return few_rows_forward(ctx, of, Q, K, V, out);
+    if (tl_is_reproducible(ctx) || (!tensor && chain_serves(ctx, of))) return chain_forward(ctx, of, Q, K, V, out);
     if (!tensor && !masked) return forward_all(ctx, a, nullptr, nullptr);
     tl_scratch<uint8_t> finite(ctx);
     TL_TRY(finite.allocate(batch * granules + batch));

@@ -296,12 +296,12 @@ static int32_t repeat(tl_context *ctx, const Geometry &of, const float *from, tl
     const int64_t size = of.keys * of.d;
     TL_TRY(scratch.allocate(of.members * of.group * size));
     *repeated = scratch;
-    const dim3 grid(tl_grid(size % 4 == 0 ? size / 4 : size, 256), (unsigned)(of.members < 65535 ? of.members : 65535));
-    if (size % 4 == 0 && tl_aligned4(from))
+    const bool wide = size % 4 == 0 && tl_aligned4(from);
+    const dim3 grid(tl_grid(wide ? size / 4 : size, 256), (unsigned)(of.members < 65535 ? of.members : 65535));
+    if (wide)
         return tl_launch(ctx, GROUPED, repeat_kernel<float4>, grid, 256, (const float4 *)from, size / 4, of.members,
                          of.group, (float4 *)(float *)scratch);
-    return tl_launch(ctx, GROUPED, repeat_kernel<float>, dim3(tl_grid(size, 256), grid.y), 256, from, size, of.members,
-                     of.group, (float *)scratch);
+    return tl_launch(ctx, GROUPED, repeat_kernel<float>, grid, 256, from, size, of.members, of.group, (float *)scratch);
 }
 
 static int32_t square_forward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V,
@@ -391,7 +391,7 @@ extern "C" int32_t tl_cuda_grouped_attention(tl_context *ctx, const float *Q, co
         const int32_t status = square_forward(ctx, of, Q, K, V, out);
         if (status != TORCHLEAN_NO_MEMORY) return status;
     }
-    if (!tl_is_reproducible(ctx) && few_rows_serve(of)) return few_rows_forward(ctx, of, Q, K, V, out);
+    if (few_rows_serve(ctx, of)) return few_rows_forward(ctx, of, Q, K, V, out);
     if (chain_serves(ctx, of)) return chain_forward(ctx, of, Q, K, V, out);
     Args a = make_args(of, Q, K, V);
     a.result = out;

@@ -1,6 +1,6 @@
 /* Convolutions on CUDA: which product of conv/conv.cuh each result is, and which kernels compute it: groups of few channels
- * by conv/groups.cu, of more at once by conv/chain.cu or one after the other; few rows directly (conv/direct.cu), images large enough on Hopper by wgmma (conv/wgmma.cuh), the rest by conv/mma_product.cu and
- * conv/mma_weights.cu.
+ * by conv/groups.cu, of more at once by conv/chain.cu or one after the other; few rows directly (conv/direct.cu), images large
+ * enough on Hopper by wgmma (conv/wgmma.cuh), the rest by conv/mma_product.cu and conv/mma_weights.cu.
  *
  *                     conv                                conv_transpose
  *   forward           correlate x with w (o, c)           spread x with w (c, o)
