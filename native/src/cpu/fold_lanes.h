@@ -35,6 +35,34 @@ static inline __attribute__((always_inline)) int is_moderate(const float *x, int
     return !beyond;
 }
 
+/* The same of `rows` rows of n elements, `step` apart. */
+static inline __attribute__((always_inline)) int are_moderate(const float *x, int64_t step, int64_t n, int64_t rows)
+{
+    int all = 1;
+    for (int64_t r = 0; all && r < rows; r++)
+        all = is_moderate(x + r * step, n);
+    return all;
+}
+
+/* Multiplies them onto n lanes, and takes the powers of two out once. */
+static inline __attribute__((always_inline)) void multiply_moderate(double *v, int64_t plane, const float *x,
+                                                                    int64_t step, int64_t n, int64_t rows)
+{
+    for (int64_t c = 0; c < n; c += TAKE_WIDTH) {
+        const int64_t width = tl_imin(TAKE_WIDTH, n - c);
+        double lane[TAKE_WIDTH];
+        for (int64_t j = 0; j < width; j++)
+            lane[j] = v[c + j];
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t j = 0; j < width; j++)
+                lane[j] *= (double)x[r * step + c + j];
+        for (int64_t j = 0; j < width; j++) {
+            tl_fold_normalize(lane + j, v + plane + c + j);
+            v[c + j] = lane[j];
+        }
+    }
+}
+
 /* Kinds of which an element costs no more than reading and writing its lane. */
 static inline __attribute__((always_inline)) int is_light(enum tl_fold_kind kind)
 {
@@ -60,25 +88,9 @@ static inline __attribute__((always_inline)) void take_rows_of(enum tl_fold_kind
             v[c + j] = lane[j];
     }
     for (int64_t count; kind == TL_FOLD_PRODUCT && r < rows; r += count) {
-        int moderate = 1;
         count = tl_imin(rows - r, TL_FOLD_SEGMENT / TL_FOLD_LANES);
-        for (int64_t k = 0; moderate && k < count; k++)
-            moderate = is_moderate(x + (r + k) * step, n);
-        if (!moderate) break;
-        for (c = 0; c < n; c += TAKE_WIDTH) {
-            const int64_t width = tl_imin(TAKE_WIDTH, n - c);
-            double lane[TAKE_WIDTH];
-            for (int64_t j = 0; j < width; j++)
-                lane[j] = v[c + j];
-            for (int64_t k = 0; k < count; k++)
-                for (int64_t j = 0; j < width; j++)
-                    lane[j] *= (double)x[(r + k) * step + c + j];
-            for (int64_t j = 0; j < width; j++) {
-                tl_fold_normalize(lane + j, v + plane + c + j);
-                v[c + j] = lane[j];
-            }
-        }
-        c = 0;
+        if (!are_moderate(x + r * step, step, n, count)) break;
+        multiply_moderate(v, plane, x + r * step, step, n, count);
     }
     for (; kind == TL_FOLD_PRODUCT && r + 4 <= rows; r += 4)
         for (int64_t j = 0; j < n; j++)

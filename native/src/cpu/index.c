@@ -181,17 +181,21 @@ static void scatter_directly(const scatter_job *job)
         memcpy(job->out, job->base, (size_t)(job->rows * cols) * sizeof(float));
     else
         memset(job->out, 0, (size_t)(job->rows * cols) * sizeof(float));
-    for (int64_t first = 0; cols == 1 && first < job->k && !tl_interrupted(); first += CHUNK)
-        for (int64_t j = first, end = tl_imin(first + CHUNK, job->k); j < end; j++)
-            if (job->indices[j] < job->rows) job->out[job->indices[j]] += job->values[j];
-    for (int64_t j = 0; cols > 1 && j < job->k; j++) {
-        const int64_t row = job->indices[j];
-        if (j % CHUNK == 0 && tl_interrupted()) return;
-        if (row >= job->rows) continue;
-        float *restrict to = job->out + row * cols;
-        const float *restrict from = job->values + j * cols;
-        for (int64_t c = 0; c < cols; c++)
-            to[c] += from[c];
+    for (int64_t first = 0, end; first < job->k && !tl_interrupted(); first = end) {
+        end = tl_imin(first + CHUNK, job->k);
+        if (cols == 1) {
+            for (int64_t j = first; j < end; j++)
+                if (job->indices[j] < job->rows) job->out[job->indices[j]] += job->values[j];
+            continue;
+        }
+        for (int64_t j = first; j < end; j++) {
+            const int64_t row = job->indices[j];
+            if (row >= job->rows) continue;
+            float *restrict to = job->out + row * cols;
+            const float *restrict from = job->values + j * cols;
+            for (int64_t c = 0; c < cols; c++)
+                to[c] += from[c];
+        }
     }
 }
 

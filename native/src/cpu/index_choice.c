@@ -71,8 +71,8 @@ static void row_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     }
 }
 
-/* The columns of an outer array, at most eight, too few to fill a vector, one after the other: a group of a column's elements is brought together, looked through, and
- * compared with the best so far, which an equal one that comes later does not displace. */
+/* The columns of an outer array, at most eight, too few to fill a vector, one after the other: a group of a column's elements is
+ * brought together, looked through, and compared with the best so far, which an equal one that comes later does not displace. */
 static void search_columns(const arg_job *job, int64_t o)
 {
     const float *x = job->x + o * job->n * job->inner;

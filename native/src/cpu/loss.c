@@ -138,7 +138,7 @@ static void loss_bundle(const void *arg, int64_t row, int64_t rows)
         const uint32_t label = j->labels[row + (r < rows ? r : 0)];
         labelled[r] = label < cols ? x[label * TL_BUNDLE + r] : TL_NAN;
     }
-    TL_BUNDLE_SUM(sum, cols, tl_exp(x[i] - max[r]));
+    tl_bundle_exponential_sum(x, cols, max, sum);
     TL_BUNDLE_ROWS(sum[r] = tl_cross_entropy_row(labelled[r], max[r], sum[r]));
     memcpy(j->base.out + row, sum, (size_t)rows * sizeof(float));
 }
@@ -149,12 +149,7 @@ static void grad_bundle(const void *arg, int64_t row, int64_t rows)
     const int64_t cols = tl_short(j->cols);
     const float c = j->factor;
     tl_bundle e;
-    tl_bundle_stat max, sum, reciprocal;
-    tl_read_bundle(j->base.x + row * cols, rows, cols, e);
-    tl_bundle_max(e, cols, max);
-    TL_BUNDLE_SUM(sum, cols, (e[i] = tl_exp(e[i] - max[r])));
-    TL_BUNDLE_ROWS(reciprocal[r] = 1.0f / sum[r]);
-    TL_BUNDLE_EACH(cols, e[i] = tl_quotient(e[i], sum[r], reciprocal[r]));
+    tl_bundle_softmax(j->base.x + row * cols, rows, cols, e);
     for (int64_t r = 0; r < rows; r++)
         if (j->labels[row + r] < cols) e[j->labels[row + r] * TL_BUNDLE + r] -= 1.0f;
     TL_BUNDLE_EACH(cols, e[i] = tl_cross_entropy_grad(e[i], 0, c));

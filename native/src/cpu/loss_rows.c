@@ -60,7 +60,7 @@ static void loss_bundle(const void *arg, int64_t row, int64_t rows)
     tl_bundle_stat max, sum, spread = {0};
     tl_read_bundle(j->base.x + row * cols, rows, cols, x);
     tl_bundle_max(x, cols, max);
-    TL_BUNDLE_SUM(sum, cols, tl_exp(x[i] - max[r]));
+    tl_bundle_exponential_sum(x, cols, max, sum);
     TL_BUNDLE_ROWS(sum[r] = tl_log(sum[r]));
     if (j->h.share > 0.0f && w)
         TL_BUNDLE_SUM(spread, cols, w[k] * (sum[r] - (x[i] - max[r])));
@@ -81,12 +81,8 @@ static void grad_bundle(const void *arg, int64_t row, int64_t rows)
     const float *const w = j->weights;
     const struct tl_smoothing h = j->h;
     tl_bundle e;
-    tl_bundle_stat max, sum, reciprocal, own = {0}, total = {0}, g = {0}, hit = {0};
-    tl_read_bundle(j->base.x + row * cols, rows, cols, e);
-    tl_bundle_max(e, cols, max);
-    TL_BUNDLE_SUM(sum, cols, (e[i] = tl_exp(e[i] - max[r])));
-    TL_BUNDLE_ROWS(reciprocal[r] = 1.0f / sum[r]);
-    TL_BUNDLE_EACH(cols, e[i] = tl_quotient(e[i], sum[r], reciprocal[r]));
+    tl_bundle_stat own = {0}, total = {0}, g = {0}, hit = {0};
+    tl_bundle_softmax(j->base.x + row * cols, rows, cols, e);
     for (int64_t r = 0; r < rows; r++) {
         const int64_t label = j->labels[row + r];
         if (label >= cols) continue;

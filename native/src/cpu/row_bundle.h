@@ -9,8 +9,7 @@
 enum {
     TL_BUNDLE = 16,      /* rows: a vector of the widest variant */
     TL_BUNDLE_LEAST = 8, /* rows of a last bundle that are worth the time of a whole one */
-    TL_BUNDLE_COLS =
-        64, /* elements of a row at most: two arrays and the sums' levels are 10 KiB of L1, and of the stack */
+    TL_BUNDLE_COLS = 64, /* elements of a row: two arrays and the sums' levels are 10 KiB of L1, and of the stack */
 };
 
 /* A bundle of rows and one number for each of its rows. */

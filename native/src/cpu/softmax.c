@@ -47,12 +47,7 @@ static void softmax_bundle(const void *arg, int64_t row, int64_t rows)
     const job *a = arg;
     const int64_t cols = tl_short(a->cols), at = row * cols;
     tl_bundle e;
-    tl_bundle_stat max, sum, reciprocal;
-    tl_read_bundle(a->base.x + at, rows, cols, e);
-    tl_bundle_max(e, cols, max);
-    TL_BUNDLE_SUM(sum, cols, (e[i] = tl_exp(e[i] - max[r])));
-    TL_BUNDLE_ROWS(reciprocal[r] = 1.0f / sum[r]);
-    TL_BUNDLE_EACH(cols, e[i] = tl_quotient(e[i], sum[r], reciprocal[r]));
+    tl_bundle_softmax(a->base.x + at, rows, cols, e);
     tl_write_bundle(a->base.out + at, rows, cols, e);
 }
 
@@ -64,7 +59,7 @@ static void log_softmax_bundle(const void *arg, int64_t row, int64_t rows)
     tl_bundle_stat max, sum;
     tl_read_bundle(a->base.x + at, rows, cols, x);
     tl_bundle_max(x, cols, max);
-    TL_BUNDLE_SUM(sum, cols, tl_exp(x[i] - max[r]));
+    tl_bundle_exponential_sum(x, cols, max, sum);
     TL_BUNDLE_ROWS(sum[r] = tl_log(sum[r]));
     TL_BUNDLE_EACH(cols, x[i] = (x[i] - max[r]) - sum[r]);
     tl_write_bundle(a->base.out + at, rows, cols, x);
@@ -115,31 +110,21 @@ static void log_softmax_grad_leaf(const void *arg, const tl_leaf *p)
     TL_WRITE(a->stream, a->base.out + p->at, p->n, tl_log_softmax_grad(y[i], g[i], s));
 }
 
-static void softmax_grad_bundle(const void *arg, int64_t row, int64_t rows)
+static inline __attribute__((always_inline)) void grad_bundle(const job *a, int64_t row, int64_t rows, int logarithm)
 {
-    const job *a = arg;
     const int64_t cols = tl_short(a->cols), at = row * cols;
     tl_bundle y, g;
     tl_bundle_stat sum;
     tl_read_bundle(a->base.x + at, rows, cols, y);
     tl_read_bundle(a->g + at, rows, cols, g);
-    TL_BUNDLE_SUM(sum, cols, g[i] * y[i]);
-    TL_BUNDLE_EACH(cols, y[i] = tl_softmax_grad(y[i], g[i], sum[r]));
+    TL_BUNDLE_SUM(sum, cols, logarithm ? g[i] : g[i] * y[i]);
+    TL_BUNDLE_EACH(cols,
+                   y[i] = logarithm ? tl_log_softmax_grad(y[i], g[i], sum[r]) : tl_softmax_grad(y[i], g[i], sum[r]));
     tl_write_bundle(a->base.out + at, rows, cols, y);
 }
 
-static void log_softmax_grad_bundle(const void *arg, int64_t row, int64_t rows)
-{
-    const job *a = arg;
-    const int64_t cols = tl_short(a->cols), at = row * cols;
-    tl_bundle y, g;
-    tl_bundle_stat sum;
-    tl_read_bundle(a->base.x + at, rows, cols, y);
-    tl_read_bundle(a->g + at, rows, cols, g);
-    TL_BUNDLE_SUM(sum, cols, g[i]);
-    TL_BUNDLE_EACH(cols, y[i] = tl_log_softmax_grad(y[i], g[i], sum[r]));
-    tl_write_bundle(a->base.out + at, rows, cols, y);
-}
+static void softmax_grad_bundle(const void *arg, int64_t row, int64_t rows) { grad_bundle(arg, row, rows, 0); }
+static void log_softmax_grad_bundle(const void *arg, int64_t row, int64_t rows) { grad_bundle(arg, row, rows, 1); }
 
 int32_t tl_cpu_softmax_bwd(tl_context *ctx, const float *out, const float *g, int64_t rows, int64_t cols, float *gx)
 {

@@ -91,3 +91,20 @@ static inline void tl_bundle_max(const float *x, int64_t n, float *max)
     TL_BUNDLE_ROWS(max[r] = -TL_INF);
     TL_BUNDLE_EACH(n, max[r] = greater_of(max[r], x[i]));
 }
+
+/* sum[r] = the sum over k of e^(x - max), of a bundle of n columns. */
+static inline void tl_bundle_exponential_sum(const float *x, int64_t n, const float *max, float *sum)
+{
+    TL_BUNDLE_SUM(sum, n, tl_exp(x[i] - max[r]));
+}
+
+/* Reads `rows` rows of n columns as a bundle, and leaves their softmax in it. */
+static inline __attribute__((always_inline)) void tl_bundle_softmax(const float *x, int64_t rows, int64_t n, float *e)
+{
+    tl_bundle_stat max, sum, reciprocal;
+    tl_read_bundle(x, rows, n, e);
+    tl_bundle_max(e, n, max);
+    TL_BUNDLE_SUM(sum, n, (e[i] = tl_exp(e[i] - max[r])));
+    TL_BUNDLE_ROWS(reciprocal[r] = 1.0f / sum[r]);
+    TL_BUNDLE_EACH(n, e[i] = tl_quotient(e[i], sum[r], reciprocal[r]));
+}

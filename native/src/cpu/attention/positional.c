@@ -46,37 +46,38 @@ static void rotate_row(const float *restrict x, float *restrict out, const float
             tl_rotate(x[2 * i], x[2 * i + 1], c[i], s[i], &out[2 * i], &out[2 * i + 1]);
 }
 
-/* Makes rows of d for positions p0 .. p1-1, sines and cosines in turn: a block of pairs of a position at once, or, where there are few,
- * a pair of a block of positions. */
+/* Makes rows of d for positions p0 .. p1-1, sines and cosines in turn, a block of pairs of a position at once. */
 static void fill_rows(const position_args *a, float *rows, int64_t p0, int64_t p1)
 {
-    const int64_t d = a->d;
-    const int few = a->pairs < ANGLES / 4;
-    const int64_t outer = few ? a->pairs : p1 - p0, inner = few ? p1 - p0 : a->pairs;
     float c[ANGLES], s[ANGLES];
-    for (int64_t o = 0; o < outer; o++)
-        for (int64_t first = 0; first < inner; first += ANGLES) {
-            const int64_t n = tl_imin(ANGLES, inner - first);
-            const uint64_t from = (uint64_t)(a->start + p0 + (few ? first : o));
-            if (few)
-                for (int64_t k = 0; k < n; k++)
-                    tl_turn((from + (uint64_t)k) * a->rate[o], &c[k], &s[k]);
-            else
-                for (int64_t k = 0; k < n; k++)
-                    tl_turn(from * a->rate[first + k], &c[k], &s[k]);
-            float *const to = few ? rows + first * d + 2 * o : rows + o * d + 2 * first;
-            const int64_t both = few ? (2 * o + 1 < d ? n : 0) : tl_imin(n, d / 2 - first);
-            if (few)
-                for (int64_t k = 0; k < n; k++) {
-                    to[k * d] = s[k];
-                    if (both) to[k * d + 1] = c[k];
-                }
-            else
-                for (int64_t k = 0; k < both; k++) {
-                    to[2 * k] = s[k];
-                    to[2 * k + 1] = c[k];
-                }
-            if (!few && both < n) to[2 * both] = s[both];
+    for (int64_t p = p0; p < p1; p++)
+        for (int64_t first = 0; first < a->pairs; first += ANGLES) {
+            const int64_t n = tl_imin(ANGLES, a->pairs - first), both = tl_imin(n, a->d / 2 - first);
+            float *const to = rows + (p - p0) * a->d + 2 * first;
+            for (int64_t k = 0; k < n; k++)
+                tl_turn((uint64_t)(a->start + p) * a->rate[first + k], &c[k], &s[k]);
+            for (int64_t k = 0; k < both; k++) {
+                to[2 * k] = s[k];
+                to[2 * k + 1] = c[k];
+            }
+            if (both < n) to[2 * both] = s[both];
+        }
+}
+
+/* The same where pairs are few: a pair of a block of positions at once. */
+static void fill_short_rows(const position_args *a, float *rows, int64_t p0, int64_t p1)
+{
+    float c[ANGLES], s[ANGLES];
+    for (int64_t pair = 0; pair < a->pairs; pair++)
+        for (int64_t p = p0; p < p1; p += ANGLES) {
+            const int64_t n = tl_imin(ANGLES, p1 - p);
+            float *const to = rows + (p - p0) * a->d + 2 * pair;
+            for (int64_t k = 0; k < n; k++)
+                tl_turn((uint64_t)(a->start + p + k) * a->rate[pair], &c[k], &s[k]);
+            for (int64_t k = 0; k < n; k++)
+                to[k * a->d] = s[k];
+            for (int64_t k = 0; 2 * pair + 1 < a->d && k < n; k++)
+                to[k * a->d + 1] = c[k];
         }
 }
 
@@ -92,7 +93,7 @@ static void run_task(const position_args *a, int64_t task, int32_t worker, int r
     const int64_t p0 = task % runs * a->positions, p1 = tl_imin(p0 + a->positions, a->n);
     const int64_t b0 = task / runs * a->members, b1 = tl_imin(b0 + a->members, a->batch);
     float *table = a->table + worker * 2 * a->positions * a->pairs;
-    (rotate ? fill_table : fill_rows)(a, table, p0, p1);
+    (rotate ? fill_table : a->pairs < ANGLES / 4 ? fill_short_rows : fill_rows)(a, table, p0, p1);
     for (int64_t b = b0; b < b1; b++) {
         const int64_t first = (b * a->n + p0) * a->d;
         if (!rotate) {
