@@ -4,7 +4,7 @@ import datetime
 import hashlib
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,16 @@ def commit(length: int = 40) -> str:
             return ""
         answers.append(done.stdout.strip())
     return answers[0][:length] + ("+" if answers[1] else "")
+
+
+def short_commit(revision: str) -> str:
+    """The first seven digits of a commit, as pages name it, and the '+' of local changes."""
+    return revision[:7] + "+" * revision.endswith("+")
+
+
+def made(document: Mapping[str, Any]) -> str:
+    """When and with which commit a campaign's document was made."""
+    return f"{document['started'][:10]}, commit {short_commit(document['commit'])}"
 
 
 def describe_run(devices: Sequence[str]) -> dict[str, Any]:

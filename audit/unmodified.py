@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from audit.environment import EVIDENCE, ROOT, describe_run
+from audit.environment import EVIDENCE, ROOT, describe_run, made
 from audit.markdown import table
 from tlrt._terminal import Progress, format_table
 from tlrt.verify.documents import format_command, read_document, write_document
@@ -171,7 +171,7 @@ def page() -> str:
     for path in sorted(EVIDENCE.glob(PATTERN)):
         found = read_document(path)
         where = "; ".join(found["devices"].values())
-        origin = f"{found['started'][:10]}, commit {found['commit'][:7]} ([{path.name}](../evidence/{path.name}))"
+        origin = f"{made(found)} ([{path.name}](../evidence/{path.name}))"
         lines += [f"{where}; PyTorch {found['torch']}, transformers {found['transformers']}; {origin}:", ""]
         lines += table(
             ("model", "parameters", "batch", "device", "logits", "gradients", "reproducible", "s", "times faster than PyTorch"),

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from audit import evidence
-from audit.environment import EVIDENCE, ROOT
+from audit.environment import EVIDENCE, ROOT, short_commit
 from audit.markdown import format_figure, table
 from bench import trust
 from bench.speed_chart import chart_figures, draw_chart, family_ratios, read_figures
@@ -63,12 +63,8 @@ def load(name: str) -> dict[str, Any] | None:
 
 def origin(name: str, where: str, date: str, commit: str | None) -> str:
     """Where and when an evidence file was made, and its link from docs/."""
-    changed = "+" if commit and commit.endswith("+") else ""
-    return (
-        f"{where}; {date[:10]}"
-        + (f", commit {commit[:7]}{changed}" if commit else "")
-        + f" ([{name}](../evidence/{name}))"
-    )
+    made = f", commit {short_commit(commit)}" if commit else ""
+    return f"{where}; {date[:10]}{made} ([{name}](../evidence/{name}))"
 
 
 #: what each example is judged by, and what to compare it with

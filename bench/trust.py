@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from audit import evidence, faults
-from audit.environment import EVIDENCE, ROOT
+from audit.environment import EVIDENCE, ROOT, short_commit
 from audit.evidence import PARTS, Evidence, Source, device_kind, row_with_most
 from audit.figures import count_calls, format_count, format_inputs, format_share
 from audit.markdown import table, table_head, table_row
@@ -221,7 +221,7 @@ def totals_table(ev: Evidence) -> list[str]:
     for s in ev.sources:
         devices = "; ".join(s.devices.values()) or "devices not recorded"
         built = f"library {s.library}" if s.library else "commit not recorded"
-        commit = f"commit {s.commit[:7]}" if s.commit else built
+        commit = f"commit {short_commit(s.commit)}" if s.commit else built
         out.append(f"- [{s.name}](../evidence/{s.name}): {devices}; {s.date[:10] or 'date not recorded'}; {commit}")
     return out
 

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from audit.environment import EVIDENCE
+from audit.environment import EVIDENCE, short_commit
 from audit.markdown import table
 from bench import results, trust
 from bench.speed_chart import family_ratios
@@ -105,7 +105,7 @@ def files_table() -> list[str]:
         document = read_document(path)
         date = str(document.get("started") or document.get("date") or "")[:10]
         rows.append((f"[{path.name}]({path.name})", date, f"`{document['command']}`" if document.get("command") else "",
-                     f"`{str(document.get('commit', ''))[:7]}`" if document.get("commit") else ""))  # fmt: skip
+                     f"`{short_commit(str(document.get('commit', '')))}`" if document.get("commit") else ""))  # fmt: skip
     return table(("file", "date", "command", "commit"), rows)
 
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from audit.environment import EVIDENCE, ROOT
+from audit.environment import EVIDENCE, ROOT, made
 from audit.judge.alarms import HEAD as ALARMS_HEAD
 from audit.judge.alarms import table as alarms_table
 from audit.judge.defects import HEAD, misses
@@ -17,7 +17,7 @@ PAGE, PLANTED, ALARMS = "docs/judge.md", "judge-defects*.jsonl", "judge-alarms.j
 
 
 def _link(name: str, document: Mapping[str, Any]) -> str:
-    return f"{document['started'][:10]}, commit {document['commit'][:7]}, [{name}](../evidence/{name})"
+    return f"{made(document)}, [{name}](../evidence/{name})"
 
 
 def section(documents: Mapping[str, Mapping[str, Any]], right: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from audit.environment import EVIDENCE, ROOT
+from audit.environment import EVIDENCE, ROOT, made
 from audit.league.explained import explanation
 from audit.league.libraries import LIBRARIES
 from audit.markdown import table
@@ -70,8 +70,7 @@ def _origin(name: str, document: Mapping[str, Any]) -> str:
     """What ran, where and when."""
     judged = dict.fromkeys(r["library"] for r in document["rows"])
     versions = ", ".join(f"{LIBRARIES[n].title} {document['versions'][n]}" for n in judged)
-    where = f"{document['processors']} processors; {document['started'][:10]}, commit {document['commit'][:7]}"
-    return f"- {versions}; {where} ([{name}](../evidence/{name}))."
+    return f"- {versions}; {document['processors']} processors; {made(document)} ([{name}](../evidence/{name}))."
 
 
 def page_section(documents: Mapping[str, Mapping[str, Any]]) -> list[str]:
