@@ -4,7 +4,7 @@ import functools
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,9 +66,10 @@ class Check:
     tool: str
     words: tuple[str, ...] = ()
     ops: str = ""
+    name: str = ""
 
     def __str__(self) -> str:
-        return " ".join(filter(None, (self.tool, *self.words, f"OPS={self.ops}" if self.ops else "")))
+        return self.name or " ".join(filter(None, (self.tool, *self.words, f"OPS={self.ops}" if self.ops else "")))
 
 
 def family_of(file: str) -> str:
@@ -106,8 +107,8 @@ def test_files(tree: Scratch, words: str, ops: str, *more: str) -> Iterator[Chec
         yield Check("pytest", (*dict.fromkeys(found), *more), ops)
 
 
-def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
-    """What may see a change of a file, the cheapest first."""
+def checks(kind: str, file: str, tree: Scratch, reached: Iterable[tuple[str, ...]] = ()) -> Iterator[Check]:
+    """What may see a change of a file, the cheapest first; `reached` are the tests that are known to run the line, in parts."""
     native = kind in ("c", "cuda")
     ops = families_reached(tree, file) if native else family_of(file) if kind == "specification" else ""
     device = "cuda" if kind == "cuda" else "cpu"
@@ -115,6 +116,8 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
     if not native:
         modules = file.removesuffix(".py").removesuffix("/__init__").removesuffix("__main__").rstrip("/")
         yield Check("import", ("tlrt", modules.replace("/", ".")))
+        for k, tests in enumerate(reached, 1):
+            yield Check("pytest", tests, name=f"tests that run the line, part {k}")
         if kind == "specification":
             yield from test_files(tree, RECORDED, ops)
     if "/core/" in file:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from audit.build import BuildError, make
-from audit.environment import ROOT
+from audit.environment import ROOT, processors
 from audit.mutation.suite import run_pytest
 from audit.mutation.table import DEFECTS, Defect
 from audit.scratch import Scratch, scratch
@@ -130,11 +130,16 @@ def check() -> int:
 
 def random_mutants(args: argparse.Namespace) -> int:
     """``--random``: the table of outcomes and the survivors; 1 where one has no reason."""
+    from audit.mutation import reach
     from audit.mutation.random_run import RandomCampaign  # universalmutator, which only this needs
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     target, limits = Path(args.json) if args.json else None, (args.budget or math.inf, args.patience)
     with RandomCampaign(target, args.seed, args.jobs, *limits, args.again, args.commit) as campaign:
+        if args.reach:
+            if not (folder := Path(args.reach)).exists():
+                reach.count(campaign.unchanged(""), folder, processors())
+            campaign.reach = reach.Reach(folder)
         for count in (*range(TURN, args.random, TURN), args.random):
             for kind in args.kinds.split(","):
                 campaign.run(kind, count)
@@ -167,6 +172,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=math.inf,
         metavar="SECONDS",
         help="a random mutant has survived that no check sees this long",
+    )
+    p.add_argument(
+        "--reach",
+        metavar="FOLDER",
+        help="which tests run a line of Python, counted when the folder is not there (minutes): they try its mutants first",
     )
     p.add_argument("--again", action="store_true", help="judge random mutants that survived once more")
     p.add_argument("--commit", default="", help="the commit to record where git cannot tell")

@@ -35,6 +35,7 @@ from audit.mutation.random_mutants import (
     read_lines,
     sample,
 )
+from audit.mutation.reach import Reach
 from audit.mutation.reasons import REASONS
 from audit.mutation.suite import OutOfTimeError, Turn, run_limited
 from audit.mutation.syntax import Reader, first_error
@@ -59,6 +60,7 @@ class RandomCampaign:
         again: bool = False, revision: str = "",
     ):  # fmt: skip
         self.target, self.seed, self.jobs, self.patience, self.revision = target, seed, jobs, patience, revision
+        self.reach: Reach | None = None
         self.lock = threading.Lock()
         self.locks: defaultdict[object, threading.Lock] = defaultdict(threading.Lock)
         self.sound: dict[object, bool] = {}
@@ -213,7 +215,8 @@ class RandomCampaign:
                         return "invalid", str(refused)
                     if same_code(tree, clean):
                         continue
-                for check in checks(mutant.kind, mutant.file, tree):
+                reached = self.reach.parts(clean.folder / mutant.file, mutant.file, mutant.line) if self.reach else ()
+                for check in checks(mutant.kind, mutant.file, tree, reached):
                     if check.tool == "import" and not self._is_sound(clean, check, turn):
                         return "open", "a package that it imports is not installed"
                     if str(check) not in passed:

@@ -4,6 +4,7 @@ import ast
 import importlib
 import itertools
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from audit import evidence
 from audit.build import make
-from audit.mutation import random_mutants, random_run
+from audit.mutation import random_mutants, random_run, reach
 from audit.mutation.checks import OWN, REST, Check, checks, named_tests
 from audit.mutation.random_mutants import KINDS, Mutant, behaviour, compiles, read_lines, sample
 from audit.mutation.random_run import RandomCampaign
@@ -135,6 +136,61 @@ def test_declarations_have_no_behaviour_and_are_defined_by_what_is_used() -> Non
                     base = getattr(importlib.import_module(file[:-3].replace("/", ".")), node.name)
                     heirs = [c for c in used if issubclass(c, base)]
                     assert heirs and all(getattr(c, f.name) is not getattr(base, f.name) for c in heirs), (file, f.name)
+
+
+REACHED = """
+@table(1)
+def f(x,
+      y=2):
+    if (x >
+            y):
+        return x
+    return y
+
+LIMIT = 3
+
+class Kept:
+    size: int = LIMIT
+
+    def grow(self):
+        return self.size
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "ranges"),
+    [
+        (2, [(5, 8)]), (4, [(5, 8)]), (5, [(5, 6)]), (6, [(5, 6)]), (7, [(7, 7)]),
+        (10, [(10, 10), (13, 13)]), (12, [(16, 16)]), (13, [(13, 13), (16, 16)]), (1, []),
+    ],
+)  # fmt: skip
+def test_the_lines_that_the_tests_of_a_line_run(line: int, ranges: list[tuple[int, int]]) -> None:
+    assert reach.ranges_of(REACHED, line) == ranges
+
+
+def test_a_line_is_tried_by_the_quickest_tests_that_run_it(tmp_path: Path) -> None:
+    pytest.importorskip("coverage", reason="the extra `coverage` is not installed")
+    tree = tmp_path / "tree"
+    texts = {
+        "tlrt/__init__.py": "", "tlspec/__init__.py": "",
+        "tlrt/half.py": "def half(x):\n    if x % 2:\n        return (x - 1) // 2\n    return x // 2\n",
+        "tests/test_half.py": "import subprocess, sys, time\nfrom tlrt.half import half\n"
+        "def test_odd():\n    assert half(3) == 1\n"
+        "def test_even():\n    time.sleep(0.5)\n    assert half(4) == 2\n"
+        "def test_elsewhere():\n    time.sleep(0.1)\n"
+        "    subprocess.run([sys.executable, '-c', 'from tlrt.half import half; half(8)'], check=True)\n",
+    }  # fmt: skip
+    for name, text in texts.items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(text, encoding="utf-8")
+    shutil.copytree(ROOT / "audit", tree / "audit")
+    reach.count(Scratch(tree), tmp_path / "reach", 1)
+    found, half = reach.Reach(tmp_path / "reach"), tree / "tlrt/half.py"
+    odd, elsewhere, even = (f"tests/test_half.py::test_{name}" for name in ("odd", "elsewhere", "even"))
+    for line, tests in ((1, [odd, elsewhere, even]), (3, [odd]), (4, [elsewhere, even])):
+        assert [t for part in found.parts(half, "tlrt/half.py", line) for t in part] == tests
+    half.write_text(texts["tlrt/half.py"] + "\n", encoding="utf-8")
+    assert not list(found.parts(half, "tlrt/half.py", 3)), "the file has changed since"
 
 
 @pytest.fixture(scope="module")
