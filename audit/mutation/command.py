@@ -136,6 +136,7 @@ def random_mutants(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     target, limits = Path(args.json) if args.json else None, (args.budget or math.inf, args.patience)
     with RandomCampaign(target, args.seed, args.jobs, *limits, args.again, args.commit) as campaign:
+        campaign.sift = args.sift
         if args.reach:
             if not (folder := Path(args.reach)).exists():
                 reach.count(campaign.unchanged(""), folder, processors())
@@ -177,6 +178,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--reach",
         metavar="FOLDER",
         help="which tests run a line of Python, counted when the folder is not there (minutes): they try its mutants first",
+    )
+    p.add_argument(
+        "--sift", action="store_true", help="leave open what the compiler takes: for kinds that are run elsewhere"
     )
     p.add_argument("--again", action="store_true", help="judge random mutants that survived once more")
     p.add_argument("--commit", default="", help="the commit to record where git cannot tell")

@@ -61,6 +61,7 @@ class RandomCampaign:
     ):  # fmt: skip
         self.target, self.seed, self.jobs, self.patience, self.revision = target, seed, jobs, patience, revision
         self.reach: Reach | None = None
+        self.sift = False
         self.lock = threading.Lock()
         self.locks: defaultdict[object, threading.Lock] = defaultdict(threading.Lock)
         self.sound: dict[object, bool] = {}
@@ -202,9 +203,11 @@ class RandomCampaign:
             clean = self.unchanged(name)  # its build is no check of this mutant's
             turn.until = min(self.whole.until, turn.until + time.monotonic() - start)
             with measured(times, "syntax"):
-                error = self.reader(name).error(mutant.file, mutant.text(), turn) if mutant.kind == "c" else ""
+                error = self.reader(name).error(mutant.file, mutant.text(), turn) if native else ""
             if error:
                 return "invalid", error
+            if self.sift and native:
+                return "open", "nothing but its syntax is looked at"
             with scratch(folder / (name or "plain"), clean) as tree:
                 (tree.folder / mutant.file).write_text(mutant.text(), encoding="utf-8")
                 if native:

@@ -1,10 +1,11 @@
-"""Whether a mutant of C is a program at all: the compiler reads one source that holds it and writes nothing, which takes a tenth of
-the time of a copy of the tree and a build. Most mutants of C are none."""
+"""Whether a mutant of C or CUDA is a program at all: the compiler reads one source that holds it, which takes a tenth of the time of a
+copy of the tree and a build. Most mutants are none."""
 
 import re
 import shlex
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from audit.mutation.suite import Turn, run_limited
@@ -46,7 +47,7 @@ class Reader:
             # A header may be named from the folder of the file that includes it.
             folders = sorted({source.parent, (self.tree.folder / file).parent})
             paths = [f"-I{folder}/src", *(f"-iquote{place}" for place in folders)]
-            words = [command[0], *paths, *command[1:-1], "-fsyntax-only", f"{folder}/{command[-1]}"]
+            words = [command[0], *paths, *command[1:-1], f"{folder}/{command[-1]}"]
             status, said = run_limited(self.tree, ["env", "-C", "native", *words], patience=PATIENCE, turn=turn)
         return "" if status == 0 else first_error(said)
 
@@ -56,6 +57,15 @@ class Reader:
             words = ["make", "-C", "native", "-n", "V=1", f"PYTHON={sys.executable}", target]
             _, said = run_limited(self.tree, words, patience=PATIENCE)
             found = [shlex.split(line) for line in said.splitlines() if f" -c -o {target} " in line]
-            left_out = {"-MMD", "-MP", "-c", "-o", target}
-            self.commands[target] = [word for word in found[0] if word not in left_out] if found else []
+            self.commands[target] = reading(found[0], target) if found else []
         return self.commands[target]
+
+
+def reading(words: Sequence[str], target: str) -> list[str]:
+    """A compiler's command as one that reads its source and keeps nothing. nvcc, which has no word for that, compiles for a
+    debugger, without optimising, and for the first architecture."""
+    left_out = {"-MMD", "-MP", "-MF", "-c", "-o", "-gencode", target, target.removesuffix(".o") + ".d"}
+    architectures = [word.partition(",")[0] for word in words if word.startswith("arch=")]
+    kept = [word for word in words if word not in left_out and not word.startswith("arch=")]
+    only = [f"-{architectures[0]}", "-ptx", "-G", "-o", "/dev/null"] if architectures else ["-fsyntax-only"]
+    return [*kept[:-1], *only, kept[-1]]

@@ -19,7 +19,7 @@ from audit.mutation.checks import OWN, REST, Check, checks, named_tests
 from audit.mutation.random_mutants import KINDS, Mutant, behaviour, compiles, read_lines, sample
 from audit.mutation.random_run import RandomCampaign
 from audit.mutation.suite import Turn, run_limited
-from audit.mutation.syntax import Reader
+from audit.mutation.syntax import Reader, reading
 from audit.scratch import Scratch, scratch
 from tests import ROOT
 from tlrt import Parameter, Session, Tape, TensorRef, capture, nn
@@ -250,6 +250,36 @@ def test_the_reader_sees_what_is_no_program(tree: Scratch, file: str) -> None:
     assert reader.error(file, text, Turn()) == ""
     assert reader.error(file, f"{text}break;\n", Turn()).startswith("error: expected identifier")
     assert reader.error("native/src/cuda/pool.cu", "break;", Turn()) == ""  # which no object here is made of
+
+
+def test_how_a_compiler_reads_a_source() -> None:
+    gencode = "-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a"
+    words = f"nvcc -O3 {gencode} -MMD -MP -MF o/a.d -c -o o/a.o a.cu"
+    assert reading(words.split(), "o/a.o") == [
+        "nvcc",
+        "-O3",
+        "-arch=compute_80",
+        "-ptx",
+        "-G",
+        "-o",
+        "/dev/null",
+        "a.cu",
+    ]
+    words = "gcc -O3 -MMD -MP -c -o o/a.o a.c"
+    assert reading(words.split(), "o/a.o") == ["gcc", "-O3", "-fsyntax-only", "a.c"]
+
+
+def test_what_is_sifted_is_left_open(open_campaign: Callable[..., RandomCampaign]) -> None:
+    campaign = open_campaign()
+    campaign.sift = True
+    file = "native/src/core/device.c"
+    number, line = next((i, text) for i, text in enumerate(read_lines(file), 1) if "if (!ctx)" in text)
+    outcomes = []
+    for after in ("if (!cty)", "if (ctx)"):
+        mutant = Mutant("c", file, number, 1, line, line.replace("if (!ctx)", after))
+        campaign.judge(mutant)
+        outcomes.append(campaign.rows[mutant.key]["outcome"])
+    assert outcomes == ["invalid", "open"]
 
 
 def test_a_campaign_goes_on_where_it_ended(
