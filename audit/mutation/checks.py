@@ -1,6 +1,7 @@
 """What may see a mutant: the checks of a source file, the cheapest first, and what each says of a copy of the tree."""
 
 import functools
+import itertools
 import re
 import subprocess
 import sys
@@ -113,11 +114,11 @@ def checks(kind: str, file: str, tree: Scratch, reached: Iterable[tuple[str, ...
     ops = families_reached(tree, file) if native else family_of(file) if kind == "specification" else ""
     device = "cuda" if kind == "cuda" else "cpu"
     chosen = ("-k", "cuda") if kind == "cuda" else ()
+    of_line = (Check("pytest", tests, name=f"tests of the line, {k}") for k, tests in enumerate(reached, 1))
     if not native:
         modules = file.removesuffix(".py").removesuffix("/__init__").removesuffix("__main__").rstrip("/")
         yield Check("import", ("tlrt", modules.replace("/", ".")))
-        for k, tests in enumerate(reached, 1):
-            yield Check("pytest", tests, name=f"tests that run the line, part {k}")
+        yield from itertools.islice(of_line, 1)
         if kind == "specification":
             yield from test_files(tree, RECORDED, ops)
     if "/core/" in file:
@@ -143,6 +144,7 @@ def checks(kind: str, file: str, tree: Scratch, reached: Iterable[tuple[str, ...
         yield from test_files(tree, files if ops else f"{mine} {files}", ops)
         yield Check("generated", ("codegen",))
         yield Check("generated", ("bench.results",))
+        yield from of_line
         if not ops:
             yield from test_files(tree, "tests/spec", "")
     if ops or (native and "/core/" not in file):
@@ -168,6 +170,7 @@ def checks(kind: str, file: str, tree: Scratch, reached: Iterable[tuple[str, ...
     elif kind != "specification":
         yield from early
         if not native:
+            yield from of_line
             yield from test_files(tree, f"{RUNTIME}defaults.py", "")
     all_cases = "/core/" not in file and (kind != "python" or any(p in file for p in ("verify/", "_binding/")))
     if all_cases and not ops:

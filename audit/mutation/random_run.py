@@ -47,6 +47,8 @@ from tlrt.verify.run import cpu_variants
 OUTCOMES = ("killed", "survived", "open", "equivalent", "argued", "invalid")
 #: seconds for a build
 BUILD = 900.0
+#: what gives a function of a SIMD variant its name: only where there are several can one be missing
+NAMES_OF_VARIANTS = "TL_V("
 #: characters of what saw a mutant
 LONGEST = 160
 
@@ -198,7 +200,7 @@ class RandomCampaign:
         if native and changes_unrolling_alone(mutant):
             return "equivalent", "how often a loop is unrolled"
         names = {"c": cpu_variants()[::-1], "cuda": ["cuda"]}.get(mutant.kind, [""])
-        for name in [""] if "/core/" in mutant.file else names:
+        for name in [""] if "/core/" in mutant.file or NAMES_OF_VARIANTS in mutant.before else names:
             start = time.monotonic()
             clean = self.unchanged(name)  # its build is no check of this mutant's
             turn.until = min(self.whole.until, turn.until + time.monotonic() - start)
