@@ -271,7 +271,7 @@ def test_host_float64(dev):
     out = np.full((2, 4), 7.0)
     assert kernels.dgemm(dev, a, b, 2, 3, 4, out=out) is out and np.array_equal(out, a @ b)
     out[:] = 7
-    gemm = functools.partial(kernels.dgemm, dev)
+    gemm, tall = functools.partial(kernels.dgemm, dev), np.zeros((2**16, 1))
     for bad, kind, said in [
         (lambda: gemm(a, b, 3, 2, 4, out=out), errors.ShapeError, "A: got shape"),
         (lambda: gemm(a, b, 2, 3, 5, out=out), errors.ShapeError, "B: got shape"),
@@ -283,6 +283,11 @@ def test_host_float64(dev):
         (lambda: gemm(a, b, 2.0, 3, 4, out=out), TypeError, "m: got float"),
         (lambda: gemm(a, b, -2, 3, 4), errors.ShapeError, ""),
         (lambda: gemm(a, b, 2**31, 3, 4), errors.ShapeError, "A: "),
+        (
+            lambda: gemm(tall, tall.T, 2**16, 1, 2**16),
+            errors.SizeOverflowError,
+            r"out: got 4294967296 elements, expected f",
+        ),
     ]:
         assert_raises_regex(kind, f"^dgemm: {said}", bad)
     square, said = np.eye(4), "dgemm: out: got memory of an input"

@@ -69,6 +69,13 @@ def test_pytorchs_own_checks(operator: Op) -> None:
     assert set(found.values()) == {"SUCCESS"}, found
 
 
+@names(ROWS)
+def test_tensors_that_may_be_left_out_may_be_none(operator: Op) -> None:
+    found = getattr(torch.ops.torchlean, operator.name).default._schema.arguments
+    optional = {a.name for a in found if isinstance(a.type, torch.OptionalType)}
+    assert optional == {a.name for a in operator.signature.inputs if a.optional}
+
+
 def test_a_wrong_shape_is_named() -> None:
     with pytest.raises(Exception, match=r"matmul: B: got shape \(4, 2\), expected \(3, 2\)"):
         torch.ops.torchlean.matmul(torch.ones(2, 3), torch.ones(4, 2))

@@ -123,7 +123,6 @@ static int32_t download(const char *op, torchlean_buffer *buffer, void *host, ui
 {
     tl_call call;
     tl_enter(&call, op, "buffer", buffer);
-    tl_uncaptured(&call);
     tl_host(&call, "host", host, n);
     const void *from = is_index ? (const void *)tl_input_index(&call, "buffer", buffer, "n", n)
                                 : tl_input(&call, "buffer", buffer, "n", n);
