@@ -180,6 +180,7 @@ def test_every_status_has_a_class():
     for name, code in codes.items():
         assert library.text(library.lib.torchlean_cuda_status_name(code)) == name
     assert len({c for code, c in errors.by_status.items() if code != 10}) == len(codes) - 1
+    assert all(c.status == code for code, c in errors.by_status.items() if code != 10)
 
 
 def test_errors_are_the_packages_first():

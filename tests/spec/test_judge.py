@@ -330,11 +330,16 @@ def test_the_command(tmp_path: Path, arguments: list[str], status: int, text: st
         *arguments[1:],
     ]
     found = subprocess.run(
-        [*command, "--json", str(tmp_path / "r.json")], cwd=ROOT, capture_output=True, text=True, check=False
+        [*command, "--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert found.returncode == status, found.stdout + found.stderr
     assert text in found.stdout + found.stderr
-    assert (tmp_path / "r.json").exists() == (status < 2)
+    assert (tmp_path / "r.json").exists() == (tmp_path / "r.html").exists() == (status < 2)
+    assert status == 2 or f"as softmax: {text}</h1>" in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
 def test_importing_the_package_imports_nothing_else() -> None:
@@ -479,6 +484,7 @@ def in_float16(A: np.ndarray, B: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("kernel", "bits", "to_nearest"), [
     (np.matmul, 24, True), (cut_off, 24, False), (in_float16, 11, True),
     (lambda A, B: (A.astype(float) @ B).astype(np.float32), 53, True),
+    (lambda A, B, m, n, p: np.matmul(A.reshape(m, n), B.reshape(n, p)), 24, True),
 ])  # fmt: skip
 def test_the_probe_finds_the_accumulator(kernel: Callable[..., Any], bits: int, to_nearest: bool) -> None:
     row = registry.get("matmul")
