@@ -204,4 +204,9 @@ REASONS: dict[str, str] = {
     "native/src/cpu/reduce_axes.c: run = tl_imin(end - r, f->reduced > 0 ? f->reduced_size[0] - place[0] : 1); -> run = tl_imin(end - r, f->reduced < 0 ? f->reduced_size[0] - place[0] : 1);": "equivalent: the same elements are taken in the same order, one at a time",
     "native/src/formula/activation.h: tl_two_sum(-0x1.592332p-15f, eps, &c, &cl); -> tl_two_sum ( eps,-0x1.592332p-15f, &c, &cl);": "equivalent: a sum of two terms and its rounding error do not depend on their order",
     "tlspec/ops/elementwise.py: return np.where(x > 0, x, alpha * np.expm1(np.where(x > 0, 0, x))) -> return np.where(x > 0, x, alpha * np.expm1(np.where(x > 0, -1, x)))": "equivalent: where x > 0 the value is not taken",
+    "native/src/cpu/index.c: return (job->rows + job->k) * job->cols <= DIRECT || -> return (job->rows * job->k) * job->cols <= DIRECT ||": "equivalent: both ways add to an element in the order of the indices; only the time differs",
+    "native/src/cpu/spectral/plan.c: f->in_lanes = 1; -> f->in_lanes = (1+1);": "equivalent: it is only asked whether it is 0",
+    "native/src/formula/exact.h: float unordered = a + b; -> float unordered = a * b;": "equivalent: it is taken where a or b is a NaN, and is one either way",
+    "tlrt/_binding/call.py: made = [slot for slot in places if slot is not NULL] -> made = []": "equivalent: the general path that follows makes the same slots, more slowly",
+    "tlspec/judge/trial.py: if format.precision > 24: -> if format.precision >= 24:": "equivalent: of a row in float32 all arrays are of float32, which the lines before return",
 }
