@@ -9,10 +9,10 @@ bench (beside PyTorch where it is installed), drawn (shapes that nobody chose, b
 beside PyTorch), growth (how cost and error grow with size), judge (planted defects in kernels in Triton), league (operations of
 PyTorch and CuPy held to the specification), models (of the package transformers, with the same bits on the CPU and on CUDA),
 exchange (memory shared with other libraries), ranks (examples trained on one GPU and on more, with the same bits, times of
-exchanges, and steps beside DistributedDataParallel), sanitizer (compute-sanitizer memcheck and
-racecheck over drawn cases and over shapes that reach large kernels), tests. Steps that need a library leave out what is not
-installed. A step that fails does not stop the later ones; the exit status is non-zero if any failed. The last thing printed is
-a short table.
+exchanges, and steps beside DistributedDataParallel), mutants (random changes of the CUDA sources, and whether the tests see them;
+the committed ones are gone on with), sanitizer (compute-sanitizer memcheck and racecheck over drawn cases and over shapes that
+reach large kernels), tests. Steps that need a library leave out what is not installed. A step that fails does not stop the later
+ones; the exit status is non-zero if any failed. The last thing printed is a short table.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from audit.environment import ROOT, commit, now
+from audit.environment import EVIDENCE, ROOT, commit, now
 from tlrt._terminal import format_table
 from tlrt.verify.documents import format_command, read_document, write_document
 from tlspec import registry
@@ -39,10 +39,14 @@ OLDER_LIBRARY = ROOT / "native/build/compute_80/libtorchlean_cuda.so"
 #: every lane arrives at barriers there, since racecheck does not see that one lane arrives for its warp (cuda/device/wgmma.cuh)
 RACECHECK_LIBRARY = ROOT / "native/build/racecheck/libtorchlean_cuda.so"
 STEPS = ("build", "wheel", "verify", "older", "reproducible", "determinism", "weights", "audits", "bench", "drawn", "steps",
-         "growth", "judge", "league", "models", "exchange", "ranks", "sanitizer", "tests")  # fmt: skip
+         "growth", "judge", "league", "models", "exchange", "ranks", "mutants", "sanitizer", "tests")  # fmt: skip
 #: these steps' commands but for the number of shapes, and of ranks
 DRAWN = ["bench", "--device", "cuda", "--drawn"]
 RANKS = ["bench.ranks", "--device", "cuda", "--starters", "launch", "--transports", "host,nccl"]
+KNOWN_MUTANTS = EVIDENCE / "mutants-cuda.jsonl"
+#: and but for how many run at a time: builds, which take most of the time
+MUTANTS = ["audit", "mutate", "--kinds", "cuda", "--random", "100", "--seed", "5", "--patience", "90",
+           "--budget", "1500"]  # fmt: skip
 
 
 class Runner:
@@ -222,8 +226,11 @@ def main(argv: list[str] | None = None) -> int:
         ("models", ["audit", "torch", "--devices", "cpu,cuda:0"], [], 300),
         ("exchange", ["audit", "exchange"], [], 120),
         ("ranks", [*RANKS, "--ranks", gpu_ranks()], [], 1800),
+        ("mutants", [*MUTANTS, "--jobs", str(max((os.cpu_count() or 2) // 2, 1))], [], 1700),
     ):
         if name in steps:
+            if name == "mutants" and KNOWN_MUTANTS.exists():
+                shutil.copy(KNOWN_MUTANTS, args.out / "mutants.json")
             report_file = ["--json", str(args.out / f"{name}.json")]
             runner.run(name, [python, "-m", *module, *report_file, *narrowed], limit)
     sanitizer = sanitize(runner, ops) if "sanitizer" in steps else {}
