@@ -15,6 +15,8 @@ from tlspec import registry
 
 #: seconds for one check, for a test that says nothing, and for a case of verify: one of many, and a small one
 PATIENCE, SILENCE, CASE_SILENCE, SMALL_SILENCE = 1200.0, 120.0, 60.0, 20.0
+#: seconds before the first test, and how many times longer than counted a test may take
+START, SLOWER = 15.0, 4.0
 #: more families than this concern a shared header: all operations then
 FEW = 4
 RUNTIME = "tests/runtime/test_"
@@ -68,6 +70,7 @@ class Check:
     words: tuple[str, ...] = ()
     ops: str = ""
     name: str = ""
+    patience: float = PATIENCE
 
     def __str__(self) -> str:
         return self.name or " ".join(filter(None, (self.tool, *self.words, f"OPS={self.ops}" if self.ops else "")))
@@ -108,13 +111,19 @@ def test_files(tree: Scratch, words: str, ops: str, *more: str) -> Iterator[Chec
         yield Check("pytest", (*dict.fromkeys(found), *more), ops)
 
 
-def checks(kind: str, file: str, tree: Scratch, reached: Iterable[tuple[str, ...]] = ()) -> Iterator[Check]:
-    """What may see a change of a file, the cheapest first; `reached` are the tests that are known to run the line, in parts."""
+def checks(
+    kind: str, file: str, tree: Scratch, reached: Iterable[tuple[tuple[str, ...], float]] = ()
+) -> Iterator[Check]:
+    """What may see a change of a file, the cheapest first; `reached` are the tests that are known to run the line, in parts, and how
+    many seconds those take."""
     native = kind in ("c", "cuda")
     ops = families_reached(tree, file) if native else family_of(file) if kind == "specification" else ""
     device = "cuda" if kind == "cuda" else "cpu"
     chosen = ("-k", "cuda") if kind == "cuda" else ()
-    of_line = (Check("pytest", tests, name=f"tests of the line, {k}") for k, tests in enumerate(reached, 1))
+    of_line = (
+        Check("pytest", tests, name=f"tests of the line, {k}", patience=START + SLOWER * seconds)
+        for k, (tests, seconds) in enumerate(reached, 1)
+    )
     if not native:
         modules = file.removesuffix(".py").removesuffix("/__init__").removesuffix("__main__").rstrip("/")
         yield Check("import", ("tlrt", modules.replace("/", ".")))
@@ -197,7 +206,7 @@ def attempt(tree: Scratch, check: Check, turn: Turn) -> tuple[str, str]:
     """("passed" | "failed" | "crashed" | "hung" | "empty", what failed)."""
     if check.tool == "pytest":
         quick = any("cuda_paths" in word for word in check.words)  # a kernel that waits for itself never ends
-        return run_pytest(tree, check.words, check.ops, PATIENCE, CASE_SILENCE if quick else SILENCE, turn)
+        return run_pytest(tree, check.words, check.ops, check.patience, CASE_SILENCE if quick else SILENCE, turn)
     command, silence = ["make", "-C", "native", f"PYTHON={sys.executable}", *check.words], CASE_SILENCE
     if check.tool in ("verify", "sanitized"):
         command = [sys.executable, "-m", "tlrt", "verify", *check.words, *(["--ops", check.ops] if check.ops else [])]

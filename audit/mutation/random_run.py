@@ -20,6 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -253,12 +254,12 @@ class RandomCampaign:
         unsteady: set[str] = set()
         while True:
             left_out = self.broken | unsteady if check.tool == "pytest" else set()
-            whole = Check(check.tool, (*check.words, *(f"--deselect={test}" for test in sorted(left_out))), check.ops)
+            whole = replace(check, words=(*check.words, *(f"--deselect={test}" for test in sorted(left_out))))
             verdict, by = attempt(tree, whole, turn)
             if verdict in ("passed", "empty"):
                 return None
             test = by if check.tool == "pytest" and by.startswith("tests/") else ""
-            alone = Check(check.tool, (test,), check.ops) if test else whole
+            alone = replace(check, words=(test,)) if test else whole
             if self._is_sound(clean, alone, turn):
                 if not test or verdict != "failed" or attempt(tree, alone, turn)[0] != "passed":
                     return f"{by} {verdict}" if verdict in ("crashed", "hung") else by

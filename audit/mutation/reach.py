@@ -80,9 +80,9 @@ class Reach:
         }
         self._by_line = functools.lru_cache(8)(self.data.contexts_by_lineno)
 
-    def parts(self, path: Path, file: str, line: int) -> Iterator[tuple[str, ...]]:
-        """The tests of a line of a file, as many at a time as take a few seconds, then more; none where the file has changed since
-        they were counted."""
+    def parts(self, path: Path, file: str, line: int) -> Iterator[tuple[tuple[str, ...], float]]:
+        """The tests of a line of a file and their seconds, as many at a time as take a few seconds, then more; none where the file
+        has changed since they were counted."""
         if self.files.get(file) != _hash(path):
             return
         by_line = self._by_line(str(self.tree / file))
@@ -95,7 +95,7 @@ class Reach:
                 total += self.seconds[tests[0]]
                 part.append(tests.pop(0))
             if part:
-                yield tuple(part)
+                yield tuple(part), total
 
     def ordered(self, tests: Collection[str]) -> list[str]:
         """The quickest first: one of every function, then a second of every function, and so on."""

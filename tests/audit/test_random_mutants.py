@@ -188,7 +188,9 @@ def test_a_line_is_tried_by_the_quickest_tests_that_run_it(tmp_path: Path) -> No
     found, half = reach.Reach(tmp_path / "reach"), tree / "tlrt/half.py"
     odd, elsewhere, even = (f"tests/test_half.py::test_{name}" for name in ("odd", "elsewhere", "even"))
     for line, tests in ((1, [odd, elsewhere, even]), (3, [odd]), (4, [elsewhere, even])):
-        assert [t for part in found.parts(half, "tlrt/half.py", line) for t in part] == tests
+        parts = [*found.parts(half, "tlrt/half.py", line)]
+        assert [t for part, _ in parts for t in part] == tests
+        assert (sum(seconds for _, seconds in parts) > 0.5) == (even in tests)
     half.write_text(texts["tlrt/half.py"] + "\n", encoding="utf-8")
     assert not list(found.parts(half, "tlrt/half.py", 3)), "the file has changed since"
 
