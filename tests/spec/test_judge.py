@@ -298,9 +298,17 @@ def test_arguments_in_another_order() -> None:
         check(kernel, "reduce_sum_axis", arguments="axis, y")
 
 
+def layer_norm(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, eps: float) -> np.ndarray:
+    if not x.size:
+        return x.copy()
+    d = x - x.mean(1, keepdims=True)
+    return d / np.sqrt((d * d).mean(1, keepdims=True) + np.float32(eps)) * gamma + beta
+
+
 def test_batches_and_repeats_are_told() -> None:
     calls = itertools.count()
     assert check(softmax, "softmax").batches
+    assert check(layer_norm, "layer_norm").batches, "a law of the row says it"
     noisy = check(lambda x: softmax(x) * np.float32(1 + next(calls) * 2.0**-23), "softmax", data="normal")
     assert noisy.repeats is False
 

@@ -9,7 +9,7 @@ import pytest
 from tlspec import laws, registry
 from tlspec.bounds import exact, tree
 from tlspec.drawn import Case, draw_case, generator
-from tlspec.laws import Law
+from tlspec.laws import Claim, Law
 from tlspec.registry import Contract, Op
 from tlspec.signature import Signature
 
@@ -76,6 +76,11 @@ def holds(law: Law, row: Op) -> bool:
 @pytest.mark.parametrize(("law", "right", "wrong"), CASES, ids=[f"{law.name}-{i}" for i, (law, *_) in enumerate(CASES)])
 def test_law(law: Law, right: Op, wrong: Op) -> None:
     assert holds(law, right) and not holds(law, wrong)
+
+
+def test_arrays_of_other_shapes_are_never_equal() -> None:
+    found = Claim(np.ones(2), np.ones((2, 1)), 1.0).worst()
+    assert found == (np.inf, "shapes (2,) and (2, 1)")
 
 
 def test_every_constructor_is_tested() -> None:
