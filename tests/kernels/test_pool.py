@@ -27,6 +27,27 @@ def test_a_window_across_two_tasks_gives_its_gradient_once(dev):
             assert np.array_equal(gx.reshape(rows, cols), expected)
 
 
+@pytest.mark.parametrize(
+    ("channels", "cells", "kernel", "stride", "padding"),
+    [
+        (3, (1600, 2), (3, 3), (2, 1), (1, 1)), (2, (769, 7), (2, 2), (1, 1), (0, 0)), (5, (9, 1), (5, 1), (1, 3), (2, 0)),
+        (900, (3, 1), (3, 3), (1, 1), (1, 1)), (8, (4, 4), (2, 3), (2, 1), (0, 1)), (9, (7,), (3,), (2,), (1,)),
+        (2, (5, 40, 3), (2, 3, 2), (2, 2, 2), (1, 1, 1)), (7, (8, 2), (2, 2), (1, 1), (5, 0)),
+        (3, (50, 9), (2, 2), (1, 1), (0, 0)),
+    ],
+)  # fmt: skip
+def test_sums_of_windows_go_cell_by_cell(dev, channels, cells, kernel, stride, padding):
+    """In row-major order, in float32, whatever the axis along which outputs are made together."""
+    x = np.random.default_rng(0).standard_normal((channels, *cells)).astype(np.float32)
+    wide = np.pad(x, [(0, 0), *((p, p + k) for p, k in zip(padding, kernel, strict=True))])
+    out = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(cells, padding, kernel, stride, strict=True)]
+    total = np.zeros((channels, *out), np.float32)
+    for cell in np.ndindex(*kernel):
+        total += wide[(slice(None), *(slice(j, j + n * s, s) for j, n, s in zip(cell, out, stride, strict=True)))]
+    found = kernels.avg_pool(dev.buffer(x), channels, cells, kernel, stride, padding)
+    assert np.array_equal(found.numpy(total.shape), total / np.float32(np.prod(kernel)))
+
+
 @pytest.mark.parametrize("beta", [1e-38, -1e-38, 1e-42])
 @pytest.mark.parametrize("which", ["forward", "vjp"])
 def test_a_small_beta_meets_the_range(which, beta):

@@ -140,8 +140,29 @@ def _work(channels, spatial, kernel, stride, padding):
     return 4 * channels * math.prod(kernel) * math.prod(pool_out(spatial, kernel, stride, padding))
 
 
+def _outputs(spatial, kernel, stride, padding):
+    """The outputs of a row, and the rows of a plane."""
+    *_, rows, width = 1, *pool_out(spatial, kernel, stride, padding)
+    return rows, width
+
+
+def _lies_along_rows(spatial, kernel, stride, padding, least=1):
+    """Whether a unit is a block of outputs one below the other, of at least so many rows."""
+    rows, width = _outputs(spatial, kernel, stride, padding)
+    return width < boundary("pool", "NARROW") <= rows and rows >= least
+
+
+def _lies_along_channels(channels, spatial, kernel, stride, padding):
+    few = max(_outputs(spatial, kernel, stride, padding)) < boundary("pool", "NARROW")
+    return few and channels >= boundary("pool", "NARROW") and math.prod(spatial) <= boundary("pool", "SMALL")
+
+
 CLASSES: Classes = {
     **WINDOWS,
+    "many rows of few outputs": _lies_along_rows,
+    "more rows of few outputs than a block has": lambda spatial, kernel, stride, padding: _lies_along_rows(
+        spatial, kernel, stride, padding, boundary("pool", "BLOCK") + 1),
+    "small images of many channels": _lies_along_channels,
     **tiles("outputs of a row", lambda spatial, kernel, stride, padding: pool_out(spatial, kernel, stride, padding)[-1],
             boundary("pool", "BLOCK")),
     "several tasks": lambda channels, spatial: channels * math.prod(spatial) > boundary("pool", "TASK"),
