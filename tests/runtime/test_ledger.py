@@ -227,6 +227,18 @@ def test_a_step_done_twice_with_other_results(path: Path) -> None:
     assert ledger.read(path).breaks == [(8, "step 8 was done twice, with different results")]
 
 
+def test_a_step_left_out(path: Path) -> None:
+    train(path)
+
+    def without(entries: list[dict[str, Any]]) -> None:
+        place, left_out = next((i, e["step"]) for i, e in enumerate(entries) if e["kind"] == "step" and e["step"] == 3)
+        assert left_out == 3
+        del entries[place]
+
+    rewrite(path, without)
+    assert ledger.read(path).breaks[0] == (4, "step 4 stands where step 3 is due")
+
+
 # ---- the ledger itself
 
 
