@@ -337,15 +337,20 @@ def readme_section() -> list[str]:
     ]
 
 
+def between_markers(name: str, section: Sequence[str]) -> str:
+    """A document written by hand, with a section between its markers."""
+    before, _, rest = (ROOT / name).read_text(encoding="utf-8").partition(BEGIN)
+    return "\n".join([before + BEGIN, *section, END + rest.partition(END)[2]])
+
+
 def documents() -> dict[str, str]:
-    """The generated texts by file: two pages, and the README with what stands between its markers."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    before, _, rest = readme.partition(BEGIN)
-    after = rest.partition(END)[2]
+    """The generated texts by file: two pages, and two documents with what stands between their markers."""
+    sources = trust.committed_sources()
     return {
-        "docs/trust.md": trust.trust_page(trust.committed_sources()),
+        "docs/trust.md": trust.trust_page(sources),
         "docs/results.md": results_page(),
-        "README.md": "\n".join([before + BEGIN, *readme_section(), END + after]),
+        "README.md": between_markers("README.md", readme_section()),
+        "TRUST_BOUNDARIES.md": between_markers("TRUST_BOUNDARIES.md", trust.mutants_section(sources)),
     }
 
 

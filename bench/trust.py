@@ -345,14 +345,33 @@ def _mutation(d: Any) -> tuple[str, str]:
     return tried, f"{d['score']} caught; {d['equivalent']} change no behaviour; {len(d['survivors'])} survived"
 
 
+#: kind of random mutant -> the sources that they change
+MUTATED = {"c": "C of the CPU path", "cuda": "CUDA", "python": "the runtime", "specification": "the specification"}
+
+
 def _mutants(d: Any) -> tuple[str, str]:
-    tried = ", ".join(f"{n['killed'] + n['survived']} of {kind}" for kind, n in d["kinds"].items())
+    tried = ", ".join(f"{n['killed'] + n['survived']} of {MUTATED[kind]}" for kind, n in d["kinds"].items())
     said, first = (
-        ", ".join(f"{100 * float(n[score]):.1f} % of {kind}" for kind, n in d["kinds"].items() if score in n)
+        ", ".join(f"{100 * float(n[score]):.1f} % of {MUTATED[kind]}" for kind, n in d["kinds"].items() if score in n)
         for score in ("score", "first")
     )
     before = f" ({first} before tests were added for survivors)" if first else ""
     return f"{tried}, drawn by seed {d['seed']}", f"{said} killed{before}; survivors are listed with their reasons"
+
+
+def mutants_section(found: list[Source]) -> list[str]:
+    """What TRUST_BOUNDARIES.md says of random mutants."""
+    lines = []
+    for source, d in Evidence(found).documents("mutants"):
+        counts = {MUTATED[kind]: (n["killed"], n["killed"] + n["survived"]) for kind, n in d["kinds"].items()}
+        killed, judged = (sum(n[i] for n in counts.values()) for i in (0, 1))
+        each = ", ".join(f"{k} of {n} in {name}" for name, (k, n) in counts.items())
+        lines += [
+            f"- **Defects that nobody chose**: of {judged} changes of one line, drawn by seed {d['seed']}, that change what is",
+            f"  computed, the tests see {killed}, {100 * killed / judged:.1f} %: {each}.",
+            f"  [{source.name}](evidence/{source.name}) lists the others with the reasons.",
+        ]
+    return lines
 
 
 def sanitizer_runs(d: Mapping[str, str]) -> list[tuple[str, str]]:
