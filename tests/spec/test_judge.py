@@ -25,7 +25,7 @@ from tlspec.judge.blocks import blocks_of, independent_dimensions
 from tlspec.judge.example import Example
 from tlspec.judge.kernel import Kernel
 from tlspec.judge.mutants import MUTANTS
-from tlspec.judge.probe import Accumulator, accumulator_of
+from tlspec.judge.probe import Accumulator, accumulator_of, word_of
 from tlspec.judge.shrink import resized
 from tlspec.judge.trial import Trial
 
@@ -502,6 +502,21 @@ def test_the_probe_finds_the_accumulator(kernel: Callable[..., Any], bits: int, 
     found = accumulator_of(lambda case: Kernel(kernel, arrays.get("numpy"), case), row, FORMATS["float32"])
     assert found == Accumulator(bits, to_nearest)
     assert check(kernel, "matmul", accumulate="probe").ok == (bits >= 24)
+
+
+@pytest.mark.parametrize(
+    ("bits", "to_nearest", "word"),
+    [
+        (53, True, "fp64"),
+        (50, True, "fp64"),
+        (49, True, "fp32"),
+        (25, False, "hopper"),
+        (24, False, "ampere"),
+        (23, False, "fp32"),
+    ],
+)
+def test_words_of_accumulators(bits: int, to_nearest: bool, word: str) -> None:
+    assert word_of(Accumulator(bits, to_nearest)) == word
 
 
 def focal_loss(x: Any, target: Any, gamma: Any) -> Any:

@@ -147,3 +147,16 @@ def test_a_cuda_build_without_a_device(monkeypatch, driver, visible, remedy):
     doctor._explain_no_cuda(report, True)
     assert report.notes == [("no CUDA device: cuda:0: planted", remedy)]
     assert report.facts["cuda_driver"] == (driver or "none")
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [
+        ("cpu", tlrt.errors.OutOfMemoryError("no memory"), "free some memory"),
+        ("cpu", RuntimeError("odd"), "report this with the listing above"),
+        ("cpu", RuntimeError("TORCHLEAN_CPU_THREADS is 0"), "unset TORCHLEAN_CPU_THREADS, or set it to a value"),
+        ("cuda:0", RuntimeError("odd"), "close other programs on the device"),
+    ],
+)
+def test_what_to_do_about_a_device(name: str, error: Exception, said: str) -> None:
+    assert doctor._device_remedy(name, error).startswith(said)
