@@ -236,4 +236,8 @@ REASONS: dict[str, str] = {
     "native/src/cpu/attention/backward.c: if (p->of.mode == ADDITIVE) -> if (p->of.mode >= ADDITIVE)": "equivalent: no mode is above it",
     "tlrt/torch/routes/pools.py: if any(n % m for n, m in zip(x.shape[-2:], size, strict=True)): -> if any(n % m for n, m in zip(x.shape[-2:], size, strict=False)):": "equivalent: both have two entries",
     'tlspec/ops/norm.py: @layer_norm.formula("vjp") -> pass': "the bound of a kernel that follows the other formula is not asked for by any check of the row",
+    "native/src/cpu/attention/chain.c: for (int64_t c = 0; c < v && a->gV; c++) -> for (int64_t c = 0; c != v && a->gV; c++)": "equivalent: c goes up by one to a v of 0 or more",
+    "native/src/cpu/sum_tree.h: switch (width) { -> switch (width) { break;": "equivalent: nothing reaches what stands before the first case",
+    "tlrt/distributed/nccl_library.py: return False -> return None": "equivalent: it is only asked whether it is true",
+    "tlspec/shapes.py: conv_transpose_grouped_size, conv_grouped_out, conv_transpose_grouped_out, conv_grouped_ok, -> conv_transpose_grouped_size , conv_transpose_grouped_out, conv_grouped_out, conv_grouped_ok,": "equivalent: a dictionary is made of them, by their names",
 }
