@@ -33,7 +33,7 @@ OWN = {
     "_binding/": "buffer refusals library kernels scalar_types copies observer device",
     "_capture/": "capture capture_*", "_operations/": "refusals tape_errors tape_operations", "nn/": "nn nn_layers training",
     "tape": "tape refusals session session_lifetime tape_* optim",
-    "session": "refusals session_lifetime session accumulation tape optim checkpoint capture",
+    "session": "refusals session_lifetime fast_kernels session accumulation tape optim checkpoint capture",
     "optim": "optim optim_groups moving_average schedules observer capture_optim", "tensor": "tensor session capture",
     "spec.py": "indices fast_kernels kernels/specification", "_binding/call": "kernels/lists", "__init__": "library",
     "_operations/contraction": "products", "_operations/linalg": "products", "_operations/choice": "indices",

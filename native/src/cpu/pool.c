@@ -374,7 +374,7 @@ static int32_t forward(pool_call f)
 {
     const pool_shape *v = &f.v;
     const int64_t width = v->o[v->lead];
-    const int32_t along = f.kind == POOL_SMOOTH || v->channels == 0 ? -1 : find_axis(v);
+    const int32_t along = f.kind == POOL_SMOOTH ? -1 : find_axis(v);
     if (along >= 0) {
         forward_along(&f, along);
         return TORCHLEAN_OK;
