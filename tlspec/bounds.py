@@ -329,6 +329,7 @@ def bind_named(function: Callable[..., Any], values: Values) -> Callable[[], Any
 
 
 def call_reference(reference: Reference, inputs: Values, params: Values) -> Any:
-    """Calls a float64 reference: inputs in order, then the parameters it names by keyword."""
-    names = _parameters(reference)[0][len(inputs) :]
-    return reference(*inputs.values(), **{n: params[n] for n in names if n in params})
+    """Calls a float64 reference: inputs in order, then the parameters it names, or all if it takes any, by keyword."""
+    names, any_name = _parameters(reference)
+    taken = params if any_name else {n: params[n] for n in names[len(inputs) :] if n in params}
+    return reference(*inputs.values(), **taken)

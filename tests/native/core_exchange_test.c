@@ -146,7 +146,8 @@ static void test_borrowing(int32_t device)
 static void test_lending(int32_t device)
 {
     const uint64_t before = live();
-    const uint32_t dims[3] = {2, 3, 4}, wrong[2] = {5, 5}, huge[3] = {1u << 30, 1u << 30, 1u << 30}, none[2] = {0, 7};
+    const uint32_t dims[3] = {2, 3, 4}, wrong[2] = {5, 5}, none[2] = {0, 7}, one[3] = {1, 24, 1};
+    const uint32_t huge[4] = {1u << 30, 1u << 30, 1u << 30, 0};
     torchlean_buffer *x = NULL, *back, *empty = NULL;
     void *t = NULL, *v = NULL;
     OK(torchlean_cuda_buffer_upload(context, numbers, N, &x));
@@ -164,6 +165,8 @@ static void test_lending(int32_t device)
     OK(torchlean_cuda_buffer_references(back, &references));
     CHECK(references == 2);
     m->deleter(m);
+    OK(torchlean_cuda_buffer_lend(back, one, 3, 0, &t));
+    ((dl_managed *)t)->deleter(t);
     SAYS(torchlean_cuda_buffer_lend(back, wrong, 2, 0, &t), TORCHLEAN_SHAPE, "got 25 elements, expected 24");
     SAYS(torchlean_cuda_buffer_lend(back, huge, 3, 0, &t), TORCHLEAN_SHAPE, "got more than");
     SAYS(torchlean_cuda_buffer_lend(back, dims, 99, 0, &t), TORCHLEAN_SHAPE, "got rank 99");
@@ -175,6 +178,8 @@ static void test_lending(int32_t device)
     OK(torchlean_cuda_buffer_empty(context, 0, &empty));
     OK(torchlean_cuda_buffer_lend(empty, none, 2, 0, &t));
     CHECK(((dl_managed *)t)->tensor.shape[0] == 0);
+    ((dl_managed *)t)->deleter(t);
+    OK(torchlean_cuda_buffer_lend(empty, huge, 4, 0, &t)); /* of no elements, whatever the other lengths */
     OK(torchlean_cuda_buffer_release(empty));
     ((dl_managed *)t)->deleter(t);
     CHECK(live() == before);

@@ -306,7 +306,7 @@ def test_what_is_refused(path: Path) -> None:
     with Session("cpu") as s, Session("cpu") as other:
         w = s.param([1.0], "w")
         optimizer = optim.SGD([w])
-        assert_raises(errors.DeviceMismatchError, ledger.record, path, other, optimizer)
+        assert_raises_regex(errors.DeviceMismatchError, "^record: ", ledger.record, path, other, optimizer)
         assert_raises(errors.ArgumentError, ledger.record, path, s, checkpoint_every=-1)
         assert_raises_regex(errors.ArgumentTypeError, "JSON", ledger.record, path, s, settings=object())
         with ledger.record(path, s, optimizer) as run:

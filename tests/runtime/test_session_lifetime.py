@@ -54,6 +54,8 @@ def test_a_device_closed_under_a_session():
     device.close()
     for call in (lambda: s.mul(y, y), y.numpy, optimizer.step, lambda: s.zeros(2)):
         assert_raises(errors.ReleasedError, call)
+    with pytest.raises(errors.ReleasedError, match=r"a live one \(backward and reset release the gradients before\)"):
+        y.numpy()
     with pytest.raises(errors.ReleasedError, match="w: mirror: got none, expected one: the device was closed"):
         _ = w.value
     assert "unreadable" in repr(y) and repr(s) and repr(w)

@@ -5,11 +5,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from numpy.testing import assert_raises, assert_raises_regex
 
 from tlspec import registry
-from tlspec.bounds import exact
+from tlspec.bounds import call_reference, exact
+from tlspec.drawn import draw_case
 from tlspec.entries import composition_arguments
 from tlspec.expressions import evaluate
 from tlspec.registry import Op
@@ -133,6 +135,27 @@ def test_selection() -> None:
 
 def test_every_row_has_a_vjp_or_says_why_not(row: Op) -> None:
     assert (row.vjp_rule is None) == bool(row.no_vjp) and row.doc
+
+
+@pytest.mark.parametrize("which", ["forward", "vjp"])
+@pytest.mark.only(where=lambda row: any(row.formulas.values()))
+def test_other_formulas_give_the_same(row: Op, which: str) -> None:
+    for seed in range(4):
+        case = draw_case(row, seed, "uniform", "small", which)
+        for formula in row.formulas[which]:
+            with np.errstate(all="ignore"):
+                found, wanted = (call_reference(f, case.wide, case.values) for f in (formula, case.reference))
+            for x, y in zip(*(r if isinstance(r, tuple) else (r,) for r in (found, wanted)), strict=True):
+                assert np.allclose(x, y, rtol=1e-9, atol=1e-9, equal_nan=True), (case, formula)
+
+
+def test_a_row_is_a_function() -> None:
+    """Of arrays, and of parameters by name or by default."""
+    scale = registry.get("scale")
+    assert scale([1.0, 2.0], c=3.0).tolist() == scale([1.0, 2.0], 3.0).tolist() == [3.0, 6.0]
+    assert_raises_regex(TypeError, r"scale takes \(x, c\): c missing", scale, [1.0])
+    assert_raises_regex(TypeError, r"got c once too often", scale, [1.0], 3.0, c=3.0)
+    assert_raises_regex(TypeError, "takes 2 arguments", scale, [1.0], 3.0, 4.0)
 
 
 def test_an_interrupted_import_registers_nothing(python: Callable[..., Any]) -> None:
