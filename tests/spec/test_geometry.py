@@ -66,6 +66,18 @@ def pool(spatial: int, kernel: int, stride: int, padding: int, *names: str) -> P
     return {"channels": 1, **{n: [v] for n, v in lists.items()}}, set(names)
 
 
+def image(channels: int, rows: int, width: int, *names: str, stride: int = 1) -> Point:
+    """Windows of one cell, between which a stride of 3 leaves cells."""
+    values = {
+        "channels": channels,
+        "spatial": [rows, width],
+        "kernel": [1, 1],
+        "stride": [stride] * 2,
+        "padding": [0, 0],
+    }
+    return values, {"no padding", *names, *["stride > kernel"] * (stride > 1)}
+
+
 def sliced(
     whole: str, part: str, sizes: list[int], taken: list[int], steps: list[int], reversed: int, *names: str
 ) -> Point:
@@ -90,7 +102,7 @@ def convolved(*names: str, **changed: Any) -> Point:
 B = {f: {n: boundary(f, n) for n in names.split()} for f, names in {
     "reduce": "TASK MANY TL_COLUMN_CHUNK TL_FOLD_SEGMENT FOLD_ROOM TL_CUMSUM_CHUNK",
     "shape": "BAND LONG_RUN CHUNK", "softmax": "TL_ROW_TASK TL_ROW_FEW",
-    "norm": "TL_COLUMN_CHUNK TILE MANY_CHUNKS", "loss": "TL_SUM_LEAF", "pool": "TASK", "conv": "TILE_ROWS",
+    "norm": "TL_COLUMN_CHUNK TILE MANY_CHUNKS", "loss": "TL_SUM_LEAF", "pool": "TASK BLOCK NARROW SMALL", "conv": "TILE_ROWS",
     "attention": "TILE BLOCK WIDTH", "scan": "TL_SCAN_CHUNK NARROW FEW", "spectral": "TL_FFT_DIRECT ROWS_ALONE TILE",
 }.items()}  # fmt: skip
 TASK, CHUNK = B["reduce"]["TASK"], B["reduce"]["TL_COLUMN_CHUNK"]
@@ -100,6 +112,7 @@ ROWS, TILE = B["norm"]["TL_COLUMN_CHUNK"], B["norm"]["TILE"]
 LEAF, KEYS = B["loss"]["TL_SUM_LEAF"], B["attention"]["TILE"]
 STEPS, NARROW = B["scan"]["TL_SCAN_CHUNK"], B["scan"]["NARROW"]
 SEGMENT, ROOM, SUMS = B["reduce"]["TL_FOLD_SEGMENT"], B["reduce"]["FOLD_ROOM"], B["reduce"]["TL_CUMSUM_CHUNK"]
+WIDTHS, COLUMN, SMALL = B["pool"]["NARROW"], B["pool"]["BLOCK"], B["pool"]["SMALL"]
 DIRECT, ALONE, BLOCK = B["spectral"]["TL_FFT_DIRECT"], B["spectral"]["ROWS_ALONE"], B["spectral"]["TILE"] ** 2
 #: of a slice: the sizes of the whole, its part, the steps, bits of the axes that run backwards, and the classes; `starts` are 0
 PARTS: list[tuple[Any, ...]] = [
@@ -172,7 +185,12 @@ POINTS: dict[str, list[Point]] = {
         "padding up to half the kernel"), pool(4, 4, 1, 3, "stride < kernel", "padding above half the kernel"), pool(4, 4, 1, 4,
         "stride < kernel", "a window of padding alone"), pool(6, 2, 3, 0, "stride > kernel", "no padding",
         "cells that no window meets"), pool(6, 2, 3, 1, "stride > kernel", "padding up to half the kernel"),
-        pool(B["pool"]["TASK"], 1, 1, 0, "no padding"), pool(B["pool"]["TASK"] + 1, 1, 1, 0, "no padding", "several tasks")],
+        pool(B["pool"]["TASK"], 1, 1, 0, "no padding"), pool(B["pool"]["TASK"] + 1, 1, 1, 0, "no padding", "several tasks"),
+        image(1, WIDTHS, WIDTHS), image(1, WIDTHS - 1, WIDTHS - 1), image(1, WIDTHS, WIDTHS - 1, "many rows of few outputs"),
+        image(1, COLUMN, 1, "many rows of few outputs"), image(1, COLUMN + 1, 1, "many rows of few outputs",
+        "more rows of few outputs than a block has"), image(WIDTHS - 1, WIDTHS - 1, 1), image(WIDTHS, WIDTHS - 1, 1,
+        "small images of many channels"), image(WIDTHS, 16, SMALL // 16, "small images of many channels", stride=3),
+        image(WIDTHS, 19, SMALL // 16, stride=3)],
     "conv": [({"batch": batch, "in_channels": 1, "out_channels": count, "spatial": [3], "kernel": [1], "stride": [1], "padding":
         [0]}, {"no padding", *names}) for batch, count, names in ((1, B["conv"]["TILE_ROWS"], ()), (2, 1, ("several images",)),
         (1, B["conv"]["TILE_ROWS"] + 1, ("several tiles of output channels",)))],
