@@ -349,6 +349,12 @@ def _mutation(d: Any) -> tuple[str, str]:
 MUTATED = {"c": "C of the CPU path", "cuda": "CUDA", "python": "the runtime", "specification": "the specification"}
 
 
+def _open_mutants(d: Any) -> str:
+    """What is said of mutants that a run had no time to try all checks on; they count nowhere."""
+    left = sum(n.get("open", 0) for n in d["kinds"].values())
+    return f" {left} more passed the first checks and are not judged yet." * bool(left)
+
+
 def _mutants(d: Any) -> tuple[str, str]:
     tried = ", ".join(f"{n['killed'] + n['survived']} of {MUTATED[kind]}" for kind, n in d["kinds"].items())
     said, first = (
@@ -356,7 +362,10 @@ def _mutants(d: Any) -> tuple[str, str]:
         for score in ("score", "first")
     )
     before = f" ({first} before tests were added for survivors)" if first else ""
-    return f"{tried}, drawn by seed {d['seed']}", f"{said} killed{before}; survivors are listed with their reasons"
+    return (
+        f"{tried}, drawn by seed {d['seed']}",
+        f"{said} killed{before}; survivors are listed with their reasons.{_open_mutants(d)}",
+    )
 
 
 def mutants_section(found: list[Source]) -> list[str]:
@@ -369,7 +378,7 @@ def mutants_section(found: list[Source]) -> list[str]:
         lines += [
             f"- **Defects that nobody chose**: of {judged} changes of one line, drawn by seed {d['seed']}, that change what is",
             f"  computed, the tests see {killed}, {100 * killed / judged:.1f} %: {each}.",
-            f"  [{source.name}](evidence/{source.name}) lists the others with the reasons.",
+            f"  [{source.name}](evidence/{source.name}) lists the others with the reasons.{_open_mutants(d)}",
         ]
     return lines
 

@@ -50,7 +50,7 @@ OWN_OF_SPECIFICATION = {
     "validation": "tests/repo/test_codegen_refusals.py", "signature": "registry", "entries": "registry", "expressions": "registry",
     "cases": "draws classes", "draws": "cases classes", "data": "draws cases", "classes": "geometry", "bounds": "errors",
     "laws": "laws", "compare": "compare", "registry": "laws", "declarations": "geometry", "boundaries": "classes geometry",
-    "running/": "running judge", "judge/": "judge",
+    "running/": "running judge", "judge/": "judge judge_mutants",
     "ops/": "shapes draws geometry errors laws registry",
 }  # fmt: skip
 #: every test in parts of a minute or two
