@@ -43,10 +43,11 @@ STEPS = ("build", "wheel", "verify", "older", "reproducible", "determinism", "we
 #: these steps' commands but for the number of shapes, and of ranks
 DRAWN = ["bench", "--device", "cuda", "--drawn"]
 RANKS = ["bench.ranks", "--device", "cuda", "--starters", "launch", "--transports", "host,nccl"]
-KNOWN_MUTANTS = EVIDENCE / "mutants-cuda.jsonl"
-#: and but for how many run at a time: builds, which take most of the time
+#: and but for how many run at a time: builds take most of the time
 MUTANTS = ["audit", "mutate", "--kinds", "cuda", "--random", "100", "--seed", "5", "--patience", "90",
            "--budget", "1500"]  # fmt: skip
+#: what the step of mutants goes on with
+KNOWN_MUTANTS = EVIDENCE / "mutants-cuda.jsonl"
 
 
 class Runner:

@@ -378,7 +378,8 @@ def mutants_section(found: list[Source]) -> list[str]:
         lines += [
             f"- **Defects that nobody chose**: of {judged} changes of one line, drawn by seed {d['seed']}, that change what is",
             f"  computed, the tests see {killed}, {100 * killed / judged:.1f} %: {each}.",
-            f"  [{source.name}](evidence/{source.name}) lists the others with the reasons.{_open_mutants(d)}",
+            f"  [{source.name}](evidence/{source.name}) lists the others with the reasons.",
+            *filter(None, [f" {_open_mutants(d)}".rstrip()]),
         ]
     return lines
 

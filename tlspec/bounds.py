@@ -317,6 +317,12 @@ def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], bool]:
     return tuple(parameters), any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
+def _by_name(function: Callable[..., Any], values: Values, given: int = 0) -> Values:
+    """Those of `values` that a function names after its first `given` parameters (all of them if it takes ``**``)."""
+    names, any_name = _parameters(function)
+    return values if any_name else {name: values[name] for name in names[given:] if name in values}
+
+
 def call_named(function: Callable[..., Any], values: Values) -> Any:
     """Calls `function` with those of `values` that its signature names (all of them if it takes ``**``)."""
     return bind_named(function, values)()
@@ -324,12 +330,9 @@ def call_named(function: Callable[..., Any], values: Values) -> Any:
 
 def bind_named(function: Callable[..., Any], values: Values) -> Callable[[], Any]:
     """That call, to be made later and more than once: the choice of values costs nothing any more."""
-    names, any_name = _parameters(function)
-    return partial(function, **(values if any_name else {name: values[name] for name in names if name in values}))
+    return partial(function, **_by_name(function, values))
 
 
 def call_reference(reference: Reference, inputs: Values, params: Values) -> Any:
     """Calls a float64 reference: inputs in order, then the parameters it names, or all if it takes any, by keyword."""
-    names, any_name = _parameters(reference)
-    taken = params if any_name else {n: params[n] for n in names[len(inputs) :] if n in params}
-    return reference(*inputs.values(), **taken)
+    return reference(*inputs.values(), **_by_name(reference, params, len(inputs)))

@@ -64,7 +64,7 @@ REST = (
 class Check:
     """Words for ``python -m tlrt verify`` ("verify", or "sanitized" with a library that AddressSanitizer and
     UndefinedBehaviorSanitizer watch), pytest ("pytest"), make ("make"), modules to import ("import"), or a module that compares
-    with ``--check`` what it writes ("generated")."""
+    with ``--check`` what it writes ("generated"). `name` stands for words that are many; `patience` are the seconds for pytest."""
 
     tool: str
     words: tuple[str, ...] = ()

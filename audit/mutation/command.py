@@ -138,7 +138,8 @@ def random_mutants(args: argparse.Namespace) -> int:
     with RandomCampaign(target, args.seed, args.jobs, *limits, args.again, args.commit) as campaign:
         campaign.sift = args.sift
         if args.reach:
-            if not (folder := Path(args.reach)).exists():
+            folder = Path(args.reach).resolve()
+            if not reach.is_counted(folder):
                 reach.count(campaign.unchanged(""), folder, processors())
             campaign.reach = reach.Reach(folder)
         for count in (*range(TURN, args.random, TURN), args.random):
@@ -177,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument(
         "--reach",
         metavar="FOLDER",
-        help="which tests run a line of Python, counted when the folder is not there (minutes): they try its mutants first",
+        help="which tests run a line of Python, counted when the folder does not say (minutes): they try its mutants first",
     )
     p.add_argument(
         "--sift", action="store_true", help="leave open what the compiler takes: for kinds that are run elsewhere"

@@ -21,6 +21,8 @@ from audit.mutation.suite import IGNORED, PLUGINS
 from audit.scratch import Scratch
 
 PACKAGES = ("tlrt", "tlspec")
+#: the file of what was counted, written last
+FILES = "files.json"
 #: what calls other tests, copies of the tree or long training
 LEFT_OUT = (*IGNORED, "tests/examples", "tests/audit", "tests/pages")
 #: seconds of the tests that run at a time, as counted
@@ -42,8 +44,13 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 Range = tuple[int, int]
 
 
+def is_counted(folder: Path) -> bool:
+    """Whether :func:`count` has come to its end."""
+    return (folder / FILES).exists()
+
+
 def count(tree: Scratch, folder: Path, processes: int) -> None:
-    """Runs the tests in an unchanged tree and writes to a folder what they reach."""
+    """Runs the tests in an unchanged tree and writes what they reach to a folder, which is named from the root."""
     folder.mkdir(parents=True, exist_ok=True)
     settings, packages = folder / "settings", (f"{tree.folder / name}/*" for name in PACKAGES)
     settings.write_text(
@@ -60,7 +67,7 @@ def count(tree: Scratch, folder: Path, processes: int) -> None:
     hashes = {
         str(p.relative_to(tree.folder)): _hash(p) for name in PACKAGES for p in (tree.folder / name).rglob("*.py")
     }
-    (folder / "files.json").write_text(json.dumps({"tree": str(tree.folder), "files": hashes}), encoding="utf-8")
+    (folder / FILES).write_text(json.dumps({"tree": str(tree.folder), "files": hashes}), encoding="utf-8")
 
 
 class Reach:
@@ -71,7 +78,7 @@ class Reach:
 
         self.data = CoverageData(str(folder / "data"))
         self.data.read()
-        found = json.loads((folder / "files.json").read_text(encoding="utf-8"))
+        found = json.loads((folder / FILES).read_text(encoding="utf-8"))
         self.tree, self.files = Path(found["tree"]), dict[str, str](found["files"])
         self.seconds = {
             test: seconds

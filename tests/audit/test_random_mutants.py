@@ -195,6 +195,10 @@ def test_a_line_is_tried_by_the_quickest_tests_that_run_it(tmp_path: Path) -> No
     assert not list(found.parts(half, "tlrt/half.py", 3)), "the file has changed since"
 
 
+def test_reasons_are_of_lines_that_are_there() -> None:
+    assert not [key for key in random_run.REASONS if not random_mutants.find_line(key)]
+
+
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scratch]:
     make("cpu")

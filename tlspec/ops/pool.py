@@ -141,7 +141,7 @@ def _work(channels, spatial, kernel, stride, padding):
 
 
 def _outputs(spatial, kernel, stride, padding):
-    """The outputs of a row, and the rows of a plane."""
+    """The rows of a plane, and the outputs of a row."""
     *_, rows, width = 1, *pool_out(spatial, kernel, stride, padding)
     return rows, width
 
