@@ -1,6 +1,7 @@
 """The test suite: a folder for each package, and ``repo`` for what must hold of the tree. Here is what several folders use."""
 
 import gc
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,11 @@ from tlspec.declarations import declarations
 ROOT = Path(__file__).resolve().parents[1]
 #: the devices of a parametrised test; where there is no GPU, a test marked `cuda` is skipped
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+
+
+def python_path(folder: str | Path = ROOT) -> str:
+    """PYTHONPATH of a program that imports from a folder first, and then from where this one does."""
+    return os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
 
 
 def declared_functions() -> list[str]:

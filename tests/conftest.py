@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import tlrt
-from tests import DEVICES, ROOT
+from tests import DEVICES, ROOT, python_path
 from tlrt.spec import SpecDevice
 from tlrt.verify.run import Runtime
 from tlrt.verify.verifier import directions
@@ -164,8 +164,7 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         whole = {**os.environ, **environment}
-        own = environment.get("PYTHONPATH", str(ROOT))  # before what the caller's packages need
-        whole["PYTHONPATH"] = os.pathsep.join(p for p in (own, os.environ.get("PYTHONPATH")) if p)
+        whole["PYTHONPATH"] = python_path(environment.get("PYTHONPATH", ROOT))
         return subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, env=whole, cwd=tmp_path, timeout=120,
             check=False,

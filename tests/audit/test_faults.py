@@ -12,7 +12,7 @@ from audit import faults
 from audit.build import BuildError, make
 from audit.environment import ROOT
 from audit.scratch import scratch
-from tests import DEVICES
+from tests import DEVICES, python_path
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("make") is None, reason="no make on this machine"),
@@ -53,10 +53,10 @@ def test_planted_defects_are_seen(tmp_path, file, old, new, words):
     with scratch(tmp_path) as tree:
         tree.edit(file, old, new)
         environment = {k: v for k, v in os.environ.items() if k != "TORCHLEAN_CUDA_LIBRARY"}
-        path = os.pathsep.join(p for p in (str(tree.folder), os.environ.get("PYTHONPATH")) if p)
         done = subprocess.run(
             [sys.executable, "-m", "audit", "faults", "--device", "cpu", "--every", "23", "--modes", "one", "--json", "out.json"],
-            cwd=tree.folder, capture_output=True, text=True, env={**environment, "PYTHONPATH": path}, check=False,
+            cwd=tree.folder, capture_output=True, text=True, check=False,
+            env={**environment, "PYTHONPATH": python_path(tree.folder)},
         )  # fmt: skip
         document = json.loads((tree.folder / "out.json").read_text())
     assert done.returncode == 1

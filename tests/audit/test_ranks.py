@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from audit import alarms, determinism, exhaustive, pairs
-from tests import ROOT
+from tests import ROOT, python_path
 from tests.runtime.thread_group import ThreadGroup, run_ranks
 
 
 def launch(ranks: int, *words: str, ok: bool = True) -> str:
     command = [sys.executable, "-m", "tlrt", "launch", "-n", str(ranks), "-m", *words]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHLEAN_CPU_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": python_path(), "TORCHLEAN_CPU_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert (done.returncode == 0) is ok, done.stdout + done.stderr
     return done.stdout + done.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import ROOT
+from tests import ROOT, python_path
 from tests.repo.tree import files
 
 pytestmark = [
@@ -145,11 +145,10 @@ class Copy:
     def run(self, *command: str, **environment: str) -> str:
         """Runs a command in the copy, which must succeed; what it prints."""
         inherited = {k: v for k, v in os.environ.items() if k not in ("TORCHLEAN_CUDA_LIBRARY", "OPS")}
-        path = os.pathsep.join(p for p in (str(self.folder), os.environ.get("PYTHONPATH")) if p)
         done = subprocess.run(
             command, cwd=self.folder,
-            env={**inherited, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **environment}, capture_output=True,
-            text=True, check=False,
+            env={**inherited, "PYTHONPATH": python_path(self.folder), "PYTHONDONTWRITEBYTECODE": "1", **environment},
+            capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{' '.join(command)}:\n{(done.stdout + done.stderr)[-4000:]}"
         return done.stdout

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import ROOT
+from tests import ROOT, python_path
 
 PROGRAM = str(ROOT / "tests/runtime/distributed_program.py")
 MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
@@ -27,7 +27,7 @@ def run(
         start = [sys.executable, "-m", "tlrt", "launch", "-n", str(ranks), "--grace", "4"]
     elif starter == "mpirun":
         pytest.importorskip("mpi4py")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHLEAN_CPU_THREADS": "1", **variables}
+    environment = {**os.environ, "PYTHONPATH": python_path(), "TORCHLEAN_CPU_THREADS": "1", **variables}
     for name in ("RANK", "WORLD_SIZE"):
         environment.pop(name, None)
     command = [*map(str, start), PROGRAM, *arguments]
@@ -45,7 +45,7 @@ def weights(found: subprocess.CompletedProcess[str], ranks: int = 1) -> str:
 #: by the fault of the program, what every rank that still runs says
 WRONG = {
     "error": "rank 1 failed: ValueError: the data are gone",
-    "batch": "inputs of other shapes in shard 2, on rank 1",
+    "batch": "on rank 1, expected those of shard 0: all shards are of one size",
     "version": "join: version: got 9.9.9 on rank 1",
     "shards": "shards: got 4 on rank 1, expected 8",
     "weights": "values of the parameters: got",

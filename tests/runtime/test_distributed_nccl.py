@@ -25,6 +25,9 @@ from tlrt.distributed.nccl import Communicator, communicator_of
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
 
+two_gpus = pytest.mark.skipif(len(tlrt.devices()) < 3, reason="fewer than two GPUs")
+
+
 @pytest.fixture(scope="module")
 def fake(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The library in NCCL's place."""
@@ -218,17 +221,40 @@ def test_so_where_mpi_starts_them(fake: str) -> None:
     assert weights(run("mpirun", 2, *NCCL, TORCHLEAN_NCCL_LIBRARY=fake), 2) == weights(run("launch", 1))
 
 
-@pytest.mark.parametrize("fault", ["error", "batch", "rate", "kill", "silent"])
-def test_every_rank_says_what_is_wrong(fault: str, fake: str, tmp_path: Path) -> None:
-    path, start = tmp_path / "c.safetensors", time.monotonic()
-    more = ("--fault", fault, "--timeout", "2", "--save", str(path), "--every", "1")
-    found = run("launch", 4, *NCCL, *more, TORCHLEAN_NCCL_LIBRARY=fake)
+FAULTS = ["error", "batch", "rate", "kill", "silent"]
+
+
+def fail(ranks: int, fault: str, folder: Path, *more: str, **variables: str) -> None:
+    """Ranks that end because of a fault of the second one: each that still runs says what it was, and a checkpoint is whole."""
+    path, start = folder / "c.safetensors", time.monotonic()
+    more = ("--fault", fault, "--timeout", "2", "--save", str(path), "--every", "1", *more)
+    found = run("launch", ranks, *NCCL, *more, **variables)
     assert found.returncode != 0 and time.monotonic() - start < 25
-    for rank in [0, 1, 2, 3] if fault in ("batch", "rate") else [0, 2, 3]:
-        assert find_error(found, rank, WRONG[fault]), found.stdout
-    assert [p.name for p in tmp_path.iterdir()] in ([], [path.name])
+    for rank in range(ranks):
+        assert (rank == 1 and fault not in ("batch", "rate")) or find_error(found, rank, WRONG[fault]), found.stdout
+    assert [p.name for p in folder.iterdir()] in ([], [path.name])
     if path.exists():
         assert checkpoint.peek(path)["shards"] == 8
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_rank_says_what_is_wrong(fault: str, fake: str, tmp_path: Path) -> None:
+    fail(4, fault, tmp_path, TORCHLEAN_NCCL_LIBRARY=fake)
+
+
+@two_gpus
+@pytest.mark.cuda
+@pytest.mark.parametrize("fault", FAULTS)
+def test_so_does_every_gpu(fault: str, tmp_path: Path) -> None:
+    fail(2, fault, tmp_path, "--device", "cuda")
+
+
+@two_gpus
+@pytest.mark.cuda
+@pytest.mark.parametrize("math", ["reproducible", "fast"])
+def test_two_gpus_give_the_weights_of_one(math: str) -> None:
+    one = weights(run("launch", 1, "--device", "cuda", "--math", math))
+    assert weights(run("launch", 2, *NCCL, "--device", "cuda", "--math", math), 2) == one
 
 
 def test_nvidias_library_does_not_take_host_memory() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tlspec
-from tests import ROOT
+from tests import ROOT, python_path
 from tlspec import arrays, registry
 from tlspec.drawn import Expected, draw_case
 from tlspec.formats import FORMATS
@@ -414,7 +414,7 @@ def test_the_plugin(tmp_path: Path) -> None:
     (tmp_path / "test_kernels.py").write_text(TESTS)
     words = ["-m", "pytest", "-q", "-p", "tlspec.pytest_plugin", "-p", "no:cacheprovider", "-W", "ignore"]
     command = [sys.executable, *words, str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment = {**os.environ, "PYTHONPATH": python_path(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
     def run(*options: str) -> str:
         return subprocess.run(
