@@ -170,10 +170,12 @@ class AllReduceTraining:
         found = loss(self.group.rank)
         with gradients.during_backward(True):
             session.backward(found)
-        own = float(found.item())
+        value = session._node(found, "step").value.share()
         made, _ = self._take()
         session.reset()
         gradients.add_shard(made)
+        own = float(value.numpy().item())
+        value.release()
         changes: list[Change] = [(session.gradients, "_by_parameter", gradients.finish())]
         set_and_call(changes, [])
         mean = float(np.mean(self.group.gather(own)))

@@ -221,7 +221,8 @@ class _Watch:
                     self._give_up(found)
                 elif now - self._since > timeout:
                     rank = self._communicator.group.rank
-                    self._give_up(f"exchange: rank {rank}: got nothing for {timeout:g} s, expected the others' numbers")
+                    nothing = f"exchange: rank {rank}: got nothing for {timeout:g} s, expected the others' numbers"
+                    self._give_up(found or nothing)
 
     def _give_up(self, reason: str) -> None:
         self._communicator.give_up(reason)

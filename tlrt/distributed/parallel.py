@@ -154,7 +154,9 @@ class DataParallel:
         inputs or the hyperparameters are not those of the other ranks."""
         session, count = self.session, self.shards // self.group.size
         gradients, statistics = _Gradients(self), _Sums(_add_arrays)
-        losses, inputs, reached = [], [], set()
+        inputs, reached = [], set()
+        # read at the end: until then the device has work that was queued before
+        losses: list[AnyBuffer] = []
         moving = _Moving(session, self._moving)
         first = self.group.rank * count
         try:
@@ -165,7 +167,7 @@ class DataParallel:
                     raise refusal(ArgumentTypeError, "DataParallel.step", "loss", type(found).__name__, "a TensorRef")
                 with gradients.during_backward(shard == first + count - 1):
                     session.backward(found)
-                losses.append(float(found.item()))
+                losses.append(session._node(found, "DataParallel.step").value.share())
                 inputs.append(self._inputs())
                 made, missed = self._take()
                 reached |= {p.name for p in made if p not in missed}
@@ -173,14 +175,19 @@ class DataParallel:
                 gradients.add_shard(made)
                 statistics.push(moving.take())
             self._moving = moving.names
+            values = [float(loss_of_shard.numpy().item()) for loss_of_shard in losses]
             own = gradients.finish()
-            mean, everywhere = self._compare(losses, inputs, sorted(reached))
+            norms = [] if self.max_norm is None else self._norms(own)
+            mean, everywhere, norm = self._compare(values, inputs, sorted(reached), norms)
             means = self._mean_on_all(statistics.total())
-            self._update(own, everywhere)
+            self._update(own, everywhere, norm)
             self._exchange.share()
         except BaseException:
             gradients.stop()
             raise
+        finally:
+            for loss_of_shard in losses:
+                loss_of_shard.release()
         for name, value in means.items():
             session.parameters[name].set(value)
         self._steps += 1
@@ -204,10 +211,12 @@ class DataParallel:
         set_and_call([(gradients, "_by_parameter", {}), (gradients, "_unreached", frozenset())], [])
         return {p: found[p] for p in self._trained}, missed
 
-    def _compare(self, losses: list[float], inputs: list[int], reached: list[str]) -> tuple[float, set[str]]:
-        """The mean of all losses, and the names of the parameters that one of them reaches."""
-        every = self.group.gather([losses, inputs, reached, self._settings(), self._moving])
-        for place, what in ((3, "optimizer"), (4, "statistics")):
+    def _compare(
+        self, losses: list[float], inputs: list[int], reached: list[str], norms: list[float]
+    ) -> tuple[float, set[str], float]:
+        """The mean of all losses, the names of the parameters that one of them reaches, and the norm of all gradients."""
+        every = self.group.gather([losses, inputs, reached, norms, self._settings(), self._moving])
+        for place, what in ((4, "optimizer"), (5, "statistics")):
             for rank, found in enumerate(every):
                 if found[place] != every[0][place]:
                     got, expected = f"{found[place]} on rank {rank}", f"{every[0][place]}, as on rank 0"
@@ -219,7 +228,26 @@ class DataParallel:
             got = f"inputs of other shapes in shard {shard}, on rank {rank}"
             raise refusal(GroupError, "DataParallel.step", "loss", got, "those of shard 0: all shards are of one size")
         mean = add_pairs([x for found, *_ in every for x in found]) / self.shards
-        return mean, {name for _, _, names, *_ in every for name in names}
+        norm = math.sqrt(math.fsum(x * x for found in every for x in found[3]))
+        return mean, {name for _, _, names, *_ in every for name in names}, norm
+
+    def _norms(self, own: Mapping[Parameter, AnyBuffer]) -> list[float]:
+        """The norm of each gradient. The device is waited for once."""
+        kernels, joined = self.session.tape.kernels, None
+        for count, gradient in enumerate(own.values()):
+            norm = kernels.global_norm(kernels.pack([gradient.buffer]))
+            if joined is None:
+                joined = norm
+                continue
+            both = kernels.concat1d(joined, norm, n=count, m=1)
+            joined.release()
+            norm.release()
+            joined = both
+        if joined is None:
+            return []
+        found = joined.numpy()
+        joined.release()
+        return list(map(float, found))
 
     def _mean_on_all(self, values: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         """The means over all shards of arrays of which this rank has the sums over its own, on every rank."""
@@ -235,26 +263,19 @@ class DataParallel:
             n: part.reshape(v.shape) for (n, v), part in zip(values.items(), np.split(flat, ends[:-1]), strict=True)
         }
 
-    def _update(self, own: dict[Parameter, AnyBuffer], reached: set[str]) -> None:
-        """One step of the optimiser from these gradients."""
+    def _update(self, own: dict[Parameter, AnyBuffer], reached: set[str], norm: float) -> None:
+        """One step of the optimiser from these gradients, whose norm on all ranks is given."""
         session, kernels = self.session, self.session.tape.kernels
         gradients = session.gradients
         missed = frozenset(p for p in own if p.name not in reached)
         fresh: list[Change] = [(gradients, "_by_parameter", own), (gradients, "_unreached", missed)]
         set_and_call(fresh, [])
         if self.max_norm is not None:
-            norms = []
-            for g in own.values():
-                norm = kernels.global_norm(kernels.pack([g.buffer]))
-                norms.append(float(norm.numpy(())))
-                norm.release()
-            every = [x for found in self.group.gather([x.hex() for x in norms]) for x in found]
-            total = math.sqrt(math.fsum(x * x for x in map(float.fromhex, every)))
             upload = session.device.exact if session.device.name == "spec" else session.device.buffer
-            norm = upload(np.array([total], getattr(session.device, "dtype", np.float32)))
+            given = upload(np.array([norm], getattr(session.device, "dtype", np.float32)))
             packed = kernels.pack([g.buffer for g in own.values()])
-            kernels.clip_scale(packed, norm, max_norm=float(self.max_norm), out=packed)
-            norm.release()
+            kernels.clip_scale(packed, given, max_norm=float(self.max_norm), out=packed)
+            given.release()
         counts = [(part, part.steps + bool(names & reached)) for part, names in self._groups]
         self.optimizer.step()
         for part, steps in counts:  # a group counts its steps on all ranks alike
