@@ -106,7 +106,7 @@ class RandomCampaign:
         with self.locks[name]:
             if name not in self.clean:
                 tree = self.stack.enter_context(scratch(self.folder / (name or "plain")))
-                variant = cpu_variants()[-1] if name == "cuda" else name
+                variant = cpu_variants()[0] if name == "cuda" else name  # what both paths share is in the first
                 tree.options = [f"VARIANTS={variant}", "CFLAGS=-Wno-unused-function"] if name else []
                 if name == "cuda":
                     tree.backend = "cuda"
