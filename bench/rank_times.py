@@ -149,6 +149,8 @@ class AllReduceExchange(DeviceExchange):
             spans.append((address, lengths[place]))
         with link.watched():
             link.all_reduce(spans)
+            for borrowed in self._borrowed[-len(spans) :]:
+                kernels.scale(borrowed, self.scale, out=borrowed)
 
 
 class AllReduceTraining:
@@ -162,7 +164,7 @@ class AllReduceTraining:
         self.session, self.group, self.shards, self.overlap, self.max_norm = session, group, group.size, True, max_norm
         self._trained = [p for p in session.parameters.values() if p.requires_grad]
         self._layout = buckets.divide([math.prod(p.shape) for p in self._trained], group.size, BUCKET // 4)
-        self._exchange = AllReduceExchange(session, group, self._trained, self._layout)
+        self._exchange = AllReduceExchange(session, group, self._trained, self._layout, 1 / group.size)
         self.optimizer = make_optimizer(self._trained)
 
     def step(self, loss: Callable[[int], Any]) -> float:

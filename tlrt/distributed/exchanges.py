@@ -25,11 +25,18 @@ from tlrt.session import Session
 class Exchange:
     """Of a group of one rank: what it has is the sum already.
 
-    A step calls :meth:`start` for every bucket, in their order, then :meth:`finish`, and after the update :meth:`share`; where
-    something fails, :meth:`stop`."""
+    A step calls :meth:`start` for every bucket, in their order, then :meth:`finish` and :meth:`norms`, and after the update
+    :meth:`share`; where something fails, :meth:`stop`. `scale`, a power of two, makes means of sums."""
 
-    def __init__(self, session: Session, group: Group, parameters: Sequence[Parameter], layout: Layout) -> None:
+    def __init__(
+        self, session: Session, group: Group, parameters: Sequence[Parameter], layout: Layout, scale: float
+    ) -> None:
         self.session, self.group, self.parameters, self.layout = session, group, parameters, layout
+        self.scale = scale
+        #: whether norms are asked for
+        self.takes_norms = False
+        #: those of the gradients that are complete, in a vector on the device
+        self._norms: Any = None
         #: the part of this rank
         self.part = tree.place(group.rank, group.size)
         #: gradients by the places of their parameters
@@ -39,21 +46,47 @@ class Exchange:
         """Begins to add the gradients of a bucket over all ranks. They are in the order of its places, and their handles are
         the exchange's from here on."""
         self._found.update(zip(bucket.places, gradients, strict=True))
+        for gradient in gradients:
+            self._complete(gradient, self.session.tape.kernels)
+
+    def _complete(self, gradient: Any, kernels: Any) -> None:
+        """Makes the mean of a sum over all ranks, and queues its norm."""
+        kernels.scale(gradient, self.scale, out=gradient)  # exact: a power of two
+        if self.takes_norms:
+            norm = kernels.global_norm(kernels.pack([gradient]))
+            if self._norms is None:
+                self._norms = norm
+                return
+            try:
+                joined = kernels.concat1d(self._norms, norm, n=self._norms.length, m=1)
+            finally:
+                norm.release()
+            self._norms.release()
+            self._norms = joined
 
     def finish(self) -> dict[int, Any]:
-        """The sums of this rank's gradients by the places of their parameters, as buffers of the session's device, once all are
+        """The means of this rank's gradients by the places of their parameters, as buffers of the session's device, once all are
         there."""
         found, self._found = self._found, {}
         return found
+
+    def norms(self) -> list[float]:
+        """Those of the gradients that :meth:`finish` gave, in any order."""
+        found, self._norms = self._norms, None
+        if found is None:
+            return []
+        values = found.numpy()
+        found.release()
+        return [float(x) for x in values]
 
     def share(self) -> None:
         """Sends the parameters that this rank updated, and takes over the others'."""
 
     def stop(self) -> None:
         """Gives up what was begun, once nothing of it runs any more."""
-        for buffer in self._found.values():
+        for buffer in (*self._found.values(), *filter(None, [self._norms])):
             buffer.release()
-        self._found = {}
+        self._found, self._norms = {}, None
 
     def _own(self, bucket: Bucket) -> list[int]:
         return [place for place in bucket.places if self.layout.owners[place] == self.part]
@@ -64,9 +97,15 @@ class HostExchange(Exchange):
     NumPy adds them, and Python's lock is free meanwhile."""
 
     def __init__(
-        self, session: Session, group: Group, parameters: Sequence[Parameter], layout: Layout, overlap: bool
+        self,
+        session: Session,
+        group: Group,
+        parameters: Sequence[Parameter],
+        layout: Layout,
+        scale: float,
+        overlap: bool,
     ) -> None:
-        super().__init__(session, group, parameters, layout)
+        super().__init__(session, group, parameters, layout, scale)
         self._worker = ThreadPoolExecutor(1, "tlrt-exchange") if overlap else None
         self._jobs: list[tuple[Bucket, Future[npt.NDArray[Any]]]] = []
 
@@ -91,6 +130,7 @@ class HostExchange(Exchange):
             for place in self._own(bucket):
                 n = self.layout.lengths[place]
                 self._found[place] = upload(sums[at : at + n])
+                self._complete(self._found[place], self.session.tape.kernels)
                 at += n
         self._jobs = []
         return super().finish()

@@ -233,8 +233,10 @@ class DeviceExchange(Exchange):
     """On the device. What :meth:`start` and :meth:`share` queue runs on the communicator's stream; :meth:`finish` and
     :meth:`share` wait for it, so that nothing else waits for another rank without a limit of time."""
 
-    def __init__(self, session: Session, group: Group, parameters: Sequence[Parameter], layout: Layout) -> None:
-        super().__init__(session, group, parameters, layout)
+    def __init__(
+        self, session: Session, group: Group, parameters: Sequence[Parameter], layout: Layout, scale: float
+    ) -> None:
+        super().__init__(session, group, parameters, layout, scale)
         self._link = communicator_of(group, session.device)
         self._windows = tree.windows(group.rank, group.size)
         #: where the other rank's gradient of a parameter arrives, and its address; of those that a rank keeps on the first level
@@ -268,6 +270,8 @@ class DeviceExchange(Exchange):
                     first_one, second = (mine, other) if self.group.rank < partner else (other, mine)
                     kernels.add(first_one, second, out=mine)
                 own = {i: own[i] for i in kept}
+            for mine, _ in own.values():
+                self._complete(mine, kernels)
         for place in bucket.places:  # those of other ranks: borrowed until the stream has sent them
             if owners[place] != self.part:
                 self._found.pop(place).release()

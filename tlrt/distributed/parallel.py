@@ -106,7 +106,7 @@ class DataParallel:
         self._exchange = self._make_exchange()
 
     def _make_exchange(self) -> Exchange:
-        given = self.session, self.group, self._trained, self._layout
+        given = self.session, self.group, self._trained, self._layout, 1 / self.shards
         if self.group.size == 1:
             return Exchange(*given)
         if self.group.transport == "nccl":
@@ -177,8 +177,7 @@ class DataParallel:
             self._moving = moving.names
             values = [float(loss_of_shard.numpy().item()) for loss_of_shard in losses]
             own = gradients.finish()
-            norms = [] if self.max_norm is None else self._norms(own)
-            mean, everywhere, norm = self._compare(values, inputs, sorted(reached), norms)
+            mean, everywhere, norm = self._compare(values, inputs, sorted(reached), self._exchange.norms())
             means = self._mean_on_all(statistics.total())
             self._update(own, everywhere, norm)
             self._exchange.share()
@@ -230,24 +229,6 @@ class DataParallel:
         mean = add_pairs([x for found, *_ in every for x in found]) / self.shards
         norm = math.sqrt(math.fsum(x * x for found in every for x in found[3]))
         return mean, {name for _, _, names, *_ in every for name in names}, norm
-
-    def _norms(self, own: Mapping[Parameter, AnyBuffer]) -> list[float]:
-        """The norm of each gradient. The device is waited for once."""
-        kernels, joined = self.session.tape.kernels, None
-        for count, gradient in enumerate(own.values()):
-            norm = kernels.global_norm(kernels.pack([gradient.buffer]))
-            if joined is None:
-                joined = norm
-                continue
-            both = kernels.concat1d(joined, norm, n=count, m=1)
-            joined.release()
-            norm.release()
-            joined = both
-        if joined is None:
-            return []
-        found = joined.numpy()
-        joined.release()
-        return list(map(float, found))
 
     def _mean_on_all(self, values: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         """The means over all shards of arrays of which this rank has the sums over its own, on every rank."""
@@ -351,7 +332,8 @@ class _Gradients(Observer):
     def __init__(self, training: DataParallel) -> None:
         self._session, self._exchange = training.session, training._exchange
         self._trained, self._buckets = training._trained, training._layout.buckets
-        self._scale, self._overlap = 1 / training.shards, training.overlap and training.group.size > 1
+        self._overlap = training.overlap and training.group.size > 1
+        self._exchange.takes_norms = training.max_norm is not None
         self._kernels = training.session.tape.kernels
         self._sums = _Sums(self._add)
         self._places = {p: i for i, p in enumerate(self._trained)}
@@ -416,8 +398,6 @@ class _Gradients(Observer):
     def finish(self) -> dict[Parameter, AnyBuffer]:
         """The mean gradients of this rank's parameters over all shards."""
         own = {self._trained[i]: g for i, g in sorted(self._exchange.finish().items())}
-        for g in own.values():
-            self._kernels.scale(g, self._scale, out=g)  # exact: a power of two
         return {p: AnyBuffer.of(p.shape, g) for p, g in own.items()}
 
     def stop(self) -> None:
