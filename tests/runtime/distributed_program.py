@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--transport")
     parser.add_argument("--bucket", type=int, default=1 << 20)
     given = parser.parse_args()
-    faulty = os.environ.get("RANK", os.environ.get("PMI_RANK", "0")) == "1"
+    faulty = any(os.environ.get(name) == "1" for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"))
     if faulty and given.fault == "absent":
         sys.exit(0)
     if faulty and given.fault == "version":
