@@ -245,25 +245,34 @@ REASONS: dict[str, str] = {
     'native/src/cpu/stream.h: _Pragma("GCC ivdep") for (int64_t i = (first_); i < stop_; i++) \\ -> _Pragma("GCC ivdep") for (int64_t i = (first_); i != stop_; i++) \\': "equivalent: i goes up by one to a stop that is not below it",
     "tlspec/ops/attention.py: return tolerance + TINY * (size.sum(axis=1, keepdims=True) + n * (1 + out)) -> return tolerance + TINY * (size.sum(axis=1, keepdims=True) + n * (1 - out))": "the bound changes by less than the least float32",
     "tlspec/bounds.py: finite = {k: np.where(np.isfinite(v), v, 0.0) if _is_float(v) else v for k, v in ins.items()} -> finite = {k: np.where(np.isfinite(v), v, -1.0) if _is_float(v) else v for k, v in ins.items()}": "the largest intermediate of what has no bound anyway is a little larger",
-    "native/src/cpu/conv/conv.c: tl_chain_segment(channels * gather->taps_size), target); ->"
-    " tl_chain_segment(channels + gather->taps_size), target);": "equivalent: a kernel whose rows lie one number apart has one tap and one channel at a time, so that k is 0",
-    "native/src/cpu/conv/product_kernel.h: else -> /*else*/": "equivalent: how many rows a tile has changes how the work is cut and how much memory it takes, not the order of a sum",
-    "native/src/cpu/conv/product_kernel.h: else if (job->tile_rows > unit) -> else if (job->tile_rows == unit)": "equivalent: what follows copies the same numbers once more, as the spacing is 1",
+    "native/src/cpu/conv/product_kernel.h: dst[k * width + r] = from[index + r]; -> dst[k / width + r] ="
+    " from[index + r];": "equivalent: a kernel whose rows lie one number apart has one tap and one channel at a time, so that k is 0",
     "native/src/cpu/conv/product_kernel.h: job->tile_rows = tl_imin(tl_ceil_div(v->rows, unit), TILE_ROWS / unit)"
-    " * unit; -> job->tile_rows = tl_imax(tl_ceil_div(v->rows, unit), TILE_ROWS / unit) * unit;": "equivalent: which of two ways is taken and how the destination is cut: every element gets its values in the order of the indices",
-    "native/src/cpu/conv/weights_kernel.h: else -> /*else*/": "equivalent: any number of column blocks becomes one that covers all columns in the next two lines: only how the work is cut",
-    "native/src/cpu/index.c: BLOCK = 32768, -> BLOCK = -1,": "equivalent: ranks hold the index, so that no two are equal",
+    " * unit; -> job->tile_rows = tl_imax(tl_ceil_div(v->rows, unit), TILE_ROWS / unit) * unit;": "equivalent: how many rows a tile has changes how the work is cut and how much memory it takes, not the order of a sum",
+    "native/src/cpu/conv/weights_kernel.h: else -> /*else*/": "equivalent: what follows copies the same numbers once more, as the spacing is 1",
+    "native/src/cpu/conv/product_kernel.h: else -> /*else*/": "equivalent: what follows copies the same numbers once more, as the stride is 1",
+    "native/src/cpu/index.c: BLOCK = 32768, -> BLOCK = -1,": "equivalent: which of two ways is taken and how the destination is cut: every element gets its values in the order of the indices",
     "native/src/cpu/index.c: job.column_blocks = tl_ceil_div(cols, BLOCK_COLUMNS); -> job.column_blocks ="
-    " tl_ceil_div ( BLOCK_COLUMNS,cols);": "equivalent: how many units a task has",
-    "native/src/cpu/index_choice.c: if (rank <= heap[child]) break; -> if (rank < heap[child]) break;": "equivalent: segments are added in their order by either way: only how the work is cut",
+    " tl_ceil_div ( BLOCK_COLUMNS,cols);": "equivalent: any number of column blocks becomes one that covers all columns in the next two lines: only how the work is cut",
+    "native/src/cpu/index_choice.c: if (rank <= heap[child]) break; -> if (rank < heap[child]) break;": "equivalent: ranks hold the index, so that no two are equal",
+    "native/src/cpu/index_choice.c: job->per_task = tl_imax(1, PART / tl_imax(size, 1)); -> job->per_task ="
+    " tl_imax((1+1), PART / tl_imax(size, 1));": "equivalent: how many units a task has",
     "native/src/cpu/linalg/chain.c: const int split = job.segments > 1 && x->batch == 1 && tiles < MANY_TASKS; ->"
-    " const int split = job.segments <= 1 && x->batch == 1 && tiles < MANY_TASKS;": "equivalent: which of two places B is read from; the products and their order are the same",
-    "native/src/cpu/linalg/chain.c: memcpy(job->parts + (segment * x->m + t->row + r) * x->p + t->column, sums + r"
-    " * ld, -> memcpy(job->parts + (segment * x->m - t->row + r) * x->p + t->column, sums + r * ld,": "equivalent: where it is read the label is a column, and then it has been set",
+    " const int split = job.segments <= 1 && x->batch == 1 && tiles < MANY_TASKS;": "equivalent: segments are added in their order by either way: only how the work is cut",
+    "native/src/cpu/linalg/gemm.c: #define DIRECT_CELLS_ONE_PANEL 131072 -> #define DIRECT_CELLS_ONE_PANEL 0": "equivalent: which of two places B is read from; the products and their order are the same",
     "native/src/cpu/loss_rows.c: tl_bundle_stat own = {0}, total = {0}, g = {0}, hit = {0}; -> tl_bundle_stat own"
-    " = {0}, total = {0}, g = {0}, hit = {-1};": "equivalent: the last of at most 8 axes is not one of those that lead, so that the eighth is never used",
-    "native/src/cpu/norm.c: for (int64_t j = 0; j < 2 * TL_COLUMN_CHAINS * cols; j++) -> for (int64_t j = 0; j < 2"
-    " + TL_COLUMN_CHAINS * cols; j++)": "equivalent: what counts equal elements reads no rule; its last part belongs to the standard deviation",
+    " = {0}, total = {0}, g = {0}, hit = {-1};": "equivalent: where it is read the label is a column, and then it has been set",
+    "native/src/cpu/pool.c: int64_t low[8], high[8], rows; -> int64_t low[8], high[(8-1)], rows;": "equivalent: the last of at most 8 axes is not one of those that lead, so that the eighth is never used",
     "native/src/cpu/reduce_axes.c: fold a = fold_of(TL_FOLD_EQUAL, x, dims, axes, 0.0, 0); -> fold a ="
-    " fold_of(TL_FOLD_EQUAL, x, dims, axes, 0.0, (0+1));": "equivalent: one float of memory more than is used",
+    " fold_of(TL_FOLD_EQUAL, x, dims, axes, 0.0, (0+1));": "equivalent: what counts equal elements reads no rule; its last part belongs to the standard deviation",
+    "native/src/cpu/spectral/fft.h: return matrix + (f->chirp ? 4 * g->n : 0); -> return matrix + (f->chirp ? 4 *"
+    " g->n : 1);": "equivalent: one float of memory more than is used",
+    "native/src/cpu/attention/backward.c: const int64_t d = p->of.d, v = p->of.v, bias = p->of.mode == ADDITIVE ?"
+    " BLOCK * TILE : 0; -> const int64_t d = p->of.d, v = p->of.v, bias = p->of.mode == ADDITIVE ? BLOCK * TILE :"
+    " -1;": "equivalent: all that is added is a multiple of 16 floats, to which the sum is rounded up",
+    "native/src/cpu/attention/chain.c: if (d == 0) memset(out, 0, MR * CHAIN_TILE * sizeof *out); -> if (d == 0)"
+    " memset(out, 1, MR * CHAIN_TILE * sizeof *out);": "equivalent: doubles of 7.7e-304 become 0 of float32, to which +0 is added, like those of 0",
+    "native/src/cpu/attention/tiles.h: return (s->across ? all * TILE * d : 0) + (s->along && s->along != x ? all"
+    " * TILE * s->width : 0) + -> return (s->across ? all * TILE * d : 1) + (s->along && s->along != x ? all *"
+    " TILE * s->width : 0) +": "equivalent: one float of memory more than is used",
 }

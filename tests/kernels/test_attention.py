@@ -3,12 +3,16 @@
 import numpy as np
 import pytest
 
+import tlrt
 from tests.kernels.test_conv import demand_bounds
 from tlrt import kernels
+from tlrt.verify.run import cpu_settings
 from tlspec import registry
+from tlspec.boundaries import CPU
 from tlspec.drawn import build_case, generator
 
 pytestmark = pytest.mark.operations("flash_attention")
+BLOCK, TILE = CPU["attention"]["BLOCK"][0], CPU["attention"]["TILE"][0]
 
 
 @pytest.mark.parametrize("n", [4, 128])  # a part of a tile and two tiles; means over n round nothing
@@ -23,10 +27,28 @@ def test_scores_of_minus_infinity_are_not_blocked(dev, mode, n):
     expected[1] = {1: (n + 1) / 2, 2: 0}.get(mode, np.nan)
     y = kernels.flash_attention(q, dev.buffer(k), v, 1, n, 1, mode, 1.0, mask=mask)
     assert np.array_equal(y.numpy(), expected, equal_nan=True)
+    assert mode != 2 or not np.signbit(y.numpy()[1])
     k[0] = 0  # a score that is finite takes all the weight
     expected[np.isnan(expected)] = 1
     y = kernels.flash_attention(q, dev.buffer(k), v, 1, n, 1, mode, 1.0, mask=mask)
     assert np.array_equal(y.numpy(), expected)
+
+
+@pytest.mark.parametrize("mode", range(4))
+def test_threads_have_memory_of_their_own(mode):
+    """Whole blocks of keys and whole tiles of queries, of many batches."""
+    batch, n, d = 24, 2 * np.lcm(BLOCK, TILE), 4
+    rng = np.random.default_rng(mode)
+    arrays, mask = rng.standard_normal((4, batch, n, d)), rng.random((batch, n, n)) < 0.5
+    found = []
+    for threads in (1, 2, 2, 2):
+        with cpu_settings(threads=threads):
+            q, k, v, g = map(tlrt.device("cpu").buffer, arrays)
+            given = {"mask": tlrt.device("cpu").buffer(mask)}
+            out = kernels.flash_attention(q, k, v, batch, n, d, mode, 0.5, **given)
+            grads = kernels.flash_attention_bwd(q, k, v, out, g, batch, n, d, mode, 0.5, **given)
+            found.append([x.numpy().tobytes() for x in (out, *grads)])
+    assert found[1:] == found[:1] * 3
 
 
 @pytest.mark.parametrize(("n", "d"), [(8, 8), (20, 200), (100, 100)], ids=str)
@@ -74,6 +96,17 @@ def test_few_queries_to_many_keys(runtime, mode, rows):
             changed[name][0, 0, 300:310] = value
         case = build_case(registry.get("grouped_attention"), values, changed, rng, which="forward")
         demand_bounds(case, runtime, f"{name} {mode}")
+
+
+@pytest.mark.operations("grouped_attention")
+@pytest.mark.parametrize("mode", range(3))
+def test_whole_tiles_of_queries_and_keys(runtime, mode):
+    rng = np.random.default_rng(mode)
+    values, arrays = _grouped(rng, 2, 1, 2 * TILE, BLOCK, 5, mask_mode=mode, mask_queries=2 * TILE)
+    arrays["mask"] = rng.choice(np.array([0, 1, -0.5, 0.25], np.float32), (1, 1, 2 * TILE, BLOCK))
+    for which in ("forward", "vjp"):
+        case = build_case(registry.get("grouped_attention"), values, arrays, rng, which=which)
+        demand_bounds(case, runtime, f"{which} {mode}")
 
 
 @pytest.mark.operations("grouped_attention")

@@ -176,6 +176,18 @@ def test_scores_of_any_size(reproducible: tlrt.Device) -> None:
     assert (out[1::2] == out[1]).all() and (out[::2] == out[0]).all()
 
 
+@pytest.mark.operations("grouped_attention")
+def test_without_values_the_other_gradients_are_positive_zeros(reproducible: tlrt.Device) -> None:
+    queries, keys, d = 5, 9, 4
+    q, k = drawn(2, (1, 1, queries, d), (1, 1, keys, d))
+    put = reproducible.buffer
+    sizes = (1, 1, queries, d, 1, keys, 0, 0, 1, 1, 1, UNLIMITED, UNLIMITED, 0)
+    given = put(-np.abs(q)), put(-np.abs(k)), put([])
+    out = kernels.grouped_attention(*given, *sizes, 0.5)
+    found = kernels.grouped_attention_bwd(*given, out, put([]), *sizes, 0.5)
+    assert [x.numpy().tobytes() for x in (out, *found)] == [b"", bytes(q.nbytes), bytes(k.nbytes), b""]
+
+
 @pytest.mark.operations("flash_attention", "grouped_attention")
 @pytest.mark.parametrize("variant", cpu_variants())
 @pytest.mark.parametrize("threads", [1, 2, 5])

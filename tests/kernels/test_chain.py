@@ -69,19 +69,24 @@ def test_products_are_chains(reproducible: tlrt.Device, m: int, n: int, p: int) 
     assert equal(products[0], expected) and equal(products[1], 2 * expected)
 
 
-@pytest.mark.operations("matmul")
-@pytest.mark.parametrize(
-    ("m", "n", "p"), [(5, 301, 7), (1, 3 * SEGMENT + 5, 2), (200, 2 * SEGMENT + 7, 132), (2, LONGEST + SEGMENT + 3, 3)]
-)
-def test_sums_that_cancel(reproducible: tlrt.Device, m: int, n: int, p: int) -> None:
-    """Every term cancels one that is anywhere else: what is left are the roundings of float64, in which another order of the
-    terms, another length of the segments and another order of their totals show."""
-    rng = np.random.default_rng([m, n, p])
+def cancelling(rng: np.random.Generator, m: int, n: int, p: int) -> tuple[np.ndarray, np.ndarray]:
+    """Factors of a product in which every term cancels one that is anywhere else."""
     a, b, order = numbers(rng, m, n), numbers(rng, n, p), rng.permutation(n - n % 2)
     first, second = order[::2], order[1::2]
     a[:, second], b[second] = -a[:, first], b[first]
     if n % 2:
         a[:, -1] = 0
+    return a, b
+
+
+@pytest.mark.operations("matmul")
+@pytest.mark.parametrize(
+    ("m", "n", "p"), [(5, 301, 7), (1, 3 * SEGMENT + 5, 2), (200, 2 * SEGMENT + 7, 132), (2, LONGEST + SEGMENT + 3, 3)]
+)
+def test_sums_that_cancel(reproducible: tlrt.Device, m: int, n: int, p: int) -> None:
+    """What is left are the roundings of float64, in which another order of the terms, another length of the segments and
+    another order of their totals show."""
+    a, b = cancelling(np.random.default_rng([m, n, p]), m, n, p)
     given = [reproducible.buffer(x) for x in (a, b)]
     assert equal(kernels.matmul(*given, m, n, p).numpy((m, p)), chain(a, b))
 
@@ -143,6 +148,18 @@ def test_convolutions_are_chains(reproducible: tlrt.Device, case: tuple[Any, ...
         assert equal(np.ascontiguousarray(out[:, i].swapaxes(0, 1)), y)
         flat = np.ascontiguousarray(g[:, i].swapaxes(0, 1)).reshape(rows, -1)
         assert equal(np.ascontiguousarray(gw[i]).reshape(rows, -1), chain(flat, columns.T))
+
+
+@pytest.mark.operations("conv")
+@pytest.mark.parametrize("channels", [SEGMENT // 9 + 1, LONGEST // 9 + 1])
+def test_windows_whose_terms_cancel(reproducible: tlrt.Device, channels: int) -> None:
+    """Likewise, of as many terms as a window has elements."""
+    rows, batch, n = 3, 2, 9 * channels
+    w, x = cancelling(np.random.default_rng(channels), rows, n, batch)
+    given = [reproducible.buffer(a) for a in (w, np.ascontiguousarray(x.T))]
+    settings = batch, channels, (3, 3), rows, (3, 3), [1, 1], [0, 0]
+    out = kernels.conv(given[1], given[0], reproducible.zeros(rows), *settings)
+    assert equal(out.numpy((batch, rows)), np.ascontiguousarray(chain(w, x).T))
 
 
 @pytest.mark.operations("conv_transpose", "conv")

@@ -1,0 +1,20 @@
+"""Normalisations of many rows."""
+
+import numpy as np
+import pytest
+
+from tlrt import kernels
+from tlspec.boundaries import CPU
+
+
+@pytest.mark.operations("layer_norm")
+@pytest.mark.parametrize("cols", [3, 40, 100])
+def test_column_sums_of_many_chunks(dev, cols):
+    """Each worker sums several chunks of rows. The sums of whole numbers are exact."""
+    rows = 3 * CPU["norm"]["MANY_CHUNKS"][0] * CPU["norm"]["TL_COLUMN_CHUNK"][0] + 5
+    rng = np.random.default_rng(cols)
+    x, g = rng.standard_normal((rows, cols)), rng.integers(-8, 9, (rows, cols))
+    given = dev.buffer(x), dev.buffer(np.ones(cols)), dev.buffer(g)
+    for _ in range(2):  # the second time in memory that the first has used
+        _, _, gbeta = kernels.layer_norm_bwd(*given, rows, cols)
+        assert np.array_equal(gbeta.numpy(), g.sum(axis=0))
