@@ -6,6 +6,7 @@ import pytest
 
 from tests.kernels.test_conv import demand_bounds
 from tlrt.verify.run import Runtime
+from tlspec.boundaries import CPU
 from tlspec.bounds import call_named
 from tlspec.compare import same_bits
 from tlspec.drawn import (
@@ -53,25 +54,44 @@ def demand_each_alone(case: Case, runtime: Runtime) -> None:
         assert result.ok, f"{case.name}: {output.name} alone: {result.explain()}"
 
 
+def one_size(row: Op, which: str, place: int, size: int) -> tuple[int, Case | None]:
+    """How many sizes are drawn, and the case in which that of a place is told, where no rule or limit refuses it."""
+    draw = OneSize(place, size)
+    values = _values(row, draw)
+    work = call_named(row.drawing.work, values) if row.drawing.work else 0
+    if work > EDGE_WORK or sum(_elements(row, values)) > MOST:
+        return draw.drawn, None
+    sizes, values = draw.drawn, _complete(row, draw, values)
+    given = {a.name: values[a.name] for a in row.signature.inputs if values.get(a.name) is not None}
+    shaped = all(np.shape(given[a.name]) == shape_of(a, values) for a in row.signature.inputs if a.name in given)
+    if not shaped or refused_by(row, values) is not None:
+        return sizes, None
+    return sizes, build_case(row, values, given, draw.rng, which=which)
+
+
 @pytest.mark.parametrize("size", [0, LONG])
 def test_one_size(entry: tuple[Op, str], size: int, runtime: Runtime) -> None:
     row, which = entry
     place = sizes = 0
-    while place <= sizes:
-        draw = OneSize(place, size)
-        values = _values(row, draw)
-        place, sizes = place + 1, draw.drawn - 1
-        work = call_named(row.drawing.work, values) if row.drawing.work else 0
-        if work > EDGE_WORK or sum(_elements(row, values)) > MOST:
-            continue
-        values = _complete(row, draw, values)
-        given = {a.name: values[a.name] for a in row.signature.inputs if values.get(a.name) is not None}
-        shaped = all(np.shape(given[a.name]) == shape_of(a, values) for a in row.signature.inputs if a.name in given)
-        if shaped and refused_by(row, values) is None:
-            case = build_case(row, values, given, draw.rng, which=which)
+    while place < max(sizes, 1):
+        sizes, case = one_size(row, which, place, size)
+        place += 1
+        if case is not None:
             demand_bounds(case, runtime, f"{row.name} {which}")
             if size == 0 and which == "vjp":
                 demand_each_alone(case, runtime)
+
+
+@pytest.mark.only(where=lambda row, which: row.family in ("loss", "norm", "softmax"))
+def test_every_count_of_lines(entry: tuple[Op, str], runtime: Runtime) -> None:
+    """Sums of rows branch by how many whole lines there are, up to a leaf's lanes, and by whether a part of one is left."""
+    row, which = entry
+    lanes, line = (CPU["norm"][name][0] for name in ("TL_SUM_LANES", "TL_SUM_FOLD"))
+    last = len(row.signature.dims) - 1
+    for size in (whole + part for whole in range(0, lanes + line, line) for part in (0, 5, line - 1)):
+        _, case = one_size(row, which, last, size)
+        if case is not None:
+            demand_bounds(case, runtime, f"{row.name} {which} of {size}")
 
 
 @pytest.mark.only(where=lambda row, which: which == "vjp" and len(row.vjp_signature.outputs) > 1)

@@ -110,7 +110,6 @@ static inline tl_dims tl_pool_out(const tl_dims *spatial, const tl_dims *kernel,
                                   const tl_dims *padding)
 {
     tl_dims out = *spatial;
-    if (!same_rank(spatial, kernel, stride, padding)) return out;
     for (int32_t i = 0; i < out.rank; i++)
         out.d[i] = (int64_t)tl_pool_size((uint32_t)spatial->d[i], (uint32_t)kernel->d[i], (uint32_t)stride->d[i],
                                          (uint32_t)padding->d[i]);
