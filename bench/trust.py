@@ -355,6 +355,12 @@ def _open_mutants(d: Any) -> str:
     return f" {left} more passed the first checks and are not judged yet." * bool(left)
 
 
+def _survivors(d: Any) -> str:
+    """What is listed of the mutants that survive."""
+    left = sum(r["outcome"] == "survived" and not r["reason"] for r in d["results"])
+    return f"with the reasons, of which {left} are not found yet" if left else "with the reasons"
+
+
 def _mutants(d: Any) -> tuple[str, str]:
     tried = ", ".join(f"{n['killed'] + n['survived']} of {MUTATED[kind]}" for kind, n in d["kinds"].items())
     said, first = (
@@ -364,7 +370,7 @@ def _mutants(d: Any) -> tuple[str, str]:
     before = f" ({first} before tests were added for survivors)" if first else ""
     return (
         f"{tried}, drawn by seed {d['seed']}",
-        f"{said} killed{before}; survivors are listed with their reasons.{_open_mutants(d)}",
+        f"{said} killed{before}; survivors are listed {_survivors(d)}.{_open_mutants(d)}",
     )
 
 
@@ -378,7 +384,7 @@ def mutants_section(found: list[Source]) -> list[str]:
         lines += [
             f"- **Defects that nobody chose**: of {judged} changes of one line, drawn by seed {d['seed']}, that change what is",
             f"  computed, the tests see {killed}, {100 * killed / judged:.1f} %: {each}.",
-            f"  [{source.name}](evidence/{source.name}) lists the others with the reasons.",
+            f"  [{source.name}](evidence/{source.name}) lists the others {_survivors(d)}.",
             *filter(None, [f" {_open_mutants(d)}".rstrip()]),
         ]
     return lines
