@@ -27,7 +27,7 @@ RECORDED = "tests/spec/test_recorded.py tests/runtime/test_defaults.py"
 OWN = {
     "core/graph": "capture", "core/errors": "library", "core/device": "device", "core/pool": "buffer", "core/fork": "process",
     "core/interrupt": "interrupts", "core/memory": "copies buffer", "core/convert": "copies buffer", "core/exchange": "exchange",
-    "core/threads": "device process", "core/call": "kernels/lists",
+    "core/threads": "device process", "core/call": "kernels/lists", "cuda/runtime/transfer": "buffer", "cuda/runtime/": "device buffer",
     "core/shapes": "kernels/shapes kernels/slices", "core/dims": "kernels/shapes kernels/slices", "core/": "core buffer device kernels copies audit/faults",
     "_binding/arguments": "tensor tape_errors", "_binding/convert": "tensor session", "_binding/capsules": "exchange", "_binding/exchange": "exchange", "tlrt/torch": "torch_ops torch_mode", "tlrt/jax": "jax", "tlrt/onnx": "onnx audit/onnx", "tlrt/_calls": "torch_ops jax",
     "_binding/": "buffer refusals library kernels scalar_types copies observer device",
@@ -147,6 +147,7 @@ def checks(
     within = kind == "python" and file.count("/") > 1 and not file.startswith(("tlrt/_", "tlrt/verify"))
     about = [*named_tests(own), mine] if within else [mine, *named_tests(own)]
     early = [*test_files(tree, " ".join(about), "", *chosen)]
+    of_runtime = "cuda/runtime/" in file
     if kind == "specification":
         ends = " ".join(ends for part, ends in OWN_OF_SPECIFICATION.items() if part in file).split()
         files = " ".join(end if "/" in end else f"tests/spec/test_{end}.py" for end in ends)
@@ -157,6 +158,8 @@ def checks(
         if not ops:
             yield from test_files(tree, "tests/spec", "")
     if ops or (native and "/core/" not in file):
+        if of_runtime:
+            yield from early
         yield small
         if defined:
             yield (chain := Check("verify", (*small.words, "--math", "reproducible"), ",".join(defined)))
@@ -175,7 +178,8 @@ def checks(
                 yield from test_files(tree, f"tests/{folder}/*.py", ops, *chosen)
             yield verify
             yield from test_files(tree, "tests/verify/*.py tests/runtime/*.py", ops, *chosen)
-        yield from early
+        if not of_runtime:
+            yield from early
     elif kind != "specification":
         yield from early
         if not native:

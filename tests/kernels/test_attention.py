@@ -65,6 +65,21 @@ def test_gradients_of_a_saturated_softmax_vanish(dev, n, d):
     assert not gq.numpy().any() and not gk.numpy().any() and np.count_nonzero(gv.numpy()) == n * d
 
 
+@pytest.mark.operations("flash_attention", "grouped_attention")
+@pytest.mark.parametrize("name", ["flash_attention", "grouped_attention"])
+@pytest.mark.parametrize("d", [40, 64, 128])
+def test_every_key_may_have_the_greatest_score(runtime, name, d):
+    """Each in its turn, and so far above the others that exp of the distance overflows."""
+    n, rng = 192, np.random.default_rng(d)
+    values, arrays = _grouped(rng, 1, 1, n, n, d, scale=1.0)
+    if name == "flash_attention":
+        values, arrays = {k: values[k] for k in ("batch", "d", "mask_mode", "scale")} | {"n": n}, {"V": arrays["V"][:, 0]}
+    keys = rng.choice(np.array([-4, 4], np.float32), (n, d))
+    for name_, rows in (("Q", keys[rng.permutation(n)]), ("K", keys)):
+        arrays[name_] = np.ascontiguousarray(np.broadcast_to(rows, arrays["V"].shape))
+    demand_bounds(build_case(registry.get(name), values, arrays, rng, which="forward"), runtime, name)
+
+
 def _grouped(rng, heads, kv_heads, queries, keys, d, **more):
     """Values and arrays of grouped_attention, both its forward's and its gradient's."""
     values = {"batch": 2, "heads": heads, "kv_heads": kv_heads, "queries": queries, "keys": keys, "d": d, "width": d,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_raises, assert_raises_regex
 
 import tlrt
-from tlrt import Buffer, errors
+from tlrt import Buffer, errors, kernels
 from tlrt._binding import handles
 
 
@@ -247,8 +247,6 @@ def test_no_attributes_of_its_own(dev):
 
 
 def test_made_by_hand(dev):
-    from tlrt import kernels
-
     said = "add: b: got a Buffer that no device made"
     assert_raises_regex(errors.ArgumentTypeError, said, kernels.add, dev.zeros(3), Buffer(np.ones(3), dev))
 
@@ -265,3 +263,17 @@ def test_the_callers_error_state_concerns_no_upload(s):
         assert s.const([1e-40, 1e300, np.nan]).numpy()[1] > 1e38
         report = tlrt.compare(lambda s: s.exp(s.const([1e-40, 1e300])), devices=("spec", "cpu"))
     assert report.ok
+
+
+@pytest.mark.parametrize("counts", [[3 << 20] * 6, [12 << 20] * 3, [5_000] * 300], ids=["fit", "larger", "small"])
+def test_uploads_while_the_device_is_busy(dev, counts):
+    """What is in transit stays as it was when its upload was called."""
+    n = 6144 if dev.is_cuda else 8
+    arrays = [np.full(count, i, np.float32) for i, count in enumerate(counts)]
+    for buffer in [dev.buffer(x) for x in arrays]:
+        buffer.release()  # its memory is there from now on
+    x = dev.full(n * n, 1.0)
+    for _ in range(6):
+        kernels.matmul(x, x, n, n, n)
+    for x, buffer in zip(arrays, [dev.buffer(x) for x in arrays], strict=True):
+        assert np.array_equal(buffer.numpy(), x)

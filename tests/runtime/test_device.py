@@ -210,3 +210,25 @@ def test_the_cap_counts_what_is_cached(dev):
     dev.cap(0)
     assert memory.live_bytes + memory.cached_bytes <= limit
     kept.release()
+
+
+@pytest.mark.skipif(len(tlrt.devices()) == 1, reason="needs a GPU")
+@pytest.mark.parametrize("said", ["0", "1"])
+def test_calls_of_cuda_end_with_their_work_where_that_is_asked_for(said):
+    code = """if 1:
+        import time, tlrt
+        from tlrt import kernels
+        with tlrt.Device.new("cuda") as dev:
+            x = dev.full(8192 * 8192, 1.0)
+            for _ in range(2):
+                dev.synchronize()
+                times = [time.monotonic()]
+                kernels.matmul(x, x, 8192, 8192, 8192)
+                times.append(time.monotonic())
+                dev.synchronize()
+                times.append(time.monotonic())
+            print(times[1] - times[0] > times[2] - times[1])
+    """
+    environment = {**os.environ, "TORCHLEAN_CUDA_SYNC": said}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{said == '1'}\n"
