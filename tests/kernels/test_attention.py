@@ -73,7 +73,10 @@ def test_every_key_may_have_the_greatest_score(runtime, name, d):
     n, rng = 192, np.random.default_rng(d)
     values, arrays = _grouped(rng, 1, 1, n, n, d, scale=1.0)
     if name == "flash_attention":
-        values, arrays = {k: values[k] for k in ("batch", "d", "mask_mode", "scale")} | {"n": n}, {"V": arrays["V"][:, 0]}
+        values, arrays = (
+            {k: values[k] for k in ("batch", "d", "mask_mode", "scale")} | {"n": n},
+            {"V": arrays["V"][:, 0]},
+        )
     keys = rng.choice(np.array([-4, 4], np.float32), (n, d))
     for name_, rows in (("Q", keys[rng.permutation(n)]), ("K", keys)):
         arrays[name_] = np.ascontiguousarray(np.broadcast_to(rows, arrays["V"].shape))
