@@ -16,11 +16,11 @@ from tlspec.boundaries import CPU
 SEGMENT, SEGMENTS = CPU["linalg"]["TL_CHAIN_SEGMENT"][0], CPU["linalg"]["TL_CHAIN_SEGMENTS"][0]
 LONGEST = SEGMENT * SEGMENTS
 #: rows, inner dimension and columns: edges of tiles, panels and vectors, one and several segments, both cut among workers or not,
-#: segments longer than the least, nothing to add
+#: segments longer than the least, more tiles of rows for want of columns, nothing to add
 SIZES = [
     (1, 1, 1), (3, 5, 7), (17, 300, 33), (31, 31, 129), (64, 256, 64), (65, 257, 66), (130, 96, 300), (260, 40, 260),
-    (1, SEGMENT, 70), (70, SEGMENT + 1, 1), (5, 3 * SEGMENT - 1, 9), (200, SEGMENT + 4, 132), (2, LONGEST, 3),
-    (3, LONGEST + 1, 2), (5, 0, 4), (0, 4, 5), (300, 8, 4), (4, 8, 300),
+    (1, SEGMENT, 70), (70, SEGMENT + 1, 1), (5, 3 * SEGMENT - 1, 9), (200, SEGMENT + 4, 132), (6, LONGEST, 4),
+    (3, LONGEST + 1, 2), (150, SEGMENT + 1, 7), (5, 0, 4), (0, 4, 5), (300, 8, 4), (4, 8, 300),
 ]  # fmt: skip
 
 

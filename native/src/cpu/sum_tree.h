@@ -50,39 +50,45 @@ static inline float tl_fold_line(tl_line t)
     return tl_fold_16(lane);
 }
 
-/* A line of f, where its number is below that of the rest, which may be none. The lanes are made by a loop, which is one vector. */
-#define TL_LINE_OF(line_name, number, f)                                                         \
-    tl_line line_name = none_;                                                                   \
-    if ((number) < whole_) {                                                                     \
+/* A whole line of f. Its lanes are made by a loop, which is one vector. */
+#define TL_WHOLE_LINE(line, number, f)                                                           \
+    {                                                                                            \
         _Alignas(64) float lane_[TL_SUM_FOLD];                                                   \
         _Pragma("GCC ivdep") for (int32_t l_ = 0; l_ < TL_SUM_FOLD; l_++)                        \
         {                                                                                        \
             const int64_t i = (number)*TL_SUM_FOLD + l_;                                         \
             lane_[l_] = (f);                                                                     \
         }                                                                                        \
-        memcpy(&line_name, lane_, sizeof line_name);                                             \
-    } else if ((number) == whole_) {                                                             \
-        line_name = rest_;                                                                       \
+        memcpy(&line, lane_, sizeof line);                                                       \
     }
 
-/* The tree of eight lines, `first` and those that are multiples of `apart` behind it. */
-#define TL_EIGHT_LINES(result, first, apart, f)                                                  \
+/* A line of f where its number is below that of the rest, the rest, or none. */
+#define TL_ANY_LINE(line, number, f)                                                             \
+    if ((number) < whole_)                                                                       \
+        TL_WHOLE_LINE(line, number, f)                                                           \
+    else if ((number) == whole_)                                                                 \
+        line = rest_;
+
+/* The tree of eight lines, `first` and those that are multiples of `apart` behind it; NEAR_LINE makes the four nearest. */
+#define TL_EIGHT_LINES(result, NEAR_LINE, first, apart, f)                                       \
     do {                                                                                         \
-        TL_LINE_OF(a_, (first), f)                                                               \
-        TL_LINE_OF(b_, (first) + (apart), f)                                                     \
-        TL_LINE_OF(c_, (first) + 2 * (apart), f)                                                 \
-        TL_LINE_OF(d_, (first) + 3 * (apart), f)                                                 \
-        TL_LINE_OF(e_, (first) + 4 * (apart), f)                                                 \
-        TL_LINE_OF(f_, (first) + 5 * (apart), f)                                                 \
-        TL_LINE_OF(g_, (first) + 6 * (apart), f)                                                 \
-        TL_LINE_OF(h_, (first) + 7 * (apart), f)                                                 \
+        tl_line a_ = none_, b_ = none_, c_ = none_, d_ = none_;                                  \
+        tl_line e_ = none_, f_ = none_, g_ = none_, h_ = none_;                                  \
+        NEAR_LINE(a_, (first), f)                                                                \
+        NEAR_LINE(b_, (first) + (apart), f)                                                      \
+        NEAR_LINE(c_, (first) + 2 * (apart), f)                                                  \
+        NEAR_LINE(d_, (first) + 3 * (apart), f)                                                  \
+        TL_ANY_LINE(e_, (first) + 4 * (apart), f)                                                \
+        TL_ANY_LINE(f_, (first) + 5 * (apart), f)                                                \
+        TL_ANY_LINE(g_, (first) + 6 * (apart), f)                                                \
+        TL_ANY_LINE(h_, (first) + 7 * (apart), f)                                                \
         (result) = ((a_ + e_) + (c_ + g_)) + ((b_ + f_) + (d_ + h_));                            \
     } while (0)
 
 /* The sum of f, an expression in i that may store, over i = 0..n-1 <= TL_SUM_LANES, one for each lane. Lines of 16 lanes are folded
  * in halves until one is left: those whose numbers differ by less than `apart_` wait for the last levels, and eight that are
- * multiples of it apart are a tree in registers. Lanes past the end hold +0. A line of sums of numbers that are all -0 becomes +0
- * at the end, which is where it matters. */
+ * multiples of it apart, of which the four nearest are whole, are a tree in registers. Lanes past the end hold +0. A line of sums
+ * of numbers that are all -0 becomes +0 at the end, which is where it matters. */
 #define TL_SUM_OF_LINES(result, n, f)                                                            \
     do {                                                                                         \
         const int64_t all_ = (n), whole_ = all_ / TL_SUM_FOLD, begun_ = whole_ * TL_SUM_FOLD;    \
@@ -99,14 +105,14 @@ static inline float tl_fold_line(tl_line t)
             memcpy(&rest_, lane_, sizeof rest_);                                                 \
         }                                                                                        \
         if (all_ <= 8 * TL_SUM_FOLD) {                                                           \
-            TL_EIGHT_LINES(last_, 0, 1, f);                                                      \
+            TL_EIGHT_LINES(last_, TL_ANY_LINE, 0, 1, f);                                                      \
         } else {                                                                                 \
             tl_line sum_[8];                                                                     \
             int64_t apart_ = 2;                                                                  \
             while (8 * apart_ * TL_SUM_FOLD < all_)                                              \
                 apart_ *= 2;                                                                     \
             for (int64_t group_ = 0; group_ < apart_; group_++)                                  \
-                TL_EIGHT_LINES(sum_[group_], group_, apart_, f);                                 \
+                TL_EIGHT_LINES(sum_[group_], TL_WHOLE_LINE, group_, apart_, f);                                 \
             for (apart_ /= 2; apart_ > 0; apart_ /= 2)                                           \
                 for (int64_t group_ = 0; group_ < apart_; group_++)                              \
                     sum_[group_] += sum_[group_ + apart_];                                       \
