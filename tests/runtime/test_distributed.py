@@ -2,10 +2,14 @@
 on every rank where one fails or differs."""
 
 import hashlib
+import json
+import socket
+import struct
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from pathlib import Path
 from queue import Queue
@@ -20,6 +24,7 @@ from tests.runtime.thread_group import run_ranks
 from tlrt import checkpoint, distributed, optim
 from tlrt.distributed import buckets, launch, tree
 from tlrt.distributed.environment import MPI, SOCKETS
+from tlrt.distributed.sockets import SocketGroup
 
 # ---- the tree
 
@@ -148,7 +153,7 @@ def test_a_group_of_parameters_counts_its_steps_on_all_ranks_alike(tmp_path: Pat
     """A step reaches parameters of one group on one of the ranks, or of both groups on different ranks. The file of all ranks is
     that of one optimiser of all parameters."""
 
-    def train(group: distributed.Group) -> Any:
+    def train(group: distributed.Group, load: bool = False) -> Any:
         counts = []
         with tlrt.Session("cpu", math="reproducible") as s:
             ws = {name: s.param([1.0, 2.0], name) for name in "abcd"}
@@ -158,10 +163,13 @@ def test_a_group_of_parameters_counts_its_steps_on_all_ranks_alike(tmp_path: Pat
                 return optim.Adam([{"params": members[0], "lr": 0.5}, {"params": members[1], "lr": 0.25}])
 
             training = distributed.DataParallel(s, make, group, shards=2)
-            for reached in ("ab", "d", "d", "ac"):
+            if load:
+                training.load(tmp_path / "whole")
+                counts.append([part.steps for part in training.optimizer.groups])
+            for reached in () if load else ("ab", "d", "d", "ac"):
                 training.step(lambda _, names=reached: reduce(s.add, [s.sum(s.square(ws[n])) for n in names]))
                 counts.append([part.steps for part in training.optimizer.groups])
-            training.save(tmp_path / f"of {group.size}")
+            training.save(tmp_path / f"{'again of' if load else 'of'} {group.size}")
             if group.size == 1:
                 checkpoint.save(tmp_path / "whole", s, training.optimizer, {"shards": 2})
             return counts, [w.value.tolist() for w in ws.values()]
@@ -170,6 +178,7 @@ def test_a_group_of_parameters_counts_its_steps_on_all_ranks_alike(tmp_path: Pat
     assert alone[0] == [[1, 1], [2, 1], [3, 1], [4, 2]]
     assert run_ranks(2, train) == [alone, alone]
     assert len({(tmp_path / name).read_bytes() for name in ("of 1", "of 2", "whole")}) == 1
+    assert run_ranks(2, lambda group: train(group, load=True)) == [([[4, 2]], alone[1])] * 2
 
 
 def test_the_norm_of_all_gradients_is_added_in_float64() -> None:
@@ -309,7 +318,7 @@ def test_ranks_that_read_different_files_say_so(tmp_path: Path) -> None:
             build(s, group)[1].load(paths[group.rank])
         return str(found.value)
 
-    run_ranks(1, write)
+    run_ranks(2, write)
     assert all(text.startswith("load: ") and "on rank 1" in text for text in run_ranks(2, read))
 
 
@@ -330,6 +339,82 @@ def test_every_rank_says_what_is_wrong(fault: str, tmp_path: Path) -> None:
         assert checkpoint.peek(path)["shards"] == 8
 
 
+@pytest.mark.parametrize("fault", ["save", "rate"])
+def test_every_rank_says_what_fails_between_steps(fault: str, tmp_path: Path) -> None:
+    def work(group: distributed.Group) -> str:
+        with tlrt.Session("cpu", math="reproducible") as s, pytest.raises(distributed.GroupError) as found:
+            ws = [s.param([1.0], name) for name in "ab"]
+            training = distributed.DataParallel(s, lambda p: optim.SGD(p, lr=0.5), group, shards=2)
+            if fault == "save":
+                training.save(tmp_path / "none" / "c.safetensors")
+            training.optimizer.lr = 0.5 + group.rank
+            training.step(lambda _: s.sum(s.mul(*ws)))
+        return str(found.value)
+
+    said = {"save": "save: FileNotFoundError: ", "rate": "DataParallel.step: optimizer: got SGD {'lr': 1.5"}[fault]
+    assert all(text.startswith(said) for text in run_ranks(2, work))
+
+
+def meet(*ranks: tuple[int, int], visit: bytes | None = None) -> list[Any]:
+    """Groups by TCP of ranks and sizes, one a thread, or what they raise; after a visitor, if any, who sends this and leaves."""
+    address = "127.0.0.1", launch._free_port()
+
+    def begin(given: tuple[int, int]) -> Any:
+        try:
+            return SocketGroup(*given, given[0], address, 5.0, 5.0)
+        except distributed.GroupError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        first = pool.submit(begin, ranks[0])
+        for _ in range(0 if visit is None else 500):
+            try:
+                with socket.create_connection(address) as link:
+                    link.sendall(visit or b"")
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.01)
+        others = pool.map(begin, ranks[1:])
+        return [first.result(), *others]
+
+
+@pytest.mark.parametrize(("ranks", "says"), [
+    ([(0, 2), (1, 4)], "join: size: got 4 on rank 1, expected 2, as on rank 0"),
+    ([(0, 4), (1, 4), (1, 4)], "join: rank: got two processes of rank 1, expected one"),
+])  # fmt: skip
+def test_ranks_that_do_not_fit_are_refused(ranks: list[tuple[int, int]], says: str) -> None:
+    assert meet(*ranks) == [says] * len(ranks)
+
+
+@pytest.mark.parametrize("hello", [{"hello": "else", "rank": 1, "size": 2}, None])
+def test_somebody_else_at_the_door_is_sent_away(hello: Any) -> None:
+    """Who then exchange arrays of other lengths say so; a group that is closed exchanges nothing."""
+    data = json.dumps(hello).encode()
+    visit = b"" if hello is None else struct.pack("<cQ", b"D", len(data)) + data
+    groups = meet((0, 2), (1, 2), visit=visit)
+
+    def exchange(group: distributed.Group) -> str:
+        numbers = np.zeros(group.rank + 1)
+        with pytest.raises(distributed.GroupError) as found:
+            group.exchange(1 - group.rank, numbers, numbers)
+        return str(found.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        said = list(pool.map(exchange, groups))
+    assert said[0] == "exchange: rank 0: got 16 bytes of rank 1, expected 8"
+    assert said[1] == "exchange: rank 1: got 8 bytes of rank 0, expected 16"
+    for group in groups:
+        group.close()
+        with pytest.raises(distributed.GroupError, match="got no connection, expected an open group"):
+            group.exchange(1 - group.rank, np.zeros(1), np.zeros(1))
+
+
+def test_a_rank_without_the_first_one_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tlrt.distributed.sockets._MARGIN", 0.0)
+    with pytest.raises(distributed.GroupError, match="rank 1: got no word of rank 0"):
+        SocketGroup(1, 2, 1, ("127.0.0.1", launch._free_port()), 1.0, 0.1)
+
+
 @pytest.mark.skipif(MPIRUN is None, reason="no mpirun")
 @pytest.mark.parametrize("fault", ["error", "batch", "version", "silent"])
 def test_mpi_ends_all_ranks(fault: str) -> None:
@@ -345,7 +430,15 @@ def test_arguments_are_refused() -> None:
                 distributed.DataParallel(s, lambda p: optim.SGD(p), shards=shards)
         with pytest.raises(tlrt.errors.ArgumentTypeError, match="an Optimizer"):
             distributed.DataParallel(s, lambda p: p, shards=2)  # type: ignore[arg-type, return-value]
+        with pytest.raises(tlrt.errors.ArgumentTypeError, match="max_norm: got str, expected a number or None"):
+            distributed.DataParallel(s, lambda p: optim.SGD(p), shards=2, max_norm="1")  # type: ignore[arg-type]
+        with pytest.raises(tlrt.errors.ArgumentError, match="parameters: got 1 that are trained, expected 2 or more"):
+            distributed.DataParallel(s, lambda p: optim.SGD(p), distributed.Group(0, 2), shards=2)
+        with tlrt.Session("cpu") as other, pytest.raises(tlrt.errors.ArgumentError, match="an optimizer of others"):
+            distributed.DataParallel(s, lambda p: optim.SGD([other.param([1.0], "v")]), shards=2)
         training = distributed.DataParallel(s, lambda p: optim.SGD(p), shards=2)
+        with pytest.raises(FileNotFoundError):
+            training.save("/no/such/folder/c.safetensors")
         with pytest.raises(tlrt.errors.ArgumentTypeError, match="a TensorRef"):
             training.step(lambda k: 1.0)  # type: ignore[arg-type, return-value]
         w.requires_grad = False
@@ -364,7 +457,9 @@ def test_join_without_an_environment_is_a_group_of_one(monkeypatch: pytest.Monke
         monkeypatch.delenv(name, raising=False)
     with distributed.join() as group:
         assert (group.rank, group.size, group.device("cpu"), group.device("cuda")) == (0, 1, "cpu", "cuda:0")
-        assert group.gather({"a": 1}) == [{"a": 1}]
+        assert group.gather({"a": np.int64(1)}) == [{"a": 1}]
+        with pytest.raises(TypeError, match="got set, expected what JSON holds"):
+            group.gather({1})
         group.barrier()
         with pytest.raises(tlrt.errors.ArgumentError, match="more ranks than one"):
             group.exchange(1, np.zeros(1), np.zeros(1))

@@ -104,6 +104,14 @@ def test_errors_say_what_is_wrong() -> None:
         _ = functions.sgd_step
     with pytest.raises(TypeError, match="missing"):
         functions.cumsum(np.ones(3, np.float32))
+    x = np.ones((2, 3), np.float32)
+    with pytest.raises(TypeError, match=r"gather_rows: \w+: got float32, expected integers"):
+        functions.gather_rows(x, x)
+    with pytest.raises(TypeError, match=r"relu takes \(x\)$"):
+        functions.relu(x, x)
+    for again in ("x", "y"):
+        with pytest.raises(TypeError, match=rf"relu takes \(x\): got {again} once too often"):
+            functions.relu(x, **{again: x})
     assert "matmul" in dir(functions) and "A[i, k]" in functions.matmul.__doc__
 
 

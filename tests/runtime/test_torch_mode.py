@@ -147,6 +147,48 @@ def test_windows_that_count_otherwise_are_left_alone(how: dict[str, Any]) -> Non
     assert report.left == ("avg_pool2d",) and torch.equal(found, F.avg_pool2d(x, 3, 2, 1, **how))
 
 
+@pytest.mark.parametrize(("left", "compute"), [
+    ({"_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward"}, lambda x: F.adaptive_avg_pool2d(x[None], 4)),
+    ({"avg_pool2d", "avg_pool2d_backward"}, lambda x: F.avg_pool2d(x[None], 3, 2, 1, count_include_pad=False)),
+    ({"elu_backward"}, F.selu),
+    ({"elu_backward"}, lambda x: F.elu(x + 0, inplace=True)),
+    ({"linalg_vector_norm"}, lambda x: torch.linalg.vector_norm(x.detach(), 0.5, 1, out=torch.empty(6))),
+])  # fmt: skip
+def test_what_no_route_takes_is_pytorchs_own(left: set[str], compute: Any) -> None:
+    leaf, other = (drawn(3, 6, 6).requires_grad_() for _ in range(2))
+    with mode.reproducible() as report:
+        found = compute(leaf)
+        if found.requires_grad:
+            found.sum().backward()
+    expected = compute(other)
+    assert set(report.left) == left and torch.allclose(found, expected, rtol=1e-6, atol=1e-6)
+    if expected.requires_grad:
+        expected.sum().backward()
+        assert torch.equal(leaf.grad, other.grad)
+
+
+def test_gradients_of_chosen_columns_are_added_here() -> None:
+    x = drawn(1, 4, 4).requires_grad_()
+    with mode.reproducible() as report:
+        x[:, [0, 0, 2]].sum().backward()
+    assert ("index_put", mode.HERE) in report.calls and x.grad[0].tolist() == [2, 0, 1, 0]
+
+
+def test_gradients_that_nobody_wants_are_none() -> None:
+    x, w = drawn(1, 1, 2, 5, 5), drawn(2, 3, 2, 3, 3)
+    with mode.reproducible(strict=True):
+        rest = [3], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False] * 3
+        assert aten.convolution_backward(F.conv2d(x, w), x, w, *rest) == (None, None, None)
+
+
+def test_tensors_without_memory_are_refused() -> None:
+    with mode.reproducible():
+        x = torch.ones(3, device="meta") / torch.tensor(2.0)
+        assert x.is_meta and x.shape == (3,)
+        with pytest.raises(TypeError, match="tensor: got one on meta, expected one on the CPU or a CUDA device"):
+            x.exp()
+
+
 def test_other_types_are_left_alone() -> None:
     with mode.reproducible() as report:
         y = drawn(1, 4, 4).double() @ torch.ones(4, 4, dtype=torch.float64)
@@ -185,6 +227,10 @@ CASES: dict[str, Any] = {
     "scatter_add": lambda x: x.scatter_add(0, torch.tensor([[0, 1, 1], [0, 0, 1]]), x[:2, :3]),
     "index_put": lambda x: x.index_put((torch.tensor([0, 0, -1]), torch.tensor([1, 1, 2])), x[0, :3], accumulate=True),
     "rows": lambda x: x.index_put((torch.tensor([0, 0, -1]),), x[:3], accumulate=True),
+    "columns": lambda x: x[:, [0, 0, 2]] + aten.index_put(x, [None, torch.tensor([0, 0, -1])], x[:, :3], True)[:, :3],
+    "one element": lambda x: aten.index_put(x, [torch.tensor(1), torch.tensor(-1)], x[0, 0], True),
+    "axes taken whole": lambda x: x.view(2, 3, 6)[:, torch.tensor([0, 0]), torch.tensor([[1], [1]])],
+    "an axis taken whole in between": lambda x: x.view(2, 3, 6)[torch.tensor([0, 0, 1]), :, torch.tensor([1, 1, 5])],
     "softmax of columns": lambda x: x.softmax(0) + x.log_softmax(0),
     "attention with a mask": lambda x: F.scaled_dot_product_attention(x.view(1, 2, 3, 6), x.view(1, 2, 3, 6), x.view(1, 2, 3, 6),
                                                                      attn_mask=x[:3, :3]),
@@ -212,6 +258,15 @@ CASES: dict[str, Any] = {
     "numbers without axes": lambda x: x[0, 0].mean(0) + x[1, 1].softmax(0) + x[2, 2].sum(-1) + torch.linalg.vector_norm(x[3, 3]),
     "no elements": lambda x: of_no_elements(x),
     "pooling with padding": lambda x: F.avg_pool2d(x[None], 3, 2, 1),
+    "heads and a mask that broadcast": lambda x: F.scaled_dot_product_attention(
+        x.view(1, 2, 3, 6), x[None, None, :3], x[None, None, 3:], attn_mask=x[:3, :1].detach()),
+    "a mask of one column": lambda x: F.scaled_dot_product_attention(*3 * [x.view(1, 2, 3, 6)], attn_mask=x[:3, :1].detach()),
+    "sum and product by rows": lambda x: torch.addmm(x[0], x, x),
+    "embedding of every word": lambda x: F.embedding(torch.tensor([1, 1, 5]), x),
+    "embedding by frequency": lambda x: F.embedding(torch.tensor([1, 1, 5]), x, scale_grad_by_freq=True),
+    "layer norm of data": lambda x: F.layer_norm(x.detach(), (6,), x[0], x[1]),
+    "batch norm of data": lambda x: F.batch_norm(x.detach(), x[0].detach(), x[1].detach().abs() + 1, x[2], x[3]),
+    "batch norm without statistics": lambda x: F.batch_norm(x, None, None, x[2], x[3], True),
 }  # fmt: skip
 
 

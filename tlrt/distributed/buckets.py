@@ -42,7 +42,8 @@ class Layout:
 
 def divide(lengths: Sequence[int], parts: int, most: int) -> Layout:
     """A layout in which a bucket is full from `most` numbers on. There are at least as many parameters as parts, and no part is
-    empty. Within a bucket the longest parameters come first, each to the part that has the fewest numbers so far."""
+    empty. Within a bucket the longest parameters come first, each to the part that has the fewest numbers so far, one without
+    parameters before others."""
     groups: list[list[int]] = [[]]
     for place in reversed(range(len(lengths))):
         if groups[-1] and sum(lengths[i] for i in groups[-1]) >= most:
@@ -55,12 +56,6 @@ def divide(lengths: Sequence[int], parts: int, most: int) -> Layout:
             owners[place] = part
             loads[part] += lengths[place]
             counts[part] += 1
-    for part in (k for k in range(parts) if not counts[k]):
-        giver = max(range(parts), key=lambda k: (counts[k], -k))
-        place = min((i for i in range(len(lengths)) if owners[i] == giver), key=lambda i: (lengths[i], i))
-        owners[place] = part
-        counts[giver] -= 1
-        counts[part] = 1
     made = [_bucket(group, owners, lengths, parts) for group in groups]
     return Layout(tuple(lengths), tuple(owners), tuple(made), _bucket(range(len(lengths)), owners, lengths, parts))
 

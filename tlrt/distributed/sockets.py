@@ -85,7 +85,7 @@ class SocketGroup(Group):
 
     def _welcome(self, address: tuple[str, int], port: int, deadline: _Deadline) -> tuple[list[tuple[str, int]], str]:
         table: dict[int, tuple[str, int]] = {0: (address[0], port)}
-        joined: dict[int, socket.socket] = {}
+        joined: list[socket.socket] = []
         wrong = ""
         with socket.create_server(address, backlog=self.size) as door:
             while len(table) < self.size and not wrong:
@@ -104,7 +104,7 @@ class SocketGroup(Group):
                 if not known:
                     visitor.close()
                     continue
-                joined[rank] = visitor
+                joined.append(visitor)
                 if size != self.size:
                     wrong = f"join: size: got {size} on rank {rank}, expected {self.size}, as on rank 0"
                 elif rank in table:
@@ -117,7 +117,7 @@ class SocketGroup(Group):
                 f"join: ranks: got no word of {ranks} in time, expected {self.size} ranks at {address[0]}:{address[1]}"
             )
         word = secrets.token_hex(16)
-        for visitor in joined.values():
+        for visitor in joined:
             with suppress(OSError), visitor:
                 _send(
                     visitor,
@@ -193,8 +193,6 @@ class SocketGroup(Group):
                 selector.modify(link, events)
                 ready = selector.select(deadline.left())
                 if not ready:
-                    if deadline.left():
-                        continue
                     raise refusal(
                         GroupError, "exchange", f"rank {partner}", f"nothing for {self.timeout:g} s", "its numbers"
                     )

@@ -68,16 +68,21 @@ def _put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool) -> Any:
     """A sum where elements are named more than once, by the position of each."""
     dense = [i.nonzero(as_tuple=True) if i is not None and i.dtype == torch.bool else (i,) for i in indices]
     flat = [j for group in dense for j in group]
-    if any(i is None for i in flat):
-        raise NotImplementedError("index_put with axes that are taken whole in between")
-    named = torch.broadcast_tensors(*flat)
+    at = [k for k, i in enumerate(flat) if i is not None]
+    rest = [k for k in range(x.dim()) if k not in at]
+    named = torch.broadcast_tensors(*(flat[k] for k in at))
     place = torch.zeros_like(named[0])
-    for k, i in enumerate(named):
+    for k, i in zip(at, named, strict=True):
         place = place * x.shape[k] + torch.where(i < 0, i + x.shape[k], i)
-    rest = x.shape[len(named) :]
-    values = values.expand(*place.shape, *rest)
-    whole = x.reshape(math.prod(x.shape[: len(named)]), *rest)
-    return _add_rows(whole, place, as_matrix(values, len(rest))).reshape(x.shape)
+    # the axes of the indices stand first in the values, or in the place of neighbours that they are for
+    before = at[0] if at[-1] - at[0] == len(at) - 1 else 0
+    lengths = [x.shape[k] for k in rest]
+    values = values.expand([*lengths[:before], *place.shape, *lengths[before:]])
+    values = values.movedim(tuple(range(before, before + place.dim())), tuple(range(place.dim())))
+    moved = x.permute(*at, *rest)
+    whole = moved.reshape(math.prod(moved.shape[: len(at)]), *lengths)
+    found = _add_rows(whole, place, as_matrix(values, len(rest))).reshape(moved.shape)
+    return found.permute(sorted(range(x.dim()), key=[*at, *rest].__getitem__))
 
 
 @route(aten.index_put.default, aten._unsafe_index_put.default)
