@@ -71,6 +71,15 @@ EXCEPTIONS: tuple[tuple[str, str, str], ...] = (
     ("tlrt/tape.py", "if self._undone is undone:", THREAD),
     ("tlrt/tape.py", "self.nodes is n", THREAD),
     ("tlrt/tape.py", "if len(grads) > len(nodes):", THREAD),
+    ("tlrt/_binding/capsules.py", "if device.is_cuda and stream", GPU),
+    ("tlrt/_binding/capsules.py", "if stream is not None and (", GPU),
+    ("tlrt/_binding/capsules.py", "if not device.is_cuda:", GPU),
+    ("tlrt/_binding/capsules.py", "buffer_lend", FAULT),
+    ("tlrt/distributed/nccl.py", "if link.device.is_cuda:", GPU),
+    ("tlrt/torch/memory.py", "if not device.is_cuda:", GPU),
+    ("tlrt/verify/verifier.py", "if runtime is next(iter(", GPU),
+    ("tlrt/tape.py", "if operator.index(p) >= size:", THREAD),
+    ("*.py", "if not TYPE_CHECKING:", "of a type checker, for which nothing runs"),
     ("*.py", 'if __name__ == "__main__":', "of a process that the tests do not start"),
 )
 

@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             empty=not args.no_empty, seed=args.seed, case=args.case, accumulate=args.accumulate, height=args.height, ulp=args.ulp,
             products=args.products, intermediate=args.intermediate, flush=args.flush, progress=show,
         )  # fmt: skip
-    except (ValueError, KeyError, ImportError, RuntimeError) as error:
+    except (ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
         print(f"python -m tlspec: {error.args[0] if error.args else error}", file=sys.stderr)
         return 2
     if show is not None:

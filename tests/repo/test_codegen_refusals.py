@@ -77,6 +77,7 @@ WRONG_ROWS = {
     ),
     "unknown name in a check": ('"c > 0"', '"c > low"', "names low: it may use c, n"),
     "unknown function in a check": ('"c > 0"', '"c > log(c)"', "calls log: it may call rank, drop"),
+    "unknown function in a shape": ("-> out[*]", "-> out[log(n)]", "the shape of out calls log: it may call rank, drop"),
     "check of no argument": ('check("c",', 'check("k",', "blames k, which is no argument"),
     "unknown status": ('"c > 0"', '"c > 0", "RANGE"', "has the status 'RANGE': it is one of SHAPE"),
     "no sentence": ("scalar.\n", "scalar\n", "does not begin with one sentence"),

@@ -230,6 +230,9 @@ def test_dropout_drops_weights_by_the_sessions_numbers(mask: Any) -> None:
         before = s.counter
         out = s.scaled_dot_product_attention(q, k, v, mask, causal=True, dropout=0.25).numpy()
         assert s.counter == before + 1
+        if mask is SOME:
+            s.counter, hard = before, {"mask_mode": "hard", "causal": True, "dropout": 0.25}
+            assert (s.scaled_dot_product_attention(q, k, v, s.const(SOME), **hard).numpy() == out).all()
     with Session("cpu", seed=5) as s:
         kept = s.bernoulli_mask(whole.shape, 0.75).numpy()
     np.testing.assert_allclose(out, whole * kept / 0.75, rtol=0, atol=50 * U)

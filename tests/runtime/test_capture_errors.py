@@ -82,6 +82,9 @@ REFUSED: dict[str, Callable[[Program, Any, Any], Any]] = {
     "capturing": lambda p, x, loss: p.session.capture(lambda: None),
     "another session": lambda p, x, loss: other_session(p),
     "another device": lambda p, x, loss: kernels.relu(tlrt.Device.new("cpu").buffer([1.0])),
+    "a loan": lambda p, x, loss: np.from_dlpack(p.session.zeros(2).value.buffer),
+    "another device's numbers": lambda p, x, loss: kernels.rand_uniform(tlrt.Device.new("cpu"), 2, 1),
+    "a draw that nothing takes": lambda p, x, loss: (p.session._key(), p.session.relu(loss)),
     "a host result": lambda p, x, loss: kernels.dgemm(p.session.device, np.eye(2), np.eye(2), 2, 2, 2),
     "attention with a mask": lambda p, x, loss: p.session.attention(
         *(p.session.zeros((1, 2, 2)) for _ in range(3)), mask=p.session.zeros((1, 2, 2))

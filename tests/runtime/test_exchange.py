@@ -1,10 +1,12 @@
 """Memory lent to other libraries and borrowed from them: one memory on both sides, as long as either needs it."""
 
 import gc
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_raises_regex
 
 import tlrt
 from audit.exchange import GROWTH, LIBRARIES, Library, Missing, aligned, leak
@@ -182,3 +184,12 @@ def test_ten_thousand_exchanges_leave_nothing(library: Library, device: str) -> 
     found = leak(library, device)
     assert found["exchanges"] == 10_000 and found["buffers_left"] == found["bytes_left"] == 0
     assert found["grown_kib"] < GROWTH
+
+
+def test_arrays_of_other_devices() -> None:
+    for place, given, said in (
+        ((8, 0), None, r"^from_dlpack: array: got one on DLPack's device \(8, 0\), expected one on the CPU or a CUDA"),
+        ((2, 1), "cpu", "^from_dlpack: device: got cpu, expected cuda:1, where the array is"),
+    ):
+        far = SimpleNamespace(__dlpack__=None, __dlpack_device__=lambda place=place: place)
+        assert_raises_regex(tlrt.errors.DeviceMismatchError, said, tlrt.from_dlpack, far, device=given)

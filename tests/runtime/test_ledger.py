@@ -330,3 +330,20 @@ def test_what_is_refused(path: Path) -> None:
     ):
         path.write_text(text)
         assert_raises_regex(ledger.LedgerError, f"got {said}, expected a ledger", ledger.read, path)
+
+
+def test_another_session_of_the_device_is_none_of_the_run(path: Path) -> None:
+    """Neither its updates nor its gradients, captured or not."""
+    device = open_device("cpu")
+    with Session(device, seed=1) as s, Session(device, seed=2) as other:
+        own, far = (optim.SGD([t.param(np.ones(3), "w")], lr=0.5) for t in (s, other))
+        captured = other.capture(partial(minimise_square, far), np.ones(3))
+        with ledger.record(path, s, own, operations=1) as run:
+            for k in run.steps(2):
+                minimise_square(own, np.ones(3))
+                for _ in range(k):
+                    captured(np.ones(3)), minimise_square(far, np.ones(3)), other.reset()
+                s.reset()
+    one, two = ledger.read(path).steps.values()
+    assert len(one["updates"]) == len(two["updates"]) == 1
+    assert [name for name, _ in one["operations"]] == [name for name, _ in two["operations"]]

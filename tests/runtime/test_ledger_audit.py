@@ -25,7 +25,7 @@ from tests.runtime.ledger_runs import (
     train,
 )
 from tlrt import Session, ledger, optim
-from tlrt.audit import Departure, audit, main
+from tlrt.audit import _SHOWN, Departure, Report, _notes, audit, main
 
 pytest.importorskip("safetensors")
 
@@ -184,6 +184,21 @@ def test_a_program_of_fewer_steps(path: Path) -> None:
     assert found(report) == {(7, "program", "steps")}
 
 
+def test_what_an_audit_says_beside_its_table(path: Path) -> None:
+    many = Report(str(path), "", "cpu", departures=[Departure(1, "state", str(i), "a", "b") for i in range(_SHOWN + 2)])
+    assert str(many).endswith("\nand 2 more")
+    with Session("cpu", seed=3, math="fast") as s:
+        Training(path)(s)
+    chain = ledger.read(path)
+    said = "note: the run was in the mode 'fast', in which cpu and cuda:0 may round differently"
+    assert list(_notes(chain, "cuda:0")) == [said] and list(_notes(chain, "cpu")) == []
+    path.with_suffix(".checkpoints").joinpath("step-4.safetensors").unlink()
+    assert check(path).ok, "a later step's file that is gone is none to compare"
+    rewrite(path, lambda entries: entries.__delitem__(slice(2, None)))
+    with pytest.raises(ledger.LedgerError, match="got a ledger without a step, expected at least one"):
+        check(path)
+
+
 def test_progress_is_shown_when_it_takes_a_while(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
@@ -225,6 +240,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     Path("audited_program.py").write_text(PROGRAM.replace("[k, 1.0", "[k, 1.0 + (k == 3)"))
     assert main(["audited_program.py:program", "run.jsonl"]) == 1
     out = capsys.readouterr().out
+    monkeypatch.setattr("tlrt.context.devices", lambda: ("cpu", "cuda:1"))
+    assert main(["audited_program.py:program", "run.jsonl"]) == 1
+    assert "add --against cuda:1 to compute the step on both devices" in capsys.readouterr().out
     assert "first departure: step 3: other data went in" in out and re.search(
         r"input +0: upload of 3 +\w{16}… +\w{16}…", out
     )

@@ -1,6 +1,5 @@
 """Finding, loading and checking the C library."""
 
-import ctypes
 import re
 import shutil
 import subprocess
@@ -130,14 +129,19 @@ def test_cuda_libraries_are_found_in_packages(python, tmp_path):
     (tmp_path / "needs.c").write_text("int size_of_int(void) { return sizeof(int); }")
     options = ["-shared", "-fPIC", "-Wl,--no-as-needed", f"-L{folder}", "-l:libcublas.so.13", "-l:libcufft.so.12"]
     subprocess.run(["gcc", *options, "-o", str(library), str(tmp_path / "needs.c")], check=True)
-    with pytest.raises(OSError, match="libcu"):
-        ctypes.CDLL(str(library))
     code = f"""
+import ctypes
 from pathlib import Path
 import cffi
 from tlrt._binding import library
 ffi = cffi.FFI()
 ffi.cdef("int size_of_int(void);")
+try:
+    ctypes.CDLL({str(library)!r})
+except OSError as error:
+    assert "libcu" in str(error)
+else:
+    assert False, "the loader finds it by itself"
 print(library._open(ffi, Path({str(library)!r})).size_of_int())"""
     done = python(code)
     assert (done.returncode, done.stdout.strip()) == (0, "4"), done.stderr
@@ -147,6 +151,15 @@ def test_other_missing_libraries_are_named(tmp_path):
     assert not _library._preload("libmissing.so.1: cannot open shared object file")
     with pytest.raises(OSError, match="none.so"):
         _library._open(_library.cffi.FFI(), tmp_path / "none.so")
+
+
+def test_headers_that_are_nowhere_and_interrupted_calls(monkeypatch, tmp_path):
+    monkeypatch.setattr(_library, "_PACKAGE", tmp_path)
+    monkeypatch.setattr(_library, "_TREE", tmp_path)
+    with pytest.raises(errors.LibraryNotFoundError, match="headers: got none of .* so the installation is incomplete"):
+        _library.include_folder()
+    statuses = iter([errors.InterruptedCallError.status] * 2 + [7, 8])
+    assert _library.complete_call(statuses.__next__) == 7, "made again until it is not interrupted"
 
 
 def test_importing_loads_nothing(python):

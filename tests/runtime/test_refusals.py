@@ -13,9 +13,11 @@ from numpy.testing import assert_raises_regex
 import tlrt
 from tests import unchanged_memory
 from tests.runtime.operation_calls import CALLED, CALLS
-from tlrt import Session, nn, optim, spec
+from tlrt import Session, kernels, nn, optim, spec
 from tlrt import tape as tape_module
+from tlrt._calls import results
 from tlrt._operations.plan import make_plan
+from tlrt.differential import compare
 from tlrt.errors import ArgumentError
 from tlrt.tape import AnyBuffer, Tape
 from tlrt.verify.run import Runtime
@@ -123,6 +125,7 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "SGD: parameters: got those of several sessions": lambda s: optim.SGD(
         [{"params": [s.param([1.0], "a")]}, {"params": [Session(s.device).param([1.0], "a")]}], 0.1
     ),
+    "^len: got a scalar tensor, expected at least one axis": lambda s: len(s.const(1.0)),
     "cross_entropy: ignore_index: got 1, expected 3 or more, as the labels are read in place": lambda s: (
         s.cross_entropy(s.zeros((2, 3)), s.argmax(s.zeros((2, 3)), 1), ignore_index=1)
     ),
@@ -160,6 +163,36 @@ def heads(s: Any, count: int, **options: Any) -> Any:
 @pytest.mark.parametrize("said", REFUSED)
 def test_refused(s: Session, said: str) -> None:
     assert_raises_regex((ValueError, TypeError), said, REFUSED[said], s)
+
+
+def test_calls_outside_a_session_are_refused_by_name(dev: tlrt.Device) -> None:
+    x, row = dev.zeros(4), registry.get
+    for said, call in (
+        ("^mul_bwd: want: got no gradient, expected at least one of ", lambda: kernels.mul_bwd(x, x, x, want=[False] * 2)),
+        *(("^order_before: stream: got .*, expected the number of a CUDA stream", partial(dev.order_before, wrong))
+          for wrong in (True, "1", -1, 2**64)),
+        (r"^matmul: B: got shape \(4,\), expected \(n, p\)",
+         lambda: results("matmul", row("matmul").signature, {"A": (2, 4), "B": (4,)}, {})),
+        ("^compare: devices: got \\('cpu', 'cpu'\\), expected one or more different", lambda: compare(len, ["cpu", "cpu"])),
+        ("^compare: devices: got \\(\\), expected one or more different", lambda: compare(len, [])),
+    ):  # fmt: skip
+        assert_raises_regex((ValueError, TypeError), said, call)
+    labels, logits = [1, 0], dev.buffer([1.0, 2.0, 3.0, 5.0])
+    for call in (kernels.cross_entropy_rows, partial(kernels.cross_entropy_rows_bwd, g=dev.full(2, 1.0))):
+        on_host, indexed = (call(logits, i, cols=2).numpy() for i in (labels, dev.indices(labels)))
+        assert (on_host == indexed).all() and on_host.any()
+
+
+def test_what_says_no_value_of_what_is_gone() -> None:
+    device = spec.SpecDevice()
+    (buffer := device.zeros(2)).release()
+    assert repr(buffer) == "SpecBuffer(released)"
+    with Session("cpu") as s:
+        best, n = s.argmax(s.const([1.0, 2.0])), s.nat(7)
+        assert repr(n) == "NatRef(7)" and best == 1 and best not in ("1", None)
+        best.buffer.release()
+        assert repr(best) == "Indices(released, shape=())"
+        assert pad(s, "valid").shape == (1, 2, 3)
 
 
 def test_results_and_numbers_of_a_session(s: Session) -> None:

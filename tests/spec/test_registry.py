@@ -36,6 +36,7 @@ pytestmark = pytest.mark.every_choice
 )  # fmt: skip
 def test_refused_signatures(text: str, message: str) -> None:
     assert_raises_regex(ValueError, message, Signature.parse, text)
+    assert_raises_regex(ValueError, "no permutation", Signature.parse, "a[m, n] -> out[n]", "n")
 
 
 def test_a_signature() -> None:
@@ -54,7 +55,10 @@ def test_lists() -> None:
     assert [a.name for a in sig.lists] == ["a"] and [a.name for a in sig.buffers] == ["x"]
     assert sig.dims == ("count",) and sig.sizes == ("count", "lengths") and not sig.needs_context
     assert Signature.parse("a: list[count] -> out[1]").needs_context  # an empty list tells no context
-    row = Op(name="toy", family="optim", text="", signature=sig, reference=lambda a, x, c: a, bound=exact())
+    row = Op(
+        name="toy", family="optim", text="", signature=sig, reference=lambda a, x, c: a, bound=exact(), no_vjp="lists"
+    )
+    assert_raises_regex(ValueError, "toy has no VJP: lists", row.signature_of, "vjp")
     assert_raises_regex(ValueError, "no VJP", row.vjp, "g -> ga")
 
 
@@ -156,6 +160,8 @@ def test_a_row_is_a_function() -> None:
     assert_raises_regex(TypeError, r"scale takes \(x, c\): c missing", scale, [1.0])
     assert_raises_regex(TypeError, r"got c once too often", scale, [1.0], 3.0, c=3.0)
     assert_raises_regex(TypeError, "takes 2 arguments", scale, [1.0], 3.0, 4.0)
+    losses, logits = registry.get("cross_entropy_rows"), [[1.0, 2.0, 4.0]]
+    assert losses(logits, [2]) == losses(logits, [2], None, 0.0) == losses(logits, [2], [1, 1, 1])
 
 
 def test_an_interrupted_import_registers_nothing(python: Callable[..., Any]) -> None:

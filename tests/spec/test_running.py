@@ -1,6 +1,7 @@
 """Running error analysis: what float32 arithmetic computes stays within the errors, in any order of its sums, and the errors are
 not much larger than the bounds that the rows derive by hand."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,10 @@ EXPRESSIONS = {
     "a product of three matrices": lambda x, y: x @ y.T @ x,
     "a contraction": lambda x, y: np.einsum("ij,kj->ik", x, y) * 0.3,
     "variances": lambda x, y: np.var(x, axis=1) + np.mean(y),
+    "a running sum of all elements": lambda x, y: np.cumsum(x * y),
+    "sums and products of one operand": lambda x, y: np.einsum("ij->j", x) * np.einsum("ij->ji", y).sum(axis=1),
+    "a dot product": lambda x, y: np.dot(x, y.T),
+    "blocks": lambda x, y: np.block([[x, y], [y, x * 0.7]]) * 0.3,
     "a running sum": lambda x, y: np.cumsum(x, axis=1) * y,
     "products": lambda x, y: np.prod(1 + x / 8, axis=1) + np.power(np.abs(x) + 1, 1.7).sum(axis=1),
     "a choice": lambda x, y: np.where(x * 1.1 > y, np.minimum(x, y) * 3, np.clip(y, -0.3, 0.7)),
@@ -169,8 +174,42 @@ def test_what_rounding_decides_is_covered_or_refused() -> None:
     assert (1 / x).error[2] == np.inf
     with pytest.raises(TypeError, match="depends on rounding"):
         bool((x > 0)[2])
-    with pytest.raises(TypeError, match="argmax depends on rounding"):
-        np.argmax(x)
+    assert bool((x > 0)[0]) and (x > 0)[:2].astype(int).tolist() == [1, 0]
+    for decided in (np.any(x > 0), np.all(x[:2] < 2), (x > 0)[2:] | (x < 1)[2:]):
+        assert not isinstance(decided, ErrorArray) and np.all(decided)
+    for open_ in (np.all(x[::2] > 0), np.any((x > 0)[2:] & (x < 1)[2:]), np.logical_xor(x > 0, x < 1)[2]):
+        assert open_.error
+    assert np.array_equal(np.logical_and(x > 0, x < 5).error, [False, False, True])
+    refused: dict[str, Callable[[], Any]] = {
+        "argmax depends on rounding": lambda: np.argmax(x), "a selection depends on rounding": lambda: x[x > 0],
+        "a conversion to int64 depends on rounding": lambda: x.astype(np.int64),
+    }  # fmt: skip
+    for message, call in refused.items():
+        with pytest.raises(TypeError, match=message):
+            call()
+
+
+def test_what_an_array_with_errors_keeps() -> None:
+    """Its errors where it is copied in another type or written to, and numbers between whole ones."""
+    x = ErrorArray(np.broadcast_to(1.0, (3,)), np.array([0.25, 0.5, 0.0]))
+    assert np.array_equal(x.astype(np.float32).error, x.error) and np.array(x, like=x) is x
+    x[0] = ErrorArray(2.0, 0.125)
+    assert (x.value.tolist(), x.error.tolist()) == ([2.0, 1.0, 1.0], [0.125, 0.5, 0.0])
+    whole = ErrorArray(np.array([1, 2]))
+    whole[0] = 0.5
+    assert whole.value.tolist() == [0.5, 2.0]
+    assert np.zeros_like(x, dtype=bool).tolist() == [False] * 3  # which has no errors
+    assert (ErrorArray(np.array([[1.0, 2.0]]), np.inf) @ np.zeros((2, 1))).error.tolist() == [[np.inf]]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count", "message"),
+    [("ij,jk,kl->il", 3, "one product after the other"), ("...i,...i->...", 2, "ellipsis"), ("...i->...", 1, "ellipsis"),
+     ("ii->", 1, "no diagonals"), ("ii->i", 1, "no diagonals"), ("ji", 1, "with ->")],
+)  # fmt: skip
+def test_contractions_that_are_not_known_are_refused(pattern: str, count: int, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        np.einsum(pattern, *[tracked(np.eye(2))] * count)
 
 
 def test_a_rounded_exponent_moves_a_power() -> None:
@@ -203,7 +242,7 @@ def test_errors_cannot_be_lost_unnoticed() -> None:
     x = ErrorArray(np.ones(3), 1e-3)
     plain = np.zeros(3)
     for lose in (lambda: np.asarray(x), lambda: float(x[0]), lambda: plain.__setitem__(0, x[0]), lambda: np.add(x, 1, out=plain),
-                 lambda: np.linalg.norm(x), lambda: np.spacing(x)):  # fmt: skip
+                 lambda: np.add.at(plain, [0], x[:1]), lambda: np.linalg.norm(x), lambda: np.spacing(x)):  # fmt: skip
         with pytest.raises((TypeError, ValueError)):
             lose()
     assert np.zeros(3, like=x).error.shape == (3,)

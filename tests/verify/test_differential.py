@@ -9,7 +9,7 @@ import pytest
 import tlrt
 from tests import ROOT, slightly_wrong
 from tlrt import kernels
-from tlrt.differential import Failure, Report, Row, _drift, compare
+from tlrt.differential import Failure, Report, Row, _drift, compare, main
 
 DEVICES = ["spec", "cpu"] + (["cuda"] if len(tlrt.devices()) > 1 else [])
 
@@ -54,6 +54,7 @@ def test_a_planted_defect_is_found_where_it_is(monkeypatch, tmp_path, name):
     first = report.failures[0]
     assert first.step == 0 and "tolerance" in first.text and "--inputs" in first.command
     assert str(first) in str(report)
+    assert compare(program, ["cpu"]).failures[0].command == "", "there is none without a folder"
     # the reproduction runs, and passes where the kernel is right
     command = [sys.executable, *first.command.split()[1:]]
     done = subprocess.run([*command, "--device", "cpu"], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -67,14 +68,17 @@ def test_programs_that_diverge_are_reported(monkeypatch):
 
     report = compare(parted, ["spec", "cpu"])
     assert [f.which for f in report.failures] == ["program"] and "takes another way" in str(report)
+    twice = compare(lambda s: (parted(s), parted(s))[:0], ["spec", "cpu"])
+    assert [f.which for f in twice.failures] == ["program"], "the first tells what the others follow from"
 
 
-def test_command(tmp_path):
+def test_command(tmp_path, capsys):
     path = tmp_path / "model.py"
     path.write_text("def program(s):\n    w = s.param([1.0, 2.0], 'w')\n    return s.reduce_sum(s.tanh(w))\n")
     run = [sys.executable, "-m", "tlrt", "compare", str(path)]
     done = subprocess.run([*run, "--nodes"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "tanh" in done.stdout and "every result" in done.stdout, done.stderr
+    assert main([str(path)]) == 0 and "tanh" in (told := capsys.readouterr().out) and len(told) < len(done.stdout)
     done = subprocess.run([*run, "--function", "other"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "has no function other(session)" in done.stderr
     done = subprocess.run([*run[:-1], str(tmp_path / "none.py")], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -127,6 +131,9 @@ def test_backward_of_a_result_is_compared_too():
         assert report.ok and set(report.results) == ({"spec", "cpu"} if result else set())
         assert sum(r.device == "cpu" and r.backward is not None for r in report.rows) == rows
     assert compare(lambda s: [1, 2], ["cpu"]).results["cpu"].tolist() == [1.0, 2.0]
+    assert "result:" not in str(compare(lambda s: s.tanh(s.input([1.0, 2.0])), ["cpu"]))
+    compare(plain, ["cpu"], progress=(lines := []).append)
+    assert lines == ["cpu: step 0: 3 nodes"]
     assert compare(lambda s: "text", ["cpu"]).results == {}
 
 

@@ -160,3 +160,9 @@ def test_a_cuda_build_without_a_device(monkeypatch, driver, visible, remedy):
 )
 def test_what_to_do_about_a_device(name: str, error: Exception, said: str) -> None:
     assert doctor._device_remedy(name, error).startswith(said)
+
+
+def test_a_library_of_another_version_is_noted(monkeypatch):
+    said = f"library {tlrt.__version__} with tlrt 0.0.1"
+    monkeypatch.setattr(tlrt, "__version__", "0.0.1")
+    assert [bool(remedy) for note, remedy in doctor.examine().notes if note == said] == [True]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,14 @@ def test_what_is_written_is_read(name: str, tmp_path: Path) -> None:
     write_document(tmp_path / name, DOCUMENT)
     assert read_document(tmp_path / name) == to_plain(DOCUMENT)
     assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_a_pipe_is_written_and_stays(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.json")
+    reader = os.open(tmp_path / "a.json", os.O_RDONLY | os.O_NONBLOCK)
+    write_document(tmp_path / "a.json", {"x": 1})
+    assert json.loads(os.read(reader, 4096)) == {"x": 1} and (tmp_path / "a.json").is_fifo()
+    os.close(reader)
 
 
 def test_a_measurement_is_a_line(tmp_path: Path) -> None:

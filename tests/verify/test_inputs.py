@@ -16,6 +16,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("bmm", {"A": A23}, "bmm: B: not in the file"),
     ("bmm,matmul", {"A": A23}, "which fit no operation:\n  (bmm|matmul): "),
     ("add,matmul", {"a": ONE, "b": ONE, "A": A23}, "matmul: B: not in the file"),
+    ("matmul", {"A": np.ones((2**32, 0)), "B": np.ones((0, 1))}, r"matmul: m: got 4294967296, expected below 2\^32"),
+    ("conv", {"x": ONE, "w": ONE, "b": ONE, "stride": [1], "padding": [0]}, r"conv: x: got shape \(1,\), expected \["),
     ("rand_uniform", {"key": 1}, "rand_uniform: n: not given by a shape"),
     (
         "broadcast_to",

@@ -374,3 +374,28 @@ def test_settings_end_with_what_they_are_for() -> None:
             assert (context.cpu_variant(), context.threads()) == ("base", threads)
             _ = 1 // 0
         assert (context.cpu_variant(), context.threads()) == before
+
+
+def test_traced_and_reproducible_cases(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A case is named before it runs, and the line that repeats one says how the devices compute."""
+    assert exit_status(verify.main, ["--jobs", "0"]) == 2 and "--jobs: expected 1 or more" in capsys.readouterr().err
+    monkeypatch.setattr(verify_run.Runtime, "run", lambda *_, **__: [None])
+    assert verify.main(["--ops", "relu", "--cases", "1", "--device", "cpu", "--math", "reproducible", "--trace"]) == 1
+    said = capsys.readouterr()
+    assert "out was not computed" in said.out and re.search("python -m tlrt verify .*--math reproducible", said.out)
+    assert "python -m tlrt verify --ops relu" in said.err
+
+
+def test_results_of_wrong_sizes_and_spoilt_memory_are_faults() -> None:
+    runtime = verify_run.Runtime("cpu")
+    cases = [draw_case(row, 1, "normal", "small") for row in (ELEMENTWISE, registry.get("sgd_step"))]
+    with context.device("cpu").zeros(1 + cases[0].expected.outputs[0].size) as longer:
+        results: list[Any] = [longer, [longer] * (1 + len(cases[1].values["lengths"]))]
+        for case, result, said in zip(
+            cases, results, ("has .* elements, expected", "elements of lengths"), strict=True
+        ):
+            with pytest.raises(verify_run.Fault, match=said):
+                runtime._fetch(case, case.signature.outputs[0], result)
+        with pytest.raises(verify_run.Fault, match="memory beside the output was overwritten"):
+            runtime._inspect(cases[0], [], [longer], {})
+    assert verifier.far_outputs({"cuda": Result("a", "a", "f", "vjp", "cuda", "x")}) == {}

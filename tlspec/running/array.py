@@ -1,5 +1,6 @@
 """Arrays that carry errors. The modules beside this one register what NumPy's functions do to them."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -233,6 +234,7 @@ def model_of(*xs: Any) -> Model:
     for x in xs:
         if isinstance(x, ErrorArray):
             return x.model
-        if isinstance(x, (list, tuple)) and (found := [y for y in x if isinstance(y, ErrorArray)]):
-            return found[0].model
+        if isinstance(x, (list, tuple)) and x:
+            with contextlib.suppress(TypeError):
+                return model_of(*x)
     raise TypeError("no ErrorArray among the operands")

@@ -138,19 +138,20 @@ def matmul(m: Model, a: Any, b: Any) -> ErrorArray:
 
 def einsum(pattern: str, *operands: Any, **options: Any) -> Any:
     m = model_of(operands)
+    if len(operands) > 2:
+        raise TypeError("running error analysis knows einsum of one or two operands: write one product after the other")
+    inner, arrow, outer = pattern.replace(" ", "").partition("->")
+    if "." in inner:
+        raise TypeError("running error analysis does not know the ellipsis of einsum")
     if len(operands) == 1:
         x = operands[0]
-        inner, _, outer = pattern.replace(" ", "").partition("->")
+        if not arrow or len(set(inner)) < len(inner):
+            raise TypeError("running error analysis knows einsum of one operand with -> and no diagonals")
         gone = [i for i, c in enumerate(inner) if c not in outer]
         summed = np.sum(x, axis=tuple(gone)) if gone else x
         kept = "".join(c for c in inner if c in outer)
         return np.transpose(summed, [kept.index(c) for c in outer])
-    if len(operands) > 2:
-        raise TypeError("running error analysis knows einsum of one or two operands: write one product after the other")
-    inner, _, outer = pattern.replace(" ", "").partition("->")
     left, right = inner.split(",")
-    if "." in inner:
-        raise TypeError("running error analysis does not know the ellipsis of einsum")
     sizes = {
         **dict(zip(left, np.shape(operands[0]), strict=True)),
         **dict(zip(right, np.shape(operands[1]), strict=True)),

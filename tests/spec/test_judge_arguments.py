@@ -1,0 +1,106 @@
+"""What the judge takes for a kernel, a reference and a case, and what it refuses."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.spec.test_judge import softmax, softmax_vjp
+from tlspec import arrays, registry
+from tlspec.__main__ import main
+from tlspec.judge import check
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+def test_what_a_kernel_takes_and_returns() -> None:
+    """Results may have names, a case may be too much for it, and not all arrays can be written."""
+    options: dict[str, Any] = {"cases": 4, "data": "normal", "empty": False}
+    assert check(lambda x: {"out": softmax(x)}, "softmax", **options).ok
+
+    def of_even_rows(x: np.ndarray) -> np.ndarray:
+        if len(x) % 2:
+            raise NotImplementedError
+        return softmax(x)
+
+    report = check(of_even_rows, "softmax", **options)
+    assert report.ok and report.unsupported
+    assert f"{report.unsupported} cases that the kernel does not support" in str(report)
+    frozen = type("Frozen", (arrays.NumPy,), {"mutable": False})("")
+    with pytest.raises(ValueError, match="arrays cannot be written, so the kernel cannot take out"):
+        check(lambda x, out: None, "softmax", array=frozen, arguments="x, out")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"op": "softmax", "ulp": "small"}, "ulp='small': expected documented, cuda"),
+     ({"op": "softmax", "cases": {"huge": 1}}, "no size 'huge'; there are small"),
+     ({"op": "softmax", "case": "normal:small"}, "expected SEED:DATA:SIZE, as in 3:normal:small"),
+     ({"op": "softmax", "case": "0:normal:small; depth=2"}, "softmax has no depth; it has rows, cols"),
+     ({"op": "reduce_sum_axis", "case": "0:normal:small; axis=9"}, "reduce_sum_axis refuses these lengths"),
+     ({"op": "global_norm", "case": "0:normal:small; count=2"}, "global_norm refuses these lengths"),
+     ({"reference": softmax}, "reference= needs inputs="),
+     ({"reference": softmax, "inputs": "x[*dims]"}, "say the shapes of the results"),
+     ({"reference": softmax, "inputs": "x[m, n] -> out[n]", "bound": "row"}, r"returned shapes .*, the signature says"),
+     ({"reference": lambda x: np.linalg.norm(x, axis=1), "inputs": "x[m, n] -> out[m]"}, "does not know numpy.norm")],
+)  # fmt: skip
+def test_what_a_check_cannot_do_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        check(softmax, **options)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "reference"),
+    [("x[*]; k: u32 = 2", lambda x, k: x * k), ("x[*]; seed: u64", lambda x, seed: x * (seed % 3)),
+     ("x[*]; axes: dims", lambda x, axes: x * len(axes)), ("x[m, n]; k: u32 = 2", lambda x, k: x.T * k),
+     ("x[m, n], at: index[k] -> out[k, n]", lambda x, at: x[at])],
+)  # fmt: skip
+def test_references_of_other_arguments(inputs: str, reference: Callable[..., Any]) -> None:
+    options: dict[str, Any] = {"reference": reference, "inputs": inputs, "cases": 4, "data": "uniform", "empty": False}
+    right = lambda *a: np.asarray(reference(*a), np.float32)
+    assert check(right, **options).ok
+    assert check(lambda *a: right(*a) + 1, **options).verdict == "fail"
+
+
+def test_one_case_of_a_gradient_and_the_progress_of_a_check() -> None:
+    said: list[str] = []
+    report = check(softmax, "softmax", backward=softmax_vjp, case="vjp:0:normal:small", progress=said.append)
+    assert report.ok and [(r.which, r.cases) for r in report.rows] == [("vjp", 1)] and not said
+    report = check(softmax, "softmax", cases={"small": 1, "medium": 0, "edges": 0, "large": 0}, empty=False,
+                   progress=said.append, sensitive=False, accumulate="probe")  # fmt: skip
+    report.assert_ok()
+    assert said[-1] == f"forward: case {len(said)} of {len(said)}" and "defects" not in str(report)
+    assert report.assumptions == "any order of sums"  # softmax has no sums of which the probe could choose the terms
+
+
+def test_the_rows_own_bound_knows_the_bits_of_moved_numbers() -> None:
+    kept: dict[str, Any] = {"bound": "row", "case": "1:special:small"}
+    assert check(lambda x: x.T.copy(), "transpose2d", **kept).ok
+    assert not check(lambda x: np.where(np.isnan(x), -x, x).T.copy(), "transpose2d", **kept).ok
+
+
+def test_the_command_in_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    words = [
+        "check",
+        "tests.spec.test_judge:softmax",
+        "--op",
+        "softmax",
+        "--cases",
+        "1",
+        "--no-empty",
+        "--data",
+        "normal",
+    ]
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    assert "pass: " in out and "\rforward: case 1 of " in err and err.endswith("\r")
+    for kernel, message in (("softmax", "expected MODULE:FUNCTION or"), ("missing.py:softmax", "missing.py: no such file"),
+                            ("no_such_module:softmax", "No module named 'no_such_module'")):  # fmt: skip
+        assert main(["check", kernel, "--op", "softmax"]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [row.name for row in registry.ops()]
