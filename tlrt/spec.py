@@ -150,11 +150,12 @@ class SpecBuffer:
             raise
 
     def __repr__(self) -> str:
+        kind = type(self).__name__
         if self._array is None:
-            return "SpecBuffer(released)"
+            return f"{kind}(released)"
         first = [f"{v:.7g}" if isinstance(v, float) else str(v) for v in self._array[:6].tolist()]
         shown = ", ".join(first) + (", ..." if self._array.size > 6 else "")
-        return f"SpecBuffer(length={self._array.size}, [{shown}])"
+        return f"{kind}(length={self._array.size}, [{shown}])"
 
 
 class SpecIndexBuffer(SpecBuffer):

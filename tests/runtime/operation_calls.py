@@ -271,7 +271,7 @@ def multi_head(n: int = 4) -> list[Call]:
     mask = generator("heads").random((n, n)) < 0.6
     mask[1] = False
     shapes = ((n, 5), (5, 6), (5, 6), (5, 6), (6, 3))
-    batch = ((2, n, 5), *shapes[1:])
+    batch = ((3, n, 5), *shapes[1:])
     calls = []
     for flash in (True, False):
         call = lambda t, *ids, flash=flash, **named: t.multi_head_attention(*ids, 2, use_flash=flash, **named)

@@ -12,6 +12,7 @@ from numpy.testing import assert_raises
 
 import tlrt
 from tests import unchanged_memory
+from tests.runtime.acted_graphs import act_graphs
 from tlrt import AnyBuffer, Session, checkpoint, kernels, nn, optim
 
 Step = Callable[..., Any]
@@ -131,7 +132,7 @@ def gpt(s: Session) -> tuple[Any, Step]:
 
 def unlike(s: Session) -> tuple[Any, Step]:
     """Own arithmetic: momentum, a parameter that the loss does not reach and clipping in place on its zeros, constants made
-    within, buffers filled, written in place and kept, numbers as arguments, gathers and scatters."""
+    within, buffers filled, written in place and kept, uploads written over, numbers as arguments, gathers and scatters."""
     w = s.param(np.linspace(-1, 1, 12).reshape(4, 3), "w")
     idle = s.param(np.ones(4), "idle")
     average = s.param(np.zeros((4, 3)), "average", requires_grad=False)
@@ -143,7 +144,7 @@ def unlike(s: Session) -> tuple[Any, Step]:
         assert flag is True
         noise = s.rand_normal((4, 3)) * 0.1 + s.rand_uniform((4, 3)) * s.full((4, 3), 0.5)
         y = s.mul(s.add(s.use(w), noise), s.const(scale))
-        picked = s.gather_rows_nat(y, rows)
+        picked = s.gather_rows_nat(y, rows) + s.gather_rows_nat(y, [3, 1, 3])
         more = s.gather_scalar_nat(y.flatten(), i)
         loss = (
             s.reduce_sum(s.square(picked))
@@ -158,8 +159,12 @@ def unlike(s: Session) -> tuple[Any, Step]:
         kernels.add(average.mirror, scratch, out=average.mirror)
         average.updated()
         scratch.fill(3.0)
+        start, places = s.device.buffer(np.arange(12)), s.device.indices([3, 1, 2])
+        read = kernels.gather_rows(start, places, 4, 3)
+        kernels.add(start, w.mirror, out=start)
+        kernels.argmax(start, 1, 4, 3, out=places)
         kernels.add(count, one, out=count)
-        return loss, norm, AnyBuffer((12,), scratch), AnyBuffer((1,), count)
+        return loss, norm, *(AnyBuffer((b.length,), b) for b in (scratch, count, start, read))
 
     s.ones_like = lambda rows: s.full((len(rows),), 0.25)  # type: ignore[attr-defined]
     optimizer.keep = (count, one)  # type: ignore[attr-defined]
@@ -179,8 +184,13 @@ def arrays(name: str, draw: np.random.Generator) -> tuple[Any, ...]:
 PROGRAMS = {"mlp": mlp, "convnet": convnet, "gpt": gpt, "unlike": unlike}
 
 
+@pytest.mark.parametrize("acted", [False, True], ids=["", "acted graphs"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_captured_steps_equal_eager_ones(twins: Any, dev: tlrt.Device, name: str, tmp_path: Path) -> None:
+def test_captured_steps_equal_eager_ones(
+    twins: Any, dev: tlrt.Device, name: str, acted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if acted:
+        act_graphs(dev, monkeypatch)
     eager, captured = twins(PROGRAMS[name])
     draw = np.random.default_rng(3)
     for k in range(STEPS):
@@ -334,6 +344,31 @@ def test_results_outlive_reset_and_take_part(dev: tlrt.Device) -> None:
         assert step([1.0, 1.0]) is y and y.numpy().tolist() == [1.0, 2.0]
         assert kept.numpy().tolist() == [4.0, 9.0]  # the tape is left alone
         assert s.relu(y).numpy().tolist() == [1.0, 2.0] and y.reduce_sum().item() == 3.0
+
+
+@pytest.mark.parametrize("acted", [False, True], ids=["", "acted graphs"])
+def test_arrays_of_the_function_are_read_at_the_capture(
+    dev: tlrt.Device, acted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who writes over them later changes no replay, which uploads what the step writes over and nothing else."""
+    if acted:
+        act_graphs(dev, monkeypatch)
+    start, places = np.arange(6, dtype=np.float32), np.array([2, 0], np.uint32)
+    with Session(dev) as s:
+
+        def step() -> Any:
+            x, i, still, zeros = dev.buffer(start), dev.indices(places), dev.indices(places), dev.zeros(4)
+            read = kernels.add(kernels.gather_rows(x, i, 3, 2), zeros)
+            again = kernels.gather_rows(x, places, 3, 2)
+            kernels.argmax(kernels.gather_rows(x, still, 3, 2), 2, 2, 1, out=i)
+            fresh = dev.buffer(start)
+            return [AnyBuffer((len(b),), b) for b in (read, again, kernels.scale(fresh, 2.0, out=fresh))]
+
+        captured = s.capture(step)
+        start[:], places[:] = 9, 1
+        for _ in range(3):
+            assert [y.numpy().tolist() for y in captured()] == [[4, 5, 0, 1], [4, 5, 0, 1], [0, 2, 4, 6, 8, 10]]
+        assert (captured.calls, captured.graphs) == ((4, 1) if dev.is_cuda else (8, 0))
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.longdouble])

@@ -12,9 +12,9 @@ from numpy.testing import assert_raises, assert_raises_regex
 
 import tlrt
 from tests import run_in_thread, unchanged_memory
+from tests.runtime.acted_graphs import act_graphs
 from tlrt import Session, kernels, nn, optim
 from tlrt._binding import handles
-from tlrt._capture import calls, replay
 from tlrt.errors import (
     ArgumentTypeError,
     CaptureError,
@@ -338,8 +338,7 @@ def test_an_argument_has_no_methods_of_arrays(dev: tlrt.Device) -> None:
 def test_more_transforms_than_plans(dev: tlrt.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message says what happened and what to do; without a GPU, a library that makes graphs is acted."""
     if not dev.is_cuda:
-        monkeypatch.setattr(tlrt.Device, "is_cuda", True)
-        monkeypatch.setattr(replay, "lib", Acted(replay.lib))
+        act_graphs(dev, monkeypatch)
     with Session(dev) as s:
 
         def transforms(first: int) -> Any:
@@ -358,33 +357,6 @@ def test_more_transforms_than_plans(dev: tlrt.Device, monkeypatch: pytest.Monkey
         del caught
         monkeypatch.undo()
         assert s.capture(lambda x: s.tanh(s.const(x)), X)(X).shape == (2, 3)
-
-
-class Acted:
-    """The library, but graphs can be made, of everything but transforms."""
-
-    def __init__(self, lib: Any) -> None:
-        self._lib = lib
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._lib, name)
-
-    def torchlean_cuda_capture_begin(self, context: Any) -> int:
-        self.runnable = calls.Call.runnable
-        refusal = self._lib.torchlean_cuda_capture_begin
-
-        def runnable(call: Any) -> Any:
-            return (lambda: refusal(context)) if "rfft" in call.name else self.runnable(call)
-
-        calls.Call.runnable = runnable  # type: ignore[method-assign]
-        return 0
-
-    def torchlean_cuda_capture_end(self, context: Any, out: Any) -> int:
-        calls.Call.runnable = self.runnable  # type: ignore[method-assign]
-        return 0
-
-    def torchlean_cuda_graph_release(self, graph: Any) -> int:
-        return 0
 
 
 @pytest.mark.parametrize("name", ["spec", "cpu"])

@@ -49,7 +49,10 @@ def observe() -> list[str]:
             for name, thing in vars(module).items():
                 if getattr(thing, "__module__", None) != found.name or name.startswith("_"):
                     continue
-                inside = vars(thing).items() if inspect.isclass(thing) else ()
+                # bases with names of their own have lines of their own
+                bases = thing.__mro__[::-1] if inspect.isclass(thing) else ()
+                own = [vars(c) for c in bases if c is thing or c.__name__.startswith("_")]
+                inside = {n: f for known in own for n, f in known.items()}.items()
                 functions = [(f"{name}.{n}", f) for n, f in inside if n == "__init__" or not n.startswith("_")]
                 for path, f in [(name, thing), *functions]:
                     plain = getattr(f, "__func__", f)

@@ -217,7 +217,7 @@ def test_no_two_shards_of_any_steps_draw_the_same_numbers() -> None:
 
 
 @pytest.mark.parametrize("moving", [(0, 1), (), (0,), (1,)])
-def test_statistics_move_in_every_shard_or_in_none(moving: tuple[int, ...]) -> None:
+def test_statistics_move_in_every_shard_and_step_or_in_none(moving: tuple[int, ...]) -> None:
     """Each shard begins with the values of the step, which ends with the mean of what shards make of them, exactly."""
     with tlrt.Session("cpu") as s:
         w, mean = s.param([1.0], "w"), s.param([8.0], "mean", requires_grad=False)
@@ -235,6 +235,9 @@ def test_statistics_move_in_every_shard_or_in_none(moving: tuple[int, ...]) -> N
                 return
             training.step(loss)
             assert mean.value.tolist() == [8.0 + len(moving) * (step + 1)]
+        moving = () if moving else (0, 1)
+        with pytest.raises(tlrt.errors.ArgumentError, match="a shard that changes"):
+            training.step(loss)  # in every step or in none
 
 
 def test_a_parameter_that_no_shard_reaches_stays() -> None:

@@ -15,7 +15,7 @@ import pytest
 import tlrt
 from tests.runtime.fake_nccl import build_fake_nccl
 from tests.runtime.rank_processes import MPIRUN, WRONG, find_error, run, weights
-from tests.runtime.test_distributed_overlap import SHARDS, build, loss, train
+from tests.runtime.test_distributed_overlap import LAYERS, SHARDS, build, loss, memory_around_failure, train
 from tests.runtime.thread_group import ThreadGroup, run_ranks
 from tlrt import checkpoint, distributed, optim
 from tlrt.context import Observer
@@ -154,6 +154,13 @@ def test_memory_does_not_grow() -> None:
 
 
 @pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("layer", [1, LAYERS])
+def test_a_step_that_fails_gives_back_what_it_sent(layer: int) -> None:
+    for before, after in run_ranks(2, lambda group: memory_around_failure(by_nccl(group), layer)):
+        assert after == before
+
+
+@pytest.mark.usefixtures("here")
 def test_nccls_own_sum() -> None:
     """What the benchmark compares with."""
 
@@ -172,11 +179,12 @@ def test_nccls_own_sum() -> None:
 @pytest.mark.usefixtures("here")
 def test_who_waits_too_long_gives_up() -> None:
     def work(group: ThreadGroup) -> str:
-        link = Communicator(group, "cpu", "fast")
+        link, looks = Communicator(group, "cpu", "fast"), []
         group.timeout = 0.5
         if group.rank:
             time.sleep(1.5)
             return ""
+        group.trouble = lambda: looks.append(0) or ""  # type: ignore[method-assign]
         x = link.device.zeros(4)
         from tlrt._binding.capsules import data_address
 
@@ -185,6 +193,7 @@ def test_who_waits_too_long_gives_up() -> None:
         with pytest.raises(distributed.GroupError, match=r"got nothing for 0\.5 s"), link.watched():
             link.swap(1, [], [span])
         assert time.monotonic() - begun < 1.4
+        assert 1 <= len(looks) <= 11, "one every twentieth of a second"
         with pytest.raises(distributed.GroupError, match=r"got nothing for 0\.5 s"):
             link.wait()
         group.close()

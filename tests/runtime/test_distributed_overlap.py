@@ -112,28 +112,36 @@ def test_they_wait_for_the_end_of_the_backward_pass_where_the_device_is_observed
     ]
 
 
+def memory_around_failure(group: ThreadGroup, layer: int) -> tuple[list[int], list[int]]:
+    """The buffers before and after a step whose last backward pass fails below a layer."""
+    with tlrt.Session("cpu", seed=1) as s:
+        weights = build(s)
+        training = distributed.DataParallel(s, lambda p: optim.SGD(p), group, shards=SHARDS, bucket=256)
+        training.step(lambda shard: loss(s, weights, 0, shard))
+        assert all(w.mirror is not None for w in weights)  # uploads those that other ranks sent
+
+        def count() -> list[int]:
+            devices = [s.device, *(link.device for link in group._communicators.values())]
+            return [device.memory().live_buffers for device in devices]
+
+        def fails(shard: int) -> tlrt.TensorRef:
+            h: Any = s.const(np.ones((WIDTH, WIDTH)))
+            for i, w in enumerate([*weights, h]):
+                if i == layer and shard % 2:
+                    refuse = lambda x, g: (_ for _ in ()).throw(OSError("gone"))
+                    h = s._ref(s.epoch, s.tape.unary("refused", h.id, h.shape, h.shape, lambda x: x.copy(), refuse))
+                h = s.matmul(h, s.use(w) if i < LAYERS else w)
+            return s.mean(h)
+
+        before = count()
+        with pytest.raises(OSError, match="gone"):
+            training.step(fails)
+        s.reset()
+        return before, count()
+
+
 def test_a_step_that_fails_leaves_no_memory_and_no_work_behind() -> None:
-    def work(group: ThreadGroup) -> tuple[int, int]:
-        with tlrt.Session("cpu", seed=1) as s:
-            weights = build(s)
-            training = distributed.DataParallel(s, lambda p: optim.SGD(p), group, shards=SHARDS, bucket=256)
-            training.step(lambda shard: loss(s, weights, 0, shard))
-            assert all(w.mirror is not None for w in weights)  # uploads those that other ranks sent
-            before = s.device.memory().live_buffers
-
-            def fails(shard: int) -> tlrt.TensorRef:
-                made = loss(s, weights, 1, shard)
-                id = s.tape.unary(
-                    "refused", made.id, (), (), lambda x: x.copy(), lambda x, g: (_ for _ in ()).throw(OSError("gone"))
-                )
-                return s._ref(s.epoch, id) if shard % 2 else made
-
-            with pytest.raises(OSError, match="gone"):
-                training.step(fails)
-            s.reset()
-            return before, s.device.memory().live_buffers
-
-    for before, after in run_ranks(2, work):
+    for before, after in run_ranks(2, lambda group: memory_around_failure(group, LAYERS)):
         assert after == before
 
 

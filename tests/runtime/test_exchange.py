@@ -1,6 +1,7 @@
 """Memory lent to other libraries and borrowed from them: one memory on both sides, as long as either needs it."""
 
 import gc
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import tlrt
 from audit.exchange import GROWTH, LIBRARIES, Library, Missing, aligned, leak
 from tests import DEVICES, unchanged_memory
 from tlrt import Session, kernels
+from tlrt._binding.exchange import lend_to
 from tlrt.buffer import IndexBuffer
 
 
@@ -61,6 +63,7 @@ def test_what_one_side_writes_the_other_reads(device: str) -> None:
 
 def test_the_memory_outlives_its_names(library: Library, device: str) -> None:
     d = tlrt.device(device)
+    gc.collect()  # what other tests left
     with unchanged_memory(d):
         x = library.array(np.full(5000, 2.0, np.float32))
         buffer = tlrt.from_dlpack(x)
@@ -156,6 +159,17 @@ def test_protocols_are_kept_to() -> None:
     with pytest.raises(tlrt.errors.UnavailableError, match="CUDA"):
         buffer.device.order_after(1)
     assert buffer.device.stream == 0
+
+
+def test_a_closed_device_borrows_nothing() -> None:
+    """Neither an array nor a buffer of another device, which are their owners' as before."""
+    array, closed = np.ones(4, np.float32), tlrt.Device.new("cpu")
+    closed.close()
+    with tlrt.Device.new("cpu") as lender, lender.buffer([1, 2]) as lent, unchanged_memory(lender):
+        for call in (lambda: lend_to(lent, closed), lambda: tlrt.from_dlpack(array, closed, copy=False)):
+            with pytest.raises(tlrt.errors.ReleasedError):
+                call()
+        assert lent.references == 1 and sys.getrefcount(array) <= 3
 
 
 def test_a_captured_function_neither_lends_nor_borrows() -> None:

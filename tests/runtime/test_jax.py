@@ -1,5 +1,6 @@
 """The operations as functions of JAX's arrays: under jit, with gradients, over batches, from several threads."""
 
+import json
 import os
 import re
 import threading
@@ -13,12 +14,14 @@ from tests import DEVICES, ROOT
 from tests.runtime import foreign_rows
 from tests.runtime.foreign_rows import bits, cases
 from tlrt import _calls
+from tlrt._binding import handles
 from tlrt.verify.run import Runtime
 from tlspec.registry import Op
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # other tests use the GPU, too
 jax = pytest.importorskip("jax")
 functions = pytest.importorskip("tlrt.jax")
+frames = pytest.importorskip("tlrt.jax.frames")
 jnp = jax.numpy
 
 ROWS = list(_calls.rows())
@@ -125,7 +128,7 @@ def test_memory_stays_flat() -> None:
     import resource
 
     step = jax.jit(lambda x: functions.tanh(functions.matmul(x, x)))
-    x = jnp.ones((8, 8))
+    x = jax.device_put(np.ones((8, 8), np.float32), jax.devices("cpu")[0])
     for _ in range(500):
         x = step(x)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -133,9 +136,67 @@ def test_memory_stays_flat() -> None:
         x = step(x)
     jax.block_until_ready(x)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4096  # KiB
-    from tlrt.jax import frames
+    assert not frames._lent
 
-    assert len(frames._lent) < 16
+
+@pytest.mark.parametrize("known", [True, False])
+def test_xla_is_given_the_version_that_it_has(known: bool) -> None:
+    """Some releases do not say theirs; all are 0.1 or newer."""
+    ffi = frames._ffi
+    about = ffi.new("metadata *", {"traits": 7})
+    extension = ffi.new("extension *", {"kind": 1, "of": about})
+    api = ffi.new("interface *", {"api": {"major": 3, "minor": 5}}) if known else ffi.NULL
+    for handler in frames.HANDLERS.values():
+        asked = ffi.new("frame *", {"extensions": extension, "api": api})
+        assert ffi.cast("void *(*)(frame *)", handler)(asked) == ffi.NULL
+        assert (about.api.major, about.api.minor, about.traits) == ((3, 5, 0) if known else (0, 1, 0))
+
+
+@pytest.mark.parametrize("fault", ["", "stream", "ordinal", "operation"])
+def test_a_call_on_a_gpu_is_put_in_order_with_xlas_stream(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA's frame made by hand, and the CPU in the GPU's place."""
+    ffi, cpu = frames._ffi, handles.device("cpu")
+    log: list[Any] = []
+    monkeypatch.setattr(frames, "_device", lambda name, math: log.append((name, math)) or cpu)
+    for order in ("order_after", "order_before"):
+        monkeypatch.setattr(type(cpu), order, lambda _, stream, order=order: log.append((order, stream)))
+    failed = {n: ffi.cast("void *", k * (n == fault)) for k, n in enumerate(("stream", "ordinal", "operation"), 1)}
+
+    @ffi.callback("void *(stream_arguments *)")
+    def get_stream(given: Any) -> Any:
+        given.stream = ffi.cast("void *", 77)
+        return failed["stream"] if given.context == ffi.cast("void *", 5) else ffi.NULL
+
+    @ffi.callback("void *(ordinal_arguments *)")
+    def get_ordinal(given: Any) -> Any:
+        given.ordinal = 2
+        return failed["ordinal"] if given.context == ffi.cast("void *", 5) else ffi.NULL
+
+    @ffi.callback("void *(error_arguments *)")
+    def create_error(given: Any) -> Any:
+        log.append((ffi.string(given.message).decode(), given.code))
+        return failed["operation"]
+
+    functions = {"get_stream": get_stream, "get_ordinal": get_ordinal, "create_error": create_error}
+    lengths, x, y = ffi.new("int64_t[]", [2]), ffi.new("float[]", [-1.0, 2.0]), ffi.new("float[]", 2)
+    both = [ffi.new("array *", {"type": 11, "data": data, "rank": 1, "lengths": lengths}) for data in (x, y)]
+    places = [ffi.new("void *[]", [array]) for array in both]
+    name = "nothing" if fault == "operation" else "relu"
+    text = ffi.new("char[]", json.dumps([name, "forward", {}, ["x"], [True], "fast"]).encode())
+    span = ffi.new("span *", {"text": text, "bytes": len(text) - 1})
+    items, api = ffi.new("void *[]", [span]), ffi.new("interface *", functions)
+    frame = ffi.new("frame *", {
+        "api": api, "context": ffi.cast("void *", 5), "inputs": {"count": 1, "items": places[0]},
+        "outputs": {"count": 1, "items": places[1]}, "attributes": {"count": 1, "items": items},
+    })  # fmt: skip
+    assert ffi.cast("void *(*)(frame *)", frames.HANDLERS["CUDA"])(frame) == failed.get(fault, ffi.NULL)
+    assert list(y) == ([0.0, 0.0] if fault else [0.0, 2.0])
+    if not fault:
+        assert log == [("cuda:2", "fast"), ("order_after", 77), ("order_before", 77)]
+    elif fault == "operation":
+        assert len(log) == 1 and "nothing" in log[0][0] and log[0][1] == 3
+    else:
+        assert log == []
 
 
 def test_several_threads_call_at_once() -> None:

@@ -165,6 +165,15 @@ def test_parameters_are_all_that_the_layer_made(s, name):
 
 
 @everywhere
+def test_the_mode_is_given_by_its_name(s, name):
+    """As a second argument it could be mistaken for states, or for a mask."""
+    make, shape = LAYERS[name]
+    layer, x = make(s), s.zeros(shape)
+    assert layer(x, training=True).shape == layer(x).shape
+    assert_raises_regex(TypeError, "positional argument", layer, x, True)
+
+
+@everywhere
 def test_initial_weights_are_the_same_numbers_on_every_device(name):
     starts = []
     for device in DEVICES:

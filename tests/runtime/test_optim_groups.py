@@ -126,6 +126,16 @@ def test_groups_refuse(s, groups, said):
     assert_raises_regex((ValueError, TypeError), said, optim.SGD, groups(s.param([1.0], "w")))
 
 
+def test_a_group_without_a_state_of_the_others(s):
+    groups = [{"params": [s.param([1.0], "a")]}, {"params": [s.param([1.0], "b")], "centered": False}]
+    first, second = (optim.RMSprop(groups, centered=True) for _ in range(2))
+    s.backward(s.reduce_sum(first.parameters[0] * first.parameters[1]))
+    first.step()
+    settings, arrays = first.state()
+    second.load_state(settings, arrays)
+    assert set(arrays) == {"v/a", "m/a", "b/a", "v/b", "b/b"} and second.state() == (settings, arrays)
+
+
 def test_a_group_beside_no_rate_at_the_start(s):
     sgd = optim.SGD([{"params": [s.param([1.0], "w")], "lr": 0.5}], lr=0.0)
     assert sgd.groups[0].lr == 0.5

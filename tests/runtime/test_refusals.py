@@ -61,6 +61,7 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "cross_entropy: logits: got a scalar": lambda s: s.cross_entropy(s.const(1.0), 0),
     r"slice_range0: x: got a scalar": lambda s: s.slice_range0(s.const(1.0), 0, 1),
     "max_pool2d.*: got 3 entries, expected 2": lambda s: s.max_pool2d(s.zeros((1, 1, 4, 4)), (2, 2, 2), 1),
+    r"max_pool2d: x: .*expected 3 axes, or 4 with a batch": lambda s: s.max_pool2d(s.zeros((4, 4)), 2, 1),
     r"max_pool: x: got shape \(2, 4, 8, 8\), expected rank=2 with a batch or rank=3 without": lambda s: s.max_pool(
         s.zeros((2, 4, 8, 8)), 2, 2
     ),

@@ -65,6 +65,28 @@ def test_a_device_closed_under_a_session():
     optimizer.close()
 
 
+def test_what_is_over_or_was_never_made_is_shown():
+    """By a debugger too, which must not raise beside the error that it shows."""
+    device, reference = tlrt.Device.new("cpu"), tlrt.spec.SpecDevice()
+    s, buffers = Session(device), [make for d in (device, reference) for make in (d.zeros(2), d.indices([1]))]
+    x, i, w, captured = s.const([1.0]), s.nat_vec([1]), s.param([1.0], "w"), s.capture(lambda: s.zeros(1))
+    result = captured.outputs
+    assert [repr(b) for b in buffers[2:]] == ["SpecBuffer(length=2, [0, 0])", "SpecIndexBuffer(length=1, [1])"]
+    for over in (*buffers, captured):
+        over.close() if over is captured else over.release()
+    s.close(), device.close()
+    shown = [repr(thing) for thing in (*buffers, x, i, w, captured, s, s.tape, device)]
+    assert shown == [
+        "Buffer(released, device='cpu')", "IndexBuffer(released, device='cpu')", "SpecBuffer(released)",
+        "SpecIndexBuffer(released)", "TensorRef(shape=(1,), device='cpu', of an earlier step)", "NatVecRef(of an earlier step)",
+        "Parameter('w', shape=(1,), host only)", "Captured('<lambda>', closed)", "Session('cpu', closed)",
+        "Tape(Device('cpu', closed), released)", "Device('cpu', closed)",
+    ]  # fmt: skip
+    assert repr(result).startswith("CapturedTensor(unreadable: numpy: buffer: got a released buffer of shape (1,), ")
+    assert repr(tlrt.Device.__new__(tlrt.Device)) == "Device(?)"
+    assert repr(tlrt.Buffer.__new__(tlrt.Buffer)) == "Buffer(unreadable: AttributeError, device='?')"
+
+
 def test_after_close(s):
     w, x = s.param([1.0], "w"), s.input([1.0])
     i, optimizer = s.nat(1), optim.SGD([w])

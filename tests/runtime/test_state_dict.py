@@ -211,7 +211,7 @@ def test_what_a_module_of_torch_has_and_a_layer_has_not(s: Session) -> None:
 
 def test_a_list_of_layers(s: Session) -> None:
     a, b, c = (nn.Linear(s, 2, 2, name=n) for n in "abc")
-    layers = nn.ModuleList([a]).append(b).append(c)
+    layers = nn.ModuleList().extend([a]).append(b).extend([c])
     assert list(layers) == [a, b, c] and len(layers) == 3 and layers[-1] is c and repr(a) in repr(layers)
     assert [n for n, _ in layers.named_parameters()] == [f"{i}.{n}" for i in range(3) for n in ("weight", "bias")]
     assert_raises_regex(errors.ArgumentTypeError, "ModuleList: layer 3: got", layers.append, s.relu)

@@ -203,6 +203,19 @@ def test_bounds_of_transforms(n: int) -> None:
 
 
 @pytest.mark.operations("spectral_conv1d_rfft")
+@pytest.mark.parametrize(("n", "width", "modes", "by_hand"), [
+    (4, 1, 1, 3),
+    (3, 1, 1, 1 + 1 + 3 + 3),  # a pair's sum, its cosine, three products in a chain, and a turn
+    (64, 1, 1, 37), (65, 1, 1, 37 + 1), (64 * 64, 1, 1, 37 + 63),  # a pair of each of 32 rows; tiles one after the other
+    (64 * 100, 1, 1, 37 + 64 + 1),  # on the CPU two blocks of tiles
+    (64 * 10_000, 64 * 600, 1, 37 + 2500 + 2 + 0 + 3),  # on CUDA one block of four chains, added in pairs
+    (64 * 10_000, 64 * 8, 16 * 6, 37 + 228 + 2 + 2 + 3),  # 11 blocks
+])  # fmt: skip
+def test_bounds_of_truncated_transforms(n: int, width: int, modes: int, by_hand: int) -> None:
+    assert spectral._tile_height(n, width, modes) == by_hand
+
+
+@pytest.mark.operations("spectral_conv1d_rfft")
 def test_errors_of_complex_sums() -> None:
     for h in (0, 1, 10, 56, 57, 1000):
         e = spectral._Error.rounded(h, np.array([0.0, 1.0, 3.0]))

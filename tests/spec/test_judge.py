@@ -16,6 +16,7 @@ import pytest
 import tlspec
 from tests import ROOT, python_path
 from tlspec import arrays, registry
+from tlspec.__main__ import main
 from tlspec.drawn import Expected, draw_case
 from tlspec.formats import FORMATS
 from tlspec.judge import Report, check
@@ -94,7 +95,7 @@ def test_zeros_copies_and_stale_results_are_caught() -> None:
             assert caught == changed > 0, name
     assert kinds(check(stale, "softmax", data="normal")) & {"value", "stale"}
     (finding,) = check(lambda x: stale(x).copy(), "softmax", case="0:normal:small").findings
-    assert finding.text.startswith("from other numbers in arrays of these shapes: out[")
+    assert finding.kind == "stale" and finding.text.startswith("from other numbers in arrays of these shapes: out[")
 
 
 @pytest.mark.parametrize(("op", "kernel", "where"), [
@@ -143,6 +144,12 @@ DEFECTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "biased where it should not be": (
         "var", lambda x, axes, correction: np.var(x, axis=tuple(k for k in range(x.ndim) if axes >> k & 1))),
 }  # fmt: skip
+#: what is found of those that do more than give wrong values
+KINDS = {
+    "a float16 result": {"result"}, "a float64 result": {"result"}, "another shape": {"value", "result"}, "nothing": {"result"},
+    "a column too few": {"result"},
+    "an input is changed": {"inputs"}, "the input is returned": {"inputs", "alias"}, "an exception": {"error"},
+}  # fmt: skip
 
 
 def tf32(x: np.ndarray) -> np.ndarray:
@@ -153,13 +160,23 @@ def tf32(x: np.ndarray) -> np.ndarray:
 def test_a_wrong_kernel_fails_with_a_line_that_repeats_it(name: str) -> None:
     op, kernel = DEFECTS[name]
     report = check(kernel, op)
-    assert report.verdict == "fail", report
+    assert report.verdict == "fail" and kinds(report) == KINDS.get(name, {"value"}), report
     with pytest.raises(AssertionError, match="fail"):
         report.assert_ok()
     finding = report.findings[0]
     address = finding.repeat.split("case=")[1].strip(")").strip("'\"")
     again = check(kernel, op, case=address)
     assert again.verdict == "fail", finding.repeat
+
+
+def test_what_a_kernel_does_not_support_is_no_failure() -> None:
+    def kernel(x: np.ndarray) -> np.ndarray:
+        if x.shape[1] % 2:
+            raise NotImplementedError
+        return softmax(x)
+
+    report = check(kernel, "softmax")
+    assert report.ok and report.unsupported > 0 and sum(r.cases for r in report.rows) > 0
 
 
 def test_a_failure_shrinks() -> None:
@@ -311,6 +328,11 @@ def test_the_command(tmp_path: Path, arguments: list[str], status: int, text: st
     assert text in found.stdout + found.stderr
     assert (tmp_path / "r.json").exists() == (tmp_path / "r.html").exists() == (status < 2)
     assert status == 2 or f"as softmax: {text}</h1>" in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
+def test_the_command_lists_every_operation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    assert capsys.readouterr().out == "".join(f"{row.name:32s}{row.text}\n" for row in registry.ops())
 
 
 def test_importing_the_package_imports_nothing_else() -> None:

@@ -76,10 +76,12 @@ EXPRESSIONS = {
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_float32_arithmetic_stays_within_the_errors(name: str) -> None:
-    for seed in range(20):
+    for seed in range(24):
         rng = generator("running", name, seed)
         shape = int(rng.integers(1, 40)), int(rng.integers(1, 40))
         x, y = (rng.standard_normal(shape, np.float32) * np.float32(2.0 ** rng.integers(-3, 3)) for _ in range(2))
+        if seed >= 20:  # subnormal numbers
+            x, y = x * np.float32(2.0**-140), y * np.float32(2.0**-140)
         made = EXPRESSIONS[name](tracked(x), tracked(y))
         got = EXPRESSIONS[name](x, y)
         assert np.allclose(made.value, EXPRESSIONS[name](x.astype(float), y.astype(float)), rtol=1e-9, atol=1e-12)
@@ -236,6 +238,15 @@ def test_flushed_subnormals_are_within_the_errors() -> None:
     made = x * 0.5
     assert made.error[0] >= 2.0**-128
     assert made.error[1] == 0
+
+
+def test_products_within_a_transform_may_underflow() -> None:
+    n = 37
+    x = generator("underflow").standard_normal((n, 8), np.float32) * np.float32(2.0**-140)
+    roots = np.exp(-2j * np.pi / n * np.outer(np.arange(n), np.arange(n // 2 + 1)))
+    made = np.fft.rfft(tracked(x), axis=0)
+    for spectrum, parts in ((made.real, f32(roots.real)), (made.imag, f32(roots.imag))):
+        assert within(np.add.accumulate(parts[:, :, None] * x[:, None], axis=0)[-1], spectrum)
 
 
 def test_errors_cannot_be_lost_unnoticed() -> None:

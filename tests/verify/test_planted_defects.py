@@ -349,6 +349,10 @@ def wrong_gradient_when_alone(c: Inside) -> Arrays:
     return [None if o is None else o[::-1].copy() for o in outs]
 
 
+def unwritten_tail_when_alone(c: Inside) -> Arrays:
+    return c.run() if c.want is None or all(c.want) else unwritten_tail(c)
+
+
 def summing(e: Entry) -> bool:
     return bound(e).kind in ("tree", "ordered") and on_device(e)
 
@@ -419,6 +423,10 @@ DEFECTS = [
         lambda c: outputs(c, nudged) if c.count % 2 == 0 else c.run(),
     ),
     Defect("lone gradient wrong", ALL, lambda e: on_device(e) and len(e.outputs) > 1, wrong_gradient_when_alone),
+    Defect(
+        "tail of a lone gradient never written", ("elementwise", "linalg"),
+        lambda e: on_device(e) and len(e.outputs) > 1, unwritten_tail_when_alone,
+    ),
 ]  # fmt: skip
 
 

@@ -344,10 +344,18 @@ def _end(name: str, which: str) -> None:
     os._exit(7)
 
 
-def test_a_process_that_ends_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("threads", [None, "3"])
+def test_a_process_that_ends_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], threads: str | None
+) -> None:
+    """And the threads of NumPy's products in this process are as many as before."""
     monkeypatch.setattr(verify, "_check_one", _end)
+    monkeypatch.delenv(verify.NUMPY_THREADS, raising=False)
+    if threads is not None:
+        monkeypatch.setenv(verify.NUMPY_THREADS, threads)
     assert exit_status(verify.main, ["--ops", "relu", "--jobs", "2"]) == 1
     assert "--ops relu --trace" in capsys.readouterr().err
+    assert os.environ.get(verify.NUMPY_THREADS) == threads
 
 
 def test_the_summary_counts_entry_points_and_devices_apart() -> None:

@@ -23,8 +23,6 @@ from tlrt.errors import CaptureError, refusal
 from tlspec import entries
 
 _SLOT = ffi.typeof("torchlean_buffer **")
-#: host arrays by the C type that operations read them as
-_HOST = {"u32": ("uint32_t[]", np.uint32), "f64": ("double[]", np.float64)}
 
 
 class Recorder(Observer):
@@ -197,22 +195,21 @@ class Recorder(Observer):
             return [self._output(made, argument[i], f) for i, f in enumerate(fresh)]
         if role == "dims":
             return ffi.new("uint32_t[]", argument)
-        if role in _HOST:
-            return self._host_array(made, role, argument)
+        if role == "u32":  # host arrays of float64 are those of operations that are refused
+            return self._host_indices(made, argument)
         return float(argument) if isinstance(argument, (float, np.floating)) else int(argument)
 
     def _output(self, made: Call, handle: Any, fresh: bool, is_index: bool = False) -> Storage:
         storage = self._hold(handle, False, is_index) if fresh else self.storage(handle)
         return made.use(storage, True, fresh)
 
-    def _host_array(self, made: Call, role: str, argument: Any) -> Any:
-        """A copy of a host array that the call reads; one whose content changes stays where it is."""
+    def _host_indices(self, made: Call, argument: Any) -> Any:
+        """A copy of indices on the host that the call reads; those that change stay where they are."""
         start = address(argument)
         if any(first <= start < first + size for first, size in self._changing):
             made.is_eager = True
             return argument
-        kind, dtype = _HOST[role]
-        return ffi.from_buffer(kind, np.frombuffer(ffi.buffer(argument), dtype).copy())
+        return ffi.from_buffer("uint32_t[]", np.frombuffer(ffi.buffer(argument), np.uint32).copy())
 
     def buffer_made(self, function: Any, arguments: tuple[Any, ...], buffer: Buffer) -> None:
         """Records an upload, zeros or a copy; a share and an empty buffer only name storage."""
@@ -237,7 +234,7 @@ class Recorder(Observer):
             call.arguments, call.is_constant = list(arguments), True
         elif function == lib.torchlean_cuda_index_upload:
             context, host, n = arguments
-            kept = self._host_array(call, "u32", host)
+            kept = self._host_indices(call, host)
             call.is_constant, call.is_eager = not call.is_eager, True
             call.arguments = [context, kept, n]
         else:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tlrt.errors import ArgumentError, ArgumentTypeError, ShapeError, refusal
 from tlspec import registry
-from tlspec.drawn import evaluate, refused_by, shape_of
+from tlspec.drawn import evaluate, shape_of
 from tlspec.entries import arguments_of, composition_arguments
 
 Shape = tuple[int, ...]
@@ -198,21 +198,10 @@ def make_plan(
                 raise refusal(ShapeError, name, array.name, f"{lengths[array.name]} elements", expected)
     out = sig.outputs[0]
     if not out.elementwise:
-        # one element is a scalar
-        shape = () if out.dims == ("1",) else _result_shape(row, values)
+        # one element is a scalar; for what the row's checks refuse there is a shape, too, and the operation raises
+        shape = () if out.dims == ("1",) else shape_of(out, values)
     assert shape is not None
     return Plan(kernels, row, values, shape)
-
-
-def _result_shape(row: registry.Op, values: Mapping[str, Any]) -> Shape:
-    """The shape of the result, where the row's checks allow one; the operation itself refuses what they do not."""
-    try:
-        return shape_of(row.signature.outputs[0], values)
-    except (ArithmeticError, LookupError, ValueError, TypeError) as error:
-        hosts = {a.name: None for a in row.signature.inputs if a.host}
-        refused = refused_by(row, {k: v for k, v in values.items() if k not in hosts})
-        text = f"{row.name}: {refused.name}: expected {refused.say or refused.expression}" if refused else str(error)
-        raise ShapeError(text, op=row.name) from None
 
 
 def _read_dimensions(op: str, array: registry.Array, got: Shape, values: dict[str, Any]) -> None:

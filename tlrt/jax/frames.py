@@ -101,7 +101,7 @@ def _run(frame: Any, name: str, stream: int | None) -> None:
     known = _calls.dimensions(row.name, signature, shapes, values)
     device = _device(name, math)
     if stream is not None:
-        device.order_after(stream or 1)
+        device.order_after(stream)
     made: list[Buffer] = []
     try:
         buffers = {n: _borrow(a, device) for n, a in zip(present, inputs, strict=True)}
@@ -118,7 +118,7 @@ def _run(frame: Any, name: str, stream: int | None) -> None:
         for buffer in made:
             buffer.release()
         if stream is not None:
-            device.order_before(stream or 1)
+            device.order_before(stream)
 
 
 def _answer(frame: Any) -> bool:

@@ -151,14 +151,27 @@ def _axes(given: Any) -> tuple[int, ...] | None:
 def _host_slice(x: Host, starts: Host, ends: Host, axes: Host = None, steps: Host = None) -> Host:
     key = [slice(None)] * x.ndim
     for i, (start, end) in enumerate(zip(starts.tolist(), ends.tolist())):
-        step = 1 if steps is None else int(steps[i])
-        key[i if axes is None else int(axes[i])] = slice(start, None if end < -x.size and step < 0 else end, step)
+        key[i if axes is None else int(axes[i])] = slice(start, end, 1 if steps is None else int(steps[i]))
     return x[tuple(key)]
+
+
+def _host_split(x: Host, sizes: Host = None, axis: int = 0, num_outputs: int = 1) -> list[Host]:
+    equal = np.arange(1, num_outputs) * -(-x.shape[axis] // num_outputs)
+    return np.split(x, equal if sizes is None else np.cumsum(sizes)[:-1], axis)
+
+
+def _host_pad(x: Host, widths: Host, value: Host = None, axes: Host = None, mode: Any = "constant") -> Host:
+    pairs = np.zeros((x.ndim, 2), np.int64)
+    pairs[slice(None) if axes is None else axes] = widths.reshape(2, -1).T
+    x = x[tuple(slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(x.shape, pairs.tolist()))]
+    constant = {} if value is None or mode != "constant" else {"constant_values": _number(value)}
+    return np.pad(x, np.maximum(pairs, 0), mode, **constant)
 
 
 def _host_reduce(function: Any) -> Any:
     def call(x: Host, axes: Host = None, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Host:
-        return np.asarray(function(x, axis=_axes(axes), keepdims=bool(keepdims)))
+        chosen = _axes(axes) or (() if noop_with_empty_axes else None)
+        return np.asarray(function(x, axis=chosen, keepdims=bool(keepdims)))
 
     return call
 
@@ -186,7 +199,7 @@ HOST.update({
     "GreaterOrEqual": np.greater_equal, "And": np.logical_and, "Or": np.logical_or, "Not": np.logical_not,
     "Xor": np.logical_xor, "Where": np.where, "Concat": lambda *xs, axis: np.concatenate(xs, axis),
     "Gather": lambda x, i, axis=0: np.take(x, i, axis), "Max": lambda *xs: reduce(np.maximum, xs),
-    "Min": lambda *xs: reduce(np.minimum, xs), "Reshape": lambda x, s, allowzero=0: x.reshape(s), "Mod": np.mod,
+    "Min": lambda *xs: reduce(np.minimum, xs), "Mod": np.mod,
     "Range": lambda *ends: np.arange(*map(_number, ends)), "Slice": _host_slice,
     "Squeeze": lambda x, axes=None: x.squeeze(_axes(axes)),
     "Unsqueeze": lambda x, axes: np.expand_dims(x, _axes(axes) or ()), "Transpose": lambda x, perm=None: np.transpose(x, perm),
@@ -200,7 +213,5 @@ HOST.update({
     "NonZero": lambda x: np.asarray(np.nonzero(x)),
     "GatherElements": lambda x, i, axis=0: np.take_along_axis(x, i, axis),
     "GatherND": lambda x, i, batch_dims=0: _host_gather_nd(x, i, batch_dims),
-    "Split": lambda x, sizes=None, axis=0, num_outputs=0, split=None: np.split(
-        x, np.cumsum(sizes)[:-1] if sizes is not None else num_outputs, axis),
-    "Pad": lambda x, p, value=None, axes=None, mode="constant": np.pad(x, p.reshape(2, -1).T),
+    "Split": _host_split, "Pad": _host_pad,
 })  # fmt: skip

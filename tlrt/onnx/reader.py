@@ -22,9 +22,10 @@ def read(graph: Any) -> Graph:
     for node in graph.node:
         if node.domain not in DOMAINS:
             raise NotExpressible(f"operators of {node.domain}")
-        nodes.append(
-            Node(node.op_type, list(node.input), list(node.output), {a.name: _attribute(a) for a in node.attribute})
-        )
+        attributes = {a.name: _attribute(a) for a in node.attribute}
+        if node.op_type == "Split" and not any(node.input[1:]):  # into equal parts, as many as there are outputs
+            attributes.setdefault("num_outputs", len(node.output))
+        nodes.append(Node(node.op_type, list(node.input), list(node.output), attributes))
     constants = {t.name: onnx().numpy_helper.to_array(t) for t in graph.initializer}
     return Graph(
         nodes, [i.name for i in graph.input if i.name not in constants], [o.name for o in graph.output], constants

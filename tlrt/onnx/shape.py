@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tlrt.onnx.graph import OPERATORS, Host, Run, Tensor, Value, operator
+from tlrt.onnx.graph import HOST, OPERATORS, Host, Run, Tensor, Value, operator
 
 
 def ints(values: Any) -> list[int]:
@@ -42,6 +43,9 @@ def reshape(run: Run, x: Tensor, shape: Host, *, allowzero: int = 0) -> Tensor:
     return x.reshape(sizes)
 
 
+HOST["Reshape"] = partial(reshape, None)
+
+
 @operator("Squeeze")
 def squeeze(run: Run, x: Tensor, given: Host = None, *, axes: Any = None) -> Tensor:
     chosen = axes if given is None else ints(given)
@@ -55,13 +59,11 @@ def unsqueeze(run: Run, x: Tensor, given: Host = None, *, axes: Any = None) -> T
 
 
 @operator("Split")
-def split(run: Run, x: Tensor, sizes: Host = None, *, split: Any = None, axis: int = 0, num_outputs: int = 0) -> Any:
-    given = split if sizes is None else ints(sizes)
-    if given is None:
-        count = num_outputs or run.results
-        size = -(-x.shape[axis] // count)
-        given = [max(min(size, x.shape[axis] - k * size), 0) for k in range(count)]
-    return x.split(given, axis)
+def split(run: Run, x: Tensor, sizes: Host = None, *, axis: int = 0, num_outputs: int = 1) -> Any:
+    if sizes is None:
+        size = -(-x.shape[axis] // num_outputs)
+        sizes = [max(min(size, x.shape[axis] - k * size), 0) for k in range(num_outputs)]
+    return x.split(ints(sizes), axis)
 
 
 @operator("Slice")

@@ -49,7 +49,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", "--devices", dest="devices", metavar="NAMES", help="cpu, cuda, cuda:1 (default: all present)")
     add("--ops", metavar="NAMES", help="operations, families and * patterns, comma-separated (default: all)")
     add("--math", choices=MATH, default="fast", help="how the devices compute (default fast)")
-    add("--cases", type=int, default=6, metavar="N", help="cases per operation and data class (default 6)")
+    count = "cases per operation and data class (default %(default)s)"
+    add("--cases", type=int, default=Settings.cases, metavar="N", help=count)
     add("--seed", type=int, default=0, help="seed of the first case (default 0); case i has seed + i")
     add("--size", choices=[*SIZES, PATH], help="size of the cases (default: small, medium and edges, and a large one)")
     add("--data", metavar="CLASSES", help=f"data classes: {', '.join(DATA)} (default: the row's)")

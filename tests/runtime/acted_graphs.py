@@ -1,0 +1,61 @@
+"""Graphs without a GPU: calls that are kept instead of made while one is captured, and made when it is launched."""
+
+import functools
+from typing import Any
+
+import pytest
+
+import tlrt
+from tlrt._capture import calls, replay
+
+
+def act_graphs(device: tlrt.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a CPU's captured steps consist of graphs, of everything but transforms."""
+    if device.is_cuda:
+        pytest.skip("a GPU makes graphs itself")
+    monkeypatch.setattr(tlrt.Device, "is_cuda", True)
+    monkeypatch.setattr(replay, "lib", _Library(replay.lib))
+
+
+class _Library:
+    """The library, but graphs can be made; a graph's handle is its place in the list of them, from 1."""
+
+    def __init__(self, lib: Any) -> None:
+        self._lib = lib
+        self._graphs: list[list[calls.Runnable]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lib, name)
+
+    def torchlean_cuda_capture_begin(self, context: Any) -> int:
+        self._runnable, kept = calls.Call.runnable, list[calls.Runnable]()
+        self._graphs.append(kept)
+
+        def runnable(call: calls.Call) -> calls.Runnable:
+            uploads = (self._lib.torchlean_cuda_buffer_upload, self._lib.torchlean_cuda_index_upload)
+            if "rfft" in call.name or call.function in uploads or call.computed:
+                return lambda: self._lib.torchlean_cuda_capture_begin(context)  # which a CPU refuses
+            made: Any = self._runnable(call)
+            return lambda: kept.append(functools.partial(made.func, *map(_read, made.args)))
+
+        calls.Call.runnable = runnable  # type: ignore[method-assign]
+        return 0
+
+    def torchlean_cuda_capture_end(self, context: Any, out: Any) -> int:
+        calls.Call.runnable = self._runnable  # type: ignore[method-assign]
+        if out != calls.ffi.NULL:
+            out[0] = calls.ffi.cast("torchlean_graph *", len(self._graphs))
+        return 0
+
+    def torchlean_cuda_graph_launch(self, graph: Any) -> int:
+        return next(filter(None, (call() for call in self._graphs[calls.address(graph) - 1])), 0)
+
+    def torchlean_cuda_graph_release(self, graph: Any) -> int:
+        return 0
+
+
+def _read(argument: Any) -> Any:
+    """A copy of an array on the host, which is read at the capture; any other argument as it is."""
+    if isinstance(argument, calls.ffi.CData) and calls.ffi.typeof(argument).cname == "uint32_t[]":
+        return calls.ffi.from_buffer("uint32_t[]", bytes(calls.ffi.buffer(argument)))
+    return argument
