@@ -232,3 +232,17 @@ def test_calls_of_cuda_end_with_their_work_where_that_is_asked_for(said):
     environment = {**os.environ, "TORCHLEAN_CUDA_SYNC": said}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == f"{said == '1'}\n"
+
+
+def test_threads_without_work_sleep(python):
+    code = """if 1:
+        import time, tlrt
+        from tlrt import kernels
+        kernels.exp(tlrt.device("cpu").full(1 << 21, 1.0))
+        time.sleep(0.1)
+        before = time.process_time()
+        time.sleep(0.5)
+        print(time.process_time() - before < 0.25)
+    """
+    done = python(code, TORCHLEAN_CPU_THREADS="2")
+    assert done.stdout == "True\n", done.stderr

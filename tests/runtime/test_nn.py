@@ -254,3 +254,17 @@ def test_a_layer_takes_another_initialiser(s):
 def test_taken_names_are_refused(s):
     nn.Linear(s, 3, 2, name="l")
     assert_raises_regex(errors.ArgumentError, r"l\.weight", nn.Linear, s, 3, 2, name="l")
+
+
+def test_weights_begin_as_they_are_told(s):
+    """By the initialisers that a layer is given, instead of its own."""
+    told = {"weight_init": lambda s, shape: np.full(shape, 0.25), "bias_init": lambda s, shape: np.full(shape, 0.5)}
+    weight = {"weight_init": told["weight_init"]}
+    layers = [
+        nn.Linear(s, 2, 3, name="linear", **told), nn.Conv(s, 2, 2, 3, name="conv", **told),
+        nn.ConvTranspose(s, 2, 2, 3, name="transposed", **told), nn.Embedding(s, 4, 3, name="words", **weight),
+        nn.MultiHeadAttention(s, 8, 2, name="heads", **weight),
+    ]  # fmt: skip
+    for layer in layers:
+        for p in layer.parameters():
+            assert (p.value == (0.5 if p.name.endswith("bias") else 0.25)).all(), p.name

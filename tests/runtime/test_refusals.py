@@ -68,7 +68,6 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     r"avg_pool: x: got shape \(2, 4, 8\), expected rank=1 with a batch or rank=2 without": lambda s: s.avg_pool(
         s.zeros((2, 4, 8)), 2, 2
     ),
-    r"MaxPool: x: got shape \(2, 4, 8\), expected .*rank=1": lambda s: nn.MaxPool(2)(s.zeros((2, 4, 8))),
     r"smooth_max_pool: stride: got 2 entries, expected 1": lambda s: s.smooth_max_pool(
         s.zeros((2, 4, 8)), 2, (2, 2), rank=1
     ),
@@ -132,6 +131,30 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     ),
 }
 
+#: the same, with all that is expected instead
+REFUSED |= {
+    r"max_pool2d: x: .*expected 3 axes, or 4 with a batch$": lambda s: s.max_pool2d(s.zeros((4, 4)), 2, 1),
+    r"conv: x: .*expected 3 axes, or 4 with a batch$": lambda s: s.conv(s.zeros((1, 1, 2, 2)), None, s.zeros((2, 2))),
+    r"conv: w: .*expected two axes of channels and at least one of space$": lambda s: s.conv(s.zeros((2, 2)), None, s.zeros(2)),
+    r"conv: padding: .*, expected \"valid\", \"same\" for conv with a stride of 1, or numbers$": lambda s: pad(s, "full"),
+    r"concat: .*expected \(2, 3\) but for axis 1$": lambda s: s.concat([s.zeros((2, 3)), s.zeros((3, 3))], 1),
+    r"index: key: got 3 indices, 0 \.\.\., expected at most 2 indices and one \.\.\.$": lambda s: s.zeros((2, 3))[0, 0, 0],
+    r"index: key: got 2, expected -2 <= index < 2$": lambda s: s.zeros((2, 3))[[0, 2]],
+    r"pad: .*expected one \(before, after\) for each of 2 axes, none negative$": lambda s: s.pad(s.zeros((2, 3)), [1, -1]),
+    r"slice_range0: start \+ len: got 1 \+ 3, expected at most 3, neither of them negative$": lambda s: s.slice_range0(
+        s.zeros((3, 2)), 1, 3),
+    r"w_re: .*expected \(2·m1, m2, 3, out\), 2·m1 <= 5 and m2 <= 4$": lambda s: s.spectral_conv2d(
+        s.zeros((2, 3, 5, 7)), *(s.zeros((2, 5, 3, 2)),) * 2),
+    r"Conv: groups: got 2, expected a divisor of 3 and 4 channels$": lambda s: nn.Conv(s, 3, 4, 1, groups=2, name="c"),
+    r"MaxPool: x: got .*, expected \(batch, channels, height, width\), or rank=1 for \(batch, channels, length\), 2 for one "
+    r"image$": lambda s: nn.MaxPool(2)(s.zeros((2, 4, 8))),
+    r"SpectralConv1d: x: .*expected \(batch, grid, 4\), grid//2 \+ 1 >= 3$": lambda s: nn.SpectralConv1d(s, 4, 3, name="l")(
+        s.zeros((2, 3, 4))),
+    r"GroupNorm: x: .*expected \(batch, 4, spatial…\)$": lambda s: nn.GroupNorm(s, 2, 4, name="n")(s.zeros((3, 2))),
+    r"warmup, decay: got 3, 4, expected 0 or more each, together at most total = 6$": lambda s: (
+        nn.schedules.warmup_stable_decay(0, peak=1.0, total=6, warmup=3, decay=4)),
+}  # fmt: skip
+
 
 class OfItsOwn:
     """What can be called and holds a parameter, but is no layer."""
@@ -163,7 +186,7 @@ def heads(s: Any, count: int, **options: Any) -> Any:
 
 @pytest.mark.parametrize("said", REFUSED)
 def test_refused(s: Session, said: str) -> None:
-    assert_raises_regex((ValueError, TypeError), said, REFUSED[said], s)
+    assert_raises_regex((ValueError, TypeError, IndexError), said, REFUSED[said], s)
 
 
 def test_calls_outside_a_session_are_refused_by_name(dev: tlrt.Device) -> None:

@@ -231,6 +231,7 @@ CASES: dict[str, Any] = {
     "one element": lambda x: aten.index_put(x, [torch.tensor(1), torch.tensor(-1)], x[0, 0], True),
     "axes taken whole": lambda x: x.view(2, 3, 6)[:, torch.tensor([0, 0]), torch.tensor([[1], [1]])],
     "an axis taken whole in between": lambda x: x.view(2, 3, 6)[torch.tensor([0, 0, 1]), :, torch.tensor([1, 1, 5])],
+    "powers of a number": lambda x: 2.0**x + torch.pow(3.0, x[0]),
     "softmax of columns": lambda x: x.softmax(0) + x.log_softmax(0),
     "attention with a mask": lambda x: F.scaled_dot_product_attention(x.view(1, 2, 3, 6), x.view(1, 2, 3, 6), x.view(1, 2, 3, 6),
                                                                      attn_mask=x[:3, :3]),

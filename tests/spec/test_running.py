@@ -195,6 +195,9 @@ def test_what_an_array_with_errors_keeps() -> None:
     """Its errors where it is copied in another type or written to, and numbers between whole ones."""
     x = ErrorArray(np.broadcast_to(1.0, (3,)), np.array([0.25, 0.5, 0.0]))
     assert np.array_equal(x.astype(np.float32).error, x.error) and np.array(x, like=x) is x
+    wide = x.astype(np.complex64)
+    assert wide.value.dtype == np.complex128 and wide.error.tolist() == x.error.tolist()
+    assert repr(x[:1]) == "ErrorArray(array([1.]), error=array([0.25]))"
     x[0] = ErrorArray(2.0, 0.125)
     assert (x.value.tolist(), x.error.tolist()) == ([2.0, 1.0, 1.0], [0.125, 0.5, 0.0])
     whole = ErrorArray(np.array([1, 2]))
