@@ -44,7 +44,6 @@ THREAD = "only where another thread comes at one moment: audit contention"
 EXCEPTIONS: tuple[tuple[str, str, str], ...] = (
     ("tlrt/_capture/replay.py", "capture_begin(", GPU),
     ("tlrt/_capture/replay.py", "capture_end(", GPU),
-    ("tlrt/_capture/replay.py", "for call in calls:", GPU),
     ("tlrt/_capture/replay.py", "if begun and slot", GPU),
     ("tlrt/_capture/replay.py", "UnavailableError", GPU),
     ("tlrt/doctor.py", "if driver:", GPU),

@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +24,12 @@ def test_names():
     assert tlrt.device("cpu", new=True) is not tlrt.device("cpu")
     assert tlrt.device().name == "cpu" and tlrt.devices()[0] == "cpu"
     assert tlrt.describe("cpu") == tlrt.device("cpu").describe() and not tlrt.device("cpu").is_cuda
+
+
+def test_the_description_names_the_processor():
+    lines = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
+    name = lines[0].partition(": ")[2].rstrip() if lines else "unknown processor"
+    assert tlrt.describe("cpu").startswith(f"CPU, {name}, SIMD variant ")
 
 
 @pytest.mark.parametrize(
