@@ -404,7 +404,8 @@ def test_a_mutant_is_held_in(tree: Scratch, code: str, status: int | None) -> No
 def test_every_file_has_a_quick_check_first_and_every_folder_last(kind: str, tree: Scratch) -> None:
     for file in random_mutants.sources(kind):
         found = list(checks(kind, file, tree))
-        assert (len(set(found)) == len(found) and found[0].tool in ("import", "verify")) or "/core/" in file, file
+        own = "/core/" in file or "cuda/runtime/" in file  # whose own tests take less than all operations
+        assert own or (len(set(found)) == len(found) and found[0].tool in ("import", "verify")), file
         assert {w.split("/")[1] for c in found for w in c.words if w.startswith("tests/")} >= {
             "spec", "kernels", "verify", "runtime", "audit", "examples", "bench"}, file  # fmt: skip
 
