@@ -29,9 +29,9 @@ OWN = {
     "core/interrupt": "interrupts", "core/memory": "copies buffer", "core/convert": "copies buffer", "core/exchange": "exchange",
     "core/threads": "device process", "core/call": "kernels/lists", "cuda/runtime/transfer": "buffer", "cuda/runtime/": "device buffer",
     "core/shapes": "kernels/shapes kernels/slices", "core/dims": "kernels/shapes kernels/slices", "core/": "core buffer device kernels copies audit/faults",
-    "_binding/arguments": "tensor tape_errors", "_binding/convert": "tensor session", "_binding/capsules": "exchange", "_binding/exchange": "exchange", "tlrt/torch": "torch_ops torch_mode", "tlrt/jax": "jax", "tlrt/onnx": "onnx audit/onnx", "tlrt/_calls": "torch_ops jax",
+    "_binding/arguments": "tensor tape_errors", "_binding/convert": "tensor session", "_binding/capsules": "exchange", "_binding/handles": "session_lifetime", "_binding/exchange": "exchange", "tlrt/torch": "torch_ops torch_mode", "tlrt/jax": "jax", "tlrt/onnx": "onnx audit/onnx", "tlrt/_calls": "torch_ops jax",
     "_binding/": "buffer refusals library kernels scalar_types copies observer device",
-    "_capture/": "capture capture_*", "_operations/": "refusals tape_errors tape_operations", "nn/": "nn nn_layers training",
+    "_capture/": "capture capture_*", "_operations/": "refusals tape_errors tape_operations", "nn/layer": "state_dict", "nn/": "nn nn_layers training",
     "tape": "tape refusals session session_lifetime tape_* optim",
     "session": "refusals session_lifetime fast_kernels session accumulation tape optim checkpoint capture",
     "optim": "optim optim_groups moving_average schedules observer capture_optim", "tensor": "tensor session capture",
@@ -50,7 +50,7 @@ OWN_OF_SPECIFICATION = {
     "validation": "tests/repo/test_codegen_refusals.py", "signature": "registry", "entries": "registry", "expressions": "registry",
     "cases": "draws classes", "draws": "cases classes", "data": "draws cases", "classes": "geometry", "bounds": "errors",
     "laws": "laws", "compare": "compare", "registry": "laws", "declarations": "geometry", "boundaries": "classes geometry",
-    "running/": "running judge", "judge/": "judge judge_mutants",
+    "running/": "running judge", "judge/": "judge judge_mutants", "__main__": "judge_arguments judge",
     "ops/": "shapes draws geometry errors laws registry",
 }  # fmt: skip
 #: every test in parts of a minute or two

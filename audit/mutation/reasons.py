@@ -311,4 +311,5 @@ REASONS: dict[str, str] = {
     'native/src/core/device.c: if (colon && strncmp(line, "model name", 10) == 0) { -> if (1==1) {': "test_the_description_names_the_processor of tests/runtime/test_device.py, written since, sees it",
     "tlrt/distributed/nccl.py: if self._since is None: -> if not (self._since is None):": "how a thread of the watch waits, which changes when a silent rank is found",
     'tlspec/judge/arithmetic.py: "cuda": {**CUDA, "divide": 0.5, "sqrt": 0.5, "": 4.5}, -> "cuda": {**CUDA},': "errors that CUDA documents for division and roots, of which no test states a kernel's own",
+    "native/src/cpu/conv/product_kernel.h: else if (job->tile_rows > unit) -> else if (job->tile_rows == unit)": "test_edges of tests/kernels/test_conv.py never ends with it, which takes longer than the time of one mutant",
 }
