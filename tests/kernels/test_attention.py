@@ -78,8 +78,8 @@ def test_every_key_may_have_the_greatest_score(runtime, name, d):
             {"V": arrays["V"][:, 0]},
         )
     keys = rng.choice(np.array([-4, 4], np.float32), (n, d))
-    for name_, rows in (("Q", keys[rng.permutation(n)]), ("K", keys)):
-        arrays[name_] = np.ascontiguousarray(np.broadcast_to(rows, arrays["V"].shape))
+    for array, rows in (("Q", keys[rng.permutation(n)]), ("K", keys)):
+        arrays[array] = np.ascontiguousarray(np.broadcast_to(rows, arrays["V"].shape))
     demand_bounds(build_case(registry.get(name), values, arrays, rng, which="forward"), runtime, name)
 
 

@@ -177,6 +177,7 @@ def test_what_a_kernel_does_not_support_is_no_failure() -> None:
 
     report = check(kernel, "softmax")
     assert report.ok and report.unsupported > 0 and sum(r.cases for r in report.rows) > 0
+    assert f"{report.unsupported} cases that the kernel does not support" in str(report)
 
 
 def test_a_failure_shrinks() -> None:

@@ -155,11 +155,6 @@ def _host_slice(x: Host, starts: Host, ends: Host, axes: Host = None, steps: Hos
     return x[tuple(key)]
 
 
-def _host_split(x: Host, sizes: Host = None, axis: int = 0, num_outputs: int = 1) -> list[Host]:
-    equal = np.arange(1, num_outputs) * -(-x.shape[axis] // num_outputs)
-    return np.split(x, equal if sizes is None else np.cumsum(sizes)[:-1], axis)
-
-
 def _host_pad(x: Host, widths: Host, value: Host = None, axes: Host = None, mode: Any = "constant") -> Host:
     pairs = np.zeros((x.ndim, 2), np.int64)
     pairs[slice(None) if axes is None else axes] = widths.reshape(2, -1).T
@@ -213,5 +208,5 @@ HOST.update({
     "NonZero": lambda x: np.asarray(np.nonzero(x)),
     "GatherElements": lambda x, i, axis=0: np.take_along_axis(x, i, axis),
     "GatherND": lambda x, i, batch_dims=0: _host_gather_nd(x, i, batch_dims),
-    "Split": _host_split, "Pad": _host_pad,
+    "Pad": _host_pad,
 })  # fmt: skip

@@ -60,10 +60,22 @@ def unsqueeze(run: Run, x: Tensor, given: Host = None, *, axes: Any = None) -> T
 
 @operator("Split")
 def split(run: Run, x: Tensor, sizes: Host = None, *, axis: int = 0, num_outputs: int = 1) -> Any:
-    if sizes is None:
-        size = -(-x.shape[axis] // num_outputs)
-        sizes = [max(min(size, x.shape[axis] - k * size), 0) for k in range(num_outputs)]
-    return x.split(ints(sizes), axis)
+    return x.split(_parts(x.shape[axis], sizes, num_outputs), axis)
+
+
+def _parts(n: int, sizes: Host, count: int) -> list[int]:
+    """The given lengths of parts, or those of so many parts of which all but the last have the same."""
+    if sizes is not None:
+        return ints(sizes)
+    size = -(-n // count)
+    return [max(min(size, n - k * size), 0) for k in range(count)]
+
+
+def _host_split(x: Host, sizes: Host = None, axis: int = 0, num_outputs: int = 1) -> list[Host]:
+    return np.split(x, np.cumsum(_parts(x.shape[axis], sizes, num_outputs))[:-1], axis)
+
+
+HOST["Split"] = _host_split
 
 
 @operator("Slice")

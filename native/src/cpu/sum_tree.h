@@ -105,14 +105,14 @@ static inline float tl_fold_line(tl_line t)
             memcpy(&rest_, lane_, sizeof rest_);                                                 \
         }                                                                                        \
         if (all_ <= 8 * TL_SUM_FOLD) {                                                           \
-            TL_EIGHT_LINES(last_, TL_ANY_LINE, 0, 1, f);                                                      \
+            TL_EIGHT_LINES(last_, TL_ANY_LINE, 0, 1, f);                                         \
         } else {                                                                                 \
             tl_line sum_[8];                                                                     \
             int64_t apart_ = 2;                                                                  \
             while (8 * apart_ * TL_SUM_FOLD < all_)                                              \
                 apart_ *= 2;                                                                     \
             for (int64_t group_ = 0; group_ < apart_; group_++)                                  \
-                TL_EIGHT_LINES(sum_[group_], TL_WHOLE_LINE, group_, apart_, f);                                 \
+                TL_EIGHT_LINES(sum_[group_], TL_WHOLE_LINE, group_, apart_, f);                  \
             for (apart_ /= 2; apart_ > 0; apart_ /= 2)                                           \
                 for (int64_t group_ = 0; group_ < apart_; group_++)                              \
                     sum_[group_] += sum_[group_ + apart_];                                       \
