@@ -330,7 +330,9 @@ class Captured(Uncopied):
                     self.outputs = self._keep(outputs)
                 self._feed_back(recorder, before)
                 session._release_step()
-            self._replay = recorder.finish()
+            inputs = [(known, known._buffer) for known in self._inputs if getattr(known, "_buffer", None) is not None]
+            self._replay = recorder.finish(inputs)
+            set_and_call(self._replay.inputs(), [])
         except BaseException:
             session._release_step()
             recorder.discard()
@@ -431,6 +433,7 @@ class Captured(Uncopied):
             raise refusal(
                 CaptureError, "replay", self.name, f"a device of math={math!r}", f"{self._math!r}, as captured"
             )
+        self._replay.settle()
         self._take(arguments)
         if len(self.session.parameters) != len(self._places):
             self._add_new_parameters()

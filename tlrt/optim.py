@@ -114,8 +114,9 @@ class Update:
                 call.computed[place] = lambda: optimizer.steps + 1
         found = [(slot, i, b._handle) for slot, buffers in optimizer._state.items() for i, b in enumerate(buffers)]
         states = [(slot, i, recorder.storage(handle)) for slot, i, handle in found]
-        known, function = optimizer._state, call.function
-        call.function = lambda *given: call_and_set((optimizer, "steps", optimizer.steps + 1), function, *given)
+        known = optimizer._state
+        call.count = lambda function: partial(call_and_count, optimizer, function)
+        call.is_steady = "step" not in call.parameters
 
         def wrap(run: Callable[[], int | None]) -> Callable[[], int | None]:
             def step() -> int | None:
@@ -133,6 +134,11 @@ class Update:
 
         call.wrap = wrap
         return call
+
+
+def call_and_count(optimizer: Optimizer, function: Callable[..., int], *arguments: Any) -> int:
+    """Calls C, and counts a step of the optimiser where C returns 0, as one act."""
+    return call_and_set((optimizer, "steps", optimizer.steps + 1), function, *arguments)
 
 
 def _hyperparameter(name: str) -> property:

@@ -231,6 +231,14 @@ TL_API int32_t torchlean_cuda_capture_begin(torchlean_context *context);
 /* Ends it and gives the graph; *out must be NULL, and a NULL `out` gives up what was captured. ARGUMENT if there is no
  * capture. If a captured call failed in its work there is no graph, and the status is UNAVAILABLE. */
 TL_API int32_t torchlean_cuda_capture_end(torchlean_context *context, torchlean_graph **out);
+/* Makes up to 16 buffers of together at most 64 KiB the inputs of the graph that is being captured, once a capture: at this
+ * place each launch fills them with what graph_set gave, and with 0 until then. ARGUMENT where there is no capture, inputs
+ * already, or too many. */
+TL_API int32_t torchlean_cuda_capture_inputs(torchlean_context *context, torchlean_buffer *const *buffers,
+                                             uint32_t count);
+/* Gives an input, by its place among them, the n values that launches from now on fill it with. Work that is queued already
+ * is not changed; nothing is queued. ARGUMENT unless the graph has such an input of n elements. */
+TL_API int32_t torchlean_cuda_graph_set(torchlean_graph *graph, uint32_t input, const float *values, uint32_t n);
 /* Queues the graph's work on the context's stream. */
 TL_API int32_t torchlean_cuda_graph_launch(torchlean_graph *graph);
 /* Number of its nodes: kernels, and copies and fills by the driver. */

@@ -58,6 +58,8 @@ static void test_no_handle(void)
     SAYS(torchlean_cuda_buffer_references(NULL, &number), TORCHLEAN_NULL, "buffer_references: buffer: got NULL");
     SAYS(torchlean_cuda_graph_launch(NULL), TORCHLEAN_NULL, "graph_launch: graph: got NULL");
     SAYS(torchlean_cuda_graph_nodes(NULL, &number), TORCHLEAN_NULL, "graph_nodes: graph: got NULL");
+    SAYS(torchlean_cuda_graph_set(NULL, 0, &host, 1), TORCHLEAN_NULL, "graph_set: graph: got NULL");
+    SAYS(torchlean_cuda_capture_inputs(NULL, NULL, 1), TORCHLEAN_NULL, "capture_inputs: context: got NULL");
     SAYS(torchlean_cuda_capture_begin(NULL), TORCHLEAN_NULL, "capture_begin: context: got NULL");
     SAYS(torchlean_cuda_context_set_math(NULL, 0), TORCHLEAN_NULL, "context_set_math: context: got NULL");
     SAYS(torchlean_cuda_buffer_zeros(NULL, 1, &out), TORCHLEAN_NULL, "buffer_zeros: context: got NULL");

@@ -149,6 +149,48 @@ static void test_capture_without_host_memory(void)
     CHECK(live() == before && !graph);
 }
 
+/* Inputs: what is refused, that the graph keeps them and a number of its own, and what it is given. */
+static void test_inputs(void)
+{
+    torchlean_graph *graph = NULL;
+    torchlean_buffer *given = copy(), *large = NULL, *none = NULL, *many[17] = {given};
+    float values[N] = {0};
+    const uint64_t before = live();
+    OK(torchlean_cuda_buffer_zeros(context, 1 << 15, &large));
+    OK(torchlean_cuda_buffer_empty(context, 0, &none));
+    SAYS(torchlean_cuda_capture_inputs(context, many, 1), TORCHLEAN_ARGUMENT, "context: got one without a capture");
+    OK(torchlean_cuda_capture_begin(context));
+    SAYS(torchlean_cuda_capture_inputs(context, many, 0), TORCHLEAN_ARGUMENT, "count: got 0, expected 1 to 16");
+    SAYS(torchlean_cuda_capture_inputs(context, many, 17), TORCHLEAN_ARGUMENT, "count: got 17, expected 1 to 16");
+    SAYS(torchlean_cuda_capture_inputs(context, NULL, 1), TORCHLEAN_NULL, "buffers: got NULL");
+    SAYS(torchlean_cuda_capture_inputs(context, many, 2), TORCHLEAN_NULL, "buffers: got NULL");
+    SAYS(torchlean_cuda_capture_inputs(context, &none, 1), TORCHLEAN_SHAPE, "got one without elements");
+    SAYS(torchlean_cuda_capture_inputs(context, &large, 1), TORCHLEAN_ARGUMENT, "got 131072 bytes");
+    OK(torchlean_cuda_capture_inputs(context, many, 1));
+    SAYS(torchlean_cuda_capture_inputs(context, many, 1), TORCHLEAN_ARGUMENT, "got inputs for a second time");
+    OK(torchlean_cuda_capture_end(context, &graph));
+    OK(torchlean_cuda_buffer_release(large));
+    OK(torchlean_cuda_buffer_release(none));
+    OK(torchlean_cuda_buffer_release(given));
+    CHECK(live() > before); /* the graph's */
+    OK(torchlean_cuda_graph_set(graph, 0, values, N));
+    SAYS(torchlean_cuda_graph_set(graph, 0, values, N - 1), TORCHLEAN_SHAPE, "values: got 99 elements, expected 100");
+    SAYS(torchlean_cuda_graph_set(graph, 1, values, N), TORCHLEAN_ARGUMENT, "input: got 1, expected one that");
+    SAYS(torchlean_cuda_graph_set(graph, 0, NULL, N), TORCHLEAN_NULL, "values: got NULL");
+    fake_cuda_fail(TORCHLEAN_CUDA, 0);
+    SAYS(torchlean_cuda_graph_set(graph, 0, values, N), TORCHLEAN_CUDA, "graph_set: the device says no");
+    OK(torchlean_cuda_graph_launch(graph));
+    OK(torchlean_cuda_graph_release(graph));
+    CHECK_STATUS(torchlean_cuda_graph_set(graph, 0, values, N), TORCHLEAN_RELEASED);
+    many[0] = first;
+    OK(torchlean_cuda_capture_begin(context));
+    fake_cuda_fail(TORCHLEAN_CUDA, 0);
+    SAYS(torchlean_cuda_capture_inputs(context, many, 1), TORCHLEAN_CUDA, "capture_inputs: the device says no");
+    graph = NULL;
+    SAYS(torchlean_cuda_capture_end(context, &graph), TORCHLEAN_UNAVAILABLE, "got a captured call that failed");
+    CHECK(!graph && live() < before);
+}
+
 static void test_captures_that_fail(void)
 {
     torchlean_graph *graph = NULL, *given = (torchlean_graph *)&graph;
@@ -244,7 +286,8 @@ void core_test_captures(void)
         OK(torchlean_cuda_context_elapsed(context, 1, 3, &ms));
         CHECK(ms == 2);
         test_graph();
-        test_captures_that_fail();
+        test_inputs();
+    test_captures_that_fail();
         test_capture_without_host_memory();
         test_graph();
         test_no_memory();

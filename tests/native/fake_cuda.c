@@ -9,11 +9,11 @@
 
 struct tl_cuda_state {
     int capturing;
-    uint32_t nodes; /* of the capture */
+    uint32_t nodes, input; /* of the capture; the length of its last input */
 };
 
 struct tl_cuda_graph {
-    uint32_t nodes;
+    uint32_t nodes, input;
 };
 
 int fake_cuda_blocks, fake_cuda_graphs, fake_cuda_busy, fake_realloc_fails;
@@ -140,11 +140,26 @@ int32_t tl_cuda_capture_end(struct tl_cuda_state *state, struct tl_cuda_graph **
     state->capturing = 0;
     *out = calloc(1, sizeof **out);
     (*out)->nodes = state->nodes;
+    (*out)->input = state->input;
+    state->input = 0;
     fake_cuda_graphs++;
     return TORCHLEAN_OK;
 }
 
 void tl_cuda_capture_drop(struct tl_cuda_state *state) { state->capturing = 0; }
+int32_t tl_cuda_capture_inputs(struct tl_cuda_state *state, float *const *targets, const uint32_t *lengths,
+                               uint32_t count, uint32_t *turn)
+{
+    const int32_t status = outcome();
+    state->nodes += !status;
+    state->input = lengths[count - 1];
+    return targets && turn ? status : TORCHLEAN_CUDA;
+}
+uint32_t tl_cuda_graph_input(const struct tl_cuda_graph *graph, uint32_t input) { return input ? 0 : graph->input; }
+int32_t tl_cuda_graph_set(struct tl_cuda_state *state, struct tl_cuda_graph *graph, uint32_t input, const float *values)
+{
+    return state && graph && !input && values ? outcome() : TORCHLEAN_CUDA;
+}
 int32_t tl_cuda_graph_launch(struct tl_cuda_state *state, struct tl_cuda_graph *graph)
 {
     return state && graph ? outcome() : TORCHLEAN_CUDA;

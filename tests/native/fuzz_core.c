@@ -14,7 +14,8 @@
     X(memory_collect, on_own_context) X(buffer_empty, make) X(buffer_zeros, make) X(buffer_upload, make) \
     X(buffer_download, read_back) X(index_upload, make) X(index_download, read_back) X(buffer_fill, fill) X(buffer_copy, make) X(buffer_share, make) \
     X(buffer_release, release) X(buffer_length, ask) X(buffer_context, ask) X(buffer_references, ask) \
-    X(capture_begin, on_own_context) X(capture_end, on_own_context) X(graph_launch, on_no_graph) \
+    X(capture_begin, on_own_context) X(capture_end, on_own_context) X(capture_inputs, on_own_context) \
+    X(graph_launch, on_no_graph) X(graph_set, on_no_graph) \
     X(graph_nodes, on_no_graph) X(graph_release, on_no_graph) X(status_name, read_descriptions) \
     X(take_error, take_text) X(convert, convert) X(interrupt, interrupt) X(watch_signal, watch_signal) \
     X(buffer_lend, exchange) X(buffer_borrow, exchange) X(context_stream, exchange) X(context_order, exchange)
@@ -288,6 +289,10 @@ static int32_t on_own_context(fuzz_run *f, int which)
         if (graph != before) fuzz_fail(f, symbol, "refused, but the slot has changed");
         break;
     }
+    case CORE_capture_inputs: /* without a capture */
+        refuse = 1;
+        status = torchlean_cuda_capture_inputs(context, fuzz_one_in(f, 5) ? NULL : &buffer, (uint32_t)fuzz_below(f, 2));
+        break;
     case CORE_memory_reset_peak: status = torchlean_cuda_memory_reset_peak(context); break;
     case CORE_memory_collect: status = torchlean_cuda_memory_collect(context); break;
     default: {
@@ -311,7 +316,10 @@ static int32_t on_no_graph(fuzz_run *f, int which)
                                          : UINT64_C(0xA7) << 56 | (fuzz_next(f) >> 36) << 28 | fuzz_below(f, 9);
     const void *handles[] = {NULL, (void *)(uintptr_t)garbage, f->context, fuzz_draw_buffer(f, &want, &n, &place)};
     torchlean_graph *graph = (torchlean_graph *)(uintptr_t)handles[fuzz_below(f, 4)];
+    const float value = 0;
     int32_t status = which == CORE_graph_launch ? torchlean_cuda_graph_launch(graph)
+                     : which == CORE_graph_set
+                         ? torchlean_cuda_graph_set(graph, (uint32_t)fuzz_below(f, 3), fuzz_one_in(f, 5) ? NULL : &value, 1)
                      : which == CORE_graph_release
                          ? torchlean_cuda_graph_release(graph)
                          : torchlean_cuda_graph_nodes(graph, fuzz_one_in(f, 5) ? NULL : &nodes);

@@ -23,6 +23,9 @@ class _Library:
     def __init__(self, lib: Any) -> None:
         self._lib = lib
         self._graphs: list[list[calls.Runnable]] = []
+        #: by a graph and an input's place: what fills its buffer
+        self._inputs: dict[tuple[int, int], calls.Uploader] = {}
+        self._given: dict[tuple[int, int], Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._lib, name)
@@ -31,11 +34,13 @@ class _Library:
         self._runnable, kept = calls.Call.runnable, list[calls.Runnable]()
         self._graphs.append(kept)
 
-        def runnable(call: calls.Call) -> calls.Runnable:
+        def runnable(call: calls.Call, captured: bool = False) -> calls.Runnable:
             uploads = (self._lib.torchlean_cuda_buffer_upload, self._lib.torchlean_cuda_index_upload)
-            if "rfft" in call.name or call.function in uploads or call.computed:
+            if not captured:
+                return self._runnable(call)
+            if "rfft" in call.name or call.function in uploads or (call.computed and not call.is_steady):
                 return lambda: self._lib.torchlean_cuda_capture_begin(context)  # which a CPU refuses
-            made: Any = self._runnable(call)
+            made: Any = self._runnable(call, True)
             return lambda: kept.append(functools.partial(made.func, *map(_read, made.args)))
 
         calls.Call.runnable = runnable  # type: ignore[method-assign]
@@ -47,7 +52,22 @@ class _Library:
             out[0] = calls.ffi.cast("torchlean_graph *", len(self._graphs))
         return 0
 
+    def torchlean_cuda_capture_inputs(self, context: Any, buffers: Any, count: int) -> int:
+        slots = [calls.ffi.new("torchlean_buffer **", buffers[i]) for i in range(count)]
+        upload = self._lib.torchlean_cuda_buffer_upload
+        for i, slot in enumerate(slots):
+            fill = functools.partial(lambda slot, host: upload(context, host, len(host), slot), slot)
+            self._inputs[len(self._graphs), i] = fill
+        return 0
+
+    def torchlean_cuda_graph_set(self, graph: Any, place: int, values: Any, n: int) -> int:
+        self._given[calls.address(graph), place] = calls.ffi.new("float[]", calls.ffi.unpack(values, n))
+        return 0
+
     def torchlean_cuda_graph_launch(self, graph: Any) -> int:
+        for key, values in self._given.items():
+            if key[0] == calls.address(graph):
+                self._inputs[key](values)
         return next(filter(None, (call() for call in self._graphs[calls.address(graph) - 1])), 0)
 
     def torchlean_cuda_graph_release(self, graph: Any) -> int:

@@ -14,6 +14,7 @@ import tlrt
 from tests import unchanged_memory
 from tests.runtime.acted_graphs import act_graphs
 from tlrt import AnyBuffer, Session, checkpoint, kernels, nn, optim
+from tlrt.errors import ReleasedError
 
 Step = Callable[..., Any]
 STEPS = 6
@@ -369,6 +370,37 @@ def test_arrays_of_the_function_are_read_at_the_capture(
         for _ in range(3):
             assert [y.numpy().tolist() for y in captured()] == [[4, 5, 0, 1], [4, 5, 0, 1], [0, 2, 4, 6, 8, 10]]
         assert (captured.calls, captured.graphs) == ((4, 1) if dev.is_cuda else (8, 0))
+
+
+@pytest.mark.parametrize("acted", [False, True], ids=["", "acted graphs"])
+def test_an_update_is_in_the_graph_while_its_settings_stay(
+    dev: tlrt.Device, acted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One launch is the step, argument and update within; another rate takes the update out, and both count steps alike."""
+    if acted:
+        act_graphs(dev, monkeypatch)
+    with Session(dev) as s:
+        w = s.param([2.0, 4.0], "w")
+        optimizer = optim.SGD([w], lr=0.5)
+
+        def step(x: Any) -> Any:
+            s.backward(s.reduce_sum(s.mul(w, s.const(x))))
+            optimizer.step()
+
+        captured = s.capture(step, np.ones(2, np.float32))
+        assert (captured.calls, captured.graphs) == ((1, 1) if dev.is_cuda else (captured.calls, 0))
+        expected, before = np.array(w.value), optimizer.steps
+        for k, rate in enumerate((0.5, 0.5, 0.25, 0.25)):
+            optimizer.lr, x = rate, np.array([k, 1.0], np.float32)
+            captured(x)
+            expected = expected - rate * x
+            assert w.value.tolist() == expected.tolist() and optimizer.steps == before + k + 1
+        if dev.is_cuda:
+            assert (captured.calls, captured.graphs) == (2, 1)
+        optimizer.close()
+        with assert_raises(ReleasedError):
+            captured(x)
+        assert w.value.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.longdouble])

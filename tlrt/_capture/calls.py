@@ -13,10 +13,12 @@ _library = load()
 ffi, lib = _library.ffi, _library.lib
 _SLOT = ffi.typeof("torchlean_buffer **")
 _LIST = ffi.typeof("torchlean_buffer *[]")
-_FLOATS = ffi.typeof("float[]")
+FLOATS = ffi.typeof("float[]")
 
 #: does a recorded item again; returns C's status, or None
 Runnable = Callable[[], "int | None"]
+#: brings a float32 array to where a step reads it; returns C's status
+Uploader = Callable[[Any], int]
 
 
 def address(pointer: Any) -> int:
@@ -69,12 +71,12 @@ class Storage:
         return None if status == AliasError.status else status
 
 
-def uploader(target: Buffer) -> Callable[[Any], int]:
+def uploader(target: Buffer) -> Uploader:
     """A function that uploads a float32 array onto a buffer's storage and returns C's status."""
     context, slot, n = target._device._handle, new(_SLOT, target._handle), target.length
 
     def upload(host: Any) -> int:
-        return complete_call(lib.torchlean_cuda_buffer_upload, context, ffi.from_buffer(_FLOATS, host), n, slot)
+        return complete_call(lib.torchlean_cuda_buffer_upload, context, ffi.from_buffer(FLOATS, host), n, slot)
 
     return upload
 
@@ -82,7 +84,7 @@ def uploader(target: Buffer) -> Callable[[Any], int]:
 @dataclass(eq=False, slots=True)
 class Call:
     """One call of C. On CUDA it becomes part of a graph, unless it reads host memory that changes (`is_eager`) or has
-    arguments that are computed at each replay."""
+    arguments that are computed at each replay and differ (`is_steady` where they may well stay the same)."""
 
     name: str
     function: Any
@@ -96,9 +98,12 @@ class Call:
     creates: list[Storage] = field(default_factory=list)
     #: functions that compute an argument at each replay, by its place
     computed: dict[int, Callable[[], int | float]] = field(default_factory=dict)
-    #: makes of the runnable call what is run in its place
+    #: makes of the runnable call, or of the graph that it is in, what is run in its place
     wrap: Callable[[Runnable], Runnable] | None = None
+    #: makes of a function of C one that counts it as done
+    count: Callable[[Callable[..., int]], Callable[..., int]] | None = None
     is_eager: bool = False
+    is_steady: bool = False
     #: whether it always writes the same, whatever was there
     is_constant: bool = False
 
@@ -111,8 +116,13 @@ class Call:
             self.creates.append(storage)
         return storage
 
-    def runnable(self) -> Runnable:
-        """The call with the handles of its storage."""
+    @property
+    def is_changed(self) -> bool:
+        """Whether an argument that is computed is another one than was recorded."""
+        return any(compute() != self.arguments[place] for place, compute in self.computed.items())
+
+    def runnable(self, captured: bool = False) -> Runnable:
+        """The call with the handles of its storage; as a part of a graph (`captured`) with the arguments that were recorded."""
         made: list[Any] = []
         for place, argument in enumerate(self.arguments):
             if isinstance(argument, Storage):
@@ -123,8 +133,10 @@ class Call:
             else:
                 made.append(argument)
         function, computed = self.function, tuple(self.computed.items())
-        if not computed:
+        if captured or not computed:
             return functools.partial(function, *made)
+        if self.count is not None:
+            function = self.count(function)
 
         def run() -> int:
             for place, compute in computed:

@@ -34,6 +34,7 @@ def plan_memory(items: Sequence[Call | HostWork]) -> None:
             storage.is_pinned = count_references(storage.handle, "capture") > 1
             if not storage.is_pinned and (free := idle.get((storage.size, storage.is_index))):
                 storage.reused = free.pop()
+                storage.handle = storage.root.handle  # its own memory goes
         for storage in {id(s): s for s in item.storages}.values():
             if not storage.is_pinned and storage.last == place:
                 idle.setdefault((storage.size, storage.is_index), []).append(storage.root)

@@ -301,9 +301,10 @@ class Recorder(Observer):
         if status := complete_call(call.runnable()):
             raise failure(status, "capture")
 
-    def finish(self) -> Replay:
-        """What a replay runs."""
-        made = build_replay(self.device, self.items)
+    def finish(self, inputs: Sequence[tuple[Any, Buffer]]) -> Replay:
+        """What a replay runs; `inputs` are the arguments that lie in buffers."""
+        stored = [(known, self.storage(buffer._handle)) for known, buffer in inputs]
+        made = build_replay(self.device, self.items, stored)
         self.items, self._by_handle = [], {}
         return made
 

@@ -70,6 +70,13 @@ int tl_cuda_event_passed(struct tl_cuda_state *state, void *event);
 int32_t tl_cuda_capture_begin(struct tl_cuda_state *state);
 int32_t tl_cuda_capture_end(struct tl_cuda_state *state, struct tl_cuda_graph **out);
 void tl_cuda_capture_drop(struct tl_cuda_state *state);
+/* Inputs of the graph to be, whose launches begin with filling them; `turn` is a number on the device that is theirs. */
+enum { TL_GRAPH_INPUTS = 16, TL_GRAPH_INPUT_BYTES = 1 << 16 };
+int32_t tl_cuda_capture_inputs(struct tl_cuda_state *state, float *const *targets, const uint32_t *lengths,
+                               uint32_t count, uint32_t *turn);
+/* How many values an input takes; 0 where there is none. */
+uint32_t tl_cuda_graph_input(const struct tl_cuda_graph *graph, uint32_t input);
+int32_t tl_cuda_graph_set(struct tl_cuda_state *state, struct tl_cuda_graph *graph, uint32_t input, const float *values);
 int32_t tl_cuda_graph_launch(struct tl_cuda_state *state, struct tl_cuda_graph *graph);
 uint32_t tl_cuda_graph_nodes(const struct tl_cuda_graph *graph);
 void tl_cuda_graph_free(struct tl_cuda_state *state, struct tl_cuda_graph *graph);

@@ -47,6 +47,16 @@ int tl_cuda_event_passed(struct tl_cuda_state *state, void *event) { return 1; }
 int32_t tl_cuda_capture_begin(struct tl_cuda_state *state) { return unavailable(); }
 int32_t tl_cuda_capture_end(struct tl_cuda_state *state, struct tl_cuda_graph **out) { return unavailable(); }
 void tl_cuda_capture_drop(struct tl_cuda_state *state) {}
+int32_t tl_cuda_capture_inputs(struct tl_cuda_state *state, float *const *targets, const uint32_t *lengths,
+                               uint32_t count, uint32_t *turn)
+{
+    return unavailable();
+}
+uint32_t tl_cuda_graph_input(const struct tl_cuda_graph *graph, uint32_t input) { return 0; }
+int32_t tl_cuda_graph_set(struct tl_cuda_state *state, struct tl_cuda_graph *graph, uint32_t input, const float *values)
+{
+    return unavailable();
+}
 int32_t tl_cuda_graph_launch(struct tl_cuda_state *state, struct tl_cuda_graph *graph) { return unavailable(); }
 uint32_t tl_cuda_graph_nodes(const struct tl_cuda_graph *graph) { return 0; }
 void tl_cuda_graph_free(struct tl_cuda_state *state, struct tl_cuda_graph *graph) {}

@@ -179,7 +179,8 @@ static int32_t open_state(tl_cuda_state *state)
     TRY(cudaDeviceGetAttribute(&state->sms, cudaDevAttrMultiProcessorCount, state->ordinal));
     TRY(cudaDeviceGetAttribute(&ratio, cudaDevAttrSingleToDoublePrecisionPerfRatio, state->ordinal));
     state->double_is_fast = ratio > 0 && ratio <= 2;
-    state->chains_are_fast = state->double_is_fast && attributes.ptxVersion >= 90;
+    state->launches_ahead = attributes.ptxVersion >= 90;
+    state->chains_are_fast = state->double_is_fast && state->launches_ahead;
     TRY(cudaStreamCreateWithFlags(&state->stream, cudaStreamNonBlocking));
     return TORCHLEAN_OK;
 }
@@ -246,6 +247,8 @@ extern "C" int tl_cuda_sms(tl_context *ctx) { return tl_context_cuda(ctx)->sms; 
 extern "C" int tl_cuda_capturing(tl_context *ctx) { return tl_context_cuda(ctx)->capturing; }
 extern "C" int tl_cuda_double_is_fast(tl_context *ctx) { return tl_context_cuda(ctx)->double_is_fast; }
 extern "C" int tl_cuda_chains_are_fast(tl_context *ctx) { return tl_context_cuda(ctx)->chains_are_fast; }
+
+extern "C" int tl_cuda_launches_ahead(tl_context *ctx) { return tl_context_cuda(ctx)->launches_ahead; }
 
 extern "C" void *tl_cuda_attached(tl_context *ctx, enum tl_attachment which)
 {

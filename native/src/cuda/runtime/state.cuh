@@ -15,6 +15,8 @@ struct tl_pinned {
     size_t offset;
 };
 
+struct tl_graph_inputs; /* of runtime/graph.cu */
+
 struct tl_attached {
     void *object;
     void (*close)(void *object);
@@ -26,9 +28,10 @@ struct tl_cuda_state {
     cudaStream_t stream;
     cudaStream_t beside; /* made when first needed: copies that must be done while the stream captures */
     int capturing;
+    tl_graph_inputs *inputs; /* of the graph that is being captured */
     cublasHandle_t blas;
     void *blas_workspace;
-    int sms, double_is_fast, chains_are_fast;
+    int sms, double_is_fast, chains_are_fast, launches_ahead;
     cudaEvent_t marks[TL_MARKS];
     int marked[TL_MARKS];
     tl_pinned ring, staging;
@@ -43,6 +46,9 @@ int32_t tl_state_enter(tl_cuda_state *state);
 /* The status of a runtime error, with its message. Poisons the context unless it is only out of memory. */
 int32_t tl_state_failed(tl_cuda_state *state, cudaError_t error, const char *what);
 void tl_close_pinned(tl_pinned *p);
+/* The copy that a captured call reads at every launch: made now, beside the stream, into memory that the graph keeps. That
+ * memory is idle, as a capture begins when all work is done. */
+int32_t tl_state_send_beside(tl_cuda_state *state, void *device, const void *host, size_t bytes);
 
 #define TRY(expr) \
     do { \

@@ -1,7 +1,7 @@
 /* Transfers between host and device.
  *
  * Host memory is pageable, so everything goes through pinned memory of the context: small pieces through a ring, so
- * that an upload returns without waiting for the stream; large ones through a few staging blocks that the CPU's threads
+ * that an upload returns without waiting for the stream, from where a kernel fetches them; large ones through a few staging blocks that the CPU's threads
  * fill or empty while the others are on the bus (an upload that fits all blocks piece by piece in one go). All copies
  * are queued on the context's stream. */
 #include "core/threads.h"
@@ -18,6 +18,22 @@ constexpr size_t STAGING_BLOCK = 8 << 20; /* about 150 us on a PCIe 5 bus, well 
 constexpr int STAGING_BLOCKS = 4;
 constexpr size_t SEND_TASK = 256 << 10; /* what a CPU thread copies between two looks at the counter of tasks */
 constexpr int SEND_PIECES = 8;          /* copies that an upload which fits the blocks is queued as, at most */
+
+/* A thread fetches 16 bytes over the bus, or the last words one by one. A kernel costs the host a third of what a copy of the
+ * driver costs, and the kernels around it do not wait for another engine. */
+constexpr int FETCH_THREADS = 256;
+
+__global__ void __launch_bounds__(FETCH_THREADS) fetch_kernel(const uint4 *from, uint4 *to, uint32_t words)
+{
+    tl_wait_for_earlier();
+    const uint32_t i = blockIdx.x * FETCH_THREADS + threadIdx.x, first = 4 * i;
+    if (first + 4 <= words) {
+        to[i] = __ldcv(from + i);
+    } else {
+        for (uint32_t w = first; w < words; w++)
+            reinterpret_cast<uint32_t *>(to)[w] = __ldcv(reinterpret_cast<const uint32_t *>(from) + w);
+    }
+}
 
 static_assert(SMALL <= RING_SEGMENT, "a small upload must fit a segment of the ring");
 static_assert(RING_SEGMENTS <= TL_PIECES && STAGING_BLOCKS <= TL_PIECES, "a pinned has room for TL_PIECES");
@@ -64,6 +80,12 @@ static int32_t send_small(tl_cuda_state *state, void *device, const void *host, 
     char *piece = ring->memory + ring->current * RING_SEGMENT + ring->offset;
     memcpy(piece, host, bytes);
     ring->offset += (bytes + 255) & ~(size_t)255;
+    if (bytes <= SMALL && bytes % sizeof(uint32_t) == 0 && (uintptr_t)device % sizeof(uint4) == 0) {
+        TRY(tl_start_ahead(state->stream, state->launches_ahead, fetch_kernel,
+                           tl_grid((int64_t)bytes, sizeof(uint4) * FETCH_THREADS), FETCH_THREADS, 0,
+                           (const uint4 *)piece, (uint4 *)device, (uint32_t)(bytes / sizeof(uint32_t))));
+        return TORCHLEAN_OK;
+    }
     TRY(cudaMemcpyAsync(device, piece, bytes, cudaMemcpyHostToDevice, state->stream));
     return TORCHLEAN_OK;
 }
@@ -215,9 +237,7 @@ extern "C" int32_t tl_cuda_copy(tl_cuda_state *state, void *to, const void *from
     return TORCHLEAN_OK;
 }
 
-/* The copy that a captured call reads at every launch: made now, beside the stream, into memory that the graph keeps. That
- * memory is idle, as a capture begins when all work is done. */
-static int32_t send_beside(tl_cuda_state *state, void *device, const void *host, size_t bytes)
+int32_t tl_state_send_beside(tl_cuda_state *state, void *device, const void *host, size_t bytes)
 {
     if (!state->beside) TRY(cudaStreamCreateWithFlags(&state->beside, cudaStreamNonBlocking));
     TRY(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, state->beside));
@@ -230,7 +250,7 @@ extern "C" int32_t tl_cuda_stage(tl_context *ctx, const void *host, size_t bytes
     tl_cuda_state *state = tl_context_cuda(ctx);
     TL_TRY(state->capturing ? tl_pool_alloc_constant(ctx, bytes, device) : tl_pool_alloc(ctx, bytes, device));
     int32_t status = bytes == 0              ? TORCHLEAN_OK
-                     : state->capturing      ? send_beside(state, *device, host, bytes)
+                     : state->capturing      ? tl_state_send_beside(state, *device, host, bytes)
                      : bytes <= RING_SEGMENT ? send_small(state, *device, host, bytes)
                                              : send_large(state, (char *)*device, (const char *)host, bytes);
     if (status) {
