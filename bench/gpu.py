@@ -220,7 +220,7 @@ def main(argv: list[str] | None = None) -> int:
         ("audits", ["bench.audits", "--device", "cuda"], [], 300),
         ("bench", ["bench", "--device", "cuda", "--no-growth", "--math", args.math], ops, 900),
         ("drawn", [*DRAWN, "750", "--seed", str(args.seed)], ops, 500),
-        ("steps", ["bench.steps", "--device", "cuda", "--math", args.math], [], 300),
+        ("steps", ["bench.steps", "--device", "cuda", "--compile", "--math", args.math], [], 500),
         ("growth", ["bench.growth", "--device", "cuda"], [], 200),
         ("judge", ["audit", "judge", "--languages", "Triton", "--no-trivial"], [], 300),
         ("league", ["audit", "league", "--libraries", "torch:cuda,cupy"], ops, 300),

@@ -155,14 +155,15 @@ def headline(name: str, run: dict[str, Any]) -> str:
 
 
 def steps_table(report: Mapping[str, Any]) -> list[str]:
-    """Every step of :mod:`bench.steps`: our time, PyTorch's, and how many times faster."""
+    """Every step of :mod:`bench.steps`: our time, PyTorch's eager and compiled, and how many times faster."""
+    columns = {"ours_ms": "ms", "torch_ms": "PyTorch, ms", "ratio": "times faster than PyTorch"}
+    if any(r.get("compiled_ms") is not None for r in report["rows"]):
+        columns |= {"compiled_ms": "torch.compile, ms", "compiled_ratio": "times faster than torch.compile"}
     lines = []
     for r in report["rows"]:
-        times = [format_figure(x) if (x := r.get(k)) is not None else "" for k in ("ours_ms", "torch_ms", "ratio")]
+        times = [format_figure(x) if (x := r.get(k)) is not None else "" for k in columns]
         lines.append([r["step"], r["size"], r.get("math", "fast"), *times, str(r["driver_allocations"])])
-    return table(
-        ("step", "size", "mode", "ms", "PyTorch, ms", "times faster than PyTorch", "driver allocations"), lines
-    )
+    return table(("step", "size", "mode", *columns.values(), "driver allocations"), lines)
 
 
 def steps_sentence(report: Mapping[str, Any]) -> str:

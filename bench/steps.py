@@ -1,4 +1,4 @@
-"""``python -m bench.steps``: eager training steps and single operations beside PyTorch eager, in one run.
+"""``python -m bench.steps``: training steps and single operations beside PyTorch, eager and compiled, in one run.
 
 Each row does the same work in both libraries: same sizes, same initial weights, same optimiser, batches copied to the device
 in every step. A sample is a number of steps between two synchronisations, divided by their number, so it holds whatever is
@@ -8,7 +8,8 @@ the report: they differ by rounding alone.
 Rows: one operation on 8 and on 2^20 elements (the bare kernel, on the tape, on the session); an MLP of 64, 64, 64 and 1 units on
 a batch of 32 with SGD; a convolutional network with batch normalisation and Adam; the GPT of ``examples.char_gpt`` without
 dropout, AdamW and clipping included. A row "captured" is the same step by ``Session.capture``, beside PyTorch eager again; on
-CUDA one more sets the MLP beside PyTorch's own CUDA graph.
+CUDA one more sets the MLP beside PyTorch's own CUDA graph. With ``--compile`` the steps stand beside ``torch.compile`` of
+the model and its loss too; optimisers are PyTorch's own in either case.
 """
 
 import argparse
@@ -44,7 +45,7 @@ Call = Callable[[], Any]
 
 @dataclass
 class Row:
-    """One comparison; `ratio` is their time over ours, `losses` are those of the first step, ours and theirs."""
+    """One comparison; ratios are their time over ours, `losses` are those of the first step, ours and theirs."""
 
     step: str
     size: str
@@ -55,6 +56,10 @@ class Row:
     torch_spread_ms: float | None = None
     ratio: float | None = None
     losses: list[float] | None = None
+    #: the same step with the model and its loss compiled by torch.compile
+    compiled_ms: float | None = None
+    compiled_spread_ms: float | None = None
+    compiled_ratio: float | None = None
     #: calls of the driver's allocator during the samples
     driver_allocations: int = 0
 
@@ -69,13 +74,14 @@ class Pair:
     theirs: Call | None
     inner: int = 1
     losses: list[float] | None = None
+    compiled: Call | None = None
 
 
 class Bench:
     """A device, and PyTorch on the same one where it is installed."""
 
-    def __init__(self, device: tlrt.Device, torch: Any, budget: float) -> None:
-        self.device, self.torch, self.budget = device, torch, budget
+    def __init__(self, device: tlrt.Device, torch: Any, budget: float, compiles: bool = False) -> None:
+        self.device, self.torch, self.budget, self.compiles = device, torch, budget, compiles
         self.place = device.name if device.is_cuda else "cpu"
 
     def to_torch(self, array: Any) -> Any:
@@ -87,12 +93,11 @@ class Bench:
             self.torch.cuda.synchronize(self.place)
 
     def row(self, pair: Pair) -> Row:
-        ours, theirs = Clock(pair.ours, self.device.synchronize), None
+        ours = Clock(pair.ours, self.device.synchronize)
         before = self.device.memory().driver_allocations
-        if pair.theirs is not None:
-            theirs = Clock(pair.theirs, self._synchronize_torch)
+        theirs, compiled = (call and Clock(call, self._synchronize_torch) for call in (pair.theirs, pair.compiled))
         for _ in range(TURNS):
-            for clock in filter(None, (ours, theirs)):
+            for clock in filter(None, (ours, theirs, compiled)):
                 clock.run(self.budget / TURNS)
         allocations = self.device.memory().driver_allocations - before
         a = ours.timing(pair.inner)
@@ -108,6 +113,9 @@ class Bench:
         if theirs is not None:
             b = theirs.timing(pair.inner)
             row.torch_ms, row.torch_spread_ms, row.ratio = b.median, b.spread, b.median / a.median
+        if compiled is not None:
+            c = compiled.timing(pair.inner)
+            row.compiled_ms, row.compiled_spread_ms, row.compiled_ratio = c.median, c.spread, c.median / a.median
         return row
 
 
@@ -209,15 +217,23 @@ class Program:
         return kept
 
 
+#: makes the peer's step from what its model and loss are wrapped in: nothing, or torch.compile
+Peer = Callable[[Callable[[Call], Call]], Call]
+
+
 def rows_of(
-    stack: ExitStack, name: str, size: str, eager: Program, again: Program, theirs: Call | None
+    bench: Bench, stack: ExitStack, name: str, size: str, eager: Program, again: Program, peer: Peer
 ) -> Iterator[Pair]:
     """The step eager and captured, both beside the peer's."""
-    losses = first_losses(eager.eager, theirs)
-    yield Pair(name, size, eager.eager, theirs, losses=losses)
+    theirs = compiled = None
+    if bench.torch is not None:
+        theirs = peer(lambda function: function)
+        compiled = peer(bench.torch.compile) if bench.compiles else None
+    losses = first_losses(eager.eager, theirs, compiled)
+    yield Pair(name, size, eager.eager, theirs, losses=losses, compiled=compiled)
     captured = stack.enter_context(again.session.capture(again.step, *again.batch()))
     first = [captured.outputs.item(), *losses[1:]]
-    yield Pair(f"{name} captured", size, lambda: captured(*again.batch()), theirs, losses=first)
+    yield Pair(f"{name} captured", size, lambda: captured(*again.batch()), theirs, losses=first, compiled=compiled)
 
 
 def torch_step(optimizer: Any, loss: Call) -> Call:
@@ -231,9 +247,9 @@ def torch_step(optimizer: Any, loss: Call) -> Call:
     return step
 
 
-def first_losses(ours: Call, theirs: Call | None) -> list[float]:
-    """Both sides' first step."""
-    return [float(step().numpy() if step is ours else step()) for step in (ours, theirs) if step is not None]
+def first_losses(ours: Call, *theirs: Call | None) -> list[float]:
+    """Each side's first step."""
+    return [float(step().numpy() if step is ours else step()) for step in (ours, *theirs) if step is not None]
 
 
 def mlp(bench: Bench, stack: ExitStack) -> Iterator[Pair]:
@@ -255,25 +271,24 @@ def mlp(bench: Bench, stack: ExitStack) -> Iterator[Pair]:
         stack.callback(optimizer.close)
         return Program(s, optimizer, loss, lambda: (x, y))
 
-    ours, theirs, graphed = build(), None, None
-    if (torch := bench.torch) is not None:
-        error = torch.nn.functional.mse_loss
+    ours, torch = build(), bench.torch
 
-        def peer() -> tuple[Any, Any]:
-            places = [torch.nn.Linear(m, n) for m, n in pairwise(MLP)]
-            model = torch.nn.Sequential(places[0], torch.nn.Tanh(), places[1], torch.nn.Tanh(), places[2])
-            copy_weights(bench, model, ours.session)
-            return model, torch.optim.SGD(model.parameters(), lr=1e-3)
+    def network() -> tuple[Any, Any]:
+        places = [torch.nn.Linear(m, n) for m, n in pairwise(MLP)]
+        model = torch.nn.Sequential(places[0], torch.nn.Tanh(), places[1], torch.nn.Tanh(), places[2])
+        copy_weights(bench, model, ours.session)
+        return model, torch.optim.SGD(model.parameters(), lr=1e-3)
 
-        model, optimizer = peer()
-        theirs = torch_step(optimizer, lambda: error(model(bench.to_torch(x)), bench.to_torch(y)))
-        if bench.device.is_cuda:
-            model, optimizer = peer()
-            graphed = torch_graph_step(bench, model, optimizer, error, x, y)
+    def peer(wrap: Callable[[Call], Call]) -> Call:
+        model, optimizer = network()
+        loss = wrap(lambda x, y: torch.nn.functional.mse_loss(model(x), y))
+        return torch_step(optimizer, lambda: loss(bench.to_torch(x), bench.to_torch(y)))
+
     size = f"{'-'.join(map(str, MLP))}, batch 32, SGD"
-    rows = list(rows_of(stack, "MLP", size, ours, build(), theirs))
+    rows = list(rows_of(bench, stack, "MLP", size, ours, build(), peer))
     yield from rows
-    if graphed is not None:
+    if torch is not None and bench.device.is_cuda:
+        graphed = torch_graph_step(bench, *network(), torch.nn.functional.mse_loss, x, y)
         yield Pair("MLP both captured", size, rows[1].ours, graphed)
 
 
@@ -339,20 +354,22 @@ def convnet(bench: Bench, stack: ExitStack, size: int, channels: int, batch: int
         loss = lambda x, labels: s.cross_entropy(model(s.const(x), training=True), labels)
         return Program(s, optimizer, loss, lambda: (x, labels))
 
-    ours, theirs = build(), None
-    if (torch := bench.torch) is not None:
-        n = torch.nn
-        peer = n.Sequential(
+    ours = build()
+
+    def peer(wrap: Callable[[Call], Call]) -> Call:
+        n = bench.torch.nn
+        model = n.Sequential(
             n.Conv2d(1, c, 3, padding=1, bias=False), n.BatchNorm2d(c), n.ReLU(),
             n.Conv2d(c, 2 * c, 3, padding=1, bias=False), n.BatchNorm2d(2 * c), n.ReLU(), n.MaxPool2d(2),
             n.Conv2d(2 * c, 4 * c, 3, padding=1), n.ReLU(), n.MaxPool2d(2), n.Flatten(), n.Linear(flat, 10),
         )  # fmt: skip
-        copy_weights(bench, peer, ours.session)
-        entropy = n.functional.cross_entropy
-        adam = torch.optim.Adam(peer.parameters(), lr=1e-3)
-        theirs = torch_step(adam, lambda: entropy(peer(bench.to_torch(x)), bench.to_torch(labels)))
+        copy_weights(bench, model, ours.session)
+        loss = wrap(lambda x, labels: n.functional.cross_entropy(model(x), labels))
+        adam = bench.torch.optim.Adam(model.parameters(), lr=1e-3)
+        return torch_step(adam, lambda: loss(bench.to_torch(x), bench.to_torch(labels)))
+
     label = f"{size}x{size}, channels {c}-{4 * c}, batch {batch}, Adam"
-    yield from rows_of(stack, "conv net", label, ours, build(), theirs)
+    yield from rows_of(bench, stack, "conv net", label, ours, build(), peer)
 
 
 def char_gpt(bench: Bench, stack: ExitStack, preset: str) -> Iterator[Pair]:
@@ -374,18 +391,17 @@ def char_gpt(bench: Bench, stack: ExitStack, preset: str) -> Iterator[Pair]:
 
         return Program(s, program.optimizer, program.loss, batch, program.clip), program
 
-    (ours, program), theirs, steps = build(), None, count()
-    if bench.torch is not None:
+    ours, program = build()
+
+    def peer(wrap: Callable[[Call], Call]) -> Call:
         from examples.torch_gpt import Peer
 
-        peer = Peer(program, settings, bench.place)
-
-        def theirs() -> Any:
-            return peer.step(next(steps), ours.session.seed)
+        model, steps = Peer(program, settings, bench.place, wrap), count()
+        return lambda: model.step(next(steps), ours.session.seed)
 
     names = ("layers", "heads", "width", "context", "batch")
     label = ", ".join(f"{name} {settings[name]}" for name in names)
-    yield from rows_of(stack, f"char-GPT {preset}", label, ours, build()[0], theirs)
+    yield from rows_of(bench, stack, f"char-GPT {preset}", label, ours, build()[0], peer)
 
 
 #: the rows by the name that chooses them
@@ -396,9 +412,9 @@ GROUPS: dict[str, Callable[[Bench, ExitStack], Iterator[Pair]]] = {
 }  # fmt: skip
 
 
-def measure(device: tlrt.Device, torch: Any, wanted: Sequence[str], budget: float) -> list[Row]:
+def measure(device: tlrt.Device, torch: Any, wanted: Sequence[str], budget: float, compiles: bool = False) -> list[Row]:
     """The rows, printed as they come. Everything a group made is released before the next one."""
-    bench, rows = Bench(device, torch, budget), []
+    bench, rows = Bench(device, torch, budget, compiles), []
     for name in filter(wanted.__contains__, GROUPS):
         with ExitStack() as stack:
             for pair in GROUPS[name](bench, stack):
@@ -412,6 +428,8 @@ def measure(device: tlrt.Device, torch: Any, wanted: Sequence[str], budget: floa
 
 def show(row: Row) -> None:
     there = "" if row.torch_ms is None else f"{row.torch_ms:11.4f} {row.torch_spread_ms:9.4f} {row.ratio:7.2f}x"
+    if row.compiled_ms is not None:
+        there += f" {row.compiled_ms:11.4f} {row.compiled_ratio:7.2f}x"
     print(f"{row.step:24} {row.size:46} {row.math:12} {row.ours_ms:11.4f} {row.spread_ms:9.4f} {there}", flush=True)
 
 
@@ -426,6 +444,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--budget", type=float, default=1.5, help="seconds of samples for each side of a row")
     parser.add_argument("--json", type=Path, help="write all figures to a file")
     parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
+    parser.add_argument(
+        "--compile", action="store_true", help="time torch.compile of the models too, which takes minutes to compile"
+    )
     args = parser.parse_args(argv)
     modes = MATH if args.math == "both" else (args.math,)
     device = device_of(args.device, modes[0])
@@ -436,8 +457,11 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{device.describe()}; PyTorch {getattr(torch, '__version__', 'absent')}")
     print(
         f"{'step':24} {'size':46} {'mode':12} {'ours ms':>11} {'± ms':>9} {'PyTorch ms':>11} {'± ms':>9} {'faster':>8}"
+        + (f" {'compiled ms':>11} {'faster':>8}" if args.compile else "")
     )
-    rows = [r for math in modes for r in measure(device_of(args.device, math), torch, wanted, args.budget)]
+    rows = [
+        r for math in modes for r in measure(device_of(args.device, math), torch, wanted, args.budget, args.compile)
+    ]
     if args.json:
         report = {
             "date": now(), "device": device.describe(), "build": tlrt.build_info(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,22 @@ def check(settings: Settings, given: argparse.Namespace) -> None:
 
 
 class Peer:
-    """The model in PyTorch, from the initial weights of ours; float32 without TF32, PyTorch's default."""
+    """The model in PyTorch, from the initial weights of ours; float32 without TF32, PyTorch's default. Model and loss are one
+    function, which `wrap` may compile."""
 
-    def __init__(self, program: Program, settings: Settings, device: str) -> None:
+    def __init__(
+        self,
+        program: Program,
+        settings: Settings,
+        device: str,
+        wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda loss: loss,
+    ) -> None:
         import torch
 
         initial: dict[str, npt.NDArray[Any]] = program.kept["initial"]
         self.torch, self.program, self.text, self.settings = torch, program, program.kept["text"], settings
         self.device = torch.device(device)
+        self.loss = wrap(self._loss)
         self.weights = {
             name: torch.tensor(np.asarray(w, np.float32), device=self.device, requires_grad=True)
             for name, w in initial.items()
@@ -48,12 +57,15 @@ class Peer:
         x, y = (torch.from_numpy(a.astype(np.int64)).to(self.device) for a in batch)
         for group in self.optimizer.param_groups:
             group["lr"] = self.program.rate(k)
-        loss = torch.nn.functional.cross_entropy(self.logits(x).flatten(0, 1), y.flatten())
+        loss = self.loss(x, y)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(list(self.weights.values()), self.program.clip)
         self.optimizer.step()
         return loss.detach()
+
+    def _loss(self, x: Any, y: Any) -> Any:
+        return self.torch.nn.functional.cross_entropy(self.logits(x).flatten(0, 1), y.flatten())
 
     def logits(self, x: Any) -> Any:
         """Logits of the next character: numbers (batch, n) to (batch, n, characters)."""

@@ -27,8 +27,13 @@ def _numpy_broadcast(np, x, in_dims, out_dims, axis_map):
     return np.broadcast_to(insert_axes(x, in_dims, axis_map), out_dims).copy()
 
 
+def _torch_copy(torch, x):
+    """A new array: contiguous() gives a view back that is contiguous as it is."""
+    return x.clone(memory_format=torch.contiguous_format)
+
+
 def _torch_broadcast(torch, x, in_dims, out_dims, axis_map):
-    return insert_axes(x, in_dims, axis_map).expand(out_dims).contiguous()
+    return _torch_copy(torch, insert_axes(x, in_dims, axis_map).expand(out_dims))
 
 
 def _numpy_reduce(np, x, in_dims, out_dims, axis_map):
@@ -52,7 +57,8 @@ BENCHMARKS = {
         torch=lambda torch, x, start, len: x[start : start + len].clone()),
     "slice_axes": Benchmark(sizes=_SLICES,
         numpy=lambda np, x, out_dims, starts, steps, reversed: x[index_of_slice(starts, out_dims, steps, reversed)].copy(),
-        torch=lambda torch, x, out_dims, starts, steps, reversed: x[index_of_slice(starts, out_dims, steps, 0)].contiguous()),
+        torch=lambda torch, x, out_dims, starts, steps, reversed: _torch_copy(torch,
+            x[index_of_slice(starts, out_dims, steps, 0)])),
     "pad_axes": Benchmark(
         sizes=[{"in_dims": [64, 64, 224, 224], "out_dims": [64, 64, 226, 226], "starts": [0, 0, 1, 1], "steps": [1] * 4,
                 "reversed": 0, "value": 0.0}],
@@ -63,10 +69,10 @@ BENCHMARKS = {
         numpy=lambda np, a, b: np.concatenate([a, b], axis=1), torch=lambda torch, a, b: torch.cat([a, b], dim=1)),
     "broadcast_vec_to_rows": Benchmark(sizes=[{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}],
         numpy=lambda np, vec, rows, cols: np.broadcast_to(vec, (rows, cols)).copy(),
-        torch=lambda torch, vec, rows, cols: vec.expand(rows, cols).contiguous()),
+        torch=lambda torch, vec, rows, cols: _torch_copy(torch, vec.expand(rows, cols))),
     "broadcast_vec_to_cols": Benchmark(sizes=[{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}],
         numpy=lambda np, vec, rows, cols: np.broadcast_to(vec[:, None], (rows, cols)).copy(),
-        torch=lambda torch, vec, rows, cols: vec[:, None].expand(rows, cols).contiguous()),
+        torch=lambda torch, vec, rows, cols: _torch_copy(torch, vec[:, None].expand(rows, cols))),
     "broadcast_to": Benchmark(sizes=_BROADCASTS, numpy=_numpy_broadcast, torch=_torch_broadcast),
     "reduce_from_broadcast": Benchmark(sizes=_BROADCASTS, numpy=_numpy_reduce, torch=_torch_reduce),
     "transpose2d": Benchmark(
