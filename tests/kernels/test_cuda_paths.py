@@ -19,11 +19,19 @@ pytestmark = pytest.mark.cuda
 
 #: columns of two rows or more: two and three leaves in a block, clusters of both sizes, rows beyond a cluster, in quads and not
 LONG_ROWS = [{"rows": 3, "cols": n} for n in (16388, 32771, 32772, 49151, 49156, 49157, 98308, 98309, 262_148, 262_149)]
-#: of more than a chunk of rows: columns at each way in which chains are summed
+#: of more than a chunk of rows: columns that few rows sum after them
 CHAINS = [
     {"rows": 133, "cols": n}
-    for n in (61, 128, 132, 256, 511, 512, 516, 1027, 2048, 2052, 4096, 4099, 8192, 12288, 12292)
+    for n in (3, 61, 128, 132, 256, 511, 512, 516, 1027, 2048, 2052, 4096, 4099, 8192, 12288, 12292)
 ]
+#: rows enough for chains: columns at each way in which they are summed
+MANY_ROWS = [
+    {"rows": rows, "cols": n}
+    for rows, n in (
+        (16_411, 128), (17_001, 125), (8209, 256), (4111, 511), (4111, 512), (3333, 516), (3201, 1027), (3201, 2048),
+        (3201, 4099), (3201, 8193), (16_500, 2),
+    )
+]  # fmt: skip
 STATISTICS = [*LONG_ROWS, *CHAINS, {"rows": 530, "cols": 8200}, {"rows": 530, "cols": 12288}]
 WINDOWS = [
     {"channels": 3, "spatial": [n, 4 * m], "kernel": [k, k], "stride": [s, s], "padding": [p, p]}
@@ -52,6 +60,7 @@ FOLDS: list[dict[str, Any]] = [
     for dims, axes in (
         ([5, 4096], 2), ([5, 513], 2), ([7, 61], 2), ([9, 8192], 2), ([3, 8193], 2), ([600, 15], 2), ([300, 33], 1),
         ([3, 700, 37], 2), ([6, 5, 7, 41], 13), ([6, 5, 257], 5), ([2, 3, 2, 3, 2, 3], 21), ([70_000], 1), ([17, 1], 2),
+        ([3, 32_700], 2), ([5, 33_000], 2), ([2, 3, 4, 9000], 9), ([70_000, 5], 1), ([133, 65_793], 2), ([2_200_000], 1),
     )
 ]  # fmt: skip
 #: operation -> dimensions and parameters
@@ -63,10 +72,10 @@ PATHS: dict[str, list[dict[str, Any]]] = {
     "channel_affine": [
         {"batch": 2, "channels": 3, "positions": n} for n in (16388, 32771, 49151, 49152, 49153, 98309)
     ],
-    "layer_norm": [{**v, "eps": 1e-5} for v in STATISTICS],
-    "rms_norm": [{**v, "eps": 1e-5} for v in (*STATISTICS, {"rows": 16_500, "cols": 513})],
+    "layer_norm": [{**v, "eps": 1e-5} for v in (*STATISTICS, *MANY_ROWS)],
+    "rms_norm": [{**v, "eps": 1e-5} for v in (*STATISTICS, *MANY_ROWS[::3], {"rows": 16_500, "cols": 513})],
     "batchnorm_channel_first": [
-        {"channels": v["rows"], "height": 1, "width": v["cols"], "eps": 1e-5} for v in (*LONG_ROWS, *CHAINS[4:8])
+        {"channels": v["rows"], "height": 1, "width": v["cols"], "eps": 1e-5} for v in (*LONG_ROWS, *CHAINS[5:9])
     ],
     "reduce_max_axis0": [{"rows": n, "cols": c} for n, c in ((300, 1932), (2100, 132), (2100, 131), (70_001, 4), (5, 9))],
     **dict.fromkeys(("amax", "amin", "prod", "logsumexp"), FOLDS),
@@ -79,8 +88,25 @@ PATHS: dict[str, list[dict[str, Any]]] = {
         sizes(2, (200, 200), [16, 17], [3, 3], [1, 1], [1, 1]),
         sizes(3, (64, 390), [19, 18], [2, 3], [2, 2], [1, 0]),
         sizes(2, (40, 70), [24, 26], [3, 3], [1, 1], [1, 1]),
+        sizes(2, (3, 70), [33, 40], [3, 5], [1, 1], [1, 0]),  # direct: few terms, with two positions of a thread and eight
+        sizes(2, (5, 137), [30, 31], [1, 1], [1, 1], [0, 0]),
+        sizes(2, (1, 9), [5, 9, 33], [2, 3, 3], [1, 1, 1], [1, 0, 2]),
+        sizes(8, (3, 13), [120, 130], [3, 3], [1, 1], [1, 1]),
+        sizes(3, (17, 70), [9, 33], [1, 3], [1, 1], [0, 1]),  # no whole chain
     ],
-    "conv_transpose": [sizes(2, (200, 200), [9, 10], [4, 4], [2, 2], [1, 1])],
+    "conv_transpose": [
+        sizes(2, (200, 200), [9, 10], [4, 4], [2, 2], [1, 1]),
+        sizes(2, (131, 40), [5, 2, 3], [3, 4, 3], [2, 2, 2], [1, 1, 1]),  # inner dimensions of phases cut alike
+        sizes(3, (70, 3), [5, 6, 7], [4, 4, 4], [2, 2, 2], [1, 1, 1]),  # direct: channels shared among warps
+        sizes(2, (9, 7), [2, 33], [3, 5], [2, 2], [1, 2]),
+        sizes(5, (64, 2), [16, 16, 16], [4, 4, 4], [2, 2, 2], [1, 1, 1]),  # four, then eight positions of a thread
+        sizes(8, (64, 3), [96, 112], [3, 3], [1, 1], [1, 1]),
+        sizes(2, (5, 4), [9, 7, 40], [2, 7, 3], [3, 1, 1], [0, 3, 1]),
+    ],
+    "matmul": [{"m": 1101, "n": 1131, "p": 1149}, {"m": 1101, "n": 1131, "p": 1152}, {"m": 14, "n": 10399, "p": 176}],
+    "bmm": [{"batch": 211, "m": 1, "n": 64, "p": 80}, {"batch": 300, "m": 3, "n": 37, "p": 61}],
+    "linear": [{"batch": 1100, "inputs": 1131, "outputs": 1149}, {"batch": 14, "inputs": 10399, "outputs": 176}],
+    "spectral_conv1d_rfft": [{"grid": 1 << 18, "width": w, "modes": 34} for w in (1, 3)],
     "conv_transpose_grouped": [
         {
             "batch": 2, "groups": 5, "in_channels": 1, "out_channels": 2, "spatial": [9, 8], "kernel": [3, k], "stride": [2, 3],
@@ -112,7 +138,7 @@ def given_to(name: str, values: dict[str, Any], rng: np.random.Generator) -> Ite
     for array in registry.get(name).signature.inputs:
         if "*" in values:
             yield array.name, rng.standard_normal(values["*"]).astype(np.float32)
-        elif array.name == "A":
+        elif array.name == "A" and "state" in values:
             yield "A", rng.uniform(-1, 1, values["state"]).astype(np.float32)
         elif array.name == "weights":
             yield "weights", rng.uniform(0.5, 2.0, values["cols"]).astype(np.float32)

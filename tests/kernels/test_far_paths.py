@@ -48,6 +48,9 @@ FAR: dict[str, dict[str, dict[str, Any]]] = {
     "rfft1d_packed": {"pieces of one long row": {"batch": 1, "n": 2**17}},
     "irfft1d_packed": {"pieces of one long row": {"batch": 1, "n": 2**17}},
     "reduce_mean": {"a count beyond those that float32 holds": {"dims": [2**24 + 3], "axis": 0}},
+    "sub": {"stores past the cache": {"n": 2_796_211}},
+    "cos": {"stores past the cache": {"n": 4_194_311}},
+    "mul": {"gradients past the cache": {"n": 1_677_731}},
     "matmul": {"two rounds of a long inner dimension": {"m": 3, "n": 2 * 16384 + 300, "p": 5}},
     "linear": {"two rounds of a long inner dimension": {"batch": 3, "inputs": 2 * 16384 + 300, "outputs": 5}},
 }

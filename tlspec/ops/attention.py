@@ -448,7 +448,8 @@ def _grouped_path(batch, heads, kv_heads, queries, keys, d, width, scale, before
 
 
 #: short sequences whose scores are large, so that their roundings show; each width of tile on CUDA, and chunks of rows; few
-#: queries to keys that CUDA cuts into parts; what tensor cores take
+#: queries to keys that CUDA cuts into parts; what tensor cores take; few keys to queries that are cut, and sums of few
+#: keys or queries that are several blocks' work, of each width, in reproducible contexts too
 GROUPED_PATHS = [
     _grouped_path(67, 1, 1, 5, 5, 2, 2, 16.0), _grouped_path(67, 2, 1, 4, 3, 2, 1, 16.0),
     _grouped_path(1, 4, 2, 130, 300, 64, 52, 0.125, 100, 0, 170), _grouped_path(2, 2, 1, 70, 90, 100, 128, 0.1, after=0),
@@ -456,6 +457,11 @@ GROUPED_PATHS = [
     _grouped_path(2, 4, 1, 1, 700, 64, 52, 0.125), _grouped_path(1, 6, 2, 5, 600, 36, 130, 0.1, 400, 0, 590),
     _grouped_path(3, 1, 1, 1, 513, 30, 7, 0.2), _grouped_path(1, 4, 2, 192, 192, 68, 68, 0.12),
     _grouped_path(2, 3, 3, 130, 130, 64, 64, 0.125, after=0),
+    _grouped_path(2, 2, 1, 150, 1, 24, 12, 0.2), _grouped_path(1, 4, 2, 70, 4, 9, 8, 0.3, 60, 5, 2),
+    _grouped_path(1, 3, 1, 50, 13, 8, 5, 0.3, after=0), _grouped_path(2, 1, 1, 131, 32, 132, 3, 0.09),
+    _grouped_path(1, 2, 1, 300, 40, 100, 30, 0.1, 30), _grouped_path(2, 2, 2, 20, 1100, 7, 40, 0.2),
+    _grouped_path(1, 1, 1, 40, 600, 140, 9, 0.08, 500, 0, 570), _grouped_path(1, 1, 1, 530, 70, 33, 260, 0.15),
+    _grouped_path(1, 1, 1, 2100, 33, 3, 2, 0.5), _grouped_path(1, 1, 1, 18, 2100, 2, 5, 0.5),
 ]  # fmt: skip
 
 

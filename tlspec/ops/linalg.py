@@ -1,8 +1,8 @@
 """Matrix products.
 
 The CPU path sums each element in one fixed order (native/src/cpu/linalg/gemm.h). On CUDA products with an inner dimension of 64 or
-more and rows of whole 16 bytes run on TF32 tensor cores at float32 accuracy (native/src/cuda/linalg/wgmma.cu on Hopper for
-larger ones, native/src/cuda/linalg/mma.cu else): each operand is split in two TF32 numbers, and an element is a sum of parts
+more run on TF32 tensor cores at float32 accuracy: on Hopper the larger ones (native/src/cuda/linalg/wgmma.cu), and those with
+rows of whole 16 bytes (native/src/cuda/linalg/mma.cu). Each operand is split in two TF32 numbers, and an element is a sum of parts
 of 32 terms in order, fixed by the inner dimension alone, so that one kernel gives an element the same bits whatever the batch
 and wherever it stands. Tiles with values that do not split are chains of fused multiply-adds. Other products large enough to pay for
 it run in float64 on devices whose float64 is fast and are then rounded once. For all else cuBLAS chooses the order. The bounds

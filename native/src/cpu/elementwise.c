@@ -2,8 +2,10 @@
  *
  * The operations stand in formula/elementwise.def, one line each; the macros below make a kernel of a line: a loop that
  * gcc vectorises in every variant. A task is a span of at most TL_SPAN elements, cut by length alone. An output may be one of the
- * inputs, because each element is read before it is written. */
+ * inputs, because each element is read before it is written. Outputs that would not stay in the cache beside the inputs go past it,
+ * block by block. */
 #include "core/threads.h"
+#include "cpu/stream.h"
 #include "formula/activation.h"
 #include "formula/erf.h"
 #include "formula/exact.h"
@@ -16,7 +18,7 @@
 /* 128 KiB per operand: the operands of a task stay within a core's L2 cache, and a task runs for several microseconds,
  * which pays for handing it to a thread. */
 enum { TL_SPAN = 32768 };
-/* Elements that are looked at together before they are computed: they stay in the L1 cache. */
+/* Elements that are looked at before they are computed, or computed before they are stored: they stay in the L1 cache. */
 enum { TL_FAR_BLOCK = 1024 };
 
 typedef struct tl_map {
@@ -24,25 +26,20 @@ typedef struct tl_map {
     float *y, *z;
     float p, q;
     int64_t n, span; /* elements, and those of a task */
+    int32_t stream;
 } tl_map;
+
+static int32_t is_input(const tl_map *m, const float *out) { return out == m->a || out == m->b || out == m->c; }
 
 /* Several spans are at least about eight and of equal length, in whole blocks, so that no thread gets much more than another. */
 static int32_t run(tl_task_fn task, tl_map map)
 {
     const int64_t spans = tl_imax(tl_ceil_div(map.n, TL_SPAN), 8);
+    const int64_t operands = !!map.a + !!map.b + !!map.c + !!map.y + !!map.z;
+    map.stream = operands * map.n >= 2 * TL_STREAM_FROM && !(map.y && is_input(&map, map.y)) && !(map.z && is_input(&map, map.z));
     map.span = map.n > TL_SPAN ? tl_ceil_div(tl_ceil_div(map.n, spans), TL_FAR_BLOCK) * TL_FAR_BLOCK : TL_SPAN;
     tl_parallel(tl_ceil_div(map.n, map.span), task, &map);
     return TORCHLEAN_OK;
-}
-
-static int32_t stays_near(const float *a, int64_t n)
-{
-    uint32_t most = 0;
-    for (int64_t i = 0; i < n; i++) {
-        const uint32_t u = tl_bits(a[i]) & 0x7fffffffu;
-        most = u > most ? u : most;
-    }
-    return most < tl_bits(TL_FAR_ANGLE);
 }
 
 /* The expressions' vocabulary. */
@@ -52,39 +49,45 @@ static int32_t stays_near(const float *a, int64_t n)
 #define P (m->p)
 #define Q (m->q)
 
-#define TL_EACH(...) TL_EACH_OF(first, last, __VA_ARGS__)
-#define TL_EACH_OF(from, to, ...)                                                                \
-    _Pragma("GCC ivdep") for (int64_t i = from; i < to; i++)                                     \
+#define TL_EACH(...)                                                                             \
+    _Pragma("GCC ivdep") for (int64_t i = start; i < end; i++)                                   \
     {                                                                                            \
         __VA_ARGS__                                                                              \
     }
 
-/* Defines name(arg, task, worker), which runs `body` with m (the operands, in a local copy) and first, last (the span). */
-#define TL_SPAN_FUNCTION(name, body)                                                             \
-    static void name(void *arg, int64_t task, TL_UNUSED int32_t worker)                                    \
+/* Defines name(arg, task, worker), which runs `body` with m (the operands, in a local copy) for blocks of at most `most` elements of
+ * the span, from start to end; outputs are stored to y[i - start] and z[i - start]. */
+#define TL_SPAN_FUNCTION(name, most, body)                                                       \
+    static void name(void *arg, int64_t task, TL_UNUSED int32_t worker)                          \
     {                                                                                            \
         const tl_map map = *(const tl_map *)arg, *const m = &map;                                \
-        const int64_t first = task * m->span, last = tl_imin(first + m->span, m->n);           \
-        body                                                                                     \
+        const int64_t last = tl_imin((task + 1) * m->span, m->n);                                \
+        _Alignas(64) float block[2][TL_FAR_BLOCK];                                               \
+        for (int64_t start = task * m->span, end; start < last; start = end) {                   \
+            end = tl_imin(start + (m->stream ? TL_FAR_BLOCK : (most)), last);                    \
+            float *const y = !m->y ? 0 : m->stream ? block[0] : m->y + start;                    \
+            float *const z = !m->z ? 0 : m->stream ? block[1] : m->z + start;                    \
+            body;                                                                                \
+            if (m->stream && m->y) tl_stream_copy(m->y + start, block[0], end - start);          \
+            if (m->stream && m->z) tl_stream_copy(m->z + start, block[1], end - start);          \
+        }                                                                                        \
+        if (m->stream) tl_stream_end();                                                          \
     }
-#define TL_ONE(name, expression) TL_SPAN_FUNCTION(name, TL_EACH(m->y[i] = expression;))
-/* Blocks that hold an element from TL_FAR_ANGLE on, or no number, take both ways and select; the others take the near one alone.
- * Either way an element's result depends on the element only. */
-#define TL_EITHER(name, near, far)                                                               \
+#define TL_ONE(name, expression) TL_SPAN_FUNCTION(name, TL_SPAN, (void)z; TL_EACH(y[i - start] = expression;))
+/* Blocks that hold an element of the rare kind take both ways and select; the others take that of the others alone. Either way an
+ * element's result depends on the element only. */
+#define TL_RARE(name, condition, others, value)                                                  \
     TL_SPAN_FUNCTION(                                                                            \
-        name, for (int64_t start = first, end; start < last; start = end) {                      \
-            end = tl_imin(start + TL_FAR_BLOCK, last);                                           \
-            if (stays_near(m->a + start, end - start))                                           \
-                TL_EACH_OF(start, end, m->y[i] = near;)                                          \
-            else                                                                                 \
-                TL_EACH_OF(start, end, m->y[i] = fabsf(A) < TL_FAR_ANGLE ? near : far;)          \
-        })
+        name, TL_FAR_BLOCK, int32_t rare = 0;                                                    \
+        (void)z; TL_EACH(rare |= condition;)                                                     \
+        if (!rare) TL_EACH(y[i - start] = others;)                                                       \
+        else TL_EACH(const float Y = others; y[i - start] = condition ? value : Y;))
 /* Two outputs, either of which may be unwanted: statement computes u and v from element i. */
 #define TL_TWO(name, statement)                                                                  \
     TL_SPAN_FUNCTION(                                                                            \
-        name, if (m->y && m->z) TL_EACH(float u, v; statement m->y[i] = u; m->z[i] = v;)         \
-        else if (m->y) TL_EACH(float u, v; statement m->y[i] = u; (void)v;)                      \
-        else TL_EACH(float u, v; statement m->z[i] = v; (void)u;))
+        name, TL_SPAN, if (y && z) TL_EACH(float u, v; statement y[i - start] = u; z[i - start] = v;)            \
+        else if (y) TL_EACH(float u, v; statement y[i - start] = u; (void)v;)                            \
+        else TL_EACH(float u, v; statement z[i - start] = v; (void)u;))
 
 /* Defines tl_cpu_<op> with `parameters` after the context; the rest names its operands in a map. */
 #define TL_OPERATION(op, parameters, ...)                                                        \
@@ -112,11 +115,14 @@ static int32_t stays_near(const float *a, int64_t n)
 #define TL_BINARY_PQ(op, expression)                                                             \
     TL_ONE(op##_span, expression)                                                                \
     TL_OPERATION(op, (const float *a, const float *b, int64_t n, float p, float q, float *y), .a = a, .b = b, .p = p, .q = q)
-#define TL_UNARY_FAR(op, near, far)                                                              \
-    TL_EITHER(op##_span, near, far)                                                              \
+#define TL_UNARY_RARE(op, condition, others, value)                                              \
+    TL_RARE(op##_span, condition, others, value)                                                 \
     TL_OPERATION(op, (const float *a, int64_t n, float *y), .a = a)
-#define TL_BINARY_FAR(op, near, far)                                                             \
-    TL_EITHER(op##_span, near, far)                                                              \
+#define TL_UNARY_P_RARE(op, condition, others, value)                                            \
+    TL_RARE(op##_span, condition, others, value)                                                 \
+    TL_OPERATION(op, (const float *a, int64_t n, float p, float *y), .a = a, .p = p)
+#define TL_BINARY_RARE(op, condition, others, value)                                             \
+    TL_RARE(op##_span, condition, others, value)                                                 \
     TL_OPERATION(op, (const float *a, const float *b, int64_t n, float *y), .a = a, .b = b)
 #define TL_TERNARY(op, expression)                                                               \
     TL_ONE(op##_span, expression)                                                                \

@@ -171,3 +171,16 @@ static void take_units(enum tl_fold_kind kind, double *v, const float *const *x,
     }
 #undef TAKE
 }
+
+/* packed[r * step + l] = x[r * lanes + l] for r < n. */
+#define PACK(lanes) \
+    static void pack##lanes(float *restrict packed, int64_t step, const float *restrict x, int64_t n) \
+    { \
+        for (int64_t r = 0; r < n; r++) \
+            for (int32_t l = 0; l < (lanes); l++) \
+                packed[r * step + l] = x[r * (lanes) + l]; \
+    }
+PACK(1)
+PACK(2)
+PACK(4)
+PACK(8)

@@ -4,13 +4,14 @@
  * reduced). Its lanes stand in an array in L1, so a loop runs over independent elements: over a row of the tile, and where the
  * rows lie side by side over one of each lane. Where a tile is one element wide, its few lanes would wait for each other's
  * results; units are then taken in groups, packed so that a row holds an element of every lane of every unit. The segments'
- * values are folded in the same way until one is left.
+ * values are folded in the same way until one is left. Deviations take the elements of a unit twice, for its mean too.
  *
  * An extreme has no order of additions, so that it is found as in reduce.c. */
 #include <string.h>
 
 #include "core/threads.h"
 #include "cpu/fold_lanes.h"
+#include "cpu/fold_slopes.h"
 #include "cpu/reduce.h"
 #include "formula/fold.h"
 #include "generated/reduce.h"
@@ -36,16 +37,20 @@ typedef struct fold {
     float *out;
     /* of the present level */
     const double *from;
+    int64_t each; /* elements of x that a value of `from` stands for; the last for what is left */
     int64_t results, length, lanes, segments, width, tiles, units, per_task;
     double *to;
 } fold;
 
 static int64_t planes_of(enum tl_fold_kind kind) { return kind == TL_FOLD_PRODUCT ? TL_FOLD_PLANES : 1; }
 
+/* Of the values of a level: those of lanes, or what deviations are around, the sum, beside them. */
+static int64_t value_planes_of(enum tl_fold_kind kind) { return kind == TL_FOLD_DEVIATION ? 2 : planes_of(kind); }
+
 static double centre_of(const fold *a, int64_t result)
 {
     const double m = a->centre ? a->centre[result] : a->centre_out ? (double)a->centre_out[result] : 0.0;
-    return tl_fold_centre(a->kind, m, a->rule);
+    return tl_fold_centre(a->kind, m);
 }
 
 static void start_lanes(enum tl_fold_kind kind, double *v, int64_t plane)
@@ -65,6 +70,15 @@ static void fold_lanes(const fold *a, double *v, int64_t plane, int64_t width)
         }
 }
 
+/* Where the value of segment s of a result goes; its other planes lie a->results * a->segments apart. */
+static double *value_at(const fold *a, int64_t result, int64_t s) { return a->to + result * a->segments + s; }
+
+/* Writes the sum beside the deviations of segment s of a result. */
+static void write_sum(const fold *a, double sum, int64_t result, int64_t s)
+{
+    if (a->segments > 1 || !a->out) value_at(a, result, s)[a->results * a->segments] = sum;
+}
+
 /* Writes the value of segment s of a result, whose planes lie `plane` apart. */
 static void write_value(const fold *a, const double *v, int64_t plane, int64_t result, int64_t s)
 {
@@ -73,17 +87,9 @@ static void write_value(const fold *a, const double *v, int64_t plane, int64_t r
         a->out[result] = tl_fold_end(a->kind, value, centre_of(a, result), a->rule);
         return;
     }
-    double *const to = a->to + result * a->segments + s;
+    double *const to = value_at(a, result, s);
     for (int64_t p = 0; p < planes_of(a->kind); p++)
         to[p * a->results * a->segments] = v[p * plane];
-}
-
-/* Folds the lanes and writes the values of segment `s` of the results from `first` on. */
-static void end_lanes(const fold *a, double *v, int64_t plane, int64_t width, int64_t first, int64_t s)
-{
-    fold_lanes(a, v, plane, width);
-    for (int64_t j = 0; j < width; j++)
-        write_value(a, v + j, plane, first + j, s);
 }
 
 /* Where the reduced or kept element i lies, by its merged axes. */
@@ -118,6 +124,30 @@ static int64_t run_from(const tl_fold_axes *f, const int64_t *place)
     return f->inner == 1 && f->reduced > 0 ? f->reduced_size[0] - place[0] : 1;
 }
 
+/* Elements begin..end - 1 of `width` columns from x on onto their lanes. whole: the rows of a lane each lie side by side. */
+static void take_unit(const fold *a, enum tl_fold_kind kind, const float *x, int64_t begin, int64_t end, int64_t width,
+                      int whole, double *v, int64_t plane, const double *m)
+{
+    const tl_fold_axes *f = &a->f;
+    const int64_t stride = f->reduced > 0 ? f->reduced_stride[0] : 0;
+    int64_t place[TL_FOLD_RANK];
+    if (begin < end) x += offset_of(f->reduced, f->reduced_size, f->reduced_stride, begin, place);
+    for (int64_t r = begin, run; r < end; r += run) {
+        const int64_t lane = (r - begin) % a->lanes;
+        run = tl_imin(end - r, f->reduced > 0 ? f->reduced_size[0] - place[0] : 1);
+        if (lane == 0 && run >= a->lanes) {
+            run -= run % a->lanes;
+            for (int64_t l = 0; l < (whole ? 1 : a->lanes); l++)
+                take_rows(kind, v + l * width, plane, x + l * stride, a->lanes * stride, m,
+                          whole ? a->lanes * width : width, run / a->lanes, a->rule);
+        } else {
+            run = whole ? tl_imin(run, a->lanes - lane) : 1;
+            take_rows(kind, v + lane * width, plane, x, stride, m, run * width, 1, a->rule);
+        }
+        x += advance(f, place, run);
+    }
+}
+
 /* A unit of several kept elements side by side. */
 static void fold_unit(const fold *a, int64_t unit)
 {
@@ -126,32 +156,27 @@ static void fold_unit(const fold *a, int64_t unit)
     const int64_t s = unit % a->segments, tile = unit / a->segments % a->tiles, k = unit / a->segments / a->tiles;
     const int64_t c0 = tile * a->width, width = tl_imin(a->width, f->inner - c0), first = k * f->inner + c0;
     const int64_t plane = planes_of(a->kind) > 1 ? a->lanes * width : 0;
-    const int64_t stride = f->reduced > 0 ? f->reduced_stride[0] : 0;
-    const int whole = width == f->inner && stride == f->inner; /* rows of a lane each lie side by side */
+    const int whole = width == f->inner && f->reduced > 0 && f->reduced_stride[0] == f->inner;
+    const int64_t begin = s * TL_FOLD_SEGMENT, end = tl_imin(f->length, begin + TL_FOLD_SEGMENT);
     int64_t place[TL_FOLD_RANK];
-    const float *x = a->x + c0 + offset_of(f->kept, f->kept_size, f->kept_stride, k, place);
+    const float *const x = a->x + c0 + offset_of(f->kept, f->kept_size, f->kept_stride, k, place);
+    if (a->kind == TL_FOLD_DEVIATION) {
+        start_lanes(TL_FOLD_SUM, v, a->lanes * width);
+        start_lanes(TL_FOLD_SUM, m, a->lanes * width); /* sums have no centre */
+        take_unit(a, TL_FOLD_SUM, x, begin, end, width, whole, v, 0, m);
+        fold_lanes(a, v, 0, width);
+        for (int64_t j = 0; j < width; j++)
+            write_sum(a, v[j], first + j, s);
+    }
     for (int64_t j = 0; j < width; j++)
-        m[j] = centre_of(a, first + j);
+        m[j] = a->kind == TL_FOLD_DEVIATION ? v[j] / (double)(end - begin) : centre_of(a, first + j);
     for (int64_t j = width; whole && j < a->lanes * width; j++)
         m[j] = m[j - width];
     start_lanes(a->kind, v, a->lanes * width);
-    const int64_t begin = s * TL_FOLD_SEGMENT, end = tl_imin(f->length, begin + TL_FOLD_SEGMENT);
-    if (begin < end) x += offset_of(f->reduced, f->reduced_size, f->reduced_stride, begin, place);
-    for (int64_t r = begin, run; r < end; r += run) {
-        const int64_t lane = (r - begin) % a->lanes;
-        run = tl_imin(end - r, f->reduced > 0 ? f->reduced_size[0] - place[0] : 1);
-        if (lane == 0 && run >= a->lanes) {
-            run -= run % a->lanes;
-            for (int64_t l = 0; l < (whole ? 1 : a->lanes); l++)
-                take_rows(a->kind, v + l * width, plane, x + l * stride, a->lanes * stride, m,
-                          whole ? a->lanes * width : width, run / a->lanes, a->rule);
-        } else {
-            run = whole ? tl_imin(run, a->lanes - lane) : 1;
-            take_rows(a->kind, v + lane * width, plane, x, stride, m, run * width, 1, a->rule);
-        }
-        x += advance(f, place, run);
-    }
-    end_lanes(a, v, plane, width, first, s);
+    take_unit(a, a->kind, x, begin, end, width, whole, v, plane, m);
+    fold_lanes(a, v, plane, width);
+    for (int64_t j = 0; j < width; j++)
+        write_value(a, v + j, plane, first + j, s);
 }
 
 /* The n elements of segment s of a result where the last axis is reduced: in place, or copied to `room` if they lie in several
@@ -179,34 +204,42 @@ typedef struct group {
     int64_t count, n, result[TAKE_WIDTH], segment[TAKE_WIDTH];
 } group;
 
-/* packed[r * step + l] = x[r * lanes + l] for r < n. */
-#define PACK(lanes) \
-    static void pack##lanes(float *restrict packed, int64_t step, const float *restrict x, int64_t n) \
-    { \
-        for (int64_t r = 0; r < n; r++) \
-            for (int32_t l = 0; l < (lanes); l++) \
-                packed[r * step + l] = x[r * (lanes) + l]; \
+/* A group whose elements `x` stand in place, or are packed; `end` gets the units' values, in planes. */
+static void take_group(const fold *a, enum tl_fold_kind kind, const group *q, const float *const *x, const float *packed,
+                       const double *m, double *end)
+{
+    _Alignas(64) double v[TL_FOLD_PLANES * TAKE_WIDTH];
+    const int64_t lanes = a->lanes, count = q->count, width = lanes * count, rows = q->n / lanes;
+    const int64_t planes = planes_of(kind), plane = planes > 1 ? width : 0;
+    start_lanes(kind, v, planes == 1 ? TAKE_WIDTH : width);
+    if (!packed) {
+        take_units(kind, v, x, m, rows, a->rule);
+        for (int64_t l = 0; kind == TL_FOLD_PRODUCT && l < width; l++)
+            tl_fold_normalize(v + l, v + plane + l);
+    } else {
+        take_rows(kind, v, plane, packed, width, m, width, rows, a->rule);
     }
-PACK(1)
-PACK(2)
-PACK(4)
-PACK(8)
+    const int64_t rest = q->n - rows * lanes;
+    for (int64_t g = 0; rest > 0 && g < count; g++)
+        take_rows(kind, v + g * lanes, plane, x[g] + rows * lanes, rest, m + g * lanes, rest, 1, a->rule);
+    for (int64_t p = 0; p < planes; p++)
+        for (int64_t g = 0; g < count; g++)
+            for (int64_t l = 0; l < lanes; l++)
+                end[p * width + l * count + g] = v[p * width + g * lanes + l];
+    fold_lanes(a, end, plane, count);
+}
 
 static void fold_group(const fold *a, const group *q)
 {
     _Alignas(64) float packed[GROUP_CELLS], room[GROUP_CELLS];
-    _Alignas(64) double v[TL_FOLD_PLANES * TAKE_WIDTH], m[TAKE_WIDTH] = {0}, end[TL_FOLD_PLANES * TAKE_WIDTH];
+    _Alignas(64) double m[TAKE_WIDTH] = {0}, end[TL_FOLD_PLANES * TAKE_WIDTH];
     const int64_t lanes = a->lanes, count = q->count, width = lanes * count, rows = q->n / lanes;
-    const int64_t planes = planes_of(a->kind), plane = planes > 1 ? width : 0;
+    const int64_t plane = planes_of(a->kind) > 1 ? width : 0;
     const int product = a->kind ==
                         TL_FOLD_PRODUCT; /* of moderate numbers and all lanes, as their other planes lie behind them */
     int in_place = lanes == TL_FOLD_LANES && (product ? count == TAKE_UNITS : is_light(a->kind));
     const float *x[TAKE_WIDTH];
-    start_lanes(a->kind, v, planes == 1 ? TAKE_WIDTH : width);
     for (int64_t g = 0; g < count; g++) {
-        const double centre = centre_of(a, q->result[g]);
-        for (int64_t l = 0; l < lanes; l++)
-            m[g * lanes + l] = centre;
         x[g] = unit_elements(a, q->result[g], q->segment[g], q->n, room + g * q->n);
         if (product) in_place = in_place && is_moderate(x[g], rows * lanes);
     }
@@ -214,21 +247,17 @@ static void fold_group(const fold *a, const group *q)
         (lanes == 8 ? pack8 : lanes == 4 ? pack4 : lanes == 2 ? pack2 : pack1)(packed + g * lanes, width, x[g], rows);
     for (int64_t g = count; g < TAKE_UNITS; g++) /* nobody reads the lanes of these */
         x[g] = x[0];
-    if (in_place) {
-        take_units(a->kind, v, x, m, rows, a->rule);
-        for (int64_t l = 0; product && l < width; l++)
-            tl_fold_normalize(v + l, v + plane + l);
-    } else {
-        take_rows(a->kind, v, plane, packed, width, m, width, rows, a->rule);
-    }
-    const int64_t rest = q->n - rows * lanes;
-    for (int64_t g = 0; rest > 0 && g < count; g++)
-        take_rows(a->kind, v + g * lanes, plane, x[g] + rows * lanes, rest, m + g * lanes, rest, 1, a->rule);
-    for (int64_t p = 0; p < planes; p++)
+    if (a->kind == TL_FOLD_DEVIATION) {
+        take_group(a, TL_FOLD_SUM, q, x, in_place ? NULL : packed, m, end);
         for (int64_t g = 0; g < count; g++)
-            for (int64_t l = 0; l < lanes; l++)
-                end[p * width + l * count + g] = v[p * width + g * lanes + l];
-    fold_lanes(a, end, plane, count);
+            write_sum(a, end[g], q->result[g], q->segment[g]);
+    }
+    for (int64_t g = 0; g < count; g++) {
+        const double centre = a->kind == TL_FOLD_DEVIATION ? end[g] / (double)q->n : centre_of(a, q->result[g]);
+        for (int64_t l = 0; l < lanes; l++)
+            m[g * lanes + l] = centre;
+    }
+    take_group(a, a->kind, q, x, in_place ? NULL : packed, m, end);
     for (int64_t g = 0; g < count; g++)
         write_value(a, end + g, plane, q->result[g], q->segment[g]);
 }
@@ -254,6 +283,24 @@ static void fold_groups(const fold *a, int64_t from, int64_t last)
         if (groups[ends].count > 0) fold_group(a, groups + ends);
 }
 
+/* A segment of the values of one result, which are deviations: around what their own elements' mean is. */
+static void join_deviations(const fold *a, int64_t result, int64_t s)
+{
+    double v[TL_FOLD_LANES] = {0}, w[TL_FOLD_LANES] = {0};
+    const int64_t begin = s * TL_FOLD_SEGMENT, n = tl_imin(a->length - begin, TL_FOLD_SEGMENT);
+    const int64_t left = a->rule.n - begin * a->each; /* elements of x from the first value on */
+    const double *const from = a->from + result * a->length + begin, *const sums = from + a->results * a->length;
+    for (int64_t r = 0; r < n; r++)
+        v[r % a->lanes] += sums[r];
+    fold_lanes(a, v, 0, 1);
+    const double m = v[0] / (double)tl_imin(n * a->each, left);
+    for (int64_t r = 0; r < n; r++)
+        w[r % a->lanes] += tl_fold_around(from[r], sums[r], (double)tl_imin(a->each, left - r * a->each), m);
+    fold_lanes(a, w, 0, 1);
+    write_sum(a, v[0], result, s);
+    write_value(a, w, 0, result, s);
+}
+
 /* A unit of a later level: a segment of the values of one result. */
 static void join_unit(const fold *a, int64_t unit)
 {
@@ -261,6 +308,10 @@ static void join_unit(const fold *a, int64_t unit)
     const int64_t s = unit % a->segments, result = unit / a->segments;
     const int several = planes_of(a->kind) > 1;
     const int64_t plane = several ? a->lanes : 0, next = several ? a->results * a->length : 0;
+    if (a->kind == TL_FOLD_DEVIATION) {
+        join_deviations(a, result, s);
+        return;
+    }
     start_lanes(a->kind, v, a->lanes);
     const int64_t begin = s * TL_FOLD_SEGMENT, end = tl_imin(a->length, begin + TL_FOLD_SEGMENT);
     for (int64_t r = begin; r < end; r++) {
@@ -268,7 +319,8 @@ static void join_unit(const fold *a, int64_t unit)
         double *const to = v + (r - begin) % a->lanes;
         tl_fold_join(a->kind, to, to + plane, to + 2 * plane, from[0], from[next], from[2 * next]);
     }
-    end_lanes(a, v, plane, 1, result, s);
+    fold_lanes(a, v, plane, 1);
+    write_value(a, v, plane, result, s);
 }
 
 static void fold_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
@@ -295,6 +347,7 @@ static int32_t run_fold(tl_context *ctx, fold a)
     const int64_t planes = planes_of(a.kind);
     a.results = a.f.outer * a.f.inner;
     a.length = a.f.length;
+    a.each = 1;
     void *scratch = NULL;
     for (;;) {
         a.lanes = tl_fold_width(a.length);
@@ -304,7 +357,7 @@ static int32_t run_fold(tl_context *ctx, fold a)
         a.to = a.values;
         void *next = NULL;
         if (a.segments > 1) {
-            const size_t bytes = (size_t)(planes * a.results * a.segments) * sizeof(double);
+            const size_t bytes = (size_t)(value_planes_of(a.kind) * a.results * a.segments) * sizeof(double);
             const int32_t status = tl_pool_alloc(ctx, bytes, &next);
             if (status) {
                 tl_pool_free(ctx, scratch);
@@ -318,6 +371,7 @@ static int32_t run_fold(tl_context *ctx, fold a)
         if (a.segments == 1) return TORCHLEAN_OK;
         a.from = scratch = next;
         a.length = a.segments;
+        a.each *= TL_FOLD_SEGMENT;
     }
 }
 
@@ -412,40 +466,6 @@ typedef struct spread {
     float *gx;
 } spread;
 
-static inline __attribute__((always_inline)) void write_slopes_of(enum tl_fold_kind kind, const float *restrict x,
-                                                                  const double *restrict c, int64_t plane, int one,
-                                                                  int64_t n, tl_fold_rule rule, float *restrict gx)
-{
-    for (int64_t j = 0; j < n; j++) {
-        const double *const at = one ? c : c + j;
-        const tl_folded coefficients = {at[0], at[plane], at[2 * plane]};
-        gx[j] = tl_fold_slope(kind, x[j], coefficients, rule);
-    }
-}
-
-static void write_slopes(enum tl_fold_kind kind, const float *x, const double *c, int64_t plane, int one, int64_t n,
-                         tl_fold_rule rule, float *gx)
-{
-#define WRITE(KIND)                                                  \
-    case KIND:                                                       \
-        if (one)                                                     \
-            write_slopes_of(KIND, x, c, plane, 1, n, rule, gx);      \
-        else                                                         \
-            write_slopes_of(KIND, x, c, plane, 0, n, rule, gx);      \
-        break;
-    switch (kind) {
-        WRITE(TL_FOLD_ABS)
-        WRITE(TL_FOLD_SQUARE)
-        WRITE(TL_FOLD_DEVIATION)
-        WRITE(TL_FOLD_EXP)
-        WRITE(TL_FOLD_POWER)
-        WRITE(TL_FOLD_EQUAL)
-        WRITE(TL_FOLD_PRODUCT)
-    default: break;
-    }
-#undef WRITE
-}
-
 static void spread_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const spread *b = arg;
@@ -534,7 +554,9 @@ int32_t tl_cpu_prod_bwd(tl_context *ctx, const float *x, const float *g, const t
 int32_t tl_cpu_var(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axes, float correction, int64_t root,
                    float *out)
 {
-    return fold_twice(ctx, fold_of(TL_FOLD_SUM, x, dims, axes, (double)correction, root), TL_FOLD_DEVIATION, out);
+    fold a = fold_of(TL_FOLD_DEVIATION, x, dims, axes, (double)correction, root);
+    a.out = out;
+    return run_fold(ctx, a);
 }
 
 int32_t tl_cpu_var_bwd(tl_context *ctx, const float *x, const float *out, const float *g, const tl_dims *dims,

@@ -1,9 +1,9 @@
 /* Elementwise operations on CUDA.
  *
- * The operations are listed in formula/elementwise.def, one line each, compiled by both back ends to the same bits. The
- * kernel is bound by memory: each thread owns VECTORS groups of four consecutive elements, 256 groups apart, and loads all
- * of them (16 bytes each) before it computes, so enough bytes are in flight to cover the latency of device memory. An
- * output may be one of the inputs: a thread reads its elements before it writes them, and no other thread touches them. */
+ * The operations are listed in formula/elementwise.def, one line each, compiled by both back ends to the same bits. Each thread
+ * owns four consecutive elements and moves them in 16 bytes. Blocks are small, 512 elements: so many fit a multiprocessor that
+ * those which wait for memory cover those which compute, and the last round of blocks, which leaves multiprocessors idle, is
+ * short. An output may be one of the inputs: a thread reads its elements before it writes them, and no other thread touches them. */
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "generated/elementwise.h"
@@ -17,7 +17,7 @@
 
 namespace {
 
-constexpr int THREADS = 256;
+constexpr int THREADS = 128, ELEMENTS = 4;
 
 struct Map {
     const float *in[3];
@@ -26,50 +26,64 @@ struct Map {
     int64_t n;
 };
 
-template <int IN, int OUT, int VECTORS, class F> __global__ void __launch_bounds__(THREADS) map_kernel(Map m)
+/* F's value at COUNT elements: x[k][e] is input k of element e, y[k][e] output k. Elements of the rare kind are computed anew after
+ * all, so that the branch is one and the others' instructions interleave. */
+template <class F, int COUNT, int IN, int OUT>
+__device__ __forceinline__ void apply(const float (&x)[IN][COUNT], const Map &m, float (&y)[OUT][COUNT])
 {
-    const int64_t block = (int64_t)blockIdx.x * (THREADS * VECTORS * 4);
-    float x[VECTORS][IN][4];
-    if (block + THREADS * VECTORS * 4 <= m.n) {
-        TL_UNROLL_FOR (int v = 0; v < VECTORS; v++)
+    bool rare = false;
+    TL_UNROLL_FOR (int e = 0; e < COUNT; e++) {
+        float arguments[IN], results[OUT];
+        TL_UNROLL_FOR (int k = 0; k < IN; k++)
+            arguments[k] = x[k][e];
+        F::apply(arguments, m.p, m.q, results);
+        TL_UNROLL_FOR (int k = 0; k < OUT; k++)
+            y[k][e] = results[k];
+        rare |= F::is_rare(arguments, m.p);
+    }
+    if (!rare) return;
+    TL_UNROLL_FOR (int e = 0; e < COUNT; e++) {
+        float arguments[IN];
+        TL_UNROLL_FOR (int k = 0; k < IN; k++)
+            arguments[k] = x[k][e];
+        if (F::is_rare(arguments, m.p)) y[0][e] = F::mend(arguments, m.p, y[0][e]);
+    }
+}
+
+template <int IN, int OUT, class F> __global__ void __launch_bounds__(THREADS) map_kernel(Map m)
+{
+    tl_wait_for_earlier();
+    const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * ELEMENTS;
+    if (i + ELEMENTS <= m.n) {
+        float x[IN][ELEMENTS], y[OUT][ELEMENTS];
+        TL_UNROLL_FOR (int k = 0; k < IN; k++)
+            tl_load4(m.in[k] + i, x[k]);
+        apply<F>(x, m, y);
+        TL_UNROLL_FOR (int k = 0; k < OUT; k++)
+            if (OUT == 1 || m.out[k] != nullptr) tl_store4(m.out[k] + i, y[k]);
+    } else { /* the last thread that has any: single elements */
+        _Pragma("unroll 1") for (int64_t j = i; j < m.n; j++)
+        {
+            float x[IN][1], y[OUT][1];
             TL_UNROLL_FOR (int k = 0; k < IN; k++)
-                tl_unpack4(reinterpret_cast<const float4 *>(m.in[k] + block)[v * THREADS + threadIdx.x], x[v][k]);
-        TL_UNROLL_FOR (int v = 0; v < VECTORS; v++) {
-            float y[OUT][4];
-            TL_UNROLL_FOR (int e = 0; e < 4; e++) {
-                float arguments[IN], results[OUT];
-                TL_UNROLL_FOR (int k = 0; k < IN; k++)
-                    arguments[k] = x[v][k][e];
-                F::apply(arguments, m.p, m.q, results);
-                TL_UNROLL_FOR (int k = 0; k < OUT; k++)
-                    y[k][e] = results[k];
-            }
+                x[k][0] = m.in[k][j];
+            apply<F>(x, m, y);
             TL_UNROLL_FOR (int k = 0; k < OUT; k++)
-                if (OUT == 1 || m.out[k] != nullptr)
-                    reinterpret_cast<float4 *>(m.out[k] + block)[v * THREADS + threadIdx.x] =
-                        make_float4(y[k][0], y[k][1], y[k][2], y[k][3]);
-        }
-    } else { /* the last block: single elements */
-        for (int64_t i = block + threadIdx.x; i < m.n; i += THREADS) {
-            float arguments[IN], results[OUT];
-            TL_UNROLL_FOR (int k = 0; k < IN; k++)
-                arguments[k] = m.in[k][i];
-            F::apply(arguments, m.p, m.q, results);
-            TL_UNROLL_FOR (int k = 0; k < OUT; k++)
-                if (OUT == 1 || m.out[k] != nullptr) m.out[k][i] = results[k];
+                if (OUT == 1 || m.out[k] != nullptr) m.out[k][j] = y[k][0];
         }
     }
 }
 
-/* Below SMALL elements the grid would leave multiprocessors idle at four vectors a thread, so each thread takes one. */
-constexpr int64_t SMALL = (int64_t)1 << 21;
-
 template <int IN, int OUT, class F> int32_t run(tl_context *ctx, const char *name, const Map &m)
 {
-    constexpr int LARGE = IN == 1 ? 4 : 2;
-    if (m.n <= SMALL) return tl_launch(ctx, name, map_kernel<IN, OUT, 1, F>, tl_grid(m.n, THREADS * 4), THREADS, m);
-    return tl_launch(ctx, name, map_kernel<IN, OUT, LARGE, F>, tl_grid(m.n, THREADS * LARGE * 4), THREADS, m);
+    return tl_launch_ahead(ctx, name, map_kernel<IN, OUT, F>, tl_grid(m.n, THREADS * ELEMENTS), THREADS, 0, m);
 }
+
+/* Operations whose elements are all alike. */
+struct Alike {
+    template <int IN> static __device__ bool is_rare(const float (&)[IN], float) { return false; }
+    template <int IN> static __device__ float mend(const float (&)[IN], float, float y) { return y; }
+};
 
 } // namespace
 
@@ -81,21 +95,44 @@ template <int IN, int OUT, class F> int32_t run(tl_context *ctx, const char *nam
 #define Q (q)
 
 #define TL_ONE(op, inputs, expression)                                                         \
-    struct op##_formula {                                                                      \
+    struct op##_formula : Alike {                                                              \
         static __device__ __forceinline__ void apply(const float (&x)[inputs], float p, float q, float (&y)[1]) \
         {                                                                                        \
             (void)p, (void)q;                                                                    \
             y[0] = expression;                                                                   \
         }                                                                                        \
     };
+#define TL_RARE(op, inputs, condition, others, value)                                          \
+    struct op##_formula {                                                                      \
+        static __device__ __forceinline__ void apply(const float (&x)[inputs], float p, float, float (&y)[1]) \
+        {                                                                                        \
+            (void)p;                                                                             \
+            y[0] = others;                                                                       \
+        }                                                                                        \
+        static __device__ __forceinline__ bool is_rare(const float (&x)[inputs], float p) { return (void)p, condition; } \
+        static __device__ __forceinline__ float mend(const float (&x)[inputs], float p, float Y) \
+        {                                                                                        \
+            return (void)p, (void)Y, value;                                                      \
+        }                                                                                        \
+    };
 #define TL_UNARY(op, expression)                                                               \
     TL_ONE(op, 1, expression)                                                                  \
+    TL_UNARY_FUNCTION(op)
+#define TL_UNARY_RARE(op, condition, others, value)                                            \
+    TL_RARE(op, 1, condition, others, value)                                                   \
+    TL_UNARY_FUNCTION(op)
+#define TL_UNARY_FUNCTION(op)                                                                  \
     extern "C" int32_t tl_cuda_##op(tl_context *ctx, const float *a, int64_t n, float *y)                \
     {                                                                                            \
         return run<1, 1, op##_formula>(ctx, "tl_cuda_" #op, Map{{a, 0, 0}, {y, 0}, 0, 0, n});           \
     }
 #define TL_UNARY_P(op, expression)                                                             \
     TL_ONE(op, 1, expression)                                                                  \
+    TL_UNARY_P_FUNCTION(op)
+#define TL_UNARY_P_RARE(op, condition, others, value)                                          \
+    TL_RARE(op, 1, condition, others, value)                                                   \
+    TL_UNARY_P_FUNCTION(op)
+#define TL_UNARY_P_FUNCTION(op)                                                                \
     extern "C" int32_t tl_cuda_##op(tl_context *ctx, const float *a, int64_t n, float p, float *y)       \
     {                                                                                            \
         return run<1, 1, op##_formula>(ctx, "tl_cuda_" #op, Map{{a, 0, 0}, {y, 0}, p, 0, n});           \
@@ -108,6 +145,11 @@ template <int IN, int OUT, class F> int32_t run(tl_context *ctx, const char *nam
     }
 #define TL_BINARY(op, expression)                                                              \
     TL_ONE(op, 2, expression)                                                                  \
+    TL_BINARY_FUNCTION(op)
+#define TL_BINARY_RARE(op, condition, others, value)                                           \
+    TL_RARE(op, 2, condition, others, value)                                                   \
+    TL_BINARY_FUNCTION(op)
+#define TL_BINARY_FUNCTION(op)                                                                 \
     extern "C" int32_t tl_cuda_##op(tl_context *ctx, const float *a, const float *b, int64_t n, float *y) \
     {                                                                                            \
         return run<2, 1, op##_formula>(ctx, "tl_cuda_" #op, Map{{a, b, 0}, {y, 0}, 0, 0, n});           \
@@ -124,10 +166,6 @@ template <int IN, int OUT, class F> int32_t run(tl_context *ctx, const char *nam
     {                                                                                            \
         return run<2, 1, op##_formula>(ctx, "tl_cuda_" #op, Map{{a, b, 0}, {y, 0}, p, q, n});           \
     }
-/* Two ways by the magnitude of the first argument: a branch, as neighbouring elements mostly agree. */
-#define TL_EITHER(near, far) (fabsf(A) < TL_FAR_ANGLE ? near : far)
-#define TL_UNARY_FAR(op, near, far) TL_UNARY(op, TL_EITHER(near, far))
-#define TL_BINARY_FAR(op, near, far) TL_BINARY(op, TL_EITHER(near, far))
 #define TL_TERNARY(op, expression)                                                             \
     TL_ONE(op, 3, expression)                                                                  \
     extern "C" int32_t tl_cuda_##op(tl_context *ctx, const float *a, const float *b, const float *c, int64_t n, float *y) \
@@ -135,7 +173,7 @@ template <int IN, int OUT, class F> int32_t run(tl_context *ctx, const char *nam
         return run<3, 1, op##_formula>(ctx, "tl_cuda_" #op, Map{{a, b, c}, {y, 0}, 0, 0, n});           \
     }
 #define TL_SELECT_VJP(op, statement)                                                           \
-    struct op##_formula {                                                                      \
+    struct op##_formula : Alike {                                                              \
         static __device__ __forceinline__ void apply(const float (&x)[2], float, float, float (&y)[2]) \
         {                                                                                        \
             float u, v;                                                                          \
@@ -147,7 +185,7 @@ template <int IN, int OUT, class F> int32_t run(tl_context *ctx, const char *nam
         return run<2, 2, op##_formula>(ctx, "tl_cuda_" #op, Map{{a, b, 0}, {y, z}, 0, 0, n});           \
     }
 #define TL_BINARY_VJP(op, statement)                                                           \
-    struct op##_formula {                                                                      \
+    struct op##_formula : Alike {                                                              \
         static __device__ __forceinline__ void apply(const float (&x)[3], float, float, float (&y)[2]) \
         {                                                                                        \
             float u, v;                                                                          \

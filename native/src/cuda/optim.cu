@@ -115,6 +115,7 @@ __global__ void __launch_bounds__(THREADS, 4)
     step_kernel(const __grid_constant__ table<Rule::IN, Rule::OUT, BYTES> t, const Rule given)
 {
     constexpr int IN = Rule::IN, OUT = Rule::OUT, AHEAD = IN < 4 ? 4 / IN : 1; /* rounds whose loads are in flight */
+    tl_wait_for_earlier();
     Rule rule = given;
     rule.prepare();
     const int i = tl_find_tensor(t, blockIdx.x);
@@ -184,7 +185,7 @@ int32_t launch(tl_context *ctx, const char *name, const Rule &rule, const float 
         blocks += (uint32_t)tl_ceil_div(lengths[i], CHUNK); /* at most 2^20 each */
     }
     if (!blocks) return TORCHLEAN_OK;
-    return tl_launch(ctx, name, step_kernel<Rule, BYTES>, blocks, THREADS, t, rule);
+    return tl_launch_ahead(ctx, name, step_kernel<Rule, BYTES>, blocks, THREADS, 0, t, rule);
 }
 
 template <class Rule>
@@ -194,7 +195,8 @@ int32_t run(tl_context *ctx, const char *name, const Rule &rule, const float *co
     int64_t next = 0;
     while (next < count) {
         const int64_t left = count - next;
-        const auto send = left <= table<Rule::IN, Rule::OUT, SMALL>::ROOM    ? launch<Rule, SMALL>
+        const auto send = left <= table<Rule::IN, Rule::OUT, TINY>::ROOM     ? launch<Rule, TINY>
+                          : left <= table<Rule::IN, Rule::OUT, SMALL>::ROOM  ? launch<Rule, SMALL>
                           : left <= table<Rule::IN, Rule::OUT, MIDDLE>::ROOM ? launch<Rule, MIDDLE>
                                                                              : launch<Rule, LARGE>;
         TL_TRY(send(ctx, name, rule, in, out, count, lengths, &next));

@@ -1,6 +1,6 @@
-/* Random numbers on CUDA: each thread makes four consecutive elements and stores them in 16 bytes; element i depends on
- * the key and i alone. Bound by the two 64-bit multiplications per word as much as by memory, so words share what they
- * can. */
+/* Random numbers on CUDA: each thread makes GROUPS times four consecutive elements, THREADS * 4 apart, and stores each four in 16
+ * bytes; element i depends on the key and i alone. Bound by instructions, most of all by the two 64-bit multiplications per word, so
+ * the words of a thread share what they can. */
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "generated/random.h"
@@ -9,71 +9,99 @@
 
 namespace {
 
-constexpr int THREADS = 256, ELEMENTS = 4;
+constexpr int THREADS = 128, ELEMENTS = 4, GROUPS = 2;
 
-/* tl_random_bits(stream, first + w) for all w. The sums x that tl_mix starts from are consecutive, so all but the lower 30
- * bits are mostly the same: then so are the low word of x >> 30, and in the first product the part of the upper word.
- * The products are taken modulo 2^64, whose terms may be added in any order. */
-template <int WORDS>
-__device__ __forceinline__ void random_words(uint64_t stream, uint64_t first, uint32_t (&bits)[WORDS])
-{
-    constexpr uint64_t FIRST = UINT64_C(0xbf58476d1ce4e5b9), SECOND = UINT64_C(0x94d049bb133111eb);
-    const uint64_t x = stream + first + UINT64_C(0x9e3779b97f4a7c15);
-    const uint32_t low = (uint32_t)x, high = (uint32_t)(x >> 32);
-    if ((low & 0x3fffffffu) <= 0x40000000u - WORDS) {
-        const uint32_t shifted = (uint32_t)(x >> 30);
-        const uint64_t upper = (uint64_t)((high ^ high >> 30) * (uint32_t)FIRST) << 32;
-        TL_UNROLL_FOR (int w = 0; w < WORDS; w++) {
-            const uint32_t z = (low + w) ^ shifted;
-            uint64_t y = (uint64_t)z * (uint32_t)FIRST + upper;
-            y += (uint64_t)(z * (uint32_t)(FIRST >> 32)) << 32;
-            y = (y ^ y >> 27) * SECOND;
-            bits[w] = (uint32_t)(y ^ y >> 31) >> 8;
-        }
-    } else {
-        TL_UNROLL_FOR (int w = 0; w < WORDS; w++)
-            bits[w] = tl_random_bits(stream, first + w);
+/* tl_random_bits(stream, first + w) before their shift, for the words w from `from` on. The sums x that tl_mix starts from are
+ * consecutive, so all but the lower 30 bits are mostly the same: then so are the low word of x >> 30, and in the first product the
+ * part of the upper word. The products are taken modulo 2^64, whose terms may be added in any order: the upper words are sums of
+ * 32-bit products. */
+struct Words {
+    static constexpr uint32_t FIRST = 0x1ce4e5b9u, FIRST_HIGH = 0xbf58476du, SECOND = 0x133111ebu, SECOND_HIGH = 0x94d049bbu;
+    uint64_t x;
+    uint32_t shifted, upper;
+    bool alike; /* as said, for `count` words */
+
+    __device__ Words(uint64_t stream, uint64_t first, uint32_t count) : x(stream + first + UINT64_C(0x9e3779b97f4a7c15))
+    {
+        const uint32_t high = (uint32_t)(x >> 32);
+        shifted = (uint32_t)(x >> 30);
+        upper = (high ^ high >> 30) * FIRST;
+        alike = ((uint32_t)x & 0x3fffffffu) <= 0x40000000u - count;
     }
-}
+
+    template <int COUNT> __device__ __forceinline__ void make(uint32_t from, uint32_t (&bits)[COUNT]) const
+    {
+        TL_UNROLL_FOR (int w = 0; w < COUNT; w++) {
+            const uint32_t z = ((uint32_t)x + from + w) ^ shifted;
+            const uint64_t a = (uint64_t)z * FIRST + ((uint64_t)upper << 32);
+            const uint32_t low = (uint32_t)a, high = (uint32_t)(a >> 32) + z * FIRST_HIGH;
+            bits[w] = finish(low ^ __funnelshift_r(low, high, 27), high ^ high >> 27);
+        }
+    }
+
+    /* The same for words that are not alike. */
+    template <int COUNT> __device__ __forceinline__ void make_any(uint32_t from, uint32_t (&bits)[COUNT]) const
+    {
+        TL_UNROLL_FOR (int w = 0; w < COUNT; w++)
+            bits[w] = (uint32_t)tl_mix(x + from + w - UINT64_C(0x9e3779b97f4a7c15));
+    }
+
+    /* The low word of the second step of tl_mix from both words of its factor. */
+    static __device__ __forceinline__ uint32_t finish(uint32_t low, uint32_t high)
+    {
+        const uint64_t b = (uint64_t)low * SECOND;
+        uint32_t sum;
+        asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(sum) : "r"(low), "r"(SECOND_HIGH), "r"((uint32_t)(b >> 32)));
+        asm("mad.lo.u32 %0, %1, %2, %0;" : "+r"(sum) : "r"(high), "r"(SECOND));
+        return (uint32_t)b ^ __funnelshift_r((uint32_t)b, sum, 31);
+    }
+};
 
 struct Uniform {
     static constexpr int WORDS = 1; /* per element */
     uint64_t stream;
-    __device__ float operator()(const uint32_t *bits) const { return tl_uniform_of(bits[0]); }
+    __device__ float operator()(const uint32_t *bits) const { return tl_uniform_of(bits[0] >> 8); }
 };
 
 struct Bernoulli {
     static constexpr int WORDS = 1;
     uint64_t stream;
     float keep;
-    __device__ float operator()(const uint32_t *bits) const { return tl_bernoulli_of(bits[0], keep); }
+    __device__ float operator()(const uint32_t *bits) const { return tl_bernoulli_of(bits[0] >> 8, keep); }
 };
 
 struct Normal {
     static constexpr int WORDS = 2;
     uint64_t stream;
     float mean, std;
-    __device__ float operator()(const uint32_t *bits) const { return tl_normal_of(bits[0], bits[1], mean, std); }
+    __device__ float operator()(const uint32_t *bits) const { return tl_normal_of(bits[0] >> 8, bits[1] >> 8, mean, std); }
 };
 
 template <class Draw> __global__ void __launch_bounds__(THREADS) draw_kernel(Draw draw, int64_t n, float *out)
 {
-    constexpr int WORDS = Draw::WORDS;
-    const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * ELEMENTS;
-    if (i >= n) return;
-    uint32_t bits[ELEMENTS * WORDS];
-    random_words(draw.stream, (uint64_t)i * WORDS, bits);
-    const float v[ELEMENTS] = {draw(bits), draw(bits + WORDS), draw(bits + 2 * WORDS), draw(bits + 3 * WORDS)};
-    if (i + ELEMENTS <= n)
-        tl_store4(out + i, v);
-    else
-        for (int j = 0; j < ELEMENTS; j++)
-            if (i + j < n) out[i + j] = v[j];
+    constexpr int WORDS = Draw::WORDS, APART = THREADS * ELEMENTS;
+    const int64_t i = (int64_t)blockIdx.x * (GROUPS * APART) + threadIdx.x * ELEMENTS;
+    const Words words(draw.stream, (uint64_t)i * WORDS, ((GROUPS - 1) * APART + ELEMENTS) * WORDS);
+    TL_UNROLL_FOR (int g = 0; g < GROUPS; g++) {
+        const int64_t first = i + g * APART;
+        if (first >= n) return;
+        uint32_t bits[ELEMENTS * WORDS];
+        if (words.alike)
+            words.make(g * APART * WORDS, bits);
+        else
+            words.make_any(g * APART * WORDS, bits);
+        const float v[ELEMENTS] = {draw(bits), draw(bits + WORDS), draw(bits + 2 * WORDS), draw(bits + 3 * WORDS)};
+        if (first + ELEMENTS <= n)
+            tl_store4(out + first, v);
+        else
+            for (int j = 0; j < ELEMENTS; j++)
+                if (first + j < n) out[first + j] = v[j];
+    }
 }
 
 template <class Draw> int32_t run(tl_context *ctx, const char *name, Draw draw, int64_t n, float *out)
 {
-    return tl_launch(ctx, name, draw_kernel<Draw>, tl_grid(n, THREADS * ELEMENTS), THREADS, draw, n, out);
+    return tl_launch(ctx, name, draw_kernel<Draw>, tl_grid(n, THREADS * ELEMENTS * GROUPS), THREADS, draw, n, out);
 }
 
 } /* namespace */

@@ -2,7 +2,10 @@
  *
  * A tile is 32 chunks of 32 elements, and its total is one of the level two above: so an axis of at most 1024 elements takes one
  * launch, a longer one three and those of its totals. A thread owns a chunk. Where columns lie side by side a block owns the
- * tile of 32 columns, so that warps read lines, the second time from L2; else a warp owns it and turns it over in shared memory. */
+ * tile of 32 columns, so that warps read lines, the second time from L2; else a warp owns it and turns it over in shared memory,
+ * and up to 32 tiles of a row, whose totals are one chunk above, are a block's, which reads them once and takes one launch. */
+#include <type_traits>
+
 #include "cuda/runtime/launch.cuh"
 #include "formula/cumsum.h"
 #include "formula/integer.h"
@@ -66,16 +69,20 @@ template <class T> __global__ void __launch_bounds__(COLUMNS *CHUNK) cumsum_colu
         sum = add_kept(sum, (double)a.x[at], a.out + at);
 }
 
-/* inner = 1: a warp owns a tile, a lane a chunk. */
-__global__ void __launch_bounds__(32 * WARPS) cumsum_rows(Cumsum<float> a)
+extern __shared__ float tl_cumsum_tiles[];
+
+constexpr size_t TILE_BYTES = sizeof(float) * CHUNK * (CHUNK + 1);
+
+/* inner = 1: a warp owns a tile, a lane a chunk. JOINED: all tiles of a row are in one block, row after row. */
+template <bool JOINED> __global__ void __launch_bounds__(1024) cumsum_rows(Cumsum<float> a)
 {
-    __shared__ float tiles[WARPS][CHUNK][CHUNK + 1];
-    float (*const x)[CHUNK + 1] = tiles[threadIdx.x / 32];
-    const int lane = (int)threadIdx.x % 32;
-    const int64_t unit = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
-    if (unit >= a.units) return;
+    __shared__ double totals[32];
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    float (*const x)[CHUNK + 1] = reinterpret_cast<float (*)[CHUNK + 1]>(tl_cumsum_tiles) + warp * CHUNK;
+    const int64_t unit = (int64_t)blockIdx.x * (blockDim.x / 32) + warp;
+    if (!JOINED && unit >= a.units) return;
     const int64_t tile = unit % a.tiles, slice = unit / a.tiles * a.length, first = tile * TILE;
-    const int n = (int)min(a.length - first, (int64_t)TILE);
+    const int n = unit < a.units ? (int)min(a.length - first, (int64_t)TILE) : 0;
     const int64_t base = slice + (a.reverse ? a.length - 1 - first : first), step = a.reverse ? -1 : 1;
 #pragma unroll 8
     for (int k = 0; k < CHUNK; k++)
@@ -85,13 +92,19 @@ __global__ void __launch_bounds__(32 * WARPS) cumsum_rows(Cumsum<float> a)
 #pragma unroll 8
     for (int k = 0; k < CHUNK; k++)
         mine += (double)x[lane][k];
+    if (JOINED || a.totals) {
+        double total = 0.0;
+        for (int y = 0; y < CHUNK; y++)
+            total += __shfl_sync(0xffffffffu, mine, y);
+        if (lane == 0) (JOINED ? totals + warp : a.totals + unit)[0] = total;
+        if (!JOINED) return;
+        __syncthreads();
+        for (int t = warp - (int)tile; t < warp; t++)
+            sum += totals[t];
+    }
     for (int y = 0; y < CHUNK; y++) {
         const double other = __shfl_sync(0xffffffffu, mine, y);
-        if (a.totals || y < lane) sum += other;
-    }
-    if (a.totals) {
-        if (lane == 0) a.totals[unit] = sum;
-        return;
+        if (y < lane) sum += other;
     }
 #pragma unroll 8
     for (int k = 0; k < CHUNK; k++)
@@ -100,6 +113,16 @@ __global__ void __launch_bounds__(32 * WARPS) cumsum_rows(Cumsum<float> a)
 #pragma unroll 8
     for (int k = 0; k < CHUNK; k++)
         if (k * CHUNK + lane < n) a.out[base + step * (k * CHUNK + lane)] = x[k][lane];
+}
+
+/* All tiles of each row, of at most 32, and several rows where they have few. */
+int32_t launch_joined(tl_context *ctx, const Cumsum<float> &a)
+{
+    const int64_t warps = a.tiles * tl_imax(1, WARPS / a.tiles);
+    const size_t bytes = (size_t)warps * TILE_BYTES;
+    if (bytes > 48 * 1024) TL_TRY(tl_allow_shared(ctx, cumsum_rows<true>, bytes));
+    return tl_launch_dynamic(ctx, "cumsum", cumsum_rows<true>, tl_grid(a.units, warps), (unsigned)(32 * warps), bytes,
+                             a);
 }
 
 template <class T> int32_t launch(tl_context *ctx, const Cumsum<T> &a)
@@ -112,7 +135,8 @@ template <> int32_t launch<float>(tl_context *ctx, const Cumsum<float> &a)
 {
     const dim3 block(COLUMNS, (unsigned)tl_imin(CHUNK, tl_ceil_div(a.length, CHUNK)));
     if (a.inner > 1) return tl_launch(ctx, "cumsum", cumsum_columns<float>, (unsigned)(a.units * a.blocks), block, a);
-    return tl_launch(ctx, "cumsum", cumsum_rows, tl_grid(a.units, WARPS), 32 * WARPS, a);
+    return tl_launch_dynamic(ctx, "cumsum", cumsum_rows<false>, tl_grid(a.units, WARPS), 32 * WARPS,
+                             WARPS * TILE_BYTES, a);
 }
 
 template <class T>
@@ -123,6 +147,8 @@ int32_t run(tl_context *ctx, const T *x, int64_t outer, int64_t length, int64_t 
     a.units = outer * a.tiles;
     if (outer * length * inner == 0) return TORCHLEAN_OK;
     if (a.tiles == 1) return launch(ctx, a);
+    if constexpr (std::is_same_v<T, float>) /* many rows: at least three blocks per multiprocessor */
+        if (inner == 1 && a.tiles <= (outer <= tl_cuda_sms(ctx) ? 32 : 16)) return launch_joined(ctx, a);
     tl_scratch<double> totals(ctx), before(ctx);
     TL_TRY(totals.allocate(a.units * inner));
     TL_TRY(before.allocate(a.units * inner));

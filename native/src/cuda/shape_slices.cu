@@ -1,4 +1,4 @@
-/* Slices of any rank, their adjoint and concatenation on CUDA: strided copies (formula/strided.h).
+/* Slices of any rank and their adjoint on CUDA, strided copies (formula/strided.h), and concatenation.
  *
  * A thread owns GROUPS elements of the dense array, THREADS apart, so that a warp's accesses to it are one line; where runs, strides
  * and pointers allow it an element is four floats. Element i of the dense array lies where one fast division per merged axis says;
@@ -76,6 +76,57 @@ template <bool TAKE> int32_t copy(tl_context *ctx, const char *name, const tl_st
     return wide ? launch<float4, TAKE>(ctx, name, s, x, y) : launch<float, TAKE>(ctx, name, s, x, y);
 }
 
+/* ---- concatenation ----------------------------------------------------------------------------------------------- */
+
+struct Concat {
+    const float *a, *b;
+    float *out;
+    int64_t total;
+    tl_fastdiv width; /* of a row of out */
+    uint32_t n, m;
+
+    __device__ __forceinline__ const float *at(uint32_t row, uint32_t column) const
+    {
+        return column < n ? a + (int64_t)row * n + column : b + (int64_t)row * m + (column - n);
+    }
+};
+
+/* A block owns 4·THREADS·GROUPS consecutive elements of out; a thread owns GROUPS quadruples of them, THREADS apart, which it
+ * writes at once. It reads at once what lies in one row of one side on 16 bytes, else one by one. */
+__global__ void __launch_bounds__(THREADS) concat_kernel(Concat c)
+{
+    const int64_t block = (int64_t)blockIdx.x * (THREADS * GROUPS * 4);
+    float v[GROUPS][4];
+    TL_UNROLL_FOR (int k = 0; k < GROUPS; k++) {
+        const int64_t i = block + (k * THREADS + (int)threadIdx.x) * 4;
+        if (i >= c.total) break;
+        uint32_t column;
+        uint32_t row = c.width.divmod((uint32_t)i, &column);
+        const float *const from = c.at(row, column);
+        const uint32_t end = column < c.n ? c.n : c.width.divisor;
+        if (column + 4 <= end && tl_aligned4(from)) {
+            tl_load4(from, v[k]);
+        } else if (column + 4 <= end) {
+            TL_UNROLL_FOR (int e = 0; e < 4; e++)
+                v[k][e] = from[e];
+        } else {
+            TL_UNROLL_FOR (int e = 0; e < 4; e++) {
+                v[k][e] = i + e < c.total ? *c.at(row, column) : 0.0f;
+                if (++column == c.width.divisor) column = 0, row++;
+            }
+        }
+    }
+    TL_UNROLL_FOR (int k = 0; k < GROUPS; k++) {
+        const int64_t i = block + (k * THREADS + (int)threadIdx.x) * 4;
+        if (i + 4 <= c.total) {
+            tl_store4(c.out + i, v[k]);
+        } else {
+            TL_UNROLL_FOR (int e = 0; e < 3; e++)
+                if (i + e < c.total) c.out[i + e] = v[k][e];
+        }
+    }
+}
+
 } // namespace
 
 extern "C" int32_t tl_cuda_slice_axes(tl_context *ctx, const float *x, const tl_dims *in_dims, const tl_dims *out_dims,
@@ -100,10 +151,7 @@ extern "C" int32_t tl_cuda_pad_axes(tl_context *ctx, const float *x, const tl_di
 extern "C" int32_t tl_cuda_concat_rows(tl_context *ctx, const float *a, const float *b, int64_t rows, int64_t n,
                                        int64_t m, float *out)
 {
-    const int64_t whole[] = {rows, n + m}, ones[] = {1, 1}, left[] = {rows, n}, right[] = {rows, m};
-    const int64_t start[] = {0, 0}, middle[] = {0, n};
-    if (n > 0)
-        TL_TRY(copy<false>(ctx, "tl_cuda_concat_rows", tl_slice_strides(2, whole, left, start, ones, 0), a, out));
-    if (m == 0) return TORCHLEAN_OK;
-    return copy<false>(ctx, "tl_cuda_concat_rows", tl_slice_strides(2, whole, right, middle, ones, 0), b, out);
+    if (rows * (n + m) == 0) return TORCHLEAN_OK;
+    const Concat c = {a, b, out, rows * (n + m), tl_fastdiv((uint64_t)(n + m)), (uint32_t)n, (uint32_t)m};
+    return tl_launch(ctx, "tl_cuda_concat_rows", concat_kernel, tl_grid(c.total, THREADS * GROUPS * 4), THREADS, c);
 }

@@ -53,63 +53,61 @@ TL_HD float tl_tanh_bwd(float y, float g) { return g * fmaf(-y, y, 1.0f); }
 
 /* ---- the logistic function ------------------------------------------------------------------------------- */
 
-/* sigma(x) = 1/(1 + E) for x >= 0 and E/(1 + E) for x < 0, E = e^-|x|: nothing overflows, and 1 - sigma is the other of the two.
- * The parts it is made of: the numerator as num + numl (E or 1), the rounded quotient R = 1/(1 + E), and `rest` with 1/(1 + E) =
- * R (1 + rest). E = (e + el) step, where e is large enough not to lose bits when E is tiny; num is enlarged by 1/step too, which
- * the caller takes back last. The denominator is summed with its rounding error. */
+/* sigma = E/(1 + E) with E = e^z = s (1 + h), s = 2^k, for either sign of z, is s (1 + h) recip (1 + rest): recip = 1/den rounded,
+ * den = 1 + E = lead + rise. 1 + s is exact but for k = -24 and below, where what it loses goes to s h; so den is rounded once, and
+ * `rest`, what the quotient misses, comes of its parts by two fused multiply-adds. The factors 1 + h and 1 + rest are taken last
+ * and at once, by which no product is rounded in between. */
 struct tl_logistic {
-    float num, numl, recip, rest;
+    float lead, rise, den, recip;
 };
 
-TL_HD struct tl_logistic tl_logistic_of(float e, float el, float step, float one, int32_t negative)
+TL_HD struct tl_logistic tl_logistic_of(float s, float h)
 {
     struct tl_logistic p;
-    float d = fmaf(e, step, 1.0f);
-    float dl = fmaf(el, step, fmaf(e, step, 1.0f - d));
-    p.recip = tl_reciprocal(d);
-    p.rest = fmaf(-p.recip, dl, fmaf(-p.recip, d, 1.0f));
-    p.num = negative ? e : one;
-    p.numl = negative ? el : 0.0f;
+    p.lead = 1.0f + s;
+    p.rise = fmaf(s, h, s - (p.lead - 1.0f));
+    p.den = p.lead + p.rise;
+    p.recip = tl_reciprocal(p.den);
     return p;
 }
 
-/* sigma(z), times 2^64, for |z| <= 125; zl is a correction of -|z|, and the sign of z is given. */
-TL_HD struct tl_logistic tl_logistic_large(float z, float zl, int32_t negative)
+TL_HD float tl_logistic_rest(struct tl_logistic p) { return fmaf(-p.recip, p.rise, fmaf(-p.recip, p.lead, 1.0f)); }
+
+/* y (1 + h) (1 + rest). */
+TL_HD float tl_logistic_value(struct tl_logistic p, float h, float y)
 {
-    float t, k;
-    float r = tl_exp_reduce(-fabsf(z), 191.0f, &t, &k);
-    r += fmaf(k, -TL_LN2_LO, zl);
-    float e, el;
-    tl_exp_split(r, tl_from_bits(tl_bits(t) << 23), &e, &el);
-    return tl_logistic_of(e, el, TL_2M64, TL_2P64, negative);
+    float rest = tl_logistic_rest(p);
+    return fmaf(y, h + fmaf(rest, h, rest), y);
 }
 
-/* sigma(z) for -198 <= z <= 60, times 1/(*step)^2, *step = 2^-80 below z = -64 and 1 above: for gradients, whose g
- * may be as large or as small as it likes. E is *e + *el, as large. zl is a correction of -|z|. */
-TL_HD struct tl_logistic tl_logistic_wide(float z, float zl, float *step, float *e, float *el)
+/* The powers for gradients, whose g may be as large or as small as it likes, with -198 <= z <= 30: *power = 2^k / (*step)^2, *step =
+ * 2^-80 below z = -64, where E counts as nothing beside 1 and the result, else 2^k, is 0. */
+TL_HD float tl_logistic_steps(float z, float t, float *power, float *step)
 {
-    float t, h, l;
-    tl_exp_parts(-fabsf(z), zl, &t, &h, &l);
     int32_t far = z < -64.0f;
-    float s = tl_from_bits((tl_bits(t) << 23) + (far ? (127u + 160u) << 23 : 127u << 23));
-    *e = fmaf(s, h, s);
-    *el = fmaf(s, l, fmaf(s, h, s - *e));
+    *power = tl_from_bits((tl_bits(t) << 23) + (far ? (127u + 160u) << 23 : 127u << 23));
     *step = far ? 0x1p-80f : 1.0f;
-    return tl_logistic_of(*e, *el, far ? 0.0f : 1.0f, 1.0f, z < 0.0f);
+    return far ? 0.0f : *power;
 }
 
-/* The product of the parts, rounded once more or less. */
-TL_HD float tl_logistic_value(struct tl_logistic p)
+/* sigma(z) / (*step)^2 for -198 <= z <= 30. */
+TL_HD float tl_logistic_wide(float z, float *step)
 {
-    return fmaf(p.num, p.recip, p.recip * fmaf(p.num, p.rest, p.numl));
+    float t, power;
+    float h = tl_exp_rise(tl_exp_rest(z, 0.0f, &t));
+    struct tl_logistic p = tl_logistic_of(tl_logistic_steps(z, t, &power, step), h);
+    return tl_logistic_value(p, h, p.recip * power);
 }
 
-/* sigma(x) = 1/(1 + e^-x). Exactly 1 above 17, 0 below -104.
- * Budget: 0.5 ulp for the last sum, 0.35 for E where it is the numerator. */
+/* sigma(x) = 1/(1 + e^-x). Exactly 1 above 17, 0 below -104. Where s is subnormal recip is 1.
+ * Budget: 0.5 ulp for the last sum, 0.7 for its addend, 0.1 for the fit. */
 TL_HD float tl_sigmoid(float x)
 {
-    float z = fabsf(x) > 112.0f ? 112.0f : x;
-    return tl_logistic_value(tl_logistic_large(z, 0.0f, x < 0.0f)) * TL_2M64;
+    float t;
+    float h = tl_exp_rise(tl_exp_rest(tl_between(x, -112.0f, 0x1.15424ap+4f), 191.0f, &t));
+    float s = tl_from_bits(tl_bits(t) << 23) * TL_2M64;
+    struct tl_logistic p = tl_logistic_of(s, h);
+    return tl_logistic_value(p, h, p.recip * s);
 }
 
 /* g y (1 - y), y = sigma(x): y - y^2 in one rounding. */
@@ -165,9 +163,8 @@ TL_HD void tl_softplus_parts(float x, float *s, float *sl, float *scale)
 TL_HD float tl_softplus(float x)
 {
     float z = x < -112.0f ? -112.0f : x;
-    float t, k;
-    float r = tl_exp_reduce(-fabsf(z), 191.0f, &t, &k);
-    r = fmaf(k, -TL_LN2_LO, r);
+    float t;
+    float r = tl_exp_rest(-fabsf(z), 191.0f, &t);
     float e, el;
     tl_exp_split(r, tl_from_bits(tl_bits(t) << 23), &e, &el);
     e *= TL_2M64;
@@ -185,9 +182,8 @@ TL_HD float tl_softplus(float x)
 /* g sigma(x); at -inf the slope is 0, so an infinite g gives NaN there. */
 TL_HD float tl_softplus_bwd(float x, float g)
 {
-    float step, e, el;
-    float z = x < -198.0f ? -198.0f : x > 30.0f ? 30.0f : x;
-    float sigma = tl_logistic_value(tl_logistic_wide(z, 0.0f, &step, &e, &el));
+    float step;
+    float sigma = tl_logistic_wide(tl_between(x, -198.0f, 30.0f), &step);
     return x < -TL_FLOAT_MAX ? g * 0.0f : g * step * sigma * step;
 }
 
@@ -263,8 +259,7 @@ TL_HD float tl_safe_log_bwd(float x, float eps, float g)
     tl_softplus_parts(z, &s, &sl, &scale);
     tl_two_sum(s * scale, eps, &y, &yl);
     y += fmaf(sl, scale, yl);
-    z = z < -198.0f ? -198.0f : z > 30.0f ? 30.0f : z;
-    float sigma = tl_logistic_value(tl_logistic_wide(z, 0.0f, &scale, &s, &sl));
+    float sigma = tl_logistic_wide(tl_between(z, -198.0f, 30.0f), &scale);
     int32_t large = fabsf(g) > 1.0f;
     float lift = x < -64.0f ? 0x1p60f : 1.0f;
     float slope = (large ? g : 1.0f) * scale * sigma / (y * lift) * (large ? 1.0f : g) * (scale * lift);
@@ -273,51 +268,68 @@ TL_HD float tl_safe_log_bwd(float x, float eps, float g)
 
 /* ---- silu ------------------------------------------------------------------------------------------------- */
 
-/* x sigma from the parts of 2^64 sigma: x num is kept with its rounding error. The sum of the parts would lose the sign of -0. */
-TL_HD float tl_gate(float x, struct tl_logistic p)
+/* x sigma(z), r and t from the reduction of z with the bias 191, -112 <= z <= 30: sigma is kept in two floats. Their sum would lose
+ * the sign of -0. */
+TL_HD float tl_gate(float x, float r, float t)
 {
-    float m = x * p.num;
-    float ml = fmaf(x, p.numl, fmaf(x, p.num, -m));
-    return copysignf(fmaf(m, p.recip, p.recip * fmaf(m, p.rest, ml)) * TL_2M64, x);
+    float h = tl_exp_rise(r);
+    float power = tl_from_bits(tl_bits(t) << 23);
+    struct tl_logistic p = tl_logistic_of(power * TL_2M64, h);
+    float y = fmaf(p.recip, h, p.recip);
+    float yl = fmaf(y, tl_logistic_rest(p), fmaf(p.recip, h, p.recip - y));
+    float scaled = x * power;
+    return copysignf(fmaf(scaled, y, scaled * yl) * TL_2M64, x);
 }
 
-/* x sigma(x); x itself above 30, -0 below about -108. Budget: 0.5 ulp for the product, 0.35 for E. */
+/* x sigma(x); x itself above 30, -0 below about -108. Budget: 0.5 ulp for the last sum, 0.7 for sigma, 0.1 for the fit. */
 TL_HD float tl_silu(float x)
 {
-    float z = x < -112.0f ? -112.0f : x;
-    float y = tl_gate(z, tl_logistic_large(z, 0.0f, x < 0.0f));
-    return x > 30.0f ? x : y;
+    float z = tl_at_most(tl_at_least(x, -112.0f), 30.0f);
+    float t;
+    float r = tl_exp_rest(z, 191.0f, &t);
+    float y = tl_gate(z, r, t);
+    return x <= 30.0f ? y : x;
 }
 
-/* g sigma (1 + w (1 - sigma)) for the parts p of sigma/step^2: the derivative of x sigma(v(x)) with w = x v'(x). Of
- * the two products, R and E R, one is sigma and the other 1 - sigma. The inner sum cancels around the zero of the
- * derivative; it is carried in two floats so that its error there is that of sigma, about 2^-26 absolute. */
-TL_HD float tl_gate_bwd(float w, float wl, struct tl_logistic p, float e, float el, float step, int32_t negative,
-                        float g)
+/* g sigma (1 + w (1 - sigma)), the derivative of x sigma(v) with w = x v'(x): since 1 - sigma = 1/den it is g E (den + w)/den^2. The
+ * sum cancels around the zero of the derivative: there den has its rounding error with it, and that of E. `deep`, a constant, is
+ * for v below -64. */
+TL_HD float tl_gate_bwd(float v, float vl, float w, float wl, int32_t deep, float g)
 {
-    float rl = p.recip * p.rest;
-    float q = e * p.recip;
-    float ql = fmaf(p.recip, fmaf(e, p.rest, el), fmaf(e, p.recip, -q));
-    float sigma = negative ? q : p.recip;
-    float sigma_lo = negative ? ql : rl;
-    float t = negative ? p.recip : q;
-    float tl = negative ? rl : ql;
-    float m = w * t;
-    float ml = fmaf(w, t, -m) + fmaf(w, tl, wl * t);
+    float t, h, l;
+    tl_exp_parts(v, vl, &t, &h, &l);
+    float power = tl_from_bits((tl_bits(t) << 23) + (127u << 23));
+    float step = 1.0f;
+    float s = deep ? tl_logistic_steps(v, t, &power, &step) : power;
+    struct tl_logistic p = tl_logistic_of(s, h);
+    float den_lo = fmaf(s, l, p.rise - (p.den - p.lead));
+    float rest = fmaf(-p.recip, den_lo, fmaf(-p.recip, p.den, 1.0f));
     float n, nl;
-    tl_two_sum(1.0f, m, &n, &nl);
-    nl += ml;
-    float slope = fmaf(sigma, n, fmaf(sigma, nl, sigma_lo * n));
-    return g * step * slope * step;
+    tl_two_sum(p.den, w, &n, &nl);
+    nl += den_lo + wl;
+    float m = n * p.recip;
+    float y = m * p.recip;
+    float yl = fmaf(fmaf(nl, p.recip, fmaf(n, p.recip, -m)), p.recip, fmaf(m, p.recip, -y));
+    float excess = h + fmaf(2.0f, fmaf(rest, h, rest), l);
+    float slope = (y + fmaf(y, excess, fmaf(yl, excess, yl))) * power;
+    return deep ? g * step * slope * step : g * slope;
 }
 
 /* g silu'(x), silu' = sigma (1 + x (1 - sigma)): 1 at inf, -0 at -inf (times g). Its zero is at x = -1.2785. */
+#define TL_SILU_DEEP -64.0f
+
 TL_HD float tl_silu_bwd(float x, float g)
 {
-    float z = x < -198.0f ? -198.0f : x > 30.0f ? 30.0f : x;
-    float step, e, el;
-    struct tl_logistic p = tl_logistic_wide(z, 0.0f, &step, &e, &el);
-    return x < -TL_FLOAT_MAX ? g * -0.0f : tl_gate_bwd(z, 0.0f, p, e, el, step, z < 0.0f, g);
+    float z = tl_at_most(x, 30.0f);
+    return tl_gate_bwd(z, -0.0f, z, -0.0f, 0, g);
+}
+
+/* For x < TL_SILU_DEEP and NaN. */
+TL_HD float tl_deep_silu_bwd(float x, float g)
+{
+    float z = tl_at_least(x, -198.0f);
+    float y = tl_gate_bwd(z, -0.0f, z, -0.0f, 1, g);
+    return x < -TL_FLOAT_MAX ? g * -0.0f : x != x ? x : y;
 }
 
 /* ---- gelu, tanh form -------------------------------------------------------------------------------------- */
@@ -344,25 +356,63 @@ TL_HD void tl_gelu_cubic(float x, float x2, float x2l, float b, float b_lo, floa
  * sigma(2w). x itself above 6, -0 below about -10.9. Budget as for silu. */
 TL_HD float tl_gelu(float x)
 {
-    float z = x < -11.2f ? -11.2f : x;
-    float a = fabsf(z);
+    float z = tl_at_least(x, -11.2f);
     float v, vl;
     float z2 = z * z;
-    tl_gelu_cubic(a, z2, fmaf(z, z, -z2), TL_GELU_B, TL_GELU_B_LO, &v, &vl);
-    float y = tl_gate(z, tl_logistic_large(v, -vl, x < 0.0f));
-    return x > 6.0f ? x : y;
+    tl_gelu_cubic(z, z2, fmaf(z, z, -z2), TL_GELU_B, TL_GELU_B_LO, &v, &vl);
+    float t;
+    float r = tl_exp_rest_two(v, vl, 191.0f, &t);
+    float y = tl_gate(z, r, t);
+    return x <= 6.0f ? y : x;
 }
 
 /* g gelu'(x), gelu' = sigma(v) (1 + x v'(x) (1 - sigma(v))), x v' = x (A + 3 B x^2): 1 at inf, -0 at -inf (times g).
- * Its zero is at x = -0.7524. */
-TL_HD float tl_gelu_bwd(float x, float g)
+ * Its zero is at x = -0.7524. v is above -58 from -8.5 on. */
+#define TL_GELU_DEEP -8.5f
+
+TL_HD float tl_gelu_slope(float z, int32_t deep, float g)
 {
-    float z = x < -13.5f ? -13.5f : x > 6.0f ? 6.0f : x;
-    float v, vl, w, wl, step, e, el;
+    float v, vl, w, wl;
     float z2 = z * z;
     float z2l = fmaf(z, z, -z2);
     tl_gelu_cubic(z, z2, z2l, TL_GELU_B, TL_GELU_B_LO, &v, &vl);
     tl_gelu_cubic(z, z2, z2l, TL_GELU_3B, TL_GELU_3B_LO, &w, &wl);
-    struct tl_logistic p = tl_logistic_wide(v, v < 0.0f ? vl : -vl, &step, &e, &el);
-    return x < -TL_FLOAT_MAX ? g * -0.0f : tl_gate_bwd(w, wl, p, e, el, step, v < 0.0f, g);
+    return tl_gate_bwd(v, vl, w, wl, deep, g);
+}
+
+TL_HD float tl_gelu_bwd(float x, float g) { return tl_gelu_slope(tl_at_most(x, 6.0f), 0, g); }
+
+/* For x < TL_GELU_DEEP and NaN. */
+TL_HD float tl_deep_gelu_bwd(float x, float g)
+{
+    float y = tl_gelu_slope(tl_at_least(x, -13.5f), 1, g);
+    return x < -TL_FLOAT_MAX ? g * -0.0f : x != x ? x : y;
+}
+
+/* ---- hardswish and softsign --------------------------------------------------------------------------------- */
+
+/* x min(max(x + 3, 0), 6) / 6: x from 3 on, -0 up to -3. Sum and product have their rounding errors with them, and the quotient
+ * what it leaves: the result is the nearest float, but in a tie either one. */
+TL_HD float tl_hardswish(float x)
+{
+    float z = tl_at_most(tl_at_least(x, -3.0f), 3.0f);
+    float s = 3.0f + z;
+    float m = z * s;
+    float ml = fmaf(z, z - (s - 3.0f), fmaf(z, s, -m));
+    float y = m * (1.0f / 6.0f);
+    y = copysignf(fmaf(fmaf(-6.0f, y, m) + ml, 1.0f / 6.0f, y), x);
+    return x < 3.0f ? y : x;
+}
+
+/* x / (1 + |x|), +-1 at +-inf: the quotient with what it and the sum leave. The sum of the parts would lose the sign of -0.
+ * Budget: 0.5 ulp for the last sum. */
+TL_HD float tl_softsign(float x)
+{
+    float z = tl_between(x, -0x1p60f, 0x1p60f);
+    float d, dl;
+    tl_two_sum(1.0f, fabsf(z), &d, &dl);
+    float recip = tl_reciprocal(d);
+    float rest = fmaf(-recip, dl, fmaf(-recip, d, 1.0f));
+    float m = z * recip;
+    return copysignf(m + fmaf(m, rest, fmaf(z, recip, -m)), x);
 }

@@ -41,3 +41,37 @@ TL_HD float tl_from_bits(uint32_t u)
     return x;
 #endif
 }
+
+/* x held at lo from below, lo < 0, or at hi from above, hi >= 0; what becomes of a NaN is the caller's to mend. On the CPU by minima
+ * of bit patterns: one instruction of a vector, and no condition along which a compiler splits the formula. */
+TL_HD float tl_at_least(float x, float lo)
+{
+#ifdef __CUDA_ARCH__
+    return fmaxf(x, lo);
+#else
+    return tl_from_bits(tl_bits(x) > tl_bits(lo) ? tl_bits(lo) : tl_bits(x));
+#endif
+}
+
+TL_HD float tl_at_most(float x, float hi)
+{
+#ifdef __CUDA_ARCH__
+    return fminf(x, hi);
+#else
+    const int32_t u = (int32_t)tl_bits(x), bound = (int32_t)tl_bits(hi);
+    return tl_from_bits((uint32_t)(u > bound ? bound : u));
+#endif
+}
+
+/* x held between both; a NaN stays. */
+TL_HD float tl_between(float x, float lo, float hi)
+{
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(lo));
+    asm("min.NaN.f32 %0, %0, %1;" : "+f"(y) : "f"(hi));
+    return y;
+#else
+    return x != x ? x : tl_at_most(tl_at_least(x, lo), hi);
+#endif
+}

@@ -32,41 +32,91 @@ TL_HD float tl_erf_bwd(float x, float g)
     return (float)((double)g * slope);
 }
 
-/* The normal distribution function at -a: e^(-a^2/2) T(a), for 0 <= a <= 20, where T(a) (a + 5) is a polynomial in
- * (a - 5)/(a + 5), error below 2^-33. *gauss = e^(-a^2/2). */
-TL_HD double tl_normal_tail(double a, double *gauss)
-{
-    double w = tl_reciprocal64(a + 5.0);
-    double q = (a - 5.0) * w;
-    double q2 = q * q;
-    double q4 = q2 * q2;
-    double p0 = fma(-0x1.54ad03e96e4adp-1, q, 0x1.89d3abe1b44bcp-1);
-    double p1 = fma(-0x1.410ed97efa416p-2, q, 0x1.fb31657cafdb2p-2);
-    double p2 = fma(-0x1.1b1b65eabfcacp-4, q, 0x1.51f6259e703b0p-3);
-    double p3 = fma(-0x1.88db74ff433afp-9, q, 0x1.54b9336301aadp-6);
-    double p4 = fma(0x1.225a8e64379fdp-11, q, -0x1.a54e5d973ce79p-11);
-    double p5 = fma(-0x1.d15e4c5911c66p-15, q, -0x1.716ef5780598ep-15);
-    double high = fma(fma(p5, q2, p4), q4, fma(p3, q2, p2));
-    *gauss = tl_exp64(-0.5 * a * a);
-    return *gauss * (w * fma(high, q4, fma(p1, q2, p0)));
-}
+/* ---- gelu, exact form --------------------------------------------------------------------------------------- */
 
-/* x Phi(x), Phi the normal distribution function: -0 at -inf. */
+/* x Phi(x), Phi the normal distribution function: -0 at -inf. With a = |x| the tail a Phi(-a) is e^(-a^2/2) a (1 + P)/(2 (1 + a)),
+ * where P, below 0.15, is a polynomial in a/(a + 5) - 13/32, error below 2^-29: so one factor alone, a/(1 + a), needs its rounding
+ * error, as do 1 + a and its reciprocal. Budget: 0.5 ulp for the last sum, 0.4 for its addend, 0.3 for h and P. */
 TL_HD float tl_gelu_erf(float x)
 {
-    double gauss;
-    double z = tl_hold((double)x, -20.0, 20.0);
-    double y = z * tl_normal_tail(fabs(z), &gauss);
-    return copysignf((float)(x < 0.0f ? y : (double)x - y), x);
+    float a = tl_at_most(fabsf(x), 15.0f);
+    float t;
+    float half = -0.5f * a;
+    float z = half * a;
+    float r = tl_exp_rest_two(z, fmaf(half, a, -z), 191.0f, &t);
+    float r2 = r * r;
+    float curve = r2 * tl_exp_tail(r, r2);
+    float u = fmaf(a, tl_reciprocal(a + 5.0f), -0.40625f);
+    float u2 = u * u;
+    float even = fmaf(0x1.a7d09ap-2f, u2, -0x1.590cf0p-1f);
+    float odd = fmaf(-0x1.c07ed0p-2f, u2, 0x1.234bfcp+1f);
+    even = fmaf(even, u2, -0x1.9f36d8p+1f);
+    odd = fmaf(odd, u2, 0x1.813adcp+1f);
+    even = fmaf(even, u2, -0x1.e3bf74p+0f);
+    odd = fmaf(odd, u2, 0x1.4db002p-1f);
+    even = fmaf(even, u2, 0x1.2550d0p-3f);
+    odd = fmaf(odd, u2, -0x1.9ec5bep-2f);
+    float p = fmaf(odd, u, fmaf(even, u2, -0x1.4d1f4ep-5f));
+    float d = 1.0f + a;
+    float recip = tl_reciprocal(d);
+    p += fmaf(-recip, a - (d - 1.0f), fmaf(-recip, d, 1.0f));
+    float y = fmaf(recip, r, recip);
+    float yl = fmaf(recip, curve, fmaf(recip, r, recip - y));
+    yl = fmaf(y + yl, p, yl);
+    float scaled = a * tl_from_bits(tl_bits(t) << 23);
+    float tail = fmaf(scaled, y, scaled * yl) * 0x1p-65f;
+    return copysignf((x <= 0.0f ? 0.0f : x) - tail, x);
 }
 
-/* The derivative Phi(x) + x e^(-x^2/2)/sqrt(2 pi), times g: 1 at inf, -0 at -inf. Its zero is at x = -0.7518. */
+/* The derivative Phi(x) + x e^(-x^2/2)/sqrt(2 pi), times g: 1 at inf, -0 at -inf. At -a it is e^(-a^2/2) (c - a) (1 + P)/2, where
+ * c = 0.7518 is its zero, in two floats, and P, below 1/3, a polynomial in a/(a + 5) - 3/8, error below 2^-28.6; at a it is 1
+ * less that. It stays in two floats until g is taken in. `deep`, a constant, is for x < TL_GELU_ERF_DEEP, where the power of two is
+ * enlarged as in tl_logistic_steps. Budget: 0.5 ulp for the last sum, 0.3 for a/(a + 5), 0.3 for P and 0.3 for the exponential. */
+#define TL_GELU_ERF_DEEP -11.0f
+
+TL_HD float tl_gelu_erf_slope(float a, int32_t negative, int32_t deep, float g)
+{
+    float half = -0.5f * a;
+    float z = half * a;
+    float t, h, l;
+    tl_exp_parts(z, fmaf(half, a, -z), &t, &h, &l);
+    float u = fmaf(a, tl_reciprocal(a + 5.0f), -0.375f);
+    float p = fmaf(0x1.71d8fcp-5f, u, -0x1.fee902p-5f);
+    p = fmaf(p, u, -0x1.3a2a14p-4f);
+    p = fmaf(p, u, 0x1.8730bep-2f);
+    p = fmaf(p, u, -0x1.7353e8p-1f);
+    p = fmaf(p, u, 0x1.e121f0p-1f);
+    p = fmaf(p, u, -0x1.e0e896p-1f);
+    p = fmaf(p, u, 0x1.858ea6p-1f);
+    p = fmaf(p, u, -0x1.061720p-1f);
+    p = fmaf(p, u, -0x1.639222p-5f);
+    float d, dl;
+    tl_two_sum(0x1.80ead2p-1f, -a, &d, &dl);
+    dl += -0x1.a03fd4p-27f;
+    float y = fmaf(d, p, d);
+    float yl = fmaf(d, p, d - y) + fmaf(dl, p, dl);
+    yl = fmaf(y, l, yl);
+    yl = fmaf(y, h, fmaf(yl, h, yl));
+    float power = tl_from_bits((tl_bits(t) << 23) + (deep ? (126u + 160u) << 23 : 126u << 23));
+    if (deep) return fmaf(g * 0x1p-80f, y * power, g * 0x1p-80f * (yl * power)) * 0x1p-80f;
+    float base = negative ? 0.0f : 1.0f;
+    power = negative ? power : -power;
+    y *= power;
+    float slope = base + y;
+    float lost = fmaf(yl, power, y - (slope - base));
+    return fmaf(g, slope, g * lost);
+}
+
+/* For TL_GELU_ERF_DEEP <= x and a finite g. */
 TL_HD float tl_gelu_erf_bwd(float x, float g)
 {
-    double gauss;
-    double a = tl_hold(fabs((double)x), 0.0, 20.0);
-    double tail = tl_normal_tail(a, &gauss);
-    double below = fma(a * -0x1.9884533d43651p-2, gauss, tail);
-    float y = (float)((double)g * (x < 0.0f ? below : 1.0 - below));
-    return x == -TL_INF ? g * -0.0f : y;
+    return tl_gelu_erf_slope(tl_at_most(fabsf(x), 11.0f), x < 0.0f, 0, g);
+}
+
+/* For the others: an infinite g takes the sign of the slope, which is positive above -c. */
+TL_HD float tl_deep_gelu_erf_bwd(float x, float g)
+{
+    float far = tl_gelu_erf_slope(tl_at_most(fabsf(x), 19.8f), 1, 1, g);
+    float edge = g * (x == -TL_INF ? -0.0f : x <= -0x1.80ead2p-1f ? -1.0f : x != x ? x : 1.0f);
+    return (x < TL_GELU_ERF_DEEP) & (x > -TL_INF) & (fabsf(g) < TL_INF) ? far : edge;
 }

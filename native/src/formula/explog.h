@@ -66,15 +66,30 @@ TL_HD float tl_exp_reduce(float x, float bias, float *t, float *k)
     return fmaf(*k, -TL_LN2_HI, x);
 }
 
-/* The p in [sqrt(1/2), sqrt(2)] of e^x = 2^k p, p = 1 + r + r^2 q(r). The low bits of *t hold k + bias. */
-TL_HD float tl_exp_mantissa(float x, float bias, float *t)
+/* r of x itself, and of x + xl with |xl| <= ulp(x). */
+TL_HD float tl_exp_rest(float x, float bias, float *t)
 {
     float k;
     float r = tl_exp_reduce(x, bias, t, &k);
-    r = fmaf(k, -TL_LN2_LO, r);
-    float r2 = r * r;
-    return 1.0f + fmaf(r2, tl_exp_tail(r, r2), r);
+    return fmaf(k, -TL_LN2_LO, r);
 }
+
+TL_HD float tl_exp_rest_two(float x, float xl, float bias, float *t)
+{
+    float k;
+    float r = tl_exp_reduce(x, bias, t, &k);
+    return r + fmaf(k, -TL_LN2_LO, xl);
+}
+
+/* e^r - 1, to about 2^-26. */
+TL_HD float tl_exp_rise(float r)
+{
+    float r2 = r * r;
+    return fmaf(r2, tl_exp_tail(r, r2), r);
+}
+
+/* The p in [sqrt(1/2), sqrt(2)] of e^x = 2^k p, p = 1 + r + r^2 q(r). The low bits of *t hold k + bias. */
+TL_HD float tl_exp_mantissa(float x, float bias, float *t) { return 1.0f + tl_exp_rise(tl_exp_rest(x, bias, t)); }
 
 /* e^x = 2^k p. The factor 2^k does not fit one float at either end, so it is applied as 2^(k+64) 2^-64 for negative x and as
  * 2^(k-64) 2^64 otherwise; only the last multiplication can round. The exponent field is built without a separate
@@ -127,8 +142,7 @@ TL_HD float tl_root(float x)
 /* s e^r as an unevaluated sum, s a power of two, |r| <= 1.0005 ln2/2. Good to 0.35 ulp of the high part. */
 TL_HD void tl_exp_split(float r, float s, float *e, float *el)
 {
-    float r2 = r * r;
-    float h = fmaf(r2, tl_exp_tail(r, r2), r);
+    float h = tl_exp_rise(r);
     float y = fmaf(s, h, s);
     *el = fmaf(s, h, s - y);
     *e = y;
@@ -194,6 +208,19 @@ TL_HD float tl_log(float x)
     float y = tl_log_sum((float)(e - (tiny ? 32 : 0)), m - 1.0f, 0.0f);
     float edge = x == 0.0f ? -TL_INF : x > 0.0f ? x : TL_NAN;
     return x > 0.0f && x < TL_INF ? y : edge;
+}
+
+/* ln(1 + x): the sum with its rounding error, and then as ln x; where x is small f is 0 or nearly so, and the error counts. -inf at
+ * -1, NaN below. Budget as for ln x. */
+TL_HD float tl_log1p(float x)
+{
+    float y, yl;
+    tl_two_sum(1.0f, x, &y, &yl);
+    int32_t e = tl_log_exponent(y);
+    float m = tl_from_bits(tl_bits(y) - ((uint32_t)e << 23));
+    float fl = yl * tl_from_bits((uint32_t)(127 - (e > 64 ? 64 : e)) << 23);
+    float edge = x == -1.0f ? -TL_INF : x < -1.0f ? TL_NAN : x;
+    return x > -1.0f && x < TL_INF ? copysignf(tl_log_sum((float)e, m - 1.0f, fl), x) : edge;
 }
 
 /* g / x. */

@@ -6,6 +6,9 @@
  * on. The segments' results, in order, are folded in the same way until one is left. So the order depends on the number of reduced
  * elements alone. Values are doubles, and the result is rounded to float32 once.
  *
+ * Deviations are squared around the mean of their segment, whose sum stands beside them. A segment of segments takes each of theirs
+ * around its own mean (tl_fold_around), and so on: so x is read once, and a mean far from 0 costs no bits.
+ *
  * A product is a number and a power of two apart, so that nothing over- or underflows on the way, and a count of zeros beside it,
  * which its gradient needs: the product is that of the other elements. */
 #pragma once
@@ -22,7 +25,7 @@ enum tl_fold_kind {
     TL_FOLD_SUM,       /* x */
     TL_FOLD_ABS,       /* |x| */
     TL_FOLD_SQUARE,    /* x^2 */
-    TL_FOLD_DEVIATION, /* (x - m/n)^2, m the sum of all n */
+    TL_FOLD_DEVIATION, /* (x - m)^2, m the mean of the segment; beside it the segment's sum */
     TL_FOLD_EXP,       /* e^(x - m), m the maximum */
     TL_FOLD_POWER,     /* |x/m|^p, m the maximum of |x| */
     TL_FOLD_EQUAL,     /* 1 where x = m */
@@ -149,9 +152,16 @@ TL_HD double tl_fold_value(enum tl_fold_kind kind, float x, double m, tl_fold_ru
 }
 
 /* The m that tl_fold_value takes, of what an earlier fold left. */
-TL_HD double tl_fold_centre(enum tl_fold_kind kind, double m, tl_fold_rule rule)
+TL_HD double tl_fold_centre(enum tl_fold_kind kind, double m)
 {
-    return kind == TL_FOLD_DEVIATION ? m / (double)rule.n : kind == TL_FOLD_POWER ? tl_log2_64((float)m) : m;
+    return kind == TL_FOLD_POWER ? tl_log2_64((float)m) : m;
+}
+
+/* The sum of squares around m of `count` elements with the sum s, whose sum of squares around their own mean is q. */
+TL_HD double tl_fold_around(double q, double s, double count, double m)
+{
+    const double d = s / count - m;
+    return q + count * (d * d);
 }
 
 /* a and b together. */

@@ -35,22 +35,22 @@ TL_HD float tl_random_bernoulli(uint64_t stream, uint64_t i, float keep)
     return tl_bernoulli_of(tl_random_bits(stream, i), keep);
 }
 
-/* ln(n 2^-24), 1 <= n <= 2^24: n 2^-24 = 2^e (1 + f) with e ln2 and ln(1 + f) = f + f^2 c(f) as in tl_log, but
+/* -2 ln(n 2^-24), 1 <= n <= 2^24: n 2^-24 = 2^e (1 + f) with e ln2 and ln(1 + f) = f + f^2 c(f) as in tl_log, all doubled, but
  * nothing to be said of zeros, infinities and subnormals. error of c relative to ln(1 + f) below 2^-24.9: the
  * logarithm is within 2u of itself, its root within 1u. */
 TL_HD float tl_random_log(int32_t n)
 {
     uint32_t u = tl_bits((float)n) - (24u << 23);
     uint32_t exponent = (u - 0x3f3504f3u) & 0xff800000u;
-    float f = tl_from_bits(u - exponent) - 1.0f;
-    float c = fmaf(0x1.65f792p-4f, f, -0x1.250e42p-3f);
-    c = fmaf(c, f, 0x1.317fa6p-3f);
-    c = fmaf(c, f, -0x1.535b18p-3f);
-    c = fmaf(c, f, 0x1.98d32ap-3f);
-    c = fmaf(c, f, -0x1.0004acp-2f);
-    c = fmaf(c, f, 0x1.5556f2p-2f);
-    c = fmaf(c, f, -0x1.fffffap-2f);
-    return fmaf((float)(int32_t)exponent, 0x1p-23f * TL_LN2_HI, fmaf(f * f, c, f));
+    float twice = fmaf(2.0f, tl_from_bits(u - exponent), -2.0f);
+    float c = fmaf(0x1.65f792p-12f, twice, -0x1.250e42p-10f);
+    c = fmaf(c, twice, 0x1.317fa6p-9f);
+    c = fmaf(c, twice, -0x1.535b18p-8f);
+    c = fmaf(c, twice, 0x1.98d32ap-7f);
+    c = fmaf(c, twice, -0x1.0004acp-5f);
+    c = fmaf(c, twice, 0x1.5556f2p-4f);
+    c = fmaf(c, twice, -0x1.fffffap-3f);
+    return fmaf((float)(int32_t)exponent, -0x1p-22f * TL_LN2_HI, fmaf(-(twice * twice), c, -twice));
 }
 
 /* cos(2 pi u), u = n 2^-24 in [0, 1). The distance of u from 1/2, less 1/4, is an angle a in [-1/4, 1/4] whose sine
@@ -70,8 +70,7 @@ TL_HD float tl_random_cosine(int32_t n)
  * (0, 1], so z is finite and at most 5.77. */
 TL_HD float tl_normal_of(uint32_t even, uint32_t odd, float mean, float std)
 {
-    float log = tl_random_log((int32_t)even + 1);
-    float z = tl_root(-2.0f * log) * tl_random_cosine((int32_t)odd);
+    float z = tl_root(tl_random_log((int32_t)even + 1)) * tl_random_cosine((int32_t)odd);
     return fmaf(std, z, mean);
 }
 

@@ -12,6 +12,9 @@
 #define TL_HALF_PI 0x1.921fb54442d18p+0
 #define TL_HALF_PI_LO 0x1.1a62633145c07p-54
 
+/* From there on, or no number. */
+TL_HD int32_t tl_is_far(float x) { return !(fabsf(x) < TL_FAR_ANGLE); }
+
 /* r for |x| < 2^30; the low bits of *turns count the quarter turns. */
 TL_HD double tl_quadrant(float x, uint64_t *turns)
 {
@@ -91,23 +94,24 @@ TL_HD double tl_cos_far(float x)
  * q + q^3 A(q^2), error below 2^-35; then the octant. Infinite coordinates count as 1 beside finite ones as 0. */
 TL_HD float tl_atan2(float y, float x)
 {
-    double a = fabs((double)y);
-    double b = fabs((double)x);
+    float a = fabsf(y);
+    float b = fabsf(x);
     int32_t steep = a > b;
-    double large = steep ? a : b;
-    double small = steep ? b : a;
-    int32_t endless = large == (double)TL_INF;
-    small = endless ? (small == large ? 1.0 : 0.0) : small;
-    large = endless || large == 0.0 ? 1.0 : large;
-    int32_t turned = small > 0x1.a827999fcef32p-2 * large;
-    double q = (turned ? small - large : small) / (turned ? small + large : large);
+    float larger = steep ? a : b;
+    float smaller = steep ? b : a;
+    int32_t endless = larger == TL_INF;
+    double small = (double)(endless ? (smaller == larger ? 1.0f : 0.0f) : smaller);
+    double large = (double)(endless || larger == 0.0f ? 1.0f : larger);
+    double turned = small > 0x1.a827999fcef32p-2 * large ? 1.0 : 0.0;
+    double q = tl_quotient64(fma(-turned, large, small), fma(turned, small, large));
     double z = q * q;
     double p = fma(0x1.84f5e6e7d137ap-5, z, -0x1.5b457468184f2p-4);
     p = fma(fma(p, z, 0x1.c46803f94cab3p-4), z, -0x1.247f0690d198ep-3);
     p = fma(fma(p, z, 0x1.99991a48912cep-3), z, -0x1.555554c89845fp-2);
-    double angle = fma(q * z, p, q) + (turned ? 0.5 * TL_HALF_PI : 0.0);
-    angle = steep ? TL_HALF_PI - angle : angle;
-    angle = tl_bits(x) >> 31 ? 2.0 * TL_HALF_PI - angle : angle;
+    double angle = fma(turned, 0.5 * TL_HALF_PI, fma(q * z, p, q));
+    angle = fma(steep ? 1.0 : 0.0, TL_HALF_PI, steep ? -angle : angle);
+    int32_t behind = tl_bits(x) >> 31 != 0;
+    angle = fma(behind ? 1.0 : 0.0, 2.0 * TL_HALF_PI, behind ? -angle : angle);
     return x != x || y != y ? TL_NAN : copysignf((float)angle, y);
 }
 

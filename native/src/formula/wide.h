@@ -40,6 +40,16 @@ TL_HD double tl_from_bits64(uint64_t u)
 #endif
 }
 
+/* A float64 of an integer; CUDA's conversion is slow. */
+TL_HD double tl_double_of(int32_t i)
+{
+#ifdef __CUDA_ARCH__
+    return __hiloint2double(0x43300000, (int)((uint32_t)i ^ 0x80000000u)) - (0x1p52 + 0x1p31);
+#else
+    return (double)i;
+#endif
+}
+
 /* x held in [lo, hi]; a NaN stays. */
 TL_HD double tl_hold(double x, double lo, double hi) { return x < lo ? lo : x > hi ? hi : x; }
 
@@ -50,10 +60,28 @@ TL_HD double tl_reciprocal64(double d)
     return fma(w, fma(-d, w, 1.0), w);
 }
 
+/* n/d, correctly rounded, for 2^-300 <= |d| <= 2^300 and n = 0 or in the same range. On CUDA as the compiler's own division does it
+ * there, without the branch for other numbers. */
+TL_HD double tl_quotient64(double n, double d)
+{
+#ifdef __CUDA_ARCH__
+    double y;
+    asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(d));
+    y = __hiloint2double(__double2hiint(y), 1);
+    double e = fma(-d, y, 1.0);
+    y = fma(y, fma(e, e, e), y);
+    y = fma(y, fma(-d, y, 1.0), y);
+    double q = n * y;
+    return fma(y, fma(-d, q, n), q);
+#else
+    return n / d;
+#endif
+}
+
 /* ---- e^x, 2^x and ln x -------------------------------------------------------------------------------------- */
 
 /* The p of e^r = 1 + p for |r| <= ln2/2, error below 2^-34 of e^r and 2^-33 of p. */
-TL_HD double tl_exp_rest(double r)
+TL_HD double tl_exp_rest_64(double r)
 {
     double r2 = r * r;
     double low = fma(0x1.5555544292a2fp-3, r, 0x1.0000003a46ec8p-1);
@@ -67,7 +95,7 @@ TL_HD double tl_exp_pieces(double x, double *scale)
 {
     double t = fma(x, TL_LOG2E_64, TL_ROUNDER64);
     *scale = tl_from_bits64((tl_bits64(t) + 1023) << 52);
-    return tl_exp_rest(fma(t - TL_ROUNDER64, -TL_LN2_64, x));
+    return tl_exp_rest_64(fma(t - TL_ROUNDER64, -TL_LN2_64, x));
 }
 
 TL_HD double tl_exp64(double x)
@@ -90,7 +118,7 @@ TL_HD double tl_exp2_64(double t)
 {
     double k = t + TL_ROUNDER64;
     double scale = tl_from_bits64((tl_bits64(k) + 1023) << 52);
-    return fma(scale, tl_exp_rest((t - (k - TL_ROUNDER64)) * TL_LN2_64), scale);
+    return fma(scale, tl_exp_rest_64((t - (k - TL_ROUNDER64)) * TL_LN2_64), scale);
 }
 
 /* The e of a positive normal y = 2^e (1 + f), sqrt(1/2) <= 1 + f < sqrt(2). */
@@ -119,27 +147,16 @@ TL_HD double tl_log_rest(double f)
 
 /* ---- log1p and expm1 ---------------------------------------------------------------------------------------- */
 
-/* ln(1 + x). Where 1 + x lies in the innermost interval f is x itself, whatever the sum lost; elsewhere it loses 2^-53.
- * -inf at -1, NaN below. */
-TL_HD float tl_log1p(float x)
-{
-    double f;
-    double e = tl_log_pieces(1.0 + (double)x, &f);
-    double y = fma(e, TL_LN2_64, tl_log_rest(e == 0.0 ? (double)x : f));
-    float edge = x == -1.0f ? -TL_INF : x < -1.0f ? TL_NAN : x;
-    return x > -1.0f && x < TL_INF ? copysignf((float)y, x) : edge;
-}
-
 /* g / (1 + x). */
 TL_HD float tl_log1p_bwd(float x, float g) { return (float)((double)g / (1.0 + (double)x)); }
 
 /* e^x - 1. */
-TL_HD float tl_expm1(float x) { return (float)tl_expm1_64(tl_hold((double)x, -150.0, 150.0)); }
+TL_HD float tl_expm1(float x) { return (float)tl_expm1_64((double)tl_between(x, -150.0f, 150.0f)); }
 
 /* s g e^x; 0 at -inf. */
 TL_HD float tl_exp_times(float x, float g, double s)
 {
-    double slope = x == -TL_INF ? 0.0 : tl_exp64(tl_hold((double)x, -700.0, 700.0));
+    double slope = x == -TL_INF ? 0.0 : tl_exp64((double)tl_between(x, -700.0f, 700.0f));
     return (float)((double)g * (s * slope));
 }
 
@@ -152,32 +169,77 @@ TL_HD int32_t tl_integral(double y)
     return !(a < 0x1p52) | ((a + 0x1p52) - 0x1p52 == a);
 }
 
+/* The same of a float. */
+TL_HD int32_t tl_integral_float(float y)
+{
+    float a = fabsf(y);
+    return !(a < 0x1p23f) | ((a + 0x1p23f) - 0x1p23f == a);
+}
+
+/* log2 |x|, x finite and not 0. Exponent and f come from float32, which has them exactly. */
+TL_HD double tl_log2_finite(float x)
+{
+    float a = fabsf(x);
+    int32_t tiny = a < 0x1p-126f;
+    uint32_t u = tl_bits(tiny ? a * 0x1p32f : a);
+    int32_t e = (int32_t)(u - 0x3f3504f4u) >> 23;
+    float f = tl_from_bits(u - ((uint32_t)e << 23)) - 1.0f;
+    return fma(tl_log_rest((double)f), TL_LOG2E_64, tl_double_of(e - (tiny ? 32 : 0)));
+}
+
 /* log2 |x|: -inf at 0, inf at inf. */
 TL_HD double tl_log2_64(float x)
 {
-    double f;
-    double a = fabs((double)x);
-    double e = tl_log_pieces(a, &f);
-    double y = fma(tl_log_rest(f), TL_LOG2E_64, e);
-    return a == 0.0 ? -(double)TL_INF : a < (double)TL_INF ? y : a;
+    float a = fabsf(x);
+    double y = tl_log2_finite(x);
+    return a == 0.0f ? -(double)TL_INF : a < TL_INF ? y : (double)a;
 }
 
-/* |x|^y from log = log2 |x|, held within 2^+-1000 where x is finite and not 0 and y is finite, with the sign of the power;
- * the special values of C99, F.9.4.4. */
+/* 2^t with t held within +-1000, beyond which powers are 0 or inf in float32. On CUDA by the upper word alone, where 1000 may stay a
+ * little larger and a NaN does not stay. */
+TL_HD double tl_exp2_held(double t)
+{
+#ifdef __CUDA_ARCH__
+    const uint32_t high = (uint32_t)__double2hiint(t);
+    const uint32_t held = min(high & 0x7fffffffu, 0x408f4000u) | (high & 0x80000000u);
+    return tl_exp2_64(__hiloint2double((int)held, __double2loint(t)));
+#else
+    return tl_exp2_64(tl_hold(t, -1000.0, 1000.0));
+#endif
+}
+
+/* |x|^y by 2^(y log2 |x|), x finite and not 0, y finite. */
+TL_HD float tl_pow(float x, float y) { return (float)tl_exp2_held((double)y * tl_log2_finite(x)); }
+
+/* x^y is not |x|^y, or not what tl_pow computes. */
+TL_HD int32_t tl_is_special_power(float x, float y) { return !((x > 0.0f) & (x < TL_INF) & (fabsf(y) < TL_INF)); }
+
+/* x^y from p = tl_pow(x, y), with the special values of C99, F.9.4.4. */
+TL_HD float tl_special_power(float x, float y, float p)
+{
+    float a = fabsf(x);
+    float limit = (a == TL_INF) == (y > 0.0f) ? TL_INF : 0.0f;
+    p = (a == 0.0f) | (a == TL_INF) ? limit : p;
+    int32_t integral = tl_integral_float(y);
+    int32_t odd = integral & !tl_integral_float(0.5f * y);
+    p = odd ? copysignf(p, x) : p;
+    p = (x != x) | (y != y) | ((x < 0.0f) & (x > -TL_INF) & !integral) ? TL_NAN : p;
+    return (y == 0.0f) | (x == 1.0f) | ((x == -1.0f) & (fabsf(y) == TL_INF)) ? 1.0f : p;
+}
+
+/* The power of gradients, in double: |x|^y from log = log2 |x|, held within 2^+-1000 where x is finite and not 0 and y is finite,
+ * with the sign and the special values of x^y. */
 TL_HD double tl_power(float x, double log, double y)
 {
     double t = y * log;
-    double p = tl_exp2_64(tl_hold(t, -1000.0, 1000.0));
+    double p = tl_exp2_held(t);
     p = fabs(t) < (double)TL_INF ? p : t < 0.0 ? 0.0 : t;
     int32_t integral = tl_integral(y);
     int32_t odd = integral & !tl_integral(0.5 * y);
     p = odd & (copysignf(1.0f, x) < 0.0f) ? -p : p;
-    p = (x < 0.0f) & (x > -TL_INF) & !integral ? (double)TL_NAN : p;
+    p = (x != x) | ((x < 0.0f) & (x > -TL_INF) & !integral) ? (double)TL_NAN : p;
     return (y == 0.0) | (x == 1.0f) | ((x == -1.0f) & (fabs(y) == (double)TL_INF)) ? 1.0 : p;
 }
-
-/* x^y. */
-TL_HD float tl_pow(float x, float y) { return (float)tl_power(x, tl_log2_64(x), (double)y); }
 
 /* g y x^(y - 1); 0 where y = 0. */
 TL_HD float tl_pow_bwd(float x, float y, float g)
@@ -190,7 +252,7 @@ TL_HD float tl_pow_bwd(float x, float y, float g)
 TL_HD void tl_pow_both_bwd(float x, float y, float g, float *gx, float *gy)
 {
     double log = tl_log2_64(x);
-    double slope = x < 0.0f ? (double)TL_NAN : tl_power(x, log, (double)y) * (log * TL_LN2_64);
+    double slope = x >= 0.0f ? tl_power(x, log, (double)y) * (log * TL_LN2_64) : (double)TL_NAN;
     *gx = tl_pow_bwd(x, y, g);
     *gy = x == 0.0f && y >= 0.0f ? 0.0f : (float)((double)g * slope);
 }
@@ -200,33 +262,18 @@ TL_HD void tl_pow_both_bwd(float x, float y, float g, float *gx, float *gy)
 /* x above 0, else alpha (e^x - 1). */
 TL_HD float tl_elu(float x, float alpha)
 {
-    double below = (double)alpha * tl_expm1_64(tl_hold((double)x, -150.0, 0.0));
+    double below = (double)alpha * tl_expm1_64((double)tl_between(x, -150.0f, 0.0f));
     return x > 0.0f ? x : (float)below;
 }
 
 /* g above 0, else g alpha e^x. */
 TL_HD float tl_elu_bwd(float x, float alpha, float g) { return x > 0.0f ? g : tl_exp_times(x, g, (double)alpha); }
 
-/* x min(max(x + 3, 0), 6) / 6: x from 3 on, -0 up to -3. For every float32 the product with 1/6 rounds to what the quotient by 6
- * rounds to, at a quarter of its cost. */
-TL_HD float tl_hardswish(float x)
-{
-    double z = (double)(x < -3.0f ? -3.0f : x > 3.0f ? 3.0f : x);
-    return x >= 3.0f ? x : (float)(z * (z + 3.0) * (1.0 / 6.0));
-}
-
 /* g (2x + 3) / 6 within (-3, 3), g above, 0 below. */
 TL_HD float tl_hardswish_bwd(float x, float g)
 {
     float inside = (float)((double)g * ((2.0 * (double)x + 3.0) / 6.0));
     return x >= 3.0f ? g : x <= -3.0f ? 0.0f : inside;
-}
-
-/* x / (1 + |x|), +-1 at +-inf. */
-TL_HD float tl_softsign(float x)
-{
-    double z = tl_hold((double)x, -0x1p60, 0x1p60);
-    return (float)(z * tl_reciprocal64(1.0 + fabs(z)));
 }
 
 /* g / (1 + |x|)^2. */
@@ -236,18 +283,20 @@ TL_HD float tl_softsign_bwd(float x, float g)
     return (float)((double)g / (d * d));
 }
 
-/* x tanh(softplus(x)) = x n / (n + 2) with n = e^x (e^x + 2); -0 at -inf. */
+/* x tanh(softplus(x)) = x n / (n + 2) with n = e^x (e^x + 2); x itself above 30, -0 at -inf. */
 TL_HD float tl_mish(float x)
 {
-    double e = tl_exp64(tl_hold((double)x, -300.0, 30.0));
+    double z = (double)tl_at_least(x, -300.0f);
+    double e = tl_exp64(z);
     double n = e * (e + 2.0);
-    return (float)((x < -300.0f ? -300.0 : (double)x) * (n * tl_reciprocal64(n + 2.0)));
+    float y = (float)(z * (n * tl_reciprocal64(n + 2.0)));
+    return x <= 30.0f ? y : x;
 }
 
 /* The derivative (n (n + 2) + 4 x e^x (e^x + 1)) / (n + 2)^2, times g: 1 at inf, -0 at -inf. Its zero is at x = -1.1925. */
 TL_HD float tl_mish_bwd(float x, float g)
 {
-    double z = tl_hold((double)x, -300.0, 30.0);
+    double z = (double)tl_between(x, -300.0f, 30.0f);
     double e = tl_exp64(z);
     double n = e * (e + 2.0);
     double w = tl_reciprocal64(n + 2.0);

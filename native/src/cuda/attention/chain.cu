@@ -23,7 +23,7 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
     float *Ks = Gs + (BACKWARD ? C::ROWS * C::LD : 0), *Vs = Ks + C::STAGES * TILE * C::LD;
     const Lane<C> lane;
     const int64_t b = blockIdx.x / a.blocks, i0 = blockIdx.x % a.blocks * C::ROWS;
-    const int64_t from = (int64_t)blockIdx.y * C::DP;
+    const int64_t from = C::MANY ? (int64_t)blockIdx.y * C::DP : 0;
     const float *Q = a.Q + b * a.rows * a.d, *K = a.K + b * a.keys * a.d, *V = a.V + b * a.keys * a.v;
     const float *G = BACKWARD ? a.g + b * a.rows * a.v : nullptr;
     const bool gradient = BACKWARD && a.gQ;
@@ -53,7 +53,7 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
 
     Sums<C> sums;
     Softmax<C> softmax;
-    for (int64_t begin = 0; begin < a.keys; begin += a.segment) {
+    for (int64_t begin = first_term(a); begin < a.keys; begin += a.segment) {
         const int64_t last = begin + a.segment < a.keys ? begin + a.segment : a.keys;
         const Softmax<C> before = softmax;
         softmax = Softmax<C>();
@@ -97,7 +97,8 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
                 if (BACKWARD) copy<C, TILE>(Ks, K, j0, a.keys, a.d, a.wide_d, from);
                 arrive();
             }
-            if (!BACKWARD || gradient) accumulate<C>(sums, s, BACKWARD ? k : v, lane);
+            if (!BACKWARD || gradient)
+                accumulate<C>(sums, s, BACKWARD ? k : v, (int)((BACKWARD ? a.d : a.v) - from), lane);
             if (C::STAGES > 1) {
                 stage ^= 1;
             } else if (!C::MANY) {
@@ -106,6 +107,7 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
             }
             j0 = after;
         }
+        if (a.parts) break;
         __syncthreads(); /* the last tile has been used */
         if (a.totals) {
             double old[C::M][2], part[C::M][2];
@@ -114,6 +116,17 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
         }
     }
     if (a.keys == 0) clear<C>(sums);
+    if (a.parts) {
+        double *const part = parts_of(a, b, a.rows);
+        const int64_t width = a.pitch - (TL_ATTENTION_SUMS + 1);
+        store<C>(part, i0, a.rows, width, a.pitch, from, sums, lane);
+        TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+            TL_UNROLL_FOR (int h = 0; h < 2; h++) {
+                const int64_t row = i0 + lane.row(m, h);
+                if (from == 0 && row < a.rows) softmax.keep_part(m, h, lane, part + row * a.pitch + width);
+            }
+        return;
+    }
     TL_UNROLL_FOR (int m = 0; m < C::M; m++)
         TL_UNROLL_FOR (int h = 0; h < 2; h++) {
             const double total = softmax.total(m, h);
@@ -128,8 +141,8 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
                     sums[m][n][2 * h + e] = BACKWARD ? x * (double)a.scale : x;
                 }
         }
-    if (!BACKWARD) store<C>(a.result + b * a.rows * a.v, i0, a.rows, a.v, from, sums, lane);
-    if (gradient) store<C>(a.gQ + b * a.rows * a.d, i0, a.rows, a.d, from, sums, lane);
+    if (!BACKWARD) store<C>(a.result + b * a.rows * a.v, i0, a.rows, a.v, a.v, from, sums, lane);
+    if (gradient) store<C>(a.gQ + b * a.rows * a.d, i0, a.rows, a.d, a.d, from, sums, lane);
 }
 
 /* D of every query, by a chain like those of g·v. A thread owns a query. */
@@ -170,7 +183,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
     float *Gs = Qs + TILE * C::LD;
     const Lane<C> lane;
     const int64_t b = blockIdx.x / a.blocks, j0 = blockIdx.x % a.blocks * C::ROWS;
-    const int64_t from = (int64_t)blockIdx.y * C::DP;
+    const int64_t from = C::MANY ? (int64_t)blockIdx.y * C::DP : 0;
     const float *Q = a.Q + b * a.rows * a.d, *K = a.K + b * a.keys * a.d, *V = a.V + b * a.keys * a.v;
     const float *G = a.g + b * a.rows * a.v;
 
@@ -179,7 +192,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
         if (KEYS) copy<C, C::ROWS>(Vs, V, j0, a.keys, a.v, a.wide_v, 0);
     }
     Sums<C> gK, gV;
-    for (int64_t begin = 0; begin < a.rows; begin += a.segment) {
+    for (int64_t begin = first_term(a); begin < a.rows; begin += a.segment) {
         const int64_t last = begin + a.segment < a.rows ? begin + a.segment : a.rows;
         if (KEYS) clear<C>(gK);
         if (VALUES) clear<C>(gV);
@@ -243,7 +256,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
                     copy<C, TILE>(Qs, Q, i0, a.rows, a.d, a.wide_d, from);
                     arrive();
                 }
-                accumulate<C>(gK, t, Qs, lane);
+                accumulate<C>(gK, t, Qs, (int)(a.d - from), lane);
             }
             if constexpr (VALUES) {
                 if constexpr (C::MANY) {
@@ -251,9 +264,10 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
                     copy<C, TILE>(Gs, G, i0, a.rows, a.v, a.wide_v, from);
                     arrive();
                 }
-                accumulate<C>(gV, p, Gs, lane);
+                accumulate<C>(gV, p, Gs, (int)(a.v - from), lane);
             }
         }
+        if (a.parts) break;
         if (a.totals) {
             double one[C::M][2];
             TL_UNROLL_FOR (int m = 0; m < C::M; m++)
@@ -262,73 +276,183 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
             if (VALUES) join<C>(gV, totals_of<C>(a, KEYS ? 1 : 0), begin == 0, last == a.rows, one, one);
         }
     }
+    if (a.parts) { /* gK, then gV */
+        double *const part = parts_of(a, b, a.keys);
+        if constexpr (KEYS) store<C>(part, j0, a.keys, a.d, a.pitch, from, gK, lane);
+        if constexpr (VALUES) store<C>(part + (KEYS ? a.d : 0), j0, a.keys, a.v, a.pitch, from, gV, lane);
+        return;
+    }
     if constexpr (KEYS) {
         if (a.rows == 0) clear<C>(gK);
         TL_UNROLL_FOR (int m = 0; m < C::M; m++)
             TL_UNROLL_FOR (int n = 0; n < C::N; n++)
                 TL_UNROLL_FOR (int i = 0; i < 4; i++)
                     gK[m][n][i] *= (double)a.scale;
-        store<C>(a.gK + b * a.keys * a.d, j0, a.keys, a.d, from, gK, lane);
+        store<C>(a.gK + b * a.keys * a.d, j0, a.keys, a.d, a.d, from, gK, lane);
     }
     if constexpr (VALUES) {
         if (a.rows == 0) clear<C>(gV);
-        store<C>(a.gV + b * a.keys * a.v, j0, a.keys, a.v, from, gV, lane);
+        store<C>(a.gV + b * a.keys * a.v, j0, a.keys, a.v, a.v, from, gV, lane);
     }
+}
+
+/* ---- segments that were several blocks' work ----------------------------------------------------------------------- */
+
+/* Joins the parts of the queries, in order, as Softmax::join does. A warp owns a query, a lane every 32nd sum. */
+template <bool BACKWARD> __global__ void __launch_bounds__(128) join_query_kernel(const Args a, int segments)
+{
+    const int64_t at = (int64_t)blockIdx.x * 4 + threadIdx.x / 32, all = a.members * a.rows;
+    if (at >= all) return;
+    const int64_t width = a.pitch - (TL_ATTENTION_SUMS + 1);
+    const double *const row = a.parts + at * a.pitch;
+    float top = -TL_INF;
+    auto join = [&](int64_t c) {
+        double sum = row[c];
+        top = (float)row[a.pitch - 1];
+        for (int s = 1; s < segments; s++) {
+            const double *const part = row + s * all * a.pitch;
+            const float other = (float)part[a.pitch - 1];
+            double more = part[c];
+            if (other > top) {
+                sum *= tl_weight_rescale(top, other);
+                top = other;
+            } else {
+                more *= tl_weight_rescale(other, top);
+            }
+            sum += more;
+        }
+        return sum;
+    };
+    double sums[TL_ATTENTION_SUMS];
+    TL_UNROLL_FOR (int l = 0; l < TL_ATTENTION_SUMS; l++)
+        sums[l] = join(width + l);
+    const double total = tl_weight_total(top, (sums[0] + sums[2]) + (sums[1] + sums[3]));
+    if (BACKWARD && threadIdx.x % 32 == 0) {
+        a.reference[at] = tl_weight_reference(top);
+        a.inverse[at] = 1.0 / total;
+    }
+    float *const to = !BACKWARD ? a.result + at * a.v : a.gQ ? a.gQ + at * a.d : nullptr;
+    for (int64_t c = threadIdx.x % 32; c < width && to; c += 32) {
+        const double x = join(c) / total;
+        to[c] = (float)(BACKWARD ? x * (double)a.scale : x) + 0.0f;
+    }
+}
+
+/* Adds the parts of the keys, in order. A thread owns an element of a gradient, `width` to a key from column `from` of
+ * the parts on. */
+__global__ void __launch_bounds__(128)
+    add_key_kernel(const Args a, int segments, int64_t from, int64_t width, double scale, float *to)
+{
+    const int64_t i = (int64_t)blockIdx.x * 128 + threadIdx.x, keys = a.members * a.keys;
+    if (i >= keys * width) return;
+    const double *const part = a.parts + i / width * a.pitch + from + i % width;
+    double sum = *part;
+#pragma unroll 8
+    for (int s = 1; s < segments; s++)
+        sum += part[s * keys * a.pitch];
+    to[i] = (float)(sum * scale) + 0.0f;
 }
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
-/* Blocks of C::ROWS of the `rows` of each member, which go through `others`, times the chunks of results of `width` elements. */
-template <class C, class K>
-int32_t launch(tl_context *ctx, const char *name, K kernel, Args a, size_t shared, int64_t rows, int64_t others,
-               int64_t width, int arrays)
+/* The length of a segment of the sums of `rows` rows. */
+int64_t segment_of(tl_context *ctx, int64_t rows, int64_t others, int64_t least)
 {
-    a.blocks = (uint32_t)tl_ceil_div(rows, C::ROWS);
-    a.segment = tl_chain_segment(others);
-    const int64_t chunks = C::MANY && width > 0 ? tl_ceil_div(width, C::DP) : 1, blocks = a.members * a.blocks;
-    if (blocks == 0) return TORCHLEAN_OK;
-    tl_scratch<double> totals(ctx);
-    if (others > a.segment) {
-        TL_TRY(totals.allocate(arrays * blocks * chunks * C::THREADS * C::SUMS));
-        a.totals = totals;
-    }
-    return tl_launch_shared(ctx, name, kernel, dim3((unsigned)blocks, (unsigned)chunks), C::THREADS, shared, a);
+    return tl_is_reproducible(ctx) ? tl_chain_segment(others) : terms_of_block(rows, others, least);
 }
 
-template <class C, bool BACKWARD> int32_t query_pass(tl_context *ctx, const Args &a)
+/* What a pass is about: blocks of C::ROWS of the `rows` of each member, which go through `others`, times the chunks of
+ * results of `width` elements, of `arrays` arrays; `pitch` numbers of a row are left where segments are several blocks'
+ * work. */
+struct Pass {
+    int64_t rows, others, width, arrays, pitch;
+};
+
+/* Whether the segments of a pass are several blocks' work: where blocks would not fill the device twice. The segments
+ * of the mode `reproducible` may be many to a row, and their sums many times as large as the arrays: there where blocks
+ * are very few. */
+template <class C> bool splits(tl_context *ctx, const Args &a, const Pass &pass)
 {
-    const int64_t width = !BACKWARD ? a.v : a.gQ ? a.d : 1;
-    return launch<C>(ctx, BACKWARD ? "attention_chain_bwd" : "attention_chain", query_kernel<C, BACKWARD>, a,
-                     query_shared<C, BACKWARD>(), a.rows, a.keys, width, 1);
+    const int64_t blocks = a.members * tl_ceil_div(pass.rows, C::ROWS), sms = tl_cuda_sms(ctx);
+    return pass.others > a.segment && blocks < (tl_is_reproducible(ctx) ? sms : 2 * C::BLOCKS * sms);
+}
+
+/* Whether so many rows to a block leave enough blocks, and few of its rows empty. */
+template <class C> bool fills(tl_context *ctx, const Args &a, const Pass &pass)
+{
+    const int64_t segments = splits<C>(ctx, a, pass) ? tl_ceil_div(pass.others, a.segment) : 1;
+    return pass.rows > C::ROWS / 2 &&
+           a.members * tl_ceil_div(pass.rows, C::ROWS) * segments >= (int64_t)tl_cuda_sms(ctx);
+}
+
+/* Then `join` gets the arguments and the number of segments. */
+template <class C, class K, class Join>
+int32_t launch(tl_context *ctx, const char *name, K kernel, Args a, size_t shared, const Pass &pass, Join join)
+{
+    a.blocks = (uint32_t)tl_ceil_div(pass.rows, C::ROWS);
+    const int64_t chunks = C::MANY && pass.width > 0 ? tl_ceil_div(pass.width, C::DP) : 1;
+    const int64_t blocks = a.members * a.blocks;
+    if (blocks == 0) return TORCHLEAN_OK;
+    const bool split = splits<C>(ctx, a, pass);
+    const int64_t segments = split ? tl_ceil_div(pass.others, a.segment) : 1;
+    tl_scratch<double> scratch(ctx);
+    if (split) {
+        TL_TRY(scratch.allocate(segments * a.members * pass.rows * pass.pitch));
+        a.parts = scratch, a.pitch = pass.pitch;
+    } else if (pass.others > a.segment) {
+        TL_TRY(scratch.allocate(pass.arrays * blocks * chunks * C::THREADS * C::SUMS));
+        a.totals = scratch;
+    }
+    const dim3 grid((unsigned)blocks, (unsigned)chunks, (unsigned)segments);
+    TL_TRY(tl_launch_shared(ctx, name, kernel, grid, C::THREADS, shared, a));
+    return split ? join(a, (int)segments) : (int32_t)TORCHLEAN_OK;
 }
 
 /* Fewer rows to a block where there would be too few blocks. */
-template <class LARGE, class SMALL, bool BACKWARD> int32_t query_pass(tl_context *ctx, const Args &a)
+template <class LARGE, class SMALL, bool BACKWARD> int32_t query_pass(tl_context *ctx, Args a)
 {
-    return a.members * tl_ceil_div(a.rows, LARGE::ROWS) >= tl_cuda_sms(ctx) ? query_pass<LARGE, BACKWARD>(ctx, a)
-                                                                            : query_pass<SMALL, BACKWARD>(ctx, a);
+    const char *const name = BACKWARD ? "attention_chain_bwd" : "attention_chain";
+    const int64_t width = !BACKWARD ? a.v : a.gQ ? a.d : 0;
+    const Pass pass = {a.rows, a.keys, width, 1, width + TL_ATTENTION_SUMS + 1};
+    a.segment = segment_of(ctx, a.rows, a.keys, 512);
+    auto join = [&](const Args &a, int segments) {
+        return tl_launch(ctx, name, join_query_kernel<BACKWARD>, tl_grid(a.members * a.rows, 4), 128, a, segments);
+    };
+    if (fills<LARGE>(ctx, a, pass))
+        return launch<LARGE>(ctx, name, query_kernel<LARGE, BACKWARD>, a, query_shared<LARGE, BACKWARD>(), pass, join);
+    return launch<SMALL>(ctx, name, query_kernel<SMALL, BACKWARD>, a, query_shared<SMALL, BACKWARD>(), pass, join);
 }
 
-template <class C, bool KEYS, bool VALUES> int32_t key_pass(tl_context *ctx, const Args &a)
+template <class C, bool KEYS, bool VALUES> int32_t key_pass(tl_context *ctx, const Args &a, const Pass &both)
 {
-    const int64_t width = !VALUES ? a.d : !KEYS ? a.v : a.d > a.v ? a.d : a.v;
-    return launch<C>(ctx, "attention_chain_bwd", key_kernel<C, KEYS, VALUES>, a, key_shared<C>(), a.keys, a.rows, width,
-                     (int)KEYS + (int)VALUES);
+    const int64_t d = KEYS ? a.d : 0, v = VALUES ? a.v : 0;
+    const Pass pass = {both.rows, both.others, d > v ? d : v, (int)KEYS + (int)VALUES, d + v};
+    auto add = [&](const Args &a, int segments) {
+        const int64_t keys = a.members * a.keys;
+        if (KEYS)
+            TL_TRY(tl_launch(ctx, "attention_chain_bwd", add_key_kernel, tl_grid(keys * d, 128), 128, a, segments,
+                             (int64_t)0, d, (double)a.scale, a.gK));
+        return !VALUES ? (int32_t)TORCHLEAN_OK
+                       : tl_launch(ctx, "attention_chain_bwd", add_key_kernel, tl_grid(keys * v, 128), 128, a, segments,
+                                   d, v, 1.0, a.gV);
+    };
+    return launch<C>(ctx, "attention_chain_bwd", key_kernel<C, KEYS, VALUES>, a, key_shared<C>(), pass, add);
 }
 
 /* Both gradients at once where a thread's registers hold their sums. */
-template <class C, bool BOTH> int32_t key_passes(tl_context *ctx, const Args &a)
+template <class C, bool BOTH> int32_t key_passes(tl_context *ctx, const Args &a, const Pass &pass)
 {
     if constexpr (BOTH)
-        if (a.gK && a.gV) return key_pass<C, true, true>(ctx, a);
-    if (a.gK) TL_TRY((key_pass<C, true, false>(ctx, a)));
-    return a.gV ? key_pass<C, false, true>(ctx, a) : (int32_t)TORCHLEAN_OK;
+        if (a.gK && a.gV) return key_pass<C, true, true>(ctx, a, pass);
+    if (a.gK) TL_TRY((key_pass<C, true, false>(ctx, a, pass)));
+    return a.gV ? key_pass<C, false, true>(ctx, a, pass) : (int32_t)TORCHLEAN_OK;
 }
 
-template <class LARGE, class SMALL, bool BOTH> int32_t key_passes(tl_context *ctx, const Args &a)
+template <class LARGE, class SMALL, bool BOTH> int32_t key_passes(tl_context *ctx, Args a)
 {
-    return a.members * tl_ceil_div(a.keys, LARGE::ROWS) >= tl_cuda_sms(ctx) ? key_passes<LARGE, BOTH>(ctx, a)
-                                                                            : key_passes<SMALL, BOTH>(ctx, a);
+    const Pass pass = {a.keys, a.rows, 0, 0, 0};
+    a.segment = segment_of(ctx, a.keys, a.rows, 256);
+    return fills<LARGE>(ctx, a, pass) ? key_passes<LARGE, BOTH>(ctx, a, pass) : key_passes<SMALL, BOTH>(ctx, a, pass);
 }
 
 Args make_args(const Geometry &of, const float *Q, const float *K, const float *V)
@@ -358,7 +482,7 @@ int32_t chain_forward(tl_context *ctx, const Geometry &of, const float *Q, const
     return most <= 32    ? query_pass<Tiles<32, 1, 4, 3, 2>, Tiles<32, 1, 2, 6, 2>, false>(ctx, a)
            : most <= 64  ? query_pass<Tiles<64, 1, 4, 3, 2>, Tiles<64, 1, 2, 5, 2>, false>(ctx, a)
            : most <= 128 ? query_pass<Tiles<128, 1, 4, 2, 2>, Tiles<128, 1, 2, 2, 2>, false>(ctx, a)
-                         : query_pass<Tiles<128, 1, 4, 2, 1, true>, false>(ctx, a);
+                         : query_pass<Tiles<128, 1, 4, 2, 1, true>, Tiles<128, 1, 4, 2, 1, true>, false>(ctx, a);
 }
 
 int32_t chain_backward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V,
@@ -386,11 +510,11 @@ int32_t chain_backward(tl_context *ctx, const Geometry &of, const float *Q, cons
     TL_TRY((most <= 32    ? query_pass<Tiles<32, 1, 4, 3, 2>, Tiles<32, 1, 2, 6, 2>, true>(ctx, a)
             : most <= 64  ? query_pass<Tiles<64, 1, 4, 2, 2>, Tiles<64, 1, 2, 4, 2>, true>(ctx, a)
             : most <= 128 ? query_pass<Tiles<128, 1, 4, 2, 1>, Tiles<128, 1, 2, 3, 1>, true>(ctx, a)
-                          : query_pass<Tiles<64, 1, 4, 1, 1, true>, true>(ctx, a)));
+                          : query_pass<Tiles<64, 1, 4, 1, 1, true>, Tiles<64, 1, 4, 1, 1, true>, true>(ctx, a)));
     return most <= 32    ? key_passes<Tiles<32, 1, 4, 2, 1>, Tiles<32, 1, 2, 4, 1>, true>(ctx, a)
            : most <= 64  ? key_passes<Tiles<64, 1, 4, 2, 1>, Tiles<64, 1, 2, 4, 1>, true>(ctx, a)
            : most <= 128 ? key_passes<Tiles<128, 1, 4, 2, 1>, Tiles<128, 1, 2, 3, 1>, false>(ctx, a)
-                         : key_passes<Tiles<64, 1, 4, 1, 1, true>, false>(ctx, a);
+                         : key_passes<Tiles<64, 1, 4, 1, 1, true>, Tiles<64, 1, 4, 1, 1, true>, false>(ctx, a);
 }
 
 } /* namespace attention */

@@ -32,8 +32,12 @@ struct Args : Geometry {
     const float *Q, *K, *V, *out, *g;
     float *result, *gQ, *gK, *gV;
     double *reference, *inverse, *dot; /* of every query: of its weights, 1/Σ of them, D */
-    double *totals;  /* SUMS of every thread for each array that is summed, where there are several segments */
     int64_t segment; /* of the sums of a pass */
+    /* Where there are several segments. Where they are one block's work: SUMS of every thread for each array that is
+     * summed. Where each is a block's (blockIdx.z): of every row of every segment the sums of each array, and of the
+     * pass over queries what Softmax::keep_part leaves, `pitch` in all. */
+    double *totals, *parts;
+    int64_t pitch;
     bool wide_d, wide_v;
     const uint8_t *finite_k, *finite_v, *finite_q, *finite_g; /* per tile, where limited */
     uint32_t blocks;                                          /* of a member */
@@ -87,17 +91,21 @@ __device__ __forceinline__ void multiply(Products<C> &s, const float *A, const f
     }
 }
 
-/* sums += W·B over the rows of a tile. */
+/* sums += W·B over the rows of a tile; of long rows 32 columns at a time up to `width`. */
 template <class C>
-__device__ __forceinline__ void accumulate(Sums<C> &sums, const Products<C> &w, const float *B, const Lane<C> &lane)
+__device__ __forceinline__ void accumulate(Sums<C> &sums, const Products<C> &w, const float *B, int width,
+                                           const Lane<C> &lane)
 {
     const float *b = B + lane.t * C::LD + lane.column;
-    TL_UNROLL_FOR (int q = 0; q < TILE / 4; q++)
-        TL_UNROLL_FOR (int n = 0; n < C::N; n++) {
-            const double y = (double)b[4 * q * C::LD + n / 4 * 32 + n % 4 * 4];
-            TL_UNROLL_FOR (int m = 0; m < C::M; m++)
-                tl_chain_mma(sums[m][n], w[m][q / 2][q % 2], w[m][q / 2][2 + q % 2], y);
-        }
+    TL_UNROLL_FOR (int c = 0; c < C::N / 4; c++) {
+        if (C::N > 8 && c > 0 && 32 * c >= width) break;
+        TL_UNROLL_FOR (int q = 0; q < TILE / 4; q++)
+            TL_UNROLL_FOR (int n = 4 * c; n < 4 * c + 4; n++) {
+                const double y = (double)b[4 * q * C::LD + n / 4 * 32 + n % 4 * 4];
+                TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+                    tl_chain_mma(sums[m][n], w[m][q / 2][q % 2], w[m][q / 2][2 + q % 2], y);
+            }
+    }
 }
 
 __device__ __forceinline__ int whole(int64_t width, int64_t from, int most)
@@ -120,9 +128,10 @@ __device__ __forceinline__ void multiply_chunks(Products<C> &s, float *As, const
     }
 }
 
-template <class C>
-__device__ __forceinline__ void store(float *to, int64_t i0, int64_t n, int64_t width, int64_t from, const Sums<C> &x,
-                                      const Lane<C> &lane)
+/* Columns `from` on of the block's rows, `width` of them in each of n rows of a result, which are `pitch` apart. */
+template <class C, class Real>
+__device__ __forceinline__ void store(Real *to, int64_t i0, int64_t n, int64_t width, int64_t pitch, int64_t from,
+                                      const Sums<C> &x, const Lane<C> &lane)
 {
     TL_UNROLL_FOR (int m = 0; m < C::M; m++)
         TL_UNROLL_FOR (int h = 0; h < 2; h++) {
@@ -131,10 +140,19 @@ __device__ __forceinline__ void store(float *to, int64_t i0, int64_t n, int64_t 
             TL_UNROLL_FOR (int k = 0; k < C::N; k++)
                 TL_UNROLL_FOR (int e = 0; e < 2; e++) {
                     const int64_t c = from + lane.result(k, e);
-                    if (c < width) to[row * width + c] = (float)x[m][k][2 * h + e] + 0.0f; /* no -0 */
+                    if (c < width) to[row * pitch + c] = (Real)x[m][k][2 * h + e] + (Real)0; /* no -0 */
                 }
         }
 }
+
+/* Rows of the block's segment, of which member b has `rows`. */
+__device__ __forceinline__ double *parts_of(const Args &a, int64_t b, int64_t rows)
+{
+    return a.parts + (blockIdx.z * a.members + b) * rows * a.pitch;
+}
+
+/* Where the block's segment begins, or the first of all. */
+__device__ __forceinline__ int64_t first_term(const Args &a) { return a.parts ? blockIdx.z * a.segment : 0; }
 
 /* The thread's numbers of array `which`, in scratch. */
 template <class C> __device__ __forceinline__ double *totals_of(const Args &a, int which)
@@ -238,6 +256,13 @@ template <class C> struct Softmax {
                 sum[m][h] = before.sum[m][h] * old[m][h] + sum[m][h] * part[m][h];
                 top[m][h] = most;
             }
+    }
+
+    /* Leaves the sums of weights and the greatest score of row (m, h) of a segment. */
+    __device__ __forceinline__ void keep_part(int m, int h, const Lane<C> &lane, double *to) const
+    {
+        to[lane.t] = sum[m][h];
+        if (lane.t == 0) to[TL_ATTENTION_SUMS] = (double)top[m][h];
     }
 
     /* What the sums of a row are divided by. */

@@ -2,10 +2,12 @@
  * into parts of SPLIT, and each part is a block's work; a second kernel joins the parts. How keys are cut depends on their number
  * alone, so that a row's result does not depend on the batch.
  *
- * A block goes over its keys three times. Scores: SUBS threads share a key and read its row side by side, each its elements of
- * every row of Q, which lies in shared memory; SUBS partial products end in a tree. Weights: a warp owns a row. Values: a thread
- * owns VECTOR columns of all rows and every G-th key, G = THREADS / columns, and the G sums are added in order. What a key
- * that is shut adds is 0 times its value, which is NaN for one that is not finite. */
+ * A block has up to ROWS_MOST rows; where rows are so long that the other kernels go through them in chunks, more
+ * blocks take further rows. It goes over its keys three times. Scores: SUBS threads share a key and read its row side
+ * by side, each its elements of every row of Q, which lies in shared memory; SUBS partial products end in a tree.
+ * Weights: a warp owns a row. Values: a thread owns VECTOR columns of all rows and every G-th key, G = THREADS /
+ * columns, and the G sums are added in order. What a key that is shut adds is 0 times its value, which is NaN for one
+ * that is not finite. */
 #include "cuda/attention/few_rows.cuh"
 #include "cuda/device/sum_tree.cuh"
 #include "cuda/device/vector.cuh"
@@ -15,7 +17,8 @@ namespace few {
 
 constexpr const char *NAME = "attention_few_rows";
 constexpr int THREADS = 128, SUBS = 8, SPLIT = 256, ROWS_MOST = 16, WARPS = THREADS / 32;
-constexpr int64_t WIDTH_MOST = 256; /* of Q's rows, which lie in shared memory */
+constexpr int64_t WIDTH_MOST = 1024; /* of Q's rows, which lie in shared memory */
+constexpr int64_t WIDE_LEAST = 129, ROWS_OF_WIDE = 128; /* of rows of so many elements so many are few */
 
 struct Args : Geometry {
     const float *Q, *K, *V;
@@ -23,12 +26,6 @@ struct Args : Geometry {
     tl_fastdiv splits;
     int columns; /* of threads: VECTOR elements of a value each, a power of two */
 };
-
-/* What a row is divided by, as Softmax::total has it. */
-__device__ __forceinline__ float total_of(float top, float sum)
-{
-    return top == -TL_INF ? 1.0f + sum : top == -FLT_MAX ? TL_NAN : sum;
-}
 
 /* Scores of the block's keys, into Ps[R][SPLIT]; Qs holds R rows of d elements. */
 template <int R, int VECTOR>
@@ -40,7 +37,7 @@ __device__ __forceinline__ void find_scores(const Args &a, const Rows &limits, c
         float sum[R] = {};
         if (j < count) {
             const float *const key = K + (j0 + j) * a.d;
-#pragma unroll 4
+#pragma unroll(VECTOR == 4 ? 4 : 8)
             for (int c = sub * VECTOR; c < d; c += SUBS * VECTOR) {
                 float k[VECTOR];
                 if constexpr (VECTOR == 4)
@@ -74,12 +71,14 @@ template <int R, int VECTOR> __global__ void __launch_bounds__(THREADS) forward_
     float *const sums = totals + R, *const Qs = sums; /* Q has been read when sums are made */
     uint32_t split;
     const int64_t b = a.splits.divmod(blockIdx.x, &split), j0 = (int64_t)split * SPLIT, d = a.d;
-    const int count = (int)(a.keys - j0 < SPLIT ? a.keys - j0 : SPLIT), rows = (int)a.rows;
+    const int64_t i0 = (int64_t)blockIdx.y * R, row0 = b * a.rows + i0;
+    const int count = (int)(a.keys - j0 < SPLIT ? a.keys - j0 : SPLIT);
+    const int rows = (int)(a.rows - i0 < R ? a.rows - i0 : R);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
 
-    limits.find(a, b, 0, R);
+    limits.find(a, b, i0, R);
     for (int i = threadIdx.x; i < R * d; i += THREADS)
-        Qs[i] = i < rows * d ? a.Q[b * rows * d + i] : 0.0f;
+        Qs[i] = i < rows * d ? a.Q[row0 * d + i] : 0.0f;
     __syncthreads();
     find_scores<R, VECTOR>(a, limits, Qs, a.K + b * a.keys * d, j0, count, Ps);
     __syncthreads();
@@ -130,13 +129,13 @@ template <int R, int VECTOR> __global__ void __launch_bounds__(THREADS) forward_
             for (int g = 1; g < groups; g++)
                 sum += sums[(g * R + r) * width + at];
             if (a.parts)
-                a.parts[((int64_t)blockIdx.x * rows + r) * (a.v + 2) + from + at] = sum;
+                a.parts[(blockIdx.x * a.rows + i0 + r) * (a.v + 2) + from + at] = sum;
             else
-                a.result[(b * rows + r) * a.v + from + at] = sum / total_of(tops[r], totals[r]);
+                a.result[(row0 + r) * a.v + from + at] = sum / softmax_total(tops[r], totals[r]);
         }
     }
     if (a.parts && threadIdx.x < (unsigned)rows) {
-        float *const end = a.parts + ((int64_t)blockIdx.x * rows + threadIdx.x) * (a.v + 2) + a.v;
+        float *const end = a.parts + (blockIdx.x * a.rows + i0 + threadIdx.x) * (a.v + 2) + a.v;
         end[0] = tops[threadIdx.x], end[1] = totals[threadIdx.x];
     }
 }
@@ -154,7 +153,7 @@ __global__ void __launch_bounds__(THREADS) join_kernel(const __grid_constant__ A
         const float *const end = parts + s * pitch + a.v;
         weights = fmaf(end[1], top > end[0] ? tl_attention_weight(end[0] - top) : 1.0f, weights);
     }
-    const float total = total_of(top, weights);
+    const float total = softmax_total(top, weights);
     for (int64_t c = threadIdx.x; c < a.v; c += THREADS) {
         float sum = 0.0f;
 #pragma unroll 4
@@ -173,7 +172,8 @@ template <int R, int VECTOR> static int32_t forward(tl_context *ctx, Args &a, in
     const size_t bytes = sizeof(float) * (size_t)(R * (Rows::FLOATS + SPLIT + 2 + each));
     const auto kernel = forward_kernel<R, VECTOR>;
     TL_TRY(tl_allow_shared(ctx, kernel, bytes));
-    TL_TRY(tl_launch_dynamic(ctx, NAME, kernel, (unsigned)blocks, THREADS, bytes, a));
+    const dim3 grid((unsigned)blocks, (unsigned)tl_ceil_div(a.rows, R));
+    TL_TRY(tl_launch_dynamic(ctx, NAME, kernel, grid, THREADS, bytes, a));
     if (!a.parts) return TORCHLEAN_OK;
     return tl_launch(ctx, NAME, join_kernel, (unsigned)(a.members * a.rows), THREADS, a);
 }
@@ -185,7 +185,8 @@ static int64_t splits_of(const Geometry &of) { return of.keys > SPLIT ? tl_ceil_
 bool few_rows_serve(tl_context *ctx, const Geometry &of)
 {
     using namespace few;
-    return !tl_is_reproducible(ctx) && of.rows <= ROWS_MOST && of.d <= WIDTH_MOST &&
+    const bool wide = of.d >= WIDE_LEAST || of.v >= WIDE_LEAST;
+    return !tl_is_reproducible(ctx) && of.rows <= (wide ? ROWS_OF_WIDE : ROWS_MOST) && of.d <= WIDTH_MOST &&
            of.members * splits_of(of) < INT32_MAX && of.members * of.rows < INT32_MAX;
 }
 

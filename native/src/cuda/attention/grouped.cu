@@ -6,9 +6,13 @@
  * once for a group, and their gradients are sums over all rows of the member, in order. What a row may attend to is found
  * once and lies in shared memory. Rows longer than DP are gone through in chunks, and a block makes one chunk of a result.
  *
+ * Of few rows the sums of the gradients are cut into parts, each a block's work (blockIdx.z), and the parts joined in
+ * order.
+ *
  * What flash_attention computes as well, heads of as many queries as keys without a mask, causal or not, goes to its kernels on tensor
  * cores, with the keys and values of a group repeated for each of its heads; their gradients are then added up. */
 #include "cuda/attention/chain.cuh"
+#include "cuda/attention/few_keys.cuh"
 #include "cuda/attention/few_rows.cuh"
 #include "cuda/device/sum_tree.cuh"
 #include "cuda/device/vector.cuh"
@@ -25,7 +29,15 @@ struct Args : Geometry {
     bool wide_d, wide_v;
     const uint8_t *finite_k, *finite_v, *finite_q, *finite_g; /* per GRANULE rows, where limited */
     uint32_t blocks;                                          /* of a member */
+    int64_t part; /* terms of a block's sums */
+    float *parts; /* of every row of every part of the queries d sums, the greatest score and the sum of weights */
 };
+
+__device__ __forceinline__ int64_t first_term(const Args &a) { return blockIdx.z * a.part; }
+__device__ __forceinline__ int64_t end_term(const Args &a, int64_t terms)
+{
+    return first_term(a) + a.part < terms ? first_term(a) + a.part : terms;
+}
 
 __device__ __forceinline__ int steps(int64_t width, int64_t from, int most)
 {
@@ -145,7 +157,8 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) quer
             dot[i] = fmaf(g[row * a.v + c], out[row * a.v + c], dot[i]);
     }
     bool fresh = true;
-    for (int64_t j0 = 0; j0 < a.keys; j0 += C::COLS) {
+    const int64_t keys_end = end_term(a, a.keys);
+    for (int64_t j0 = first_term(a); j0 < keys_end; j0 += C::COLS) {
         if (a.limited && !__syncthreads_or(limits.meet(C::ROWS, j0, j0 + C::COLS) ||
                                            !finite_rows<C::COLS>(a.finite_k, a.keys, b, j0)))
             continue;
@@ -175,15 +188,53 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) quer
         __syncthreads();
     }
     TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
-        const float total = softmax.total(i);
+        const float total = a.parts ? softmax.sum(i) : softmax.total(i);
         const int64_t row = i0 + ty + C::TY * i, at = b * a.rows + row;
         if (row >= a.rows) continue;
+        if (a.parts) {
+            const int64_t width = gradient ? a.d : 0;
+            float *const to = a.parts + (blockIdx.z * a.members * a.rows + at) * (width + 2);
+            if (gradient) store<C>(to, sums[i], a.d, from);
+            if (tx == 0 && from == 0) {
+                to[width] = softmax.top[i], to[width + 1] = total;
+                if (blockIdx.z == 0) a.dot[at] = dot[i];
+            }
+            continue;
+        }
         if (tx == 0 && from == 0) softmax.keep(i, total, dot[i], at, a);
         if (gradient) {
             TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
                 sums[i][c] = sums[i][c] / total * a.scale;
             store<C>(a.gQ + at * a.d, sums[i], a.d, from);
         }
+    }
+}
+
+/* Joins the parts of the queries, in order. A block owns a query, a thread every 128th element of its gradient. */
+__global__ void __launch_bounds__(128) join_kernel(const Args a, int parts)
+{
+    const int64_t at = blockIdx.x, width = a.gQ ? a.d : 0, pitch = a.members * a.rows * (width + 2);
+    const float *const row = a.parts + at * (width + 2);
+    float top = -TL_INF, sum = 0.0f;
+    for (int p = 0; p < parts; p++)
+        top = fmaxf(top, row[p * pitch + width]);
+    const auto factor = [&](int p) {
+        const float before = row[p * pitch + width];
+        return top > before ? tl_attention_weight(before - top) : 1.0f;
+    };
+    for (int p = 0; p < parts; p++)
+        sum = fmaf(row[p * pitch + width + 1], factor(p), sum);
+    const float total = softmax_total(top, sum);
+    if (threadIdx.x == 0) {
+        a.base[at] = top == -TL_INF ? 0.0f : top;
+        a.inverse[at] = 1.0f / total;
+    }
+    for (int64_t c = threadIdx.x; c < width; c += 128) {
+        float x = 0.0f;
+#pragma unroll 4
+        for (int p = 0; p < parts; p++)
+            x = fmaf(row[p * pitch + c], factor(p), x);
+        a.gQ[at * a.d + c] = x / total * a.scale;
     }
 }
 
@@ -209,7 +260,8 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
 
     float gK[C::RM][C::RC] = {}, gV[C::RM][C::RC] = {};
     bool fresh = true;
-    for (int64_t i0 = 0; i0 < a.rows; i0 += C::COLS) {
+    const int64_t rows_end = end_term(a, a.rows);
+    for (int64_t i0 = first_term(a); i0 < rows_end; i0 += C::COLS) {
         limits.find(a, b, i0, C::COLS);
         __syncthreads();
         if (a.limited) {
@@ -250,7 +302,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
         __syncthreads();
     }
     TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
-        const int64_t row = j0 + ty + C::TY * i, at = b * a.keys + row;
+        const int64_t row = j0 + ty + C::TY * i, at = (b * gridDim.z + blockIdx.z) * a.keys + row;
         if (row >= a.keys) continue;
         TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
             gK[i][c] *= a.scale;
@@ -340,27 +392,51 @@ static int32_t square_backward(tl_context *ctx, const Geometry &of, const float 
 
 /* Blocks of C::ROWS of the `rows` of each member, times the chunks of results of `width` elements. */
 template <class C, class K>
-static int32_t launch(tl_context *ctx, K kernel, Args &a, size_t shared, int64_t rows, int64_t width)
+static int32_t launch(tl_context *ctx, K kernel, Args &a, size_t shared, int64_t rows, int64_t width, int64_t parts)
 {
     a.blocks = (uint32_t)tl_ceil_div(rows, C::ROWS);
     if (a.members * a.blocks == 0) return TORCHLEAN_OK;
-    const dim3 grid((unsigned)(a.members * a.blocks), C::MANY && width > 0 ? (unsigned)tl_ceil_div(width, C::DP) : 1u);
+    const dim3 grid((unsigned)(a.members * a.blocks), C::MANY && width > 0 ? (unsigned)tl_ceil_div(width, C::DP) : 1u,
+                    (unsigned)parts);
     return tl_launch_shared(ctx, GROUPED, kernel, grid, C::THREADS, shared, a);
 }
 
 template <class C> static int32_t forward(tl_context *ctx, Args &a)
 {
-    return launch<C>(ctx, forward_kernel<C>, a, forward_shared<C>(), a.rows, a.v);
+    return launch<C>(ctx, forward_kernel<C>, a, forward_shared<C>(), a.rows, a.v, 1);
 }
 
 template <class C> static int32_t query_pass(tl_context *ctx, Args &a)
 {
-    return launch<C>(ctx, query_kernel<C>, a, query_shared<C>(), a.rows, a.gQ ? a.d : 1);
+    a.part = terms_of_block(a.rows, a.keys, 512);
+    const int64_t width = a.gQ ? a.d : 0, parts = a.keys > a.part ? tl_ceil_div(a.keys, a.part) : 1;
+    tl_scratch<float> scratch(ctx);
+    if (parts > 1) TL_TRY(scratch.allocate(parts * a.members * a.rows * (width + 2)));
+    a.parts = parts > 1 ? (float *)scratch : nullptr;
+    TL_TRY(launch<C>(ctx, query_kernel<C>, a, query_shared<C>(), a.rows, width, parts));
+    if (parts == 1 || a.members * a.rows == 0) return TORCHLEAN_OK;
+    return tl_launch(ctx, GROUPED, join_kernel, (unsigned)(a.members * a.rows), 128, a, (int)parts);
 }
 
 template <class C> static int32_t key_pass(tl_context *ctx, Args &a)
 {
-    return launch<C>(ctx, key_kernel<C>, a, key_shared<C>(), a.keys, a.d > a.v ? a.d : a.v);
+    a.part = terms_of_block(a.keys, a.rows, 256);
+    const int64_t width = a.d > a.v ? a.d : a.v, parts = a.rows > a.part ? tl_ceil_div(a.rows, a.part) : 1;
+    const int64_t of_k = a.keys * a.d, of_v = a.keys * a.v;
+    float *const gK = a.gK, *const gV = a.gV;
+    tl_scratch<float> part_k(ctx), part_v(ctx);
+    if (parts > 1 && gK) {
+        TL_TRY(part_k.allocate(a.members * parts * of_k));
+        a.gK = part_k;
+    }
+    if (parts > 1 && gV) {
+        TL_TRY(part_v.allocate(a.members * parts * of_v));
+        a.gV = part_v;
+    }
+    TL_TRY(launch<C>(ctx, key_kernel<C>, a, key_shared<C>(), a.keys, width, parts));
+    if (parts == 1 || a.members == 0) return TORCHLEAN_OK;
+    if (gK && of_k > 0) TL_TRY(tl_cuda_column_sums(ctx, a.gK, a.members, parts, of_k, 0, gK));
+    return gV && of_v > 0 ? tl_cuda_column_sums(ctx, a.gV, a.members, parts, of_v, 0, gV) : (int32_t)TORCHLEAN_OK;
 }
 
 static Args make_args(const Geometry &of, const float *Q, const float *K, const float *V)
@@ -391,6 +467,7 @@ extern "C" int32_t tl_cuda_grouped_attention(tl_context *ctx, const float *Q, co
         const int32_t status = square_forward(ctx, of, Q, K, V, out);
         if (status != TORCHLEAN_NO_MEMORY) return status;
     }
+    if (of.rows > of.keys && few_keys_serve(ctx, of)) return few_keys_forward(ctx, of, Q, K, V, out);
     if (few_rows_serve(ctx, of)) return few_rows_forward(ctx, of, Q, K, V, out);
     if (chain_serves(ctx, of)) return chain_forward(ctx, of, Q, K, V, out);
     Args a = make_args(of, Q, K, V);
@@ -426,6 +503,7 @@ extern "C" int32_t tl_cuda_grouped_attention_bwd(tl_context *ctx, const float *Q
         const int32_t status = square_backward(ctx, of, Q, K, V, out, g, gQ, gK, gV);
         if (status != TORCHLEAN_NO_MEMORY) return status;
     }
+    if (few_keys_serve(ctx, of)) return few_keys_backward(ctx, of, Q, K, V, out, g, gQ, gK, gV);
     if (chain_serves(ctx, of)) return chain_backward(ctx, of, Q, K, V, out, g, gQ, gK, gV);
     Args a = make_args(of, Q, K, V);
     a.out = out, a.g = g, a.gQ = gQ, a.gK = gK, a.gV = gV;

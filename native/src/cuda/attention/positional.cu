@@ -2,7 +2,11 @@
  *
  * A thread owns PAIRS pairs of one position and makes their cosines and sines once, then goes through a run of the
  * batch, reading and writing 16 bytes at a time where the width allows. The loads of UNROLL members are issued
- * together. */
+ * together.
+ *
+ * The frequencies of few pairs travel in the kernel's parameters where the array is small: a copy to the device would
+ * take as long as the kernel. Lanes that read different parameters wait for each other, so large arrays have theirs in
+ * memory. */
 #include "cuda/device/division.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -10,16 +14,25 @@
 #include "generated/attention.h"
 
 #include <stdlib.h>
+#include <type_traits>
 
 namespace {
 
 constexpr int THREADS = 256, UNROLL = 4;
 enum Kind { INTERLEAVED, HALVES, ADD };
 
+/* The frequencies of the pairs. */
+struct Staged {
+    const uint64_t *rate;
+};
+constexpr int64_t GIVEN = 128, GIVEN_MOST = 1 << 19; /* pairs, and elements of the array */
+struct Given {
+    uint64_t rate[GIVEN];
+};
+
 struct Positions {
     const float *x;
     float *out;
-    const uint64_t *rate;
     int64_t batch, n, d, start;
     int64_t members; /* of the batch, per thread */
     tl_fastdiv groups;
@@ -62,7 +75,9 @@ template <Kind KIND, bool WIDE> struct Group {
     __device__ static constexpr int second(int i) { return KIND == HALVES ? PAIRS + i : 2 * i + 1; }
 };
 
-template <Kind KIND, bool WIDE> __global__ void __launch_bounds__(THREADS) position_kernel(Positions a)
+template <Kind KIND, bool WIDE, class Rates>
+__global__ void __launch_bounds__(THREADS)
+    position_kernel(const __grid_constant__ Positions a, const __grid_constant__ Rates rates)
 {
     using G = Group<KIND, WIDE>;
     const uint32_t t = blockIdx.x * THREADS + threadIdx.x;
@@ -73,7 +88,7 @@ template <Kind KIND, bool WIDE> __global__ void __launch_bounds__(THREADS) posit
     const int64_t column = KIND == HALVES ? pair : 2 * pair;
     float c[G::PAIRS], s[G::PAIRS];
     TL_UNROLL_FOR (int i = 0; i < G::PAIRS; i++) {
-        tl_turn((uint64_t)(a.start + p) * a.rate[pair + i], &c[i], &s[i]);
+        tl_turn((uint64_t)(a.start + p) * rates.rate[pair + i], &c[i], &s[i]);
         if (a.back) s[i] = -s[i];
     }
     const int64_t b0 = (int64_t)blockIdx.y * a.members;
@@ -113,6 +128,23 @@ template <Kind KIND> int32_t encode(tl_context *ctx, Positions a, float base)
     a.groups = tl_fastdiv((uint64_t)groups);
     a.total = (uint32_t)(a.n * groups);
 
+    const auto launch = [&](const auto &rates) {
+        using Rates = std::decay_t<decltype(rates)>;
+        const dim3 grid(tl_grid(a.n * groups, THREADS), (unsigned)tl_ceil_div(a.batch, a.members));
+        return tl_launch(ctx, KIND == ADD ? "sinusoidal" : "rotary",
+                         wide ? position_kernel<KIND, true, Rates> : position_kernel<KIND, false, Rates>, grid, THREADS,
+                         a, rates);
+    };
+    const auto find_rates = [&](uint64_t *rate) {
+        for (int64_t i = 0; i < pairs; i++)
+            rate[i] = tl_turn_rate(base, i, a.d);
+    };
+
+    if (pairs <= GIVEN && a.batch * a.n * a.d <= GIVEN_MOST) {
+        Given given = {};
+        find_rates(given.rate);
+        return launch(given);
+    }
     uint64_t few[512], *rate = few;
     void *more = nullptr;
     if (pairs > 512) {
@@ -120,22 +152,18 @@ template <Kind KIND> int32_t encode(tl_context *ctx, Positions a, float base)
         if (!more) return tl_fail(TORCHLEAN_NO_MEMORY, "no host memory for %lld frequencies", (long long)pairs);
         rate = (uint64_t *)more;
     }
-    for (int64_t i = 0; i < pairs; i++)
-        rate[i] = tl_turn_rate(base, i, a.d);
+    find_rates(rate);
     tl_scratch<uint64_t> staged(ctx);
     const int32_t status = staged.stage(rate, pairs);
     free(more);
     TL_TRY(status);
-    a.rate = staged;
-    const dim3 grid(tl_grid(a.n * groups, THREADS), (unsigned)tl_ceil_div(a.batch, a.members));
-    return tl_launch(ctx, KIND == ADD ? "sinusoidal" : "rotary",
-                     wide ? position_kernel<KIND, true> : position_kernel<KIND, false>, grid, THREADS, a);
+    return launch(Staged{staged});
 }
 
 int32_t rotate(tl_context *ctx, const float *x, int64_t batch, int64_t n, int64_t d, float base, int64_t start,
                int64_t halves, bool back, float *out)
 {
-    Positions a{x, out, nullptr, batch, n, d, start, 0, tl_fastdiv(), 0, back};
+    Positions a{x, out, batch, n, d, start, 0, tl_fastdiv(), 0, back};
     return halves ? encode<HALVES>(ctx, a, base) : encode<INTERLEAVED>(ctx, a, base);
 }
 
@@ -156,7 +184,7 @@ extern "C" int32_t tl_cuda_rotary_bwd(tl_context *ctx, const float *g, int64_t b
 extern "C" int32_t tl_cuda_sinusoidal(tl_context *ctx, const float *x, int64_t batch, int64_t n, int64_t d, float base,
                                       int64_t start, float *out)
 {
-    return encode<ADD>(ctx, Positions{x, out, nullptr, batch, n, d, start, 0, tl_fastdiv(), 0, false}, base);
+    return encode<ADD>(ctx, Positions{x, out, batch, n, d, start, 0, tl_fastdiv(), 0, false}, base);
 }
 
 extern "C" int32_t tl_cuda_sinusoidal_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, int64_t d,

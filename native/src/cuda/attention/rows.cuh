@@ -53,6 +53,17 @@ inline Geometry grouped_geometry(int64_t batch, int64_t heads, int64_t queries, 
     return a;
 }
 
+/* The terms that a block sums at least, and so where sums of `others` terms are cut, for each of `rows` rows of a
+ * member, in the mode `fast`, which prescribes nothing: as many as give a member alone a block for each of about 128
+ * multiprocessors, at least `least`, and whole tiles. It does not depend on the number of members, so that a member has
+ * the same bits in every batch. */
+inline int64_t terms_of_block(int64_t rows, int64_t others, int64_t least)
+{
+    const int64_t blocks = tl_ceil_div(rows, 64), wanted = blocks > 0 && blocks < 128 ? 128 / blocks : 1;
+    const int64_t terms = tl_ceil_div(tl_ceil_div(others, wanted), 128) * 128;
+    return terms > least ? terms : least;
+}
+
 /* What rows may attend to: the keys first .. end - 1, and where their part of the mask begins. In shared memory. */
 struct Rows {
     int64_t *first, *end, *mask;
@@ -98,7 +109,9 @@ struct Rows {
     }
 };
 
-/* Starts copying rows first .. first+COUNT-1 of x (n, width), coordinates from .. from+DP-1; what does not exist is 0. */
+/* Starts copying rows first .. first+COUNT-1 of x (n, width), coordinates from .. from+DP-1, those that exist and 0 up
+ * to the next multiple of 4; rows that do not exist are 0. What is further right in shared memory stays as it is: it
+ * only joins sums of columns that do not exist. */
 template <class C, int COUNT>
 __device__ __forceinline__ void copy(float *to, const float *x, int64_t first, int64_t n, int64_t width, bool wide,
                                      int64_t from)
@@ -109,16 +122,17 @@ __device__ __forceinline__ void copy(float *to, const float *x, int64_t first, i
 #pragma unroll 4
         for (int t = threadIdx.x; t < COUNT * (C::DP / 4); t += C::THREADS) {
             const int r = t / (C::DP / 4), c = t % (C::DP / 4) * 4;
-            const bool present = r < rows && c < rest;
-            tl_copy_async<16>(to + r * C::LD + c, present ? source + r * width + c : x, present);
+            if (c >= rest) continue;
+            tl_copy_async<16>(to + r * C::LD + c, r < rows ? source + r * width + c : x, r < rows);
         }
-    } else {
+    } else { /* a warp copies a row */
+        const int end = (int)(rest < C::DP ? (rest + 3) / 4 * 4 : C::DP);
 #pragma unroll 4
-        for (int t = threadIdx.x; t < COUNT * C::DP; t += C::THREADS) {
-            const int r = t / C::DP, c = t % C::DP;
-            const bool present = r < rows && c < rest;
-            tl_copy_async<4>(to + r * C::LD + c, present ? source + r * width + c : x, present);
-        }
+        for (int r = (int)threadIdx.x / 32; r < COUNT; r += C::THREADS / 32)
+            for (int c = (int)threadIdx.x % 32; c < end; c += 32) {
+                const bool present = r < rows && c < rest;
+                tl_copy_async<4>(to + r * C::LD + c, present ? source + r * width + c : x, present);
+            }
     }
 }
 

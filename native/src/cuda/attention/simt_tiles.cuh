@@ -185,6 +185,13 @@ __device__ __forceinline__ bool all_finite(const uint8_t *finite, const Problem 
 
 /* ---- the softmax of the thread's rows, kept up to date ----------------------------------------------------------- */
 
+/* What a row is divided by, of its greatest score and its sum of weights: 1 if all was blocked, NaN if all scores were
+ * -inf or one was NaN. */
+__device__ __forceinline__ float softmax_total(float top, float sum)
+{
+    return top == -TL_INF ? 1.0f + sum : top == -FLT_MAX ? TL_NAN : sum;
+}
+
 template <class C> struct Softmax {
     float top[C::RM], chain[C::RM]; /* chain: this lane's share of the sum */
 
@@ -216,12 +223,8 @@ template <class C> struct Softmax {
         return factor;
     }
 
-    /* What row i is divided by: 1 if all was blocked, NaN if all scores were -inf or one was NaN. */
-    __device__ __forceinline__ float total(int i)
-    {
-        const float sum = tl_fold_group<tl_sum_op, C::TX>(chain[i]);
-        return top[i] == -TL_INF ? 1.0f + sum : top[i] == -FLT_MAX ? TL_NAN : sum;
-    }
+    __device__ __forceinline__ float sum(int i) const { return tl_fold_group<tl_sum_op, C::TX>(chain[i]); }
+    __device__ __forceinline__ float total(int i) const { return softmax_total(top[i], sum(i)); }
 
     /* Leaves what the pass over keys reads of row i, query `at`: m, 1/Σ and D. */
     template <class Args>

@@ -1,6 +1,6 @@
 /* Convolutions on CUDA: which product of conv/conv.cuh each result is, and which kernels compute it: groups of few channels
- * by conv/groups.cu, of more at once by conv/chain.cu or one after the other; few rows directly (conv/direct.cu), images large
- * enough on Hopper by wgmma (conv/wgmma.cuh), the rest by conv/mma_product.cu and conv/mma_weights.cu.
+ * by conv/groups.cu, of more at once by conv/chain.cu or one after the other; few rows or terms directly (conv/direct.cu), images
+ * large enough on Hopper by wgmma (conv/wgmma.cuh), the rest by conv/mma_product.cu and conv/mma_weights.cu.
  *
  *                     conv                                conv_transpose
  *   forward           correlate x with w (o, c)           spread x with w (c, o)
@@ -21,8 +21,8 @@ namespace {
 int32_t product_of_one(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
                        int64_t rows, const float *source, const float *w, const float *bias, float *target)
 {
-    if (spread && tl_cuda_conv_direct_serves(s, batch, channels, rows))
-        return tl_cuda_conv_direct(ctx, s, batch, channels, rows, source, w, bias, target);
+    if (tl_cuda_conv_direct_serves(s, spread, batch, channels, rows))
+        return tl_cuda_conv_direct(ctx, s, spread, batch, channels, rows, source, w, bias, target);
     return tl_conv_wgmma_serves_product(ctx, s, spread, batch, channels, rows)
                ? tl_conv_wgmma_product(ctx, s, spread, batch, channels, rows, source, w, bias, target)
                : tl_cuda_conv_product(ctx, s, spread, batch, channels, rows, source, w, bias, target);

@@ -23,10 +23,11 @@ using namespace tl_conv;
 namespace {
 
 constexpr int64_t PHASES_AT_ONCE = 256;
+constexpr int PHASES_PASSED = 8; /* that the host works out: 2 x 2 x 2 strides */
 constexpr int64_t SCRATCH_MOST = INT64_C(1) << 26; /* floats of separately kept blocks: 256 MiB */
 /* Tiles of one image below which K is divided into blocks, a constant because blocks are part of the result (the
  * multiprocessors of an H100), and columns that a block has at least. */
-constexpr int64_t TILES_WANTED = 132, BLOCK_LEAST = 192;
+constexpr int64_t TILES_WANTED = 132, BLOCK_LEAST = 128;
 /* Slices in flight, and slices whose offsets shared memory holds: those being fetched, and as many of the next. */
 constexpr int IN_FLIGHT = 3, TABLE = 8;
 static_assert(TABLE >= 2 * IN_FLIGHT && (TABLE & (TABLE - 1)) == 0, "a slot is free before it is filled");
@@ -50,9 +51,9 @@ struct Job {
     uint2 *offsets; /* (phase, steps): source offset, tap bit */
     float *partial; /* (block of K, the target's elements), or NULL */
     int64_t first_phase, most_steps, padded_rows, row_tiles, target_elements;
-    int32_t phase_count, block; /* slices of a block of K */
-    bool alone;                 /* there is one phase, which the host has worked out */
-    Phase phase;
+    int32_t phase_count, blocks; /* of K, in each phase */
+    bool passed;                 /* the host has worked out the phases */
+    Phase phase[PHASES_PASSED];
 };
 
 TL_HD int64_t padded(int64_t n) { return (n + CHAIN - 1) / CHAIN * CHAIN; }
@@ -74,6 +75,9 @@ TL_HD void make_phase(const tl_conv_shape *shape, bool spread, int64_t index, in
     phase->chunk_steps = chunk_steps(phase->gather, channels);
     phase->steps = all_steps(phase->gather, channels);
 }
+
+/* Slices of each of `blocks` blocks of K: whole chains; the last blocks may have fewer or none. */
+TL_HD int block_of(int slices, int blocks) { return (slices / 2 + blocks - 1) / blocks * 2; }
 
 /* A call by one thread, whose registers the others need not have. */
 static __device__ __noinline__ void make_phase_here(const Job &job, Phase *phase)
@@ -101,9 +105,9 @@ __global__ void __launch_bounds__(256, 3) plan_kernel(const __grid_constant__ Jo
     uint32_t *words = reinterpret_cast<uint32_t *>(&phase);
     uint32_t *to_all = reinterpret_cast<uint32_t *>(job.phases + blockIdx.y);
     const int lane = (int)threadIdx.x, warp = (int)threadIdx.y, thread = warp * 32 + lane;
-    if (job.alone)
+    if (job.passed)
         for (int i = thread; i < WORDS; i += 256)
-            words[i] = reinterpret_cast<const uint32_t *>(&job.phase)[i];
+            words[i] = reinterpret_cast<const uint32_t *>(&job.phase[blockIdx.y])[i];
     else if (thread == 0)
         make_phase_here(job, &phase);
     __syncthreads();
@@ -157,6 +161,7 @@ template <class T_> struct ProductLoader {
     const uint32_t q;
     const bool used;
     const int last, slices_per_chunk;
+    const int real;      /* columns of K, without those that pad it, where there is one chunk */
     int next, chunk_end; /* slice to fetch; the first of the next chunk */
     uint32_t source, inside;
 
@@ -177,7 +182,7 @@ template <class T_> struct ProductLoader {
     {
         next = slice;
         from = weights + slice * (job.padded_rows / 16 * PACK) + (int)threadIdx.x * 4;
-        enter_chunk(slice / slices_per_chunk);
+        if (slice >= chunk_end || slice < chunk_end - slices_per_chunk) enter_chunk(slice / slices_per_chunk);
         for (int i = (int)threadIdx.x; i < min(IN_FLIGHT, last - slice) * SLICE; i += THREADS)
             table[(slice * SLICE + i) % (TABLE * SLICE)] = offsets[slice * SLICE + i];
         __syncthreads();
@@ -228,11 +233,13 @@ template <class T_> struct ProductLoader {
 
     static __device__ __forceinline__ float unpack(float hi, float lo) { return hi == hi ? hi + lo : lo; }
 
-    static __device__ __forceinline__ void plain(const float *stage, typename T::Sums &chain)
+    /* What pads K is 0 on both sides and adds nothing. */
+    __device__ __forceinline__ void plain(const float *stage, int slice, typename T::Sums &chain) const
     {
         const float *b = stage + A + T::column(0, 0);
+        const int columns = min(SLICE, real - slice * SLICE);
 #pragma unroll 1
-        for (int k = 0; k < SLICE; k++) {
+        for (int k = 0; k < columns; k++) {
             float y[T::NT][2];
             TL_UNROLL_FOR (int nt = 0; nt < T::NT; nt++) {
                 const float2 v = *reinterpret_cast<const float2 *>(b + k * LB + nt * 8);
@@ -264,9 +271,9 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT) product_kernel(const 
     const Phase &phase = job.phases[phase_index];
     const tl_conv_gather &g = phase.gather;
     const int64_t columns = job.batch * g.positions, q0 = (int64_t)(tile / (uint32_t)job.phase_count) * T::BN;
-    const int slices = (int)(phase.steps / SLICE), block = job.block;
+    const int slices = (int)(phase.steps / SLICE), block = block_of(slices, job.blocks);
     const int first = (int)blockIdx.z * block;
-    if (q0 >= columns || first >= slices) return;
+    if (q0 >= columns) return;
     const int last = job.partial ? min(slices, first + block) : slices, column = (int)threadIdx.x % T::BN;
     const bool used = q0 + column < columns;
     Loader loader = {job,
@@ -280,17 +287,25 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT) product_kernel(const 
                      used ? (uint32_t)(q0 + column) : 0,
                      used,
                      last,
-                     (int)(phase.chunk_steps / SLICE)};
+                     (int)(phase.chunk_steps / SLICE),
+                     g.taps_size <= CHUNK ? (int)(job.channels * g.taps_size) : INT32_MAX};
     const uint32_t target = loader.enter_chunk(0);
     if ((int)threadIdx.x < T::BN) targets[column] = target;
-    run_slices(loader, stages, first, last, block, job.channels * g.taps_size < TENSOR_LEAST,
-               [&](int index, const typename T::Sums &sums) {
-                   const uint32_t size = (uint32_t)(job.spread ? job.shape.in_size : job.shape.out_size);
-                   const bool finish = !job.partial && job.bias && (index + 1) * block >= slices;
-                   T::store(job.partial ? job.partial + index * job.target_elements : job.target, size, targets,
-                            (int)(columns - q0 < T::BN ? columns - q0 : T::BN), row_tile * T::BM, (uint32_t)job.rows,
-                            !job.partial && index > 0, finish ? job.bias : nullptr, sums);
-               });
+    auto store = [&](int index, const typename T::Sums &sums) {
+        const uint32_t size = (uint32_t)(job.spread ? job.shape.in_size : job.shape.out_size);
+        const bool finish = !job.partial && job.bias && (index + 1) * block >= slices;
+        T::store(job.partial ? job.partial + index * job.target_elements : job.target, size, targets,
+                 (int)(columns - q0 < T::BN ? columns - q0 : T::BN), row_tile * T::BM, (uint32_t)job.rows,
+                 !job.partial && index > 0, finish ? job.bias : nullptr, sums);
+    };
+    if (first < slices) {
+        run_slices(loader, stages, first, last, block, job.channels * g.taps_size < TENSOR_LEAST, store);
+    } else { /* a block that a phase of fewer slices has not */
+        __syncthreads();
+        typename T::Sums none;
+        T::clear(none);
+        store((int)blockIdx.z, none);
+    }
 }
 
 /* A thread owns one element: its blocks' sums in order, then the bias. */
@@ -324,10 +339,10 @@ __global__ void __launch_bounds__(256)
 }
 
 /* Most positions and steps a phase can have; those of the phase that is alone. */
-void most_of(const Job &job, int64_t *positions, int64_t *steps)
+void most_of(const Job &job, int64_t phases, int64_t *positions, int64_t *steps)
 {
-    tl_conv_gather g = job.phase.gather;
-    if (!job.alone) {
+    tl_conv_gather g = job.phase[0].gather;
+    if (phases > 1) {
         g.positions = g.taps_size = 1;
         for (int d = 0; d < job.shape.rank; d++) {
             g.positions *= tl_ceil_div(job.shape.in[d], job.shape.stride[d]);
@@ -350,20 +365,20 @@ template <class T> int32_t launch(tl_context *ctx, const Job &job, int64_t tiles
 int32_t product(tl_context *ctx, Job &job, int64_t positions, int64_t phases)
 {
     const int64_t columns = job.batch * positions, row_blocks = tl_ceil_div(job.rows, 64), sms = tl_cuda_sms(ctx);
-    /* Few tiles in an image: K is divided into blocks, which only a single phase allows, since the phases' targets
-     * interleave and their lengths differ. Few in the batch: different thread blocks compute them. */
-    const int64_t image_tiles = tl_ceil_div(positions, 128) * row_blocks, slices = job.most_steps / SLICE;
+    /* Few tiles in an image: K is divided into blocks, the same number in each phase; not where gaps leave elements that no phase
+     * writes. Few in the batch: different thread blocks compute them. */
+    const int64_t image_tiles = tl_ceil_div(positions, 128) * row_blocks * phases, slices = job.most_steps / SLICE;
     int64_t blocks = 1;
-    if (phases == 1 && !(job.spread && tl_conv_has_gaps(&job.shape))) {
+    if (phases <= PHASES_AT_ONCE && !(job.spread && tl_conv_has_gaps(&job.shape))) {
         blocks = tl_ceil_div(TILES_WANTED, image_tiles);
         if (blocks > job.most_steps / BLOCK_LEAST) blocks = job.most_steps / BLOCK_LEAST;
         if (blocks < 1) blocks = 1;
     }
-    job.block = (int32_t)(tl_ceil_div(slices / 2, blocks) * 2);
-    blocks = tl_ceil_div(slices, job.block);
-    const int64_t wide_tiles = tl_ceil_div(columns, 128) * row_blocks;
+    blocks = tl_ceil_div(slices, block_of((int)slices, (int)blocks));
+    job.blocks = (int32_t)blocks;
+    const int64_t wide_tiles = tl_ceil_div(columns, 128) * row_blocks * phases;
     const bool apart = blocks > 1 && wide_tiles <= sms && blocks * job.target_elements <= SCRATCH_MOST;
-    const bool narrow = job.rows > 32 && wide_tiles * (apart ? blocks : 1) * phases <= sms;
+    const bool narrow = job.rows > 32 && wide_tiles * (apart ? blocks : 1) <= sms;
     const int64_t tile_rows = job.rows <= 16 ? 16 : job.rows <= 32 ? 32 : 64;
     job.row_tiles = job.padded_rows / tile_rows;
     const int64_t tiles = tl_ceil_div(columns, narrow ? 64 : 128) * job.row_tiles;
@@ -415,10 +430,11 @@ int32_t tl_cuda_conv_product(tl_context *ctx, const tl_conv_shape &s, bool sprea
     job.source = source, job.w = w, job.bias = bias, job.target = target;
     job.target_elements = batch * rows * size;
     const int64_t phases = spread ? tl_conv_phases(&s) : 1;
-    job.alone = phases == 1;
-    if (job.alone) make_phase(&s, spread, 0, channels, &job.phase);
+    job.passed = phases <= PHASES_PASSED;
+    for (int64_t i = 0; job.passed && i < phases; i++)
+        make_phase(&s, spread, i, channels, &job.phase[i]);
     int64_t positions;
-    most_of(job, &positions, &job.most_steps);
+    most_of(job, phases, &positions, &job.most_steps);
     if (positions == 0) /* the padding cuts off all that a stride above the kernel leaves */
         return TORCHLEAN_OK;
     const int64_t kept = phases < PHASES_AT_ONCE ? phases : PHASES_AT_ONCE;

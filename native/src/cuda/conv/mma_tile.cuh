@@ -128,7 +128,7 @@ template <int MT_, int NT_, int WARPS_M_> struct Tile {
  *     seek(slice)         the next slice to copy; nothing is being read
  *     fetch(stage)        copy it, if there is one, into a stage, and end the stage
  *     tensor<half>(stage, chain, least)  chain += 8 columns of the slice in a stage, on tensor cores
- *     plain(stage, chain)                 chain += the slice, by fused multiply-adds
+ *     plain(stage, slice, chain)          chain += the slice, by fused multiply-adds
  * A thread copies between the halves, when its warp's products are on their way.
  * All threads of the block call this. */
 template <class Loader, class Store>
@@ -171,7 +171,7 @@ static __device__ __forceinline__ void run_slices(Loader &loader, float *stages,
                     tl_copy_wait<STAGES - 2>();
                     __syncthreads();
                     loader.fetch(stage_of(slice + STAGES - 1));
-                    Loader::plain(stage_of(slice), chain);
+                    loader.plain(stage_of(slice), slice, chain);
                 }
             }
             T::add(sums, chain);

@@ -145,7 +145,7 @@ template <class T_> struct WeightsLoader {
         }
     }
 
-    static __device__ __forceinline__ void plain(const float *stage, typename T::Sums &chain)
+    static __device__ __forceinline__ void plain(const float *stage, int, typename T::Sums &chain)
     {
 #pragma unroll 1
         for (int k = 0; k < SLICE; k++) {

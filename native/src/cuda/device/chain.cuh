@@ -149,6 +149,7 @@ struct tl_chain_args {
     tl_fastdiv tiles, segment_div, band; /* by tiles of a product, by segments, by tiles of eight rows of tiles */
     double *parts;                       /* where segments are items: their sums, per product of the batch */
     double *totals;                      /* SUMS for each thread of the grid */
+    tl_order order;
 };
 
 /* Where a block's item lies: eight rows of tiles at a time, column by column, so that blocks which run together read the same
@@ -188,6 +189,7 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS)
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int row0 = warp / T::COLS * 16 * T::M, col0 = warp % T::COLS * 8 * T::N;
     const int a_at = A::at(row0, 0), b_at = B::at(col0, 0);
+    tl_wait_for_earlier(args.order);
 
 #pragma unroll 1
     for (uint64_t item = blockIdx.x; item < args.items; item += gridDim.x) { /* their sum may leave 32 bits */
@@ -265,14 +267,16 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS)
             problem.template store<T>(args, place, row, col, rows, cols, sum);
         }
     }
+    tl_wait_at_end(args.order);
 }
 
 /* A thread owns an element of a result, and adds up its segments. */
 template <class P>
 __global__ void __launch_bounds__(256)
-    tl_chain_add_kernel(const double *__restrict__ parts, const __grid_constant__ P problem, tl_fastdiv plane,
+    tl_chain_add_kernel(const double *parts, const __grid_constant__ P problem, tl_fastdiv plane,
                         tl_fastdiv cols, uint32_t segments, int64_t total)
 {
+    tl_wait_for_earlier();
     const int64_t cell = (int64_t)blockIdx.x * 256 + threadIdx.x;
     if (cell >= total) return;
     uint32_t at, col;
@@ -296,11 +300,14 @@ using tl_chain_tiny = tl_chain_tile<32, 32, 2, 2, 4>;
 /* Few rows: what counts is how much of B is on its way. */
 using tl_chain_few_rows = tl_chain_tile<16, 64, 1, 4, 2, 64, 5>;
 
-/* `batch` products (m, n) x (n, p), none of them empty. */
+/* `batch` products (m, n) x (n, p), none of them empty; `length` of a segment: 0 for that of formula/chain.h, which reproducible
+ * contexts take. */
 struct tl_chain_sizes {
-    int64_t batch, m, n, p;
+    int64_t batch, m, n, p, length = 0;
+    tl_order order = TL_AFTER;
     template <class T> int64_t tiles() const { return tl_ceil_div(m, T::BM) * tl_ceil_div(p, T::BN); }
-    int64_t segments() const { return tl_ceil_div(n, tl_chain_segment(n)); }
+    int64_t segment() const { return length ? length : tl_chain_segment(n); }
+    int64_t segments() const { return tl_ceil_div(n, segment()); }
 };
 
 template <class T, class P>
@@ -309,7 +316,7 @@ static int32_t tl_chain_launch(tl_context *ctx, const char *name, const P &probl
     constexpr size_t shared = sizeof(typename P::Real) * T::STAGES * (P::template A<T>::SIZE + P::template B<T>::SIZE);
     tl_chain_args args = {};
     args.m = x.m, args.n = x.n, args.p = x.p;
-    args.segment = tl_chain_segment(x.n), args.segments = (uint32_t)x.segments();
+    args.segment = x.segment(), args.segments = (uint32_t)x.segments();
     args.row_tiles = (uint32_t)tl_ceil_div(x.m, T::BM), args.column_tiles = (uint32_t)tl_ceil_div(x.p, T::BN);
     args.tiles = tl_fastdiv((uint64_t)x.tiles<T>()), args.band = tl_fastdiv((uint64_t)args.column_tiles * 8);
     args.segment_div = tl_fastdiv(args.segments);
@@ -321,11 +328,13 @@ static int32_t tl_chain_launch(tl_context *ctx, const char *name, const P &probl
     if (totals) TL_TRY(scratch.allocate(grid * T::THREADS * T::SUMS));
     args.parts = split ? (double *)scratch : nullptr;
     args.totals = scratch;
-    TL_TRY(tl_launch_shared(ctx, name, tl_chain_kernel<T, P>, (unsigned)grid, T::THREADS, shared, args, problem));
+    args.order = x.order == TL_BESIDE && scratch ? TL_AFTER : x.order;
+    TL_TRY(tl_allow_shared(ctx, tl_chain_kernel<T, P>, shared));
+    TL_TRY(tl_launch_ahead(ctx, name, tl_chain_kernel<T, P>, (unsigned)grid, T::THREADS, shared, args, problem));
     if (!split) return TORCHLEAN_OK;
     const int64_t total = x.batch * x.m * x.p;
-    return tl_launch(ctx, name, tl_chain_add_kernel<P>, tl_grid(total, 256), 256, args.parts, problem,
-                     tl_fastdiv((uint64_t)(x.m * x.p)), tl_fastdiv((uint64_t)x.p), args.segments, total);
+    return tl_launch_ahead(ctx, name, tl_chain_add_kernel<P>, tl_grid(total, 256), 256, 0, args.parts, problem,
+                           tl_fastdiv((uint64_t)(x.m * x.p)), tl_fastdiv((uint64_t)x.p), args.segments, total);
 }
 
 /* A product's time on tiles T in products of 16 x 8 x 4 by one multiprocessor that is full: of its tiles in turn, of which

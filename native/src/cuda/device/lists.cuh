@@ -11,7 +11,7 @@
 #include "formula/integer.h"
 
 /* Bytes of a table; the rest of the parameters takes less than 128. */
-constexpr int SMALL = 3900, MIDDLE = 9600, LARGE = 32000;
+constexpr int TINY = 480, SMALL = 3900, MIDDLE = 9600, LARGE = 32000;
 
 /* The tensor of a block: the last one whose first block is at or before it. An empty tensor has a block too or is not in
  * the table. */

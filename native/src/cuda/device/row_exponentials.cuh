@@ -22,8 +22,8 @@ static __device__ __forceinline__ float tl_row_exponentials(const Row &r, Held &
         const int k = Row::order(i);
         v.get(k, w);
         TL_UNROLL_FOR (int j = 0; j < Row::W; j++) {
-            w[j] -= m;
-            e[j] = r.inside(k * Row::W + j) ? tl_exp(w[j]) : 0.0f;
+            w[j] = (r.inside(k * Row::W + j) ? w[j] : -TL_INF) - m;
+            e[j] = tl_exp(w[j]);
         }
         exponentials.add(i, e);
         v.put(k, SHIFTED ? w : e);

@@ -31,48 +31,50 @@ template <bool VECTOR_, int T_, int W_, int K_, bool LEAVES_> struct tl_row_layo
     int n;       /* its length, 0 for a row past the last */
 
     __device__ __forceinline__ int thread() const { return (int)threadIdx.x % T; }
-    __device__ __forceinline__ int column(int i) const
+    /* Where this thread's elements begin, and how far from there element i lies: a constant. So the place of an element is one
+     * addition, which its access has for nothing. */
+    __device__ __forceinline__ int first() const
     {
-        const int c = VECTOR ? 4 * (thread() + T * (i / 4)) + i % 4 : thread() + T * i;
-        return LEAVES_ ? c + (int)threadIdx.x / T * TL_SUM_LEAF : c;
+        return (VECTOR ? 4 * thread() : thread()) + (LEAVES_ ? (int)threadIdx.x / T * TL_SUM_LEAF : 0);
     }
-    __device__ __forceinline__ bool inside(int i) const { return column(i) < n; }
+    static __device__ __forceinline__ constexpr int beyond(int i) { return VECTOR ? 4 * T * (i / 4) + i % 4 : T * i; }
+    __device__ __forceinline__ int column(int i) const { return first() + beyond(i); }
+    __device__ __forceinline__ bool inside(int i) const { return beyond(i) < n - first(); }
     /* One thread of the row's. */
     __device__ __forceinline__ bool leads() const { return (LEAVES_ ? (int)threadIdx.x : thread()) == 0; }
 
     /* v = the row at `p` (its first element), 0 past its end. */
     __device__ __forceinline__ void load(const float *__restrict__ p, float (&v)[N]) const
     {
-        if constexpr (VECTOR) {
-            TL_UNROLL_FOR (int k = 0; k < N / 4; k++) {
-                const float4 q = inside(4 * k) ? tl_load4(p + column(4 * k)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                v[4 * k] = q.x, v[4 * k + 1] = q.y, v[4 * k + 2] = q.z, v[4 * k + 3] = q.w;
-            }
-        } else {
-            TL_UNROLL_FOR (int i = 0; i < N; i++)
-                v[i] = inside(i) ? p[column(i)] : 0.0f;
+        TL_UNROLL_FOR (int k = 0; k < K; k++) {
+            float w[W];
+            piece(p, k, w);
+            TL_UNROLL_FOR (int j = 0; j < W; j++)
+                v[k * W + j] = w[j];
         }
     }
 
-    /* Piece k of a vector the size of the row (gamma), 0 past its end. */
+    /* Piece k of the row at `p`, or of a vector the size of the row (gamma), 0 past its end. */
     __device__ __forceinline__ void piece(const float *__restrict__ p, int k, float (&w)[W]) const
     {
+        const float *const from = p + first();
         if constexpr (VECTOR) {
-            const float4 q = inside(W * k) ? tl_load4(p + column(W * k)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            const float4 q = inside(W * k) ? tl_load4(from + beyond(W * k)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             w[0] = q.x, w[1] = q.y, w[2] = q.z, w[3] = q.w;
         } else {
             TL_UNROLL_FOR (int j = 0; j < W; j++)
-                w[j] = inside(W * k + j) ? p[column(W * k + j)] : 0.0f;
+                w[j] = inside(W * k + j) ? from[beyond(W * k + j)] : 0.0f;
         }
     }
 
     __device__ __forceinline__ void store(float *__restrict__ p, int k, const float (&w)[W]) const
     {
+        float *const to = p + first();
         if constexpr (VECTOR) {
-            if (inside(W * k)) tl_store4(p + column(W * k), make_float4(w[0], w[1], w[2], w[3]));
+            if (inside(W * k)) tl_store4(to + beyond(W * k), make_float4(w[0], w[1], w[2], w[3]));
         } else {
             TL_UNROLL_FOR (int j = 0; j < W; j++)
-                if (inside(W * k + j)) p[column(W * k + j)] = w[j];
+                if (inside(W * k + j)) to[beyond(W * k + j)] = w[j];
         }
     }
 
@@ -80,9 +82,10 @@ template <bool VECTOR_, int T_, int W_, int K_, bool LEAVES_> struct tl_row_layo
     __device__ __forceinline__ void request(float *shared, const float *p) const
     {
         constexpr int STEP = VECTOR ? 4 : 1;
+        const float *const from = p + first();
 #pragma unroll 8
         for (int i = 0; i < N; i += STEP)
-            tl_copy_async<4 * STEP>(slot(shared, i), inside(i) ? p + column(i) : p, inside(i));
+            tl_copy_async<4 * STEP>(slot(shared, i), inside(i) ? from + beyond(i) : p, inside(i));
     }
     /* Where element i (the first of four if VECTOR) of this thread lies: neighbours of a warp side by side. */
     static __device__ __forceinline__ float *slot(float *shared, int i)
@@ -120,7 +123,9 @@ struct tl_given {};
 /* G threads (up to a warp) own a row of up to G·N elements, one per lane of the tree; a block owns neighbouring rows. */
 template <bool VECTOR_, int G, int N_>
 struct tl_short_row : tl_row_layout<VECTOR_, G, VECTOR_ ? 4 : 1, VECTOR_ ? N_ / 4 : N_, false> {
-    static constexpr int N = N_, THREADS = 128, ROWS = THREADS / G, BLOCKS = 1, BLOCKS_OF_TWO = 1;
+    static constexpr int N = N_, THREADS = 128, ROWS = THREADS / G;
+    /* Blocks per multiprocessor that the compiler leaves registers for: it would interleave all exponentials of a row. */
+    static constexpr int BLOCKS = N > 16 ? 6 : N > 8 ? 8 : 1, BLOCKS_OF_TWO = N > 16 ? 4 : N > 8 ? 6 : 1;
     static constexpr bool ONE_SHARED = false, SECOND_SHARED = false; /* two arrays fit the registers */
 
     __device__ __forceinline__ tl_short_row(int64_t rows, int64_t cols)
@@ -360,10 +365,13 @@ template <class Launch> static int32_t tl_pick_row(int64_t cols, Launch launch)
         TL_PICK(2 * TL_SUM_LEAF, tl_block_row<true, 16, 2>);
         TL_PICK(3 * TL_SUM_LEAF, tl_block_row<true, 16, 3>);
     }
+    /* Elements arrive 4 bytes at a time: four loads per thread are in flight, and several rows per warp. */
     TL_PICK(4, tl_short_row<false, 4, 1>);
-    TL_PICK(16, tl_short_row<false, 16, 1>);
-    TL_PICK(32, tl_short_row<false, 32, 1>);
+    TL_PICK(16, tl_short_row<false, 4, 4>);
+    TL_PICK(32, tl_short_row<false, 8, 4>);
+    TL_PICK(64, tl_short_row<false, 16, 4>);
     TL_PICK(128, tl_short_row<false, 32, 4>);
+    TL_PICK(256, tl_short_row<false, 32, 8>);
     TL_PICK(512, tl_short_row<false, 32, 16>);
     TL_PICK(1024, tl_short_row<false, 32, 32>);
     TL_PICK(4096, tl_block_row<false, 4, 1>);
@@ -391,21 +399,22 @@ static int32_t tl_launch_rows(tl_context *ctx, const char *name, void (*kernel)(
 /* A block sums one leaf: thread t lanes t, t+256, t+512, t+768. */
 template <class F>
 __global__ void __launch_bounds__(TL_TREE_THREADS)
-    tl_leaf_sums(F f, uint32_t per_row, int64_t cols, float *__restrict__ out)
+    tl_leaf_sums(F f, uint32_t per_row, int64_t cols, int64_t count, float *out)
 {
     __shared__ float shared[TL_TREE_THREADS];
+    tl_wait_for_earlier();
     const int64_t row = blockIdx.x / per_row, start = (int64_t)(blockIdx.x % per_row) * TL_SUM_LEAF;
     const int n = (int)min(cols - start, (int64_t)TL_SUM_LEAF);
     float lanes[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     f.row(row);
 #pragma unroll 4
-    for (int k = 0; k < TL_SUM_LEAF; k += TL_SUM_LANES)
+    for (int k = 0; k < n; k += TL_SUM_LANES)
         TL_UNROLL_FOR (int j = 0; j < 4; j++) {
             const int c = k + j * TL_TREE_THREADS + (int)threadIdx.x;
             lanes[j] += c < n ? f.at(row * cols + start + c, start + c) : 0.0f;
         }
     const float s = tl_fold_block<tl_sum_op>(tl_fold_array<tl_sum_op, 4>(lanes), shared);
-    if (threadIdx.x == 0) out[blockIdx.x] = s;
+    if (threadIdx.x == 0) out[blockIdx.x] = tl_end_sum(s, count);
 }
 
 template <class F>
@@ -426,10 +435,14 @@ static int32_t tl_long_row_sums(tl_context *ctx, const char *name, F f, int64_t 
                                 float *out)
 {
     const int64_t per_row = tl_ceil_div(cols, TL_SUM_LEAF);
+    const auto leaves = [&](int64_t last, float *to) {
+        return tl_launch_ahead(ctx, name, tl_leaf_sums<F>, (unsigned)(rows * per_row), TL_TREE_THREADS, 0, f,
+                               (uint32_t)per_row, cols, last, to);
+    };
+    if (per_row == 1) return leaves(count, out);
     tl_scratch<float> parts(ctx);
     TL_TRY(parts.allocate(rows * per_row));
-    TL_TRY(tl_launch(ctx, name, tl_leaf_sums<F>, (unsigned)(rows * per_row), TL_TREE_THREADS, f, (uint32_t)per_row,
-                     cols, parts));
+    TL_TRY(leaves(0, parts));
     return tl_cuda_row_sums(ctx, parts, rows, per_row, count, out);
 }
 

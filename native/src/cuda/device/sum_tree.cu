@@ -1,4 +1,4 @@
-/* Sums and maxima of rows and columns on CUDA, in the order of formula/sum_tree.h.
+/* Sums, maxima and minima of rows and columns on CUDA, in the order of formula/sum_tree.h.
  *
  * All are bound by memory: x is read once, 16 bytes at a time where rows start on 16 bytes, with at least 64 bytes in
  * flight per thread before the first addition. What shape of block reads a row or a column may depend on the device;
@@ -59,8 +59,9 @@ template <bool VECTOR, int V> constexpr int ROWS_AT_ONCE = VECTOR ? (V < 4 ? 4 /
  * contiguous piece. */
 template <class Op, bool VECTOR, int G, int V>
 __global__ void __launch_bounds__(SHORT_THREADS)
-    short_rows(const float *__restrict__ x, int64_t rows, int cols, int64_t count, float *__restrict__ out)
+    short_rows(const float *x, int64_t rows, int cols, int64_t count, float *out)
 {
+    tl_wait_for_earlier();
     constexpr int R = ROWS_AT_ONCE<VECTOR, V>, GROUPS = SHORT_THREADS / G;
     const int g = (int)threadIdx.x % G;
     const int64_t first = (int64_t)blockIdx.x * (GROUPS * R) + threadIdx.x / G;
@@ -88,9 +89,10 @@ __global__ void __launch_bounds__(SHORT_THREADS)
  * three blocks per multiprocessor, several times what the latency of device memory asks for. */
 template <class Op, bool VECTOR, int STEPS>
 __global__ void __launch_bounds__(TL_TREE_THREADS, STEPS > 4 ? 3 : 6)
-    leaves(const float *__restrict__ x, uint32_t per_row, int64_t cols, int64_t count, float *__restrict__ out)
+    leaves(const float *x, uint32_t per_row, int64_t cols, int64_t count, float *out)
 {
     __shared__ float4 shared[TL_TREE_THREADS];
+    tl_wait_for_earlier();
     const int t = (int)threadIdx.x;
     const uint32_t row = blockIdx.x / per_row;
     const int64_t start = (int64_t)(blockIdx.x - row * per_row) * TL_SUM_LEAF;
@@ -139,8 +141,8 @@ template <class Op, bool VECTOR, int G, int V>
 int32_t launch_short(tl_context *ctx, const float *x, int64_t rows, int64_t cols, int64_t count, float *out)
 {
     constexpr int per_block = SHORT_THREADS / G * ROWS_AT_ONCE<VECTOR, V>;
-    return tl_launch(ctx, ROWS, short_rows<Op, VECTOR, G, V>, tl_grid(rows, per_block), SHORT_THREADS, x, rows,
-                     (int)cols, count, out);
+    return tl_launch_ahead(ctx, ROWS, short_rows<Op, VECTOR, G, V>, tl_grid(rows, per_block), SHORT_THREADS, 0, x, rows,
+                           (int)cols, count, out);
 }
 
 template <class Op>
@@ -183,7 +185,7 @@ int32_t pick_leaves(tl_context *ctx, bool vector, const float *x, int64_t rows, 
     const auto kernel = vector ? few ? leaves<Op, true, 4> : leaves<Op, true, 16>
                         : few  ? leaves<Op, false, 4>
                                : leaves<Op, false, 16>;
-    return tl_launch(ctx, ROWS, kernel, blocks, TL_TREE_THREADS, x, per_row, cols, count, out);
+    return tl_launch_ahead(ctx, ROWS, kernel, blocks, TL_TREE_THREADS, 0, x, per_row, cols, count, out);
 }
 
 template <class Op>
@@ -245,6 +247,7 @@ struct column_shape {
     tl_fastdiv chunks; /* of TL_COLUMN_CHUNK rows, per slice */
     tl_fastdiv tiles;  /* blocks side by side */
     int64_t count;
+    tl_order order;
 };
 
 /* A block of (TX, 4, TZ) threads owns TX·WIDTH columns of TZ units, a unit being one chunk of one slice. Thread (tx, c,
@@ -252,9 +255,10 @@ struct column_shape {
  * contiguous read, and blocks that run at the same time lie side by side. The four chains meet in shared memory. */
 template <class C>
 __global__ void __launch_bounds__(256, 4)
-    columns(const float *__restrict__ x, column_shape shape, float *__restrict__ out)
+    columns(const float *x, column_shape shape, float *out)
 {
     __shared__ typename C::type shared[256];
+    tl_wait_for_earlier(shape.order);
     uint32_t tile, chunk;
     const uint32_t unit = shape.tiles.divmod(blockIdx.x, &tile) * blockDim.z + threadIdx.z;
     const uint32_t outer = shape.chunks.divmod(unit, &chunk);
@@ -269,6 +273,7 @@ __global__ void __launch_bounds__(256, 4)
         s = C::join(C::join(s, chains[blockDim.x]), C::join(chains[2 * blockDim.x], chains[3 * blockDim.x]));
         C::store(out + (int64_t)unit * shape.cols + column, s, shape.count);
     }
+    tl_wait_at_end(shape.order);
 }
 
 /* The same block, going down all chunks of one slice, TZ at a time, and then summing their sums, which stay in shared
@@ -277,9 +282,10 @@ constexpr int WHOLE_CHUNKS = 32, WHOLE_TX = 8;
 
 template <class C>
 __global__ void __launch_bounds__(256)
-    whole_columns(const float *__restrict__ x, column_shape shape, float *__restrict__ out)
+    whole_columns(const float *x, column_shape shape, float *out)
 {
     __shared__ typename C::type shared[256], sums[WHOLE_CHUNKS * WHOLE_TX];
+    tl_wait_for_earlier(shape.order);
     uint32_t tile;
     const uint32_t outer = shape.tiles.divmod(blockIdx.x, &tile);
     const int64_t column = ((int64_t)tile * blockDim.x + threadIdx.x) * C::WIDTH;
@@ -306,6 +312,7 @@ __global__ void __launch_bounds__(256)
         s = C::join(C::join(s, chains[blockDim.x]), C::join(chains[2 * blockDim.x], chains[3 * blockDim.x]));
         C::store(out + (int64_t)outer * shape.cols + column, s, shape.count);
     }
+    tl_wait_at_end(shape.order);
 }
 
 unsigned power_of_two(int64_t n, unsigned most)
@@ -324,8 +331,8 @@ int32_t launch_columns(tl_context *ctx, const float *x, int64_t outer, column_sh
     if (whole) {
         const unsigned tx = power_of_two(vectors, WHOLE_TX), tz = power_of_two(shape.chunks.divisor, 64 / tx);
         shape.tiles = tl_fastdiv((uint64_t)tl_ceil_div(vectors, tx));
-        return tl_launch(ctx, COLUMNS, whole_columns<C>, (unsigned)(outer * shape.tiles.divisor), dim3(tx, 4, tz), x,
-                         shape, out);
+        return tl_launch_ahead(ctx, COLUMNS, whole_columns<C>, (unsigned)(outer * shape.tiles.divisor), dim3(tx, 4, tz),
+                               0, x, shape, out);
     }
     /* Up to 64 threads side by side (1 KiB of a row), fewer where the blocks would not keep every multiprocessor busy. */
     unsigned tx = power_of_two(vectors, 64);
@@ -334,12 +341,12 @@ int32_t launch_columns(tl_context *ctx, const float *x, int64_t outer, column_sh
     const unsigned tz = shape.units * tl_ceil_div(vectors, tx) < busy ? 1 : power_of_two(shape.units, 64 / tx);
     shape.tiles = tl_fastdiv((uint64_t)tl_ceil_div(vectors, tx));
     const unsigned blocks = (unsigned)(shape.tiles.divisor * tl_ceil_div(shape.units, tz));
-    return tl_launch(ctx, COLUMNS, columns<C>, blocks, dim3(tx, 4, tz), x, shape, out);
+    return tl_launch_ahead(ctx, COLUMNS, columns<C>, blocks, dim3(tx, 4, tz), 0, x, shape, out);
 }
 
 template <class Op>
 int32_t reduce_columns(tl_context *ctx, const float *x, int64_t outer, int64_t rows, int64_t cols, int64_t count,
-                       float *out)
+                       float *out, tl_order order = TL_AFTER)
 {
     constexpr int64_t SMALL = 1 << 19; /* elements below which a second launch costs more than it saves */
     const int64_t chunks = rows > TL_COLUMN_CHUNK ? tl_ceil_div(rows, TL_COLUMN_CHUNK) : 1;
@@ -347,7 +354,8 @@ int32_t reduce_columns(tl_context *ctx, const float *x, int64_t outer, int64_t r
     tl_scratch<float> partial(ctx);
     if (!last) TL_TRY(partial.allocate(outer * chunks * cols));
     const column_shape shape = {
-        rows, cols, (uint32_t)(outer * chunks), tl_fastdiv((uint64_t)chunks), tl_fastdiv(1), last ? count : 0};
+        rows, cols, (uint32_t)(outer * chunks), tl_fastdiv((uint64_t)chunks), tl_fastdiv(1), last ? count : 0,
+        last ? order : TL_AFTER};
     const bool by_four = cols % 4 == 0 && tl_aligned4(x) && tl_aligned4(out);
     const auto launch = by_four ? launch_columns<unit<Op, true>> : launch_columns<unit<Op, false>>;
     TL_TRY(launch(ctx, x, outer, shape, last ? out : (float *)partial, last && chunks > 1));
@@ -362,9 +370,9 @@ int32_t tl_cuda_row_sums(tl_context *ctx, const float *x, int64_t rows, int64_t 
 }
 
 int32_t tl_cuda_column_sums(tl_context *ctx, const float *x, int64_t outer, int64_t rows, int64_t cols, int64_t count,
-                            float *out)
+                            float *out, tl_order order)
 {
-    return reduce_columns<tl_sum_op>(ctx, x, outer, rows, cols, count, out);
+    return reduce_columns<tl_sum_op>(ctx, x, outer, rows, cols, count, out, order);
 }
 
 int32_t tl_cuda_row_maxima(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
@@ -375,4 +383,14 @@ int32_t tl_cuda_row_maxima(tl_context *ctx, const float *x, int64_t rows, int64_
 int32_t tl_cuda_column_maxima(tl_context *ctx, const float *x, int64_t outer, int64_t rows, int64_t cols, float *out)
 {
     return reduce_columns<tl_max_op>(ctx, x, outer, rows, cols, 0, out);
+}
+
+int32_t tl_cuda_row_minima(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
+{
+    return reduce_rows<tl_min_op>(ctx, x, rows, cols, 0, out);
+}
+
+int32_t tl_cuda_column_minima(tl_context *ctx, const float *x, int64_t outer, int64_t rows, int64_t cols, float *out)
+{
+    return reduce_columns<tl_min_op>(ctx, x, outer, rows, cols, 0, out);
 }

@@ -1,8 +1,8 @@
 /* The reduction trees of formula/sum_tree.h on CUDA: the folds a kernel of any family ends its own sums with (device
  * functions), and whole arrays in one call (host functions, defined in device/sum_tree.cu).
  *
- * An operation is a struct with identity() and join(a, b). Sum follows the trees to the letter; Maximum has no order
- * and takes the same path. join is commutative, so the butterflies below, where both partners of an exchange compute
+ * An operation is a struct with identity() and join(a, b). Sum follows the trees to the letter; extremes have no order
+ * and take the same path. join is commutative, so the butterflies below, where both partners of an exchange compute
  * the same join with its sides swapped, give every thread the bits of the tree. */
 #pragma once
 
@@ -18,6 +18,11 @@ struct tl_sum_op {
 struct tl_max_op {
     static __device__ __forceinline__ float identity() { return -TL_INF; }
     static __device__ __forceinline__ float join(float a, float b) { return tl_max(a, b); }
+};
+
+struct tl_min_op {
+    static __device__ __forceinline__ float identity() { return TL_INF; }
+    static __device__ __forceinline__ float join(float a, float b) { return tl_min(a, b); }
 };
 
 /* Maximum that passes NaN over. */
@@ -112,7 +117,9 @@ int32_t tl_cuda_row_sums(tl_context *ctx, const float *x, int64_t rows, int64_t 
 /* out[o,c] = sum over r of x[o,r,c] by the column tree; with count > 0 divided by it. rows = 0 gives 0. outer, cols >=
  * 1. */
 int32_t tl_cuda_column_sums(tl_context *ctx, const float *x, int64_t outer, int64_t rows, int64_t cols, int64_t count,
-                            float *out);
-/* The maxima; cols or rows >= 1. */
+                            float *out, tl_order order = TL_AFTER);
+/* The maxima and minima; cols or rows >= 1. */
 int32_t tl_cuda_row_maxima(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out);
 int32_t tl_cuda_column_maxima(tl_context *ctx, const float *x, int64_t outer, int64_t rows, int64_t cols, float *out);
+int32_t tl_cuda_row_minima(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out);
+int32_t tl_cuda_column_minima(tl_context *ctx, const float *x, int64_t outer, int64_t rows, int64_t cols, float *out);

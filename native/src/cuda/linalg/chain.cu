@@ -77,7 +77,7 @@ int32_t run(tl_context *ctx, const tl_chain_product<Real> &x, int64_t row_stride
 {
     const bool pairs = column_stride == 1 && row_stride % 2 == 0 && x.p % 2 == 0 && tl_aligned4(x.C);
     const Product<Real, TA, TB, VECTOR> problem = {x, row_stride, column_stride, pairs};
-    return tl_chain_run(ctx, "chain_product", problem, {x.batch, x.m, x.n, x.p});
+    return tl_chain_run(ctx, "chain_product", problem, {x.batch, x.m, x.n, x.p, x.length, x.order});
 }
 
 template <class Real, int VECTOR>
@@ -97,7 +97,7 @@ template <class Real> int32_t multiply(tl_context *ctx, tl_chain_product<Real> x
     constexpr int VECTOR = 16 / sizeof(Real);
     int64_t row_stride = x.p, column_stride = 1;
     if (x.p <= tl_chain_few_rows::BM && x.p < x.m && !x.bias) {
-        x = {x.batch, x.p, x.n, x.m, x.B, !x.tb, x.A, !x.ta, nullptr, x.C};
+        x = {x.batch, x.p, x.n, x.m, x.B, !x.tb, x.A, !x.ta, nullptr, x.C, x.length, x.order};
         std::swap(row_stride, column_stride);
     }
     const bool vectors = (x.ta ? x.m : x.n) % VECTOR == 0 && (x.tb ? x.n : x.p) % VECTOR == 0 && tl_aligned4(x.A) &&

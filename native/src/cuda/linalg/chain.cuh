@@ -14,6 +14,8 @@ template <class Real> struct tl_chain_product {
     bool tb;
     const Real *bias;
     Real *C;
+    int64_t length = 0; /* of a segment (tl_chain_sizes) */
+    tl_order order = TL_AFTER;
 };
 
 int32_t tl_chain_multiply(tl_context *ctx, const tl_chain_product<float> &x);

@@ -15,6 +15,7 @@
 #include "cuda/device/vector.cuh"
 #include "cuda/linalg/chain.cuh"
 #include "cuda/linalg/linalg.cuh"
+#include "formula/chain.h"
 #include "generated/linalg.h"
 
 namespace {
@@ -273,6 +274,58 @@ int32_t multiply_small(tl_context *ctx, const tl_matrix_product &x)
                      tl_fastdiv(column_tiles));
 }
 
+/* C = A·B for contiguous (batch, m, n) and (batch, n, p) with m <= M: bound by reading B. A thread owns a column of a product, so
+ * that neighbouring ones read neighbouring elements, UNROLL of them on their way; A is the same for nearly all of a warp. Each sum
+ * is one chain of fused multiply-adds in increasing k. */
+constexpr int FEW_THREADS = 128;
+template <int M>
+__global__ void __launch_bounds__(FEW_THREADS)
+    few_rows_kernel(const float *__restrict__ A, const float *__restrict__ B, float *__restrict__ C, int m, int n,
+                    tl_fastdiv columns, uint32_t total)
+{
+    constexpr int UNROLL = 16;
+    const uint32_t item = blockIdx.x * FEW_THREADS + threadIdx.x, p = columns.divisor;
+    if (item >= total) return;
+    uint32_t column;
+    const int64_t product = columns.divmod(item, &column);
+    const float *b = B + product * n * p + column, *a[M];
+    TL_UNROLL_FOR (int r = 0; r < M; r++) /* rows that do not exist are the last one again, and not stored */
+        a[r] = A + (product * m + min(r, m - 1)) * n;
+    float sum[M] = {};
+    int k = 0;
+#pragma unroll 1
+    for (; k + UNROLL <= n; k += UNROLL) {
+        float y[UNROLL];
+        TL_UNROLL_FOR (int u = 0; u < UNROLL; u++)
+            y[u] = b[(int64_t)(k + u) * p];
+        TL_UNROLL_FOR (int u = 0; u < UNROLL; u++)
+            TL_UNROLL_FOR (int r = 0; r < M; r++)
+                sum[r] = fmaf(a[r][k + u], y[u], sum[r]);
+    }
+#pragma unroll 4
+    for (; k < n; k++)
+        TL_UNROLL_FOR (int r = 0; r < M; r++)
+            sum[r] = fmaf(a[r][k], b[(int64_t)k * p], sum[r]);
+    TL_UNROLL_FOR (int r = 0; r < M; r++)
+        if (r < m) C[(product * m + r) * p + column] = sum[r];
+}
+
+/* Whether the kernel above takes a product: of a batch, with threads enough to fill the device. */
+bool few_rows(const tl_matrix_product &x)
+{
+    constexpr int64_t ROWS_MOST = 4, TERMS_MOST = 1024, COLUMNS_LEAST = 16384;
+    return !x.ta && !x.tb && !x.bias && x.batch > 1 && x.m <= ROWS_MOST && x.n <= TERMS_MOST &&
+           x.batch * x.p >= COLUMNS_LEAST && x.batch * x.p < INT32_MAX;
+}
+
+int32_t multiply_few_rows(tl_context *ctx, const tl_matrix_product &x)
+{
+    const int64_t total = x.batch * x.p;
+    const auto kernel = x.m == 1 ? few_rows_kernel<1> : x.m == 2 ? few_rows_kernel<2> : few_rows_kernel<4>;
+    return tl_launch(ctx, "few_rows", kernel, tl_grid(total, FEW_THREADS), FEW_THREADS, x.A, x.B, x.C, (int)x.m,
+                     (int)x.n, tl_fastdiv((uint64_t)x.p), (uint32_t)total);
+}
+
 /* ---- any product ------------------------------------------------------------------------------------------------- */
 
 int32_t multiply_float32(tl_context *ctx, cublasHandle_t blas, const tl_matrix_product &x)
@@ -299,9 +352,24 @@ bool chains_pay(tl_context *ctx, const tl_matrix_product &x)
            (x.batch == 1 || (x.m > FEW_ROWS && x.p > FEW_ROWS));
 }
 
+/* The segments of chains outside reproducible contexts, 0 for those of formula/chain.h: so short, down to LEAST terms, that long
+ * sums of few results are shared by the whole device. Tiles are those of device/chain.cuh for few rows, and its smallest. */
+int64_t short_segment(tl_context *ctx, const tl_matrix_product &x)
+{
+    constexpr int64_t LEAST = 256;
+    const int64_t few = x.m < x.p ? x.m : x.p, many = x.m < x.p ? x.p : x.m;
+    const int64_t tiles = few <= 16 ? tl_ceil_div(many, 64) : tl_ceil_div(few, 32) * tl_ceil_div(many, 32);
+    const int64_t wanted = 2 * tl_cuda_sms(ctx) / (x.batch * tiles);
+    if (x.n < 4 * LEAST || wanted < 2) return 0;
+    const int64_t length = tl_ceil_div(tl_ceil_div(x.n, wanted), LEAST) * LEAST;
+    return length < tl_chain_segment(x.n) ? length : 0;
+}
+
 int32_t multiply_chains(tl_context *ctx, const tl_matrix_product &x)
 {
-    return tl_chain_multiply(ctx, tl_chain_product<float>{x.batch, x.m, x.n, x.p, x.A, x.ta, x.B, x.tb, x.bias, x.C});
+    const int64_t length = tl_is_reproducible(ctx) ? 0 : short_segment(ctx, x);
+    return tl_chain_multiply(
+        ctx, tl_chain_product<float>{x.batch, x.m, x.n, x.p, x.A, x.ta, x.B, x.tb, x.bias, x.C, length, x.order});
 }
 
 int32_t multiply(tl_context *ctx, const tl_matrix_product &x)
@@ -314,10 +382,14 @@ int32_t multiply(tl_context *ctx, const tl_matrix_product &x)
     if (tl_is_reproducible(ctx)) return multiply_chains(ctx, x);
     /* Hopper's TF32 products take 0.58 of float64's time and have a fifth of a float32 chain's error; who wants the
      * correctly rounded product has dgemm. */
-    if (tl_wgmma_serves(ctx, x)) return tl_wgmma_multiply(ctx, x);
+    if (tl_wgmma_serves(ctx, x)) {
+        const int32_t status = tl_wgmma_multiply(ctx, x);
+        if (status != TORCHLEAN_NO_MEMORY) return status;
+    }
     const bool float64 = float64_pays(x.m, x.n, x.p) && tl_cuda_double_is_fast(ctx);
     if (!float64 && tl_split_serves(ctx, x)) return tl_split_multiply(ctx, x);
     if (small_products(x)) return multiply_small(ctx, x);
+    if (few_rows(x)) return multiply_few_rows(ctx, x);
     if (!float64 && chains_pay(ctx, x)) return multiply_chains(ctx, x);
     int32_t status;
     cublasHandle_t blas = tl_cuda_blas(ctx, &status);
@@ -376,11 +448,16 @@ extern "C" int32_t tl_cuda_linear(tl_context *ctx, const float *W, const float *
 extern "C" int32_t tl_cuda_linear_bwd(tl_context *ctx, const float *W, const float *x, const float *g, int64_t outputs,
                                       int64_t inputs, int64_t batch, float *gW, float *gx, float *gb)
 {
-    if (gW) /* gᵀ (outputs, batch) · x (batch, inputs) */
-        TL_TRY(multiply(ctx, tl_matrix_product{1, outputs, batch, inputs, g, true, x, false, nullptr, gW}));
-    if (gx) /* g (batch, outputs) · W (outputs, inputs) */
-        TL_TRY(multiply(ctx, tl_matrix_product{1, batch, outputs, inputs, g, false, W, false, nullptr, gx}));
-    if (gb && outputs > 0) TL_TRY(tl_cuda_column_sums(ctx, g, 1, batch, outputs, 0, gb));
+    tl_order order = TL_FIRST; /* none of the three reads what another writes */
+    if (gW) {                  /* gᵀ (outputs, batch) · x (batch, inputs) */
+        TL_TRY(multiply(ctx, tl_matrix_product{1, outputs, batch, inputs, g, true, x, false, nullptr, gW, 0, 0, order}));
+        order = TL_BESIDE;
+    }
+    if (gx) { /* g (batch, outputs) · W (outputs, inputs) */
+        TL_TRY(multiply(ctx, tl_matrix_product{1, batch, outputs, inputs, g, false, W, false, nullptr, gx, 0, 0, order}));
+        order = TL_BESIDE;
+    }
+    if (gb && outputs > 0) TL_TRY(tl_cuda_column_sums(ctx, g, 1, batch, outputs, 0, gb, order));
     return TORCHLEAN_OK;
 }
 

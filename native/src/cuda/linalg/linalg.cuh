@@ -14,20 +14,22 @@ struct tl_matrix_product {
     bool tb;
     const float *bias;
     float *C;
+    int64_t lda = 0, ldb = 0;  /* of linalg/wgmma.cu alone: lengths of rows in memory */
+    tl_order order = TL_AFTER; /* of linalg/chain.cu alone */
 };
 
-/* What both forms on tensor cores ask of a product: rows that are whole and aligned 16 bytes, at most one factor transposed,
- * and n from where 7.5·√n·u, the bound of a sum of n terms, covers the error of split sums (linalg/mma.cu). */
-static inline bool tl_fits_tensor_cores(const tl_matrix_product &x)
+/* What both forms on tensor cores ask of a product: at most one factor transposed, and n from where 7.5·√n·u, the bound of a
+ * sum of n terms, covers the error of split sums (linalg/mma.cu). */
+static inline bool tl_terms_fit_tensor_cores(const tl_matrix_product &x)
 {
-    return x.p % 4 == 0 && (x.ta ? x.m : x.n) % 4 == 0 && (!x.tb || x.n % 4 == 0) && tl_aligned4(x.A) &&
-           tl_aligned4(x.B) && tl_aligned4(x.C) && x.n >= 64 && x.n < (int64_t)1 << 30 && !(x.ta && x.tb);
+    return x.n >= 64 && x.n < (int64_t)1 << 30 && !(x.ta && x.tb);
 }
 
 /* Whether linalg/mma.cu serves a product, and better than cuBLAS. */
 bool tl_split_serves(tl_context *ctx, const tl_matrix_product &x);
 int32_t tl_split_multiply(tl_context *ctx, const tl_matrix_product &x);
 
-/* Whether linalg/wgmma.cu serves a product, and better than either. */
+/* Whether linalg/wgmma.cu serves a product, and better than either. It needs scratch for operands whose rows are no whole
+ * 16 bytes. */
 bool tl_wgmma_serves(tl_context *ctx, const tl_matrix_product &x);
 int32_t tl_wgmma_multiply(tl_context *ctx, const tl_matrix_product &x);

@@ -303,7 +303,9 @@ int64_t tiles(const tl_matrix_product &x, int64_t size)
 bool tl_split_serves(tl_context *ctx, const tl_matrix_product &x)
 {
     const int64_t small = tiles(x, 64);
-    return tl_fits_tensor_cores(x) && 2 * small >= tl_cuda_sms(ctx) && small < INT32_MAX &&
+    const bool whole = x.p % 4 == 0 && (x.ta ? x.m : x.n) % 4 == 0 && (!x.tb || x.n % 4 == 0) && tl_aligned4(x.A) &&
+                       tl_aligned4(x.B) && tl_aligned4(x.C); /* rows of 16 bytes */
+    return tl_terms_fit_tensor_cores(x) && whole && 2 * small >= tl_cuda_sms(ctx) && small < INT32_MAX &&
            2 * x.batch * x.m * x.p >= small * 64 * 64;
 }
 

@@ -14,13 +14,17 @@
 
 constexpr int TL_WGMMA_ROWS = 128; /* of a tile */
 
-/* C[batch, m, p] = op(A)·op(B) + bias as in linalg/linalg.cuh, with rows of A, B and C that are whole and aligned 16 bytes;
- * batch·rows·columns tiles, fewer than 2^31. */
+/* C[batch, m, p] = op(A)·op(B) + bias as in linalg/linalg.cuh, with rows of A and B in memory that are lda and ldb long, whole and
+ * aligned 16 bytes, and 0 past the end; batch·rows·columns tiles, fewer than 2^31. */
 struct tl_wgmma_matmul_args {
     const float *A, *B, *bias;
     float *C;
-    int64_t m, n, p;
+    int64_t m, n, p, lda, ldb;
     uint32_t rows, columns, tiles;
+    bool pairs; /* C takes two columns at once */
+
+    __host__ __device__ int64_t a_size(bool ta) const { return (ta ? n : m) * lda; }
+    __host__ __device__ int64_t b_size(bool tb) const { return (tb ? p : n) * ldb; }
 };
 
 namespace tl_linalg_wgmma {
@@ -65,12 +69,12 @@ template <int WIDTH, bool TRANSPOSED> struct Source {
         }
         place = i * ROW + (c ^ i % 8) * 16;
     }
-    /* Rows i0 .. of `width`, columns k0 .. of n. */
-    __device__ __forceinline__ void open(const float *x, int64_t i0, int64_t width, int64_t k0, int64_t n)
+    /* Rows i0 .. of `width`, columns k0 .. of n; `row` is the length of a row in memory. */
+    __device__ __forceinline__ void open(const float *x, int64_t i0, int64_t width, int64_t k0, int64_t n, int64_t row)
     {
         const int64_t k = k0 + 4 * c, left = width - i0 - i;
-        length = (uint32_t)(TRANSPOSED ? width : n);
-        from = TRANSPOSED ? x + k * width + i0 + i : x + (i0 + i) * n + k;
+        length = (uint32_t)row;
+        from = TRANSPOSED ? x + k * row + i0 + i : x + (i0 + i) * row + k;
         rows = left < WIDTH ? (int)left : WIDTH;
         rest = (int)(n - k);
     }
@@ -152,8 +156,8 @@ template <int BN, bool TA, bool TB> struct ProductLoader {
     __device__ __forceinline__ void open(uint32_t tile, uint32_t, int s)
     {
         const Place<BN> at(x, tile);
-        a.open(x.A + at.product * x.m * x.n, at.i0, x.m, (int64_t)s * STEP, x.n);
-        b.open(x.B + at.product * x.n * x.p, at.j0, x.p, (int64_t)s * STEP, x.n);
+        a.open(x.A + at.product * x.a_size(TA), at.i0, x.m, (int64_t)s * STEP, x.n, x.lda);
+        b.open(x.B + at.product * x.b_size(TB), at.j0, x.p, (int64_t)s * STEP, x.n, x.ldb);
     }
     __device__ __forceinline__ void fill(int, char *to, const Ring<T::STAGES> &ring, Guard &guard)
     {
@@ -176,17 +180,17 @@ __device__ __forceinline__ void plain_rows(const tl_wgmma_matmul_args &x, const 
                                            int64_t i0, int64_t j0)
 {
     const int tx = threadIdx.x % 16, ty = threadIdx.x % GROUP / 16;
-    const int64_t down = TA ? x.m : 1, across = TB ? 1 : x.p;
+    const int64_t down = TA ? x.lda : 1, across = TB ? 1 : x.ldb;
     float sum[8][BN / 16] = {};
     const float *a[8];
     TL_UNROLL_FOR (int r = 0; r < 8; r++) {
         const int64_t i = min(i0 + ty + 8 * r, x.m - 1);
-        a[r] = A + (TA ? i : i * x.n);
+        a[r] = A + (TA ? i : i * x.lda);
     }
     uint32_t b[BN / 16]; /* a product's B has fewer than 2^32 elements */
     TL_UNROLL_FOR (int c = 0; c < BN / 16; c++) {
         const int64_t j = min(j0 + tx + 16 * c, x.p - 1);
-        b[c] = (uint32_t)(TB ? j * x.n : j);
+        b[c] = (uint32_t)(TB ? j * x.ldb : j);
     }
 #pragma unroll 1
     for (int64_t k = 0; k < x.n; k++) {
@@ -208,7 +212,7 @@ __device__ __forceinline__ void plain_rows(const tl_wgmma_matmul_args &x, const 
         }
 }
 
-/* Stores the group's results; four lanes fill a sector of 32 bytes. p is even. */
+/* Stores the group's results; four lanes fill a sector of 32 bytes. */
 template <int BN>
 __device__ __forceinline__ void store_rows(const tl_wgmma_matmul_args &x, float *C, const float (&sum)[BN / 2],
                                            int64_t i0, int64_t j0)
@@ -222,9 +226,15 @@ __device__ __forceinline__ void store_rows(const tl_wgmma_matmul_args &x, float 
         const float *bias = x.bias + j0 + 2 * (lane % 4);
         TL_UNROLL_FOR (int j = 0; j < BN / 8; j++) {
             if (8 * j >= columns) continue;
+            const bool second = 8 * j + 1 < columns;
             float2 y = make_float2(sum[4 * j + 2 * h], sum[4 * j + 2 * h + 1]);
-            if (x.bias) y = make_float2(y.x + bias[8 * j], y.y + bias[8 * j + 1]);
-            *reinterpret_cast<float2 *>(to + 8 * j) = y;
+            if (x.bias) y = make_float2(y.x + bias[8 * j], second ? y.y + bias[8 * j + 1] : y.y);
+            if (x.pairs) {
+                *reinterpret_cast<float2 *>(to + 8 * j) = y;
+            } else {
+                to[8 * j] = y.x;
+                if (second) to[8 * j + 1] = y.y;
+            }
         }
     }
 }
@@ -261,7 +271,8 @@ __global__ void __launch_bounds__(tl_wgmma::THREADS, 1)
                 float *C = x.C + at.product * x.m * x.p;
                 const int64_t i0 = at.i0 + 64 * group;
                 if (redo)
-                    plain_rows<BN, TA, TB>(x, x.A + at.product * x.m * x.n, x.B + at.product * x.n * x.p, C, i0, at.j0);
+                    plain_rows<BN, TA, TB>(x, x.A + at.product * x.a_size(TA), x.B + at.product * x.b_size(TB), C, i0,
+                                           at.j0);
                 else
                     store_rows<BN>(x, C, sum, i0, at.j0);
             });

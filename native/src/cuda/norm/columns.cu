@@ -5,8 +5,10 @@
  *
  *   up to 512 columns     a warp owns a chain, a block a chunk (chunk_warps)
  *   up to 12288           a block owns a chain (chain_blocks)
- *   beyond                rows first (norm/norm.cu), then the columns from x, g and the rows' statistics (columns_again)
+ *   else                  rows first (norm/norm.cu), then the columns from x, g and the rows' statistics (columns_again)
  *
+ * A chain takes its 32 rows one after the other, each of which waits for its folds. So few chains, which leave most of the chip
+ * idle, and narrow rows, which leave a warp with little to load, go the third way too: the work is chosen, not the order.
  * The first two read x and g once. While rows are being finished the next ones are on their way to shared memory, so a
  * multiprocessor has at least 64 KiB of loads in flight, and registers hold the running sums. What is left, a sum per
  * chunk or chain and column, is 1/128 or 1/32 of the data. */
@@ -273,8 +275,10 @@ __device__ __forceinline__ float join_four(float chain, float (*chains)[64])
     return (chains[0][threadIdx.x] + chains[1][threadIdx.x]) + (chains[2][threadIdx.x] + chains[3][threadIdx.x]);
 }
 
-/* Chains (gamma or beta, chunk, chain, cols) to chunks, and these, as rows of the column tree, to (chunk of chunks,
- * cols). A block of (64, 4) threads owns 64 columns of a chunk of chunks, thread (., c) chain c of one column. */
+/* Parts (gamma or beta, chunk, chain, cols), or with PARTS = 1 (gamma or beta, chunk, cols), to chunks, and these, as rows of
+ * the column tree, to (chunk of chunks, cols). A block of (64, 4) threads owns 64 columns of a chunk of chunks, thread (., c)
+ * chain c of one column. */
+template <int PARTS>
 __global__ void __launch_bounds__(256) join_chains(const float *__restrict__ parts, int64_t cols, int64_t chunks,
                                                    tl_fastdiv tiles, float *ggamma, float *gbeta)
 {
@@ -288,22 +292,24 @@ __global__ void __launch_bounds__(256) join_chains(const float *__restrict__ par
     if (column < cols) {
 #pragma unroll 8
         for (int64_t chunk = from + threadIdx.y; chunk < end; chunk += TL_COLUMN_CHAINS) {
-            const float *const at = parts + (blockIdx.y * chunks + chunk) * TL_COLUMN_CHAINS * cols + column;
-            sum += (at[0] + at[cols]) + (at[2 * cols] + at[3 * cols]);
+            const float *const at = parts + (blockIdx.y * chunks + chunk) * PARTS * cols + column;
+            sum += PARTS == 1 ? at[0] : (at[0] + at[cols]) + (at[2 * cols] + at[3 * cols]);
         }
     }
     sum = join_four(sum, chains);
     if (threadIdx.y == 0 && column < cols) out[top * cols + column] = sum;
 }
 
-/* A block of (64, 4) threads owns 64 columns of a chunk, thread (., c) chain c of one column. */
+/* A block of (TX, 4, 64 / TX) threads owns TX columns of as many chunks, thread (., c, z) chain c of one column of chunk z. */
 __global__ void __launch_bounds__(256)
     columns_again(columns_grad p, const float *__restrict__ means, const float *__restrict__ istds, tl_fastdiv tiles)
 {
     __shared__ float chains[2][4][64];
     uint32_t tile;
-    const int64_t chunk = tiles.divmod(blockIdx.x, &tile), from = chunk * TL_COLUMN_CHUNK;
-    const int64_t end = min(from + TL_COLUMN_CHUNK, p.rows), column = (int64_t)tile * 64 + threadIdx.x;
+    const int64_t chunk = (int64_t)tiles.divmod(blockIdx.x, &tile) * blockDim.z + threadIdx.z;
+    const int64_t from = chunk * TL_COLUMN_CHUNK, end = min(from + TL_COLUMN_CHUNK, p.rows);
+    const int64_t column = (int64_t)tile * blockDim.x + threadIdx.x;
+    const unsigned place = threadIdx.z * blockDim.x + threadIdx.x;
     float sum_gamma = 0.0f, sum_beta = 0.0f;
     if (column < p.cols) {
 #pragma unroll 8
@@ -313,14 +319,13 @@ __global__ void __launch_bounds__(256)
             sum_beta += g;
         }
     }
-    chains[0][threadIdx.y][threadIdx.x] = sum_gamma;
-    chains[1][threadIdx.y][threadIdx.x] = sum_beta;
+    chains[0][threadIdx.y][place] = sum_gamma;
+    chains[1][threadIdx.y][place] = sum_beta;
     __syncthreads();
-    if (threadIdx.y < 2 && column < p.cols) {
+    if (threadIdx.y < 2 && from < p.rows && column < p.cols) {
         const float (*c)[64] = chains[threadIdx.y];
         float *out = threadIdx.y == 0 ? p.gamma_parts : p.beta_parts;
-        out[chunk * p.cols + column] = (c[0][threadIdx.x] + c[1][threadIdx.x]) +
-                                       (c[2][threadIdx.x] + c[3][threadIdx.x]);
+        if (out) out[chunk * p.cols + column] = (c[0][place] + c[1][place]) + (c[2][place] + c[3][place]);
     }
 }
 
@@ -380,48 +385,61 @@ template <tl_norm_kind KIND> int32_t chains(tl_context *ctx, int64_t chunks, con
                             : launch_chains<KIND, chain_12288>(ctx, chunks, p);
 }
 
-/* The columns of `chunks` parts that are not yet chunks' sums but their chains': (gamma or beta, chunk, chain, cols).
- * The first level of the tree above them goes to `tops`, or to the results if it is the last. */
-template <tl_norm_kind KIND>
+/* The columns of `chunks` parts, chunks' sums or (PARTS = 4) their chains': (gamma or beta, chunk, chain, cols). The first
+ * level of the tree above them goes to `tops`, or to the results if it is the last. */
+template <tl_norm_kind KIND, int PARTS>
 int32_t sum_chains(tl_context *ctx, const float *parts, int64_t cols, int64_t chunks, float *tops, float *ggamma,
                    float *gbeta)
 {
     const int64_t tiles = tl_ceil_div(cols, 64), groups = tl_ceil_div(chunks, TL_COLUMN_CHUNK);
     const bool last = groups == 1;
-    TL_TRY(tl_launch(ctx, NAME<KIND>, join_chains, dim3((unsigned)(tiles * groups), 2), dim3(64, 4), parts, cols,
+    TL_TRY(tl_launch(ctx, NAME<KIND>, join_chains<PARTS>, dim3((unsigned)(tiles * groups), 2), dim3(64, 4), parts, cols,
                      chunks, tl_fastdiv((uint64_t)tiles), last || !ggamma ? ggamma : tops,
                      last || !gbeta ? gbeta : tops + groups * cols));
     if (!last && ggamma) TL_TRY(tl_cuda_column_sums(ctx, tops, 1, groups, cols, 0, ggamma));
     return !last && gbeta ? tl_cuda_column_sums(ctx, tops + groups * cols, 1, groups, cols, 0, gbeta) : TORCHLEAN_OK;
 }
 
-/* Scratch of all kinds lies in one block: what the columns have been summed to, then the sums of that or statistics. */
+/* Rows first, then the columns; one chunk's sums are the results. */
+template <tl_norm_kind KIND>
+int32_t rows_then_columns(tl_context *ctx, columns_grad p, int64_t chunks, float *means, float *tops, float *ggamma,
+                          float *gbeta)
+{
+    float *const istds = means + p.rows;
+    unsigned tx = 1;
+    while (tx < 64 && tx < p.cols)
+        tx *= 2;
+    const int64_t tiles = tl_ceil_div(p.cols, tx), stacks = tl_ceil_div(chunks, 64 / tx);
+    const float *const parts = p.gamma_parts;
+    if (chunks == 1) p.gamma_parts = ggamma, p.beta_parts = gbeta;
+    TL_TRY(tl_norm_rows_bwd(ctx, KIND, p.x, p.gamma, p.g, p.rows, p.cols, p.eps, p.gx, means, istds));
+    TL_TRY(tl_launch(ctx, NAME<KIND>, columns_again, (unsigned)(tiles * stacks), dim3(tx, 4, 64 / tx), p, means, istds,
+                     tl_fastdiv((uint64_t)tiles)));
+    return chunks == 1 ? TORCHLEAN_OK : sum_chains<KIND, 1>(ctx, parts, p.cols, chunks, tops, ggamma, gbeta);
+}
+
+/* Scratch of all kinds lies in one block: what the columns have been summed to, the sums of that, the rows' statistics. */
 template <tl_norm_kind KIND> int32_t with_columns(tl_context *ctx, columns_grad p, float *ggamma, float *gbeta)
 {
+    constexpr int64_t WARP_COLUMNS = 512, NARROW = 64, SMALL = INT64_C(1) << 21; /* a chunk of rows takes a block 26 us */
     const int64_t chunks = tl_ceil_div(p.rows, TL_COLUMN_CHUNK);
-    const bool by_warp = p.cols <= 512, by_chain = !by_warp && p.cols <= chain_fits();
+    const bool by_warp = p.cols <= WARP_COLUMNS && p.cols > NARROW && p.rows * p.cols >= SMALL;
+    const bool by_chain = p.cols > WARP_COLUMNS && p.cols <= chain_fits() &&
+                          4 * TL_COLUMN_CHAINS * chunks >= 3 * (int64_t)tl_cuda_sms(ctx);
     const int64_t parts = chunks * p.cols * (by_chain ? TL_COLUMN_CHAINS : 1);
-    const int64_t others = by_chain ? 2 * tl_ceil_div(chunks, TL_COLUMN_CHUNK) * p.cols : by_warp ? 0 : 2 * p.rows;
+    const int64_t tops = 2 * tl_ceil_div(chunks, TL_COLUMN_CHUNK) * p.cols;
     tl_scratch<float> scratch(ctx);
-    TL_TRY(scratch.allocate(2 * parts + others));
+    TL_TRY(scratch.allocate(2 * (parts + tops / 2 + (by_warp || by_chain ? 0 : p.rows))));
     p.gamma_parts = scratch;
     p.beta_parts = p.gamma_parts + parts;
-    float *const rest = p.beta_parts + parts;
+    float *const above = p.beta_parts + parts;
     if (by_chain) {
         TL_TRY(chains<KIND>(ctx, chunks, p));
-        return sum_chains<KIND>(ctx, p.gamma_parts, p.cols, chunks, rest, ggamma, gbeta);
+        return sum_chains<KIND, TL_COLUMN_CHAINS>(ctx, p.gamma_parts, p.cols, chunks, above, ggamma, gbeta);
     }
-    if (by_warp) {
-        TL_TRY((p.cols % 4 == 0 ? fused<KIND, true>(ctx, chunks, p) : fused<KIND, false>(ctx, chunks, p)));
-    } else {
-        float *const means = rest, *const istds = rest + p.rows;
-        const int64_t tiles = tl_ceil_div(p.cols, 64);
-        TL_TRY(tl_norm_rows_bwd(ctx, KIND, p.x, p.gamma, p.g, p.rows, p.cols, p.eps, p.gx, means, istds));
-        TL_TRY(tl_launch(ctx, NAME<KIND>, columns_again, (unsigned)(tiles * chunks), dim3(64, 4), p, means, istds,
-                         tl_fastdiv((uint64_t)tiles)));
-    }
-    if (ggamma) TL_TRY(tl_cuda_column_sums(ctx, p.gamma_parts, 1, chunks, p.cols, 0, ggamma));
-    return gbeta ? tl_cuda_column_sums(ctx, p.beta_parts, 1, chunks, p.cols, 0, gbeta) : TORCHLEAN_OK;
+    if (!by_warp) return rows_then_columns<KIND>(ctx, p, chunks, above + tops, above, ggamma, gbeta);
+    TL_TRY((p.cols % 4 == 0 ? fused<KIND, true>(ctx, chunks, p) : fused<KIND, false>(ctx, chunks, p)));
+    return sum_chains<KIND, 1>(ctx, p.gamma_parts, p.cols, chunks, above, ggamma, gbeta);
 }
 
 template <tl_norm_kind KIND> int32_t norm_bwd(tl_context *ctx, const columns_grad &p, float *ggamma, float *gbeta)

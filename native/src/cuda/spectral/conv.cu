@@ -24,8 +24,9 @@ constexpr int MODES = 8, BLOCK_MODES = 16, QUARTERS = 4;
 constexpr int PAIRS = 8, CHUNK = 16, HALVES = 2;
 /* Blocks that share the grid in one pass over it: four for each multiprocessor of an H200. */
 constexpr int64_t SHARES = 528;
-/* Up to here, 30e12 multiply-adds a second for modes of them per element beat four passes over memory by cuFFT. */
-constexpr int64_t TRUNCATED_MODES = 512;
+/* Up to here, 30e12 multiply-adds a second for modes of them per element beat four passes over memory by cuFFT; with less work
+ * than the other, its launches take longer. Both count channels as tiles do, CHANNELS at a time. */
+constexpr int64_t TRUNCATED_MODES = 512, TRUNCATED_WORK = INT64_C(1) << 27;
 
 __device__ __forceinline__ float2 poisoned(float r, float i)
 {
@@ -370,7 +371,12 @@ __global__ void __launch_bounds__(THREADS)
 
 /* ---- launchers --------------------------------------------------------------------------------------------------- */
 
-bool truncated(int64_t grid, int64_t modes) { return modes <= TRUNCATED_MODES || grid < 2; }
+bool truncated(int64_t grid, int64_t width, int64_t modes)
+{
+    const double channels = (double)(tl_ceil_div(width, CHANNELS) * CHANNELS), per_channel = (double)modes * channels;
+    return grid < 2 || (modes <= TRUNCATED_MODES && (per_channel <= (double)TRUNCATED_MODES * (double)width ||
+                                                     (double)grid * per_channel <= (double)TRUNCATED_WORK));
+}
 
 /* Tiles of a block, a multiple of `together`, such that about SHARES blocks share the grid. */
 int64_t tiles_of_block(int64_t tiles, int64_t others, int64_t together)
@@ -384,7 +390,7 @@ int32_t analysis(tl_context *ctx, const float *x, int64_t n, int64_t width, int6
                  float *re, float *im)
 {
     const unsigned blocks = tl_grid(modes * width, THREADS);
-    if (!truncated(n, modes)) {
+    if (!truncated(n, width, modes)) {
         tl_scratch<float2> S(ctx);
         TL_TRY(S.allocate(width * (n / 2 + 1)));
         TL_TRY(tl_fft_run(ctx, tl_fft_shape{n, width, width, 1, 0}, (float *)x, S));
@@ -407,7 +413,7 @@ int32_t analysis(tl_context *ctx, const float *x, int64_t n, int64_t width, int6
 
 int32_t synthesis(tl_context *ctx, const float *re, const float *im, int64_t n, int64_t width, int64_t modes, float *y)
 {
-    if (!truncated(n, modes)) {
+    if (!truncated(n, width, modes)) {
         const int64_t total = width * (n / 2 + 1);
         tl_scratch<float2> S(ctx);
         TL_TRY(S.allocate(total));

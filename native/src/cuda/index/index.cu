@@ -1,14 +1,10 @@
 /* Gathers and the addition of one row on CUDA, and the entry points of the index family. The scatter-adds themselves
- * are in index_scatter.cu. */
+ * are in scatter.cu and scatter_tile.cu. */
 #include "cuda/device/division.cuh"
 #include "cuda/device/vector.cuh"
+#include "cuda/index/scatter.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "generated/index.h"
-
-/* index_scatter.cu: out = base (NULL: +0) plus values[j] at row indices[j], in the order of j; `name` is the
- * operation. */
-int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, const float *values,
-                        const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out);
 
 namespace {
 
@@ -158,6 +154,7 @@ __global__ void __launch_bounds__(THREADS)
 
 constexpr int64_t FEW_VALUES = 256; /* to add one after the other; also few beside n, as sorting costs memory for n */
 constexpr int64_t WHOLE_ROW = 32;   /* elements of a row that share an index: those from here on move as one */
+constexpr int64_t LARGE_ARRAY = 1024; /* elements worth a block */
 
 int32_t add_along(tl_context *ctx, const char *name, const float *base, const float *values, const uint32_t *indices,
                   int64_t outer, int64_t n, int64_t inner, int64_t io, int64_t k, int64_t ii, float *out)
@@ -165,6 +162,8 @@ int32_t add_along(tl_context *ctx, const char *name, const float *base, const fl
     if (k == 0 || (outer == 1 && ii == 1))
         return tl_scatter_rows(ctx, name, base, values, indices, outer * n, inner, k, out);
     const bool by_row = ii == 1 && inner >= WHOLE_ROW;
+    if (ii == 1 && k <= TL_TILE_INDICES && (by_row || n * inner >= LARGE_ARRAY))
+        return tl_scatter_tiles(ctx, name, base, values, indices, outer, n, inner, k, io > 1, out);
     const axis_indices at = make_axis_indices(indices, n, by_row ? 1 : inner, io, k, ii);
     if (!by_row && (k <= FEW_VALUES || k < n / 64)) {
         const int64_t total = outer * n * inner;

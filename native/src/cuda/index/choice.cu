@@ -11,41 +11,30 @@ typedef unsigned long long rank_t;
 
 constexpr int THREADS = 256;
 
-/* The largest rank of the block's threads, in thread 0. */
-__device__ __forceinline__ rank_t block_max(rank_t best)
-{
-    __shared__ rank_t warps[32];
-    for (int s = 16; s > 0; s /= 2)
-        best = max(best, __shfl_down_sync(~0u, best, s));
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = best;
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        best = threadIdx.x < blockDim.x / 32 ? warps[threadIdx.x] : 0;
-        for (int s = 16; s > 0; s /= 2)
-            best = max(best, __shfl_down_sync(~0u, best, s));
-    }
-    return best;
-}
-
 /* ---- argmax and argmin --------------------------------------------------------------------------------------------- */
 
-constexpr int64_t SHORT_ROW = 1024; /* elements for one warp */
-constexpr int64_t WAVES = 8;        /* blocks per multiprocessor that a long axis is cut for */
+constexpr int64_t SHORT_ROW = 1024;            /* elements for one warp */
+constexpr int64_t SHORT_COLUMN = 32;           /* for one thread */
+constexpr uint32_t MOST_COLUMNS = 32;          /* of a block: 128 neighbouring bytes */
+constexpr int64_t ENOUGH = 64, LEAST = 16;     /* elements of a thread that are worth parts of the axis; of a part */
+constexpr int64_t LARGE = (int64_t)1 << 24;    /* elements that take several blocks' time anyway */
+constexpr int64_t WAVE = 8, WAVES = 4;         /* blocks that a multiprocessor holds; how often, so that the last are few */
+constexpr int64_t MOST_PARTS = 1024;
 
 struct arg_axis {
     const float *x;
     uint32_t *out;
-    rank_t *best; /* of every output, where a row has several parts; else NULL */
-    int64_t rows, n, inner, part;
+    rank_t *best; /* of every part of every output, where there are several; else NULL */
+    int64_t rows, n, inner, part, parts;
     int smallest;
 };
 
-__device__ __forceinline__ void give(const arg_axis &a, int64_t row, rank_t best)
+/* The largest rank of the warp's lanes. */
+__device__ __forceinline__ rank_t warp_max(rank_t best)
 {
-    if (a.best)
-        atomicMax(a.best + row, best);
-    else
-        a.out[row] = tl_rank_place(best);
+    for (int s = 16; s > 0; s /= 2)
+        best = max(best, __shfl_xor_sync(~0u, best, s));
+    return best;
 }
 
 /* A warp owns a row. */
@@ -56,80 +45,105 @@ __global__ void __launch_bounds__(THREADS) short_rows_kernel(arg_axis a)
     rank_t best = 0;
     for (int64_t i = threadIdx.x % 32; i < a.n; i += 32)
         best = max(best, (rank_t)tl_rank(a.x[row * a.n + i], (uint32_t)i, a.smallest, 1));
-    for (int s = 16; s > 0; s /= 2)
-        best = max(best, __shfl_down_sync(~0u, best, s));
+    best = warp_max(best);
     if (threadIdx.x % 32 == 0) a.out[row] = tl_rank_place(best);
 }
 
-/* A block owns part blockIdx.x % parts of row blockIdx.x / parts. */
-__global__ void __launch_bounds__(THREADS) long_rows_kernel(arg_axis a, int64_t parts)
-{
-    const int64_t row = blockIdx.x / parts, from = blockIdx.x % parts * a.part, to = min(from + a.part, a.n);
-    const float *x = a.x + row * a.n;
-    rank_t best = 0;
-    for (int64_t i = from + threadIdx.x; i < to; i += 4 * THREADS) {
-        float v[4];
-        TL_UNROLL_FOR (int u = 0; u < 4; u++)
-            if (i + u * THREADS < to) v[u] = x[i + u * THREADS];
-        TL_UNROLL_FOR (int u = 0; u < 4; u++)
-            if (i + u * THREADS < to)
-                best = max(best, (rank_t)tl_rank(v[u], (uint32_t)(i + u * THREADS), a.smallest, 1));
-    }
-    best = block_max(best);
-    if (threadIdx.x == 0) give(a, row, best);
-}
-
-/* A thread owns one (outer, column) and part blockIdx.y, +gridDim.y, ... of its axis; neighbours read neighbours. */
-__global__ void __launch_bounds__(THREADS) columns_kernel(arg_axis a, tl_fastdiv inner, int64_t parts)
+/* A thread owns an output. */
+__global__ void __launch_bounds__(THREADS) short_columns_kernel(arg_axis a, tl_fastdiv inner)
 {
     const int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (t >= a.rows) return;
     uint32_t c;
     const int64_t o = inner.divmod((uint32_t)t, &c);
     const float *x = a.x + o * a.n * a.inner + c;
-    for (int64_t p = blockIdx.y; p < parts; p += gridDim.y) {
-        const int64_t from = p * a.part, to = min(from + a.part, a.n);
-        rank_t best = 0;
-        for (int64_t i = from; i < to; i++)
-            best = max(best, (rank_t)tl_rank(x[i * a.inner], (uint32_t)i, a.smallest, 1));
-        give(a, t, best);
+    rank_t best = 0;
+    for (int64_t i = 0; i < a.n; i += 8, x += 8 * a.inner) {
+        float v[8];
+        TL_UNROLL_FOR (int u = 0; u < 8; u++)
+            if (i + u < a.n) v[u] = x[u * a.inner];
+        TL_UNROLL_FOR (int u = 0; u < 8; u++)
+            if (i + u < a.n) best = max(best, (rank_t)tl_rank(v[u], (uint32_t)(i + u), a.smallest, 1));
     }
+    a.out[t] = tl_rank_place(best);
 }
 
-__global__ void __launch_bounds__(THREADS)
-    places_kernel(const rank_t *__restrict__ best, uint32_t *__restrict__ out, int64_t rows)
+/* A block owns `columns` neighbouring columns of one outer array, a group, and part blockIdx.y of their axis; a thread has every
+ * (THREADS / columns)-th element of one of them, so that neighbours read neighbours. Eight of its loads are in flight. */
+__global__ void __launch_bounds__(THREADS) columns_kernel(arg_axis a, uint32_t columns, tl_fastdiv groups)
 {
-    const int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (t < rows) out[t] = tl_rank_place(best[t]);
+    __shared__ rank_t ranks[THREADS];
+    uint32_t group;
+    const int64_t o = groups.divmod(blockIdx.x, &group);
+    const uint32_t deep = THREADS / columns, row = threadIdx.x / columns, own = threadIdx.x % columns;
+    const int64_t c = (int64_t)group * columns + own, from = blockIdx.y * a.part, to = min(from + a.part, a.n);
+    const int64_t step = deep * a.inner;
+    const bool works = row < deep && c < a.inner;
+    rank_t best = 0;
+    if (works) {
+        const float *x = a.x + (o * a.n + from + row) * a.inner + c;
+        for (int64_t i = from + row; i < to; i += 8 * deep, x += 8 * step) {
+            float v[8];
+            TL_UNROLL_FOR (int u = 0; u < 8; u++)
+                if (i + u * deep < to) v[u] = x[u * step];
+            TL_UNROLL_FOR (int u = 0; u < 8; u++)
+                if (i + u * deep < to)
+                    best = max(best, (rank_t)tl_rank(v[u], (uint32_t)(i + u * deep), a.smallest, 1));
+        }
+    }
+    ranks[threadIdx.x] = best;
+    for (uint32_t s = THREADS / 2; s > 0; s /= 2) {
+        __syncthreads();
+        if (row < s && row + s < deep) ranks[threadIdx.x] = max(ranks[threadIdx.x], ranks[threadIdx.x + s * columns]);
+    }
+    if (row > 0 || !works) return;
+    const int64_t at = o * a.inner + c;
+    if (a.best)
+        a.best[at * a.parts + blockIdx.y] = ranks[threadIdx.x];
+    else
+        a.out[at] = tl_rank_place(ranks[threadIdx.x]);
+}
+
+/* A warp owns an output. */
+__global__ void __launch_bounds__(THREADS) best_part_kernel(arg_axis a)
+{
+    const int64_t row = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    if (row >= a.rows) return;
+    rank_t best = 0;
+#pragma unroll 4
+    for (int64_t p = threadIdx.x % 32; p < a.parts; p += 32)
+        best = max(best, a.best[row * a.parts + p]);
+    best = warp_max(best);
+    if (threadIdx.x % 32 == 0) a.out[row] = tl_rank_place(best);
 }
 
 int32_t argument(tl_context *ctx, const char *name, const float *x, int64_t outer, int64_t n, int64_t inner,
                  int smallest, uint32_t *out)
 {
-    arg_axis a = {x, out, nullptr, outer * inner, n, inner, n, smallest};
+    arg_axis a = {x, out, nullptr, outer * inner, n, inner, n, 1, smallest};
     if (inner == 1 && n <= SHORT_ROW)
         return tl_launch(ctx, name, short_rows_kernel, tl_grid(a.rows, THREADS / 32), THREADS, a);
-    /* Parts of the axis: as many as fill the device, none too short to be worth a block. */
-    const int64_t blocks = inner == 1 ? a.rows : tl_ceil_div(a.rows, THREADS);
-    const int64_t shortest = inner == 1 ? 4 * SHORT_ROW : 64;
-    int64_t parts = tl_ceil_div(tl_cuda_sms(ctx) * WAVES, blocks);
-    parts = parts < tl_ceil_div(n, shortest) ? parts : tl_ceil_div(n, shortest);
-    a.part = tl_ceil_div(n, parts);
-    parts = tl_ceil_div(n, a.part);
-    tl_scratch<rank_t> best(ctx);
-    if (parts > 1) {
-        TL_TRY(best.allocate(a.rows));
-        a.best = best;
-        TL_CUDA_TRY(ctx, cudaMemsetAsync(best, 0, (size_t)a.rows * sizeof(rank_t), tl_cuda_stream(ctx)));
+    if (inner > 1 && n <= SHORT_COLUMN)
+        return tl_launch(ctx, name, short_columns_kernel, tl_grid(a.rows, THREADS), THREADS, a, tl_fastdiv(inner));
+    const uint32_t columns = inner < MOST_COLUMNS ? (uint32_t)inner : MOST_COLUMNS;
+    const int64_t groups = tl_ceil_div(inner, columns), blocks = outer * groups;
+    const int64_t share = tl_ceil_div(n, THREADS / columns), resident = WAVE * tl_cuda_sms(ctx);
+    if (share > ENOUGH) { /* parts of the axis: as many as fill the device */
+        int64_t parts = outer * n * inner < LARGE ? resident / blocks : tl_ceil_div(WAVES * resident, blocks);
+        parts = parts < MOST_PARTS ? parts : MOST_PARTS;
+        parts = parts < share / LEAST ? parts : share / LEAST;
+        a.part = tl_ceil_div(n, parts > 1 ? parts : 1);
+        a.parts = tl_ceil_div(n, a.part);
     }
-    if (inner == 1)
-        TL_TRY(tl_launch(ctx, name, long_rows_kernel, tl_grid(a.rows * parts, 1), THREADS, a, parts));
-    else
-        TL_TRY(tl_launch(ctx, name, columns_kernel,
-                         dim3(tl_grid(a.rows, THREADS), (unsigned)(parts < 65535 ? parts : 65535)), THREADS, a,
-                         tl_fastdiv(inner), parts));
-    if (parts == 1) return TORCHLEAN_OK;
-    return tl_launch(ctx, name, places_kernel, tl_grid(a.rows, THREADS), THREADS, (const rank_t *)best, out, a.rows);
+    tl_scratch<rank_t> best(ctx);
+    if (a.parts > 1) {
+        TL_TRY(best.allocate(a.rows * a.parts));
+        a.best = best;
+    }
+    TL_TRY(tl_launch(ctx, name, columns_kernel, dim3(tl_grid(blocks, 1), (unsigned)a.parts), THREADS, a, columns,
+                     tl_fastdiv(groups)));
+    if (a.parts == 1) return TORCHLEAN_OK;
+    return tl_launch(ctx, name, best_part_kernel, tl_grid(a.rows, THREADS / 32), THREADS, a);
 }
 
 /* ---- top-k --------------------------------------------------------------------------------------------------------- */

@@ -1,0 +1,302 @@
+/* Attention on CUDA of many rows to few keys: what takes time is to read the rows once, so the rows of a member are cut
+ * into parts of PART, each a block's work, and all keys and values of the member lie in shared memory. How rows are cut
+ * depends on their number alone, so that no result depends on the batch.
+ *
+ * SUBS threads share R rows and read them side by side, each its elements of Q, g and out: a key that is read of shared
+ * memory serves R rows, and the partial products of a row end in a tree of SUBS. The sums over keys are chains in order
+ * of keys. D has the order of g·v, so that the two are equal where a saturated softmax gives a value. Then, for the
+ * gradients of keys and values, a thread owns a column of Q or of g and goes through the part's rows in order, with a
+ * sum for each key; the rows were just read and still lie near. The sums of several parts are added by the column tree
+ * of formula/sum_tree.h. */
+#include "cuda/attention/few_keys.cuh"
+#include "cuda/device/sum_tree.cuh"
+#include "cuda/device/vector.cuh"
+
+namespace attention {
+namespace few_keys {
+
+constexpr const char *NAME = "attention_few_keys";
+constexpr int THREADS = 256, SUBS = 8, PART = 128, ROW_GROUPS = THREADS / SUBS, KEYS_MOST = 32;
+constexpr int64_t WIDTHS_MOST = 1024; /* of a key and its value together, which lie in shared memory */
+
+struct Args : Geometry {
+    const float *Q, *K, *V, *out, *g;
+    float *result, *gQ, *gK, *gV; /* gK, gV: the gradients, or those of every part, a member's one after the other */
+    tl_fastdiv parts;
+    bool wide_d, wide_v; /* rows of Q and gQ, of g, out and the result, may be accessed 16 bytes at a time */
+};
+
+__host__ __device__ constexpr int64_t whole(int64_t n) { return (n + 3) / 4 * 4; }
+
+template <int VECTOR> __device__ __forceinline__ void load(const float *p, float (&x)[VECTOR])
+{
+    if constexpr (VECTOR == 4)
+        tl_load4(p, x);
+    else
+        x[0] = *p;
+}
+
+/* The thread's share of sum[r][j] = x_r·y_j and, with DOT, of dot[r] = x_r·o_r. */
+template <int VECTOR, bool DOT, int KEYS, int R>
+__device__ __forceinline__ void multiply(const float *const (&x)[R], const float *const (&o)[R], const float *Y,
+                                         int width, float (&sum)[R][KEYS], float (&dot)[R])
+{
+#pragma unroll 2
+    for (int c = (int)threadIdx.x % SUBS * VECTOR; c < width; c += SUBS * VECTOR) {
+        float a[R][VECTOR], b[R][VECTOR];
+        TL_UNROLL_FOR (int r = 0; r < R; r++) {
+            load<VECTOR>(x[r] + c, a[r]);
+            if constexpr (DOT) load<VECTOR>(o[r] + c, b[r]);
+        }
+        TL_UNROLL_FOR (int j = 0; j < KEYS; j++) {
+            float y[VECTOR];
+            load<VECTOR>(Y + j * width + c, y);
+            TL_UNROLL_FOR (int r = 0; r < R; r++)
+                TL_UNROLL_FOR (int e = 0; e < VECTOR; e++)
+                    sum[r][j] = fmaf(a[r][e], y[e], sum[r][j]);
+        }
+        if constexpr (DOT)
+            TL_UNROLL_FOR (int r = 0; r < R; r++)
+                TL_UNROLL_FOR (int e = 0; e < VECTOR; e++)
+                    dot[r] = fmaf(a[r][e], b[r][e], dot[r]);
+    }
+}
+
+/* Row r of `to` = end(r, Σ_j w[r][j] y_j), the thread's elements, for rows below `rows`. */
+template <int VECTOR, int KEYS, int R, class End>
+__device__ __forceinline__ void combine(const float (&w)[R][KEYS], const float *Y, int width, int rows, float *to,
+                                        End end)
+{
+#pragma unroll 1
+    for (int c = (int)threadIdx.x % SUBS * VECTOR; c < width; c += SUBS * VECTOR) {
+        float sum[R][VECTOR] = {};
+        TL_UNROLL_FOR (int j = 0; j < KEYS; j++) {
+            float y[VECTOR];
+            load<VECTOR>(Y + j * width + c, y);
+            TL_UNROLL_FOR (int r = 0; r < R; r++)
+                TL_UNROLL_FOR (int e = 0; e < VECTOR; e++)
+                    sum[r][e] = fmaf(w[r][j], y[e], sum[r][e]);
+        }
+        TL_UNROLL_FOR (int r = 0; r < R; r++) {
+            if (r >= rows) break;
+            TL_UNROLL_FOR (int e = 0; e < VECTOR; e++)
+                sum[r][e] = end(r, sum[r][e]);
+            if constexpr (VECTOR == 4)
+                tl_store4(to + r * width + c, sum[r]);
+            else
+                to[r * width + c] = sum[r][0];
+        }
+    }
+}
+
+/* Turns a row's products with all keys into weights; `open`: a bit for each key that a gradient passes to. Returns
+ * what their sums are divided by. */
+template <int KEYS>
+__device__ __forceinline__ float weigh(const Args &a, const Rows &limits, int row, float (&s)[KEYS], uint32_t *open)
+{
+    float top = -TL_INF, sum = 0.0f;
+    *open = 0;
+    TL_UNROLL_FOR (int j = 0; j < KEYS; j++) {
+        bool shut; /* as are keys that do not exist */
+        s[j] = limits.score(a, row, j, s[j], &shut);
+        *open |= (uint32_t)!shut << j;
+        top = fmaxf(top, s[j]);
+    }
+    const float base = top == -TL_INF ? 0.0f : top;
+    TL_UNROLL_FOR (int j = 0; j < KEYS; j++) {
+        s[j] = tl_attention_weight(s[j] - base);
+        sum += s[j];
+    }
+    return softmax_total(top, sum);
+}
+
+/* Copies a member's `keys` rows of `width` elements; rows up to KEYS that do not exist are 0. */
+template <int KEYS> __device__ __forceinline__ void copy_all(float *to, const float *from, int64_t keys, int64_t width)
+{
+    for (int i = threadIdx.x; i < KEYS * width; i += THREADS)
+        to[i] = i < keys * width ? from[i] : 0.0f;
+}
+
+template <int KEYS> constexpr size_t shared_bytes(int64_t d, int64_t v, bool backward)
+{
+    const int64_t weights = backward ? 2 * PART * KEYS : 0;
+    return sizeof(float) * (size_t)(Rows::FLOATS * PART + whole(KEYS * d) + whole(KEYS * v) + weights);
+}
+
+/* KEYS: as many as a member has, or more. */
+template <int KEYS, int R, bool BACKWARD>
+__global__ void __launch_bounds__(THREADS, 2) rows_kernel(const __grid_constant__ Args a)
+{
+    static_assert(PART % (ROW_GROUPS * R) == 0 && KEYS <= 32, "ownership");
+    extern __shared__ __align__(16) float shared[];
+    Rows limits(shared, PART);
+    float *const Ks = shared + Rows::FLOATS * PART, *const Vs = Ks + whole(KEYS * a.d);
+    float *const Ps = Vs + whole(KEYS * a.v), *const Ws = Ps + PART * KEYS; /* [row][key]: P and dS */
+    uint32_t part;
+    const int64_t b = a.parts.divmod(blockIdx.x, &part), i0 = (int64_t)part * PART, at = b * a.rows + i0;
+    const int count = (int)(a.rows - i0 < PART ? a.rows - i0 : PART), d = (int)a.d, v = (int)a.v;
+    const float *const Q = a.Q + at * d, *const g = BACKWARD ? a.g + at * v : nullptr;
+    const float *const out = BACKWARD ? a.out + at * v : nullptr;
+
+    limits.find(a, b, i0, PART);
+    copy_all<KEYS>(Ks, a.K + b * a.keys * d, a.keys, d);
+    copy_all<KEYS>(Vs, a.V + b * a.keys * v, a.keys, v);
+    __syncthreads();
+#pragma unroll 1
+    for (int first = 0; first < count; first += ROW_GROUPS * R) {
+        const int row0 = first + (int)threadIdx.x / SUBS * R, rows = count - row0;
+        const float *x[R], *y[R], *z[R];
+        TL_UNROLL_FOR (int r = 0; r < R; r++) { /* what does not exist reads the last row, and is dropped */
+            const int64_t row = row0 + r < count ? row0 + r : count - 1;
+            x[r] = Q + row * d;
+            y[r] = BACKWARD ? g + row * v : nullptr;
+            z[r] = BACKWARD ? out + row * v : nullptr;
+        }
+        float s[R][KEYS] = {}, none[R], total[R];
+        uint32_t open[R];
+        if (a.wide_d)
+            multiply<4, false>(x, x, Ks, d, s, none);
+        else
+            multiply<1, false>(x, x, Ks, d, s, none);
+        TL_UNROLL_FOR (int r = 0; r < R; r++) {
+            TL_UNROLL_FOR (int j = 0; j < KEYS; j++)
+                s[r][j] = tl_fold_group<tl_sum_op, SUBS>(s[r][j]);
+            total[r] = weigh<KEYS>(a, limits, row0 + r, s[r], &open[r]);
+        }
+        if constexpr (!BACKWARD) {
+            float *const to = a.result + (at + row0) * v;
+            const auto end = [&](int r, float sum) { return sum / total[r]; };
+            if (a.wide_v)
+                combine<4>(s, Vs, v, rows, to, end);
+            else
+                combine<1>(s, Vs, v, rows, to, end);
+        } else {
+            float t[R][KEYS] = {}, dot[R] = {};
+            if (a.wide_v)
+                multiply<4, true>(y, z, Vs, v, t, dot);
+            else
+                multiply<1, true>(y, z, Vs, v, t, dot);
+            TL_UNROLL_FOR (int r = 0; r < R; r++) {
+                const float inverse = 1.0f / total[r], D = tl_fold_group<tl_sum_op, SUBS>(dot[r]);
+                TL_UNROLL_FOR (int j = 0; j < KEYS; j++) {
+                    const float weight = s[r][j] * inverse, product = tl_fold_group<tl_sum_op, SUBS>(t[r][j]);
+                    t[r][j] = open[r] >> j & 1 ? weight * (product - D) : 0.0f;
+                    if ((int)threadIdx.x % SUBS == j % SUBS) {
+                        Ps[(row0 + r) * KEYS + j] = weight;
+                        Ws[(row0 + r) * KEYS + j] = t[r][j];
+                    }
+                }
+            }
+            if (a.gQ) {
+                float *const to = a.gQ + (at + row0) * d;
+                const float scale = a.scale;
+                const auto end = [=](int, float sum) { return sum * scale; };
+                if (a.wide_d)
+                    combine<4>(t, Ks, d, rows, to, end);
+                else
+                    combine<1>(t, Ks, d, rows, to, end);
+            }
+        }
+    }
+    if constexpr (BACKWARD) {
+        __syncthreads();
+        for (int c = threadIdx.x; c < d + v; c += THREADS) {
+            const bool of_keys = c < d;
+            float *const gradient = of_keys ? a.gK : a.gV;
+            if (!gradient) continue;
+            const int width = of_keys ? d : v, column = of_keys ? c : c - d;
+            const float *const x = (of_keys ? Q : g) + column, *const w = of_keys ? Ws : Ps;
+            float sum[KEYS] = {};
+#pragma unroll 4
+            for (int r = 0; r < count; r++) {
+                const float y = x[r * width];
+                if constexpr (KEYS % 4 == 0) {
+                    TL_UNROLL_FOR (int j = 0; j < KEYS; j += 4) {
+                        float f[4];
+                        tl_load4(w + r * KEYS + j, f);
+                        TL_UNROLL_FOR (int e = 0; e < 4; e++)
+                            sum[j + e] = fmaf(f[e], y, sum[j + e]);
+                    }
+                } else {
+                    TL_UNROLL_FOR (int j = 0; j < KEYS; j++)
+                        sum[j] = fmaf(w[r * KEYS + j], y, sum[j]);
+                }
+            }
+            float *const to = gradient + (int64_t)blockIdx.x * a.keys * width + column;
+            TL_UNROLL_FOR (int j = 0; j < KEYS; j++)
+                if (j < a.keys) to[j * width] = of_keys ? sum[j] * a.scale : sum[j];
+        }
+    }
+}
+
+template <int KEYS, int R, bool BACKWARD> static int32_t launch(tl_context *ctx, const Args &a)
+{
+    const size_t bytes = shared_bytes<KEYS>(a.d, a.v, BACKWARD);
+    const auto kernel = rows_kernel<KEYS, R, BACKWARD>;
+    TL_TRY(tl_allow_shared(ctx, kernel, bytes));
+    return tl_launch_dynamic(ctx, NAME, kernel, (unsigned)(a.members * a.parts.divisor), THREADS, bytes, a);
+}
+
+/* As many rows at once as registers hold sums for. */
+template <bool BACKWARD> static int32_t run(tl_context *ctx, const Args &a)
+{
+    return a.keys == 1    ? launch<1, 4, BACKWARD>(ctx, a)
+           : a.keys <= 4  ? launch<4, 4, BACKWARD>(ctx, a)
+           : a.keys <= 16 ? launch<16, 2, BACKWARD>(ctx, a)
+                          : launch<KEYS_MOST, 1, BACKWARD>(ctx, a);
+}
+
+static Args make_args(const Geometry &of, const float *Q, const float *K, const float *V)
+{
+    Args a = {};
+    static_cast<Geometry &>(a) = of;
+    a.Q = Q, a.K = K, a.V = V;
+    a.parts = tl_fastdiv((uint64_t)tl_ceil_div(a.rows, PART));
+    a.wide_d = a.d % 4 == 0 && tl_aligned4(Q);
+    a.wide_v = a.v % 4 == 0;
+    return a;
+}
+
+} /* namespace few_keys */
+
+bool few_keys_serve(tl_context *ctx, const Geometry &of)
+{
+    using namespace few_keys;
+    return !tl_is_reproducible(ctx) && of.keys > 0 && of.keys <= KEYS_MOST && of.members > 0 && of.rows > 0 &&
+           of.d > 0 && of.v > 0 && of.d + of.v <= WIDTHS_MOST && of.members * tl_ceil_div(of.rows, PART) < INT32_MAX;
+}
+
+int32_t few_keys_forward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V,
+                         float *out)
+{
+    using namespace few_keys;
+    Args a = make_args(of, Q, K, V);
+    a.result = out;
+    a.wide_v = a.wide_v && tl_aligned4(out);
+    return run<false>(ctx, a);
+}
+
+int32_t few_keys_backward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V,
+                          const float *out, const float *g, float *gQ, float *gK, float *gV)
+{
+    using namespace few_keys;
+    Args a = make_args(of, Q, K, V);
+    a.out = out, a.g = g, a.gQ = gQ, a.gK = gK, a.gV = gV;
+    a.wide_d = a.wide_d && (!gQ || tl_aligned4(gQ));
+    a.wide_v = a.wide_v && tl_aligned4(out) && tl_aligned4(g);
+    const int64_t parts = a.parts.divisor, of_k = a.keys * a.d, of_v = a.keys * a.v;
+    tl_scratch<float> part_k(ctx), part_v(ctx);
+    if (parts > 1 && gK) {
+        TL_TRY(part_k.allocate(a.members * parts * of_k));
+        a.gK = part_k;
+    }
+    if (parts > 1 && gV) {
+        TL_TRY(part_v.allocate(a.members * parts * of_v));
+        a.gV = part_v;
+    }
+    TL_TRY(run<true>(ctx, a));
+    if (a.gK != gK) TL_TRY(tl_cuda_column_sums(ctx, a.gK, a.members, parts, of_k, 0, gK));
+    return a.gV == gV ? (int32_t)TORCHLEAN_OK : tl_cuda_column_sums(ctx, a.gV, a.members, parts, of_v, 0, gV);
+}
+
+} /* namespace attention */
