@@ -214,11 +214,11 @@ DRAWN_SHAPES = (
     "that are slower than PyTorch's on a GPU are of these kinds; the others still ask for a reason:",
     "",
     "- The sum of a row that many indices name is a chain in the order of the indices, on every device; PyTorch's has no order.",
-    "- `gelu_erf`, `pow`, `elu`, `expm1`, `log1p` and their like are evaluated in float64 and rounded once, at the rate of the",
-    "  float64 units, and `rand_normal` draws each number from a counter of its own.",
-    "- `where` reads a condition of four bytes, PyTorch's one of a byte; `var` reads its operand twice.",
-    "- A transposed convolution with strides is a product for each of their phases, eight for strides of 2 on three axes.",
-    "- The gradient of attention of many queries to a few keys is the work of as few blocks.",
+    "- `pow`, `pow_scalar`, `vector_norm` with p = 3 and some others are evaluated in float64 and rounded once, at the rate of",
+    "  the float64 units; `gelu_erf`, `gelu_bwd` and `log1p` issue more instructions than memory leaves time for;",
+    "  `rand_normal` draws each number from a counter of its own.",
+    "- `where` reads a condition of four bytes, PyTorch's one of a byte.",
+    "- Folds of a few long rows (`var`, `prod`, `amax` over several axes) are in float64, or have as few blocks as rows.",
     "- Below some 10 us it is the launch, from Python, that is timed on both sides.",
 )
 

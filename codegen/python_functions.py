@@ -173,14 +173,14 @@ def function(e: Entry) -> str:
         if a.listed:
             call.append(f"lists[{len([c for c in call if c.startswith('lists[')])}]")
         elif a.host:
-            word, ctype = ("uint32", "uint32_t[]") if a.kind == "u32" else ("float64", "double[]")
+            word, ctype = ("uint32", "_UINT32S") if a.kind == "u32" else ("float64", "_DOUBLES")
             if a.dims and known.get(a.dims[0]) == a.name and a.dims[0] not in sized:
                 sized.add(a.dims[0])
                 shape = ""
             else:
                 shape = f", {_dims_text(a, e)}"
             prepare.append(f'{a.name}_ = _{word}("{e.name}", "{name}", {name}{shape})')
-            call.append(f'_from_buffer("{ctype}", {a.name}_)')
+            call.append(f"_from_buffer({ctype}, {a.name}_)")
         elif a.optional:
             call.append(f"_NULL if {name} is None else {name}._handle")
         else:
@@ -223,13 +223,14 @@ def function(e: Entry) -> str:
     elif e.outputs[0].listed:
         quoted = ", ".join(f'"{o.name}"' for o in e.outputs) + "," * (len(e.outputs) == 1)
         supplied = "(out,)" if len(e.outputs) == 1 else "out"
+        finished = f"_list_results(places, given, {owner}) if undo else given"
         lines = [
             "undo = ()",
             "try:", *[f"    {p}" for p in prepare],
             f'    places, given, undo = _list_slots("{e.name}", ({quoted}), {supplied}, count)',
             *_indent(call_text("status = call", [*call, "*places"], "", WIDTH - 8)),
             "    if not status:",
-            f"        return _list_results(places, given, {owner}){'[0]' if len(e.outputs) == 1 else ''}",
+            f"        return {finished if len(e.outputs) > 1 else f'({finished})[0]'}",
         ]  # fmt: skip
         undo, after = ["_exhaust(undo)"], [fail]
     elif len(e.outputs) == 1:
@@ -288,7 +289,7 @@ def _host_body(e: Entry, prepare: list[str], call: list[str]) -> list[str]:
     o = e.outputs[0]
     inputs = ", ".join(f"{a.name}_" for a in e.signature.inputs if a.kind == "f64")
     made = f'{o.name}_ = _float64_out("{e.name}", "{o.name}", out, {_dims_text(o, e)}, [{inputs}])'
-    whole = [*call, f'_from_buffer("double[]", {o.name}_, require_writable=True)']
+    whole = [*call, f"_from_buffer(_DOUBLES, {o.name}_, True)"]
     run = call_text("status = call", whole, "", WIDTH - 8)
     return ["try:", *[f"    {p}" for p in [*prepare, made]], *_indent(run)]
 
@@ -299,7 +300,8 @@ def python_module() -> str:
     bodies = [function(e) for e in entries]
     text = "\n\n".join(bodies)
     helpers = {
-        "tlrt._binding.call": ("NULL", "WRONG", "again", "count", "exhaust", "free", "from_buffer", "index", "list_results",
+        "tlrt._binding.call": ("DOUBLES", "NULL", "UINT32S", "WRONG", "again", "count", "exhaust", "free", "from_buffer",
+                       "index", "list_results",
                        "list_slots", "lists", "make", "new_slot", "own", "owner", "pack", "refusal", "release", "results",
                        "slots", "uint32_list"),
         "tlrt._binding.convert": ("float64", "float64_out", "uint32"),

@@ -23,7 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tlrt._binding.call import (
+    DOUBLES as _DOUBLES,
     NULL as _NULL,
+    UINT32S as _UINT32S,
     WRONG as _WRONG,
     again as _again,
     count as _count,
@@ -4770,7 +4772,7 @@ def gather_vec(vec: Buffer, indices: npt.ArrayLike, n: int, *, out: Buffer | Non
         slot[0] = _NULL if out is None else out._handle
         indices_ = _uint32("gather_vec", "indices", indices)
         call = vec._device._calls.buffer_gather_vec
-        status = call(vec._handle, _from_buffer("uint32_t[]", indices_), _index(n), indices_.size, slot)
+        status = call(vec._handle, _from_buffer(_UINT32S, indices_), _index(n), indices_.size, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4852,7 +4854,7 @@ def gather_vec_bwd(indices: npt.ArrayLike, g: Buffer, n: int, *, out: Buffer | N
         slot[0] = _NULL if out is None else out._handle
         indices_ = _uint32("gather_vec_bwd", "indices", indices)
         call = g._device._calls.buffer_gather_vec_bwd
-        status = call(_from_buffer("uint32_t[]", indices_), g._handle, _index(n), indices_.size, slot)
+        status = call(_from_buffer(_UINT32S, indices_), g._handle, _index(n), indices_.size, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4934,8 +4936,7 @@ def gather_rows(mat: Buffer, indices: npt.ArrayLike, rows: int, cols: int, *, ou
         slot[0] = _NULL if out is None else out._handle
         indices_ = _uint32("gather_rows", "indices", indices)
         call = mat._device._calls.buffer_gather_rows
-        status = call(mat._handle, _from_buffer("uint32_t[]", indices_), _index(rows), _index(cols), indices_.size,
-                      slot)
+        status = call(mat._handle, _from_buffer(_UINT32S, indices_), _index(rows), _index(cols), indices_.size, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5019,7 +5020,7 @@ def gather_rows_bwd(indices: npt.ArrayLike, g: Buffer, rows: int, cols: int, *, 
         slot[0] = _NULL if out is None else out._handle
         indices_ = _uint32("gather_rows_bwd", "indices", indices)
         call = g._device._calls.buffer_gather_rows_bwd
-        status = call(_from_buffer("uint32_t[]", indices_), g._handle, _index(rows), _index(cols), indices_.size, slot)
+        status = call(_from_buffer(_UINT32S, indices_), g._handle, _index(rows), _index(cols), indices_.size, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5103,7 +5104,7 @@ def scatter_add(x: Buffer, values: Buffer, indices: npt.ArrayLike, n: int, *, ou
         slot[0] = _NULL if out is None else out._handle
         indices_ = _uint32("scatter_add", "indices", indices)
         call = x._device._calls.buffer_scatter_add
-        status = call(x._handle, values._handle, _from_buffer("uint32_t[]", indices_), _index(n), indices_.size, slot)
+        status = call(x._handle, values._handle, _from_buffer(_UINT32S, indices_), _index(n), indices_.size, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5196,7 +5197,7 @@ def scatter_add_rows(
         slot[0] = _NULL if out is None else out._handle
         indices_ = _uint32("scatter_add_rows", "indices", indices)
         call = mat._device._calls.buffer_scatter_add_rows
-        status = call(mat._handle, values._handle, _from_buffer("uint32_t[]", indices_), _index(rows), _index(cols),
+        status = call(mat._handle, values._handle, _from_buffer(_UINT32S, indices_), _index(rows), _index(cols),
                       indices_.size, slot)
         if out is None and not status:
             made = _make(Buffer)
@@ -5861,8 +5862,8 @@ def dgemm(
         B_ = _float64("dgemm", "B", B, (n, p))
         call = device._calls.dgemm
         out_ = _float64_out("dgemm", "out", out, (m, p), [A_, B_])
-        status = call(device._handle, _from_buffer("double[]", A_), _from_buffer("double[]", B_), _index(m), _index(n),
-                      _index(p), _from_buffer("double[]", out_, require_writable=True))
+        status = call(device._handle, _from_buffer(_DOUBLES, A_), _from_buffer(_DOUBLES, B_), _index(m), _index(n),
+                      _index(p), _from_buffer(_DOUBLES, out_, True))
     except _WRONG as error:
         raise _refusal(dgemm, error, locals()) from None
     if status:
@@ -6578,7 +6579,7 @@ def cross_entropy(logits: Buffer, labels: npt.ArrayLike, cols: int, *, out: Buff
         slot[0] = _NULL if out is None else out._handle
         labels_ = _uint32("cross_entropy", "labels", labels)
         call = logits._device._calls.buffer_cross_entropy
-        status = call(logits._handle, _from_buffer("uint32_t[]", labels_), labels_.size, _index(cols), slot)
+        status = call(logits._handle, _from_buffer(_UINT32S, labels_), labels_.size, _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -6666,7 +6667,7 @@ def cross_entropy_bwd(
         slot[0] = _NULL if out is None else out._handle
         labels_ = _uint32("cross_entropy_bwd", "labels", labels)
         call = logits._device._calls.buffer_cross_entropy_bwd
-        status = call(logits._handle, _from_buffer("uint32_t[]", labels_), g._handle, labels_.size, _index(cols), slot)
+        status = call(logits._handle, _from_buffer(_UINT32S, labels_), g._handle, labels_.size, _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -6761,8 +6762,8 @@ def cross_entropy_rows(
         slot[0] = _NULL if out is None else out._handle
         labels_ = _uint32("cross_entropy_rows", "labels", labels)
         call = logits._device._calls.buffer_cross_entropy_rows
-        status = call(logits._handle, _from_buffer("uint32_t[]", labels_),
-                      _NULL if weights is None else weights._handle, labels_.size, _index(cols), smoothing, slot)
+        status = call(logits._handle, _from_buffer(_UINT32S, labels_), _NULL if weights is None else weights._handle,
+                      labels_.size, _index(cols), smoothing, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -6866,9 +6867,8 @@ def cross_entropy_rows_bwd(
         slot[0] = _NULL if out is None else out._handle
         labels_ = _uint32("cross_entropy_rows_bwd", "labels", labels)
         call = logits._device._calls.buffer_cross_entropy_rows_bwd
-        status = call(logits._handle, _from_buffer("uint32_t[]", labels_),
-                      _NULL if weights is None else weights._handle, g._handle, labels_.size, _index(cols), smoothing,
-                      slot)
+        status = call(logits._handle, _from_buffer(_UINT32S, labels_), _NULL if weights is None else weights._handle,
+                      g._handle, labels_.size, _index(cols), smoothing, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -9769,7 +9769,7 @@ def sgd_step(
         places, given, undo = _list_slots("sgd_step", ("ps_out",), (out,), count)
         status = call(device._handle, lists[0], lists[1], count, lr, weight_decay, *places)
         if not status:
-            return _list_results(places, given, device)[0]
+            return (_list_results(places, given, device) if undo else given)[0]
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
@@ -9831,7 +9831,7 @@ def momentum_step(
         status = call(device._handle, lists[0], lists[1], lists[2], count, lr, momentum, dampening, weight_decay,
                       _index(nesterov), *places)
         if not status:
-            return _list_results(places, given, device)
+            return _list_results(places, given, device) if undo else given
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
@@ -9894,7 +9894,7 @@ def adam_step(
         status = call(device._handle, lists[0], lists[1], lists[2], lists[3], count, _index(step), lr, beta1, beta2,
                       eps, weight_decay, *places)
         if not status:
-            return _list_results(places, given, device)
+            return _list_results(places, given, device) if undo else given
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
@@ -9957,7 +9957,7 @@ def adamw_step(
         status = call(device._handle, lists[0], lists[1], lists[2], lists[3], count, _index(step), lr, beta1, beta2,
                       eps, weight_decay, *places)
         if not status:
-            return _list_results(places, given, device)
+            return _list_results(places, given, device) if undo else given
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
@@ -10013,7 +10013,7 @@ def rmsprop_step(
         places, given, undo = _list_slots("rmsprop_step", ("ps_out", "vs_out"), out, count)
         status = call(device._handle, lists[0], lists[1], lists[2], count, lr, alpha, eps, weight_decay, *places)
         if not status:
-            return _list_results(places, given, device)
+            return _list_results(places, given, device) if undo else given
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
@@ -10074,7 +10074,7 @@ def rmsprop_momentum_step(
         status = call(device._handle, lists[0], lists[1], lists[2], lists[3], count, lr, alpha, eps, weight_decay,
                       momentum, *places)
         if not status:
-            return _list_results(places, given, device)
+            return _list_results(places, given, device) if undo else given
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
@@ -10138,7 +10138,7 @@ def rmsprop_centered_step(
         status = call(device._handle, lists[0], lists[1], lists[2], lists[3], lists[4], count, lr, alpha, eps,
                       weight_decay, momentum, *places)
         if not status:
-            return _list_results(places, given, device)
+            return _list_results(places, given, device) if undo else given
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
@@ -10193,7 +10193,7 @@ def lion_step(
         places, given, undo = _list_slots("lion_step", ("ps_out", "ms_out"), out, count)
         status = call(device._handle, lists[0], lists[1], lists[2], count, lr, beta1, beta2, weight_decay, *places)
         if not status:
-            return _list_results(places, given, device)
+            return _list_results(places, given, device) if undo else given
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
@@ -10286,7 +10286,7 @@ def clip_scale(
         places, given, undo = _list_slots("clip_scale", ("gs_out",), (out,), count)
         status = call(lists[0], norm._handle, count, max_norm, eps, *places)
         if not status:
-            return _list_results(places, given, norm._device)[0]
+            return (_list_results(places, given, norm._device) if undo else given)[0]
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):

@@ -14,6 +14,10 @@ pytestmark = pytest.mark.every_choice
 ARITHMETIC = {0, 1, 2, 3, 4, 8}
 #: (file, number) -> why it is no boundary
 ALLOWED = {
+    ("cpu/index_choice.c", 16): "the vectors of a list in registers: one, two, four",
+    ("cpu/index_choice.c", 32): "the vectors of a list in registers: one, two, four",
+    ("cpu/shape_slices.c", 16): "the pieces of a short run: of 4, 8 and 16",
+    ("cpu/shape_slices.c", 32): "the pieces of a short run: of 4, 8 and 16",
     ("cpu/linalg/gemm.c", 16): "the registers of a transposition that is written out",
     ("cpu/spectral/conv.c", 16): "the lanes of a chain whose order is part of the definition",
     ("cpu/spectral/plan.c", 5): "the length of a list on the line before",

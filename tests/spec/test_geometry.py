@@ -94,6 +94,7 @@ def convolved(*names: str, **changed: Any) -> Point:
     lists = {"kernel": 1, "stride": 1, "dilation": 1, "padding_low": 0, "padding_high": 0}
     values = {
         **dict.fromkeys(("batch", "groups", "in_channels", "out_channels"), 1),
+        "spatial": [3, 3],
         **{n: [v, v] for n, v in lists.items()},
     }
     return {**values, **changed}, set(names)
@@ -102,8 +103,9 @@ def convolved(*names: str, **changed: Any) -> Point:
 B = {f: {n: boundary(f, n) for n in names.split()} for f, names in {
     "reduce": "TASK MANY TL_COLUMN_CHUNK TL_FOLD_SEGMENT FOLD_ROOM TL_CUMSUM_CHUNK",
     "shape": "BAND LONG_RUN CHUNK", "softmax": "TL_ROW_TASK TL_ROW_FEW",
-    "norm": "TL_COLUMN_CHUNK TILE MANY_CHUNKS", "loss": "TL_SUM_LEAF", "pool": "TASK BLOCK NARROW SMALL", "conv": "TILE_ROWS",
-    "attention": "TILE BLOCK WIDTH", "scan": "TL_SCAN_CHUNK NARROW FEW", "spectral": "TL_FFT_DIRECT ROWS_ALONE TILE",
+    "norm": "TL_COLUMN_CHUNK TILE MANY_CHUNKS", "loss": "TL_SUM_LEAF",
+    "pool": "TASK BLOCK SHORT_ROW FEW_LANES TINY_ROW CELLS", "conv": "TILE_ROWS FEWEST PRODUCTS",
+    "attention": "TILE BLOCK TL_PANEL", "scan": "TL_SCAN_CHUNK NARROW FEW", "spectral": "TL_FFT_DIRECT ROWS_ALONE TILE",
 }.items()}  # fmt: skip
 TASK, CHUNK = B["reduce"]["TASK"], B["reduce"]["TL_COLUMN_CHUNK"]
 BAND, RUN = B["shape"]["BAND"], B["shape"]["LONG_RUN"]
@@ -112,7 +114,8 @@ ROWS, TILE = B["norm"]["TL_COLUMN_CHUNK"], B["norm"]["TILE"]
 LEAF, KEYS = B["loss"]["TL_SUM_LEAF"], B["attention"]["TILE"]
 STEPS, NARROW = B["scan"]["TL_SCAN_CHUNK"], B["scan"]["NARROW"]
 SEGMENT, ROOM, SUMS = B["reduce"]["TL_FOLD_SEGMENT"], B["reduce"]["FOLD_ROOM"], B["reduce"]["TL_CUMSUM_CHUNK"]
-WIDTHS, COLUMN, SMALL = B["pool"]["NARROW"], B["pool"]["BLOCK"], B["pool"]["SMALL"]
+SHORT, LANES, TINY, BAND_CELLS = (B["pool"][n] for n in ("SHORT_ROW", "FEW_LANES", "TINY_ROW", "CELLS"))
+PANEL, PLANES, IMAGE = B["attention"]["TL_PANEL"], B["conv"]["FEWEST"], B["conv"]["PRODUCTS"] // 64
 DIRECT, ALONE, BLOCK = B["spectral"]["TL_FFT_DIRECT"], B["spectral"]["ROWS_ALONE"], B["spectral"]["TILE"] ** 2
 #: of a slice: the sizes of the whole, its part, the steps, bits of the axes that run backwards, and the classes; `starts` are 0
 PARTS: list[tuple[Any, ...]] = [
@@ -186,11 +189,11 @@ POINTS: dict[str, list[Point]] = {
         "stride < kernel", "a window of padding alone"), pool(6, 2, 3, 0, "stride > kernel", "no padding",
         "cells that no window meets"), pool(6, 2, 3, 1, "stride > kernel", "padding up to half the kernel"),
         pool(B["pool"]["TASK"], 1, 1, 0, "no padding"), pool(B["pool"]["TASK"] + 1, 1, 1, 0, "no padding", "several tasks"),
-        image(1, WIDTHS, WIDTHS), image(1, WIDTHS - 1, WIDTHS - 1), image(1, WIDTHS, WIDTHS - 1, "many rows of few outputs"),
-        image(1, COLUMN, 1, "many rows of few outputs"), image(1, COLUMN + 1, 1, "many rows of few outputs",
-        "more rows of few outputs than a block has"), image(WIDTHS - 1, WIDTHS - 1, 1), image(WIDTHS, WIDTHS - 1, 1,
-        "small images of many channels"), image(WIDTHS, 16, SMALL // 16, "small images of many channels", stride=3),
-        image(WIDTHS, 19, SMALL // 16, stride=3)],
+        image(1, 9, 1), image(2, 9, TINY), image(2, 9, TINY - 1, "tiny rows of few channels"), image(LANES - 1, 9, TINY - 1,
+        "tiny rows of few channels"), image(LANES - 1, 9, TINY), image(LANES, 9, SHORT), image(LANES, 9, SHORT - 1,
+        "short rows of several channels"), image(LANES, 10, SHORT + 3, "short rows of several channels", stride=3),
+        image(LANES, 2 * BAND_CELLS, 1, "short rows of several channels"), image(LANES, 2 * BAND_CELLS + 1, 1,
+        "short rows of several channels", "planes of short rows in bands"), image(LANES, BAND_CELLS // SHORT, SHORT)],
     "conv": [({"batch": batch, "in_channels": 1, "out_channels": count, "spatial": [3], "kernel": [1], "stride": [1], "padding":
         [0]}, {"no padding", *names}) for batch, count, names in ((1, B["conv"]["TILE_ROWS"], ()), (2, 1, ("several images",)),
         (1, B["conv"]["TILE_ROWS"] + 1, ("several tiles of output channels",)))],
@@ -200,8 +203,8 @@ POINTS: dict[str, list[Point]] = {
         np.s_[3, 1:5], "a blocked region that ends inside a tile"), mask(KEYS + 1, 2, np.s_[3, 64], "a tile blocked whole"),
         mask(KEYS + 1, 2, np.s_[3, :], "a row blocked whole"), mask(B["attention"]["BLOCK"] + 1, 0, None,
         "several blocks of queries"), *(({**mask(2, 0, None)[0], "d": d}, {name} - {""}) for d, name in
-        ((B["attention"]["WIDTH"] - 1, ""), (B["attention"]["WIDTH"], "whole coordinates"), (B["attention"]["WIDTH"] + 1,
-        "coordinates with a rest"), (2 * B["attention"]["WIDTH"], "whole coordinates")))],
+        ((PANEL - 1, ""), (PANEL, "whole coordinates"), (PANEL + 1, "coordinates with a rest"), (2 * PANEL,
+        "whole coordinates")))],
     "grouped_attention": [(grouped(), set()), (grouped(kv_heads=1), {"grouped heads"}), (grouped(kv_heads=1, batch=0), set()),
         (grouped(queries=2), {"fewer queries than keys"}), (grouped(queries=0), set()), (grouped(queries=4),
         {"more queries than keys"}), (grouped(keys=0), set()), (grouped(width=3), {"values of another width"}),
@@ -275,7 +278,11 @@ POINTS: dict[str, list[Point]] = {
         "stride and dilation with a common factor", kernel=[2, 1], stride=[4, 1], dilation=[6, 1]), convolved("one group",
         "a dilated kernel", kernel=[2, 1], stride=[3, 1], dilation=[2, 1]), convolved("one group", padding_low=[1, 2],
         padding_high=[1, 2]), convolved("one group", "other padding after than before", padding_high=[0, 1]),
-        convolved("one group", "several images", batch=2)],
+        convolved("one group", "several images", batch=2), convolved("depthwise", groups=PLANES - 1, spatial=[1, 1]),
+        convolved("depthwise", "small images of many groups", groups=PLANES, spatial=[1, 1]), convolved("depthwise",
+        "small images of many groups", groups=PLANES, spatial=[1, IMAGE]), convolved("depthwise", groups=PLANES, spatial=[1,
+        IMAGE + 1]), convolved("several groups of many channels", groups=PLANES, spatial=[1, 1], in_channels=9),
+        convolved("small images of many groups", "several images", batch=2, groups=PLANES // 2, spatial=[1, 1], in_channels=2)],
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import _cffi_backend
 import numpy as np
 
 from tlrt import errors
@@ -32,7 +33,10 @@ from tlrt.errors import (
 
 _library = load()
 NULL = _library.ffi.NULL
-from_buffer = _library.ffi.from_buffer
+#: from_buffer(type, array, writable) is ``ffi.from_buffer`` of a type that ``ffi.typeof`` gave
+from_buffer = _cffi_backend.from_buffer
+UINT32S = _library.ffi.typeof("uint32_t[]")
+DOUBLES = _library.ffi.typeof("double[]")
 index = operator.index
 count = len
 uint32_list = convert.uint32_list
@@ -162,6 +166,12 @@ def lists(op: str, names: tuple[str, ...], values: tuple[Sequence[Buffer], ...])
     """The handles of each list as a C array, and the number of buffers in each."""
     count = len(values[0])
     arrays = []
+    for xs in values:
+        if type(xs) is Pack and len(xs) == count:
+            arrays.append(xs._handles)
+    if len(arrays) == len(values):
+        return arrays, count
+    arrays = []
     for name, xs in zip(names, values, strict=True):
         if type(xs) is not Pack and not isinstance(xs, (list, tuple)) and not convert.is_list(xs):
             raise TypeError("not a sequence")
@@ -183,9 +193,18 @@ def owner(op: str, name: str, xs: Sequence[Buffer], device: Device | None) -> De
 
 def list_slots(
     op: str, names: tuple[str, ...], out: Sequence[Sequence[Buffer | None] | None] | None, count: int
-) -> tuple[list[Any], list[Sequence[Buffer | None] | None], Iterator[Any]]:
+) -> tuple[list[Any], Sequence[Sequence[Buffer | None] | None], Iterable[Any]]:
     """One array of slots per list of outputs; the lists the caller supplied; and an iterator that, run to its end, releases
-    what C put into the slots that were empty. A pack's own array serves, as C writes to empty slots alone."""
+    what C put into the slots that were empty. A pack's own array serves, as C writes to empty slots alone. Where packs are all
+    there is the lists are the results, and nothing is to be released."""
+    places: list[Any] = []
+    if type(out) is tuple:
+        for xs in out:
+            if type(xs) is Pack and len(xs) == count:
+                places.append(xs._handles)
+        if len(places) == len(out) == len(names):
+            return places, tuple(map(list, out)), ()
+        places = []
     if out is None:
         out = (None,) * len(names)
     elif not isinstance(out, (tuple, list)) or len(out) != len(names):
@@ -193,7 +212,6 @@ def list_slots(
         expected = f"{len(names)} lists of buffers, for {', '.join(names)}"
         error = ArgumentError if isinstance(out, (tuple, list)) else ArgumentTypeError
         raise errors.refusal(error, op, "out", got, expected)
-    places: list[Any] = []
     empty: list[tuple[Any, int]] = []
     for name, xs in zip(names, out, strict=True):
         if xs is None:

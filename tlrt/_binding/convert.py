@@ -3,6 +3,7 @@
 Everything here refuses with the operation, the argument, what it got and what was expected.
 """
 
+import math
 import operator
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ from tlrt.errors import (
 )
 
 _LIMIT = 2**32
+_UINT32 = np.dtype(np.uint32)
 
 
 def type_name(value: object) -> str:
@@ -141,6 +143,10 @@ def float32(op: str, name: str, value: Any) -> npt.NDArray[np.float32]:
 def uint32(op: str, name: str, value: Any, dims: Sequence[int] | None = None) -> npt.NDArray[np.uint32]:
     """A C-contiguous uint32 array from any integers. `dims` is the shape it must hold; None wants one axis, of any
     length."""
+    if type(value) is np.ndarray and value.dtype is _UINT32 and value.ndim == 1:  # what most calls give
+        wanted = len(value) if dims is None else math.prod(dims)
+        if len(value) == wanted < _LIMIT and value.flags.carray:
+            return value
     expected = "integers"
     array = host_array(op, name, value, expected)
     if array.size == 0 and not isinstance(value, np.ndarray):
@@ -213,6 +219,10 @@ def _fits(op: str, name: str, array: npt.NDArray[Any], dims: Sequence[int] | Non
 
 def float64(op: str, name: str, value: Any, dims: Sequence[int] | None = None) -> npt.NDArray[np.float64]:
     """A C-contiguous float64 array; other floats, integers and bool are rounded once, anything else is refused."""
+    if type(value) is np.ndarray and value.dtype == np.float64 and value.shape == dims and value.size < _LIMIT:
+        flags = value.flags
+        if flags.c_contiguous and flags.aligned:
+            return value
     expected = f"float64, float32, {_OTHERS}"
     array = host_array(op, name, value, expected)
     if not is_real(array.dtype):
@@ -251,6 +261,6 @@ def is_list(value: object) -> bool:
 
 def uint32_list(values: Sequence[int]) -> list[int]:
     """A dimension list as cffi takes it; TypeError unless all are integers (cffi refuses what does not fit 32 bits)."""
-    if not is_list(values):
+    if type(values) is not tuple and type(values) is not list and not is_list(values):
         raise TypeError("not a sequence")
-    return [operator.index(v) for v in values]
+    return [*map(operator.index, values)]

@@ -233,8 +233,8 @@ def _masked(test):
 CLASSES: Classes = {
     **tiles("keys", lambda n, batch: n * (batch > 0), TILE),
     "several blocks of queries": lambda n: n > boundary("attention", "BLOCK"),
-    "coordinates with a rest": lambda d: d > boundary("attention", "WIDTH") and d % boundary("attention", "WIDTH") != 0,
-    "whole coordinates": lambda d: d >= boundary("attention", "WIDTH") and d % boundary("attention", "WIDTH") == 0,
+    "coordinates with a rest": lambda d: d > boundary("attention", "TL_PANEL") and d % boundary("attention", "TL_PANEL") != 0,
+    "whole coordinates": lambda d: d >= boundary("attention", "TL_PANEL") and d % boundary("attention", "TL_PANEL") == 0,
     "causal over several tiles": lambda n, mask_mode: mask_mode == 3 and n > TILE,
     "scores filled over several tiles": lambda n, mask_mode: mask_mode == 1 and n > TILE,
     "a mask that is not read": lambda mask, mask_mode, n: mask is not None and mask_mode in (0, 3) and n > 1,

@@ -460,12 +460,20 @@ GROUPED_PATHS = [
     _grouped_path(1, 3, 2, 3, (23, 65), 3, 1, 3, 3, 3), _grouped_path(3, 2, 17, 33, (17, 19), 3, 2, 2, 2, 3),
     _grouped_path(2, 1, 40, 64, (30, 33), 3, 1, 2, 2, 2), _grouped_path(2, 7, 1, 1, (300,), 7, 1, 1, 6, 0),
 ]  # fmt: skip
-TRANSPOSE_GROUPED_PATHS = [p | {"output_padding": [s - 1 for s in p["stride"]]} for p in GROUPED_PATHS[:5]]
+#: groups enough for their lanes, images small enough
+SMALL_PATHS = [_grouped_path(3, 67, 1, 1, (7, 6), 5, 2, 1, 2, 2), _grouped_path(37, 10, 2, 3, (5, 3), 3, 1, 1, 1, 2)]
+GROUPED_PATHS += SMALL_PATHS
+TRANSPOSE_GROUPED_PATHS = [
+    p | {"output_padding": [s - 1 for s in p["stride"]]} for p in GROUPED_PATHS[:5] + SMALL_PATHS
+]
 
 
 #: groups that are summed directly or by matrix products, and what the lists of either side do
 GROUPED_CLASSES: Classes = {
     "depthwise": lambda groups, in_channels, out_channels: groups > 1 and in_channels == out_channels == 1,
+    "small images of many groups": lambda batch, groups, in_channels, out_channels, spatial: groups > 1
+    and max(in_channels, out_channels) <= boundary("conv", "FEW_CHANNELS") and batch * groups >= boundary("conv", "FEWEST")
+    and 64 * math.prod(spatial) * in_channels * out_channels <= boundary("conv", "PRODUCTS"),
     "several groups of many channels": lambda groups, in_channels: groups > 1 and in_channels > 8,
     "one group": lambda groups: groups == 1,
     "a dilated kernel": lambda kernel, dilation: any(k > 1 and d > 1 for k, d in zip(kernel, dilation, strict=True)),

@@ -140,29 +140,20 @@ def _work(channels, spatial, kernel, stride, padding):
     return 4 * channels * math.prod(kernel) * math.prod(pool_out(spatial, kernel, stride, padding))
 
 
-def _outputs(spatial, kernel, stride, padding):
-    """The rows of a plane, and the outputs of a row."""
-    *_, rows, width = 1, *pool_out(spatial, kernel, stride, padding)
-    return rows, width
-
-
-def _lies_along_rows(spatial, kernel, stride, padding, least=1):
-    """Whether a unit is a block of outputs one below the other, of at least so many rows."""
-    rows, width = _outputs(spatial, kernel, stride, padding)
-    return width < boundary("pool", "NARROW") <= rows and rows >= least
-
-
-def _lies_along_channels(channels, spatial, kernel, stride, padding):
-    few = max(_outputs(spatial, kernel, stride, padding)) < boundary("pool", "NARROW")
-    return few and channels >= boundary("pool", "NARROW") and math.prod(spatial) <= boundary("pool", "SMALL")
+def _lanes_are_channels(channels, spatial, kernel, stride, padding):
+    """Whether rows are short enough for that."""
+    width = pool_out(spatial, kernel, stride, padding)[-1]
+    return channels >= boundary("pool", "FEW_LANES") and width < boundary("pool", "SHORT_ROW")
 
 
 CLASSES: Classes = {
     **WINDOWS,
-    "many rows of few outputs": _lies_along_rows,
-    "more rows of few outputs than a block has": lambda spatial, kernel, stride, padding: _lies_along_rows(
-        spatial, kernel, stride, padding, boundary("pool", "BLOCK") + 1),
-    "small images of many channels": _lies_along_channels,
+    "short rows of several channels": _lanes_are_channels,
+    "planes of short rows in bands": lambda channels, spatial, kernel, stride, padding: len(spatial) > 1
+    and _lanes_are_channels(channels, spatial, kernel, stride, padding)
+    and math.prod(spatial) > 2 * boundary("pool", "CELLS") >= math.prod(spatial[1:]) * (kernel[0] + stride[0]),
+    "tiny rows of few channels": lambda channels, spatial, kernel, stride, padding: 1 < channels < boundary("pool", "FEW_LANES")
+    and pool_out(spatial, kernel, stride, padding)[-1] < boundary("pool", "TINY_ROW"),
     **tiles("outputs of a row", lambda spatial, kernel, stride, padding: pool_out(spatial, kernel, stride, padding)[-1],
             boundary("pool", "BLOCK")),
     "several tasks": lambda channels, spatial: channels * math.prod(spatial) > boundary("pool", "TASK"),

@@ -1,6 +1,9 @@
 /* Elements onto the lanes of folds (formula/fold.h): rows of many lanes, and the rows of a few units at once. */
 #pragma once
 
+#include <string.h>
+
+#include "cpu/vector64.h"
 #include "formula/fold.h"
 
 enum {
@@ -24,43 +27,83 @@ static inline __attribute__((always_inline)) void multiply_four(double *v, doubl
     *v = product, *e = power, *zeros = none;
 }
 
-/* Whether the magnitudes of n elements all lie in 2^+-30: so many of them that a segment has on a lane, and a number of [1, 2), may
- * be multiplied before their power of two is taken out, and the product is the same number. Zeros and what is no number do not. */
-static inline __attribute__((always_inline)) int is_moderate(const float *x, int64_t n)
-{
-    const uint32_t least = tl_bits(0x1p-30f), reach = tl_bits(0x1p30f) - least;
-    uint32_t beyond = 0;
-    for (int64_t i = 0; i < n; i++)
-        beyond |= (tl_bits(x[i]) & 0x7fffffffu) - least > reach;
-    return !beyond;
-}
+/* The lanes of TAKE_UNITS products, and their powers of two. */
+typedef double tl_lane_vector __attribute__((vector_size(8 * TL_FOLD_LANES)));
+typedef int64_t tl_power_vector __attribute__((vector_size(8 * TL_FOLD_LANES)));
+typedef struct tl_unit_lanes {
+    tl_lane_vector lane[TAKE_UNITS];
+    tl_power_vector power[TAKE_UNITS];
+} tl_unit_lanes;
 
-/* The same of `rows` rows of n elements, `step` apart. */
-static inline __attribute__((always_inline)) int are_moderate(const float *x, int64_t step, int64_t n, int64_t rows)
+/* lanes[8 g + l] *= x[g][r * step + l] for r < rows, all lanes in registers, and the powers of two taken out onto `powers`. These
+ * are taken out of eight products at a time. Returns 0 where one of them is not within 2^+-511: of zeros, of what is no number and
+ * of numbers at the ends of float32 the lanes are of no use. A product that leaves the range of float64 on the way does not return
+ * to that of 2^+-511 within eight. */
+static inline __attribute__((always_inline)) int multiply_units(tl_unit_lanes *lanes, const float *const *x,
+                                                                int64_t step, int64_t rows)
 {
-    int all = 1;
-    for (int64_t r = 0; all && r < rows; r++)
-        all = is_moderate(x + r * step, n);
-    return all;
-}
-
-/* Multiplies them onto n lanes, and takes the powers of two out once. */
-static inline __attribute__((always_inline)) void multiply_moderate(double *v, int64_t plane, const float *x,
-                                                                    int64_t step, int64_t n, int64_t rows)
-{
-    for (int64_t c = 0; c < n; c += TAKE_WIDTH) {
-        const int64_t width = tl_imin(TAKE_WIDTH, n - c);
-        double lane[TAKE_WIDTH];
-        for (int64_t j = 0; j < width; j++)
-            lane[j] = v[c + j];
-        for (int64_t r = 0; r < rows; r++)
-            for (int64_t j = 0; j < width; j++)
-                lane[j] *= (double)x[r * step + c + j];
-        for (int64_t j = 0; j < width; j++) {
-            tl_fold_normalize(lane + j, v + plane + c + j);
-            v[c + j] = lane[j];
+    const int64_t at_once = 8;
+    tl_lane_vector lane[TAKE_UNITS], factor;
+    tl_power_vector power[TAKE_UNITS], usual = ~(tl_power_vector){0};
+    int64_t within = -1;
+    memcpy(lane, lanes->lane, sizeof lane);
+    memcpy(power, lanes->power, sizeof power);
+    for (int64_t r = 0; r < rows; r += at_once) {
+        for (int64_t k = r, end = tl_imin(r + at_once, rows); k < end; k++) {
+#pragma GCC unroll 4
+            for (int32_t u = 0; u < TAKE_UNITS; u++) {
+                for (int32_t l = 0; l < TL_FOLD_LANES; l += TL_LANES / 2) {
+                    const tl_vec64 part = tl_vec64_widen(x[u] + k * step + l);
+                    memcpy((double *)&factor + l, &part, sizeof part);
+                }
+                lane[u] *= factor;
+            }
+        }
+#pragma GCC unroll 4
+        for (int32_t u = 0; u < TAKE_UNITS; u++) {
+            const tl_power_vector bits = (tl_power_vector)lane[u];
+            usual &= bits ^ bits << 1; /* the first two bits of the exponent differ */
+            power[u] += (bits >> 52 & 0x7ff) - 1023;
+            lane[u] = (tl_lane_vector)((bits & ~(INT64_C(0x7ff) << 52)) | INT64_C(1023) << 52);
         }
     }
+    memcpy(lanes->lane, lane, sizeof lane);
+    memcpy(lanes->power, power, sizeof power);
+    for (int32_t l = 0; l < TL_FOLD_LANES; l++)
+        within &= usual[l];
+    return (int)(within >> 62 & 1);
+}
+
+/* Multiplies `rows` rows of n <= TAKE_WIDTH elements, `step` apart, onto n lanes, at most as many rows as a segment has on a lane. A
+ * row that is not full is filled with ones in a copy. */
+static inline void multiply_rows(double *v, int64_t plane, const float *x, int64_t step, int64_t n, int64_t rows)
+{
+    tl_unit_lanes lanes;
+    double *const lane = (double *)lanes.lane;
+    _Alignas(64) float copy[TL_FOLD_SEGMENT / TL_FOLD_LANES * TAKE_WIDTH];
+    const float *const from = n < TAKE_WIDTH ? copy : x;
+    for (int64_t k = 0; n < TAKE_WIDTH && k < rows; k++)
+        for (int64_t j = 0; j < TAKE_WIDTH; j++)
+            copy[k * TAKE_WIDTH + j] = j < n ? x[k * step + j] : 1.0f;
+    memset(lanes.power, 0, sizeof lanes.power);
+    for (int64_t j = 0; j < TAKE_WIDTH; j++)
+        lane[j] = j < n ? v[j] : 1.0;
+    if (multiply_units(&lanes, (const float *const[]){from, from + 8, from + 16, from + 24},
+                       n < TAKE_WIDTH ? TAKE_WIDTH : step, rows)) {
+        for (int64_t j = 0; j < n; j++) {
+            v[j] = lane[j];
+            v[plane + j] += (double)((const int64_t *)lanes.power)[j];
+        }
+        return;
+    }
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4)
+        for (int64_t j = 0; j < n; j++)
+            multiply_four(v + j, v + plane + j, v + 2 * plane + j, x + r * step + j, step);
+    for (; r < rows; r++)
+        for (int64_t j = 0; j < n; j++)
+            tl_fold_take(TL_FOLD_PRODUCT, v + j, v + plane + j, v + 2 * plane + j, x[r * step + j], 0.0,
+                         (tl_fold_rule){0});
 }
 
 /* Kinds of which an element costs no more than reading and writing its lane. */
@@ -89,12 +132,9 @@ static inline __attribute__((always_inline)) void take_rows_of(enum tl_fold_kind
     }
     for (int64_t count; kind == TL_FOLD_PRODUCT && r < rows; r += count) {
         count = tl_imin(rows - r, TL_FOLD_SEGMENT / TL_FOLD_LANES);
-        if (!are_moderate(x + r * step, step, n, count)) break;
-        multiply_moderate(v, plane, x + r * step, step, n, count);
+        for (int64_t j = 0; j < n; j += TAKE_WIDTH)
+            multiply_rows(v + j, plane, x + r * step + j, step, tl_imin(TAKE_WIDTH, n - j), count);
     }
-    for (; kind == TL_FOLD_PRODUCT && r + 4 <= rows; r += 4)
-        for (int64_t j = 0; j < n; j++)
-            multiply_four(v + j, v + plane + j, v + 2 * plane + j, x + r * step + j, step);
     for (; r < rows; r++)
         for (int64_t j = c; j < n; j++)
             tl_fold_take(kind, v + j, v + plane + j, v + 2 * plane + j, x[r * step + j], m[j], rule);
@@ -120,18 +160,7 @@ static void take_rows(enum tl_fold_kind kind, double *v, int64_t plane, const fl
 #undef TAKE
 }
 
-/* An element of a unit onto its lane, of a product without its power of two. */
-static inline __attribute__((always_inline)) void take_light(enum tl_fold_kind kind, double *lane, float x, double m,
-                                                             tl_fold_rule rule)
-{
-    if (kind == TL_FOLD_PRODUCT)
-        *lane *= (double)x;
-    else
-        tl_fold_take(kind, lane, NULL, NULL, x, m, rule);
-}
-
-/* `rows` rows of TL_FOLD_LANES elements of each of TAKE_UNITS units onto their lanes, which stay in registers. The elements of a
- * product are moderate. */
+/* `rows` rows of TL_FOLD_LANES elements of each of TAKE_UNITS units onto their lanes, which stay in registers. */
 static inline __attribute__((always_inline)) void take_units_of(enum tl_fold_kind kind, double *restrict v,
                                                                 const float *const *x, const double *restrict m,
                                                                 int64_t rows, tl_fold_rule rule)
@@ -142,13 +171,13 @@ static inline __attribute__((always_inline)) void take_units_of(enum tl_fold_kin
         lane[j] = v[j];
     for (int64_t r = 0; r < rows * TL_FOLD_LANES; r += TL_FOLD_LANES) {
         for (int32_t l = 0; l < TL_FOLD_LANES; l++)
-            take_light(kind, lane + l, a[r + l], m[l], rule);
+            tl_fold_take(kind, lane + l, NULL, NULL, a[r + l], m[l], rule);
         for (int32_t l = 0; l < TL_FOLD_LANES; l++)
-            take_light(kind, lane + TL_FOLD_LANES + l, b[r + l], m[TL_FOLD_LANES + l], rule);
+            tl_fold_take(kind, lane + TL_FOLD_LANES + l, NULL, NULL, b[r + l], m[TL_FOLD_LANES + l], rule);
         for (int32_t l = 0; l < TL_FOLD_LANES; l++)
-            take_light(kind, lane + 2 * TL_FOLD_LANES + l, c[r + l], m[2 * TL_FOLD_LANES + l], rule);
+            tl_fold_take(kind, lane + 2 * TL_FOLD_LANES + l, NULL, NULL, c[r + l], m[2 * TL_FOLD_LANES + l], rule);
         for (int32_t l = 0; l < TL_FOLD_LANES; l++)
-            take_light(kind, lane + 3 * TL_FOLD_LANES + l, d[r + l], m[3 * TL_FOLD_LANES + l], rule);
+            tl_fold_take(kind, lane + 3 * TL_FOLD_LANES + l, NULL, NULL, d[r + l], m[3 * TL_FOLD_LANES + l], rule);
     }
     for (int32_t j = 0; j < TAKE_WIDTH; j++)
         v[j] = lane[j];
@@ -166,7 +195,6 @@ static void take_units(enum tl_fold_kind kind, double *v, const float *const *x,
         TAKE(TL_FOLD_DEVIATION)
         TAKE(TL_FOLD_EQUAL)
         TAKE(TL_FOLD_LARGEST)
-        TAKE(TL_FOLD_PRODUCT)
     default: break;
     }
 #undef TAKE

@@ -291,7 +291,15 @@ static void take_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
 {
     const axis_job *job = arg;
     const int64_t inner = job->inner, step = job->ii > 1, end = tl_imin((t + 1) * job->per_task, job->outer * job->k);
-    for (int64_t r = t * job->per_task; r < end; r++) {
+    for (int64_t r = t * job->per_task, run; inner == 1 && r < end; r += run) { /* elements, row by row */
+        const int64_t o = r / job->k, j = r % job->k;
+        const uint32_t *at = indices_of(job, o, j);
+        const float *x = job->x + o * job->n;
+        run = tl_imin(job->k - j, end - r);
+        for (int64_t c = 0; c < run; c++)
+            job->out[r + c] = at[c] < job->n ? x[at[c]] : 0.0f;
+    }
+    for (int64_t r = t * job->per_task; inner > 1 && r < end; r++) {
         const int64_t o = r / job->k;
         const uint32_t *at = indices_of(job, o, r % job->k);
         const float *x = job->x + o * job->n * inner;
@@ -337,7 +345,12 @@ static void add_unit(const axis_job *job, int64_t u)
         else
             memset(out + j * job->inner, 0, (size_t)run * sizeof *out);
     }
-    for (int64_t j = 0; j < job->k && !tl_interrupted(); j++) {
+    for (int64_t j = 0; job->inner == 1 && j < job->k; j++) {
+        const uint32_t at = indices_of(job, o, 0)[j];
+        if (j % CHUNK == CHUNK - 1 && tl_interrupted()) return;
+        if (at < job->n) out[at] += job->values[o * job->k + j];
+    }
+    for (int64_t j = 0; job->inner > 1 && j < job->k && !tl_interrupted(); j++) {
         const float *values = job->values + (o * job->k + j) * job->inner + first;
         const uint32_t *at = indices_of(job, o, j) + (job->ii > 1 ? first : 0);
         if (job->ii == 1)

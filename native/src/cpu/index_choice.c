@@ -1,15 +1,23 @@
 /* Places of the largest and smallest elements on the CPU. formula/order.h says which comes first. */
+#include <string.h>
+
 #include "core/interrupt.h"
 #include "core/threads.h"
+#include "cpu/stream.h"
 #include "formula/integer.h"
 #include "formula/order.h"
 #include "generated/index.h"
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 enum {
     PART = 65536,     /* elements of a row, or of short rows together, per task */
     GROUP = 1024,     /* of them looked through at once */
     COLUMNS = 512,    /* columns of a unit of argmax along an axis that others follow */
     TOP_TASK = 8192,  /* elements of short rows per task of top-k, which takes longer for each */
+    FEW = 64,         /* the most that top-k keeps in registers */
     ORDER_LANES = 64, /* a loop that the compiler vectorises and does not unroll */
 };
 
@@ -138,6 +146,10 @@ static int32_t argument(tl_context *ctx, const float *x, int64_t outer, int64_t 
                         uint32_t *out)
 {
     arg_job job = {x, out, outer, n, inner, tl_ceil_div(n, PART), 0, 0, sign};
+    if (n == 1) {
+        memset(out, 0, (size_t)(outer * inner) * sizeof *out);
+        return TORCHLEAN_OK;
+    }
     if (inner > 1) {
         run_units(&job, outer * tl_ceil_div(inner, COLUMNS), n * tl_imin(inner, COLUMNS), column_task);
         return TORCHLEAN_OK;
@@ -193,7 +205,42 @@ static void sift(uint64_t *heap, int64_t at, int64_t size)
     heap[at] = rank;
 }
 
-/* A row, whose elements lie `inner` apart: a heap of the k largest ranks so far, emptied from the smallest. */
+/* The orders of n <= ORDER_LANES elements, `inner` apart; the largest. */
+static inline uint32_t read_orders(const float *x, int64_t inner, int64_t n, int smallest, uint32_t *order)
+{
+    const uint32_t flip = smallest ? UINT32_MAX : 0;
+    uint32_t lane[TL_LINE] = {0}, most = 0;
+    TL_FOR_LINES(i, 0, n, order[i] = tl_order_bits(x[i * inner]) ^ flip;);
+    for (int64_t i = n; i % TL_LINE != 0; i++)
+        order[i] = 0;
+    for (int64_t i = 0; i < n; i += TL_LINE)
+        for (int32_t l = 0; l < TL_LINE; l++)
+            lane[l] = order[i + l] > lane[l] ? order[i + l] : lane[l];
+    for (int32_t l = 0; l < TL_LINE; l++)
+        most = lane[l] > most ? lane[l] : most;
+    return most;
+}
+
+/* `statement` for the rank of every element of a row from `begin` on, whose elements lie `inner` apart, that is above `last`; of a group of elements
+ * that are all below it none is looked at. */
+#define EACH_ABOVE(begin, last, ...)                                                             \
+    for (int64_t first_ = (begin); first_ < job->n; first_ += ORDER_LANES) {                           \
+        uint32_t order_[ORDER_LANES];                                                            \
+        const int64_t n_ = tl_imin(ORDER_LANES, job->n - first_);                                \
+        const float *const at_ = x + first_ * inner;                                             \
+        if ((first_ - (begin)) % PART == 0 && tl_interrupted()) return;                          \
+        if ((inner == 1 ? read_orders(at_, 1, n_, job->smallest, order_)                         \
+                        : read_orders(at_, inner, n_, job->smallest, order_)) < (last) >> 32)    \
+            continue;                                                                            \
+        for (int64_t i_ = 0; i_ < n_; i_++) {                                                    \
+            const uint64_t rank = tl_rank_of(order_[i_], (uint32_t)(first_ + i_));               \
+            if (rank > (last)) {                                                                 \
+                __VA_ARGS__;                                                                     \
+            }                                                                                    \
+        }                                                                                        \
+    }
+
+/* A row: a heap of the k largest ranks so far, emptied from the smallest. */
 static void find_top(const top_job *job, int64_t row)
 {
     const int64_t k = job->k, inner = job->inner, o = inner == 1 ? row : row / inner, c = row - o * inner;
@@ -204,13 +251,7 @@ static void find_top(const top_job *job, int64_t row)
         heap[i] = tl_rank(x[i * inner], (uint32_t)i, job->smallest, 0);
     for (int64_t i = k / 2; i-- > 0;)
         sift(heap, i, k);
-    for (int64_t i = k; i < job->n; i++) {
-        const uint64_t rank = tl_rank(x[i * inner], (uint32_t)i, job->smallest, 0);
-        if (rank < heap[0]) continue;
-        heap[0] = rank;
-        sift(heap, 0, k);
-        if (i % PART == 0 && tl_interrupted()) return;
-    }
+    EACH_ABOVE(k, heap[0], heap[0] = rank; sift(heap, 0, k));
     for (int64_t left = k; left-- > 0;) {
         out[left * inner] = tl_rank_place(heap[0]);
         heap[0] = heap[left];
@@ -218,12 +259,85 @@ static void find_top(const top_job *job, int64_t row)
     }
 }
 
+typedef uint64_t ranks __attribute__((vector_size(64)));
+
+#if defined(__AVX512F__) /* which gcc does not find */
+static inline ranks larger_of(ranks a, ranks b) { return (ranks)_mm512_max_epu64((__m512i)a, (__m512i)b); }
+static inline ranks smaller_of(ranks a, ranks b) { return (ranks)_mm512_min_epu64((__m512i)a, (__m512i)b); }
+#else
+static inline ranks larger_of(ranks a, ranks b)
+{
+    const ranks first = (ranks)(a > b);
+    return (a & first) | (b & ~first);
+}
+static inline ranks smaller_of(ranks a, ranks b) { return a ^ b ^ larger_of(a, b); }
+#endif
+
+/* Every rank of `at` a place lower, the last one of `before` above them. */
+#ifdef __clang__
+#define PLACE_LOWER(before, at) __builtin_shufflevector(before, at, 7, 8, 9, 10, 11, 12, 13, 14)
+#else
+#define PLACE_LOWER(before, at) __builtin_shuffle(before, at, (ranks){7, 8, 9, 10, 11, 12, 13, 14})
+#endif
+
+/* The same where k is at most 8 `vectors`, a constant: the ranks so far stand in registers, the largest first, and one that is larger
+ * than the last of k moves those that are smaller by a place. */
+static inline __attribute__((always_inline)) void find_few(const top_job *job, int64_t row, int32_t vectors)
+{
+    const int64_t k = job->k, inner = job->inner, o = inner == 1 ? row : row / inner, c = row - o * inner;
+    const float *x = job->x + o * job->n * inner + c;
+    uint32_t *out = job->out + o * k * inner + c;
+    ranks top[FEW / 8] = {{0}};
+    uint64_t last = 0; /* below all */
+    EACH_ABOVE(
+        0, last, ranks before = ~(ranks){0}; for (int32_t v = 0; v < vectors; v++) {
+            const ranks above = PLACE_LOWER(before, top[v]);
+            before = top[v];
+            top[v] = larger_of(top[v], smaller_of(above, rank - (ranks){0}));
+        } last = ((const uint64_t *)top)[k - 1];)
+    for (int64_t i = 0; i < k; i++)
+        out[i * inner] = tl_rank_place(((const uint64_t *)top)[i]);
+}
+
+/* The first of the largest alone. */
+static void find_first(const top_job *job, int64_t row)
+{
+    const int64_t inner = job->inner, o = inner == 1 ? row : row / inner, c = row - o * inner;
+    const float *x = job->x + o * job->n * inner + c;
+    uint32_t order[ORDER_LANES], best = 0, place = 0;
+    for (int64_t first = 0; first < job->n; first += ORDER_LANES) {
+        const int64_t n = tl_imin(ORDER_LANES, job->n - first);
+        const uint32_t most = inner == 1 ? read_orders(x + first, 1, n, job->smallest, order)
+                                         : read_orders(x + first * inner, inner, n, job->smallest, order);
+        if (first % PART == 0 && tl_interrupted()) return;
+        if (most <= best) continue;
+        uint32_t at = 0;
+        while (order[at] != most)
+            at++;
+        best = most;
+        place = (uint32_t)first + at;
+    }
+    job->out[row] = place;
+}
+
 /* A task owns one row, or several short ones. */
 static void top_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const top_job *job = arg;
-    for (int64_t row = task * job->per_task, end = tl_imin(job->rows, row + job->per_task); row < end; row++)
-        find_top(job, row);
+    for (int64_t row = task * job->per_task, end = tl_imin(job->rows, row + job->per_task); row < end; row++) {
+        if (job->k == 1)
+            find_first(job, row);
+        else if (job->k <= 8)
+            find_few(job, row, 1);
+        else if (job->k <= 16)
+            find_few(job, row, 2);
+        else if (job->k <= 32)
+            find_few(job, row, 4);
+        else if (job->k <= FEW)
+            find_few(job, row, FEW / 8);
+        else
+            find_top(job, row);
+    }
 }
 
 int32_t tl_cpu_topk(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner, int64_t k,
@@ -231,7 +345,7 @@ int32_t tl_cpu_topk(tl_context *ctx, const float *x, int64_t outer, int64_t n, i
 {
     top_job job = {.x = x, .out = out, .n = n, .inner = inner, .k = k, .smallest = !largest};
     void *scratch;
-    int32_t status = tl_pool_alloc(ctx, (size_t)(outer * inner * k) * sizeof(uint64_t), &scratch);
+    int32_t status = tl_pool_alloc(ctx, k > FEW ? (size_t)(outer * inner * k) * sizeof(uint64_t) : 0, &scratch);
     if (status) return status;
     job.heaps = scratch;
     job.rows = outer * inner;

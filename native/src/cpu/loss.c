@@ -41,7 +41,7 @@ static int32_t sum_pairs(tl_context *ctx, tl_task_fn leaf, const float *yhat, co
     if (status) return status;
     pair_job j = {.yhat = yhat, .target = target, .out = scratch, .n = n};
     tl_parallel(leaves, leaf, &j);
-    const float sum = tl_sum_of_leaves(j.out, leaves);
+    const float sum = tl_row_sum(j.out, leaves);
     out[0] = mean ? tl_per_count(sum, n) : sum;
     tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;
@@ -110,12 +110,12 @@ typedef struct entropy_job {
 static void loss_row(const void *arg, const tl_row *r)
 {
     const entropy_job *j = arg;
-    const uint32_t label = j->labels[r->row]; /* of an index buffer: nobody has looked at it */
-    const float labelled = label < j->cols ? j->base.x[r->row * j->cols + label] : TL_NAN;
-    j->base.out[r->row] = tl_cross_entropy_row(labelled, r->stat[MAXIMUM], tl_sum_of_leaves(r->sum, r->leaves));
+    TL_EACH_ROW(r, const int64_t row = r->row + k; const uint32_t label = j->labels[row]; /* nobody has looked at it */
+                const float labelled = label < j->cols ? j->base.x[row * j->cols + label] : TL_NAN;
+                j->base.out[row] = tl_cross_entropy_row(labelled, stat[MAXIMUM], tl_sum_of_leaves(r, r->sum, k)));
 }
 
-static void grad_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(grad_leaf)
 {
     const entropy_job *j = arg;
     const float *e = p->work ? p->work : j->base.out + p->at, s = p->stat[SUM], r = p->stat[DERIVED], c = j->factor;

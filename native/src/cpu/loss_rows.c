@@ -14,12 +14,9 @@ typedef struct rows_job {
 
 static inline float weight_of(const rows_job *j, int64_t c) { return j->weights ? j->weights[c] : 1.0f; }
 
-static void logarithm_row(TL_UNUSED const void *arg, const tl_row *r)
-{
-    r->stat[SUM] = tl_log(tl_sum_of_leaves(r->sum, r->leaves));
-}
+static void logarithm_row(TL_UNUSED const void *arg, const tl_row *r) { tl_put_logarithms(r, SUM); }
 
-static void spread_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(spread_leaf)
 {
     const rows_job *j = arg;
     const float *x = j->base.x + p->at, *w = j->weights ? j->weights + p->first : NULL;
@@ -30,24 +27,23 @@ static void spread_leaf(const void *arg, const tl_leaf *p)
         TL_LEAF_SUM(*p->sum, p->n, s - (x[i] - m));
 }
 
-static void put_loss(const rows_job *j, const tl_row *r, float log_s, float spread)
+static void put_loss(const rows_job *j, int64_t row, const float *stat, float spread)
 {
-    const int64_t label = j->labels[r->row];
-    j->base.out[r->row] = label >= j->cols
-                              ? 0.0f
-                              : tl_smoothed_loss(log_s, j->base.x[r->row * j->cols + label], r->stat[MAXIMUM],
-                                                 weight_of(j, label), spread, j->cols, j->h);
+    const int64_t label = j->labels[row];
+    j->base.out[row] = label >= j->cols ? 0.0f
+                                        : tl_smoothed_loss(stat[SUM], j->base.x[row * j->cols + label], stat[MAXIMUM],
+                                                           weight_of(j, label), spread, j->cols, j->h);
 }
 
 static void plain_loss_row(const void *arg, const tl_row *r)
 {
     logarithm_row(arg, r);
-    put_loss(arg, r, r->stat[SUM], 0.0f);
+    TL_EACH_ROW(r, put_loss(arg, r->row + k, stat, 0.0f));
 }
 
 static void smoothed_loss_row(const void *arg, const tl_row *r)
 {
-    put_loss(arg, r, r->stat[SUM], tl_sum_of_leaves(r->sum, r->leaves));
+    TL_EACH_ROW(r, put_loss(arg, r->row + k, stat, tl_sum_of_leaves(r, r->sum, k)));
 }
 
 /* Short rows, as bundles: the losses, and the gradient. */
@@ -117,7 +113,7 @@ int32_t tl_cpu_cross_entropy_rows(tl_context *ctx, const float *logits, const ui
     return tl_run_rows(ctx, &j, smoothing > 0.0f ? smoothed : plain, smoothing > 0.0f ? 3 : 2, loss_bundle, rows, cols);
 }
 
-static void smoothed_grad_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(smoothed_grad_leaf)
 {
     const rows_job *j = arg;
     float *const out = j->base.out + p->at;

@@ -35,7 +35,7 @@ enum { MEAN, ISTD, MEAN_A, MEAN_AX };
 
 /* ---- mean and variance ------------------------------------------------------------------------------------------- */
 
-static void sum_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(sum_leaf)
 {
     const job *a = arg;
     *p->sum = tl_leaf_sum(a->x + p->at, p->n);
@@ -44,11 +44,11 @@ static void sum_leaf(const void *arg, const tl_leaf *p)
 static void mean_row(const void *arg, const tl_row *r)
 {
     const job *a = arg;
-    r->stat[MEAN] = tl_per_count(tl_sum_of_leaves(r->sum, r->leaves), a->cols);
-    if (a->means) a->means[r->row] = r->stat[MEAN];
+    TL_EACH_ROW(r, stat[MEAN] = tl_per_count(tl_sum_of_leaves(r, r->sum, k), a->cols);
+                if (a->means) a->means[r->row + k] = stat[MEAN]);
 }
 
-static void squares_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(squares_leaf)
 {
     const job *a = arg;
     const float *x = a->x + p->at, mean = p->stat[MEAN];
@@ -58,13 +58,13 @@ static void squares_leaf(const void *arg, const tl_leaf *p)
 static void deviation_row(const void *arg, const tl_row *r)
 {
     const job *a = arg;
-    r->stat[ISTD] = tl_inverse_deviation(tl_sum_of_leaves(r->sum, r->leaves), a->cols, a->eps);
-    if (a->istds) a->istds[r->row] = r->stat[ISTD];
+    TL_EACH_ROW(r, stat[ISTD] = tl_inverse_deviation(tl_sum_of_leaves(r, r->sum, k), a->cols, a->eps);
+                if (a->istds) a->istds[r->row + k] = stat[ISTD]);
 }
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-static void layer_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(layer_leaf)
 {
     const job *a = arg;
     const float *x = a->x + p->at, *gamma = a->gamma + p->first, *beta = a->beta + p->first;
@@ -73,7 +73,7 @@ static void layer_leaf(const void *arg, const tl_leaf *p)
                   fmaf(tl_normalised(x[i], mean, istd), gamma[i], beta[i]));
 }
 
-static void channel_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(channel_leaf)
 {
     const job *a = arg;
     const float *x = a->x + p->at, gamma = a->gamma[p->row], beta = a->beta[p->row];
@@ -128,7 +128,7 @@ int32_t tl_cpu_batchnorm_channel_first(tl_context *ctx, const float *x, const fl
 }
 
 /* Rows around 0: the mean is 0 throughout, and beta is none. */
-static void plain_squares_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(plain_squares_leaf)
 {
     const job *a = arg;
     const float *x = a->x + p->at;
@@ -138,12 +138,11 @@ static void plain_squares_leaf(const void *arg, const tl_leaf *p)
 static void plain_deviation_row(const void *arg, const tl_row *r)
 {
     const job *a = arg;
-    r->stat[MEAN] = r->stat[MEAN_A] = 0.0f;
-    if (a->means) a->means[r->row] = 0.0f;
+    TL_EACH_ROW(r, stat[MEAN] = stat[MEAN_A] = 0.0f; if (a->means) a->means[r->row + k] = 0.0f);
     deviation_row(arg, r);
 }
 
-static void rms_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(rms_leaf)
 {
     const job *a = arg;
     const float *x = a->x + p->at, *gamma = a->gamma + p->first, istd = p->stat[ISTD];
@@ -180,7 +179,7 @@ int32_t tl_cpu_rms_norm(tl_context *ctx, const float *x, const float *gamma, int
 
 /* ---- gradients along rows ---------------------------------------------------------------------------------------- */
 
-static void products_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(products_leaf)
 {
     const job *a = arg;
     const float *x = a->x + p->at, *g = a->g + p->at, *gamma = a->gamma + p->first;
@@ -188,15 +187,15 @@ static void products_leaf(const void *arg, const tl_leaf *p)
     TL_LEAF_SUM(*p->other, p->n, (g[i] * gamma[i]) * tl_normalised(x[i], mean, istd));
 }
 
-static void layer_means_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(layer_means_leaf)
 {
     const job *a = arg;
     const float *g = a->g + p->at, *gamma = a->gamma + p->first;
     TL_LEAF_SUM(*p->sum, p->n, g[i] * gamma[i]);
-    products_leaf(arg, p);
+    products_leaf_of(arg, p);
 }
 
-static void channel_means_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(channel_means_leaf)
 {
     const job *a = arg;
     const float *x = a->x + p->at, *g = a->g + p->at;
@@ -208,20 +207,18 @@ static void channel_means_leaf(const void *arg, const tl_leaf *p)
 static void means_row(const void *arg, const tl_row *r)
 {
     const job *a = arg;
-    const float sum_a = tl_sum_of_leaves(r->sum, r->leaves), sum_ax = tl_sum_of_leaves(r->other, r->leaves);
-    r->stat[MEAN_A] = tl_per_count(sum_a, a->cols);
-    r->stat[MEAN_AX] = tl_per_count(sum_ax, a->cols);
-    if (a->gbeta) a->gbeta[r->row] = sum_a;
-    if (a->ggamma) a->ggamma[r->row] = sum_ax;
+    TL_EACH_ROW(r, const float sum_a = tl_sum_of_leaves(r, r->sum, k), sum_ax = tl_sum_of_leaves(r, r->other, k);
+                stat[MEAN_A] = tl_per_count(sum_a, a->cols); stat[MEAN_AX] = tl_per_count(sum_ax, a->cols);
+                if (a->gbeta) a->gbeta[r->row + k] = sum_a; if (a->ggamma) a->ggamma[r->row + k] = sum_ax);
 }
 
 static void product_mean_row(const void *arg, const tl_row *r)
 {
     const job *a = arg;
-    r->stat[MEAN_AX] = tl_per_count(tl_sum_of_leaves(r->other, r->leaves), a->cols);
+    TL_EACH_ROW(r, stat[MEAN_AX] = tl_per_count(tl_sum_of_leaves(r, r->other, k), a->cols));
 }
 
-static void layer_grad_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(layer_grad_leaf)
 {
     const job *a = arg;
     if (!a->out) return;
@@ -231,7 +228,7 @@ static void layer_grad_leaf(const void *arg, const tl_leaf *p)
              tl_norm_grad(g[i] * gamma[i], tl_normalised(x[i], mean, istd), mean_a, mean_ax, istd));
 }
 
-static void channel_grad_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(channel_grad_leaf)
 {
     const job *a = arg;
     if (!a->out) return;
@@ -389,20 +386,15 @@ static void chunk_task(void *arg, int64_t chunk, int32_t worker)
         gamma[j] = 0.0f;
     for (int64_t first = 0; first < rows; first += GROUP) {
         const int64_t count = tl_imin(rows - first, GROUP), at = (from + first) * cols;
-        float sum, other, stat[GROUP][TL_ROW_STATS], means[GROUP], istds[GROUP];
-        for (int64_t r = 0; r < count; r++) {
-            const int64_t row = from + first + r;
-            const tl_leaf leaf = {row, 0, cols, row * cols, NULL, &sum, &other, stat[r]};
-            for (int32_t p = 0; p < c->count - 1; p++) {
-                c->phases[p].leaf(a, &leaf);
-                c->phases[p].row(a, &(tl_row){row, 1, &sum, &other, stat[r]});
-            }
-            means[r] = stat[r][MEAN], istds[r] = stat[r][ISTD];
+        float sum[TL_ROW_BLOCK], other[TL_ROW_BLOCK], stat[GROUP * TL_ROW_STATS], means[GROUP], istds[GROUP];
+        for (int32_t p = 0; p < c->count; p++) {
+            if (p == c->count - 1)
+                add_to_chains(a->x + at, a->g + at, cols, means, istds, count, cols, gamma, beta, cols);
+            c->phases[p].leaf(a, &(tl_leaf){from + first, 0, cols, at, NULL, sum, other, stat}, count);
+            if (c->phases[p].row) c->phases[p].row(a, &(tl_row){from + first, count, 1, sum, other, stat});
+            for (int64_t r = 0; r < count; r++)
+                means[r] = stat[r * TL_ROW_STATS + MEAN], istds[r] = stat[r * TL_ROW_STATS + ISTD];
         }
-        add_to_chains(a->x + at, a->g + at, cols, means, istds, count, cols, gamma, beta, cols);
-        for (int64_t r = 0; r < count; r++)
-            c->phases[c->count - 1].leaf(
-                a, &(tl_leaf){from + first + r, 0, cols, at + r * cols, NULL, &sum, &other, stat[r]});
     }
     join_chains(gamma, cols, c->gamma_parts + chunk * cols);
     join_chains(beta, cols, c->beta_parts + chunk * cols);

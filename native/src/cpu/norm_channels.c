@@ -15,7 +15,7 @@ typedef struct affine_job {
     int stream;
 } affine_job;
 
-static void affine_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(affine_leaf)
 {
     const affine_job *a = arg;
     const int64_t c = p->row % a->channels;
@@ -23,7 +23,7 @@ static void affine_leaf(const void *arg, const tl_leaf *p)
     TL_WRITE(a->stream, a->out + p->at, p->n, tl_channel_affine(x[i], center, slope, shift));
 }
 
-static void affine_sample(const void *arg, const tl_leaf *p)
+TL_LEAF(affine_sample)
 {
     const affine_job *a = arg;
     const float *x = a->x + p->at, *center = a->center + p->first, *slope = a->slope + p->first;
@@ -31,22 +31,47 @@ static void affine_sample(const void *arg, const tl_leaf *p)
     TL_WRITE(a->stream, a->out + p->at, p->n, tl_channel_affine(x[i], center[i], slope[i], shift[i]));
 }
 
+/* Fewer positions than a line has are no row of their own where a batch repeats them. */
+enum { FEW_POSITIONS = 16, REPEATED = 4 };
+
+/* out[c * positions + p] = of[c]. */
+static float *repeat_each(const float *of, int64_t channels, int64_t positions, float *out)
+{
+    for (int64_t c = 0; c < channels; c++)
+        for (int64_t p = 0; p < positions; p++)
+            out[c * positions + p] = of[c];
+    return out;
+}
+
 int32_t tl_cpu_channel_affine(tl_context *ctx, const float *x, const float *center, const float *slope,
                               const float *shift, int64_t batch, int64_t channels, int64_t positions, float *out)
 {
     static const tl_row_phase by_channel = {affine_leaf, NULL}, by_sample = {affine_sample, NULL};
-    const affine_job a = {.x = x,
-                          .center = center,
-                          .slope = slope,
-                          .shift = shift,
-                          .out = out,
-                          .channels = channels,
-                          .stream = batch * channels * positions >= TL_STREAM_FROM};
+    affine_job a = {.x = x,
+                    .center = center,
+                    .slope = slope,
+                    .shift = shift,
+                    .out = out,
+                    .channels = channels,
+                    .stream = batch * channels * positions >= TL_STREAM_FROM};
+    if (positions > 1 && positions < FEW_POSITIONS &&
+        batch >= REPEATED) { /* samples are rows, of whose elements each has its own map */
+        const int64_t cols = channels * positions;
+        void *scratch;
+        int32_t status = tl_pool_alloc(ctx, (size_t)(3 * cols) * sizeof(float), &scratch);
+        if (status) return status;
+        a.center = repeat_each(center, channels, positions, scratch);
+        a.slope = repeat_each(slope, channels, positions, (float *)scratch + cols);
+        a.shift = repeat_each(shift, channels, positions, (float *)scratch + 2 * cols);
+        status = tl_run_phases(ctx, &a, &by_sample, 1, batch, cols);
+        tl_pool_free(ctx, scratch);
+        return status;
+    }
     return positions == 1 ? tl_run_phases(ctx, &a, &by_sample, 1, batch, channels)
                           : tl_run_phases(ctx, &a, &by_channel, 1, batch * channels, positions);
 }
 
-static void affine_grad_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(affine_grad_leaf)
 {
     const affine_job *a = arg;
     const int64_t c = p->row % a->channels;
@@ -59,11 +84,13 @@ static void affine_grad_leaf(const void *arg, const tl_leaf *p)
 static void affine_grad_row(const void *arg, const tl_row *r)
 {
     const affine_job *a = arg;
-    if (a->sums) a->sums[r->row] = tl_sum_of_leaves(r->sum, r->leaves);
-    if (a->sums_times) a->sums_times[r->row] = tl_sum_of_leaves(r->other, r->leaves);
+    for (int64_t k = 0; k < r->rows; k++) {
+        if (a->sums) a->sums[r->row + k] = tl_sum_of_leaves(r, r->sum, k);
+        if (a->sums_times) a->sums_times[r->row + k] = tl_sum_of_leaves(r, r->other, k);
+    }
 }
 
-static void affine_grad_sample(const void *arg, const tl_leaf *p)
+TL_LEAF(affine_grad_sample)
 {
     const affine_job *a = arg;
     const float *x = a->x + p->at, *g = a->g + p->at, *center = a->center + p->first, *slope = a->slope + p->first;

@@ -2,8 +2,8 @@
  *
  * Forward: the unit is a block of a row of outputs. Its accumulators, one per output, lie in L1; every row of cells the
  * block's windows meet passes over them once, in row-major order, so a loop runs over neighbouring outputs and
- * vectorises for the strides 1 and 2, while each sum keeps the order of its window's cells. Where a row has few outputs,
- * the unit is a block of outputs along another axis, perhaps that of the channels, and a pass goes over one cell of each window.
+ * vectorises for the strides 1 and 2, while each sum keeps the order of its window's cells. Where rows have few
+ * outputs, lanes are channels (pool_lanes.c).
  *
  * Gradients: a task owns a contiguous range of cells (rows of the first spatial axis of one channel, or whole
  * channels), visits the windows that meet it in row-major order, computes what it needs of a window anew, and adds only
@@ -11,29 +11,17 @@
  * Windows of padding alone are never visited. */
 #include <string.h>
 
-#include "core/threads.h"
-#include "formula/count.h"
 #include "formula/integer.h"
-#include "formula/pool.h"
+#include "cpu/pool.h"
 #include "generated/pool.h"
 
 enum {
     BLOCK = 768,  /* outputs of a unit: accumulators of 3 KiB each */
-    NARROW = 8,   /* outputs of a row that are so few that units lie along another axis */
-    SMALL = 256,  /* cells of a channel that are so few that units may lie along the channels */
     LOOK = 64,    /* rows of cells between two looks for an interruption */
     TASK = 65536, /* cells read (forward) or owned (gradients) that make a task */
 };
 
 #define INLINE static inline __attribute__((always_inline))
-
-/* The spatial axes; a single one is preceded by an axis of one cell, so there is always a leading axis. `step` is the
- * distance of neighbours on an axis. */
-typedef struct pool_shape {
-    int32_t lead; /* leading axes; axis `lead` is the last */
-    int64_t channels, plane, windows, kernel;
-    int64_t n[9], k[9], s[9], p[9], o[9], step[9];
-} pool_shape;
 
 static pool_shape view(int64_t channels, const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
                        const tl_dims *padding)
@@ -79,24 +67,6 @@ static pool_row find_row(const pool_shape *v, const int64_t *at, int64_t from, i
     r.in_from = tl_imin(tl_imax(tl_ceil_div(v->p[l], v->s[l]), from), to);
     r.in_to = room < 0 ? r.in_from : tl_imax(tl_imin(room / v->s[l] + 1, to), r.in_from);
     return r;
-}
-
-/* The next coordinates in row-major order between low and high; 0 after the last. */
-static inline int next(int64_t *c, const int64_t *low, const int64_t *high, int32_t axes)
-{
-    for (int32_t i = axes - 1; i >= 0; i--) {
-        if (++c[i] < high[i]) return 1;
-        c[i] = low[i];
-    }
-    return 0;
-}
-
-static inline int64_t offset(const pool_shape *v, const int64_t *c)
-{
-    int64_t sum = 0;
-    for (int32_t i = 0; i < v->lead; i++)
-        sum += c[i] * v->step[i];
-    return sum;
 }
 
 /* Padded cells of window o, as tl_pool_total takes them. */
@@ -239,20 +209,6 @@ static void find_winners(const float *x, const pool_shape *v, const pool_row *r,
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-enum pool_kind { POOL_MAX, POOL_MEAN, POOL_SMOOTH };
-
-typedef struct pool_call {
-    pool_shape v;
-    enum pool_kind kind;
-    float beta;
-    const float *x, *g;
-    float *out;
-    int64_t blocks, units, group; /* blocks of a row of outputs; units in all and per task */
-    int64_t span, spans;       /* rows of the first axis (cells of a single axis) a gradient's task owns; per channel */
-    int64_t first[9], past[9]; /* the windows that meet a cell, on every axis */
-    int32_t met;               /* whether there are such */
-} pool_call;
-
 static void forward_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const pool_call *f = arg;
@@ -289,96 +245,11 @@ static void forward_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     }
 }
 
-/* The channels and the spatial axes alike; the outputs of a unit lie along the axis `along`. */
-typedef struct axes_call {
-    int32_t count, along, is_max;
-    int64_t n[10], k[10], s[10], p[10], o[10], step[10], out_step[10];
-    int64_t cells; /* of a window */
-    int64_t blocks, units, group;
-    const float *x;
-    float *out;
-} axes_call;
-
-/* A unit: outputs from..from+n-1 along the axis. A pass goes over cell c of each of their windows, counted along the axis from the
- * window's first cell and elsewhere from the image's; before..end-1 are those that have it in the image. */
-static void axes_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
-{
-    const axes_call *f = arg;
-    const int32_t t = f->along;
-    float a[BLOCK], unused[BLOCK] = {0};
-    uint32_t cell[BLOCK] = {0};
-    const int64_t last = tl_imin((task + 1) * f->group, f->units);
-    for (int64_t u = task * f->group; u < last && !tl_interrupted(); u++) {
-        int64_t low[10], high[10], c[10], rest = u / f->blocks, to = 0, empty = 0;
-        const int64_t from = u % f->blocks * BLOCK, n = tl_imin(BLOCK, f->o[t] - from);
-        for (int32_t i = f->count - 1; i >= 0; i--) {
-            const int64_t at = i == t ? from : rest % f->o[i], start = at * f->s[i] - f->p[i];
-            low[i] = i == t ? tl_imax(-start - (n - 1) * f->s[t], 0) : tl_imax(start, 0);
-            high[i] = i == t ? tl_imin(f->k[t], f->n[t] - start) : tl_imin(start + f->k[i], f->n[i]);
-            c[i] = low[i];
-            empty |= high[i] <= low[i];
-            to += at * f->out_step[i];
-            if (i != t) rest /= f->o[i];
-        }
-        for (int64_t i = 0; i < n; i++)
-            a[i] = f->is_max ? -TL_INF : 0.0f;
-        if (!empty) do {
-                const int64_t start = from * f->s[t] - f->p[t] + c[t]; /* the first window's cell */
-                const int64_t before = start < 0 ? tl_ceil_div(-start, f->s[t]) : 0;
-                const int64_t end = tl_imin(tl_ceil_div(f->n[t] - start, f->s[t]), n);
-                if (end <= before) continue;
-                const float *x = f->x + (start + before * f->s[t]) * f->step[t];
-                for (int32_t i = 0; i < f->count; i++)
-                    x += i == t ? 0 : c[i] * f->step[i];
-                (f->is_max ? pass_max_inside : pass_sum_inside)(x, 0, end - before, 1, f->s[t] * f->step[t], a + before,
-                                                                unused, cell, 0.0f);
-            } while (next(c, low, high, f->count) && !tl_interrupted());
-        for (int64_t i = 0; i < n; i++)
-            f->out[to + i * f->out_step[t]] = f->is_max ? a[i] : tl_per_count(a[i], f->cells);
-    }
-}
-
-/* The axis with more outputs than the last, which has few: the one before it, or that of the channels if images are small; -1 where
- * there is none. */
-static int32_t find_axis(const pool_shape *v)
-{
-    const int32_t l = v->lead;
-    if (v->o[l] >= NARROW || v->kernel > TASK) return -1;
-    if (v->o[l - 1] >= NARROW) return l;
-    return v->channels >= NARROW && v->plane <= SMALL ? 0 : -1;
-}
-
-static void forward_along(const pool_call *f, int32_t along)
-{
-    const pool_shape *v = &f->v;
-    axes_call a = {.count = v->lead + 2,
-                   .along = along,
-                   .is_max = f->kind == POOL_MAX,
-                   .cells = v->kernel,
-                   .x = f->x,
-                   .out = f->out};
-    a.n[0] = a.o[0] = v->channels, a.k[0] = a.s[0] = 1, a.step[0] = v->plane, a.out_step[0] = v->windows;
-    int64_t step = 1;
-    for (int32_t i = v->lead; i >= 0; i--) {
-        a.n[i + 1] = v->n[i], a.k[i + 1] = v->k[i], a.s[i + 1] = v->s[i], a.p[i + 1] = v->p[i], a.o[i + 1] = v->o[i];
-        a.step[i + 1] = v->step[i], a.out_step[i + 1] = step;
-        step *= v->o[i];
-    }
-    a.blocks = tl_ceil_div(a.o[along], BLOCK);
-    a.units = v->channels * v->windows / a.o[along] * a.blocks;
-    a.group = tl_imax(1, TASK / (tl_imin(a.o[along], BLOCK) * v->kernel));
-    tl_parallel(tl_ceil_div(a.units, a.group), axes_task, &a);
-}
-
-static int32_t forward(pool_call f)
+static int32_t forward(tl_context *ctx, pool_call f)
 {
     const pool_shape *v = &f.v;
     const int64_t width = v->o[v->lead];
-    const int32_t along = f.kind == POOL_SMOOTH ? -1 : find_axis(v);
-    if (along >= 0) {
-        forward_along(&f, along);
-        return TORCHLEAN_OK;
-    }
+    if (tl_pool_lanes_serve(&f, 0)) return tl_pool_lanes(ctx, &f);
     f.blocks = tl_ceil_div(width, BLOCK);
     f.units = v->channels * (v->windows / width) * f.blocks;
     int64_t cells = tl_imin(width, BLOCK);
@@ -504,7 +375,7 @@ static void gradient_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     }
 }
 
-static int32_t gradient(pool_call f)
+static int32_t gradient(tl_context *ctx, pool_call f)
 {
     const pool_shape *v = &f.v;
     const int32_t cut = v->n[0] == 1 && v->lead == 1 ? 1 : 0;
@@ -513,6 +384,7 @@ static int32_t gradient(pool_call f)
         meeting(v, i, 0, v->n[i], &f.first[i], &f.past[i]);
         f.met = f.met && f.first[i] < f.past[i];
     }
+    if (tl_pool_lanes_serve(&f, 1)) return tl_pool_lanes_bwd(ctx, &f);
     /* Windows across the end of a span are computed by both its neighbours: eight kernels long, they are few. */
     f.span = tl_imax(tl_ceil_div(TASK, v->step[cut]), 8 * tl_imin(v->k[cut], v->n[cut]));
     f.spans = tl_ceil_div(v->n[cut], f.span);
@@ -528,34 +400,34 @@ static int32_t gradient(pool_call f)
     int64_t channels, const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding
 #define VIEW view(channels, spatial, kernel, stride, padding)
 
-int32_t tl_cpu_max_pool(TL_UNUSED tl_context *ctx, const float *x, ND, float *out)
+int32_t tl_cpu_max_pool(tl_context *ctx, const float *x, ND, float *out)
 {
-    return forward((pool_call){.v = VIEW, .kind = POOL_MAX, .x = x, .out = out});
+    return forward(ctx, (pool_call){.v = VIEW, .kind = POOL_MAX, .x = x, .out = out});
 }
 
-int32_t tl_cpu_max_pool_bwd(TL_UNUSED tl_context *ctx, const float *x, const float *g, ND, float *gx)
+int32_t tl_cpu_max_pool_bwd(tl_context *ctx, const float *x, const float *g, ND, float *gx)
 {
-    return gradient((pool_call){.v = VIEW, .kind = POOL_MAX, .x = x, .g = g, .out = gx});
+    return gradient(ctx, (pool_call){.v = VIEW, .kind = POOL_MAX, .x = x, .g = g, .out = gx});
 }
 
-int32_t tl_cpu_avg_pool(TL_UNUSED tl_context *ctx, const float *x, ND, float *out)
+int32_t tl_cpu_avg_pool(tl_context *ctx, const float *x, ND, float *out)
 {
-    return forward((pool_call){.v = VIEW, .kind = POOL_MEAN, .x = x, .out = out});
+    return forward(ctx, (pool_call){.v = VIEW, .kind = POOL_MEAN, .x = x, .out = out});
 }
 
-int32_t tl_cpu_avg_pool_bwd(TL_UNUSED tl_context *ctx, const float *g, ND, float *gx)
+int32_t tl_cpu_avg_pool_bwd(tl_context *ctx, const float *g, ND, float *gx)
 {
-    return gradient((pool_call){.v = VIEW, .kind = POOL_MEAN, .g = g, .out = gx});
+    return gradient(ctx, (pool_call){.v = VIEW, .kind = POOL_MEAN, .g = g, .out = gx});
 }
 
-int32_t tl_cpu_smooth_max_pool(TL_UNUSED tl_context *ctx, const float *x, ND, float beta, float *out)
+int32_t tl_cpu_smooth_max_pool(tl_context *ctx, const float *x, ND, float beta, float *out)
 {
-    return forward((pool_call){.v = VIEW, .kind = POOL_SMOOTH, .beta = beta, .x = x, .out = out});
+    return forward(ctx, (pool_call){.v = VIEW, .kind = POOL_SMOOTH, .beta = beta, .x = x, .out = out});
 }
 
-int32_t tl_cpu_smooth_max_pool_bwd(TL_UNUSED tl_context *ctx, const float *x, const float *g, ND, float beta, float *gx)
+int32_t tl_cpu_smooth_max_pool_bwd(tl_context *ctx, const float *x, const float *g, ND, float beta, float *gx)
 {
-    return gradient((pool_call){.v = VIEW, .kind = POOL_SMOOTH, .beta = beta, .x = x, .g = g, .out = gx});
+    return gradient(ctx, (pool_call){.v = VIEW, .kind = POOL_SMOOTH, .beta = beta, .x = x, .g = g, .out = gx});
 }
 
 #define FLAT \

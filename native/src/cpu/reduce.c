@@ -129,11 +129,42 @@ static void sum_rows(void *arg, int64_t task, TL_UNUSED int32_t worker)
         a.out[row] = tl_end_sum(tl_row_sum(a.x + row * a.cols, a.cols), a.count);
 }
 
+/* Rows of so few elements that a constant number of them is a few straight instructions. */
+static inline __attribute__((always_inline)) void narrow_extremes(const float *restrict x, int64_t rows, int64_t cols,
+                                                                  int smallest, float *restrict out)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        int32_t least = INT32_MAX, greatest = INT32_MIN;
+        for (int64_t i = 0; i < cols; i++) {
+            const int32_t key = order_key(tl_bits(x[r * cols + i]));
+            least = lesser(least, key);
+            greatest = greater(greatest, key);
+        }
+        out[r] = from_keys(least, greatest, smallest);
+    }
+}
+
 static void extreme_rows(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const rows_args a = *(const rows_args *)arg;
-    EACH_UNIT (r, a.g, task)
-        a.out[r] = leaf_extreme(a.x + r * a.cols, a.cols, a.smallest);
+    const int64_t first = task * a.g.per_task, rows = tl_imin(a.g.units - first, a.g.per_task);
+    const float *x = a.x + first * a.cols;
+    float *out = a.out + first;
+#define NARROW(width) \
+    case width: narrow_extremes(x, rows, width, a.smallest, out); break;
+    switch (a.cols) {
+        NARROW(2)
+        NARROW(3)
+        NARROW(4)
+        NARROW(5)
+        NARROW(6)
+        NARROW(7)
+        NARROW(8)
+    default:
+        for (int64_t r = 0; r < rows; r++)
+            out[r] = leaf_extreme(x + r * a.cols, a.cols, a.smallest);
+    }
+#undef NARROW
 }
 
 /* A unit is one leaf of a row. */

@@ -1,12 +1,13 @@
 /* Cumulative sums on the CPU, in the order of formula/cumsum.h.
  *
  * A unit is up to COLUMNS neighbouring columns of one (length, inner) slice, or, where the axis is the last one, up to ROWS rows,
- * of which a chunk at a time is transposed, so that they are neighbouring columns too. It goes through the axis once: level 0 are
+ * of which a panel at a time is transposed, so that they are neighbouring columns too. It goes through the axis once: level 0 are
  * elements, level k + 1 the totals of level k's chunks. */
 #include <string.h>
 
 #include "core/threads.h"
-#include "cpu/vector.h"
+#include "cpu/blocks.h"
+#include "cpu/vector64.h"
 #include "formula/cumsum.h"
 #include "formula/integer.h"
 #include "generated/reduce.h"
@@ -14,6 +15,7 @@
 enum {
     COLUMNS = 64,
     ROWS = 16,
+    PANEL = 64, /* columns of so many rows, transposed: 4 KiB */
     LEVELS = 8, /* 32^7 elements are more than a buffer has */
     CUMSUM_TASK = 65536,
 };
@@ -68,57 +70,96 @@ static void add_row(const float *restrict x, double *restrict sum, double *restr
     }
 }
 
+/* n <= TL_CUMSUM_CHUNK elements, `step` apart, of `width` <= ROWS columns, whose sums stay in registers: a constant. */
+static inline __attribute__((always_inline)) void add_chunk(const float *restrict x, int64_t step, int64_t n, state *t,
+                                                            int32_t width, float *restrict out)
+{
+    double sum[ROWS], total[ROWS];
+    for (int32_t j = 0; j < width; j++)
+        sum[j] = t->sum[0][j], total[j] = t->total[0][j];
+    for (int64_t k = 0; k < n; k++)
+        for (int32_t j = 0; j < width; j++) {
+            const double d = (double)x[k * step + j];
+            sum[j] += d;
+            total[j] += d;
+            out[k * step + j] = (float)sum[j];
+        }
+    for (int32_t j = 0; j < width; j++)
+        t->sum[0][j] = sum[j], t->total[0][j] = total[j];
+}
+
 /* Columns c0 .. c0 + width - 1 of slice o. */
 static void add_columns(const cumsum *a, state *t, int64_t o, int64_t c0)
 {
-    for (int64_t i = 0; i < a->length; i++) {
-        const int64_t at = (o * a->length + (a->reverse ? a->length - 1 - i : i)) * a->inner + c0;
-        add_row(a->x + at, t->sum[0], t->total[0], t->width, a->out + at);
-        if ((i + 1) % TL_CUMSUM_CHUNK == 0) end_chunks(t, i + 1);
-    }
-}
-
-/* The one row, whose elements lie side by side: its sums stay in registers through a chunk. */
-static void add_one_row(const cumsum *a, state *t, int64_t row)
-{
-    const int64_t step = a->reverse ? -1 : 1;
-    int64_t at = row * a->length + (a->reverse ? a->length - 1 : 0);
+    const int64_t step = a->reverse ? -a->inner : a->inner;
+    int64_t at = (o * a->length + (a->reverse ? a->length - 1 : 0)) * a->inner + c0;
     for (int64_t i = 0; i < a->length; i += TL_CUMSUM_CHUNK) {
         const int64_t n = tl_imin(TL_CUMSUM_CHUNK, a->length - i);
-        double sum = t->sum[0][0], total = t->total[0][0];
-        for (int64_t k = 0; k < n; k++, at += step) {
-            const double x = (double)a->x[at];
-            sum += x;
-            total += x;
-            a->out[at] = (float)sum;
+        const float *const x = a->x + at;
+        float *const out = a->out + at;
+        switch (t->width) {
+        case 1: add_chunk(x, step, n, t, 1, out); break;
+        case 2: add_chunk(x, step, n, t, 2, out); break;
+        case 3: add_chunk(x, step, n, t, 3, out); break;
+        case 4: add_chunk(x, step, n, t, 4, out); break;
+        case 5: add_chunk(x, step, n, t, 5, out); break;
+        case 6: add_chunk(x, step, n, t, 6, out); break;
+        case 7: add_chunk(x, step, n, t, 7, out); break;
+        default:
+            for (int64_t k = 0; k < n; k++)
+                add_row(x + k * step, t->sum[0], t->total[0], t->width, out + k * step);
         }
-        t->sum[0][0] = sum;
-        t->total[0][0] = total;
+        at += n * step;
         if (n == TL_CUMSUM_CHUNK) end_chunks(t, i + n);
     }
 }
 
-/* Rows row .. row + ROWS - 1, whose elements lie side by side. */
+/* The same of ROWS columns, two vectors of them at a time, in their place. */
+static void add_panel(float *x, int64_t step, int64_t n, state *t)
+{
+    const int32_t width = TL_LANES / 2;
+    for (int32_t j = 0; j < ROWS; j += 2 * width) {
+        double *const s = t->sum[0] + j, *const all = t->total[0] + j;
+        tl_vec64 sum0 = tl_vec64_load(s), sum1 = tl_vec64_load(s + width);
+        tl_vec64 total0 = tl_vec64_load(all), total1 = tl_vec64_load(all + width);
+        for (int64_t k = 0; k < n; k++) {
+            float *const at = x + k * step + j;
+            const tl_vec64 d0 = tl_vec64_widen(at), d1 = tl_vec64_widen(at + width);
+            sum0 += d0, sum1 += d1;
+            total0 += d0, total1 += d1;
+            tl_vec64_round(at, sum0);
+            tl_vec64_round(at + width, sum1);
+        }
+        tl_vec64_store(s, sum0), tl_vec64_store(s + width, sum1);
+        tl_vec64_store(all, total0), tl_vec64_store(all + width, total1);
+    }
+}
+
+/* Rows row .. row + ROWS - 1 of at least ROWS elements, which lie side by side. A panel of them is transposed, summed in place and
+ * transposed back; the last one is not narrower than a block. */
 static void add_rows(const cumsum *a, state *t, int64_t row)
 {
-    _Alignas(64) float in[TL_CUMSUM_CHUNK * ROWS], out[TL_CUMSUM_CHUNK * ROWS];
-    for (int64_t i = 0; i < a->length; i += TL_CUMSUM_CHUNK) {
-        const int64_t n = tl_imin(TL_CUMSUM_CHUNK, a->length - i), first = a->reverse ? a->length - i - n : i;
-        const int64_t at = row * a->length + first;
-        for (int64_t r = 0; r < ROWS; r += 4)
-            tl_transpose_rows4(a->x + at + r * a->length, a->length, n, in + r, ROWS);
-        for (int64_t k = 0; k < n; k++) {
-            const int64_t from = (a->reverse ? n - 1 - k : k) * ROWS;
-            add_row(in + from, t->sum[0], t->total[0], ROWS, out + from);
+    _Alignas(64) float panel[PANEL * ROWS];
+    for (int64_t i = 0, width; i < a->length; i += width) {
+        const int64_t left = a->length - i;
+        width = left <= PANEL ? left : left < PANEL + ROWS ? PANEL - TL_CUMSUM_CHUNK : PANEL;
+        const int64_t at = row * a->length + (a->reverse ? left - width : i);
+        TL_BLOCKS(a->x + at, a->length, panel, ROWS, ROWS, width);
+        for (int64_t k = 0; k < width; k += TL_CUMSUM_CHUNK) {
+            const int64_t n = tl_imin(TL_CUMSUM_CHUNK, width - k);
+            add_panel(panel + (a->reverse ? width - 1 - k : k) * ROWS, a->reverse ? -ROWS : ROWS, n, t);
+            if (n == TL_CUMSUM_CHUNK) end_chunks(t, i + k + n);
         }
-        int64_t k = 0;
-        for (; k + 4 <= n; k += 4)
-            tl_transpose_rows4(out + k * ROWS, ROWS, ROWS, a->out + at + k, a->length);
-        for (; k < n; k++)
-            for (int64_t r = 0; r < ROWS; r++)
-                a->out[at + r * a->length + k] = out[k * ROWS + r];
-        if (n == TL_CUMSUM_CHUNK) end_chunks(t, i + n);
+        TL_BLOCKS(panel, ROWS, a->out + at, a->length, width, ROWS);
     }
+}
+
+/* A row of one chunk at most. */
+static void add_short_row(const float *x, int64_t n, int64_t step, float *out)
+{
+    double sum = 0.0;
+    for (int64_t k = 0; k < n; k++)
+        out[k * step] = (float)(sum += (double)x[k * step]);
 }
 
 static void cumsum_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
@@ -140,13 +181,17 @@ static void cumsum_rows_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     for (int64_t u = task * a->per_task, end = tl_imin(a->units, u + a->per_task); u < end; u++) {
         int64_t row = u * a->together;
         const int64_t last = tl_imin(row + a->together, a->rows);
+        for (; a->length < ROWS && row < last; row++) {
+            const int64_t at = row * a->length + (a->reverse ? a->length - 1 : 0);
+            add_short_row(a->x + at, a->length, a->reverse ? -1 : 1, a->out + at);
+        }
         for (; row + ROWS <= last; row += ROWS) {
             start(&t, ROWS, a->length);
             add_rows(a, &t, row);
         }
         for (; row < last; row++) {
             start(&t, 1, a->length);
-            add_one_row(a, &t, row);
+            add_columns(a, &t, row, 0);
         }
     }
 }
@@ -158,6 +203,7 @@ int32_t tl_cpu_cumsum(TL_UNUSED tl_context *ctx, const float *x, const tl_dims *
     int64_t outer = 1;
     for (int64_t k = 0; k < dims->rank; k++)
         if (k != axis) *(k > axis ? &a.inner : &outer) *= dims->d[k];
+    if (a.length == 1) a.inner *= outer, outer = 1;
     const int by_rows = a.inner == 1;
     a.rows = outer;
     a.together = outer < ROWS ? 1 : ROWS;

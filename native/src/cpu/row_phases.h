@@ -60,7 +60,8 @@
         for (; base + TL_LINE <= count; base += TL_LINE) {                                       \
             _Alignas(64) float line[TL_LINE];                                                    \
             statement_;                                                                          \
-            for (int k = 0; k < TL_LINE; k++) {                                                  \
+            _Pragma("GCC unroll 1") for (int k = 0; k < TL_LINE; k++)                            \
+            {                                                                                    \
                 const int64_t i = base + k;                                                      \
                 line[k] = (f);                                                                   \
             }                                                                                    \
@@ -81,8 +82,9 @@ enum {
     TL_ROW_STATS = 4,    /* statistics of a row */
     TL_ROW_TASK = 65536, /* elements per task: 256 KiB, which pays for handing it to a thread */
     TL_ROW_LOOK = 64,    /* leaves between two looks for an interruption */
-    TL_ROWS_MANY = 64,   /* rows that occupy the threads by themselves */
-    TL_ROW_FEW = 2048    /* floats of scratch that a task has on its stack, which may be that of a small thread */
+    TL_ROW_BLOCK = 16, /* rows of one leaf that go through the phases together at most: their statistics are a vector */
+    TL_ROWS_MANY = 64, /* rows that occupy the threads by themselves */
+    TL_ROW_FEW = 2048  /* floats of scratch that a task has on its stack, which may be that of a small thread */
 };
 
 /* One leaf of a row as a phase sees it. */
@@ -95,22 +97,47 @@ typedef struct tl_leaf {
     const float *stat;
 } tl_leaf;
 
-/* A row whose leaves are done: the phase turns their sums into statistics. */
+/* Defines the function `name` of a phase: what follows, on the leaf p of `arg`, for a leaf, or for `rows` rows of one leaf, whose
+ * constants are then made once. */
+#define TL_LEAF(name)                                                                            \
+    TL_INLINE void name##_of(const void *arg, const tl_leaf *p);                                 \
+    static void name(const void *arg, const tl_leaf *first, int64_t rows)                        \
+    {                                                                                            \
+        tl_leaf leaf = *first;                                                                   \
+        for (int64_t k = 0; k < rows; k++) {                                                     \
+            name##_of(arg, &leaf);                                                               \
+            leaf.row++, leaf.sum++, leaf.other++;                                                \
+            leaf.at += leaf.n;                                                                   \
+            leaf.stat += TL_ROW_STATS;                                                           \
+            if (leaf.work) leaf.work += leaf.n;                                                  \
+        }                                                                                        \
+    }                                                                                            \
+    TL_INLINE void name##_of(const void *arg, const tl_leaf *p)
+
+/* A row whose leaves are done, or up to TL_ROW_BLOCK of one leaf each: the phase turns their sums into statistics. */
 typedef struct tl_row {
-    int64_t row, leaves;
-    const float *sum, *other;
-    float *stat;
+    int64_t row, rows, leaves;
+    const float *sum, *other; /* of the leaves; room for TL_ROW_BLOCK where these are rows */
+    float *stat;              /* TL_ROW_STATS of each row */
 } tl_row;
 
 typedef struct tl_row_phase {
-    void (*leaf)(const void *job, const tl_leaf *leaf);
+    void (*leaf)(const void *job, const tl_leaf *first, int64_t rows);
     void (*row)(const void *job, const tl_row *row);
 } tl_row_phase;
 
-static inline float tl_sum_of_leaves(const float *sum, int64_t leaves)
+/* The sum of row k of `r`, of the sums of its leaves. */
+static inline float tl_sum_of_leaves(const tl_row *r, const float *sum, int64_t k)
 {
-    return leaves == 1 ? sum[0] : tl_row_sum(sum, leaves);
+    return r->leaves == 1 ? sum[k] : tl_row_sum(sum, r->leaves);
 }
+
+/* `statement` for every row k of `r`, whose statistics are stat[0..]. */
+#define TL_EACH_ROW(r, ...)                                                                      \
+    for (int64_t k = 0; k < (r)->rows; k++) {                                                    \
+        float *const stat = (r)->stat + k * TL_ROW_STATS;                                        \
+        __VA_ARGS__;                                                                             \
+    }
 
 /* Does all phases of rows row .. row + rows - 1, at most TL_BUNDLE of at most TL_BUNDLE_COLS elements. */
 typedef void (*tl_bundle_fn)(const void *job, int64_t row, int64_t rows);
@@ -121,8 +148,9 @@ typedef struct tl_row_run {
     tl_bundle_fn bundle; /* NULL where rows are long, or the operation has none */
     int32_t count, phase;
     int64_t rows, cols, leaves, per_task;
+    int64_t block;       /* rows of one leaf that go through the phases together */
     float *sums, *stats; /* of all rows: of few, long rows only */
-    int64_t room;        /* floats of scratch of a worker, else: its row's work, where that is one leaf, and its sums */
+    int64_t room;        /* floats of scratch of a worker, else: the work of a block, or the sums of a row's leaves */
     float *scratch;      /* NULL where they fit the stack */
 } tl_row_run;
 
@@ -132,25 +160,40 @@ static inline int64_t tl_leaf_length(const tl_row_run *r, int64_t leaf)
     return left < TL_SUM_LEAF ? left : TL_SUM_LEAF;
 }
 
+/* Rows row .. row + count - 1 of one leaf each, phase by phase: no row waits for the statistics of the one before it. */
+static void tl_run_block(const tl_row_run *r, int64_t row, int64_t count, float *work)
+{
+    _Alignas(64) float sum[TL_ROW_BLOCK] = {0}, other[TL_ROW_BLOCK], stat[TL_ROW_BLOCK * TL_ROW_STATS];
+    for (int32_t p = 0; p < r->count; p++) {
+        const tl_row_phase phase = r->phases[p];
+        phase.leaf(r->job, &(tl_leaf){row, 0, r->cols, row * r->cols, work, sum, other, stat}, count);
+        if (phase.row) phase.row(r->job, &(tl_row){row, count, 1, sum, other, stat});
+    }
+}
+
 /* A task is `per_task` whole rows. */
 static void tl_row_task(void *arg, int64_t task, int32_t worker)
 {
     const tl_row_run r = *(const tl_row_run *)arg;
     _Alignas(64) float few[TL_ROW_FEW];
     float stat[TL_ROW_STATS], *work = r.scratch ? r.scratch + worker * r.room : few;
-    float *sums = work + r.room - 2 * r.leaves;
     const int64_t last = (task + 1) * r.per_task < r.rows ? (task + 1) * r.per_task : r.rows;
     int64_t row = task * r.per_task;
     for (int64_t rows; r.bundle && (rows = tl_imin(TL_BUNDLE, last - row)) >= TL_BUNDLE_LEAST; row += rows)
         r.bundle(r.job, row, rows);
-    for (; row < last; row++)
+    for (int64_t rows; r.leaves == 1 && row < last; row += rows) {
+        rows = tl_imin(r.block, last - row);
+        tl_run_block(&r, row, rows, work);
+    }
+    for (float *const sums = work; row < last; row++)
         for (int32_t p = 0; p < r.count; p++) {
             for (int64_t l = 0; l < r.leaves && !(l % TL_ROW_LOOK == TL_ROW_LOOK - 1 && tl_interrupted()); l++) {
                 r.phases[p].leaf(r.job,
                                  &(tl_leaf){row, l * TL_SUM_LEAF, tl_leaf_length(&r, l), row * r.cols + l * TL_SUM_LEAF,
-                                            r.leaves == 1 ? work : NULL, sums + l, sums + r.leaves + l, stat});
+                                            NULL, sums + l, sums + r.leaves + l, stat},
+                                 1);
             }
-            if (r.phases[p].row) r.phases[p].row(r.job, &(tl_row){row, r.leaves, sums, sums + r.leaves, stat});
+            if (r.phases[p].row) r.phases[p].row(r.job, &(tl_row){row, 1, r.leaves, sums, sums + r.leaves, stat});
         }
 }
 
@@ -160,8 +203,10 @@ static void tl_leaf_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const tl_row_run r = *(const tl_row_run *)arg;
     const int64_t row = task / r.leaves, l = task % r.leaves, first = l * TL_SUM_LEAF;
     float *sums = r.sums + 2 * row * r.leaves;
-    r.phases[r.phase].leaf(r.job, &(tl_leaf){row, first, tl_leaf_length(&r, l), row * r.cols + first, NULL, sums + l,
-                                             sums + r.leaves + l, r.stats + row * TL_ROW_STATS});
+    r.phases[r.phase].leaf(r.job,
+                           &(tl_leaf){row, first, tl_leaf_length(&r, l), row * r.cols + first, NULL, sums + l,
+                                      sums + r.leaves + l, r.stats + row * TL_ROW_STATS},
+                           1);
 }
 
 /* Runs `count` phases over rows x cols elements, or `bundle` over short rows; nothing is called where cols = 0. Fails only for want of
@@ -180,7 +225,8 @@ static inline int32_t tl_run_rows(tl_context *ctx, const void *job, const tl_row
     void *scratch = NULL;
     int32_t status = TORCHLEAN_OK;
     if (rows >= TL_ROWS_MANY || cols <= TL_ROW_TASK) {
-        r.room = tl_ceil_div((r.leaves == 1 ? cols : 0) + 2 * r.leaves, TL_LINE) * TL_LINE;
+        r.block = tl_imin(TL_ROW_BLOCK, cols < TL_ROW_FEW ? TL_ROW_FEW / cols : 1);
+        r.room = tl_ceil_div(r.leaves == 1 ? r.block * cols : 2 * r.leaves, TL_LINE) * TL_LINE;
         if (r.room > TL_ROW_FEW) status = tl_pool_alloc(ctx, (size_t)(tl_workers() * r.room) * sizeof(float), &scratch);
         r.scratch = scratch;
         if (!status) tl_parallel((rows + r.per_task - 1) / r.per_task, tl_row_task, &r);
@@ -195,7 +241,7 @@ static inline int32_t tl_run_rows(tl_context *ctx, const void *job, const tl_row
         tl_parallel(rows * r.leaves, tl_leaf_task, &r);
         for (int64_t row = 0; row < rows && phases[r.phase].row; row++) {
             const float *sums = r.sums + 2 * row * r.leaves;
-            const tl_row done = {row, r.leaves, sums, sums + r.leaves, r.stats + row * TL_ROW_STATS};
+            const tl_row done = {row, 1, r.leaves, sums, sums + r.leaves, r.stats + row * TL_ROW_STATS};
             phases[r.phase].row(job, &done);
         }
     }

@@ -4,24 +4,15 @@
  * rows, inner). The work is cut into panels of at most BAND rows by PANEL elements of a row (whole matrices where they are
  * small), a function of the shape alone; a panel touches few enough pages for the TLB and few enough lines for the L2 cache.
  *
- * Inside a panel with inner = 1, blocks of W by W elements (W floats fill a vector register) are transposed in registers by
- * log2(W) rounds of pairwise exchanges: round s swaps the off-diagonal s by s corners of every 2s by 2s square. At an edge the
- * last block is moved back inside, so some elements are written twice with the same value, and no scalar loop is needed; a last
- * band too thin for that is joined to the one before it. */
+ * Inside a panel with inner = 1, blocks are transposed in registers (blocks.h); a last band too thin for one is joined to the one
+ * before it. */
 #include <string.h>
 
 #include "core/threads.h"
+#include "cpu/blocks.h"
 #include "cpu/stream.h"
 #include "formula/integer.h"
 #include "generated/shape.h"
-
-#if defined(__AVX512F__)
-#define W 16
-#elif defined(__AVX2__)
-#define W 8
-#else
-#define W 4
-#endif
 
 enum {
     BAND = 32,           /* rows of a panel */
@@ -83,59 +74,6 @@ int32_t tl_cpu_slice1d_bwd(TL_UNUSED tl_context *ctx, const float *g, int64_t n,
 
 /* ---- blocks of width by width elements in registers -------------------------------------------------------------- */
 
-/* Lane k of the two results of an exchange at distance s: from the first vector, or (width +) from the second. */
-#define LOW(width, s, k) ((k) & (s) ? (width) + (k) - (s) : (k))
-#define HIGH(width, s, k) ((k) & (s) ? (width) + (k) : (k) + (s))
-#define LANES4(f, s) f(4, s, 0), f(4, s, 1), f(4, s, 2), f(4, s, 3)
-#define LANES8(f, s) f(8, s, 0), f(8, s, 1), f(8, s, 2), f(8, s, 3), f(8, s, 4), f(8, s, 5), f(8, s, 6), f(8, s, 7)
-#define LANES16(f, s)                                                                   \
-    f(16, s, 0), f(16, s, 1), f(16, s, 2), f(16, s, 3), f(16, s, 4), f(16, s, 5),       \
-        f(16, s, 6), f(16, s, 7), f(16, s, 8), f(16, s, 9), f(16, s, 10), f(16, s, 11), \
-        f(16, s, 12), f(16, s, 13), f(16, s, 14), f(16, s, 15)
-#ifdef __clang__
-#define SHUFFLE(width, a, b, f, s) __builtin_shufflevector(a, b, LANES##width(f, s))
-#else
-#define SHUFFLE(width, a, b, f, s) __builtin_shuffle(a, b, (lanes##width){LANES##width(f, s)})
-#endif
-
-#define EXCHANGE(width, s)                                         \
-    _Pragma("GCC unroll 16") for (int32_t i = 0; i < (width); i++) \
-    {                                                              \
-        if (i & (s))                                               \
-            continue;                                              \
-        const floats##width a = v[i], b = v[i + (s)];              \
-        v[i] = SHUFFLE(width, a, b, LOW, s);                       \
-        v[i + (s)] = SHUFFLE(width, a, b, HIGH, s);                \
-    }
-
-/* Defines block<width>: v[j][i] = x[i·x_stride + j] for i, j < width. */
-#define BLOCK(width, rounds)                                                                                           \
-    typedef float floats##width __attribute__((vector_size(4 * (width))));                                             \
-    typedef float loose##width __attribute__((vector_size(4 * (width)), aligned(4), may_alias));                       \
-    typedef int32_t lanes##width __attribute__((vector_size(4 * (width)), unused));                                    \
-    static inline __attribute__((always_inline)) void block##width(const float *x, int64_t x_stride, floats##width *v) \
-    {                                                                                                                  \
-        _Pragma("GCC unroll 16") for (int32_t i = 0; i < (width); i++)                                                 \
-            v[i] = *(const loose##width *)(x + i * x_stride);                                                          \
-        rounds                                                                                                         \
-    }
-
-/* Blocks over a panel, along the rows of x inside: the lines of y are then written from end to end. */
-#define BLOCKS(width)                                                                                                  \
-    static void blocks##width(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols)\
-    {                                                                                                                  \
-        for (int64_t j = 0; j < cols; j += (width)) {                                                                  \
-            const int64_t c = tl_imin(j, cols - (width));                                                              \
-            for (int64_t i = 0; i < rows; i += (width)) {                                                              \
-                const int64_t r = tl_imin(i, rows - (width));                                                          \
-                floats##width v[width];                                                                                \
-                block##width(x + r * x_stride + c, x_stride, v);                                                       \
-                _Pragma("GCC unroll 16") for (int32_t k = 0; k < (width); k++)                                         \
-                    *(loose##width *)(y + (c + k) * y_stride + r) = v[k];                                              \
-            }                                                                                                          \
-        }                                                                                                              \
-    }
-
 /* The same past the cache: TL_LINE rows by `width` columns at a time, so that every line of y is written whole. */
 #define STREAM_BLOCKS(width)                                                                                           \
     static void stream_blocks(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols)\
@@ -153,22 +91,8 @@ int32_t tl_cpu_slice1d_bwd(TL_UNUSED tl_context *ctx, const float *g, int64_t n,
         }                                                                                                              \
     }
 
-BLOCK(4, EXCHANGE(4, 1) EXCHANGE(4, 2))
-BLOCKS(4)
-#if W == 8
-BLOCK(8, EXCHANGE(8, 1) EXCHANGE(8, 2) EXCHANGE(8, 4))
-BLOCKS(8)
-STREAM_BLOCKS(8)
-#define BLOCKS_W blocks8
-#elif W == 16
-BLOCK(16, EXCHANGE(16, 1) EXCHANGE(16, 2) EXCHANGE(16, 4) EXCHANGE(16, 8))
-BLOCKS(16)
-STREAM_BLOCKS(16)
-#define BLOCKS_W blocks16
-#else
-STREAM_BLOCKS(4)
-#define BLOCKS_W blocks4
-#endif
+#define STREAM_BLOCKS_OF(width) STREAM_BLOCKS(width)
+STREAM_BLOCKS_OF(TL_BLOCK)
 
 /* Whole matrices of two or three rows or columns: with constant counts gcc makes shuffles of the loops. */
 #define STRIP(count)                                                                           \
@@ -194,8 +118,8 @@ STRIP(3)
 /* No panel is thinner than four but one that has all rows, or all columns, of its matrix; one of those is no matrix. */
 static void panel(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols, int stream)
 {
-    if (rows >= W && cols >= W)
-        (stream ? stream_blocks : BLOCKS_W)(x, x_stride, y, y_stride, rows, cols);
+    if (rows >= TL_BLOCK && cols >= TL_BLOCK)
+        (stream ? stream_blocks : TL_BLOCKS)(x, x_stride, y, y_stride, rows, cols);
     else if (rows >= 4 && cols >= 4)
         blocks4(x, x_stride, y, y_stride, rows, cols);
     else if (rows == 2)
@@ -302,7 +226,7 @@ static int32_t exchange_axes(const float *x, int64_t outer, int64_t rows, int64_
     e.panels = cols / e.width > 0 ? cols / e.width : 1;
     if (e.bands * e.panels == 1 && matrix < TASK) e.together = TASK / matrix;
     /* rows of whole lines begin with one where y does, which borrowed memory may not */
-    e.stream = inner == 1 && rows % TL_LINE == 0 && cols >= W && outer * matrix >= TL_STREAM_FROM &&
+    e.stream = inner == 1 && rows % TL_LINE == 0 && cols >= TL_BLOCK && outer * matrix >= TL_STREAM_FROM &&
                (uintptr_t)y % (TL_LINE * sizeof(float)) == 0;
     tl_parallel((outer + e.together - 1) / e.together * e.bands * e.panels, exchange_task, &e);
     return TORCHLEAN_OK;

@@ -33,6 +33,35 @@ static inline void copy_run(float *y, int64_t y_stride, const float *x, int64_t 
     }
 }
 
+/* `count` runs of n elements that lie side by side. Short ones are copied as two pieces that may overlap, without a call. */
+#define SHORT_RUNS(first, ...)                                                                   \
+    for (int64_t i = 0; i < count; i++, y += y_step, x += x_step) {                              \
+        memcpy(y, x, (first) * sizeof(float));                                                   \
+        __VA_ARGS__;                                                                             \
+    }
+#define PIECES(size) SHORT_RUNS(size, memcpy(y + n - (size), x + n - (size), (size) * sizeof(float)))
+static void copy_runs(float *restrict y, int64_t y_step, const float *restrict x, int64_t x_step, int64_t n,
+                      int64_t count)
+{
+    switch (n) {
+    case 1: SHORT_RUNS(1, (void)0) break;
+    case 2: SHORT_RUNS(2, (void)0) break;
+    case 3: SHORT_RUNS(2, y[2] = x[2]) break;
+    case 4: SHORT_RUNS(4, (void)0) break;
+    case 5: SHORT_RUNS(4, y[4] = x[4]) break;
+    case 6: SHORT_RUNS(4, memcpy(y + 4, x + 4, 2 * sizeof(float))) break;
+    default:
+        if (n <= 8)
+            PIECES(4)
+        else if (n <= 16)
+            PIECES(8)
+        else if (n <= 32)
+            PIECES(16)
+        else
+            SHORT_RUNS(n, (void)0)
+    }
+}
+
 static void copy_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const copy *c = arg;
@@ -45,13 +74,24 @@ static void copy_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
         index /= s->size[k];
         offset += place[k] * s->stride[k];
     }
+    const int64_t row = s->size[last], above = last > 0 ? s->stride[last - 1] : 0;
     for (int64_t at = first; at < end;) {
-        const int64_t n = tl_imin(s->size[last] - place[last], end - at);
-        if (c->take)
+        const int64_t n = tl_imin(row - place[last], end - at);
+        int64_t rows = 1;
+        if (last > 0 && stride == 1 && n == row) { /* whole runs: as many as the axis above has */
+            rows = tl_imin(s->size[last - 1] - place[last - 1], (end - at) / row);
+            if (c->take)
+                copy_runs(c->y + at, row, c->x + offset, above, row, rows);
+            else
+                copy_runs(c->y + offset, above, c->x + at, row, row, rows);
+            place[last - 1] += rows - 1;
+            offset += (rows - 1) * above;
+        } else if (c->take) {
             copy_run(c->y + at, 1, c->x + offset, stride, n);
-        else
+        } else {
             copy_run(c->y + offset, stride, c->x + at, 1, n);
-        at += n;
+        }
+        at += n * rows;
         offset -= place[last] * stride;
         place[last] = 0;
         for (int32_t k = last - 1; k >= 0; k--) {

@@ -22,12 +22,9 @@ static inline int64_t next_at(const job *a, const tl_leaf *p) { return p->row + 
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-static void logarithm_row(TL_UNUSED const void *arg, const tl_row *r)
-{
-    r->stat[DERIVED] = tl_log(tl_sum_of_leaves(r->sum, r->leaves));
-}
+static void logarithm_row(TL_UNUSED const void *arg, const tl_row *r) { tl_put_logarithms(r, DERIVED); }
 
-static void softmax_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(softmax_leaf)
 {
     const job *a = arg;
     const float s = p->stat[SUM], r = p->stat[DERIVED];
@@ -35,7 +32,7 @@ static void softmax_leaf(const void *arg, const tl_leaf *p)
     TL_WRITE_WITH(a->stream && p->work, a->base.out + p->at, p->n, TL_FETCH_AHEAD(next), tl_quotient(e[i], s, r));
 }
 
-static void log_softmax_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(log_softmax_leaf)
 {
     const job *a = arg;
     const float *x = a->base.x + p->at, *next = a->base.x + next_at(a, p), m = p->stat[MAXIMUM], ln = p->stat[DERIVED];
@@ -81,29 +78,32 @@ int32_t tl_cpu_log_softmax(tl_context *ctx, const float *x, int64_t rows, int64_
 
 /* ---- gradients --------------------------------------------------------------------------------------------------- */
 
-static void sum_row(TL_UNUSED const void *arg, const tl_row *r) { r->stat[SUM] = tl_sum_of_leaves(r->sum, r->leaves); }
+static void sum_row(TL_UNUSED const void *arg, const tl_row *r)
+{
+    TL_EACH_ROW(r, stat[SUM] = tl_sum_of_leaves(r, r->sum, k));
+}
 
-static void products_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(products_leaf)
 {
     const job *a = arg;
     const float *y = a->base.x + p->at, *g = a->g + p->at;
     TL_LEAF_SUM(*p->sum, p->n, g[i] * y[i]);
 }
 
-static void cotangent_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(cotangent_leaf)
 {
     const job *a = arg;
     *p->sum = tl_leaf_sum(a->g + p->at, p->n);
 }
 
-static void softmax_grad_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(softmax_grad_leaf)
 {
     const job *a = arg;
     const float *y = a->base.x + p->at, *g = a->g + p->at, s = p->stat[SUM];
     TL_WRITE(a->stream, a->base.out + p->at, p->n, tl_softmax_grad(y[i], g[i], s));
 }
 
-static void log_softmax_grad_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(log_softmax_grad_leaf)
 {
     const job *a = arg;
     const float *y = a->base.x + p->at, *g = a->g + p->at, s = p->stat[SUM];

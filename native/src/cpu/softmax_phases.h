@@ -58,20 +58,20 @@ static inline float max_of(const float *x, int64_t n)
     return m;
 }
 
-static void maximum_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(maximum_leaf) { *p->sum = tl_leaf_max(((const tl_softmax_rows *)arg)->x + p->at, p->n); }
+
+static void maximum_row(TL_UNUSED const void *arg, const tl_row *r)
 {
-    *p->sum = tl_leaf_max(((const tl_softmax_rows *)arg)->x + p->at, p->n);
+    TL_EACH_ROW(r, stat[MAXIMUM] = max_of(r->sum + k, r->leaves));
 }
 
-static void maximum_row(TL_UNUSED const void *arg, const tl_row *r) { r->stat[MAXIMUM] = max_of(r->sum, r->leaves); }
-
-static void exponential_sum_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(exponential_sum_leaf)
 {
     const float *x = ((const tl_softmax_rows *)arg)->x + p->at, m = p->stat[MAXIMUM];
     TL_LEAF_SUM(*p->sum, p->n, tl_exp(x[i] - m));
 }
 
-static void exponentials_leaf(const void *arg, const tl_leaf *p)
+TL_LEAF(exponentials_leaf)
 {
     const tl_softmax_rows *a = arg;
     const float *x = a->x + p->at, m = p->stat[MAXIMUM];
@@ -81,8 +81,17 @@ static void exponentials_leaf(const void *arg, const tl_leaf *p)
 
 static void reciprocal_row(TL_UNUSED const void *arg, const tl_row *r)
 {
-    r->stat[SUM] = tl_sum_of_leaves(r->sum, r->leaves);
-    r->stat[DERIVED] = 1.0f / r->stat[SUM];
+    TL_EACH_ROW(r, stat[SUM] = tl_sum_of_leaves(r, r->sum, k); stat[DERIVED] = 1.0f / stat[SUM]);
+}
+
+/* The logarithms of the rows' sums, all at once, as statistic `which`. */
+static inline void tl_put_logarithms(const tl_row *r, int32_t which)
+{
+    float log[TL_ROW_BLOCK] = {0};
+    TL_EACH_ROW(r, (void)stat; log[k] = tl_sum_of_leaves(r, r->sum, k));
+    for (int32_t k = 0; k < TL_ROW_BLOCK; k++)
+        log[k] = tl_log(log[k]);
+    TL_EACH_ROW(r, stat[which] = log[k]);
 }
 
 /* The maxima of the rows of a bundle of n columns, as tl_leaf_max. */

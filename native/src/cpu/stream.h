@@ -1,20 +1,14 @@
-/* Stores past the cache, for results too large to stay in it: the processor then writes whole lines and does not read
- * them first, which saves a third of a copy's traffic and half of a fill's.
- *
- * TL_STREAM(p, v) stores a vector of TL_STREAM_WIDTH floats to p, aligned to it. Such stores should come in whole,
- * aligned lines, and nothing orders them but tl_stream_end, which a task calls before it returns. */
+/* When results go past the cache (stream_store.h), and what is written in whole lines. */
 #pragma once
 
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
+#include "cpu/stream_store.h"
 
 enum {
     TL_LINE = 16,             /* floats in a line of the cache */
-    TL_STREAM_FROM = 1 << 22, /* elements: 16 MiB, more than the L2 caches hold */
+    TL_STREAM_FROM = 6 << 20, /* elements: 24 MiB; with as much read, more than an L3 cache of 32 MiB keeps */
 };
 
 /* statement for every i from first_ to end_ - 1, no two of which meet: whole lines, and the rest of one under a mask where there
@@ -48,29 +42,6 @@ enum {
         }                                                                                        \
     } while (0)
 #endif
-
-#if defined(__AVX512F__)
-#define TL_STREAM_WIDTH 16
-#define TL_STREAM(p, v) _mm512_stream_ps(p, (__m512)(v))
-#elif defined(__AVX2__)
-#define TL_STREAM_WIDTH 8
-#define TL_STREAM(p, v) _mm256_stream_ps(p, (__m256)(v))
-#elif defined(__SSE2__)
-#define TL_STREAM_WIDTH 4
-#define TL_STREAM(p, v) _mm_stream_ps(p, (__m128)(v))
-#else
-#define TL_STREAM_WIDTH 4
-#define TL_STREAM(p, v) (*(tl_stream_vector *)(p) = (v))
-#endif
-
-typedef float tl_stream_vector __attribute__((vector_size(4 * TL_STREAM_WIDTH), aligned(4), may_alias));
-
-static inline void tl_stream_end(void)
-{
-#if defined(__SSE2__)
-    _mm_sfence();
-#endif
-}
 
 /* memcpy of n floats. */
 static inline void tl_stream_copy(float *to, const float *from, int64_t n)

@@ -121,6 +121,51 @@ static inline float tl_fold_line(tl_line t)
         (result) = tl_fold_line(last_) + 0.0f;                                                   \
     } while (0)
 
+/* The sum of a leaf of a few steps over the lanes, whose lines stay in registers through them: TL_SUM_LANES < n <= TL_SUM_FEW. Eight
+ * lines, eight apart, are a tree in registers, as in TL_SUM_OF_LINES. */
+enum { TL_SUM_FEW = 4 * TL_SUM_LANES };
+
+static inline float tl_sum_few_steps(const float *x, int64_t n)
+{
+    const int64_t apart = 8 * TL_SUM_FOLD;
+    const int64_t steps = n / TL_SUM_LANES, whole = n % TL_SUM_LANES / TL_SUM_FOLD;
+    const float *const end = x + steps * TL_SUM_LANES;
+    tl_line rest = {0}, sum[8], more;
+    memcpy(&rest, end + whole * TL_SUM_FOLD, (size_t)(n % TL_SUM_FOLD) * sizeof(float));
+    for (int64_t g = 0; g < 8; g++) {
+        tl_line line[8];
+#pragma GCC unroll 8
+        for (int32_t k = 0; k < 8; k++)
+            memcpy(line + k, x + g * TL_SUM_FOLD + k * apart, sizeof more);
+        for (const float *at = x + TL_SUM_LANES + g * TL_SUM_FOLD; at < end; at += TL_SUM_LANES) {
+#pragma GCC unroll 8
+            for (int32_t k = 0; k < 8; k++) {
+                memcpy(&more, at + k * apart, sizeof more);
+                line[k] += more;
+            }
+        }
+#pragma GCC unroll 8
+        for (int32_t k = 0; k < 8; k++) {
+            if (g + 8 * k > whole) continue;
+            more = rest;
+            if (g + 8 * k < whole) memcpy(&more, end + g * TL_SUM_FOLD + k * apart, sizeof more);
+            line[k] += more;
+        }
+        sum[g] = ((line[0] + line[4]) + (line[2] + line[6])) + ((line[1] + line[5]) + (line[3] + line[7]));
+    }
+    for (int32_t half = 4; half > 0; half /= 2)
+        for (int32_t g = 0; g < half; g++)
+            sum[g] += sum[g + half];
+    return tl_fold_line(sum[0]) + 0.0f;
+}
+
+/* Lines of the lanes of a longer leaf that stay in registers through all steps. */
+#if defined(__AVX512F__)
+enum { TL_SUM_TOGETHER = 8 };
+#else
+enum { TL_SUM_TOGETHER = 4 };
+#endif
+
 /* The sum of a leaf: 0 <= n <= TL_SUM_LEAF. */
 static inline float tl_leaf_sum(const float *x, int64_t n)
 {
@@ -129,16 +174,23 @@ static inline float tl_leaf_sum(const float *x, int64_t n)
         TL_SUM_OF_LINES(sum, n, x[i]);
         return sum;
     }
+    if (n <= TL_SUM_FEW) return tl_sum_few_steps(x, n);
     _Alignas(64) float t[TL_SUM_LANES];
-    for (int l = 0; l < TL_SUM_LANES; l++)
-        t[l] = 0.0f + x[l];
-    int64_t i = TL_SUM_LANES;
-    for (; i + 3 * TL_SUM_LANES <= n; i += 3 * TL_SUM_LANES) /* three steps per pass over the lanes (15 = 5·3) */
-        for (int l = 0; l < TL_SUM_LANES; l++)
-            t[l] = ((t[l] + x[i + l]) + x[i + l + TL_SUM_LANES]) + x[i + l + 2 * TL_SUM_LANES];
-    for (; i + TL_SUM_LANES <= n; i += TL_SUM_LANES)
-        for (int l = 0; l < TL_SUM_LANES; l++)
-            t[l] += x[i + l];
+    const int64_t i = n / TL_SUM_LANES * TL_SUM_LANES;
+    for (int64_t l = 0; l < TL_SUM_LANES; l += TL_SUM_TOGETHER * TL_SUM_FOLD) {
+        tl_line sum[TL_SUM_TOGETHER], step;
+#pragma GCC unroll 8
+        for (int32_t k = 0; k < TL_SUM_TOGETHER; k++)
+            sum[k] = (tl_line){0};
+        for (int64_t s = l; s < i; s += TL_SUM_LANES) {
+#pragma GCC unroll 8
+            for (int32_t k = 0; k < TL_SUM_TOGETHER; k++) {
+                memcpy(&step, x + s + k * TL_SUM_FOLD, sizeof step);
+                sum[k] += step;
+            }
+        }
+        memcpy(t + l, sum, sizeof sum);
+    }
     for (int64_t l = 0; l < n - i; l++)
         t[l] += x[i + l];
     return tl_fold_lanes(t);

@@ -81,30 +81,3 @@ TL_INLINE tl_vec tl_vec_fma(float x, tl_vec y, tl_vec z)
 }
 #endif
 #endif
-
-/* A product of TL_PANEL rows with two vectors of columns: c[r][j] = (c[r][j] +) sum over k of a[r*rs + k*cs] b[k*ldb +
- * j], one chain of fused multiply-adds in increasing k for each element, whatever the variant. */
-TL_INLINE void tl_panel_product(const float *a, int64_t rs, int64_t cs, int64_t inner, const float *b, int64_t ldb,
-                                float *c, int64_t ldc, int accumulate)
-{
-    tl_vec sum[TL_PANEL][2];
-#pragma GCC unroll 12
-    for (int r = 0; r < TL_PANEL; r++) {
-        sum[r][0] = accumulate ? tl_vec_load(c + r * ldc) : tl_vec_zero();
-        sum[r][1] = accumulate ? tl_vec_load(c + r * ldc + TL_LANES) : tl_vec_zero();
-    }
-    for (int64_t k = 0; k < inner; k++) {
-        const tl_vec left = tl_vec_load(b + k * ldb), right = tl_vec_load(b + k * ldb + TL_LANES);
-#pragma GCC unroll 12
-        for (int r = 0; r < TL_PANEL; r++) {
-            const float x = a[r * rs + k * cs];
-            sum[r][0] = tl_vec_fma(x, left, sum[r][0]);
-            sum[r][1] = tl_vec_fma(x, right, sum[r][1]);
-        }
-    }
-#pragma GCC unroll 12
-    for (int r = 0; r < TL_PANEL; r++) {
-        tl_vec_store(c + r * ldc, sum[r][0]);
-        tl_vec_store(c + r * ldc + TL_LANES, sum[r][1]);
-    }
-}

@@ -3,7 +3,8 @@
  * The operations are listed in formula/elementwise.def, one line each, compiled by both back ends to the same bits. Each thread
  * owns four consecutive elements and moves them in 16 bytes. Blocks are small, 512 elements: so many fit a multiprocessor that
  * those which wait for memory cover those which compute, and the last round of blocks, which leaves multiprocessors idle, is
- * short. An output may be one of the inputs: a thread reads its elements before it writes them, and no other thread touches them. */
+ * short. Formulas bound by instructions take several such groups a thread where there are elements enough: what a thread does
+ * once is then shared by more of them. An output may be one of the inputs: a thread reads its elements before it writes them, and no other thread touches them. */
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "generated/elementwise.h"
@@ -50,20 +51,27 @@ __device__ __forceinline__ void apply(const float (&x)[IN][COUNT], const Map &m,
     }
 }
 
-template <int IN, int OUT, class F> __global__ void __launch_bounds__(THREADS) map_kernel(Map m)
+/* Groups of a thread lie THREADS groups apart, and are all loaded before the first is computed. */
+template <int IN, int OUT, int GROUPS, class F> __global__ void __launch_bounds__(THREADS) map_kernel(Map m)
 {
     tl_wait_for_earlier();
-    const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * ELEMENTS;
-    if (i + ELEMENTS <= m.n) {
-        float x[IN][ELEMENTS], y[OUT][ELEMENTS];
-        TL_UNROLL_FOR (int k = 0; k < IN; k++)
-            tl_load4(m.in[k] + i, x[k]);
-        apply<F>(x, m, y);
-        TL_UNROLL_FOR (int k = 0; k < OUT; k++)
-            if (OUT == 1 || m.out[k] != nullptr) tl_store4(m.out[k] + i, y[k]);
-    } else { /* the last thread that has any: single elements */
-        _Pragma("unroll 1") for (int64_t j = i; j < m.n; j++)
+    constexpr int APART = THREADS * ELEMENTS;
+    const int64_t i = (int64_t)blockIdx.x * (GROUPS * APART) + threadIdx.x * ELEMENTS;
+    if (i + (GROUPS - 1) * APART + ELEMENTS <= m.n) {
+        float x[GROUPS][IN][ELEMENTS], y[OUT][ELEMENTS];
+        TL_UNROLL_FOR (int g = 0; g < GROUPS; g++)
+            TL_UNROLL_FOR (int k = 0; k < IN; k++)
+                tl_load4(m.in[k] + i + g * APART, x[g][k]);
+        TL_UNROLL_FOR (int g = 0; g < GROUPS; g++) {
+            apply<F>(x[g], m, y);
+            TL_UNROLL_FOR (int k = 0; k < OUT; k++)
+                if (OUT == 1 || m.out[k] != nullptr) tl_store4(m.out[k] + i + g * APART, y[k]);
+        }
+    } else { /* the last threads: single elements */
+        _Pragma("unroll 1") for (int e = 0; e < GROUPS * ELEMENTS; e++)
         {
+            const int64_t j = i + e / ELEMENTS * APART + e % ELEMENTS;
+            if (j >= m.n) break;
             float x[IN][1], y[OUT][1];
             TL_UNROLL_FOR (int k = 0; k < IN; k++)
                 x[k][0] = m.in[k][j];
@@ -74,9 +82,17 @@ template <int IN, int OUT, class F> __global__ void __launch_bounds__(THREADS) m
     }
 }
 
+/* Formulas that are bound by instructions. */
+template <class F> constexpr bool IS_HEAVY = false;
+#define TL_HEAVY(op) struct op##_formula; template <> constexpr bool IS_HEAVY<op##_formula> = true;
+constexpr int64_t HEAVY_LEAST = 12 << 20; /* elements; below, whole blocks would be left to a few multiprocessors */
+
 template <int IN, int OUT, class F> int32_t run(tl_context *ctx, const char *name, const Map &m)
 {
-    return tl_launch_ahead(ctx, name, map_kernel<IN, OUT, F>, tl_grid(m.n, THREADS * ELEMENTS), THREADS, 0, m);
+    constexpr int GROUPS = IS_HEAVY<F> ? IN == 1 ? 4 : 2 : 1, PER_BLOCK = THREADS * ELEMENTS;
+    if (GROUPS > 1 && m.n >= HEAVY_LEAST)
+        return tl_launch_ahead(ctx, name, map_kernel<IN, OUT, GROUPS, F>, tl_grid(m.n, GROUPS * PER_BLOCK), THREADS, 0, m);
+    return tl_launch_ahead(ctx, name, map_kernel<IN, OUT, 1, F>, tl_grid(m.n, PER_BLOCK), THREADS, 0, m);
 }
 
 /* Operations whose elements are all alike. */
@@ -86,6 +102,9 @@ struct Alike {
 };
 
 } // namespace
+
+TL_HEAVY(gelu) TL_HEAVY(gelu_bwd) TL_HEAVY(gelu_erf) TL_HEAVY(gelu_erf_bwd) TL_HEAVY(log) TL_HEAVY(log1p) TL_HEAVY(pow)
+TL_HEAVY(pow_scalar) TL_HEAVY(softplus) TL_HEAVY(silu) TL_HEAVY(silu_bwd) TL_HEAVY(elu) TL_HEAVY(sin) TL_HEAVY(cos)
 
 /* The expressions' vocabulary. */
 #define A (x[0])

@@ -3,7 +3,7 @@
  * Extremes have no order: along one axis they are those of device/sum_tree.cu. A gradient folds again where it needs the values,
  * turns those of each result into coefficients, and spreads them over the elements. */
 #include "cuda/device/sum_tree.cuh"
-#include "cuda/reduce_folds.cuh"
+#include "cuda/device/reduce_folds.cuh"
 #include "generated/reduce.h"
 
 namespace {

@@ -7,7 +7,7 @@
  * (rows_kernel): most reductions take one or two launches. */
 #include <type_traits>
 
-#include "cuda/reduce_folds.cuh"
+#include "cuda/device/reduce_folds.cuh"
 
 namespace {
 

@@ -11,13 +11,16 @@ TL_HD uint32_t tl_order_bits(float x)
     return x != x ? UINT32_MAX : b >> 31 ? ~b : b | UINT32_C(0x80000000);
 }
 
+/* Of element i, whose number has this order. */
+TL_HD uint64_t tl_rank_of(uint32_t order, uint32_t i) { return (uint64_t)order << 32 | (UINT32_MAX - i); }
+
 /* Of element i: the larger number comes first, or with `smallest` the smaller one, and of equal ones the first. NaN is the largest
  * number, and `nan_first` puts it first even among the smallest. */
 TL_HD uint64_t tl_rank(float x, uint32_t i, int smallest, int nan_first)
 {
     uint32_t order = tl_order_bits(x);
     if (smallest && !(nan_first && x != x)) order = ~order;
-    return (uint64_t)order << 32 | (UINT32_MAX - i);
+    return tl_rank_of(order, i);
 }
 
 /* Whether v takes the lead from the first of the largest so far: it is larger, or it is the first NaN. */

@@ -24,199 +24,228 @@ typedef struct backward_args {
     statistics of;
 } backward_args;
 
-/* D of some queries, each by the chain that g·v_j is: where a softmax is saturated, out is v_j, D is g·v_j to the bit, and what
- * should vanish does. The chains of a panel overlap. */
-static void dot_products(const float *g, const float *out, int64_t count, int64_t d, float *dot)
+/* D of some queries, from g and out in steps of lanes, each by the chain that g·v_j is: where a softmax is saturated,
+ * out is v_j, D is g·v_j to the bit, and what should vanish does. */
+static void dot_products(const float *restrict g, const float *restrict out, int64_t count, int64_t d,
+                         float *restrict dot)
 {
-    for (int64_t i = 0; i < count; i += TL_PANEL) {
-        const int64_t rows = tl_imin(TL_PANEL, count - i);
-        float t[TL_PANEL] = {0};
-        for (int64_t k = 0; k < d; k++)
-            for (int64_t r = 0; r < rows; r++)
-                t[r] = fmaf(g[(i + r) * d + k], out[(i + r) * d + k], t[r]);
-        memcpy(dot + i, t, (size_t)rows * sizeof *t);
+    memset(dot, 0, BLOCK * sizeof *dot);
+    for (int64_t u = 0; u < count; u += STEP) {
+        const int64_t lanes = vectors_of(count, u) * TL_LANES;
+        for (int64_t k = 0; k < d; k++, g += STEP, out += STEP)
+            for (int64_t l = 0; l < lanes; l++)
+                dot[u + l] = fmaf(g[l], out[l], dot[u + l]);
     }
 }
 
 /* ---- the pass over queries --------------------------------------------------------------------------------------- */
 
-/* Work of a task, in floats: packed queries and cotangents, sums, panels of scores and of g·v. */
+/* Work of a task, in floats: queries, cotangents, results and sums, in steps; scores, g·v and the mask of one. */
 static int64_t query_work(const problem *p)
 {
-    return BLOCK * (p->of.d + p->of.v + whole_width(p->of.d)) + 2 * TL_PANEL * TILE;
+    return tl_ceil_div(tl_imin(BLOCK, p->owned), STEP) * STEP * 2 * (p->of.d + p->of.v) +
+           (p->of.mask ? 3 : 2) * TILE * STEP;
 }
 
-/* weights (of one query) times (g·v - D), 0 where blocked; in place of the weights. */
-static void score_gradients(float *restrict w, const float *restrict t, float dot, const problem *p, const float *mask,
-                            int64_t keys, span open)
+/* s, weights of queries in lanes, times (g·v - D), 0 where blocked. */
+TL_INLINE void query_gradients(const int lanes, const geometry *g, int64_t keys, blockade block, float *restrict s,
+                               const float *restrict t, const float *restrict dot)
 {
-    const int64_t columns = tile_columns(keys);
-    for (int64_t j = 0; j < columns; j++)
-        w[j] *= t[j] - dot;
+    const float *restrict mask = block.mask;
+    const int32_t *restrict first = block.first, *restrict end = block.end;
+    const float blocks = g->blocks;
+    for (int64_t j = 0; j < keys; j++)
+        for (int l = 0; l < lanes; l++)
+            s[j * STEP + l] *= t[j * STEP + l] - dot[l];
     if (mask)
         for (int64_t j = 0; j < keys; j++)
-            w[j] = mask[j] == p->of.blocks ? 0.0f : w[j];
-    for (int64_t j = 0; j < open.first; j++)
-        w[j] = 0.0f;
-    for (int64_t j = open.end; j < keys; j++)
-        w[j] = 0.0f;
+            for (int l = 0; l < lanes; l++)
+                s[j * STEP + l] = mask[j * STEP + l] == blocks ? 0.0f : s[j * STEP + l];
+    if (first)
+        for (int64_t j = 0; j < keys; j++)
+            for (int l = 0; l < lanes; l++)
+                s[j * STEP + l] = (int32_t)j < first[l] || (int32_t)j >= end[l] ? 0.0f : s[j * STEP + l];
 }
 
 static void query_task(void *arg, int64_t task, int32_t worker)
 {
     const backward_args *a = (const backward_args *)arg;
     const problem *p = &a->p;
-    const int64_t n = p->of.rows, d = p->of.d, v = p->of.v, width = whole_width(d), blocks = tl_ceil_div(n, BLOCK);
+    const int64_t n = p->of.rows, d = p->of.d, v = p->of.v, blocks = tl_ceil_div(n, BLOCK);
     const int64_t b = task / blocks, i0 = task % blocks * BLOCK, count = tl_imin(BLOCK, n - i0), at = b * n + i0;
-    float *queries = p->work + worker * p->work_size, *cotangents = queries + BLOCK * d, *sums = cotangents + BLOCK * v;
-    float *s = sums + BLOCK * width, *t = s + TL_PANEL * TILE;
-    const packed *K = &p->side[0], *V = &p->side[1];
-    row_state row[BLOCK];
-    float dot[BLOCK], factor[TL_PANEL];
+    const int64_t steps = tl_ceil_div(count, STEP);
+    float *s = p->work + worker * p->work_size, *t = s + TILE * STEP, *queries = t + TILE * STEP;
+    float *sums = queries + steps * STEP * d, *cotangents = sums + steps * STEP * d;
+    float *out = cotangents + steps * STEP * v;
+    float *mask = out + steps * STEP * v, dot[BLOCK], total[STEP];
+    int32_t spans[2 * STEP];
+    softmax states[BLOCK / STEP];
 
-    pack_panels(a->Q + at * d, count, d, queries);
-    if (a->gQ) {
-        pack_panels(a->g + at * v, count, v, cotangents);
-        memset(sums, 0, (size_t)(panel_rows(count) * width) * sizeof *sums);
-    }
-    dot_products(a->g + at * v, a->out + at * v, count, v, dot);
-    start_rows(row, count);
+    turn_rows(a->Q + at * d, count, d, queries);
+    turn_rows(a->g + at * v, count, v, cotangents);
+    turn_rows(a->out + at * v, count, v, out);
+    dot_products(cotangents, out, count, v, dot);
+    for (int64_t u = 0; u < steps; u++)
+        start_softmax(&states[u], p->of.keys);
     for (int64_t tile = 0; tile < p->tiles && !tl_interrupted(); tile++) {
-        const int64_t j0 = tile * TILE, keys = tl_imin(TILE, p->of.keys - j0), columns = tile_columns(keys);
-        if (skips_tile(p, K->finite[b * p->tiles + tile], row, b, i0, count, j0, keys)) continue;
-        for (int64_t q = 0; q * TL_PANEL < count; q++) {
-            const int64_t first = q * TL_PANEL, rows = tl_imin(TL_PANEL, count - first);
-            panel_scores(queries + first * d, d, across_tile(p, K, b, tile), columns, s);
-            if (a->gQ) panel_scores(cotangents + first * v, v, across_tile(p, V, b, tile), columns, t);
-            panel_maxima(p, b, i0 + first, rows, j0, keys, s, row + first, factor);
-            for (int64_t r = 0; r < rows; r++) {
-                const int64_t i = i0 + first + r;
-                float *sum = sums + (first + r) * width;
-                softmax_weights(s + r * TILE, columns, &row[first + r], factor[r], sum, a->gQ ? width : 0);
-                if (a->gQ)
-                    score_gradients(s + r * TILE, t + r * TILE, dot[first + r], p, mask_row(&p->of, b, i, j0), keys,
-                                    open_keys(&p->of, i, j0, keys));
-            }
-            if (a->gQ) accumulate_rows(s, rows, keys, along_tile(p, K, b, tile), width, sums + first * width);
+        const int64_t j0 = tile * TILE, keys = tl_imin(TILE, p->of.keys - j0), key = b * p->of.keys + j0;
+        if (skips_tile(p, 0, tile, states, b, i0, count, j0, keys)) continue;
+        for (int64_t u = 0; u < steps; u++) {
+            const int64_t first = u * STEP, rows = tl_imin(STEP, count - first);
+            const int vectors = vectors_of(count, first);
+            const blockade block = find_blockade(p, b, i0 + first, rows, j0, keys, mask, spans);
+            tile_scores(vectors, keys, a->K + key * d, d, queries + first * d, s);
+            if (a->gQ) tile_scores(vectors, keys, a->V + key * v, v, cotangents + first * v, t);
+            const float *factor = states[u].begun ? states[u].factor : NULL;
+            soften(vectors, &p->of, keys, block, s, &states[u]);
+            if (!a->gQ) continue;
+            if (vectors == 2)
+                query_gradients(STEP, &p->of, keys, block, s, t, dot + first);
+            else
+                query_gradients(TL_LANES, &p->of, keys, block, s, t, dot + first);
+            tile_sums(vectors, keys, a->K + key * d, d, s, factor, sums + first * d);
         }
     }
-    for (int64_t i = 0; i < count; i++) {
-        const float total = softmax_total(&row[i]), *sum = sums + i * width;
-        a->of.base[at + i] = row[i].top == -TL_INF ? 0.0f : row[i].top;
-        a->of.inverse[at + i] = 1.0f / total;
-        a->of.dot[at + i] = dot[i];
-        for (int64_t c = 0; c < d && a->gQ; c++)
-            a->gQ[(at + i) * d + c] = sum[c] / total * p->of.scale;
+    for (int64_t u = 0; u < steps; u++) {
+        const int64_t first = u * STEP, rows = tl_imin(STEP, count - first);
+        const softmax *m = &states[u];
+        find_totals(&states[u], p->of.keys, total);
+        for (int64_t i = 0; i < rows; i++) {
+            a->of.base[at + first + i] = m->top[i] == -TL_INF ? 0.0f : m->top[i];
+            a->of.inverse[at + first + i] = 1.0f / total[i];
+            a->of.dot[at + first + i] = dot[first + i];
+        }
+        if (!a->gQ) continue;
+        float *sum = sums + first * d;
+        if (!m->begun) memset(sum, 0, (size_t)(STEP * d) * sizeof *sum);
+        finish_rows(vectors_of(count, first), sum, rows, d, total, p->of.scale, a->gQ + (at + first) * d);
     }
 }
 
 /* ---- the pass over keys ------------------------------------------------------------------------------------------ */
 
-/* Work of a task, in floats: packed keys and values, sums of both gradients, panels of weights and of dS, and the
- * task's part of the mask, transposed, with what is added to the scores. */
+/* Work of a task, in floats: keys, values and the sums of both gradients, in steps; weights, dS and the mask of one. */
 static int64_t key_work(const problem *p)
 {
-    const int64_t d = p->of.d, v = p->of.v, bias = p->of.mode == ADDITIVE ? BLOCK * TILE : 0;
-    return BLOCK * (d + v + whole_width(d) + whole_width(v)) + 2 * TL_PANEL * TILE + bias + BLOCK * TILE / 4;
+    return tl_ceil_div(tl_imin(BLOCK, p->owned), STEP) * STEP * 2 * (p->of.d + p->of.v) +
+           (p->of.masked ? 4 : 2) * TILE * STEP;
 }
 
-/* Where the pairs of keys j0..j1-1 and queries i0..i1-1 are blocked: blocked[j][i]; what an additive mask has there: bias. */
-static void transpose_mask(const problem *p, int64_t b, int64_t i0, int64_t i1, int64_t j0, int64_t j1,
-                           uint8_t *blocked, float *bias)
+/* Products of a tile's queries with keys in lanes into weights P; blocked: which pairs are blocked, or NULL; bias: what
+ * an additive mask has there. */
+TL_INLINE void key_weights(const int lanes, const geometry *g, int64_t queries, float *restrict s,
+                           const int32_t *restrict blocked, const float *restrict bias, const float *restrict base,
+                           const float *restrict inverse)
 {
-    for (int64_t i = i0; i < i1; i++) {
-        const span open = open_keys(&p->of, i, j0, j1 - j0);
-        const float *mask = mask_row(&p->of, b, i, j0);
-        for (int64_t j = 0; j < j1 - j0; j++) {
-            const int shut = j < open.first || j >= open.end;
-            blocked[j * TILE + i - i0] = (uint8_t)(shut || (mask && mask[j] == p->of.blocks));
-            if (p->of.mode == ADDITIVE) bias[j * TILE + i - i0] = mask[j];
-        }
-    }
-}
-
-/* Products of one key with a tile of `count` queries into weights. */
-static void key_weights(float *restrict s, const problem *p, const uint8_t *restrict blocked,
-                        const float *restrict bias, const float *restrict base, const float *restrict inverse,
-                        int64_t count)
-{
-    if (p->of.mode == ADDITIVE)
-        for (int64_t i = 0; i < count; i++)
-            s[i] = tl_attention_biased(s[i], p->of.scale, bias[i]);
+    const float scale = g->scale, fill = g->mode == FILL ? TL_FILL_SCORE : -TL_INF;
+    if (g->mode == ADDITIVE)
+        for (int64_t i = 0; i < queries; i++)
+            for (int l = 0; l < lanes; l++)
+                s[i * STEP + l] = tl_attention_biased(s[i * STEP + l], scale, bias[i * STEP + l]);
     else
-        for (int64_t i = 0; i < count; i++)
-            s[i] = tl_attention_score(s[i], p->of.scale);
-    const float fill = p->of.mode == FILL ? TL_FILL_SCORE : -TL_INF;
-    if (p->of.masked)
-        for (int64_t i = 0; i < count; i++)
-            s[i] = blocked[i] ? fill : s[i];
-    for (int64_t i = 0; i < count; i++)
-        s[i] = tl_attention_weight(s[i] - base[i]) * inverse[i];
+        for (int64_t i = 0; i < queries; i++)
+            for (int l = 0; l < lanes; l++)
+                s[i * STEP + l] = tl_attention_score(s[i * STEP + l], scale);
+    if (blocked)
+        for (int64_t i = 0; i < queries; i++)
+            for (int l = 0; l < lanes; l++)
+                s[i * STEP + l] = blocked[i * STEP + l] ? fill : s[i * STEP + l];
+    for (int64_t i = 0; i < queries; i++)
+        for (int l = 0; l < lanes; l++)
+            s[i * STEP + l] = tl_attention_weight(s[i * STEP + l] - base[i]) * inverse[i];
 }
 
 /* dS = P (g·v - D), 0 where blocked, in t's place. */
-static void key_gradients(float *restrict t, const float *restrict weight, const problem *p,
-                          const uint8_t *restrict blocked, const float *restrict dot, int64_t count)
+TL_INLINE void key_gradients(const int lanes, int64_t queries, float *restrict t, const float *restrict weight,
+                             const int32_t *restrict blocked, const float *restrict dot)
 {
-    for (int64_t i = 0; i < count; i++)
-        t[i] = weight[i] * (t[i] - dot[i]);
-    if (p->of.masked)
-        for (int64_t i = 0; i < count; i++)
-            t[i] = blocked[i] ? 0.0f : t[i];
+    for (int64_t i = 0; i < queries; i++)
+        for (int l = 0; l < lanes; l++)
+            t[i * STEP + l] = weight[i * STEP + l] * (t[i * STEP + l] - dot[i]);
+    if (blocked)
+        for (int64_t i = 0; i < queries; i++)
+            for (int l = 0; l < lanes; l++)
+                t[i * STEP + l] = blocked[i * STEP + l] ? 0.0f : t[i * STEP + l];
+}
+
+/* Where the pairs of `queries` queries from i0 on and `keys` keys from j0 on are blocked, and the additive mask;
+ * whether any is. */
+static int find_blocked(const problem *p, int64_t b, int64_t i0, int64_t queries, int64_t j0, int64_t keys,
+                        int32_t *blocked, float *bias)
+{
+    int32_t any = 0;
+    if (!p->of.mask && all_open(&p->of, i0, i0 + queries, j0, keys)) return 0;
+    for (int64_t i = 0; i < queries; i++, blocked += STEP, bias += STEP) {
+        const span open = open_keys(&p->of, i0 + i, j0, keys);
+        const float *mask = mask_row(&p->of, b, i0 + i, j0);
+        for (int32_t j = 0; j < STEP; j++)
+            blocked[j] = j < (int32_t)open.first || j >= (int32_t)open.end;
+        for (int64_t j = 0; mask && j < keys; j++)
+            blocked[j] |= mask[j] == p->of.blocks;
+        for (int64_t j = 0; p->of.mode == ADDITIVE && j < STEP; j++)
+            bias[j] = j < keys ? mask[j] : 0.0f;
+        for (int64_t j = 0; j < keys; j++)
+            any |= blocked[j];
+    }
+    return any;
 }
 
 static void key_task(void *arg, int64_t task, int32_t worker)
 {
     const backward_args *a = (const backward_args *)arg;
     const problem *p = &a->p;
-    const int64_t n = p->of.keys, d = p->of.d, v = p->of.v, width = whole_width(d), v_width = whole_width(v);
-    const int64_t blocks = tl_ceil_div(n, BLOCK), b = task / blocks, j0 = task % blocks * BLOCK;
-    const int64_t count = tl_imin(BLOCK, n - j0), at = b * n + j0;
-    float *keys = p->work + worker * p->work_size, *values = keys + BLOCK * d, *gK = values + BLOCK * v;
-    float *gV = gK + BLOCK * width, *s = gV + BLOCK * v_width, *t = s + TL_PANEL * TILE, *bias = t + TL_PANEL * TILE;
-    uint8_t *blocked = (uint8_t *)(bias + (p->of.mode == ADDITIVE ? BLOCK * TILE : 0));
-    const packed *Q = &p->side[0], *G = &p->side[1];
+    const int64_t n = p->of.keys, d = p->of.d, v = p->of.v, blocks = tl_ceil_div(n, BLOCK);
+    const int64_t b = task / blocks, j0 = task % blocks * BLOCK, count = tl_imin(BLOCK, n - j0), at = b * n + j0;
+    const int64_t steps = tl_ceil_div(count, STEP);
+    float *s = p->work + worker * p->work_size, *t = s + TILE * STEP, *keys = t + TILE * STEP;
+    float *gK = keys + steps * STEP * d, *values = gK + steps * STEP * d, *gV = values + steps * STEP * v;
+    float *bias = gV + steps * STEP * v, same[STEP];
+    int32_t *blocked = (int32_t *)(bias + TILE * STEP);
+    for (int l = 0; l < STEP; l++)
+        same[l] = 1.0f;
 
-    pack_panels(a->K + at * d, count, d, keys);
-    if (a->gK) pack_panels(a->V + at * v, count, v, values);
-    memset(gK, 0, (size_t)(panel_rows(count) * width) * sizeof *gK);
-    memset(gV, 0, (size_t)(panel_rows(count) * v_width) * sizeof *gV);
-    if (p->of.masked) memset(blocked, 0, (size_t)(count * TILE));
+    turn_rows(a->K + at * d, count, d, keys);
+    if (a->gK) turn_rows(a->V + at * v, count, v, values);
+    int begun = 0; /* the sums */
     for (int64_t tile = 0; tile < p->tiles && !tl_interrupted(); tile++) {
         const int64_t i0 = tile * TILE, queries = tl_imin(TILE, p->of.rows - i0), of = b * p->of.rows + i0;
-        const int64_t columns = tile_columns(queries);
-        if (p->of.masked) {
-            if (Q->finite[b * p->tiles + tile] && G->finite[b * p->tiles + tile] &&
-                all_blocked(&p->of, b, i0, i0 + queries, j0, j0 + count)) {
-                int weightless = 1; /* the weights of a row that is NaN are NaN, blocked or not */
-                for (int64_t i = 0; i < queries; i++)
-                    weightless &= a->of.inverse[of + i] == a->of.inverse[of + i] &&
-                                  (p->of.mode != FILL || a->of.base[of + i] > TL_FILL_VANISHES);
-                if (weightless) continue;
-            }
-            transpose_mask(p, b, i0, i0 + queries, j0, j0 + count, blocked, bias);
+        const float *base = a->of.base + of, *inverse = a->of.inverse + of, *dot = a->of.dot + of;
+        if (p->of.masked && p->finite[0][b * p->tiles + tile] && p->finite[1][b * p->tiles + tile] &&
+            all_blocked(&p->of, b, i0, i0 + queries, j0, j0 + count)) {
+            int weightless = 1; /* the weights of a row that is NaN are NaN, blocked or not */
+            for (int64_t i = 0; i < queries; i++)
+                weightless &= inverse[i] == inverse[i] && (p->of.mode != FILL || base[i] > TL_FILL_VANISHES);
+            if (weightless) continue;
         }
-        for (int64_t q = 0; q * TL_PANEL < count; q++) {
-            const int64_t first = q * TL_PANEL;
-            panel_scores(keys + first * d, d, across_tile(p, Q, b, tile), columns, s);
-            if (a->gK) panel_scores(values + first * v, v, across_tile(p, G, b, tile), columns, t);
-            for (int64_t r = 0; r < tl_imin(TL_PANEL, count - first);
-                 r++) { /* the rows past the last key are dropped */
-                const uint8_t *row = blocked + (first + r) * TILE;
-                key_weights(s + r * TILE, p, row, bias + (p->of.mode == ADDITIVE ? (first + r) * TILE : 0),
-                            a->of.base + of, a->of.inverse + of, queries);
-                if (a->gK) key_gradients(t + r * TILE, s + r * TILE, p, row, a->of.dot + of, queries);
+        for (int64_t u = 0; u < steps; u++) {
+            const int64_t first = u * STEP, lanes = tl_imin(STEP, count - first);
+            const int vectors = vectors_of(count, first);
+            const int any = p->of.masked && find_blocked(p, b, i0, queries, j0 + first, lanes, blocked, bias);
+            tile_scores(vectors, queries, a->Q + of * d, d, keys + first * d, s);
+            if (a->gK) tile_scores(vectors, queries, a->g + of * v, v, values + first * v, t);
+            if (vectors == 2) {
+                key_weights(STEP, &p->of, queries, s, any ? blocked : NULL, bias, base, inverse);
+                if (a->gK) key_gradients(STEP, queries, t, s, any ? blocked : NULL, dot);
+            } else {
+                key_weights(TL_LANES, &p->of, queries, s, any ? blocked : NULL, bias, base, inverse);
+                if (a->gK) key_gradients(TL_LANES, queries, t, s, any ? blocked : NULL, dot);
             }
-            if (a->gV) panel_accumulate(s, queries, along_tile(p, G, b, tile), v_width, gV + first * v_width);
-            if (a->gK) panel_accumulate(t, queries, along_tile(p, Q, b, tile), width, gK + first * width);
+            if (a->gV) tile_sums(vectors, queries, a->g + of * v, v, s, begun ? same : NULL, gV + first * v);
+            if (a->gK) tile_sums(vectors, queries, a->Q + of * d, d, t, begun ? same : NULL, gK + first * d);
         }
+        begun = 1;
     }
-    for (int64_t j = 0; j < count; j++) {
-        for (int64_t c = 0; c < d && a->gK; c++)
-            a->gK[(at + j) * d + c] = gK[j * width + c] * p->of.scale;
-        for (int64_t c = 0; c < v && a->gV; c++)
-            a->gV[(at + j) * v + c] = gV[j * v_width + c];
+    if (!begun) {
+        memset(gK, 0, (size_t)(steps * STEP * d) * sizeof *gK);
+        memset(gV, 0, (size_t)(steps * STEP * v) * sizeof *gV);
     }
+    for (int64_t u = 0; u < steps; u++) {
+        const int64_t first = u * STEP, rows = tl_imin(STEP, count - first);
+        if (a->gK) turn_back(gK + first * d, rows, d, a->gK + (at + first) * d);
+        if (a->gV) turn_back(gV + first * v, rows, v, a->gV + (at + first) * v);
+    }
+    for (int64_t i = 0; a->gK && i < count * d; i++)
+        a->gK[at * d + i] *= p->of.scale;
 }
 
 /* ---- the operation ----------------------------------------------------------------------------------------------- */
@@ -233,15 +262,10 @@ static int32_t backward(tl_context *ctx, backward_args *a, const geometry *of)
     a->of = (statistics){kept, (float *)kept + rows, (float *)kept + 2 * rows};
 
     a->p = make_problem(of, 0);
-    int64_t size = add_side(&a->p, a->K, of->d, a->gQ ? ACROSS | ALONG : ACROSS);
-    if (a->gQ) size += add_side(&a->p, a->V, of->v, ACROSS);
-    status = run_pass(ctx, &a->p, a, size, query_work(&a->p), query_task);
-
+    status = run_pass(ctx, &a->p, a, a->K, of->d, NULL, 0, query_work(&a->p), query_task);
     if (!status && (a->gK || a->gV)) {
         a->p = make_problem(of, 1);
-        size = add_side(&a->p, a->Q, of->d, a->gK ? ACROSS | ALONG : ACROSS);
-        size += add_side(&a->p, a->g, of->v, (a->gK ? ACROSS : 0) | (a->gV ? ALONG : 0));
-        status = run_pass(ctx, &a->p, a, size, key_work(&a->p), key_task);
+        status = run_pass(ctx, &a->p, a, a->Q, of->d, a->g, of->v, key_work(&a->p), key_task);
     }
     tl_pool_free(ctx, kept);
     return status;

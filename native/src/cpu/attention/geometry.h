@@ -17,6 +17,7 @@ typedef struct geometry {
     float scale;
     const float *mask;
     int masked;   /* whether anything may be blocked */
+    int limited;  /* whether the limits may */
     float blocks; /* what blocks in the mask */
 } geometry;
 
@@ -33,6 +34,15 @@ TL_INLINE span open_keys(const geometry *g, int64_t i, int64_t j0, int64_t keys)
     const int64_t at = query_of(g, i) + g->offset - j0, first = at - g->before, end = at + g->after + 1;
     const span open = {first < 0 ? 0 : tl_imin(first, keys), end < 0 ? 0 : tl_imin(end, keys)};
     return open;
+}
+
+/* Whether the limits let rows i0..i1-1 attend to all keys j0..j0+keys-1. */
+static inline int all_open(const geometry *g, int64_t i0, int64_t i1, int64_t j0, int64_t keys)
+{
+    if (!g->limited) return 1;
+    int64_t low = query_of(g, i0), high = query_of(g, i1 - 1);
+    if (high - low != i1 - 1 - i0) low = 0, high = g->queries - 1; /* of several heads */
+    return high + g->offset - g->before <= j0 && low + g->offset + g->after + 1 >= j0 + keys;
 }
 
 /* The mask of row i of member b from key j0 on, NULL without one. */
@@ -95,7 +105,8 @@ TL_INLINE int all_finite(const float *x, int64_t count)
 /* The geometry with what follows from its mode and limits. */
 static inline geometry with_limits(geometry g)
 {
-    g.masked = g.mode != NO_MASK || g.before < UINT32_MAX || g.after < UINT32_MAX;
+    g.limited = g.before < UINT32_MAX || g.after < UINT32_MAX;
+    g.masked = g.mode != NO_MASK || g.limited;
     g.blocks = g.mode == ADDITIVE ? -TL_INF : 0.0f;
     return g;
 }

@@ -8,8 +8,12 @@
 
 /* Elements of a task's run of positions: its tables and one member's rows stay in L1. */
 enum { RUN = 4096, TASK = 65536 };
+/* So many runs occupy the threads, and then tasks of more elements use the tables more often. */
+enum { MANY_RUNS = 16, LONG_TASK = 1 << 20 };
 /* Angles whose sines and cosines are made at once. */
 enum { ANGLES = 64 };
+/* Pairs whose rates a thread keeps from its last call: the powers of the base take longer than the rest of a small call. */
+enum { KEPT_RATES = 128 };
 
 typedef struct position_args {
     const float *x;
@@ -115,22 +119,36 @@ static void rotate_task(void *arg, int64_t task, int32_t worker)
 
 static void add_task(void *arg, int64_t task, int32_t worker) { run_task((const position_args *)arg, task, worker, 0); }
 
+/* The rates of the pairs of rows of d, in `room` where there are too many to keep. */
+static const uint64_t *find_rates(float base, int64_t d, int64_t pairs, uint64_t *room)
+{
+    static _Thread_local struct {
+        float base;
+        int64_t d;
+        uint64_t rate[KEPT_RATES];
+    } kept;
+    if (pairs <= KEPT_RATES && kept.base == base && kept.d == d) return kept.rate;
+    uint64_t *const rate = pairs <= KEPT_RATES ? kept.rate : room;
+    for (int64_t i = 0; i < pairs; i++)
+        rate[i] = tl_turn_rate(base, i, d);
+    if (rate == kept.rate) kept.base = base, kept.d = d;
+    return rate;
+}
+
 static int32_t encode(tl_context *ctx, position_args *a, float base, tl_task_fn fn)
 {
     a->pairs = (a->d + 1) / 2;
     a->positions = a->d < RUN ? tl_imin(RUN / a->d, a->n) : 1;
-    a->members = tl_imin(tl_ceil_div(TASK, a->positions * a->d), a->batch);
+    const int64_t runs = tl_ceil_div(a->n, a->positions), task = runs < MANY_RUNS ? TASK : LONG_TASK;
+    a->members = tl_imin(tl_ceil_div(task, a->positions * a->d), a->batch);
     const int64_t tables = tl_workers() * 2 * a->positions * a->pairs;
     void *scratch;
     const size_t bytes = (size_t)a->pairs * sizeof(uint64_t) + (size_t)tables * sizeof(float);
     const int32_t status = tl_pool_alloc(ctx, bytes, &scratch);
     if (status) return status;
-    uint64_t *rate = scratch;
-    for (int64_t i = 0; i < a->pairs; i++)
-        rate[i] = tl_turn_rate(base, i, a->d);
-    a->rate = rate;
-    a->table = (float *)(rate + a->pairs);
-    tl_parallel(tl_ceil_div(a->n, a->positions) * tl_ceil_div(a->batch, a->members), fn, a);
+    a->rate = find_rates(base, a->d, a->pairs, scratch);
+    a->table = (float *)((uint64_t *)scratch + a->pairs);
+    tl_parallel(runs * tl_ceil_div(a->batch, a->members), fn, a);
     tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;
 }

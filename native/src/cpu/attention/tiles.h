@@ -1,13 +1,16 @@
 /* Tiles of attention on the CPU, forward and backward.
  *
  * A task owns BLOCK rows of one member of the batch (queries; keys when the gradients of K and V are made) and goes
- * through the other side in tiles of TILE, in order. It keeps its rows packed in panels of TL_PANEL, so that a step is
- * a product of registers, and what it needs of the other side packed once for all tasks:
- *   across  [d][TILE] per tile: coordinate by coordinate, for products over d
- *   along   [TILE][width] per tile: row by row, for products over the tile; the array itself where d is a multiple
- *           of WIDTH
- * Lanes run across the other side or along d, never along a sum, so an element has the same chain of additions in every
- * variant. The row sums of the softmax run in 16 chains, key j in chain j mod 16, folded in halves at the end. */
+ * through the other side in tiles of TILE rows, in order. The lanes of a vector are owned rows, STEP of them side by
+ * side: what belongs to them is turned once, coordinate by coordinate, and all sums of the task lie so until they are
+ * turned back. The other side is read as it is, a scalar at a time, so that no width and no length but that of the
+ * lanes is rounded up:
+ *   scores   s[other][lane]     = sum over k of other[k] · owned[k][lane]
+ *   sums     sum[c][lane]       = sum · factor + sum over the tile of x[other][c] · s[other][lane]
+ * A panel of up to TL_PANEL rows has its sums in registers.
+ *
+ * No sum runs along lanes, so an element has the same chain of additions in every variant. The row sums of the softmax
+ * run in 16 chains, key j in chain j mod 16, folded in halves at the end. */
 #pragma once
 
 #include "core/threads.h"
@@ -17,217 +20,361 @@
 #include "formula/integer.h"
 #include "generated/attention.h"
 
-#define STEP (2 * TL_LANES)
-
-/* BLOCK is a multiple of every variant's panel, WIDTH and TILE of every variant's step and of CHAINS. */
 enum {
-    BLOCK = 96,
+    STEP = 2 * TL_LANES,
+    BLOCK = 96, /* whole steps of every variant */
     TILE = 64,
-    WIDTH = 32,
     CHAINS = 16,
     SHORT_WORK = 1 << 18, /* multiply-adds of blocks that share a task, where one has fewer */
 };
 
-/* The columns of a tile that are computed where `count` exist: whole steps and chains of them. */
-TL_INLINE int64_t tile_columns(int64_t count)
-{
-    const int64_t unit = STEP > CHAINS ? STEP : CHAINS;
-    return tl_ceil_div(count, unit) * unit;
-}
-
-typedef struct packed {
-    const float *x;   /* (batch, others, d) */
-    int64_t d, width; /* width: d in whole steps of WIDTH */
-    float *across;    /* NULL if not needed */
-    float *along;     /* x where d is a multiple of WIDTH; NULL if not needed */
-    uint8_t *finite;  /* per tile: no infinity, no NaN */
-} packed;
-
 typedef struct problem {
     geometry of;
     int64_t owned, others, tiles; /* rows that tasks own, rows of the other side and their tiles */
-    packed side[4];               /* the arrays a pass needs packed */
-    int sides;
-    float *work; /* per worker */
+    uint8_t *finite[2]; /* of the other side's arrays, per tile: no infinity, no NaN; where anything may be blocked */
+    float *work;                  /* per worker */
     int64_t work_size;
 } problem;
 
-/* Address of tile t of member b in rows form, and the distance of its rows. */
-TL_INLINE const float *along_tile(const problem *p, const packed *s, int64_t b, int64_t t)
+/* The vectors of a step of which `count` rows exist from row u on. */
+TL_INLINE int vectors_of(int64_t count, int64_t u) { return count - u > TL_LANES ? 2 : 1; }
+
+/* ---- panels ------------------------------------------------------------------------------------------------------ */
+
+/* s[r][lane] = sum over k of a[r*stride + k] · b[k][lane], r < R, V vectors of lanes. Rows are addressed three from a
+ * pointer. */
+TL_INLINE void multiply_rows(const int R, const int V, int64_t inner, const float *a, int64_t stride, const float *b,
+                             float *s)
 {
-    return s->along == s->x ? s->x + (b * p->others + t * TILE) * s->d
-                            : s->along + (b * p->tiles + t) * TILE * s->width;
+    tl_vec sum[TL_PANEL][2];
+    const float *row[TL_PANEL / 3 + 1];
+#pragma GCC unroll 5
+    for (int r = 0; r < R; r += 3)
+        row[r / 3] = a + r * stride;
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++)
+        sum[r][0] = sum[r][1] = tl_vec_zero();
+    for (int64_t k = 0; k < inner; k++, b += STEP) {
+        const tl_vec left = tl_vec_load(b), right = V == 2 ? tl_vec_load(b + TL_LANES) : left;
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) {
+            const float x = row[r / 3][r % 3 * stride];
+            sum[r][0] = tl_vec_fma(x, left, sum[r][0]);
+            if (V == 2) sum[r][1] = tl_vec_fma(x, right, sum[r][1]);
+        }
+#pragma GCC unroll 5
+        for (int r = 0; r < R; r += 3)
+            row[r / 3]++;
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++)
+            tl_vec_store(s + r * STEP + v * TL_LANES, sum[r][v]);
 }
 
-TL_INLINE const float *across_tile(const problem *p, const packed *s, int64_t b, int64_t t)
+/* sum[r][lane] = sum · factor[lane] + sum over j of a[j*stride + r] · s[j][lane], r < R, V vectors of lanes; NULL: a
+ * factor of 0. */
+TL_INLINE void multiply_columns(const int R, const int V, int64_t inner, const float *a, int64_t stride, const float *s,
+                                const float *factor, float *to)
 {
-    return s->across + (b * p->tiles + t) * TILE * s->d;
+    tl_vec sum[TL_PANEL][2];
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) {
+        const tl_vec f = factor ? tl_vec_load(factor + v * TL_LANES) : tl_vec_zero();
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) {
+            sum[r][v] = f;
+            if (factor) sum[r][v] *= tl_vec_load(to + r * STEP + v * TL_LANES);
+        }
+    }
+    for (int64_t j = 0; j < inner; j++, a += stride, s += STEP) {
+        const tl_vec left = tl_vec_load(s), right = V == 2 ? tl_vec_load(s + TL_LANES) : left;
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) {
+            sum[r][0] = tl_vec_fma(a[r], left, sum[r][0]);
+            if (V == 2) sum[r][1] = tl_vec_fma(a[r], right, sum[r][1]);
+        }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++)
+            tl_vec_store(to + r * STEP + v * TL_LANES, sum[r][v]);
 }
 
-/* Packs rows of x, `count` of them, into panels: element (row r, coordinate k) of panel q at [q][k][r]; absent rows are 0. */
-static inline void pack_panels(const float *x, int64_t count, int64_t d, float *out)
+#if defined(__AVX512F__)
+#define EACH_PANEL(F) F(1) F(2) F(3) F(4) F(5) F(6) F(7) F(8) F(9) F(10) F(11) F(12)
+#elif defined(__AVX2__) && defined(__FMA__)
+#define EACH_PANEL(F) F(1) F(2) F(3) F(4) F(5) F(6)
+#else
+#define EACH_PANEL(F) F(1) F(2) F(3) F(4)
+#endif
+
+#define PANEL(R, V)                                                                                                    \
+    static void rows_##R##x##V(int64_t inner, const float *a, int64_t stride, const float *b, float *s)                \
+    {                                                                                                                  \
+        multiply_rows(R, V, inner, a, stride, b, s);                                                                   \
+    }                                                                                                                  \
+    static void columns_##R##x##V(int64_t inner, const float *a, int64_t stride, const float *s, const float *factor,  \
+                                  float *to)                                                                           \
+    {                                                                                                                  \
+        multiply_columns(R, V, inner, a, stride, s, factor, to);                                                       \
+    }
+#define PANELS(R) PANEL(R, 1) PANEL(R, 2)
+EACH_PANEL(PANELS)
+#undef PANEL
+#undef PANELS
+
+typedef void (*rows_fn)(int64_t, const float *, int64_t, const float *, float *);
+typedef void (*columns_fn)(int64_t, const float *, int64_t, const float *, const float *, float *);
+#define ROWS(R) {rows_##R##x1, rows_##R##x2},
+#define COLUMNS(R) {columns_##R##x1, columns_##R##x2},
+static const rows_fn rows_functions[TL_PANEL + 1][2] = {{0, 0}, EACH_PANEL(ROWS)};
+static const columns_fn columns_functions[TL_PANEL + 1][2] = {{0, 0}, EACH_PANEL(COLUMNS)};
+#undef ROWS
+#undef COLUMNS
+
+/* Scores of `count` rows of the other side, d apart, with a step of owned rows; panels share the rows evenly. */
+static inline void tile_scores(int vectors, int64_t count, const float *others, int64_t d, const float *owned, float *s)
 {
-    for (int64_t q = 0; q * TL_PANEL < count; q++) {
-        float *to = out + q * TL_PANEL * d;
-        int64_t r = 0, row = q * TL_PANEL;
-        for (; r + 4 <= TL_PANEL && row + 4 <= count; r += 4, row += 4)
-            tl_transpose_rows4(x + row * d, d, d, to + r, TL_PANEL);
-        for (; r < TL_PANEL && row < count; r++, row++)
+    const int64_t panels = tl_ceil_div(count, TL_PANEL), height = count / tl_imax(panels, 1);
+    for (int64_t p = 0, r = 0; p < panels; p++) {
+        const int64_t h = height + (p < count - panels * height);
+        rows_functions[h][vectors - 1](d, others + r * d, d, owned, s + r * STEP);
+        r += h;
+    }
+}
+
+/* sum = sum · factor + s · the tile's `count` rows of `width` elements; NULL for the first tile. */
+static inline void tile_sums(int vectors, int64_t count, const float *others, int64_t width, const float *s,
+                             const float *factor, float *sum)
+{
+    const int64_t panels = tl_ceil_div(width, TL_PANEL), height = width / tl_imax(panels, 1);
+    for (int64_t p = 0, c = 0; p < panels; p++) {
+        const int64_t h = height + (p < width - panels * height);
+        columns_functions[h][vectors - 1](count, others + c, width, s, factor, sum + c * STEP);
+        c += h;
+    }
+}
+
+/* ---- lanes ------------------------------------------------------------------------------------------------------- */
+
+/* Rows of x, `count` of them, side by side in steps: element (row i, coordinate k) at [i / STEP][k][i % STEP]; the
+ * lanes of absent rows are 0. */
+static inline void turn_rows(const float *x, int64_t count, int64_t d, float *out)
+{
+    for (int64_t u = 0; u < count; u += STEP, out += STEP * d, x += STEP * d) {
+        const int64_t rows = tl_imin(STEP, count - u), lanes = vectors_of(count, u) * TL_LANES;
+        int64_t i = 0;
+        for (int64_t k = 0; rows < lanes && k < d; k++) {
+            tl_vec_store(out + k * STEP, tl_vec_zero());
+            if (lanes == STEP) tl_vec_store(out + k * STEP + TL_LANES, tl_vec_zero());
+        }
+        for (; i + 4 <= rows; i += 4)
+            tl_transpose_rows4(x + i * d, d, d, out + i, STEP);
+        for (; i < rows; i++)
             for (int64_t k = 0; k < d; k++)
-                to[k * TL_PANEL + r] = x[row * d + k];
-        for (int64_t k = 0; r < TL_PANEL && k < d; k++)
-            for (int64_t absent = r; absent < TL_PANEL; absent++)
-                to[k * TL_PANEL + absent] = 0.0f;
+                out[k * STEP + i] = x[i * d + k];
     }
 }
 
-/* The rows of the panels that hold `count` rows. */
-TL_INLINE int64_t panel_rows(int64_t count) { return tl_ceil_div(count, TL_PANEL) * TL_PANEL; }
-
-/* C = A·B for a panel A in packed form: the first `columns` of out[TL_PANEL][TILE]. */
-TL_INLINE void panel_scores(const float *panel, int64_t d, const float *across, int64_t columns, float *out)
+/* The rows of a step back to x: x[i][k] = sum[k][i]. */
+static inline void turn_back(const float *sum, int64_t rows, int64_t d, float *x)
 {
-    for (int64_t j = 0; j < columns; j += STEP)
-        tl_panel_product(panel, 1, TL_PANEL, d, across + j, TILE, out + j, TILE, 0);
+    int64_t k = 0;
+    for (; k + 4 <= d; k += 4)
+        tl_transpose_rows4(sum + k * STEP, STEP, rows, x + k, d);
+    for (; k < d; k++)
+        for (int64_t i = 0; i < rows; i++)
+            x[i * d + k] = sum[k * STEP + i];
 }
 
-/* sum[TL_PANEL][width] += w[TL_PANEL][TILE] · the first `inner` rows of a tile. */
-TL_INLINE void panel_accumulate(const float *w, int64_t inner, const float *along, int64_t width, float *sum)
+/* What blocks pairs of a tile of keys and a step of queries, both from where they begin: the mask, turned, or NULL; the
+ * keys that a lane may attend to, or NULL where those are all. */
+typedef struct blockade {
+    const float *mask;
+    const int32_t *first, *end;
+} blockade;
+
+/* The blockade of queries i..i+rows-1 and keys j0..j0+keys-1; `mask` has room for TILE rows of lanes, `spans` for two.
+ * */
+static inline blockade find_blockade(const problem *p, int64_t b, int64_t i, int64_t rows, int64_t j0, int64_t keys,
+                                     float *mask, int32_t *spans)
 {
-    for (int64_t c = 0; c < width; c += STEP)
-        tl_panel_product(w, TILE, 1, inner, along + c, width, sum + c, width, 1);
-}
-
-/* ---- the running softmax of a row -------------------------------------------------------------------------------- */
-
-typedef struct row_state {
-    float top, chain[CHAINS];
-} row_state;
-
-/* Takes the maximum of `columns` scores into the row's and returns the factor for what was accumulated before. NaN is passed over. */
-static inline float softmax_top(const float *restrict s, int64_t columns, row_state *restrict row)
-{
-    float lane[CHAINS];
-    for (int l = 0; l < CHAINS; l++)
-        lane[l] = row->top;
-    for (int64_t j = 0; j < columns; j += CHAINS)
-        for (int l = 0; l < CHAINS; l++)
-            lane[l] = s[j + l] > lane[l] ? s[j + l] : lane[l];
-    for (int l = 0; l < 8; l++)
-        lane[l] = lane[l + 8] > lane[l] ? lane[l + 8] : lane[l];
-    for (int l = 0; l < 4; l++)
-        lane[l] = lane[l + 4] > lane[l] ? lane[l + 4] : lane[l];
-    const float left = lane[2] > lane[0] ? lane[2] : lane[0], right = lane[3] > lane[1] ? lane[3] : lane[1];
-    const float top = right > left ? right : left;
-    const float factor = top > row->top ? tl_attention_weight(row->top - top) : 1.0f;
-    row->top = top;
-    return factor;
-}
-
-/* Turns the scores into weights relative to the row's maximum (NaN into NaN) and rescales the row's accumulator of
- * `width` elements. */
-static inline void softmax_weights(float *restrict s, int64_t columns, row_state *restrict row, float factor,
-                                   float *restrict accumulator, int64_t width)
-{
-    if (factor != 1.0f) {
-        for (int l = 0; l < CHAINS; l++)
-            row->chain[l] *= factor;
-        for (int64_t c = 0; c < width; c++)
-            accumulator[c] *= factor;
+    const geometry *g = &p->of;
+    blockade x = {NULL, NULL, NULL};
+    if (g->mask) {
+        for (int64_t l = 0; l < rows;) {
+            const float *from = mask_row(g, b, i + l, j0);
+            const int64_t apart = l + 4 <= rows ? mask_row(g, b, i + l + 1, j0) - from : 0;
+            const int even = l + 4 <= rows && mask_row(g, b, i + l + 3, j0) - from == 3 * apart &&
+                             mask_row(g, b, i + l + 2, j0) - from == 2 * apart;
+            if (even) {
+                tl_transpose_rows4(from, apart, keys, mask + l, STEP);
+                l += 4;
+                continue;
+            }
+            for (int64_t j = 0; j < keys; j++)
+                mask[j * STEP + l] = from[j];
+            l++;
+        }
+        for (int64_t j = 0; rows < STEP && j < keys; j++)
+            for (int64_t l = rows; l < STEP; l++)
+                mask[j * STEP + l] = 0.0f;
+        x.mask = mask;
     }
-    const float base = row->top == -TL_INF ? 0.0f : row->top;
-    for (int64_t j = 0; j < columns; j += CHAINS)
-        for (int l = 0; l < CHAINS; l++)
-            s[j + l] = tl_attention_weight(s[j + l] - base);
-    for (int64_t j = 0; j < columns; j += CHAINS)
-        for (int l = 0; l < CHAINS; l++)
-            row->chain[l] += s[j + l];
+    if (all_open(g, i, i + rows, j0, keys)) return x;
+    for (int64_t l = 0; l < STEP; l++) {
+        const span open = l < rows ? open_keys(g, i + l, j0, keys) : (span){0, keys};
+        spans[l] = (int32_t)open.first;
+        spans[STEP + l] = (int32_t)open.end;
+    }
+    x.first = spans, x.end = spans + STEP;
+    return x;
 }
 
-/* What a row's accumulator is divided by: 1 if all was blocked, NaN if all scores were -inf or one was NaN. */
-static inline float softmax_total(const row_state *row)
+/* ---- the running softmax of a step ------------------------------------------------------------------------------- */
+
+/* top: the lane's maximum; factor: for what was accumulated before the tile; begun: whether there is anything. */
+typedef struct softmax {
+    float top[STEP], factor[STEP], chain[CHAINS][STEP];
+    int begun;
+} softmax;
+
+/* Chains that no key joins are neither kept nor added: they are 0. */
+static inline void start_softmax(softmax *m, int64_t keys)
 {
-    float t[CHAINS];
-    for (int l = 0; l < CHAINS; l++)
-        t[l] = row->chain[l];
+    m->begun = 0;
+    for (int l = 0; l < STEP; l++)
+        m->top[l] = -TL_INF;
+    memset(m->chain, 0, sizeof m->chain[0] * (size_t)tl_imax(tl_imin(keys, CHAINS), 1));
+}
+
+/* Turns the products of a tile into scores, in place: row j of s has key j, its first `lanes` lanes count. */
+TL_INLINE void score_lanes(const int lanes, const geometry *g, int64_t keys, blockade block, float *restrict s)
+{
+    const float *restrict mask = block.mask;
+    const int32_t *restrict first = block.first, *restrict end = block.end;
+    const float scale = g->scale, fill = g->mode == FILL ? TL_FILL_SCORE : -TL_INF;
+    if (g->mode == ADDITIVE)
+        for (int64_t j = 0; j < keys; j++)
+            for (int l = 0; l < lanes; l++)
+                s[j * STEP + l] = tl_attention_biased(s[j * STEP + l], scale, mask[j * STEP + l]);
+    else
+        for (int64_t j = 0; j < keys; j++)
+            for (int l = 0; l < lanes; l++)
+                s[j * STEP + l] = tl_attention_score(s[j * STEP + l], scale);
+    if (g->mode == FILL || g->mode == HARD)
+        for (int64_t j = 0; j < keys; j++)
+            for (int l = 0; l < lanes; l++)
+                s[j * STEP + l] = mask[j * STEP + l] == 0.0f ? fill : s[j * STEP + l];
+    if (first)
+        for (int64_t j = 0; j < keys; j++)
+            for (int l = 0; l < lanes; l++)
+                s[j * STEP + l] = (int32_t)j < first[l] || (int32_t)j >= end[l] ? -TL_INF : s[j * STEP + l];
+}
+
+/* Takes the maxima of the scores into the lanes'; NaN is passed over. Four of each lane run side by side. */
+TL_INLINE void find_maxima(const int lanes, int64_t keys, const float *restrict s, softmax *restrict m)
+{
+    float top[4][STEP];
+    for (int i = 0; i < 4; i++)
+        for (int l = 0; l < lanes; l++)
+            top[i][l] = m->top[l];
+    for (int64_t j = 0; j < keys; j++)
+        for (int l = 0; l < lanes; l++)
+            top[j % 4][l] = s[j * STEP + l] > top[j % 4][l] ? s[j * STEP + l] : top[j % 4][l];
+    for (int l = 0; l < lanes; l++) {
+        const float left = top[2][l] > top[0][l] ? top[2][l] : top[0][l];
+        const float right = top[3][l] > top[1][l] ? top[3][l] : top[1][l];
+        const float most = right > left ? right : left;
+        m->factor[l] = most > m->top[l] ? tl_attention_weight(m->top[l] - most) : 1.0f;
+        m->top[l] = most;
+    }
+}
+
+/* Turns the scores into weights relative to the lanes' maxima (NaN into NaN). */
+TL_INLINE void weigh_lanes(const int lanes, int64_t keys, float *restrict s, softmax *restrict m)
+{
+    float base[STEP];
+    int32_t grown = 0;
+    for (int l = 0; l < lanes; l++) {
+        base[l] = m->top[l] == -TL_INF ? 0.0f : m->top[l];
+        grown |= m->factor[l] != 1.0f;
+    }
+    for (int i = 0; grown && m->begun && i < CHAINS; i++)
+        for (int l = 0; l < lanes; l++)
+            m->chain[i][l] *= m->factor[l];
+    for (int64_t j = 0; j < keys; j++) {
+        float *restrict chain = m->chain[j % CHAINS];
+        for (int l = 0; l < lanes; l++) {
+            const float w = tl_attention_weight(s[j * STEP + l] - base[l]);
+            s[j * STEP + l] = w;
+            chain[l] += w;
+        }
+    }
+}
+
+/* A tile's products into weights. */
+static inline void soften(int vectors, const geometry *g, int64_t keys, blockade block, float *s, softmax *m)
+{
+    if (vectors == 2) {
+        score_lanes(STEP, g, keys, block, s);
+        find_maxima(STEP, keys, s, m);
+        weigh_lanes(STEP, keys, s, m);
+    } else {
+        score_lanes(TL_LANES, g, keys, block, s);
+        find_maxima(TL_LANES, keys, s, m);
+        weigh_lanes(TL_LANES, keys, s, m);
+    }
+    m->begun = 1;
+}
+
+/* What the lanes' sums are divided by: 1 if all was blocked, NaN if all scores were -inf or one was NaN. Folds the
+ * chains. */
+static inline void find_totals(softmax *m, int64_t keys, float *total)
+{
     for (int half = CHAINS / 2; half > 0; half /= 2)
-        for (int l = 0; l < half; l++)
-            t[l] += t[l + half];
-    return row->top == -TL_INF ? 1.0f + t[0] : row->top == -FLT_MAX ? TL_NAN : t[0];
-}
-
-static inline void start_rows(row_state *row, int64_t count)
-{
-    for (int64_t i = 0; i < count; i++) {
-        row[i].top = -TL_INF;
-        for (int l = 0; l < CHAINS; l++)
-            row[i].chain[l] = 0.0f;
+        for (int i = 0; i < half && i + half < keys; i++)
+            for (int l = 0; l < STEP; l++)
+                m->chain[i][l] += m->chain[i + half][l];
+    for (int l = 0; l < STEP; l++) {
+        const float sum = m->chain[0][l];
+        total[l] = m->top[l] == -TL_INF ? 1.0f + sum : m->top[l] == -FLT_MAX ? TL_NAN : sum;
     }
 }
 
-/* Whether queries i0..i0+count-1, in states `row`, can pass over a tile: all pairs are blocked, none of them weighs
- * anything, and `finite` says that the tile holds nothing that 0 does not erase. */
-static inline int skips_tile(const problem *p, int finite, const row_state *row, int64_t b, int64_t i0, int64_t count,
-                             int64_t j0, int64_t keys)
+/* x[i][k] = sum[k][i] / total[i] · scale, for a step's rows of d elements: divided where there are fewer vectors of
+ * them. */
+static inline void finish_rows(int vectors, float *sum, int64_t rows, int64_t d, const float *total, float scale,
+                               float *x)
 {
-    if (!finite || !all_blocked(&p->of, b, i0, i0 + count, j0, j0 + keys)) return 0;
+    const int64_t lanes = vectors * TL_LANES;
+    const int turned = rows * tl_ceil_div(d, TL_LANES) < d * vectors;
+    for (int64_t c = 0; !turned && c < d; c++)
+        for (int64_t l = 0; l < lanes; l++)
+            sum[c * STEP + l] = sum[c * STEP + l] / total[l] * scale;
+    turn_back(sum, rows, d, x);
+    for (int64_t i = 0; turned && i < rows; i++)
+        for (int64_t c = 0; c < d; c++)
+            x[i * d + c] = x[i * d + c] / total[i] * scale;
+}
+
+/* Whether queries i0..i0+count-1, in steps of states, can pass over a tile: all pairs are blocked, none of them weighs
+ * anything, and `finite` says that the tile holds nothing that 0 does not erase. */
+static inline int skips_tile(const problem *p, int side, int64_t tile, const softmax *states, int64_t b, int64_t i0,
+                             int64_t count, int64_t j0, int64_t keys)
+{
+    if (!p->of.masked || !p->finite[side][b * p->tiles + tile]) return 0;
+    if (!all_blocked(&p->of, b, i0, i0 + count, j0, j0 + keys)) return 0;
     int weightless = 1;
     for (int64_t i = 0; i < count && p->of.mode == FILL; i++)
-        weightless &= row[i].top > TL_FILL_VANISHES;
+        weightless &= states[i / STEP].top[i % STEP] > TL_FILL_VANISHES;
     return weightless;
 }
 
-/* Turns a panel of raw products into scores and takes their maxima into the rows'; factor[r] is for what row r
- * accumulated before. Queries i..i+rows-1 meet keys from j0 on. Weights come in a loop of their own (softmax_weights):
- * so neither waits for the other's latency. */
-TL_INLINE void panel_maxima(const problem *p, int64_t b, int64_t i, int64_t rows, int64_t j0, int64_t keys, float *s,
-                            row_state *row, float *factor)
-{
-    const int64_t columns = tile_columns(keys);
-    for (int64_t r = 0; r < rows; r++) {
-        row_scores(s + r * TILE, columns, &p->of, mask_row(&p->of, b, i + r, j0), keys,
-                   open_keys(&p->of, i + r, j0, keys));
-        factor[r] = softmax_top(s + r * TILE, columns, &row[r]);
-    }
-}
-
-/* sum += w · a tile, for the first `rows` rows of a panel; the others of w become 0. */
-TL_INLINE void accumulate_rows(float *w, int64_t rows, int64_t keys, const float *along, int64_t width, float *sum)
-{
-    for (int64_t r = rows; r < TL_PANEL; r++)
-        memset(w + r * TILE, 0, TILE * sizeof *w);
-    panel_accumulate(w, keys, along, width, sum);
-}
-
-/* ---- packing ----------------------------------------------------------------------------------------------------- */
-
-/* Unit `task` is one tile of one array. */
-static inline void pack_tile(void *arg, int64_t task, TL_UNUSED int32_t worker)
-{
-    const problem *p = (const problem *)arg;
-    const packed *s = &p->side[task % p->sides];
-    const int64_t tile = task / p->sides, b = tile / p->tiles, t = tile % p->tiles, d = s->d, width = s->width;
-    const int64_t count = tl_imin(TILE, p->others - t * TILE), columns = tile_columns(count);
-    const float *x = s->x + (b * p->others + t * TILE) * d;
-    if (s->across) {
-        float *to = s->across + tile * TILE * d;
-        int64_t j = 0;
-        for (; j + 4 <= count; j += 4)
-            tl_transpose_rows4(x + j * d, d, d, to + j, TILE);
-        for (; j < count; j++)
-            for (int64_t k = 0; k < d; k++)
-                to[k * TILE + j] = x[j * d + k];
-        for (int64_t k = 0; j < columns && k < d; k++)
-            memset(to + k * TILE + j, 0, (size_t)(columns - j) * sizeof *to);
-    }
-    if (s->along && s->along != s->x) {
-        float *to = s->along + tile * TILE * width;
-        for (int64_t j = 0; j < count; j++)
-            for (int64_t k = 0; k < width; k++)
-                to[j * width + k] = k < d ? x[j * d + k] : 0.0f;
-    }
-    s->finite[tile] = !p->of.masked || all_finite(x, count * d);
-}
+/* ---- passes ------------------------------------------------------------------------------------------------------ */
 
 /* Units of a task: several where they are short. */
 typedef struct sharing {
@@ -251,54 +398,42 @@ static inline void run_units(int64_t units, int64_t work, tl_task_fn fn, void *a
     tl_parallel(tl_ceil_div(units, a.per_task), shared_task, &a);
 }
 
-enum { ACROSS = 1, ALONG = 2 };
+/* The arrays of the other side, of whose tiles a pass may ask whether they are finite. */
+typedef struct side_arrays {
+    problem *p;
+    const float *x[2];
+    int64_t d[2];
+} side_arrays;
 
-TL_INLINE int64_t whole_width(int64_t d) { return tl_ceil_div(d, WIDTH) * WIDTH; }
-
-/* Adds an array with rows of d elements to those a pass packs; returns what it needs of the scratch, in floats. */
-static inline int64_t add_side(problem *p, const float *x, int64_t d, int forms)
+/* Unit: one tile of both arrays. */
+static inline void check_tile(void *arg, int64_t tile, TL_UNUSED int32_t worker)
 {
-    const int64_t all = p->of.batch * p->tiles;
-    packed *s = &p->side[p->sides++];
-    s->x = x;
-    s->d = d;
-    s->width = whole_width(d);
-    s->across = forms & ACROSS ? (float *)8 : NULL; /* placed by pack_sides */
-    s->along = forms & ALONG ? (s->width == d ? (float *)(uintptr_t)x : (float *)8) : NULL;
-    return (s->across ? all * TILE * d : 0) + (s->along && s->along != x ? all * TILE * s->width : 0) +
-           tl_ceil_div(all, 64) * 16;
+    const side_arrays *a = (const side_arrays *)arg;
+    const problem *p = a->p;
+    const int64_t first = tile % p->tiles * TILE, row = tile / p->tiles * p->others + first;
+    const int64_t rows = tl_imin(TILE, p->others - first);
+    for (int i = 0; i < 2; i++)
+        if (a->x[i]) p->finite[i][tile] = (uint8_t)all_finite(a->x[i] + row * a->d[i], rows * a->d[i]);
 }
 
-static inline void pack_sides(problem *p, float *scratch)
+/* One pass: runs a task per block of rows with `work` floats each. `arg` begins with the problem. x and y: what a tile
+ * must hold only finite numbers of to be passed over, NULL for none, dx and dy elements to a row. */
+static inline int32_t run_pass(tl_context *ctx, problem *p, void *arg, const float *x, int64_t dx, const float *y,
+                               int64_t dy, int64_t work, tl_task_fn fn)
 {
-    const int64_t all = p->of.batch * p->tiles;
-    for (int i = 0; i < p->sides; i++) {
-        packed *s = &p->side[i];
-        if (s->across) {
-            s->across = scratch;
-            scratch += all * TILE * s->d;
-        }
-        if (s->along && s->along != s->x) {
-            s->along = scratch;
-            scratch += all * TILE * s->width;
-        }
-        s->finite = (uint8_t *)scratch;
-        scratch += tl_ceil_div(all, 64) * 16;
-    }
-    p->work = scratch;
-    run_units(all * p->sides, 4 * tl_imin(TILE, p->others) * (p->of.d + p->of.v), pack_tile, p);
-}
-
-/* One pass: packs its sides, of `packed_size` floats, and runs a task per block of rows with `work` floats each. `arg`
- * begins with the problem. */
-static inline int32_t run_pass(tl_context *ctx, problem *p, void *arg, int64_t packed_size, int64_t work, tl_task_fn fn)
-{
+    const int64_t tiles = p->of.masked ? p->of.batch * p->tiles : 0;
     p->work_size = tl_ceil_div(work, 16) * 16;
     void *scratch;
-    const size_t size = (size_t)(packed_size + tl_workers() * p->work_size) * sizeof(float);
-    const int32_t status = tl_pool_alloc(ctx, size, &scratch);
+    const size_t floats = (size_t)(tl_workers() * p->work_size);
+    const int32_t status = tl_pool_alloc(ctx, floats * sizeof(float) + 2 * (size_t)tiles, &scratch);
     if (status) return status;
-    pack_sides(p, scratch);
+    p->work = scratch;
+    p->finite[0] = (uint8_t *)(p->work + floats);
+    p->finite[1] = p->finite[0] + tiles;
+    if (tiles) {
+        side_arrays a = {p, {x, y}, {dx, dy}};
+        run_units(tiles, tl_imin(TILE, p->others) * (dx + dy) / 4, check_tile, &a);
+    }
     const int64_t pairs = tl_imin(BLOCK, p->owned) * tl_imax(1, p->others);
     run_units(p->of.batch * tl_ceil_div(p->owned, BLOCK), (pairs + 4 * TILE) * (p->of.d + p->of.v + CHAINS), fn, arg);
     tl_pool_free(ctx, scratch);

@@ -13,6 +13,7 @@
 #include "cpu/linalg/gemm.h"
 #include "cpu/sum_tree.h"
 #include "formula/chain.h"
+#include "formula/integer.h"
 #include "generated/conv.h"
 
 /* A plain fill of (batch, channels, size): bias[channel], or 0 without a bias. */
@@ -25,22 +26,44 @@ static void fill_bias(float *out, int64_t batch, int64_t channels, int64_t size,
     }
 }
 
-/* Groups of so few channels have chains as long as their sums. */
-enum { FEW_CHANNELS = 8 };
+/* Groups of so few channels have chains as long as their sums. GATHERS: phases whose product is one, with its packed
+ * weights. */
+enum { FEW_CHANNELS = 8, GATHERS = 8 };
 
-/* target (batch, groups, rows, …) by a gather from source (batch, groups, channels, …). */
-static int32_t product(tl_context *ctx, const tl_conv_shape *s, const tl_conv_gather *gather, int64_t batch,
-                       int64_t groups, int64_t channels, int64_t rows, const float *source, const float *w,
-                       int64_t row_stride, int64_t channel_stride, const float *bias, float *target)
+static int are_few(int64_t groups, int64_t channels, int64_t rows)
 {
-    const int64_t group_stride = rows * channels * s->taps;
-    const conv_view v = tl_conv_view(gather, batch, groups, channels, rows, source);
-    if (tl_is_reproducible(ctx))
-        return tl_conv_product_f64(ctx, &v, groups, w, group_stride, row_stride, channel_stride, bias,
-                                   tl_chain_segment(channels * gather->taps_size), target);
-    const int few = groups > 1 && channels <= FEW_CHANNELS && rows <= FEW_CHANNELS;
-    return tl_conv_product_f32(ctx, &v, groups, w, group_stride, row_stride, channel_stride, bias,
-                               few ? channels * gather->taps_size : TL_GEMM_KC, target);
+    return groups > 1 && channels <= FEW_CHANNELS && rows <= FEW_CHANNELS;
+}
+
+/* target (batch, groups, rows, …) by the gathers `first` .. of a correlation or a spread from source (batch, groups,
+ * channels, …). */
+static int32_t product(tl_context *ctx, const tl_conv_shape *s, int spreads, int64_t batch, int64_t groups,
+                       int64_t channels, int64_t rows, const float *source, const float *w, int64_t row_stride,
+                       int64_t channel_stride, const float *bias, float *target)
+{
+    const int64_t group_stride = rows * channels * s->taps, gathers = spreads ? tl_conv_phases(s) : 1;
+    const int reproducible = tl_is_reproducible(ctx), few = are_few(groups, channels, rows);
+    int32_t status = TORCHLEAN_OK;
+    for (int64_t first = 0; first < gathers && !status; first += GATHERS) {
+        conv_view views[GATHERS];
+        const int64_t count = tl_imin(gathers - first, GATHERS);
+        for (int64_t i = 0; i < count; i++) {
+            const tl_conv_gather gather = spreads ? tl_conv_spread(s, first + i) : tl_conv_correlate(s);
+            const int64_t terms = channels * gather.taps_size;
+            views[i] = tl_conv_view(&gather, batch, groups, channels, rows, source);
+            views[i].segment = reproducible ? tl_chain_segment(terms) : few ? terms : TL_GEMM_KC;
+        }
+        status = (reproducible ? tl_conv_product_f64 : tl_conv_product_f32)(
+            ctx, views, count, groups, w, group_stride, row_stride, channel_stride, bias, target);
+    }
+    return status;
+}
+
+static int by_groups(tl_context *ctx, const tl_conv_shape *s, int64_t batch, int64_t groups, int64_t channels,
+                     int64_t rows)
+{
+    return !tl_is_reproducible(ctx) && are_few(groups, channels, rows) &&
+           tl_conv_lanes_are_groups(s, batch, groups, channels, rows);
 }
 
 /* small (batch, groups, rows, *out) from large (batch, groups, channels, *in), w (groups, rows, channels, *kernel). */
@@ -52,8 +75,10 @@ static int32_t correlate(tl_context *ctx, const tl_conv_shape *s, int64_t batch,
         fill_bias(small, batch, groups * rows, s->out_size, bias);
         return TORCHLEAN_OK;
     }
-    const tl_conv_gather gather = tl_conv_correlate(s);
-    return product(ctx, s, &gather, batch, groups, channels, rows, large, w, channels * s->taps, s->taps, bias, small);
+    if (by_groups(ctx, s, batch, groups, channels, rows))
+        return tl_conv_groups_product(ctx, s, 0, batch, groups, channels, rows, large, w, channels * s->taps, s->taps,
+                                      bias, small);
+    return product(ctx, s, 0, batch, groups, channels, rows, large, w, channels * s->taps, s->taps, bias, small);
 }
 
 /* large (batch, groups, rows, *in) from small (batch, groups, channels, *out), w (groups, channels, rows, *kernel), phase
@@ -61,16 +86,13 @@ static int32_t correlate(tl_context *ctx, const tl_conv_shape *s, int64_t batch,
 static int32_t spread(tl_context *ctx, const tl_conv_shape *s, int64_t batch, int64_t groups, int64_t channels,
                       int64_t rows, const float *small, const float *w, const float *bias, float *large)
 {
-    int32_t status = TORCHLEAN_OK;
     if (batch == 0 || rows == 0) return TORCHLEAN_OK;
+    if (channels > 0 && by_groups(ctx, s, batch, groups, channels, rows))
+        return tl_conv_groups_product(ctx, s, 1, batch, groups, channels, rows, small, w, s->taps, rows * s->taps, bias,
+                                      large);
     if (channels == 0 || tl_conv_has_gaps(s)) fill_bias(large, batch, groups * rows, s->in_size, bias);
     if (channels == 0) return TORCHLEAN_OK;
-    for (int64_t phase = 0, phases = tl_conv_phases(s); phase < phases && !status; phase++) {
-        const tl_conv_gather gather = tl_conv_spread(s, phase);
-        status =
-            product(ctx, s, &gather, batch, groups, channels, rows, small, w, s->taps, rows * s->taps, bias, large);
-    }
-    return status;
+    return product(ctx, s, 1, batch, groups, channels, rows, small, w, s->taps, rows * s->taps, bias, large);
 }
 
 /* gw (groups, rows, channels, *kernel) from small (batch, groups, rows, *out) and large (batch, groups, channels, *in). */
@@ -85,9 +107,9 @@ static int32_t weights(tl_context *ctx, const tl_conv_shape *s, int64_t batch, i
     const tl_conv_gather gather = tl_conv_correlate(s);
     const conv_view v = tl_conv_view(&gather, batch, groups, channels, rows, large);
     if (tl_is_reproducible(ctx)) return tl_conv_weights_reproducible(ctx, &v, groups, small, gw);
-    if (groups == 1 || channels > FEW_CHANNELS || rows > FEW_CHANNELS)
-        return tl_conv_weights(ctx, &v, groups, small, gw);
-    return tl_conv_direct_weights(ctx, &v, groups, small, gw);
+    if (!are_few(groups, channels, rows)) return tl_conv_weights(ctx, &v, groups, small, gw);
+    return (tl_conv_lanes_weigh_groups(&v, groups) ? tl_conv_groups_weights : tl_conv_direct_weights)(ctx, &v, groups,
+                                                                                                    small, gw);
 }
 
 /* gb[o] = sum over n and j of g[n,o,j]. */

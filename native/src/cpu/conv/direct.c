@@ -11,18 +11,6 @@
 #include "cpu/conv/planes.h"
 #include "cpu/sum_tree.h"
 
-/* F(t) for every number of taps that are summed at a time: TAPS of them have their sums in registers. */
-#if TL_GEMM_LANES == 16
-#define TAPS 9
-#define EACH_COUNT(F) F(1) F(2) F(3) F(4) F(5) F(6) F(7) F(8) F(9)
-#elif TL_GEMM_LANES == 8
-#define TAPS 6
-#define EACH_COUNT(F) F(1) F(2) F(3) F(4) F(5) F(6)
-#else
-#define TAPS 3
-#define EACH_COUNT(F) F(1) F(2) F(3)
-#endif
-
 enum {
     FOLD = TL_SUM_FOLD,
     VECTORS = FOLD / LANES,

@@ -3,8 +3,9 @@
  *
  * Positions are numbered through the whole batch. A strip is split into runs along the last axis; a run is contiguous
  * in the source where the step is 1. Which lanes of a run lie inside the source depends on the tap alone, so it is worked
- * out once per tap and used for every channel: a row is then one or two masked loads and a store per vector. With
- * other steps, or many short runs, a row is gathered lane by lane. */
+ * out once per tap and used for every channel: a row is then one or two masked loads and a store per vector. With a
+ * step of 2 it is twice as many, of which every other lane is taken. With other steps, or many short runs, a row is
+ * gathered lane by lane. */
 #pragma once
 
 #include "cpu/conv/conv.h"
@@ -113,8 +114,9 @@ static void gather_rows(const conv_view *v, const conv_strip *strip, int64_t vec
     for (int64_t i = 0; i < tl_imin(taps, rows); i++) {
         const float *plane = v->source + (k0 + i) / taps * g->source_size;
         int64_t offset = 0, index[NR], pieces[2] = {0, 0}, start[2][NR];
-        lane_mask mask[2][NR];
-        int lane_by_lane = step != 1;
+        lane_mask mask[2][NR], more[2][NR]; /* of what is read, and with a step of 2 of the LANES cells after it */
+        const int scattered = step > 2 || (step == 2 && strip->runs > PIECES);
+        int lane_by_lane = scattered;
         for (int32_t d = 0; d <= last; d++)
             offset += tap[d] * g->tap_step[d] * v->source_stride[d];
         for (int l = 0; l < NR; l++)
@@ -124,14 +126,15 @@ static void gather_rows(const conv_view *v, const conv_strip *strip, int64_t vec
             int64_t a, b;
             if (!inside(g, run, tap, &a, &b)) continue;
             const int64_t origin = run->source + offset - run->first * step;
-            if (step == 1) {
-                for (int64_t u = a / LANES; u <= (b - 1) / LANES; u++) {
-                    start[u][pieces[u]] = origin + u * LANES;
-                    mask[u][pieces[u]++] = lanes_between(tl_imax(a - u * LANES, 0), tl_imin(b - u * LANES, LANES));
-                    lane_by_lane |= pieces[u] > PIECES;
-                }
+            for (int64_t u = a / LANES; !scattered && u <= (b - 1) / LANES; u++) {
+                const int64_t i = tl_imax(a - u * LANES, 0) * step;
+                const int64_t end = (tl_imin(b - u * LANES, LANES) - 1) * step + 1;
+                start[u][pieces[u]] = origin + u * LANES * step;
+                mask[u][pieces[u]] = lanes_between(tl_imin(i, LANES), tl_imin(end, LANES));
+                more[u][pieces[u]++] = lanes_between(tl_imax(i - LANES, 0), tl_imax(end - LANES, 0));
+                lane_by_lane |= pieces[u] > PIECES;
             }
-            if (step != 1 || strip->runs > PIECES)
+            if (scattered || strip->runs > PIECES)
                 for (int64_t l = a; l < b; l++)
                     index[l] = origin + l * step;
         }
@@ -144,7 +147,8 @@ static void gather_rows(const conv_view *v, const conv_strip *strip, int64_t vec
                 }
                 tl_vec x = {0};
                 for (int64_t p = 0; p < pieces[u]; p++) {
-                    const tl_vec y = read_lanes(plane + start[u][p], mask[u][p]);
+                    tl_vec y = read_lanes(plane + start[u][p], mask[u][p]);
+                    if (step == 2) y = even_lanes(y, read_lanes(plane + start[u][p] + LANES, more[u][p]));
                     x = p ? join_lanes(x, y) : y;
                 }
                 tl_vec_store(row, x);

@@ -152,6 +152,18 @@ INLINE vec_f32 narrow_f32(const float *p, const float *add)
 #define EACH_HEIGHT(F) EACH_SMALL_HEIGHT(F) F(3) F(4)
 #endif
 
+/* F(t) for every number of taps that are summed at a time: TAPS of them have their sums in registers. */
+#if TL_GEMM_LANES == 16
+#define TAPS 9
+#define EACH_COUNT(F) F(1) F(2) F(3) F(4) F(5) F(6) F(7) F(8) F(9)
+#elif TL_GEMM_LANES == 8
+#define TAPS 6
+#define EACH_COUNT(F) F(1) F(2) F(3) F(4) F(5) F(6)
+#else
+#define TAPS 3
+#define EACH_COUNT(F) F(1) F(2) F(3)
+#endif
+
 /* n sums rounded to float, in place or in `to`, which has room for LANES - 1 more. */
 INLINE const float *rounded_f32(const float *sums, int64_t n, float *to)
 {

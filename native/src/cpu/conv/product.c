@@ -15,13 +15,30 @@
  * last. In float a segment is a block (gemm.h) or, for groups of few channels, all of K; in double it is that of
  * formula/chain.h. Neither batch nor tile nor lane has a part in it. */
 #include "core/threads.h"
-#include "cpu/conv/planes.h"
+#include "cpu/conv/terms.h"
 
 enum { MR = TL_GEMM_MR, KC = TL_GEMM_KC, TILE_ROWS = 128, MANY_TASKS = 8 };
 /* A tile has that many positions or, where few channels are copied for each, as many as take TILE_ELEMENTS. */
 enum { TILE_POSITIONS = 256, MOST_POSITIONS = 4096, TILE_ELEMENTS = 32768 };
 /* Multiply-adds that a task has at least, where there are few. */
 #define TASK_COST 1e6
+
+/* dst[k*width + r] = w[r*lane + k*step] for n terms of h rows; `part` has room for them. */
+static void turn_f32(float *dst, int64_t width, int64_t h, int64_t n, const float *w, int64_t lane, int64_t step,
+                     TL_UNUSED float *part)
+{
+    tl_gemm_pack_f32(dst, width, h, n, w, lane, step);
+}
+
+static void turn_f64(double *dst, int64_t width, int64_t h, int64_t n, const float *w, int64_t lane, int64_t step,
+                     float *part)
+{
+    if (h < width) memset(dst, 0, sizeof *dst * (size_t)(n * width));
+    tl_gemm_pack_f32(part, h, h, n, w, lane, step);
+    for (int64_t k = 0; k < n; k++)
+        for (int64_t r = 0; r < h; r++)
+            dst[k * width + r] = part[k * h + r];
+}
 
 #define REAL float
 #define FN(name) name##_f32

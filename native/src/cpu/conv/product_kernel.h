@@ -3,8 +3,9 @@
 #include "cpu/conv/planes_copy.h"
 #include "cpu/conv/positions_kernel.h"
 
-/* The micro-kernel whose lanes are rows: c[r][lane] is the sum of a[off[k] + r] · b[k*V*VL + lane]. */
-INLINE void FN(rows)(const int R, const int V, int64_t kc, const REAL *a, const REAL *b, const int32_t *off, REAL *c,
+/* The micro-kernel whose lanes are rows: c[r][lane] is the sum over the terms t of a[t.source + r] · b[t.weight*V*VL +
+ * lane]. */
+INLINE void FN(rows)(const int R, const int V, int64_t count, const REAL *a, const REAL *b, const conv_term *t, REAL *c,
                      int mode)
 {
     VEC sum[MR][2];
@@ -13,9 +14,9 @@ INLINE void FN(rows)(const int R, const int V, int64_t kc, const REAL *a, const 
 #pragma GCC unroll 2
         for (int v = 0; v < V; v++)
             sum[r][v] = mode == TL_GEMM_CONTINUE ? FN(load)(c + (r * V + v) * VL) : (VEC){0};
-    for (int64_t k = 0; k < kc; k++, b += V * VL) {
-        const REAL *from = a + off[k];
-        const VEC b0 = FN(load)(b), b1 = V == 2 ? FN(load)(b + VL) : b0;
+    for (int64_t k = 0; k < count; k++) {
+        const REAL *from = a + t[k].source, *w = b + (int64_t)t[k].weight * (V * VL);
+        const VEC b0 = FN(load)(w), b1 = V == 2 ? FN(load)(w + VL) : b0;
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
             sum[r][0] = FN(fma)(from[r], b0, sum[r][0]);
@@ -33,16 +34,16 @@ INLINE void FN(rows)(const int R, const int V, int64_t kc, const REAL *a, const 
 }
 
 #define KERNEL(R, V)                                                                                                   \
-    static void FN(rows_##R##x##V)(int64_t kc, const REAL *a, const REAL *b, const int32_t *off, REAL *c, int mode)    \
+    static void FN(rows_##R##x##V)(int64_t n, const REAL *a, const REAL *b, const conv_term *t, REAL *c, int mode)     \
     {                                                                                                                  \
-        FN(rows)(R, V, kc, a, b, off, c, mode);                                                                        \
+        FN(rows)(R, V, n, a, b, t, c, mode);                                                                           \
     }
 #define KERNELS(R) KERNEL(R, 1) KERNEL(R, 2)
 EACH_HEIGHT(KERNELS)
 #undef KERNEL
 #undef KERNELS
 
-typedef void (*FN(rows_fn))(int64_t, const REAL *, const REAL *, const int32_t *, REAL *, int);
+typedef void (*FN(rows_fn))(int64_t, const REAL *, const REAL *, const conv_term *, REAL *, int);
 #define PAIR(R) {FN(rows_##R##x1), FN(rows_##R##x2)},
 static const FN(rows_fn) FN(rows_kernels)[MR + 1][2] = {{0, 0}, EACH_HEIGHT(PAIR)};
 #undef PAIR
@@ -50,15 +51,23 @@ static const FN(rows_fn) FN(rows_kernels)[MR + 1][2] = {{0, 0}, EACH_HEIGHT(PAIR
 typedef struct {
     const conv_view *v;
     planes planes;
+    int32_t x, y; /* the axes of a line and of lines, -1 for none */
     const float *w, *bias;
     float *target;
-    int64_t group_stride, row_stride, channel_stride, groups, inner, segment;
-    int lanes_are_rows;
+    int64_t group_stride, row_stride, channel_stride, groups, segment;
+    int64_t inner, kernel_size;       /* terms that are left, kernel offsets */
+    int64_t packed_terms;             /* of a row: `inner`, or where lanes are rows those of the whole kernel */
+    int lanes_are_rows, skips;        /* skips: terms are left out */
+    const conv_block *blocks;
+    int64_t block_count, block_channels; /* channels of a block, at most */
+    conv_lists lists;
+    const conv_term *terms; /* of the lists, where lanes are rows */
+    const int32_t *starts;
+    const int32_t *offsets, *kernel_index; /* else: of each term, from its block's first channel; of each tap */
     int64_t row_tiles, tile_rows, y_tiles, x_tiles, outer_positions, items, items_per_task;
-    int64_t tile_panels; /* panels of positions in the largest tile, or strips */
-    int32_t *offsets;    /* of each term, from its block's first channel */
-    REAL *packed; /* the weights of a group: strips of the rows (inner, lanes), or panels of them (inner, rows) */
+    REAL *packed; /* the weights of a group: strips of the rows (terms, lanes), or panels of them (terms, rows) */
     int64_t packed_group;
+    int32_t *odd; /* set where a weight is infinite or NaN */
     REAL *scratch;
     int64_t planes_elements, tile_elements, worker_elements;
 } FN(job);
@@ -74,50 +83,57 @@ static FN(shares) FN(share)(int64_t rows, int64_t most)
     return (FN(shares)){count, rows / count, rows % count};
 }
 
-/* Where the packed weights of a group's row tile begin, rows * inner in all. */
+/* Where the packed weights of a group's row tile begin. */
 static REAL *FN(packed_tile)(const FN(job) * job, int64_t group, int64_t row0)
 {
-    return job->packed + group * job->packed_group + row0 * job->inner;
+    return job->packed + group * job->packed_group + row0 * job->packed_terms;
 }
 
 /* A strip is one vector wide where that holds its rows. */
 static int64_t FN(strip_width)(int64_t rows) { return rows > VL ? STRIP : VL; }
 
-/* Packs h rows of weights; dst has `width` elements for a term. Weights that are contiguous along the terms, or along the taps,
- * are turned LANES terms at a time; those after the last tap are read along and left out. */
-static void FN(pack_rows)(const FN(job) * job, const float *w, int64_t h, int64_t width, REAL *dst)
+/* Notes in job->odd whether h rows of n weights, `step` apart, are not all finite. */
+static void FN(look)(const FN(job) * job, const float *w, int64_t h, int64_t n, int64_t step)
 {
-    const tl_conv_gather *g = &job->v->gather;
-    const float *const end = job->w + job->groups * job->group_stride;
-    const int64_t channels = job->v->channels, taps = g->taps_size;
-    int whole = 1; /* a channel's weights are its taps, in order */
-    for (int32_t d = 0; d < g->rank; d++)
-        whole &= g->kernel_step[d] == 1 && g->taps[d] == g->kernel[d];
-    const int joined = whole && job->channel_stride == taps;
-    const int64_t runs = joined ? 1 : channels, length = joined ? job->inner : taps;
-    _Alignas(64) float part[LANES * NR + LANES];
-    if (h < width) memset(dst, 0, sizeof(REAL) * (size_t)(job->inner * width));
-    for (int64_t c = 0; c < runs; c++, dst += length * width) {
-        const float *from = w + c * job->channel_stride;
-        int64_t k = 0;
-        for (; whole && job->row_stride > 1 && k < length && h > 1; k += LANES) {
-            const int64_t n = tl_imin(length - k, LANES);
+    int32_t odd = 0;
+    for (int64_t r = 0; r < h; r++, w += job->row_stride)
+        for (int64_t k = 0; k < n; k++)
+            odd |= !(fabsf(w[k * step]) < TL_INF);
+    if (odd) __atomic_store_n(job->odd, 1, __ATOMIC_RELAXED);
+}
+
+/* Packs h rows of all weights; dst has `width` >= LANES_F32 or LANES_F64 elements for a term. Weights that are
+ * contiguous along terms, or along a channel's, are turned some at a time. */
+static void FN(pack_strip)(const FN(job) * job, const float *w, int64_t h, int64_t width, REAL *dst)
+{
+    enum { PART = 4 * LANES };
+    const int64_t channels = job->v->channels, taps = job->kernel_size;
+    const int joined = job->channel_stride == taps || taps == 1;
+    const int64_t runs = joined ? 1 : channels, length = joined ? channels * taps : taps;
+    const int64_t step = taps == 1 ? job->channel_stride : 1;
+    _Alignas(64) float part[PART * NR + LANES];
+    for (int64_t c = 0; c < runs; c++, dst += length * width, w += job->channel_stride) {
+        if (job->skips) FN(look)(job, w, h, length, step);
+        for (int64_t k = 0; k < length; k += PART) {
+            const int64_t n = tl_imin(length - k, PART);
             for (int64_t r = 0; joined && r < h; r++) /* too many rows for the hardware to see them coming */
-                __builtin_prefetch(from + r * job->row_stride + k + 4 * LANES, 0, 2);
-            if (n < LANES && (4 * n < LANES || from + (h - 1) * job->row_stride + k + LANES > end)) break;
-            tl_gemm_pack_f32(part, h, h, LANES, from + k, job->row_stride, 1);
-            for (int64_t i = 0; i < n; i++)
-                for (int64_t r = 0; r < h; r++)
-                    dst[(k + i) * width + r] = part[i * h + r];
+                for (int64_t l = 0; l < PART && step == 1; l += 64 / (int64_t)sizeof *w)
+                    __builtin_prefetch(w + r * job->row_stride + k + PART + l, 0, 2);
+            FN(turn)(dst + k * width, width, h, n, w + k * step, job->row_stride, step, part);
         }
-        for (; k < length; k++) {
-            const int64_t index = whole ? k : tl_conv_kernel_index(g, k);
-            if (job->row_stride == 1)
-                for (int64_t r = 0; r < h; r++)
-                    dst[k * width + r] = from[index + r];
-            else
-                for (int64_t r = 0; r < h; r++)
-                    dst[k * width + r] = from[index + r * job->row_stride];
+    }
+}
+
+/* Packs h rows of the weights of the terms that are left, h elements for a term. */
+static void FN(pack_panel)(const FN(job) * job, const float *w, int64_t h, REAL *dst)
+{
+    const int64_t channels = job->v->channels, taps = job->v->gather.taps_size;
+    for (int64_t c = 0; c < channels; c++, w += job->channel_stride) {
+        if (job->skips) FN(look)(job, w, h, job->kernel_size, 1);
+        for (int64_t t = 0; t < taps; t++, dst += h) {
+            const float *from = w + job->kernel_index[t];
+            for (int64_t r = 0; r < h; r++)
+                dst[r] = from[r * job->row_stride];
         }
     }
 }
@@ -132,15 +148,15 @@ static void FN(pack_task)(void *arg, int64_t task, TL_UNUSED int32_t worker)
     if (job->lanes_are_rows) {
         for (int64_t i = 0; i < rows; i += STRIP) {
             const int64_t h = tl_imin(rows - i, STRIP), width = FN(strip_width)(h);
-            FN(pack_rows)(job, w + i * job->row_stride, h, width, to);
-            to += width * job->inner;
+            FN(pack_strip)(job, w + i * job->row_stride, h, width, to);
+            to += width * job->packed_terms;
         }
         return;
     }
     const FN(shares) panels = FN(share)(rows, MR);
     for (int64_t q = 0, i = 0; q < panels.count; q++) {
         const int64_t h = panels.height + (q < panels.taller);
-        FN(pack_rows)(job, w + i * job->row_stride, h, h, to);
+        FN(pack_panel)(job, w + i * job->row_stride, h, to);
         to += h * job->inner;
         i += h;
     }
@@ -148,7 +164,7 @@ static void FN(pack_task)(void *arg, int64_t task, TL_UNUSED int32_t worker)
 
 /* A tile: `lines` lines from y0 and n positions from x0, rows row0 .. row0 + rows - 1 of a group. */
 typedef struct {
-    int64_t row, rows, group, y0, lines, x0, n;
+    int64_t row, rows, group, y0, lines, x0, n, at[TL_CONV_RANK]; /* at: of the outer axes */
     float *target; /* of the group's first row and the tile's first position */
 } FN(tile);
 
@@ -222,16 +238,19 @@ INLINE void FN(close_part)(REAL *total, int64_t part, int64_t n, FN(step) s)
 }
 
 /* One block of a tile, lanes being rows: each panel of a line's positions meets all strips. */
-static void FN(multiply_rows)(const FN(job) * job, const FN(tile) * t, int64_t k0, int64_t kc, const REAL *source,
-                              REAL *sums, int64_t part, FN(step) s)
+static void FN(multiply_rows)(const FN(job) * job, FN(tile) * t, int64_t block, const REAL *source, REAL *sums,
+                              int64_t part, FN(step) s)
 {
     const conv_view *v = job->v;
     const tl_conv_gather *g = &v->gather;
     const int64_t step = job->planes.x.to_step, line = job->planes.y.to_step;
     const REAL *const weights = FN(packed_tile)(job, t->group, t->row);
     const FN(shares) panels = FN(share)(t->n, MR);
-    const int only = s.finish && k0 == 0;
-    for (int64_t y = 0; y < t->lines; y++)
+    const int only = s.finish && block == 0;
+    for (int64_t y = 0; y < t->lines; y++) {
+        if (job->y >= 0) t->at[job->y] = t->y0 + y;
+        const int32_t *start = job->starts + list_of(&job->lists, g->rank, t->at) * (job->block_count + 1) + block;
+        const conv_term *terms = job->terms + start[0];
         for (int64_t q = 0, x = 0; q < panels.count; q++) {
             const int64_t h = panels.height + (q < panels.taller);
             const REAL *strip = weights;
@@ -240,26 +259,27 @@ static void FN(multiply_rows)(const FN(job) * job, const FN(tile) * t, int64_t k
                 float *const to = t->target + (t->row + i) * g->target_size + y * line + x * step;
                 for (int64_t l = 0; s.finish && l < rows; l++)
                     __builtin_prefetch(to + l * g->target_size, 1);
-                FN(rows_kernels)
-                [h][width / VL - 1](kc, source + y *job->planes.pitch + x, strip + k0 *width, job->offsets + k0,
-                                    sums + part, s.mode);
+                FN(rows_fn) kernel = FN(rows_kernels)[h][width / VL - 1];
+                kernel(start[1] - start[0], source + y * job->planes.pitch + x, strip, terms, sums + part, s.mode);
                 FN(close_part)(sums, part, h * width, s);
                 if (s.finish) FN(finish_rows)(job, t, sums, h, width, t->row + i, rows, to);
-                strip += width * job->inner;
+                strip += width * job->packed_terms;
                 if (!only) sums += MR * STRIP;
             }
             x += h;
         }
+    }
 }
 
 /* The same, lanes being positions: a strip of them, lines and what separates them, meets all panels of rows. */
-static void FN(multiply_positions)(const FN(job) * job, const FN(tile) * t, int64_t k0, int64_t kc, const REAL *source,
-                                   REAL *sums, int64_t part, FN(step) s)
+static void FN(multiply_positions)(const FN(job) * job, FN(tile) * t, int64_t block, const REAL *source, REAL *sums,
+                                   int64_t part, FN(step) s)
 {
+    const int64_t k0 = job->blocks[block].first, kc = job->blocks[block].count;
     const int64_t positions = (t->lines - 1) * job->planes.pitch + t->n;
     const FN(shares) panels = FN(share)(t->rows, MR);
     const int wide = panels.height + (panels.taller > 0) <= WIDE;
-    const int only = s.finish && k0 == 0;
+    const int only = s.finish && block == 0;
     for (int64_t q = 0; q < positions;) {
         const int64_t width = wide && positions - q > STRIP ? 2 * STRIP : STRIP;
         const REAL *panel = FN(packed_tile)(job, t->group, t->row);
@@ -287,8 +307,8 @@ static void FN(multiply_tile)(const FN(job) * job, int64_t item, REAL *source, i
     const tl_conv_gather *g = &v->gather;
     const planes *p = &job->planes;
     REAL *sums = source + job->planes_elements;
-    const int64_t tile = item / job->row_tiles, taps = g->taps_size;
-    int64_t rest = tile, at[TL_CONV_RANK];
+    const int64_t tile = item / job->row_tiles;
+    int64_t rest = tile;
     FN(tile) t = {.row = item % job->row_tiles * job->tile_rows};
     t.rows = tl_imin(job->tile_rows, v->rows - t.row);
     t.x0 = rest % job->x_tiles * p->tile_x, rest /= job->x_tiles;
@@ -297,23 +317,22 @@ static void FN(multiply_tile)(const FN(job) * job, int64_t item, REAL *source, i
     int64_t to = t.x0 * p->x.to_step + p->x.to_base + t.y0 * p->y.to_step + p->y.to_base;
     for (int32_t i = p->outer - 1; i >= 0; i--) {
         const int32_t d = p->outer_axis[i];
-        at[d] = rest % g->count[d], rest /= g->count[d];
-        to += (at[d] * g->to_step[d] + g->to_base[d]) * v->target_stride[d];
+        t.at[d] = rest % g->count[d], rest /= g->count[d];
+        to += (t.at[d] * g->to_step[d] + g->to_base[d]) * v->target_stride[d];
     }
     t.group = rest % job->groups, rest /= job->groups;
     t.target = job->target + (rest * v->target_rows + t.group * v->rows) * g->target_size + to;
     const float *from = v->source + (rest * v->source_channels + t.group * v->channels) * g->source_size;
-    for (int64_t k0 = 0; k0 < job->inner && !(k0 && tl_interrupted()); k0 += KC) {
-        const int64_t kc = tl_imin(job->inner - k0, KC), c0 = k0 / taps, c1 = (k0 + kc - 1) / taps + 1;
-        if (*held != tile || job->inner > KC)
-            FN(copy_planes)(v, p, from + c0 * g->source_size, c1 - c0, at, t.y0, t.lines, t.x0, t.n, source);
+    for (int64_t i = 0; i < job->block_count && !(i && tl_interrupted()); i++) {
+        const conv_block *b = &job->blocks[i];
+        if (*held != tile || job->block_count > 1)
+            FN(copy_planes)(v, p, from + b->channel * g->source_size, b->channels, t.at, t.y0, t.lines, t.x0, t.n,
+                            source);
         *held = tile;
-        const int first = k0 % job->segment == 0, later = k0 >= job->segment;
-        FN(step) s = {.mode = first ? TL_GEMM_STORE : TL_GEMM_CONTINUE, .finish = k0 + kc == job->inner};
-        if (later && job->segment == KC) s.mode = TL_GEMM_ADD;
-        s.close = (k0 + kc) % job->segment == 0 || s.finish;
-        const int64_t part = later && job->segment > KC ? job->tile_elements : 0;
-        (job->lanes_are_rows ? FN(multiply_rows) : FN(multiply_positions))(job, &t, k0, kc, source, sums, part, s);
+        FN(step) s = {.mode = b->start ? TL_GEMM_STORE : TL_GEMM_CONTINUE, .finish = b->finish, .close = b->close};
+        if (b->later && job->segment == KC) s.mode = TL_GEMM_ADD;
+        const int64_t part = b->later && job->segment > KC ? job->tile_elements : 0;
+        (job->lanes_are_rows ? FN(multiply_rows) : FN(multiply_positions))(job, &t, i, source, sums, part, s);
     }
 }
 
@@ -333,7 +352,7 @@ static int FN(choose_lanes)(const FN(job) * job)
     const double rows = (double)job->v->rows, inner = (double)job->inner;
     const double lines = (double)p->tile_y, n = (double)p->tile_x;
     const double strips = (double)tl_ceil_div((p->tile_y - 1) * p->pitch + p->tile_x, STRIP);
-    const double by_rows = (double)tl_ceil_div(job->v->rows, VL) * lines * n * (1 + 14 / inner);
+    const double by_rows = (double)tl_ceil_div(job->v->rows, VL) * lines * n * (job->lists.share + 14 / inner);
     const double panel = tl_ceil_div(job->v->rows, MR) ? rows / (double)tl_ceil_div(job->v->rows, MR) : rows;
     const double by_positions = rows * strips * 2 * (1 + 5 / inner) * (1.05 + 1.2 / (panel * panel));
     return by_rows < by_positions;
@@ -345,8 +364,8 @@ static void FN(plan)(FN(job) * job)
     const conv_view *v = job->v;
     planes *p = &job->planes;
     const int64_t x = p->x.count, y = p->y.count;
-    const int64_t taps = v->gather.taps_size, channels = tl_imin(v->channels, (KC - 2) / taps + 2);
-    const int64_t held = channels + (job->inner > KC ? tl_imin(v->rows, TILE_ROWS) : 0); /* for each position */
+    const int64_t channels = job->block_channels;
+    const int64_t held = channels + (job->block_count > 1 ? tl_imin(v->rows, TILE_ROWS) : 0); /* for each position */
     const int64_t most = tl_imin(tl_imax(TILE_ELEMENTS / held, TILE_POSITIONS), MOST_POSITIONS);
     int64_t tile_x = tl_ceil_div(x, tl_ceil_div(x, most));
     int64_t tile_y = tl_ceil_div(y, tl_ceil_div(y, tl_imax(most / tile_x, 1)));
@@ -378,52 +397,105 @@ static void FN(plan)(FN(job) * job)
                   panels = tl_ceil_div(rows, MR);
     const int64_t sums = job->lanes_are_rows ? tile_y * tl_ceil_div(tile_x, MR) * strips
                                              : tl_ceil_div((tile_y - 1) * p->pitch + tile_x, STRIP) * panels;
-    job->tile_elements = (job->inner > KC ? sums : 1) * MR * STRIP +
+    job->tile_elements = (job->block_count > 1 ? sums : 1) * MR * STRIP +
                          LANES; /* a whole vector is read where a line ends */
     job->planes_elements = channels * p->channel + 6 * STRIP;
     job->worker_elements = job->planes_elements +
-                           job->tile_elements * (job->inner > job->segment && job->segment > KC ? 2 : 1);
-    job->packed_group = job->lanes_are_rows
-                            ? (v->rows / STRIP * STRIP + (v->rows % STRIP ? FN(strip_width)(v->rows % STRIP) : 0)) *
-                                  job->inner
-                            : v->rows * job->inner;
+                           job->tile_elements * (job->blocks[job->block_count - 1].later && job->segment > KC ? 2 : 1);
+    const int64_t lanes = v->rows / STRIP * STRIP + (v->rows % STRIP ? FN(strip_width)(v->rows % STRIP) : 0);
+    job->packed_terms = job->lanes_are_rows ? v->channels * job->kernel_size : job->inner;
+    job->packed_group = (job->lanes_are_rows ? lanes : v->rows) * job->packed_terms;
     job->packed_group = tl_ceil_div(job->packed_group, LANES) * LANES;
 }
 
-int32_t FN(tl_conv_product)(tl_context *ctx, const conv_view *v, int64_t groups, const float *w, int64_t group_stride,
-                            int64_t row_stride, int64_t channel_stride, const float *bias, int64_t segment,
-                            float *target)
+/* One gather's product; `all`: no term is left out. `packed` holds the weights of strips, of gathers before, or NULL,
+ * and then may come to hold them. *odd becomes 1 where a weight is infinite or NaN: if terms were left out, nothing is
+ * done. */
+static int32_t FN(multiply_gather)(tl_context *ctx, FN(job) job, const conv_view *full, int all, void **packed,
+                                   int32_t *odd)
 {
-    const tl_conv_gather *g = &v->gather;
-    if (g->positions == 0) return TORCHLEAN_OK;
-    const int32_t x = choose_axis(v, -1), y = choose_axis(v, x);
-    FN(job) job = {.v = v, .planes = open_planes(v, x, y), .w = w, .bias = bias, .target = target, .groups = groups};
-    job.group_stride = group_stride, job.row_stride = row_stride, job.channel_stride = channel_stride;
-    job.inner = v->channels * g->taps_size;
-    job.segment = segment;
+    conv_view v = *full;
+    tl_conv_gather *const g = &v.gather;
+    int64_t low[TL_CONV_RANK] = {0};
+    if (!all) tl_conv_trim(g, low);
+    job.v = &v, job.odd = odd;
+    job.x = choose_axis(&v, -1), job.y = choose_axis(&v, job.x);
+    job.planes = open_planes(&v, job.x, job.y);
+    job.inner = v.channels * g->taps_size;
+    const int64_t most_blocks = tl_ceil_div(v.channels * full->gather.taps_size, KC), taps = g->taps_size;
+    void *memory, *more = NULL;
+    int32_t status = tl_pool_alloc(ctx, sizeof(conv_block) * (size_t)most_blocks +
+                                   sizeof(int32_t) * (size_t)(count_ids(g, job.x) + 3 * taps), &memory);
+    if (status) return status;
+    conv_block *const blocks = memory;
+    int32_t *const number = (int32_t *)(blocks + most_blocks), *const ids = number + 3 * taps;
+    number_taps(g, &full->gather, low, number);
+    job.blocks = blocks;
+    job.block_count = cut_blocks(v.channels, full->gather.taps_size, number, taps, KC, job.segment, blocks);
+    for (int64_t i = 0; i < job.block_count; i++)
+        job.block_channels = tl_imax(job.block_channels, blocks[i].channels);
+    for (int64_t t = 0; t < taps; t++)
+        number[taps + t] = (int32_t)tl_conv_kernel_index(g, t);
+    job.kernel_index = number + taps;
+    job.lists = find_lists(&v, job.x, all, ids);
+    job.skips = taps < full->gather.taps_size || job.lists.share < 1;
     FN(plan)(&job);
     const int64_t tasks = tl_ceil_div(job.items, job.items_per_task), workers = tasks == 1 ? 1 : tl_workers();
-    const int64_t offsets = tl_ceil_div(job.inner, 16) * 16, packed = groups * job.packed_group + LANES;
-    const size_t bytes = (size_t)(packed + workers * job.worker_elements) * sizeof(REAL) +
-                         (size_t)offsets * sizeof(int32_t);
-    void *memory;
-    const int32_t status = tl_pool_alloc(ctx, bytes, &memory);
-    if (status) return status;
-    job.scratch = memory;
-    job.packed = job.scratch + workers * job.worker_elements;
-    job.offsets = (int32_t *)(job.packed + packed);
-    for (int64_t t = 0; t < g->taps_size; t++) {
-        const int64_t tap = tap_offset(v, &job.planes, t);
-        for (int64_t c = 0, k = t; c < v->channels; c++, k += g->taps_size)
-            job.offsets[k] = (int32_t)((c - k / KC * KC / g->taps_size) * job.planes.channel + tap);
+    const int64_t lists = job.lanes_are_rows ? job.lists.lists : 0, offsets = lists ? 0 : job.inner;
+    const int64_t weights = job.groups * job.packed_group + LANES, own = lists ? 0 : weights;
+    const int have = lists && *packed;
+    if (lists && !have) status = tl_pool_alloc(ctx, (size_t)weights * sizeof(REAL), packed);
+    if (!status)
+        status = tl_pool_alloc(ctx, (size_t)(own + workers * job.worker_elements) * sizeof(REAL) +
+                               (size_t)(lists * job.inner) * sizeof(conv_term) +
+                               (size_t)(offsets + lists * (job.block_count + 1)) * sizeof(int32_t), &more);
+    if (status) goto end;
+    job.scratch = more;
+    REAL *const end_of_scratch = job.scratch + workers * job.worker_elements;
+    job.packed = lists ? *packed : end_of_scratch;
+    conv_term *const terms = (conv_term *)(end_of_scratch + own);
+    int32_t *const rest = (int32_t *)(terms + lists * job.inner);
+    if (!have) tl_parallel(job.groups * job.row_tiles, FN(pack_task), &job);
+    if (*odd && job.skips) goto end;
+    if (lists) {
+        fill_lists(&v, &job.planes, &job.lists, blocks, job.block_count, job.kernel_size, number, terms, rest);
+    } else {
+        for (int64_t t = 0; t < taps; t++)
+            number[t] = (int32_t)tap_offset(&v, &job.planes, t);
+        for (int64_t i = 0, k = 0, c = 0, t = 0; i < job.block_count; i++)
+            for (; k < blocks[i].first + blocks[i].count; k++) {
+                rest[k] = (int32_t)((c - blocks[i].channel) * job.planes.channel) + number[t];
+                if (++t == taps) t = 0, c++;
+            }
     }
-    tl_parallel(groups * job.row_tiles, FN(pack_task), &job);
+    job.terms = terms, job.starts = rest, job.offsets = rest;
     if (tasks == 1)
         FN(multiply_task)(&job, 0, 0);
     else
         tl_parallel(tasks, FN(multiply_task), &job);
+end:
+    tl_pool_free(ctx, more);
     tl_pool_free(ctx, memory);
-    return TORCHLEAN_OK;
+    return status;
+}
+
+int32_t FN(tl_conv_product)(tl_context *ctx, const conv_view *views, int64_t count, int64_t groups, const float *w,
+                            int64_t group_stride, int64_t row_stride, int64_t channel_stride, const float *bias,
+                            float *target)
+{
+    int32_t status = TORCHLEAN_OK, odd = 0;
+    void *packed = NULL;
+    for (int64_t i = 0; i < count && !status; i++) {
+        if (views[i].gather.positions == 0) continue;
+        FN(job) job = {.w = w, .bias = bias, .target = target, .groups = groups, .segment = views[i].segment};
+        job.group_stride = group_stride, job.row_stride = row_stride, job.channel_stride = channel_stride;
+        job.kernel_size = group_stride / (views[i].channels * views[i].rows);
+        const int32_t before = odd;
+        status = FN(multiply_gather)(ctx, job, &views[i], odd, &packed, &odd);
+        if (odd && !before && !status) status = FN(multiply_gather)(ctx, job, &views[i], 1, &packed, &odd);
+    }
+    tl_pool_free(ctx, packed);
+    return status;
 }
 
 #undef VEC

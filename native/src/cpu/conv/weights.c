@@ -8,8 +8,9 @@
  *   for column  of lanes: channels side by side, under one tap; or, where channels are few, taps side by side, on several lines
  *   for panel   the micro-kernel: a position's cells are at a constant offset from the first's
  *
- * Where the lanes would stay empty either way, a block of 256 positions is gathered and turned (weights_gathered below, and
- * conv/chain.c for double).
+ * Where the lanes would stay empty either way, they are rows: g is packed in strips, and a position's cells are the
+ * scalars of a panel of channels and taps. Where these are few, too, a block of 256 positions is gathered and turned
+ * (weights_gathered below, and conv/chain.c for double).
  *
  * Summation order: in float one chain of fused multiply-adds per block of TL_GEMM_KC positions, blocks added in order; with
  * several segments, which follow from the shape alone, their sums are added by the column tree. In double the chains are those of
@@ -27,6 +28,7 @@ enum {
     TILE_COLUMNS = 256,
     TILE_POSITIONS = 256,
     LINES = 4, /* vectors of taps at a time */
+    LEAST_ROWS = 4, /* rows that are worth lanes, where gathering is the other way */
     MANY_TASKS = 8,
     GATHERED = KC * NR + 16
 };
@@ -162,11 +164,11 @@ static int64_t segment_of(int64_t rows, int64_t inner, int64_t positions)
     return tl_ceil_div(tl_ceil_div(positions, segments), KC) * KC;
 }
 
-int32_t tl_conv_weights(tl_context *ctx, const conv_view *v, int64_t groups, const float *g, float *gw)
+static int32_t weights_fast(tl_context *ctx, const conv_view *v, int64_t groups, int64_t segment, const float *g,
+                            float *gw)
 {
     const int64_t inner = v->channels * v->gather.taps_size, positions = v->batch * v->gather.positions;
-    const int64_t segment = segment_of(v->rows, inner, positions), segments = tl_ceil_div(positions, segment);
-    const int64_t weights = v->rows * inner;
+    const int64_t segments = tl_ceil_div(positions, segment), weights = v->rows * inner;
     job_f32 job;
     const double share = open_job_f32(&job, v, groups, g, gw);
     void *parts = NULL;
@@ -207,10 +209,11 @@ static void add_segments(void *arg, int64_t task, TL_UNUSED int32_t worker)
     }
 }
 
-int32_t tl_conv_weights_reproducible(tl_context *ctx, const conv_view *v, int64_t groups, const float *g, float *gw)
+static int32_t weights_chain(tl_context *ctx, const conv_view *v, int64_t groups, int64_t segment, const float *g,
+                             float *gw)
 {
     const int64_t inner = v->channels * v->gather.taps_size, positions = v->batch * v->gather.positions;
-    const int64_t segment = tl_chain_segment(positions), segments = tl_ceil_div(positions, segment);
+    const int64_t segments = tl_ceil_div(positions, segment);
     job_f64 job;
     if (open_job_f64(&job, v, groups, g, gw) < LEAST_SHARE_REPRODUCIBLE)
         return tl_conv_chain_weights(ctx, v, groups, g, gw);
@@ -226,4 +229,64 @@ int32_t tl_conv_weights_reproducible(tl_context *ctx, const conv_view *v, int64_
     if (!status) tl_parallel(tl_ceil_div(x.weights, TILE_COLUMNS), add_segments, &x);
     tl_pool_free(ctx, parts);
     return status;
+}
+
+/* ---- taps outside the source ----------------------------------------------------------------------------------------
+ * */
+
+/* Leaves out of a view the taps that no position finds inside the source, and then the axes of one cell. */
+static void trim_view(conv_view *v)
+{
+    tl_conv_gather *g = &v->gather;
+    int64_t low[TL_CONV_RANK];
+    int32_t rank = 0;
+    tl_conv_trim(g, low);
+    for (int32_t d = 0; d < g->rank; d++) {
+        const int one = g->count[d] == 1 && g->taps[d] == 1 && g->source[d] == 1 && g->base[d] == 0;
+        if (one && (rank || d + 1 < g->rank)) continue;
+        g->count[rank] = g->count[d], g->taps[rank] = g->taps[d], g->source[rank] = g->source[d];
+        g->step[rank] = g->step[d], g->base[rank] = g->base[d], g->tap_step[rank] = g->tap_step[d];
+        v->source_stride[rank++] = v->source_stride[d];
+    }
+    g->rank = rank;
+}
+
+/* The gradient by fn; weights whose taps no position finds inside the source are 0 and take no time, where g is finite.
+ * */
+static int32_t run_trimmed(tl_context *ctx, const conv_view *v, int64_t groups, int64_t segment, const float *g,
+                           float *gw,
+                           int32_t (*fn)(tl_context *, const conv_view *, int64_t, int64_t, const float *, float *))
+{
+    conv_view part = *v, whole = *v;
+    int64_t low[TL_CONV_RANK];
+    int32_t odd = 0;
+    trim_view(&part);
+    tl_conv_trim(&whole.gather, low);
+    const int64_t taps = part.gather.taps_size, all = v->gather.taps_size, kernels = groups * v->rows * v->channels;
+    for (int64_t i = 0; taps < all && i < v->batch * v->target_rows * v->gather.positions; i++)
+        odd |= !(fabsf(g[i]) < TL_INF);
+    if (taps == all || odd) return fn(ctx, v, groups, segment, g, gw);
+    void *some;
+    int32_t status = tl_pool_alloc(ctx, sizeof(float) * (size_t)(kernels * taps), &some);
+    if (!status) status = fn(ctx, &part, groups, segment, g, some);
+    if (!status) memset(gw, 0, sizeof(float) * (size_t)(kernels * all));
+    for (int64_t t = 0; t < taps && !status; t++) {
+        float *to = gw + tl_conv_kernel_index(&whole.gather, t);
+        for (int64_t i = 0; i < kernels; i++)
+            to[i * all] = ((const float *)some)[i * taps + t];
+    }
+    tl_pool_free(ctx, some);
+    return status;
+}
+
+int32_t tl_conv_weights(tl_context *ctx, const conv_view *v, int64_t groups, const float *g, float *gw)
+{
+    const int64_t inner = v->channels * v->gather.taps_size, positions = v->batch * v->gather.positions;
+    return run_trimmed(ctx, v, groups, segment_of(v->rows, inner, positions), g, gw, weights_fast);
+}
+
+int32_t tl_conv_weights_reproducible(tl_context *ctx, const conv_view *v, int64_t groups, const float *g, float *gw)
+{
+    const int64_t positions = v->batch * v->gather.positions;
+    return run_trimmed(ctx, v, groups, tl_chain_segment(positions), g, gw, weights_chain);
 }

@@ -2,6 +2,52 @@
 
 #include "cpu/conv/positions_kernel.h"
 
+/* The micro-kernel whose lanes are rows of g: c[r][lane] is the sum over n positions of box[off[k] + tap[r]] · g[k*V*VL
+ * + lane]. */
+INLINE void FN(terms)(const int R, const int V, int64_t n, const REAL *g, const REAL *box, const int32_t *off,
+                      const int32_t *tap, REAL *c, int mode)
+{
+    VEC sum[MR][2];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++)
+            sum[r][v] = mode == TL_GEMM_CONTINUE ? FN(load)(c + (r * V + v) * VL) : (VEC){0};
+    for (int64_t k = 0; k < n; k++, g += V * VL) {
+        const REAL *at = box + off[k];
+        const VEC left = FN(load)(g), right = V == 2 ? FN(load)(g + VL) : left;
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
+            sum[r][0] = FN(fma)(at[tap[r]], left, sum[r][0]);
+            if (V == 2) sum[r][1] = FN(fma)(at[tap[r]], right, sum[r][1]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++) {
+            REAL *to = c + (r * V + v) * VL;
+            if (mode == TL_GEMM_ADD) sum[r][v] = FN(load)(to) + sum[r][v];
+            FN(store)(to, sum[r][v]);
+        }
+}
+
+#define KERNEL(R, V)                                                                                                   \
+    static void FN(terms_##R##x##V)(int64_t n, const REAL *g, const REAL *box, const int32_t *off, const int32_t *tap, \
+                                    REAL *c, int mode)                                                                 \
+    {                                                                                                                  \
+        FN(terms)(R, V, n, g, box, off, tap, c, mode);                                                                 \
+    }
+#define KERNELS(R) KERNEL(R, 1) KERNEL(R, 2)
+EACH_HEIGHT(KERNELS)
+#undef KERNEL
+#undef KERNELS
+
+typedef void (*FN(terms_fn))(int64_t, const REAL *, const REAL *, const int32_t *, const int32_t *, REAL *, int);
+#define PAIR(R) {FN(terms_##R##x1), FN(terms_##R##x2)},
+static const FN(terms_fn) FN(terms_kernels)[MR + 1][2] = {{0, 0}, EACH_HEIGHT(PAIR)};
+#undef PAIR
+
 /* An axis of the box of cells that a tile of positions reads: cells are `spacing` apart in the source, neighbouring positions `step`
  * cells, neighbouring taps `tap_step`. */
 typedef struct {
@@ -16,13 +62,13 @@ typedef struct {
     int32_t outer;
     int64_t groups, inner, positions, slice; /* positions of the batch, and of the last two axes */
     int64_t outer_taps;
-    int lanes_are_channels;
+    int lanes_are_channels, lanes_are_rows; /* else: taps */
     int64_t slices, tile_y, tile_x,
         tile;                         /* slices, or lines of one, or positions of one line in a tile; its positions */
     int64_t pitch, plane, box;        /* cells of a line, of a slice under one outer tap, of all of them */
     int64_t chain, segments, segment; /* positions that are summed by one chain; of a task */
     int64_t row_tiles, tile_rows, channel_tiles, tile_channels, items, items_per_task;
-    int32_t *offsets; /* of a tile's positions, in elements; for channels of one vector, after them */
+    int32_t *offsets; /* of a tile's positions, in elements; of those for channels of one vector; of taps, in cells */
     REAL *scratch;
     int64_t panel_elements, box_elements, sums_elements, worker_elements;
     REAL *parts; /* sums of every segment (segments, groups, rows, inner), where there are several, or NULL */
@@ -156,23 +202,25 @@ static void FN(copy_box)(const FN(job) * job, const FN(tile) * t, int64_t channe
     }
 }
 
-/* Packs h rows of the cotangent from row on, at positions q .. q + n - 1 of the batch; an image is contiguous. */
-static void FN(pack_cotangent)(const FN(job) * job, REAL *panel, int64_t row, int64_t h, int64_t q, int64_t n)
+/* Packs h rows of the cotangent from row on, at positions q .. q + n - 1 of the batch, `width` elements to each; an
+ * image is contiguous. */
+static void FN(pack_cotangent)(const FN(job) * job, REAL *panel, int64_t row, int64_t h, int64_t width, int64_t q,
+                               int64_t n)
 {
     const int64_t size = job->v->gather.positions;
-    _Alignas(64) float part[LANES * MR + LANES];
+    _Alignas(64) float part[LANES * NR + LANES];
     for (int64_t k = 0; k < n;) {
         const int64_t image = (q + k) / size, at = (q + k) % size, here = tl_imin(n - k, size - at);
         const float *from = job->g + (image * job->v->target_rows + row) * size + at;
-        if (h == 1)
+        if (width == 1)
             for (int64_t i = 0; i < here; i++)
                 panel[k + i] = from[i];
         else
             for (int64_t i = 0; i < here; i += LANES) {
                 const int64_t m = tl_imin(here - i, LANES);
-                REAL *restrict out = panel + (k + i) * h;
-                tl_gemm_pack_f32(part, h, h, m, from + i, size, 1);
-                for (int64_t e = 0; e < m * h; e++)
+                REAL *restrict out = panel + (k + i) * width;
+                tl_gemm_pack_f32(part, width, h, m, from + i, size, 1);
+                for (int64_t e = 0; e < m * width; e++)
                     out[e] = part[e];
             }
         k += here;
@@ -214,7 +262,84 @@ static int64_t FN(columns_of)(const FN(job) * job, int64_t channels)
 }
 
 /* Panels of at most `most` rows. */
-INLINE int64_t FN(most_rows)(const FN(job) * job) { return !job->lanes_are_channels && job->y.taps > 2 ? WIDE : MR; }
+INLINE int64_t FN(most_rows)(const FN(job) * job)
+{
+    if (job->lanes_are_rows) return STRIP;
+    return !job->lanes_are_channels && job->y.taps > 2 ? WIDE : MR;
+}
+
+/* A part of a chain of products: positions k .. next - 1 of the chain that begins at `start`; how they meet what was
+ * summed before, and whether apart from it: a later chain that is cut has sums of its own, which are added where it
+ * ends. */
+typedef struct {
+    int64_t next;
+    int mode, apart, ends;
+} FN(link);
+
+static FN(link) FN(next_link)(const FN(job) * job, int64_t from, int64_t to, int64_t k, int64_t end)
+{
+    const int64_t chain = (k - from) / job->chain, start = from + chain * job->chain;
+    const int64_t stop = tl_imin(start + job->chain, to), next = tl_imin(end, stop);
+    const int whole = k == start && next == stop;
+    const int mode = k > start ? TL_GEMM_CONTINUE : chain > 0 && whole ? TL_GEMM_ADD : TL_GEMM_STORE;
+    return (FN(link)){next, mode, chain > 0 && !whole, next == stop};
+}
+
+/* A tile of gw over positions from .. to - 1 whose lanes are rows: each panel of channels and taps meets all strips of
+ * rows. */
+static void FN(multiply_rows)(const FN(job) * job, int64_t group, int64_t row0, int64_t rows, int64_t channel0,
+                              int64_t channels, int64_t from, int64_t to, REAL *packed, float *target,
+                              REAL *part_target)
+{
+    const conv_view *v = job->v;
+    REAL *const box = packed + job->panel_elements, *const sums = box + job->box_elements;
+    const int64_t taps = v->gather.taps_size, terms = channels * taps, parts = job->sums_elements;
+    const int64_t panels = tl_ceil_div(terms, MR), height = terms / panels, taller = terms % panels, cell = MR * STRIP;
+    for (int64_t q = from; q < to && !(q > from && tl_interrupted());) {
+        const FN(tile) t = FN(tile_at)(job, q);
+        const int64_t end = tl_imin(to, t.first + t.slices * t.lines * t.n), skip = q - t.first;
+        FN(copy_box)(job, &t, group * v->channels + channel0, channels, 1, box);
+        REAL *sum = sums;
+        for (int64_t i = 0; i < rows; i += STRIP) {
+            const int64_t lanes = tl_imin(rows - i, STRIP), width = lanes > VL ? STRIP : VL;
+            FN(pack_cotangent)(job, packed, group * v->rows + row0 + i, lanes, width, q, end - q);
+            for (int64_t p = 0, e = 0; p < panels; p++, sum += cell) {
+                const int64_t h = height + (p < taller);
+                int32_t tap[MR];
+                for (int64_t r = 0; r < h; r++)
+                    tap[r] = (int32_t)((e + r) / taps * job->box) + job->offsets[2 * job->tile + (e + r) % taps];
+                for (int64_t k = q; k < end;) {
+                    const FN(link) l = FN(next_link)(job, from, to, k, end);
+                    REAL *const own = sum + (l.apart ? parts : 0);
+                    FN(terms_kernels)
+                    [h][width / VL - 1](l.next - k, packed + (k - q) * width, box, job->offsets + skip + (k - q), tap,
+                                        own, l.mode);
+                    for (int64_t x = 0; l.apart && l.ends && x < h * width; x++)
+                        sum[x] += own[x];
+                    k = l.next;
+                }
+                e += h;
+            }
+        }
+        q = end;
+    }
+    const REAL *sum = sums;
+    for (int64_t i = 0; i < rows; i += STRIP) {
+        const int64_t lanes = tl_imin(rows - i, STRIP), width = lanes > VL ? STRIP : VL;
+        for (int64_t p = 0, e = channel0 * taps; p < panels; p++, sum += cell) {
+            const int64_t h = height + (p < taller);
+            for (int64_t l = 0; l < lanes; l++)
+                for (int64_t r = 0; r < h; r++) {
+                    const int64_t to_weight = (row0 + i + l) * job->inner + e + r;
+                    if (part_target)
+                        part_target[to_weight] = sum[r * width + l];
+                    else
+                        target[to_weight] = (float)sum[r * width + l];
+                }
+            e += h;
+        }
+    }
+}
 
 /* A tile of gw over positions from .. to - 1. */
 static void FN(multiply)(const FN(job) * job, int64_t group, int64_t row0, int64_t rows, int64_t channel0,
@@ -231,7 +356,7 @@ static void FN(multiply)(const FN(job) * job, int64_t group, int64_t row0, int64
         REAL *panel = packed;
         for (int64_t p = 0, row = group * v->rows + row0; p < panels; p++) {
             const int64_t h = height + (p < taller);
-            FN(pack_cotangent)(job, panel, row, h, q, end - q);
+            FN(pack_cotangent)(job, panel, row, h, h, q, end - q);
             panel += h * (end - q);
             row += h;
         }
@@ -246,21 +371,16 @@ static void FN(multiply)(const FN(job) * job, int64_t group, int64_t row0, int64
                 for (int64_t p = 0; p < panels; p++, sum += cell) {
                     const int64_t h = height + (p < taller), n = h * to_column.vectors * VL;
                     FN(positions_fn) kernel = FN(positions_kernel)(h, to_column.vectors);
-                    for (int64_t k = q; k < end;) { /* parts of chains */
-                        const int64_t chain = (k - from) / job->chain, start = from + chain * job->chain;
-                        const int64_t stop = tl_imin(start + job->chain, to), next = tl_imin(end, stop);
-                        const int whole = k == start && next == stop;
-                        const int64_t apart = chain > 0 && !whole ? parts : 0;
-                        const int mode = k > start            ? TL_GEMM_CONTINUE
-                                         : chain > 0 && whole ? TL_GEMM_ADD
-                                                              : TL_GEMM_STORE;
+                    for (int64_t k = q; k < end;) {
+                        const FN(link) l = FN(next_link)(job, from, to, k, end);
+                        const int64_t apart = l.apart ? parts : 0;
                         const int32_t *offsets = job->offsets + (width == VL ? job->tile : 0) + skip + (k - q);
-                        kernel(next - k, panel + (k - q) * h, box + to_column.offset, to_column.ld, offsets,
-                               sum + apart, mode);
-                        if (apart && next == stop)
+                        kernel(l.next - k, panel + (k - q) * h, box + to_column.offset, to_column.ld, offsets,
+                               sum + apart, l.mode);
+                        if (apart && l.ends)
                             for (int64_t e = 0; e < n; e++)
                                 sum[e] += sum[parts + e];
-                        k = next;
+                        k = l.next;
                     }
                     panel += h * (end - q);
                 }
@@ -303,11 +423,12 @@ static void FN(multiply_task)(void *arg, int64_t task, int32_t worker)
         const int64_t c0 = item % job->channel_tiles * job->tile_channels, tile = item / job->channel_tiles;
         const int64_t row0 = tile % job->row_tiles * job->tile_rows, group = tile / job->row_tiles % job->groups;
         const int64_t segment = tile / job->row_tiles / job->groups, from = segment * job->segment;
-        FN(multiply)(job, group, row0, tl_imin(job->tile_rows, job->v->rows - row0), c0,
-                     tl_imin(job->tile_channels, job->v->channels - c0), from,
-                     tl_imin(from + job->segment, job->positions), job->scratch + worker * job->worker_elements,
-                     job->gw + group * group_weights,
-                     job->parts ? job->parts + (segment * job->groups + group) * group_weights : NULL);
+        const int64_t rows = tl_imin(job->tile_rows, job->v->rows - row0);
+        const int64_t channels = tl_imin(job->tile_channels, job->v->channels - c0);
+        REAL *parts = job->parts ? job->parts + (segment * job->groups + group) * group_weights : NULL;
+        (job->lanes_are_rows ? FN(multiply_rows) : FN(multiply))(
+            job, group, row0, rows, c0, channels, from, tl_imin(from + job->segment, job->positions),
+            job->scratch + worker * job->worker_elements, job->gw + group * group_weights, parts);
     }
 }
 
@@ -317,8 +438,10 @@ static double FN(choose_lanes)(FN(job) * job)
     const double channels = (double)job->v->channels, x = (double)job->x.taps;
     const double of_channels = channels / (double)(tl_ceil_div(job->v->channels, VL) * VL);
     const double of_taps = job->x.tap_step == 1 ? x / (double)(tl_ceil_div(job->x.taps, VL) * VL) : 0;
-    job->lanes_are_channels = of_channels >= of_taps;
-    return job->lanes_are_channels ? of_channels : of_taps;
+    const double best = of_channels >= of_taps ? of_channels : of_taps;
+    job->lanes_are_rows = best < LEAST_SHARE && job->v->rows >= LEAST_ROWS;
+    job->lanes_are_channels = !job->lanes_are_rows && of_channels >= of_taps;
+    return job->lanes_are_rows ? 1.0 : best;
 }
 
 /* The share of the lanes that this way uses, or 0 where it copies more than a gathered matrix has. */
@@ -372,14 +495,15 @@ static int32_t FN(run)(tl_context *ctx, FN(job) * job, int64_t chain, int64_t se
     }
     const int64_t channels = tl_imin(job->tile_channels, v->channels), rows = tl_imin(job->tile_rows, v->rows);
     const int64_t strips = job->lanes_are_channels ? tl_ceil_div(channels, strip) : 1;
-    const int64_t cells = strips * FN(columns_of)(job, channels) * tl_ceil_div(rows, most);
-    job->panel_elements = tl_ceil_div(rows * job->tile, LANES) * LANES + LANES;
+    const int64_t columns = job->lanes_are_rows ? tl_ceil_div(channels * taps, MR) : FN(columns_of)(job, channels);
+    const int64_t cells = strips * columns * tl_ceil_div(rows, most), packed = job->lanes_are_rows ? STRIP : rows;
+    job->panel_elements = tl_ceil_div(packed * job->tile, LANES) * LANES + LANES;
     job->box_elements = (job->lanes_are_channels ? job->box * STRIP : job->box * channels) + 4 * STRIP * LANES;
     job->sums_elements = cells * MR * STRIP;
     job->worker_elements = job->panel_elements + job->box_elements + 2 * job->sums_elements;
     const int64_t tasks = tl_ceil_div(job->items, job->items_per_task), workers = tasks == 1 ? 1 : tl_workers();
     const size_t bytes = sizeof(REAL) * (size_t)(workers * job->worker_elements) +
-                         sizeof(int32_t) * (size_t)(2 * job->tile);
+                         sizeof(int32_t) * (size_t)(2 * job->tile + taps);
     void *memory;
     const int32_t status = tl_pool_alloc(ctx, bytes, &memory);
     if (status) return status;
@@ -390,6 +514,11 @@ static int32_t FN(run)(tl_context *ctx, FN(job) * job, int64_t chain, int64_t se
         const int64_t cell = s * job->outer_taps * job->plane + y * job->y.step * job->pitch + x * job->x.step;
         job->offsets[i] = (int32_t)(cell * (job->lanes_are_channels ? STRIP : 1));
         job->offsets[job->tile + i] = (int32_t)(cell * VL);
+    }
+    for (int64_t i = 0; i < taps; i++) {
+        const int64_t x = i % job->x.taps, y = i / job->x.taps % job->y.taps, o = i / job->x.taps / job->y.taps;
+        const int64_t cell = o * job->plane + y * job->y.tap_step * job->pitch + x * job->x.tap_step;
+        job->offsets[2 * job->tile + i] = (int32_t)cell;
     }
     tl_parallel(tasks, FN(multiply_task), job);
     tl_pool_free(ctx, memory);

@@ -22,7 +22,8 @@
  *
  * A product with few columns is computed transposed, which is only a change of strides. One row times a B with contiguous rows
  * streams B and keeps its sums in L1 (row_times_matrix); with contiguous columns, it transposes them in registers
- * (row_times_transpose). A small C with a long n runs its blocks of KC as a batch and adds them up in order (split_inner). */
+ * (row_times_transpose); those of several products side by side where each has few (rows_of_products). A small C with a
+ * long n runs its blocks of KC as a batch and adds them up in order (split_inner). */
 #include <math.h>
 #include <string.h>
 
@@ -66,7 +67,8 @@ typedef tl_vec64 vec_f64;
 #define fma_f64 tl_vec64_fma
 
 /* Per precision: vec, its fused multiply-add with a broadcast factor, loads and stores of the first n lanes (the others
- * read as 0), and transpose: columns 0 .. TK-1 of LANES rows, row r at src + off[r], become TK vectors. */
+ * read as 0), fma_each with a factor for each lane, and transpose: columns 0 .. n-1 of LANES rows, row r at src +
+ * off[r], become vectors, of TK. */
 #if defined(__AVX512F__)
 
 #define LANES_F64 8
@@ -77,17 +79,20 @@ INLINE vec_f32 load_n_f32(const float *p, int64_t n) { return _mm512_maskz_loadu
 INLINE vec_f64 load_n_f64(const double *p, int64_t n) { return _mm512_maskz_loadu_pd((__mmask8)((1u << n) - 1), p); }
 INLINE void store_n_f32(float *p, vec_f32 v, int64_t n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), v); }
 INLINE void store_n_f64(double *p, vec_f64 v, int64_t n) { _mm512_mask_storeu_pd(p, (__mmask8)((1u << n) - 1), v); }
+INLINE vec_f32 fma_each_f32(vec_f32 x, vec_f32 y, vec_f32 z) { return _mm512_fmadd_ps(x, y, z); }
+INLINE vec_f64 fma_each_f64(vec_f64 x, vec_f64 y, vec_f64 z) { return _mm512_fmadd_pd(x, y, z); }
 
 /* Every row is read as one whole cache line, because with a large power of two between rows all the lines of a block
  * compete for one set of L1. Pairs, then quads of rows are interleaved within the 128-bit lanes; two rounds of lane
  * shuffles then bring the lanes of one column together. */
-INLINE void transpose_f32(const float *src, const int64_t *off, vec_f32 *out)
+INLINE void transpose_f32(const float *src, const int64_t *off, int64_t n, vec_f32 *out)
 {
     __m512 r[16], q[16];
+    const __mmask16 mask = (__mmask16)((1u << n) - 1);
 #pragma GCC unroll 4
     for (int i = 0; i < 16; i += 4) {
         for (int l = i; l < i + 4; l++)
-            r[l] = _mm512_loadu_ps(src + off[l]);
+            r[l] = _mm512_maskz_loadu_ps(mask, src + off[l]);
         __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(r[i], r[i + 1]));
         __m512d b = _mm512_castps_pd(_mm512_unpackhi_ps(r[i], r[i + 1]));
         __m512d c = _mm512_castps_pd(_mm512_unpacklo_ps(r[i + 2], r[i + 3]));
@@ -108,12 +113,13 @@ INLINE void transpose_f32(const float *src, const int64_t *off, vec_f32 *out)
     }
 }
 
-INLINE void transpose_f64(const double *src, const int64_t *off, vec_f64 *out)
+INLINE void transpose_f64(const double *src, const int64_t *off, int64_t n, vec_f64 *out)
 {
     __m512d q[8];
+    const __mmask8 mask = (__mmask8)((1u << n) - 1);
 #pragma GCC unroll 4
     for (int i = 0; i < 8; i += 2) {
-        __m512d a = _mm512_loadu_pd(src + off[i]), b = _mm512_loadu_pd(src + off[i + 1]);
+        __m512d a = _mm512_maskz_loadu_pd(mask, src + off[i]), b = _mm512_maskz_loadu_pd(mask, src + off[i + 1]);
         q[i] = _mm512_unpacklo_pd(a, b);
         q[i + 1] = _mm512_unpackhi_pd(a, b);
     }
@@ -142,13 +148,16 @@ INLINE vec_f32 load_n_f32(const float *p, int64_t n) { return _mm256_maskload_ps
 INLINE vec_f64 load_n_f64(const double *p, int64_t n) { return _mm256_maskload_pd(p, FIRST_F64(n)); }
 INLINE void store_n_f32(float *p, vec_f32 v, int64_t n) { _mm256_maskstore_ps(p, FIRST_F32(n), v); }
 INLINE void store_n_f64(double *p, vec_f64 v, int64_t n) { _mm256_maskstore_pd(p, FIRST_F64(n), v); }
+INLINE vec_f32 fma_each_f32(vec_f32 x, vec_f32 y, vec_f32 z) { return _mm256_fmadd_ps(x, y, z); }
+INLINE vec_f64 fma_each_f64(vec_f64 x, vec_f64 y, vec_f64 z) { return _mm256_fmadd_pd(x, y, z); }
 
-INLINE void transpose_f32(const float *src, const int64_t *off, vec_f32 *out)
+INLINE void transpose_f32(const float *src, const int64_t *off, int64_t n, vec_f32 *out)
 {
     __m256 t[4];
+    const __m128i mask = _mm256_castsi256_si128(FIRST_F32(n));
     for (int r = 0; r < 4; r++) {
-        t[r] = _mm256_castps128_ps256(_mm_loadu_ps(src + off[r]));
-        t[r] = _mm256_insertf128_ps(t[r], _mm_loadu_ps(src + off[r + 4]), 1);
+        t[r] = _mm256_castps128_ps256(_mm_maskload_ps(src + off[r], mask));
+        t[r] = _mm256_insertf128_ps(t[r], _mm_maskload_ps(src + off[r + 4], mask), 1);
     }
     __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(t[0], t[1])), b = _mm256_castps_pd(_mm256_unpackhi_ps(t[0], t[1]));
     __m256d c = _mm256_castps_pd(_mm256_unpacklo_ps(t[2], t[3])), d = _mm256_castps_pd(_mm256_unpackhi_ps(t[2], t[3]));
@@ -158,12 +167,13 @@ INLINE void transpose_f32(const float *src, const int64_t *off, vec_f32 *out)
     out[3] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
 }
 
-INLINE void transpose_f64(const double *src, const int64_t *off, vec_f64 *out)
+INLINE void transpose_f64(const double *src, const int64_t *off, int64_t n, vec_f64 *out)
 {
     __m256d t[2];
+    const __m128i mask = _mm256_castsi256_si128(FIRST_F64(n));
     for (int r = 0; r < 2; r++) {
-        t[r] = _mm256_castpd128_pd256(_mm_loadu_pd(src + off[r]));
-        t[r] = _mm256_insertf128_pd(t[r], _mm_loadu_pd(src + off[r + 2]), 1);
+        t[r] = _mm256_castpd128_pd256(_mm_maskload_pd(src + off[r], mask));
+        t[r] = _mm256_insertf128_pd(t[r], _mm_maskload_pd(src + off[r + 2], mask), 1);
     }
     out[0] = _mm256_unpacklo_pd(t[0], t[1]);
     out[1] = _mm256_unpackhi_pd(t[0], t[1]);
@@ -189,18 +199,31 @@ INLINE vec_f64 load_n_f64(const double *p, int64_t n)
 INLINE void store_n_f32(float *p, vec_f32 v, int64_t n) { memcpy(p, &v, (size_t)n * 4); }
 INLINE void store_n_f64(double *p, vec_f64 v, int64_t n) { memcpy(p, &v, (size_t)n * 8); }
 
-INLINE void transpose_f32(const float *src, const int64_t *off, vec_f32 *out)
+#define FMA_EACH(REAL, FN)                                                                                             \
+    INLINE vec_##FN fma_each_##FN(vec_##FN x, vec_##FN y, vec_##FN z)                                                  \
+    {                                                                                                                  \
+        vec_##FN out = z;                                                                                              \
+        for (size_t l = 0; l < sizeof out / sizeof(REAL); l++)                                                         \
+            out[l] = fma_##FN(x[l], y, z)[l];                                                                          \
+        return out;                                                                                                    \
+    }
+FMA_EACH(float, f32)
+FMA_EACH(double, f64)
+
+INLINE void transpose_f32(const float *src, const int64_t *off, TL_UNUSED int64_t n, vec_f32 *out)
 {
     out[0] = (vec_f32){src[off[0]], src[off[1]], src[off[2]], src[off[3]]};
 }
 
-INLINE void transpose_f64(const double *src, const int64_t *off, vec_f64 *out)
+INLINE void transpose_f64(const double *src, const int64_t *off, TL_UNUSED int64_t n, vec_f64 *out)
 {
     out[0] = (vec_f64){src[off[0]], src[off[1]]};
 }
 
 #endif
 
+INLINE float fma_one_f32(float x, float y, float z) { return fmaf(x, y, z); }
+INLINE double fma_one_f64(double x, double y, double z) { return fma(x, y, z); }
 INLINE vec_f32 add_f32(vec_f32 x, vec_f32 y) { return x + y; }
 INLINE vec_f64 add_f64(vec_f64 x, vec_f64 y) { return x + y; }
 

@@ -94,14 +94,16 @@ static void FN(pack)(REAL *restrict dst, int64_t width, int64_t w, int64_t kc, c
     for (; k + TK <= kc; k += TK)
         for (int64_t half = 0; half < (w > LANES ? 2 : 1); half++) {
             REAL *to = dst + k * width + half * (w - LANES);
-            FN(transpose)(src + k, off[half], t);
+            FN(transpose)(src + k, off[half], TK, t);
 #pragma GCC unroll 16
             for (int i = 0; i < TK; i++)
                 FN(store)(to + i * width, t[i]);
         }
-    for (; k < kc; k++)
-        for (int64_t l = 0; l < w; l++)
-            dst[k * width + l] = src[l * lane + k];
+    for (int64_t half = 0; k < kc && half < (w > LANES ? 2 : 1); half++) {
+        FN(transpose)(src + k, off[half], kc - k, t);
+        for (int64_t i = 0; i < kc - k; i++)
+            FN(store)(dst + (k + i) * width + half * (w - LANES), t[i]);
+    }
 }
 
 /* What the tasks of one call share. C has two strides, because the product may have been transposed. */
@@ -111,7 +113,7 @@ typedef struct {
     int64_t batch, m, n, p, rsa, csa, rsb, csb, rsc, csc, sa, sb, sc, bias_rows, bias_columns;
     int64_t tile_rows, tile_columns, row_tiles, column_tiles, products_per_task;
     int64_t a_elements, strip_elements, worker_elements;
-    int direct;
+    int direct, side_by_side;
 } FN(job);
 
 /* C[rows, columns] = (or +=) tile, the latter with rows NR apart. */
@@ -183,28 +185,66 @@ static void FN(row_times_transpose)(const FN(job) * job, const REAL *a, const RE
         for (int64_t k0 = 0; k0 < job->n && !(k0 && tl_interrupted()); k0 += KC) {
             int64_t kc = tl_imin(job->n - k0, KC), k = 0;
             const REAL *x = a + k0 * job->csa, *from = b + k0;
-            VEC low = {0}, high = {0}, t[TK];
+            VEC sum[2] = {{0}, {0}}, t[TK];
             _Alignas(64) REAL sums[NR];
-            for (; k + TK <= kc; k += TK) {
-                FN(transpose)(from + k, off, t);
+            for (; k + TK <= kc; k += TK)
+                for (int64_t half = 0; half < (w > LANES ? 2 : 1); half++) {
+                    FN(transpose)(from + k, off + half * LANES, TK, t);
 #pragma GCC unroll 16
-                for (int i = 0; i < TK; i++)
-                    low = FN(fma)(x[(k + i) * job->csa], t[i], low);
-                if (w <= LANES) continue;
-                FN(transpose)(from + k, off + LANES, t);
-#pragma GCC unroll 16
-                for (int i = 0; i < TK; i++)
-                    high = FN(fma)(x[(k + i) * job->csa], t[i], high);
+                    for (int i = 0; i < TK; i++)
+                        sum[half] = FN(fma)(x[(k + i) * job->csa], t[i], sum[half]);
+                }
+            for (int64_t half = 0; k < kc && half < (w > LANES ? 2 : 1); half++) {
+                FN(transpose)(from + k, off + half * LANES, kc - k, t);
+                for (int64_t i = 0; i < kc - k; i++)
+                    sum[half] = FN(fma)(x[(k + i) * job->csa], t[i], sum[half]);
             }
-            for (; k < kc; k++) {
-                for (int64_t l = 0; l < NR; l++)
-                    sums[l] = from[k + off[l]];
-                low = FN(fma)(x[k * job->csa], FN(load)(sums), low);
-                high = FN(fma)(x[k * job->csa], FN(load)(sums + LANES), high);
-            }
-            FN(store)(sums, low);
-            FN(store)(sums + LANES, high);
+            FN(store)(sums, sum[0]);
+            FN(store)(sums + LANES, sum[1]);
             FN(store_tile)(sums, 1, w, c + j * job->csc, 0, job->csc, k0 > 0);
+        }
+    }
+}
+
+/* The same for products first .. last - 1 of few columns each: a vector has columns of several, and a row of A for
+ * each. */
+static void FN(rows_of_products)(const FN(job) * job, int64_t first, int64_t last)
+{
+    for (int64_t j = first * job->p; j < last * job->p; j += LANES) {
+        int64_t w = tl_imin(last * job->p - j, LANES), off[2][LANES], to[LANES];
+        for (int64_t l = 0, q = j / job->p, column = j % job->p; l < LANES; l++) {
+            off[0][l] = q * job->sa;
+            off[1][l] = q * job->sb + column * job->csb;
+            to[l] = q * job->sc + column * job->csc;
+            if (l < w - 1 && ++column == job->p) column = 0, q++;
+        }
+        const int dense = w == LANES && to[LANES - 1] - to[0] == LANES - 1 && job->csc == 1;
+        for (int64_t k0 = 0; k0 < job->n && !(k0 && tl_interrupted()); k0 += KC) {
+            int64_t kc = tl_imin(job->n - k0, KC);
+            VEC sum = {0}, x[TK], y[TK];
+            _Alignas(64) REAL sums[LANES];
+            int64_t k = 0;
+            for (; k + TK <= kc; k += TK) {
+                FN(transpose)(job->a + k0 + k, off[0], TK, x);
+                FN(transpose)(job->b + k0 + k, off[1], TK, y);
+#pragma GCC unroll 16
+                for (int i = 0; i < TK; i++)
+                    sum = FN(fma_each)(x[i], y[i], sum);
+            }
+            if (k < kc) {
+                FN(transpose)(job->a + k0 + k, off[0], kc - k, x);
+                FN(transpose)(job->b + k0 + k, off[1], kc - k, y);
+                for (int64_t i = 0; i < kc - k; i++)
+                    sum = FN(fma_each)(x[i], y[i], sum);
+            }
+            if (dense) {
+                REAL *c = job->c + to[0];
+                FN(store)(c, k0 > 0 ? FN(add)(FN(load)(c), sum) : sum);
+                continue;
+            }
+            FN(store)(sums, sum);
+            for (int64_t l = 0; l < w; l++)
+                job->c[to[l]] = k0 > 0 ? job->c[to[l]] + sums[l] : sums[l];
         }
     }
 }
@@ -231,11 +271,57 @@ INLINE void FN(pack_share)(const FN(job) * job, REAL *strip, const REAL *from, i
     }
 }
 
+/* A panel of h rows times w columns of B, whose rows have whole vectors, ldb apart. */
+INLINE void FN(multiply_panel)(const FN(job) * job, int64_t kc, const REAL *panel, const REAL *b, int64_t ldb, REAL *c,
+                               int64_t h, int64_t w, int add)
+{
+    int64_t vectors = w > LANES ? 2 : 1;
+    FN(kernel_fn) kernel = FN(kernels)[h][vectors - 1];
+    if (job->csc == 1 && w == vectors * LANES) {
+        kernel(kc, panel, b, ldb, c, job->rsc, add);
+        return;
+    }
+    _Alignas(64) REAL edge[MR * NR];
+    kernel(kc, panel, b, ldb, edge, NR, 0);
+    FN(store_tile)(edge, h, w, c, job->rsc, job->csc, add);
+}
+
+/* An inner dimension of 1: rows of C from end to end. */
+static void FN(outer_product)(const FN(job) * job, const REAL *a, const REAL *restrict b, REAL *c, int64_t rows,
+                              int64_t columns)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        const REAL x = a[i * job->rsa];
+        REAL *restrict row = c + i * job->rsc;
+        for (int64_t j = 0; j < columns; j++)
+            row[j] = FN(fma_one)(x, b[j], 0);
+    }
+}
+
+/* A block of a tile whose columns of B are read in place: panel by panel, so that rows of C are written from end to
+ * end. The last columns that are no whole vectors are packed. */
+static void FN(multiply_direct)(const FN(job) * job, const REAL *b, REAL *c, int64_t rows, int64_t columns, int64_t kc,
+                                const REAL *panel, REAL *strip, int add)
+{
+    int64_t panels = tl_ceil_div(rows, MR), height = rows / panels, taller = rows % panels;
+    int64_t rest = columns % NR == LANES ? 0 : columns % NR, last = columns - rest;
+    if (rest) FN(pack)(strip, rest > LANES ? NR : LANES, rest, kc, b + last * job->csb, job->csb, job->rsb);
+    for (int64_t q = 0, i = 0; q < panels; q++) {
+        int64_t h = height + (q < taller);
+        REAL *to = c + i * job->rsc;
+        for (int64_t j = 0; j < last; j += NR)
+            FN(multiply_panel)(job, kc, panel, b + j, job->rsb, to + j * job->csc, h, tl_imin(last - j, NR), add);
+        if (rest)
+            FN(multiply_panel)(job, kc, panel, strip, rest > LANES ? NR : LANES, to + last * job->csc, h, rest, add);
+        panel += h * kc;
+        i += h;
+    }
+}
+
 /* A tile of C at most TILE_ROWS high, over all of n; a_block and two strips of B (strip, spare) are this worker's. */
 static void FN(multiply_tile)(const FN(job) * job, const REAL *a, const REAL *b, REAL *c, int64_t rows, int64_t columns,
                               REAL *a_block, REAL *strip, REAL *spare)
 {
-    _Alignas(64) REAL edge[MR * NR];
     int64_t panels = tl_ceil_div(rows, MR), height = rows / panels, taller = rows % panels;
     for (int64_t k0 = 0; k0 < job->n && !(k0 && tl_interrupted()); k0 += KC) {
         int64_t kc = tl_imin(job->n - k0, KC);
@@ -248,29 +334,20 @@ static void FN(multiply_tile)(const FN(job) * job, const REAL *a, const REAL *b,
             panel += h * kc;
             i += h;
         }
+        if (job->direct) {
+            FN(multiply_direct)(job, b + k0 * job->rsb, c, rows, columns, kc, a_block, strip, add);
+            continue;
+        }
         for (int64_t j = 0; j < columns; j += NR) {
-            int64_t w = tl_imin(columns - j, NR), vectors = w > LANES ? 2 : 1, ldb = vectors * LANES;
-            const REAL *from = b + k0 * job->rsb + j * job->csb, *packed = strip;
-            if (job->direct && w == ldb) {
-                packed = from;
-                ldb = job->rsb;
-            } else if (!ready) {
-                FN(pack)(strip, ldb, w, kc, from, job->csb, job->rsb);
-            }
-            ready = packed == strip && columns - j >= 2 * NR;
-            int whole = job->csc == 1 && w == vectors * LANES;
+            int64_t w = tl_imin(columns - j, NR), vectors = w > LANES ? 2 : 1;
+            const REAL *from = b + k0 * job->rsb + j * job->csb;
+            if (!ready) FN(pack)(strip, vectors * LANES, w, kc, from, job->csb, job->rsb);
+            ready = columns - j >= 2 * NR;
             panel = a_block;
             for (int64_t q = 0, i = 0; q < panels; q++) {
                 int64_t h = height + (q < taller);
-                FN(kernel_fn) kernel = FN(kernels)[h][vectors - 1];
-                REAL *to = c + i * job->rsc + j * job->csc;
                 if (ready) FN(pack_share)(job, spare, from + NR * job->csb, kc, q, panels);
-                if (whole) {
-                    kernel(kc, panel, packed, ldb, to, job->rsc, add);
-                } else {
-                    kernel(kc, panel, packed, ldb, edge, NR, 0);
-                    FN(store_tile)(edge, h, w, to, job->rsc, job->csc, add);
-                }
+                FN(multiply_panel)(job, kc, panel, strip, vectors * LANES, c + i * job->rsc + j * job->csc, h, w, add);
                 panel += h * kc;
                 i += h;
             }
@@ -312,11 +389,17 @@ static void FN(task)(void *arg, int64_t t, int32_t worker)
     int64_t i = tile / job->column_tiles * job->tile_rows, j = tile % job->column_tiles * job->tile_columns;
     int64_t rows = tl_imin(job->m - i, job->tile_rows), columns = tl_imin(job->p - j, job->tile_columns);
     REAL *a_block = job->blocks + worker * job->worker_elements, *strip = a_block + job->a_elements;
+    if (job->side_by_side) {
+        FN(rows_of_products)(job, first, last);
+        return;
+    }
     for (int64_t q = first; q < last; q++) {
         const REAL *a = job->a + q * job->sa + i * job->rsa, *b = job->b + q * job->sb + j * job->csb;
         REAL *c = job->c + q * job->sc + i * job->rsc + j * job->csc;
         if (rows == 1 && job->csb == 1 && job->csc == 1)
             FN(row_times_matrix)(job, a, b, c, columns);
+        else if (job->n == 1 && job->csb == 1 && job->csc == 1)
+            FN(outer_product)(job, a, b, c, rows, columns);
         else if (rows == 1 && job->rsb == 1)
             FN(row_times_transpose)(job, a, b, c, columns);
         else
@@ -365,6 +448,8 @@ static int32_t FN(product)(tl_context *ctx, const tl_gemm_args *g, const REAL *A
     int64_t tasks = FN(plan)(&job), kc = tl_imin(job.n, KC), rows = tl_imin(job.m, job.tile_rows);
     int64_t cells = job.n * tl_imin(job.p, job.tile_columns);
     job.direct = job.csb == 1 && (cells <= DIRECT_CELLS || (rows <= MR && cells <= DIRECT_CELLS_ONE_PANEL));
+    job.side_by_side = job.batch > 1 && job.m == 1 && job.p < LANES && job.n > 0 && !job.bias;
+    job.side_by_side &= job.rsb == 1 && job.csa == 1;
     job.a_elements = tl_ceil_div(rows * kc + LANES, 64) * 64;
     job.strip_elements = tl_ceil_div(NR * kc + LANES, 64) * 64;
     job.worker_elements = job.a_elements + 2 * job.strip_elements;

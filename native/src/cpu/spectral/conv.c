@@ -2,18 +2,20 @@
  *
  * Few modes are computed as a truncated transform in tiles (formula/dft_tile.h): the grid is read once, a tile's
  * cosines and sines are the same for every tile, and a root per tile and mode turns the share into place. Many modes
- * come from whole transforms of TL_W channels at a time. Which of the two follows from the shape. The small spectra
- * stay in scratch, as planes (modes, width) of real and of imaginary parts. */
+ * come from whole transforms of TL_W channels at a time. Which of the two follows from the shape. Of few channels
+ * narrow.c makes the same numbers. The small spectra stay in scratch, as planes (modes, width) of real and of imaginary
+ * parts. */
 #include "core/threads.h"
 #include "cpu/spectral/chain.h"
 #include "cpu/spectral/fft.h"
+#include "cpu/spectral/narrow.h"
 #include "cpu/sum_tree.h"
 #include "formula/dft_tile.h"
 #include "formula/integer.h"
 #include "generated/spectral.h"
 
 /* A task takes CHANNELS channels at a time, whatever the vectors' width. */
-enum { CHANNELS = 64, GROUPS = CHANNELS / TL_W, TILE = TL_DFT_TILE, HALF = TL_DFT_HALF, FEW_MODES = 32 };
+enum { CHANNELS = 64, GROUPS = CHANNELS / TL_W, FEW_MODES = 32 };
 
 static int64_t up(int64_t n, int64_t to) { return tl_ceil_div(n, to) * to; }
 
@@ -25,51 +27,8 @@ static int truncated(int64_t grid, int64_t modes)
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------- */
 
-/* One truncated transform or its adjoint. `table` holds for mode k and pair j cos(pi·k·(2j+1)/n), and after all of them
- * the sines, [k][j] for synthesis, [j][k] for analysis with the modes padded to a multiple of 4. */
-struct tiles {
-    const tl_fft *roots;             /* packed: of 2n */
-    int64_t n, width, modes, padded; /* padded: modes to a multiple of 4 */
-    const float *table;
-    const float *x; /* analysis: (n, width) */
-    float *sums;    /* analysis: [block][mode][re, im][CHANNELS-padded width] */
-    int64_t columns;
-    const float *re, *im; /* synthesis: (modes, width) */
-    float *y;
-    char *scratch;
-    int64_t per_worker;
-};
-
-static void fill_table(const struct tiles *t, float *table, int by_pair)
-{
-    const uint64_t m = 2 * (uint64_t)t->n;
-    for (int64_t k = 0; k < t->padded; k++)
-        for (int64_t j = 0; j < HALF; j++) {
-            double c = 0, s = 0;
-            if (k < t->modes) tl_root((uint64_t)k * (uint64_t)(2 * j + 1) % m, m, &c, &s);
-            const int64_t at = by_pair ? j * t->padded + k : k * HALF + j;
-            table[at] = (float)c;
-            table[HALF * t->padded + at] = (float)s;
-        }
-}
-
-/* e^(-i·pi·k·(2·t0 + TILE - 1)/n) for the modes of the tile at t0. */
-static void tile_roots(const struct tiles *t, int64_t t0, float *roots)
-{
-    const uint64_t m = 2 * (uint64_t)t->n, step = (uint64_t)(2 * t0 + TILE - 1) % m;
-    uint64_t at = 0;
-    for (int64_t k = 0; k < t->modes; k++) {
-        double c, s;
-        tl_root_at(&t->roots->packed, at, &c, &s);
-        roots[2 * k] = (float)c;
-        roots[2 * k + 1] = (float)s;
-        at += step;
-        at = at >= m ? at - m : at;
-    }
-}
-
 /* Sums and differences of a tile's pairs for TL_W channels; rows and channels past the end are 0. */
-static void fold_tile(const struct tiles *t, int64_t t0, int64_t channel, tl_vec *plus, tl_vec *minus)
+static void fold_tile(const tl_tiles *t, int64_t t0, int64_t channel, tl_vec *plus, tl_vec *minus)
 {
     const float *x = t->x + t0 * t->width + channel;
     const int64_t rows = t->n - t0 < TILE ? t->n - t0 : TILE;
@@ -97,7 +56,7 @@ static void fold_tile(const struct tiles *t, int64_t t0, int64_t channel, tl_vec
 /* A task owns a block of tiles and CHANNELS channels. */
 static void analysis_task(void *arg, int64_t task, int32_t worker)
 {
-    const struct tiles *t = arg;
+    const tl_tiles *t = arg;
     const int64_t chunks = t->columns / CHANNELS, block = task / chunks, first = task % chunks * CHANNELS;
     const int64_t end = (block + 1) * TL_DFT_TILES * TILE < t->n ? (block + 1) * TL_DFT_TILES * TILE : t->n;
     float *sums = t->sums + block * 2 * t->modes * t->columns + first;
@@ -142,7 +101,7 @@ static void analysis_task(void *arg, int64_t task, int32_t worker)
 /* A task owns a block of tiles and CHANNELS channels of y. */
 static void synthesis_task(void *arg, int64_t task, int32_t worker)
 {
-    const struct tiles *t = arg;
+    const tl_tiles *t = arg;
     const int64_t chunks = t->columns / CHANNELS, block = task / chunks, first = task % chunks * CHANNELS;
     const int64_t end = (block + 1) * TL_DFT_TILES * TILE < t->n ? (block + 1) * TL_DFT_TILES * TILE : t->n;
     tl_vec *coefficients = (tl_vec *)(t->scratch + worker * t->per_worker); /* [group][mode][re, im] */
@@ -198,20 +157,10 @@ static void synthesis_task(void *arg, int64_t task, int32_t worker)
 
 /* ---- whole transforms -------------------------------------------------------------------------------------------- */
 
-struct columns {
-    tl_real real;
-    int64_t width, modes;
-    const float *x;
-    float *re, *im;
-    float *y;
-    char *scratch;
-    int64_t per_worker;
-};
-
 /* A task owns TL_W channels. */
 static void columns_analysis(void *arg, int64_t task, int32_t worker)
 {
-    const struct columns *job = arg;
+    const tl_columns *job = arg;
     const int64_t n = job->real.n, c = task * TL_W, lanes = job->width - c < TL_W ? job->width - c : TL_W;
     tl_cvec *z = (tl_cvec *)(job->scratch + worker * job->per_worker), *X = z + job->real.f->n;
     tl_cvec *scratch = X + job->real.bins;
@@ -237,7 +186,7 @@ static void columns_analysis(void *arg, int64_t task, int32_t worker)
 
 static void columns_synthesis(void *arg, int64_t task, int32_t worker)
 {
-    const struct columns *job = arg;
+    const tl_columns *job = arg;
     const int64_t n = job->real.n, c = task * TL_W, lanes = job->width - c < TL_W ? job->width - c : TL_W;
     tl_cvec *z = (tl_cvec *)(job->scratch + worker * job->per_worker), *S = z + job->real.f->n;
     tl_cvec *scratch = S + job->real.bins;
@@ -268,10 +217,15 @@ static int32_t whole(tl_context *ctx, const float *x, float *re, float *im, floa
     const tl_fft *f = tl_fft_get(n % 2 ? n : n / 2, TL_FFT_IN_LANES);
     if (!f)
         return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for the plan of a %lld-point transform", (long long)n);
-    struct columns job = {{f, n, n / 2 + 1, 1.0f, x ? 1.0f : 0.5f}, width, modes, x, re, im, y, NULL, 0};
+    tl_columns job = {{f, n, n / 2 + 1, 1.0f, x ? 1.0f : 0.5f}, width, modes, x, re, im, y, NULL, 0};
+    const int narrow = width <= TL_NARROW && tl_single_serves(f);
     job.per_worker = (f->n + job.real.bins + tl_fft_lanes_scratch(f)) * (int64_t)sizeof(tl_cvec);
+    if (narrow) job.per_worker = up((tl_single_scratch(f) + n + 2 * job.real.bins) * 4, 64);
     int32_t status = tl_pool_alloc(ctx, (size_t)(job.per_worker * tl_workers()), (void **)&job.scratch);
-    if (!status) tl_parallel(tl_ceil_div(width, TL_W), x ? columns_analysis : columns_synthesis, &job);
+    if (!status && narrow)
+        tl_parallel(width, tl_narrow_column, &job);
+    else if (!status)
+        tl_parallel(tl_ceil_div(width, TL_W), x ? columns_analysis : columns_synthesis, &job);
     tl_pool_free(ctx, job.scratch);
     tl_fft_put(f);
     return status;
@@ -283,12 +237,13 @@ static int32_t tiled(tl_context *ctx, const float *x, float *re, float *im, floa
     const tl_fft *roots = tl_fft_get(n, TL_FFT_ROOTS);
     if (!roots)
         return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for the roots of unity of %lld points", (long long)n);
-    struct tiles job = {roots, n, width, modes, up(modes, 4), NULL, x, NULL, up(width, CHANNELS), re, im, y, NULL, 0};
+    tl_tiles job = {roots, n, width, modes, up(modes, 4), NULL, x, NULL, up(width, CHANNELS), re, im, y, NULL, 0};
     const int64_t blocks = (n + TILE * TL_DFT_TILES - 1) / (TILE * TL_DFT_TILES);
     const int64_t tasks = blocks * (job.columns / CHANNELS);
     const int64_t plane = 2 * modes * job.columns;
     const int64_t table = up(2 * HALF * job.padded * 4, 64), sums = x ? up(plane * 4, 64) : 0;
     job.per_worker = (2 * GROUPS + 2) * job.padded * (int64_t)sizeof(tl_vec) + up(2 * job.padded * 4, 64);
+    if (width <= TL_NARROW) job.per_worker = tl_narrow_scratch(&job);
     char *memory;
     const int64_t bytes = table + sums * (blocks + 1) + job.per_worker * tl_workers();
     int32_t status = tl_pool_alloc(ctx, (size_t)bytes, (void **)&memory);
@@ -299,7 +254,10 @@ static int32_t tiled(tl_context *ctx, const float *x, float *re, float *im, floa
         job.sums = (float *)(memory + table + sums);
         job.scratch = memory + table + sums * (blocks + 1);
         if (blocks == 1) job.sums = total;
-        tl_parallel(tasks, x ? analysis_task : synthesis_task, &job);
+        if (width <= TL_NARROW)
+            tl_parallel(blocks, x ? tl_narrow_analysis : tl_narrow_synthesis, &job);
+        else
+            tl_parallel(tasks, x ? analysis_task : synthesis_task, &job);
         if (x && blocks > 1) status = tl_column_sums(ctx, job.sums, 1, blocks, plane, 0, total);
         for (int64_t k = 0; x && !status && k < modes; k++) {
             memcpy(re + k * width, total + 2 * k * job.columns, (size_t)width * sizeof(float));

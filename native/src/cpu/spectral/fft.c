@@ -179,6 +179,12 @@ static void multiply_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const struct multiply *job = arg;
     const int64_t from = task * PIECE, end = from + PIECE < job->m ? from + PIECE : job->m;
     int64_t k = from;
+    for (; k + TL_W <= end && k + TL_W <= job->n; k += TL_W) {
+        const tl_cvec z = tl_complex_in(job->from + 2 * k, TL_W, job->swap_in);
+        const tl_cvec w = tl_complex_in(job->w + 2 * k, TL_W, 0);
+        const tl_vec r = z.r * job->scale, i = z.i * job->scale;
+        tl_complex_out((tl_cvec){r * w.r - i * w.i, r * w.i + i * w.r}, job->to + 2 * k, TL_W, job->swap_out);
+    }
     for (; k < end && k < job->n; k++) {
         const float r = job->from[2 * k + job->swap_in] * job->scale;
         const float i = job->from[2 * k + 1 - job->swap_in] * job->scale;

@@ -1,8 +1,8 @@
 /* Real Fourier transforms on the CPU.
  *
  * An even length is transformed as n/2 complex numbers x[2j] + i·x[2j+1], whose spectrum is then split into that of the even and
- * of the odd elements; an odd one as n complex numbers. Short transforms run TL_W rows at a time, one per lane; long ones row by
- * row, through memory. Which of the two, and hence the arithmetic of a row, follows from n alone.
+ * of the odd elements; an odd one as n complex numbers. Short transforms run TL_W rows at a time, one per lane, or few
+ * of them one by one (single.c); long ones row by row, through memory. The arithmetic of a row follows from n alone.
  *
  * A row with a NaN or an infinity must come out as NaN throughout, but products with 0 and i hide them. Every element enters the
  * real part of bin 0 with factor 1, so the forward transform looks there. The inverse makes both parts of a bin NaN that has a
@@ -13,11 +13,13 @@
  * is far below a rounding of a spectrum that large. */
 #include "core/threads.h"
 #include "cpu/spectral/fft.h"
+#include "cpu/spectral/single.h"
 #include "formula/butterfly.h"
 #include "formula/integer.h"
 #include "generated/spectral.h"
 
 enum { SPLIT_PIECE = 1 << 13, ROWS_ALONE = 4, ALONE_MOST = 1 << 18 };
+enum { FEW_ROWS = TL_W / 2 }; /* that leave lanes empty */
 
 #define DOWN 0x1p-64f
 #define UP 0x1p64f
@@ -193,6 +195,20 @@ static void lanes_task(void *arg, int64_t task, int32_t worker)
     }
 }
 
+/* A task owns one row. */
+static void single_task(void *arg, int64_t row, int32_t worker)
+{
+    const struct job *job = arg;
+    const int64_t n = job->real.n, packed = 2 * job->real.bins;
+    const float *from = job->from + row * (job->inverse ? packed : n);
+    float *to = job->to + row * (job->inverse ? n : packed);
+    float *scratch = (float *)(job->scratch + worker * job->per_worker);
+    int (*const run)(const tl_real *, const float *, float *, float *, float, float) =
+        job->inverse ? tl_single_inverse : tl_single_forward;
+    if (!run(&job->real, from, to, scratch, 1.0f, 1.0f) && row_is_finite(job, from))
+        run(&job->real, from, to, scratch, DOWN, UP);
+}
+
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 struct row {
@@ -240,6 +256,25 @@ TL_INLINE number root_of(const tl_fft *f, int64_t k)
     return (number){(float)c, (float)s};
 }
 
+/* The roots of bins k .. k + TL_W - 1; 0 where they are not of one entry of the coarse table. */
+TL_INLINE int find_roots(const tl_fft *f, int64_t k, tl_cvec *w)
+{
+    if (f->real) {
+        *w = tl_complex_in(f->real + 2 * k, TL_W, 0);
+        return 1;
+    }
+    const tl_roots *t = &f->packed;
+    const int64_t at = k & ((INT64_C(1) << t->shift) - 1);
+    if (at + TL_W > INT64_C(1) << t->shift) return 0;
+    const double *a = t->coarse + 2 * (k >> t->shift), *b = t->fine + 2 * at;
+    tl_vec_double c, s;
+    for (int l = 0; l < TL_W; l++)
+        c[l] = b[2 * l], s[l] = b[2 * l + 1];
+    *w = (tl_cvec){__builtin_convertvector(c * a[0] - s * a[1], tl_vec),
+                   __builtin_convertvector(s * a[0] + c * a[1], tl_vec)};
+    return 1;
+}
+
 /* A task owns the pairs k, h-k of a piece; 1 <= k <= h/2. In place. */
 static void split_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
@@ -250,6 +285,17 @@ static void split_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const float half = 0.5f * job->real.inner;
     number *z = (number *)row->to;
     for (int64_t k = from; k < end; k++) {
+        tl_cvec roots;
+        if (k + TL_W <= end && k + 2 * TL_W <= h - k && find_roots(job->real.f, k, &roots)) {
+            float *const low = row->to + 2 * k, *const high = row->to + 2 * (h - k - TL_W + 1);
+            const tl_cvec a = tl_complex_in(low, TL_W, 0), b = tl_backwards(tl_complex_in(high, TL_W, 0));
+            tl_cvec u, v;
+            TL_SPLIT(a, b, roots.r, roots.i, half, u.r, u.i, v.r, v.i);
+            tl_complex_out(u, low, TL_W, 0);
+            tl_complex_out(tl_backwards(v), high, TL_W, 0);
+            k += TL_W - 1;
+            continue;
+        }
         const number w = root_of(job->real.f, k), a = z[k], b = z[h - k];
         TL_SPLIT(a, b, w.r, w.i, half, z[k].r, z[k].i, z[h - k].r, z[h - k].i);
     }
@@ -264,6 +310,19 @@ static void join_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const int64_t end = from + SPLIT_PIECE < h / 2 + 1 ? from + SPLIT_PIECE : h / 2 + 1;
     number *z = (number *)row->to;
     for (int64_t k = from; k < end; k++) {
+        tl_cvec roots;
+        if (k > 0 && k + TL_W <= end && k + 2 * TL_W <= h - k && find_roots(job->real.f, k, &roots)) {
+            const int64_t other = 2 * (h - k - TL_W + 1);
+            const float factor = job->real.inner;
+            const tl_cvec s = tl_complex_in(row->from + 2 * k, TL_W, 0), t = tl_complex_in(row->from + other, TL_W, 0);
+            tl_cvec a = weighted(&s, 0, factor), b = tl_backwards(weighted(&t, 0, factor)), u, v;
+            a = (tl_cvec){a.r * row->scale, a.i * row->scale}, b = (tl_cvec){b.r * row->scale, b.i * row->scale};
+            TL_JOIN(a, b, roots.r, roots.i, u.r, u.i, v.r, v.i);
+            tl_complex_out(tl_backwards(v), row->to + other, TL_W, 0);
+            tl_complex_out(u, row->to + 2 * k, TL_W, 0);
+            k += TL_W - 1;
+            continue;
+        }
         const float factor = k ? job->real.inner : job->real.edge;
         number a = bin(row->from, k, factor, k == 0), b = bin(row->from, h - k, factor, k == 0);
         a = (number){a.r * row->scale, a.i * row->scale}, b = (number){b.r * row->scale, b.i * row->scale};
@@ -369,10 +428,15 @@ static int32_t transform(tl_context *ctx, const float *from, float *to, int64_t 
     if (f->in_lanes) {
         const int64_t groups = tl_ceil_div(batch, TL_W), small = 8192 / (n * TL_W);
         job.per_task = small > 1 ? small : 1;
+        const int single = batch <= FEW_ROWS && tl_single_serves(f);
         job.per_worker = (f->n + job.real.bins + tl_fft_lanes_scratch(f)) * (int64_t)sizeof(tl_cvec);
+        if (single) job.per_worker = tl_ceil_div(tl_single_scratch(f), 64) * 64 * (int64_t)sizeof(float);
         bytes = job.per_worker * workers;
         int32_t status = tl_pool_alloc(ctx, (size_t)bytes, (void **)&job.scratch);
-        if (!status) tl_parallel((groups + job.per_task - 1) / job.per_task, lanes_task, &job);
+        if (!status && single)
+            tl_parallel(batch, single_task, &job);
+        else if (!status)
+            tl_parallel((groups + job.per_task - 1) / job.per_task, lanes_task, &job);
         tl_pool_free(ctx, job.scratch);
         tl_fft_put(f);
         return status;

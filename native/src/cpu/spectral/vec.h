@@ -19,14 +19,17 @@
                           6 + m, 22 + m, 7 + m, 23 + m}
 #define TL_EVERY_OTHER(m) {0 + m, 2 + m, 4 + m, 6 + m, 8 + m, 10 + m, 12 + m, 14 + m, 16 + m, 18 + m, 20 + m, 22 + m, \
                            24 + m, 26 + m, 28 + m, 30 + m}
+#define TL_BACKWARDS {15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0}
 #elif defined(__AVX2__)
 #define TL_W 8
 #define TL_INTERLEAVE(m) {0 + m, 8 + m, 1 + m, 9 + m, 2 + m, 10 + m, 3 + m, 11 + m}
 #define TL_EVERY_OTHER(m) {0 + m, 2 + m, 4 + m, 6 + m, 8 + m, 10 + m, 12 + m, 14 + m}
+#define TL_BACKWARDS {7, 6, 5, 4, 3, 2, 1, 0}
 #else
 #define TL_W 4
 #define TL_INTERLEAVE(m) {0 + m, 4 + m, 1 + m, 5 + m}
 #define TL_EVERY_OTHER(m) {0 + m, 2 + m, 4 + m, 6 + m}
+#define TL_BACKWARDS {3, 2, 1, 0}
 #endif
 
 typedef float tl_vec __attribute__((vector_size(4 * TL_W), may_alias));
@@ -81,25 +84,47 @@ TL_INLINE void tl_transpose_square(tl_vec *a)
     }
 }
 
+/* The first n numbers at x, 0 in the other lanes; and those of v to x. */
+#if defined(__AVX512F__)
+TL_INLINE tl_vec tl_read_first(const float *x, int64_t n)
+{
+    return (tl_vec)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), x);
+}
+TL_INLINE void tl_write_first(float *x, tl_vec v, int64_t n)
+{
+    _mm512_mask_storeu_ps(x, (__mmask16)((1u << n) - 1), (__m512)v);
+}
+#else
+TL_INLINE tl_vec tl_read_first(const float *x, int64_t n)
+{
+    tl_vec v = {0};
+    if (n == TL_W) return *(const tl_vec_any *)x;
+    for (int64_t l = 0; l < n; l++)
+        v[l] = x[l];
+    return v;
+}
+TL_INLINE void tl_write_first(float *x, tl_vec v, int64_t n)
+{
+    if (n == TL_W)
+        *(tl_vec_any *)x = v;
+    else
+        for (int64_t l = 0; l < n; l++)
+            x[l] = v[l];
+}
+#endif
+
 /* buffer[c·step] of every lane = row[c], for c < cols; lane l reads the row at x + l·stride. Lanes from `lanes` on get 0. */
 static inline void tl_lanes_in(const float *x, int64_t stride, int64_t lanes, int64_t cols, tl_vec *buffer,
                                int64_t step)
 {
-    int64_t c = 0;
-    if (lanes == TL_W)
-        for (; c + TL_W <= cols; c += TL_W) {
-            tl_vec a[TL_W];
-            for (int l = 0; l < TL_W; l++)
-                a[l] = *(const tl_vec_any *)(x + l * stride + c);
-            tl_transpose_square(a);
-            for (int l = 0; l < TL_W; l++)
-                buffer[(c + l) * step] = a[l];
-        }
-    for (; c < cols; c++) {
-        tl_vec v = {0};
-        for (int64_t l = 0; l < lanes; l++)
-            v[l] = x[l * stride + c];
-        buffer[c * step] = v;
+    for (int64_t c = 0; c < cols; c += TL_W) {
+        const int64_t n = cols - c < TL_W ? cols - c : TL_W;
+        tl_vec a[TL_W];
+        for (int l = 0; l < TL_W; l++)
+            a[l] = l < lanes ? tl_read_first(x + l * stride + c, n) : (tl_vec){0};
+        tl_transpose_square(a);
+        for (int l = 0; l < TL_W; l++)
+            if (l < n) buffer[(c + l) * step] = a[l];
     }
 }
 
@@ -107,19 +132,15 @@ static inline void tl_lanes_in(const float *x, int64_t stride, int64_t lanes, in
 static inline void tl_lanes_out(const tl_vec *buffer, int64_t step, int64_t flip, int64_t lanes, int64_t cols, float *x,
                                 int64_t stride)
 {
-    int64_t c = 0;
-    if (lanes == TL_W)
-        for (; c + TL_W <= cols; c += TL_W) {
-            tl_vec a[TL_W];
-            for (int l = 0; l < TL_W; l++)
-                a[l] = buffer[((c + l) ^ flip) * step];
-            tl_transpose_square(a);
-            for (int l = 0; l < TL_W; l++)
-                *(tl_vec_any *)(x + l * stride + c) = a[l];
-        }
-    for (; c < cols; c++)
-        for (int64_t l = 0; l < lanes; l++)
-            x[l * stride + c] = ((const float *)&buffer[(c ^ flip) * step])[l];
+    for (int64_t c = 0; c < cols; c += TL_W) {
+        const int64_t n = cols - c < TL_W ? cols - c : TL_W;
+        tl_vec a[TL_W];
+        for (int l = 0; l < TL_W; l++)
+            a[l] = l < n ? buffer[((c + l) ^ flip) * step] : (tl_vec){0};
+        tl_transpose_square(a);
+        for (int l = 0; l < TL_W; l++)
+            if (l < lanes) tl_write_first(x + l * stride + c, a[l], n);
+    }
 }
 
 /* A complex vector from `lanes` consecutive complex numbers, parts exchanged with swap. */
@@ -146,4 +167,11 @@ TL_INLINE void tl_complex_out(tl_cvec z, float *x, int64_t lanes, int swap)
         for (int64_t l = 0; l < lanes; l++)
             x[2 * l] = r[l], x[2 * l + 1] = i[l];
     }
+}
+
+/* The lanes in the other order. */
+TL_INLINE tl_cvec tl_backwards(tl_cvec z)
+{
+    const tl_vec_mask mask = TL_BACKWARDS;
+    return (tl_cvec){__builtin_shuffle(z.r, mask), __builtin_shuffle(z.i, mask)};
 }
