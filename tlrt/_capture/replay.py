@@ -134,7 +134,8 @@ def _launch_steady(call: Call, launch: Callable[..., int], graph: Any) -> Runnab
 def _choose_inputs(left: Sequence[tuple[Any, Storage]], run: Sequence[Call]) -> list[tuple[Any, Storage]]:
     """The inputs that a run of calls uses, as many as a graph can fetch."""
     used = {id(s.root) for call in run for s in call.storages}
-    found, size = [], 0
+    found: list[tuple[Any, Storage]] = []
+    size = 0
     for known, storage in left:
         taken = (storage.size + 3) // 4 * 16
         if id(storage.root) in used and len(found) < GRAPH_INPUTS and 0 < taken <= GRAPH_INPUT_BYTES - size:
