@@ -287,7 +287,7 @@ void core_test_captures(void)
         CHECK(ms == 2);
         test_graph();
         test_inputs();
-    test_captures_that_fail();
+        test_captures_that_fail();
         test_capture_without_host_memory();
         test_graph();
         test_no_memory();

@@ -317,12 +317,12 @@ static int32_t on_no_graph(fuzz_run *f, int which)
     const void *handles[] = {NULL, (void *)(uintptr_t)garbage, f->context, fuzz_draw_buffer(f, &want, &n, &place)};
     torchlean_graph *graph = (torchlean_graph *)(uintptr_t)handles[fuzz_below(f, 4)];
     const float value = 0;
-    int32_t status = which == CORE_graph_launch ? torchlean_cuda_graph_launch(graph)
-                     : which == CORE_graph_set
-                         ? torchlean_cuda_graph_set(graph, (uint32_t)fuzz_below(f, 3), fuzz_one_in(f, 5) ? NULL : &value, 1)
-                     : which == CORE_graph_release
-                         ? torchlean_cuda_graph_release(graph)
-                         : torchlean_cuda_graph_nodes(graph, fuzz_one_in(f, 5) ? NULL : &nodes);
+    int32_t status =
+        which == CORE_graph_launch ? torchlean_cuda_graph_launch(graph)
+        : which == CORE_graph_set
+            ? torchlean_cuda_graph_set(graph, (uint32_t)fuzz_below(f, 3), fuzz_one_in(f, 5) ? NULL : &value, 1)
+        : which == CORE_graph_release ? torchlean_cuda_graph_release(graph)
+                                      : torchlean_cuda_graph_nodes(graph, fuzz_one_in(f, 5) ? NULL : &nodes);
     check(f, which, status, 1);
     if (nodes != 77) fuzz_fail(f, fuzz_core_symbols[which], "refused, but the answer is %u", nodes);
     return status;

@@ -76,7 +76,8 @@ int32_t tl_cuda_capture_inputs(struct tl_cuda_state *state, float *const *target
                                uint32_t count, uint32_t *turn);
 /* How many values an input takes; 0 where there is none. */
 uint32_t tl_cuda_graph_input(const struct tl_cuda_graph *graph, uint32_t input);
-int32_t tl_cuda_graph_set(struct tl_cuda_state *state, struct tl_cuda_graph *graph, uint32_t input, const float *values);
+int32_t tl_cuda_graph_set(struct tl_cuda_state *state, struct tl_cuda_graph *graph, uint32_t input,
+                          const float *values);
 int32_t tl_cuda_graph_launch(struct tl_cuda_state *state, struct tl_cuda_graph *graph);
 uint32_t tl_cuda_graph_nodes(const struct tl_cuda_graph *graph);
 void tl_cuda_graph_free(struct tl_cuda_state *state, struct tl_cuda_graph *graph);

@@ -45,7 +45,7 @@ struct tl_capture {
     pthread_t thread; /* the one that captures */
     int32_t broken;   /* a captured call failed in its work */
     int32_t has_inputs;
-    tl_block **held;  /* one reference to each block that the graph uses */
+    tl_block **held; /* one reference to each block that the graph uses */
     uint64_t count, room;
     tl_block *idle[TL_POOL_CLASSES]; /* taken by captured calls and given back: theirs again, nobody else's */
 };

@@ -36,7 +36,8 @@ static int32_t run(tl_task_fn task, tl_map map)
 {
     const int64_t spans = tl_imax(tl_ceil_div(map.n, TL_SPAN), 8);
     const int64_t operands = !!map.a + !!map.b + !!map.c + !!map.y + !!map.z;
-    map.stream = operands * map.n >= 2 * TL_STREAM_FROM && !(map.y && is_input(&map, map.y)) && !(map.z && is_input(&map, map.z));
+    map.stream = operands * map.n >= 2 * TL_STREAM_FROM && !(map.y && is_input(&map, map.y)) &&
+                 !(map.z && is_input(&map, map.z));
     map.span = map.n > TL_SPAN ? tl_ceil_div(tl_ceil_div(map.n, spans), TL_FAR_BLOCK) * TL_FAR_BLOCK : TL_SPAN;
     tl_parallel(tl_ceil_div(map.n, map.span), task, &map);
     return TORCHLEAN_OK;

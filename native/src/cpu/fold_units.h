@@ -282,7 +282,8 @@ static int multiply_group(const fold *a, const group *q, const float *const *uni
 }
 
 /* The elements that do not fill a row of lanes, of all units of a group at once. */
-static void take_rest(const fold *a, enum tl_fold_kind kind, const group *q, const float *const *x, const double *m, double *v)
+static void take_rest(const fold *a, enum tl_fold_kind kind, const group *q, const float *const *x, const double *m,
+                      double *v)
 {
     _Alignas(64) float last[TAKE_WIDTH] = {0};
     _Alignas(64) double with[TAKE_WIDTH];
@@ -299,8 +300,8 @@ static void take_rest(const fold *a, enum tl_fold_kind kind, const group *q, con
 }
 
 /* A group whose elements `x` stand in place, or are packed; `end` gets the units' values, in planes of as many as there are lanes. */
-static void take_group(const fold *a, enum tl_fold_kind kind, const group *q, const float *const *x, const float *packed,
-                       const double *m, double *end)
+static void take_group(const fold *a, enum tl_fold_kind kind, const group *q, const float *const *x,
+                       const float *packed, const double *m, double *end)
 {
     _Alignas(64) double v[TL_FOLD_PLANES * TAKE_WIDTH];
     const int64_t lanes = a->lanes, count = q->count, width = lanes * count, rows = q->n / lanes, rest = q->n % lanes;
@@ -310,8 +311,7 @@ static void take_group(const fold *a, enum tl_fold_kind kind, const group *q, co
         take_units(kind, v, x, m, rows, a->rule);
     else
         take_rows(kind, v, plane, packed, width, m, width, rows, a->rule);
-    if (planes == 1)
-        take_rest(a, kind, q, x, m, v);
+    if (planes == 1) take_rest(a, kind, q, x, m, v);
     for (int64_t g = 0; planes > 1 && rest > 0 && g < count; g++)
         take_rows(kind, v + g * lanes, plane, x[g] + rows * lanes, rest, m + g * lanes, rest, 1, a->rule);
     if (planes == 1 && !tl_fold_is_extreme(kind)) {

@@ -228,7 +228,7 @@ int32_t tl_pool_lanes(tl_context *ctx, const pool_call *f)
     return run(ctx, f, band, cells, 1, forward_task);
 }
 
-int32_t tl_pool_lanes_bwd(tl_context *ctx, const pool_call *f) 
+int32_t tl_pool_lanes_bwd(tl_context *ctx, const pool_call *f)
 {
     return run(ctx, f, f->v.o[0], f->v.plane, 2, gradient_task);
 }

@@ -91,7 +91,8 @@ template <int IN, int OUT, class F> int32_t run(tl_context *ctx, const char *nam
 {
     constexpr int GROUPS = IS_HEAVY<F> ? IN == 1 ? 4 : 2 : 1, PER_BLOCK = THREADS * ELEMENTS;
     if (GROUPS > 1 && m.n >= HEAVY_LEAST)
-        return tl_launch_ahead(ctx, name, map_kernel<IN, OUT, GROUPS, F>, tl_grid(m.n, GROUPS * PER_BLOCK), THREADS, 0, m);
+        return tl_launch_ahead(ctx, name, map_kernel<IN, OUT, GROUPS, F>, tl_grid(m.n, GROUPS * PER_BLOCK), THREADS, 0,
+                               m);
     return tl_launch_ahead(ctx, name, map_kernel<IN, OUT, 1, F>, tl_grid(m.n, PER_BLOCK), THREADS, 0, m);
 }
 
@@ -103,8 +104,9 @@ struct Alike {
 
 } // namespace
 
-TL_HEAVY(gelu) TL_HEAVY(gelu_bwd) TL_HEAVY(gelu_erf) TL_HEAVY(gelu_erf_bwd) TL_HEAVY(log) TL_HEAVY(log1p) TL_HEAVY(pow)
-TL_HEAVY(pow_scalar) TL_HEAVY(softplus) TL_HEAVY(silu) TL_HEAVY(silu_bwd) TL_HEAVY(elu) TL_HEAVY(sin) TL_HEAVY(cos)
+TL_HEAVY(gelu)
+TL_HEAVY(gelu_bwd) TL_HEAVY(gelu_erf) TL_HEAVY(gelu_erf_bwd) TL_HEAVY(log) TL_HEAVY(log1p) TL_HEAVY(pow)
+    TL_HEAVY(pow_scalar) TL_HEAVY(softplus) TL_HEAVY(silu) TL_HEAVY(silu_bwd) TL_HEAVY(elu) TL_HEAVY(sin) TL_HEAVY(cos)
 
 /* The expressions' vocabulary. */
 #define A (x[0])

@@ -36,8 +36,7 @@ template <class Loss> struct term {
 /* A thread owns four consecutive elements. */
 template <class Loss>
 __global__ void __launch_bounds__(THREADS)
-    pair_grad(const float *a, const float *b, const float *g, int64_t n,
-              int64_t count, float *ga, float *gb)
+    pair_grad(const float *a, const float *b, const float *g, int64_t n, int64_t count, float *ga, float *gb)
 {
     tl_wait_for_earlier();
     const int64_t i = 4 * ((int64_t)blockIdx.x * THREADS + threadIdx.x);
@@ -249,8 +248,8 @@ int32_t tl_cuda_bce_with_logits(tl_context *ctx, const float *x, const float *ta
 int32_t tl_cuda_bce_with_logits_bwd(tl_context *ctx, const float *x, const float *target, const float *g, int64_t n,
                                     int64_t mean, float *gx, float *gtarget)
 {
-    return tl_launch_ahead(ctx, "bce_with_logits_bwd", pair_grad<binary_entropy>, tl_grid(n, 4 * THREADS), THREADS, 0, x,
-                           target, g, n, mean ? n : (int64_t)1, gx, gtarget);
+    return tl_launch_ahead(ctx, "bce_with_logits_bwd", pair_grad<binary_entropy>, tl_grid(n, 4 * THREADS), THREADS, 0,
+                           x, target, g, n, mean ? n : (int64_t)1, gx, gtarget);
 }
 
 int32_t tl_cuda_cross_entropy(tl_context *ctx, const float *logits, const uint32_t *labels, int64_t rows, int64_t cols,

@@ -16,7 +16,8 @@ constexpr int THREADS = 128, ELEMENTS = 4, GROUPS = 2;
  * part of the upper word. The products are taken modulo 2^64, whose terms may be added in any order: the upper words are sums of
  * 32-bit products. */
 struct Words {
-    static constexpr uint32_t FIRST = 0x1ce4e5b9u, FIRST_HIGH = 0xbf58476du, SECOND = 0x133111ebu, SECOND_HIGH = 0x94d049bbu;
+    static constexpr uint32_t FIRST = 0x1ce4e5b9u, FIRST_HIGH = 0xbf58476du, SECOND = 0x133111ebu,
+                              SECOND_HIGH = 0x94d049bbu;
     uint64_t x;
     uint32_t shifted, upper;
     bool alike; /* as said, for `count` words */
@@ -74,7 +75,10 @@ struct Normal {
     static constexpr int WORDS = 2;
     uint64_t stream;
     float mean, std;
-    __device__ float operator()(const uint32_t *bits) const { return tl_normal_of(bits[0] >> 8, bits[1] >> 8, mean, std); }
+    __device__ float operator()(const uint32_t *bits) const
+    {
+        return tl_normal_of(bits[0] >> 8, bits[1] >> 8, mean, std);
+    }
 };
 
 template <class Draw> __global__ void __launch_bounds__(THREADS) draw_kernel(Draw draw, int64_t n, float *out)

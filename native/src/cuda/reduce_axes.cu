@@ -24,8 +24,8 @@ int32_t run_extreme(tl_context *ctx, const tl_fold_plan &p, float *out)
     return (least ? tl_cuda_column_minima : tl_cuda_column_maxima)(ctx, p.x, f.outer, f.length, f.inner, out);
 }
 
-tl_fold_plan plan_of(const char *name, tl_fold_kind kind, const float *x, const tl_dims *dims, int64_t axes, double p = 0.0,
-             int64_t root = 0)
+tl_fold_plan plan_of(const char *name, tl_fold_kind kind, const float *x, const tl_dims *dims, int64_t axes,
+                     double p = 0.0, int64_t root = 0)
 {
     tl_fold_plan plan = {name, kind, tl_fold_of(dims->rank, dims->d, axes), {}, x, nullptr, nullptr};
     plan.rule = {plan.f.length, p, (int32_t)root};
@@ -97,8 +97,8 @@ auto spread_of(tl_fold_kind kind) -> void (*)(Spread)
 }
 
 /* gx of the kind `slope`, from the fold p (not run where its values are not read) and the results. */
-int32_t run_spread(tl_context *ctx, const tl_fold_plan &p, bool folds, tl_fold_kind slope, const float *out, const float *g,
-                   float *gx)
+int32_t run_spread(tl_context *ctx, const tl_fold_plan &p, bool folds, tl_fold_kind slope, const float *out,
+                   const float *g, float *gx)
 {
     const int64_t results = p.results(), n = results * p.f.length;
     if (n == 0) return TORCHLEAN_OK;

@@ -135,8 +135,8 @@ template <> int32_t launch<float>(tl_context *ctx, const Cumsum<float> &a)
 {
     const dim3 block(COLUMNS, (unsigned)tl_imin(CHUNK, tl_ceil_div(a.length, CHUNK)));
     if (a.inner > 1) return tl_launch(ctx, "cumsum", cumsum_columns<float>, (unsigned)(a.units * a.blocks), block, a);
-    return tl_launch_dynamic(ctx, "cumsum", cumsum_rows<false>, tl_grid(a.units, WARPS), 32 * WARPS,
-                             WARPS * TILE_BYTES, a);
+    return tl_launch_dynamic(ctx, "cumsum", cumsum_rows<false>, tl_grid(a.units, WARPS), 32 * WARPS, WARPS * TILE_BYTES,
+                             a);
 }
 
 template <class T>

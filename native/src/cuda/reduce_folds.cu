@@ -120,7 +120,8 @@ __device__ __forceinline__ void take_all(tl_folded &f, const float (&y)[N], int 
     } else if constexpr (KIND == TL_FOLD_PRODUCT) {
         multiply(y, &f.v, &f.e, &f.zeros);
     } else {
-        constexpr bool NOTHING = KIND == TL_FOLD_SUM || KIND == TL_FOLD_ABS || KIND == TL_FOLD_SQUARE; /* is that of 0 */
+        constexpr bool NOTHING = KIND == TL_FOLD_SUM || KIND == TL_FOLD_ABS ||
+                                 KIND == TL_FOLD_SQUARE; /* is that of 0 */
         TL_UNROLL_FOR (int i = 0; i < N; i++) {
             const double d = tl_fold_value(KIND, y[i], m, rule);
             f.v += NOTHING || i < count ? d : 0.0;
@@ -147,7 +148,8 @@ struct Fold {
     float *out;
     Axes kept, reduced;
     int64_t results, length, inner, units;
-    tl_fastdiv segments, tiles; /* segments of a result; 1 where a team takes all `together` of them, one after the other */
+    tl_fastdiv segments,
+        tiles; /* segments of a result; 1 where a team takes all `together` of them, one after the other */
     int lanes, columns, together;
     tl_fold_rule rule;
 };
@@ -302,7 +304,7 @@ struct Rows {
 
 /* A thread's row, as its team sees it. */
 struct Row {
-    int64_t index, result, begin; /* begin: its first element or value within the result */
+    int64_t index, result, begin;        /* begin: its first element or value within the result */
     int length, segments, segment, lane; /* segment: the team's first */
     int first;                           /* where the row's values lie in shared memory */
 };
@@ -366,7 +368,7 @@ __device__ __forceinline__ tl_folded fold_segment(const Rows &a, const Row &row,
         const int count = (n - row.lane + LANES - 1) / LANES;
         if (load)
             load_lane<KIND, REDUCED, true>(y, a.x + offset_of(a.kept, (uint32_t)row.result), a.reduced,
-                                     (uint32_t)begin + row.lane, LANES, count);
+                                           (uint32_t)begin + row.lane, LANES, count);
         tl_folded sum = {0.0, 0.0, 0.0};
         if constexpr (KIND == TL_FOLD_DEVIATION) {
             keep_floats(y);
@@ -447,8 +449,8 @@ template <int REDUCED, bool CENTRED> auto rows_kernel_of(tl_fold_kind kind) -> v
     case TL_FOLD_ABS: return rows_kernel<TL_FOLD_ABS, TL_FOLD_ABS, REDUCED>;
     case TL_FOLD_SQUARE: return rows_kernel<TL_FOLD_SQUARE, TL_FOLD_SQUARE, REDUCED>;
     case TL_FOLD_DEVIATION: return rows_kernel<TL_FOLD_DEVIATION, TL_FOLD_DEVIATION, REDUCED>;
-    case TL_FOLD_EXP: return rows_kernel<TL_FOLD_EXP, CENTRED ? TL_FOLD_MAX : TL_FOLD_EXP, REDUCED>;
-    case TL_FOLD_POWER: return rows_kernel<TL_FOLD_POWER, CENTRED ? TL_FOLD_LARGEST : TL_FOLD_POWER, REDUCED>;
+    case TL_FOLD_EXP: return rows_kernel < TL_FOLD_EXP, CENTRED ? TL_FOLD_MAX : TL_FOLD_EXP, REDUCED > ;
+    case TL_FOLD_POWER: return rows_kernel < TL_FOLD_POWER, CENTRED ? TL_FOLD_LARGEST : TL_FOLD_POWER, REDUCED > ;
     case TL_FOLD_EQUAL: return rows_kernel<TL_FOLD_EQUAL, TL_FOLD_EQUAL, REDUCED>;
     case TL_FOLD_MAX: return rows_kernel<TL_FOLD_MAX, TL_FOLD_MAX, REDUCED>;
     case TL_FOLD_MIN: return rows_kernel<TL_FOLD_MIN, TL_FOLD_MIN, REDUCED>;
@@ -523,7 +525,7 @@ int32_t run_segments(tl_context *ctx, const tl_fold_plan &p, int64_t left, doubl
     a.segments = tl_fastdiv((uint64_t)left), a.tiles = tl_fastdiv((uint64_t)tiles);
     a.together = left > 1 ? 1 : (int)tl_imax(1, tl_ceil_div(a.length, SEGMENT));
     a.units = a.results / a.inner * tiles * left;
-    const auto kernel = a.reduced.count != 1         ? fold_kernel_of<0, PER_LANE>(p.kind)
+    const auto kernel = a.reduced.count != 1       ? fold_kernel_of<0, PER_LANE>(p.kind)
                         : a.length <= 16 * a.lanes ? fold_kernel_of<1, 16>(p.kind)
                                                    : fold_kernel_of<1, PER_LANE>(p.kind);
     return tl_launch(ctx, p.name, kernel, tl_grid(a.units, THREADS / (a.lanes * a.columns)), THREADS, a);

@@ -108,10 +108,7 @@ TL_HD float tl_gelu_erf_slope(float a, int32_t negative, int32_t deep, float g)
 }
 
 /* For TL_GELU_ERF_DEEP <= x and a finite g. */
-TL_HD float tl_gelu_erf_bwd(float x, float g)
-{
-    return tl_gelu_erf_slope(tl_at_most(fabsf(x), 11.0f), x < 0.0f, 0, g);
-}
+TL_HD float tl_gelu_erf_bwd(float x, float g) { return tl_gelu_erf_slope(tl_at_most(fabsf(x), 11.0f), x < 0.0f, 0, g); }
 
 /* For the others: an infinite g takes the sign of the slope, which is positive above -c. */
 TL_HD float tl_deep_gelu_erf_bwd(float x, float g)

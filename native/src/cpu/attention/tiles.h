@@ -32,7 +32,7 @@ typedef struct problem {
     geometry of;
     int64_t owned, others, tiles; /* rows that tasks own, rows of the other side and their tiles */
     uint8_t *finite[2]; /* of the other side's arrays, per tile: no infinity, no NaN; where anything may be blocked */
-    float *work;                  /* per worker */
+    float *work;        /* per worker */
     int64_t work_size;
 } problem;
 

@@ -53,8 +53,8 @@ static int32_t product(tl_context *ctx, const tl_conv_shape *s, int spreads, int
             views[i] = tl_conv_view(&gather, batch, groups, channels, rows, source);
             views[i].segment = reproducible ? tl_chain_segment(terms) : few ? terms : TL_GEMM_KC;
         }
-        status = (reproducible ? tl_conv_product_f64 : tl_conv_product_f32)(
-            ctx, views, count, groups, w, group_stride, row_stride, channel_stride, bias, target);
+        status = (reproducible ? tl_conv_product_f64 : tl_conv_product_f32)(ctx, views, count, groups, w, group_stride,
+                                                                            row_stride, channel_stride, bias, target);
     }
     return status;
 }
@@ -109,7 +109,7 @@ static int32_t weights(tl_context *ctx, const tl_conv_shape *s, int64_t batch, i
     if (tl_is_reproducible(ctx)) return tl_conv_weights_reproducible(ctx, &v, groups, small, gw);
     if (!are_few(groups, channels, rows)) return tl_conv_weights(ctx, &v, groups, small, gw);
     return (tl_conv_lanes_weigh_groups(&v, groups) ? tl_conv_groups_weights : tl_conv_direct_weights)(ctx, &v, groups,
-                                                                                                    small, gw);
+                                                                                                      small, gw);
 }
 
 /* gb[o] = sum over n and j of g[n,o,j]. */

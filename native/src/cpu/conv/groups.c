@@ -95,9 +95,9 @@ typedef void (*add_fn)(const job_t *, const float *, const float *, const float 
     {                                                                                                                  \
         add_terms(V, S, job, w, bias, x, sums);                                                                        \
     }
-ADD(1, 0) ADD(2, 0) ADD(3, 0) ADD(4, 0) ADD(1, 1) ADD(2, 1) ADD(3, 1) ADD(4, 1)
-static const add_fn add_functions[2][VECTORS] = {{add_1_0, add_2_0, add_3_0, add_4_0},
-                                                 {add_1_1, add_2_1, add_3_1, add_4_1}};
+ADD(1, 0)
+ADD(2, 0) ADD(3, 0) ADD(4, 0) ADD(1, 1) ADD(2, 1) ADD(3, 1) ADD(4, 1) static const add_fn add_functions[2][VECTORS] = {
+    {add_1_0, add_2_0, add_3_0, add_4_0}, {add_1_1, add_2_1, add_3_1, add_4_1}};
 
 /* The first plane of vector u of a block, and its lanes. */
 static int64_t planes_at(const job_t *job, int64_t block, int64_t u, int64_t *lanes, int64_t *chunk)
@@ -219,8 +219,7 @@ int32_t tl_conv_groups_product(tl_context *ctx, const tl_conv_shape *s, int spre
     job.weights_apart = (whole(weights) + 1) * LANES;
     job.vectors = tl_imin(tl_imax(HELD / (job.cells_apart + job.sums_apart), 1), VECTORS);
     job.vectors = tl_imin(job.vectors, job.sets > 1 ? job.sets : job.chunks);
-    job.blocks = job.sets > 1 ? job.chunks * tl_ceil_div(job.sets, job.vectors)
-                              : tl_ceil_div(job.chunks, job.vectors);
+    job.blocks = job.sets > 1 ? job.chunks * tl_ceil_div(job.sets, job.vectors) : tl_ceil_div(job.chunks, job.vectors);
     int64_t terms = 0;
     for (int64_t phase = 0; phase < phases; phase++) {
         const tl_conv_gather gather = spread ? tl_conv_spread(s, phase) : tl_conv_correlate(s);

@@ -166,8 +166,9 @@ int32_t tl_conv_groups_weights(tl_context *ctx, const conv_view *v, int64_t grou
     job.worker_floats = job.plane_floats + job.cells_floats + job.sums_floats;
     const int64_t chunks = tl_ceil_div(groups, LANES), workers = chunks == 1 ? 1 : tl_workers();
     void *memory;
-    const int32_t status = tl_pool_alloc(ctx, sizeof(float) * (size_t)(workers * job.worker_floats) +
-                                         sizeof(int64_t) * (size_t)(2 * job.lines + taps), &memory);
+    const int32_t status = tl_pool_alloc(
+        ctx, sizeof(float) * (size_t)(workers * job.worker_floats) + sizeof(int64_t) * (size_t)(2 * job.lines + taps),
+        &memory);
     if (status) return status;
     job.scratch = memory;
     int64_t *const lines = (int64_t *)(job.scratch + workers * job.worker_floats);

@@ -55,9 +55,9 @@ typedef struct {
     const float *w, *bias;
     float *target;
     int64_t group_stride, row_stride, channel_stride, groups, segment;
-    int64_t inner, kernel_size;       /* terms that are left, kernel offsets */
-    int64_t packed_terms;             /* of a row: `inner`, or where lanes are rows those of the whole kernel */
-    int lanes_are_rows, skips;        /* skips: terms are left out */
+    int64_t inner, kernel_size; /* terms that are left, kernel offsets */
+    int64_t packed_terms;       /* of a row: `inner`, or where lanes are rows those of the whole kernel */
+    int lanes_are_rows, skips;  /* skips: terms are left out */
     const conv_block *blocks;
     int64_t block_count, block_channels; /* channels of a block, at most */
     conv_lists lists;
@@ -424,8 +424,9 @@ static int32_t FN(multiply_gather)(tl_context *ctx, FN(job) job, const conv_view
     job.inner = v.channels * g->taps_size;
     const int64_t most_blocks = tl_ceil_div(v.channels * full->gather.taps_size, KC), taps = g->taps_size;
     void *memory, *more = NULL;
-    int32_t status = tl_pool_alloc(ctx, sizeof(conv_block) * (size_t)most_blocks +
-                                   sizeof(int32_t) * (size_t)(count_ids(g, job.x) + 3 * taps), &memory);
+    int32_t status = tl_pool_alloc(
+        ctx, sizeof(conv_block) * (size_t)most_blocks + sizeof(int32_t) * (size_t)(count_ids(g, job.x) + 3 * taps),
+        &memory);
     if (status) return status;
     conv_block *const blocks = memory;
     int32_t *const number = (int32_t *)(blocks + most_blocks), *const ids = number + 3 * taps;
@@ -446,9 +447,11 @@ static int32_t FN(multiply_gather)(tl_context *ctx, FN(job) job, const conv_view
     const int have = lists && *packed;
     if (lists && !have) status = tl_pool_alloc(ctx, (size_t)weights * sizeof(REAL), packed);
     if (!status)
-        status = tl_pool_alloc(ctx, (size_t)(own + workers * job.worker_elements) * sizeof(REAL) +
-                               (size_t)(lists * job.inner) * sizeof(conv_term) +
-                               (size_t)(offsets + lists * (job.block_count + 1)) * sizeof(int32_t), &more);
+        status = tl_pool_alloc(ctx,
+                               (size_t)(own + workers * job.worker_elements) * sizeof(REAL) +
+                                   (size_t)(lists * job.inner) * sizeof(conv_term) +
+                                   (size_t)(offsets + lists * (job.block_count + 1)) * sizeof(int32_t),
+                               &more);
     if (status) goto end;
     job.scratch = more;
     REAL *const end_of_scratch = job.scratch + workers * job.worker_elements;

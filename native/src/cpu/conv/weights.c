@@ -27,7 +27,7 @@ enum {
     TILE_ROWS = 256,
     TILE_COLUMNS = 256,
     TILE_POSITIONS = 256,
-    LINES = 4, /* vectors of taps at a time */
+    LINES = 4,      /* vectors of taps at a time */
     LEAST_ROWS = 4, /* rows that are worth lanes, where gathering is the other way */
     MANY_TASKS = 8,
     GATHERED = KC * NR + 16

@@ -312,7 +312,7 @@ static void FN(multiply_rows)(const FN(job) * job, int64_t group, int64_t row0, 
                     const FN(link) l = FN(next_link)(job, from, to, k, end);
                     REAL *const own = sum + (l.apart ? parts : 0);
                     FN(terms_kernels)
-                    [h][width / VL - 1](l.next - k, packed + (k - q) * width, box, job->offsets + skip + (k - q), tap,
+                    [h][width / VL - 1](l.next - k, packed + (k - q) *width, box, job->offsets + skip + (k - q), tap,
                                         own, l.mode);
                     for (int64_t x = 0; l.apart && l.ends && x < h * width; x++)
                         sum[x] += own[x];

@@ -138,8 +138,8 @@ static void destroy(tl_fft *f)
     if (!f) return;
     destroy(f->first);
     destroy(f->second);
-    void *owned[] = {f->twiddle,      f->across,     f->real,          f->chirp,       f->kernel,
-                     f->roots.coarse, f->roots.fine, f->packed.coarse, f->packed.fine, f->lane_roots, f->turns};
+    void *owned[] = {f->twiddle,    f->across,        f->real,        f->chirp,      f->kernel, f->roots.coarse,
+                     f->roots.fine, f->packed.coarse, f->packed.fine, f->lane_roots, f->turns};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         free(owned[i]);
     free(f);

@@ -203,8 +203,8 @@ static void single_task(void *arg, int64_t row, int32_t worker)
     const float *from = job->from + row * (job->inverse ? packed : n);
     float *to = job->to + row * (job->inverse ? n : packed);
     float *scratch = (float *)(job->scratch + worker * job->per_worker);
-    int (*const run)(const tl_real *, const float *, float *, float *, float, float) =
-        job->inverse ? tl_single_inverse : tl_single_forward;
+    int (*const run)(const tl_real *, const float *, float *, float *, float, float) = job->inverse ? tl_single_inverse
+                                                                                                    : tl_single_forward;
     if (!run(&job->real, from, to, scratch, 1.0f, 1.0f) && row_is_finite(job, from))
         run(&job->real, from, to, scratch, DOWN, UP);
 }

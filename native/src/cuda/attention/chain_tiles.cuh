@@ -32,7 +32,7 @@ struct Args : Geometry {
     const float *Q, *K, *V, *out, *g;
     float *result, *gQ, *gK, *gV;
     double *reference, *inverse, *dot; /* of every query: of its weights, 1/Σ of them, D */
-    int64_t segment; /* of the sums of a pass */
+    int64_t segment;                   /* of the sums of a pass */
     /* Where there are several segments. Where they are one block's work: SUMS of every thread for each array that is
      * summed. Where each is a block's (blockIdx.z): of every row of every segment the sums of each array, and of the
      * pass over queries what Softmax::keep_part leaves, `pitch` in all. */

@@ -17,7 +17,7 @@ namespace few {
 
 constexpr const char *NAME = "attention_few_rows";
 constexpr int THREADS = 128, SUBS = 8, SPLIT = 256, ROWS_MOST = 16, WARPS = THREADS / 32;
-constexpr int64_t WIDTH_MOST = 1024; /* of Q's rows, which lie in shared memory */
+constexpr int64_t WIDTH_MOST = 1024;                    /* of Q's rows, which lie in shared memory */
 constexpr int64_t WIDE_LEAST = 129, ROWS_OF_WIDE = 128; /* of rows of so many elements so many are few */
 
 struct Args : Geometry {

@@ -29,7 +29,7 @@ struct Args : Geometry {
     bool wide_d, wide_v;
     const uint8_t *finite_k, *finite_v, *finite_q, *finite_g; /* per GRANULE rows, where limited */
     uint32_t blocks;                                          /* of a member */
-    int64_t part; /* terms of a block's sums */
+    int64_t part;                                             /* terms of a block's sums */
     float *parts; /* of every row of every part of the queries d sums, the greatest score and the sum of weights */
 };
 

@@ -18,22 +18,22 @@
 namespace {
 
 constexpr int AXES = 3, WARPS = 8, THREADS = 32 * WARPS;
-constexpr int ROOM = 192;             /* weights (of R rows) that a warp has in shared memory, or all of a channel */
-constexpr int AT_ONCE = 16;           /* sums of a thread that groups exchange at a time */
-constexpr int64_t TAPS_MOST = 256;    /* 4 KiB of them for each warp */
+constexpr int ROOM = 192;          /* weights (of R rows) that a warp has in shared memory, or all of a channel */
+constexpr int AT_ONCE = 16;        /* sums of a thread that groups exchange at a time */
+constexpr int64_t TAPS_MOST = 256; /* 4 KiB of them for each warp */
 constexpr int64_t EXTENT_MOST = INT64_C(1) << 28;
-constexpr int64_t ROWS_FEW = 4;       /* served whatever the work: more than half of a tile of 16 rows would be empty */
+constexpr int64_t ROWS_FEW = 4; /* served whatever the work: more than half of a tile of 16 rows would be empty */
 constexpr int64_t ROWS_MOST = 16, WORK_MOST = INT64_C(1) << 26; /* and with more rows; multiply-adds of an image */
 constexpr int64_t CHANNELS_FEW = 8, TERMS_FEW = 63; /* and with any rows; of an element, for a tensor core */
-constexpr int64_t GROUP_LEAST = 4;    /* channels of a group */
+constexpr int64_t GROUP_LEAST = 4;                  /* channels of a group */
 static_assert(32 * AT_ONCE * sizeof(float) <= ROOM * sizeof(float4), "sums take the place of weights");
 
 struct Job {
     const float *small, *w, *bias;
     float *large;
     uint32_t channels, rows, items, small_size, large_size, taps;
-    uint64_t w_channel, w_row; /* strides of w */
-    int64_t w_first, w_step;   /* the element of kernel offset 0, and the way to the next */
+    uint64_t w_channel, w_row;       /* strides of w */
+    int64_t w_first, w_step;         /* the element of kernel offset 0, and the way to the next */
     uint32_t groups, group_channels; /* a power of two; channels of each, the last may have fewer */
     uint32_t room, chunk;            /* float4 of a warp in shared memory, and the channels whose weights they hold */
     int32_t in[AXES], out[AXES], kernel[AXES], padding[AXES], first[AXES]; /* least j */
@@ -275,8 +275,8 @@ bool tl_cuda_conv_direct_serves(const tl_conv_shape &s, bool spread, int64_t bat
     /* as the order of additions is another than that of conv/mma_product.cu, the batch has no say */
     if (spread) {
         const double work = (double)s.out_size * (double)(channels * rows * s.taps);
-        return runs(s, batch, rows) && (rows <= ROWS_FEW || (rows <= ROWS_MOST && work <= (double)WORK_MOST) ||
-                                        few_terms(s, channels));
+        return runs(s, batch, rows) &&
+               (rows <= ROWS_FEW || (rows <= ROWS_MOST && work <= (double)WORK_MOST) || few_terms(s, channels));
     }
     for (int d = 0; d < s.rank; d++)
         if (s.stride[d] > 1) return false;

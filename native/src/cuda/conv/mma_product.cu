@@ -23,7 +23,7 @@ using namespace tl_conv;
 namespace {
 
 constexpr int64_t PHASES_AT_ONCE = 256;
-constexpr int PHASES_PASSED = 8; /* that the host works out: 2 x 2 x 2 strides */
+constexpr int PHASES_PASSED = 8;                   /* that the host works out: 2 x 2 x 2 strides */
 constexpr int64_t SCRATCH_MOST = INT64_C(1) << 26; /* floats of separately kept blocks: 256 MiB */
 /* Tiles of one image below which K is divided into blocks, a constant because blocks are part of the result (the
  * multiprocessors of an H100), and columns that a block has at least. */

@@ -273,8 +273,8 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS)
 /* A thread owns an element of a result, and adds up its segments. */
 template <class P>
 __global__ void __launch_bounds__(256)
-    tl_chain_add_kernel(const double *parts, const __grid_constant__ P problem, tl_fastdiv plane,
-                        tl_fastdiv cols, uint32_t segments, int64_t total)
+    tl_chain_add_kernel(const double *parts, const __grid_constant__ P problem, tl_fastdiv plane, tl_fastdiv cols,
+                        uint32_t segments, int64_t total)
 {
     tl_wait_for_earlier();
     const int64_t cell = (int64_t)blockIdx.x * 256 + threadIdx.x;

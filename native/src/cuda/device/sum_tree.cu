@@ -253,9 +253,7 @@ struct column_shape {
 /* A block of (TX, 4, TZ) threads owns TX·WIDTH columns of TZ units, a unit being one chunk of one slice. Thread (tx, c,
  * z) owns chain c of its columns in unit z; neighbouring tx are neighbouring columns, so a row of the tile is one
  * contiguous read, and blocks that run at the same time lie side by side. The four chains meet in shared memory. */
-template <class C>
-__global__ void __launch_bounds__(256, 4)
-    columns(const float *x, column_shape shape, float *out)
+template <class C> __global__ void __launch_bounds__(256, 4) columns(const float *x, column_shape shape, float *out)
 {
     __shared__ typename C::type shared[256];
     tl_wait_for_earlier(shape.order);
@@ -280,9 +278,7 @@ __global__ void __launch_bounds__(256, 4)
  * memory: both levels of the tree in one launch. */
 constexpr int WHOLE_CHUNKS = 32, WHOLE_TX = 8;
 
-template <class C>
-__global__ void __launch_bounds__(256)
-    whole_columns(const float *x, column_shape shape, float *out)
+template <class C> __global__ void __launch_bounds__(256) whole_columns(const float *x, column_shape shape, float *out)
 {
     __shared__ typename C::type shared[256], sums[WHOLE_CHUNKS * WHOLE_TX];
     tl_wait_for_earlier(shape.order);
@@ -353,9 +349,13 @@ int32_t reduce_columns(tl_context *ctx, const float *x, int64_t outer, int64_t r
     const bool last = chunks == 1 || (chunks <= WHOLE_CHUNKS && outer * rows * cols <= SMALL);
     tl_scratch<float> partial(ctx);
     if (!last) TL_TRY(partial.allocate(outer * chunks * cols));
-    const column_shape shape = {
-        rows, cols, (uint32_t)(outer * chunks), tl_fastdiv((uint64_t)chunks), tl_fastdiv(1), last ? count : 0,
-        last ? order : TL_AFTER};
+    const column_shape shape = {rows,
+                                cols,
+                                (uint32_t)(outer * chunks),
+                                tl_fastdiv((uint64_t)chunks),
+                                tl_fastdiv(1),
+                                last ? count : 0,
+                                last ? order : TL_AFTER};
     const bool by_four = cols % 4 == 0 && tl_aligned4(x) && tl_aligned4(out);
     const auto launch = by_four ? launch_columns<unit<Op, true>> : launch_columns<unit<Op, false>>;
     TL_TRY(launch(ctx, x, outer, shape, last ? out : (float *)partial, last && chunks > 1));

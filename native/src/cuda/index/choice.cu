@@ -13,12 +13,12 @@ constexpr int THREADS = 256;
 
 /* ---- argmax and argmin --------------------------------------------------------------------------------------------- */
 
-constexpr int64_t SHORT_ROW = 1024;            /* elements for one warp */
-constexpr int64_t SHORT_COLUMN = 32;           /* for one thread */
-constexpr uint32_t MOST_COLUMNS = 32;          /* of a block: 128 neighbouring bytes */
-constexpr int64_t ENOUGH = 64, LEAST = 16;     /* elements of a thread that are worth parts of the axis; of a part */
-constexpr int64_t LARGE = (int64_t)1 << 24;    /* elements that take several blocks' time anyway */
-constexpr int64_t WAVE = 8, WAVES = 4;         /* blocks that a multiprocessor holds; how often, so that the last are few */
+constexpr int64_t SHORT_ROW = 1024;         /* elements for one warp */
+constexpr int64_t SHORT_COLUMN = 32;        /* for one thread */
+constexpr uint32_t MOST_COLUMNS = 32;       /* of a block: 128 neighbouring bytes */
+constexpr int64_t ENOUGH = 64, LEAST = 16;  /* elements of a thread that are worth parts of the axis; of a part */
+constexpr int64_t LARGE = (int64_t)1 << 24; /* elements that take several blocks' time anyway */
+constexpr int64_t WAVE = 8, WAVES = 4; /* blocks that a multiprocessor holds; how often, so that the last are few */
 constexpr int64_t MOST_PARTS = 1024;
 
 struct arg_axis {
@@ -87,8 +87,7 @@ __global__ void __launch_bounds__(THREADS) columns_kernel(arg_axis a, uint32_t c
             TL_UNROLL_FOR (int u = 0; u < 8; u++)
                 if (i + u * deep < to) v[u] = x[u * step];
             TL_UNROLL_FOR (int u = 0; u < 8; u++)
-                if (i + u * deep < to)
-                    best = max(best, (rank_t)tl_rank(v[u], (uint32_t)(i + u * deep), a.smallest, 1));
+                if (i + u * deep < to) best = max(best, (rank_t)tl_rank(v[u], (uint32_t)(i + u * deep), a.smallest, 1));
         }
     }
     ranks[threadIdx.x] = best;

@@ -152,8 +152,8 @@ __global__ void __launch_bounds__(THREADS)
     places[t] = index < indices.n ? (o * indices.n + index) * indices.inner.divisor + c : UINT32_MAX;
 }
 
-constexpr int64_t FEW_VALUES = 256; /* to add one after the other; also few beside n, as sorting costs memory for n */
-constexpr int64_t WHOLE_ROW = 32;   /* elements of a row that share an index: those from here on move as one */
+constexpr int64_t FEW_VALUES = 256;   /* to add one after the other; also few beside n, as sorting costs memory for n */
+constexpr int64_t WHOLE_ROW = 32;     /* elements of a row that share an index: those from here on move as one */
 constexpr int64_t LARGE_ARRAY = 1024; /* elements worth a block */
 
 int32_t add_along(tl_context *ctx, const char *name, const float *base, const float *values, const uint32_t *indices,

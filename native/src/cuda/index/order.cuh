@@ -107,7 +107,8 @@ template <int RUN> __device__ __forceinline__ float tl_add_chunk(float s, const 
         const uint32_t even_to_odd = __ballot_sync(~0u, step_even & 1), odd_to_odd = __ballot_sync(~0u, ~step_odd & 1);
         for (int round = 0; round < TL_ROUNDS && done < 32; round++) {
             const uint32_t origin = tl_ordinal(s);
-            uint32_t between = (~0u << done) & ((1u << lane) - 1), parity = origin & 1; /* lanes from `done` to this one */
+            uint32_t between = (~0u << done) & ((1u << lane) - 1),
+                     parity = origin & 1;                                 /* lanes from `done` to this one */
             const uint32_t fixed = ~(even_to_odd ^ odd_to_odd) & between; /* that end the same after both */
             if (fixed) {
                 const int last = 31 - __clz((int)fixed);
@@ -125,8 +126,8 @@ template <int RUN> __device__ __forceinline__ float tl_add_chunk(float s, const 
             float sum = lane <= done ? s : tl_of_ordinal(start);
             TL_UNROLL_FOR (int i = 0; i < RUN; i++)
                 sum += v[i];
-            const uint32_t wrong = __ballot_sync(
-                ~0u, lane >= done && __float_as_uint(sum) != __float_as_uint(tl_of_ordinal(end)));
+            const uint32_t wrong =
+                __ballot_sync(~0u, lane >= done && __float_as_uint(sum) != __float_as_uint(tl_of_ordinal(end)));
             const int last = wrong ? __ffs((int)wrong) - 1 : 31;
             s = __shfl_sync(~0u, sum, last);
             done = last + 1;
@@ -205,8 +206,7 @@ __device__ __forceinline__ float tl_add_run(const tl_hits &h, uint32_t first, ui
 /* A group is 128 columns from `first` on, four per lane: consecutive ones and one 16-byte access where rows are
  * aligned (VECTORS), else 32 apart, so that a warp's accesses stay contiguous. Columns past the row read as 0 and
  * are not written. */
-template <bool VECTORS>
-__device__ __forceinline__ float4 tl_load_group(const float *row, uint32_t first, uint32_t cols)
+template <bool VECTORS> __device__ __forceinline__ float4 tl_load_group(const float *row, uint32_t first, uint32_t cols)
 {
     const uint32_t lane = threadIdx.x % 32;
     float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);

@@ -25,7 +25,7 @@ namespace {
 constexpr int THREADS = 256;
 constexpr uint32_t MANY = 32, LONG = 256; /* longer runs are left to a warp for 32 columns, or for each column */
 constexpr int64_t TILED_WIDE = 4096, TILED_VALUES = (int64_t)1 << 22; /* hits, and values, of tiles of wide rows */
-constexpr int LEFT = 16;                  /* left[0] runs from left[LEFT] on, left[1] long ones from the end back */
+constexpr int LEFT = 16; /* left[0] runs from left[LEFT] on, left[1] long ones from the end back */
 
 struct Scatter {
     const float *base; /* NULL for a sum that starts from +0 */
@@ -153,7 +153,8 @@ __global__ void __launch_bounds__(MANY_THREADS, 3) scatter_many_kernel(Scatter s
         const uint32_t i = *(s.left_end - 1 - unit / s.cols), col = (uint32_t)(unit % s.cols), row = s.keys[i];
         const uint32_t end = tl_run_end(i, s.k, [&](uint32_t p) { return s.keys[p] == row; });
         const int64_t element = (int64_t)row * s.cols + col;
-        const float sum = tl_add_run<RUN>(s.hits, i, end, col, s.base ? s.base[element] : 0.0f, chunks[threadIdx.x / 32]);
+        const float sum =
+            tl_add_run<RUN>(s.hits, i, end, col, s.base ? s.base[element] : 0.0f, chunks[threadIdx.x / 32]);
         if (lane == 0) s.out[element] = sum;
     }
     const uint32_t strips = (s.cols + 31) / 32;
@@ -203,7 +204,9 @@ int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, co
     TL_TRY(staged.stage(indices, k));
     /* Tiles that are wide serve one long run after the other, and wait for one value after the other. */
     const bool narrow_tiles = cols <= 8 || rows * cols < TL_SMALL_TABLE;
-    if (k <= (narrow_tiles ? TL_BINNED_INDICES : cols < 32 ? TL_TILE_INDICES : TILED_WIDE) &&
+    if (k <= (narrow_tiles ? TL_BINNED_INDICES
+              : cols < 32  ? TL_TILE_INDICES
+                           : TILED_WIDE) &&
         (narrow_tiles || cols < 32 || k * cols <= TILED_VALUES))
         return tl_scatter_tiles(ctx, name, base, values, staged, 1, rows, cols, k, false, out);
 
@@ -215,8 +218,8 @@ int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, co
     size_t own = 0;
     const uint32_t *none = nullptr;
     uint32_t *nowhere = nullptr;
-    TL_CUDA_TRY(ctx, cub::DeviceRadixSort::SortPairs(nullptr, own, none, nowhere, none, nowhere, (uint32_t)k, 0, bits,
-                                                     stream));
+    TL_CUDA_TRY(
+        ctx, cub::DeviceRadixSort::SortPairs(nullptr, own, none, nowhere, none, nowhere, (uint32_t)k, 0, bits, stream));
     tl_scratch<uint32_t> scratch(ctx);
     TL_TRY(scratch.allocate(words + (int64_t)((own + sizeof(uint32_t) - 1) / sizeof(uint32_t))));
     uint2 *const segments = reinterpret_cast<uint2 *>(scratch + lists);
@@ -230,7 +233,8 @@ int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, co
     s.rows = (uint32_t)rows, s.cols = (uint32_t)cols, s.k = (uint32_t)k;
 
     const unsigned grid = tl_grid(k, THREADS);
-    TL_TRY(tl_launch(ctx, name, make_keys_kernel, grid, THREADS, (const uint32_t *)staged, s.k, s.rows, keys, positions, s.left));
+    TL_TRY(tl_launch(ctx, name, make_keys_kernel, grid, THREADS, (const uint32_t *)staged, s.k, s.rows, keys, positions,
+                     s.left));
     TL_CUDA_TRY(ctx, cub::DeviceRadixSort::SortPairs(scratch + words, own, (const uint32_t *)keys, sorted_keys, with,
                                                      grouped, s.k, 0, bits, stream));
     if (wide) {

@@ -16,15 +16,15 @@ namespace {
 
 static_assert(TL_TILE_INDICES == 32 * 256 && TL_BINNED_INDICES == 1 << 17);
 constexpr int THREADS = 256, WARPS = THREADS / 32;
-constexpr int POSITION_BITS = 17;                      /* of a word of the list: the row in the tile, then the position */
+constexpr int POSITION_BITS = 17; /* of a word of the list: the row in the tile, then the position */
 constexpr uint32_t POSITIONS = (1u << POSITION_BITS) - 1;
-constexpr int CHUNK_BITS = 13;                         /* of a place in a chunk */
+constexpr int CHUNK_BITS = 13; /* of a place in a chunk */
 constexpr uint32_t CHUNK = 1u << CHUNK_BITS, MOST_CHUNKS = TL_BINNED_INDICES / CHUNK;
-constexpr int64_t TILE = 16384;                        /* elements, a copy that outweighs the list */
-constexpr int64_t FEW_COLUMNS = WARPS;                 /* of a small output: a warp for each column of a long run */
-constexpr uint32_t FEW = THREADS;                      /* hits that are sorted by counting smaller ones */
-constexpr uint32_t MANY = 32, LONG = 256;              /* longer runs are left to a warp for 32 columns, or for each column */
-constexpr uint32_t NARROW_LONG = 64;                   /* the same of narrow tiles: to a warp for each column */
+constexpr int64_t TILE = 16384;           /* elements, a copy that outweighs the list */
+constexpr int64_t FEW_COLUMNS = WARPS;    /* of a small output: a warp for each column of a long run */
+constexpr uint32_t FEW = THREADS;         /* hits that are sorted by counting smaller ones */
+constexpr uint32_t MANY = 32, LONG = 256; /* longer runs are left to a warp for 32 columns, or for each column */
+constexpr uint32_t NARROW_LONG = 64;      /* the same of narrow tiles: to a warp for each column */
 constexpr int RUN = 16;
 
 struct tiles {
@@ -33,7 +33,7 @@ struct tiles {
     float *out;
     const uint32_t *indices;
     uint32_t rows, cols, k, tile_rows;
-    tl_fastdiv count, pieces, width; /* tiles of an array, tiles of a row, columns of a tile */
+    tl_fastdiv count, pieces, width;              /* tiles of an array, tiles of a row, columns of a tile */
     const uint32_t *chunk_rows, *chunk_positions; /* of a list in chunks; a row of UINT32_MAX is none */
     bool by_outer, aligned, vectors; /* indices of their own for every array; pointers, and rows, start on 16 bytes */
 };
@@ -60,8 +60,8 @@ __device__ __forceinline__ void copy_tile(const float *__restrict__ base, float 
 
 /* A block sorts a chunk of the list by tile, stably. */
 __global__ void __launch_bounds__(THREADS)
-    sort_chunk_kernel(const uint32_t *__restrict__ indices, uint32_t k, uint32_t rows, tl_fastdiv tile_rows, uint32_t row_tiles,
-                      uint32_t *__restrict__ chunk_rows, uint32_t *__restrict__ chunk_positions)
+    sort_chunk_kernel(const uint32_t *__restrict__ indices, uint32_t k, uint32_t rows, tl_fastdiv tile_rows,
+                      uint32_t row_tiles, uint32_t *__restrict__ chunk_rows, uint32_t *__restrict__ chunk_positions)
 {
     constexpr int ITEMS = CHUNK / THREADS;
     using Sort = cub::BlockRadixSort<uint32_t, THREADS, ITEMS>;
@@ -110,8 +110,7 @@ __device__ __forceinline__ void add_group(const float *base, const float *values
     tl_store_group<VECTORS>(out, first, cols, sum[0]);
 }
 
-template <int ITEMS, bool IN_CHUNKS>
-__global__ void __launch_bounds__(THREADS, 2) scatter_tile_kernel(tiles s)
+template <int ITEMS, bool IN_CHUNKS> __global__ void __launch_bounds__(THREADS, 2) scatter_tile_kernel(tiles s)
 {
     using Sort = cub::BlockRadixSort<uint32_t, THREADS, ITEMS>;
     constexpr uint32_t LEFT = ITEMS * THREADS / MANY;
@@ -121,7 +120,8 @@ __global__ void __launch_bounds__(THREADS, 2) scatter_tile_kernel(tiles s)
     __shared__ uint4 few_words[FEW / 4 + 1];
     __shared__ uint32_t left[LEFT]; /* runs that are left to warps: many hits from the front, long ones from the back */
     __shared__ float4 chunk[WARPS][16 * RUN / 4];
-    __shared__ uint32_t count, begun, many, longs, bounds[2 * MOST_CHUNKS]; /* begin and end of the tile in every chunk */
+    __shared__ uint32_t count, begun, many, longs,
+        bounds[2 * MOST_CHUNKS]; /* begin and end of the tile in every chunk */
     uint32_t *const list = reinterpret_cast<uint32_t *>(room);
     uint32_t *const few = reinterpret_cast<uint32_t *>(few_words);
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -275,7 +275,8 @@ __global__ void __launch_bounds__(THREADS, 2) scatter_tile_kernel(tiles s)
                 if (s.vectors)
                     add_group<true>(before ? before + from : nullptr, values, out + from, s.cols, mine, n, first, cols);
                 else
-                    add_group<false>(before ? before + from : nullptr, values, out + from, s.cols, mine, n, first, cols);
+                    add_group<false>(before ? before + from : nullptr, values, out + from, s.cols, mine, n, first,
+                                     cols);
             }
         }
         __syncthreads();
@@ -325,8 +326,9 @@ int32_t tl_scatter_tiles(tl_context *ctx, const char *name, const float *base, c
         const int64_t number = tl_ceil_div(k, CHUNK);
         TL_TRY(chunks.allocate(2 * number * CHUNK));
         s.chunk_rows = chunks, s.chunk_positions = chunks + number * CHUNK;
-        TL_TRY(tl_launch(ctx, name, sort_chunk_kernel, (unsigned)number, THREADS, indices, s.k, s.rows, tl_fastdiv(tile_rows),
-                         (uint32_t)tl_ceil_div(rows, tile_rows), (uint32_t *)chunks, chunks + number * CHUNK));
+        TL_TRY(tl_launch(ctx, name, sort_chunk_kernel, (unsigned)number, THREADS, indices, s.k, s.rows,
+                         tl_fastdiv(tile_rows), (uint32_t)tl_ceil_div(rows, tile_rows), (uint32_t *)chunks,
+                         chunks + number * CHUNK));
     }
     const auto kernel = k > TL_TILE_INDICES ? scatter_tile_kernel<32, true>
                         : k <= 8 * THREADS  ? scatter_tile_kernel<8, false>

@@ -450,11 +450,13 @@ extern "C" int32_t tl_cuda_linear_bwd(tl_context *ctx, const float *W, const flo
 {
     tl_order order = TL_FIRST; /* none of the three reads what another writes */
     if (gW) {                  /* gᵀ (outputs, batch) · x (batch, inputs) */
-        TL_TRY(multiply(ctx, tl_matrix_product{1, outputs, batch, inputs, g, true, x, false, nullptr, gW, 0, 0, order}));
+        TL_TRY(
+            multiply(ctx, tl_matrix_product{1, outputs, batch, inputs, g, true, x, false, nullptr, gW, 0, 0, order}));
         order = TL_BESIDE;
     }
     if (gx) { /* g (batch, outputs) · W (outputs, inputs) */
-        TL_TRY(multiply(ctx, tl_matrix_product{1, batch, outputs, inputs, g, false, W, false, nullptr, gx, 0, 0, order}));
+        TL_TRY(
+            multiply(ctx, tl_matrix_product{1, batch, outputs, inputs, g, false, W, false, nullptr, gx, 0, 0, order}));
         order = TL_BESIDE;
     }
     if (gb && outputs > 0) TL_TRY(tl_cuda_column_sums(ctx, g, 1, batch, outputs, 0, gb, order));

@@ -39,8 +39,8 @@ template <int BN, bool TA, bool TB> int32_t launch(tl_context *ctx, const tl_mat
     const int64_t count = tiles(x, BN);
     const uint32_t rows = (uint32_t)tl_ceil_div(x.m, TL_WGMMA_ROWS), columns = (uint32_t)tl_ceil_div(x.p, BN);
     const bool pairs = x.p % 2 == 0 && tl_aligned4(x.C);
-    const tl_wgmma_matmul_args args = {x.A,   x.B,   x.bias, x.C,     x.m,             x.n,  x.p,
-                                       x.lda, x.ldb, rows,   columns, (uint32_t)count, pairs};
+    const tl_wgmma_matmul_args args = {x.A,  x.B,     x.bias,          x.C,  x.m, x.n, x.p, x.lda, x.ldb,
+                                       rows, columns, (uint32_t)count, pairs};
     constexpr int bytes = tl_linalg_wgmma::ProductTile<BN>::BYTES;
     const unsigned grid = tl_grid(count, 1, tl_cuda_sms(ctx));
     return tl_launch_dynamic(ctx, "wgmma_product", tl_wgmma_matmul_kernel<BN, TA, TB>, grid, tl_wgmma::THREADS, bytes,
@@ -56,9 +56,8 @@ template <int BN> int32_t launch_form(tl_context *ctx, const tl_matrix_product &
 
 /* A thread owns four of the copy's vectors, THREADS apart: `vectors` in a row, whose end is 0. */
 constexpr int THREADS = 256;
-__global__ void __launch_bounds__(THREADS)
-    pad_rows_kernel(const float *__restrict__ from, int64_t length, float4 *__restrict__ to, tl_fastdiv vectors,
-                    int64_t total)
+__global__ void __launch_bounds__(THREADS) pad_rows_kernel(const float *__restrict__ from, int64_t length,
+                                                           float4 *__restrict__ to, tl_fastdiv vectors, int64_t total)
 {
     const int64_t first = (int64_t)blockIdx.x * (4 * THREADS) + threadIdx.x;
     float v[4][4];

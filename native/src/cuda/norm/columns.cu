@@ -421,7 +421,8 @@ int32_t rows_then_columns(tl_context *ctx, columns_grad p, int64_t chunks, float
 /* Scratch of all kinds lies in one block: what the columns have been summed to, the sums of that, the rows' statistics. */
 template <tl_norm_kind KIND> int32_t with_columns(tl_context *ctx, columns_grad p, float *ggamma, float *gbeta)
 {
-    constexpr int64_t WARP_COLUMNS = 512, NARROW = 64, SMALL = INT64_C(1) << 21; /* a chunk of rows takes a block 26 us */
+    constexpr int64_t WARP_COLUMNS = 512, NARROW = 64,
+                      SMALL = INT64_C(1) << 21; /* a chunk of rows takes a block 26 us */
     const int64_t chunks = tl_ceil_div(p.rows, TL_COLUMN_CHUNK);
     const bool by_warp = p.cols <= WARP_COLUMNS && p.cols > NARROW && p.rows * p.cols >= SMALL;
     const bool by_chain = p.cols > WARP_COLUMNS && p.cols <= chain_fits() &&

@@ -20,7 +20,8 @@ struct feed {
     uint32_t stride; /* of the pieces, in 16 bytes */
     uint32_t count;
     uint32_t *turn, *read;
-    uint32_t first[TL_GRAPH_INPUTS], n[TL_GRAPH_INPUTS]; /* of an input: its place in a piece, in 16 bytes; its elements */
+    uint32_t first[TL_GRAPH_INPUTS],
+        n[TL_GRAPH_INPUTS]; /* of an input: its place in a piece, in 16 bytes; its elements */
     float *to[TL_GRAPH_INPUTS];
 };
 
@@ -59,7 +60,7 @@ __global__ void __launch_bounds__(FEED_THREADS) feed_kernel(const __grid_constan
 
 struct tl_graph_inputs {
     feed of;
-    char *pinned; /* the pieces, then `read` */
+    char *pinned;      /* the pieces, then `read` */
     uint32_t launched; /* launches queued */
     int written;       /* the piece of the next launch is free and has what the last one had */
 };

@@ -184,8 +184,8 @@ template <class... Parameters, class... Arguments>
 static int32_t tl_launch_ahead(tl_context *ctx, const char *name, void (*kernel)(Parameters...), dim3 grid, dim3 block,
                                size_t bytes, const Arguments &...arguments)
 {
-    const cudaError_t error = tl_start_ahead(tl_cuda_stream(ctx), tl_cuda_launches_ahead(ctx), kernel, grid, block,
-                                             bytes, arguments...);
+    const cudaError_t error =
+        tl_start_ahead(tl_cuda_stream(ctx), tl_cuda_launches_ahead(ctx), kernel, grid, block, bytes, arguments...);
     return error == cudaSuccess ? tl_cuda_launched(ctx, name) : tl_cuda_failed(ctx, error, name);
 }
 
