@@ -105,8 +105,9 @@ struct Alike {
 } // namespace
 
 TL_HEAVY(gelu)
-TL_HEAVY(gelu_bwd) TL_HEAVY(gelu_erf) TL_HEAVY(gelu_erf_bwd) TL_HEAVY(log) TL_HEAVY(log1p) TL_HEAVY(pow)
-    TL_HEAVY(pow_scalar) TL_HEAVY(softplus) TL_HEAVY(silu) TL_HEAVY(silu_bwd) TL_HEAVY(elu) TL_HEAVY(sin) TL_HEAVY(cos)
+TL_HEAVY(gelu_bwd)
+TL_HEAVY(gelu_erf) TL_HEAVY(gelu_erf_bwd) TL_HEAVY(log) TL_HEAVY(log1p) TL_HEAVY(pow) TL_HEAVY(pow_scalar)
+    TL_HEAVY(softplus) TL_HEAVY(silu) TL_HEAVY(silu_bwd) TL_HEAVY(elu) TL_HEAVY(sin) TL_HEAVY(cos)
 
 /* The expressions' vocabulary. */
 #define A (x[0])

@@ -96,7 +96,8 @@ typedef void (*add_fn)(const job_t *, const float *, const float *, const float 
         add_terms(V, S, job, w, bias, x, sums);                                                                        \
     }
 ADD(1, 0)
-ADD(2, 0) ADD(3, 0) ADD(4, 0) ADD(1, 1) ADD(2, 1) ADD(3, 1) ADD(4, 1) static const add_fn add_functions[2][VECTORS] = {
+ADD(2, 0)
+ADD(3, 0) ADD(4, 0) ADD(1, 1) ADD(2, 1) ADD(3, 1) ADD(4, 1) static const add_fn add_functions[2][VECTORS] = {
     {add_1_0, add_2_0, add_3_0, add_4_0}, {add_1_1, add_2_1, add_3_1, add_4_1}};
 
 /* The first plane of vector u of a block, and its lanes. */
