@@ -106,13 +106,9 @@ def _assemble(
         run.clear()
 
     for item in items:
-        if isinstance(item, Call) and device.is_cuda and not item.is_eager:
-            if item.computed and with_steady and item.is_steady and not any(call.computed for call in run):
-                run.append(item)
-                continue
-            if not item.computed:
-                run.append(item)
-                continue
+        if isinstance(item, Call) and device.is_cuda and _joins(run, item, with_steady):
+            run.append(item)
+            continue
         end_run()
         _leave_out(left, [item])
         made.names.append(item.name)
@@ -122,6 +118,13 @@ def _assemble(
             made.calls.append(item.prepare([s.buffer(device) for s in item.storages]))
     end_run()
     return made
+
+
+def _joins(run: Sequence[Call], call: Call, with_steady: bool) -> bool:
+    """Whether a call becomes a part of the graph of a run: of those with computed arguments a steady one, once a graph."""
+    if call.is_eager or not call.computed:
+        return not call.is_eager
+    return with_steady and call.is_steady and not any(other.computed for other in run)
 
 
 def _launch_steady(call: Call, launch: Callable[..., int], graph: Any) -> Runnable:

@@ -51,6 +51,18 @@ INLINE void window_of(const pool_shape *v, int32_t axis, int64_t o, int64_t *low
     *high = tl_imin(start + v->k[axis], v->n[axis]);
 }
 
+/* The cells of window `at` on the leading axes, and the first of them in c; 0 where it has none. */
+INLINE int open_window(const pool_shape *v, const int64_t *at, int64_t *low, int64_t *high, int64_t *c)
+{
+    int some = 1;
+    for (int32_t i = 0; i < v->lead; i++) {
+        window_of(v, i, at[i], &low[i], &high[i]);
+        some &= low[i] < high[i];
+        c[i] = low[i];
+    }
+    return some;
+}
+
 /* A row of cells passes over a row of outputs. */
 INLINE void pass_row(const int is_max, const pool_shape *v, const float *restrict x, float *restrict out)
 {
@@ -83,12 +95,7 @@ static void forward_task(void *arg, int64_t task, int32_t worker)
         to[0] = u.to;
         float *out = sums;
         do {
-            int some = 1;
-            for (int32_t i = 0; i < v->lead; i++) {
-                window_of(v, i, at[i], &low[i], &high[i]);
-                some &= low[i] < high[i];
-                c[i] = low[i];
-            }
+            const int some = open_window(v, at, low, high, c);
             if (some) do {
                     const float *x = cells + (offset(v, c) - first) * LANES;
                     if (is_max)
@@ -153,12 +160,7 @@ static void gradient_task(void *arg, int64_t task, int32_t worker)
         int64_t at[8] = {0}, none[8] = {0}, low[8], high[8], c[8];
         const float *of_g = g;
         do {
-            int some = 1;
-            for (int32_t i = 0; i < v->lead; i++) {
-                window_of(v, i, at[i], &low[i], &high[i]);
-                some &= low[i] < high[i];
-                c[i] = low[i];
-            }
+            const int some = open_window(v, at, low, high, c);
             if (some && is_max) {
                 for (int64_t i = 0; i < width * LANES; i++) {
                     best[i] = -TL_INF;

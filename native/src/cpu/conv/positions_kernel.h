@@ -5,16 +5,34 @@
 #define STRIP (2 * VL)
 #define WIDE (MR / 2)
 
-/* The micro-kernel: c[r][v], V vectors in a row, is the sum over kc terms of a[k*R + r] · the vector at b + off[k] + v*ld. */
-INLINE void FN(positions)(const int R, const int V, int64_t kc, const REAL *a, const REAL *b, int64_t ld,
-                          const int32_t *off, REAL *c, int mode)
+/* What the sums of a micro-kernel, R rows of V vectors, begin with, and where they go. */
+INLINE void FN(begin_sums)(const int R, const int V, const REAL *c, int mode, VEC (*sum)[4])
 {
-    VEC sum[MR][4];
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
         for (int v = 0; v < V; v++)
             sum[r][v] = mode == TL_GEMM_CONTINUE ? FN(load)(c + (r * V + v) * VL) : (VEC){0};
+}
+
+INLINE void FN(end_sums)(const int R, const int V, REAL *c, int mode, VEC (*sum)[4])
+{
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) {
+            REAL *to = c + (r * V + v) * VL;
+            if (mode == TL_GEMM_ADD) sum[r][v] = FN(load)(to) + sum[r][v];
+            FN(store)(to, sum[r][v]);
+        }
+}
+
+/* The micro-kernel: c[r][v], V vectors in a row, is the sum over kc terms of a[k*R + r] · the vector at b + off[k] + v*ld. */
+INLINE void FN(positions)(const int R, const int V, int64_t kc, const REAL *a, const REAL *b, int64_t ld,
+                          const int32_t *off, REAL *c, int mode)
+{
+    VEC sum[MR][4];
+    FN(begin_sums)(R, V, c, mode, sum);
     for (int64_t k = 0; k < kc; k++, a += R) {
         const REAL *from = b + off[k];
         VEC y[4];
@@ -27,14 +45,7 @@ INLINE void FN(positions)(const int R, const int V, int64_t kc, const REAL *a, c
             for (int v = 0; v < V; v++)
                 sum[r][v] = FN(fma)(a[r], y[v], sum[r][v]);
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int v = 0; v < V; v++) {
-            REAL *to = c + (r * V + v) * VL;
-            if (mode == TL_GEMM_ADD) sum[r][v] = FN(load)(to) + sum[r][v];
-            FN(store)(to, sum[r][v]);
-        }
+    FN(end_sums)(R, V, c, mode, sum);
 }
 
 #define KERNEL(R, V)                                                                                                   \

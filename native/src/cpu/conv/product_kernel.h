@@ -8,12 +8,8 @@
 INLINE void FN(rows)(const int R, const int V, int64_t count, const REAL *a, const REAL *b, const conv_term *t, REAL *c,
                      int mode)
 {
-    VEC sum[MR][2];
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 2
-        for (int v = 0; v < V; v++)
-            sum[r][v] = mode == TL_GEMM_CONTINUE ? FN(load)(c + (r * V + v) * VL) : (VEC){0};
+    VEC sum[MR][4];
+    FN(begin_sums)(R, V, c, mode, sum);
     for (int64_t k = 0; k < count; k++) {
         const REAL *from = a + t[k].source, *w = b + (int64_t)t[k].weight * (V * VL);
         const VEC b0 = FN(load)(w), b1 = V == 2 ? FN(load)(w + VL) : b0;
@@ -23,14 +19,7 @@ INLINE void FN(rows)(const int R, const int V, int64_t count, const REAL *a, con
             if (V == 2) sum[r][1] = FN(fma)(from[r], b1, sum[r][1]);
         }
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 2
-        for (int v = 0; v < V; v++) {
-            REAL *to = c + (r * V + v) * VL;
-            if (mode == TL_GEMM_ADD) sum[r][v] = FN(load)(to) + sum[r][v];
-            FN(store)(to, sum[r][v]);
-        }
+    FN(end_sums)(R, V, c, mode, sum);
 }
 
 #define KERNEL(R, V)                                                                                                   \

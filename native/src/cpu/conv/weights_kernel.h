@@ -7,12 +7,8 @@
 INLINE void FN(terms)(const int R, const int V, int64_t n, const REAL *g, const REAL *box, const int32_t *off,
                       const int32_t *tap, REAL *c, int mode)
 {
-    VEC sum[MR][2];
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 2
-        for (int v = 0; v < V; v++)
-            sum[r][v] = mode == TL_GEMM_CONTINUE ? FN(load)(c + (r * V + v) * VL) : (VEC){0};
+    VEC sum[MR][4];
+    FN(begin_sums)(R, V, c, mode, sum);
     for (int64_t k = 0; k < n; k++, g += V * VL) {
         const REAL *at = box + off[k];
         const VEC left = FN(load)(g), right = V == 2 ? FN(load)(g + VL) : left;
@@ -22,14 +18,7 @@ INLINE void FN(terms)(const int R, const int V, int64_t n, const REAL *g, const 
             if (V == 2) sum[r][1] = FN(fma)(at[tap[r]], right, sum[r][1]);
         }
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 2
-        for (int v = 0; v < V; v++) {
-            REAL *to = c + (r * V + v) * VL;
-            if (mode == TL_GEMM_ADD) sum[r][v] = FN(load)(to) + sum[r][v];
-            FN(store)(to, sum[r][v]);
-        }
+    FN(end_sums)(R, V, c, mode, sum);
 }
 
 #define KERNEL(R, V)                                                                                                   \
