@@ -41,7 +41,7 @@ DEFECTS: dict[str, tuple[str, ...]] = {
                "the bias of the first channel", "the sum is kept in a narrow format"),
     "max_pool2d": ("padding counts as 0", "it begins at -1e30", "the last column of a window is left out"),
     "cumsum": ("never reversed", "starts anew every 64", "exclusive", "the sum is kept in a narrow format"),
-    "gather_rows": ("an index out of range is clamped",),
+    "gather_rows": ("an index out of range is clamped", "places have 16 bits"),
 }  # fmt: skip
 #: defects that the rounding of narrower formats hides: of coarse numbers a cancellation, of few bits TF32, and -1e30 is -inf
 FINE = {("layer_norm", "the variance in one pass"), ("matmul", "inputs in TF32"), ("max_pool2d", "it begins at -1e30")}
