@@ -10,6 +10,7 @@ from tlspec import registry
 from tlspec.bounds import call_named
 from tlspec.classes import WINDOWS, Near, boundary
 from tlspec.ops.attention import UNLIMITED
+from tlspec.ops.index import FAR, FAR_ELEMENTS
 from tlspec.ops.random import _CARRIES
 from tlspec.registry import Op
 
@@ -125,7 +126,9 @@ PARTS: list[tuple[Any, ...]] = [
     ([1, 6], [1, 3], [1, 1], 0), ([6], [3], [1], 0), ([4, 6], [4, 1], [1, 1], 0, "one index of the last axis"),
     ([4, 6], [1, 1], [1, 1], 0), ([6], [1], [1], 0),
     *(([4, 9], [4, 3], [1, step], 0, "every second or third along the last axis") for step in (2, 3)),
-    ([4, 9], [4, 3], [1, 4], 0), ([4, 9], [4, 3], [1, 2], 2, "backwards along the last axis"), ([9], [1], [1], 1),
+    ([4, 5], [4, 5], [1, 1], 2, "everything, an axis backwards", "backwards along the last axis"),
+    ([4, 5], [4, 5], [1, 1], 1, "everything, an axis backwards", "a window of rows", "backwards along another axis"), ([1, 1], [1, 1], [1, 1], 3,
+        "everything"), ([4, 9], [4, 3], [1, 4], 0), ([4, 9], [4, 3], [1, 2], 2, "backwards along the last axis"), ([9], [1], [1], 1),
     ([4, 6], [4, 3], [1, 1], 1, "a window of columns", "backwards along another axis"),
     ([4, 6], [1, 3], [1, 1], 1), ([4, 4, 6], [3, 4, 4], [1, 1, 1], 0, "a window of columns"),
     ([4, 4, 6], [3, 3, 4], [1, 1, 1], 0, "a window of columns", "several axes that do not merge"),
@@ -164,7 +167,8 @@ POINTS: dict[str, list[Point]] = {
         8)], "nothing repeated"), repeated([1] * 8, [1] * 8, [*range(1, 9)], "eight axes"), repeated([B["shape"]["CHUNK"]], [2,
         B["shape"]["CHUNK"]], [0, 1], "repeated rows", "a long period"), repeated([B["shape"]["CHUNK"] - 1], [2,
         B["shape"]["CHUNK"] - 1], [0, 1], "repeated rows")],
-    "gather_rows": [picked(3, indices(0, 1)), picked(3, indices(3), "an index out of range"), picked(3, indices(1, 1),
+    "gather_rows": [({"rows": 2, "cols": cols, "indices": indices(row)}, names) for cols, row, names in ((FAR, 0, set()),
+        (FAR // 2, 1, set()), (FAR // 2 + 1, 1, {FAR_ELEMENTS}), (FAR + 1, 0, {FAR_ELEMENTS}))] + [picked(3, indices(0, 1)), picked(3, indices(3), "an index out of range"), picked(3, indices(1, 1),
         "a repeated index"), picked(3, indices(5, 5), "an index out of range"), picked(3, indices(2, 0),
         "the first and the last row"), picked(1, indices(0)), picked(0, indices(0, 0)), picked(1, indices(0, 0),
         "a repeated index")],

@@ -479,8 +479,6 @@ def first_failure(
 @pytest.mark.parametrize(("defect", "entry_point"), targets())
 def test_defect_is_found(defect: Defect, entry_point: Entry) -> None:
     found = first_failure(entry_point, defect.spoil, defect.beside)
-    if found is None:  # a night's run has more cases
-        found = first_failure(entry_point, defect.spoil, defect.beside, cases=4 * Settings.cases)
     if found is None and defect.spoil is plus_zero and not gives_minus_zero(entry_point):
         pytest.skip("no result is -0")
     assert found is not None, f"{defect.name} in {entry_point.name} was not found"

@@ -8,7 +8,7 @@ that the references give in float32 (``np.add.at`` adds in the order of its indi
 import numpy as np
 
 from tlspec.bounds import exact, moved, ordered
-from tlspec.classes import Classes, boundary, tiles
+from tlspec.classes import Classes, Near, boundary, tiles
 from tlspec.laws import adjoint, linear
 from tlspec.registry import check, op
 
@@ -94,8 +94,18 @@ def gather_vec_vjp(indices, g, n):
     return scattered(np.zeros(n, g.dtype, like=g), g, indices)
 
 
+#: elements that a place of 16 bits does not reach
+FAR = 2**16
+FAR_ELEMENTS = f"elements from {FAR} on"
+
+
+def _reaches_far(indices, rows=0, cols=0):
+    found = np.asarray(indices, dtype=np.int64)
+    return bool((((found + 1) * cols > FAR) & (found < rows)).any())
+
+
 @op("mat[rows, cols], indices: u32[k] -> out[k, cols]",
-    classes={**INDICES, **MATRIX}, bound=moved(), draw=draw_rows, laws=[linear("mat"), adjoint("mat")],
+    classes={FAR_ELEMENTS: Near(_reaches_far, FAR), **INDICES, **MATRIX}, bound=moved(), draw=draw_rows, laws=[linear("mat"), adjoint("mat")],
     source="torch.nn.functional.embedding; an index out of range reads a zero row")  # fmt: skip
 def gather_rows(mat, indices):
     """Rows of a matrix picked by host indices.

@@ -152,6 +152,8 @@ SLICES: Classes = {
     "every second or third along the last axis": _parts(lambda axes: axes != [] and axes[-1][3] in (2, 3) and axes[-1][1] > 1
                                                         and not axes[-1][4]),
     "backwards along the last axis": _parts(lambda axes: axes != [] and axes[-1][4] and axes[-1][1] > 1),
+    "everything, an axis backwards": _parts(lambda axes: all(count == size for size, count, *_ in axes)
+                                            and any(a[4] and a[1] > 1 for a in axes)),
     "backwards along another axis": _parts(lambda axes: any(a[4] and a[1] > 1 for a in axes[:-1])),
     "several axes that do not merge": _parts(lambda axes: sum(a[1] > 1 and not _is_whole(a) for a in axes) > 2),
     "nothing": lambda whole, part: math.prod(part) == 0 < math.prod(whole),
