@@ -164,7 +164,7 @@ static __device__ __forceinline__ void tl_wait_at_end(tl_order order)
 }
 
 /* The launch of a kernel that begins with tl_wait_for_earlier(): where the device can (`ahead`), its blocks are on their
- * multiprocessors when the launch before ends, which saves about a microsecond between kernels that last no longer.
+ * multiprocessors when the launch before ends, which saves part of a launch's latency.
  * (Programmatic dependent launch.) */
 template <class... Parameters, class... Arguments>
 static cudaError_t tl_start_ahead(cudaStream_t stream, int ahead, void (*kernel)(Parameters...), dim3 grid, dim3 block,

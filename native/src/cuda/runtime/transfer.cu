@@ -19,8 +19,8 @@ constexpr int STAGING_BLOCKS = 4;
 constexpr size_t SEND_TASK = 256 << 10; /* what a CPU thread copies between two looks at the counter of tasks */
 constexpr int SEND_PIECES = 8;          /* copies that an upload which fits the blocks is queued as, at most */
 
-/* A thread fetches 16 bytes over the bus, or the last words one by one. A kernel costs the host a third of what a copy of the
- * driver costs, and the kernels around it do not wait for another engine. */
+/* A thread fetches 16 bytes over the bus, or the last words one by one. The kernels around this one do not wait for another engine,
+ * as they would for a copy of the driver. */
 constexpr int FETCH_THREADS = 256;
 
 __global__ void __launch_bounds__(FETCH_THREADS) fetch_kernel(const uint4 *from, uint4 *to, uint32_t words)
