@@ -4,7 +4,8 @@
  * owns four consecutive elements and moves them in 16 bytes. Blocks are small, 512 elements: so many fit a multiprocessor that
  * those which wait for memory cover those which compute, and the last round of blocks, which leaves multiprocessors idle, is
  * short. Formulas bound by instructions take several such groups a thread where there are elements enough: what a thread does
- * once is then shared by more of them. An output may be one of the inputs: a thread reads its elements before it writes them, and no other thread touches them. */
+ * once is then shared by more of them. An output may be one of the inputs: a thread reads its elements before it writes them, and
+ * no other thread touches them. */
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "generated/elementwise.h"
@@ -15,6 +16,26 @@
 #include "formula/explog.h"
 #include "formula/trigonometry.h"
 #include "formula/wide.h"
+
+/* Formulas that are bound by instructions. */
+template <class F> constexpr bool IS_HEAVY = false;
+#define TL_HEAVY(op) \
+    struct op##_formula; \
+    template <> constexpr bool IS_HEAVY<op##_formula> = true;
+TL_HEAVY(gelu)
+TL_HEAVY(gelu_bwd)
+TL_HEAVY(gelu_erf)
+TL_HEAVY(gelu_erf_bwd)
+TL_HEAVY(log)
+TL_HEAVY(log1p)
+TL_HEAVY(pow)
+TL_HEAVY(pow_scalar)
+TL_HEAVY(softplus)
+TL_HEAVY(silu)
+TL_HEAVY(silu_bwd)
+TL_HEAVY(elu)
+TL_HEAVY(sin)
+TL_HEAVY(cos)
 
 namespace {
 
@@ -82,9 +103,6 @@ template <int IN, int OUT, int GROUPS, class F> __global__ void __launch_bounds_
     }
 }
 
-/* Formulas that are bound by instructions. */
-template <class F> constexpr bool IS_HEAVY = false;
-#define TL_HEAVY(op) struct op##_formula; template <> constexpr bool IS_HEAVY<op##_formula> = true;
 constexpr int64_t HEAVY_LEAST = 12 << 20; /* elements; below, whole blocks would be left to a few multiprocessors */
 
 template <int IN, int OUT, class F> int32_t run(tl_context *ctx, const char *name, const Map &m)
@@ -103,11 +121,6 @@ struct Alike {
 };
 
 } // namespace
-
-TL_HEAVY(gelu)
-TL_HEAVY(gelu_bwd)
-TL_HEAVY(gelu_erf) TL_HEAVY(gelu_erf_bwd) TL_HEAVY(log) TL_HEAVY(log1p) TL_HEAVY(pow) TL_HEAVY(pow_scalar)
-    TL_HEAVY(softplus) TL_HEAVY(silu) TL_HEAVY(silu_bwd) TL_HEAVY(elu) TL_HEAVY(sin) TL_HEAVY(cos)
 
 /* The expressions' vocabulary. */
 #define A (x[0])

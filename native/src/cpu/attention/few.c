@@ -70,7 +70,7 @@ INLINE void add_values(const int R, int64_t keys, const float *x, int64_t v, int
     }
 }
 
-#define ROWS(R)                                                                                                        \
+#define ROWS_FUNCTIONS(R)                                                                                              \
     static void score_keys_##R(const float *queries, int64_t d, const float *turned, float *s)                        \
     {                                                                                                                  \
         score_keys(R, queries, d, turned, s);                                                                          \
@@ -80,10 +80,13 @@ INLINE void add_values(const int R, int64_t keys, const float *x, int64_t v, int
     {                                                                                                                  \
         add_values(R, keys, x, v, lanes, s, rows, sums, width);                                                        \
     }
-ROWS(1)
-ROWS(2)
-ROWS(3) ROWS(4) static void (*const score_functions[])(const float *, int64_t, const float *, float *) = {
-    NULL, score_keys_1, score_keys_2, score_keys_3, score_keys_4};
+ROWS_FUNCTIONS(1)
+ROWS_FUNCTIONS(2)
+ROWS_FUNCTIONS(3)
+ROWS_FUNCTIONS(4)
+
+static void (*const score_functions[])(const float *, int64_t, const float *,
+                                       float *) = {NULL, score_keys_1, score_keys_2, score_keys_3, score_keys_4};
 static void (*const add_functions[])(int64_t, const float *, int64_t, int64_t, const float *, const row_softmax *,
                                      float *, int64_t) = {NULL, add_values_1, add_values_2, add_values_3, add_values_4};
 
