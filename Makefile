@@ -3,6 +3,7 @@
 #   make verify [OPS=name,family,pattern]   check every operation against its specification on this machine
 #   make test   [OPS=...]                   the test suite
 #   make cuda                               build the CUDA library (nvcc, and cuBLAS and cuFFT from CUDA_HOME or PyPI)
+#   make emulated [OPS=...]                 check the CUDA kernels on an emulated device, without a GPU (CUDA's headers)
 #   make install PREFIX=/usr/local          install the library, its headers and what pkg-config and CMake read (KIND=cuda)
 #   make wheel                              a wheel with the manylinux tag that fits, into dist/ (KIND=cuda)
 #   make check                              formatting, lint, types, generated files, sanitizers of the C core
@@ -35,10 +36,11 @@ else
 endif
 
 # what clang-format keeps in shape: C and CUDA written by hand
-C_SOURCES := find native/src native/include/torchlean_cuda.h native/tools tests/native examples/c -name "*.[ch]" -o -name "*.cu" -o -name "*.cuh"
+C_SOURCES := find native/src native/include/torchlean_cuda.h native/tools native/emulator tests/native examples/c \
+    -name "*.[ch]" -o -name "*.cpp" -o -name "*.cu" -o -name "*.cuh"
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test lib cuda install wheel check sanitize sanitized exhaustive bench gpu site abi fmt clean
+.PHONY: help verify test lib cuda emulated install wheel check sanitize sanitized exhaustive bench gpu site abi fmt clean
 
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
@@ -71,6 +73,11 @@ test: $(ENV_TEST) lib
 
 cuda: $(ENV_CUDA)
 	@$(MAKE) --no-print-directory -C native -j$(JOBS) cuda PYTHON=$(abspath $(PY))
+
+emulated: $(ENV_TEST) $(ENV_CUDA)
+	@$(MAKE) --no-print-directory -C native -j$(JOBS) emulated PYTHON=$(abspath $(PY))
+	TORCHLEAN_CUDA_LIBRARY=$(CURDIR)/native/build/emulated/libtorchlean_cuda.so \
+	    $(PY) -m tlrt verify --device cuda:0 $(if $(OPS),--ops '$(OPS)') $(VERIFY)
 
 install:
 	@$(MAKE) --no-print-directory -C native -j$(JOBS) install PYTHON=$(abspath $(PY))

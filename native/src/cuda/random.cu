@@ -1,6 +1,7 @@
 /* Random numbers on CUDA: each thread makes GROUPS times four consecutive elements, THREADS * 4 apart, and stores each four in 16
  * bytes; element i depends on the key and i alone. Bound by instructions, most of all by the two 64-bit multiplications per word, so
  * the words of a thread share what they can. */
+#include "cuda/device/instructions.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "generated/random.h"
@@ -51,9 +52,7 @@ struct Words {
     static __device__ __forceinline__ uint32_t finish(uint32_t low, uint32_t high)
     {
         const uint64_t b = (uint64_t)low * SECOND;
-        uint32_t sum;
-        asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(sum) : "r"(low), "r"(SECOND_HIGH), "r"((uint32_t)(b >> 32)));
-        asm("mad.lo.u32 %0, %1, %2, %0;" : "+r"(sum) : "r"(high), "r"(SECOND));
+        const uint32_t sum = tl_mad_low(high, SECOND, tl_mad_low(low, SECOND_HIGH, (uint32_t)(b >> 32)));
         return (uint32_t)b ^ __funnelshift_r((uint32_t)b, sum, 31);
     }
 };

@@ -69,7 +69,7 @@ template <class T> __global__ void __launch_bounds__(COLUMNS *CHUNK) cumsum_colu
         sum = add_kept(sum, (double)a.x[at], a.out + at);
 }
 
-extern __shared__ float tl_cumsum_tiles[];
+TL_DYNAMIC_SHARED(float, tl_cumsum_tiles);
 
 constexpr size_t TILE_BYTES = sizeof(float) * CHUNK * (CHUNK + 1);
 

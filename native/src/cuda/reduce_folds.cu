@@ -7,6 +7,7 @@
  * (rows_kernel): most reductions take one or two launches. */
 #include <type_traits>
 
+#include "cuda/device/instructions.cuh"
 #include "cuda/device/reduce_folds.cuh"
 
 namespace {
@@ -133,7 +134,7 @@ __device__ __forceinline__ void take_all(tl_folded &f, const float (&y)[N], int 
 template <int N> __device__ __forceinline__ void keep_floats(float (&y)[N])
 {
     TL_UNROLL_FOR (int i = 0; i < N; i++)
-        asm volatile("" : "+f"(y[i]));
+        tl_forget_origin(y[i]);
 }
 
 /* ---- segments side by side ---------------------------------------------------------------------------------------- */

@@ -4,7 +4,7 @@
 
 #include "base.h"
 
-#ifdef __CUDACC__
+#ifdef __cplusplus
 struct tl_complex {
     float r, i;
 };

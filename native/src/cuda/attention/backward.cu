@@ -24,7 +24,7 @@ template <class C> constexpr size_t query_shared()
 template <class C, bool GRADIENT>
 __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const BackwardArgs a)
 {
-    extern __shared__ __align__(16) float shared[];
+    TL_DYNAMIC_SHARED(float, shared);
     const Problem &p = a.p;
     float *Qs = shared, *Gs = Qs + C::ROWS * C::LD, *Ks = Gs + C::ROWS * C::LD, *Vs = Ks + C::COLS * C::LD;
     float *Ws = Vs + C::COLS * C::LD;
@@ -143,7 +143,7 @@ template <class C> constexpr size_t key_shared()
 
 template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const BackwardArgs a)
 {
-    extern __shared__ __align__(16) float shared[];
+    TL_DYNAMIC_SHARED(float, shared);
     const Problem &p = a.p;
     float *Ks = shared, *Vs = Ks + C::ROWS * C::LD, *Qs = Vs + C::ROWS * C::LD, *Gs = Qs + C::COLS * C::LD;
     float *Ps = Gs + C::COLS * C::LD, *Ws = Ps + C::ROWS * C::LP;

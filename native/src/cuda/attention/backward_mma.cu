@@ -33,7 +33,7 @@ __device__ __forceinline__ void dot_products(float (&dot)[C::R], const float *g,
 template <class C, bool GRADIENT>
 __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_tensor_kernel(const BackwardArgs a)
 {
-    extern __shared__ __align__(16) float shared[];
+    TL_DYNAMIC_SHARED(float, shared);
     const Problem &p = a.p;
     const int64_t b = blockIdx.x / p.blocks, rank = blockIdx.x % p.blocks;
     if (p.unsafe[b]) return;
@@ -147,7 +147,7 @@ __device__ __forceinline__ bool read_key_words(uint32_t *bits, const Problem &p,
 
 template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_tensor_kernel(const BackwardArgs a)
 {
-    extern __shared__ __align__(16) float shared[];
+    TL_DYNAMIC_SHARED(float, shared);
     const Problem &p = a.p;
     const int64_t b = blockIdx.x / p.blocks, j0 = blockIdx.x % p.blocks * C::ROWS;
     if (p.unsafe[b]) return;

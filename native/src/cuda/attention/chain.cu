@@ -17,7 +17,7 @@ template <class C, bool BACKWARD> constexpr size_t query_shared()
 
 template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Args a)
 {
-    extern __shared__ __align__(16) float shared[];
+    TL_DYNAMIC_SHARED(float, shared);
     Rows limits(shared, C::ROWS);
     float *Qs = shared + Rows::FLOATS * C::ROWS, *Gs = Qs + C::ROWS * C::LD;
     float *Ks = Gs + (BACKWARD ? C::ROWS * C::LD : 0), *Vs = Ks + C::STAGES * TILE * C::LD;
@@ -175,7 +175,7 @@ template <class C, bool KEYS, bool VALUES>
 __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a)
 {
     static_assert(C::STAGES == 1, "a tile at a time");
-    extern __shared__ __align__(16) float shared[];
+    TL_DYNAMIC_SHARED(float, shared);
     Statistics &of = *reinterpret_cast<Statistics *>(shared);
     float *const rest = shared + sizeof(Statistics) / sizeof(float);
     Rows limits(rest, TILE);

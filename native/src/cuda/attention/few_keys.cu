@@ -128,7 +128,7 @@ template <int KEYS, int R, bool BACKWARD>
 __global__ void __launch_bounds__(THREADS, 2) rows_kernel(const __grid_constant__ Args a)
 {
     static_assert(PART % (ROW_GROUPS * R) == 0 && KEYS <= 32, "ownership");
-    extern __shared__ __align__(16) float shared[];
+    TL_DYNAMIC_SHARED(float, shared);
     Rows limits(shared, PART);
     float *const Ks = shared + Rows::FLOATS * PART, *const Vs = Ks + whole(KEYS * a.d);
     float *const Ps = Vs + whole(KEYS * a.v), *const Ws = Ps + PART * KEYS; /* [row][key]: P and dS */

@@ -65,7 +65,7 @@ __device__ __forceinline__ void find_scores(const Args &a, const Rows &limits, c
 
 template <int R, int VECTOR> __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_constant__ Args a)
 {
-    extern __shared__ __align__(16) float shared[];
+    TL_DYNAMIC_SHARED(float, shared);
     Rows limits(shared, R);
     float *const Ps = shared + Rows::FLOATS * R, *const tops = Ps + R * SPLIT, *const totals = tops + R;
     float *const sums = totals + R, *const Qs = sums; /* Q has been read when sums are made */

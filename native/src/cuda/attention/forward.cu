@@ -27,7 +27,7 @@ template <class C> constexpr size_t forward_shared()
 
 template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forward_kernel(const ForwardArgs a)
 {
-    extern __shared__ __align__(16) float shared[];
+    TL_DYNAMIC_SHARED(float, shared);
     const Problem &p = a.p;
     float *Qs = shared, *Ks = Qs + C::ROWS * C::LD, *Vs = Ks + C::COLS * C::LD, *Ps = Vs + C::COLS * C::LD;
     uint32_t *bits = (uint32_t *)(Ps + C::ROWS * C::LP);
@@ -116,7 +116,7 @@ template <class C> constexpr size_t forward_tensor_shared()
  * tile that its mask blocks, the block over one that all its masks block. */
 template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forward_tensor_kernel(const ForwardArgs a)
 {
-    extern __shared__ __align__(16) float shared[];
+    TL_DYNAMIC_SHARED(float, shared);
     const Problem &p = a.p;
     const int64_t b = blockIdx.x / p.blocks, rank = blockIdx.x % p.blocks;
     if (p.unsafe[b]) return;

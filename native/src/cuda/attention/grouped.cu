@@ -79,7 +79,7 @@ template <class C> constexpr size_t forward_shared()
 
 template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forward_kernel(const Args a)
 {
-    extern __shared__ __align__(16) float shared[];
+    TL_DYNAMIC_SHARED(float, shared);
     Rows limits(shared, C::ROWS);
     float *Qs = shared + Rows::FLOATS * C::ROWS, *Ks = Qs + C::ROWS * C::LD, *Vs = Ks + C::COLS * C::LD;
     float *Ps = Vs + C::COLS * C::LD;
@@ -133,7 +133,7 @@ template <class C> constexpr size_t query_shared()
 
 template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Args a)
 {
-    extern __shared__ __align__(16) float shared[];
+    TL_DYNAMIC_SHARED(float, shared);
     Rows limits(shared, C::ROWS);
     float *Qs = shared + Rows::FLOATS * C::ROWS, *Gs = Qs + C::ROWS * C::LD, *Ks = Gs + C::ROWS * C::LD;
     float *Vs = Ks + C::COLS * C::LD, *Ws = Vs + C::COLS * C::LD;
@@ -247,7 +247,7 @@ template <class C> constexpr size_t key_shared()
 
 template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a)
 {
-    extern __shared__ __align__(16) float shared[];
+    TL_DYNAMIC_SHARED(float, shared);
     Rows limits(shared, C::COLS);
     float *Ks = shared + Rows::FLOATS * C::COLS, *Vs = Ks + C::ROWS * C::LD, *Qs = Vs + C::ROWS * C::LD;
     float *Gs = Qs + C::COLS * C::LD, *Ps = Gs + C::COLS * C::LD, *Ws = Ps + C::ROWS * C::LP;

@@ -12,7 +12,7 @@ __global__ void __launch_bounds__(warp_groups::THREADS, 1) wgmma_attention_kerne
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using namespace warp_groups;
     using C = Shape<PASS, DP>;
-    extern __shared__ __align__(16) float shared[];
+    TL_DYNAMIC_SHARED(float, shared);
     __shared__ uint64_t barriers[2][C::STAGES], header_barriers[2][C::HEADERS];
     __shared__ Header<C::OF_KEYS> headers[C::HEADERS];
     __shared__ float dots[C::OF_KEYS || PASS == FORWARD ? 1 : ROWS];

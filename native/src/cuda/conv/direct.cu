@@ -157,7 +157,7 @@ __device__ __forceinline__ void add_channels(const Job &job, const Item<F> &item
 template <class F>
 __global__ void __launch_bounds__(THREADS, F::RESIDENT) direct_kernel(const __grid_constant__ Job job)
 {
-    extern __shared__ float4 shared[];
+    TL_DYNAMIC_SHARED(float4, shared);
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp & (job.groups - 1);
     const uint32_t leader = warp - group, sets = WARPS / job.groups, set = leader / job.groups;
     const Item<F> item(job, (blockIdx.x * sets + set) * 32 + lane);

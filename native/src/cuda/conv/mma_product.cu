@@ -261,7 +261,7 @@ template <class T>
 __global__ void __launch_bounds__(T::THREADS, T::RESIDENT) product_kernel(const __grid_constant__ Job job)
 {
     using Loader = ProductLoader<T>;
-    extern __shared__ __align__(16) float stages[];
+    TL_DYNAMIC_SHARED(float, stages);
     __shared__ __align__(16) uint2 table[TABLE * SLICE];
     __shared__ uint32_t targets[T::BN];
 

@@ -165,7 +165,7 @@ template <class T>
 __global__ void __launch_bounds__(T::THREADS, T::RESIDENT) weights_kernel(const __grid_constant__ Job job)
 {
     using Loader = WeightsLoader<T>;
-    extern __shared__ __align__(16) float stages[];
+    TL_DYNAMIC_SHARED(float, stages);
     __shared__ uint4 positions[Loader::AHEAD * SLICE];
     __shared__ uint32_t targets[T::BN];
     __shared__ __align__(16) uint2 entries[T::BN];

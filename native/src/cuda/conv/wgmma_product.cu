@@ -267,10 +267,10 @@ __device__ __forceinline__ void plain_rows(const Job &job, const Sink &sink, con
 template <class T> __global__ void __launch_bounds__(THREADS, 1) product_kernel(const __grid_constant__ Job job)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ char dynamic[];
+    TL_DYNAMIC_SHARED(char, dynamic);
     __shared__ uint64_t barriers[2][T::STAGES];
-    __shared__ alignas(4) uint8_t unsafe[T::STAGES][WARPS];
-    __shared__ alignas(8) uint32_t targets[TARGETS][T::COLUMNS];
+    __shared__ __align__(4) uint8_t unsafe[T::STAGES][WARPS];
+    __shared__ __align__(8) uint32_t targets[TARGETS][T::COLUMNS];
     static_assert(T::STAGES <= 2 * (TARGETS - 1), "a piece's targets are stored before they are replaced");
     const Stages<T> stages = open_stages<T, 1>(dynamic, barriers, unsafe);
     const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP, 0);

@@ -243,9 +243,9 @@ __device__ __forceinline__ void plain_rows(const Job &job, const Place &place, u
 template <class T> __global__ void __launch_bounds__(THREADS, 1) weights_kernel(const __grid_constant__ Job job)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ char dynamic[];
+    TL_DYNAMIC_SHARED(char, dynamic);
     __shared__ uint64_t barriers[2][T::STAGES];
-    __shared__ alignas(4) uint8_t unsafe[T::STAGES][WARPS];
+    __shared__ __align__(4) uint8_t unsafe[T::STAGES][WARPS];
     const Stages<T> stages = open_stages<T, 0>(dynamic, barriers, unsafe);
     const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP, 0);
     if (threadIdx.x >= GROUPS * GROUP) {
@@ -273,7 +273,7 @@ template <class T> __global__ void __launch_bounds__(THREADS, 1) weights_kernel(
  * order of the weights, (channel, tap). */
 __global__ void __launch_bounds__(128) gather_kernel(const __grid_constant__ Job job)
 {
-    extern __shared__ float column[];
+    TL_DYNAMIC_SHARED(float, column);
     const uint32_t taps = job.taps.divisor, n = UNIT * taps, row = blockIdx.y, channel0 = blockIdx.x * UNIT;
     const uint64_t width = job.units * UNIT, apart = job.rows * width;
     const float *from = job.sums + row * width + (uint64_t)blockIdx.x * n;

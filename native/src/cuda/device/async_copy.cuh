@@ -2,14 +2,7 @@
  * groups and waits for its own groups only; what other threads copied is there after a barrier. */
 #pragma once
 
-#include <cuda_runtime.h>
-#include <stdint.h>
-
-/* The address that instructions on shared memory take. */
-static __device__ __forceinline__ uint32_t tl_shared_address(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
+#include "cuda/device/shared.cuh"
 
 /* Starts copying BYTES (16, 8 or 4, both ends aligned to that); if not `present`, writes zeros and reads nothing. With
  * ORDERED the compiler moves no access to memory across it. Without, it may: for loops whose barriers already order the

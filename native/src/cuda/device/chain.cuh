@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS)
     using A = typename P::template A<T>;
     using B = typename P::template B<T>;
     constexpr int STEP = A::Layout::STEP, STAGES = T::STAGES;
-    extern __shared__ __align__(16) unsigned char tl_chain_shared[];
+    TL_DYNAMIC_SHARED(unsigned char, tl_chain_shared);
     Real *const as = reinterpret_cast<Real *>(tl_chain_shared), *const bs = as + STAGES * A::SIZE;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int row0 = warp / T::COLS * 16 * T::M, col0 = warp % T::COLS * 8 * T::N;

@@ -295,7 +295,7 @@ struct tl_block_row : tl_row_layout<VECTOR_, 256, 4, STEPS, (LEAVES > 1)> {
 
 /* ---- a row held on chip ------------------------------------------------------------------------------------------ */
 
-extern __shared__ float4 tl_dynamic_shared[];
+TL_DYNAMIC_SHARED(float4, tl_dynamic_shared);
 
 /* A row of an array: in registers, or in the block's dynamic shared memory (SHARED, tl_shared_bytes), 0 past its end.
  * Each thread meets only its own elements, so shared memory needs no barrier. */

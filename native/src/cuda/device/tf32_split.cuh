@@ -13,6 +13,7 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
+#include "cuda/device/instructions.cuh"
 #include "cuda/device/unroll.cuh"
 
 /* Longest chain in columns of K between two drains. */
@@ -45,7 +46,7 @@ struct tl_split_guard {
     __device__ __forceinline__ void see(float x)
     {
         tl_split_keep_least(least, x);
-        asm("max.NaN.f32 %0, %0, %1;" : "+f"(most) : "f"(fabsf(x)));
+        most = tl_max_or_nan(most, fabsf(x));
     }
     __device__ __forceinline__ void see(float4 x)
     {
@@ -84,16 +85,7 @@ __device__ __forceinline__ void tl_split_dekker(float x, uint32_t &hi, uint32_t 
     lo = __float_as_uint(x - high);
 }
 
-/* d += a b for one 16x8 tile over 8 columns of K. Lane 4g+t holds a: (g,t) (g+8,t) (g,t+4) (g+8,t+4); b: (t,g) (t+4,g);
- * d: (g,2t) (g,2t+1) (g+8,2t) (g+8,2t+1) (PTX ISA, "Matrix Fragments for mma.m16n8k8 with .tf32"). */
-__device__ __forceinline__ void tl_mma_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
-{
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-/* The same for N tiles side by side, which are independent, so that the tensor core need not wait for one. */
+/* d += a b for N tiles side by side (tl_mma_tf32), which are independent, so that the tensor core need not wait for one. */
 template <int N>
 __device__ __forceinline__ void tl_mma_tf32(float (&d)[N][4], const uint32_t (&a)[4], const uint32_t (&b)[N][2])
 {

@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(TOP_THREADS)
     top_kernel(const float *__restrict__ x, int64_t rows, int64_t n, int64_t inner, int64_t k, int64_t size,
                int smallest, rank_t *lists, uint32_t *__restrict__ out)
 {
-    extern __shared__ rank_t shared[];
+    TL_DYNAMIC_SHARED(rank_t, shared);
     __shared__ uint32_t count[256];
     __shared__ rank_t found;    /* the digits so far */
     __shared__ uint32_t wanted; /* how many of the elements that have them */

@@ -213,8 +213,8 @@ __global__ void __launch_bounds__(SMALL_THREADS)
     small_products_kernel(const float *__restrict__ A, const float *__restrict__ B, float *__restrict__ C, int m, int n,
                           int p, tl_fastdiv row_tiles, tl_fastdiv column_tiles)
 {
-    __shared__ alignas(16) float a[TILE][TILE + PAD];
-    __shared__ alignas(16) float b[TILE][TILE];
+    __shared__ __align__(16) float a[TILE][TILE + PAD];
+    __shared__ __align__(16) float b[TILE][TILE];
     uint32_t row_tile, column_tile;
     const uint32_t tile = column_tiles.divmod(blockIdx.x, &column_tile);
     const int64_t product = row_tiles.divmod(tile, &row_tile);

@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) split_kernel(const Spli
 {
     using OpA = Operand<T, T::BM, TA>;
     using OpB = Operand<T, T::BN, !TB>;
-    extern __shared__ __align__(16) float shared[];
+    TL_DYNAMIC_SHARED(float, shared);
     const tl_matrix_product &x = args.x;
     uint32_t row_tile, column_tile;
     const uint32_t tile = args.column_tiles.divmod(blockIdx.x, &column_tile);

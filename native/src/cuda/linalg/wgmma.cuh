@@ -252,9 +252,9 @@ __global__ void __launch_bounds__(tl_wgmma::THREADS, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using namespace tl_linalg_wgmma;
     using T = ProductTile<BN>;
-    extern __shared__ char dynamic[];
+    TL_DYNAMIC_SHARED(char, dynamic);
     __shared__ uint64_t barriers[2][T::STAGES];
-    __shared__ alignas(4) uint8_t unsafe[T::STAGES][WARPS];
+    __shared__ __align__(4) uint8_t unsafe[T::STAGES][WARPS];
     const Stages<T> stages = open_stages<T, 0>(dynamic, barriers, unsafe);
     const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP, 0);
     if (threadIdx.x >= GROUPS * GROUP) {

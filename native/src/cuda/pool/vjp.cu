@@ -227,7 +227,7 @@ template <int KIND, int K, int S>
 __global__ void __launch_bounds__(THREADS)
     tiles(const float *__restrict__ x, const float *__restrict__ g, tile_shape v, float *__restrict__ gx)
 {
-    extern __shared__ float2 note[];
+    TL_DYNAMIC_SHARED(float2, note);
     constexpr int PITCH = K ? (int)windows_over(TILE_W, K, S ? S : 1) : 0;
     const int pitch = K ? PITCH : (int)v.pitch.divisor;
     if (K) v.k_h = v.k_w = K, v.s_h = v.s_w = S;

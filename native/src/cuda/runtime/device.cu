@@ -351,8 +351,7 @@ extern "C" int32_t tl_cuda_fill(tl_cuda_state *state, float *device, float value
 {
     TL_TRY(tl_state_enter(state));
     if (n == 0) return TORCHLEAN_OK;
-    fill_kernel<<<tl_grid(n, 256 * 4), 256, 0, state->stream>>>(device, value, n);
-    TRY(cudaGetLastError());
+    TRY(tl_start_with(nullptr, state->stream, fill_kernel, tl_grid(n, 256 * 4), 256, 0, device, value, n));
     return TORCHLEAN_OK;
 }
 

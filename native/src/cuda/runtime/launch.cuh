@@ -11,6 +11,7 @@
 #include "core/backend.h"
 #include "core/kernel.h"
 #include "cuda/device/division.cuh"
+#include "cuda/device/shared.cuh"
 #include "cuda/device/unroll.cuh"
 
 extern "C" {
@@ -106,14 +107,25 @@ static inline unsigned tl_grid(int64_t items, int64_t per_block, int64_t most = 
     return (unsigned)(blocks < 1 ? 1 : blocks > most ? most : blocks);
 }
 
-/* Launches kernel(arguments...) on the context's stream with `bytes` of dynamic shared memory, which the kernel may have
- * already; `name` is for the message of a failure. */
+/* Launches kernel(arguments...) with `bytes` of dynamic shared memory, which the kernel may have already, with an attribute or
+ * without. */
+template <class... Parameters, class... Arguments>
+static cudaError_t tl_start_with(cudaLaunchAttribute *attribute, cudaStream_t stream, void (*kernel)(Parameters...),
+                                 dim3 grid, dim3 block, size_t bytes, const Arguments &...arguments)
+{
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = bytes, config.stream = stream;
+    config.attrs = attribute, config.numAttrs = attribute ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+/* The same on the context's stream; `name` is for the message of a failure. */
 template <class... Parameters, class... Arguments>
 static int32_t tl_launch_dynamic(tl_context *ctx, const char *name, void (*kernel)(Parameters...), dim3 grid,
                                  dim3 block, size_t bytes, const Arguments &...arguments)
 {
-    kernel<<<grid, block, bytes, tl_cuda_stream(ctx)>>>(arguments...);
-    return tl_cuda_launched(ctx, name);
+    const cudaError_t error = tl_start_with(nullptr, tl_cuda_stream(ctx), kernel, grid, block, bytes, arguments...);
+    return error == cudaSuccess ? tl_cuda_launched(ctx, name) : tl_cuda_failed(ctx, error, name);
 }
 
 /* Without dynamic shared memory. */
@@ -173,10 +185,7 @@ static cudaError_t tl_start_ahead(cudaStream_t stream, int ahead, void (*kernel)
     cudaLaunchAttribute early = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = bytes, config.stream = stream;
-    config.attrs = &early, config.numAttrs = ahead ? 1 : 0;
-    return cudaLaunchKernelEx(&config, kernel, arguments...);
+    return tl_start_with(ahead ? &early : nullptr, stream, kernel, grid, block, bytes, arguments...);
 }
 
 /* The same on the context's stream. */

@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     analysis_kernel(const float *__restrict__ x, int64_t n, int64_t width, int64_t modes, int64_t tiles_per_block,
                     bool vectors, float *__restrict__ shares)
 {
-    extern __shared__ __align__(16) char memory[];
+    TL_DYNAMIC_SHARED(char, memory);
     AnalysisShared &s = *reinterpret_cast<AnalysisShared *>(memory);
     const int quarter = threadIdx.x / 64, t = threadIdx.x % 64, pair = t % 32, group = t / 32;
     const int64_t first_mode = (int64_t)blockIdx.y * BLOCK_MODES, first_channel = (int64_t)blockIdx.z * CHANNELS;

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(THREADS)
     columns_kernel(const __grid_constant__ tl_own_plan plan, Source from, float2 *matrix, int count, int64_t groups,
                    const uint8_t *only)
 {
-    extern __shared__ __align__(16) float2 memory[];
+    TL_DYNAMIC_SHARED(float2, memory);
     const int64_t row = blockIdx.x / groups, at = blockIdx.x % groups * count;
     if (only && !only[row]) return;
     const int n1 = plan.direct.n, n2 = plan.rows.n, apart = pitch(n1);
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(THREADS)
     matrix_rows_kernel(const __grid_constant__ tl_own_plan plan, const float2 *matrix, Target to, int count,
                        int64_t groups, const uint8_t *only)
 {
-    extern __shared__ __align__(16) float2 memory[];
+    TL_DYNAMIC_SHARED(float2, memory);
     const int64_t row = blockIdx.x / groups, at = blockIdx.x % groups * count;
     if (only && !only[row]) return;
     const int n1 = plan.direct.n, n2 = plan.rows.n, apart = pitch(n2);

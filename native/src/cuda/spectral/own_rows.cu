@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(MATRIX ? MATRIX_THREADS : THREADS)
     rows_kernel(const __grid_constant__ tl_own_plan plan, const __grid_constant__ Real t,
                 const __grid_constant__ Places<MATRIX> places, int count)
 {
-    extern __shared__ __align__(16) float2 memory[];
+    TL_DYNAMIC_SHARED(float2, memory);
     __shared__ float down[MOST_ROWS], up[MOST_ROWS];
     __shared__ int again[MOST_ROWS];
     const int n = (int)plan.n, m = (int)plan.m, apart = places.size, bins = (int)t.bins, threads = (int)blockDim.x;
@@ -251,10 +251,11 @@ template <bool MATRIX> int32_t in_shared(tl_context *ctx, const tl_own_plan &pla
 
 bool tl_own_rows(tl_context *ctx, const tl_own_plan &plan, const tl_own_real_rows &t, bool inverse, int32_t *status)
 {
-    const bool fits = plan.m <= MATRIX_MOST && 2 * sizeof(float2) * Places<true>(plan).size <= MOST_BYTES;
-    if (plan.in_shared)
+    if (plan.in_shared) {
         *status = in_shared<false>(ctx, plan, t, inverse);
-    else if (fits)
-        *status = in_shared<true>(ctx, plan, t, inverse);
-    return plan.in_shared || fits;
+        return true;
+    }
+    if (plan.m > MATRIX_MOST || 2 * sizeof(float2) * Places<true>(plan).size > MOST_BYTES) return false;
+    *status = in_shared<true>(ctx, plan, t, inverse);
+    return true;
 }
