@@ -155,15 +155,23 @@ def ordered(height: Callable[..., Any]) -> Bound:
     return Bound("ordered", "exact, in order", tree(height).function, fixed)
 
 
-def ulp(k: float | Sequence[float], floor: Callable[..., Any] | None = None, text: str = "") -> Bound:
+def ulp(
+    k: float | Sequence[float], floor: Callable[..., Any] | None = None, text: str = "", *,
+    free: Callable[..., Any] | None = None,
+) -> Bound:  # fmt: skip
     """At most k float32 values away from the correctly rounded result (k may differ by output). `floor` adds an absolute
-    error per output, called with the inputs and parameters it names: what an intermediate that underflows can cost."""
+    error per output, called with the inputs and parameters it names: what an intermediate that underflows can cost. `free`,
+    called likewise, says where any result passes."""
     ks = list(k) if isinstance(k, Sequence) else None
 
     def tolerance(ref: Reference, outs: Sequence[F64], ins: Values, ps: Values) -> list[F64]:
         floors = _each(call_named(floor, {**ins, **ps}) if floor is not None else 0.0, outs)
         each = ks or [float(k)] * len(outs)  # type: ignore[arg-type]
-        return [_capped((ki + 0.5) * spacing(o) * (ki > 0) + fi) for ki, o, fi in zip(each, outs, floors, strict=True)]
+        frees = _each(call_named(free, {**ins, **ps}) if free is not None else False, outs)
+        return [
+            np.where(any_result, np.inf, _capped((ki + 0.5) * spacing(o) * (ki > 0) + fi))
+            for ki, o, fi, any_result in zip(each, outs, floors, frees, strict=True)
+        ]
 
     label = text or (f"{k:g} ulp" if ks is None else " / ".join(f"{v:g} ulp" if v else "exact" for v in ks))
     return Bound("ulp", label + ("" if floor is None else " + underflow"), tolerance)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests import ROOT
-from tlspec import bounds
+from tlspec import bounds, registry
 
 HEADER = ROOT / "native/src/formula/sum_tree.h"
 SIZES = [
@@ -185,3 +185,18 @@ def test_exact_and_ulp() -> None:
     assert not np.any(bounds.exact().tolerance(abs, [out], {}, {})[0])
     tolerance = bounds.ulp(2).tolerance(abs, [out], {}, {})[0]
     assert np.all(tolerance >= 2 * bounds.spacing(out)) and np.all(tolerance < 3 * bounds.spacing(out))
+
+
+def test_ulp_where_any_result_passes() -> None:
+    out = np.array([1.0, np.inf])
+    tolerance = bounds.ulp(2, floor=lambda: np.inf, free=lambda x: np.isinf(x)).tolerance(abs, [out], {"x": out}, {})[0]
+    assert np.isfinite(tolerance[0]) and np.isinf(tolerance[1])
+
+
+def test_sign_of_an_infinite_variance_gradient() -> None:
+    """The mean of these numbers is 1/3 up to its own error, so nobody knows the sign of the deviation of 1/3 from it."""
+    x = np.full(3, np.float32(1 / 3), np.float64) + np.array([0.0, 2.0**-25, -(2.0**-25)])
+    bound, infinite = registry.get("var").bound_of("vjp"), np.array(np.inf)
+    params = {"axes": 1, "correction": 0.0, "root": 0}
+    tolerance = bound.tolerance(abs, [x], {"x": x, "out": np.array(2.0**-51), "g": infinite}, params)[0]
+    assert np.isinf(tolerance).tolist() == [True, False, False]

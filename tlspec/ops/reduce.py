@@ -399,13 +399,23 @@ def _var_slope(x, out, g, axes, correction, root):
     return x - mean, np.where(out == 0, 0.0, g / (freedom * out)) if root else 2 * g / freedom
 
 
+def _mean_error(x, axes):
+    """A bound on the mean's error in float64."""
+    return 2.0**-46 * np.abs(x).max(axis=axes_of(x.shape, axes), keepdims=True, initial=0.0)
+
+
 def _var_floor(x, out, g, axes, correction, root):
-    """What the mean's error in float64 costs where the deviation cancels."""
-    largest = np.abs(x).max(axis=axes_of(x.shape, axes), keepdims=True, initial=0.0)
-    return 2.0**-46 * largest * np.abs(_var_slope(x, out, g, axes, correction, root)[1])
+    """What the mean's error costs where the deviation cancels."""
+    return _mean_error(x, axes) * np.abs(_var_slope(x, out, g, axes, correction, root)[1])
 
 
-@var.vjp("x, out, g -> gx", bound=ulp(0.02, floor=_var_floor))
+def _var_sign_open(x, out, g, axes, correction, root):
+    """Where the mean's error decides the sign of an infinite product."""
+    deviation, slope = _var_slope(x, out, g, axes, correction, root)
+    return np.isinf(slope) & (np.abs(deviation) <= _mean_error(x, axes))
+
+
+@var.vjp("x, out, g -> gx", bound=ulp(0.02, floor=_var_floor, free=_var_sign_open))
 def var_vjp(x, out, g, axes, correction, root):
     """gx = 2g(x − μ) / max(n − correction, 0); with root g(x − μ) / (max(n − correction, 0)·out), 0 where out = 0."""
     deviation, slope = _var_slope(x, out, g, axes, correction, root)
