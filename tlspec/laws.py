@@ -287,10 +287,13 @@ def linear(*names: str) -> Law:
 
 
 def adjoint(*names: str) -> Law:
-    """<f(x), y> = <x, fᵀ(y)>, with fᵀ the row's VJP and x the named inputs together, in which f is linear."""
+    """<f(x), y> = <x, fᵀ(y)>, with fᵀ the row's VJP and x the named inputs together, in which f is linear. Nothing is claimed
+    where they have no elements: a mean of none is NaN."""
     names = names or ("x",)
 
     def state(f: Calls) -> Iterator[Claim]:
+        if not any(np.size(f.inputs[n]) for n in names if f.inputs[n] is not None):
+            return
         outs = f.many()
         ys: dict[str, np.ndarray] = {}
         for i, (cot, out) in enumerate(zip(cotangent_names(f.op), outs, strict=True)):

@@ -113,3 +113,12 @@ def test_a_shift_is_by_as_much_as_the_law_says(name: str) -> None:
     law = next(law for law in registry.get(name).contract.laws if law.text == "f(x + 3) = f(x)")
     repeated = [toy(ONE, lambda x, period=period: np.floor(x * 64) % (64 * period), law) for period in (3, 2)]
     assert holds(law, repeated[0]) and not holds(law, repeated[1])
+
+
+def test_nothing_is_claimed_of_no_elements() -> None:
+    """The mean of none is NaN, which no product with a gradient of no elements is."""
+    row = registry.get("reduce_mean")
+    x = np.zeros((3, 0), np.float32)
+    case = Case(row, "forward", 0, "normal", "small", {"dims": (3, 0)}, {"axis": 1}, {"x": x}, {})
+    calls = laws.Calls(laws.Spec(), case)
+    assert np.isnan(calls().array).all() and list(laws.adjoint("x").state(calls)) == []
