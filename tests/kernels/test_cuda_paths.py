@@ -49,6 +49,16 @@ SCATTERS = [
     (7, 1, 5000),
     (5000, 1, 6000),
 ]
+#: rows of each number of lanes and of each form, then of blocks: few, many, in parts, with lists longer than shared memory
+TOPS = [
+    {"outer": outer, "n": n, "inner": inner, "k": k, "largest": i % 2}
+    for i, (outer, n, inner, ks) in enumerate((
+        (40, 16, 3, (2, 7, 16)), (33, 31, 1, (1, 8, 20)), (17, 64, 1, (2, 3, 9)), (9, 96, 2, (2, 8, 16, 37)),
+        (7, 255, 1, (1, 5, 12, 255)), (5, 511, 1, (2, 8, 13, 99)), (3, 1024, 2, (2, 4, 16, 1000)),
+        (3, 1025, 2, (1, 40, 1025)), (301, 1745, 1, (14, 900)), (1, 40_001, 2, (3, 700)), (2, 9001, 1, (4097, 9001)),
+    ))
+    for k in ks
+]  # fmt: skip
 ALONG = [
     {"outer": 3, "n": n, "inner": inner, "k": k, "io": io, "ii": ii}
     for n, inner, k, io in ((7, 5, 61, 3), (9, 33, 300, 1), (700, 36, 9, 3), (5, 132, 1000, 1))
@@ -93,6 +103,10 @@ PATHS: dict[str, list[dict[str, Any]]] = {
         sizes(2, (1, 9), [5, 9, 33], [2, 3, 3], [1, 1, 1], [1, 0, 2]),
         sizes(8, (3, 13), [120, 130], [3, 3], [1, 1], [1, 1]),
         sizes(3, (17, 70), [9, 33], [1, 3], [1, 1], [0, 1]),  # no whole chain
+        sizes(3, (300, 7), [7, 9], [3, 3], [1, 1], [1, 1]),  # direct: channels in parts
+        sizes(2, (70, 5), [40, 67], [3, 5], [1, 1], [1, 2]),  # direct: few rows, with eight positions of a thread
+        sizes(2, (3, 8), [17, 40], [3, 5], [2, 3], [1, 2]),  # one group of few channels
+        sizes(2, (85, 131), [31, 64], [3, 3], [1, 1], [1, 1]),  # tiles of 64 rows, and steps, that are not full
     ],
     "conv_transpose": [
         sizes(2, (200, 200), [9, 10], [4, 4], [2, 2], [1, 1]),
@@ -101,6 +115,10 @@ PATHS: dict[str, list[dict[str, Any]]] = {
         sizes(2, (9, 7), [2, 33], [3, 5], [2, 2], [1, 2]),
         sizes(5, (64, 2), [16, 16, 16], [4, 4, 4], [2, 2, 2], [1, 1, 1]),  # four, then eight positions of a thread
         sizes(8, (64, 3), [96, 112], [3, 3], [1, 1], [1, 1]),
+        sizes(3, (410, 14), [3, 20], [4, 4], [2, 2], [1, 1]),  # channels in parts
+        sizes(2, (216, 5), [10, 24, 6], [4, 4, 4], [2, 2, 2], [1, 1, 1]),  # three rows of a thread
+        sizes(2, (3, 5), [9, 8], [5, 4], [3, 3], [1, 1]),  # one group of few channels
+        sizes(7, (256, 128), [2, 28], [3, 3], [2, 2], [1, 1]),  # segments of phases of other lengths
         sizes(2, (5, 4), [9, 7, 40], [2, 7, 3], [3, 1, 1], [0, 3, 1]),
     ],
     "matmul": [{"m": 1101, "n": 1131, "p": 1149}, {"m": 1101, "n": 1131, "p": 1152}, {"m": 14, "n": 10399, "p": 176}],
@@ -114,6 +132,7 @@ PATHS: dict[str, list[dict[str, Any]]] = {
         }
         for k, d in ((2, 1), (5, 1), (4, 2))
     ],
+    "topk": TOPS,
     **dict.fromkeys(("scatter_add_axis", "take_axis"), ALONG),
     "scatter_add_rows": [{"rows": r, "cols": c, "k": k} for r, c, k in SCATTERS],
     "gather_rows": [{"rows": r, "cols": c, "k": k} for r, c, k in SCATTERS],

@@ -104,22 +104,25 @@ struct clip_rule {
     __device__ __forceinline__ void apply(const float (&x)[IN], float (&y)[OUT]) const { y[0] = factor * x[0]; }
 };
 
-/* A block owns CHUNK elements of one tensor, in rounds of 1024: thread t has elements 4t..4t+3 of each, and asks for the
+/* A block owns `chunk` elements of one tensor, in rounds of 1024: thread t has elements 4t..4t+3 of each, and asks for the
  * operands of as many rounds as make about 64 bytes before it computes. An output may be the input of its tensor: a
  * thread reads its elements before it writes them, and no other thread touches them. The last block of a tensor, and one
- * whose operands do not all start on 16 bytes, goes by single elements where it must. */
+ * whose operands do not all start on 16 bytes, goes by single elements where it must; the last warp, which has the least
+ * to do, begins with those of a rest. A chunk is CHUNK, or one round where all rounds run at once: they then wait for memory
+ * together. */
 constexpr int ROUND = 4 * THREADS, ROUNDS = 4, CHUNK = ROUND * ROUNDS;
+constexpr int RESIDENT = 4; /* blocks of a multiprocessor */
 
 template <class Rule, int BYTES>
-__global__ void __launch_bounds__(THREADS, 4)
-    step_kernel(const __grid_constant__ table<Rule::IN, Rule::OUT, BYTES> t, const Rule given)
+__global__ void __launch_bounds__(THREADS, RESIDENT)
+    step_kernel(const __grid_constant__ table<Rule::IN, Rule::OUT, BYTES> t, const Rule given, uint32_t chunk)
 {
     constexpr int IN = Rule::IN, OUT = Rule::OUT, AHEAD = IN < 4 ? 4 / IN : 1; /* rounds whose loads are in flight */
     tl_wait_for_earlier();
     Rule rule = given;
     rule.prepare();
     const int i = tl_find_tensor(t, blockIdx.x);
-    const uint32_t start = (blockIdx.x - t.first[i]) * CHUNK, n = t.n[i];
+    const uint32_t start = (blockIdx.x - t.first[i]) * chunk, n = t.n[i];
     const float *in[IN];
     float *out[OUT];
     bool aligned = true;
@@ -128,7 +131,7 @@ __global__ void __launch_bounds__(THREADS, 4)
     TL_UNROLL_FOR (int k = 0; k < OUT; k++)
         aligned &= tl_aligned4(out[k] = t.out[i][k] + start);
     if (rule.idle(in[0], out[0])) return;
-    const uint32_t left = min(n - start, (uint32_t)CHUNK), whole = aligned ? left / 4 * 4 : 0;
+    const uint32_t left = min(n - start, chunk), whole = aligned ? left / 4 * 4 : 0;
 #pragma unroll 1
     for (uint32_t e = 4 * threadIdx.x; e < whole; e += AHEAD * ROUND) {
         float4 x[AHEAD][IN];
@@ -155,7 +158,7 @@ __global__ void __launch_bounds__(THREADS, 4)
         }
     }
 #pragma unroll 1
-    for (uint32_t e = whole + threadIdx.x; e < left; e += THREADS) {
+    for (uint32_t e = whole + (THREADS - 1 - threadIdx.x); e < left; e += THREADS) {
         float arguments[IN], results[OUT];
         TL_UNROLL_FOR (int k = 0; k < IN; k++)
             arguments[k] = in[k][e];
@@ -173,6 +176,10 @@ int32_t launch(tl_context *ctx, const char *name, const Rule &rule, const float 
     table<Rule::IN, Rule::OUT, BYTES> t;
     uint32_t blocks = 0;
     t.count = 0;
+    int64_t rounds = 0;
+    for (int64_t i = *next; i < count && i < *next + t.ROOM; i++)
+        rounds += tl_ceil_div(lengths[i], ROUND);
+    const int chunk = rounds <= RESIDENT * tl_cuda_sms(ctx) ? ROUND : CHUNK;
     for (; *next < count && t.count < t.ROOM; ++*next) {
         const int64_t i = *next;
         if (!lengths[i]) continue;
@@ -182,10 +189,10 @@ int32_t launch(tl_context *ctx, const char *name, const Rule &rule, const float 
             t.out[t.count][k] = out[k][i];
         t.n[t.count] = (uint32_t)lengths[i];
         t.first[t.count++] = blocks;
-        blocks += (uint32_t)tl_ceil_div(lengths[i], CHUNK); /* at most 2^20 each */
+        blocks += (uint32_t)tl_ceil_div(lengths[i], chunk); /* at most 2^20 each */
     }
     if (!blocks) return TORCHLEAN_OK;
-    return tl_launch_ahead(ctx, name, step_kernel<Rule, BYTES>, blocks, THREADS, 0, t, rule);
+    return tl_launch_ahead(ctx, name, step_kernel<Rule, BYTES>, blocks, THREADS, 0, t, rule, (uint32_t)chunk);
 }
 
 template <class Rule>

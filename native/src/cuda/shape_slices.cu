@@ -1,4 +1,4 @@
-/* Slices of any rank and their adjoint on CUDA, strided copies (formula/strided.h), and concatenation.
+/* Slices of any rank on CUDA, strided copies (formula/strided.h), padding, and concatenation.
  *
  * A thread owns GROUPS elements of the dense array, THREADS apart, so that a warp's accesses to it are one line; where runs, strides
  * and pointers allow it an element is four floats. Element i of the dense array lies where one fast division per merged axis says;
@@ -22,12 +22,11 @@ template <class T> struct Copy {
     int64_t stride[TL_STRIDED_RANK];
 };
 
-/* AXES = 0: any number of merged axes. TAKE: from the strided array to the dense one, else back. */
-template <class T, int AXES, bool TAKE> __global__ void __launch_bounds__(THREADS) copy_kernel(Copy<T> c)
+/* AXES = 0: any number of merged axes. */
+template <class T, int AXES> __global__ void __launch_bounds__(THREADS) copy_kernel(Copy<T> c)
 {
     const int64_t block = (int64_t)blockIdx.x * (THREADS * GROUPS);
     T v[GROUPS];
-    int64_t place[GROUPS];
     TL_UNROLL_FOR (int k = 0; k < GROUPS; k++) {
         const int64_t i = block + k * THREADS + threadIdx.x;
         if (i >= c.n) break;
@@ -38,17 +37,15 @@ template <class T, int AXES, bool TAKE> __global__ void __launch_bounds__(THREAD
             q = c.size[j].divmod(q, &rest);
             at += rest * c.stride[j];
         }
-        place[k] = at + q * c.stride[0];
-        v[k] = c.x[TAKE ? place[k] : i];
+        v[k] = c.x[at + q * c.stride[0]];
     }
     TL_UNROLL_FOR (int k = 0; k < GROUPS; k++) {
         const int64_t i = block + k * THREADS + threadIdx.x;
-        if (i < c.n) c.y[TAKE ? i : place[k]] = v[k];
+        if (i < c.n) c.y[i] = v[k];
     }
 }
 
-template <class T, bool TAKE>
-int32_t launch(tl_context *ctx, const char *name, const tl_strided &s, const float *x, float *y)
+template <class T> int32_t launch(tl_context *ctx, const char *name, const tl_strided &s, const float *x, float *y)
 {
     constexpr int WIDTH = sizeof(T) / sizeof(float);
     Copy<T> c = {reinterpret_cast<const T *>(x), reinterpret_cast<T *>(y), s.n / WIDTH, s.count, {}, {}};
@@ -57,23 +54,110 @@ int32_t launch(tl_context *ctx, const char *name, const tl_strided &s, const flo
         c.size[k] = tl_fastdiv((uint64_t)(last ? s.size[k] / WIDTH : s.size[k]));
         c.stride[k] = last || WIDTH == 1 ? s.stride[k] : s.stride[k] / WIDTH;
     }
-    const auto kernel = s.count == 1   ? copy_kernel<T, 1, TAKE>
-                        : s.count == 2 ? copy_kernel<T, 2, TAKE>
-                        : s.count == 3 ? copy_kernel<T, 3, TAKE>
-                                       : copy_kernel<T, 0, TAKE>;
+    const auto kernel = s.count == 1   ? copy_kernel<T, 1>
+                        : s.count == 2 ? copy_kernel<T, 2>
+                        : s.count == 3 ? copy_kernel<T, 3>
+                                       : copy_kernel<T, 0>;
     return tl_launch(ctx, name, kernel, tl_grid(c.n, THREADS * GROUPS), THREADS, c);
 }
 
-/* From the strided array x to the dense y, or from the dense x to the strided y. */
-template <bool TAKE> int32_t copy(tl_context *ctx, const char *name, const tl_strided &s, const float *x, float *y)
+/* From the strided array x to the dense y. */
+int32_t copy(tl_context *ctx, const char *name, const tl_strided &s, const float *x, float *y)
 {
-    x += TAKE ? s.base : 0;
-    y += TAKE ? 0 : s.base;
+    x += s.base;
     const int last = s.count - 1;
     bool wide = s.stride[last] == 1 && s.size[last] % 4 == 0 && tl_aligned4(x) && tl_aligned4(y);
     for (int k = 0; k < last; k++)
         wide = wide && s.stride[k] % 4 == 0;
-    return wide ? launch<float4, TAKE>(ctx, name, s, x, y) : launch<float, TAKE>(ctx, name, s, x, y);
+    return wide ? launch<float4>(ctx, name, s, x, y) : launch<float>(ctx, name, s, x, y);
+}
+
+/* ---- padding ----------------------------------------------------------------------------------------------------- */
+
+/* An array of merged axes in a larger one: index i of an axis of y holds index (i - start)/step of x, or (start - i)/step of an axis
+ * that runs `back`, where that is one of `length`. */
+struct Pad {
+    const float *x;
+    float *y;
+    int64_t total;
+    float value;
+    int32_t count;
+    tl_fastdiv size[TL_STRIDED_RANK], step[TL_STRIDED_RANK]; /* size: of y */
+    uint32_t start[TL_STRIDED_RANK], length[TL_STRIDED_RANK];
+    bool back[TL_STRIDED_RANK];
+    int64_t stride[TL_STRIDED_RANK]; /* of x */
+
+    /* Axis k of the larger array, outside those that are there, of which the inner one may be whole: then it is joined to it. */
+    void add(int64_t whole, int64_t part, int64_t first, int64_t apart, bool backwards)
+    {
+        if (whole == 1) return;
+        const int inner = count - 1;
+        if (count > 0 && apart == 1 && !backwards && !back[inner] && start[inner] == 0 &&
+            length[inner] == size[inner].divisor) {
+            start[inner] = (uint32_t)(first * length[inner]);
+            size[inner] = tl_fastdiv((uint64_t)(whole * length[inner]));
+            length[inner] = (uint32_t)(part * length[inner]);
+            return;
+        }
+        stride[count] = count > 0 ? stride[inner] * length[inner] : 1;
+        size[count] = tl_fastdiv((uint64_t)whole);
+        step[count] = tl_fastdiv((uint64_t)apart);
+        start[count] = (uint32_t)first;
+        length[count] = (uint32_t)part;
+        back[count++] = backwards;
+    }
+
+    /* Whether index i of axis k holds one of x, then which. */
+    __device__ __forceinline__ bool find(int k, uint32_t i, uint32_t *index) const
+    {
+        const bool after = back[k] ? i <= start[k] : i >= start[k];
+        uint32_t rest;
+        *index = step[k].divmod(back[k] ? start[k] - i : i - start[k], &rest);
+        return after && rest == 0 && *index < length[k];
+    }
+};
+
+/* A block owns 4·THREADS·GROUPS consecutive elements of y, the innermost axis is axis 0; a thread owns GROUPS quadruples of them, THREADS
+ * apart, which it writes at once. AXES = 0: any number of axes. */
+template <int AXES> __global__ void __launch_bounds__(THREADS) pad_kernel(const __grid_constant__ Pad p)
+{
+    const int64_t block = (int64_t)blockIdx.x * (THREADS * GROUPS * 4);
+    float v[GROUPS][4];
+    const auto find_row = [&](uint32_t row, int64_t *at) {
+        bool inside = true;
+        *at = 0;
+        TL_UNROLL_FOR (int k = 1; k < (AXES ? AXES : p.count); k++) {
+            uint32_t i = row, index;
+            if (k < (AXES ? AXES : p.count) - 1) row = p.size[k].divmod(row, &i);
+            inside &= p.find(k, i, &index);
+            *at += index * p.stride[k];
+        }
+        return inside;
+    };
+    TL_UNROLL_FOR (int g = 0; g < GROUPS; g++) {
+        const int64_t i = block + (g * THREADS + (int)threadIdx.x) * 4;
+        if (i >= p.total) break;
+        uint32_t column, index;
+        uint32_t row = p.size[0].divmod((uint32_t)i, &column);
+        int64_t at;
+        bool inside = find_row(row, &at);
+        TL_UNROLL_FOR (int e = 0; e < 4; e++) {
+            v[g][e] = p.find(0, column, &index) && inside && i + e < p.total ? p.x[at + index] : p.value;
+            if (e < 3 && ++column == p.size[0].divisor) {
+                column = 0;
+                inside = find_row(++row, &at);
+            }
+        }
+    }
+    TL_UNROLL_FOR (int g = 0; g < GROUPS; g++) {
+        const int64_t i = block + (g * THREADS + (int)threadIdx.x) * 4;
+        if (i + 4 <= p.total) {
+            tl_store4(p.y + i, v[g]);
+        } else {
+            TL_UNROLL_FOR (int e = 0; e < 3; e++)
+                if (i + e < p.total) p.y[i + e] = v[g][e];
+        }
+    }
 }
 
 /* ---- concatenation ----------------------------------------------------------------------------------------------- */
@@ -132,8 +216,8 @@ __global__ void __launch_bounds__(THREADS) concat_kernel(Concat c)
 extern "C" int32_t tl_cuda_slice_axes(tl_context *ctx, const float *x, const tl_dims *in_dims, const tl_dims *out_dims,
                                       const tl_dims *starts, const tl_dims *steps, int64_t reversed, float *out)
 {
-    return copy<true>(ctx, "tl_cuda_slice_axes",
-                      tl_slice_strides(in_dims->rank, in_dims->d, out_dims->d, starts->d, steps->d, reversed), x, out);
+    return copy(ctx, "tl_cuda_slice_axes",
+                tl_slice_strides(in_dims->rank, in_dims->d, out_dims->d, starts->d, steps->d, reversed), x, out);
 }
 
 extern "C" int32_t tl_cuda_pad_axes(tl_context *ctx, const float *x, const tl_dims *in_dims, const tl_dims *out_dims,
@@ -141,11 +225,17 @@ extern "C" int32_t tl_cuda_pad_axes(tl_context *ctx, const float *x, const tl_di
                                     float *out)
 {
     const int64_t n = (int64_t)tl_dims_product(in_dims), total = (int64_t)tl_dims_product(out_dims);
-    if (n < total) TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), out, value, total));
-    if (n == 0) return TORCHLEAN_OK;
-    return copy<false>(ctx, "tl_cuda_pad_axes",
-                       tl_slice_strides(out_dims->rank, out_dims->d, in_dims->d, starts->d, steps->d, reversed), x,
-                       out);
+    if (n == 0) return total > 0 ? tl_cuda_fill(tl_context_cuda(ctx), out, value, total) : (int32_t)TORCHLEAN_OK;
+    Pad p = {};
+    p.x = x, p.y = out, p.total = total, p.value = value;
+    for (int32_t k = in_dims->rank - 1; k >= 0; k--)
+        p.add(out_dims->d[k], in_dims->d[k], starts->d[k], steps->d[k], reversed >> k & 1);
+    if (p.count == 0) p.count = 1, p.size[0] = p.step[0] = tl_fastdiv(1), p.length[0] = 1;
+    const auto kernel = p.count == 1   ? pad_kernel<1>
+                        : p.count == 2 ? pad_kernel<2>
+                        : p.count == 3 ? pad_kernel<3>
+                                       : pad_kernel<0>;
+    return tl_launch(ctx, "tl_cuda_pad_axes", kernel, tl_grid(total, THREADS * GROUPS * 4), THREADS, p);
 }
 
 extern "C" int32_t tl_cuda_concat_rows(tl_context *ctx, const float *a, const float *b, int64_t rows, int64_t n,

@@ -17,10 +17,11 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
 {
     const Row r(rows, cols);
     tl_held<Row, Row::ONE_SHARED> v;
-    v.load(r, x + r.row * cols);
+    v.load(r, x + r.row * cols, -TL_INF);
     v.wait();
     float m, w[Row::W];
-    const float sum = tl_row_exponentials<LOG>(r, v, &m), s = LOG ? tl_log(sum) : sum, reciprocal = 1.0f / s;
+    const float sum = tl_row_exponentials<LOG, !Row::ONE_SHARED>(r, v, &m), s = LOG ? tl_log(sum) : sum,
+                reciprocal = 1.0f / s;
 #pragma unroll(decltype(v)::UNROLL)
     for (int k = 0; k < Row::K; k++) {
         v.get(k, w);

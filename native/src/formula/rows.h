@@ -6,6 +6,15 @@
 #include "count.h"
 #include "explog.h"
 
+/* tl_exp(x) for x <= 0 or NaN: the factor 2^k has one form, that of tl_exp for negative x. */
+TL_HD float tl_exp_at_most_1(float x)
+{
+    float t;
+    float p = tl_exp_mantissa(x, 63.0f, &t);
+    float scale = tl_from_bits((tl_bits(t) << 23) + (128u << 23));
+    return x < -104.0f ? 0.0f : p * scale * TL_2M64;
+}
+
 /* e / s from r = 1/s, s >= 1: the product, and one Newton step on its residual, which fmaf gives exactly (Markstein, IBM J. Res.
  * Dev. 34, 1990). Within 1 ulp, nearly always the correctly rounded quotient, at a quarter of a division's cost. */
 TL_HD float tl_quotient(float e, float s, float r)

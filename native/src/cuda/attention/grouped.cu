@@ -257,6 +257,8 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
     const float *Q = a.Q + b * a.rows * a.d, *K = a.K + b * a.keys * a.d, *V = a.V + b * a.keys * a.v;
     const float *g = a.g + b * a.rows * a.v;
     const float *base = a.base + b * a.rows, *inverse = a.inverse + b * a.rows, *dot = a.dot + b * a.rows;
+    /* Of long rows the block's chunk may lie beyond those of one gradient; that of V needs no dP. */
+    const bool want_k = a.gK && (!C::MANY || from < a.d), want_v = a.gV && (!C::MANY || from < a.v);
 
     float gK[C::RM][C::RC] = {}, gV[C::RM][C::RC] = {};
     bool fresh = true;
@@ -275,12 +277,12 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
         }
         float s[C::RM][C::RK] = {}, t[C::RM][C::RK] = {};
         scores<C>(s, Ks, K, j0, a.keys, Qs, Q, i0, a.rows, a.d, a.wide_d, fresh);
-        scores<C>(t, Vs, V, j0, a.keys, Gs, g, i0, a.rows, a.v, a.wide_v, fresh);
+        if (!C::MANY || want_k) scores<C>(t, Vs, V, j0, a.keys, Gs, g, i0, a.rows, a.v, a.wide_v, fresh);
         fresh = false;
         if (C::MANY) {
             __syncthreads();
-            copy<C, C::COLS>(Qs, Q, i0, a.rows, a.d, a.wide_d, from);
-            copy<C, C::COLS>(Gs, g, i0, a.rows, a.v, a.wide_v, from);
+            if (want_k) copy<C, C::COLS>(Qs, Q, i0, a.rows, a.d, a.wide_d, from);
+            if (want_v) copy<C, C::COLS>(Gs, g, i0, a.rows, a.v, a.wide_v, from);
         }
         TL_UNROLL_FOR (int j = 0; j < C::RK; j++) {
             const int query = tx + C::TX * j;
@@ -297,8 +299,8 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
             }
         }
         arrive();
-        if (a.gV) accumulate<C>(Ps, Gs, gV);
-        if (a.gK) accumulate<C>(Ws, Qs, gK);
+        if (want_v) accumulate<C>(Ps, Gs, gV);
+        if (want_k) accumulate<C>(Ws, Qs, gK);
         __syncthreads();
     }
     TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
@@ -306,8 +308,8 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
         if (row >= a.keys) continue;
         TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
             gK[i][c] *= a.scale;
-        if (a.gK) store<C>(a.gK + at * a.d, gK[i], a.d, from);
-        if (a.gV) store<C>(a.gV + at * a.v, gV[i], a.v, from);
+        if (want_k) store<C>(a.gK + at * a.d, gK[i], a.d, from);
+        if (want_v) store<C>(a.gV + at * a.v, gV[i], a.v, from);
     }
 }
 

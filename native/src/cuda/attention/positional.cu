@@ -4,9 +4,9 @@
  * batch, reading and writing 16 bytes at a time where the width allows. The loads of UNROLL members are issued
  * together.
  *
- * The frequencies of few pairs travel in the kernel's parameters where the array is small: a copy to the device would
- * take as long as the kernel. Lanes that read different parameters wait for each other, so large arrays have theirs in
- * memory. */
+ * The frequencies of few pairs travel in the kernel's parameters where the array is small or its rows are short: a copy to
+ * the device would take as long as the kernel. Lanes that read different parameters wait for each other, so other arrays
+ * have theirs in memory. */
 #include "cuda/device/division.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -25,7 +25,7 @@ enum Kind { INTERLEAVED, HALVES, ADD };
 struct Staged {
     const uint64_t *rate;
 };
-constexpr int64_t GIVEN = 128, GIVEN_MOST = 1 << 19; /* pairs, and elements of the array */
+constexpr int64_t GIVEN = 128, GIVEN_MOST = 1 << 18; /* pairs, and reads that wait for each other */
 struct Given {
     uint64_t rate[GIVEN];
 };
@@ -140,7 +140,10 @@ template <Kind KIND> int32_t encode(tl_context *ctx, Positions a, float base)
             rate[i] = tl_turn_rate(base, i, a.d);
     };
 
-    if (pairs <= GIVEN && a.batch * a.n * a.d <= GIVEN_MOST) {
+    /* the lanes of a warp read the frequencies of so many groups of pairs, one after the other */
+    const int64_t warps = tl_ceil_div(a.n * groups, 32) * tl_ceil_div(a.batch, a.members),
+                  alone = groups < 32 ? groups : 32;
+    if (pairs <= GIVEN && warps * alone * tl_ceil_div(pairs, groups) <= GIVEN_MOST) {
         Given given = {};
         find_rates(given.rate);
         return launch(given);

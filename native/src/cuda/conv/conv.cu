@@ -23,6 +23,8 @@ int32_t product_of_one(tl_context *ctx, const tl_conv_shape &s, bool spread, int
 {
     if (tl_cuda_conv_direct_serves(s, spread, batch, channels, rows))
         return tl_cuda_conv_direct(ctx, s, spread, batch, channels, rows, source, w, bias, target);
+    if (batch > 0 && tl_cuda_conv_one_group_serves(s, spread, channels, rows))
+        return tl_cuda_conv_groups_product(ctx, s, spread, batch, 1, channels, rows, source, w, bias, target);
     return tl_conv_wgmma_serves_product(ctx, s, spread, batch, channels, rows)
                ? tl_conv_wgmma_product(ctx, s, spread, batch, channels, rows, source, w, bias, target)
                : tl_cuda_conv_product(ctx, s, spread, batch, channels, rows, source, w, bias, target);

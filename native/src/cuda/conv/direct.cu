@@ -4,15 +4,20 @@
  * tensor core's tile or most of a chain empty and, with strides, have a product for each phase; here it is one launch of fused
  * multiply-adds. A correlation without strides is a spread whose kernel is turned around, with w (rows, channels, *kernel).
  *
+ * A tile of 16 rows costs the same for one row as for 16: gathering and splitting the elements of an image takes longer than the
+ * tensor cores take. Here the time grows with the rows, and an element is read once for all taps along the second axis.
+ *
  * A shape has three axes, those of lower rank before its own with length 1. On the last two i + padding = j·S + r and k = t·S + r,
  * r < S: the large elements of one j read the same small elements j - t. A thread owns one i of the first axis, P neighbouring j
  * of the second, a j of the third, all S·S residues of these and up to R rows (blockIdx.y: which): per channel and kernel offsets
  * along the first and third axis it reads P + T - 1 small elements, and every weight, which shared memory broadcasts, meets P of
  * them. Neighbouring threads have neighbouring j of the third axis. With many channels `groups` warps of a block share the
- * channels of the same 32 items, so that small images have warps enough; P is small where items are few.
+ * channels of the same 32 items, so that small images have warps enough; P is small where items are few. With many channels of an
+ * image of few items the channels are cut into parts too, each for thread blocks of its own.
  *
  * Order of additions: a group's channels, one after the other, and in a channel the kernel offsets of the first axis, of the third,
- * of the second, one fused multiply-add each; then the groups in order, and the bias. Groups follow from the number of channels. */
+ * of the second, one fused multiply-add each; then the groups of a part in order, the parts in order (conv/mma_product.cu adds
+ * them), and the bias. Groups and parts follow from the shape of one image. */
 #include "cuda/conv/conv.cuh"
 
 namespace {
@@ -22,10 +27,15 @@ constexpr int ROOM = 192;          /* weights (of R rows) that a warp has in sha
 constexpr int AT_ONCE = 16;        /* sums of a thread that groups exchange at a time */
 constexpr int64_t TAPS_MOST = 256; /* 4 KiB of them for each warp */
 constexpr int64_t EXTENT_MOST = INT64_C(1) << 28;
-constexpr int64_t ROWS_FEW = 4; /* served whatever the work: more than half of a tile of 16 rows would be empty */
+constexpr int64_t ROWS_FEW = 8; /* served whatever the work: half of a tile of 16 rows would be empty */
 constexpr int64_t ROWS_MOST = 16, WORK_MOST = INT64_C(1) << 26; /* and with more rows; multiply-adds of an image */
 constexpr int64_t CHANNELS_FEW = 8, TERMS_FEW = 63; /* and with any rows; of an element, for a tensor core */
 constexpr int64_t GROUP_LEAST = 4;                  /* channels of a group */
+/* Thread blocks of one image below which its channels are cut into parts (two for each multiprocessor of an H100: a constant,
+ * because parts belong to the result), channels of a group that a part has at least, and the fewest parts that save more time
+ * than their addition takes. */
+constexpr int64_t BLOCKS_WANTED = 264, PART_LEAST = 8, PARTS_LEAST = 3;
+constexpr int64_t SCRATCH_MOST = INT64_C(1) << 26; /* floats of parts: 256 MiB, else some images at a time */
 static_assert(32 * AT_ONCE * sizeof(float) <= ROOM * sizeof(float4), "sums take the place of weights");
 
 struct Job {
@@ -34,7 +44,9 @@ struct Job {
     uint32_t channels, rows, items, small_size, large_size, taps;
     uint64_t w_channel, w_row;       /* strides of w */
     int64_t w_first, w_step;         /* the element of kernel offset 0, and the way to the next */
-    uint32_t groups, group_channels; /* a power of two; channels of each, the last may have fewer */
+    uint32_t groups, group_channels; /* of a part: a power of two; channels of each, the last may have fewer */
+    uint32_t parts, part_channels;   /* the same; `large` then has a first axis of parts */
+    uint64_t large_elements;         /* of a part */
     uint32_t room, chunk;            /* float4 of a warp in shared memory, and the channels whose weights they hold */
     int32_t in[AXES], out[AXES], kernel[AXES], padding[AXES], first[AXES]; /* least j */
     tl_fastdiv stride0, in0, count1, count2; /* of axis 0; groups of P along axis 1, j along axis 2 */
@@ -43,6 +55,8 @@ struct Job {
 template <int S_, int T_, int R_, int P_> struct Form {
     static constexpr int S = S_, T = T_, R = R_, P = P_, V = P + T - 1, SUMS = P * S * S * R;
     static constexpr int AHEAD = T <= 3 ? T : 1; /* offsets along the third axis whose elements are read together */
+    static constexpr int TOGETHER =
+        R == 4 || SUMS > 32 ? 2 : 4; /* weights that a thread fetches together, as registers allow */
     /* thread blocks on a multiprocessor, without spills */
     static constexpr int HELD = SUMS + AHEAD * V, RESIDENT = HELD > 50 ? 2 : HELD > 24 ? 3 : 4;
 };
@@ -79,7 +93,8 @@ template <class F> struct Item {
         const int i2 = j2 * S + e / R % S - job.padding[2];
         if (!real || row >= job.rows || (uint32_t)i1 >= (uint32_t)job.in[1] || (uint32_t)i2 >= (uint32_t)job.in[2])
             return;
-        float *const to = job.large + ((uint64_t)image * job.rows + row) * job.large_size;
+        float *const to = job.large +
+                          (blockIdx.z * job.large_elements + ((uint64_t)image * job.rows + row) * job.large_size);
         to[((uint32_t)i0 * (uint32_t)job.in[1] + (uint32_t)i1) * (uint32_t)job.in[2] + (uint32_t)i2] =
             job.bias ? sum + job.bias[row] : sum;
     }
@@ -90,7 +105,7 @@ template <class F>
 __device__ __forceinline__ void add_channels(const Job &job, const Item<F> &item, uint32_t begin, uint32_t end,
                                              float4 *weights, float (&sum)[F::SUMS])
 {
-    constexpr int S = F::S, T = F::T, R = F::R, P = F::P, V = F::V, AHEAD = F::AHEAD;
+    constexpr int S = F::S, T = F::T, R = F::R, P = F::P, V = F::V, AHEAD = F::AHEAD, TOGETHER = F::TOGETHER;
     const uint32_t lane = threadIdx.x % 32, taps = job.taps;
     const int width = job.out[2], kernel1 = job.kernel[1], kernel2 = job.kernel[2];
     uint32_t present = 0; /* which of the V lines from j1 - (T - 1) on exist */
@@ -101,14 +116,19 @@ __device__ __forceinline__ void add_channels(const Job &job, const Item<F> &item
     for (uint32_t channel0 = begin; channel0 < end; channel0 += job.chunk) {
         const uint32_t channels = min(end - channel0, job.chunk);
         __syncwarp();
-        for (uint32_t i = lane; i < channels * taps; i += 32) {
-            const uint32_t channel = i / taps, k = i - channel * taps;
-            const float *w = job.w + (channel0 + channel) * job.w_channel + item.row0 * job.w_row +
-                             (job.w_first + (int64_t)k * job.w_step);
-            float x[4] = {};
-            TL_UNROLL_FOR (uint32_t r = 0; r < (uint32_t)R; r++)
-                x[r] = item.row0 + r < job.rows ? w[r * job.w_row] : 0.0f;
-            weights[i] = make_float4(x[0], x[1], x[2], x[3]);
+        const uint32_t present_rows = min(job.rows - item.row0, (uint32_t)R);
+        const float *const base = job.w + channel0 * job.w_channel + item.row0 * job.w_row + job.w_first;
+#pragma unroll 1
+        for (uint32_t i = lane; i < channels * taps; i += 32 * TOGETHER) {
+            float x[TOGETHER][4] = {};
+            TL_UNROLL_FOR (int u = 0; u < TOGETHER; u++) {
+                const uint32_t at = i + 32 * u, channel = at / taps, k = at - channel * taps;
+                const float *w = base + (channel * job.w_channel + (int64_t)k * job.w_step);
+                TL_UNROLL_FOR (uint32_t r = 0; r < (uint32_t)R; r++)
+                    if (at < channels * taps && r < present_rows) x[u][r] = __ldg(w + r * job.w_row);
+            }
+            TL_UNROLL_FOR (int u = 0; u < TOGETHER; u++)
+                if (i + 32 * u < channels * taps) weights[i + 32 * u] = make_float4(x[u][0], x[u][1], x[u][2], x[u][3]);
         }
         __syncwarp();
 #pragma unroll 1
@@ -153,7 +173,7 @@ __device__ __forceinline__ void add_channels(const Job &job, const Item<F> &item
     }
 }
 
-/* WARPS·room float4 of dynamic shared memory: a weight's rows; then each warp's sums. */
+/* WARPS·room float4 of dynamic shared memory: a weight's rows; then each warp's sums. blockIdx: items, rows, part. */
 template <class F>
 __global__ void __launch_bounds__(THREADS, F::RESIDENT) direct_kernel(const __grid_constant__ Job job)
 {
@@ -162,8 +182,9 @@ __global__ void __launch_bounds__(THREADS, F::RESIDENT) direct_kernel(const __gr
     const uint32_t leader = warp - group, sets = WARPS / job.groups, set = leader / job.groups;
     const Item<F> item(job, (blockIdx.x * sets + set) * 32 + lane);
     float sum[F::SUMS] = {};
-    const uint32_t begin = min(group * job.group_channels, job.channels);
-    add_channels<F>(job, item, begin, min(begin + job.group_channels, job.channels), shared + warp * job.room, sum);
+    const uint32_t part = blockIdx.z * job.part_channels, end = min(part + job.part_channels, job.channels);
+    const uint32_t begin = min(part + group * job.group_channels, end);
+    add_channels<F>(job, item, begin, min(begin + job.group_channels, end), shared + warp * job.room, sum);
     if (job.groups == 1) {
         TL_UNROLL_FOR (int e = 0; e < F::SUMS; e++)
             item.store(e, sum[e]);
@@ -199,28 +220,64 @@ template <class F> int32_t launch(tl_context *ctx, Job job, const int64_t *count
     job.count1 = tl_fastdiv((uint64_t)tl_ceil_div(count[1], F::P));
     job.count2 = tl_fastdiv((uint64_t)count[2]);
     job.items = (uint32_t)items_of(job, count, batch, F::P);
-    const dim3 grid(tl_grid(job.items, THREADS / (int64_t)job.groups), (unsigned)tl_ceil_div(job.rows, F::R));
+    const dim3 grid(tl_grid(job.items, THREADS / (int64_t)job.groups), (unsigned)tl_ceil_div(job.rows, F::R),
+                    job.parts);
     const size_t bytes = sizeof(float4) * WARPS * job.room; /* less than any kernel may have */
     return tl_launch_dynamic(ctx, "conv_direct", direct_kernel<F>, grid, THREADS, bytes, job);
 }
+
+constexpr int few_positions(int64_t stride) { return stride == 1 ? 2 : 1; }
 
 /* P is part of no order of additions: as many as leave the device full and few lines beyond the last. */
 template <int S, int T, int R>
 int32_t launch_items(tl_context *ctx, const Job &job, const int64_t *count, int64_t batch)
 {
-    constexpr int MANY = S == 1 ? 8 : 4, FEW = S == 1 ? 2 : 1;
+    constexpr int MANY = S == 1 ? 8 : 4, FEW = few_positions(S);
     constexpr int64_t WARPS_LEAST = 16; /* of a multiprocessor */
-    const int64_t warps = items_of(job, count, batch, MANY) / 32 * (int64_t)job.groups;
+    const int64_t warps = items_of(job, count, batch, MANY) / 32 * (int64_t)(job.groups * job.parts);
     const bool many = 2 * count[1] > MANY && warps >= WARPS_LEAST * tl_cuda_sms(ctx);
     return many ? launch<Form<S, T, R, MANY>>(ctx, job, count, batch)
                 : launch<Form<S, T, R, FEW>>(ctx, job, count, batch);
 }
 
+/* Rows of a thread: those that leave the fewest empty. */
+int64_t rows_at_once(int64_t rows)
+{
+    if (rows == 1) return 1;
+    return rows < 4 || tl_ceil_div(rows, 3) * 3 < tl_ceil_div(rows, 4) * 4 ? 3 : 4;
+}
+
 template <int S, int T> int32_t launch_rows(tl_context *ctx, const Job &job, const int64_t *count, int64_t batch)
 {
-    return job.rows == 1  ? launch_items<S, T, 1>(ctx, job, count, batch)
-           : job.rows < 4 ? launch_items<S, T, 3>(ctx, job, count, batch)
-                          : launch_items<S, T, 4>(ctx, job, count, batch);
+    const int64_t rows = rows_at_once(job.rows);
+    return rows == 1   ? launch_items<S, T, 1>(ctx, job, count, batch)
+           : rows == 3 ? launch_items<S, T, 3>(ctx, job, count, batch)
+                       : launch_items<S, T, 4>(ctx, job, count, batch);
+}
+
+/* Cuts the channels into parts and groups. */
+void cut_channels(Job &job, int64_t image_items)
+{
+    const int64_t items = THREADS / (int64_t)job.groups, row_groups = tl_ceil_div(job.rows, rows_at_once(job.rows));
+    int64_t parts = BLOCKS_WANTED / (tl_ceil_div(image_items, items) * row_groups);
+    const int64_t most = job.groups == WARPS ? job.channels / (WARPS * PART_LEAST) : 1;
+    if (parts > most) parts = most;
+    if (parts < PARTS_LEAST) parts = 1;
+    job.part_channels = (uint32_t)tl_ceil_div(job.channels, parts);
+    job.parts = (uint32_t)tl_ceil_div(job.channels, (int64_t)job.part_channels);
+    job.group_channels = (uint32_t)tl_ceil_div(job.part_channels, (int64_t)job.groups);
+}
+
+int32_t launch_any(tl_context *ctx, const Job &job, int64_t stride, const int64_t *count, int64_t batch)
+{
+    const int k = job.kernel[1];
+    if (stride == 1)
+        return k <= 3   ? launch_rows<1, 3>(ctx, job, count, batch)
+               : k <= 5 ? launch_rows<1, 5>(ctx, job, count, batch)
+                        : launch_rows<1, 7>(ctx, job, count, batch);
+    return k <= 4   ? launch_rows<2, 2>(ctx, job, count, batch)
+           : k <= 6 ? launch_rows<2, 3>(ctx, job, count, batch)
+                    : launch_rows<2, 4>(ctx, job, count, batch);
 }
 
 /* The stride that the last two axes share, as far as one matters to them, else 1; 0 if they have different ones. */
@@ -258,6 +315,12 @@ bool runs(const tl_conv_shape &s, int64_t batch, int64_t rows)
     return (stride == 1 || stride == 2) && second <= (stride == 1 ? 7 : 8) && batch * s.in_size < INT64_C(1) << 31;
 }
 
+/* With one tap along the second or the third axis most of what a thread reads there would meet no weight. */
+bool has_wide_kernel(const tl_conv_shape &s)
+{
+    return s.rank >= 2 && s.kernel[s.rank - 2] >= 2 && s.kernel[s.rank - 1] >= 2;
+}
+
 /* Few channels, and terms of an element, of one phase. */
 bool few_terms(const tl_conv_shape &s, int64_t channels)
 {
@@ -280,7 +343,7 @@ bool tl_cuda_conv_direct_serves(const tl_conv_shape &s, bool spread, int64_t bat
     }
     for (int d = 0; d < s.rank; d++)
         if (s.stride[d] > 1) return false;
-    return few_terms(s, channels) && runs(turned(s), batch, rows);
+    return (few_terms(s, channels) || (rows <= ROWS_FEW && has_wide_kernel(s))) && runs(turned(s), batch, rows);
 }
 
 int32_t tl_cuda_conv_direct(tl_context *ctx, const tl_conv_shape &shape, bool spread, int64_t batch, int64_t channels,
@@ -297,7 +360,6 @@ int32_t tl_cuda_conv_direct(tl_context *ctx, const tl_conv_shape &shape, bool sp
     job.groups = 1;
     while (job.groups < WARPS && channels >= 2 * GROUP_LEAST * job.groups)
         job.groups *= 2;
-    job.group_channels = (uint32_t)tl_ceil_div(channels, (int64_t)job.groups);
     job.room = job.taps > ROOM ? job.taps : ROOM;
     job.chunk = job.room / job.taps;
     const int64_t stride = common_stride(s);
@@ -313,12 +375,20 @@ int32_t tl_cuda_conv_direct(tl_context *ctx, const tl_conv_shape &shape, bool sp
     }
     job.stride0 = tl_fastdiv(s.rank == AXES ? (uint64_t)s.stride[0] : 1);
     job.in0 = tl_fastdiv((uint64_t)job.in[0]);
-    const int k = job.kernel[1];
-    if (stride == 1)
-        return k <= 3   ? launch_rows<1, 3>(ctx, job, count, batch)
-               : k <= 5 ? launch_rows<1, 5>(ctx, job, count, batch)
-                        : launch_rows<1, 7>(ctx, job, count, batch);
-    return k <= 4   ? launch_rows<2, 2>(ctx, job, count, batch)
-           : k <= 6 ? launch_rows<2, 3>(ctx, job, count, batch)
-                    : launch_rows<2, 4>(ctx, job, count, batch);
+    cut_channels(job, items_of(job, count, 1, few_positions(stride)));
+    if (job.parts == 1) return launch_any(ctx, job, stride, count, batch);
+    const int64_t size = job.large_size, most = SCRATCH_MOST / (rows * size * job.parts),
+                  images = batch < most ? batch : most;
+    tl_scratch<float> partial(ctx);
+    TL_TRY(partial.allocate(images * rows * size * job.parts));
+    job.large = partial, job.bias = nullptr;
+    for (int64_t first = 0; first < batch; first += images) {
+        const int64_t n = batch - first < images ? batch - first : images;
+        job.small = small + first * channels * job.small_size;
+        job.large_elements = (uint64_t)(n * rows * size);
+        TL_TRY(launch_any(ctx, job, stride, count, n));
+        TL_TRY(
+            tl_cuda_conv_add(ctx, partial, job.parts, n * rows * size, bias, size, rows, large + first * rows * size));
+    }
+    return TORCHLEAN_OK;
 }

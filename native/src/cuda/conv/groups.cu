@@ -19,6 +19,7 @@ namespace {
 
 constexpr int THREADS = 128, AXES = 3, WIDTH = 4, TAPS_AT_ONCE = 9;
 constexpr int64_t DIRECT_MOST = 8; /* channels of a group: with more, matrix products are faster */
+constexpr int64_t TERMS_FEW = 63;  /* of an element of one group: fewer than tensor cores take */
 constexpr int64_t EXTENT_MOST = INT64_C(1) << 28, TAPS_MOST = 16384;
 constexpr int64_t SEGMENT = 16384; /* positions */
 /* Pairs of channels of a group whose chains are shorter than a tile of a product (device/chain.cuh) takes. */
@@ -310,10 +311,12 @@ void set_items(Job &job, const int32_t *axes, int64_t planes, int64_t width)
 
 } // namespace
 
-bool tl_cuda_conv_groups_serve(const tl_conv_shape &s, int64_t groups, int64_t channels, int64_t rows)
+namespace {
+
+/* Whether the kernels run on groups of these. */
+bool runs(const tl_conv_shape &s, int64_t channels, int64_t rows)
 {
-    if (groups < 2 || channels < 1 || rows < 1 || channels > DIRECT_MOST || rows > DIRECT_MOST || s.rank > AXES ||
-        s.taps > TAPS_MOST)
+    if (channels < 1 || rows < 1 || channels > DIRECT_MOST || rows > DIRECT_MOST || s.rank > AXES || s.taps > TAPS_MOST)
         return false;
     for (int d = 0; d < s.rank; d++) {
         const int64_t span = s.kernel[d] * s.dilation[d];
@@ -322,6 +325,21 @@ bool tl_cuda_conv_groups_serve(const tl_conv_shape &s, int64_t groups, int64_t c
             return false;
     }
     return true;
+}
+
+} // namespace
+
+bool tl_cuda_conv_groups_serve(const tl_conv_shape &s, int64_t groups, int64_t channels, int64_t rows)
+{
+    return groups > 1 && runs(s, channels, rows);
+}
+
+bool tl_cuda_conv_one_group_serves(const tl_conv_shape &s, bool spread, int64_t channels, int64_t rows)
+{
+    int64_t terms = channels;
+    for (int d = 0; d < s.rank; d++)
+        terms *= spread ? tl_ceil_div(s.kernel[d], s.stride[d]) : s.kernel[d];
+    return terms <= TERMS_FEW && runs(s, channels, rows);
 }
 
 bool tl_cuda_conv_groups_chain(const tl_conv_shape &s, int64_t groups, int64_t channels, int64_t rows, bool weights)

@@ -28,8 +28,13 @@ namespace {
 
 /* Columns of K that cover the error of a part's cut-off sums, as for products of matrices (linalg/wgmma.cu). */
 constexpr int64_t TENSOR_LEAST = 64;
-/* Positions and multiply-adds of an image from which on these kernels serve, and steps that a segment has at least. */
+/* Positions and multiply-adds of an image from which on these kernels serve, and steps that a segment has at least; in phases beside
+ * a longer one, of images of so few tiles (an eighth of a device), a piece has at least PIECE_LEAST. */
 constexpr int64_t POSITIONS_LEAST = 16, WORK_LEAST = INT64_C(1) << 23, SEGMENT_LEAST = 9;
+constexpr int64_t TILES_FEW = WAVE / 8, PIECE_LEAST = 2;
+/* Rows from which on these kernels serve: with as many the tiles of conv/mma_product.cu have 64 rows too, at a third of the speed
+ * (measured on an H200). */
+constexpr int64_t ROWS_LEAST = 33;
 constexpr int64_t SCRATCH_MOST = INT64_C(1) << 26; /* floats of separately kept segments: 256 MiB */
 
 /* blockIdx: block of channels, 64 rows, phase; 512 threads are (q, thread of the group). */
@@ -60,7 +65,7 @@ __global__ void __launch_bounds__(512) pack_kernel(const __grid_constant__ Job j
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 /* Pieces whose targets are kept: the producers fill at most STAGES stages of a later piece while one is being stored,
- * and a piece has at least two. */
+ * and a piece has at least PIECE_LEAST. */
 constexpr int TARGETS = 4;
 
 template <class T> struct ProductLoader {
@@ -271,7 +276,7 @@ template <class T> __global__ void __launch_bounds__(THREADS, 1) product_kernel(
     __shared__ uint64_t barriers[2][T::STAGES];
     __shared__ __align__(4) uint8_t unsafe[T::STAGES][WARPS];
     __shared__ __align__(8) uint32_t targets[TARGETS][T::COLUMNS];
-    static_assert(T::STAGES <= 2 * (TARGETS - 1), "a piece's targets are stored before they are replaced");
+    static_assert(T::STAGES <= PIECE_LEAST * (TARGETS - 1), "a piece's targets are stored before they are replaced");
     const Stages<T> stages = open_stages<T, 1>(dynamic, barriers, unsafe);
     const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP, 0);
     if (threadIdx.x >= GROUPS * GROUP) {
@@ -345,12 +350,14 @@ template <class T> int64_t tiles_of(const tl_conv_gather *gathers, int phases, i
     return tiles;
 }
 
-/* Into how many segments K is cut: as many as fill a device with the tiles of one image. */
+/* Into how many segments K is cut: as many as fill a device with the tiles of one image. The first phase has the most taps, and the
+ * tiles that take longest; of few tiles the last one's segments may be short. */
 int64_t segments_of(const tl_conv_gather *gathers, int phases, int64_t channel_blocks, int64_t rows)
 {
-    int64_t most = WAVE / tiles_of<Low>(gathers, phases, 1, rows);
-    for (int p = 0; p < phases; p++)
-        most = std::min(most, channel_blocks * gathers[p].taps_size / SEGMENT_LEAST);
+    const int64_t longest = channel_blocks * gathers[0].taps_size, tiles = tiles_of<Low>(gathers, phases, 1, rows);
+    const int64_t shortest = channel_blocks * gathers[phases - 1].taps_size;
+    const int64_t most = std::min(
+        {WAVE / tiles, longest / SEGMENT_LEAST, shortest / (tiles <= TILES_FEW ? PIECE_LEAST : SEGMENT_LEAST)});
     return std::max(most, INT64_C(1));
 }
 
@@ -424,7 +431,7 @@ void set_phase(const tl_conv_gather &g, int64_t batch, uint32_t channel_blocks, 
 
 } // namespace
 
-/* Rows and channels must be at least three quarters of what tiles and steps have room for, an image large enough. */
+/* There must be rows enough, channels at least five eighths of what steps have room for, and an image large enough. */
 bool tl_conv_wgmma_serves_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
                                   int64_t rows)
 {
@@ -434,7 +441,7 @@ bool tl_conv_wgmma_serves_product(tl_context *ctx, const tl_conv_shape &s, bool 
     tl_conv_gather gathers[PHASES];
     const int phases = phases_of(s, spread, gathers);
     const int64_t blocks = tl_ceil_div(channels, STEP), groups = tl_ceil_div(rows, 64);
-    if (phases == 0 || 4 * channels < 3 * blocks * STEP || 4 * rows < 3 * groups * 64) return false;
+    if (phases == 0 || 8 * channels < 5 * blocks * STEP || rows < ROWS_LEAST) return false;
     int64_t positions = 0, work = 0;
     for (int p = 0; p < phases; p++) {
         if (channels * gathers[p].taps_size < TENSOR_LEAST || blocks * gathers[p].taps_size >= INT32_MAX / 512 ||

@@ -4,8 +4,9 @@
 #include "cuda/device/cluster_row.cuh"
 
 /* The sum of e^(x - m) over a row held on chip, m its maximum, which is left as the exponentials (SHIFTED: as x - m). A
- * NaN in the row need not reach the maximum: its exponential is NaN whatever it is shifted by. */
-template <bool SHIFTED, class Row, class Held>
+ * NaN in the row need not reach the maximum: its exponential is NaN whatever it is shifted by. ENDLESS: what lies past the row's
+ * end was loaded as -inf. */
+template <bool SHIFTED, bool ENDLESS = false, class Row, class Held>
 static __device__ __forceinline__ float tl_row_exponentials(const Row &r, Held &v, float *maximum)
 {
     float m = -TL_INF, w[Row::W], e[Row::W];
@@ -13,7 +14,7 @@ static __device__ __forceinline__ float tl_row_exponentials(const Row &r, Held &
     for (int k = 0; k < Row::K; k++) {
         v.get(k, w);
         TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
-            m = fmaxf(m, r.inside(k * Row::W + j) ? w[j] : -TL_INF);
+            m = fmaxf(m, ENDLESS || r.inside(k * Row::W + j) ? w[j] : -TL_INF);
     }
     m = Row::max(m);
     typename Row::terms exponentials;
@@ -22,8 +23,8 @@ static __device__ __forceinline__ float tl_row_exponentials(const Row &r, Held &
         const int k = Row::order(i);
         v.get(k, w);
         TL_UNROLL_FOR (int j = 0; j < Row::W; j++) {
-            w[j] = (r.inside(k * Row::W + j) ? w[j] : -TL_INF) - m;
-            e[j] = tl_exp(w[j]);
+            w[j] = (ENDLESS || r.inside(k * Row::W + j) ? w[j] : -TL_INF) - m;
+            e[j] = tl_exp_at_most_1(w[j]);
         }
         exponentials.add(i, e);
         v.put(k, SHIFTED ? w : e);
@@ -44,7 +45,7 @@ static __device__ __forceinline__ float tl_cluster_exponentials(const Row &r, fl
     m = r.max(m);
     *maximum = m;
     const float sum = r.sum(0, [&](int slot, int) {
-        const float shifted = v[slot] - m, e = tl_exp(shifted);
+        const float shifted = v[slot] - m, e = tl_exp_at_most_1(shifted);
         v[slot] = SHIFTED ? shifted : e;
         return e;
     });

@@ -43,27 +43,28 @@ template <bool VECTOR_, int T_, int W_, int K_, bool LEAVES_> struct tl_row_layo
     /* One thread of the row's. */
     __device__ __forceinline__ bool leads() const { return (LEAVES_ ? (int)threadIdx.x : thread()) == 0; }
 
-    /* v = the row at `p` (its first element), 0 past its end. */
-    __device__ __forceinline__ void load(const float *__restrict__ p, float (&v)[N]) const
+    /* v = the row at `p` (its first element), `absent` past its end. */
+    __device__ __forceinline__ void load(const float *__restrict__ p, float (&v)[N], float absent = 0.0f) const
     {
         TL_UNROLL_FOR (int k = 0; k < K; k++) {
             float w[W];
-            piece(p, k, w);
+            piece(p, k, w, absent);
             TL_UNROLL_FOR (int j = 0; j < W; j++)
                 v[k * W + j] = w[j];
         }
     }
 
-    /* Piece k of the row at `p`, or of a vector the size of the row (gamma), 0 past its end. */
-    __device__ __forceinline__ void piece(const float *__restrict__ p, int k, float (&w)[W]) const
+    /* Piece k of the row at `p`, or of a vector the size of the row (gamma), `absent` past its end. */
+    __device__ __forceinline__ void piece(const float *__restrict__ p, int k, float (&w)[W], float absent = 0.0f) const
     {
         const float *const from = p + first();
         if constexpr (VECTOR) {
-            const float4 q = inside(W * k) ? tl_load4(from + beyond(W * k)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            const float4 q = inside(W * k) ? tl_load4(from + beyond(W * k))
+                                           : make_float4(absent, absent, absent, absent);
             w[0] = q.x, w[1] = q.y, w[2] = q.z, w[3] = q.w;
         } else {
             TL_UNROLL_FOR (int j = 0; j < W; j++)
-                w[j] = inside(W * k + j) ? from[beyond(W * k + j)] : 0.0f;
+                w[j] = inside(W * k + j) ? from[beyond(W * k + j)] : absent;
         }
     }
 
@@ -113,7 +114,8 @@ template <bool VECTOR_, int T_, int W_, int K_, bool LEAVES_> struct tl_row_layo
     }
 };
 
-static constexpr int log2_of(int n) { return n > 1 ? 1 + log2_of(n / 2) : 0; }
+/* log2 of n, rounded up. */
+static constexpr int log2_of(int n) { return n > 1 ? 1 + log2_of((n + 1) / 2) : 0; }
 
 /* A row that is named rather than found from the block. */
 struct tl_given {};
@@ -138,20 +140,35 @@ struct tl_short_row : tl_row_layout<VECTOR_, G, VECTOR_ ? 4 : 1, VECTOR_ ? N_ / 
     /* The row's maximum from the threads' own, NaNs passed over. */
     static __device__ __forceinline__ float max(float m) { return tl_fold_group<tl_number_max_op, G>(m); }
 
-    /* Pieces in the order that the fold of a thread's lanes in halves joins them: i with its bits reversed, so that the
-     * i-th and the following steps of a binary counter meet their partners, and log2(K) + 1 pieces are alive instead of
-     * K. */
-    static __device__ __forceinline__ constexpr int order(int i)
+    /* Pieces in the order that the fold of a thread's lanes in halves joins them: those of a power of two with the bits of their
+     * index reversed, so that the i-th and the following steps of a binary counter meet their partners, and log2(K) + 1 pieces
+     * are alive instead of K. Where K is no power of two, those that are missing are left out, as zeros. */
+    static constexpr int K = VECTOR_ ? N_ / 4 : N_;
+    static constexpr int LEVELS = log2_of(K);
+    static constexpr bool WHOLE = 1 << LEVELS == K;
+    static_assert(WHOLE || LEVELS <= 4, "places of 4 bits");
+    static __host__ __device__ __forceinline__ constexpr int reversed(int i)
     {
         int k = 0;
-        for (int bit = 1; bit < tl_short_row::K; bit *= 2, i /= 2)
+        for (int bit = 1; bit < 1 << LEVELS; bit *= 2, i /= 2)
             k = 2 * k + i % 2;
         return k;
     }
+    /* The steps of the counter at which there is a piece, 4 bits each. */
+    static constexpr uint64_t places()
+    {
+        uint64_t all = 0;
+        for (int place = 0, i = 0; !WHOLE && place < 1 << LEVELS; place++)
+            if (reversed(place) < K) all |= (uint64_t)place << 4 * i++;
+        return all;
+    }
+    static constexpr uint64_t PLACES = places();
+    static __device__ __forceinline__ constexpr int place(int i) { return WHOLE ? i : (int)(PLACES >> 4 * i & 15); }
+    static __device__ __forceinline__ constexpr int order(int i) { return reversed(place(i)); }
 
     /* The terms of a sum as they come, piece order(i) as the i-th: one per lane. */
     struct terms {
-        static constexpr int W = tl_short_row::W, LEVELS = log2_of(tl_short_row::K);
+        static constexpr int W = tl_short_row::W;
         float level[LEVELS + 1][W];
         __device__ __forceinline__ void add(int i, const float (&w)[W])
         {
@@ -159,9 +176,9 @@ struct tl_short_row : tl_row_layout<VECTOR_, G, VECTOR_ ? 4 : 1, VECTOR_ ? N_ / 
             TL_UNROLL_FOR (int j = 0; j < W; j++)
                 a[j] = 0.0f + w[j];
             TL_UNROLL_FOR (int l = 0; l <= LEVELS; l++) {
-                if ((i & ((1 << l) - 1)) != (1 << l) - 1) /* it has found its place further down */
+                if (i + 1 < K && place(i + 1) >> l == place(i) >> l) /* it has found its place further down */
                     continue;
-                if ((i >> l) & 1) {
+                if ((place(i) >> l) & 1) {
                     TL_UNROLL_FOR (int j = 0; j < W; j++)
                         a[j] = level[l][j] + a[j];
                 } else {
@@ -297,20 +314,20 @@ struct tl_block_row : tl_row_layout<VECTOR_, 256, 4, STEPS, (LEAVES > 1)> {
 
 TL_DYNAMIC_SHARED(float4, tl_dynamic_shared);
 
-/* A row of an array: in registers, or in the block's dynamic shared memory (SHARED, tl_shared_bytes), 0 past its end.
- * Each thread meets only its own elements, so shared memory needs no barrier. */
+/* A row of an array: in registers, `absent` past its end, or in the block's dynamic shared memory (SHARED, tl_shared_bytes),
+ * 0 past its end. Each thread meets only its own elements, so shared memory needs no barrier. */
 template <class Row, bool SHARED> struct tl_held {
     static constexpr int UNROLL = SHARED ? 4 : Row::K; /* registers take no run-time index */
     float v[SHARED ? 1 : Row::N];
 
     static __device__ __forceinline__ float *shared() { return reinterpret_cast<float *>(tl_dynamic_shared); }
-    __device__ __forceinline__ void load(const Row &r, const float *__restrict__ p)
+    __device__ __forceinline__ void load(const Row &r, const float *__restrict__ p, float absent = 0.0f)
     {
         if constexpr (SHARED) {
             r.request(shared(), p);
             tl_copy_commit();
         } else {
-            r.load(p, v);
+            r.load(p, v, absent);
         }
     }
     __device__ __forceinline__ void wait()
@@ -347,40 +364,48 @@ template <class Row> struct tl_row_type {
     typedef Row type;
 };
 
+#define TL_PICK(most, ...)     if (cols <= (most))        return launch(tl_row_type<__VA_ARGS__>())
+
+/* The part of tl_pick_row for more than 256 elements. */
+template <bool VECTOR, class Launch> static int32_t tl_pick_long_row(int64_t cols, Launch launch)
+{
+    TL_PICK(384, tl_short_row<VECTOR, 32, 12>);
+    TL_PICK(512, tl_short_row<VECTOR, 32, 16>);
+    if constexpr (VECTOR) TL_PICK(768, tl_short_row<VECTOR, 32, 24>);
+    TL_PICK(1024, tl_short_row<VECTOR, 32, 32>);
+    TL_PICK(2048, tl_block_row<VECTOR, 2, 1>);
+    TL_PICK(4096, tl_block_row<VECTOR, 4, 1>);
+    TL_PICK(8192, tl_block_row<VECTOR, 8, 1>);
+    TL_PICK(TL_SUM_LEAF, tl_block_row<VECTOR, 16, 1>);
+    TL_PICK(2 * TL_SUM_LEAF, tl_block_row<VECTOR, 16, 2>);
+    return launch(tl_row_type<tl_block_row<VECTOR, 16, 3>>());
+}
+
 /* The status of launch(tl_row_type<Row>()) for the row of `cols` <= TL_ROW_FITS elements, which start on 16 bytes where
- * `cols` is a multiple of 4. */
+ * `cols` is a multiple of 4. A thread has 8 to 32 elements where it can: what threads do for a row rather than for an element,
+ * their exchanges above all, is as much for one as for many. And there are steps between the powers of two, since a place past
+ * the end of a row takes as long as an element. */
 template <class Launch> static int32_t tl_pick_row(int64_t cols, Launch launch)
 {
-#define TL_PICK(most, ...)     if (cols <= (most))        return launch(tl_row_type<__VA_ARGS__>())
     if (cols % 4 == 0) {
         TL_PICK(16, tl_short_row<true, 4, 4>);
-        TL_PICK(64, tl_short_row<true, 16, 4>);
-        TL_PICK(128, tl_short_row<true, 32, 4>);
-        TL_PICK(256, tl_short_row<true, 32, 8>);
-        TL_PICK(512, tl_short_row<true, 32, 16>);
-        TL_PICK(1024, tl_short_row<true, 32, 32>);
-        TL_PICK(4096, tl_block_row<true, 4, 1>);
-        TL_PICK(8192, tl_block_row<true, 8, 1>);
-        TL_PICK(TL_SUM_LEAF, tl_block_row<true, 16, 1>);
-        TL_PICK(2 * TL_SUM_LEAF, tl_block_row<true, 16, 2>);
-        TL_PICK(3 * TL_SUM_LEAF, tl_block_row<true, 16, 3>);
+        TL_PICK(64, tl_short_row<true, 8, 8>);
+        TL_PICK(96, tl_short_row<true, 8, 12>);
+        TL_PICK(128, tl_short_row<true, 8, 16>);
+        TL_PICK(256, tl_short_row<true, 16, 16>);
+        return tl_pick_long_row<true>(cols, launch);
     }
-    /* Elements arrive 4 bytes at a time: four loads per thread are in flight, and several rows per warp. */
+    /* Elements arrive 4 bytes at a time: at least four loads per thread are in flight, and several rows per warp. */
     TL_PICK(4, tl_short_row<false, 4, 1>);
     TL_PICK(16, tl_short_row<false, 4, 4>);
     TL_PICK(32, tl_short_row<false, 8, 4>);
     TL_PICK(64, tl_short_row<false, 16, 4>);
-    TL_PICK(128, tl_short_row<false, 32, 4>);
+    TL_PICK(128, tl_short_row<false, 16, 8>);
     TL_PICK(256, tl_short_row<false, 32, 8>);
-    TL_PICK(512, tl_short_row<false, 32, 16>);
-    TL_PICK(1024, tl_short_row<false, 32, 32>);
-    TL_PICK(4096, tl_block_row<false, 4, 1>);
-    TL_PICK(8192, tl_block_row<false, 8, 1>);
-    TL_PICK(TL_SUM_LEAF, tl_block_row<false, 16, 1>);
-    TL_PICK(2 * TL_SUM_LEAF, tl_block_row<false, 16, 2>);
-    return launch(tl_row_type<tl_block_row<false, 16, 3>>());
-#undef TL_PICK
+    return tl_pick_long_row<false>(cols, launch);
 }
+
+#undef TL_PICK
 
 /* Launches kernel<Row>(arguments...) with a block, or a part of one, per row and `dynamic` bytes of shared memory. */
 template <class Row, class... Parameters, class... Arguments>

@@ -162,6 +162,7 @@ int32_t add_along(tl_context *ctx, const char *name, const float *base, const fl
     if (k == 0 || (outer == 1 && ii == 1))
         return tl_scatter_rows(ctx, name, base, values, indices, outer * n, inner, k, out);
     const bool by_row = ii == 1 && inner >= WHOLE_ROW;
+    if (by_row && io == 1) return tl_scatter_shared(ctx, name, base, values, indices, outer, n, inner, k, out);
     if (ii == 1 && k <= TL_TILE_INDICES && (by_row || n * inner >= LARGE_ARRAY))
         return tl_scatter_tiles(ctx, name, base, values, indices, outer, n, inner, k, io > 1, out);
     const axis_indices at = make_axis_indices(indices, n, by_row ? 1 : inner, io, k, ii);

@@ -2,17 +2,18 @@
  *
  * Every output row has one owner, who reads the row of the input, adds its hits (the positions j with indices[j] =
  * row) in increasing j and writes the row once: no floating-point atomics, so the order of the sum is that of the
- * index list on every device. Lists of up to TL_BINNED_INDICES are scatter_tile.cu's. Here a stable radix sort (CUB)
- * puts the hits of a row side by side, in order.
+ * index list on every device. Lists of up to TL_TILE_INDICES are scatter_tile.cu's. Here a stable sort puts the hits of a
+ * row side by side, in order: that of sort.cu, or, of more than TL_SORTED_HITS, CUB's radix sort.
  *
  * Narrow rows (below 32 columns) are copied, and then every run of equal indices has an owner. Wide rows have a warp for
  * each 128 or 256 columns, which finds the row's run in a table.
  *
- * A row with many hits is a serial sum of any length. Its owner leaves it to a last kernel, which spreads the row
- * over more warps, and keeps more loads in flight. It runs on the list of such runs that the kernel before leaves in
- * memory. */
+ * A row with many hits is a serial sum of any length. Its owner leaves it to a last kernel, which spreads the row over more
+ * warps, a long one over blocks, and keeps more loads in flight. It runs on the list of such runs that the kernel before
+ * leaves in memory. */
 #include "cuda/device/division.cuh"
 #include "cuda/device/vector.cuh"
+#include "cuda/index/long_run.cuh"
 #include "cuda/index/order.cuh"
 #include "cuda/index/scatter.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -23,9 +24,9 @@
 namespace {
 
 constexpr int THREADS = 256;
-constexpr uint32_t MANY = 32, LONG = 256; /* longer runs are left to a warp for 32 columns, or for each column */
+constexpr uint32_t LONG_WIDE = 256; /* hits of a run of a wide row that are left to a block for 32 columns */
+constexpr int AT_ONCE = 4;          /* hits of a shorter one of narrow rows that are loaded together */
 constexpr int64_t TILED_WIDE = 4096, TILED_VALUES = (int64_t)1 << 22; /* hits, and values, of tiles of wide rows */
-constexpr int LEFT = 16; /* left[0] runs from left[LEFT] on, left[1] long ones from the end back */
 
 struct Scatter {
     const float *base; /* NULL for a sum that starts from +0 */
@@ -33,18 +34,8 @@ struct Scatter {
     const uint32_t *keys;  /* sorted: the row, or `rows` for an index to ignore */
     const uint2 *segments; /* wide rows: begin and end of a row's run */
     tl_hits hits;          /* by place in the sorted list */
-    uint32_t *left, *left_end;
-    uint32_t rows, cols, k;
-
-    __device__ __forceinline__ bool in_run(uint32_t i, uint32_t row) const { return i < k && keys[i] == row; }
-    /* Leaves the run that begins at i to the last kernel. */
-    __device__ __forceinline__ void leave(uint32_t i, bool is_long) const
-    {
-        if (is_long)
-            *(left_end - 1 - atomicAdd(left + 1, 1u)) = i;
-        else
-            left[LEFT + atomicAdd(left, 1u)] = i;
-    }
+    tl_left_runs left;
+    uint32_t rows, cols, k, outer; /* `outer` arrays of wide rows share the list */
 };
 
 /* Sort keys, and positions where they and not the values are sorted; the lists for the last kernel are empty. */
@@ -64,26 +55,32 @@ __global__ void __launch_bounds__(THREADS)
 /* A thread owns one column of the run that begins at its place, if one does. The output holds the base. */
 __global__ void __launch_bounds__(THREADS) scatter_narrow_kernel(Scatter s, tl_fastdiv cols, int64_t units)
 {
+    tl_wait_for_earlier();
     const int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (t >= units) return;
     uint32_t col;
     const uint32_t i = cols.divmod((uint32_t)t, &col), row = s.keys[i];
     if (row >= s.rows || (i > 0 && s.keys[i - 1] == row)) return;
-    if ((uint64_t)i + MANY < s.k && s.keys[i + MANY] == row) {
-        if (col == 0) s.leave(i, true);
+    if ((uint64_t)i + TL_MANY < s.k && s.keys[i + TL_MANY] == row) {
+        if (col == 0) s.left.leave(i, (uint64_t)i + TL_LONG < s.k && s.keys[i + TL_LONG] == row);
         return;
     }
     const int64_t element = (int64_t)row * s.cols + col;
     float sum = s.base ? s.base[element] : 0.0f;
-    for (uint32_t from = i; s.in_run(from, row); from += 4) {
-        float v[4];
-        bool hit[4];
-        TL_UNROLL_FOR (int e = 0; e < 4; e++) {
-            hit[e] = s.in_run(from + e, row);
-            if (hit[e]) v[e] = s.hits.value(s.hits.list[from + e], col);
+    bool more = true;
+    for (uint32_t from = i; more; from += AT_ONCE) { /* keys and list are on their way together, then all values */
+        uint32_t key[AT_ONCE], word[AT_ONCE];
+        float v[AT_ONCE];
+        TL_UNROLL_FOR (int e = 0; e < AT_ONCE; e++) {
+            const uint32_t at = min(from + e, s.k - 1);
+            key[e] = from + e < s.k ? s.keys[at] : s.rows;
+            word[e] = s.hits.list[at];
         }
-        TL_UNROLL_FOR (int e = 0; e < 4; e++)
-            if (hit[e]) sum += v[e];
+        TL_UNROLL_FOR (int e = 0; e < AT_ONCE; e++)
+            if (key[e] == row) v[e] = s.hits.value(word[e], col);
+        TL_UNROLL_FOR (int e = 0; e < AT_ONCE; e++)
+            if (key[e] == row) sum += v[e];
+        more = key[AT_ONCE - 1] == row;
     }
     s.out[element] = sum;
 }
@@ -92,8 +89,9 @@ __global__ void __launch_bounds__(THREADS) scatter_narrow_kernel(Scatter s, tl_f
 
 /* Begin and end of every row's run of keys; rows without one keep the {0, 0} they were cleared to. */
 __global__ void __launch_bounds__(THREADS)
-    find_segments_kernel(const uint32_t *__restrict__ keys, uint32_t k, uint32_t rows, uint2 *segments)
+    find_segments_kernel(const uint32_t *keys, uint32_t k, uint32_t rows, uint2 *segments)
 {
+    tl_wait_for_earlier();
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= k) return;
     const uint32_t key = keys[i];
@@ -102,18 +100,21 @@ __global__ void __launch_bounds__(THREADS)
     if (i == (int64_t)k - 1 || keys[i + 1] != key) segments[key].y = (uint32_t)i + 1;
 }
 
-/* A warp owns 128·GROUPS columns of one row; consecutive warps own consecutive pieces of the output. The row of the
- * input is on its way while the warp finds its hits. Up to MANY of them end up one per lane, in order. N hits at
+/* A warp owns 128·GROUPS columns of one row of an array; consecutive warps own consecutive pieces of the output. The row of the
+ * input is on its way while the warp finds its hits. Up to TL_MANY of them end up one per lane, in order. N hits at
  * a time are loaded: most rows have one or two, and fewer registers leave room for more warps. */
 template <bool VECTORS, int GROUPS>
-__global__ void __launch_bounds__(THREADS) scatter_wide_kernel(Scatter s, tl_fastdiv pieces, int64_t units)
+__global__ void __launch_bounds__(THREADS)
+    scatter_wide_kernel(Scatter s, tl_fastdiv pieces, tl_fastdiv rows, int64_t units)
 {
+    tl_wait_for_earlier();
     const uint32_t lane = threadIdx.x % 32;
     const int64_t unit = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     if (unit >= units) return;
-    uint32_t piece;
-    const uint32_t row = pieces.divmod((uint32_t)unit, &piece), first = piece * (128 * GROUPS);
-    const int64_t at = (int64_t)row * s.cols;
+    uint32_t piece, row;
+    const uint32_t outer_row = pieces.divmod((uint32_t)unit, &piece), first = piece * (128 * GROUPS);
+    const uint32_t o = rows.divmod(outer_row, &row);
+    const int64_t at = (int64_t)outer_row * s.cols;
     const uint2 segment = s.segments[row];
     float4 sum[GROUPS];
     TL_UNROLL_FOR (int q = 0; q < GROUPS; q++) {
@@ -121,17 +122,18 @@ __global__ void __launch_bounds__(THREADS) scatter_wide_kernel(Scatter s, tl_fas
         if (s.base) sum[q] = tl_load_group<VECTORS>(s.base + at, first + 128 * q, s.cols);
     }
     const uint32_t hits = segment.y - segment.x;
-    if (hits > MANY) {
-        if (piece == 0 && lane == 0) s.leave(segment.x, hits > LONG);
+    if (hits > TL_MANY) {
+        if (piece == 0 && o == 0 && lane == 0) s.left.leave(segment.x, hits > LONG_WIDE);
         return;
     }
     const uint32_t mine = lane < hits ? s.hits.list[segment.x + lane] : 0;
+    const float *const values = s.hits.values + (int64_t)o * s.k * s.cols;
     constexpr int N = GROUPS == 1 ? 4 : 2;
     for (uint32_t i = 0; i < hits; i += N) {
         uint32_t p[N];
         TL_UNROLL_FOR (int e = 0; e < N; e++)
             p[e] = __shfl_sync(~0u, mine, i + e);
-        tl_add_hits<VECTORS>(sum, s.hits.values, s.cols, p, min(hits - i, (uint32_t)N), first, s.cols);
+        tl_add_hits<VECTORS>(sum, values, s.cols, p, min(hits - i, (uint32_t)N), first, s.cols);
     }
     TL_UNROLL_FOR (int q = 0; q < GROUPS; q++)
         tl_store_group<VECTORS>(s.out + at, first + 128 * q, s.cols, sum[q]);
@@ -139,41 +141,67 @@ __global__ void __launch_bounds__(THREADS) scatter_wide_kernel(Scatter s, tl_fas
 
 /* ---- runs of many hits ----------------------------------------------------------------------------------------------- */
 
-/* A warp owns a column of a long run, or 32 of another. The warps of a run sit in different blocks, hence on different
- * multiprocessors. */
-constexpr int MANY_THREADS = 128, MANY_BLOCKS = 528, RUN = 32;
+/* Blocks take the long runs from the front, warps the others from the last block on, so that these begin where no long run is.
+ * The warps of a run sit in different blocks, hence on different multiprocessors. */
+constexpr int NARROW_BLOCKS = 264, WIDE_BLOCKS = 396, RUN = 16; /* two and three on every multiprocessor */
 
-__global__ void __launch_bounds__(MANY_THREADS, 3) scatter_many_kernel(Scatter s)
+/* A block owns a column of a long run, a warp a column of another. */
+__global__ void __launch_bounds__(TL_LONG_THREADS, 2) add_narrow_runs_kernel(Scatter s)
 {
-    __shared__ float4 chunks[MANY_THREADS / 32][16 * RUN / 4];
-    const uint32_t lane = threadIdx.x % 32;
-    const int64_t first = (int64_t)(threadIdx.x / 32) * MANY_BLOCKS + blockIdx.x;
-    constexpr int64_t WARPS = (int64_t)MANY_BLOCKS * (MANY_THREADS / 32);
-    for (int64_t unit = first; unit < (int64_t)s.left[1] * s.cols; unit += WARPS) {
-        const uint32_t i = *(s.left_end - 1 - unit / s.cols), col = (uint32_t)(unit % s.cols), row = s.keys[i];
-        const uint32_t end = tl_run_end(i, s.k, [&](uint32_t p) { return s.keys[p] == row; });
-        const int64_t element = (int64_t)row * s.cols + col;
-        const float sum =
-            tl_add_run<RUN>(s.hits, i, end, col, s.base ? s.base[element] : 0.0f, chunks[threadIdx.x / 32]);
-        if (lane == 0) s.out[element] = sum;
+    __shared__ tl_long_room room;
+    __shared__ float4 chunks[TL_LONG_WARPS][16 * RUN / 4];
+    tl_wait_for_earlier();
+    const uint32_t warp = threadIdx.x / 32;
+    const auto end_of = [&](uint32_t i) {
+        return tl_run_end(i, s.k, [&](uint32_t p) { return s.keys[p] == s.keys[i]; });
+    };
+    for (int64_t unit = blockIdx.x; unit < (int64_t)s.left.front[1] * s.cols; unit += NARROW_BLOCKS) {
+        const uint32_t i = *(s.left.back - 1 - unit / s.cols), col = (uint32_t)(unit % s.cols);
+        const int64_t element = (int64_t)s.keys[i] * s.cols + col;
+        const float sum = tl_add_long_run(s.hits, i, end_of(i), col, s.base ? s.base[element] : 0.0f, room);
+        if (threadIdx.x == 0) s.out[element] = sum;
     }
-    const uint32_t strips = (s.cols + 31) / 32;
-    for (int64_t unit = first; unit < (int64_t)s.left[0] * strips; unit += WARPS) {
-        const uint32_t i = s.left[LEFT + unit / strips], row = s.keys[i];
-        const uint32_t col = min((uint32_t)(unit % strips) * 32 + lane, s.cols - 1);
-        const uint32_t end = tl_run_end(i, s.k, [&](uint32_t p) { return s.keys[p] == row; });
-        const int64_t element = (int64_t)row * s.cols + col;
-        s.out[element] = tl_add_walk(s.hits, i, end, col, s.base ? s.base[element] : 0.0f);
+    for (int64_t unit = (int64_t)warp * NARROW_BLOCKS + (NARROW_BLOCKS - 1 - blockIdx.x);
+         unit < (int64_t)s.left.front[0] * s.cols; unit += (int64_t)NARROW_BLOCKS * TL_LONG_WARPS) {
+        const uint32_t i = s.left.front[TL_LEFT_LISTS + unit / s.cols], col = (uint32_t)(unit % s.cols);
+        const int64_t element = (int64_t)s.keys[i] * s.cols + col;
+        const float sum = tl_add_run<RUN>(s.hits, i, end_of(i), col, s.base ? s.base[element] : 0.0f, chunks[warp]);
+        if (threadIdx.x % 32 == 0) s.out[element] = sum;
     }
+}
+
+/* A block owns 32 columns of a long run of an array, a warp of another. */
+__global__ void __launch_bounds__(TL_LONG_THREADS, 3) add_wide_runs_kernel(Scatter s)
+{
+    __shared__ float stage[TL_LONG_STAGE][32];
+    tl_wait_for_earlier();
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, strips = (s.cols + 31) / 32;
+    const int64_t units = (int64_t)strips * s.outer; /* of a run */
+    const auto add_unit = [&](uint32_t i, uint32_t unit, bool is_long) {
+        const uint32_t o = unit / strips, row = s.keys[i], col = min(unit % strips * 32 + lane, s.cols - 1);
+        const uint32_t end = tl_run_end(i, s.k, [&](uint32_t p) { return s.keys[p] == row; });
+        const int64_t element = ((int64_t)o * s.rows + row) * s.cols + col;
+        tl_hits hits = s.hits;
+        hits.values += (int64_t)o * s.k * s.cols;
+        const float before = s.base ? s.base[element] : 0.0f;
+        const float sum = is_long ? tl_add_staged(hits, i, end, col, before, stage)
+                                  : tl_add_walk(hits, i, end, col, before);
+        if (!is_long || warp == 0) s.out[element] = sum;
+    };
+    for (int64_t unit = blockIdx.x; unit < s.left.front[1] * units; unit += WIDE_BLOCKS)
+        add_unit(*(s.left.back - 1 - unit / units), (uint32_t)(unit % units), true);
+    for (int64_t unit = (int64_t)warp * WIDE_BLOCKS + (WIDE_BLOCKS - 1 - blockIdx.x); unit < s.left.front[0] * units;
+         unit += (int64_t)WIDE_BLOCKS * TL_LONG_WARPS)
+        add_unit(s.left.front[TL_LEFT_LISTS + unit / units], (uint32_t)(unit % units), false);
 }
 
 /* ---- launching ------------------------------------------------------------------------------------------------------- */
 
 template <bool VECTORS, int GROUPS> int32_t launch_wide(tl_context *ctx, const char *name, const Scatter &s)
 {
-    const int64_t pieces = tl_ceil_div(s.cols, 128 * GROUPS), units = s.rows * pieces;
-    return tl_launch(ctx, name, scatter_wide_kernel<VECTORS, GROUPS>, tl_grid(units, THREADS / 32), THREADS, s,
-                     tl_fastdiv(pieces), units);
+    const int64_t pieces = tl_ceil_div(s.cols, 128 * GROUPS), units = (int64_t)s.outer * s.rows * pieces;
+    return tl_launch_ahead(ctx, name, scatter_wide_kernel<VECTORS, GROUPS>, tl_grid(units, THREADS / 32), THREADS, 0, s,
+                           tl_fastdiv(pieces), tl_fastdiv(s.rows), units);
 }
 
 int index_bits(uint32_t rows)
@@ -191,64 +219,96 @@ int32_t copy_base(tl_context *ctx, const float *base, int64_t total, float *out)
                 : tl_cuda_fill(tl_context_cuda(ctx), out, 0.0f, total);
 }
 
+/* Scratch: the lists, the table of a wide row's runs, then k words each of keys and of what is sorted with them, before (for CUB)
+ * and after, then CUB's own. With one column the values themselves are sorted: the sort is stable, so they arrive in index order,
+ * side by side. */
+int32_t scatter_sorted(tl_context *ctx, const char *name, const float *base, const float *values,
+                       const uint32_t *indices, int64_t outer, int64_t rows, int64_t cols, int64_t k, float *out)
+{
+    cudaStream_t stream = tl_cuda_stream(ctx);
+    const bool by_value = cols == 1, wide = cols >= 32, few = k <= TL_SORTED_HITS && rows < UINT32_MAX;
+    const int64_t lists = tl_ceil_div(tl_left_runs::words(k), 64) * 64,
+                  table = wide ? tl_ceil_div(rows * 2, 64) * 64 : 0;
+    const int64_t run = tl_ceil_div(k, 64) * 64, words = lists + table + run * (few ? 2 : by_value ? 3 : 4);
+    const int bits = index_bits((uint32_t)rows);
+    size_t own = 0;
+    const uint32_t *none = nullptr;
+    uint32_t *nowhere = nullptr;
+    if (!few)
+        TL_CUDA_TRY(ctx, cub::DeviceRadixSort::SortPairs(nullptr, own, none, nowhere, none, nowhere, (uint32_t)k, 0,
+                                                         bits, stream));
+    tl_scratch<uint32_t> scratch(ctx);
+    TL_TRY(scratch.allocate(words + (int64_t)((own + sizeof(uint32_t) - 1) / sizeof(uint32_t))));
+    uint2 *const segments = reinterpret_cast<uint2 *>(scratch + lists);
+    uint32_t *const sorted_keys = scratch + lists + table, *const grouped = sorted_keys + run;
+    Scatter s = {};
+    s.base = base, s.out = out, s.keys = sorted_keys, s.segments = segments;
+    s.hits = {grouped, UINT32_MAX, by_value ? nullptr : values, (uint32_t)cols};
+    s.left = {scratch, scratch + lists};
+    s.rows = (uint32_t)rows, s.cols = (uint32_t)cols, s.k = (uint32_t)k, s.outer = (uint32_t)outer;
+
+    const unsigned grid = tl_grid(k, THREADS);
+    if (few) { /* the same launches clear the table, or copy narrow rows */
+        tl_hit_sort sort = {indices, s.k, s.rows, sorted_keys, grouped, by_value ? values : nullptr, s.left};
+        sort.base = wide ? nullptr : base, sort.out = wide ? reinterpret_cast<float *>(segments) : out;
+        sort.copied = wide ? table : rows * cols;
+        sort.aligned = tl_aligned4(sort.base) && tl_aligned4(sort.out);
+        TL_TRY(tl_sort_hits(ctx, name, sort));
+    } else {
+        uint32_t *const keys = grouped + run, *const positions = by_value ? nullptr : keys + run;
+        TL_TRY(
+            tl_launch(ctx, name, make_keys_kernel, grid, THREADS, indices, s.k, s.rows, keys, positions, s.left.front));
+        TL_CUDA_TRY(ctx, cub::DeviceRadixSort::SortPairs(scratch + words, own, (const uint32_t *)keys, sorted_keys,
+                                                         by_value ? (const uint32_t *)values : positions, grouped, s.k,
+                                                         0, bits, stream));
+        if (wide)
+            TL_CUDA_TRY(ctx, cudaMemsetAsync(segments, 0, (size_t)table * sizeof(uint32_t), stream));
+        else
+            TL_TRY(copy_base(ctx, base, rows * cols, out));
+    }
+    if (wide) {
+        TL_TRY(tl_launch_ahead(ctx, name, find_segments_kernel, grid, THREADS, 0, sorted_keys, s.k, s.rows, segments));
+        const bool vectors = cols % 4 == 0 && tl_aligned4(base) && tl_aligned4(values) && tl_aligned4(out);
+        const auto launch = cols <= 128 ? vectors ? launch_wide<true, 1> : launch_wide<false, 1>
+                            : vectors   ? launch_wide<true, 2>
+                                        : launch_wide<false, 2>;
+        TL_TRY(launch(ctx, name, s));
+        return tl_launch_ahead(ctx, name, add_wide_runs_kernel, WIDE_BLOCKS, TL_LONG_THREADS, 0, s);
+    }
+    if (!(few && by_value)) /* else the sort has added them */
+        TL_TRY(tl_launch_ahead(ctx, name, scatter_narrow_kernel, tl_grid(k * cols, THREADS), THREADS, 0, s,
+                               tl_fastdiv(cols), k * cols));
+    return tl_launch_ahead(ctx, name, add_narrow_runs_kernel, NARROW_BLOCKS, TL_LONG_THREADS, 0, s);
+}
+
+/* Tiles of wide rows serve one long run after the other, and wait for one value after the other. */
+bool tiles_serve(int64_t outer, int64_t rows, int64_t cols, int64_t k)
+{
+    const bool narrow_tiles = cols <= 8 || outer * rows * cols < TL_SMALL_TABLE;
+    return k <= (narrow_tiles || cols < 32 ? TL_TILE_INDICES : TILED_WIDE) &&
+           (cols < 32 || outer * k * cols <= TILED_VALUES);
+}
+
 } /* namespace */
 
-/* Scratch: the lists, the table of a wide row's runs, then k words each of keys and of what is sorted with them, before and after,
- * then CUB's own. With one column the values themselves are sorted: the sort is stable, so they arrive in index order, side by
- * side. */
 int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, const float *values,
                         const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out)
 {
     if (k == 0 || rows * cols == 0) return copy_base(ctx, base, rows * cols, out);
     tl_scratch<uint32_t> staged(ctx);
     TL_TRY(staged.stage(indices, k));
-    /* Tiles that are wide serve one long run after the other, and wait for one value after the other. */
-    const bool narrow_tiles = cols <= 8 || rows * cols < TL_SMALL_TABLE;
-    if (k <= (narrow_tiles ? TL_BINNED_INDICES
-              : cols < 32  ? TL_TILE_INDICES
-                           : TILED_WIDE) &&
-        (narrow_tiles || cols < 32 || k * cols <= TILED_VALUES))
-        return tl_scatter_tiles(ctx, name, base, values, staged, 1, rows, cols, k, false, out);
+    return tiles_serve(1, rows, cols, k)
+               ? tl_scatter_tiles(ctx, name, base, values, staged, 1, rows, cols, k, false, out)
+               : scatter_sorted(ctx, name, base, values, staged, 1, rows, cols, k, out);
+}
 
-    cudaStream_t stream = tl_cuda_stream(ctx);
-    const bool by_value = cols == 1, wide = cols >= 32;
-    const int64_t lists = tl_ceil_div(LEFT + k / MANY + 1, 64) * 64, table = wide ? tl_ceil_div(rows * 2, 64) * 64 : 0;
-    const int64_t run = tl_ceil_div(k, 64) * 64, words = lists + table + run * (by_value ? 3 : 4);
-    const int bits = index_bits((uint32_t)rows);
-    size_t own = 0;
-    const uint32_t *none = nullptr;
-    uint32_t *nowhere = nullptr;
-    TL_CUDA_TRY(
-        ctx, cub::DeviceRadixSort::SortPairs(nullptr, own, none, nowhere, none, nowhere, (uint32_t)k, 0, bits, stream));
-    tl_scratch<uint32_t> scratch(ctx);
-    TL_TRY(scratch.allocate(words + (int64_t)((own + sizeof(uint32_t) - 1) / sizeof(uint32_t))));
-    uint2 *const segments = reinterpret_cast<uint2 *>(scratch + lists);
-    uint32_t *keys = scratch + lists + table, *sorted_keys = keys + run, *grouped = sorted_keys + run;
-    uint32_t *positions = by_value ? nullptr : grouped + run;
-    const uint32_t *with = by_value ? (const uint32_t *)values : positions;
-    Scatter s = {};
-    s.base = base, s.out = out, s.keys = sorted_keys, s.segments = segments;
-    s.hits = {grouped, UINT32_MAX, by_value ? nullptr : values, (uint32_t)cols};
-    s.left = scratch, s.left_end = scratch + lists;
-    s.rows = (uint32_t)rows, s.cols = (uint32_t)cols, s.k = (uint32_t)k;
-
-    const unsigned grid = tl_grid(k, THREADS);
-    TL_TRY(tl_launch(ctx, name, make_keys_kernel, grid, THREADS, (const uint32_t *)staged, s.k, s.rows, keys, positions,
-                     s.left));
-    TL_CUDA_TRY(ctx, cub::DeviceRadixSort::SortPairs(scratch + words, own, (const uint32_t *)keys, sorted_keys, with,
-                                                     grouped, s.k, 0, bits, stream));
-    if (wide) {
-        TL_CUDA_TRY(ctx, cudaMemsetAsync(segments, 0, (size_t)table * sizeof(uint32_t), stream));
-        TL_TRY(tl_launch(ctx, name, find_segments_kernel, grid, THREADS, sorted_keys, s.k, s.rows, segments));
-        const bool vectors = cols % 4 == 0 && tl_aligned4(base) && tl_aligned4(values) && tl_aligned4(out);
-        const auto launch = cols <= 128 ? vectors ? launch_wide<true, 1> : launch_wide<false, 1>
-                            : vectors   ? launch_wide<true, 2>
-                                        : launch_wide<false, 2>;
-        TL_TRY(launch(ctx, name, s));
-    } else {
-        TL_TRY(copy_base(ctx, base, rows * cols, out));
-        TL_TRY(tl_launch(ctx, name, scatter_narrow_kernel, tl_grid(k * cols, THREADS), THREADS, s, tl_fastdiv(cols),
-                         k * cols));
-    }
-    return tl_launch(ctx, name, scatter_many_kernel, MANY_BLOCKS, MANY_THREADS, s);
+int32_t tl_scatter_shared(tl_context *ctx, const char *name, const float *base, const float *values,
+                          const uint32_t *indices, int64_t outer, int64_t rows, int64_t cols, int64_t k, float *out)
+{
+    if (outer * rows * cols == 0) return TORCHLEAN_OK;
+    const bool sparse = k <= rows &&
+                        k <= TL_TILE_INDICES; /* most rows have a hit at most, and are copied as fast as they go */
+    return sparse || tiles_serve(outer, rows, cols, k)
+               ? tl_scatter_tiles(ctx, name, base, values, indices, outer, rows, cols, k, false, out)
+               : scatter_sorted(ctx, name, base, values, indices, outer, rows, cols, k, out);
 }

@@ -8,10 +8,49 @@
 int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, const float *values,
                         const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out);
 
+/* scatter.cu: `outer` arrays, one behind the other in base, values and out, of rows of 32 columns or more, which share their
+ * indices; these lie on the device. */
+int32_t tl_scatter_shared(tl_context *ctx, const char *name, const float *base, const float *values,
+                          const uint32_t *indices, int64_t outer, int64_t rows, int64_t cols, int64_t k, float *out);
+
 /* scatter_tile.cu: `outer` arrays, one behind the other in base, values and out, of up to TL_TILE_INDICES indices, which lie
- * on the device and are of each array's own (`by_outer`) or shared; or one of up to TL_BINNED_INDICES. */
-constexpr int64_t TL_TILE_INDICES = 8192, TL_BINNED_INDICES = 1 << 17;
+ * on the device and are of each array's own (`by_outer`) or shared. */
+constexpr int64_t TL_TILE_INDICES = 8192;
 constexpr int64_t TL_SMALL_TABLE = 1 << 21; /* elements: smaller ones have tiles of few columns */
 int32_t tl_scatter_tiles(tl_context *ctx, const char *name, const float *base, const float *values,
                          const uint32_t *indices, int64_t outer, int64_t rows, int64_t cols, int64_t k, bool by_outer,
                          float *out);
+
+/* Runs of equal rows in a sorted list that are left to the last kernel of a scatter-add, by where they begin. */
+constexpr uint32_t TL_MANY = 32;   /* hits: longer runs are left */
+constexpr uint32_t TL_LONG = 1024; /* hits of a narrow row that are a block's work; those of other runs are a warp's */
+constexpr uint32_t TL_LEFT_LISTS = 16;  /* words before the lists: two counts */
+constexpr uint32_t TL_SORT_TILES = 256; /* blocks of the sort below, two of which may leave a run of fewer hits */
+struct tl_left_runs {
+    uint32_t *front, *back; /* front[0] runs from front[TL_LEFT_LISTS] on, front[1] long ones before `back` */
+
+    __host__ __device__ static int64_t words(int64_t k) { return TL_LEFT_LISTS + k / TL_MANY + 1 + TL_SORT_TILES / 2; }
+    __device__ __forceinline__ void leave(uint32_t i, bool is_long) const
+    {
+        if (is_long)
+            *(back - 1 - atomicAdd(front + 1, 1u)) = i;
+        else
+            front[TL_LEFT_LISTS + atomicAdd(front, 1u)] = i;
+    }
+};
+
+/* sort.cu: sorts up to TL_SORTED_HITS indices by row, stably; an index to ignore counts as row `rows`, which is below UINT32_MAX.
+ * Rows of one column are also summed, but for the runs that are left. */
+constexpr int64_t TL_SORTED_HITS = 1 << 17, TL_SORT_CHUNK = 2048;
+struct tl_hit_sort {
+    const uint32_t *indices;
+    uint32_t k, rows;
+    uint32_t *keys, *grouped; /* the rows in order, and the positions, or the bits of the values at these positions */
+    const float *values;      /* of one column, to be sorted; NULL: positions are */
+    tl_left_runs left;        /* to be emptied first */
+    const float *base;        /* NULL: +0 */
+    float *out;
+    int64_t copied; /* elements of the base to copy to the output */
+    bool aligned;   /* base and output, to 16 bytes */
+};
+int32_t tl_sort_hits(tl_context *ctx, const char *name, const tl_hit_sort &s);

@@ -1,10 +1,8 @@
-/* Scatter-adds of up to TL_TILE_INDICES indices on CUDA, in one launch, and of up to TL_BINNED_INDICES, in two.
+/* Scatter-adds of up to TL_TILE_INDICES indices on CUDA, in one launch.
  *
  * A block owns a tile of the output: whole rows of a large one, FEW_COLUMNS of the columns of a small one. It copies the tile from
- * the input, looks for the hits of its rows, sorts them by row and then position, and adds every row's in that order. It looks
- * through the whole index list where that is short; else a kernel before has sorted chunks of the list by tile, and the block
- * bisects each. What does not fit in shared memory comes in batches, in the order of positions, and a later batch goes on from the
- * output. Arrays that lie one behind the other have tiles of their own. */
+ * the input, looks through the whole index list for the hits of its rows, sorts them by row and then position, and adds every row's
+ * in that order. Arrays that lie one behind the other have tiles of their own. */
 #include "cuda/device/division.cuh"
 #include "cuda/index/order.cuh"
 #include "cuda/index/scatter.cuh"
@@ -14,12 +12,10 @@
 
 namespace {
 
-static_assert(TL_TILE_INDICES == 32 * 256 && TL_BINNED_INDICES == 1 << 17);
+static_assert(TL_TILE_INDICES == 32 * 256);
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 constexpr int POSITION_BITS = 17; /* of a word of the list: the row in the tile, then the position */
 constexpr uint32_t POSITIONS = (1u << POSITION_BITS) - 1;
-constexpr int CHUNK_BITS = 13; /* of a place in a chunk */
-constexpr uint32_t CHUNK = 1u << CHUNK_BITS, MOST_CHUNKS = TL_BINNED_INDICES / CHUNK;
 constexpr int64_t TILE = 16384;           /* elements, a copy that outweighs the list */
 constexpr int64_t FEW_COLUMNS = WARPS;    /* of a small output: a warp for each column of a long run */
 constexpr uint32_t FEW = THREADS;         /* hits that are sorted by counting smaller ones */
@@ -33,8 +29,7 @@ struct tiles {
     float *out;
     const uint32_t *indices;
     uint32_t rows, cols, k, tile_rows;
-    tl_fastdiv count, pieces, width;              /* tiles of an array, tiles of a row, columns of a tile */
-    const uint32_t *chunk_rows, *chunk_positions; /* of a list in chunks; a row of UINT32_MAX is none */
+    tl_fastdiv count, pieces, width; /* tiles of an array, tiles of a row, columns of a tile */
     bool by_outer, aligned, vectors; /* indices of their own for every array; pointers, and rows, start on 16 bytes */
 };
 
@@ -56,28 +51,6 @@ __device__ __forceinline__ void copy_tile(const float *__restrict__ base, float 
     }
     for (uint32_t i = head + 4 * vectors + threadIdx.x; i < size; i += THREADS)
         out[i] = base ? base[i] : 0.0f;
-}
-
-/* A block sorts a chunk of the list by tile, stably. */
-__global__ void __launch_bounds__(THREADS)
-    sort_chunk_kernel(const uint32_t *__restrict__ indices, uint32_t k, uint32_t rows, tl_fastdiv tile_rows,
-                      uint32_t row_tiles, uint32_t *__restrict__ chunk_rows, uint32_t *__restrict__ chunk_positions)
-{
-    constexpr int ITEMS = CHUNK / THREADS;
-    using Sort = cub::BlockRadixSort<uint32_t, THREADS, ITEMS>;
-    __shared__ typename Sort::TempStorage storage;
-    const uint32_t from = blockIdx.x * CHUNK;
-    uint32_t key[ITEMS];
-    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
-        const uint32_t place = threadIdx.x * ITEMS + i, row = from + place < k ? indices[from + place] : UINT32_MAX;
-        key[i] = (row < rows ? tile_rows.div(row) : row_tiles) << CHUNK_BITS | place;
-    }
-    Sort(storage).SortBlockedToStriped(key, CHUNK_BITS, CHUNK_BITS + 32 - __clz((int)row_tiles));
-    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
-        const uint32_t position = from + (key[i] & (CHUNK - 1)), to = from + i * THREADS + threadIdx.x;
-        chunk_rows[to] = key[i] >> CHUNK_BITS < row_tiles ? indices[position] : UINT32_MAX;
-        chunk_positions[to] = position;
-    }
 }
 
 struct sorted_list {
@@ -110,7 +83,7 @@ __device__ __forceinline__ void add_group(const float *base, const float *values
     tl_store_group<VECTORS>(out, first, cols, sum[0]);
 }
 
-template <int ITEMS, bool IN_CHUNKS> __global__ void __launch_bounds__(THREADS, 2) scatter_tile_kernel(tiles s)
+template <int ITEMS> __global__ void __launch_bounds__(THREADS, 2) scatter_tile_kernel(tiles s)
 {
     using Sort = cub::BlockRadixSort<uint32_t, THREADS, ITEMS>;
     constexpr uint32_t LEFT = ITEMS * THREADS / MANY;
@@ -120,8 +93,7 @@ template <int ITEMS, bool IN_CHUNKS> __global__ void __launch_bounds__(THREADS, 
     __shared__ uint4 few_words[FEW / 4 + 1];
     __shared__ uint32_t left[LEFT]; /* runs that are left to warps: many hits from the front, long ones from the back */
     __shared__ float4 chunk[WARPS][16 * RUN / 4];
-    __shared__ uint32_t count, begun, many, longs,
-        bounds[2 * MOST_CHUNKS]; /* begin and end of the tile in every chunk */
+    __shared__ uint32_t count, begun, many, longs;
     uint32_t *const list = reinterpret_cast<uint32_t *>(room);
     uint32_t *const few = reinterpret_cast<uint32_t *>(few_words);
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -146,159 +118,119 @@ template <int ITEMS, bool IN_CHUNKS> __global__ void __launch_bounds__(THREADS, 
             if (col < cols) out[element] = base ? base[element] : 0.0f;
         }
     }
-    const uint32_t chunks = IN_CHUNKS ? (s.k + CHUNK - 1) / CHUNK : 0;
-    if constexpr (IN_CHUNKS) {
-        if (threadIdx.x < 2 * chunks) {
-            const uint32_t bound = first_row + (threadIdx.x % 2 ? rows : 0), begin = threadIdx.x / 2 * CHUNK;
-            uint32_t low = begin, high = begin + CHUNK; /* the first row of no smaller tile lies between */
-            while (low < high) {
-                const uint32_t middle = (low + high) / 2;
-                if (s.chunk_rows[middle] < bound)
-                    low = middle + 1;
-                else
-                    high = middle;
-            }
-            bounds[threadIdx.x] = low;
-        }
-        __syncthreads();
-        if (threadIdx.x == 0)
-            for (uint32_t c = 0; c < chunks; c++)
-                count += bounds[2 * c + 1] - bounds[2 * c];
-    } else {
-        uint32_t index[ITEMS];
-        TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
-            index[i] = i * THREADS + threadIdx.x < s.k ? indices[i * THREADS + threadIdx.x] : UINT32_MAX;
-        __syncthreads();
-        TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
-            const uint32_t row = index[i] - first_row; /* of the tile; above it also for those before */
-            if (row < rows) {
-                const uint32_t place = atomicAdd(&count, 1u);
-                if (place < FEW) few[place] = row << POSITION_BITS | (i * THREADS + threadIdx.x);
-            }
+    uint32_t index[ITEMS];
+    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
+        index[i] = i * THREADS + threadIdx.x < s.k ? indices[i * THREADS + threadIdx.x] : UINT32_MAX;
+    __syncthreads();
+    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
+        const uint32_t row = index[i] - first_row; /* of the tile; above it also for those before */
+        if (row < rows) {
+            const uint32_t place = atomicAdd(&count, 1u);
+            if (place < FEW) few[place] = row << POSITION_BITS | (i * THREADS + threadIdx.x);
         }
     }
     __syncthreads();
-    const uint32_t total = count;
-    /* The word of a hit of the tile, by its number in the order of chunks. */
-    const auto word_of = [&](uint32_t hit) {
-        uint32_t c = 0, length;
-        for (; hit >= (length = bounds[2 * c + 1] - bounds[2 * c]); c++)
-            hit -= length;
-        const uint32_t at = bounds[2 * c] + hit;
-        return (s.chunk_rows[at] - first_row) << POSITION_BITS | s.chunk_positions[at];
-    };
-    for (uint32_t batch = 0; batch < total; batch += ITEMS * THREADS) {
-        const uint32_t hits = min(total - batch, (uint32_t)(ITEMS * THREADS));
-        const float *const before = batch ? out : base; /* what the sums go on from */
+    const uint32_t hits = count;
 
-        /* The list in order. Words are distinct. */
-        if (hits <= FEW) {
-            if (IN_CHUNKS && threadIdx.x < hits) few[threadIdx.x] = word_of(batch + threadIdx.x);
-            if (threadIdx.x < 4) few[hits + threadIdx.x] = UINT32_MAX;
-            __syncthreads();
-            if (threadIdx.x < hits) {
-                const uint32_t mine = few[threadIdx.x];
-                uint32_t rank = 0;
-                for (uint32_t i = 0; i < hits; i += 4) {
-                    const uint4 w = few_words[i / 4];
-                    rank += (w.x < mine) + (w.y < mine) + (w.z < mine) + (w.w < mine);
-                }
-                list[rank] = mine;
-            }
-        } else {
-            uint32_t key[ITEMS];
-            TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
-                const uint32_t j = threadIdx.x * ITEMS + i;
-                if constexpr (IN_CHUNKS)
-                    key[i] = j < hits ? word_of(batch + j) : rows << POSITION_BITS;
-                else
-                    key[i] = min(j < s.k ? indices[j] - first_row : UINT32_MAX, rows) << POSITION_BITS | j;
-            }
-            Sort(*reinterpret_cast<typename Sort::TempStorage *>(room))
-                .SortBlockedToStriped(key, POSITION_BITS, POSITION_BITS + 32 - __clz((int)rows));
-            __syncthreads();
-            TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
-                list[i * THREADS + threadIdx.x] = key[i];
-        }
+    /* The list in order. Words are distinct. */
+    if (hits <= FEW) {
+        if (threadIdx.x < 4) few[hits + threadIdx.x] = UINT32_MAX;
         __syncthreads();
+        if (threadIdx.x < hits) {
+            const uint32_t mine = few[threadIdx.x];
+            uint32_t rank = 0;
+            for (uint32_t i = 0; i < hits; i += 4) {
+                const uint4 w = few_words[i / 4];
+                rank += (w.x < mine) + (w.y < mine) + (w.z < mine) + (w.w < mine);
+            }
+            list[rank] = mine;
+        }
+    } else {
+        uint32_t key[ITEMS];
+        TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
+            const uint32_t j = threadIdx.x * ITEMS + i;
+            key[i] = min(j < s.k ? indices[j] - first_row : UINT32_MAX, rows) << POSITION_BITS | j;
+        }
+        Sort(*reinterpret_cast<typename Sort::TempStorage *>(room))
+            .SortBlockedToStriped(key, POSITION_BITS, POSITION_BITS + 32 - __clz((int)rows));
+        __syncthreads();
+        TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
+            list[i * THREADS + threadIdx.x] = key[i];
+    }
+    __syncthreads();
 
-        const tl_hits column_hits = {list, POSITIONS, values, s.cols};
-        const sorted_list sorted = {list, hits};
-        /* Where runs begin, as far as there is room; where there are more of them, most hits begin one. */
-        constexpr uint32_t BEGINS = sizeof chunk / sizeof(uint16_t);
-        uint16_t *const begins = reinterpret_cast<uint16_t *>(chunk);
-        for (uint32_t i = threadIdx.x; i < hits; i += THREADS) {
+    const tl_hits column_hits = {list, POSITIONS, values, s.cols};
+    const sorted_list sorted = {list, hits};
+    /* Where runs begin, as far as there is room; where there are more of them, most hits begin one. */
+    constexpr uint32_t BEGINS = sizeof chunk / sizeof(uint16_t);
+    uint16_t *const begins = reinterpret_cast<uint16_t *>(chunk);
+    for (uint32_t i = threadIdx.x; i < hits; i += THREADS) {
+        if (!sorted.begins(i)) continue;
+        const uint32_t place = atomicAdd(&begun, 1u);
+        if (place < BEGINS) begins[place] = (uint16_t)i;
+    }
+    __syncthreads();
+    const uint32_t runs = begun <= BEGINS ? begun : hits;
+    if (cols < 32) { /* a thread owns a column of a run */
+        for (uint32_t t = threadIdx.x; t < runs * s.width.divisor; t += THREADS) {
+            uint32_t col;
+            const uint32_t run = s.width.divmod(t, &col), i = begun <= BEGINS ? begins[run] : run;
+            const uint32_t row = sorted.row(i);
+            if (col >= cols || !sorted.begins(i)) continue;
+            if (sorted.in_run(i + NARROW_LONG, row)) {
+                if (col == 0) left[LEFT - 1 - atomicAdd(&longs, 1u)] = i;
+                continue;
+            }
+            float sum = base ? base[(int64_t)row * s.cols + col] : 0.0f;
+            for (uint32_t from = i; sorted.in_run(from, row); from += 8) {
+                float v[8];
+                TL_UNROLL_FOR (int e = 0; e < 8; e++)
+                    if (sorted.in_run(from + e, row)) v[e] = column_hits.value(list[from + e], col);
+                TL_UNROLL_FOR (int e = 0; e < 8; e++)
+                    if (sorted.in_run(from + e, row)) sum += v[e];
+            }
+            out[(int64_t)row * s.cols + col] = sum;
+        }
+    } else { /* a warp owns 128 columns of a run */
+        const uint32_t groups = (cols + 127) / 128;
+        for (uint32_t unit = warp; unit < runs * groups; unit += WARPS) {
+            const uint32_t run = unit / groups, first = unit % groups * 128;
+            const uint32_t i = begun <= BEGINS ? begins[run] : run, row = sorted.row(i);
             if (!sorted.begins(i)) continue;
-            const uint32_t place = atomicAdd(&begun, 1u);
-            if (place < BEGINS) begins[place] = (uint16_t)i;
-        }
-        __syncthreads();
-        const uint32_t runs = begun <= BEGINS ? begun : hits;
-        if (cols < 32) { /* a thread owns a column of a run */
-            for (uint32_t t = threadIdx.x; t < runs * s.width.divisor; t += THREADS) {
-                uint32_t col;
-                const uint32_t run = s.width.divmod(t, &col), i = begun <= BEGINS ? begins[run] : run;
-                const uint32_t row = sorted.row(i);
-                if (col >= cols || !sorted.begins(i)) continue;
-                if (sorted.in_run(i + NARROW_LONG, row)) {
-                    if (col == 0) left[LEFT - 1 - atomicAdd(&longs, 1u)] = i;
-                    continue;
+            if (sorted.in_run(i + MANY, row)) {
+                if (first == 0 && lane == 0) {
+                    if (sorted.in_run(i + LONG, row))
+                        left[LEFT - 1 - atomicAdd(&longs, 1u)] = i;
+                    else
+                        left[atomicAdd(&many, 1u)] = i;
                 }
-                float sum = before ? before[(int64_t)row * s.cols + col] : 0.0f;
-                for (uint32_t from = i; sorted.in_run(from, row); from += 8) {
-                    float v[8];
-                    TL_UNROLL_FOR (int e = 0; e < 8; e++)
-                        if (sorted.in_run(from + e, row)) v[e] = column_hits.value(list[from + e], col);
-                    TL_UNROLL_FOR (int e = 0; e < 8; e++)
-                        if (sorted.in_run(from + e, row)) sum += v[e];
-                }
-                out[(int64_t)row * s.cols + col] = sum;
+                continue;
             }
-        } else { /* a warp owns 128 columns of a run */
-            const uint32_t groups = (cols + 127) / 128;
-            for (uint32_t unit = warp; unit < runs * groups; unit += WARPS) {
-                const uint32_t run = unit / groups, first = unit % groups * 128;
-                const uint32_t i = begun <= BEGINS ? begins[run] : run, row = sorted.row(i);
-                if (!sorted.begins(i)) continue;
-                if (sorted.in_run(i + MANY, row)) {
-                    if (first == 0 && lane == 0) {
-                        if (sorted.in_run(i + LONG, row))
-                            left[LEFT - 1 - atomicAdd(&longs, 1u)] = i;
-                        else
-                            left[atomicAdd(&many, 1u)] = i;
-                    }
-                    continue;
-                }
-                const uint32_t n = __popc(__ballot_sync(~0u, sorted.in_run(i + lane, row)));
-                const uint32_t mine = lane < n ? list[i + lane] & POSITIONS : 0;
-                const int64_t from = (int64_t)row * s.cols;
-                if (s.vectors)
-                    add_group<true>(before ? before + from : nullptr, values, out + from, s.cols, mine, n, first, cols);
-                else
-                    add_group<false>(before ? before + from : nullptr, values, out + from, s.cols, mine, n, first,
-                                     cols);
-            }
+            const uint32_t n = __popc(__ballot_sync(~0u, sorted.in_run(i + lane, row)));
+            const uint32_t mine = lane < n ? list[i + lane] & POSITIONS : 0;
+            const int64_t from = (int64_t)row * s.cols;
+            if (s.vectors)
+                add_group<true>(base ? base + from : nullptr, values, out + from, s.cols, mine, n, first, cols);
+            else
+                add_group<false>(base ? base + from : nullptr, values, out + from, s.cols, mine, n, first, cols);
         }
-        __syncthreads();
+    }
+    __syncthreads();
 
-        /* A warp owns a column of a run, or 32 of them. */
-        for (uint32_t unit = warp; unit < longs * cols; unit += WARPS) {
-            const uint32_t i = left[LEFT - 1 - unit / cols], col = unit % cols, row = sorted.row(i);
-            const uint32_t end = sorted.end(i);
-            const int64_t element = (int64_t)row * s.cols + col;
-            const float sum = tl_add_run<RUN>(column_hits, i, end, col, before ? before[element] : 0.0f, chunk[warp]);
-            if (lane == 0) out[element] = sum;
-        }
-        const uint32_t strips = (cols + 31) / 32;
-        for (uint32_t unit = warp; unit < many * strips; unit += WARPS) {
-            const uint32_t i = left[unit / strips], col = min(unit % strips * 32 + lane, cols - 1), row = sorted.row(i);
-            const uint32_t end = sorted.end(i);
-            const int64_t element = (int64_t)row * s.cols + col;
-            out[element] = tl_add_walk(column_hits, i, end, col, before ? before[element] : 0.0f);
-        }
-        if (!IN_CHUNKS) return;
-        __syncthreads();
-        if (threadIdx.x == 0) begun = many = longs = 0;
+    /* A warp owns a column of a run, or 32 of them. */
+    for (uint32_t unit = warp; unit < longs * cols; unit += WARPS) {
+        const uint32_t i = left[LEFT - 1 - unit / cols], col = unit % cols, row = sorted.row(i);
+        const uint32_t end = sorted.end(i);
+        const int64_t element = (int64_t)row * s.cols + col;
+        const float sum = tl_add_run<RUN>(column_hits, i, end, col, base ? base[element] : 0.0f, chunk[warp]);
+        if (lane == 0) out[element] = sum;
+    }
+    const uint32_t strips = (cols + 31) / 32;
+    for (uint32_t unit = warp; unit < many * strips; unit += WARPS) {
+        const uint32_t i = left[unit / strips], col = min(unit % strips * 32 + lane, cols - 1), row = sorted.row(i);
+        const uint32_t end = sorted.end(i);
+        const int64_t element = (int64_t)row * s.cols + col;
+        out[element] = tl_add_walk(column_hits, i, end, col, base ? base[element] : 0.0f);
     }
 }
 
@@ -321,17 +253,6 @@ int32_t tl_scatter_tiles(tl_context *ctx, const char *name, const float *base, c
     s.by_outer = by_outer;
     s.aligned = tl_aligned4(base) && tl_aligned4(out);
     s.vectors = s.aligned && tl_aligned4(values) && cols % 4 == 0;
-    tl_scratch<uint32_t> chunks(ctx);
-    if (k > TL_TILE_INDICES) {
-        const int64_t number = tl_ceil_div(k, CHUNK);
-        TL_TRY(chunks.allocate(2 * number * CHUNK));
-        s.chunk_rows = chunks, s.chunk_positions = chunks + number * CHUNK;
-        TL_TRY(tl_launch(ctx, name, sort_chunk_kernel, (unsigned)number, THREADS, indices, s.k, s.rows,
-                         tl_fastdiv(tile_rows), (uint32_t)tl_ceil_div(rows, tile_rows), (uint32_t *)chunks,
-                         chunks + number * CHUNK));
-    }
-    const auto kernel = k > TL_TILE_INDICES ? scatter_tile_kernel<32, true>
-                        : k <= 8 * THREADS  ? scatter_tile_kernel<8, false>
-                                            : scatter_tile_kernel<32, false>;
+    const auto kernel = k <= 8 * THREADS ? scatter_tile_kernel<8> : scatter_tile_kernel<32>;
     return tl_launch(ctx, name, kernel, tl_grid(outer * count, 1), THREADS, s);
 }

@@ -7,14 +7,6 @@
 #include "cuda/spectral/plan.cuh"
 #include "formula/butterfly.h"
 
-/* Real rows and their half spectra, and the factors of bin 0 and the middle one, and of the others. */
-struct tl_own_real_rows {
-    const float *from;
-    float *to;
-    int64_t batch, n, bins;
-    float edge, inner;
-};
-
 namespace {
 
 /* What scales a row that is transformed again, and its result. */
@@ -38,10 +30,11 @@ __device__ __forceinline__ void save(float2 *x, int i, tl_complex v) { put(x, pa
 
 /* ---- direct transforms ------------------------------------------------------------------------------------------- */
 
-/* One self-sorting pass of `count` transforms of n numbers, `apart` apart, from x to y. */
+/* One self-sorting pass of `count` transforms of n numbers, `apart` apart, from x to y; w: `roots` roots for each number of a
+ * butterfly but the first. */
 template <int R>
 __device__ __forceinline__ void pass(const float2 *x, float2 *y, int count, int apart, const tl_fastdiv &each,
-                                     const tl_fastdiv &span, const float *w)
+                                     const tl_fastdiv &span, const float2 *w, int roots)
 {
     for (uint32_t e = threadIdx.x; e < count * each.divisor; e += blockDim.x) {
         uint32_t i, q;
@@ -54,29 +47,31 @@ __device__ __forceinline__ void pass(const float2 *x, float2 *y, int count, int 
         tl_butterfly(a, R);
         const uint32_t base = q + span.divisor * R * p;
         save(to, (int)base, a[0]);
-        const float *const v = w + 2 * (R - 1) * p;
-        TL_UNROLL_FOR (int j = 1; j < R; j++)
-            save(to, (int)(base + span.divisor * j), p == 0 ? a[j] : tl_times(a[j], v[2 * j - 2], v[2 * j - 1]));
+        TL_UNROLL_FOR (int j = 1; j < R; j++) {
+            const float2 root = w[(j - 1) * roots + (int)p];
+            save(to, (int)(base + span.divisor * j), p == 0 ? a[j] : tl_times(a[j], root.x, root.y));
+        }
     }
 }
 
 /* Transforms what lies in x, after a barrier; returns where the result lies, x or y, after one. */
 static __device__ float2 *direct(const tl_own_direct &d, float2 *x, float2 *y, int count, int apart)
 {
-    const float *w = d.twiddle;
+    const float2 *w = d.twiddle;
     for (int i = 0; i < d.stages; i++) {
         const tl_fastdiv each = d.each[i], span = d.span[i];
+        const int roots = (int)(each.divisor / span.divisor);
         switch (d.radix[i]) {
-        case 2: pass<2>(x, y, count, apart, each, span, w); break;
-        case 3: pass<3>(x, y, count, apart, each, span, w); break;
-        case 4: pass<4>(x, y, count, apart, each, span, w); break;
-        case 5: pass<5>(x, y, count, apart, each, span, w); break;
-        case 7: pass<7>(x, y, count, apart, each, span, w); break;
-        case 8: pass<8>(x, y, count, apart, each, span, w); break;
-        case 11: pass<11>(x, y, count, apart, each, span, w); break;
-        default: pass<13>(x, y, count, apart, each, span, w);
+        case 2: pass<2>(x, y, count, apart, each, span, w, roots); break;
+        case 3: pass<3>(x, y, count, apart, each, span, w, roots); break;
+        case 4: pass<4>(x, y, count, apart, each, span, w, roots); break;
+        case 5: pass<5>(x, y, count, apart, each, span, w, roots); break;
+        case 7: pass<7>(x, y, count, apart, each, span, w, roots); break;
+        case 8: pass<8>(x, y, count, apart, each, span, w, roots); break;
+        case 11: pass<11>(x, y, count, apart, each, span, w, roots); break;
+        default: pass<13>(x, y, count, apart, each, span, w, roots);
         }
-        w += 2 * (int)(each.divisor / span.divisor) * (d.radix[i] - 1);
+        w += roots * (d.radix[i] - 1);
         float2 *const t = x;
         x = y;
         y = t;

@@ -237,3 +237,8 @@ int32_t tl_fft_run(tl_context *ctx, const tl_fft_shape &shape, float *real, floa
     TL_TRY(rows.allocate(shape.batch * shape.n));
     return transform_odd(ctx, shape, real, spectrum, rows);
 }
+
+int32_t tl_fft_run_complex(tl_context *ctx, int64_t n, int64_t batch, bool inverse, float2 *rows)
+{
+    return transform(ctx, tl_fft_shape{n, batch, 1, n, inverse}, nullptr, nullptr, rows);
+}

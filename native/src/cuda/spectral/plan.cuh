@@ -18,3 +18,5 @@ struct tl_fft_shape {
 /* Forward: real -> spectrum. Inverse, unscaled: spectrum, which it overwrites and whose imaginary parts at bins 0 and
  * n/2 are 0, -> real. On the context's stream; the work area comes from the pool. n >= 2. */
 int32_t tl_fft_run(tl_context *ctx, const tl_fft_shape &shape, float *real, float2 *spectrum);
+/* Complex rows in place, unscaled: the same transforms of odd lengths, where each row is one of its own. */
+int32_t tl_fft_run_complex(tl_context *ctx, int64_t n, int64_t batch, bool inverse, float2 *rows);

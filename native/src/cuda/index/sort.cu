@@ -1,0 +1,261 @@
+/* A stable sort of up to TL_SORTED_HITS indices by row on CUDA, in two launches.
+ *
+ * Blocks of the first sort chunks of the list. The second cuts the rows at splitters, which are regular samples of the sorted
+ * chunks in order, so that about as many hits lie between two of them wherever the rows crowd (Shi and Schaeffer, "Parallel Sorting
+ * by Regular Sampling", 1992). A block owns the rows from one splitter to the next. It bisects every chunk for its first row, which
+ * also says how many hits lie before in the sorted list, and sorts its hits. A row that holds several splitters is no block's
+ * alone: its hits lie in order in the chunks, and the blocks of these splitters copy them.
+ *
+ * Rows of one column are summed at once, from shared memory.
+ *
+ * Further blocks of the first launch copy the base to the output. */
+#include "cuda/device/vector.cuh"
+#include "cuda/index/scatter.cuh"
+#include "cuda/runtime/launch.cuh"
+
+#include <cub/block/block_radix_sort.cuh>
+
+namespace {
+
+constexpr int THREADS = 256;
+constexpr int POSITION_BITS = 17; /* of a word: the row, then the position */
+constexpr uint32_t CHUNK = TL_SORT_CHUNK, MOST_CHUNKS = TL_SORTED_HITS / CHUNK, CHUNK_ITEMS = CHUNK / THREADS;
+constexpr uint32_t GAP = 64; /* from a sample of a chunk to the next */
+constexpr uint32_t CHUNK_SAMPLES = CHUNK / GAP, SAMPLE_ITEMS = MOST_CHUNKS * CHUNK_SAMPLES / THREADS;
+constexpr uint32_t STEP = 8; /* samples from a splitter to the next: 512 hits, if no chunk is unlike the others */
+constexpr int FEW_ITEMS = 4, MOST_ITEMS = 20; /* hits of a thread of a tile */
+constexpr uint32_t COPIED = 32 * THREADS;     /* elements of the base that a block copies */
+static_assert(TL_SORTED_HITS == 1 << POSITION_BITS && TL_SORT_TILES == MOST_CHUNKS * CHUNK_SAMPLES / STEP &&
+              TL_SORT_TILES <= THREADS && 3 * MOST_CHUNKS <= THREADS && MOST_CHUNKS == 2 * 32);
+/* Between two splitters that differ lie 2·STEP - 1 samples at most, those that equal the first among them, and in every chunk the
+ * hits of a gap for each, and of one more. */
+static_assert((2 * STEP - 1) * GAP + MOST_CHUNKS * (GAP - 1) <= MOST_ITEMS * THREADS);
+
+__device__ __forceinline__ uint32_t row_of(uint64_t word) { return (uint32_t)(word >> POSITION_BITS); }
+
+/* out[i] = base[i], or +0 without a base, for the block's share of `total` elements. */
+__device__ __forceinline__ void copy_share(const float *base, float *out, int64_t total, uint32_t share, bool aligned)
+{
+    const int64_t from = (int64_t)share * COPIED;
+    if (aligned && from + COPIED <= total) {
+        float4 v[COPIED / (4 * THREADS)];
+        TL_UNROLL_FOR (uint32_t u = 0; u < COPIED / (4 * THREADS); u++) {
+            v[u] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (base) v[u] = tl_load4(base + from + 4 * (u * THREADS + threadIdx.x));
+        }
+        TL_UNROLL_FOR (uint32_t u = 0; u < COPIED / (4 * THREADS); u++)
+            tl_store4(out + from + 4 * (u * THREADS + threadIdx.x), v[u]);
+        return;
+    }
+    for (uint32_t i = threadIdx.x; i < COPIED; i += THREADS)
+        if (from + i < total) out[from + i] = base ? base[from + i] : 0.0f;
+}
+
+/* An index to ignore has the row `rows`; so have the places behind the list, whose positions are the greatest. The first sample of
+ * a chunk is one hit further in every chunk: chunks that are alike have samples in different rows. */
+__global__ void __launch_bounds__(THREADS)
+    sort_chunks_kernel(tl_hit_sort s, uint32_t bits, uint32_t chunks, uint64_t *words, uint32_t *samples)
+{
+    tl_wait_for_earlier();
+    if (blockIdx.x >= chunks) {
+        copy_share(s.base, s.out, s.copied, blockIdx.x - chunks, s.aligned);
+        return;
+    }
+    using Sort = cub::BlockRadixSort<uint64_t, THREADS, CHUNK_ITEMS>;
+    __shared__ typename Sort::TempStorage storage;
+    const uint32_t from = blockIdx.x * CHUNK;
+    if (blockIdx.x == 0 && threadIdx.x < 2) s.left.front[threadIdx.x] = 0;
+    uint64_t word[CHUNK_ITEMS];
+    TL_UNROLL_FOR (uint32_t i = 0; i < CHUNK_ITEMS; i++) {
+        const uint32_t position = from + threadIdx.x * CHUNK_ITEMS + i;
+        word[i] = (uint64_t)(position < s.k ? min(s.indices[position], s.rows) : s.rows) << POSITION_BITS | position;
+    }
+    Sort(storage).SortBlockedToStriped(word, POSITION_BITS, POSITION_BITS + bits);
+    TL_UNROLL_FOR (uint32_t i = 0; i < CHUNK_ITEMS; i++) {
+        const uint32_t place = i * THREADS + threadIdx.x;
+        words[from + place] = word[i];
+        if (place % GAP == blockIdx.x % GAP) samples[blockIdx.x * CHUNK_SAMPLES + place / GAP] = row_of(word[i]);
+    }
+}
+
+/* What a block of the second launch shares, but for the room to sort. */
+struct tile {
+    uint32_t splitters[TL_SORT_TILES + 1];
+    uint32_t first, last; /* of the splitters that equal the block's */
+    /* In every chunk: where the row of the splitter, the rows of the block alone and the rows behind begin. */
+    uint32_t begin[3][MOST_CHUNKS];
+    uint32_t before;                      /* hits of smaller rows */
+    uint32_t shared_before[MOST_CHUNKS];  /* hits of the row of several splitters in earlier chunks */
+    uint32_t own_before[MOST_CHUNKS + 1]; /* hits of the block's own rows in earlier chunks */
+    uint32_t own_place;                   /* of the first of these in the sorted list */
+};
+
+/* Writes a hit to its place in the sorted list, and gives out its value, or the bits of its position. */
+__device__ __forceinline__ float write_hit(const tl_hit_sort &s, uint32_t place, uint64_t word)
+{
+    const uint32_t position = (uint32_t)word & ((1u << POSITION_BITS) - 1);
+    if (place >= s.k) return 0.0f; /* behind the list */
+    const float value = s.values ? s.values[position] : __uint_as_float(position);
+    s.keys[place] = row_of(word);
+    s.grouped[place] = __float_as_uint(value);
+    return value;
+}
+
+/* Sorts the block's own hits, of rows from `first` to before `end`, and sums rows of one column. */
+template <int ITEMS>
+__device__ __forceinline__ void sort_own(const tl_hit_sort &s, const tile &t, const uint64_t *words, uint32_t chunks,
+                                         uint32_t first, uint32_t end, char *room)
+{
+    using Sort = cub::BlockRadixSort<uint64_t, THREADS, ITEMS>;
+    const uint32_t hits = t.own_before[chunks];
+    const uint64_t origin = (uint64_t)first << POSITION_BITS;
+    uint32_t chunk = 0, at[ITEMS];
+    for (uint32_t step = MOST_CHUNKS / 2; step; step /= 2) /* the last chunk with no more hits before it */
+        if (chunk + step < chunks && t.own_before[chunk + step] <= threadIdx.x * ITEMS) chunk += step;
+    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
+        const uint32_t hit = threadIdx.x * ITEMS + i;
+        while (hit < hits && hit >= t.own_before[chunk + 1])
+            chunk++;
+        at[i] = hit < hits ? chunk * CHUNK + t.begin[1][chunk] + (hit - t.own_before[chunk]) : UINT32_MAX;
+    }
+    uint64_t word[ITEMS];
+    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
+        word[i] = (uint64_t)(end - first) << POSITION_BITS;
+        if (at[i] != UINT32_MAX) word[i] = words[at[i]] - origin;
+    }
+    Sort(*reinterpret_cast<typename Sort::TempStorage *>(room))
+        .SortBlockedToStriped(word, POSITION_BITS, POSITION_BITS + 32 - __clz((int)(end - first)));
+    uint32_t *const rows = reinterpret_cast<uint32_t *>(room);
+    float *const values = reinterpret_cast<float *>(room) + ITEMS * THREADS;
+    __syncthreads(); /* the room was the sort's */
+    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
+        const uint32_t j = i * THREADS + threadIdx.x;
+        if (j < hits) {
+            values[j] = write_hit(s, t.own_place + j, word[i] + origin);
+            rows[j] = row_of(word[i]) + first;
+        }
+    }
+    if (!s.values) return;
+    __syncthreads();
+    /* A thread adds the run that begins at its hit, if one does. */
+    for (uint32_t j = threadIdx.x; j < hits; j += THREADS) {
+        const uint32_t row = rows[j];
+        if (row >= s.rows || (j > 0 && rows[j - 1] == row)) continue;
+        const auto reaches = [&](uint32_t length) { return j + length < hits && rows[j + length] == row; };
+        if (reaches(TL_MANY)) {
+            s.left.leave(t.own_place + j, reaches(TL_LONG));
+            continue;
+        }
+        float sum = s.base ? s.base[row] : 0.0f;
+        for (uint32_t length = 0; reaches(length); length++)
+            sum += values[j + length];
+        s.out[row] = sum;
+    }
+}
+
+__global__ void __launch_bounds__(THREADS)
+    sort_tiles_kernel(tl_hit_sort s, uint32_t bits, uint32_t chunks, const uint64_t *words, const uint32_t *samples)
+{
+    using SampleSort = cub::BlockRadixSort<uint32_t, THREADS, SAMPLE_ITEMS>;
+    using FewSort = cub::BlockRadixSort<uint64_t, THREADS, FEW_ITEMS>;
+    using MostSort = cub::BlockRadixSort<uint64_t, THREADS, MOST_ITEMS>;
+    union storage {
+        typename SampleSort::TempStorage samples;
+        typename FewSort::TempStorage few;
+        typename MostSort::TempStorage most;
+    };
+    static_assert(sizeof(storage) >= MOST_ITEMS * THREADS * (sizeof(uint32_t) + sizeof(float)));
+    __shared__ __align__(16) char room[sizeof(storage)];
+    __shared__ tile t;
+    tl_wait_for_earlier();
+    const uint32_t tiles = gridDim.x, count = chunks * CHUNK_SAMPLES;
+
+    uint32_t sample[SAMPLE_ITEMS];
+    TL_UNROLL_FOR (uint32_t i = 0; i < SAMPLE_ITEMS; i++) {
+        const uint32_t j = threadIdx.x * SAMPLE_ITEMS + i;
+        sample[i] = j < count ? samples[j] : UINT32_MAX;
+    }
+    SampleSort(*reinterpret_cast<typename SampleSort::TempStorage *>(room)).SortBlockedToStriped(sample, 0, (int)bits);
+    TL_UNROLL_FOR (uint32_t i = 0; i < SAMPLE_ITEMS; i++) {
+        const uint32_t j = i * THREADS + threadIdx.x;
+        if (j % STEP == 0 && j < count) t.splitters[j / STEP] = j ? sample[i] : 0;
+    }
+    if (threadIdx.x == 0) t.splitters[tiles] = s.rows + 1;
+    __syncthreads();
+    const uint32_t low = t.splitters[blockIdx.x], high = t.splitters[blockIdx.x + 1];
+    if (threadIdx.x < tiles && t.splitters[threadIdx.x] == low) {
+        if (threadIdx.x == 0 || t.splitters[threadIdx.x - 1] != low) t.first = threadIdx.x;
+        if (t.splitters[threadIdx.x + 1] != low) t.last = threadIdx.x;
+    }
+    __syncthreads();
+    const uint32_t first = t.first, last = t.last, own = first < last ? low + 1 : low;
+
+    if (threadIdx.x < 3 * chunks) {
+        const uint32_t bound = threadIdx.x / chunks, chunk = threadIdx.x % chunks;
+        const uint32_t row = bound == 0 ? low : bound == 1 ? own : max(high, own);
+        uint32_t from = 0, to = CHUNK; /* the first hit of no smaller row lies between */
+        while (from < to) {
+            const uint32_t middle = (from + to) / 2;
+            if (row_of(words[chunk * CHUNK + middle]) < row)
+                from = middle + 1;
+            else
+                to = middle;
+        }
+        t.begin[bound][chunk] = from;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) { /* a lane has two chunks */
+        const uint32_t chunk = 2 * threadIdx.x;
+        uint32_t before = 0, shared[2] = {0, 0}, mine[2] = {0, 0};
+        TL_UNROLL_FOR (int i = 0; i < 2; i++)
+            if (chunk + i < chunks) {
+                before += t.begin[0][chunk + i];
+                shared[i] = t.begin[1][chunk + i] - t.begin[0][chunk + i];
+                mine[i] = t.begin[2][chunk + i] - t.begin[1][chunk + i];
+            }
+        uint32_t all_shared = shared[0] + shared[1], all_mine = mine[0] + mine[1];
+        TL_UNROLL_FOR (int d = 1; d < 32; d *= 2) {
+            const uint32_t left_shared = __shfl_up_sync(~0u, all_shared, d),
+                           left_mine = __shfl_up_sync(~0u, all_mine, d);
+            const uint32_t other = __shfl_xor_sync(~0u, before, d);
+            if (threadIdx.x >= (uint32_t)d) all_shared += left_shared, all_mine += left_mine;
+            before += other;
+        }
+        t.shared_before[chunk] = all_shared - shared[1] - shared[0];
+        t.shared_before[chunk + 1] = all_shared - shared[1];
+        if (chunk == 0) t.own_before[0] = 0;
+        t.own_before[chunk + 1] = all_mine - mine[1];
+        t.own_before[chunk + 2] = all_mine;
+        if (threadIdx.x == 31) t.before = before, t.own_place = before + all_shared;
+    }
+    __syncthreads();
+
+    if (s.values && blockIdx.x == first && first < last && threadIdx.x == 0 && low < s.rows)
+        s.left.leave(t.before, t.own_place - t.before > TL_LONG);
+    for (uint32_t chunk = blockIdx.x - first; first < last && chunk < chunks; chunk += last - first + 1) {
+        const uint32_t from = t.begin[0][chunk], hits = t.begin[1][chunk] - from;
+        for (uint32_t i = threadIdx.x; i < hits; i += THREADS)
+            write_hit(s, t.before + t.shared_before[chunk] + i, words[chunk * CHUNK + from + i]);
+    }
+    if (blockIdx.x != last || t.own_before[chunks] == 0) return;
+    if (t.own_before[chunks] <= FEW_ITEMS * THREADS)
+        sort_own<FEW_ITEMS>(s, t, words, chunks, own, high, room);
+    else
+        sort_own<MOST_ITEMS>(s, t, words, chunks, own, high, room);
+}
+
+} /* namespace */
+
+int32_t tl_sort_hits(tl_context *ctx, const char *name, const tl_hit_sort &s)
+{
+    const int64_t chunks = tl_ceil_div(s.k, CHUNK);
+    const uint32_t bits = 32 - (uint32_t)__builtin_clz(s.rows);
+    tl_scratch<uint64_t> words(ctx);
+    tl_scratch<uint32_t> samples(ctx);
+    TL_TRY(words.allocate(chunks * CHUNK));
+    TL_TRY(samples.allocate(chunks * CHUNK_SAMPLES));
+    TL_TRY(tl_launch_ahead(ctx, name, sort_chunks_kernel, (unsigned)(chunks + tl_ceil_div(s.copied, COPIED)), THREADS,
+                           0, s, bits, (uint32_t)chunks, (uint64_t *)words, (uint32_t *)samples));
+    return tl_launch_ahead(ctx, name, sort_tiles_kernel, (unsigned)(chunks * CHUNK_SAMPLES / STEP), THREADS, 0, s, bits,
+                           (uint32_t)chunks, (const uint64_t *)words, (const uint32_t *)samples);
+}

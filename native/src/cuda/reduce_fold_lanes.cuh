@@ -1,0 +1,226 @@
+/* What the kernels of folds share (reduce_folds.cu, reduce_fold_rows.cu): the merged axes, and how a thread loads the elements of a
+ * lane and takes them. */
+#pragma once
+
+#include "cuda/device/instructions.cuh"
+#include "cuda/device/reduce_folds.cuh"
+#include "formula/exact.h"
+
+namespace tl_folds {
+
+constexpr int THREADS = 256;
+constexpr int LANES = TL_FOLD_LANES, TEAMS = THREADS / LANES, SEGMENT = TL_FOLD_SEGMENT, PER_LANE = SEGMENT / LANES;
+/* Merged axes, the innermost first. */
+struct Axes {
+    int32_t count;
+    tl_fastdiv size[TL_FOLD_RANK];
+    int64_t stride[TL_FOLD_RANK];
+};
+
+inline Axes axes_of(int32_t count, const int64_t *size, const int64_t *stride)
+{
+    Axes axes = {count, {}, {}};
+    for (int32_t k = 0; k < count; k++) {
+        axes.size[k] = tl_fastdiv((uint64_t)(size[k] > 0 ? size[k] : 1));
+        axes.stride[k] = stride[k];
+    }
+    return axes;
+}
+
+/* Where the element i along the axes lies, of which there are COUNT, or any number for 0. */
+template <int COUNT = 0> __device__ __forceinline__ int64_t offset_of(const Axes &axes, uint32_t i)
+{
+    int64_t offset = 0;
+    const int32_t count = COUNT > 0 ? COUNT : axes.count;
+    for (int32_t k = 0; k + 1 < count; k++) {
+        uint32_t place;
+        i = axes.size[k].divmod(i, &place);
+        offset += place * axes.stride[k];
+    }
+    return count > 0 ? offset + i * axes.stride[count - 1] : 0;
+}
+
+/* ---- a thread's elements ----------------------------------------------------------------------------------------- */
+
+/* Kinds whose elements take many registers each. */
+template <tl_fold_kind KIND> constexpr bool DEAR = KIND == TL_FOLD_EXP || KIND == TL_FOLD_POWER;
+
+/* What changes no extreme, no product and no sum; deviations and equal elements leave it out. */
+template <tl_fold_kind KIND>
+constexpr float NEUTRAL = KIND == TL_FOLD_PRODUCT                      ? 1.0f
+                          : KIND == TL_FOLD_MAX || KIND == TL_FOLD_EXP ? -TL_INF
+                          : KIND == TL_FOLD_MIN                        ? TL_INF
+                                                                       : 0.0f;
+
+/* y = the elements begin, begin + lanes, ... along one reduced axis, `count` of them, and behind them neutral ones. A whole lane,
+ * which nearly all are, is loaded without a condition. */
+template <tl_fold_kind KIND, int N>
+__device__ __forceinline__ void load_lane(float (&y)[N], const float *x, int64_t stride, uint32_t begin, int lanes,
+                                          int count)
+{
+    const float *at = x + begin * stride;
+    const uint32_t step = (uint32_t)(lanes * stride); /* an array has fewer than 2^32 elements */
+    if (count >= N) {
+        TL_UNROLL_FOR (int i = 0; i < N; i++, at += step)
+            y[i] = *at;
+    } else {
+        TL_UNROLL_FOR (int i = 0; i < N; i++, at += step)
+            y[i] = i < count ? *at : NEUTRAL<KIND>;
+    }
+}
+
+/* The same along COUNT axes, or any number for 0. */
+template <tl_fold_kind KIND, int COUNT, int N>
+__device__ __forceinline__ void load_lane(float (&y)[N], const float *x, const Axes &reduced, uint32_t begin, int lanes,
+                                          int count)
+{
+    TL_UNROLL_FOR (int i = 0; i < N; i++)
+        y[i] = i < count ? x[offset_of<COUNT>(reduced, begin + (uint32_t)(i * lanes))] : NEUTRAL<KIND>;
+}
+
+/* The same along two axes of which the inner one is the last of x, a run of consecutive elements: a lane of a segment stays in a
+ * run or goes over to the next one, once if runs are as long as segments. */
+template <tl_fold_kind KIND, int N>
+__device__ __forceinline__ void load_runs(float (&y)[N], const float *x, const Axes &reduced, uint32_t begin, int count)
+{
+    static_assert(N * LANES == SEGMENT, "a lane of a segment");
+    const uint32_t run = reduced.size[0].divisor;
+    uint32_t place;
+    const uint32_t index = reduced.size[0].divmod(begin, &place);
+    const float *at = x + index * reduced.stride[1] + place;
+    const int64_t jump = reduced.stride[1] - run;
+    const int here = (int)min((run - place + LANES - 1) / LANES, (uint32_t)N); /* of the lane's elements in this run */
+    if (here == N && count >= N) {
+        TL_UNROLL_FOR (int i = 0; i < N; i++)
+            y[i] = at[i * LANES];
+    } else if (run >= SEGMENT) {
+        const float *const next = at + jump;
+        TL_UNROLL_FOR (int i = 0; i < N; i++)
+            y[i] = i < count ? (i < here ? at : next)[i * LANES] : NEUTRAL<KIND>;
+    } else if (run >= LANES) {
+        TL_UNROLL_FOR (int i = 0; i < N; i++) {
+            y[i] = i < count ? *at : NEUTRAL<KIND>;
+            place += LANES, at += LANES;
+            if (place >= run) place -= run, at += jump;
+        }
+    } else {
+        load_lane<KIND, 2>(y, x, reduced, begin, LANES, count);
+    }
+}
+
+/* The largest of y as a fold values it: of the negatives for the smallest, of the magnitudes for the largest one. */
+template <tl_fold_kind KIND, int N> __device__ __forceinline__ double extreme_of(const float (&y)[N])
+{
+    constexpr bool LEAST = KIND == TL_FOLD_MIN, LARGEST = KIND == TL_FOLD_LARGEST;
+    float best = NEUTRAL<KIND>;
+    TL_UNROLL_FOR (int i = 0; i < N; i++)
+        best = LEAST ? tl_min(best, y[i]) : tl_max(best, LARGEST ? fabsf(y[i]) : y[i]);
+    if (best != best) return (double)TL_NAN;
+    const double d = (double)(LEAST ? -best : best);
+    return LARGEST ? d : tl_fold_ordered(d);
+}
+
+/* The product of y on v, which is 1 at first. Where all magnitudes lie in 2^+-30, as they mostly do, that of 32 is one of doubles
+ * without over- or underflow, and the power of two is taken out once: it changes no rounding. Else four at a time, 2^-596 to 2^512,
+ * and zeros are counted. */
+template <int N> __device__ __forceinline__ void multiply(const float (&y)[N], double *v, double *e, double *zeros)
+{
+    static_assert(N <= 32 && N % 4 == 0, "within 2^+-960");
+    float least = fabsf(y[0]), largest = least;
+    TL_UNROLL_FOR (int i = 1; i < N; i++) {
+        least = fminf(least, fabsf(y[i]));
+        largest = fmaxf(largest, fabsf(y[i]));
+    }
+    if (least >= 0x1p-30f && largest <= 0x1p30f) {
+        TL_UNROLL_FOR (int i = 0; i < N; i++)
+            *v *= (double)y[i];
+        tl_fold_normalize(v, e);
+        return;
+    }
+    TL_UNROLL_FOR (int i = 0; i < N; i++) {
+        const bool zero = y[i] == 0.0f;
+        *v *= (double)(zero ? copysignf(1.0f, y[i]) : y[i]);
+        if (zero) *zeros += 1.0;
+        if (i % 4 == 3) tl_fold_normalize(v, e);
+    }
+}
+
+/* t <= 0, held near that -T of whose negative `most` is the upper word, by its own upper word alone. */
+__device__ __forceinline__ double hold_below_0(double t, uint32_t most)
+{
+    const uint64_t bits = tl_bits64(t);
+    const uint32_t high = (uint32_t)(bits >> 32);
+    const uint32_t held = (uint32_t)((int32_t)high >> 31) & min(high & UINT32_C(0x7fffffff), most);
+    return tl_from_bits64((uint64_t)(held | UINT32_C(0x80000000)) << 32 | (uint32_t)bits);
+}
+
+/* tl_fold_value of exponentials and of a norm's elements where the centre m is finite; elsewhere the values are not read
+ * (tl_fold_end). So the elements are numbers that give no exponent above 0 but for a rounding. It is held at -700 or -1000 or a
+ * little below, where a value is too small to matter beside that of the largest element, 1, and so may be that of no element. */
+template <tl_fold_kind KIND> __device__ __forceinline__ double dear_value(float x, double m, double p)
+{
+    if constexpr (KIND == TL_FOLD_EXP) return tl_exp64(hold_below_0((double)x - m, UINT32_C(0x4085e000)));
+    const double t = p * (tl_log2_finite(x) - m);
+    return tl_exp2_64(hold_below_0(x == 0.0f ? -(double)TL_INF : t, UINT32_C(0x408f4000)));
+}
+
+/* tl_fold_take of the first `count` of y, in this order. */
+template <tl_fold_kind KIND, int N>
+__device__ __forceinline__ void take_all(tl_folded &f, const float (&y)[N], int count, double m, tl_fold_rule rule)
+{
+    if constexpr (KIND >= TL_FOLD_MAX && KIND <= TL_FOLD_LARGEST) {
+        f.v = tl_fold_greater(f.v, extreme_of<KIND>(y));
+    } else if constexpr (KIND == TL_FOLD_PRODUCT) {
+        multiply(y, &f.v, &f.e, &f.zeros);
+    } else if constexpr (KIND == TL_FOLD_SQUARE) {
+        /* squares of float32 are exact in float64: fused, the sum has the same bits */
+        TL_UNROLL_FOR (int i = 0; i < N; i++)
+            f.v = fma((double)y[i], (double)y[i], f.v);
+    } else if constexpr (DEAR<KIND>) {
+        TL_UNROLL_FOR (int i = 0; i < N; i++)
+            f.v += dear_value<KIND>(y[i], m, rule.p);
+    } else {
+        constexpr bool NOTHING = KIND == TL_FOLD_SUM || KIND == TL_FOLD_ABS; /* is the value of 0 */
+        if (NOTHING || count >= N) {
+            TL_UNROLL_FOR (int i = 0; i < N; i++)
+                f.v += tl_fold_value(KIND, y[i], m, rule);
+        } else {
+            TL_UNROLL_FOR (int i = 0; i < N; i++) {
+                const double d = tl_fold_value(KIND, y[i], m, rule);
+                f.v += i < count ? d : 0.0;
+            }
+        }
+    }
+}
+
+/* sum / n, which for a whole segment is a product. */
+__device__ __forceinline__ double mean_of_segment(double sum, int n)
+{
+    return n == SEGMENT ? sum * (1.0 / SEGMENT) : sum / (double)n;
+}
+
+/* Lest the compiler keep elements as doubles, in twice the registers. */
+template <int N> __device__ __forceinline__ void keep_floats(float (&y)[N])
+{
+    TL_UNROLL_FOR (int i = 0; i < N; i++)
+        tl_forget_origin(y[i]);
+}
+
+/* The centre of a result's elements. */
+template <tl_fold_kind KIND>
+__device__ __forceinline__ double centre_of(const double *centre, const float *centre_out, int64_t result)
+{
+    return tl_fold_centre(KIND, centre ? centre[result] : centre_out ? (double)centre_out[result] : 0.0);
+}
+
+/* ---- rows (reduce_fold_rows.cu) --------------------------------------------------------------------------------------- */
+
+/* Elements of the longest row. */
+constexpr int ROW = SEGMENT * SEGMENT;
+
+/* Rows of x, or of values of `each` elements, `length` of either for a result, cut into rows of `extent`. CENTRED: the fold of the
+ * centre comes first, in the same launch. */
+int32_t run_rows(tl_context *ctx, const tl_fold_plan &p, bool centred, const double *from, int64_t length,
+                 int64_t extent, int64_t each, double *to, float *out);
+
+} // namespace tl_folds

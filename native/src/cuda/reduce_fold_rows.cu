@@ -1,0 +1,213 @@
+/* Folds on CUDA of results whose last axis is reduced, and of the values that an earlier level left, in the order of formula/fold.h:
+ * a block owns a row, or up to 256 segments of it, and folds the segments' values too. */
+#include "cuda/reduce_fold_lanes.cuh"
+
+namespace {
+
+using namespace tl_folds;
+
+/* A row: up to `extent` consecutive elements of a result whose last axis is reduced, or of the values `from` that an earlier
+ * level left, planes of results x length, each of `each` elements. A block owns one row or several. A team of LANES threads owns
+ * a segment, every 32nd one of a long row; the segments' values stay in shared memory, where a team folds them. */
+constexpr int ROW_SEGMENTS = SEGMENT;
+
+struct Rows {
+    const float *x;
+    const double *from, *centre;
+    const float *centre_out;
+    double *to;
+    float *out;
+    Axes kept, reduced;
+    int64_t rows, results, length, each, extent;
+    tl_fastdiv parts;   /* rows of a result */
+    int segments, room; /* of a row at most, and the least power of two that holds them, or TEAMS */
+    int lanes, width;   /* lanes that fold a segment, and the segments' values */
+    tl_fold_rule rule;
+};
+
+/* A thread's row, as its team sees it. */
+struct Row {
+    const float *x;                      /* the result's elements */
+    int64_t index, result, begin;        /* begin: its first element or value within the result */
+    int length, segments, segment, lane; /* segment: the team's first */
+    int first;                           /* where the row's values lie in shared memory */
+};
+
+/* Folds the first 2^k lanes of each team in halves, for all of its lanes. */
+template <tl_fold_kind KIND> __device__ __forceinline__ void fold_lanes(int lanes, tl_folded *f)
+{
+    constexpr bool PRODUCT = KIND == TL_FOLD_PRODUCT;
+    for (int half = lanes / 2; half > 0; half /= 2) {
+        const double v = __shfl_down_sync(~0u, f->v, half, LANES);
+        const double e = PRODUCT ? __shfl_down_sync(~0u, f->e, half, LANES) : 0.0;
+        const double zeros = PRODUCT ? __shfl_down_sync(~0u, f->zeros, half, LANES) : 0.0;
+        tl_fold_join(KIND, &f->v, &f->e, &f->zeros, v, e, zeros);
+    }
+    f->v = __shfl_sync(~0u, f->v, 0, LANES);
+    if (PRODUCT) f->e = __shfl_sync(~0u, f->e, 0, LANES), f->zeros = __shfl_sync(~0u, f->zeros, 0, LANES);
+}
+
+/* The fold of the n values at `from`, in planes, by `lanes` lanes of a team, for all of them. Each value is that of `each`
+ * elements of the result, of which `behind` lie before; the last may be one of fewer. */
+template <tl_fold_kind KIND>
+__device__ __forceinline__ tl_folded join_values(const double *from, int64_t plane, int n, int lanes, int lane,
+                                                 int64_t each, int64_t behind, tl_fold_rule rule)
+{
+    tl_folded f = {tl_fold_start(KIND), 0.0, 0.0};
+    const int first = lane < lanes ? lane : n;
+    if constexpr (KIND == TL_FOLD_DEVIATION) {
+        tl_folded sum = {0.0, 0.0, 0.0};
+#pragma unroll 8
+        for (int r = first; r < n; r += lanes)
+            sum.v += from[plane + r];
+        fold_lanes<TL_FOLD_SUM>(lanes, &sum);
+        const double m = sum.v / (double)min(n * each, rule.n - behind);
+#pragma unroll 4
+        for (int r = first; r < n; r += lanes)
+            f.v += tl_fold_around(from[r], from[plane + r], (double)min(each, rule.n - behind - r * each), m);
+        fold_lanes<KIND>(lanes, &f);
+        f.e = sum.v;
+    } else {
+#pragma unroll 8
+        for (int r = first; r < n; r += lanes)
+            tl_fold_join(KIND, &f.v, &f.e, &f.zeros, from[r], KIND == TL_FOLD_PRODUCT ? from[plane + r] : 0.0,
+                         KIND == TL_FOLD_PRODUCT ? from[2 * plane + r] : 0.0);
+        fold_lanes<KIND>(lanes, &f);
+    }
+    return f;
+}
+
+/* The fold of segment s of a row, for all lanes of its team; of deviations the sum beside them. y holds the elements, which are
+ * loaded if they are not there. */
+template <tl_fold_kind KIND, int REDUCED>
+__device__ __forceinline__ tl_folded fold_segment(const Rows &a, const Row &row, int s, float (&y)[PER_LANE], bool load,
+                                                  double m)
+{
+    const int n = max(min(row.length - s * SEGMENT, SEGMENT), 0);
+    const int64_t begin = row.begin + s * SEGMENT;
+    if constexpr (REDUCED < 0) {
+        return join_values<KIND>(a.from + row.result * a.length + begin, a.results * a.length, n, a.lanes, row.lane,
+                                 a.each, begin * a.each, a.rule);
+    } else {
+        const int count = (n - row.lane + LANES - 1) / LANES;
+        if (load) {
+            if constexpr (REDUCED == 1)
+                load_lane<KIND>(y, row.x, 1, (uint32_t)begin + row.lane, LANES, count);
+            else
+                load_runs<KIND>(y, row.x, a.reduced, (uint32_t)begin + row.lane, count);
+        }
+        tl_folded sum = {0.0, 0.0, 0.0};
+        if constexpr (KIND == TL_FOLD_DEVIATION) {
+            keep_floats(y);
+            take_all<TL_FOLD_SUM>(sum, y, count, 0.0, a.rule);
+            fold_lanes<TL_FOLD_SUM>(LANES, &sum);
+            m = mean_of_segment(sum.v, n);
+        }
+        tl_folded f = {tl_fold_start(KIND), 0.0, 0.0};
+        keep_floats(y);
+        take_all<KIND>(f, y, count, m, a.rule);
+        fold_lanes<KIND>(LANES, &f);
+        if (KIND == TL_FOLD_DEVIATION) f.e = sum.v;
+        return f;
+    }
+}
+
+/* The fold of a row, for all of its threads. All threads must call, once for each KIND. */
+template <tl_fold_kind KIND, int REDUCED>
+__device__ __forceinline__ tl_folded fold_row(const Rows &a, const Row &row, float (&y)[PER_LANE], bool load, double m)
+{
+    constexpr int PLANES = tl_fold_planes(KIND);
+    __shared__ double values[PLANES][ROW_SEGMENTS];
+    tl_folded f;
+#pragma unroll 1
+    for (int above = 0; above < a.segments; above += TEAMS) {
+        const int s = above + row.segment;
+        f = fold_segment<KIND, REDUCED>(a, row, s, y, load || a.segments > TEAMS, m);
+        if (row.lane == 0 && s < row.segments) {
+            values[0][row.first + s] = f.v;
+            if constexpr (PLANES > 1) values[1][row.first + s] = f.e;
+            if constexpr (PLANES > 2) values[2][row.first + s] = f.zeros;
+        }
+    }
+    if (a.segments == 1) return f;
+    __syncthreads();
+    const int64_t each = SEGMENT * a.each;
+    return join_values<KIND>(&values[0][row.first], ROW_SEGMENTS, row.segments, a.width, row.lane, each,
+                             row.begin * a.each, a.rule);
+}
+
+/* KIND's centre is a fold CENTRE, or it has none, or an earlier one. */
+template <tl_fold_kind KIND, tl_fold_kind CENTRE, int REDUCED>
+__global__ void __launch_bounds__(THREADS, 3) rows_kernel(Rows a)
+{
+    tl_wait_for_earlier();
+    const int team = (int)threadIdx.x / LANES;
+    Row row;
+    uint32_t part;
+    row.index = (int64_t)blockIdx.x * (TEAMS / a.room) + team / a.room;
+    row.result = a.parts.divmod((uint32_t)row.index, &part);
+    row.begin = (int64_t)part * a.extent;
+    row.length = row.index < a.rows ? (int)min(a.length - row.begin, a.extent) : 0;
+    row.segments = (row.length + SEGMENT - 1) / SEGMENT;
+    row.segment = team % a.room, row.first = team - row.segment, row.lane = (int)threadIdx.x % LANES;
+    if (row.length == 0) row.result = row.begin = 0; /* of which nothing is read */
+    if constexpr (REDUCED >= 0) row.x = a.x + offset_of(a.kept, (uint32_t)row.result);
+    float y[PER_LANE];
+    double m = 0.0;
+    if constexpr (KIND != CENTRE)
+        m = tl_fold_centre(KIND, fold_row<CENTRE, REDUCED>(a, row, y, true, 0.0).v);
+    else if constexpr (REDUCED >= 0)
+        m = centre_of<KIND>(a.centre, a.centre_out, row.result);
+    const tl_folded f = fold_row<KIND, REDUCED>(a, row, y, KIND == CENTRE, m);
+    if (row.lane > 0 || row.segment > 0 || row.length == 0) return;
+    if (a.out) {
+        if (REDUCED < 0) m = centre_of<KIND>(a.centre, a.centre_out, row.result);
+        a.out[row.index] = tl_fold_end(KIND, f, m, a.rule);
+        return;
+    }
+    a.to[row.index] = f.v;
+    if constexpr (tl_fold_planes(KIND) > 1) a.to[a.rows + row.index] = f.e;
+    if constexpr (tl_fold_planes(KIND) > 2) a.to[2 * a.rows + row.index] = f.zeros;
+}
+
+/* Kinds with a centre of their own take both folds at once where CENTRED. */
+template <int REDUCED, bool CENTRED> auto rows_kernel_of(tl_fold_kind kind) -> void (*)(Rows)
+{
+    switch (kind) {
+    case TL_FOLD_SUM: return rows_kernel<TL_FOLD_SUM, TL_FOLD_SUM, REDUCED>;
+    case TL_FOLD_ABS: return rows_kernel<TL_FOLD_ABS, TL_FOLD_ABS, REDUCED>;
+    case TL_FOLD_SQUARE: return rows_kernel<TL_FOLD_SQUARE, TL_FOLD_SQUARE, REDUCED>;
+    case TL_FOLD_DEVIATION: return rows_kernel<TL_FOLD_DEVIATION, TL_FOLD_DEVIATION, REDUCED>;
+    case TL_FOLD_EXP: return rows_kernel < TL_FOLD_EXP, CENTRED ? TL_FOLD_MAX : TL_FOLD_EXP, REDUCED > ;
+    case TL_FOLD_POWER: return rows_kernel < TL_FOLD_POWER, CENTRED ? TL_FOLD_LARGEST : TL_FOLD_POWER, REDUCED > ;
+    case TL_FOLD_EQUAL: return rows_kernel<TL_FOLD_EQUAL, TL_FOLD_EQUAL, REDUCED>;
+    case TL_FOLD_MAX: return rows_kernel<TL_FOLD_MAX, TL_FOLD_MAX, REDUCED>;
+    case TL_FOLD_MIN: return rows_kernel<TL_FOLD_MIN, TL_FOLD_MIN, REDUCED>;
+    case TL_FOLD_LARGEST: return rows_kernel<TL_FOLD_LARGEST, TL_FOLD_LARGEST, REDUCED>;
+    default: return rows_kernel<TL_FOLD_PRODUCT, TL_FOLD_PRODUCT, REDUCED>;
+    }
+}
+
+} // namespace
+
+int32_t tl_folds::run_rows(tl_context *ctx, const tl_fold_plan &p, bool centred, const double *from, int64_t length,
+                           int64_t extent, int64_t each, double *to, float *out)
+{
+    Rows a = {p.x, from, p.centre, p.centre_out, to, out};
+    const int64_t segments = tl_ceil_div(length, SEGMENT);
+    a.extent = extent;
+    a.kept = axes_of(p.f.kept, p.f.kept_size, p.f.kept_stride);
+    a.reduced = axes_of(p.f.reduced, p.f.reduced_size, p.f.reduced_stride);
+    a.parts = tl_fastdiv((uint64_t)tl_ceil_div(length, a.extent));
+    a.results = p.results(), a.rows = a.results * a.parts.divisor, a.length = length, a.each = each, a.rule = p.rule;
+    a.segments = (int)tl_imin(segments, a.extent / SEGMENT);
+    a.lanes = (int)tl_fold_width(length), a.width = (int)tl_fold_width(segments);
+    for (a.room = 1; a.room < a.segments && a.room < TEAMS;)
+        a.room *= 2;
+    const bool one = a.reduced.count == 1;
+    const auto kernel = from      ? rows_kernel_of<-1, false>(p.kind)
+                        : centred ? one ? rows_kernel_of<1, true>(p.kind) : rows_kernel_of<2, true>(p.kind)
+                        : one     ? rows_kernel_of<1, false>(p.kind)
+                                  : rows_kernel_of<2, false>(p.kind);
+    return tl_launch_ahead(ctx, p.name, kernel, tl_grid(a.rows, TEAMS / a.room), THREADS, 0, a);
+}
