@@ -152,7 +152,6 @@ REASONS: dict[str, str] = {
     "native/src/core/no_cuda.c: uint32_t tl_cuda_graph_nodes(const struct tl_cuda_graph *graph) { return 0; } -> uint32_t tl_cuda_graph_nodes(const struct tl_cuda_graph *graph) { return 1; }": "equivalent: without CUDA there is no graph to ask about",
     "native/src/core/threads.c[2]: pthread_mutex_lock(&pool.lock); -> /*pthread_mutex_lock(&pool.lock);*/": "a wake-up would have to come between two instructions",
     "native/src/cpu/spectral/fft.c: job.row = (job.groups + 1) * 2 * TL_W; -> job.row = (job.groups + 0) * 2 * TL_W;": "equivalent: rows lie one vector further apart than they are long, for the caches alone",
-    "native/src/cuda/index/choice.cu: if (threadIdx.x == 0) { -> if (1==1) {": "a race, which the schedule of one GPU hides: racecheck reports it",
     "native/src/cuda/device/async_copy.cuh: else if constexpr (BYTES == 16) -> else if constexpr (BYTES == (16-1))": "equivalent: the other copy moves the same bytes, through the first cache, too",
     "native/src/cuda/attention/grouped.cu: __syncthreads(); -> /*__syncthreads();*/": "a race, which the schedule of one GPU hides: racecheck reports it",
     "native/src/cuda/conv/mma_weights.cu: const int64_t by_length = total / SEGMENT_LEAST, by_waves = WAVES * WAVE / tiles; -> const int64_t by_length = total * SEGMENT_LEAST, by_waves = WAVES * WAVE / tiles;": "another order of additions, within the bound: the bits of CUDA's fast kernels are recorded nowhere",

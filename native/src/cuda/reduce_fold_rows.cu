@@ -1,6 +1,6 @@
 /* Folds on CUDA of results whose last axis is reduced, and of the values that an earlier level left, in the order of formula/fold.h:
  * a block owns a row, or up to 256 segments of it, and folds the segments' values too. */
-#include "cuda/reduce_fold_lanes.cuh"
+#include "cuda/device/reduce_fold_lanes.cuh"
 
 namespace {
 

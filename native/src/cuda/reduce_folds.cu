@@ -7,7 +7,7 @@
  * (reduce_fold_rows.cu): most reductions take one or two launches. */
 #include <type_traits>
 
-#include "cuda/reduce_fold_lanes.cuh"
+#include "cuda/device/reduce_fold_lanes.cuh"
 
 namespace {
 

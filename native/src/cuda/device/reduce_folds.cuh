@@ -1,4 +1,5 @@
-/* Folds over any set of axes on CUDA (formula/fold.h), for the operations of reduce_axes.cu; defined in reduce_folds.cu. */
+/* Folds over any set of axes on CUDA (formula/fold.h), for the operations of reduce_axes.cu; defined in reduce_folds.cu and
+ * reduce_fold_rows.cu. */
 #pragma once
 
 #include "cuda/runtime/launch.cuh"
