@@ -104,16 +104,25 @@ struct plan {
 };
 std::vector<plan> plans;
 
-/* y[k] = sum x[i]·exp(sign·2·pi·j·i·k / n) */
+/* y[k] = sum x[i]·exp(sign·2·pi·j·i·k / n), from the transforms of every p-th element, p the least factor of n. */
 numbers transform(const numbers &x, int sign)
 {
-    const int64_t n = (int64_t)x.size();
-    numbers y(n), roots(n);
-    for (int64_t i = 0; i < n; i++)
+    const size_t n = x.size();
+    if (n == 1) return x;
+    size_t p = 2;
+    while (n % p != 0)
+        p = p * p < n ? p + 1 : n;
+    const size_t m = n / p;
+    numbers y(n), part(m), roots(n);
+    for (size_t i = 0; i < n; i++)
         roots[i] = std::polar(1.0, sign * 2 * M_PI * (double)i / (double)n);
-    for (int64_t k = 0; k < n; k++)
-        for (int64_t i = 0; i < n; i++)
-            y[k] += x[i] * roots[i * k % n];
+    for (size_t r = 0; r < p; r++) {
+        for (size_t i = 0; i < m; i++)
+            part[i] = x[i * p + r];
+        const numbers of_part = m > 1 ? transform(part, sign) : part;
+        for (size_t k = 0, turn = 0; k < n; k++, turn = turn + r < n ? turn + r : turn + r - n)
+            y[k] += of_part[k % m] * roots[turn];
+    }
     return y;
 }
 
