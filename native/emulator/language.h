@@ -131,8 +131,6 @@ inline int __syncthreads_and(int vote)
     return emulator::all_votes;
 }
 inline void __syncwarp(uint32_t mask = ~0u) { emulator::wait_for_warp(mask); }
-inline void __threadfence() {}
-inline void __threadfence_block() {}
 
 namespace emulator {
 

@@ -129,6 +129,17 @@ numbers transform(const numbers &x, int sign)
 std::complex<double> number(cufftComplex x) { return {x.x, x.y}; }
 cufftComplex rounded(std::complex<double> x) { return {(float)x.real(), (float)x.imag()}; }
 
+/* Queues work(plan, row) for every row. */
+template <class Work> cufftResult each_row(cufftHandle handle, Work work)
+{
+    const plan p = plans[handle];
+    emulator::queue([=] {
+        for (int64_t row = 0; row < p.batch; row++)
+            work(p, row);
+    });
+    return CUFFT_SUCCESS;
+}
+
 } // namespace
 
 extern "C" {
@@ -158,47 +169,35 @@ cufftResult cufftMakePlanMany64(cufftHandle handle, int rank, long long *n, long
 }
 cufftResult cufftExecR2C(cufftHandle handle, cufftReal *in, cufftComplex *out)
 {
-    const plan p = plans[handle];
-    emulator::queue([=] {
-        for (int64_t b = 0; b < p.batch; b++) {
-            numbers x(p.n);
-            for (int64_t i = 0; i < p.n; i++)
-                x[i] = in[p.at(b, i)];
-            const numbers y = transform(x, -1);
-            std::transform(y.begin(), y.begin() + p.half(), out + b * p.half(), rounded);
-        }
+    return each_row(handle, [=](const plan &p, int64_t row) {
+        numbers x(p.n);
+        for (int64_t i = 0; i < p.n; i++)
+            x[i] = in[p.at(row, i)];
+        const numbers y = transform(x, -1);
+        std::transform(y.begin(), y.begin() + p.half(), out + row * p.half(), rounded);
     });
-    return CUFFT_SUCCESS;
 }
 cufftResult cufftExecC2R(cufftHandle handle, cufftComplex *in, cufftReal *out)
 {
-    const plan p = plans[handle];
-    emulator::queue([=] {
-        for (int64_t b = 0; b < p.batch; b++) {
-            numbers x(p.n);
-            for (int64_t i = 0; i < p.half(); i++) {
-                x[i] = number(in[b * p.half() + i]);
-                if (i == 0 || 2 * i == p.n) x[i] = x[i].real();
-                if (i > 0) x[p.n - i] = std::conj(x[i]);
-            }
-            const numbers y = transform(x, 1);
-            for (int64_t i = 0; i < p.n; i++)
-                out[p.at(b, i)] = (float)y[i].real();
+    return each_row(handle, [=](const plan &p, int64_t row) {
+        numbers x(p.n);
+        for (int64_t i = 0; i < p.half(); i++) {
+            x[i] = number(in[row * p.half() + i]);
+            if (i == 0 || 2 * i == p.n) x[i] = x[i].real();
+            if (i > 0) x[p.n - i] = std::conj(x[i]);
         }
+        const numbers y = transform(x, 1);
+        for (int64_t i = 0; i < p.n; i++)
+            out[p.at(row, i)] = (float)y[i].real();
     });
-    return CUFFT_SUCCESS;
 }
 cufftResult cufftExecC2C(cufftHandle handle, cufftComplex *in, cufftComplex *out, int direction)
 {
-    const plan p = plans[handle];
-    emulator::queue([=] {
-        for (int64_t b = 0; b < p.batch; b++) {
-            numbers x(p.n);
-            std::transform(in + b * p.n, in + (b + 1) * p.n, x.begin(), number);
-            const numbers y = transform(x, direction);
-            std::transform(y.begin(), y.end(), out + b * p.n, rounded);
-        }
+    return each_row(handle, [=](const plan &p, int64_t row) {
+        numbers x(p.n);
+        std::transform(in + row * p.n, in + (row + 1) * p.n, x.begin(), number);
+        const numbers y = transform(x, direction);
+        std::transform(y.begin(), y.end(), out + row * p.n, rounded);
     });
-    return CUFFT_SUCCESS;
 }
 }

@@ -9,6 +9,7 @@
  * sum for each key; the rows were just read and still lie near. The sums of several parts are added by the column tree
  * of formula/sum_tree.h. */
 #include "cuda/attention/few_keys.cuh"
+#include "cuda/attention/partial.cuh"
 #include "cuda/device/sum_tree.cuh"
 #include "cuda/device/vector.cuh"
 
@@ -281,22 +282,16 @@ int32_t few_keys_backward(tl_context *ctx, const Geometry &of, const float *Q, c
 {
     using namespace few_keys;
     Args a = make_args(of, Q, K, V);
-    a.out = out, a.g = g, a.gQ = gQ, a.gK = gK, a.gV = gV;
+    a.out = out, a.g = g, a.gQ = gQ;
     a.wide_d = a.wide_d && (!gQ || tl_aligned4(gQ));
     a.wide_v = a.wide_v && tl_aligned4(out) && tl_aligned4(g);
-    const int64_t parts = a.parts.divisor, of_k = a.keys * a.d, of_v = a.keys * a.v;
-    tl_scratch<float> part_k(ctx), part_v(ctx);
-    if (parts > 1 && gK) {
-        TL_TRY(part_k.allocate(a.members * parts * of_k));
-        a.gK = part_k;
-    }
-    if (parts > 1 && gV) {
-        TL_TRY(part_v.allocate(a.members * parts * of_v));
-        a.gV = part_v;
-    }
+    const int64_t parts = a.parts.divisor;
+    PartialGradient part_k(ctx, gK, a.members, parts, a.keys * a.d), part_v(ctx, gV, a.members, parts, a.keys * a.v);
+    TL_TRY(part_k.open(&a.gK));
+    TL_TRY(part_v.open(&a.gV));
     TL_TRY(run<true>(ctx, a));
-    if (a.gK != gK) TL_TRY(tl_cuda_column_sums(ctx, a.gK, a.members, parts, of_k, 0, gK));
-    return a.gV == gV ? (int32_t)TORCHLEAN_OK : tl_cuda_column_sums(ctx, a.gV, a.members, parts, of_v, 0, gV);
+    TL_TRY(part_k.close());
+    return part_v.close();
 }
 
 } /* namespace attention */

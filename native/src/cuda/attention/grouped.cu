@@ -14,7 +14,7 @@
 #include "cuda/attention/chain.cuh"
 #include "cuda/attention/few_keys.cuh"
 #include "cuda/attention/few_rows.cuh"
-#include "cuda/device/sum_tree.cuh"
+#include "cuda/attention/partial.cuh"
 #include "cuda/device/vector.cuh"
 #include "generated/attention.h"
 
@@ -372,22 +372,17 @@ static int32_t square_backward(tl_context *ctx, const Geometry &of, const float 
                                const float *out, const float *g, float *gQ, float *gK, float *gV)
 {
     const int64_t heads = of.members * of.group, size = of.keys * of.d;
-    tl_scratch<float> keys(ctx), values(ctx), key_gradients(ctx), value_gradients(ctx);
+    tl_scratch<float> keys(ctx), values(ctx);
+    PartialGradient part_k(ctx, gK, of.members, of.group, size), part_v(ctx, gV, of.members, of.group, size);
+    float *own_k, *own_v;
     TL_TRY(repeat(ctx, of, K, keys, &K));
     TL_TRY(repeat(ctx, of, V, values, &V));
-    float *own_k = gK, *own_v = gV;
-    if (of.group > 1 && gK) {
-        TL_TRY(key_gradients.allocate(heads * size));
-        own_k = key_gradients;
-    }
-    if (of.group > 1 && gV) {
-        TL_TRY(value_gradients.allocate(heads * size));
-        own_v = value_gradients;
-    }
+    TL_TRY(part_k.open(&own_k));
+    TL_TRY(part_v.open(&own_v));
     TL_TRY(tl_cuda_flash_attention_bwd(ctx, Q, K, V, nullptr, out, g, heads, of.keys, of.d, flash_mode(of), of.scale,
                                        gQ, own_k, own_v));
-    if (own_k != gK) TL_TRY(tl_cuda_column_sums(ctx, own_k, of.members, of.group, size, 0, gK));
-    return own_v == gV ? (int32_t)TORCHLEAN_OK : tl_cuda_column_sums(ctx, own_v, of.members, of.group, size, 0, gV);
+    TL_TRY(part_k.close());
+    return part_v.close();
 }
 
 /* ---- the operation ----------------------------------------------------------------------------------------------- */
@@ -424,21 +419,13 @@ template <class C> static int32_t key_pass(tl_context *ctx, Args &a)
 {
     a.part = terms_of_block(a.keys, a.rows, 256);
     const int64_t width = a.d > a.v ? a.d : a.v, parts = a.rows > a.part ? tl_ceil_div(a.rows, a.part) : 1;
-    const int64_t of_k = a.keys * a.d, of_v = a.keys * a.v;
-    float *const gK = a.gK, *const gV = a.gV;
-    tl_scratch<float> part_k(ctx), part_v(ctx);
-    if (parts > 1 && gK) {
-        TL_TRY(part_k.allocate(a.members * parts * of_k));
-        a.gK = part_k;
-    }
-    if (parts > 1 && gV) {
-        TL_TRY(part_v.allocate(a.members * parts * of_v));
-        a.gV = part_v;
-    }
+    PartialGradient part_k(ctx, a.gK, a.members, parts, a.keys * a.d),
+        part_v(ctx, a.gV, a.members, parts, a.keys * a.v);
+    TL_TRY(part_k.open(&a.gK));
+    TL_TRY(part_v.open(&a.gV));
     TL_TRY(launch<C>(ctx, key_kernel<C>, a, key_shared<C>(), a.keys, width, parts));
-    if (parts == 1 || a.members == 0) return TORCHLEAN_OK;
-    if (gK && of_k > 0) TL_TRY(tl_cuda_column_sums(ctx, a.gK, a.members, parts, of_k, 0, gK));
-    return gV && of_v > 0 ? tl_cuda_column_sums(ctx, a.gV, a.members, parts, of_v, 0, gV) : (int32_t)TORCHLEAN_OK;
+    TL_TRY(part_k.close());
+    return part_v.close();
 }
 
 static Args make_args(const Geometry &of, const float *Q, const float *K, const float *V)

@@ -51,14 +51,7 @@ struct tl_long_room {
 __device__ __forceinline__ float tl_add_block(float s, const float (&v)[TL_LONG_HITS], tl_long_room &room)
 {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    TL_UNROLL_FOR (int i = 0; i < TL_LONG_HITS; i++)
-        part[i % 4] += v[i];
-    float total = (part[0] + part[1]) + (part[2] + part[3]);
-    TL_UNROLL_FOR (int d = 1; d < 32; d *= 2) {
-        const float before = __shfl_up_sync(~0u, total, d);
-        if (lane >= d) total += before;
-    }
+    const float total = tl_about_sum(v);
     if (lane == 31) room.total[warp] = total;
     __syncthreads();
     float before = __shfl_up_sync(~0u, total, 1);

@@ -65,6 +65,21 @@ __device__ __forceinline__ uint32_t tl_ordinal(float x)
 }
 __device__ __forceinline__ float tl_of_ordinal(uint32_t o) { return __uint_as_float(o >> 31 ? 0x80000000u - o : o); }
 
+/* About the sum of the values of the lanes up to this one, in no order that counts. */
+template <int RUN> __device__ __forceinline__ float tl_about_sum(const float (&v)[RUN])
+{
+    const uint32_t lane = threadIdx.x % 32;
+    float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    TL_UNROLL_FOR (int i = 0; i < RUN; i++)
+        part[i % 4] += v[i];
+    float total = (part[0] + part[1]) + (part[2] + part[3]);
+    TL_UNROLL_FOR (int d = 1; d < 32; d *= 2) {
+        const float before = __shfl_up_sync(~0u, total, d);
+        if (lane >= d) total += before;
+    }
+    return total;
+}
+
 /* s + v of lane 0 + ... + v of lane 31, each lane's one after the other, with the bits of that chain. `room` is the warp's, of
  * 16·RUN floats.
  *
@@ -81,14 +96,7 @@ constexpr int TL_ROUNDS = 8, TL_CROSSINGS = 8;
 template <int RUN> __device__ __forceinline__ float tl_add_chunk(float s, const float (&v)[RUN], float4 *room)
 {
     const int lane = threadIdx.x % 32;
-    float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    TL_UNROLL_FOR (int i = 0; i < RUN; i++)
-        part[i % 4] += v[i];
-    float total = (part[0] + part[1]) + (part[2] + part[3]);
-    TL_UNROLL_FOR (int d = 1; d < 32; d *= 2) {
-        const float before = __shfl_up_sync(~0u, total, d);
-        if (lane >= d) total += before;
-    }
+    const float total = tl_about_sum(v);
     const uint32_t about_end = __float_as_uint(s + total);
     uint32_t about = __shfl_up_sync(~0u, about_end, 1);
     if (lane == 0) about = __float_as_uint(s);
