@@ -83,7 +83,9 @@ template <tl_fold_kind KIND, int REDUCED>
 __device__ __forceinline__ tl_folded fold_segment(const Rows &a, const Row &row, int s, float (&y)[PER_LANE], bool load,
                                                   double m)
 {
-    const int n = max(min(row.length - s * SEGMENT, SEGMENT), 0);
+    /* Below 1 behind the row. Not raised to 0: of max(min(r, SEGMENT), 0), ptxas 13.0 takes the answer to n == SEGMENT
+     * (mean_of_segment) from VIMNMX.RELU's predicate, and short segments had the mean of whole ones. */
+    const int n = min(row.length - s * SEGMENT, SEGMENT);
     const int64_t begin = row.begin + s * SEGMENT;
     if constexpr (REDUCED < 0) {
         return join_values<KIND>(a.from + row.result * a.length + begin, a.results * a.length, n, a.lanes, row.lane,
