@@ -17,7 +17,7 @@
 #include "formula/trigonometry.h"
 #include "formula/wide.h"
 
-/* Formulas that are bound by instructions. */
+/* Formulas that are bound by instructions and need few registers for each element. */
 template <class F> constexpr bool IS_HEAVY = false;
 #define TL_HEAVY(op) \
     struct op##_formula; \
@@ -28,8 +28,7 @@ TL_HEAVY(gelu_erf)
 TL_HEAVY(gelu_erf_bwd)
 TL_HEAVY(log)
 TL_HEAVY(log1p)
-TL_HEAVY(pow)
-TL_HEAVY(pow_scalar)
+TL_HEAVY(mish)
 TL_HEAVY(softplus)
 TL_HEAVY(silu)
 TL_HEAVY(silu_bwd)
@@ -103,7 +102,8 @@ template <int IN, int OUT, int GROUPS, class F> __global__ void __launch_bounds_
     }
 }
 
-constexpr int64_t HEAVY_LEAST = 12 << 20; /* elements; below, whole blocks would be left to a few multiprocessors */
+/* Elements; below, whole blocks would be left to a few multiprocessors. */
+constexpr int64_t HEAVY_LEAST = 4 << 20;
 
 template <int IN, int OUT, class F> int32_t run(tl_context *ctx, const char *name, const Map &m)
 {

@@ -208,11 +208,21 @@ TL_HD double tl_exp2_held(double t)
 #endif
 }
 
-/* |x|^y by 2^(y log2 |x|), x finite and not 0, y finite. */
-TL_HD float tl_pow(float x, float y) { return (float)tl_exp2_held((double)y * tl_log2_finite(x)); }
+/* x^y by 2^(y log2 |x|), x finite and not 0, y finite: with the sign of x where y is odd, NaN for x < 0 and no integer y. */
+TL_HD float tl_pow(float x, float y)
+{
+    float p = (float)tl_exp2_held((double)y * tl_log2_finite(x));
+    int32_t integral = tl_integral_float(y);
+    p = integral & !tl_integral_float(0.5f * y) ? copysignf(p, x) : p;
+    return (x < 0.0f) & !integral ? TL_NAN : p;
+}
 
-/* x^y is not |x|^y, or not what tl_pow computes. */
-TL_HD int32_t tl_is_special_power(float x, float y) { return !((x > 0.0f) & (x < TL_INF) & (fabsf(y) < TL_INF)); }
+/* x^y is not what tl_pow computes. */
+TL_HD int32_t tl_is_special_power(float x, float y)
+{
+    float a = fabsf(x);
+    return !((a > 0.0f) & (a < TL_INF) & (fabsf(y) < TL_INF));
+}
 
 /* x^y from p = tl_pow(x, y), with the special values of C99, F.9.4.4. */
 TL_HD float tl_special_power(float x, float y, float p)
@@ -220,10 +230,8 @@ TL_HD float tl_special_power(float x, float y, float p)
     float a = fabsf(x);
     float limit = (a == TL_INF) == (y > 0.0f) ? TL_INF : 0.0f;
     p = (a == 0.0f) | (a == TL_INF) ? limit : p;
-    int32_t integral = tl_integral_float(y);
-    int32_t odd = integral & !tl_integral_float(0.5f * y);
-    p = odd ? copysignf(p, x) : p;
-    p = (x != x) | (y != y) | ((x < 0.0f) & (x > -TL_INF) & !integral) ? TL_NAN : p;
+    p = tl_integral_float(y) & !tl_integral_float(0.5f * y) ? copysignf(p, x) : p;
+    p = (x != x) | (y != y) ? TL_NAN : p;
     return (y == 0.0f) | (x == 1.0f) | ((x == -1.0f) & (fabsf(y) == TL_INF)) ? 1.0f : p;
 }
 
