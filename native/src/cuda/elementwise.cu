@@ -17,24 +17,25 @@
 #include "formula/trigonometry.h"
 #include "formula/wide.h"
 
-/* Formulas that are bound by instructions and need few registers for each element. */
-template <class F> constexpr bool IS_HEAVY = false;
-#define TL_HEAVY(op) \
+/* Groups that a thread takes of formulas bound by instructions: four where an element needs few registers. */
+template <class F> constexpr int GROUPS_OF = 1;
+#define TL_HEAVY(op, groups) \
     struct op##_formula; \
-    template <> constexpr bool IS_HEAVY<op##_formula> = true;
-TL_HEAVY(gelu)
-TL_HEAVY(gelu_bwd)
-TL_HEAVY(gelu_erf)
-TL_HEAVY(gelu_erf_bwd)
-TL_HEAVY(log)
-TL_HEAVY(log1p)
-TL_HEAVY(mish)
-TL_HEAVY(softplus)
-TL_HEAVY(silu)
-TL_HEAVY(silu_bwd)
-TL_HEAVY(elu)
-TL_HEAVY(sin)
-TL_HEAVY(cos)
+    template <> constexpr int GROUPS_OF<op##_formula> = groups;
+TL_HEAVY(gelu, 4)
+TL_HEAVY(gelu_bwd, 2)
+TL_HEAVY(gelu_erf, 4)
+TL_HEAVY(gelu_erf_bwd, 2)
+TL_HEAVY(log, 4)
+TL_HEAVY(log1p, 4)
+TL_HEAVY(mish, 4)
+TL_HEAVY(safe_log, 2)
+TL_HEAVY(softplus, 4)
+TL_HEAVY(silu, 4)
+TL_HEAVY(silu_bwd, 2)
+TL_HEAVY(elu, 4)
+TL_HEAVY(sin, 2)
+TL_HEAVY(cos, 2)
 
 namespace {
 
@@ -71,8 +72,9 @@ __device__ __forceinline__ void apply(const float (&x)[IN][COUNT], const Map &m,
     }
 }
 
-/* Groups of a thread lie THREADS groups apart, and are all loaded before the first is computed. */
-template <int IN, int OUT, int GROUPS, class F> __global__ void __launch_bounds__(THREADS) map_kernel(Map m)
+/* Groups of a thread lie THREADS groups apart, and are all loaded before the first is computed. With two, 40 registers do. */
+template <int IN, int OUT, int GROUPS, class F>
+__global__ void __launch_bounds__(THREADS, GROUPS == 2 ? 12 : 0) map_kernel(Map m)
 {
     tl_wait_for_earlier();
     constexpr int APART = THREADS * ELEMENTS;
@@ -107,7 +109,7 @@ constexpr int64_t HEAVY_LEAST = 4 << 20;
 
 template <int IN, int OUT, class F> int32_t run(tl_context *ctx, const char *name, const Map &m)
 {
-    constexpr int GROUPS = IS_HEAVY<F> ? IN == 1 ? 4 : 2 : 1, PER_BLOCK = THREADS * ELEMENTS;
+    constexpr int GROUPS = GROUPS_OF<F>, PER_BLOCK = THREADS * ELEMENTS;
     if (GROUPS > 1 && m.n >= HEAVY_LEAST)
         return tl_launch_ahead(ctx, name, map_kernel<IN, OUT, GROUPS, F>, tl_grid(m.n, GROUPS * PER_BLOCK), THREADS, 0,
                                m);

@@ -412,7 +412,7 @@ template <class Row, class... Parameters, class... Arguments>
 static int32_t tl_launch_rows(tl_context *ctx, const char *name, void (*kernel)(Parameters...), int64_t rows,
                               size_t dynamic, Arguments... arguments)
 {
-    if (dynamic > 48 * 1024) TL_TRY(tl_allow_shared(ctx, kernel, dynamic));
+    if (dynamic > 0) TL_TRY(tl_allow_shared(ctx, kernel, dynamic));
     return tl_launch_dynamic(ctx, name, kernel, tl_grid(rows, Row::ROWS), Row::THREADS, dynamic, arguments...);
 }
 
