@@ -21,7 +21,7 @@ dim3 blockDim, gridDim;
 namespace emulator {
 
 thread *self, *threads;
-int any_vote, all_votes;
+int votes, all_votes;
 alignas(1024) char dynamic_memory[SHARED_BYTES];
 
 namespace {
@@ -117,10 +117,10 @@ bool release_warp(thread *t, int lanes)
 /* Lets all go who wait at the block's barrier. */
 void release_block(int count)
 {
-    any_vote = 0, all_votes = 1;
+    votes = 0, all_votes = 1;
     for (int i = 0; i < count; i++) {
         if (threads[i].state != ITS_BLOCK) continue;
-        any_vote |= threads[i].vote != 0;
+        votes += threads[i].vote != 0;
         all_votes &= threads[i].vote != 0;
         threads[i].state = NOTHING;
     }

@@ -65,7 +65,7 @@ struct thread {
 };
 
 extern thread *self, *threads;
-extern int any_vote, all_votes;
+extern int votes, all_votes; /* how many threads voted, and whether all did */
 extern char dynamic_memory[SHARED_BYTES];
 
 void wait_for_warp(uint32_t mask);
@@ -123,7 +123,12 @@ inline void __syncthreads() { emulator::wait_for_block(0); }
 inline int __syncthreads_or(int vote)
 {
     emulator::wait_for_block(vote);
-    return emulator::any_vote;
+    return emulator::votes != 0;
+}
+inline int __syncthreads_count(int vote)
+{
+    emulator::wait_for_block(vote);
+    return emulator::votes;
 }
 inline int __syncthreads_and(int vote)
 {
@@ -181,6 +186,13 @@ inline uint32_t __ballot_sync(uint32_t mask, int vote)
 {
     return emulator::over_lanes(mask, vote ? 1u << emulator::self->lane : 0u, std::bit_or<uint32_t>());
 }
+inline uint32_t __match_any_sync(uint32_t mask, uint32_t value)
+{
+    uint32_t peers = 0;
+    for (int lane = 0; lane < 32; lane++)
+        if (mask >> lane & 1 && __shfl_sync(mask, value, lane) == value) peers |= 1u << lane;
+    return peers;
+}
 inline int __any_sync(uint32_t mask, int vote) { return __ballot_sync(mask, vote) != 0; }
 inline int __all_sync(uint32_t mask, int vote) { return __ballot_sync(mask, vote) == mask; }
 
@@ -193,6 +205,19 @@ template <class T, class Value> T atomicAdd(T *p, Value value)
 {
     const T before = *p;
     *p = before + (T)value;
+    return before;
+}
+template <class T> T atomicMin(T *p, T value)
+{
+    const T before = *p;
+    *p = value < before ? value : before;
+    return before;
+}
+
+inline uint32_t atomicOr(uint32_t *p, uint32_t value)
+{
+    const uint32_t before = *p;
+    *p = before | value;
     return before;
 }
 

@@ -42,12 +42,17 @@ WINDOWS = [
 SCATTERS = [
     (40, 130, 2000),  # rows of many hits
     (40, 128, 300),  # few indices
-    (3000, 132, 4000),  # records
+    (11, 97, 9000),  # the same, of a list of two parts
+    (3000, 132, 4000),
+    (16_385, 1021, 5000),  # slots of rows
     (3000, 131, 140_000),
     (3000, 3, 4000),
     (10, 3, 5000),
     (7, 1, 5000),
     (5000, 1, 6000),
+    (300, 1, 20_000),  # few rows
+    (2, 3, 70_000),  # of more hits than a warp adds
+    (4_200_000, 1, 9000),  # a copy beside the whole sort
 ]
 #: rows of each number of lanes and of each form, then of blocks: few, many, in parts, with lists longer than shared memory
 TOPS = [
@@ -55,13 +60,21 @@ TOPS = [
     for i, (outer, n, inner, ks) in enumerate((
         (40, 16, 3, (2, 7, 16)), (33, 31, 1, (1, 8, 20)), (17, 64, 1, (2, 3, 9)), (9, 96, 2, (2, 8, 16, 37)),
         (7, 255, 1, (1, 5, 12, 255)), (5, 511, 1, (2, 8, 13, 99)), (3, 1024, 2, (2, 4, 16, 1000)),
-        (3, 1025, 2, (1, 40, 1025)), (301, 1745, 1, (14, 900)), (1, 40_001, 2, (3, 700)), (2, 9001, 1, (4097, 9001)),
+        (3, 1025, 2, (1, 40, 1025)), (401, 1745, 1, (14, 900)), (1, 40_001, 2, (3, 700)), (2, 9001, 1, (4097, 9001)),
+        (401, 7001, 1, (9,)), (2, 20_011, 1, (1, 50, 193, 4096)), (1, 131_073, 1, (5000,)),
     ))
     for k in ks
 ]  # fmt: skip
 ALONG = [
     {"outer": 3, "n": n, "inner": inner, "k": k, "io": io, "ii": ii}
-    for n, inner, k, io in ((7, 5, 61, 3), (9, 33, 300, 1), (700, 36, 9, 3), (5, 132, 1000, 1))
+    for n, inner, k, io in (
+        (7, 5, 61, 3),
+        (9, 33, 300, 1),
+        (700, 36, 9, 3),
+        (5, 132, 1000, 1),
+        (3, 40, 200, 3),
+        (5, 1500, 20, 1),
+    )
     for ii in (1, inner)
 ]
 #: one merged axis reduced, two, three; segments of one level, two, three; few results and many
@@ -73,6 +86,55 @@ FOLDS: list[dict[str, Any]] = [
         ([3, 32_700], 2), ([5, 33_000], 2), ([2, 3, 4, 9000], 9), ([70_000, 5], 1), ([133, 65_793], 2), ([2_200_000], 1),
     )
 ]  # fmt: skip
+#: rows of a warp and of a block, of one part and of several, that begin anywhere; columns
+EXTREMES = [
+    {"outer": outer, "n": n, "inner": inner}
+    for outer, n, inner in (
+        (9, 1024, 1), (5, 1025, 1), (3, 4096, 1), (7, 8191, 1), (1, 140_001, 1), (6, 20_003, 1), (2, 40_000, 3), (3, 700, 37),
+    )
+]  # fmt: skip
+#: rows of a tile, of several in a block, and of blocks that wait for each other, of one level of totals and of two
+SUMMED_ROWS = [
+    {"dims": dims, "axis": len(dims) - 1, "reverse": reverse}
+    for dims in ([5, 1023], [9, 2052], [7, 4097], [40_003], [3, 33_793], [2, 33_796], [1_100_003], [1_081_344])
+    for reverse in (0, 1)
+]
+#: products of few terms in forward and in either gradient: rows of whole quads, of half ones and of odd lengths, quads that are
+#: most of a row, and terms for each number of registers
+FEW_TERMS = [
+    {"m": m, "n": n, "p": p}
+    for m, n, p in (
+        (37, 1, 52), (41, 3, 61), (4, 131, 62), (130, 65, 4), (50, 6, 5), (8, 41, 517), (163, 16, 129), (16, 77, 90),
+        (301, 66, 13), (33, 32, 71), (29, 51, 130), (131, 36, 21),
+    )
+]  # fmt: skip
+#: convolutions with a chirp over 32, 48, 64, 80, 128, 144, 160, 192, 240, 512, 1920 and 3840 numbers: of every radix, with many
+#: rows in a block and one
+CHIRPS = [
+    {"batch": b, "n": n}
+    for b, n in (
+        (301, 17), (5, 29), (70, 37), (200, 53), (40, 83), (3, 89), (33, 103), (5, 127), (9, 151), (40, 331), (5, 1277),
+        (3, 262), (3, 2503),
+    )
+]  # fmt: skip
+#: over 8192, 12,288, 20,480 and 24,576 numbers of as many rows as there are SMs; then as matrices, of batches in one piece and in
+#: more
+CHIRPS += [
+    {"batch": b, "n": n}
+    for b, n in (
+        (140, 5303), (150, 7879), (133, 13_649), (133, 16_381), (3, 3086), (2, 5303), (2, 7879), (1, 14_018),
+        (2, 16_411), (1, 24_001), (3, 65_537), (27, 65_521), (1, 81_082),
+    )
+]  # fmt: skip
+#: powers of two by packed rows, of each first radix, beside the shortest and the longest ones
+POWERS = [
+    {"batch": b, "n": n}
+    for b, n in (
+        (3, 32), (129, 64), (300, 128), (33, 256), (35, 512), (70, 1024), (9, 2048), (3, 4096), (2, 8192), (1, 16_384),
+        (2, 32_768), (140, 16_384), (1, 65_536),
+    )
+]  # fmt: skip
+TRANSFORMS = [*CHIRPS, *POWERS]
 #: operation -> dimensions and parameters
 PATHS: dict[str, list[dict[str, Any]]] = {
     **dict.fromkeys(("softmax", "log_softmax", "cross_entropy", "reduce_sum_axis1", "reduce_max_axis1"), LONG_ROWS),
@@ -89,6 +151,8 @@ PATHS: dict[str, list[dict[str, Any]]] = {
     ],
     "reduce_max_axis0": [{"rows": n, "cols": c} for n, c in ((300, 1932), (2100, 132), (2100, 131), (70_001, 4), (5, 9))],
     **dict.fromkeys(("amax", "amin", "prod", "logsumexp"), FOLDS),
+    "cumsum": SUMMED_ROWS,
+    **dict.fromkeys(("argmax", "argmin"), EXTREMES),
     "var": [{**v, "correction": 1.0, "root": i % 2} for i, v in enumerate(FOLDS)],
     "vector_norm": [{**v, "p": p} for v in FOLDS for p in (1.0, 2.0, 3.0)],
     "max_pool": WINDOWS,
@@ -121,9 +185,13 @@ PATHS: dict[str, list[dict[str, Any]]] = {
         sizes(7, (256, 128), [2, 28], [3, 3], [2, 2], [1, 1]),  # segments of phases of other lengths
         sizes(2, (5, 4), [9, 7, 40], [2, 7, 3], [3, 1, 1], [0, 3, 1]),
     ],
-    "matmul": [{"m": 1101, "n": 1131, "p": 1149}, {"m": 1101, "n": 1131, "p": 1152}, {"m": 14, "n": 10399, "p": 176}],
-    "bmm": [{"batch": 211, "m": 1, "n": 64, "p": 80}, {"batch": 300, "m": 3, "n": 37, "p": 61}],
-    "linear": [{"batch": 1100, "inputs": 1131, "outputs": 1149}, {"batch": 14, "inputs": 10399, "outputs": 176}],
+    "matmul": [{"m": 1101, "n": 1131, "p": 1149}, {"m": 1101, "n": 1131, "p": 1152}, {"m": 14, "n": 10399, "p": 176},
+               *FEW_TERMS, {"m": 1031, "n": 70, "p": 1003}],
+    "bmm": [{"batch": 211, "m": 1, "n": 64, "p": 80}, {"batch": 300, "m": 3, "n": 37, "p": 61},
+            *({"batch": 3, **v} for v in FEW_TERMS), {"batch": 70, "m": 101, "n": 66, "p": 91}],
+    "linear": [{"batch": 1100, "inputs": 1131, "outputs": 1149}, {"batch": 14, "inputs": 10399, "outputs": 176},
+               *({"batch": v["m"], "inputs": v["n"], "outputs": v["p"]} for v in FEW_TERMS)],
+    **dict.fromkeys(("rfft1d_packed", "irfft1d_packed"), TRANSFORMS),
     "spectral_conv1d_rfft": [{"grid": 1 << 18, "width": w, "modes": 34} for w in (1, 3)],
     "conv_transpose_grouped": [
         {

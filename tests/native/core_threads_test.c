@@ -45,12 +45,42 @@ static void count(void *arg, int64_t task, int32_t worker)
 static void run_tally(int64_t tasks)
 {
     static _Thread_local tally t;
-    memset(&t, 0, sizeof t);
-    tl_parallel(tasks, count, &t);
-    int wrong = 0;
-    for (int i = 0; i < TASKS; i++)
-        wrong += t.done[i] != (i < tasks);
-    CHECK(wrong == 0 && t.bad_worker == 0 && t.inner == (tasks + 99) / 100 * 10);
+    for (int ordered = 0; ordered < 2; ordered++) {
+        memset(&t, 0, sizeof t);
+        (ordered ? tl_parallel_in_order : tl_parallel)(tasks, count, &t);
+        int wrong = 0;
+        for (int i = 0; i < TASKS; i++)
+            wrong += t.done[i] != (i < tasks);
+        CHECK(wrong == 0 && t.bad_worker == 0 && t.inner == (tasks + 99) / 100 * 10);
+    }
+}
+
+typedef struct queue {
+    _Atomic int begun[TASKS];
+    _Atomic int early;
+} queue;
+
+/* A task that has begun leaves at most one for each other worker that has been taken and has not begun. */
+static void queue_up(void *arg, int64_t task, int32_t worker)
+{
+    queue *q = arg;
+    int missing = 0;
+    (void)worker;
+    q->begun[task] = 1;
+    for (int64_t i = 0; i < task; i++)
+        missing += !q->begun[i];
+    q->early += missing >= tl_workers();
+}
+
+static void test_order(void)
+{
+    static queue q;
+    OK(torchlean_cuda_set_threads(THREADS));
+    for (int round = 0; round < 50; round++) {
+        memset(&q, 0, sizeof q);
+        tl_parallel_in_order(TASKS, queue_up, &q);
+        CHECK(q.early == 0);
+    }
 }
 
 static void test_parallel(void)
@@ -458,6 +488,7 @@ void core_test_concurrency(void)
 {
     test_blocks_of_a_pool();
     test_parallel();
+    test_order();
     test_stopping();
     run_hammers(1, 300);
     run_hammers(THREADS, 300);

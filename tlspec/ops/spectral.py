@@ -1,7 +1,7 @@
 """Real Fourier transforms and the spectral convolution.
 
-The CPU path transforms with its own mixed-radix and Bluestein code, CUDA with cuFFT, so the devices differ in the last bits; in
-reproducible contexts CUDA runs the same code as the CPU.
+The CPU path transforms with its own mixed-radix and Bluestein code, CUDA with cuFFT or by other convolutions, so the devices differ in
+the last bits; in reproducible contexts CUDA runs the same code as the CPU.
 
 Error of a transform. A Cooley-Tukey algorithm of any radices computes, after the factors of a divisor m of n, transforms of
 length m of decimated inputs. By Parseval the root-sum-square of those that enter bin k is the root-mean-square of |X| over
@@ -152,6 +152,8 @@ LENGTHS: Classes = {
     "a row on all threads": lambda batch, n: 0 < batch < boundary("spectral", "ROWS_ALONE") and n > DIRECT,
     "rows in lanes with a rest": lambda batch, n: batch > 16 and batch % 16 != 0 and n > 1,
 }
+#: convolutions with a chirp on CUDA: of many rows in a block, of one row, of even length, and as a matrix
+TRANSFORMS = [{"batch": b, "n": n} for b, n in ((61, 4), (131, 61), (3, 2503), (5, 262), (2, 7879))]
 MODES: Classes = {
     "an odd grid": lambda grid, width, modes: grid % 2 == 1 and modes > 1 and width > 0,
     "an even grid": lambda grid, width, modes: grid % 2 == 0 and modes > 1 and width > 0,
@@ -168,7 +170,7 @@ MODES: Classes = {
 @op("x[batch, n] -> spec[batch, n // 2 + 1, 2]",
     classes=LENGTHS, bound=_bound(_rfft_tolerance, "R(h)·u·√2·max|X|", _forward_peak), same_bits=False, reproducible=True,
     cuda="cuFFT", data=WITH_HUGE,
-    checks=[check("n", "n >= 1")], paths=[{"batch": 61, "n": 4}],
+    checks=[check("n", "n >= 1")], paths=TRANSFORMS,
     laws=[
         laws.linear("x"), laws.adjoint("x"),
         laws.equation("irfft(rfft(x)) = x", lambda f, x, batch, n: [_back(f, x, batch, n)], exact=False),
@@ -205,7 +207,7 @@ def _inverse(spec, n):
 @op("spec[batch, n // 2 + 1, 2] -> x[batch, n]",
     classes=LENGTHS, bound=_bound(
         lambda spec, n: _inverse_tolerance(_inverse(spec, n), n), "R(h)·u·√2·max|x|", lambda spec: _inverse_peak(spec),
-    ), same_bits=False, reproducible=True, cuda="cuFFT", data=WITH_HUGE, checks=[check("n", "n >= 1")], paths=[{"batch": 61, "n": 4}],
+    ), same_bits=False, reproducible=True, cuda="cuFFT", data=WITH_HUGE, checks=[check("n", "n >= 1")], paths=TRANSFORMS,
     laws=[laws.linear("spec"), laws.adjoint("spec")],
     source="torch.fft.irfft, numpy.fft.irfft")  # fmt: skip
 def irfft1d_packed(spec, n):

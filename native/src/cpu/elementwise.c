@@ -5,12 +5,12 @@
  * inputs, because each element is read before it is written. Outputs that would not stay in the cache beside the inputs go past it,
  * block by block. */
 #include "core/threads.h"
+#include "cpu/spans.h"
 #include "cpu/stream.h"
 #include "formula/activation.h"
 #include "formula/erf.h"
 #include "formula/exact.h"
 #include "formula/explog.h"
-#include "formula/integer.h"
 #include "formula/trigonometry.h"
 #include "formula/wide.h"
 #include "generated/elementwise.h"
@@ -18,7 +18,7 @@
 /* 128 KiB per operand: the operands of a task stay within a core's L2 cache, and a task runs for several microseconds,
  * which pays for handing it to a thread. */
 enum { TL_SPAN = 32768 };
-/* Elements that are looked at before they are computed, or computed before they are stored: they stay in the L1 cache. */
+/* Elements that are computed once more where some are rare, or computed before they are stored: they stay in the L1 cache. */
 enum { TL_FAR_BLOCK = 1024 };
 
 typedef struct tl_map {
@@ -31,14 +31,12 @@ typedef struct tl_map {
 
 static int32_t is_input(const tl_map *m, const float *out) { return out == m->a || out == m->b || out == m->c; }
 
-/* Several spans are at least about eight and of equal length, in whole blocks, so that no thread gets much more than another. */
 static int32_t run(tl_task_fn task, tl_map map)
 {
-    const int64_t spans = tl_imax(tl_ceil_div(map.n, TL_SPAN), 8);
     const int64_t operands = !!map.a + !!map.b + !!map.c + !!map.y + !!map.z;
     map.stream = operands * map.n >= 2 * TL_STREAM_FROM && !(map.y && is_input(&map, map.y)) &&
                  !(map.z && is_input(&map, map.z));
-    map.span = map.n > TL_SPAN ? tl_ceil_div(tl_ceil_div(map.n, spans), TL_FAR_BLOCK) * TL_FAR_BLOCK : TL_SPAN;
+    map.span = tl_even_span(map.n, TL_SPAN);
     tl_parallel(tl_ceil_div(map.n, map.span), task, &map);
     return TORCHLEAN_OK;
 }

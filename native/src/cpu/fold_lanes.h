@@ -27,12 +27,13 @@ static inline __attribute__((always_inline)) void multiply_four(double *v, doubl
     *v = product, *e = power, *zeros = none;
 }
 
-/* The lanes of TAKE_UNITS products, and their powers of two. */
-typedef double tl_lane_vector __attribute__((vector_size(8 * TL_FOLD_LANES)));
-typedef int64_t tl_power_vector __attribute__((vector_size(8 * TL_FOLD_LANES)));
+/* The lanes of TAKE_UNITS products, and their powers of two, in as many vectors as a variant needs: wider ones would go through
+ * memory. */
+enum { TAKE_STEP = TL_LANES / 2, TAKE_VECTORS = TAKE_WIDTH / TAKE_STEP };
+typedef uint64_t tl_power_vector __attribute__((vector_size(8 * TAKE_STEP)));
 typedef struct tl_unit_lanes {
-    tl_lane_vector lane[TAKE_UNITS];
-    tl_power_vector power[TAKE_UNITS];
+    tl_vec64 lane[TAKE_VECTORS];
+    tl_power_vector power[TAKE_VECTORS];
 } tl_unit_lanes;
 
 /* lanes[8 g + l] *= x[g][r * step + l] for r < rows, all lanes in registers, and the powers of two taken out onto `powers`. These
@@ -43,33 +44,26 @@ static inline __attribute__((always_inline)) int multiply_units(tl_unit_lanes *l
                                                                 int64_t step, int64_t rows)
 {
     const int64_t at_once = 8;
-    tl_lane_vector lane[TAKE_UNITS], factor;
-    tl_power_vector power[TAKE_UNITS], usual = ~(tl_power_vector){0};
-    int64_t within = -1;
+    tl_vec64 lane[TAKE_VECTORS];
+    tl_power_vector usual = ~(tl_power_vector){0};
+    uint64_t within = ~UINT64_C(0);
     memcpy(lane, lanes->lane, sizeof lane);
-    memcpy(power, lanes->power, sizeof power);
     for (int64_t r = 0; r < rows; r += at_once) {
         for (int64_t k = r, end = tl_imin(r + at_once, rows); k < end; k++) {
-#pragma GCC unroll 4
-            for (int32_t u = 0; u < TAKE_UNITS; u++) {
-                for (int32_t l = 0; l < TL_FOLD_LANES; l += TL_LANES / 2) {
-                    const tl_vec64 part = tl_vec64_widen(x[u] + k * step + l);
-                    memcpy((double *)&factor + l, &part, sizeof part);
-                }
-                lane[u] *= factor;
-            }
+#pragma GCC unroll 16
+            for (int32_t v = 0; v < TAKE_VECTORS; v++)
+                lane[v] *= tl_vec64_widen(x[v * TAKE_STEP / TL_FOLD_LANES] + k * step + v * TAKE_STEP % TL_FOLD_LANES);
         }
-#pragma GCC unroll 4
-        for (int32_t u = 0; u < TAKE_UNITS; u++) {
-            const tl_power_vector bits = (tl_power_vector)lane[u];
+#pragma GCC unroll 16
+        for (int32_t v = 0; v < TAKE_VECTORS; v++) {
+            const tl_power_vector bits = (tl_power_vector)lane[v];
             usual &= bits ^ bits << 1; /* the first two bits of the exponent differ */
-            power[u] += (bits >> 52 & 0x7ff) - 1023;
-            lane[u] = (tl_lane_vector)((bits & ~(INT64_C(0x7ff) << 52)) | INT64_C(1023) << 52);
+            lanes->power[v] += (bits >> 52 & 0x7ff) - 1023;
+            lane[v] = (tl_vec64)((bits & ~(UINT64_C(0x7ff) << 52)) | UINT64_C(1023) << 52);
         }
     }
     memcpy(lanes->lane, lane, sizeof lane);
-    memcpy(lanes->power, power, sizeof power);
-    for (int32_t l = 0; l < TL_FOLD_LANES; l++)
+    for (int32_t l = 0; l < TAKE_STEP; l++)
         within &= usual[l];
     return (int)(within >> 62 & 1);
 }

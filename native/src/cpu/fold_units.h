@@ -234,20 +234,21 @@ typedef struct group {
     int64_t count, n, result[TAKE_WIDTH], segment[TAKE_WIDTH];
 } group;
 
-/* Joins every lane of a group's units with the one half of them away, until the first of each has all. */
-#ifdef __clang__
-#define OTHERS(v, ...) __builtin_shufflevector(v, v, __VA_ARGS__)
-#else
-#define OTHERS(v, ...) __builtin_shuffle(v, (tl_power_vector){__VA_ARGS__})
-#endif
-#define JOIN_LANES(lanes, v, JOIN)                                         \
-    for (int32_t u = 0; u < TAKE_UNITS; u++) {                             \
-        if ((lanes) > 4) JOIN(v[u], OTHERS(v[u], 4, 5, 6, 7, 0, 1, 2, 3)); \
-        if ((lanes) > 2) JOIN(v[u], OTHERS(v[u], 2, 3, 0, 1, 6, 7, 4, 5)); \
-        if ((lanes) > 1) JOIN(v[u], OTHERS(v[u], 1, 0, 3, 2, 5, 4, 7, 6)); \
+/* Joins the lanes of every unit of a group in halves, onto its first; of a constant number of lanes. */
+#define JOIN_LANES_OF(lanes, v, JOIN)                                    \
+    case lanes:                                                          \
+        for (int32_t g_ = 0; g_ < TAKE_WIDTH; g_ += (lanes))             \
+            for (int32_t half_ = (lanes) / 2; half_ > 0; half_ /= 2)     \
+                for (int32_t l_ = g_; l_ < g_ + half_; l_++)             \
+                    (v)[l_] JOIN (v)[l_ + half_];                        \
+        break;
+#define JOIN_LANES(lanes, v, JOIN)                                       \
+    switch (lanes) {                                                     \
+        JOIN_LANES_OF(2, v, JOIN)                                        \
+        JOIN_LANES_OF(4, v, JOIN)                                        \
+        JOIN_LANES_OF(8, v, JOIN)                                        \
+    default: break;                                                      \
     }
-#define MULTIPLY(a, b) a *= b
-#define ADD(a, b) a += b
 
 /* A group of a product, of which nothing is written unless multiply_units takes all its elements: the lanes are folded without taking
  * powers of two out, as the product of eight numbers of [1, 2) needs none. `units` are the rows of the lanes, `step` apart, and x the
@@ -257,10 +258,10 @@ static int multiply_group(const fold *a, const group *q, const float *const *uni
     tl_unit_lanes v;
     _Alignas(64) float last[TAKE_WIDTH];
     const int64_t lanes = a->lanes, rows = q->n / lanes, rest = q->n - rows * lanes;
-    for (int32_t u = 0; u < TAKE_UNITS; u++) {
-        v.lane[u] = (tl_lane_vector){1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0};
-        v.power[u] = (tl_power_vector){0};
-    }
+    double *const lane = (double *)v.lane;
+    int64_t *const power = (int64_t *)v.power;
+    for (int32_t l = 0; l < TAKE_WIDTH; l++)
+        lane[l] = 1.0, power[l] = 0;
     if (!multiply_units(&v, units, step, rows)) return 0;
     if (rest > 0) {
         for (int64_t j = 0; j < TAKE_WIDTH; j++)
@@ -270,11 +271,10 @@ static int multiply_group(const fold *a, const group *q, const float *const *uni
                 last[g * lanes + l] = x[g][rows * lanes + l];
         if (!multiply_units(&v, (const float *const[]){last, last + 8, last + 16, last + 24}, 1, 1)) return 0;
     }
-    JOIN_LANES(lanes, v.lane, MULTIPLY)
-    JOIN_LANES(lanes, v.power, ADD)
+    JOIN_LANES(lanes, lane, *=)
+    JOIN_LANES(lanes, power, +=)
     for (int64_t g = 0; g < q->count; g++) {
-        double of[TL_FOLD_PLANES] = {((const double *)v.lane)[g * lanes], (double)((const int64_t *)v.power)[g * lanes],
-                                     0.0};
+        double of[TL_FOLD_PLANES] = {lane[g * lanes], (double)power[g * lanes], 0.0};
         tl_fold_normalize(of, of + 1);
         write_value(a, of, 1, q->result[g], q->segment[g]);
     }
@@ -315,10 +315,7 @@ static void take_group(const fold *a, enum tl_fold_kind kind, const group *q, co
     for (int64_t g = 0; planes > 1 && rest > 0 && g < count; g++)
         take_rows(kind, v + g * lanes, plane, x[g] + rows * lanes, rest, m + g * lanes, rest, 1, a->rule);
     if (planes == 1 && !tl_fold_is_extreme(kind)) {
-        tl_lane_vector lane[TAKE_UNITS];
-        memcpy(lane, v, sizeof lane);
-        JOIN_LANES(lanes, lane, ADD)
-        memcpy(v, lane, sizeof lane);
+        JOIN_LANES(lanes, v, +=)
         for (int64_t g = 0; g < count; g++)
             end[g] = v[g * lanes];
         return;
@@ -404,31 +401,45 @@ static void join_deviations(const fold *a, int64_t result, int64_t s)
     write_value(a, w, 0, result, s);
 }
 
+/* A segment of the values of one result, which are products. A lane has at most 32 numbers of [1, 2), whose powers of two are taken
+ * out once; sums of these, and of numbers of zeros, are exact in every order. */
+static void join_products(const fold *a, int64_t result, int64_t s)
+{
+    double v[TL_FOLD_LANES], e = 0.0, zeros = 0.0;
+    const int64_t begin = s * TL_FOLD_SEGMENT, n = tl_imin(a->length - begin, TL_FOLD_SEGMENT);
+    const int64_t lanes = a->lanes, plane = a->results * a->length;
+    const double *const from = a->from + result * a->length + begin;
+    for (int64_t l = 0; l < lanes; l++)
+        v[l] = 1.0;
+    for (int64_t r = 0; r < n; r++) {
+        v[r & (lanes - 1)] *= from[r];
+        e += from[plane + r];
+        zeros += from[2 * plane + r];
+    }
+    for (int64_t l = 0; l < lanes; l++)
+        tl_fold_normalize(v + l, &e);
+    for (int64_t half = lanes / 2; half > 0; half /= 2)
+        multiply_halves(v, half);
+    tl_fold_normalize(v, &e);
+    write_value(a, (const double[]){v[0], e, zeros}, 1, result, s);
+}
+
 /* A unit of a later level: a segment of the values of one result. */
 static void join_unit(const fold *a, int64_t unit)
 {
-    double v[TL_FOLD_PLANES * TL_FOLD_LANES];
+    double v[TL_FOLD_LANES];
     const int64_t s = unit % a->segments, result = unit / a->segments;
-    const int several = planes_of(a->kind) > 1;
-    const int64_t plane = several ? a->lanes : 0, next = several ? a->results * a->length : 0;
     if (a->kind == TL_FOLD_DEVIATION) {
         join_deviations(a, result, s);
         return;
     }
+    if (a->kind == TL_FOLD_PRODUCT) {
+        join_products(a, result, s);
+        return;
+    }
     start_lanes(a->kind, v, a->lanes);
     const int64_t begin = s * TL_FOLD_SEGMENT, end = tl_imin(a->length, begin + TL_FOLD_SEGMENT);
-    for (int64_t r = begin; r < end; r++) {
-        const double *const from = a->from + result * a->length + r;
-        double *const to = v + (r - begin) % a->lanes;
-        if (several) { /* a lane has at most 32 numbers of [1, 2), whose powers of two are taken out once */
-            to[0] *= from[0];
-            to[plane] += from[next];
-            to[2 * plane] += from[2 * next];
-        } else {
-            tl_fold_join(a->kind, to, NULL, NULL, from[0], 0.0, 0.0);
-        }
-    }
-    for (int64_t l = 0; several && l < a->lanes; l++)
-        tl_fold_normalize(v + l, v + plane + l);
-    end_lanes(a, v, plane, 1, result, s);
+    for (int64_t r = begin; r < end; r++)
+        tl_fold_join(a->kind, v + (r - begin) % a->lanes, NULL, NULL, a->from[result * a->length + r], 0.0, 0.0);
+    end_lanes(a, v, 0, 1, result, s);
 }

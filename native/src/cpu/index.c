@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "core/threads.h"
-#include "formula/integer.h"
+#include "cpu/spans.h"
 #include "generated/index.h"
 
 enum {
@@ -278,7 +278,7 @@ typedef struct {
     const float *x, *values; /* of a scatter-add; x is NULL for one that starts from +0 */
     const uint32_t *indices;
     float *out;
-    int64_t outer, n, inner, io, k, ii, per_task, units;
+    int64_t outer, n, inner, io, k, ii, per_task, units, span;
 } axis_job;
 
 static const uint32_t *indices_of(const axis_job *job, int64_t o, int64_t j)
@@ -286,50 +286,62 @@ static const uint32_t *indices_of(const axis_job *job, int64_t o, int64_t j)
     return job->indices + ((job->io == 1 ? 0 : o) * job->k + j) * job->ii;
 }
 
-/* Task t owns rows t*per_task .. (t+1)*per_task - 1, of `inner` elements, of the output. */
-static void take_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
+/* Rows of `inner` elements that lie side by side in the output and are taken from the same x. */
+static inline void take_rows(const axis_job *job, const float *x, const uint32_t *at, int64_t rows, float *out)
 {
-    const axis_job *job = arg;
-    const int64_t inner = job->inner, step = job->ii > 1, end = tl_imin((t + 1) * job->per_task, job->outer * job->k);
-    for (int64_t r = t * job->per_task, run; inner == 1 && r < end; r += run) { /* elements, row by row */
-        const int64_t o = r / job->k, j = r % job->k;
-        const uint32_t *at = indices_of(job, o, j);
-        const float *x = job->x + o * job->n;
-        run = tl_imin(job->k - j, end - r);
-        for (int64_t c = 0; c < run; c++)
-            job->out[r + c] = at[c] < job->n ? x[at[c]] : 0.0f;
-    }
-    for (int64_t r = t * job->per_task; inner > 1 && r < end; r++) {
-        const int64_t o = r / job->k;
-        const uint32_t *at = indices_of(job, o, r % job->k);
-        const float *x = job->x + o * job->n * inner;
-        float *out = job->out + r * inner;
-        if (step)
+    const int64_t inner = job->inner, n = job->n, ii = job->ii;
+    for (int64_t j = 0; inner == 1 && j < rows; j++)
+        out[j] = at[j] < n ? x[at[j]] : 0.0f;
+    for (int64_t j = 0; inner > 1 && j < rows; j++, at += ii, out += inner) {
+        if (ii > 1)
             for (int64_t c = 0; c < inner; c++)
-                out[c] = at[c] < job->n ? x[at[c] * inner + c] : 0.0f;
-        else if (at[0] < job->n)
+                out[c] = at[c] < n ? x[at[c] * inner + c] : 0.0f;
+        else if (at[0] < n)
             memcpy(out, x + at[0] * inner, (size_t)inner * sizeof *out);
         else
             memset(out, 0, (size_t)inner * sizeof *out);
     }
 }
 
+/* Task t owns rows t*per_task .. (t+1)*per_task - 1, of `inner` elements, of the output. */
+static void take_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
+{
+    const axis_job job = *(const axis_job *)arg;
+    const int64_t end = tl_imin((t + 1) * job.per_task, job.outer * job.k);
+    int64_t r = t * job.per_task, o = r / job.k, j = r % job.k;
+    for (int64_t rows; r < end; r += rows, o++, j = 0) {
+        rows = tl_imin(job.k - j, end - r);
+        take_rows(&job, job.x + o * job.n * job.inner, indices_of(&job, o, j), rows, job.out + r * job.inner);
+    }
+}
+
 int32_t tl_cpu_take_axis(TL_UNUSED tl_context *ctx, const float *x, const uint32_t *indices, int64_t outer, int64_t n,
                          int64_t inner, int64_t io, int64_t k, int64_t ii, float *out)
 {
-    axis_job job = {x, NULL, indices, out, outer, n, inner, io, k, ii, tl_imax(1, GATHER_TASK / inner), outer * k};
+    axis_job job = {x, NULL, indices, out, outer, n, inner, io, k, ii, tl_imax(1, GATHER_TASK / inner), outer * k, 0};
     tl_parallel(tl_ceil_div(outer * k, job.per_task), take_task, &job);
     return TORCHLEAN_OK;
 }
 
-/* Adds `width` values to row `place` if that is in range. */
-static inline void add_row(const axis_job *job, float *restrict out, int64_t place, const float *restrict values,
-                           int64_t width)
+/* Begins elements from .. to - 1 of the output of a scatter-add. */
+static void begin_output(const axis_job *job, int64_t from, int64_t to)
 {
-    if (place >= job->n) return;
-    float *restrict to = out + place * job->inner;
-    for (int64_t c = 0; c < width; c++)
-        to[c] += values[c];
+    if (job->x)
+        memcpy(job->out + from, job->x + from, (size_t)(to - from) * sizeof(float));
+    else
+        memset(job->out + from, 0, (size_t)(to - from) * sizeof(float));
+}
+
+/* Adds rows first .. end - 1 of the values, `width` numbers of each, to those of out that `at` names, where these are in range. */
+static inline void add_rows(const axis_job *job, float *restrict out, const uint32_t *at, const float *restrict values,
+                            int64_t width, int64_t first, int64_t end)
+{
+    const int64_t n = job->n, inner = job->inner;
+    for (int64_t j = first; j < end; j++) {
+        if (at[j] >= n) continue;
+        for (int64_t c = 0; c < width; c++)
+            out[at[j] * inner + c] += values[j * inner + c];
+    }
 }
 
 /* Unit u is BLOCK_COLUMNS columns of one of the outer arrays. */
@@ -339,26 +351,33 @@ static void add_unit(const axis_job *job, int64_t u)
     const int64_t width = tl_imin(BLOCK_COLUMNS, job->inner - first), begin = o * job->n * job->inner + first;
     const int64_t runs = tiles == 1 ? 1 : job->n, run = tiles == 1 ? job->n * width : width;
     float *out = job->out + begin;
-    for (int64_t j = 0; j < runs; j++) {
-        if (job->x)
-            memcpy(out + j * job->inner, job->x + begin + j * job->inner, (size_t)run * sizeof *out);
-        else
-            memset(out + j * job->inner, 0, (size_t)run * sizeof *out);
+    const float *values = job->values + o * job->k * job->inner + first;
+    for (int64_t j = 0; !job->span && j < runs; j++)
+        begin_output(job, begin + j * job->inner, begin + j * job->inner + run);
+    for (int64_t j = 0; job->ii > 1 && j < job->k && !tl_interrupted(); j++) {
+        const uint32_t *at = indices_of(job, o, j) + first;
+        for (int64_t c = 0; c < width; c++)
+            if (at[c] < job->n) out[at[c] * job->inner + c] += values[j * job->inner + c];
     }
-    for (int64_t j = 0; job->inner == 1 && j < job->k; j++) {
-        const uint32_t at = indices_of(job, o, 0)[j];
-        if (j % CHUNK == CHUNK - 1 && tl_interrupted()) return;
-        if (at < job->n) out[at] += job->values[o * job->k + j];
+    const uint32_t *at = indices_of(job, o, 0);
+    const int64_t chunk = tl_imax(CHUNK / width, 1);
+    for (int64_t j = 0; job->ii == 1 && j < job->k && !tl_interrupted(); j += chunk) {
+        const int64_t end = tl_imin(j + chunk, job->k);
+        switch (width) { /* with constants, numbers of a row need no loop */
+        case 1: add_rows(job, out, at, values, 1, j, end); break;
+        case 2: add_rows(job, out, at, values, 2, j, end); break;
+        case 3: add_rows(job, out, at, values, 3, j, end); break;
+        case 4: add_rows(job, out, at, values, 4, j, end); break;
+        default: add_rows(job, out, at, values, width, j, end);
+        }
     }
-    for (int64_t j = 0; job->inner > 1 && j < job->k && !tl_interrupted(); j++) {
-        const float *values = job->values + (o * job->k + j) * job->inner + first;
-        const uint32_t *at = indices_of(job, o, j) + (job->ii > 1 ? first : 0);
-        if (job->ii == 1)
-            add_row(job, out, at[0], values, width);
-        else
-            for (int64_t c = 0; c < width; c++)
-                add_row(job, out + c, at[c], values + c, 1);
-    }
+}
+
+/* Task t begins a span of the output. */
+static void begin_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
+{
+    const axis_job *job = arg;
+    begin_output(job, t * job->span, tl_imin((t + 1) * job->span, job->outer * job->n * job->inner));
 }
 
 static void add_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
@@ -374,6 +393,11 @@ static int32_t add_along(tl_context *ctx, axis_job job)
         return scatter(ctx, job.x, job.values, job.indices, job.n, job.inner, job.k, job.out);
     job.units = job.outer * tl_ceil_div(job.inner, BLOCK_COLUMNS);
     job.per_task = tl_imax(1, GATHER_TASK / tl_imax(1, (job.n + job.k) * tl_imin(job.inner, BLOCK_COLUMNS)));
+    if (4 * job.k <= job.n) { /* most of the work is the output's beginning, which is cut evenly then */
+        const int64_t elements = job.outer * job.n * job.inner;
+        job.span = tl_even_span(elements, BLOCK);
+        tl_parallel(tl_ceil_div(elements, job.span), begin_task, &job);
+    }
     tl_parallel(tl_ceil_div(job.units, job.per_task), add_task, &job);
     return TORCHLEAN_OK;
 }
@@ -381,13 +405,13 @@ static int32_t add_along(tl_context *ctx, axis_job job)
 int32_t tl_cpu_take_axis_bwd(tl_context *ctx, const uint32_t *indices, const float *g, int64_t outer, int64_t n,
                              int64_t inner, int64_t io, int64_t k, int64_t ii, float *gx)
 {
-    return add_along(ctx, (axis_job){NULL, g, indices, gx, outer, n, inner, io, k, ii, 0, 0});
+    return add_along(ctx, (axis_job){NULL, g, indices, gx, outer, n, inner, io, k, ii, 0, 0, 0});
 }
 
 int32_t tl_cpu_scatter_add_axis(tl_context *ctx, const float *x, const float *values, const uint32_t *indices,
                                 int64_t outer, int64_t n, int64_t inner, int64_t k, int64_t io, int64_t ii, float *out)
 {
-    return add_along(ctx, (axis_job){x, values, indices, out, outer, n, inner, io, k, ii, 0, 0});
+    return add_along(ctx, (axis_job){x, values, indices, out, outer, n, inner, io, k, ii, 0, 0, 0});
 }
 
 /* ---- one row ----------------------------------------------------------------------------------------------------- */

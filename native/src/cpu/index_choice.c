@@ -3,6 +3,7 @@
 
 #include "core/interrupt.h"
 #include "core/threads.h"
+#include "cpu/choice_bundle.h"
 #include "cpu/stream.h"
 #include "formula/integer.h"
 #include "formula/order.h"
@@ -16,10 +17,16 @@ enum {
     PART = 65536,     /* elements of a row, or of short rows together, per task */
     GROUP = 1024,     /* of them looked through at once */
     COLUMNS = 512,    /* columns of a unit of argmax along an axis that others follow */
+    FEW_COLUMNS = 8,  /* too few to fill a vector */
+    ROW_GROUP = 256,  /* rows of few columns that are looked through at once */
+    ROW_LANES = 8,    /* rows of few columns that are vectors */
     TOP_TASK = 8192,  /* elements of short rows per task of top-k, which takes longer for each */
     FEW = 64,         /* the most that top-k keeps in registers */
     ORDER_LANES = 64, /* a loop that the compiler vectorises and does not unroll */
 };
+
+/* Units of a task, of short rows whole bundles. */
+static int64_t whole_bundles(int64_t units) { return units < TL_BUNDLE ? units : units - units % TL_BUNDLE; }
 
 /* ---- argmax and argmin --------------------------------------------------------------------------------------------- */
 
@@ -56,8 +63,10 @@ static int64_t best_place(const float *x, int64_t from, int64_t to, float sign)
                 most[l] = tl_takes_lead(v, most[l]) ? v : most[l];
             }
         }
-        for (int l = 0; i + l < end; l++)
-            most[l] = tl_takes_lead(sign * x[i + l], most[l]) ? sign * x[i + l] : most[l];
+        for (int l = 0; i < end && l < ORDER_LANES; l++) { /* the last ones, of which some have been */
+            const float v = sign * x[tl_imax(end - ORDER_LANES, from) + l];
+            most[l] = tl_takes_lead(v, most[l]) ? v : most[l];
+        }
         for (int l = 0; l < ORDER_LANES; l++) {
             if (!tl_takes_lead(most[l], best)) continue;
             best = most[l];
@@ -69,41 +78,86 @@ static int64_t best_place(const float *x, int64_t from, int64_t to, float sign)
     return place;
 }
 
-/* Unit u is part u % parts of row u / parts; a task owns several units where they are small. */
+/* Unit u is part u % parts of row u / parts; a task owns several units where they are small, of short rows many at a time. */
 static void row_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const arg_job *job = arg;
-    for (int64_t u = task * job->per_task, end = tl_imin(job->units, u + job->per_task); u < end; u++) {
+    int64_t u = task * job->per_task;
+    const int64_t end = tl_imin(job->units, u + job->per_task);
+    for (int64_t rows; job->n <= TL_BUNDLE_COLS && (rows = tl_imin(TL_BUNDLE, end - u)) >= TL_BUNDLE_LEAST; u += rows) {
+        tl_bundle x;
+        tl_bundle_keys key;
+        uint32_t place[TL_BUNDLE];
+        tl_read_bundle(job->x + u * job->n, rows, job->n, x);
+        tl_make_keys(x, job->n, job->sign, 0, key);
+        tl_choose(key, job->n, 1, place);
+        memcpy(job->out + u, place, (size_t)rows * sizeof *place);
+    }
+    for (; u < end; u++) {
         const int64_t row = job->parts == 1 ? u : u / job->parts, from = (u - row * job->parts) * PART;
         job->out[u] = (uint32_t)best_place(job->x + row * job->n, from, tl_imin(from + PART, job->n), job->sign);
     }
 }
 
-/* The columns of an outer array, at most eight, too few to fill a vector, one after the other: a group of a column's elements is
- * brought together, looked through, and compared with the best so far, which an equal one that comes later does not displace. */
+/* The columns of an outer array, FEW_COLUMNS at most, a constant: a lane has every ROW_LANES-th element of a column, so that the lanes
+ * of all columns are whole rows, which lie side by side. A group of rows without a column's best is not looked through again. */
+static inline __attribute__((always_inline)) void search_columns_of(const arg_job *job, int64_t o, const int32_t inner)
+{
+    const float *x = job->x + o * job->n * inner, sign = job->sign;
+    const int32_t lanes = ROW_LANES * inner;
+    float best[FEW_COLUMNS];
+    int64_t begin[FEW_COLUMNS] = {0}; /* of the group of the best */
+    for (int32_t c = 0; c < inner; c++)
+        best[c] = sign * x[c];
+    for (int64_t from = 0; from < job->n && !tl_interrupted(); from += ROW_GROUP) {
+        const float *const at = x + from * inner;
+        const int64_t n = tl_imin(ROW_GROUP, job->n - from), whole = n / ROW_LANES * lanes;
+        float most[ROW_LANES * FEW_COLUMNS] = {0};
+        for (int32_t l = 0; l < lanes; l++)
+            most[l] = best[l % inner];
+        for (int64_t i = 0; i < whole; i += lanes)
+            for (int32_t l = 0; l < lanes; l++) {
+                const float v = sign * at[i + l];
+                most[l] = tl_takes_lead(v, most[l]) ? v : most[l];
+            }
+        for (int64_t i = whole; i < n * inner; i++) {
+            const float v = sign * at[i];
+            most[i - whole] = tl_takes_lead(v, most[i - whole]) ? v : most[i - whole];
+        }
+        for (int32_t half = lanes / 2; half >= inner; half /= 2)
+            for (int32_t l = 0; l < half; l++)
+                most[l] = tl_takes_lead(most[l + half], most[l]) ? most[l + half] : most[l];
+        for (int32_t c = 0; c < inner; c++) {
+            if (!tl_takes_lead(most[c], best[c])) continue;
+            best[c] = most[c];
+            begin[c] = from;
+        }
+    }
+    for (int32_t c = 0; c < inner; c++) {
+        int64_t j = begin[c];
+        while (sign * x[j * inner + c] != best[c] && x[j * inner + c] == x[j * inner + c])
+            j++;
+        job->out[o * inner + c] = (uint32_t)j;
+    }
+}
+
 static void search_columns(const arg_job *job, int64_t o)
 {
-    const float *x = job->x + o * job->n * job->inner;
-    float column[GROUP], best[8] = {0};
-    for (int64_t from = 0; from < job->n && !tl_interrupted(); from += GROUP) {
-        const int64_t n = tl_imin(GROUP, job->n - from);
-        for (int64_t c = 0; c < job->inner; c++) {
-            const float *at = x + from * job->inner + c;
-            for (int64_t j = 0; j < n; j++)
-                column[j] = at[j * job->inner];
-            const int64_t place = best_place(column, 0, n, job->sign);
-            const float v = job->sign * column[place];
-            if (from > 0 && !tl_takes_lead(v, best[c])) continue;
-            best[c] = v;
-            job->out[o * job->inner + c] = (uint32_t)(from + place);
-        }
+    switch (job->inner) {
+    case 2: search_columns_of(job, o, 2); break;
+    case 3: search_columns_of(job, o, 3); break;
+    case 4: search_columns_of(job, o, 4); break;
+    case 5: search_columns_of(job, o, 5); break;
+    case 6: search_columns_of(job, o, 6); break;
+    case 7: search_columns_of(job, o, 7); break;
+    default: search_columns_of(job, o, FEW_COLUMNS);
     }
 }
 
 /* Unit u is COLUMNS columns of one of the outer arrays: it walks down them together. */
 static void walk_columns(const arg_job *job, int64_t u)
 {
-    if (job->inner <= 8 && job->n >= ORDER_LANES) {
+    if (job->inner <= FEW_COLUMNS && job->n >= ORDER_LANES) {
         search_columns(job, u);
         return;
     }
@@ -138,7 +192,7 @@ static void column_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 static void run_units(arg_job *job, int64_t units, int64_t size, tl_task_fn fn)
 {
     job->units = units;
-    job->per_task = tl_imax(1, PART / tl_imax(size, 1));
+    job->per_task = whole_bundles(tl_imax(1, PART / tl_imax(size, 1)));
     tl_parallel(tl_ceil_div(units, job->per_task), fn, job);
 }
 
@@ -320,11 +374,45 @@ static void find_first(const top_job *job, int64_t row)
     job->out[row] = place;
 }
 
+/* `count` <= TL_BUNDLE short rows together. */
+static void find_in_bundle(const top_job *job, int64_t row, int64_t count)
+{
+    const int64_t n = job->n, inner = job->inner, k = job->k, o = row / inner, c = row - o * inner;
+    tl_bundle x;
+    tl_bundle_keys key;
+    uint32_t place[TL_CHOICES * TL_BUNDLE];
+    if (inner == 1)
+        tl_read_bundle(job->x + row * n, count, n, x);
+    else if (c + TL_BUNDLE <= inner)
+        for (int64_t j = 0; j < n; j++)
+            memcpy(x + j * TL_BUNDLE, job->x + (o * n + j) * inner + c, TL_BUNDLE * sizeof *x);
+    else
+        for (int64_t r = 0; r < TL_BUNDLE; r++) {
+            const int64_t at = row + tl_imin(r, count - 1), first = at / inner * (n - 1) * inner + at;
+            for (int64_t j = 0; j < n; j++)
+                x[j * TL_BUNDLE + r] = job->x[first + j * inner];
+        }
+    tl_make_keys(x, n, 1.0f, job->smallest ? UINT32_MAX : 0, key);
+    tl_choose(key, n, k, place);
+    for (int64_t r = 0; r < count; r++) {
+        const int64_t at = row + r, first = inner == 1 ? at * k : at / inner * (k - 1) * inner + at;
+        for (int64_t s = 0; s < k; s++)
+            job->out[first + s * inner] = place[s * TL_BUNDLE + r];
+    }
+}
+
 /* A task owns one row, or several short ones. */
 static void top_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const top_job *job = arg;
-    for (int64_t row = task * job->per_task, end = tl_imin(job->rows, row + job->per_task); row < end; row++) {
+    int64_t row = task * job->per_task;
+    const int64_t end = tl_imin(job->rows, row + job->per_task);
+    const int64_t least = job->n <= TL_BUNDLE ? 1 : TL_BUNDLE_LEAST;
+    for (int64_t rows;
+         job->n <= TL_BUNDLE_COLS && job->k <= TL_CHOICES && (rows = tl_imin(TL_BUNDLE, end - row)) >= least;
+         row += rows)
+        find_in_bundle(job, row, rows);
+    for (; row < end; row++) {
         if (job->k == 1)
             find_first(job, row);
         else if (job->k <= 8)
@@ -349,7 +437,7 @@ int32_t tl_cpu_topk(tl_context *ctx, const float *x, int64_t outer, int64_t n, i
     if (status) return status;
     job.heaps = scratch;
     job.rows = outer * inner;
-    job.per_task = tl_imax(1, TOP_TASK / tl_imax(n, 1));
+    job.per_task = whole_bundles(tl_imax(1, TOP_TASK / tl_imax(n, 1)));
     tl_parallel(tl_ceil_div(job.rows, job.per_task), top_task, &job);
     tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;

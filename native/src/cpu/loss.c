@@ -69,6 +69,7 @@ static void mse_grad_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const struct tl_loss_slope s = j->slope;
     if (j->out) TL_WRITE(j->stream, j->out + first, n, tl_mse_grad(a[i], b[i], s));
     if (j->other) TL_WRITE(j->stream, j->other + first, n, -tl_mse_grad(a[i], b[i], s));
+    tl_stream_end();
 }
 
 int32_t tl_cpu_mse_loss_bwd(TL_UNUSED tl_context *ctx, const float *yhat, const float *target, const float *g,
@@ -87,6 +88,7 @@ static void bce_grad_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const struct tl_loss_slope s = j->slope;
     if (j->out) TL_WRITE(j->stream, j->out + first, n, tl_bce_grad(a[i], b[i], s));
     if (j->other) TL_WRITE(j->stream, j->other + first, n, tl_slope_times(-a[i], s));
+    tl_stream_end();
 }
 
 int32_t tl_cpu_bce_with_logits_bwd(TL_UNUSED tl_context *ctx, const float *x, const float *target, const float *g,

@@ -18,16 +18,23 @@ typedef struct job {
     float *means, *istds; /* per row, where a later pass needs them */
     int64_t rows, cols;
     float eps;
-    int stream;
+    int stream, far; /* results too large for the caches, and inputs for the nearest */
 } job;
 
 /* The job of a forward; a gradient sets g, ggamma and gbeta besides. */
 static job make_job(const float *x, const float *gamma, const float *beta, int64_t rows, int64_t cols, float eps,
                     float *out)
 {
-    const int stream = rows * cols >= TL_STREAM_FROM;
-    return (job){
-        .x = x, .gamma = gamma, .beta = beta, .out = out, .rows = rows, .cols = cols, .eps = eps, .stream = stream};
+    const int stream = rows * cols >= TL_STREAM_FROM, far = rows * cols >= TL_FETCH_FROM;
+    return (job){.x = x,
+                 .gamma = gamma,
+                 .beta = beta,
+                 .out = out,
+                 .rows = rows,
+                 .cols = cols,
+                 .eps = eps,
+                 .stream = stream,
+                 .far = far};
 }
 
 /* Statistics of a row: the mean, 1/deviation, and the means of a and of a·xhat of the gradient. */
@@ -68,8 +75,8 @@ TL_LEAF(layer_leaf)
 {
     const job *a = arg;
     const float *x = a->x + p->at, *gamma = a->gamma + p->first, *beta = a->beta + p->first;
-    const float mean = p->stat[MEAN], istd = p->stat[ISTD], *next = p->row + 1 < a->rows ? x + a->cols : x;
-    TL_WRITE_WITH(a->stream, a->out + p->at, p->n, TL_FETCH_AHEAD(next),
+    const float mean = p->stat[MEAN], istd = p->stat[ISTD], *next = a->x + tl_next_row(p, a->rows, a->cols);
+    TL_WRITE_WITH(a->stream, a->out + p->at, p->n, TL_FETCH_AHEAD(a->far, next),
                   fmaf(tl_normalised(x[i], mean, istd), gamma[i], beta[i]));
 }
 
@@ -280,30 +287,28 @@ enum {
 };
 
 /* Adds g xhat and g of n columns of `rows` <= GROUP rows, `stride` apart, to the chains, `width` apart; the first row is one of chain 0.
- * A line of columns of all chains stays in registers meanwhile. */
+ * A vector of columns of all chains stays in registers meanwhile. */
 static void add_to_chains(const float *x, const float *g, int64_t stride, const float *means, const float *istds,
                           int64_t rows, int64_t n, float *gamma, float *beta, int64_t width)
 {
     int64_t j = 0;
-    for (; rows == GROUP && j + TL_SUM_FOLD <= n; j += TL_SUM_FOLD) {
-        tl_line u[TL_COLUMN_CHAINS], v[TL_COLUMN_CHAINS];
+    for (; rows == GROUP && j + TL_LANES <= n; j += TL_LANES) {
+        tl_vec u[TL_COLUMN_CHAINS], v[TL_COLUMN_CHAINS];
 #pragma GCC unroll 4
         for (int c = 0; c < TL_COLUMN_CHAINS; c++) {
-            memcpy(u + c, gamma + c * width + j, sizeof *u);
-            memcpy(v + c, beta + c * width + j, sizeof *v);
+            u[c] = tl_vec_load(gamma + c * width + j);
+            v[c] = tl_vec_load(beta + c * width + j);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < GROUP; r++) {
-            tl_line xs, gs;
-            memcpy(&xs, x + r * stride + j, sizeof xs);
-            memcpy(&gs, g + r * stride + j, sizeof gs);
+            const tl_vec xs = tl_vec_load(x + r * stride + j), gs = tl_vec_load(g + r * stride + j);
             u[r % TL_COLUMN_CHAINS] += gs * ((xs - means[r]) * istds[r]);
             v[r % TL_COLUMN_CHAINS] += gs;
         }
 #pragma GCC unroll 4
         for (int c = 0; c < TL_COLUMN_CHAINS; c++) {
-            memcpy(gamma + c * width + j, u + c, sizeof *u);
-            memcpy(beta + c * width + j, v + c, sizeof *v);
+            tl_vec_store(gamma + c * width + j, u[c]);
+            tl_vec_store(beta + c * width + j, v[c]);
         }
     }
     for (int64_t r = 0; r < rows; r++) {
@@ -390,7 +395,7 @@ static void chunk_task(void *arg, int64_t chunk, int32_t worker)
         for (int32_t p = 0; p < c->count; p++) {
             if (p == c->count - 1)
                 add_to_chains(a->x + at, a->g + at, cols, means, istds, count, cols, gamma, beta, cols);
-            c->phases[p].leaf(a, &(tl_leaf){from + first, 0, cols, at, NULL, sum, other, stat}, count);
+            c->phases[p].leaf(a, &(tl_leaf){from + first, 0, cols, at, NULL, sum, other, stat, GROUP}, count);
             if (c->phases[p].row) c->phases[p].row(a, &(tl_row){from + first, count, 1, sum, other, stat});
             for (int64_t r = 0; r < count; r++)
                 means[r] = stat[r * TL_ROW_STATS + MEAN], istds[r] = stat[r * TL_ROW_STATS + ISTD];
@@ -398,6 +403,7 @@ static void chunk_task(void *arg, int64_t chunk, int32_t worker)
     }
     join_chains(gamma, cols, c->gamma_parts + chunk * cols);
     join_chains(beta, cols, c->beta_parts + chunk * cols);
+    tl_stream_end();
 }
 
 /* A task is a chunk of rows and a tile of columns. */

@@ -27,21 +27,26 @@ static pool_shape view(int64_t channels, const tl_dims *spatial, const tl_dims *
                        const tl_dims *padding)
 {
     pool_shape v = {.channels = channels, .plane = 1, .windows = 1, .kernel = 1};
-    const int32_t more = spatial->rank == 1;
-    v.lead = spatial->rank + more - 1;
-    if (more) v.n[0] = v.k[0] = v.s[0] = v.o[0] = 1;
-    for (int32_t i = 0; i < spatial->rank; i++) {
-        v.n[i + more] = spatial->d[i];
-        v.k[i + more] = kernel->d[i];
-        v.s[i + more] = stride->d[i];
-        v.p[i + more] = padding->d[i];
-        v.o[i + more] = (spatial->d[i] + 2 * padding->d[i] - kernel->d[i]) / stride->d[i] + 1;
+    int32_t axes = 9; /* they are found from the last to the first */
+    for (int32_t i = spatial->rank - 1; i >= 0; i--) {
+        const int64_t n = spatial->d[i], k = kernel->d[i], s = stride->d[i], p = padding->d[i];
+        const int64_t o = (n + 2 * p - k) / s + 1;
+        v.kernel *= k;
+        if (n == 1 && o == 1 && p < k) continue;
+        axes--;
+        v.n[axes] = n, v.k[axes] = k, v.s[axes] = s, v.p[axes] = p, v.o[axes] = o;
+    }
+    for (; axes > 7; axes--)
+        v.n[axes - 1] = v.k[axes - 1] = v.s[axes - 1] = v.o[axes - 1] = 1;
+    v.lead = 8 - axes;
+    for (int32_t i = 0; axes > 0 && i <= v.lead; i++) {
+        v.n[i] = v.n[axes + i], v.k[i] = v.k[axes + i], v.s[i] = v.s[axes + i];
+        v.p[i] = v.p[axes + i], v.o[i] = v.o[axes + i];
     }
     for (int32_t i = v.lead; i >= 0; i--) {
         v.step[i] = v.plane;
         v.plane *= v.n[i];
         v.windows *= v.o[i];
-        v.kernel *= v.k[i];
     }
     return v;
 }

@@ -9,14 +9,16 @@
 #include "core/threads.h"
 #include "cpu/reduce.h"
 #include "cpu/row_bundle.h"
+#include "cpu/stream.h"
 #include "cpu/sum_tree.h"
 #include "formula/base.h"
 #include "formula/count.h"
 #include "formula/integer.h"
 #include "generated/reduce.h"
 
-/* Elements per task: 256 KiB, which pays for handing a task to a thread. */
-enum { TASK = 65536 };
+enum {
+    TASK = 65536, /* elements per task: 256 KiB, which pays for handing a task to a thread */
+};
 
 /* Runs fn over `units` units of about `size` elements each, several to a task if they are small. The argument starts
  * with a `grain`: fn handles units task*units .. of its task. */
@@ -111,7 +113,8 @@ typedef struct rows_args {
     float *out;
 } rows_args;
 
-/* A unit is one row. */
+/* A unit is one row. The tree of a row of a few steps over the lanes takes lines that are far apart, of which the processor does not
+ * foresee the next: those of the row that follows are fetched meanwhile. */
 static void sum_rows(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const rows_args a = *(const rows_args *)arg;
@@ -125,8 +128,13 @@ static void sum_rows(void *arg, int64_t task, TL_UNUSED int32_t worker)
         for (int32_t r = 0; r < TL_BUNDLE; r++)
             a.out[row + r] = tl_end_sum(sum[r], a.count);
     }
-    for (; row < last; row++)
-        a.out[row] = tl_end_sum(tl_row_sum(a.x + row * a.cols, a.cols), a.count);
+    const int far = a.g.units * a.cols >= TL_FETCH_FROM && a.cols <= TL_SUM_FEW;
+    for (; row < last; row++) {
+        const float *const x = a.x + row * a.cols;
+        for (int64_t i = a.cols; far && row + 1 < last && i < 2 * a.cols; i += TL_LINE)
+            __builtin_prefetch(x + i, 0, 2);
+        a.out[row] = tl_end_sum(tl_row_sum(x, a.cols), a.count);
+    }
 }
 
 /* Rows of so few elements that a constant number of them is a few straight instructions. */
@@ -153,6 +161,7 @@ static void extreme_rows(void *arg, int64_t task, TL_UNUSED int32_t worker)
 #define NARROW(width) \
     case width: narrow_extremes(x, rows, width, a.smallest, out); break;
     switch (a.cols) {
+        NARROW(1)
         NARROW(2)
         NARROW(3)
         NARROW(4)

@@ -149,6 +149,59 @@ static fold fold_of(enum tl_fold_kind kind, const float *x, const tl_dims *dims,
     return a;
 }
 
+/* Where one element is reduced it is the result, or with `absolute` its absolute value is: a norm of it takes a power of two times
+ * 1 + 2^-33 at most, which rounds to it, and a product is exact. */
+static void element_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+{
+    const fold *a = arg;
+    const int64_t from = task * FOLD_TASK, last = tl_imin(a->results, from + FOLD_TASK);
+    for (int64_t i = from; i < last; i++)
+        a->out[i] = fabsf(a->x[i]);
+}
+
+static int32_t write_elements(fold *a, int absolute)
+{
+    a->results = a->f.outer * a->f.inner;
+    if (absolute)
+        tl_parallel(tl_ceil_div(a->results, FOLD_TASK), element_task, a);
+    else
+        tl_copy(a->out, a->x, (size_t)a->results * sizeof(float));
+    return TORCHLEAN_OK;
+}
+
+/* Products of rows of at most NARROW elements, a constant, which need no powers of two beside them: one of eight numbers of float32
+ * is below 2^1024, and where one of seven is below the normal range the result is 0. */
+enum { NARROW = 8 };
+
+static inline __attribute__((always_inline)) void multiply_narrow(const float *restrict x, int64_t rows, int64_t n,
+                                                                  float *restrict out)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        double product = (double)x[r * n];
+        for (int64_t k = 1; k < n; k++)
+            product *= (double)x[r * n + k];
+        out[r] = (float)product;
+    }
+}
+
+/* A task is `per_task` rows, which lie side by side. */
+static void narrow_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+{
+    const fold *a = arg;
+    const int64_t from = task * a->per_task, rows = tl_imin(a->results - from, a->per_task), n = a->f.length;
+    const float *const x = a->x + from * n;
+    float *const out = a->out + from;
+    switch (n) {
+    case 2: multiply_narrow(x, rows, 2, out); break;
+    case 3: multiply_narrow(x, rows, 3, out); break;
+    case 4: multiply_narrow(x, rows, 4, out); break;
+    case 5: multiply_narrow(x, rows, 5, out); break;
+    case 6: multiply_narrow(x, rows, 6, out); break;
+    case 7: multiply_narrow(x, rows, 7, out); break;
+    default: multiply_narrow(x, rows, NARROW, out);
+    }
+}
+
 /* ---- gradients --------------------------------------------------------------------------------------------------- */
 
 typedef struct spread {
@@ -234,6 +287,13 @@ int32_t tl_cpu_prod(tl_context *ctx, const float *x, const tl_dims *dims, int64_
 {
     fold a = fold_of(TL_FOLD_PRODUCT, x, dims, axes, 0.0, 0);
     a.out = out;
+    if (a.f.length == 1) return write_elements(&a, 0);
+    if (a.f.length > 0 && a.f.length <= NARROW && a.f.inner == 1 && a.f.reduced == 1 && a.f.kept <= 1) {
+        a.results = a.f.outer;
+        a.per_task = FOLD_TASK / a.f.length;
+        tl_parallel(tl_ceil_div(a.results, a.per_task), narrow_task, &a);
+        return TORCHLEAN_OK;
+    }
     return run_fold(ctx, a);
 }
 
@@ -277,6 +337,7 @@ int32_t tl_cpu_vector_norm(tl_context *ctx, const float *x, const tl_dims *dims,
 {
     fold a = fold_of(norm_kind(p), x, dims, axes, (double)p, 0);
     a.out = out;
+    if (a.f.length == 1) return write_elements(&a, 1);
     if (a.kind != TL_FOLD_POWER) return run_fold(ctx, a);
     a.kind = TL_FOLD_LARGEST;
     a.out = NULL;

@@ -15,8 +15,9 @@
 enum {
     COLUMNS = 64,
     ROWS = 16,
-    PANEL = 64, /* columns of so many rows, transposed: 4 KiB */
-    LEVELS = 8, /* 32^7 elements are more than a buffer has */
+    FEW_ROWS = 8, /* which take longer one after the other, on two threads, than together on one */
+    PANEL = 64,   /* columns of so many rows, transposed: 4 KiB */
+    LEVELS = 8,   /* 32^7 elements are more than a buffer has */
     CUMSUM_TASK = 65536,
 };
 
@@ -114,11 +115,11 @@ static void add_columns(const cumsum *a, state *t, int64_t o, int64_t c0)
     }
 }
 
-/* The same of ROWS columns, two vectors of them at a time, in their place. */
-static void add_panel(float *x, int64_t step, int64_t n, state *t)
+/* The same of up to ROWS columns, two vectors of them at a time, in their place. */
+static void add_panel(float *x, int64_t step, int64_t n, int64_t columns, state *t)
 {
     const int32_t width = TL_LANES / 2;
-    for (int32_t j = 0; j < ROWS; j += 2 * width) {
+    for (int64_t j = 0; j < columns; j += 2 * width) {
         double *const s = t->sum[0] + j, *const all = t->total[0] + j;
         tl_vec64 sum0 = tl_vec64_load(s), sum1 = tl_vec64_load(s + width);
         tl_vec64 total0 = tl_vec64_load(all), total1 = tl_vec64_load(all + width);
@@ -135,22 +136,25 @@ static void add_panel(float *x, int64_t step, int64_t n, state *t)
     }
 }
 
-/* Rows row .. row + ROWS - 1 of at least ROWS elements, which lie side by side. A panel of them is transposed, summed in place and
- * transposed back; the last one is not narrower than a block. */
-static void add_rows(const cumsum *a, state *t, int64_t row)
+/* FEW_ROWS .. ROWS rows, from `row` on, of at least ROWS elements, which lie side by side. A panel of them is transposed, summed in
+ * place and transposed back; the last one is not narrower than a block. The sums of rows that are missing are of zeros. */
+static void add_rows(const cumsum *a, state *t, int64_t row, int64_t rows)
 {
     _Alignas(64) float panel[PANEL * ROWS];
+    void (*const turn)(const float *, int64_t, float *, int64_t, int64_t, int64_t) = rows < TL_BLOCK ? blocks4
+                                                                                                     : TL_BLOCKS;
+    if (rows < ROWS) memset(panel, 0, sizeof panel);
     for (int64_t i = 0, width; i < a->length; i += width) {
         const int64_t left = a->length - i;
         width = left <= PANEL ? left : left < PANEL + ROWS ? PANEL - TL_CUMSUM_CHUNK : PANEL;
         const int64_t at = row * a->length + (a->reverse ? left - width : i);
-        TL_BLOCKS(a->x + at, a->length, panel, ROWS, ROWS, width);
+        turn(a->x + at, a->length, panel, ROWS, rows, width);
         for (int64_t k = 0; k < width; k += TL_CUMSUM_CHUNK) {
             const int64_t n = tl_imin(TL_CUMSUM_CHUNK, width - k);
-            add_panel(panel + (a->reverse ? width - 1 - k : k) * ROWS, a->reverse ? -ROWS : ROWS, n, t);
+            add_panel(panel + (a->reverse ? width - 1 - k : k) * ROWS, a->reverse ? -ROWS : ROWS, n, rows, t);
             if (n == TL_CUMSUM_CHUNK) end_chunks(t, i + k + n);
         }
-        TL_BLOCKS(panel, ROWS, a->out + at, a->length, width, ROWS);
+        turn(panel, ROWS, a->out + at, a->length, width, rows);
     }
 }
 
@@ -173,7 +177,7 @@ static void cumsum_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     }
 }
 
-/* A unit is `together` rows: ROWS of them at once, others one after the other. */
+/* A unit is `together` rows, as evenly as they divide: all of them at once, or one after the other. */
 static void cumsum_rows_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const cumsum *a = arg;
@@ -185,9 +189,10 @@ static void cumsum_rows_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
             const int64_t at = row * a->length + (a->reverse ? a->length - 1 : 0);
             add_short_row(a->x + at, a->length, a->reverse ? -1 : 1, a->out + at);
         }
-        for (; row + ROWS <= last; row += ROWS) {
+        if (a->length >= ROWS && last - row >= FEW_ROWS) {
             start(&t, ROWS, a->length);
-            add_rows(a, &t, row);
+            add_rows(a, &t, row, last - row);
+            continue;
         }
         for (; row < last; row++) {
             start(&t, 1, a->length);
@@ -206,7 +211,7 @@ int32_t tl_cpu_cumsum(TL_UNUSED tl_context *ctx, const float *x, const tl_dims *
     if (a.length == 1) a.inner *= outer, outer = 1;
     const int by_rows = a.inner == 1;
     a.rows = outer;
-    a.together = outer < ROWS ? 1 : ROWS;
+    a.together = outer < FEW_ROWS ? 1 : tl_ceil_div(outer, tl_ceil_div(outer, ROWS));
     a.blocks = tl_ceil_div(a.inner, COLUMNS);
     a.units = by_rows ? tl_ceil_div(outer, a.together) : outer * a.blocks;
     a.per_task = tl_imax(1, CUMSUM_TASK / tl_imax(1, a.length * (by_rows ? a.together : tl_imin(a.inner, COLUMNS))));

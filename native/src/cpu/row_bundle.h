@@ -73,6 +73,11 @@ static inline void tl_read_bundle(const float *x, int64_t rows, int64_t cols, fl
         memcpy(t, x, TL_BUNDLE * sizeof(float));
         return;
     }
+    if (rows == TL_BUNDLE && cols == 2) {
+        for (int32_t r = 0; r < TL_BUNDLE; r++)
+            t[r] = x[2 * r], t[TL_BUNDLE + r] = x[2 * r + 1];
+        return;
+    }
     if (rows < TL_BUNDLE || cols < 4) {
         for (int64_t r = 0; r < TL_BUNDLE; r++)
             for (int64_t k = 0; k < cols; k++)

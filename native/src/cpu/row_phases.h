@@ -26,11 +26,7 @@
             TL_FOR_LINES(i, 0, TL_SUM_LANES, lane_[i] = 0.0f + (f););                            \
             for (int64_t at_ = TL_SUM_LANES; at_ < n_; at_ += TL_SUM_LANES) {                    \
                 const int64_t left_ = n_ - at_ < TL_SUM_LANES ? n_ - at_ : TL_SUM_LANES;         \
-                _Pragma("GCC ivdep") for (int64_t l_ = 0; l_ < left_; l_++)                      \
-                {                                                                                \
-                    const int64_t i = at_ + l_;                                                  \
-                    lane_[l_] += (f);                                                            \
-                }                                                                                \
+                TL_FOR_LINES(l_, 0, left_, const int64_t i = at_ + l_; lane_[l_] += (f););       \
             }                                                                                    \
             (result) = tl_fold_lanes(lane_);                                                     \
         }                                                                                        \
@@ -43,7 +39,8 @@
         TL_FOR_LINES(i, 0, count_, statement_;);                                                 \
     } while (0)
 
-/* out[i] = f for i < n, past the cache if `stream`: a line is made in registers' reach, then stored whole.
+/* out[i] = f for i < n, past the cache if `stream`: a line is made in registers' reach, then stored whole. The task ends with
+ * tl_stream_end, once, as it waits for memory.
  * TL_WRITE_WITH does something else with every line, which begins at element `base`. */
 #define TL_WRITE(stream_, out_, n_, f) TL_WRITE_WITH(stream_, out_, n_, (void)0, f)
 #define TL_WRITE_WITH(stream_, out_, n_, statement_, f)                                          \
@@ -56,7 +53,11 @@
             head = skip < count ? skip : count;                                                  \
         }                                                                                        \
         TL_FOR_LINES(i, 0, head, to[i] = (f););                                                  \
-        int64_t base = head;                                                                     \
+        int64_t base = 0;                                                                        \
+        for (; base < head; base += TL_LINE) {                                                   \
+            statement_;                                                                          \
+        }                                                                                        \
+        base = head;                                                                             \
         for (; base + TL_LINE <= count; base += TL_LINE) {                                       \
             _Alignas(64) float line[TL_LINE];                                                    \
             statement_;                                                                          \
@@ -70,13 +71,15 @@
         }                                                                                        \
         for (int64_t i = base; i < count; i++)                                                   \
             to[i] = (f);                                                                         \
-        if (stream_)                                                                             \
-            tl_stream_end();                                                                     \
     } while (0)
 
-/* Fetches the lines of the row that comes next, one for each line written of this: its first phase, which waits for
- * memory, then finds it in cache, and the last phase of this one has the time. */
-#define TL_FETCH_AHEAD(next_) __builtin_prefetch((next_) + base, 0, 2)
+/* Fetches the lines of the row that takes the place of this one in the next block (tl_next_row), one for each line written of this:
+ * its first phase, which waits for memory, then finds it in cache, and the last phase of this one has the time. `far` says that
+ * what is read is more than TL_FETCH_FROM elements. */
+#define TL_FETCH_AHEAD(far_, next_)                                                              \
+    do {                                                                                         \
+        if (far_) __builtin_prefetch((next_) + base, 0, 2);                                      \
+    } while (0)
 
 enum {
     TL_ROW_STATS = 4,    /* statistics of a row */
@@ -95,7 +98,14 @@ typedef struct tl_leaf {
     float *work;
     float *sum, *other; /* what the leaf leaves for the row */
     const float *stat;
+    int64_t block; /* rows that go through the phases together */
 } tl_leaf;
+
+/* Where the row `block` rows on has its leaf p, of `rows` rows of cols elements; of the last rows, the leaf itself. */
+static inline int64_t tl_next_row(const tl_leaf *p, int64_t rows, int64_t cols)
+{
+    return p->row + p->block < rows ? p->at + p->block * cols : p->at;
+}
 
 /* Defines the function `name` of a phase: what follows, on the leaf p of `arg`, for a leaf, or for `rows` rows of one leaf, whose
  * constants are then made once. */
@@ -166,7 +176,7 @@ static void tl_run_block(const tl_row_run *r, int64_t row, int64_t count, float 
     _Alignas(64) float sum[TL_ROW_BLOCK] = {0}, other[TL_ROW_BLOCK], stat[TL_ROW_BLOCK * TL_ROW_STATS];
     for (int32_t p = 0; p < r->count; p++) {
         const tl_row_phase phase = r->phases[p];
-        phase.leaf(r->job, &(tl_leaf){row, 0, r->cols, row * r->cols, work, sum, other, stat}, count);
+        phase.leaf(r->job, &(tl_leaf){row, 0, r->cols, row * r->cols, work, sum, other, stat, r->block}, count);
         if (phase.row) phase.row(r->job, &(tl_row){row, count, 1, sum, other, stat});
     }
 }
@@ -190,11 +200,12 @@ static void tl_row_task(void *arg, int64_t task, int32_t worker)
             for (int64_t l = 0; l < r.leaves && !(l % TL_ROW_LOOK == TL_ROW_LOOK - 1 && tl_interrupted()); l++) {
                 r.phases[p].leaf(r.job,
                                  &(tl_leaf){row, l * TL_SUM_LEAF, tl_leaf_length(&r, l), row * r.cols + l * TL_SUM_LEAF,
-                                            NULL, sums + l, sums + r.leaves + l, stat},
+                                            NULL, sums + l, sums + r.leaves + l, stat, 1},
                                  1);
             }
             if (r.phases[p].row) r.phases[p].row(r.job, &(tl_row){row, 1, r.leaves, sums, sums + r.leaves, stat});
         }
+    tl_stream_end();
 }
 
 /* A task is one leaf, in one phase. */
@@ -205,8 +216,9 @@ static void tl_leaf_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     float *sums = r.sums + 2 * row * r.leaves;
     r.phases[r.phase].leaf(r.job,
                            &(tl_leaf){row, first, tl_leaf_length(&r, l), row * r.cols + first, NULL, sums + l,
-                                      sums + r.leaves + l, r.stats + row * TL_ROW_STATS},
+                                      sums + r.leaves + l, r.stats + row * TL_ROW_STATS, 1},
                            1);
+    tl_stream_end();
 }
 
 /* Runs `count` phases over rows x cols elements, or `bundle` over short rows; nothing is called where cols = 0. Fails only for want of

@@ -10,16 +10,16 @@
 
 #include "core/threads.h"
 #include "cpu/blocks.h"
+#include "cpu/spans.h"
 #include "cpu/stream.h"
-#include "formula/integer.h"
 #include "generated/shape.h"
 
 enum {
-    BAND = 32,           /* rows of a panel */
-    PANEL = 1024,        /* elements of a panel's rows */
-    TASK = 65536,        /* elements that make a task where single matrices are smaller */
-    LONG_RUN = 8192,     /* runs (inner) from this length on are cut by length rather than by rows and columns */
-    COPY_TASK = 1 << 18, /* elements of a task that only copies */
+    BAND = 32,    /* rows of a panel */
+    PANEL = 1024, /* elements of a panel's rows */
+    TASK =
+        65536, /* elements that make a task where single matrices are smaller, and the most of one that only copies */
+    LONG_RUN = 8192, /* runs (inner) from this length on are cut by length rather than by rows and columns */
 };
 
 /* ---- copies: concatenation, slices ------------------------------------------------------------------------------- */
@@ -28,13 +28,13 @@ enum {
 typedef struct window {
     const float *x;
     float *out;
-    int64_t zeros, n, total;
+    int64_t zeros, n, total, span; /* span: elements of a task */
 } window;
 
 static void window_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const window *w = arg;
-    const int64_t first = task * COPY_TASK, last = tl_imin(first + COPY_TASK, w->total);
+    const int64_t first = task * w->span, last = tl_imin(first + w->span, w->total);
     const int64_t from = tl_imin(last, first > w->zeros ? first : w->zeros);
     const int64_t end = w->zeros + w->n, to = from > tl_imin(last, end) ? from : tl_imin(last, end);
     if (from > first) memset(w->out + first, 0, (size_t)(from - first) * sizeof(float));
@@ -49,8 +49,8 @@ static void window_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 
 static int32_t copy_window(const float *x, int64_t zeros, int64_t n, int64_t total, float *out)
 {
-    window w = {x, out, zeros, n, total};
-    tl_parallel(tl_ceil_div(total, COPY_TASK), window_task, &w);
+    window w = {x, out, zeros, n, total, tl_even_span(total, TASK)};
+    tl_parallel(tl_ceil_div(total, w.span), window_task, &w);
     return TORCHLEAN_OK;
 }
 
@@ -134,24 +134,31 @@ static void panel(const float *x, int64_t x_stride, float *y, int64_t y_stride, 
 
 /* ---- runs: inner > 1 --------------------------------------------------------------------------------------------- */
 
-/* Columns in groups of TL_LINE, so that the lines of x a group shares are still in the cache for its next column. */
-#define RUNS(name, length)                                                                                     \
+/* Columns in groups of TL_LINE, so that the lines of x a group shares are still in the cache for its next column. The last
+ * argument copies a run of `length` elements. */
+#define RUNS(name, length, ...)                                                                                     \
     static void name(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols, \
                      TL_UNUSED int64_t inner)                                                                            \
     {                                                                                                          \
-        const size_t bytes = (size_t)(length) * sizeof(float);                                                 \
         for (int64_t j = 0; j < cols; j += TL_LINE)                                                            \
             for (int64_t i = 0; i < rows; i += TL_LINE)                                                        \
                 for (int64_t c = j; c < tl_imin(j + TL_LINE, cols); c++)                                       \
-                    for (int64_t r = i; r < tl_imin(i + TL_LINE, rows); r++)                                   \
-                        memcpy(y + c * y_stride + r * (length), x + r * x_stride + c * (length), bytes);       \
+                    for (int64_t r = i; r < tl_imin(i + TL_LINE, rows); r++) {                                 \
+                        float *const to = y + c * y_stride + r * (length);                                     \
+                        const float *const from = x + r * x_stride + c * (length);                             \
+                        __VA_ARGS__;                                                                           \
+                    }                                                                                          \
     }
-RUNS(runs2, 2)
-RUNS(runs3, 3)
-RUNS(runs4, 4)
-RUNS(runs8, 8)
-RUNS(runs16, 16)
-RUNS(runs_any, inner)
+#define COPY(n) memcpy(to, from, (size_t)(n) * sizeof(float))
+/* Two pieces that may overlap, without a call. */
+#define PIECES(size) COPY(size), memcpy(to + inner - (size), from + inner - (size), (size) * sizeof(float))
+RUNS(runs2, 2, COPY(2))
+RUNS(runs3, 3, COPY(3))
+RUNS(runs4, 4, COPY(4))
+RUNS(runs_to8, inner, PIECES(4))
+RUNS(runs_to16, inner, PIECES(8))
+RUNS(runs_to32, inner, PIECES(16))
+RUNS(runs_any, inner, COPY(inner))
 
 static void runs(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols,
                  int64_t inner)
@@ -160,9 +167,11 @@ static void runs(const float *x, int64_t x_stride, float *y, int64_t y_stride, i
     case 2: runs2(x, x_stride, y, y_stride, rows, cols, inner); break;
     case 3: runs3(x, x_stride, y, y_stride, rows, cols, inner); break;
     case 4: runs4(x, x_stride, y, y_stride, rows, cols, inner); break;
-    case 8: runs8(x, x_stride, y, y_stride, rows, cols, inner); break;
-    case 16: runs16(x, x_stride, y, y_stride, rows, cols, inner); break;
-    default: runs_any(x, x_stride, y, y_stride, rows, cols, inner); break;
+    default:
+        (inner <= 8    ? runs_to8
+         : inner <= 16 ? runs_to16
+         : inner <= 32 ? runs_to32
+                       : runs_any)(x, x_stride, y, y_stride, rows, cols, inner);
     }
 }
 

@@ -6,14 +6,14 @@
 #include <string.h>
 
 #include "core/threads.h"
+#include "cpu/spans.h"
 #include "cpu/stream.h"
 #include "cpu/sum_tree.h"
 #include "formula/broadcast_axes.h"
-#include "formula/integer.h"
 #include "generated/shape.h"
 
 enum {
-    TASK = 1 << 16, /* elements of a task */
+    TASK = 1 << 15, /* the most elements of a task */
     FEW_TIMES = 16, /* repetitions of a number that one pass over the numbers writes */
     CHUNK = 3072,   /* 12 KiB, which stay in the L1 cache: to which short periods are unrolled */
 };
@@ -110,7 +110,7 @@ typedef struct broadcast {
     const float *x;
     float *out;
     tl_broadcast_axes axes; /* at least two, of different kinds at the end */
-    int64_t total;
+    int64_t total, span;    /* span: elements of a task */
 } broadcast;
 
 /* Elements first..end-1 of the output, to `to`. */
@@ -142,7 +142,7 @@ static void write_blocks(const broadcast *b, int64_t first, int64_t end, float *
 static void broadcast_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const broadcast *b = arg;
-    const int64_t first = task * TASK, end = tl_imin(first + TASK, b->total);
+    const int64_t first = task * b->span, end = tl_imin(first + b->span, b->total);
     if (b->total < TL_STREAM_FROM) {
         write_blocks(b, first, end, b->out + first);
         return;
@@ -163,7 +163,8 @@ static int32_t run_broadcast(const float *x, tl_broadcast_axes axes, float *out)
         const int8_t repeated = axes.count == 1 && axes.repeated[0];
         b.axes = (tl_broadcast_axes){2, {1, b.total}, {!repeated, repeated}};
     }
-    tl_parallel(tl_ceil_div(b.total, TASK), broadcast_task, &b);
+    b.span = tl_even_span(b.total, TASK);
+    tl_parallel(tl_ceil_div(b.total, b.span), broadcast_task, &b);
     return TORCHLEAN_OK;
 }
 

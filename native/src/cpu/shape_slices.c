@@ -1,22 +1,28 @@
 /* Slices of any rank, their adjoint and concatenation on the CPU: strided copies (formula/strided.h).
  *
  * The dense side is cut into tasks by its length alone. A task finds the run (the last merged axis) that it starts in and
- * counts from there on as an odometer does, so that short runs cost no division. */
+ * counts from there on as an odometer does, so that short runs cost no division. A padded array is cut by the length of the
+ * result, and a task writes each element of its part once, copies and padding. */
 #include <string.h>
 
 #include "core/threads.h"
+#include "cpu/spans.h"
 #include "cpu/stream.h"
-#include "formula/integer.h"
 #include "formula/strided.h"
 #include "generated/shape.h"
 
-enum { TASK = 65536 /* elements of a task */ };
+enum {
+    TASK = 32768, /* the most elements of a task */
+    BATCH =
+        4096, /* elements of short padded rows that are copied before what lies between them is filled: 16 KiB, in the L1 cache */
+};
 
 typedef struct copy {
     tl_strided s;
     const float *x;
     float *y;
-    int take; /* from the strided array to the dense one, or back */
+    int64_t span; /* elements of a task */
+    int take;     /* from the strided array to the dense one, or back */
 } copy;
 
 /* n elements between a dense run and one of a stride. */
@@ -33,32 +39,33 @@ static inline void copy_run(float *y, int64_t y_stride, const float *x, int64_t 
     }
 }
 
+typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
+typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
+
 /* `count` runs of n elements that lie side by side. Short ones are copied as two pieces that may overlap, without a call. */
-#define SHORT_RUNS(first, ...)                                                                   \
+#define SHORT_RUNS(...)                                                                          \
     for (int64_t i = 0; i < count; i++, y += y_step, x += x_step) {                              \
-        memcpy(y, x, (first) * sizeof(float));                                                   \
         __VA_ARGS__;                                                                             \
     }
-#define PIECES(size) SHORT_RUNS(size, memcpy(y + n - (size), x + n - (size), (size) * sizeof(float)))
+#define PIECE(type, at) *(type *)(y + (at)) = *(const type *)(x + (at))
+#define PIECES(type, size) SHORT_RUNS(PIECE(type, 0); PIECE(type, n - (size)))
 static void copy_runs(float *restrict y, int64_t y_step, const float *restrict x, int64_t x_step, int64_t n,
                       int64_t count)
 {
     switch (n) {
-    case 1: SHORT_RUNS(1, (void)0) break;
-    case 2: SHORT_RUNS(2, (void)0) break;
-    case 3: SHORT_RUNS(2, y[2] = x[2]) break;
-    case 4: SHORT_RUNS(4, (void)0) break;
-    case 5: SHORT_RUNS(4, y[4] = x[4]) break;
-    case 6: SHORT_RUNS(4, memcpy(y + 4, x + 4, 2 * sizeof(float))) break;
+    case 1: SHORT_RUNS(y[0] = x[0]) break;
+    case 2: SHORT_RUNS(memcpy(y, x, 2 * sizeof(float))) break;
+    case 3: SHORT_RUNS(memcpy(y, x, 2 * sizeof(float)); y[2] = x[2]) break;
+    case 4: SHORT_RUNS(PIECE(quad, 0)) break;
     default:
         if (n <= 8)
-            PIECES(4)
+            PIECES(quad, 4)
         else if (n <= 16)
-            PIECES(8)
+            PIECES(eight, 8)
         else if (n <= 32)
-            PIECES(16)
+            SHORT_RUNS(PIECE(eight, 0); PIECE(eight, 8); PIECE(eight, n - 16); PIECE(eight, n - 8))
         else
-            SHORT_RUNS(n, (void)0)
+            SHORT_RUNS(memcpy(y, x, (size_t)n * sizeof(float)))
     }
 }
 
@@ -67,7 +74,7 @@ static void copy_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const copy *c = arg;
     const tl_strided *s = &c->s;
     const int32_t last = s->count - 1;
-    const int64_t first = task * TASK, end = tl_imin(first + TASK, s->n), stride = s->stride[last];
+    const int64_t first = task * c->span, end = tl_imin(first + c->span, s->n), stride = s->stride[last];
     int64_t place[TL_STRIDED_RANK], index = first, offset = s->base;
     for (int32_t k = last; k >= 0; k--) {
         place[k] = index % s->size[k];
@@ -103,40 +110,179 @@ static void copy_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     }
 }
 
-static void run_copy(copy *c) { tl_parallel(tl_ceil_div(c->s.n, TASK), copy_task, c); }
+static void run_copy(const float *x, tl_strided s, int take, float *y)
+{
+    copy c = {s, x, y, tl_even_span(s.n, TASK), take};
+    tl_parallel(tl_ceil_div(s.n, c.span), copy_task, &c);
+}
 
 int32_t tl_cpu_slice_axes(TL_UNUSED tl_context *ctx, const float *x, const tl_dims *in_dims, const tl_dims *out_dims,
                           const tl_dims *starts, const tl_dims *steps, int64_t reversed, float *out)
 {
-    run_copy(
-        &(copy){tl_slice_strides(in_dims->rank, in_dims->d, out_dims->d, starts->d, steps->d, reversed), x, out, 1});
+    run_copy(x, tl_slice_strides(in_dims->rank, in_dims->d, out_dims->d, starts->d, steps->d, reversed), 1, out);
     return TORCHLEAN_OK;
 }
 
-typedef struct filling {
-    float *y, value;
-    int64_t n;
-} filling;
+/* ---- padding ----------------------------------------------------------------------------------------------------- */
 
-static void fill_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+/* The axes of the result, merged where the later one is not padded; the last two make a matrix. Index start + j * step of an axis
+ * holds element j < part of the input. */
+typedef struct padding {
+    const float *x;
+    float *y, value;
+    int32_t outer; /* axes before the last two */
+    int64_t size[TL_STRIDED_RANK + 1], part[TL_STRIDED_RANK + 1], start[TL_STRIDED_RANK + 1], step[TL_STRIDED_RANK + 1];
+    int64_t first;   /* place of element (0, 0) in its matrix */
+    int64_t n, span; /* elements of the result, and of a task */
+} padding;
+
+/* Whole vectors, of which the last may overlap the one before: what is filled is short more often than not. */
+static inline void fill(float *y, float value, int64_t n)
 {
-    const filling *f = arg;
-    const int64_t end = tl_imin((task + 1) * TASK, f->n);
-    for (int64_t i = task * TASK; i < end; i++)
-        f->y[i] = f->value;
+    if (n >= 8) {
+        const eight v = {value, value, value, value, value, value, value, value};
+        for (int64_t i = 0; i < n - 8; i += 8)
+            *(eight *)(y + i) = v;
+        *(eight *)(y + n - 8) = v;
+    } else if (n >= 4) {
+        const quad v = {value, value, value, value};
+        *(quad *)y = *(quad *)(y + n - 4) = v;
+    } else {
+        if (n > 0) y[0] = value;
+        if (n > 1) y[1] = y[n - 1] = value;
+    }
+}
+
+/* `count` gaps of n elements, y_step apart. */
+static inline void fill_gaps(float *y, int64_t y_step, float value, int64_t n, int64_t count)
+{
+    if (n == 2)
+        for (int64_t i = 0; i < count; i++, y += y_step)
+            y[0] = y[1] = value;
+    else
+        for (int64_t i = 0; n > 0 && i < count; i++, y += y_step)
+            fill(y, value, n);
+}
+
+/* The j < part for which lo <= start + j * step < hi are *first .. *end - 1. */
+static void find_indices(int64_t start, int64_t step, int64_t part, int64_t lo, int64_t hi, int64_t *first,
+                         int64_t *end)
+{
+    if (step > 0) {
+        *first = lo > start ? tl_ceil_div(lo - start, step) : 0;
+        *end = hi > start ? tl_imin(part, tl_ceil_div(hi - start, step)) : 0;
+    } else {
+        *first = start >= hi ? (start - hi) / -step + 1 : 0;
+        *end = start >= lo ? tl_imin(part, (start - lo) / -step + 1) : 0;
+    }
+}
+
+/* The matrix of the input that matrix `index` of the result holds, or NULL. */
+static const float *find_matrix(const padding *p, int64_t index)
+{
+    int64_t place = 0, stride = p->part[p->outer] * p->part[p->outer + 1];
+    if (stride == 0) return NULL;
+    for (int32_t k = p->outer - 1; k >= 0; k--) {
+        int64_t j = (k ? index % p->size[k] : index) - p->start[k];
+        if (p->step[k] != 1) {
+            if (j % p->step[k]) return NULL;
+            j /= p->step[k];
+        }
+        if (j < 0 || j >= p->part[k]) return NULL;
+        place += j * stride;
+        stride *= p->part[k];
+        if (k) index /= p->size[k];
+    }
+    return p->x + place;
+}
+
+/* Elements from .. to - 1 of a matrix whose rows and columns lie side by side in the result. What is before a row, from *done on, is
+ * filled with it, up to the last row: between rows lies what is right of one and left of the next. */
+static void pad_dense(const padding *p, float *y, const float *x, int64_t from, int64_t to, float **done)
+{
+    const int64_t width = p->size[p->outer + 1], n = p->part[p->outer + 1], part = p->part[p->outer], first = p->first;
+    const int64_t last = first + (part - 1) * width + n; /* the end of the last row */
+    for (int64_t i = from >= first + n ? (from - first - n) / width + 1 : 0, rows; i < part; i += rows) {
+        const int64_t run = first + i * width, a = tl_imax(run, from), b = tl_imin(run + n, to);
+        if (run >= to) break;
+        fill(*done, p->value, y + a - *done);
+        if (b - a == n) {
+            rows = last <= to ? part - i : (to - run - n) / width + 1;
+            if (rows * width > BATCH) rows = tl_imax(BATCH / width, 1);
+            copy_runs(y + run, width, x + i * n, n, n, rows);
+            fill_gaps(y + run + n, width, p->value, width - n, rows - 1);
+            *done = y + run + (rows - 1) * width + n;
+        } else {
+            rows = 1;
+            memcpy(y + a, x + i * n + (a - run), (size_t)(b - a) * sizeof(float));
+            *done = y + b;
+        }
+    }
+}
+
+/* The same for any steps, over the padding. */
+static void pad_strided(const padding *p, float *y, const float *x, int64_t from, int64_t to, float **done)
+{
+    const int32_t h = p->outer, w = h + 1;
+    const int64_t width = p->size[w];
+    int64_t i, rows, j, cols;
+    fill(*done, p->value, y + to - *done);
+    *done = y + to;
+    find_indices(p->start[h], p->step[h], p->part[h], from / width, tl_ceil_div(to, width), &i, &rows);
+    for (; i < rows; i++) {
+        const int64_t row = (p->start[h] + i * p->step[h]) * width;
+        find_indices(p->start[w], p->step[w], p->part[w], from - row, to - row, &j, &cols);
+        for (; j < cols; j++)
+            y[row + p->start[w] + j * p->step[w]] = x[i * p->part[w] + j];
+    }
+}
+
+static void pad_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+{
+    const padding *p = arg;
+    const int64_t matrix = p->size[p->outer] * p->size[p->outer + 1];
+    const int64_t begin = task * p->span, end = tl_imin(begin + p->span, p->n);
+    const int dense = p->step[p->outer] == 1 && p->step[p->outer + 1] == 1;
+    float *done = p->y + begin;
+    for (int64_t index = begin / matrix, at = index * matrix; at < end; index++, at += matrix) {
+        const float *x = find_matrix(p, index);
+        if (x)
+            (dense ? pad_dense : pad_strided)(p, p->y + at, x, tl_imax(begin - at, 0), tl_imin(matrix, end - at),
+                                              &done);
+    }
+    fill(done, p->value, p->y + end - done);
 }
 
 int32_t tl_cpu_pad_axes(TL_UNUSED tl_context *ctx, const float *x, const tl_dims *in_dims, const tl_dims *out_dims,
                         const tl_dims *starts, const tl_dims *steps, int64_t reversed, float value, float *out)
 {
-    filling f = {out, value, (int64_t)tl_dims_product(out_dims)};
-    copy c = {.x = x, .y = out};
-    if (tl_dims_product(in_dims) > 0)
-        c.s = tl_slice_strides(out_dims->rank, out_dims->d, in_dims->d, starts->d, steps->d, reversed);
-    if (c.s.n < f.n) tl_parallel(tl_ceil_div(f.n, TASK), fill_task, &f);
-    run_copy(&c);
+    padding p = {.x = x, .y = out, .value = value, .n = (int64_t)tl_dims_product(out_dims)};
+    int32_t count = 1; /* an axis of one index comes first */
+    p.size[0] = p.part[0] = p.step[0] = 1;
+    for (int32_t k = 0; k < out_dims->rank; k++) {
+        const int64_t size = out_dims->d[k], part = in_dims->d[k];
+        const int64_t step = part == 1 ? 1 : reversed >> k & 1 ? -steps->d[k] : steps->d[k];
+        if (part == size && step == 1 && p.step[count - 1] == 1) {
+            p.size[count - 1] *= size, p.part[count - 1] *= size, p.start[count - 1] *= size;
+            continue;
+        }
+        if (p.size[count - 1] == 1 && p.part[count - 1] == 1) count--; /* which takes no part */
+        p.size[count] = size, p.part[count] = part, p.start[count] = starts->d[k], p.step[count] = step;
+        count++;
+    }
+    if (count == 1) {
+        p.size[1] = p.size[0], p.part[1] = p.part[0], p.start[1] = p.start[0], p.step[1] = p.step[0];
+        p.size[0] = p.part[0] = p.step[0] = 1, p.start[0] = 0;
+        count = 2;
+    }
+    p.outer = count - 2;
+    p.first = p.start[p.outer] * p.size[p.outer + 1] + p.start[p.outer + 1];
+    p.span = tl_even_span(p.n, TASK);
+    tl_parallel(tl_ceil_div(p.n, p.span), pad_task, &p);
     return TORCHLEAN_OK;
 }
+
+/* ---- concatenation ------------------------------------------------------------------------------------------------- */
 
 int32_t tl_cpu_concat_rows(TL_UNUSED tl_context *ctx, const float *a, const float *b, int64_t rows, int64_t n,
                            int64_t m, float *out)
@@ -144,7 +290,7 @@ int32_t tl_cpu_concat_rows(TL_UNUSED tl_context *ctx, const float *a, const floa
     const int64_t whole[2] = {rows, n + m}, ones[2] = {1, 1}, count[2] = {n, m};
     for (int32_t i = 0; i < 2; i++) {
         const int64_t part[2] = {rows, count[i]}, starts[2] = {0, i * n};
-        if (count[i] > 0) run_copy(&(copy){tl_slice_strides(2, whole, part, starts, ones, 0), i ? b : a, out, 0});
+        if (count[i] > 0) run_copy(i ? b : a, tl_slice_strides(2, whole, part, starts, ones, 0), 0, out);
     }
     return TORCHLEAN_OK;
 }

@@ -7,18 +7,15 @@ typedef struct job {
     tl_softmax_rows base; /* x is the input, or the gradients' out */
     const float *g;
     int64_t rows, cols;
-    int stream; /* results too large for the caches */
+    int stream, far; /* results too large for the caches, and inputs for the nearest */
 } job;
 
 static int32_t run(tl_context *ctx, const tl_row_phase *phases, int32_t count, tl_bundle_fn bundle, const float *x,
                    const float *g, int64_t rows, int64_t cols, float *out)
 {
-    const job a = {{x, out}, g, rows, cols, rows * cols >= TL_STREAM_FROM};
+    const job a = {{x, out}, g, rows, cols, rows * cols >= TL_STREAM_FROM, rows * cols >= TL_FETCH_FROM};
     return tl_run_rows(ctx, &a, phases, count, bundle, rows, cols);
 }
-
-/* The same leaf of the row that follows; of the last row, its own. */
-static inline int64_t next_at(const job *a, const tl_leaf *p) { return p->row + 1 < a->rows ? p->at + a->cols : p->at; }
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
@@ -28,15 +25,16 @@ TL_LEAF(softmax_leaf)
 {
     const job *a = arg;
     const float s = p->stat[SUM], r = p->stat[DERIVED];
-    const float *e = p->work ? p->work : a->base.out + p->at, *next = a->base.x + next_at(a, p);
-    TL_WRITE_WITH(a->stream && p->work, a->base.out + p->at, p->n, TL_FETCH_AHEAD(next), tl_quotient(e[i], s, r));
+    const float *e = p->work ? p->work : a->base.out + p->at, *next = a->base.x + tl_next_row(p, a->rows, a->cols);
+    TL_WRITE_WITH(a->stream && p->work, a->base.out + p->at, p->n, TL_FETCH_AHEAD(a->far, next), tl_quotient(e[i], s, r));
 }
 
 TL_LEAF(log_softmax_leaf)
 {
     const job *a = arg;
-    const float *x = a->base.x + p->at, *next = a->base.x + next_at(a, p), m = p->stat[MAXIMUM], ln = p->stat[DERIVED];
-    TL_WRITE_WITH(a->stream, a->base.out + p->at, p->n, TL_FETCH_AHEAD(next), (x[i] - m) - ln);
+    const float *x = a->base.x + p->at, *next = a->base.x + tl_next_row(p, a->rows, a->cols);
+    const float m = p->stat[MAXIMUM], ln = p->stat[DERIVED];
+    TL_WRITE_WITH(a->stream, a->base.out + p->at, p->n, TL_FETCH_AHEAD(a->far, next), (x[i] - m) - ln);
 }
 
 static void softmax_bundle(const void *arg, int64_t row, int64_t rows)
@@ -100,14 +98,18 @@ TL_LEAF(softmax_grad_leaf)
 {
     const job *a = arg;
     const float *y = a->base.x + p->at, *g = a->g + p->at, s = p->stat[SUM];
-    TL_WRITE(a->stream, a->base.out + p->at, p->n, tl_softmax_grad(y[i], g[i], s));
+    const int64_t next = tl_next_row(p, a->rows, a->cols) - p->at;
+    TL_WRITE_WITH(a->stream, a->base.out + p->at, p->n, TL_FETCH_AHEAD(a->far, y + next);
+                  TL_FETCH_AHEAD(a->far, g + next), tl_softmax_grad(y[i], g[i], s));
 }
 
 TL_LEAF(log_softmax_grad_leaf)
 {
     const job *a = arg;
     const float *y = a->base.x + p->at, *g = a->g + p->at, s = p->stat[SUM];
-    TL_WRITE(a->stream, a->base.out + p->at, p->n, tl_log_softmax_grad(y[i], g[i], s));
+    const int64_t next = tl_next_row(p, a->rows, a->cols) - p->at;
+    TL_WRITE_WITH(a->stream, a->base.out + p->at, p->n, TL_FETCH_AHEAD(a->far, g + next),
+                  tl_log_softmax_grad(y[i], g[i], s));
 }
 
 static inline __attribute__((always_inline)) void grad_bundle(const job *a, int64_t row, int64_t rows, int logarithm)

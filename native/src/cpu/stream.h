@@ -8,11 +8,12 @@
 
 enum {
     TL_LINE = 16,             /* floats in a line of the cache */
+    TL_FETCH_FROM = 1 << 18,  /* elements: 1 MiB, which the cache next to a processor may not hold */
     TL_STREAM_FROM = 6 << 20, /* elements: 24 MiB; with as much read, more than an L3 cache of 32 MiB keeps */
 };
 
 /* statement for every i from first_ to end_ - 1, no two of which meet: whole lines, and the rest of one under a mask where there
- * are masks, rather than element by element. */
+ * are masks, rather than element by element; unrolled, it would not become a vector. */
 #if defined(__AVX512F__)
 #define TL_FOR_LINES(i, first_, end_, ...)                                                       \
     do {                                                                                         \
@@ -23,7 +24,8 @@ enum {
             __VA_ARGS__                                                                          \
         }                                                                                        \
         if (whole_ < stop_) {                                                                    \
-            _Pragma("GCC ivdep") for (int32_t rest_ = 0; rest_ < TL_LINE; rest_++)               \
+            _Pragma("GCC ivdep") _Pragma("GCC unroll 1")                                         \
+            for (int32_t rest_ = 0; rest_ < TL_LINE; rest_++)                                    \
             {                                                                                    \
                 const int64_t i = whole_ + rest_;                                                \
                 if (i < stop_) {                                                                 \

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/kernel.h"
+#include "cpu/vector.h"
 #include "formula/sum_tree.h"
 
 /* ---- the row tree ------------------------------------------------------------------------------------------------ */
@@ -40,49 +41,80 @@ static inline float tl_fold_lanes(float *t)
     return tl_fold_16(t);
 }
 
-/* Sixteen lanes, in as many registers as a variant needs for them. */
-typedef float tl_line __attribute__((vector_size(4 * TL_SUM_FOLD)));
+/* Sixteen lanes, in as many registers as a variant needs for them: a vector wider than a register would go through memory. */
+enum { TL_LINE_PARTS = TL_SUM_FOLD / TL_LANES };
+typedef struct tl_line {
+    tl_vec part[TL_LINE_PARTS];
+} tl_line;
 
-static inline float tl_fold_line(tl_line t)
+TL_INLINE tl_line tl_read_line(const float *x)
+{
+    tl_line line;
+#pragma GCC unroll 4
+    for (int32_t p = 0; p < TL_LINE_PARTS; p++)
+        line.part[p] = tl_vec_load(x + p * TL_LANES);
+    return line;
+}
+
+TL_INLINE tl_line tl_add_lines(tl_line a, tl_line b)
+{
+#pragma GCC unroll 4
+    for (int32_t p = 0; p < TL_LINE_PARTS; p++)
+        a.part[p] += b.part[p];
+    return a;
+}
+
+TL_INLINE float tl_fold_line(tl_line t)
 {
     float lane[TL_SUM_FOLD];
     memcpy(lane, &t, sizeof t);
     return tl_fold_16(lane);
 }
 
-/* A whole line of f. Its lanes are made by a loop, which is one vector. */
+/* A whole line of f. The lanes of a part are made by a loop, which is one vector. */
 #define TL_WHOLE_LINE(line, number, f)                                                           \
+    _Pragma("GCC unroll 4") for (int32_t p_ = 0; p_ < TL_LINE_PARTS; p_++)                       \
     {                                                                                            \
-        _Alignas(64) float lane_[TL_SUM_FOLD];                                                   \
-        _Pragma("GCC ivdep") for (int32_t l_ = 0; l_ < TL_SUM_FOLD; l_++)                        \
+        _Alignas(64) float lane_[TL_LANES];                                                      \
+        _Pragma("GCC ivdep") for (int32_t l_ = 0; l_ < TL_LANES; l_++)                           \
         {                                                                                        \
-            const int64_t i = (number)*TL_SUM_FOLD + l_;                                         \
+            const int64_t i = (number)*TL_SUM_FOLD + p_ * TL_LANES + l_;                         \
             lane_[l_] = (f);                                                                     \
         }                                                                                        \
-        memcpy(&line, lane_, sizeof line);                                                       \
+        (line).part[p_] = tl_vec_load(lane_);                                                    \
     }
 
 /* A line of f where its number is below that of the rest, the rest, or none. */
 #define TL_ANY_LINE(line, number, f)                                                             \
     if ((number) < whole_)                                                                       \
         TL_WHOLE_LINE(line, number, f)                                                           \
-    else if ((number) == whole_)                                                                 \
-        line = rest_;
+    else                                                                                         \
+        line = (number) == whole_ ? rest_ : none_;
 
-/* The tree of eight lines, `first` and those that are multiples of `apart` behind it; NEAR_LINE makes the four nearest. */
+/* The sum of the lines numbered near and far, and of those and two more. */
+#define TL_TWO_LINES(result, NEAR_LINE, near, far, f)                                            \
+    do {                                                                                         \
+        tl_line near_, far_;                                                                     \
+        NEAR_LINE(near_, near, f)                                                                \
+        TL_ANY_LINE(far_, far, f)                                                                \
+        (result) = tl_add_lines(near_, far_);                                                    \
+    } while (0)
+#define TL_FOUR_LINES(result, NEAR_LINE, first, apart, f)                                        \
+    do {                                                                                         \
+        tl_line even_, odd_;                                                                     \
+        TL_TWO_LINES(even_, NEAR_LINE, (first), (first) + 4 * (apart), f);                       \
+        TL_TWO_LINES(odd_, NEAR_LINE, (first) + 2 * (apart), (first) + 6 * (apart), f);          \
+        (result) = tl_add_lines(even_, odd_);                                                    \
+    } while (0)
+
+/* The tree of eight lines, `first` and those that are multiples of `apart` behind it, two at a time, so that few wait in registers;
+ * NEAR_LINE makes the four nearest. */
 #define TL_EIGHT_LINES(result, NEAR_LINE, first, apart, f)                                       \
     do {                                                                                         \
-        tl_line a_ = none_, b_ = none_, c_ = none_, d_ = none_;                                  \
-        tl_line e_ = none_, f_ = none_, g_ = none_, h_ = none_;                                  \
-        NEAR_LINE(a_, (first), f)                                                                \
-        NEAR_LINE(b_, (first) + (apart), f)                                                      \
-        NEAR_LINE(c_, (first) + 2 * (apart), f)                                                  \
-        NEAR_LINE(d_, (first) + 3 * (apart), f)                                                  \
-        TL_ANY_LINE(e_, (first) + 4 * (apart), f)                                                \
-        TL_ANY_LINE(f_, (first) + 5 * (apart), f)                                                \
-        TL_ANY_LINE(g_, (first) + 6 * (apart), f)                                                \
-        TL_ANY_LINE(h_, (first) + 7 * (apart), f)                                                \
-        (result) = ((a_ + e_) + (c_ + g_)) + ((b_ + f_) + (d_ + h_));                            \
+        tl_line low_, high_;                                                                     \
+        TL_FOUR_LINES(low_, NEAR_LINE, (first), (apart), f);                                     \
+        TL_FOUR_LINES(high_, NEAR_LINE, (first) + (apart), (apart), f);                          \
+        (result) = tl_add_lines(low_, high_);                                                    \
     } while (0)
 
 /* The sum of f, an expression in i that may store, over i = 0..n-1 <= TL_SUM_LANES, one for each lane. Lines of 16 lanes are folded
@@ -93,16 +125,17 @@ static inline float tl_fold_line(tl_line t)
     do {                                                                                         \
         const int64_t all_ = (n), whole_ = all_ / TL_SUM_FOLD, begun_ = whole_ * TL_SUM_FOLD;    \
         const int32_t left_ = (int32_t)(all_ - begun_);                                          \
-        const tl_line none_ = {0};                                                               \
+        const tl_line none_ = {{{0}}};                                                           \
         tl_line rest_ = none_, last_;                                                            \
         if (left_ > 0) {                                                                         \
             _Alignas(64) float lane_[TL_SUM_FOLD];                                               \
-            _Pragma("GCC ivdep") for (int32_t l_ = 0; l_ < TL_SUM_FOLD; l_++)                    \
+            _Pragma("GCC ivdep") _Pragma("GCC unroll 1")                                         \
+            for (int32_t l_ = 0; l_ < TL_SUM_FOLD; l_++)                                         \
             {                                                                                    \
                 const int64_t i = begun_ + l_;                                                   \
                 lane_[l_] = l_ < left_ ? (f) : 0.0f;                                             \
             }                                                                                    \
-            memcpy(&rest_, lane_, sizeof rest_);                                                 \
+            rest_ = tl_read_line(lane_);                                                         \
         }                                                                                        \
         if (all_ <= 8 * TL_SUM_FOLD) {                                                           \
             TL_EIGHT_LINES(last_, TL_ANY_LINE, 0, 1, f);                                         \
@@ -115,7 +148,7 @@ static inline float tl_fold_line(tl_line t)
                 TL_EIGHT_LINES(sum_[group_], TL_WHOLE_LINE, group_, apart_, f);                  \
             for (apart_ /= 2; apart_ > 0; apart_ /= 2)                                           \
                 for (int64_t group_ = 0; group_ < apart_; group_++)                              \
-                    sum_[group_] += sum_[group_ + apart_];                                       \
+                    sum_[group_] = tl_add_lines(sum_[group_], sum_[group_ + apart_]);            \
             last_ = sum_[0];                                                                     \
         }                                                                                        \
         (result) = tl_fold_line(last_) + 0.0f;                                                   \
@@ -128,43 +161,40 @@ enum { TL_SUM_FEW = 4 * TL_SUM_LANES };
 static inline float tl_sum_few_steps(const float *x, int64_t n)
 {
     const int64_t apart = 8 * TL_SUM_FOLD;
-    const int64_t steps = n / TL_SUM_LANES, whole = n % TL_SUM_LANES / TL_SUM_FOLD;
+    const int64_t steps = n / TL_SUM_LANES, whole = n % TL_SUM_LANES / TL_SUM_FOLD, left = n % TL_SUM_FOLD;
     const float *const end = x + steps * TL_SUM_LANES;
-    tl_line rest = {0}, sum[8], more;
-    memcpy(&rest, end + whole * TL_SUM_FOLD, (size_t)(n % TL_SUM_FOLD) * sizeof(float));
-    for (int64_t g = 0; g < 8; g++) {
-        tl_line line[8];
+    _Alignas(64) float rest[TL_SUM_FOLD];
+    tl_line sum[8];
+    for (int32_t l = 0; l < TL_SUM_FOLD; l++)
+        rest[l] = l < left ? end[whole * TL_SUM_FOLD + l] : 0.0f;
+    for (int32_t g = 0; g < 8; g++)
+#pragma GCC unroll 4
+        for (int32_t p = 0; p < TL_LINE_PARTS; p++) {
+            const int64_t from = g * TL_SUM_FOLD + p * TL_LANES;
+            tl_vec line[8];
 #pragma GCC unroll 8
-        for (int32_t k = 0; k < 8; k++)
-            memcpy(line + k, x + g * TL_SUM_FOLD + k * apart, sizeof more);
-        for (const float *at = x + TL_SUM_LANES + g * TL_SUM_FOLD; at < end; at += TL_SUM_LANES) {
+            for (int32_t k = 0; k < 8; k++)
+                line[k] = tl_vec_load(x + from + k * apart);
+            for (const float *at = x + TL_SUM_LANES + from; at < end; at += TL_SUM_LANES) {
+#pragma GCC unroll 8
+                for (int32_t k = 0; k < 8; k++)
+                    line[k] += tl_vec_load(at + k * apart);
+            }
 #pragma GCC unroll 8
             for (int32_t k = 0; k < 8; k++) {
-                memcpy(&more, at + k * apart, sizeof more);
-                line[k] += more;
+                if (g + 8 * k > whole) continue;
+                line[k] += tl_vec_load(g + 8 * k < whole ? end + from + k * apart : rest + p * TL_LANES);
             }
+            sum[g].part[p] = ((line[0] + line[4]) + (line[2] + line[6])) + ((line[1] + line[5]) + (line[3] + line[7]));
         }
-#pragma GCC unroll 8
-        for (int32_t k = 0; k < 8; k++) {
-            if (g + 8 * k > whole) continue;
-            more = rest;
-            if (g + 8 * k < whole) memcpy(&more, end + g * TL_SUM_FOLD + k * apart, sizeof more);
-            line[k] += more;
-        }
-        sum[g] = ((line[0] + line[4]) + (line[2] + line[6])) + ((line[1] + line[5]) + (line[3] + line[7]));
-    }
     for (int32_t half = 4; half > 0; half /= 2)
         for (int32_t g = 0; g < half; g++)
-            sum[g] += sum[g + half];
+            sum[g] = tl_add_lines(sum[g], sum[g + half]);
     return tl_fold_line(sum[0]) + 0.0f;
 }
 
-/* Lines of the lanes of a longer leaf that stay in registers through all steps. */
-#if defined(__AVX512F__)
+/* Vectors of the lanes of a longer leaf that stay in registers through all steps. */
 enum { TL_SUM_TOGETHER = 8 };
-#else
-enum { TL_SUM_TOGETHER = 4 };
-#endif
 
 /* The sum of a leaf: 0 <= n <= TL_SUM_LEAF. */
 static inline float tl_leaf_sum(const float *x, int64_t n)
@@ -177,17 +207,15 @@ static inline float tl_leaf_sum(const float *x, int64_t n)
     if (n <= TL_SUM_FEW) return tl_sum_few_steps(x, n);
     _Alignas(64) float t[TL_SUM_LANES];
     const int64_t i = n / TL_SUM_LANES * TL_SUM_LANES;
-    for (int64_t l = 0; l < TL_SUM_LANES; l += TL_SUM_TOGETHER * TL_SUM_FOLD) {
-        tl_line sum[TL_SUM_TOGETHER], step;
+    for (int64_t l = 0; l < TL_SUM_LANES; l += TL_SUM_TOGETHER * TL_LANES) {
+        tl_vec sum[TL_SUM_TOGETHER];
 #pragma GCC unroll 8
         for (int32_t k = 0; k < TL_SUM_TOGETHER; k++)
-            sum[k] = (tl_line){0};
+            sum[k] = tl_vec_zero();
         for (int64_t s = l; s < i; s += TL_SUM_LANES) {
 #pragma GCC unroll 8
-            for (int32_t k = 0; k < TL_SUM_TOGETHER; k++) {
-                memcpy(&step, x + s + k * TL_SUM_FOLD, sizeof step);
-                sum[k] += step;
-            }
+            for (int32_t k = 0; k < TL_SUM_TOGETHER; k++)
+                sum[k] += tl_vec_load(x + s + k * TL_LANES);
         }
         memcpy(t + l, sum, sizeof sum);
     }

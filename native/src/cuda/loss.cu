@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
     float m, w[Row::W];
     const float s = tl_row_exponentials<false>(r, v, &m), reciprocal = 1.0f / s;
 #pragma unroll(decltype(v)::UNROLL)
-    for (int k = 0; k < Row::K; k++) {
+    for (int k = 0; k < decltype(v)::pieces(r); k++) {
         v.get(k, w);
         TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
             w[j] = tl_cross_entropy_grad(tl_quotient(w[j], s, reciprocal), r.column(k * Row::W + j) == label, c);
@@ -186,8 +186,8 @@ int32_t row_losses(tl_context *ctx, const float *x, const uint32_t *labels, int6
     if (cols <= TL_ROW_FITS)
         return tl_pick_row(cols, [&](auto row) {
             using Row = typename decltype(row)::type;
-            return tl_launch_rows<Row>(ctx, name, cross_entropy_rows<Row>, rows, tl_shared_bytes<Row, Row::ONE_SHARED>,
-                                       x, labels, rows, cols, losses);
+            return tl_launch_rows<Row>(ctx, name, cross_entropy_rows<Row>, rows,
+                                       (tl_row_bytes<Row, Row::ONE_SHARED>(cols)), x, labels, rows, cols, losses);
         });
     int32_t status;
     if (cols <= TL_CLUSTER_FITS && tl_pick_cluster<1>(cols, [&](auto row) {
@@ -209,7 +209,7 @@ int32_t row_grads(tl_context *ctx, const float *x, const uint32_t *labels, const
         return tl_pick_row(cols, [&](auto row) {
             using Row = typename decltype(row)::type;
             return tl_launch_rows<Row>(ctx, name, cross_entropy_grad_rows<Row>, rows,
-                                       tl_shared_bytes<Row, Row::ONE_SHARED>, x, labels, g, rows, cols, gx);
+                                       (tl_row_bytes<Row, Row::ONE_SHARED>(cols)), x, labels, g, rows, cols, gx);
         });
     int32_t status;
     if (cols <= TL_CLUSTER_FITS && tl_pick_cluster<1>(cols, [&](auto row) {

@@ -52,7 +52,7 @@ template <class Row> __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS
     if (p.h.share > 0.0f) {
         typename Row::terms terms;
 #pragma unroll(decltype(v)::UNROLL)
-        for (int i = 0; i < Row::K; i++) {
+        for (int i = 0; i < decltype(v)::pieces(r); i++) {
             const int k = Row::order(i);
             v.get(k, w);
             TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
@@ -74,7 +74,7 @@ template <class Row> __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS
     const float s = tl_row_exponentials<false>(r, v, &m), reciprocal = 1.0f / s;
     const row_grad grad(p, r.n > 0 ? r.row : 0);
 #pragma unroll(decltype(v)::UNROLL)
-    for (int k = 0; k < Row::K; k++) {
+    for (int k = 0; k < decltype(v)::pieces(r); k++) {
         v.get(k, w);
         TL_UNROLL_FOR (int j = 0; j < Row::W; j++) {
             const int i = k * Row::W + j;
@@ -174,7 +174,8 @@ int32_t tl_cuda_cross_entropy_rows(tl_context *ctx, const float *logits, const u
     if (cols <= TL_ROW_FITS)
         return tl_pick_row(cols, [&](auto row) {
             using Row = typename decltype(row)::type;
-            return tl_launch_rows<Row>(ctx, name, loss_rows<Row>, rows, tl_shared_bytes<Row, Row::ONE_SHARED>, p);
+            return tl_launch_rows<Row>(ctx, name, loss_rows<Row>, rows, (tl_row_bytes<Row, Row::ONE_SHARED>(p.cols)),
+                                       p);
         });
     int32_t status;
     if (cols <= TL_CLUSTER_FITS && tl_pick_cluster<2>(cols, [&](auto row) {
@@ -205,7 +206,8 @@ int32_t tl_cuda_cross_entropy_rows_bwd(tl_context *ctx, const float *logits, con
     if (cols <= TL_ROW_FITS)
         return tl_pick_row(cols, [&](auto row) {
             using Row = typename decltype(row)::type;
-            return tl_launch_rows<Row>(ctx, name, grad_rows<Row>, rows, tl_shared_bytes<Row, Row::ONE_SHARED>, p);
+            return tl_launch_rows<Row>(ctx, name, grad_rows<Row>, rows, (tl_row_bytes<Row, Row::ONE_SHARED>(p.cols)),
+                                       p);
         });
     int32_t status;
     if (cols <= TL_CLUSTER_FITS && tl_pick_cluster<1>(cols, [&](auto row) {

@@ -1,14 +1,15 @@
 /* Cumulative sums on CUDA, in the order of formula/cumsum.h.
  *
- * A tile is 32 chunks of 32 elements, and its total is one of the level two above: so an axis of at most 1024 elements takes one
- * launch, a longer one three and those of its totals. A thread owns a chunk. Where columns lie side by side a block owns the
- * tile of 32 columns, so that warps read lines, the second time from L2; else a warp owns it and turns it over in shared memory,
- * and up to 32 tiles of a row, whose totals are one chunk above, are a block's, which reads them once and takes one launch. */
-#include <type_traits>
-
+ * A tile is 32 chunks of 32 elements, and its total is one of the level two above. A thread owns a chunk. Where columns lie side by
+ * side a block owns the tile of 32 columns, so that warps read lines, the second time from L2: an axis of at most 1024 elements
+ * takes one launch, a longer one three and those of its totals. Else a warp owns it and turns it over in shared memory. Up to 32
+ * tiles of a row, whose totals are one chunk above, are a block's. Of a longer row a block has some tiles, and takes the totals
+ * before them from the blocks that run beside it. So a row is read once, in one launch. */
+#include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "formula/cumsum.h"
 #include "formula/integer.h"
+#include "formula/wide.h"
 #include "generated/reduce.h"
 
 namespace {
@@ -69,60 +70,295 @@ template <class T> __global__ void __launch_bounds__(COLUMNS *CHUNK) cumsum_colu
         sum = add_kept(sum, (double)a.x[at], a.out + at);
 }
 
+/* ---- the last axis: tiles ---------------------------------------------------------------------------------------------- */
+
+/* Rows of `length` elements, summed from their ends on with `reverse`. */
+struct Rows {
+    const float *x;
+    float *out;
+    int64_t length;
+    int reverse;
+
+    /* Where element i of the row at `slice` lies. */
+    __device__ __forceinline__ int64_t place(int64_t slice, int64_t i) const
+    {
+        return slice + (reverse ? length - 1 - i : i);
+    }
+    /* Where elements i .. i + 3 lie, the last first with `reverse`. */
+    __device__ __forceinline__ int64_t place4(int64_t slice, int64_t i) const
+    {
+        return slice + (reverse ? length - 4 - i : i);
+    }
+    __device__ __forceinline__ float4 turn(float4 v) const { return reverse ? make_float4(v.w, v.z, v.y, v.x) : v; }
+};
+
 TL_DYNAMIC_SHARED(float, tl_cumsum_tiles);
 
-constexpr size_t TILE_BYTES = sizeof(float) * CHUNK * (CHUNK + 1);
+/* Floats from a chunk of a tile to the next in shared memory: with 4 in excess, accesses of 16 bytes along a chunk, and along the
+ * tile, meet each bank once. */
+constexpr int PITCH = CHUNK + 4, QUADS = TILE / 4 / 32; /* of a lane */
+constexpr size_t TILE_BYTES = sizeof(float) * CHUNK * PITCH;
 
-/* inner = 1: a warp owns a tile, a lane a chunk. JOINED: all tiles of a row are in one block, row after row. */
-template <bool JOINED> __global__ void __launch_bounds__(1024) cumsum_rows(Cumsum<float> a)
+/* The warp's tile. */
+__device__ __forceinline__ float (*own_tile())
+    [PITCH] { return reinterpret_cast<float (*)[PITCH]>(tl_cumsum_tiles) + threadIdx.x / 32 * CHUNK; }
+
+/* The n elements from `first` on to the warp's tile, and zeros behind them. VECTOR: whole groups of four are aligned, and n a
+ * multiple of 4 or the last of all. */
+template <bool VECTOR>
+__device__ __forceinline__ void load_tile(const Rows &a, int64_t slice, int64_t first, int n, float (*x)[PITCH])
 {
-    __shared__ double totals[32];
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    float (*const x)[CHUNK + 1] = reinterpret_cast<float (*)[CHUNK + 1]>(tl_cumsum_tiles) + warp * CHUNK;
-    const int64_t unit = (int64_t)blockIdx.x * (blockDim.x / 32) + warp;
-    if (!JOINED && unit >= a.units) return;
-    const int64_t tile = unit % a.tiles, slice = unit / a.tiles * a.length, first = tile * TILE;
-    const int n = unit < a.units ? (int)min(a.length - first, (int64_t)TILE) : 0;
-    const int64_t base = slice + (a.reverse ? a.length - 1 - first : first), step = a.reverse ? -1 : 1;
+    const int lane = (int)threadIdx.x % 32;
+    if (VECTOR && n % 4 == 0) {
+        float4 v[QUADS];
+        TL_UNROLL_FOR (int q = 0; q < QUADS; q++) {
+            const int i = 128 * q + 4 * lane;
+            v[q] = i < n ? tl_load4(a.x + a.place4(slice, first + i)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+        TL_UNROLL_FOR (int q = 0; q < QUADS; q++)
+            tl_store4(&x[4 * q + lane / 8][4 * (lane % 8)], a.turn(v[q]));
+    } else {
 #pragma unroll 8
-    for (int k = 0; k < CHUNK; k++)
-        x[k][lane] = k * CHUNK + lane < n ? a.x[base + step * (k * CHUNK + lane)] : 0.0f;
-    __syncwarp();
-    double mine = 0.0, sum = a.before ? a.before[unit] : 0.0;
-#pragma unroll 8
-    for (int k = 0; k < CHUNK; k++)
-        mine += (double)x[lane][k];
-    if (JOINED || a.totals) {
-        double total = 0.0;
-        for (int y = 0; y < CHUNK; y++)
-            total += __shfl_sync(0xffffffffu, mine, y);
-        if (lane == 0) (JOINED ? totals + warp : a.totals + unit)[0] = total;
-        if (!JOINED) return;
-        __syncthreads();
-        for (int t = warp - (int)tile; t < warp; t++)
-            sum += totals[t];
+        for (int k = 0; k < CHUNK; k++) {
+            const int i = k * CHUNK + lane;
+            x[k][lane] = i < n ? a.x[a.place(slice, first + i)] : 0.0f;
+        }
     }
-    for (int y = 0; y < CHUNK; y++) {
-        const double other = __shfl_sync(0xffffffffu, mine, y);
-        if (y < lane) sum += other;
-    }
-#pragma unroll 8
-    for (int k = 0; k < CHUNK; k++)
-        sum = add_kept(sum, (double)x[lane][k], &x[lane][k]);
     __syncwarp();
-#pragma unroll 8
-    for (int k = 0; k < CHUNK; k++)
-        if (k * CHUNK + lane < n) a.out[base + step * (k * CHUNK + lane)] = x[k][lane];
 }
 
-/* All tiles of each row, of at most 32, and several rows where they have few. */
-int32_t launch_joined(tl_context *ctx, const Cumsum<float> &a)
+template <bool VECTOR>
+__device__ __forceinline__ void store_tile(const Rows &a, int64_t slice, int64_t first, int n, const float (*x)[PITCH])
 {
-    const int64_t warps = a.tiles * tl_imax(1, WARPS / a.tiles);
+    const int lane = (int)threadIdx.x % 32;
+    __syncwarp();
+    if (VECTOR && n % 4 == 0) {
+        TL_UNROLL_FOR (int q = 0; q < QUADS; q++) {
+            const int i = 128 * q + 4 * lane;
+            if (i < n)
+                tl_store4(a.out + a.place4(slice, first + i), a.turn(tl_load4(&x[4 * q + lane / 8][4 * (lane % 8)])));
+        }
+    } else {
+#pragma unroll 8
+        for (int k = 0; k < CHUNK; k++) {
+            const int i = k * CHUNK + lane;
+            if (i < n) a.out[a.place(slice, first + i)] = x[k][lane];
+        }
+    }
+}
+
+/* The total of the lane's chunk, also to chunks[lane], where the warp sees it. */
+__device__ __forceinline__ double total_chunk(const float (*x)[PITCH], double *chunks)
+{
+    const int lane = (int)threadIdx.x % 32;
+    double sum = 0.0;
+    TL_UNROLL_FOR (int k = 0; k < CHUNK; k += 4) {
+        const float4 v = tl_load4(&x[lane][k]);
+        sum += (double)v.x, sum += (double)v.y, sum += (double)v.z, sum += (double)v.w;
+    }
+    chunks[lane] = sum;
+    __syncwarp();
+    return sum;
+}
+
+/* Of the tile: all lanes read the same place, which takes less than an exchange. */
+__device__ __forceinline__ double total_tile(const double *chunks)
+{
+    double sum = 0.0;
+#pragma unroll 16
+    for (int y = 0; y < CHUNK; y++)
+        sum += chunks[y];
+    return sum;
+}
+
+/* The sums of the lane's chunk instead of its elements; `sum` stands before the tile. */
+__device__ __forceinline__ void sum_chunk(double sum, const double *chunks, float (*x)[PITCH])
+{
+    const int lane = (int)threadIdx.x % 32;
+#pragma unroll 16
+    for (int y = 0; y < CHUNK; y++) {
+        const double next = sum + chunks[y];
+        sum = y < lane ? next : sum;
+    }
+    TL_UNROLL_FOR (int k = 0; k < CHUNK; k += 4) {
+        float4 v = tl_load4(&x[lane][k]);
+        sum = add_kept(sum, (double)v.x, &v.x), sum = add_kept(sum, (double)v.y, &v.y);
+        sum = add_kept(sum, (double)v.z, &v.z), sum = add_kept(sum, (double)v.w, &v.w);
+        tl_store4(&x[lane][k], v);
+    }
+}
+
+/* ---- rows of up to 32 tiles -------------------------------------------------------------------------------------------- */
+
+/* A warp owns a tile, a lane a chunk. All tiles of a row are in one block, row after row. */
+template <bool VECTOR> __global__ void __launch_bounds__(1024) cumsum_rows(Rows a, int64_t units, int tiles)
+{
+    __shared__ double chunks[32][CHUNK], totals[32];
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int64_t unit = (int64_t)blockIdx.x * (blockDim.x / 32) + warp;
+    const int tile = (int)(unit % tiles);
+    const int64_t slice = unit / tiles * a.length, first = (int64_t)tile * TILE;
+    const int n = unit < units ? (int)min(a.length - first, (int64_t)TILE) : 0;
+    float (*const x)[PITCH] = own_tile();
+    load_tile<VECTOR>(a, slice, first, n, x);
+    total_chunk(x, chunks[warp]);
+    double sum = 0.0;
+    if (tiles > 1) {
+        const double total = total_tile(chunks[warp]);
+        if (lane == 0) totals[warp] = total;
+        __syncthreads();
+        for (int t = warp - tile; t < warp; t++)
+            sum += totals[t];
+    }
+    sum_chunk(sum, chunks[warp], x);
+    store_tile<VECTOR>(a, slice, first, n, x);
+}
+
+/* ---- longer rows ------------------------------------------------------------------------------------------------------- */
+
+/* A group of GROUP tiles is a block's; the levels of totals are those of tiles, of 32 tiles, of 32 of these, and so on. */
+constexpr int GROUP = 8, LEVELS = 5; /* 2^32 elements have 2^22 tiles */
+static_assert(CHUNK % GROUP == 0, "a group's tiles are of one chunk of totals");
+
+typedef unsigned long long total_bits;
+constexpr total_bits ABSENT = ~0ull; /* of a total that is not known yet: a NaN that no sum of float32 gives */
+
+/* `totals` are those of level l of row r from offset[l] + r * count[l] on, and all ABSENT at first; `turns` is UINT32_MAX at first. */
+struct LongRows {
+    Rows rows;
+    total_bits *totals;
+    uint32_t *turns;
+    int64_t offset[LEVELS];
+    uint32_t count[LEVELS];
+    int levels;
+    tl_fastdiv groups; /* of a row */
+};
+
+/* A total is its own sign that it is there: written and read at once, it needs no order among other accesses. */
+__device__ __forceinline__ void publish(total_bits *at, double total)
+{
+    const total_bits bits = tl_bits64(total);
+    *(volatile total_bits *)at = bits == ABSENT ? tl_bits64((double)TL_NAN) : bits;
+}
+
+/* What stands before the tile `tile` of a row, the first of a group, whose totals are `own`: for all lanes of a warp, which takes
+ * the totals before from `a` as soon as they are there, and gives it those of the levels above that end with the group. It
+ * waits for blocks of earlier turns alone, which run or have run, and these give away their tiles' totals before they wait. */
+__device__ __forceinline__ double stand_before(const LongRows &a, uint32_t row, uint32_t tile, const double *own,
+                                               double (*seen)[CHUNK])
+{
+    const uint32_t lane = threadIdx.x % 32;
+    const auto at = [&](int level, uint32_t index) {
+        return a.totals + (a.offset[level] + (int64_t)row * a.count[level] + index);
+    };
+    total_bits bits[LEVELS]; /* of the chunk that holds the group, at each level: asked for together */
+    TL_UNROLL_FOR (int level = 0; level < LEVELS; level++) {
+        const uint32_t index = tile >> 5 * level;
+        bits[level] = 0;
+        if (level < a.levels && lane < index % CHUNK)
+            bits[level] = *(const volatile total_bits *)at(level, index / CHUNK * CHUNK + lane);
+    }
+    bool ends = true; /* the chunk with the group */
+    double total = 0.0;
+    TL_UNROLL_FOR (int level = 0; level < LEVELS; level++) {
+        if (level >= a.levels) continue;
+        const uint32_t index = tile >> 5 * level, place = index % CHUNK;
+        while (lane < place && bits[level] == ABSENT)
+            bits[level] = *(const volatile total_bits *)at(level, index / CHUNK * CHUNK + lane);
+        double value = tl_from_bits64(bits[level]);
+        if (level == 0 && lane >= place && lane < place + GROUP) value = own[lane - place];
+        if (level > 0 && lane == place) value = total;
+        seen[level][lane] = value;
+        __syncwarp();
+        ends = ends && place == (uint32_t)(level == 0 ? CHUNK - GROUP : CHUNK - 1);
+        if (!ends || level + 1 >= a.levels) continue;
+        total = 0.0;
+#pragma unroll 16
+        for (int j = 0; j < CHUNK; j++)
+            total += seen[level][j];
+        if (lane == 0) publish(at(level + 1, index / CHUNK), total);
+    }
+    double sum = 0.0;
+    for (int level = a.levels - 1; level >= 0; level--) {
+        const int place = (int)(tile >> 5 * level) % CHUNK;
+#pragma unroll 8
+        for (int j = 0; j < place; j++)
+            sum += seen[level][j];
+    }
+    return sum;
+}
+
+/* A block owns a group, a warp a tile of it, a lane a chunk. Blocks take turns as they begin to run, so that those of earlier
+ * groups do not wait for a place of this one's. While a block waits, others load: four of them have 128 KiB on their way. */
+template <bool VECTOR> __global__ void __launch_bounds__(32 * GROUP, 4) cumsum_long_rows(LongRows a)
+{
+    __shared__ double chunks[GROUP][CHUNK], tiles[GROUP], seen[LEVELS][CHUNK], before;
+    __shared__ uint32_t turn;
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    if (threadIdx.x == 0) turn = atomicAdd(a.turns, 1u) + 1;
+    __syncthreads();
+    uint32_t group;
+    const uint32_t row = a.groups.divmod(turn, &group), tile = group * GROUP + warp;
+    const int64_t slice = row * a.rows.length, first = (int64_t)tile * TILE;
+    const int n = tile < a.count[0] ? (int)min(a.rows.length - first, (int64_t)TILE) : 0;
+    float (*const x)[PITCH] = own_tile();
+    load_tile<VECTOR>(a.rows, slice, first, n, x);
+    total_chunk(x, chunks[warp]);
+    const double total = total_tile(chunks[warp]);
+    if (lane == 0) {
+        tiles[warp] = total;
+        if (n > 0) publish(a.totals + (a.offset[0] + (int64_t)row * a.count[0] + tile), total);
+    }
+    __syncthreads();
+    if (warp == 0) {
+        const double sum = stand_before(a, row, tile, tiles, seen);
+        if (lane == 0) before = sum;
+    }
+    __syncthreads();
+    double sum = before;
+    for (int w = 0; w < warp; w++)
+        sum += tiles[w];
+    sum_chunk(sum, chunks[warp], x);
+    store_tile<VECTOR>(a.rows, slice, first, n, x);
+}
+
+/* ---- the launches ---------------------------------------------------------------------------------------------------- */
+
+/* All tiles of each row, of at most 32, and several rows where they have few. */
+int32_t launch_rows(tl_context *ctx, const Rows &a, int64_t units, int64_t tiles, bool vector)
+{
+    const int64_t warps = tiles * tl_imax(1, WARPS / tiles);
     const size_t bytes = (size_t)warps * TILE_BYTES;
-    if (bytes > 48 * 1024) TL_TRY(tl_allow_shared(ctx, cumsum_rows<true>, bytes));
-    return tl_launch_dynamic(ctx, "cumsum", cumsum_rows<true>, tl_grid(a.units, warps), (unsigned)(32 * warps), bytes,
-                             a);
+    const auto kernel = vector ? cumsum_rows<true> : cumsum_rows<false>;
+    if (bytes > 32 * 1024) TL_TRY(tl_allow_shared(ctx, kernel, bytes));
+    return tl_launch_dynamic(ctx, "cumsum", kernel, tl_grid(units, warps), (unsigned)(32 * warps), bytes, a, units,
+                             (int)tiles);
+}
+
+int32_t launch_long_rows(tl_context *ctx, const Rows &rows, int64_t outer, int64_t tiles, bool vector)
+{
+    LongRows a = {rows, nullptr, nullptr, {}, {}, 0, tl_fastdiv((uint64_t)tl_ceil_div(tiles, GROUP))};
+    int64_t all = 0;
+    for (int64_t count = tiles; count > 1; count = tl_ceil_div(count, CHUNK)) {
+        a.offset[a.levels] = all, a.count[a.levels++] = (uint32_t)count;
+        all += outer * count;
+    }
+    tl_scratch<total_bits> totals(ctx);
+    TL_TRY(totals.allocate(all + 1));
+    a.totals = totals, a.turns = reinterpret_cast<uint32_t *>(a.totals + all);
+    TL_CUDA_TRY(ctx, cudaMemsetAsync(totals, 0xff, sizeof(total_bits) * (size_t)(all + 1), tl_cuda_stream(ctx)));
+    return tl_launch_dynamic(ctx, "cumsum", vector ? cumsum_long_rows<true> : cumsum_long_rows<false>,
+                             (unsigned)(outer * a.groups.divisor), 32 * GROUP, GROUP * TILE_BYTES, a);
+}
+
+int32_t run_rows(tl_context *ctx, const float *x, int64_t outer, int64_t length, int reverse, float *out)
+{
+    const Rows a = {x, out, length, reverse};
+    const int64_t tiles = tl_ceil_div(length, TILE);
+    const bool vector = length % 4 == 0 || (outer == 1 && !reverse);
+    /* many rows: at least three blocks per multiprocessor */
+    if (tiles <= (outer <= tl_cuda_sms(ctx) ? 32 : 16)) return launch_rows(ctx, a, outer * tiles, tiles, vector);
+    return launch_long_rows(ctx, a, outer, tiles, vector);
 }
 
 template <class T> int32_t launch(tl_context *ctx, const Cumsum<T> &a)
@@ -131,30 +367,19 @@ template <class T> int32_t launch(tl_context *ctx, const Cumsum<T> &a)
     return tl_launch(ctx, "cumsum", cumsum_columns<T>, (unsigned)(a.units * a.blocks), block, a);
 }
 
-template <> int32_t launch<float>(tl_context *ctx, const Cumsum<float> &a)
-{
-    const dim3 block(COLUMNS, (unsigned)tl_imin(CHUNK, tl_ceil_div(a.length, CHUNK)));
-    if (a.inner > 1) return tl_launch(ctx, "cumsum", cumsum_columns<float>, (unsigned)(a.units * a.blocks), block, a);
-    return tl_launch_dynamic(ctx, "cumsum", cumsum_rows<false>, tl_grid(a.units, WARPS), 32 * WARPS, WARPS * TILE_BYTES,
-                             a);
-}
-
 template <class T>
-int32_t run(tl_context *ctx, const T *x, int64_t outer, int64_t length, int64_t inner, int reverse, T *out)
+int32_t run_columns(tl_context *ctx, const T *x, int64_t outer, int64_t length, int64_t inner, int reverse, T *out)
 {
     Cumsum<T> a = {x, nullptr, nullptr, out, length, inner, tl_ceil_div(length, TILE), tl_ceil_div(inner, COLUMNS),
                    0, reverse};
     a.units = outer * a.tiles;
-    if (outer * length * inner == 0) return TORCHLEAN_OK;
     if (a.tiles == 1) return launch(ctx, a);
-    if constexpr (std::is_same_v<T, float>) /* many rows: at least three blocks per multiprocessor */
-        if (inner == 1 && a.tiles <= (outer <= tl_cuda_sms(ctx) ? 32 : 16)) return launch_joined(ctx, a);
     tl_scratch<double> totals(ctx), before(ctx);
     TL_TRY(totals.allocate(a.units * inner));
     TL_TRY(before.allocate(a.units * inner));
     a.totals = totals;
     TL_TRY(launch(ctx, a));
-    TL_TRY(run<double>(ctx, totals, outer, a.tiles, inner, 0, before));
+    TL_TRY(run_columns<double>(ctx, totals, outer, a.tiles, inner, 0, before));
     a.totals = nullptr;
     a.before = before;
     return launch(ctx, a);
@@ -165,7 +390,10 @@ int32_t run(tl_context *ctx, const T *x, int64_t outer, int64_t length, int64_t 
 int32_t tl_cuda_cumsum(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axis, int64_t reverse, float *out)
 {
     int64_t outer = 1, inner = 1;
+    const int64_t length = dims->d[axis];
     for (int64_t k = 0; k < dims->rank; k++)
         if (k != axis) (k > axis ? inner : outer) *= dims->d[k];
-    return run<float>(ctx, x, outer, dims->d[axis], inner, (int)reverse, out);
+    if (outer * length * inner == 0) return TORCHLEAN_OK;
+    return inner == 1 ? run_rows(ctx, x, outer, length, (int)reverse, out)
+                      : run_columns<float>(ctx, x, outer, length, inner, (int)reverse, out);
 }

@@ -33,7 +33,17 @@ struct Row {
     int first;                           /* where the row's values lie in shared memory */
 };
 
-/* Folds the first 2^k lanes of each team in halves, for all of its lanes. */
+/* a and b together, of products without taking the power of two out of the number: up to 256 numbers below 2 stay below 2^256,
+ * and the powers of two change no rounding. */
+template <tl_fold_kind KIND> __device__ __forceinline__ void join(tl_folded *a, double v, double e, double zeros)
+{
+    if constexpr (KIND == TL_FOLD_PRODUCT)
+        a->v *= v, a->e += e, a->zeros += zeros;
+    else
+        tl_fold_join(KIND, &a->v, &a->e, &a->zeros, v, e, zeros);
+}
+
+/* Folds the first 2^k lanes of each team in halves, for all of its lanes; products, which are no centres, for lane 0. */
 template <tl_fold_kind KIND> __device__ __forceinline__ void fold_lanes(int lanes, tl_folded *f)
 {
     constexpr bool PRODUCT = KIND == TL_FOLD_PRODUCT;
@@ -41,10 +51,12 @@ template <tl_fold_kind KIND> __device__ __forceinline__ void fold_lanes(int lane
         const double v = __shfl_down_sync(~0u, f->v, half, LANES);
         const double e = PRODUCT ? __shfl_down_sync(~0u, f->e, half, LANES) : 0.0;
         const double zeros = PRODUCT ? __shfl_down_sync(~0u, f->zeros, half, LANES) : 0.0;
-        tl_fold_join(KIND, &f->v, &f->e, &f->zeros, v, e, zeros);
+        join<KIND>(f, v, e, zeros);
     }
-    f->v = __shfl_sync(~0u, f->v, 0, LANES);
-    if (PRODUCT) f->e = __shfl_sync(~0u, f->e, 0, LANES), f->zeros = __shfl_sync(~0u, f->zeros, 0, LANES);
+    if constexpr (PRODUCT)
+        tl_fold_normalize(&f->v, &f->e);
+    else
+        f->v = __shfl_sync(~0u, f->v, 0, LANES);
 }
 
 /* The fold of the n values at `from`, in planes, by `lanes` lanes of a team, for all of them. Each value is that of `each`
@@ -70,8 +82,8 @@ __device__ __forceinline__ tl_folded join_values(const double *from, int64_t pla
     } else {
 #pragma unroll 8
         for (int r = first; r < n; r += lanes)
-            tl_fold_join(KIND, &f.v, &f.e, &f.zeros, from[r], KIND == TL_FOLD_PRODUCT ? from[plane + r] : 0.0,
-                         KIND == TL_FOLD_PRODUCT ? from[2 * plane + r] : 0.0);
+            join<KIND>(&f, from[r], KIND == TL_FOLD_PRODUCT ? from[plane + r] : 0.0,
+                       KIND == TL_FOLD_PRODUCT ? from[2 * plane + r] : 0.0);
         fold_lanes<KIND>(lanes, &f);
     }
     return f;
@@ -138,9 +150,12 @@ __device__ __forceinline__ tl_folded fold_row(const Rows &a, const Row &row, flo
                              row.begin * a.each, a.rule);
 }
 
+/* Blocks on a multiprocessor. Products of elements would have a few more registers than leave room for the fourth. */
+template <tl_fold_kind KIND, int REDUCED> constexpr int RESIDENT = KIND == TL_FOLD_PRODUCT && REDUCED == 1 ? 4 : 3;
+
 /* KIND's centre is a fold CENTRE, or it has none, or an earlier one. */
 template <tl_fold_kind KIND, tl_fold_kind CENTRE, int REDUCED>
-__global__ void __launch_bounds__(THREADS, 3) rows_kernel(Rows a)
+__global__ void __launch_bounds__(THREADS, RESIDENT<KIND, REDUCED>) rows_kernel(Rows a)
 {
     tl_wait_for_earlier();
     const int team = (int)threadIdx.x / LANES;

@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
     const float sum = tl_row_exponentials<LOG, !Row::ONE_SHARED>(r, v, &m), s = LOG ? tl_log(sum) : sum,
                 reciprocal = 1.0f / s;
 #pragma unroll(decltype(v)::UNROLL)
-    for (int k = 0; k < Row::K; k++) {
+    for (int k = 0; k < decltype(v)::pieces(r); k++) {
         v.get(k, w);
         TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
             w[j] = LOG ? w[j] - s : tl_quotient(w[j], s, reciprocal);
@@ -70,8 +70,8 @@ int32_t forward(tl_context *ctx, const char *name, const float *x, int64_t rows,
     if (cols <= TL_ROW_FITS)
         return tl_pick_row(cols, [&](auto row) {
             using Row = typename decltype(row)::type;
-            return tl_launch_rows<Row>(ctx, name, softmax_rows<Row, LOG>, rows, tl_shared_bytes<Row, Row::ONE_SHARED>,
-                                       x, rows, cols, out);
+            return tl_launch_rows<Row>(ctx, name, softmax_rows<Row, LOG>, rows,
+                                       (tl_row_bytes<Row, Row::ONE_SHARED>(cols)), x, rows, cols, out);
         });
     int32_t status;
     if (cols <= TL_CLUSTER_FITS && tl_pick_cluster<1>(cols, [&](auto row) {
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO)
                      float *__restrict__ gx)
 {
     const Row r(rows, cols);
-    tl_held<Row, Row::SECOND_SHARED> second;
+    tl_held<Row, Row::SECOND_SHARED, true> second;
     tl_held<Row, false> first;
     second.load(r, g + r.row * cols);
     first.load(r, y + r.row * cols);
@@ -168,7 +168,7 @@ int32_t backward(tl_context *ctx, const char *name, const float *y, const float 
         return tl_pick_row(cols, [&](auto row) {
             using Row = typename decltype(row)::type;
             return tl_launch_rows<Row>(ctx, name, softmax_rows_bwd<Row, LOG>, rows,
-                                       tl_shared_bytes<Row, Row::SECOND_SHARED>, y, g, rows, cols, gx);
+                                       tl_whole_row_bytes<Row, Row::SECOND_SHARED>, y, g, rows, cols, gx);
         });
     using Row = tl_cluster_row<8, 2, 2, 1>;
     int32_t status;

@@ -22,6 +22,7 @@ typedef struct tl_fft {
     float *real;    /* e^(-2·pi·i·k/(2n)), k <= n/2: what splits a packed real transform; not of the longest */
     struct tl_fft *first, *second; /* four-step: columns and rows; Bluestein: first is the convolution's transform */
     float *chirp, *kernel;         /* Bluestein: e^(-i·pi·t²/n), and the transform of its conjugate over m */
+    int64_t m;                     /* of the convolution to half a spectrum */
     tl_roots roots;                /* of n (four-step) */
     tl_roots packed;               /* of 2n */
     /* four-step: e^(-2·pi·i·k1·l/n), k1 < n1, l < TL_FFT_COLUMNS: the cosines, then the sines */
@@ -33,6 +34,10 @@ typedef struct tl_fft {
     uint64_t stamp;
 } tl_fft;
 
-/* What tl_fft_get is asked for: the algorithm of the length; one that tl_fft_lanes transforms, whatever its size; or
- * just the roots `packed`. */
-enum { TL_FFT_ANY, TL_FFT_IN_LANES, TL_FFT_ROOTS };
+/* What tl_fft_get is asked for: the algorithm of the length; one that tl_fft_lanes transforms, whatever its size; just the roots
+ * `packed`; or just the chirp and the kernel of the convolution that takes n numbers to half a spectrum, or back: the chirp's
+ * numbers from 1 - n to n/2, over the least m >= n + n/2 of 16·2^a·{1, 3, 5, 9, 15}, or of so many times a matrix's
+ * TL_FFT_HALF_COLUMN rows. */
+enum { TL_FFT_ANY, TL_FFT_IN_LANES, TL_FFT_ROOTS, TL_FFT_HALF, TL_FFT_HALF_MATRIX };
+
+enum { TL_FFT_HALF_COLUMN = 256 };

@@ -11,6 +11,9 @@ TL_HD uint32_t tl_order_bits(float x)
     return x != x ? UINT32_MAX : b >> 31 ? ~b : b | UINT32_C(0x80000000);
 }
 
+/* A number that has this order, or a NaN where none has. */
+TL_HD float tl_order_number(uint32_t order) { return tl_from_bits(order >> 31 ? order & INT32_MAX : ~order); }
+
 /* Of element i, whose number has this order. */
 TL_HD uint64_t tl_rank_of(uint32_t order, uint32_t i) { return (uint64_t)order << 32 | (UINT32_MAX - i); }
 

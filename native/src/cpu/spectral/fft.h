@@ -37,9 +37,9 @@ typedef struct tl_real {
 #define tl_fft_lanes TL_V(tl_fft_lanes)
 #define tl_fft_large TL_V(tl_fft_large)
 
-/* The transform over m = roots->n of the chirp, n numbers, laid out around 0, divided by m; n1 divides m, which has no prime
- * factor above 5. 0 when memory is short. */
-int tl_chirp_kernel(const double *chirp, int64_t n, const tl_roots *roots, int64_t n1, float *out);
+/* The transform over m = roots->n of the chirp, n numbers, laid out around 0, `ahead` of them from 0 on, divided by m; n1 divides m,
+ * which has no prime factor above 5. 0 when memory is short. */
+int tl_chirp_kernel(const double *chirp, int64_t n, int64_t ahead, const tl_roots *roots, int64_t n1, float *out);
 
 /* The plan of a length, from the process' cache or new. NULL when memory is short. tl_fft_put gives it back. Any thread
  * may call both. */

@@ -113,8 +113,8 @@ static void chirp_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     }
 }
 
-/* What a convolution over m takes. */
-static int make_chirp(tl_fft *f, int64_t m)
+/* What a convolution over m takes: `ahead` of the chirp's numbers from 0 on. */
+static int make_chirp(tl_fft *f, int64_t m, int64_t ahead)
 {
     f->chirp = take(f, (size_t)f->n * 2 * sizeof(float));
     f->kernel = take(f, (size_t)m * 2 * sizeof(float));
@@ -123,7 +123,7 @@ static int make_chirp(tl_fft *f, int64_t m)
     int ok = f->chirp && f->kernel && job.chirp && make_roots(&scratch, &scratch.roots, (uint64_t)m);
     if (ok) {
         tl_parallel(tl_ceil_div(f->n, CHIRP_TASK), chirp_task, &job);
-        ok = tl_chirp_kernel(job.chirp, f->n, &scratch.roots, near_root(m), f->kernel);
+        ok = tl_chirp_kernel(job.chirp, f->n, ahead, &scratch.roots, near_root(m), f->kernel);
     }
     free(job.chirp);
     free(scratch.roots.coarse);
@@ -229,11 +229,15 @@ static tl_fft *make(int64_t n, int kind, int part)
     int ok = 1;
     if (kind == TL_FFT_ROOTS) {
         f->in_lanes = 0;
+    } else if (kind == TL_FFT_HALF || kind == TL_FFT_HALF_MATRIX) {
+        const int64_t unit = kind == TL_FFT_HALF ? 16 : 16 * TL_FFT_HALF_COLUMN;
+        f->m = unit * convolution_length(tl_ceil_div(n + n / 2, unit));
+        ok = make_chirp(f, f->m, n / 2 + 1);
     } else if (!is_smooth(n)) {
         const int64_t m = convolution_length(2 * n - 1);
         f->first = make(m, kind, 1);
         f->in_lanes = f->first && f->first->in_lanes;
-        ok = f->first && make_chirp(f, m);
+        ok = f->first && make_chirp(f, m, n);
     } else if (n <= TL_FFT_DIRECT || kind == TL_FFT_IN_LANES) {
         f->in_lanes = 1;
         ok = make_direct(f);
@@ -244,7 +248,7 @@ static tl_fft *make(int64_t n, int kind, int part)
         ok = f->first && f->second && make_roots(f, &f->roots, (uint64_t)n) && make_lane_roots(f) &&
              (n > TL_FFT_TABLED || make_turns(f));
     }
-    if (ok && !part)
+    if (ok && !part && !f->m)
         ok = make_roots(f, &f->packed, 2 * (uint64_t)n) && ((!f->in_lanes && n > TL_FFT_TABLED) || make_real(f));
     if (f->first) f->bytes += f->first->bytes;
     if (f->second) f->bytes += f->second->bytes;

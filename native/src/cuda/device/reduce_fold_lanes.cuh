@@ -120,20 +120,27 @@ template <tl_fold_kind KIND, int N> __device__ __forceinline__ double extreme_of
     return LARGEST ? d : tl_fold_ordered(d);
 }
 
-/* The product of y on v, which is 1 at first. Where all magnitudes lie in 2^+-30, as they mostly do, that of 32 is one of doubles
- * without over- or underflow, and the power of two is taken out once: it changes no rounding. Else four at a time, 2^-596 to 2^512,
- * and zeros are counted. */
+/* Whether 2^-400 <= |v| < 2^400. */
+__device__ __forceinline__ bool has_middling_exponent(double v)
+{
+    const uint32_t high = (uint32_t)(tl_bits64(v) >> 32);
+    return (high << 1) - ((1023u - 400) << 21) < 800u << 21;
+}
+
+/* The product of y on v, which is 1 at first. Four elements without a zero change it by 2^-596 to 2^512. So where it stands within
+ * 2^+-400 after each four, as it mostly does, it has not left the range of doubles, and the power of two is taken out once: it
+ * changes no rounding. Else it is taken out after each four, and zeros are counted. */
 template <int N> __device__ __forceinline__ void multiply(const float (&y)[N], double *v, double *e, double *zeros)
 {
-    static_assert(N <= 32 && N % 4 == 0, "within 2^+-960");
-    float least = fabsf(y[0]), largest = least;
-    TL_UNROLL_FOR (int i = 1; i < N; i++) {
-        least = fminf(least, fabsf(y[i]));
-        largest = fmaxf(largest, fabsf(y[i]));
+    static_assert(N % 4 == 0, "by four");
+    double product = *v;
+    bool middling = true;
+    TL_UNROLL_FOR (int i = 0; i < N; i++) {
+        product *= (double)y[i];
+        if (i % 4 == 3) middling &= has_middling_exponent(product);
     }
-    if (least >= 0x1p-30f && largest <= 0x1p30f) {
-        TL_UNROLL_FOR (int i = 0; i < N; i++)
-            *v *= (double)y[i];
+    if (middling) {
+        *v = product;
         tl_fold_normalize(v, e);
         return;
     }

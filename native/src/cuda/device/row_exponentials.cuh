@@ -11,7 +11,7 @@ static __device__ __forceinline__ float tl_row_exponentials(const Row &r, Held &
 {
     float m = -TL_INF, w[Row::W], e[Row::W];
 #pragma unroll(Held::UNROLL)
-    for (int k = 0; k < Row::K; k++) {
+    for (int k = 0; k < Held::pieces(r); k++) {
         v.get(k, w);
         TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
             m = fmaxf(m, ENDLESS || r.inside(k * Row::W + j) ? w[j] : -TL_INF);
@@ -19,7 +19,7 @@ static __device__ __forceinline__ float tl_row_exponentials(const Row &r, Held &
     m = Row::max(m);
     typename Row::terms exponentials;
 #pragma unroll(Held::UNROLL)
-    for (int i = 0; i < Row::K; i++) {
+    for (int i = 0; i < Held::pieces(r); i++) {
         const int k = Row::order(i);
         v.get(k, w);
         TL_UNROLL_FOR (int j = 0; j < Row::W; j++) {

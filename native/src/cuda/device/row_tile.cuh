@@ -30,16 +30,22 @@ template <bool VECTOR_, int T_, int W_, int K_, bool LEAVES_> struct tl_row_layo
     int64_t row; /* its index */
     int n;       /* its length, 0 for a row past the last */
 
-    __device__ __forceinline__ int thread() const { return (int)threadIdx.x % T; }
+    static __device__ __forceinline__ int thread() { return (int)threadIdx.x % T; }
     /* Where this thread's elements begin, and how far from there element i lies: a constant. So the place of an element is one
      * addition, which its access has for nothing. */
-    __device__ __forceinline__ int first() const
+    static __device__ __forceinline__ int first()
     {
         return (VECTOR ? 4 * thread() : thread()) + (LEAVES_ ? (int)threadIdx.x / T * TL_SUM_LEAF : 0);
     }
     static __device__ __forceinline__ constexpr int beyond(int i) { return VECTOR ? 4 * T * (i / 4) + i % 4 : T * i; }
     __device__ __forceinline__ int column(int i) const { return first() + beyond(i); }
     __device__ __forceinline__ bool inside(int i) const { return beyond(i) < n - first(); }
+    /* The pieces that the row, or its leaf, reaches; the same for all threads of either. */
+    __device__ __forceinline__ int pieces() const
+    {
+        const int begin = LEAVES_ ? (int)threadIdx.x / T * TL_SUM_LEAF : 0;
+        return min(K, (n - begin + T * W - 1) / (T * W));
+    }
     /* One thread of the row's. */
     __device__ __forceinline__ bool leads() const { return (LEAVES_ ? (int)threadIdx.x : thread()) == 0; }
 
@@ -79,18 +85,20 @@ template <bool VECTOR_, int T_, int W_, int K_, bool LEAVES_> struct tl_row_layo
         }
     }
 
-    /* Requests the row at `p` for `shared`, N elements per thread of the block; zeros past its end. */
-    __device__ __forceinline__ void request(float *shared, const float *p) const
+    /* Requests the row at `p` for `shared`, that many pieces per thread of the block; zeros past its end. */
+    __device__ __forceinline__ void request(float *shared, const float *p, int pieces = K) const
     {
         constexpr int STEP = VECTOR ? 4 : 1;
         const float *const from = p + first();
 #pragma unroll 8
-        for (int i = 0; i < N; i += STEP)
+        for (int i = 0; i < W * pieces; i += STEP)
             tl_copy_async<4 * STEP>(slot(shared, i), inside(i) ? from + beyond(i) : p, inside(i));
     }
-    /* Where element i (the first of four if VECTOR) of this thread lies: neighbours of a warp side by side. */
+    /* Where element i (the first of four if VECTOR) of this thread lies: neighbours of a warp side by side, and leaf after leaf, as
+     * in the row, so that a last leaf takes no more than it has. */
     static __device__ __forceinline__ float *slot(float *shared, int i)
     {
+        if constexpr (LEAVES_) return shared + first() + beyond(i);
         return VECTOR ? shared + 4 * ((i / 4) * (int)blockDim.x + (int)threadIdx.x)
                       : shared + i * (int)blockDim.x + (int)threadIdx.x;
     }
@@ -212,9 +220,10 @@ template <bool VECTOR_, int STEPS, int LEAVES>
 struct tl_block_row : tl_row_layout<VECTOR_, 256, 4, STEPS, (LEAVES > 1)> {
     static constexpr int N = 4 * STEPS, THREADS = 256 * LEAVES, ROWS = 1;
     /* Where one array, or the second of two, is held, and blocks per multiprocessor: 64 registers or 64 KiB for an
-     * array of a whole leaf, and at least 128 KiB of loads in flight. */
+     * array of a whole leaf, and at least 64 KiB of loads in flight. Two leaves, if the second is short, leave room for another
+     * block, which loads while this one computes. */
     static constexpr bool ONE_SHARED = STEPS > 4, SECOND_SHARED = STEPS > 4;
-    static constexpr int BLOCKS = LEAVES > 1 ? 1 : 3;
+    static constexpr int BLOCKS = LEAVES > 2 ? 1 : LEAVES > 1 ? 2 : STEPS > 4 ? 3 : 4;
     static constexpr int BLOCKS_OF_TWO = LEAVES > 1 ? 1 : STEPS > 8 ? 1 + VECTOR_ : STEPS > 4 ? 2 : 3;
     static_assert(LEAVES == 1 || 4 * 256 * STEPS == TL_SUM_LEAF, "a leaf per 256 threads");
 
@@ -314,9 +323,10 @@ struct tl_block_row : tl_row_layout<VECTOR_, 256, 4, STEPS, (LEAVES > 1)> {
 
 TL_DYNAMIC_SHARED(float4, tl_dynamic_shared);
 
-/* A row of an array: in registers, `absent` past its end, or in the block's dynamic shared memory (SHARED, tl_shared_bytes),
- * 0 past its end. Each thread meets only its own elements, so shared memory needs no barrier. */
-template <class Row, bool SHARED> struct tl_held {
+/* A row of an array: in registers, `absent` past its end, or in the block's dynamic shared memory (SHARED), 0 past its end. That
+ * holds the pieces that the row reaches (tl_row_bytes), so that as many blocks as can be load while others compute, or with WHOLE
+ * those of the longest row (tl_whole_row_bytes). Each thread meets only its own elements, so shared memory needs no barrier. */
+template <class Row, bool SHARED, bool WHOLE = false> struct tl_held {
     static constexpr int UNROLL = SHARED ? 4 : Row::K; /* registers take no run-time index */
     float v[SHARED ? 1 : Row::N];
 
@@ -324,7 +334,7 @@ template <class Row, bool SHARED> struct tl_held {
     __device__ __forceinline__ void load(const Row &r, const float *__restrict__ p, float absent = 0.0f)
     {
         if constexpr (SHARED) {
-            r.request(shared(), p);
+            r.request(shared(), p, pieces(r));
             tl_copy_commit();
         } else {
             r.load(p, v, absent);
@@ -334,6 +344,8 @@ template <class Row, bool SHARED> struct tl_held {
     {
         if constexpr (SHARED) tl_copy_wait<0>();
     }
+    /* Those that may be got and put. */
+    static __device__ __forceinline__ int pieces(const Row &r) { return SHARED && !WHOLE ? r.pieces() : Row::K; }
     __device__ __forceinline__ void get(int k, float (&w)[Row::W]) const
     {
         if constexpr (SHARED) {
@@ -354,7 +366,14 @@ template <class Row, bool SHARED> struct tl_held {
     }
 };
 
-template <class Row, bool SHARED> constexpr size_t tl_shared_bytes = SHARED ? sizeof(float) * Row::THREADS * Row::N : 0;
+template <class Row, bool SHARED>
+constexpr size_t tl_whole_row_bytes = SHARED ? sizeof(float) * Row::THREADS * Row::N : 0;
+
+template <class Row, bool SHARED> static size_t tl_row_bytes(int64_t cols)
+{
+    constexpr int64_t PIECE = Row::T * Row::W;
+    return SHARED ? sizeof(float) * (size_t)(tl_ceil_div(cols, PIECE) * PIECE) : 0;
+}
 
 /* ---- choosing ---------------------------------------------------------------------------------------------------- */
 

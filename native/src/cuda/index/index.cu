@@ -163,6 +163,8 @@ int32_t add_along(tl_context *ctx, const char *name, const float *base, const fl
         return tl_scatter_rows(ctx, name, base, values, indices, outer * n, inner, k, out);
     const bool by_row = ii == 1 && inner >= WHOLE_ROW;
     if (by_row && io == 1) return tl_scatter_shared(ctx, name, base, values, indices, outer, n, inner, k, out);
+    if (by_row && tl_strips_serve(outer, n, inner, k))
+        return tl_scatter_strips(ctx, name, base, values, indices, outer, n, inner, k, true, out);
     if (ii == 1 && k <= TL_TILE_INDICES && (by_row || n * inner >= LARGE_ARRAY))
         return tl_scatter_tiles(ctx, name, base, values, indices, outer, n, inner, k, io > 1, out);
     const axis_indices at = make_axis_indices(indices, n, by_row ? 1 : inner, io, k, ii);

@@ -2,8 +2,10 @@
  *
  * Every output row has one owner, who reads the row of the input, adds its hits (the positions j with indices[j] =
  * row) in increasing j and writes the row once: no floating-point atomics, so the order of the sum is that of the
- * index list on every device. Lists of up to TL_TILE_INDICES are scatter_tile.cu's. Here a stable sort puts the hits of a
- * row side by side, in order: that of sort.cu, or, of more than TL_SORTED_HITS, CUB's radix sort.
+ * index list on every device. Lists of up to TL_TILE_INDICES are scatter_tile.cu's, those of few wide rows scatter_strip.cu's. Here
+ * a stable sort puts the hits of a row side by side, in order: that of sort.cu, or, of more than TL_SORTED_HITS, CUB's radix sort.
+ *
+ * Of many wide rows that have few hits each the owners sort these themselves, and nothing else is sorted.
  *
  * Narrow rows (below 32 columns) are copied, and then every run of equal indices has an owner. Wide rows have a warp for
  * each 128 or 256 columns, which finds the row's run in a table.
@@ -26,6 +28,8 @@ namespace {
 constexpr int THREADS = 256;
 constexpr uint32_t LONG_WIDE = 256; /* hits of a run of a wide row that are left to a block for 32 columns */
 constexpr int AT_ONCE = 4;          /* hits of a shorter one of narrow rows that are loaded together */
+/* Elements of an output whose copy, of 8 us, takes longer than the first launch of a sort. */
+constexpr int64_t LONG_COPY = (int64_t)1 << 22;
 constexpr int64_t TILED_WIDE = 4096, TILED_VALUES = (int64_t)1 << 22; /* hits, and values, of tiles of wide rows */
 
 struct Scatter {
@@ -35,6 +39,7 @@ struct Scatter {
     const uint2 *segments; /* wide rows: begin and end of a row's run */
     tl_hits hits;          /* by place in the sorted list */
     tl_left_runs left;
+    const uint2 *sums;             /* of one column, that are still to be stored, as in tl_hit_sort */
     uint32_t rows, cols, k, outer; /* `outer` arrays of wide rows share the list */
 };
 
@@ -100,33 +105,147 @@ __global__ void __launch_bounds__(THREADS)
     if (i == (int64_t)k - 1 || keys[i + 1] != key) segments[key].y = (uint32_t)i + 1;
 }
 
+/* What many wide rows with few hits have in the place of a sorted list: hits that arrive at a row take its slots in any order, and
+ * the row's owner sorts them. Those that find none are late. Blocks of the owners' launch put late rows in order, while others
+ * stream. */
+constexpr uint32_t SLOTS = 16; /* of a row: 64 bytes */
+constexpr uint32_t SLOT_HITS = 1 << 16, LATE_BLOCKS = 132, AT_ONCE_LATE = 8;
+/* Elements that are read and written, in 32 us: about as long as to put late rows in order where there are most of them beside most
+ * late hits, SLOT_HITS / (2·SLOTS) beside SLOT_HITS / 2. */
+constexpr int64_t SLOT_VALUES = (int64_t)1 << 25;
+
+struct row_slots {
+    uint32_t *late; /* late hits, late rows, places of the list that are taken: three counts, then those of every row */
+    uint32_t *slots;  /* SLOTS of every row */
+    uint2 *late_hits; /* row and position */
+    uint32_t *late_rows;
+    uint2 *segments; /* of late rows: begin and end in the list */
+    uint32_t *list;
+
+    __device__ __forceinline__ uint32_t *counts() const { return late + TL_LEFT_LISTS; }
+};
+
+/* A warp's hits of one row arrive together, in their order. */
+__global__ void __launch_bounds__(THREADS)
+    fill_slots_kernel(row_slots s, const uint32_t *indices, uint32_t k, uint32_t rows)
+{
+    const uint32_t j = blockIdx.x * THREADS + threadIdx.x, lane = threadIdx.x % 32, below = (1u << lane) - 1;
+    const uint32_t row = j < k ? min(indices[j], rows) : rows, peers = __match_any_sync(~0u, row);
+    const int leader = __ffs((int)peers) - 1;
+    uint32_t place = 0;
+    if (row < rows && (int)lane == leader) place = atomicAdd(s.counts() + row, (uint32_t)__popc(peers));
+    place = __shfl_sync(~0u, place, leader) + __popc(peers & below);
+    const bool late = row < rows && place >= SLOTS;
+    if (row < rows && !late) s.slots[(int64_t)row * SLOTS + place] = j;
+    const uint32_t together = __ballot_sync(~0u, late);
+    if (together == 0) return;
+    const int first = __ffs((int)together) - 1;
+    uint32_t at = 0;
+    if ((int)lane == first) at = atomicAdd(s.late, (uint32_t)__popc(together));
+    at = __shfl_sync(~0u, at, first) + __popc(together & below);
+    if (late) s.late_hits[at] = make_uint2(row, j);
+    if (late && place == SLOTS) s.late_rows[atomicAdd(s.late + 1, 1u)] = row;
+}
+
+/* LATE_BLOCKS blocks take the late rows in turns. Of a bit for every position of the index list those of the row's hits are set;
+ * thread t then writes the positions in the t-th part of the bits, behind those in earlier parts. */
+__device__ __forceinline__ void order_late_rows(const Scatter &s, const row_slots &t)
+{
+    constexpr uint32_t WORDS = SLOT_HITS / 32 / THREADS; /* of a thread */
+    __shared__ uint32_t bits[WORDS * THREADS];
+    __shared__ uint32_t counts[THREADS / 32], begin;
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, late_hits = t.late[0], late_rows = t.late[1];
+    const auto set = [&](uint32_t j) { atomicOr(bits + j / 32, 1u << j % 32); };
+    for (uint32_t r = blockIdx.x; r < late_rows; r += LATE_BLOCKS) {
+        const uint32_t row = t.late_rows[r], hits = t.counts()[row];
+        for (uint32_t w = threadIdx.x; w < WORDS * THREADS; w += THREADS)
+            bits[w] = 0;
+        if (threadIdx.x == 0) begin = atomicAdd(t.late + 2, hits);
+        __syncthreads();
+        if (threadIdx.x < SLOTS) set(t.slots[(int64_t)row * SLOTS + threadIdx.x]);
+        for (uint32_t i = threadIdx.x; i < late_hits; i += AT_ONCE_LATE * THREADS) {
+            uint2 hit[AT_ONCE_LATE];
+            TL_UNROLL_FOR (uint32_t u = 0; u < AT_ONCE_LATE; u++)
+                hit[u] = i + u * THREADS < late_hits ? t.late_hits[i + u * THREADS] : make_uint2(UINT32_MAX, 0);
+            TL_UNROLL_FOR (uint32_t u = 0; u < AT_ONCE_LATE; u++)
+                if (hit[u].x == row) set(hit[u].y);
+        }
+        __syncthreads();
+        uint32_t mine = 0;
+        TL_UNROLL_FOR (uint32_t w = 0; w < WORDS; w++)
+            mine += __popc(bits[threadIdx.x * WORDS + w]);
+        uint32_t place = mine;
+        TL_UNROLL_FOR (int d = 1; d < 32; d *= 2) {
+            const uint32_t before = __shfl_up_sync(~0u, place, d);
+            if (lane >= d) place += before;
+        }
+        if (lane == 31) counts[warp] = place;
+        __syncthreads();
+        place += begin - mine;
+        for (uint32_t w = 0; w < warp; w++)
+            place += counts[w];
+        for (uint32_t w = 0; w < WORDS; w++)
+            for (uint32_t left = bits[threadIdx.x * WORDS + w]; left; left &= left - 1)
+                t.list[place++] = (threadIdx.x * WORDS + w) * 32 + __ffs((int)left) - 1;
+        if (threadIdx.x == 0) {
+            t.segments[row] = make_uint2(begin, begin + hits);
+            s.left.leave(row, hits > LONG_WIDE);
+        }
+        __syncthreads();
+    }
+}
+
+/* The hit of the lane's rank among those of the first `hits` lanes, which differ. */
+__device__ __forceinline__ uint32_t sort_hits(uint32_t mine, uint32_t hits)
+{
+    uint32_t rank = 0, sorted = mine;
+    if (hits < 2) return mine;
+    for (uint32_t l = 0; l < hits; l++)
+        rank += __shfl_sync(~0u, mine, l) < mine;
+    for (uint32_t l = 0; l < hits; l++) {
+        const uint32_t hit = __shfl_sync(~0u, mine, l);
+        if (__shfl_sync(~0u, rank, l) == threadIdx.x % 32) sorted = hit;
+    }
+    return sorted;
+}
+
 /* A warp owns 128·GROUPS columns of one row of an array; consecutive warps own consecutive pieces of the output. The row of the
  * input is on its way while the warp finds its hits. Up to TL_MANY of them end up one per lane, in order. N hits at
  * a time are loaded: most rows have one or two, and fewer registers leave room for more warps. */
-template <bool VECTORS, int GROUPS>
-__global__ void __launch_bounds__(THREADS)
-    scatter_wide_kernel(Scatter s, tl_fastdiv pieces, tl_fastdiv rows, int64_t units)
+template <bool VECTORS, int GROUPS, bool BY_SLOTS>
+__global__ void __launch_bounds__(THREADS, VECTORS ? 6 : 5)
+    scatter_wide_kernel(Scatter s, row_slots t, tl_fastdiv pieces, tl_fastdiv rows, int64_t units)
 {
     tl_wait_for_earlier();
     const uint32_t lane = threadIdx.x % 32;
-    const int64_t unit = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    uint32_t block = blockIdx.x;
+    if constexpr (BY_SLOTS) {
+        if (block < LATE_BLOCKS) {
+            order_late_rows(s, t);
+            return;
+        }
+        block -= LATE_BLOCKS;
+    }
+    const int64_t unit = (int64_t)block * (THREADS / 32) + threadIdx.x / 32;
     if (unit >= units) return;
     uint32_t piece, row;
     const uint32_t outer_row = pieces.divmod((uint32_t)unit, &piece), first = piece * (128 * GROUPS);
     const uint32_t o = rows.divmod(outer_row, &row);
     const int64_t at = (int64_t)outer_row * s.cols;
-    const uint2 segment = s.segments[row];
+    const uint2 segment = BY_SLOTS ? make_uint2(0, t.counts()[row]) : s.segments[row];
     float4 sum[GROUPS];
     TL_UNROLL_FOR (int q = 0; q < GROUPS; q++) {
         sum[q] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (s.base) sum[q] = tl_load_group<VECTORS>(s.base + at, first + 128 * q, s.cols);
     }
     const uint32_t hits = segment.y - segment.x;
-    if (hits > TL_MANY) {
-        if (piece == 0 && o == 0 && lane == 0) s.left.leave(segment.x, hits > LONG_WIDE);
+    if (hits > (BY_SLOTS ? SLOTS : TL_MANY)) {
+        if (!BY_SLOTS && piece == 0 && o == 0 && lane == 0) s.left.leave(row, hits > LONG_WIDE);
         return;
     }
-    const uint32_t mine = lane < hits ? s.hits.list[segment.x + lane] : 0;
+    const uint32_t *const list = BY_SLOTS ? t.slots + (int64_t)row * SLOTS : s.hits.list + segment.x;
+    uint32_t mine = lane < hits ? list[lane] : UINT32_MAX;
+    if constexpr (BY_SLOTS) mine = sort_hits(mine, hits);
     const float *const values = s.hits.values + (int64_t)o * s.k * s.cols;
     constexpr int N = GROUPS == 1 ? 4 : 2;
     for (uint32_t i = 0; i < hits; i += N) {
@@ -151,6 +270,11 @@ __global__ void __launch_bounds__(TL_LONG_THREADS, 2) add_narrow_runs_kernel(Sca
     __shared__ tl_long_room room;
     __shared__ float4 chunks[TL_LONG_WARPS][16 * RUN / 4];
     tl_wait_for_earlier();
+    for (uint32_t i = blockIdx.x * TL_LONG_THREADS + threadIdx.x; s.sums && i < s.k;
+         i += NARROW_BLOCKS * TL_LONG_THREADS) {
+        const uint2 sum = s.sums[i];
+        if (sum.x != UINT32_MAX) s.out[sum.x] = __uint_as_float(sum.y);
+    }
     const uint32_t warp = threadIdx.x / 32;
     const auto end_of = [&](uint32_t i) {
         return tl_run_end(i, s.k, [&](uint32_t p) { return s.keys[p] == s.keys[i]; });
@@ -177,15 +301,15 @@ __global__ void __launch_bounds__(TL_LONG_THREADS, 3) add_wide_runs_kernel(Scatt
     tl_wait_for_earlier();
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, strips = (s.cols + 31) / 32;
     const int64_t units = (int64_t)strips * s.outer; /* of a run */
-    const auto add_unit = [&](uint32_t i, uint32_t unit, bool is_long) {
-        const uint32_t o = unit / strips, row = s.keys[i], col = min(unit % strips * 32 + lane, s.cols - 1);
-        const uint32_t end = tl_run_end(i, s.k, [&](uint32_t p) { return s.keys[p] == row; });
+    const auto add_unit = [&](uint32_t row, uint32_t unit, bool is_long) {
+        const uint32_t o = unit / strips, col = min(unit % strips * 32 + lane, s.cols - 1);
+        const uint2 segment = s.segments[row];
         const int64_t element = ((int64_t)o * s.rows + row) * s.cols + col;
         tl_hits hits = s.hits;
         hits.values += (int64_t)o * s.k * s.cols;
         const float before = s.base ? s.base[element] : 0.0f;
-        const float sum = is_long ? tl_add_staged(hits, i, end, col, before, stage)
-                                  : tl_add_walk(hits, i, end, col, before);
+        const float sum = is_long ? tl_add_staged(hits, segment.x, segment.y, col, before, stage)
+                                  : tl_add_walk(hits, segment.x, segment.y, col, before);
         if (!is_long || warp == 0) s.out[element] = sum;
     };
     for (int64_t unit = blockIdx.x; unit < s.left.front[1] * units; unit += WIDE_BLOCKS)
@@ -197,11 +321,54 @@ __global__ void __launch_bounds__(TL_LONG_THREADS, 3) add_wide_runs_kernel(Scatt
 
 /* ---- launching ------------------------------------------------------------------------------------------------------- */
 
-template <bool VECTORS, int GROUPS> int32_t launch_wide(tl_context *ctx, const char *name, const Scatter &s)
+template <bool VECTORS, int GROUPS, bool BY_SLOTS>
+int32_t launch_wide(tl_context *ctx, const char *name, const Scatter &s, const row_slots &t)
 {
     const int64_t pieces = tl_ceil_div(s.cols, 128 * GROUPS), units = (int64_t)s.outer * s.rows * pieces;
-    return tl_launch_ahead(ctx, name, scatter_wide_kernel<VECTORS, GROUPS>, tl_grid(units, THREADS / 32), THREADS, 0, s,
+    return tl_launch_ahead(ctx, name, scatter_wide_kernel<VECTORS, GROUPS, BY_SLOTS>,
+                           tl_grid(units, THREADS / 32) + (BY_SLOTS ? LATE_BLOCKS : 0), THREADS, 0, s, t,
                            tl_fastdiv(pieces), tl_fastdiv(s.rows), units);
+}
+
+/* The owners of wide rows, and behind them the runs that they leave. */
+template <bool BY_SLOTS> int32_t launch_owners(tl_context *ctx, const char *name, const Scatter &s, const row_slots &t)
+{
+    const bool vectors = s.cols % 4 == 0 && tl_aligned4(s.base) && tl_aligned4(s.hits.values) && tl_aligned4(s.out);
+    const auto launch = s.cols <= 128 ? vectors ? launch_wide<true, 1, BY_SLOTS> : launch_wide<false, 1, BY_SLOTS>
+                        : vectors     ? launch_wide<true, 2, BY_SLOTS>
+                                      : launch_wide<false, 2, BY_SLOTS>;
+    TL_TRY(launch(ctx, name, s, t));
+    return tl_launch_ahead(ctx, name, add_wide_runs_kernel, WIDE_BLOCKS, TL_LONG_THREADS, 0, s);
+}
+
+bool slots_serve(int64_t rows, int64_t cols, int64_t k)
+{
+    return cols >= 128 && k <= SLOT_HITS && k <= rows * (SLOTS / 4) && rows < UINT32_MAX &&
+           (k + 2 * rows) * cols >= SLOT_VALUES;
+}
+
+int32_t scatter_by_slots(tl_context *ctx, const char *name, const float *base, const float *values,
+                         const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out)
+{
+    /* Scratch: what is cleared, the lists of the last launch and the counts; then slots and all that is for late hits. */
+    const int64_t most_late = k / SLOTS + 1, lists = tl_ceil_div(TL_LEFT_LISTS + most_late, 64) * 64,
+                  counts = tl_ceil_div(TL_LEFT_LISTS + rows, 64) * 64;
+    tl_scratch<uint32_t> scratch(ctx);
+    TL_TRY(scratch.allocate(lists + counts + rows * (SLOTS + 2) + 3 * k + most_late));
+    TL_CUDA_TRY(ctx, cudaMemsetAsync(scratch, 0, (size_t)(lists + counts) * sizeof(uint32_t), tl_cuda_stream(ctx)));
+    row_slots t = {scratch + lists};
+    t.slots = t.late + counts;
+    t.segments = reinterpret_cast<uint2 *>(t.slots + rows * SLOTS);
+    t.late_hits = t.segments + rows;
+    t.list = reinterpret_cast<uint32_t *>(t.late_hits + k);
+    t.late_rows = t.list + k;
+    Scatter s = {};
+    s.base = base, s.out = out, s.segments = t.segments;
+    s.hits = {t.list, UINT32_MAX, values, (uint32_t)cols};
+    s.left = {scratch, scratch + lists};
+    s.rows = (uint32_t)rows, s.cols = (uint32_t)cols, s.k = (uint32_t)k, s.outer = 1;
+    TL_TRY(tl_launch(ctx, name, fill_slots_kernel, tl_grid(k, THREADS), THREADS, t, indices, s.k, s.rows));
+    return launch_owners<true>(ctx, name, s, t);
 }
 
 int index_bits(uint32_t rows)
@@ -226,10 +393,14 @@ int32_t scatter_sorted(tl_context *ctx, const char *name, const float *base, con
                        const uint32_t *indices, int64_t outer, int64_t rows, int64_t cols, int64_t k, float *out)
 {
     cudaStream_t stream = tl_cuda_stream(ctx);
-    const bool by_value = cols == 1, wide = cols >= 32, few = k <= TL_SORTED_HITS && rows < UINT32_MAX;
+    const bool by_value = cols == 1, wide = cols >= 32, few = k <= TL_SORTED_HITS && rows < UINT32_MAX,
+               long_copy = few && by_value && rows >= LONG_COPY;
     const int64_t lists = tl_ceil_div(tl_left_runs::words(k), 64) * 64,
                   table = wide ? tl_ceil_div(rows * 2, 64) * 64 : 0;
-    const int64_t run = tl_ceil_div(k, 64) * 64, words = lists + table + run * (few ? 2 : by_value ? 3 : 4);
+    const int64_t run = tl_ceil_div(k, 64) * 64, words = lists + table +
+                                                         run * (few && !long_copy  ? 2
+                                                                : by_value && !few ? 3
+                                                                                   : 4);
     const int bits = index_bits((uint32_t)rows);
     size_t own = 0;
     const uint32_t *none = nullptr;
@@ -245,6 +416,7 @@ int32_t scatter_sorted(tl_context *ctx, const char *name, const float *base, con
     s.base = base, s.out = out, s.keys = sorted_keys, s.segments = segments;
     s.hits = {grouped, UINT32_MAX, by_value ? nullptr : values, (uint32_t)cols};
     s.left = {scratch, scratch + lists};
+    s.sums = long_copy ? reinterpret_cast<const uint2 *>(grouped + run) : nullptr;
     s.rows = (uint32_t)rows, s.cols = (uint32_t)cols, s.k = (uint32_t)k, s.outer = (uint32_t)outer;
 
     const unsigned grid = tl_grid(k, THREADS);
@@ -253,6 +425,7 @@ int32_t scatter_sorted(tl_context *ctx, const char *name, const float *base, con
         sort.base = wide ? nullptr : base, sort.out = wide ? reinterpret_cast<float *>(segments) : out;
         sort.copied = wide ? table : rows * cols;
         sort.aligned = tl_aligned4(sort.base) && tl_aligned4(sort.out);
+        sort.sums = const_cast<uint2 *>(s.sums);
         TL_TRY(tl_sort_hits(ctx, name, sort));
     } else {
         uint32_t *const keys = grouped + run, *const positions = by_value ? nullptr : keys + run;
@@ -268,12 +441,7 @@ int32_t scatter_sorted(tl_context *ctx, const char *name, const float *base, con
     }
     if (wide) {
         TL_TRY(tl_launch_ahead(ctx, name, find_segments_kernel, grid, THREADS, 0, sorted_keys, s.k, s.rows, segments));
-        const bool vectors = cols % 4 == 0 && tl_aligned4(base) && tl_aligned4(values) && tl_aligned4(out);
-        const auto launch = cols <= 128 ? vectors ? launch_wide<true, 1> : launch_wide<false, 1>
-                            : vectors   ? launch_wide<true, 2>
-                                        : launch_wide<false, 2>;
-        TL_TRY(launch(ctx, name, s));
-        return tl_launch_ahead(ctx, name, add_wide_runs_kernel, WIDE_BLOCKS, TL_LONG_THREADS, 0, s);
+        return launch_owners<false>(ctx, name, s, {});
     }
     if (!(few && by_value)) /* else the sort has added them */
         TL_TRY(tl_launch_ahead(ctx, name, scatter_narrow_kernel, tl_grid(k * cols, THREADS), THREADS, 0, s,
@@ -297,8 +465,13 @@ int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, co
     if (k == 0 || rows * cols == 0) return copy_base(ctx, base, rows * cols, out);
     tl_scratch<uint32_t> staged(ctx);
     TL_TRY(staged.stage(indices, k));
-    return tiles_serve(1, rows, cols, k)
-               ? tl_scatter_tiles(ctx, name, base, values, staged, 1, rows, cols, k, false, out)
+    if (tl_strips_serve(1, rows, cols, k))
+        return tl_scatter_strips(ctx, name, base, values, staged, 1, rows, cols, k, false, out);
+    if (tiles_serve(1, rows, cols, k))
+        return tl_scatter_tiles(ctx, name, base, values, staged, 1, rows, cols, k, false, out);
+    if (slots_serve(rows, cols, k)) return scatter_by_slots(ctx, name, base, values, staged, rows, cols, k, out);
+    return cols < 32 && tl_few_serve(rows, cols, k)
+               ? tl_scatter_few(ctx, name, base, values, staged, rows, cols, k, out)
                : scatter_sorted(ctx, name, base, values, staged, 1, rows, cols, k, out);
 }
 
@@ -306,6 +479,8 @@ int32_t tl_scatter_shared(tl_context *ctx, const char *name, const float *base, 
                           const uint32_t *indices, int64_t outer, int64_t rows, int64_t cols, int64_t k, float *out)
 {
     if (outer * rows * cols == 0) return TORCHLEAN_OK;
+    if (tl_strips_serve(outer, rows, cols, k))
+        return tl_scatter_strips(ctx, name, base, values, indices, outer, rows, cols, k, false, out);
     const bool sparse = k <= rows &&
                         k <= TL_TILE_INDICES; /* most rows have a hit at most, and are copied as fast as they go */
     return sparse || tiles_serve(outer, rows, cols, k)

@@ -21,7 +21,19 @@ int32_t tl_scatter_tiles(tl_context *ctx, const char *name, const float *base, c
                          const uint32_t *indices, int64_t outer, int64_t rows, int64_t cols, int64_t k, bool by_outer,
                          float *out);
 
-/* Runs of equal rows in a sorted list that are left to the last kernel of a scatter-add, by where they begin. */
+/* scatter_strip.cu: the same of few wide rows with many hits each, where tl_strips_serve says so. */
+bool tl_strips_serve(int64_t outer, int64_t rows, int64_t cols, int64_t k);
+int32_t tl_scatter_strips(tl_context *ctx, const char *name, const float *base, const float *values,
+                          const uint32_t *indices, int64_t outer, int64_t rows, int64_t cols, int64_t k, bool by_outer,
+                          float *out);
+
+/* scatter_few.cu: up to TL_SORTED_HITS indices, on the device, of few narrow rows, where tl_few_serve says so. */
+bool tl_few_serve(int64_t rows, int64_t cols, int64_t k);
+int32_t tl_scatter_few(tl_context *ctx, const char *name, const float *base, const float *values,
+                       const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out);
+
+/* Runs of equal rows in a sorted list that are left to the last kernel of a scatter-add, by where they begin; of wide rows, by
+ * row. */
 constexpr uint32_t TL_MANY = 32;   /* hits: longer runs are left */
 constexpr uint32_t TL_LONG = 1024; /* hits of a narrow row that are a block's work; those of other runs are a warp's */
 constexpr uint32_t TL_LEFT_LISTS = 16;  /* words before the lists: two counts */
@@ -40,7 +52,8 @@ struct tl_left_runs {
 };
 
 /* sort.cu: sorts up to TL_SORTED_HITS indices by row, stably; an index to ignore counts as row `rows`, which is below UINT32_MAX.
- * Rows of one column are also summed, but for the runs that are left. */
+ * Rows of one column are also summed, but for the runs that are left: at once, or, where the base is still being copied meanwhile,
+ * to `sums`, from where the launch behind has to store them. */
 constexpr int64_t TL_SORTED_HITS = 1 << 17, TL_SORT_CHUNK = 2048;
 struct tl_hit_sort {
     const uint32_t *indices;
@@ -52,5 +65,7 @@ struct tl_hit_sort {
     float *out;
     int64_t copied; /* elements of the base to copy to the output */
     bool aligned;   /* base and output, to 16 bytes */
+    uint2 *
+        sums; /* by place in the sorted list: a row, or UINT32_MAX, and the bits of its sum; NULL: sums go to the output */
 };
 int32_t tl_sort_hits(tl_context *ctx, const char *name, const tl_hit_sort &s);

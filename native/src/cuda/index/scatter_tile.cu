@@ -1,6 +1,6 @@
 /* Scatter-adds of up to TL_TILE_INDICES indices on CUDA, in one launch.
  *
- * A block owns a tile of the output: whole rows of a large one, FEW_COLUMNS of the columns of a small one. It copies the tile from
+ * A block owns a tile of the output: whole rows of a large one, some of the columns of a small one. It copies the tile from
  * the input, looks through the whole index list for the hits of its rows, sorts them by row and then position, and adds every row's
  * in that order. Arrays that lie one behind the other have tiles of their own. */
 #include "cuda/device/division.cuh"
@@ -20,7 +20,9 @@ constexpr int64_t TILE = 16384;           /* elements, a copy that outweighs the
 constexpr int64_t FEW_COLUMNS = WARPS;    /* of a small output: a warp for each column of a long run */
 constexpr uint32_t FEW = THREADS;         /* hits that are sorted by counting smaller ones */
 constexpr uint32_t MANY = 32, LONG = 256; /* longer runs are left to a warp for 32 columns, or for each column */
-constexpr uint32_t NARROW_LONG = 64;      /* the same of narrow tiles: to a warp for each column */
+constexpr uint32_t LONG_COLUMNS =
+    8 * WARPS; /* of wider tiles warps have so many columns that they are faster with 32 at a time */
+constexpr uint32_t NARROW_LONG = 64; /* the same of narrow tiles: to a warp for each column */
 constexpr int RUN = 16;
 
 struct tiles {
@@ -51,6 +53,24 @@ __device__ __forceinline__ void copy_tile(const float *__restrict__ base, float 
     }
     for (uint32_t i = head + 4 * vectors + threadIdx.x; i < size; i += THREADS)
         out[i] = base ? base[i] : 0.0f;
+}
+
+/* The same for a tile of some of the columns of a small output, whose rows lie `stride` apart. */
+__device__ __forceinline__ void copy_columns(const float *base, float *out, uint32_t rows, uint32_t cols,
+                                             uint32_t stride, const tl_fastdiv &width)
+{
+    for (uint32_t i = threadIdx.x; i < rows * width.divisor; i += 8 * THREADS) {
+        uint32_t element[8];
+        float v[8];
+        TL_UNROLL_FOR (int u = 0; u < 8; u++) {
+            uint32_t col;
+            const uint32_t row = width.divmod(i + u * THREADS, &col);
+            element[u] = row < rows && col < cols ? row * stride + col : UINT32_MAX;
+            v[u] = base && element[u] != UINT32_MAX ? base[element[u]] : 0.0f;
+        }
+        TL_UNROLL_FOR (int u = 0; u < 8; u++)
+            if (element[u] != UINT32_MAX) out[element[u]] = v[u];
+    }
 }
 
 struct sorted_list {
@@ -112,11 +132,7 @@ template <int ITEMS> __global__ void __launch_bounds__(THREADS, 2) scatter_tile_
     if (rows == 1 || cols == s.cols) {
         copy_tile(base, out, at, rows * cols, s.aligned);
     } else {
-        for (uint32_t i = threadIdx.x; i < rows * s.width.divisor; i += THREADS) {
-            uint32_t col;
-            const int64_t element = (int64_t)s.width.divmod(i, &col) * s.cols + col;
-            if (col < cols) out[element] = base ? base[element] : 0.0f;
-        }
+        copy_columns(base, out, rows, cols, s.cols, s.width);
     }
     uint32_t index[ITEMS];
     TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
@@ -199,7 +215,7 @@ template <int ITEMS> __global__ void __launch_bounds__(THREADS, 2) scatter_tile_
             if (!sorted.begins(i)) continue;
             if (sorted.in_run(i + MANY, row)) {
                 if (first == 0 && lane == 0) {
-                    if (sorted.in_run(i + LONG, row))
+                    if (sorted.in_run(i + LONG, row) && cols <= LONG_COLUMNS)
                         left[LEFT - 1 - atomicAdd(&longs, 1u)] = i;
                     else
                         left[atomicAdd(&many, 1u)] = i;
@@ -243,10 +259,20 @@ int32_t tl_scatter_tiles(tl_context *ctx, const char *name, const float *base, c
     if (outer * rows * cols == 0) return TORCHLEAN_OK;
     int64_t size = tl_ceil_div(outer * rows * cols, 2 * tl_cuda_sms(ctx));
     size = size < FEW_COLUMNS ? FEW_COLUMNS : size > TILE ? TILE : size;
-    int64_t width = outer * rows * cols < TL_SMALL_TABLE && cols > FEW_COLUMNS ? FEW_COLUMNS : cols;
-    if (width > size) width = tl_ceil_div(tl_ceil_div(cols, tl_ceil_div(cols, size)), 4) * 4;
-    int64_t tile_rows = size > width ? size / width : 1;
-    if (tile_rows > 4) tile_rows -= tile_rows % 4;
+    int64_t width = cols, tile_rows = 0;
+    if (outer * rows * cols < TL_SMALL_TABLE && cols > FEW_COLUMNS) {
+        /* Whole columns of an array, if tiles that are filled by them have more than twice as many as others. */
+        const int64_t parts = cols * rows < size ? 1 : cols * rows / size;
+        const bool by_columns = cols > 2 * FEW_COLUMNS * parts;
+        width = by_columns ? tl_ceil_div(tl_ceil_div(cols, parts), 4) * 4 : FEW_COLUMNS;
+        if (by_columns) tile_rows = rows;
+    } else if (width > size) {
+        width = tl_ceil_div(tl_ceil_div(cols, tl_ceil_div(cols, size)), 4) * 4;
+    }
+    if (tile_rows == 0) {
+        tile_rows = size > width ? size / width : 1;
+        if (tile_rows > 4) tile_rows -= tile_rows % 4;
+    }
     const int64_t pieces = tl_ceil_div(cols, width), count = tl_ceil_div(rows, tile_rows) * pieces;
     tiles s = {base, values, out, indices, (uint32_t)rows, (uint32_t)cols, (uint32_t)k, (uint32_t)tile_rows};
     s.count = tl_fastdiv(count), s.pieces = tl_fastdiv(pieces), s.width = tl_fastdiv(width);

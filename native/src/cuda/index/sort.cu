@@ -2,13 +2,14 @@
  *
  * Blocks of the first sort chunks of the list. The second cuts the rows at splitters, which are regular samples of the sorted
  * chunks in order, so that about as many hits lie between two of them wherever the rows crowd (Shi and Schaeffer, "Parallel Sorting
- * by Regular Sampling", 1992). A block owns the rows from one splitter to the next. It bisects every chunk for its first row, which
+ * by Regular Sampling", 1992). A block owns the rows from one splitter to the next. It searches every chunk for its first row, which
  * also says how many hits lie before in the sorted list, and sorts its hits. A row that holds several splitters is no block's
  * alone: its hits lie in order in the chunks, and the blocks of these splitters copy them.
  *
  * Rows of one column are summed at once, from shared memory.
  *
- * Further blocks of the first launch copy the base to the output. */
+ * Further blocks of the first launch copy the base to the output. Of a copy that takes longer
+ * than that the second launch, which is the longer one, makes two thirds, and sums are not written to the output before it ends. */
 #include "cuda/device/vector.cuh"
 #include "cuda/index/scatter.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -78,6 +79,31 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
+/* The first place of a sorted chunk whose row is not below `row`. The samples leave fewer than GAP places, of which WAYS - 1 are
+ * looked at together. */
+__device__ __forceinline__ uint32_t first_of_row(const uint64_t *words, const uint32_t *samples, uint32_t chunk,
+                                                 uint32_t row)
+{
+    constexpr uint32_t WAYS = 8;
+    static_assert(WAYS * WAYS == GAP);
+    uint32_t below = 0; /* samples of smaller rows */
+    TL_UNROLL_FOR (uint32_t step = CHUNK_SAMPLES; step; step /= 2)
+        if (below + step <= CHUNK_SAMPLES && samples[below + step - 1] < row) below += step;
+    uint32_t from = below ? (below - 1) * GAP + chunk % GAP + 1 : 0;
+    const uint32_t to = below < CHUNK_SAMPLES ? below * GAP + chunk % GAP : CHUNK;
+    TL_UNROLL_FOR (uint32_t step = WAYS; step; step /= WAYS) {
+        uint32_t found[WAYS - 1], parts = 0; /* places of smaller rows, one in `step` */
+        TL_UNROLL_FOR (uint32_t i = 0; i < WAYS - 1; i++) {
+            const uint32_t place = from + i * step + step - 1;
+            found[i] = place < to ? row_of(words[place]) : UINT32_MAX;
+        }
+        TL_UNROLL_FOR (uint32_t i = 0; i < WAYS - 1; i++)
+            parts += found[i] < row;
+        from += parts * step;
+    }
+    return from;
+}
+
 /* What a block of the second launch shares, but for the room to sort. */
 struct tile {
     uint32_t splitters[TL_SORT_TILES + 1];
@@ -98,6 +124,7 @@ __device__ __forceinline__ float write_hit(const tl_hit_sort &s, uint32_t place,
     const float value = s.values ? s.values[position] : __uint_as_float(position);
     s.keys[place] = row_of(word);
     s.grouped[place] = __float_as_uint(value);
+    if (s.sums) s.sums[place].x = UINT32_MAX;
     return value;
 }
 
@@ -149,12 +176,16 @@ __device__ __forceinline__ void sort_own(const tl_hit_sort &s, const tile &t, co
         float sum = s.base ? s.base[row] : 0.0f;
         for (uint32_t length = 0; reaches(length); length++)
             sum += values[j + length];
-        s.out[row] = sum;
+        if (s.sums)
+            s.sums[t.own_place + j] = make_uint2(row, __float_as_uint(sum));
+        else
+            s.out[row] = sum;
     }
 }
 
 __global__ void __launch_bounds__(THREADS)
-    sort_tiles_kernel(tl_hit_sort s, uint32_t bits, uint32_t chunks, const uint64_t *words, const uint32_t *samples)
+    sort_tiles_kernel(tl_hit_sort s, uint32_t bits, uint32_t chunks, const uint64_t *words, const uint32_t *samples,
+                      uint32_t copied)
 {
     using SampleSort = cub::BlockRadixSort<uint32_t, THREADS, SAMPLE_ITEMS>;
     using FewSort = cub::BlockRadixSort<uint64_t, THREADS, FEW_ITEMS>;
@@ -165,15 +196,25 @@ __global__ void __launch_bounds__(THREADS)
         typename MostSort::TempStorage most;
     };
     static_assert(sizeof(storage) >= MOST_ITEMS * THREADS * (sizeof(uint32_t) + sizeof(float)));
+    /* The samples as they come stay behind the room to sort them until all chunks have been searched. */
+    static_assert(sizeof(typename SampleSort::TempStorage) % sizeof(uint32_t) == 0 &&
+                  sizeof(storage) >=
+                      sizeof(typename SampleSort::TempStorage) + TL_SORT_TILES * STEP * sizeof(uint32_t));
     __shared__ __align__(16) char room[sizeof(storage)];
+    uint32_t *const in_chunks = reinterpret_cast<uint32_t *>(room + sizeof(typename SampleSort::TempStorage));
     __shared__ tile t;
     tl_wait_for_earlier();
-    const uint32_t tiles = gridDim.x, count = chunks * CHUNK_SAMPLES;
+    const uint32_t tiles = chunks * CHUNK_SAMPLES / STEP, count = chunks * CHUNK_SAMPLES;
+    if (blockIdx.x >= tiles) {
+        copy_share(s.base, s.out, s.copied, copied + blockIdx.x - tiles, s.aligned);
+        return;
+    }
 
     uint32_t sample[SAMPLE_ITEMS];
     TL_UNROLL_FOR (uint32_t i = 0; i < SAMPLE_ITEMS; i++) {
         const uint32_t j = threadIdx.x * SAMPLE_ITEMS + i;
         sample[i] = j < count ? samples[j] : UINT32_MAX;
+        in_chunks[j] = sample[i];
     }
     SampleSort(*reinterpret_cast<typename SampleSort::TempStorage *>(room)).SortBlockedToStriped(sample, 0, (int)bits);
     TL_UNROLL_FOR (uint32_t i = 0; i < SAMPLE_ITEMS; i++) {
@@ -193,15 +234,7 @@ __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x < 3 * chunks) {
         const uint32_t bound = threadIdx.x / chunks, chunk = threadIdx.x % chunks;
         const uint32_t row = bound == 0 ? low : bound == 1 ? own : max(high, own);
-        uint32_t from = 0, to = CHUNK; /* the first hit of no smaller row lies between */
-        while (from < to) {
-            const uint32_t middle = (from + to) / 2;
-            if (row_of(words[chunk * CHUNK + middle]) < row)
-                from = middle + 1;
-            else
-                to = middle;
-        }
-        t.begin[bound][chunk] = from;
+        t.begin[bound][chunk] = first_of_row(words + chunk * CHUNK, in_chunks + chunk * CHUNK_SAMPLES, chunk, row);
     }
     __syncthreads();
     if (threadIdx.x < 32) { /* a lane has two chunks */
@@ -254,8 +287,10 @@ int32_t tl_sort_hits(tl_context *ctx, const char *name, const tl_hit_sort &s)
     tl_scratch<uint32_t> samples(ctx);
     TL_TRY(words.allocate(chunks * CHUNK));
     TL_TRY(samples.allocate(chunks * CHUNK_SAMPLES));
-    TL_TRY(tl_launch_ahead(ctx, name, sort_chunks_kernel, (unsigned)(chunks + tl_ceil_div(s.copied, COPIED)), THREADS,
-                           0, s, bits, (uint32_t)chunks, (uint64_t *)words, (uint32_t *)samples));
-    return tl_launch_ahead(ctx, name, sort_tiles_kernel, (unsigned)(chunks * CHUNK_SAMPLES / STEP), THREADS, 0, s, bits,
-                           (uint32_t)chunks, (const uint64_t *)words, (const uint32_t *)samples);
+    const int64_t shares = tl_ceil_div(s.copied, COPIED), at_first = s.sums ? shares / 3 : shares;
+    TL_TRY(tl_launch_ahead(ctx, name, sort_chunks_kernel, (unsigned)(chunks + at_first), THREADS, 0, s, bits,
+                           (uint32_t)chunks, (uint64_t *)words, (uint32_t *)samples));
+    return tl_launch_ahead(ctx, name, sort_tiles_kernel, (unsigned)(chunks * CHUNK_SAMPLES / STEP + shares - at_first),
+                           THREADS, 0, s, bits, (uint32_t)chunks, (const uint64_t *)words, (const uint32_t *)samples,
+                           (uint32_t)at_first);
 }

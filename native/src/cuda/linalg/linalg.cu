@@ -1,6 +1,7 @@
 /* Matrix products on CUDA, float32 in and out: split over TF32 tensor cores at float32 accuracy (linalg/wgmma.cu on
- * Hopper, linalg/mma.cu); in float64 where that is faster and the shape is large; for the rest chains of float64 where
- * tensor cores compute them (linalg/chain.cu), else cuBLAS in float32, never TF32.
+ * Hopper, linalg/mma.cu); in float64 where that is faster and the shape is large; with few terms by a kernel that is bound by
+ * writing the result (linalg/few_terms.cu); for the rest chains of float64 where tensor cores compute them (linalg/chain.cu),
+ * else cuBLAS in float32, never TF32.
  *
  * cuBLAS is column-major. A row-major array is its own transpose there, so C = op(A)·op(B) is asked for as Cᵀ =
  * op(B)ᵀ·op(A)ᵀ with the factors exchanged and the arrays as they lie; nothing is transposed in memory. The order of
@@ -379,7 +380,8 @@ int32_t multiply(tl_context *ctx, const tl_matrix_product &x)
         if (x.bias) return repeat_row(ctx, x.bias, x.batch * x.m, x.p, x.C);
         return tl_cuda_fill(tl_context_cuda(ctx), x.C, 0.0f, x.batch * x.m * x.p);
     }
-    if (tl_is_reproducible(ctx)) return multiply_chains(ctx, x);
+    if (tl_is_reproducible(ctx))
+        return tl_few_terms_serves(x, true) ? tl_few_terms_multiply(ctx, x, true) : multiply_chains(ctx, x);
     /* Hopper's TF32 products take 0.58 of float64's time and have a fifth of a float32 chain's error; who wants the
      * correctly rounded product has dgemm. */
     if (tl_wgmma_serves(ctx, x)) {
@@ -390,7 +392,9 @@ int32_t multiply(tl_context *ctx, const tl_matrix_product &x)
     if (!float64 && tl_split_serves(ctx, x)) return tl_split_multiply(ctx, x);
     if (small_products(x)) return multiply_small(ctx, x);
     if (few_rows(x)) return multiply_few_rows(ctx, x);
-    if (!float64 && chains_pay(ctx, x)) return multiply_chains(ctx, x);
+    const bool chains = !float64 && chains_pay(ctx, x);
+    if (tl_few_terms_serves(x, chains)) return tl_few_terms_multiply(ctx, x, chains);
+    if (chains) return multiply_chains(ctx, x);
     int32_t status;
     cublasHandle_t blas = tl_cuda_blas(ctx, &status);
     if (!blas) return status;

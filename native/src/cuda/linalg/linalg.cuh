@@ -1,4 +1,4 @@
-/* Matrix products on CUDA: what linalg/linalg.cu, linalg/mma.cu and linalg/wgmma.cu share. */
+/* Matrix products on CUDA: what the files of linalg share. */
 #pragma once
 
 #include "cuda/device/vector.cuh"
@@ -15,7 +15,7 @@ struct tl_matrix_product {
     const float *bias;
     float *C;
     int64_t lda = 0, ldb = 0;  /* of linalg/wgmma.cu alone: lengths of rows in memory */
-    tl_order order = TL_AFTER; /* of linalg/chain.cu alone */
+    tl_order order = TL_AFTER; /* of linalg/chain.cu and linalg/few_terms.cu alone */
 };
 
 /* What both forms on tensor cores ask of a product: at most one factor transposed, and n from where 7.5·√n·u, the bound of a
@@ -33,3 +33,9 @@ int32_t tl_split_multiply(tl_context *ctx, const tl_matrix_product &x);
  * 16 bytes. */
 bool tl_wgmma_serves(tl_context *ctx, const tl_matrix_product &x);
 int32_t tl_wgmma_multiply(tl_context *ctx, const tl_matrix_product &x);
+
+/* Whether linalg/few_terms.cu serves a product, with sums in float64 or in float32: of at most TL_FEW_TERMS terms, or half as
+ * many. Its sums in float64 are those of linalg/chain.cu. */
+constexpr int64_t TL_FEW_TERMS = 32;
+bool tl_few_terms_serves(const tl_matrix_product &x, bool float64);
+int32_t tl_few_terms_multiply(tl_context *ctx, const tl_matrix_product &x, bool float64);

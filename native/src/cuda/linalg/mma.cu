@@ -38,16 +38,18 @@ template <int BM_, int BN_, int ROWS_, int COLS_, int BLOCKS_> struct Tile {
 struct SplitArgs {
     tl_matrix_product x;
     tl_fastdiv row_tiles, column_tiles;
+    bool wide; /* C takes what a lane has side by side at once */
 };
 
 using Guard = tl_split_guard;
 
 /* One operand's tiles: WIDTH rows (columns of op(B)) by STEP of k each, TRANSPOSED where its rows lie across k. A thread
- * copies 16 bytes COPIES times, BELOW rows of memory apart, from element (i, k) of a tile on. */
-template <class T, int WIDTH, bool TRANSPOSED> struct Operand {
-    static constexpr int SIZE = TRANSPOSED ? STEP * WIDTH : WIDTH * ALONG, COPIES = WIDTH * STEP / 4 / T::THREADS;
-    static constexpr int BELOW = T::THREADS / (TRANSPOSED ? WIDTH / 4 : STEP / 4);
-    static_assert(WIDTH % 32 == 0 && (!TRANSPOSED || BELOW == 8), "ownership");
+ * copies VECTOR elements, of which rows in memory are made, COPIES times, BELOW rows of memory apart, from element (i, k) of a
+ * tile on. */
+template <class T, int WIDTH, bool TRANSPOSED, int VECTOR> struct Operand {
+    static constexpr int SIZE = TRANSPOSED ? STEP * WIDTH : WIDTH * ALONG, COPIES = WIDTH * STEP / VECTOR / T::THREADS;
+    static constexpr int UNITS = (TRANSPOSED ? WIDTH : STEP) / VECTOR, BELOW = T::THREADS / UNITS;
+    static_assert(WIDTH % 32 == 0 && T::THREADS % UNITS == 0 && (BELOW & (BELOW - 1)) == 0, "ownership");
 
     const float *array, *from; /* from: where the next tile's first copy starts */
     int64_t length;            /* of a row in memory */
@@ -56,21 +58,24 @@ template <class T, int WIDTH, bool TRANSPOSED> struct Operand {
     /* Elements i0 .. of `width`, k from 0. */
     __device__ __forceinline__ Operand(const float *x, int64_t i0, int64_t width, int64_t n) : array(x)
     {
-        i = TRANSPOSED ? threadIdx.x % (WIDTH / 4) * 4 : threadIdx.x / (STEP / 4);
-        k = TRANSPOSED ? threadIdx.x / (WIDTH / 4) : threadIdx.x % (STEP / 4) * 4;
+        i = TRANSPOSED ? threadIdx.x % UNITS * VECTOR : threadIdx.x / UNITS;
+        k = TRANSPOSED ? threadIdx.x / UNITS : threadIdx.x % UNITS * VECTOR;
         length = TRANSPOSED ? width : n;
         from = TRANSPOSED ? x + k * length + i0 + i : x + (i0 + i) * length + k;
         rows = (int)(width - i0) - i;
         rest = (int)n - k;
     }
 
+    /* What row k of a tile exchanges: whole units of 16 bytes. */
+    static __device__ __forceinline__ int exchange(int k) { return (k / 16 * 4 | k / 2 % 2 * 2) * 4; }
     static __device__ __forceinline__ int at(int i, int k)
     {
-        return TRANSPOSED ? k * WIDTH + ((i / 4 ^ (k / 16 * 4 | k / 2 % 2 * 2)) * 4 | i % 4) : i * ALONG + k;
+        return TRANSPOSED ? k * WIDTH + (i ^ exchange(k)) : i * ALONG + k;
     }
     __device__ __forceinline__ int place(int copy) const
     {
-        return TRANSPOSED ? copy * BELOW * WIDTH + (at(i, k) ^ copy / 2 * 16) : at(i, k) + copy * BELOW * ALONG;
+        return TRANSPOSED ? copy * BELOW * WIDTH + (at(i, k) ^ exchange(copy * BELOW))
+                          : at(i, k) + copy * BELOW * ALONG;
     }
 
     /* Starts copying the next tile; what does not exist is 0. */
@@ -78,17 +83,22 @@ template <class T, int WIDTH, bool TRANSPOSED> struct Operand {
     {
         TL_UNROLL_FOR (int c = 0; c < COPIES; c++) {
             const bool present = TRANSPOSED ? rows > 0 && rest > c * BELOW : rows > c * BELOW && rest > 0;
-            tl_copy_async<16>(to + place(c), present ? from + c * BELOW * length : array, present);
+            tl_copy_async<4 * VECTOR>(to + place(c), present ? from + c * BELOW * length : array, present);
         }
         from += TRANSPOSED ? STEP * length : STEP;
         rest -= STEP;
     }
 
-    /* Shows the guard what the thread copied. */
+    /* Shows the guard 16 bytes at a time of a tile: of those that the thread copied, or where it copied less at a time, of any. */
+    static constexpr bool OWN = VECTOR == 4;
     __device__ __forceinline__ void look(const float *tile, Guard &guard) const
     {
-        TL_UNROLL_FOR (int c = 0; c < COPIES; c++)
-            guard.see(tl_load4(tile + place(c)));
+        TL_UNROLL_FOR (int c = 0; c < WIDTH * STEP / 4 / T::THREADS; c++) {
+            const int unit = threadIdx.x + c * T::THREADS;
+            guard.see(tl_load4(tile + (OWN          ? place(c)
+                                       : TRANSPOSED ? 4 * unit
+                                                    : unit / (STEP / 4) * ALONG + unit % (STEP / 4) * 4)));
+        }
     }
 };
 
@@ -178,11 +188,11 @@ __device__ __forceinline__ void plain_tile(const tl_matrix_product &x, const flo
         }
 }
 
-template <class T, bool TA, bool TB>
+template <class T, bool TA, bool TB, int VECTOR>
 __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) split_kernel(const SplitArgs args)
 {
-    using OpA = Operand<T, T::BM, TA>;
-    using OpB = Operand<T, T::BN, !TB>;
+    using OpA = Operand<T, T::BM, TA, VECTOR>;
+    using OpB = Operand<T, T::BN, !TB, VECTOR>;
     TL_DYNAMIC_SHARED(float, shared);
     const tl_matrix_product &x = args.x;
     uint32_t row_tile, column_tile;
@@ -212,9 +222,15 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) split_kernel(const Spli
 #pragma unroll 1
     for (int s = 0; s < steps; s++) {
         tl_copy_wait<STAGES - 2>();
-        a_tiles.look(as + now * OpA::SIZE, guard);
-        b_tiles.look(bs + now * OpB::SIZE, guard);
+        if constexpr (OpA::OWN) {
+            a_tiles.look(as + now * OpA::SIZE, guard);
+            b_tiles.look(bs + now * OpB::SIZE, guard);
+        }
         __syncthreads();
+        if constexpr (!OpA::OWN) {
+            a_tiles.look(as + now * OpA::SIZE, guard);
+            b_tiles.look(bs + now * OpB::SIZE, guard);
+        }
         if (s + STAGES - 1 < steps) {
             a_tiles.copy(as + next * OpA::SIZE);
             b_tiles.copy(bs + next * OpB::SIZE);
@@ -244,54 +260,62 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) split_kernel(const Spli
             const int64_t row = i0 + row0 + (TA ? m / 2 * 32 + 4 * g + m % 2 * 2 + h : 16 * m + 8 * h + g);
             if (row >= x.m) continue;
             float *to = C + row * x.p;
-            if constexpr (TB) {
-                TL_UNROLL_FOR (int n = 0; n < T::N; n++) {
-                    const int64_t col = j0 + col0 + 8 * n + 2 * t;
-                    if (col >= x.p) continue;
-                    float2 y = make_float2(sum[m][n][2 * h], sum[m][n][2 * h + 1]);
-                    if (x.bias) y = make_float2(y.x + x.bias[col], y.y + x.bias[col + 1]);
-                    *reinterpret_cast<float2 *>(to + col) = y;
+            constexpr int WIDE = TB ? 2 : 4; /* columns side by side that a lane has */
+            TL_UNROLL_FOR (int q = 0; q < T::N * 2 / WIDE; q++) {
+                const int64_t col = j0 + col0 + (TB ? 8 * q + 2 * t : 32 * (q / 2) + 4 * (2 * t + q % 2));
+                float y[WIDE];
+                TL_UNROLL_FOR (int e = 0; e < WIDE; e++) {
+                    y[e] = TB ? sum[m][q][2 * h + e] : sum[m][q / 2 * 4 + e][2 * h + q % 2];
+                    if (x.bias && col + e < x.p) y[e] += x.bias[col + e];
                 }
-            } else {
-                TL_UNROLL_FOR (int q = 0; q < T::N / 4; q++)
-                    TL_UNROLL_FOR (int e = 0; e < 2; e++) {
-                        const int64_t col = j0 + col0 + 32 * q + 4 * (2 * t + e);
-                        if (col >= x.p) continue;
-                        float y[4];
-                        TL_UNROLL_FOR (int n = 0; n < 4; n++) {
-                            y[n] = sum[m][4 * q + n][2 * h + e];
-                            if (x.bias) y[n] += x.bias[col + n];
-                        }
+                if (VECTOR == 4 || args.wide) {
+                    if (col >= x.p) continue;
+                    if constexpr (TB)
+                        *reinterpret_cast<float2 *>(to + col) = make_float2(y[0], y[1]);
+                    else
                         tl_store4(to + col, y);
-                    }
+                } else {
+                    TL_UNROLL_FOR (int e = 0; e < WIDE; e++)
+                        if (col + e < x.p) to[col + e] = y[e];
+                }
             }
         }
 }
 
-template <class T, bool TA, bool TB> int32_t launch_split(tl_context *ctx, const tl_matrix_product &x)
+template <class T, bool TA, bool TB, int VECTOR> int32_t launch_split(tl_context *ctx, const tl_matrix_product &x)
 {
     const int64_t row_tiles = tl_ceil_div(x.m, T::BM), column_tiles = tl_ceil_div(x.p, T::BN);
-    constexpr size_t shared = sizeof(float) * STAGES * (Operand<T, T::BM, TA>::SIZE + Operand<T, T::BN, !TB>::SIZE);
-    const SplitArgs args = {x, tl_fastdiv((uint64_t)row_tiles), tl_fastdiv((uint64_t)column_tiles)};
-    return tl_launch_shared(ctx, "split_product", split_kernel<T, TA, TB>,
+    constexpr size_t shared = sizeof(float) * STAGES *
+                              (Operand<T, T::BM, TA, VECTOR>::SIZE + Operand<T, T::BN, !TB, VECTOR>::SIZE);
+    const SplitArgs args = {x, tl_fastdiv((uint64_t)row_tiles), tl_fastdiv((uint64_t)column_tiles),
+                            x.p % (TB ? 2 : 4) == 0 && tl_aligned4(x.C)};
+    return tl_launch_shared(ctx, "split_product", split_kernel<T, TA, TB, VECTOR>,
                             (unsigned)(x.batch * row_tiles * column_tiles), T::THREADS, shared, args);
 }
 
-template <class T> int32_t launch_form(tl_context *ctx, const tl_matrix_product &x)
+template <class T, int VECTOR> int32_t launch_form(tl_context *ctx, const tl_matrix_product &x)
 {
-    return x.ta   ? launch_split<T, true, false>(ctx, x)
-           : x.tb ? launch_split<T, false, true>(ctx, x)
-                  : launch_split<T, false, false>(ctx, x);
+    return x.ta   ? launch_split<T, true, false, VECTOR>(ctx, x)
+           : x.tb ? launch_split<T, false, true, VECTOR>(ctx, x)
+                  : launch_split<T, false, false, VECTOR>(ctx, x);
 }
 
 /* 64 x 32 results to a warp, eight warps to a multiprocessor, bound by registers; and 32 x 32 with three blocks of four
  * warps, for products that large tiles would not spread over the device or not fill. */
 using Large = Tile<128, 128, 2, 4, 1>;
-using Small = Tile<64, 64, 2, 2, 3>;
+using Small = Tile<64, 64, 2, 2, 3>; /* also for copies of less than 16 bytes, whose addresses take registers */
 
 int64_t tiles(const tl_matrix_product &x, int64_t size)
 {
     return x.batch * tl_ceil_div(x.m, size) * tl_ceil_div(x.p, size);
+}
+
+/* Elements of a copy: 4, where the rows of both operands and of the result are whole 16 bytes, 2 or 1. */
+int vector_of(const tl_matrix_product &x)
+{
+    const int64_t lengths = (x.ta ? x.m : x.n) | (x.tb ? x.n : x.p);
+    if (!tl_aligned4(x.A) || !tl_aligned4(x.B)) return 1;
+    return (lengths | x.p) % 4 == 0 && tl_aligned4(x.C) ? 4 : lengths % 2 == 0 ? 2 : 1;
 }
 
 } /* namespace */
@@ -299,13 +323,12 @@ int64_t tiles(const tl_matrix_product &x, int64_t size)
 /* From n = 64 on 7.5·√n·u, the bound of a sum of n terms, covers what a split product and its parts lose: 4u for the
  * product of the lower parts and twice 2u for the last bit of a lower part; below 4u, cut off in the alignment and in
  * the result, for each of the ten mma of a part whose sum is not small; the sum of the parts. The tiles must be at least
- * half full and fill half of the device. */
+ * half full and fill half of the device; or, where copies are of less than 16 bytes and need other blocks to multiply
+ * meanwhile, be two for each multiprocessor. */
 bool tl_split_serves(tl_context *ctx, const tl_matrix_product &x)
 {
-    const int64_t small = tiles(x, 64);
-    const bool whole = x.p % 4 == 0 && (x.ta ? x.m : x.n) % 4 == 0 && (!x.tb || x.n % 4 == 0) && tl_aligned4(x.A) &&
-                       tl_aligned4(x.B) && tl_aligned4(x.C); /* rows of 16 bytes */
-    return tl_terms_fit_tensor_cores(x) && whole && 2 * small >= tl_cuda_sms(ctx) && small < INT32_MAX &&
+    const int64_t small = tiles(x, 64), blocks = tl_cuda_sms(ctx) * (vector_of(x) == 4 ? 1 : 4);
+    return tl_terms_fit_tensor_cores(x) && 2 * small >= blocks && small < INT32_MAX &&
            2 * x.batch * x.m * x.p >= small * 64 * 64;
 }
 
@@ -313,5 +336,9 @@ int32_t tl_split_multiply(tl_context *ctx, const tl_matrix_product &x)
 {
     const bool large = tiles(x, 128) >= 2 * tl_cuda_sms(ctx) &&
                        4 * x.batch * x.m * x.p >= 3 * tiles(x, 128) * 128 * 128;
-    return large ? launch_form<Large>(ctx, x) : launch_form<Small>(ctx, x);
+    switch (vector_of(x)) {
+    case 4: return large ? launch_form<Large, 4>(ctx, x) : launch_form<Small, 4>(ctx, x);
+    case 2: return launch_form<Small, 2>(ctx, x);
+    default: return launch_form<Small, 1>(ctx, x);
+    }
 }

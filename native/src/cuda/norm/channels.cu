@@ -24,7 +24,7 @@ template <class Row> __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS
     const int64_t c = r.n > 0 ? r.row % p.channels : 0;
     const float center = p.center[c], slope = p.slope[c], shift = p.shift[c];
 #pragma unroll(decltype(v)::UNROLL)
-    for (int k = 0; k < Row::K; k++) {
+    for (int k = 0; k < decltype(v)::pieces(r); k++) {
         float w[Row::W];
         v.get(k, w);
         TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
@@ -36,7 +36,7 @@ template <class Row> __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS
 template <class Row> __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO) affine_rows_bwd(affine p)
 {
     const Row r(p.rows, p.cols);
-    tl_held<Row, Row::SECOND_SHARED> second;
+    tl_held<Row, Row::SECOND_SHARED, true> second;
     tl_held<Row, false> v;
     second.load(r, p.g + r.row * p.cols);
     v.load(r, p.x + r.row * p.cols);
@@ -95,7 +95,7 @@ int32_t rows_bwd(tl_context *ctx, const affine &p)
         return tl_pick_row(p.cols, [&](auto row) {
             using Row = typename decltype(row)::type;
             return tl_launch_rows<Row>(ctx, name, affine_rows_bwd<Row>, p.rows,
-                                       tl_shared_bytes<Row, Row::SECOND_SHARED>, p);
+                                       tl_whole_row_bytes<Row, Row::SECOND_SHARED>, p);
         });
     if (p.sums) TL_TRY(tl_cuda_row_sums(ctx, p.g, p.rows, p.cols, 0, p.sums));
     if (p.sums_times) TL_TRY(tl_long_row_sums(ctx, name, affine_element<TERM>{p}, p.rows, p.cols, 0, p.sums_times));
@@ -120,7 +120,8 @@ int32_t tl_cuda_channel_affine(tl_context *ctx, const float *x, const float *cen
     if (positions > TL_ROW_FITS) return tl_long_row_map(ctx, name, affine_element<VALUE>{p}, p.rows, p.cols, out);
     return tl_pick_row(p.cols, [&](auto row) {
         using Row = typename decltype(row)::type;
-        return tl_launch_rows<Row>(ctx, name, affine_rows<Row>, p.rows, tl_shared_bytes<Row, Row::ONE_SHARED>, p);
+        return tl_launch_rows<Row>(ctx, name, affine_rows<Row>, p.rows, (tl_row_bytes<Row, Row::ONE_SHARED>(p.cols)),
+                                   p);
     });
 }
 

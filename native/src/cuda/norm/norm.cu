@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
     const float gamma_row = KIND == TL_NORM_CHANNEL && live ? gamma[r.row] : 0.0f,
                 beta_row = KIND == TL_NORM_CHANNEL && live ? beta[r.row] : -0.0f;
 #pragma unroll(decltype(v)::UNROLL)
-    for (int k = 0; k < Row::K; k++) {
+    for (int k = 0; k < decltype(v)::pieces(r); k++) {
         float w[Row::W], a[Row::W], b[Row::W];
         v.get(k, w);
         if constexpr (KIND != TL_NORM_CHANNEL) {
@@ -45,6 +45,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
 struct staged_row {
     static constexpr int UNROLL = 4;
     float *at;
+    template <class Row> static __device__ __forceinline__ int pieces(const Row &) { return Row::K; }
     template <int W> __device__ __forceinline__ void get(int k, float (&w)[W]) const
     {
         tl_load4(at + 4 * (k * (int)blockDim.x + (int)threadIdx.x), w);
@@ -224,8 +225,9 @@ int32_t forward(tl_context *ctx, const char *name, const float *x, const float *
     if (cols <= TL_ROW_FITS)
         return tl_pick_row(cols, [&](auto row) {
             using Row = typename decltype(row)::type;
-            return tl_launch_rows<Row>(ctx, name, norm_rows<Row, KIND>, rows, tl_shared_bytes<Row, Row::ONE_SHARED>, x,
-                                       gamma, beta, rows, cols, eps, out);
+            return tl_launch_rows<Row>(ctx, name, norm_rows<Row, KIND>, rows,
+                                       (tl_row_bytes<Row, Row::ONE_SHARED>(cols)), x, gamma, beta, rows, cols, eps,
+                                       out);
         });
     const auto launch_cluster = [&](auto row) {
         using Row = typename decltype(row)::type;
@@ -259,7 +261,7 @@ template <class Row, tl_norm_kind KIND>
 __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO) norm_rows_bwd(norm_grad p)
 {
     const Row r(p.rows, p.cols);
-    tl_held<Row, Row::SECOND_SHARED> second;
+    tl_held<Row, Row::SECOND_SHARED, true> second;
     tl_held<Row, false> v;
     second.load(r, p.g + r.row * p.cols);
     v.load(r, p.x + r.row * p.cols);
@@ -375,7 +377,7 @@ template <tl_norm_kind KIND> int32_t rows_bwd(tl_context *ctx, const char *name,
     return tl_pick_row(p.cols, [&](auto row) {
         using Row = typename decltype(row)::type;
         return tl_launch_rows<Row>(ctx, name, norm_rows_bwd<Row, KIND>, p.rows,
-                                   tl_shared_bytes<Row, Row::SECOND_SHARED>, p);
+                                   tl_whole_row_bytes<Row, Row::SECOND_SHARED>, p);
     });
 }
 

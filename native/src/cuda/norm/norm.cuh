@@ -18,7 +18,7 @@ static __device__ __forceinline__ void tl_row_statistics(const Row &r, Held &v, 
     *mean = 0.0f;
     if constexpr (KIND != TL_NORM_RMS) {
 #pragma unroll(Held::UNROLL)
-        for (int i = 0; i < Row::K; i++) {
+        for (int i = 0; i < Held::pieces(r); i++) {
             const int k = Row::order(i);
             v.get(k, w);
             sum.add(i, w);
@@ -26,7 +26,7 @@ static __device__ __forceinline__ void tl_row_statistics(const Row &r, Held &v, 
         *mean = tl_per_count(sum.sum(), cols);
     }
 #pragma unroll(Held::UNROLL)
-    for (int i = 0; i < Row::K; i++) {
+    for (int i = 0; i < Held::pieces(r); i++) {
         const int k = Row::order(i);
         v.get(k, w);
         TL_UNROLL_FOR (int j = 0; j < Row::W; j++) {

@@ -132,7 +132,7 @@ static void send_task(void *arg, int64_t task, int32_t worker)
     const size_t at = (size_t)task * SEND_TASK, left = job->bytes - at;
     memcpy(job->staged + at, job->host + at, left < SEND_TASK ? left : SEND_TASK);
     __atomic_fetch_add(&job->filled[at / job->piece], 1, __ATOMIC_RELEASE);
-    if (worker == 0) /* the caller of tl_parallel */
+    if (worker == 0) /* the caller of tl_parallel_in_order */
         send_filled(job);
 }
 
@@ -147,7 +147,7 @@ static int32_t send_at_once(tl_cuda_state *state, char *device, const char *host
     const size_t tasks = (bytes + SEND_TASK - 1) / SEND_TASK, tasks_a_piece = (tasks + SEND_PIECES - 1) / SEND_PIECES;
     job.piece = (tasks_a_piece < 2 ? 2 : tasks_a_piece) * SEND_TASK;
     job.pieces = (int32_t)((bytes + job.piece - 1) / job.piece);
-    tl_parallel((int64_t)tasks, send_task, &job);
+    tl_parallel_in_order((int64_t)tasks, send_task, &job);
     send_filled(&job);
     TRY(job.error);
     for (int i = first; i < first + blocks; i++) {

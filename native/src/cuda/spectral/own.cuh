@@ -33,6 +33,10 @@ struct tl_own_plan {
     const float *chirp, *kernel, *real; /* real: what splits a packed transform, where in_shared */
     tl_roots roots, packed;
     const double *lane_roots;
+    const float2 *turns; /* of tl_half_find, four_step: by which the columns' numbers are turned, as they lie */
+    /* Of tl_packed_find: where passes in place leave number k, and n/2. */
+    const uint16_t *places;
+    tl_fastdiv pairs;
 };
 
 /* The plan of n complex numbers, kept by the context. */
@@ -45,6 +49,30 @@ int tl_odd_radices(int64_t n, int *radix);
 int32_t tl_odd_find(tl_context *ctx, int64_t n, bool inverse, tl_own_plan *plan);
 /* Real transforms of these lengths in the mode `fast`. */
 int32_t tl_odd_real(tl_context *ctx, const tl_own_real_rows &t, bool inverse);
+
+/* The tables of roots of a pass in place, and the powers that they hold, of a first power for each butterfly: all but 0, or of a radix
+ * divisible by 4 those of which the others are products of two. */
+__host__ __device__ constexpr int tl_half_roots(int radix) { return radix % 4 == 0 ? radix / 4 + 2 : radix - 1; }
+__host__ __device__ constexpr int tl_half_power(int radix, int table)
+{
+    return radix % 4 == 0 && table > 2 ? 4 * (table - 2) : table + 1;
+}
+
+/* Lengths that spectral/chirp.cu transforms: those with a large prime. */
+bool tl_half_serves(int64_t n);
+/* The plan of such a length, kept by the context: the passes of its convolution (spectral/in_place.cuh), direct for all of it, or of a
+ * matrix for its columns, and rows for its rows. The kernel lies as the passes leave a transform, the numbers of a butterfly of the
+ * last pass of a row a sixteenth of the row apart. */
+int32_t tl_half_find(tl_context *ctx, int64_t n, bool matrix, tl_own_plan *plan);
+/* Real transforms of these lengths in the mode `fast`. */
+int32_t tl_half_real(tl_context *ctx, const tl_own_real_rows &t, bool inverse);
+
+/* Rows that spectral/packed.cu transforms: of powers of two, and, where one takes a block long, enough for all SMs. */
+bool tl_packed_serves(tl_context *ctx, const tl_own_real_rows &t);
+/* The plan of n complex numbers, half as many, kept by the context: passes in place, the one of a radix below 16 first. */
+int32_t tl_packed_find(tl_context *ctx, int64_t n, tl_own_plan *plan);
+/* Real transforms of these lengths in the mode `fast`. */
+int32_t tl_packed_real(tl_context *ctx, const tl_own_real_rows &t, bool inverse);
 
 /* Real transforms as in cpu/spectral/spectral.c. */
 int32_t tl_own_real(tl_context *ctx, const float *from, float *to, int64_t batch, int64_t n, bool inverse, double edge,

@@ -16,8 +16,10 @@ namespace {
 /* Plans that no graph uses; the cache grows by those that one does. */
 constexpr int CACHED_PLANS = 24;
 
-/* As the CPU transforms, or the passes of an odd length (spectral/odd.cu). */
-enum Kind { AS_CPU, ODD_FORWARD, ODD_INVERSE };
+/* As the CPU transforms; the passes of an odd length (spectral/odd.cu); what half a spectrum takes (spectral/chirp.cu), in one
+ * piece or as a matrix; the passes of a
+ * power of two (spectral/packed.cu). */
+enum Kind { AS_CPU, ODD_FORWARD, ODD_INVERSE, HALF, HALF_MATRIX, PACKED };
 
 struct Entry {
     tl_own_plan plan;
@@ -92,13 +94,136 @@ struct Tables {
         d.twiddle = add_twiddles(f);
         return d;
     }
+    /* Passes in place (spectral/in_place.cuh), the last one first: its sixteen numbers are neighbours, those of the others lie a
+     * multiple of 16 apart. `few_first`: a radix below 16 is the first pass's. */
+    tl_own_direct add_passes(int64_t n, bool few_first = false)
+    {
+        tl_own_direct d = {};
+        d.n = (int)n;
+        int64_t rest = n;
+        auto add_radix = [&](int radix) { d.radix[d.stages++] = radix, rest /= radix; };
+        add_radix(16);
+        for (int odd : {3, 3, 5})
+            if (rest % odd == 0) add_radix(odd);
+        int twos = 0;
+        while (rest >> twos > 1)
+            twos++;
+        if (twos % 4 && !few_first) add_radix(1 << twos % 4);
+        while (rest > 1)
+            add_radix(rest < 16 ? (int)rest : 16);
+        float2 *const to = reinterpret_cast<float2 *>(host + bytes);
+        int64_t span = 1, count = 0;
+        for (int i = 0; i < d.stages; i++) {
+            const int r = d.radix[i];
+            d.each[i] = tl_fastdiv((uint64_t)(n / r));
+            d.span[i] = tl_fastdiv((uint64_t)span);
+            for (int table = 0; i > 0 && table < tl_half_roots(r); table++)
+                for (int64_t k = 0; k < span; k++, count++) {
+                    double c, s;
+                    tl_root((uint64_t)(k * tl_half_power(r, table)), (uint64_t)(span * r), &c, &s);
+                    if (host) to[count] = make_float2((float)c, (float)-s);
+                }
+            span *= r;
+        }
+        d.twiddle = reinterpret_cast<const float2 *>(device + bytes);
+        bytes += ((size_t)count * sizeof(float2) + 15) / 16 * 16;
+        return d;
+    }
+    /* The kernel of a convolution as its passes leave a transform: numbers j of the butterflies of a row side by side. */
+    const float *add_kernel(const tl_fft *f, const tl_own_plan &p)
+    {
+        const tl_own_direct &row = p.four_step ? p.rows : p.direct;
+        const int64_t rows = p.four_step ? p.direct.n : 1, each = row.n / 16;
+        float *const to = reinterpret_cast<float *>(host + bytes);
+        for (int64_t e = 0; host && e < p.m; e++) {
+            const int64_t at = e % row.n, within = at % each * 16 + at / each;
+            const int64_t k = p.four_step ? frequency(p.direct, e / row.n) : 0;
+            memcpy(to + 2 * e, f->kernel + 2 * (k + rows * frequency(row, within)), sizeof(float2));
+        }
+        const float *const there = reinterpret_cast<const float *>(device + bytes);
+        bytes += (size_t)p.m * sizeof(float2);
+        return there;
+    }
+    /* The roots by which numbers of the columns are turned, as they lie. */
+    const float2 *add_turns(const tl_own_plan &p)
+    {
+        float2 *const to = reinterpret_cast<float2 *>(host + bytes);
+        for (int64_t e = 0; host && e < p.m; e++) {
+            double c, s;
+            tl_root((uint64_t)(frequency(p.direct, e / p.rows.n) * (e % p.rows.n)), (uint64_t)p.m, &c, &s);
+            to[e] = make_float2((float)c, (float)-s);
+        }
+        const float2 *const there = reinterpret_cast<const float2 *>(device + bytes);
+        bytes += (size_t)p.m * sizeof(float2);
+        return there;
+    }
+    /* e^(-2·pi·i·k/(2n)), k <= n/2: what splits a packed transform of n numbers. */
+    const float *add_packed_roots(int64_t n)
+    {
+        float *const to = reinterpret_cast<float *>(host + bytes);
+        for (int64_t k = 0; host && k <= n / 2; k++) {
+            double c, s;
+            tl_root((uint64_t)k, 2 * (uint64_t)n, &c, &s);
+            to[2 * k] = (float)c, to[2 * k + 1] = (float)-s;
+        }
+        const float *const there = reinterpret_cast<const float *>(device + bytes);
+        bytes += ((size_t)(n / 2 + 1) * sizeof(float2) + 15) / 16 * 16;
+        return there;
+    }
+    const uint16_t *add_places(const tl_own_direct &d)
+    {
+        uint16_t *const to = reinterpret_cast<uint16_t *>(host + bytes);
+        for (int64_t at = 0; host && at < d.n; at++)
+            to[frequency(d, at)] = (uint16_t)at;
+        const uint16_t *const there = reinterpret_cast<const uint16_t *>(device + bytes);
+        bytes += ((size_t)d.n * sizeof(uint16_t) + 15) / 16 * 16;
+        return there;
+    }
+    /* The number of the transform that passes in place leave at `at`. */
+    static int64_t frequency(const tl_own_direct &d, int64_t at)
+    {
+        int64_t k = 0, weight = 1;
+        for (int i = d.stages - 1; i >= 0; i--) {
+            k += at / d.span[i].divisor % d.radix[i] * weight;
+            weight *= d.radix[i];
+        }
+        return k;
+    }
 };
+
+void add_packed(Tables &t, tl_own_plan *p)
+{
+    p->m = p->n, p->direct = t.add_passes(p->n, true), p->pairs = tl_fastdiv((uint64_t)(p->n / 2));
+    p->real = t.add_packed_roots(p->n);
+    p->places = t.add_places(p->direct);
+}
+
+void add_half(const tl_fft *f, Kind kind, Tables &t, tl_own_plan *p)
+{
+    p->m = f->m, p->bluestein = true, p->four_step = kind == HALF_MATRIX;
+    p->direct = t.add_passes(p->four_step ? TL_FFT_HALF_COLUMN : p->m);
+    if (p->four_step) {
+        p->rows = t.add_passes(p->m / TL_FFT_HALF_COLUMN);
+        p->turns = t.add_turns(*p);
+    }
+    p->chirp = t.add(f->chirp, 2 * (f->n / 2 + 1));
+    p->kernel = t.add_kernel(f, *p);
+}
 
 void add_plan(const tl_fft *f, Kind kind, Tables &t, tl_own_plan *p)
 {
-    const tl_fft *whole = f->chirp ? f->first : f;
     *p = {};
-    p->n = f->n, p->m = whole->n;
+    p->n = f->n;
+    if (kind == HALF || kind == HALF_MATRIX) {
+        add_half(f, kind, t, p);
+        return;
+    }
+    if (kind == PACKED) {
+        add_packed(t, p);
+        return;
+    }
+    const tl_fft *whole = f->chirp ? f->first : f;
+    p->m = whole->n;
     if (kind != AS_CPU) {
         p->direct = t.add_direct(f);
         return;
@@ -144,14 +269,23 @@ int32_t upload(tl_context *ctx, const tl_fft *f, Kind kind, Entry *entry)
     return TORCHLEAN_OK;
 }
 
-int32_t make_as_cpu(tl_context *ctx, int64_t n, Entry *entry)
+/* By a plan of the host: AS_CPU, HALF or HALF_MATRIX. */
+int32_t make_as_host(tl_context *ctx, int64_t n, Kind kind, Entry *entry)
 {
-    const tl_fft *f = tl_fft_get_base(n, TL_FFT_ANY);
+    const int of_host = kind == HALF ? TL_FFT_HALF : kind == HALF_MATRIX ? TL_FFT_HALF_MATRIX : TL_FFT_ANY;
+    const tl_fft *f = tl_fft_get_base(n, of_host);
     if (!f)
         return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for the plan of a %lld-point transform", (long long)n);
-    const int32_t status = upload(ctx, f, AS_CPU, entry);
+    const int32_t status = upload(ctx, f, kind, entry);
     tl_fft_put_base(f);
     return status;
+}
+
+int32_t make_packed(tl_context *ctx, int64_t n, Entry *entry)
+{
+    tl_fft f = {};
+    f.n = n;
+    return upload(ctx, &f, PACKED, entry);
 }
 
 int32_t make_odd(tl_context *ctx, int64_t n, Kind kind, Entry *entry)
@@ -225,7 +359,12 @@ int32_t find(tl_context *ctx, int64_t n, Kind kind, tl_own_plan *plan)
         TL_CUDA_TRY(ctx, cudaFree(place->memory)); /* waits for the kernels that read it */
         place->stamp = 0;
     }
-    TL_TRY(kind == AS_CPU ? make_as_cpu(ctx, n, place) : make_odd(ctx, n, kind, place));
+    if (kind == PACKED)
+        TL_TRY(make_packed(ctx, n, place));
+    else if (kind == ODD_FORWARD || kind == ODD_INVERSE)
+        TL_TRY(make_odd(ctx, n, kind, place));
+    else
+        TL_TRY(make_as_host(ctx, n, kind, place));
     place->kind = kind;
     place->captured = 0;
     place->stamp = ++plans->now;
@@ -241,3 +380,10 @@ int32_t tl_odd_find(tl_context *ctx, int64_t n, bool inverse, tl_own_plan *plan)
 {
     return find(ctx, n, inverse ? ODD_INVERSE : ODD_FORWARD, plan);
 }
+
+int32_t tl_half_find(tl_context *ctx, int64_t n, bool matrix, tl_own_plan *plan)
+{
+    return find(ctx, n, matrix ? HALF_MATRIX : HALF, plan);
+}
+
+int32_t tl_packed_find(tl_context *ctx, int64_t n, tl_own_plan *plan) { return find(ctx, n, PACKED, plan); }

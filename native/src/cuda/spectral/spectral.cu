@@ -1,5 +1,5 @@
-/* Real Fourier transforms on CUDA: our own (spectral/own.cu, spectral/odd.cu), or cuFFT between kernels that keep the contract where
- * cuFFT does not.
+/* Real Fourier transforms on CUDA: our own (spectral/own.cu, spectral/odd.cu, spectral/chirp.cu), or cuFFT between kernels that keep
+ * the contract where cuFFT does not.
  *
  * cuFFT's inverse transform overwrites its input and is undefined for imaginary parts at bins 0 and n/2 other than 0,
  * so it gets a copy: with those set to 0, with the scale factor applied, and with both parts of a bin NaN where one is
@@ -214,15 +214,19 @@ int32_t inverse(tl_context *ctx, const float *spec, float *x, int64_t batch, int
     return TORCHLEAN_OK;
 }
 
-/* Whether a transform of our own computes it, then into *status: in the mode `reproducible`, and where cuFFT's would take a complex
- * row for each odd real one, and copies of it, though a row fits shared memory. */
+/* Whether a transform of our own computes it, then into *status: in the mode `reproducible`, for lengths with a large prime, and where
+ * cuFFT's would take a complex row for each odd real one, and copies of it, though a row fits shared memory. */
 bool own_serves(tl_context *ctx, const tl_own_real_rows &t, bool inverse, double edge, double inner, int32_t *status)
 {
-    constexpr int64_t BLUESTEIN_MOST = 1024;
+    constexpr int64_t ONE_PASS = 15;
     int radix[tl_own_direct::STAGES];
     if (!tl_is_reproducible(ctx) && tl_odd_radices(t.n, radix))
         *status = tl_odd_real(ctx, t, inverse);
-    else if (tl_is_reproducible(ctx) || (t.n % 2 != 0 && t.n <= BLUESTEIN_MOST))
+    else if (!tl_is_reproducible(ctx) && tl_half_serves(t.n))
+        *status = tl_half_real(ctx, t, inverse);
+    else if (!tl_is_reproducible(ctx) && (inverse || edge != 1.0) && tl_packed_serves(ctx, t))
+        *status = tl_packed_real(ctx, t, inverse);
+    else if (tl_is_reproducible(ctx) || (t.n % 2 != 0 && t.n <= ONE_PASS))
         *status = tl_own_real(ctx, t.from, t.to, t.batch, t.n, inverse, edge, inner);
     else
         return false;

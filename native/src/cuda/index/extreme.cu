@@ -1,0 +1,318 @@
+/* Places of the largest and smallest elements on CUDA, argmax and argmin. formula/order.h gives every element of a row a rank of
+ * its own, so the largest one is the same whatever looks at which part of the row, and integer atomics may gather it. */
+#include <algorithm>
+
+#include "cuda/device/division.cuh"
+#include "cuda/device/vector.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "formula/exact.h"
+#include "formula/order.h"
+#include "generated/index.h"
+
+namespace {
+
+typedef unsigned long long rank_t;
+
+constexpr int THREADS = 256;
+constexpr int64_t SHORT_ROW = 1024;   /* elements for one warp */
+constexpr int64_t SHORT_COLUMN = 32;  /* for one thread */
+constexpr uint32_t MOST_COLUMNS = 32; /* of a block: 128 neighbouring bytes */
+constexpr int AT_ONCE = 8, QUADS = 4; /* elements, or quadruples of them, that a thread loads at once */
+constexpr int64_t BATCH = 4 * (int64_t)THREADS * QUADS; /* elements of a row that a block loads at once */
+constexpr int64_t ENOUGH = 64, LEAST = 16;  /* elements of a thread that are worth parts of the axis; of a part */
+constexpr int64_t LARGE = (int64_t)1 << 24; /* elements that take several blocks' time anyway */
+constexpr int64_t WAVE = 8, WAVES = 4; /* blocks that a multiprocessor holds; how often, so that the last are few */
+constexpr int64_t MOST_PARTS = 1024;
+
+struct arg_axis {
+    const float *x;
+    uint32_t *out;
+    rank_t *best; /* of every part of every output, where there are several; else NULL */
+    int64_t rows, n, inner, part, parts;
+    int smallest;
+};
+
+/* The largest rank of the warp's lanes. */
+__device__ __forceinline__ rank_t warp_max(rank_t best)
+{
+    for (int s = 16; s > 0; s /= 2)
+        best = max(best, __shfl_xor_sync(~0u, best, s));
+    return best;
+}
+
+/* A warp owns a row. */
+__global__ void __launch_bounds__(THREADS) short_rows_kernel(arg_axis a)
+{
+    const int64_t row = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    if (row >= a.rows) return;
+    rank_t best = 0;
+    for (int64_t i = threadIdx.x % 32; i < a.n; i += 32)
+        best = max(best, (rank_t)tl_rank(a.x[row * a.n + i], (uint32_t)i, a.smallest, 1));
+    best = warp_max(best);
+    if (threadIdx.x % 32 == 0) a.out[row] = tl_rank_place(best);
+}
+
+/* A thread owns an output. */
+__global__ void __launch_bounds__(THREADS) short_columns_kernel(arg_axis a, tl_fastdiv inner)
+{
+    const int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (t >= a.rows) return;
+    uint32_t c;
+    const int64_t o = inner.divmod((uint32_t)t, &c);
+    const float *x = a.x + o * a.n * a.inner + c;
+    rank_t best = 0;
+    for (int64_t i = 0; i < a.n; i += 8, x += 8 * a.inner) {
+        float v[8];
+        TL_UNROLL_FOR (int u = 0; u < 8; u++)
+            if (i + u < a.n) v[u] = x[u * a.inner];
+        TL_UNROLL_FOR (int u = 0; u < 8; u++)
+            if (i + u < a.n) best = max(best, (rank_t)tl_rank(v[u], (uint32_t)(i + u), a.smallest, 1));
+    }
+    a.out[t] = tl_rank_place(best);
+}
+
+/* What changes no extreme, and the extreme of two. */
+template <bool SMALLEST> constexpr float NEUTRAL = SMALLEST ? TL_INF : -TL_INF;
+
+template <bool SMALLEST> __device__ __forceinline__ float extreme_of(float a, float b)
+{
+    return SMALLEST ? tl_min(a, b) : tl_max(a, b);
+}
+
+/* A thread loads batches of elements and compares the extreme of each with the best so far. Where that stands in its batch is
+ * looked up at the end, by those threads alone whose best is the result's and whose batch is the first: elements far apart are
+ * sectors of memory of their own, which would be nearly as many as those that are read in order. */
+template <bool SMALLEST> struct leader {
+    float best = NEUTRAL<SMALLEST>;
+    uint32_t batch = 0;
+
+    __device__ __forceinline__ void take(float extreme, uint32_t from)
+    {
+        const bool leads = SMALLEST ? tl_takes_lead(-extreme, -best) : tl_takes_lead(extreme, best);
+        best = leads ? extreme : best;
+        batch = leads ? from : batch;
+    }
+    __device__ __forceinline__ rank_t rank() const { return tl_rank(best, batch, SMALLEST, 1); }
+    /* Whether x, of the batch, is the best or as good. */
+    __device__ __forceinline__ bool is(float x) const { return x == best || (best != best && x != x); }
+};
+
+/* The result at `at` of part blockIdx.y, from the rank of its batch and its place in the row. */
+__device__ __forceinline__ void finish(const arg_axis &a, int64_t at, rank_t rank, uint32_t place)
+{
+    if (a.best)
+        a.best[at * a.parts + blockIdx.y] = tl_rank_of((uint32_t)(rank >> 32), place);
+    else
+        a.out[at] = place;
+}
+
+/* A part of a row: the `count` elements at x, which begin anywhere. It is read by quadruples that begin on 16 bytes; quadruple 0
+ * begins `shift` elements before x. A batch of a thread is QUADS of them, THREADS apart. */
+template <bool SMALLEST> struct part_of_row {
+    const float *x;
+    int count, shift;
+
+    /* Where element j of quadruple u of the thread's batch stands. */
+    __device__ __forceinline__ int index(int batch, int u, int j) const
+    {
+        return 4 * (batch + u * THREADS + (int)threadIdx.x) + j - shift;
+    }
+    __device__ __forceinline__ bool inside(int i) const { return i >= 0 && i < count; }
+    /* The batch of the quadruples from `batch` on. Of the first and the last quadruple neutral elements stand for those outside. */
+    __device__ __forceinline__ void load(float (&y)[QUADS][4], int batch) const
+    {
+        if (batch > 0 && 4 * (batch + QUADS * THREADS) - shift <= count) {
+            TL_UNROLL_FOR (int u = 0; u < QUADS; u++)
+                tl_load4(x + index(batch, u, 0), y[u]);
+            return;
+        }
+        TL_UNROLL_FOR (int u = 0; u < QUADS; u++) {
+            const int i = index(batch, u, 0);
+            if (i >= 0 && i + 4 <= count) {
+                tl_load4(x + i, y[u]);
+            } else {
+                TL_UNROLL_FOR (int j = 0; j < 4; j++)
+                    y[u][j] = inside(i + j) ? x[i + j] : NEUTRAL<SMALLEST>;
+            }
+        }
+    }
+};
+
+/* A block owns part blockIdx.y of row blockIdx.x. With the blocks that a multiprocessor holds, three times the bytes are in flight
+ * that its share of the memory's rate asks for. */
+template <bool SMALLEST> __global__ void __launch_bounds__(THREADS) long_rows_kernel(arg_axis a)
+{
+    __shared__ rank_t ranks[THREADS / 32];
+    __shared__ uint32_t place;
+    const int t = (int)threadIdx.x;
+    const int64_t from = blockIdx.y * a.part;
+    part_of_row<SMALLEST> part = {a.x + (blockIdx.x * a.n + from), (int)min(a.part, a.n - from), 0};
+    part.shift = (int)((uintptr_t)part.x / sizeof(float) % 4);
+    leader<SMALLEST> lead;
+    float y[QUADS][4];
+    for (int batch = 0; 4 * batch - part.shift < part.count; batch += THREADS * QUADS) {
+        part.load(y, batch);
+        float extreme = y[0][0];
+        TL_UNROLL_FOR (int e = 1; e < 4 * QUADS; e++)
+            extreme = extreme_of<SMALLEST>(extreme, y[e / 4][e % 4]);
+        lead.take(extreme, (uint32_t)batch);
+    }
+    if (t == 0) place = UINT32_MAX;
+    const rank_t own = lead.rank();
+    rank_t rank = warp_max(own);
+    if (t % 32 == 0) ranks[t / 32] = rank;
+    __syncthreads();
+    TL_UNROLL_FOR (int w = 0; w < THREADS / 32; w++)
+        rank = max(rank, ranks[w]);
+    if (own == rank) {
+        part.load(y, (int)lead.batch);
+        int found = -1;
+        TL_UNROLL_FOR (int e = 4 * QUADS - 1; e >= 0; e--) {
+            const int i = part.index((int)lead.batch, e / 4, e % 4);
+            if (part.inside(i) && lead.is(y[e / 4][e % 4])) found = i;
+        }
+        if (found >= 0) atomicMin(&place, (uint32_t)from + (uint32_t)found);
+    }
+    __syncthreads();
+    if (t == 0) finish(a, blockIdx.x, rank, place);
+}
+
+/* A block owns `columns` neighbouring columns of one outer array, a group, and part blockIdx.y of their axis; a thread has every
+ * (THREADS / columns)-th element of one of them, AT_ONCE in a batch, so that neighbours read neighbours. */
+template <bool SMALLEST>
+__global__ void __launch_bounds__(THREADS) columns_kernel(arg_axis a, uint32_t columns, tl_fastdiv groups)
+{
+    __shared__ rank_t ranks[THREADS];
+    __shared__ uint32_t places[MOST_COLUMNS];
+    uint32_t group;
+    const int64_t o = groups.divmod(blockIdx.x, &group);
+    const uint32_t deep = THREADS / columns, row = threadIdx.x / columns, own = threadIdx.x % columns;
+    const int64_t c = (int64_t)group * columns + own, from = blockIdx.y * a.part, to = min(from + a.part, a.n);
+    const bool works = row < deep && c < a.inner && from + row < to;
+    const float *const x = a.x + (o * a.n + from + row) * a.inner + c;
+    const uint32_t step = (uint32_t)(deep * a.inner); /* an array has fewer than 2^32 elements */
+    const int count = works ? (int)((uint32_t)(to - from - row + deep - 1) / deep) : 0;
+    leader<SMALLEST> lead;
+    const float *v = x;
+    for (int i = 0; i < count; i += AT_ONCE) {
+        float y[AT_ONCE];
+        if (count - i >= AT_ONCE) {
+            TL_UNROLL_FOR (int u = 0; u < AT_ONCE; u++, v += step)
+                y[u] = *v;
+        } else {
+            TL_UNROLL_FOR (int u = 0; u < AT_ONCE; u++, v += step)
+                y[u] = i + u < count ? *v : NEUTRAL<SMALLEST>;
+        }
+        float extreme = y[0];
+        TL_UNROLL_FOR (int u = 1; u < AT_ONCE; u++)
+            extreme = extreme_of<SMALLEST>(extreme, y[u]);
+        lead.take(extreme, (uint32_t)i);
+    }
+    const rank_t mine = works ? lead.rank() : 0;
+    ranks[threadIdx.x] = mine;
+    if (row == 0) places[own] = UINT32_MAX;
+    for (uint32_t s = THREADS / 2; s > 0; s /= 2) {
+        __syncthreads();
+        if (row < s && row + s < deep) ranks[threadIdx.x] = max(ranks[threadIdx.x], ranks[threadIdx.x + s * columns]);
+    }
+    __syncthreads();
+    const rank_t rank = ranks[own];
+    if (works && mine == rank) {
+        int first = (int)lead.batch;
+        TL_UNROLL_FOR (int u = AT_ONCE - 1; u >= 0; u--) {
+            const int i = min((int)lead.batch + u, count - 1);
+            if (lead.is(x[(uint32_t)i * step])) first = i;
+        }
+        atomicMin(&places[own], (uint32_t)(from + row + (int64_t)first * deep));
+    }
+    __syncthreads();
+    if (row == 0 && works) finish(a, o * a.inner + c, rank, places[own]);
+}
+
+/* A warp owns an output. */
+__global__ void __launch_bounds__(THREADS) best_part_kernel(arg_axis a)
+{
+    tl_wait_for_earlier();
+    const int64_t row = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    if (row >= a.rows) return;
+    rank_t best = 0;
+#pragma unroll 4
+    for (int64_t p = threadIdx.x % 32; p < a.parts; p += 32)
+        best = max(best, a.best[row * a.parts + p]);
+    best = warp_max(best);
+    if (threadIdx.x % 32 == 0) a.out[row] = tl_rank_place(best);
+}
+
+/* Parts of each row, of which a block has one. Times are counted in elements of one of the WAVE blocks that share a
+ * multiprocessor's part of the memory's rate, 4 bytes of 4 GB/s, a nanosecond each: the last wave, if it is short of blocks, takes a
+ * fifth of that for what a block alone waits for its loads; a wave begins and ends in 1000, and so does the launch behind it
+ * in 2000. */
+int64_t parts_of_rows(int64_t rows, int64_t n, int64_t resident)
+{
+    int64_t best = 1;
+    double least = 0.0;
+    for (int64_t waves = 0; waves <= WAVES; waves++) { /* with 0 for whole rows */
+        const int64_t parts = std::min(std::min(waves * resident / rows, n / BATCH), MOST_PARTS);
+        if (waves > 0 && parts <= 1) continue;
+        const int64_t blocks = rows * std::max<int64_t>(parts, 1), rest = blocks % resident;
+        const double full = (double)(blocks / resident),
+                     last = rest ? std::max((double)rest / (double)resident, 0.2) : 0.0;
+        const double part = (double)n / (double)std::max<int64_t>(parts, 1);
+        const double time = (full + last) * part + 1000.0 * (full + (rest > 0)) + (parts > 1 ? 2000.0 : 0.0);
+        if (waves == 0 || time < least) best = std::max<int64_t>(parts, 1), least = time;
+    }
+    return best;
+}
+
+/* Parts of the axis of each of `blocks` groups of columns: as many as fill the device. */
+int64_t parts_of_columns(int64_t blocks, int64_t elements, int64_t share, int64_t resident)
+{
+    if (share <= ENOUGH) return 1;
+    const int64_t parts = elements < LARGE ? resident / blocks : tl_ceil_div(WAVES * resident, blocks);
+    return std::max<int64_t>(1, std::min(std::min(parts, MOST_PARTS), share / LEAST));
+}
+
+int32_t argument(tl_context *ctx, const char *name, const float *x, int64_t outer, int64_t n, int64_t inner,
+                 int smallest, uint32_t *out)
+{
+    arg_axis a = {x, out, nullptr, outer * inner, n, inner, n, 1, smallest};
+    if (inner == 1 && n <= SHORT_ROW)
+        return tl_launch(ctx, name, short_rows_kernel, tl_grid(a.rows, THREADS / 32), THREADS, a);
+    if (inner > 1 && n <= SHORT_COLUMN)
+        return tl_launch(ctx, name, short_columns_kernel, tl_grid(a.rows, THREADS), THREADS, a, tl_fastdiv(inner));
+    const uint32_t columns = inner < MOST_COLUMNS ? (uint32_t)inner : MOST_COLUMNS;
+    const int64_t groups = tl_ceil_div(inner, columns), blocks = outer * groups, resident = WAVE * tl_cuda_sms(ctx);
+    const int64_t parts =
+        inner == 1 ? parts_of_rows(outer, n, resident)
+                   : parts_of_columns(blocks, outer * n * inner, tl_ceil_div(n, THREADS / columns), resident);
+    a.part = tl_ceil_div(n, parts);
+    a.parts = tl_ceil_div(n, a.part);
+    tl_scratch<rank_t> best(ctx);
+    if (a.parts > 1) {
+        TL_TRY(best.allocate(a.rows * a.parts));
+        a.best = best;
+    }
+    const dim3 grid(tl_grid(blocks, 1), (unsigned)a.parts);
+    TL_TRY(inner == 1
+               ? tl_launch(ctx, name, smallest ? long_rows_kernel<true> : long_rows_kernel<false>, grid, THREADS, a)
+               : tl_launch(ctx, name, smallest ? columns_kernel<true> : columns_kernel<false>, grid, THREADS, a,
+                           columns, tl_fastdiv(groups)));
+    if (a.parts == 1) return TORCHLEAN_OK;
+    return tl_launch_ahead(ctx, name, best_part_kernel, tl_grid(a.rows, THREADS / 32), THREADS, 0, a);
+}
+
+} /* namespace */
+
+/* ---- the operations ------------------------------------------------------------------------------------------------ */
+
+extern "C" int32_t tl_cuda_argmax(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner,
+                                  uint32_t *out)
+{
+    return argument(ctx, "argmax", x, outer, n, inner, 0, out);
+}
+
+extern "C" int32_t tl_cuda_argmin(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner,
+                                  uint32_t *out)
+{
+    return argument(ctx, "argmin", x, outer, n, inner, 1, out);
+}

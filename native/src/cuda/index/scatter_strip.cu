@@ -1,0 +1,148 @@
+/* Scatter-adds of many hits into each of few wide rows on CUDA, in one launch.
+ *
+ * A block owns up to 256 columns of one row of an array. It looks through the index list for the row's hits: a warp has a piece of
+ * the list and a bit for each of its indices, and sums of the bits' counts say where in the list of the row's hits a bit's position
+ * belongs. So these arrive in order, and nothing is sorted. The block brings the values of HITS of them for each warp to shared
+ * memory at a time, from where a warp for each 32 columns adds them while the next are on their way: a row costs the latency of its
+ * additions, or the bytes of its values, and no more.
+ *
+ * A block has fewer columns, and more warps for each 32 of them, where there would be too few blocks. */
+#include "cuda/device/division.cuh"
+#include "cuda/index/scatter.cuh"
+#include "cuda/runtime/launch.cuh"
+
+namespace {
+
+constexpr int THREADS = 256, WARPS = THREADS / 32;
+constexpr int HITS = 24; /* of a warp at a time: 24 KiB of a block are on their way */
+constexpr int AT_ONCE = 8;
+constexpr uint32_t LIST =
+    TL_TILE_INDICES; /* indices that are looked through at a time: a word of bits for every lane */
+static_assert(LIST == THREADS * 32 && LIST <= UINT16_MAX + 1 && HITS % AT_ONCE == 0);
+
+/* Where strips serve. Rows have 32 hits or more on average, so that a block's reading of the list, of k words, is mostly less than
+ * that of its values, k / rows · 256 words. Of more than FEW_ROWS rows it may be as much, and beyond MOST_VALUES (64 MiB, or 16 us)
+ * that costs more than to sort the list once. Each further part of a list costs a block the latency of looking through it. */
+constexpr int64_t FEW_HITS = 32, FEW_ROWS = 64, MOST_ROWS = 256, MOST_VALUES = (int64_t)1 << 24, MOST_PARTS = 4;
+
+struct strips {
+    const float *base; /* NULL for a sum that starts from +0 */
+    const float *values;
+    float *out;
+    const uint32_t *indices;
+    uint32_t cols, k;
+    tl_fastdiv rows, pieces; /* pieces of a row */
+    bool by_outer;           /* indices of their own for every array */
+};
+
+/* Thread t of a block has column t % (32·STRIPS) of the piece. */
+template <int STRIPS> __global__ void __launch_bounds__(THREADS, 3) scatter_strip_kernel(strips s)
+{
+    constexpr uint32_t COLUMNS = 32 * STRIPS, STAGE = WARPS / STRIPS * HITS;
+    __shared__ float stage[STAGE][COLUMNS];
+    __shared__ uint16_t list[LIST];
+    __shared__ uint32_t counts[WARPS];
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint32_t mine = threadIdx.x / COLUMNS * HITS, place_in_row = threadIdx.x % COLUMNS;
+
+    uint32_t piece, row;
+    const uint32_t outer_row = s.pieces.divmod(blockIdx.x, &piece), o = s.rows.divmod(outer_row, &row);
+    const uint32_t col = piece * COLUMNS + place_in_row, col_read = min(col, s.cols - 1);
+    const uint32_t *const indices = s.indices + (s.by_outer ? (int64_t)o * s.k : 0);
+    const int64_t element = (int64_t)outer_row * s.cols + col_read;
+    float sum = s.base && mine == 0 ? s.base[element] : 0.0f;
+
+    for (uint32_t from = 0; from < s.k; from += LIST) {
+        const uint32_t length = min(s.k - from, LIST), rounds = (length + THREADS - 1) / THREADS;
+        const uint32_t begin = warp * rounds * 32; /* of the warp's piece of the list */
+        uint32_t bits = 0;                         /* lane r has those of round r */
+        for (uint32_t round = 0; round < rounds; round += AT_ONCE) {
+            uint32_t index[AT_ONCE];
+            TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++) {
+                const uint32_t j = begin + (round + i) * 32 + lane;
+                index[i] = round + i < rounds && j < length ? indices[from + j] : UINT32_MAX;
+            }
+            TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++) {
+                const uint32_t hits = __ballot_sync(~0u, index[i] == row);
+                if (lane == round + i) bits = hits;
+            }
+        }
+        uint32_t place = __popc(bits);
+        TL_UNROLL_FOR (int d = 1; d < 32; d *= 2) {
+            const uint32_t before = __shfl_up_sync(~0u, place, d);
+            if (lane >= d) place += before;
+        }
+        if (lane == 31) counts[warp] = place;
+        __syncthreads();
+        uint32_t hits = 0;
+        place -= __popc(bits);
+        TL_UNROLL_FOR (uint32_t w = 0; w < WARPS; w++) {
+            if (w < warp) place += counts[w];
+            hits += counts[w];
+        }
+        for (; bits; bits &= bits - 1)
+            list[place++] = (uint16_t)(begin + lane * 32 + __ffs((int)bits) - 1);
+        __syncthreads();
+
+        const float *const values = s.values + ((int64_t)o * s.k + from) * s.cols + col_read;
+        float next[HITS];
+        const auto fetch = [&](uint32_t first) { /* those behind the last are -0, which changes no sum */
+                                                 TL_UNROLL_FOR (int i = 0; i < HITS; i++) {
+                                                     next[i] = -0.0f;
+                                                     if (first + i < hits)
+                                                         next[i] = values[(int64_t)list[first + i] * s.cols];
+                                                 }
+        };
+        fetch(mine);
+        for (uint32_t at = 0; at < hits; at += STAGE) {
+            TL_UNROLL_FOR (int i = 0; i < HITS; i++)
+                stage[mine + i][place_in_row] = next[i];
+            __syncthreads();
+            if (at + STAGE < hits) fetch(at + STAGE + mine);
+            if (mine == 0) {
+                const uint32_t staged = min(hits - at, STAGE);
+                float now[AT_ONCE];
+                TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++)
+                    now[i] = stage[i][place_in_row];
+                for (uint32_t hit = 0; hit < staged; hit += AT_ONCE) {
+                    const uint32_t then = min(hit + AT_ONCE, STAGE - AT_ONCE);
+                    float after[AT_ONCE];
+                    TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++)
+                        after[i] = stage[then + i][place_in_row];
+                    TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++)
+                        sum += now[i];
+                    TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++)
+                        now[i] = after[i];
+                }
+            }
+            __syncthreads();
+        }
+    }
+    if (mine == 0 && col < s.cols) s.out[element] = sum;
+}
+
+} /* namespace */
+
+bool tl_strips_serve(int64_t outer, int64_t rows, int64_t cols, int64_t k)
+{
+    return cols >= 32 && rows <= MOST_ROWS && k >= FEW_HITS * rows && k <= MOST_PARTS * LIST &&
+           (rows <= FEW_ROWS || outer * k * cols <= MOST_VALUES);
+}
+
+int32_t tl_scatter_strips(tl_context *ctx, const char *name, const float *base, const float *values,
+                          const uint32_t *indices, int64_t outer, int64_t rows, int64_t cols, int64_t k, bool by_outer,
+                          float *out)
+{
+    if (outer * rows * cols == 0) return TORCHLEAN_OK;
+    const auto blocks = [&](int64_t count) { return outer * rows * tl_ceil_div(cols, 32 * count); };
+    int64_t count = WARPS; /* strips of 32 columns of a block */
+    while (count > 1 && blocks(count) < 2 * tl_cuda_sms(ctx))
+        count /= 2;
+    strips s = {base, values, out, indices, (uint32_t)cols, (uint32_t)k};
+    s.rows = tl_fastdiv(rows), s.pieces = tl_fastdiv(tl_ceil_div(cols, 32 * count)), s.by_outer = by_outer;
+    const auto kernel = count == 1   ? scatter_strip_kernel<1>
+                        : count == 2 ? scatter_strip_kernel<2>
+                        : count == 4 ? scatter_strip_kernel<4>
+                                     : scatter_strip_kernel<8>;
+    return tl_launch(ctx, name, kernel, tl_grid(blocks(count), 1), THREADS, s);
+}

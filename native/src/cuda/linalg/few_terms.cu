@@ -1,0 +1,287 @@
+/* Matrix products of few terms on CUDA: bound by writing the result.
+ *
+ * C is written as a row of aligned groups of four elements ("quads"), also where its rows are no multiple of four long or
+ * a product of a batch starts anywhere: `unit` rows (1, 2 or 4) are a whole number of quads, a period, which repeats all the
+ * way down. A thread owns one quad of a period, whose columns, and rows within the period, are the same in all of them: it
+ * keeps their columns of B in registers, goes down `groups` periods at a time, reads the rows of A from shared memory, where
+ * most lanes of a warp ask for the same one, and writes 16 bytes each time. A block has `groups` groups of as many lanes as
+ * its tile has quads and `turns` periods for each, of one product. Of a quad that lies partly outside of its product the
+ * elements inside are written one by one.
+ *
+ * A multiprocessor of an H200 has about 120 issue slots while its share of the memory takes the 16 bytes of each lane of a
+ * warp, and TERMS terms of them are 4·TERMS multiply-adds and TERMS/4 reads of shared memory: in float32 32 terms take little
+ * more time than writing does, in float64, at half the rate, 16.
+ *
+ * Each sum is one chain of fused multiply-adds in increasing k and the bias joins last. In float32 this is the order of the
+ * CPU path; in float64, rounded once, it is that of formula/chain.h, whose segments are longer than any sum here. Terms from
+ * n to TERMS are zeros, and a chain that began with +0 keeps its value. */
+#include <algorithm>
+#include <type_traits>
+
+#include "cuda/linalg/linalg.cuh"
+#include "formula/chain.h"
+
+namespace {
+
+constexpr int THREADS = 128, LANES_MOST = 32, TURNS_MOST = 32;
+constexpr int64_t SHARED_MOST = 32 << 10; /* for the rows of A: so that four blocks fit and more */
+
+struct FewTermsArgs {
+    tl_matrix_product x;
+    tl_fastdiv row_tiles, column_tiles, columns, lanes; /* columns: p; lanes: quads of a tile */
+    uint32_t unit, quads, groups, turns;                /* quads: of a period */
+    uint32_t held;                                      /* rows of A in shared memory, whole eights */
+    int64_t a_size, b_size, c_size;                     /* of a product's matrices */
+};
+
+/* Elements from one row of A in shared memory to the next: 16 bytes times an odd number, from eight on, so that four k of eight
+ * rows lie in different banks. */
+template <class Sum, int TERMS> constexpr int PITCH = TERMS == 4 ? 4 : TERMS + 16 / (int)sizeof(Sum);
+
+/* ---- operands to shared memory: in place of what does not exist, and is 0, a thread reads the nearest that does ---------- */
+
+constexpr int AHEAD = 8; /* elements of a thread on their way at once */
+
+/* A[first .. first + held - 1, 0 .. TERMS - 1] of one product. A thread owns a k, of every APART-th row. Neighbouring ones read
+ * neighbouring elements of a row in memory; where rows lie across k (TA), eight rows of four k, which are whole sectors. */
+template <class Sum, int TERMS, bool TA>
+__device__ __forceinline__ void stage_rows(const tl_matrix_product &x, const float *A, int64_t first, int held, Sum *as)
+{
+    constexpr int ACROSS = TA && TERMS > 16 ? 16 : TERMS, APART = THREADS / ACROSS;
+    const int n = (int)x.n, thread = (int)threadIdx.x, length = TA ? 1 : n;
+    const int low = first < 0 ? (int)-first : 0, high = (int)min(x.m - first, (int64_t)held) - 1;
+    A += TA ? first : first * n;
+    TL_UNROLL_FOR (int k0 = 0; k0 < TERMS; k0 += ACROSS) {
+        const int k = k0 + (TA ? thread / 32 % (ACROSS / 4) * 4 + thread % 32 / 8 : thread % ACROSS);
+        const float *const from = TA ? A + min(k, n - 1) * x.m : A + min(k, n - 1);
+#pragma unroll 1
+        for (int i = TA ? thread / (8 * ACROSS) * 8 + thread % 8 : thread / ACROSS; i < held; i += AHEAD * APART) {
+            float v[AHEAD];
+            TL_UNROLL_FOR (int u = 0; u < AHEAD; u++) {
+                const int row = i + u * APART, near = min(max(row, low), high);
+                const float y = from[near * length];
+                v[u] = near == row && k < n ? y : 0.0f;
+            }
+            TL_UNROLL_FOR (int u = 0; u < AHEAD; u++)
+                if (i + u * APART < held) as[(i + u * APART) * PITCH<Sum, TERMS> + k] = (Sum)v[u];
+        }
+    }
+}
+
+/* The columns of B of a tile of `width` elements in their order: TERMS rows, `pitch` apart. `column(i)` is that of element i,
+ * p or more where there is none. A thread owns an element, or a k where rows in memory lie along k (TB). */
+template <int TERMS, bool TB, class Column>
+__device__ __forceinline__ void stage_columns(const tl_matrix_product &x, const float *B, int width, int pitch,
+                                              float *bs, const Column &column)
+{
+    constexpr int COUNT = TERMS < AHEAD ? TERMS : AHEAD, APART = THREADS / TERMS;
+    static_assert(4 * LANES_MOST <= THREADS && THREADS % TERMS == 0, "ownership");
+    const int n = (int)x.n, thread = (int)threadIdx.x;
+    const uint32_t p = (uint32_t)x.p;
+    if constexpr (TB) {
+        const int k = thread % TERMS;
+        const float *const from = B + min(k, n - 1);
+#pragma unroll 1
+        for (int i = thread / TERMS; i < width; i += COUNT * APART) {
+            float v[COUNT];
+            TL_UNROLL_FOR (int u = 0; u < COUNT; u++) {
+                const uint32_t col = column(i + u * APART);
+                const float y = from[(uint64_t)min(col, p - 1) * (uint32_t)n];
+                v[u] = k < n && col < p ? y : 0.0f;
+            }
+            TL_UNROLL_FOR (int u = 0; u < COUNT; u++)
+                if (i + u * APART < width) bs[k * pitch + i + u * APART] = v[u];
+        }
+    } else if (thread < width) {
+        const uint32_t col = column(thread);
+        const float *const from = B + min(col, p - 1);
+#pragma unroll 1
+        for (int k = 0; k < TERMS; k += COUNT) {
+            float v[COUNT];
+            TL_UNROLL_FOR (int u = 0; u < COUNT; u++) {
+                const float y = from[(uint64_t)(uint32_t)min(k + u, n - 1) * p];
+                v[u] = k + u < n && col < p ? y : 0.0f;
+            }
+            TL_UNROLL_FOR (int u = 0; u < COUNT; u++)
+                bs[(k + u) * pitch + thread] = v[u];
+        }
+    }
+}
+
+/* ---- the kernel ---------------------------------------------------------------------------------------------------- */
+
+/* sum[e] = the chain over a[e], a row of A in shared memory `below` elements further on; without TWO_ROWS all are the same. */
+template <class Sum, int TERMS, bool TWO_ROWS>
+__device__ __forceinline__ void multiply_quad(const Sum *const (&a)[4], int below, const Sum (&b)[TERMS][4],
+                                              Sum (&sum)[4])
+{
+    constexpr int STEP = 16 / sizeof(Sum);
+    using Vector = std::conditional_t<sizeof(Sum) == 4, float4, double2>;
+    TL_UNROLL_FOR (int k0 = 0; k0 < TERMS; k0 += STEP) {
+        Sum v[TWO_ROWS ? 4 : 1][STEP];
+        TL_UNROLL_FOR (int e = 0; e < (TWO_ROWS ? 4 : 1); e++) {
+            const Vector q = *reinterpret_cast<const Vector *>(a[e] + below + k0);
+            v[e][0] = q.x, v[e][1] = q.y;
+            if constexpr (STEP == 4) v[e][2] = q.z, v[e][3] = q.w;
+        }
+        TL_UNROLL_FOR (int k = 0; k < STEP; k++)
+            TL_UNROLL_FOR (int e = 0; e < 4; e++) {
+                if constexpr (STEP == 4)
+                    sum[e] = fmaf(v[TWO_ROWS ? e : 0][k], b[k0 + k][e], sum[e]);
+                else
+                    sum[e] = fma(v[TWO_ROWS ? e : 0][k], b[k0 + k][e], sum[e]);
+            }
+    }
+}
+
+/* Blocks of a multiprocessor, which limit registers: a quad's columns of B take as many as TERMS·sizeof(Sum). */
+template <class Sum, int TERMS>
+constexpr int BLOCKS = TERMS * sizeof(Sum) == 128  ? 3
+                       : TERMS * sizeof(Sum) == 64 ? 4
+                                                   : 5;
+
+/* RAGGED: rows of C are not all whole quads. */
+template <class Sum, int TERMS, bool RAGGED>
+__global__ void __launch_bounds__(THREADS, BLOCKS<Sum, TERMS>)
+    few_terms_kernel(const __grid_constant__ FewTermsArgs args)
+{
+    TL_DYNAMIC_SHARED(unsigned char, few_terms_shared);
+    constexpr int ROW = PITCH<Sum, TERMS>;
+    const tl_matrix_product &x = args.x;
+    Sum *const as = reinterpret_cast<Sum *>(few_terms_shared);
+    float *const bs = reinterpret_cast<float *>(as + args.held * ROW);
+    const uint32_t lanes = args.lanes.divisor, unit = RAGGED ? args.unit : 1, period = unit * (uint32_t)x.p;
+    uint32_t column_tile, row_tile;
+    const uint32_t tile = args.column_tiles.divmod(blockIdx.x, &column_tile);
+    const int64_t product = args.row_tiles.divmod(tile, &row_tile);
+    const int64_t period0 = (int64_t)row_tile * (args.groups * args.turns);
+    float *const C = x.C + product * args.c_size;
+    const uint32_t shift = RAGGED ? (uint32_t)((uintptr_t)C / sizeof(float) % 4) : 0; /* C starts within a quad */
+    const uint32_t quad0 = column_tile * lanes, pitch = 4 * lanes + 4;
+    tl_wait_for_earlier(x.order);
+
+    /* A quad that starts before its period has elements of the one before. */
+    const int64_t first = unit * (period0 - RAGGED);
+    const float *const A = x.A + product * args.a_size, *const B = x.B + product * args.b_size;
+    const auto column = [&](int i) {
+        uint32_t col = 4 * quad0 + (uint32_t)i;
+        if constexpr (RAGGED) args.columns.divmod(col + period - shift, &col);
+        return col;
+    };
+    if (x.ta)
+        stage_rows<Sum, TERMS, true>(x, A, first, (int)args.held, as);
+    else
+        stage_rows<Sum, TERMS, false>(x, A, first, (int)args.held, as);
+    if (x.tb)
+        stage_columns<TERMS, true>(x, B, (int)(4 * lanes), (int)pitch, bs, column);
+    else
+        stage_columns<TERMS, false>(x, B, (int)(4 * lanes), (int)pitch, bs, column);
+    __syncthreads();
+
+    uint32_t lane;
+    const uint32_t group = args.lanes.divmod(threadIdx.x, &lane), quad = quad0 + lane;
+    const bool owns = group < args.groups && quad < args.quads;
+    uint32_t col = 4 * quad;
+    int bottom =
+        (int)(unit * group); /* the row of an element among those in shared memory, at last of the quad's last */
+    if constexpr (RAGGED) bottom += (int)args.columns.divmod(col + period - shift, &col);
+    const int top = bottom;
+    const bool two_rows = RAGGED && __any_sync(0xffffffffu, owns && col + 3 >= x.p); /* of a quad of the warp */
+    if (owns) {
+        Sum b[TERMS][4], bias[4]; /* -0 is the bias that changes nothing */
+        const Sum *a[4];
+        TL_UNROLL_FOR (int e = 0; e < 4; e++) {
+            if (RAGGED && col == (uint32_t)x.p) col = 0, bottom++;
+            a[e] = as + bottom * ROW;
+            bias[e] = x.bias ? (Sum)x.bias[col] : (Sum)-0.0f;
+            col++;
+        }
+        TL_UNROLL_FOR (int k = 0; k < TERMS; k++) {
+            float v[4];
+            tl_load4(bs + k * pitch + 4 * lane, v);
+            TL_UNROLL_FOR (int e = 0; e < 4; e++)
+                b[k][e] = (Sum)v[e];
+        }
+        /* Rows of C: of those in shared memory the ones from `start` to `end`. */
+        const int start = first < 0 ? (int)unit : 0, end = (int)min(x.m - first, (int64_t)INT32_MAX);
+        const int step = (int)(args.groups * unit), last = min(end, top + step * (int)args.turns);
+        float *to = C + ((period0 + group) * period + 4 * quad - shift);
+        const int64_t apart = (int64_t)args.groups * period;
+#pragma unroll(TERMS * sizeof(Sum) < 64 ? 2 : 1)
+        for (int down = 0; top + down < last; down += step, to += apart) {
+            Sum sum[4] = {};
+            if (two_rows)
+                multiply_quad<Sum, TERMS, true>(a, down * ROW, b, sum);
+            else
+                multiply_quad<Sum, TERMS, false>(a, down * ROW, b, sum);
+            float y[4];
+            TL_UNROLL_FOR (int e = 0; e < 4; e++)
+                y[e] = (float)(sum[e] + bias[e]);
+            if (!RAGGED || (top + down >= start && bottom + down < end)) {
+                tl_store4(to, y);
+            } else {
+                TL_UNROLL_FOR (int e = 0; e < 4; e++) {
+                    const int own = (int)(a[e] - as) / ROW + down;
+                    if (own >= start && own < end) to[e] = y[e];
+                }
+            }
+        }
+    }
+    tl_wait_at_end(x.order);
+}
+
+template <class Sum, int TERMS> int32_t launch(tl_context *ctx, const tl_matrix_product &x)
+{
+    const bool ragged = x.p % 4 != 0 || !tl_aligned4(x.C);
+    const int64_t unit = x.p % 4 == 0 ? 1 : x.p % 2 == 0 ? 2 : 4, period = unit * x.p, quads = period / 4;
+    const int64_t periods = ragged ? tl_ceil_div(x.m * x.p + 3, period) : x.m;
+    const int64_t column_tiles = tl_ceil_div(quads, LANES_MOST), lanes = tl_ceil_div(quads, column_tiles);
+    const int64_t groups = std::min(THREADS / lanes, periods);
+    /* Turns: a dozen blocks for each multiprocessor, of which some read while others write; then fewer that read each less often,
+     * as long as the rows of A have room; and the same for all blocks. */
+    constexpr int64_t ROW = PITCH<Sum, TERMS> * sizeof(Sum);
+    const int64_t blocks = x.batch * periods * quads / (12 * (int64_t)tl_cuda_sms(ctx) * THREADS);
+    const int64_t room = (SHARED_MOST / (unit * ROW) - ragged) / groups;
+    const int64_t most = std::max<int64_t>(1, std::min<int64_t>({blocks, room, TURNS_MOST}));
+    const int64_t row_tiles = tl_ceil_div(periods, groups * most), turns = tl_ceil_div(periods, groups * row_tiles);
+    const int64_t held = tl_ceil_div(unit * (groups * turns + ragged), 8) * 8;
+    const FewTermsArgs args = {x,
+                               tl_fastdiv((uint64_t)row_tiles),
+                               tl_fastdiv((uint64_t)column_tiles),
+                               tl_fastdiv((uint64_t)x.p),
+                               tl_fastdiv((uint64_t)lanes),
+                               (uint32_t)unit,
+                               (uint32_t)quads,
+                               (uint32_t)groups,
+                               (uint32_t)turns,
+                               (uint32_t)held,
+                               x.m * x.n,
+                               x.n * x.p,
+                               x.m * x.p};
+    const size_t shared = (size_t)(held * ROW + TERMS * (4 * lanes + 4) * (int64_t)sizeof(float));
+    const auto kernel = ragged ? few_terms_kernel<Sum, TERMS, true> : few_terms_kernel<Sum, TERMS, false>;
+    TL_TRY(tl_allow_shared(ctx, kernel, shared));
+    return tl_launch_ahead(ctx, "few_terms", kernel, (unsigned)(x.batch * row_tiles * column_tiles), THREADS, shared,
+                           args);
+}
+
+} /* namespace */
+
+/* Rows and columns enough for a quad each; of a batch, products that give most threads of a block a quad; positions of two periods
+ * in 32 bits, and the blocks of as many results as there is memory for. */
+bool tl_few_terms_serves(const tl_matrix_product &x, bool float64)
+{
+    return x.n <= (float64 ? TL_FEW_TERMS / 2 : TL_FEW_TERMS) && x.m >= 4 && x.p >= 4 &&
+           (x.batch == 1 || x.m * x.p >= 4 * THREADS) && x.p < 1 << 28 && !(x.ta && x.tb) &&
+           x.batch * x.m * x.p < (int64_t)1 << 38;
+}
+
+int32_t tl_few_terms_multiply(tl_context *ctx, const tl_matrix_product &x, bool float64)
+{
+    if (float64)
+        return x.n <= 4 ? launch<double, 4>(ctx, x) : x.n <= 8 ? launch<double, 8>(ctx, x) : launch<double, 16>(ctx, x);
+    return x.n <= 4    ? launch<float, 4>(ctx, x)
+           : x.n <= 8  ? launch<float, 8>(ctx, x)
+           : x.n <= 16 ? launch<float, 16>(ctx, x)
+                       : launch<float, 32>(ctx, x);
+}
