@@ -20,6 +20,8 @@ from tlspec.drawn import EDGES, PATH, Case, break_check, draw_case, generator
 from tlspec.registry import Op
 
 FILE = Path(__file__).with_name("recorded.txt")
+#: of the logarithms: NumPy's functions have their last bit by the processor, and pow's by 4e-4 of the sum
+SAME = 1e-3
 #: the entry of what NumPy draws: with another version, or another C library, that draws otherwise nothing is compared
 NUMPY = "numpy"
 
@@ -89,7 +91,7 @@ def test_recorded_cases_are_drawn_again(entry: tuple[Op, str]) -> None:
     if entry_id(entry) not in read():
         pytest.skip("an operation that is new: write the file anew")
     known, logarithm = read()[entry_id(entry)]
-    assert observe(entry) == (known, pytest.approx(logarithm, abs=1e-4)), "python -m tests.spec.test_recorded"
+    assert observe(entry) == (known, pytest.approx(logarithm, abs=SAME)), "python -m tests.spec.test_recorded"
 
 
 def test_every_entry_is_recorded() -> None:

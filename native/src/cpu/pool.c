@@ -27,7 +27,7 @@ static pool_shape view(int64_t channels, const tl_dims *spatial, const tl_dims *
                        const tl_dims *padding)
 {
     pool_shape v = {.channels = channels, .plane = 1, .windows = 1, .kernel = 1};
-    int32_t axes = 9; /* they are found from the last to the first */
+    int32_t axes = POOL_AXES; /* they are found from the last to the first */
     for (int32_t i = spatial->rank - 1; i >= 0; i--) {
         const int64_t n = spatial->d[i], k = kernel->d[i], s = stride->d[i], p = padding->d[i];
         const int64_t o = (n + 2 * p - k) / s + 1;
@@ -36,9 +36,9 @@ static pool_shape view(int64_t channels, const tl_dims *spatial, const tl_dims *
         axes--;
         v.n[axes] = n, v.k[axes] = k, v.s[axes] = s, v.p[axes] = p, v.o[axes] = o;
     }
-    for (; axes > 7; axes--)
+    for (; axes > POOL_AXES - 2; axes--)
         v.n[axes - 1] = v.k[axes - 1] = v.s[axes - 1] = v.o[axes - 1] = 1;
-    v.lead = 8 - axes;
+    v.lead = POOL_AXES - 1 - axes;
     for (int32_t i = 0; axes > 0 && i <= v.lead; i++) {
         v.n[i] = v.n[axes + i], v.k[i] = v.k[axes + i], v.s[i] = v.s[axes + i];
         v.p[i] = v.p[axes + i], v.o[i] = v.o[axes + i];
@@ -359,7 +359,7 @@ static void gradient_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
         const float *x = f->x ? f->x + channel * v->plane : NULL, *g = f->g + channel * v->windows;
         float *gx = f->out + channel * v->plane;
         memset(gx + own, 0, (size_t)(end - own) * sizeof(float));
-        int64_t first[9], past[9], at[8];
+        int64_t first[POOL_AXES], past[POOL_AXES], at[TL_MAX_RANK];
         memcpy(first, f->first, sizeof first);
         memcpy(past, f->past, sizeof past);
         meeting(v, cut, low, high, &first[cut], &past[cut]);

@@ -278,7 +278,7 @@ bool tl_half_serves(int64_t n)
 int32_t tl_half_real(tl_context *ctx, const tl_own_real_rows &t, bool inverse)
 {
     if (t.batch == 0) return TORCHLEAN_OK;
-    bool matrix;
+    bool matrix = false;
     TL_TRY(choose(ctx, t, &matrix));
     tl_own_plan plan;
     TL_TRY(tl_half_find(ctx, t.n, matrix, &plan));
