@@ -44,9 +44,9 @@ typedef struct pool_call {
     const float *x, *g;
     float *out;
     int64_t blocks, units, group; /* blocks of a row of outputs; units in all and per task */
-    int64_t span, spans;       /* rows of the first axis (cells of a single axis) a gradient's task owns; per channel */
+    int64_t span, spans; /* rows of the first axis (cells of a single axis) a gradient's task owns; per channel */
     int64_t first[POOL_AXES], past[POOL_AXES]; /* the windows that meet a cell, on every axis */
-    int32_t met;               /* whether there are such */
+    int32_t met;                               /* whether there are such */
 } pool_call;
 
 #define tl_pool_lanes_serve TL_V(tl_pool_lanes_serve)
