@@ -53,8 +53,6 @@ REASONS: dict[str, str] = {
     "TL_SPIN_NANOSECONDS = -1, TL_SPINS = 32, TL_COPY_TASK = 1 << 18 };": "equivalent: how long a worker spins before it sleeps changes time alone",
     "native/src/core/device.c: ctx->marks[i] = (struct timespec){.tv_nsec = -1}; -> ctx->marks[i] = (struct "
     "timespec){.tv_nsec = -(1+1)};": "equivalent: any negative number says that a mark has not been set",
-    "native/src/cpu/shape_slices.c: for (int64_t i = task * TASK; i < end; i++) -> for (int64_t i = task / TASK; i < end; "
-    "i++)": "equivalent: a task writes the elements of those before it again, the same values, which only takes time",
     "native/src/formula/strided.h: if (size[k] == 1) continue; -> if (0==1) continue;": "equivalent: an axis of size 1 is kept, and its stride is multiplied by index 0",
     "native/src/cpu/pool.c: TASK = 65536, -> TASK = (65536-1),": "equivalent: only how the work is cut changes: a task adds to cells of its own, each in the order of its windows",
     "native/src/core/interrupt.c: if (before.sa_flags & SA_SIGINFO) -> if (!(before.sa_flags & "
@@ -148,7 +146,6 @@ REASONS: dict[str, str] = {
     "native/src/cpu/linalg/gemm_kernel.h: spare = used; -> spare = used; continue;": "equivalent: it stands at the end of its loop, which goes on anyway",
     "native/src/cpu/pool.c: else if (s == 2) \\ -> else if (s == -1) \\": "equivalent: which of two loops takes windows two apart",
     "native/src/cpu/scan.c: const int64_t states = STATE_ROWS * f.block > FEW ? tl_workers() * STATE_ROWS * f.block : 0; -> const int64_t states = STATE_ROWS * f.block >= FEW ? tl_workers() * STATE_ROWS * f.block : 0;": "equivalent: whether states that fit the stack lie there",
-    "native/src/cpu/row_phases.h: #define TL_FETCH_AHEAD(next_) __builtin_prefetch((next_) + base, 0, 2) -> #define TL_FETCH_AHEAD(next_) __builtin_prefetch((next_) + base, 0, (2+1))": "equivalent: a hint to the processor's caches",
     "native/src/core/no_cuda.c: uint32_t tl_cuda_graph_nodes(const struct tl_cuda_graph *graph) { return 0; } -> uint32_t tl_cuda_graph_nodes(const struct tl_cuda_graph *graph) { return 1; }": "equivalent: without CUDA there is no graph to ask about",
     "native/src/core/threads.c[2]: pthread_mutex_lock(&pool.lock); -> /*pthread_mutex_lock(&pool.lock);*/": "a wake-up would have to come between two instructions",
     "native/src/cpu/spectral/fft.c: job.row = (job.groups + 1) * 2 * TL_W; -> job.row = (job.groups + 0) * 2 * TL_W;": "equivalent: rows lie one vector further apart than they are long, for the caches alone",
@@ -206,7 +203,6 @@ REASONS: dict[str, str] = {
     "native/src/cpu/index_choice.c: return; -> /*return;*/": "equivalent: the columns are looked through a second time, with the same results",
     "tlrt/_operations/slices.py: out = tuple(n + before + after for n, (before, after) in zip(shape, pairs, strict=True)) -> out = tuple(n + before + after for n, (before, after) in zip(shape, pairs, strict=False))": "equivalent: pad_widths gives a pair for every axis",
     "tlspec/laws.py: assert like is not None -> pass": "equivalent: it only tells type checkers what is so",
-    "native/src/cpu/elementwise.c: const int64_t spans = tl_imax(tl_ceil_div(map.n, TL_SPAN), 8); -> const int64_t spans = tl_imax(tl_ceil_div ( TL_SPAN,map.n), 8);": "equivalent: only how the elements are shared out to threads changes",
     "tlrt/torch/routes/pools.py: if any(n % m for n, m in zip(x.shape[-2:], size, strict=True)): -> if any(n % m for n, m in zip(x.shape[-2:], size, strict=False)):": "equivalent: both have two entries",
     'tlspec/ops/norm.py: @layer_norm.formula("vjp") -> pass': "the bound of a kernel that follows the other formula is not asked for by any check of the row",
     "native/src/cpu/attention/chain.c: for (int64_t c = 0; c < v && a->gV; c++) -> for (int64_t c = 0; c != v && a->gV; c++)": "equivalent: c goes up by one to a v of 0 or more",
@@ -230,8 +226,6 @@ REASONS: dict[str, str] = {
     "native/src/cpu/index.c: job.column_blocks = tl_ceil_div(cols, BLOCK_COLUMNS); -> job.column_blocks ="
     " tl_ceil_div ( BLOCK_COLUMNS,cols);": "equivalent: any number of column blocks becomes one that covers all columns in the next two lines: only how the work is cut",
     "native/src/cpu/index_choice.c: if (rank <= heap[child]) break; -> if (rank < heap[child]) break;": "equivalent: ranks hold the index, so that no two are equal",
-    "native/src/cpu/index_choice.c: job->per_task = tl_imax(1, PART / tl_imax(size, 1)); -> job->per_task ="
-    " tl_imax((1+1), PART / tl_imax(size, 1));": "equivalent: how many units a task has",
     "native/src/cpu/linalg/chain.c: const int split = job.segments > 1 && x->batch == 1 && tiles < MANY_TASKS; ->"
     " const int split = job.segments <= 1 && x->batch == 1 && tiles < MANY_TASKS;": "equivalent: segments are added in their order by either way: only how the work is cut",
     "native/src/cpu/linalg/gemm.c: #define DIRECT_CELLS_ONE_PANEL 131072 -> #define DIRECT_CELLS_ONE_PANEL 0": "equivalent: which of two places B is read from; the products and their order are the same",
