@@ -208,13 +208,16 @@ TL_HD double tl_exp2_held(double t)
 #endif
 }
 
-/* x^y by 2^(y log2 |x|), x finite and not 0, y finite: with the sign of x where y is odd, NaN for x < 0 and no integer y. */
+/* x^y by 2^(y log2 |x|), x finite and not 0, y finite: with the sign of x where y is odd, NaN for x < 0 and no integer y. What y
+ * alone decides are numbers, not branches: loops over x with one y stay vectors. */
 TL_HD float tl_pow(float x, float y)
 {
     float p = (float)tl_exp2_held((double)y * tl_log2_finite(x));
     int32_t integral = tl_integral_float(y);
-    p = integral & !tl_integral_float(0.5f * y) ? copysignf(p, x) : p;
-    return (x < 0.0f) & !integral ? TL_NAN : p;
+    uint32_t sign = (uint32_t)(integral & !tl_integral_float(0.5f * y)) << 31;
+    float least = integral ? -TL_INF : 0.0f;
+    p = tl_from_bits(tl_bits(p) | (tl_bits(x) & sign));
+    return x < least ? TL_NAN : p;
 }
 
 /* x^y is not what tl_pow computes. */
