@@ -158,6 +158,28 @@ __device__ __forceinline__ float tl_add_long_run(const tl_hits &h, uint32_t firs
 
 /* ---- runs of wide rows ----------------------------------------------------------------------------------------------- */
 
+/* sum + the first `hits` of a stage's values of a column, in order and AT_ONCE at a time, while the next are read. Those behind
+ * the last that a stage holds are -0, and `size`, its rows, is a multiple of AT_ONCE. */
+template <uint32_t AT_ONCE, int COLUMNS>
+__device__ __forceinline__ float tl_add_stage(float sum, const float (*stage)[COLUMNS], uint32_t size, uint32_t column,
+                                              uint32_t hits)
+{
+    float now[AT_ONCE];
+    TL_UNROLL_FOR (uint32_t i = 0; i < AT_ONCE; i++)
+        now[i] = stage[i][column];
+    for (uint32_t hit = 0; hit < hits; hit += AT_ONCE) {
+        const uint32_t then = min(hit + AT_ONCE, size - AT_ONCE);
+        float after[AT_ONCE];
+        TL_UNROLL_FOR (uint32_t i = 0; i < AT_ONCE; i++)
+            after[i] = stage[then + i][column];
+        TL_UNROLL_FOR (uint32_t i = 0; i < AT_ONCE; i++)
+            sum += now[i];
+        TL_UNROLL_FOR (uint32_t i = 0; i < AT_ONCE; i++)
+            now[i] = after[i];
+    }
+    return sum;
+}
+
 /* Lane l of warp 0 gets sum + the hits first .. end-1 of column `col`, its own. The block brings TL_LONG_STAGE rows of 32 columns
  * at a time to shared memory, from where warp 0 adds them while the next are on their way: a run costs the latency of its
  * additions, and no more. */
@@ -188,21 +210,8 @@ __device__ __forceinline__ float tl_add_staged(const tl_hits &h, uint32_t first,
             word = word_at(at + 2 * TL_LONG_STAGE + mine);
         }
         if (threadIdx.x < 32) {
-            constexpr uint32_t N = 16;
             const uint32_t hits = min(end - at, TL_LONG_STAGE); /* those behind the last are -0 */
-            float now[N];
-            TL_UNROLL_FOR (uint32_t i = 0; i < N; i++)
-                now[i] = stage[i][lane];
-            for (uint32_t hit = 0; hit < hits; hit += N) {
-                const uint32_t then = min(hit + N, TL_LONG_STAGE - N);
-                float after[N];
-                TL_UNROLL_FOR (uint32_t i = 0; i < N; i++)
-                    after[i] = stage[then + i][lane];
-                TL_UNROLL_FOR (uint32_t i = 0; i < N; i++)
-                    sum += now[i];
-                TL_UNROLL_FOR (uint32_t i = 0; i < N; i++)
-                    now[i] = after[i];
-            }
+            sum = tl_add_stage<16>(sum, stage, TL_LONG_STAGE, lane, hits);
         }
         __syncthreads();
     }

@@ -8,6 +8,7 @@
  *
  * A block has fewer columns, and more warps for each 32 of them, where there would be too few blocks. */
 #include "cuda/device/division.cuh"
+#include "cuda/index/long_run.cuh"
 #include "cuda/index/scatter.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -86,12 +87,12 @@ template <int STRIPS> __global__ void __launch_bounds__(THREADS, 3) scatter_stri
 
         const float *const values = s.values + ((int64_t)o * s.k + from) * s.cols + col_read;
         float next[HITS];
-        const auto fetch = [&](uint32_t first) { /* those behind the last are -0, which changes no sum */
-                                                 TL_UNROLL_FOR (int i = 0; i < HITS; i++) {
-                                                     next[i] = -0.0f;
-                                                     if (first + i < hits)
-                                                         next[i] = values[(int64_t)list[first + i] * s.cols];
-                                                 }
+        /* Those behind the last are -0, which changes no sum. */
+        const auto fetch = [&](uint32_t first) {
+            TL_UNROLL_FOR (int i = 0; i < HITS; i++) {
+                next[i] = -0.0f;
+                if (first + i < hits) next[i] = values[(int64_t)list[first + i] * s.cols];
+            }
         };
         fetch(mine);
         for (uint32_t at = 0; at < hits; at += STAGE) {
@@ -99,22 +100,7 @@ template <int STRIPS> __global__ void __launch_bounds__(THREADS, 3) scatter_stri
                 stage[mine + i][place_in_row] = next[i];
             __syncthreads();
             if (at + STAGE < hits) fetch(at + STAGE + mine);
-            if (mine == 0) {
-                const uint32_t staged = min(hits - at, STAGE);
-                float now[AT_ONCE];
-                TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++)
-                    now[i] = stage[i][place_in_row];
-                for (uint32_t hit = 0; hit < staged; hit += AT_ONCE) {
-                    const uint32_t then = min(hit + AT_ONCE, STAGE - AT_ONCE);
-                    float after[AT_ONCE];
-                    TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++)
-                        after[i] = stage[then + i][place_in_row];
-                    TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++)
-                        sum += now[i];
-                    TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++)
-                        now[i] = after[i];
-                }
-            }
+            if (mine == 0) sum = tl_add_stage<AT_ONCE>(sum, stage, STAGE, place_in_row, min(hits - at, STAGE));
             __syncthreads();
         }
     }

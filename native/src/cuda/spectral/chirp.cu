@@ -123,10 +123,7 @@ __global__ void __launch_bounds__(MOST_THREADS)
     TL_DYNAMIC_SHARED(float2, memory);
     __shared__ int bad[MOST_ROWS];
     const int64_t first = (int64_t)blockIdx.x * count;
-    const int rows = (int)(t.batch - first < count ? t.batch - first : count);
-    for (int c = threadIdx.x; c < rows; c += (int)blockDim.x)
-        bad[c] = 0;
-    __syncthreads();
+    const int rows = begin_rows(t.batch, first, count, bad);
     convolve(plan.direct, [&](int c) { return Row<INVERSE>(plan, t, first + c, bad + c); }, rows, memory);
 }
 

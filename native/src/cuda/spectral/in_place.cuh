@@ -126,6 +126,16 @@ __device__ __forceinline__ void inner_pass(const tl_own_direct &d, int stage, co
     }
 }
 
+/* The rows that a block has which owns `count` from `first` on; none of them is bad yet. All threads must call. */
+__device__ __forceinline__ int begin_rows(int64_t batch, int64_t first, int count, int *bad)
+{
+    const int rows = (int)(batch - first < count ? batch - first : count);
+    for (int c = threadIdx.x; c < rows; c += (int)blockDim.x)
+        bad[c] = 0;
+    __syncthreads();
+    return rows;
+}
+
 __device__ __forceinline__ int roots_of(const tl_own_direct &d, int stage)
 {
     return tl_half_roots(d.radix[stage]) * (int)d.span[stage].divisor;

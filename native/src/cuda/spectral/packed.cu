@@ -137,12 +137,9 @@ __global__ void __launch_bounds__(MOST_THREADS)
     TL_DYNAMIC_SHARED(float2, memory);
     __shared__ int bad[MOST_ROWS];
     const int64_t first = (int64_t)blockIdx.x * count;
-    const int rows = (int)(t.batch - first < count ? t.batch - first : count);
+    const int rows = begin_rows(t.batch, first, count, bad);
     const Block block = {plan, t, first, memory, bad};
     const auto row_of = [&](int row) { return block.pairs(row); };
-    for (int c = threadIdx.x; c < rows; c += (int)blockDim.x)
-        bad[c] = 0;
-    __syncthreads();
     if constexpr (INVERSE) {
         block.join_all(rows);
         __syncthreads();
