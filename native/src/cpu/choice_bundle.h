@@ -7,7 +7,7 @@
 #include "formula/integer.h"
 #include "formula/order.h"
 
-enum { TL_CHOICES = 16 /* of a row at most*/ };
+enum { TL_CHOICES = 16 /* of a row at most */ };
 
 /* The elements of a bundle as integers of which the larger comes first. */
 typedef int32_t tl_bundle_keys[TL_BUNDLE_COLS * TL_BUNDLE] __attribute__((aligned(64)));
@@ -20,8 +20,8 @@ static inline void tl_make_keys(const float *x, int64_t n, float sign, uint32_t 
         key[i] = (int32_t)(tl_order_bits(sign * x[i]) ^ flip ^ UINT32_C(0x80000000));
 }
 
-/* place[s*TL_BUNDLE + r] = which element of row r comes s-th, for s < k <= n, k <= TL_CHOICES. An element is put before the first that is less, and
- * those behind it move on by a place; equal ones keep their order. */
+/* place[s*TL_BUNDLE + r] = which element of row r comes s-th, for s < k <= n, k <= TL_CHOICES. An element is put before the first
+ * that is less, and those behind it move on by a place; equal ones keep their order. */
 static inline __attribute__((always_inline)) void tl_choose_of(const int32_t *key, int64_t n, int64_t k,
                                                                uint32_t *place)
 {

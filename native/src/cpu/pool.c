@@ -23,26 +23,25 @@ enum {
 
 #define INLINE static inline __attribute__((always_inline))
 
+/* Axes of one cell are left out, and if fewer than two are left, some of one cell precede them. */
 static pool_shape view(int64_t channels, const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
                        const tl_dims *padding)
 {
     pool_shape v = {.channels = channels, .plane = 1, .windows = 1, .kernel = 1};
-    int32_t axes = POOL_AXES; /* they are found from the last to the first */
-    for (int32_t i = spatial->rank - 1; i >= 0; i--) {
+    int32_t axes = 0;
+    for (int32_t i = 0; i < spatial->rank; i++) {
         const int64_t n = spatial->d[i], k = kernel->d[i], s = stride->d[i], p = padding->d[i];
         const int64_t o = (n + 2 * p - k) / s + 1;
         v.kernel *= k;
-        if (n == 1 && o == 1 && p < k) continue;
-        axes--;
+        if (n == 1 && o == 1 && p < k) continue; /* one window, and the cell is in it */
         v.n[axes] = n, v.k[axes] = k, v.s[axes] = s, v.p[axes] = p, v.o[axes] = o;
+        axes++;
     }
-    for (; axes > POOL_AXES - 2; axes--)
-        v.n[axes - 1] = v.k[axes - 1] = v.s[axes - 1] = v.o[axes - 1] = 1;
-    v.lead = POOL_AXES - 1 - axes;
-    for (int32_t i = 0; axes > 0 && i <= v.lead; i++) {
-        v.n[i] = v.n[axes + i], v.k[i] = v.k[axes + i], v.s[i] = v.s[axes + i];
-        v.p[i] = v.p[axes + i], v.o[i] = v.o[axes + i];
+    for (; axes < 2; axes++) {
+        v.n[1] = v.n[0], v.k[1] = v.k[0], v.s[1] = v.s[0], v.p[1] = v.p[0], v.o[1] = v.o[0];
+        v.n[0] = v.k[0] = v.s[0] = v.o[0] = 1, v.p[0] = 0;
     }
+    v.lead = axes - 1;
     for (int32_t i = v.lead; i >= 0; i--) {
         v.step[i] = v.plane;
         v.plane *= v.n[i];
@@ -359,7 +358,7 @@ static void gradient_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
         const float *x = f->x ? f->x + channel * v->plane : NULL, *g = f->g + channel * v->windows;
         float *gx = f->out + channel * v->plane;
         memset(gx + own, 0, (size_t)(end - own) * sizeof(float));
-        int64_t first[POOL_AXES], past[POOL_AXES], at[TL_MAX_RANK];
+        int64_t first[9], past[9], at[8];
         memcpy(first, f->first, sizeof first);
         memcpy(past, f->past, sizeof past);
         meeting(v, cut, low, high, &first[cut], &past[cut]);

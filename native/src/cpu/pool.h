@@ -6,15 +6,12 @@
 #include "formula/count.h"
 #include "formula/pool.h"
 
-enum { POOL_AXES = 9 };
-_Static_assert(POOL_AXES == TL_MAX_RANK + 1, "an axis before those of a tensor");
-
 /* The spatial axes; a single one is preceded by an axis of one cell, so there is always a leading axis. `step` is the
  * distance of neighbours on an axis. */
 typedef struct pool_shape {
     int32_t lead; /* leading axes; axis `lead` is the last */
     int64_t channels, plane, windows, kernel;
-    int64_t n[POOL_AXES], k[POOL_AXES], s[POOL_AXES], p[POOL_AXES], o[POOL_AXES], step[POOL_AXES];
+    int64_t n[9], k[9], s[9], p[9], o[9], step[9];
 } pool_shape;
 
 /* The next coordinates in row-major order between low and high; 0 after the last. */
@@ -44,9 +41,9 @@ typedef struct pool_call {
     const float *x, *g;
     float *out;
     int64_t blocks, units, group; /* blocks of a row of outputs; units in all and per task */
-    int64_t span, spans; /* rows of the first axis (cells of a single axis) a gradient's task owns; per channel */
-    int64_t first[POOL_AXES], past[POOL_AXES]; /* the windows that meet a cell, on every axis */
-    int32_t met;                               /* whether there are such */
+    int64_t span, spans;       /* rows of the first axis (cells of a single axis) a gradient's task owns; per channel */
+    int64_t first[9], past[9]; /* the windows that meet a cell, on every axis */
+    int32_t met;               /* whether there are such */
 } pool_call;
 
 #define tl_pool_lanes_serve TL_V(tl_pool_lanes_serve)

@@ -15,10 +15,9 @@
 #include "generated/shape.h"
 
 enum {
-    BAND = 32,    /* rows of a panel */
-    PANEL = 1024, /* elements of a panel's rows */
-    TASK =
-        65536, /* elements that make a task where single matrices are smaller, and the most of one that only copies */
+    BAND = 32,       /* rows of a panel */
+    PANEL = 1024,    /* elements of a panel's rows */
+    TASK = 65536,    /* elements of a task of matrices that are smaller; the most of a task that only copies */
     LONG_RUN = 8192, /* runs (inner) from this length on are cut by length rather than by rows and columns */
 };
 
