@@ -111,18 +111,27 @@ def try_wheel(runner: Runner) -> None:
     runner.environment = environment
 
 
-def try_older(runner: Runner, ops: list[str], cases: list[str]) -> None:
-    """Builds, verifies and times the library of compute_80, which the driver translates for the GPU."""
+def try_older(runner: Runner, capability: str, ops: list[str], cases: list[str], recorded: list[str]) -> None:
+    """Builds, verifies and times the library of compute_80; older.json has both. Its PTX is translated for the GPU here, by many
+    processes; the driver would do so kernel by kernel in every process."""
     runner.build(
-        "build-older", "CUDA_ARCHS=compute_80", f"CUDA_BUILD={OLDER_LIBRARY.parent.relative_to(ROOT / 'native')}"
+        "build-older",
+        "CUDA_ARCHS=compute_80",
+        f"NVCCFLAGS=-gencode arch=compute_80,code=sm_{capability}",
+        f"CUDA_BUILD={OLDER_LIBRARY.parent.relative_to(ROOT / 'native')}",
     )
     runner.environment["TORCHLEAN_CUDA_LIBRARY"] = str(OLDER_LIBRARY)
-    for name, module, limit in (
-        ("older-verify", ["tlrt", "verify", "--device", "cuda", *cases], 400),
-        ("older-drawn", [*DRAWN, "300", "--json", str(runner.out / "older-drawn.json")], 300),
+    verified, drawn = runner.out / "older-verify.json", runner.out / "older-drawn.json"
+    for file, module, limit in (
+        (verified, ["tlrt", "verify", "--device", "cuda", *cases], 400),
+        (drawn, [*DRAWN, "300", *recorded], 300),
     ):
-        runner.run(name, [sys.executable, "-m", *module, *ops], limit)
+        file.unlink(missing_ok=True)
+        runner.run(file.stem, [sys.executable, "-m", *module, *ops, "--json", str(file)], limit)
     runner.environment["TORCHLEAN_CUDA_LIBRARY"] = str(LIBRARY)
+    if verified.exists() and drawn.exists():
+        checks = {key: read_document(verified)[key] for key in ("command", "verdict", "cases")}
+        write_document(runner.out / "older.json", read_document(drawn) | {"verified": checks})
 
 
 def query_gpu(fields: str) -> str:
@@ -144,12 +153,11 @@ def load(path: Path) -> Any:
     return read_document(path) if path.exists() else None
 
 
-def native_archs(parser: argparse.ArgumentParser) -> str:
-    """CUDA_ARCHS for the first GPU of this machine: sm_90a for compute capability 9.0."""
+def native_capability(parser: argparse.ArgumentParser) -> str:
+    """The compute capability of this machine's first GPU, as nvcc's options have it: 90 for 9.0."""
     if not (answer := query_gpu("compute_cap")):
         parser.error("nvidia-smi did not name a GPU's compute capability; give --archs, for instance sm_90a")
-    capability = answer.split()[0].replace(".", "")
-    return f"sm_{capability}a" if capability in ("90", "100") else f"sm_{capability}"
+    return answer.split()[0].replace(".", "")
 
 
 def sanitize(runner: Runner, ops: list[str]) -> dict[str, str]:
@@ -200,18 +208,22 @@ def main(argv: list[str] | None = None) -> int:
     ops = ["--ops", args.ops] if args.ops else []
 
     # a step that fails must not pass off an earlier run's file
-    for earlier in (*(f"{name}.json" for name in STEPS), "older-drawn.json", "gpu.jsonl"):
+    for earlier in (*(f"{name}.json" for name in STEPS), "gpu.jsonl"):
         (args.out / earlier).unlink(missing_ok=True)
 
     if "build" in steps:
-        archs = args.archs if args.archs != "native" else native_archs(parser)
+        archs = args.archs
+        if archs == "native":
+            capability = native_capability(parser)
+            archs = f"sm_{capability}a" if capability in ("90", "100") else f"sm_{capability}"
         runner.environment["CUDA_ARCHS"] = archs  # for what the tests build, too
         runner.build("build")
     if "wheel" in steps:
         try_wheel(runner)
     cases = ["--cases", str(args.cases)] if args.cases else []
     if "older" in steps:
-        try_older(runner, ops, cases)
+        recorded = ["--commit", args.commit] if args.commit else []
+        try_older(runner, native_capability(parser), ops, cases, recorded)
     for name, module, narrowed, limit in (
         ("verify", ["tlrt", "verify"], [*ops, *cases], 400),
         ("reproducible", ["tlrt", "verify", "--math", "reproducible"], [*ops, *cases], 400),

@@ -8,8 +8,9 @@ the report: they differ by rounding alone.
 Rows: one operation on 8 and on 2^20 elements (the bare kernel, on the tape, on the session); an MLP of 64, 64, 64 and 1 units on
 a batch of 32 with SGD; a convolutional network with batch normalisation and Adam; the GPT of ``examples.char_gpt`` without
 dropout, AdamW and clipping included. A row "captured" is the same step by ``Session.capture``, beside PyTorch eager again; on
-CUDA one more sets the MLP beside PyTorch's own CUDA graph. With ``--compile`` the steps stand beside ``torch.compile`` of
-the model and its loss too; optimisers are PyTorch's own in either case.
+CUDA one more sets the MLP beside PyTorch's own CUDA graph, and a captured step stands beside the sum of what its kernels,
+copies and fills take on the GPU. With ``--compile`` the steps stand beside ``torch.compile`` of the model and its loss too;
+optimisers are PyTorch's own in either case.
 """
 
 import argparse
@@ -62,6 +63,9 @@ class Row:
     compiled_ratio: float | None = None
     #: calls of the driver's allocator during the samples
     driver_allocations: int = 0
+    #: what the kernels, copies and fills of a captured step take on the GPU, and the step over that
+    device_ms: float | None = None
+    device_ratio: float | None = None
 
 
 @dataclass
@@ -75,6 +79,7 @@ class Pair:
     inner: int = 1
     losses: list[float] | None = None
     compiled: Call | None = None
+    captured: bool = False
 
 
 class Bench:
@@ -116,7 +121,23 @@ class Bench:
         if compiled is not None:
             c = compiled.timing(pair.inner)
             row.compiled_ms, row.compiled_spread_ms, row.compiled_ratio = c.median, c.spread, c.median / a.median
+        if pair.captured and self.torch is not None and self.device.is_cuda:
+            row.device_ms = self.device_time(pair.ours)
+            row.device_ratio = a.median / row.device_ms
         return row
+
+    def device_time(self, call: Call, count: int = 20) -> float:
+        """Milliseconds that the kernels, copies and fills of a call take on the GPU, as CUPTI records them for PyTorch's
+        profiler; gaps between them and the host's work are not in it."""
+        activities = [self.torch.profiler.ProfilerActivity.CUDA]
+        for repetitions in (1, count):  # the first starts CUPTI
+            with self.torch.profiler.profile(activities=activities) as profile:
+                for _ in range(repetitions):
+                    call()
+                self.device.synchronize()
+        on_device = self.torch.autograd.DeviceType.CUDA
+        spans = [e.time_range.elapsed_us() for e in profile.events() if e.device_type == on_device]
+        return float(sum(spans)) / count / 1e3
 
 
 class Clock:
@@ -233,7 +254,8 @@ def rows_of(
     yield Pair(name, size, eager.eager, theirs, losses=losses, compiled=compiled)
     captured = stack.enter_context(again.session.capture(again.step, *again.batch()))
     first = [captured.outputs.item(), *losses[1:]]
-    yield Pair(f"{name} captured", size, lambda: captured(*again.batch()), theirs, losses=first, compiled=compiled)
+    yield Pair(f"{name} captured", size, lambda: captured(*again.batch()), theirs, losses=first, compiled=compiled,
+               captured=True)  # fmt: skip
 
 
 def torch_step(optimizer: Any, loss: Call) -> Call:
@@ -430,6 +452,8 @@ def show(row: Row) -> None:
     there = "" if row.torch_ms is None else f"{row.torch_ms:11.4f} {row.torch_spread_ms:9.4f} {row.ratio:7.2f}x"
     if row.compiled_ms is not None:
         there += f" {row.compiled_ms:11.4f} {row.compiled_ratio:7.2f}x"
+    if row.device_ms is not None:
+        there += f"  {row.device_ratio:.2f} of {row.device_ms:.4f} ms on the GPU"
     print(f"{row.step:24} {row.size:46} {row.math:12} {row.ours_ms:11.4f} {row.spread_ms:9.4f} {there}", flush=True)
 
 

@@ -11,12 +11,15 @@ TL_HD int32_t tl_pool_takes(float v, float best) { return (best == best) & !(v <
 /* What a winner receives of its window's g. */
 TL_HD float tl_pool_prize(float v, float g) { return v != v ? TL_NAN : g; }
 
-/* e^(beta (v - p)), p the extreme of v's window; 1 for v = p, infinite or not. A difference that overflows is taken of halves. */
+/* What scales a difference before beta does: a difference beyond the range counts only where beta is so small that the product is
+ * not, and there the difference is taken of halves. */
+TL_HD float tl_pool_scale(float beta) { return fabsf(beta) < 0x1p-100f ? 0.5f : 1.0f; }
+
+/* e^(beta (v - p)), p the extreme of v's window; 1 for v = p, infinite or not. */
 TL_HD float tl_pool_weight(float v, float p, float beta)
 {
-    float d = v - p, half = fmaf(0.5f, v, -0.5f * p);
-    float a = fabsf(d) < TL_INF ? beta * d : (beta + beta) * half;
-    return tl_exp(v == p ? 0.0f : a);
+    const float scale = tl_pool_scale(beta), rest = scale < 1.0f ? beta + beta : beta;
+    return tl_exp(v == p ? 0.0f : rest * fmaf(scale, v, -scale * p));
 }
 
 /* The padded cells of a window of `size` that has `cells` others: infinity for a window of padding alone. */
@@ -32,7 +35,8 @@ TL_HD float tl_pool_total(float sum, float padded, float p, float beta)
 /* p + ln(total)/beta; 2^-32 of both where a small beta takes the quotient beyond the range, from which p may bring it back. */
 TL_HD float tl_pool_smooth(float total, float p, float beta)
 {
-    float log = tl_log(total), q = log / beta;
-    float far = (p * 0x1p-32f + log * 0x1p-32f / beta) * 0x1p32f;
-    return fabsf(q) < TL_INF ? p + q : far;
+    const int32_t far = tl_pool_scale(beta) < 1.0f;
+    const float down = far ? 0x1p-32f : 1.0f, up = far ? 0x1p32f : 1.0f;
+    float q = tl_log(total) * down / beta;
+    return fabsf(q * up) < TL_INF ? p + q * up : (p * down + q) * up;
 }
