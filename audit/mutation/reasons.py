@@ -47,7 +47,7 @@ REASONS: dict[str, str] = {
     "conv_sizes_ok(spatial , stride, kernel, padding, &out);": "equivalent: it asks whether the ranks are the same, in which kernel and stride may change places",
     "native/src/core/pool.c: if (pool->blocks >= pool->bucket_count) { -> if (pool->blocks == pool->bucket_count) {": "equivalent: blocks grow by one; where host memory ended the chains grow longer, which only takes time",
     "native/src/cpu/pool.c: memset(b.p, 0, sizeof b.p); -> memset(b.p, -1, sizeof b.p);": "equivalent: lanes beyond the windows of the block are computed and never stored",
-    "native/src/cpu/reduce.c: gx[j] = (x[j] == max[j]) | (max[j] != max[j]) ? share[j] : 0.0f; -> gx[j] = (x[j] >= max[j]) "
+    "native/src/cpu/reduce_max.c: gx[j] = (x[j] == max[j]) | (max[j] != max[j]) ? share[j] : 0.0f; -> gx[j] = (x[j] >= max[j]) "
     "| (max[j] != max[j]) ? share[j] : 0.0f;": "equivalent: no element of a row exceeds its maximum",
     "native/src/core/threads.c: enum { TL_SPIN_NANOSECONDS = 20000, TL_SPINS = 32, TL_COPY_TASK = 1 << 18 }; -> enum { "
     "TL_SPIN_NANOSECONDS = -1, TL_SPINS = 32, TL_COPY_TASK = 1 << 18 };": "equivalent: how long a worker spins before it sleeps changes time alone",

@@ -39,12 +39,20 @@ WINDOWS = [
     for p in (0, 1)
     for n, m in ((13, 5), (35, 34))
 ]
+#: of two axes whose rows are no multiples of 4 cells, and of three
+WINDOWS += [
+    {"channels": 3, "spatial": n, "kernel": [k] * len(n), "stride": [s] * len(n), "padding": [p] * len(n)}
+    for n in ([13, 21], [7, 10, 9])
+    for k, s in ((2, 2), (3, 2), (2, 1))
+    for p in (0, 1)
+]
 SCATTERS = [
     (40, 130, 2000),  # rows of many hits
     (40, 128, 300),  # few indices
     (11, 97, 9000),  # the same, of a list of two parts
     (3000, 132, 4000),
     (16_385, 1021, 5000),  # slots of rows
+    (1100, 130, 1500),  # of fewer and smaller ones
     (3000, 131, 140_000),
     (3000, 3, 4000),
     (10, 3, 5000),
@@ -53,6 +61,9 @@ SCATTERS = [
     (300, 1, 20_000),  # few rows
     (2, 3, 70_000),  # of more hits than a warp adds
     (4_200_000, 1, 9000),  # a copy beside the whole sort
+    (5003, 1, 140_000),  # buckets of rows
+    (200, 1, 140_000),  # of one row
+    (1_050_000, 1, 9000),  # of lines
 ]
 #: rows of each number of lanes and of each form, then of blocks: few, many, in parts, with lists longer than shared memory
 TOPS = [
@@ -71,6 +82,7 @@ ALONG = [
         (7, 5, 61, 3),
         (9, 33, 300, 1),
         (700, 36, 9, 3),
+        (700, 132, 1500, 1),
         (5, 132, 1000, 1),
         (3, 40, 200, 3),
         (5, 1500, 20, 1),
@@ -97,6 +109,12 @@ EXTREMES = [
 SUMMED_ROWS = [
     {"dims": dims, "axis": len(dims) - 1, "reverse": reverse}
     for dims in ([5, 1023], [9, 2052], [7, 4097], [40_003], [3, 33_793], [2, 33_796], [1_100_003], [1_081_344])
+    for reverse in (0, 1)
+]
+#: columns of a part of a chunk, of chunks and of tiles
+SUMMED_ROWS += [
+    {"dims": dims, "axis": 0, "reverse": reverse}
+    for dims in ([23, 70], [32, 33], [1023, 40], [1061, 31])
     for reverse in (0, 1)
 ]
 #: products of few terms in forward and in either gradient: rows of whole quads, of half ones and of odd lengths, quads that are
@@ -186,9 +204,11 @@ PATHS: dict[str, list[dict[str, Any]]] = {
         sizes(2, (5, 4), [9, 7, 40], [2, 7, 3], [3, 1, 1], [0, 3, 1]),
     ],
     "matmul": [{"m": 1101, "n": 1131, "p": 1149}, {"m": 1101, "n": 1131, "p": 1152}, {"m": 14, "n": 10399, "p": 176},
-               *FEW_TERMS, {"m": 1031, "n": 70, "p": 1003}],
+               *FEW_TERMS, {"m": 1031, "n": 70, "p": 1003}, {"m": 5, "n": 9001, "p": 1}, {"m": 2, "n": 9000, "p": 33}],
     "bmm": [{"batch": 211, "m": 1, "n": 64, "p": 80}, {"batch": 300, "m": 3, "n": 37, "p": 61},
-            *({"batch": 3, **v} for v in FEW_TERMS), {"batch": 70, "m": 101, "n": 66, "p": 91}],
+            *({"batch": 3, **v} for v in FEW_TERMS), {"batch": 70, "m": 101, "n": 66, "p": 91},
+            {"batch": 140, "m": 24, "n": 44, "p": 28}, {"batch": 140, "m": 23, "n": 9, "p": 27},
+            {"batch": 31, "m": 7, "n": 256, "p": 5}],
     "linear": [{"batch": 1100, "inputs": 1131, "outputs": 1149}, {"batch": 14, "inputs": 10399, "outputs": 176},
                *({"batch": v["m"], "inputs": v["n"], "outputs": v["p"]} for v in FEW_TERMS)],
     **dict.fromkeys(("rfft1d_packed", "irfft1d_packed"), TRANSFORMS),
@@ -209,7 +229,7 @@ PATHS: dict[str, list[dict[str, Any]]] = {
         {"batch": b, "n": n, "d": d, "mask_mode": m, "scale": d**-0.5}
         for b, n, d, m in (
             (2, 512, 64, 2), (1, 513, 48, 0), (2, 70, 300, 0), (2, 70, 260, 1), (1, 600, 24, 0), (67, 65, 80, 3),
-            (2, 130, 132, 2), (3, 513, 112, 0),
+            (2, 130, 132, 2), (3, 513, 112, 0), (1, 300, 7, 0), (1, 270, 13, 2), (140, 7, 5, 0),
         )
     ],
     "selective_scan_diag": [{"seq_len": t, "state": n} for t, n in ((129, 3), (1000, 1), (300, 4097), (16_500, 33))],
@@ -307,3 +327,20 @@ def test_more_transforms_than_plans_are_kept() -> None:
             x = np.random.default_rng(n).standard_normal((3, n)).astype(np.float32)
             got = kernels.rfft1d_packed(dev.buffer(x), 3, n).numpy().reshape(3, -1, 2)
             np.testing.assert_allclose(got[..., 0] + 1j * got[..., 1], np.fft.rfft(x), atol=1e-4)
+
+
+@pytest.mark.operations("scatter_add")
+@pytest.mark.parametrize("power", [3, 12])
+@pytest.mark.parametrize(
+    ("n", "k"), [(66_128, 8273), (5003, 180_000), (60_000, 2_100_000), (1_100_003, 150_000)], ids=str
+)
+def test_uneven_indices(n: int, k: int, power: int) -> None:
+    """Buckets with far more hits than others, of which one row has most: the CPU's bits."""
+    rng = np.random.default_rng((n, power))
+    x, values = (rng.standard_normal(size).astype(np.float32) for size in (n, k))
+    indices = ((n + n // 20) * rng.random(k) ** power).astype(np.uint32)
+    sums = [
+        kernels.scatter_add(d.buffer(x), d.buffer(values), indices, n).numpy((n,))
+        for d in (tlrt.device("cuda"), tlrt.device("cpu"))
+    ]
+    np.testing.assert_array_equal(*(s.view(np.uint32) for s in sums))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import _cffi_backend
 import numpy as np
@@ -58,6 +58,8 @@ _NONE = [(None,) * count for count in range(9)]
 
 #: output slots not in use
 free: list[Any] = []
+#: and those of calls with so many outputs, which hold NULL
+_free_places: list[list[list[Any]]] = [[] for _ in _NONE]
 
 
 def new_slot() -> Any:
@@ -85,7 +87,10 @@ def slots(
     its end, releases what C put into the other slots."""
     count = len(names)
     if out is None and want is None:
-        places = list(map(_new, itertools.repeat(_SLOT, count)))
+        try:
+            places = _free_places[count].pop()
+        except IndexError:
+            places = list(map(_new, itertools.repeat(_SLOT, count)))
         return places, _NONE[count], map(release, map(_first, places))
     if out is None and (want is None or (type(want) is list and len(want) == count and {*map(type, want)} == {bool})):
         # what a tape asks for
@@ -136,7 +141,17 @@ def slots(
 def results(places: Sequence[Any], given: Sequence[Buffer | None], device: Device) -> tuple[Any, ...]:
     """The outputs of a call that succeeded: the caller's buffers, new ones, and None for those not wanted."""
     if given is _NONE[len(given)]:
-        return tuple([Buffer(own(slot[0], release), device) for slot in places])
+        fresh = []
+        for slot in places:
+            buffer = make(Buffer)
+            buffer._handle = own(slot[0], release)
+            slot[0] = NULL
+            buffer._device = device
+            fresh.append(buffer)
+        unused = list(places)
+        cast(list[Any], places).clear()  # what an interruption from here on releases
+        _free_places[len(given)].append(unused)
+        return tuple(fresh)
     made = [
         buffer if buffer is not None or slot is NULL else Buffer(own(slot[0], release), device)
         for slot, buffer in zip(places, given, strict=True)

@@ -280,15 +280,17 @@ def _work(size):
 
 CLASSES, TRANSPOSE_CLASSES = _classes(conv_out), _classes(conv_transpose_out)
 
-#: sums of few terms, whose errors come near their bounds; convolutions large enough for Hopper's warp group products; a first
-#: layer; and small images whose inner dimension is cut
+#: sums of few terms, whose errors come near their bounds; convolutions large enough for Hopper's warp group products; first
+#: layers, of several channels and of one; and small images whose inner dimension is cut
 PATHS = [_path(1, 5, 61, (4, 3), 2, 1, 0), _path(4, 61, 125, (47, 44), 3, 1, 1), _path(16, 48, 64, (64, 66), 4, 2, 1),
-         _path(4, 3, 61, (61, 67), 7, 2, 3), _path(110, 96, 125, (12, 13), 3, 1, 1)]  # fmt: skip
-#: the same on one and three axes
-PATHS_OF_AXES = [_path(8, 96, 127, (1100,), 5, 1, 2), _path(2, 32, 63, (13, 24, 28), 3, 1, 1)]
+         _path(4, 3, 61, (61, 67), 7, 2, 3), _path(3, 1, 83, (9, 38), 7, 2, 3), _path(110, 96, 125, (12, 13), 3, 1, 1)]  # fmt: skip
+#: the same on one and three axes; and an axis of length 1, beside which most taps lie outside
+PATHS_OF_AXES = [_path(8, 96, 127, (1100,), 5, 1, 2), _path(2, 32, 63, (13, 24, 28), 3, 1, 1),
+                 _path(2, 32, 61, (5, 64, 1), 3, 1, 1)]  # fmt: skip
 TRANSPOSE_PATHS = [
     _path(4, 128, 125, (24, 23), 4, 2, 1), _path(4, 61, 125, (47, 44), 3, 1, 1), _path(60, 129, 61, (9, 8), 4, 2, 1),
 ]  # fmt: skip
+TRANSPOSE_PATHS_OF_AXES = [TRANSPOSE_PATHS[0], _path(2, 64, 61, (32, 1, 3), 4, 2, 1)]
 
 
 @op(
@@ -325,7 +327,7 @@ def conv_vjp(x, w, g, stride, padding):
     "x[batch, in_channels, *spatial], w[in_channels, out_channels, *kernel], b[out_channels]; stride: dims, padding: dims"
     " -> out[batch, out_channels, *conv_transpose_out(spatial, kernel, stride, padding)]",
     bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False, reproducible=True,
-    checks=_checks("conv_transpose_ok", TRANSPOSE_FORMULA), draw=_draw(True), paths=TRANSPOSE_PATHS[:1],
+    checks=_checks("conv_transpose_ok", TRANSPOSE_FORMULA), draw=_draw(True), paths=TRANSPOSE_PATHS_OF_AXES,
     classes=TRANSPOSE_CLASSES, work=_work(conv_transpose_out), laws=LAWS,
     source="torch.nn.functional.conv_transpose1d, conv_transpose2d, conv_transpose3d")  # fmt: skip
 def conv_transpose(x, w, b, stride, padding):
@@ -460,6 +462,8 @@ GROUPED_PATHS = [
     _grouped_path(1, 3, 2, 3, (23, 65), 3, 1, 3, 3, 3), _grouped_path(3, 2, 17, 33, (17, 19), 3, 2, 2, 2, 3),
     _grouped_path(2, 1, 40, 64, (30, 33), 3, 1, 2, 2, 2), _grouped_path(2, 7, 1, 1, (300,), 7, 1, 1, 6, 0),
 ]  # fmt: skip
+#: depthwise layers with strides whose planes take several thread blocks
+GROUPED_PATHS += [_grouped_path(1, 3, 1, 1, (97, 113), k, 2, 1, 2, 1) for k in (3, 7)]
 #: groups enough for their lanes, images small enough
 SMALL_PATHS = [_grouped_path(3, 67, 1, 1, (7, 6), 5, 2, 1, 2, 2), _grouped_path(37, 10, 2, 3, (5, 3), 3, 1, 1, 1, 2)]
 GROUPED_PATHS += SMALL_PATHS

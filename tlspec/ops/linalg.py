@@ -4,11 +4,12 @@ The CPU path sums each element in one fixed order (native/src/cpu/linalg/gemm.h)
 more run on TF32 tensor cores at float32 accuracy: on Hopper the larger ones (native/src/cuda/linalg/wgmma.cu), and others of many
 tiles (native/src/cuda/linalg/mma.cu). Each operand is split in two TF32 numbers, and an element is a sum of parts
 of 32 terms in order, fixed by the inner dimension alone, so that one kernel gives an element the same bits whatever the batch
-and wherever it stands. Tiles with values that do not split are chains of fused multiply-adds. Other products large enough to pay for
-it run in float64 on devices whose float64 is fast and are then rounded once. Products of at most 32 terms are chains in float32,
-the CPU path's, or in float64 (native/src/cuda/linalg/few_terms.cu). For all else cuBLAS chooses the order. The bounds
-assume the worst one, a chain over the whole inner dimension, which covers split sums from 64 terms on, and the two devices
-differ in the last bits.
+and wherever it stands. Tiles with values that do not split are chains of fused multiply-adds. Other products large enough to
+pay for it run in float64 on devices whose float64 is fast and are then rounded once. Products of at most 32 terms, and those of a
+batch that fit a thread block, are chains in float32, the CPU path's, or in float64 (native/src/cuda/linalg/few_terms.cu and
+packed.cu). A matrix times at most four vectors is summed in float64, in the order of native/src/cuda/linalg/few_vectors.cu. For
+all else cuBLAS chooses the order. The bounds assume the worst one, a chain over the whole inner dimension, which covers split sums
+from 64 terms on, and the two devices differ in the last bits.
 """
 
 import numpy as np
@@ -19,14 +20,21 @@ from tlspec.classes import Classes, Near, boundary, tiles
 from tlspec.registry import op
 
 #: products, of all three forms in forward and gradients, that reach the kernels of CUDA on an H200: wide and narrow tiles of
-#: warp group products, split products, and few terms
+#: warp group products, split products, few terms, and few vectors: of rows that warps share, that one warp has several of, and
+#: that lie across
 PATHS = [{"m": 1028, "n": 1044, "p": 1060}, {"m": 1028, "n": 700, "p": 772}, {"m": 516, "n": 580, "p": 452},
-         {"m": 1031, "n": 7, "p": 1030}, {"m": 9, "n": 1031, "p": 1030}, {"m": 1031, "n": 1030, "p": 21}]  # fmt: skip
+         {"m": 1031, "n": 7, "p": 1030}, {"m": 9, "n": 1031, "p": 1030}, {"m": 1031, "n": 1030, "p": 21},
+         {"m": 1031, "n": 21, "p": 515}, {"m": 1031, "n": 515, "p": 1}, {"m": 3, "n": 1028, "p": 1032},
+         {"m": 6400, "n": 132, "p": 2}, {"m": 9001, "n": 12, "p": 3}]  # fmt: skip
 #: the same with a batch: several wide and narrow tiles for a thread block, split products, a thousand small ones, split products
-#: whose rows are no whole 16 bytes, a thousand of few terms
+#: whose rows are no whole 16 bytes, a thousand of few terms, and several to a block: with large tiles and small ones, rows of
+#: 16 bytes, one row and one column
 BATCH_PATHS = [{"batch": 300, "m": 124, "n": 116, "p": 124}, {"batch": 140, "m": 124, "n": 116, "p": 124},
                {"batch": 6, "m": 132, "n": 196, "p": 260}, {"batch": 1030, "m": 52, "n": 36, "p": 60},
-               {"batch": 70, "m": 101, "n": 99, "p": 102}, {"batch": 1030, "m": 33, "n": 3, "p": 35}]  # fmt: skip
+               {"batch": 70, "m": 101, "n": 99, "p": 102}, {"batch": 1030, "m": 33, "n": 3, "p": 35},
+               {"batch": 2200, "m": 31, "n": 20, "p": 33}, {"batch": 301, "m": 10, "n": 9, "p": 14},
+               {"batch": 301, "m": 12, "n": 8, "p": 20}, {"batch": 130, "m": 1, "n": 30, "p": 20},
+               {"batch": 130, "m": 20, "n": 30, "p": 1}]  # fmt: skip
 
 
 def product_classes(rows: str, inner: str, columns: str, batch: str = "") -> Classes:

@@ -16,7 +16,7 @@
 #include "generated/elementwise.h"
 
 /* 128 KiB per operand: the operands of a task stay within a core's L2 cache, and a task runs for several microseconds,
- * which pays for handing it to a thread. */
+ * which pays for handing it to a thread. Fewer elements do that where each costs more (TL_COST). */
 enum { TL_SPAN = 32768 };
 /* Elements that are computed once more where some are rare, or computed before they are stored: they stay in the L1 cache. */
 enum { TL_FAR_BLOCK = 1024 };
@@ -31,12 +31,12 @@ typedef struct tl_map {
 
 static int32_t is_input(const tl_map *m, const float *out) { return out == m->a || out == m->b || out == m->c; }
 
-static int32_t run(tl_task_fn task, tl_map map)
+static int32_t run(tl_task_fn task, tl_map map, int64_t cost)
 {
     const int64_t operands = !!map.a + !!map.b + !!map.c + !!map.y + !!map.z;
     map.stream = operands * map.n >= 2 * TL_STREAM_FROM && !(map.y && is_input(&map, map.y)) &&
                  !(map.z && is_input(&map, map.z));
-    map.span = tl_even_span(map.n, TL_SPAN);
+    map.span = tl_even_span(map.n, TL_SPAN >> cost);
     tl_parallel(tl_ceil_div(map.n, map.span), task, &map);
     return TORCHLEAN_OK;
 }
@@ -78,7 +78,7 @@ static int32_t run(tl_task_fn task, tl_map map)
 #define TL_RARE(name, condition, others, value)                                                  \
     TL_SPAN_FUNCTION(                                                                            \
         name, TL_FAR_BLOCK, int32_t rare = 0;                                                    \
-        (void)z; TL_EACH(rare |= condition;)                                                     \
+        (void)z; TL_EACH(rare |= -(int32_t)(condition);)                                         \
         if (!rare) TL_EACH(y[i - start] = others;)                                                       \
         else TL_EACH(const float Y = others; y[i - start] = condition ? value : Y;))
 /* Two outputs, either of which may be unwanted: statement computes u and v from element i. */
@@ -92,7 +92,7 @@ static int32_t run(tl_task_fn task, tl_map map)
 #define TL_OPERATION(op, parameters, ...)                                                        \
     int32_t tl_cpu_##op(TL_UNUSED tl_context *ctx, TL_LIST parameters)                           \
     {                                                                                            \
-        return run(op##_span, (tl_map){__VA_ARGS__, .y = y, .n = n});                            \
+        return run(op##_span, (tl_map){__VA_ARGS__, .y = y, .n = n}, TL_COST);                   \
     }
 #define TL_LIST(...) __VA_ARGS__
 

@@ -9,6 +9,8 @@
 enum {
     TAKE_WIDTH = 32,                         /* lanes that stay in registers: those of a group of units */
     TAKE_UNITS = TAKE_WIDTH / TL_FOLD_LANES, /* units of a group that have all lanes */
+    TAKE_AHEAD =
+        1024, /* elements: lines are fetched so far ahead in the order of memory, which the units are not read in */
 };
 
 /* An element of each of four rows, one after the other, on one lane of a product. That of four numbers of float32 and one of
@@ -66,6 +68,111 @@ static inline __attribute__((always_inline)) int multiply_units(tl_unit_lanes *l
     for (int32_t l = 0; l < TAKE_STEP; l++)
         within &= usual[l];
     return (int)(within >> 62 & 1);
+}
+
+/* The bits of a float64 less these have TAKE_FAR, or TAKE_FAR_END, at 0 where the number is within 2^+-255, or 2^+-511. */
+#define TAKE_NARROW (UINT64_C(768) << 52)
+#define TAKE_FAR (UINT64_C(3) << 61)
+#define TAKE_WIDE (UINT64_C(512) << 52)
+#define TAKE_FAR_END (UINT64_C(1) << 62)
+
+/* lanes[8 g + l] = the product of x[g][r * TL_FOLD_LANES + l] over r < rows, at least one, and of rest[g][l] unless rest is NULL, for
+ * 8 lanes of each of TAKE_UNITS units, and no powers of two taken out on the way. Returns 0 where that may have cost bits: of zeros, of
+ * what is no number and of numbers that are not all of moderate size the lanes are of no use. Every eight rows a product has to be
+ * within 2^+-255, and at the end within 2^+-511: one that leaves the normal range of float64 from there needs six steps of 2^-149, and
+ * four of 2^128 to return. */
+static inline __attribute__((always_inline)) int multiply_freely(tl_vec64 *lanes, const float *const *x, int64_t rows,
+                                                                 const float *const *rest)
+{
+    const int64_t at_once = 8;
+    tl_vec64 lane[TAKE_VECTORS];
+    tl_power_vector far = {0};
+    uint64_t any = 0;
+    const float *ahead = x[0] + TAKE_AHEAD;
+#define UNIT_ELEMENTS(from, v) ((from)[(v)*TAKE_STEP / TL_FOLD_LANES] + (v)*TAKE_STEP % TL_FOLD_LANES)
+#pragma GCC unroll 16
+    for (int32_t v = 0; v < TAKE_VECTORS; v++)
+        lane[v] = tl_vec64_widen(UNIT_ELEMENTS(x, v));
+    for (int64_t r = 1, next = at_once; r < rows; next += at_once) {
+        for (const int64_t end = tl_imin(next, rows); r < end; r++, ahead += TAKE_WIDTH) {
+            __builtin_prefetch(ahead, 0, 3);
+            __builtin_prefetch(ahead + TAKE_WIDTH / 2, 0, 3);
+#pragma GCC unroll 16
+            for (int32_t v = 0; v < TAKE_VECTORS; v++)
+                lane[v] *= tl_vec64_widen(UNIT_ELEMENTS(x, v) + r * TL_FOLD_LANES);
+        }
+#pragma GCC unroll 16
+        for (int32_t v = 0; v < TAKE_VECTORS && r < rows; v++)
+            far |= (tl_power_vector)lane[v] - TAKE_NARROW;
+    }
+#pragma GCC unroll 16
+    for (int32_t v = 0; v < TAKE_VECTORS && rest; v++)
+        lane[v] *= tl_vec64_widen(UNIT_ELEMENTS(rest, v));
+#undef UNIT_ELEMENTS
+    far &= TAKE_FAR;
+#pragma GCC unroll 16
+    for (int32_t v = 0; v < TAKE_VECTORS; v++)
+        far |= ((tl_power_vector)lane[v] - TAKE_WIDE) & TAKE_FAR_END;
+    for (int32_t l = 0; l < TAKE_STEP; l++)
+        any |= far[l];
+    memcpy(lanes, lane, sizeof lane);
+    return any == 0;
+}
+
+/* Four numbers of float64 side by side, of every variant. */
+typedef double tl_quad64 __attribute__((vector_size(32)));
+typedef int64_t tl_quad_long __attribute__((vector_size(32)));
+
+/* The lanes 0..3 of four units, joined in halves: the result of each. */
+#define JOIN_QUADS(result, q, JOIN)                                                              \
+    do {                                                                                         \
+        __typeof__((q)[0]) half_[2];                                                                 \
+        for (int32_t u_ = 0; u_ < 2; u_++)                                                       \
+            half_[u_] = __builtin_shuffle((q)[2 * u_], (q)[2 * u_ + 1], (tl_quad_long){0, 1, 4, 5}) \
+                JOIN __builtin_shuffle((q)[2 * u_], (q)[2 * u_ + 1], (tl_quad_long){2, 3, 6, 7}); \
+        (result) = __builtin_shuffle(half_[0], half_[1], (tl_quad_long){0, 2, 4, 6})             \
+            JOIN __builtin_shuffle(half_[0], half_[1], (tl_quad_long){1, 3, 5, 7});              \
+    } while (0)
+
+/* v = v 2^-e with 1 <= |v| < 2, and the e that are added to `powers`, of vectors of numbers within 2^+-1022. */
+#define TAKE_POWERS(v, powers)                                                                   \
+    do {                                                                                         \
+        __typeof__(powers) bits_;                                                                    \
+        memcpy(&bits_, &(v), sizeof bits_);                                                      \
+        (powers) += (bits_ >> 52 & 0x7ff) - 1023;                                                \
+        bits_ = (bits_ & ~(INT64_C(0x7ff) << 52)) | INT64_C(1023) << 52;                         \
+        memcpy(&(v), &bits_, sizeof bits_);                                                      \
+    } while (0)
+
+/* Joins the lanes of TAKE_UNITS products in halves, as numbers of [1, 2) and sums of powers of two: eight such numbers need none taken
+ * out on the way. */
+static inline __attribute__((always_inline)) void join_products_of_units(const tl_vec64 *lanes, double *product,
+                                                                         int64_t *power)
+{
+    _Alignas(64) double lane[TAKE_WIDTH];
+    _Alignas(64) int64_t powers[TAKE_WIDTH];
+#pragma GCC unroll 16
+    for (int32_t v = 0; v < TAKE_VECTORS; v++) {
+        tl_vec64 number = lanes[v];
+        tl_power_vector of = {0};
+        TAKE_POWERS(number, of);
+        tl_vec64_store(lane + v * TAKE_STEP, number);
+        memcpy(powers + v * TAKE_STEP, &of, sizeof of);
+    }
+    tl_quad64 v[2 * TAKE_UNITS], products;
+    tl_quad_long e[2 * TAKE_UNITS], sums;
+    memcpy(v, lane, sizeof v);
+    memcpy(e, powers, sizeof e);
+#pragma GCC unroll 4
+    for (int32_t u = 0; u < TAKE_UNITS; u++) {
+        v[u] = v[2 * u] * v[2 * u + 1];
+        e[u] = e[2 * u] + e[2 * u + 1];
+    }
+    JOIN_QUADS(products, v, *);
+    JOIN_QUADS(sums, e, +);
+    TAKE_POWERS(products, sums);
+    memcpy(product, &products, sizeof products);
+    memcpy(power, &sums, sizeof sums);
 }
 
 /* Multiplies `rows` rows of n <= TAKE_WIDTH elements, `step` apart, onto n lanes, at most as many rows as a segment has on a lane. A

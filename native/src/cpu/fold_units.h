@@ -281,6 +281,52 @@ static int multiply_group(const fold *a, const group *q, const float *const *uni
     return 1;
 }
 
+/* Writes the products v[g] 2^power[g] of a group, none of which had a zero. */
+static inline void write_products(const fold *a, const group *q, const double *v, const int64_t *power)
+{
+    const int64_t plane = a->results * a->segments;
+    float end[TAKE_UNITS];
+    if (a->segments == 1 && a->out) {
+        for (int32_t g = 0; g < TAKE_UNITS; g++)
+            end[g] = tl_fold_end(TL_FOLD_PRODUCT, (tl_folded){v[g], (double)power[g], 0.0}, 0.0, a->rule);
+        for (int64_t g = 0; g < q->count; g++)
+            a->out[q->result[g]] = end[g];
+        return;
+    }
+    for (int64_t g = 0; g < q->count; g++) {
+        double *const to = value_at(a, q->result[g], q->segment[g]);
+        to[0] = v[g], to[plane] = (double)power[g], to[2 * plane] = 0.0;
+    }
+}
+
+/* A group of products of all lanes, each of whose elements lie side by side, of which nothing is written unless multiply_freely takes
+ * all elements. */
+static int multiply_full_group(const fold *a, const group *q)
+{
+    tl_vec64 lanes[TAKE_VECTORS];
+    _Alignas(64) double product[TAKE_UNITS];
+    _Alignas(64) int64_t power[TAKE_UNITS];
+    _Alignas(64) float last[TAKE_UNITS][TL_FOLD_LANES];
+    const float *x[TAKE_UNITS], *rest[TAKE_UNITS];
+    const int64_t left = q->n % TL_FOLD_LANES;
+    if (q->n < TL_FOLD_LANES) return 0;
+    x[0] = unit_elements(a, q->result[0], q->segment[0], q->n, NULL);
+    for (int64_t g = 1; g < TAKE_UNITS; g++) /* nobody reads the lanes of units that are missing */
+        x[g] = g < q->count ? unit_elements(a, q->result[g], q->segment[g], q->n, NULL) : x[0];
+    for (int32_t g = 0; g < TAKE_UNITS && left > 0; g++) {
+        const float *const end = x[g] + q->n - left;
+#pragma GCC ivdep
+#pragma GCC unroll 1
+        for (int32_t l = 0; l < TL_FOLD_LANES; l++)
+            last[g][l] = l < (int32_t)left ? end[l] : 1.0f;
+        rest[g] = last[g];
+    }
+    if (!multiply_freely(lanes, x, q->n / TL_FOLD_LANES, left > 0 ? rest : NULL)) return 0;
+    join_products_of_units(lanes, product, power);
+    write_products(a, q, product, power);
+    return 1;
+}
+
 /* The elements that do not fill a row of lanes, of all units of a group at once. */
 static void take_rest(const fold *a, enum tl_fold_kind kind, const group *q, const float *const *x, const double *m,
                       double *v)
@@ -330,7 +376,7 @@ static void take_group(const fold *a, enum tl_fold_kind kind, const group *q, co
 static void fold_group(const fold *a, const group *q)
 {
     _Alignas(64) float packed[GROUP_CELLS], room[GROUP_CELLS];
-    _Alignas(64) double m[TAKE_WIDTH] = {0}, end[TL_FOLD_PLANES * TAKE_WIDTH];
+    _Alignas(64) double m[TAKE_WIDTH], end[TL_FOLD_PLANES * TAKE_WIDTH];
     const int64_t lanes = a->lanes, count = q->count, width = lanes * count, rows = q->n / lanes;
     const int64_t plane = planes_of(a->kind) > 1 ? width : 0;
     const int product = a->kind == TL_FOLD_PRODUCT, full = lanes == TL_FOLD_LANES, in_place = full && is_light(a->kind);
@@ -340,6 +386,7 @@ static void fold_group(const fold *a, const group *q)
     for (int64_t g = count; g < TAKE_UNITS; g++) /* nobody reads the lanes of these */
         x[g] = x[0];
     if (product && full && multiply_group(a, q, x, TL_FOLD_LANES, x)) return;
+    memset(m, 0, sizeof m);
     for (int64_t g = 0; !in_place && g < count; g++)
         (lanes == 8 ? pack8 : lanes == 4 ? pack4 : lanes == 2 ? pack2 : pack1)(packed + g * lanes, width, x[g], rows);
     if (product && width == TAKE_WIDTH && !full &&
@@ -367,20 +414,24 @@ static void fold_group(const fold *a, const group *q)
 static void fold_groups(const fold *a, int64_t from, int64_t last)
 {
     const int64_t most = TAKE_WIDTH / a->lanes, tail = a->f.length - (a->segments - 1) * TL_FOLD_SEGMENT;
-    group groups[2] = {{.n = TL_FOLD_SEGMENT}, {.n = tail}};
+    const int product = a->kind == TL_FOLD_PRODUCT && a->lanes == TL_FOLD_LANES && a->f.reduced <= 1;
+    group groups[2];
+    groups[0].n = TL_FOLD_SEGMENT, groups[1].n = tail;
+    groups[0].count = groups[1].count = 0;
     int64_t result = from / a->segments, s = from % a->segments;
     for (int64_t u = from; u < last; u++) {
         group *const q = groups + (s == a->segments - 1);
         q->result[q->count] = result;
         q->segment[q->count++] = s;
         if (q->count == most) {
-            fold_group(a, q);
+            if (!product || !multiply_full_group(a, q)) fold_group(a, q);
             q->count = 0;
         }
         if (++s == a->segments) s = 0, result++;
     }
     for (int32_t ends = 0; ends < 2; ends++)
-        if (groups[ends].count > 0) fold_group(a, groups + ends);
+        if (groups[ends].count > 0 && (!product || !multiply_full_group(a, groups + ends)))
+            fold_group(a, groups + ends);
 }
 
 /* A segment of the values of one result, which are deviations: around what their own elements' mean is. */
@@ -405,23 +456,29 @@ static void join_deviations(const fold *a, int64_t result, int64_t s)
  * out once; sums of these, and of numbers of zeros, are exact in every order. */
 static void join_products(const fold *a, int64_t result, int64_t s)
 {
-    double v[TL_FOLD_LANES], e = 0.0, zeros = 0.0;
+    double lane[TL_FOLD_LANES] = {1.0}, e = 0.0, zeros = 0.0;
     const int64_t begin = s * TL_FOLD_SEGMENT, n = tl_imin(a->length - begin, TL_FOLD_SEGMENT);
     const int64_t lanes = a->lanes, plane = a->results * a->length;
     const double *const from = a->from + result * a->length + begin;
-    for (int64_t l = 0; l < lanes; l++)
-        v[l] = 1.0;
     for (int64_t r = 0; r < n; r++) {
-        v[r & (lanes - 1)] *= from[r];
         e += from[plane + r];
         zeros += from[2 * plane + r];
     }
-    for (int64_t l = 0; l < lanes; l++)
-        tl_fold_normalize(v + l, &e);
+    for (int64_t l = 0; l < lanes; l++) {
+        double v = 1.0;
+        for (int64_t r = l; r < n; r += lanes)
+            v *= from[r];
+        tl_fold_normalize(&v, &e);
+        lane[l] = v;
+    }
     for (int64_t half = lanes / 2; half > 0; half /= 2)
-        multiply_halves(v, half);
-    tl_fold_normalize(v, &e);
-    write_value(a, (const double[]){v[0], e, zeros}, 1, result, s);
+        for (int64_t l = 0; l < half; l++)
+            lane[l] *= lane[half + l];
+    if (lanes > 1) tl_fold_normalize(lane, &e);
+    if (a->segments == 1 && a->out)
+        a->out[result] = tl_fold_end(TL_FOLD_PRODUCT, (tl_folded){lane[0], e, zeros}, 0.0, a->rule);
+    else
+        write_value(a, (const double[]){lane[0], e, zeros}, 1, result, s);
 }
 
 /* A unit of a later level: a segment of the values of one result. */

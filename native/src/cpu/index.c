@@ -11,12 +11,14 @@
 #include "generated/index.h"
 
 enum {
-    GATHER_TASK = 65536, /* output elements per task of a gather */
-    BLOCK = 32768,       /* output elements per task of a scatter-add: 128 KiB, half an L2 or less */
-    BLOCK_COLUMNS = 512, /* at most so many of them side by side */
-    MOST_BLOCKS = 2048,  /* destination blocks of the grouping: their write streams stay in L2 */
-    DIRECT = 32768,      /* elements of the output and of the values together that are not worth grouping */
-    CHUNK = 32768,       /* indices per task of the grouping, or k / MOST_CHUNKS if that is more */
+    GATHER_TASK = 65536,     /* output elements per task of a gather */
+    BLOCK = 32768,           /* output elements per task of a scatter-add: 128 KiB, half an L2 or less */
+    BLOCK_COLUMNS = 512,     /* at most so many of them side by side */
+    MOST_BLOCKS = 2048,      /* destination blocks of the grouping: their write streams stay in L2 */
+    DIRECT = 32768,          /* elements of the output and of the values together that are not worth grouping */
+    DIRECT_OUTPUT = 1 << 20, /* elements of an output, 4 MiB, that stay in a cache */
+    DIRECT_COLUMNS = 16,     /* a cache line */
+    CHUNK = 32768,           /* indices per task of the grouping, or k / MOST_CHUNKS if that is more */
     MOST_CHUNKS = 64
 };
 
@@ -167,11 +169,14 @@ static void scatter_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
 }
 
 /* Whether one thread does it all: a small scatter-add, or one to an output of a block, which stays in its L2: it adds there sooner than
- * four group and add. */
+ * four group and add. A row of less than a cache line takes longer to group than to add, also where it comes from the next cache: there
+ * two threads are no faster. */
 static int is_direct(const scatter_job *job)
 {
-    return (job->rows + job->k) * job->cols <= DIRECT ||
-           (job->rows * job->cols <= BLOCK && (job->k * job->cols <= 4 * BLOCK || tl_workers() <= 4));
+    const int64_t size = job->rows * job->cols, hits = job->k * job->cols;
+    const int32_t workers = tl_workers();
+    return size + hits <= DIRECT || (size <= BLOCK && (hits <= 4 * BLOCK || workers <= 4)) ||
+           (job->cols < DIRECT_COLUMNS && size <= DIRECT_OUTPUT && workers <= 2);
 }
 
 static void scatter_directly(const scatter_job *job)

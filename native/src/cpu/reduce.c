@@ -6,8 +6,8 @@
  * chunk, is the input of the same reduction again. Units and tasks follow from the shape alone.
  *
  * The order of additions is that of formula/sum_tree.h. A maximum has no order, so it takes the same cuts. */
-#include "core/threads.h"
 #include "cpu/reduce.h"
+#include "cpu/reduce_units.h"
 #include "cpu/row_bundle.h"
 #include "cpu/stream.h"
 #include "cpu/sum_tree.h"
@@ -17,24 +17,8 @@
 #include "generated/reduce.h"
 
 enum {
-    TASK = 65536, /* elements per task: 256 KiB, which pays for handing a task to a thread */
+    AHEAD = 1024 /* elements between what is summed and what is fetched: 4 KiB, some 100 ns of a processor's reading */
 };
-
-/* Runs fn over `units` units of about `size` elements each, several to a task if they are small. The argument starts
- * with a `grain`: fn handles units task*units .. of its task. */
-typedef struct grain {
-    int64_t units, per_task;
-} grain;
-
-static void run(tl_task_fn fn, void *arg, grain *g, int64_t units, int64_t size)
-{
-    g->units = units;
-    g->per_task = size < TASK ? TASK / (size > 0 ? size : 1) : 1;
-    tl_parallel(tl_ceil_div(units, g->per_task), fn, arg);
-}
-
-#define EACH_UNIT(u, g, task) \
-    for (int64_t u = (task) * (g).per_task, u##_end = tl_imin((g).units, u + (g).per_task); u < u##_end; u++)
 
 /* ---- extremes ---------------------------------------------------------------------------------------------------- */
 
@@ -69,10 +53,6 @@ static float leaf_extreme(const float *x, int64_t n, int smallest)
     }
     return from_keys(least, greatest, smallest);
 }
-
-/* One pass over the columns of a tile is a function of its own: left in a loop over rows, gcc 12 unrolls the outer loop
- * into the inner one and then cannot vectorise it. */
-#define PASS static __attribute__((noinline)) void
 
 PASS range_of_four_rows(const float *const row[4], int64_t width, int32_t *restrict least, int32_t *restrict greatest)
 {
@@ -114,7 +94,7 @@ typedef struct rows_args {
 } rows_args;
 
 /* A unit is one row. The tree of a row of a few steps over the lanes takes lines that are far apart, of which the processor does not
- * foresee the next: those of the row that follows are fetched meanwhile. */
+ * foresee the next: lines are fetched ahead in the order of memory. */
 static void sum_rows(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const rows_args a = *(const rows_args *)arg;
@@ -131,8 +111,8 @@ static void sum_rows(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const int far = a.g.units * a.cols >= TL_FETCH_FROM && a.cols <= TL_SUM_FEW;
     for (; row < last; row++) {
         const float *const x = a.x + row * a.cols;
-        for (int64_t i = a.cols; far && row + 1 < last && i < 2 * a.cols; i += TL_LINE)
-            __builtin_prefetch(x + i, 0, 2);
+        for (int64_t i = 0; far && i < a.cols; i += TL_LINE)
+            __builtin_prefetch(x + AHEAD + i, 0, 3);
         a.out[row] = tl_end_sum(tl_row_sum(x, a.cols), a.count);
     }
 }
@@ -226,33 +206,6 @@ int32_t tl_row_sums(tl_context *ctx, const float *x, int64_t rows, int64_t cols,
 
 /* ---- columns ----------------------------------------------------------------------------------------------------- */
 
-typedef struct columns_args {
-    grain g;
-    const float *x;
-    int64_t rows, cols;           /* of each outer slice */
-    int64_t chunks, tiles, width; /* units of a slice; columns per tile */
-    int64_t count;
-    int smallest; /* of extremes */
-    float *out;   /* (outer, chunks, cols) */
-} columns_args;
-
-/* The unit's corner: slice o, rows from r0, columns from c0. */
-typedef struct corner {
-    int64_t o, chunk, r0, rows, c0, cols;
-} corner;
-
-static inline corner find_corner(const columns_args *a, int64_t unit)
-{
-    corner p;
-    p.c0 = unit % a->tiles * a->width;
-    p.chunk = unit / a->tiles % a->chunks;
-    p.o = unit / a->tiles / a->chunks;
-    p.r0 = p.chunk * TL_COLUMN_CHUNK;
-    p.rows = tl_imin(a->rows - p.r0, TL_COLUMN_CHUNK);
-    p.cols = tl_imin(a->cols - p.c0, a->width);
-    return p;
-}
-
 static void sum_columns(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const columns_args a = *(const columns_args *)arg;
@@ -274,14 +227,6 @@ static void extreme_columns(void *arg, int64_t task, TL_UNUSED int32_t worker)
         chunk_extremes(a.x + (p.o * a.rows + p.r0) * a.cols + p.c0, p.rows, a.cols, p.cols, a.smallest,
                        a.out + (p.o * a.chunks + p.chunk) * a.cols + p.c0);
     }
-}
-
-/* Tiles of equal width, whole cache lines except for the last; none is empty, as a full tile is whole lines. */
-static void cut_columns(columns_args *a)
-{
-    a->chunks = a->rows > TL_COLUMN_CHUNK ? tl_ceil_div(a->rows, TL_COLUMN_CHUNK) : 1;
-    a->tiles = tl_ceil_div(a->cols, TL_COLUMN_TILE);
-    a->width = a->tiles > 1 ? tl_ceil_div(tl_ceil_div(a->cols, a->tiles), 16) * 16 : a->cols;
 }
 
 static int32_t reduce_columns(tl_context *ctx, tl_task_fn fn, columns_args a, int64_t outer)
@@ -341,8 +286,24 @@ static axis_view view_axis(const tl_dims *dims, int64_t axis)
     return v;
 }
 
+/* Sums and means of one element each: it plus +0. */
+static void copy_span(void *arg, int64_t task, TL_UNUSED int32_t worker)
+{
+    const rows_args a = *(const rows_args *)arg;
+    const int64_t first = task * TASK, n = tl_imin(a.g.units - first, TASK);
+    const float *const x = a.x + first;
+    float *const out = a.out + first;
+    for (int64_t i = 0; i < n; i++)
+        out[i] = x[i] + 0.0f;
+}
+
 static int32_t sum_axis(tl_context *ctx, const float *x, axis_view v, int64_t count, float *out)
 {
+    if (v.length == 1) {
+        rows_args a = {.g = {v.outer * v.inner, TASK}, .x = x, .out = out};
+        tl_parallel(tl_ceil_div(a.g.units, TASK), copy_span, &a);
+        return TORCHLEAN_OK;
+    }
     return v.inner == 1 ? tl_row_sums(ctx, x, v.outer, v.length, count, out)
                         : tl_column_sums(ctx, x, v.outer, v.length, v.inner, count, out);
 }
@@ -413,164 +374,5 @@ int32_t tl_cpu_reduce_mean_bwd(TL_UNUSED tl_context *ctx, const float *g, const 
     columns_args a = {.x = g, .rows = v.length, .cols = v.inner, .out = gx};
     cut_columns(&a);
     run(mean_bwd_units, &a, &a.g, v.outer * a.chunks * a.tiles, tl_imin(a.rows, TL_COLUMN_CHUNK) * a.width);
-    return TORCHLEAN_OK;
-}
-
-/* What every winner of a reduction receives; NaN where the maximum is NaN, and then everyone receives it. */
-static inline float winners_share(float max, float g, int64_t winners)
-{
-    return max != max ? TL_NAN : tl_per_count(g, winners);
-}
-
-static int64_t count_equal(const float *x, int64_t n, float value)
-{
-    int32_t equal = 0; /* n <= TASK */
-    for (int64_t i = 0; i < n; i++)
-        equal += x[i] == value;
-    return equal;
-}
-
-static void write_shares(const float *x, int64_t n, float max, float share, float *gx)
-{
-    if (max != max)
-        for (int64_t i = 0; i < n; i++)
-            gx[i] = share;
-    else
-        for (int64_t i = 0; i < n; i++)
-            gx[i] = x[i] == max ? share : 0.0f;
-}
-
-typedef struct max_bwd_args {
-    grain g;
-    columns_args cut; /* of axis 0 */
-    const float *x, *max, *cotangent;
-    int64_t cols, segments;
-    int32_t *counts; /* axis 1: (rows, segments); axis 0: (chunks, cols) */
-    float *shares;
-    float *gx;
-} max_bwd_args;
-
-/* Axis 1. A row of up to TASK elements is read twice, the second time from cache; longer ones are cut into segments,
- * counted first and then written. */
-static void max_bwd_rows(void *arg, int64_t task, TL_UNUSED int32_t worker)
-{
-    const max_bwd_args a = *(const max_bwd_args *)arg;
-    EACH_UNIT (r, a.g, task) {
-        const float *x = a.x + r * a.cols;
-        const int64_t winners = count_equal(x, a.cols, a.max[r]);
-        write_shares(x, a.cols, a.max[r], winners_share(a.max[r], a.cotangent[r], winners), a.gx + r * a.cols);
-    }
-}
-
-static void count_segments(void *arg, int64_t task, TL_UNUSED int32_t worker)
-{
-    const max_bwd_args a = *(const max_bwd_args *)arg;
-    EACH_UNIT (u, a.g, task) {
-        const int64_t r = u / a.segments, first = u % a.segments * TASK;
-        a.counts[u] = (int32_t)count_equal(a.x + r * a.cols + first, tl_imin(a.cols - first, TASK), a.max[r]);
-    }
-}
-
-static void write_segments(void *arg, int64_t task, TL_UNUSED int32_t worker)
-{
-    const max_bwd_args a = *(const max_bwd_args *)arg;
-    EACH_UNIT (u, a.g, task) {
-        const int64_t r = u / a.segments, first = u % a.segments * TASK, at = r * a.cols + first;
-        write_shares(a.x + at, tl_imin(a.cols - first, TASK), a.max[r], a.shares[r], a.gx + at);
-    }
-}
-
-int32_t tl_cpu_reduce_max_axis1_bwd(tl_context *ctx, const float *x, const float *out, const float *g, int64_t rows,
-                                    int64_t cols, float *gx)
-{
-    max_bwd_args a = {.x = x, .max = out, .cotangent = g, .cols = cols, .segments = tl_ceil_div(cols, TASK), .gx = gx};
-    if (cols <= TASK) {
-        run(max_bwd_rows, &a, &a.g, rows, cols);
-        return TORCHLEAN_OK;
-    }
-    void *scratch;
-    int32_t status = tl_pool_alloc(ctx, (size_t)(rows * (a.segments + 1)) * sizeof(float), &scratch);
-    if (status) return status;
-    a.shares = scratch;
-    a.counts = (int32_t *)scratch + rows;
-    run(count_segments, &a, &a.g, rows * a.segments, TASK);
-    for (int64_t r = 0; r < rows; r++) {
-        int64_t winners = 0;
-        for (int64_t s = 0; s < a.segments; s++)
-            winners += a.counts[r * a.segments + s];
-        a.shares[r] = winners_share(out[r], g[r], winners);
-    }
-    run(write_segments, &a, &a.g, rows * a.segments, TASK);
-    tl_pool_free(ctx, scratch);
-    return TORCHLEAN_OK;
-}
-
-/* Axis 0, in three sweeps: winners per chunk, shares per column, then the gradient row by row. */
-PASS count_row(const float *x, const float *max, int64_t width, int32_t *restrict equal)
-{
-    for (int64_t j = 0; j < width; j++)
-        equal[j] += x[j] == max[j];
-}
-
-PASS write_row(const float *x, const float *max, const float *share, int64_t width, float *restrict gx)
-{
-    for (int64_t j = 0; j < width; j++)
-        gx[j] = (x[j] == max[j]) | (max[j] != max[j]) ? share[j] : 0.0f;
-}
-
-static void count_columns(void *arg, int64_t task, TL_UNUSED int32_t worker)
-{
-    const max_bwd_args a = *(const max_bwd_args *)arg;
-    EACH_UNIT (u, a.g, task) {
-        const corner p = find_corner(&a.cut, u);
-        _Alignas(64) int32_t equal[TL_COLUMN_TILE] = {0};
-        const float *max = a.max + p.c0;
-        for (int64_t r = p.r0; r < p.r0 + p.rows; r++)
-            count_row(a.x + r * a.cols + p.c0, max, p.cols, equal);
-        memcpy(a.counts + p.chunk * a.cols + p.c0, equal, (size_t)p.cols * sizeof(int32_t));
-    }
-}
-
-static void share_columns(void *arg, int64_t task, TL_UNUSED int32_t worker)
-{
-    const max_bwd_args a = *(const max_bwd_args *)arg;
-    EACH_UNIT (tile, a.g, task) {
-        const int64_t first = tile * a.cut.width, width = tl_imin(a.cols - first, a.cut.width);
-        int64_t winners[TL_COLUMN_TILE] = {0};
-        for (int64_t chunk = 0; chunk < a.cut.chunks; chunk++)
-            for (int64_t j = 0; j < width; j++)
-                winners[j] += a.counts[chunk * a.cols + first + j];
-        for (int64_t j = first; j < first + width; j++)
-            a.shares[j] = winners_share(a.max[j], a.cotangent[j], winners[j - first]);
-    }
-}
-
-static void write_columns(void *arg, int64_t task, TL_UNUSED int32_t worker)
-{
-    const max_bwd_args a = *(const max_bwd_args *)arg;
-    EACH_UNIT (u, a.g, task) {
-        const corner p = find_corner(&a.cut, u);
-        const float *max = a.max + p.c0, *share = a.shares + p.c0;
-        for (int64_t r = p.r0; r < p.r0 + p.rows; r++)
-            write_row(a.x + r * a.cols + p.c0, max, share, p.cols, a.gx + r * a.cols + p.c0);
-    }
-}
-
-int32_t tl_cpu_reduce_max_axis0_bwd(tl_context *ctx, const float *x, const float *out, const float *g, int64_t rows,
-                                    int64_t cols, float *gx)
-{
-    if (cols == 1) return tl_cpu_reduce_max_axis1_bwd(ctx, x, out, g, 1, rows, gx);
-    max_bwd_args a = {.cut = {.rows = rows, .cols = cols}, .x = x, .max = out, .cotangent = g, .cols = cols, .gx = gx};
-    cut_columns(&a.cut);
-    const int64_t units = a.cut.chunks * a.cut.tiles, size = tl_imin(rows, TL_COLUMN_CHUNK) * a.cut.width;
-    void *scratch;
-    int32_t status = tl_pool_alloc(ctx, (size_t)((a.cut.chunks + 1) * cols) * sizeof(float), &scratch);
-    if (status) return status;
-    a.shares = scratch;
-    a.counts = (int32_t *)scratch + cols;
-    run(count_columns, &a, &a.g, units, size);
-    run(share_columns, &a, &a.g, a.cut.tiles, a.cut.chunks * a.cut.width);
-    run(write_columns, &a, &a.g, units, size);
-    tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;
 }

@@ -8,6 +8,7 @@
  *
  * An extreme has no order of additions, so that it is found as in reduce.c. */
 #include "core/threads.h"
+#include "cpu/fold_bundle.h"
 #include "cpu/fold_slopes.h"
 #include "cpu/fold_units.h"
 #include "cpu/reduce.h"
@@ -19,7 +20,7 @@ static void fold_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const fold *a = arg;
     const int64_t from = task * a->per_task, last = tl_imin(a->units, from + a->per_task);
     if (!a->from && a->f.inner == 1) {
-        fold_groups(a, from, last);
+        (is_of_short_products(a) ? multiply_short_rows : fold_groups)(a, from, last);
         return;
     }
     for (int64_t u = from; u < last; u++)

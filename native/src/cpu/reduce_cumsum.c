@@ -7,6 +7,7 @@
 
 #include "core/threads.h"
 #include "cpu/blocks.h"
+#include "cpu/stream.h"
 #include "cpu/vector64.h"
 #include "formula/cumsum.h"
 #include "formula/integer.h"
@@ -19,6 +20,7 @@ enum {
     PANEL = 64,   /* columns of so many rows, transposed: 4 KiB */
     LEVELS = 8,   /* 32^7 elements are more than a buffer has */
     CUMSUM_TASK = 65536,
+    FETCHED = 2048, /* elements of rows that are fetched while those before them are summed: 256 KiB of both arrays */
 };
 
 /* What stands before the next element at every level, and the totals so far; of a level, `width` numbers. */
@@ -136,6 +138,15 @@ static void add_panel(float *x, int64_t step, int64_t n, int64_t columns, state 
     }
 }
 
+/* Fetches elements at .. at + n - 1 of both arrays. */
+static void fetch_ahead(const cumsum *a, int64_t at, int64_t n)
+{
+    for (const int64_t end = tl_imin(at + n, a->rows * a->length); at < end; at += TL_LINE) {
+        __builtin_prefetch(a->x + at, 0, 2);
+        __builtin_prefetch(a->out + at, 1, 2);
+    }
+}
+
 /* FEW_ROWS .. ROWS rows, from `row` on, of at least ROWS elements, which lie side by side. A panel of them is transposed, summed in
  * place and transposed back; the last one is not narrower than a block. The sums of rows that are missing are of zeros. */
 static void add_rows(const cumsum *a, state *t, int64_t row, int64_t rows)
@@ -143,6 +154,7 @@ static void add_rows(const cumsum *a, state *t, int64_t row, int64_t rows)
     _Alignas(64) float panel[PANEL * ROWS];
     void (*const turn)(const float *, int64_t, float *, int64_t, int64_t, int64_t) = rows < TL_BLOCK ? blocks4
                                                                                                      : TL_BLOCKS;
+    const int far = a->rows * a->length >= TL_FETCH_FROM && a->length <= FETCHED;
     if (rows < ROWS) memset(panel, 0, sizeof panel);
     for (int64_t i = 0, width; i < a->length; i += width) {
         const int64_t left = a->length - i;
@@ -151,6 +163,7 @@ static void add_rows(const cumsum *a, state *t, int64_t row, int64_t rows)
         turn(a->x + at, a->length, panel, ROWS, rows, width);
         for (int64_t k = 0; k < width; k += TL_CUMSUM_CHUNK) {
             const int64_t n = tl_imin(TL_CUMSUM_CHUNK, width - k);
+            if (far) fetch_ahead(a, (row + rows) * a->length + (i + k) * rows, n * rows);
             add_panel(panel + (a->reverse ? width - 1 - k : k) * ROWS, a->reverse ? -ROWS : ROWS, n, rows, t);
             if (n == TL_CUMSUM_CHUNK) end_chunks(t, i + k + n);
         }

@@ -154,6 +154,72 @@ TL_INLINE float tl_fold_line(tl_line t)
         (result) = tl_fold_line(last_) + 0.0f;                                                   \
     } while (0)
 
+/* Line i of a leaf, and the one `apart` lines behind it: one of `far` whole ones, or behind these the rest. */
+TL_INLINE tl_line tl_pair_of_lines(const float *x, int64_t i, int64_t apart, int64_t far, tl_line rest)
+{
+    const tl_line near = tl_read_line(x);
+    if (i < far) return tl_add_lines(near, tl_read_line(x + apart * TL_SUM_FOLD));
+    return i == far ? tl_add_lines(near, rest) : near;
+}
+
+/* The tree of such pairs, of those numbered i, i + step, .. of the first `apart`. */
+#define TL_TREE_OF_PAIRS(count, half)                                                            \
+    TL_INLINE tl_line tl_tree_of_##count(const float *x, int64_t i, int64_t step, int64_t apart, int64_t far, tl_line rest) \
+    {                                                                                            \
+        const tl_line even = half(x, i, 2 * step, apart, far, rest);                             \
+        return tl_add_lines(even, half(x + step * TL_SUM_FOLD, i + step, 2 * step, apart, far, rest)); \
+    }
+TL_INLINE tl_line tl_tree_of_1(const float *x, int64_t i, int64_t step, int64_t apart, int64_t far, tl_line rest)
+{
+    (void)step;
+    return tl_pair_of_lines(x, i, apart, far, rest);
+}
+TL_TREE_OF_PAIRS(2, tl_tree_of_1)
+TL_TREE_OF_PAIRS(4, tl_tree_of_2)
+TL_TREE_OF_PAIRS(8, tl_tree_of_4)
+
+/* The tree of 8 `groups` pairs, a constant: eight at a time in registers. */
+TL_INLINE tl_line tl_tree_of_groups(const float *x, int64_t groups, int64_t far, tl_line rest)
+{
+    tl_line sum[4];
+    for (int64_t g = 0; g < groups; g++)
+        sum[g] = tl_tree_of_8(x + g * TL_SUM_FOLD, g, groups, 8 * groups, far, rest);
+    for (int64_t half = groups / 2; half > 0; half /= 2)
+        for (int64_t g = 0; g < half; g++)
+            sum[g] = tl_add_lines(sum[g], sum[g + half]);
+    return sum[0];
+}
+
+/* The sum of a leaf that is read, TL_SUM_FOLD <= n <= TL_SUM_LANES, as TL_SUM_OF_LINES has it: the number of pairs is a constant in
+ * each of its cases. */
+static inline float tl_sum_of_elements(const float *x, int64_t n)
+{
+    const int64_t whole = n / TL_SUM_FOLD, left = n % TL_SUM_FOLD;
+    tl_line rest = {{{0}}}, sum;
+    if (left > 0) {
+        _Alignas(64) float lane[TL_SUM_FOLD];
+        const float *const end = x + n - left;
+#pragma GCC ivdep
+#pragma GCC unroll 1
+        for (int32_t l = 0; l < TL_SUM_FOLD; l++)
+            lane[l] = l < (int32_t)left ? end[l] : 0.0f;
+        rest = tl_read_line(lane);
+    }
+    if (n <= 2 * TL_SUM_FOLD)
+        sum = tl_tree_of_1(x, 0, 1, 1, whole - 1, rest);
+    else if (n <= 4 * TL_SUM_FOLD)
+        sum = tl_tree_of_2(x, 0, 1, 2, whole - 2, rest);
+    else if (n <= 8 * TL_SUM_FOLD)
+        sum = tl_tree_of_4(x, 0, 1, 4, whole - 4, rest);
+    else if (n <= 16 * TL_SUM_FOLD)
+        sum = tl_tree_of_8(x, 0, 1, 8, whole - 8, rest);
+    else if (n <= 32 * TL_SUM_FOLD)
+        sum = tl_tree_of_groups(x, 2, whole - 16, rest);
+    else
+        sum = tl_tree_of_groups(x, 4, whole - 32, rest);
+    return tl_fold_line(sum) + 0.0f;
+}
+
 /* The sum of a leaf of a few steps over the lanes, whose lines stay in registers through them: TL_SUM_LANES < n <= TL_SUM_FEW. Eight
  * lines, eight apart, are a tree in registers, as in TL_SUM_OF_LINES. */
 enum { TL_SUM_FEW = 4 * TL_SUM_LANES };
@@ -199,6 +265,7 @@ enum { TL_SUM_TOGETHER = 8 };
 /* The sum of a leaf: 0 <= n <= TL_SUM_LEAF. */
 static inline float tl_leaf_sum(const float *x, int64_t n)
 {
+    if (n >= TL_SUM_FOLD && n <= TL_SUM_LANES) return tl_sum_of_elements(x, n);
     if (n <= TL_SUM_LANES) {
         float sum;
         TL_SUM_OF_LINES(sum, n, x[i]);

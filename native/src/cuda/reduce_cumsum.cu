@@ -1,10 +1,11 @@
 /* Cumulative sums on CUDA, in the order of formula/cumsum.h.
  *
  * A tile is 32 chunks of 32 elements, and its total is one of the level two above. A thread owns a chunk. Where columns lie side by
- * side a block owns the tile of 32 columns, so that warps read lines, the second time from L2: an axis of at most 1024 elements
- * takes one launch, a longer one three and those of its totals. Else a warp owns it and turns it over in shared memory. Up to 32
- * tiles of a row, whose totals are one chunk above, are a block's. Of a longer row a block has some tiles, and takes the totals
- * before them from the blocks that run beside it. So a row is read once, in one launch. */
+ * side a block owns the tile of 32 columns, so that warps read lines, and threads keep their chunks in registers: an axis of at most
+ * 1024 elements takes one launch, a longer one three and those of its totals. Else a warp owns it and turns it over in shared memory.
+ * Up to 32 tiles of a row, whose totals are one chunk above, are a block's. Of a longer row a block has some tiles, and takes the
+ * totals before them from the blocks that run beside it. So a row is read once, in one launch. */
+#include "cuda/device/instructions.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "formula/cumsum.h"
@@ -39,6 +40,16 @@ __device__ __forceinline__ double add_kept(double sum, double x, double *out)
     return sum + x;
 }
 
+/* The elements of a chunk that a thread loads at once: all where they are floats, which it then keeps for the second time. */
+template <class T> constexpr int AT_ONCE = sizeof(T) == sizeof(float) ? CHUNK : 8;
+
+/* v = the first `n` of elements at x, `step` apart, and zeros behind them, which change no sum. */
+template <class T, int N> __device__ __forceinline__ void load_chunk(T (&v)[N], const T *x, int64_t step, int n)
+{
+    TL_UNROLL_FOR (int i = 0; i < N; i++, x += step)
+        v[i] = i < n ? *x : (T)0;
+}
+
 /* Blocks of (COLUMNS, chunks of a tile). */
 template <class T> __global__ void __launch_bounds__(COLUMNS *CHUNK) cumsum_columns(Cumsum<T> a)
 {
@@ -50,10 +61,15 @@ template <class T> __global__ void __launch_bounds__(COLUMNS *CHUNK) cumsum_colu
     const int n = inside ? (int)max((int64_t)0, min(a.length - first, (int64_t)CHUNK)) : 0;
     const int64_t step = a.reverse ? -a.inner : a.inner;
     int64_t at = (slice * a.length + (a.reverse ? a.length - 1 - first : first)) * a.inner + column;
+    constexpr int N = AT_ONCE<T>;
+    T v[N];
     double sum = 0.0;
-#pragma unroll 8
-    for (int i = 0; i < n; i++)
-        sum += (double)a.x[at + i * step];
+#pragma unroll 1
+    for (int i = 0; i < n; i += N) {
+        load_chunk(v, a.x + at + i * step, step, n - i);
+        TL_UNROLL_FOR (int k = 0; k < N; k++)
+            sum += (double)v[k];
+    }
     total[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     if (!inside) return;
@@ -65,9 +81,19 @@ template <class T> __global__ void __launch_bounds__(COLUMNS *CHUNK) cumsum_colu
         if (threadIdx.y == 0) a.totals[result] = sum;
         return;
     }
-#pragma unroll 8
-    for (int i = 0; i < n; i++, at += step)
-        sum = add_kept(sum, (double)a.x[at], a.out + at);
+#pragma unroll 1
+    for (int i = 0; i < n; i += N, at += N * step) {
+        if constexpr (N < CHUNK) {
+            load_chunk(v, a.x + at, step, n - i);
+        } else {
+            /* lest the compiler keep them as doubles, in twice the registers */
+            TL_UNROLL_FOR (int k = 0; k < N; k++)
+                tl_forget_origin(v[k]);
+        }
+        T *to = a.out + at;
+        TL_UNROLL_FOR (int k = 0; k < N; k++, to += step)
+            if (i + k < n) sum = add_kept(sum, (double)v[k], to);
+    }
 }
 
 /* ---- the last axis: tiles ---------------------------------------------------------------------------------------------- */

@@ -1,5 +1,7 @@
 /* Folds on CUDA of results whose last axis is reduced, and of the values that an earlier level left, in the order of formula/fold.h:
- * a block owns a row, or up to 256 segments of it, and folds the segments' values too. */
+ * a block owns a row, or up to 256 segments of it, and folds the segments' values too. A long result takes one launch: of the blocks
+ * that share 256 segments the last one to come folds their values, and of those that did so the last one folds theirs. Which block
+ * that is depends on chance, what it computes does not. */
 #include "cuda/device/reduce_fold_lanes.cuh"
 
 namespace {
@@ -23,6 +25,7 @@ struct Rows {
     int segments, room; /* of a row at most, and the least power of two that holds them, or TEAMS */
     int lanes, width;   /* lanes that fold a segment, and the segments' values */
     tl_fold_rule rule;
+    Together together;
 };
 
 /* A thread's row, as its team sees it. */
@@ -89,6 +92,14 @@ __device__ __forceinline__ tl_folded join_values(const double *from, int64_t pla
     return f;
 }
 
+/* A fold's value, in planes from `to` on. */
+template <tl_fold_kind KIND> __device__ __forceinline__ void put_value(const tl_folded &f, double *to, int64_t plane)
+{
+    to[0] = f.v;
+    if constexpr (tl_fold_planes(KIND) > 1) to[plane] = f.e;
+    if constexpr (tl_fold_planes(KIND) > 2) to[2 * plane] = f.zeros;
+}
+
 /* The fold of segment s of a row, for all lanes of its team; of deviations the sum beside them. y holds the elements, which are
  * loaded if they are not there. */
 template <tl_fold_kind KIND, int REDUCED>
@@ -126,28 +137,127 @@ __device__ __forceinline__ tl_folded fold_segment(const Rows &a, const Row &row,
     }
 }
 
-/* The fold of a row, for all of its threads. All threads must call, once for each KIND. */
-template <tl_fold_kind KIND, int REDUCED>
-__device__ __forceinline__ tl_folded fold_row(const Rows &a, const Row &row, float (&y)[PER_LANE], bool load, double m)
+/* The fold of the n values from `first` on, for all threads of a row, at least n, of which this one is number `own`: each computes one
+ * deviation, whose division takes longer than what the lanes add. All threads must call, when the values are there. */
+template <tl_fold_kind KIND>
+__device__ __forceinline__ tl_folded fold_values(double (*values)[ROW_SEGMENTS], int first, int own, int n, int lanes,
+                                                 int lane, int64_t each, int64_t behind, tl_fold_rule rule)
 {
-    constexpr int PLANES = tl_fold_planes(KIND);
-    __shared__ double values[PLANES][ROW_SEGMENTS];
+    if constexpr (KIND == TL_FOLD_DEVIATION) {
+        const tl_folded sum = join_values<TL_FOLD_SUM>(&values[1][first], 0, n, lanes, lane, each, behind, rule);
+        const double m = sum.v / (double)min(n * each, rule.n - behind);
+        double around = 0.0;
+        if (own < n)
+            around = tl_fold_around(values[0][first + own], values[1][first + own],
+                                    (double)min(each, rule.n - behind - own * each), m);
+        __syncthreads();
+        if (own < n) values[0][first + own] = around;
+        __syncthreads();
+        tl_folded f = join_values<TL_FOLD_SUM>(&values[0][first], 0, n, lanes, lane, each, behind, rule);
+        f.e = sum.v;
+        return f;
+    } else {
+        return join_values<KIND>(&values[0][first], ROW_SEGMENTS, n, lanes, lane, each, behind, rule);
+    }
+}
+
+/* The fold of a row, for all of its threads; of a row that others end with it (finish_together) the segments' values. All threads must
+ * call. */
+template <tl_fold_kind KIND, int REDUCED>
+__device__ __forceinline__ tl_folded fold_row(const Rows &a, const Row &row, float (&y)[PER_LANE], bool load, double m,
+                                              double (*values)[ROW_SEGMENTS])
+{
     tl_folded f;
 #pragma unroll 1
     for (int above = 0; above < a.segments; above += TEAMS) {
         const int s = above + row.segment;
         f = fold_segment<KIND, REDUCED>(a, row, s, y, load || a.segments > TEAMS, m);
-        if (row.lane == 0 && s < row.segments) {
-            values[0][row.first + s] = f.v;
-            if constexpr (PLANES > 1) values[1][row.first + s] = f.e;
-            if constexpr (PLANES > 2) values[2][row.first + s] = f.zeros;
-        }
+        if (row.lane == 0 && s < row.segments) put_value<KIND>(f, &values[0][row.first + s], ROW_SEGMENTS);
     }
     if (a.segments == 1) return f;
     __syncthreads();
-    const int64_t each = SEGMENT * a.each;
-    return join_values<KIND>(&values[0][row.first], ROW_SEGMENTS, row.segments, a.width, row.lane, each,
-                             row.begin * a.each, a.rule);
+    if (a.together.tickets) return f;
+    return fold_values<KIND>(values, row.first, row.segment * LANES + row.lane, row.segments, a.width, row.lane,
+                             SEGMENT * a.each, row.begin * a.each, a.rule);
+}
+
+/* What fold f of a result ends as, or its value, at `index` of planes of `plane`. One thread calls. */
+template <tl_fold_kind KIND>
+__device__ __forceinline__ void put_end(const Rows &a, const tl_folded &f, int64_t index, int64_t plane, double m)
+{
+    if (a.out)
+        a.out[index] = tl_fold_end(KIND, f, m, a.rule);
+    else
+        put_value<KIND>(f, a.to + index, plane);
+}
+
+/* ---- blocks that end a result together ------------------------------------------------------------------------------- */
+
+/* Whether this block is the last of `count` that come with this ticket, which is then 0 again: what the others wrote before is seen.
+ * All threads must call. */
+__device__ __forceinline__ bool is_last(uint32_t *ticket, uint32_t count)
+{
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(ticket, 1u) == count - 1;
+        if (last) *ticket = 0;
+    }
+    __syncthreads();
+    __threadfence();
+    return last;
+}
+
+/* The n values at `from`, in planes, to shared memory, from L2, as other blocks wrote them. All threads must call. */
+template <int PLANES>
+__device__ __forceinline__ void load_values(const double *from, int64_t plane, int n, double (*values)[ROW_SEGMENTS])
+{
+    const int t = (int)threadIdx.x;
+    __syncthreads();
+    TL_UNROLL_FOR (int p = 0; p < PLANES; p++)
+        if (t < n) values[p][t] = __ldcv(from + p * plane + t);
+    __syncthreads();
+}
+
+/* Ends the result to which the row belongs, whose segments' values are in shared memory. */
+template <tl_fold_kind KIND>
+__device__ __forceinline__ void finish_together(const Rows &a, const Row &row, double (*values)[ROW_SEGMENTS], double m)
+{
+    constexpr int PLANES = tl_fold_planes(KIND);
+    __shared__ double ends[PLANES][TEAMS];
+    const Together &of = a.together;
+    const int t = (int)threadIdx.x;
+    const int64_t group = row.begin / ROW, plane = a.results * of.segments, groups_plane = a.results * of.groups;
+    double *const values_of_group = of.segment_values + row.result * of.segments + group * SEGMENT;
+    double *const values_of_result = of.group_values + row.result * of.groups;
+    int n = (int)min(of.segments - group * SEGMENT, (int64_t)SEGMENT);
+    TL_UNROLL_FOR (int p = 0; p < PLANES; p++)
+        if (t < row.segments) values_of_group[p * plane + (row.begin % ROW) / SEGMENT + t] = values[p][t];
+    if (!is_last(of.tickets + row.result * of.groups + group, (uint32_t)((n + a.segments - 1) / a.segments))) return;
+    load_values<PLANES>(values_of_group, plane, n, values);
+    tl_folded f = fold_values<KIND>(values, 0, t, n, a.width, row.lane, SEGMENT, group * ROW, a.rule);
+    if (of.groups > 1) {
+        if (t == 0) put_value<KIND>(f, values_of_result + group, groups_plane);
+        if (!is_last(of.tickets + groups_plane + row.result, (uint32_t)of.groups)) return;
+        const int parts = (int)((of.groups + SEGMENT - 1) / SEGMENT);
+#pragma unroll 1
+        for (int part = 0; part < parts; part++) {
+            const int64_t first = (int64_t)part * SEGMENT;
+            n = (int)min(of.groups - first, (int64_t)SEGMENT);
+            load_values<PLANES>(values_of_result + first, groups_plane, n, values);
+            f = fold_values<KIND>(values, 0, t, n, of.group_lanes, row.lane, ROW, first * ROW, a.rule);
+            if (t == 0) put_value<KIND>(f, &ends[0][part], TEAMS);
+        }
+        if (parts > 1) {
+            __syncthreads();
+            TL_UNROLL_FOR (int p = 0; p < PLANES; p++)
+                if (t < parts) values[p][t] = ends[p][t];
+            __syncthreads();
+            f = fold_values<KIND>(values, 0, t, parts, of.part_lanes, row.lane, (int64_t)ROW * SEGMENT, 0, a.rule);
+        }
+    }
+    if (t == 0) put_end<KIND>(a, f, row.result, a.results, m);
 }
 
 /* Blocks on a multiprocessor. Products of elements would have a few more registers than leave room for the fourth. */
@@ -171,20 +281,23 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<KIND, REDUCED>) rows_kernel(
     if constexpr (REDUCED >= 0) row.x = a.x + offset_of(a.kept, (uint32_t)row.result);
     float y[PER_LANE];
     double m = 0.0;
-    if constexpr (KIND != CENTRE)
-        m = tl_fold_centre(KIND, fold_row<CENTRE, REDUCED>(a, row, y, true, 0.0).v);
-    else if constexpr (REDUCED >= 0)
+    if constexpr (KIND != CENTRE) {
+        __shared__ double values[1][ROW_SEGMENTS];
+        m = tl_fold_centre(KIND, fold_row<CENTRE, REDUCED>(a, row, y, true, 0.0, values).v);
+    } else if constexpr (REDUCED >= 0) {
         m = centre_of<KIND>(a.centre, a.centre_out, row.result);
-    const tl_folded f = fold_row<KIND, REDUCED>(a, row, y, KIND == CENTRE, m);
-    if (row.lane > 0 || row.segment > 0 || row.length == 0) return;
-    if (a.out) {
-        if (REDUCED < 0) m = centre_of<KIND>(a.centre, a.centre_out, row.result);
-        a.out[row.index] = tl_fold_end(KIND, f, m, a.rule);
-        return;
     }
-    a.to[row.index] = f.v;
-    if constexpr (tl_fold_planes(KIND) > 1) a.to[a.rows + row.index] = f.e;
-    if constexpr (tl_fold_planes(KIND) > 2) a.to[2 * a.rows + row.index] = f.zeros;
+    __shared__ double values[tl_fold_planes(KIND)][ROW_SEGMENTS];
+    const tl_folded f = fold_row<KIND, REDUCED>(a, row, y, KIND == CENTRE, m, values);
+    if constexpr (KIND == CENTRE && REDUCED >= 0) {
+        if (a.together.tickets) {
+            finish_together<KIND>(a, row, values, m);
+            return;
+        }
+    }
+    if (row.lane > 0 || row.segment > 0 || row.length == 0) return;
+    if (REDUCED < 0 && a.out) m = centre_of<KIND>(a.centre, a.centre_out, row.result);
+    put_end<KIND>(a, f, row.index, a.rows, m);
 }
 
 /* Kinds with a centre of their own take both folds at once where CENTRED. */
@@ -208,7 +321,7 @@ template <int REDUCED, bool CENTRED> auto rows_kernel_of(tl_fold_kind kind) -> v
 } // namespace
 
 int32_t tl_folds::run_rows(tl_context *ctx, const tl_fold_plan &p, bool centred, const double *from, int64_t length,
-                           int64_t extent, int64_t each, double *to, float *out)
+                           int64_t extent, int64_t each, double *to, float *out, const Together &together)
 {
     Rows a = {p.x, from, p.centre, p.centre_out, to, out};
     const int64_t segments = tl_ceil_div(length, SEGMENT);
@@ -218,7 +331,7 @@ int32_t tl_folds::run_rows(tl_context *ctx, const tl_fold_plan &p, bool centred,
     a.parts = tl_fastdiv((uint64_t)tl_ceil_div(length, a.extent));
     a.results = p.results(), a.rows = a.results * a.parts.divisor, a.length = length, a.each = each, a.rule = p.rule;
     a.segments = (int)tl_imin(segments, a.extent / SEGMENT);
-    a.lanes = (int)tl_fold_width(length), a.width = (int)tl_fold_width(segments);
+    a.lanes = (int)tl_fold_width(length), a.width = (int)tl_fold_width(segments), a.together = together;
     for (a.room = 1; a.room < a.segments && a.room < TEAMS;)
         a.room *= 2;
     const bool one = a.reduced.count == 1;

@@ -4,7 +4,7 @@
  * the last axis is reduced); a thread owns one lane of one result, all of whose elements it loads before it takes the first
  * (fold_kernel). So a warp reads whole lines along the kept axis, or whole sectors along the reduced one. Where the last axis is
  * reduced, and for the segments' values, a block owns a row, or up to 256 segments of it, and folds the segments' values too
- * (reduce_fold_rows.cu): most reductions take one or two launches. */
+ * (reduce_fold_rows.cu), or several blocks do so together: most reductions take one or two launches. */
 #include <type_traits>
 
 #include "cuda/device/reduce_fold_lanes.cuh"
@@ -219,7 +219,7 @@ bool in_rows(const tl_fold_axes &f)
 int64_t extent_of_x(tl_context *ctx, const tl_fold_axes &f)
 {
     const bool busy = f.outer * tl_ceil_div(f.length, ROW) >= 2 * (int64_t)tl_cuda_sms(ctx);
-    return f.length <= 4 * TEAMS * SEGMENT || busy ? ROW : SEGMENT;
+    return f.length <= 2 * TEAMS * SEGMENT || busy ? ROW : SEGMENT;
 }
 
 /* The values: no more than a block's teams fold at once. */
@@ -266,11 +266,59 @@ int32_t run_segments(tl_context *ctx, const tl_fold_plan &p, bool centred, int64
                            a);
 }
 
+/* Tickets of one launch. Results that take more have groups enough to be busy, or so many that another launch is nothing beside them. */
+constexpr int64_t TICKETS = 4096;
+
+/* The context's tickets, which are 0 between launches; none where there is no memory for them, or, as making them is no part of a graph,
+ * while the first are asked for in one. */
+uint32_t *find_tickets(tl_context *ctx)
+{
+    void *tickets = tl_cuda_attached(ctx, TL_ATTACH_TICKETS);
+    if (tickets || tl_cuda_capturing(ctx)) return static_cast<uint32_t *>(tickets);
+    const size_t bytes = TICKETS * sizeof(uint32_t);
+    if (cudaMalloc(&tickets, bytes) != cudaSuccess) {
+        cudaGetLastError();
+        return nullptr;
+    }
+    if (cudaMemsetAsync(tickets, 0, bytes, tl_cuda_stream(ctx)) != cudaSuccess) {
+        cudaFree(tickets);
+        return nullptr;
+    }
+    tl_cuda_attach(ctx, TL_ATTACH_TICKETS, tickets, [](void *object) { cudaFree(object); });
+    return static_cast<uint32_t *>(tickets);
+}
+
+/* Results of which a block has a part each, as few segments as its teams have, or more where the blocks would take many turns. */
+int32_t run_together(tl_context *ctx, const tl_fold_plan &p, uint32_t *tickets, double *values, float *out)
+{
+    constexpr int64_t TURNS = 8, BLOCKS = 3; /* on a multiprocessor */
+    const int64_t results = p.results(), segments = tl_ceil_div(p.f.length, SEGMENT);
+    const int64_t groups = tl_ceil_div(segments, SEGMENT), planes = tl_fold_planes(p.kind);
+    int64_t own = TEAMS;
+    while (2 * own < SEGMENT && results * tl_ceil_div(segments, 2 * own) >= TURNS * BLOCKS * tl_cuda_sms(ctx))
+        own *= 2;
+    tl_scratch<double> parts(ctx);
+    TL_TRY(parts.allocate(planes * results * (segments + groups)));
+    const Together together = {parts,
+                               parts + planes * results * segments,
+                               tickets,
+                               segments,
+                               groups,
+                               (int)tl_fold_width(groups),
+                               (int)tl_fold_width(tl_ceil_div(groups, SEGMENT))};
+    return run_rows(ctx, p, false, nullptr, p.f.length, own * SEGMENT, 1, values, out, together);
+}
+
 } // namespace
 
 int32_t tl_cuda_fold(tl_context *ctx, const tl_fold_plan &p, double *values, float *out)
 {
     if (p.results() == 0) return TORCHLEAN_OK;
+    if (in_rows(p.f) && p.f.length > extent_of_x(ctx, p.f) &&
+        p.results() * (tl_ceil_div(p.f.length, ROW) + 1) <= TICKETS) {
+        uint32_t *const tickets = find_tickets(ctx);
+        if (tickets) return run_together(ctx, p, tickets, values, out);
+    }
     /* fewer than 2^32 elements have at most 256^3 segments */
     tl_scratch<double> parts[] = {tl_scratch<double>(ctx), tl_scratch<double>(ctx), tl_scratch<double>(ctx)};
     const double *from = nullptr;

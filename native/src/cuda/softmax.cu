@@ -2,7 +2,8 @@
  *
  * A row of up to 49152 elements is read once and stays on chip (device/row_tile.cuh): in the registers of 4 to 32 threads, or
  * in the registers or shared memory of a block; up to 262144 elements (half of that backward) in the shared memory of a
- * cluster of blocks where the chip has clusters (device/cluster_row.cuh). The traffic is the floor, 8 bytes per element
+ * cluster of blocks where the chip has clusters (device/cluster_row.cuh), which also takes rows of more than a leaf that are
+ * so few that most multiprocessors would be idle: a block takes as long as its row has elements. The traffic is the floor, 8 bytes per element
  * forward and 12 backward. Longer rows are read once per pass: three forward, two backward. */
 #include "cuda/device/row_exponentials.cuh"
 #include "generated/softmax.h"
@@ -67,18 +68,19 @@ template <bool LOG> struct softmax_element {
 template <bool LOG>
 int32_t forward(tl_context *ctx, const char *name, const float *x, int64_t rows, int64_t cols, float *out)
 {
-    if (cols <= TL_ROW_FITS)
+    int32_t status;
+    const bool fits = cols <= TL_ROW_FITS, few = cols > TL_SUM_LEAF && rows <= tl_cuda_sms(ctx) / TL_CLUSTER_LEAST;
+    if ((!fits || few) && cols <= TL_CLUSTER_FITS && tl_pick_cluster<1>(cols, [&](auto row) {
+            using Row = typename decltype(row)::type;
+            return tl_launch_cluster<Row>(ctx, name, softmax_cluster<Row, LOG>, rows, cols, &status, x, cols, out);
+        }))
+        return status;
+    if (fits)
         return tl_pick_row(cols, [&](auto row) {
             using Row = typename decltype(row)::type;
             return tl_launch_rows<Row>(ctx, name, softmax_rows<Row, LOG>, rows,
                                        (tl_row_bytes<Row, Row::ONE_SHARED>(cols)), x, rows, cols, out);
         });
-    int32_t status;
-    if (cols <= TL_CLUSTER_FITS && tl_pick_cluster<1>(cols, [&](auto row) {
-            using Row = typename decltype(row)::type;
-            return tl_launch_cluster<Row>(ctx, name, softmax_cluster<Row, LOG>, rows, cols, &status, x, cols, out);
-        }))
-        return status;
     tl_scratch<float> maximum(ctx);
     TL_TRY(maximum.allocate(2 * rows));
     float *const sum = maximum + rows;

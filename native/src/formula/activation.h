@@ -136,7 +136,7 @@ TL_HD void tl_softplus_parts(float x, float *s, float *sl, float *scale)
 {
     float t, h, l;
     float n = fabsf(x) > 112.0f ? -112.0f : -fabsf(x);
-    tl_exp_parts(n, 0.0f, &t, &h, &l);
+    tl_exp_parts(n, 0.0f, 0.0f, &t, &h, &l);
     int32_t far = x < -64.0f;
     float power = tl_from_bits((tl_bits(t) << 23) + (far ? (127u + 64u) << 23 : 127u << 23));
     power = x > 80.0f ? 0.0f : power;
@@ -297,8 +297,8 @@ TL_HD float tl_silu(float x)
 TL_HD float tl_gate_bwd(float v, float vl, float w, float wl, int32_t deep, float g)
 {
     float t, h, l;
-    tl_exp_parts(v, vl, &t, &h, &l);
-    float power = tl_from_bits((tl_bits(t) << 23) + (127u << 23));
+    tl_exp_parts(v, vl, deep ? 0.0f : 127.0f, &t, &h, &l);
+    float power = tl_from_bits(tl_bits(t) << 23);
     float step = 1.0f;
     float s = deep ? tl_logistic_steps(v, t, &power, &step) : power;
     struct tl_logistic p = tl_logistic_of(s, h);
@@ -392,15 +392,16 @@ TL_HD float tl_deep_gelu_bwd(float x, float g)
 /* ---- hardswish and softsign --------------------------------------------------------------------------------- */
 
 /* x min(max(x + 3, 0), 6) / 6: x from 3 on, -0 up to -3. Sum and product have their rounding errors with them, and the quotient
- * what it leaves: the result is the nearest float, but in a tie either one. */
+ * what it has too much, from which it is subtracted: so the sign of a zero stays. The result is the nearest float, but in a tie
+ * either one. */
 TL_HD float tl_hardswish(float x)
 {
-    float z = tl_at_most(tl_at_least(x, -3.0f), 3.0f);
+    float z = tl_at_least(x, -3.0f);
     float s = 3.0f + z;
     float m = z * s;
     float ml = fmaf(z, z - (s - 3.0f), fmaf(z, s, -m));
     float y = m * (1.0f / 6.0f);
-    y = copysignf(fmaf(fmaf(-6.0f, y, m) + ml, 1.0f / 6.0f, y), x);
+    y = fmaf(fmaf(6.0f, y, -m) - ml, -1.0f / 6.0f, y);
     return x < 3.0f ? y : x;
 }
 

@@ -79,7 +79,7 @@ TL_HD float tl_gelu_erf_slope(float a, int32_t negative, int32_t deep, float g)
     float half = -0.5f * a;
     float z = half * a;
     float t, h, l;
-    tl_exp_parts(z, fmaf(half, a, -z), &t, &h, &l);
+    tl_exp_parts(z, fmaf(half, a, -z), deep ? 126.0f + 160.0f : 126.0f, &t, &h, &l);
     float u = fmaf(a, tl_reciprocal(a + 5.0f), -0.375f);
     float p = fmaf(0x1.71d8fcp-5f, u, -0x1.fee902p-5f);
     p = fmaf(p, u, -0x1.3a2a14p-4f);
@@ -97,7 +97,7 @@ TL_HD float tl_gelu_erf_slope(float a, int32_t negative, int32_t deep, float g)
     float yl = fmaf(d, p, d - y) + fmaf(dl, p, dl);
     yl = fmaf(y, l, yl);
     yl = fmaf(y, h, fmaf(yl, h, yl));
-    float power = tl_from_bits((tl_bits(t) << 23) + (deep ? (126u + 160u) << 23 : 126u << 23));
+    float power = tl_from_bits(tl_bits(t) << 23);
     if (deep) return fmaf(g * 0x1p-80f, y * power, g * 0x1p-80f * (yl * power)) * 0x1p-80f;
     float base = negative ? 0.0f : 1.0f;
     power = negative ? power : -power;

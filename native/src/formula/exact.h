@@ -102,14 +102,19 @@ TL_HD float tl_leaky_relu_bwd(float x, float slope, float g) { return x > 0.0f ?
 /* 1, -1, +0 for a zero, NaN for NaN. */
 TL_HD float tl_sign(float x) { return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x == 0.0f ? 0.0f : x; }
 
-/* The nearest integer, ties to even, with the sign of x: the addition of 2^23 rounds; from there on every float is integral. */
+/* The nearest integer, ties to even, with the sign of x. Where the processor has an instruction for it the compiler takes it; else
+ * the addition of 2^23 rounds, from where on every float is integral. */
 TL_HD float tl_round(float x)
 {
+#ifdef __SSE4_1__
+    return rintf(x);
+#else
     float a = fabsf(x);
     return a < 0x1p23f ? copysignf((a + 0x1p23f) - 0x1p23f, x) : x;
+#endif
 }
 
-/* The largest integer up to x: -0 for -0. Where the processor has an instruction for it the compiler takes it. */
+/* The largest integer up to x: -0 for -0. As above. */
 TL_HD float tl_floor(float x)
 {
 #ifdef __SSE4_1__

@@ -149,12 +149,12 @@ TL_HD void tl_exp_split(float r, float s, float *e, float *el)
 }
 
 /* The pieces of e^z for the formulas that need more than float precision: e^(z + zl) = 2^k (1 + h + l), where h + l
- * is an unevaluated sum good to about 2^-28 and the low bits of t hold k + TL_ROUNDER. zl is a correction with
+ * is an unevaluated sum good to about 2^-28 and the low bits of t hold k + bias. zl is a correction with
  * |zl| <= ulp(z). |z| <= 300. The reduction keeps what the rounding of r lost. */
-TL_HD void tl_exp_parts(float z, float zl, float *t, float *h, float *l)
+TL_HD void tl_exp_parts(float z, float zl, float bias, float *t, float *h, float *l)
 {
     float k;
-    float exact = tl_exp_reduce(z, 0.0f, t, &k);
+    float exact = tl_exp_reduce(z, bias, t, &k);
     float rest = fmaf(k, -TL_LN2_LO, zl);
     float r = exact + rest;
     float r2 = r * r;

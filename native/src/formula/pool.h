@@ -35,8 +35,7 @@ TL_HD float tl_pool_total(float sum, float padded, float p, float beta)
 /* p + ln(total)/beta; 2^-32 of both where a small beta takes the quotient beyond the range, from which p may bring it back. */
 TL_HD float tl_pool_smooth(float total, float p, float beta)
 {
-    const int32_t far = tl_pool_scale(beta) < 1.0f;
-    const float down = far ? 0x1p-32f : 1.0f, up = far ? 0x1p32f : 1.0f;
-    float q = tl_log(total) * down / beta;
-    return fabsf(q * up) < TL_INF ? p + q * up : (p * down + q) * up;
+    const float log = tl_log(total), q = log / beta;
+    if (tl_pool_scale(beta) < 1.0f && !(fabsf(q) < TL_INF)) return (p * 0x1p-32f + log * 0x1p-32f / beta) * 0x1p32f;
+    return p + q;
 }

@@ -1,6 +1,6 @@
 /* Position encodings on the CPU. A task is a run of positions and a run of the batch: it makes the cosines and sines of
- * its positions once and uses them for every member of the batch. Each element is a function of its own inputs alone,
- * so how tasks are cut does not show in the result. */
+ * its positions once and uses them for every member of the batch; a worker that has them from its last task makes none. Each element
+ * is a function of its own inputs alone, so how tasks are cut does not show in the result. */
 #include "core/threads.h"
 #include "formula/integer.h"
 #include "formula/rotary.h"
@@ -22,20 +22,48 @@ typedef struct position_args {
     int64_t positions, members; /* of a task */
     int halves, back;
     const uint64_t *rate;
-    float *table; /* 2 * positions * pairs for each worker: cosines, then sines, or rows of both in turn */
+    float *table;  /* 2 * positions * pairs for each worker: cosines, then sines, or rows of both in turn */
+    int64_t *held; /* the run that each worker's table is of, or -1 */
 } position_args;
+
+/* Cosines and sines of ANGLES angles; with 64-bit and 32-bit numbers in loops of their own, both become vectors. */
+static void turn_all(const uint64_t *turns, float *restrict c, float *restrict s)
+{
+    float rest[ANGLES];
+    uint32_t quarters[ANGLES];
+    for (int64_t k = 0; k < ANGLES; k++)
+        rest[k] = tl_turn_rest(turns[k], &quarters[k]);
+    for (int64_t k = 0; k < ANGLES; k++)
+        tl_turn_wave(rest[k], quarters[k], &c[k], &s[k]);
+}
+
+/* Those of pairs first .. of a position, and of the positions that follow: n of them are made. */
+static void turn_pairs(const position_args *a, int64_t position, int64_t first, int64_t n, float *c, float *s)
+{
+    uint64_t turns[ANGLES];
+    for (int64_t k = n; k < ANGLES; k++)
+        turns[k] = 0;
+    for (int64_t k = 0; k < n; first = 0, position++) {
+        const int64_t end = tl_imin(n, k + a->pairs - first);
+        for (const uint64_t *rate = a->rate + first; k < end; k++, rate++)
+            turns[k] = (uint64_t)position * *rate;
+    }
+    turn_all(turns, c, s);
+}
 
 /* Fills the worker's table for positions p0 .. p1-1. */
 static void fill_table(const position_args *a, float *table, int64_t p0, int64_t p1)
 {
-    float *c = table, *s = table + a->positions * a->pairs;
-    for (int64_t p = p0; p < p1; p++, c += a->pairs, s += a->pairs) {
-        const uint64_t position = (uint64_t)(a->start + p);
-        for (int64_t i = 0; i < a->pairs; i++)
-            tl_turn(position * a->rate[i], &c[i], &s[i]);
-        if (a->back)
-            for (int64_t i = 0; i < a->pairs; i++)
-                s[i] = -s[i];
+    float c[ANGLES], s[ANGLES];
+    const int64_t all = (p1 - p0) * a->pairs;
+    for (int64_t at = 0; at < all; at += ANGLES) {
+        const int64_t n = tl_imin(ANGLES, all - at);
+        turn_pairs(a, a->start + p0 + at / a->pairs, at % a->pairs, n, c, s);
+        float *const to = table + at, *const beside = to + a->positions * a->pairs;
+        for (int64_t k = 0; k < n; k++) {
+            to[k] = c[k];
+            beside[k] = a->back ? -s[k] : s[k];
+        }
     }
 }
 
@@ -50,34 +78,38 @@ static void rotate_row(const float *restrict x, float *restrict out, const float
             tl_rotate(x[2 * i], x[2 * i + 1], c[i], s[i], &out[2 * i], &out[2 * i + 1]);
 }
 
-/* Makes rows of d for positions p0 .. p1-1, sines and cosines in turn, a block of pairs of a position at once. */
+/* Makes rows of d for positions p0 .. p1-1, sines and cosines in turn; of the last pair of an odd d the sine alone. */
 static void fill_rows(const position_args *a, float *rows, int64_t p0, int64_t p1)
 {
     float c[ANGLES], s[ANGLES];
-    for (int64_t p = p0; p < p1; p++)
-        for (int64_t first = 0; first < a->pairs; first += ANGLES) {
-            const int64_t n = tl_imin(ANGLES, a->pairs - first), both = tl_imin(n, a->d / 2 - first);
-            float *const to = rows + (p - p0) * a->d + 2 * first;
-            for (int64_t k = 0; k < n; k++)
-                tl_turn((uint64_t)(a->start + p) * a->rate[first + k], &c[k], &s[k]);
-            for (int64_t k = 0; k < both; k++) {
-                to[2 * k] = s[k];
-                to[2 * k + 1] = c[k];
+    const int64_t all = (p1 - p0) * a->pairs, run = a->d % 2 ? a->pairs : all;
+    float *to = rows;
+    for (int64_t at = 0; at < all; at += ANGLES) {
+        const int64_t n = tl_imin(ANGLES, all - at);
+        turn_pairs(a, a->start + p0 + at / a->pairs, at % a->pairs, n, c, s);
+        for (int64_t k = 0; k < n;) {
+            const int64_t end = tl_imin(n, k + run - (at + k) % run);
+            for (; k < end; k++, to += 2) {
+                to[0] = s[k];
+                to[1] = c[k];
             }
-            if (both < n) to[2 * both] = s[both];
+            if (a->d % 2 && (at + k) % run == 0) to--;
         }
+    }
 }
 
 /* The same where pairs are few: a pair of a block of positions at once. */
 static void fill_short_rows(const position_args *a, float *rows, int64_t p0, int64_t p1)
 {
     float c[ANGLES], s[ANGLES];
+    uint64_t turns[ANGLES];
     for (int64_t pair = 0; pair < a->pairs; pair++)
         for (int64_t p = p0; p < p1; p += ANGLES) {
             const int64_t n = tl_imin(ANGLES, p1 - p);
             float *const to = rows + (p - p0) * a->d + 2 * pair;
-            for (int64_t k = 0; k < n; k++)
-                tl_turn((uint64_t)(a->start + p + k) * a->rate[pair], &c[k], &s[k]);
+            for (int64_t k = 0; k < ANGLES; k++)
+                turns[k] = (uint64_t)(a->start + p + k) * a->rate[pair];
+            turn_all(turns, c, s);
             for (int64_t k = 0; k < n; k++)
                 to[k * a->d] = s[k];
             for (int64_t k = 0; 2 * pair + 1 < a->d && k < n; k++)
@@ -93,11 +125,13 @@ static void add_rows(const float *restrict x, const float *restrict rows, int64_
 
 static void run_task(const position_args *a, int64_t task, int32_t worker, int rotate)
 {
-    const int64_t runs = tl_ceil_div(a->n, a->positions);
-    const int64_t p0 = task % runs * a->positions, p1 = tl_imin(p0 + a->positions, a->n);
-    const int64_t b0 = task / runs * a->members, b1 = tl_imin(b0 + a->members, a->batch);
+    const int64_t parts = tl_ceil_div(a->batch, a->members), run = task / parts;
+    const int64_t p0 = run * a->positions, p1 = tl_imin(p0 + a->positions, a->n);
+    const int64_t b0 = task % parts * a->members, b1 = tl_imin(b0 + a->members, a->batch);
     float *table = a->table + worker * 2 * a->positions * a->pairs;
-    (rotate ? fill_table : a->pairs < ANGLES / 4 ? fill_short_rows : fill_rows)(a, table, p0, p1);
+    if (a->held[worker] != run)
+        (rotate ? fill_table : a->pairs < ANGLES / 4 ? fill_short_rows : fill_rows)(a, table, p0, p1);
+    a->held[worker] = run;
     for (int64_t b = b0; b < b1; b++) {
         const int64_t first = (b * a->n + p0) * a->d;
         if (!rotate) {
@@ -141,14 +175,21 @@ static int32_t encode(tl_context *ctx, position_args *a, float base, tl_task_fn 
     a->positions = a->d < RUN ? tl_imin(RUN / a->d, a->n) : 1;
     const int64_t runs = tl_ceil_div(a->n, a->positions), task = runs < MANY_RUNS ? TASK : LONG_TASK;
     a->members = tl_imin(tl_ceil_div(task, a->positions * a->d), a->batch);
-    const int64_t tables = tl_workers() * 2 * a->positions * a->pairs;
+    const int64_t tasks = runs * tl_ceil_div(a->batch, a->members), workers = tasks == 1 ? 1 : tl_workers();
+    const int64_t tables = workers * 2 * a->positions * a->pairs;
     void *scratch;
-    const size_t bytes = (size_t)a->pairs * sizeof(uint64_t) + (size_t)tables * sizeof(float);
+    const size_t bytes = (size_t)(a->pairs + workers) * sizeof(uint64_t) + (size_t)tables * sizeof(float);
     const int32_t status = tl_pool_alloc(ctx, bytes, &scratch);
     if (status) return status;
     a->rate = find_rates(base, a->d, a->pairs, scratch);
-    a->table = (float *)((uint64_t *)scratch + a->pairs);
-    tl_parallel(runs * tl_ceil_div(a->batch, a->members), fn, a);
+    a->held = (int64_t *)scratch + a->pairs;
+    a->table = (float *)(a->held + workers);
+    for (int64_t i = 0; i < workers; i++)
+        a->held[i] = -1;
+    if (tasks == 1)
+        fn(a, 0, 0);
+    else
+        tl_parallel(tasks, fn, a);
     tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;
 }

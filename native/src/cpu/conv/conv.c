@@ -35,6 +35,27 @@ static int are_few(int64_t groups, int64_t channels, int64_t rows)
     return groups > 1 && channels <= FEW_CHANNELS && rows <= FEW_CHANNELS;
 }
 
+/* Whether every position reads its own cell alone, so that an image's target is the weights times its source as they are, and the
+ * positions fill the vectors of that product. */
+static int is_plain(const tl_conv_shape *s, int64_t groups)
+{
+    const int64_t lanes = tl_ceil_div(s->out_size, TL_GEMM_LANES) * TL_GEMM_LANES;
+    return s->rank == 1 && groups == 1 && s->taps == 1 && s->stride[0] == 1 && s->padding[0] == 0 &&
+           s->in_size == s->out_size && s->out_size >= TL_GEMM_NR && 4 * s->out_size >= 3 * lanes;
+}
+
+/* That product; its blocks of terms are those of conv/product.c. */
+static int32_t plain_product(tl_context *ctx, const tl_conv_shape *s, int64_t batch, int64_t channels, int64_t rows,
+                             const float *source, const float *w, int64_t row_stride, int64_t channel_stride,
+                             const float *bias, float *target)
+{
+    tl_gemm_args g = {.batch = batch, .m = rows, .n = channels, .p = s->out_size, .bias = bias, .bias_of_rows = 1};
+    g.rsa = row_stride, g.csa = channel_stride;
+    g.rsb = g.ldc = s->out_size, g.csb = 1;
+    g.sb = channels * s->out_size, g.sc = rows * s->out_size;
+    return tl_gemm_f32(ctx, &g, w, source, target);
+}
+
 /* target (batch, groups, rows, …) by the gathers `first` .. of a correlation or a spread from source (batch, groups,
  * channels, …). */
 static int32_t product(tl_context *ctx, const tl_conv_shape *s, int spreads, int64_t batch, int64_t groups,
@@ -44,6 +65,8 @@ static int32_t product(tl_context *ctx, const tl_conv_shape *s, int spreads, int
     const int64_t group_stride = rows * channels * s->taps, gathers = spreads ? tl_conv_phases(s) : 1;
     const int reproducible = tl_is_reproducible(ctx), few = are_few(groups, channels, rows);
     int32_t status = TORCHLEAN_OK;
+    if (!reproducible && is_plain(s, groups))
+        return plain_product(ctx, s, batch, channels, rows, source, w, row_stride, channel_stride, bias, target);
     for (int64_t first = 0; first < gathers && !status; first += GATHERS) {
         conv_view views[GATHERS];
         const int64_t count = tl_imin(gathers - first, GATHERS);

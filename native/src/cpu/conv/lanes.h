@@ -140,14 +140,22 @@ INLINE vec_f32 narrow_f32(const float *p, const float *add)
     return v;
 }
 
-/* F(r) for every height of a panel; the small heights leave registers for strips of four vectors. */
+/* F(r) for every height of a panel; the small heights leave registers for strips of four vectors. The tall ones,
+ * up to TALLER times MR, are for strips of one vector alone, of which MR sums would be fewer than hide the latency of a fused
+ * multiply-add: two begin in a cycle, and each takes four. */
 #if TL_GEMM_MR == 14
+enum { TALLER = 1 };
+#define EACH_TALL_HEIGHT(F)
 #define EACH_SMALL_HEIGHT(F) F(1) F(2) F(3) F(4) F(5) F(6) F(7)
 #define EACH_HEIGHT(F) EACH_SMALL_HEIGHT(F) F(8) F(9) F(10) F(11) F(12) F(13) F(14)
 #elif TL_GEMM_MR == 6
+enum { TALLER = 2 };
+#define EACH_TALL_HEIGHT(F) F(7) F(8) F(9) F(10) F(11) F(12)
 #define EACH_SMALL_HEIGHT(F) F(1) F(2) F(3)
 #define EACH_HEIGHT(F) EACH_SMALL_HEIGHT(F) F(4) F(5) F(6)
 #else
+enum { TALLER = 1 };
+#define EACH_TALL_HEIGHT(F)
 #define EACH_SMALL_HEIGHT(F) F(1) F(2)
 #define EACH_HEIGHT(F) EACH_SMALL_HEIGHT(F) F(3) F(4)
 #endif

@@ -1,5 +1,23 @@
 /* Copies a tile's part of the source (planes.h) in one precision: included with REAL and FN set. */
 
+/* Copies lines low .. high - 1 of `lines`, apart by `step` in the source, with zeros for the others, each by `vectors` vectors (a
+ * constant); what runs over is written again by the next line. */
+INLINE void FN(copy_short_lines)(const int vectors, const float *from, int64_t step, const lane_mask *mask,
+                                 int64_t lines, int64_t low, int64_t high, REAL *to, int64_t pitch)
+{
+    for (int64_t i = 0; i < low; i++, to += pitch)
+        for (int u = 0; u < vectors; u++)
+            FN(put)(to + u * LANES, tl_vec_zero());
+    from += low * step;
+    for (int64_t i = low; i < high; i++, to += pitch, from += step)
+#pragma GCC unroll 4
+        for (int u = 0; u < vectors; u++)
+            FN(put)(to + u * LANES, read_lanes(from + u * LANES, mask[u]));
+    for (int64_t i = high; i < lines; i++, to += pitch)
+        for (int u = 0; u < vectors; u++)
+            FN(put)(to + u * LANES, tl_vec_zero());
+}
+
 /* Copies the lines of a tile: `lines` of them, first of source coordinate y in steps of y_step, `n` cells from x in steps of x_step. */
 static void FN(copy_lines)(const planes *p, const float *from, int64_t y, int64_t lines, int64_t x, int64_t n, REAL *to)
 {
@@ -16,15 +34,27 @@ static void FN(copy_lines)(const planes *p, const float *from, int64_t y, int64_
             const int64_t start = u * LANES, c = step * a, d = b > a ? step * (b - 1) + 1 : c; /* what is read */
             mask[u] = lanes_between(tl_imin(tl_imax(c - start, 0), LANES), tl_imin(tl_imax(d - start, 0), LANES));
         }
+        const int64_t apart_lines = Y->step * Y->stride;
+#define SHORT_LINES(k) FN(copy_short_lines)(k, from, apart_lines, mask, lines, low, high, to, p->pitch)
+        if (step == 1) {
+            if (vectors == 1)
+                SHORT_LINES(1);
+            else if (vectors == 2)
+                SHORT_LINES(2);
+            else if (vectors == 3)
+                SHORT_LINES(3);
+            else
+                SHORT_LINES(4);
+            return;
+        }
+#undef SHORT_LINES
         for (int64_t i = 0; i < lines; i++, to += p->pitch) {
-            const float *line = from + i * Y->step * Y->stride;
+            const float *line = from + i * apart_lines;
             const int outside = i < low || i >= high;
             for (int64_t u = 0; u < vectors; u++) {
-                const float *at = line + u * step * LANES;
+                const float *at = line + 2 * u * LANES;
                 tl_vec x = tl_vec_zero();
-                if (!outside && step == 1) x = read_lanes(at, mask[u]);
-                if (!outside && step == 2)
-                    x = even_lanes(read_lanes(at, mask[2 * u]), read_lanes(at + LANES, mask[2 * u + 1]));
+                if (!outside) x = even_lanes(read_lanes(at, mask[2 * u]), read_lanes(at + LANES, mask[2 * u + 1]));
                 FN(put)(to + u * LANES, x);
             }
         }

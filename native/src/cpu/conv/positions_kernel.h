@@ -31,7 +31,7 @@ INLINE void FN(end_sums)(const int R, const int V, REAL *c, int mode, VEC (*sum)
 INLINE void FN(positions)(const int R, const int V, int64_t kc, const REAL *a, const REAL *b, int64_t ld,
                           const int32_t *off, REAL *c, int mode)
 {
-    VEC sum[MR][4];
+    VEC sum[TALLER * MR][4];
     FN(begin_sums)(R, V, c, mode, sum);
     for (int64_t k = 0; k < kc; k++, a += R) {
         const REAL *from = b + off[k];
@@ -55,23 +55,28 @@ INLINE void FN(positions)(const int R, const int V, int64_t kc, const REAL *a, c
         FN(positions)(R, V, kc, a, b, ld, off, c, mode);                                                               \
     }
 #define KERNELS(R) KERNEL(R, 1) KERNEL(R, 2)
+#define ONE(R) KERNEL(R, 1)
 #define MORE(R) KERNEL(R, 3) KERNEL(R, 4)
 EACH_HEIGHT(KERNELS)
+EACH_TALL_HEIGHT(ONE)
 EACH_SMALL_HEIGHT(MORE)
 #undef KERNEL
 #undef KERNELS
+#undef ONE
 #undef MORE
 
 typedef void (*FN(positions_fn))(int64_t, const REAL *, const REAL *, int64_t, const int32_t *, REAL *, int);
 
-/* The kernel of R <= MR rows and V <= 2 vectors, or of R <= WIDE and V <= 4. */
+/* The kernel of R <= MR rows and V <= 2 vectors, of R <= TALLER * MR and V = 1, or of R <= WIDE and V <= 4. */
 static FN(positions_fn) FN(positions_kernel)(int64_t R, int64_t V)
 {
 #define TWO(R) {FN(positions_##R##x1), FN(positions_##R##x2)},
-    static const FN(positions_fn) two[MR + 1][2] = {{0, 0}, EACH_HEIGHT(TWO)};
+#define ONE(R) {FN(positions_##R##x1), 0},
+    static const FN(positions_fn) two[TALLER * MR + 1][2] = {{0, 0}, EACH_HEIGHT(TWO) EACH_TALL_HEIGHT(ONE)};
 #define MORE(R) {FN(positions_##R##x3), FN(positions_##R##x4)},
     static const FN(positions_fn) more[WIDE + 1][2] = {{0, 0}, EACH_SMALL_HEIGHT(MORE)};
     return V <= 2 ? two[R][V - 1] : more[R][V - 3];
 #undef TWO
+#undef ONE
 #undef MORE
 }

@@ -8,7 +8,7 @@
 INLINE void FN(rows)(const int R, const int V, int64_t count, const REAL *a, const REAL *b, const conv_term *t, REAL *c,
                      int mode)
 {
-    VEC sum[MR][4];
+    VEC sum[TALLER * MR][4];
     FN(begin_sums)(R, V, c, mode, sum);
     for (int64_t k = 0; k < count; k++) {
         const REAL *from = a + t[k].source, *w = b + (int64_t)t[k].weight * (V * VL);
@@ -28,14 +28,19 @@ INLINE void FN(rows)(const int R, const int V, int64_t count, const REAL *a, con
         FN(rows)(R, V, n, a, b, t, c, mode);                                                                           \
     }
 #define KERNELS(R) KERNEL(R, 1) KERNEL(R, 2)
+#define ONE(R) KERNEL(R, 1)
 EACH_HEIGHT(KERNELS)
+EACH_TALL_HEIGHT(ONE)
 #undef KERNEL
 #undef KERNELS
+#undef ONE
 
 typedef void (*FN(rows_fn))(int64_t, const REAL *, const REAL *, const conv_term *, REAL *, int);
 #define PAIR(R) {FN(rows_##R##x1), FN(rows_##R##x2)},
-static const FN(rows_fn) FN(rows_kernels)[MR + 1][2] = {{0, 0}, EACH_HEIGHT(PAIR)};
+#define ONE(R) {FN(rows_##R##x1), 0},
+static const FN(rows_fn) FN(rows_kernels)[TALLER * MR + 1][2] = {{0, 0}, EACH_HEIGHT(PAIR) EACH_TALL_HEIGHT(ONE)};
 #undef PAIR
+#undef ONE
 
 typedef struct {
     const conv_view *v;
@@ -127,19 +132,21 @@ static void FN(pack_panel)(const FN(job) * job, const float *w, int64_t h, REAL 
     }
 }
 
+/* Where lanes are rows a task is a strip of a group's rows, else a row tile of them. */
+static int64_t FN(pack_tasks)(const FN(job) * job)
+{
+    return job->groups * (job->lanes_are_rows ? tl_ceil_div(job->v->rows, STRIP) : job->row_tiles);
+}
+
 static void FN(pack_task)(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const FN(job) *job = arg;
-    const int64_t group = task / job->row_tiles, row0 = task % job->row_tiles * job->tile_rows;
-    const int64_t rows = tl_imin(job->tile_rows, job->v->rows - row0);
+    const int64_t most = job->lanes_are_rows ? STRIP : job->tile_rows, tasks = tl_ceil_div(job->v->rows, most);
+    const int64_t group = task / tasks, row0 = task % tasks * most, rows = tl_imin(most, job->v->rows - row0);
     const float *w = job->w + group * job->group_stride + row0 * job->row_stride;
     REAL *to = FN(packed_tile)(job, group, row0);
     if (job->lanes_are_rows) {
-        for (int64_t i = 0; i < rows; i += STRIP) {
-            const int64_t h = tl_imin(rows - i, STRIP), width = FN(strip_width)(h);
-            FN(pack_strip)(job, w + i * job->row_stride, h, width, to);
-            to += width * job->packed_terms;
-        }
+        FN(pack_strip)(job, w, rows, FN(strip_width)(rows), to);
         return;
     }
     const FN(shares) panels = FN(share)(rows, MR);
@@ -181,11 +188,11 @@ static void FN(finish_rows)(const FN(job) * job, const FN(tile) * t, REAL *sums,
     }
     const float *const rounded = FN(rounded)(sums, n, panel);
     tl_gemm_pack_f32(turned, h, h, width, rounded, width, 1);
-    const lane_mask mask = lanes_between(0, h);
     for (int64_t l = 0; l < rows; l++, to += g->target_size) {
         const float *from = turned + l * h;
         if (step == 1)
-            write_lanes(to, tl_vec_load(from), mask);
+            for (int64_t r = 0; r < h; r += LANES)
+                write_lanes(to + r, tl_vec_load(from + r), lanes_between(0, tl_imin(h - r, LANES)));
         else
             for (int64_t r = 0; r < h; r++)
                 to[r * step] = from[r];
@@ -226,25 +233,25 @@ INLINE void FN(close_part)(REAL *total, int64_t part, int64_t n, FN(step) s)
             total[i] += total[part + i];
 }
 
-/* One block of a tile, lanes being rows: each panel of a line's positions meets all strips. */
+/* One block of a tile, lanes being rows: each strip, which stays in L1, meets all panels of the lines' positions, of which a term
+ * takes fewer bytes. */
 static void FN(multiply_rows)(const FN(job) * job, FN(tile) * t, int64_t block, const REAL *source, REAL *sums,
                               int64_t part, FN(step) s)
 {
     const conv_view *v = job->v;
     const tl_conv_gather *g = &v->gather;
     const int64_t step = job->planes.x.to_step, line = job->planes.y.to_step;
-    const REAL *const weights = FN(packed_tile)(job, t->group, t->row);
-    const FN(shares) panels = FN(share)(t->n, MR);
+    const REAL *strip = FN(packed_tile)(job, t->group, t->row);
+    const FN(shares) panels = FN(share)(t->n, t->rows <= VL ? TALLER * MR : MR);
     const int only = s.finish && block == 0;
-    for (int64_t y = 0; y < t->lines; y++) {
-        if (job->y >= 0) t->at[job->y] = t->y0 + y;
-        const int32_t *start = job->starts + list_of(&job->lists, g->rank, t->at) * (job->block_count + 1) + block;
-        const conv_term *terms = job->terms + start[0];
-        for (int64_t q = 0, x = 0; q < panels.count; q++) {
-            const int64_t h = panels.height + (q < panels.taller);
-            const REAL *strip = weights;
-            for (int64_t i = 0; i < t->rows; i += STRIP) {
-                const int64_t rows = tl_imin(t->rows - i, STRIP), width = FN(strip_width)(rows);
+    for (int64_t i = 0; i < t->rows; i += STRIP) {
+        const int64_t rows = tl_imin(t->rows - i, STRIP), width = FN(strip_width)(rows);
+        for (int64_t y = 0; y < t->lines; y++) {
+            if (job->y >= 0) t->at[job->y] = t->y0 + y;
+            const int32_t *start = job->starts + list_of(&job->lists, g->rank, t->at) * (job->block_count + 1) + block;
+            const conv_term *terms = job->terms + start[0];
+            for (int64_t q = 0, x = 0; q < panels.count; q++) {
+                const int64_t h = panels.height + (q < panels.taller);
                 float *const to = t->target + (t->row + i) * g->target_size + y * line + x * step;
                 for (int64_t l = 0; s.finish && l < rows; l++)
                     __builtin_prefetch(to + l * g->target_size, 1);
@@ -252,11 +259,11 @@ static void FN(multiply_rows)(const FN(job) * job, FN(tile) * t, int64_t block, 
                 kernel(start[1] - start[0], source + y * job->planes.pitch + x, strip, terms, sums + part, s.mode);
                 FN(close_part)(sums, part, h * width, s);
                 if (s.finish) FN(finish_rows)(job, t, sums, h, width, t->row + i, rows, to);
-                strip += width * job->packed_terms;
                 if (!only) sums += MR * STRIP;
+                x += h;
             }
-            x += h;
         }
+        strip += width * job->packed_terms;
     }
 }
 
@@ -447,7 +454,7 @@ static int32_t FN(multiply_gather)(tl_context *ctx, FN(job) job, const conv_view
     job.packed = lists ? *packed : end_of_scratch;
     conv_term *const terms = (conv_term *)(end_of_scratch + own);
     int32_t *const rest = (int32_t *)(terms + lists * job.inner);
-    if (!have) tl_parallel(job.groups * job.row_tiles, FN(pack_task), &job);
+    if (!have) tl_parallel(FN(pack_tasks)(&job), FN(pack_task), &job);
     if (*odd && job.skips) goto end;
     if (lists) {
         fill_lists(&v, &job.planes, &job.lists, blocks, job.block_count, job.kernel_size, number, terms, rest);

@@ -38,6 +38,25 @@ enum {
 #define LEAST_SHARE 0.6
 #define LEAST_SHARE_REPRODUCIBLE 0.3
 
+/* dst[k*width + l] = src[l*lane + k] for n cells k of h lanes l <= width, 0 for the other l. In float whole vectors are stored, which
+ * may run LANES - 1 elements past the end, into what is written later. */
+static void turn_f32(float *dst, int64_t width, int64_t h, int64_t n, const float *src, int64_t lane)
+{
+    tl_gemm_pack_f32(dst, width, h, n, src, lane, 1);
+}
+
+static void turn_f64(double *restrict dst, int64_t width, int64_t h, int64_t n, const float *src, int64_t lane)
+{
+    enum { PART = 4 * LANES };
+    _Alignas(64) float part[PART * NR + LANES];
+    for (int64_t k = 0; k < n; k += PART, dst += PART * width) {
+        const int64_t m = tl_imin(n - k, PART);
+        tl_gemm_pack_f32(part, width, h, m, src + k, lane, 1);
+        for (int64_t e = 0; e < m * width; e++)
+            dst[e] = part[e];
+    }
+}
+
 #define REAL float
 #define FN(name) name##_f32
 #define VL LANES_F32

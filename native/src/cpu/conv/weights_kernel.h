@@ -7,7 +7,7 @@
 INLINE void FN(terms)(const int R, const int V, int64_t n, const REAL *g, const REAL *box, const int32_t *off,
                       const int32_t *tap, REAL *c, int mode)
 {
-    VEC sum[MR][4];
+    VEC sum[TALLER * MR][4];
     FN(begin_sums)(R, V, c, mode, sum);
     for (int64_t k = 0; k < n; k++, g += V * VL) {
         const REAL *at = box + off[k];
@@ -28,14 +28,19 @@ INLINE void FN(terms)(const int R, const int V, int64_t n, const REAL *g, const 
         FN(terms)(R, V, n, g, box, off, tap, c, mode);                                                                 \
     }
 #define KERNELS(R) KERNEL(R, 1) KERNEL(R, 2)
+#define ONE(R) KERNEL(R, 1)
 EACH_HEIGHT(KERNELS)
+EACH_TALL_HEIGHT(ONE)
 #undef KERNEL
 #undef KERNELS
+#undef ONE
 
 typedef void (*FN(terms_fn))(int64_t, const REAL *, const REAL *, const int32_t *, const int32_t *, REAL *, int);
 #define PAIR(R) {FN(terms_##R##x1), FN(terms_##R##x2)},
-static const FN(terms_fn) FN(terms_kernels)[MR + 1][2] = {{0, 0}, EACH_HEIGHT(PAIR)};
+#define ONE(R) {FN(terms_##R##x1), 0},
+static const FN(terms_fn) FN(terms_kernels)[TALLER * MR + 1][2] = {{0, 0}, EACH_HEIGHT(PAIR) EACH_TALL_HEIGHT(ONE)};
 #undef PAIR
+#undef ONE
 
 /* An axis of the box of cells that a tile of positions reads: cells are `spacing` apart in the source, neighbouring positions `step`
  * cells, neighbouring taps `tap_step`. */
@@ -102,27 +107,19 @@ static FN(tile) FN(tile_at)(const FN(job) * job, int64_t position)
 
 /* Copies a line of n cells from x on of `channels` planes side by side: to[cell*width + channel]. */
 static void FN(turn_line)(const FN(job) * job, const float *from, int64_t x, int64_t n, int64_t channels, int64_t width,
-                          const float *end, REAL *to)
+                          REAL *to)
 {
     const int64_t plane = job->v->gather.source_size, spacing = job->x.spacing;
     int64_t a, b;
     cells_inside(x, spacing, job->x.source, n, &a, &b);
     memset(to, 0, sizeof(REAL) * (size_t)(a * width));
-    _Alignas(64) float part[LANES * NR + LANES];
     from += x;
-    for (int64_t i = a; i < b; i += LANES) {
-        const int64_t cells = tl_imin(b - i, LANES);
-        REAL *restrict out = to + i * width;
-        if (spacing == 1 && from + (channels - 1) * plane + i + LANES <= end) {
-            tl_gemm_pack_f32(part, width, channels, LANES, from + i, plane, 1);
-            for (int64_t e = 0; e < cells * width; e++)
-                out[e] = part[e];
-        } else {
+    if (spacing == 1)
+        FN(turn)(to + a * width, width, channels, b - a, from + a, plane);
+    else
+        for (int64_t k = a; k < b; k++)
             for (int64_t l = 0; l < width; l++)
-                for (int64_t k = 0; k < cells; k++)
-                    out[k * width + l] = l < channels ? from[l * plane + (i + k) * spacing] : 0;
-        }
-    }
+                to[k * width + l] = l < channels ? from[l * plane + k * spacing] : 0;
     memset(to + b * width, 0, sizeof(REAL) * (size_t)((n - b) * width));
 }
 
@@ -152,7 +149,6 @@ static void FN(copy_box)(const FN(job) * job, const FN(tile) * t, int64_t channe
     const conv_view *v = job->v;
     const tl_conv_gather *g = &v->gather;
     const int64_t lines = FN(reach)(&job->y, t->lines), n = FN(reach)(&job->x, t->n), size = g->source_size;
-    const float *const end = v->source + ((v->batch - 1) * v->source_channels + job->groups * v->channels) * size;
     for (int64_t s = 0; s < t->slices; s++) {
         int64_t rest = t->slice + s, at[TL_CONV_RANK], tap[TL_CONV_RANK] = {0};
         for (int32_t d = job->outer - 1; d >= 0; d--)
@@ -176,7 +172,7 @@ static void FN(copy_box)(const FN(job) * job, const FN(tile) * t, int64_t channe
                     if (none)
                         memset(line, 0, sizeof(REAL) * (size_t)(n * width));
                     else
-                        FN(turn_line)(job, from, x, n, channels, width, end, line);
+                        FN(turn_line)(job, from, x, n, channels, width, line);
                 } else {
                     for (int64_t c = 0; c < channels; c++)
                         if (none)
@@ -197,7 +193,6 @@ static void FN(pack_cotangent)(const FN(job) * job, REAL *panel, int64_t row, in
                                int64_t n)
 {
     const int64_t size = job->v->gather.positions;
-    _Alignas(64) float part[LANES * NR + LANES];
     for (int64_t k = 0; k < n;) {
         const int64_t image = (q + k) / size, at = (q + k) % size, here = tl_imin(n - k, size - at);
         const float *from = job->g + (image * job->v->target_rows + row) * size + at;
@@ -205,13 +200,7 @@ static void FN(pack_cotangent)(const FN(job) * job, REAL *panel, int64_t row, in
             for (int64_t i = 0; i < here; i++)
                 panel[k + i] = from[i];
         else
-            for (int64_t i = 0; i < here; i += LANES) {
-                const int64_t m = tl_imin(here - i, LANES);
-                REAL *restrict out = panel + (k + i) * width;
-                tl_gemm_pack_f32(part, width, h, m, from + i, size, 1);
-                for (int64_t e = 0; e < m * width; e++)
-                    out[e] = part[e];
-            }
+            FN(turn)(panel + k * width, width, h, here, from, size);
         k += here;
     }
 }
@@ -250,11 +239,12 @@ static int64_t FN(columns_of)(const FN(job) * job, int64_t channels)
     return channels * job->outer_taps * tl_ceil_div(job->y.taps, LINES) * tl_ceil_div(job->x.taps, VL);
 }
 
-/* Panels of at most `most` rows. */
+/* Panels of at most `most` rows, by the vectors of their columns. */
 INLINE int64_t FN(most_rows)(const FN(job) * job)
 {
     if (job->lanes_are_rows) return STRIP;
-    return !job->lanes_are_channels && job->y.taps > 2 ? WIDE : MR;
+    const int64_t vectors = job->lanes_are_channels ? (job->v->channels > VL ? 2 : 1) : job->y.taps;
+    return vectors == 1 ? TALLER * MR : vectors > 2 ? WIDE : MR;
 }
 
 /* A part of a chain of products: positions k .. next - 1 of the chain that begins at `start`; how they meet what was
@@ -283,7 +273,9 @@ static void FN(multiply_rows)(const FN(job) * job, int64_t group, int64_t row0, 
     const conv_view *v = job->v;
     REAL *const box = packed + job->panel_elements, *const sums = box + job->box_elements;
     const int64_t taps = v->gather.taps_size, terms = channels * taps, parts = job->sums_elements;
-    const int64_t panels = tl_ceil_div(terms, MR), height = terms / panels, taller = terms % panels, cell = MR * STRIP;
+    const int64_t panels = tl_ceil_div(terms, rows <= VL ? TALLER * MR : MR), height = terms / panels,
+                  taller = terms % panels;
+    const int64_t cell = MR * STRIP;
     for (int64_t q = from; q < to && !(q > from && tl_interrupted());) {
         const FN(tile) t = FN(tile_at)(job, q);
         const int64_t end = tl_imin(to, t.first + t.slices * t.lines * t.n), skip = q - t.first;
@@ -294,7 +286,7 @@ static void FN(multiply_rows)(const FN(job) * job, int64_t group, int64_t row0, 
             FN(pack_cotangent)(job, packed, group * v->rows + row0 + i, lanes, width, q, end - q);
             for (int64_t p = 0, e = 0; p < panels; p++, sum += cell) {
                 const int64_t h = height + (p < taller);
-                int32_t tap[MR];
+                int32_t tap[TALLER * MR];
                 for (int64_t r = 0; r < h; r++)
                     tap[r] = (int32_t)((e + r) / taps * job->box) + job->offsets[2 * job->tile + (e + r) % taps];
                 for (int64_t k = q; k < end;) {

@@ -223,7 +223,8 @@ typedef struct {
     {                                                                                                                  \
         strided s = {.a = A, .b = B, .bias = g->bias, .c = C, .sa = g->sa, .sb = g->sb, .sc = g->sc};                 \
         tl_chain x = {g->batch, g->m, g->n, g->p, &s, pack_rows_##NAME, pack_columns_##NAME, finish_##NAME};          \
-        s.rsa = g->rsa, s.csa = g->csa, s.rsb = g->rsb, s.csb = g->csb, s.rsc = g->ldc, s.csc = s.bias_columns = 1;   \
+        s.rsa = g->rsa, s.csa = g->csa, s.rsb = g->rsb, s.csb = g->csb, s.rsc = g->ldc, s.csc = 1;                    \
+        s.bias_rows = g->bias_of_rows, s.bias_columns = !g->bias_of_rows;                                             \
         if (4 * g->p <= 3 * TL_CHAIN_LANES && g->p < g->m) exchange(g, &s, &x);                                       \
         return tl_chain_multiply(ctx, &x);                                                                            \
     }
@@ -234,7 +235,7 @@ static void exchange(const tl_gemm_args *g, strided *s, tl_chain *x)
     const void *a = s->a;
     x->m = g->p, s->a = s->b, s->rsa = g->csb, s->csa = g->rsb, s->sa = g->sb;
     x->p = g->m, s->b = a, s->rsb = g->csa, s->csb = g->rsa, s->sb = g->sa;
-    s->rsc = 1, s->csc = g->ldc, s->bias_rows = 1, s->bias_columns = 0;
+    s->rsc = 1, s->csc = g->ldc, s->bias_rows = !g->bias_of_rows, s->bias_columns = g->bias_of_rows;
 }
 
 STRIDED(f32, float)

@@ -1,10 +1,10 @@
-/* The matrix product of the CPU path: C = A·B, optionally plus a bias per column.
+/* The matrix product of the CPU path: C = A·B, optionally plus a bias per column or per row.
  *
  * The value of an element is part of the interface, the same for every SIMD variant and thread count and independent of
  * m, p, batch and the strides. The inner dimension is cut into blocks of TL_GEMM_KC:
  *     s_b = fma(A[i,k], B[k,j], ... fma(A[i,k0], B[k0,j], 0))    over the k of block b, in increasing order
  *     C   = ((s_0 + s_1) + s_2) + ...
- *     C   = C + bias[j]                                          last, if there is a bias
+ *     C   = C + bias[j]                                          last, if there is a bias (of rows: bias[i])
  * so the summation tree has the height n up to TL_GEMM_KC and TL_GEMM_KC + blocks - 1 beyond, plus one for the bias. */
 #pragma once
 
@@ -15,12 +15,14 @@
 /* `batch` independent products C[m,p] = A[m,n]·B[n,p], advancing A, B and C by sa, sb and sc elements. Element (i,k)
  * of A is A[i*rsa + k*csa], element (k,j) of B is B[k*rsb + j*csb], element (i,j) of C is C[i*ldc + j]. One stride of
  * A and of B is 1, either of them, so a transpose is never materialised. sa or sb may be 0.
- * C overlaps neither input. `bias` is NULL or p elements of the product's type. With n = 0 the product is zeros. */
+ * C overlaps neither input. `bias` is NULL or p elements of the product's type, or with `bias_of_rows` m of them. With n = 0 the
+ * product is zeros. */
 typedef struct tl_gemm_args {
     int64_t batch, m, n, p;
     int64_t rsa, csa, rsb, csb, ldc;
     int64_t sa, sb, sc;
     const void *bias;
+    int64_t bias_of_rows; /* 0 or 1 */
 } tl_gemm_args;
 
 #define tl_gemm_f32 TL_V(tl_gemm_f32)

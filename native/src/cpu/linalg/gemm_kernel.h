@@ -369,11 +369,14 @@ static void FN(finish_tile)(const FN(job) * job, REAL *c, const REAL *bias, int6
                 c[i * job->rsc + j * job->csc] = 0;
     if (!job->bias) return;
     for (int64_t i = 0; i < rows; i++) {
-        REAL *row = c + i * job->rsc;
-        const REAL *add = bias + i * job->bias_rows;
+        REAL *restrict row = c + i * job->rsc;
+        const REAL *restrict add = bias + i * job->bias_rows;
         if (job->csc == 1 && job->bias_columns == 1)
             for (int64_t j = 0; j < columns; j++)
                 row[j] += add[j];
+        else if (job->csc == 1 && job->bias_columns == 0)
+            for (int64_t j = 0; j < columns; j++)
+                row[j] += *add;
         else
             for (int64_t j = 0; j < columns; j++)
                 row[j * job->csc] += add[j * job->bias_columns];
@@ -437,13 +440,13 @@ static int64_t FN(plan)(FN(job) * job)
 static int32_t FN(product)(tl_context *ctx, const tl_gemm_args *g, const REAL *A, const REAL *B, REAL *C)
 {
     FN(job)
-    job = {.a = A, .b = B, .c = C, .bias = g->bias, .bias_columns = 1};
+    job = {.a = A, .b = B, .c = C, .bias = g->bias, .bias_rows = g->bias_of_rows, .bias_columns = !g->bias_of_rows};
     job.batch = g->batch, job.m = g->m, job.n = g->n, job.p = g->p, job.sa = g->sa, job.sb = g->sb, job.sc = g->sc;
     job.rsa = g->rsa, job.csa = g->csa, job.rsb = g->rsb, job.csb = g->csb, job.rsc = g->ldc, job.csc = 1;
     if (4 * g->p <= 3 * LANES && g->p < g->m) { /* the lanes run along the rows of C */
         job.a = B, job.m = g->p, job.rsa = g->csb, job.csa = g->rsb, job.sa = g->sb;
         job.b = A, job.p = g->m, job.rsb = g->csa, job.csb = g->rsa, job.sb = g->sa;
-        job.rsc = 1, job.csc = g->ldc, job.bias_rows = 1, job.bias_columns = 0;
+        job.rsc = 1, job.csc = g->ldc, job.bias_rows = !g->bias_of_rows, job.bias_columns = g->bias_of_rows;
     }
     int64_t tasks = FN(plan)(&job), kc = tl_imin(job.n, KC), rows = tl_imin(job.m, job.tile_rows);
     int64_t cells = job.n * tl_imin(job.p, job.tile_columns);
@@ -477,7 +480,7 @@ static int32_t FN(product)(tl_context *ctx, const tl_gemm_args *g, const REAL *A
 typedef struct {
     const REAL *sums, *bias;
     REAL *c;
-    int64_t blocks, m, p, ldc, rows_per_task;
+    int64_t blocks, m, p, ldc, rows_per_task, bias_of_rows;
     int accumulate;
 } FN(round);
 
@@ -495,9 +498,8 @@ static void FN(add_blocks)(void *arg, int64_t t, TL_UNUSED int32_t worker)
                 for (int64_t j = 0; j < round->p; j++)
                     c[j] += s[j];
         }
-        if (round->bias)
-            for (int64_t j = 0; j < round->p; j++)
-                c[j] += round->bias[j];
+        for (int64_t j = 0; round->bias && j < round->p; j++)
+            c[j] += round->bias[round->bias_of_rows ? i : j];
     }
 }
 
@@ -510,7 +512,7 @@ static int32_t FN(split_inner)(tl_context *ctx, const tl_gemm_args *g, const REA
     int32_t status = tl_pool_alloc(ctx, sizeof(REAL) * (size_t)(tl_imin(blocks, ROUND) * g->m * g->p), &sums);
     if (status) return status;
     FN(round)
-    round = {.sums = sums, .c = C, .m = g->m, .p = g->p, .ldc = g->ldc};
+    round = {.sums = sums, .c = C, .m = g->m, .p = g->p, .ldc = g->ldc, .bias_of_rows = g->bias_of_rows};
     round.rows_per_task = tl_ceil_div(1024, g->p);
     for (int64_t first = 0; first < blocks && !status && !tl_interrupted(); first += ROUND) {
         round.blocks = tl_imin(ROUND, blocks - first);
@@ -538,7 +540,7 @@ int32_t FN(tl_gemm)(tl_context *ctx, const tl_gemm_args *g, const REAL *A, const
 {
     tl_gemm_args args = *g;
     if (args.batch == 0 || args.m == 0 || args.p == 0) return 0;
-    if (args.sb == 0 && args.sa == args.m * args.rsa && args.sc == args.m * args.ldc) {
+    if (args.sb == 0 && args.sa == args.m * args.rsa && args.sc == args.m * args.ldc && !args.bias_of_rows) {
         args.m *= args.batch;
         args.batch = 1;
     }

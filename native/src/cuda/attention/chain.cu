@@ -31,8 +31,12 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
 
     limits.find(a, b, i0, C::ROWS);
     if (!C::MANY) {
-        copy<C, C::ROWS>(Qs, Q, i0, a.rows, a.d, a.wide_d, 0);
-        if (BACKWARD) copy<C, C::ROWS>(Gs, G, i0, a.rows, a.v, a.wide_v, 0);
+        copy_rows<C, C::ROWS>(Qs, Q, i0, a.rows, a.d, a.of_d);
+        if (BACKWARD) copy_rows<C, C::ROWS>(Gs, G, i0, a.rows, a.v, a.of_v);
+        clear_ends<C>(Qs, C::ROWS, a.d);
+        clear_ends<C>(Ks, C::STAGES * TILE, a.d);
+        clear_ends<C>(Vs, C::STAGES * TILE, a.v);
+        if (BACKWARD) clear_ends<C>(Gs, C::ROWS, a.v);
     }
     __syncthreads();
     const Span span(limits, a.rows - i0 < C::ROWS ? a.rows - i0 : (int64_t)C::ROWS);
@@ -42,13 +46,12 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
             const int64_t row = i0 + lane.row(m, h);
             dot[m][h] = BACKWARD && row < a.rows ? a.dot[b * a.rows + row] : 0.0;
         }
-    auto start = [&](int64_t j, int stage) { /* copying a tile */
-                                             if (C::MANY) return;
-                                             copy<C, TILE>(Ks + stage * TILE * C::LD, K, j, a.keys, a.d, a.wide_d, 0);
-                                             if (!BACKWARD || gradient)
-                                                 copy<C, TILE>(Vs + stage * TILE * C::LD, V, j, a.keys, a.v, a.wide_v,
-                                                               0);
-                                             tl_copy_commit();
+    /* Starts copying the tile from j on. */
+    auto start = [&](int64_t j, int stage) {
+        if (C::MANY) return;
+        copy_rows<C, TILE>(Ks + stage * TILE * C::LD, K, j, a.keys, a.d, a.of_d);
+        if (!BACKWARD || gradient) copy_rows<C, TILE>(Vs + stage * TILE * C::LD, V, j, a.keys, a.v, a.of_v);
+        tl_copy_commit();
     };
 
     Sums<C> sums;
@@ -167,20 +170,20 @@ struct Statistics {
 
 template <class C> constexpr size_t key_shared()
 {
-    return sizeof(Statistics) + sizeof(float) * (size_t)(Rows::FLOATS * TILE + 2 * (C::ROWS + TILE) * C::LD);
+    return C::STAGES * (sizeof(Statistics) + sizeof(float) * (size_t)(Rows::FLOATS * TILE)) +
+           sizeof(float) * (size_t)(2 * (C::ROWS + C::STAGES * TILE) * C::LD);
 }
 
-/* gV with VALUES, gK with KEYS. */
+/* gV with VALUES, gK with KEYS. With two stages a tile of queries is copied while the one before is multiplied: where the
+ * registers hold that too, for none may be spilled (device/chain.cuh). */
 template <class C, bool KEYS, bool VALUES>
 __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a)
 {
-    static_assert(C::STAGES == 1, "a tile at a time");
     TL_DYNAMIC_SHARED(float, shared);
-    Statistics &of = *reinterpret_cast<Statistics *>(shared);
-    float *const rest = shared + sizeof(Statistics) / sizeof(float);
-    Rows limits(rest, TILE);
-    float *Ks = rest + Rows::FLOATS * TILE, *Vs = Ks + C::ROWS * C::LD, *Qs = Vs + C::ROWS * C::LD;
-    float *Gs = Qs + TILE * C::LD;
+    Statistics *const statistics = reinterpret_cast<Statistics *>(shared);
+    float *const rest = shared + C::STAGES * sizeof(Statistics) / sizeof(float);
+    float *Ks = rest + C::STAGES * Rows::FLOATS * TILE, *Vs = Ks + C::ROWS * C::LD, *Qs = Vs + C::ROWS * C::LD;
+    float *Gs = Qs + C::STAGES * TILE * C::LD;
     const Lane<C> lane;
     const int64_t b = blockIdx.x / a.blocks, j0 = blockIdx.x % a.blocks * C::ROWS;
     const int64_t from = C::MANY ? (int64_t)blockIdx.y * C::DP : 0;
@@ -188,40 +191,88 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
     const float *G = a.g + b * a.rows * a.v;
 
     if (!C::MANY) {
-        copy<C, C::ROWS>(Ks, K, j0, a.keys, a.d, a.wide_d, 0);
-        if (KEYS) copy<C, C::ROWS>(Vs, V, j0, a.keys, a.v, a.wide_v, 0);
+        copy_rows<C, C::ROWS>(Ks, K, j0, a.keys, a.d, a.of_d);
+        clear_ends<C>(Ks, C::ROWS, a.d);
+        clear_ends<C>(Qs, C::STAGES * TILE, a.d);
+        if (KEYS) {
+            copy_rows<C, C::ROWS>(Vs, V, j0, a.keys, a.v, a.of_v);
+            clear_ends<C>(Vs, C::ROWS, a.v);
+            clear_ends<C>(Gs, C::STAGES * TILE, a.v);
+        }
     }
+    auto limits_of = [&](int stage) { return Rows(rest + stage * Rows::FLOATS * TILE, TILE); };
+    /* The first tile from number `tile` on, up to `last`, that counts, and the limits of its queries; `open`: whether the block's
+     * keys are open to all of them. */
+    auto next = [&](int tile, int last, int stage, bool *open) {
+        Rows limits = limits_of(stage);
+        for (; tile < last; tile++) {
+            const int64_t i = (int64_t)tile * TILE;
+            __syncthreads(); /* what was there has been used */
+            limits.find(a, b, i, TILE);
+            bool counts = limits.meet(TILE, j0, j0 + C::ROWS), each = a.mode == UNMASKED;
+            for (int r = threadIdx.x; r < TILE; r += C::THREADS) {
+                each &= limits.first[r] <= j0 && limits.end[r] >= j0 + C::ROWS;
+                /* the weights of a row that is NaN are NaN, blocked or not */
+                if (a.limited && i + r < a.rows) counts |= isnan(a.inverse[b * a.rows + i + r]);
+            }
+            if (a.limited)
+                counts |= !finite_rows<TILE>(a.finite_q, a.rows, b, i) || !finite_rows<TILE>(a.finite_g, a.rows, b, i);
+            if (a.limited && !__syncthreads_or(counts)) continue;
+            *open = __syncthreads_and(each);
+            break;
+        }
+        return tile;
+    };
+    /* Starts copying a tile. */
+    auto start = [&](int tile, int stage) {
+        const int64_t i = (int64_t)tile * TILE;
+        double *const to = reinterpret_cast<double *>(statistics + stage);
+        for (int t = threadIdx.x; t < 3 * TILE; t += C::THREADS) {
+            const double *const of = t < TILE ? a.reference : t < 2 * TILE ? a.inverse : a.dot;
+            const int64_t row = i + t % TILE;
+            tl_copy_async<8>(tl_shared_address(to + t), row < a.rows ? of + b * a.rows + row : of, row < a.rows);
+        }
+        if (!C::MANY) {
+            copy_rows<C, TILE>(Qs + stage * TILE * C::LD, Q, i, a.rows, a.d, a.of_d);
+            copy_rows<C, TILE>(Gs + stage * TILE * C::LD, G, i, a.rows, a.v, a.of_v);
+        }
+        tl_copy_commit();
+    };
+
     Sums<C> gK, gV;
     for (int64_t begin = first_term(a); begin < a.rows; begin += a.segment) {
         const int64_t last = begin + a.segment < a.rows ? begin + a.segment : a.rows;
         if (KEYS) clear<C>(gK);
         if (VALUES) clear<C>(gV);
-        for (int64_t i0 = begin; i0 < last; i0 += TILE) {
-            __syncthreads(); /* the tile before has been used */
-            limits.find(a, b, i0, TILE);
-            bool counts = limits.meet(TILE, j0, j0 + C::ROWS), each = a.mode == UNMASKED;
-            for (int r = threadIdx.x; r < TILE; r += C::THREADS) {
-                const int64_t row = b * a.rows + i0 + r;
-                const bool exists = i0 + r < a.rows;
-                each &= limits.first[r] <= j0 && limits.end[r] >= j0 + C::ROWS;
-                of.reference[r] = exists ? a.reference[row] : 0.0;
-                of.inverse[r] = exists ? a.inverse[row] : 0.0;
-                of.dot[r] = exists ? a.dot[row] : 0.0;
-                counts |= isnan(of.inverse[r]); /* the weights of a row that is NaN are NaN, blocked or not */
+        const int end = (int)((last + TILE - 1) / TILE);
+        int stage = 0, tile = (int)(begin / TILE);
+        bool open = false;
+        if (C::STAGES > 1) {
+            tile = next(tile, end, stage, &open);
+            if (tile < end) start(tile, stage);
+        }
+        for (int after; tile < end; tile = after) {
+            bool open_after = false;
+            if (C::STAGES > 1) {
+                after = next(tile + 1, end, stage ^ 1, &open_after);
+            } else {
+                tile = next(tile, end, stage, &open);
+                if (tile >= end) break;
+                start(tile, stage);
+                after = tile + 1;
             }
-            if (a.limited)
-                counts |= !finite_rows<TILE>(a.finite_q, a.rows, b, i0) ||
-                          !finite_rows<TILE>(a.finite_g, a.rows, b, i0);
-            if (!__syncthreads_or(counts || !a.limited)) continue;
-            const bool open = __syncthreads_and(each);
+            tl_copy_wait<0>();
+            __syncthreads();
+            if (C::STAGES > 1 && after < end) start(after, stage ^ 1);
+            const int64_t i0 = (int64_t)tile * TILE;
+            const Statistics &of = statistics[stage];
+            const Rows limits = limits_of(stage);
+            float *const q = Qs + stage * TILE * C::LD, *const g = Gs + stage * TILE * C::LD;
             Products<C> p = {};
             if constexpr (C::MANY) {
-                multiply_chunks<C>(p, Ks, K, j0, a.keys, Qs, Q, i0, a.rows, a.d, a.wide_d, lane);
+                multiply_chunks<C>(p, Ks, K, j0, a.keys, q, Q, i0, a.rows, a.d, a.wide_d, lane);
             } else {
-                copy<C, TILE>(Qs, Q, i0, a.rows, a.d, a.wide_d, 0);
-                copy<C, TILE>(Gs, G, i0, a.rows, a.v, a.wide_v, 0);
-                arrive();
-                multiply<C>(p, Ks, Qs, whole(a.d, 0, C::DP), lane);
+                multiply<C>(p, Ks, q, whole(a.d, 0, C::DP), lane);
             }
             uint32_t shut[C::M] = {};
             TL_UNROLL_FOR (int n = 0; n < 4; n++)
@@ -242,9 +293,9 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
             if constexpr (KEYS) {
                 Products<C> t = {};
                 if constexpr (C::MANY)
-                    multiply_chunks<C>(t, Vs, V, j0, a.keys, Gs, G, i0, a.rows, a.v, a.wide_v, lane);
+                    multiply_chunks<C>(t, Vs, V, j0, a.keys, g, G, i0, a.rows, a.v, a.wide_v, lane);
                 else
-                    multiply<C>(t, Vs, Gs, whole(a.v, 0, C::DP), lane);
+                    multiply<C>(t, Vs, g, whole(a.v, 0, C::DP), lane);
                 TL_UNROLL_FOR (int m = 0; m < C::M; m++)
                     TL_UNROLL_FOR (int n = 0; n < 4; n++)
                         TL_UNROLL_FOR (int i = 0; i < 4; i++) {
@@ -253,19 +304,20 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
                         }
                 if constexpr (C::MANY) {
                     __syncthreads();
-                    copy<C, TILE>(Qs, Q, i0, a.rows, a.d, a.wide_d, from);
+                    copy<C, TILE>(q, Q, i0, a.rows, a.d, a.wide_d, from);
                     arrive();
                 }
-                accumulate<C>(gK, t, Qs, (int)(a.d - from), lane);
+                accumulate<C>(gK, t, q, (int)(a.d - from), lane);
             }
             if constexpr (VALUES) {
                 if constexpr (C::MANY) {
                     __syncthreads();
-                    copy<C, TILE>(Gs, G, i0, a.rows, a.v, a.wide_v, from);
+                    copy<C, TILE>(g, G, i0, a.rows, a.v, a.wide_v, from);
                     arrive();
                 }
-                accumulate<C>(gV, p, Gs, (int)(a.v - from), lane);
+                accumulate<C>(gV, p, g, (int)(a.v - from), lane);
             }
+            if (C::STAGES > 1) stage ^= 1, open = open_after;
         }
         if (a.parts) break;
         if (a.totals) {
@@ -390,6 +442,7 @@ template <class C, class K, class Join>
 int32_t launch(tl_context *ctx, const char *name, K kernel, Args a, size_t shared, const Pass &pass, Join join)
 {
     a.blocks = (uint32_t)tl_ceil_div(pass.rows, C::ROWS);
+    a.of_d = make_walk<C>(a.d, a.wide_d), a.of_v = make_walk<C>(a.v, a.wide_v);
     const int64_t chunks = C::MANY && pass.width > 0 ? tl_ceil_div(pass.width, C::DP) : 1;
     const int64_t blocks = a.members * a.blocks;
     if (blocks == 0) return TORCHLEAN_OK;
@@ -509,9 +562,9 @@ int32_t chain_backward(tl_context *ctx, const Geometry &of, const float *Q, cons
         TL_TRY(tl_launch(ctx, "attention_chain_bwd", dot_kernel, tl_grid(all, 128), 128, g, out, all, a.v, a.dot));
     TL_TRY((most <= 32    ? query_pass<Tiles<32, 1, 4, 3, 2>, Tiles<32, 1, 2, 6, 2>, true>(ctx, a)
             : most <= 64  ? query_pass<Tiles<64, 1, 4, 2, 2>, Tiles<64, 1, 2, 4, 2>, true>(ctx, a)
-            : most <= 128 ? query_pass<Tiles<128, 1, 4, 2, 1>, Tiles<128, 1, 2, 3, 1>, true>(ctx, a)
+            : most <= 128 ? query_pass<Tiles<128, 1, 4, 2, 1>, Tiles<128, 1, 2, 2, 2>, true>(ctx, a)
                           : query_pass<Tiles<64, 1, 4, 1, 1, true>, Tiles<64, 1, 4, 1, 1, true>, true>(ctx, a)));
-    return most <= 32    ? key_passes<Tiles<32, 1, 4, 2, 1>, Tiles<32, 1, 2, 4, 1>, true>(ctx, a)
+    return most <= 32    ? key_passes<Tiles<32, 1, 4, 2, 2>, Tiles<32, 1, 2, 4, 2>, true>(ctx, a)
            : most <= 64  ? key_passes<Tiles<64, 1, 4, 2, 1>, Tiles<64, 1, 2, 4, 1>, true>(ctx, a)
            : most <= 128 ? key_passes<Tiles<128, 1, 4, 2, 1>, Tiles<128, 1, 2, 3, 1>, false>(ctx, a)
                          : key_passes<Tiles<64, 1, 4, 1, 1, true>, Tiles<64, 1, 4, 1, 1, true>, false>(ctx, a);

@@ -28,6 +28,22 @@ template <int DP_, int M_, int WARPS_, int BLOCKS_, int STAGES_, bool MANY_ = fa
     static constexpr int ROWS = 16 * M * WARPS, THREADS = 32 * WARPS, LD = DP + 4, N = DP / 8, SUMS = 4 * M * N;
 };
 
+/* How a block goes through rows that lie one behind the other in memory: every THREADS-th unit, of four elements where rows are
+ * wide. From one to the next `columns` units and `offset` floats of shared memory further, and `wrap` floats more where
+ * that is beyond the end of a row. */
+struct Walk {
+    tl_fastdiv units; /* of a row */
+    int columns, offset, wrap;
+    bool wide;
+};
+
+template <class C> Walk make_walk(int64_t width, bool wide)
+{
+    const int each = wide ? 4 : 1, units = width > 0 && !C::MANY ? (int)width / each : 1, columns = C::THREADS % units;
+    return {tl_fastdiv((uint64_t)units), columns, C::THREADS / units * C::LD + columns * each, C::LD - units * each,
+            wide};
+}
+
 struct Args : Geometry {
     const float *Q, *K, *V, *out, *g;
     float *result, *gQ, *gK, *gV;
@@ -39,6 +55,7 @@ struct Args : Geometry {
     double *totals, *parts;
     int64_t pitch;
     bool wide_d, wide_v;
+    Walk of_d, of_v;                                          /* through rows of Q and K, and of V and g */
     const uint8_t *finite_k, *finite_v, *finite_q, *finite_g; /* per tile, where limited */
     uint32_t blocks;                                          /* of a member */
 };
@@ -70,6 +87,39 @@ template <class C> __device__ __forceinline__ void clear(Sums<C> &sums)
         TL_UNROLL_FOR (int n = 0; n < C::N; n++)
             TL_UNROLL_FOR (int i = 0; i < 4; i++)
                 sums[m][n][i] = 0.0;
+}
+
+template <class C, int VECTOR>
+__device__ __forceinline__ void copy_units(float *to, const float *from, int present, int all, const Walk &walk)
+{
+    uint32_t column;
+    int at = (int)walk.units.divmod(threadIdx.x, &column) * C::LD + (int)column * VECTOR, c = (int)column;
+#pragma unroll 4
+    for (int i = (int)threadIdx.x; i < all; i += C::THREADS) {
+        tl_copy_async<4 * VECTOR>(to + at, from + (i < present ? i * VECTOR : 0), i < present);
+        c += walk.columns, at += walk.offset;
+        if (c >= (int)walk.units.divisor) c -= (int)walk.units.divisor, at += walk.wrap;
+    }
+}
+
+/* Starts copying rows first .. first+COUNT-1 of n, up to DP elements each; rows that do not exist are 0. */
+template <class C, int COUNT>
+__device__ __forceinline__ void copy_rows(float *to, const float *x, int64_t first, int64_t n, int64_t width,
+                                          const Walk &walk)
+{
+    const int units = width > 0 ? (int)walk.units.divisor : 0, rows = n - first < COUNT ? (int)(n - first) : COUNT;
+    if (walk.wide)
+        copy_units<C, 4>(to, x + first * width, rows * units, COUNT * units, walk);
+    else
+        copy_units<C, 1>(to, x + first * width, rows * units, COUNT * units, walk);
+}
+
+/* Clears what lies between the ends of `count` rows and the next multiple of 4 elements, which is multiplied too. */
+template <class C> __device__ __forceinline__ void clear_ends(float *rows, int count, int64_t width)
+{
+    for (int64_t c = width; c < (width + 3) / 4 * 4; c++)
+        for (int r = threadIdx.x; r < count; r += C::THREADS)
+            rows[r * C::LD + c] = 0.0f;
 }
 
 /* s += A·Bᵀ over `width` coordinates, for the warp's rows of A and the rows of a tile. */

@@ -2,9 +2,10 @@
  * into parts of SPLIT, and each part is a block's work; a second kernel joins the parts. How keys are cut depends on their number
  * alone, so that a row's result does not depend on the batch.
  *
- * A block has up to ROWS_MOST rows; where rows are so long that the other kernels go through them in chunks, more
- * blocks take further rows. It goes over its keys three times. Scores: SUBS threads share a key and read its row side
- * by side, each its elements of every row of Q, which lies in shared memory; SUBS partial products end in a tree.
+ * A block has up to ROWS_MOST rows, fewer where there would be too few blocks; more blocks take further rows. It goes over
+ * its keys three times. Scores: SUBS threads share a key and read its row side by side, each its elements of every row of
+ * Q, which lies in shared memory; SUBS partial products end in a tree, which leaves the scores of different rows to the
+ * threads.
  * Weights: a warp owns a row. Values: a thread owns VECTOR columns of all rows and every G-th key, G = THREADS /
  * columns, and the G sums are added in order. What a key that is shut adds is 0 times its value, which is NaN for one
  * that is not finite. */
@@ -17,6 +18,9 @@ namespace few {
 
 constexpr const char *NAME = "attention_few_rows";
 constexpr int THREADS = 128, SUBS = 8, SPLIT = 256, ROWS_MOST = 16, WARPS = THREADS / 32;
+/* Of rows of scores in shared memory: threads that write different rows of four neighbouring keys touch different banks, and
+ * what comes behind the rows stays aligned. */
+__host__ __device__ constexpr int scores_pitch() { return SPLIT + 4; }
 constexpr int64_t WIDTH_MOST = 1024;                    /* of Q's rows, which lie in shared memory */
 constexpr int64_t WIDE_LEAST = 129, ROWS_OF_WIDE = 128; /* of rows of so many elements so many are few */
 
@@ -27,13 +31,30 @@ struct Args : Geometry {
     int columns; /* of threads: VECTOR elements of a value each, a power of two */
 };
 
-/* Scores of the block's keys, into Ps[R][SPLIT]; Qs holds R rows of d elements. */
+/* Adds up x of SUBS neighbouring threads, of which each gets R / SUBS sums, those from sub · R / SUBS on; or, of fewer rows than
+ * threads, SUBS / R neighbours the same one. A thread keeps half of its sums in an exchange as long as it has several. The
+ * sums are those of tl_fold_group. */
+template <int S, int LEFT, int R> __device__ __forceinline__ void fold_rows(float (&x)[R], int sub)
+{
+    constexpr int HALF = LEFT / 2, KEPT = HALF > 0 ? HALF : 1;
+    const bool upper = HALF > 0 && (sub & S) != 0;
+    TL_UNROLL_FOR (int i = 0; i < KEPT; i++) {
+        const float kept = upper ? x[HALF + i] : x[i], sent = upper ? x[i] : x[HALF + i];
+        x[i] = kept + __shfl_xor_sync(0xffffffffu, sent, S);
+    }
+    if constexpr (S > 1) fold_rows<S / 2, KEPT>(x, sub);
+}
+
+/* Scores of the block's `count` keys, into R rows of Ps; Qs holds R rows of d elements. A warp goes round as long as one of its
+ * threads has a key, because the threads exchange sums. */
 template <int R, int VECTOR>
 __device__ __forceinline__ void find_scores(const Args &a, const Rows &limits, const float *Qs, const float *K,
                                             int64_t j0, int count, float *Ps)
 {
+    constexpr int OF_WARP = 32 / SUBS; /* keys */
     const int sub = (int)threadIdx.x % SUBS, d = (int)a.d;
-    for (int j = (int)threadIdx.x / SUBS; j < SPLIT; j += THREADS / SUBS) {
+    for (int first = (int)threadIdx.x / 32 * OF_WARP; first < count; first += WARPS * OF_WARP) {
+        const int j = first + (int)threadIdx.x % 32 / SUBS;
         float sum[R] = {};
         if (j < count) {
             const float *const key = K + (j0 + j) * a.d;
@@ -55,10 +76,13 @@ __device__ __forceinline__ void find_scores(const Args &a, const Rows &limits, c
                 }
             }
         }
-        TL_UNROLL_FOR (int r = 0; r < R; r++) {
-            const float product = tl_fold_group<tl_sum_op, SUBS>(sum[r]);
+        fold_rows<SUBS / 2, R>(sum, sub);
+        constexpr int OWN = R > SUBS ? R / SUBS : 1, SHARED_BY = R > SUBS ? 1 : SUBS / R;
+        TL_UNROLL_FOR (int i = 0; i < OWN; i++) {
+            const int r = sub / SHARED_BY * OWN + i;
             bool shut;
-            if (sub == r % SUBS) Ps[r * SPLIT + j] = limits.score(a, r, j0 + j, product, &shut);
+            if (sub % SHARED_BY == 0 && j < count)
+                Ps[r * scores_pitch() + j] = limits.score(a, r, j0 + j, sum[i], &shut);
         }
     }
 }
@@ -67,7 +91,7 @@ template <int R, int VECTOR> __global__ void __launch_bounds__(THREADS) forward_
 {
     TL_DYNAMIC_SHARED(float, shared);
     Rows limits(shared, R);
-    float *const Ps = shared + Rows::FLOATS * R, *const tops = Ps + R * SPLIT, *const totals = tops + R;
+    float *const Ps = shared + Rows::FLOATS * R, *const tops = Ps + R * scores_pitch(), *const totals = tops + R;
     float *const sums = totals + R, *const Qs = sums; /* Q has been read when sums are made */
     uint32_t split;
     const int64_t b = a.splits.divmod(blockIdx.x, &split), j0 = (int64_t)split * SPLIT, d = a.d;
@@ -77,6 +101,7 @@ template <int R, int VECTOR> __global__ void __launch_bounds__(THREADS) forward_
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
 
     limits.find(a, b, i0, R);
+#pragma unroll 8
     for (int i = threadIdx.x; i < R * d; i += THREADS)
         Qs[i] = i < rows * d ? a.Q[row0 * d + i] : 0.0f;
     __syncthreads();
@@ -84,13 +109,13 @@ template <int R, int VECTOR> __global__ void __launch_bounds__(THREADS) forward_
     __syncthreads();
 
     for (int r = warp; r < R; r += WARPS) {
-        float *const row = Ps + r * SPLIT;
+        float *const row = Ps + r * scores_pitch();
         float top = -TL_INF, sum = 0.0f;
-        for (int j = lane; j < SPLIT; j += 32)
+        for (int j = lane; j < count; j += 32)
             top = fmaxf(top, row[j]);
         top = tl_fold_group<tl_number_max_op, 32>(top);
         const float base = top == -TL_INF ? 0.0f : top;
-        for (int j = lane; j < SPLIT; j += 32) {
+        for (int j = lane; j < count; j += 32) {
             row[j] = tl_attention_weight(row[j] - base);
             sum += row[j];
         }
@@ -115,7 +140,7 @@ template <int R, int VECTOR> __global__ void __launch_bounds__(THREADS) forward_
                     v[0] = V[j * a.v];
                 TL_UNROLL_FOR (int r = 0; r < R; r++)
                     TL_UNROLL_FOR (int e = 0; e < VECTOR; e++)
-                        own[r][e] = fmaf(Ps[r * SPLIT + j], v[e], own[r][e]);
+                        own[r][e] = fmaf(Ps[r * scores_pitch() + j], v[e], own[r][e]);
             }
         }
         TL_UNROLL_FOR (int r = 0; r < R; r++)
@@ -169,7 +194,7 @@ __global__ void __launch_bounds__(THREADS) join_kernel(const __grid_constant__ A
 template <int R, int VECTOR> static int32_t forward(tl_context *ctx, Args &a, int64_t blocks)
 {
     const int each = a.d > THREADS * VECTOR ? (int)a.d : THREADS * VECTOR; /* of a row: of Q, or of the sums */
-    const size_t bytes = sizeof(float) * (size_t)(R * (Rows::FLOATS + SPLIT + 2 + each));
+    const size_t bytes = sizeof(float) * (size_t)(R * (Rows::FLOATS + scores_pitch() + 2 + each));
     const auto kernel = forward_kernel<R, VECTOR>;
     TL_TRY(tl_allow_shared(ctx, kernel, bytes));
     const dim3 grid((unsigned)blocks, (unsigned)tl_ceil_div(a.rows, R));
@@ -206,13 +231,14 @@ int32_t few_rows_forward(tl_context *ctx, const Geometry &of, const float *Q, co
     tl_scratch<float> parts(ctx);
     if (splits > 1) TL_TRY(parts.allocate(blocks * a.rows * (a.v + 2)));
     a.parts = splits > 1 ? (float *)parts : nullptr;
+    const bool few = a.rows <= 4 || blocks * tl_ceil_div(a.rows, ROWS_MOST) < tl_cuda_sms(ctx);
     if (wide)
-        return a.rows == 1   ? forward<1, 4>(ctx, a, blocks)
-               : a.rows <= 4 ? forward<4, 4>(ctx, a, blocks)
-                             : forward<ROWS_MOST, 4>(ctx, a, blocks);
-    return a.rows == 1   ? forward<1, 1>(ctx, a, blocks)
-           : a.rows <= 4 ? forward<4, 1>(ctx, a, blocks)
-                         : forward<ROWS_MOST, 1>(ctx, a, blocks);
+        return a.rows == 1 ? forward<1, 4>(ctx, a, blocks)
+               : few       ? forward<4, 4>(ctx, a, blocks)
+                           : forward<ROWS_MOST, 4>(ctx, a, blocks);
+    return a.rows == 1 ? forward<1, 1>(ctx, a, blocks)
+           : few       ? forward<4, 1>(ctx, a, blocks)
+                       : forward<ROWS_MOST, 1>(ctx, a, blocks);
 }
 
 } /* namespace attention */

@@ -33,6 +33,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
     uint32_t *bits = (uint32_t *)(Ps + C::ROWS * C::LP);
     constexpr int BITS = C::ROWS * C::COLS / 32;
     const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
+    tl_wait_for_earlier();
     const int64_t b = blockIdx.x / p.blocks, rank = blockIdx.x % p.blocks;
     if (p.left_to_tensor_cores(b)) return;
     /* under a causal mask the last rows have the most to do and start first */
@@ -102,7 +103,16 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
 template <class C> static int32_t forward(tl_context *ctx, ForwardArgs &a)
 {
     const dim3 grid = pass_grid<C>(a.p);
-    return tl_launch_shared(ctx, "flash_attention", forward_kernel<C>, grid, C::THREADS, forward_shared<C>(), a);
+    TL_TRY(tl_allow_shared(ctx, forward_kernel<C>, forward_shared<C>()));
+    return tl_launch_ahead(ctx, "flash_attention", forward_kernel<C>, grid, C::THREADS, forward_shared<C>(), a);
+}
+
+/* Fewer rows to a block where all such blocks run at once. */
+template <class LARGE, class SMALL> static int32_t forward(tl_context *ctx, ForwardArgs &a)
+{
+    const dim3 grid = pass_grid<SMALL>(a.p);
+    const bool small = (int64_t)grid.x * grid.y <= SMALL::BLOCKS * tl_cuda_sms(ctx);
+    return small ? forward<SMALL>(ctx, a) : forward<LARGE>(ctx, a);
 }
 
 /* ---- on tensor cores --------------------------------------------------------------------------------------------- */
@@ -119,6 +129,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
     TL_DYNAMIC_SHARED(float, shared);
     const Problem &p = a.p;
     const int64_t b = blockIdx.x / p.blocks, rank = blockIdx.x % p.blocks;
+    tl_wait_for_earlier();
     if (p.unsafe[b]) return;
     const int64_t i0 = (p.mode == CAUSAL ? p.blocks - 1 - rank : rank) * C::ROWS, rows = p.n - i0;
     const int64_t end = p.mode == CAUSAL && i0 + C::ROWS < p.n ? i0 + C::ROWS : p.n, member = b * p.n * p.d;
@@ -178,7 +189,8 @@ template <class C> static int32_t forward_tensor(tl_context *ctx, ForwardArgs a)
 {
     const dim3 grid = pass_grid<C>(a.p);
     constexpr size_t bytes = forward_tensor_shared<C>();
-    return tl_launch_shared(ctx, "flash_attention", forward_tensor_kernel<C>, grid, C::THREADS, bytes, a);
+    TL_TRY(tl_allow_shared(ctx, forward_tensor_kernel<C>, bytes));
+    return tl_launch_ahead(ctx, "flash_attention", forward_tensor_kernel<C>, grid, C::THREADS, bytes, a);
 }
 
 /* ---- which values are finite, and which of them tensor cores take ------------------------------------------------- */
@@ -189,14 +201,15 @@ struct ValueScanArgs {
     uint8_t *unsafe;
 };
 
-/* A warp owns a granule of rows of one array: contiguous memory. Whoever finds an unsafe member writes the same 1. */
-__global__ void __launch_bounds__(256) scan_values_kernel(const ValueScanArgs a)
+struct ValueFlags {
+    bool nonfinite, unsplittable;
+};
+
+/* What a warp finds out about a granule of member b, contiguous memory; the same in all lanes. */
+__device__ __forceinline__ ValueFlags scan_granule(const ValueScan &scan, const ValueScanArgs &a, int64_t b,
+                                                   int64_t granule)
 {
-    const int64_t granule = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
-    if (granule >= a.batch * a.granules) return;
-    const ValueScan &scan = a.scans[blockIdx.y];
-    const int64_t b = granule / a.granules, first = granule % a.granules * GRANULE;
-    const int64_t count = (a.n - first < GRANULE ? a.n - first : GRANULE) * a.d;
+    const int64_t first = granule * GRANULE, count = (a.n - first < GRANULE ? a.n - first : GRANULE) * a.d;
     const float *from = scan.x + (b * a.n + first) * a.d;
     bool nonfinite = false, unsplittable = false;
     auto inspect = [&](float x) {
@@ -217,12 +230,37 @@ __global__ void __launch_bounds__(256) scan_values_kernel(const ValueScanArgs a)
         for (int64_t i = threadIdx.x % 32; i < count; i += 32)
             inspect(from[i]);
     }
-    nonfinite = __any_sync(0xffffffffu, nonfinite);
-    unsplittable = __any_sync(0xffffffffu, unsplittable);
+    return {__any_sync(0xffffffffu, nonfinite) != 0, __any_sync(0xffffffffu, unsplittable) != 0};
+}
+
+/* A warp owns a granule of one array. Whoever finds an unsafe member writes the same 1. */
+__global__ void __launch_bounds__(256) scan_values_kernel(const ValueScanArgs a)
+{
+    const int64_t item = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
+    if (item >= a.batch * a.granules) return;
+    const int64_t b = item / a.granules;
+    const ValueScan &scan = a.scans[blockIdx.y];
+    const ValueFlags flags = scan_granule(scan, a, b, item % a.granules);
     if (threadIdx.x % 32 == 0) {
-        if (scan.finite) scan.finite[granule] = !nonfinite;
-        if (a.unsafe && unsplittable) a.unsafe[b] = 1;
+        if (scan.finite) scan.finite[item] = !flags.nonfinite;
+        if (a.unsafe && flags.unsplittable) a.unsafe[b] = 1;
     }
+}
+
+/* A block owns a member, its warps the granules of all `count` arrays in turn: nothing needs to be cleared before. */
+__global__ void __launch_bounds__(256) scan_members_kernel(const ValueScanArgs a, int count)
+{
+    const int64_t b = blockIdx.x;
+    bool unsafe = false;
+    for (int t = (int)threadIdx.x / 32; t < count * (int)a.granules; t += 8) {
+        const ValueScan &scan = a.scans[t / (int)a.granules];
+        const int64_t granule = t % (int)a.granules;
+        const ValueFlags flags = scan_granule(scan, a, b, granule);
+        if (scan.finite && threadIdx.x % 32 == 0) scan.finite[b * a.granules + granule] = !flags.nonfinite;
+        unsafe |= flags.unsplittable;
+    }
+    unsafe = __syncthreads_or(unsafe) != 0;
+    if (threadIdx.x == 0) a.unsafe[b] = unsafe;
 }
 
 int32_t scan_values(tl_context *ctx, const Problem &p, const ValueScan *scans, int count, uint8_t *unsafe)
@@ -230,6 +268,9 @@ int32_t scan_values(tl_context *ctx, const Problem &p, const ValueScan *scans, i
     ValueScanArgs a{{}, p.batch, p.n, p.d, p.granules, unsafe};
     for (int i = 0; i < count; i++)
         a.scans[i] = scans[i];
+    /* Of short sequences, up to two granules to a warp, a block finds all flags of a member, which saves a launch. */
+    if (unsafe && count * p.granules <= 16)
+        return tl_launch(ctx, "scan_values", scan_members_kernel, (unsigned)p.batch, 256, a, count);
     if (unsafe) TL_CUDA_TRY(ctx, cudaMemsetAsync(unsafe, 0, (size_t)p.batch, tl_cuda_stream(ctx)));
     const dim3 grid(tl_grid(p.batch * p.granules, 8), (unsigned)count);
     return tl_launch(ctx, "scan_values", scan_values_kernel, grid, 256, a);
@@ -256,12 +297,15 @@ static int32_t forward_all(tl_context *ctx, ForwardArgs &a, uint8_t *finite, uin
                                                       : forward_tensor<Tensor<128, 1, 8, 1>>(ctx, a);
         TL_TRY(status);
     }
-    /* Two blocks of 128 threads share a multiprocessor up to d = 64, one of 256 beyond: bound by shared memory. */
-    return d <= 32    ? forward<Config<32, 128, 64, 16, 8, 2>>(ctx, a)
+    /* Two blocks of 128 threads share a multiprocessor up to d = 64, one of 256 beyond: bound by shared memory. Rows that no
+     * tensor core takes, narrow ones and those beyond 128, may be few. COLS and TX decide the order of sums, ROWS does not. */
+    return d <= 8     ? forward<Config<8, 128, 64, 16, 8, 2>, Config<8, 32, 64, 32, 8, 3>>(ctx, a)
+           : d <= 16  ? forward<Config<16, 128, 64, 16, 8, 2>, Config<16, 32, 64, 32, 8, 3>>(ctx, a)
+           : d <= 32  ? forward<Config<32, 128, 64, 16, 8, 2>>(ctx, a)
            : d <= 64  ? forward<Config<64, 128, 64, 16, 8, 2>>(ctx, a)
            : d <= 128 ? forward<Config<128, 128, 64, 16, 16, 1>>(ctx, a)
-           : d <= 256 ? forward<Config<256, 64, 64, 16, 16, 1>>(ctx, a)
-                      : forward<Config<128, 128, 64, 16, 16, 1, true>>(ctx, a);
+           : d <= 256 ? forward<Config<256, 64, 64, 16, 16, 1>, Config<256, 32, 64, 16, 16, 1>>(ctx, a)
+                      : forward<Config<128, 128, 64, 16, 16, 1, true>, Config<128, 32, 64, 16, 16, 2, true>>(ctx, a);
 }
 
 } /* namespace attention */

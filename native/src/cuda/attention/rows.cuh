@@ -64,7 +64,14 @@ inline int64_t terms_of_block(int64_t rows, int64_t others, int64_t least)
     return terms > least ? terms : least;
 }
 
-/* What rows may attend to: the keys first .. end - 1, and where their part of the mask begins. In shared memory. */
+/* x / y. Numbers of 32 bits divide several times as fast. */
+__device__ __forceinline__ int64_t divide(int64_t x, int64_t y)
+{
+    return (uint64_t)(x | y) >> 32 ? x / y : (int64_t)((uint32_t)x / (uint32_t)y);
+}
+
+/* What rows may attend to: the keys first .. end - 1, and where their part of the mask, if there is one, begins. In
+ * shared memory. */
 struct Rows {
     int64_t *first, *end, *mask;
 
@@ -76,12 +83,13 @@ struct Rows {
     __device__ __forceinline__ void find(const Geometry &a, int64_t b, int64_t i0, int count)
     {
         for (int t = threadIdx.x; t < count; t += blockDim.x) {
-            const int64_t i = i0 + t, head = i / a.queries, at = i - head * a.queries + a.offset;
+            const int64_t i = i0 + t, head = divide(i, a.queries), at = i - head * a.queries + a.offset;
             int64_t from = at - a.before, to = at + a.after + 1;
             from = from < 0 ? 0 : from;
             to = to < a.keys ? to : a.keys;
             first[t] = from;
             end[t] = i < a.rows ? to : 0;
+            if (a.mode == UNMASKED) continue;
             const int64_t outer = a.mask_batch > 1 ? b / a.kv_heads : 0;
             const int64_t inner = a.mask_heads > 1 ? b % a.kv_heads * a.group + head : 0;
             const int64_t query = a.mask_queries > 1 ? i - head * a.queries : 0;

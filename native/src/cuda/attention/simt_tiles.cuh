@@ -4,7 +4,7 @@
  * A block owns ROWS rows of one member of the batch (queries; keys when the gradients of K and V are made) and goes
  * through the other side in tiles of COLS. TY x TX threads; thread (ty, tx) owns rows ty + TY·i of the block and
  *   of a product over d, the columns tx + TX·j of the tile: both operands are read along d, 4 coordinates in a 16-byte
- *   access of a result, the coordinates 4·tx .. 4·tx+3 and every 4·TX further
+ *   access of a result, the coordinates 4·tx .. 4·tx+3 and every 4·TX further; of rows of less than 4·TX, one or two
  * so that a step of 4 costs 16 shared reads for 256 fused multiply-adds with 8 x 8 results to a thread, and a row
  * belongs to TX neighbouring lanes. Rows are DP + 4 floats apart in shared memory: the quarter of a warp that reads 16
  * bytes each from 8 rows touches every bank once.
@@ -34,7 +34,8 @@ template <int DP_, int ROWS_, int COLS_, int TY_, int TX_, int BLOCKS_, bool MAN
     static constexpr bool MANY = MANY_;
     static constexpr int THREADS = TY * TX, LD = DP + 4, LP = COLS + 4;
     static constexpr int RM = ROWS / TY, RK = COLS / TX, RC = DP / TX;
-    static_assert(RC % 4 == 0 && COLS % 32 == 0 && ROWS % 32 == 0 && TX <= 32, "ownership");
+    static constexpr int VECTOR = RC < 4 ? RC : 4; /* coordinates of a result that lie side by side */
+    static_assert(RC % VECTOR == 0 && COLS % 32 == 0 && ROWS % 32 == 0 && TX <= 32, "ownership");
 };
 
 struct Problem {
@@ -107,21 +108,25 @@ __device__ __forceinline__ void product(const float *A, const float *B, int step
 template <class C>
 __device__ __forceinline__ void accumulate(const float *W, const float *X, float (&sum)[C::RM][C::RC])
 {
-    const float *w = W + threadIdx.x / C::TX * C::LP, *x = X + threadIdx.x % C::TX * 4;
+    constexpr int VECTOR = C::VECTOR;
+    const float *w = W + threadIdx.x / C::TX * C::LP, *x = X + threadIdx.x % C::TX * VECTOR;
 #pragma unroll 1
     for (int k = 0; k < C::COLS; k += 4, w += 4, x += 4 * C::LD) {
         float4 a[C::RM];
         TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
             a[i] = tl_load4(w + i * C::TY * C::LP);
         TL_UNROLL_FOR (int e = 0; e < 4; e++)
-            TL_UNROLL_FOR (int g = 0; g < C::RC / 4; g++) {
-                const float4 y = tl_load4(x + e * C::LD + g * 4 * C::TX);
+            TL_UNROLL_FOR (int g = 0; g < C::RC / VECTOR; g++) {
+                float y[VECTOR];
+                if constexpr (VECTOR == 4)
+                    tl_load4(x + e * C::LD + g * 4 * C::TX, y);
+                else
+                    TL_UNROLL_FOR (int c = 0; c < VECTOR; c++)
+                        y[c] = x[e * C::LD + c];
                 TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
                     const float f = e == 0 ? a[i].x : e == 1 ? a[i].y : e == 2 ? a[i].z : a[i].w;
-                    sum[i][4 * g] = fmaf(f, y.x, sum[i][4 * g]);
-                    sum[i][4 * g + 1] = fmaf(f, y.y, sum[i][4 * g + 1]);
-                    sum[i][4 * g + 2] = fmaf(f, y.z, sum[i][4 * g + 2]);
-                    sum[i][4 * g + 3] = fmaf(f, y.w, sum[i][4 * g + 3]);
+                    TL_UNROLL_FOR (int c = 0; c < VECTOR; c++)
+                        sum[i][VECTOR * g + c] = fmaf(f, y[c], sum[i][VECTOR * g + c]);
                 }
             }
     }
@@ -131,13 +136,14 @@ __device__ __forceinline__ void accumulate(const float *W, const float *X, float
 template <class C>
 __device__ __forceinline__ void store_row(float *row, const float (&v)[C::RC], const Problem &p, int64_t from)
 {
-    TL_UNROLL_FOR (int g = 0; g < C::RC / 4; g++) {
-        const int64_t c = from + (threadIdx.x % C::TX + g * C::TX) * 4;
-        if (p.wide) {
+    constexpr int VECTOR = C::VECTOR;
+    TL_UNROLL_FOR (int g = 0; g < C::RC / VECTOR; g++) {
+        const int64_t c = from + (threadIdx.x % C::TX + g * C::TX) * VECTOR;
+        if (VECTOR == 4 && p.wide) {
             if (c < p.d) tl_store4(row + c, v + 4 * g);
         } else {
-            TL_UNROLL_FOR (int e = 0; e < 4; e++)
-                if (c + e < p.d) row[c + e] = v[4 * g + e];
+            TL_UNROLL_FOR (int e = 0; e < VECTOR; e++)
+                if (c + e < p.d) row[c + e] = v[VECTOR * g + e];
         }
     }
 }
@@ -251,6 +257,7 @@ __device__ __forceinline__ void query_scores(float (&s)[C::RM][C::RK], const Pro
                                              int64_t j0)
 {
     const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
+    const int keys = p.n - j0 < C::COLS ? (int)(p.n - j0) : C::COLS;
     TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
         TL_UNROLL_FOR (int j = 0; j < C::RK; j++) {
             const int key = tx + C::TX * j;
@@ -259,7 +266,7 @@ __device__ __forceinline__ void query_scores(float (&s)[C::RM][C::RK], const Pro
                 const uint32_t word = bits[(ty + C::TY * i) * (C::COLS / 32) + key / 32];
                 x = word >> key % 32 & 1 ? x : p.mode == FILL ? TL_FILL_SCORE : -TL_INF;
             }
-            s[i][j] = j0 + key < p.n ? x : -TL_INF;
+            s[i][j] = key < keys ? x : -TL_INF;
         }
 }
 
@@ -300,7 +307,7 @@ struct ValueScan {
 };
 
 /* Runs up to 5 scans and, where `unsafe` is given, sets unsafe[b] for the members that tensor cores are not to
- * take. Defined in attention/forward.cu. */
+ * take; of the others it makes it 0. Defined in attention/forward.cu. */
 int32_t scan_values(tl_context *ctx, const Problem &p, const ValueScan *scans, int count, uint8_t *unsafe);
 
 /* Whether the context's device has Hopper's warp group products and they take the problem, which tensor cores take; the

@@ -1,6 +1,6 @@
 /* Convolutions on CUDA: which product of conv/conv.cuh each result is, and which kernels compute it: groups of few channels
- * by conv/groups.cu, of more at once by conv/chain.cu or one after the other; few rows or terms directly (conv/direct.cu), images
- * large enough on Hopper by wgmma (conv/wgmma.cuh), the rest by conv/mma_product.cu and conv/mma_weights.cu.
+ * by conv/groups.cu, of more at once by conv/chain.cu or one after the other; few rows or terms directly (conv/direct.cu,
+ * conv/few_terms.cu), images large enough on Hopper by wgmma (conv/wgmma.cuh), the rest by conv/mma_product.cu and conv/mma_weights.cu.
  *
  *                     conv                                conv_transpose
  *   forward           correlate x with w (o, c)           spread x with w (c, o)
@@ -11,6 +11,7 @@
 #include "core/shapes.h"
 #include "cuda/conv/chain.cuh"
 #include "cuda/conv/conv.cuh"
+#include "cuda/conv/few_terms.cuh"
 #include "cuda/conv/groups.cuh"
 #include "cuda/conv/wgmma.cuh"
 #include "cuda/device/sum_tree.cuh"
@@ -25,6 +26,8 @@ int32_t product_of_one(tl_context *ctx, const tl_conv_shape &s, bool spread, int
         return tl_cuda_conv_direct(ctx, s, spread, batch, channels, rows, source, w, bias, target);
     if (batch > 0 && tl_cuda_conv_one_group_serves(s, spread, channels, rows))
         return tl_cuda_conv_groups_product(ctx, s, spread, batch, 1, channels, rows, source, w, bias, target);
+    if (tl_cuda_conv_few_terms_serves(s, spread, batch, channels, rows))
+        return tl_cuda_conv_few_terms(ctx, s, spread, batch, channels, rows, source, w, bias, target);
     return tl_conv_wgmma_serves_product(ctx, s, spread, batch, channels, rows)
                ? tl_conv_wgmma_product(ctx, s, spread, batch, channels, rows, source, w, bias, target)
                : tl_cuda_conv_product(ctx, s, spread, batch, channels, rows, source, w, bias, target);

@@ -3,7 +3,8 @@
  *
  *   line_kernel      depthwise, a stride of 1 along the last axis, K taps of it in a row: a thread owns WIDTH neighbouring
  *                    positions, so that of the K + WIDTH - 1 elements of a line each is read once
- *   element_kernel   anything else: a thread owns one element. A spread takes the kernel offsets of its element's phase
+ *   element_kernel   anything else but what conv/depthwise.cu serves: a thread owns one element. A spread takes the kernel
+ *                    offsets of its element's phase
  *   weights_kernel   a block owns one pair of channels and one segment of the positions of the batch, its threads every
  *                    THREADS-th of them, TAPS_AT_ONCE taps in registers
  *   weights_chain    a thread owns one tap of one pair of channels and one segment (formula/chain.h) of those positions
@@ -11,6 +12,7 @@
  * Order of additions: a product's channel by channel and tap by tap, the bias last; a weight's thread by thread in index
  * order, then the butterfly of the warp, the warps in order, and the segments by the column tree. Segments follow from the
  * shape alone. In reproducible contexts sums are in float64, and those of weights chains over the positions. */
+#include "cuda/conv/depthwise.cuh"
 #include "cuda/conv/groups.cuh"
 #include "cuda/device/sum_tree.cuh"
 #include "formula/chain.h"
@@ -377,6 +379,8 @@ int32_t tl_cuda_conv_groups_product(tl_context *ctx, const tl_conv_shape &s, boo
                                     int64_t channels, int64_t rows, const float *source, const float *w,
                                     const float *bias, float *target)
 {
+    if (tl_cuda_conv_depthwise_serves(s, spread, channels, rows))
+        return tl_cuda_conv_depthwise(ctx, s, batch, groups, source, w, bias, target);
     Job job = job_of(s, spread, groups, channels, rows);
     job.source = source, job.w = w, job.bias = bias, job.target = target;
     const int k = job.kernel[2];

@@ -15,8 +15,11 @@ struct Phase {
     uint32_t to_base, to_step[AXES]; /* to_stride is part of both */
     uint32_t first, columns;         /* first tile; positions of the batch */
     uint32_t steps;
+    /* Taps that lie inside for some position, a box: how many, along the last axes, the first ones; steps of these alone. */
+    tl_fastdiv kept, kept1, kept2;
+    uint32_t kept_from[AXES], kept_steps;
     uint32_t kernel_base, kernel_step[AXES]; /* the kernel's element of a tap, with its strides */
-    float *packed;                           /* (64 rows, step, q, thread, element of a fragment) */
+    float *packed;                           /* (64 rows, kept step, q, thread, element of a fragment) */
 };
 
 struct Job {
@@ -33,6 +36,50 @@ struct Job {
     uint32_t stride[AXES]; /* of the source */
     Phase phase[PHASES];
 };
+
+/* A tap, and what its weight adds to an index. */
+struct TapPlace {
+    uint32_t at[AXES];
+
+    __device__ __forceinline__ uint32_t weight(const Phase &phase) const
+    {
+        return phase.kernel_base + at[0] * phase.kernel_step[0] + at[1] * phase.kernel_step[1] +
+               at[2] * phase.kernel_step[2];
+    }
+};
+
+__device__ __forceinline__ TapPlace tap_of(const Phase &phase, uint32_t t)
+{
+    TapPlace tap;
+    tap.at[0] = phase.taps1.divmod(phase.taps2.divmod(t, &tap.at[2]), &tap.at[1]);
+    return tap;
+}
+
+__device__ __forceinline__ TapPlace kept_tap_of(const Phase &phase, uint32_t t)
+{
+    TapPlace tap;
+    tap.at[0] = phase.kept1.divmod(phase.kept2.divmod(t, &tap.at[2]), &tap.at[1]) + phase.kept_from[0];
+    tap.at[1] += phase.kept_from[1], tap.at[2] += phase.kept_from[2];
+    return tap;
+}
+
+/* How many of a phase's steps before `step` are kept. */
+TL_HD uint32_t kept_before(const Phase &phase, uint32_t step)
+{
+    if (phase.kept_steps == phase.steps) return step;
+    uint32_t t, at[AXES], kept = 0;
+    const uint32_t block = phase.taps.divmod(step, &t);
+    at[0] = phase.taps1.divmod(phase.taps2.divmod(t, &at[2]), &at[1]);
+    const uint32_t lines = phase.kept1.divisor * phase.kept2.divisor;
+    const uint32_t count[AXES] = {phase.kept.divisor / lines, phase.kept1.divisor, phase.kept2.divisor};
+    bool equal = true; /* so far to a kept tap's place */
+    for (int d = 0; d < AXES; d++) {
+        const uint32_t past = at[d] < phase.kept_from[d] ? 0 : at[d] - phase.kept_from[d];
+        kept = kept * count[d] + (!equal ? 0 : past < count[d] ? past : count[d]);
+        equal = equal && at[d] >= phase.kept_from[d] && past < count[d];
+    }
+    return block * phase.kept.divisor + kept;
+}
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -55,7 +102,15 @@ struct Place {
     {
         return job.segments.div((segment + NEXT) * job.phase[phase].steps);
     }
-    __device__ __forceinline__ int steps(const Job &job) const { return (int)(first<1>(job) - first<0>(job)); }
+    /* The same among the kept steps. */
+    template <int NEXT> __device__ __forceinline__ uint32_t first_kept(const Job &job) const
+    {
+        return kept_before(job.phase[phase], first<NEXT>(job));
+    }
+    __device__ __forceinline__ int steps(const Job &job) const
+    {
+        return (int)(first_kept<1>(job) - first_kept<0>(job));
+    }
 };
 
 /* Where a tile's sums go, or a piece's that are kept separately, and what is added to them. */
@@ -96,13 +151,10 @@ struct Tap {
     int32_t d[AXES];
     uint32_t source;
 
-    __device__ __forceinline__ Tap(const Job &job, const Phase &phase, uint32_t t)
+    __device__ __forceinline__ Tap(const Job &job, const Phase &phase, const TapPlace &place)
     {
-        uint32_t t0, t1, t2;
-        t0 = phase.taps1.divmod(phase.taps2.divmod(t, &t2), &t1);
-        d[0] = (int32_t)t0 * phase.tap_step;
-        d[1] = (int32_t)t1 * phase.tap_step;
-        d[2] = (int32_t)t2 * phase.tap_step;
+        TL_UNROLL_FOR (int i = 0; i < AXES; i++)
+            d[i] = (int32_t)place.at[i] * phase.tap_step;
         source = (uint32_t)d[0] * job.stride[0] + (uint32_t)d[1] * job.stride[1] + (uint32_t)d[2] * job.stride[2];
     }
     __device__ __forceinline__ bool inside(const Job &job, const Position &p) const

@@ -17,7 +17,8 @@
  * Segments, and whether these kernels or those of conv/mma_product.cu serve, follow from the shape of one image. Who adds
  * the segments (the thread block of a tile, in scratch of its own, or the kernel above where the tiles alone leave
  * multiprocessors idle) changes nothing in it, nor does the tile. The batch has no part in the order; but where a tile
- * is computed again (conv/wgmma.cuh), all images that share it get the bits of fused multiply-adds. */
+ * is computed again (conv/wgmma.cuh), all images that share it get the bits of fused multiply-adds. Taps that lie outside for all
+ * positions are left out of the tensor cores' work, where their parts would be zeros, and of nothing else. */
 #include <algorithm>
 
 #include "cuda/conv/wgmma_place.cuh"
@@ -37,28 +38,74 @@ constexpr int64_t TILES_FEW = WAVE / 8, PIECE_LEAST = 2;
 constexpr int64_t ROWS_LEAST = 33;
 constexpr int64_t SCRATCH_MOST = INT64_C(1) << 26; /* floats of separately kept segments: 256 MiB */
 
-/* blockIdx: block of channels, 64 rows, phase; 512 threads are (q, thread of the group). */
-__global__ void __launch_bounds__(512) pack_kernel(const __grid_constant__ Job job)
-{
-    const Phase &phase = job.phase[blockIdx.z];
-    const uint32_t thread = threadIdx.x % 128, q = threadIdx.x / 128, taps = phase.taps.divisor;
-    const uint32_t row0 = blockIdx.y * 64 + thread / 32 * 16 + thread % 32 / 4;
-    const uint32_t channel0 = blockIdx.x * STEP + 8 * q + thread % 4;
-    float4 *to = reinterpret_cast<float4 *>(phase.packed) + (uint64_t)(blockIdx.y * phase.steps) * 512 + threadIdx.x;
-    to += (uint64_t)(blockIdx.x * taps) * 512;
-#pragma unroll 2
-    for (uint32_t t = 0; t < taps; t++) {
-        uint32_t t0, t1, t2, kernel = phase.kernel_base;
-        t0 = phase.taps1.divmod(phase.taps2.divmod(t, &t2), &t1);
-        kernel += t0 * phase.kernel_step[0] + t1 * phase.kernel_step[1] + t2 * phase.kernel_step[2];
-        float part[4];
+/* The weights of a step that a thread packs: at (row % 16 / 8, channel % 8 / 4). */
+struct StepWeights {
+    float at[4];
+
+    __device__ __forceinline__ StepWeights(const Job &job, const Phase &phase, uint32_t block, const TapPlace &tap)
+    {
+        const uint32_t thread = threadIdx.x % 128, q = threadIdx.x / 128;
+        const uint32_t row0 = blockIdx.y * 64 + thread / 32 * 16 + thread % 32 / 4;
+        const uint32_t channel0 = block * STEP + 8 * q + thread % 4, kernel = tap.weight(phase);
         TL_UNROLL_FOR (int e = 0; e < 4; e++) {
             const uint32_t row = row0 + e % 2 * 8, channel = channel0 + e / 2 * 4;
             const bool real = row < job.rows && channel < job.channels;
-            part[e] = real ? job.w[row * job.w_row + channel * job.w_channel + kernel] : 0.0f;
-            if (tl_split_unsafe(part[e])) part[e] = TL_NAN;
+            at[e] = real ? __ldg(job.w + (row * job.w_row + channel * job.w_channel + kernel)) : 0.0f;
         }
-        to[(uint64_t)t * 512] = make_float4(part[0], part[1], part[2], part[3]);
+    }
+};
+
+/* Which of a kept step's weights (a bit each) stand for one that does not split in a step that is left out: those that follow it
+ * in its segment up to the next kept one and, if it is the first, those before it. With NaN in their place a
+ * piece is computed again just as if all its steps were there. */
+__device__ __noinline__ uint32_t unsafe_left_out(const Job &job, const Phase &phase, uint32_t kept)
+{
+    uint32_t t, unsafe = 0;
+    const uint32_t segments = job.segments.divisor, kept_block = phase.kept.divmod(kept, &t);
+    const TapPlace own = kept_tap_of(phase, t);
+    const uint32_t line = own.at[0] * phase.taps1.divisor + own.at[1];
+    const uint32_t step = kept_block * phase.taps.divisor + line * phase.taps2.divisor + own.at[2];
+    const uint32_t segment = ((step + 1) * segments - 1) / phase.steps;
+    const uint32_t begin = job.segments.div(segment * phase.steps), end = job.segments.div((segment + 1) * phase.steps);
+    for (uint32_t s = kept_before(phase, begin) == kept ? begin : step + 1; s < end; s++) {
+        if (s == step) continue;
+        if (kept_before(phase, s + 1) > kept + 1) break;
+        const uint32_t block = phase.taps.divmod(s, &t);
+        const StepWeights weights(job, phase, block, tap_of(phase, t));
+        TL_UNROLL_FOR (int e = 0; e < 4; e++)
+            if (tl_split_unsafe(weights.at[e])) unsafe |= 1u << e;
+    }
+    return unsafe;
+}
+
+/* blockIdx: a run of kept steps, 64 rows, phase; 512 threads are (q, thread of the group). */
+__global__ void __launch_bounds__(512) pack_kernel(const __grid_constant__ Job job)
+{
+    constexpr int AT_ONCE = 2;
+    const Phase &phase = job.phase[blockIdx.z];
+    const uint32_t run = (phase.kept_steps + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * run;
+    const uint32_t end = min(begin + run, phase.kept_steps);
+    float4 *to = reinterpret_cast<float4 *>(phase.packed) + threadIdx.x;
+    to += (uint64_t)(blockIdx.y * phase.kept_steps) * 512;
+#pragma unroll 1
+    for (uint32_t first = begin; first < end; first += AT_ONCE) {
+        float part[AT_ONCE][4];
+        TL_UNROLL_FOR (int u = 0; u < AT_ONCE; u++) {
+            uint32_t t;
+            const uint32_t block = phase.kept.divmod(min(first + u, end - 1), &t);
+            const StepWeights weights(job, phase, block, kept_tap_of(phase, t));
+            TL_UNROLL_FOR (int e = 0; e < 4; e++)
+                part[u][e] = tl_split_unsafe(weights.at[e]) ? TL_NAN : weights.at[e];
+        }
+        TL_UNROLL_FOR (int u = 0; u < AT_ONCE; u++) {
+            if (first + u >= end) break;
+            if (phase.kept_steps < phase.steps) {
+                const uint32_t unsafe = unsafe_left_out(job, phase, first + u);
+                TL_UNROLL_FOR (int e = 0; e < 4; e++)
+                    if (unsafe >> e & 1) part[u][e] = TL_NAN;
+            }
+            to[(uint64_t)(first + u) * 512] = make_float4(part[u][0], part[u][1], part[u][2], part[u][3]);
+        }
     }
 }
 
@@ -78,7 +125,7 @@ template <class T> struct ProductLoader {
     Position at[COPIES];
     const Phase *phase;
     const float *weights;
-    uint32_t first; /* step */
+    uint32_t first; /* kept step */
     uint32_t *kept; /* where this piece's targets go */
 
     __device__ __forceinline__ ProductLoader(const Job &job, uint32_t (*targets)[T::COLUMNS])
@@ -89,8 +136,8 @@ template <class T> struct ProductLoader {
     {
         const Place place(job, piece, T::COLUMNS);
         phase = &job.phase[place.phase];
-        first = place.first<0>(job);
-        weights = phase->packed + (uint64_t)(place.row_tile * T::WM * phase->steps) * (T::A_GROUP / 4);
+        first = place.first_kept<0>(job);
+        weights = phase->packed + (uint64_t)(place.row_tile * T::WM * phase->kept_steps) * (T::A_GROUP / 4);
         kept = targets[n % TARGETS];
         TL_UNROLL_FOR (int u = 0; u < COPIES; u++)
             at[u].find(job, *phase, place.column0 + (uint32_t)(thread + u * GROUP));
@@ -111,8 +158,8 @@ template <class T> struct ProductLoader {
             barrier_expect(full, T::WM * T::A_GROUP);
             TL_UNROLL_FOR (int h = 0; h < T::WM; h++)
                 bulk_copy(tl_shared_address(to) + h * T::A_GROUP,
-                          weights + (uint64_t)(h * phase->steps + first + (uint32_t)s) * (T::A_GROUP / 4), T::A_GROUP,
-                          full);
+                          weights + (uint64_t)(h * phase->kept_steps + first + (uint32_t)s) * (T::A_GROUP / 4),
+                          T::A_GROUP, full);
         }
         if (s == 0)
             TL_UNROLL_FOR (int u = 0; u < COPIES; u++)
@@ -121,8 +168,8 @@ template <class T> struct ProductLoader {
     __device__ __forceinline__ void fill(int s, char *to, const Ring<T::STAGES> &ring, Guard &guard)
     {
         uint32_t t;
-        const uint32_t block = phase->taps.divmod(first + (uint32_t)s, &t);
-        const Tap tap(job, *phase, t);
+        const uint32_t block = phase->kept.divmod(first + (uint32_t)s, &t);
+        const Tap tap(job, *phase, kept_tap_of(*phase, t));
         const int left = (int)(job.channels - block * STEP);
         const uint32_t offset = tap.source + block * STEP * job.source_size;
         TL_UNROLL_FOR (int u = 0; u < COPIES; u++) {
@@ -237,13 +284,12 @@ __device__ __forceinline__ void plain_rows(const Job &job, const Sink &sink, con
         float sum[8] = {};
 #pragma unroll 1
         for (uint32_t step = begin; step < end; step++) {
-            uint32_t t, t0, t1, t2;
+            uint32_t t;
             const uint32_t block = phase.taps.divmod(step, &t) * STEP, last = min(block + STEP, job.channels);
-            const Tap tap(job, phase, t);
+            const TapPlace tap_place = tap_of(phase, t);
+            const Tap tap(job, phase, tap_place);
             const bool has = tap.inside(job, at);
-            t0 = phase.taps1.divmod(phase.taps2.divmod(t, &t2), &t1);
-            const uint32_t kernel = phase.kernel_base + t0 * phase.kernel_step[0] + t1 * phase.kernel_step[1] +
-                                    t2 * phase.kernel_step[2];
+            const uint32_t kernel = tap_place.weight(phase);
 #pragma unroll 1
             for (uint32_t channel = block; channel < last; channel++) {
                 const float v = has ? job.source[at.source + tap.source + channel * job.source_size] : 0.0f;
@@ -426,7 +472,44 @@ void set_phase(const tl_conv_gather &g, int64_t batch, uint32_t channel_blocks, 
     phase->taps1 = tl_fastdiv(taps[1]);
     phase->taps2 = tl_fastdiv(taps[2]);
     phase->columns = (uint32_t)(batch * g.positions);
-    phase->steps = channel_blocks * (uint32_t)g.taps_size;
+    phase->steps = phase->kept_steps = channel_blocks * (uint32_t)g.taps_size;
+    phase->kept = phase->taps, phase->kept1 = phase->taps1, phase->kept2 = phase->taps2;
+    for (int d = 0; d < AXES; d++)
+        phase->kept_from[d] = 0;
+}
+
+/* Whether a tap lies inside the source along an axis for a position, as far as the first and the last one tell. */
+bool reaches(const tl_conv_gather &g, int d, int64_t tap)
+{
+    const int64_t low = g.base[d] + tap * g.tap_step[d], high = low + (g.count[d] - 1) * g.step[d];
+    return low < g.source[d] && high >= 0;
+}
+
+/* Leaves out the taps that lie outside for every position, as most do beside an axis of length 1: their parts are zeros, which
+ * change nothing in sums that begin with +0. Not where they leave a segment fewer than PIECE_LEAST steps. */
+void leave_out_taps(const tl_conv_gather &g, uint32_t segments, Phase *phase)
+{
+    Phase less = *phase;
+    int64_t kept[AXES] = {1, 1, 1};
+    for (int d = 0; d < g.rank; d++) {
+        int64_t first = 0, stop = g.taps[d];
+        while (first < stop && !reaches(g, d, first))
+            first++;
+        while (stop > first && !reaches(g, d, stop - 1))
+            stop--;
+        if (first == stop) return;
+        kept[AXES - g.rank + d] = stop - first;
+        less.kept_from[AXES - g.rank + d] = (uint32_t)first;
+    }
+    less.kept = tl_fastdiv((uint64_t)(kept[0] * kept[1] * kept[2]));
+    less.kept1 = tl_fastdiv((uint64_t)kept[1]), less.kept2 = tl_fastdiv((uint64_t)kept[2]);
+    less.kept_steps = less.steps / less.taps.divisor * less.kept.divisor;
+    for (uint32_t s = 0, begin = 0; s < segments; s++) {
+        const uint32_t end = kept_before(less, (s + 1) * less.steps / segments);
+        if (end - begin < PIECE_LEAST) return;
+        begin = end;
+    }
+    *phase = less;
 }
 
 } // namespace
@@ -477,22 +560,27 @@ int32_t tl_conv_wgmma_product(tl_context *ctx, const tl_conv_shape &s, bool spre
         job.stride[skip + d] = (uint32_t)stride;
         stride *= gathers[0].source[d];
     }
+    const int n = (int)job.phases;
+    const int64_t segments = segments_of(gathers, n, job.channel_blocks, rows), sms = tl_cuda_sms(ctx);
+    job.segments = tl_fastdiv((uint64_t)segments);
+    uint32_t most_steps = 0;
     for (uint32_t p = 0; p < job.phases; p++) {
         set_phase(gathers[p], batch, job.channel_blocks, &job.phase[p]);
-        steps += job.phase[p].steps;
+        leave_out_taps(gathers[p], (uint32_t)segments, &job.phase[p]);
+        steps += job.phase[p].kept_steps;
+        most_steps = std::max(most_steps, job.phase[p].kept_steps);
     }
     tl_scratch<float> packed(ctx);
     TL_TRY(packed.allocate(Large::A_GROUP / 4 * steps * job.row_groups));
     float *next = packed;
     for (uint32_t p = 0; p < job.phases; p++) {
         job.phase[p].packed = next;
-        next += (size_t)(Large::A_GROUP / 4) * job.phase[p].steps * job.row_groups;
+        next += (size_t)(Large::A_GROUP / 4) * job.phase[p].kept_steps * job.row_groups;
     }
-    const dim3 grid(job.channel_blocks, job.row_groups, job.phases);
+    /* Runs of steps as long as leaves each multiprocessor two blocks: neighbouring taps, in the same sectors of memory. */
+    const unsigned pack_runs = tl_grid(2 * sms, job.row_groups * job.phases, most_steps);
+    const dim3 grid(std::max(pack_runs, std::min(job.channel_blocks, most_steps)), job.row_groups, job.phases);
     TL_TRY(tl_launch(ctx, "conv_pack", pack_kernel, grid, 512, job));
-    const int n = (int)job.phases;
-    const int64_t segments = segments_of(gathers, n, job.channel_blocks, rows), sms = tl_cuda_sms(ctx);
-    job.segments = tl_fastdiv((uint64_t)segments);
     job.target_elements = (uint64_t)(batch * rows) * job.target_size;
     const bool fits = job.target_elements * (uint64_t)segments <= (uint64_t)SCRATCH_MOST;
     const Plan<Large> large(gathers, n, batch, rows, segments, fits, sms);

@@ -20,7 +20,8 @@
 enum {
     TL_CLUSTER_LEAVES = 16,                            /* the sums of a row's leaves are folded by half a warp */
     TL_CLUSTER_FITS = TL_CLUSTER_LEAVES * TL_SUM_LEAF, /* the longest row such a cluster takes */
-    TL_CLUSTER_SMALL = 6 * TL_SUM_LEAF                 /* up to here two quarters of rows fit a multiprocessor */
+    TL_CLUSTER_SMALL = 6 * TL_SUM_LEAF,                /* up to here two quarters of rows fit a multiprocessor */
+    TL_CLUSTER_LEAST = 4                               /* the blocks of such a row's cluster */
 };
 
 /* ---- exchange between the blocks of a cluster -------------------------------------------------------------------- */
@@ -282,7 +283,7 @@ struct tl_cluster_launch {
 /* Calls launch(tl_row_type<Row>()) for the cluster that holds a row of `cols` <= TL_CLUSTER_FITS elements. */
 template <int SUMS, class Launch> static bool tl_pick_cluster(int64_t cols, Launch launch)
 {
-    return cols <= TL_CLUSTER_SMALL ? launch(tl_row_type<tl_cluster_row<4, 1, 1, SUMS>>())
+    return cols <= TL_CLUSTER_SMALL ? launch(tl_row_type<tl_cluster_row<TL_CLUSTER_LEAST, 1, 1, SUMS>>())
                                     : launch(tl_row_type<tl_cluster_row<8, 4, 1, SUMS>>());
 }
 

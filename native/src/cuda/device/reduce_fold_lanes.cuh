@@ -171,7 +171,27 @@ template <tl_fold_kind KIND> __device__ __forceinline__ double dear_value(float 
     return tl_exp2_64(hold_below_0(x == 0.0f ? -(double)TL_INF : t, UINT32_C(0x408f4000)));
 }
 
-/* tl_fold_take of the first `count` of y, in this order. */
+/* (double)x - m with one rounding, where x is finite or m is NaN. The bits of a float in the places of a double's are x 2^-896, of a
+ * subnormal number too: three instructions of integers and a fused one, as a multiprocessor converts no more than a quarter as many
+ * numbers to float64 as it adds. */
+__device__ __forceinline__ double deviation_of(float x, double m)
+{
+    const uint32_t bits = tl_bits(x), high = (uint32_t)((int32_t)bits >> 3) & UINT32_C(0x8fffffff);
+    return fma(tl_from_bits64((uint64_t)high << 32 | bits << 29), 0x1p896, -m);
+}
+
+/* tl_fold_value of the other sums. */
+template <tl_fold_kind KIND> __device__ __forceinline__ double cheap_value(float x, double m, tl_fold_rule rule)
+{
+    if constexpr (KIND == TL_FOLD_DEVIATION) {
+        const double d = deviation_of(x, m);
+        return d * d;
+    } else {
+        return tl_fold_value(KIND, x, m, rule);
+    }
+}
+
+/* tl_fold_take of the first `count` of y, in this order; m as of mean_of_segment for deviations. */
 template <tl_fold_kind KIND, int N>
 __device__ __forceinline__ void take_all(tl_folded &f, const float (&y)[N], int count, double m, tl_fold_rule rule)
 {
@@ -190,20 +210,21 @@ __device__ __forceinline__ void take_all(tl_folded &f, const float (&y)[N], int 
         constexpr bool NOTHING = KIND == TL_FOLD_SUM || KIND == TL_FOLD_ABS; /* is the value of 0 */
         if (NOTHING || count >= N) {
             TL_UNROLL_FOR (int i = 0; i < N; i++)
-                f.v += tl_fold_value(KIND, y[i], m, rule);
+                f.v += cheap_value<KIND>(y[i], m, rule);
         } else {
             TL_UNROLL_FOR (int i = 0; i < N; i++) {
-                const double d = tl_fold_value(KIND, y[i], m, rule);
+                const double d = cheap_value<KIND>(y[i], m, rule);
                 f.v += i < count ? d : 0.0;
             }
         }
     }
 }
 
-/* sum / n, which for a whole segment is a product. */
+/* sum / n, which for a whole segment is a product; NaN unless all elements are finite, as then is a deviation. */
 __device__ __forceinline__ double mean_of_segment(double sum, int n)
 {
-    return n == SEGMENT ? sum * (1.0 / SEGMENT) : sum / (double)n;
+    const double m = n == SEGMENT ? sum * (1.0 / SEGMENT) : sum / (double)n;
+    return m + (m - m);
 }
 
 /* Lest the compiler keep elements as doubles, in twice the registers. */
@@ -225,9 +246,19 @@ __device__ __forceinline__ double centre_of(const double *centre, const float *c
 /* Elements of the longest row. */
 constexpr int ROW = SEGMENT * SEGMENT;
 
+/* What the blocks of a long result share, which end it together: the values of its segments and of groups of SEGMENT segments, in planes
+ * of results x segments, or groups; tickets, one for each group and one for each result, which are 0 before and after (none where a
+ * block ends its row alone); the lanes that fold the groups' values, and those of SEGMENT groups each. */
+struct Together {
+    double *segment_values, *group_values;
+    uint32_t *tickets;
+    int64_t segments, groups;
+    int group_lanes, part_lanes;
+};
+
 /* Rows of x, or of values of `each` elements, `length` of either for a result, cut into rows of `extent`. CENTRED: the fold of the
  * centre comes first, in the same launch. */
 int32_t run_rows(tl_context *ctx, const tl_fold_plan &p, bool centred, const double *from, int64_t length,
-                 int64_t extent, int64_t each, double *to, float *out);
+                 int64_t extent, int64_t each, double *to, float *out, const Together &together = {});
 
 } // namespace tl_folds

@@ -2,8 +2,9 @@
  *
  * Every output row has one owner, who reads the row of the input, adds its hits (the positions j with indices[j] =
  * row) in increasing j and writes the row once: no floating-point atomics, so the order of the sum is that of the
- * index list on every device. Lists of up to TL_TILE_INDICES are scatter_tile.cu's, those of few wide rows scatter_strip.cu's. Here
- * a stable sort puts the hits of a row side by side, in order: that of sort.cu, or, of more than TL_SORTED_HITS, CUB's radix sort.
+ * index list on every device. Lists of up to TL_TILE_INDICES are scatter_tile.cu's, those of few wide rows scatter_strip.cu's, longer
+ * ones of few narrow rows scatter_few.cu's, and of most vectors scatter_bucket.cu's. Here a stable sort puts the hits of a row side
+ * by side, in order: that of sort.cu, or, of more than TL_SORTED_HITS, CUB's radix sort.
  *
  * Of many wide rows that have few hits each the owners sort these themselves, and nothing else is sorted.
  *
@@ -31,6 +32,8 @@ constexpr int AT_ONCE = 4;          /* hits of a shorter one of narrow rows that
 /* Elements of an output whose copy, of 8 us, takes longer than the first launch of a sort. */
 constexpr int64_t LONG_COPY = (int64_t)1 << 22;
 constexpr int64_t TILED_WIDE = 4096, TILED_VALUES = (int64_t)1 << 22; /* hits, and values, of tiles of wide rows */
+/* Hits that a tile sorts and adds in the time of a launch or two, also if all are its own. */
+constexpr int64_t TILED_FEW = 1024;
 
 struct Scatter {
     const float *base; /* NULL for a sum that starts from +0 */
@@ -341,14 +344,17 @@ template <bool BY_SLOTS> int32_t launch_owners(tl_context *ctx, const char *name
     return tl_launch_ahead(ctx, name, add_wide_runs_kernel, WIDE_BLOCKS, TL_LONG_THREADS, 0, s);
 }
 
-bool slots_serve(int64_t rows, int64_t cols, int64_t k)
+bool slots_serve(int64_t outer, int64_t rows, int64_t cols, int64_t k)
 {
     return cols >= 128 && k <= SLOT_HITS && k <= rows * (SLOTS / 4) && rows < UINT32_MAX &&
-           (k + 2 * rows) * cols >= SLOT_VALUES;
+           (outer * (k + 2 * rows) * cols >= SLOT_VALUES || (k >= rows && k > TILED_FEW && k <= TILED_WIDE));
 }
 
+/* Few rows have a hit, and tiles copy the others faster than their owners do. */
+bool hits_are_rare(int64_t rows, int64_t k) { return k < rows / 4; }
+
 int32_t scatter_by_slots(tl_context *ctx, const char *name, const float *base, const float *values,
-                         const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out)
+                         const uint32_t *indices, int64_t outer, int64_t rows, int64_t cols, int64_t k, float *out)
 {
     /* Scratch: what is cleared, the lists of the last launch and the counts; then slots and all that is for late hits. */
     const int64_t most_late = k / SLOTS + 1, lists = tl_ceil_div(TL_LEFT_LISTS + most_late, 64) * 64,
@@ -366,7 +372,7 @@ int32_t scatter_by_slots(tl_context *ctx, const char *name, const float *base, c
     s.base = base, s.out = out, s.segments = t.segments;
     s.hits = {t.list, UINT32_MAX, values, (uint32_t)cols};
     s.left = {scratch, scratch + lists};
-    s.rows = (uint32_t)rows, s.cols = (uint32_t)cols, s.k = (uint32_t)k, s.outer = 1;
+    s.rows = (uint32_t)rows, s.cols = (uint32_t)cols, s.k = (uint32_t)k, s.outer = (uint32_t)outer;
     TL_TRY(tl_launch(ctx, name, fill_slots_kernel, tl_grid(k, THREADS), THREADS, t, indices, s.k, s.rows));
     return launch_owners<true>(ctx, name, s, t);
 }
@@ -467,12 +473,14 @@ int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, co
     TL_TRY(staged.stage(indices, k));
     if (tl_strips_serve(1, rows, cols, k))
         return tl_scatter_strips(ctx, name, base, values, staged, 1, rows, cols, k, false, out);
-    if (tiles_serve(1, rows, cols, k))
+    const bool slots = slots_serve(1, rows, cols, k);
+    if (!(slots && !hits_are_rare(rows, k)) && tiles_serve(1, rows, cols, k))
         return tl_scatter_tiles(ctx, name, base, values, staged, 1, rows, cols, k, false, out);
-    if (slots_serve(rows, cols, k)) return scatter_by_slots(ctx, name, base, values, staged, rows, cols, k, out);
-    return cols < 32 && tl_few_serve(rows, cols, k)
-               ? tl_scatter_few(ctx, name, base, values, staged, rows, cols, k, out)
-               : scatter_sorted(ctx, name, base, values, staged, 1, rows, cols, k, out);
+    if (slots) return scatter_by_slots(ctx, name, base, values, staged, 1, rows, cols, k, out);
+    if (cols < 32 && tl_few_serve(rows, cols, k))
+        return tl_scatter_few(ctx, name, base, values, staged, rows, cols, k, out);
+    return tl_buckets_serve(rows, cols, k) ? tl_scatter_buckets(ctx, name, base, values, staged, rows, k, out)
+                                           : scatter_sorted(ctx, name, base, values, staged, 1, rows, cols, k, out);
 }
 
 int32_t tl_scatter_shared(tl_context *ctx, const char *name, const float *base, const float *values,
@@ -481,9 +489,11 @@ int32_t tl_scatter_shared(tl_context *ctx, const char *name, const float *base, 
     if (outer * rows * cols == 0) return TORCHLEAN_OK;
     if (tl_strips_serve(outer, rows, cols, k))
         return tl_scatter_strips(ctx, name, base, values, indices, outer, rows, cols, k, false, out);
-    const bool sparse = k <= rows &&
-                        k <= TL_TILE_INDICES; /* most rows have a hit at most, and are copied as fast as they go */
-    return sparse || tiles_serve(outer, rows, cols, k)
-               ? tl_scatter_tiles(ctx, name, base, values, indices, outer, rows, cols, k, false, out)
-               : scatter_sorted(ctx, name, base, values, indices, outer, rows, cols, k, out);
+    const bool slots = slots_serve(outer, rows, cols, k);
+    /* Where rows have a hit at most, mostly, they are copied as fast as they go. */
+    const bool tiles = tiles_serve(outer, rows, cols, k) || (k <= rows && k <= TL_TILE_INDICES);
+    if (!(slots && !hits_are_rare(rows, k)) && tiles)
+        return tl_scatter_tiles(ctx, name, base, values, indices, outer, rows, cols, k, false, out);
+    return slots ? scatter_by_slots(ctx, name, base, values, indices, outer, rows, cols, k, out)
+                 : scatter_sorted(ctx, name, base, values, indices, outer, rows, cols, k, out);
 }

@@ -32,6 +32,11 @@ bool tl_few_serve(int64_t rows, int64_t cols, int64_t k);
 int32_t tl_scatter_few(tl_context *ctx, const char *name, const float *base, const float *values,
                        const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out);
 
+/* scatter_bucket.cu: more than TL_TILE_INDICES indices, on the device, of a vector, where tl_buckets_serve says so. */
+bool tl_buckets_serve(int64_t rows, int64_t cols, int64_t k);
+int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base, const float *values,
+                           const uint32_t *indices, int64_t rows, int64_t k, float *out);
+
 /* Runs of equal rows in a sorted list that are left to the last kernel of a scatter-add, by where they begin; of wide rows, by
  * row. */
 constexpr uint32_t TL_MANY = 32;   /* hits: longer runs are left */

@@ -103,7 +103,7 @@ __device__ __forceinline__ void add_group(const float *base, const float *values
     tl_store_group<VECTORS>(out, first, cols, sum[0]);
 }
 
-template <int ITEMS> __global__ void __launch_bounds__(THREADS, 2) scatter_tile_kernel(tiles s)
+template <int ITEMS> __global__ void __launch_bounds__(THREADS, ITEMS == 8 ? 3 : 2) scatter_tile_kernel(tiles s)
 {
     using Sort = cub::BlockRadixSort<uint32_t, THREADS, ITEMS>;
     constexpr uint32_t LEFT = ITEMS * THREADS / MANY;

@@ -1,20 +1,24 @@
 /* Matrix products of few terms on CUDA: bound by writing the result.
  *
- * C is written as a row of aligned groups of four elements ("quads"), also where its rows are no multiple of four long or
- * a product of a batch starts anywhere: `unit` rows (1, 2 or 4) are a whole number of quads, a period, which repeats all the
- * way down. A thread owns one quad of a period, whose columns, and rows within the period, are the same in all of them: it
- * keeps their columns of B in registers, goes down `groups` periods at a time, reads the rows of A from shared memory, where
- * most lanes of a warp ask for the same one, and writes 16 bytes each time. A block has `groups` groups of as many lanes as
- * its tile has quads and `turns` periods for each, of one product. Of a quad that lies partly outside of its product the
- * elements inside are written one by one.
+ * C is written as a row of aligned groups of four elements ("quads"), also where its rows are no multiple of four long or a
+ * product of a batch starts anywhere: `unit` rows (1, 2 or 4) are a whole number of quads, a period, which repeats all the way
+ * down. A thread owns one quad of a period, whose columns, and rows within the period, are the same in all of them: it keeps
+ * their columns of B in registers, goes down `groups` periods at a time, reads the rows of A from shared memory, where most lanes
+ * of a warp ask for the same one, and writes 16 bytes each time. A block has `groups` groups of as many lanes as its tile has
+ * quads and `turns` periods for each, of one product. Of a quad that lies partly outside of its product the elements inside are
+ * written one by one.
  *
- * A multiprocessor of an H200 has about 120 issue slots while its share of the memory takes the 16 bytes of each lane of a
- * warp, and TERMS terms of them are 4·TERMS multiply-adds and TERMS/4 reads of shared memory: in float32 32 terms take little
- * more time than writing does, in float64, at half the rate, 16.
+ * A quad that has elements of two rows reads both rows of A, and a block reads those of the whole period, though its tile may lie
+ * in one of them. Where that would cost more, blocks take one row of each period, whose quads begin at the same element in all
+ * periods; at both ends of it lie quads that are partly of other rows, which other blocks write.
  *
- * Each sum is one chain of fused multiply-adds in increasing k and the bias joins last. In float32 this is the order of the
- * CPU path; in float64, rounded once, it is that of formula/chain.h, whose segments are longer than any sum here. Terms from
- * n to TERMS are zeros, and a chain that began with +0 keeps its value. */
+ * A multiprocessor of an H200 has about 120 issue slots while its share of the memory takes the 16 bytes of each lane of a warp,
+ * 32 clocks, and TERMS terms of them are 4·TERMS multiply-adds and TERMS/4 reads of shared memory of 4 clocks, or TERMS of quads
+ * of two rows: in float32 32 terms take little more time than writing does, in float64, at half the rate, 16.
+ *
+ * Each sum is one chain of fused multiply-adds in increasing k and the bias joins last. In float32 this is the order of the CPU
+ * path; in float64, rounded once, it is that of formula/chain.h, whose segments are longer than any sum here. Terms from n to
+ * TERMS are zeros, and a chain that began with +0 keeps its value. */
 #include <algorithm>
 #include <type_traits>
 
@@ -26,10 +30,13 @@ namespace {
 constexpr int THREADS = 128, LANES_MOST = 32, TURNS_MOST = 32;
 constexpr int64_t SHARED_MOST = 32 << 10; /* for the rows of A: so that four blocks fit and more */
 
+/* What a block has of each period: all of it, which is a row of whole quads or several others, or one row. */
+enum class Part { WHOLE_QUADS, PERIOD, ROW };
+
 struct FewTermsArgs {
     tl_matrix_product x;
     tl_fastdiv row_tiles, column_tiles, columns, lanes; /* columns: p; lanes: quads of a tile */
-    uint32_t unit, quads, groups, turns;                /* quads: of a period */
+    uint32_t unit, quads, groups, turns;                /* quads: of a period, or of its row */
     uint32_t held;                                      /* rows of A in shared memory, whole eights */
     int64_t a_size, b_size, c_size;                     /* of a product's matrices */
 };
@@ -40,17 +47,20 @@ template <class Sum, int TERMS> constexpr int PITCH = TERMS == 4 ? 4 : TERMS + 1
 
 /* ---- operands to shared memory: in place of what does not exist, and is 0, a thread reads the nearest that does ---------- */
 
-constexpr int AHEAD = 8; /* elements of a thread on their way at once */
+constexpr int AHEAD =
+    8; /* elements of a thread on their way at once, of A; of B, which it has fewer of, all or twice as many */
 
-/* A[first .. first + held - 1, 0 .. TERMS - 1] of one product. A thread owns a k, of every APART-th row. Neighbouring ones read
- * neighbouring elements of a row in memory; where rows lie across k (TA), eight rows of four k, which are whole sectors. */
+/* Rows first .. first + held - 1 of the `rows` of A, `step` apart in memory, k from 0 to TERMS - 1. A thread owns a k, of every
+ * APART-th row. Neighbouring ones read neighbouring elements of a row in memory; where rows lie across k (TA), eight rows of four
+ * k, which are whole sectors. */
 template <class Sum, int TERMS, bool TA>
-__device__ __forceinline__ void stage_rows(const tl_matrix_product &x, const float *A, int64_t first, int held, Sum *as)
+__device__ __forceinline__ void stage_rows(const tl_matrix_product &x, const float *A, int64_t rows, int step,
+                                           int64_t first, int held, Sum *as)
 {
     constexpr int ACROSS = TA && TERMS > 16 ? 16 : TERMS, APART = THREADS / ACROSS;
-    const int n = (int)x.n, thread = (int)threadIdx.x, length = TA ? 1 : n;
-    const int low = first < 0 ? (int)-first : 0, high = (int)min(x.m - first, (int64_t)held) - 1;
-    A += TA ? first : first * n;
+    const int n = (int)x.n, thread = (int)threadIdx.x, length = TA ? step : step * n;
+    const int low = first < 0 ? (int)-first : 0, high = (int)min(rows - first, (int64_t)held) - 1;
+    A += first * length;
     TL_UNROLL_FOR (int k0 = 0; k0 < TERMS; k0 += ACROSS) {
         const int k = k0 + (TA ? thread / 32 % (ACROSS / 4) * 4 + thread % 32 / 8 : thread % ACROSS);
         const float *const from = TA ? A + min(k, n - 1) * x.m : A + min(k, n - 1);
@@ -74,7 +84,7 @@ template <int TERMS, bool TB, class Column>
 __device__ __forceinline__ void stage_columns(const tl_matrix_product &x, const float *B, int width, int pitch,
                                               float *bs, const Column &column)
 {
-    constexpr int COUNT = TERMS < AHEAD ? TERMS : AHEAD, APART = THREADS / TERMS;
+    constexpr int COUNT = TERMS < 2 * AHEAD ? TERMS : 2 * AHEAD, APART = THREADS / TERMS;
     static_assert(4 * LANES_MOST <= THREADS && THREADS % TERMS == 0, "ownership");
     const int n = (int)x.n, thread = (int)threadIdx.x;
     const uint32_t p = (uint32_t)x.p;
@@ -140,38 +150,45 @@ constexpr int BLOCKS = TERMS * sizeof(Sum) == 128  ? 3
                        : TERMS * sizeof(Sum) == 64 ? 4
                                                    : 5;
 
-/* RAGGED: rows of C are not all whole quads. */
-template <class Sum, int TERMS, bool RAGGED>
+template <class Sum, int TERMS, Part PART>
 __global__ void __launch_bounds__(THREADS, BLOCKS<Sum, TERMS>)
     few_terms_kernel(const __grid_constant__ FewTermsArgs args)
 {
     TL_DYNAMIC_SHARED(unsigned char, few_terms_shared);
     constexpr int ROW = PITCH<Sum, TERMS>;
+    constexpr bool RAGGED = PART == Part::PERIOD, SINGLE = PART == Part::ROW;
     const tl_matrix_product &x = args.x;
     Sum *const as = reinterpret_cast<Sum *>(few_terms_shared);
     float *const bs = reinterpret_cast<float *>(as + args.held * ROW);
-    const uint32_t lanes = args.lanes.divisor, unit = RAGGED ? args.unit : 1, period = unit * (uint32_t)x.p;
+    /* rows of a period: in C, and of A in shared memory */
+    const uint32_t rows_in_c = RAGGED || SINGLE ? args.unit : 1, unit = RAGGED ? args.unit : 1;
+    const uint32_t lanes = args.lanes.divisor, period = rows_in_c * (uint32_t)x.p;
+    const uint32_t own = SINGLE ? blockIdx.x & (rows_in_c - 1) : 0; /* the block's row of each */
+    const uint32_t halvings = rows_in_c / 2;                        /* of 1, 2 and 4 to 1 */
     uint32_t column_tile, row_tile;
-    const uint32_t tile = args.column_tiles.divmod(blockIdx.x, &column_tile);
+    const uint32_t tile = args.column_tiles.divmod(SINGLE ? blockIdx.x >> halvings : blockIdx.x, &column_tile);
     const int64_t product = args.row_tiles.divmod(tile, &row_tile);
     const int64_t period0 = (int64_t)row_tile * (args.groups * args.turns);
-    float *const C = x.C + product * args.c_size;
-    const uint32_t shift = RAGGED ? (uint32_t)((uintptr_t)C / sizeof(float) % 4) : 0; /* C starts within a quad */
+    float *const C = x.C + product * args.c_size + (int64_t)own * x.p;
+    const uint32_t shift =
+        PART == Part::WHOLE_QUADS ? 0 : (uint32_t)((uintptr_t)C / sizeof(float) % 4); /* C starts within a quad */
     const uint32_t quad0 = column_tile * lanes, pitch = 4 * lanes + 4;
     tl_wait_for_earlier(x.order);
 
     /* A quad that starts before its period has elements of the one before. */
-    const int64_t first = unit * (period0 - RAGGED);
-    const float *const A = x.A + product * args.a_size, *const B = x.B + product * args.b_size;
+    const int64_t first = unit * (period0 - RAGGED), rows = SINGLE ? (x.m + rows_in_c - 1 - own) >> halvings : x.m;
+    const float *const A = x.A + product * args.a_size + (x.ta ? own : own * x.n);
+    const float *const B = x.B + product * args.b_size;
     const auto column = [&](int i) {
-        uint32_t col = 4 * quad0 + (uint32_t)i;
+        uint32_t col = 4 * quad0 + (uint32_t)i - (SINGLE ? shift : 0); /* before the first: beyond the last */
         if constexpr (RAGGED) args.columns.divmod(col + period - shift, &col);
         return col;
     };
+    const int step_in_a = SINGLE ? (int)rows_in_c : 1;
     if (x.ta)
-        stage_rows<Sum, TERMS, true>(x, A, first, (int)args.held, as);
+        stage_rows<Sum, TERMS, true>(x, A, rows, step_in_a, first, (int)args.held, as);
     else
-        stage_rows<Sum, TERMS, false>(x, A, first, (int)args.held, as);
+        stage_rows<Sum, TERMS, false>(x, A, rows, step_in_a, first, (int)args.held, as);
     if (x.tb)
         stage_columns<TERMS, true>(x, B, (int)(4 * lanes), (int)pitch, bs, column);
     else
@@ -181,19 +198,21 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<Sum, TERMS>)
     uint32_t lane;
     const uint32_t group = args.lanes.divmod(threadIdx.x, &lane), quad = quad0 + lane;
     const bool owns = group < args.groups && quad < args.quads;
-    uint32_t col = 4 * quad;
+    uint32_t col = 4 * quad - (SINGLE ? shift : 0);
     int bottom =
         (int)(unit * group); /* the row of an element among those in shared memory, at last of the quad's last */
     if constexpr (RAGGED) bottom += (int)args.columns.divmod(col + period - shift, &col);
     const int top = bottom;
     const bool two_rows = RAGGED && __any_sync(0xffffffffu, owns && col + 3 >= x.p); /* of a quad of the warp */
+    const uint32_t col0 = col, p = (uint32_t)x.p;
+    const bool inside = !SINGLE || (col0 < p && col0 + 3 < p);
     if (owns) {
         Sum b[TERMS][4], bias[4]; /* -0 is the bias that changes nothing */
         const Sum *a[4];
         TL_UNROLL_FOR (int e = 0; e < 4; e++) {
-            if (RAGGED && col == (uint32_t)x.p) col = 0, bottom++;
+            if (RAGGED && col == p) col = 0, bottom++;
             a[e] = as + bottom * ROW;
-            bias[e] = x.bias ? (Sum)x.bias[col] : (Sum)-0.0f;
+            bias[e] = x.bias && (!SINGLE || col < p) ? (Sum)x.bias[col] : (Sum)-0.0f;
             col++;
         }
         TL_UNROLL_FOR (int k = 0; k < TERMS; k++) {
@@ -203,7 +222,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<Sum, TERMS>)
                 b[k][e] = (Sum)v[e];
         }
         /* Rows of C: of those in shared memory the ones from `start` to `end`. */
-        const int start = first < 0 ? (int)unit : 0, end = (int)min(x.m - first, (int64_t)INT32_MAX);
+        const int start = first < 0 ? (int)unit : 0, end = (int)min(rows - first, (int64_t)INT32_MAX);
         const int step = (int)(args.groups * unit), last = min(end, top + step * (int)args.turns);
         float *to = C + ((period0 + group) * period + 4 * quad - shift);
         const int64_t apart = (int64_t)args.groups * period;
@@ -217,9 +236,12 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<Sum, TERMS>)
             float y[4];
             TL_UNROLL_FOR (int e = 0; e < 4; e++)
                 y[e] = (float)(sum[e] + bias[e]);
-            if (!RAGGED || (top + down >= start && bottom + down < end)) {
+            if (RAGGED ? top + down >= start && bottom + down < end : inside) {
                 tl_store4(to, y);
-            } else {
+            } else if constexpr (SINGLE) {
+                TL_UNROLL_FOR (int e = 0; e < 4; e++)
+                    if (col0 + e < p) to[e] = y[e];
+            } else if constexpr (RAGGED) {
                 TL_UNROLL_FOR (int e = 0; e < 4; e++) {
                     const int own = (int)(a[e] - as) / ROW + down;
                     if (own >= start && own < end) to[e] = y[e];
@@ -230,21 +252,23 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<Sum, TERMS>)
     tl_wait_at_end(x.order);
 }
 
-template <class Sum, int TERMS> int32_t launch(tl_context *ctx, const tl_matrix_product &x)
+template <class Sum, int TERMS, Part PART> int32_t launch_part(tl_context *ctx, const tl_matrix_product &x)
 {
-    const bool ragged = x.p % 4 != 0 || !tl_aligned4(x.C);
-    const int64_t unit = x.p % 4 == 0 ? 1 : x.p % 2 == 0 ? 2 : 4, period = unit * x.p, quads = period / 4;
-    const int64_t periods = ragged ? tl_ceil_div(x.m * x.p + 3, period) : x.m;
+    constexpr bool RAGGED = PART == Part::PERIOD, SINGLE = PART == Part::ROW;
+    const int64_t unit = x.p % 4 == 0 ? 1 : x.p % 2 == 0 ? 2 : 4, period = unit * x.p;
+    const int64_t quads = SINGLE ? tl_ceil_div(x.p + 3, 4) : period / 4, blocks_each = SINGLE ? unit : 1;
+    const int64_t periods = RAGGED ? tl_ceil_div(x.m * x.p + 3, period) : tl_ceil_div(x.m, unit);
+    const int64_t held_each = RAGGED ? unit : 1; /* rows of A of a period */
     const int64_t column_tiles = tl_ceil_div(quads, LANES_MOST), lanes = tl_ceil_div(quads, column_tiles);
     const int64_t groups = std::min(THREADS / lanes, periods);
     /* Turns: a dozen blocks for each multiprocessor, of which some read while others write; then fewer that read each less often,
      * as long as the rows of A have room; and the same for all blocks. */
     constexpr int64_t ROW = PITCH<Sum, TERMS> * sizeof(Sum);
-    const int64_t blocks = x.batch * periods * quads / (12 * (int64_t)tl_cuda_sms(ctx) * THREADS);
-    const int64_t room = (SHARED_MOST / (unit * ROW) - ragged) / groups;
+    const int64_t blocks = x.batch * blocks_each * periods * quads / (12 * (int64_t)tl_cuda_sms(ctx) * THREADS);
+    const int64_t room = (SHARED_MOST / (held_each * ROW) - RAGGED) / groups;
     const int64_t most = std::max<int64_t>(1, std::min<int64_t>({blocks, room, TURNS_MOST}));
     const int64_t row_tiles = tl_ceil_div(periods, groups * most), turns = tl_ceil_div(periods, groups * row_tiles);
-    const int64_t held = tl_ceil_div(unit * (groups * turns + ragged), 8) * 8;
+    const int64_t held = tl_ceil_div(held_each * (groups * turns + RAGGED), 8) * 8;
     const FewTermsArgs args = {x,
                                tl_fastdiv((uint64_t)row_tiles),
                                tl_fastdiv((uint64_t)column_tiles),
@@ -259,16 +283,26 @@ template <class Sum, int TERMS> int32_t launch(tl_context *ctx, const tl_matrix_
                                x.n * x.p,
                                x.m * x.p};
     const size_t shared = (size_t)(held * ROW + TERMS * (4 * lanes + 4) * (int64_t)sizeof(float));
-    const auto kernel = ragged ? few_terms_kernel<Sum, TERMS, true> : few_terms_kernel<Sum, TERMS, false>;
+    const auto kernel = few_terms_kernel<Sum, TERMS, PART>;
     TL_TRY(tl_allow_shared(ctx, kernel, shared));
-    return tl_launch_ahead(ctx, "few_terms", kernel, (unsigned)(x.batch * row_tiles * column_tiles), THREADS, shared,
-                           args);
+    return tl_launch_ahead(ctx, "few_terms", kernel, (unsigned)(x.batch * row_tiles * column_tiles * blocks_each),
+                           THREADS, shared, args);
+}
+
+/* One row of each period where a tile has less than one, or where reading two rows of A takes longer than writing. */
+template <class Sum, int TERMS> int32_t launch(tl_context *ctx, const tl_matrix_product &x)
+{
+    constexpr bool SINGLE = TERMS * sizeof(Sum) >= 64;
+    if (x.p % 4 == 0 && tl_aligned4(x.C)) return launch_part<Sum, TERMS, Part::WHOLE_QUADS>(ctx, x);
+    if constexpr (!SINGLE)
+        if (x.p < 4 * LANES_MOST) return launch_part<Sum, TERMS, Part::PERIOD>(ctx, x);
+    return launch_part<Sum, TERMS, Part::ROW>(ctx, x);
 }
 
 } /* namespace */
 
-/* Rows and columns enough for a quad each; of a batch, products that give most threads of a block a quad; positions of two periods
- * in 32 bits, and the blocks of as many results as there is memory for. */
+/* Rows and columns enough for a quad each; of a batch, products that give most threads of a block a quad; positions of two
+ * periods in 32 bits, and the blocks of as many results as there is memory for. */
 bool tl_few_terms_serves(const tl_matrix_product &x, bool float64)
 {
     return x.n <= (float64 ? TL_FEW_TERMS / 2 : TL_FEW_TERMS) && x.m >= 4 && x.p >= 4 &&

@@ -1,16 +1,16 @@
-/* Matrix products on CUDA, float32 in and out: split over TF32 tensor cores at float32 accuracy (linalg/wgmma.cu on
- * Hopper, linalg/mma.cu); in float64 where that is faster and the shape is large; with few terms by a kernel that is bound by
- * writing the result (linalg/few_terms.cu); for the rest chains of float64 where tensor cores compute them (linalg/chain.cu),
- * else cuBLAS in float32, never TF32.
+/* Matrix products on CUDA, float32 in and out: split over TF32 tensor cores at float32 accuracy (linalg/wgmma.cu on Hopper,
+ * linalg/mma.cu); in float64 where that is faster and the shape is large; by kernels that are bound by memory where terms are few
+ * (linalg/few_terms.cu), or vectors (linalg/few_vectors.cu), or many products small (linalg/packed.cu); for the rest chains of
+ * float64 where tensor cores compute them (linalg/chain.cu), else cuBLAS in float32, never TF32.
  *
- * cuBLAS is column-major. A row-major array is its own transpose there, so C = op(A)·op(B) is asked for as Cᵀ =
- * op(B)ᵀ·op(A)ᵀ with the factors exchanged and the arrays as they lie; nothing is transposed in memory. The order of
- * the sums is then cuBLAS' choice: fixed for a shape, a device and a library version, and not the CPU path's.
+ * cuBLAS is column-major. A row-major array is its own transpose there, so C = op(A)·op(B) is asked for as Cᵀ = op(B)ᵀ·op(A)ᵀ
+ * with the factors exchanged and the arrays as they lie; nothing is transposed in memory. The order of the sums is then cuBLAS'
+ * choice: fixed for a shape, a device and a library version, and not the CPU path's.
  *
- * The float64 path widens blocks of the factors into scratch, multiplies and accumulates them with DGEMM and rounds
- * the result to float32 once. On chips whose tensor cores do float64 at the rate of float32 (H100, H200) DGEMM is a
- * fifth faster than SGEMM and the result is almost correctly rounded. The conversions cost 12 bytes per element of the
- * three arrays, which limits the path to products whose three dimensions are all large. */
+ * The float64 path widens blocks of the factors into scratch, multiplies and accumulates them with DGEMM and rounds the result to
+ * float32 once. On chips whose tensor cores do float64 at the rate of float32 (H100, H200) DGEMM is a fifth faster than SGEMM and
+ * the result is almost correctly rounded. The conversions cost 12 bytes per element of the three arrays, which limits the path to
+ * products whose three dimensions are all large. */
 #include "cuda/device/async_copy.cuh"
 #include "cuda/device/sum_tree.cuh"
 #include "cuda/device/vector.cuh"
@@ -276,8 +276,8 @@ int32_t multiply_small(tl_context *ctx, const tl_matrix_product &x)
 }
 
 /* C = A·B for contiguous (batch, m, n) and (batch, n, p) with m <= M: bound by reading B. A thread owns a column of a product, so
- * that neighbouring ones read neighbouring elements, UNROLL of them on their way; A is the same for nearly all of a warp. Each sum
- * is one chain of fused multiply-adds in increasing k. */
+ * that neighbouring ones read neighbouring elements, UNROLL of them on their way; A is the same for nearly all of a warp. Each
+ * sum is one chain of fused multiply-adds in increasing k. */
 constexpr int FEW_THREADS = 128;
 template <int M>
 __global__ void __launch_bounds__(FEW_THREADS)
@@ -311,12 +311,16 @@ __global__ void __launch_bounds__(FEW_THREADS)
         if (r < m) C[(product * m + r) * p + column] = sum[r];
 }
 
-/* Whether the kernel above takes a product: of a batch, with threads enough to fill the device. */
+/* Columns from which on warps read whole stretches of B, so that nothing is gained by a copy in shared memory. */
+constexpr int64_t LONG_ROW = 32;
+
+/* Whether the kernel above takes a product: of a batch, or of few terms, with threads enough to fill the device. */
 bool few_rows(const tl_matrix_product &x)
 {
-    constexpr int64_t ROWS_MOST = 4, TERMS_MOST = 1024, COLUMNS_LEAST = 16384;
-    return !x.ta && !x.tb && !x.bias && x.batch > 1 && x.m <= ROWS_MOST && x.n <= TERMS_MOST &&
-           x.batch * x.p >= COLUMNS_LEAST && x.batch * x.p < INT32_MAX;
+    constexpr int64_t ROWS_MOST = 4, COLUMNS_LEAST = 16384;
+    const int64_t terms_most = x.batch > 1 ? 1024 : 64;
+    return !x.ta && !x.tb && !x.bias && x.m <= ROWS_MOST && x.n <= terms_most && x.batch * x.p >= COLUMNS_LEAST &&
+           x.batch * x.p < INT32_MAX;
 }
 
 int32_t multiply_few_rows(tl_context *ctx, const tl_matrix_product &x)
@@ -373,15 +377,19 @@ int32_t multiply_chains(tl_context *ctx, const tl_matrix_product &x)
         ctx, tl_chain_product<float>{x.batch, x.m, x.n, x.p, x.A, x.ta, x.B, x.tb, x.bias, x.C, length, x.order});
 }
 
-int32_t multiply(tl_context *ctx, const tl_matrix_product &x)
+int32_t multiply(tl_context *ctx, tl_matrix_product x)
 {
+    if (x.m == 1 || x.n == 1) x.ta = false; /* one row lies as one column does */
+    if (x.n == 1 || x.p == 1) x.tb = false;
     if (x.batch == 0 || x.m == 0 || x.p == 0) return TORCHLEAN_OK;
     if (x.n == 0) {
         if (x.bias) return repeat_row(ctx, x.bias, x.batch * x.m, x.p, x.C);
         return tl_cuda_fill(tl_context_cuda(ctx), x.C, 0.0f, x.batch * x.m * x.p);
     }
-    if (tl_is_reproducible(ctx))
+    if (tl_is_reproducible(ctx)) {
+        if (tl_packed_products_serve(ctx, x, true)) return tl_packed_products_multiply(ctx, x, true);
         return tl_few_terms_serves(x, true) ? tl_few_terms_multiply(ctx, x, true) : multiply_chains(ctx, x);
+    }
     /* Hopper's TF32 products take 0.58 of float64's time and have a fifth of a float32 chain's error; who wants the
      * correctly rounded product has dgemm. */
     if (tl_wgmma_serves(ctx, x)) {
@@ -391,9 +399,12 @@ int32_t multiply(tl_context *ctx, const tl_matrix_product &x)
     const bool float64 = float64_pays(x.m, x.n, x.p) && tl_cuda_double_is_fast(ctx);
     if (!float64 && tl_split_serves(ctx, x)) return tl_split_multiply(ctx, x);
     if (small_products(x)) return multiply_small(ctx, x);
-    if (few_rows(x)) return multiply_few_rows(ctx, x);
-    const bool chains = !float64 && chains_pay(ctx, x);
+    const bool chains = !float64 && chains_pay(ctx, x), packed = tl_packed_products_serve(ctx, x, chains);
+    if (x.batch > 1 && few_rows(x) && (x.p >= LONG_ROW || !packed)) return multiply_few_rows(ctx, x);
+    if (packed) return tl_packed_products_multiply(ctx, x, chains);
     if (tl_few_terms_serves(x, chains)) return tl_few_terms_multiply(ctx, x, chains);
+    if (tl_few_vectors_serves(ctx, x)) return tl_few_vectors_multiply(ctx, x);
+    if (few_rows(x)) return multiply_few_rows(ctx, x);
     if (chains) return multiply_chains(ctx, x);
     int32_t status;
     cublasHandle_t blas = tl_cuda_blas(ctx, &status);

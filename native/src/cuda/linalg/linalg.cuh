@@ -15,7 +15,7 @@ struct tl_matrix_product {
     const float *bias;
     float *C;
     int64_t lda = 0, ldb = 0;  /* of linalg/wgmma.cu alone: lengths of rows in memory */
-    tl_order order = TL_AFTER; /* of linalg/chain.cu and linalg/few_terms.cu alone */
+    tl_order order = TL_AFTER; /* of linalg/chain.cu, linalg/few_terms.cu and linalg/few_vectors.cu alone */
 };
 
 /* What both forms on tensor cores ask of a product: at most one factor transposed, and n from where 7.5·√n·u, the bound of a
@@ -39,3 +39,12 @@ int32_t tl_wgmma_multiply(tl_context *ctx, const tl_matrix_product &x);
 constexpr int64_t TL_FEW_TERMS = 32;
 bool tl_few_terms_serves(const tl_matrix_product &x, bool float64);
 int32_t tl_few_terms_multiply(tl_context *ctx, const tl_matrix_product &x, bool float64);
+
+/* Whether linalg/packed.cu serves a product, with sums in float64 or in float32: those of a batch of small ones. Its sums in
+ * float64 are those of linalg/chain.cu. */
+bool tl_packed_products_serve(tl_context *ctx, const tl_matrix_product &x, bool float64);
+int32_t tl_packed_products_multiply(tl_context *ctx, const tl_matrix_product &x, bool float64);
+
+/* Whether linalg/few_vectors.cu serves a product in contexts that are not reproducible: at most four rows or columns. */
+bool tl_few_vectors_serves(tl_context *ctx, const tl_matrix_product &x);
+int32_t tl_few_vectors_multiply(tl_context *ctx, const tl_matrix_product &x);

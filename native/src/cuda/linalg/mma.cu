@@ -263,13 +263,13 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) split_kernel(const Spli
             constexpr int WIDE = TB ? 2 : 4; /* columns side by side that a lane has */
             TL_UNROLL_FOR (int q = 0; q < T::N * 2 / WIDE; q++) {
                 const int64_t col = j0 + col0 + (TB ? 8 * q + 2 * t : 32 * (q / 2) + 4 * (2 * t + q % 2));
+                if (col >= x.p) continue;
                 float y[WIDE];
                 TL_UNROLL_FOR (int e = 0; e < WIDE; e++) {
                     y[e] = TB ? sum[m][q][2 * h + e] : sum[m][q / 2 * 4 + e][2 * h + q % 2];
-                    if (x.bias && col + e < x.p) y[e] += x.bias[col + e];
+                    if (x.bias && (VECTOR == 4 || col + e < x.p)) y[e] += x.bias[col + e];
                 }
                 if (VECTOR == 4 || args.wide) {
-                    if (col >= x.p) continue;
                     if constexpr (TB)
                         *reinterpret_cast<float2 *>(to + col) = make_float2(y[0], y[1]);
                     else

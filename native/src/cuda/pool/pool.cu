@@ -1,10 +1,12 @@
 /* Pooling on CUDA, forward.
  *
- * Two kernels:
+ * Three kernels:
  *
  *   strips   two axes, square windows of 2 or 3 cells 1 or 2 apart, rows of a multiple of 4 cells: a thread owns four
  *            neighbouring outputs of two rows and holds all cells they meet in registers. Loads are of 16 bytes, what
  *            windows share is read once, everything is in flight before the first use
+ *   small    other windows of 2 or 3 cells along each of two or three axes, of maxima and means: a thread owns one output and
+ *            loads its whole window before the first use
  *   each     anything else: a thread owns one output and reads its window, which its neighbours' reads leave in L1
  *
  * Both visit a window's cells in row-major order. */
@@ -43,10 +45,63 @@ __global__ void __launch_bounds__(THREADS)
     out[i] = result;
 }
 
-template <int KIND> int32_t launch_each(tl_context *ctx, const float *x, const tl_pool_shape &v, float *out)
+/* ---- small windows ----------------------------------------------------------------------------------------------- */
+
+/* Windows of K cells along each of R axes. Outside the axes the cells hold what changes nothing: an infinity, or +0 in a sum that
+ * begins with +0. */
+template <int KIND, int R, int K>
+__global__ void __launch_bounds__(THREADS)
+    small(const float *__restrict__ x, tl_pool_shape v, int64_t n, float *__restrict__ out)
+{
+    constexpr int DEEP = R == 3 ? K : 1;
+    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= n) return;
+    uint32_t at[R];
+    const float *window = x + tl_pool_window<R>(v, (uint32_t)i, at) * v.plane;
+    const float none = KIND == TL_POOL_MEAN ? 0.0f : -TL_INF;
+    bool inside[R][K];
+    TL_UNROLL_FOR (int a = 0; a < R; a++) {
+        const int first = (int)at[a] * (int)v.s[a] - (int)v.p[a];
+        window += first * v.step[a];
+        TL_UNROLL_FOR (int k = 0; k < K; k++)
+            inside[a][k] = first + k >= 0 && first + k < (int)v.n[a];
+    }
+    float c[DEEP][K][K];
+    TL_UNROLL_FOR (int z = 0; z < DEEP; z++)
+        TL_UNROLL_FOR (int y = 0; y < K; y++) {
+            const bool met = inside[R - 2][y] && (R == 2 || inside[0][z]);
+            const float *const row = window + (z * v.step[0] + y * v.step[R - 2]);
+            TL_UNROLL_FOR (int j = 0; j < K; j++)
+                c[z][y][j] = met && inside[R - 1][j] ? row[j] : none;
+        }
+    float a = none;
+    TL_UNROLL_FOR (int z = 0; z < DEEP; z++)
+        TL_UNROLL_FOR (int y = 0; y < K; y++)
+            TL_UNROLL_FOR (int j = 0; j < K; j++)
+                a = KIND == TL_POOL_MAX ? tl_max(a, c[z][y][j]) : a + c[z][y][j];
+    out[i] = KIND == TL_POOL_MEAN ? tl_per_count(a, DEEP * K * K) : a;
+}
+
+/* The kernel of small for these windows; null if there is none. */
+template <int KIND> auto pick_small(const tl_pool_shape &v) -> void (*)(const float *, tl_pool_shape, int64_t, float *)
+{
+    constexpr int64_t MOST = 1 << 29;
+    const int64_t K = v.k[0];
+    bool serves = v.rank <= 3;
+    for (int a = 0; a < v.rank; a++)
+        serves = serves && v.k[a] == K && v.n[a] < MOST && v.p[a] < MOST;
+    if constexpr (KIND != TL_POOL_SMOOTH) {
+        if (serves && K == 2) return v.rank == 2 ? small<KIND, 2, 2> : small<KIND, 3, 2>;
+        if (serves && K == 3) return v.rank == 2 ? small<KIND, 2, 3> : small<KIND, 3, 3>;
+    }
+    return nullptr;
+}
+
+template <int KIND> int32_t launch_windows(tl_context *ctx, const float *x, const tl_pool_shape &v, float *out)
 {
     const int64_t n = v.channels * v.windows;
-    const auto kernel = v.rank == 2 ? each<KIND, 2> : v.rank == 3 ? each<KIND, 3> : each<KIND, 0>;
+    auto kernel = pick_small<KIND>(v);
+    if (!kernel) kernel = v.rank == 2 ? each<KIND, 2> : v.rank == 3 ? each<KIND, 3> : each<KIND, 0>;
     return tl_launch(ctx, "pool", kernel, tl_grid(n, THREADS), THREADS, x, v, n, out);
 }
 
@@ -167,7 +222,7 @@ template <int KIND> int32_t pool(tl_context *ctx, const float *x, const tl_pool_
     const bool square = v.rank == 2 && v.k[0] == K && v.s[0] == S && v.p[0] == P && P <= 1;
     const auto kernel = pick_strips<KIND>(K, S, P != 0);
     if (!kernel || !square || v.n[1] % 4 != 0 || v.n[0] >= 1 << 29 || v.n[1] >= 1 << 29 || !tl_aligned4(x))
-        return launch_each<KIND>(ctx, x, v, out);
+        return launch_windows<KIND>(ctx, x, v, out);
     strip_shape s = {};
     s.plane = v.plane, s.windows = v.windows, s.beta = v.beta;
     s.h = (int)v.n[0], s.w = (int)v.n[1], s.out_h = (int)v.o[0], s.out_w = (int)v.o[1];

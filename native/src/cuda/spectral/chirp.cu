@@ -48,7 +48,7 @@ template <bool INVERSE> struct Row {
 
     /* Number i + span·j of what the convolution takes: a number of the row times the chirp, or 0, for which number 1 is read and
      * multiplied by 0, so that all are on their way at once: where that is not finite, the row becomes NaN anyway. */
-    template <int R> __device__ __forceinline__ void enter(int i, int span, tl_complex (&a)[R]) const
+    template <int R> __device__ __forceinline__ bool enter(int i, int span, tl_complex (&a)[R]) const
     {
         using Number = std::conditional_t<INVERSE, float2, float>;
         const int h = n / 2, last = INVERSE ? h : (n - 1) / 2, gap = m - n;
@@ -75,8 +75,9 @@ template <bool INVERSE> struct Row {
                 a[j] = tl_complex_of(x * w[j].x, x * w[j].y);
             }
         }
-        if (wrong) *bad = 1;
+        return !wrong;
     }
+    __device__ __forceinline__ void spoil() const { *bad = 1; }
 
     /* Numbers of the convolution, the parts exchanged, as they become numbers of the result: the chirp's are read four at a time. */
     template <int R> __device__ __forceinline__ void leave(int i, int span, const tl_complex (&a)[R]) const
@@ -141,7 +142,8 @@ __global__ void __launch_bounds__(COLUMN_THREADS, 3)
     const int64_t row = blockIdx.x / groups;
     const int column = (int)(blockIdx.x % groups) * COLUMNS + lane;
     tl_complex a[16];
-    Row<INVERSE>(plan, t, row, bad + row).enter(p * n2 + column, 16 * n2, a);
+    const Row<INVERSE> own(plan, t, row, bad + row);
+    if (!own.enter(p * n2 + column, 16 * n2, a)) own.spoil();
     butterfly(a);
     turn(a, plan.direct.twiddle, 16, p);
     TL_UNROLL_FOR (int j = 0; j < 16; j++)
@@ -185,11 +187,13 @@ struct MatrixRow {
     const float2 *roots, *table;
 
     __device__ __forceinline__ const float2 *kernel() const { return table; }
-    template <int R> __device__ __forceinline__ void enter(int i, int span, tl_complex (&a)[R]) const
+    template <int R> __device__ __forceinline__ bool enter(int i, int span, tl_complex (&a)[R]) const
     {
         TL_UNROLL_FOR (int j = 0; j < R; j++)
             a[j] = turned(take(numbers, i + span * j), take(roots, i + span * j));
+        return true; /* the columns have looked */
     }
+    __device__ __forceinline__ void spoil() const {}
     template <int R> __device__ __forceinline__ void leave(int i, int span, const tl_complex (&a)[R]) const
     {
         TL_UNROLL_FOR (int j = 0; j < R; j++)

@@ -142,7 +142,8 @@ __device__ __forceinline__ int roots_of(const tl_own_direct &d, int stage)
 }
 
 /* In the functions below all threads of a block together transform `rows` rows of d.n numbers in x. What row_of(c) gives has
- * enter(i, span, a): a[j] becomes number i + span·j of row c,
+ * enter(i, span, a): a[j] becomes number i + span·j of row c; whether all are finite,
+ * spoil(): one is not,
  * leave(i, span, a): number i + span·j of its result is a[j], the parts exchanged,
  * and, of a convolution, kernel(). */
 
@@ -157,17 +158,27 @@ __device__ __forceinline__ void transform(const tl_own_direct &d, const RowOf &r
     const tl_fastdiv &each = d.each[top];
     const int span = (int)each.divisor, apart = Pad::at(span);
     with_radix(d.radix[top], [&](auto radix) {
-        constexpr int R = decltype(radix)::value;
-        for (uint32_t e = threadIdx.x; e < rows * each.divisor; e += blockDim.x) {
-            uint32_t p;
-            const int row = (int)each.divmod(e, &p);
-            tl_complex a[R];
-            row_of(row).enter((int)p, span, a);
-            butterfly(a);
-            turn(a, w, span, (int)p);
-            float2 *const to = x + Pad::at(row * d.n + (int)p);
-            TL_UNROLL_FOR (int j = 0; j < R; j++)
-                put(to, apart * j, a[j]);
+        /* Of a small radix several butterflies at a time, eight numbers: they come from device memory. */
+        constexpr int R = decltype(radix)::value, AT_ONCE = R < 8 ? 8 / R : 1;
+        const uint32_t total = rows * each.divisor;
+        for (uint32_t first = threadIdx.x; first < total; first += AT_ONCE * blockDim.x) {
+            tl_complex a[AT_ONCE][R];
+            int row[AT_ONCE], at[AT_ONCE];
+            bool finite[AT_ONCE];
+            TL_UNROLL_FOR (int b = 0; b < AT_ONCE; b++) {
+                uint32_t p;
+                row[b] = (int)each.divmod(min(first + b * blockDim.x, total - 1), &p), at[b] = (int)p;
+                finite[b] = row_of(row[b]).enter(at[b], span, a[b]);
+            }
+            TL_UNROLL_FOR (int b = 0; b < AT_ONCE; b++) {
+                if (first + b * blockDim.x >= total) break;
+                if (!finite[b]) row_of(row[b]).spoil();
+                butterfly(a[b]);
+                turn(a[b], w, span, at[b]);
+                float2 *const to = x + Pad::at(row[b] * d.n + at[b]);
+                TL_UNROLL_FOR (int j = 0; j < R; j++)
+                    put(to, apart * j, a[b][j]);
+            }
         }
     });
     __syncthreads();

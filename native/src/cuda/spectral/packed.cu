@@ -20,15 +20,16 @@ struct Pairs {
     float2 *to;
     int *bad; /* whether the row becomes NaN */
 
-    template <int R> __device__ __forceinline__ void enter(int i, int span, tl_complex (&a)[R]) const
+    template <int R> __device__ __forceinline__ bool enter(int i, int span, tl_complex (&a)[R]) const
     {
         bool wrong = false;
         TL_UNROLL_FOR (int j = 0; j < R; j++) {
             a[j] = take(from, i + span * j);
             wrong |= tl_not_finite(a[j].r) || tl_not_finite(a[j].i);
         }
-        if (wrong) *bad = 1;
+        return !wrong;
     }
+    __device__ __forceinline__ void spoil() const { *bad = 1; }
     template <int R> __device__ __forceinline__ void leave(int i, int span, const tl_complex (&a)[R]) const
     {
         const bool poisoned = *bad != 0;

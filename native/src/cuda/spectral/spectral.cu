@@ -52,6 +52,7 @@ __global__ void __launch_bounds__(THREADS)
 /* A warp owns a row after the forward transform: idle imaginary parts 0, a row that is not finite NaN. */
 __global__ void __launch_bounds__(THREADS) finish_kernel(float2 *spec, int64_t rows, int64_t bins)
 {
+    tl_wait_for_earlier();
     const int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
     const int lane = threadIdx.x % 32;
     if (row >= rows) return;
@@ -189,7 +190,7 @@ int32_t forward(tl_context *ctx, const float *x, float *spec, int64_t batch, int
     float2 *X = (float2 *)spec;
     TL_TRY(tl_fft_run(ctx, tl_fft_shape{n, batch, 1, n, 0}, (float *)x, X));
     if (edge == 1.0 && inner == 1.0)
-        return tl_launch(ctx, "finish", finish_kernel, tl_grid(batch, THREADS / 32), THREADS, X, batch, bins);
+        return tl_launch_ahead(ctx, "finish", finish_kernel, tl_grid(batch, THREADS / 32), THREADS, 0, X, batch, bins);
     tl_scratch<float> first(ctx);
     TL_TRY(first.allocate(batch));
     TL_TRY(tl_launch(ctx, "scale", first_bins_kernel, tl_grid(batch, THREADS), THREADS, X, batch, bins, first));

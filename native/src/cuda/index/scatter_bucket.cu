@@ -1,0 +1,536 @@
+/* Scatter-adds of many hits into a vector on CUDA, in four launches.
+ *
+ * Row r belongs to bucket r % buckets, so that rows beside each other, which lists often name most, are in different buckets. The
+ * first launch counts the hits of every bucket in every part of the index list, the second adds the counts up, and the third deals
+ * the hits, row and value, to their buckets, in the order of the list. A block of the fourth owns a bucket: it puts a window of its
+ * hits in order of rows, stably and in one step, as there are few rows, and adds every row's in shared memory. So a hit is moved
+ * once through memory, where a sort of the list moves it once for each digit.
+ *
+ * Of so many rows that a bucket has thousands, lines of rows share a bucket, which is copied in whole lines. The hits of a window then
+ * are dealt to warps by row, and nothing is put in order of rows: a warp adds its hits as they come to the sums in shared memory.
+ *
+ * A bucket with far more hits than others has a second block. That adds the row which seems to have most of them, from the hits as
+ * they lie, in which those of other rows count as -0: it changes no sum. The other block leaves the row out. */
+#include "cuda/device/division.cuh"
+#include "cuda/index/long_run.cuh"
+#include "cuda/index/order.cuh"
+#include "cuda/index/scatter.cuh"
+#include "cuda/runtime/launch.cuh"
+
+namespace {
+
+constexpr int THREADS = TL_LONG_THREADS, WARPS = TL_LONG_WARPS;
+/* Bits of a bucket, of a row in its bucket, and of a place among a warp's hits of either. */
+constexpr uint32_t FIELD = 10;
+constexpr uint32_t MOST_BUCKETS = 1 << FIELD, MOST_PLACES = 1 << FIELD; /* places: rows of a bucket */
+/* Hits that a bucket has at least where there are two for every multiprocessor: with those of uneven buckets less than 8 rounds. */
+constexpr uint32_t BUCKET_HITS = 1700;
+constexpr uint32_t MOST_PARTS = 512;            /* of the list */
+constexpr int FEW_DEALT = 8, MANY_DEALT = 16;   /* hits of a thread that are dealt at a time */
+constexpr int64_t LONG_LIST = (int64_t)1 << 21; /* indices, from which on MANY_DEALT are: enough for all blocks */
+constexpr int WINDOW_ITEMS = 20;                /* hits of a thread in a window of a bucket */
+constexpr uint32_t WINDOW = WINDOW_ITEMS * THREADS;
+constexpr uint32_t ONE_BY_ONE = 256; /* hits of a row that a thread adds; more are a warp's, in chunks of 32·RUN */
+constexpr uint32_t LONE = 2048;      /* hits of buckets of one row that a block adds as fast as a warp */
+constexpr uint32_t SAMPLES = 2048, AT_ONCE = 8, NONE = UINT32_MAX;
+constexpr int RUN = 16;
+/* Rows for each hit, of more than which the blocks of the last launch mostly copy rows, whose words are far apart, and a sort that
+ * copies them in order beside its own work is faster. */
+constexpr int64_t FEW_OF_ROWS = 16, FEW_OF_LINED = 256; /* the latter of lines, which are copied in order too */
+/* More rows than MOST_BUCKETS·MOST_PLACES are dealt in lines of 128 bytes. A bucket of MOST_LINED has its sums, of 64 KiB, and a
+ * window of hits, of 30 KiB, in shared memory: chips with 99 KiB for a block have room. */
+constexpr int LINE_BITS = 5;
+constexpr uint32_t MOST_LINED = 1 << 14, LINES_AT_ONCE = 16;
+static_assert(MOST_LINED <= UINT16_MAX + 1);
+static_assert(32 * WINDOW_ITEMS <= MOST_PLACES && 32 * MANY_DEALT <= MOST_BUCKETS && MOST_BUCKETS == 4 * THREADS);
+static_assert(SAMPLES % (32 * AT_ONCE) == 0);
+
+struct buckets {
+    const float *base; /* NULL for a sum that starts from +0 */
+    const float *values;
+    float *out;
+    const uint32_t *indices;
+    uint32_t rows, k;
+    uint32_t parts, span;      /* of the list, and indices of a part */
+    tl_fastdiv count;          /* buckets */
+    uint32_t line_bits;        /* rows that stay side by side, 2^line_bits of them */
+    uint32_t places;           /* of a bucket, of which some are behind the last row */
+    uint32_t crowd;            /* hits of a bucket, above which it has a second block */
+    uint32_t *before;          /* of every bucket and part: its hits, then those in the parts before */
+    uint32_t *totals, *begins; /* of every bucket; `begins` ends with their sum */
+    uint32_t *heavy;           /* the place of the second block's row in every bucket, or NONE */
+    uint32_t *crowded;         /* how many buckets have a second block, then which */
+    uint2 *hits;               /* place and bits of the value, by bucket, then as in the list */
+
+    __device__ __forceinline__ uint32_t place_of(uint32_t row, uint32_t *bucket) const
+    {
+        return count.divmod(row >> line_bits, bucket) << line_bits | (row & ((1u << line_bits) - 1));
+    }
+    __device__ __forceinline__ uint32_t row_at(uint32_t place, uint32_t bucket) const
+    {
+        return ((place >> line_bits) * count.divisor + bucket) << line_bits | (place & ((1u << line_bits) - 1));
+    }
+};
+
+/* How many hits of a bucket, or place, a warp has had, and which lanes have one now. */
+struct tally {
+    uint32_t lanes, hits;
+};
+
+/* Counts the hit of every lane that has one, and gives out how many of its kind the warp had before, lower lanes first. */
+__device__ __forceinline__ uint32_t arrive(tally *of_warp, uint32_t kind, bool has_one)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    if (has_one) atomicOr(&of_warp[kind].lanes, 1u << lane);
+    __syncwarp();
+    tally t = {0, 0};
+    if (has_one) t = of_warp[kind];
+    __syncwarp();
+    if (has_one && t.lanes >> lane == 1) of_warp[kind] = {0, t.hits + __popc(t.lanes)};
+    __syncwarp();
+    return t.hits + __popc(t.lanes & ((1u << lane) - 1));
+}
+
+__device__ __forceinline__ void clear_tallies(tally *tallies, uint32_t kinds)
+{
+    uint4 *const words = reinterpret_cast<uint4 *>(tallies);
+    for (uint32_t i = threadIdx.x; i < kinds * (WARPS * sizeof(tally) / sizeof(uint4)); i += THREADS)
+        words[i] = make_uint4(0, 0, 0, 0);
+}
+
+/* first[i] becomes the sum of those before, for i <= count, where count is at most MOST_BUCKETS. All threads have written theirs. */
+__device__ __forceinline__ void sum_before(uint32_t *first, uint32_t count, uint32_t *of_warps)
+{
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    __syncthreads();
+    uint32_t v[4], sum = 0;
+    TL_UNROLL_FOR (uint32_t i = 0; i < 4; i++) {
+        v[i] = 4 * threadIdx.x + i < count ? first[4 * threadIdx.x + i] : 0;
+        sum += v[i];
+    }
+    uint32_t end = sum;
+    TL_UNROLL_FOR (int d = 1; d < 32; d *= 2) {
+        const uint32_t earlier = __shfl_up_sync(~0u, end, d);
+        if (lane >= d) end += earlier;
+    }
+    if (lane == 31) of_warps[warp] = end;
+    __syncthreads();
+    TL_UNROLL_FOR (uint32_t w = 0; w + 1 < WARPS; w++)
+        if (w < warp) end += of_warps[w];
+    uint32_t at = end - sum;
+    TL_UNROLL_FOR (uint32_t i = 0; i < 4; i++) {
+        if (4 * threadIdx.x + i < count) first[4 * threadIdx.x + i] = at;
+        at += v[i];
+    }
+    if (threadIdx.x == THREADS - 1) first[count] = end;
+    __syncthreads();
+}
+
+/* Of every kind: the hits of each warp become those of the warps before, and first[kind] is where the kind's begin. */
+__device__ __forceinline__ void place_kinds(tally *tallies, uint32_t kinds, uint32_t *first, uint32_t *of_warps)
+{
+    for (uint32_t kind = threadIdx.x; kind < kinds; kind += THREADS) {
+        uint32_t hits[WARPS], sum = 0;
+        TL_UNROLL_FOR (uint32_t w = 0; w < WARPS; w++)
+            hits[w] = tallies[w * kinds + kind].hits;
+        TL_UNROLL_FOR (uint32_t w = 0; w < WARPS; w++) {
+            tallies[w * kinds + kind].hits = sum;
+            sum += hits[w];
+        }
+        first[kind] = sum;
+    }
+    sum_before(first, kinds, of_warps);
+}
+
+__global__ void __launch_bounds__(THREADS) count_hits_kernel(buckets s)
+{
+    __shared__ uint32_t counts[MOST_BUCKETS];
+    tl_wait_for_earlier();
+    const uint32_t begin = blockIdx.x * s.span, end = min(begin + s.span, s.k), count = s.count.divisor;
+    if (blockIdx.x == 0 && threadIdx.x == 0) *s.crowded = 0;
+    for (uint32_t b = threadIdx.x; b < count; b += THREADS)
+        counts[b] = 0;
+    __syncthreads();
+    for (uint32_t from = begin + threadIdx.x; from < end; from += AT_ONCE * THREADS) {
+        uint32_t index[AT_ONCE], bucket;
+        TL_UNROLL_FOR (uint32_t u = 0; u < AT_ONCE; u++)
+            index[u] = from + u * THREADS < end ? s.indices[from + u * THREADS] : UINT32_MAX;
+        TL_UNROLL_FOR (uint32_t u = 0; u < AT_ONCE; u++) {
+            s.place_of(index[u], &bucket);
+            if (index[u] < s.rows) atomicAdd(counts + bucket, 1u);
+        }
+    }
+    __syncthreads();
+    for (uint32_t b = threadIdx.x; b < count; b += THREADS)
+        s.before[b * s.parts + blockIdx.x] = counts[b];
+}
+
+/* A row of the bucket that has more than half of its hits, if one has, by samples of the list: votes for one row and for others
+ * cancel (Boyer and Moore, "MJRTY: A Fast Majority Vote Algorithm", 1981). */
+__device__ __forceinline__ uint32_t find_majority(const buckets &s, uint32_t bucket)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    uint32_t place = NONE, votes = 0;
+    for (uint32_t i = 0; i < SAMPLES; i += 32 * AT_ONCE) {
+        uint32_t index[AT_ONCE], of;
+        TL_UNROLL_FOR (uint32_t u = 0; u < AT_ONCE; u++)
+            index[u] = s.indices[(uint64_t)s.k * (i + 32 * u + lane) / SAMPLES];
+        TL_UNROLL_FOR (uint32_t u = 0; u < AT_ONCE; u++) {
+            const uint32_t found = s.place_of(index[u], &of);
+            if (index[u] >= s.rows || of != bucket) continue;
+            if (votes == 0) place = found;
+            votes += found == place ? 1 : -1;
+        }
+    }
+    TL_UNROLL_FOR (int d = 16; d; d /= 2) {
+        const uint32_t other = __shfl_down_sync(~0u, place, d), others = __shfl_down_sync(~0u, votes, d);
+        if (other == place) {
+            votes += others;
+        } else {
+            if (others > votes) place = other;
+            votes = others > votes ? others - votes : votes - others;
+        }
+    }
+    return __shfl_sync(~0u, place, 0);
+}
+
+/* A warp owns a bucket. */
+__global__ void __launch_bounds__(THREADS) place_parts_kernel(buckets s)
+{
+    tl_wait_for_earlier();
+    const uint32_t lane = threadIdx.x % 32, bucket = blockIdx.x * WARPS + threadIdx.x / 32;
+    if (bucket >= s.count.divisor) return;
+    uint32_t *const before = s.before + bucket * s.parts;
+    uint32_t hits[MOST_PARTS / 32], sum = 0;
+    TL_UNROLL_FOR (uint32_t i = 0; i < MOST_PARTS / 32; i++)
+        hits[i] = i * 32 + lane < s.parts ? before[i * 32 + lane] : 0;
+    TL_UNROLL_FOR (uint32_t i = 0; i < MOST_PARTS / 32; i++) {
+        if (i * 32 >= s.parts) break;
+        uint32_t end = hits[i];
+        TL_UNROLL_FOR (int d = 1; d < 32; d *= 2) {
+            const uint32_t earlier = __shfl_up_sync(~0u, end, d);
+            if (lane >= d) end += earlier;
+        }
+        if (i * 32 + lane < s.parts) before[i * 32 + lane] = sum + end - hits[i];
+        sum += __shfl_sync(~0u, end, 31);
+    }
+    uint32_t heavy = NONE;
+    if (s.places == 1) {
+        if (sum > LONE) heavy = 0;
+    } else if (sum > s.crowd) {
+        heavy = find_majority(s, bucket);
+    }
+    if (lane > 0) return;
+    s.totals[bucket] = sum, s.heavy[bucket] = heavy;
+    if (heavy != NONE) s.crowded[1 + atomicAdd(s.crowded, 1u)] = bucket;
+}
+
+/* A block deals a part of the list, ITEMS·THREADS hits at a time: it puts them in order of buckets in shared memory, from where
+ * neighbours go to neighbours. A warp has 32·ITEMS neighbours of the list. */
+template <int ITEMS> __global__ void __launch_bounds__(THREADS, 3) deal_hits_kernel(buckets s)
+{
+    TL_DYNAMIC_SHARED(uint4, room); /* tallies, then hits */
+    __shared__ __align__(16) uint32_t first[MOST_BUCKETS + 1];
+    __shared__ uint32_t next[MOST_BUCKETS], of_warps[WARPS];
+    tally *const tallies = reinterpret_cast<tally *>(room);
+    uint2 *const staged = reinterpret_cast<uint2 *>(room);
+    tl_wait_for_earlier();
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = s.count.divisor;
+    const uint32_t begin = blockIdx.x * s.span, end = min(begin + s.span, s.k);
+    for (uint32_t b = threadIdx.x; b < count; b += THREADS)
+        first[b] = s.totals[b];
+    sum_before(first, count, of_warps);
+    for (uint32_t b = threadIdx.x; b <= count; b += THREADS) {
+        if (blockIdx.x == 0) s.begins[b] = first[b];
+        if (b < count) next[b] = first[b] + s.before[b * s.parts + blockIdx.x];
+    }
+    for (uint32_t from = begin; from < end; from += ITEMS * THREADS) {
+        uint32_t row[ITEMS], to[ITEMS];
+        float value[ITEMS];
+        TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++) {
+            const uint32_t j = from + (warp * ITEMS + i) * 32 + lane;
+            row[i] = j < end ? s.indices[j] : UINT32_MAX;
+        }
+        __syncthreads(); /* the hits before have left, and `first` */
+        clear_tallies(tallies, count);
+        __syncthreads();
+        TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++) {
+            uint32_t bucket;
+            s.place_of(row[i], &bucket);
+            to[i] = arrive(tallies + warp * count, bucket, row[i] < s.rows) << FIELD | bucket;
+        }
+        TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++) /* on their way meanwhile */
+            value[i] = row[i] < s.rows ? s.values[from + (warp * ITEMS + i) * 32 + lane] : 0.0f;
+        __syncthreads();
+        place_kinds(tallies, count, first, of_warps);
+        TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++) {
+            const uint32_t bucket = to[i] % MOST_BUCKETS;
+            if (row[i] < s.rows) to[i] = first[bucket] + tallies[warp * count + bucket].hits + (to[i] >> FIELD);
+        }
+        __syncthreads();
+        TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
+            if (row[i] < s.rows) staged[to[i]] = make_uint2(row[i], __float_as_uint(value[i]));
+        __syncthreads();
+        for (uint32_t i = threadIdx.x; i < first[count]; i += THREADS) {
+            const uint2 hit = staged[i];
+            uint32_t bucket;
+            const uint32_t place = s.place_of(hit.x, &bucket);
+            s.hits[next[bucket] + (i - first[bucket])] = make_uint2(place, hit.y);
+        }
+        __syncthreads();
+        for (uint32_t b = threadIdx.x; b < count; b += THREADS)
+            next[b] += first[b + 1] - first[b];
+    }
+}
+
+/* The block adds the hits of one place among first .. end-1, as tl_add_long_run does. */
+__device__ __forceinline__ float add_heavy(const uint2 *hits, uint32_t place, uint32_t first, uint32_t end, float sum,
+                                           tl_long_room &room)
+{
+    for (uint32_t chunk = first & ~1u; chunk < end; chunk += TL_LONG_THREADS * TL_LONG_HITS) {
+        const uint32_t at = chunk + threadIdx.x * TL_LONG_HITS;
+        float v[TL_LONG_HITS];
+        TL_UNROLL_FOR (uint32_t i = 0; i < TL_LONG_HITS; i += 2) {
+            uint4 two = make_uint4(NONE, 0, NONE, 0);
+            if (at + i < end) two = *reinterpret_cast<const uint4 *>(hits + at + i);
+            v[i] = at + i >= first && two.x == place ? __uint_as_float(two.y) : -0.0f;
+            v[i + 1] = at + i + 1 < end && two.z == place ? __uint_as_float(two.w) : -0.0f;
+        }
+        sum = tl_add_block(sum, v, room);
+    }
+    return sum;
+}
+
+/* Blocks take the heavy rows in turns. */
+__device__ __forceinline__ void add_heavy_rows(const buckets &s, uint32_t blocks, tl_long_room &room)
+{
+    const uint32_t crowded = *s.crowded;
+    for (uint32_t i = blockIdx.x; i < crowded; i += blocks) {
+        const uint32_t bucket = s.crowded[1 + i], place = s.heavy[bucket], row = s.row_at(place, bucket);
+        const float before = s.base ? s.base[row] : 0.0f;
+        const float sum = add_heavy(s.hits, place, s.begins[bucket], s.begins[bucket + 1], before, room);
+        if (threadIdx.x == 0) s.out[row] = sum;
+    }
+}
+
+/* A thread's hits of a window: a warp has neighbours, as many as the others. */
+struct window {
+    uint32_t place[WINDOW_ITEMS], value[WINDOW_ITEMS], has;
+
+    __device__ __forceinline__ void load(const uint2 *hits, uint32_t from, uint32_t to, uint32_t heavy)
+    {
+        const uint32_t rounds = (to - from + THREADS - 1) / THREADS;
+        has = 0;
+        TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {
+            const uint32_t j = from + (threadIdx.x / 32 * rounds + i) * 32 + threadIdx.x % 32;
+            uint2 hit = make_uint2(heavy, 0);
+            if (i < rounds && j < to) hit = hits[j];
+            place[i] = hit.x, value[i] = hit.y;
+            has |= (uint32_t)(i < rounds && j < to && hit.x != heavy) << i;
+        }
+    }
+};
+
+/* The first blocks take the heavy rows, each of those behind them owns all other rows of a bucket. */
+__global__ void __launch_bounds__(THREADS, 3) add_buckets_kernel(buckets s)
+{
+    TL_DYNAMIC_SHARED(uint4, room); /* tallies, then the values of a window in order of rows */
+    __shared__ __align__(16) uint32_t first[MOST_PLACES + 1];
+    __shared__ float sums[MOST_PLACES];
+    __shared__ float4 chunks[WARPS][16 * RUN / 4];
+    __shared__ tl_long_room heavy_room;
+    __shared__ uint32_t left[WINDOW / ONE_BY_ONE], of_warps[WARPS], many;
+    tally *const tallies = reinterpret_cast<tally *>(room);
+    float *const values = reinterpret_cast<float *>(room);
+    tl_wait_for_earlier();
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = s.count.divisor;
+    const uint32_t first_blocks = gridDim.x - count;
+    if (blockIdx.x < first_blocks) {
+        add_heavy_rows(s, first_blocks, heavy_room);
+        return;
+    }
+    const uint32_t bucket = blockIdx.x - first_blocks, heavy = s.heavy[bucket],
+                   places = (s.rows - bucket - 1) / count + 1;
+    const uint32_t begin = s.begins[bucket], end = s.begins[bucket + 1];
+    if (places == 1 && heavy != NONE) return;
+    for (uint32_t p = threadIdx.x; p < places; p += THREADS)
+        sums[p] = s.base ? s.base[p * count + bucket] : 0.0f;
+    for (uint32_t from = begin; from < end; from += WINDOW) {
+        window w;
+        w.load(s.hits, from, min(end, from + WINDOW), heavy);
+        clear_tallies(tallies, places);
+        if (threadIdx.x == 0) many = 0;
+        __syncthreads();
+        TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {
+            const bool here = w.has >> i & 1;
+            if (__any_sync(~0u, here)) w.place[i] |= arrive(tallies + warp * places, w.place[i], here) << FIELD;
+        }
+        __syncthreads();
+        place_kinds(tallies, places, first, of_warps);
+        TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {
+            const uint32_t place = w.place[i] % MOST_PLACES;
+            if (w.has >> i & 1) w.place[i] = first[place] + tallies[warp * places + place].hits + (w.place[i] >> FIELD);
+        }
+        __syncthreads();
+        TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++)
+            if (w.has >> i & 1) values[w.place[i]] = __uint_as_float(w.value[i]);
+        __syncthreads();
+        for (uint32_t p = threadIdx.x; p < places; p += THREADS) {
+            uint32_t at = first[p];
+            const uint32_t stop = first[p + 1];
+            if (stop - at > ONE_BY_ONE) {
+                left[atomicAdd(&many, 1u)] = p;
+                continue;
+            }
+            float sum = sums[p];
+            for (; at + 4 <= stop; at += 4) {
+                float v[4];
+                TL_UNROLL_FOR (int i = 0; i < 4; i++)
+                    v[i] = values[at + i];
+                TL_UNROLL_FOR (int i = 0; i < 4; i++)
+                    sum += v[i];
+            }
+            for (; at < stop; at++)
+                sum += values[at];
+            sums[p] = sum;
+        }
+        __syncthreads();
+        const tl_hits hits = {reinterpret_cast<const uint32_t *>(values), UINT32_MAX, nullptr, 1};
+        for (uint32_t unit = warp; unit < many; unit += WARPS) {
+            const uint32_t p = left[unit];
+            const float sum = tl_add_run<RUN>(hits, first[p], first[p + 1], 0, sums[p], chunks[warp]);
+            if (lane == 0) sums[p] = sum;
+        }
+        __syncthreads();
+    }
+    for (uint32_t p = threadIdx.x; p < places; p += THREADS)
+        if (p != heavy) s.out[p * count + bucket] = sums[p];
+}
+
+/* The same of buckets of many rows, in lines. Warp w owns the places p with p % WARPS == w: the hits of a window are dealt to the
+ * warps, which add 32 of them at a time to the sums in shared memory. Of those in one place the first lane adds all. */
+__global__ void __launch_bounds__(THREADS, 2) add_lines_kernel(buckets s)
+{
+    TL_DYNAMIC_SHARED(float, sums); /* and the hits of a window */
+    __shared__ __align__(16) tally tallies[WARPS * WARPS];
+    __shared__ uint32_t first[WARPS + 1], of_warps[WARPS];
+    __shared__ tl_long_room heavy_room;
+    float *const values = sums + s.places;
+    uint16_t *const places = reinterpret_cast<uint16_t *>(values + WINDOW);
+    tl_wait_for_earlier();
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint32_t first_blocks = gridDim.x - s.count.divisor;
+    if (blockIdx.x < first_blocks) {
+        add_heavy_rows(s, first_blocks, heavy_room);
+        return;
+    }
+    const uint32_t bucket = blockIdx.x - first_blocks, heavy = s.heavy[bucket];
+    const uint32_t begin = s.begins[bucket], end = s.begins[bucket + 1];
+    for (uint32_t p = threadIdx.x; p < s.places; p += LINES_AT_ONCE * THREADS) {
+        float v[LINES_AT_ONCE];
+        TL_UNROLL_FOR (uint32_t u = 0; u < LINES_AT_ONCE; u++) {
+            const uint32_t place = p + u * THREADS, row = s.row_at(place, bucket);
+            v[u] = s.base && place < s.places && row < s.rows ? s.base[row] : 0.0f;
+        }
+        TL_UNROLL_FOR (uint32_t u = 0; u < LINES_AT_ONCE; u++)
+            if (p + u * THREADS < s.places) sums[p + u * THREADS] = v[u];
+    }
+    for (uint32_t from = begin; from < end; from += WINDOW) {
+        window w;
+        w.load(s.hits, from, min(end, from + WINDOW), heavy);
+        clear_tallies(tallies, WARPS);
+        __syncthreads();
+        uint32_t to[WINDOW_ITEMS];
+        TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {
+            const bool here = w.has >> i & 1;
+            if (__any_sync(~0u, here)) to[i] = arrive(tallies + warp * WARPS, w.place[i] % WARPS, here);
+        }
+        __syncthreads();
+        place_kinds(tallies, WARPS, first, of_warps);
+        TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {
+            const uint32_t owner = w.place[i] % WARPS;
+            if (!(w.has >> i & 1)) continue;
+            const uint32_t at = first[owner] + tallies[warp * WARPS + owner].hits + to[i];
+            places[at] = (uint16_t)w.place[i], values[at] = __uint_as_float(w.value[i]);
+        }
+        __syncthreads();
+        for (uint32_t at = first[warp]; at < first[warp + 1]; at += 32) {
+            const bool here = at + lane < first[warp + 1];
+            const uint32_t place = here ? places[at + lane] : NONE;
+            const float value = here ? values[at + lane] : 0.0f;
+            const uint32_t together = __match_any_sync(~0u, place);
+            const bool adds = here && (together & ((1u << lane) - 1)) == 0;
+            float sum = adds ? sums[place] : 0.0f;
+            for (uint32_t left = adds ? together : 0; __any_sync(~0u, left != 0); left &= left - 1) {
+                const float v = __shfl_sync(~0u, value, left ? __ffs((int)left) - 1 : 0);
+                if (left) sum += v;
+            }
+            if (adds) sums[place] = sum;
+            __syncwarp();
+        }
+        __syncthreads();
+    }
+    __syncthreads();
+    for (uint32_t p = threadIdx.x; p < s.places; p += THREADS) {
+        const uint32_t row = s.row_at(p, bucket);
+        if (row < s.rows && p != heavy) s.out[row] = sums[p];
+    }
+}
+
+size_t at_least(size_t bytes, uint32_t kinds)
+{
+    const size_t of_tallies = WARPS * sizeof(tally) * kinds;
+    return bytes < of_tallies ? of_tallies : bytes;
+}
+
+int32_t launch(tl_context *ctx, const char *name, void (*kernel)(buckets), int64_t blocks, size_t shared,
+               const buckets &s)
+{
+    TL_TRY(tl_allow_shared(ctx, kernel, shared));
+    return tl_launch_ahead(ctx, name, kernel, (unsigned)blocks, THREADS, shared, s);
+}
+
+} /* namespace */
+
+bool tl_buckets_serve(int64_t rows, int64_t cols, int64_t k)
+{
+    return cols == 1 && k > TL_TILE_INDICES && k <= INT32_MAX &&
+           (rows <= (int64_t)MOST_BUCKETS * MOST_PLACES
+                ? rows <= FEW_OF_ROWS * k
+                : rows <= (int64_t)MOST_BUCKETS * MOST_LINED && rows <= FEW_OF_LINED * k);
+}
+
+int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base, const float *values,
+                           const uint32_t *indices, int64_t rows, int64_t k, float *out)
+{
+    const bool lined = rows > (int64_t)MOST_BUCKETS * MOST_PLACES;
+    const int64_t line = lined ? 1 << LINE_BITS : 1, lines = tl_ceil_div(rows, line);
+    const int64_t most_lines = (lined ? MOST_LINED : MOST_PLACES) / line, waves = 3 * tl_cuda_sms(ctx);
+    int64_t count = tl_ceil_div(k, BUCKET_HITS);
+    count = count < 2 * tl_cuda_sms(ctx) ? 2 * tl_cuda_sms(ctx) : count;
+    count = count > MOST_BUCKETS ? MOST_BUCKETS : count;
+    count = count * most_lines < lines ? tl_ceil_div(lines, most_lines) : count;
+    count = count > lines ? lines : count;
+    const int64_t dealt = (k < LONG_LIST ? FEW_DEALT : MANY_DEALT) * THREADS;
+    const int64_t span = tl_ceil_div(tl_ceil_div(k, dealt), waves < MOST_PARTS ? waves : MOST_PARTS) * dealt;
+    const int64_t parts = tl_ceil_div(k, span), crowd = 2 * k / count;
+
+    tl_scratch<uint32_t> counts(ctx);
+    tl_scratch<uint2> hits(ctx);
+    TL_TRY(counts.allocate(count * parts + 4 * count + 2));
+    TL_TRY(hits.allocate(k + 1));
+    buckets s = {base, values, out, indices, (uint32_t)rows, (uint32_t)k, (uint32_t)parts, (uint32_t)span};
+    s.count = tl_fastdiv(count), s.line_bits = lined ? LINE_BITS : 0;
+    s.places = (uint32_t)(tl_ceil_div(lines, count) * line), s.crowd = crowd < WINDOW ? WINDOW : (uint32_t)crowd;
+    s.before = counts, s.totals = counts + count * parts, s.heavy = s.totals + count, s.begins = s.heavy + count;
+    s.crowded = s.begins + count + 1, s.hits = hits;
+    TL_TRY(tl_launch_ahead(ctx, name, count_hits_kernel, (unsigned)parts, THREADS, 0, s));
+    TL_TRY(tl_launch_ahead(ctx, name, place_parts_kernel, tl_grid(count, WARPS), THREADS, 0, s));
+    const size_t of_dealt = at_least((size_t)dealt * sizeof(uint2), (uint32_t)count);
+    TL_TRY(launch(ctx, name, k < LONG_LIST ? deal_hits_kernel<FEW_DEALT> : deal_hits_kernel<MANY_DEALT>, parts,
+                  of_dealt, s));
+    const size_t of_window = lined ? WINDOW * (sizeof(float) + sizeof(uint16_t)) + s.places * sizeof(float)
+                                   : at_least((WINDOW + 4) * sizeof(float), s.places);
+    return launch(ctx, name, lined ? add_lines_kernel : add_buckets_kernel, count + (count < waves ? count : waves),
+                  of_window, s);
+}

@@ -1,0 +1,322 @@
+/* A matrix times few vectors on CUDA, or few vectors times a matrix: bound by reading the matrix once.
+ *
+ * The matrix has `rows` rows of `n` terms each, one for each result of a vector; in memory they lie along k or across. Where they
+ * lie along k (along_kernel), 1 to 32 lanes own a row, as many as it has vectors of V elements, and a warp R times 32 elements'
+ * worth of rows; where rows are few and long, the eight warps of a block share them. Where they lie across k (across_kernel), a
+ * block owns 32 rows, which are 128 bytes of each k, in vectors of V, and its sixteen warps share out the terms. If that leaves
+ * multiprocessors idle, `splits` blocks share out the terms, and a second kernel adds up.
+ *
+ * Outside reproducible contexts alone, as the order of a sum is the kernel's own: each lane has a chain of float64 fused
+ * multiply-adds over its terms, the lanes of a row add up in pairs, then the warps one after the other, then the blocks; a bias
+ * joins in float64, and one rounding ends it. Converting an element takes two clocks of a warp, and reading it eight, so float64
+ * costs nothing. */
+#include <algorithm>
+
+#include "cuda/linalg/linalg.cuh"
+
+namespace {
+
+constexpr int VECTORS_MOST = 4;
+constexpr int ALONG_WARPS = 8, ACROSS_WARPS = 16, ACROSS_ROWS = 32;
+constexpr int ADD_THREADS = 256;
+
+struct VectorsArgs {
+    const float *matrix, *vectors, *bias;
+    float *out;
+    double *parts; /* of several splits: a plane of results for each split of a product */
+    int64_t matrix_size, vectors_size, out_size, rows, n;
+    int64_t term, vector;          /* from one element of `vectors` to that of the next term, of the next vector */
+    int64_t out_row, out_vector;   /* the same of results */
+    int64_t bias_row, bias_vector; /* and of the bias */
+    int64_t slice;                 /* terms of a split */
+    tl_fastdiv tiles, splits;      /* of a product */
+    uint32_t lanes, sharing;       /* along k: lanes of a row; warps of a block that share rows, all or 1 */
+    tl_order order;
+};
+
+/* What a block works on. */
+struct Place {
+    uint32_t tile, split;
+    int64_t product, begin, end; /* terms */
+    __device__ __forceinline__ explicit Place(const VectorsArgs &args)
+    {
+        product = args.splits.divmod(args.tiles.divmod(blockIdx.x, &tile), &split);
+        begin = split * args.slice, end = min(begin + args.slice, args.n);
+    }
+};
+
+__device__ __forceinline__ void put(const VectorsArgs &args, int64_t product, int64_t row, int vector, double sum)
+{
+    if (args.bias) sum += (double)args.bias[row * args.bias_row + vector * args.bias_vector];
+    args.out[product * args.out_size + row * args.out_row + vector * args.out_vector] = (float)sum;
+}
+
+/* A result, or a split's part of it. */
+template <int F>
+__device__ __forceinline__ void store(const VectorsArgs &args, const Place &place, int64_t row, int vector, double sum)
+{
+    if (args.parts)
+        args.parts[((place.product * args.splits.divisor + place.split) * args.rows + row) * F + vector] = sum;
+    else
+        put(args, place.product, row, vector, sum);
+}
+
+/* V neighbouring elements; V = 4: of 16 aligned bytes. */
+template <int V> __device__ __forceinline__ void load(const float *from, float (&x)[V])
+{
+    if constexpr (V == 4)
+        tl_load4(from, x);
+    else
+        x[0] = *from;
+}
+
+/* ---- rows along k ---------------------------------------------------------------------------------------------------- */
+
+/* Blocks of a multiprocessor, which limit registers. */
+template <int F, int V, int R>
+constexpr int ALONG_BLOCKS = F == 1 && V == 4 && R == 2     ? 3
+                             : F == 1 || (F == 2 && R == 2) ? 2
+                                                            : 1;
+
+/* F vectors. A lane has U vectors of V elements of R rows on their way. With `lanes` q of a row, a warp's rows are those from its
+ * first on whose distance divided by 32/q is 0 .. R - 1. */
+template <int F, int V, int R, int U>
+__global__ void __launch_bounds__(32 * ALONG_WARPS, ALONG_BLOCKS<F, V, R>)
+    along_kernel(const __grid_constant__ VectorsArgs args)
+{
+    __shared__ double shared[ALONG_WARPS][R][F];
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, lanes = (int)args.lanes;
+    const int side = 32 / lanes; /* rows that a warp reads side by side */
+    const bool sharing = args.sharing > 1;
+    Place place(args);
+    const int64_t row0 = ((int64_t)place.tile * (sharing ? 1 : ALONG_WARPS) + (sharing ? 0 : warp)) * (R * side) +
+                         lane / lanes;
+    const float *row[R];
+    TL_UNROLL_FOR (int r = 0; r < R; r++) /* what does not exist is the last, and not stored */
+        row[r] = args.matrix + place.product * args.matrix_size + min(row0 + r * side, args.rows - 1) * args.n;
+    const float *const vectors = args.vectors + place.product * args.vectors_size;
+    const bool interleaved = F > 1 && args.vector == 1;
+    const int64_t apart = lanes * V;
+    tl_wait_for_earlier(args.order);
+
+    double sum[R][F] = {};
+#pragma unroll 1
+    for (int64_t k = place.begin + (sharing ? warp * (U * apart) : 0) + lane % lanes * V; k < place.end;
+         k += args.sharing * (U * apart)) {
+        float x[R][U][V];
+        TL_UNROLL_FOR (int u = 0; u < U; u++)
+            TL_UNROLL_FOR (int r = 0; r < R; r++) {
+                TL_UNROLL_FOR (int e = 0; e < V; e++)
+                    x[r][u][e] = 0.0f;
+                if (k + u * apart < place.end) load<V>(row[r] + k + u * apart, x[r][u]);
+            }
+        TL_UNROLL_FOR (int u = 0; u < U; u++) {
+            const int64_t at = k + u * apart;
+            float y[F][V] = {};
+            if (at < place.end) {
+                if (V == 4 && interleaved) {
+                    float both[F * V];
+                    TL_UNROLL_FOR (int f = 0; f < F; f++)
+                        tl_load4(vectors + at * F + 4 * f, both + 4 * f);
+                    TL_UNROLL_FOR (int f = 0; f < F; f++)
+                        TL_UNROLL_FOR (int e = 0; e < V; e++)
+                            y[f][e] = both[e * F + f];
+                } else {
+                    TL_UNROLL_FOR (int f = 0; f < F; f++)
+                        load<V>(vectors + at * args.term + f * args.vector, y[f]);
+                }
+            }
+            TL_UNROLL_FOR (int e = 0; e < V; e++)
+                TL_UNROLL_FOR (int r = 0; r < R; r++)
+                    TL_UNROLL_FOR (int f = 0; f < F; f++)
+                        sum[r][f] = fma((double)x[r][u][e], (double)y[f][e], sum[r][f]);
+        }
+    }
+    for (int distance = lanes / 2; distance > 0; distance /= 2)
+        TL_UNROLL_FOR (int r = 0; r < R; r++)
+            TL_UNROLL_FOR (int f = 0; f < F; f++)
+                sum[r][f] += __shfl_xor_sync(0xffffffffu, sum[r][f], distance);
+    if (!sharing) {
+        if (lane % lanes == 0)
+            TL_UNROLL_FOR (int r = 0; r < R; r++)
+                TL_UNROLL_FOR (int f = 0; f < F; f++)
+                    if (row0 + r * side < args.rows) store<F>(args, place, row0 + r * side, f, sum[r][f]);
+    } else { /* rows of whole warps */
+        if (lane == 0)
+            TL_UNROLL_FOR (int r = 0; r < R; r++)
+                TL_UNROLL_FOR (int f = 0; f < F; f++)
+                    shared[warp][r][f] = sum[r][f];
+        __syncthreads();
+        const int r = (int)threadIdx.x / F, f = (int)threadIdx.x % F;
+        const int64_t own = (int64_t)place.tile * R + r;
+        if (r < R && own < args.rows) {
+            double total = shared[0][r][f];
+            TL_UNROLL_FOR (int w = 1; w < ALONG_WARPS; w++)
+                total += shared[w][r][f];
+            store<F>(args, place, own, f, total);
+        }
+    }
+    tl_wait_at_end(args.order);
+}
+
+/* ---- rows across k ---------------------------------------------------------------------------------------------------- */
+
+template <int F> constexpr int ACROSS_AHEAD = F == 1 ? 8 : 4;
+
+/* A lane owns V neighbouring rows, at one of the terms that its warp reads side by side, with those of ACROSS_AHEAD steps on
+ * their way. */
+template <int F, int V>
+__global__ void __launch_bounds__(32 * ACROSS_WARPS, F > 2 ? 1 : 2)
+    across_kernel(const __grid_constant__ VectorsArgs args)
+{
+    constexpr int U = ACROSS_AHEAD<F>, LANES = ACROSS_ROWS / V, SIDE = 32 / LANES, STEP = ACROSS_WARPS * SIDE;
+    __shared__ double shared[ACROSS_WARPS][ACROSS_ROWS][F];
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    Place place(args);
+    const int64_t row = (int64_t)place.tile * ACROSS_ROWS + lane % LANES * V; /* with V = 4, rows are whole fours */
+    const bool exists = row < args.rows;
+    const float *const matrix = args.matrix + place.product * args.matrix_size + (exists ? row : 0);
+    const float *const vectors = args.vectors + place.product * args.vectors_size;
+    tl_wait_for_earlier(args.order);
+
+    double sum[V][F] = {};
+#pragma unroll 1
+    for (int64_t k = place.begin + warp * SIDE + lane / LANES; k < place.end; k += U * STEP) {
+        float x[U][V], y[U][F];
+        TL_UNROLL_FOR (int u = 0; u < U; u++) {
+            TL_UNROLL_FOR (int e = 0; e < V; e++)
+                x[u][e] = 0.0f;
+            if (k + u * STEP < place.end) load<V>(matrix + (k + u * STEP) * args.rows, x[u]);
+        }
+        TL_UNROLL_FOR (int u = 0; u < U; u++)
+            TL_UNROLL_FOR (int f = 0; f < F; f++)
+                y[u][f] = k + u * STEP < place.end ? vectors[(k + u * STEP) * args.term + f * args.vector] : 0.0f;
+        TL_UNROLL_FOR (int u = 0; u < U; u++)
+            TL_UNROLL_FOR (int e = 0; e < V; e++)
+                TL_UNROLL_FOR (int f = 0; f < F; f++)
+                    sum[e][f] = fma((double)x[u][e], (double)y[u][f], sum[e][f]);
+    }
+    TL_UNROLL_FOR (int distance = LANES; distance < 32; distance *= 2)
+        TL_UNROLL_FOR (int e = 0; e < V; e++)
+            TL_UNROLL_FOR (int f = 0; f < F; f++)
+                sum[e][f] += __shfl_xor_sync(0xffffffffu, sum[e][f], distance);
+    if (lane < LANES)
+        TL_UNROLL_FOR (int e = 0; e < V; e++)
+            TL_UNROLL_FOR (int f = 0; f < F; f++)
+                shared[warp][lane * V + e][f] = sum[e][f];
+    __syncthreads();
+    const int r = (int)threadIdx.x / F, f = (int)threadIdx.x % F;
+    const int64_t own = (int64_t)place.tile * ACROSS_ROWS + r;
+    if (r < ACROSS_ROWS && own < args.rows) {
+        double total = shared[0][r][f];
+        TL_UNROLL_FOR (int w = 1; w < ACROSS_WARPS; w++)
+            total += shared[w][r][f];
+        store<F>(args, place, own, f, total);
+    }
+    tl_wait_at_end(args.order);
+}
+
+/* A thread owns a result, and adds up its splits. */
+__global__ void __launch_bounds__(ADD_THREADS)
+    add_kernel(const __grid_constant__ VectorsArgs args, tl_fastdiv plane, tl_fastdiv vectors, uint32_t total)
+{
+    tl_wait_for_earlier();
+    const uint32_t item = blockIdx.x * ADD_THREADS + threadIdx.x;
+    if (item >= total) return;
+    uint32_t at, f;
+    const uint32_t product = plane.divmod(item, &at), row = vectors.divmod(at, &f), splits = args.splits.divisor;
+    const double *const from = args.parts + (int64_t)product * splits * plane.divisor + at;
+    double sum = *from;
+#pragma unroll 8
+    for (uint32_t s = 1; s < splits; s++)
+        sum += from[(int64_t)s * plane.divisor];
+    put(args, product, row, (int)f, sum);
+}
+
+/* ---- launches ---------------------------------------------------------------------------------------------------------- */
+
+using Kernel = void (*)(VectorsArgs);
+
+template <int F> Kernel kernel_for(bool along, bool fours, bool many_rows)
+{
+    if (!along) return fours ? across_kernel<F, 4> : across_kernel<F, 1>;
+    if (many_rows) return fours ? along_kernel<F, 4, 8, 1> : along_kernel<F, 1, 8, 1>;
+    return fours ? along_kernel<F, 4, 2, 4> : along_kernel<F, 1, 2, 8>;
+}
+
+/* The matrix is A where there are few columns, else op(B)'s columns are its rows. */
+struct Sides {
+    int64_t rows, vectors;
+    bool matrix_is_a, along;
+    explicit Sides(const tl_matrix_product &x)
+    {
+        matrix_is_a = x.p <= VECTORS_MOST && (x.p <= x.m || x.m > VECTORS_MOST);
+        rows = matrix_is_a ? x.m : x.p, vectors = matrix_is_a ? x.p : x.m;
+        along = matrix_is_a ? !x.ta : x.tb;
+    }
+};
+
+} /* namespace */
+
+/* Sums in float64 must cost nothing; terms across k must give each warp of a block some; an index of a result has 32 bits. */
+bool tl_few_vectors_serves(tl_context *ctx, const tl_matrix_product &x)
+{
+    constexpr int64_t TERMS_LEAST = 4 * ACROSS_WARPS;
+    const Sides sides(x);
+    return tl_cuda_double_is_fast(ctx) && sides.vectors <= VECTORS_MOST && (sides.along || x.n >= TERMS_LEAST) &&
+           x.batch * sides.rows * sides.vectors < INT32_MAX;
+}
+
+int32_t tl_few_vectors_multiply(tl_context *ctx, const tl_matrix_product &x)
+{
+    const Sides sides(x);
+    const int64_t sms = tl_cuda_sms(ctx);
+    const bool a = sides.matrix_is_a;
+    const bool across_vectors = a ? !x.tb : x.ta; /* terms of a vector do not lie side by side */
+    VectorsArgs args = {};
+    args.matrix = a ? x.A : x.B, args.vectors = a ? x.B : x.A, args.bias = x.bias, args.out = x.C;
+    args.matrix_size = sides.rows * x.n, args.vectors_size = sides.vectors * x.n, args.out_size = x.m * x.p;
+    args.rows = sides.rows, args.n = x.n;
+    args.term = across_vectors ? sides.vectors : 1, args.vector = across_vectors ? 1 : x.n;
+    args.out_row = a ? x.p : 1, args.out_vector = a ? 1 : x.p;
+    args.bias_row = a ? 0 : 1, args.bias_vector = a ? 1 : 0;
+    const bool fours = (sides.along ? x.n : sides.rows) % 4 == 0 && tl_aligned4(args.matrix) &&
+                       (!sides.along || tl_aligned4(args.vectors));
+    const int64_t wide = fours ? 4 : 1;
+
+    /* Three times eight warps to a multiprocessor along k, twice sixteen across, keep the memory busy; with fewer blocks the
+     * terms are shared out, as long as each warp has a turn of its loop. */
+    int64_t tiles, wanted, turn;
+    bool many_rows = false;
+    args.lanes = 32, args.sharing = 1;
+    if (sides.along) {
+        while (args.lanes > 1 && args.lanes / 2 * wide >= x.n)
+            args.lanes /= 2;
+        many_rows = x.n <= 32 * wide;
+        tiles = tl_ceil_div(sides.rows, ALONG_WARPS * (many_rows ? 8 : 2) * (32 / args.lanes)), wanted = 3 * sms;
+        if (!many_rows && x.batch * tiles < wanted) args.sharing = ALONG_WARPS, tiles = tl_ceil_div(sides.rows, 2);
+        turn = args.sharing == 1 ? x.n : 32 * ALONG_WARPS * (fours ? 16 : 8);
+    } else {
+        tiles = tl_ceil_div(sides.rows, ACROSS_ROWS), wanted = 2 * sms;
+        turn = 8 * ACROSS_WARPS * wide;
+    }
+    const int64_t splits = std::max<int64_t>(1, std::min(wanted / (x.batch * tiles), x.n / turn));
+    args.slice = tl_ceil_div(tl_ceil_div(x.n, splits), 4) * 4;
+    args.tiles = tl_fastdiv((uint64_t)tiles), args.splits = tl_fastdiv((uint64_t)splits);
+
+    const int64_t plane = sides.rows * sides.vectors;
+    tl_scratch<double> parts(ctx);
+    if (splits > 1) TL_TRY(parts.allocate(x.batch * splits * plane));
+    args.parts = parts;
+    args.order = x.order == TL_BESIDE && splits > 1 ? TL_AFTER : x.order;
+    const auto kernel = sides.vectors == 1   ? kernel_for<1>(sides.along, fours, many_rows)
+                        : sides.vectors == 2 ? kernel_for<2>(sides.along, fours, many_rows)
+                        : sides.vectors == 3 ? kernel_for<3>(sides.along, fours, many_rows)
+                                             : kernel_for<4>(sides.along, fours, many_rows);
+    TL_TRY(tl_launch_ahead(ctx, "few_vectors", kernel, (unsigned)(x.batch * splits * tiles),
+                           32 * (sides.along ? ALONG_WARPS : ACROSS_WARPS), 0, args));
+    if (splits == 1) return TORCHLEAN_OK;
+    const int64_t total = x.batch * plane;
+    return tl_launch_ahead(ctx, "few_vectors", add_kernel, tl_grid(total, ADD_THREADS), ADD_THREADS, 0, args,
+                           tl_fastdiv((uint64_t)plane), tl_fastdiv((uint64_t)sides.vectors), (uint32_t)total);
+}
