@@ -188,10 +188,12 @@ DEFECTS = [
         ("return n > 0 ? tl_per_count(s, n)", "return n > 0 ? s", "a mean without 1/n", "reduce"),
         ("tl_per_count(s, -n) * (1.0f / TL_SUM_SCALE)", "tl_per_count(s, -n)", "a mean loss stays scaled", "cross_entropy"),
     ]),
-    *defects("native/src/cpu/reduce.c", rows=[
+    *defects("native/src/cpu/extreme.h", rows=[
         ("const int nan = greatest > order_key(0x7f800000u) || least < order_key(0xff800000u);",
          "const int nan = greatest > order_key(0x7f800000u) || (least < order_key(0xff800000u) && 0);",
          "negative NaNs are hidden from maxima", "reduce"),
+    ]),
+    *defects("native/src/cpu/reduce.c", rows=[
         ("    for (int64_t i = axis + 1; i < dims->rank; i++)\n        v.inner *= dims->d[i];",
          "    for (int64_t i = axis + 1; i < dims->rank; i++)\n        v.outer *= dims->d[i];",
          "inner axes counted as outer ones", "reduce"),

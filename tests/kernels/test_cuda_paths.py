@@ -83,19 +83,22 @@ ALONG = [
         (9, 33, 300, 1),
         (700, 36, 9, 3),
         (700, 132, 1500, 1),
+        (4096, 56, 3600, 1),  # tiles of whole rows
         (5, 132, 1000, 1),
         (3, 40, 200, 3),
         (5, 1500, 20, 1),
     )
     for ii in (1, inner)
 ]
-#: one merged axis reduced, two, three; segments of one level, two, three; few results and many
+#: one merged axis reduced, two, three; segments of one level, two, three; few results and many, several in
+#: a block
 FOLDS: list[dict[str, Any]] = [
     {"dims": dims, "axes": axes}
     for dims, axes in (
         ([5, 4096], 2), ([5, 513], 2), ([7, 61], 2), ([9, 8192], 2), ([3, 8193], 2), ([600, 15], 2), ([300, 33], 1),
         ([3, 700, 37], 2), ([6, 5, 7, 41], 13), ([6, 5, 257], 5), ([2, 3, 2, 3, 2, 3], 21), ([70_000], 1), ([17, 1], 2),
         ([3, 32_700], 2), ([5, 33_000], 2), ([2, 3, 4, 9000], 9), ([70_000, 5], 1), ([133, 65_793], 2), ([2_200_000], 1),
+        ([37, 2488], 2),
     )
 ]  # fmt: skip
 #: rows of a warp and of a block, of one part and of several, that begin anywhere; columns

@@ -259,6 +259,7 @@ PATHS: list[dict[str, Any]] = [
     {"batch": 2, "n": 531, "d": 100, "mask_mode": 2, "scale": 0.1, "mask": lambda rng: _draw_mask(rng, 2, 531)},
     {"batch": 1, "n": 1100, "d": 52, "mask_mode": 3, "scale": 1.5, "mask": None},
     {"batch": 67, "n": 5, "d": 2, "mask_mode": 0, "scale": 16.0, "mask": None},
+    {"batch": 1, "n": 140, "d": 13, "mask_mode": 3, "scale": 0.3, "mask": None},
 ]
 
 
@@ -449,7 +450,7 @@ def _grouped_path(batch, heads, kv_heads, queries, keys, d, width, scale, before
 
 #: short sequences whose scores are large, so that their roundings show; each width of tile on CUDA, and chunks of rows; few
 #: queries to keys that CUDA cuts into parts; what tensor cores take; few keys to queries that are cut, and sums of few
-#: keys or queries that are several blocks' work, of each width, in reproducible contexts too
+#: keys or queries that are several blocks' work, of each width, in reproducible contexts too; few queries of each width
 GROUPED_PATHS = [
     _grouped_path(67, 1, 1, 5, 5, 2, 2, 16.0), _grouped_path(67, 2, 1, 4, 3, 2, 1, 16.0),
     _grouped_path(1, 4, 2, 130, 300, 64, 52, 0.125, 100, 0, 170), _grouped_path(2, 2, 1, 70, 90, 100, 128, 0.1, after=0),
@@ -462,6 +463,9 @@ GROUPED_PATHS = [
     _grouped_path(1, 2, 1, 300, 40, 100, 30, 0.1, 30), _grouped_path(2, 2, 2, 20, 1100, 7, 40, 0.2),
     _grouped_path(1, 1, 1, 40, 600, 140, 9, 0.08, 500, 0, 570), _grouped_path(1, 1, 1, 530, 70, 33, 260, 0.15),
     _grouped_path(1, 1, 1, 2100, 33, 3, 2, 0.5), _grouped_path(1, 1, 1, 18, 2100, 2, 5, 0.5),
+    _grouped_path(1, 2, 1, 70, 40, 13, 5, 0.3), _grouped_path(2, 6, 2, 2, 600, 12, 5, 0.3),
+    _grouped_path(1, 2, 1, 5, 90, 100, 128, 0.1, 40, 0, 80), _grouped_path(1, 2, 1, 7, 70, 132, 200, 0.08),
+    _grouped_path(1, 1, 1, 7, 70, 300, 40, 0.06),
 ]  # fmt: skip
 
 

@@ -6,11 +6,13 @@
 
 #include "core/dims.h"
 #include "cpu/fold_lanes.h"
+#include "cpu/spans.h"
 #include "formula/fold.h"
 #include "formula/integer.h"
 
 enum {
     FOLD_TASK = 65536,                          /* elements of a task */
+    FOLD_HEAVY = 8,                             /* of them that take as long as one that is an argument of exp or log */
     FOLD_ROOM = 896,                            /* doubles in L1, all planes of a unit */
     GROUP_CELLS = TAKE_UNITS * TL_FOLD_SEGMENT, /* elements of a group at most */
 };
@@ -39,6 +41,12 @@ static int64_t planes_of(enum tl_fold_kind kind) { return kind == TL_FOLD_PRODUC
 
 /* Of the values of a level: those of lanes, or what deviations are around, the sum, beside them. */
 static int64_t value_planes_of(enum tl_fold_kind kind) { return kind == TL_FOLD_DEVIATION ? 2 : planes_of(kind); }
+
+/* The most elements of a task. */
+static int64_t task_of(enum tl_fold_kind kind)
+{
+    return kind == TL_FOLD_EXP || kind == TL_FOLD_POWER ? FOLD_TASK / FOLD_HEAVY : FOLD_TASK;
+}
 
 static double centre_of(const fold *a, int64_t result)
 {

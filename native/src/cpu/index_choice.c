@@ -4,6 +4,7 @@
 #include "core/interrupt.h"
 #include "core/threads.h"
 #include "cpu/choice_bundle.h"
+#include "cpu/spans.h"
 #include "cpu/stream.h"
 #include "formula/integer.h"
 #include "formula/order.h"
@@ -23,6 +24,7 @@ enum {
     TOP_TASK = 8192,  /* elements of short rows per task of top-k, which takes longer for each */
     FEW = 64,         /* the most that top-k keeps in registers */
     ORDER_LANES = 64, /* a loop that the compiler vectorises and does not unroll */
+    FIND_LANES = 16,  /* elements that are compared with the best at once */
 };
 
 /* Units of a task, of short rows whole bundles. */
@@ -67,11 +69,18 @@ static int64_t best_place(const float *x, int64_t from, int64_t to, float sign)
             const float v = sign * x[tl_imax(end - ORDER_LANES, from) + l];
             most[l] = tl_takes_lead(v, most[l]) ? v : most[l];
         }
-        for (int l = 0; l < ORDER_LANES; l++) {
-            if (!tl_takes_lead(most[l], best)) continue;
-            best = most[l];
-            place = at;
-        }
+        for (int half = ORDER_LANES / 2; half > 0; half /= 2)
+            for (int l = 0; l < half; l++)
+                most[l] = tl_takes_lead(most[l + half], most[l]) ? most[l + half] : most[l];
+        if (!tl_takes_lead(most[0], best)) continue;
+        best = most[0];
+        place = at;
+    }
+    for (; place + FIND_LANES <= to; place += FIND_LANES) {
+        int32_t found = 0;
+        for (int l = 0; l < FIND_LANES; l++)
+            found |= (sign * x[place + l] == best) | (x[place + l] != x[place + l]);
+        if (found) break;
     }
     while (sign * x[place] != best && x[place] == x[place])
         place++;
@@ -192,7 +201,7 @@ static void column_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 static void run_units(arg_job *job, int64_t units, int64_t size, tl_task_fn fn)
 {
     job->units = units;
-    job->per_task = whole_bundles(tl_imax(1, PART / tl_imax(size, 1)));
+    job->per_task = whole_bundles(tl_even_units(units, size, PART));
     tl_parallel(tl_ceil_div(units, job->per_task), fn, job);
 }
 

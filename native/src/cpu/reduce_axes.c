@@ -30,7 +30,7 @@ static void fold_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 static void run_units(fold *a, int64_t units, int64_t size, tl_task_fn fn)
 {
     a->units = units;
-    a->per_task = tl_imax(1, FOLD_TASK / tl_imax(size, 1));
+    a->per_task = tl_even_units(units, size, task_of(a->kind));
     tl_parallel(tl_ceil_div(units, a->per_task), fn, a);
 }
 
@@ -252,7 +252,7 @@ static int32_t run_spread(tl_context *ctx, fold a, int folds, enum tl_fold_kind 
     b.a.kind = slope;
     b.a.segments = tl_ceil_div(a.f.length, TL_FOLD_SEGMENT);
     b.a.units = a.f.outer * b.a.segments;
-    b.a.per_task = tl_imax(1, FOLD_TASK / tl_imax(1, a.f.inner * tl_imin(a.f.length, TL_FOLD_SEGMENT)));
+    b.a.per_task = tl_even_units(b.a.units, a.f.inner * tl_imin(a.f.length, TL_FOLD_SEGMENT), task_of(slope));
     if (!status && plane > 0) tl_parallel(tl_ceil_div(b.a.units, b.a.per_task), spread_task, &b);
     tl_pool_free(ctx, values);
     return status;

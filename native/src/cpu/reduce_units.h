@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/threads.h"
+#include "cpu/spans.h"
 #include "cpu/sum_tree.h"
 #include "formula/integer.h"
 
@@ -18,7 +19,7 @@ typedef struct grain {
 static inline void run(tl_task_fn fn, void *arg, grain *g, int64_t units, int64_t size)
 {
     g->units = units;
-    g->per_task = size < TASK ? TASK / (size > 0 ? size : 1) : 1;
+    g->per_task = tl_even_units(units, size, TASK);
     tl_parallel(tl_ceil_div(units, g->per_task), fn, arg);
 }
 

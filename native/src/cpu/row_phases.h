@@ -9,6 +9,7 @@
 
 #include "core/threads.h"
 #include "cpu/row_bundle.h"
+#include "cpu/spans.h"
 #include "cpu/stream.h"
 #include "cpu/sum_tree.h"
 #include "formula/integer.h"
@@ -84,6 +85,7 @@
 enum {
     TL_ROW_STATS = 4,    /* statistics of a row */
     TL_ROW_TASK = 65536, /* elements per task: 256 KiB, which pays for handing it to a thread */
+    TL_ROW_SPAN = 16384, /* the most elements of a task of whole rows, which all phases visit */
     TL_ROW_LOOK = 64,    /* leaves between two looks for an interruption */
     TL_ROW_BLOCK = 16, /* rows of one leaf that go through the phases together at most: their statistics are a vector */
     TL_ROWS_MANY = 64, /* rows that occupy the threads by themselves */
@@ -229,7 +231,7 @@ static inline int32_t tl_run_rows(tl_context *ctx, const void *job, const tl_row
     if (cols == 0) return TORCHLEAN_OK;
     tl_row_run r = {.job = job, .phases = phases, .count = count, .rows = rows, .cols = cols};
     r.leaves = tl_ceil_div(cols, TL_SUM_LEAF);
-    r.per_task = cols < TL_ROW_TASK ? TL_ROW_TASK / cols : 1;
+    r.per_task = tl_even_units(rows, cols, TL_ROW_SPAN);
     if (cols <= TL_BUNDLE_COLS) {
         r.bundle = bundle;
         r.per_task = tl_ceil_div(r.per_task, TL_BUNDLE) * TL_BUNDLE;

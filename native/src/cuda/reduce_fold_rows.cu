@@ -22,7 +22,7 @@ struct Rows {
     Axes kept, reduced;
     int64_t rows, results, length, each, extent;
     tl_fastdiv parts;   /* rows of a result */
-    int segments, room; /* of a row at most, and the least power of two that holds them, or TEAMS */
+    int segments, room; /* of a row at most, and the teams that it has: one for each, or all */
     int lanes, width;   /* lanes that fold a segment, and the segments' values */
     tl_fold_rule rule;
     Together together;
@@ -100,6 +100,15 @@ template <tl_fold_kind KIND> __device__ __forceinline__ void put_value(const tl_
     if constexpr (tl_fold_planes(KIND) > 2) to[2 * plane] = f.zeros;
 }
 
+/* Has the segments that the teams take after those from s on brought to L2. While a block takes elements it has no loads under way, and
+ * the few blocks that its registers leave room for do not keep memory busy by their loads alone. One thread asks, for all teams. */
+__device__ __forceinline__ void fetch_next(const Row &row, int s)
+{
+    const int left = row.length - (s + TEAMS) * SEGMENT;
+    if (threadIdx.x > 0 || left < 1) return;
+    tl_fetch_to_l2(row.x + row.begin + (s + TEAMS) * SEGMENT, min(left, TEAMS * SEGMENT));
+}
+
 /* The fold of segment s of a row, for all lanes of its team; of deviations the sum beside them. y holds the elements, which are
  * loaded if they are not there. */
 template <tl_fold_kind KIND, int REDUCED>
@@ -114,6 +123,8 @@ __device__ __forceinline__ tl_folded fold_segment(const Rows &a, const Row &row,
         return join_values<KIND>(a.from + row.result * a.length + begin, a.results * a.length, n, a.lanes, row.lane,
                                  a.each, begin * a.each, a.rule);
     } else {
+        tl_folded f = {tl_fold_start(KIND), 0.0, 0.0};
+        if (__all_sync(~0u, n < 1)) return f; /* a warp behind the row takes no turns from the others */
         const int count = (n - row.lane + LANES - 1) / LANES;
         if (load) {
             if constexpr (REDUCED == 1)
@@ -121,6 +132,7 @@ __device__ __forceinline__ tl_folded fold_segment(const Rows &a, const Row &row,
             else
                 load_runs<KIND>(y, row.x, a.reduced, (uint32_t)begin + row.lane, count);
         }
+        if (REDUCED == 1) fetch_next(row, s);
         tl_folded sum = {0.0, 0.0, 0.0};
         if constexpr (KIND == TL_FOLD_DEVIATION) {
             keep_floats(y);
@@ -128,7 +140,6 @@ __device__ __forceinline__ tl_folded fold_segment(const Rows &a, const Row &row,
             fold_lanes<TL_FOLD_SUM>(LANES, &sum);
             m = mean_of_segment(sum.v, n);
         }
-        tl_folded f = {tl_fold_start(KIND), 0.0, 0.0};
         keep_floats(y);
         take_all<KIND>(f, y, count, m, a.rule);
         fold_lanes<KIND>(LANES, &f);
@@ -194,18 +205,21 @@ __device__ __forceinline__ void put_end(const Rows &a, const tl_folded &f, int64
 /* ---- blocks that end a result together ------------------------------------------------------------------------------- */
 
 /* Whether this block is the last of `count` that come with this ticket, which is then 0 again: what the others wrote before is seen.
- * All threads must call. */
+ * One thread fences, for all whose accesses the barriers order before its own or behind: each fence waits for memory and drops the L1
+ * cache of the multiprocessor. All threads must call. */
 __device__ __forceinline__ bool is_last(uint32_t *ticket, uint32_t count)
 {
     __shared__ bool last;
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
+        __threadfence();
         last = atomicAdd(ticket, 1u) == count - 1;
-        if (last) *ticket = 0;
+        if (last) {
+            *ticket = 0;
+            __threadfence();
+        }
     }
     __syncthreads();
-    __threadfence();
     return last;
 }
 
@@ -232,10 +246,13 @@ __device__ __forceinline__ void finish_together(const Rows &a, const Row &row, d
     double *const values_of_group = of.segment_values + row.result * of.segments + group * SEGMENT;
     double *const values_of_result = of.group_values + row.result * of.groups;
     int n = (int)min(of.segments - group * SEGMENT, (int64_t)SEGMENT);
-    TL_UNROLL_FOR (int p = 0; p < PLANES; p++)
-        if (t < row.segments) values_of_group[p * plane + (row.begin % ROW) / SEGMENT + t] = values[p][t];
-    if (!is_last(of.tickets + row.result * of.groups + group, (uint32_t)((n + a.segments - 1) / a.segments))) return;
-    load_values<PLANES>(values_of_group, plane, n, values);
+    if (row.segments < n) { /* else this block has the whole group */
+        TL_UNROLL_FOR (int p = 0; p < PLANES; p++)
+            if (t < row.segments) values_of_group[p * plane + (row.begin % ROW) / SEGMENT + t] = values[p][t];
+        if (!is_last(of.tickets + row.result * of.groups + group, (uint32_t)((n + a.segments - 1) / a.segments)))
+            return;
+        load_values<PLANES>(values_of_group, plane, n, values);
+    }
     tl_folded f = fold_values<KIND>(values, 0, t, n, a.width, row.lane, SEGMENT, group * ROW, a.rule);
     if (of.groups > 1) {
         if (t == 0) put_value<KIND>(f, values_of_result + group, groups_plane);
@@ -260,12 +277,9 @@ __device__ __forceinline__ void finish_together(const Rows &a, const Row &row, d
     if (t == 0) put_end<KIND>(a, f, row.result, a.results, m);
 }
 
-/* Blocks on a multiprocessor. Products of elements would have a few more registers than leave room for the fourth. */
-template <tl_fold_kind KIND, int REDUCED> constexpr int RESIDENT = KIND == TL_FOLD_PRODUCT && REDUCED == 1 ? 4 : 3;
-
 /* KIND's centre is a fold CENTRE, or it has none, or an earlier one. */
 template <tl_fold_kind KIND, tl_fold_kind CENTRE, int REDUCED>
-__global__ void __launch_bounds__(THREADS, RESIDENT<KIND, REDUCED>) rows_kernel(Rows a)
+__global__ void __launch_bounds__(THREADS, resident_rows(KIND, REDUCED)) rows_kernel(Rows a)
 {
     tl_wait_for_earlier();
     const int team = (int)threadIdx.x / LANES;
@@ -274,7 +288,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<KIND, REDUCED>) rows_kernel(
     row.index = (int64_t)blockIdx.x * (TEAMS / a.room) + team / a.room;
     row.result = a.parts.divmod((uint32_t)row.index, &part);
     row.begin = (int64_t)part * a.extent;
-    row.length = row.index < a.rows ? (int)min(a.length - row.begin, a.extent) : 0;
+    row.length = row.index < a.rows && team < TEAMS / a.room * a.room ? (int)min(a.length - row.begin, a.extent) : 0;
     row.segments = (row.length + SEGMENT - 1) / SEGMENT;
     row.segment = team % a.room, row.first = team - row.segment, row.lane = (int)threadIdx.x % LANES;
     if (row.length == 0) row.result = row.begin = 0; /* of which nothing is read */
@@ -332,8 +346,7 @@ int32_t tl_folds::run_rows(tl_context *ctx, const tl_fold_plan &p, bool centred,
     a.results = p.results(), a.rows = a.results * a.parts.divisor, a.length = length, a.each = each, a.rule = p.rule;
     a.segments = (int)tl_imin(segments, a.extent / SEGMENT);
     a.lanes = (int)tl_fold_width(length), a.width = (int)tl_fold_width(segments), a.together = together;
-    for (a.room = 1; a.room < a.segments && a.room < TEAMS;)
-        a.room *= 2;
+    a.room = (int)tl_imin(a.segments, TEAMS);
     const bool one = a.reduced.count == 1;
     const auto kernel = from      ? rows_kernel_of<-1, false>(p.kind)
                         : centred ? one ? rows_kernel_of<1, true>(p.kind) : rows_kernel_of<2, true>(p.kind)

@@ -288,15 +288,19 @@ uint32_t *find_tickets(tl_context *ctx)
     return static_cast<uint32_t *>(tickets);
 }
 
-/* Results of which a block has a part each, as few segments as its teams have, or more where the blocks would take many turns. */
+/* Results of which a block has a part each: as few segments as its teams have, or so many more that the blocks take the least time. A
+ * block takes about half a pass of its teams to begin and to end. */
 int32_t run_together(tl_context *ctx, const tl_fold_plan &p, uint32_t *tickets, double *values, float *out)
 {
-    constexpr int64_t TURNS = 8, BLOCKS = 3; /* on a multiprocessor */
     const int64_t results = p.results(), segments = tl_ceil_div(p.f.length, SEGMENT);
     const int64_t groups = tl_ceil_div(segments, SEGMENT), planes = tl_fold_planes(p.kind);
-    int64_t own = TEAMS;
-    while (2 * own < SEGMENT && results * tl_ceil_div(segments, 2 * own) >= TURNS * BLOCKS * tl_cuda_sms(ctx))
-        own *= 2;
+    const int64_t resident = (int64_t)tl_cuda_sms(ctx) * resident_rows(p.kind, p.f.reduced);
+    int64_t own = TEAMS, least = INT64_MAX;
+    for (int64_t share = TEAMS; share <= SEGMENT; share *= 2) {
+        const int64_t turns = tl_ceil_div(results * tl_ceil_div(segments, share), resident);
+        const int64_t half_passes = turns * (2 * (share / TEAMS) + 1);
+        if (half_passes < least) least = half_passes, own = share;
+    }
     tl_scratch<double> parts(ctx);
     TL_TRY(parts.allocate(planes * results * (segments + groups)));
     const Together together = {parts,

@@ -28,8 +28,10 @@ TL_HD float tl_sqrt_bwd(float x, float y, float g)
     return x > 0.0f ? inside : x <= 0.0f ? 0.0f : x;
 }
 
-/* IEEE 754-2019 maximum and minimum: a NaN wins over everything, +0 is above -0. Equal operands differ at most in the
- * sign of zero, which "and" resolves upwards and "or" downwards. The PTX instructions define the same. */
+/* IEEE 754-2019 maximum and minimum: a NaN wins over everything, +0 is above -0. On the CPU both selections are an instruction that
+ * gives its second operand where none is beyond the other: the same number twice, or both operands. Equal ones differ at most in the
+ * sign of zero, which "and" resolves upwards and "or" downwards. A NaN with bits added stays one. The PTX instructions define the
+ * same. */
 TL_HD float tl_max(float a, float b)
 {
 #ifdef __CUDA_ARCH__
@@ -37,8 +39,9 @@ TL_HD float tl_max(float a, float b)
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
     return y;
 #else
-    float equal = tl_from_bits(tl_bits(a) & tl_bits(b));
-    return a > b ? a : a < b ? b : a == b ? equal : a + b;
+    float first = a > b ? a : b, second = b > a ? b : a;
+    uint32_t nan = (a != a) | (b != b) ? ~0u : 0u;
+    return tl_from_bits((tl_bits(first) & tl_bits(second)) | nan);
 #endif
 }
 
@@ -49,8 +52,8 @@ TL_HD float tl_min(float a, float b)
     asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
     return y;
 #else
-    float equal = tl_from_bits(tl_bits(a) | tl_bits(b));
-    return a < b ? a : a > b ? b : a == b ? equal : a + b;
+    float first = a < b ? a : b, second = b < a ? b : a;
+    return tl_from_bits(tl_bits(first) | tl_bits(second));
 #endif
 }
 

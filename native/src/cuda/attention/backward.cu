@@ -283,14 +283,18 @@ static int32_t backward(tl_context *ctx, BackwardArgs &a, uint8_t *finite, uint8
     if (unsafe) TL_TRY(backward_tensor(ctx, a));
     /* Two blocks of 128 threads share a multiprocessor up to d = 64, one block beyond: bound by shared memory and by
      * the registers of two products and the sums. */
-    const int32_t status = d <= 32    ? query_pass<Config<32, 128, 32, 16, 8, 2>>(ctx, a)
+    const int32_t status = d <= 8     ? query_pass<Config<8, 128, 32, 16, 8, 2>>(ctx, a)
+                           : d <= 16  ? query_pass<Config<16, 128, 32, 16, 8, 2>>(ctx, a)
+                           : d <= 32  ? query_pass<Config<32, 128, 32, 16, 8, 2>>(ctx, a)
                            : d <= 64  ? query_pass<Config<64, 128, 32, 16, 8, 2>>(ctx, a)
                            : d <= 128 ? query_pass<Config<128, 64, 64, 16, 16, 1>>(ctx, a)
                            : d <= 256 ? query_pass<Config<256, 32, 32, 8, 16, 1>>(ctx, a)
                                       : query_pass<Config<128, 64, 64, 16, 16, 1, true>>(ctx, a);
     TL_TRY(status);
     if (!a.gK && !a.gV) return TORCHLEAN_OK;
-    return d <= 32    ? key_pass<Config<32, 64, 64, 16, 8, 2>>(ctx, a)
+    return d <= 8     ? key_pass<Config<8, 64, 64, 16, 8, 2>>(ctx, a)
+           : d <= 16  ? key_pass<Config<16, 64, 64, 16, 8, 2>>(ctx, a)
+           : d <= 32  ? key_pass<Config<32, 64, 64, 16, 8, 2>>(ctx, a)
            : d <= 64  ? key_pass<Config<64, 64, 64, 16, 8, 2>>(ctx, a)
            : d <= 128 ? key_pass<Config<128, 64, 64, 16, 16, 1>>(ctx, a)
            : d <= 256 ? key_pass<Config<256, 32, 32, 8, 16, 1>>(ctx, a)

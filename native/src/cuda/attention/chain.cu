@@ -54,6 +54,7 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
         tl_copy_commit();
     };
 
+    const bool idle = i0 + lane.row0 >= a.rows; /* a warp without rows: it only copies */
     Sums<C> sums;
     Softmax<C> softmax;
     for (int64_t begin = first_term(a); begin < a.keys; begin += a.segment) {
@@ -75,6 +76,11 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
                 tl_copy_wait<0>();
                 __syncthreads();
                 if (C::STAGES > 1 && after < last) start(after, stage ^ 1);
+                if (C::STAGES > 1 && idle) {
+                    stage ^= 1;
+                    j0 = after;
+                    continue;
+                }
                 multiply<C>(s, Qs, k, whole(a.d, 0, C::DP), lane);
             }
             softmax.step(s, sums, shut, a, limits, span.open(a, j0), j0, lane);

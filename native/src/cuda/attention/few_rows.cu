@@ -203,6 +203,17 @@ template <int R, int VECTOR> static int32_t forward(tl_context *ctx, Args &a, in
     return tl_launch(ctx, NAME, join_kernel, (unsigned)(a.members * a.rows), THREADS, a);
 }
 
+/* More rows to a block read keys less often; fewer leave blocks enough that one waits for memory while others compute: two to a
+ * multiprocessor. */
+template <int VECTOR> static int32_t forward_rows(tl_context *ctx, Args &a, int64_t blocks)
+{
+    const int64_t full = blocks * tl_ceil_div(a.rows, ROWS_MOST), sms = tl_cuda_sms(ctx);
+    return a.rows == 1                     ? forward<1, VECTOR>(ctx, a, blocks)
+           : a.rows <= 4 || full < sms     ? forward<4, VECTOR>(ctx, a, blocks)
+           : a.rows <= 8 || full < 2 * sms ? forward<8, VECTOR>(ctx, a, blocks)
+                                           : forward<ROWS_MOST, VECTOR>(ctx, a, blocks);
+}
+
 static int64_t splits_of(const Geometry &of) { return of.keys > SPLIT ? tl_ceil_div(of.keys, SPLIT) : 1; }
 
 } /* namespace few */
@@ -231,14 +242,7 @@ int32_t few_rows_forward(tl_context *ctx, const Geometry &of, const float *Q, co
     tl_scratch<float> parts(ctx);
     if (splits > 1) TL_TRY(parts.allocate(blocks * a.rows * (a.v + 2)));
     a.parts = splits > 1 ? (float *)parts : nullptr;
-    const bool few = a.rows <= 4 || blocks * tl_ceil_div(a.rows, ROWS_MOST) < tl_cuda_sms(ctx);
-    if (wide)
-        return a.rows == 1 ? forward<1, 4>(ctx, a, blocks)
-               : few       ? forward<4, 4>(ctx, a, blocks)
-                           : forward<ROWS_MOST, 4>(ctx, a, blocks);
-    return a.rows == 1 ? forward<1, 1>(ctx, a, blocks)
-           : few       ? forward<4, 1>(ctx, a, blocks)
-                       : forward<ROWS_MOST, 1>(ctx, a, blocks);
+    return wide ? forward_rows<4>(ctx, a, blocks) : forward_rows<1>(ctx, a, blocks);
 }
 
 } /* namespace attention */

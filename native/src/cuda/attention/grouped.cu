@@ -63,10 +63,10 @@ __device__ __forceinline__ void scores(float (&s)[C::RM][C::RK], float *As, cons
 template <class C>
 __device__ __forceinline__ void store(float *row, const float (&x)[C::RC], int64_t width, int64_t from)
 {
-    TL_UNROLL_FOR (int g = 0; g < C::RC / 4; g++) {
-        const int64_t c = from + (threadIdx.x % C::TX + g * C::TX) * 4;
-        TL_UNROLL_FOR (int e = 0; e < 4; e++)
-            if (c + e < width) row[c + e] = x[4 * g + e];
+    TL_UNROLL_FOR (int g = 0; g < C::RC / C::VECTOR; g++) {
+        const int64_t c = from + (threadIdx.x % C::TX + g * C::TX) * C::VECTOR;
+        TL_UNROLL_FOR (int e = 0; e < C::VECTOR; e++)
+            if (c + e < width) row[c + e] = x[C::VECTOR * g + e];
     }
 }
 
@@ -306,8 +306,11 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
     TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
         const int64_t row = j0 + ty + C::TY * i, at = (b * gridDim.z + blockIdx.z) * a.keys + row;
         if (row >= a.keys) continue;
-        TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
-            gK[i][c] *= a.scale;
+        /* No -0, which a row that is passed over, or does not exist, would make +0: so signs do not depend on the tile. */
+        TL_UNROLL_FOR (int c = 0; c < C::RC; c++) {
+            gK[i][c] = (gK[i][c] + 0.0f) * a.scale;
+            gV[i][c] += 0.0f;
+        }
         if (want_k) store<C>(a.gK + at * a.d, gK[i], a.d, from);
         if (want_v) store<C>(a.gV + at * a.v, gV[i], a.v, from);
     }
@@ -415,6 +418,15 @@ template <class C> static int32_t query_pass(tl_context *ctx, Args &a)
     return tl_launch(ctx, GROUPED, join_kernel, (unsigned)(a.members * a.rows), 128, a, (int)parts);
 }
 
+/* Of few queries, as when a model writes one token after the other, SMALL: where LARGE would be empty by three quarters, or
+ * one small tile holds all. COLS and TX decide the order of sums of this pass, ROWS does not. */
+template <class LARGE, class SMALL> static int32_t query_pass(tl_context *ctx, Args &a)
+{
+    static_assert(LARGE::COLS == SMALL::COLS && LARGE::TX == SMALL::TX, "the order of sums");
+    constexpr int FEW = LARGE::ROWS / 4 > SMALL::ROWS ? LARGE::ROWS / 4 : SMALL::ROWS;
+    return a.rows <= FEW ? query_pass<SMALL>(ctx, a) : query_pass<LARGE>(ctx, a);
+}
+
 template <class C> static int32_t key_pass(tl_context *ctx, Args &a)
 {
     a.part = terms_of_block(a.keys, a.rows, 256);
@@ -426,6 +438,12 @@ template <class C> static int32_t key_pass(tl_context *ctx, Args &a)
     TL_TRY(launch<C>(ctx, key_kernel<C>, a, key_shared<C>(), a.keys, width, parts));
     TL_TRY(part_k.close());
     return part_v.close();
+}
+
+/* Of few queries SMALL, of fewer COLS: the sums of this pass are chains in the order of the queries, whatever the tile. */
+template <class LARGE, class SMALL> static int32_t key_pass(tl_context *ctx, Args &a)
+{
+    return a.rows <= LARGE::COLS / 2 ? key_pass<SMALL>(ctx, a) : key_pass<LARGE>(ctx, a);
 }
 
 static Args make_args(const Geometry &of, const float *Q, const float *K, const float *V)
@@ -469,7 +487,9 @@ extern "C" int32_t tl_cuda_grouped_attention(tl_context *ctx, const float *Q, co
         a.finite_v = finite;
     }
     const int64_t most = d > width ? d : width;
-    return most <= 32    ? forward<Config<32, 128, 64, 16, 8, 2>>(ctx, a)
+    return most <= 8     ? forward<Config<8, 128, 64, 16, 8, 2>>(ctx, a)
+           : most <= 16  ? forward<Config<16, 128, 64, 16, 8, 2>>(ctx, a)
+           : most <= 32  ? forward<Config<32, 128, 64, 16, 8, 2>>(ctx, a)
            : most <= 64  ? forward<Config<64, 128, 64, 16, 8, 2>>(ctx, a)
            : most <= 128 ? forward<Config<128, 128, 64, 16, 16, 1>>(ctx, a)
            : most <= 256 ? forward<Config<256, 64, 64, 16, 16, 1>>(ctx, a)
@@ -513,15 +533,20 @@ extern "C" int32_t tl_cuda_grouped_attention_bwd(tl_context *ctx, const float *Q
     }
     if (most == 0) return TORCHLEAN_OK;
     if (d > 0 || gK || gV)
-        TL_TRY((most <= 32    ? query_pass<Config<32, 128, 32, 16, 8, 2>>(ctx, a)
-                : most <= 64  ? query_pass<Config<64, 128, 32, 16, 8, 2>>(ctx, a)
-                : most <= 128 ? query_pass<Config<128, 64, 64, 16, 16, 1>>(ctx, a)
-                : most <= 256 ? query_pass<Config<256, 32, 32, 8, 16, 1>>(ctx, a)
-                              : query_pass<Config<128, 64, 64, 16, 16, 1, true>>(ctx, a)));
+        TL_TRY((most <= 8     ? query_pass<Config<8, 128, 32, 16, 8, 2>, Config<8, 16, 32, 16, 8, 6>>(ctx, a)
+                : most <= 16  ? query_pass<Config<16, 128, 32, 16, 8, 2>, Config<16, 16, 32, 16, 8, 5>>(ctx, a)
+                : most <= 32  ? query_pass<Config<32, 128, 32, 16, 8, 2>, Config<64, 16, 32, 16, 8, 5>>(ctx, a)
+                : most <= 64  ? query_pass<Config<64, 128, 32, 16, 8, 2>, Config<64, 16, 32, 16, 8, 5>>(ctx, a)
+                : most <= 128 ? query_pass<Config<128, 64, 64, 16, 16, 1>, Config<128, 16, 64, 16, 16, 2>>(ctx, a)
+                : most <= 256
+                    ? query_pass<Config<256, 32, 32, 8, 16, 1>, Config<256, 16, 32, 16, 16, 2>>(ctx, a)
+                    : query_pass<Config<128, 64, 64, 16, 16, 1, true>, Config<128, 16, 64, 16, 16, 2, true>>(ctx, a)));
     if (!gK && !gV) return TORCHLEAN_OK;
-    return most <= 32    ? key_pass<Config<32, 64, 64, 16, 8, 2>>(ctx, a)
-           : most <= 64  ? key_pass<Config<64, 64, 64, 16, 8, 2>>(ctx, a)
-           : most <= 128 ? key_pass<Config<128, 64, 64, 16, 16, 1>>(ctx, a)
-           : most <= 256 ? key_pass<Config<256, 32, 32, 8, 16, 1>>(ctx, a)
-                         : key_pass<Config<128, 64, 64, 16, 16, 1, true>>(ctx, a);
+    return most <= 8     ? key_pass<Config<8, 64, 64, 16, 8, 2>, Config<8, 64, 16, 16, 8, 5>>(ctx, a)
+           : most <= 16  ? key_pass<Config<16, 64, 64, 16, 8, 2>, Config<16, 64, 16, 16, 8, 4>>(ctx, a)
+           : most <= 32  ? key_pass<Config<32, 64, 64, 16, 8, 2>, Config<64, 64, 16, 16, 8, 3>>(ctx, a)
+           : most <= 64  ? key_pass<Config<64, 64, 64, 16, 8, 2>, Config<64, 64, 16, 16, 8, 3>>(ctx, a)
+           : most <= 128 ? key_pass<Config<128, 64, 64, 16, 16, 1>, Config<128, 32, 16, 16, 16, 2>>(ctx, a)
+           : most <= 256 ? key_pass<Config<256, 32, 32, 8, 16, 1>, Config<256, 32, 16, 8, 16, 2>>(ctx, a)
+                         : key_pass<Config<128, 64, 64, 16, 16, 1, true>, Config<128, 32, 16, 16, 16, 2, true>>(ctx, a);
 }

@@ -133,14 +133,24 @@ __device__ __forceinline__ void copy(float *to, const float *x, int64_t first, i
             if (c >= rest) continue;
             tl_copy_async<16>(to + r * C::LD + c, r < rows ? source + r * width + c : x, r < rows);
         }
+        return;
+    }
+    const int end = (int)(rest < C::DP ? (rest + 3) / 4 * 4 : C::DP);
+    auto start = [&](int r, int c) {
+        const bool present = r < rows && c < rest;
+        tl_copy_async<4>(to + r * C::LD + c, present ? source + r * width + c : x, present);
+    };
+    if constexpr (C::DP <= 32) { /* a thread copies elements of one column */
+        const int c = (int)threadIdx.x % C::DP;
+        if (c >= end) return;
+#pragma unroll 4
+        for (int r = (int)threadIdx.x / C::DP; r < COUNT; r += C::THREADS / C::DP)
+            start(r, c);
     } else { /* a warp copies a row */
-        const int end = (int)(rest < C::DP ? (rest + 3) / 4 * 4 : C::DP);
 #pragma unroll 4
         for (int r = (int)threadIdx.x / 32; r < COUNT; r += C::THREADS / 32)
-            for (int c = (int)threadIdx.x % 32; c < end; c += 32) {
-                const bool present = r < rows && c < rest;
-                tl_copy_async<4>(to + r * C::LD + c, present ? source + r * width + c : x, present);
-            }
+            for (int c = (int)threadIdx.x % 32; c < end; c += 32)
+                start(r, c);
     }
 }
 
@@ -152,13 +162,13 @@ __device__ __forceinline__ void arrive()
     __syncthreads();
 }
 
-/* Whether COUNT rows of n from `first` on of member b are all finite. */
+/* Whether COUNT rows of n from `first` on, a multiple of COUNT, of member b are all finite, as far as granules tell. */
 template <int COUNT>
 __device__ __forceinline__ bool finite_rows(const uint8_t *finite, int64_t n, int64_t b, int64_t first)
 {
     const int64_t granules = (n + GRANULE - 1) / GRANULE;
     bool yes = true;
-    TL_UNROLL_FOR (int g = 0; g < COUNT / GRANULE; g++)
+    TL_UNROLL_FOR (int g = 0; g < (COUNT + GRANULE - 1) / GRANULE; g++)
         yes &= first / GRANULE + g >= granules || finite[b * granules + first / GRANULE + g] != 0;
     return yes;
 }

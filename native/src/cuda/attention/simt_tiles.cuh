@@ -35,7 +35,7 @@ template <int DP_, int ROWS_, int COLS_, int TY_, int TX_, int BLOCKS_, bool MAN
     static constexpr int THREADS = TY * TX, LD = DP + 4, LP = COLS + 4;
     static constexpr int RM = ROWS / TY, RK = COLS / TX, RC = DP / TX;
     static constexpr int VECTOR = RC < 4 ? RC : 4; /* coordinates of a result that lie side by side */
-    static_assert(RC % VECTOR == 0 && COLS % 32 == 0 && ROWS % 32 == 0 && TX <= 32, "ownership");
+    static_assert(RC % VECTOR == 0 && COLS % TX == 0 && COLS % 4 == 0 && ROWS % TY == 0 && TX <= 32, "ownership");
 };
 
 struct Problem {
@@ -155,6 +155,7 @@ __device__ __forceinline__ void store_row(float *row, const float (&v)[C::RC], c
 template <class C, int QUERIES, int KEYS>
 __device__ __forceinline__ bool read_mask(uint32_t *bits, const Problem &p, int64_t b, int64_t i0, int64_t j0)
 {
+    static_assert(KEYS % 32 == 0, "whole words");
     constexpr int WORDS = KEYS / 32;
     bool any = false;
     if (p.mode == CAUSAL) {

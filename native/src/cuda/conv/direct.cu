@@ -41,7 +41,8 @@ static_assert(32 * AT_ONCE * sizeof(float) <= ROOM * sizeof(float4), "sums take 
 struct Job {
     const float *small, *w, *bias;
     float *large;
-    uint32_t channels, rows, items, small_size, large_size, taps;
+    uint32_t channels, rows, items, small_size, large_size;
+    tl_fastdiv taps;
     uint64_t w_channel, w_row;       /* strides of w */
     int64_t w_first, w_step;         /* the element of kernel offset 0, and the way to the next */
     uint32_t groups, group_channels; /* of a part: a power of two; channels of each, the last may have fewer */
@@ -52,13 +53,30 @@ struct Job {
     tl_fastdiv stride0, in0, count1, count2; /* of axis 0; groups of P along axis 1, j along axis 2 */
 };
 
+/* Offsets T along the second axis for its kernel, as forms have them, and the shortest kernel of a form. */
+constexpr int offsets_of(int S, int kernel)
+{
+    return S == 1 ? (kernel <= 3 ? 3 : kernel <= 5 ? 5 : 7) : kernel <= 4 ? 2 : kernel <= 6 ? 3 : 4;
+}
+
+constexpr int least_kernel(int S, int T)
+{
+    int kernel = 1;
+    while (offsets_of(S, kernel) < T)
+        kernel++;
+    return kernel;
+}
+
 template <int S_, int T_, int R_, int P_> struct Form {
     static constexpr int S = S_, T = T_, R = R_, P = P_, V = P + T - 1, SUMS = P * S * S * R;
-    static constexpr int AHEAD = T <= 3 ? T : 1; /* offsets along the third axis whose elements are read together */
+    static_assert(S == 1 || S == 2, "a last offset has all residues, or one");
+    static constexpr int LEAST = least_kernel(S, T);
+    /* offsets along the third axis whose elements are read together */
+    static constexpr int AHEAD = T <= 3 && SUMS + T * V <= 80 ? T : 1;
     static constexpr int TOGETHER =
         R == 4 || SUMS > 32 ? 2 : 4; /* weights that a thread fetches together, as registers allow */
-    /* thread blocks on a multiprocessor, without spills */
-    static constexpr int HELD = SUMS + AHEAD * V, RESIDENT = HELD > 50 ? 2 : HELD > 24 ? 3 : 4;
+    /* thread blocks on a multiprocessor, as many as leave registers for the inner loop */
+    static constexpr int HELD = SUMS + AHEAD * V, RESIDENT = HELD > (AHEAD == 1 ? 56 : 50) ? 2 : HELD > 24 ? 3 : 4;
 };
 
 /* A thread's item, and where its sums go. */
@@ -100,13 +118,35 @@ template <class F> struct Item {
     }
 };
 
+/* sums += the products of the lines `v` of one offset along the third axis and its weights, `w` the first of them, COUNT residues
+ * of that axis. Only offsets along the second axis that not every kernel of the form has are looked at, so that weights can be
+ * fetched while others are multiplied. */
+template <class F, int COUNT>
+__device__ __forceinline__ void add_taps(const float4 *w, int kernel1, int kernel2, const float (&v)[F::V],
+                                         float (&sum)[F::SUMS])
+{
+    constexpr int S = F::S, T = F::T, R = F::R;
+    TL_UNROLL_FOR (int k1 = 0; k1 < T * S; k1++) {
+        if (k1 >= F::LEAST && k1 >= kernel1) continue;
+        TL_UNROLL_FOR (int r2 = 0; r2 < COUNT; r2++) {
+            const float4 rows = w[k1 * kernel2 + r2];
+            const float x[4] = {rows.x, rows.y, rows.z, rows.w};
+            TL_UNROLL_FOR (int p = 0; p < F::P; p++)
+                TL_UNROLL_FOR (int r = 0; r < R; r++) {
+                    float &own = sum[((p * S + k1 % S) * S + r2) * R + r];
+                    own = fmaf(x[r], v[p + T - 1 - k1 / S], own);
+                }
+        }
+    }
+}
+
 /* sums += what channels begin .. end - 1 add. `weights`: the warp's room; all of a warp call this. */
 template <class F>
 __device__ __forceinline__ void add_channels(const Job &job, const Item<F> &item, uint32_t begin, uint32_t end,
                                              float4 *weights, float (&sum)[F::SUMS])
 {
-    constexpr int S = F::S, T = F::T, R = F::R, P = F::P, V = F::V, AHEAD = F::AHEAD, TOGETHER = F::TOGETHER;
-    const uint32_t lane = threadIdx.x % 32, taps = job.taps;
+    constexpr int S = F::S, T = F::T, R = F::R, V = F::V, AHEAD = F::AHEAD, TOGETHER = F::TOGETHER;
+    const uint32_t lane = threadIdx.x % 32, taps = job.taps.divisor;
     const int width = job.out[2], kernel1 = job.kernel[1], kernel2 = job.kernel[2];
     uint32_t present = 0; /* which of the V lines from j1 - (T - 1) on exist */
     TL_UNROLL_FOR (int m = 0; m < V; m++)
@@ -122,7 +162,8 @@ __device__ __forceinline__ void add_channels(const Job &job, const Item<F> &item
         for (uint32_t i = lane; i < channels * taps; i += 32 * TOGETHER) {
             float x[TOGETHER][4] = {};
             TL_UNROLL_FOR (int u = 0; u < TOGETHER; u++) {
-                const uint32_t at = i + 32 * u, channel = at / taps, k = at - channel * taps;
+                uint32_t k;
+                const uint32_t at = i + 32 * u, channel = job.taps.divmod(at, &k);
                 const float *w = base + (channel * job.w_channel + (int64_t)k * job.w_step);
                 TL_UNROLL_FOR (uint32_t r = 0; r < (uint32_t)R; r++)
                     if (at < channels * taps && r < present_rows) x[u][r] = __ldg(w + r * job.w_row);
@@ -149,22 +190,14 @@ __device__ __forceinline__ void add_channels(const Job &job, const Item<F> &item
                                           ? __ldg(job.small + (plane - (uint32_t)(t0 + a) + (uint32_t)(m * width)))
                                           : 0.0f;
                     }
-                    TL_UNROLL_FOR (int a = 0; a < AHEAD; a++)
-                        TL_UNROLL_FOR (int t1 = 0; t1 < T; t1++)
-                            TL_UNROLL_FOR (int r1 = 0; r1 < S; r1++) {
-                                if (t1 * S + r1 >= kernel1) continue;
-                                const float4 *w = of_plane + (t1 * S + r1) * kernel2 + (t0 + a) * S;
-                                TL_UNROLL_FOR (int r2 = 0; r2 < S; r2++) {
-                                    if ((t0 + a) * S + r2 >= kernel2) continue;
-                                    const float4 rows = w[r2];
-                                    const float x[4] = {rows.x, rows.y, rows.z, rows.w};
-                                    TL_UNROLL_FOR (int p = 0; p < P; p++)
-                                        TL_UNROLL_FOR (int r = 0; r < R; r++) {
-                                            float &own = sum[((p * S + r1) * S + r2) * R + r];
-                                            own = fmaf(x[r], v[a][p + T - 1 - t1], own);
-                                        }
-                                }
-                            }
+                    TL_UNROLL_FOR (int a = 0; a < AHEAD; a++) {
+                        const int left = kernel2 - (t0 + a) * S;
+                        const float4 *const w = of_plane + (t0 + a) * S;
+                        if (left >= S)
+                            add_taps<F, S>(w, kernel1, kernel2, v[a], sum);
+                        else if (left == 1)
+                            add_taps<F, 1>(w, kernel1, kernel2, v[a], sum);
+                    }
                 }
                 z--;
                 plane -= (uint32_t)(job.out[1] * width);
@@ -234,7 +267,8 @@ int32_t launch_items(tl_context *ctx, const Job &job, const int64_t *count, int6
 {
     constexpr int MANY = S == 1 ? 8 : 4, FEW = few_positions(S);
     constexpr int64_t WARPS_LEAST = 16; /* of a multiprocessor */
-    const int64_t warps = items_of(job, count, batch, MANY) / 32 * (int64_t)(job.groups * job.parts);
+    const int64_t warps = items_of(job, count, batch, MANY) / 32 * (int64_t)(job.groups * job.parts) *
+                          tl_ceil_div(job.rows, R);
     const bool many = 2 * count[1] > MANY && warps >= WARPS_LEAST * tl_cuda_sms(ctx);
     return many ? launch<Form<S, T, R, MANY>>(ctx, job, count, batch)
                 : launch<Form<S, T, R, FEW>>(ctx, job, count, batch);
@@ -270,14 +304,14 @@ void cut_channels(Job &job, int64_t image_items)
 
 int32_t launch_any(tl_context *ctx, const Job &job, int64_t stride, const int64_t *count, int64_t batch)
 {
-    const int k = job.kernel[1];
+    const int offsets = offsets_of((int)stride, job.kernel[1]);
     if (stride == 1)
-        return k <= 3   ? launch_rows<1, 3>(ctx, job, count, batch)
-               : k <= 5 ? launch_rows<1, 5>(ctx, job, count, batch)
-                        : launch_rows<1, 7>(ctx, job, count, batch);
-    return k <= 4   ? launch_rows<2, 2>(ctx, job, count, batch)
-           : k <= 6 ? launch_rows<2, 3>(ctx, job, count, batch)
-                    : launch_rows<2, 4>(ctx, job, count, batch);
+        return offsets == 3   ? launch_rows<1, 3>(ctx, job, count, batch)
+               : offsets == 5 ? launch_rows<1, 5>(ctx, job, count, batch)
+                              : launch_rows<1, 7>(ctx, job, count, batch);
+    return offsets == 2   ? launch_rows<2, 2>(ctx, job, count, batch)
+           : offsets == 3 ? launch_rows<2, 3>(ctx, job, count, batch)
+                          : launch_rows<2, 4>(ctx, job, count, batch);
 }
 
 /* The stride that the last two axes share, as far as one matters to them, else 1; 0 if they have different ones. */
@@ -352,7 +386,7 @@ int32_t tl_cuda_conv_direct(tl_context *ctx, const tl_conv_shape &shape, bool sp
     const tl_conv_shape s = spread ? shape : turned(shape);
     Job job = {};
     job.small = small, job.w = w, job.bias = bias, job.large = large;
-    job.channels = (uint32_t)channels, job.rows = (uint32_t)rows, job.taps = (uint32_t)s.taps;
+    job.channels = (uint32_t)channels, job.rows = (uint32_t)rows, job.taps = tl_fastdiv((uint64_t)s.taps);
     job.w_channel = (uint64_t)(spread ? rows * s.taps : s.taps);
     job.w_row = (uint64_t)(spread ? s.taps : channels * s.taps);
     job.w_first = spread ? 0 : s.taps - 1, job.w_step = spread ? 1 : -1;
@@ -360,8 +394,8 @@ int32_t tl_cuda_conv_direct(tl_context *ctx, const tl_conv_shape &shape, bool sp
     job.groups = 1;
     while (job.groups < WARPS && channels >= 2 * GROUP_LEAST * job.groups)
         job.groups *= 2;
-    job.room = job.taps > ROOM ? job.taps : ROOM;
-    job.chunk = job.room / job.taps;
+    job.room = job.taps.divisor > ROOM ? job.taps.divisor : ROOM;
+    job.chunk = job.room / job.taps.divisor;
     const int64_t stride = common_stride(s);
     int64_t count[AXES];
     for (int d = 0; d < AXES; d++) {

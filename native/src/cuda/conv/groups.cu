@@ -6,7 +6,7 @@
  *   element_kernel   anything else but what conv/depthwise.cu serves: a thread owns one element. A spread takes the kernel
  *                    offsets of its element's phase
  *   weights_kernel   a block owns one pair of channels and one segment of the positions of the batch, its threads every
- *                    THREADS-th of them, TAPS_AT_ONCE taps in registers
+ *                    THREADS-th of them, some taps in registers
  *   weights_chain    a thread owns one tap of one pair of channels and one segment (formula/chain.h) of those positions
  *
  * Order of additions: a product's channel by channel and tap by tap, the bias last; a weight's thread by thread in index
@@ -19,7 +19,10 @@
 
 namespace {
 
-constexpr int THREADS = 128, AXES = 3, WIDTH = 4, TAPS_AT_ONCE = 9;
+constexpr int THREADS = 128, AXES = 3, WIDTH = 4;
+/* Taps of a thread of weights_kernel, which share what finding a position costs. Where that leaves multiprocessors idle a thread
+ * waits for memory rather than for its turn: it then has one tap, of so many positions at a time. */
+constexpr int TAPS_AT_ONCE = 9, POSITIONS_AHEAD = 8;
 constexpr int64_t DIRECT_MOST = 8; /* channels of a group: with more, matrix products are faster */
 constexpr int64_t TERMS_FEW = 63;  /* of an element of one group: fewer than tensor cores take */
 constexpr int64_t EXTENT_MOST = INT64_C(1) << 28, TAPS_MOST = 16384;
@@ -177,44 +180,56 @@ __global__ void __launch_bounds__(THREADS) element_kernel(const __grid_constant_
     job.target[index] = none ? plane.empty(job) : plane.ended(job, sum);
 }
 
-/* blockIdx.x: segment, and pair of channels (group, row, channel), which is fastest; y: taps. `source` is the large array, `w` the small one. */
+/* blockIdx.x: segment, and pair of channels (group, row, channel), which is fastest; y: TAPS taps. `source` is the large array,
+ * `w` the small one. A thread reads what AHEAD of its positions need before it adds the first. */
+template <int TAPS, int AHEAD>
 __global__ void __launch_bounds__(THREADS) weights_kernel(const __grid_constant__ Job job)
 {
-    __shared__ float warps[TAPS_AT_ONCE][THREADS / 32];
+    __shared__ float warps[TAPS][THREADS / 32];
     uint32_t pair;
     const uint32_t segment = job.pairs.divmod(blockIdx.x, &pair), row = pair / job.channels,
                    channel = pair - row * job.channels;
-    const uint32_t group = row / job.rows, tap0 = blockIdx.y * TAPS_AT_ONCE;
-    const int taps = (int)min(job.taps - tap0, (uint32_t)TAPS_AT_ONCE);
-    const uint64_t begin = (uint64_t)segment * SEGMENT;
-    const uint64_t end = begin + SEGMENT < job.items ? begin + SEGMENT : job.items;
-    int32_t dz[TAPS_AT_ONCE], dy[TAPS_AT_ONCE], dx[TAPS_AT_ONCE];
-    float sums[TAPS_AT_ONCE] = {};
-    TL_UNROLL_FOR (int i = 0; i < TAPS_AT_ONCE; i++) {
+    const uint32_t group = row / job.rows, groups = job.group.divisor, tap0 = blockIdx.y * TAPS;
+    const int taps = (int)min(job.taps - tap0, (uint32_t)TAPS);
+    const uint64_t begin = (uint64_t)segment * SEGMENT, left = job.items - begin;
+    const uint32_t count = (uint32_t)(left < SEGMENT ? left : SEGMENT);
+    const uint32_t size1 = (uint32_t)job.source_axes[1], size2 = (uint32_t)job.source_axes[2];
+    int32_t dz[TAPS], dy[TAPS], dx[TAPS];
+    uint32_t offset[TAPS]; /* indices within a plane, modulo 2^32 */
+    float sums[TAPS] = {};
+    TL_UNROLL_FOR (int i = 0; i < TAPS; i++) {
         const uint32_t t = tap0 + (uint32_t)(i < taps ? i : 0), line = t / (uint32_t)job.kernel[2];
         dx[i] = (int32_t)(t - line * (uint32_t)job.kernel[2]) * job.dilation[2] - job.padding[2];
         dy[i] = (int32_t)(line % (uint32_t)job.kernel[1]) * job.dilation[1] - job.padding[1];
         dz[i] = (int32_t)(line / (uint32_t)job.kernel[1]) * job.dilation[0] - job.padding[0];
+        offset[i] = ((uint32_t)dz[i] * size1 + (uint32_t)dy[i]) * size2 + (uint32_t)dx[i];
     }
-    const uint32_t groups = job.group.divisor;
-    for (uint64_t q = begin + threadIdx.x; q < end; q += THREADS) {
-        const Item item(job, (uint32_t)q); /* its plane is the image */
-        const uint64_t small = (uint64_t)item.plane * groups * job.rows + row;
-        const uint64_t large = ((uint64_t)item.plane * groups + group) * job.channels + channel;
-        const float g = job.w[(small - item.plane) * job.lines.divisor + q];
-        const float *plane = job.source + large * job.source_size;
-        const int32_t z = (int32_t)item.at[0] * job.stride[0], y = (int32_t)item.at[1] * job.stride[1];
-        const int32_t x = (int32_t)item.at[2] * job.stride[2];
-        TL_UNROLL_FOR (int i = 0; i < TAPS_AT_ONCE; i++) {
-            const int32_t cz = z + dz[i], cy = y + dy[i], cx = x + dx[i];
-            const bool inside = i < taps && (uint32_t)cz < (uint32_t)job.source_axes[0] &&
-                                (uint32_t)cy < (uint32_t)job.source_axes[1] &&
-                                (uint32_t)cx < (uint32_t)job.source_axes[2];
-            const int64_t at = ((int64_t)cz * job.source_axes[1] + cy) * job.source_axes[2] + cx;
-            sums[i] = fmaf(g, inside ? plane[at] : 0.0f, sums[i]);
+    const uint64_t small_image = (uint64_t)groups * job.rows * job.lines.divisor;
+    const uint64_t large_image = (uint64_t)groups * job.channels * job.source_size;
+    const float *const small = job.w + (uint64_t)row * job.lines.divisor;
+    const float *const large = job.source + ((uint64_t)group * job.channels + channel) * job.source_size;
+    for (uint32_t i0 = threadIdx.x; i0 < count; i0 += AHEAD * THREADS) {
+        float g[AHEAD], x[AHEAD][TAPS];
+        TL_UNROLL_FOR (int u = 0; u < AHEAD; u++) {
+            const uint32_t i = i0 + (uint32_t)(u * THREADS), q = (uint32_t)begin + (i < count ? i : i0);
+            const Item item(job, q); /* its plane is the image */
+            g[u] = small[item.plane * small_image + (q - item.plane * job.lines.divisor)];
+            const float *const plane = large + item.plane * large_image;
+            const int32_t z = (int32_t)item.at[0] * job.stride[0], y = (int32_t)item.at[1] * job.stride[1];
+            const int32_t x0 = (int32_t)item.at[2] * job.stride[2];
+            const uint32_t at = ((uint32_t)z * size1 + (uint32_t)y) * size2 + (uint32_t)x0;
+            TL_UNROLL_FOR (int t = 0; t < TAPS; t++) {
+                const bool inside = t < taps && (uint32_t)(z + dz[t]) < (uint32_t)job.source_axes[0] &&
+                                    (uint32_t)(y + dy[t]) < size1 && (uint32_t)(x0 + dx[t]) < size2;
+                x[u][t] = inside ? plane[at + offset[t]] : 0.0f;
+            }
         }
+        TL_UNROLL_FOR (int u = 0; u < AHEAD; u++)
+            if (i0 + (uint32_t)(u * THREADS) < count)
+                TL_UNROLL_FOR (int t = 0; t < TAPS; t++)
+                    sums[t] = fmaf(g[u], x[u][t], sums[t]);
     }
-    TL_UNROLL_FOR (int i = 0; i < TAPS_AT_ONCE; i++) {
+    TL_UNROLL_FOR (int i = 0; i < TAPS; i++) {
         const float sum = tl_fold_group<tl_sum_op, 32>(sums[i]);
         if (threadIdx.x % 32 == 0) warps[i][threadIdx.x / 32] = sum;
     }
@@ -406,7 +421,10 @@ int32_t tl_cuda_conv_groups_weights(tl_context *ctx, const tl_conv_shape &s, int
     tl_scratch<float> sums(ctx);
     if (segments > 1) TL_TRY(sums.allocate(segments * elements));
     job.target = sums ? (float *)sums : gw;
-    const dim3 grid((unsigned)(pairs * segments), (unsigned)tl_ceil_div(s.taps, TAPS_AT_ONCE));
-    TL_TRY(tl_launch(ctx, "conv_groups_weights", weights_kernel, grid, THREADS, job));
+    /* which block has a tap is part of no order */
+    const bool few = pairs * segments * tl_ceil_div(s.taps, TAPS_AT_ONCE) < tl_cuda_sms(ctx);
+    const dim3 grid((unsigned)(pairs * segments), (unsigned)(few ? s.taps : tl_ceil_div(s.taps, TAPS_AT_ONCE)));
+    TL_TRY(tl_launch(ctx, "conv_groups_weights",
+                     few ? weights_kernel<1, POSITIONS_AHEAD> : weights_kernel<TAPS_AT_ONCE, 1>, grid, THREADS, job));
     return sums ? tl_cuda_column_sums(ctx, sums, 1, segments, elements, 0, gw) : TORCHLEAN_OK;
 }

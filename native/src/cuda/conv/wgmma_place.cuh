@@ -63,6 +63,16 @@ __device__ __forceinline__ TapPlace kept_tap_of(const Phase &phase, uint32_t t)
     return tap;
 }
 
+/* The number of a kept step among all of a phase. */
+__device__ __forceinline__ uint32_t kept_step_of(const Phase &phase, uint32_t kept)
+{
+    uint32_t t;
+    const uint32_t block = phase.kept.divmod(kept, &t);
+    const TapPlace tap = kept_tap_of(phase, t);
+    const uint32_t line = tap.at[0] * phase.taps1.divisor + tap.at[1];
+    return block * phase.taps.divisor + line * phase.taps2.divisor + tap.at[2];
+}
+
 /* How many of a phase's steps before `step` are kept. */
 TL_HD uint32_t kept_before(const Phase &phase, uint32_t step)
 {

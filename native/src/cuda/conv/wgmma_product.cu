@@ -38,73 +38,84 @@ constexpr int64_t TILES_FEW = WAVE / 8, PIECE_LEAST = 2;
 constexpr int64_t ROWS_LEAST = 33;
 constexpr int64_t SCRATCH_MOST = INT64_C(1) << 26; /* floats of separately kept segments: 256 MiB */
 
-/* The weights of a step that a thread packs: at (row % 16 / 8, channel % 8 / 4). */
+constexpr int PARTS = STEP / 8; /* thread blocks that pack a step, eight channels each */
+
+/* The weights of a step that a thread packs: at (row % 16 / 8, channel % 8 / 4); zeros of a step that is not there. */
 struct StepWeights {
     float at[4];
 
-    __device__ __forceinline__ StepWeights(const Job &job, const Phase &phase, uint32_t block, const TapPlace &tap)
+    __device__ __forceinline__ StepWeights(const Job &job, const Phase &phase, uint32_t block, const TapPlace &tap,
+                                           bool there)
     {
-        const uint32_t thread = threadIdx.x % 128, q = threadIdx.x / 128;
-        const uint32_t row0 = blockIdx.y * 64 + thread / 32 * 16 + thread % 32 / 4;
-        const uint32_t channel0 = block * STEP + 8 * q + thread % 4, kernel = tap.weight(phase);
+        const uint32_t row0 = blockIdx.y * 64 + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+        const uint32_t channel0 = block * STEP + 8 * (blockIdx.x % PARTS) + threadIdx.x % 4, kernel = tap.weight(phase);
         TL_UNROLL_FOR (int e = 0; e < 4; e++) {
             const uint32_t row = row0 + e % 2 * 8, channel = channel0 + e / 2 * 4;
-            const bool real = row < job.rows && channel < job.channels;
+            const bool real = there && row < job.rows && channel < job.channels;
             at[e] = real ? __ldg(job.w + (row * job.w_row + channel * job.w_channel + kernel)) : 0.0f;
         }
+    }
+    /* Which weights (a bit each) do not split. */
+    __device__ __forceinline__ uint32_t unsafe() const
+    {
+        uint32_t bits = 0;
+        TL_UNROLL_FOR (int e = 0; e < 4; e++)
+            if (tl_split_unsafe(at[e])) bits |= 1u << e;
+        return bits;
     }
 };
 
 /* Which of a kept step's weights (a bit each) stand for one that does not split in a step that is left out: those that follow it
- * in its segment up to the next kept one and, if it is the first, those before it. With NaN in their place a
- * piece is computed again just as if all its steps were there. */
-__device__ __noinline__ uint32_t unsafe_left_out(const Job &job, const Phase &phase, uint32_t kept)
+ * in its segment up to the next kept one and, if it is the first, those before it. With NaN in their place a piece is computed
+ * again just as if all its steps were there. */
+__device__ __forceinline__ uint32_t unsafe_left_out(const Job &job, const Phase &phase, uint32_t kept)
 {
+    constexpr int AT_ONCE = 4; /* steps whose weights are on their way together */
+    const uint32_t steps = phase.steps, step = kept_step_of(phase, kept);
+    const uint32_t segment = ((step + 1) * job.segments.divisor - 1) / steps;
+    const uint32_t first = job.segments.div(segment * steps), stop = job.segments.div((segment + 1) * steps);
+    const uint32_t begin = kept == 0 || kept_step_of(phase, kept - 1) < first ? first : step + 1;
+    const uint32_t end = kept + 1 == phase.kept_steps ? stop : min(stop, kept_step_of(phase, kept + 1));
     uint32_t t, unsafe = 0;
-    const uint32_t segments = job.segments.divisor, kept_block = phase.kept.divmod(kept, &t);
-    const TapPlace own = kept_tap_of(phase, t);
-    const uint32_t line = own.at[0] * phase.taps1.divisor + own.at[1];
-    const uint32_t step = kept_block * phase.taps.divisor + line * phase.taps2.divisor + own.at[2];
-    const uint32_t segment = ((step + 1) * segments - 1) / phase.steps;
-    const uint32_t begin = job.segments.div(segment * phase.steps), end = job.segments.div((segment + 1) * phase.steps);
-    for (uint32_t s = kept_before(phase, begin) == kept ? begin : step + 1; s < end; s++) {
-        if (s == step) continue;
-        if (kept_before(phase, s + 1) > kept + 1) break;
-        const uint32_t block = phase.taps.divmod(s, &t);
-        const StepWeights weights(job, phase, block, tap_of(phase, t));
-        TL_UNROLL_FOR (int e = 0; e < 4; e++)
-            if (tl_split_unsafe(weights.at[e])) unsafe |= 1u << e;
-    }
+#pragma unroll 1
+    for (uint32_t s = begin; s < end; s += AT_ONCE)
+        TL_UNROLL_FOR (uint32_t u = 0; u < AT_ONCE; u++) {
+            const uint32_t block = phase.taps.divmod(s + u, &t);
+            unsafe |= StepWeights(job, phase, block, tap_of(phase, t), s + u < end && s + u != step).unsafe();
+        }
     return unsafe;
 }
 
-/* blockIdx: a run of kept steps, 64 rows, phase; 512 threads are (q, thread of the group). */
-__global__ void __launch_bounds__(512) pack_kernel(const __grid_constant__ Job job)
+/* blockIdx: a run of kept steps and, fastest, one of PARTS; 64 rows; phase. What a thread reads lies in sectors of its own, which
+ * a multiprocessor takes one after the other: small blocks spread them over all. */
+__global__ void __launch_bounds__(GROUP) pack_kernel(const __grid_constant__ Job job)
 {
     constexpr int AT_ONCE = 2;
     const Phase &phase = job.phase[blockIdx.z];
-    const uint32_t run = (phase.kept_steps + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * run;
-    const uint32_t end = min(begin + run, phase.kept_steps);
-    float4 *to = reinterpret_cast<float4 *>(phase.packed) + threadIdx.x;
-    to += (uint64_t)(blockIdx.y * phase.kept_steps) * 512;
+    const uint32_t runs = gridDim.x / PARTS, run = (phase.kept_steps + runs - 1) / runs;
+    const uint32_t begin = blockIdx.x / PARTS * run, end = min(begin + run, phase.kept_steps);
+    float4 *to = reinterpret_cast<float4 *>(phase.packed) + (blockIdx.x % PARTS * GROUP + threadIdx.x);
+    to += (uint64_t)(blockIdx.y * phase.kept_steps) * (PARTS * GROUP);
 #pragma unroll 1
     for (uint32_t first = begin; first < end; first += AT_ONCE) {
         float part[AT_ONCE][4];
+        uint32_t unsafe = 0; /* four bits of each step */
         TL_UNROLL_FOR (int u = 0; u < AT_ONCE; u++) {
             uint32_t t;
-            const uint32_t block = phase.kept.divmod(min(first + u, end - 1), &t);
-            const StepWeights weights(job, phase, block, kept_tap_of(phase, t));
+            const uint32_t block = phase.kept.divmod(first + u, &t);
+            const StepWeights weights(job, phase, block, kept_tap_of(phase, t), first + u < end);
             TL_UNROLL_FOR (int e = 0; e < 4; e++)
-                part[u][e] = tl_split_unsafe(weights.at[e]) ? TL_NAN : weights.at[e];
+                part[u][e] = weights.at[e];
         }
+        if (phase.kept_steps < phase.steps)
+#pragma unroll 1
+            for (uint32_t u = 0; u < min(end - first, (uint32_t)AT_ONCE); u++)
+                unsafe |= unsafe_left_out(job, phase, first + u) << 4 * u;
         TL_UNROLL_FOR (int u = 0; u < AT_ONCE; u++) {
             if (first + u >= end) break;
-            if (phase.kept_steps < phase.steps) {
-                const uint32_t unsafe = unsafe_left_out(job, phase, first + u);
-                TL_UNROLL_FOR (int e = 0; e < 4; e++)
-                    if (unsafe >> e & 1) part[u][e] = TL_NAN;
-            }
-            to[(uint64_t)(first + u) * 512] = make_float4(part[u][0], part[u][1], part[u][2], part[u][3]);
+            TL_UNROLL_FOR (int e = 0; e < 4; e++)
+                if ((unsafe >> (4 * u + e) & 1) || tl_split_unsafe(part[u][e])) part[u][e] = TL_NAN;
+            to[(uint64_t)(first + u) * (PARTS * GROUP)] = make_float4(part[u][0], part[u][1], part[u][2], part[u][3]);
         }
     }
 }
@@ -577,10 +588,10 @@ int32_t tl_conv_wgmma_product(tl_context *ctx, const tl_conv_shape &s, bool spre
         job.phase[p].packed = next;
         next += (size_t)(Large::A_GROUP / 4) * job.phase[p].kept_steps * job.row_groups;
     }
-    /* Runs of steps as long as leaves each multiprocessor two blocks: neighbouring taps, in the same sectors of memory. */
+    /* Runs of steps as long as leaves each multiprocessor two blocks of a part: neighbouring taps, in the same sectors of memory. */
     const unsigned pack_runs = tl_grid(2 * sms, job.row_groups * job.phases, most_steps);
-    const dim3 grid(std::max(pack_runs, std::min(job.channel_blocks, most_steps)), job.row_groups, job.phases);
-    TL_TRY(tl_launch(ctx, "conv_pack", pack_kernel, grid, 512, job));
+    const dim3 grid(PARTS * std::max(pack_runs, std::min(job.channel_blocks, most_steps)), job.row_groups, job.phases);
+    TL_TRY(tl_launch(ctx, "conv_pack", pack_kernel, grid, GROUP, job));
     job.target_elements = (uint64_t)(batch * rows) * job.target_size;
     const bool fits = job.target_elements * (uint64_t)segments <= (uint64_t)SCRATCH_MOST;
     const Plan<Large> large(gathers, n, batch, rows, segments, fits, sms);

@@ -1,4 +1,5 @@
-/* Instructions that CUDA C++ has no name for, and that all chips have that the library is compiled for. */
+/* Instructions that CUDA C++ has no name for, and that all chips have that the library is compiled for, or can do
+ * without. */
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,6 +23,19 @@ static __device__ __forceinline__ float tl_max_or_nan(float a, float b)
 
 /* x, which the compiler cannot know any more: what it was computed from cannot take its place. */
 static __device__ __forceinline__ void tl_forget_origin(float &x) { asm volatile("" : "+f"(x)); }
+
+/* Asks for `count` floats from `from` on to be brought to L2, without waiting; nothing on chips before Hopper, which have no such
+ * instruction for more than a line. One begins and ends at 16 bytes, and so reads no page that the floats do not touch. */
+static __device__ __forceinline__ void tl_fetch_to_l2(const float *from, int count)
+{
+#if __CUDA_ARCH__ >= 900
+    const size_t begin = __cvta_generic_to_global(from), first = begin & ~(size_t)15;
+    const uint32_t bytes = ((uint32_t)(begin - first) + (uint32_t)count * 4 + 15) & ~15u;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(first), "r"(bytes));
+#else
+    (void)from, (void)count;
+#endif
+}
 
 /* d += a b for one 16x8 tile over 8 columns of K. Lane 4g+t holds a: (g,t) (g+8,t) (g,t+4) (g+8,t+4); b: (t,g) (t+4,g);
  * d: (g,2t) (g,2t+1) (g+8,2t) (g+8,2t+1) (PTX ISA, "Matrix Fragments for mma.m16n8k8 with .tf32"). */

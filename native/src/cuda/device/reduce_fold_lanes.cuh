@@ -256,6 +256,14 @@ struct Together {
     int group_lanes, part_lanes;
 };
 
+/* Blocks of run_rows on a multiprocessor, which take `reduced` axes, or values for less than one: all that their registers leave room
+ * for. Products of elements would have a few more than leave room for the fourth. */
+constexpr __host__ __device__ int resident_rows(tl_fold_kind kind, int reduced)
+{
+    const bool few = kind != TL_FOLD_DEVIATION && kind != TL_FOLD_EXP && kind != TL_FOLD_POWER;
+    return few && reduced == 1 ? 4 : 3;
+}
+
 /* Rows of x, or of values of `each` elements, `length` of either for a result, cut into rows of `extent`. CENTRED: the fold of the
  * centre comes first, in the same launch. */
 int32_t run_rows(tl_context *ctx, const tl_fold_plan &p, bool centred, const double *from, int64_t length,

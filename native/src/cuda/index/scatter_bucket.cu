@@ -20,13 +20,18 @@
 namespace {
 
 constexpr int THREADS = TL_LONG_THREADS, WARPS = TL_LONG_WARPS;
-/* Bits of a bucket, of a row in its bucket, and of a place among a warp's hits of either. */
+constexpr int COUNT_THREADS = 512, COUNTED = 4; /* and the hits of a thread that are counted at a time */
+/* Bits of a bucket, and of a row in its bucket. */
 constexpr uint32_t FIELD = 10;
-constexpr uint32_t MOST_BUCKETS = 1 << FIELD, MOST_PLACES = 1 << FIELD; /* places: rows of a bucket */
-/* Hits that a bucket has at least where there are two for every multiprocessor: with those of uneven buckets less than 8 rounds. */
+/* Places are rows of a bucket. One more bucket, or place, is for what is not to be added. */
+constexpr uint32_t KINDS = 1 << FIELD, MOST_BUCKETS = KINDS - 1, MOST_PLACES = KINDS - 1;
+/* Hits that a bucket has at least where there are two for every multiprocessor: with those of uneven buckets less than 8 rounds.
+ * More buckets than the device adds at once only have fewer hits each of those that are dealt together: these leave in one piece
+ * for each bucket, and short pieces are parts of sectors. */
 constexpr uint32_t BUCKET_HITS = 1700;
-constexpr uint32_t MOST_PARTS = 512;            /* of the list */
-constexpr int FEW_DEALT = 8, MANY_DEALT = 16;   /* hits of a thread that are dealt at a time */
+constexpr int ADDING = 3, LINES_ADDING = 2, DEALING = 4; /* blocks of a multiprocessor */
+constexpr uint32_t MOST_PARTS = 512;                     /* of the list */
+constexpr int FEW_DEALT = 8, MANY_DEALT = 16;            /* hits of a thread that are dealt at a time */
 constexpr int64_t LONG_LIST = (int64_t)1 << 21; /* indices, from which on MANY_DEALT are: enough for all blocks */
 constexpr int WINDOW_ITEMS = 20;                /* hits of a thread in a window of a bucket */
 constexpr uint32_t WINDOW = WINDOW_ITEMS * THREADS;
@@ -40,9 +45,10 @@ constexpr int64_t FEW_OF_ROWS = 16, FEW_OF_LINED = 256; /* the latter of lines, 
 /* More rows than MOST_BUCKETS·MOST_PLACES are dealt in lines of 128 bytes. A bucket of MOST_LINED has its sums, of 64 KiB, and a
  * window of hits, of 30 KiB, in shared memory: chips with 99 KiB for a block have room. */
 constexpr int LINE_BITS = 5;
-constexpr uint32_t MOST_LINED = 1 << 14, LINES_AT_ONCE = 16;
-static_assert(MOST_LINED <= UINT16_MAX + 1);
-static_assert(32 * WINDOW_ITEMS <= MOST_PLACES && 32 * MANY_DEALT <= MOST_BUCKETS && MOST_BUCKETS == 4 * THREADS);
+constexpr uint32_t LINED_BITS = 14, MOST_LINED = 1 << LINED_BITS, LINES_AT_ONCE = 16;
+static_assert(MOST_LINED <= UINT16_MAX + 1 && MOST_PLACES <= MOST_LINED && LINED_BITS + FIELD <= 32);
+static_assert(KINDS == 4 * THREADS);
+static_assert(WINDOW <= UINT16_MAX && MANY_DEALT * THREADS <= UINT16_MAX);
 static_assert(SAMPLES % (32 * AT_ONCE) == 0);
 
 struct buckets {
@@ -72,33 +78,48 @@ struct buckets {
     }
 };
 
-/* How many hits of a bucket, or place, a warp has had, and which lanes have one now. */
-struct tally {
-    uint32_t lanes, hits;
-};
+/* How many hits of every kind (bucket, or place) each warp has had. A warp's are padded to 16 bytes. */
+__host__ __device__ __forceinline__ uint32_t tally_stride(uint32_t kinds) { return (kinds + 7) / 8 * 8; }
 
-/* Counts the hit of every lane that has one, and gives out how many of its kind the warp had before, lower lanes first. */
-__device__ __forceinline__ uint32_t arrive(tally *of_warp, uint32_t kind, bool has_one)
-{
-    const uint32_t lane = threadIdx.x % 32;
-    if (has_one) atomicOr(&of_warp[kind].lanes, 1u << lane);
-    __syncwarp();
-    tally t = {0, 0};
-    if (has_one) t = of_warp[kind];
-    __syncwarp();
-    if (has_one && t.lanes >> lane == 1) of_warp[kind] = {0, t.hits + __popc(t.lanes)};
-    __syncwarp();
-    return t.hits + __popc(t.lanes & ((1u << lane) - 1));
-}
-
-__device__ __forceinline__ void clear_tallies(tally *tallies, uint32_t kinds)
+__device__ __forceinline__ void clear_tallies(uint16_t *tallies, uint32_t kinds)
 {
     uint4 *const words = reinterpret_cast<uint4 *>(tallies);
-    for (uint32_t i = threadIdx.x; i < kinds * (WARPS * sizeof(tally) / sizeof(uint4)); i += THREADS)
+    static_assert(WARPS * sizeof(uint16_t) == sizeof(uint4));
+    for (uint32_t i = threadIdx.x; i < tally_stride(kinds); i += THREADS)
         words[i] = make_uint4(0, 0, 0, 0);
 }
 
-/* first[i] becomes the sum of those before, for i <= count, where count is at most MOST_BUCKETS. All threads have written theirs. */
+/* Counts the warp's hits, and gives out how many of its kind each has before it: those of items before, then of lower lanes. The
+ * lane's item i is of kind kind_of(i), below `kinds`. Items from `rounds` on, the same in the warp, are left out, four at a time. The
+ * lanes of a kind follow from one vote for each bit of it, which costs a fraction of an atomic operation on shared memory with as
+ * many bank conflicts as lanes of random kinds have. */
+template <int ITEMS, class Kind>
+__device__ __forceinline__ void rank_hits(uint16_t *of_warp, uint32_t kinds, Kind kind_of, uint32_t rounds,
+                                          uint32_t (&rank)[ITEMS])
+{
+    static_assert(ITEMS % 4 == 0);
+    const uint32_t lane = threadIdx.x % 32, below = (1u << lane) - 1;
+    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
+        rank[i] = ~0u; /* first, the lanes of the kind */
+    for (uint32_t bit = 1; bit < kinds; bit *= 2) {
+        TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
+            if (i % 4 == 0 && i >= rounds) break;
+            const bool set = kind_of(i) & bit;
+            const uint32_t with = __ballot_sync(~0u, set);
+            rank[i] &= set ? with : ~with;
+        }
+    }
+    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
+        if (i % 4 == 0 && i >= rounds) break;
+        const uint32_t peers = rank[i], before = of_warp[kind_of(i)];
+        __syncwarp();
+        if (peers >> lane == 1) of_warp[kind_of(i)] = (uint16_t)(before + __popc(peers));
+        __syncwarp();
+        rank[i] = before + __popc(peers & below);
+    }
+}
+
+/* first[i] becomes the sum of those before, for i <= count, where count is at most 4·THREADS. All threads have written theirs. */
 __device__ __forceinline__ void sum_before(uint32_t *first, uint32_t count, uint32_t *of_warps)
 {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -126,42 +147,52 @@ __device__ __forceinline__ void sum_before(uint32_t *first, uint32_t count, uint
     __syncthreads();
 }
 
-/* Of every kind: the hits of each warp become those of the warps before, and first[kind] is where the kind's begin. */
-__device__ __forceinline__ void place_kinds(tally *tallies, uint32_t kinds, uint32_t *first, uint32_t *of_warps)
+/* Of every kind: first[kind] is where its hits begin among those of all, and the hits of each warp become where its own begin. A
+ * thread has two kinds at a time, whose counts share a word. */
+__device__ __forceinline__ void place_kinds(uint16_t *tallies, uint32_t kinds, uint32_t *first, uint32_t *of_warps)
 {
-    for (uint32_t kind = threadIdx.x; kind < kinds; kind += THREADS) {
-        uint32_t hits[WARPS], sum = 0;
+    uint32_t *const words = reinterpret_cast<uint32_t *>(tallies);
+    const uint32_t stride = tally_stride(kinds) / 2;
+    for (uint32_t pair = threadIdx.x; 2 * pair < kinds; pair += THREADS) {
+        uint32_t sum = 0;
         TL_UNROLL_FOR (uint32_t w = 0; w < WARPS; w++)
-            hits[w] = tallies[w * kinds + kind].hits;
-        TL_UNROLL_FOR (uint32_t w = 0; w < WARPS; w++) {
-            tallies[w * kinds + kind].hits = sum;
-            sum += hits[w];
-        }
-        first[kind] = sum;
+            sum += words[w * stride + pair];
+        first[2 * pair] = sum & UINT16_MAX;
+        if (2 * pair + 1 < kinds) first[2 * pair + 1] = sum >> 16;
     }
     sum_before(first, kinds, of_warps);
+    for (uint32_t pair = threadIdx.x; 2 * pair < kinds; pair += THREADS) {
+        uint32_t hits[WARPS], at = first[2 * pair] | first[2 * pair + 1] << 16;
+        TL_UNROLL_FOR (uint32_t w = 0; w < WARPS; w++)
+            hits[w] = words[w * stride + pair];
+        TL_UNROLL_FOR (uint32_t w = 0; w < WARPS; w++) {
+            words[w * stride + pair] = at;
+            at += hits[w];
+        }
+    }
+    __syncthreads();
 }
 
-__global__ void __launch_bounds__(THREADS) count_hits_kernel(buckets s)
+__global__ void __launch_bounds__(COUNT_THREADS, DEALING) count_hits_kernel(buckets s)
 {
     __shared__ uint32_t counts[MOST_BUCKETS];
     tl_wait_for_earlier();
     const uint32_t begin = blockIdx.x * s.span, end = min(begin + s.span, s.k), count = s.count.divisor;
     if (blockIdx.x == 0 && threadIdx.x == 0) *s.crowded = 0;
-    for (uint32_t b = threadIdx.x; b < count; b += THREADS)
+    for (uint32_t b = threadIdx.x; b < count; b += COUNT_THREADS)
         counts[b] = 0;
     __syncthreads();
-    for (uint32_t from = begin + threadIdx.x; from < end; from += AT_ONCE * THREADS) {
-        uint32_t index[AT_ONCE], bucket;
-        TL_UNROLL_FOR (uint32_t u = 0; u < AT_ONCE; u++)
-            index[u] = from + u * THREADS < end ? s.indices[from + u * THREADS] : UINT32_MAX;
-        TL_UNROLL_FOR (uint32_t u = 0; u < AT_ONCE; u++) {
+    for (uint32_t from = begin + threadIdx.x; from < end; from += COUNTED * COUNT_THREADS) {
+        uint32_t index[COUNTED], bucket;
+        TL_UNROLL_FOR (uint32_t u = 0; u < COUNTED; u++)
+            index[u] = from + u * COUNT_THREADS < end ? s.indices[from + u * COUNT_THREADS] : UINT32_MAX;
+        TL_UNROLL_FOR (uint32_t u = 0; u < COUNTED; u++) {
             s.place_of(index[u], &bucket);
             if (index[u] < s.rows) atomicAdd(counts + bucket, 1u);
         }
     }
     __syncthreads();
-    for (uint32_t b = threadIdx.x; b < count; b += THREADS)
+    for (uint32_t b = threadIdx.x; b < count; b += COUNT_THREADS)
         s.before[b * s.parts + blockIdx.x] = counts[b];
 }
 
@@ -226,17 +257,27 @@ __global__ void __launch_bounds__(THREADS) place_parts_kernel(buckets s)
 }
 
 /* A block deals a part of the list, ITEMS·THREADS hits at a time: it puts them in order of buckets in shared memory, from where
- * neighbours go to neighbours. A warp has 32·ITEMS neighbours of the list. */
-template <int ITEMS> __global__ void __launch_bounds__(THREADS, 3) deal_hits_kernel(buckets s)
+ * neighbours go to neighbours. A warp has 32·ITEMS neighbours of the list; the next indices are on their way while hits leave. */
+template <int ITEMS> __global__ void __launch_bounds__(THREADS, DEALING) deal_hits_kernel(buckets s)
 {
-    TL_DYNAMIC_SHARED(uint4, room); /* tallies, then hits */
-    __shared__ __align__(16) uint32_t first[MOST_BUCKETS + 1];
-    __shared__ uint32_t next[MOST_BUCKETS], of_warps[WARPS];
-    tally *const tallies = reinterpret_cast<tally *>(room);
+    static_assert(ITEMS % 4 == 0);
+    TL_DYNAMIC_SHARED(uint4, room); /* tallies, then hits: place and bucket, and value; last those that are not added */
+    __shared__ __align__(16) uint32_t first[MOST_BUCKETS + 2];
+    __shared__ uint32_t next[MOST_BUCKETS + 1], of_warps[WARPS];
+    uint16_t *const tallies = reinterpret_cast<uint16_t *>(room);
     uint2 *const staged = reinterpret_cast<uint2 *>(room);
     tl_wait_for_earlier();
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = s.count.divisor;
     const uint32_t begin = blockIdx.x * s.span, end = min(begin + s.span, s.k);
+    uint16_t *const of_warp = tallies + warp * tally_stride(count + 1);
+    uint32_t index[ITEMS];
+    const auto load_indices = [&](uint32_t from) {
+        TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++) {
+            const uint32_t j = from + (warp * ITEMS + i) * 32 + lane;
+            index[i] = j < end ? s.indices[j] : UINT32_MAX;
+        }
+    };
+    load_indices(begin);
     for (uint32_t b = threadIdx.x; b < count; b += THREADS)
         first[b] = s.totals[b];
     sum_before(first, count, of_warps);
@@ -245,41 +286,42 @@ template <int ITEMS> __global__ void __launch_bounds__(THREADS, 3) deal_hits_ker
         if (b < count) next[b] = first[b] + s.before[b * s.parts + blockIdx.x];
     }
     for (uint32_t from = begin; from < end; from += ITEMS * THREADS) {
-        uint32_t row[ITEMS], to[ITEMS];
-        float value[ITEMS];
-        TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++) {
-            const uint32_t j = from + (warp * ITEMS + i) * 32 + lane;
-            row[i] = j < end ? s.indices[j] : UINT32_MAX;
-        }
-        __syncthreads(); /* the hits before have left, and `first` */
-        clear_tallies(tallies, count);
-        __syncthreads();
+        clear_tallies(tallies, count + 1);
+        uint32_t word[ITEMS], to[ITEMS];
         TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++) {
             uint32_t bucket;
-            s.place_of(row[i], &bucket);
-            to[i] = arrive(tallies + warp * count, bucket, row[i] < s.rows) << FIELD | bucket;
+            const uint32_t place = s.place_of(index[i], &bucket);
+            word[i] = index[i] < s.rows ? place << FIELD | bucket : count;
         }
-        TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++) /* on their way meanwhile */
-            value[i] = row[i] < s.rows ? s.values[from + (warp * ITEMS + i) * 32 + lane] : 0.0f;
+        __syncthreads(); /* tallies are clear, and `first` was read */
+        rank_hits(of_warp, count + 1, [&](int i) { return word[i] % KINDS; }, ITEMS, to);
         __syncthreads();
-        place_kinds(tallies, count, first, of_warps);
-        TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++) {
-            const uint32_t bucket = to[i] % MOST_BUCKETS;
-            if (row[i] < s.rows) to[i] = first[bucket] + tallies[warp * count + bucket].hits + (to[i] >> FIELD);
-        }
-        __syncthreads();
+        place_kinds(tallies, count + 1, first, of_warps);
         TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
-            if (row[i] < s.rows) staged[to[i]] = make_uint2(row[i], __float_as_uint(value[i]));
+            to[i] += of_warp[word[i] % KINDS];
+        for (uint32_t b = threadIdx.x; b < count; b += THREADS)
+            next[b] -= first[b]; /* what leads from a place here to that in memory */
         __syncthreads();
-        for (uint32_t i = threadIdx.x; i < first[count]; i += THREADS) {
-            const uint2 hit = staged[i];
-            uint32_t bucket;
-            const uint32_t place = s.place_of(hit.x, &bucket);
-            s.hits[next[bucket] + (i - first[bucket])] = make_uint2(place, hit.y);
+        float value[ITEMS];
+        TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
+            value[i] = s.values[min(from + (warp * ITEMS + i) * 32 + lane, s.k - 1)];
+        TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
+            staged[to[i]] = make_uint2(word[i], __float_as_uint(value[i]));
+        load_indices(from + min(ITEMS * THREADS, end - from));
+        __syncthreads();
+        const uint32_t hits = first[count];
+        for (uint32_t i = threadIdx.x; i < hits; i += 4 * THREADS) {
+            uint2 hit[4];
+            TL_UNROLL_FOR (uint32_t u = 0; u < 4; u++)
+                hit[u] = staged[i + u * THREADS];
+            TL_UNROLL_FOR (uint32_t u = 0; u < 4; u++) {
+                const uint32_t at = i + u * THREADS;
+                if (at < hits) s.hits[next[hit[u].x % KINDS] + at] = make_uint2(hit[u].x >> FIELD, hit[u].y);
+            }
         }
         __syncthreads();
         for (uint32_t b = threadIdx.x; b < count; b += THREADS)
-            next[b] += first[b + 1] - first[b];
+            next[b] += first[b + 1];
     }
 }
 
@@ -313,34 +355,34 @@ __device__ __forceinline__ void add_heavy_rows(const buckets &s, uint32_t blocks
     }
 }
 
-/* A thread's hits of a window: a warp has neighbours, as many as the others. */
+/* A thread's hits of a window: a warp has neighbours, as many as the others. Those of the heavy place, and where no hit is, become
+ * hits of the place `nowhere`. */
 struct window {
-    uint32_t place[WINDOW_ITEMS], value[WINDOW_ITEMS], has;
+    uint32_t place[WINDOW_ITEMS], value[WINDOW_ITEMS], rounds;
 
-    __device__ __forceinline__ void load(const uint2 *hits, uint32_t from, uint32_t to, uint32_t heavy)
+    __device__ __forceinline__ void load(const uint2 *hits, uint32_t from, uint32_t to, uint32_t heavy,
+                                         uint32_t nowhere)
     {
-        const uint32_t rounds = (to - from + THREADS - 1) / THREADS;
-        has = 0;
+        rounds = (to - from + THREADS - 1) / THREADS;
         TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {
             const uint32_t j = from + (threadIdx.x / 32 * rounds + i) * 32 + threadIdx.x % 32;
             uint2 hit = make_uint2(heavy, 0);
             if (i < rounds && j < to) hit = hits[j];
-            place[i] = hit.x, value[i] = hit.y;
-            has |= (uint32_t)(i < rounds && j < to && hit.x != heavy) << i;
+            place[i] = hit.x == heavy ? nowhere : hit.x, value[i] = hit.y;
         }
     }
 };
 
 /* The first blocks take the heavy rows, each of those behind them owns all other rows of a bucket. */
-__global__ void __launch_bounds__(THREADS, 3) add_buckets_kernel(buckets s)
+__global__ void __launch_bounds__(THREADS, ADDING) add_buckets_kernel(buckets s)
 {
     TL_DYNAMIC_SHARED(uint4, room); /* tallies, then the values of a window in order of rows */
-    __shared__ __align__(16) uint32_t first[MOST_PLACES + 1];
+    __shared__ __align__(16) uint32_t first[MOST_PLACES + 2];
     __shared__ float sums[MOST_PLACES];
     __shared__ float4 chunks[WARPS][16 * RUN / 4];
     __shared__ tl_long_room heavy_room;
     __shared__ uint32_t left[WINDOW / ONE_BY_ONE], of_warps[WARPS], many;
-    tally *const tallies = reinterpret_cast<tally *>(room);
+    uint16_t *const tallies = reinterpret_cast<uint16_t *>(room);
     float *const values = reinterpret_cast<float *>(room);
     tl_wait_for_earlier();
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = s.count.divisor;
@@ -357,23 +399,20 @@ __global__ void __launch_bounds__(THREADS, 3) add_buckets_kernel(buckets s)
         sums[p] = s.base ? s.base[p * count + bucket] : 0.0f;
     for (uint32_t from = begin; from < end; from += WINDOW) {
         window w;
-        w.load(s.hits, from, min(end, from + WINDOW), heavy);
-        clear_tallies(tallies, places);
+        w.load(s.hits, from, min(end, from + WINDOW), heavy, places);
+        clear_tallies(tallies, places + 1);
         if (threadIdx.x == 0) many = 0;
         __syncthreads();
-        TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {
-            const bool here = w.has >> i & 1;
-            if (__any_sync(~0u, here)) w.place[i] |= arrive(tallies + warp * places, w.place[i], here) << FIELD;
-        }
+        uint16_t *const of_warp = tallies + warp * tally_stride(places + 1);
+        uint32_t to[WINDOW_ITEMS];
+        rank_hits(of_warp, places + 1, [&](int i) { return w.place[i]; }, w.rounds, to);
         __syncthreads();
-        place_kinds(tallies, places, first, of_warps);
-        TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {
-            const uint32_t place = w.place[i] % MOST_PLACES;
-            if (w.has >> i & 1) w.place[i] = first[place] + tallies[warp * places + place].hits + (w.place[i] >> FIELD);
-        }
+        place_kinds(tallies, places + 1, first, of_warps);
+        TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++)
+            to[i] += of_warp[w.place[i]];
         __syncthreads();
         TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++)
-            if (w.has >> i & 1) values[w.place[i]] = __uint_as_float(w.value[i]);
+            if (i < w.rounds) values[to[i]] = __uint_as_float(w.value[i]);
         __syncthreads();
         for (uint32_t p = threadIdx.x; p < places; p += THREADS) {
             uint32_t at = first[p];
@@ -409,11 +448,12 @@ __global__ void __launch_bounds__(THREADS, 3) add_buckets_kernel(buckets s)
 
 /* The same of buckets of many rows, in lines. Warp w owns the places p with p % WARPS == w: the hits of a window are dealt to the
  * warps, which add 32 of them at a time to the sums in shared memory. Of those in one place the first lane adds all. */
-__global__ void __launch_bounds__(THREADS, 2) add_lines_kernel(buckets s)
+__global__ void __launch_bounds__(THREADS, LINES_ADDING) add_lines_kernel(buckets s)
 {
-    TL_DYNAMIC_SHARED(float, sums); /* and the hits of a window */
-    __shared__ __align__(16) tally tallies[WARPS * WARPS];
-    __shared__ uint32_t first[WARPS + 1], of_warps[WARPS];
+    TL_DYNAMIC_SHARED(float, sums);                        /* and the hits of a window */
+    constexpr uint32_t OWNERS = WARPS, STRIDE = 2 * WARPS; /* and one owner of what is not to be added */
+    __shared__ __align__(16) uint16_t tallies[WARPS * STRIDE];
+    __shared__ uint32_t first[OWNERS + 2], of_warps[WARPS];
     __shared__ tl_long_room heavy_room;
     float *const values = sums + s.places;
     uint16_t *const places = reinterpret_cast<uint16_t *>(values + WINDOW);
@@ -437,20 +477,17 @@ __global__ void __launch_bounds__(THREADS, 2) add_lines_kernel(buckets s)
     }
     for (uint32_t from = begin; from < end; from += WINDOW) {
         window w;
-        w.load(s.hits, from, min(end, from + WINDOW), heavy);
-        clear_tallies(tallies, WARPS);
+        w.load(s.hits, from, min(end, from + WINDOW), heavy, NONE);
+        clear_tallies(tallies, OWNERS + 1);
         __syncthreads();
+        const auto owner = [&](int i) { return w.place[i] == NONE ? OWNERS : w.place[i] % OWNERS; };
         uint32_t to[WINDOW_ITEMS];
-        TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {
-            const bool here = w.has >> i & 1;
-            if (__any_sync(~0u, here)) to[i] = arrive(tallies + warp * WARPS, w.place[i] % WARPS, here);
-        }
+        rank_hits(tallies + warp * STRIDE, OWNERS + 1, owner, w.rounds, to);
         __syncthreads();
-        place_kinds(tallies, WARPS, first, of_warps);
+        place_kinds(tallies, OWNERS + 1, first, of_warps);
         TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {
-            const uint32_t owner = w.place[i] % WARPS;
-            if (!(w.has >> i & 1)) continue;
-            const uint32_t at = first[owner] + tallies[warp * WARPS + owner].hits + to[i];
+            if (w.place[i] == NONE) continue;
+            const uint32_t at = tallies[warp * STRIDE + owner(i)] + to[i];
             places[at] = (uint16_t)w.place[i], values[at] = __uint_as_float(w.value[i]);
         }
         __syncthreads();
@@ -479,7 +516,7 @@ __global__ void __launch_bounds__(THREADS, 2) add_lines_kernel(buckets s)
 
 size_t at_least(size_t bytes, uint32_t kinds)
 {
-    const size_t of_tallies = WARPS * sizeof(tally) * kinds;
+    const size_t of_tallies = WARPS * sizeof(uint16_t) * tally_stride(kinds);
     return bytes < of_tallies ? of_tallies : bytes;
 }
 
@@ -505,14 +542,18 @@ int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base,
 {
     const bool lined = rows > (int64_t)MOST_BUCKETS * MOST_PLACES;
     const int64_t line = lined ? 1 << LINE_BITS : 1, lines = tl_ceil_div(rows, line);
-    const int64_t most_lines = (lined ? MOST_LINED : MOST_PLACES) / line, waves = 3 * tl_cuda_sms(ctx);
+    const int64_t most_lines = (lined ? MOST_LINED : MOST_PLACES) / line,
+                  adding = (lined ? LINES_ADDING : ADDING) * tl_cuda_sms(ctx), dealing = DEALING * tl_cuda_sms(ctx);
     int64_t count = tl_ceil_div(k, BUCKET_HITS);
     count = count < 2 * tl_cuda_sms(ctx) ? 2 * tl_cuda_sms(ctx) : count;
-    count = count > MOST_BUCKETS ? MOST_BUCKETS : count;
+    const int64_t most = adding < MOST_BUCKETS ? adding : MOST_BUCKETS;
+    count = count > most ? most : count;
     count = count * most_lines < lines ? tl_ceil_div(lines, most_lines) : count;
     count = count > lines ? lines : count;
     const int64_t dealt = (k < LONG_LIST ? FEW_DEALT : MANY_DEALT) * THREADS;
-    const int64_t span = tl_ceil_div(tl_ceil_div(k, dealt), waves < MOST_PARTS ? waves : MOST_PARTS) * dealt;
+    /* Of more than a round for every block all parts are as long: in whole rounds some would have one more than others. */
+    const int64_t most_parts = dealing < MOST_PARTS ? dealing : MOST_PARTS;
+    const int64_t span = k <= most_parts * dealt ? dealt : tl_ceil_div(tl_ceil_div(k, most_parts), 32) * 32;
     const int64_t parts = tl_ceil_div(k, span), crowd = 2 * k / count;
 
     tl_scratch<uint32_t> counts(ctx);
@@ -524,13 +565,13 @@ int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base,
     s.places = (uint32_t)(tl_ceil_div(lines, count) * line), s.crowd = crowd < WINDOW ? WINDOW : (uint32_t)crowd;
     s.before = counts, s.totals = counts + count * parts, s.heavy = s.totals + count, s.begins = s.heavy + count;
     s.crowded = s.begins + count + 1, s.hits = hits;
-    TL_TRY(tl_launch_ahead(ctx, name, count_hits_kernel, (unsigned)parts, THREADS, 0, s));
+    TL_TRY(tl_launch_ahead(ctx, name, count_hits_kernel, (unsigned)parts, COUNT_THREADS, 0, s));
     TL_TRY(tl_launch_ahead(ctx, name, place_parts_kernel, tl_grid(count, WARPS), THREADS, 0, s));
-    const size_t of_dealt = at_least((size_t)dealt * sizeof(uint2), (uint32_t)count);
+    const size_t of_dealt = at_least((size_t)dealt * sizeof(uint2), (uint32_t)count + 1);
     TL_TRY(launch(ctx, name, k < LONG_LIST ? deal_hits_kernel<FEW_DEALT> : deal_hits_kernel<MANY_DEALT>, parts,
                   of_dealt, s));
     const size_t of_window = lined ? WINDOW * (sizeof(float) + sizeof(uint16_t)) + s.places * sizeof(float)
-                                   : at_least((WINDOW + 4) * sizeof(float), s.places);
-    return launch(ctx, name, lined ? add_lines_kernel : add_buckets_kernel, count + (count < waves ? count : waves),
+                                   : at_least((WINDOW + 4) * sizeof(float), s.places + 1);
+    return launch(ctx, name, lined ? add_lines_kernel : add_buckets_kernel, count + (count < adding ? count : adding),
                   of_window, s);
 }

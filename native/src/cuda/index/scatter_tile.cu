@@ -260,7 +260,11 @@ int32_t tl_scatter_tiles(tl_context *ctx, const char *name, const float *base, c
     int64_t size = tl_ceil_div(outer * rows * cols, 2 * tl_cuda_sms(ctx));
     size = size < FEW_COLUMNS ? FEW_COLUMNS : size > TILE ? TILE : size;
     int64_t width = cols, tile_rows = 0;
-    if (outer * rows * cols < TL_SMALL_TABLE && cols > FEW_COLUMNS) {
+    /* Where tiles of few columns have hits that need a sort, those of whole rows, which are fewer, mostly do not. */
+    const int64_t whole_rows = size / cols;
+    const bool by_rows = cols <= LONG_COLUMNS && whole_rows > 0 && k * (size / FEW_COLUMNS) > FEW * rows &&
+                         k * whole_rows <= FEW / 2 * rows;
+    if (outer * rows * cols < TL_SMALL_TABLE && cols > FEW_COLUMNS && !by_rows) {
         /* Whole columns of an array, if tiles that are filled by them have more than twice as many as others. */
         const int64_t parts = cols * rows < size ? 1 : cols * rows / size;
         const bool by_columns = cols > 2 * FEW_COLUMNS * parts;
@@ -271,7 +275,8 @@ int32_t tl_scatter_tiles(tl_context *ctx, const char *name, const float *base, c
     }
     if (tile_rows == 0) {
         tile_rows = size > width ? size / width : 1;
-        if (tile_rows > 4) tile_rows -= tile_rows % 4;
+        tile_rows = tl_ceil_div(rows, tl_ceil_div(rows, tile_rows)); /* no last tile of far fewer */
+        if (tile_rows > 4) tile_rows = tl_ceil_div(tile_rows, 4) * 4;
     }
     const int64_t pieces = tl_ceil_div(cols, width), count = tl_ceil_div(rows, tile_rows) * pieces;
     tiles s = {base, values, out, indices, (uint32_t)rows, (uint32_t)cols, (uint32_t)k, (uint32_t)tile_rows};
