@@ -44,6 +44,8 @@ RUNS = (
 #: runs of drawn shapes, each a seed
 DRAWN_OLDER = "drawn-compute_80.jsonl"
 DRAWN = ("drawn-h200-1.jsonl", "drawn-h200-2.jsonl", "drawn-h100.jsonl", DRAWN_OLDER, "drawn-cpu.jsonl")
+#: a run of training steps beside torch.compile, of its own
+COMPILED = "steps-h200.jsonl"
 NAMES = {"torch": "PyTorch", "numpy": "NumPy", "fast": "the fast mode"}
 
 
@@ -211,6 +213,11 @@ STEPS = (
     "One step from Python: forward, backward, optimiser, a batch copied to the device. The rows of one operation are the bare",
     "kernel, the same on the tape, and on the session.",
 )
+COMPILED_STEPS = (
+    "The steps of `python -m bench.steps --compile`. The last columns set a captured step beside the sum of what its kernels,",
+    "copies and fills take on the GPU. The small kernels of the MLP begin before the ones ahead of them end, so that their sum",
+    "is longer than the step.",
+)
 DRAWN_SHAPES = (
     "Shapes that `python -m bench --drawn N --seed S` draws for each operation over its whole range. A figure is the time of",
     "PyTorch over ours, in one run; the file has every shape, and `--drawn 1 --seed S --first I` repeats row I. Most of those",
@@ -322,6 +329,10 @@ def results_page() -> str:
                 run.examples, "; ".join(examples["devices"].values()), examples["started"], examples["commit"]
             )
             page += ["", f"### Examples: {run.title}", "", where, "", *examples_table(examples)]
+    if (EVIDENCE / COMPILED).exists():
+        steps = read_document(EVIDENCE / COMPILED)
+        page += ["", "## Training steps, beside torch.compile", "", *COMPILED_STEPS, ""]
+        page += [origin(COMPILED, steps["device"], steps["date"], steps["commit"]) + ".", "", *steps_table(steps)]
     if drawn := [(name, read_document(EVIDENCE / name)) for name in DRAWN if (EVIDENCE / name).exists()]:
         page += ["", "## Drawn shapes, beside PyTorch", "", *DRAWN_SHAPES]
         for name, found in drawn:
