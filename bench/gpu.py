@@ -126,7 +126,6 @@ def try_older(runner: Runner, capability: str, ops: list[str], cases: list[str],
         (verified, ["tlrt", "verify", "--device", "cuda", *cases], 400),
         (drawn, [*DRAWN, "300", *recorded], 300),
     ):
-        file.unlink(missing_ok=True)
         runner.run(file.stem, [sys.executable, "-m", *module, *ops, "--json", str(file)], limit)
     runner.environment["TORCHLEAN_CUDA_LIBRARY"] = str(LIBRARY)
     if verified.exists() and drawn.exists():
@@ -208,7 +207,7 @@ def main(argv: list[str] | None = None) -> int:
     ops = ["--ops", args.ops] if args.ops else []
 
     # a step that fails must not pass off an earlier run's file
-    for earlier in (*(f"{name}.json" for name in STEPS), "gpu.jsonl"):
+    for earlier in (*(f"{name}.json" for name in (*STEPS, "older-verify", "older-drawn")), "gpu.jsonl"):
         (args.out / earlier).unlink(missing_ok=True)
 
     if "build" in steps:
@@ -221,8 +220,8 @@ def main(argv: list[str] | None = None) -> int:
     if "wheel" in steps:
         try_wheel(runner)
     cases = ["--cases", str(args.cases)] if args.cases else []
+    recorded = ["--commit", args.commit] if args.commit else []
     if "older" in steps:
-        recorded = ["--commit", args.commit] if args.commit else []
         try_older(runner, native_capability(parser), ops, cases, recorded)
     for name, module, narrowed, limit in (
         ("verify", ["tlrt", "verify"], [*ops, *cases], 400),
@@ -231,7 +230,7 @@ def main(argv: list[str] | None = None) -> int:
         ("weights", ["bench.weights", "--devices", "cuda:0"], [], 300),
         ("audits", ["bench.audits", "--device", "cuda"], [], 300),
         ("bench", ["bench", "--device", "cuda", "--no-growth", "--math", args.math], ops, 900),
-        ("drawn", [*DRAWN, "750", "--seed", str(args.seed)], ops, 500),
+        ("drawn", [*DRAWN, "750", "--seed", str(args.seed), *recorded], ops, 500),
         ("steps", ["bench.steps", "--device", "cuda", "--compile", "--math", args.math], [], 500),
         ("growth", ["bench.growth", "--device", "cuda"], [], 200),
         ("judge", ["audit", "judge", "--languages", "Triton", "--no-trivial"], [], 300),

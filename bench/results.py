@@ -41,8 +41,9 @@ RUNS = (
     Run("modes-cpu.jsonl", "CPU, in both modes", ("torch",), ""),
     Run("cpu.jsonl", "CPU", ("numpy", "torch"), "examples-cpu.jsonl"),
 )
-#: runs of drawn shapes, each a seed
+#: drawn shapes with the kernels of GPUs before compute capability 9.0
 DRAWN_OLDER = "drawn-compute_80.jsonl"
+#: runs of drawn shapes, each a seed
 DRAWN = ("drawn-h200-1.jsonl", "drawn-h200-2.jsonl", "drawn-h100.jsonl", DRAWN_OLDER, "drawn-cpu.jsonl")
 #: a run of training steps beside torch.compile, of its own
 COMPILED = "steps-h200.jsonl"

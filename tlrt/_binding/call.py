@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import _cffi_backend
 import numpy as np
@@ -138,7 +138,7 @@ def slots(
     return result, given, map(release, map(operator.getitem, fresh, itertools.repeat(0)))
 
 
-def results(places: Sequence[Any], given: Sequence[Buffer | None], device: Device) -> tuple[Any, ...]:
+def results(places: list[Any], given: Sequence[Buffer | None], device: Device) -> tuple[Any, ...]:
     """The outputs of a call that succeeded: the caller's buffers, new ones, and None for those not wanted."""
     if given is _NONE[len(given)]:
         fresh = []
@@ -149,7 +149,7 @@ def results(places: Sequence[Any], given: Sequence[Buffer | None], device: Devic
             buffer._device = device
             fresh.append(buffer)
         unused = list(places)
-        cast(list[Any], places).clear()  # what an interruption from here on releases
+        places.clear()  # what an interruption from here on releases
         _free_places[len(given)].append(unused)
         return tuple(fresh)
     made = [

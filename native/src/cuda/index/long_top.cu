@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "cuda/device/vector.cuh"
+#include "cuda/device/warp_sum.cuh"
 #include "cuda/index/long_top.cuh"
 #include "formula/exact.h"
 #include "formula/order.h"
@@ -92,11 +93,7 @@ __device__ __forceinline__ rank_t least_of_top(const Row &row, int64_t n, int64_
         uint32_t own = 0;
         for (uint32_t d = 0; d < each; d++)
             own += count[d];
-        uint32_t above = own; /* elements of the threads up to this one */
-        TL_UNROLL_FOR (int d = 1; d < 32; d *= 2) {
-            const uint32_t before = __shfl_up_sync(~0u, above, d);
-            if (lane >= d) above += before;
-        }
+        uint32_t above = tl_sum_to_lane(own, lane); /* elements of the threads up to this one */
         if (lane == 31) s.warps[warp] = above;
         __syncthreads();
         uint32_t before = lane < warp ? s.warps[lane] : 0;

@@ -6,6 +6,7 @@
 
 #include "cuda/device/unroll.cuh"
 #include "cuda/device/vector.cuh"
+#include "cuda/device/warp_sum.cuh"
 #include "formula/base.h"
 
 /* The hits of a column: hit i is values[(list[i] & mask) · cols + col], or, where `values` is NULL, list[i] as a float. `list` is
@@ -72,12 +73,7 @@ template <int RUN> __device__ __forceinline__ float tl_about_sum(const float (&v
     float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     TL_UNROLL_FOR (int i = 0; i < RUN; i++)
         part[i % 4] += v[i];
-    float total = (part[0] + part[1]) + (part[2] + part[3]);
-    TL_UNROLL_FOR (int d = 1; d < 32; d *= 2) {
-        const float before = __shfl_up_sync(~0u, total, d);
-        if (lane >= d) total += before;
-    }
-    return total;
+    return tl_sum_to_lane((part[0] + part[1]) + (part[2] + part[3]), lane);
 }
 
 /* s + v of lane 0 + ... + v of lane 31, each lane's one after the other, with the bits of that chain. `room` is the warp's, of
@@ -124,12 +120,8 @@ template <int RUN> __device__ __forceinline__ float tl_add_chunk(float s, const 
                 between &= ~((2u << last) - 1);
             }
             parity ^= __popc(even_to_odd & ~odd_to_odd & between) & 1;
-            uint32_t end = lane < done ? 0 : parity ? step_odd : step_even;
-            TL_UNROLL_FOR (int d = 1; d < 32; d *= 2) {
-                const uint32_t before = __shfl_up_sync(~0u, end, d);
-                if (lane >= d) end += before;
-            }
-            end += origin;
+            const uint32_t step = lane < done ? 0 : parity ? step_odd : step_even;
+            const uint32_t end = tl_sum_to_lane(step, lane) + origin;
             const uint32_t start = __shfl_up_sync(~0u, end, 1);
             float sum = lane <= done ? s : tl_of_ordinal(start);
             TL_UNROLL_FOR (int i = 0; i < RUN; i++)

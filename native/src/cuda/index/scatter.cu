@@ -16,6 +16,7 @@
  * leaves in memory. */
 #include "cuda/device/division.cuh"
 #include "cuda/device/vector.cuh"
+#include "cuda/device/warp_sum.cuh"
 #include "cuda/index/long_run.cuh"
 #include "cuda/index/order.cuh"
 #include "cuda/index/scatter.cuh"
@@ -177,11 +178,7 @@ __device__ __forceinline__ void order_late_rows(const Scatter &s, const row_slot
         uint32_t mine = 0;
         TL_UNROLL_FOR (uint32_t w = 0; w < WORDS; w++)
             mine += __popc(bits[threadIdx.x * WORDS + w]);
-        uint32_t place = mine;
-        TL_UNROLL_FOR (int d = 1; d < 32; d *= 2) {
-            const uint32_t before = __shfl_up_sync(~0u, place, d);
-            if (lane >= d) place += before;
-        }
+        uint32_t place = tl_sum_to_lane(mine, lane);
         if (lane == 31) counts[warp] = place;
         __syncthreads();
         place += begin - mine;

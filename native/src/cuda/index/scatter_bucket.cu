@@ -12,6 +12,7 @@
  * A bucket with far more hits than others has a second block. That adds the row which seems to have most of them, from the hits as
  * they lie, in which those of other rows count as -0: it changes no sum. The other block leaves the row out. */
 #include "cuda/device/division.cuh"
+#include "cuda/device/warp_sum.cuh"
 #include "cuda/index/long_run.cuh"
 #include "cuda/index/order.cuh"
 #include "cuda/index/scatter.cuh"
@@ -129,11 +130,7 @@ __device__ __forceinline__ void sum_before(uint32_t *first, uint32_t count, uint
         v[i] = 4 * threadIdx.x + i < count ? first[4 * threadIdx.x + i] : 0;
         sum += v[i];
     }
-    uint32_t end = sum;
-    TL_UNROLL_FOR (int d = 1; d < 32; d *= 2) {
-        const uint32_t earlier = __shfl_up_sync(~0u, end, d);
-        if (lane >= d) end += earlier;
-    }
+    uint32_t end = tl_sum_to_lane(sum, lane);
     if (lane == 31) of_warps[warp] = end;
     __syncthreads();
     TL_UNROLL_FOR (uint32_t w = 0; w + 1 < WARPS; w++)
@@ -237,11 +234,7 @@ __global__ void __launch_bounds__(THREADS) place_parts_kernel(buckets s)
         hits[i] = i * 32 + lane < s.parts ? before[i * 32 + lane] : 0;
     TL_UNROLL_FOR (uint32_t i = 0; i < MOST_PARTS / 32; i++) {
         if (i * 32 >= s.parts) break;
-        uint32_t end = hits[i];
-        TL_UNROLL_FOR (int d = 1; d < 32; d *= 2) {
-            const uint32_t earlier = __shfl_up_sync(~0u, end, d);
-            if (lane >= d) end += earlier;
-        }
+        const uint32_t end = tl_sum_to_lane(hits[i], lane);
         if (i * 32 + lane < s.parts) before[i * 32 + lane] = sum + end - hits[i];
         sum += __shfl_sync(~0u, end, 31);
     }

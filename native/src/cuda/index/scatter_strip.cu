@@ -8,6 +8,7 @@
  *
  * A block has fewer columns, and more warps for each 32 of them, where there would be too few blocks. */
 #include "cuda/device/division.cuh"
+#include "cuda/device/warp_sum.cuh"
 #include "cuda/index/long_run.cuh"
 #include "cuda/index/scatter.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -68,11 +69,7 @@ template <int STRIPS> __global__ void __launch_bounds__(THREADS, 3) scatter_stri
                 if (lane == round + i) bits = hits;
             }
         }
-        uint32_t place = __popc(bits);
-        TL_UNROLL_FOR (int d = 1; d < 32; d *= 2) {
-            const uint32_t before = __shfl_up_sync(~0u, place, d);
-            if (lane >= d) place += before;
-        }
+        uint32_t place = tl_sum_to_lane((uint32_t)__popc(bits), lane);
         if (lane == 31) counts[warp] = place;
         __syncthreads();
         uint32_t hits = 0;

@@ -61,6 +61,24 @@ __device__ __forceinline__ void store(const VectorsArgs &args, const Place &plac
         put(args, place.product, row, vector, sum);
 }
 
+/* Ends the block's rows, from `first` on, whose sums of every warp are in shared memory: those of the warps in order. All threads must
+ * call; every row and vector has one. */
+template <int WARPS, int ROWS, int F>
+__device__ __forceinline__ void add_warps(const VectorsArgs &args, const Place &place, int64_t first,
+                                          const double (&shared)[WARPS][ROWS][F])
+{
+    static_assert(ROWS * F <= 32 * WARPS, "a thread for each");
+    __syncthreads();
+    const int r = (int)threadIdx.x / F, f = (int)threadIdx.x % F;
+    const int64_t own = first + r;
+    if (r < ROWS && own < args.rows) {
+        double total = shared[0][r][f];
+        TL_UNROLL_FOR (int w = 1; w < WARPS; w++)
+            total += shared[w][r][f];
+        store<F>(args, place, own, f, total);
+    }
+}
+
 /* V neighbouring elements; V = 4: of 16 aligned bytes. */
 template <int V> __device__ __forceinline__ void load(const float *from, float (&x)[V])
 {
@@ -146,15 +164,7 @@ __global__ void __launch_bounds__(32 * ALONG_WARPS, ALONG_BLOCKS<F, V, R>)
             TL_UNROLL_FOR (int r = 0; r < R; r++)
                 TL_UNROLL_FOR (int f = 0; f < F; f++)
                     shared[warp][r][f] = sum[r][f];
-        __syncthreads();
-        const int r = (int)threadIdx.x / F, f = (int)threadIdx.x % F;
-        const int64_t own = (int64_t)place.tile * R + r;
-        if (r < R && own < args.rows) {
-            double total = shared[0][r][f];
-            TL_UNROLL_FOR (int w = 1; w < ALONG_WARPS; w++)
-                total += shared[w][r][f];
-            store<F>(args, place, own, f, total);
-        }
+        add_warps(args, place, (int64_t)place.tile * R, shared);
     }
     tl_wait_at_end(args.order);
 }
@@ -204,15 +214,7 @@ __global__ void __launch_bounds__(32 * ACROSS_WARPS, F > 2 ? 1 : 2)
         TL_UNROLL_FOR (int e = 0; e < V; e++)
             TL_UNROLL_FOR (int f = 0; f < F; f++)
                 shared[warp][lane * V + e][f] = sum[e][f];
-    __syncthreads();
-    const int r = (int)threadIdx.x / F, f = (int)threadIdx.x % F;
-    const int64_t own = (int64_t)place.tile * ACROSS_ROWS + r;
-    if (r < ACROSS_ROWS && own < args.rows) {
-        double total = shared[0][r][f];
-        TL_UNROLL_FOR (int w = 1; w < ACROSS_WARPS; w++)
-            total += shared[w][r][f];
-        store<F>(args, place, own, f, total);
-    }
+    add_warps(args, place, (int64_t)place.tile * ACROSS_ROWS, shared);
     tl_wait_at_end(args.order);
 }
 
