@@ -1,10 +1,11 @@
 """``python -m bench.ranks``: training on 1, 2, 4, … ranks: the same bits, what an exchange costs, and what a step does.
 
 Parts, all in one document: ``weights`` trains two examples in the mode ``reproducible`` and gives the SHA-256 of the weights, by
-starter, transport and number of ranks; one more run of each number loses a rank, and half of them go on from the last
-checkpoint. ``links`` times exchanges of 2^6 to 2^26 bytes between ranks, and additions. ``times`` sets a step of a GPT beside the
-same step with NCCL's own all-reduce and beside PyTorch's DistributedDataParallel, the batch of a rank being fixed. The exit
-status is 1 where two hashes of an example differ, or one from that of the same run on the same data in the file `--against`.
+starter, transport and number of ranks, on GPUs beside one rank on the CPU; one more run of each number loses a rank, and half of
+them go on from the last checkpoint. ``links`` times exchanges of 2^6 to 2^26 bytes between ranks, and additions. ``times`` sets a
+step of a GPT beside the same step with NCCL's own all-reduce and beside PyTorch's DistributedDataParallel, the batch of a rank
+being fixed. The exit status is 1 where two hashes of an example differ, or one from that of the same run on the same data in the
+file `--against`.
 
 The hash is of the parameters' float32 bytes, little-endian, in the order in which the model made them. `data` is one of the first
 batch: the text of the character GPT is that of the running Python, so that another version trains on another text.
@@ -137,8 +138,12 @@ def result_of(starter: str, ranks: int, module: str, arguments: Sequence[str]) -
 def weights(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The hashes of all runs."""
     for name in args.only or EXAMPLES:
-        common = ["--worker", name, "--device", args.device, "--steps", str(args.steps)]
+        whole = ["--worker", name, "--steps", str(args.steps)]
+        common = [*whole, "--device", args.device]
         fixed = {"example": name, "device": args.device, "steps": args.steps}
+        if args.device != "cpu":
+            host = {"device": "cpu", "starter": "launch", "transport": TRANSPORTS[0], "ranks": 1, "note": ""}
+            yield fixed | host | result_of("launch", 1, "bench.ranks", [*whole, "--device", "cpu"])
         for starter, transport, ranks in _runs(args):
             row = {**fixed, "starter": starter, "transport": transport, "ranks": ranks, "note": ""}
             yield row | result_of(starter, ranks, "bench.ranks", [*common, "--transport", transport])

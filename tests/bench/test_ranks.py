@@ -28,6 +28,17 @@ def test_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str], m
     assert "digits: different weights" in capsys.readouterr().out
 
 
+def test_weights_of_gpus_are_compared_with_those_of_the_cpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = {"cpu": "a", "cuda": "b"}
+    monkeypatch.setattr(ranks, "result_of", lambda *a: {"sha256": hashes[a[3][a[3].index("--device") + 1]], "ms": 1.0})
+    arguments = ["--device", "cuda", "--only", "digits", "--ranks", "1", "--starters", "launch", "--parts", "weights"]
+    assert ranks.main(arguments) == 1 and "digits: different weights" in capsys.readouterr().out
+    hashes["cuda"] = "a"
+    assert ranks.main(arguments) == 0
+
+
 def test_weights_are_compared_with_those_of_another_file(tmp_path: Path) -> None:
     rows = [{"example": "digits", "steps": 4, "sha256": "a"}, {"example": "digits", "steps": 9, "sha256": "b"}]
     write_document(tmp_path / "other.jsonl", {"rows": rows})
