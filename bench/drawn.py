@@ -8,15 +8,17 @@ operation refuses, that are smaller than :data:`SMALLEST` or larger than the lim
 
 The two sides take turns, and the ratio of a row is the median over the turns: what else a machine does meets both sides of a
 turn. Both calls are bound to their arguments before, make their results anew, and update lists of tensors in place; on CUDA
-indices lie on the device, on both sides. The output has a line for each family (rows, median, 5th percentile and least ratio,
-share below 1) and the slowest rows, each with the arguments that repeat it. ``--ops`` leaves out all other rows, which changes
-none: ``--first`` continues a run, and an interrupted one reports the rows that it has.
+indices lie on the device, on both sides. A shape that PyTorch takes too long for is recorded as one without a peer, with the
+reason. The output has a line for each family (rows, median, 5th percentile and least ratio, share below 1) and the slowest
+rows, each with the arguments that repeat it. ``--ops`` leaves out all other rows, which changes none: ``--first`` continues a
+run, and an interrupted one reports the rows that it has.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -40,6 +42,11 @@ LARGEST = {False: (6.4e7, 2e10), True: (2e9, 1e12)}
 TURNS = {False: 5, True: 3}
 #: seconds of samples and of the pause before them, in each turn of each side
 BUDGET, PAUSE = 0.025, 0.02
+#: seconds that a call of PyTorch's may take, of which a row has some forty
+PATIENCE = 1.0
+#: the most that it may write out besides its results, in bytes, by whether it is a GPU: ten passes over them take about as long
+#: on a CPU, and a GPU has the memory for some copies
+WRITTEN_OUT = {False: 5e8, True: 1e10}
 #: draws of one row before it is given up, and slow rows that are shown
 ATTEMPTS, SHOWN = 200, 20
 #: dimensions that are drawn; what else a benchmark size has stays or follows from them
@@ -209,27 +216,52 @@ def compare(
     return a, b, statistics.median(theirs / ours for ours, theirs in turns)
 
 
+class NoPeerError(Exception):
+    """Why a shape has no call of PyTorch's to be timed beside."""
+
+
+def peer_call(subject: Subject, device: tlrt.Device, torch: Any) -> Callable[[], Any]:
+    """PyTorch's call. Raises NoPeerError where it takes too long; the first call may load code, so a slow one is made twice."""
+    written, most = subject.torch_bytes, WRITTEN_OUT[device.is_cuda]
+    if written > most:
+        raise NoPeerError(f"PyTorch may write out {written:.1e} bytes, more than {most:.1e}")
+    call = subject.torch(torch, "cuda" if device.is_cuda else "cpu")
+    if call is None:
+        raise RuntimeError(f"{subject.op.name}: no call of PyTorch's")
+    for _ in range(2):
+        start = time.perf_counter()
+        call()
+        if device.is_cuda:
+            torch.cuda.synchronize()
+        if (took := time.perf_counter() - start) <= PATIENCE:
+            return call
+    raise NoPeerError(f"a call of PyTorch's takes {took:.1f} s, more than {PATIENCE:g} s")
+
+
 def measure_row(device: tlrt.Device, torch: Any, seed: int, index: int) -> DrawnRow:
     """One row; nothing that it made outlives it."""
     subject, ours = draw_subject(seed, index, device)
-    theirs = subject.torch(torch, "cuda" if device.is_cuda else "cpu")
-    if theirs is None:
-        raise RuntimeError(f"{subject.op.name}: no call of PyTorch's")
+    try:
+        theirs = peer_call(subject, device, torch)
+    except NoPeerError as error:
+        raise NoPeerError(f"{subject.op.entry(subject.which)} {subject.label}: {error}") from None
     figures = compare(ours, theirs, [_clock(device, None), _clock(device, torch)], TURNS[device.is_cuda])
     entry = subject.op.entry(subject.which)
     return DrawnRow(index, entry, subject.op.family, subject.label, *figures, subject.bytes)
 
 
 def measure(
-    device: tlrt.Device, torch: Any, seed: int, indices: Sequence[int], failed: list[str]
+    device: tlrt.Device, torch: Any, seed: int, indices: Sequence[int], failed: list[str], without_peer: list[str]
 ) -> Iterator[DrawnRow]:
-    """The rows, one after the other; a row that cannot run costs no other."""
+    """The rows, one after the other; a row that cannot run, or has no peer, costs no other."""
     with Progress(len(indices), "shapes") as progress:
         for index in indices:
             try:
                 row = measure_row(device, torch, seed, index)
                 yield row
                 progress.advance(1, row.op)
+            except NoPeerError as error:
+                without_peer.append(f"row {index}: {error}")
             except Exception as error:
                 failed.append(f"row {index}: {type(error).__name__}: {error}")
             device.collect()
@@ -265,9 +297,10 @@ def run(device: tlrt.Device, seed: int, first: int, count: int, names: Sequence[
         raise SystemExit("bench --drawn: PyTorch is not installed, and the ratios are against it")
     rows: list[DrawnRow] = []
     failed: list[str] = []
+    without_peer: list[str] = []
     indices = list(islice(rows_of(seed, first, names), count))
     try:
-        rows.extend(measure(device, torch, seed, indices, failed))
+        rows.extend(measure(device, torch, seed, indices, failed, without_peer))
     except KeyboardInterrupt:
         print(f"interrupted after {len(rows)} rows", file=sys.stderr)
     summary = summarise(rows)
@@ -279,6 +312,8 @@ def run(device: tlrt.Device, seed: int, first: int, count: int, names: Sequence[
     for r in sorted(rows, key=lambda r: r.ratio)[:SHOWN]:
         line = f"--drawn 1 --seed {seed} --first {r.index}"
         print(f"{r.ratio:6.2f}  {r.ours_ms:9.4f} ms  {r.op} {r.size:.90}   {line}")
+    for message in without_peer:
+        print(f"without a peer: {message}")
     for message in failed:
         print(f"FAILED {message}")
     return {
@@ -289,4 +324,5 @@ def run(device: tlrt.Device, seed: int, first: int, count: int, names: Sequence[
         "summary": summary,
         "rows": [asdict(r) for r in rows],
         "failed": failed,
+        "without_peer": without_peer,
     }

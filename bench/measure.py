@@ -182,6 +182,12 @@ class Subject:
         if which == "vjp":
             self.flops *= len(self.signature.outputs)
 
+    @property
+    def torch_bytes(self) -> float:
+        """What PyTorch's call may write out besides its results."""
+        count = self.benchmark.torch_bytes
+        return float(call_named(count, self.names)) if count else 0.0
+
     @cached_property
     def inputs(self) -> dict[str, np.ndarray]:
         drawn = draw_inputs(self.signature, self.names)

@@ -8,6 +8,8 @@ from tlspec.expressions import names_in
 from tlspec.registry import Check
 from tlspec.signature import Array, Signature
 
+#: families whose work is linear in the sizes of their arrays, and the operation of them whose work is not
+LINEAR, SORTS = ("elementwise", "index", "loss", "norm", "random", "reduce", "shape", "softmax"), "topk"
 #: longest line of a function's body, which is indented by four
 _WIDTH = 116
 
@@ -64,7 +66,9 @@ def _open_call(e: Entry) -> list[str]:
         first = next(a for a in sig.buffers if not a.optional)
         enter = f'tl_enter(&call, "{e.symbol}", "{first.name}", {first.name});'
     elementwise = sig.elementwise or any(a.listed for a in sig.outputs)
-    return ["tl_call call;", enter, *(["call.elementwise = 1;"] if elementwise else [])]
+    linear = e.op.family in LINEAR and e.op.name != SORTS and not sig.lists
+    marks = ["call.elementwise"] * elementwise + ["call.linear"] * linear
+    return ["tl_call call;", enter, *([f"{' = '.join(marks)} = 1;"] if marks else [])]
 
 
 def _read_parameters(sig: Signature, checks: list[Check]) -> list[str]:

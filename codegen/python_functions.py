@@ -207,9 +207,13 @@ def function(e: Entry) -> str:
         buffers = [python[a.name] for a in sig.lists]
         quoted = ", ".join(f'"{n}"' for n in buffers)
         comma = "," * (len(buffers) == 1)
-        prepare.append(f'lists, count = _lists("{e.name}", ({quoted}{comma}), ({", ".join(buffers)}{comma}))')
+        prepare += [
+            f"if {' and '.join(_are_packs(buffers))}:", f"    lists, count = ({_handles(buffers)}), len({buffers[0]})",
+            "else:", f'    lists, count = _lists("{e.name}", ({quoted}{comma}), ({", ".join(buffers)}{comma}))',
+        ]  # fmt: skip
         if sig.needs_context:
-            prepare.append(f'device = _owner("{e.name}", {quoted.split(",")[0]}, {buffers[0]}, device)')
+            owner = f'_owner("{e.name}", {quoted.split(",")[0]}, {buffers[0]})'
+            prepare += ["if device is None:", f"    device = {owner}"]
     first = next((python[a.name] for a in sig.buffers if not a.optional), "")
     owner = "device" if sig.needs_context else f"{first}._device"
     prepare.append(f"call = {_entry_point(e, owner)}")
@@ -218,19 +222,24 @@ def function(e: Entry) -> str:
     refuse = f"raise _refusal({e.name}, error, locals(){role_argument}) from None"
     rename = _renamed_arguments(e)
     fail = f"return _again(status, {e.name}, locals(){f', {rename!r}' if rename else ''})".replace("'", '"')
+    placed = [f"places[{i}]" for i in range(len(e.outputs))]
     if any(o.host for o in e.outputs):
         lines = _host_body(e, prepare, call)
     elif e.outputs[0].listed:
         quoted = ", ".join(f'"{o.name}"' for o in e.outputs) + "," * (len(e.outputs) == 1)
-        supplied = "(out,)" if len(e.outputs) == 1 else "out"
+        single = len(e.outputs) == 1
+        supplied = ["out"] if single else [f"out[{i}]" for i in range(len(e.outputs))]
         finished = f"_list_results(places, given, {owner}) if undo else given"
         lines = [
             "undo = ()",
-            "try:", *[f"    {p}" for p in prepare],
-            f'    places, given, undo = _list_slots("{e.name}", ({quoted}), {supplied}, count)',
-            *_indent(call_text("status = call", [*call, "*places"], "", WIDTH - 8)),
+            "try:", *[f"    {p}" for p in prepare], *_indent(_condition(supplied)),
+            f"        places = ({_handles(supplied)})",
+            f"        given = ({', '.join(f'[*{n}]' for n in supplied)}{',' * single})",
+            "    else:",
+            f'        places, given, undo = _list_slots("{e.name}", ({quoted}), {"(out,)" if single else "out"}, count)',
+            *_indent(call_text("status = call", [*call, *placed], "", WIDTH - 8)),
             "    if not status:",
-            f"        return {finished if len(e.outputs) > 1 else f'({finished})[0]'}",
+            f"        return {f'({finished})[0]' if single else finished}",
         ]  # fmt: skip
         undo, after = ["_exhaust(undo)"], [fail]
     elif len(e.outputs) == 1:
@@ -246,12 +255,12 @@ def function(e: Entry) -> str:
     else:
         names = ", ".join(f'"{o.name}"' for o in e.outputs)
         lines = [
-            f'places, given, undo = _slots("{e.name}", ({names}), {"want" if _takes_want(e) else "None"}, out)',
+            f'places, given, undo, give = taken = _slots("{e.name}", ({names}), {"want" if _takes_want(e) else "None"}, out)',
             "try:", *[f"    {p}" for p in prepare],
-            *_indent(call_text("status = call", [*call, "*places"], "", WIDTH - 8)),
-            "    if not status:", f"        return _results(places, given, {owner})",
+            *_indent(call_text("status = call", [*call, *placed], "", WIDTH - 8)),
+            "    if not status:", f"        made = _results(places, given, {owner})",
         ]  # fmt: skip
-        undo, after = ["_exhaust(undo)"], [fail]
+        undo, after = ["_exhaust(undo)"], ["if status:", f"    {fail}", "give(taken)", "return made"]
     if any(o.host for o in e.outputs):
         lines += ["except _WRONG as error:", f"    {refuse}", "if status:", f"    {fail}"]
         lines += [f"return {e.outputs[0].name}_"]
@@ -279,6 +288,24 @@ def _entry_point(e: Entry, owner: str) -> str:
     return f"{owner}._calls.{e.symbol.removeprefix('torchlean_cuda_')}"
 
 
+def _are_packs(names: list[str], *count: str) -> list[str]:
+    """The conditions under which lists are packs of one length, of `count` if given, as in an optimiser's step after step."""
+    types, lengths = [f"type({n})" for n in names], [*(f"len({n})" for n in names), *count]
+    return [" is ".join([*types, "_Pack"]), *([" == ".join(lengths)] if len(lengths) > 1 else [])]
+
+
+def _condition(supplied: list[str]) -> str:
+    """The line, or lines, that ask whether the lists of outputs are packs."""
+    types, lengths = _are_packs(supplied, "count")
+    if len(supplied) == 1:
+        return f"if {types} and {lengths}:"
+    return f"if (\n    type(out) is tuple and len(out) == {len(supplied)} and {types}\n    and {lengths}\n):"
+
+
+def _handles(names: list[str]) -> str:
+    return ", ".join(f"{n}._handles" for n in names) + "," * (len(names) == 1)
+
+
 def _indent(text: str) -> list[str]:
     return [f"    {line}" for line in text.split("\n")]
 
@@ -300,7 +327,7 @@ def python_module() -> str:
     bodies = [function(e) for e in entries]
     text = "\n\n".join(bodies)
     helpers = {
-        "tlrt._binding.call": ("DOUBLES", "NULL", "UINT32S", "WRONG", "again", "count", "exhaust", "free", "from_buffer",
+        "tlrt._binding.call": ("DOUBLES", "NULL", "Pack", "UINT32S", "WRONG", "again", "count", "exhaust", "free", "from_buffer",
                        "index", "list_results",
                        "list_slots", "lists", "make", "new_slot", "own", "owner", "pack", "refusal", "release", "results",
                        "slots", "uint32_list"),

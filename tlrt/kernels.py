@@ -25,6 +25,7 @@ import numpy.typing as npt
 from tlrt._binding.call import (
     DOUBLES as _DOUBLES,
     NULL as _NULL,
+    Pack as _Pack,
     UINT32S as _UINT32S,
     WRONG as _WRONG,
     again as _again,
@@ -442,18 +443,21 @@ def mul_bwd(
 
     Source: IEEE 754-2019, 5.4.1
     """
-    places, given, undo = _slots("mul_bwd", ("ga", "gb"), want, out)
+    places, given, undo, give = taken = _slots("mul_bwd", ("ga", "gb"), want, out)
     try:
         call = a._device._calls.buffer_mul_bwd
-        status = call(a._handle, b._handle, g._handle, *places)
+        status = call(a._handle, b._handle, g._handle, places[0], places[1])
         if not status:
-            return _results(places, given, a._device)
+            made = _results(places, given, a._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(mul_bwd, error, locals()) from None
-    return _again(status, mul_bwd, locals())
+    if status:
+        return _again(status, mul_bwd, locals())
+    give(taken)
+    return made
 
 
 def div(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
@@ -512,18 +516,21 @@ def div_bwd(
 
     Source: IEEE 754-2019, 5.4.1
     """
-    places, given, undo = _slots("div_bwd", ("ga", "gb"), want, out)
+    places, given, undo, give = taken = _slots("div_bwd", ("ga", "gb"), want, out)
     try:
         call = a._device._calls.buffer_div_bwd
-        status = call(a._handle, b._handle, g._handle, *places)
+        status = call(a._handle, b._handle, g._handle, places[0], places[1])
         if not status:
-            return _results(places, given, a._device)
+            made = _results(places, given, a._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(div_bwd, error, locals()) from None
-    return _again(status, div_bwd, locals())
+    if status:
+        return _again(status, div_bwd, locals())
+    give(taken)
+    return made
 
 
 def scale(x: Buffer, c: float, *, out: Buffer | None = None) -> Buffer:
@@ -890,18 +897,21 @@ def max_bwd(
 
     Source: IEEE 754-2019, 9.6, maximum
     """
-    places, given, undo = _slots("max_bwd", ("ga", "gb"), want, out)
+    places, given, undo, give = taken = _slots("max_bwd", ("ga", "gb"), want, out)
     try:
         call = a._device._calls.buffer_max_bwd
-        status = call(a._handle, b._handle, g._handle, *places)
+        status = call(a._handle, b._handle, g._handle, places[0], places[1])
         if not status:
-            return _results(places, given, a._device)
+            made = _results(places, given, a._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(max_bwd, error, locals()) from None
-    return _again(status, max_bwd, locals())
+    if status:
+        return _again(status, max_bwd, locals())
+    give(taken)
+    return made
 
 
 def min(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
@@ -960,18 +970,21 @@ def min_bwd(
 
     Source: IEEE 754-2019, 9.6, minimum
     """
-    places, given, undo = _slots("min_bwd", ("ga", "gb"), want, out)
+    places, given, undo, give = taken = _slots("min_bwd", ("ga", "gb"), want, out)
     try:
         call = a._device._calls.buffer_min_bwd
-        status = call(a._handle, b._handle, g._handle, *places)
+        status = call(a._handle, b._handle, g._handle, places[0], places[1])
         if not status:
-            return _results(places, given, a._device)
+            made = _results(places, given, a._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(min_bwd, error, locals()) from None
-    return _again(status, min_bwd, locals())
+    if status:
+        return _again(status, min_bwd, locals())
+    give(taken)
+    return made
 
 
 def clamp(x: Buffer, lo: float, hi: float, *, out: Buffer | None = None) -> Buffer:
@@ -1528,18 +1541,21 @@ def where_bwd(
 
     Raises ShapeError where a length does not fit its shape.
     """
-    places, given, undo = _slots("where_bwd", ("ga", "gb"), want, out)
+    places, given, undo, give = taken = _slots("where_bwd", ("ga", "gb"), want, out)
     try:
         call = mask._device._calls.buffer_where_bwd
-        status = call(mask._handle, g._handle, *places)
+        status = call(mask._handle, g._handle, places[0], places[1])
         if not status:
-            return _results(places, given, mask._device)
+            made = _results(places, given, mask._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(where_bwd, error, locals()) from None
-    return _again(status, where_bwd, locals())
+    if status:
+        return _again(status, where_bwd, locals())
+    give(taken)
+    return made
 
 
 def masked_fill(x: Buffer, mask: Buffer, value: float, *, out: Buffer | None = None) -> Buffer:
@@ -2666,18 +2682,21 @@ def atan2_bwd(
 
     Source: ISO C99, F.9.1.4
     """
-    places, given, undo = _slots("atan2_bwd", ("gy", "gx"), want, out)
+    places, given, undo, give = taken = _slots("atan2_bwd", ("gy", "gx"), want, out)
     try:
         call = y._device._calls.buffer_atan2_bwd
-        status = call(y._handle, x._handle, g._handle, *places)
+        status = call(y._handle, x._handle, g._handle, places[0], places[1])
         if not status:
-            return _results(places, given, y._device)
+            made = _results(places, given, y._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(atan2_bwd, error, locals()) from None
-    return _again(status, atan2_bwd, locals())
+    if status:
+        return _again(status, atan2_bwd, locals())
+    give(taken)
+    return made
 
 
 def pow(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
@@ -2737,18 +2756,21 @@ def pow_bwd(
 
     Source: ISO C99, F.9.4.4
     """
-    places, given, undo = _slots("pow_bwd", ("ga", "gb"), want, out)
+    places, given, undo, give = taken = _slots("pow_bwd", ("ga", "gb"), want, out)
     try:
         call = a._device._calls.buffer_pow_bwd
-        status = call(a._handle, b._handle, g._handle, *places)
+        status = call(a._handle, b._handle, g._handle, places[0], places[1])
         if not status:
-            return _results(places, given, a._device)
+            made = _results(places, given, a._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(pow_bwd, error, locals()) from None
-    return _again(status, pow_bwd, locals())
+    if status:
+        return _again(status, pow_bwd, locals())
+    give(taken)
+    return made
 
 
 def pow_scalar(x: Buffer, p: float, *, out: Buffer | None = None) -> Buffer:
@@ -5659,18 +5681,21 @@ def matmul_bwd(
 
     Source: torch.matmul, numpy.matmul
     """
-    places, given, undo = _slots("matmul_bwd", ("gA", "gB"), want, out)
+    places, given, undo, give = taken = _slots("matmul_bwd", ("gA", "gB"), want, out)
     try:
         call = A._device._calls.buffer_matmul_bwd
-        status = call(A._handle, B._handle, g._handle, _index(m), _index(n), _index(p), *places)
+        status = call(A._handle, B._handle, g._handle, _index(m), _index(n), _index(p), places[0], places[1])
         if not status:
-            return _results(places, given, A._device)
+            made = _results(places, given, A._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(matmul_bwd, error, locals()) from None
-    return _again(status, matmul_bwd, locals())
+    if status:
+        return _again(status, matmul_bwd, locals())
+    give(taken)
+    return made
 
 
 def bmm(A: Buffer, B: Buffer, batch: int, m: int, n: int, p: int, *, out: Buffer | None = None) -> Buffer:
@@ -5738,18 +5763,22 @@ def bmm_bwd(
 
     Source: torch.bmm
     """
-    places, given, undo = _slots("bmm_bwd", ("gA", "gB"), want, out)
+    places, given, undo, give = taken = _slots("bmm_bwd", ("gA", "gB"), want, out)
     try:
         call = A._device._calls.buffer_bmm_bwd
-        status = call(A._handle, B._handle, g._handle, _index(batch), _index(m), _index(n), _index(p), *places)
+        status = call(A._handle, B._handle, g._handle, _index(batch), _index(m), _index(n), _index(p), places[0],
+                      places[1])
         if not status:
-            return _results(places, given, A._device)
+            made = _results(places, given, A._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(bmm_bwd, error, locals()) from None
-    return _again(status, bmm_bwd, locals())
+    if status:
+        return _again(status, bmm_bwd, locals())
+    give(taken)
+    return made
 
 
 def linear(
@@ -5819,18 +5848,22 @@ def linear_bwd(
 
     Source: torch.nn.functional.linear
     """
-    places, given, undo = _slots("linear_bwd", ("gW", "gx", "gb"), want, out)
+    places, given, undo, give = taken = _slots("linear_bwd", ("gW", "gx", "gb"), want, out)
     try:
         call = W._device._calls.buffer_linear_bwd
-        status = call(W._handle, x._handle, g._handle, _index(outputs), _index(inputs), _index(batch), *places)
+        status = call(W._handle, x._handle, g._handle, _index(outputs), _index(inputs), _index(batch), places[0],
+                      places[1], places[2])
         if not status:
-            return _results(places, given, W._device)
+            made = _results(places, given, W._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(linear_bwd, error, locals()) from None
-    return _again(status, linear_bwd, locals())
+    if status:
+        return _again(status, linear_bwd, locals())
+    give(taken)
+    return made
 
 
 def dgemm(
@@ -6100,18 +6133,22 @@ def layer_norm_bwd(
 
     Source: Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450; native/src/formula/sum_tree.h
     """
-    places, given, undo = _slots("layer_norm_bwd", ("gx", "ggamma", "gbeta"), want, out)
+    places, given, undo, give = taken = _slots("layer_norm_bwd", ("gx", "ggamma", "gbeta"), want, out)
     try:
         call = x._device._calls.buffer_layer_norm_bwd
-        status = call(x._handle, gamma._handle, g._handle, _index(rows), _index(cols), eps, *places)
+        status = call(x._handle, gamma._handle, g._handle, _index(rows), _index(cols), eps, places[0], places[1],
+                      places[2])
         if not status:
-            return _results(places, given, x._device)
+            made = _results(places, given, x._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(layer_norm_bwd, error, locals()) from None
-    return _again(status, layer_norm_bwd, locals())
+    if status:
+        return _again(status, layer_norm_bwd, locals())
+    give(taken)
+    return made
 
 
 def rms_norm(
@@ -6185,18 +6222,21 @@ def rms_norm_bwd(
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467; torch.nn.RMSNorm
     """
-    places, given, undo = _slots("rms_norm_bwd", ("gx", "ggamma"), want, out)
+    places, given, undo, give = taken = _slots("rms_norm_bwd", ("gx", "ggamma"), want, out)
     try:
         call = x._device._calls.buffer_rms_norm_bwd
-        status = call(x._handle, gamma._handle, g._handle, _index(rows), _index(cols), eps, *places)
+        status = call(x._handle, gamma._handle, g._handle, _index(rows), _index(cols), eps, places[0], places[1])
         if not status:
-            return _results(places, given, x._device)
+            made = _results(places, given, x._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(rms_norm_bwd, error, locals()) from None
-    return _again(status, rms_norm_bwd, locals())
+    if status:
+        return _again(status, rms_norm_bwd, locals())
+    give(taken)
+    return made
 
 
 def batchnorm_channel_first(
@@ -6283,19 +6323,22 @@ def batchnorm_channel_first_bwd(
 
     Source: Ioffe and Szegedy, Batch Normalization, arXiv:1502.03167, of one image; native/src/formula/sum_tree.h
     """
-    places, given, undo = _slots("batchnorm_channel_first_bwd", ("gx", "ggamma", "gbeta"), want, out)
+    places, given, undo, give = taken = _slots("batchnorm_channel_first_bwd", ("gx", "ggamma", "gbeta"), want, out)
     try:
         call = x._device._calls.buffer_batchnorm_channel_first_bwd
         status = call(x._handle, gamma._handle, g._handle, _index(channels), _index(height), _index(width), eps,
-                      *places)
+                      places[0], places[1], places[2])
         if not status:
-            return _results(places, given, x._device)
+            made = _results(places, given, x._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(batchnorm_channel_first_bwd, error, locals()) from None
-    return _again(status, batchnorm_channel_first_bwd, locals())
+    if status:
+        return _again(status, batchnorm_channel_first_bwd, locals())
+    give(taken)
+    return made
 
 
 def channel_affine(
@@ -6377,19 +6420,22 @@ def channel_affine_bwd(
 
     Source: batch normalisation by given statistics, torch.nn.functional.batch_norm; native/src/formula/sum_tree.h
     """
-    places, given, undo = _slots("channel_affine_bwd", ("gx", "gcenter", "gslope", "gshift"), want, out)
+    places, given, undo, give = taken = _slots("channel_affine_bwd", ("gx", "gcenter", "gslope", "gshift"), want, out)
     try:
         call = x._device._calls.buffer_channel_affine_bwd
         status = call(x._handle, center._handle, slope._handle, g._handle, _index(batch), _index(channels),
-                      _index(positions), *places)
+                      _index(positions), places[0], places[1], places[2], places[3])
         if not status:
-            return _results(places, given, x._device)
+            made = _results(places, given, x._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(channel_affine_bwd, error, locals()) from None
-    return _again(status, channel_affine_bwd, locals())
+    if status:
+        return _again(status, channel_affine_bwd, locals())
+    give(taken)
+    return made
 
 
 def mse_loss(yhat: Buffer, target: Buffer, n: int, *, out: Buffer | None = None) -> Buffer:
@@ -6454,18 +6500,21 @@ def mse_loss_bwd(
 
     Source: native/src/formula/sum_tree.h
     """
-    places, given, undo = _slots("mse_loss_bwd", ("gyhat", "gtarget"), want, out)
+    places, given, undo, give = taken = _slots("mse_loss_bwd", ("gyhat", "gtarget"), want, out)
     try:
         call = yhat._device._calls.buffer_mse_loss_bwd
-        status = call(yhat._handle, target._handle, g._handle, _index(n), *places)
+        status = call(yhat._handle, target._handle, g._handle, _index(n), places[0], places[1])
         if not status:
-            return _results(places, given, yhat._device)
+            made = _results(places, given, yhat._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(mse_loss_bwd, error, locals()) from None
-    return _again(status, mse_loss_bwd, locals())
+    if status:
+        return _again(status, mse_loss_bwd, locals())
+    give(taken)
+    return made
 
 
 def bce_with_logits(x: Buffer, target: Buffer, n: int, mean: int = 1, *, out: Buffer | None = None) -> Buffer:
@@ -6534,18 +6583,21 @@ def bce_with_logits_bwd(
 
     Source: torch.nn.functional.binary_cross_entropy_with_logits; native/src/formula/sum_tree.h
     """
-    places, given, undo = _slots("bce_with_logits_bwd", ("gx", "gtarget"), want, out)
+    places, given, undo, give = taken = _slots("bce_with_logits_bwd", ("gx", "gtarget"), want, out)
     try:
         call = x._device._calls.buffer_bce_with_logits_bwd
-        status = call(x._handle, target._handle, g._handle, _index(n), _index(mean), *places)
+        status = call(x._handle, target._handle, g._handle, _index(n), _index(mean), places[0], places[1])
         if not status:
-            return _results(places, given, x._device)
+            made = _results(places, given, x._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(bce_with_logits_bwd, error, locals(), {"mean": "parameter"}) from None
-    return _again(status, bce_with_logits_bwd, locals())
+    if status:
+        return _again(status, bce_with_logits_bwd, locals())
+    give(taken)
+    return made
 
 
 def cross_entropy(logits: Buffer, labels: npt.ArrayLike, cols: int, *, out: Buffer | None = None) -> Buffer:
@@ -7040,7 +7092,7 @@ def conv_bwd(
 
     Source: torch.nn.functional.conv1d, conv2d, conv3d
     """
-    places, given, undo = _slots("conv_bwd", ("gx", "gw", "gb"), want, out)
+    places, given, undo, give = taken = _slots("conv_bwd", ("gx", "gw", "gb"), want, out)
     try:
         spatial_ = _uint32_list(spatial)
         kernel_ = _uint32_list(kernel)
@@ -7049,15 +7101,18 @@ def conv_bwd(
         call = x._device._calls.buffer_conv_bwd
         status = call(x._handle, w._handle, g._handle, _index(batch), _index(in_channels), spatial_, _count(spatial_),
                       _index(out_channels), kernel_, _count(kernel_), stride_, _count(stride_), padding_,
-                      _count(padding_), *places)
+                      _count(padding_), places[0], places[1], places[2])
         if not status:
-            return _results(places, given, x._device)
+            made = _results(places, given, x._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(conv_bwd, error, locals()) from None
-    return _again(status, conv_bwd, locals())
+    if status:
+        return _again(status, conv_bwd, locals())
+    give(taken)
+    return made
 
 
 def conv_transpose(
@@ -7167,7 +7222,7 @@ def conv_transpose_bwd(
 
     Source: torch.nn.functional.conv_transpose1d, conv_transpose2d, conv_transpose3d
     """
-    places, given, undo = _slots("conv_transpose_bwd", ("gx", "gw", "gb"), want, out)
+    places, given, undo, give = taken = _slots("conv_transpose_bwd", ("gx", "gw", "gb"), want, out)
     try:
         spatial_ = _uint32_list(spatial)
         kernel_ = _uint32_list(kernel)
@@ -7176,15 +7231,18 @@ def conv_transpose_bwd(
         call = x._device._calls.buffer_conv_transpose_bwd
         status = call(x._handle, w._handle, g._handle, _index(batch), _index(in_channels), spatial_, _count(spatial_),
                       _index(out_channels), kernel_, _count(kernel_), stride_, _count(stride_), padding_,
-                      _count(padding_), *places)
+                      _count(padding_), places[0], places[1], places[2])
         if not status:
-            return _results(places, given, x._device)
+            made = _results(places, given, x._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(conv_transpose_bwd, error, locals()) from None
-    return _again(status, conv_transpose_bwd, locals())
+    if status:
+        return _again(status, conv_transpose_bwd, locals())
+    give(taken)
+    return made
 
 
 def conv2d(
@@ -7292,20 +7350,23 @@ def conv2d_bwd(
 
     Source: torch.nn.functional.conv2d
     """
-    places, given, undo = _slots("conv2d_bwd", ("gx", "gw", "gb"), want, out)
+    places, given, undo, give = taken = _slots("conv2d_bwd", ("gx", "gw", "gb"), want, out)
     try:
         call = x._device._calls.buffer_conv2d_bwd
         status = call(x._handle, w._handle, g._handle, _index(batch), _index(in_channels), _index(in_h), _index(in_w),
                       _index(out_channels), _index(kernel_h), _index(kernel_w), _index(stride_h), _index(stride_w),
-                      _index(padding_h), _index(padding_w), *places)
+                      _index(padding_h), _index(padding_w), places[0], places[1], places[2])
         if not status:
-            return _results(places, given, x._device)
+            made = _results(places, given, x._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(conv2d_bwd, error, locals(), {"stride_h": "parameter", "stride_w": "parameter", "padding_h": "parameter", "padding_w": "parameter"}) from None
-    return _again(status, conv2d_bwd, locals())
+    if status:
+        return _again(status, conv2d_bwd, locals())
+    give(taken)
+    return made
 
 
 def conv_transpose2d(
@@ -7413,20 +7474,23 @@ def conv_transpose2d_bwd(
 
     Source: torch.nn.functional.conv_transpose2d
     """
-    places, given, undo = _slots("conv_transpose2d_bwd", ("gx", "gw", "gb"), want, out)
+    places, given, undo, give = taken = _slots("conv_transpose2d_bwd", ("gx", "gw", "gb"), want, out)
     try:
         call = x._device._calls.buffer_conv_transpose2d_bwd
         status = call(x._handle, w._handle, g._handle, _index(batch), _index(in_channels), _index(in_h), _index(in_w),
                       _index(out_channels), _index(kernel_h), _index(kernel_w), _index(stride_h), _index(stride_w),
-                      _index(padding_h), _index(padding_w), *places)
+                      _index(padding_h), _index(padding_w), places[0], places[1], places[2])
         if not status:
-            return _results(places, given, x._device)
+            made = _results(places, given, x._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(conv_transpose2d_bwd, error, locals(), {"stride_h": "parameter", "stride_w": "parameter", "padding_h": "parameter", "padding_w": "parameter"}) from None
-    return _again(status, conv_transpose2d_bwd, locals())
+    if status:
+        return _again(status, conv_transpose2d_bwd, locals())
+    give(taken)
+    return made
 
 
 def conv_grouped(
@@ -7549,7 +7613,7 @@ def conv_grouped_bwd(
 
     Source: torch.nn.functional.conv2d with groups and dilation, after torch.nn.functional.pad
     """
-    places, given, undo = _slots("conv_grouped_bwd", ("gx", "gw", "gb"), want, out)
+    places, given, undo, give = taken = _slots("conv_grouped_bwd", ("gx", "gw", "gb"), want, out)
     try:
         spatial_ = _uint32_list(spatial)
         kernel_ = _uint32_list(kernel)
@@ -7561,15 +7625,18 @@ def conv_grouped_bwd(
         status = call(x._handle, w._handle, g._handle, _index(batch), _index(groups), _index(in_channels), spatial_,
                       _count(spatial_), _index(out_channels), kernel_, _count(kernel_), stride_, _count(stride_),
                       dilation_, _count(dilation_), padding_low_, _count(padding_low_), padding_high_,
-                      _count(padding_high_), *places)
+                      _count(padding_high_), places[0], places[1], places[2])
         if not status:
-            return _results(places, given, x._device)
+            made = _results(places, given, x._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(conv_grouped_bwd, error, locals()) from None
-    return _again(status, conv_grouped_bwd, locals())
+    if status:
+        return _again(status, conv_grouped_bwd, locals())
+    give(taken)
+    return made
 
 
 def conv_transpose_grouped(
@@ -7697,7 +7764,7 @@ def conv_transpose_grouped_bwd(
 
     Source: torch.nn.functional.conv_transpose2d with groups, dilation and output_padding
     """
-    places, given, undo = _slots("conv_transpose_grouped_bwd", ("gx", "gw", "gb"), want, out)
+    places, given, undo, give = taken = _slots("conv_transpose_grouped_bwd", ("gx", "gw", "gb"), want, out)
     try:
         spatial_ = _uint32_list(spatial)
         kernel_ = _uint32_list(kernel)
@@ -7710,15 +7777,18 @@ def conv_transpose_grouped_bwd(
         status = call(x._handle, w._handle, g._handle, _index(batch), _index(groups), _index(in_channels), spatial_,
                       _count(spatial_), _index(out_channels), kernel_, _count(kernel_), stride_, _count(stride_),
                       dilation_, _count(dilation_), padding_low_, _count(padding_low_), padding_high_,
-                      _count(padding_high_), output_padding_, _count(output_padding_), *places)
+                      _count(padding_high_), output_padding_, _count(output_padding_), places[0], places[1], places[2])
         if not status:
-            return _results(places, given, x._device)
+            made = _results(places, given, x._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(conv_transpose_grouped_bwd, error, locals()) from None
-    return _again(status, conv_transpose_grouped_bwd, locals())
+    if status:
+        return _again(status, conv_transpose_grouped_bwd, locals())
+    give(taken)
+    return made
 
 
 def max_pool(
@@ -8532,19 +8602,22 @@ def flash_attention_bwd(
     Source: Dao, Fu, Ermon, Rudra, Ré, FlashAttention, NeurIPS 2022; Milakov, Gimelshein, arXiv:1805.02867 (online
         softmax)
     """
-    places, given, undo = _slots("flash_attention_bwd", ("gQ", "gK", "gV"), want, out)
+    places, given, undo, give = taken = _slots("flash_attention_bwd", ("gQ", "gK", "gV"), want, out)
     try:
         call = Q._device._calls.buffer_flash_attention_bwd
         status = call(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle, y._handle, g._handle,
-                      _index(batch), _index(n), _index(d), _index(mask_mode), scale, *places)
+                      _index(batch), _index(n), _index(d), _index(mask_mode), scale, places[0], places[1], places[2])
         if not status:
-            return _results(places, given, Q._device)
+            made = _results(places, given, Q._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(flash_attention_bwd, error, locals(), {"mask_mode": "parameter"}) from None
-    return _again(status, flash_attention_bwd, locals(), {"out": "y"})
+    if status:
+        return _again(status, flash_attention_bwd, locals(), {"out": "y"})
+    give(taken)
+    return made
 
 
 def flash_attention_bwd_q(
@@ -8844,21 +8917,24 @@ def grouped_attention_bwd(
     Source: torch.nn.functional.scaled_dot_product_attention; Ainslie et al., GQA, arXiv:2305.13245; Beltagy et al.,
         Longformer, arXiv:2004.05150 (the window)
     """
-    places, given, undo = _slots("grouped_attention_bwd", ("gQ", "gK", "gV"), want, out)
+    places, given, undo, give = taken = _slots("grouped_attention_bwd", ("gQ", "gK", "gV"), want, out)
     try:
         call = Q._device._calls.buffer_grouped_attention_bwd
         status = call(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle, y._handle, g._handle,
                       _index(batch), _index(heads), _index(queries), _index(d), _index(kv_heads), _index(keys),
                       _index(width), _index(mask_mode), _index(mask_batch), _index(mask_heads), _index(mask_queries),
-                      _index(before), _index(after), _index(offset), scale, *places)
+                      _index(before), _index(after), _index(offset), scale, places[0], places[1], places[2])
         if not status:
-            return _results(places, given, Q._device)
+            made = _results(places, given, Q._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(grouped_attention_bwd, error, locals(), {"mask_mode": "parameter", "mask_batch": "parameter", "mask_heads": "parameter", "mask_queries": "parameter", "before": "parameter", "after": "parameter", "offset": "parameter"}) from None
-    return _again(status, grouped_attention_bwd, locals(), {"out": "y"})
+    if status:
+        return _again(status, grouped_attention_bwd, locals(), {"out": "y"})
+    give(taken)
+    return made
 
 
 def rotary(
@@ -9118,19 +9194,22 @@ def selective_scan_diag_bwd(
 
     Source: Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)
     """
-    places, given, undo = _slots("selective_scan_diag_bwd", ("gA", "gB", "gx", "gh0"), want, out)
+    places, given, undo, give = taken = _slots("selective_scan_diag_bwd", ("gA", "gB", "gx", "gh0"), want, out)
     try:
         call = A._device._calls.buffer_selective_scan_diag_bwd
         status = call(A._handle, B._handle, x._handle, h0._handle, y._handle, g._handle, _index(seq_len),
-                      _index(state), *places)
+                      _index(state), places[0], places[1], places[2], places[3])
         if not status:
-            return _results(places, given, A._device)
+            made = _results(places, given, A._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(selective_scan_diag_bwd, error, locals()) from None
-    return _again(status, selective_scan_diag_bwd, locals(), {"out": "y"})
+    if status:
+        return _again(status, selective_scan_diag_bwd, locals(), {"out": "y"})
+    give(taken)
+    return made
 
 
 def selective_scan_diag_var(
@@ -9206,19 +9285,22 @@ def selective_scan_diag_var_bwd(
 
     Source: Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)
     """
-    places, given, undo = _slots("selective_scan_diag_var_bwd", ("gA", "gB", "gx", "gh0"), want, out)
+    places, given, undo, give = taken = _slots("selective_scan_diag_var_bwd", ("gA", "gB", "gx", "gh0"), want, out)
     try:
         call = A._device._calls.buffer_selective_scan_diag_var_bwd
         status = call(A._handle, B._handle, x._handle, h0._handle, y._handle, g._handle, _index(seq_len),
-                      _index(state), *places)
+                      _index(state), places[0], places[1], places[2], places[3])
         if not status:
-            return _results(places, given, A._device)
+            made = _results(places, given, A._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(selective_scan_diag_var_bwd, error, locals()) from None
-    return _again(status, selective_scan_diag_var_bwd, locals(), {"out": "y"})
+    if status:
+        return _again(status, selective_scan_diag_var_bwd, locals(), {"out": "y"})
+    give(taken)
+    return made
 
 
 def rfft1d_packed(x: Buffer, batch: int, n: int, *, out: Buffer | None = None) -> Buffer:
@@ -9459,19 +9541,22 @@ def spectral_conv1d_rfft_bwd(
     Source: torch.fft.rfft and irfft; Li et al., Fourier Neural Operator for Parametric Partial Differential
         Equations, 2021
     """
-    places, given, undo = _slots("spectral_conv1d_rfft_bwd", ("gx", "gwRe", "gwIm"), want, out)
+    places, given, undo, give = taken = _slots("spectral_conv1d_rfft_bwd", ("gx", "gwRe", "gwIm"), want, out)
     try:
         call = x._device._calls.buffer_spectral_conv1d_rfft_bwd
         status = call(x._handle, wRe._handle, wIm._handle, g._handle, _index(grid), _index(width), _index(modes),
-                      *places)
+                      places[0], places[1], places[2])
         if not status:
-            return _results(places, given, x._device)
+            made = _results(places, given, x._device)
     except BaseException as error:
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(spectral_conv1d_rfft_bwd, error, locals()) from None
-    return _again(status, spectral_conv1d_rfft_bwd, locals())
+    if status:
+        return _again(status, spectral_conv1d_rfft_bwd, locals())
+    give(taken)
+    return made
 
 
 def spectral_conv1d_rfft_bwd_x(
@@ -9763,11 +9848,19 @@ def sgd_step(
     """
     undo = ()
     try:
-        lists, count = _lists("sgd_step", ("ps", "gs"), (ps, gs))
-        device = _owner("sgd_step", "ps", ps, device)
+        if type(ps) is type(gs) is _Pack and len(ps) == len(gs):
+            lists, count = (ps._handles, gs._handles), len(ps)
+        else:
+            lists, count = _lists("sgd_step", ("ps", "gs"), (ps, gs))
+        if device is None:
+            device = _owner("sgd_step", "ps", ps)
         call = device._calls.buffer_sgd_step
-        places, given, undo = _list_slots("sgd_step", ("ps_out",), (out,), count)
-        status = call(device._handle, lists[0], lists[1], count, lr, weight_decay, *places)
+        if type(out) is _Pack and len(out) == count:
+            places = (out._handles,)
+            given = ([*out],)
+        else:
+            places, given, undo = _list_slots("sgd_step", ("ps_out",), (out,), count)
+        status = call(device._handle, lists[0], lists[1], count, lr, weight_decay, places[0])
         if not status:
             return (_list_results(places, given, device) if undo else given)[0]
     except BaseException as error:
@@ -9824,12 +9917,23 @@ def momentum_step(
     """
     undo = ()
     try:
-        lists, count = _lists("momentum_step", ("ps", "gs", "vs"), (ps, gs, vs))
-        device = _owner("momentum_step", "ps", ps, device)
+        if type(ps) is type(gs) is type(vs) is _Pack and len(ps) == len(gs) == len(vs):
+            lists, count = (ps._handles, gs._handles, vs._handles), len(ps)
+        else:
+            lists, count = _lists("momentum_step", ("ps", "gs", "vs"), (ps, gs, vs))
+        if device is None:
+            device = _owner("momentum_step", "ps", ps)
         call = device._calls.buffer_momentum_step
-        places, given, undo = _list_slots("momentum_step", ("ps_out", "vs_out"), out, count)
+        if (
+            type(out) is tuple and len(out) == 2 and type(out[0]) is type(out[1]) is _Pack
+            and len(out[0]) == len(out[1]) == count
+        ):
+            places = (out[0]._handles, out[1]._handles)
+            given = ([*out[0]], [*out[1]])
+        else:
+            places, given, undo = _list_slots("momentum_step", ("ps_out", "vs_out"), out, count)
         status = call(device._handle, lists[0], lists[1], lists[2], count, lr, momentum, dampening, weight_decay,
-                      _index(nesterov), *places)
+                      _index(nesterov), places[0], places[1])
         if not status:
             return _list_results(places, given, device) if undo else given
     except BaseException as error:
@@ -9887,12 +9991,23 @@ def adam_step(
     """
     undo = ()
     try:
-        lists, count = _lists("adam_step", ("ps", "gs", "ms", "vs"), (ps, gs, ms, vs))
-        device = _owner("adam_step", "ps", ps, device)
+        if type(ps) is type(gs) is type(ms) is type(vs) is _Pack and len(ps) == len(gs) == len(ms) == len(vs):
+            lists, count = (ps._handles, gs._handles, ms._handles, vs._handles), len(ps)
+        else:
+            lists, count = _lists("adam_step", ("ps", "gs", "ms", "vs"), (ps, gs, ms, vs))
+        if device is None:
+            device = _owner("adam_step", "ps", ps)
         call = device._calls.buffer_adam_step
-        places, given, undo = _list_slots("adam_step", ("ps_out", "ms_out", "vs_out"), out, count)
+        if (
+            type(out) is tuple and len(out) == 3 and type(out[0]) is type(out[1]) is type(out[2]) is _Pack
+            and len(out[0]) == len(out[1]) == len(out[2]) == count
+        ):
+            places = (out[0]._handles, out[1]._handles, out[2]._handles)
+            given = ([*out[0]], [*out[1]], [*out[2]])
+        else:
+            places, given, undo = _list_slots("adam_step", ("ps_out", "ms_out", "vs_out"), out, count)
         status = call(device._handle, lists[0], lists[1], lists[2], lists[3], count, _index(step), lr, beta1, beta2,
-                      eps, weight_decay, *places)
+                      eps, weight_decay, places[0], places[1], places[2])
         if not status:
             return _list_results(places, given, device) if undo else given
     except BaseException as error:
@@ -9950,12 +10065,23 @@ def adamw_step(
     """
     undo = ()
     try:
-        lists, count = _lists("adamw_step", ("ps", "gs", "ms", "vs"), (ps, gs, ms, vs))
-        device = _owner("adamw_step", "ps", ps, device)
+        if type(ps) is type(gs) is type(ms) is type(vs) is _Pack and len(ps) == len(gs) == len(ms) == len(vs):
+            lists, count = (ps._handles, gs._handles, ms._handles, vs._handles), len(ps)
+        else:
+            lists, count = _lists("adamw_step", ("ps", "gs", "ms", "vs"), (ps, gs, ms, vs))
+        if device is None:
+            device = _owner("adamw_step", "ps", ps)
         call = device._calls.buffer_adamw_step
-        places, given, undo = _list_slots("adamw_step", ("ps_out", "ms_out", "vs_out"), out, count)
+        if (
+            type(out) is tuple and len(out) == 3 and type(out[0]) is type(out[1]) is type(out[2]) is _Pack
+            and len(out[0]) == len(out[1]) == len(out[2]) == count
+        ):
+            places = (out[0]._handles, out[1]._handles, out[2]._handles)
+            given = ([*out[0]], [*out[1]], [*out[2]])
+        else:
+            places, given, undo = _list_slots("adamw_step", ("ps_out", "ms_out", "vs_out"), out, count)
         status = call(device._handle, lists[0], lists[1], lists[2], lists[3], count, _index(step), lr, beta1, beta2,
-                      eps, weight_decay, *places)
+                      eps, weight_decay, places[0], places[1], places[2])
         if not status:
             return _list_results(places, given, device) if undo else given
     except BaseException as error:
@@ -10007,11 +10133,23 @@ def rmsprop_step(
     """
     undo = ()
     try:
-        lists, count = _lists("rmsprop_step", ("ps", "gs", "vs"), (ps, gs, vs))
-        device = _owner("rmsprop_step", "ps", ps, device)
+        if type(ps) is type(gs) is type(vs) is _Pack and len(ps) == len(gs) == len(vs):
+            lists, count = (ps._handles, gs._handles, vs._handles), len(ps)
+        else:
+            lists, count = _lists("rmsprop_step", ("ps", "gs", "vs"), (ps, gs, vs))
+        if device is None:
+            device = _owner("rmsprop_step", "ps", ps)
         call = device._calls.buffer_rmsprop_step
-        places, given, undo = _list_slots("rmsprop_step", ("ps_out", "vs_out"), out, count)
-        status = call(device._handle, lists[0], lists[1], lists[2], count, lr, alpha, eps, weight_decay, *places)
+        if (
+            type(out) is tuple and len(out) == 2 and type(out[0]) is type(out[1]) is _Pack
+            and len(out[0]) == len(out[1]) == count
+        ):
+            places = (out[0]._handles, out[1]._handles)
+            given = ([*out[0]], [*out[1]])
+        else:
+            places, given, undo = _list_slots("rmsprop_step", ("ps_out", "vs_out"), out, count)
+        status = call(device._handle, lists[0], lists[1], lists[2], count, lr, alpha, eps, weight_decay, places[0],
+                      places[1])
         if not status:
             return _list_results(places, given, device) if undo else given
     except BaseException as error:
@@ -10067,12 +10205,23 @@ def rmsprop_momentum_step(
     """
     undo = ()
     try:
-        lists, count = _lists("rmsprop_momentum_step", ("ps", "gs", "vs", "bs"), (ps, gs, vs, bs))
-        device = _owner("rmsprop_momentum_step", "ps", ps, device)
+        if type(ps) is type(gs) is type(vs) is type(bs) is _Pack and len(ps) == len(gs) == len(vs) == len(bs):
+            lists, count = (ps._handles, gs._handles, vs._handles, bs._handles), len(ps)
+        else:
+            lists, count = _lists("rmsprop_momentum_step", ("ps", "gs", "vs", "bs"), (ps, gs, vs, bs))
+        if device is None:
+            device = _owner("rmsprop_momentum_step", "ps", ps)
         call = device._calls.buffer_rmsprop_momentum_step
-        places, given, undo = _list_slots("rmsprop_momentum_step", ("ps_out", "vs_out", "bs_out"), out, count)
+        if (
+            type(out) is tuple and len(out) == 3 and type(out[0]) is type(out[1]) is type(out[2]) is _Pack
+            and len(out[0]) == len(out[1]) == len(out[2]) == count
+        ):
+            places = (out[0]._handles, out[1]._handles, out[2]._handles)
+            given = ([*out[0]], [*out[1]], [*out[2]])
+        else:
+            places, given, undo = _list_slots("rmsprop_momentum_step", ("ps_out", "vs_out", "bs_out"), out, count)
         status = call(device._handle, lists[0], lists[1], lists[2], lists[3], count, lr, alpha, eps, weight_decay,
-                      momentum, *places)
+                      momentum, places[0], places[1], places[2])
         if not status:
             return _list_results(places, given, device) if undo else given
     except BaseException as error:
@@ -10131,12 +10280,23 @@ def rmsprop_centered_step(
     """
     undo = ()
     try:
-        lists, count = _lists("rmsprop_centered_step", ("ps", "gs", "vs", "ms", "bs"), (ps, gs, vs, ms, bs))
-        device = _owner("rmsprop_centered_step", "ps", ps, device)
+        if type(ps) is type(gs) is type(vs) is type(ms) is type(bs) is _Pack and len(ps) == len(gs) == len(vs) == len(ms) == len(bs):
+            lists, count = (ps._handles, gs._handles, vs._handles, ms._handles, bs._handles), len(ps)
+        else:
+            lists, count = _lists("rmsprop_centered_step", ("ps", "gs", "vs", "ms", "bs"), (ps, gs, vs, ms, bs))
+        if device is None:
+            device = _owner("rmsprop_centered_step", "ps", ps)
         call = device._calls.buffer_rmsprop_centered_step
-        places, given, undo = _list_slots("rmsprop_centered_step", ("ps_out", "vs_out", "ms_out", "bs_out"), out, count)
+        if (
+            type(out) is tuple and len(out) == 4 and type(out[0]) is type(out[1]) is type(out[2]) is type(out[3]) is _Pack
+            and len(out[0]) == len(out[1]) == len(out[2]) == len(out[3]) == count
+        ):
+            places = (out[0]._handles, out[1]._handles, out[2]._handles, out[3]._handles)
+            given = ([*out[0]], [*out[1]], [*out[2]], [*out[3]])
+        else:
+            places, given, undo = _list_slots("rmsprop_centered_step", ("ps_out", "vs_out", "ms_out", "bs_out"), out, count)
         status = call(device._handle, lists[0], lists[1], lists[2], lists[3], lists[4], count, lr, alpha, eps,
-                      weight_decay, momentum, *places)
+                      weight_decay, momentum, places[0], places[1], places[2], places[3])
         if not status:
             return _list_results(places, given, device) if undo else given
     except BaseException as error:
@@ -10187,11 +10347,23 @@ def lion_step(
     """
     undo = ()
     try:
-        lists, count = _lists("lion_step", ("ps", "gs", "ms"), (ps, gs, ms))
-        device = _owner("lion_step", "ps", ps, device)
+        if type(ps) is type(gs) is type(ms) is _Pack and len(ps) == len(gs) == len(ms):
+            lists, count = (ps._handles, gs._handles, ms._handles), len(ps)
+        else:
+            lists, count = _lists("lion_step", ("ps", "gs", "ms"), (ps, gs, ms))
+        if device is None:
+            device = _owner("lion_step", "ps", ps)
         call = device._calls.buffer_lion_step
-        places, given, undo = _list_slots("lion_step", ("ps_out", "ms_out"), out, count)
-        status = call(device._handle, lists[0], lists[1], lists[2], count, lr, beta1, beta2, weight_decay, *places)
+        if (
+            type(out) is tuple and len(out) == 2 and type(out[0]) is type(out[1]) is _Pack
+            and len(out[0]) == len(out[1]) == count
+        ):
+            places = (out[0]._handles, out[1]._handles)
+            given = ([*out[0]], [*out[1]])
+        else:
+            places, given, undo = _list_slots("lion_step", ("ps_out", "ms_out"), out, count)
+        status = call(device._handle, lists[0], lists[1], lists[2], count, lr, beta1, beta2, weight_decay, places[0],
+                      places[1])
         if not status:
             return _list_results(places, given, device) if undo else given
     except BaseException as error:
@@ -10228,8 +10400,12 @@ def global_norm(gs: Sequence[Buffer], *, device: Device | None = None, out: Buff
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        lists, count = _lists("global_norm", ("gs",), (gs,))
-        device = _owner("global_norm", "gs", gs, device)
+        if type(gs) is _Pack:
+            lists, count = (gs._handles,), len(gs)
+        else:
+            lists, count = _lists("global_norm", ("gs",), (gs,))
+        if device is None:
+            device = _owner("global_norm", "gs", gs)
         call = device._calls.buffer_global_norm
         status = call(device._handle, lists[0], count, slot)
         if out is None and not status:
@@ -10281,10 +10457,17 @@ def clip_scale(
     """
     undo = ()
     try:
-        lists, count = _lists("clip_scale", ("gs",), (gs,))
+        if type(gs) is _Pack:
+            lists, count = (gs._handles,), len(gs)
+        else:
+            lists, count = _lists("clip_scale", ("gs",), (gs,))
         call = norm._device._calls.buffer_clip_scale
-        places, given, undo = _list_slots("clip_scale", ("gs_out",), (out,), count)
-        status = call(lists[0], norm._handle, count, max_norm, eps, *places)
+        if type(out) is _Pack and len(out) == count:
+            places = (out._handles,)
+            given = ([*out],)
+        else:
+            places, given, undo = _list_slots("clip_scale", ("gs_out",), (out,), count)
+        status = call(lists[0], norm._handle, count, max_norm, eps, places[0])
         if not status:
             return (_list_results(places, given, norm._device) if undo else given)[0]
     except BaseException as error:
@@ -10325,8 +10508,12 @@ def fingerprint(xs: Sequence[Buffer], *, device: Device | None = None, out: Inde
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        lists, count = _lists("fingerprint", ("xs",), (xs,))
-        device = _owner("fingerprint", "xs", xs, device)
+        if type(xs) is _Pack:
+            lists, count = (xs._handles,), len(xs)
+        else:
+            lists, count = _lists("fingerprint", ("xs",), (xs,))
+        if device is None:
+            device = _owner("fingerprint", "xs", xs)
         call = device._calls.buffer_fingerprint
         status = call(device._handle, lists[0], count, slot)
         if out is None and not status:

@@ -182,7 +182,6 @@ REASONS: dict[str, str] = {
     "tlspec/ops/elementwise.py: return np.where(x > 0, x, alpha * np.expm1(np.where(x > 0, 0, x))) -> return np.where(x > 0, x, alpha * np.expm1(np.where(x > 0, -1, x)))": "equivalent: where x > 0 the value is not taken",
     "native/src/cpu/spectral/plan.c: f->in_lanes = 1; -> f->in_lanes = (1+1);": "equivalent: it is only asked whether it is 0",
     "native/src/formula/exact.h: float unordered = a + b; -> float unordered = a * b;": "equivalent: it is taken where a or b is a NaN, and is one either way",
-    "tlrt/_binding/call.py: made = [slot for slot in places if slot is not NULL] -> made = []": "equivalent: the general path that follows makes the same slots, more slowly",
     "tlspec/judge/trial.py: if format.precision > 24: -> if format.precision >= 24:": "equivalent: of a row in float32 all arrays are of float32, which the lines before return",
     "native/src/formula/fold.h: reduced[count++] = r; -> reduced[count++] = r; continue;": "equivalent: the loop ends there",
     "native/src/formula/exact.h: TL_HD float tl_min(float a, float b) -> TL_HD float tl_min ( float b,float a)": "equivalent: the smaller of two does not depend on their order",
@@ -191,7 +190,6 @@ REASONS: dict[str, str] = {
     "tlspec/judge/checking.py[2]: case = quantised(case, self.format) -> pass": "the numbers are rounded once more when the kernel is called; of those drawn from all binades others are tried then",
     "tlrt/distributed/launch.py: reader.join(2.0) -> reader.join(0.0)": "the last lines of a rank may be missing then, which depends on when a thread runs",
     "native/src/core/convert.c: enum { PIECE = 1 << 20 }; -> enum { PIECE = 1 << (20+1) };": "equivalent: only how often an interrupt is looked for changes",
-    "native/src/cpu/softmax_phases.h: if (i < n) { -> if (i <= n) {": "equivalent: where nothing is left, the greatest of nothing is -inf",
     "native/src/cpu/index_choice.c: GROUP = 1024, -> GROUP = (1024-1),": "equivalent: only how many elements are looked through at once changes",
     "native/src/cpu/index_choice.c: place = at; -> /*place = at;*/": "equivalent: the place is then looked for from the beginning, where nothing is equal to the best",
     'tlspec/validation.py: words = set(re.findall(r"\\w+", parts[at[0]])) -> words = set(re.findall(r"\\w+", parts[at[-1]]))': "equivalent: there is one such part, or the function has returned",
@@ -224,7 +222,6 @@ REASONS: dict[str, str] = {
     "native/src/cpu/index.c: BLOCK = 32768, -> BLOCK = -1,": "equivalent: which of two ways is taken and how the destination is cut: every element gets its values in the order of the indices",
     "native/src/cpu/index.c: job.column_blocks = tl_ceil_div(cols, BLOCK_COLUMNS); -> job.column_blocks ="
     " tl_ceil_div ( BLOCK_COLUMNS,cols);": "equivalent: any number of column blocks becomes one that covers all columns in the next two lines: only how the work is cut",
-    "native/src/cpu/index_choice.c: if (rank <= heap[child]) break; -> if (rank < heap[child]) break;": "equivalent: ranks hold the index, so that no two are equal",
     "native/src/cpu/linalg/chain.c: const int split = job.segments > 1 && x->batch == 1 && tiles < MANY_TASKS; ->"
     " const int split = job.segments <= 1 && x->batch == 1 && tiles < MANY_TASKS;": "equivalent: segments are added in their order by either way: only how the work is cut",
     "native/src/cpu/linalg/gemm.c: #define DIRECT_CELLS_ONE_PANEL 131072 -> #define DIRECT_CELLS_ONE_PANEL 0": "equivalent: which of two places B is read from; the products and their order are the same",
@@ -233,8 +230,6 @@ REASONS: dict[str, str] = {
     "native/src/cpu/pool.c: int64_t low[8], high[8], rows; -> int64_t low[8], high[(8-1)], rows;": "equivalent: the last of at most 8 axes is not one of those that lead, so that the eighth is never used",
     "native/src/cpu/reduce_axes.c: fold a = fold_of(TL_FOLD_EQUAL, x, dims, axes, 0.0, 0); -> fold a ="
     " fold_of(TL_FOLD_EQUAL, x, dims, axes, 0.0, (0+1));": "equivalent: what counts equal elements reads no rule; its last part belongs to the standard deviation",
-    "native/src/cpu/spectral/fft.h: return matrix + (f->chirp ? 4 * g->n : 0); -> return matrix + (f->chirp ? 4 *"
-    " g->n : 1);": "equivalent: one float of memory more than is used",
     "native/src/cpu/attention/chain.c: if (d == 0) memset(out, 0, MR * CHAIN_TILE * sizeof *out); -> if (d == 0)"
     " memset(out, 1, MR * CHAIN_TILE * sizeof *out);": "equivalent: doubles of 7.7e-304 become 0 of float32, to which +0 is added, like those of 0",
     'native/src/cuda/attention/positional.cu: extern "C" int32_t tl_cuda_sinusoidal_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, int64_t d, -> extern "C" int32_t tl_cuda_sinusoidal_bwd(tl_context *ctx, const float *g , int64_t n, int64_t batch, int64_t d,': "equivalent: the function takes the product of the two sizes alone",

@@ -230,7 +230,10 @@ DEFECTS = [
     ]),
     *defects("native/src/cpu/index_choice.c", rows=[
         ("place = part[p];", "place = part[p - 1];", "the best of another part: off by one", "argmax,argmin"),
-        ("heap[child + 1] < heap[child];", "heap[child + 1] > heap[child];", "the heap's root is not its smallest", "topk"),
+    ]),
+    *defects("native/src/cpu/choice_candidates.h", rows=[
+        ("const int32_t comes = orders[j] >= order;", "const int32_t comes = orders[j] > order;",
+         "of equal elements the last comes first", "topk"),
     ]),
     *defects("native/src/cpu/norm.c", rows=[
         ("(x[i] * istd) * gamma[i]);", "(x[i] * istd) * gamma[0]);", "RMS norm has one weight", "rms_norm"),

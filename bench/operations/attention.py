@@ -90,6 +90,7 @@ BENCHMARKS = {
             _grouped(8, 16, 16, 512, 2048, 64), _grouped(16, 32, 8, 1, 4096, 128),
         ], flops=lambda batch, heads, queries, keys, d, width, before, after: 2.0 * batch * heads * queries * (d + width)
             * (keys if after else min(before, keys / 2)),
+        torch_bytes=lambda batch, heads, queries, keys: 4.0 * batch * heads * queries * keys,  # all scores, those masked too
         torch=_torch_grouped, torch_vjp=_torch_grouped_vjp),
     "rotary": Benchmark(sizes=[{**size, "halves": 1} for size in POSITION_BENCH], torch=_torch_rotary,
         torch_vjp=lambda torch, g, base, start, halves: _torch_rotary(torch, g, base, start, halves, -1)),

@@ -22,3 +22,5 @@ class Benchmark:
     numpy: Callable[..., Any] | None = None
     torch: Callable[..., Any] | None = None
     torch_vjp: Callable[..., Any] | None = None
+    #: bytes that PyTorch's call may write out besides its results, f(dimensions by name), where they can be far more than those
+    torch_bytes: Callable[..., float] | None = None

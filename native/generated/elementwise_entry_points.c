@@ -10,7 +10,7 @@ TL_API int32_t torchlean_cuda_buffer_add(torchlean_buffer *a, torchlean_buffer *
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_add", "a", a);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "a", a);
     const float *a_ = tl_input(&call, "a", a, "n", n);
     const float *b_ = tl_input(&call, "b", b, "the length of a", n);
@@ -24,7 +24,7 @@ TL_API int32_t torchlean_cuda_buffer_sub(torchlean_buffer *a, torchlean_buffer *
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_sub", "a", a);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "a", a);
     const float *a_ = tl_input(&call, "a", a, "n", n);
     const float *b_ = tl_input(&call, "b", b, "the length of a", n);
@@ -38,7 +38,7 @@ TL_API int32_t torchlean_cuda_buffer_mul(torchlean_buffer *a, torchlean_buffer *
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_mul", "a", a);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "a", a);
     const float *a_ = tl_input(&call, "a", a, "n", n);
     const float *b_ = tl_input(&call, "b", b, "the length of a", n);
@@ -53,7 +53,7 @@ TL_API int32_t torchlean_cuda_buffer_mul_bwd(torchlean_buffer *a, torchlean_buff
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_mul_bwd", "a", a);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "a", a);
     const float *a_ = tl_input(&call, "a", a, "n", n);
     const float *b_ = tl_input(&call, "b", b, "the length of a", n);
@@ -70,7 +70,7 @@ TL_API int32_t torchlean_cuda_buffer_div(torchlean_buffer *a, torchlean_buffer *
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_div", "a", a);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "a", a);
     const float *a_ = tl_input(&call, "a", a, "n", n);
     const float *b_ = tl_input(&call, "b", b, "the length of a", n);
@@ -85,7 +85,7 @@ TL_API int32_t torchlean_cuda_buffer_div_bwd(torchlean_buffer *a, torchlean_buff
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_div_bwd", "a", a);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "a", a);
     const float *a_ = tl_input(&call, "a", a, "n", n);
     const float *b_ = tl_input(&call, "b", b, "the length of a", n);
@@ -102,7 +102,7 @@ TL_API int32_t torchlean_cuda_buffer_scale(torchlean_buffer *x, double c, torchl
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_scale", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const float c_ = tl_scalar(c);
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
@@ -116,7 +116,7 @@ TL_API int32_t torchlean_cuda_buffer_axpy(torchlean_buffer *a, torchlean_buffer 
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_axpy", "a", a);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const float c_ = tl_scalar(c);
     const uint64_t n = tl_length(&call, "a", a);
     const float *a_ = tl_input(&call, "a", a, "n", n);
@@ -131,7 +131,7 @@ TL_API int32_t torchlean_cuda_buffer_inv(torchlean_buffer *x, torchlean_buffer *
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_inv", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     tl_output(&call, "out", out, "the length of x", n);
@@ -144,7 +144,7 @@ TL_API int32_t torchlean_cuda_buffer_inv_bwd(torchlean_buffer *x, torchlean_buff
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_inv_bwd", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     const float *g_ = tl_input(&call, "g", g, "the length of x", n);
@@ -158,7 +158,7 @@ TL_API int32_t torchlean_cuda_buffer_sqrt(torchlean_buffer *x, torchlean_buffer 
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_sqrt", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     tl_output(&call, "out", out, "the length of x", n);
@@ -171,7 +171,7 @@ TL_API int32_t torchlean_cuda_buffer_sqrt_bwd(torchlean_buffer *x, torchlean_buf
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_sqrt_bwd", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     const float *g_ = tl_input(&call, "g", g, "the length of x", n);
@@ -185,7 +185,7 @@ TL_API int32_t torchlean_cuda_buffer_abs(torchlean_buffer *x, torchlean_buffer *
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_abs", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     tl_output(&call, "out", out, "the length of x", n);
@@ -198,7 +198,7 @@ TL_API int32_t torchlean_cuda_buffer_abs_bwd(torchlean_buffer *x, torchlean_buff
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_abs_bwd", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     const float *g_ = tl_input(&call, "g", g, "the length of x", n);
@@ -212,7 +212,7 @@ TL_API int32_t torchlean_cuda_buffer_max(torchlean_buffer *a, torchlean_buffer *
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_max", "a", a);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "a", a);
     const float *a_ = tl_input(&call, "a", a, "n", n);
     const float *b_ = tl_input(&call, "b", b, "the length of a", n);
@@ -227,7 +227,7 @@ TL_API int32_t torchlean_cuda_buffer_max_bwd(torchlean_buffer *a, torchlean_buff
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_max_bwd", "a", a);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "a", a);
     const float *a_ = tl_input(&call, "a", a, "n", n);
     const float *b_ = tl_input(&call, "b", b, "the length of a", n);
@@ -244,7 +244,7 @@ TL_API int32_t torchlean_cuda_buffer_min(torchlean_buffer *a, torchlean_buffer *
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_min", "a", a);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "a", a);
     const float *a_ = tl_input(&call, "a", a, "n", n);
     const float *b_ = tl_input(&call, "b", b, "the length of a", n);
@@ -259,7 +259,7 @@ TL_API int32_t torchlean_cuda_buffer_min_bwd(torchlean_buffer *a, torchlean_buff
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_min_bwd", "a", a);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "a", a);
     const float *a_ = tl_input(&call, "a", a, "n", n);
     const float *b_ = tl_input(&call, "b", b, "the length of a", n);
@@ -276,7 +276,7 @@ TL_API int32_t torchlean_cuda_buffer_clamp(torchlean_buffer *x, double lo, doubl
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_clamp", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const float lo_ = tl_scalar(lo);
     const float hi_ = tl_scalar(hi);
     tl_require(&call, lo_ <= hi_, TORCHLEAN_ARGUMENT, "hi",
@@ -295,7 +295,7 @@ TL_API int32_t torchlean_cuda_buffer_clamp_bwd(torchlean_buffer *x, torchlean_bu
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_clamp_bwd", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const float lo_ = tl_scalar(lo);
     const float hi_ = tl_scalar(hi);
     tl_require(&call, lo_ <= hi_, TORCHLEAN_ARGUMENT, "hi",
@@ -315,7 +315,7 @@ TL_API int32_t torchlean_cuda_buffer_relu(torchlean_buffer *x, torchlean_buffer 
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_relu", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     tl_output(&call, "out", out, "the length of x", n);
@@ -328,7 +328,7 @@ TL_API int32_t torchlean_cuda_buffer_relu_bwd(torchlean_buffer *x, torchlean_buf
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_relu_bwd", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     const float *g_ = tl_input(&call, "g", g, "the length of x", n);
@@ -342,7 +342,7 @@ TL_API int32_t torchlean_cuda_buffer_leaky_relu(torchlean_buffer *x, double slop
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_leaky_relu", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const float slope_ = tl_scalar(slope);
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
@@ -357,7 +357,7 @@ TL_API int32_t torchlean_cuda_buffer_leaky_relu_bwd(torchlean_buffer *x, torchle
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_leaky_relu_bwd", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const float slope_ = tl_scalar(slope);
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
@@ -373,7 +373,7 @@ TL_API int32_t torchlean_cuda_buffer_sign(torchlean_buffer *x, torchlean_buffer 
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_sign", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     tl_output(&call, "out", out, "the length of x", n);
@@ -386,7 +386,7 @@ TL_API int32_t torchlean_cuda_buffer_floor(torchlean_buffer *x, torchlean_buffer
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_floor", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     tl_output(&call, "out", out, "the length of x", n);
@@ -399,7 +399,7 @@ TL_API int32_t torchlean_cuda_buffer_round(torchlean_buffer *x, torchlean_buffer
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_round", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     tl_output(&call, "out", out, "the length of x", n);
@@ -412,7 +412,7 @@ TL_API int32_t torchlean_cuda_buffer_eq(torchlean_buffer *a, torchlean_buffer *b
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_eq", "a", a);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "a", a);
     const float *a_ = tl_input(&call, "a", a, "n", n);
     const float *b_ = tl_input(&call, "b", b, "the length of a", n);
@@ -426,7 +426,7 @@ TL_API int32_t torchlean_cuda_buffer_ne(torchlean_buffer *a, torchlean_buffer *b
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_ne", "a", a);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "a", a);
     const float *a_ = tl_input(&call, "a", a, "n", n);
     const float *b_ = tl_input(&call, "b", b, "the length of a", n);
@@ -440,7 +440,7 @@ TL_API int32_t torchlean_cuda_buffer_lt(torchlean_buffer *a, torchlean_buffer *b
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_lt", "a", a);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "a", a);
     const float *a_ = tl_input(&call, "a", a, "n", n);
     const float *b_ = tl_input(&call, "b", b, "the length of a", n);
@@ -454,7 +454,7 @@ TL_API int32_t torchlean_cuda_buffer_le(torchlean_buffer *a, torchlean_buffer *b
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_le", "a", a);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "a", a);
     const float *a_ = tl_input(&call, "a", a, "n", n);
     const float *b_ = tl_input(&call, "b", b, "the length of a", n);
@@ -469,7 +469,7 @@ TL_API int32_t torchlean_cuda_buffer_where(torchlean_buffer *mask, torchlean_buf
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_where", "mask", mask);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "mask", mask);
     const float *mask_ = tl_input(&call, "mask", mask, "n", n);
     const float *a_ = tl_input(&call, "a", a, "the length of mask", n);
@@ -485,7 +485,7 @@ TL_API int32_t torchlean_cuda_buffer_where_bwd(torchlean_buffer *mask, torchlean
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_where_bwd", "mask", mask);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "mask", mask);
     const float *mask_ = tl_input(&call, "mask", mask, "n", n);
     const float *g_ = tl_input(&call, "g", g, "the length of mask", n);
@@ -502,7 +502,7 @@ TL_API int32_t torchlean_cuda_buffer_masked_fill(torchlean_buffer *x, torchlean_
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_masked_fill", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const float value_ = tl_scalar(value);
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
@@ -518,7 +518,7 @@ TL_API int32_t torchlean_cuda_buffer_exp(torchlean_buffer *x, torchlean_buffer *
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_exp", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     tl_output(&call, "out", out, "the length of x", n);
@@ -531,7 +531,7 @@ TL_API int32_t torchlean_cuda_buffer_exp_bwd(torchlean_buffer *out, torchlean_bu
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_exp_bwd", "out", out);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "out", out);
     const float *out_ = tl_input(&call, "out", out, "n", n);
     const float *g_ = tl_input(&call, "g", g, "the length of out", n);
@@ -545,7 +545,7 @@ TL_API int32_t torchlean_cuda_buffer_log(torchlean_buffer *x, torchlean_buffer *
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_log", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     tl_output(&call, "out", out, "the length of x", n);
@@ -558,7 +558,7 @@ TL_API int32_t torchlean_cuda_buffer_log_bwd(torchlean_buffer *x, torchlean_buff
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_log_bwd", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     const float *g_ = tl_input(&call, "g", g, "the length of x", n);
@@ -572,7 +572,7 @@ TL_API int32_t torchlean_cuda_buffer_safe_log(torchlean_buffer *x, double eps, t
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_safe_log", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const float eps_ = tl_scalar(eps);
     tl_require(&call, eps_ >= 8.881784197001252e-16, TORCHLEAN_ARGUMENT, "eps",
                "got eps = %.9g; expected eps >= 2^-50", (double)eps_);
@@ -589,7 +589,7 @@ TL_API int32_t torchlean_cuda_buffer_safe_log_bwd(torchlean_buffer *x, torchlean
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_safe_log_bwd", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const float eps_ = tl_scalar(eps);
     tl_require(&call, eps_ >= 8.881784197001252e-16, TORCHLEAN_ARGUMENT, "eps",
                "got eps = %.9g; expected eps >= 2^-50", (double)eps_);
@@ -606,7 +606,7 @@ TL_API int32_t torchlean_cuda_buffer_sigmoid(torchlean_buffer *x, torchlean_buff
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_sigmoid", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     tl_output(&call, "out", out, "the length of x", n);
@@ -619,7 +619,7 @@ TL_API int32_t torchlean_cuda_buffer_sigmoid_bwd(torchlean_buffer *out, torchlea
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_sigmoid_bwd", "out", out);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "out", out);
     const float *out_ = tl_input(&call, "out", out, "n", n);
     const float *g_ = tl_input(&call, "g", g, "the length of out", n);
@@ -633,7 +633,7 @@ TL_API int32_t torchlean_cuda_buffer_tanh(torchlean_buffer *x, torchlean_buffer 
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_tanh", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     tl_output(&call, "out", out, "the length of x", n);
@@ -646,7 +646,7 @@ TL_API int32_t torchlean_cuda_buffer_tanh_bwd(torchlean_buffer *out, torchlean_b
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_tanh_bwd", "out", out);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "out", out);
     const float *out_ = tl_input(&call, "out", out, "n", n);
     const float *g_ = tl_input(&call, "g", g, "the length of out", n);
@@ -660,7 +660,7 @@ TL_API int32_t torchlean_cuda_buffer_softplus(torchlean_buffer *x, torchlean_buf
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_softplus", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     tl_output(&call, "out", out, "the length of x", n);
@@ -673,7 +673,7 @@ TL_API int32_t torchlean_cuda_buffer_softplus_bwd(torchlean_buffer *x, torchlean
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_softplus_bwd", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     const float *g_ = tl_input(&call, "g", g, "the length of x", n);
@@ -687,7 +687,7 @@ TL_API int32_t torchlean_cuda_buffer_silu(torchlean_buffer *x, torchlean_buffer 
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_silu", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     tl_output(&call, "out", out, "the length of x", n);
@@ -700,7 +700,7 @@ TL_API int32_t torchlean_cuda_buffer_silu_bwd(torchlean_buffer *x, torchlean_buf
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_silu_bwd", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     const float *g_ = tl_input(&call, "g", g, "the length of x", n);
@@ -714,7 +714,7 @@ TL_API int32_t torchlean_cuda_buffer_gelu(torchlean_buffer *x, torchlean_buffer 
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_gelu", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     tl_output(&call, "out", out, "the length of x", n);
@@ -727,7 +727,7 @@ TL_API int32_t torchlean_cuda_buffer_gelu_bwd(torchlean_buffer *x, torchlean_buf
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_gelu_bwd", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     const float *g_ = tl_input(&call, "g", g, "the length of x", n);
@@ -741,7 +741,7 @@ TL_API int32_t torchlean_cuda_buffer_log1p(torchlean_buffer *x, torchlean_buffer
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_log1p", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     tl_output(&call, "out", out, "the length of x", n);
@@ -754,7 +754,7 @@ TL_API int32_t torchlean_cuda_buffer_log1p_bwd(torchlean_buffer *x, torchlean_bu
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_log1p_bwd", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     const float *g_ = tl_input(&call, "g", g, "the length of x", n);
@@ -768,7 +768,7 @@ TL_API int32_t torchlean_cuda_buffer_expm1(torchlean_buffer *x, torchlean_buffer
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_expm1", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     tl_output(&call, "out", out, "the length of x", n);
@@ -781,7 +781,7 @@ TL_API int32_t torchlean_cuda_buffer_expm1_bwd(torchlean_buffer *x, torchlean_bu
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_expm1_bwd", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     const float *g_ = tl_input(&call, "g", g, "the length of x", n);
@@ -795,7 +795,7 @@ TL_API int32_t torchlean_cuda_buffer_erf(torchlean_buffer *x, torchlean_buffer *
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_erf", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     tl_output(&call, "out", out, "the length of x", n);
@@ -808,7 +808,7 @@ TL_API int32_t torchlean_cuda_buffer_erf_bwd(torchlean_buffer *x, torchlean_buff
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_erf_bwd", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     const float *g_ = tl_input(&call, "g", g, "the length of x", n);
@@ -822,7 +822,7 @@ TL_API int32_t torchlean_cuda_buffer_gelu_erf(torchlean_buffer *x, torchlean_buf
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_gelu_erf", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     tl_output(&call, "out", out, "the length of x", n);
@@ -835,7 +835,7 @@ TL_API int32_t torchlean_cuda_buffer_gelu_erf_bwd(torchlean_buffer *x, torchlean
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_gelu_erf_bwd", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     const float *g_ = tl_input(&call, "g", g, "the length of x", n);
@@ -849,7 +849,7 @@ TL_API int32_t torchlean_cuda_buffer_sin(torchlean_buffer *x, torchlean_buffer *
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_sin", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     tl_output(&call, "out", out, "the length of x", n);
@@ -862,7 +862,7 @@ TL_API int32_t torchlean_cuda_buffer_sin_bwd(torchlean_buffer *x, torchlean_buff
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_sin_bwd", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     const float *g_ = tl_input(&call, "g", g, "the length of x", n);
@@ -876,7 +876,7 @@ TL_API int32_t torchlean_cuda_buffer_cos(torchlean_buffer *x, torchlean_buffer *
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_cos", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     tl_output(&call, "out", out, "the length of x", n);
@@ -889,7 +889,7 @@ TL_API int32_t torchlean_cuda_buffer_cos_bwd(torchlean_buffer *x, torchlean_buff
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_cos_bwd", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     const float *g_ = tl_input(&call, "g", g, "the length of x", n);
@@ -903,7 +903,7 @@ TL_API int32_t torchlean_cuda_buffer_atan2(torchlean_buffer *y, torchlean_buffer
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_atan2", "y", y);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "y", y);
     const float *y_ = tl_input(&call, "y", y, "n", n);
     const float *x_ = tl_input(&call, "x", x, "the length of y", n);
@@ -918,7 +918,7 @@ TL_API int32_t torchlean_cuda_buffer_atan2_bwd(torchlean_buffer *y, torchlean_bu
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_atan2_bwd", "y", y);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "y", y);
     const float *y_ = tl_input(&call, "y", y, "n", n);
     const float *x_ = tl_input(&call, "x", x, "the length of y", n);
@@ -935,7 +935,7 @@ TL_API int32_t torchlean_cuda_buffer_pow(torchlean_buffer *a, torchlean_buffer *
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_pow", "a", a);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "a", a);
     const float *a_ = tl_input(&call, "a", a, "n", n);
     const float *b_ = tl_input(&call, "b", b, "the length of a", n);
@@ -950,7 +950,7 @@ TL_API int32_t torchlean_cuda_buffer_pow_bwd(torchlean_buffer *a, torchlean_buff
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_pow_bwd", "a", a);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "a", a);
     const float *a_ = tl_input(&call, "a", a, "n", n);
     const float *b_ = tl_input(&call, "b", b, "the length of a", n);
@@ -967,7 +967,7 @@ TL_API int32_t torchlean_cuda_buffer_pow_scalar(torchlean_buffer *x, double p, t
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_pow_scalar", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const float p_ = tl_scalar(p);
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
@@ -982,7 +982,7 @@ TL_API int32_t torchlean_cuda_buffer_pow_scalar_bwd(torchlean_buffer *x, torchle
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_pow_scalar_bwd", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const float p_ = tl_scalar(p);
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
@@ -997,7 +997,7 @@ TL_API int32_t torchlean_cuda_buffer_elu(torchlean_buffer *x, double alpha, torc
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_elu", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const float alpha_ = tl_scalar(alpha);
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
@@ -1012,7 +1012,7 @@ TL_API int32_t torchlean_cuda_buffer_elu_bwd(torchlean_buffer *x, torchlean_buff
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_elu_bwd", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const float alpha_ = tl_scalar(alpha);
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
@@ -1027,7 +1027,7 @@ TL_API int32_t torchlean_cuda_buffer_hardswish(torchlean_buffer *x, torchlean_bu
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_hardswish", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     tl_output(&call, "out", out, "the length of x", n);
@@ -1040,7 +1040,7 @@ TL_API int32_t torchlean_cuda_buffer_hardswish_bwd(torchlean_buffer *x, torchlea
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_hardswish_bwd", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     const float *g_ = tl_input(&call, "g", g, "the length of x", n);
@@ -1054,7 +1054,7 @@ TL_API int32_t torchlean_cuda_buffer_softsign(torchlean_buffer *x, torchlean_buf
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_softsign", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     tl_output(&call, "out", out, "the length of x", n);
@@ -1067,7 +1067,7 @@ TL_API int32_t torchlean_cuda_buffer_softsign_bwd(torchlean_buffer *x, torchlean
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_softsign_bwd", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     const float *g_ = tl_input(&call, "g", g, "the length of x", n);
@@ -1081,7 +1081,7 @@ TL_API int32_t torchlean_cuda_buffer_mish(torchlean_buffer *x, torchlean_buffer 
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_mish", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     tl_output(&call, "out", out, "the length of x", n);
@@ -1094,7 +1094,7 @@ TL_API int32_t torchlean_cuda_buffer_mish_bwd(torchlean_buffer *x, torchlean_buf
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_mish_bwd", "x", x);
-    call.elementwise = 1;
+    call.elementwise = call.linear = 1;
     const uint64_t n = tl_length(&call, "x", x);
     const float *x_ = tl_input(&call, "x", x, "n", n);
     const float *g_ = tl_input(&call, "g", g, "the length of x", n);

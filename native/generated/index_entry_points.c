@@ -11,6 +11,7 @@ TL_API int32_t torchlean_cuda_buffer_gather_vec(torchlean_buffer *vec, const uin
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_gather_vec", "vec", vec);
+    call.linear = 1;
     const uint64_t n_ = n;
     const uint64_t k_ = k;
     const float *vec_ = tl_input(&call, "vec", vec, "n", TL_PRODUCT(n_));
@@ -26,6 +27,7 @@ TL_API int32_t torchlean_cuda_buffer_gather_vec_indexed(torchlean_buffer *vec, t
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_gather_vec_indexed", "vec", vec);
+    call.linear = 1;
     const uint64_t n_ = n;
     const uint64_t k_ = k;
     const float *vec_ = tl_input(&call, "vec", vec, "n", TL_PRODUCT(n_));
@@ -41,6 +43,7 @@ TL_API int32_t torchlean_cuda_buffer_gather_vec_bwd(const uint32_t *indices, tor
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_gather_vec_bwd", "g", g);
+    call.linear = 1;
     const uint64_t n_ = n;
     const uint64_t k_ = k;
     tl_host(&call, "indices", indices, TL_PRODUCT(k_));
@@ -56,6 +59,7 @@ TL_API int32_t torchlean_cuda_buffer_gather_vec_bwd_indexed(torchlean_buffer *in
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_gather_vec_bwd_indexed", "g", g);
+    call.linear = 1;
     const uint64_t n_ = n;
     const uint64_t k_ = k;
     const uint32_t *indices_ = tl_input_index(&call, "indices", indices, "k", TL_PRODUCT(k_));
@@ -71,6 +75,7 @@ TL_API int32_t torchlean_cuda_buffer_gather_rows(torchlean_buffer *mat, const ui
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_gather_rows", "mat", mat);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     const uint64_t k_ = k;
@@ -88,6 +93,7 @@ TL_API int32_t torchlean_cuda_buffer_gather_rows_indexed(torchlean_buffer *mat, 
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_gather_rows_indexed", "mat", mat);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     const uint64_t k_ = k;
@@ -104,6 +110,7 @@ TL_API int32_t torchlean_cuda_buffer_gather_rows_bwd(const uint32_t *indices, to
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_gather_rows_bwd", "g", g);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     const uint64_t k_ = k;
@@ -121,6 +128,7 @@ TL_API int32_t torchlean_cuda_buffer_gather_rows_bwd_indexed(torchlean_buffer *i
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_gather_rows_bwd_indexed", "g", g);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     const uint64_t k_ = k;
@@ -138,6 +146,7 @@ TL_API int32_t torchlean_cuda_buffer_scatter_add(torchlean_buffer *x, torchlean_
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_scatter_add", "x", x);
+    call.linear = 1;
     const uint64_t n_ = n;
     const uint64_t k_ = k;
     const float *x_ = tl_input(&call, "x", x, "n", TL_PRODUCT(n_));
@@ -155,6 +164,7 @@ TL_API int32_t torchlean_cuda_buffer_scatter_add_indexed(torchlean_buffer *x, to
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_scatter_add_indexed", "x", x);
+    call.linear = 1;
     const uint64_t n_ = n;
     const uint64_t k_ = k;
     const float *x_ = tl_input(&call, "x", x, "n", TL_PRODUCT(n_));
@@ -172,6 +182,7 @@ TL_API int32_t torchlean_cuda_buffer_scatter_add_rows(torchlean_buffer *mat, tor
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_scatter_add_rows", "mat", mat);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     const uint64_t k_ = k;
@@ -191,6 +202,7 @@ TL_API int32_t torchlean_cuda_buffer_scatter_add_rows_indexed(torchlean_buffer *
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_scatter_add_rows_indexed", "mat", mat);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     const uint64_t k_ = k;
@@ -210,6 +222,7 @@ TL_API int32_t torchlean_cuda_buffer_take_axis(torchlean_buffer *x, torchlean_bu
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_take_axis", "x", x);
+    call.linear = 1;
     const uint64_t outer_ = outer;
     const uint64_t n_ = n;
     const uint64_t inner_ = inner;
@@ -237,6 +250,7 @@ TL_API int32_t torchlean_cuda_buffer_take_axis_bwd(torchlean_buffer *indices, to
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_take_axis_bwd", "g", g);
+    call.linear = 1;
     const uint64_t outer_ = outer;
     const uint64_t n_ = n;
     const uint64_t inner_ = inner;
@@ -265,6 +279,7 @@ TL_API int32_t torchlean_cuda_buffer_scatter_add_axis(torchlean_buffer *x, torch
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_scatter_add_axis", "x", x);
+    call.linear = 1;
     const uint64_t outer_ = outer;
     const uint64_t n_ = n;
     const uint64_t inner_ = inner;
@@ -292,6 +307,7 @@ TL_API int32_t torchlean_cuda_buffer_argmax(torchlean_buffer *x, uint32_t outer,
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_argmax", "x", x);
+    call.linear = 1;
     const uint64_t outer_ = outer;
     const uint64_t n_ = n;
     const uint64_t inner_ = inner;
@@ -309,6 +325,7 @@ TL_API int32_t torchlean_cuda_buffer_argmin(torchlean_buffer *x, uint32_t outer,
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_argmin", "x", x);
+    call.linear = 1;
     const uint64_t outer_ = outer;
     const uint64_t n_ = n;
     const uint64_t inner_ = inner;
@@ -348,6 +365,7 @@ TL_API int32_t torchlean_cuda_buffer_scatter_add_row(torchlean_buffer *mat, torc
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_scatter_add_row", "mat", mat);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     const uint64_t i_ = i;

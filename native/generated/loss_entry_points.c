@@ -11,6 +11,7 @@ TL_API int32_t torchlean_cuda_buffer_mse_loss(torchlean_buffer *yhat, torchlean_
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_mse_loss", "yhat", yhat);
+    call.linear = 1;
     const uint64_t n_ = n;
     const float *yhat_ = tl_input(&call, "yhat", yhat, "n", TL_PRODUCT(n_));
     const float *target_ = tl_input(&call, "target", target, "n", TL_PRODUCT(n_));
@@ -26,6 +27,7 @@ TL_API int32_t torchlean_cuda_buffer_mse_loss_bwd(torchlean_buffer *yhat, torchl
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_mse_loss_bwd", "yhat", yhat);
+    call.linear = 1;
     const uint64_t n_ = n;
     const float *yhat_ = tl_input(&call, "yhat", yhat, "n", TL_PRODUCT(n_));
     const float *target_ = tl_input(&call, "target", target, "n", TL_PRODUCT(n_));
@@ -43,6 +45,7 @@ TL_API int32_t torchlean_cuda_buffer_bce_with_logits(torchlean_buffer *x, torchl
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_bce_with_logits", "x", x);
+    call.linear = 1;
     const uint64_t n_ = n;
     const uint64_t mean_ = mean;
     tl_require(&call, mean_ <= 1u, TORCHLEAN_ARGUMENT, "mean", "got mean = %llu; expected 0 or 1",
@@ -61,6 +64,7 @@ TL_API int32_t torchlean_cuda_buffer_bce_with_logits_bwd(torchlean_buffer *x, to
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_bce_with_logits_bwd", "x", x);
+    call.linear = 1;
     const uint64_t n_ = n;
     const uint64_t mean_ = mean;
     tl_require(&call, mean_ <= 1u, TORCHLEAN_ARGUMENT, "mean", "got mean = %llu; expected 0 or 1",
@@ -81,6 +85,7 @@ TL_API int32_t torchlean_cuda_buffer_cross_entropy(torchlean_buffer *logits, con
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_cross_entropy", "logits", logits);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     tl_require(&call, cols_ > 0u || rows_ == 0u, TORCHLEAN_INDEX, "cols",
@@ -102,6 +107,7 @@ TL_API int32_t torchlean_cuda_buffer_cross_entropy_indexed(torchlean_buffer *log
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_cross_entropy_indexed", "logits", logits);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     tl_require(&call, cols_ > 0u || rows_ == 0u, TORCHLEAN_INDEX, "cols",
@@ -121,6 +127,7 @@ TL_API int32_t torchlean_cuda_buffer_cross_entropy_bwd(torchlean_buffer *logits,
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_cross_entropy_bwd", "logits", logits);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     tl_require(&call, cols_ > 0u || rows_ == 0u, TORCHLEAN_INDEX, "cols",
@@ -145,6 +152,7 @@ TL_API int32_t torchlean_cuda_buffer_cross_entropy_bwd_indexed(torchlean_buffer 
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_cross_entropy_bwd_indexed", "logits", logits);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     tl_require(&call, cols_ > 0u || rows_ == 0u, TORCHLEAN_INDEX, "cols",
@@ -166,6 +174,7 @@ TL_API int32_t torchlean_cuda_buffer_cross_entropy_rows(torchlean_buffer *logits
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_cross_entropy_rows", "logits", logits);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     const float smoothing_ = tl_scalar(smoothing);
@@ -188,6 +197,7 @@ TL_API int32_t torchlean_cuda_buffer_cross_entropy_rows_indexed(torchlean_buffer
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_cross_entropy_rows_indexed", "logits", logits);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     const float smoothing_ = tl_scalar(smoothing);
@@ -210,6 +220,7 @@ TL_API int32_t torchlean_cuda_buffer_cross_entropy_rows_bwd(torchlean_buffer *lo
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_cross_entropy_rows_bwd", "logits", logits);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     const float smoothing_ = tl_scalar(smoothing);
@@ -233,6 +244,7 @@ TL_API int32_t torchlean_cuda_buffer_cross_entropy_rows_bwd_indexed(torchlean_bu
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_cross_entropy_rows_bwd_indexed", "logits", logits);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     const float smoothing_ = tl_scalar(smoothing);

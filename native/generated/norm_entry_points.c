@@ -11,6 +11,7 @@ TL_API int32_t torchlean_cuda_buffer_layer_norm(torchlean_buffer *x, torchlean_b
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_layer_norm", "x", x);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     const float eps_ = tl_scalar(eps);
@@ -31,6 +32,7 @@ TL_API int32_t torchlean_cuda_buffer_layer_norm_bwd(torchlean_buffer *x, torchle
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_layer_norm_bwd", "x", x);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     const float eps_ = tl_scalar(eps);
@@ -52,6 +54,7 @@ TL_API int32_t torchlean_cuda_buffer_rms_norm(torchlean_buffer *x, torchlean_buf
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_rms_norm", "x", x);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     const float eps_ = tl_scalar(eps);
@@ -70,6 +73,7 @@ TL_API int32_t torchlean_cuda_buffer_rms_norm_bwd(torchlean_buffer *x, torchlean
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_rms_norm_bwd", "x", x);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     const float eps_ = tl_scalar(eps);
@@ -92,6 +96,7 @@ TL_API int32_t torchlean_cuda_buffer_batchnorm_channel_first(torchlean_buffer *x
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_batchnorm_channel_first", "x", x);
+    call.linear = 1;
     const uint64_t channels_ = channels;
     const uint64_t height_ = height;
     const uint64_t width_ = width;
@@ -115,6 +120,7 @@ TL_API int32_t torchlean_cuda_buffer_batchnorm_channel_first_bwd(torchlean_buffe
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_batchnorm_channel_first_bwd", "x", x);
+    call.linear = 1;
     const uint64_t channels_ = channels;
     const uint64_t height_ = height;
     const uint64_t width_ = width;
@@ -139,6 +145,7 @@ TL_API int32_t torchlean_cuda_buffer_channel_affine(torchlean_buffer *x, torchle
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_channel_affine", "x", x);
+    call.linear = 1;
     const uint64_t batch_ = batch;
     const uint64_t channels_ = channels;
     const uint64_t positions_ = positions;
@@ -161,6 +168,7 @@ TL_API int32_t torchlean_cuda_buffer_channel_affine_bwd(torchlean_buffer *x, tor
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_channel_affine_bwd", "x", x);
+    call.linear = 1;
     const uint64_t batch_ = batch;
     const uint64_t channels_ = channels;
     const uint64_t positions_ = positions;

@@ -11,6 +11,7 @@ TL_API int32_t torchlean_cuda_buffer_rand_uniform(torchlean_context *context, ui
 {
     tl_call call;
     tl_enter_context(&call, "torchlean_cuda_buffer_rand_uniform", context);
+    call.linear = 1;
     const uint64_t n_ = n;
     tl_output(&call, "out", out, "n", TL_PRODUCT(n_));
     if (tl_begin(&call))
@@ -23,6 +24,7 @@ TL_API int32_t torchlean_cuda_buffer_bernoulli_mask(torchlean_context *context, 
 {
     tl_call call;
     tl_enter_context(&call, "torchlean_cuda_buffer_bernoulli_mask", context);
+    call.linear = 1;
     const uint64_t n_ = n;
     const float keep_ = tl_scalar(keep);
     tl_require(&call, keep_ >= 0u && keep_ <= 1u, TORCHLEAN_ARGUMENT, "keep",
@@ -38,6 +40,7 @@ TL_API int32_t torchlean_cuda_buffer_rand_normal(torchlean_context *context, uin
 {
     tl_call call;
     tl_enter_context(&call, "torchlean_cuda_buffer_rand_normal", context);
+    call.linear = 1;
     const uint64_t n_ = n;
     const float mean_ = tl_scalar(mean);
     const float std_ = tl_scalar(std);

@@ -10,6 +10,7 @@ TL_API int32_t torchlean_cuda_buffer_reduce_sum(torchlean_buffer *x, uint32_t n,
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_reduce_sum", "x", x);
+    call.linear = 1;
     const uint64_t n_ = n;
     const float *x_ = tl_input(&call, "x", x, "n", TL_PRODUCT(n_));
     tl_output(&call, "out", out, "1", TL_PRODUCT(1u));
@@ -23,6 +24,7 @@ TL_API int32_t torchlean_cuda_buffer_reduce_sum_axis0(torchlean_buffer *x, uint3
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_reduce_sum_axis0", "x", x);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     const float *x_ = tl_input(&call, "x", x, "rows*cols", TL_PRODUCT(rows_, cols_));
@@ -37,6 +39,7 @@ TL_API int32_t torchlean_cuda_buffer_reduce_sum_axis1(torchlean_buffer *x, uint3
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_reduce_sum_axis1", "x", x);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     const float *x_ = tl_input(&call, "x", x, "rows*cols", TL_PRODUCT(rows_, cols_));
@@ -51,6 +54,7 @@ TL_API int32_t torchlean_cuda_buffer_reduce_sum_axis(torchlean_buffer *x, const 
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_reduce_sum_axis", "x", x);
+    call.linear = 1;
     const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
     const uint64_t axis_ = axis;
     tl_require(&call, axis_ < tl_rank(&dims_), TORCHLEAN_ARGUMENT, "axis",
@@ -68,6 +72,7 @@ TL_API int32_t torchlean_cuda_buffer_reduce_mean(torchlean_buffer *x, const uint
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_reduce_mean", "x", x);
+    call.linear = 1;
     const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
     const uint64_t axis_ = axis;
     tl_require(&call, axis_ < tl_rank(&dims_), TORCHLEAN_ARGUMENT, "axis",
@@ -85,6 +90,7 @@ TL_API int32_t torchlean_cuda_buffer_reduce_mean_bwd(torchlean_buffer *g, const 
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_reduce_mean_bwd", "g", g);
+    call.linear = 1;
     const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
     const uint64_t axis_ = axis;
     tl_require(&call, axis_ < tl_rank(&dims_), TORCHLEAN_ARGUMENT, "axis",
@@ -102,6 +108,7 @@ TL_API int32_t torchlean_cuda_buffer_reduce_max_axis0(torchlean_buffer *x, uint3
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_reduce_max_axis0", "x", x);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     tl_require(&call, rows_ > 0u, TORCHLEAN_SHAPE, "rows",
@@ -119,6 +126,7 @@ TL_API int32_t torchlean_cuda_buffer_reduce_max_axis0_bwd(torchlean_buffer *x, t
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_reduce_max_axis0_bwd", "x", x);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     tl_require(&call, rows_ > 0u, TORCHLEAN_SHAPE, "rows",
@@ -138,6 +146,7 @@ TL_API int32_t torchlean_cuda_buffer_reduce_max_axis1(torchlean_buffer *x, uint3
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_reduce_max_axis1", "x", x);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     tl_require(&call, cols_ > 0u, TORCHLEAN_SHAPE, "cols",
@@ -155,6 +164,7 @@ TL_API int32_t torchlean_cuda_buffer_reduce_max_axis1_bwd(torchlean_buffer *x, t
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_reduce_max_axis1_bwd", "x", x);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     tl_require(&call, cols_ > 0u, TORCHLEAN_SHAPE, "cols",
@@ -174,6 +184,7 @@ TL_API int32_t torchlean_cuda_buffer_amax(torchlean_buffer *x, const uint32_t *d
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_amax", "x", x);
+    call.linear = 1;
     const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
     const uint64_t axes_ = axes;
     tl_require(&call, tl_are_axes(&dims_, axes_), TORCHLEAN_ARGUMENT, "axes",
@@ -195,6 +206,7 @@ TL_API int32_t torchlean_cuda_buffer_amax_bwd(torchlean_buffer *x, torchlean_buf
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_amax_bwd", "x", x);
+    call.linear = 1;
     const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
     const uint64_t axes_ = axes;
     tl_require(&call, tl_are_axes(&dims_, axes_), TORCHLEAN_ARGUMENT, "axes",
@@ -218,6 +230,7 @@ TL_API int32_t torchlean_cuda_buffer_amin(torchlean_buffer *x, const uint32_t *d
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_amin", "x", x);
+    call.linear = 1;
     const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
     const uint64_t axes_ = axes;
     tl_require(&call, tl_are_axes(&dims_, axes_), TORCHLEAN_ARGUMENT, "axes",
@@ -239,6 +252,7 @@ TL_API int32_t torchlean_cuda_buffer_amin_bwd(torchlean_buffer *x, torchlean_buf
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_amin_bwd", "x", x);
+    call.linear = 1;
     const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
     const uint64_t axes_ = axes;
     tl_require(&call, tl_are_axes(&dims_, axes_), TORCHLEAN_ARGUMENT, "axes",
@@ -262,6 +276,7 @@ TL_API int32_t torchlean_cuda_buffer_prod(torchlean_buffer *x, const uint32_t *d
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_prod", "x", x);
+    call.linear = 1;
     const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
     const uint64_t axes_ = axes;
     tl_require(&call, tl_are_axes(&dims_, axes_), TORCHLEAN_ARGUMENT, "axes",
@@ -279,6 +294,7 @@ TL_API int32_t torchlean_cuda_buffer_prod_bwd(torchlean_buffer *x, torchlean_buf
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_prod_bwd", "x", x);
+    call.linear = 1;
     const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
     const uint64_t axes_ = axes;
     tl_require(&call, tl_are_axes(&dims_, axes_), TORCHLEAN_ARGUMENT, "axes",
@@ -297,6 +313,7 @@ TL_API int32_t torchlean_cuda_buffer_var(torchlean_buffer *x, const uint32_t *di
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_var", "x", x);
+    call.linear = 1;
     const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
     const uint64_t axes_ = axes;
     const float correction_ = tl_scalar(correction);
@@ -321,6 +338,7 @@ TL_API int32_t torchlean_cuda_buffer_var_bwd(torchlean_buffer *x, torchlean_buff
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_var_bwd", "x", x);
+    call.linear = 1;
     const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
     const uint64_t axes_ = axes;
     const float correction_ = tl_scalar(correction);
@@ -348,6 +366,7 @@ TL_API int32_t torchlean_cuda_buffer_logsumexp(torchlean_buffer *x, const uint32
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_logsumexp", "x", x);
+    call.linear = 1;
     const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
     const uint64_t axes_ = axes;
     tl_require(&call, tl_are_axes(&dims_, axes_), TORCHLEAN_ARGUMENT, "axes",
@@ -366,6 +385,7 @@ TL_API int32_t torchlean_cuda_buffer_logsumexp_bwd(torchlean_buffer *x, torchlea
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_logsumexp_bwd", "x", x);
+    call.linear = 1;
     const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
     const uint64_t axes_ = axes;
     tl_require(&call, tl_are_axes(&dims_, axes_), TORCHLEAN_ARGUMENT, "axes",
@@ -386,6 +406,7 @@ TL_API int32_t torchlean_cuda_buffer_vector_norm(torchlean_buffer *x, const uint
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_vector_norm", "x", x);
+    call.linear = 1;
     const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
     const uint64_t axes_ = axes;
     const float p_ = tl_scalar(p);
@@ -407,6 +428,7 @@ TL_API int32_t torchlean_cuda_buffer_vector_norm_bwd(torchlean_buffer *x, torchl
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_vector_norm_bwd", "x", x);
+    call.linear = 1;
     const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
     const uint64_t axes_ = axes;
     const float p_ = tl_scalar(p);
@@ -431,6 +453,7 @@ TL_API int32_t torchlean_cuda_buffer_cumsum(torchlean_buffer *x, const uint32_t 
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_cumsum", "x", x);
+    call.linear = 1;
     const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
     const uint64_t axis_ = axis;
     const uint64_t reverse_ = reverse;

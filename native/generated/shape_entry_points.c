@@ -11,6 +11,7 @@ TL_API int32_t torchlean_cuda_buffer_concat1d(torchlean_buffer *a, torchlean_buf
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_concat1d", "a", a);
+    call.linear = 1;
     const uint64_t n_ = n;
     const uint64_t m_ = m;
     const float *a_ = tl_input(&call, "a", a, "n", TL_PRODUCT(n_));
@@ -26,6 +27,7 @@ TL_API int32_t torchlean_cuda_buffer_slice1d(torchlean_buffer *x, uint32_t n, ui
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_slice1d", "x", x);
+    call.linear = 1;
     const uint64_t n_ = n;
     const uint64_t start_ = start;
     const uint64_t len_ = len;
@@ -44,6 +46,7 @@ TL_API int32_t torchlean_cuda_buffer_slice1d_bwd(torchlean_buffer *g, uint32_t n
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_slice1d_bwd", "g", g);
+    call.linear = 1;
     const uint64_t n_ = n;
     const uint64_t start_ = start;
     const uint64_t len_ = len;
@@ -64,6 +67,7 @@ TL_API int32_t torchlean_cuda_buffer_slice_axes(torchlean_buffer *x, const uint3
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_slice_axes", "x", x);
+    call.linear = 1;
     const tl_dims in_dims_ = tl_read_dims(&call, "in_dims", in_dims, in_dims_rank, 0);
     const tl_dims out_dims_ = tl_read_dims(&call, "out_dims", out_dims, out_dims_rank, 0);
     const tl_dims starts_ = tl_read_dims(&call, "starts", starts, starts_rank, 0);
@@ -87,6 +91,7 @@ TL_API int32_t torchlean_cuda_buffer_pad_axes(torchlean_buffer *x, const uint32_
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_pad_axes", "x", x);
+    call.linear = 1;
     const tl_dims in_dims_ = tl_read_dims(&call, "in_dims", in_dims, in_dims_rank, 0);
     const tl_dims out_dims_ = tl_read_dims(&call, "out_dims", out_dims, out_dims_rank, 0);
     const tl_dims starts_ = tl_read_dims(&call, "starts", starts, starts_rank, 0);
@@ -109,6 +114,7 @@ TL_API int32_t torchlean_cuda_buffer_concat_rows(torchlean_buffer *a, torchlean_
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_concat_rows", "a", a);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t n_ = n;
     const uint64_t m_ = m;
@@ -125,6 +131,7 @@ TL_API int32_t torchlean_cuda_buffer_broadcast_vec_to_rows(torchlean_buffer *vec
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_broadcast_vec_to_rows", "vec", vec);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     const float *vec_ = tl_input(&call, "vec", vec, "cols", TL_PRODUCT(cols_));
@@ -139,6 +146,7 @@ TL_API int32_t torchlean_cuda_buffer_broadcast_vec_to_cols(torchlean_buffer *vec
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_broadcast_vec_to_cols", "vec", vec);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     const float *vec_ = tl_input(&call, "vec", vec, "rows", TL_PRODUCT(rows_));
@@ -155,6 +163,7 @@ TL_API int32_t torchlean_cuda_buffer_broadcast_to(torchlean_buffer *x, const uin
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_broadcast_to", "x", x);
+    call.linear = 1;
     const tl_dims in_dims_ = tl_read_dims(&call, "in_dims", in_dims, in_dims_rank, 0);
     const tl_dims out_dims_ = tl_read_dims(&call, "out_dims", out_dims, out_dims_rank, 0);
     const tl_dims axis_map_ = tl_read_dims(&call, "axis_map", axis_map, axis_map_rank, 0);
@@ -175,6 +184,7 @@ TL_API int32_t torchlean_cuda_buffer_reduce_from_broadcast(torchlean_buffer *x, 
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_reduce_from_broadcast", "x", x);
+    call.linear = 1;
     const tl_dims in_dims_ = tl_read_dims(&call, "in_dims", in_dims, in_dims_rank, 0);
     const tl_dims out_dims_ = tl_read_dims(&call, "out_dims", out_dims, out_dims_rank, 0);
     const tl_dims axis_map_ = tl_read_dims(&call, "axis_map", axis_map, axis_map_rank, 0);
@@ -193,6 +203,7 @@ TL_API int32_t torchlean_cuda_buffer_transpose2d(torchlean_buffer *x, uint32_t r
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_transpose2d", "x", x);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     const float *x_ = tl_input(&call, "x", x, "rows*cols", TL_PRODUCT(rows_, cols_));
@@ -207,6 +218,7 @@ TL_API int32_t torchlean_cuda_buffer_swap_adjacent_at_depth(torchlean_buffer *x,
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_swap_adjacent_at_depth", "x", x);
+    call.linear = 1;
     const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
     const uint64_t depth_ = depth;
     tl_require(&call, (depth_ + 1u) < tl_rank(&dims_), TORCHLEAN_ARGUMENT, "depth",
@@ -224,6 +236,7 @@ TL_API int32_t torchlean_cuda_buffer_transpose3d_bca(torchlean_buffer *x, uint32
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_transpose3d_bca", "x", x);
+    call.linear = 1;
     const uint64_t a_ = a;
     const uint64_t b_ = b;
     const uint64_t c_ = c;
@@ -239,6 +252,7 @@ TL_API int32_t torchlean_cuda_buffer_transpose3d_cab(torchlean_buffer *x, uint32
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_transpose3d_cab", "x", x);
+    call.linear = 1;
     const uint64_t a_ = a;
     const uint64_t b_ = b;
     const uint64_t c_ = c;
@@ -254,6 +268,7 @@ TL_API int32_t torchlean_cuda_buffer_transpose3d_acb(torchlean_buffer *x, uint32
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_transpose3d_acb", "x", x);
+    call.linear = 1;
     const uint64_t a_ = a;
     const uint64_t b_ = b;
     const uint64_t c_ = c;

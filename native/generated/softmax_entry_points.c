@@ -10,6 +10,7 @@ TL_API int32_t torchlean_cuda_buffer_softmax(torchlean_buffer *x, uint32_t rows,
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_softmax", "x", x);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     const float *x_ = tl_input(&call, "x", x, "rows*cols", TL_PRODUCT(rows_, cols_));
@@ -24,6 +25,7 @@ TL_API int32_t torchlean_cuda_buffer_softmax_bwd(torchlean_buffer *out, torchlea
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_softmax_bwd", "out", out);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     const float *out_ = tl_input(&call, "out", out, "rows*cols", TL_PRODUCT(rows_, cols_));
@@ -39,6 +41,7 @@ TL_API int32_t torchlean_cuda_buffer_log_softmax(torchlean_buffer *x, uint32_t r
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_log_softmax", "x", x);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     const float *x_ = tl_input(&call, "x", x, "rows*cols", TL_PRODUCT(rows_, cols_));
@@ -53,6 +56,7 @@ TL_API int32_t torchlean_cuda_buffer_log_softmax_bwd(torchlean_buffer *out, torc
 {
     tl_call call;
     tl_enter(&call, "torchlean_cuda_buffer_log_softmax_bwd", "out", out);
+    call.linear = 1;
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
     const float *out_ = tl_input(&call, "out", out, "rows*cols", TL_PRODUCT(rows_, cols_));

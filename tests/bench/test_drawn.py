@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -12,9 +13,10 @@ import pytest
 import tlrt
 from bench import drawn
 from bench.__main__ import main
-from bench.measure import Timing
+from bench.measure import Subject, Timing
 from bench.operations import benchmark_of
 from tlrt.verify.documents import read_document
+from tlspec import registry
 
 
 def test_rows_repeat_and_reach_every_operation() -> None:
@@ -137,6 +139,37 @@ def test_a_row_that_fails_and_an_interruption_keep_the_others(
     assert len(found["rows"]) == 2 and found["failed"] == ["row 1: ValueError: no"]
     told = capsys.readouterr()
     assert "FAILED row 1" in told.out and "interrupted after 2 rows" in told.err
+
+
+def test_a_shape_that_pytorch_takes_too_long_for_has_no_peer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds, taken = [0.0], iter([0.9, 2.0, 2.0, 2.0, 0.9])  # quick; slow; slow the first time
+
+    class Drawn:
+        op, which, label, bytes, torch_bytes = registry.ops(["exp"])[0], "forward", "n=3", 24, 0.0
+
+        def torch(self, torch: Any, place: str) -> Callable[[], Any]:
+            return lambda: seconds.append(seconds[-1] + next(taken))
+
+    monkeypatch.setattr(drawn, "time", SimpleNamespace(perf_counter=lambda: seconds[-1]))
+    monkeypatch.setattr(drawn, "draw_subject", lambda *_: (Drawn(), lambda: None))
+    monkeypatch.setattr(drawn, "compare", lambda *_: (1.0, 2.0, 2.0))
+    monkeypatch.setattr(drawn, "import_torch", lambda device: MagicMock(__version__="0"))
+    found = drawn.run(tlrt.device("cpu"), 0, 0, 3)
+    assert [r["index"] for r in found["rows"]] == [0, 2] and found["failed"] == []
+    assert found["without_peer"] == ["row 1: exp n=3: a call of PyTorch's takes 2.0 s, more than 1 s"]
+    assert "without a peer: row 1" in capsys.readouterr().out
+
+
+def test_a_shape_whose_scores_pytorch_writes_out_has_no_peer() -> None:
+    size = next(s for s in benchmark_of("grouped_attention").sizes if s["before"] == 511)  # of 4096 keys
+    subject = Subject(registry.ops(["grouped_attention"])[0], size, "vjp")
+    assert subject.torch_bytes == 4.0 * 4 * 16 * 4096 * 4096
+    torch = MagicMock()
+    with pytest.raises(drawn.NoPeerError, match="write out 4.3e"):
+        drawn.peer_call(subject, tlrt.device("cpu"), torch)
+    assert not torch.mock_calls
 
 
 def test_without_pytorch_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,3 +190,33 @@ def test_composed_attention_is_a_softmax_of_what_is_kept(s):
     scores = s.scale(s.bmm(q, s.permute(k, (0, 2, 1))), 0.5)
     expected = s.bmm(s.softmax(s.masked_fill(scores, s.const(~mask), -np.inf)), v).numpy()
     assert s.attention(q, k, v, mask).numpy().tobytes() == expected.tobytes()
+
+
+@pytest.mark.operations("sinusoidal")
+def test_an_encoding_that_is_kept_serves_its_own_calls_alone(dev):
+    """Each number of a call makes another encoding; what is kept counts as cached, and is collected."""
+    calls = [
+        (3, 40, 9, 1e4, 5),
+        (3, 40, 9, 1e4, 6),
+        (3, 40, 9, 1e3, 5),
+        (3, 9, 40, 1e4, 5),
+        (2, 60, 9, 1e4, 5),
+        (1, 40, 9, 1e4, 5),
+    ]
+    x = dev.buffer(np.random.default_rng(0).standard_normal(3 * 40 * 9).astype(np.float32))
+    given = {size: dev.buffer(x.numpy()[:size]) for size in {b * n * d for b, n, d, *_ in calls}}
+
+    def results():
+        return [
+            kernels.sinusoidal(given[b * n * d], b, n, d, base, start).numpy().tobytes()
+            for b, n, d, base, start in calls
+        ]
+
+    before, live = results(), dev.memory().live_bytes
+    assert len(set(before)) == len(calls)
+    assert results() == before and results()[::-1] == before[::-1]
+    twice = kernels.sinusoidal(given[360], 1, 40, 9, 1e4, 5).numpy().tobytes()
+    assert twice == kernels.sinusoidal(given[360], 1, 40, 9, 1e4, 5).numpy().tobytes() == before[-1]
+    dev.collect()
+    assert (dev.memory().live_bytes, dev.memory().cached_bytes) == (live, 0)
+    assert results() == before

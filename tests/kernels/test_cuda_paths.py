@@ -60,6 +60,9 @@ SCATTERS = [
     (5000, 1, 6000),
     (300, 1, 20_000),  # few rows
     (2, 3, 70_000),  # of more hits than a warp adds
+    (300, 31, 9000),  # rows of a warp
+    (504, 257, 2100),  # slots of many hits
+    (8200, 260, 200),  # tiles of some columns
     (4_200_000, 1, 9000),  # a copy beside the whole sort
     (5003, 1, 140_000),  # buckets of rows
     (200, 1, 140_000),  # of one row
@@ -70,8 +73,9 @@ TOPS = [
     {"outer": outer, "n": n, "inner": inner, "k": k, "largest": i % 2}
     for i, (outer, n, inner, ks) in enumerate((
         (40, 16, 3, (2, 7, 16)), (33, 31, 1, (1, 8, 20)), (17, 64, 1, (2, 3, 9)), (9, 96, 2, (2, 8, 16, 37)),
-        (7, 255, 1, (1, 5, 12, 255)), (5, 511, 1, (2, 8, 13, 99)), (3, 1024, 2, (2, 4, 16, 1000)),
-        (3, 1025, 2, (1, 40, 1025)), (401, 1745, 1, (14, 900)), (1, 40_001, 2, (3, 700)), (2, 9001, 1, (4097, 9001)),
+        (7, 255, 1, (1, 5, 12, 255)), (1033, 255, 1, (33,)), (5, 511, 1, (2, 8, 13, 99)), (258, 511, 1, (99,)),
+        (3, 1024, 2, (4, 1000)), (33, 1024, 2, (2, 4, 16, 1000)), (2, 4096, 1, (1, 3000)), (4, 4097, 1, (17,)),
+        (64, 1025, 1, (1, 40, 1025)), (401, 1745, 1, (14, 900)), (1, 40_001, 2, (3, 700)), (2, 9001, 1, (4097, 9001)),
         (401, 7001, 1, (9,)), (2, 20_011, 1, (1, 50, 193, 4096)), (1, 131_073, 1, (5000,)),
     ))
     for k in ks
@@ -98,7 +102,7 @@ FOLDS: list[dict[str, Any]] = [
         ([5, 4096], 2), ([5, 513], 2), ([7, 61], 2), ([9, 8192], 2), ([3, 8193], 2), ([600, 15], 2), ([300, 33], 1),
         ([3, 700, 37], 2), ([6, 5, 7, 41], 13), ([6, 5, 257], 5), ([2, 3, 2, 3, 2, 3], 21), ([70_000], 1), ([17, 1], 2),
         ([3, 32_700], 2), ([5, 33_000], 2), ([2, 3, 4, 9000], 9), ([70_000, 5], 1), ([133, 65_793], 2), ([2_200_000], 1),
-        ([37, 2488], 2),
+        ([37, 2488], 2), ([2, 1300, 43], 2), ([2, 263, 5], 2),
     )
 ]  # fmt: skip
 #: rows of a warp and of a block, of one part and of several, that begin anywhere; columns
@@ -129,6 +133,15 @@ FEW_TERMS = [
         (301, 66, 13), (33, 32, 71), (29, 51, 130), (131, 36, 21),
     )
 ]  # fmt: skip
+#: batches of products of each number of column tiles: several products to a block, one, and tiles that follow each other; rows of
+#: whole 16 bytes, of 8 and of odd lengths
+NARROW = [
+    {"batch": b, "m": m, "n": n, "p": p}
+    for b, m, n, p in (
+        (530, 133, 66, 5), (264, 20, 260, 5), (531, 16, 257, 8), (88, 90, 69, 14), (31, 290, 66, 17), (133, 63, 68, 29),
+        (110, 75, 65, 32),
+    )
+]  # fmt: skip
 #: convolutions with a chirp over 32, 48, 64, 80, 128, 144, 160, 192, 240, 512, 1920 and 3840 numbers: of every radix, with many
 #: rows in a block and one
 CHIRPS = [
@@ -156,6 +169,26 @@ POWERS = [
     )
 ]  # fmt: skip
 TRANSFORMS = [*CHIRPS, *POWERS]
+
+
+def grouped(
+    batch: int,
+    groups: int,
+    channels: int,
+    rows: int,
+    spatial: tuple[int, int],
+    kernel: int,
+    stride: int,
+    dilation: int,
+    low: int,
+    high: int,
+) -> dict[str, Any]:
+    """A convolution of groups whose axes are alike but for their lengths."""
+    lists = {"kernel": kernel, "stride": stride, "dilation": dilation, "padding_low": low, "padding_high": high}
+    return {"batch": batch, "groups": groups, "in_channels": channels, "out_channels": rows, "spatial": list(spatial),
+            **{name: [n, n] for name, n in lists.items()}}  # fmt: skip
+
+
 #: operation -> dimensions and parameters
 PATHS: dict[str, list[dict[str, Any]]] = {
     **dict.fromkeys(("softmax", "log_softmax", "cross_entropy", "reduce_sum_axis1", "reduce_max_axis1"), LONG_ROWS),
@@ -205,17 +238,30 @@ PATHS: dict[str, list[dict[str, Any]]] = {
         sizes(2, (3, 5), [9, 8], [5, 4], [3, 3], [1, 1]),  # one group of few channels
         sizes(7, (256, 128), [2, 28], [3, 3], [2, 2], [1, 1]),  # segments of phases of other lengths
         sizes(2, (5, 4), [9, 7, 40], [2, 7, 3], [3, 1, 1], [0, 3, 1]),
+        sizes(8, (23, 1), [1, 1, 22], [4, 4, 4], [2, 2, 2], [1, 1, 1]),  # few columns of weights, in chunks
     ],
     "matmul": [{"m": 1101, "n": 1131, "p": 1149}, {"m": 1101, "n": 1131, "p": 1152}, {"m": 14, "n": 10399, "p": 176},
                *FEW_TERMS, {"m": 1031, "n": 70, "p": 1003}, {"m": 5, "n": 9001, "p": 1}, {"m": 2, "n": 9000, "p": 33}],
     "bmm": [{"batch": 211, "m": 1, "n": 64, "p": 80}, {"batch": 300, "m": 3, "n": 37, "p": 61},
             *({"batch": 3, **v} for v in FEW_TERMS), {"batch": 70, "m": 101, "n": 66, "p": 91},
             {"batch": 140, "m": 24, "n": 44, "p": 28}, {"batch": 140, "m": 23, "n": 9, "p": 27},
-            {"batch": 31, "m": 7, "n": 256, "p": 5}],
+            {"batch": 31, "m": 7, "n": 256, "p": 5}, NARROW[0],
+            {"batch": 420, "m": 60, "n": 71, "p": 58}],
     "linear": [{"batch": 1100, "inputs": 1131, "outputs": 1149}, {"batch": 14, "inputs": 10399, "outputs": 176},
                *({"batch": v["m"], "inputs": v["n"], "outputs": v["p"]} for v in FEW_TERMS)],
     **dict.fromkeys(("rfft1d_packed", "irfft1d_packed"), TRANSFORMS),
     "spectral_conv1d_rfft": [{"grid": 1 << 18, "width": w, "modes": 34} for w in (1, 3)],
+    "conv_grouped": [
+        *(  # depthwise layers with strides and a multiplier: whole planes, one, a band, one output of a thread and more
+            grouped(b, g, 1, m, size, k, 2, 1, k // 2, k // 2)
+            for b, g, m, size, k in (
+                (2, 3, 3, (28, 28), 5), (1, 2, 8, (31, 33), 7), (1, 2, 3, (97, 113), 5), (40, 64, 3, (14, 14), 3),
+                (1, 1, 3, (41, 43), 3),
+            )
+        ),
+        grouped(4, 1, 2, 30, (66, 66), 3, 1, 2, 2, 2),  # few rows: blocks of K apart; few columns of weights
+        grouped(1, 1, 2, 17, (9, 10), 7, 1, 2, 9, 8),  # taps in chunks, many of them outside
+    ],
     "conv_transpose_grouped": [
         {
             "batch": 2, "groups": 5, "in_channels": 1, "out_channels": 2, "spatial": [9, 8], "kernel": [3, k], "stride": [2, 3],
@@ -275,6 +321,29 @@ def test_path(name: str, i: int, which: str) -> None:
     """Into poisoned outputs, twice, and each gradient alone."""
     row, values, rng = registry.get(name), PATHS[name][i], generator("path", name, i)
     demand(row, which, [build_case(row, values, dict(given_to(name, values, rng)), rng, which=which)], Runtime("cuda"))
+
+
+@pytest.mark.operations("bmm")
+@pytest.mark.parametrize("values", NARROW, ids=str)
+@pytest.mark.parametrize("few", ["columns", "rows"])
+def test_narrow_products_are_chains(few: str, values: dict[str, int]) -> None:
+    """Forward and both gradients of products with few columns, or rows, have the CPU's bits in reproducible contexts. One product
+    has an infinity, the next a NaN."""
+    rng = generator("narrow", few, *values.values())
+    batch, m, n, p = values.values()
+    m, p = (m, p) if few == "columns" else (p, m)
+    a, b, g = (rng.standard_normal(shape).astype(np.float32) for shape in ((batch, m, n), (batch, n, p), (batch, m, p)))
+    a[0, 0, 0], b[1, -1, -1] = np.inf, np.nan
+    seen = []
+    for name in ("cpu", "cuda"):
+        with tlrt.Device.new(name, math="reproducible") as dev:
+            made = [kernels.bmm(dev.buffer(a), dev.buffer(b), batch, m, n, p)]
+            # g·W of m x p times p x n, whose second factor is transposed, and the product of two whose first one is
+            made.append(kernels.bmm_bwd(*map(dev.buffer, (g, b.swapaxes(1, 2).copy(), a)), batch, m, p, n)[0])
+            made.append(kernels.bmm_bwd(*map(dev.buffer, (a.swapaxes(1, 2).copy(), g, b)), batch, n, m, p)[1])
+            seen.append([np.where(np.isnan(x.numpy()), np.nan, x.numpy()) for x in made])
+    for cpu, cuda in zip(*seen, strict=True):
+        assert cpu.tobytes() == cuda.tobytes()
 
 
 @pytest.mark.operations("flash_attention")
@@ -344,6 +413,25 @@ def test_uneven_indices(n: int, k: int, power: int) -> None:
     indices = ((n + n // 20) * rng.random(k) ** power).astype(np.uint32)
     sums = [
         kernels.scatter_add(d.buffer(x), d.buffer(values), indices, n).numpy((n,))
+        for d in (tlrt.device("cuda"), tlrt.device("cpu"))
+    ]
+    np.testing.assert_array_equal(*(s.view(np.uint32) for s in sums))
+
+
+@pytest.mark.operations("scatter_add_rows")
+@pytest.mark.parametrize("power", [3, 12])
+@pytest.mark.parametrize(
+    ("rows", "cols", "k"),
+    [(2152, 6, 20_000), (5000, 56, 1248), (40, 8, 8000), (900, 144, 9000), (1800, 1300, 300), (900, 3, 70_000)],
+    ids=str,
+)
+def test_uneven_rows(rows: int, cols: int, k: int, power: int) -> None:
+    """Rows with far more hits than others, of each way to share them out: the CPU's bits."""
+    rng = np.random.default_rng((rows, power))
+    x, values = (rng.standard_normal((size, cols)).astype(np.float32) for size in (rows, k))
+    indices = ((rows + rows // 20) * rng.random(k) ** power).astype(np.uint32)
+    sums = [
+        kernels.scatter_add_rows(d.buffer(x), d.buffer(values), indices, rows, cols).numpy((rows, cols))
         for d in (tlrt.device("cuda"), tlrt.device("cpu"))
     ]
     np.testing.assert_array_equal(*(s.view(np.uint32) for s in sums))

@@ -8,6 +8,7 @@
 #include "core/call.h"
 #include "core/context.h"
 #include "core/errors.h"
+#include "core/kept.h"
 #include "core/scratch.h"
 #include "core_test.h"
 #include "torchlean_cuda_ops.h"
@@ -50,6 +51,33 @@ static int scratch_serves_again(int constant)
     tl_pool_free(call.ctx, q);
     OK(tl_end(&call));
     return p == q;
+}
+
+/* Nobody gets a kept block but who asks for its content, until another takes its place or memory is collected. */
+static void test_kept_block(void)
+{
+    enum { SIZE = 70000 };
+    const tl_content content = {{1, 2, 3, 4}}, other = {{1, 2, 3, 5}};
+    void *p, *q, *again;
+    tl_call call;
+    tl_enter_context(&call, "fake", context);
+    const torchlean_memory *const m = &call.ctx->pool.counters;
+    const uint64_t before = m->live_bytes;
+    OK(tl_pool_alloc(call.ctx, SIZE, &p));
+    CHECK(!tl_pool_kept(call.ctx, SIZE, content));
+    tl_pool_keep(call.ctx, p, content);
+    CHECK(m->live_bytes == before && m->cached_bytes >= SIZE && !tl_pool_kept(call.ctx, SIZE, other));
+    OK(tl_pool_alloc(call.ctx, SIZE, &q));
+    CHECK(q != p && tl_pool_kept(call.ctx, SIZE, content) == p && !tl_pool_kept(call.ctx, SIZE, content));
+    tl_pool_keep(call.ctx, p, content);
+    tl_pool_keep(call.ctx, q, other);
+    CHECK(!tl_pool_kept(call.ctx, SIZE, content));
+    OK(tl_pool_alloc(call.ctx, SIZE, &again));
+    CHECK(again == p);
+    tl_pool_free(call.ctx, again);
+    OK(tl_pool_collect(call.ctx));
+    CHECK(!tl_pool_kept(call.ctx, SIZE, other) && m->cached_bytes == 0 && m->live_bytes == before);
+    OK(tl_end(&call));
 }
 
 static void *copy_elsewhere(void *arg)
@@ -285,6 +313,7 @@ void core_test_captures(void)
         OK(torchlean_cuda_context_mark(context, 1));
         OK(torchlean_cuda_context_elapsed(context, 1, 3, &ms));
         CHECK(ms == 2);
+        test_kept_block();
         test_graph();
         test_inputs();
         test_captures_that_fail();

@@ -14,8 +14,6 @@ pytestmark = pytest.mark.every_choice
 ARITHMETIC = {0, 1, 2, 3, 4, 8}
 #: (file, number) -> why it is no boundary
 ALLOWED = {
-    ("cpu/index_choice.c", 16): "the vectors of a list in registers: one, two, four",
-    ("cpu/index_choice.c", 32): "the vectors of a list in registers: one, two, four",
     ("cpu/shape.c", 16): "the pieces of a short run: of 4, 8 and 16",
     ("cpu/shape.c", 32): "the pieces of a short run: of 4, 8 and 16",
     ("cpu/shape_slices.c", 16): "the pieces of a short run: of 4, 8 and 16",

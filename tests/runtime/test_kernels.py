@@ -182,6 +182,17 @@ def test_iterators_are_no_dimensions(dev):
         assert_raises_regex(TypeError, said, kernels.reduce_sum_axis, dev.zeros(6), (d for d in dims), 0)
 
 
+def test_dimensions_that_equal_known_ones_are_looked_at_again(dev):
+    x = dev.buffer(range(6))
+    dims = [2, 3]
+    for known in (dims, tuple(dims), np.array(dims), [np.int64(2), np.uint8(3)]):
+        assert kernels.reduce_sum_axis(x, known, 1).numpy().tolist() == [3, 12]
+    for wrong in ((2.0, 3.0), [2, np.float32(3)], [2, "3"], {2: 0, 3: 0}):
+        assert_raises_regex(TypeError, "^reduce_sum_axis: dims", kernels.reduce_sum_axis, x, wrong, 1)
+    dims[:] = 3, 2
+    assert kernels.reduce_sum_axis(x, dims, 1).numpy().tolist() == [1, 5, 9]
+
+
 @pytest.mark.parametrize("axis_map", [[4, 0, 3, 2], [2, 3, 0, 4], [3, 4, 2, 0], [4, 3, 2, 5], [0, 4, 2, 3]])
 def test_axis_maps_in_any_order(dev, axis_map):
     """Axis k - 1 of the input lies where the map says k; those of size 1 need no entry."""
@@ -340,6 +351,28 @@ def test_gradients_wanted(dev):
             kernels.mul_bwd(a, b, g, **options)
         assert str(caught.value).startswith(f"mul_bwd: {said}")
     assert given.numpy().tolist() == [5, 70]
+
+
+def test_gradients_that_are_wanted_again(dev):
+    """A call takes the places of an earlier one, whose gradients stay; what equals an earlier `want` is looked at again."""
+    a, b = dev.buffer([2, 3]), dev.buffer([5, 7])
+    for want in (None, [True, True], [True, False], [False, True]):
+        made = []
+        for g in ([1, 10], [2, 20], [3]):
+            if len(g) == 1:
+                assert_raises(errors.ShapeError, kernels.mul_bwd, a, b, dev.buffer(g), want=want)
+                g = [4, 40]
+            made.append((g, kernels.mul_bwd(a, b, dev.buffer(g), want=want)))
+        for g, found in made:
+            for gradient, factor, wanted in zip(found, ([5, 7], [2, 3]), want or [True, True], strict=True):
+                assert (gradient is None) != wanted
+                assert not wanted or gradient.numpy().tolist() == [x * y for x, y in zip(g, factor, strict=True)]
+        if want is not None:
+            said = r"^mul_bwd: want\[0\]: got int, expected True or False"
+            assert_raises_regex(TypeError, said, kernels.mul_bwd, a, b, a, want=[int(w) for w in want])
+    x = dev.zeros(1)
+    said = "^linear_bwd: want: got 2 entries, expected 3 entries"
+    assert_raises_regex(ValueError, said, kernels.linear_bwd, x, x, x, 1, 1, 1, want=[True, True])
 
 
 def test_share(dev):

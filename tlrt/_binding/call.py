@@ -10,6 +10,7 @@ exception (twice does no harm), and by a call of C, as bytecode could be interru
 
 from __future__ import annotations
 
+import collections
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -51,15 +52,19 @@ WRONG = (AttributeError, TypeError, OverflowError, ValueError)
 _SLOT = _library.ffi.typeof("torchlean_buffer **")
 _LIST = _library.ffi.typeof("torchlean_buffer *[]")
 _new = new
-#: what a slot holds
-_first = operator.itemgetter(0)
-#: no buffer for any of so many outputs, all of which are wanted
-_NONE = [(None,) * count for count in range(9)]
 
 #: output slots not in use
 free: list[Any] = []
-#: and those of calls with so many outputs, which hold NULL
-_free_places: list[list[list[Any]]] = [[] for _ in _NONE]
+
+#: what a call of several outputs takes: their places, slots that hold NULL, or NULL for one not wanted; the buffers that the
+#: caller supplied, None where he supplied none; an iterator that, run to its end, releases what C put into the slots; and what
+#: gets all this back when the slots hold NULL again and nothing can run the iterator any more
+Places = tuple[Sequence[Any], "tuple[Buffer | None, ...] | None", Iterator[Any], Callable[[Any], object]]
+#: those not in use of calls without buffers of the caller, by the number of outputs where all are wanted, and by the
+#: identities of the booleans of `want`: as the key of a dictionary 1 is True
+_free_places: dict[Any, list[Places]] = {}
+#: gets back what serves one call alone
+_drop: Callable[[Any], object] = collections.deque(maxlen=0).append
 
 
 def new_slot() -> Any:
@@ -80,24 +85,16 @@ def again(
     return function(**{name: values[name] for name in function.__annotations__ if name != "return"})
 
 
-def slots(
-    op: str, names: tuple[str, ...], want: Sequence[bool] | None, out: Sequence[Buffer | None] | None
-) -> tuple[list[Any], tuple[Buffer | None, ...], Iterator[Any]]:
-    """One slot per output, NULL where it is not wanted; the buffers the caller supplied; and an iterator that, run to
-    its end, releases what C put into the other slots."""
+def slots(op: str, names: tuple[str, ...], want: Sequence[bool] | None, out: Sequence[Buffer | None] | None) -> Places:
+    """One slot per output, NULL where it is not wanted, and what goes with them."""
     count = len(names)
-    if out is None and want is None:
+    key: Any = None
+    if out is None:
+        key = count if want is None else tuple(map(id, want)) if type(want) is list and len(want) == count else None
         try:
-            places = _free_places[count].pop()
-        except IndexError:
-            places = list(map(_new, itertools.repeat(_SLOT, count)))
-        return places, _NONE[count], map(release, map(_first, places))
-    if out is None and (want is None or (type(want) is list and len(want) == count and {*map(type, want)} == {bool})):
-        # what a tape asks for
-        places = [_new(_SLOT) if w else NULL for w in want or (True,) * count]
-        made = [slot for slot in places if slot is not NULL]
-        if made:
-            return places, (None,) * count, map(release, map(operator.getitem, made, itertools.repeat(0)))
+            return _free_places[key].pop()
+        except (KeyError, IndexError):  # at first, and while others have them
+            pass
     expected = f"{count} entries, for {', '.join(names)}"
     given: tuple[Buffer | None, ...] = (None,) * count
     if out is not None:
@@ -135,27 +132,30 @@ def slots(
         else:
             fresh.append(slot)
         result.append(slot)
-    return result, given, map(release, map(operator.getitem, fresh, itertools.repeat(0)))
+    undo = map(release, map(operator.getitem, fresh, itertools.repeat(0)))
+    if out is not None:
+        return tuple(result), given, undo, _drop
+    exact = key is not None and {*map(type, wanted)} == {bool}
+    return tuple(result), None, undo, _free_places.setdefault(key, []).append if exact else _drop
 
 
-def results(places: list[Any], given: Sequence[Buffer | None], device: Device) -> tuple[Any, ...]:
-    """The outputs of a call that succeeded: the caller's buffers, new ones, and None for those not wanted."""
-    if given is _NONE[len(given)]:
-        fresh = []
-        for slot in places:
-            buffer = make(Buffer)
-            buffer._handle = own(slot[0], release)
-            slot[0] = NULL
-            buffer._device = device
-            fresh.append(buffer)
-        unused = list(places)
-        places.clear()  # what an interruption from here on releases
-        _free_places[len(given)].append(unused)
-        return tuple(fresh)
-    made = [
-        buffer if buffer is not None or slot is NULL else Buffer(own(slot[0], release), device)
-        for slot, buffer in zip(places, given, strict=True)
-    ]
+def results(places: Sequence[Any], given: Sequence[Buffer | None] | None, device: Device) -> tuple[Any, ...]:
+    """The outputs of a call that succeeded: the caller's buffers, new ones, and None for those not wanted. The slots of new ones
+    hold NULL then."""
+    made: list[Buffer | None] = []
+    if given is not None:
+        for slot, buffer in zip(places, given, strict=True):
+            made.append(buffer if buffer is not None or slot is NULL else Buffer(own(slot[0], release), device))
+        return tuple(made)
+    for slot in places:
+        if slot is NULL:
+            made.append(None)
+            continue
+        fresh = make(Buffer)
+        fresh._handle = own(slot[0], release)
+        slot[0] = NULL
+        fresh._device = device
+        made.append(fresh)
     return tuple(made)
 
 
@@ -178,14 +178,8 @@ def pack(xs: Sequence[Buffer]) -> Pack:
 
 
 def lists(op: str, names: tuple[str, ...], values: tuple[Sequence[Buffer], ...]) -> tuple[list[Any], int]:
-    """The handles of each list as a C array, and the number of buffers in each."""
+    """The handles of each list as a C array, and the number of buffers in each. Functions look for packs alone themselves."""
     count = len(values[0])
-    arrays = []
-    for xs in values:
-        if type(xs) is Pack and len(xs) == count:
-            arrays.append(xs._handles)
-    if len(arrays) == len(values):
-        return arrays, count
     arrays = []
     for name, xs in zip(names, values, strict=True):
         if type(xs) is not Pack and not isinstance(xs, (list, tuple)) and not convert.is_list(xs):
@@ -197,10 +191,8 @@ def lists(op: str, names: tuple[str, ...], values: tuple[Sequence[Buffer], ...])
     return arrays, count
 
 
-def owner(op: str, name: str, xs: Sequence[Buffer], device: Device | None) -> Device:
-    """The device of a call on lists."""
-    if device is not None:
-        return device
+def owner(op: str, name: str, xs: Sequence[Buffer]) -> Device:
+    """The device of a call on lists that names none."""
     if not len(xs):
         raise errors.refusal(ArgumentError, op, name, "an empty list", "buffers, or `device` to tell where")
     return xs[0]._device
@@ -210,16 +202,9 @@ def list_slots(
     op: str, names: tuple[str, ...], out: Sequence[Sequence[Buffer | None] | None] | None, count: int
 ) -> tuple[list[Any], Sequence[Sequence[Buffer | None] | None], Iterable[Any]]:
     """One array of slots per list of outputs; the lists the caller supplied; and an iterator that, run to its end, releases
-    what C put into the slots that were empty. A pack's own array serves, as C writes to empty slots alone. Where packs are all
-    there is the lists are the results, and nothing is to be released."""
+    what C put into the slots that were empty. A pack's own array serves, as C writes to empty slots alone. Where all of them are
+    packs a function takes their arrays itself, and has nothing to release."""
     places: list[Any] = []
-    if type(out) is tuple:
-        for xs in out:
-            if type(xs) is Pack and len(xs) == count:
-                places.append(xs._handles)
-        if len(places) == len(out) == len(names):
-            return places, tuple(map(list, out)), ()
-        places = []
     if out is None:
         out = (None,) * len(names)
     elif not isinstance(out, (tuple, list)) or len(out) != len(names):

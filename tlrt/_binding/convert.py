@@ -5,6 +5,7 @@ Everything here refuses with the operation, the argument, what it got and what w
 
 import math
 import operator
+import struct
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -143,28 +144,31 @@ def float32(op: str, name: str, value: Any) -> npt.NDArray[np.float32]:
 def uint32(op: str, name: str, value: Any, dims: Sequence[int] | None = None) -> npt.NDArray[np.uint32]:
     """A C-contiguous uint32 array from any integers. `dims` is the shape it must hold; None wants one axis, of any
     length."""
-    if type(value) is np.ndarray and value.dtype is _UINT32 and value.ndim == 1:  # what most calls give
-        wanted = len(value) if dims is None else math.prod(dims)
-        if len(value) == wanted < _LIMIT and value.flags.carray:
-            return value
-    expected = "integers"
-    array = host_array(op, name, value, expected)
+    if type(value) is np.ndarray:
+        if value.dtype is _UINT32 and value.ndim == 1:  # what needs nothing
+            wanted = len(value) if dims is None else math.prod(dims)
+            if len(value) == wanted < _LIMIT and value.flags.carray:
+                return value
+        array: npt.NDArray[Any] = value
+    else:
+        array = host_array(op, name, value, "integers")
     if array.size == 0 and not isinstance(value, np.ndarray):
         array = array.astype(np.uint32)
     if array.dtype.kind == "O" or (array.dtype.kind == "f" and not isinstance(value, np.ndarray)):
         array = _integers(op, name, np.asarray(value, dtype=object))  # NumPy makes floats of [2**63, -1]
     if array.dtype.kind not in "iu" and array.dtype.kind != "O":
-        raise refusal(ArgumentTypeError, op, name, f"dtype {array.dtype}", expected)
+        raise refusal(ArgumentTypeError, op, name, f"dtype {array.dtype}", "integers")
     _fits(op, name, array, dims)
-    if array.dtype != np.uint32 and array.size:
-        bad = (array < 0) | (array >= _LIMIT) if array.dtype.kind in "iO" else array > np.uint64(_LIMIT - 1)
-        bad = bad.reshape(-1).astype(bool)
-        if bad.any():
-            where = int(bad.argmax())
-            got = int(array.reshape(-1)[where])
-            limit = "expected 0 or more" if got < 0 else "expected below 2**32"
-            raise IndexOutOfRangeError(f"{op}: {name}: got {got} at position {where}, {limit}", op=op)
-    return _aligned(np.ascontiguousarray(array, dtype=np.uint32).reshape(-1))
+    if array.dtype == _UINT32 or not array.size:
+        return _aligned(np.ascontiguousarray(array, dtype=np.uint32).reshape(-1))
+    flat = array.reshape(-1)
+    # below 0 where one of the integers is, and with each bit that one of them has
+    if not 0 <= int(np.bitwise_or.reduce(flat)) < _LIMIT:
+        where = int(((flat < 0) | (flat >= _LIMIT)).argmax())
+        got = int(flat[where])
+        limit = "expected 0 or more" if got < 0 else "expected below 2**32"
+        raise IndexOutOfRangeError(f"{op}: {name}: got {got} at position {where}, {limit}", op=op)
+    return flat.astype(np.uint32)
 
 
 def places(op: str, name: str, value: Any) -> npt.NDArray[np.uint32]:
@@ -259,8 +263,27 @@ def is_list(value: object) -> bool:
     return hasattr(value, "__iter__") and not isinstance(value, (str, bytes, set, frozenset, dict, Iterator))
 
 
-def uint32_list(values: Sequence[int]) -> list[int]:
-    """A dimension list as cffi takes it; TypeError unless all are integers (cffi refuses what does not fit 32 bits)."""
-    if type(values) is not tuple and type(values) is not list and not is_list(values):
+#: by the length of a dimension list, what makes its bytes; it takes integers that fit alone
+_BYTES = [struct.Struct(f"{rank}I").pack for rank in range(9)]
+#: dimension lists as C takes them, by their bytes, and how many are kept
+_lists: dict[bytes, Any] = {}
+_MOST_LISTS = 4096
+
+
+def uint32_list(values: Sequence[int]) -> Any:
+    """A dimension list as a ``uint32_t[]``, which nobody changes; TypeError unless all are integers, OverflowError where one does
+    not fit 32 bits."""
+    if type(values) is tuple or type(values) is list:
+        try:
+            return _lists[_BYTES[len(values)](*values)]
+        except (LookupError, struct.error):
+            pass
+    elif not is_list(values):
         raise TypeError("not a sequence")
-    return [*map(operator.index, values)]
+    numbers = [*map(operator.index, values)]
+    made = load().ffi.new("uint32_t[]", numbers)
+    if len(numbers) < len(_BYTES):
+        if len(_lists) >= _MOST_LISTS:
+            _lists.clear()
+        _lists[_BYTES[len(numbers)](*numbers)] = made
+    return made

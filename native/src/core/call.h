@@ -33,6 +33,7 @@ typedef struct tl_call {
     tl_context *ctx;
     int32_t status;
     int8_t elementwise;  /* an output may be an input, in lists that of the same index */
+    int8_t linear;       /* the work is linear in the arrays' sizes */
     int8_t began;        /* tl_begin passed: a failure from here on is one of the work */
     int8_t in_place;     /* an output is an input: such a call cannot be made again, so nothing interrupts it */
     int8_t looks;        /* for interrupts, from tl_begin to tl_end */

@@ -162,11 +162,19 @@ void tl_pool_close(struct tl_pool *pool)
     pool->lent = lent;
 }
 
+static void put_into_cache(struct tl_pool *pool, tl_block *block)
+{
+    block->cached = pool->cached[block->size_class];
+    pool->cached[block->size_class] = block;
+}
+
 int32_t tl_pool_trim(struct tl_pool *pool)
 {
     if (!pool->counters.cached_bytes || pool->capture) /* a capture cannot wait */
         return TORCHLEAN_OK;
     int32_t status = pool->cuda ? tl_cuda_synchronize(pool->cuda) : TORCHLEAN_OK;
+    if (pool->kept) put_into_cache(pool, pool->kept);
+    pool->kept = NULL;
     for (int32_t i = 0; i < TL_POOL_CLASSES; i++) {
         for (tl_block *b = pool->cached[i], *next; b; b = next) {
             next = b->cached;
@@ -253,6 +261,30 @@ static tl_block *take_idle(struct tl_capture *capture, int32_t size_class)
     return block;
 }
 
+/* A block that nobody has becomes one with one reference, of which the caller asked for `bytes` bytes. */
+static void hand_out(struct tl_pool *pool, tl_block *block, size_t bytes)
+{
+    torchlean_memory *c = &pool->counters;
+    block->references = 1;
+    block->is_index = 0;
+    block->taken_by = 0;
+    c->allocations++;
+    c->live_bytes += block->bytes;
+    if (c->live_bytes > c->peak_bytes) c->peak_bytes = c->live_bytes;
+    if (!pool->cuda) { /* under AddressSanitizer a kernel that leaves its block, or uses a freed one, is caught */
+        ASAN_UNPOISON_MEMORY_REGION(block->p, block->bytes);
+        ASAN_POISON_MEMORY_REGION((char *)block->p + bytes, block->bytes - bytes);
+    }
+}
+
+/* A block that nobody has any more becomes a cached one, in whatever place. */
+static void take_back(struct tl_pool *pool, tl_block *block)
+{
+    pool->counters.live_bytes -= block->bytes;
+    pool->counters.cached_bytes += block->bytes;
+    if (!pool->cuda) ASAN_POISON_MEMORY_REGION(block->p, block->bytes);
+}
+
 int32_t tl_pool_take(struct tl_pool *pool, size_t bytes, int constant, tl_block **out)
 {
     torchlean_memory *c = &pool->counters;
@@ -273,16 +305,7 @@ int32_t tl_pool_take(struct tl_pool *pool, size_t bytes, int constant, tl_block 
     } else {
         if ((status = grow(pool, bytes, size, size_class, &block))) return status;
     }
-    block->references = 1;
-    block->is_index = 0;
-    block->taken_by = 0;
-    c->allocations++;
-    c->live_bytes += size;
-    if (c->live_bytes > c->peak_bytes) c->peak_bytes = c->live_bytes;
-    if (!pool->cuda) { /* under AddressSanitizer a kernel that leaves its block, or uses a freed one, is caught */
-        ASAN_UNPOISON_MEMORY_REGION(block->p, size);
-        ASAN_POISON_MEMORY_REGION((char *)block->p + bytes, size - bytes);
-    }
+    hand_out(pool, block, bytes);
     if (pool->capture) {
         if ((status = tl_capture_hold(pool->capture, block))) {
             tl_pool_drop(pool, block);
@@ -330,11 +353,31 @@ void tl_pool_drop(struct tl_pool *pool, tl_block *block)
         lend_back(pool, block);
         return;
     }
-    block->cached = pool->cached[block->size_class];
-    pool->cached[block->size_class] = block;
-    pool->counters.live_bytes -= block->bytes;
-    pool->counters.cached_bytes += block->bytes;
-    if (!pool->cuda) ASAN_POISON_MEMORY_REGION(block->p, block->bytes);
+    put_into_cache(pool, block);
+    take_back(pool, block);
+}
+
+void tl_pool_put_kept(struct tl_pool *pool, tl_block *block, tl_content content)
+{
+    if (pool->capture) {
+        tl_pool_drop(pool, block);
+        return;
+    }
+    if (pool->kept) put_into_cache(pool, pool->kept);
+    block->references = 0;
+    take_back(pool, block);
+    pool->kept = block;
+    pool->content = content;
+}
+
+tl_block *tl_pool_take_kept(struct tl_pool *pool, size_t bytes, tl_content content)
+{
+    tl_block *const block = pool->kept;
+    if (!block || pool->capture || memcmp(&content, &pool->content, sizeof content) != 0) return NULL;
+    pool->kept = NULL;
+    pool->counters.cached_bytes -= block->bytes;
+    hand_out(pool, block, bytes);
+    return block;
 }
 
 tl_block *tl_lent_done(struct tl_pool *pool, int finished)

@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "api.h"
+#include "kept.h"
 
 enum { TL_POOL_LOG2_MAX = 47, TL_POOL_CLASSES = 8 + (TL_POOL_LOG2_MAX - 11) * 8 };
 
@@ -54,6 +55,8 @@ struct tl_pool {
     struct tl_cuda_state *cuda; /* the device that memory comes from; NULL on the CPU */
     struct tl_capture *capture; /* while the context's calls are captured, else NULL */
     tl_block *cached[TL_POOL_CLASSES];
+    tl_block *kept; /* cached outside of the lists, as its content is still of use, or NULL */
+    tl_content content;
     tl_block **buckets; /* pointer -> block, chained */
     tl_block *lent;     /* memory of others that no handle has any more, the latest first */
     uint64_t bucket_count, blocks;
@@ -70,6 +73,11 @@ int32_t tl_pool_take(struct tl_pool *pool, size_t bytes, int constant, tl_block 
 int32_t tl_pool_borrow(struct tl_pool *pool, void *p, uint64_t bytes, tl_lender *lender, tl_block **out);
 /* Drops one reference; the last one puts the block into the cache, or the memory of others into the list of what goes back. */
 void tl_pool_drop(struct tl_pool *pool, tl_block *block);
+/* Drops the only reference to a block whose content serves again; the one that was kept before goes into the cache. A capture keeps
+ * its blocks itself. */
+void tl_pool_put_kept(struct tl_pool *pool, tl_block *block, tl_content content);
+/* The kept block with one reference, where its content is this one, or NULL. */
+tl_block *tl_pool_take_kept(struct tl_pool *pool, size_t bytes, tl_content content);
 /* The block that begins at p, or NULL. */
 tl_block *tl_pool_find(const struct tl_pool *pool, const void *p);
 /* Returns the cached blocks to the driver, after waiting for the stream. Does nothing while calls are captured. */

@@ -2,6 +2,7 @@
 #include "scratch.h"
 
 #include "context.h"
+#include "kept.h"
 
 static int32_t take(tl_context *ctx, size_t bytes, int constant, void **p)
 {
@@ -20,6 +21,17 @@ void tl_pool_free(tl_context *ctx, void *p)
 {
     tl_block *block = p ? tl_pool_find(&ctx->pool, p) : NULL;
     if (block && block->references) tl_pool_drop(&ctx->pool, block);
+}
+
+void tl_pool_keep(tl_context *ctx, void *p, tl_content content)
+{
+    tl_pool_put_kept(&ctx->pool, tl_pool_find(&ctx->pool, p), content);
+}
+
+void *tl_pool_kept(tl_context *ctx, size_t bytes, tl_content content)
+{
+    tl_block *block = tl_pool_take_kept(&ctx->pool, bytes, content);
+    return block ? block->p : NULL;
 }
 
 int32_t tl_pool_collect(tl_context *ctx) { return tl_pool_trim(&ctx->pool); }

@@ -80,7 +80,7 @@ static int32_t run(tl_task_fn task, tl_map map, int64_t cost)
         name, TL_FAR_BLOCK, int32_t rare = 0;                                                    \
         (void)z; TL_EACH(rare |= -(int32_t)(condition);)                                         \
         if (!rare) TL_EACH(y[i - start] = others;)                                                       \
-        else TL_EACH(const float Y = others; y[i - start] = condition ? value : Y;))
+        else TL_EACH(const float usual = others; y[i - start] = condition ? value : usual;))
 /* Two outputs, either of which may be unwanted: statement computes u and v from element i. */
 #define TL_TWO(name, statement)                                                                  \
     TL_SPAN_FUNCTION(                                                                            \

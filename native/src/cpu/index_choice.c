@@ -4,15 +4,12 @@
 #include "core/interrupt.h"
 #include "core/threads.h"
 #include "cpu/choice_bundle.h"
+#include "cpu/choice_candidates.h"
 #include "cpu/spans.h"
 #include "cpu/stream.h"
 #include "formula/integer.h"
 #include "formula/order.h"
 #include "generated/index.h"
-
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#endif
 
 enum {
     PART = 65536,     /* elements of a row, or of short rows together, per task */
@@ -22,7 +19,7 @@ enum {
     ROW_GROUP = 256,  /* rows of few columns that are looked through at once */
     ROW_LANES = 8,    /* rows of few columns that are vectors */
     TOP_TASK = 8192,  /* elements of short rows per task of top-k, which takes longer for each */
-    FEW = 64,         /* the most that top-k keeps in registers */
+    CANDIDATES = 64,  /* of a row that top-k compares at once, at least, besides four times as many as it keeps */
     ORDER_LANES = 64, /* a loop that the compiler vectorises and does not unroll */
     FIND_LANES = 16,  /* elements that are compared with the best at once */
 };
@@ -251,31 +248,21 @@ int32_t tl_cpu_argmin(tl_context *ctx, const float *x, int64_t outer, int64_t n,
 typedef struct {
     const float *x;
     uint32_t *out;
-    uint64_t *heaps; /* [rows][k] */
-    int64_t n, inner, k, rows, per_task;
+    char *scratch; /* candidates of every worker, where they are many */
+    int64_t n, inner, k, rows, per_task, room, per_worker;
     int smallest;
 } top_job;
 
-/* The heap's root is its smallest rank; `at` may be too large for its place. */
-static void sift(uint64_t *heap, int64_t at, int64_t size)
+/* The orders of n <= ORDER_LANES elements, `inner` apart, as signed numbers, the least behind them up to a whole line; the largest. */
+static inline int32_t read_orders(const float *x, int64_t inner, int64_t n, int smallest, int32_t *order)
 {
-    const uint64_t rank = heap[at];
-    for (int64_t child; (child = 2 * at + 1) < size; at = child) {
-        child += child + 1 < size && heap[child + 1] < heap[child];
-        if (rank <= heap[child]) break;
-        heap[at] = heap[child];
-    }
-    heap[at] = rank;
-}
-
-/* The orders of n <= ORDER_LANES elements, `inner` apart; the largest. */
-static inline uint32_t read_orders(const float *x, int64_t inner, int64_t n, int smallest, uint32_t *order)
-{
-    const uint32_t flip = smallest ? UINT32_MAX : 0;
-    uint32_t lane[TL_LINE] = {0}, most = 0;
-    TL_FOR_LINES(i, 0, n, order[i] = tl_order_bits(x[i * inner]) ^ flip;);
+    const uint32_t flip = smallest ? INT32_MAX : UINT32_C(0x80000000);
+    int32_t lane[TL_LINE], most = INT32_MIN;
+    TL_FOR_LINES(i, 0, n, order[i] = (int32_t)(tl_order_bits(x[i * inner]) ^ flip););
     for (int64_t i = n; i % TL_LINE != 0; i++)
-        order[i] = 0;
+        order[i] = INT32_MIN;
+    for (int32_t l = 0; l < TL_LINE; l++)
+        lane[l] = INT32_MIN;
     for (int64_t i = 0; i < n; i += TL_LINE)
         for (int32_t l = 0; l < TL_LINE; l++)
             lane[l] = order[i + l] > lane[l] ? order[i + l] : lane[l];
@@ -284,94 +271,85 @@ static inline uint32_t read_orders(const float *x, int64_t inner, int64_t n, int
     return most;
 }
 
-/* `statement` for the rank of every element of a row from `begin` on, whose elements lie `inner` apart, that is above `last`; of a group of elements
- * that are all below it none is looked at. */
-#define EACH_ABOVE(begin, last, ...)                                                             \
-    for (int64_t first_ = (begin); first_ < job->n; first_ += ORDER_LANES) {                           \
-        uint32_t order_[ORDER_LANES];                                                            \
-        const int64_t n_ = tl_imin(ORDER_LANES, job->n - first_);                                \
-        const float *const at_ = x + first_ * inner;                                             \
-        if ((first_ - (begin)) % PART == 0 && tl_interrupted()) return;                          \
-        if ((inner == 1 ? read_orders(at_, 1, n_, job->smallest, order_)                         \
-                        : read_orders(at_, inner, n_, job->smallest, order_)) < (last) >> 32)    \
-            continue;                                                                            \
-        for (int64_t i_ = 0; i_ < n_; i_++) {                                                    \
-            const uint64_t rank = tl_rank_of(order_[i_], (uint32_t)(first_ + i_));               \
-            if (rank > (last)) {                                                                 \
-                __VA_ARGS__;                                                                     \
-            }                                                                                    \
-        }                                                                                        \
-    }
-
-/* A row: a heap of the k largest ranks so far, emptied from the smallest. */
-static void find_top(const top_job *job, int64_t row)
+static inline int32_t read_orders_of(const top_job *job, const float *x, int64_t first, int64_t n, int32_t *order)
 {
-    const int64_t k = job->k, inner = job->inner, o = inner == 1 ? row : row / inner, c = row - o * inner;
-    const float *x = job->x + o * job->n * inner + c;
-    uint32_t *out = job->out + o * k * inner + c;
-    uint64_t *heap = job->heaps + row * k;
-    for (int64_t i = 0; i < k; i++)
-        heap[i] = tl_rank(x[i * inner], (uint32_t)i, job->smallest, 0);
-    for (int64_t i = k / 2; i-- > 0;)
-        sift(heap, i, k);
-    EACH_ABOVE(k, heap[0], heap[0] = rank; sift(heap, 0, k));
-    for (int64_t left = k; left-- > 0;) {
-        out[left * inner] = tl_rank_place(heap[0]);
-        heap[0] = heap[left];
-        sift(heap, 0, left);
-    }
+    return job->inner == 1 ? read_orders(x + first, 1, n, job->smallest, order)
+                           : read_orders(x + first * job->inner, job->inner, n, job->smallest, order);
 }
 
-typedef uint64_t ranks __attribute__((vector_size(64)));
-
-#if defined(__AVX512F__) /* which gcc does not find */
-static inline ranks larger_of(ranks a, ranks b) { return (ranks)_mm512_max_epu64((__m512i)a, (__m512i)b); }
-static inline ranks smaller_of(ranks a, ranks b) { return (ranks)_mm512_min_epu64((__m512i)a, (__m512i)b); }
-#else
-static inline ranks larger_of(ranks a, ranks b)
+static const float *row_of(const top_job *job, int64_t row, uint32_t **out)
 {
-    const ranks first = (ranks)(a > b);
-    return (a & first) | (b & ~first);
+    const int64_t inner = job->inner, o = inner == 1 ? row : row / inner, c = row - o * inner;
+    *out = job->out + o * job->k * inner + c;
+    return job->x + o * job->n * inner + c;
 }
-static inline ranks smaller_of(ranks a, ranks b) { return a ^ b ^ larger_of(a, b); }
-#endif
 
-/* Every rank of `at` a place lower, the last one of `before` above them. */
-#ifdef __clang__
-#define PLACE_LOWER(before, at) __builtin_shufflevector(before, at, 7, 8, 9, 10, 11, 12, 13, 14)
-#else
-#define PLACE_LOWER(before, at) __builtin_shuffle(before, at, (ranks){7, 8, 9, 10, 11, 12, 13, 14})
-#endif
+/* ---- many of a row ---- */
 
-/* The same where k is at most 8 `vectors`, a constant: the ranks so far stand in registers, the largest first, and one that is larger
- * than the last of k moves those that are smaller by a place. */
-static inline __attribute__((always_inline)) void find_few(const top_job *job, int64_t row, int32_t vectors)
+/* Goes along a row. `room` candidates fit, and a line more. */
+static void find_candidates(const top_job *job, const float *x, int64_t room, tl_candidates *c)
 {
-    const int64_t k = job->k, inner = job->inner, o = inner == 1 ? row : row / inner, c = row - o * inner;
-    const float *x = job->x + o * job->n * inner + c;
-    uint32_t *out = job->out + o * k * inner + c;
-    ranks top[FEW / 8] = {{0}};
-    uint64_t last = 0; /* below all */
-    EACH_ABOVE(
-        0, last, ranks before = ~(ranks){0}; for (int32_t v = 0; v < vectors; v++) {
-            const ranks above = PLACE_LOWER(before, top[v]);
-            before = top[v];
-            top[v] = larger_of(top[v], smaller_of(above, rank - (ranks){0}));
-        } last = ((const uint64_t *)top)[k - 1];)
-    for (int64_t i = 0; i < k; i++)
-        out[i * inner] = tl_rank_place(((const uint64_t *)top)[i]);
+    int64_t first = 0;
+    int32_t last = INT32_MIN, all = 1; /* all: none has been left out so far */
+    for (int64_t n; first < job->n; first += n) {
+        int32_t order[ORDER_LANES];
+        n = tl_imin(ORDER_LANES, job->n - first);
+        if (first % PART == 0 && tl_interrupted()) {
+            c->count = 0;
+            return;
+        }
+        if (all) {
+            read_orders_of(job, x, first, n, c->order + first);
+            for (int64_t i = 0; i < n; i++)
+                c->place[first + i] = (uint32_t)(first + i);
+            c->count = first + n;
+        } else if (read_orders_of(job, x, first, n, order) > last)
+            tl_append_above(c, order, n, first, last);
+        if (c->count + ORDER_LANES > room && first + n < job->n) {
+            last = tl_keep_first(c, job->k);
+            all = 0;
+        }
+    }
+    if (c->count > job->k) tl_keep_first(c, job->k);
+}
+
+/* Candidates that a row has room for: so many times those that are kept that each is compared a few times on the average. */
+static int64_t room_of(int64_t n, int64_t k)
+{
+    return tl_ceil_div(tl_imin(n, 4 * k + CANDIDATES), ORDER_LANES) * ORDER_LANES;
+}
+
+static void find_some(const top_job *job, int64_t row)
+{
+    enum { ROOM = 4 * TL_SORT_FEW + CANDIDATES + TL_LINE };
+    _Alignas(64) int32_t order[ROOM];
+    uint32_t place[ROOM], *out;
+    const float *const x = row_of(job, row, &out);
+    tl_candidates c = {order, place, 0};
+    find_candidates(job, x, job->room, &c);
+    tl_sort_few(&c, out, job->inner);
+}
+
+static void find_many(const top_job *job, int64_t row, int32_t worker)
+{
+    uint32_t *out;
+    const float *const x = row_of(job, row, &out);
+    int32_t *const memory = (int32_t *)(job->scratch + worker * job->per_worker);
+    const int64_t room = job->room + TL_LINE;
+    tl_candidates c = {memory, (uint32_t *)memory + room, 0};
+    tl_candidates other = {memory + 2 * room, (uint32_t *)memory + 2 * room + job->k, 0};
+    find_candidates(job, x, job->room, &c);
+    tl_sort_many(&c, &other, out, job->inner);
 }
 
 /* The first of the largest alone. */
 static void find_first(const top_job *job, int64_t row)
 {
-    const int64_t inner = job->inner, o = inner == 1 ? row : row / inner, c = row - o * inner;
-    const float *x = job->x + o * job->n * inner + c;
-    uint32_t order[ORDER_LANES], best = 0, place = 0;
+    uint32_t *out, place = 0;
+    const float *const x = row_of(job, row, &out);
+    int32_t order[ORDER_LANES], best = INT32_MIN;
     for (int64_t first = 0; first < job->n; first += ORDER_LANES) {
-        const int64_t n = tl_imin(ORDER_LANES, job->n - first);
-        const uint32_t most = inner == 1 ? read_orders(x + first, 1, n, job->smallest, order)
-                                         : read_orders(x + first * inner, inner, n, job->smallest, order);
+        const int32_t most = read_orders_of(job, x, first, tl_imin(ORDER_LANES, job->n - first), order);
         if (first % PART == 0 && tl_interrupted()) return;
         if (most <= best) continue;
         uint32_t at = 0;
@@ -380,7 +358,7 @@ static void find_first(const top_job *job, int64_t row)
         best = most;
         place = (uint32_t)first + at;
     }
-    job->out[row] = place;
+    *out = place;
 }
 
 /* `count` <= TL_BUNDLE short rows together. */
@@ -411,7 +389,7 @@ static void find_in_bundle(const top_job *job, int64_t row, int64_t count)
 }
 
 /* A task owns one row, or several short ones. */
-static void top_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+static void top_task(void *arg, int64_t task, int32_t worker)
 {
     const top_job *job = arg;
     int64_t row = task * job->per_task;
@@ -424,16 +402,10 @@ static void top_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     for (; row < end; row++) {
         if (job->k == 1)
             find_first(job, row);
-        else if (job->k <= 8)
-            find_few(job, row, 1);
-        else if (job->k <= 16)
-            find_few(job, row, 2);
-        else if (job->k <= 32)
-            find_few(job, row, 4);
-        else if (job->k <= FEW)
-            find_few(job, row, FEW / 8);
+        else if (job->k <= TL_SORT_FEW)
+            find_some(job, row);
         else
-            find_top(job, row);
+            find_many(job, row, worker);
     }
 }
 
@@ -441,13 +413,16 @@ int32_t tl_cpu_topk(tl_context *ctx, const float *x, int64_t outer, int64_t n, i
                     int64_t largest, uint32_t *out)
 {
     top_job job = {.x = x, .out = out, .n = n, .inner = inner, .k = k, .smallest = !largest};
-    void *scratch;
-    int32_t status = tl_pool_alloc(ctx, k > FEW ? (size_t)(outer * inner * k) * sizeof(uint64_t) : 0, &scratch);
-    if (status) return status;
-    job.heaps = scratch;
     job.rows = outer * inner;
+    job.room = room_of(n, k);
     job.per_task = whole_bundles(tl_imax(1, TOP_TASK / tl_imax(n, 1)));
-    tl_parallel(tl_ceil_div(job.rows, job.per_task), top_task, &job);
+    const int64_t tasks = tl_ceil_div(job.rows, job.per_task), workers = tasks == 1 ? 1 : tl_workers();
+    if (k > TL_SORT_FEW) job.per_worker = tl_ceil_div(2 * (job.room + TL_LINE + k), TL_LINE) * 64;
+    void *scratch;
+    const int32_t status = tl_pool_alloc(ctx, (size_t)(workers * job.per_worker), &scratch);
+    if (status) return status;
+    job.scratch = scratch;
+    tl_parallel(tasks, top_task, &job);
     tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;
 }

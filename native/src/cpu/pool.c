@@ -3,7 +3,7 @@
  * Forward: the unit is a block of a row of outputs. Its accumulators, one per output, lie in L1; every row of cells the
  * block's windows meet passes over them once, in row-major order, so a loop runs over neighbouring outputs and
  * vectorises for the strides 1 and 2, while each sum keeps the order of its window's cells. Where rows have few
- * outputs, lanes are channels (pool_lanes.c).
+ * outputs, lanes are channels (pool_lanes.c), or, of few channels, neighbours along the first axis.
  *
  * Gradients: a task owns a contiguous range of cells (rows of the first spatial axis of one channel, or whole
  * channels), visits the windows that meet it in row-major order, computes what it needs of a window anew, and adds only
@@ -249,10 +249,46 @@ static void forward_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     }
 }
 
+/* The outputs of the first axis whose windows have no padded cell on it. */
+static void find_whole(const pool_shape *v, int64_t *from, int64_t *to)
+{
+    const int64_t room = v->n[0] + v->p[0] - v->k[0];
+    *from = tl_imin(tl_ceil_div(v->p[0], v->s[0]), v->o[0]);
+    *to = room < 0 ? *from : tl_imax(tl_imin(room / v->s[0] + 1, v->o[0]), *from);
+}
+
+/* Lanes are those outputs of a channel: what the windows of one of them meet is a plane of its own, of k[0] rows, and planes
+ * overlap. The other outputs are few. */
+static int32_t forward_in_rows(tl_context *ctx, pool_call f, int64_t from, int64_t to)
+{
+    const pool_shape *v = &f.v;
+    const int64_t outputs = v->windows / v->o[0];
+    f.blocks = 1;
+    f.group = outputs / v->o[v->lead];
+    f.units = v->channels * v->o[0] * f.group;
+    pool_call rows = f;
+    rows.v.channels = to - from;
+    rows.v.plane = v->s[0] * v->step[0];
+    rows.v.windows = outputs;
+    rows.v.n[0] = v->k[0], rows.v.s[0] = rows.v.o[0] = 1, rows.v.p[0] = 0;
+    for (int64_t channel = 0; channel < v->channels; channel++) {
+        for (int64_t o = 0; o < v->o[0]; o++)
+            if (o < from || o >= to) forward_task(&f, channel * v->o[0] + o, 0);
+        rows.x = f.x + channel * v->plane + (from * v->s[0] - v->p[0]) * v->step[0];
+        rows.out = f.out + channel * v->windows + from * outputs;
+        const int32_t status = tl_pool_lanes(ctx, &rows);
+        if (status) return status;
+    }
+    return TORCHLEAN_OK;
+}
+
 static int32_t forward(tl_context *ctx, pool_call f)
 {
     const pool_shape *v = &f.v;
     const int64_t width = v->o[v->lead];
+    int64_t from, to;
+    find_whole(v, &from, &to);
+    if (tl_pool_rows_serve(&f, to - from)) return forward_in_rows(ctx, f, from, to);
     if (tl_pool_lanes_serve(&f, 0)) return tl_pool_lanes(ctx, &f);
     f.blocks = tl_ceil_div(width, BLOCK);
     f.units = v->channels * (v->windows / width) * f.blocks;

@@ -47,11 +47,15 @@ typedef struct pool_call {
 } pool_call;
 
 #define tl_pool_lanes_serve TL_V(tl_pool_lanes_serve)
+#define tl_pool_rows_serve TL_V(tl_pool_rows_serve)
 #define tl_pool_lanes TL_V(tl_pool_lanes)
 #define tl_pool_lanes_bwd TL_V(tl_pool_lanes_bwd)
 
 /* Whether rows are so short that lanes are channels; the operations, of maxima and means. 0, or the status of
  * tl_pool_alloc. */
 int tl_pool_lanes_serve(const pool_call *f, int gradient);
+/* Whether lanes are outputs along the first axis, of which `whole` have whole windows: rows are as short, and channels would leave
+ * half of the lanes empty. */
+int tl_pool_rows_serve(const pool_call *f, int64_t whole);
 int32_t tl_pool_lanes(tl_context *ctx, const pool_call *f);
 int32_t tl_pool_lanes_bwd(tl_context *ctx, const pool_call *f);

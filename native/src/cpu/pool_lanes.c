@@ -13,9 +13,10 @@ enum {
     FEW_LANES = 4,     /* channels, below which most lanes are empty, */
     FEWEST_LANES = 2,  /* which two channels pay for, */
     TINY_ROW = 8,      /* in rows below this */
-    CELLS = 2048,      /* of a band, and of a plane whose gradients are made */
+    CELLS = 2048,      /* of a band */
     MOST_CELLS = 8192, /* of a band of one row of outputs */
-    UNIT_WORK = 65536, /* cells in windows that make a task */
+    PLANE = 16384,     /* cells of a plane whose gradients are made: with them they fill an L2 of 1 MiB and more */
+    UNIT_WORK = 8192,  /* cells in windows, LANES channels each, that make a task */
 };
 
 typedef struct {
@@ -63,15 +64,37 @@ INLINE int open_window(const pool_shape *v, const int64_t *at, int64_t *low, int
     return some;
 }
 
+/* All bits of a lane, or none. */
+typedef int32_t lane_bits __attribute__((vector_size(4 * LANES)));
+
+INLINE vec_f32 choose(lane_bits which, vec_f32 a, vec_f32 b)
+{
+    return (vec_f32)(((lane_bits)a & which) | ((lane_bits)b & ~which));
+}
+
+/* tl_max of each lane: what is less becomes all bits, which leaves the other; of two zeros the bits of both leave +0, and a NaN
+ * becomes all bits. */
+INLINE vec_f32 max_lanes(vec_f32 a, vec_f32 b)
+{
+    const lane_bits nan = (a != a) | (b != b);
+    return (vec_f32)((((lane_bits)a | (b > a)) & ((lane_bits)b | (a > b))) | nan);
+}
+
 /* A row of cells passes over a row of outputs. */
 INLINE void pass_row(const int is_max, const pool_shape *v, const float *restrict x, float *restrict out)
 {
     for (int64_t o = 0; o < v->o[v->lead]; o++, out += LANES) {
         int64_t low, high;
         window_of(v, v->lead, o, &low, &high);
-        for (int64_t c = low; c < high; c++)
-            for (int l = 0; l < LANES; l++)
-                out[l] = is_max ? tl_max(out[l], x[c * LANES + l]) : out[l] + x[c * LANES + l];
+        vec_f32 a = load_f32(out);
+        for (int64_t c = low; c < high; c++) {
+            const vec_f32 cell = load_f32(x + c * LANES);
+            if (is_max)
+                a = max_lanes(a, cell);
+            else
+                a += cell;
+        }
+        store_f32(out, a);
     }
 }
 
@@ -111,34 +134,59 @@ static void forward_task(void *arg, int64_t task, int32_t worker)
     }
 }
 
-/* The winners of a row of outputs among a row of cells, which begins at cell `base`. */
+/* No winners of a row of outputs yet: the first cell of each window, `corner` and on, until another takes the lead. */
+INLINE void start_winners(const pool_shape *v, int64_t corner, float *best, int32_t *winner)
+{
+    for (int64_t o = 0; o < v->o[v->lead]; o++) {
+        const int32_t first = (int32_t)(corner + tl_imax(o * v->s[v->lead] - v->p[v->lead], 0));
+        for (int l = 0; l < LANES; l++) {
+            best[o * LANES + l] = -TL_INF;
+            winner[o * LANES + l] = first;
+        }
+    }
+}
+
+/* The winners of a row of outputs among a row of cells, which begins at cell `base`; tl_pool_takes says who takes the lead. */
 INLINE void find_winners(const pool_shape *v, int64_t base, const float *restrict x, float *restrict best,
                          int32_t *restrict winner)
 {
     for (int64_t o = 0; o < v->o[v->lead]; o++, best += LANES, winner += LANES) {
         int64_t low, high;
         window_of(v, v->lead, o, &low, &high);
-        for (int64_t c = low; c < high; c++)
-            for (int l = 0; l < LANES; l++) {
-                const int32_t take = tl_pool_takes(x[c * LANES + l], best[l]);
-                best[l] = take ? x[c * LANES + l] : best[l];
-                winner[l] = take ? (int32_t)(base + c) : winner[l];
-            }
+        vec_f32 b = load_f32(best);
+        lane_bits w;
+        memcpy(&w, winner, sizeof w);
+        for (int64_t c = low; c < high; c++) {
+            const vec_f32 cell = load_f32(x + c * LANES);
+            const lane_bits takes = (b == b) & ~(cell <= b);
+            b = choose(takes, cell, b);
+            w = ((int32_t)(base + c) & takes) | (w & ~takes);
+        }
+        store_f32(best, b);
+        memcpy(winner, &w, sizeof w);
     }
 }
 
-/* Adds the gradients of a row of outputs to a row of cells: to the winners, or without these to all. */
+/* Adds the gradients of a row of outputs to a row of cells: to the winners, or without these to all. tl_pool_prize says what a
+ * winner receives. */
 INLINE void spread_row(const pool_shape *v, int64_t base, const float *restrict g, const float *restrict best,
                        const int32_t *restrict winner, float *restrict gx)
 {
     for (int64_t o = 0; o < v->o[v->lead]; o++, g += LANES) {
         int64_t low, high;
         window_of(v, v->lead, o, &low, &high);
-        for (int64_t c = low; c < high; c++)
-            for (int l = 0; l < LANES; l++) {
-                const float share = best ? tl_pool_prize(best[o * LANES + l], g[l]) : g[l];
-                gx[c * LANES + l] += !best || winner[o * LANES + l] == (int32_t)(base + c) ? share : 0.0f;
-            }
+        vec_f32 share = load_f32(g);
+        const vec_f32 none = {0};
+        lane_bits w = {0};
+        if (best) {
+            const vec_f32 b = load_f32(best + o * LANES);
+            share = choose(b != b, TL_NAN + (vec_f32){0}, share);
+            memcpy(&w, winner + o * LANES, sizeof w);
+        }
+        for (int64_t c = low; c < high; c++) {
+            const lane_bits wins = w == (int32_t)(base + c);
+            store_f32(gx + c * LANES, load_f32(gx + c * LANES) + (best ? choose(wins, share, none) : share));
+        }
     }
 }
 
@@ -162,10 +210,7 @@ static void gradient_task(void *arg, int64_t task, int32_t worker)
         do {
             const int some = open_window(v, at, low, high, c);
             if (some && is_max) {
-                for (int64_t i = 0; i < width * LANES; i++) {
-                    best[i] = -TL_INF;
-                    winner[i] = (int32_t)(offset(v, low) + tl_imax(i / LANES * v->s[v->lead] - v->p[v->lead], 0));
-                }
+                start_winners(v, offset(v, low), best, winner);
                 do {
                     const int64_t base = offset(v, c);
                     find_winners(v, base, cells + base * LANES, best, winner);
@@ -191,10 +236,21 @@ int tl_pool_lanes_serve(const pool_call *f, int gradient)
 {
     const pool_shape *v = &f->v;
     const int64_t width = v->o[v->lead];
-    if (f->kind == POOL_SMOOTH || width >= (v->channels >= FEW_LANES ? SHORT_ROW : TINY_ROW)) return 0;
-    if (v->channels < FEWEST_LANES) return 0;
-    if (gradient) return v->plane <= CELLS && v->windows <= CELLS;
+    if (f->kind == POOL_SMOOTH || v->channels < FEWEST_LANES) return 0;
+    if (gradient && (v->plane > PLANE || v->windows > PLANE)) return 0;
+    if (gradient && f->kind == POOL_MAX && v->channels >= FEW_LANES)
+        return 1; /* winners are found one by one elsewhere */
+    if (width >= (v->channels >= FEW_LANES ? SHORT_ROW : TINY_ROW)) return 0;
+    if (gradient) return 1;
     return tl_imin(v->k[0], v->n[0]) * v->step[0] <= MOST_CELLS && v->windows / v->o[0] <= MOST_CELLS;
+}
+
+int tl_pool_rows_serve(const pool_call *f, int64_t whole)
+{
+    const pool_shape *v = &f->v;
+    if (f->kind == POOL_SMOOTH || v->o[v->lead] >= SHORT_ROW) return 0;
+    if (2 * v->channels > LANES || whole < 2 * LANES) return 0;
+    return v->k[0] * v->step[0] <= MOST_CELLS && v->windows / v->o[0] <= MOST_CELLS;
 }
 
 /* Runs fn over units of `band` outputs of the first axis and at most `cells` cells, for each of which it has `arrays`

@@ -2,7 +2,7 @@
  *
  * A unit is up to COLUMNS neighbouring columns of one (length, inner) slice, or, where the axis is the last one, up to ROWS rows,
  * of which a panel at a time is transposed, so that they are neighbouring columns too. It goes through the axis once: level 0 are
- * elements, level k + 1 the totals of level k's chunks. */
+ * elements, level k + 1 the totals of level k's chunks. Of a row by itself the chunks are side by side. */
 #include <string.h>
 
 #include "core/threads.h"
@@ -20,6 +20,7 @@ enum {
     PANEL = 64,   /* columns of so many rows, transposed: 4 KiB */
     LEVELS = 8,   /* 32^7 elements are more than a buffer has */
     CUMSUM_TASK = 65536,
+    GROUP = TL_CUMSUM_CHUNK * TL_CUMSUM_CHUNK, /* elements of a row whose chunks go side by side */
     FETCHED = 2048, /* elements of rows that are fetched while those before them are summed: 256 KiB of both arrays */
 };
 
@@ -48,11 +49,11 @@ typedef struct cumsum {
     float *out;
 } cumsum;
 
-/* After `done` elements, the last of a chunk: its total goes to the level above, and on while that ends a chunk there; the next
- * chunks start behind what stands there. */
-static void end_chunks(state *t, int64_t done)
+/* After `done` elements of a level, the last of a chunk: its total goes to the level above, and on while that ends a chunk there; the
+ * next chunks start behind what stands there. */
+static void end_chunks(state *t, int64_t done, int32_t level)
 {
-    int32_t top = 0;
+    int32_t top = level;
     for (; done % TL_CUMSUM_CHUNK == 0; done /= TL_CUMSUM_CHUNK, top++)
         for (int64_t j = 0; j < t->width; j++) {
             t->sum[top + 1][j] += t->total[top][j];
@@ -91,12 +92,12 @@ static inline __attribute__((always_inline)) void add_chunk(const float *restric
         t->sum[0][j] = sum[j], t->total[0][j] = total[j];
 }
 
-/* Columns c0 .. c0 + width - 1 of slice o. */
-static void add_columns(const cumsum *a, state *t, int64_t o, int64_t c0)
+/* Columns c0 .. c0 + width - 1 of slice o, from element `first` of the axis on, which begins a chunk. */
+static void add_columns(const cumsum *a, state *t, int64_t o, int64_t c0, int64_t first)
 {
     const int64_t step = a->reverse ? -a->inner : a->inner;
-    int64_t at = (o * a->length + (a->reverse ? a->length - 1 : 0)) * a->inner + c0;
-    for (int64_t i = 0; i < a->length; i += TL_CUMSUM_CHUNK) {
+    int64_t at = (o * a->length + (a->reverse ? a->length - 1 : 0)) * a->inner + c0 + first * step;
+    for (int64_t i = first; i < a->length; i += TL_CUMSUM_CHUNK) {
         const int64_t n = tl_imin(TL_CUMSUM_CHUNK, a->length - i);
         const float *const x = a->x + at;
         float *const out = a->out + at;
@@ -113,7 +114,7 @@ static void add_columns(const cumsum *a, state *t, int64_t o, int64_t c0)
                 add_row(x + k * step, t->sum[0], t->total[0], t->width, out + k * step);
         }
         at += n * step;
-        if (n == TL_CUMSUM_CHUNK) end_chunks(t, i + n);
+        if (n == TL_CUMSUM_CHUNK) end_chunks(t, i + n, 0);
     }
 }
 
@@ -165,7 +166,7 @@ static void add_rows(const cumsum *a, state *t, int64_t row, int64_t rows)
             const int64_t n = tl_imin(TL_CUMSUM_CHUNK, width - k);
             if (far) fetch_ahead(a, (row + rows) * a->length + (i + k) * rows, n * rows);
             add_panel(panel + (a->reverse ? width - 1 - k : k) * ROWS, a->reverse ? -ROWS : ROWS, n, rows, t);
-            if (n == TL_CUMSUM_CHUNK) end_chunks(t, i + k + n);
+            if (n == TL_CUMSUM_CHUNK) end_chunks(t, i + k + n, 0);
         }
         turn(panel, ROWS, a->out + at, a->length, width, rows);
     }
@@ -179,6 +180,55 @@ static void add_short_row(const float *x, int64_t n, int64_t step, float *out)
         out[k * step] = (float)(sum += (double)x[k * step]);
 }
 
+/* The next GROUP elements of a row, a chunk of the first level: x[k * CHUNK + c] becomes its cumulative sum. Lanes are chunks, which
+ * do not wait for each other: their totals, of them what stands before each, and then its sums. */
+static void add_group(float *x, int reverse, state *t)
+{
+    enum { CHUNK = TL_CUMSUM_CHUNK, WIDTH = TL_LANES / 2, VECTORS = CHUNK / WIDTH };
+    _Alignas(64) double total[CHUNK], before[CHUNK];
+    const int64_t first = reverse ? CHUNK - 1 : 0, step = reverse ? -1 : 1;
+    tl_vec64 sum[VECTORS] = {{0}};
+    for (int64_t k = 0; k < CHUNK; k++) {
+#pragma GCC unroll 16
+        for (int32_t v = 0; v < VECTORS; v++)
+            sum[v] += tl_vec64_widen(x + (first + k * step) * CHUNK + v * WIDTH);
+    }
+    memcpy(total, sum, sizeof total);
+    double stand = t->sum[1][0], all = t->total[1][0];
+    for (int64_t k = 0, c = first; k < CHUNK; k++, c += step) {
+        before[c] = stand;
+        stand += total[c];
+        all += total[c];
+    }
+    t->sum[1][0] = stand, t->total[1][0] = all;
+    memcpy(sum, before, sizeof before);
+    for (int64_t k = 0; k < CHUNK; k++) {
+#pragma GCC unroll 16
+        for (int32_t v = 0; v < VECTORS; v++) {
+            float *const at = x + (first + k * step) * CHUNK + v * WIDTH;
+            sum[v] += tl_vec64_widen(at);
+            tl_vec64_round(at, sum[v]);
+        }
+    }
+}
+
+/* A row by itself, in groups as long as there are whole ones. */
+static void add_long_row(const cumsum *a, state *t, int64_t row)
+{
+    _Alignas(64) float group[GROUP];
+    const float *const x = a->x + row * a->length;
+    float *const out = a->out + row * a->length;
+    int64_t i = 0;
+    for (; i + GROUP <= a->length; i += GROUP) {
+        const int64_t at = a->reverse ? a->length - i - GROUP : i;
+        TL_BLOCKS(x + at, TL_CUMSUM_CHUNK, group, TL_CUMSUM_CHUNK, TL_CUMSUM_CHUNK, TL_CUMSUM_CHUNK);
+        add_group(group, a->reverse, t);
+        end_chunks(t, (i + GROUP) / TL_CUMSUM_CHUNK, 1);
+        TL_BLOCKS(group, TL_CUMSUM_CHUNK, out + at, TL_CUMSUM_CHUNK, TL_CUMSUM_CHUNK, TL_CUMSUM_CHUNK);
+    }
+    add_columns(a, t, row, 0, i);
+}
+
 static void cumsum_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const cumsum *a = arg;
@@ -186,7 +236,7 @@ static void cumsum_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     for (int64_t u = task * a->per_task, end = tl_imin(a->units, u + a->per_task); u < end; u++) {
         const int64_t c0 = u % a->blocks * COLUMNS, o = u / a->blocks;
         start(&t, tl_imin(COLUMNS, a->inner - c0), a->length);
-        add_columns(a, &t, o, c0);
+        add_columns(a, &t, o, c0, 0);
     }
 }
 
@@ -209,7 +259,7 @@ static void cumsum_rows_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
         }
         for (; row < last; row++) {
             start(&t, 1, a->length);
-            add_columns(a, &t, row, 0);
+            add_long_row(a, &t, row);
         }
     }
 }

@@ -3,6 +3,7 @@
  * (formula/sum_tree.h), level by level: lanes run across rows and change no order. */
 #pragma once
 
+#include "cpu/blocks.h"
 #include "cpu/sum_tree.h"
 #include "cpu/transpose.h"
 
@@ -84,6 +85,10 @@ static inline void tl_read_bundle(const float *x, int64_t rows, int64_t cols, fl
                 t[k * TL_BUNDLE + r] = x[(r < rows ? r : rows - 1) * cols + k];
         return;
     }
+    if (cols >= TL_BLOCK) {
+        TL_BLOCKS(x, cols, t, TL_BUNDLE, TL_BUNDLE, cols);
+        return;
+    }
     for (int64_t r = 0; r < TL_BUNDLE; r += 4) {
         const float *const from = x + r * cols;
         for (int64_t k = 0; k < cols; k += 4) { /* what is left over is read with columns that have been */
@@ -104,6 +109,10 @@ static inline void tl_write_bundle(float *out, int64_t rows, int64_t cols, const
         for (int64_t r = 0; r < rows; r++)
             for (int64_t k = 0; k < cols; k++)
                 out[r * cols + k] = t[k * TL_BUNDLE + r];
+        return;
+    }
+    if (cols >= TL_BLOCK) {
+        TL_BLOCKS(t, TL_BUNDLE, out, cols, cols, TL_BUNDLE);
         return;
     }
     for (int64_t k = 0; k < cols; k += 4) {

@@ -15,47 +15,64 @@ enum { MAXIMUM, SUM, DERIVED };
 
 static inline float greater_of(float a, float b) { return b > a ? b : a; }
 
-/* The maximum of a leaf for shifting exponentials; -inf for n = 0. It passes NaN over: where a row has one, its sum of
- * exponentials is NaN whatever the shift. An operation whose result is the maximum itself needs one that keeps NaN
- * (reduce.c). The maximum has no order; 64 lanes are a few registers, 16 one. */
-static inline float tl_leaf_max(const float *x, int64_t n)
+/* The same of every lane. */
+TL_INLINE tl_vec greater_lanes(tl_vec a, tl_vec b)
 {
-    enum { LANES = 64, FEW = TL_SUM_FOLD };
-    _Alignas(64) float t[LANES], few[FEW], a[8], b[4];
-    int64_t i = 0;
-    for (int l = 0; l < FEW; l++)
-        few[l] = -TL_INF;
-    if (n >= LANES) {
-        for (int l = 0; l < LANES; l++)
-            t[l] = -TL_INF;
-        for (; i + LANES <= n; i += LANES)
-            for (int l = 0; l < LANES; l++)
-                t[l] = greater_of(t[l], x[i + l]);
-        for (int l = 0; l < FEW; l++)
-            few[l] = greater_of(greater_of(t[l], t[l + FEW]), greater_of(t[l + 2 * FEW], t[l + 3 * FEW]));
-    }
-    for (; i + FEW <= n; i += FEW)
-        for (int l = 0; l < FEW; l++)
-            few[l] = greater_of(few[l], x[i + l]);
-    if (i < n) {
-        for (int l = 0; l < FEW; l++)
-            t[l] = l < n - i ? x[i + l] : -TL_INF;
-        for (int l = 0; l < FEW; l++)
-            few[l] = greater_of(few[l], t[l]);
-    }
-    for (int l = 0; l < 8; l++)
-        a[l] = greater_of(few[l], few[l + 8]);
-    for (int l = 0; l < 4; l++)
-        b[l] = greater_of(a[l], a[l + 4]);
-    return greater_of(greater_of(b[0], b[2]), greater_of(b[1], b[3]));
+#if defined(__AVX512F__)
+    return _mm512_max_ps(b, a);
+#elif defined(__AVX2__) && defined(__FMA__)
+    return _mm256_max_ps(b, a);
+#elif defined(__SSE2__)
+    return _mm_max_ps(b, a);
+#else
+    for (int l = 0; l < TL_LANES; l++)
+        a[l] = greater_of(a[l], b[l]);
+    return a;
+#endif
+}
+
+TL_INLINE tl_vec least_lanes(void)
+{
+    float lane[TL_LANES];
+    for (int l = 0; l < TL_LANES; l++)
+        lane[l] = -TL_INF;
+    return tl_vec_load(lane);
 }
 
 static inline float max_of(const float *x, int64_t n)
 {
     float m = -TL_INF;
     for (int64_t i = 0; i < n; i++)
-        m = x[i] > m ? x[i] : m;
+        m = greater_of(m, x[i]);
     return m;
+}
+
+/* The maximum of a leaf for shifting exponentials; -inf for n = 0. It passes NaN over: where a row has one, its sum of
+ * exponentials is NaN whatever the shift. An operation whose result is the maximum itself needs one that keeps NaN
+ * (reduce.c). The maximum has no order: the last vector may overlap those before it. */
+static inline float tl_leaf_max(const float *x, int64_t n)
+{
+    enum { VECTORS = 4 };
+    if (n < TL_LANES) return max_of(x, n);
+    tl_vec best[VECTORS];
+    for (int v = 0; v < VECTORS; v++)
+        best[v] = least_lanes();
+    int64_t i = 0;
+    for (; i + VECTORS * TL_LANES <= n; i += VECTORS * TL_LANES) {
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++)
+            best[v] = greater_lanes(best[v], tl_vec_load(x + i + v * TL_LANES));
+    }
+    for (; i < n; i += TL_LANES)
+        best[0] = greater_lanes(best[0], tl_vec_load(x + tl_imin(i, n - TL_LANES)));
+    float lane[TL_LANES];
+    tl_vec_store(lane, greater_lanes(greater_lanes(best[0], best[1]), greater_lanes(best[2], best[3])));
+#pragma GCC unroll 4
+    for (int s = TL_LANES / 2; s > 0; s /= 2)
+#pragma GCC unroll 8
+        for (int l = 0; l < s; l++)
+            lane[l] = greater_of(lane[l], lane[l + s]);
+    return lane[0];
 }
 
 TL_LEAF(maximum_leaf) { *p->sum = tl_leaf_max(((const tl_softmax_rows *)arg)->x + p->at, p->n); }
@@ -68,7 +85,7 @@ static void maximum_row(TL_UNUSED const void *arg, const tl_row *r)
 TL_LEAF(exponential_sum_leaf)
 {
     const float *x = ((const tl_softmax_rows *)arg)->x + p->at, m = p->stat[MAXIMUM];
-    TL_LEAF_SUM(*p->sum, p->n, tl_exp(x[i] - m));
+    TL_LEAF_SUM(*p->sum, p->n, tl_exp_at_most_1(x[i] - m));
 }
 
 TL_LEAF(exponentials_leaf)
@@ -76,7 +93,7 @@ TL_LEAF(exponentials_leaf)
     const tl_softmax_rows *a = arg;
     const float *x = a->x + p->at, m = p->stat[MAXIMUM];
     float *e = p->work ? p->work : a->out + p->at;
-    TL_LEAF_SUM(*p->sum, p->n, (e[i] = tl_exp(x[i] - m)));
+    TL_LEAF_SUM(*p->sum, p->n, (e[i] = tl_exp_at_most_1(x[i] - m)));
 }
 
 static void reciprocal_row(TL_UNUSED const void *arg, const tl_row *r)
@@ -97,14 +114,18 @@ static inline void tl_put_logarithms(const tl_row *r, int32_t which)
 /* The maxima of the rows of a bundle of n columns, as tl_leaf_max. */
 static inline void tl_bundle_max(const float *x, int64_t n, float *max)
 {
-    TL_BUNDLE_ROWS(max[r] = -TL_INF);
-    TL_BUNDLE_EACH(n, max[r] = greater_of(max[r], x[i]));
+    for (int32_t r = 0; r < TL_BUNDLE; r += TL_LANES) {
+        tl_vec best = least_lanes();
+        for (int64_t k = 0; k < n; k++)
+            best = greater_lanes(best, tl_vec_load(x + k * TL_BUNDLE + r));
+        tl_vec_store(max + r, best);
+    }
 }
 
 /* sum[r] = the sum over k of e^(x - max), of a bundle of n columns. */
 static inline void tl_bundle_exponential_sum(const float *x, int64_t n, const float *max, float *sum)
 {
-    TL_BUNDLE_SUM(sum, n, tl_exp(x[i] - max[r]));
+    TL_BUNDLE_SUM(sum, n, tl_exp_at_most_1(x[i] - max[r]));
 }
 
 /* Reads `rows` rows of n columns as a bundle, and leaves their softmax in it. */
@@ -113,7 +134,7 @@ static inline __attribute__((always_inline)) void tl_bundle_softmax(const float 
     tl_bundle_stat max, sum, reciprocal;
     tl_read_bundle(x, rows, n, e);
     tl_bundle_max(e, n, max);
-    TL_BUNDLE_SUM(sum, n, (e[i] = tl_exp(e[i] - max[r])));
+    TL_BUNDLE_SUM(sum, n, (e[i] = tl_exp_at_most_1(e[i] - max[r])));
     TL_BUNDLE_ROWS(reciprocal[r] = 1.0f / sum[r]);
     TL_BUNDLE_EACH(n, e[i] = tl_quotient(e[i], sum[r], reciprocal[r]));
 }

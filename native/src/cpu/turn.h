@@ -17,9 +17,8 @@ static inline void tl_turn_out(float *to, const float *from, int64_t stride, int
     _Alignas(64) float turned[LANES * LANES + LANES];
     for (int64_t e = 0; e < cells; e += LANES) {
         const int64_t h = tl_imin(cells - e, LANES);
-        const lane_mask mask = lanes_between(0, h);
         tl_gemm_pack_f32(turned, h, h, LANES, from + e * LANES, LANES, 1);
         for (int64_t l = 0; l < lanes; l++)
-            write_lanes(to + l * stride + e, tl_vec_load(turned + l * h), mask);
+            tl_store_first(to + l * stride + e, tl_vec_load(turned + l * h), h);
     }
 }

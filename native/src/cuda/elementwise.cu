@@ -36,6 +36,8 @@ TL_HEAVY(silu_bwd, 2)
 TL_HEAVY(elu, 4)
 TL_HEAVY(sin, 2)
 TL_HEAVY(cos, 2)
+TL_HEAVY(pow, 4)
+TL_HEAVY(pow_scalar, 4)
 
 namespace {
 
@@ -68,7 +70,7 @@ __device__ __forceinline__ void apply(const float (&x)[IN][COUNT], const Map &m,
         float arguments[IN];
         TL_UNROLL_FOR (int k = 0; k < IN; k++)
             arguments[k] = x[k][e];
-        if (F::is_rare(arguments, m.p)) y[0][e] = F::mend(arguments, m.p, y[0][e]);
+        if (F::is_rare(arguments, m.p)) y[0][e] = F::mend(arguments, m.p);
     }
 }
 
@@ -119,7 +121,7 @@ template <int IN, int OUT, class F> int32_t run(tl_context *ctx, const char *nam
 /* Operations whose elements are all alike. */
 struct Alike {
     template <int IN> static __device__ bool is_rare(const float (&)[IN], float) { return false; }
-    template <int IN> static __device__ float mend(const float (&)[IN], float, float y) { return y; }
+    template <int IN> static __device__ float mend(const float (&)[IN], float) { return 0.0f; }
 };
 
 } // namespace
@@ -147,10 +149,7 @@ struct Alike {
             y[0] = others;                                                                       \
         }                                                                                        \
         static __device__ __forceinline__ bool is_rare(const float (&x)[inputs], float p) { return (void)p, condition; } \
-        static __device__ __forceinline__ float mend(const float (&x)[inputs], float p, float Y) \
-        {                                                                                        \
-            return (void)p, (void)Y, value;                                                      \
-        }                                                                                        \
+        static __device__ __forceinline__ float mend(const float (&x)[inputs], float p) { return (void)p, value; } \
     };
 #define TL_UNARY(op, expression)                                                               \
     TL_ONE(op, 1, expression)                                                                  \

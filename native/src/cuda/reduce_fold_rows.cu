@@ -204,20 +204,32 @@ __device__ __forceinline__ void put_end(const Rows &a, const tl_folded &f, int64
 
 /* ---- blocks that end a result together ------------------------------------------------------------------------------- */
 
+/* ticket + 1, of which the value before; what the block wrote before is seen by whoever finds it counted, and what others wrote before
+ * they were counted is seen behind it. A fence would order this with all other fences too, and takes longer. */
+__device__ __forceinline__ uint32_t count_ticket(uint32_t *ticket)
+{
+#ifdef __CUDA_ARCH__
+    uint32_t before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(__cvta_generic_to_global(ticket))
+                 : "memory");
+    return before;
+#else
+    return atomicAdd(ticket, 1u);
+#endif
+}
+
 /* Whether this block is the last of `count` that come with this ticket, which is then 0 again: what the others wrote before is seen.
- * One thread fences, for all whose accesses the barriers order before its own or behind: each fence waits for memory and drops the L1
- * cache of the multiprocessor. All threads must call. */
+ * One thread counts, for all whose accesses the barriers order before its own or behind: it waits for memory and drops the L1 cache of
+ * the multiprocessor. All threads must call. */
 __device__ __forceinline__ bool is_last(uint32_t *ticket, uint32_t count)
 {
     __shared__ bool last;
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence();
-        last = atomicAdd(ticket, 1u) == count - 1;
-        if (last) {
-            *ticket = 0;
-            __threadfence();
-        }
+        last = count_ticket(ticket) == count - 1;
+        if (last) *ticket = 0;
     }
     __syncthreads();
     return last;

@@ -28,9 +28,10 @@ struct Fold {
     Axes kept, reduced;
     int64_t results, length, inner, units;
     tl_fastdiv segments,
-        tiles; /* segments of a result; 1 where a team takes all `together` of them, one after the other */
+        tiles; /* segments of a result; 1 where a team takes all `together` of them, one after the other, or a few teams do */
     int lane_bits, column_bits; /* a team has 2^lane_bits lanes of 2^column_bits columns */
     int together;
+    int split_bits; /* log2 of the teams that share the columns: each takes every 2^split_bits-th of the segments */
     tl_fold_rule rule;
 };
 
@@ -81,14 +82,15 @@ __device__ __forceinline__ void load_part(float (&y)[N], const Fold &a, const fl
         load_lane<KIND, REDUCED>(y, x, a.reduced, begin, 1 << a.lane_bits, count - done);
 }
 
-/* KIND's centre, from the fold CENTRE of all segments of a team's columns. All threads must call. */
+/* KIND's centre, from the fold CENTRE of all segments of the columns, an extreme. `mine`: the number of the team among those that share
+ * them. All threads must call. */
 template <tl_fold_kind KIND, tl_fold_kind CENTRE, int REDUCED, int N>
-__device__ __forceinline__ double take_centre(const Fold &a, const float *x, bool inside, int lane,
+__device__ __forceinline__ double take_centre(const Fold &a, const float *x, bool inside, int lane, int mine,
                                               double (*values)[THREADS])
 {
     tl_folded f = {tl_fold_start(CENTRE), 0.0, 0.0};
 #pragma unroll 1
-    for (int part = 0; part < a.together; part++) {
+    for (int part = mine; part < a.together; part += 1 << a.split_bits) {
         const int n = inside ? (int)min(a.length - part * SEGMENT, (int64_t)SEGMENT) : 0;
         const int count = n > lane ? (n - lane + (1 << a.lane_bits) - 1) >> a.lane_bits : 0;
 #pragma unroll 1
@@ -100,7 +102,11 @@ __device__ __forceinline__ double take_centre(const Fold &a, const float *x, boo
     }
     put_lane<CENTRE>(f, values);
     __syncthreads();
-    f = join_lanes<CENTRE>(a, (int)threadIdx.x - (lane << a.column_bits), values);
+    const int team_bits = a.column_bits + a.lane_bits;
+    const int first = (int)threadIdx.x - (lane << a.column_bits) - (mine << team_bits);
+    f = join_lanes<CENTRE>(a, first, values);
+    for (int other = 1; other < 1 << a.split_bits; other++)
+        f.v = tl_fold_greater(f.v, join_lanes<CENTRE>(a, first + (other << team_bits), values).v);
     __syncthreads();
     return tl_fold_centre(KIND, f.v);
 }
@@ -113,12 +119,16 @@ __global__ void __launch_bounds__(THREADS, N > 16 || DEAR<KIND> ? 3 : RESIDENT) 
 {
     __shared__ double values[KIND == TL_FOLD_PRODUCT ? TL_FOLD_PLANES : 1][THREADS];
     __shared__ std::conditional_t<KIND == TL_FOLD_DEVIATION, double[1][THREADS], char> sums;
+    constexpr bool CENTRED = KIND != CENTRE; /* such kinds alone are shared by teams */
     __shared__ std::conditional_t<KIND == TL_FOLD_DEVIATION, Deviations, char> kept;
+    __shared__ std::conditional_t<CENTRED, double[TOGETHER][THREADS / LANES], char> shared;
     tl_wait_for_earlier();
     const int t = (int)threadIdx.x, lanes = 1 << a.lane_bits, columns = 1 << a.column_bits;
     const int own_column = t & (columns - 1), lane = t >> a.column_bits & (lanes - 1);
-    const int team = t >> (a.column_bits + a.lane_bits), place = (team << a.column_bits) + own_column;
-    const int64_t unit = (int64_t)blockIdx.x * (THREADS >> (a.column_bits + a.lane_bits)) + team;
+    const int split_bits = CENTRED ? a.split_bits : 0, unit_bits = a.column_bits + a.lane_bits + split_bits;
+    const int team = t >> unit_bits, place = (team << a.column_bits) + own_column;
+    const int mine = t >> (a.column_bits + a.lane_bits) & ((1 << split_bits) - 1);
+    const int64_t unit = (int64_t)blockIdx.x * (THREADS >> unit_bits) + team;
     uint32_t own_segment, tile;
     const uint32_t k = a.tiles.divmod(a.segments.divmod((uint32_t)unit, &own_segment), &tile);
     const int64_t column = ((int64_t)tile << a.column_bits) + own_column, result = (int64_t)k * a.inner + column;
@@ -126,14 +136,14 @@ __global__ void __launch_bounds__(THREADS, N > 16 || DEAR<KIND> ? 3 : RESIDENT) 
     const float *const x = inside ? a.x + offset_of(a.kept, k) + column : a.x;
     double centre = 0.0;
     if constexpr (KIND != CENTRE)
-        centre = take_centre<KIND, CENTRE, REDUCED, N>(a, x, inside, lane, values);
+        centre = take_centre<KIND, CENTRE, REDUCED, N>(a, x, inside, lane, mine, values);
     else if (inside && KIND != TL_FOLD_DEVIATION)
         centre = centre_of<KIND>(a.centre, a.centre_out, result);
     tl_folded f, all = {tl_fold_start(KIND), 0.0, 0.0}, sum = {0.0, 0.0, 0.0};
 #pragma unroll 1
-    for (int part = 0; part < a.together; part++) {
+    for (int part = mine; part - mine < a.together; part += 1 << split_bits) { /* as often as the other teams */
         const uint32_t s = own_segment + part, begin = s * SEGMENT + lane;
-        const int n = inside ? (int)min(a.length - s * SEGMENT, (int64_t)SEGMENT) : 0;
+        const int n = inside ? (int)min(a.length - (int64_t)s * SEGMENT, (int64_t)SEGMENT) : 0;
         const int count = n > lane ? (n - lane + lanes - 1) >> a.lane_bits : 0;
         double m = centre;
         float y[N];
@@ -149,17 +159,21 @@ __global__ void __launch_bounds__(THREADS, N > 16 || DEAR<KIND> ? 3 : RESIDENT) 
             keep_floats(y);
         }
         f = {tl_fold_start(KIND), 0.0, 0.0};
-        take_all<KIND>(f, y, count, m, a.rule);
+        if (!CENTRED || part < a.together) take_all<KIND>(f, y, count, m, a.rule);
         if constexpr (DEAR<KIND>)
             for (int done = N; done < count; done += N) {
                 load_part<KIND, REDUCED>(y, a, x, begin, count, done);
                 take_all<KIND>(f, y, count - done, m, a.rule);
             }
-        if (part > 0) __syncthreads(); /* the values of the part before are read */
+        if (part > mine) __syncthreads(); /* the values of the part before are read */
         put_lane<KIND>(f, values);
         __syncthreads();
         if (lane == 0) f = join_lanes<KIND>(a, t, values);
         if (a.together == 1 || lane > 0) continue;
+        if constexpr (CENTRED) {
+            if (part < a.together) shared[part][place] = f.v;
+            continue;
+        }
         if constexpr (KIND == TL_FOLD_DEVIATION) {
             kept.value[part][place] = f.v, kept.sum[part][place] = sum.v;
             all.e += sum.v;
@@ -167,8 +181,14 @@ __global__ void __launch_bounds__(THREADS, N > 16 || DEAR<KIND> ? 3 : RESIDENT) 
             tl_fold_join(KIND, &all.v, &all.e, &all.zeros, f.v, f.e, f.zeros);
         }
     }
-    if (!inside || lane > 0) return;
+    if constexpr (CENTRED) {
+        if (a.together > 1) __syncthreads();
+    }
+    if (!inside || lane > 0 || mine > 0) return;
     if (a.together > 1) {
+        if constexpr (CENTRED)
+            for (int s = 0; s < a.together; s++)
+                tl_fold_join(KIND, &all.v, &all.e, &all.zeros, shared[s][place], 0.0, 0.0);
         if constexpr (KIND == TL_FOLD_DEVIATION) {
             const double m = all.e / (double)a.length;
             for (int s = 0; s < a.together; s++)
@@ -225,22 +245,41 @@ int64_t extent_of_x(tl_context *ctx, const tl_fold_axes &f)
 /* The values: no more than a block's teams fold at once. */
 int64_t extent_of_values(int64_t length) { return length > TEAMS * SEGMENT ? SEGMENT : ROW; }
 
-/* log2 of the columns of a tile. */
-int column_bits_of(int64_t inner)
+/* log2 of the columns of a tile, fewer where 2^split_bits teams share them: a block has room for COLUMNS columns of a team of LANES. */
+int column_bits_of(int64_t inner, int split_bits)
 {
     int bits = 0;
-    while (1 << bits < COLUMNS && 1 << bits < inner)
+    while (1 << bits < COLUMNS >> split_bits && 1 << bits < inner)
         bits++;
     return bits;
 }
 
-/* Whether a team takes all segments of its columns: they are few, and so are the launches, or the columns are many. */
-bool together(tl_context *ctx, const tl_fold_axes &f)
+/* log2 of the teams that share their columns in a fold with a centre: so many that each multiprocessor has a few blocks, as far as there
+ * are segments for them. A team of eight columns still reads whole sectors. */
+constexpr int SPLIT_BITS = 2;
+int split_bits_of(tl_context *ctx, int64_t segments, int64_t blocks)
 {
-    const int64_t segments = tl_ceil_div(f.length, SEGMENT);
-    const int64_t columns = 1 << column_bits_of(f.inner), tiles = f.outer * tl_ceil_div(f.inner, columns);
-    const int64_t blocks = tiles * columns / (THREADS / LANES);
-    return segments > 1 && segments <= TOGETHER && (segments <= 4 || blocks >= 4 * (int64_t)tl_cuda_sms(ctx));
+    int bits = 0;
+    while (bits < SPLIT_BITS && 1 << bits < segments && blocks << bits < 4 * (int64_t)tl_cuda_sms(ctx))
+        bits++;
+    return bits;
+}
+
+/* The blocks that take all segments of their columns, whole tiles of them. */
+int64_t blocks_of(const tl_fold_axes &f)
+{
+    const int64_t columns = 1 << column_bits_of(f.inner, 0), tiles = f.outer * tl_ceil_div(f.inner, columns);
+    return tiles * columns / (THREADS / LANES);
+}
+
+/* Whether all segments of the columns are taken in one launch: they are few, and so are the launches, or the columns are many, or, where
+ * the fold is `centred`, teams share them. */
+bool together(tl_context *ctx, const tl_fold_axes &f, bool centred)
+{
+    const int64_t segments = tl_ceil_div(f.length, SEGMENT), blocks = blocks_of(f);
+    const int split_bits = centred ? split_bits_of(ctx, segments, blocks) : 0;
+    return segments > 1 && segments <= TOGETHER &&
+           (segments <= 4 || blocks << split_bits >= 4 * (int64_t)tl_cuda_sms(ctx));
 }
 
 /* The segments of x, whose values or ends go to `to` or out: `left` of a result, 1 where they are taken together. */
@@ -250,7 +289,8 @@ int32_t run_segments(tl_context *ctx, const tl_fold_plan &p, bool centred, int64
     a.kept = axes_of(p.f.kept, p.f.kept_size, p.f.kept_stride);
     a.reduced = axes_of(p.f.reduced, p.f.reduced_size, p.f.reduced_stride);
     a.results = p.results(), a.length = p.f.length, a.inner = p.f.inner, a.rule = p.rule;
-    a.column_bits = column_bits_of(a.inner);
+    if (centred) a.split_bits = split_bits_of(ctx, tl_ceil_div(a.length, SEGMENT), blocks_of(p.f));
+    a.column_bits = column_bits_of(a.inner, a.split_bits);
     const int64_t tiles = tl_ceil_div(a.inner, (int64_t)1 << a.column_bits), lanes = tl_fold_width(a.length);
     while (1 << a.lane_bits < lanes)
         a.lane_bits++;
@@ -262,8 +302,8 @@ int32_t run_segments(tl_context *ctx, const tl_fold_plan &p, bool centred, int64
                         : !one  ? fold_kernel_of<0, PER_LANE, false>(p.kind)
                         : a.length <= 16 * lanes ? fold_kernel_of<1, 16, false>(p.kind)
                                                  : fold_kernel_of<1, PER_LANE, false>(p.kind);
-    return tl_launch_ahead(ctx, p.name, kernel, tl_grid(a.units, THREADS >> (a.lane_bits + a.column_bits)), THREADS, 0,
-                           a);
+    return tl_launch_ahead(ctx, p.name, kernel,
+                           tl_grid(a.units, THREADS >> (a.lane_bits + a.column_bits + a.split_bits)), THREADS, 0, a);
 }
 
 /* Tickets of one launch. Results that take more have groups enough to be busy, or so many that another launch is nothing beside them. */
@@ -329,10 +369,10 @@ int32_t tl_cuda_fold(tl_context *ctx, const tl_fold_plan &p, double *values, flo
     int64_t length = p.f.length, each = 1;
     for (int level = 0;; level++) {
         const bool rows = level > 0 || in_rows(p.f);
-        const int64_t extent = level > 0            ? extent_of_values(length)
-                               : rows               ? extent_of_x(ctx, p.f)
-                               : together(ctx, p.f) ? length
-                                                    : SEGMENT;
+        const int64_t extent = level > 0                   ? extent_of_values(length)
+                               : rows                      ? extent_of_x(ctx, p.f)
+                               : together(ctx, p.f, false) ? length
+                                                           : SEGMENT;
         const int64_t left = tl_imax(1, tl_ceil_div(length, extent));
         if (left > 1) TL_TRY(parts[level].allocate(tl_fold_planes(p.kind) * p.results() * left));
         double *const to = left > 1 ? (double *)parts[level] : values;
@@ -351,7 +391,7 @@ int32_t tl_cuda_fold_twice(tl_context *ctx, tl_fold_plan p, tl_fold_kind kind, f
         p.kind = kind;
         return run_rows(ctx, p, true, nullptr, p.f.length, ROW, 1, nullptr, out);
     }
-    if (p.results() > 0 && !in_rows(p.f) && (p.f.length <= SEGMENT || together(ctx, p.f))) {
+    if (p.results() > 0 && !in_rows(p.f) && (p.f.length <= SEGMENT || together(ctx, p.f, true))) {
         p.kind = kind;
         return run_segments(ctx, p, true, 1, nullptr, out);
     }

@@ -180,18 +180,29 @@ TL_HD float tl_log_tail(float f, float f2)
     return fmaf(p0, f, -0.5f);
 }
 
-/* ln(2^e (1 + f + fl)) for an integral e, |e| < 512, and |fl| <= 2^-24. e ln2 is split so that e LN2_HI15 is exact;
- * the rounding error of its sum with f is recovered (|e ln2| > |f| unless e = 0, where the sum is exact). fl enters
- * with the derivative 1/(1 + f), of which three terms suffice.
- * Budget: 0.5 ulp for the last sum; the tail is below 0.25 of the result and adds 0.1, the fit 0.1. */
-TL_HD float tl_log_sum(float e, float f, float fl)
+/* e ln2 + (f + tail), e integral, |e| < 512: e ln2 is split so that e LN2_HI15 is exact; the rounding error of its sum with f is
+ * recovered (|e ln2| > |f| unless e = 0, where the sum is exact). */
+TL_HD float tl_log_join(float e, float f, float tail)
 {
-    float f2 = f * f;
-    float tail = fmaf(f2, tl_log_tail(f, f2), fl * fmaf(f, f - 1.0f, 1.0f));
     float whole = e * TL_LN2_HI15;
     float s = whole + f;
     float lost = f - (s - whole);
     return s + (fmaf(e, TL_LN2_LO15, tail) + lost);
+}
+
+/* ln(2^e (1 + f)).
+ * Budget: 0.5 ulp for the last sum; the tail is below 0.25 of the result and adds 0.1, the fit 0.1. */
+TL_HD float tl_log_product(float e, float f)
+{
+    float f2 = f * f;
+    return tl_log_join(e, f, f2 * tl_log_tail(f, f2));
+}
+
+/* ln(2^e (1 + f + fl)), |fl| <= 2^-24: it enters with the derivative 1/(1 + f), of which three terms suffice. */
+TL_HD float tl_log_sum(float e, float f, float fl)
+{
+    float f2 = f * f;
+    return tl_log_join(e, f, fmaf(f2, tl_log_tail(f, f2), fl * fmaf(f, f - 1.0f, 1.0f)));
 }
 
 /* Exponent e and reduced mantissa m in [sqrt(1/2), sqrt(2)) of a positive normal float: bits = m 2^e. */
@@ -205,9 +216,17 @@ TL_HD float tl_log(float x)
     float z = tiny ? x * 0x1p32f : x;
     int32_t e = tl_log_exponent(z);
     float m = tl_from_bits(tl_bits(z) - ((uint32_t)e << 23));
-    float y = tl_log_sum((float)(e - (tiny ? 32 : 0)), m - 1.0f, 0.0f);
+    float y = tl_log_product((float)(e - (tiny ? 32 : 0)), m - 1.0f);
     float edge = x == 0.0f ? -TL_INF : x > 0.0f ? x : TL_NAN;
     return x > 0.0f && x < TL_INF ? y : edge;
+}
+
+/* ln x for 1 <= x < inf, which has none of these cases. The exponent, not negative, is that of a float from 2^23 on, less 2^23. */
+TL_HD float tl_log_at_least_1(float x)
+{
+    uint32_t e = (tl_bits(x) - 0x3f3504f3u) >> 23;
+    float m = tl_from_bits(tl_bits(x) - (e << 23));
+    return tl_log_product(tl_from_bits(0x4b000000u | e) - 0x1p23f, m - 1.0f);
 }
 
 /* ln(1 + x): the sum with its rounding error, and then as ln x; where x is small f is 0 or nearly so, and the error counts. -inf at

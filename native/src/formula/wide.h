@@ -18,6 +18,13 @@
 /* sqrt(1/2), by its bits */
 #define TL_ROOT_HALF_BITS UINT64_C(0x3fe6a09e667f3bcd)
 
+/* A function that CUDA's kernels call, lest it take registers of those who hardly ever do. */
+#ifdef __CUDACC__
+#define TL_RARELY_HD static inline __host__ __device__ __noinline__
+#else
+#define TL_RARELY_HD TL_HD
+#endif
+
 TL_HD uint64_t tl_bits64(double x)
 {
 #ifdef __CUDA_ARCH__
@@ -37,16 +44,6 @@ TL_HD double tl_from_bits64(uint64_t u)
     double x;
     memcpy(&x, &u, sizeof x);
     return x;
-#endif
-}
-
-/* A float64 of an integer; CUDA's conversion is slow. */
-TL_HD double tl_double_of(int32_t i)
-{
-#ifdef __CUDA_ARCH__
-    return __hiloint2double(0x43300000, (int)((uint32_t)i ^ 0x80000000u)) - (0x1p52 + 0x1p31);
-#else
-    return (double)i;
 #endif
 }
 
@@ -169,22 +166,29 @@ TL_HD int32_t tl_integral(double y)
     return !(a < 0x1p52) | ((a + 0x1p52) - 0x1p52 == a);
 }
 
-/* The same of a float. */
-TL_HD int32_t tl_integral_float(float y)
+/* log2 a - down for a normal a > 0. Exponent and f come from float32, which has them exactly. On CUDA the exponent has 256 more, so that
+ * it is not negative and neither its shift nor its conversion has to mind a sign; shifted back it flips that of the mantissa. */
+TL_HD double tl_log2_normal(float a, int32_t down)
 {
-    float a = fabsf(y);
-    return !(a < 0x1p23f) | ((a + 0x1p23f) - 0x1p23f == a);
+    uint32_t u = tl_bits(a);
+#ifdef __CUDA_ARCH__
+    uint32_t e = (u - 0x3f3504f4u + 0x80000000u) >> 23;
+    float f = -tl_from_bits(u - (e << 23)) - 1.0f;
+    double whole = __hiloint2double(0x43300000, (int)(e - (uint32_t)down)) - (0x1p52 + 256.0);
+#else
+    int32_t e = (int32_t)(u - 0x3f3504f4u) >> 23;
+    float f = tl_from_bits(u - ((uint32_t)e << 23)) - 1.0f;
+    double whole = (double)(e - down);
+#endif
+    return fma(tl_log_rest((double)f), TL_LOG2E_64, whole);
 }
 
-/* log2 |x|, x finite and not 0. Exponent and f come from float32, which has them exactly. */
+/* log2 |x|, x finite and not 0. */
 TL_HD double tl_log2_finite(float x)
 {
     float a = fabsf(x);
     int32_t tiny = a < 0x1p-126f;
-    uint32_t u = tl_bits(tiny ? a * 0x1p32f : a);
-    int32_t e = (int32_t)(u - 0x3f3504f4u) >> 23;
-    float f = tl_from_bits(u - ((uint32_t)e << 23)) - 1.0f;
-    return fma(tl_log_rest((double)f), TL_LOG2E_64, tl_double_of(e - (tiny ? 32 : 0)));
+    return tl_log2_normal(tiny ? a * 0x1p32f : a, tiny ? 32 : 0);
 }
 
 /* log2 |x|: -inf at 0, inf at inf. */
@@ -200,23 +204,23 @@ TL_HD double tl_log2_64(float x)
 TL_HD double tl_exp2_held(double t)
 {
 #ifdef __CUDA_ARCH__
-    const uint32_t high = (uint32_t)__double2hiint(t);
-    const uint32_t held = min(high & 0x7fffffffu, 0x408f4000u) | (high & 0x80000000u);
-    return tl_exp2_64(__hiloint2double((int)held, __double2loint(t)));
+    /* negative words are the largest ones without a sign, and the smallest with it */
+    const int32_t held = min((int32_t)min((uint32_t)__double2hiint(t), 0xc08f4000u), 0x408f4000);
+    return tl_exp2_64(__hiloint2double(held, __double2loint(t)));
 #else
     return tl_exp2_64(tl_hold(t, -1000.0, 1000.0));
 #endif
 }
 
-/* x^y by 2^(y log2 |x|), x finite and not 0, y finite: with the sign of x where y is odd, NaN for x < 0 and no integer y. What y
- * alone decides are numbers, not branches: loops over x with one y stay vectors. */
+/* x^y by 2^(y log2 |x|), 2^-126 <= |x| < inf and |y| < 2^22: with the sign of x where y is odd, NaN for x < 0 and no integer y. The
+ * rounder leaves whether y is odd in its last bit. What y alone decides are numbers, not branches: loops over x with one y stay
+ * vectors. */
 TL_HD float tl_pow(float x, float y)
 {
-    float p = (float)tl_exp2_held((double)y * tl_log2_finite(x));
-    int32_t integral = tl_integral_float(y);
-    uint32_t sign = (uint32_t)(integral & !tl_integral_float(0.5f * y)) << 31;
-    float least = integral ? -TL_INF : 0.0f;
-    p = tl_from_bits(tl_bits(p) | (tl_bits(x) & sign));
+    float p = (float)tl_exp2_held((double)y * tl_log2_normal(fabsf(x), 0));
+    float t = y + TL_ROUNDER;
+    float least = t - TL_ROUNDER == y ? -TL_INF : 0.0f;
+    p = tl_from_bits(tl_bits(p) | (tl_bits(t) << 31 & tl_bits(x)));
     return x < least ? TL_NAN : p;
 }
 
@@ -224,17 +228,18 @@ TL_HD float tl_pow(float x, float y)
 TL_HD int32_t tl_is_special_power(float x, float y)
 {
     float a = fabsf(x);
-    return !((a > 0.0f) & (a < TL_INF) & (fabsf(y) < TL_INF));
+    return !((a >= 0x1p-126f) & (a < TL_INF) & (fabsf(y) < 0x1p22f));
 }
 
-/* x^y from p = tl_pow(x, y), with the special values of C99, F.9.4.4. */
-TL_HD float tl_special_power(float x, float y, float p)
+/* x^y for all numbers, with the special values of C99, F.9.4.4. */
+TL_RARELY_HD float tl_special_power(float x, float y)
 {
     float a = fabsf(x);
     float limit = (a == TL_INF) == (y > 0.0f) ? TL_INF : 0.0f;
-    p = (a == 0.0f) | (a == TL_INF) ? limit : p;
-    p = tl_integral_float(y) & !tl_integral_float(0.5f * y) ? copysignf(p, x) : p;
-    p = (x != x) | (y != y) ? TL_NAN : p;
+    float p = (a == 0.0f) | (a == TL_INF) ? limit : (float)tl_exp2_held((double)y * tl_log2_finite(x));
+    int32_t integral = tl_integral((double)y);
+    p = integral & !tl_integral(0.5 * (double)y) ? copysignf(p, x) : p;
+    p = (x != x) | (y != y) | ((x < 0.0f) & (x > -TL_INF) & !integral) ? TL_NAN : p;
     return (y == 0.0f) | (x == 1.0f) | ((x == -1.0f) & (fabsf(y) == TL_INF)) ? 1.0f : p;
 }
 

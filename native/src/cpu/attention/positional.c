@@ -1,6 +1,10 @@
 /* Position encodings on the CPU. A task is a run of positions and a run of the batch: it makes the cosines and sines of
  * its positions once and uses them for every member of the batch; a worker that has them from its last task makes none. Each element
- * is a function of its own inputs alone, so how tasks are cut does not show in the result. */
+ * is a function of its own inputs alone, so how tasks are cut does not show in the result.
+ *
+ * What sinusoidal adds is the same in every call of a model, and making it takes several times as long as adding it: of a size that
+ * caches hold (up to 16 MiB), it is made for all positions, and the context keeps it for the next call. */
+#include "core/kept.h"
 #include "core/threads.h"
 #include "formula/integer.h"
 #include "formula/rotary.h"
@@ -89,11 +93,12 @@ static void fill_rows(const position_args *a, float *rows, int64_t p0, int64_t p
         turn_pairs(a, a->start + p0 + at / a->pairs, at % a->pairs, n, c, s);
         for (int64_t k = 0; k < n;) {
             const int64_t end = tl_imin(n, k + run - (at + k) % run);
-            for (; k < end; k++, to += 2) {
+            const int64_t alone = a->d % 2 && (at + end) % run == 0;
+            for (; k < end - alone; k++, to += 2) {
                 to[0] = s[k];
                 to[1] = c[k];
             }
-            if (a->d % 2 && (at + k) % run == 0) to--;
+            if (alone) *to++ = s[k++];
         }
     }
 }
@@ -117,6 +122,11 @@ static void fill_short_rows(const position_args *a, float *rows, int64_t p0, int
         }
 }
 
+static void make_rows(const position_args *a, float *rows, int64_t p0, int64_t p1)
+{
+    (a->pairs < ANGLES / 4 ? fill_short_rows : fill_rows)(a, rows, p0, p1);
+}
+
 static void add_rows(const float *restrict x, const float *restrict rows, int64_t n, float *restrict out)
 {
     for (int64_t i = 0; i < n; i++)
@@ -129,8 +139,7 @@ static void run_task(const position_args *a, int64_t task, int32_t worker, int r
     const int64_t p0 = run * a->positions, p1 = tl_imin(p0 + a->positions, a->n);
     const int64_t b0 = task % parts * a->members, b1 = tl_imin(b0 + a->members, a->batch);
     float *table = a->table + worker * 2 * a->positions * a->pairs;
-    if (a->held[worker] != run)
-        (rotate ? fill_table : a->pairs < ANGLES / 4 ? fill_short_rows : fill_rows)(a, table, p0, p1);
+    if (a->held[worker] != run) (rotate ? fill_table : make_rows)(a, table, p0, p1);
     a->held[worker] = run;
     for (int64_t b = b0; b < b1; b++) {
         const int64_t first = (b * a->n + p0) * a->d;
@@ -169,10 +178,16 @@ static const uint64_t *find_rates(float base, int64_t d, int64_t pairs, uint64_t
     return rate;
 }
 
-static int32_t encode(tl_context *ctx, position_args *a, float base, tl_task_fn fn)
+/* Pairs of a position, and positions of a run. */
+static void cut_runs(position_args *a)
 {
     a->pairs = (a->d + 1) / 2;
     a->positions = a->d < RUN ? tl_imin(RUN / a->d, a->n) : 1;
+}
+
+static int32_t encode(tl_context *ctx, position_args *a, float base, tl_task_fn fn)
+{
+    cut_runs(a);
     const int64_t runs = tl_ceil_div(a->n, a->positions), task = runs < MANY_RUNS ? TASK : LONG_TASK;
     a->members = tl_imin(tl_ceil_div(task, a->positions * a->d), a->batch);
     const int64_t tasks = runs * tl_ceil_div(a->batch, a->members), workers = tasks == 1 ? 1 : tl_workers();
@@ -209,11 +224,80 @@ int32_t tl_cpu_rotary_bwd(tl_context *ctx, const float *g, int64_t batch, int64_
     return encode(ctx, &a, base, rotate_task);
 }
 
+/* ---- an encoding that is kept -------------------------------------------------------------------------------------- */
+
+typedef struct sum_args {
+    const float *x, *code;
+    float *out;
+    int64_t period, n, span; /* elements of the code, of x, and of a task */
+} sum_args;
+
+static void sum_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+{
+    const sum_args *a = arg;
+    const int64_t end = tl_imin((task + 1) * a->span, a->n);
+    for (int64_t i = task * a->span, piece; i < end; i += piece) {
+        const int64_t at = i % a->period;
+        piece = tl_imin(a->period - at, end - i);
+        add_rows(a->x + i, a->code + at, piece, a->out + i);
+    }
+}
+
+/* A task is a run of positions. */
+static void code_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+{
+    const position_args *a = arg;
+    const int64_t p0 = task * a->positions;
+    make_rows(a, a->table + p0 * a->d, p0, tl_imin(p0 + a->positions, a->n));
+}
+
+/* Makes the encoding of all positions in a->table, and repeats it up to `period` elements. */
+static int32_t make_code(tl_context *ctx, position_args *a, float base, int64_t period)
+{
+    void *room = NULL;
+    cut_runs(a);
+    if (a->pairs > KEPT_RATES) {
+        const int32_t status = tl_pool_alloc(ctx, (size_t)a->pairs * sizeof(uint64_t), &room);
+        if (status) return status;
+    }
+    a->rate = find_rates(base, a->d, a->pairs, room);
+    tl_parallel(tl_ceil_div(a->n, a->positions), code_task, a);
+    for (int64_t i = a->n * a->d; i < period; i++)
+        a->table[i] = a->table[i - a->n * a->d];
+    tl_pool_free(ctx, room);
+    return TORCHLEAN_OK;
+}
+
+/* Adds the encoding that is kept, or made now. One of less than a run is repeated, so that a sum has few pieces. */
+static int32_t add_kept(tl_context *ctx, position_args *a, float base)
+{
+    const int64_t size = a->n * a->d, n = a->batch * size;
+    const int64_t period = size * tl_imin(tl_imax(RUN / size, 1), a->batch);
+    tl_content content = {{0, (uint64_t)a->start, (uint64_t)a->n << 32 | (uint64_t)a->d, (uint64_t)period}};
+    memcpy(content.word, &base, sizeof base);
+    void *code = tl_pool_kept(ctx, (size_t)period * sizeof(float), content);
+    int32_t status = TORCHLEAN_OK;
+    if (!code) {
+        status = tl_pool_alloc(ctx, (size_t)period * sizeof(float), &code);
+        if (status) return status;
+        a->table = code;
+        status = make_code(ctx, a, base, period);
+    }
+    const int64_t tasks = n <= TASK ? 1 : tl_imax(tl_ceil_div(n, TASK), MANY_RUNS);
+    sum_args sum = {a->x, code, a->out, period, n, tl_ceil_div(n, tasks)};
+    if (!status) tl_parallel(tasks, sum_task, &sum);
+    if (status || tl_interrupted()) /* it may be made in part */
+        tl_pool_free(ctx, code);
+    else
+        tl_pool_keep(ctx, code, content);
+    return status;
+}
+
 int32_t tl_cpu_sinusoidal(tl_context *ctx, const float *x, int64_t batch, int64_t n, int64_t d, float base,
                           int64_t start, float *out)
 {
     position_args a = {.x = x, .out = out, .batch = batch, .n = n, .d = d, .start = start};
-    return encode(ctx, &a, base, add_task);
+    return n * d <= 4 * LONG_TASK ? add_kept(ctx, &a, base) : encode(ctx, &a, base, add_task);
 }
 
 int32_t tl_cpu_sinusoidal_bwd(TL_UNUSED tl_context *ctx, const float *g, int64_t batch, int64_t n, int64_t d,

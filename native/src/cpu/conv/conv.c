@@ -82,11 +82,11 @@ static int32_t product(tl_context *ctx, const tl_conv_shape *s, int spreads, int
     return status;
 }
 
-static int by_groups(tl_context *ctx, const tl_conv_shape *s, int64_t batch, int64_t groups, int64_t channels,
-                     int64_t rows)
+static int by_groups(tl_context *ctx, const tl_conv_shape *s, int spreads, int64_t batch, int64_t groups,
+                     int64_t channels, int64_t rows)
 {
     return !tl_is_reproducible(ctx) && are_few(groups, channels, rows) &&
-           tl_conv_lanes_are_groups(s, batch, groups, channels, rows);
+           tl_conv_lanes_are_groups(s, spreads, batch, groups, channels, rows);
 }
 
 /* small (batch, groups, rows, *out) from large (batch, groups, channels, *in), w (groups, rows, channels, *kernel). */
@@ -98,7 +98,7 @@ static int32_t correlate(tl_context *ctx, const tl_conv_shape *s, int64_t batch,
         fill_bias(small, batch, groups * rows, s->out_size, bias);
         return TORCHLEAN_OK;
     }
-    if (by_groups(ctx, s, batch, groups, channels, rows))
+    if (by_groups(ctx, s, 0, batch, groups, channels, rows))
         return tl_conv_groups_product(ctx, s, 0, batch, groups, channels, rows, large, w, channels * s->taps, s->taps,
                                       bias, small);
     return product(ctx, s, 0, batch, groups, channels, rows, large, w, channels * s->taps, s->taps, bias, small);
@@ -110,7 +110,7 @@ static int32_t spread(tl_context *ctx, const tl_conv_shape *s, int64_t batch, in
                       int64_t rows, const float *small, const float *w, const float *bias, float *large)
 {
     if (batch == 0 || rows == 0) return TORCHLEAN_OK;
-    if (channels > 0 && by_groups(ctx, s, batch, groups, channels, rows))
+    if (channels > 0 && by_groups(ctx, s, 1, batch, groups, channels, rows))
         return tl_conv_groups_product(ctx, s, 1, batch, groups, channels, rows, small, w, s->taps, rows * s->taps, bias,
                                       large);
     if (channels == 0 || tl_conv_has_gaps(s)) fill_bias(large, batch, groups * rows, s->in_size, bias);

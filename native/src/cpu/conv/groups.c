@@ -18,6 +18,7 @@
 enum {
     VECTORS = 4,
     CELLS = 4096,         /* of a group's planes, in and out, at most; beyond, lines are long */
+    SPREAD_CELLS = 8192,  /* of a strided spread, whose lines are cut into phases: a vector of them stays in L2 */
     PRODUCTS = 2048,      /* of channels and positions of a group at most; beyond, weights are used often enough */
     FEWEST = 64,          /* planes that pay for the lists */
     LISTED = 1 << 17,     /* terms of an image at most */
@@ -164,31 +165,50 @@ static void turn_weights(const job_t *job)
     }
 }
 
+/* A tap of a gather: what it adds to the first cell that a position reads, and its weight. */
+typedef struct {
+    int64_t cell, weight, apart[TL_CONV_RANK];
+} reach;
+
+static void find_reaches(const conv_view *v, reach *reaches)
+{
+    const tl_conv_gather *g = &v->gather;
+    int64_t tap[TL_CONV_RANK] = {0};
+    for (int64_t t = 0; t < g->taps_size; t++) {
+        reach r = {0};
+        for (int32_t d = 0; d < g->rank; d++) {
+            r.apart[d] = tap[d] * g->tap_step[d];
+            r.cell += r.apart[d] * v->source_stride[d];
+            r.weight = r.weight * g->kernel[d] + tap[d] * g->kernel_step[d] + g->kernel_base[d];
+        }
+        reaches[t] = r;
+        for (int32_t d = g->rank - 1; d >= 0 && ++tap[d] == g->taps[d]; d--)
+            tap[d] = 0;
+    }
+}
+
 /* Lists the terms of the elements that one gather makes; `zero`: the cell of those outside the source, negative where
  * they are left out. Returns where the list ends. */
-static int32_t list_terms(const conv_view *v, int64_t channel_stride, int32_t zero, span *spans, term *terms,
-                          int32_t end)
+static int32_t list_terms(const conv_view *v, const reach *reaches, int64_t channel_stride, int32_t zero, span *spans,
+                          term *terms, int32_t end)
 {
     const tl_conv_gather *g = &v->gather;
     int64_t at[TL_CONV_RANK] = {0};
     for (int64_t j = 0; j < g->positions; j++) {
-        int64_t tap[TL_CONV_RANK] = {0}, to = 0;
-        for (int32_t d = 0; d < g->rank; d++)
+        int64_t from[TL_CONV_RANK], cell = 0, to = 0;
+        for (int32_t d = 0; d < g->rank; d++) {
             to += (at[d] * g->to_step[d] + g->to_base[d]) * v->target_stride[d];
+            from[d] = at[d] * g->step[d] + g->base[d];
+            cell += from[d] * v->source_stride[d];
+        }
         const int32_t first = end;
         for (int64_t t = 0; t < g->taps_size; t++) {
-            int64_t cell = 0, weight = 0;
+            const reach *r = &reaches[t];
             int outside = 0;
-            for (int32_t d = 0; d < g->rank; d++) {
-                const int64_t c = at[d] * g->step[d] + g->base[d] + tap[d] * g->tap_step[d];
-                outside |= c < 0 || c >= g->source[d];
-                cell += c * v->source_stride[d];
-                weight = weight * g->kernel[d] + tap[d] * g->kernel_step[d] + g->kernel_base[d];
-            }
-            if (!outside || zero >= 0)
-                terms[end++] = (term){outside ? zero : (int32_t)cell * LANES, (int32_t)weight * LANES};
-            for (int32_t d = g->rank - 1; d >= 0 && ++tap[d] == g->taps[d]; d--)
-                tap[d] = 0;
+            for (int32_t d = 0; d < g->rank; d++)
+                outside |= (uint64_t)(from[d] + r->apart[d]) >= (uint64_t)g->source[d];
+            if (outside && zero < 0) continue;
+            terms[end++] = (term){outside ? zero : (int32_t)(cell + r->cell) * LANES, (int32_t)r->weight * LANES};
         }
         const int32_t count = end - first;
         for (int64_t c = 1; c < v->channels; c++)
@@ -203,10 +223,12 @@ static int32_t list_terms(const conv_view *v, int64_t channel_stride, int32_t ze
     return end;
 }
 
-int tl_conv_lanes_are_groups(const tl_conv_shape *s, int64_t batch, int64_t groups, int64_t channels, int64_t rows)
+int tl_conv_lanes_are_groups(const tl_conv_shape *s, int spread, int64_t batch, int64_t groups, int64_t channels,
+                             int64_t rows)
 {
     const int64_t most = tl_imax(s->in_size, s->out_size), products = channels * rows;
-    return (channels + rows) * most <= CELLS && (products == 1 || products * most <= PRODUCTS) &&
+    const int64_t cells = spread && tl_conv_phases(s) > 1 ? SPREAD_CELLS : CELLS;
+    return (channels + rows) * most <= cells && (products == 1 || products * most <= PRODUCTS) &&
            batch * groups >= FEWEST && most * s->taps * channels <= LISTED;
 }
 
@@ -238,7 +260,7 @@ int32_t tl_conv_groups_product(tl_context *ctx, const tl_conv_shape *s, int spre
     const int64_t scratch = tl_workers() * job.vectors * (job.cells_apart + job.sums_apart);
     void *memory;
     const size_t bytes = sizeof(float) * (size_t)(packed + scratch) + sizeof(term) * (size_t)terms +
-                         sizeof(span) * (size_t)target_size;
+                         sizeof(span) * (size_t)target_size + sizeof(reach) * (size_t)s->taps;
     const int32_t status = tl_pool_alloc(ctx, bytes, &memory);
     if (status) return status;
     job.weights = memory;
@@ -246,6 +268,7 @@ int32_t tl_conv_groups_product(tl_context *ctx, const tl_conv_shape *s, int spre
     job.scratch = job.biases + job.chunks * rows * LANES;
     term *list = (term *)(job.scratch + scratch);
     span *spans = (span *)(list + terms);
+    reach *reaches = (reach *)(spans + target_size);
     int32_t odd = 0, end = 0;
     for (int64_t i = 0; i < groups * weights; i++)
         odd |= !(fabsf(w[i]) < TL_INF);
@@ -254,7 +277,9 @@ int32_t tl_conv_groups_product(tl_context *ctx, const tl_conv_shape *s, int spre
     for (int64_t phase = 0; phase < phases; phase++) {
         const tl_conv_gather gather = spread ? tl_conv_spread(s, phase) : tl_conv_correlate(s);
         const conv_view v = tl_conv_view(&gather, batch, groups, channels, rows, source);
-        end = list_terms(&v, channel_stride, odd ? (int32_t)(whole(job.source_cells) * LANES) : -1, spans, list, end);
+        find_reaches(&v, reaches);
+        end = list_terms(&v, reaches, channel_stride, odd ? (int32_t)(whole(job.source_cells) * LANES) : -1, spans,
+                         list, end);
     }
     job.spans = spans, job.terms = list;
     turn_weights(&job);

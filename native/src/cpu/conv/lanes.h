@@ -1,5 +1,5 @@
 /* Vectors of both precisions for convolutions: loads, stores, the fused multiply-add with a broadcast factor, and lanes that
- * are read and written in part. Both widths of a variant take the same registers. The product of two float32 is exact in
+ * are read in part. Both widths of a variant take the same registers. The product of two float32 is exact in
  * float64, so that a multiplication and an addition are a fused multiply-add where there is no instruction for it. */
 #pragma once
 
@@ -7,6 +7,7 @@
 
 #include "cpu/linalg/gemm.h"
 #include "cpu/vector64.h"
+#include "cpu/vector_part.h"
 #include "formula/integer.h"
 
 #define INLINE TL_INLINE
@@ -27,7 +28,7 @@ INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return tl_vec64_fma(x, 
 INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return x * y + z; }
 #endif
 
-/* lanes_between: the lanes a <= l < b; read_lanes: those lanes of p, 0 elsewhere; write_lanes: those lanes, to p; fma_lanes: x·y + z
+/* lanes_between: the lanes a <= l < b; read_lanes: those lanes of p, 0 elsewhere; fma_lanes: x·y + z
  * in those lanes, z elsewhere; even_lanes: lanes 0, 2, 4 and so on of x and then y. */
 #if defined(__AVX512F__)
 INLINE void store_widened(double *p, vec_f32 v)
@@ -45,7 +46,6 @@ INLINE vec_f32 narrow_f64(const double *p, const double *add)
 typedef __mmask16 lane_mask;
 INLINE lane_mask lanes_between(int64_t a, int64_t b) { return (lane_mask)((1u << b) - (1u << a)); }
 INLINE tl_vec read_lanes(const float *p, lane_mask m) { return _mm512_maskz_loadu_ps(m, p); }
-INLINE void write_lanes(float *p, tl_vec v, lane_mask m) { _mm512_mask_storeu_ps(p, m, v); }
 INLINE tl_vec join_lanes(tl_vec x, tl_vec y) { return _mm512_or_ps(x, y); }
 INLINE tl_vec fma_lanes(tl_vec x, tl_vec y, tl_vec z, lane_mask m) { return _mm512_mask3_fmadd_ps(x, y, z, m); }
 INLINE tl_vec fma_each(tl_vec x, tl_vec y, tl_vec z) { return _mm512_fmadd_ps(x, y, z); }
@@ -63,7 +63,6 @@ INLINE lane_mask lanes_between(int64_t a, int64_t b)
                                _mm256_cmpgt_epi32(_mm256_set1_epi32((int)b), lane));
 }
 INLINE tl_vec read_lanes(const float *p, lane_mask m) { return _mm256_maskload_ps(p, m); }
-INLINE void write_lanes(float *p, tl_vec v, lane_mask m) { _mm256_maskstore_ps(p, m, v); }
 INLINE tl_vec join_lanes(tl_vec x, tl_vec y) { return _mm256_or_ps(x, y); }
 INLINE tl_vec fma_lanes(tl_vec x, tl_vec y, tl_vec z, lane_mask m)
 {
@@ -109,11 +108,6 @@ INLINE tl_vec read_lanes(const float *p, lane_mask m)
     for (int64_t l = m.a; l < m.b; l++)
         v[l] = p[l];
     return v;
-}
-INLINE void write_lanes(float *p, tl_vec v, lane_mask m)
-{
-    for (int64_t l = m.a; l < m.b; l++)
-        p[l] = v[l];
 }
 INLINE tl_vec join_lanes(tl_vec x, tl_vec y)
 {

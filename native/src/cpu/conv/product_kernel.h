@@ -192,7 +192,7 @@ static void FN(finish_rows)(const FN(job) * job, const FN(tile) * t, REAL *sums,
         const float *from = turned + l * h;
         if (step == 1)
             for (int64_t r = 0; r < h; r += LANES)
-                write_lanes(to + r, tl_vec_load(from + r), lanes_between(0, tl_imin(h - r, LANES)));
+                tl_store_first(to + r, tl_vec_load(from + r), tl_imin(h - r, LANES));
         else
             for (int64_t r = 0; r < h; r++)
                 to[r * step] = from[r];
@@ -216,7 +216,7 @@ static void FN(finish_positions)(const FN(job) * job, const FN(tile) * t, const 
             const REAL bias = job->bias ? job->bias[t->group * v->rows + row + r] : 0, *add = job->bias ? &bias : NULL;
             if (step == 1) {
                 for (int64_t i = 0; i < n; i += LANES)
-                    write_lanes(to + i, FN(narrow)(from + i, add), lanes_between(0, tl_imin(n - i, LANES)));
+                    tl_store_first(to + i, FN(narrow)(from + i, add), tl_imin(n - i, LANES));
             } else {
                 for (int64_t i = 0; i < n; i++)
                     to[i * step] = (float)(add ? from[i] + bias : from[i]);

@@ -30,13 +30,15 @@
 #include "core/threads.h"
 #include "cpu/linalg/gemm.h"
 #include "cpu/vector64.h"
+#include "cpu/vector_part.h"
 #include "formula/integer.h"
 
 /* A block of A takes 256 KiB, in double 512: it shares L2 with the strip of B and often a second hardware thread. */
 #define TILE_ROWS 256
 #define TILE_COLUMNS 512
 #define TILE_COLUMNS_ONE_ROW 4096
-/* A product no larger than this, of a long inner dimension, is cut along it. */
+/* A product no larger than a square of this, of a long inner dimension, is cut along it; neither side is four times longer, as there
+ * would be tiles enough. */
 #define TILE_SMALL 128
 /* With fewer tasks than this, tiles are halved, down to TASK_COST multiply-adds (about 15 microseconds of one core). */
 #define MANY_TASKS 8
@@ -56,11 +58,12 @@
 #define EACH_HEIGHT(F) F(1) F(2) F(3) F(4)
 #endif
 
-/* The vectors are those of cpu/vector.h and cpu/vector64.h. */
+/* The vectors are those of cpu/vector.h, cpu/vector_part.h and cpu/vector64.h. */
 typedef tl_vec vec_f32;
 typedef tl_vec64 vec_f64;
 #define load_f32 tl_vec_load
 #define store_f32 tl_vec_store
+#define store_n_f32 tl_store_first
 #define fma_f32 tl_vec_fma
 #define load_f64 tl_vec64_load
 #define store_f64 tl_vec64_store
@@ -77,7 +80,6 @@ typedef tl_vec64 vec_f64;
 
 INLINE vec_f32 load_n_f32(const float *p, int64_t n) { return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
 INLINE vec_f64 load_n_f64(const double *p, int64_t n) { return _mm512_maskz_loadu_pd((__mmask8)((1u << n) - 1), p); }
-INLINE void store_n_f32(float *p, vec_f32 v, int64_t n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), v); }
 INLINE void store_n_f64(double *p, vec_f64 v, int64_t n) { _mm512_mask_storeu_pd(p, (__mmask8)((1u << n) - 1), v); }
 INLINE vec_f32 fma_each_f32(vec_f32 x, vec_f32 y, vec_f32 z) { return _mm512_fmadd_ps(x, y, z); }
 INLINE vec_f64 fma_each_f64(vec_f64 x, vec_f64 y, vec_f64 z) { return _mm512_fmadd_pd(x, y, z); }
@@ -146,8 +148,20 @@ static const int32_t lanes_on[16] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0,
 
 INLINE vec_f32 load_n_f32(const float *p, int64_t n) { return _mm256_maskload_ps(p, FIRST_F32(n)); }
 INLINE vec_f64 load_n_f64(const double *p, int64_t n) { return _mm256_maskload_pd(p, FIRST_F64(n)); }
-INLINE void store_n_f32(float *p, vec_f32 v, int64_t n) { _mm256_maskstore_ps(p, FIRST_F32(n), v); }
-INLINE void store_n_f64(double *p, vec_f64 v, int64_t n) { _mm256_maskstore_pd(p, FIRST_F64(n), v); }
+INLINE void store_n_f64(double *p, vec_f64 v, int64_t n)
+{
+    if (n == LANES_F64) {
+        _mm256_storeu_pd(p, v);
+        return;
+    }
+    __m128d part = _mm256_castpd256_pd128(v);
+    if (n & 2) {
+        _mm_storeu_pd(p, part);
+        part = _mm256_extractf128_pd(v, 1);
+        p += 2;
+    }
+    if (n & 1) _mm_store_sd(p, part);
+}
 INLINE vec_f32 fma_each_f32(vec_f32 x, vec_f32 y, vec_f32 z) { return _mm256_fmadd_ps(x, y, z); }
 INLINE vec_f64 fma_each_f64(vec_f64 x, vec_f64 y, vec_f64 z) { return _mm256_fmadd_pd(x, y, z); }
 
@@ -155,9 +169,12 @@ INLINE void transpose_f32(const float *src, const int64_t *off, int64_t n, vec_f
 {
     __m256 t[4];
     const __m128i mask = _mm256_castsi256_si128(FIRST_F32(n));
+#pragma GCC unroll 4
     for (int r = 0; r < 4; r++) {
-        t[r] = _mm256_castps128_ps256(_mm_maskload_ps(src + off[r], mask));
-        t[r] = _mm256_insertf128_ps(t[r], _mm_maskload_ps(src + off[r + 4], mask), 1);
+        const float *const low = src + off[r], *const high = src + off[r + 4];
+        const int whole = n == TK_F32; /* known where the call is, as the others are rare */
+        t[r] = _mm256_castps128_ps256(whole ? _mm_loadu_ps(low) : _mm_maskload_ps(low, mask));
+        t[r] = _mm256_insertf128_ps(t[r], whole ? _mm_loadu_ps(high) : _mm_maskload_ps(high, mask), 1);
     }
     __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(t[0], t[1])), b = _mm256_castps_pd(_mm256_unpackhi_ps(t[0], t[1]));
     __m256d c = _mm256_castps_pd(_mm256_unpacklo_ps(t[2], t[3])), d = _mm256_castps_pd(_mm256_unpackhi_ps(t[2], t[3]));
@@ -196,7 +213,6 @@ INLINE vec_f64 load_n_f64(const double *p, int64_t n)
     memcpy(&v, p, (size_t)n * 8);
     return v;
 }
-INLINE void store_n_f32(float *p, vec_f32 v, int64_t n) { memcpy(p, &v, (size_t)n * 4); }
 INLINE void store_n_f64(double *p, vec_f64 v, int64_t n) { memcpy(p, &v, (size_t)n * 8); }
 
 #define FMA_EACH(REAL, FN)                                                                                             \

@@ -136,38 +136,44 @@ static void FN(store_tile)(const REAL *tile, int64_t rows, int64_t columns, REAL
         }
 }
 
-/* One row of A times contiguous rows of B: eight rows of B at a time pass over sums kept in L1. */
+/* sums[j] += x[r]·row r of B, one after the other, for R rows. */
+INLINE void FN(add_rows)(const int R, const FN(job) * job, const REAL *x, const REAL *row, int64_t span, REAL *sums)
+{
+    int64_t j = 0;
+    for (; j + LANES <= span; j += LANES) {
+        VEC s = FN(load)(sums + j);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+            s = FN(fma)(x[r * job->csa], FN(load)(row + r * job->rsb + j), s);
+        FN(store)(sums + j, s);
+    }
+    if (j == span) return;
+    VEC s = FN(load)(sums + j);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+        s = FN(fma)(x[r * job->csa], FN(load_n)(row + r * job->rsb + j, span - j), s);
+    FN(store)(sums + j, s);
+}
+
+/* One row of A times contiguous rows of B: eight rows of B at a time pass over sums kept in L1, then four or one. */
 static void FN(row_times_matrix)(const FN(job) * job, const REAL *a, const REAL *b, REAL *c, int64_t columns)
 {
     enum { SPAN = 8192 / sizeof(REAL) };
     _Alignas(64) REAL sums[SPAN + LANES];
     for (int64_t j0 = 0; j0 < columns; j0 += SPAN) {
-        int64_t span = tl_imin(columns - j0, SPAN), whole = span - span % LANES;
+        int64_t span = tl_imin(columns - j0, SPAN);
         for (int64_t k0 = 0; k0 < job->n && !(k0 && tl_interrupted()); k0 += KC) {
             int64_t kc = tl_imin(job->n - k0, KC);
-            memset(sums, 0, sizeof(REAL) * (size_t)span);
-            for (int64_t k = 0; k < kc;) {
+            memset(sums, 0, sizeof(REAL) * (size_t)(span + LANES));
+            for (int64_t k = 0, rows; k < kc; k += rows) {
                 const REAL *row = b + (k0 + k) * job->rsb + j0, *x = a + (k0 + k) * job->csa;
-                int64_t rows = kc - k >= 8 ? 8 : 1;
-                if (rows == 8) {
-                    for (int64_t j = 0; j < whole; j += LANES) {
-                        VEC s = FN(load)(sums + j);
-#pragma GCC unroll 8
-                        for (int r = 0; r < 8; r++)
-                            s = FN(fma)(x[r * job->csa], FN(load)(row + r * job->rsb + j), s);
-                        FN(store)(sums + j, s);
-                    }
-                } else {
-                    for (int64_t j = 0; j < whole; j += LANES)
-                        FN(store)(sums + j, FN(fma)(*x, FN(load)(row + j), FN(load)(sums + j)));
-                }
-                if (whole < span) {
-                    VEC s = FN(load)(sums + whole);
-                    for (int64_t r = 0; r < rows; r++)
-                        s = FN(fma)(x[r * job->csa], FN(load_n)(row + r * job->rsb + whole, span - whole), s);
-                    FN(store_n)(sums + whole, s, span - whole);
-                }
-                k += rows;
+                rows = kc - k >= 8 ? 8 : kc - k >= 4 ? 4 : 1;
+                if (rows == 8)
+                    FN(add_rows)(8, job, x, row, span, sums);
+                else if (rows == 4)
+                    FN(add_rows)(4, job, x, row, span, sums);
+                else
+                    FN(add_rows)(1, job, x, row, span, sums);
             }
             for (int64_t j = 0; j < span; j++)
                 c[j0 + j] = k0 > 0 ? c[j0 + j] + sums[j] : sums[j];
@@ -271,19 +277,47 @@ INLINE void FN(pack_share)(const FN(job) * job, REAL *strip, const REAL *from, i
     }
 }
 
-/* A panel of h rows times w columns of B, whose rows have whole vectors, ldb apart. */
+static void FN(add_bias)(const FN(job) * job, REAL *c, const REAL *bias, int64_t rows, int64_t columns)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        REAL *restrict row = c + i * job->rsc;
+        const REAL *restrict add = bias + i * job->bias_rows;
+        if (job->csc == 1 && job->bias_columns == 1)
+            for (int64_t j = 0; j < columns; j++)
+                row[j] += add[j];
+        else if (job->csc == 1 && job->bias_columns == 0)
+            for (int64_t j = 0; j < columns; j++)
+                row[j] += *add;
+        else
+            for (int64_t j = 0; j < columns; j++)
+                row[j * job->csc] += add[j * job->bias_columns];
+    }
+}
+
+/* A panel of h rows times w columns of B, whose rows have whole vectors, ldb apart. `bias`, that of the first row and column, is added
+ * to sums that are complete, or is NULL. */
 INLINE void FN(multiply_panel)(const FN(job) * job, int64_t kc, const REAL *panel, const REAL *b, int64_t ldb, REAL *c,
-                               int64_t h, int64_t w, int add)
+                               int64_t h, int64_t w, int add, const REAL *bias)
 {
     int64_t vectors = w > LANES ? 2 : 1;
     FN(kernel_fn) kernel = FN(kernels)[h][vectors - 1];
     if (job->csc == 1 && w == vectors * LANES) {
         kernel(kc, panel, b, ldb, c, job->rsc, add);
-        return;
+        if (!bias) return;
+        if (job->bias_columns == 1) {
+            const VEC b0 = FN(load)(bias), b1 = FN(load)(bias + w - LANES);
+            for (int64_t r = 0; r < h; r++, c += job->rsc) {
+                FN(store)(c, FN(add)(FN(load)(c), b0));
+                if (vectors == 2) FN(store)(c + LANES, FN(add)(FN(load)(c + LANES), b1));
+            }
+            return;
+        }
+    } else {
+        _Alignas(64) REAL edge[MR * NR];
+        kernel(kc, panel, b, ldb, edge, NR, 0);
+        FN(store_tile)(edge, h, w, c, job->rsc, job->csc, add);
     }
-    _Alignas(64) REAL edge[MR * NR];
-    kernel(kc, panel, b, ldb, edge, NR, 0);
-    FN(store_tile)(edge, h, w, c, job->rsc, job->csc, add);
+    if (bias) FN(add_bias)(job, c, bias, h, w);
 }
 
 /* An inner dimension of 1: rows of C from end to end. */
@@ -299,9 +333,9 @@ static void FN(outer_product)(const FN(job) * job, const REAL *a, const REAL *re
 }
 
 /* A block of a tile whose columns of B are read in place: panel by panel, so that rows of C are written from end to
- * end. The last columns that are no whole vectors are packed. */
+ * end. The last columns that are no whole vectors are packed. `bias` is that of the tile if the block is the last. */
 static void FN(multiply_direct)(const FN(job) * job, const REAL *b, REAL *c, int64_t rows, int64_t columns, int64_t kc,
-                                const REAL *panel, REAL *strip, int add)
+                                const REAL *panel, REAL *strip, int add, const REAL *bias)
 {
     int64_t panels = tl_ceil_div(rows, MR), height = rows / panels, taller = rows % panels;
     int64_t rest = columns % NR == LANES ? 0 : columns % NR, last = columns - rest;
@@ -310,21 +344,25 @@ static void FN(multiply_direct)(const FN(job) * job, const REAL *b, REAL *c, int
         int64_t h = height + (q < taller);
         REAL *to = c + i * job->rsc;
         for (int64_t j = 0; j < last; j += NR)
-            FN(multiply_panel)(job, kc, panel, b + j, job->rsb, to + j * job->csc, h, tl_imin(last - j, NR), add);
+            FN(multiply_panel)(job, kc, panel, b + j, job->rsb, to + j * job->csc, h, tl_imin(last - j, NR), add,
+                               bias ? bias + i * job->bias_rows + j * job->bias_columns : NULL);
         if (rest)
-            FN(multiply_panel)(job, kc, panel, strip, rest > LANES ? NR : LANES, to + last * job->csc, h, rest, add);
+            FN(multiply_panel)(job, kc, panel, strip, rest > LANES ? NR : LANES, to + last * job->csc, h, rest, add,
+                               bias ? bias + i * job->bias_rows + last * job->bias_columns : NULL);
         panel += h * kc;
         i += h;
     }
 }
 
-/* A tile of C at most TILE_ROWS high, over all of n; a_block and two strips of B (strip, spare) are this worker's. */
-static void FN(multiply_tile)(const FN(job) * job, const REAL *a, const REAL *b, REAL *c, int64_t rows, int64_t columns,
-                              REAL *a_block, REAL *strip, REAL *spare)
+/* A tile of C at most TILE_ROWS high, over all of n >= 1; a_block and two strips of B (strip, spare) are this worker's. A bias is
+ * added to what has just been stored. */
+static void FN(multiply_tile)(const FN(job) * job, const REAL *a, const REAL *b, REAL *c, const REAL *bias,
+                              int64_t rows, int64_t columns, REAL *a_block, REAL *strip, REAL *spare)
 {
     int64_t panels = tl_ceil_div(rows, MR), height = rows / panels, taller = rows % panels;
     for (int64_t k0 = 0; k0 < job->n && !(k0 && tl_interrupted()); k0 += KC) {
         int64_t kc = tl_imin(job->n - k0, KC);
+        const REAL *const last_bias = k0 + kc == job->n ? bias : NULL;
         int add = k0 > 0;
         int ready = 0; /* the strip was packed during the one before it */
         REAL *panel = a_block;
@@ -335,7 +373,7 @@ static void FN(multiply_tile)(const FN(job) * job, const REAL *a, const REAL *b,
             i += h;
         }
         if (job->direct) {
-            FN(multiply_direct)(job, b + k0 * job->rsb, c, rows, columns, kc, a_block, strip, add);
+            FN(multiply_direct)(job, b + k0 * job->rsb, c, rows, columns, kc, a_block, strip, add, last_bias);
             continue;
         }
         for (int64_t j = 0; j < columns; j += NR) {
@@ -347,7 +385,8 @@ static void FN(multiply_tile)(const FN(job) * job, const REAL *a, const REAL *b,
             for (int64_t q = 0, i = 0; q < panels; q++) {
                 int64_t h = height + (q < taller);
                 if (ready) FN(pack_share)(job, spare, from + NR * job->csb, kc, q, panels);
-                FN(multiply_panel)(job, kc, panel, strip, vectors * LANES, c + i * job->rsc + j * job->csc, h, w, add);
+                FN(multiply_panel)(job, kc, panel, strip, vectors * LANES, c + i * job->rsc + j * job->csc, h, w, add,
+                                   last_bias ? last_bias + i * job->bias_rows + j * job->bias_columns : NULL);
                 panel += h * kc;
                 i += h;
             }
@@ -357,29 +396,6 @@ static void FN(multiply_tile)(const FN(job) * job, const REAL *a, const REAL *b,
                 spare = used;
             }
         }
-    }
-}
-
-/* What no product is left to do for: C without an inner dimension, and the bias. */
-static void FN(finish_tile)(const FN(job) * job, REAL *c, const REAL *bias, int64_t rows, int64_t columns)
-{
-    if (job->n == 0)
-        for (int64_t i = 0; i < rows; i++)
-            for (int64_t j = 0; j < columns; j++)
-                c[i * job->rsc + j * job->csc] = 0;
-    if (!job->bias) return;
-    for (int64_t i = 0; i < rows; i++) {
-        REAL *restrict row = c + i * job->rsc;
-        const REAL *restrict add = bias + i * job->bias_rows;
-        if (job->csc == 1 && job->bias_columns == 1)
-            for (int64_t j = 0; j < columns; j++)
-                row[j] += add[j];
-        else if (job->csc == 1 && job->bias_columns == 0)
-            for (int64_t j = 0; j < columns; j++)
-                row[j] += *add;
-        else
-            for (int64_t j = 0; j < columns; j++)
-                row[j * job->csc] += add[j * job->bias_columns];
     }
 }
 
@@ -398,6 +414,7 @@ static void FN(task)(void *arg, int64_t t, int32_t worker)
     }
     for (int64_t q = first; q < last; q++) {
         const REAL *a = job->a + q * job->sa + i * job->rsa, *b = job->b + q * job->sb + j * job->csb;
+        const REAL *bias = job->bias ? job->bias + i * job->bias_rows + j * job->bias_columns : NULL;
         REAL *c = job->c + q * job->sc + i * job->rsc + j * job->csc;
         if (rows == 1 && job->csb == 1 && job->csc == 1)
             FN(row_times_matrix)(job, a, b, c, columns);
@@ -405,10 +422,13 @@ static void FN(task)(void *arg, int64_t t, int32_t worker)
             FN(outer_product)(job, a, b, c, rows, columns);
         else if (rows == 1 && job->rsb == 1)
             FN(row_times_transpose)(job, a, b, c, columns);
-        else
-            FN(multiply_tile)(job, a, b, c, rows, columns, a_block, strip, strip + job->strip_elements);
-        FN(finish_tile)(job, c, job->bias + (job->bias ? i * job->bias_rows + j * job->bias_columns : 0), rows,
-                        columns);
+        else if (job->n > 0) {
+            FN(multiply_tile)(job, a, b, c, bias, rows, columns, a_block, strip, strip + job->strip_elements);
+            continue;
+        }
+        for (int64_t e = 0; job->n == 0 && e < rows * columns; e++)
+            c[e / columns * job->rsc + e % columns * job->csc] = 0;
+        if (bias) FN(add_bias)(job, c, bias, rows, columns);
     }
 }
 
@@ -546,7 +566,8 @@ int32_t FN(tl_gemm)(tl_context *ctx, const tl_gemm_args *g, const REAL *A, const
     }
     /* One sum is a chain that waits for itself; side by side, its blocks and what is left of one take the time of two. */
     const int64_t long_from = args.m * args.p == 1 ? 4 * KC : 8 * KC;
-    if (args.batch == 1 && args.n >= long_from && args.m <= TILE_SMALL && args.p <= TILE_SMALL)
+    if (args.batch == 1 && args.n >= long_from && args.m * args.p <= TILE_SMALL * TILE_SMALL &&
+        tl_imax(args.m, args.p) <= 4 * TILE_SMALL)
         return FN(split_inner)(ctx, &args, A, B, C);
     return FN(product)(ctx, &args, A, B, C);
 }

@@ -80,19 +80,25 @@ tl_cvec *tl_fft_lanes(const tl_fft *f, tl_cvec *z, tl_cvec *scratch)
 
 /* ---- four steps -------------------------------------------------------------------------------------------------- */
 
-/* A transform of n = n1·n2: element i1·n2 + i2 of the input, k1 + n1·k2 of the output. */
+/* A transform of n = n1·n2: element i1·n2 + i2 of the input, k1 + n1·k2 of the output. What a convolution multiplies by is met where
+ * numbers are read and written anyhow, so that it takes no pass over memory of its own. */
 struct four_step {
     const tl_fft *f;
     const float *in;
     float *out, scale;
-    int swap_in, swap_out;
-    int64_t groups; /* of TL_W columns i2 */
+    int64_t in_count, out_count;    /* numbers that there are, 0 behind them, and that are wanted */
+    const float *before, *after;    /* NULL, or what the input and the output are multiplied by */
+    int swap_in, swap_out, swap_to; /* parts exchanged: at first, before `after`, and last */
+    int64_t groups;                 /* of TL_W columns i2 */
     /* floats of a row of the matrix: a group more than there are, so that rows fall into different sets of the cache */
     int64_t row;
     float *matrix; /* [k1][group][re, im][lane] */
     tl_cvec *vectors;
     int64_t per_worker;
 };
+
+/* Lane by lane. */
+TL_INLINE tl_cvec times_each(tl_cvec a, tl_cvec b) { return (tl_cvec){a.r * b.r - a.i * b.i, a.r * b.i + a.i * b.r}; }
 
 /* A task owns TL_W neighbouring columns: transforms them and turns each element by its root. */
 static void columns_task(void *arg, int64_t group, int32_t worker)
@@ -102,8 +108,10 @@ static void columns_task(void *arg, int64_t group, int32_t worker)
     const int64_t n1 = f->first->n, n2 = f->second->n, at = group * TL_W, lanes = n2 - at < TL_W ? n2 - at : TL_W;
     tl_cvec *a = job->vectors + worker * job->per_worker;
     for (int64_t i = 0; i < n1; i++) {
-        const tl_cvec z = tl_complex_in(job->in + 2 * (i * n2 + at), lanes, job->swap_in);
-        a[i] = (tl_cvec){z.r * job->scale, z.i * job->scale};
+        const int64_t from = i * n2 + at, count = tl_imin(job->in_count - from, lanes);
+        tl_cvec z = tl_complex_in(job->in + 2 * from, count, job->swap_in);
+        z = (tl_cvec){z.r * job->scale, z.i * job->scale};
+        a[i] = job->before ? times_each(z, tl_complex_in(job->before + 2 * from, count, 0)) : z;
     }
     const tl_cvec *z = tl_fft_lanes(f->first, a, a + n1);
     const int64_t roots = tl_ceil_div(n2, TL_FFT_COLUMNS), lane = at % TL_FFT_COLUMNS;
@@ -148,73 +156,42 @@ static void rows_task(void *arg, int64_t group, int32_t worker)
             a[g * TL_W + l] = (tl_cvec){re[l], im[l]};
     }
     const tl_cvec *z = tl_fft_lanes(f->second, a, a + n2);
-    for (int64_t k = 0; k < n2; k++)
-        tl_complex_out(z[k], job->out + 2 * (at + n1 * k), lanes, job->swap_out);
+    for (int64_t k = 0; k < n2; k++) {
+        const int64_t to = at + n1 * k, count = tl_imin(job->out_count - to, lanes);
+        if (count <= 0) break;
+        tl_cvec v = job->swap_out ? (tl_cvec){z[k].i, z[k].r} : z[k];
+        if (job->after) v = times_each(v, tl_complex_in(job->after + 2 * to, count, 0));
+        tl_complex_out(v, job->out + 2 * to, count, job->swap_to);
+    }
 }
 
-static void four_steps(const tl_fft *f, const float *in, float *out, float scale, int swap_in, int swap_out,
-                       float *matrix, tl_cvec *vectors, int64_t per_worker, int alone)
+static void four_steps(struct four_step job, float *matrix, tl_cvec *vectors, int64_t per_worker, int alone)
 {
-    const int64_t groups = tl_ceil_div(f->second->n, TL_W);
-    struct four_step job = {f, in, out, scale, swap_in, swap_out, groups, 0, matrix, vectors, per_worker};
+    job.groups = tl_ceil_div(job.f->second->n, TL_W);
     job.row = (job.groups + 1) * 2 * TL_W;
+    job.matrix = matrix, job.vectors = vectors, job.per_worker = per_worker;
     tl_fft_run(job.groups, columns_task, &job, alone);
-    tl_fft_run(tl_ceil_div(f->first->n, TL_W), rows_task, &job, alone);
-}
-
-/* ---- Bluestein over four steps ----------------------------------------------------------------------------------- */
-
-enum { PIECE = 1 << 14 };
-
-/* to[k] = scale·from[k]·w[k] for k < n and 0 up to m. */
-struct multiply {
-    const float *from, *w;
-    float *to, scale;
-    int64_t n, m;
-    int swap_in, swap_out;
-};
-
-static void multiply_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
-{
-    const struct multiply *job = arg;
-    const int64_t from = task * PIECE, end = from + PIECE < job->m ? from + PIECE : job->m;
-    int64_t k = from;
-    for (; k + TL_W <= end && k + TL_W <= job->n; k += TL_W) {
-        const tl_cvec z = tl_complex_in(job->from + 2 * k, TL_W, job->swap_in);
-        const tl_cvec w = tl_complex_in(job->w + 2 * k, TL_W, 0);
-        const tl_vec r = z.r * job->scale, i = z.i * job->scale;
-        tl_complex_out((tl_cvec){r * w.r - i * w.i, r * w.i + i * w.r}, job->to + 2 * k, TL_W, job->swap_out);
-    }
-    for (; k < end && k < job->n; k++) {
-        const float r = job->from[2 * k + job->swap_in] * job->scale;
-        const float i = job->from[2 * k + 1 - job->swap_in] * job->scale;
-        const float c = job->w[2 * k], s = job->w[2 * k + 1];
-        job->to[2 * k + job->swap_out] = r * c - i * s;
-        job->to[2 * k + 1 - job->swap_out] = r * s + i * c;
-    }
-    if (k < end) memset(job->to + 2 * k, 0, (size_t)(end - k) * 2 * sizeof(float));
-}
-
-static void multiply(const float *from, const float *w, float *to, float scale, int64_t n, int64_t m, int swap_in,
-                     int swap_out, int alone)
-{
-    struct multiply job = {from, w, to, scale, n, m, swap_in, swap_out};
-    tl_fft_run(tl_ceil_div(m, PIECE), multiply_task, &job, alone);
+    tl_fft_run(tl_ceil_div(job.f->first->n, TL_W), rows_task, &job, alone);
 }
 
 void tl_fft_large(const tl_fft *f, const float *in, float *out, int inverse, float scale, float *memory,
                   tl_cvec *vectors, int alone)
 {
-    const int64_t per_worker = tl_fft_large_scratch(f);
+    const int64_t n = f->n, per_worker = tl_fft_large_scratch(f);
+    struct four_step step = {.f = f, .in = in, .out = out, .scale = scale, .in_count = n, .out_count = n};
+    step.swap_in = inverse;
     if (!f->chirp) {
-        four_steps(f, in, out, scale, inverse, inverse, memory, vectors, per_worker, alone);
+        step.swap_out = inverse;
+        four_steps(step, memory, vectors, per_worker, alone);
         return;
     }
-    const int64_t n = f->n, m = f->first->n;
-    float *a = memory, *b = a + 2 * m, *matrix = b + 2 * m;
-    multiply(in, f->chirp, a, scale, n, m, inverse, 0, alone);
-    four_steps(f->first, a, b, 1.0f, 0, 0, matrix, vectors, per_worker, alone);
-    multiply(b, f->kernel, a, 1.0f, m, m, 0, 1, alone);
-    four_steps(f->first, a, b, 1.0f, 0, 1, matrix, vectors, per_worker, alone);
-    multiply(b, f->chirp, out, 1.0f, n, n, 0, inverse, alone);
+    const int64_t m = f->first->n;
+    float *const spectrum = memory, *const matrix = spectrum + 2 * m;
+    step.f = f->first, step.before = f->chirp;
+    step.out = spectrum, step.out_count = m, step.after = f->kernel, step.swap_to = 1;
+    four_steps(step, matrix, vectors, per_worker, alone);
+    /* whose parts are exchanged, as this one is the inverse */
+    step.in = spectrum, step.in_count = m, step.scale = 1.0f, step.before = NULL, step.swap_in = 0;
+    step.out = out, step.out_count = n, step.after = f->chirp, step.swap_out = 1, step.swap_to = inverse;
+    four_steps(step, matrix, vectors, per_worker, alone);
 }

@@ -59,7 +59,7 @@ static inline int64_t tl_fft_large_memory(const tl_fft *f)
 {
     const tl_fft *g = f->chirp ? f->first : f;
     const int64_t matrix = g->first->n * (tl_ceil_div(g->second->n, TL_W) + 1) * 2 * TL_W;
-    return matrix + (f->chirp ? 4 * g->n : 0);
+    return matrix + (f->chirp ? 2 * g->n : 0);
 }
 
 /* Transforms TL_W lanes of n complex vectors in z; returns where the result lies: z, or inside scratch. */

@@ -80,6 +80,7 @@ void tl_real_split(const tl_real *t, const tl_cvec *Z, tl_cvec *X)
         for (int64_t k = 1; k <= h; k++)
             X[k] = (tl_cvec){Z[k].r * t->inner, Z[k].i * t->inner};
     }
+    if (!tl_any_lane(X[0].r - X[0].r)) return;
     const float *first = (const float *)&X[0].r;
     for (int l = 0; l < TL_W; l++)
         if (first[l] - first[l] != 0.0f)
@@ -183,6 +184,7 @@ static void lanes_task(void *arg, int64_t task, int32_t worker)
     for (int64_t row = task * job->per_task * TL_W; row < end && row < job->batch; row += TL_W) {
         const int64_t lanes = job->batch - row < TL_W ? job->batch - row : TL_W;
         const tl_vec poison = (job->inverse ? lanes_inverse : lanes_forward)(job, row, lanes, z, NULL, NULL);
+        if (!tl_any_lane(poison)) continue;
         tl_vec down = {0}, up = {0};
         int again = 0;
         for (int64_t l = 0; l < lanes; l++) {

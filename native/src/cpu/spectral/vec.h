@@ -11,6 +11,7 @@
 #include <immintrin.h>
 #endif
 
+#include "cpu/vector_part.h"
 #include "formula/base.h"
 
 #if defined(__AVX512F__)
@@ -84,39 +85,92 @@ TL_INLINE void tl_transpose_square(tl_vec *a)
     }
 }
 
-/* The first n numbers at x, 0 in the other lanes; and those of v to x. */
+/* The first n >= 1 numbers at x, 0 in the other lanes. */
+TL_INLINE tl_vec tl_read_first(const float *x, int64_t n)
+{
 #if defined(__AVX512F__)
-TL_INLINE tl_vec tl_read_first(const float *x, int64_t n)
-{
     return (tl_vec)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), x);
-}
-TL_INLINE void tl_write_first(float *x, tl_vec v, int64_t n)
-{
-    _mm512_mask_storeu_ps(x, (__mmask16)((1u << n) - 1), (__m512)v);
-}
+#elif defined(__AVX2__)
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return (tl_vec)_mm256_maskload_ps(x, _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), lane));
 #else
-TL_INLINE tl_vec tl_read_first(const float *x, int64_t n)
-{
     tl_vec v = {0};
     if (n == TL_W) return *(const tl_vec_any *)x;
     for (int64_t l = 0; l < n; l++)
         v[l] = x[l];
     return v;
-}
-TL_INLINE void tl_write_first(float *x, tl_vec v, int64_t n)
-{
-    if (n == TL_W)
-        *(tl_vec_any *)x = v;
-    else
-        for (int64_t l = 0; l < n; l++)
-            x[l] = v[l];
-}
 #endif
+}
+
+/* Whether a lane is not 0. */
+TL_INLINE int tl_any_lane(tl_vec v)
+{
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask((__m512)v, _mm512_setzero_ps(), _CMP_NEQ_UQ) != 0;
+#elif defined(__AVX2__)
+    return _mm256_movemask_ps(_mm256_cmp_ps((__m256)v, _mm256_setzero_ps(), _CMP_NEQ_UQ));
+#elif defined(__SSE2__)
+    return _mm_movemask_ps(_mm_cmpneq_ps((__m128)v, _mm_setzero_ps()));
+#else
+    int any = 0;
+    for (int l = 0; l < TL_W; l++)
+        any |= v[l] != 0.0f;
+    return any;
+#endif
+}
+
+/* Whether the rows of all lanes are so few columns that they follow each other in `cols` vectors, a power of two: perfect shuffles, a
+ * number for each bit of the column, bring those into lanes and back. */
+TL_INLINE int tl_are_narrow(int64_t stride, int64_t lanes, int64_t cols)
+{
+    return lanes == TL_W && stride == cols && cols <= 4 && cols < TL_W && cols != 3;
+}
+
+TL_INLINE void tl_narrow_in(const float *x, const int cols, tl_vec *buffer, int64_t step)
+{
+    tl_vec a[4], b[4];
+    for (int i = 0; i < cols; i++)
+        a[i] = *(const tl_vec_any *)(x + i * TL_W);
+    for (int width = 1; width < cols; width *= 2) {
+        for (int i = 0; i < cols / 2; i++) {
+            b[i] = tl_every_other(a[2 * i], a[2 * i + 1], 0);
+            b[i + cols / 2] = tl_every_other(a[2 * i], a[2 * i + 1], 1);
+        }
+        for (int i = 0; i < cols; i++)
+            a[i] = b[i];
+    }
+    for (int i = 0; i < cols; i++)
+        buffer[i * step] = a[i];
+}
+
+TL_INLINE void tl_narrow_out(const tl_vec *buffer, int64_t step, int64_t flip, const int cols, float *x)
+{
+    tl_vec a[4], b[4];
+    for (int i = 0; i < cols; i++)
+        a[i] = buffer[(i ^ flip) * step];
+    for (int width = 1; width < cols; width *= 2) {
+        for (int i = 0; i < cols / 2; i++) {
+            b[2 * i] = tl_interleave(a[i], a[i + cols / 2], 0);
+            b[2 * i + 1] = tl_interleave(a[i], a[i + cols / 2], 1);
+        }
+        for (int i = 0; i < cols; i++)
+            a[i] = b[i];
+    }
+    for (int i = 0; i < cols; i++)
+        *(tl_vec_any *)(x + i * TL_W) = a[i];
+}
 
 /* buffer[c·step] of every lane = row[c], for c < cols; lane l reads the row at x + l·stride. Lanes from `lanes` on get 0. */
 static inline void tl_lanes_in(const float *x, int64_t stride, int64_t lanes, int64_t cols, tl_vec *buffer,
                                int64_t step)
 {
+    if (tl_are_narrow(stride, lanes, cols)) {
+        switch (cols) {
+        case 1: tl_narrow_in(x, 1, buffer, step); return;
+        case 2: tl_narrow_in(x, 2, buffer, step); return;
+        default: tl_narrow_in(x, 4, buffer, step); return;
+        }
+    }
     for (int64_t c = 0; c < cols; c += TL_W) {
         const int64_t n = cols - c < TL_W ? cols - c : TL_W;
         tl_vec a[TL_W];
@@ -132,6 +186,13 @@ static inline void tl_lanes_in(const float *x, int64_t stride, int64_t lanes, in
 static inline void tl_lanes_out(const tl_vec *buffer, int64_t step, int64_t flip, int64_t lanes, int64_t cols, float *x,
                                 int64_t stride)
 {
+    if (tl_are_narrow(stride, lanes, cols)) {
+        switch (cols) {
+        case 1: tl_narrow_out(buffer, step, 0, 1, x); return;
+        case 2: tl_narrow_out(buffer, step, flip, 2, x); return;
+        default: tl_narrow_out(buffer, step, flip, 4, x); return;
+        }
+    }
     for (int64_t c = 0; c < cols; c += TL_W) {
         const int64_t n = cols - c < TL_W ? cols - c : TL_W;
         tl_vec a[TL_W];
@@ -139,7 +200,7 @@ static inline void tl_lanes_out(const tl_vec *buffer, int64_t step, int64_t flip
             a[l] = l < n ? buffer[((c + l) ^ flip) * step] : (tl_vec){0};
         tl_transpose_square(a);
         for (int l = 0; l < TL_W; l++)
-            if (l < lanes) tl_write_first(x + l * stride + c, a[l], n);
+            if (l < lanes) tl_store_first(x + l * stride + c, a[l], n);
     }
 }
 

@@ -45,44 +45,55 @@ template <int S, int LEFT, int R> __device__ __forceinline__ void fold_rows(floa
     if constexpr (S > 1) fold_rows<S / 2, KEPT>(x, sub);
 }
 
-/* Scores of the block's `count` keys, into R rows of Ps; Qs holds R rows of d elements. A warp goes round as long as one of its
- * threads has a key, because the threads exchange sums. */
-template <int R, int VECTOR>
+/* VECTOR neighbouring elements; 4: of 16 aligned bytes. */
+template <int VECTOR> __device__ __forceinline__ void load_vector(const float *from, float (&v)[VECTOR])
+{
+    if constexpr (VECTOR == 4)
+        tl_load4(from, v);
+    else
+        v[0] = *from;
+}
+
+constexpr int KEYS_OF_WARP = 32 / SUBS, KEYS_SIDE_BY_SIDE = WARPS * KEYS_OF_WARP;
+
+/* Scores of the block's `count` keys, into R rows of Ps; Qs holds R rows of d elements. A thread has KEYS keys at once, for which
+ * it reads Q once: that, not multiplying, is what takes time. A warp goes round as long as one of its threads has a key, because
+ * the threads exchange sums; a key that does not exist is the last one, and its scores are not kept. */
+template <int KEYS, int R, int VECTOR>
 __device__ __forceinline__ void find_scores(const Args &a, const Rows &limits, const float *Qs, const float *K,
                                             int64_t j0, int count, float *Ps)
 {
-    constexpr int OF_WARP = 32 / SUBS; /* keys */
+    constexpr int APART = KEYS_SIDE_BY_SIDE;
     const int sub = (int)threadIdx.x % SUBS, d = (int)a.d;
-    for (int first = (int)threadIdx.x / 32 * OF_WARP; first < count; first += WARPS * OF_WARP) {
-        const int j = first + (int)threadIdx.x % 32 / SUBS;
-        float sum[R] = {};
-        if (j < count) {
-            const float *const key = K + (j0 + j) * a.d;
-#pragma unroll(VECTOR == 4 ? 4 : 8)
-            for (int c = sub * VECTOR; c < d; c += SUBS * VECTOR) {
-                float k[VECTOR];
-                if constexpr (VECTOR == 4)
-                    tl_load4(key + c, k);
-                else
-                    k[0] = key[c];
-                TL_UNROLL_FOR (int r = 0; r < R; r++) {
-                    float q[VECTOR];
-                    if constexpr (VECTOR == 4)
-                        tl_load4(Qs + r * d + c, q);
-                    else
-                        q[0] = Qs[r * d + c];
+    for (int first = (int)threadIdx.x / 32 * KEYS_OF_WARP; first < count; first += KEYS * APART) {
+        const int own = first + (int)threadIdx.x % 32 / SUBS;
+        float sum[KEYS][R] = {};
+        const float *key[KEYS];
+        TL_UNROLL_FOR (int u = 0; u < KEYS; u++)
+            key[u] = K + (j0 + min(own + u * APART, count - 1)) * a.d;
+#pragma unroll((VECTOR == 4 ? 4 : 8) / KEYS)
+        for (int c = sub * VECTOR; c < d; c += SUBS * VECTOR) {
+            float k[KEYS][VECTOR];
+            TL_UNROLL_FOR (int u = 0; u < KEYS; u++)
+                load_vector<VECTOR>(key[u] + c, k[u]);
+            TL_UNROLL_FOR (int r = 0; r < R; r++) {
+                float q[VECTOR];
+                load_vector<VECTOR>(Qs + r * d + c, q);
+                TL_UNROLL_FOR (int u = 0; u < KEYS; u++)
                     TL_UNROLL_FOR (int e = 0; e < VECTOR; e++)
-                        sum[r] = fmaf(k[e], q[e], sum[r]);
-                }
+                        sum[u][r] = fmaf(k[u][e], q[e], sum[u][r]);
             }
         }
-        fold_rows<SUBS / 2, R>(sum, sub);
-        constexpr int OWN = R > SUBS ? R / SUBS : 1, SHARED_BY = R > SUBS ? 1 : SUBS / R;
-        TL_UNROLL_FOR (int i = 0; i < OWN; i++) {
-            const int r = sub / SHARED_BY * OWN + i;
-            bool shut;
-            if (sub % SHARED_BY == 0 && j < count)
-                Ps[r * scores_pitch() + j] = limits.score(a, r, j0 + j, sum[i], &shut);
+        TL_UNROLL_FOR (int u = 0; u < KEYS; u++) {
+            const int j = own + u * APART;
+            fold_rows<SUBS / 2, R>(sum[u], sub);
+            constexpr int OWN = R > SUBS ? R / SUBS : 1, SHARED_BY = R > SUBS ? 1 : SUBS / R;
+            TL_UNROLL_FOR (int i = 0; i < OWN; i++) {
+                const int r = sub / SHARED_BY * OWN + i;
+                bool shut;
+                if (sub % SHARED_BY == 0 && j < count)
+                    Ps[r * scores_pitch() + j] = limits.score(a, r, j0 + j, sum[u][i], &shut);
+            }
         }
     }
 }
@@ -105,7 +116,10 @@ template <int R, int VECTOR> __global__ void __launch_bounds__(THREADS) forward_
     for (int i = threadIdx.x; i < R * d; i += THREADS)
         Qs[i] = i < rows * d ? a.Q[row0 * d + i] : 0.0f;
     __syncthreads();
-    find_scores<R, VECTOR>(a, limits, Qs, a.K + b * a.keys * d, j0, count, Ps);
+    if (count > KEYS_SIDE_BY_SIDE)
+        find_scores<2, R, VECTOR>(a, limits, Qs, a.K + b * a.keys * d, j0, count, Ps);
+    else
+        find_scores<1, R, VECTOR>(a, limits, Qs, a.K + b * a.keys * d, j0, count, Ps);
     __syncthreads();
 
     for (int r = warp; r < R; r += WARPS) {
@@ -131,13 +145,26 @@ template <int R, int VECTOR> __global__ void __launch_bounds__(THREADS) forward_
         float own[R][VECTOR] = {};
         __syncthreads(); /* weights are there; what was in `sums` has been read */
         if (c < a.v) {
+            int j = group;
+            if (R > 1 && groups == 1) { /* neighbouring keys, whose weights are read at once; one row is not aligned */
+#pragma unroll 2
+                for (; j + 4 <= count; j += 4) {
+                    float v[4][VECTOR];
+                    TL_UNROLL_FOR (int u = 0; u < 4; u++)
+                        load_vector<VECTOR>(V + (j + u) * a.v, v[u]);
+                    TL_UNROLL_FOR (int r = 0; r < R; r++) {
+                        float w[4];
+                        tl_load4(Ps + r * scores_pitch() + j, w);
+                        TL_UNROLL_FOR (int u = 0; u < 4; u++)
+                            TL_UNROLL_FOR (int e = 0; e < VECTOR; e++)
+                                own[r][e] = fmaf(w[u], v[u][e], own[r][e]);
+                    }
+                }
+            }
 #pragma unroll 8
-            for (int j = group; j < count; j += groups) {
+            for (; j < count; j += groups) {
                 float v[VECTOR];
-                if constexpr (VECTOR == 4)
-                    tl_load4(V + j * a.v, v);
-                else
-                    v[0] = V[j * a.v];
+                load_vector<VECTOR>(V + j * a.v, v);
                 TL_UNROLL_FOR (int r = 0; r < R; r++)
                     TL_UNROLL_FOR (int e = 0; e < VECTOR; e++)
                         own[r][e] = fmaf(Ps[r * scores_pitch() + j], v[e], own[r][e]);

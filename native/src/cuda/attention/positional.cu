@@ -4,9 +4,7 @@
  * batch, reading and writing 16 bytes at a time where the width allows. The loads of UNROLL members are issued
  * together.
  *
- * The frequencies of few pairs travel in the kernel's parameters where the array is small or its rows are short: a copy to
- * the device would take as long as the kernel. Lanes that read different parameters wait for each other, so other arrays
- * have theirs in memory. */
+ * The frequencies of the pairs stay on the device for the calls that follow: a copy would take as long as a small kernel. */
 #include "cuda/device/division.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -14,25 +12,17 @@
 #include "generated/attention.h"
 
 #include <stdlib.h>
-#include <type_traits>
+#include <string.h>
 
 namespace {
 
 constexpr int THREADS = 256, UNROLL = 4;
 enum Kind { INTERLEAVED, HALVES, ADD };
 
-/* The frequencies of the pairs. */
-struct Staged {
-    const uint64_t *rate;
-};
-constexpr int64_t GIVEN = 128, GIVEN_MOST = 1 << 18; /* pairs, and reads that wait for each other */
-struct Given {
-    uint64_t rate[GIVEN];
-};
-
 struct Positions {
     const float *x;
     float *out;
+    const uint64_t *rates; /* of the pairs */
     int64_t batch, n, d, start;
     int64_t members; /* of the batch, per thread */
     tl_fastdiv groups;
@@ -75,30 +65,32 @@ template <Kind KIND, bool WIDE> struct Group {
     __device__ static constexpr int second(int i) { return KIND == HALVES ? PAIRS + i : 2 * i + 1; }
 };
 
-template <Kind KIND, bool WIDE, class Rates>
-__global__ void __launch_bounds__(THREADS)
-    position_kernel(const __grid_constant__ Positions a, const __grid_constant__ Rates rates)
+template <Kind KIND, bool WIDE> __global__ void __launch_bounds__(THREADS) position_kernel(Positions a)
 {
     using G = Group<KIND, WIDE>;
+    tl_wait_for_earlier();
     const uint32_t t = blockIdx.x * THREADS + threadIdx.x;
     if (t >= a.total) return;
     uint32_t group;
     const int64_t p = a.groups.divmod(t, &group);
     const int64_t pair = (int64_t)group * G::PAIRS;
     const int64_t column = KIND == HALVES ? pair : 2 * pair;
+    int64_t b = (int64_t)blockIdx.y * a.members;
+    const int64_t end = b + a.members < a.batch ? b + a.members : a.batch;
+    float v[UNROLL][G::COUNT];
+    const auto load = [&] {
+        TL_UNROLL_FOR (int u = 0; u < UNROLL; u++)
+            if (b + u < end) G::load(a.x + ((b + u) * a.n + p) * a.d, a.d, column, v[u]);
+    };
+    load(); /* on their way while the waves are computed */
     float c[G::PAIRS], s[G::PAIRS];
     TL_UNROLL_FOR (int i = 0; i < G::PAIRS; i++) {
-        tl_turn((uint64_t)(a.start + p) * rates.rate[pair + i], &c[i], &s[i]);
+        tl_turn((uint64_t)(a.start + p) * a.rates[pair + i], &c[i], &s[i]);
         if (a.back) s[i] = -s[i];
     }
-    const int64_t b0 = (int64_t)blockIdx.y * a.members;
-    const int64_t b1 = b0 + a.members < a.batch ? b0 + a.members : a.batch;
-    for (int64_t b = b0; b < b1; b += UNROLL) {
-        float v[UNROLL][G::COUNT];
-        TL_UNROLL_FOR (int u = 0; u < UNROLL; u++)
-            if (b + u < b1) G::load(a.x + ((b + u) * a.n + p) * a.d, a.d, column, v[u]);
+    for (;;) {
         TL_UNROLL_FOR (int u = 0; u < UNROLL; u++) {
-            if (b + u >= b1) break;
+            if (b + u >= end) break;
             TL_UNROLL_FOR (int i = 0; i < G::PAIRS; i++) {
                 float &x = v[u][G::first(i)], &y = v[u][G::second(i)];
                 if constexpr (KIND == ADD) {
@@ -112,7 +104,80 @@ __global__ void __launch_bounds__(THREADS)
             }
             G::store(a.out + ((b + u) * a.n + p) * a.d, a.d, column, v[u]);
         }
+        b += UNROLL;
+        if (b >= end) return;
+        load();
     }
+}
+
+/* ---- frequencies on the device -------------------------------------------------------------------------------------- */
+
+/* The frequencies of a context's earlier calls, one list behind the other. Graphs read them too, so none is given up: lists beyond
+ * the room are copied for each call. */
+constexpr int LISTS = 32;
+constexpr int64_t RATES = 8192;
+struct Rates {
+    uint64_t *rates;
+    int lists;
+    int64_t first[LISTS + 1], d[LISTS];
+    float base[LISTS];
+};
+
+void close_rates(void *object)
+{
+    cudaFree(static_cast<Rates *>(object)->rates);
+    free(object);
+}
+
+/* The context's lists, which are made with the first one; NULL where there is no memory for them. */
+Rates *find_lists(tl_context *ctx)
+{
+    Rates *lists = static_cast<Rates *>(tl_cuda_attached(ctx, TL_ATTACH_RATES));
+    if (lists) return lists;
+    lists = static_cast<Rates *>(calloc(1, sizeof *lists));
+    if (!lists) return nullptr;
+    if (cudaMalloc(&lists->rates, RATES * sizeof *lists->rates) != cudaSuccess) {
+        cudaGetLastError();
+        free(lists);
+        return nullptr;
+    }
+    tl_cuda_attach(ctx, TL_ATTACH_RATES, lists, close_rates);
+    return lists;
+}
+
+/* The frequencies of `pairs` pairs: those of an earlier call, or a copy, which is kept if there is room. A graph keeps its own copy,
+ * which is made once. */
+int32_t find_rates(tl_context *ctx, float base, int64_t d, int64_t pairs, tl_scratch<uint64_t> &staged,
+                   const uint64_t **rates)
+{
+    Rates *const lists = tl_cuda_capturing(ctx) ? static_cast<Rates *>(tl_cuda_attached(ctx, TL_ATTACH_RATES))
+                                                : find_lists(ctx);
+    for (int i = 0; lists && i < lists->lists; i++)
+        if (lists->d[i] == d && memcmp(&lists->base[i], &base, sizeof base) == 0) {
+            *rates = lists->rates + lists->first[i];
+            return TORCHLEAN_OK;
+        }
+    uint64_t few[512], *rate = few;
+    void *more = nullptr;
+    if (pairs > 512) {
+        more = malloc((size_t)pairs * sizeof *rate);
+        if (!more) return tl_fail(TORCHLEAN_NO_MEMORY, "no host memory for %lld frequencies", (long long)pairs);
+        rate = (uint64_t *)more;
+    }
+    for (int64_t i = 0; i < pairs; i++)
+        rate[i] = tl_turn_rate(base, i, d);
+    const int32_t status = staged.stage(rate, pairs);
+    free(more);
+    TL_TRY(status);
+    *rates = staged;
+    if (!lists || tl_cuda_capturing(ctx) || lists->lists == LISTS || lists->first[lists->lists] + pairs > RATES)
+        return TORCHLEAN_OK;
+    const int list = lists->lists;
+    TL_CUDA_TRY(ctx, cudaMemcpyAsync(lists->rates + lists->first[list], staged, (size_t)pairs * sizeof *rate,
+                                     cudaMemcpyDeviceToDevice, tl_cuda_stream(ctx)));
+    lists->d[list] = d, lists->base[list] = base, lists->first[list + 1] = lists->first[list] + pairs;
+    lists->lists++;
+    return TORCHLEAN_OK;
 }
 
 template <Kind KIND> int32_t encode(tl_context *ctx, Positions a, float base)
@@ -127,46 +192,17 @@ template <Kind KIND> int32_t encode(tl_context *ctx, Positions a, float base)
     a.members = members;
     a.groups = tl_fastdiv((uint64_t)groups);
     a.total = (uint32_t)(a.n * groups);
-
-    const auto launch = [&](const auto &rates) {
-        using Rates = std::decay_t<decltype(rates)>;
-        const dim3 grid(tl_grid(a.n * groups, THREADS), (unsigned)tl_ceil_div(a.batch, a.members));
-        return tl_launch(ctx, KIND == ADD ? "sinusoidal" : "rotary",
-                         wide ? position_kernel<KIND, true, Rates> : position_kernel<KIND, false, Rates>, grid, THREADS,
-                         a, rates);
-    };
-    const auto find_rates = [&](uint64_t *rate) {
-        for (int64_t i = 0; i < pairs; i++)
-            rate[i] = tl_turn_rate(base, i, a.d);
-    };
-
-    /* the lanes of a warp read the frequencies of so many groups of pairs, one after the other */
-    const int64_t warps = tl_ceil_div(a.n * groups, 32) * tl_ceil_div(a.batch, a.members),
-                  alone = groups < 32 ? groups : 32;
-    if (pairs <= GIVEN && warps * alone * tl_ceil_div(pairs, groups) <= GIVEN_MOST) {
-        Given given = {};
-        find_rates(given.rate);
-        return launch(given);
-    }
-    uint64_t few[512], *rate = few;
-    void *more = nullptr;
-    if (pairs > 512) {
-        more = malloc((size_t)pairs * sizeof *rate);
-        if (!more) return tl_fail(TORCHLEAN_NO_MEMORY, "no host memory for %lld frequencies", (long long)pairs);
-        rate = (uint64_t *)more;
-    }
-    find_rates(rate);
     tl_scratch<uint64_t> staged(ctx);
-    const int32_t status = staged.stage(rate, pairs);
-    free(more);
-    TL_TRY(status);
-    return launch(Staged{staged});
+    TL_TRY(find_rates(ctx, base, a.d, pairs, staged, &a.rates));
+    const dim3 grid(tl_grid(a.n * groups, THREADS), (unsigned)tl_ceil_div(a.batch, a.members));
+    const auto kernel = wide ? position_kernel<KIND, true> : position_kernel<KIND, false>;
+    return tl_launch_ahead(ctx, KIND == ADD ? "sinusoidal" : "rotary", kernel, grid, THREADS, 0, a);
 }
 
 int32_t rotate(tl_context *ctx, const float *x, int64_t batch, int64_t n, int64_t d, float base, int64_t start,
                int64_t halves, bool back, float *out)
 {
-    Positions a{x, out, batch, n, d, start, 0, tl_fastdiv(), 0, back};
+    Positions a{x, out, nullptr, batch, n, d, start, 0, tl_fastdiv(), 0, back};
     return halves ? encode<HALVES>(ctx, a, base) : encode<INTERLEAVED>(ctx, a, base);
 }
 
@@ -187,7 +223,7 @@ extern "C" int32_t tl_cuda_rotary_bwd(tl_context *ctx, const float *g, int64_t b
 extern "C" int32_t tl_cuda_sinusoidal(tl_context *ctx, const float *x, int64_t batch, int64_t n, int64_t d, float base,
                                       int64_t start, float *out)
 {
-    return encode<ADD>(ctx, Positions{x, out, batch, n, d, start, 0, tl_fastdiv(), 0, false}, base);
+    return encode<ADD>(ctx, Positions{x, out, nullptr, batch, n, d, start, 0, tl_fastdiv(), 0, false}, base);
 }
 
 extern "C" int32_t tl_cuda_sinusoidal_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, int64_t d,

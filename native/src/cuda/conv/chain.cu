@@ -246,10 +246,11 @@ __global__ void __launch_bounds__(256) entries_kernel(const __grid_constant__ tl
     const uint32_t k = blockIdx.x * 256 + threadIdx.x;
     if (k >= inner) return;
     const uint32_t channel = k / (uint32_t)g.taps_size, t = k - channel * (uint32_t)g.taps_size;
+    const TapOffsets tap(g, t);
     if (blockIdx.y == 0)
-        entries[k] = make_uint2((uint32_t)(channel * g.source_size) + tap_offset(g, t), t / CHUNK * 32 + t % CHUNK);
+        entries[k] = make_uint2((uint32_t)(channel * g.source_size) + tap.source, t / CHUNK * 32 + t % CHUNK);
     if (!job.packed) return;
-    const int64_t at = channel * job.channel_stride + tl_conv_kernel_index(&g, t);
+    const int64_t at = channel * job.channel_stride + tap.kernel;
     for (int64_t i = blockIdx.y; i < job.groups * job.rows; i += gridDim.y)
         job.packed[i * inner + k] = job.w[i / job.rows * job.group_stride + i % job.rows * job.row_stride + at];
 }

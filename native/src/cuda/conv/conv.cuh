@@ -29,20 +29,12 @@ static __device__ __forceinline__ uint32_t axis_bits(const tl_conv_gather &g, in
     const int64_t low = begin > 0 ? begin : 0, high = stop < taps ? stop : taps;
     if (low >= high) return 0;
     if (high - low == taps) return ~0u;
+    /* one run in every period of taps·inner bits, of which the first begins before the chunk or with it */
+    const int64_t period = taps * inner, from = low * inner, to = high * inner;
     uint32_t bits = 0;
-    if (g.taps_size <= CHUNK) { /* one run in every period of taps·inner bits */
-        bits = (1u << (int)(high * inner)) - (1u << (int)(low * inner));
-        for (int period = (int)(taps * inner); period < n; period *= 2)
-            bits |= bits << period;
-        return bits;
-    }
-    int64_t run = first % inner, tap = first / inner % taps;
-    for (int t = 0; t < n; t++) {
-        if (tap >= low && tap < high) bits |= 1u << t;
-        if (++run == inner) {
-            run = 0;
-            tap = tap + 1 == taps ? 0 : tap + 1;
-        }
+    for (int64_t at = -(int64_t)((uint32_t)first % (uint32_t)period); at < n; at += period) {
+        const int64_t left = at + from > 0 ? at + from : 0, right = at + to < n ? at + to : n;
+        if (left < right) bits |= (1u << (int)right) - (1u << (int)left);
     }
     return bits;
 }
@@ -78,17 +70,25 @@ static __device__ __noinline__ Position position_of(const tl_conv_gather &g, uin
     return p;
 }
 
-/* The source index that tap t adds, modulo 2^32. */
-static __device__ __forceinline__ uint32_t tap_offset(const tl_conv_gather &g, int64_t t)
-{
-    int64_t offset = 0, from = 1;
-    for (int d = g.rank - 1; d >= 0; d--) {
-        offset += t % g.taps[d] * g.tap_step[d] * from;
-        from *= g.source[d];
-        t /= g.taps[d];
+/* What a tap adds to a source index, modulo 2^32, and its row-major kernel offset. */
+struct TapOffsets {
+    uint32_t source;
+    int64_t kernel;
+
+    __device__ __forceinline__ TapOffsets(const tl_conv_gather &g, int64_t t) : source(0), kernel(0)
+    {
+        uint32_t left = (uint32_t)t, from = 1;
+        int64_t stride = 1;
+        for (int d = g.rank - 1; d >= 0; d--) {
+            const uint32_t taps = (uint32_t)g.taps[d], rest = left / taps, at = left - rest * taps;
+            source += at * (uint32_t)g.tap_step[d] * from;
+            kernel += (at * g.kernel_step[d] + g.kernel_base[d]) * stride;
+            from *= (uint32_t)g.source[d];
+            stride *= g.kernel[d];
+            left = rest;
+        }
     }
-    return (uint32_t)offset;
-}
+};
 
 } // namespace tl_conv
 

@@ -85,6 +85,7 @@ __device__ __forceinline__ double with(double sum, float x, float y) { return fm
 
 template <class Sum, int K> __global__ void __launch_bounds__(THREADS) line_kernel(const __grid_constant__ Job job)
 {
+    tl_wait_for_earlier();
     const uint64_t index = (uint64_t)blockIdx.x * THREADS + threadIdx.x;
     if (index >= job.items) return;
     const Item item(job, (uint32_t)index);
@@ -153,6 +154,7 @@ template <bool SPREAD> struct Axis {
 template <class Sum, bool SPREAD>
 __global__ void __launch_bounds__(THREADS) element_kernel(const __grid_constant__ Job job)
 {
+    tl_wait_for_earlier();
     const uint64_t index = (uint64_t)blockIdx.x * THREADS + threadIdx.x;
     if (index >= job.items) return;
     const Item item(job, (uint32_t)index);
@@ -186,6 +188,7 @@ template <int TAPS, int AHEAD>
 __global__ void __launch_bounds__(THREADS) weights_kernel(const __grid_constant__ Job job)
 {
     __shared__ float warps[TAPS][THREADS / 32];
+    tl_wait_for_earlier();
     uint32_t pair;
     const uint32_t segment = job.pairs.divmod(blockIdx.x, &pair), row = pair / job.channels,
                    channel = pair - row * job.channels;
@@ -394,8 +397,8 @@ int32_t tl_cuda_conv_groups_product(tl_context *ctx, const tl_conv_shape &s, boo
                                     int64_t channels, int64_t rows, const float *source, const float *w,
                                     const float *bias, float *target)
 {
-    if (tl_cuda_conv_depthwise_serves(s, spread, channels, rows))
-        return tl_cuda_conv_depthwise(ctx, s, batch, groups, source, w, bias, target);
+    if (tl_cuda_conv_depthwise_serves(s, spread, channels))
+        return tl_cuda_conv_depthwise(ctx, s, batch, groups, rows, source, w, bias, target);
     Job job = job_of(s, spread, groups, channels, rows);
     job.source = source, job.w = w, job.bias = bias, job.target = target;
     const int k = job.kernel[2];
@@ -406,7 +409,7 @@ int32_t tl_cuda_conv_groups_product(tl_context *ctx, const tl_conv_shape &s, boo
     if (job.items == 0) return TORCHLEAN_OK;
     const auto kernel = tl_is_reproducible(ctx) ? product_kernel<double>(job, spread)
                                                 : product_kernel<float>(job, spread);
-    return tl_launch(ctx, "conv_groups", kernel, tl_grid((int64_t)job.items, THREADS), THREADS, job);
+    return tl_launch_ahead(ctx, "conv_groups", kernel, tl_grid((int64_t)job.items, THREADS), THREADS, 0, job);
 }
 
 int32_t tl_cuda_conv_groups_weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t groups,
@@ -424,7 +427,7 @@ int32_t tl_cuda_conv_groups_weights(tl_context *ctx, const tl_conv_shape &s, int
     /* which block has a tap is part of no order */
     const bool few = pairs * segments * tl_ceil_div(s.taps, TAPS_AT_ONCE) < tl_cuda_sms(ctx);
     const dim3 grid((unsigned)(pairs * segments), (unsigned)(few ? s.taps : tl_ceil_div(s.taps, TAPS_AT_ONCE)));
-    TL_TRY(tl_launch(ctx, "conv_groups_weights",
-                     few ? weights_kernel<1, POSITIONS_AHEAD> : weights_kernel<TAPS_AT_ONCE, 1>, grid, THREADS, job));
+    const auto kernel = few ? weights_kernel<1, POSITIONS_AHEAD> : weights_kernel<TAPS_AT_ONCE, 1>;
+    TL_TRY(tl_launch_ahead(ctx, "conv_groups_weights", kernel, grid, THREADS, 0, job));
     return sums ? tl_cuda_column_sums(ctx, sums, 1, segments, elements, 0, gw) : TORCHLEAN_OK;
 }

@@ -102,6 +102,7 @@ __global__ void __launch_bounds__(256, 3) plan_kernel(const __grid_constant__ Jo
 {
     constexpr int WORDS = sizeof(Phase) / sizeof(uint32_t);
     __shared__ Phase phase;
+    tl_wait_for_earlier();
     uint32_t *words = reinterpret_cast<uint32_t *>(&phase);
     uint32_t *to_all = reinterpret_cast<uint32_t *>(job.phases + blockIdx.y);
     const int lane = (int)threadIdx.x, warp = (int)threadIdx.y, thread = warp * 32 + lane;
@@ -124,10 +125,11 @@ __global__ void __launch_bounds__(256, 3) plan_kernel(const __grid_constant__ Jo
         const uint32_t bit = k % steps % taps;
         const int64_t t = (int64_t)chunk * CHUNK + bit;
         const bool real = channel < job.channels;
-        const int64_t at = real ? channel * channel_stride + tl_conv_kernel_index(&g, t) : -1;
+        const TapOffsets tap(g, t);
+        const int64_t at = real ? channel * channel_stride + tap.kernel : -1;
         if (warp == 0 && lane < 8)
             job.offsets[(int64_t)blockIdx.y * job.most_steps + k] =
-                column_entry(real, (uint32_t)(channel * g.source_size) + tap_offset(g, t), bit);
+                column_entry(real, (uint32_t)(channel * g.source_size) + tap.source, bit);
         const int64_t columns[2] = {__shfl_sync(0xffffffffu, at, lane % 4), __shfl_sync(0xffffffffu, at, lane % 4 + 4)};
         for (int64_t group = warp; group < row_groups; group += blockDim.y) {
             float part[2][4];
@@ -197,15 +199,20 @@ template <class T_> struct ProductLoader {
                                          offsets + ahead * SLICE + (int)threadIdx.x * 2, true);
             if (next == chunk_end) enter_chunk(next / slices_per_chunk);
             const int column = (int)threadIdx.x % BN, k = (int)threadIdx.x / BN * EACH;
+            /* all before the first copy, above which the compiler moves no load: they are on their way together */
             const uint4 *entries = reinterpret_cast<const uint4 *>(table + next % TABLE * SLICE + k);
+            uint4 two[EACH / 2];
+            TL_UNROLL_FOR (int i = 0; i < EACH / 2; i++)
+                two[i] = entries[i];
             const uint32_t to = tl_shared_address(stage), to_b = to + 4 * (A + k * LB + column);
             TL_UNROLL_FOR (int i = 0; i < PIECES; i++)
                 tl_copy_async<16, false>(to + 16 * ((int)threadIdx.x + i * THREADS), from + 4 * i * THREADS, true);
             from += job.padded_rows / 16 * PACK;
             TL_UNROLL_FOR (int i = 0; i < EACH; i += 2) {
-                const uint4 two = entries[i / 2];
-                tl_copy_async<4, false>(to_b + 4 * i * LB, job.source + (source + two.x), (inside & two.y) != 0);
-                tl_copy_async<4, false>(to_b + 4 * (i + 1) * LB, job.source + (source + two.z), (inside & two.w) != 0);
+                const uint4 &both = two[i / 2];
+                tl_copy_async<4, false>(to_b + 4 * i * LB, job.source + (source + both.x), (inside & both.y) != 0);
+                tl_copy_async<4, false>(to_b + 4 * (i + 1) * LB, job.source + (source + both.z),
+                                        (inside & both.w) != 0);
             }
         }
         tl_copy_commit();
@@ -265,6 +272,7 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT) product_kernel(const 
     __shared__ __align__(16) uint2 table[TABLE * SLICE];
     __shared__ uint32_t targets[T::BN];
 
+    tl_wait_for_earlier();
     /* row tiles fastest, so that blocks which gather the same positions run together; then phases, then positions */
     const uint32_t row_tile = blockIdx.x % (uint32_t)job.row_tiles, tile = blockIdx.x / (uint32_t)job.row_tiles;
     const uint32_t phase_index = tile % (uint32_t)job.phase_count;
@@ -309,10 +317,10 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT) product_kernel(const 
 }
 
 /* A thread owns one element: its blocks' sums in order, then the bias. */
-__global__ void __launch_bounds__(256)
-    add_kernel(const float *__restrict__ partial, int64_t blocks, int64_t n, const float *__restrict__ bias,
-               tl_fastdiv size, tl_fastdiv rows, float *__restrict__ out)
+__global__ void __launch_bounds__(256) add_kernel(const float *partial, int64_t blocks, int64_t n, const float *bias,
+                                                  tl_fastdiv size, tl_fastdiv rows, float *out)
 {
+    tl_wait_for_earlier();
     const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
     if (i >= n) return;
     float sum = partial[i];
@@ -354,11 +362,24 @@ void most_of(const Job &job, int64_t phases, int64_t *positions, int64_t *steps)
     *steps = all_steps(g, job.channels);
 }
 
+/* Whether tiles of few rows end earlier where different thread blocks compute the blocks of K, counted in slices: such tiles wait
+ * for memory, and take as long alone as beside as many as a multiprocessor holds. The addition takes a launch and the way of the
+ * sums to memory and back; and the last blocks of a wave do gain from an emptier device, hence the fifth. */
+bool apart_is_faster(const Job &job, int64_t tile_rows, int64_t tiles, int64_t slices, int64_t blocks, int64_t sms)
+{
+    constexpr int64_t LAUNCH = 4, ELEMENTS = 1 << 19; /* slices that take as long: as a launch, as so many sums */
+    const int64_t held = sms * (tile_rows == 16 ? Tile<1, 4, 1>::RESIDENT : Tile<2, 4, 1>::RESIDENT);
+    const int64_t together = tl_ceil_div(tiles, held) * slices;
+    const int64_t apart = tl_ceil_div(tiles * blocks, held) * block_of((int)slices, (int)blocks) + LAUNCH +
+                          blocks * job.target_elements / ELEMENTS;
+    return 5 * apart <= 4 * together;
+}
+
 template <class T> int32_t launch(tl_context *ctx, const Job &job, int64_t tiles, int64_t blocks)
 {
     constexpr size_t bytes = sizeof(float) * ProductLoader<T>::STAGES * ProductLoader<T>::STAGE;
     const dim3 grid((unsigned)(tiles * job.phase_count), 1, (unsigned)(job.partial ? blocks : 1));
-    return tl_launch_shared(ctx, "conv_product", product_kernel<T>, grid, T::THREADS, bytes, job);
+    return launch_tiles(ctx, "conv_product", product_kernel<T>, grid, T::THREADS, bytes, job);
 }
 
 /* Everything but the gaps of a spread; scratch holds the phases, offsets and packed weights. */
@@ -377,9 +398,11 @@ int32_t product(tl_context *ctx, Job &job, int64_t positions, int64_t phases)
     blocks = tl_ceil_div(slices, block_of((int)slices, (int)blocks));
     job.blocks = (int32_t)blocks;
     const int64_t wide_tiles = tl_ceil_div(columns, 128) * row_blocks * phases;
-    const bool apart = blocks > 1 && wide_tiles <= sms && blocks * job.target_elements <= SCRATCH_MOST;
-    const bool narrow = job.rows > 32 && wide_tiles * (apart ? blocks : 1) <= sms;
     const int64_t tile_rows = job.rows <= 16 ? 16 : job.rows <= 32 ? 32 : 64;
+    const bool apart =
+        blocks > 1 && blocks * job.target_elements <= SCRATCH_MOST &&
+        (wide_tiles <= sms || (tile_rows < 64 && apart_is_faster(job, tile_rows, wide_tiles, slices, blocks, sms)));
+    const bool narrow = job.rows > 32 && wide_tiles * (apart ? blocks : 1) <= sms;
     job.row_tiles = job.padded_rows / tile_rows;
     const int64_t tiles = tl_ceil_div(columns, narrow ? 64 : 128) * job.row_tiles;
     tl_scratch<float> partial(ctx);
@@ -389,12 +412,12 @@ int32_t product(tl_context *ctx, Job &job, int64_t positions, int64_t phases)
         const int64_t left = phases - job.first_phase;
         job.phase_count = (int32_t)(left < PHASES_AT_ONCE ? left : PHASES_AT_ONCE);
         const dim3 plan_grid(tl_grid(job.most_steps, 8, 4096), (unsigned)job.phase_count);
-        TL_TRY(tl_launch(ctx, "plan", plan_kernel, plan_grid, dim3(32, 8), job));
-        const auto launch_tiles = tile_rows == 16   ? launch<Tile<1, 4, 1>>
-                                  : tile_rows == 32 ? launch<Tile<2, 4, 1>>
-                                  : narrow          ? launch<Tile<4, 2, 1>>
-                                                    : launch<Tile<4, 4, 1>>;
-        TL_TRY(launch_tiles(ctx, job, tiles, blocks));
+        TL_TRY(tl_launch_ahead(ctx, "plan", plan_kernel, plan_grid, dim3(32, 8), 0, job));
+        const auto launch_tile = tile_rows == 16   ? launch<Tile<1, 4, 1>>
+                                 : tile_rows == 32 ? launch<Tile<2, 4, 1>>
+                                 : narrow          ? launch<Tile<4, 2, 1>>
+                                                   : launch<Tile<4, 4, 1>>;
+        TL_TRY(launch_tile(ctx, job, tiles, blocks));
     }
     if (!partial) return TORCHLEAN_OK;
     const int64_t size = job.spread ? job.shape.in_size : job.shape.out_size;
@@ -412,8 +435,8 @@ int32_t tl_cuda_conv_fill(tl_context *ctx, const float *bias, int64_t batch, int
 int32_t tl_cuda_conv_add(tl_context *ctx, const float *partial, int64_t blocks, int64_t n, const float *bias,
                          int64_t size, int64_t rows, float *target)
 {
-    return tl_launch(ctx, "add", add_kernel, tl_grid(n, 256), 256, partial, blocks, n, bias, tl_fastdiv(size),
-                     tl_fastdiv(rows), target);
+    return tl_launch_ahead(ctx, "add", add_kernel, tl_grid(n, 256), 256, 0, partial, blocks, n, bias, tl_fastdiv(size),
+                           tl_fastdiv(rows), target);
 }
 
 int32_t tl_cuda_conv_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,

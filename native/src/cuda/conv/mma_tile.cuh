@@ -120,6 +120,15 @@ template <int MT_, int NT_, int WARPS_M_> struct Tile {
     }
 };
 
+/* Launches a kernel of such tiles, which begins with tl_wait_for_earlier(), with `bytes` in every launch. */
+template <class Job>
+static int32_t launch_tiles(tl_context *ctx, const char *name, void (*kernel)(Job), dim3 grid, int threads,
+                            size_t bytes, const Job &job)
+{
+    TL_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    return tl_launch_ahead(ctx, name, kernel, grid, threads, bytes, job);
+}
+
 /* ---- the pipeline ------------------------------------------------------------------------------------------------ */
 
 /* Slices first .. last - 1 (whole chains) in blocks of `block` slices, whose sums go to store(block index, sums). The

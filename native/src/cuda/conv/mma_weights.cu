@@ -90,10 +90,14 @@ template <class T_> struct WeightsLoader {
             const uint32_t group = threadIdx.x / SLICE;
             const uint32_t size = (uint32_t)job.gather.positions, rows_left = (uint32_t)job.rows - row0;
             const uint32_t to = tl_shared_address(stage), to_k = to + 4 * word((int)group, k);
-            const uint4 at = here[k];
+            /* all before the first copy, above which the compiler moves no load: they are on their way together */
+            const uint32_t piece = threadIdx.x % 4 * 4, row = threadIdx.x / 4;
+            const uint4 at = here[k], four = here[piece];
+            const uint4 *entries = reinterpret_cast<const uint4 *>(columns + group * (BN / GROUPS));
+            uint4 two[BN / GROUPS / 2];
+            TL_UNROLL_FOR (int i = 0; i < BN / GROUPS / 2; i++)
+                two[i] = entries[i];
             if (job.by_four) {
-                const uint32_t piece = threadIdx.x % 4 * 4, row = threadIdx.x / 4;
-                const uint4 four = here[piece];
                 const uint32_t to_four = to + 4 * word((int)row, (int)piece);
                 uint32_t from = four.y + (row0 + row) * size;
                 TL_UNROLL_FOR (int i = 0; i < BM; i += THREADS / 4, from += THREADS / 4 * size)
@@ -105,13 +109,11 @@ template <class T_> struct WeightsLoader {
                 TL_UNROLL_FOR (int i = 0; i < BM; i += GROUPS, from += GROUPS * size)
                     tl_copy_async<4, false>(to_k + 4 * i * SLICE, job.small + from, at.w && group + i < rows_left);
             }
-            const uint4 *two = reinterpret_cast<const uint4 *>(columns + group * (BN / GROUPS));
             TL_UNROLL_FOR (int i = 0; i < BN; i += 2 * GROUPS) {
-                const uint4 entries = two[i / GROUPS / 2];
-                tl_copy_async<4, false>(to_k + 4 * (A + i * SLICE), job.large + (at.x + entries.x),
-                                        (at.z & entries.y) != 0);
-                tl_copy_async<4, false>(to_k + 4 * (A + (i + GROUPS) * SLICE), job.large + (at.x + entries.z),
-                                        (at.z & entries.w) != 0);
+                const uint4 &both = two[i / GROUPS / 2];
+                tl_copy_async<4, false>(to_k + 4 * (A + i * SLICE), job.large + (at.x + both.x), (at.z & both.y) != 0);
+                tl_copy_async<4, false>(to_k + 4 * (A + (i + GROUPS) * SLICE), job.large + (at.x + both.z),
+                                        (at.z & both.w) != 0);
             }
         }
         tl_copy_commit();
@@ -169,6 +171,7 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT) weights_kernel(const 
     __shared__ uint4 positions[Loader::AHEAD * SLICE];
     __shared__ uint32_t targets[T::BN];
     __shared__ __align__(16) uint2 entries[T::BN];
+    tl_wait_for_earlier();
     const tl_conv_gather &g = job.gather;
 
     const uint32_t row0 = blockIdx.x % job.row_tiles * T::BM, tile = blockIdx.x / job.row_tiles;
@@ -176,9 +179,10 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT) weights_kernel(const 
     const int taps = (int)(g.taps_size - tap0 < CHUNK ? g.taps_size - tap0 : CHUNK);
     const int64_t column0 = (int64_t)(tile % job.chunk_tiles) * T::BN, left = job.channels * taps - column0;
     for (int i = (int)threadIdx.x; i < T::BN; i += T::THREADS) {
-        const int64_t channel = (column0 + i) / taps, tap = (column0 + i) % taps;
-        entries[i % Loader::GROUPS * (T::BN / Loader::GROUPS) + i / Loader::GROUPS] =
-            column_entry(i < left, (uint32_t)(channel * g.source_size) + tap_offset(g, tap0 + tap), (uint32_t)tap);
+        const uint32_t column = (uint32_t)(column0 + i), channel = column / (uint32_t)taps;
+        const uint32_t tap = column - channel * (uint32_t)taps;
+        entries[i % Loader::GROUPS * (T::BN / Loader::GROUPS) + i / Loader::GROUPS] = column_entry(
+            i < left, (uint32_t)(channel * g.source_size) + TapOffsets(g, tap0 + tap).source, (uint32_t)tap);
         targets[i] = (uint32_t)(channel * g.taps_size + tap0 + tap);
     }
     const uint32_t begin = blockIdx.y * job.segment;
@@ -219,7 +223,7 @@ template <class T> int32_t launch(tl_context *ctx, Job &job, int64_t total, floa
     job.sums = sums ? (float *)sums : gw;
     constexpr size_t bytes = sizeof(float) * WeightsLoader<T>::STAGES * WeightsLoader<T>::STAGE;
     const dim3 grid((unsigned)tiles, (unsigned)segments);
-    TL_TRY(tl_launch_shared(ctx, "conv_weights", weights_kernel<T>, grid, T::THREADS, bytes, job));
+    TL_TRY(launch_tiles(ctx, "conv_weights", weights_kernel<T>, grid, T::THREADS, bytes, job));
     return sums ? tl_cuda_column_sums(ctx, sums, 1, segments, job.elements, 0, gw) : TORCHLEAN_OK;
 }
 
@@ -249,6 +253,12 @@ int32_t tl_cuda_conv_weights(tl_context *ctx, const tl_conv_shape &s, int64_t ba
     }
     job.by_four = s.out_size % 4 == 0 && tl_aligned4(small);
     const int64_t total = batch * s.out_size;
+    /* Few columns in each chunk: the narrowest tiles, of which there are as many, and so are segments. */
+    if (channels * (s.taps < CHUNK ? s.taps : CHUNK) <= Tile<1, 1, 1>::BN)
+        return rows <= 16   ? launch<Tile<1, 1, 1>>(ctx, job, total, gw)
+               : rows <= 32 ? launch<Tile<2, 1, 1>>(ctx, job, total, gw)
+               : rows <= 64 ? launch<Tile<4, 1, 1>>(ctx, job, total, gw)
+                            : launch<Tile<4, 2, 2>>(ctx, job, total, gw);
     if (rows <= 16) return launch<Tile<1, 4, 1>>(ctx, job, total, gw);
     if (rows <= 32) return launch<Tile<2, 4, 1>>(ctx, job, total, gw);
     if (rows > 64) return launch<Tile<4, 4, 2>>(ctx, job, total, gw);

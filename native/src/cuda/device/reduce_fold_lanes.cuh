@@ -152,23 +152,33 @@ template <int N> __device__ __forceinline__ void multiply(const float (&y)[N], d
     }
 }
 
-/* t <= 0, held near that -T of whose negative `most` is the upper word, by its own upper word alone. */
-__device__ __forceinline__ double hold_below_0(double t, uint32_t most)
+/* t <= 0, held near that -T of whose upper word `least` is, by its own upper word alone. Without a sign the words of negative numbers
+ * are above all others, and the larger, the further they are from 0. */
+__device__ __forceinline__ double hold_below_0(double t, uint32_t least)
 {
     const uint64_t bits = tl_bits64(t);
-    const uint32_t high = (uint32_t)(bits >> 32);
-    const uint32_t held = (uint32_t)((int32_t)high >> 31) & min(high & UINT32_C(0x7fffffff), most);
-    return tl_from_bits64((uint64_t)(held | UINT32_C(0x80000000)) << 32 | (uint32_t)bits);
+    const uint32_t held = min(max((uint32_t)(bits >> 32), UINT32_C(0x80000000)), least);
+    return tl_from_bits64((uint64_t)held << 32 | (uint32_t)bits);
 }
 
 /* tl_fold_value of exponentials and of a norm's elements where the centre m is finite; elsewhere the values are not read
  * (tl_fold_end). So the elements are numbers that give no exponent above 0 but for a rounding. It is held at -700 or -1000 or a
  * little below, where a value is too small to matter beside that of the largest element, 1, and so may be that of no element. */
-template <tl_fold_kind KIND> __device__ __forceinline__ double dear_value(float x, double m, double p)
+__device__ __forceinline__ double exponential_of(float x, double m)
 {
-    if constexpr (KIND == TL_FOLD_EXP) return tl_exp64(hold_below_0((double)x - m, UINT32_C(0x4085e000)));
+    return tl_exp64(hold_below_0((double)x - m, UINT32_C(0xc085e000)));
+}
+
+/* The same of a norm's element, and of one that is neither 0 nor subnormal. */
+__device__ __forceinline__ double power_of(double t) { return tl_exp2_64(hold_below_0(t, UINT32_C(0xc08f4000))); }
+__device__ __forceinline__ double any_power(float x, double m, double p)
+{
     const double t = p * (tl_log2_finite(x) - m);
-    return tl_exp2_64(hold_below_0(x == 0.0f ? -(double)TL_INF : t, UINT32_C(0x408f4000)));
+    return power_of(x == 0.0f ? -(double)TL_INF : t);
+}
+__device__ __forceinline__ double normal_power(float x, double m, double p)
+{
+    return power_of(p * (tl_log2_normal(fabsf(x), 0) - m));
 }
 
 /* (double)x - m with one rounding, where x is finite or m is NaN. The bits of a float in the places of a double's are x 2^-896, of a
@@ -203,9 +213,20 @@ __device__ __forceinline__ void take_all(tl_folded &f, const float (&y)[N], int 
         /* squares of float32 are exact in float64: fused, the sum has the same bits */
         TL_UNROLL_FOR (int i = 0; i < N; i++)
             f.v = fma((double)y[i], (double)y[i], f.v);
-    } else if constexpr (DEAR<KIND>) {
+    } else if constexpr (KIND == TL_FOLD_EXP) {
         TL_UNROLL_FOR (int i = 0; i < N; i++)
-            f.v += dear_value<KIND>(y[i], m, rule.p);
+            f.v += exponential_of(y[i], m);
+    } else if constexpr (KIND == TL_FOLD_POWER) {
+        bool normal = true;
+        TL_UNROLL_FOR (int i = 0; i < N; i++)
+            normal &= fabsf(y[i]) >= 0x1p-126f;
+        if (normal) {
+            TL_UNROLL_FOR (int i = 0; i < N; i++)
+                f.v += normal_power(y[i], m, rule.p);
+        } else {
+            TL_UNROLL_FOR (int i = 0; i < N; i++)
+                f.v += any_power(y[i], m, rule.p);
+        }
     } else {
         constexpr bool NOTHING = KIND == TL_FOLD_SUM || KIND == TL_FOLD_ABS; /* is the value of 0 */
         if (NOTHING || count >= N) {

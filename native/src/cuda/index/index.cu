@@ -155,8 +155,10 @@ __global__ void __launch_bounds__(THREADS)
 constexpr int64_t FEW_VALUES = 256;   /* to add one after the other; also few beside n, as sorting costs memory for n */
 constexpr int64_t WHOLE_ROW = 32;     /* elements of a row that share an index: those from here on move as one */
 constexpr int64_t LARGE_ARRAY = 1024; /* elements worth a block */
-/* Elements whose copy takes 64 us. That of tiles takes a twentieth more: as long as a launch for hits that are loaded at once. */
-constexpr int64_t LONG_ARRAY = (int64_t)1 << 25;
+/* Tiles for each multiprocessor, from which on to copy all arrays and to add hits that are loaded at once in a launch behind is
+ * faster. Three tiles at a time wait about a microsecond for indices and values, when they have copied: in four turns longer than
+ * that launch takes. */
+constexpr int64_t MANY_TILES = 4 * 3;
 
 int32_t add_along(tl_context *ctx, const char *name, const float *base, const float *values, const uint32_t *indices,
                   int64_t outer, int64_t n, int64_t inner, int64_t io, int64_t k, int64_t ii, float *out)
@@ -167,7 +169,8 @@ int32_t add_along(tl_context *ctx, const char *name, const float *base, const fl
     if (by_row && io == 1) return tl_scatter_shared(ctx, name, base, values, indices, outer, n, inner, k, out);
     if (by_row && tl_strips_serve(outer, n, inner, k))
         return tl_scatter_strips(ctx, name, base, values, indices, outer, n, inner, k, true, out);
-    const bool one_by_one = !by_row && k <= AT_ONCE && outer * n * inner >= LONG_ARRAY;
+    const bool one_by_one = !by_row && k <= AT_ONCE &&
+                            outer * tl_ceil_div(n * inner, TL_TILE) >= MANY_TILES * tl_cuda_sms(ctx);
     if (ii == 1 && k <= TL_TILE_INDICES && (by_row || n * inner >= LARGE_ARRAY) && !one_by_one)
         return tl_scatter_tiles(ctx, name, base, values, indices, outer, n, inner, k, io > 1, out);
     const axis_indices at = make_axis_indices(indices, n, by_row ? 1 : inner, io, k, ii);

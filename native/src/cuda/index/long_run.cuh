@@ -140,16 +140,12 @@ __device__ __forceinline__ float tl_add_long_run(const tl_hits &h, uint32_t firs
         const int64_t at = chunk + (int64_t)threadIdx.x * TL_LONG_HITS;
         uint32_t words[TL_LONG_HITS];
         tl_load_words(h, at, end, words);
-        TL_UNROLL_FOR (int i = 0; i < TL_LONG_HITS; i++) {
-            next[i] = -0.0f;
-            if (at + i >= first && at + i < end) next[i] = h.value(words[i], col);
-        }
+        tl_load_values(h, at, first, end, col, words, next);
     };
     fetch(from);
     for (int64_t chunk = from; chunk < end; chunk += CHUNK) {
         float v[TL_LONG_HITS];
-        TL_UNROLL_FOR (int i = 0; i < TL_LONG_HITS; i++)
-            v[i] = next[i];
+        tl_take_values(chunk + (int64_t)threadIdx.x * TL_LONG_HITS, first, end, next, v);
         if (chunk + CHUNK < end) fetch(chunk + CHUNK);
         sum = tl_add_block(sum, v, room);
     }
@@ -190,12 +186,10 @@ __device__ __forceinline__ float tl_add_staged(const tl_hits &h, uint32_t first,
 {
     const uint32_t lane = threadIdx.x % 32, mine = threadIdx.x / 32 * 32; /* of a stage, the 32 hits of the warp */
     float next[32];
+    uint32_t held = 0; /* hits of the warp in `next` */
     const auto fetch = [&](uint32_t at, uint32_t word) {
-        TL_UNROLL_FOR (int i = 0; i < 32; i++) {
-            const uint32_t hit = __shfl_sync(~0u, word, i);
-            next[i] = -0.0f;
-            if (i < end - at && at < end) next[i] = h.value(hit, col);
-        }
+        held = at < end ? min(end - at, 32u) : 0;
+        if (held) h.load_rows(word, held, col, next);
     };
     const auto word_at = [&](uint32_t at) { return at < end && lane < end - at ? h.list[at + lane] : 0; };
     uint32_t word = word_at(first + mine);
@@ -203,7 +197,7 @@ __device__ __forceinline__ float tl_add_staged(const tl_hits &h, uint32_t first,
     word = word_at(first + TL_LONG_STAGE + mine);
     for (uint32_t at = first; at < end; at += TL_LONG_STAGE) {
         TL_UNROLL_FOR (int i = 0; i < 32; i++)
-            stage[mine + i][lane] = next[i];
+            stage[mine + i][lane] = i < held ? next[i] : -0.0f;
         __syncthreads();
         if (at + TL_LONG_STAGE < end) {
             fetch(at + TL_LONG_STAGE + mine, word);

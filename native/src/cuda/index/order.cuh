@@ -21,6 +21,16 @@ struct tl_hits {
     {
         return values ? values[(int64_t)(word & mask) * cols + col] : __uint_as_float(word);
     }
+    /* v[i] = the value in column `col` of a row at the hit of lane i, for i < n, and behind them that of lane n - 1, which a caller
+     * leaves out when it uses them: a load under a condition is waited for at once, as a register takes its value or another. */
+    __device__ __forceinline__ void load_rows(uint32_t word, uint32_t n, uint32_t col, float (&v)[32]) const
+    {
+        const char *const column = reinterpret_cast<const char *>(values + col);
+        const uint32_t mine = __shfl_sync(~0u, word & mask, min(threadIdx.x % 32, n - 1));
+        TL_UNROLL_FOR (int i = 0; i < 32; i++)
+            v[i] =
+                *reinterpret_cast<const float *>(column + (uint64_t)__shfl_sync(~0u, mine, i) * (cols * sizeof(float)));
+    }
 };
 
 /* The end of the run of a sorted list that holds place `first`: the warp looks at 32 places at once. same(i) says whether place i
@@ -36,7 +46,7 @@ template <class Same> __device__ __forceinline__ uint32_t tl_run_end(uint32_t fi
     return (uint32_t)high;
 }
 
-/* Lane l adds the hits first .. end-1 of column `col`, its own, one after the other; 32 of them are on their way together. */
+/* Lane l adds the hits first .. end-1 of column `col` of a row, its own, one after the other; 32 of them are on their way together. */
 __device__ __forceinline__ float tl_add_walk(const tl_hits &h, uint32_t first, uint32_t end, uint32_t col, float sum)
 {
     const uint32_t lane = threadIdx.x % 32;
@@ -44,10 +54,7 @@ __device__ __forceinline__ float tl_add_walk(const tl_hits &h, uint32_t first, u
     while (first < end) {
         const uint32_t n = min(end - first, 32u), word = next;
         float v[32];
-        TL_UNROLL_FOR (int i = 0; i < 32; i++) {
-            const uint32_t hit = __shfl_sync(~0u, word, i);
-            if (i < n) v[i] = h.value(hit, col);
-        }
+        h.load_rows(word, n, col, v);
         first += n;
         next = lane < end - first ? h.list[first + lane] : 0;
         TL_UNROLL_FOR (int i = 0; i < 32; i++)
@@ -170,6 +177,30 @@ __device__ __forceinline__ void tl_load_words(const tl_hits &h, int64_t at, uint
     }
 }
 
+/* The values at these words, whose hits are first .. end-1, and others beside them. None is under a condition, so that they are on
+ * their way until tl_take_values, which makes those beside them -0. That changes no sum. */
+template <int RUN>
+__device__ __forceinline__ void tl_load_values(const tl_hits &h, int64_t at, uint32_t first, uint32_t end, uint32_t col,
+                                               const uint32_t (&words)[RUN], float (&values)[RUN])
+{
+    if (h.values) {
+        TL_UNROLL_FOR (int i = 0; i < RUN; i++) {
+            const uint32_t row = at + i >= first && at + i < end ? words[i] & h.mask : 0;
+            values[i] = h.values[(int64_t)row * h.cols + col];
+        }
+    } else {
+        TL_UNROLL_FOR (int i = 0; i < RUN; i++)
+            values[i] = __uint_as_float(words[i]);
+    }
+}
+template <int RUN>
+__device__ __forceinline__ void tl_take_values(int64_t at, uint32_t first, uint32_t end, const float (&values)[RUN],
+                                               float (&v)[RUN])
+{
+    TL_UNROLL_FOR (int i = 0; i < RUN; i++)
+        v[i] = at + i >= first && at + i < end ? values[i] : -0.0f;
+}
+
 /* sum + the hits first .. end-1 of a column, in their order; all lanes get it. `room` is as above. Lane l owns RUN neighbouring
  * hits of each chunk of 32·RUN, which begins at a multiple of four; hits outside the run are -0, which changes no sum. The values
  * of the chunk behind and the words of the one behind that are on their way meanwhile. */
@@ -182,10 +213,7 @@ __device__ __forceinline__ float tl_add_run(const tl_hits &h, uint32_t first, ui
     uint32_t words[RUN];
     float next[RUN];
     const auto fetch = [&] {
-        TL_UNROLL_FOR (int i = 0; i < RUN; i++) {
-            next[i] = -0.0f;
-            if (at + i >= first && at + i < end) next[i] = h.value(words[i], col);
-        }
+        tl_load_values(h, at, first, end, col, words, next);
         at += 32 * RUN;
         tl_load_words(h, at, end, words);
     };
@@ -193,8 +221,7 @@ __device__ __forceinline__ float tl_add_run(const tl_hits &h, uint32_t first, ui
     fetch();
     for (int64_t chunk = from; chunk < end; chunk += 32 * RUN) {
         float v[RUN];
-        TL_UNROLL_FOR (int i = 0; i < RUN; i++)
-            v[i] = next[i];
+        tl_take_values(at - 32 * RUN, first, end, next, v);
         fetch();
         sum = tl_add_chunk(sum, v, room);
     }

@@ -35,6 +35,9 @@ constexpr int64_t LONG_COPY = (int64_t)1 << 22;
 constexpr int64_t TILED_WIDE = 4096, TILED_VALUES = (int64_t)1 << 22; /* hits, and values, of tiles of wide rows */
 /* Hits that a tile sorts and adds in the time of a launch or two, also if all are its own. */
 constexpr int64_t TILED_FEW = 1024;
+/* Values, of more than which tiles of few columns have so many hits that every tile sorts the list: a tile has about a 264th of
+ * them, 8 of each hit. */
+constexpr int64_t TILE_SORTS = (int64_t)1 << 19;
 
 struct Scatter {
     const float *base; /* NULL for a sum that starts from +0 */
@@ -343,8 +346,10 @@ template <bool BY_SLOTS> int32_t launch_owners(tl_context *ctx, const char *name
 
 bool slots_serve(int64_t outer, int64_t rows, int64_t cols, int64_t k)
 {
-    return cols >= 128 && k <= SLOT_HITS && k <= rows * (SLOTS / 4) && rows < UINT32_MAX &&
-           (outer * (k + 2 * rows) * cols >= SLOT_VALUES || (k >= rows && k > TILED_FEW && k <= TILED_WIDE));
+    if (cols < 128 || rows >= UINT32_MAX) return false;
+    if (k >= rows && k > TILED_FEW && k <= TILED_WIDE)
+        return k <= rows * (SLOTS / 4) || (k <= rows * (SLOTS / 2) && outer * k * cols >= TILE_SORTS);
+    return k <= SLOT_HITS && k <= rows * (SLOTS / 4) && outer * (k + 2 * rows) * cols >= SLOT_VALUES;
 }
 
 /* Few rows have a hit, and tiles copy the others faster than their owners do. */
@@ -474,8 +479,7 @@ int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, co
     if (!(slots && !hits_are_rare(rows, k)) && tiles_serve(1, rows, cols, k))
         return tl_scatter_tiles(ctx, name, base, values, staged, 1, rows, cols, k, false, out);
     if (slots) return scatter_by_slots(ctx, name, base, values, staged, 1, rows, cols, k, out);
-    if (cols < 32 && tl_few_serve(rows, cols, k))
-        return tl_scatter_few(ctx, name, base, values, staged, rows, cols, k, out);
+    if (tl_few_serve(rows, cols, k)) return tl_scatter_few(ctx, name, base, values, staged, rows, cols, k, out);
     return tl_buckets_serve(rows, cols, k) ? tl_scatter_buckets(ctx, name, base, values, staged, rows, k, out)
                                            : scatter_sorted(ctx, name, base, values, staged, 1, rows, cols, k, out);
 }

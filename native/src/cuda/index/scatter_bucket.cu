@@ -1,10 +1,10 @@
-/* Scatter-adds of many hits into a vector on CUDA, in four launches.
+/* Scatter-adds of many hits into a vector on CUDA, in four launches, or three of a short list.
  *
  * Row r belongs to bucket r % buckets, so that rows beside each other, which lists often name most, are in different buckets. The
- * first launch counts the hits of every bucket in every part of the index list, the second adds the counts up, and the third deals
- * the hits, row and value, to their buckets, in the order of the list. A block of the fourth owns a bucket: it puts a window of its
- * hits in order of rows, stably and in one step, as there are few rows, and adds every row's in shared memory. So a hit is moved
- * once through memory, where a sort of the list moves it once for each digit.
+ * first launch counts the hits of every bucket in every part of the index list, the second adds the counts up, and the third, which
+ * also does that where there are few parts, deals the hits, row and value, to their buckets, in the order of the list. A block of the
+ * last owns a bucket: it puts a window of its hits in order of rows, stably and in one step, as there are few rows, and adds every
+ * row's in shared memory. So a hit is moved once through memory, where a sort of the list moves it once for each digit.
  *
  * Of so many rows that a bucket has thousands, lines of rows share a bucket, which is copied in whole lines. The hits of a window then
  * are dealt to warps by row, and nothing is put in order of rows: a warp adds its hits as they come to the sums in shared memory.
@@ -12,9 +12,11 @@
  * A bucket with far more hits than others has a second block. That adds the row which seems to have most of them, from the hits as
  * they lie, in which those of other rows count as -0: it changes no sum. The other block leaves the row out. */
 #include "cuda/device/division.cuh"
+#include "cuda/device/vector.cuh"
 #include "cuda/device/warp_sum.cuh"
 #include "cuda/index/long_run.cuh"
 #include "cuda/index/order.cuh"
+#include "cuda/index/rank.cuh"
 #include "cuda/index/scatter.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -32,9 +34,10 @@ constexpr uint32_t KINDS = 1 << FIELD, MOST_BUCKETS = KINDS - 1, MOST_PLACES = K
 constexpr uint32_t BUCKET_HITS = 1700;
 constexpr int ADDING = 3, LINES_ADDING = 2, DEALING = 4; /* blocks of a multiprocessor */
 constexpr uint32_t MOST_PARTS = 512;                     /* of the list */
-constexpr int FEW_DEALT = 8, MANY_DEALT = 16;            /* hits of a thread that are dealt at a time */
-constexpr int64_t LONG_LIST = (int64_t)1 << 21; /* indices, from which on MANY_DEALT are: enough for all blocks */
-constexpr int WINDOW_ITEMS = 20;                /* hits of a thread in a window of a bucket */
+/* Parts, up to which every block that deals adds the counts up for itself, in less than the time of a launch. */
+constexpr uint32_t FEW_PARTS = 32, PARTS_AT_ONCE = 8;
+constexpr int FEW_DEALT = 8, SOME_DEALT = 12, MANY_DEALT = 16; /* hits of a thread that are dealt at a time */
+constexpr int WINDOW_ITEMS = 20;                               /* hits of a thread in a window of a bucket */
 constexpr uint32_t WINDOW = WINDOW_ITEMS * THREADS;
 constexpr uint32_t ONE_BY_ONE = 256; /* hits of a row that a thread adds; more are a warp's, in chunks of 32·RUN */
 constexpr uint32_t LONE = 2048;      /* hits of buckets of one row that a block adds as fast as a warp */
@@ -43,10 +46,11 @@ constexpr int RUN = 16;
 /* Rows for each hit, of more than which the blocks of the last launch mostly copy rows, whose words are far apart, and a sort that
  * copies them in order beside its own work is faster. */
 constexpr int64_t FEW_OF_ROWS = 16, FEW_OF_LINED = 256; /* the latter of lines, which are copied in order too */
-/* More rows than MOST_BUCKETS·MOST_PLACES are dealt in lines of 128 bytes. A bucket of MOST_LINED has its sums, of 64 KiB, and a
- * window of hits, of 30 KiB, in shared memory: chips with 99 KiB for a block have room. */
+/* More rows than MOST_BUCKETS·MOST_PLACES are dealt in lines of 128 bytes. A bucket of MOST_LINED has its sums, of 66 KiB, and a
+ * window of hits, of 30 KiB, in shared memory: chips with 99 KiB for a block have room. So many that the buckets hold 2^24 rows. */
 constexpr int LINE_BITS = 5;
-constexpr uint32_t LINED_BITS = 14, MOST_LINED = 1 << LINED_BITS, LINES_AT_ONCE = 16;
+constexpr uint32_t LINED_BITS = 15, MOST_LINED = 528 << LINE_BITS, QUADS_AT_ONCE = 8;
+static_assert((int64_t)MOST_BUCKETS * MOST_LINED >= (int64_t)1 << 24 && MOST_LINED <= 1 << LINED_BITS);
 static_assert(MOST_LINED <= UINT16_MAX + 1 && MOST_PLACES <= MOST_LINED && LINED_BITS + FIELD <= 32);
 static_assert(KINDS == 4 * THREADS);
 static_assert(WINDOW <= UINT16_MAX && MANY_DEALT * THREADS <= UINT16_MAX);
@@ -62,6 +66,8 @@ struct buckets {
     tl_fastdiv count;          /* buckets */
     uint32_t line_bits;        /* rows that stay side by side, 2^line_bits of them */
     uint32_t places;           /* of a bucket, of which some are behind the last row */
+    bool aligned;              /* base and output, to 16 bytes */
+    bool placed;               /* the counts are added up before hits are dealt */
     uint32_t crowd;            /* hits of a bucket, above which it has a second block */
     uint32_t *before;          /* of every bucket and part: its hits, then those in the parts before */
     uint32_t *totals, *begins; /* of every bucket; `begins` ends with their sum */
@@ -78,97 +84,6 @@ struct buckets {
         return ((place >> line_bits) * count.divisor + bucket) << line_bits | (place & ((1u << line_bits) - 1));
     }
 };
-
-/* How many hits of every kind (bucket, or place) each warp has had. A warp's are padded to 16 bytes. */
-__host__ __device__ __forceinline__ uint32_t tally_stride(uint32_t kinds) { return (kinds + 7) / 8 * 8; }
-
-__device__ __forceinline__ void clear_tallies(uint16_t *tallies, uint32_t kinds)
-{
-    uint4 *const words = reinterpret_cast<uint4 *>(tallies);
-    static_assert(WARPS * sizeof(uint16_t) == sizeof(uint4));
-    for (uint32_t i = threadIdx.x; i < tally_stride(kinds); i += THREADS)
-        words[i] = make_uint4(0, 0, 0, 0);
-}
-
-/* Counts the warp's hits, and gives out how many of its kind each has before it: those of items before, then of lower lanes. The
- * lane's item i is of kind kind_of(i), below `kinds`. Items from `rounds` on, the same in the warp, are left out, four at a time. The
- * lanes of a kind follow from one vote for each bit of it, which costs a fraction of an atomic operation on shared memory with as
- * many bank conflicts as lanes of random kinds have. */
-template <int ITEMS, class Kind>
-__device__ __forceinline__ void rank_hits(uint16_t *of_warp, uint32_t kinds, Kind kind_of, uint32_t rounds,
-                                          uint32_t (&rank)[ITEMS])
-{
-    static_assert(ITEMS % 4 == 0);
-    const uint32_t lane = threadIdx.x % 32, below = (1u << lane) - 1;
-    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
-        rank[i] = ~0u; /* first, the lanes of the kind */
-    for (uint32_t bit = 1; bit < kinds; bit *= 2) {
-        TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
-            if (i % 4 == 0 && i >= rounds) break;
-            const bool set = kind_of(i) & bit;
-            const uint32_t with = __ballot_sync(~0u, set);
-            rank[i] &= set ? with : ~with;
-        }
-    }
-    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
-        if (i % 4 == 0 && i >= rounds) break;
-        const uint32_t peers = rank[i], before = of_warp[kind_of(i)];
-        __syncwarp();
-        if (peers >> lane == 1) of_warp[kind_of(i)] = (uint16_t)(before + __popc(peers));
-        __syncwarp();
-        rank[i] = before + __popc(peers & below);
-    }
-}
-
-/* first[i] becomes the sum of those before, for i <= count, where count is at most 4·THREADS. All threads have written theirs. */
-__device__ __forceinline__ void sum_before(uint32_t *first, uint32_t count, uint32_t *of_warps)
-{
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    __syncthreads();
-    uint32_t v[4], sum = 0;
-    TL_UNROLL_FOR (uint32_t i = 0; i < 4; i++) {
-        v[i] = 4 * threadIdx.x + i < count ? first[4 * threadIdx.x + i] : 0;
-        sum += v[i];
-    }
-    uint32_t end = tl_sum_to_lane(sum, lane);
-    if (lane == 31) of_warps[warp] = end;
-    __syncthreads();
-    TL_UNROLL_FOR (uint32_t w = 0; w + 1 < WARPS; w++)
-        if (w < warp) end += of_warps[w];
-    uint32_t at = end - sum;
-    TL_UNROLL_FOR (uint32_t i = 0; i < 4; i++) {
-        if (4 * threadIdx.x + i < count) first[4 * threadIdx.x + i] = at;
-        at += v[i];
-    }
-    if (threadIdx.x == THREADS - 1) first[count] = end;
-    __syncthreads();
-}
-
-/* Of every kind: first[kind] is where its hits begin among those of all, and the hits of each warp become where its own begin. A
- * thread has two kinds at a time, whose counts share a word. */
-__device__ __forceinline__ void place_kinds(uint16_t *tallies, uint32_t kinds, uint32_t *first, uint32_t *of_warps)
-{
-    uint32_t *const words = reinterpret_cast<uint32_t *>(tallies);
-    const uint32_t stride = tally_stride(kinds) / 2;
-    for (uint32_t pair = threadIdx.x; 2 * pair < kinds; pair += THREADS) {
-        uint32_t sum = 0;
-        TL_UNROLL_FOR (uint32_t w = 0; w < WARPS; w++)
-            sum += words[w * stride + pair];
-        first[2 * pair] = sum & UINT16_MAX;
-        if (2 * pair + 1 < kinds) first[2 * pair + 1] = sum >> 16;
-    }
-    sum_before(first, kinds, of_warps);
-    for (uint32_t pair = threadIdx.x; 2 * pair < kinds; pair += THREADS) {
-        uint32_t hits[WARPS], at = first[2 * pair] | first[2 * pair + 1] << 16;
-        TL_UNROLL_FOR (uint32_t w = 0; w < WARPS; w++)
-            hits[w] = words[w * stride + pair];
-        TL_UNROLL_FOR (uint32_t w = 0; w < WARPS; w++) {
-            words[w * stride + pair] = at;
-            at += hits[w];
-        }
-    }
-    __syncthreads();
-}
 
 __global__ void __launch_bounds__(COUNT_THREADS, DEALING) count_hits_kernel(buckets s)
 {
@@ -222,6 +137,20 @@ __device__ __forceinline__ uint32_t find_majority(const buckets &s, uint32_t buc
     return __shfl_sync(~0u, place, 0);
 }
 
+/* The warp says whether a bucket of `hits` hits has a second block, and for which row. */
+__device__ __forceinline__ void choose_heavy(const buckets &s, uint32_t bucket, uint32_t hits)
+{
+    uint32_t heavy = NONE;
+    if (s.places == 1) {
+        if (hits > LONE) heavy = 0;
+    } else if (hits > s.crowd) {
+        heavy = find_majority(s, bucket);
+    }
+    if (threadIdx.x % 32 > 0) return;
+    s.heavy[bucket] = heavy;
+    if (heavy != NONE) s.crowded[1 + atomicAdd(s.crowded, 1u)] = bucket;
+}
+
 /* A warp owns a bucket. */
 __global__ void __launch_bounds__(THREADS) place_parts_kernel(buckets s)
 {
@@ -238,15 +167,8 @@ __global__ void __launch_bounds__(THREADS) place_parts_kernel(buckets s)
         if (i * 32 + lane < s.parts) before[i * 32 + lane] = sum + end - hits[i];
         sum += __shfl_sync(~0u, end, 31);
     }
-    uint32_t heavy = NONE;
-    if (s.places == 1) {
-        if (sum > LONE) heavy = 0;
-    } else if (sum > s.crowd) {
-        heavy = find_majority(s, bucket);
-    }
-    if (lane > 0) return;
-    s.totals[bucket] = sum, s.heavy[bucket] = heavy;
-    if (heavy != NONE) s.crowded[1 + atomicAdd(s.crowded, 1u)] = bucket;
+    if (lane == 0) s.totals[bucket] = sum;
+    choose_heavy(s, bucket, sum);
 }
 
 /* A block deals a part of the list, ITEMS·THREADS hits at a time: it puts them in order of buckets in shared memory, from where
@@ -262,7 +184,7 @@ template <int ITEMS> __global__ void __launch_bounds__(THREADS, DEALING) deal_hi
     tl_wait_for_earlier();
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = s.count.divisor;
     const uint32_t begin = blockIdx.x * s.span, end = min(begin + s.span, s.k);
-    uint16_t *const of_warp = tallies + warp * tally_stride(count + 1);
+    uint16_t *const of_warp = tallies + warp * tl_tally_stride(count + 1);
     uint32_t index[ITEMS];
     const auto load_indices = [&](uint32_t from) {
         TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++) {
@@ -271,15 +193,34 @@ template <int ITEMS> __global__ void __launch_bounds__(THREADS, DEALING) deal_hi
         }
     };
     load_indices(begin);
-    for (uint32_t b = threadIdx.x; b < count; b += THREADS)
-        first[b] = s.totals[b];
-    sum_before(first, count, of_warps);
+    const bool placed = ITEMS > FEW_DEALT || s.placed; /* few parts have few hits */
+    for (uint32_t b = threadIdx.x; b < count; b += THREADS) {
+        if (placed) {
+            first[b] = s.totals[b], next[b] = s.before[b * s.parts + blockIdx.x];
+            continue;
+        }
+        uint32_t all = 0, earlier = 0;
+        for (uint32_t part = 0; part < s.parts; part += PARTS_AT_ONCE) {
+            uint32_t hits[PARTS_AT_ONCE];
+            TL_UNROLL_FOR (uint32_t u = 0; u < PARTS_AT_ONCE; u++)
+                hits[u] = part + u < s.parts ? s.before[b * s.parts + part + u] : 0;
+            TL_UNROLL_FOR (uint32_t u = 0; u < PARTS_AT_ONCE; u++) {
+                all += hits[u];
+                if (part + u < blockIdx.x) earlier += hits[u];
+            }
+        }
+        first[b] = all, next[b] = earlier;
+    }
+    tl_sum_before(first, count, of_warps);
     for (uint32_t b = threadIdx.x; b <= count; b += THREADS) {
         if (blockIdx.x == 0) s.begins[b] = first[b];
-        if (b < count) next[b] = first[b] + s.before[b * s.parts + blockIdx.x];
+        if (b < count) next[b] += first[b];
     }
+    if (!placed && blockIdx.x == gridDim.x - 1)
+        for (uint32_t b = warp; b < count; b += WARPS)
+            choose_heavy(s, b, first[b + 1] - first[b]);
     for (uint32_t from = begin; from < end; from += ITEMS * THREADS) {
-        clear_tallies(tallies, count + 1);
+        tl_clear_tallies(tallies, count + 1);
         uint32_t word[ITEMS], to[ITEMS];
         TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++) {
             uint32_t bucket;
@@ -287,9 +228,9 @@ template <int ITEMS> __global__ void __launch_bounds__(THREADS, DEALING) deal_hi
             word[i] = index[i] < s.rows ? place << FIELD | bucket : count;
         }
         __syncthreads(); /* tallies are clear, and `first` was read */
-        rank_hits(of_warp, count + 1, [&](int i) { return word[i] % KINDS; }, ITEMS, to);
+        tl_rank_hits(of_warp, count + 1, [&](int i) { return word[i] % KINDS; }, ITEMS, to);
         __syncthreads();
-        place_kinds(tallies, count + 1, first, of_warps);
+        tl_place_kinds(tallies, count + 1, first, of_warps);
         TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
             to[i] += of_warp[word[i] % KINDS];
         for (uint32_t b = threadIdx.x; b < count; b += THREADS)
@@ -393,14 +334,14 @@ __global__ void __launch_bounds__(THREADS, ADDING) add_buckets_kernel(buckets s)
     for (uint32_t from = begin; from < end; from += WINDOW) {
         window w;
         w.load(s.hits, from, min(end, from + WINDOW), heavy, places);
-        clear_tallies(tallies, places + 1);
+        tl_clear_tallies(tallies, places + 1);
         if (threadIdx.x == 0) many = 0;
         __syncthreads();
-        uint16_t *const of_warp = tallies + warp * tally_stride(places + 1);
+        uint16_t *const of_warp = tallies + warp * tl_tally_stride(places + 1);
         uint32_t to[WINDOW_ITEMS];
-        rank_hits(of_warp, places + 1, [&](int i) { return w.place[i]; }, w.rounds, to);
+        tl_rank_hits(of_warp, places + 1, [&](int i) { return w.place[i]; }, w.rounds, to);
         __syncthreads();
-        place_kinds(tallies, places + 1, first, of_warps);
+        tl_place_kinds(tallies, places + 1, first, of_warps);
         TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++)
             to[i] += of_warp[w.place[i]];
         __syncthreads();
@@ -439,6 +380,19 @@ __global__ void __launch_bounds__(THREADS, ADDING) add_buckets_kernel(buckets s)
         if (p != heavy) s.out[p * count + bucket] = sums[p];
 }
 
+/* Four rows of the base, from one that is a multiple of four on, as far as there are so many. */
+__device__ __forceinline__ void load_quad(const buckets &s, uint32_t row, float4 &v)
+{
+    if (s.aligned && row + 3 < s.rows) {
+        v = tl_load4(s.base + row);
+    } else {
+        if (row < s.rows) v.x = s.base[row];
+        if (row + 1 < s.rows) v.y = s.base[row + 1];
+        if (row + 2 < s.rows) v.z = s.base[row + 2];
+        if (row + 3 < s.rows) v.w = s.base[row + 3];
+    }
+}
+
 /* The same of buckets of many rows, in lines. Warp w owns the places p with p % WARPS == w: the hits of a window are dealt to the
  * warps, which add 32 of them at a time to the sums in shared memory. Of those in one place the first lane adds all. */
 __global__ void __launch_bounds__(THREADS, LINES_ADDING) add_lines_kernel(buckets s)
@@ -459,25 +413,27 @@ __global__ void __launch_bounds__(THREADS, LINES_ADDING) add_lines_kernel(bucket
     }
     const uint32_t bucket = blockIdx.x - first_blocks, heavy = s.heavy[bucket];
     const uint32_t begin = s.begins[bucket], end = s.begins[bucket + 1];
-    for (uint32_t p = threadIdx.x; p < s.places; p += LINES_AT_ONCE * THREADS) {
-        float v[LINES_AT_ONCE];
-        TL_UNROLL_FOR (uint32_t u = 0; u < LINES_AT_ONCE; u++) {
-            const uint32_t place = p + u * THREADS, row = s.row_at(place, bucket);
-            v[u] = s.base && place < s.places && row < s.rows ? s.base[row] : 0.0f;
+    window w; /* its hits are on their way with the rows */
+    w.load(s.hits, begin, min(end, begin + WINDOW), heavy, NONE);
+    for (uint32_t p = 4 * threadIdx.x; p < s.places; p += 4 * QUADS_AT_ONCE * THREADS) {
+        float4 v[QUADS_AT_ONCE];
+        TL_UNROLL_FOR (uint32_t u = 0; u < QUADS_AT_ONCE; u++) {
+            const uint32_t place = p + 4 * u * THREADS;
+            v[u] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (s.base && place < s.places) load_quad(s, s.row_at(place, bucket), v[u]);
         }
-        TL_UNROLL_FOR (uint32_t u = 0; u < LINES_AT_ONCE; u++)
-            if (p + u * THREADS < s.places) sums[p + u * THREADS] = v[u];
+        TL_UNROLL_FOR (uint32_t u = 0; u < QUADS_AT_ONCE; u++)
+            if (p + 4 * u * THREADS < s.places) tl_store4(sums + p + 4 * u * THREADS, v[u]);
     }
     for (uint32_t from = begin; from < end; from += WINDOW) {
-        window w;
-        w.load(s.hits, from, min(end, from + WINDOW), heavy, NONE);
-        clear_tallies(tallies, OWNERS + 1);
+        if (from > begin) w.load(s.hits, from, min(end, from + WINDOW), heavy, NONE);
+        tl_clear_tallies(tallies, OWNERS + 1);
         __syncthreads();
         const auto owner = [&](int i) { return w.place[i] == NONE ? OWNERS : w.place[i] % OWNERS; };
         uint32_t to[WINDOW_ITEMS];
-        rank_hits(tallies + warp * STRIDE, OWNERS + 1, owner, w.rounds, to);
+        tl_rank_hits(tallies + warp * STRIDE, OWNERS + 1, owner, w.rounds, to);
         __syncthreads();
-        place_kinds(tallies, OWNERS + 1, first, of_warps);
+        tl_place_kinds(tallies, OWNERS + 1, first, of_warps);
         TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {
             if (w.place[i] == NONE) continue;
             const uint32_t at = tallies[warp * STRIDE + owner(i)] + to[i];
@@ -501,15 +457,20 @@ __global__ void __launch_bounds__(THREADS, LINES_ADDING) add_lines_kernel(bucket
         __syncthreads();
     }
     __syncthreads();
-    for (uint32_t p = threadIdx.x; p < s.places; p += THREADS) {
+    for (uint32_t p = 4 * threadIdx.x; p < s.places; p += 4 * THREADS) {
         const uint32_t row = s.row_at(p, bucket);
-        if (row < s.rows && p != heavy) s.out[row] = sums[p];
+        if (s.aligned && row + 3 < s.rows && p != (heavy & ~3u)) {
+            tl_store4(s.out + row, tl_load4(sums + p));
+        } else {
+            TL_UNROLL_FOR (uint32_t i = 0; i < 4; i++)
+                if (row + i < s.rows && p + i != heavy) s.out[row + i] = sums[p + i];
+        }
     }
 }
 
 size_t at_least(size_t bytes, uint32_t kinds)
 {
-    const size_t of_tallies = WARPS * sizeof(uint16_t) * tally_stride(kinds);
+    const size_t of_tallies = WARPS * sizeof(uint16_t) * tl_tally_stride(kinds);
     return bytes < of_tallies ? of_tallies : bytes;
 }
 
@@ -543,11 +504,13 @@ int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base,
     count = count > most ? most : count;
     count = count * most_lines < lines ? tl_ceil_div(lines, most_lines) : count;
     count = count > lines ? lines : count;
-    const int64_t dealt = (k < LONG_LIST ? FEW_DEALT : MANY_DEALT) * THREADS;
-    /* Of more than a round for every block all parts are as long: in whole rounds some would have one more than others. */
-    const int64_t most_parts = dealing < MOST_PARTS ? dealing : MOST_PARTS;
-    const int64_t span = k <= most_parts * dealt ? dealt : tl_ceil_div(tl_ceil_div(k, most_parts), 32) * 32;
+    /* Of more than a round of few for every block all parts are as long: in whole rounds some would have one more than others. */
+    const int64_t most_parts = dealing < MOST_PARTS ? dealing : MOST_PARTS, few = FEW_DEALT * THREADS;
+    const int64_t span = k <= most_parts * few ? few : tl_ceil_div(tl_ceil_div(k, most_parts), 32) * 32;
     const int64_t parts = tl_ceil_div(k, span), crowd = 2 * k / count;
+    /* As few rounds as there can be, and then as few hits in each. */
+    const int64_t rounds = tl_ceil_div(span, MANY_DEALT * THREADS), items = tl_ceil_div(span, rounds * THREADS);
+    const int dealt = items <= FEW_DEALT ? FEW_DEALT : items <= SOME_DEALT ? SOME_DEALT : MANY_DEALT;
 
     tl_scratch<uint32_t> counts(ctx);
     tl_scratch<uint2> hits(ctx);
@@ -556,13 +519,16 @@ int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base,
     buckets s = {base, values, out, indices, (uint32_t)rows, (uint32_t)k, (uint32_t)parts, (uint32_t)span};
     s.count = tl_fastdiv(count), s.line_bits = lined ? LINE_BITS : 0;
     s.places = (uint32_t)(tl_ceil_div(lines, count) * line), s.crowd = crowd < WINDOW ? WINDOW : (uint32_t)crowd;
+    s.aligned = tl_aligned4(base) && tl_aligned4(out), s.placed = parts > FEW_PARTS;
     s.before = counts, s.totals = counts + count * parts, s.heavy = s.totals + count, s.begins = s.heavy + count;
     s.crowded = s.begins + count + 1, s.hits = hits;
     TL_TRY(tl_launch_ahead(ctx, name, count_hits_kernel, (unsigned)parts, COUNT_THREADS, 0, s));
-    TL_TRY(tl_launch_ahead(ctx, name, place_parts_kernel, tl_grid(count, WARPS), THREADS, 0, s));
-    const size_t of_dealt = at_least((size_t)dealt * sizeof(uint2), (uint32_t)count + 1);
-    TL_TRY(launch(ctx, name, k < LONG_LIST ? deal_hits_kernel<FEW_DEALT> : deal_hits_kernel<MANY_DEALT>, parts,
-                  of_dealt, s));
+    if (s.placed) TL_TRY(tl_launch_ahead(ctx, name, place_parts_kernel, tl_grid(count, WARPS), THREADS, 0, s));
+    const size_t of_dealt = at_least((size_t)dealt * THREADS * sizeof(uint2), (uint32_t)count + 1);
+    const auto deal = dealt == FEW_DEALT    ? deal_hits_kernel<FEW_DEALT>
+                      : dealt == SOME_DEALT ? deal_hits_kernel<SOME_DEALT>
+                                            : deal_hits_kernel<MANY_DEALT>;
+    TL_TRY(launch(ctx, name, deal, parts, of_dealt, s));
     const size_t of_window = lined ? WINDOW * (sizeof(float) + sizeof(uint16_t)) + s.places * sizeof(float)
                                    : at_least((WINDOW + 4) * sizeof(float), s.places + 1);
     return launch(ctx, name, lined ? add_lines_kernel : add_buckets_kernel, count + (count < adding ? count : adding),

@@ -1,9 +1,12 @@
-/* Scatter-adds of up to TL_SORTED_HITS hits into few narrow rows on CUDA, in two launches.
+/* Scatter-adds of up to TL_SORTED_HITS hits into few narrow rows on CUDA, in two launches or three.
  *
  * Blocks of the first sort chunks of the list by row, stably. They write the positions in this order, or the values of one column,
  * and where each row's run begins and ends. A warp of the second owns a column of a row: it looks up the row's runs in all chunks,
  * brings the values side by side to shared memory, and adds them in this order, which is that of the list. More of them than a
- * warp can hold the block adds. */
+ * warp can hold the block adds.
+ *
+ * Where there are more elements a warp of the second launch owns all columns of a row, and rows of many hits are left to a third,
+ * in which again a warp owns a column of a row. */
 #include "cuda/device/division.cuh"
 #include "cuda/index/long_run.cuh"
 #include "cuda/index/order.cuh"
@@ -15,7 +18,9 @@
 namespace {
 
 constexpr uint32_t CHUNK = TL_SORT_CHUNK, MOST_CHUNKS = TL_SORTED_HITS / CHUNK;
-constexpr uint32_t MOST_ROWS = 4096, MOST_ELEMENTS = 8192; /* whose runs fit shared memory, and warps of four rounds */
+constexpr uint32_t MOST_ROWS = 4096, MOST_COLUMNS = 31; /* whose runs fit shared memory; a lane for each column */
+constexpr uint32_t MOST_ELEMENTS = 8192;                /* that have a warp each: four rounds */
+constexpr uint32_t ROW_HITS = 256, VALUES = 16;         /* that a warp adds of a row, and values of a lane at a time */
 constexpr int SORT_THREADS = 512, SORT_ITEMS = CHUNK / SORT_THREADS;
 constexpr int PLACE_BITS = 11; /* of a word: the row, then the place in the chunk */
 static_assert(CHUNK == 1 << PLACE_BITS && MOST_CHUNKS == 2 * 32 && MOST_ROWS < 1 << 16);
@@ -36,7 +41,13 @@ struct few {
     uint32_t *sorted; /* every chunk's positions by row, or the bits of the values at these of one column */
     ushort2 *runs;    /* of every row in every chunk: begin and end */
 
+    uint32_t *left; /* NULL, or how many rows are left, then which */
+
     __device__ __forceinline__ bool by_value() const { return cols.divisor == 1; }
+    __device__ __forceinline__ float value(uint32_t word, uint32_t col) const
+    {
+        return by_value() ? __uint_as_float(word) : values[(int64_t)word * cols.divisor + col];
+    }
 };
 
 /* An index to ignore has the row `rows`; so have the places behind the list. */
@@ -55,6 +66,7 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_runs_kernel(few s, int bits
     room &shared = *reinterpret_cast<room *>(storage);
     tl_wait_for_earlier();
     const uint32_t from = blockIdx.x * CHUNK;
+    if (s.left && blockIdx.x == 0 && threadIdx.x == 0) *s.left = 0;
     uint32_t hit[SORT_ITEMS];
     uint32_t word[SORT_ITEMS];
     TL_UNROLL_FOR (uint32_t i = 0; i < SORT_ITEMS; i++) {
@@ -87,110 +99,180 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_runs_kernel(few s, int bits
  * fewer before them than there are hits. */
 struct row_runs {
     uint32_t before[MOST_CHUNKS], at[MOST_CHUNKS], hits;
+
+    __device__ __forceinline__ uint32_t chunk_of(uint32_t hit) const
+    {
+        uint32_t chunk = 0;
+        TL_UNROLL_FOR (uint32_t step = MOST_CHUNKS / 2; step; step /= 2)
+            if (before[chunk + step] <= hit) chunk += step;
+        return chunk;
+    }
 };
 
-/* Hits of the shared list of a block lie so that neither warps that write neighbours nor threads that read TL_LONG_HITS hits each,
- * four at a time, meet in a bank. */
-__device__ __forceinline__ uint32_t swizzled(uint32_t hit) { return hit ^ (hit / TL_LONG_HITS % 8) * 4; }
-
-/* Thread t of THREADS brings values of column `col` at the row's hits first + t, first + t + THREADS ... to the list, up to `end`, which is rounded up to
- * AT_ONCE·THREADS of them. Those behind the last are -0, which changes no sum. */
-template <int THREADS>
-__device__ __forceinline__ void bring_hits(const few &s, const row_runs &runs, uint32_t col, uint32_t first,
-                                           uint32_t end, uint32_t thread, float *list)
+/* The warp looks a row up, of which a lane has two chunks. A row behind the last has no hits. */
+__device__ __forceinline__ void find_runs(const few &s, uint32_t row, row_runs &runs)
 {
-    for (uint32_t from = first; from < end; from += AT_ONCE * THREADS) {
+    const uint32_t lane = threadIdx.x % 32;
+    ushort2 run[2] = {make_ushort2(0, 0), make_ushort2(0, 0)};
+    TL_UNROLL_FOR (uint32_t i = 0; i < 2; i++)
+        if (row < s.rows && 2 * lane + i < s.chunks) run[i] = s.runs[row * s.chunks + 2 * lane + i];
+    const uint32_t lengths[2] = {(uint32_t)(run[0].y - run[0].x), (uint32_t)(run[1].y - run[1].x)};
+    const uint32_t end = tl_sum_to_lane(lengths[0] + lengths[1], lane);
+    uint32_t before = end - lengths[1] - lengths[0];
+    TL_UNROLL_FOR (uint32_t i = 0; i < 2; i++) {
+        runs.before[2 * lane + i] = before;
+        runs.at[2 * lane + i] = (2 * lane + i) * CHUNK + run[i].x - before;
+        before += lengths[i];
+    }
+    if (lane == 31) runs.hits = end;
+    __syncwarp();
+}
+
+/* ---- rows ------------------------------------------------------------------------------------------------------------ */
+
+/* A warp owns a row: it brings the values of 32 hits at a time to shared memory, all columns of a hit side by side, from where a
+ * lane for each column adds them. Rows of more than ROW_HITS hits are left, to a warp or a block for each column. */
+__global__ void __launch_bounds__(TL_LONG_THREADS, 4) add_rows_kernel(few s)
+{
+    __shared__ row_runs all_runs[WARPS];
+    __shared__ float stages[WARPS][32 * MOST_COLUMNS];
+    tl_wait_for_earlier();
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = blockIdx.x * WARPS + warp;
+    const uint32_t cols = s.cols.divisor;
+    if (row >= s.rows) return;
+    row_runs &runs = all_runs[warp];
+    float *const stage = stages[warp];
+    float sum = s.base && lane < cols ? s.base[row * cols + lane] : 0.0f;
+    find_runs(s, row, runs);
+    const uint32_t hits = runs.hits;
+    if (hits > ROW_HITS) {
+        if (lane == 0) s.left[1 + atomicAdd(s.left, 1u)] = row;
+        return;
+    }
+    const auto position = [&](uint32_t hit) { return hit < hits ? s.sorted[runs.at[runs.chunk_of(hit)] + hit] : 0; };
+    uint32_t next = position(lane);
+    for (uint32_t from = 0; from < hits; from += 32) {
+        const uint32_t n = min(hits - from, 32u), mine = next;
+        for (uint32_t first = lane; first < lane + n * cols; first += 32 * VALUES) {
+            float v[VALUES];
+            TL_UNROLL_FOR (uint32_t u = 0; u < VALUES; u++) {
+                uint32_t col;
+                const uint32_t hit = s.cols.divmod(first + 32 * u, &col), p = __shfl_sync(~0u, mine, hit);
+                if (hit < n) v[u] = s.values[(int64_t)p * cols + col];
+            }
+            if (first < 32) next = position(from + 32 + lane);
+            TL_UNROLL_FOR (uint32_t u = 0; u < VALUES; u++)
+                if (first + 32 * u < n * cols) stage[first + 32 * u] = v[u];
+        }
+        __syncwarp();
+        if (lane < cols)
+#pragma unroll 8
+            for (uint32_t hit = 0; hit < n; hit++)
+                sum += stage[hit * cols + lane];
+        __syncwarp();
+    }
+    if (lane < cols) s.out[row * cols + lane] = sum;
+}
+
+/* ---- elements -------------------------------------------------------------------------------------------------------- */
+
+/* Lane l of a warp brings values of column `col` at the row's hits l, l + 32 ... to the list, up to their number rounded up to
+ * 32·AT_ONCE. Those behind the last are -0, which changes no sum. */
+__device__ __forceinline__ void bring_hits(const few &s, const row_runs &runs, uint32_t col, uint32_t lane, float *list)
+{
+    for (uint32_t from = lane; from < lane + runs.hits; from += AT_ONCE * 32) {
         uint32_t word[AT_ONCE];
         TL_UNROLL_FOR (int u = 0; u < AT_ONCE; u++) {
-            const uint32_t hit = from + u * THREADS + thread;
-            uint32_t chunk = 0;
-            TL_UNROLL_FOR (uint32_t step = MOST_CHUNKS / 2; step; step /= 2)
-                if (runs.before[chunk + step] <= hit) chunk += step;
+            const uint32_t hit = from + u * 32, chunk = runs.chunk_of(hit);
             word[u] = hit < runs.hits ? s.sorted[runs.at[chunk] + hit] : 0;
         }
         float v[AT_ONCE];
-        TL_UNROLL_FOR (int u = 0; u < AT_ONCE; u++) {
-            v[u] = -0.0f;
-            if (from + u * THREADS + thread < runs.hits)
-                v[u] = s.by_value() ? __uint_as_float(word[u]) : s.values[(int64_t)word[u] * s.cols.divisor + col];
-        }
-        TL_UNROLL_FOR (int u = 0; u < AT_ONCE; u++) {
-            const uint32_t place = from - first + u * THREADS + thread;
-            list[THREADS == 32 ? place : swizzled(place)] = v[u];
-        }
+        TL_UNROLL_FOR (int u = 0; u < AT_ONCE; u++)
+            v[u] = from + u * 32 < runs.hits ? s.value(word[u], col) : -0.0f;
+        TL_UNROLL_FOR (int u = 0; u < AT_ONCE; u++)
+            list[from + u * 32] = v[u];
     }
 }
 
-/* A warp owns an element; those of a block are far apart, as neighbours may all have many hits. */
-__global__ void __launch_bounds__(TL_LONG_THREADS, 2) add_runs_kernel(few s)
+/* sum + the values of column `col` at the row's hits; all threads of the block get it. A thread has TL_LONG_HITS neighbours of
+ * each BLOCK_HITS; the values of the next are on their way meanwhile, all without a condition: those behind the last are left out
+ * when they are used. */
+__device__ __forceinline__ float add_all_hits(const few &s, const row_runs &runs, uint32_t col, float sum,
+                                              tl_long_room &room)
 {
-    __shared__ float4 lists[BLOCK_HITS / 4];
+    float next[TL_LONG_HITS];
+    const auto fetch = [&](uint32_t first) {
+        uint32_t words[TL_LONG_HITS], chunk = runs.chunk_of(first);
+        TL_UNROLL_FOR (uint32_t i = 0; i < TL_LONG_HITS; i++) {
+            while (chunk + 1 < MOST_CHUNKS && runs.before[chunk + 1] <= first + i)
+                chunk++;
+            words[i] = s.sorted[first + i < runs.hits ? runs.at[chunk] + first + i : 0];
+        }
+        TL_UNROLL_FOR (uint32_t i = 0; i < TL_LONG_HITS; i++)
+            next[i] = s.value(words[i], col);
+    };
+    fetch(threadIdx.x * TL_LONG_HITS);
+    for (uint32_t from = 0; from < runs.hits; from += BLOCK_HITS) {
+        float v[TL_LONG_HITS];
+        TL_UNROLL_FOR (uint32_t i = 0; i < TL_LONG_HITS; i++)
+            v[i] = from + threadIdx.x * TL_LONG_HITS + i < runs.hits ? next[i] : -0.0f;
+        if (from + BLOCK_HITS < runs.hits) fetch(from + BLOCK_HITS + threadIdx.x * TL_LONG_HITS);
+        sum = tl_add_block(sum, v, room); /* its barriers let all have read */
+    }
+    return sum;
+}
+
+/* A warp owns an element, of all rows or of those that are left; those of a block are far apart, as neighbours may all have many
+ * hits. */
+template <bool LEFT> __global__ void __launch_bounds__(TL_LONG_THREADS, 2) add_runs_kernel(few s)
+{
+    __shared__ float4 lists[WARPS][WARP_HITS / 4];
     __shared__ float4 chunks[WARPS][16 * RUN / 4];
     __shared__ row_runs runs[WARPS];
     __shared__ tl_long_room room;
     tl_wait_for_earlier();
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, element = warp * gridDim.x + blockIdx.x;
-    uint32_t col;
-    const uint32_t row = s.cols.divmod(element, &col);
-    float4 *const own = lists + warp * (WARP_HITS / 4);
-    float sum = s.base && row < s.rows ? s.base[element] : 0.0f;
-
-    ushort2 run[2] = {make_ushort2(0, 0), make_ushort2(0, 0)}; /* a lane has two chunks */
-    TL_UNROLL_FOR (uint32_t i = 0; i < 2; i++)
-        if (row < s.rows && 2 * lane + i < s.chunks) run[i] = s.runs[row * s.chunks + 2 * lane + i];
-    const uint32_t lengths[2] = {(uint32_t)(run[0].y - run[0].x), (uint32_t)(run[1].y - run[1].x)};
-    uint32_t end = lengths[0] + lengths[1];
-    TL_UNROLL_FOR (int d = 1; d < 32; d *= 2) {
-        const uint32_t before = __shfl_up_sync(~0u, end, d);
-        if (lane >= d) end += before;
-    }
-    uint32_t before = end - lengths[1] - lengths[0];
-    TL_UNROLL_FOR (uint32_t i = 0; i < 2; i++) {
-        runs[warp].before[2 * lane + i] = before;
-        runs[warp].at[2 * lane + i] = (2 * lane + i) * CHUNK + run[i].x - before;
-        before += lengths[i];
-    }
-    if (lane == 31) runs[warp].hits = end;
-    __syncwarp();
-    const uint32_t hits = runs[warp].hits;
-    if (hits <= WARP_HITS) {
-        bring_hits<32>(s, runs[warp], col, 0, hits, lane, reinterpret_cast<float *>(own));
-        __syncwarp();
-        if (hits <= ONE_BY_ONE) {
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint32_t elements = (LEFT ? s.left[0] : s.rows) * s.cols.divisor;
+    for (uint32_t first = blockIdx.x; first < elements; first += WARPS * gridDim.x) {
+        const auto find_element = [&](uint32_t of_warp, uint32_t *col) {
+            const uint32_t unit = first + of_warp * gridDim.x, row = s.cols.divmod(unit, col);
+            return unit >= elements ? s.rows : LEFT ? s.left[1 + row] : row;
+        };
+        uint32_t col;
+        const uint32_t row = find_element(warp, &col);
+        const auto base_at = [&](uint32_t row, uint32_t col) {
+            return s.base && row < s.rows ? s.base[row * s.cols.divisor + col] : 0.0f;
+        };
+        float sum = base_at(row, col);
+        find_runs(s, row, runs[warp]);
+        const uint32_t hits = runs[warp].hits;
+        if (hits <= WARP_HITS) {
+            bring_hits(s, runs[warp], col, lane, reinterpret_cast<float *>(lists[warp]));
+            __syncwarp();
+            if (hits <= ONE_BY_ONE) {
 #pragma unroll 4
-            for (uint32_t hit = 0; hit < hits; hit += 4) {
-                const float4 v = own[hit / 4];
-                sum += v.x;
-                sum += v.y;
-                sum += v.z;
-                sum += v.w;
+                for (uint32_t hit = 0; hit < hits; hit += 4) {
+                    const float4 v = lists[warp][hit / 4];
+                    sum += v.x;
+                    sum += v.y;
+                    sum += v.z;
+                    sum += v.w;
+                }
+            } else {
+                const tl_hits list = {reinterpret_cast<const uint32_t *>(lists[warp]), UINT32_MAX, nullptr, 1};
+                sum = tl_add_run<RUN>(list, 0, hits, 0, sum, chunks[warp]);
             }
-        } else {
-            const tl_hits list = {reinterpret_cast<const uint32_t *>(own), UINT32_MAX, nullptr, 1};
-            sum = tl_add_run<RUN>(list, 0, hits, 0, sum, chunks[warp]);
+            if (lane == 0 && row < s.rows) s.out[row * s.cols.divisor + col] = sum;
         }
-        if (lane == 0 && row < s.rows) s.out[element] = sum;
-    }
-    __syncthreads();
-    for (uint32_t w = 0; w < WARPS; w++) {
-        const uint32_t length = runs[w].hits, at = w * gridDim.x + blockIdx.x;
-        if (length <= WARP_HITS) continue;
-        s.cols.divmod(at, &col);
-        float all = s.base ? s.base[at] : 0.0f;
-        for (uint32_t from = 0; from < length; from += BLOCK_HITS) {
-            bring_hits<TL_LONG_THREADS>(s, runs[w], col, from, min(from + BLOCK_HITS, length), threadIdx.x,
-                                        reinterpret_cast<float *>(lists));
-            __syncthreads();
-            float v[TL_LONG_HITS];
-            TL_UNROLL_FOR (uint32_t i = 0; i < TL_LONG_HITS; i += 4) {
-                const uint32_t first = threadIdx.x * TL_LONG_HITS + i;
-                float4 q = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
-                if (from + first < length) q = lists[swizzled(first) / 4];
-                v[i] = q.x, v[i + 1] = q.y, v[i + 2] = q.z, v[i + 3] = q.w;
-            }
-            all = tl_add_block(all, v, room); /* its barriers let all have read */
+        __syncthreads();
+        for (uint32_t w = 0; w < WARPS; w++) {
+            if (runs[w].hits <= WARP_HITS) continue;
+            uint32_t long_col;
+            const uint32_t long_row = find_element(w, &long_col);
+            const float all = add_all_hits(s, runs[w], long_col, base_at(long_row, long_col), room);
+            if (threadIdx.x == 0) s.out[long_row * s.cols.divisor + long_col] = all;
         }
-        if (threadIdx.x == 0) s.out[at] = all;
+        __syncthreads();
     }
 }
 
@@ -198,22 +280,28 @@ __global__ void __launch_bounds__(TL_LONG_THREADS, 2) add_runs_kernel(few s)
 
 bool tl_few_serve(int64_t rows, int64_t cols, int64_t k)
 {
-    return rows <= MOST_ROWS && rows * cols <= MOST_ELEMENTS && k <= TL_SORTED_HITS;
+    return rows <= MOST_ROWS && cols <= MOST_COLUMNS && k <= TL_SORTED_HITS;
 }
 
 int32_t tl_scatter_few(tl_context *ctx, const char *name, const float *base, const float *values,
                        const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out)
 {
-    const int64_t chunks = tl_ceil_div(k, CHUNK);
+    const int64_t chunks = tl_ceil_div(k, CHUNK), elements = rows * cols, blocks = 2 * tl_cuda_sms(ctx);
+    const bool by_rows = elements > MOST_ELEMENTS;
     tl_scratch<uint32_t> sorted(ctx);
     tl_scratch<ushort2> runs(ctx);
-    TL_TRY(sorted.allocate(chunks * CHUNK));
+    TL_TRY(sorted.allocate(chunks * CHUNK + (by_rows ? 1 + tl_ceil_div(k, ROW_HITS) : 0)));
     TL_TRY(runs.allocate(rows * chunks));
     few s = {base, values, out, indices, tl_fastdiv(cols), (uint32_t)rows, (uint32_t)k, (uint32_t)chunks, sorted, runs};
+    s.left = by_rows ? sorted + chunks * CHUNK : nullptr;
     const int bits = 32 - __builtin_clz((uint32_t)rows);
     TL_TRY(tl_launch_ahead(ctx, name, sort_runs_kernel, (unsigned)chunks, SORT_THREADS, 0, s, bits));
+    if (by_rows) {
+        TL_TRY(tl_launch_ahead(ctx, name, add_rows_kernel, tl_grid(rows, WARPS), TL_LONG_THREADS, 0, s));
+        return tl_launch_ahead(ctx, name, add_runs_kernel<true>, (unsigned)blocks, TL_LONG_THREADS, 0, s);
+    }
     /* A block for every element that may have many hits, as far as the device holds them. */
-    const int64_t elements = rows * cols, blocks = 2 * tl_cuda_sms(ctx), least = tl_ceil_div(elements, WARPS);
+    const int64_t least = tl_ceil_div(elements, WARPS);
     const unsigned grid = tl_grid(elements < blocks ? elements : least < blocks ? blocks : least, 1);
-    return tl_launch_ahead(ctx, name, add_runs_kernel, grid, TL_LONG_THREADS, 0, s);
+    return tl_launch_ahead(ctx, name, add_runs_kernel<false>, grid, TL_LONG_THREADS, 0, s);
 }

@@ -4,7 +4,7 @@
  * the input, looks through the whole index list for the hits of its rows, sorts them by row and then position, and adds every row's
  * in that order. Arrays that lie one behind the other have tiles of their own. */
 #include "cuda/device/division.cuh"
-#include "cuda/index/order.cuh"
+#include "cuda/index/long_run.cuh"
 #include "cuda/index/scatter.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -16,14 +16,19 @@ static_assert(TL_TILE_INDICES == 32 * 256);
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 constexpr int POSITION_BITS = 17; /* of a word of the list: the row in the tile, then the position */
 constexpr uint32_t POSITIONS = (1u << POSITION_BITS) - 1;
-constexpr int64_t TILE = 16384;           /* elements, a copy that outweighs the list */
 constexpr int64_t FEW_COLUMNS = WARPS;    /* of a small output: a warp for each column of a long run */
 constexpr uint32_t FEW = THREADS;         /* hits that are sorted by counting smaller ones */
-constexpr uint32_t MANY = 32, LONG = 256; /* longer runs are left to a warp for 32 columns, or for each column */
+constexpr uint32_t MANY = 32, LONG = 256; /* longer runs are left to a warp for 32 columns, or to the block */
 constexpr uint32_t LONG_COLUMNS =
-    8 * WARPS; /* of wider tiles warps have so many columns that they are faster with 32 at a time */
+    16 * WARPS;                      /* of wider tiles most warps have 32 columns of a run, and load as much at once */
 constexpr uint32_t NARROW_LONG = 64; /* the same of narrow tiles: to a warp for each column */
 constexpr int RUN = 16;
+constexpr int64_t ROW_COLUMNS = 8 * WARPS; /* of a small output that may have tiles of whole rows */
+/* Columns of a tile of wide rows that many hits may meet: a warp has 32 of them. A block that had all columns would add at about a
+ * 140th of the rate at which all blocks copy, twice as many bytes for each element: if most hits were its own, and rows no more than
+ * FEW_ROWS times the hits, it would end long after the others. */
+constexpr int64_t PIECE = 32 * WARPS, FEW_ROWS = 64;
+static_assert(THREADS == TL_LONG_THREADS);
 
 struct tiles {
     const float *base; /* NULL for a sum that starts from +0 */
@@ -32,6 +37,7 @@ struct tiles {
     const uint32_t *indices;
     uint32_t rows, cols, k, tile_rows;
     tl_fastdiv count, pieces, width; /* tiles of an array, tiles of a row, columns of a tile */
+    tl_fastdiv quads;                /* the last in fours, where rows and tiles start on 16 bytes; else 1 */
     bool by_outer, aligned, vectors; /* indices of their own for every array; pointers, and rows, start on 16 bytes */
 };
 
@@ -73,6 +79,25 @@ __device__ __forceinline__ void copy_columns(const float *base, float *out, uint
     }
 }
 
+/* The same for a tile of some of the columns of a large one, whose rows are aligned. */
+__device__ __forceinline__ void copy_quads(const float *base, float *out, uint32_t rows, uint32_t cols, uint32_t stride,
+                                           const tl_fastdiv &quads)
+{
+    for (uint32_t i = threadIdx.x; i < rows * quads.divisor; i += 8 * THREADS) {
+        uint32_t element[8];
+        float4 v[8];
+        TL_UNROLL_FOR (int u = 0; u < 8; u++) {
+            uint32_t quad;
+            const uint32_t row = quads.divmod(i + u * THREADS, &quad);
+            element[u] = row < rows && 4 * quad < cols ? row * stride + 4 * quad : UINT32_MAX;
+            v[u] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (base && element[u] != UINT32_MAX) v[u] = tl_load4(base + element[u]);
+        }
+        TL_UNROLL_FOR (int u = 0; u < 8; u++)
+            if (element[u] != UINT32_MAX) tl_store4(out + element[u], v[u]);
+    }
+}
+
 struct sorted_list {
     const uint32_t *words;
     uint32_t count;
@@ -86,6 +111,45 @@ struct sorted_list {
         return tl_run_end(first, count, [=](uint32_t i) { return row(i) == of; });
     }
 };
+
+__device__ __forceinline__ void add_to(float &sum, float v) { sum += v; }
+__device__ __forceinline__ void add_to(float4 &sum, float4 v)
+{
+    sum.x += v.x;
+    sum.y += v.y;
+    sum.z += v.z;
+    sum.w += v.w;
+}
+
+/* A thread owns a Vector of a run of up to LONGEST hits, of `runs` of which start(run) says where they may begin; longer ones are
+ * left. Rows have `cols` vectors in the tile, `stride` in all. */
+template <uint32_t LONGEST, class Vector, class Start, class Leave>
+__device__ __forceinline__ void add_short_runs(const Vector *base, const Vector *values, Vector *out, uint32_t stride,
+                                               const tl_fastdiv &width, uint32_t cols, const sorted_list &sorted,
+                                               uint32_t runs, Start start, Leave leave)
+{
+    constexpr int AT_ONCE = 8;
+    for (uint32_t t = threadIdx.x; t < runs * width.divisor; t += THREADS) {
+        uint32_t col;
+        const uint32_t i = start(width.divmod(t, &col)), row = sorted.row(i);
+        if (col >= cols || !sorted.begins(i)) continue;
+        if (sorted.in_run(i + LONGEST, row)) {
+            if (col == 0) leave(i, row);
+            continue;
+        }
+        const int64_t element = (int64_t)row * stride + col;
+        Vector sum = base ? base[element] : Vector{};
+        for (uint32_t from = i; sorted.in_run(from, row); from += AT_ONCE) {
+            Vector v[AT_ONCE];
+            TL_UNROLL_FOR (int e = 0; e < AT_ONCE; e++)
+                if (sorted.in_run(from + e, row))
+                    v[e] = values[(int64_t)(sorted.words[from + e] & POSITIONS) * stride + col];
+            TL_UNROLL_FOR (int e = 0; e < AT_ONCE; e++)
+                if (sorted.in_run(from + e, row)) add_to(sum, v[e]);
+        }
+        out[element] = sum;
+    }
+}
 
 /* The warp's 128 columns of a row from `first` on: lane l has the position of hit l, of n. */
 template <bool VECTORS>
@@ -103,18 +167,30 @@ __device__ __forceinline__ void add_group(const float *base, const float *values
     tl_store_group<VECTORS>(out, first, cols, sum[0]);
 }
 
-template <int ITEMS> __global__ void __launch_bounds__(THREADS, ITEMS == 8 ? 3 : 2) scatter_tile_kernel(tiles s)
-{
+/* Shared memory of a block. */
+template <int ITEMS> struct tile_room {
     using Sort = cub::BlockRadixSort<uint32_t, THREADS, ITEMS>;
+    union {
+        typename Sort::TempStorage sort;
+        uint32_t list[ITEMS * THREADS];
+    };
+    union { /* what warps or the block add, after where runs begin */
+        float4 chunk[WARPS][16 * RUN / 4];
+        float stage[TL_LONG_STAGE][32];
+        uint16_t begins[WARPS * 16 * RUN * 2];
+    };
+};
+
+template <int ITEMS> __global__ void __launch_bounds__(THREADS, ITEMS < 32 ? 3 : 2) scatter_tile_kernel(tiles s)
+{
+    using Sort = typename tile_room<ITEMS>::Sort;
     constexpr uint32_t LEFT = ITEMS * THREADS / MANY;
-    constexpr size_t WORDS = ITEMS * THREADS * sizeof(uint32_t);
-    constexpr size_t ROOM = sizeof(typename Sort::TempStorage) > WORDS ? sizeof(typename Sort::TempStorage) : WORDS;
-    __shared__ __align__(16) char room[ROOM]; /* for sorting, then the list */
+    TL_DYNAMIC_SHARED(uint4, shared);
+    tile_room<ITEMS> &room = *reinterpret_cast<tile_room<ITEMS> *>(shared);
     __shared__ uint4 few_words[FEW / 4 + 1];
-    __shared__ uint32_t left[LEFT]; /* runs that are left to warps: many hits from the front, long ones from the back */
-    __shared__ float4 chunk[WARPS][16 * RUN / 4];
+    __shared__ uint32_t left[LEFT]; /* runs that are left: many hits from the front, long ones from the back */
     __shared__ uint32_t count, begun, many, longs;
-    uint32_t *const list = reinterpret_cast<uint32_t *>(room);
+    uint32_t *const list = room.list;
     uint32_t *const few = reinterpret_cast<uint32_t *>(few_words);
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
@@ -128,15 +204,18 @@ template <int ITEMS> __global__ void __launch_bounds__(THREADS, ITEMS == 8 ? 3 :
     float *const out = s.out + at;
     const uint32_t *const indices = s.indices + (s.by_outer ? (int64_t)o * s.k : 0);
 
+    const bool by_quads = s.quads.divisor > 1;
     if (threadIdx.x == 0) count = begun = many = longs = 0;
+    uint32_t index[ITEMS]; /* on their way while the tile is copied */
+    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
+        index[i] = i * THREADS + threadIdx.x < s.k ? indices[i * THREADS + threadIdx.x] : UINT32_MAX;
     if (rows == 1 || cols == s.cols) {
         copy_tile(base, out, at, rows * cols, s.aligned);
+    } else if (by_quads) {
+        copy_quads(base, out, rows, cols, s.cols, s.quads);
     } else {
         copy_columns(base, out, rows, cols, s.cols, s.width);
     }
-    uint32_t index[ITEMS];
-    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
-        index[i] = i * THREADS + threadIdx.x < s.k ? indices[i * THREADS + threadIdx.x] : UINT32_MAX;
     __syncthreads();
     TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
         const uint32_t row = index[i] - first_row; /* of the tile; above it also for those before */
@@ -167,8 +246,7 @@ template <int ITEMS> __global__ void __launch_bounds__(THREADS, ITEMS == 8 ? 3 :
             const uint32_t j = threadIdx.x * ITEMS + i;
             key[i] = min(j < s.k ? indices[j] - first_row : UINT32_MAX, rows) << POSITION_BITS | j;
         }
-        Sort(*reinterpret_cast<typename Sort::TempStorage *>(room))
-            .SortBlockedToStriped(key, POSITION_BITS, POSITION_BITS + 32 - __clz((int)rows));
+        Sort(room.sort).SortBlockedToStriped(key, POSITION_BITS, POSITION_BITS + 32 - __clz((int)rows));
         __syncthreads();
         TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
             list[i * THREADS + threadIdx.x] = key[i];
@@ -178,48 +256,40 @@ template <int ITEMS> __global__ void __launch_bounds__(THREADS, ITEMS == 8 ? 3 :
     const tl_hits column_hits = {list, POSITIONS, values, s.cols};
     const sorted_list sorted = {list, hits};
     /* Where runs begin, as far as there is room; where there are more of them, most hits begin one. */
-    constexpr uint32_t BEGINS = sizeof chunk / sizeof(uint16_t);
-    uint16_t *const begins = reinterpret_cast<uint16_t *>(chunk);
+    constexpr uint32_t BEGINS = sizeof room.begins / sizeof(uint16_t);
+    uint16_t *const begins = room.begins;
     for (uint32_t i = threadIdx.x; i < hits; i += THREADS) {
         if (!sorted.begins(i)) continue;
         const uint32_t place = atomicAdd(&begun, 1u);
         if (place < BEGINS) begins[place] = (uint16_t)i;
     }
     __syncthreads();
-    const uint32_t runs = begun <= BEGINS ? begun : hits;
-    if (cols < 32) { /* a thread owns a column of a run */
-        for (uint32_t t = threadIdx.x; t < runs * s.width.divisor; t += THREADS) {
-            uint32_t col;
-            const uint32_t run = s.width.divmod(t, &col), i = begun <= BEGINS ? begins[run] : run;
-            const uint32_t row = sorted.row(i);
-            if (col >= cols || !sorted.begins(i)) continue;
-            if (sorted.in_run(i + NARROW_LONG, row)) {
-                if (col == 0) left[LEFT - 1 - atomicAdd(&longs, 1u)] = i;
-                continue;
-            }
-            float sum = base ? base[(int64_t)row * s.cols + col] : 0.0f;
-            for (uint32_t from = i; sorted.in_run(from, row); from += 8) {
-                float v[8];
-                TL_UNROLL_FOR (int e = 0; e < 8; e++)
-                    if (sorted.in_run(from + e, row)) v[e] = column_hits.value(list[from + e], col);
-                TL_UNROLL_FOR (int e = 0; e < 8; e++)
-                    if (sorted.in_run(from + e, row)) sum += v[e];
-            }
-            out[(int64_t)row * s.cols + col] = sum;
-        }
+    const uint32_t starts = begun <= BEGINS ? begun : hits;
+    const auto start = [&](uint32_t run) { return begun <= BEGINS ? (uint32_t)begins[run] : run; };
+    const auto leave = [&](uint32_t i, bool is_long) {
+        if (is_long)
+            left[LEFT - 1 - atomicAdd(&longs, 1u)] = i;
+        else
+            left[atomicAdd(&many, 1u)] = i;
+    };
+    if (cols < 32) { /* a thread owns a column of a run, or four of them */
+        const auto leave_long = [&](uint32_t i, uint32_t) { leave(i, true); };
+        if (by_quads)
+            add_short_runs<NARROW_LONG>((const float4 *)base, (const float4 *)values, (float4 *)out, s.cols / 4,
+                                        s.quads, cols / 4, sorted, starts, start, leave_long);
+        else
+            add_short_runs<NARROW_LONG>(base, values, out, s.cols, s.width, cols, sorted, starts, start, leave_long);
+    } else if (by_quads && cols <= ROW_COLUMNS) {
+        add_short_runs<MANY>((const float4 *)base, (const float4 *)values, (float4 *)out, s.cols / 4, s.quads, cols / 4,
+                             sorted, starts, start,
+                             [&](uint32_t i, uint32_t row) { leave(i, sorted.in_run(i + LONG, row)); });
     } else { /* a warp owns 128 columns of a run */
         const uint32_t groups = (cols + 127) / 128;
-        for (uint32_t unit = warp; unit < runs * groups; unit += WARPS) {
-            const uint32_t run = unit / groups, first = unit % groups * 128;
-            const uint32_t i = begun <= BEGINS ? begins[run] : run, row = sorted.row(i);
+        for (uint32_t unit = warp; unit < starts * groups; unit += WARPS) {
+            const uint32_t first = unit % groups * 128, i = start(unit / groups), row = sorted.row(i);
             if (!sorted.begins(i)) continue;
             if (sorted.in_run(i + MANY, row)) {
-                if (first == 0 && lane == 0) {
-                    if (sorted.in_run(i + LONG, row) && cols <= LONG_COLUMNS)
-                        left[LEFT - 1 - atomicAdd(&longs, 1u)] = i;
-                    else
-                        left[atomicAdd(&many, 1u)] = i;
-                }
+                if (first == 0 && lane == 0) leave(i, sorted.in_run(i + LONG, row) && cols <= LONG_COLUMNS);
                 continue;
             }
             const uint32_t n = __popc(__ballot_sync(~0u, sorted.in_run(i + lane, row)));
@@ -233,21 +303,40 @@ template <int ITEMS> __global__ void __launch_bounds__(THREADS, ITEMS == 8 ? 3 :
     }
     __syncthreads();
 
-    /* A warp owns a column of a run, or 32 of them. */
-    for (uint32_t unit = warp; unit < longs * cols; unit += WARPS) {
-        const uint32_t i = left[LEFT - 1 - unit / cols], col = unit % cols, row = sorted.row(i);
-        const uint32_t end = sorted.end(i);
-        const int64_t element = (int64_t)row * s.cols + col;
-        const float sum = tl_add_run<RUN>(column_hits, i, end, col, base ? base[element] : 0.0f, chunk[warp]);
-        if (lane == 0) out[element] = sum;
-    }
     const uint32_t strips = (cols + 31) / 32;
+    if (cols < 32) { /* a warp owns a column of a long run */
+        for (uint32_t unit = warp; unit < longs * cols; unit += WARPS) {
+            const uint32_t i = left[LEFT - 1 - unit / cols], col = unit % cols, row = sorted.row(i);
+            const uint32_t end = sorted.end(i);
+            const int64_t element = (int64_t)row * s.cols + col;
+            const float sum = tl_add_run<RUN>(column_hits, i, end, col, base ? base[element] : 0.0f, room.chunk[warp]);
+            if (lane == 0) out[element] = sum;
+        }
+    } else { /* the block owns it, 32 columns after the others */
+        for (uint32_t unit = 0; unit < longs * strips; unit++) {
+            const uint32_t i = left[LEFT - 1 - unit / strips], row = sorted.row(i), end = sorted.end(i);
+            const uint32_t col = min(unit % strips * 32 + lane, cols - 1);
+            const int64_t element = (int64_t)row * s.cols + col;
+            const float sum = tl_add_staged(column_hits, i, end, col, base ? base[element] : 0.0f, room.stage);
+            if (warp == 0) out[element] = sum;
+        }
+    }
+    /* A warp owns 32 columns of another run. */
     for (uint32_t unit = warp; unit < many * strips; unit += WARPS) {
         const uint32_t i = left[unit / strips], col = min(unit % strips * 32 + lane, cols - 1), row = sorted.row(i);
         const uint32_t end = sorted.end(i);
         const int64_t element = (int64_t)row * s.cols + col;
         out[element] = tl_add_walk(column_hits, i, end, col, base ? base[element] : 0.0f);
     }
+}
+
+template <int ITEMS> int32_t launch_tiles(tl_context *ctx, const char *name, int64_t blocks, const tiles &s)
+{
+    /* Without asking, which takes time, a block may have 48 KiB, of which two are for what else it shares. */
+    if constexpr (sizeof(tile_room<ITEMS>) > 46 << 10)
+        TL_TRY(tl_allow_shared(ctx, scatter_tile_kernel<ITEMS>, sizeof(tile_room<ITEMS>)));
+    return tl_launch_dynamic(ctx, name, scatter_tile_kernel<ITEMS>, tl_grid(blocks, 1), THREADS,
+                             sizeof(tile_room<ITEMS>), s);
 }
 
 } /* namespace */
@@ -258,11 +347,14 @@ int32_t tl_scatter_tiles(tl_context *ctx, const char *name, const float *base, c
 {
     if (outer * rows * cols == 0) return TORCHLEAN_OK;
     int64_t size = tl_ceil_div(outer * rows * cols, 2 * tl_cuda_sms(ctx));
-    size = size < FEW_COLUMNS ? FEW_COLUMNS : size > TILE ? TILE : size;
+    size = size < FEW_COLUMNS ? FEW_COLUMNS : size > TL_TILE ? TL_TILE : size;
+    const bool aligned = tl_aligned4(base) && tl_aligned4(out);
+    const bool vectors = aligned && tl_aligned4(values) && cols % 4 == 0;
+    const int64_t piece = rows * PIECE < size ? size / rows : PIECE;
     int64_t width = cols, tile_rows = 0;
     /* Where tiles of few columns have hits that need a sort, those of whole rows, which are fewer, mostly do not. */
     const int64_t whole_rows = size / cols;
-    const bool by_rows = cols <= LONG_COLUMNS && whole_rows > 0 && k * (size / FEW_COLUMNS) > FEW * rows &&
+    const bool by_rows = cols <= ROW_COLUMNS && whole_rows > 0 && k * (size / FEW_COLUMNS) > FEW * rows &&
                          k * whole_rows <= FEW / 2 * rows;
     if (outer * rows * cols < TL_SMALL_TABLE && cols > FEW_COLUMNS && !by_rows) {
         /* Whole columns of an array, if tiles that are filled by them have more than twice as many as others. */
@@ -270,6 +362,8 @@ int32_t tl_scatter_tiles(tl_context *ctx, const char *name, const float *base, c
         const bool by_columns = cols > 2 * FEW_COLUMNS * parts;
         width = by_columns ? tl_ceil_div(tl_ceil_div(cols, parts), 4) * 4 : FEW_COLUMNS;
         if (by_columns) tile_rows = rows;
+    } else if (vectors && cols > piece && k * FEW_ROWS > outer * rows) {
+        width = tl_ceil_div(tl_ceil_div(cols, tl_ceil_div(cols, piece)), 32) * 32;
     } else if (width > size) {
         width = tl_ceil_div(tl_ceil_div(cols, tl_ceil_div(cols, size)), 4) * 4;
     }
@@ -281,9 +375,8 @@ int32_t tl_scatter_tiles(tl_context *ctx, const char *name, const float *base, c
     const int64_t pieces = tl_ceil_div(cols, width), count = tl_ceil_div(rows, tile_rows) * pieces;
     tiles s = {base, values, out, indices, (uint32_t)rows, (uint32_t)cols, (uint32_t)k, (uint32_t)tile_rows};
     s.count = tl_fastdiv(count), s.pieces = tl_fastdiv(pieces), s.width = tl_fastdiv(width);
-    s.by_outer = by_outer;
-    s.aligned = tl_aligned4(base) && tl_aligned4(out);
-    s.vectors = s.aligned && tl_aligned4(values) && cols % 4 == 0;
-    const auto kernel = k <= 8 * THREADS ? scatter_tile_kernel<8> : scatter_tile_kernel<32>;
-    return tl_launch(ctx, name, kernel, tl_grid(outer * count, 1), THREADS, s);
+    s.quads = tl_fastdiv(vectors && width % 4 == 0 ? width / 4 : 1), s.by_outer = by_outer, s.aligned = aligned,
+    s.vectors = vectors;
+    const auto launch = k <= 8 * THREADS ? launch_tiles<8> : k <= 16 * THREADS ? launch_tiles<16> : launch_tiles<32>;
+    return launch(ctx, name, outer * count, s);
 }

@@ -1,7 +1,8 @@
 /* Matrix products on CUDA, float32 in and out: split over TF32 tensor cores at float32 accuracy (linalg/wgmma.cu on Hopper,
  * linalg/mma.cu); in float64 where that is faster and the shape is large; by kernels that are bound by memory where terms are few
- * (linalg/few_terms.cu), or vectors (linalg/few_vectors.cu), or many products small (linalg/packed.cu); for the rest chains of
- * float64 where tensor cores compute them (linalg/chain.cu), else cuBLAS in float32, never TF32.
+ * (linalg/few_terms.cu), or vectors (linalg/few_vectors.cu), or many products small (linalg/packed.cu) or narrow
+ * (linalg/few_columns.cu); for the rest chains of float64 where tensor cores compute them (linalg/chain.cu), else cuBLAS in float32,
+ * never TF32.
  *
  * cuBLAS is column-major. A row-major array is its own transpose there, so C = op(A)·op(B) is asked for as Cᵀ = op(B)ᵀ·op(A)ᵀ
  * with the factors exchanged and the arrays as they lie; nothing is transposed in memory. The order of the sums is then cuBLAS'
@@ -387,6 +388,7 @@ int32_t multiply(tl_context *ctx, tl_matrix_product x)
         return tl_cuda_fill(tl_context_cuda(ctx), x.C, 0.0f, x.batch * x.m * x.p);
     }
     if (tl_is_reproducible(ctx)) {
+        if (tl_few_columns_serves(ctx, x)) return tl_few_columns_multiply(ctx, x);
         if (tl_packed_products_serve(ctx, x, true)) return tl_packed_products_multiply(ctx, x, true);
         return tl_few_terms_serves(x, true) ? tl_few_terms_multiply(ctx, x, true) : multiply_chains(ctx, x);
     }
@@ -400,6 +402,7 @@ int32_t multiply(tl_context *ctx, tl_matrix_product x)
     if (!float64 && tl_split_serves(ctx, x)) return tl_split_multiply(ctx, x);
     if (small_products(x)) return multiply_small(ctx, x);
     const bool chains = !float64 && chains_pay(ctx, x), packed = tl_packed_products_serve(ctx, x, chains);
+    if (chains && tl_few_columns_serves(ctx, x)) return tl_few_columns_multiply(ctx, x);
     if (x.batch > 1 && few_rows(x) && (x.p >= LONG_ROW || !packed)) return multiply_few_rows(ctx, x);
     if (packed) return tl_packed_products_multiply(ctx, x, chains);
     if (tl_few_terms_serves(x, chains)) return tl_few_terms_multiply(ctx, x, chains);

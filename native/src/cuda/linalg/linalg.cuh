@@ -45,6 +45,11 @@ int32_t tl_few_terms_multiply(tl_context *ctx, const tl_matrix_product &x, bool 
 bool tl_packed_products_serve(tl_context *ctx, const tl_matrix_product &x, bool float64);
 int32_t tl_packed_products_multiply(tl_context *ctx, const tl_matrix_product &x, bool float64);
 
+/* Whether linalg/few_columns.cu serves a product with sums in float64, which are those of linalg/chain.cu: those of a batch with few
+ * rows or columns. */
+bool tl_few_columns_serves(tl_context *ctx, const tl_matrix_product &x);
+int32_t tl_few_columns_multiply(tl_context *ctx, const tl_matrix_product &x);
+
 /* Whether linalg/few_vectors.cu serves a product in contexts that are not reproducible: at most four rows or columns. */
 bool tl_few_vectors_serves(tl_context *ctx, const tl_matrix_product &x);
 int32_t tl_few_vectors_multiply(tl_context *ctx, const tl_matrix_product &x);

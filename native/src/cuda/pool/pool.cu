@@ -116,12 +116,36 @@ struct strip_shape {
     int aligned; /* rows of outputs begin on 16 bytes */
 };
 
+/* A beta with which a thread has one reciprocal for its divisions. */
+static bool is_middling(float beta) { return fabsf(beta) >= 0x1p-100f && fabsf(beta) <= 0x1p100f; }
+
+/* tl_pool_weight for a middling beta. The extreme leaves no exponent above 0, so that the factor 2^k has one form, and e^-104 is 0 as
+ * what is below. Infinite numbers equal to the extreme weigh 0 here: with an infinite extreme the result is that, whatever the total
+ * is, and with NaN it is NaN. */
+static __device__ __forceinline__ float strip_weight(float v, float extreme, float beta)
+{
+    float t;
+    const float p = tl_exp_mantissa(fmaxf(beta * (v - extreme), -104.0f), 191.0f, &t);
+    return p * tl_from_bits(tl_bits(t) << 23) * TL_2M64;
+}
+
+/* tl_pool_smooth for a middling beta and the total that a window's extreme, 1, and the others have. The quotient is rounded correctly, as
+ * the compiler's own division does it, but for the reciprocal. */
+static __device__ __forceinline__ float strip_smooth(float total, float p, float beta, float reciprocal)
+{
+    const float log = tl_log_at_least_1(total);
+    float q = log * reciprocal;
+    q = fmaf(reciprocal, fmaf(-beta, q, log), q);
+    q = fmaf(reciprocal, fmaf(-beta, q, log), q);
+    return p + q;
+}
+
 /* The smooth maximum of window (y, o) of a strip: K by K of the cells c, of which rows[r] and columns[j] tell
  * whether they lie inside. What lies outside holds `none`, which loses against every cell, and weighs nothing. */
 template <int K, int S, int ROWS, int WIDTH>
 static __device__ __forceinline__ float smooth_window(const float (&c)[ROWS][WIDTH], const bool (&rows)[ROWS],
                                                       const bool (&columns)[WIDTH], int y, int o, bool padded_at_all,
-                                                      float none, float beta)
+                                                      float none, float beta, float reciprocal)
 {
     const bool up = beta > 0.0f;
     float p = none, sum = 0.0f;
@@ -138,10 +162,11 @@ static __device__ __forceinline__ float smooth_window(const float (&c)[ROWS][WID
     if (padded_at_all && padded > 0.0f) p = up ? tl_max(p, 0.0f) : tl_min(p, 0.0f);
     TL_UNROLL_FOR (int r = 0; r < K; r++)
         TL_UNROLL_FOR (int j = 0; j < K; j++) {
-            const float weight = tl_pool_weight(c[y * S + r][o * S + j], p, beta);
+            const float weight = strip_weight(c[y * S + r][o * S + j], p, beta);
             sum += !padded_at_all || (rows[y * S + r] && columns[o * S + j]) ? weight : 0.0f;
         }
-    return tl_pool_smooth(padded_at_all ? tl_pool_total(sum, padded, p, beta) : sum, p, beta);
+    if (padded_at_all && padded > 0.0f) sum = fmaf(padded, strip_weight(0.0f, p, beta), sum);
+    return strip_smooth(sum, p, beta, reciprocal);
 }
 
 /* Windows of K by K cells, S apart, P cells of padding (0 or 1). Thread (c, pair, q) owns outputs 4q..4q+3 of the rows
@@ -159,6 +184,7 @@ __global__ void __launch_bounds__(THREADS) strips(const float *__restrict__ x, s
     const int top = 2 * (int)pair * S - P, left = 4 * S * (int)q;
     const float *plane = x + channel * v.plane;
     const float none = KIND == TL_POOL_MEAN ? 0.0f : KIND == TL_POOL_MAX || v.beta > 0.0f ? -TL_INF : TL_INF;
+    const float reciprocal = KIND == TL_POOL_SMOOTH ? tl_reciprocal(v.beta) : 0.0f;
     float c[ROWS][WIDTH];
     bool rows[ROWS], columns[WIDTH];
     TL_UNROLL_FOR (int r = 0; r < ROWS; r++)
@@ -186,7 +212,7 @@ __global__ void __launch_bounds__(THREADS) strips(const float *__restrict__ x, s
         TL_UNROLL_FOR (int o = 0; o < 4; o++) {
             float a = none;
             if constexpr (KIND == TL_POOL_SMOOTH) {
-                a = smooth_window<K, S>(c, rows, columns, y, o, P > 0, none, v.beta);
+                a = smooth_window<K, S>(c, rows, columns, y, o, P > 0, none, v.beta, reciprocal);
             } else {
                 TL_UNROLL_FOR (int r = 0; r < K; r++)
                     TL_UNROLL_FOR (int j = 0; j < K; j++) {
@@ -221,7 +247,8 @@ template <int KIND> int32_t pool(tl_context *ctx, const float *x, const tl_pool_
     const int64_t K = v.k[1], S = v.s[1], P = v.p[1];
     const bool square = v.rank == 2 && v.k[0] == K && v.s[0] == S && v.p[0] == P && P <= 1;
     const auto kernel = pick_strips<KIND>(K, S, P != 0);
-    if (!kernel || !square || v.n[1] % 4 != 0 || v.n[0] >= 1 << 29 || v.n[1] >= 1 << 29 || !tl_aligned4(x))
+    if (!kernel || !square || (KIND == TL_POOL_SMOOTH && !is_middling(v.beta)) || v.n[1] % 4 != 0 ||
+        v.n[0] >= 1 << 29 || v.n[1] >= 1 << 29 || !tl_aligned4(x))
         return launch_windows<KIND>(ctx, x, v, out);
     strip_shape s = {};
     s.plane = v.plane, s.windows = v.windows, s.beta = v.beta;

@@ -41,9 +41,9 @@ int32_t tl_cuda_failed(tl_context *ctx, cudaError_t error, const char *what);
 int32_t tl_cublas_failed(tl_context *ctx, cublasStatus_t error, const char *what);
 int32_t tl_cufft_failed(tl_context *ctx, int error, const char *what);
 
-/* One object of a kernel family that lives as long as the context (a cache of FFT plans, tickets). `close` gets it when the
+/* One object of a kernel family that lives as long as the context (a cache of FFT plans, tickets, frequencies). `close` gets it when the
  * context closes, with the device current and idle. tl_cuda_attached gives NULL until then. */
-enum tl_attachment { TL_ATTACH_FFT, TL_ATTACH_OWN_FFT, TL_ATTACH_TICKETS, TL_ATTACHMENTS };
+enum tl_attachment { TL_ATTACH_FFT, TL_ATTACH_OWN_FFT, TL_ATTACH_TICKETS, TL_ATTACH_RATES, TL_ATTACHMENTS };
 void *tl_cuda_attached(tl_context *ctx, enum tl_attachment which);
 void tl_cuda_attach(tl_context *ctx, enum tl_attachment which, void *object, void (*close)(void *object));
 }
