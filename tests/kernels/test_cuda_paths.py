@@ -404,7 +404,7 @@ def test_more_transforms_than_plans_are_kept() -> None:
 @pytest.mark.operations("scatter_add")
 @pytest.mark.parametrize("power", [3, 12])
 @pytest.mark.parametrize(
-    ("n", "k"), [(66_128, 8273), (5003, 180_000), (60_000, 2_100_000), (1_100_003, 150_000)], ids=str
+    ("n", "k"), [(66_128, 8273), (5003, 180_000), (60_000, 2_100_000), (1_100_003, 150_000), (2000, 4_400_000)], ids=str
 )
 def test_uneven_indices(n: int, k: int, power: int) -> None:
     """Buckets with far more hits than others, of which one row has most: the CPU's bits."""
@@ -419,10 +419,33 @@ def test_uneven_indices(n: int, k: int, power: int) -> None:
 
 
 @pytest.mark.operations("scatter_add_rows")
+def test_rare_hits() -> None:
+    """Few hits of an output that is copied first: the CPU's bits."""
+    rows, cols, k = (1 << 18) + 5, 259, 21
+    rng = np.random.default_rng(3)
+    x = np.full((rows, cols), 0.1, np.float32)
+    values = rng.standard_normal((k, cols)).astype(np.float32)
+    indices = np.array([7, rows - 1, rows, *rng.integers(0, rows, 6), *[7, 100] * 6], np.uint32)
+    sums = [
+        kernels.scatter_add_rows(d.buffer(x), d.buffer(values), indices, rows, cols).numpy((rows, cols))
+        for d in (tlrt.device("cuda"), tlrt.device("cpu"))
+    ]
+    np.testing.assert_array_equal(*(s.view(np.uint32) for s in sums))
+
+
+@pytest.mark.operations("scatter_add_rows")
 @pytest.mark.parametrize("power", [3, 12])
 @pytest.mark.parametrize(
     ("rows", "cols", "k"),
-    [(2152, 6, 20_000), (5000, 56, 1248), (40, 8, 8000), (900, 144, 9000), (1800, 1300, 300), (900, 3, 70_000)],
+    [
+        (2152, 6, 20_000),
+        (5000, 56, 1248),
+        (40, 8, 8000),
+        (900, 144, 9000),
+        (1800, 1300, 300),
+        (900, 3, 70_000),
+        (900, 144, 30_000),
+    ],
     ids=str,
 )
 def test_uneven_rows(rows: int, cols: int, k: int, power: int) -> None:

@@ -284,13 +284,14 @@ CLASSES, TRANSPOSE_CLASSES = _classes(conv_out), _classes(conv_transpose_out)
 #: layers, of several channels and of one; and small images whose inner dimension is cut
 PATHS = [_path(1, 5, 61, (4, 3), 2, 1, 0), _path(4, 61, 125, (47, 44), 3, 1, 1), _path(16, 48, 64, (64, 66), 4, 2, 1),
          _path(4, 3, 61, (61, 67), 7, 2, 3), _path(3, 1, 83, (9, 38), 7, 2, 3), _path(110, 96, 125, (12, 13), 3, 1, 1)]  # fmt: skip
-#: the same on one and three axes; and an axis of length 1, beside which most taps lie outside
+#: the same on one and three axes; an axis of length 1, beside which most taps lie outside; and channels that fill tiles of 48 rows
 PATHS_OF_AXES = [_path(8, 96, 127, (1100,), 5, 1, 2), _path(2, 32, 63, (13, 24, 28), 3, 1, 1),
-                 _path(2, 32, 61, (5, 64, 1), 3, 1, 1)]  # fmt: skip
+                 _path(2, 32, 61, (5, 64, 1), 3, 1, 1), _path(3, 32, 45, (7, 5, 4), 3, 1, 1)]  # fmt: skip
 TRANSPOSE_PATHS = [
     _path(4, 128, 125, (24, 23), 4, 2, 1), _path(4, 61, 125, (47, 44), 3, 1, 1), _path(60, 129, 61, (9, 8), 4, 2, 1),
 ]  # fmt: skip
-TRANSPOSE_PATHS_OF_AXES = [TRANSPOSE_PATHS[0], _path(2, 64, 61, (32, 1, 3), 4, 2, 1)]
+TRANSPOSE_PATHS_OF_AXES = [TRANSPOSE_PATHS[0], _path(2, 64, 61, (32, 1, 3), 4, 2, 1),
+                           _path(4, 61, 83, (2, 49, 2), 4, 2, 1)]  # fmt: skip
 
 
 @op(

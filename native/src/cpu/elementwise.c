@@ -15,11 +15,16 @@
 #include "formula/wide.h"
 #include "generated/elementwise.h"
 
-/* 128 KiB per operand: the operands of a task stay within a core's L2 cache, and a task runs for several microseconds,
- * which pays for handing it to a thread. Fewer elements do that where each costs more (TL_COST). */
-enum { TL_SPAN = 32768 };
-/* Elements that are computed once more where some are rare, or computed before they are stored: they stay in the L1 cache. */
-enum { TL_FAR_BLOCK = 1024 };
+enum {
+    /* 128 KiB per operand: the operands of a task stay within a core's L2 cache, and a task runs for several microseconds,
+     * which pays for handing it to a thread. Fewer elements do that where each costs more (TL_COST). */
+    TL_SPAN = 32768,
+    /* Elements that are computed once more where some are rare, or computed before they are stored: they stay in the L1 cache. */
+    TL_FAR_BLOCK = 1024,
+    /* Elements for which a gate's two steps are taken one after the other. In one, the chain of operations is so long that the
+     * instructions a core looks ahead hold too few elements to fill its units. What the first leaves stays in the L1 cache. */
+    TL_STEP_BLOCK = 256,
+};
 
 typedef struct tl_map {
     const float *a, *b, *c;
@@ -63,7 +68,7 @@ static int32_t run(tl_task_fn task, tl_map map, int64_t cost)
         const int64_t last = tl_imin((task + 1) * m->span, m->n);                                \
         _Alignas(64) float block[2][TL_FAR_BLOCK];                                               \
         for (int64_t start = task * m->span, end; start < last; start = end) {                   \
-            end = tl_imin(start + (m->stream ? TL_FAR_BLOCK : (most)), last);                    \
+            end = tl_imin(start + (m->stream && TL_FAR_BLOCK < (most) ? TL_FAR_BLOCK : (most)), last); \
             float *const y = !m->y ? 0 : m->stream ? block[0] : m->y + start;                    \
             float *const z = !m->z ? 0 : m->stream ? block[1] : m->z + start;                    \
             body;                                                                                \
@@ -80,6 +85,16 @@ static int32_t run(tl_task_fn task, tl_map map, int64_t cost)
         name, TL_FAR_BLOCK, int32_t rare = 0;                                                    \
         (void)z; TL_EACH(rare |= -(int32_t)(condition);)                                         \
         if (!rare) TL_EACH(y[i - start] = others;)                                                       \
+        else TL_EACH(const float usual = others; y[i - start] = condition ? value : usual;))
+/* The same of a gate's two steps, the second of which begins when the first is done for all elements of the block. */
+#define TL_RARE_GATE(name, condition, others, first, second, value)                              \
+    TL_SPAN_FUNCTION(                                                                            \
+        name, TL_STEP_BLOCK, int32_t rare = 0; _Alignas(64) float power[3][TL_STEP_BLOCK];               \
+        (void)z; TL_EACH(rare |= -(int32_t)(condition); const struct tl_gate_power e = first;    \
+                         power[0][i - start] = e.t; power[1][i - start] = e.h; power[2][i - start] = e.l;)       \
+        if (!rare)                                                                               \
+            TL_EACH(const struct tl_gate_power e = {power[0][i - start], power[1][i - start], power[2][i - start]}; \
+                    y[i - start] = second(e, A, B);)                                             \
         else TL_EACH(const float usual = others; y[i - start] = condition ? value : usual;))
 /* Two outputs, either of which may be unwanted: statement computes u and v from element i. */
 #define TL_TWO(name, statement)                                                                  \
@@ -122,6 +137,9 @@ static int32_t run(tl_task_fn task, tl_map map, int64_t cost)
     TL_OPERATION(op, (const float *a, int64_t n, float p, float *y), .a = a, .p = p)
 #define TL_BINARY_RARE(op, condition, others, value)                                             \
     TL_RARE(op##_span, condition, others, value)                                                 \
+    TL_OPERATION(op, (const float *a, const float *b, int64_t n, float *y), .a = a, .b = b)
+#define TL_BINARY_RARE_GATE(op, condition, others, first, second, value)                         \
+    TL_RARE_GATE(op##_span, condition, others, first, second, value)                             \
     TL_OPERATION(op, (const float *a, const float *b, int64_t n, float *y), .a = a, .b = b)
 #define TL_TERNARY(op, expression)                                                               \
     TL_ONE(op##_span, expression)                                                                \

@@ -96,6 +96,10 @@ template <bool LOG> __device__ __forceinline__ float gradient(float y, float g, 
     return LOG ? tl_log_softmax_grad(y, g, s) : tl_softmax_grad(y, g, s);
 }
 
+/* Whether y arrives by way of shared memory where g does not. The sum of log_softmax's gradient has no need of y, and the compiler
+ * would load many single elements of it one after the other, each just before its exponential; a copy is on its way with g. */
+template <class Row, bool LOG> constexpr bool first_shared = LOG && Row::K > 8 && !Row::SECOND_SHARED;
+
 template <class Row, bool LOG>
 __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO)
     softmax_rows_bwd(const float *__restrict__ y, const float *__restrict__ g, int64_t rows, int64_t cols,
@@ -103,7 +107,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO)
 {
     const Row r(rows, cols);
     tl_held<Row, Row::SECOND_SHARED, true> second;
-    tl_held<Row, false> first;
+    tl_held<Row, first_shared<Row, LOG>, true> first;
     second.load(r, g + r.row * cols);
     first.load(r, y + r.row * cols);
     second.wait();
@@ -111,13 +115,14 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO)
     float a[Row::W], b[Row::W];
     TL_UNROLL_FOR (int i = 0; i < Row::K; i++) {
         const int k = Row::order(i);
-        first.get(k, a);
+        if (!LOG) first.get(k, a);
         second.get(k, b);
         TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
-            b[j] = term<LOG>(a[j], b[j]);
+            b[j] = LOG ? b[j] : term<LOG>(a[j], b[j]);
         terms.add(i, b);
     }
     const float s = terms.sum();
+    first.wait();
     TL_UNROLL_FOR (int k = 0; k < Row::K; k++) {
         first.get(k, a);
         second.get(k, b);
@@ -166,17 +171,19 @@ template <bool LOG>
 int32_t backward(tl_context *ctx, const char *name, const float *y, const float *g, int64_t rows, int64_t cols,
                  float *gx)
 {
-    if (cols <= TL_ROW_FITS)
+    using Cluster = tl_cluster_row<8, 2, 2, 1>;
+    int32_t status;
+    const bool fits = cols <= TL_ROW_FITS, few = cols > TL_SUM_LEAF && rows <= tl_cuda_sms(ctx) / Cluster::C;
+    if ((!fits || few) && cols <= TL_CLUSTER_FITS &&
+        tl_launch_cluster<Cluster>(ctx, name, softmax_cluster_bwd<Cluster, LOG>, rows, cols, &status, y, g, cols, gx))
+        return status;
+    if (fits)
         return tl_pick_row(cols, [&](auto row) {
             using Row = typename decltype(row)::type;
-            return tl_launch_rows<Row>(ctx, name, softmax_rows_bwd<Row, LOG>, rows,
-                                       tl_whole_row_bytes<Row, Row::SECOND_SHARED>, y, g, rows, cols, gx);
+            constexpr bool shared = Row::SECOND_SHARED || first_shared<Row, LOG>;
+            return tl_launch_rows<Row>(ctx, name, softmax_rows_bwd<Row, LOG>, rows, tl_whole_row_bytes<Row, shared>, y,
+                                       g, rows, cols, gx);
         });
-    using Row = tl_cluster_row<8, 2, 2, 1>;
-    int32_t status;
-    if (cols <= TL_CLUSTER_FITS &&
-        tl_launch_cluster<Row>(ctx, name, softmax_cluster_bwd<Row, LOG>, rows, cols, &status, y, g, cols, gx))
-        return status;
     tl_scratch<float> sum(ctx);
     TL_TRY(sum.allocate(rows));
     TL_TRY(LOG ? tl_cuda_row_sums(ctx, g, rows, cols, 0, sum)

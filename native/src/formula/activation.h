@@ -291,18 +291,28 @@ TL_HD float tl_silu(float x)
     return x <= 30.0f ? y : x;
 }
 
-/* g sigma (1 + w (1 - sigma)), the derivative of x sigma(v) with w = x v'(x): since 1 - sigma = 1/den it is g E (den + w)/den^2. The
- * sum cancels around the zero of the derivative: there den has its rounding error with it, and that of E. `deep`, a constant, is
- * for v below -64. */
-TL_HD float tl_gate_bwd(float v, float vl, float w, float wl, int32_t deep, float g)
-{
+/* e^v of the gradients below, as tl_exp_parts gives it: 2^k (1 + h + l), k in the low bits of t, with the bias 127 unless `deep`. */
+struct tl_gate_power {
     float t, h, l;
-    tl_exp_parts(v, vl, deep ? 0.0f : 127.0f, &t, &h, &l);
-    float power = tl_from_bits(tl_bits(t) << 23);
+};
+
+TL_HD struct tl_gate_power tl_gate_power_of(float v, float vl, int32_t deep)
+{
+    struct tl_gate_power e;
+    tl_exp_parts(v, vl, deep ? 0.0f : 127.0f, &e.t, &e.h, &e.l);
+    return e;
+}
+
+/* g sigma (1 + w (1 - sigma)), the derivative of x sigma(v) with w = x v'(x): since 1 - sigma = 1/den it is g E (den + w)/den^2. The
+ * sum cancels around the zero of the derivative: there den has its rounding error with it, and that of E. e is E = e^v; `deep`, a
+ * constant, is for v below -64, and v counts there alone. */
+TL_HD float tl_gate_bwd(struct tl_gate_power e, float v, float w, float wl, int32_t deep, float g)
+{
+    float power = tl_from_bits(tl_bits(e.t) << 23);
     float step = 1.0f;
-    float s = deep ? tl_logistic_steps(v, t, &power, &step) : power;
-    struct tl_logistic p = tl_logistic_of(s, h);
-    float den_lo = fmaf(s, l, p.rise - (p.den - p.lead));
+    float s = deep ? tl_logistic_steps(v, e.t, &power, &step) : power;
+    struct tl_logistic p = tl_logistic_of(s, e.h);
+    float den_lo = fmaf(s, e.l, p.rise - (p.den - p.lead));
     float rest = fmaf(-p.recip, den_lo, fmaf(-p.recip, p.den, 1.0f));
     float n, nl;
     tl_two_sum(p.den, w, &n, &nl);
@@ -310,7 +320,7 @@ TL_HD float tl_gate_bwd(float v, float vl, float w, float wl, int32_t deep, floa
     float m = n * p.recip;
     float y = m * p.recip;
     float yl = fmaf(fmaf(nl, p.recip, fmaf(n, p.recip, -m)), p.recip, fmaf(m, p.recip, -y));
-    float excess = h + fmaf(2.0f, fmaf(rest, h, rest), l);
+    float excess = e.h + fmaf(2.0f, fmaf(rest, e.h, rest), e.l);
     float slope = (y + fmaf(y, excess, fmaf(yl, excess, yl))) * power;
     return deep ? g * step * slope * step : g * slope;
 }
@@ -318,17 +328,21 @@ TL_HD float tl_gate_bwd(float v, float vl, float w, float wl, int32_t deep, floa
 /* g silu'(x), silu' = sigma (1 + x (1 - sigma)): 1 at inf, -0 at -inf (times g). Its zero is at x = -1.2785. */
 #define TL_SILU_DEEP -64.0f
 
-TL_HD float tl_silu_bwd(float x, float g)
+TL_HD struct tl_gate_power tl_silu_power(float x) { return tl_gate_power_of(tl_at_most(x, 30.0f), -0.0f, 0); }
+
+TL_HD float tl_silu_slope(struct tl_gate_power e, float x, float g)
 {
     float z = tl_at_most(x, 30.0f);
-    return tl_gate_bwd(z, -0.0f, z, -0.0f, 0, g);
+    return tl_gate_bwd(e, z, z, -0.0f, 0, g);
 }
+
+TL_HD float tl_silu_bwd(float x, float g) { return tl_silu_slope(tl_silu_power(x), x, g); }
 
 /* For x < TL_SILU_DEEP and NaN. */
 TL_HD float tl_deep_silu_bwd(float x, float g)
 {
     float z = tl_at_least(x, -198.0f);
-    float y = tl_gate_bwd(z, -0.0f, z, -0.0f, 1, g);
+    float y = tl_gate_bwd(tl_gate_power_of(z, -0.0f, 1), z, z, -0.0f, 1, g);
     return x < -TL_FLOAT_MAX ? g * -0.0f : x != x ? x : y;
 }
 
@@ -370,22 +384,41 @@ TL_HD float tl_gelu(float x)
  * Its zero is at x = -0.7524. v is above -58 from -8.5 on. */
 #define TL_GELU_DEEP -8.5f
 
-TL_HD float tl_gelu_slope(float z, int32_t deep, float g)
+TL_HD float tl_gelu_either_bwd(float z, int32_t deep, float g)
 {
     float v, vl, w, wl;
     float z2 = z * z;
     float z2l = fmaf(z, z, -z2);
     tl_gelu_cubic(z, z2, z2l, TL_GELU_B, TL_GELU_B_LO, &v, &vl);
     tl_gelu_cubic(z, z2, z2l, TL_GELU_3B, TL_GELU_3B_LO, &w, &wl);
-    return tl_gate_bwd(v, vl, w, wl, deep, g);
+    return tl_gate_bwd(tl_gate_power_of(v, vl, deep), v, w, wl, deep, g);
 }
 
-TL_HD float tl_gelu_bwd(float x, float g) { return tl_gelu_slope(tl_at_most(x, 6.0f), 0, g); }
+TL_HD float tl_gelu_bwd(float x, float g) { return tl_gelu_either_bwd(tl_at_most(x, 6.0f), 0, g); }
+
+/* The same in two steps, each of which needs one of the cubics. */
+TL_HD struct tl_gate_power tl_gelu_power(float x)
+{
+    float v, vl;
+    float z = tl_at_most(x, 6.0f);
+    float z2 = z * z;
+    tl_gelu_cubic(z, z2, fmaf(z, z, -z2), TL_GELU_B, TL_GELU_B_LO, &v, &vl);
+    return tl_gate_power_of(v, vl, 0);
+}
+
+TL_HD float tl_gelu_slope(struct tl_gate_power e, float x, float g)
+{
+    float w, wl;
+    float z = tl_at_most(x, 6.0f);
+    float z2 = z * z;
+    tl_gelu_cubic(z, z2, fmaf(z, z, -z2), TL_GELU_3B, TL_GELU_3B_LO, &w, &wl);
+    return tl_gate_bwd(e, z, w, wl, 0, g);
+}
 
 /* For x < TL_GELU_DEEP and NaN. */
 TL_HD float tl_deep_gelu_bwd(float x, float g)
 {
-    float y = tl_gelu_slope(tl_at_least(x, -13.5f), 1, g);
+    float y = tl_gelu_either_bwd(tl_at_least(x, -13.5f), 1, g);
     return x < -TL_FLOAT_MAX ? g * -0.0f : x != x ? x : y;
 }
 

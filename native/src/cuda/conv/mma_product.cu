@@ -362,6 +362,13 @@ void most_of(const Job &job, int64_t phases, int64_t *positions, int64_t *steps)
     *steps = all_steps(g, job.channels);
 }
 
+/* Rows of a tile: 64 but where fewer take no more tiles. */
+int64_t rows_of_tile(int64_t rows)
+{
+    if (rows <= 32) return rows <= 16 ? 16 : 32;
+    return tl_ceil_div(rows, 48) == tl_ceil_div(rows, 64) ? 48 : 64;
+}
+
 /* Whether tiles of few rows end earlier where different thread blocks compute the blocks of K, counted in slices: such tiles wait
  * for memory, and take as long alone as beside as many as a multiprocessor holds. The addition takes a launch and the way of the
  * sums to memory and back; and the last blocks of a wave do gain from an emptier device, hence the fifth. */
@@ -398,10 +405,10 @@ int32_t product(tl_context *ctx, Job &job, int64_t positions, int64_t phases)
     blocks = tl_ceil_div(slices, block_of((int)slices, (int)blocks));
     job.blocks = (int32_t)blocks;
     const int64_t wide_tiles = tl_ceil_div(columns, 128) * row_blocks * phases;
-    const int64_t tile_rows = job.rows <= 16 ? 16 : job.rows <= 32 ? 32 : 64;
+    const int64_t tile_rows = rows_of_tile(job.rows);
     const bool apart =
         blocks > 1 && blocks * job.target_elements <= SCRATCH_MOST &&
-        (wide_tiles <= sms || (tile_rows < 64 && apart_is_faster(job, tile_rows, wide_tiles, slices, blocks, sms)));
+        (wide_tiles <= sms || (job.rows <= 32 && apart_is_faster(job, tile_rows, wide_tiles, slices, blocks, sms)));
     const bool narrow = job.rows > 32 && wide_tiles * (apart ? blocks : 1) <= sms;
     job.row_tiles = job.padded_rows / tile_rows;
     const int64_t tiles = tl_ceil_div(columns, narrow ? 64 : 128) * job.row_tiles;
@@ -415,6 +422,7 @@ int32_t product(tl_context *ctx, Job &job, int64_t positions, int64_t phases)
         TL_TRY(tl_launch_ahead(ctx, "plan", plan_kernel, plan_grid, dim3(32, 8), 0, job));
         const auto launch_tile = tile_rows == 16   ? launch<Tile<1, 4, 1>>
                                  : tile_rows == 32 ? launch<Tile<2, 4, 1>>
+                                 : tile_rows == 48 ? (narrow ? launch<Tile<3, 2, 1>> : launch<Tile<3, 4, 1>>)
                                  : narrow          ? launch<Tile<4, 2, 1>>
                                                    : launch<Tile<4, 4, 1>>;
         TL_TRY(launch_tile(ctx, job, tiles, blocks));
@@ -461,7 +469,8 @@ int32_t tl_cuda_conv_product(tl_context *ctx, const tl_conv_shape &s, bool sprea
     if (positions == 0) /* the padding cuts off all that a stride above the kernel leaves */
         return TORCHLEAN_OK;
     const int64_t kept = phases < PHASES_AT_ONCE ? phases : PHASES_AT_ONCE;
-    job.padded_rows = job.rows <= 16 ? 16 : job.rows <= 32 ? 32 : tl_ceil_div(job.rows, 64) * 64;
+    const int64_t tile_rows = rows_of_tile(rows);
+    job.padded_rows = tl_ceil_div(rows, tile_rows) * tile_rows;
     /* one allocation, each part on 256 bytes */
     const size_t phase_bytes = (sizeof(Phase) * (size_t)kept + 255) / 256 * 256;
     const size_t offset_bytes = (sizeof(uint2) * (size_t)(kept * job.most_steps) + 255) / 256 * 256;

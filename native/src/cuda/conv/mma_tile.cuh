@@ -31,7 +31,7 @@ template <int MT_, int NT_, int WARPS_M_> struct Tile {
     static constexpr int MT = MT_, NT = NT_, WARPS_M = WARPS_M_, WARPS_N = 4 / WARPS_M, THREADS = 128;
     static constexpr int BM = 16 * MT * WARPS_M, BN = 8 * NT * WARPS_N;
     /* Thread blocks that share a multiprocessor: their registers hold the sums twice, and the operands. */
-    static constexpr int RESIDENT = MT * NT >= 16 ? 2 : MT * NT >= 8 ? 3 : 4;
+    static constexpr int RESIDENT = MT * NT >= 12 ? 2 : MT * NT >= 6 ? 3 : 4;
     using Sums = float[MT][NT][4];
 
     static __device__ __forceinline__ int lane() { return (int)threadIdx.x % 32; }

@@ -6,6 +6,8 @@
  * ones of few narrow rows scatter_few.cu's, and of most vectors scatter_bucket.cu's. Here a stable sort puts the hits of a row side
  * by side, in order: that of sort.cu, or, of more than TL_SORTED_HITS, CUB's radix sort.
  *
+ * An output of which very few rows have a hit is copied, and then these rows are added to.
+ *
  * Of many wide rows that have few hits each the owners sort these themselves, and nothing else is sorted.
  *
  * Narrow rows (below 32 columns) are copied, and then every run of equal indices has an owner. Wide rows have a warp for
@@ -56,7 +58,7 @@ __global__ void __launch_bounds__(THREADS)
                      uint32_t *__restrict__ positions, uint32_t *__restrict__ left)
 {
     const int64_t j = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (j < 2) left[j] = 0;
+    if (j < TL_LEFT_COUNTS) left[j] = 0;
     if (j >= k) return;
     keys[j] = min(indices[j], rows);
     if (positions) positions[j] = (uint32_t)j;
@@ -98,6 +100,22 @@ __global__ void __launch_bounds__(THREADS) scatter_narrow_kernel(Scatter s, tl_f
 }
 
 /* ---- wide rows ------------------------------------------------------------------------------------------------------- */
+
+constexpr int WIDE_BLOCKS = 396; /* of the last launch: three on every multiprocessor */
+/* Hits of which a block adds a column in one step, of about 5 us. A chain of as many additions takes 16 us at least. */
+constexpr uint32_t STEP_HITS = TL_LONG_THREADS * TL_LONG_HITS;
+/* Columns, up to which each of two runs has a block for every column. Such a block reads a sector of 32 bytes for every value: those
+ * of two runs are 12 KiB for a hit of each, which the L2 cache gives in the time of the chain's addition and of its staging. */
+constexpr uint32_t STEP_COLUMNS = WIDE_BLOCKS / 2;
+
+/* Leaves a row for the last launch. */
+__device__ __forceinline__ void leave_wide(const Scatter &s, uint32_t row, uint32_t hits)
+{
+    if (hits >= STEP_HITS && hits > s.k / 3 && s.cols * s.outer <= STEP_COLUMNS)
+        s.left.leave_third(row);
+    else
+        s.left.leave(row, hits > LONG_WIDE);
+}
 
 /* Begin and end of every row's run of keys; rows without one keep the {0, 0} they were cleared to. */
 __global__ void __launch_bounds__(THREADS)
@@ -192,7 +210,7 @@ __device__ __forceinline__ void order_late_rows(const Scatter &s, const row_slot
                 t.list[place++] = (threadIdx.x * WORDS + w) * 32 + __ffs((int)left) - 1;
         if (threadIdx.x == 0) {
             t.segments[row] = make_uint2(begin, begin + hits);
-            s.left.leave(row, hits > LONG_WIDE);
+            leave_wide(s, row, hits);
         }
         __syncthreads();
     }
@@ -243,7 +261,7 @@ __global__ void __launch_bounds__(THREADS, VECTORS ? 6 : 5)
     }
     const uint32_t hits = segment.y - segment.x;
     if (hits > (BY_SLOTS ? SLOTS : TL_MANY)) {
-        if (!BY_SLOTS && piece == 0 && o == 0 && lane == 0) s.left.leave(row, hits > LONG_WIDE);
+        if (!BY_SLOTS && piece == 0 && o == 0 && lane == 0) leave_wide(s, row, hits);
         return;
     }
     const uint32_t *const list = BY_SLOTS ? t.slots + (int64_t)row * SLOTS : s.hits.list + segment.x;
@@ -261,11 +279,43 @@ __global__ void __launch_bounds__(THREADS, VECTORS ? 6 : 5)
         tl_store_group<VECTORS>(s.out + at, first + 128 * q, s.cols, sum[q]);
 }
 
+/* ---- rare hits ------------------------------------------------------------------------------------------------------- */
+
+/* Of an output whose copy, of more than 130 us, is faster by more than a launch as one of the driver than in tiles: hits that a warp
+ * sees at once, and rows for each of them. */
+constexpr int64_t RARE_HITS = 32, RARE_ROWS = 64, RARE_COPY = (int64_t)1 << 26;
+constexpr int RARE_AT_ONCE = 8;
+
+/* The output holds the base. Blocks of the first hit of a row add all of the row's, a thread for each column. */
+__global__ void __launch_bounds__(THREADS) add_rare_kernel(Scatter s, const uint32_t *indices, tl_fastdiv pieces)
+{
+    tl_wait_for_earlier();
+    const uint32_t lane = threadIdx.x % 32, index = lane < s.k ? indices[lane] : UINT32_MAX;
+    uint32_t piece;
+    const uint32_t j = pieces.divmod(blockIdx.x, &piece), row = __shfl_sync(~0u, index, j);
+    const uint32_t col = piece * THREADS + threadIdx.x;
+    uint32_t left = __ballot_sync(~0u, index == row);
+    if (row >= s.rows || (left & ((1u << j) - 1)) || col >= s.cols) return;
+    const int64_t element = (int64_t)row * s.cols + col;
+    float sum = s.out[element];
+    while (left) {
+        float v[RARE_AT_ONCE]; /* -0 changes no sum */
+        TL_UNROLL_FOR (int e = 0; e < RARE_AT_ONCE; e++) {
+            v[e] = -0.0f;
+            if (left) v[e] = s.hits.value(__ffs((int)left) - 1, col);
+            left &= left - 1;
+        }
+        TL_UNROLL_FOR (int e = 0; e < RARE_AT_ONCE; e++)
+            sum += v[e];
+    }
+    s.out[element] = sum;
+}
+
 /* ---- runs of many hits ----------------------------------------------------------------------------------------------- */
 
 /* Blocks take the long runs from the front, warps the others from the last block on, so that these begin where no long run is.
  * The warps of a run sit in different blocks, hence on different multiprocessors. */
-constexpr int NARROW_BLOCKS = 264, WIDE_BLOCKS = 396, RUN = 16; /* two and three on every multiprocessor */
+constexpr int NARROW_BLOCKS = 264, RUN = 16; /* two on every multiprocessor */
 
 /* A block owns a column of a long run, a warp a column of another. */
 __global__ void __launch_bounds__(TL_LONG_THREADS, 2) add_narrow_runs_kernel(Scatter s)
@@ -297,10 +347,11 @@ __global__ void __launch_bounds__(TL_LONG_THREADS, 2) add_narrow_runs_kernel(Sca
     }
 }
 
-/* A block owns 32 columns of a long run of an array, a warp of another. */
+/* A block owns 32 columns of a long run of an array, a warp of another. Of the longest a block owns a column. */
 __global__ void __launch_bounds__(TL_LONG_THREADS, 3) add_wide_runs_kernel(Scatter s)
 {
     __shared__ float stage[TL_LONG_STAGE][32];
+    __shared__ tl_long_room room;
     tl_wait_for_earlier();
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, strips = (s.cols + 31) / 32;
     const int64_t units = (int64_t)strips * s.outer; /* of a run */
@@ -315,6 +366,18 @@ __global__ void __launch_bounds__(TL_LONG_THREADS, 3) add_wide_runs_kernel(Scatt
                                   : tl_add_walk(hits, segment.x, segment.y, col, before);
         if (!is_long || warp == 0) s.out[element] = sum;
     };
+    static_assert(2 * STEP_COLUMNS <= WIDE_BLOCKS);
+    const uint32_t columns = s.cols * s.outer; /* of a run */
+    if (blockIdx.x < s.left.front[2] * columns) {
+        const uint32_t row = s.left.front[TL_LEFT_COUNTS + blockIdx.x / columns], o = blockIdx.x % columns / s.cols,
+                       col = blockIdx.x % columns % s.cols;
+        const uint2 segment = s.segments[row];
+        const int64_t element = ((int64_t)o * s.rows + row) * s.cols + col;
+        tl_hits hits = s.hits;
+        hits.values += (int64_t)o * s.k * s.cols;
+        const float sum = tl_add_long_run(hits, segment.x, segment.y, col, s.base ? s.base[element] : 0.0f, room);
+        if (threadIdx.x == 0) s.out[element] = sum;
+    }
     for (int64_t unit = blockIdx.x; unit < s.left.front[1] * units; unit += WIDE_BLOCKS)
         add_unit(*(s.left.back - 1 - unit / units), (uint32_t)(unit % units), true);
     for (int64_t unit = (int64_t)warp * WIDE_BLOCKS + (WIDE_BLOCKS - 1 - blockIdx.x); unit < s.left.front[0] * units;
@@ -457,6 +520,18 @@ int32_t scatter_sorted(tl_context *ctx, const char *name, const float *base, con
     return tl_launch_ahead(ctx, name, add_narrow_runs_kernel, NARROW_BLOCKS, TL_LONG_THREADS, 0, s);
 }
 
+int32_t scatter_rare(tl_context *ctx, const char *name, const float *base, const float *values, const uint32_t *indices,
+                     int64_t rows, int64_t cols, int64_t k, float *out)
+{
+    Scatter s = {};
+    s.out = out, s.hits = {nullptr, UINT32_MAX, values, (uint32_t)cols};
+    s.rows = (uint32_t)rows, s.cols = (uint32_t)cols, s.k = (uint32_t)k;
+    const int64_t pieces = tl_ceil_div(cols, THREADS);
+    TL_TRY(copy_base(ctx, base, rows * cols, out));
+    return tl_launch_ahead(ctx, name, add_rare_kernel, (unsigned)(k * pieces), THREADS, 0, s, indices,
+                           tl_fastdiv(pieces));
+}
+
 /* Tiles of wide rows serve one long run after the other, and wait for one value after the other. */
 bool tiles_serve(int64_t outer, int64_t rows, int64_t cols, int64_t k)
 {
@@ -473,6 +548,8 @@ int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, co
     if (k == 0 || rows * cols == 0) return copy_base(ctx, base, rows * cols, out);
     tl_scratch<uint32_t> staged(ctx);
     TL_TRY(staged.stage(indices, k));
+    if (base && k <= RARE_HITS && rows >= RARE_ROWS * k && rows * cols >= RARE_COPY)
+        return scatter_rare(ctx, name, base, values, staged, rows, cols, k, out);
     if (tl_strips_serve(1, rows, cols, k))
         return tl_scatter_strips(ctx, name, base, values, staged, 1, rows, cols, k, false, out);
     const bool slots = slots_serve(1, rows, cols, k);

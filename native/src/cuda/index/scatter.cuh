@@ -42,10 +42,13 @@ int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base,
  * row. */
 constexpr uint32_t TL_MANY = 32;   /* hits: longer runs are left */
 constexpr uint32_t TL_LONG = 1024; /* hits of a narrow row that are a block's work; those of other runs are a warp's */
-constexpr uint32_t TL_LEFT_LISTS = 16;  /* words before the lists: two counts */
+constexpr uint32_t TL_LEFT_LISTS = 16;  /* words before the lists */
+constexpr uint32_t TL_LEFT_COUNTS = 3;  /* of which are counts */
 constexpr uint32_t TL_SORT_TILES = 256; /* blocks of the sort below, two of which may leave a run of fewer hits */
 struct tl_left_runs {
-    uint32_t *front, *back; /* front[0] runs from front[TL_LEFT_LISTS] on, front[1] long ones before `back` */
+    /* front[0] runs from front[TL_LEFT_LISTS] on, front[1] long ones before `back`, and front[2] that have more than a third of
+     * all hits each, two at most, from front[TL_LEFT_COUNTS] on */
+    uint32_t *front, *back;
 
     __host__ __device__ static int64_t words(int64_t k) { return TL_LEFT_LISTS + k / TL_MANY + 1 + TL_SORT_TILES / 2; }
     __device__ __forceinline__ void leave(uint32_t i, bool is_long) const
@@ -54,6 +57,10 @@ struct tl_left_runs {
             *(back - 1 - atomicAdd(front + 1, 1u)) = i;
         else
             front[TL_LEFT_LISTS + atomicAdd(front, 1u)] = i;
+    }
+    __device__ __forceinline__ void leave_third(uint32_t i) const
+    {
+        front[TL_LEFT_COUNTS + atomicAdd(front + 2, 1u)] = i;
     }
 };
 

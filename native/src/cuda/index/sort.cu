@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(THREADS)
     using Sort = cub::BlockRadixSort<uint64_t, THREADS, CHUNK_ITEMS>;
     __shared__ typename Sort::TempStorage storage;
     const uint32_t from = blockIdx.x * CHUNK;
-    if (blockIdx.x == 0 && threadIdx.x < 2) s.left.front[threadIdx.x] = 0;
+    if (blockIdx.x == 0 && threadIdx.x < TL_LEFT_COUNTS) s.left.front[threadIdx.x] = 0;
     uint64_t word[CHUNK_ITEMS];
     TL_UNROLL_FOR (uint32_t i = 0; i < CHUNK_ITEMS; i++) {
         const uint32_t position = from + threadIdx.x * CHUNK_ITEMS + i;
