@@ -75,12 +75,8 @@ template <int S_, int T_, int R_, int P_> struct Form {
     static constexpr int AHEAD = T <= 3 && SUMS + T * V <= 80 ? T : 1;
     static constexpr int TOGETHER =
         R == 4 || SUMS > 32 ? 2 : 4; /* weights that a thread fetches together, as registers allow */
-    /* thread blocks on a multiprocessor, as many as leave registers for the inner loop: with five, which few positions need that one
-     * wave may hold all blocks, it has no spills either */
-    static constexpr int HELD = SUMS + AHEAD * V, RESIDENT = HELD > (AHEAD == 1 ? 56 : 50) ? 2
-                                                             : HELD > 24                   ? 3
-                                                             : HELD > 20 || P > 2          ? 4
-                                                                                           : 5;
+    /* thread blocks on a multiprocessor, as many as leave registers for the inner loop */
+    static constexpr int HELD = SUMS + AHEAD * V, RESIDENT = HELD > (AHEAD == 1 ? 56 : 50) ? 2 : HELD > 24 ? 3 : 4;
 };
 
 /* A thread's item, and where its sums go. */

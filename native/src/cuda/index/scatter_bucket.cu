@@ -38,8 +38,8 @@ constexpr int WINDOW_ITEMS = 20;         /* hits of a thread in a window of a bu
 constexpr uint32_t WINDOW = WINDOW_ITEMS * THREADS;
 constexpr uint32_t ONE_BY_ONE = 256; /* hits of a row that a thread adds; more are a warp's, in chunks of 32·RUN */
 constexpr uint32_t LONE = 2048;      /* hits of buckets of one row that a block adds as fast as a warp */
-constexpr uint32_t SAMPLES = 2048, AT_ONCE = 8, HEAVY_AT_ONCE = 8, NONE = UINT32_MAX;
-constexpr int RUN = 16;
+constexpr uint32_t SAMPLES = 2048, AT_ONCE = 8, NONE = UINT32_MAX;
+constexpr int RUN = 16, PAIRS_AT_ONCE = 8;
 /* Rows for each hit, of more than which the blocks of the last launch mostly copy rows, whose words are far apart, and a sort that
  * copies them in order beside its own work is faster. */
 constexpr int64_t FEW_OF_ROWS = 16, FEW_OF_LINED = 256; /* the latter of lines, which are copied in order too */
@@ -51,7 +51,7 @@ static_assert((int64_t)MOST_BUCKETS * MOST_LINED >= (int64_t)1 << 24 && MOST_LIN
 static_assert(MOST_LINED <= UINT16_MAX + 1 && MOST_PLACES <= MOST_LINED && LINED_BITS + FIELD <= 32);
 static_assert(KINDS == 4 * THREADS);
 static_assert(WINDOW <= UINT16_MAX && MANY_DEALT * THREADS <= UINT16_MAX);
-static_assert(SAMPLES == THREADS * AT_ONCE && TL_LONG_HITS % HEAVY_AT_ONCE == 0 && WINDOW_ITEMS <= 32);
+static_assert(SAMPLES == THREADS * AT_ONCE && TL_LONG_HITS % (2 * PAIRS_AT_ONCE) == 0 && WINDOW_ITEMS <= 32);
 
 struct buckets {
     const float *base; /* NULL for a sum that starts from +0 */
@@ -251,6 +251,30 @@ __device__ __forceinline__ uint32_t choose_heavy(const buckets &s, uint32_t buck
     return hits > s.crowd ? find_majority(s, bucket, of_warps) : NONE;
 }
 
+/* What a hit adds to the row at a place. */
+__device__ __forceinline__ float value_of(uint2 hit, uint32_t place)
+{
+    return hit.x == place ? __uint_as_float(hit.y) : -0.0f;
+}
+
+/* A thread's hits, two by two; the first lies ODD hits behind a multiple of 16 bytes. */
+template <int ODD>
+__device__ __forceinline__ void load_heavy(const uint2 *hits, uint32_t place, float (&v)[TL_LONG_HITS])
+{
+    const uint4 *const pairs = reinterpret_cast<const uint4 *>(hits - ODD);
+    TL_UNROLL_FOR (int i = 0; i < TL_LONG_HITS; i += 2 * PAIRS_AT_ONCE) {
+        uint4 pair[PAIRS_AT_ONCE];
+        TL_UNROLL_FOR (int u = 0; u < PAIRS_AT_ONCE; u++)
+            pair[u] = pairs[i / 2 + u];
+        TL_UNROLL_FOR (int u = 0; u < PAIRS_AT_ONCE; u++) {
+            const int j = i + 2 * u - ODD;
+            if (j >= 0) v[j] = value_of(make_uint2(pair[u].x, pair[u].y), place);
+            v[j + 1] = value_of(make_uint2(pair[u].z, pair[u].w), place);
+        }
+    }
+    if (ODD) v[TL_LONG_HITS - 1] = value_of(hits[TL_LONG_HITS - 1], place);
+}
+
 /* The block adds the hits of one place of a bucket, as tl_add_long_run does. */
 __device__ __forceinline__ float add_heavy(const buckets &s, uint32_t bucket, uint32_t place, float sum,
                                            piece_list &pieces, uint32_t *of_warps, tl_long_room &room)
@@ -261,16 +285,19 @@ __device__ __forceinline__ float add_heavy(const buckets &s, uint32_t bucket, ui
             const uint32_t at = from + threadIdx.x * TL_LONG_HITS;
             uint32_t piece = pieces.piece_of(at), origin = pieces.at[piece], next = pieces.before[piece + 1];
             float v[TL_LONG_HITS];
-            TL_UNROLL_FOR (uint32_t i = 0; i < TL_LONG_HITS; i += HEAVY_AT_ONCE) {
-                uint2 hit[HEAVY_AT_ONCE];
-                TL_UNROLL_FOR (uint32_t u = 0; u < HEAVY_AT_ONCE; u++) {
-                    const uint32_t j = at + i + u;
+            if (at + TL_LONG_HITS <=
+                min(next, hits)) { /* as most are, since half of the list's hits are this bucket's */
+                const uint2 *const from = s.hits + (origin + at);
+                if ((origin + at) % 2)
+                    load_heavy<1>(from, place, v);
+                else
+                    load_heavy<0>(from, place, v);
+            } else {
+                TL_UNROLL_FOR (uint32_t i = 0; i < TL_LONG_HITS; i++) {
+                    const uint32_t j = at + i;
                     if (j == next) piece++, origin = pieces.at[piece], next = pieces.before[piece + 1];
-                    hit[u] = make_uint2(NONE, 0);
-                    if (j < hits) hit[u] = s.hits[origin + j];
+                    v[i] = j < hits ? value_of(s.hits[origin + j], place) : -0.0f;
                 }
-                TL_UNROLL_FOR (uint32_t u = 0; u < HEAVY_AT_ONCE; u++)
-                    v[i + u] = hit[u].x == place ? __uint_as_float(hit[u].y) : -0.0f;
             }
             sum = tl_add_block(sum, v, room);
         }
