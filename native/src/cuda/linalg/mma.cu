@@ -38,7 +38,6 @@ template <int BM_, int BN_, int ROWS_, int COLS_, int BLOCKS_> struct Tile {
 struct SplitArgs {
     tl_matrix_product x;
     tl_fastdiv row_tiles, column_tiles;
-    uint32_t tiles;
     bool wide; /* C takes what a lane has side by side at once */
 };
 
@@ -189,21 +188,81 @@ __device__ __forceinline__ void plain_tile(const tl_matrix_product &x, const flo
         }
 }
 
-/* Stores the warp's results, from row i0 and column j0 on. */
 template <class T, bool TA, bool TB, int VECTOR>
-__device__ __forceinline__ void store_tile(const SplitArgs &args, float *C, int64_t i0, int64_t j0,
-                                           const float (&sum)[T::M][T::N][4])
+__global__ void __launch_bounds__(T::THREADS, T::BLOCKS) split_kernel(const SplitArgs args)
 {
+    using OpA = Operand<T, T::BM, TA, VECTOR>;
+    using OpB = Operand<T, T::BN, !TB, VECTOR>;
+    TL_DYNAMIC_SHARED(float, shared);
     const tl_matrix_product &x = args.x;
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    uint32_t row_tile, column_tile;
+    const uint32_t tile = args.column_tiles.divmod(blockIdx.x, &column_tile);
+    const int64_t product = args.row_tiles.divmod(tile, &row_tile);
+    const int64_t i0 = (int64_t)row_tile * T::BM, j0 = (int64_t)column_tile * T::BN;
+    const float *A = x.A + product * x.m * x.n, *B = x.B + product * x.n * x.p;
+    float *C = x.C + product * x.m * x.p, *as = shared, *bs = shared + STAGES * OpA::SIZE;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const int row0 = warp / T::COLS * 16 * T::M, col0 = warp % T::COLS * 8 * T::N;
+    const int k = t / 2 * 16 + t % 2 * 2;
+    const int a_at = OpA::at(row0 + (TA ? 4 * g : g), k), b_at = OpB::at(col0 + (TB ? g : 4 * g), k);
+
+    OpA a_tiles(A, i0, x.m, x.n);
+    OpB b_tiles(B, j0, x.p, x.n);
+    float sum[T::M][T::N][4] = {};
+    Guard guard;
+    const int steps = (int)tl_ceil_div(x.n, STEP);
+    TL_UNROLL_FOR (int s = 0; s < STAGES - 1; s++) {
+        if (s < steps) {
+            a_tiles.copy(as + s * OpA::SIZE);
+            b_tiles.copy(bs + s * OpB::SIZE);
+        }
+        tl_copy_commit();
+    }
+    int now = 0, next = STAGES - 1;
+#pragma unroll 1
+    for (int s = 0; s < steps; s++) {
+        tl_copy_wait<STAGES - 2>();
+        if constexpr (OpA::OWN) {
+            a_tiles.look(as + now * OpA::SIZE, guard);
+            b_tiles.look(bs + now * OpB::SIZE, guard);
+        }
+        __syncthreads();
+        if constexpr (!OpA::OWN) {
+            a_tiles.look(as + now * OpA::SIZE, guard);
+            b_tiles.look(bs + now * OpB::SIZE, guard);
+        }
+        if (s + STAGES - 1 < steps) {
+            a_tiles.copy(as + next * OpA::SIZE);
+            b_tiles.copy(bs + next * OpB::SIZE);
+        }
+        tl_copy_commit();
+        float part[T::M][T::N][4] = {};
+        multiply_step<T, TA, TB>(part, as + now * OpA::SIZE + a_at, bs + now * OpB::SIZE + b_at);
+        TL_UNROLL_FOR (int m = 0; m < T::M; m++)
+            TL_UNROLL_FOR (int n = 0; n < T::N; n++)
+                TL_UNROLL_FOR (int e = 0; e < 4; e++)
+                    sum[m][n][e] += part[m][n][e];
+        now = now + 1 == STAGES ? 0 : now + 1;
+        next = next + 1 == STAGES ? 0 : next + 1;
+    }
+    tl_copy_wait<0>();
+    bool unsafe = guard.unsafe();
+    TL_UNROLL_FOR (int m = 0; m < T::M; m++)
+        TL_UNROLL_FOR (int n = 0; n < T::N; n++)
+            TL_UNROLL_FOR (int e = 0; e < 4; e++)
+                unsafe |= !(fabsf(sum[m][n][e]) <= FLT_MAX);
+    if (__syncthreads_or(unsafe)) {
+        plain_tile<T, OpA, OpB>(x, A, B, C, i0, j0, as, bs);
+        return;
+    }
     TL_UNROLL_FOR (int m = 0; m < T::M; m++)
         TL_UNROLL_FOR (int h = 0; h < 2; h++) {
-            const int64_t row = i0 + (TA ? m / 2 * 32 + 4 * g + m % 2 * 2 + h : 16 * m + 8 * h + g);
+            const int64_t row = i0 + row0 + (TA ? m / 2 * 32 + 4 * g + m % 2 * 2 + h : 16 * m + 8 * h + g);
             if (row >= x.m) continue;
             float *to = C + row * x.p;
             constexpr int WIDE = TB ? 2 : 4; /* columns side by side that a lane has */
             TL_UNROLL_FOR (int q = 0; q < T::N * 2 / WIDE; q++) {
-                const int64_t col = j0 + (TB ? 8 * q + 2 * t : 32 * (q / 2) + 4 * (2 * t + q % 2));
+                const int64_t col = j0 + col0 + (TB ? 8 * q + 2 * t : 32 * (q / 2) + 4 * (2 * t + q % 2));
                 if (col >= x.p) continue;
                 float y[WIDE];
                 TL_UNROLL_FOR (int e = 0; e < WIDE; e++) {
@@ -223,128 +282,15 @@ __device__ __forceinline__ void store_tile(const SplitArgs &args, float *C, int6
         }
 }
 
-/* Where a tile lies. */
-template <class T> struct Place {
-    int64_t product, i0, j0;
-    __device__ __forceinline__ Place(const SplitArgs &args, uint32_t tile)
-    {
-        uint32_t row_tile, column_tile;
-        product = args.row_tiles.divmod(args.column_tiles.divmod(tile, &column_tile), &row_tile);
-        i0 = (int64_t)row_tile * T::BM, j0 = (int64_t)column_tile * T::BN;
-    }
-};
-
-/* MANY: a block has tiles one after the other, and copies the next one's first steps while it ends one. */
-template <class T, bool TA, bool TB, int VECTOR, bool MANY>
-__global__ void __launch_bounds__(T::THREADS, T::BLOCKS) split_kernel(const SplitArgs args)
-{
-    using OpA = Operand<T, T::BM, TA, VECTOR>;
-    using OpB = Operand<T, T::BN, !TB, VECTOR>;
-    TL_DYNAMIC_SHARED(float, shared);
-    const tl_matrix_product &x = args.x;
-    float *as = shared, *bs = shared + STAGES * OpA::SIZE;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const int row0 = warp / T::COLS * 16 * T::M, col0 = warp % T::COLS * 8 * T::N;
-    const int k = t / 2 * 16 + t % 2 * 2;
-    const int a_at = OpA::at(row0 + (TA ? 4 * g : g), k), b_at = OpB::at(col0 + (TB ? g : 4 * g), k);
-    const int steps = (int)tl_ceil_div(x.n, STEP);
-
-    /* What is copied next: step `ahead` of tile `coming`. Without MANY the block has one tile. */
-    uint32_t coming = blockIdx.x;
-    int ahead = 0, now = 0, next = STAGES - 1;
-    const auto first = [&] {
-        const Place<T> at(args, coming);
-        return OpA(x.A + at.product * x.m * x.n, at.i0, x.m, x.n);
-    };
-    const auto second = [&] {
-        const Place<T> at(args, coming);
-        return OpB(x.B + at.product * x.n * x.p, at.j0, x.p, x.n);
-    };
-    OpA a_tiles = first();
-    OpB b_tiles = second();
-    const auto copy = [&](int stage) {
-        if (MANY ? coming < args.tiles : ahead < steps) {
-            a_tiles.copy(as + stage * OpA::SIZE);
-            b_tiles.copy(bs + stage * OpB::SIZE);
-            ahead++;
-            if (MANY && ahead == steps) {
-                ahead = 0, coming += gridDim.x;
-                a_tiles = first(), b_tiles = second();
-            }
-        }
-        tl_copy_commit();
-    };
-    TL_UNROLL_FOR (int s = 0; s < STAGES - 1; s++)
-        copy(s);
-#pragma unroll 1
-    for (uint32_t tile = blockIdx.x;; tile += gridDim.x) {
-        float sum[T::M][T::N][4] = {};
-        Guard guard;
-#pragma unroll 1
-        for (int s = 0; s < steps; s++) {
-            tl_copy_wait<STAGES - 2>();
-            if constexpr (OpA::OWN) {
-                a_tiles.look(as + now * OpA::SIZE, guard);
-                b_tiles.look(bs + now * OpB::SIZE, guard);
-            }
-            __syncthreads();
-            if constexpr (!OpA::OWN) {
-                a_tiles.look(as + now * OpA::SIZE, guard);
-                b_tiles.look(bs + now * OpB::SIZE, guard);
-            }
-            copy(next);
-            float part[T::M][T::N][4] = {};
-            multiply_step<T, TA, TB>(part, as + now * OpA::SIZE + a_at, bs + now * OpB::SIZE + b_at);
-            TL_UNROLL_FOR (int m = 0; m < T::M; m++)
-                TL_UNROLL_FOR (int n = 0; n < T::N; n++)
-                    TL_UNROLL_FOR (int e = 0; e < 4; e++)
-                        sum[m][n][e] += part[m][n][e];
-            now = now + 1 == STAGES ? 0 : now + 1;
-            next = next + 1 == STAGES ? 0 : next + 1;
-        }
-        bool unsafe = guard.unsafe();
-        TL_UNROLL_FOR (int m = 0; m < T::M; m++)
-            TL_UNROLL_FOR (int n = 0; n < T::N; n++)
-                TL_UNROLL_FOR (int e = 0; e < 4; e++)
-                    unsafe |= !(fabsf(sum[m][n][e]) <= FLT_MAX);
-        const Place<T> at(args, tile);
-        float *const C = x.C + at.product * x.m * x.p;
-        if (__syncthreads_or(unsafe)) { /* in the memory of stages, which are then copied again */
-            tl_copy_wait<0>();
-            plain_tile<T, OpA, OpB>(x, x.A + at.product * x.m * x.n, x.B + at.product * x.n * x.p, C, at.i0, at.j0, as,
-                                    bs);
-            if constexpr (MANY) {
-                __syncthreads();
-                coming = tile + gridDim.x, ahead = 0, now = 0, next = STAGES - 1;
-                a_tiles = first(), b_tiles = second();
-                TL_UNROLL_FOR (int s = 0; s < STAGES - 1; s++)
-                    copy(s);
-            }
-        } else {
-            store_tile<T, TA, TB, VECTOR>(args, C, at.i0 + row0, at.j0 + col0, sum);
-        }
-        if (!MANY || args.tiles - tile <= gridDim.x) break;
-    }
-    tl_copy_wait<0>();
-}
-
-/* Where few steps make a tile, a block spends as long on waiting for its first ones as on multiplying. */
-constexpr int64_t FEW_STEPS = 8;
-
 template <class T, bool TA, bool TB, int VECTOR> int32_t launch_split(tl_context *ctx, const tl_matrix_product &x)
 {
     const int64_t row_tiles = tl_ceil_div(x.m, T::BM), column_tiles = tl_ceil_div(x.p, T::BN);
-    const int64_t count = x.batch * row_tiles * column_tiles, at_once = T::BLOCKS * (int64_t)tl_cuda_sms(ctx);
     constexpr size_t shared = sizeof(float) * STAGES *
                               (Operand<T, T::BM, TA, VECTOR>::SIZE + Operand<T, T::BN, !TB, VECTOR>::SIZE);
-    const SplitArgs args = {x, tl_fastdiv((uint64_t)row_tiles), tl_fastdiv((uint64_t)column_tiles), (uint32_t)count,
+    const SplitArgs args = {x, tl_fastdiv((uint64_t)row_tiles), tl_fastdiv((uint64_t)column_tiles),
                             x.p % (TB ? 2 : 4) == 0 && tl_aligned4(x.C)};
-    if constexpr (T::BLOCKS > 1) /* others have no registers to spare */
-        if (tl_ceil_div(x.n, STEP) <= FEW_STEPS && count > at_once)
-            return tl_launch_shared(ctx, "split_product", split_kernel<T, TA, TB, VECTOR, true>, (unsigned)at_once,
-                                    T::THREADS, shared, args);
-    return tl_launch_shared(ctx, "split_product", split_kernel<T, TA, TB, VECTOR, false>, (unsigned)count, T::THREADS,
-                            shared, args);
+    return tl_launch_shared(ctx, "split_product", split_kernel<T, TA, TB, VECTOR>,
+                            (unsigned)(x.batch * row_tiles * column_tiles), T::THREADS, shared, args);
 }
 
 template <class T, int VECTOR> int32_t launch_form(tl_context *ctx, const tl_matrix_product &x)
