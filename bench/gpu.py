@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from audit.environment import EVIDENCE, ROOT, commit, now
+from bench import trust
 from tlrt._terminal import format_table
 from tlrt.verify.documents import format_command, read_document, write_document
 from tlspec import registry
@@ -167,7 +168,7 @@ def sanitize(runner: Runner, ops: list[str]) -> dict[str, str]:
         runner.steps["sanitizer"] = {"status": 127, "seconds": 0.0, "command": "compute-sanitizer"}
         return {"missing": "compute-sanitizer is not installed"}
     verify = [sys.executable, "-m", "tlrt", "verify", "--device", "cuda", "--jobs", "1"]  # the tool watches one process
-    runs = {"": ["--cases", "1", "--size", "medium", *ops]}
+    runs = {f"{trust.DRAWN}{ops[1]}" if ops else "": ["--cases", "1", "--size", "medium", *ops]}
     for row in registry.ops(ops[1] if ops else None):
         if row.drawing.paths:
             runs[row.name] = ["--cases", str(len(row.drawing.paths)), "--size", "path", "--ops", row.name]
@@ -179,9 +180,11 @@ def sanitize(runner: Runner, ops: list[str]) -> dict[str, str]:
         for op, arguments in runs.items():
             name = f"{check} {op}".rstrip()
             # special values reach the kernels for those; racecheck, slower, sees what all threads of a block do
-            data = ["--data", "normal,special" if check == "memcheck" else "normal"] if op else []
+            data = ["--data", "normal,special" if check == "memcheck" else "normal"] if "path" in arguments else []
             command = [tool, "--tool", check, "--error-exitcode", "9", *verify, *arguments, *data]
-            found = re.findall(r"=+ (?:ERROR|RACECHECK) SUMMARY:.*", runner.run(name.replace(" ", "-"), command, 600))
+            found = re.findall(
+                r"=+ (?:ERROR|RACECHECK) SUMMARY:.*", runner.run(name.replace(" ", "-")[:80], command, 600)
+            )
             summaries[name] = found[-1].strip("= ") if found else "no summary"
     runner.environment["TORCHLEAN_CUDA_LIBRARY"] = str(LIBRARY)
     return summaries

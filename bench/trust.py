@@ -390,6 +390,10 @@ def mutants_section(found: list[Source]) -> list[str]:
     return lines
 
 
+#: how a run over drawn cases of some operations begins
+DRAWN = "drawn "
+
+
 def sanitizer_runs(d: Mapping[str, str]) -> list[tuple[str, str]]:
     """(what a tool ran over, what it said of it) for every tool of compute-sanitizer and everything it said."""
     said: dict[tuple[str, str], list[str]] = {}
@@ -399,7 +403,9 @@ def sanitizer_runs(d: Mapping[str, str]) -> list[tuple[str, str]]:
     out = []
     for (tool, text), ops in said.items():
         over = ["drawn cases"] if "" in ops else []
-        if large := ", ".join(op for op in ops if op):
+        if drawn := ", ".join(op.removeprefix(DRAWN) for op in ops if op.startswith(DRAWN)):
+            over.append(f"drawn cases of {drawn}")
+        if large := ", ".join(op for op in ops if op and not op.startswith(DRAWN)):
             over.append(f"large shapes of {large}")
         out.append((f"{tool} over {' and '.join(over)}", text))
     return out

@@ -207,6 +207,9 @@ def test_sanitizer_runs_in_words() -> None:
         ("memcheck over large shapes of bmm", bad),
         ("racecheck over large shapes of conv", clean),
     ]
+    assert trust.sanitizer_runs({"memcheck drawn conv,bmm": clean, "memcheck bmm": clean}) == [
+        ("memcheck over drawn cases of conv,bmm and large shapes of bmm", clean)
+    ]
 
 
 def test_growth_entries_are_reported() -> None:
