@@ -150,17 +150,7 @@ INLINE vec_f32 load_n_f32(const float *p, int64_t n) { return _mm256_maskload_ps
 INLINE vec_f64 load_n_f64(const double *p, int64_t n) { return _mm256_maskload_pd(p, FIRST_F64(n)); }
 INLINE void store_n_f64(double *p, vec_f64 v, int64_t n)
 {
-    if (n == LANES_F64) {
-        _mm256_storeu_pd(p, v);
-        return;
-    }
-    __m128d part = _mm256_castpd256_pd128(v);
-    if (n & 2) {
-        _mm_storeu_pd(p, part);
-        part = _mm256_extractf128_pd(v, 1);
-        p += 2;
-    }
-    if (n & 1) _mm_store_sd(p, part);
+    tl_store_first((float *)p, _mm256_castpd_ps(v), 2 * n); /* a number is two lanes */
 }
 INLINE vec_f32 fma_each_f32(vec_f32 x, vec_f32 y, vec_f32 z) { return _mm256_fmadd_ps(x, y, z); }
 INLINE vec_f64 fma_each_f64(vec_f64 x, vec_f64 y, vec_f64 z) { return _mm256_fmadd_pd(x, y, z); }

@@ -49,14 +49,7 @@ TL_INLINE void store_positions(tl_vec *a, const int r, float *y)
             *(tl_vec_any *)(y + r * l) = b[l];
         return;
     }
-    for (int width = 1; width < r; width *= 2) { /* perfect shuffles */
-        for (int j = 0; j < r / 2; j++) {
-            b[2 * j] = tl_interleave(a[j], a[j + r / 2], 0);
-            b[2 * j + 1] = tl_interleave(a[j], a[j + r / 2], 1);
-        }
-        for (int j = 0; j < r; j++)
-            a[j] = b[j];
-    }
+    tl_shuffle_rows(a, r);
     for (int j = 0; j < r; j++)
         *(tl_vec_any *)(y + j * TL_W) = a[j];
 }

@@ -70,20 +70,23 @@ TL_INLINE tl_vec tl_fma(float x, tl_vec y, tl_vec z)
 #endif
 }
 
-/* Transposes a square of vectors. A perfect shuffle of the rows rotates the bits of (row, column) by one, so log2(TL_W)
- * of them exchange the two. */
-TL_INLINE void tl_transpose_square(tl_vec *a)
+/* Perfect shuffles of `rows` vectors, a power of two of at most TL_W or 8: each rotates the bits of (lane, row) by one, so that after
+ * log2(rows) of them the numbers of one lane follow each other. */
+TL_INLINE void tl_shuffle_rows(tl_vec *a, const int rows)
 {
-    tl_vec b[TL_W];
-    for (int width = 1; width < TL_W; width *= 2) {
-        for (int i = 0; i < TL_W / 2; i++) {
-            b[2 * i] = tl_interleave(a[i], a[i + TL_W / 2], 0);
-            b[2 * i + 1] = tl_interleave(a[i], a[i + TL_W / 2], 1);
+    tl_vec b[TL_W > 8 ? TL_W : 8];
+    for (int width = 1; width < rows; width *= 2) {
+        for (int i = 0; i < rows / 2; i++) {
+            b[2 * i] = tl_interleave(a[i], a[i + rows / 2], 0);
+            b[2 * i + 1] = tl_interleave(a[i], a[i + rows / 2], 1);
         }
-        for (int i = 0; i < TL_W; i++)
+        for (int i = 0; i < rows; i++)
             a[i] = b[i];
     }
 }
+
+/* Transposes a square of vectors: log2(TL_W) shuffles exchange the bits of the row and those of the column. */
+TL_INLINE void tl_transpose_square(tl_vec *a) { tl_shuffle_rows(a, TL_W); }
 
 /* The first n >= 1 numbers at x, 0 in the other lanes. */
 TL_INLINE tl_vec tl_read_first(const float *x, int64_t n)
@@ -145,17 +148,10 @@ TL_INLINE void tl_narrow_in(const float *x, const int cols, tl_vec *buffer, int6
 
 TL_INLINE void tl_narrow_out(const tl_vec *buffer, int64_t step, int64_t flip, const int cols, float *x)
 {
-    tl_vec a[4], b[4];
+    tl_vec a[4];
     for (int i = 0; i < cols; i++)
         a[i] = buffer[(i ^ flip) * step];
-    for (int width = 1; width < cols; width *= 2) {
-        for (int i = 0; i < cols / 2; i++) {
-            b[2 * i] = tl_interleave(a[i], a[i + cols / 2], 0);
-            b[2 * i + 1] = tl_interleave(a[i], a[i + cols / 2], 1);
-        }
-        for (int i = 0; i < cols; i++)
-            a[i] = b[i];
-    }
+    tl_shuffle_rows(a, cols);
     for (int i = 0; i < cols; i++)
         *(tl_vec_any *)(x + i * TL_W) = a[i];
 }
