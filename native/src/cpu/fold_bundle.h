@@ -48,27 +48,13 @@ static int multiply_bundle(const fold *a, int64_t first)
     const int64_t n = tl_short(a->length), lanes = a->lanes, plane = a->results;
     tl_bundle t;
     tl_vec64 lane[BUNDLE_LANES][BUNDLE_VECTORS];
-    tl_power_vector far = {0}, power[BUNDLE_VECTORS] = {{0}};
+    tl_power_vector far = {0};
     _Alignas(64) double v[TL_BUNDLE];
     _Alignas(64) int64_t e[TL_BUNDLE];
-    uint64_t any = 0;
     tl_read_bundle(a->x + first * n, TL_BUNDLE, n, t);
-    for (int64_t l = 0; l < lanes; l++) {
+    for (int64_t l = 0; l < lanes; l++)
         far |= multiply_bundle_lane(t, n, l, lanes, lane[l]);
-        for (int32_t j = 0; j < BUNDLE_VECTORS; j++)
-            TAKE_POWERS(lane[l][j], power[j]);
-    }
-    for (int32_t s = 0; s < TAKE_STEP; s++)
-        any |= far[s];
-    if (any) return 0;
-    for (int64_t half = lanes / 2; half > 0; half /= 2)
-        for (int64_t l = 0; l < half; l++)
-            for (int32_t j = 0; j < BUNDLE_VECTORS; j++)
-                lane[l][j] *= lane[l + half][j];
-    for (int32_t j = 0; j < BUNDLE_VECTORS; j++)
-        TAKE_POWERS(lane[0][j], power[j]);
-    memcpy(v, lane[0], sizeof v);
-    memcpy(e, power, sizeof e);
+    if (!join_products_side_by_side(lane[0], BUNDLE_VECTORS, lanes, far, v, e)) return 0;
     for (int64_t r = 0; r < TL_BUNDLE && a->out; r++)
         a->out[first + r] = tl_fold_end(TL_FOLD_PRODUCT, (tl_folded){v[r], (double)e[r], 0.0}, 0.0, a->rule);
     for (int64_t r = 0; r < TL_BUNDLE && !a->out; r++) {

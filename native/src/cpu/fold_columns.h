@@ -47,8 +47,7 @@ static int multiply_columns_at(const fold *a, const float *x, int64_t n, double 
 {
     const int64_t lanes = a->lanes, step = a->f.reduced_stride[0];
     tl_vec64 lane[TL_FOLD_LANES][TAKE_VECTORS];
-    tl_power_vector far = {0}, powers[TAKE_VECTORS] = {{0}};
-    uint64_t any = 0;
+    tl_power_vector far = {0};
     for (int64_t l = 0; l < lanes; l++) {
         if (l < n) {
             far |= multiply_columns_lane(x + l * step, lanes * step, (n - l + lanes - 1) / lanes, lane[l]);
@@ -56,22 +55,8 @@ static int multiply_columns_at(const fold *a, const float *x, int64_t n, double 
             for (int32_t j = 0; j < TAKE_VECTORS; j++)
                 lane[l][j] = (tl_vec64){0} + 1.0;
         }
-#pragma GCC unroll 16
-        for (int32_t j = 0; j < TAKE_VECTORS; j++)
-            TAKE_POWERS(lane[l][j], powers[j]);
     }
-    for (int32_t s = 0; s < TAKE_STEP; s++)
-        any |= far[s];
-    if (any) return 0;
-    for (int64_t half = lanes / 2; half > 0; half /= 2)
-        for (int64_t l = 0; l < half; l++)
-            for (int32_t j = 0; j < TAKE_VECTORS; j++)
-                lane[l][j] *= lane[l + half][j];
-    for (int32_t j = 0; j < TAKE_VECTORS; j++)
-        TAKE_POWERS(lane[0][j], powers[j]);
-    memcpy(product, lane[0], TAKE_WIDTH * sizeof *product);
-    memcpy(power, powers, TAKE_WIDTH * sizeof *power);
-    return 1;
+    return join_products_side_by_side(lane[0], TAKE_VECTORS, lanes, far, product, power);
 }
 
 /* A unit of such products, of which some may be written although it returns 0: where not all elements are of moderate size. The last

@@ -144,6 +144,31 @@ typedef int64_t tl_quad_long __attribute__((vector_size(32)));
         memcpy(&(v), &bits_, sizeof bits_);                                                      \
     } while (0)
 
+/* Joins the lanes of products that lie side by side, `vectors` vectors of them on each lane, in halves: product[i] 2^power[i] of result
+ * i. Returns 0, and writes nothing, where a bit of `far` says that a product may have lost bits. */
+static inline __attribute__((always_inline)) int join_products_side_by_side(tl_vec64 *lane, int32_t vectors, int64_t lanes,
+                                                                            tl_power_vector far, double *product,
+                                                                            int64_t *power)
+{
+    uint64_t any = 0;
+    for (int32_t s = 0; s < TAKE_STEP; s++)
+        any |= far[s];
+    if (any) return 0;
+    for (int32_t j = 0; j < vectors; j++) {
+        tl_vec64 *const v = lane + j; /* lane l of this vector is v[l * vectors] */
+        tl_power_vector powers = {0};
+        for (int64_t l = 0; l < lanes; l++)
+            TAKE_POWERS(v[l * vectors], powers);
+        for (int64_t half = lanes / 2; half > 0; half /= 2)
+            for (int64_t l = 0; l < half; l++)
+                v[l * vectors] *= v[(l + half) * vectors];
+        TAKE_POWERS(v[0], powers);
+        tl_vec64_store(product + j * TAKE_STEP, v[0]);
+        memcpy(power + j * TAKE_STEP, &powers, sizeof powers);
+    }
+    return 1;
+}
+
 /* Joins the lanes of TAKE_UNITS products in halves, as numbers of [1, 2) and sums of powers of two: eight such numbers need none taken
  * out on the way. */
 static inline __attribute__((always_inline)) void join_products_of_units(const tl_vec64 *lanes, double *product,
