@@ -146,9 +146,9 @@ typedef int64_t tl_quad_long __attribute__((vector_size(32)));
 
 /* Joins the lanes of products that lie side by side, `vectors` vectors of them on each lane, in halves: product[i] 2^power[i] of result
  * i. Returns 0, and writes nothing, where a bit of `far` says that a product may have lost bits. */
-static inline __attribute__((always_inline)) int join_products_side_by_side(tl_vec64 *lane, int32_t vectors, int64_t lanes,
-                                                                            tl_power_vector far, double *product,
-                                                                            int64_t *power)
+static inline __attribute__((always_inline)) int join_products_side_by_side(tl_vec64 *lane, int32_t vectors,
+                                                                            int64_t lanes, tl_power_vector far,
+                                                                            double *product, int64_t *power)
 {
     uint64_t any = 0;
     for (int32_t s = 0; s < TAKE_STEP; s++)
