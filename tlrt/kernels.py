@@ -8817,7 +8817,7 @@ def grouped_attention(
     mask: Buffer | None = None,
     out: Buffer | None = None,
 ) -> Buffer:
-    """Attention of heads that share keys in groups, with a window, and a mask that broadcasts; no n x n array is stored.
+    """Attention of heads that share keys in groups, with a window, and a mask that broadcasts.
 
     out[b, h, i] = softmax(S)·V[b, h'], S[i, j] = scale·Σ_k Q[b, h, i, k]·K[b, h', j, k], h' = h // (heads / kv_heads), over the
     keys i + offset - before <= j <= i + offset + after; 2^32 - 1 limits nothing, after = 0 is causal. mask_mode 0: no mask.

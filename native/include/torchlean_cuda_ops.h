@@ -1398,7 +1398,7 @@ TL_API int32_t torchlean_cuda_buffer_flash_attention_bwd_v(torchlean_buffer *Q, 
                                                            uint32_t n, uint32_t d, uint32_t mask_mode, double scale,
                                                            torchlean_buffer **gV);
 
-/* Attention of heads that share keys in groups, with a window, and a mask that broadcasts; no n x n array is stored.
+/* Attention of heads that share keys in groups, with a window, and a mask that broadcasts.
  * Q[batch, heads, queries, d], K[batch, kv_heads, keys, d], V[batch, kv_heads, keys, width], mask?[mask_batch,
  *   mask_heads, mask_queries, keys] -> out[batch, heads, queries, width]
  * ARGUMENT unless mask_mode <= 2 (mask_mode).

@@ -60,13 +60,18 @@ SCATTERS = [
     (5000, 1, 6000),
     (300, 1, 20_000),  # few rows
     (2, 3, 70_000),  # of more hits than a warp adds
-    (300, 31, 9000),  # rows of a warp
+    (300, 31, 9000),  # rows of a block
+    (1100, 31, 20_000),  # rows of a warp
+    (1100, 31, 9000),  # tiles that take the list in parts
+    (3984, 14, 5952),  # tiles of whole rows, as many as the device holds
     (504, 257, 2100),  # slots of many hits
     (8200, 260, 200),  # tiles of some columns
-    (4_200_000, 1, 9000),  # a copy beside the whole sort
     (5003, 1, 140_000),  # buckets of rows
     (200, 1, 140_000),  # of one row
+    (3, 1, 9000),  # of one row that a block adds
+    (140_000, 1, 8500),  # of few lines
     (1_050_000, 1, 9000),  # of lines
+    (17_300_000, 1, 9000),  # of lines, in parts
 ]
 #: rows of each number of lanes and of each form, then of blocks: few, many, in parts, with lists longer than shared memory
 TOPS = [
@@ -225,6 +230,11 @@ PATHS: dict[str, list[dict[str, Any]]] = {
         sizes(2, (70, 5), [40, 67], [3, 5], [1, 1], [1, 2]),  # direct: few rows, with eight positions of a thread
         sizes(2, (3, 8), [17, 40], [3, 5], [2, 3], [1, 2]),  # one group of few channels
         sizes(2, (85, 131), [31, 64], [3, 3], [1, 1], [1, 1]),  # tiles of 64 rows, and steps, that are not full
+        sizes(3, (8, 70), [9, 33], [1, 1], [1, 1], [0, 0]),  # one tap: few channels and few rows, in parts and not
+        sizes(2, (4, 300), [8, 17], [1, 1], [1, 1], [0, 0]),
+        sizes(5, (13, 2), [7], [1], [1], [0]),
+        sizes(2, (2, 1030), [3, 4], [1, 1], [1, 1], [0, 0]),
+        sizes(2, (3, 130), [40, 38], [7, 7], [2, 2], [3, 3]),  # folded: four taps of a phase along the last axis
     ],
     "conv_transpose": [
         sizes(2, (200, 200), [9, 10], [4, 4], [2, 2], [1, 1]),
@@ -233,8 +243,15 @@ PATHS: dict[str, list[dict[str, Any]]] = {
         sizes(2, (9, 7), [2, 33], [3, 5], [2, 2], [1, 2]),
         sizes(5, (64, 2), [16, 16, 16], [4, 4, 4], [2, 2, 2], [1, 1, 1]),  # four, then eight positions of a thread
         sizes(8, (64, 3), [96, 112], [3, 3], [1, 1], [1, 1]),
-        sizes(3, (410, 14), [3, 20], [4, 4], [2, 2], [1, 1]),  # channels in parts
-        sizes(2, (216, 5), [10, 24, 6], [4, 4, 4], [2, 2, 2], [1, 1, 1]),  # three rows of a thread
+        sizes(5, (63, 2), [16, 16, 16], [4, 4, 4], [2, 2, 2], [1, 1, 1]),
+        sizes(3, (410, 2), [3, 20], [4, 4], [2, 2], [1, 1]),  # channels in parts
+        sizes(3, (410, 14), [3, 20], [4, 4], [2, 2], [1, 1]),  # folded from here on: of each number of taps, and of three axes
+        sizes(2, (128, 16), [23, 23], [2, 2], [2, 2], [0, 0]),
+        sizes(2, (160, 7), [22, 17], [5, 4], [3, 2], [2, 2]),
+        sizes(2, (70, 3), [30, 37], [7, 15], [3, 2], [2, 7]),
+        sizes(2, (300, 9), [700], [4], [2], [1]),
+        sizes(2, (60, 5), [10, 24, 6], [4, 4, 4], [2, 2, 2], [1, 1, 1]),  # three rows of a thread
+        sizes(2, (216, 5), [5, 12, 6], [4, 4, 4], [2, 2, 2], [1, 1, 1]),
         sizes(2, (3, 5), [9, 8], [5, 4], [3, 3], [1, 1]),  # one group of few channels
         sizes(7, (256, 128), [2, 28], [3, 3], [2, 2], [1, 1]),  # segments of phases of other lengths
         sizes(2, (5, 4), [9, 7, 40], [2, 7, 3], [3, 1, 1], [0, 3, 1]),
@@ -261,6 +278,8 @@ PATHS: dict[str, list[dict[str, Any]]] = {
         ),
         grouped(4, 1, 2, 30, (66, 66), 3, 1, 2, 2, 2),  # few rows: blocks of K apart; few columns of weights
         grouped(1, 1, 2, 17, (9, 10), 7, 1, 2, 9, 8),  # taps in chunks, many of them outside
+        grouped(3, 1, 4, 130, (31, 29), 3, 1, 2, 2, 2),  # a dilated gradient that is folded
+        grouped(2, 1, 64, 68, (26, 30), 3, 1, 2, 2, 2),  # large enough for Hopper's warp group products
     ],
     "conv_transpose_grouped": [
         {
@@ -278,7 +297,8 @@ PATHS: dict[str, list[dict[str, Any]]] = {
         {"batch": b, "n": n, "d": d, "mask_mode": m, "scale": d**-0.5}
         for b, n, d, m in (
             (2, 512, 64, 2), (1, 513, 48, 0), (2, 70, 300, 0), (2, 70, 260, 1), (1, 600, 24, 0), (67, 65, 80, 3),
-            (2, 130, 132, 2), (3, 513, 112, 0), (1, 300, 7, 0), (1, 270, 13, 2), (140, 7, 5, 0),
+            (2, 130, 132, 2), (3, 513, 112, 0), (1, 300, 7, 0), (1, 270, 13, 2), (140, 7, 5, 0), (1, 300, 90, 1),
+            (90, 66, 96, 3), (1, 530, 47, 2), (3, 33, 20, 1), (16, 140, 180, 3), (2, 129, 200, 0),
         )
     ],
     "selective_scan_diag": [{"seq_len": t, "state": n} for t, n in ((129, 3), (1000, 1), (300, 4097), (16_500, 33))],
@@ -404,7 +424,16 @@ def test_more_transforms_than_plans_are_kept() -> None:
 @pytest.mark.operations("scatter_add")
 @pytest.mark.parametrize("power", [3, 12])
 @pytest.mark.parametrize(
-    ("n", "k"), [(66_128, 8273), (5003, 180_000), (60_000, 2_100_000), (1_100_003, 150_000), (2000, 4_400_000)], ids=str
+    ("n", "k"),
+    [
+        (66_128, 8273),
+        (5003, 180_000),
+        (60_000, 2_100_000),
+        (1_100_003, 150_000),
+        (17_300_003, 40_000),
+        (2000, 4_400_000),
+    ],
+    ids=str,
 )
 def test_uneven_indices(n: int, k: int, power: int) -> None:
     """Buckets with far more hits than others, of which one row has most: the CPU's bits."""
@@ -441,9 +470,15 @@ def test_rare_hits() -> None:
         (2152, 6, 20_000),
         (5000, 56, 1248),
         (40, 8, 8000),
+        (3984, 14, 5952),
+        (8080, 11, 16_000),
+        (31, 768, 904),
+        (3, 31, 8000),
+        (100_000, 3, 8000),
         (900, 144, 9000),
         (1800, 1300, 300),
         (900, 3, 70_000),
+        (1200, 12, 70_000),
         (900, 144, 30_000),
     ],
     ids=str,

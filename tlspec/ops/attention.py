@@ -450,7 +450,8 @@ def _grouped_path(batch, heads, kv_heads, queries, keys, d, width, scale, before
 
 #: short sequences whose scores are large, so that their roundings show; each width of tile on CUDA, and chunks of rows; few
 #: queries to keys that CUDA cuts into parts; what tensor cores take; few keys to queries that are cut, and sums of few
-#: keys or queries that are several blocks' work, of each width, in reproducible contexts too; few queries of each width
+#: keys or queries that are several blocks' work, of each width, in reproducible contexts too; few queries of each width; products
+#: with scores in memory, of each number of keys to a thread; windows that leave too little for those, of few blocks and of many
 GROUPED_PATHS = [
     _grouped_path(67, 1, 1, 5, 5, 2, 2, 16.0), _grouped_path(67, 2, 1, 4, 3, 2, 1, 16.0),
     _grouped_path(1, 4, 2, 130, 300, 64, 52, 0.125, 100, 0, 170), _grouped_path(2, 2, 1, 70, 90, 100, 128, 0.1, after=0),
@@ -465,7 +466,11 @@ GROUPED_PATHS = [
     _grouped_path(1, 1, 1, 2100, 33, 3, 2, 0.5), _grouped_path(1, 1, 1, 18, 2100, 2, 5, 0.5),
     _grouped_path(1, 2, 1, 70, 40, 13, 5, 0.3), _grouped_path(2, 6, 2, 2, 600, 12, 5, 0.3),
     _grouped_path(1, 2, 1, 5, 90, 100, 128, 0.1, 40, 0, 80), _grouped_path(1, 2, 1, 7, 70, 132, 200, 0.08),
-    _grouped_path(1, 1, 1, 7, 70, 300, 40, 0.06),
+    _grouped_path(1, 1, 1, 7, 70, 300, 40, 0.06), _grouped_path(1, 1, 1, 140, 90, 200, 130, 0.07),
+    _grouped_path(1, 4, 2, 75, 402, 132, 200, 0.08, 300, 20, 250), _grouped_path(1, 2, 2, 130, 713, 200, 160, 0.07),
+    _grouped_path(1, 1, 1, 129, 2060, 130, 9, 0.09), _grouped_path(1, 1, 1, 150, 300, 200, 140, 0.07, 20, 0, 100),
+    _grouped_path(1, 1, 1, 4300, 40, 140, 9, 0.09, 5), _grouped_path(1, 1, 1, 12700, 33, 3, 2, 0.5),
+    _grouped_path(1, 2, 1, 60, 1100, 140, 20, 0.08, 30, 3, 70),
 ]  # fmt: skip
 
 
@@ -486,7 +491,7 @@ GROUPED_PATHS = [
     source="torch.nn.functional.scaled_dot_product_attention; Ainslie et al., GQA, arXiv:2305.13245; Beltagy et al., Longformer, "
     "arXiv:2004.05150 (the window)")  # fmt: skip
 def grouped_attention(Q, K, V, mask, mask_mode, before, after, offset, scale):
-    """Attention of heads that share keys in groups, with a window, and a mask that broadcasts; no n x n array is stored.
+    """Attention of heads that share keys in groups, with a window, and a mask that broadcasts.
 
     out[b, h, i] = softmax(S)·V[b, h'], S[i, j] = scale·Σ_k Q[b, h, i, k]·K[b, h', j, k], h' = h // (heads / kv_heads), over the
     keys i + offset - before <= j <= i + offset + after; 2^32 - 1 limits nothing, after = 0 is causal. mask_mode 0: no mask.

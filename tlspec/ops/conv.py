@@ -15,6 +15,9 @@ The heights below count one rounding per term, which is what a chain of K fused 
 That is 34 + ⌈K/32⌉ + ⌈K/192⌉ + 1, at most 38 for the 65 that K = 64 declares, and grows more slowly. Values that a split
 cannot hold (not finite, below 2^-100, from 2^114 or in Hopper's kernels 2^127 on) put their tile's sums on chains of fused
 multiply-adds, one for each 32 terms or, in Hopper's, for each block of K.
+
+Where CUDA makes a transposed sum of few channels, or a gradient, tap by tap and then adds the taps, K is the number of channels, at
+least 64, and each further tap costs one rounding more, of the K that the height counts for it.
 """
 
 import math
@@ -280,17 +283,18 @@ def _work(size):
 
 CLASSES, TRANSPOSE_CLASSES = _classes(conv_out), _classes(conv_transpose_out)
 
-#: sums of few terms, whose errors come near their bounds; convolutions large enough for Hopper's warp group products; first
-#: layers, of several channels and of one; and small images whose inner dimension is cut
-PATHS = [_path(1, 5, 61, (4, 3), 2, 1, 0), _path(4, 61, 125, (47, 44), 3, 1, 1), _path(16, 48, 64, (64, 66), 4, 2, 1),
+#: a kernel of one tap; sums of few terms, whose errors come near their bounds; convolutions large enough for Hopper's warp group
+#: products; first layers, of several channels and of one; and small images whose inner dimension is cut
+PATHS = [_path(2, 7, 70, (19, 8), 1, 1, 0), _path(1, 5, 61, (4, 3), 2, 1, 0), _path(4, 61, 125, (47, 44), 3, 1, 1), _path(16, 48, 64, (64, 66), 4, 2, 1),
          _path(4, 3, 61, (61, 67), 7, 2, 3), _path(3, 1, 83, (9, 38), 7, 2, 3), _path(110, 96, 125, (12, 13), 3, 1, 1)]  # fmt: skip
 #: the same on one and three axes; an axis of length 1, beside which most taps lie outside; and channels that fill tiles of 48 rows
 PATHS_OF_AXES = [_path(8, 96, 127, (1100,), 5, 1, 2), _path(2, 32, 63, (13, 24, 28), 3, 1, 1),
                  _path(2, 32, 61, (5, 64, 1), 3, 1, 1), _path(3, 32, 45, (7, 5, 4), 3, 1, 1)]  # fmt: skip
+#: the first of few output channels, which are folded from columns
 TRANSPOSE_PATHS = [
-    _path(4, 128, 125, (24, 23), 4, 2, 1), _path(4, 61, 125, (47, 44), 3, 1, 1), _path(60, 129, 61, (9, 8), 4, 2, 1),
+    _path(3, 70, 5, (30, 31), 4, 2, 1), _path(4, 128, 125, (24, 23), 4, 2, 1), _path(4, 61, 125, (47, 44), 3, 1, 1), _path(60, 129, 61, (9, 8), 4, 2, 1),
 ]  # fmt: skip
-TRANSPOSE_PATHS_OF_AXES = [TRANSPOSE_PATHS[0], _path(2, 64, 61, (32, 1, 3), 4, 2, 1),
+TRANSPOSE_PATHS_OF_AXES = [*TRANSPOSE_PATHS[:2], _path(2, 64, 61, (32, 1, 3), 4, 2, 1),
                            _path(4, 61, 83, (2, 49, 2), 4, 2, 1)]  # fmt: skip
 
 

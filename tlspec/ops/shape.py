@@ -493,6 +493,7 @@ def _draw_swap(d):
 @op("x[*dims]; depth: u32 -> out[*swap(dims, depth)]",
     classes=SWAPS, bound=moved(), checks=[check("depth", "depth + 1 < rank(dims)", say="depth + 1 below the rank of dims")],
     draw=_draw_swap, laws=[involution(lambda dims, depth: {"dims": swap(dims, depth)}), adjoint("x")],
+    paths=[{"dims": dims, "depth": len(dims) - 3} for dims in ([2, 257, 10, 7], [3, 131, 13, 12], [1501, 31, 1])],  # CUDA's slabs
     source="numpy.swapaxes")  # fmt: skip
 def swap_adjacent_at_depth(x, depth):
     """An array with axes depth and depth + 1 exchanged.

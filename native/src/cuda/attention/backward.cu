@@ -281,13 +281,14 @@ static int32_t backward(tl_context *ctx, BackwardArgs &a, uint8_t *finite, uint8
     a.finite_k = finite, a.finite_q = of_q, a.finite_g = of_g;
     a.p.unsafe = unsafe;
     if (unsafe) TL_TRY(backward_tensor(ctx, a));
-    /* Two blocks of 128 threads share a multiprocessor up to d = 64, one block beyond: bound by shared memory and by
-     * the registers of two products and the sums. */
+    /* Two blocks of 128 threads share a multiprocessor up to d = 64 and from 129 to 192, one block elsewhere: bound by
+     * shared memory and by the registers of two products and the sums. */
     const int32_t status = d <= 8     ? query_pass<Config<8, 128, 32, 16, 8, 2>>(ctx, a)
                            : d <= 16  ? query_pass<Config<16, 128, 32, 16, 8, 2>>(ctx, a)
                            : d <= 32  ? query_pass<Config<32, 128, 32, 16, 8, 2>>(ctx, a)
                            : d <= 64  ? query_pass<Config<64, 128, 32, 16, 8, 2>>(ctx, a)
                            : d <= 128 ? query_pass<Config<128, 64, 64, 16, 16, 1>>(ctx, a)
+                           : d <= 192 ? query_pass<Config<192, 32, 32, 8, 16, 2>>(ctx, a)
                            : d <= 256 ? query_pass<Config<256, 32, 32, 8, 16, 1>>(ctx, a)
                                       : query_pass<Config<128, 64, 64, 16, 16, 1, true>>(ctx, a);
     TL_TRY(status);
@@ -297,6 +298,7 @@ static int32_t backward(tl_context *ctx, BackwardArgs &a, uint8_t *finite, uint8
            : d <= 32  ? key_pass<Config<32, 64, 64, 16, 8, 2>>(ctx, a)
            : d <= 64  ? key_pass<Config<64, 64, 64, 16, 8, 2>>(ctx, a)
            : d <= 128 ? key_pass<Config<128, 64, 64, 16, 16, 1>>(ctx, a)
+           : d <= 192 ? key_pass<Config<192, 32, 32, 8, 16, 2>>(ctx, a)
            : d <= 256 ? key_pass<Config<256, 32, 32, 8, 16, 1>>(ctx, a)
                       : key_pass<Config<128, 64, 64, 16, 16, 1, true>>(ctx, a);
 }

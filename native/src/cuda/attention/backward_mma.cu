@@ -1,7 +1,7 @@
 /* Attention on CUDA, backward on tensor cores: the passes of attention/backward.cu. See attention/mma_tiles.cuh for who owns
  * what. A score has the same bits in both passes: the transposed product is summed in the same order. */
-#include "cuda/attention/backward.cuh"
-#include "cuda/attention/mma_tiles.cuh"
+#include "cuda/attention/backward_tiles.cuh"
+#include "cuda/attention/relay.cuh"
 
 namespace attention {
 
@@ -10,23 +10,6 @@ namespace attention {
 template <class C, bool GRADIENT> constexpr size_t query_tensor_shared()
 {
     return sizeof(float) * (size_t)((C::ROWS + 2 * C::TILES) * C::LD * (GRADIENT ? 2 : 1) + 2 * C::ROWS * C::SPLIT);
-}
-
-/* D of the lane's queries: a chain in each of the row's four lanes, then the lanes. */
-template <class C>
-__device__ __forceinline__ void dot_products(float (&dot)[C::R], const float *g, const float *out, int64_t i0,
-                                             const Problem &p, const Lane &lane)
-{
-    TL_UNROLL_FOR (int r = 0; r < C::R; r++) {
-        const int64_t row = i0 + lane.row(r);
-        const float *x = g + row * p.d, *y = out + row * p.d;
-        float sum = 0.0f;
-        if (row < p.n)
-#pragma unroll 4
-            for (int c = lane.t; c < (int)p.d; c += 4)
-                sum = fmaf(x[c], y[c], sum);
-        dot[r] = tl_fold_group<tl_sum_op, 4>(sum);
-    }
 }
 
 /* Without GRADIENT only m, 1/Σ and D. */
@@ -118,33 +101,6 @@ template <class C> constexpr size_t key_tensor_shared()
     return sizeof(float) * (size_t)(2 * (C::ROWS + 2 * C::TILES) * C::LD + 2 * 3 * C::TILES + 2 * C::ROWS * C::SPLIT);
 }
 
-/* Reads the mask of queries i0 .. i0+TILE-1 and the warp's 16 keys, j0 the block's first, to a word of queries for each
- * key of the block: two queries at a time, each 16 lanes that share a line. Returns whether any is allowed. */
-template <class C>
-__device__ __forceinline__ bool read_key_words(uint32_t *bits, const Problem &p, int64_t b, int64_t i0, int64_t j0,
-                                               const Lane &lane)
-{
-    static_assert(C::M == 1, "16 keys to a warp");
-    const int upper = threadIdx.x / 16 % 2, key = threadIdx.x % 16;
-    const int64_t i = i0 + upper, j = j0 + lane.first + key;
-    const float *from = p.mask + (b * p.n + i) * p.n + j;
-    uint32_t word = 0, any = 0;
-    TL_UNROLL_FOR (int half = 0; half < 2; half++) {
-        float x[8];
-        TL_UNROLL_FOR (int q = 0; q < 8; q++) {
-            const int k = 16 * half + 2 * q;
-            x[q] = j < p.n && i + k < p.n ? from[k * p.n] : 0.0f;
-        }
-        TL_UNROLL_FOR (int q = 0; q < 8; q++) {
-            const uint32_t two = __ballot_sync(0xffffffffu, !(x[q] == 0.0f));
-            word |= ((two >> key & 1) | (two >> (16 + key) & 1) << 1) << (16 * half + 2 * q);
-            any |= two;
-        }
-    }
-    if (upper == 0) bits[lane.first + key] = word;
-    return any != 0;
-}
-
 template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_tensor_kernel(const BackwardArgs a)
 {
     TL_DYNAMIC_SHARED(float, shared);
@@ -162,16 +118,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
 
     Sums<C> gK = {}, gV = {};
     const float no_factor[C::R] = {};
-    /* The first query from i on with a tile that counts; the mask of the team's tile is then in its part of words[]. */
-    auto next = [&](int64_t i, uint32_t *words) {
-        for (; i < p.n && stored; i += C::TILES) {
-            const int64_t of_team = i + lane.team * TILE, row = of_team + threadIdx.x % 32;
-            const bool filled = p.mode == FILL && row < p.n && !(a.base[b * p.n + row] > TL_FILL_VANISHES);
-            if (__syncthreads_or(read_key_words<C>(words + lane.team * C::ROWS, p, b, of_team, j0, lane) || filled))
-                break;
-        }
-        return i;
-    };
+    auto next = [&](int64_t i, uint32_t *words) { return stored ? next_queries<C>(i, words, a, b, j0, lane) : i; };
     auto copy_tile = [&](int64_t i, int turn) {
         copy_rows<C, C::TILES>(Qs + turn * C::TILES * C::LD, Q, i, p, 0);
         copy_rows<C, C::TILES>(Gs + turn * C::TILES * C::LD, g, i, p, 0);
@@ -200,40 +147,19 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
         if ((C::SPLIT == 1 || i < p.n) && ahead < TILE) {
             const int at = (turn * C::SPLIT + lane.team) * TILE * C::LD;
             const float *tile_q = Qs + at, *tile_g = Gs + at;
-            const float *base = statistics + turn * 3 * C::TILES + lane.team * TILE + 2 * lane.t;
+            const float *const of_team = statistics + turn * 3 * C::TILES + lane.team * TILE;
             const uint32_t *team_bits = bits + (turn * C::SPLIT + lane.team) * C::ROWS;
-            Words<C> words;
-            TL_UNROLL_FOR (int r = 0; r < C::R; r++)
-                words[r] = stored             ? team_bits[lane.row(r)]
-                           : p.mode == CAUSAL ? ~low_bits(ahead + lane.row(r) - lane.first)
-                                              : 0xffffffffu;
             float s[C::M][4][4], t[C::M][4][4];
             tile_product<C, true>(s, Ks, tile_q, d, lane);
-            TL_UNROLL_FOR (int n = 0; n < 4; n++)
-                TL_UNROLL_FOR (int e = 0; e < 2; e++) {
-                    const float most = base[8 * n + e], over = base[C::TILES + 8 * n + e];
-                    TL_UNROLL_FOR (int r = 0; r < C::R; r++) {
-                        float &x = s[r / 2][n][r % 2 * 2 + e];
-                        const float blocked = p.mode == FILL ? TL_FILL_SCORE : -TL_INF;
-                        x = allows(words[r] >> 2 * lane.t, n, e) ? x * p.scale : blocked;
-                        /* no query's maximum is below its scores, but rows that do not exist have none */
-                        x = scaled_weight(fminf(x - most, 0.0f)) * over;
-                    }
-                }
+            key_weights<C>(s, p, of_team, team_bits, ahead, lane);
             if (want_v) {
                 const Weights<C> weights(s);
                 tile_accumulate<C, false>(gV, weights, tile_g, d, no_factor, lane);
             }
             if (want_k) {
                 tile_product<C, true>(t, Vs, tile_g, d, lane);
-                TL_UNROLL_FOR (int n = 0; n < 4; n++)
-                    TL_UNROLL_FOR (int e = 0; e < 2; e++) {
-                        const float dot = base[2 * C::TILES + 8 * n + e];
-                        TL_UNROLL_FOR (int r = 0; r < C::R; r++)
-                            s[r / 2][n][r % 2 * 2 + e] *= t[r / 2][n][r % 2 * 2 + e] - dot;
-                    }
-                if (p.mode == FILL) clear_blocked<C>(s, team_bits, lane);
-                const Weights<C> weights(s);
+                key_slopes<C>(t, s, p, of_team, team_bits, lane);
+                const Weights<C> weights(t);
                 tile_accumulate<C, false>(gK, weights, tile_q, d, no_factor, lane);
             }
         }
@@ -284,16 +210,19 @@ int32_t backward_tensor(tl_context *ctx, const BackwardArgs &a)
 {
     const int64_t d = a.p.d;
     if (wgmma_serves(ctx, a.p)) return backward_wgmma(ctx, a);
-    /* Elsewhere 32 queries to a warp where the registers allow, unless that leaves multiprocessors idle; two results
-     * for the 16 keys of a warp. */
+    /* Elsewhere 32 queries to a warp where the registers allow, unless that leaves multiprocessors idle or half of a block's
+     * rows empty; two results for the 16 keys of a warp. */
     const bool teams = d <= 64 && a.p.n <= TEAM_ROWS;
-    const bool few = a.p.batch * tl_ceil_div(a.p.n, 128) < tl_cuda_sms(ctx);
-    const int32_t status = teams && few     ? query_tensor<Tensor<64, 1, 8, 1, 4>>(ctx, a)
-                           : teams          ? query_tensor<Tensor<64, 2, 8, 1, 4>>(ctx, a)
-                           : few && d <= 64 ? query_tensor<Tensor<64, 1, 4, 2>>(ctx, a)
-                           : d <= 32        ? query_tensor<Tensor<32, 2, 4, 2>>(ctx, a)
-                           : d <= 64        ? query_tensor<Tensor<64, 2, 4, 2>>(ctx, a)
-                                            : query_tensor<Tensor<128, 1, 8, 1>>(ctx, a);
+    if (!teams && a.gQ && a.gK && a.gV && relay_serves(ctx, a.p)) return backward_relay(ctx, a);
+    const bool few = a.p.batch * tl_ceil_div(a.p.n, 128) < tl_cuda_sms(ctx),
+               small_teams = teams && (few || a.p.n <= 32);
+    const int32_t status = small_teams && d <= 32 ? query_tensor<Tensor<32, 1, 8, 2, 4>>(ctx, a)
+                           : small_teams          ? query_tensor<Tensor<64, 1, 8, 1, 4>>(ctx, a)
+                           : teams                ? query_tensor<Tensor<64, 2, 8, 1, 4>>(ctx, a)
+                           : few && d <= 64       ? query_tensor<Tensor<64, 1, 4, 2>>(ctx, a)
+                           : d <= 32              ? query_tensor<Tensor<32, 2, 4, 2>>(ctx, a)
+                           : d <= 64              ? query_tensor<Tensor<64, 2, 4, 2>>(ctx, a)
+                                                  : query_tensor<Tensor<128, 1, 8, 1>>(ctx, a);
     if (status || (!a.gK && !a.gV)) return status;
     return teams     ? key_tensor<Tensor<64, 1, 8, 1, 4>>(ctx, a)
            : d <= 32 ? key_tensor<Tensor<32, 1, 4, 3>>(ctx, a)

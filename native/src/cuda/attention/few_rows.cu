@@ -8,7 +8,7 @@
  * threads.
  * Weights: a warp owns a row. Values: a thread owns VECTOR columns of all rows and every G-th key, G = THREADS /
  * columns, and the G sums are added in order. What a key that is shut adds is 0 times its value, which is NaN for one
- * that is not finite. */
+ * that is not finite; so parts outside of the window are passed over where all their values are finite. */
 #include "cuda/attention/few_rows.cuh"
 #include "cuda/device/sum_tree.cuh"
 #include "cuda/device/vector.cuh"
@@ -28,7 +28,9 @@ struct Args : Geometry {
     const float *Q, *K, *V;
     float *result, *parts; /* parts: of every row of every part v sums, the greatest score and the sum of weights */
     tl_fastdiv splits;
-    int columns; /* of threads: VECTOR elements of a value each, a power of two */
+    int columns;           /* of threads: VECTOR elements of a value each, a power of two */
+    Window window;         /* of all rows */
+    const uint8_t *finite; /* V per GRANULE rows, where parts outside of the window are passed over; or NULL */
 };
 
 /* Adds up x of SUBS neighbouring threads, of which each gets R / SUBS sums, those from sub · R / SUBS on; or, of fewer rows than
@@ -111,6 +113,12 @@ template <int R, int VECTOR> __global__ void __launch_bounds__(THREADS) forward_
     const int rows = (int)(a.rows - i0 < R ? a.rows - i0 : R);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
 
+    if (a.finite && !a.window.meets(j0, j0 + count) && finite_rows<SPLIT>(a.finite, a.keys, b, j0)) {
+        float *const to = a.parts + (blockIdx.x * a.rows + i0) * (a.v + 2); /* what the sums below come to */
+        for (int i = threadIdx.x; i < rows * (int)(a.v + 2); i += THREADS)
+            to[i] = i % (int)(a.v + 2) == (int)a.v ? -TL_INF : 0.0f;
+        return;
+    }
     limits.find(a, b, i0, R);
 #pragma unroll 8
     for (int i = threadIdx.x; i < R * d; i += THREADS)
@@ -231,10 +239,10 @@ template <int R, int VECTOR> static int32_t forward(tl_context *ctx, Args &a, in
 }
 
 /* More rows to a block read keys less often; fewer leave blocks enough that one waits for memory while others compute: two to a
- * multiprocessor. */
-template <int VECTOR> static int32_t forward_rows(tl_context *ctx, Args &a, int64_t blocks)
+ * multiprocessor, of those that are not passed over. */
+template <int VECTOR> static int32_t forward_rows(tl_context *ctx, Args &a, int64_t blocks, int64_t working)
 {
-    const int64_t full = blocks * tl_ceil_div(a.rows, ROWS_MOST), sms = tl_cuda_sms(ctx);
+    const int64_t full = working * tl_ceil_div(a.rows, ROWS_MOST), sms = tl_cuda_sms(ctx);
     return a.rows == 1                     ? forward<1, VECTOR>(ctx, a, blocks)
            : a.rows <= 4 || full < sms     ? forward<4, VECTOR>(ctx, a, blocks)
            : a.rows <= 8 || full < 2 * sms ? forward<8, VECTOR>(ctx, a, blocks)
@@ -269,7 +277,18 @@ int32_t few_rows_forward(tl_context *ctx, const Geometry &of, const float *Q, co
     tl_scratch<float> parts(ctx);
     if (splits > 1) TL_TRY(parts.allocate(blocks * a.rows * (a.v + 2)));
     a.parts = splits > 1 ? (float *)parts : nullptr;
-    return wide ? forward_rows<4>(ctx, a, blocks) : forward_rows<1>(ctx, a, blocks);
+    /* A look at all values pays where it spares the keys of half of the parts. */
+    a.window = window_of(of);
+    const int64_t open = tl_ceil_div(a.window.end, SPLIT) - a.window.first / SPLIT;
+    const bool passes_over = a.limited && splits > 1 && 2 * open <= splits;
+    tl_scratch<uint8_t> finite(ctx);
+    if (passes_over) {
+        TL_TRY(finite.allocate(a.members * tl_ceil_div(a.keys, GRANULE)));
+        TL_TRY(scan(ctx, of, V, a.keys, a.v, finite));
+        a.finite = finite;
+    }
+    const int64_t working = passes_over ? a.members * open : blocks;
+    return wide ? forward_rows<4>(ctx, a, blocks, working) : forward_rows<1>(ctx, a, blocks, working);
 }
 
 } /* namespace attention */

@@ -1,4 +1,5 @@
-/* Attention on CUDA, forward. See attention/simt_tiles.cuh and attention/mma_tiles.cuh for who owns what.
+/* Attention on CUDA, forward. See attention/simt_tiles.cuh and attention/mma_tiles.cuh for who owns what; where rows are
+ * few, attention/relay_tiles.cuh.
  *
  * A tile of keys: S = Q·Kᵀ in registers, the softmax brought up to date, sums += P·V. Without tensor cores the weights
  * pass through shared memory to the lanes that need them (a row's weights are read by the warp that wrote them), V is
@@ -8,6 +9,7 @@
 #include "cuda/attention/chain.cuh"
 #include "cuda/attention/few_rows.cuh"
 #include "cuda/attention/mma_tiles.cuh"
+#include "cuda/attention/relay.cuh"
 #include "cuda/device/vector.cuh"
 
 namespace attention {
@@ -107,12 +109,106 @@ template <class C> static int32_t forward(tl_context *ctx, ForwardArgs &a)
     return tl_launch_ahead(ctx, "flash_attention", forward_kernel<C>, grid, C::THREADS, forward_shared<C>(), a);
 }
 
-/* Fewer rows to a block where all such blocks run at once. */
-template <class LARGE, class SMALL> static int32_t forward(tl_context *ctx, ForwardArgs &a)
+/* Fewer rows to a block as long as all such blocks run at once. */
+template <class LARGE, class SMALL, class... SMALLER> static int32_t forward(tl_context *ctx, ForwardArgs &a)
 {
     const dim3 grid = pass_grid<SMALL>(a.p);
     const bool small = (int64_t)grid.x * grid.y <= SMALL::BLOCKS * tl_cuda_sms(ctx);
-    return small ? forward<SMALL>(ctx, a) : forward<LARGE>(ctx, a);
+    return small ? forward<SMALL, SMALLER...>(ctx, a) : forward<LARGE>(ctx, a);
+}
+
+/* ---- which values are finite, and which of them tensor cores take ------------------------------------------------- */
+
+struct ValueScanArgs {
+    ValueScan scans[5];
+    int count;
+    int64_t batch, n, d, granules;
+    uint8_t *unsafe;
+};
+
+struct ValueFlags {
+    bool nonfinite, unsplittable;
+};
+
+/* What a warp finds out about a granule of member b, contiguous memory; the same in all lanes. */
+__device__ __forceinline__ ValueFlags scan_granule(const ValueScan &scan, const ValueScanArgs &a, int64_t b,
+                                                   int64_t granule)
+{
+    const int64_t first = granule * GRANULE, count = (a.n - first < GRANULE ? a.n - first : GRANULE) * a.d;
+    const float *from = scan.x + (b * a.n + first) * a.d;
+    bool nonfinite = false, unsplittable = false;
+    auto inspect = [&](float x) {
+        nonfinite |= !(fabsf(x) <= FLT_MAX);
+        unsplittable |= !(fabsf(x) < TENSOR_MOST) || (scan.split && tl_split_unsafe(x));
+    };
+    if (count % 4 == 0 && tl_aligned4(from)) {
+#pragma unroll 8
+        for (int64_t i = threadIdx.x % 32 * 4; i < count; i += 128) {
+            const float4 x = tl_load4(from + i);
+            inspect(x.x);
+            inspect(x.y);
+            inspect(x.z);
+            inspect(x.w);
+        }
+    } else {
+#pragma unroll 8
+        for (int64_t i = threadIdx.x % 32; i < count; i += 32)
+            inspect(from[i]);
+    }
+    return {__any_sync(0xffffffffu, nonfinite) != 0, __any_sync(0xffffffffu, unsplittable) != 0};
+}
+
+/* A warp owns a granule of one array. Whoever finds an unsafe member writes the same 1. */
+__global__ void __launch_bounds__(256) scan_values_kernel(const ValueScanArgs a)
+{
+    const int64_t item = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
+    if (item >= a.batch * a.granules) return;
+    const int64_t b = item / a.granules;
+    const ValueScan &scan = a.scans[blockIdx.y];
+    const ValueFlags flags = scan_granule(scan, a, b, item % a.granules);
+    if (threadIdx.x % 32 == 0) {
+        if (scan.finite) scan.finite[item] = !flags.nonfinite;
+        if (a.unsafe && flags.unsplittable) a.unsafe[b] = 1;
+    }
+}
+
+/* Whether member b is unsafe. The warps of the block take the granules of all arrays in turn, so that nothing needs to be
+ * cleared before; with `leave` the flags are left in memory. */
+__device__ __forceinline__ bool scan_member(const ValueScanArgs &a, int64_t b, bool leave)
+{
+    bool unsafe = false;
+    for (int t = (int)threadIdx.x / 32; t < a.count * (int)a.granules; t += (int)blockDim.x / 32) {
+        const ValueScan &scan = a.scans[t / (int)a.granules];
+        const int64_t granule = t % (int)a.granules;
+        const ValueFlags flags = scan_granule(scan, a, b, granule);
+        if (leave && scan.finite && threadIdx.x % 32 == 0) scan.finite[b * a.granules + granule] = !flags.nonfinite;
+        unsafe |= flags.unsplittable;
+    }
+    unsafe = __syncthreads_or(unsafe) != 0;
+    if (leave && threadIdx.x == 0) a.unsafe[b] = unsafe;
+    return unsafe;
+}
+
+/* A block owns a member. */
+__global__ void __launch_bounds__(256) scan_members_kernel(const ValueScanArgs a) { scan_member(a, blockIdx.x, true); }
+
+static ValueScanArgs scan_args(const Problem &p, const ValueScan *scans, int count, uint8_t *unsafe)
+{
+    ValueScanArgs a{{}, count, p.batch, p.n, p.d, p.granules, unsafe};
+    for (int i = 0; i < count; i++)
+        a.scans[i] = scans[i];
+    return a;
+}
+
+int32_t scan_values(tl_context *ctx, const Problem &p, const ValueScan *scans, int count, uint8_t *unsafe)
+{
+    const ValueScanArgs a = scan_args(p, scans, count, unsafe);
+    /* Of short sequences, up to two granules to a warp, a block finds all flags of a member, which saves a launch. */
+    if (unsafe && count * p.granules <= 16)
+        return tl_launch(ctx, "scan_values", scan_members_kernel, (unsigned)p.batch, 256, a);
+    if (unsafe) TL_CUDA_TRY(ctx, cudaMemsetAsync(unsafe, 0, (size_t)p.batch, tl_cuda_stream(ctx)));
+    const dim3 grid(tl_grid(p.batch * p.granules, 8), (unsigned)count);
+    return tl_launch(ctx, "scan_values", scan_values_kernel, grid, 256, a);
 }
 
 /* ---- on tensor cores --------------------------------------------------------------------------------------------- */
@@ -122,15 +218,25 @@ template <class C> constexpr size_t forward_tensor_shared()
     return sizeof(float) * (size_t)((C::ROWS + 4 * C::TILES) * C::LD + 2 * C::ROWS * C::SPLIT);
 }
 
+/* Rows of a member up to which its blocks scan it: the keys of a turn of four teams. */
+constexpr int64_t SCAN_ROWS = 4 * TILE;
+
+struct TensorArgs : ForwardArgs {
+    bool scanned; /* of each member is known whether tensor cores take it; else its blocks find that out */
+    ValueScanArgs scan;
+};
+
 /* One tile of keys and values is copied while the one before is multiplied; a barrier per tile. A warp passes over a
  * tile that its mask blocks, the block over one that all its masks block. */
-template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forward_tensor_kernel(const ForwardArgs a)
+template <class C>
+__global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forward_tensor_kernel(const __grid_constant__ TensorArgs a)
 {
     TL_DYNAMIC_SHARED(float, shared);
     const Problem &p = a.p;
     const int64_t b = blockIdx.x / p.blocks, rank = blockIdx.x % p.blocks;
     tl_wait_for_earlier();
-    if (p.unsafe[b]) return;
+    constexpr bool SCANS = C::SPLIT > 1 && C::M == 1;
+    if ((!SCANS || a.scanned) && p.unsafe[b]) return;
     const int64_t i0 = (p.mode == CAUSAL ? p.blocks - 1 - rank : rank) * C::ROWS, rows = p.n - i0;
     const int64_t end = p.mode == CAUSAL && i0 + C::ROWS < p.n ? i0 + C::ROWS : p.n, member = b * p.n * p.d;
     const float *Q = p.Q + member, *K = p.K + member, *V = p.V + member;
@@ -148,6 +254,11 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
         copy_rows<C, C::TILES>(Vs, V, j0, p, 0);
     }
     tl_copy_commit();
+    if constexpr (SCANS)
+        if (!a.scanned && scan_member(a.scan, b, rank == 0)) {
+            tl_copy_wait<0>();
+            return;
+        }
     for (int turn = 0; j0 < end; turn ^= 1) {
         tl_copy_wait<0>();
         __syncthreads();
@@ -185,7 +296,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
     }
 }
 
-template <class C> static int32_t forward_tensor(tl_context *ctx, ForwardArgs a)
+template <class C> static int32_t forward_tensor(tl_context *ctx, TensorArgs a)
 {
     const dim3 grid = pass_grid<C>(a.p);
     constexpr size_t bytes = forward_tensor_shared<C>();
@@ -193,118 +304,47 @@ template <class C> static int32_t forward_tensor(tl_context *ctx, ForwardArgs a)
     return tl_launch_ahead(ctx, "flash_attention", forward_tensor_kernel<C>, grid, C::THREADS, bytes, a);
 }
 
-/* ---- which values are finite, and which of them tensor cores take ------------------------------------------------- */
-
-struct ValueScanArgs {
-    ValueScan scans[5];
-    int64_t batch, n, d, granules;
-    uint8_t *unsafe;
-};
-
-struct ValueFlags {
-    bool nonfinite, unsplittable;
-};
-
-/* What a warp finds out about a granule of member b, contiguous memory; the same in all lanes. */
-__device__ __forceinline__ ValueFlags scan_granule(const ValueScan &scan, const ValueScanArgs &a, int64_t b,
-                                                   int64_t granule)
-{
-    const int64_t first = granule * GRANULE, count = (a.n - first < GRANULE ? a.n - first : GRANULE) * a.d;
-    const float *from = scan.x + (b * a.n + first) * a.d;
-    bool nonfinite = false, unsplittable = false;
-    auto inspect = [&](float x) {
-        nonfinite |= !(fabsf(x) <= FLT_MAX);
-        unsplittable |= !(fabsf(x) < TENSOR_MOST) || (scan.split && tl_split_unsafe(x));
-    };
-    if (count % 4 == 0 && tl_aligned4(from)) {
-#pragma unroll 4
-        for (int64_t i = threadIdx.x % 32 * 4; i < count; i += 128) {
-            const float4 x = tl_load4(from + i);
-            inspect(x.x);
-            inspect(x.y);
-            inspect(x.z);
-            inspect(x.w);
-        }
-    } else {
-#pragma unroll 8
-        for (int64_t i = threadIdx.x % 32; i < count; i += 32)
-            inspect(from[i]);
-    }
-    return {__any_sync(0xffffffffu, nonfinite) != 0, __any_sync(0xffffffffu, unsplittable) != 0};
-}
-
-/* A warp owns a granule of one array. Whoever finds an unsafe member writes the same 1. */
-__global__ void __launch_bounds__(256) scan_values_kernel(const ValueScanArgs a)
-{
-    const int64_t item = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
-    if (item >= a.batch * a.granules) return;
-    const int64_t b = item / a.granules;
-    const ValueScan &scan = a.scans[blockIdx.y];
-    const ValueFlags flags = scan_granule(scan, a, b, item % a.granules);
-    if (threadIdx.x % 32 == 0) {
-        if (scan.finite) scan.finite[item] = !flags.nonfinite;
-        if (a.unsafe && flags.unsplittable) a.unsafe[b] = 1;
-    }
-}
-
-/* A block owns a member, its warps the granules of all `count` arrays in turn: nothing needs to be cleared before. */
-__global__ void __launch_bounds__(256) scan_members_kernel(const ValueScanArgs a, int count)
-{
-    const int64_t b = blockIdx.x;
-    bool unsafe = false;
-    for (int t = (int)threadIdx.x / 32; t < count * (int)a.granules; t += 8) {
-        const ValueScan &scan = a.scans[t / (int)a.granules];
-        const int64_t granule = t % (int)a.granules;
-        const ValueFlags flags = scan_granule(scan, a, b, granule);
-        if (scan.finite && threadIdx.x % 32 == 0) scan.finite[b * a.granules + granule] = !flags.nonfinite;
-        unsafe |= flags.unsplittable;
-    }
-    unsafe = __syncthreads_or(unsafe) != 0;
-    if (threadIdx.x == 0) a.unsafe[b] = unsafe;
-}
-
-int32_t scan_values(tl_context *ctx, const Problem &p, const ValueScan *scans, int count, uint8_t *unsafe)
-{
-    ValueScanArgs a{{}, p.batch, p.n, p.d, p.granules, unsafe};
-    for (int i = 0; i < count; i++)
-        a.scans[i] = scans[i];
-    /* Of short sequences, up to two granules to a warp, a block finds all flags of a member, which saves a launch. */
-    if (unsafe && count * p.granules <= 16)
-        return tl_launch(ctx, "scan_values", scan_members_kernel, (unsigned)p.batch, 256, a, count);
-    if (unsafe) TL_CUDA_TRY(ctx, cudaMemsetAsync(unsafe, 0, (size_t)p.batch, tl_cuda_stream(ctx)));
-    const dim3 grid(tl_grid(p.batch * p.granules, 8), (unsigned)count);
-    return tl_launch(ctx, "scan_values", scan_values_kernel, grid, 256, a);
-}
+/* ---- the operation ----------------------------------------------------------------------------------------------- */
 
 static int32_t forward_all(tl_context *ctx, ForwardArgs &a, uint8_t *finite, uint8_t *unsafe)
 {
     const int64_t d = a.p.d;
     const ValueScan scans[3] = {{a.p.V, finite, true}, {a.p.Q, nullptr, true}, {a.p.K, nullptr, true}};
-    if (finite || unsafe) TL_TRY(scan_values(ctx, a.p, scans, unsafe ? 3 : 1, unsafe));
+    /* Where 32 rows to a warp would leave multiprocessors idle, or half of the rows of a block empty. */
+    const bool few = a.p.batch * tl_ceil_div(a.p.n, 128) < tl_cuda_sms(ctx);
+    const bool teams = d <= 64 && a.p.n <= TEAM_ROWS, small_teams = teams && (few || a.p.n <= 32);
+    /* Blocks that have all keys of a member in a turn scan it themselves, while they copy: that saves a launch. */
+    const bool scanned = !unsafe || !small_teams || a.p.n > SCAN_ROWS;
+    if (scanned && (finite || unsafe)) TL_TRY(scan_values(ctx, a.p, scans, unsafe ? 3 : 1, unsafe));
     a.finite = finite;
     a.p.unsafe = unsafe;
     /* Where warp group products do not serve: 32 rows to a warp, so that what is split of K and V serves two products,
      * unless that leaves multiprocessors idle; 8 warps to a multiprocessor, bound by registers. */
     if (unsafe) {
-        const bool few = a.p.batch * tl_ceil_div(a.p.n, 128) < tl_cuda_sms(ctx);
-        const bool teams = d <= 64 && a.p.n <= TEAM_ROWS;
-        const int32_t status = wgmma_serves(ctx, a.p) ? forward_wgmma(ctx, a.p, a.out)
-                               : teams && few         ? forward_tensor<Tensor<64, 1, 8, 1, 4>>(ctx, a)
-                               : teams                ? forward_tensor<Tensor<64, 2, 8, 1, 4>>(ctx, a)
-                               : few && d <= 64       ? forward_tensor<Tensor<64, 1, 4, 2>>(ctx, a)
-                               : d <= 32              ? forward_tensor<Tensor<32, 2, 4, 2>>(ctx, a)
-                               : d <= 64              ? forward_tensor<Tensor<64, 2, 4, 2>>(ctx, a)
-                                                      : forward_tensor<Tensor<128, 1, 8, 1>>(ctx, a);
+        const TensorArgs tensor = {a, scanned, scan_args(a.p, scans, 3, unsafe)};
+        const int32_t status = wgmma_serves(ctx, a.p)   ? forward_wgmma(ctx, a.p, a.out)
+                               : small_teams && d <= 32 ? forward_tensor<Tensor<32, 1, 8, 2, 4>>(ctx, tensor)
+                               : small_teams            ? forward_tensor<Tensor<64, 1, 8, 1, 4>>(ctx, tensor)
+                               : teams                  ? forward_tensor<Tensor<64, 2, 8, 1, 4>>(ctx, tensor)
+                               : relay_serves(ctx, a.p) ? forward_relay(ctx, a.p, a.out)
+                               : few && d <= 64         ? forward_tensor<Tensor<64, 1, 4, 2>>(ctx, tensor)
+                               : d <= 32                ? forward_tensor<Tensor<32, 2, 4, 2>>(ctx, tensor)
+                               : d <= 64                ? forward_tensor<Tensor<64, 2, 4, 2>>(ctx, tensor)
+                                                        : forward_tensor<Tensor<128, 1, 8, 1>>(ctx, tensor);
         TL_TRY(status);
     }
     /* Two blocks of 128 threads share a multiprocessor up to d = 64, one of 256 beyond: bound by shared memory. Rows that no
-     * tensor core takes, narrow ones and those beyond 128, may be few. COLS and TX decide the order of sums, ROWS does not. */
+     * tensor core takes, narrow ones and those beyond 128, may be few, and of those beyond 128 many are not much longer.
+     * COLS and TX decide the order of sums, ROWS does not. */
     return d <= 8     ? forward<Config<8, 128, 64, 16, 8, 2>, Config<8, 32, 64, 32, 8, 3>>(ctx, a)
            : d <= 16  ? forward<Config<16, 128, 64, 16, 8, 2>, Config<16, 32, 64, 32, 8, 3>>(ctx, a)
            : d <= 32  ? forward<Config<32, 128, 64, 16, 8, 2>>(ctx, a)
            : d <= 64  ? forward<Config<64, 128, 64, 16, 8, 2>>(ctx, a)
            : d <= 128 ? forward<Config<128, 128, 64, 16, 16, 1>>(ctx, a)
-           : d <= 256 ? forward<Config<256, 64, 64, 16, 16, 1>, Config<256, 32, 64, 16, 16, 1>>(ctx, a)
+           : d <= 192 ? forward<Config<192, 64, 64, 16, 16, 1>, Config<192, 32, 64, 16, 16, 1>,
+                                Config<192, 16, 64, 16, 16, 1>>(ctx, a)
+           : d <= 256 ? forward<Config<256, 64, 64, 16, 16, 1>, Config<256, 32, 64, 16, 16, 1>,
+                                Config<256, 16, 64, 16, 16, 1>>(ctx, a)
                       : forward<Config<128, 128, 64, 16, 16, 1, true>, Config<128, 32, 64, 16, 16, 2, true>>(ctx, a);
 }
 

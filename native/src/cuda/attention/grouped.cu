@@ -10,11 +10,13 @@
  * order.
  *
  * What flash_attention computes as well, heads of as many queries as keys without a mask, causal or not, goes to its kernels on tensor
- * cores, with the keys and values of a group repeated for each of its heads; their gradients are then added up. */
+ * cores, with the keys and values of a group repeated for each of its heads; their gradients are then added up. Where products with
+ * scores in memory between them are faster, attention/products.cu takes over. */
 #include "cuda/attention/chain.cuh"
 #include "cuda/attention/few_keys.cuh"
 #include "cuda/attention/few_rows.cuh"
 #include "cuda/attention/partial.cuh"
+#include "cuda/attention/products.cuh"
 #include "cuda/device/vector.cuh"
 #include "generated/attention.h"
 
@@ -93,7 +95,9 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
     float sums[C::RM][C::RC] = {};
     Softmax<C> softmax;
     bool fresh = true;
-    for (int64_t j0 = 0; j0 < a.keys; j0 += C::COLS) {
+    int64_t j0 = 0, keys_end = a.keys;
+    if (a.limited) cut_to_window<C::COLS>(a, limits, C::ROWS, a.finite_v, b, &j0, &keys_end);
+    for (; j0 < keys_end; j0 += C::COLS) {
         if (a.limited && !__syncthreads_or(limits.meet(C::ROWS, j0, j0 + C::COLS) ||
                                            !finite_rows<C::COLS>(a.finite_v, a.keys, b, j0)))
             continue;
@@ -157,8 +161,9 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) quer
             dot[i] = fmaf(g[row * a.v + c], out[row * a.v + c], dot[i]);
     }
     bool fresh = true;
-    const int64_t keys_end = end_term(a, a.keys);
-    for (int64_t j0 = first_term(a); j0 < keys_end; j0 += C::COLS) {
+    int64_t j0 = first_term(a), keys_end = end_term(a, a.keys);
+    if (a.limited) cut_to_window<C::COLS>(a, limits, C::ROWS, a.finite_k, b, &j0, &keys_end);
+    for (; j0 < keys_end; j0 += C::COLS) {
         if (a.limited && !__syncthreads_or(limits.meet(C::ROWS, j0, j0 + C::COLS) ||
                                            !finite_rows<C::COLS>(a.finite_k, a.keys, b, j0)))
             continue;
@@ -406,6 +411,15 @@ template <class C> static int32_t forward(tl_context *ctx, Args &a)
     return launch<C>(ctx, forward_kernel<C>, a, forward_shared<C>(), a.rows, a.v, 1);
 }
 
+/* Fewer rows to a block where all such blocks run at once. COLS and TX decide the order of sums, ROWS does not. */
+template <class LARGE, class SMALL> static int32_t forward(tl_context *ctx, Args &a)
+{
+    static_assert(LARGE::COLS == SMALL::COLS && LARGE::TX == SMALL::TX, "the order of sums");
+    const int64_t chunks = SMALL::MANY ? tl_ceil_div(a.v, SMALL::DP) : 1;
+    const int64_t blocks = a.members * tl_ceil_div(a.rows, SMALL::ROWS) * chunks;
+    return blocks <= SMALL::BLOCKS * tl_cuda_sms(ctx) ? forward<SMALL>(ctx, a) : forward<LARGE>(ctx, a);
+}
+
 template <class C> static int32_t query_pass(tl_context *ctx, Args &a)
 {
     a.part = terms_of_block(a.rows, a.keys, 512);
@@ -475,6 +489,10 @@ extern "C" int32_t tl_cuda_grouped_attention(tl_context *ctx, const float *Q, co
         if (status != TORCHLEAN_NO_MEMORY) return status;
     }
     if (of.rows > of.keys && few_keys_serve(ctx, of)) return few_keys_forward(ctx, of, Q, K, V, out);
+    if (products_serve<false>(ctx, of)) {
+        const int32_t status = products_forward(ctx, of, Q, K, V, out);
+        if (status != TORCHLEAN_NO_MEMORY) return status;
+    }
     if (few_rows_serve(ctx, of)) return few_rows_forward(ctx, of, Q, K, V, out);
     if (chain_serves(ctx, of)) return chain_forward(ctx, of, Q, K, V, out);
     Args a = make_args(of, Q, K, V);
@@ -487,13 +505,13 @@ extern "C" int32_t tl_cuda_grouped_attention(tl_context *ctx, const float *Q, co
         a.finite_v = finite;
     }
     const int64_t most = d > width ? d : width;
-    return most <= 8     ? forward<Config<8, 128, 64, 16, 8, 2>>(ctx, a)
-           : most <= 16  ? forward<Config<16, 128, 64, 16, 8, 2>>(ctx, a)
-           : most <= 32  ? forward<Config<32, 128, 64, 16, 8, 2>>(ctx, a)
-           : most <= 64  ? forward<Config<64, 128, 64, 16, 8, 2>>(ctx, a)
-           : most <= 128 ? forward<Config<128, 128, 64, 16, 16, 1>>(ctx, a)
-           : most <= 256 ? forward<Config<256, 64, 64, 16, 16, 1>>(ctx, a)
-                         : forward<Config<128, 128, 64, 16, 16, 1, true>>(ctx, a);
+    return most <= 8     ? forward<Config<8, 128, 64, 16, 8, 2>, Config<8, 32, 64, 32, 8, 2>>(ctx, a)
+           : most <= 16  ? forward<Config<16, 128, 64, 16, 8, 2>, Config<16, 32, 64, 32, 8, 2>>(ctx, a)
+           : most <= 32  ? forward<Config<32, 128, 64, 16, 8, 2>, Config<32, 32, 64, 32, 8, 2>>(ctx, a)
+           : most <= 64  ? forward<Config<64, 128, 64, 16, 8, 2>, Config<64, 32, 64, 32, 8, 2>>(ctx, a)
+           : most <= 128 ? forward<Config<128, 128, 64, 16, 16, 1>, Config<128, 32, 64, 16, 16, 2>>(ctx, a)
+           : most <= 256 ? forward<Config<256, 64, 64, 16, 16, 1>, Config<256, 32, 64, 16, 16, 1>>(ctx, a)
+                         : forward<Config<128, 128, 64, 16, 16, 1, true>, Config<128, 32, 64, 16, 16, 2, true>>(ctx, a);
 }
 
 extern "C" int32_t tl_cuda_grouped_attention_bwd(tl_context *ctx, const float *Q, const float *K, const float *V,
@@ -513,6 +531,10 @@ extern "C" int32_t tl_cuda_grouped_attention_bwd(tl_context *ctx, const float *Q
         if (status != TORCHLEAN_NO_MEMORY) return status;
     }
     if (few_keys_serve(ctx, of)) return few_keys_backward(ctx, of, Q, K, V, out, g, gQ, gK, gV);
+    if (products_serve<true>(ctx, of)) {
+        const int32_t status = products_backward(ctx, of, Q, K, V, out, g, gQ, gK, gV);
+        if (status != TORCHLEAN_NO_MEMORY) return status;
+    }
     if (chain_serves(ctx, of)) return chain_backward(ctx, of, Q, K, V, out, g, gQ, gK, gV);
     Args a = make_args(of, Q, K, V);
     a.out = out, a.g = g, a.gQ = gQ, a.gK = gK, a.gV = gV;

@@ -118,29 +118,37 @@ template <class C> struct Weights {
 /* The warp's rows of a result: of the 32 coordinates of a group, [j][2h + e] is 4·(2t + e) + j of row g + 8h. */
 template <class C> using Sums = float[C::M][C::GROUPS][4][4];
 
+/* Adds to part the weights times the TILE rows of X, of which it takes the coordinates of a group. */
+template <class C>
+__device__ __forceinline__ void group_product(float (&part)[C::M][4][4], const Weights<C> &w, const float *X, int group,
+                                              const Lane &lane)
+{
+    const float *x = X + 2 * lane.t * C::LD + 4 * lane.g + 32 * group;
+    TL_UNROLL_FOR (int k = 0; k < 4; k++) {
+        const float4 y = tl_load4(x + 8 * k * C::LD);
+        const float4 z = tl_load4(x + (8 * k + 1) * C::LD);
+        uint32_t bhi[4][2], blo[4][2];
+        tl_split(y.x, bhi[0][0], blo[0][0]);
+        tl_split(z.x, bhi[0][1], blo[0][1]);
+        tl_split(y.y, bhi[1][0], blo[1][0]);
+        tl_split(z.y, bhi[1][1], blo[1][1]);
+        tl_split(y.z, bhi[2][0], blo[2][0]);
+        tl_split(z.z, bhi[2][1], blo[2][1]);
+        tl_split(y.w, bhi[3][0], blo[3][0]);
+        tl_split(z.w, bhi[3][1], blo[3][1]);
+        tl_mma_split(part, w.hi[k], w.lo[k], bhi, blo);
+    }
+}
+
 /* sums = factor · sums + weights times the TILE rows of X. Without RESCALE every factor is 1. */
 template <class C, bool RESCALE>
 __device__ __forceinline__ void tile_accumulate(Sums<C> &sums, const Weights<C> &w, const float *X, int d,
                                                 const float (&factor)[C::R], const Lane &lane)
 {
-    const float *x = X + 2 * lane.t * C::LD + 4 * lane.g;
     TL_UNROLL_FOR (int group = 0; group < C::GROUPS; group++) {
         if (group > 0 && 32 * group >= d) break;
         float part[C::M][4][4] = {};
-        TL_UNROLL_FOR (int k = 0; k < 4; k++) {
-            const float4 y = tl_load4(x + 8 * k * C::LD + 32 * group);
-            const float4 z = tl_load4(x + (8 * k + 1) * C::LD + 32 * group);
-            uint32_t bhi[4][2], blo[4][2];
-            tl_split(y.x, bhi[0][0], blo[0][0]);
-            tl_split(z.x, bhi[0][1], blo[0][1]);
-            tl_split(y.y, bhi[1][0], blo[1][0]);
-            tl_split(z.y, bhi[1][1], blo[1][1]);
-            tl_split(y.z, bhi[2][0], blo[2][0]);
-            tl_split(z.z, bhi[2][1], blo[2][1]);
-            tl_split(y.w, bhi[3][0], blo[3][0]);
-            tl_split(z.w, bhi[3][1], blo[3][1]);
-            tl_mma_split(part, w.hi[k], w.lo[k], bhi, blo);
-        }
+        group_product<C>(part, w, X, group, lane);
         TL_UNROLL_FOR (int m = 0; m < C::M; m++)
             TL_UNROLL_FOR (int j = 0; j < 4; j++)
                 TL_UNROLL_FOR (int e = 0; e < 4; e++) {

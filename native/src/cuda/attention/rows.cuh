@@ -64,6 +64,20 @@ inline int64_t terms_of_block(int64_t rows, int64_t others, int64_t least)
     return terms > least ? terms : least;
 }
 
+/* The keys first .. end - 1: all that any row may attend to, as far as `before` and `after` go. */
+struct Window {
+    int64_t first, end;
+
+    __host__ __device__ __forceinline__ bool meets(int64_t j0, int64_t j1) const { return first < j1 && j0 < end; }
+};
+
+inline Window window_of(const Geometry &a)
+{
+    const int64_t first = a.offset - a.before, end = a.queries + a.offset + a.after;
+    const Window window = {first > 0 ? first : 0, end < a.keys ? end : a.keys};
+    return window.first < window.end ? window : Window{0, 0};
+}
+
 /* x / y. Numbers of 32 bits divide several times as fast. */
 __device__ __forceinline__ int64_t divide(int64_t x, int64_t y)
 {
@@ -171,6 +185,33 @@ __device__ __forceinline__ bool finite_rows(const uint8_t *finite, int64_t n, in
     TL_UNROLL_FOR (int g = 0; g < (COUNT + GRANULE - 1) / GRANULE; g++)
         yes &= first / GRANULE + g >= granules || finite[b * granules + first / GRANULE + g] != 0;
     return yes;
+}
+
+/* Cuts the tiles of COLS keys from *j0 to *end down to those that hold a key which one of the block's `count` rows may attend to,
+ * unless there is a value that is not finite: where most are shut, passing over them one by one would take longer than the
+ * others. A barrier, after that behind limits.find(). */
+template <int COLS>
+__device__ __forceinline__ void cut_to_window(const Geometry &a, const Rows &limits, int count, const uint8_t *finite,
+                                              int64_t b, int64_t *j0, int64_t *end)
+{
+    const int64_t granules = (a.keys + GRANULE - 1) / GRANULE;
+    bool yes = true;
+    for (int64_t g = *j0 / GRANULE + threadIdx.x; g * GRANULE < *end; g += blockDim.x)
+        yes &= finite[b * granules + g] != 0;
+    if (!__syncthreads_and(yes)) return;
+    int64_t first = a.keys, last = 0;
+    for (int t = (int)threadIdx.x % 32; t < count; t += 32) {
+        if (limits.first[t] >= limits.end[t]) continue;
+        first = limits.first[t] < first ? limits.first[t] : first;
+        last = limits.end[t] > last ? limits.end[t] : last;
+    }
+    TL_UNROLL_FOR (int s = 16; s > 0; s /= 2) {
+        const int64_t from = __shfl_xor_sync(0xffffffffu, first, s), to = __shfl_xor_sync(0xffffffffu, last, s);
+        first = from < first ? from : first;
+        last = to > last ? to : last;
+    }
+    if (first > *j0) *j0 += (first - *j0) / COLS * COLS;
+    if (last < *end) *end = last;
 }
 
 /* Which rows of x (members, n, width) are finite, into `to`: a flag per GRANULE. */

@@ -55,27 +55,38 @@ struct Problem {
 
 /* ---- copies to shared memory ------------------------------------------------------------------------------------- */
 
-/* Starts copying rows first .. first+COUNT-1 of x (n, d), coordinates from .. from+DP-1; what does not exist is 0. */
+/* Starts copying rows first .. first+COUNT-1 of x (n, d), coordinates from .. from+DP-1, BYTES at a time. A thread has one
+ * column, or several in turn, of every APART-th row, so that from one to the next only constants are added. */
+template <class C, int COUNT, int BYTES>
+__device__ __forceinline__ void copy_columns(float *to, const float *x, int64_t first, const Problem &p, int64_t from)
+{
+    constexpr int EACH = BYTES / 4, UNITS = C::DP / EACH, PART = UNITS & -UNITS, LANES = PART < 32 ? PART : 32;
+    constexpr int APART = C::THREADS / LANES;
+    const int row = (int)threadIdx.x / LANES, width = p.d - from < C::DP ? (int)(p.d - from) : C::DP;
+    const int rows = p.n - first < COUNT ? (int)(p.n - first) : COUNT;
+    const int64_t apart = APART * p.d;
+    TL_UNROLL_FOR (int u = 0; u < UNITS; u += LANES) {
+        const int c = (u + (int)threadIdx.x % LANES) * EACH;
+        if (!C::MANY && u * EACH >= width) break; /* these columns join sums of columns that do not exist */
+        const float *source = x + (first + row) * p.d + from + c;
+        float *const target = to + row * C::LD + c;
+#pragma unroll 8
+        for (int r = 0; r < COUNT; r += APART, source += apart) {
+            if (COUNT % APART != 0 && row + r >= COUNT) break;
+            const bool present = row + r < rows && c < width;
+            tl_copy_async<BYTES>(target + r * C::LD, present ? source : x, present);
+        }
+    }
+}
+
+/* The same; what does not exist is 0, up to the next multiple of 32 coordinates, with MANY of DP. */
 template <class C, int COUNT>
 __device__ __forceinline__ void copy_rows(float *to, const float *x, int64_t first, const Problem &p, int64_t from)
 {
-    const float *source = x + first * p.d + from;
-    const int64_t rows = p.n - first, width = p.d - from;
-    if (p.wide) {
-#pragma unroll 4
-        for (int t = threadIdx.x; t < COUNT * (C::DP / 4); t += C::THREADS) {
-            const int r = t / (C::DP / 4), c = t % (C::DP / 4) * 4;
-            const bool present = r < rows && c < width;
-            tl_copy_async<16>(to + r * C::LD + c, present ? source + r * p.d + c : x, present);
-        }
-    } else {
-#pragma unroll 4
-        for (int t = threadIdx.x; t < COUNT * C::DP; t += C::THREADS) {
-            const int r = t / C::DP, c = t % C::DP;
-            const bool present = r < rows && c < width;
-            tl_copy_async<4>(to + r * C::LD + c, present ? source + r * p.d + c : x, present);
-        }
-    }
+    if (p.wide)
+        copy_columns<C, COUNT, 16>(to, x, first, p, from);
+    else
+        copy_columns<C, COUNT, 4>(to, x, first, p, from);
 }
 
 /* ---- products of registers --------------------------------------------------------------------------------------- */

@@ -1,6 +1,7 @@
 /* Convolutions on CUDA: which product of conv/conv.cuh each result is, and which kernels compute it: groups of few channels
  * by conv/groups.cu, of more at once by conv/chain.cu or one after the other; few rows or terms directly (conv/direct.cu,
- * conv/few_terms.cu), images large enough on Hopper by wgmma (conv/wgmma.cuh), the rest by conv/mma_product.cu and conv/mma_weights.cu.
+ * conv/pointwise.cu, conv/few_terms.cu), spreads of many channels onto few rows through columns (conv/fold.cu), images large enough
+ * on Hopper by wgmma (conv/wgmma.cuh), the rest by conv/mma_product.cu and conv/mma_weights.cu.
  *
  *                     conv                                conv_transpose
  *   forward           correlate x with w (o, c)           spread x with w (c, o)
@@ -12,6 +13,7 @@
 #include "cuda/conv/chain.cuh"
 #include "cuda/conv/conv.cuh"
 #include "cuda/conv/few_terms.cuh"
+#include "cuda/conv/fold.cuh"
 #include "cuda/conv/groups.cuh"
 #include "cuda/conv/wgmma.cuh"
 #include "cuda/device/sum_tree.cuh"
@@ -22,6 +24,8 @@ namespace {
 int32_t product_of_one(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
                        int64_t rows, const float *source, const float *w, const float *bias, float *target)
 {
+    if (spread && tl_cuda_conv_fold_serves(s, batch, channels, rows))
+        return tl_cuda_conv_fold(ctx, s, batch, channels, rows, source, w, bias, target);
     if (tl_cuda_conv_direct_serves(s, spread, batch, channels, rows))
         return tl_cuda_conv_direct(ctx, s, spread, batch, channels, rows, source, w, bias, target);
     if (batch > 0 && tl_cuda_conv_one_group_serves(s, spread, channels, rows))

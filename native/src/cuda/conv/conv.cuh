@@ -116,6 +116,8 @@ int32_t tl_cuda_conv_add(tl_context *ctx, const float *partial, int64_t blocks, 
 int32_t tl_cuda_conv_fill(tl_context *ctx, const float *bias, int64_t batch, int64_t rows, int64_t size, float *out);
 /* Whether conv/direct.cu serves such a product of few rows or terms, and that product. */
 bool tl_cuda_conv_direct_serves(const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels, int64_t rows);
+/* Multiply-adds that it takes for an image of a spread that it serves, with those of lines and residues that do not exist. */
+double tl_cuda_conv_direct_work(const tl_conv_shape &s, int64_t channels, int64_t rows);
 int32_t tl_cuda_conv_direct(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
                             int64_t rows, const float *source, const float *w, const float *bias, float *target);
 /* gw (rows, channels, *kernel) from small (batch, rows, *out) and large (batch, channels, *in). All >= 1. */

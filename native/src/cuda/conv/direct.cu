@@ -18,7 +18,7 @@
  * Order of additions: a group's channels, one after the other, and in a channel the kernel offsets of the first axis, of the third,
  * of the second, one fused multiply-add each; then the groups of a part in order, the parts in order (conv/mma_product.cu adds
  * them), and the bias. Groups and parts follow from the shape of one image. */
-#include "cuda/conv/conv.cuh"
+#include "cuda/conv/pointwise.cuh"
 
 namespace {
 
@@ -260,12 +260,13 @@ template <class F> int32_t launch(tl_context *ctx, Job job, const int64_t *count
 }
 
 constexpr int few_positions(int64_t stride) { return stride == 1 ? 2 : 1; }
+constexpr int many_positions(int64_t stride) { return stride == 1 ? 8 : 4; }
 
 /* P is part of no order of additions: as many as leave the device full and few lines beyond the last. */
 template <int S, int T, int R>
 int32_t launch_items(tl_context *ctx, const Job &job, const int64_t *count, int64_t batch)
 {
-    constexpr int MANY = S == 1 ? 8 : 4, FEW = few_positions(S);
+    constexpr int MANY = many_positions(S), FEW = few_positions(S);
     constexpr int64_t WARPS_LEAST = 16; /* of a multiprocessor */
     const int64_t warps = items_of(job, count, batch, MANY) / 32 * (int64_t)(job.groups * job.parts) *
                           tl_ceil_div(job.rows, R);
@@ -302,8 +303,14 @@ void cut_channels(Job &job, int64_t image_items)
     job.group_channels = (uint32_t)tl_ceil_div(job.part_channels, (int64_t)job.groups);
 }
 
-int32_t launch_any(tl_context *ctx, const Job &job, int64_t stride, const int64_t *count, int64_t batch)
+/* `job` of so many images; `s` is its spread. */
+int32_t launch_any(tl_context *ctx, const tl_conv_shape &s, const Job &job, int64_t stride, const int64_t *count,
+                   int64_t batch)
 {
+    if (tl_conv_is_pointwise(s))
+        return tl_cuda_conv_pointwise(ctx, {job.small, job.w, job.bias, job.large, batch, job.channels, job.rows,
+                                            s.in_size, job.w_channel, job.w_row, job.groups, job.group_channels,
+                                            job.parts, job.part_channels});
     const int offsets = offsets_of((int)stride, job.kernel[1]);
     if (stride == 1)
         return offsets == 3   ? launch_rows<1, 3>(ctx, job, count, batch)
@@ -380,6 +387,24 @@ bool tl_cuda_conv_direct_serves(const tl_conv_shape &s, bool spread, int64_t bat
     return (few_terms(s, channels) || (rows <= ROWS_FEW && has_wide_kernel(s))) && runs(turned(s), batch, rows);
 }
 
+double tl_cuda_conv_direct_work(const tl_conv_shape &s, int64_t channels, int64_t rows)
+{
+    const int64_t stride = common_stride(s), at_once = rows_at_once(rows);
+    double work = (double)(channels * tl_ceil_div(rows, at_once) * at_once);
+    for (int d = 0; d < s.rank; d++) {
+        const int axis = AXES - s.rank + d;
+        if (axis == 0) {
+            work *= (double)(s.in[d] * tl_ceil_div(s.kernel[d], s.stride[d]));
+            continue;
+        }
+        int64_t count = (s.in[d] - 1 + s.padding[d]) / stride - s.padding[d] / stride + 1;
+        const int64_t many = many_positions(stride);
+        if (axis == 1 && 2 * count > many) count = tl_ceil_div(count, many) * many;
+        work *= (double)(count * s.kernel[d]);
+    }
+    return work;
+}
+
 int32_t tl_cuda_conv_direct(tl_context *ctx, const tl_conv_shape &shape, bool spread, int64_t batch, int64_t channels,
                             int64_t rows, const float *small, const float *w, const float *bias, float *large)
 {
@@ -410,7 +435,7 @@ int32_t tl_cuda_conv_direct(tl_context *ctx, const tl_conv_shape &shape, bool sp
     job.stride0 = tl_fastdiv(s.rank == AXES ? (uint64_t)s.stride[0] : 1);
     job.in0 = tl_fastdiv((uint64_t)job.in[0]);
     cut_channels(job, items_of(job, count, 1, few_positions(stride)));
-    if (job.parts == 1) return launch_any(ctx, job, stride, count, batch);
+    if (job.parts == 1) return launch_any(ctx, s, job, stride, count, batch);
     const int64_t size = job.large_size, most = SCRATCH_MOST / (rows * size * job.parts),
                   images = batch < most ? batch : most;
     tl_scratch<float> partial(ctx);
@@ -420,7 +445,7 @@ int32_t tl_cuda_conv_direct(tl_context *ctx, const tl_conv_shape &shape, bool sp
         const int64_t n = batch - first < images ? batch - first : images;
         job.small = small + first * channels * job.small_size;
         job.large_elements = (uint64_t)(n * rows * size);
-        TL_TRY(launch_any(ctx, job, stride, count, n));
+        TL_TRY(launch_any(ctx, s, job, stride, count, n));
         TL_TRY(
             tl_cuda_conv_add(ctx, partial, job.parts, n * rows * size, bias, size, rows, large + first * rows * size));
     }

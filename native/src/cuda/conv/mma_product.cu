@@ -96,8 +96,19 @@ __device__ __forceinline__ void pack(float x, float &hi, float &lo)
     lo = kept ? __uint_as_float(l) : x;
 }
 
-/* blockIdx.y: phase. A block takes 8 columns of K, one step of mma; a warp 16 rows of them at a time, its lane the
- * fragment's elements (row lane / 4, column lane % 4) and 8 rows and 4 columns further. */
+constexpr int PLAN_WARPS = 8;
+
+/* Warps of plan_kernel that share a step, a power of two: as many as there are 16 rows for, at most all. */
+TL_HD int warps_of_step(int64_t row_groups)
+{
+    int warps = 1;
+    while (warps < PLAN_WARPS && warps < row_groups)
+        warps *= 2;
+    return warps;
+}
+
+/* blockIdx.y: phase. A block takes 8 columns of K, one step of mma, or some of them where few rows would leave warps idle; a warp 16
+ * rows of a step at a time, its lane the fragment's elements (row lane / 4, column lane % 4) and 8 rows and 4 columns further. */
 __global__ void __launch_bounds__(256, 3) plan_kernel(const __grid_constant__ Job job)
 {
     constexpr int WORDS = sizeof(Phase) / sizeof(uint32_t);
@@ -118,7 +129,10 @@ __global__ void __launch_bounds__(256, 3) plan_kernel(const __grid_constant__ Jo
     const tl_conv_gather &g = phase.gather;
     const int64_t kernel = job.shape.taps, row_stride = job.spread ? kernel : job.channels * kernel;
     const int64_t channel_stride = job.spread ? job.rows * kernel : kernel, row_groups = job.padded_rows / 16;
-    for (uint32_t step = blockIdx.x; step < (uint32_t)phase.steps / 8; step += gridDim.x) {
+    const int sharing = warps_of_step(row_groups), own_group = warp & (sharing - 1);
+    const uint32_t steps_here = (uint32_t)(PLAN_WARPS / sharing), own_step = (uint32_t)(warp / sharing);
+    for (uint32_t step = blockIdx.x * steps_here + own_step; step < (uint32_t)phase.steps / 8;
+         step += gridDim.x * steps_here) {
         const uint32_t k = step * 8 + (uint32_t)lane % 8, steps = (uint32_t)phase.chunk_steps, chunk = k / steps;
         const int64_t left = g.taps_size - (int64_t)chunk * CHUNK;
         const uint32_t taps = (uint32_t)(left < CHUNK ? left : CHUNK), channel = k % steps / taps;
@@ -127,11 +141,11 @@ __global__ void __launch_bounds__(256, 3) plan_kernel(const __grid_constant__ Jo
         const bool real = channel < job.channels;
         const TapOffsets tap(g, t);
         const int64_t at = real ? channel * channel_stride + tap.kernel : -1;
-        if (warp == 0 && lane < 8)
+        if (own_group == 0 && lane < 8)
             job.offsets[(int64_t)blockIdx.y * job.most_steps + k] =
                 column_entry(real, (uint32_t)(channel * g.source_size) + tap.source, bit);
         const int64_t columns[2] = {__shfl_sync(0xffffffffu, at, lane % 4), __shfl_sync(0xffffffffu, at, lane % 4 + 4)};
-        for (int64_t group = warp; group < row_groups; group += blockDim.y) {
+        for (int64_t group = own_group; group < row_groups; group += sharing) {
             float part[2][4];
             TL_UNROLL_FOR (int e = 0; e < 4; e++) {
                 const int64_t row = group * 16 + lane / 4 + e % 2 * 8, column = columns[e / 2];
@@ -418,8 +432,9 @@ int32_t product(tl_context *ctx, Job &job, int64_t positions, int64_t phases)
     for (job.first_phase = 0; job.first_phase < phases; job.first_phase += PHASES_AT_ONCE) {
         const int64_t left = phases - job.first_phase;
         job.phase_count = (int32_t)(left < PHASES_AT_ONCE ? left : PHASES_AT_ONCE);
-        const dim3 plan_grid(tl_grid(job.most_steps, 8, 4096), (unsigned)job.phase_count);
-        TL_TRY(tl_launch_ahead(ctx, "plan", plan_kernel, plan_grid, dim3(32, 8), 0, job));
+        const int64_t steps_at_once = PLAN_WARPS / warps_of_step(job.padded_rows / 16);
+        const dim3 plan_grid(tl_grid(job.most_steps, 8 * steps_at_once, 4096), (unsigned)job.phase_count);
+        TL_TRY(tl_launch_ahead(ctx, "plan", plan_kernel, plan_grid, dim3(32, PLAN_WARPS), 0, job));
         const auto launch_tile = tile_rows == 16   ? launch<Tile<1, 4, 1>>
                                  : tile_rows == 32 ? launch<Tile<2, 4, 1>>
                                  : tile_rows == 48 ? (narrow ? launch<Tile<3, 2, 1>> : launch<Tile<3, 4, 1>>)

@@ -24,19 +24,19 @@ using namespace tl_wgmma;
 
 /* Axes; a shape of lower rank has axes of length 1 before its own. */
 constexpr int AXES = 3;
-/* Extents, paddings and strides below this keep coordinates within int32. */
+/* Extents, paddings, strides and dilated kernels below this keep coordinates within int32. */
 constexpr int64_t EXTENT_MOST = INT64_C(1) << 28;
 
 /* Multiprocessors of an H100 or H200. */
 constexpr int64_t WAVE = 132;
 
-/* Few enough, not dilated, and not so large that a coordinate overflows. */
+/* Few enough, and not so large that a coordinate overflows. */
 static inline bool small_enough(const tl_conv_shape &s)
 {
     if (s.rank > AXES) return false;
     for (int d = 0; d < s.rank; d++)
         if (s.in[d] >= EXTENT_MOST || s.out[d] >= EXTENT_MOST || s.kernel[d] >= EXTENT_MOST ||
-            s.stride[d] >= EXTENT_MOST || s.dilation[d] > 1 || s.padding[d] >= EXTENT_MOST ||
+            s.stride[d] >= EXTENT_MOST || s.dilation[d] >= EXTENT_MOST / s.kernel[d] || s.padding[d] >= EXTENT_MOST ||
             s.out[d] * s.stride[d] >= 4 * EXTENT_MOST)
             return false;
     return true;

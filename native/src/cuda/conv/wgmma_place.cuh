@@ -11,7 +11,7 @@ constexpr int PHASES = 8; /* 2 x 2 x 2 strides */
  * tap·tap_step, and is the target's element Σ (j·to_step + to_base)·to_stride. */
 struct Phase {
     tl_fastdiv positions, count1, count2, taps, taps1, taps2;
-    int32_t base[AXES], tap_step;
+    int32_t base[AXES], tap_step[AXES];
     uint32_t to_base, to_step[AXES]; /* to_stride is part of both */
     uint32_t first, columns;         /* first tile; positions of the batch */
     uint32_t steps;
@@ -164,7 +164,7 @@ struct Tap {
     __device__ __forceinline__ Tap(const Job &job, const Phase &phase, const TapPlace &place)
     {
         TL_UNROLL_FOR (int i = 0; i < AXES; i++)
-            d[i] = (int32_t)place.at[i] * phase.tap_step;
+            d[i] = (int32_t)place.at[i] * phase.tap_step[i];
         source = (uint32_t)d[0] * job.stride[0] + (uint32_t)d[1] * job.stride[1] + (uint32_t)d[2] * job.stride[2];
     }
     __device__ __forceinline__ bool inside(const Job &job, const Position &p) const

@@ -462,12 +462,13 @@ void set_phase(const tl_conv_gather &g, int64_t batch, uint32_t channel_blocks, 
     const int skip = AXES - g.rank;
     int64_t count[AXES] = {1, 1, 1}, taps[AXES] = {1, 1, 1}, to = 1, kernel = 1;
     for (int d = 0; d < skip; d++)
-        phase->base[d] = 0, phase->to_step[d] = phase->kernel_step[d] = 0;
+        phase->base[d] = phase->tap_step[d] = 0, phase->to_step[d] = phase->kernel_step[d] = 0;
     phase->to_base = phase->kernel_base = 0;
     for (int d = g.rank - 1; d >= 0; d--) {
         count[skip + d] = g.count[d];
         taps[skip + d] = g.taps[d];
         phase->base[skip + d] = (int32_t)g.base[d];
+        phase->tap_step[skip + d] = (int32_t)g.tap_step[d];
         phase->to_base += (uint32_t)(g.to_base[d] * to);
         phase->to_step[skip + d] = (uint32_t)(g.to_step[d] * to);
         phase->kernel_base += (uint32_t)(g.kernel_base[d] * kernel);
@@ -475,7 +476,6 @@ void set_phase(const tl_conv_gather &g, int64_t batch, uint32_t channel_blocks, 
         to *= g.target[d];
         kernel *= g.kernel[d];
     }
-    phase->tap_step = g.rank > 0 ? (int32_t)g.tap_step[0] : 1;
     phase->positions = tl_fastdiv(g.positions);
     phase->count1 = tl_fastdiv(count[1]);
     phase->count2 = tl_fastdiv(count[2]);

@@ -35,7 +35,7 @@ struct Job {
     uint32_t row_tiles, column_tiles, tiles;
     tl_fastdiv positions, count1, count2, taps, taps1, taps2;
     int32_t step[AXES], base[AXES], extent[AXES];
-    uint32_t stride[AXES]; /* of `large` */
+    uint32_t stride[AXES], dilation[AXES]; /* of `large` */
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -76,7 +76,7 @@ struct Position {
     }
 };
 
-/* A unit: its tap's coordinates (bits 0-7, 8-15, 16-23; TAPS_MOST) and the channels it has (from bit 24 on); what its
+/* A unit: its tap's place in the kernel (bits 0-7, 8-15, 16-23; TAPS_MOST) and the channels it has (from bit 24 on); what its
  * tap and first channel add to an index in `large`. */
 struct Unit {
     uint32_t tap, large;
@@ -86,14 +86,15 @@ struct Unit {
         uint32_t t, t1, t2;
         const uint32_t channel = job.taps.divmod(unit, &t) * UNIT, t0 = job.taps1.divmod(job.taps2.divmod(t, &t2), &t1);
         tap = t0 | t1 << 8 | t2 << 16 | (unit < job.units ? min(job.channels - channel, (uint32_t)UNIT) : 0) << 24;
-        large = t0 * job.stride[0] + t1 * job.stride[1] + t2 * job.stride[2] + channel * job.large_size;
+        large = t0 * job.dilation[0] * job.stride[0] + t1 * job.dilation[1] * job.stride[1] +
+                t2 * job.dilation[2] * job.stride[2] + channel * job.large_size;
     }
     __device__ __forceinline__ int left() const { return (int)(tap >> 24); }
     __device__ __forceinline__ bool inside(const Job &job, const Position &p) const
     {
-        return (uint32_t)p.c[0] + tap % 256 < (uint32_t)job.extent[0] &&
-               (uint32_t)p.c[1] + (tap >> 8) % 256 < (uint32_t)job.extent[1] &&
-               (uint32_t)p.c[2] + (tap >> 16) % 256 < (uint32_t)job.extent[2];
+        return (uint32_t)p.c[0] + tap % 256 * job.dilation[0] < (uint32_t)job.extent[0] &&
+               (uint32_t)p.c[1] + (tap >> 8) % 256 * job.dilation[1] < (uint32_t)job.extent[1] &&
+               (uint32_t)p.c[2] + (tap >> 16) % 256 * job.dilation[2] < (uint32_t)job.extent[2];
     }
 };
 
@@ -383,14 +384,14 @@ int32_t tl_conv_wgmma_weights(tl_context *ctx, const tl_conv_shape &s, int64_t b
     const int skip = AXES - s.rank;
     int64_t count[AXES] = {1, 1, 1}, taps[AXES] = {1, 1, 1}, stride = 1;
     for (int d = 0; d < skip; d++)
-        job.step[d] = 0, job.base[d] = 0, job.extent[d] = 1, job.stride[d] = 0;
+        job.step[d] = 0, job.base[d] = 0, job.extent[d] = 1, job.stride[d] = job.dilation[d] = 0;
     for (int d = s.rank - 1; d >= 0; d--) {
         count[skip + d] = g.count[d];
         taps[skip + d] = g.taps[d];
         job.step[skip + d] = (int32_t)g.step[d];
         job.base[skip + d] = (int32_t)g.base[d];
         job.extent[skip + d] = (int32_t)g.source[d];
-        job.stride[skip + d] = (uint32_t)stride;
+        job.stride[skip + d] = (uint32_t)stride, job.dilation[skip + d] = (uint32_t)g.tap_step[d];
         stride *= g.source[d];
     }
     job.positions = tl_fastdiv(s.out_size);

@@ -4,7 +4,9 @@
 #include "cuda/index/order.cuh"
 
 constexpr int TL_LONG_THREADS = 256, TL_LONG_WARPS = TL_LONG_THREADS / 32, TL_LONG_HITS = 32; /* hits of a thread */
-constexpr int TL_LONG_ROUNDS = 48;
+/* Of so many rounds each must settle so many threads, or the rest is added one after the other: on an H200 a round takes 1,800 cycles, and
+ * a thread's values 130 to 260. Chains hardly move in the first few rounds, and most have settled after eight. */
+constexpr uint32_t TL_LONG_ROUNDS = 8, TL_LONG_ADVANCE = 6;
 
 /* Floats as integers in the same order, one apart for neighbours, -0 and +0 too: every float has its own. */
 __device__ __forceinline__ uint32_t tl_place_of(float x)
@@ -37,18 +39,20 @@ struct tl_long_room {
         uint32_t start[TL_LONG_WARPS], end[TL_LONG_WARPS]; /* of the warp's first and last thread, as bits */
         uint32_t wrong[TL_LONG_WARPS]; /* its first thread that starts elsewhere than the one before ends */
     } round[2];
-    float total[TL_LONG_WARPS], sum;
+    float total[TL_LONG_WARPS], sum, end;
 };
 
-/* s + the TL_LONG_HITS values of thread 0 + ... + those of the last thread, one after the other, with the bits of that chain.
+/* s + the TL_LONG_HITS values of thread 0 + ... + those of thread `done` - 1, one after the other, with the bits of that chain. All
+ * threads get it; mostly they are done, too.
  *
  * Every thread guesses where the chain enters its values, and adds them for good. Where every guess is the bits with which the
  * thread before ends, by induction from thread 0, whose guess is s, the ends are those of the chain. Else the next guesses follow
  * from what the threads' values add to a sum: that hardly depends on the start but for the parity of its significand (ties round to
  * even), so every thread adds its values to an even and to an odd neighbour of its guess, which is one of the two. Guesses settle
- * in a few rounds, and in a round for every thread at the latest. Those that have not after TL_LONG_ROUNDS are added as they are
- * written. */
-__device__ __forceinline__ float tl_add_block(float s, const float (&v)[TL_LONG_HITS], tl_long_room &room)
+ * in a few rounds, and in a round for every thread at the latest: a sum that often crosses powers of two is rounded otherwise than
+ * guessed there. Where rounds have cost more than the additions that they are for, the rest is left. */
+__device__ __forceinline__ float tl_guess_block(float s, const float (&v)[TL_LONG_HITS], tl_long_room &room,
+                                                uint32_t &done)
 {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const float total = tl_about_sum(v);
@@ -61,8 +65,7 @@ __device__ __forceinline__ float tl_add_block(float s, const float (&v)[TL_LONG_
         if (w < warp) earlier += room.total[w];
     float start = threadIdx.x ? s + (earlier + before) : s;
 
-    uint32_t done = 0;
-    for (int round = 0;; round++) {
+    for (uint32_t round = 0, settled = 0;; round++) {
         auto &shared = room.round[round % 2];
         const uint32_t place = tl_place_of(start);
         const float even = tl_float_at(place & ~1u), odd = tl_float_at(place | 1u);
@@ -96,11 +99,14 @@ __device__ __forceinline__ float tl_add_block(float s, const float (&v)[TL_LONG_
             if (w > 0 && shared.start[w] != shared.end[w - 1]) done = w * 32;
         }
         if (done == TL_LONG_THREADS) return __uint_as_float(shared.end[TL_LONG_WARPS - 1]);
-        if (round == TL_LONG_ROUNDS) {
+        const bool look = round % TL_LONG_ROUNDS == TL_LONG_ROUNDS - 1;
+        if (look && done < settled + TL_LONG_ROUNDS * TL_LONG_ADVANCE) {
             /* Thread done - 1 is the last whose start holds, hence its end. */
             if (threadIdx.x == done - 1) room.sum = __uint_as_float(end);
-            break;
+            __syncthreads();
+            return room.sum;
         }
+        if (look) settled = done;
         double moved = 0.0;
         uint32_t parity = tl_place_of(s) & 1;
         TL_UNROLL_FOR (uint32_t w = 0; w + 1 < TL_LONG_WARPS; w++) {
@@ -114,17 +120,75 @@ __device__ __forceinline__ float tl_add_block(float s, const float (&v)[TL_LONG_
         const float exact = __uint_as_float(lane ? end_before : warp ? shared.end[warp - 1] : __float_as_uint(s));
         start = threadIdx.x <= done ? exact : next;
     }
-    __syncthreads();
+}
+
+/* The same of all threads. What is left the threads add in turns. */
+__device__ __forceinline__ float tl_add_block(float s, const float (&v)[TL_LONG_HITS], tl_long_room &room)
+{
+    uint32_t done;
+    s = tl_guess_block(s, v, room, done);
+    if (done == TL_LONG_THREADS) return s;
     for (; done < TL_LONG_THREADS; done++) {
+        __syncthreads();
         if (threadIdx.x == done) {
             float sum = room.sum;
             TL_UNROLL_FOR (int i = 0; i < TL_LONG_HITS; i++)
                 sum += v[i];
             room.sum = sum;
         }
-        __syncthreads();
     }
+    __syncthreads();
     return room.sum;
+}
+
+/* Values of a block in shared memory, those of a thread side by side. The next thread's lie four banks further, so that loads of 16
+ * bytes are without conflicts. */
+constexpr uint32_t TL_LONG_ALL = TL_LONG_THREADS * TL_LONG_HITS;
+struct tl_long_values {
+    float4 quads[TL_LONG_THREADS][TL_LONG_HITS / 4 + 1];
+
+    __device__ __forceinline__ float &value(uint32_t i)
+    {
+        return reinterpret_cast<float *>(quads[i / TL_LONG_HITS])[i % TL_LONG_HITS];
+    }
+};
+
+/* s + the first `count` values of a stage, one after the other; all threads get it. Those behind them are -0. What is left of the
+ * chain warp 0 adds, at the latency of an addition each, while it reads the next values. */
+__device__ __forceinline__ float tl_add_values(float s, tl_long_values &stage, uint32_t count, tl_long_room &room)
+{
+    uint32_t done;
+    {
+        float v[TL_LONG_HITS];
+        TL_UNROLL_FOR (int q = 0; q < TL_LONG_HITS / 4; q++)
+            tl_unpack4(stage.quads[threadIdx.x][q], v + 4 * q);
+        s = tl_guess_block(s, v, room, done);
+    }
+    if (done * TL_LONG_HITS >= count) return s;
+    if (threadIdx.x < 32) {
+        constexpr uint32_t QUADS = 4, PARTS = TL_LONG_HITS / (4 * QUADS);
+        const uint32_t parts = (count + 4 * QUADS - 1) / (4 * QUADS);
+        const auto read = [&](uint32_t part, float4(&quads)[QUADS]) {
+            TL_UNROLL_FOR (uint32_t q = 0; q < QUADS; q++)
+                quads[q] = stage.quads[part / PARTS][part % PARTS * QUADS + q];
+        };
+        float4 now[QUADS];
+        read(done * PARTS, now);
+        for (uint32_t part = done * PARTS; part < parts; part++) {
+            float4 after[QUADS];
+            read(min(part + 1, parts - 1), after);
+            TL_UNROLL_FOR (uint32_t q = 0; q < QUADS; q++) {
+                s += now[q].x;
+                s += now[q].y;
+                s += now[q].z;
+                s += now[q].w;
+                now[q] = after[q];
+            }
+        }
+        if (threadIdx.x == 0) room.end = s;
+    }
+    __syncthreads();
+    return room.end;
 }
 
 /* sum + the hits first .. end-1 of a column, in their order; all threads get it. Thread t owns TL_LONG_HITS neighbouring hits of

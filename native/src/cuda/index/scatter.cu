@@ -32,8 +32,9 @@ namespace {
 constexpr int THREADS = 256;
 constexpr uint32_t LONG_WIDE = 256; /* hits of a run of a wide row that are left to a block for 32 columns */
 constexpr int AT_ONCE = 4;          /* hits of a shorter one of narrow rows that are loaded together */
-/* Elements of an output whose copy, of 8 us, takes longer than the first launch of a sort. */
-constexpr int64_t LONG_COPY = (int64_t)1 << 22;
+constexpr int64_t TILED_PARTS =
+    2 * TL_TILE_INDICES;             /* hits of narrow rows that tiles look through, in parts, in the time of a sort */
+constexpr int64_t TILED_ROWS = 1024; /* of fewer rows scatter_few.cu has a block for each */
 constexpr int64_t TILED_WIDE = 4096, TILED_VALUES = (int64_t)1 << 22; /* hits, and values, of tiles of wide rows */
 /* Hits that a tile sorts and adds in the time of a launch or two, also if all are its own. */
 constexpr int64_t TILED_FEW = 1024;
@@ -48,7 +49,6 @@ struct Scatter {
     const uint2 *segments; /* wide rows: begin and end of a row's run */
     tl_hits hits;          /* by place in the sorted list */
     tl_left_runs left;
-    const uint2 *sums;             /* of one column, that are still to be stored, as in tl_hit_sort */
     uint32_t rows, cols, k, outer; /* `outer` arrays of wide rows share the list */
 };
 
@@ -323,11 +323,6 @@ __global__ void __launch_bounds__(TL_LONG_THREADS, 2) add_narrow_runs_kernel(Sca
     __shared__ tl_long_room room;
     __shared__ float4 chunks[TL_LONG_WARPS][16 * RUN / 4];
     tl_wait_for_earlier();
-    for (uint32_t i = blockIdx.x * TL_LONG_THREADS + threadIdx.x; s.sums && i < s.k;
-         i += NARROW_BLOCKS * TL_LONG_THREADS) {
-        const uint2 sum = s.sums[i];
-        if (sum.x != UINT32_MAX) s.out[sum.x] = __uint_as_float(sum.y);
-    }
     const uint32_t warp = threadIdx.x / 32;
     const auto end_of = [&](uint32_t i) {
         return tl_run_end(i, s.k, [&](uint32_t p) { return s.keys[p] == s.keys[i]; });
@@ -464,14 +459,10 @@ int32_t scatter_sorted(tl_context *ctx, const char *name, const float *base, con
                        const uint32_t *indices, int64_t outer, int64_t rows, int64_t cols, int64_t k, float *out)
 {
     cudaStream_t stream = tl_cuda_stream(ctx);
-    const bool by_value = cols == 1, wide = cols >= 32, few = k <= TL_SORTED_HITS && rows < UINT32_MAX,
-               long_copy = few && by_value && rows >= LONG_COPY;
+    const bool by_value = cols == 1, wide = cols >= 32, few = k <= TL_SORTED_HITS && rows < UINT32_MAX;
     const int64_t lists = tl_ceil_div(tl_left_runs::words(k), 64) * 64,
                   table = wide ? tl_ceil_div(rows * 2, 64) * 64 : 0;
-    const int64_t run = tl_ceil_div(k, 64) * 64, words = lists + table +
-                                                         run * (few && !long_copy  ? 2
-                                                                : by_value && !few ? 3
-                                                                                   : 4);
+    const int64_t run = tl_ceil_div(k, 64) * 64, words = lists + table + run * (few ? 2 : by_value ? 3 : 4);
     const int bits = index_bits((uint32_t)rows);
     size_t own = 0;
     const uint32_t *none = nullptr;
@@ -487,7 +478,6 @@ int32_t scatter_sorted(tl_context *ctx, const char *name, const float *base, con
     s.base = base, s.out = out, s.keys = sorted_keys, s.segments = segments;
     s.hits = {grouped, UINT32_MAX, by_value ? nullptr : values, (uint32_t)cols};
     s.left = {scratch, scratch + lists};
-    s.sums = long_copy ? reinterpret_cast<const uint2 *>(grouped + run) : nullptr;
     s.rows = (uint32_t)rows, s.cols = (uint32_t)cols, s.k = (uint32_t)k, s.outer = (uint32_t)outer;
 
     const unsigned grid = tl_grid(k, THREADS);
@@ -496,7 +486,6 @@ int32_t scatter_sorted(tl_context *ctx, const char *name, const float *base, con
         sort.base = wide ? nullptr : base, sort.out = wide ? reinterpret_cast<float *>(segments) : out;
         sort.copied = wide ? table : rows * cols;
         sort.aligned = tl_aligned4(sort.base) && tl_aligned4(sort.out);
-        sort.sums = const_cast<uint2 *>(s.sums);
         TL_TRY(tl_sort_hits(ctx, name, sort));
     } else {
         uint32_t *const keys = grouped + run, *const positions = by_value ? nullptr : keys + run;
@@ -540,6 +529,12 @@ bool tiles_serve(int64_t outer, int64_t rows, int64_t cols, int64_t k)
            (cols < 32 || outer * k * cols <= TILED_VALUES);
 }
 
+/* Longer lists of small tables of narrow rows. */
+bool tiles_serve_parts(int64_t rows, int64_t cols, int64_t k)
+{
+    return cols > 1 && cols < 32 && k <= TILED_PARTS && rows > TILED_ROWS && rows * cols < TL_SMALL_TABLE;
+}
+
 } /* namespace */
 
 int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, const float *values,
@@ -553,10 +548,11 @@ int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, co
     if (tl_strips_serve(1, rows, cols, k))
         return tl_scatter_strips(ctx, name, base, values, staged, 1, rows, cols, k, false, out);
     const bool slots = slots_serve(1, rows, cols, k);
-    if (!(slots && !hits_are_rare(rows, k)) && tiles_serve(1, rows, cols, k))
+    if ((!(slots && !hits_are_rare(rows, k)) && tiles_serve(1, rows, cols, k)) || tiles_serve_parts(rows, cols, k))
         return tl_scatter_tiles(ctx, name, base, values, staged, 1, rows, cols, k, false, out);
     if (slots) return scatter_by_slots(ctx, name, base, values, staged, 1, rows, cols, k, out);
-    if (tl_few_serve(rows, cols, k)) return tl_scatter_few(ctx, name, base, values, staged, rows, cols, k, out);
+    if (tl_few_serve(rows, cols, k) && !tl_lone_rows(rows, cols, k))
+        return tl_scatter_few(ctx, name, base, values, staged, rows, cols, k, out);
     return tl_buckets_serve(rows, cols, k) ? tl_scatter_buckets(ctx, name, base, values, staged, rows, k, out)
                                            : scatter_sorted(ctx, name, base, values, staged, 1, rows, cols, k, out);
 }

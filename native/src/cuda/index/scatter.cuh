@@ -13,8 +13,8 @@ int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, co
 int32_t tl_scatter_shared(tl_context *ctx, const char *name, const float *base, const float *values,
                           const uint32_t *indices, int64_t outer, int64_t rows, int64_t cols, int64_t k, float *out);
 
-/* scatter_tile.cu: `outer` arrays, one behind the other in base, values and out, of up to TL_TILE_INDICES indices, which lie
- * on the device and are of each array's own (`by_outer`) or shared. */
+/* scatter_tile.cu: `outer` arrays, one behind the other in base, values and out, of up to TL_TILE_INDICES indices, or
+ * some times as many, in parts, which lie on the device and are of each array's own (`by_outer`) or shared. */
 constexpr int64_t TL_TILE_INDICES = 8192;
 constexpr int64_t TL_TILE = 16384;          /* elements of a tile of a large output: a copy that outweighs the list */
 constexpr int64_t TL_SMALL_TABLE = 1 << 21; /* elements: smaller ones have tiles of few columns */
@@ -33,8 +33,10 @@ bool tl_few_serve(int64_t rows, int64_t cols, int64_t k);
 int32_t tl_scatter_few(tl_context *ctx, const char *name, const float *base, const float *values,
                        const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out);
 
-/* scatter_bucket.cu: more than TL_TILE_INDICES indices, on the device, of a vector, where tl_buckets_serve says so. */
+/* scatter_bucket.cu: more than TL_TILE_INDICES indices, on the device, of a vector, where tl_buckets_serve says so. Lone rows have so
+ * many hits each that a row is a block's work. */
 bool tl_buckets_serve(int64_t rows, int64_t cols, int64_t k);
+bool tl_lone_rows(int64_t rows, int64_t cols, int64_t k);
 int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base, const float *values,
                            const uint32_t *indices, int64_t rows, int64_t k, float *out);
 
@@ -65,8 +67,7 @@ struct tl_left_runs {
 };
 
 /* sort.cu: sorts up to TL_SORTED_HITS indices by row, stably; an index to ignore counts as row `rows`, which is below UINT32_MAX.
- * Rows of one column are also summed, but for the runs that are left: at once, or, where the base is still being copied meanwhile,
- * to `sums`, from where the launch behind has to store them. */
+ * Rows of one column are also summed, but for the runs that are left. */
 constexpr int64_t TL_SORTED_HITS = 1 << 17, TL_SORT_CHUNK = 2048;
 struct tl_hit_sort {
     const uint32_t *indices;
@@ -78,7 +79,5 @@ struct tl_hit_sort {
     float *out;
     int64_t copied; /* elements of the base to copy to the output */
     bool aligned;   /* base and output, to 16 bytes */
-    uint2 *
-        sums; /* by place in the sorted list: a row, or UINT32_MAX, and the bits of its sum; NULL: sums go to the output */
 };
 int32_t tl_sort_hits(tl_context *ctx, const char *name, const tl_hit_sort &s);

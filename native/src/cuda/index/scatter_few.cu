@@ -5,10 +5,11 @@
  * brings the values side by side to shared memory, and adds them in this order, which is that of the list. More of them than a
  * warp can hold the block adds.
  *
- * Where there are more elements a warp of the second launch owns all columns of a row, and rows of many hits are left to a third,
- * in which again a warp owns a column of a row. */
+ * Where there are several columns a block of the second launch owns all of a row, or, of more rows, a warp does, and rows of many
+ * hits are left to a third, in which again a warp owns a column of a row. */
 #include "cuda/device/division.cuh"
 #include "cuda/index/long_run.cuh"
+#include "cuda/index/narrow_run.cuh"
 #include "cuda/index/order.cuh"
 #include "cuda/index/scatter.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -21,6 +22,10 @@ constexpr uint32_t CHUNK = TL_SORT_CHUNK, MOST_CHUNKS = TL_SORTED_HITS / CHUNK;
 constexpr uint32_t MOST_ROWS = 4096, MOST_COLUMNS = 31; /* whose runs fit shared memory; a lane for each column */
 constexpr uint32_t MOST_ELEMENTS = 8192;                /* that have a warp each: four rounds */
 constexpr uint32_t ROW_HITS = 256, VALUES = 16;         /* that a warp adds of a row, and values of a lane at a time */
+/* The same of a block, as many as a chain adds in 2 us, and rows for each multiprocessor, in two turns of the four blocks that it
+ * holds. With more hits of a row on average a block for each element, which does not wait for the chain, is faster. */
+constexpr uint32_t BLOCK_ROW_HITS = 1024, BLOCK_VALUES = 16;
+constexpr int64_t BLOCK_ROWS = 8, MEAN_HITS = BLOCK_ROW_HITS / 2;
 constexpr int SORT_THREADS = 512, SORT_ITEMS = CHUNK / SORT_THREADS;
 constexpr int PLACE_BITS = 11; /* of a word: the row, then the place in the chunk */
 static_assert(CHUNK == 1 << PLACE_BITS && MOST_CHUNKS == 2 * 32 && MOST_ROWS < 1 << 16);
@@ -174,6 +179,34 @@ __global__ void __launch_bounds__(TL_LONG_THREADS, 4) add_rows_kernel(few s)
     if (lane < cols) s.out[row * cols + lane] = sum;
 }
 
+/* A block owns a row: it brings the positions of all hits, and then their values, to shared memory, from where a lane for each
+ * column adds them. */
+__global__ void __launch_bounds__(TL_LONG_THREADS, 4) add_block_rows_kernel(few s)
+{
+    __shared__ row_runs runs;
+    __shared__ uint32_t list[BLOCK_ROW_HITS];
+    __shared__ float4 stages[2][tl_block_stage(TL_LONG_THREADS, BLOCK_VALUES)];
+    tl_wait_for_earlier();
+    const uint32_t lane = threadIdx.x % 32, row = blockIdx.x, cols = s.cols.divisor;
+    const bool owns = threadIdx.x < cols;
+    const float base = s.base && owns ? s.base[row * cols + lane] : 0.0f;
+    if (threadIdx.x < 32) find_runs(s, row, runs);
+    __syncthreads();
+    const uint32_t hits = runs.hits;
+    if (hits > BLOCK_ROW_HITS) {
+        if (threadIdx.x == 0) s.left[1 + atomicAdd(s.left, 1u)] = row;
+        return;
+    }
+    TL_UNROLL_FOR (uint32_t i = 0; i < BLOCK_ROW_HITS / TL_LONG_THREADS; i++) {
+        const uint32_t hit = i * TL_LONG_THREADS + threadIdx.x;
+        if (hit < hits) list[hit] = s.sorted[runs.at[runs.chunk_of(hit)] + hit];
+    }
+    __syncthreads();
+    const float sum = tl_add_narrow_block<TL_LONG_THREADS, BLOCK_VALUES>(
+        s.values, cols, s.cols, cols, hits, base, stages, [&](uint32_t hit) { return list[hit]; });
+    if (owns) s.out[row * cols + lane] = sum;
+}
+
 /* ---- elements -------------------------------------------------------------------------------------------------------- */
 
 /* Lane l of a warp brings values of column `col` at the row's hits l, l + 32 ... to the list, up to their number rounded up to
@@ -287,7 +320,8 @@ int32_t tl_scatter_few(tl_context *ctx, const char *name, const float *base, con
                        const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out)
 {
     const int64_t chunks = tl_ceil_div(k, CHUNK), elements = rows * cols, blocks = 2 * tl_cuda_sms(ctx);
-    const bool by_rows = elements > MOST_ELEMENTS;
+    const bool by_blocks = cols > 1 && rows <= BLOCK_ROWS * tl_cuda_sms(ctx) && k <= MEAN_HITS * rows;
+    const bool by_rows = by_blocks || elements > MOST_ELEMENTS;
     tl_scratch<uint32_t> sorted(ctx);
     tl_scratch<ushort2> runs(ctx);
     TL_TRY(sorted.allocate(chunks * CHUNK + (by_rows ? 1 + tl_ceil_div(k, ROW_HITS) : 0)));
@@ -297,7 +331,8 @@ int32_t tl_scatter_few(tl_context *ctx, const char *name, const float *base, con
     const int bits = 32 - __builtin_clz((uint32_t)rows);
     TL_TRY(tl_launch_ahead(ctx, name, sort_runs_kernel, (unsigned)chunks, SORT_THREADS, 0, s, bits));
     if (by_rows) {
-        TL_TRY(tl_launch_ahead(ctx, name, add_rows_kernel, tl_grid(rows, WARPS), TL_LONG_THREADS, 0, s));
+        TL_TRY(by_blocks ? tl_launch_ahead(ctx, name, add_block_rows_kernel, (unsigned)rows, TL_LONG_THREADS, 0, s)
+                         : tl_launch_ahead(ctx, name, add_rows_kernel, tl_grid(rows, WARPS), TL_LONG_THREADS, 0, s));
         return tl_launch_ahead(ctx, name, add_runs_kernel<true>, (unsigned)blocks, TL_LONG_THREADS, 0, s);
     }
     /* A block for every element that may have many hits, as far as the device holds them. */

@@ -1,28 +1,29 @@
 /* Scatter-adds of up to TL_TILE_INDICES indices on CUDA, in one launch.
  *
- * A block owns a tile of the output: whole rows of a large one, some of the columns of a small one. It copies the tile from
- * the input, looks through the whole index list for the hits of its rows, sorts them by row and then position, and adds every row's
- * in that order. Arrays that lie one behind the other have tiles of their own. */
+ * A block owns a tile of the output: whole rows of a large one or of narrow rows, some of the columns of a small one. It copies the
+ * tile from the input, looks through the whole index list for the hits of its rows, puts them in order of row and then position, and
+ * adds every row's in that order. A longer list it takes in parts. Arrays that lie one behind the other have tiles of their own. */
 #include "cuda/device/division.cuh"
 #include "cuda/index/long_run.cuh"
+#include "cuda/index/narrow_run.cuh"
+#include "cuda/index/rank.cuh"
 #include "cuda/index/scatter.cuh"
 #include "cuda/runtime/launch.cuh"
 
-#include <cub/block/block_radix_sort.cuh>
+#include <algorithm>
 
 namespace {
 
-static_assert(TL_TILE_INDICES == 32 * 256);
 constexpr int THREADS = 256, WARPS = THREADS / 32;
+constexpr int MOST_ITEMS = 32;    /* indices of a thread */
+constexpr int PART_ITEMS = 24;    /* the same of lists in parts, at a time: what else a loop keeps needs registers */
 constexpr int POSITION_BITS = 17; /* of a word of the list: the row in the tile, then the position */
 constexpr uint32_t POSITIONS = (1u << POSITION_BITS) - 1;
-constexpr int64_t FEW_COLUMNS = WARPS;    /* of a small output: a warp for each column of a long run */
+constexpr int64_t FEW_COLUMNS = 8;        /* of a small output of wide rows: a sector */
 constexpr uint32_t FEW = THREADS;         /* hits that are sorted by counting smaller ones */
 constexpr uint32_t MANY = 32, LONG = 256; /* longer runs are left to a warp for 32 columns, or to the block */
 constexpr uint32_t LONG_COLUMNS =
-    16 * WARPS;                      /* of wider tiles most warps have 32 columns of a run, and load as much at once */
-constexpr uint32_t NARROW_LONG = 64; /* the same of narrow tiles: to a warp for each column */
-constexpr int RUN = 16;
+    16 * WARPS; /* of wider tiles most warps have 32 columns of a run, and load as much at once */
 constexpr int64_t ROW_COLUMNS = 8 * WARPS; /* of a small output that may have tiles of whole rows */
 /* Columns of a tile of wide rows that many hits may meet: a warp has 32 of them. A block that had all columns would add at about a
  * 140th of the rate at which all blocks copy, twice as many bytes for each element: if most hits were its own, and rows no more than
@@ -61,49 +62,33 @@ __device__ __forceinline__ void copy_tile(const float *__restrict__ base, float 
         out[i] = base ? base[i] : 0.0f;
 }
 
-/* The same for a tile of some of the columns of a small output, whose rows lie `stride` apart. */
-__device__ __forceinline__ void copy_columns(const float *base, float *out, uint32_t rows, uint32_t cols,
+/* The same for a tile of some of the columns, in vectors of one float or four, whose rows lie `stride` of them apart. */
+template <class Vector>
+__device__ __forceinline__ void copy_columns(const Vector *base, Vector *out, uint32_t rows, uint32_t cols,
                                              uint32_t stride, const tl_fastdiv &width)
 {
     for (uint32_t i = threadIdx.x; i < rows * width.divisor; i += 8 * THREADS) {
         uint32_t element[8];
-        float v[8];
+        Vector v[8];
         TL_UNROLL_FOR (int u = 0; u < 8; u++) {
             uint32_t col;
             const uint32_t row = width.divmod(i + u * THREADS, &col);
             element[u] = row < rows && col < cols ? row * stride + col : UINT32_MAX;
-            v[u] = base && element[u] != UINT32_MAX ? base[element[u]] : 0.0f;
+            v[u] = base && element[u] != UINT32_MAX ? base[element[u]] : Vector{};
         }
         TL_UNROLL_FOR (int u = 0; u < 8; u++)
             if (element[u] != UINT32_MAX) out[element[u]] = v[u];
     }
 }
 
-/* The same for a tile of some of the columns of a large one, whose rows are aligned. */
-__device__ __forceinline__ void copy_quads(const float *base, float *out, uint32_t rows, uint32_t cols, uint32_t stride,
-                                           const tl_fastdiv &quads)
-{
-    for (uint32_t i = threadIdx.x; i < rows * quads.divisor; i += 8 * THREADS) {
-        uint32_t element[8];
-        float4 v[8];
-        TL_UNROLL_FOR (int u = 0; u < 8; u++) {
-            uint32_t quad;
-            const uint32_t row = quads.divmod(i + u * THREADS, &quad);
-            element[u] = row < rows && 4 * quad < cols ? row * stride + 4 * quad : UINT32_MAX;
-            v[u] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (base && element[u] != UINT32_MAX) v[u] = tl_load4(base + element[u]);
-        }
-        TL_UNROLL_FOR (int u = 0; u < 8; u++)
-            if (element[u] != UINT32_MAX) tl_store4(out + element[u], v[u]);
-    }
-}
+/* Hits in order of row and position. PAD words behind the last are of no row. */
+constexpr uint32_t PAD = 2 * MANY;
 
 struct sorted_list {
     const uint32_t *words;
     uint32_t count;
 
     __device__ __forceinline__ uint32_t row(uint32_t i) const { return words[i] >> POSITION_BITS; }
-    __device__ __forceinline__ bool in_run(uint32_t i, uint32_t of) const { return i < count && row(i) == of; }
     __device__ __forceinline__ bool begins(uint32_t i) const { return i == 0 || row(i - 1) != row(i); }
     __device__ __forceinline__ uint32_t end(uint32_t first) const
     {
@@ -112,6 +97,9 @@ struct sorted_list {
     }
 };
 
+/* -0, which changes no sum. */
+__device__ __forceinline__ void set_nothing(float &v) { v = -0.0f; }
+__device__ __forceinline__ void set_nothing(float4 &v) { v = make_float4(-0.0f, -0.0f, -0.0f, -0.0f); }
 __device__ __forceinline__ void add_to(float &sum, float v) { sum += v; }
 __device__ __forceinline__ void add_to(float4 &sum, float4 v)
 {
@@ -121,33 +109,46 @@ __device__ __forceinline__ void add_to(float4 &sum, float4 v)
     sum.w += v.w;
 }
 
-/* A thread owns a Vector of a run of up to LONGEST hits, of `runs` of which start(run) says where they may begin; longer ones are
- * left. Rows have `cols` vectors in the tile, `stride` in all. */
-template <uint32_t LONGEST, class Vector, class Start, class Leave>
+/* A thread owns a Vector of each of some of the `runs` short runs. Most have a hit or two, and cost the latency of a load: so all
+ * that the thread's begin with are on their way together. Rows have `cols` vectors in the tile, `stride` in all. */
+template <class Vector>
 __device__ __forceinline__ void add_short_runs(const Vector *base, const Vector *values, Vector *out, uint32_t stride,
                                                const tl_fastdiv &width, uint32_t cols, const sorted_list &sorted,
-                                               uint32_t runs, Start start, Leave leave)
+                                               const uint16_t *begins, uint32_t runs)
 {
-    constexpr int AT_ONCE = 8;
-    for (uint32_t t = threadIdx.x; t < runs * width.divisor; t += THREADS) {
-        uint32_t col;
-        const uint32_t i = start(width.divmod(t, &col)), row = sorted.row(i);
-        if (col >= cols || !sorted.begins(i)) continue;
-        if (sorted.in_run(i + LONGEST, row)) {
-            if (col == 0) leave(i, row);
-            continue;
+    constexpr uint32_t OWN = 16 / sizeof(Vector) >= 4 ? 4 : 2, AT_ONCE = OWN, NONE = UINT32_MAX;
+    static_assert(MANY + AT_ONCE <= PAD);
+    const uint32_t units = runs * width.divisor;
+    for (uint32_t t = threadIdx.x; t < units; t += OWN * THREADS) {
+        uint32_t at[OWN], row[OWN], col[OWN];
+        Vector sum[OWN];
+        TL_UNROLL_FOR (uint32_t u = 0; u < OWN; u++) {
+            const uint32_t run = width.divmod(t + u * THREADS, &col[u]);
+            const bool is_one = run < runs && col[u] < cols;
+            at[u] = begins[is_one ? run : 0];
+            row[u] = is_one ? sorted.row(at[u]) : NONE;
+            sum[u] = Vector{};
+            if (base && is_one) sum[u] = base[row[u] * stride + col[u]];
         }
-        const int64_t element = (int64_t)row * stride + col;
-        Vector sum = base ? base[element] : Vector{};
-        for (uint32_t from = i; sorted.in_run(from, row); from += AT_ONCE) {
-            Vector v[AT_ONCE];
-            TL_UNROLL_FOR (int e = 0; e < AT_ONCE; e++)
-                if (sorted.in_run(from + e, row))
-                    v[e] = values[(int64_t)(sorted.words[from + e] & POSITIONS) * stride + col];
-            TL_UNROLL_FOR (int e = 0; e < AT_ONCE; e++)
-                if (sorted.in_run(from + e, row)) add_to(sum, v[e]);
+        bool more = true;
+        for (uint32_t from = 0; more; from += AT_ONCE) {
+            Vector v[OWN][AT_ONCE];
+            TL_UNROLL_FOR (uint32_t u = 0; u < OWN; u++)
+                TL_UNROLL_FOR (uint32_t e = 0; e < AT_ONCE; e++) {
+                    const uint32_t word = sorted.words[at[u] + from + e];
+                    set_nothing(v[u][e]);
+                    if (word >> POSITION_BITS == row[u])
+                        v[u][e] = values[(int64_t)(word & POSITIONS) * stride + col[u]];
+                }
+            more = false;
+            TL_UNROLL_FOR (uint32_t u = 0; u < OWN; u++) {
+                TL_UNROLL_FOR (uint32_t e = 0; e < AT_ONCE; e++)
+                    add_to(sum[u], v[u][e]);
+                more |= sorted.row(at[u] + from + AT_ONCE) == row[u];
+            }
         }
-        out[element] = sum;
+        TL_UNROLL_FOR (uint32_t u = 0; u < OWN; u++)
+            if (row[u] != NONE) out[row[u] * stride + col[u]] = sum[u];
     }
 }
 
@@ -168,22 +169,46 @@ __device__ __forceinline__ void add_group(const float *base, const float *values
 }
 
 /* Shared memory of a block. */
+constexpr uint32_t PLACED_BITS = 7; /* most bits of a row by which hits are put in order at a time */
 template <int ITEMS> struct tile_room {
-    using Sort = cub::BlockRadixSort<uint32_t, THREADS, ITEMS>;
-    union {
-        typename Sort::TempStorage sort;
-        uint32_t list[ITEMS * THREADS];
-    };
-    union { /* what warps or the block add, after where runs begin */
-        float4 chunk[WARPS][16 * RUN / 4];
+    static constexpr uint32_t VALUES = ITEMS < 16 ? 16 : 24; /* of a thread, in stages of long runs */
+    uint32_t list[ITEMS * THREADS + PAD];
+    union { /* what the list is put in order with; then, after where runs begin, what warps or the block add */
+        struct {
+            uint4 tallies[WARPS * ((1u << PLACED_BITS) + 8) * sizeof(uint16_t) / sizeof(uint4)];
+            uint32_t first[(1u << PLACED_BITS) + 2], of_warps[WARPS];
+        };
+        uint16_t begins[ITEMS * THREADS];
         float stage[TL_LONG_STAGE][32];
-        uint16_t begins[WARPS * 16 * RUN * 2];
+        float4 of_warp[WARPS][TL_WARP_STAGE];
+        float4 of_block[2][tl_block_stage(THREADS, VALUES)];
     };
 };
 
-template <int ITEMS> __global__ void __launch_bounds__(THREADS, ITEMS < 32 ? 3 : 2) scatter_tile_kernel(tiles s)
+/* Puts hits in order of `bits` bits of their words from `shift` on, stably: `rounds` words of each lane, of which a warp's lie one
+ * behind the other. Those that are UINT32_MAX are no hits. */
+template <int ITEMS>
+__device__ __forceinline__ void place_hits(tile_room<ITEMS> &room, const uint32_t (&word)[ITEMS], uint32_t rounds,
+                                           uint32_t shift, uint32_t bits)
 {
-    using Sort = typename tile_room<ITEMS>::Sort;
+    const uint32_t kinds = (1u << bits) + 1, none = kinds - 1;
+    uint16_t *const tallies = reinterpret_cast<uint16_t *>(room.tallies);
+    uint16_t *const of_warp = tallies + threadIdx.x / 32 * tl_tally_stride(kinds);
+    const auto kind_of = [&](int i) { return word[i] == UINT32_MAX ? none : word[i] >> shift & (none - 1); };
+    uint32_t rank[ITEMS];
+    tl_clear_tallies(tallies, kinds);
+    __syncthreads();
+    tl_rank_hits(of_warp, kinds, kind_of, rounds, rank);
+    __syncthreads();
+    tl_place_kinds(tallies, kinds, room.first, room.of_warps);
+    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
+        if (i < rounds && word[i] != UINT32_MAX) room.list[of_warp[kind_of(i)] + rank[i]] = word[i];
+    __syncthreads();
+}
+
+template <int ITEMS, bool PARTS>
+__global__ void __launch_bounds__(THREADS, ITEMS <= MOST_ITEMS / 2 ? 3 : 2) scatter_tile_kernel(tiles s)
+{
     constexpr uint32_t LEFT = ITEMS * THREADS / MANY;
     TL_DYNAMIC_SHARED(uint4, shared);
     tile_room<ITEMS> &room = *reinterpret_cast<tile_room<ITEMS> *>(shared);
@@ -199,143 +224,158 @@ template <int ITEMS> __global__ void __launch_bounds__(THREADS, ITEMS < 32 ? 3 :
     const uint32_t rows = min(s.tile_rows, s.rows - first_row), first_col = piece * s.width.divisor;
     const uint32_t cols = min(s.width.divisor, s.cols - first_col);
     const int64_t at = ((int64_t)o * s.rows + first_row) * s.cols + first_col;
-    const float *const base = s.base ? s.base + at : nullptr;
+    const float *base = s.base ? s.base + at : nullptr;
     const float *const values = s.values + (int64_t)o * s.k * s.cols + first_col;
     float *const out = s.out + at;
     const uint32_t *const indices = s.indices + (s.by_outer ? (int64_t)o * s.k : 0);
 
     const bool by_quads = s.quads.divisor > 1;
-    if (threadIdx.x == 0) count = begun = many = longs = 0;
-    uint32_t index[ITEMS]; /* on their way while the tile is copied */
-    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
-        index[i] = i * THREADS + threadIdx.x < s.k ? indices[i * THREADS + threadIdx.x] : UINT32_MAX;
-    if (rows == 1 || cols == s.cols) {
-        copy_tile(base, out, at, rows * cols, s.aligned);
-    } else if (by_quads) {
-        copy_quads(base, out, rows, cols, s.cols, s.quads);
-    } else {
-        copy_columns(base, out, rows, cols, s.cols, s.width);
-    }
-    __syncthreads();
-    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
-        const uint32_t row = index[i] - first_row; /* of the tile; above it also for those before */
-        if (row < rows) {
-            const uint32_t place = atomicAdd(&count, 1u);
-            if (place < FEW) few[place] = row << POSITION_BITS | (i * THREADS + threadIdx.x);
-        }
-    }
-    __syncthreads();
-    const uint32_t hits = count;
-
-    /* The list in order. Words are distinct. */
-    if (hits <= FEW) {
-        if (threadIdx.x < 4) few[hits + threadIdx.x] = UINT32_MAX;
-        __syncthreads();
-        if (threadIdx.x < hits) {
-            const uint32_t mine = few[threadIdx.x];
-            uint32_t rank = 0;
-            for (uint32_t i = 0; i < hits; i += 4) {
-                const uint4 w = few_words[i / 4];
-                rank += (w.x < mine) + (w.y < mine) + (w.z < mine) + (w.w < mine);
-            }
-            list[rank] = mine;
-        }
-    } else {
-        uint32_t key[ITEMS];
-        TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
-            const uint32_t j = threadIdx.x * ITEMS + i;
-            key[i] = min(j < s.k ? indices[j] - first_row : UINT32_MAX, rows) << POSITION_BITS | j;
-        }
-        Sort(room.sort).SortBlockedToStriped(key, POSITION_BITS, POSITION_BITS + 32 - __clz((int)rows));
-        __syncthreads();
+    /* The list in parts. A warp has a piece of a part, of `rounds` indices for each lane. */
+    for (uint32_t begin = 0;;) {
+        const uint32_t rounds = (min(s.k - begin, (uint32_t)(ITEMS * THREADS)) + THREADS - 1) / THREADS;
+        const uint32_t mine = begin + warp * 32 * rounds + lane;
+        uint32_t word[ITEMS]; /* on their way while the tile is copied */
         TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
-            list[i * THREADS + threadIdx.x] = key[i];
-    }
-    __syncthreads();
-
-    const tl_hits column_hits = {list, POSITIONS, values, s.cols};
-    const sorted_list sorted = {list, hits};
-    /* Where runs begin, as far as there is room; where there are more of them, most hits begin one. */
-    constexpr uint32_t BEGINS = sizeof room.begins / sizeof(uint16_t);
-    uint16_t *const begins = room.begins;
-    for (uint32_t i = threadIdx.x; i < hits; i += THREADS) {
-        if (!sorted.begins(i)) continue;
-        const uint32_t place = atomicAdd(&begun, 1u);
-        if (place < BEGINS) begins[place] = (uint16_t)i;
-    }
-    __syncthreads();
-    const uint32_t starts = begun <= BEGINS ? begun : hits;
-    const auto start = [&](uint32_t run) { return begun <= BEGINS ? (uint32_t)begins[run] : run; };
-    const auto leave = [&](uint32_t i, bool is_long) {
-        if (is_long)
-            left[LEFT - 1 - atomicAdd(&longs, 1u)] = i;
-        else
-            left[atomicAdd(&many, 1u)] = i;
-    };
-    if (cols < 32) { /* a thread owns a column of a run, or four of them */
-        const auto leave_long = [&](uint32_t i, uint32_t) { leave(i, true); };
-        if (by_quads)
-            add_short_runs<NARROW_LONG>((const float4 *)base, (const float4 *)values, (float4 *)out, s.cols / 4,
-                                        s.quads, cols / 4, sorted, starts, start, leave_long);
-        else
-            add_short_runs<NARROW_LONG>(base, values, out, s.cols, s.width, cols, sorted, starts, start, leave_long);
-    } else if (by_quads && cols <= ROW_COLUMNS) {
-        add_short_runs<MANY>((const float4 *)base, (const float4 *)values, (float4 *)out, s.cols / 4, s.quads, cols / 4,
-                             sorted, starts, start,
-                             [&](uint32_t i, uint32_t row) { leave(i, sorted.in_run(i + LONG, row)); });
-    } else { /* a warp owns 128 columns of a run */
-        const uint32_t groups = (cols + 127) / 128;
-        for (uint32_t unit = warp; unit < starts * groups; unit += WARPS) {
-            const uint32_t first = unit % groups * 128, i = start(unit / groups), row = sorted.row(i);
-            if (!sorted.begins(i)) continue;
-            if (sorted.in_run(i + MANY, row)) {
-                if (first == 0 && lane == 0) leave(i, sorted.in_run(i + LONG, row) && cols <= LONG_COLUMNS);
-                continue;
-            }
-            const uint32_t n = __popc(__ballot_sync(~0u, sorted.in_run(i + lane, row)));
-            const uint32_t mine = lane < n ? list[i + lane] & POSITIONS : 0;
-            const int64_t from = (int64_t)row * s.cols;
-            if (s.vectors)
-                add_group<true>(base ? base + from : nullptr, values, out + from, s.cols, mine, n, first, cols);
+            word[i] = i < rounds && mine + i * 32 < s.k ? indices[mine + i * 32] : UINT32_MAX;
+        if (threadIdx.x == 0) count = begun = many = longs = 0;
+        if (begin == 0) {
+            if (rows == 1 || cols == s.cols)
+                copy_tile(base, out, at, rows * cols, s.aligned);
+            else if (by_quads)
+                copy_columns((const float4 *)base, (float4 *)out, rows, cols / 4, s.cols / 4, s.quads);
             else
-                add_group<false>(base ? base + from : nullptr, values, out + from, s.cols, mine, n, first, cols);
+                copy_columns(base, out, rows, cols, s.cols, s.width);
         }
-    }
-    __syncthreads();
+        uint32_t own = 0; /* hits */
+        TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
+            const uint32_t row = word[i] - first_row; /* of the tile; above it also for those before */
+            word[i] = row < rows ? row << POSITION_BITS | (mine + i * 32) : UINT32_MAX;
+            own += word[i] != UINT32_MAX;
+        }
+        __syncthreads();
+        const uint32_t before = tl_sum_to_lane(own, lane) - own;
+        uint32_t place = 0;
+        if (lane == 31) place = atomicAdd(&count, before + own);
+        place = __shfl_sync(~0u, place, 31) + before;
+        TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
+            if (word[i] == UINT32_MAX) continue;
+            if (place < FEW) few[place] = word[i];
+            place++;
+        }
+        __syncthreads();
+        const uint32_t hits = count;
 
-    const uint32_t strips = (cols + 31) / 32;
-    if (cols < 32) { /* a warp owns a column of a long run */
-        for (uint32_t unit = warp; unit < longs * cols; unit += WARPS) {
-            const uint32_t i = left[LEFT - 1 - unit / cols], col = unit % cols, row = sorted.row(i);
-            const uint32_t end = sorted.end(i);
-            const int64_t element = (int64_t)row * s.cols + col;
-            const float sum = tl_add_run<RUN>(column_hits, i, end, col, base ? base[element] : 0.0f, room.chunk[warp]);
-            if (lane == 0) out[element] = sum;
+        /* The list in order. Words are distinct. */
+        if (hits <= FEW) {
+            if (threadIdx.x < 4) few[hits + threadIdx.x] = UINT32_MAX;
+            __syncthreads();
+            if (threadIdx.x < hits) {
+                const uint32_t mine = few[threadIdx.x];
+                uint32_t rank = 0;
+                for (uint32_t i = 0; i < hits; i += 4) {
+                    const uint4 w = few_words[i / 4];
+                    rank += (w.x < mine) + (w.y < mine) + (w.z < mine) + (w.w < mine);
+                }
+                list[rank] = mine;
+            }
+        } else {
+            const uint32_t bits = rows > 1 ? 32 - __clz((int)rows - 1) : 0,
+                           low = bits > PLACED_BITS ? (bits + 1) / 2 : bits;
+            uint32_t words = rounds;
+            for (uint32_t done = 0;;) {
+                place_hits(room, word, words, POSITION_BITS + done, min(low, bits - done));
+                done += low;
+                if (done >= bits) break;
+                words = (hits + THREADS - 1) / THREADS;
+                const uint32_t from = warp * 32 * words + lane;
+                TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
+                    word[i] = i < words && from + i * 32 < hits ? list[from + i * 32] : UINT32_MAX;
+            }
         }
-    } else { /* the block owns it, 32 columns after the others */
-        for (uint32_t unit = 0; unit < longs * strips; unit++) {
+        if (threadIdx.x < PAD) list[hits + threadIdx.x] = UINT32_MAX;
+        __syncthreads();
+
+        const tl_hits column_hits = {list, POSITIONS, values, s.cols};
+        const sorted_list sorted = {list, hits};
+        for (uint32_t i = threadIdx.x; i < hits; i += THREADS) {
+            const uint32_t row = sorted.row(i);
+            if (!sorted.begins(i)) continue;
+            if (sorted.row(i + MANY) != row)
+                room.begins[atomicAdd(&begun, 1u)] = (uint16_t)i;
+            else if (cols <= LONG_COLUMNS && i + LONG < hits && sorted.row(i + LONG) == row)
+                left[LEFT - 1 - atomicAdd(&longs, 1u)] = i;
+            else
+                left[atomicAdd(&many, 1u)] = i;
+        }
+        __syncthreads();
+        const uint32_t runs = begun;           /* short ones */
+        if (by_quads && cols <= ROW_COLUMNS) { /* a thread owns four columns of a run, or one of them */
+            add_short_runs((const float4 *)base, (const float4 *)values, (float4 *)out, s.cols / 4, s.quads, cols / 4,
+                           sorted, room.begins, runs);
+        } else if (cols < 32) {
+            add_short_runs(base, values, out, s.cols, s.width, cols, sorted, room.begins, runs);
+        } else { /* a warp owns 128 columns of a run */
+            const uint32_t groups = (cols + 127) / 128;
+            for (uint32_t unit = warp; unit < runs * groups; unit += WARPS) {
+                const uint32_t first = unit % groups * 128, i = room.begins[unit / groups], row = sorted.row(i);
+                const uint32_t n = __popc(__ballot_sync(~0u, sorted.row(i + lane) == row));
+                const uint32_t mine = lane < n ? list[i + lane] & POSITIONS : 0;
+                const int64_t from = (int64_t)row * s.cols;
+                if (s.vectors)
+                    add_group<true>(base ? base + from : nullptr, values, out + from, s.cols, mine, n, first, cols);
+                else
+                    add_group<false>(base ? base + from : nullptr, values, out + from, s.cols, mine, n, first, cols);
+            }
+        }
+        __syncthreads();
+
+        if (cols < 32) { /* the block owns a long run, and then a warp another */
+            const auto base_at = [&](uint32_t row) { return base && lane < cols ? base[row * s.cols + lane] : 0.0f; };
+            for (uint32_t run = 0; run < longs; run++) {
+                const uint32_t i = left[LEFT - 1 - run], row = sorted.row(i), end = sorted.end(i);
+                const float sum = tl_add_narrow_block<THREADS, tile_room<ITEMS>::VALUES>(
+                    values, s.cols, s.width, cols, end - i, base_at(row), room.of_block,
+                    [&](uint32_t hit) { return list[i + hit] & POSITIONS; });
+                if (warp == 0 && lane < cols) out[row * s.cols + lane] = sum;
+            }
+            for (uint32_t run = warp; run < many; run += WARPS) {
+                const uint32_t i = left[run], row = sorted.row(i), end = sorted.end(i);
+                const float sum = tl_add_narrow_warp(values, s.cols, s.width, cols, end - i, base_at(row),
+                                                     room.of_warp[warp],
+                                                     [&](uint32_t hit) { return list[i + hit] & POSITIONS; });
+                if (lane < cols) out[row * s.cols + lane] = sum;
+            }
+        }
+        /* The block owns a long run, 32 columns after the others. */
+        const uint32_t strips = (cols + 31) / 32;
+        for (uint32_t unit = 0; cols >= 32 && unit < longs * strips; unit++) {
             const uint32_t i = left[LEFT - 1 - unit / strips], row = sorted.row(i), end = sorted.end(i);
             const uint32_t col = min(unit % strips * 32 + lane, cols - 1);
             const int64_t element = (int64_t)row * s.cols + col;
             const float sum = tl_add_staged(column_hits, i, end, col, base ? base[element] : 0.0f, room.stage);
             if (warp == 0) out[element] = sum;
         }
-    }
-    /* A warp owns 32 columns of another run. */
-    for (uint32_t unit = warp; unit < many * strips; unit += WARPS) {
-        const uint32_t i = left[unit / strips], col = min(unit % strips * 32 + lane, cols - 1), row = sorted.row(i);
-        const uint32_t end = sorted.end(i);
-        const int64_t element = (int64_t)row * s.cols + col;
-        out[element] = tl_add_walk(column_hits, i, end, col, base ? base[element] : 0.0f);
+        /* A warp owns 32 columns of another run. */
+        for (uint32_t unit = warp; cols >= 32 && unit < many * strips; unit += WARPS) {
+            const uint32_t i = left[unit / strips], col = min(unit % strips * 32 + lane, cols - 1), row = sorted.row(i);
+            const uint32_t end = sorted.end(i);
+            const int64_t element = (int64_t)row * s.cols + col;
+            out[element] = tl_add_walk(column_hits, i, end, col, base ? base[element] : 0.0f);
+        }
+        begin += ITEMS * THREADS;
+        if (!PARTS || begin >= s.k) break;
+        __syncthreads();
+        base = out; /* with the hits before */
     }
 }
 
-template <int ITEMS> int32_t launch_tiles(tl_context *ctx, const char *name, int64_t blocks, const tiles &s)
+template <int ITEMS, bool PARTS = false>
+int32_t launch_tiles(tl_context *ctx, const char *name, int64_t blocks, const tiles &s)
 {
     /* Without asking, which takes time, a block may have 48 KiB, of which two are for what else it shares. */
     if constexpr (sizeof(tile_room<ITEMS>) > 46 << 10)
-        TL_TRY(tl_allow_shared(ctx, scatter_tile_kernel<ITEMS>, sizeof(tile_room<ITEMS>)));
-    return tl_launch_dynamic(ctx, name, scatter_tile_kernel<ITEMS>, tl_grid(blocks, 1), THREADS,
+        TL_TRY(tl_allow_shared(ctx, scatter_tile_kernel<ITEMS, PARTS>, sizeof(tile_room<ITEMS>)));
+    return tl_launch_dynamic(ctx, name, scatter_tile_kernel<ITEMS, PARTS>, tl_grid(blocks, 1), THREADS,
                              sizeof(tile_room<ITEMS>), s);
 }
 
@@ -356,7 +396,14 @@ int32_t tl_scatter_tiles(tl_context *ctx, const char *name, const float *base, c
     const int64_t whole_rows = size / cols;
     const bool by_rows = cols <= ROW_COLUMNS && whole_rows > 0 && k * (size / FEW_COLUMNS) > FEW * rows &&
                          k * whole_rows <= FEW / 2 * rows;
-    if (outer * rows * cols < TL_SMALL_TABLE && cols > FEW_COLUMNS && !by_rows) {
+    if (cols < 32) {
+        /* As many tiles as the device holds at a time, of some columns, of whole sectors, if there are more than rows. */
+        const int64_t slots = (k <= 16 * THREADS ? 3 : 2) * tl_cuda_sms(ctx) / outer;
+        const int64_t parts = std::min(slots / rows, tl_ceil_div(cols, 8));
+        if (parts > 1) width = tl_ceil_div(tl_ceil_div(cols, parts), 4) * 4;
+        tile_rows = slots < 2 ? rows : tl_ceil_div(rows, slots);
+        if (tile_rows > TL_TILE / cols) tile_rows = TL_TILE / cols;
+    } else if (outer * rows * cols < TL_SMALL_TABLE && !by_rows) {
         /* Whole columns of an array, if tiles that are filled by them have more than twice as many as others. */
         const int64_t parts = cols * rows < size ? 1 : cols * rows / size;
         const bool by_columns = cols > 2 * FEW_COLUMNS * parts;
@@ -367,8 +414,8 @@ int32_t tl_scatter_tiles(tl_context *ctx, const char *name, const float *base, c
     } else if (width > size) {
         width = tl_ceil_div(tl_ceil_div(cols, tl_ceil_div(cols, size)), 4) * 4;
     }
-    if (tile_rows == 0) {
-        tile_rows = size > width ? size / width : 1;
+    if (tile_rows == 0) tile_rows = size > width ? size / width : 1;
+    if (tile_rows < rows) {
         tile_rows = tl_ceil_div(rows, tl_ceil_div(rows, tile_rows)); /* no last tile of far fewer */
         if (tile_rows > 4) tile_rows = tl_ceil_div(tile_rows, 4) * 4;
     }
@@ -377,6 +424,9 @@ int32_t tl_scatter_tiles(tl_context *ctx, const char *name, const float *base, c
     s.count = tl_fastdiv(count), s.pieces = tl_fastdiv(pieces), s.width = tl_fastdiv(width);
     s.quads = tl_fastdiv(vectors && width % 4 == 0 ? width / 4 : 1), s.by_outer = by_outer, s.aligned = aligned,
     s.vectors = vectors;
-    const auto launch = k <= 8 * THREADS ? launch_tiles<8> : k <= 16 * THREADS ? launch_tiles<16> : launch_tiles<32>;
+    const auto launch = k <= 8 * THREADS            ? launch_tiles<8>
+                        : k <= 16 * THREADS         ? launch_tiles<16>
+                        : k <= MOST_ITEMS * THREADS ? launch_tiles<MOST_ITEMS>
+                                                    : launch_tiles<PART_ITEMS, true>;
     return launch(ctx, name, outer * count, s);
 }

@@ -8,8 +8,7 @@
  *
  * Rows of one column are summed at once, from shared memory.
  *
- * Further blocks of the first launch copy the base to the output. Of a copy that takes longer
- * than that the second launch, which is the longer one, makes two thirds, and sums are not written to the output before it ends. */
+ * Further blocks of the first launch copy the base to the output. */
 #include "cuda/device/vector.cuh"
 #include "cuda/index/scatter.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -124,7 +123,6 @@ __device__ __forceinline__ float write_hit(const tl_hit_sort &s, uint32_t place,
     const float value = s.values ? s.values[position] : __uint_as_float(position);
     s.keys[place] = row_of(word);
     s.grouped[place] = __float_as_uint(value);
-    if (s.sums) s.sums[place].x = UINT32_MAX;
     return value;
 }
 
@@ -176,16 +174,12 @@ __device__ __forceinline__ void sort_own(const tl_hit_sort &s, const tile &t, co
         float sum = s.base ? s.base[row] : 0.0f;
         for (uint32_t length = 0; reaches(length); length++)
             sum += values[j + length];
-        if (s.sums)
-            s.sums[t.own_place + j] = make_uint2(row, __float_as_uint(sum));
-        else
-            s.out[row] = sum;
+        s.out[row] = sum;
     }
 }
 
 __global__ void __launch_bounds__(THREADS)
-    sort_tiles_kernel(tl_hit_sort s, uint32_t bits, uint32_t chunks, const uint64_t *words, const uint32_t *samples,
-                      uint32_t copied)
+    sort_tiles_kernel(tl_hit_sort s, uint32_t bits, uint32_t chunks, const uint64_t *words, const uint32_t *samples)
 {
     using SampleSort = cub::BlockRadixSort<uint32_t, THREADS, SAMPLE_ITEMS>;
     using FewSort = cub::BlockRadixSort<uint64_t, THREADS, FEW_ITEMS>;
@@ -205,11 +199,6 @@ __global__ void __launch_bounds__(THREADS)
     __shared__ tile t;
     tl_wait_for_earlier();
     const uint32_t tiles = chunks * CHUNK_SAMPLES / STEP, count = chunks * CHUNK_SAMPLES;
-    if (blockIdx.x >= tiles) {
-        copy_share(s.base, s.out, s.copied, copied + blockIdx.x - tiles, s.aligned);
-        return;
-    }
-
     uint32_t sample[SAMPLE_ITEMS];
     TL_UNROLL_FOR (uint32_t i = 0; i < SAMPLE_ITEMS; i++) {
         const uint32_t j = threadIdx.x * SAMPLE_ITEMS + i;
@@ -287,10 +276,8 @@ int32_t tl_sort_hits(tl_context *ctx, const char *name, const tl_hit_sort &s)
     tl_scratch<uint32_t> samples(ctx);
     TL_TRY(words.allocate(chunks * CHUNK));
     TL_TRY(samples.allocate(chunks * CHUNK_SAMPLES));
-    const int64_t shares = tl_ceil_div(s.copied, COPIED), at_first = s.sums ? shares / 3 : shares;
-    TL_TRY(tl_launch_ahead(ctx, name, sort_chunks_kernel, (unsigned)(chunks + at_first), THREADS, 0, s, bits,
-                           (uint32_t)chunks, (uint64_t *)words, (uint32_t *)samples));
-    return tl_launch_ahead(ctx, name, sort_tiles_kernel, (unsigned)(chunks * CHUNK_SAMPLES / STEP + shares - at_first),
-                           THREADS, 0, s, bits, (uint32_t)chunks, (const uint64_t *)words, (const uint32_t *)samples,
-                           (uint32_t)at_first);
+    TL_TRY(tl_launch_ahead(ctx, name, sort_chunks_kernel, (unsigned)(chunks + tl_ceil_div(s.copied, COPIED)), THREADS,
+                           0, s, bits, (uint32_t)chunks, (uint64_t *)words, (uint32_t *)samples));
+    return tl_launch_ahead(ctx, name, sort_tiles_kernel, (unsigned)(chunks * CHUNK_SAMPLES / STEP), THREADS, 0, s, bits,
+                           (uint32_t)chunks, (const uint64_t *)words, (const uint32_t *)samples);
 }

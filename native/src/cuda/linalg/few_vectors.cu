@@ -1,8 +1,8 @@
 /* A matrix times few vectors on CUDA, or few vectors times a matrix: bound by reading the matrix once.
  *
  * The matrix has `rows` rows of `n` terms each, one for each result of a vector; in memory they lie along k or across. Where they
- * lie along k (along_kernel), 1 to 32 lanes own a row, as many as it has vectors of V elements, and a warp R times 32 elements'
- * worth of rows; where rows are few and long, the eight warps of a block share them. Where they lie across k (across_kernel), a
+ * lie along k (along_kernel), 1 to 32 lanes own a row, as few as read it at once, and a warp R rows for each group of so many;
+ * where rows are few and long, the eight warps of a block share them. Where they lie across k (across_kernel), a
  * block owns 32 rows, which are 128 bytes of each k, in vectors of V, and its sixteen warps share out the terms. If that leaves
  * multiprocessors idle, `splits` blocks share out the terms, and a second kernel adds up.
  *
@@ -30,17 +30,18 @@ struct VectorsArgs {
     int64_t bias_row, bias_vector; /* and of the bias */
     int64_t slice;                 /* terms of a split */
     tl_fastdiv tiles, splits;      /* of a product */
-    uint32_t lanes, sharing;       /* along k: lanes of a row; warps of a block that share rows, all or 1 */
+    uint32_t items;                /* along k: tiles of all products and splits */
+    int lane_bits, sharing; /* along k: lanes of a row, as a power of 2; warps of a block that share rows, all or 1 */
     tl_order order;
 };
 
-/* What a block works on. */
+/* What a block works on, or a warp. */
 struct Place {
     uint32_t tile, split;
     int64_t product, begin, end; /* terms */
-    __device__ __forceinline__ explicit Place(const VectorsArgs &args)
+    __device__ __forceinline__ Place(const VectorsArgs &args, uint32_t item)
     {
-        product = args.splits.divmod(args.tiles.divmod(blockIdx.x, &tile), &split);
+        product = args.splits.divmod(args.tiles.divmod(item, &tile), &split);
         begin = split * args.slice, end = min(begin + args.slice, args.n);
     }
 };
@@ -92,56 +93,61 @@ template <int V> __device__ __forceinline__ void load(const float *from, float (
 
 /* Blocks of a multiprocessor, which limit registers. */
 template <int F, int V, int R>
-constexpr int ALONG_BLOCKS = F == 1 && V == 4 && R == 2     ? 3
+constexpr int ALONG_BLOCKS = F == 1 && R == 2               ? (V == 4 ? 3 : 4)
                              : F == 1 || (F == 2 && R == 2) ? 2
                                                             : 1;
 
-/* F vectors. A lane has U vectors of V elements of R rows on their way. With `lanes` q of a row, a warp's rows are those from its
- * first on whose distance divided by 32/q is 0 .. R - 1. */
-template <int F, int V, int R, int U>
+/* F vectors. A lane has U vectors of V elements of R rows on their way. With q lanes of a row (LANES, or where rows have one turn of
+ * one vector, args.lane_bits), a warp's rows are those from its first on whose distance divided by 32/q is 0 .. R - 1. A warp has
+ * tiles of its own, of whatever product, or all of a block one. */
+template <int F, int V, int R, int U, int LANES>
 __global__ void __launch_bounds__(32 * ALONG_WARPS, ALONG_BLOCKS<F, V, R>)
     along_kernel(const __grid_constant__ VectorsArgs args)
 {
+    static_assert(LANES == 0 ? U == 1 : LANES == 8 || LANES == 16 || LANES == 32, "lanes of a row");
     __shared__ double shared[ALONG_WARPS][R][F];
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, lanes = (int)args.lanes;
-    const int side = 32 / lanes; /* rows that a warp reads side by side */
-    const bool sharing = args.sharing > 1;
-    Place place(args);
-    const int64_t row0 = ((int64_t)place.tile * (sharing ? 1 : ALONG_WARPS) + (sharing ? 0 : warp)) * (R * side) +
-                         lane / lanes;
-    const float *row[R];
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int lane_bits = LANES == 32 ? 5 : LANES == 16 ? 4 : LANES == 8 ? 3 : args.lane_bits;
+    const int lanes = 1 << lane_bits, side = 32 >> lane_bits; /* side: rows that a warp reads side by side */
+    const bool sharing = LANES == 32 && args.sharing > 1;
+    const uint32_t item = sharing ? blockIdx.x : blockIdx.x * ALONG_WARPS + warp;
+    Place place(args, min(item, args.items - 1));
+    const int64_t row0 = (int64_t)place.tile * (R * side) + (lane >> lane_bits);
+    const int apart = lanes * V, turn = U * apart;
+    int64_t k = place.begin + (sharing ? warp * turn : 0) + (lane & (lanes - 1)) * V;
+    const float *from[R];
     TL_UNROLL_FOR (int r = 0; r < R; r++) /* what does not exist is the last, and not stored */
-        row[r] = args.matrix + place.product * args.matrix_size + min(row0 + r * side, args.rows - 1) * args.n;
-    const float *const vectors = args.vectors + place.product * args.vectors_size;
+        from[r] = args.matrix + place.product * args.matrix_size + min(row0 + r * side, args.rows - 1) * args.n + k;
+    const int64_t term = F == 1 ? 1 : args.term;
+    const float *vectors = args.vectors + place.product * args.vectors_size + k * term;
     const bool interleaved = F > 1 && args.vector == 1;
-    const int64_t apart = lanes * V;
     tl_wait_for_earlier(args.order);
 
     double sum[R][F] = {};
 #pragma unroll 1
-    for (int64_t k = place.begin + (sharing ? warp * (U * apart) : 0) + lane % lanes * V; k < place.end;
-         k += args.sharing * (U * apart)) {
+    while (k < place.end) {
+        const int left = (int)min(place.end - k, (int64_t)turn);
         float x[R][U][V];
         TL_UNROLL_FOR (int u = 0; u < U; u++)
             TL_UNROLL_FOR (int r = 0; r < R; r++) {
                 TL_UNROLL_FOR (int e = 0; e < V; e++)
                     x[r][u][e] = 0.0f;
-                if (k + u * apart < place.end) load<V>(row[r] + k + u * apart, x[r][u]);
+                if (u * apart < left) load<V>(from[r] + u * apart, x[r][u]);
             }
         TL_UNROLL_FOR (int u = 0; u < U; u++) {
-            const int64_t at = k + u * apart;
             float y[F][V] = {};
-            if (at < place.end) {
+            if (u * apart < left) {
+                const float *const first = vectors + u * apart * term;
                 if (V == 4 && interleaved) {
                     float both[F * V];
                     TL_UNROLL_FOR (int f = 0; f < F; f++)
-                        tl_load4(vectors + at * F + 4 * f, both + 4 * f);
+                        tl_load4(first + 4 * f, both + 4 * f);
                     TL_UNROLL_FOR (int f = 0; f < F; f++)
                         TL_UNROLL_FOR (int e = 0; e < V; e++)
                             y[f][e] = both[e * F + f];
                 } else {
                     TL_UNROLL_FOR (int f = 0; f < F; f++)
-                        load<V>(vectors + at * args.term + f * args.vector, y[f]);
+                        load<V>(first + f * args.vector, y[f]);
                 }
             }
             TL_UNROLL_FOR (int e = 0; e < V; e++)
@@ -149,13 +155,17 @@ __global__ void __launch_bounds__(32 * ALONG_WARPS, ALONG_BLOCKS<F, V, R>)
                     TL_UNROLL_FOR (int f = 0; f < F; f++)
                         sum[r][f] = fma((double)x[r][u][e], (double)y[f][e], sum[r][f]);
         }
+        const int64_t step = (int64_t)args.sharing * turn;
+        TL_UNROLL_FOR (int r = 0; r < R; r++)
+            from[r] += step;
+        vectors += step * term, k += step;
     }
     for (int distance = lanes / 2; distance > 0; distance /= 2)
         TL_UNROLL_FOR (int r = 0; r < R; r++)
             TL_UNROLL_FOR (int f = 0; f < F; f++)
                 sum[r][f] += __shfl_xor_sync(0xffffffffu, sum[r][f], distance);
     if (!sharing) {
-        if (lane % lanes == 0)
+        if ((lane & (lanes - 1)) == 0 && item < args.items)
             TL_UNROLL_FOR (int r = 0; r < R; r++)
                 TL_UNROLL_FOR (int f = 0; f < F; f++)
                     if (row0 + r * side < args.rows) store<F>(args, place, row0 + r * side, f, sum[r][f]);
@@ -182,7 +192,7 @@ __global__ void __launch_bounds__(32 * ACROSS_WARPS, F > 2 ? 1 : 2)
     constexpr int U = ACROSS_AHEAD<F>, LANES = ACROSS_ROWS / V, SIDE = 32 / LANES, STEP = ACROSS_WARPS * SIDE;
     __shared__ double shared[ACROSS_WARPS][ACROSS_ROWS][F];
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    Place place(args);
+    Place place(args, blockIdx.x);
     const int64_t row = (int64_t)place.tile * ACROSS_ROWS + lane % LANES * V; /* with V = 4, rows are whole fours */
     const bool exists = row < args.rows;
     const float *const matrix = args.matrix + place.product * args.matrix_size + (exists ? row : 0);
@@ -237,15 +247,6 @@ __global__ void __launch_bounds__(ADD_THREADS)
 
 /* ---- launches ---------------------------------------------------------------------------------------------------------- */
 
-using Kernel = void (*)(VectorsArgs);
-
-template <int F> Kernel kernel_for(bool along, bool fours, bool many_rows)
-{
-    if (!along) return fours ? across_kernel<F, 4> : across_kernel<F, 1>;
-    if (many_rows) return fours ? along_kernel<F, 4, 8, 1> : along_kernel<F, 1, 8, 1>;
-    return fours ? along_kernel<F, 4, 2, 4> : along_kernel<F, 1, 2, 8>;
-}
-
 /* The matrix is A where there are few columns, else op(B)'s columns are its rows. */
 struct Sides {
     int64_t rows, vectors;
@@ -256,7 +257,63 @@ struct Sides {
         rows = matrix_is_a ? x.m : x.p, vectors = matrix_is_a ? x.p : x.m;
         along = matrix_is_a ? !x.ta : x.tb;
     }
+    /* Elements of a load. */
+    int wide(const tl_matrix_product &x) const
+    {
+        const bool fours = (along ? x.n : rows) % 4 == 0 && tl_aligned4(matrix_is_a ? x.A : x.B) &&
+                           (!along || tl_aligned4(matrix_is_a ? x.B : x.A));
+        return fours ? 4 : 1;
+    }
 };
+
+/* Three times eight warps to a multiprocessor along k, twice sixteen across, keep the memory busy; with fewer blocks the terms are
+ * shared out, as long as each warp has a turn of its loop. */
+int64_t blocks_wanted(tl_context *ctx, const Sides &sides) { return (sides.along ? 3 : 2) * (int64_t)tl_cuda_sms(ctx); }
+
+/* How warps share out rows along k in vectors of `wide` elements: eight times as many rows as a warp reads side by side where a
+ * vector for each lane has all of a row, else twice as many. Of single elements a lane has eight of a row then, and lanes are so few
+ * that they need no more, as lanes without elements, and sums over many lanes, cost more than memory; unless that leaves too few
+ * warps. Where rows are too few for warps of their own, all of a block share them. */
+struct Along {
+    int lane_bits = 5, rows, sharing = 1;
+
+    Along(const Sides &sides, int64_t batch, int64_t n, int wide, int64_t blocks_wanted)
+    {
+        constexpr int SINGLES = 8;
+        rows = n <= 32 * wide ? 8 : 2;
+        const auto blocks = [&] { return batch * tl_ceil_div(sides.rows, ALONG_WARPS * tile()); };
+        if (rows == 8 || wide == 1) narrow(n, rows == 8 ? wide : SINGLES);
+        if (rows == 8 || blocks() >= blocks_wanted) return;
+        lane_bits = 5;
+        if (blocks() < blocks_wanted) sharing = ALONG_WARPS;
+    }
+    /* Rows of a warp, or where warps share them of a block. */
+    int64_t tile() const { return rows * (32 >> lane_bits); }
+
+  private:
+    void narrow(int64_t n, int64_t each)
+    {
+        while (lane_bits > 0 && each << (lane_bits - 1) >= n)
+            lane_bits--;
+    }
+};
+
+using Kernel = void (*)(VectorsArgs);
+
+template <int F> Kernel kernel_for(const Along &along, bool fours)
+{
+    if (along.rows == 8) return fours ? along_kernel<F, 4, 8, 1, 0> : along_kernel<F, 1, 8, 1, 0>;
+    if (fours) return along_kernel<F, 4, 2, 4, 32>;
+    return along.lane_bits == 3   ? along_kernel<F, 1, 2, 8, 8>
+           : along.lane_bits == 4 ? along_kernel<F, 1, 2, 8, 16>
+                                  : along_kernel<F, 1, 2, 8, 32>;
+}
+
+template <int F> Kernel kernel_for(const Sides &sides, const Along &along, bool fours)
+{
+    if (sides.along) return kernel_for<F>(along, fours);
+    return fours ? across_kernel<F, 4> : across_kernel<F, 1>;
+}
 
 } /* namespace */
 
@@ -269,10 +326,18 @@ bool tl_few_vectors_serves(tl_context *ctx, const tl_matrix_product &x)
            x.batch * sides.rows * sides.vectors < INT32_MAX;
 }
 
+/* Each product's one vector, and rows along k that leave no more than half of a warp without; shorter ones than a warp is wide cost
+ * more instructions here. */
+bool tl_few_vectors_pay(tl_context *ctx, const tl_matrix_product &x)
+{
+    const Sides sides(x);
+    return sides.vectors == 1 && sides.along && x.n > 32 && tl_few_vectors_serves(ctx, x) &&
+           2 * sides.rows >= Along(sides, x.batch, x.n, sides.wide(x), blocks_wanted(ctx, sides)).tile();
+}
+
 int32_t tl_few_vectors_multiply(tl_context *ctx, const tl_matrix_product &x)
 {
     const Sides sides(x);
-    const int64_t sms = tl_cuda_sms(ctx);
     const bool a = sides.matrix_is_a;
     const bool across_vectors = a ? !x.tb : x.ta; /* terms of a vector do not lie side by side */
     VectorsArgs args = {};
@@ -282,26 +347,14 @@ int32_t tl_few_vectors_multiply(tl_context *ctx, const tl_matrix_product &x)
     args.term = across_vectors ? sides.vectors : 1, args.vector = across_vectors ? 1 : x.n;
     args.out_row = a ? x.p : 1, args.out_vector = a ? 1 : x.p;
     args.bias_row = a ? 0 : 1, args.bias_vector = a ? 1 : 0;
-    const bool fours = (sides.along ? x.n : sides.rows) % 4 == 0 && tl_aligned4(args.matrix) &&
-                       (!sides.along || tl_aligned4(args.vectors));
-    const int64_t wide = fours ? 4 : 1;
-
-    /* Three times eight warps to a multiprocessor along k, twice sixteen across, keep the memory busy; with fewer blocks the
-     * terms are shared out, as long as each warp has a turn of its loop. */
-    int64_t tiles, wanted, turn;
-    bool many_rows = false;
-    args.lanes = 32, args.sharing = 1;
-    if (sides.along) {
-        while (args.lanes > 1 && args.lanes / 2 * wide >= x.n)
-            args.lanes /= 2;
-        many_rows = x.n <= 32 * wide;
-        tiles = tl_ceil_div(sides.rows, ALONG_WARPS * (many_rows ? 8 : 2) * (32 / args.lanes)), wanted = 3 * sms;
-        if (!many_rows && x.batch * tiles < wanted) args.sharing = ALONG_WARPS, tiles = tl_ceil_div(sides.rows, 2);
-        turn = args.sharing == 1 ? x.n : 32 * ALONG_WARPS * (fours ? 16 : 8);
-    } else {
-        tiles = tl_ceil_div(sides.rows, ACROSS_ROWS), wanted = 2 * sms;
-        turn = 8 * ACROSS_WARPS * wide;
-    }
+    const int wide = sides.wide(x);
+    const bool fours = wide == 4;
+    const int64_t wanted = blocks_wanted(ctx, sides);
+    const Along along(sides, x.batch, x.n, wide, wanted);
+    const int64_t tiles = tl_ceil_div(sides.rows, sides.along ? along.tile() : ACROSS_ROWS);
+    const int64_t turn = !sides.along         ? 8 * ACROSS_WARPS * wide
+                         : along.sharing == 1 ? x.n
+                                              : 32 * ALONG_WARPS * (fours ? 16 : 8);
     const int64_t splits = std::max<int64_t>(1, std::min(wanted / (x.batch * tiles), x.n / turn));
     args.slice = tl_ceil_div(tl_ceil_div(x.n, splits), 4) * 4;
     args.tiles = tl_fastdiv((uint64_t)tiles), args.splits = tl_fastdiv((uint64_t)splits);
@@ -311,11 +364,14 @@ int32_t tl_few_vectors_multiply(tl_context *ctx, const tl_matrix_product &x)
     if (splits > 1) TL_TRY(parts.allocate(x.batch * splits * plane));
     args.parts = parts;
     args.order = x.order == TL_BESIDE && splits > 1 ? TL_AFTER : x.order;
-    const auto kernel = sides.vectors == 1   ? kernel_for<1>(sides.along, fours, many_rows)
-                        : sides.vectors == 2 ? kernel_for<2>(sides.along, fours, many_rows)
-                        : sides.vectors == 3 ? kernel_for<3>(sides.along, fours, many_rows)
-                                             : kernel_for<4>(sides.along, fours, many_rows);
-    TL_TRY(tl_launch_ahead(ctx, "few_vectors", kernel, (unsigned)(x.batch * splits * tiles),
+    const auto kernel = sides.vectors == 1   ? kernel_for<1>(sides, along, fours)
+                        : sides.vectors == 2 ? kernel_for<2>(sides, along, fours)
+                        : sides.vectors == 3 ? kernel_for<3>(sides, along, fours)
+                                             : kernel_for<4>(sides, along, fours);
+    const int64_t items = x.batch * splits * tiles;
+    args.items = (uint32_t)items, args.lane_bits = along.lane_bits, args.sharing = along.sharing;
+    TL_TRY(tl_launch_ahead(ctx, "few_vectors", kernel,
+                           tl_grid(items, sides.along && along.sharing == 1 ? ALONG_WARPS : 1),
                            32 * (sides.along ? ALONG_WARPS : ACROSS_WARPS), 0, args));
     if (splits == 1) return TORCHLEAN_OK;
     const int64_t total = x.batch * plane;

@@ -404,7 +404,7 @@ int32_t multiply(tl_context *ctx, tl_matrix_product x)
     const bool chains = !float64 && chains_pay(ctx, x), packed = tl_packed_products_serve(ctx, x, chains);
     if (chains && tl_few_columns_serves(ctx, x)) return tl_few_columns_multiply(ctx, x);
     if (x.batch > 1 && few_rows(x) && (x.p >= LONG_ROW || !packed)) return multiply_few_rows(ctx, x);
-    if (packed) return tl_packed_products_multiply(ctx, x, chains);
+    if (packed && !tl_few_vectors_pay(ctx, x)) return tl_packed_products_multiply(ctx, x, chains);
     if (tl_few_terms_serves(x, chains)) return tl_few_terms_multiply(ctx, x, chains);
     if (tl_few_vectors_serves(ctx, x)) return tl_few_vectors_multiply(ctx, x);
     if (few_rows(x)) return multiply_few_rows(ctx, x);

@@ -28,6 +28,8 @@ static inline bool tl_terms_fit_tensor_cores(const tl_matrix_product &x)
 /* Whether linalg/mma.cu serves a product, and better than cuBLAS. */
 bool tl_split_serves(tl_context *ctx, const tl_matrix_product &x);
 int32_t tl_split_multiply(tl_context *ctx, const tl_matrix_product &x);
+/* What its smaller tiles then take on an H200, if there are several for each multiprocessor. */
+double tl_split_seconds(tl_context *ctx, const tl_matrix_product &x);
 
 /* Whether linalg/wgmma.cu serves a product, and better than either. It needs scratch for operands whose rows are no whole
  * 16 bytes. */
@@ -52,4 +54,6 @@ int32_t tl_few_columns_multiply(tl_context *ctx, const tl_matrix_product &x);
 
 /* Whether linalg/few_vectors.cu serves a product in contexts that are not reproducible: at most four rows or columns. */
 bool tl_few_vectors_serves(tl_context *ctx, const tl_matrix_product &x);
+/* Whether it then serves a batch better than linalg/packed.cu. */
+bool tl_few_vectors_pay(tl_context *ctx, const tl_matrix_product &x);
 int32_t tl_few_vectors_multiply(tl_context *ctx, const tl_matrix_product &x);

@@ -1,5 +1,6 @@
 /* Matrix products by wgmma (linalg/wgmma.cuh): which products, which tiles, the launch. Operands whose rows are no whole 16 bytes
- * are copied to rows that are, where that takes less than these tensor cores save. */
+ * are copied to rows that are, or where few tiles need each element, read one element at a time; if that takes less than these tensor
+ * cores save. */
 #include "cuda/linalg/linalg.cuh"
 #include "cuda/linalg/wgmma.cuh"
 #include "generated/linalg.h"
@@ -15,15 +16,29 @@ int64_t tiles(const tl_matrix_product &x, int64_t columns)
     return x.batch * tl_ceil_div(x.m, TL_WGMMA_ROWS) * tl_ceil_div(x.p, columns);
 }
 
-/* Time of a launch in thirds of a narrow tile's. */
-int64_t cost(tl_context *ctx, const tl_matrix_product &x, int columns)
+/* Tiles that a multiprocessor has one after the other. */
+int64_t rounds(tl_context *ctx, const tl_matrix_product &x, int columns)
 {
-    return tl_ceil_div(tiles(x, columns), tl_cuda_sms(ctx)) * (columns == WIDE ? 5 : 3);
+    return tl_ceil_div(tiles(x, columns), tl_cuda_sms(ctx));
+}
+
+int choose_columns(tl_context *ctx, const tl_matrix_product &x)
+{
+    return 5 * rounds(ctx, x, WIDE) <= 3 * rounds(ctx, x, NARROW) ? WIDE : NARROW;
+}
+
+/* Of a multiprocessor that has several tiles, on an H200: 1.5 µs for a step of a wide one, and half a step to end it. */
+double seconds(tl_context *ctx, const tl_matrix_product &x, int columns)
+{
+    const double steps = (double)tl_ceil_div(x.n, tl_wgmma::STEP) + 0.5;
+    return (double)rounds(ctx, x, columns) * steps * (columns == WIDE ? 1.5e-6 : 0.9e-6);
 }
 
 template <int BN, bool TA, bool TB> bool prepare()
 {
-    return tl_wgmma_prepare(tl_wgmma_matmul_kernel<BN, TA, TB>, tl_linalg_wgmma::ProductTile<BN>::BYTES);
+    constexpr int bytes = tl_linalg_wgmma::ProductTile<BN>::BYTES;
+    return tl_wgmma_prepare(tl_wgmma_matmul_kernel<BN, TA, TB, true>, bytes) &&
+           tl_wgmma_prepare(tl_wgmma_matmul_kernel<BN, TA, TB, false>, bytes);
 }
 
 bool runs(tl_context *ctx)
@@ -34,24 +49,26 @@ bool runs(tl_context *ctx)
     });
 }
 
-template <int BN, bool TA, bool TB> int32_t launch(tl_context *ctx, const tl_matrix_product &x)
+template <int BN, bool TA, bool TB>
+int32_t launch(tl_context *ctx, const tl_matrix_product &x, bool a_whole, bool b_whole)
 {
     const int64_t count = tiles(x, BN);
     const uint32_t rows = (uint32_t)tl_ceil_div(x.m, TL_WGMMA_ROWS), columns = (uint32_t)tl_ceil_div(x.p, BN);
     const bool pairs = x.p % 2 == 0 && tl_aligned4(x.C);
-    const tl_wgmma_matmul_args args = {x.A,  x.B,     x.bias,          x.C,  x.m, x.n, x.p, x.lda, x.ldb,
-                                       rows, columns, (uint32_t)count, pairs};
+    const tl_wgmma_matmul_args args = {x.A,  x.B,     x.bias,          x.C,   x.m,     x.n,    x.p, x.lda, x.ldb,
+                                       rows, columns, (uint32_t)count, pairs, a_whole, b_whole};
+    const auto kernel = a_whole && b_whole ? tl_wgmma_matmul_kernel<BN, TA, TB, true>
+                                           : tl_wgmma_matmul_kernel<BN, TA, TB, false>;
     constexpr int bytes = tl_linalg_wgmma::ProductTile<BN>::BYTES;
     const unsigned grid = tl_grid(count, 1, tl_cuda_sms(ctx));
-    return tl_launch_dynamic(ctx, "wgmma_product", tl_wgmma_matmul_kernel<BN, TA, TB>, grid, tl_wgmma::THREADS, bytes,
-                             args);
+    return tl_launch_dynamic(ctx, "wgmma_product", kernel, grid, tl_wgmma::THREADS, bytes, args);
 }
 
-template <int BN> int32_t launch_form(tl_context *ctx, const tl_matrix_product &x)
+template <int BN> int32_t launch_form(tl_context *ctx, const tl_matrix_product &x, bool a_whole, bool b_whole)
 {
-    return x.ta   ? launch<BN, true, false>(ctx, x)
-           : x.tb ? launch<BN, false, true>(ctx, x)
-                  : launch<BN, false, false>(ctx, x);
+    return x.ta   ? launch<BN, true, false>(ctx, x, a_whole, b_whole)
+           : x.tb ? launch<BN, false, true>(ctx, x, a_whole, b_whole)
+                  : launch<BN, false, false>(ctx, x, a_whole, b_whole);
 }
 
 /* A thread owns four of the copy's vectors, THREADS apart: `vectors` in a row, whose end is 0. */
@@ -76,51 +93,81 @@ __global__ void __launch_bounds__(THREADS) pad_rows_kernel(const float *__restri
     }
 }
 
-/* An operand of `rows` rows in all: as it lies, or a copy. */
+/* An operand of `rows` rows in all: as it lies, whole 16 bytes or not, or a copy. */
 struct Operand {
     const float *array;
     int64_t rows, length;
+    double by_element; /* seconds that reading single elements takes longer */
 
     bool lies_well() const { return length % 4 == 0 && tl_aligned4(array); }
-    int64_t row() const { return tl_ceil_div(length, 4) * 4; }
     /* Seconds: both ways through memory, and a launch (measured on an H200). */
-    double cost() const { return lies_well() ? 0.0 : 8.0 * (double)(rows * length) / 3.5e12 + 3e-6; }
-    int32_t copy(tl_context *ctx, tl_scratch<float> &scratch)
+    double copying() const { return 8.0 * (double)(rows * length) / 3.5e12 + 3e-6; }
+    bool copied() const { return !lies_well() && 2.0 * by_element > copying(); }
+    bool whole() const { return lies_well() || copied(); }
+    int64_t row() const { return copied() ? tl_ceil_div(length, 4) * 4 : length; }
+    double cost() const { return lies_well() ? 0.0 : copied() ? copying() : by_element; }
+    int32_t copy(tl_context *ctx, tl_scratch<float> &scratch, const float **out) const
     {
-        if (lies_well()) return TORCHLEAN_OK;
+        *out = array;
+        if (!copied()) return TORCHLEAN_OK;
         TL_TRY(scratch.allocate(rows * row()));
         const int64_t total = rows * (row() / 4);
         TL_TRY(tl_launch(ctx, "pad_rows", pad_rows_kernel, tl_grid(total, 4 * THREADS), THREADS, array, length,
                          reinterpret_cast<float4 *>((float *)scratch), tl_fastdiv((uint64_t)row() / 4), total));
-        array = scratch;
+        *out = scratch;
         return TORCHLEAN_OK;
     }
 };
 
-Operand operand_a(const tl_matrix_product &x) { return {x.A, x.batch * (x.ta ? x.n : x.m), x.ta ? x.m : x.n}; }
-Operand operand_b(const tl_matrix_product &x) { return {x.B, x.batch * (x.tb ? x.p : x.n), x.tb ? x.n : x.p}; }
+/* Four times as many loads for a sixth of a step's time in one operand, if they do not hide behind the tensor cores at all. */
+struct Operands {
+    Operand a, b;
+
+    Operands(tl_context *ctx, const tl_matrix_product &x)
+    {
+        const double by_element = seconds(ctx, x, choose_columns(ctx, x)) / 6;
+        a = {x.A, x.batch * (x.ta ? x.n : x.m), x.ta ? x.m : x.n, by_element};
+        b = {x.B, x.batch * (x.tb ? x.p : x.n), x.tb ? x.n : x.p, by_element};
+    }
+    double cost() const { return a.cost() + b.cost(); }
+};
+
+/* Whether copies take less than half of what these tensor cores save against float64 or cuBLAS, a second for 1e14 operations
+ * (measured on an H200), of tiles at least three quarters full. */
+bool beats_float64(const tl_matrix_product &x, const Operands &operands)
+{
+    const double saved = 2.0 * (double)(x.batch * x.m) * (double)x.n * (double)x.p * 1e-14;
+    return 4 * x.batch * x.m * x.p >= 3 * tiles(x, NARROW) * TL_WGMMA_ROWS * NARROW && 2.0 * operands.cost() <= saved;
+}
+
+/* Whether several tiles for each multiprocessor, however full, are done a sixth sooner than the smaller ones of linalg/mma.cu. */
+bool beats_split(tl_context *ctx, const tl_matrix_product &x, const Operands &operands)
+{
+    return tiles(x, NARROW) >= 4 * (int64_t)tl_cuda_sms(ctx) && tl_split_serves(ctx, x) &&
+           1.2 * (seconds(ctx, x, choose_columns(ctx, x)) + operands.cost()) <= tl_split_seconds(ctx, x);
+}
 
 } /* namespace */
 
-/* The tiles must be at least three quarters full and fill half of the device; copies must take less than half of what these
- * tensor cores save against float64 or cuBLAS, a second for 1e14 operations (measured on an H200). */
+/* The tiles must fill half of the device. */
 bool tl_wgmma_serves(tl_context *ctx, const tl_matrix_product &x)
 {
     const int64_t narrow = tiles(x, NARROW);
-    const double saved = 2.0 * (double)(x.batch * x.m) * (double)x.n * (double)x.p * 1e-14;
-    const Operand a = operand_a(x), b = operand_b(x);
-    return tl_terms_fit_tensor_cores(x) && 2 * narrow >= tl_cuda_sms(ctx) && narrow < INT32_MAX &&
-           4 * x.batch * x.m * x.p >= 3 * narrow * TL_WGMMA_ROWS * NARROW && b.rows / x.batch * b.row() <= UINT32_MAX &&
-           2.0 * (a.cost() + b.cost()) <= saved && runs(ctx);
+    if (!tl_terms_fit_tensor_cores(x) || 2 * narrow < tl_cuda_sms(ctx) || narrow >= INT32_MAX) return false;
+    const Operands operands(ctx, x);
+    return operands.b.rows / x.batch * operands.b.row() <= UINT32_MAX &&
+           (beats_float64(x, operands) || beats_split(ctx, x, operands)) && runs(ctx);
 }
 
 int32_t tl_wgmma_multiply(tl_context *ctx, const tl_matrix_product &x)
 {
-    Operand a = operand_a(x), b = operand_b(x);
+    const Operands operands(ctx, x);
+    const Operand &a = operands.a, &b = operands.b;
     tl_scratch<float> a_copy(ctx), b_copy(ctx);
-    TL_TRY(a.copy(ctx, a_copy));
-    TL_TRY(b.copy(ctx, b_copy));
     tl_matrix_product y = x;
-    y.A = a.array, y.B = b.array, y.lda = a.row(), y.ldb = b.row();
-    return cost(ctx, y, WIDE) <= cost(ctx, y, NARROW) ? launch_form<WIDE>(ctx, y) : launch_form<NARROW>(ctx, y);
+    TL_TRY(a.copy(ctx, a_copy, &y.A));
+    TL_TRY(b.copy(ctx, b_copy, &y.B));
+    y.lda = a.row(), y.ldb = b.row();
+    return choose_columns(ctx, y) == WIDE ? launch_form<WIDE>(ctx, y, a.whole(), b.whole())
+                                          : launch_form<NARROW>(ctx, y, a.whole(), b.whole());
 }

@@ -14,14 +14,15 @@
 
 constexpr int TL_WGMMA_ROWS = 128; /* of a tile */
 
-/* C[batch, m, p] = op(A)·op(B) + bias as in linalg/linalg.cuh, with rows of A and B in memory that are lda and ldb long, whole and
- * aligned 16 bytes, and 0 past the end; batch·rows·columns tiles, fewer than 2^31. */
+/* C[batch, m, p] = op(A)·op(B) + bias as in linalg/linalg.cuh, with rows of A and B in memory that are lda and ldb long;
+ * batch·rows·columns tiles, fewer than 2^31. */
 struct tl_wgmma_matmul_args {
     const float *A, *B, *bias;
     float *C;
     int64_t m, n, p, lda, ldb;
     uint32_t rows, columns, tiles;
-    bool pairs; /* C takes two columns at once */
+    bool pairs;            /* C takes two columns at once */
+    bool a_whole, b_whole; /* rows in memory are whole and aligned 16 bytes, and 0 past the end */
 
     __host__ __device__ int64_t a_size(bool ta) const { return (ta ? n : m) * lda; }
     __host__ __device__ int64_t b_size(bool tb) const { return (tb ? p : n) * ldb; }
@@ -79,9 +80,9 @@ template <int WIDTH, bool TRANSPOSED> struct Source {
         rest = (int)(n - k);
     }
     /* The element `rows` of memory further on: one 32 x 32 + 64 bit multiply-add. */
-    __device__ __forceinline__ const float4 *below(int rows) const
+    __device__ __forceinline__ const float *below(int rows) const
     {
-        return reinterpret_cast<const float4 *>(reinterpret_cast<const char *>(from) + (uint64_t)length * (4u * rows));
+        return reinterpret_cast<const float *>(reinterpret_cast<const char *>(from) + (uint64_t)length * (4u * rows));
     }
     /* What does not exist is 0. */
     __device__ __forceinline__ void read()
@@ -89,7 +90,20 @@ template <int WIDTH, bool TRANSPOSED> struct Source {
         const int present = TRANSPOSED ? (rows > 0 ? rest : 0) : (rest > 0 ? rows : 0);
         TL_UNROLL_FOR (int u = 0; u < COPIES; u++) {
             const int at = TRANSPOSED ? 16 * (u / 4) + u % 4 : APART * u;
-            held[u] = present > at ? *below(at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            held[u] = present > at ? *reinterpret_cast<const float4 *>(below(at)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+    }
+    /* The same from rows that are no whole 16 bytes, element by element, of which the caches have three out of four. */
+    __device__ __forceinline__ void read_elements()
+    {
+        const int present = TRANSPOSED ? rest : rows, along = TRANSPOSED ? rows : rest;
+        TL_UNROLL_FOR (int u = 0; u < COPIES; u++) {
+            const int at = TRANSPOSED ? 16 * (u / 4) + u % 4 : APART * u;
+            const float *const x = below(at);
+            float v[4];
+            TL_UNROLL_FOR (int e = 0; e < 4; e++)
+                v[e] = present > at && along > e ? x[e] : 0.0f;
+            held[u] = make_float4(v[0], v[1], v[2], v[3]);
         }
     }
     /* To the group's next step. */
@@ -142,8 +156,9 @@ template <int BN> struct Place {
     }
 };
 
-/* Both operands. The reads of the next step follow the fence of the pipeline, which might wait for them. */
-template <int BN, bool TA, bool TB> struct ProductLoader {
+/* Both operands, whose rows are whole 16 bytes (WHOLE), or those that the arguments say. The reads of the next step follow the
+ * fence of the pipeline, which might wait for them. */
+template <int BN, bool TA, bool TB, bool WHOLE> struct ProductLoader {
     using T = ProductTile<BN>;
     const tl_wgmma_matmul_args &x;
     Source<BM, TA> a;
@@ -161,8 +176,14 @@ template <int BN, bool TA, bool TB> struct ProductLoader {
     }
     __device__ __forceinline__ void fill(int, char *to, const Ring<T::STAGES> &ring, Guard &guard)
     {
-        a.read();
-        b.read();
+        if (WHOLE || x.a_whole)
+            a.read();
+        else
+            a.read_elements();
+        if (WHOLE || x.b_whole)
+            b.read();
+        else
+            b.read_elements();
         a.advance();
         b.advance();
         ring.wait_empty();
@@ -245,7 +266,7 @@ __device__ __forceinline__ void store_rows(const tl_wgmma_matmul_args &x, float 
 
 /* ProductTile<BN>::BYTES of dynamic shared memory, THREADS threads, at most one block per tile. Has static shared memory
  * exactly where it is more than empty. */
-template <int BN, bool TA, bool TB>
+template <int BN, bool TA, bool TB, bool WHOLE>
 __global__ void __launch_bounds__(tl_wgmma::THREADS, 1)
     tl_wgmma_matmul_kernel(const __grid_constant__ tl_wgmma_matmul_args x)
 {
@@ -259,7 +280,7 @@ __global__ void __launch_bounds__(tl_wgmma::THREADS, 1)
     const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP, 0);
     if (threadIdx.x >= GROUPS * GROUP) {
         shrink_registers<PRODUCER_REGISTERS>();
-        ProductLoader<BN, TA, TB> loader(x);
+        ProductLoader<BN, TA, TB, WHOLE> loader(x);
         produce(stages, loader, Schedule{x.tiles}, group - GROUPS);
     } else {
         grow_registers<CONSUMER_REGISTERS>();

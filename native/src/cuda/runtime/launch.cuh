@@ -167,7 +167,8 @@ static __device__ __forceinline__ void tl_wait_for_earlier(tl_order order = TL_A
 #endif
 }
 
-/* The last thing that every thread of a kernel does which may be launched beside another. */
+/* What every thread of a kernel does that may be launched beside another: last, or before it reads or writes what is not done
+ * before both. */
 static __device__ __forceinline__ void tl_wait_at_end(tl_order order)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -1,0 +1,143 @@
+/* Long runs of narrow rows of a scatter-add: all columns of a run at once, in the order of the index list. Threads bring some hits of
+ * all columns at a time to shared memory, neighbouring columns by neighbouring threads, from where a lane for each column adds them
+ * while the next are on their way: a run costs the latency of its additions, and all columns no more than one. */
+#pragma once
+
+#include "cuda/device/division.cuh"
+#include "cuda/index/order.cuh"
+
+/* Hits that a lane reads and adds together: the latency of shared memory is less than that of as many additions. */
+constexpr uint32_t TL_NARROW_AT_ONCE = 16, TL_NARROW_COLUMNS = 31;
+
+/* The size of a stage of threads·values values, in fours: hits of every column side by side, and four floats between columns, so
+ * that the fours that lanes of several columns read lie in different banks. */
+__host__ __device__ constexpr uint32_t tl_narrow_stage(uint32_t threads, uint32_t values)
+{
+    return threads * values / 4 + TL_NARROW_COLUMNS;
+}
+
+/* sum + the first `hits` of a column, in order. Those behind the last, up to the next multiple of TL_NARROW_AT_ONCE, are -0, which
+ * changes no sum. The next are read while these are added. */
+__device__ __forceinline__ float tl_add_column(float sum, const float4 *column, uint32_t hits)
+{
+    constexpr uint32_t FOURS = TL_NARROW_AT_ONCE / 4;
+    float4 now[FOURS];
+    TL_UNROLL_FOR (uint32_t i = 0; i < FOURS; i++)
+        now[i] = column[i];
+#pragma unroll 2
+    for (uint32_t hit = 0; hit < hits; hit += TL_NARROW_AT_ONCE) {
+        const float4 *const then = column + (hit + TL_NARROW_AT_ONCE < hits ? hit / 4 + FOURS : 0);
+        float4 next[FOURS];
+        TL_UNROLL_FOR (uint32_t i = 0; i < FOURS; i++)
+            next[i] = then[i];
+        TL_UNROLL_FOR (uint32_t i = 0; i < FOURS; i++) {
+            sum += now[i].x;
+            sum += now[i].y;
+            sum += now[i].z;
+            sum += now[i].w;
+        }
+        TL_UNROLL_FOR (uint32_t i = 0; i < FOURS; i++)
+            now[i] = next[i];
+    }
+    return sum;
+}
+
+/* The `hits` hits of a row in `cols` columns: position(i) is that of hit i, and rows lie `stride` apart. A stage has room for `width`
+ * columns, no less than `cols`, of `size` hits, of which THREADS threads, of which the caller is number `member`, bring VALUES
+ * values each. */
+template <uint32_t THREADS, uint32_t VALUES, class Position> struct tl_narrow_run {
+    const float *values;
+    const tl_fastdiv &width;
+    uint32_t stride, cols, hits, member, size;
+    Position position;
+    float next[VALUES];
+
+    __device__ __forceinline__ tl_narrow_run(const float *values, uint32_t stride, const tl_fastdiv &width,
+                                             uint32_t cols, uint32_t hits, uint32_t member, Position position)
+        : values(values), width(width), stride(stride), cols(cols), hits(hits), member(member),
+          size(width.div(THREADS * VALUES) & ~(TL_NARROW_AT_ONCE - 1)), position(position)
+    {
+        static_assert(THREADS * VALUES / TL_NARROW_COLUMNS >= TL_NARROW_AT_ONCE && VALUES % 8 == 0);
+    }
+
+    /* Values of the stage from hit `from` on; those behind the last hit are -0. */
+    __device__ __forceinline__ uint32_t count_values(uint32_t from) const
+    {
+        const uint32_t rounded = (hits - from + TL_NARROW_AT_ONCE - 1) & ~(TL_NARROW_AT_ONCE - 1);
+        return min(rounded, size) * width.divisor;
+    }
+    /* No load is under a condition of its own, or it would be waited for. */
+    __device__ __forceinline__ void fetch(uint32_t from)
+    {
+        const uint32_t count = count_values(from);
+        TL_UNROLL_FOR (uint32_t u = 0; u < VALUES; u++) {
+            if (u % 8 == 0 && u * THREADS >= count) break;
+            uint32_t col;
+            const uint32_t hit = width.divmod(member + u * THREADS, &col);
+            next[u] = values[(int64_t)position(min(from + hit, hits - 1)) * stride + min(col, cols - 1)];
+        }
+    }
+    __device__ __forceinline__ void store(uint32_t from, float4 *stage) const
+    {
+        const uint32_t count = count_values(from);
+        float *const column = reinterpret_cast<float *>(stage);
+        TL_UNROLL_FOR (uint32_t u = 0; u < VALUES; u++) {
+            if (u % 8 == 0 && u * THREADS >= count) break;
+            uint32_t col;
+            const uint32_t hit = width.divmod(member + u * THREADS, &col);
+            if (member + u * THREADS < count) column[col * (size + 4) + hit] = from + hit < hits ? next[u] : -0.0f;
+        }
+    }
+    __device__ __forceinline__ float add(uint32_t from, const float4 *stage, float sum) const
+    {
+        const uint32_t column = min(threadIdx.x % 32, cols - 1);
+        return tl_add_column(sum, stage + column * (size / 4 + 1), min(hits - from, size));
+    }
+};
+
+/* A warp's: lane c gets sum + the hits of column c, its own. */
+constexpr uint32_t TL_WARP_VALUES = 32, TL_WARP_STAGE = tl_narrow_stage(32, TL_WARP_VALUES);
+
+template <class Position>
+__device__ __forceinline__ float tl_add_narrow_warp(const float *values, uint32_t stride, const tl_fastdiv &width,
+                                                    uint32_t cols, uint32_t hits, float sum, float4 *stage,
+                                                    Position position)
+{
+    tl_narrow_run<32, TL_WARP_VALUES, Position> run(values, stride, width, cols, hits, threadIdx.x % 32, position);
+    for (uint32_t from = 0; from < hits + run.size; from += run.size) {
+        if (from > 0) run.store(from - run.size, stage);
+        __syncwarp();
+        if (from < hits) run.fetch(from);
+        if (from > 0) sum = run.add(from - run.size, stage, sum);
+        __syncwarp();
+    }
+    return sum;
+}
+
+/* A block's, of THREADS: lane c of warp 0 gets sum + the hits of column c, and does nothing but add. The others bring a stage, of two,
+ * while it adds the one before. */
+__host__ __device__ constexpr uint32_t tl_block_stage(uint32_t threads, uint32_t values)
+{
+    return tl_narrow_stage(threads - 32, values);
+}
+
+template <uint32_t THREADS, uint32_t VALUES, class Position>
+__device__ __forceinline__ float tl_add_narrow_block(const float *values, uint32_t stride, const tl_fastdiv &width,
+                                                     uint32_t cols, uint32_t hits, float sum,
+                                                     float4 (*stages)[tl_block_stage(THREADS, VALUES)],
+                                                     Position position)
+{
+    const bool adds = threadIdx.x < 32;
+    tl_narrow_run<THREADS - 32, VALUES, Position> run(values, stride, width, cols, hits, threadIdx.x - 32, position);
+    uint32_t odd = 0; /* turns: one fetches a stage, the next stores and the one behind adds it */
+    for (uint32_t from = 0; from < hits + 2 * run.size; from += run.size, odd ^= 1) {
+        if (!adds) {
+            if (from > 0 && from - run.size < hits) run.store(from - run.size, stages[odd ^ 1]);
+            if (from < hits) run.fetch(from);
+        } else if (from > run.size) {
+            sum = run.add(from - 2 * run.size, stages[odd], sum);
+        }
+        __syncthreads();
+    }
+    return sum;
+}
