@@ -200,6 +200,7 @@ inline int __all_sync(uint32_t mask, int vote) { return __ballot_sync(mask, vote
 
 template <class T> T __ldg(const T *p) { return *p; }
 template <class T> T __ldcv(const T *p) { return *p; }
+template <class T> T __ldcs(const T *p) { return *p; }
 inline void __threadfence() {} /* one block runs after the other */
 template <class T> void __stcs(T *p, T value) { *p = value; }
 template <class T, class Value> T atomicAdd(T *p, Value value)

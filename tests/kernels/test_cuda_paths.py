@@ -17,8 +17,13 @@ from tlspec.drawn import build_case, generator
 
 pytestmark = pytest.mark.cuda
 
+#: the longest rows that threads hold between the powers of two, and rows that are one longer
+STEPS = [
+    {"rows": 3, "cols": n} for n in (1279, 1281, 1535, 1537, 2559, 2561, 3071, 3072, 3073, 3076, 12287, 12288, 12289)
+]
 #: columns of two rows or more: two and three leaves in a block, clusters of both sizes, rows beyond a cluster, in quads and not
 LONG_ROWS = [{"rows": 3, "cols": n} for n in (16388, 32771, 32772, 49151, 49156, 49157, 98308, 98309, 262_148, 262_149)]
+SOFTMAX_ROWS = [*LONG_ROWS, *STEPS]
 #: of more than a chunk of rows: columns that few rows sum after them
 CHAINS = [
     {"rows": 133, "cols": n}
@@ -32,7 +37,7 @@ MANY_ROWS = [
         (3201, 4099), (3201, 8193), (16_500, 2),
     )
 ]  # fmt: skip
-STATISTICS = [*LONG_ROWS, *CHAINS, {"rows": 530, "cols": 8200}, {"rows": 530, "cols": 12288}]
+STATISTICS = [*LONG_ROWS, *STEPS, *CHAINS, {"rows": 530, "cols": 8200}, {"rows": 530, "cols": 12288}]
 WINDOWS = [
     {"channels": 3, "spatial": [n, 4 * m], "kernel": [k, k], "stride": [s, s], "padding": [p, p]}
     for k, s in ((2, 2), (3, 2), (3, 1))
@@ -46,33 +51,26 @@ WINDOWS += [
     for k, s in ((2, 2), (3, 2), (2, 1))
     for p in (0, 1)
 ]
+#: rows, columns and hits of scatter-adds
 SCATTERS = [
-    (40, 130, 2000),  # rows of many hits
-    (40, 128, 300),  # few indices
-    (11, 97, 9000),  # the same, of a list of two parts
-    (3000, 132, 4000),
-    (16_385, 1021, 5000),  # slots of rows
-    (1100, 130, 1500),  # of fewer and smaller ones
-    (3000, 131, 140_000),
-    (3000, 3, 4000),
-    (10, 3, 5000),
-    (7, 1, 5000),
-    (5000, 1, 6000),
-    (300, 1, 20_000),  # few rows
-    (2, 3, 70_000),  # of more hits than a warp adds
-    (300, 31, 9000),  # rows of a block
-    (1100, 31, 20_000),  # rows of a warp
-    (1100, 31, 9000),  # tiles that take the list in parts
-    (3984, 14, 5952),  # tiles of whole rows, as many as the device holds
-    (504, 257, 2100),  # slots of many hits
-    (8200, 260, 200),  # tiles of some columns
-    (5003, 1, 140_000),  # buckets of rows
-    (200, 1, 140_000),  # of one row
-    (3, 1, 9000),  # of one row that a block adds
-    (140_000, 1, 8500),  # of few lines
-    (1_050_000, 1, 9000),  # of lines
-    (17_300_000, 1, 9000),  # of lines, in parts
-]
+    # rows of many hits; few indices, also of a list of two parts; slots of rows, then of fewer and smaller ones
+    (40, 130, 2000), (40, 128, 300), (11, 97, 9000), (3000, 132, 4000), (16_385, 1021, 5000), (1100, 130, 1500),
+    (9001, 49, 20_000), (3000, 131, 140_000), (3000, 3, 4000), (10, 3, 5000), (7, 1, 5000), (5000, 1, 6000),
+    # few rows; of more hits than a warp adds; rows of a block and of a warp; tiles that take the list in parts
+    (300, 1, 20_000), (2, 3, 70_000), (300, 31, 9000), (1100, 31, 20_000), (1100, 31, 9000),
+    # tiles of whole rows, as many as the device holds; slots of many hits; tiles of some columns
+    (3984, 14, 5952), (504, 257, 2100), (8200, 260, 200),
+    # buckets of rows, of one row, of one that a block adds
+    (5003, 1, 140_000), (200, 1, 140_000), (3, 1, 9000),
+    # sums in the output: of few hits, of tiles of which the last is not full, of many hits; then lines, also in parts
+    (140_000, 1, 8500), (1_046_530, 1, 9000), (1_050_000, 1, 600_000), (1_050_000, 1, 90_000), (17_300_000, 1, 1_100_000),
+]  # fmt: skip
+#: of lists that name few rows very often
+UNEVEN = [
+    (2152, 6, 20_000), (5000, 56, 1248), (40, 8, 8000), (3984, 14, 5952), (8080, 11, 16_000), (31, 768, 904), (3, 31, 8000),
+    (50_257, 2, 58_579), (20_011, 49, 60_000), (100_000, 3, 8000), (900, 144, 9000), (1800, 1300, 300), (900, 3, 70_000),
+    (1200, 12, 70_000), (900, 144, 30_000),
+]  # fmt: skip
 #: rows of each number of lanes and of each form, then of blocks: few, many, in parts, with lists longer than shared memory
 TOPS = [
     {"outer": outer, "n": n, "inner": inner, "k": k, "largest": i % 2}
@@ -196,9 +194,11 @@ def grouped(
 
 #: operation -> dimensions and parameters
 PATHS: dict[str, list[dict[str, Any]]] = {
-    **dict.fromkeys(("softmax", "log_softmax", "cross_entropy", "reduce_sum_axis1", "reduce_max_axis1"), LONG_ROWS),
+    **dict.fromkeys(("softmax", "log_softmax", "cross_entropy"), SOFTMAX_ROWS),
+    **dict.fromkeys(("reduce_sum_axis1", "reduce_max_axis1"), LONG_ROWS),
     "cross_entropy_rows": [
-        {**v, "smoothing": s} for v in (*LONG_ROWS, {"rows": 3, "cols": 49152}, {"rows": 3, "cols": 49153}) for s in (0.0, 0.1)
+        {**v, "smoothing": s} for v in (*SOFTMAX_ROWS, {"rows": 3, "cols": 49152}, {"rows": 3, "cols": 49153})
+        for s in (0.0, 0.1)
     ],
     "channel_affine": [
         {"batch": 2, "channels": 3, "positions": n} for n in (16388, 32771, 49151, 49152, 49153, 98309)
@@ -276,6 +276,9 @@ PATHS: dict[str, list[dict[str, Any]]] = {
                 (1, 1, 3, (41, 43), 3),
             )
         ),
+        # threads of several rows and images, neither in whole numbers, and blocks of several rows
+        grouped(5, 21, 2, 7, (66, 40), 3, 1, 1, 1, 1),
+        grouped(2, 140, 8, 7, (5, 4), 3, 1, 1, 1, 1),
         grouped(4, 1, 2, 30, (66, 66), 3, 1, 2, 2, 2),  # few rows: blocks of K apart; few columns of weights
         grouped(1, 1, 2, 17, (9, 10), 7, 1, 2, 9, 8),  # taps in chunks, many of them outside
         grouped(3, 1, 4, 130, (31, 29), 3, 1, 2, 2, 2),  # a dilated gradient that is folded
@@ -464,25 +467,7 @@ def test_rare_hits() -> None:
 
 @pytest.mark.operations("scatter_add_rows")
 @pytest.mark.parametrize("power", [3, 12])
-@pytest.mark.parametrize(
-    ("rows", "cols", "k"),
-    [
-        (2152, 6, 20_000),
-        (5000, 56, 1248),
-        (40, 8, 8000),
-        (3984, 14, 5952),
-        (8080, 11, 16_000),
-        (31, 768, 904),
-        (3, 31, 8000),
-        (100_000, 3, 8000),
-        (900, 144, 9000),
-        (1800, 1300, 300),
-        (900, 3, 70_000),
-        (1200, 12, 70_000),
-        (900, 144, 30_000),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("rows", "cols", "k"), UNEVEN, ids=str)
 def test_uneven_rows(rows: int, cols: int, k: int, power: int) -> None:
     """Rows with far more hits than others, of each way to share them out: the CPU's bits."""
     rng = np.random.default_rng((rows, power))

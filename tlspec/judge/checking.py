@@ -13,8 +13,9 @@ import numpy as np
 from tlspec import arrays, formats, laws
 from tlspec.arrays import Arrays
 from tlspec.bounds import call_named
-from tlspec.drawn import EDGES, SIZES, Case, data_classes, draw_case
+from tlspec.drawn import EDGES, SIZES, Case, data_classes
 from tlspec.formats import Format
+from tlspec.judge import kept
 from tlspec.judge.arithmetic import arithmetic
 from tlspec.judge.blocks import ELEMENTS, elements_of, independent_dimensions, part_of
 from tlspec.judge.kernel import Adapter, Call, Failure, Kernel
@@ -55,10 +56,15 @@ class Check:
 
     def trial(self, case: Case) -> tuple[Trial, Kernel]:
         """The case in the kernel's format, and the kernel."""
-        case = quantised(case, self.format)
+        case = self.in_format(case)
         kernel = self.kernel(case)
-        taken = kernel.taken if case.which == "vjp" and kernel.adapter is None else None
-        return Trial(case, self.out, self.model, taken), kernel
+        taken = frozenset(kernel.taken) if case.which == "vjp" and kernel.adapter is None else None
+        known = kept.found_of(case, (self.out.name, self.model, taken))
+        return Trial(case, self.out, self.model, taken, known), kernel
+
+    def in_format(self, case: Case) -> Case:
+        """The case with its arrays rounded to the format."""
+        return kept.derived(case, self.format.name, lambda: quantised(case, self.format))
 
     def kernel(self, case: Case) -> Kernel:
         return Kernel(self.function, self.library, case, self.arguments)
@@ -139,6 +145,7 @@ class Check:
         row.empty += trial.empty
         row.blind += trial.blind and not trial.empty
         row.failed += bool(found)
+        kept.weigh(trial.case)
         if len(self.trials) < PLANTED and not trial.empty and not trial.blind and not trial.large:
             self.trials.append(trial)
         for kind, text in found:
@@ -160,12 +167,12 @@ class Check:
     def repeats(self, case: Case) -> None:
         """Whether the same call gives the same bits again, and leaves an earlier result alone; and whether a call with other
         numbers in arrays of the same shapes has a result of its own."""
-        case = quantised(case, self.format)
-        inputs, cotangents = ({n: _other(x) for n, x in group.items()} for group in (case.inputs, case.cotangents))
-        other = replace(case, inputs=inputs, cotangents=cotangents, given=None)
+        case = self.in_format(case)
+        other = kept.derived(case, "other", lambda: _other(case))
         try:
             first, known = self.hashes(case)
             wrong = [text for kind, text in self.problems(*self.trial(other)) if kind == "value"]
+            kept.weigh(self.in_format(other))
             later = [self.library.digest(r) for r in first]
             del first
             again = self.hashes(case)[1]
@@ -181,7 +188,7 @@ class Check:
 
     def batches(self, case: Case) -> None:
         """Whether a part of the batch alone has the bits that it has in the whole."""
-        case = quantised(case, self.format)
+        case = self.in_format(case)
         dim = next(
             (d for d in independent_dimensions(case.op, case.which) if d == ELEMENTS or case.values[d] > 1), None
         )
@@ -207,7 +214,7 @@ class Check:
             if law.name == "adjoint" or re.search(r"= \w+ of ", law.text):
                 continue
             for seed in seeds:
-                case = draw_case(self.op, seed, law.data[seed % len(law.data)], "small", "forward")
+                case = kept.drawn(self.op, seed, law.data[seed % len(law.data)], "small", "forward")
                 try:
                     share, where = laws.check(law, world, case, signed_zeros=self.op.bound.kind == "moved")
                 except Exception:
@@ -252,7 +259,13 @@ def _is_array(x: Any) -> bool:
     return x is not None and not isinstance(x, (int, float, list, str))
 
 
-def _other(x: Any) -> Any:
+def _other(case: Case) -> Case:
+    """A case of the same shapes with other numbers."""
+    inputs, cotangents = ({n: _halved(x) for n, x in group.items()} for group in (case.inputs, case.cotangents))
+    return replace(case, inputs=inputs, cotangents=cotangents, given=None)
+
+
+def _halved(x: Any) -> Any:
     """Other numbers of the same kind: halves in reversed order. Sums do not see the order alone, nor ratios the halving alone."""
     if x is None or x.dtype.kind != "f":
         return x
@@ -273,7 +286,7 @@ def case_at(op: Op, address: str) -> Case:
     which = parts.pop(0) if parts[0] in ("vjp", "forward") else "forward"
     if len(parts) != 3 or not parts[0].isdigit():
         raise ValueError(f"case={address!r}: expected SEED:DATA:SIZE, as in 3:normal:small")
-    case = draw_case(op, int(parts[0]), parts[1], parts[2], which)
+    case = kept.drawn(op, int(parts[0]), parts[1], parts[2], which)
     if not lengths.strip():
         return case
     known = lengths_of(case)
@@ -384,7 +397,7 @@ def drawn_cases(op: Op, which: str, cases: Any, data: Any, empty: bool, seed: in
         # of large cases those with exact sums first, so that no bound hides what is left out
         turns = sorted(classes, key=lambda c: c != "integers") if size == "large" else classes
         while made < count and tried < 4 * count + 8:
-            each = draw_case(op, seed + tried // len(turns), turns[tried % len(turns)], size, which)
+            each = kept.drawn(op, seed + tried // len(turns), turns[tried % len(turns)], size, which)
             tried += 1
             work = op.drawing.work
             if size == "large" and work is not None and call_named(work, each.values) > LARGE_WORK:

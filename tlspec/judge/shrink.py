@@ -10,6 +10,7 @@ import numpy as np
 from tlspec.data import fill, generator
 from tlspec.drawn import Case, build_case, cotangent_names, refused_by, shape_of
 from tlspec.draws import Draw
+from tlspec.judge import kept
 
 #: calls of the kernel that a search may cost
 CALLS = 150
@@ -24,36 +25,39 @@ def lengths_of(case: Case) -> dict[str, Any]:
 def resized(case: Case, values: Mapping[str, Any]) -> Case | None:
     """A case of other dimensions and parameters; None where the row refuses them. Arrays become their first elements along every
     axis; those that are to grow are drawn anew, from the same data class."""
+    words = tuple(sorted((k, repr(v)) for k, v in values.items()))
+    try:
+        return kept.derived(case, words, lambda: _resized(case, values))
+    except (ValueError, IndexError, TypeError, KeyError):
+        return None
+
+
+def _resized(case: Case, values: Mapping[str, Any]) -> Case:
     op, rng = (
         case.op,
         generator("resized", case.op.name, case.seed, case.data, sorted((k, str(v)) for k, v in values.items())),
     )
-    if op.signature.lists:
-        return None
-    try:
-        if refused_by(op, values) is not None:
-            return None
-        given = {a.name: _cut(case.inputs[a.name], shape_of(a, values)) for a in op.signature.inputs}
-        for a in op.signature.inputs:
-            old = case.inputs[a.name]
-            if given[a.name] is None and old is not None:
-                if a.kind in ("u32", "index"):
-                    indices = Draw(rng, 2**16).indices(math.prod(shape_of(a, values)), int(old.max(initial=0)) + 1)
-                    given[a.name] = indices.reshape(shape_of(a, values))
-                else:
-                    given[a.name] = fill(rng, shape_of(a, values), case.data)
-        if refused_by(op, {**values, **given}) is not None:
-            return None
-        named = cotangent_names(op)
-        for name, g in case.cotangents.items():
-            shape = (values["n"],) if op.signature.elementwise else shape_of(named[name], values)
-            if (cut := _cut(g, shape)) is not None:
-                given[name] = cut
-        made = build_case(
-            op, values, given, rng, seed=case.seed, data=case.data, size="shrunk", which=case.which, command=case.size
-        )
-    except (ValueError, IndexError, TypeError, KeyError):
-        return None
+    if op.signature.lists or refused_by(op, values) is not None:
+        raise ValueError(f"{op.name} refuses these lengths")
+    given = {a.name: _cut(case.inputs[a.name], shape_of(a, values)) for a in op.signature.inputs}
+    for a in op.signature.inputs:
+        old = case.inputs[a.name]
+        if given[a.name] is None and old is not None:
+            if a.kind in ("u32", "index"):
+                indices = Draw(rng, 2**16).indices(math.prod(shape_of(a, values)), int(old.max(initial=0)) + 1)
+                given[a.name] = indices.reshape(shape_of(a, values))
+            else:
+                given[a.name] = fill(rng, shape_of(a, values), case.data)
+    if refused_by(op, {**values, **given}) is not None:
+        raise ValueError(f"{op.name} refuses these lengths")
+    named = cotangent_names(op)
+    for name, g in case.cotangents.items():
+        shape = (values["n"],) if op.signature.elementwise else shape_of(named[name], values)
+        if (cut := _cut(g, shape)) is not None:
+            given[name] = cut
+    made = build_case(
+        op, values, given, rng, seed=case.seed, data=case.data, size="shrunk", which=case.which, command=case.size
+    )
     return replace(made, command=case.command or case.size)
 
 

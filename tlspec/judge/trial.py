@@ -3,7 +3,7 @@
 import itertools
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
@@ -16,6 +16,7 @@ from tlspec.compare import Comparison, compare, joined
 from tlspec.drawn import Case, Expected
 from tlspec.formats import FORMATS, Format
 from tlspec.judge.blocks import LARGE, blocks_of, elements_of
+from tlspec.judge.kept import MOST
 from tlspec.running import ErrorArray, Model, error_of, track_call, value_of
 
 #: numbers in which the reference of a float64 kernel is computed
@@ -29,10 +30,13 @@ OF_PARAMETERS = frozenset({"rotary", "sinusoidal", "rand_normal"})
 class Trial:
     """A case in a number format, and what its results are held to: a kernel within `model`, or, without one, the row's own bound
     for float32. `out` is the format of the results. `taken` are the names that a gradient's function takes: what the row's rule
-    reads besides, it computes itself, with its own errors."""
+    reads besides, it computes itself, with its own errors. `kept` has what an equal trial computed, and gets what this does."""
 
-    def __init__(self, case: Case, out: Format, model: Model | None, taken: Collection[str] | None = None):
-        self.case, self.format, self.model, self.taken = case, out, model, taken
+    def __init__(
+        self, case: Case, out: Format, model: Model | None, taken: Collection[str] | None = None,
+        kept: dict[str, Any] | None = None,
+    ):  # fmt: skip
+        self.case, self.format, self.model, self.taken, self.kept = case, out, model, taken, kept
         self.names = tuple(a.name for a in case.signature.outputs)
         self.shapes = tuple(case.shape(a) for a in case.signature.outputs)
         self.empty = not any(math.prod(s) for s in self.shapes)
@@ -43,7 +47,12 @@ class Trial:
     @cached_property
     def expected(self) -> Expected:
         """The reference and the tolerances. Computed once."""
-        return self._expected(self.case)
+        if self.kept is None:
+            return self._expected(self.case)
+        if "whole" not in self.kept:
+            self.kept["whole"] = self._expected(self.case)
+        whole: Expected = self.kept["whole"]
+        return whole
 
     @property
     def outputs(self) -> tuple[F64, ...]:
@@ -71,16 +80,28 @@ class Trial:
         if not self.large:
             return [self._compared(self.expected, i, got) for i, got in enumerate(numbers)]
         found: list[list[Comparison]] = [[] for _ in numbers]
-        blocks = blocks_of(self.case)
-        with ThreadPoolExecutor(
-            THREADS
-        ) as pool:  # NumPy lets go of Python's lock; a few blocks at a time are in memory
+        for expected, places in self._blocks():
+            self._count(expected)
+            for i, (got, place) in enumerate(zip(numbers, places, strict=True)):
+                found[i].append(_at(self._compared(expected, i, got[place]), place))
+        return [joined(each) for each in found]
+
+    def _blocks(self) -> Iterator[tuple[Expected, Sequence[Any]]]:
+        """The reference and the tolerances of a large case in blocks, with the places of these: a few blocks at a time are in
+        memory, or all where they are kept."""
+        if self.kept is not None and "blocks" in self.kept:
+            yield from self.kept["blocks"]
+            return
+        made, blocks = [], blocks_of(self.case)
+        lasting = self.kept is not None and 16 * sum(map(math.prod, self.shapes)) <= MOST // 2
+        with ThreadPoolExecutor(THREADS) as pool:  # NumPy lets go of Python's lock
             while turn := list(itertools.islice(blocks, THREADS)):
                 for expected, (_, places) in zip(pool.map(self._expected_quietly, turn), turn, strict=True):
-                    self._count(expected)
-                    for i, (got, place) in enumerate(zip(numbers, places, strict=True)):
-                        found[i].append(_at(self._compared(expected, i, got[place]), place))
-        return [joined(each) for each in found]
+                    if lasting:
+                        made.append((expected, places))
+                    yield expected, places
+        if self.kept is not None and lasting:
+            self.kept["blocks"] = made
 
     def _expected_quietly(self, block: tuple[Case, Any]) -> Expected:
         with np.errstate(all="ignore"):  # which a thread has for itself

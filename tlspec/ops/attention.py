@@ -450,8 +450,8 @@ def _grouped_path(batch, heads, kv_heads, queries, keys, d, width, scale, before
 
 #: short sequences whose scores are large, so that their roundings show; each width of tile on CUDA, and chunks of rows; few
 #: queries to keys that CUDA cuts into parts; what tensor cores take; few keys to queries that are cut, and sums of few
-#: keys or queries that are several blocks' work, of each width, in reproducible contexts too; few queries of each width; products
-#: with scores in memory, of each number of keys to a thread; windows that leave too little for those, of few blocks and of many
+#: keys or queries that are several blocks' work, of each width, in reproducible contexts too; few queries of each width, of
+#: many keys too; products with scores in memory, of each number of keys to a thread; windows that leave too little for those, of few blocks and of many
 GROUPED_PATHS = [
     _grouped_path(67, 1, 1, 5, 5, 2, 2, 16.0), _grouped_path(67, 2, 1, 4, 3, 2, 1, 16.0),
     _grouped_path(1, 4, 2, 130, 300, 64, 52, 0.125, 100, 0, 170), _grouped_path(2, 2, 1, 70, 90, 100, 128, 0.1, after=0),
@@ -471,6 +471,7 @@ GROUPED_PATHS = [
     _grouped_path(1, 1, 1, 129, 2060, 130, 9, 0.09), _grouped_path(1, 1, 1, 150, 300, 200, 140, 0.07, 20, 0, 100),
     _grouped_path(1, 1, 1, 4300, 40, 140, 9, 0.09, 5), _grouped_path(1, 1, 1, 12700, 33, 3, 2, 0.5),
     _grouped_path(1, 2, 1, 60, 1100, 140, 20, 0.08, 30, 3, 70),
+    _grouped_path(45, 1, 1, 3, 190, 7, 261, 0.3), _grouped_path(23, 2, 2, 3, 190, 261, 9, 0.06, 5, 3, 30),
 ]  # fmt: skip
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from tlspec.running.array import FUNCTIONS, UFUNCS, ErrorArray, as_sum, error_of, model_of, operand, value_of
-from tlspec.running.model import Model
-from tlspec.running.rounding import is_sum, lost, power_of_two, result, rounded, total
+from tlspec.running.array import FUNCTIONS, UFUNCS, ErrorArray, as_sum, error_of, model_of, operand, reach, value_of
+from tlspec.running.model import Model, power_of_two
+from tlspec.running.rounding import is_sum, lost, result, rounded, total
 
 
 def add(m: Model, a: Any, b: Any) -> ErrorArray:
@@ -24,20 +24,29 @@ def subtract(m: Model, a: Any, b: Any) -> ErrorArray:
 
 def multiply(m: Model, a: Any, b: Any) -> ErrorArray:
     (x, dx), (y, dy) = operand(m, a), operand(m, b)
-    error = np.abs(x) * dy + np.abs(y) * dx + dx * dy
-    error = np.where((dx == 0) & (dy == 0), 0.0, error)  # and not NaN beside an infinity
     value = x * y
+    error: Any = 0.0  # and not NaN beside an infinity
+    if reach(dx) != 0 or reach(dy) != 0:
+        error = np.asarray(np.abs(x) * dy + np.abs(y) * dx + dx * dy)
+        error[(dx == 0) & (dy == 0)] = 0
     if np.iscomplexobj(value):
         return result(m, value, error + 3 * m.unit * (np.abs(x) + dx) * (np.abs(y) + dy) + m.tiny)
-    scaled = ((power_of_two(x) & (dx == 0)) | (power_of_two(y) & (dy == 0))) & ~lost(value, m)
+    scaled = _scales(x, dx) | _scales(y, dy)
+    scaled = scaled & ~lost(value, m) if scaled.any() else scaled
     return rounded(m, value, error, exact=scaled, brought=(dx, dy))
+
+
+def _scales(x: Any, dx: Any) -> Any:
+    """Where an operand is a power of two, and certain."""
+    certain = dx == 0
+    return power_of_two(x) & certain if certain.any() else certain
 
 
 def divide(m: Model, a: Any, b: Any) -> ErrorArray:
     (x, dx), (y, dy) = operand(m, a), operand(m, b)
     value, size = x / y, np.abs(y)
     error = np.where((dx == 0) & (dy == 0), 0.0, (dx + np.abs(value) * dy) / np.where(size > dy, size - dy, 0.0))
-    scaled = (power_of_two(y) & (dy == 0) & ~lost(value, m)) | ((x == 0) & (dx == 0) & (size > dy))
+    scaled = (_scales(y, dy) & ~lost(value, m)) | ((x == 0) & (dx == 0) & (size > dy))
     return rounded(m, value, error, m.ulp("divide", size)[0], exact=scaled, brought=(dx, dy))
 
 

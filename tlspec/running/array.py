@@ -169,13 +169,22 @@ class ErrorArray(NDArrayOperatorsMixin):
             return rule(*args, **kwargs)
 
 
+def reach(x: Any) -> float:
+    """The largest absolute value of a real array; NaN where it has one, and 0 without elements."""
+    if not x.size:
+        return 0.0
+    one = x[tuple(slice(1) if step == 0 else slice(None) for step in x.strides)]  # of what is broadcast
+    return max(float(one.max()), -float(one.min()))
+
+
 def operand(m: Model, x: Any) -> tuple[Any, Any]:
     """Value and error of an operand: a constant is rounded, and what lies beyond the largest finite number is lost."""
     if not isinstance(x, ErrorArray):
         value = np.asarray(x)
         value = value.astype(np.float64) if value.dtype.kind in "iub" else value
-        lost = representable(value.real, m.precision) & representable(value.imag, m.precision)
-        return value, np.where(lost, 0.0, m.unit * np.abs(value))
+        return value, np.where(representable(value, m.precision), 0.0, m.unit * np.abs(value))
+    if x.value.dtype.kind == "f" and reach(x.value) + reach(x.error) < m.overflow:
+        return x.value, x.error
     size = np.abs(x.value)
     beyond = (size + x.error >= m.overflow) & np.isfinite(x.value)
     return x.value, np.where(beyond, np.inf, x.error) if beyond.any() else x.error

@@ -13,17 +13,24 @@ from tlspec.running.rounding import lost, rounded
 
 def monotone_rule(name: str, f: Any, low: float = -np.inf, high: float = np.inf) -> Callable[..., ErrorArray]:
     """A function that grows, or falls, all over [low, high]: the change over an interval is that at its ends."""
+    bounded = low > -np.inf or high < np.inf
 
     def rule(m: Model, x: Any) -> ErrorArray:
         v, d = operand(m, x)
         value = f(v)
-        inside = (v - d >= low) & (v + d <= high)
-        ends = np.maximum(np.abs(f(np.minimum(v + d, high)) - value), np.abs(f(np.maximum(v - d, low)) - value))
-        error = np.where(d == 0, 0.0, np.where(inside | ~np.isfinite(v), ends, np.maximum(ends, np.abs(value))))
-        error = np.where(
-            (d > 0) & (np.isnan(value) | (v - d <= low)) & np.isfinite(v) & (name.startswith("log")), np.inf, error
-        )
-        error = np.where((d > 0) & (v < low) & (v + d >= low), np.inf, error)  # a number, or none
+        if np.any(d):
+            most, least = v + d, v - d
+            error = np.maximum(np.abs(f(np.minimum(most, high)) - value), np.abs(f(np.maximum(least, low)) - value))
+            if bounded:
+                inside = (least >= low) & (most <= high)
+                error = np.where(inside | ~np.isfinite(v), error, np.maximum(error, np.abs(value)))
+            error = np.where(d == 0, 0.0, error)
+            if name.startswith("log"):
+                error = np.where((d > 0) & (np.isnan(value) | (least <= low)) & np.isfinite(v), np.inf, error)
+            if bounded:
+                error = np.where((d > 0) & (v < low) & (most >= low), np.inf, error)  # a number, or none
+        else:
+            error = np.zeros_like(d)
         ulp, absolute = m.ulp(name, np.abs(v) + d)
         error = error + absolute
         # the value in float64 is itself rounded: what its interval hides below that is covered by the ulp

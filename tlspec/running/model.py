@@ -18,6 +18,8 @@ IEEE: Ulps = MappingProxyType({"divide": 0.5, "sqrt": 0.5, "": 1.0})
 
 #: numbers of an array that are looked at first
 SAMPLE = 256
+#: the bits of a float64's fraction and exponent
+FRACTION, EXPONENT = (1 << 52) - 1, 0x7FF << 52
 
 
 def any_order(n: int) -> int:
@@ -38,7 +40,7 @@ class Model:
     #: height of the tree that sums n terms
     height: Callable[[int], int] = any_order
     #: largest errors of division, square root and elementary functions
-    ulps: Ulps = field(default_factory=lambda: IEEE)
+    ulps: Ulps = field(default_factory=lambda: IEEE, hash=False)
     #: absolute error of a rounding near zero: half the smallest subnormal
     tiny: float = 2.0**-150
     #: numbers below this may be taken for zero, as arguments and as results
@@ -77,10 +79,45 @@ class Model:
         return (error(at) if callable(error) else error), absolute
 
 
-def representable(value: F64, precision: int) -> np.ndarray:
-    """Whether numbers have at most that many significant bits (the exponent's range is not looked at)."""
+def representable(value: Any, precision: int) -> np.ndarray:
+    """Whether numbers have at most that many significant bits (the exponent's range is not looked at); of a complex one whether
+    both parts have."""
+    value = np.asarray(value)
+    if value.dtype.kind == "c":
+        return representable(value.real, precision) & representable(value.imag, precision)
+    if value.dtype != np.float64:
+        return _representable(value, precision)
+    # the bits of a float64's fraction that a number of so many bits has not; those of a subnormal one say less
+    patterns = value.view(np.int64)
+    bits = np.asarray(patterns & ((1 << max(53 - precision, 0)) - 1))
+    kept = np.asarray(bits == 0)
+    if not kept.all():
+        np.bitwise_and(patterns, EXPONENT, out=bits)
+        other = np.asarray(((bits == 0) | (bits == EXPONENT)) & ~kept)
+        if other.any():
+            kept[other] = _representable(value[other], precision)
+    return kept
+
+
+def _representable(value: Any, precision: int) -> np.ndarray:
     scaled = np.ldexp(np.frexp(value)[0], precision)
     return np.asarray(scaled == np.rint(scaled)) | ~np.isfinite(value)
+
+
+def power_of_two(x: Any) -> np.ndarray:
+    """Whether numbers are powers of two, of either sign."""
+    x = np.asarray(x)
+    if x.dtype != np.float64:
+        return np.asarray(np.frexp(np.abs(x))[0] == 0.5)
+    patterns = x.view(np.int64)
+    bits = np.asarray(patterns & FRACTION)
+    found = np.asarray(bits == 0)
+    np.bitwise_and(patterns, EXPONENT, out=bits)
+    found &= bits != EXPONENT
+    other = np.asarray(bits == 0)  # zeros and subnormal numbers
+    if other.any():
+        found[other] = np.frexp(np.abs(x[other]))[0] == 0.5
+    return found
 
 
 def granularity(value: F64, precision: int, exact: bool = True) -> float:

@@ -32,12 +32,17 @@ def rounded(
     brought: Sequence[Any] = (),
 ) -> ErrorArray:
     """A result after its last rounding; `exact` says where there is none."""
-    rounding = 2 * ulp * (m.unit * (np.abs(value) + error) + absolute * m.tiny)
-    rounding = np.where(np.isfinite(value), rounding, 0.0)
+    finite = np.isfinite(value)
     if np.ndim(ulp) == 0 and ulp == 0.5 and not np.all(exact) and not np.all(error):
-        whole = representable(value.real, m.precision) & representable(value.imag, m.precision)
-        exact = exact | ((np.asarray(error) == 0) & whole & ~lost(value, m))
-    error = error + np.where(exact, 0.0, rounding)
+        exact = exact | ((np.asarray(error) == 0) & representable(value, m.precision) & ~lost(value, m))
+    rounding = np.asarray(m.unit * (np.abs(value) + error))
+    if absolute:
+        rounding += m.tiny
+    if np.ndim(ulp) or ulp != 0.5:
+        rounding = np.asarray(2 * ulp * rounding)
+    np.copyto(rounding, 0.0, where=exact if finite.all() else exact | ~finite)
+    rounding += error
+    error = rounding
     if m.flushed:
         size = np.abs(value)
         error = np.where(
@@ -52,10 +57,6 @@ def lost(value: Any, m: Model) -> Any:
     """Where a value that is not zero has bits below the smallest subnormal."""
     size = np.abs(value)
     return (size > 0) & (size < m.tiny * 2.0 ** (m.precision + 1))
-
-
-def power_of_two(x: Any) -> Any:
-    return np.frexp(np.abs(x))[0] == 0.5
 
 
 def is_sum(x: Any) -> bool:

@@ -12,8 +12,12 @@ namespace {
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
+/* Blocks of a multiprocessor. Where elements arrive 4 bytes at a time and a thread has few, all its threads fit their registers, and
+ * it takes them all to have enough bytes on their way. */
+template <class Row> constexpr int blocks_of_rows = Row::THREADS == 256 && Row::N <= 6 ? 8 : Row::BLOCKS;
+
 template <class Row, bool LOG>
-__global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
+__global__ void __launch_bounds__(Row::THREADS, blocks_of_rows<Row>)
     softmax_rows(const float *__restrict__ x, int64_t rows, int64_t cols, float *__restrict__ out)
 {
     const Row r(rows, cols);

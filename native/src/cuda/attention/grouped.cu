@@ -266,7 +266,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
     const bool want_k = a.gK && (!C::MANY || from < a.d), want_v = a.gV && (!C::MANY || from < a.v);
 
     float gK[C::RM][C::RC] = {}, gV[C::RM][C::RC] = {};
-    bool fresh = true;
+    bool fresh = true, counted = false;
     const int64_t rows_end = end_term(a, a.rows);
     for (int64_t i0 = first_term(a); i0 < rows_end; i0 += C::COLS) {
         limits.find(a, b, i0, C::COLS);
@@ -306,18 +306,40 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
         arrive();
         if (want_v) accumulate<C>(Ps, Gs, gV);
         if (want_k) accumulate<C>(Ws, Qs, gK);
+        counted = true;
         __syncthreads();
     }
-    TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
-        const int64_t row = j0 + ty + C::TY * i, at = (b * gridDim.z + blockIdx.z) * a.keys + row;
-        if (row >= a.keys) continue;
-        /* No -0, which a row that is passed over, or does not exist, would make +0: so signs do not depend on the tile. */
-        TL_UNROLL_FOR (int c = 0; c < C::RC; c++) {
-            gK[i][c] = (gK[i][c] + 0.0f) * a.scale;
-            gV[i][c] += 0.0f;
+    auto keep = [&](int64_t c0, bool of_k, bool of_v) {
+        TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
+            const int64_t row = j0 + ty + C::TY * i, at = (b * gridDim.z + blockIdx.z) * a.keys + row;
+            if (row >= a.keys) continue;
+            /* No -0, which a row that is passed over, or does not exist, would make +0: so signs do not depend on the tile. */
+            TL_UNROLL_FOR (int c = 0; c < C::RC; c++) {
+                gK[i][c] = (gK[i][c] + 0.0f) * a.scale;
+                gV[i][c] += 0.0f;
+            }
+            if (of_k) store<C>(a.gK + at * a.d, gK[i], a.d, c0);
+            if (of_v) store<C>(a.gV + at * a.v, gV[i], a.v, c0);
         }
-        if (want_k) store<C>(a.gK + at * a.d, gK[i], a.d, from);
-        if (want_v) store<C>(a.gV + at * a.v, gV[i], a.v, from);
+    };
+    keep(from, want_k, want_v);
+    if constexpr (C::MANY) { /* the other chunks, of the weights that are still there */
+        const int64_t width = gridDim.y > 1 ? 0 : a.d > a.v ? a.d : a.v;
+        for (int64_t c0 = C::DP; c0 < width; c0 += C::DP) {
+            const bool of_k = a.gK && c0 < a.d, of_v = a.gV && c0 < a.v;
+            TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
+                TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
+                    gK[i][c] = gV[i][c] = 0.0f;
+            if (counted) {
+                if (of_k) copy<C, C::COLS>(Qs, Q, 0, a.rows, a.d, a.wide_d, c0);
+                if (of_v) copy<C, C::COLS>(Gs, g, 0, a.rows, a.v, a.wide_v, c0);
+                arrive();
+                if (of_v) accumulate<C>(Ps, Gs, gV);
+                if (of_k) accumulate<C>(Ws, Qs, gK);
+                __syncthreads();
+            }
+            keep(c0, of_k, of_v);
+        }
     }
 }
 
@@ -444,7 +466,9 @@ template <class LARGE, class SMALL> static int32_t query_pass(tl_context *ctx, A
 template <class C> static int32_t key_pass(tl_context *ctx, Args &a)
 {
     a.part = terms_of_block(a.keys, a.rows, 256);
-    const int64_t width = a.d > a.v ? a.d : a.v, parts = a.rows > a.part ? tl_ceil_div(a.rows, a.part) : 1;
+    /* A block makes all chunks where weights of all rows lie in one tile and the keys alone fill the device. */
+    const bool all = a.rows <= C::COLS && a.members * tl_ceil_div(a.keys, C::ROWS) >= C::BLOCKS * tl_cuda_sms(ctx);
+    const int64_t width = all ? 0 : a.d > a.v ? a.d : a.v, parts = a.rows > a.part ? tl_ceil_div(a.rows, a.part) : 1;
     PartialGradient part_k(ctx, a.gK, a.members, parts, a.keys * a.d),
         part_v(ctx, a.gV, a.members, parts, a.keys * a.v);
     TL_TRY(part_k.open(&a.gK));

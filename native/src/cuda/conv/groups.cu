@@ -3,10 +3,11 @@
  *
  *   line_kernel      depthwise, a stride of 1 along the last axis, K taps of it in a row: a thread owns WIDTH neighbouring
  *                    positions, so that of the K + WIDTH - 1 elements of a line each is read once
- *   element_kernel   anything else but what conv/depthwise.cu serves: a thread owns one element. A spread takes the kernel
- *                    offsets of its element's phase
- *   weights_kernel   a block owns one pair of channels and one segment of the positions of the batch, its threads every
- *                    THREADS-th of them, some taps in registers
+ *   element_kernel   anything else but what conv/depthwise.cu serves: a thread owns one position of some rows and images,
+ *                    which share what finding taps costs, the rows what is read and the images the weights. A spread takes the
+ *                    kernel offsets of its position's phase
+ *   weights_kernel   a block owns one channel, some rows and one segment of the positions of the batch, its threads every
+ *                    THREADS-th of them, some taps in registers; its rows share what the taps read
  *   weights_chain    a thread owns one tap of one pair of channels and one segment (formula/chain.h) of those positions
  *
  * Order of additions: a product's channel by channel and tap by tap, the bias last; a weight's thread by thread in index
@@ -23,6 +24,10 @@ constexpr int THREADS = 128, AXES = 3, WIDTH = 4;
 /* Taps of a thread of weights_kernel, which share what finding a position costs. Where that leaves multiprocessors idle a thread
  * waits for memory rather than for its turn: it then has one tap, of so many positions at a time. */
 constexpr int TAPS_AT_ONCE = 9, POSITIONS_AHEAD = 8;
+/* Rows and images of a thread at most, where so many threads are left for each multiprocessor: half of what it holds. A block of
+ * weights_kernel has as many rows, or two, where so many blocks are left, which hide a load's latency from each other. */
+constexpr int ROWS_AT_ONCE = 4, IMAGES_AT_ONCE = 4;
+constexpr int64_t THREADS_LEAST = 1024, BLOCKS_LEAST = 4;
 constexpr int64_t DIRECT_MOST = 8; /* channels of a group: with more, matrix products are faster */
 constexpr int64_t TERMS_FEW = 63;  /* of an element of one group: fewer than tensor cores take */
 constexpr int64_t EXTENT_MOST = INT64_C(1) << 28, TAPS_MOST = 16384;
@@ -35,6 +40,7 @@ struct Job {
     const float *source, *w, *bias;
     float *target;
     uint32_t channels, rows, source_size, target_size, taps;
+    uint32_t batch, row_parts; /* row_parts: of element_kernel and weights_kernel, of so many rows of a group at once */
     uint64_t w_group, w_row, w_channel;
     int32_t source_axes[AXES], target_axes[AXES], kernel[AXES], stride[AXES], dilation[AXES], padding[AXES];
     int32_t period[AXES],
@@ -72,11 +78,6 @@ struct Plane {
     template <class Sum> __device__ __forceinline__ float ended(const Job &job, Sum sum) const
     {
         return (float)(job.bias ? sum + (Sum)job.bias[group * job.rows + row] : sum);
-    }
-    /* Of an element without terms. */
-    __device__ __forceinline__ float empty(const Job &job) const
-    {
-        return job.bias ? job.bias[group * job.rows + row] : 0.0f;
     }
 };
 
@@ -151,55 +152,90 @@ template <bool SPREAD> struct Axis {
     }
 };
 
-template <class Sum, bool SPREAD>
+/* A plane of an item: ROWS rows, or what is left of a group's, of IMAGES images. What is not there is a copy of what is. */
+template <class Sum, bool SPREAD, int ROWS, int IMAGES>
 __global__ void __launch_bounds__(THREADS) element_kernel(const __grid_constant__ Job job)
 {
     tl_wait_for_earlier();
     const uint64_t index = (uint64_t)blockIdx.x * THREADS + threadIdx.x;
     if (index >= job.items) return;
     const Item item(job, (uint32_t)index);
-    const Plane plane(job, item.plane);
+    uint32_t part, group;
+    const uint32_t image = job.group.divmod(job.row.divmod(item.plane, &part), &group) * IMAGES, row = part * ROWS;
+    const uint32_t rows = min(job.rows - row, (uint32_t)ROWS), images = min(job.batch - image, (uint32_t)IMAGES);
     const Axis<SPREAD> z(job, 0, (int32_t)item.at[0]), y(job, 1, (int32_t)item.at[1]), x(job, 2, (int32_t)item.at[2]);
-    const float *weights = job.w + plane.group * job.w_group + plane.row * job.w_row;
-    const float *source = job.source + plane.first * job.source_size;
-    Sum sum = 0;
-    for (uint32_t c = 0; c < job.channels; c++, weights += job.w_channel, source += job.source_size) {
+    const uint32_t groups = job.group.divisor;
+    const float *weights = job.w + group * job.w_group + row * job.w_row;
+    const float *sources[IMAGES];
+    uint32_t weights_at[ROWS];
+    Sum sums[ROWS][IMAGES] = {};
+    TL_UNROLL_FOR (int n = 0; n < IMAGES; n++) {
+        const uint64_t from = (uint64_t)(image + ((uint32_t)n < images ? (uint32_t)n : 0)) * groups + group;
+        sources[n] = job.source + from * job.channels * job.source_size;
+    }
+    TL_UNROLL_FOR (int r = 0; r < ROWS; r++)
+        weights_at[r] = (uint32_t)r < rows ? (uint32_t)r * (uint32_t)job.w_row : 0;
+    for (uint32_t c = 0; c < job.channels; c++, weights += job.w_channel) {
         int32_t cz = z.at;
         for (int32_t a = z.first; a < job.kernel[0]; a += z.step, cz += z.move) {
             int32_t cy = y.at;
             for (int32_t b = y.first; b < job.kernel[1]; b += y.step, cy += y.move) {
                 const bool inside = (uint32_t)cz < (uint32_t)job.source_axes[0] &&
                                     (uint32_t)cy < (uint32_t)job.source_axes[1];
-                const float *line = source + ((int64_t)cz * job.source_axes[1] + cy) * job.source_axes[2];
+                const int64_t line = ((int64_t)cz * job.source_axes[1] + cy) * job.source_axes[2];
                 const float *w = weights + (a * job.kernel[1] + b) * job.kernel[2];
                 int32_t cx = x.at;
-                for (int32_t t = x.first; t < job.kernel[2]; t += x.step, cx += x.move)
-                    sum = with(sum, w[t], inside && (uint32_t)cx < (uint32_t)job.source_axes[2] ? line[cx] : 0.0f);
+                for (int32_t t = x.first; t < job.kernel[2]; t += x.step, cx += x.move) {
+                    const bool reads = inside && (uint32_t)cx < (uint32_t)job.source_axes[2];
+                    float value[IMAGES];
+                    TL_UNROLL_FOR (int n = 0; n < IMAGES; n++)
+                        value[n] = reads ? sources[n][line + cx] : 0.0f;
+                    TL_UNROLL_FOR (int r = 0; r < ROWS; r++) {
+                        const float weight = w[weights_at[r] + (uint32_t)t];
+                        TL_UNROLL_FOR (int n = 0; n < IMAGES; n++)
+                            sums[r][n] = with(sums[r][n], weight, value[n]);
+                    }
+                }
             }
         }
+        TL_UNROLL_FOR (int n = 0; n < IMAGES; n++)
+            sources[n] += job.source_size;
     }
     const bool none = z.first >= job.kernel[0] || y.first >= job.kernel[1] || x.first >= job.kernel[2];
-    job.target[index] = none ? plane.empty(job) : plane.ended(job, sum);
+    const uint64_t at = index - (uint64_t)item.plane * job.lines.divisor;
+    TL_UNROLL_FOR (int r = 0; r < ROWS; r++) {
+        if ((uint32_t)r >= rows) break;
+        const uint32_t channel = group * job.rows + row + (uint32_t)r;
+        const float bias = job.bias ? job.bias[channel] : 0.0f;
+        TL_UNROLL_FOR (int n = 0; n < IMAGES; n++) {
+            if ((uint32_t)n >= images) break;
+            const uint64_t plane = (uint64_t)(image + (uint32_t)n) * groups * job.rows + channel;
+            const float sum = (float)(job.bias ? sums[r][n] + (Sum)bias : sums[r][n]);
+            job.target[plane * job.target_size + at] = none ? bias : sum;
+        }
+    }
 }
 
-/* blockIdx.x: segment, and pair of channels (group, row, channel), which is fastest; y: TAPS taps. `source` is the large array,
+/* blockIdx.x: segment, and group, part of its rows, channel, which is fastest; y: TAPS taps. `source` is the large array,
  * `w` the small one. A thread reads what AHEAD of its positions need before it adds the first. */
-template <int TAPS, int AHEAD>
+template <int TAPS, int AHEAD, int ROWS>
 __global__ void __launch_bounds__(THREADS) weights_kernel(const __grid_constant__ Job job)
 {
-    __shared__ float warps[TAPS][THREADS / 32];
+    __shared__ float warps[ROWS * TAPS][THREADS / 32];
     tl_wait_for_earlier();
     uint32_t pair;
-    const uint32_t segment = job.pairs.divmod(blockIdx.x, &pair), row = pair / job.channels,
-                   channel = pair - row * job.channels;
-    const uint32_t group = row / job.rows, groups = job.group.divisor, tap0 = blockIdx.y * TAPS;
+    const uint32_t segment = job.pairs.divmod(blockIdx.x, &pair), part = pair / job.channels,
+                   channel = pair - part * job.channels;
+    const uint32_t group = part / job.row_parts, groups = job.group.divisor, tap0 = blockIdx.y * TAPS;
+    const uint32_t of_group = (part - group * job.row_parts) * ROWS, row = group * job.rows + of_group;
+    const uint32_t rows = min(job.rows - of_group, (uint32_t)ROWS);
     const int taps = (int)min(job.taps - tap0, (uint32_t)TAPS);
     const uint64_t begin = (uint64_t)segment * SEGMENT, left = job.items - begin;
     const uint32_t count = (uint32_t)(left < SEGMENT ? left : SEGMENT);
     const uint32_t size1 = (uint32_t)job.source_axes[1], size2 = (uint32_t)job.source_axes[2];
     int32_t dz[TAPS], dy[TAPS], dx[TAPS];
     uint32_t offset[TAPS]; /* indices within a plane, modulo 2^32 */
-    float sums[TAPS] = {};
+    float sums[ROWS][TAPS] = {};
     TL_UNROLL_FOR (int i = 0; i < TAPS; i++) {
         const uint32_t t = tap0 + (uint32_t)(i < taps ? i : 0), line = t / (uint32_t)job.kernel[2];
         dx[i] = (int32_t)(t - line * (uint32_t)job.kernel[2]) * job.dilation[2] - job.padding[2];
@@ -210,13 +246,18 @@ __global__ void __launch_bounds__(THREADS) weights_kernel(const __grid_constant_
     const uint64_t small_image = (uint64_t)groups * job.rows * job.lines.divisor;
     const uint64_t large_image = (uint64_t)groups * job.channels * job.source_size;
     const float *const small = job.w + (uint64_t)row * job.lines.divisor;
+    uint32_t small_at[ROWS]; /* a row that is not there is a copy of the first */
+    TL_UNROLL_FOR (int r = 0; r < ROWS; r++)
+        small_at[r] = (uint32_t)r < rows ? (uint32_t)r : 0;
     const float *const large = job.source + ((uint64_t)group * job.channels + channel) * job.source_size;
     for (uint32_t i0 = threadIdx.x; i0 < count; i0 += AHEAD * THREADS) {
-        float g[AHEAD], x[AHEAD][TAPS];
+        float g[AHEAD][ROWS], x[AHEAD][TAPS];
         TL_UNROLL_FOR (int u = 0; u < AHEAD; u++) {
             const uint32_t i = i0 + (uint32_t)(u * THREADS), q = (uint32_t)begin + (i < count ? i : i0);
             const Item item(job, q); /* its plane is the image */
-            g[u] = small[item.plane * small_image + (q - item.plane * job.lines.divisor)];
+            const float *const first = small + item.plane * small_image + (q - item.plane * job.lines.divisor);
+            TL_UNROLL_FOR (int r = 0; r < ROWS; r++)
+                g[u][r] = first[(uint64_t)small_at[r] * job.lines.divisor];
             const float *const plane = large + item.plane * large_image;
             const int32_t z = (int32_t)item.at[0] * job.stride[0], y = (int32_t)item.at[1] * job.stride[1];
             const int32_t x0 = (int32_t)item.at[2] * job.stride[2];
@@ -229,20 +270,24 @@ __global__ void __launch_bounds__(THREADS) weights_kernel(const __grid_constant_
         }
         TL_UNROLL_FOR (int u = 0; u < AHEAD; u++)
             if (i0 + (uint32_t)(u * THREADS) < count)
-                TL_UNROLL_FOR (int t = 0; t < TAPS; t++)
-                    sums[t] = fmaf(g[u], x[u][t], sums[t]);
+                TL_UNROLL_FOR (int r = 0; r < ROWS; r++)
+                    TL_UNROLL_FOR (int t = 0; t < TAPS; t++)
+                        sums[r][t] = fmaf(g[u][r], x[u][t], sums[r][t]);
     }
-    TL_UNROLL_FOR (int i = 0; i < TAPS; i++) {
-        const float sum = tl_fold_group<tl_sum_op, 32>(sums[i]);
-        if (threadIdx.x % 32 == 0) warps[i][threadIdx.x / 32] = sum;
-    }
+    TL_UNROLL_FOR (int r = 0; r < ROWS; r++)
+        TL_UNROLL_FOR (int t = 0; t < TAPS; t++) {
+            const float sum = tl_fold_group<tl_sum_op, 32>(sums[r][t]);
+            if (threadIdx.x % 32 == 0) warps[r * TAPS + t][threadIdx.x / 32] = sum;
+        }
     __syncthreads();
-    if ((int)threadIdx.x >= taps) return;
+    const uint32_t r = threadIdx.x / TAPS, t = threadIdx.x % TAPS;
+    if (r >= rows || (int)t >= taps) return;
     float sum = warps[threadIdx.x][0];
     TL_UNROLL_FOR (int i = 1; i < THREADS / 32; i++)
         sum += warps[threadIdx.x][i];
-    const uint64_t elements = (uint64_t)job.pairs.divisor * job.taps;
-    job.target[segment * elements + (uint64_t)pair * job.taps + tap0 + threadIdx.x] = sum;
+    const uint64_t pairs = (uint64_t)groups * job.rows * job.channels;
+    const uint64_t to = segment * pairs + (uint64_t)(row + r) * job.channels + channel;
+    job.target[to * job.taps + tap0 + t] = sum;
 }
 
 /* Element blockIdx.x · THREADS + threadIdx.x of gw, and segment blockIdx.y, of `length` positions. */
@@ -371,11 +416,38 @@ bool tl_cuda_conv_groups_chain(const tl_conv_shape &s, int64_t groups, int64_t c
 
 namespace {
 
-template <class Sum> auto product_kernel(const Job &job, bool spread)
+using Kernel = void (*)(const Job);
+
+template <class Sum> Kernel lines_of(int k)
 {
-    const int k = job.kernel[2];
-    if (job.step == 0) return spread ? element_kernel<Sum, true> : element_kernel<Sum, false>;
     return k == 3 ? line_kernel<Sum, 3> : k == 5 ? line_kernel<Sum, 5> : line_kernel<Sum, 7>;
+}
+
+template <bool SPREAD, int IMAGES> Kernel elements_of(int64_t rows)
+{
+    return rows == 1   ? element_kernel<float, SPREAD, 1, IMAGES>
+           : rows == 2 ? element_kernel<float, SPREAD, 2, IMAGES>
+           : rows == 3 ? element_kernel<float, SPREAD, 3, IMAGES>
+                       : element_kernel<float, SPREAD, ROWS_AT_ONCE, IMAGES>;
+}
+
+/* The items of element_kernel, and which of them: of as many rows and images as leave enough threads; no order depends on it. */
+Kernel elements(tl_context *ctx, Job &job, bool spread, int64_t batch, int64_t groups, int64_t rows)
+{
+    const bool exact = tl_is_reproducible(ctx);
+    const int64_t most = THREADS_LEAST * tl_cuda_sms(ctx), shared = tl_ceil_div(rows, ROWS_AT_ONCE);
+    const int64_t threads = groups * shared * job.target_size;
+    int64_t parts = rows, images = 1;
+    if (!exact && batch * threads >= most) {
+        parts = shared;
+        if (batch >= IMAGES_AT_ONCE && tl_ceil_div(batch, IMAGES_AT_ONCE) * threads >= most) images = IMAGES_AT_ONCE;
+    }
+    const int64_t at_once = tl_ceil_div(rows, parts);
+    job.row_parts = (uint32_t)tl_ceil_div(rows, at_once), job.row = tl_fastdiv(job.row_parts);
+    set_items(job, job.target_axes, tl_ceil_div(batch, images) * groups * job.row_parts, 1);
+    if (exact) return spread ? element_kernel<double, true, 1, 1> : element_kernel<double, false, 1, 1>;
+    if (images == 1) return spread ? elements_of<true, 1>(at_once) : elements_of<false, 1>(at_once);
+    return spread ? elements_of<true, IMAGES_AT_ONCE>(at_once) : elements_of<false, IMAGES_AT_ONCE>(at_once);
 }
 
 int32_t chains(tl_context *ctx, const Job &job, int64_t elements, float *gw)
@@ -405,10 +477,12 @@ int32_t tl_cuda_conv_groups_product(tl_context *ctx, const tl_conv_shape &s, boo
     const bool in_lines = channels == 1 && job.stride[0] == 1 && job.stride[1] == 1 && job.stride[2] == 1 &&
                           job.dilation[2] == 1 && (k == 3 || k == 5 || k == 7);
     job.step = !in_lines ? 0 : spread ? -1 : 1;
-    set_items(job, job.target_axes, batch * groups * rows, in_lines ? WIDTH : 1);
+    job.batch = (uint32_t)batch;
+    if (in_lines) set_items(job, job.target_axes, batch * groups * rows, WIDTH);
+    const Kernel kernel = !in_lines                 ? elements(ctx, job, spread, batch, groups, rows)
+                          : tl_is_reproducible(ctx) ? lines_of<double>(k)
+                                                    : lines_of<float>(k);
     if (job.items == 0) return TORCHLEAN_OK;
-    const auto kernel = tl_is_reproducible(ctx) ? product_kernel<double>(job, spread)
-                                                : product_kernel<float>(job, spread);
     return tl_launch_ahead(ctx, "conv_groups", kernel, tl_grid((int64_t)job.items, THREADS), THREADS, 0, job);
 }
 
@@ -424,10 +498,19 @@ int32_t tl_cuda_conv_groups_weights(tl_context *ctx, const tl_conv_shape &s, int
     tl_scratch<float> sums(ctx);
     if (segments > 1) TL_TRY(sums.allocate(segments * elements));
     job.target = sums ? (float *)sums : gw;
-    /* which block has a tap is part of no order */
-    const bool few = pairs * segments * tl_ceil_div(s.taps, TAPS_AT_ONCE) < tl_cuda_sms(ctx);
-    const dim3 grid((unsigned)(pairs * segments), (unsigned)(few ? s.taps : tl_ceil_div(s.taps, TAPS_AT_ONCE)));
-    const auto kernel = few ? weights_kernel<1, POSITIONS_AHEAD> : weights_kernel<TAPS_AT_ONCE, 1>;
+    /* which block has a tap or a row is part of no order */
+    const int64_t tap_parts = tl_ceil_div(s.taps, TAPS_AT_ONCE), blocks = groups * channels * segments * tap_parts;
+    const bool few = blocks * rows < tl_cuda_sms(ctx);
+    int64_t at_once = rows > 2 ? ROWS_AT_ONCE : rows;
+    while (at_once > 1 && blocks * tl_ceil_div(rows, at_once) < BLOCKS_LEAST * tl_cuda_sms(ctx))
+        at_once /= 2;
+    job.row_parts = (uint32_t)tl_ceil_div(rows, at_once);
+    job.pairs = tl_fastdiv(groups * job.row_parts * channels);
+    const dim3 grid((unsigned)(job.pairs.divisor * segments), (unsigned)(few ? s.taps : tap_parts));
+    const Kernel kernel = few            ? weights_kernel<1, POSITIONS_AHEAD, 1>
+                          : at_once == 1 ? weights_kernel<TAPS_AT_ONCE, 1, 1>
+                          : at_once == 2 ? weights_kernel<TAPS_AT_ONCE, 1, 2>
+                                         : weights_kernel<TAPS_AT_ONCE, 1, ROWS_AT_ONCE>;
     TL_TRY(tl_launch_ahead(ctx, "conv_groups_weights", kernel, grid, THREADS, 0, job));
     return sums ? tl_cuda_column_sums(ctx, sums, 1, segments, elements, 0, gw) : TORCHLEAN_OK;
 }

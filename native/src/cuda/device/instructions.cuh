@@ -37,6 +37,16 @@ static __device__ __forceinline__ void tl_fetch_to_l2(const float *from, int cou
 #endif
 }
 
+/* Asks for the line of one word to be brought to L2, without waiting. */
+static __device__ __forceinline__ void tl_fetch_word_to_l2(const float *word)
+{
+#ifdef __CUDA_ARCH__
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(word)));
+#else
+    (void)word;
+#endif
+}
+
 /* d += a b for one 16x8 tile over 8 columns of K. Lane 4g+t holds a: (g,t) (g+8,t) (g,t+4) (g+8,t+4); b: (t,g) (t+4,g);
  * d: (g,2t) (g,2t+1) (g+8,2t) (g+8,2t+1) (PTX ISA, "Matrix Fragments for mma.m16n8k8 with .tf32"). */
 static __device__ __forceinline__ void tl_mma_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])

@@ -215,16 +215,17 @@ struct tl_short_row : tl_row_layout<VECTOR_, G, VECTOR_ ? 4 : 1, VECTOR_ ? N_ / 
 /* ---- rows of one to three leaves --------------------------------------------------------------------------------- */
 
 /* A block owns a row, 256 threads a leaf of it: thread t lanes 4t..4t+3 (VECTOR) or t, t+256, t+512, t+768 of each run
- * of 1024 elements. */
-template <bool VECTOR_, int STEPS, int LEAVES>
-struct tl_block_row : tl_row_layout<VECTOR_, 256, 4, STEPS, (LEAVES > 1)> {
-    static constexpr int N = 4 * STEPS, THREADS = 256 * LEAVES, ROWS = 1;
+ * of 1024 elements. Without VECTOR a piece may be less than such a run, so that the pieces end where a short row does. */
+template <bool VECTOR_, int STEPS, int LEAVES, int W_ = 4>
+struct tl_block_row : tl_row_layout<VECTOR_, 256, W_, STEPS, (LEAVES > 1)> {
+    static constexpr int N = W_ * STEPS, THREADS = 256 * LEAVES, ROWS = 1;
+    static_assert(4 % W_ == 0 && (W_ == 4 || (!VECTOR_ && N <= 16)), "a run, or part of one held in registers");
     /* Where one array, or the second of two, is held, and blocks per multiprocessor: 64 registers or 64 KiB for an
      * array of a whole leaf, and at least 64 KiB of loads in flight. Two leaves, if the second is short, leave room for another
      * block, which loads while this one computes. */
-    static constexpr bool ONE_SHARED = STEPS > 4, SECOND_SHARED = STEPS > 4;
-    static constexpr int BLOCKS = LEAVES > 2 ? 1 : LEAVES > 1 ? 2 : STEPS > 4 ? 3 : 4;
-    static constexpr int BLOCKS_OF_TWO = LEAVES > 1 ? 1 : STEPS > 8 ? 1 + VECTOR_ : STEPS > 4 ? 2 : 3;
+    static constexpr bool ONE_SHARED = N > 16, SECOND_SHARED = N > 16;
+    static constexpr int BLOCKS = LEAVES > 2 ? 1 : LEAVES > 1 ? 2 : N > 16 ? 3 : 4;
+    static constexpr int BLOCKS_OF_TWO = LEAVES > 1 ? 1 : N > 48 ? 1 + VECTOR_ : N > 16 ? 2 : 3;
     static_assert(LEAVES == 1 || 4 * 256 * STEPS == TL_SUM_LEAF, "a leaf per 256 threads");
 
     __device__ __forceinline__ tl_block_row(int64_t, int64_t cols) { this->row = blockIdx.x, this->n = (int)cols; }
@@ -282,9 +283,15 @@ struct tl_block_row : tl_row_layout<VECTOR_, 256, 4, STEPS, (LEAVES > 1)> {
     /* The terms of a sum as they come, piece by piece: a thread's four lanes. */
     struct terms {
         float4 lanes = {0.0f, 0.0f, 0.0f, 0.0f};
-        __device__ __forceinline__ void add(int, const float (&w)[4])
+        __device__ __forceinline__ void add(int i, const float (&w)[W_])
         {
-            lanes = tl_join<tl_sum_op>(lanes, make_float4(w[0], w[1], w[2], w[3]));
+            if constexpr (W_ == 4) {
+                lanes = tl_join<tl_sum_op>(lanes, make_float4(w[0], w[1], w[2], w[3]));
+            } else {
+                float *const lane[4] = {&lanes.x, &lanes.y, &lanes.z, &lanes.w};
+                TL_UNROLL_FOR (int j = 0; j < W_; j++)
+                    *lane[(W_ * i + j) % 4] += w[j];
+            }
         }
         __device__ __forceinline__ float sum() const
         {
@@ -392,9 +399,16 @@ template <bool VECTOR, class Launch> static int32_t tl_pick_long_row(int64_t col
     TL_PICK(512, tl_short_row<VECTOR, 32, 16>);
     if constexpr (VECTOR) TL_PICK(768, tl_short_row<VECTOR, 32, 24>);
     TL_PICK(1024, tl_short_row<VECTOR, 32, 32>);
+    if constexpr (!VECTOR) {
+        TL_PICK(1280, tl_block_row<false, 5, 1, 1>);
+        TL_PICK(1536, tl_block_row<false, 3, 1, 2>);
+    }
     TL_PICK(2048, tl_block_row<VECTOR, 2, 1>);
+    if constexpr (!VECTOR) TL_PICK(2560, tl_block_row<false, 5, 1, 2>);
+    TL_PICK(3072, tl_block_row<VECTOR, 3, 1>);
     TL_PICK(4096, tl_block_row<VECTOR, 4, 1>);
     TL_PICK(8192, tl_block_row<VECTOR, 8, 1>);
+    TL_PICK(12288, tl_block_row<VECTOR, 12, 1>);
     TL_PICK(TL_SUM_LEAF, tl_block_row<VECTOR, 16, 1>);
     TL_PICK(2 * TL_SUM_LEAF, tl_block_row<VECTOR, 16, 2>);
     return launch(tl_row_type<tl_block_row<VECTOR, 16, 3>>());

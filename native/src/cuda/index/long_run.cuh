@@ -1,11 +1,12 @@
 /* Long runs of a scatter-add, which a block adds in the order of the index list. order.cuh has those of a warp. */
 #pragma once
 
+#include "cuda/device/async_copy.cuh"
 #include "cuda/index/order.cuh"
 
 constexpr int TL_LONG_THREADS = 256, TL_LONG_WARPS = TL_LONG_THREADS / 32, TL_LONG_HITS = 32; /* hits of a thread */
-/* Of so many rounds each must settle so many threads, or the rest is added one after the other: on an H200 a round takes 1,800 cycles, and
- * a thread's values 130 to 260. Chains hardly move in the first few rounds, and most have settled after eight. */
+/* Of so many rounds each must settle so many threads, or the rest is added one after the other: on an H200 a round takes some 2,000
+ * cycles, and a thread's values 130 to 160. Chains hardly move in the first few rounds, and most have settled after eight. */
 constexpr uint32_t TL_LONG_ROUNDS = 8, TL_LONG_ADVANCE = 6;
 
 /* Floats as integers in the same order, one apart for neighbours, -0 and +0 too: every float has its own. */
@@ -19,41 +20,44 @@ __device__ __forceinline__ float tl_float_at(uint32_t place)
     return __uint_as_float(place >> 31 ? place & 0x7fffffffu : ~place);
 }
 
-/* What some neighbouring hits do to a sum, of an even and of an odd place: how much they add, and whether it ends on an odd place
- * (bit 0 for an even start, bit 1 for an odd one). */
-struct tl_shift {
-    double even, odd;
-    uint32_t ends;
-};
+/* A guess stands for TL_STARTS neighbouring floats, whose places differ in their last bits. Where the values of a thread end after
+ * each, in those bits, is a map of TL_STARTS such fields; maps of neighbouring threads make one. */
+constexpr uint32_t TL_START_BITS = 2, TL_STARTS = 1 << TL_START_BITS;
 
-__device__ __forceinline__ tl_shift tl_shift_then(const tl_shift &a, const tl_shift &b)
+__device__ __forceinline__ uint32_t tl_follow(uint32_t map, uint32_t start)
 {
-    return {a.even + (a.ends & 1 ? b.odd : b.even), a.odd + (a.ends & 2 ? b.odd : b.even),
-            (b.ends >> (a.ends & 1) & 1) | (b.ends >> (a.ends >> 1) & 1) << 1};
+    return map >> (TL_START_BITS * start) & (TL_STARTS - 1);
+}
+__device__ __forceinline__ uint32_t tl_map_then(uint32_t first, uint32_t then)
+{
+    uint32_t map = 0;
+    TL_UNROLL_FOR (uint32_t i = 0; i < TL_STARTS; i++)
+        map |= tl_follow(then, tl_follow(first, i)) << (TL_START_BITS * i);
+    return map;
 }
 
 struct tl_long_room {
-    struct {
-        double even[TL_LONG_WARPS], odd[TL_LONG_WARPS];
-        uint32_t ends[TL_LONG_WARPS];
-        uint32_t start[TL_LONG_WARPS], end[TL_LONG_WARPS]; /* of the warp's first and last thread, as bits */
-        uint32_t wrong[TL_LONG_WARPS]; /* its first thread that starts elsewhere than the one before ends */
-    } round[2];
-    float total[TL_LONG_WARPS], sum, end;
+    uint32_t map[TL_LONG_WARPS];
+    double moved[TL_LONG_WARPS];                       /* what the warp's values add */
+    uint32_t start[TL_LONG_WARPS], end[TL_LONG_WARPS]; /* places: of its first thread's guess, and where it ends */
+    uint32_t
+        wrong[TL_LONG_WARPS]; /* its first thread, but the first, of whose starts none is where the one before ends */
+    float total[TL_LONG_WARPS], sum, end_of_chain;
 };
 
 /* s + the TL_LONG_HITS values of thread 0 + ... + those of thread `done` - 1, one after the other, with the bits of that chain. All
  * threads get it; mostly they are done, too.
  *
- * Every thread guesses where the chain enters its values, and adds them for good. Where every guess is the bits with which the
- * thread before ends, by induction from thread 0, whose guess is s, the ends are those of the chain. Else the next guesses follow
- * from what the threads' values add to a sum: that hardly depends on the start but for the parity of its significand (ties round to
- * even), so every thread adds its values to an even and to an odd neighbour of its guess, which is one of the two. Guesses settle
- * in a few rounds, and in a round for every thread at the latest: a sum that often crosses powers of two is rounded otherwise than
- * guessed there. Where rounds have cost more than the additions that they are for, the rest is left. */
+ * Every thread guesses where the chain enters its values, and adds them for good to the guess and to its neighbours. Which of these
+ * is the start follows from where the thread before ends; where it is one of them for every thread, by induction from thread 0, which
+ * knows its start, the ends are those of the chain. Else the next guesses follow from what the threads' values add to a sum: that
+ * hardly depends on the start but for the last bits of its significand, which decide roundings to a power of two above, and ties.
+ * Guesses settle in a few rounds, and in a round for every thread at the latest: of a sum that doubles more than once within the
+ * values of a thread more bits matter. Where rounds have cost more than the additions that they are for, the rest is left. */
 __device__ __forceinline__ float tl_guess_block(float s, const float (&v)[TL_LONG_HITS], tl_long_room &room,
                                                 uint32_t &done)
 {
+    constexpr uint32_t LAST = TL_STARTS - 1;
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const float total = tl_about_sum(v);
     if (lane == 31) room.total[warp] = total;
@@ -66,79 +70,92 @@ __device__ __forceinline__ float tl_guess_block(float s, const float (&v)[TL_LON
     float start = threadIdx.x ? s + (earlier + before) : s;
 
     for (uint32_t round = 0, settled = 0;; round++) {
-        auto &shared = room.round[round % 2];
-        const uint32_t place = tl_place_of(start);
-        const float even = tl_float_at(place & ~1u), odd = tl_float_at(place | 1u);
-        float from_even = even, from_odd = odd;
-        TL_UNROLL_FOR (int i = 0; i < TL_LONG_HITS; i++) {
-            from_even += v[i];
-            from_odd += v[i];
-        }
-        const uint32_t end = __float_as_uint(place & 1 ? from_odd : from_even);
-        const uint32_t end_before = __shfl_up_sync(~0u, end, 1);
-        const uint32_t wrong = __ballot_sync(~0u, lane > 0 && end_before != __float_as_uint(start));
-        tl_shift shift = {(double)from_even - even, (double)from_odd - odd,
-                          (tl_place_of(from_even) & 1) | (tl_place_of(from_odd) & 1) << 1};
+        const uint32_t guess = tl_place_of(start) & ~LAST;
+        float from[TL_STARTS];
+        TL_UNROLL_FOR (uint32_t j = 0; j < TL_STARTS; j++)
+            from[j] = tl_float_at(guess + j);
+        TL_UNROLL_FOR (int i = 0; i < TL_LONG_HITS; i++)
+            TL_UNROLL_FOR (uint32_t j = 0; j < TL_STARTS; j++)
+                from[j] += v[i];
+        uint32_t map = 0;
+        TL_UNROLL_FOR (uint32_t j = 0; j < TL_STARTS; j++)
+            map |= (tl_place_of(from[j]) & LAST) << (TL_START_BITS * j);
         TL_UNROLL_FOR (int d = 1; d < 32; d *= 2) {
-            const tl_shift earlier = {__shfl_up_sync(~0u, shift.even, d), __shfl_up_sync(~0u, shift.odd, d),
-                                      __shfl_up_sync(~0u, shift.ends, d)};
-            if (lane >= d) shift = tl_shift_then(earlier, shift);
+            const uint32_t of_earlier = __shfl_up_sync(~0u, map, d);
+            if (lane >= d) map = tl_map_then(of_earlier, map);
+        }
+        if (lane == 31) room.map[warp] = map;
+        __syncthreads();
+
+        uint32_t own = tl_place_of(s) & LAST; /* which of the starts, of the warp and then of the thread */
+        TL_UNROLL_FOR (uint32_t w = 0; w + 1 < TL_LONG_WARPS; w++)
+            if (w < warp) own = tl_follow(room.map[w], own);
+        const uint32_t map_before = __shfl_up_sync(~0u, map, 1);
+        if (lane > 0) own = tl_follow(map_before, own);
+        float end = from[0];
+        TL_UNROLL_FOR (uint32_t j = 1; j < TL_STARTS; j++)
+            if (own == j) end = from[j];
+        double moved = (double)end - tl_float_at(guess + own);
+        const uint32_t end_before = __shfl_up_sync(~0u, tl_place_of(end), 1);
+        const uint32_t wrong = __ballot_sync(~0u, lane > 0 && (end_before & ~LAST) != guess);
+        TL_UNROLL_FOR (int d = 1; d < 32; d *= 2) {
+            const double earlier_moved = __shfl_up_sync(~0u, moved, d);
+            if (lane >= d) moved += earlier_moved;
         }
         if (lane == 0) {
-            shared.start[warp] = __float_as_uint(start);
-            shared.wrong[warp] = wrong ? __ffs((int)wrong) - 1 : 32;
+            room.start[warp] = guess;
+            room.wrong[warp] = wrong ? __ffs((int)wrong) - 1 : 32;
         }
-        if (lane == 31) {
-            shared.even[warp] = shift.even, shared.odd[warp] = shift.odd, shared.ends[warp] = shift.ends;
-            shared.end[warp] = end;
-        }
+        if (lane == 31) room.moved[warp] = moved, room.end[warp] = tl_place_of(end);
         __syncthreads();
         done = TL_LONG_THREADS; /* threads that start where the chain does, all before the first that does not */
         TL_UNROLL_FOR (uint32_t w = TL_LONG_WARPS; w-- > 0;) {
-            if (shared.wrong[w] < 32) done = w * 32 + shared.wrong[w];
-            if (w > 0 && shared.start[w] != shared.end[w - 1]) done = w * 32;
+            if (room.wrong[w] < 32) done = w * 32 + room.wrong[w];
+            if (w > 0 && room.start[w] != (room.end[w - 1] & ~LAST)) done = w * 32;
         }
-        if (done == TL_LONG_THREADS) return __uint_as_float(shared.end[TL_LONG_WARPS - 1]);
+        if (done == TL_LONG_THREADS) return tl_float_at(room.end[TL_LONG_WARPS - 1]);
         const bool look = round % TL_LONG_ROUNDS == TL_LONG_ROUNDS - 1;
         if (look && done < settled + TL_LONG_ROUNDS * TL_LONG_ADVANCE) {
             /* Thread done - 1 is the last whose start holds, hence its end. */
-            if (threadIdx.x == done - 1) room.sum = __uint_as_float(end);
+            if (threadIdx.x == done - 1) room.sum = end;
             __syncthreads();
             return room.sum;
         }
         if (look) settled = done;
-        double moved = 0.0;
-        uint32_t parity = tl_place_of(s) & 1;
-        TL_UNROLL_FOR (uint32_t w = 0; w + 1 < TL_LONG_WARPS; w++) {
-            const double more = parity ? shared.odd[w] : shared.even[w];
-            const uint32_t then = shared.ends[w] >> parity & 1;
-            if (w < warp) moved += more, parity = then;
-        }
-        const double inside = __shfl_up_sync(~0u, parity ? shift.odd : shift.even, 1);
-        const float next = (float)(s + (moved + (lane ? inside : 0.0)));
-        /* A thread that is right stays so, and the next one starts at its end, whatever the sums of shifts say. */
-        const float exact = __uint_as_float(lane ? end_before : warp ? shared.end[warp - 1] : __float_as_uint(s));
+        double inside = __shfl_up_sync(~0u, moved, 1);
+        if (lane == 0) inside = 0.0;
+        double of_warps = 0.0;
+        TL_UNROLL_FOR (uint32_t w = 0; w + 1 < TL_LONG_WARPS; w++)
+            if (w < warp) of_warps += room.moved[w];
+        const float next = (float)(s + (of_warps + inside));
+        /* A thread that is right stays so, and the next one starts at its end, whatever the sums say. */
+        const float exact = lane ? tl_float_at(end_before) : warp ? tl_float_at(room.end[warp - 1]) : s;
         start = threadIdx.x <= done ? exact : next;
     }
 }
 
-/* The same of all threads. What is left the threads add in turns. */
+/* The same of all threads. What is left the warps add in turns, and in a warp the lanes. */
 __device__ __forceinline__ float tl_add_block(float s, const float (&v)[TL_LONG_HITS], tl_long_room &room)
 {
     uint32_t done;
     s = tl_guess_block(s, v, room, done);
     if (done == TL_LONG_THREADS) return s;
-    for (; done < TL_LONG_THREADS; done++) {
-        __syncthreads();
-        if (threadIdx.x == done) {
-            float sum = room.sum;
-            TL_UNROLL_FOR (int i = 0; i < TL_LONG_HITS; i++)
-                sum += v[i];
-            room.sum = sum;
+    __syncthreads(); /* all have s */
+    uint32_t lane = done % 32;
+    for (uint32_t w = done / 32; w < TL_LONG_WARPS; w++, lane = 0) {
+        if (threadIdx.x / 32 == w) {
+            for (; lane < 32; lane++) {
+                TL_UNROLL_FOR (int i = 0; i < TL_LONG_HITS; i++)
+                    s += v[i];
+                s = __shfl_sync(~0u, s, (int)lane);
+            }
+            room.sum = s; /* of all lanes */
         }
+        __syncthreads();
+        s = room.sum;
+        __syncthreads();
     }
-    __syncthreads();
-    return room.sum;
+    return s;
 }
 
 /* Values of a block in shared memory, those of a thread side by side. The next thread's lie four banks further, so that loads of 16
@@ -185,32 +202,54 @@ __device__ __forceinline__ float tl_add_values(float s, tl_long_values &stage, u
                 now[q] = after[q];
             }
         }
-        if (threadIdx.x == 0) room.end = s;
+        if (threadIdx.x == 0) room.end_of_chain = s;
     }
     __syncthreads();
-    return room.end;
+    return room.end_of_chain;
 }
 
 /* sum + the hits first .. end-1 of a column, in their order; all threads get it. Thread t owns TL_LONG_HITS neighbouring hits of
- * each chunk, which begins at a multiple of four; hits outside the run are -0, which changes no sum. The values of the chunk behind
- * are on their way meanwhile. */
+ * each chunk. Threads copy values of hits side by side to the stage, as the values of such hits often are near each other, and a
+ * thread takes its own from there. Those behind the last hit are -0, which changes no sum. The values of the chunk behind and the
+ * words of the one behind that are on their way meanwhile. */
 __device__ __forceinline__ float tl_add_long_run(const tl_hits &h, uint32_t first, uint32_t end, uint32_t col,
-                                                 float sum, tl_long_room &room)
+                                                 float sum, tl_long_values &stage, tl_long_room &room)
 {
-    constexpr int64_t CHUNK = TL_LONG_THREADS * TL_LONG_HITS;
-    const int64_t from = first & ~3u;
-    float next[TL_LONG_HITS];
-    const auto fetch = [&](int64_t chunk) {
-        const int64_t at = chunk + (int64_t)threadIdx.x * TL_LONG_HITS;
-        uint32_t words[TL_LONG_HITS];
-        tl_load_words(h, at, end, words);
-        tl_load_values(h, at, first, end, col, words, next);
+    uint32_t words[TL_LONG_HITS];
+    const auto read_words = [&](int64_t from) { /* none is under a condition, or it would be waited for */
+                                                if (!h.values || from >= end) return;
+                                                const uint32_t *const list = h.list + from;
+                                                const uint32_t last = (uint32_t)(end - from) - 1;
+                                                TL_UNROLL_FOR (uint32_t i = 0; i < TL_LONG_HITS; i++)
+                                                    words[i] = list[min(i * TL_LONG_THREADS + threadIdx.x, last)];
     };
-    fetch(from);
-    for (int64_t chunk = from; chunk < end; chunk += CHUNK) {
+    const auto copy_values = [&](int64_t from) {
+        if (from >= end) return;
+        const uint32_t *const list = h.list + from;
+        const uint32_t hits = (uint32_t)(end - from);
+        TL_UNROLL_FOR (uint32_t i = 0; i < TL_LONG_HITS; i++) {
+            const uint32_t hit = i * TL_LONG_THREADS + threadIdx.x;
+            const void *const value =
+                h.values ? (const void *)(h.values + ((int64_t)(words[i] & h.mask) * h.cols + col)) : list + hit;
+            if (hit < hits)
+                tl_copy_async<4>(tl_shared_address(&stage.value(hit)), value, true);
+            else
+                stage.value(hit) = -0.0f;
+        }
+        tl_copy_commit();
+    };
+    read_words(first);
+    copy_values(first);
+    read_words((int64_t)first + TL_LONG_ALL);
+    for (int64_t chunk = first; chunk < end; chunk += TL_LONG_ALL) {
+        tl_copy_wait<0>();
+        __syncthreads();
         float v[TL_LONG_HITS];
-        tl_take_values(chunk + (int64_t)threadIdx.x * TL_LONG_HITS, first, end, next, v);
-        if (chunk + CHUNK < end) fetch(chunk + CHUNK);
+        TL_UNROLL_FOR (int q = 0; q < TL_LONG_HITS / 4; q++)
+            tl_unpack4(stage.quads[threadIdx.x][q], v + 4 * q);
+        __syncthreads();
+        copy_values(chunk + TL_LONG_ALL);
+        read_words(chunk + 2 * TL_LONG_ALL);
         sum = tl_add_block(sum, v, room);
     }
     return sum;

@@ -3,6 +3,7 @@
  * while the next are on their way: a run costs the latency of its additions, and all columns no more than one. */
 #pragma once
 
+#include "cuda/device/async_copy.cuh"
 #include "cuda/device/division.cuh"
 #include "cuda/index/order.cuh"
 
@@ -114,30 +115,97 @@ __device__ __forceinline__ float tl_add_narrow_warp(const float *values, uint32_
     return sum;
 }
 
-/* A block's, of THREADS: lane c of warp 0 gets sum + the hits of column c, and does nothing but add. The others bring a stage, of two,
- * while it adds the one before. */
-__host__ __device__ constexpr uint32_t tl_block_stage(uint32_t threads, uint32_t values)
+/* A block's, of THREADS: lane c of warp 0 gets sum + the hits of column c, and does nothing but add. The others copy stages of hits to
+ * a ring, past the registers. All but two stages, of which one is added and the next has come, are on their way or about to be: the
+ * bytes that the latency of memory takes at the rate of a chain are more than one stage could be. */
+constexpr uint32_t TL_RING_STAGES = 6, TL_RING_AT_ONCE = 4;
+
+/* Fours of a ring of a size for which every column of TL_NARROW_COLUMNS has stages. */
+__host__ __device__ constexpr bool tl_is_ring(uint32_t fours)
 {
-    return tl_narrow_stage(threads - 32, values);
+    return fours / TL_NARROW_COLUMNS > TL_RING_STAGES * TL_NARROW_AT_ONCE / 4;
 }
 
-template <uint32_t THREADS, uint32_t VALUES, class Position>
+template <uint32_t THREADS, uint32_t FOURS, class Position>
 __device__ __forceinline__ float tl_add_narrow_block(const float *values, uint32_t stride, const tl_fastdiv &width,
-                                                     uint32_t cols, uint32_t hits, float sum,
-                                                     float4 (*stages)[tl_block_stage(THREADS, VALUES)],
+                                                     uint32_t cols, uint32_t hits, float sum, float4 (&ring)[FOURS],
                                                      Position position)
 {
-    const bool adds = threadIdx.x < 32;
-    tl_narrow_run<THREADS - 32, VALUES, Position> run(values, stride, width, cols, hits, threadIdx.x - 32, position);
-    uint32_t odd = 0; /* turns: one fetches a stage, the next stores and the one behind adds it */
-    for (uint32_t from = 0; from < hits + 2 * run.size; from += run.size, odd ^= 1) {
-        if (!adds) {
-            if (from > 0 && from - run.size < hits) run.store(from - run.size, stages[odd ^ 1]);
-            if (from < hits) run.fetch(from);
-        } else if (from > run.size) {
-            sum = run.add(from - 2 * run.size, stages[odd], sum);
+    static_assert(tl_is_ring(FOURS));
+    constexpr uint32_t STEP = TL_NARROW_AT_ONCE / 4;
+    /* Fours of a stage in a column, and from a column to the next: an odd number, so that those that lanes of neighbouring columns
+     * read lie in different banks. */
+    const uint32_t size = (width.div(FOURS) - 1) / (TL_RING_STAGES * STEP) * STEP, pitch = TL_RING_STAGES * size + 1;
+    const uint32_t stages = (hits + 4 * size - 1) / (4 * size);
+    const auto fours_of = [&](uint32_t stage) { /* those that are added: the last hits are followed by -0 */
+                                                return min((hits - stage * 4 * size + TL_NARROW_AT_ONCE - 1) /
+                                                               TL_NARROW_AT_ONCE * STEP,
+                                                           size);
+    };
+    if (threadIdx.x >= 32) {
+        uint32_t col;
+        const uint32_t first = width.divmod(threadIdx.x - 32, &col), rows = width.div(THREADS - 32); /* together */
+        const bool brings = first < rows && col < cols;
+        float *const column = reinterpret_cast<float *>(ring + (brings ? col : 0) * pitch);
+        const char *const from_column = reinterpret_cast<const char *>(values + col);
+        const uint32_t row_bytes = stride * sizeof(float);
+        const auto bring = [&](uint32_t stage, uint32_t slot) {
+            if (stage < stages && brings) {
+                const uint32_t from = stage * 4 * size, end = min(hits - from, 4 * size);
+                float *const to = column + slot * 4 * size;
+                for (uint32_t hit = first; hit < end; hit += TL_RING_AT_ONCE * rows) {
+                    uint32_t of[TL_RING_AT_ONCE];
+                    TL_UNROLL_FOR (uint32_t u = 0; u < TL_RING_AT_ONCE; u++)
+                        of[u] = position(from + min(hit + u * rows, end - 1));
+                    TL_UNROLL_FOR (uint32_t u = 0; u < TL_RING_AT_ONCE; u++)
+                        if (hit + u * rows < end)
+                            tl_copy_async<4, false>(tl_shared_address(to + hit + u * rows),
+                                                    from_column + (uint64_t)of[u] * row_bytes, true);
+                }
+                for (uint32_t hit = end + first; hit < 4 * fours_of(stage); hit += rows)
+                    to[hit] = -0.0f; /* changes no sum */
+            }
+            tl_copy_commit();
+        };
+        for (uint32_t stage = 0; stage + 1 < TL_RING_STAGES; stage++)
+            bring(stage, stage);
+        uint32_t slot = TL_RING_STAGES - 1;
+        for (uint32_t stage = 0; stage < stages; stage++) {
+            tl_copy_wait<TL_RING_STAGES - 3>(); /* for the stage behind this one */
+            __syncthreads();
+            bring(stage + TL_RING_STAGES - 1, slot);
+            slot = slot + 1 < TL_RING_STAGES ? slot + 1 : 0;
         }
-        __syncthreads();
+    } else {
+        const float4 *const column = ring + min(threadIdx.x, cols - 1) * pitch;
+        float4 now[STEP] = {};
+        uint32_t slot = 0;
+        for (uint32_t stage = 0; stage < stages; stage++) {
+            __syncthreads();
+            const float4 *const own = column + slot * size;
+            slot = slot + 1 < TL_RING_STAGES ? slot + 1 : 0;
+            const float4 *const behind = stage + 1 < stages ? column + slot * size : own;
+            const uint32_t end = fours_of(stage);
+            if (stage == 0)
+                TL_UNROLL_FOR (uint32_t i = 0; i < STEP; i++)
+                    now[i] = own[i];
+#pragma unroll 2
+            for (uint32_t at = STEP; at <= end; at += STEP) {
+                const float4 *const then = at < end ? own + at : behind;
+                float4 next[STEP];
+                TL_UNROLL_FOR (uint32_t i = 0; i < STEP; i++)
+                    next[i] = then[i];
+                TL_UNROLL_FOR (uint32_t i = 0; i < STEP; i++) {
+                    sum += now[i].x;
+                    sum += now[i].y;
+                    sum += now[i].z;
+                    sum += now[i].w;
+                }
+                TL_UNROLL_FOR (uint32_t i = 0; i < STEP; i++)
+                    now[i] = next[i];
+            }
+        }
     }
+    __syncthreads(); /* the ring was read */
     return sum;
 }

@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(THREADS)
  * the row's owner sorts them. Those that find none are late. Blocks of the owners' launch put late rows in order, while others
  * stream. */
 constexpr uint32_t SLOTS = 16; /* of a row: 64 bytes */
-constexpr uint32_t SLOT_HITS = 1 << 16, LATE_BLOCKS = 132, AT_ONCE_LATE = 8;
+constexpr uint32_t SLOT_HITS = 1 << 16, LATE_BLOCKS = 132, LATE_TOGETHER = 4, AT_ONCE_LATE = 8;
 /* Elements that are read and written, in 32 us: about as long as to put late rows in order where there are most of them beside most
  * late hits, SLOT_HITS / (2·SLOTS) beside SLOT_HITS / 2. */
 constexpr int64_t SLOT_VALUES = (int64_t)1 << 25;
@@ -172,47 +172,58 @@ __global__ void __launch_bounds__(THREADS)
     if (late && place == SLOTS) s.late_rows[atomicAdd(s.late + 1, 1u)] = row;
 }
 
-/* LATE_BLOCKS blocks take the late rows in turns. Of a bit for every position of the index list those of the row's hits are set;
- * thread t then writes the positions in the t-th part of the bits, behind those in earlier parts. */
+/* LATE_BLOCKS blocks take the late rows in turns, LATE_TOGETHER at a time, for which they look through the late hits once. Of a bit
+ * for every position of the index list those of a row's hits are set; thread t then writes the positions in the t-th part of the bits,
+ * behind those in earlier parts. */
 __device__ __forceinline__ void order_late_rows(const Scatter &s, const row_slots &t)
 {
     constexpr uint32_t WORDS = SLOT_HITS / 32 / THREADS; /* of a thread */
-    __shared__ uint32_t bits[WORDS * THREADS];
+    __shared__ uint32_t bits[LATE_TOGETHER][WORDS * THREADS];
     __shared__ uint32_t counts[THREADS / 32], begin;
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, late_hits = t.late[0], late_rows = t.late[1];
-    const auto set = [&](uint32_t j) { atomicOr(bits + j / 32, 1u << j % 32); };
-    for (uint32_t r = blockIdx.x; r < late_rows; r += LATE_BLOCKS) {
-        const uint32_t row = t.late_rows[r], hits = t.counts()[row];
-        for (uint32_t w = threadIdx.x; w < WORDS * THREADS; w += THREADS)
-            bits[w] = 0;
-        if (threadIdx.x == 0) begin = atomicAdd(t.late + 2, hits);
+    const auto set = [&](uint32_t i, uint32_t j) { atomicOr(bits[i] + j / 32, 1u << j % 32); };
+    for (uint32_t first = blockIdx.x; first < late_rows; first += LATE_TOGETHER * LATE_BLOCKS) {
+        uint32_t row[LATE_TOGETHER]; /* UINT32_MAX for none */
+        TL_UNROLL_FOR (uint32_t i = 0; i < LATE_TOGETHER; i++) {
+            const uint32_t r = first + i * LATE_BLOCKS;
+            row[i] = r < late_rows ? t.late_rows[r] : UINT32_MAX;
+            for (uint32_t w = threadIdx.x; w < WORDS * THREADS; w += THREADS)
+                bits[i][w] = 0;
+        }
         __syncthreads();
-        if (threadIdx.x < SLOTS) set(t.slots[(int64_t)row * SLOTS + threadIdx.x]);
-        for (uint32_t i = threadIdx.x; i < late_hits; i += AT_ONCE_LATE * THREADS) {
+        TL_UNROLL_FOR (uint32_t i = 0; i < LATE_TOGETHER; i++)
+            if (threadIdx.x < SLOTS && row[i] != UINT32_MAX) set(i, t.slots[(int64_t)row[i] * SLOTS + threadIdx.x]);
+        for (uint32_t h = threadIdx.x; h < late_hits; h += AT_ONCE_LATE * THREADS) {
             uint2 hit[AT_ONCE_LATE];
             TL_UNROLL_FOR (uint32_t u = 0; u < AT_ONCE_LATE; u++)
-                hit[u] = i + u * THREADS < late_hits ? t.late_hits[i + u * THREADS] : make_uint2(UINT32_MAX, 0);
+                hit[u] = t.late_hits[min(h + u * THREADS, late_hits - 1)];
             TL_UNROLL_FOR (uint32_t u = 0; u < AT_ONCE_LATE; u++)
-                if (hit[u].x == row) set(hit[u].y);
+                TL_UNROLL_FOR (uint32_t i = 0; i < LATE_TOGETHER; i++)
+                    if (hit[u].x == row[i]) set(i, hit[u].y); /* the last one perhaps more than once */
         }
         __syncthreads();
-        uint32_t mine = 0;
-        TL_UNROLL_FOR (uint32_t w = 0; w < WORDS; w++)
-            mine += __popc(bits[threadIdx.x * WORDS + w]);
-        uint32_t place = tl_sum_to_lane(mine, lane);
-        if (lane == 31) counts[warp] = place;
-        __syncthreads();
-        place += begin - mine;
-        for (uint32_t w = 0; w < warp; w++)
-            place += counts[w];
-        for (uint32_t w = 0; w < WORDS; w++)
-            for (uint32_t left = bits[threadIdx.x * WORDS + w]; left; left &= left - 1)
-                t.list[place++] = (threadIdx.x * WORDS + w) * 32 + __ffs((int)left) - 1;
-        if (threadIdx.x == 0) {
-            t.segments[row] = make_uint2(begin, begin + hits);
-            leave_wide(s, row, hits);
+        TL_UNROLL_FOR (uint32_t i = 0; i < LATE_TOGETHER; i++) {
+            if (row[i] == UINT32_MAX) break;
+            const uint32_t hits = t.counts()[row[i]];
+            uint32_t mine = 0;
+            TL_UNROLL_FOR (uint32_t w = 0; w < WORDS; w++)
+                mine += __popc(bits[i][threadIdx.x * WORDS + w]);
+            uint32_t place = tl_sum_to_lane(mine, lane);
+            if (lane == 31) counts[warp] = place;
+            if (threadIdx.x == 0) begin = atomicAdd(t.late + 2, hits);
+            __syncthreads();
+            place += begin - mine;
+            for (uint32_t w = 0; w < warp; w++)
+                place += counts[w];
+            for (uint32_t w = 0; w < WORDS; w++)
+                for (uint32_t left = bits[i][threadIdx.x * WORDS + w]; left; left &= left - 1)
+                    t.list[place++] = (threadIdx.x * WORDS + w) * 32 + __ffs((int)left) - 1;
+            if (threadIdx.x == 0) {
+                t.segments[row[i]] = make_uint2(begin, begin + hits);
+                leave_wide(s, row[i], hits);
+            }
+            __syncthreads();
         }
-        __syncthreads();
     }
 }
 
@@ -321,7 +332,10 @@ constexpr int NARROW_BLOCKS = 264, RUN = 16; /* two on every multiprocessor */
 __global__ void __launch_bounds__(TL_LONG_THREADS, 2) add_narrow_runs_kernel(Scatter s)
 {
     __shared__ tl_long_room room;
-    __shared__ float4 chunks[TL_LONG_WARPS][16 * RUN / 4];
+    __shared__ union {
+        tl_long_values values;
+        float4 chunks[TL_LONG_WARPS][16 * RUN / 4];
+    } stage;
     tl_wait_for_earlier();
     const uint32_t warp = threadIdx.x / 32;
     const auto end_of = [&](uint32_t i) {
@@ -330,14 +344,16 @@ __global__ void __launch_bounds__(TL_LONG_THREADS, 2) add_narrow_runs_kernel(Sca
     for (int64_t unit = blockIdx.x; unit < (int64_t)s.left.front[1] * s.cols; unit += NARROW_BLOCKS) {
         const uint32_t i = *(s.left.back - 1 - unit / s.cols), col = (uint32_t)(unit % s.cols);
         const int64_t element = (int64_t)s.keys[i] * s.cols + col;
-        const float sum = tl_add_long_run(s.hits, i, end_of(i), col, s.base ? s.base[element] : 0.0f, room);
+        const float sum =
+            tl_add_long_run(s.hits, i, end_of(i), col, s.base ? s.base[element] : 0.0f, stage.values, room);
         if (threadIdx.x == 0) s.out[element] = sum;
     }
     for (int64_t unit = (int64_t)warp * NARROW_BLOCKS + (NARROW_BLOCKS - 1 - blockIdx.x);
          unit < (int64_t)s.left.front[0] * s.cols; unit += (int64_t)NARROW_BLOCKS * TL_LONG_WARPS) {
         const uint32_t i = s.left.front[TL_LEFT_LISTS + unit / s.cols], col = (uint32_t)(unit % s.cols);
         const int64_t element = (int64_t)s.keys[i] * s.cols + col;
-        const float sum = tl_add_run<RUN>(s.hits, i, end_of(i), col, s.base ? s.base[element] : 0.0f, chunks[warp]);
+        const float sum =
+            tl_add_run<RUN>(s.hits, i, end_of(i), col, s.base ? s.base[element] : 0.0f, stage.chunks[warp]);
         if (threadIdx.x % 32 == 0) s.out[element] = sum;
     }
 }
@@ -345,7 +361,10 @@ __global__ void __launch_bounds__(TL_LONG_THREADS, 2) add_narrow_runs_kernel(Sca
 /* A block owns 32 columns of a long run of an array, a warp of another. Of the longest a block owns a column. */
 __global__ void __launch_bounds__(TL_LONG_THREADS, 3) add_wide_runs_kernel(Scatter s)
 {
-    __shared__ float stage[TL_LONG_STAGE][32];
+    __shared__ union {
+        tl_long_values values;
+        float rows[TL_LONG_STAGE][32];
+    } stage;
     __shared__ tl_long_room room;
     tl_wait_for_earlier();
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, strips = (s.cols + 31) / 32;
@@ -357,7 +376,7 @@ __global__ void __launch_bounds__(TL_LONG_THREADS, 3) add_wide_runs_kernel(Scatt
         tl_hits hits = s.hits;
         hits.values += (int64_t)o * s.k * s.cols;
         const float before = s.base ? s.base[element] : 0.0f;
-        const float sum = is_long ? tl_add_staged(hits, segment.x, segment.y, col, before, stage)
+        const float sum = is_long ? tl_add_staged(hits, segment.x, segment.y, col, before, stage.rows)
                                   : tl_add_walk(hits, segment.x, segment.y, col, before);
         if (!is_long || warp == 0) s.out[element] = sum;
     };
@@ -370,7 +389,8 @@ __global__ void __launch_bounds__(TL_LONG_THREADS, 3) add_wide_runs_kernel(Scatt
         const int64_t element = ((int64_t)o * s.rows + row) * s.cols + col;
         tl_hits hits = s.hits;
         hits.values += (int64_t)o * s.k * s.cols;
-        const float sum = tl_add_long_run(hits, segment.x, segment.y, col, s.base ? s.base[element] : 0.0f, room);
+        const float sum =
+            tl_add_long_run(hits, segment.x, segment.y, col, s.base ? s.base[element] : 0.0f, stage.values, room);
         if (threadIdx.x == 0) s.out[element] = sum;
     }
     for (int64_t unit = blockIdx.x; unit < s.left.front[1] * units; unit += WIDE_BLOCKS)
@@ -402,16 +422,19 @@ template <bool BY_SLOTS> int32_t launch_owners(tl_context *ctx, const char *name
     return tl_launch_ahead(ctx, name, add_wide_runs_kernel, WIDE_BLOCKS, TL_LONG_THREADS, 0, s);
 }
 
+/* Few rows have a hit, and tiles copy the others faster than their owners do. */
+bool hits_are_rare(int64_t rows, int64_t k) { return k < rows / 4; }
+
+/* Slots of rows of fewer than 128 columns take the place of a sort, which costs more than the rows; they are as large as the rows,
+ * so that most of them should have a hit. */
 bool slots_serve(int64_t outer, int64_t rows, int64_t cols, int64_t k)
 {
-    if (cols < 128 || rows >= UINT32_MAX) return false;
+    if (cols < 32 || rows >= UINT32_MAX) return false;
+    if (cols < 128) return k > TL_TILE_INDICES && k <= SLOT_HITS && k <= rows * (SLOTS / 4) && !hits_are_rare(rows, k);
     if (k >= rows && k > TILED_FEW && k <= TILED_WIDE)
         return k <= rows * (SLOTS / 4) || (k <= rows * (SLOTS / 2) && outer * k * cols >= TILE_SORTS);
     return k <= SLOT_HITS && k <= rows * (SLOTS / 4) && outer * (k + 2 * rows) * cols >= SLOT_VALUES;
 }
-
-/* Few rows have a hit, and tiles copy the others faster than their owners do. */
-bool hits_are_rare(int64_t rows, int64_t k) { return k < rows / 4; }
 
 int32_t scatter_by_slots(tl_context *ctx, const char *name, const float *base, const float *values,
                          const uint32_t *indices, int64_t outer, int64_t rows, int64_t cols, int64_t k, float *out)

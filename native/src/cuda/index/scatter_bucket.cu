@@ -6,14 +6,17 @@
  * window of them in order of rows, stably and in one step, as there are few rows, and adds every row's in shared memory. So a hit is
  * moved once through memory, where a sort of the list moves it once for each digit, and nothing has to be counted before.
  *
- * Of so many rows that most have no hit, or a bucket has thousands, lines of rows share a bucket, which is copied in whole lines. The
- * hits of a window then are dealt to warps by row, and nothing is put in order of rows: a warp adds its hits as they come to the sums
- * in shared memory.
+ * Of so many rows that a bucket has thousands nothing is put in order of rows: a block deals the hits of a window to its warps by row,
+ * and a warp adds them as they come to the sums. Where a few rows have a hit, lines of rows share a bucket, which is copied in whole
+ * lines to shared memory, where the sums are. Where most have none, or hits are so many that those of one line would wait for each
+ * other, further blocks of the first launch copy the base to the output meanwhile, where the sums are then, of which caches hold those
+ * that are added to often.
  *
  * A bucket with far more hits than others has a second block. That adds the row which seems to have most of them, and the other
  * block leaves the row out. */
 #include "cuda/device/async_copy.cuh"
 #include "cuda/device/division.cuh"
+#include "cuda/device/instructions.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/device/warp_sum.cuh"
 #include "cuda/index/bucket.cuh"
@@ -38,25 +41,52 @@ constexpr int FEW_DEALT = 8, SOME_DEALT = 12, MANY_DEALT = 16; /* hits of a thre
 constexpr uint32_t ONE_BY_ONE = 256; /* hits of a row that a thread adds; more are a warp's, in chunks of 32·RUN */
 constexpr uint32_t LONE = 2048;      /* hits of buckets of one row that a block adds as fast as a warp */
 constexpr int RUN = 16;
-/* Rows for each hit, of more than which the blocks of the last launch mostly copy rows: single ones are far apart. */
-constexpr int64_t FEW_OF_ROWS = 16;
-/* These, and more rows than MOST_BUCKETS·MOST_PLACES, are dealt in lines of 128 bytes. A bucket of MOST_LINED has its sums, of 66 KiB, and a
- * window of hits, of 30 KiB, in shared memory: chips with 99 KiB for a block have room. So many that the buckets hold 2^24 rows; of
- * more a block has a part of a bucket's. */
+/* Rows for each hit, between which lines serve: of more, single ones are far apart; of fewer, uneven lists have too many in a line. */
+constexpr int64_t FEW_OF_ROWS = 16, LEAST_OF_ROWS = 2;
+/* Lines are of 128 bytes. A bucket of MOST_LINED rows has its sums, of 66 KiB, and a window of hits, of 30 KiB, in shared memory: chips
+ * with 99 KiB for a block have room. So many that the buckets hold 2^24 rows; of more a block has a part of a bucket's, and of so many
+ * that each bucket's hits were read by more than FEW_PARTS blocks the sums are in the output. */
 constexpr int LINE_BITS = 5;
 constexpr uint32_t MOST_LINED = 528 << LINE_BITS;
-/* Parts for any number of hits. Of more, which all read a bucket's hits, a list shorter than the vector is still not worth a sort. */
-constexpr int64_t FEW_PARTS = 4, MOST_ROWS = INT32_MAX;
+constexpr int64_t FEW_PARTS = 4;
+/* The rows of a bucket whose sums are in the output, the upper bits of a word. */
+constexpr int64_t MOST_FAR = (int64_t)1 << (32 - FIELD), MOST_ROWS = INT32_MAX;
+/* Vectors of a thread of a block that copies, all of which are on their way at once. */
+constexpr uint32_t COPIED = 8, TILE = 4 * COPIED * THREADS;
 /* Hits of one place in a warp, besides its first, of more than which a lane looks at all 32 instead of one after the other. */
 constexpr int FEW_TOGETHER = 2;
 static_assert((int64_t)MOST_BUCKETS * MOST_LINED >= (int64_t)1 << 24 && MOST_PLACES <= MOST_LINED &&
-              MOST_LINED <= UINT16_MAX + 1);
-/* The places of all parts of a bucket are the upper bits of a word. */
-static_assert((MOST_ROWS / ((int64_t)MOST_BUCKETS * MOST_LINED) + 1) * MOST_LINED <= (int64_t)1 << (32 - FIELD));
+              MOST_LINED <= UINT16_MAX + 1 && FEW_PARTS * MOST_LINED <= MOST_FAR);
+static_assert(MOST_BUCKETS * MOST_FAR >= MOST_ROWS);
 static_assert(MANY_DEALT * THREADS <= UINT16_MAX);
 
+/* The block copies a tile of the base to the output, or clears it. The base is read once; the output stays in the cache for those who
+ * add to it. */
+__device__ __forceinline__ void copy_tile(const buckets &s, uint32_t tile)
+{
+    const uint32_t from = tile * TILE;
+    if (s.aligned && s.rows - from >= TILE) {
+        const uint32_t at = from + 4 * threadIdx.x;
+        float4 quads[COPIED];
+        TL_UNROLL_FOR (uint32_t i = 0; i < COPIED; i++)
+            quads[i] = s.base ? __ldcs(reinterpret_cast<const float4 *>(s.base + at) + i * THREADS)
+                              : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        TL_UNROLL_FOR (uint32_t i = 0; i < COPIED; i++)
+            tl_store4(s.out + at + i * 4 * THREADS, quads[i]);
+        return;
+    }
+    const uint32_t end = s.rows - from < TILE ? s.rows : from + TILE;
+    for (uint32_t first = from + threadIdx.x; first < end; first += COPIED * THREADS) {
+        float values[COPIED];
+        TL_UNROLL_FOR (uint32_t i = 0; i < COPIED; i++)
+            values[i] = s.base ? s.base[min(first + i * THREADS, end - 1)] : 0.0f;
+        TL_UNROLL_FOR (uint32_t i = 0; i < COPIED; i++)
+            if (first + i * THREADS < end) s.out[first + i * THREADS] = values[i];
+    }
+}
+
 /* A block puts the hits of a chunk, ITEMS·THREADS of the list, in order of buckets in shared memory, from where they leave side by
- * side. A warp has 32·ITEMS neighbours of the list. */
+ * side. A warp has 32·ITEMS neighbours of the list. Blocks behind those of the chunks copy a tile each. */
 template <int ITEMS> __global__ void __launch_bounds__(THREADS, DEALING) deal_hits_kernel(buckets s)
 {
     static_assert(ITEMS % 4 == 0);
@@ -66,6 +96,10 @@ template <int ITEMS> __global__ void __launch_bounds__(THREADS, DEALING) deal_hi
     uint16_t *const tallies = reinterpret_cast<uint16_t *>(room);
     uint2 *const staged = reinterpret_cast<uint2 *>(room);
     tl_wait_for_earlier(TL_FIRST);
+    if (blockIdx.x >= s.chunks) {
+        copy_tile(s, blockIdx.x - s.chunks);
+        return;
+    }
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = s.count.divisor;
     const uint32_t from = blockIdx.x * (ITEMS * THREADS) + warp * ITEMS * 32 + lane;
     uint16_t *const of_warp = tallies + warp * tl_tally_stride(count + 1);
@@ -191,6 +225,8 @@ __global__ void __launch_bounds__(THREADS, ADDING) add_buckets_kernel(buckets s)
         if (p != heavy) s.out[p * count + bucket] = sums[p];
 }
 
+/* ---- many rows ------------------------------------------------------------------------------------------------------- */
+
 /* Starts copying the block's rows of the base to `sums`; without one the sums start from +0. Rows of the last line that are not there
  * stay as they are. */
 __device__ __forceinline__ void load_lines(const buckets &s, uint32_t bucket, uint32_t first_place, float *sums)
@@ -212,12 +248,13 @@ __device__ __forceinline__ void load_lines(const buckets &s, uint32_t bucket, ui
     tl_copy_commit();
 }
 
-/* The warp adds a value for each lane that has one, those of one place in order of lanes, to the sums in shared memory. */
-__device__ __forceinline__ void add_lanes(float *sums, bool here, uint32_t place, float value)
+/* The warp adds a value for each lane that has a row, those of one row in order of lanes, to the sums. `together` has the lanes of
+ * the same row. */
+__device__ __forceinline__ void add_lanes(float *sums, uint32_t row, uint32_t together, float value)
 {
-    const uint32_t lane = threadIdx.x % 32, together = __match_any_sync(~0u, place), below = (1u << lane) - 1;
-    const bool adds = here && (together & below) == 0;
-    float sum = adds ? sums[place] + value : 0.0f; /* the first of the place has all of its sum */
+    const uint32_t lane = threadIdx.x % 32, below = (1u << lane) - 1;
+    const bool adds = row != NONE && (together & below) == 0;
+    float sum = adds ? sums[row] + value : 0.0f; /* the first of the row has all of its sum */
     uint32_t left = adds ? together & (together - 1) : 0;
     if (__any_sync(~0u, __popc(left) > FEW_TOGETHER)) {
         TL_UNROLL_FOR (int i = 0; i < 32; i += 8) {
@@ -235,7 +272,7 @@ __device__ __forceinline__ void add_lanes(float *sums, bool here, uint32_t place
             if (left) sum += v;
         }
     }
-    if (adds) sums[place] = sum;
+    if (adds) sums[row] = sum;
     __syncwarp();
 }
 
@@ -299,8 +336,7 @@ __global__ void __launch_bounds__(THREADS, LINES_ADDING) add_lines_kernel(bucket
             for (uint32_t at = first[warp]; at < first[warp + 1]; at += 32) {
                 const bool here = at + lane < first[warp + 1];
                 const uint32_t place = here ? places[at + lane] : NONE;
-                const float value = here ? values[at + lane] : 0.0f;
-                add_lanes(sums, here, place, value);
+                add_lanes(sums, place, __match_any_sync(~0u, place), here ? values[at + lane] : 0.0f);
             }
             __syncthreads();
         }
@@ -313,6 +349,63 @@ __global__ void __launch_bounds__(THREADS, LINES_ADDING) add_lines_kernel(bucket
         } else {
             TL_UNROLL_FOR (uint32_t i = 0; i < 4; i++)
                 if (row + i < s.rows && place + i != heavy) s.out[row + i] = sums[p + i];
+        }
+    }
+}
+
+/* The same where the output is the base already, and its rows are the sums. Warp w owns the places p with p % WARPS == w: the hits of
+ * a window are dealt to the warps, which add 32 of them at a time. */
+__global__ void __launch_bounds__(THREADS, ADDING) add_far_kernel(buckets s)
+{
+    TL_DYNAMIC_SHARED(uint4, room); /* the hits of a window, row and value; or the stage of a heavy row */
+    constexpr uint32_t OWNERS = WARPS, STRIDE = 2 * WARPS; /* and one owner of what is not to be added */
+    __shared__ __align__(16) uint16_t tallies[WARPS * STRIDE];
+    __shared__ uint32_t first[OWNERS + 2], of_warps[2 * WARPS];
+    __shared__ tl_long_room heavy_room;
+    __shared__ piece_list pieces;
+    uint2 *const dealt = reinterpret_cast<uint2 *>(room);
+    tl_wait_for_earlier();
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = s.count.divisor;
+    const uint32_t first_blocks = gridDim.x - count;
+    if (blockIdx.x < first_blocks) {
+        add_heavy_rows(s, first_blocks, pieces, of_warps, *reinterpret_cast<tl_long_values *>(room), heavy_room);
+        return;
+    }
+    const uint32_t bucket = blockIdx.x - first_blocks;
+    uint32_t hits = list_pieces(s, bucket, 0, pieces, of_warps);
+    const uint32_t heavy =
+        choose_heavy(s, bucket, s.chunks > PIECES ? count_hits(s, bucket, of_warps) : hits, of_warps);
+    for (uint32_t chunk = 0; chunk < s.chunks; chunk += PIECES) {
+        if (chunk > 0) hits = list_pieces(s, bucket, chunk, pieces, of_warps);
+        for (uint32_t from = 0; from < hits; from += WINDOW) {
+            window w;
+            w.load(s.hits, pieces, from, min(hits, from + WINDOW), heavy, NONE);
+            TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++)
+                if (w.place[i] != NONE) tl_fetch_word_to_l2(s.out + w.place[i] * count + bucket);
+            tl_clear_tallies(tallies, OWNERS + 1);
+            __syncthreads();
+            const auto owner = [&](int i) { return w.place[i] != NONE ? w.place[i] % OWNERS : OWNERS; };
+            uint32_t to[WINDOW_ITEMS];
+            tl_rank_hits(tallies + warp * STRIDE, OWNERS + 1, owner, w.rounds, to);
+            __syncthreads();
+            tl_place_kinds(tallies, OWNERS + 1, first, of_warps);
+            TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {
+                if (w.place[i] == NONE) continue;
+                dealt[tallies[warp * STRIDE + owner(i)] + to[i]] = make_uint2(w.place[i] * count + bucket, w.value[i]);
+            }
+            __syncthreads();
+            /* The lanes of equal rows are found while those before are still added. */
+            const uint32_t end = first[warp + 1];
+            const auto hit_at = [&](uint32_t at) { return at + lane < end ? dealt[at + lane] : make_uint2(NONE, 0); };
+            uint2 hit = hit_at(first[warp]);
+            uint32_t together = __match_any_sync(~0u, hit.x);
+            for (uint32_t at = first[warp]; at < end; at += 32) {
+                const uint2 next = hit_at(at + 32);
+                const uint32_t then = __match_any_sync(~0u, next.x);
+                add_lanes(s.out, hit.x, together, __uint_as_float(hit.y));
+                hit = next, together = then;
+            }
+            __syncthreads();
         }
     }
 }
@@ -333,13 +426,22 @@ int32_t launch(tl_context *ctx, const char *name, void (*kernel)(buckets), int64
 /* Of so many lines the blocks for each bucket, of as many buckets as there can be. */
 int64_t parts_of(int64_t lines) { return tl_ceil_div(lines, (int64_t)MOST_BUCKETS * (MOST_LINED >> LINE_BITS)); }
 
+/* Which kernel the second launch is. */
+enum form { PLACES, LINES, FAR };
+
+form form_of(int64_t rows, int64_t k)
+{
+    if (rows <= (int64_t)MOST_BUCKETS * MOST_PLACES && rows <= FEW_OF_ROWS * k) return PLACES;
+    return rows < LEAST_OF_ROWS * k || rows > FEW_OF_ROWS * k || parts_of(tl_ceil_div(rows, 1 << LINE_BITS)) > FEW_PARTS
+               ? FAR
+               : LINES;
+}
+
 } /* namespace */
 
 bool tl_buckets_serve(int64_t rows, int64_t cols, int64_t k)
 {
-    if (cols != 1 || k <= TL_TILE_INDICES || k > INT32_MAX) return false;
-    const int64_t parts = parts_of(tl_ceil_div(rows, 1 << LINE_BITS));
-    return rows <= MOST_ROWS && (parts <= FEW_PARTS || parts * k <= rows);
+    return cols == 1 && k > TL_TILE_INDICES && k <= INT32_MAX && rows <= MOST_ROWS;
 }
 
 bool tl_lone_rows(int64_t rows, int64_t cols, int64_t k) { return tl_buckets_serve(rows, cols, k) && rows * LONE < k; }
@@ -347,28 +449,27 @@ bool tl_lone_rows(int64_t rows, int64_t cols, int64_t k) { return tl_buckets_ser
 int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base, const float *values,
                            const uint32_t *indices, int64_t rows, int64_t k, float *out)
 {
-    const bool lined = rows > (int64_t)MOST_BUCKETS * MOST_PLACES || rows > FEW_OF_ROWS * k;
-    const int64_t line = lined ? 1 << LINE_BITS : 1, lines = tl_ceil_div(rows, line);
-    const int64_t most_lines = (lined ? MOST_LINED : MOST_PLACES) / line,
-                  adding = (lined ? LINES_ADDING : ADDING) * tl_cuda_sms(ctx), dealing = DEALING * tl_cuda_sms(ctx);
-    int64_t count = tl_ceil_div(k, BUCKET_HITS);
-    count = count < 2 * tl_cuda_sms(ctx) ? 2 * tl_cuda_sms(ctx) : count;
-    const int64_t most = adding < MOST_BUCKETS ? adding : MOST_BUCKETS;
-    count = count > most ? most : count;
-    const int64_t parts = lined ? parts_of(lines) : 1;
+    const form form = form_of(rows, k);
+    const bool lined = form == LINES, far = form == FAR;
+    const int64_t line = lined ? 1 << LINE_BITS : 1, lines = tl_ceil_div(rows, line),
+                  parts = lined ? parts_of(lines) : 1;
+    const int64_t most_lines = lined ? MOST_LINED / line : far ? MOST_FAR : (int64_t)MOST_PLACES;
+    const int64_t adding = (lined ? LINES_ADDING : ADDING) * tl_cuda_sms(ctx), dealing = DEALING * tl_cuda_sms(ctx);
+    int64_t count = std::max(tl_ceil_div(k, BUCKET_HITS), (int64_t)2 * tl_cuda_sms(ctx));
+    /* Hits far apart wait for memory, and uneven ones for a warp: of more buckets other blocks go on meanwhile. */
+    count = std::min({count, (int64_t)MOST_BUCKETS, far ? (int64_t)MOST_BUCKETS : adding});
     if (count * parts * most_lines < lines) {
         /* As few rounds of the last blocks as there can be, all of which are full. */
         count = tl_ceil_div(lines, parts * most_lines);
-        const int64_t full = tl_ceil_div(count * parts, adding) * adding / parts;
-        if (lined) count = full < MOST_BUCKETS ? full : MOST_BUCKETS;
+        if (lined) count = std::min(tl_ceil_div(count * parts, adding) * adding / parts, (int64_t)MOST_BUCKETS);
     }
-    count = count > lines ? lines : count;
+    count = std::min(count, lines);
     /* As few rounds of the blocks as there can be, and then as few hits in each. */
     const int64_t rounds = tl_ceil_div(k, dealing * MANY_DEALT * THREADS);
     const int64_t items = tl_ceil_div(k, rounds * dealing * THREADS);
     const int dealt = items <= FEW_DEALT ? FEW_DEALT : items <= SOME_DEALT ? SOME_DEALT : MANY_DEALT;
     const int64_t span = dealt * THREADS, chunks = tl_ceil_div(k, span), stride = tl_ceil_div(chunks, 4) * 4,
-                  crowd = 2 * k / count;
+                  crowd = far ? (k + k / 4) / count : 2 * k / count;
 
     tl_scratch<uint16_t> begins(ctx);
     tl_scratch<uint2> hits(ctx);
@@ -384,12 +485,18 @@ int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base,
     const auto deal = dealt == FEW_DEALT    ? deal_hits_kernel<FEW_DEALT>
                       : dealt == SOME_DEALT ? deal_hits_kernel<SOME_DEALT>
                                             : deal_hits_kernel<MANY_DEALT>;
-    TL_TRY(launch(ctx, name, deal, chunks, of_dealt, s));
+    TL_TRY(launch(ctx, name, deal, chunks + (far ? tl_ceil_div(rows, TILE) : 0), of_dealt, s));
     /* So many buckets at most have so many hits. */
     const int64_t crowded = std::min({count, adding, k / (s.crowd + 1)});
     const size_t of_lines = WINDOW * (sizeof(float) + sizeof(uint16_t)) + s.places * sizeof(float),
                  of_places = at_least((WINDOW + 4) * sizeof(float), s.places + 1),
+                 of_window = lined ? of_lines
+                             : far ? WINDOW * sizeof(uint2)
+                                   : of_places,
                  of_heavy = crowded ? sizeof(tl_long_values) + (lined ? sizeof(piece_list) : 0) : 0;
-    return launch(ctx, name, lined ? add_lines_kernel : add_buckets_kernel, crowded + count * parts,
-                  std::max(lined ? of_lines : of_places, of_heavy), s);
+    return launch(ctx, name,
+                  lined ? add_lines_kernel
+                  : far ? add_far_kernel
+                        : add_buckets_kernel,
+                  crowded + count * parts, std::max(of_window, of_heavy), s);
 }

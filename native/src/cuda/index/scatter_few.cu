@@ -24,7 +24,7 @@ constexpr uint32_t MOST_ELEMENTS = 8192;                /* that have a warp each
 constexpr uint32_t ROW_HITS = 256, VALUES = 16;         /* that a warp adds of a row, and values of a lane at a time */
 /* The same of a block, as many as a chain adds in 2 us, and rows for each multiprocessor, in two turns of the four blocks that it
  * holds. With more hits of a row on average a block for each element, which does not wait for the chain, is faster. */
-constexpr uint32_t BLOCK_ROW_HITS = 1024, BLOCK_VALUES = 16;
+constexpr uint32_t BLOCK_ROW_HITS = 1024, BLOCK_RING = (28 << 10) / sizeof(float4);
 constexpr int64_t BLOCK_ROWS = 8, MEAN_HITS = BLOCK_ROW_HITS / 2;
 constexpr int SORT_THREADS = 512, SORT_ITEMS = CHUNK / SORT_THREADS;
 constexpr int PLACE_BITS = 11; /* of a word: the row, then the place in the chunk */
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(TL_LONG_THREADS, 4) add_block_rows_kernel(few 
 {
     __shared__ row_runs runs;
     __shared__ uint32_t list[BLOCK_ROW_HITS];
-    __shared__ float4 stages[2][tl_block_stage(TL_LONG_THREADS, BLOCK_VALUES)];
+    __shared__ float4 ring[BLOCK_RING];
     tl_wait_for_earlier();
     const uint32_t lane = threadIdx.x % 32, row = blockIdx.x, cols = s.cols.divisor;
     const bool owns = threadIdx.x < cols;
@@ -202,8 +202,8 @@ __global__ void __launch_bounds__(TL_LONG_THREADS, 4) add_block_rows_kernel(few 
         if (hit < hits) list[hit] = s.sorted[runs.at[runs.chunk_of(hit)] + hit];
     }
     __syncthreads();
-    const float sum = tl_add_narrow_block<TL_LONG_THREADS, BLOCK_VALUES>(
-        s.values, cols, s.cols, cols, hits, base, stages, [&](uint32_t hit) { return list[hit]; });
+    const float sum = tl_add_narrow_block<TL_LONG_THREADS>(s.values, cols, s.cols, cols, hits, base, ring,
+                                                           [&](uint32_t hit) { return list[hit]; });
     if (owns) s.out[row * cols + lane] = sum;
 }
 

@@ -171,7 +171,7 @@ __device__ __forceinline__ void add_group(const float *base, const float *values
 /* Shared memory of a block. */
 constexpr uint32_t PLACED_BITS = 7; /* most bits of a row by which hits are put in order at a time */
 template <int ITEMS> struct tile_room {
-    static constexpr uint32_t VALUES = ITEMS < 16 ? 16 : 24; /* of a thread, in stages of long runs */
+    static constexpr uint32_t RING = ((ITEMS < 16 ? 28 : 44) << 10) / sizeof(float4);
     uint32_t list[ITEMS * THREADS + PAD];
     union { /* what the list is put in order with; then, after where runs begin, what warps or the block add */
         struct {
@@ -181,7 +181,7 @@ template <int ITEMS> struct tile_room {
         uint16_t begins[ITEMS * THREADS];
         float stage[TL_LONG_STAGE][32];
         float4 of_warp[WARPS][TL_WARP_STAGE];
-        float4 of_block[2][tl_block_stage(THREADS, VALUES)];
+        float4 ring[RING];
     };
 };
 
@@ -333,9 +333,9 @@ __global__ void __launch_bounds__(THREADS, ITEMS <= MOST_ITEMS / 2 ? 3 : 2) scat
             const auto base_at = [&](uint32_t row) { return base && lane < cols ? base[row * s.cols + lane] : 0.0f; };
             for (uint32_t run = 0; run < longs; run++) {
                 const uint32_t i = left[LEFT - 1 - run], row = sorted.row(i), end = sorted.end(i);
-                const float sum = tl_add_narrow_block<THREADS, tile_room<ITEMS>::VALUES>(
-                    values, s.cols, s.width, cols, end - i, base_at(row), room.of_block,
-                    [&](uint32_t hit) { return list[i + hit] & POSITIONS; });
+                const float sum = tl_add_narrow_block<THREADS>(values, s.cols, s.width, cols, end - i, base_at(row),
+                                                               room.ring,
+                                                               [&](uint32_t hit) { return list[i + hit] & POSITIONS; });
                 if (warp == 0 && lane < cols) out[row * s.cols + lane] = sum;
             }
             for (uint32_t run = warp; run < many; run += WARPS) {
