@@ -252,7 +252,8 @@ _POSITIONS: Classes = {
 }
 _HALVES: Classes = {f"halves = {k}": (lambda n, batch, halves, k=k: n * batch > 1 and halves == k) for k in (0, 1)}
 
-#: sequences and rows that Hopper's warp group products take; short ones whose scores are large, so that their roundings show
+#: sequences and rows that Hopper's warp group products take; short ones whose scores are large, so that their roundings show;
+#: wide rows, products with scores in memory
 PATHS: list[dict[str, Any]] = [
     {"batch": 2, "n": 577, "d": 64, "mask_mode": 0, "scale": 0.125, "mask": None},
     {"batch": 3, "n": 641, "d": 128, "mask_mode": 3, "scale": 0.09, "mask": None},
@@ -260,6 +261,8 @@ PATHS: list[dict[str, Any]] = [
     {"batch": 1, "n": 1100, "d": 52, "mask_mode": 3, "scale": 1.5, "mask": None},
     {"batch": 67, "n": 5, "d": 2, "mask_mode": 0, "scale": 16.0, "mask": None},
     {"batch": 1, "n": 140, "d": 13, "mask_mode": 3, "scale": 0.3, "mask": None},
+    {"batch": 2, "n": 130, "d": 260, "mask_mode": 0, "scale": 0.06, "mask": None},
+    {"batch": 1, "n": 197, "d": 201, "mask_mode": 3, "scale": 0.07, "mask": None},
 ]
 
 
@@ -471,6 +474,7 @@ GROUPED_PATHS = [
     _grouped_path(1, 1, 1, 129, 2060, 130, 9, 0.09), _grouped_path(1, 1, 1, 150, 300, 200, 140, 0.07, 20, 0, 100),
     _grouped_path(1, 1, 1, 4300, 40, 140, 9, 0.09, 5), _grouped_path(1, 1, 1, 12700, 33, 3, 2, 0.5),
     _grouped_path(1, 2, 1, 60, 1100, 140, 20, 0.08, 30, 3, 70),
+    _grouped_path(40, 1, 1, 3, 1030, 136, 3, 0.09), _grouped_path(6, 2, 1, 3, 1030, 60, 300, 0.12, 900, 0, 1000),
     _grouped_path(45, 1, 1, 3, 190, 7, 261, 0.3), _grouped_path(23, 2, 2, 3, 190, 261, 9, 0.06, 5, 3, 30),
 ]  # fmt: skip
 

@@ -9,6 +9,7 @@
  * between blocks. See attention/simt_tiles.cuh for who owns what. */
 #include "cuda/attention/backward.cuh"
 #include "cuda/attention/chain.cuh"
+#include "cuda/attention/products.cuh"
 #include "cuda/device/vector.cuh"
 
 namespace attention {
@@ -317,6 +318,10 @@ extern "C" int32_t tl_cuda_flash_attention_bwd(tl_context *ctx, const float *Q, 
     const int64_t granules = tl_ceil_div(n, GRANULE), queries = batch * n;
     const Problem p = {Q, K, V, mask, batch, n, d, (int)mask_mode, scale, wide, granules, 0, nullptr};
     const bool tensor = tensor_takes(p);
+    if (products_serve_square<true>(ctx, of)) {
+        const int32_t status = products_backward(ctx, of, Q, K, V, out, g, gQ, gK, gV);
+        if (status != TORCHLEAN_NO_MEMORY) return status;
+    }
     if (tl_is_reproducible(ctx) || (!tensor && chain_serves(ctx, of)))
         return chain_backward(ctx, of, Q, K, V, out, g, gQ, gK, gV);
     BackwardArgs a = {p, out, g, gQ, gK, gV};

@@ -180,47 +180,60 @@ template <bool BACKWARD> static double terms_of_wide(const Geometry &of)
     return (double)(d * (of.d + of.v + DP) + (d > v ? d : v) * of.d + d * of.v + (d + v) * DP);
 }
 
+/* Rows of a member from which on tiles of products are full; with fewer, products are bound by reading and writing what belongs to
+ * keys, and kernels in registers have tiles of 16 rows. */
+constexpr int64_t FULL_ROWS = 33;
+
 /* Seconds of the kernels that keep scores in registers, which do what a window leaves open: of float32 beyond 128 elements to a
- * row, else of chains. Forward blocks of 64 rows may be few, those of attention/few_rows.cu are not. */
-template <bool BACKWARD> static double seconds_in_registers(tl_context *ctx, const Geometry &of)
+ * row, else of chains. Forward blocks of 64 rows may be few, those of attention/few_rows.cu are not; backward those of
+ * attention/backward.cu may be, others cut their sums. */
+template <bool BACKWARD> static double seconds_in_registers(tl_context *ctx, const Geometry &of, bool square)
 {
     const double d = (double)of.d, v = (double)of.v, pairs = open_pairs(of);
     if (!BACKWARD && few_rows_serve(ctx, of)) return pairs * 2.0 * (d + v) / 1e13;
     if (of.d <= 128 && of.v <= 128) return pairs * 2.0 * (BACKWARD ? (4 * d + 3 * v) / 1.6e13 : (d + v) / 3.1e13);
-    const double blocks = (double)(of.members * tl_ceil_div(of.rows, 64)), sms = (double)tl_cuda_sms(ctx);
-    const double whole = pairs * up(of.keys, BACKWARD ? 32 : 64) / (double)of.keys;
+    const int64_t of_member = !BACKWARD     ? tl_ceil_div(of.rows, 64)
+                              : of.d <= 256 ? tl_ceil_div(of.rows, 32)
+                                            : tl_ceil_div(of.rows, 64) * tl_ceil_div(of.d, 128);
+    const double blocks = (double)(of.members * of_member), sms = (double)tl_cuda_sms(ctx);
+    const double whole = pairs * up(of.keys, BACKWARD ? 32 : 64) / (double)of.keys *
+                         (of.rows < FULL_ROWS ? up(of.rows, 16) / (double)of.rows : 1.0);
     return whole * 2.0 * terms_of_wide<BACKWARD>(of) / (BACKWARD ? 1e13 : 1.7e13) *
-           (!BACKWARD && blocks < sms ? sms / blocks : 1.0);
+           ((!BACKWARD || square) && blocks < sms ? sms / blocks : 1.0);
 }
 
 /* Seconds of the way over memory: of products, whose tiles are multiples of 32 and which copy rows that are no whole 16 bytes
- * element by element, and of scores. */
+ * element by element, and of scores. Few rows leave keys, values and their gradients, of which the products' kernels move half as
+ * many bytes in a second as a copy does, single elements included. */
 template <bool BACKWARD> static double seconds_over_memory(const Geometry &of)
 {
     const bool aligned = of.keys % 4 == 0 && of.d % 4 == 0 && of.v % 4 == 0;
     const double d = up(of.d, 32), v = up(of.v, 32), terms = BACKWARD ? 3 * d + 2 * v : d + v;
+    if (BACKWARD && of.rows < FULL_ROWS)
+        return (double)(of.members * of.keys) * (4.0 * (double)(3 * of.d + 2 * of.v) + 40.0 * (double)of.rows) / 2e12;
     return (double)of.members * up(of.rows, 32) * up(of.keys, 32) *
            (2.0 * terms / (aligned ? 6e13 : 3.5e13) + (BACKWARD ? 40.0 : 16.0) / 3.5e12);
 }
 
 } /* namespace products */
 
-/* By rates that drawn shapes had on an H200, and what a launch behind others takes. The way over memory must be clearly shorter. */
-template <bool BACKWARD> bool products_serve(tl_context *ctx, const Geometry &of)
+/* By rates that drawn shapes had on an H200, and what a launch behind others takes. The way over memory must be clearly shorter. Few
+ * rows only backward and beyond 128 elements: others have kernels of their own for them. */
+template <bool BACKWARD> bool products_serve(tl_context *ctx, const Geometry &of, bool square)
 {
     using namespace products;
     constexpr double LAUNCH = 4e-6, CLEARLY = 1.25;
     constexpr int64_t KEYS_MOST = 64 * THREADS; /* of a row, which a block's registers hold */
-    constexpr int64_t LEAST = 33;               /* fewer would leave most of a product's tile empty */
-    if (tl_is_reproducible(ctx) || of.members == 0 || of.rows < LEAST || of.keys < LEAST || of.keys > KEYS_MOST ||
-        of.d == 0 || of.v == 0)
+    const bool few_rows_may = BACKWARD && (of.d > 128 || of.v > 128);
+    if (tl_is_reproducible(ctx) || of.members == 0 || of.rows < (few_rows_may ? 1 : FULL_ROWS) || of.keys < FULL_ROWS ||
+        of.keys > KEYS_MOST || of.d == 0 || of.v == 0)
         return false;
     const double launches = (BACKWARD ? 7.0 : 3.0) * (double)Groups(of).count(of);
     return CLEARLY * (seconds_over_memory<BACKWARD>(of) + LAUNCH * launches) <
-           seconds_in_registers<BACKWARD>(ctx, of) + LAUNCH * (BACKWARD ? 5.0 : 1.0);
+           seconds_in_registers<BACKWARD>(ctx, of, square) + LAUNCH * (BACKWARD ? 5.0 : 1.0);
 }
-template bool products_serve<false>(tl_context *ctx, const Geometry &of);
-template bool products_serve<true>(tl_context *ctx, const Geometry &of);
+template bool products_serve<false>(tl_context *ctx, const Geometry &of, bool square);
+template bool products_serve<true>(tl_context *ctx, const Geometry &of, bool square);
 
 int32_t products_forward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V,
                          float *out)

@@ -6,6 +6,8 @@
 #include "cuda/device/warp_sum.cuh"
 #include "cuda/index/long_run.cuh"
 
+#include <type_traits>
+
 namespace tl_buckets {
 
 constexpr int THREADS = TL_LONG_THREADS, WARPS = TL_LONG_WARPS;
@@ -31,6 +33,7 @@ struct buckets {
     uint32_t rows, k;
     uint32_t chunks, span; /* of the list, and indices of a chunk */
     tl_fastdiv count;      /* buckets */
+    tl_fastdiv cols;       /* of a row; of more than one, positions in the list are dealt in the place of values */
     uint32_t line_bits;    /* rows that stay side by side, 2^line_bits of them */
     uint32_t places;       /* that a block adds, a part of the bucket's; some are behind the last row */
     uint32_t parts;        /* of a bucket */
@@ -38,7 +41,7 @@ struct buckets {
     uint32_t crowd;        /* hits of a bucket, above which another block adds a row of it */
     uint32_t stride;       /* the chunks, rounded up to four */
     uint16_t *begins;      /* of every bucket, and behind the last, in every chunk: where its piece begins */
-    uint2 *hits;           /* place and bits of the value, by chunk, then bucket, then as in the list */
+    uint2 *hits;           /* place and bits of the value, or position, by chunk, then bucket, then as in the list */
 
     __device__ __forceinline__ uint32_t place_of(uint32_t row, uint32_t *bucket) const
     {
@@ -216,8 +219,10 @@ __device__ __forceinline__ uint32_t choose_heavy(const buckets &s, uint32_t buck
 }
 
 /* The block adds the hits of one place of a bucket, side by side in the stage, as many as it holds at a time: windows of the bucket
- * follow one another until a part of it is left that is not worth another. */
-__device__ __forceinline__ float add_heavy(const buckets &s, uint32_t bucket, uint32_t place, float sum,
+ * follow one another until a part of it is left that is not worth another. POSITIONS: the hits have positions, by which the values of
+ * column `col` are read. */
+template <bool POSITIONS>
+__device__ __forceinline__ float add_heavy(const buckets &s, uint32_t bucket, uint32_t place, uint32_t col, float sum,
                                            piece_list &pieces, uint32_t *of_warps, tl_long_values &stage,
                                            tl_long_room &room)
 {
@@ -237,6 +242,11 @@ __device__ __forceinline__ float add_heavy(const buckets &s, uint32_t bucket, ui
             window w;
             w.load(s.hits, pieces, from, to, NONE, NONE);
             from = to;
+            if constexpr (POSITIONS) {
+                TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) /* all are on their way together */
+                    if (w.place[i] == place)
+                        w.value[i] = __float_as_uint(s.values[(int64_t)w.value[i] * s.cols.divisor + col]);
+            }
             uint32_t own = 0;
             TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {
                 if (i % 4 == 0 && i >= w.rounds) break;
@@ -265,13 +275,17 @@ __device__ __forceinline__ float add_heavy(const buckets &s, uint32_t bucket, ui
     return sum;
 }
 
-/* Blocks take the buckets in turns, and count the hits of as many at once as they have warps. */
+/* Blocks take the buckets in turns, and count the hits of as many at once as they have warps. POSITIONS: a block for each column of
+ * what else were a block's. */
+template <bool POSITIONS = false>
 __device__ __forceinline__ void add_heavy_rows(const buckets &s, uint32_t blocks, piece_list &pieces,
                                                uint32_t *of_warps, tl_long_values &stage, tl_long_room &room)
 {
     __shared__ uint32_t hits[WARPS];
     const uint32_t count = s.count.divisor;
-    for (uint32_t first = blockIdx.x; first < count; first += WARPS * blocks) {
+    uint32_t block = blockIdx.x, col = 0;
+    if constexpr (POSITIONS) block = s.cols.divmod(blockIdx.x, &col);
+    for (uint32_t first = block; first < count; first += WARPS * blocks) {
         const uint32_t own = first + threadIdx.x / 32 * blocks;
         const uint32_t found = own < count ? count_hits_in_warp(s, own) : 0;
         if (threadIdx.x % 32 == 0) hits[threadIdx.x / 32] = found;
@@ -281,9 +295,11 @@ __device__ __forceinline__ void add_heavy_rows(const buckets &s, uint32_t blocks
             if (hits[w] <= s.crowd) continue;
             const uint32_t place = choose_heavy(s, bucket, hits[w], of_warps);
             if (place == NONE) continue;
-            const uint32_t row = s.row_at(place, bucket);
-            const float sum = add_heavy(s, bucket, place, s.base ? s.base[row] : 0.0f, pieces, of_warps, stage, room);
-            if (threadIdx.x == 0) s.out[row] = sum;
+            std::conditional_t<POSITIONS, int64_t, uint32_t> at = s.row_at(place, bucket);
+            if constexpr (POSITIONS) at = at * s.cols.divisor + col;
+            const float sum =
+                add_heavy<POSITIONS>(s, bucket, place, col, s.base ? s.base[at] : 0.0f, pieces, of_warps, stage, room);
+            if (threadIdx.x == 0) s.out[at] = sum;
         }
         __syncthreads();
     }

@@ -3,8 +3,8 @@
  * Every output row has one owner, who reads the row of the input, adds its hits (the positions j with indices[j] =
  * row) in increasing j and writes the row once: no floating-point atomics, so the order of the sum is that of the
  * index list on every device. Lists of up to TL_TILE_INDICES are scatter_tile.cu's, those of few wide rows scatter_strip.cu's, longer
- * ones of few narrow rows scatter_few.cu's, and of most vectors scatter_bucket.cu's. Here a stable sort puts the hits of a row side
- * by side, in order: that of sort.cu, or, of more than TL_SORTED_HITS, CUB's radix sort.
+ * ones of few narrow rows scatter_few.cu's, of most vectors and some narrow rows scatter_bucket.cu's. Here a stable sort puts the
+ * hits of a row side by side, in order: that of sort.cu, or, of more than TL_SORTED_HITS, CUB's radix sort.
  *
  * An output of which very few rows have a hit is copied, and then these rows are added to.
  *
@@ -571,12 +571,14 @@ int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, co
     if (tl_strips_serve(1, rows, cols, k))
         return tl_scatter_strips(ctx, name, base, values, staged, 1, rows, cols, k, false, out);
     const bool slots = slots_serve(1, rows, cols, k);
+    if (tl_buckets_serve_rows(rows, cols, k))
+        return tl_scatter_buckets(ctx, name, base, values, staged, rows, cols, k, out);
     if ((!(slots && !hits_are_rare(rows, k)) && tiles_serve(1, rows, cols, k)) || tiles_serve_parts(rows, cols, k))
         return tl_scatter_tiles(ctx, name, base, values, staged, 1, rows, cols, k, false, out);
     if (slots) return scatter_by_slots(ctx, name, base, values, staged, 1, rows, cols, k, out);
     if (tl_few_serve(rows, cols, k) && !tl_lone_rows(rows, cols, k))
         return tl_scatter_few(ctx, name, base, values, staged, rows, cols, k, out);
-    return tl_buckets_serve(rows, cols, k) ? tl_scatter_buckets(ctx, name, base, values, staged, rows, k, out)
+    return tl_buckets_serve(rows, cols, k) ? tl_scatter_buckets(ctx, name, base, values, staged, rows, cols, k, out)
                                            : scatter_sorted(ctx, name, base, values, staged, 1, rows, cols, k, out);
 }
 

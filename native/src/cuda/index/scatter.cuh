@@ -34,11 +34,12 @@ int32_t tl_scatter_few(tl_context *ctx, const char *name, const float *base, con
                        const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out);
 
 /* scatter_bucket.cu: more than TL_TILE_INDICES indices, on the device, of a vector, where tl_buckets_serve says so. Lone rows have so
- * many hits each that a row is a block's work. */
+ * many hits each that a row is a block's work. Of narrow rows some are served, too. */
+bool tl_buckets_serve_rows(int64_t rows, int64_t cols, int64_t k);
 bool tl_buckets_serve(int64_t rows, int64_t cols, int64_t k);
 bool tl_lone_rows(int64_t rows, int64_t cols, int64_t k);
 int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base, const float *values,
-                           const uint32_t *indices, int64_t rows, int64_t k, float *out);
+                           const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out);
 
 /* Runs of equal rows in a sorted list that are left to the last kernel of a scatter-add, by where they begin; of wide rows, by
  * row. */

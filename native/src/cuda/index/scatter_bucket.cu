@@ -1,4 +1,4 @@
-/* Scatter-adds of many hits into a vector on CUDA, in two launches.
+/* Scatter-adds of many hits into a vector, or into narrow rows, on CUDA, in two launches.
  *
  * Row r belongs to bucket r % buckets, so that rows beside each other, which lists often name most, are in different buckets. A block
  * of the first launch puts the hits of a chunk of the index list, row and value, in order of buckets, stably, and writes where each
@@ -13,13 +13,16 @@
  * that are added to often.
  *
  * A bucket with far more hits than others has a second block. That adds the row which seems to have most of them, and the other
- * block leaves the row out. */
+ * block leaves the row out.
+ *
+ * Of rows of several columns the positions in the list are dealt, by which the second launch reads the values (bucket_rows.cuh). */
 #include "cuda/device/async_copy.cuh"
 #include "cuda/device/division.cuh"
 #include "cuda/device/instructions.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/device/warp_sum.cuh"
 #include "cuda/index/bucket.cuh"
+#include "cuda/index/bucket_rows.cuh"
 #include "cuda/index/long_run.cuh"
 #include "cuda/index/order.cuh"
 #include "cuda/index/rank.cuh"
@@ -55,6 +58,10 @@ constexpr int64_t MOST_FAR = (int64_t)1 << (32 - FIELD), MOST_ROWS = INT32_MAX;
 constexpr uint32_t COPIED = 8, TILE = 4 * COPIED * THREADS;
 /* Hits of one place in a warp, besides its first, of more than which a lane looks at all 32 instead of one after the other. */
 constexpr int FEW_TOGETHER = 2;
+/* Rows of several columns, and hits of them. Tiles of fewer hits sort those of one tile in about the time of a launch. A row with
+ * most hits costs about 1 ns for each more than after a sort, which takes about 12 us longer than dealing, or that of CUB, of more
+ * than TL_SORTED_HITS, some 70 us: uneven lists have up to 0.4 of their hits in one row. */
+constexpr int64_t LEAST_ROWS = 1024, LEAST_ROW_HITS = 4096, SOME_ROW_HITS = 3 << 13, MOST_ROW_HITS = 2 * TL_SORTED_HITS;
 static_assert((int64_t)MOST_BUCKETS * MOST_LINED >= (int64_t)1 << 24 && MOST_PLACES <= MOST_LINED &&
               MOST_LINED <= UINT16_MAX + 1 && FEW_PARTS * MOST_LINED <= MOST_FAR);
 static_assert(MOST_BUCKETS * MOST_FAR >= MOST_ROWS);
@@ -86,8 +93,10 @@ __device__ __forceinline__ void copy_tile(const buckets &s, uint32_t tile)
 }
 
 /* A block puts the hits of a chunk, ITEMS·THREADS of the list, in order of buckets in shared memory, from where they leave side by
- * side. A warp has 32·ITEMS neighbours of the list. Blocks behind those of the chunks copy a tile each. */
-template <int ITEMS> __global__ void __launch_bounds__(THREADS, DEALING) deal_hits_kernel(buckets s)
+ * side; POSITIONS: with their positions in the list in the place of values. A warp has 32·ITEMS neighbours of the list. Blocks
+ * behind those of the chunks copy a tile each. */
+template <int ITEMS, bool POSITIONS = false>
+__global__ void __launch_bounds__(THREADS, DEALING) deal_hits_kernel(buckets s)
 {
     static_assert(ITEMS % 4 == 0);
     TL_DYNAMIC_SHARED(uint4, room); /* tallies, then hits: place and value; last those that are not added */
@@ -107,7 +116,7 @@ template <int ITEMS> __global__ void __launch_bounds__(THREADS, DEALING) deal_hi
     float value[ITEMS];
     const auto load_values = [&] {
         TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
-            value[i] = s.values[min(from + i * 32, s.k - 1)];
+            value[i] = POSITIONS ? __uint_as_float(from + i * 32) : s.values[min(from + i * 32, s.k - 1)];
     };
     TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
         word[i] = from + i * 32 < s.k ? s.indices[from + i * 32] : UINT32_MAX;
@@ -427,10 +436,11 @@ int32_t launch(tl_context *ctx, const char *name, void (*kernel)(buckets), int64
 int64_t parts_of(int64_t lines) { return tl_ceil_div(lines, (int64_t)MOST_BUCKETS * (MOST_LINED >> LINE_BITS)); }
 
 /* Which kernel the second launch is. */
-enum form { PLACES, LINES, FAR };
+enum form { PLACES, LINES, FAR, ROWS };
 
-form form_of(int64_t rows, int64_t k)
+form form_of(int64_t rows, int64_t cols, int64_t k)
 {
+    if (cols > 1) return ROWS;
     if (rows <= (int64_t)MOST_BUCKETS * MOST_PLACES && rows <= FEW_OF_ROWS * k) return PLACES;
     return rows < LEAST_OF_ROWS * k || rows > FEW_OF_ROWS * k || parts_of(tl_ceil_div(rows, 1 << LINE_BITS)) > FEW_PARTS
                ? FAR
@@ -438,6 +448,14 @@ form form_of(int64_t rows, int64_t k)
 }
 
 } /* namespace */
+
+bool tl_buckets_serve_rows(int64_t rows, int64_t cols, int64_t k)
+{
+    return cols > 1 && cols <= TL_NARROW_COLUMNS && rows > LEAST_ROWS && rows <= (int64_t)MOST_BUCKETS * MOST_PLACES &&
+           rows <= FEW_OF_ROWS * k &&
+           ((k > LEAST_ROW_HITS && k <= SOME_ROW_HITS && (k <= TL_TILE_INDICES || !tl_few_serve(rows, cols, k))) ||
+            (k > TL_SORTED_HITS && k <= MOST_ROW_HITS));
+}
 
 bool tl_buckets_serve(int64_t rows, int64_t cols, int64_t k)
 {
@@ -447,15 +465,19 @@ bool tl_buckets_serve(int64_t rows, int64_t cols, int64_t k)
 bool tl_lone_rows(int64_t rows, int64_t cols, int64_t k) { return tl_buckets_serve(rows, cols, k) && rows * LONE < k; }
 
 int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base, const float *values,
-                           const uint32_t *indices, int64_t rows, int64_t k, float *out)
+                           const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out)
 {
-    const form form = form_of(rows, k);
-    const bool lined = form == LINES, far = form == FAR;
+    const form form = form_of(rows, cols, k);
+    const bool lined = form == LINES, far = form == FAR, of_rows = form == ROWS;
     const int64_t line = lined ? 1 << LINE_BITS : 1, lines = tl_ceil_div(rows, line),
                   parts = lined ? parts_of(lines) : 1;
     const int64_t most_lines = lined ? MOST_LINED / line : far ? MOST_FAR : (int64_t)MOST_PLACES;
-    const int64_t adding = (lined ? LINES_ADDING : ADDING) * tl_cuda_sms(ctx), dealing = DEALING * tl_cuda_sms(ctx);
-    int64_t count = std::max(tl_ceil_div(k, BUCKET_HITS), (int64_t)2 * tl_cuda_sms(ctx));
+    const int64_t adding = (lined     ? LINES_ADDING
+                            : of_rows ? ROWS_ADDING
+                                      : ADDING) *
+                           tl_cuda_sms(ctx),
+                  dealing = DEALING * tl_cuda_sms(ctx);
+    int64_t count = of_rows ? adding : std::max(tl_ceil_div(k, BUCKET_HITS), (int64_t)2 * tl_cuda_sms(ctx));
     /* Hits far apart wait for memory, and uneven ones for a warp: of more buckets other blocks go on meanwhile. */
     count = std::min({count, (int64_t)MOST_BUCKETS, far ? (int64_t)MOST_BUCKETS : adding});
     if (count * parts * most_lines < lines) {
@@ -467,7 +489,7 @@ int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base,
     /* As few rounds of the blocks as there can be, and then as few hits in each. */
     const int64_t rounds = tl_ceil_div(k, dealing * MANY_DEALT * THREADS);
     const int64_t items = tl_ceil_div(k, rounds * dealing * THREADS);
-    const int dealt = items <= FEW_DEALT ? FEW_DEALT : items <= SOME_DEALT ? SOME_DEALT : MANY_DEALT;
+    const int dealt = of_rows || items <= FEW_DEALT ? FEW_DEALT : items <= SOME_DEALT ? SOME_DEALT : MANY_DEALT;
     const int64_t span = dealt * THREADS, chunks = tl_ceil_div(k, span), stride = tl_ceil_div(chunks, 4) * 4,
                   crowd = far ? (k + k / 4) / count : 2 * k / count;
 
@@ -476,18 +498,20 @@ int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base,
     TL_TRY(begins.allocate((count + 1) * stride));
     TL_TRY(hits.allocate(chunks * span));
     buckets s = {base, values, out, indices, (uint32_t)rows, (uint32_t)k, (uint32_t)chunks, (uint32_t)span};
-    s.count = tl_fastdiv(count), s.line_bits = lined ? LINE_BITS : 0;
+    s.count = tl_fastdiv(count), s.cols = tl_fastdiv(cols), s.line_bits = lined ? LINE_BITS : 0;
     s.places = (uint32_t)(tl_ceil_div(lines, count * parts) * line), s.parts = (uint32_t)parts;
-    s.crowd = s.places == 1 ? LONE : crowd < WINDOW ? WINDOW : (uint32_t)crowd;
+    s.crowd = of_rows ? ROW_CROWD : s.places == 1 ? LONE : crowd < WINDOW ? WINDOW : (uint32_t)crowd;
     s.aligned = tl_aligned4(base) && tl_aligned4(out);
     s.stride = (uint32_t)stride, s.begins = begins, s.hits = hits;
     const size_t of_dealt = at_least((size_t)span * sizeof(uint2), (uint32_t)count + 1);
-    const auto deal = dealt == FEW_DEALT    ? deal_hits_kernel<FEW_DEALT>
+    const auto deal = of_rows               ? deal_hits_kernel<FEW_DEALT, true>
+                      : dealt == FEW_DEALT  ? deal_hits_kernel<FEW_DEALT>
                       : dealt == SOME_DEALT ? deal_hits_kernel<SOME_DEALT>
                                             : deal_hits_kernel<MANY_DEALT>;
     TL_TRY(launch(ctx, name, deal, chunks + (far ? tl_ceil_div(rows, TILE) : 0), of_dealt, s));
     /* So many buckets at most have so many hits. */
     const int64_t crowded = std::min({count, adding, k / (s.crowd + 1)});
+    if (of_rows) return launch(ctx, name, add_rows_kernel, crowded * cols + count, sizeof(row_room), s);
     const size_t of_lines = WINDOW * (sizeof(float) + sizeof(uint16_t)) + s.places * sizeof(float),
                  of_places = at_least((WINDOW + 4) * sizeof(float), s.places + 1),
                  of_window = lined ? of_lines
