@@ -187,7 +187,7 @@ REASONS: dict[str, str] = {
     "native/src/formula/exact.h: TL_HD float tl_min(float a, float b) -> TL_HD float tl_min ( float b,float a)": "equivalent: the smaller of two does not depend on their order",
     "native/src/core/fork.c: after_fork(1); -> after_fork((1+1));": "equivalent: it is only asked whether it is 0",
     "tlspec/judge/blocks.py: lengths = {d: math.prod(case.shape(outputs[0])) if d == ELEMENTS else case.values[d] for d in dims} -> lengths = {d: math.prod(case.shape(outputs[-1])) if d == ELEMENTS else case.values[d] for d in dims}": "equivalent: where elements are independent all outputs have the same shape",
-    "tlspec/judge/checking.py[2]: case = quantised(case, self.format) -> pass": "the numbers are rounded once more when the kernel is called; of those drawn from all binades others are tried then",
+    "tlspec/judge/checking.py[2]: case = self.in_format(case) -> pass": "the numbers are rounded once more when the kernel is called; of those drawn from all binades others are tried then",
     "tlrt/distributed/launch.py: reader.join(2.0) -> reader.join(0.0)": "the last lines of a rank may be missing then, which depends on when a thread runs",
     "native/src/core/convert.c: enum { PIECE = 1 << 20 }; -> enum { PIECE = 1 << (20+1) };": "equivalent: only how often an interrupt is looked for changes",
     "native/src/cpu/index_choice.c: GROUP = 1024, -> GROUP = (1024-1),": "equivalent: only how many elements are looked through at once changes",
