@@ -195,10 +195,7 @@ __device__ __forceinline__ float tl_add_values(float s, tl_long_values &stage, u
             float4 after[QUADS];
             read(min(part + 1, parts - 1), after);
             TL_UNROLL_FOR (uint32_t q = 0; q < QUADS; q++) {
-                s += now[q].x;
-                s += now[q].y;
-                s += now[q].z;
-                s += now[q].w;
+                s = tl_add_quad(s, now[q]);
                 now[q] = after[q];
             }
         }

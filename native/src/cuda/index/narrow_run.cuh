@@ -31,12 +31,8 @@ __device__ __forceinline__ float tl_add_column(float sum, const float4 *column, 
         float4 next[FOURS];
         TL_UNROLL_FOR (uint32_t i = 0; i < FOURS; i++)
             next[i] = then[i];
-        TL_UNROLL_FOR (uint32_t i = 0; i < FOURS; i++) {
-            sum += now[i].x;
-            sum += now[i].y;
-            sum += now[i].z;
-            sum += now[i].w;
-        }
+        TL_UNROLL_FOR (uint32_t i = 0; i < FOURS; i++)
+            sum = tl_add_quad(sum, now[i]);
         TL_UNROLL_FOR (uint32_t i = 0; i < FOURS; i++)
             now[i] = next[i];
     }
@@ -195,12 +191,8 @@ __device__ __forceinline__ float tl_add_narrow_block(const float *values, uint32
                 float4 next[STEP];
                 TL_UNROLL_FOR (uint32_t i = 0; i < STEP; i++)
                     next[i] = then[i];
-                TL_UNROLL_FOR (uint32_t i = 0; i < STEP; i++) {
-                    sum += now[i].x;
-                    sum += now[i].y;
-                    sum += now[i].z;
-                    sum += now[i].w;
-                }
+                TL_UNROLL_FOR (uint32_t i = 0; i < STEP; i++)
+                    sum = tl_add_quad(sum, now[i]);
                 TL_UNROLL_FOR (uint32_t i = 0; i < STEP; i++)
                     now[i] = next[i];
             }

@@ -33,6 +33,15 @@ struct tl_hits {
     }
 };
 
+/* sum + the four, one after the other. */
+__device__ __forceinline__ float tl_add_quad(float sum, float4 v)
+{
+    sum += v.x;
+    sum += v.y;
+    sum += v.z;
+    return sum + v.w;
+}
+
 /* The end of the run of a sorted list that holds place `first`: the warp looks at 32 places at once. same(i) says whether place i
  * belongs to the run; it holds up to its end and nowhere after. */
 template <class Same> __device__ __forceinline__ uint32_t tl_run_end(uint32_t first, uint32_t length, Same same)
@@ -155,10 +164,7 @@ template <int RUN> __device__ __forceinline__ float tl_add_chunk(float s, const 
             const int then = min(at + 2, END - 2);
             const float4 next[2] = {room[then], room[then + 1]};
             TL_UNROLL_FOR (int i = 0; i < 2; i++) {
-                s += now[i].x;
-                s += now[i].y;
-                s += now[i].z;
-                s += now[i].w;
+                s = tl_add_quad(s, now[i]);
                 now[i] = next[i];
             }
         }

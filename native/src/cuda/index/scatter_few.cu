@@ -284,13 +284,8 @@ template <bool LEFT> __global__ void __launch_bounds__(TL_LONG_THREADS, 2) add_r
             __syncwarp();
             if (hits <= ONE_BY_ONE) {
 #pragma unroll 4
-                for (uint32_t hit = 0; hit < hits; hit += 4) {
-                    const float4 v = lists[warp][hit / 4];
-                    sum += v.x;
-                    sum += v.y;
-                    sum += v.z;
-                    sum += v.w;
-                }
+                for (uint32_t hit = 0; hit < hits; hit += 4)
+                    sum = tl_add_quad(sum, lists[warp][hit / 4]);
             } else {
                 const tl_hits list = {reinterpret_cast<const uint32_t *>(lists[warp]), UINT32_MAX, nullptr, 1};
                 sum = tl_add_run<RUN>(list, 0, hits, 0, sum, chunks[warp]);
