@@ -5,6 +5,7 @@ the format and the model alone. What was used last stays in memory, up to :data:
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -30,35 +31,40 @@ class _Entry:
 
 
 class _Kept:
-    """Entries by their keys and by the identities of their cases, those used last at the end. Every step on the dictionaries is
-    whole, so threads may check kernels at the same time."""
+    """Entries by their keys and by the identities of their cases, those used last at the end. Threads may check kernels at the
+    same time: of two that make the same case at once the second uses that of the first."""
 
     def __init__(self) -> None:
         self.entries: dict[Hashable, _Entry] = {}
         self.of_case: dict[int, _Entry] = {}
         self.bytes = 0
+        self.lock = RLock()
 
     def get(self, key: Hashable, origin: Case | None, make: Callable[[], Case]) -> Case:
-        entry = self.entries.pop(key, None)
-        if entry is None:
-            entry = _Entry(key, make(), origin)
-            self.of_case[id(entry.case)] = entry
-        self.entries[key] = entry
-        if not entry.bytes:
-            self.weigh(entry)
-        return entry.case
+        made = make() if key not in self.entries else None  # outside of the lock, as it takes long
+        with self.lock:
+            entry = self.entries.pop(key, None)
+            if entry is None:  # let go of meanwhile where nothing was made
+                entry = _Entry(key, make() if made is None else made, origin)
+                self.of_case[id(entry.case)] = entry
+            self.entries[key] = entry
+            if not entry.bytes:
+                self.weigh(entry)
+            return entry.case
 
     def weigh(self, entry: _Entry) -> None:
         """Counts what an entry holds, and lets go of those that were not used for longest where there is too much."""
         shared = {id(x) for x in _arrays(entry.origin)}
         own = {id(x): x.nbytes for x in _arrays((entry.case, entry.found)) if id(x) not in shared}
-        before, entry.bytes = entry.bytes, sum(own.values()) + ALONE
-        self.bytes += entry.bytes - before
-        if self.bytes > MOST:
-            for old in list(self.entries.values()):
-                if self.entries.pop(old.key, None) is not None:
-                    self.of_case.pop(id(old.case), None)
-                    self.bytes -= old.bytes
+        with self.lock:
+            if self.entries.get(entry.key) is not entry:
+                return  # let go of meanwhile, with what it held
+            before, entry.bytes = entry.bytes, sum(own.values()) + ALONE
+            self.bytes += entry.bytes - before
+            for old in list(self.entries.values()) if self.bytes > MOST else ():
+                del self.entries[old.key]
+                self.of_case.pop(id(old.case), None)  # a case may be derived from itself, and have two entries
+                self.bytes -= old.bytes
                 if self.bytes <= MOST:
                     break
 
