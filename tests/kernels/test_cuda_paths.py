@@ -27,14 +27,14 @@ SOFTMAX_ROWS = [*LONG_ROWS, *STEPS]
 #: of more than a chunk of rows: columns that few rows sum after them
 CHAINS = [
     {"rows": 133, "cols": n}
-    for n in (3, 61, 128, 132, 256, 511, 512, 516, 1027, 2048, 2052, 4096, 4099, 8192, 12288, 12292)
+    for n in (3, 61, 128, 132, 256, 383, 419, 511, 512, 516, 1027, 2048, 2052, 4096, 4099, 5121, 8192, 12288, 12292)
 ]
 #: rows enough for chains: columns at each way in which they are summed
 MANY_ROWS = [
     {"rows": rows, "cols": n}
     for rows, n in (
         (16_411, 128), (17_001, 125), (8209, 256), (4111, 511), (4111, 512), (3333, 516), (3201, 1027), (3201, 2048),
-        (3201, 4099), (3201, 8193), (16_500, 2),
+        (3201, 4099), (3201, 8193), (16_500, 2), (2048, 513), (2049, 61), (2049, 521), (4230, 2049),
     )
 ]  # fmt: skip
 STATISTICS = [*LONG_ROWS, *STEPS, *CHAINS, {"rows": 530, "cols": 8200}, {"rows": 530, "cols": 12288}]
@@ -56,14 +56,14 @@ SCATTERS = [
     # rows of many hits; few indices, also of a list of two parts; slots of rows, then of fewer and smaller ones
     (40, 130, 2000), (40, 128, 300), (11, 97, 9000), (3000, 132, 4000), (16_385, 1021, 5000), (1100, 130, 1500),
     (9001, 49, 20_000), (3000, 131, 140_000), (3000, 3, 4000), (10, 3, 5000), (7, 1, 5000), (5000, 1, 6000),
-    # few rows; of more hits than a warp adds; rows of a block and of a warp; tiles that take the list in parts
-    (300, 1, 20_000), (2, 3, 70_000), (300, 31, 9000), (1100, 31, 20_000), (1100, 31, 9000),
+    # few rows; of more hits than a warp adds; rows of a block; buckets of rows of many hits, and of rows that few hits meet
+    (300, 1, 20_000), (2, 3, 70_000), (300, 31, 9000), (1100, 31, 20_000), (600, 2, 40_000), (90_000, 3, 5000),
     # tiles of whole rows, as many as the device holds; slots of many hits; tiles of some columns
     (3984, 14, 5952), (504, 257, 2100), (8200, 260, 200),
     # buckets of rows, of one row, of one that a block adds
     (5003, 1, 140_000), (200, 1, 140_000), (3, 1, 9000),
-    # sums in the output: of few hits, of tiles of which the last is not full, of many hits; then lines, also in parts
-    (140_000, 1, 8500), (1_046_530, 1, 9000), (1_050_000, 1, 600_000), (1_050_000, 1, 90_000), (17_300_000, 1, 1_100_000),
+    # sums in the output: of few hits, of tiles of which the last is not full; then lines, short ones of many hits, also in parts
+    (140_000, 1, 8500), (1_046_530, 1, 9000), (150_000, 1, 100_000), (1_050_000, 1, 90_000), (17_300_000, 1, 1_100_000),
 ]  # fmt: skip
 #: of lists that name few rows very often
 UNEVEN = [
@@ -90,13 +90,23 @@ ALONG = [
         (9, 33, 300, 1),
         (700, 36, 9, 3),
         (700, 132, 1500, 1),
-        (4096, 56, 3600, 1),  # tiles of whole rows
+        # lists that are sorted once: of fewer rows than hits, in steps, of wide rows
+        (4096, 56, 3600, 1),
+        (400, 12, 1025, 1),
+        (20_000, 3, 8000, 1),
+        (300, 33, 5000, 1),
         (5, 132, 1000, 1),
         (3, 40, 200, 3),
         (5, 1500, 20, 1),
     )
     for ii in (1, inner)
 ]
+ALONG += [{"outer": 40, "n": 700, "inner": 64, "k": 800, "io": 1, "ii": 1}]  # tiles of whole rows
+#: the same of shared lists that name few rows very often
+UNEVEN_ALONG = [
+    (3, 700, 3, 1500), (6, 6287, 4, 7280), (11, 96, 11, 8192), (2, 700, 31, 5000), (2, 20_000, 1, 8000), (7, 96, 256, 2048),
+    (3, 300, 129, 4000), (1, 32_236, 1, 5208),
+]  # fmt: skip
 #: one merged axis reduced, two, three; segments of one level, two, three; few results and many, several in
 #: a block
 FOLDS: list[dict[str, Any]] = [
@@ -115,6 +125,14 @@ EXTREMES = [
         (9, 1024, 1), (5, 1025, 1), (3, 4096, 1), (7, 8191, 1), (1, 140_001, 1), (6, 20_003, 1), (2, 40_000, 3), (3, 700, 37),
     )
 ]  # fmt: skip
+#: slices of one lane, of some and of a warp, in one batch and in more; as many as make longer ones and columns worth a warp
+EXTREMES += [
+    {"outer": outer, "n": n, "inner": inner}
+    for outer, n, inner in (
+        (301, 7, 1), (70, 61, 1), (9, 257, 1), (2113, 1187, 1), (257, 3, 2), (65, 39, 2), (31, 40, 5), (9, 33, 31),
+        (2000, 35, 64),
+    )
+]  # fmt: skip
 #: rows of a tile, of several in a block, and of blocks that wait for each other, of one level of totals and of two
 SUMMED_ROWS = [
     {"dims": dims, "axis": len(dims) - 1, "reverse": reverse}
@@ -127,6 +145,12 @@ SUMMED_ROWS += [
     for dims in ([23, 70], [32, 33], [1023, 40], [1061, 31])
     for reverse in (0, 1)
 ]
+#: short slices: rows of a part of a chunk, more than a thread each and fewer, and of chunks; a few columns of either
+SUMMED_ROWS += [
+    {"dims": dims, "axis": 1, "reverse": reverse}
+    for dims in ([70_001, 3], [1057, 31], [530, 79], [37, 512], [9001, 5, 2], [33, 97, 7], [17, 33, 63], [5, 1300, 3])
+    for reverse in (0, 1)
+]
 #: products of few terms in forward and in either gradient: rows of whole quads, of half ones and of odd lengths, quads that are
 #: most of a row, and terms for each number of registers
 FEW_TERMS = [
@@ -137,12 +161,12 @@ FEW_TERMS = [
     )
 ]  # fmt: skip
 #: batches of products of each number of column tiles: several products to a block, one, and tiles that follow each other; rows of
-#: whole 16 bytes, of 8 and of odd lengths
+#: whole 16 bytes, of 8 and of odd lengths; then fewer columns than half a tile
 NARROW = [
     {"batch": b, "m": m, "n": n, "p": p}
     for b, m, n, p in (
         (530, 133, 66, 5), (264, 20, 260, 5), (531, 16, 257, 8), (88, 90, 69, 14), (31, 290, 66, 17), (133, 63, 68, 29),
-        (110, 75, 65, 32),
+        (110, 75, 65, 32), (18, 470, 136, 3), (129, 233, 65, 4), (264, 31, 158, 2),
     )
 ]  # fmt: skip
 #: convolutions with a chirp over 32, 48, 64, 80, 128, 144, 160, 192, 240, 512, 1920 and 3840 numbers: of every radix, with many
@@ -265,6 +289,8 @@ PATHS: dict[str, list[dict[str, Any]]] = {
             {"batch": 31, "m": 7, "n": 256, "p": 5}, NARROW[0],
             {"batch": 420, "m": 60, "n": 71, "p": 58}],
     "linear": [{"batch": 1100, "inputs": 1131, "outputs": 1149}, {"batch": 14, "inputs": 10399, "outputs": 176},
+               {"batch": 8460, "inputs": 136, "outputs": 3}, {"batch": 8450, "inputs": 139, "outputs": 13},
+               {"batch": 1031, "inputs": 45, "outputs": 1030},
                *({"batch": v["m"], "inputs": v["n"], "outputs": v["p"]} for v in FEW_TERMS)],
     **dict.fromkeys(("rfft1d_packed", "irfft1d_packed"), TRANSFORMS),
     "spectral_conv1d_rfft": [{"grid": 1 << 18, "width": w, "modes": 34} for w in (1, 3)],
@@ -478,3 +504,20 @@ def test_uneven_rows(rows: int, cols: int, k: int, power: int) -> None:
         for d in (tlrt.device("cuda"), tlrt.device("cpu"))
     ]
     np.testing.assert_array_equal(*(s.view(np.uint32) for s in sums))
+
+
+@pytest.mark.operations("scatter_add_axis")
+@pytest.mark.parametrize("power", [3, 12])
+@pytest.mark.parametrize(("outer", "n", "inner", "k"), UNEVEN_ALONG, ids=str)
+def test_uneven_along(outer: int, n: int, inner: int, k: int, power: int) -> None:
+    """The same of rows of several arrays, of a sum and of a gradient."""
+    rng = np.random.default_rng((outer, n, inner, power))
+    x, values = (rng.standard_normal((outer, size, inner)).astype(np.float32) for size in (n, k))
+    indices = ((n + n // 20) * rng.random(k) ** power).astype(np.uint32)
+    made = []
+    for d in (tlrt.device("cuda"), tlrt.device("cpu")):
+        at, added = d.indices(indices), d.buffer(values)
+        made.append(kernels.scatter_add_axis(d.buffer(x), added, at, outer, n, inner, k, 1, 1).numpy())
+        made.append(kernels.take_axis_bwd(at, added, outer, n, inner, 1, k, 1).numpy())
+    for i in range(2):
+        np.testing.assert_array_equal(made[i].view(np.uint32), made[i + 2].view(np.uint32))

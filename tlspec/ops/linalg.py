@@ -7,10 +7,11 @@ of 32 terms in order, fixed by the inner dimension alone, so that one kernel giv
 and wherever it stands. Tiles with values that do not split are chains of fused multiply-adds. Other products large enough to
 pay for it run in float64 on devices whose float64 is fast and are then rounded once. Products of at most 32 terms, and those of a
 batch that fit a thread block, are chains in float32, the CPU path's, or in float64 (native/src/cuda/linalg/few_terms.cu and
-packed.cu); those of a batch with 5 to 32 rows or columns are chains in float64, too (native/src/cuda/linalg/few_columns.cu). A
-matrix times at most four vectors is summed in float64, in the order of native/src/cuda/linalg/few_vectors.cu. For all else cuBLAS
-chooses the order. The bounds assume the worst one, a chain over the whole inner dimension, which covers split sums from 64 terms on,
-and the two devices differ in the last bits.
+packed.cu); those of 5 to 32 rows or columns and many of the other side are chains in float64, too, and of 2 to 4 those whose long
+factor has its terms side by side (native/src/cuda/linalg/few_columns.cu). Other products of a matrix and at most four vectors are
+summed in float64, in the order of native/src/cuda/linalg/few_vectors.cu. For all else cuBLAS chooses the order. The bounds assume
+the worst one, a chain over the whole inner dimension, which covers split sums from 64 terms on, and the two devices differ in the
+last bits.
 """
 
 import numpy as np

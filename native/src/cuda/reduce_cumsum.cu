@@ -1,10 +1,14 @@
 /* Cumulative sums on CUDA, in the order of formula/cumsum.h.
  *
+ * Short slices, of rows or of few columns, lie one behind the other in memory: a block copies some of them to shared memory and back
+ * as they lie, and a thread owns a chunk of one column of one of them, so that no lane is without work whatever their length.
+ *
  * A tile is 32 chunks of 32 elements, and its total is one of the level two above. A thread owns a chunk. Where columns lie side by
  * side a block owns the tile of 32 columns, so that warps read lines, and threads keep their chunks in registers: an axis of at most
  * 1024 elements takes one launch, a longer one three and those of its totals. Else a warp owns it and turns it over in shared memory.
  * Up to 32 tiles of a row, whose totals are one chunk above, are a block's. Of a longer row a block has some tiles, and takes the
  * totals before them from the blocks that run beside it. So a row is read once, in one launch. */
+#include "cuda/device/async_copy.cuh"
 #include "cuda/device/instructions.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -50,12 +54,12 @@ template <class T, int N> __device__ __forceinline__ void load_chunk(T (&v)[N], 
         v[i] = i < n ? *x : (T)0;
 }
 
-/* Blocks of (COLUMNS, chunks of a tile). */
+/* Blocks of (COLUMNS or all columns if they are fewer, chunks of a tile). */
 template <class T> __global__ void __launch_bounds__(COLUMNS *CHUNK) cumsum_columns(Cumsum<T> a)
 {
     __shared__ double total[CHUNK][COLUMNS];
     const int64_t unit = blockIdx.x, tile = unit / a.blocks % a.tiles, slice = unit / a.blocks / a.tiles;
-    const int64_t column = unit % a.blocks * COLUMNS + threadIdx.x;
+    const int64_t column = unit % a.blocks * blockDim.x + threadIdx.x;
     const int64_t first = tile * TILE + threadIdx.y * CHUNK, result = (slice * a.tiles + tile) * a.inner + column;
     const bool inside = column < a.inner;
     const int n = inside ? (int)max((int64_t)0, min(a.length - first, (int64_t)CHUNK)) : 0;
@@ -96,6 +100,89 @@ template <class T> __global__ void __launch_bounds__(COLUMNS *CHUNK) cumsum_colu
     }
 }
 
+/* ---- short slices ------------------------------------------------------------------------------------------------------ */
+
+TL_DYNAMIC_SHARED(float, tl_cumsum_tiles);
+
+/* Threads of a block, and elements of one. */
+constexpr int SLICE_THREADS = 128, SLICE_FLOATS = SLICE_THREADS * CHUNK;
+
+/* Slices of `length` x `inner` elements, of which a block has `together`. Where columns have several chunks, each thread has one. */
+struct Slices {
+    const float *x;
+    float *out;
+    int64_t outer;
+    int length, inner, chunks, together, pad, reverse;
+    tl_fastdiv columns, units; /* of a chunk: inner; of a slice: chunks x inner */
+
+    /* Where the block's element i lies in shared memory. Words left free after each 32 keep the lanes of a warp, which are a chunk
+     * or a slice apart, from the same bank. */
+    __device__ __forceinline__ int place(int i) const { return i + (int)((uint32_t)i / 32) * pad; }
+};
+
+/* Three free words where one would bring slices a multiple of the 32 banks apart. */
+int pad_of(int64_t slice) { return (slice + slice / 32 + 1) % 32 < 3 ? 3 : 1; }
+
+/* N elements of a chunk at most. A thread owns a chunk of one column: neighbours own neighbouring columns, then the next chunk of
+ * them, then the next slice. */
+template <int N> __global__ void __launch_bounds__(SLICE_THREADS, 7) cumsum_slices(Slices a)
+{
+    __shared__ double totals[SLICE_THREADS];
+    const int t = (int)threadIdx.x, size = a.length * a.inner;
+    const int64_t first = (int64_t)blockIdx.x * a.together;
+    const int slices = (int)min(a.outer - first, (int64_t)a.together), count = slices * size;
+    const int units = slices * (int)a.units.divisor;
+    const float *const x = a.x + first * size;
+    float *const out = a.out + first * size, *const held = tl_cumsum_tiles;
+#pragma unroll 8
+    for (int i = t; i < count; i += SLICE_THREADS)
+        tl_copy_async<4>(held + a.place(i), x + i, true);
+    tl_copy_commit();
+    tl_copy_wait<0>();
+    __syncthreads();
+#pragma unroll 1
+    for (int u = t; u - t < units; u += SLICE_THREADS) { /* as often as the other threads */
+        uint32_t unit, column;
+        const int slice = (int)a.units.divmod((uint32_t)u, &unit), chunk = (int)a.columns.divmod(unit, &column);
+        const int begin = chunk * CHUNK;
+        int n = u < units ? min(a.length - begin, N) : 0;
+        const int step = a.reverse ? -a.inner : a.inner;
+        const int at = n > 0 ? slice * size + (a.reverse ? a.length - 1 - begin : begin) * a.inner + (int)column : 0;
+        float v[N];
+        TL_UNROLL_FOR (int k = 0, i = at; k < N; k++) {
+            const float x = held[a.place(i)];
+            v[k] = k < n ? x : 0.0f;
+            i += k + 1 < n ? step : 0;
+        }
+        double sum = 0.0;
+        if (N == CHUNK && a.chunks > 1) {
+            TL_UNROLL_FOR (int k = 0; k < N; k++)
+                sum += (double)v[k];
+            totals[u] = sum;
+            __syncthreads();
+            sum = 0.0;
+#pragma unroll 4
+            for (int before = u - (n > 0 ? chunk * a.inner : 0); before < u; before += a.inner)
+                sum += totals[before];
+            /* lest the compiler keep them as doubles, in twice the registers */
+            TL_UNROLL_FOR (int k = 0; k < N; k++)
+                tl_forget_origin(v[k]);
+        }
+        if (n < 1) continue;
+        tl_forget_origin(n); /* lest it keep all places, which take as many registers again */
+        /* zeros behind the chunk change no sum: its last one is stored again */
+        TL_UNROLL_FOR (int k = 0, i = at; k < N; k++) {
+            sum = add_kept(sum, (double)v[k], &v[k]);
+            held[a.place(i)] = v[k];
+            i += k + 1 < n ? step : 0;
+        }
+    }
+    __syncthreads();
+#pragma unroll 8
+    for (int i = t; i < count; i += SLICE_THREADS)
+        out[i] = held[a.place(i)];
+}
+
 /* ---- the last axis: tiles ---------------------------------------------------------------------------------------------- */
 
 /* Rows of `length` elements, summed from their ends on with `reverse`. */
@@ -117,8 +204,6 @@ struct Rows {
     }
     __device__ __forceinline__ float4 turn(float4 v) const { return reverse ? make_float4(v.w, v.z, v.y, v.x) : v; }
 };
-
-TL_DYNAMIC_SHARED(float, tl_cumsum_tiles);
 
 /* Floats from a chunk of a tile to the next in shared memory: with 4 in excess, accesses of 16 bytes along a chunk, and along the
  * tile, meet each bank once. */
@@ -144,11 +229,12 @@ __device__ __forceinline__ void load_tile(const Rows &a, int64_t slice, int64_t 
         TL_UNROLL_FOR (int q = 0; q < QUADS; q++)
             tl_store4(&x[4 * q + lane / 8][4 * (lane % 8)], a.turn(v[q]));
     } else {
-#pragma unroll 8
-        for (int k = 0; k < CHUNK; k++) {
+        TL_UNROLL_FOR (int k = 0; k < CHUNK; k++) {
             const int i = k * CHUNK + lane;
-            x[k][lane] = i < n ? a.x[a.place(slice, first + i)] : 0.0f;
+            tl_copy_async<4>(&x[k][lane], i < n ? a.x + a.place(slice, first + i) : a.x, i < n);
         }
+        tl_copy_commit();
+        tl_copy_wait<0>();
     }
     __syncwarp();
 }
@@ -350,6 +436,41 @@ template <bool VECTOR> __global__ void __launch_bounds__(32 * GROUP, 4) cumsum_l
 
 /* ---- the launches ---------------------------------------------------------------------------------------------------- */
 
+/* Whether a block holds slices that would leave lanes of a tile without work: those of fewer columns than two warps have, and rows of
+ * fewer elements than half a tile or, if they begin anywhere, than a whole one. */
+bool are_short(int64_t length, int64_t inner, bool vector)
+{
+    const int64_t chunks = tl_ceil_div(length, CHUNK);
+    if (inner == 1 && vector) return length <= TILE / 2;
+    return inner < 2 * COLUMNS && length <= TILE && chunks * inner <= SLICE_THREADS;
+}
+
+/* Of few slices a block has those of one warp, or so many more that each multiprocessor still has four blocks; of many as many as
+ * its shared memory and, where columns have several chunks, its threads take. */
+int32_t launch_slices(tl_context *ctx, const float *x, int64_t outer, int64_t length, int64_t inner, int reverse,
+                      float *out)
+{
+    const int64_t chunks = tl_ceil_div(length, CHUNK), size = length * inner, units = chunks * inner;
+    const int64_t most = chunks > 1 ? SLICE_THREADS / units : SLICE_FLOATS / size;
+    const int64_t even = tl_ceil_div(outer, 4 * (int64_t)tl_cuda_sms(ctx));
+    const int64_t together = tl_imin(most, tl_imax(even, tl_ceil_div(32, units)));
+    const Slices a = {x,
+                      out,
+                      outer,
+                      (int)length,
+                      (int)inner,
+                      (int)chunks,
+                      (int)together,
+                      pad_of(size),
+                      reverse,
+                      tl_fastdiv((uint64_t)inner),
+                      tl_fastdiv((uint64_t)units)};
+    const int64_t floats = together * size;
+    return tl_launch_dynamic(ctx, "cumsum", length <= 8 ? cumsum_slices<8> : cumsum_slices<CHUNK>,
+                             tl_grid(outer, together), SLICE_THREADS,
+                             sizeof(float) * (size_t)(floats + floats / 32 * a.pad), a);
+}
+
 /* All tiles of each row, of at most 32, and several rows where they have few. */
 int32_t launch_rows(tl_context *ctx, const Rows &a, int64_t units, int64_t tiles, bool vector)
 {
@@ -382,6 +503,7 @@ int32_t run_rows(tl_context *ctx, const float *x, int64_t outer, int64_t length,
     const Rows a = {x, out, length, reverse};
     const int64_t tiles = tl_ceil_div(length, TILE);
     const bool vector = length % 4 == 0 || (outer == 1 && !reverse);
+    if (are_short(length, 1, vector)) return launch_slices(ctx, x, outer, length, 1, reverse, out);
     /* many rows: at least three blocks per multiprocessor */
     if (tiles <= (outer <= tl_cuda_sms(ctx) ? 32 : 16)) return launch_rows(ctx, a, outer * tiles, tiles, vector);
     return launch_long_rows(ctx, a, outer, tiles, vector);
@@ -389,7 +511,7 @@ int32_t run_rows(tl_context *ctx, const float *x, int64_t outer, int64_t length,
 
 template <class T> int32_t launch(tl_context *ctx, const Cumsum<T> &a)
 {
-    const dim3 block(COLUMNS, (unsigned)tl_imin(CHUNK, tl_ceil_div(a.length, CHUNK)));
+    const dim3 block((unsigned)tl_imin(COLUMNS, a.inner), (unsigned)tl_imin(CHUNK, tl_ceil_div(a.length, CHUNK)));
     return tl_launch(ctx, "cumsum", cumsum_columns<T>, (unsigned)(a.units * a.blocks), block, a);
 }
 
@@ -420,6 +542,7 @@ int32_t tl_cuda_cumsum(tl_context *ctx, const float *x, const tl_dims *dims, int
     for (int64_t k = 0; k < dims->rank; k++)
         if (k != axis) (k > axis ? inner : outer) *= dims->d[k];
     if (outer * length * inner == 0) return TORCHLEAN_OK;
-    return inner == 1 ? run_rows(ctx, x, outer, length, (int)reverse, out)
-                      : run_columns<float>(ctx, x, outer, length, inner, (int)reverse, out);
+    if (inner == 1) return run_rows(ctx, x, outer, length, (int)reverse, out);
+    return are_short(length, inner, false) ? launch_slices(ctx, x, outer, length, inner, (int)reverse, out)
+                                           : run_columns<float>(ctx, x, outer, length, inner, (int)reverse, out);
 }

@@ -101,7 +101,8 @@ template <tl_fold_kind KIND> __device__ __forceinline__ void put_value(const tl_
 }
 
 /* Has the segments that the teams take after those from s on brought to L2. While a block takes elements it has no loads under way, and
- * the few blocks that its registers leave room for do not keep memory busy by their loads alone. One thread asks, for all teams. */
+ * the few blocks that its registers leave room for do not keep memory busy by their loads alone. One thread asks, for all teams, before
+ * the loads of those at s: behind them the assembler puts it after what the thread does with its elements. */
 __device__ __forceinline__ void fetch_next(const Row &row, int s)
 {
     const int left = row.length - (s + TEAMS) * SEGMENT;
@@ -126,13 +127,13 @@ __device__ __forceinline__ tl_folded fold_segment(const Rows &a, const Row &row,
         tl_folded f = {tl_fold_start(KIND), 0.0, 0.0};
         if (__all_sync(~0u, n < 1)) return f; /* a warp behind the row takes no turns from the others */
         const int count = (n - row.lane + LANES - 1) / LANES;
+        if (REDUCED == 1) fetch_next(row, s);
         if (load) {
             if constexpr (REDUCED == 1)
                 load_lane<KIND>(y, row.x, 1, (uint32_t)begin + row.lane, LANES, count);
             else
                 load_runs<KIND>(y, row.x, a.reduced, (uint32_t)begin + row.lane, count);
         }
-        if (REDUCED == 1) fetch_next(row, s);
         tl_folded sum = {0.0, 0.0, 0.0};
         if constexpr (KIND == TL_FOLD_DEVIATION) {
             keep_floats(y);
@@ -141,7 +142,10 @@ __device__ __forceinline__ tl_folded fold_segment(const Rows &a, const Row &row,
             m = mean_of_segment(sum.v, n);
         }
         keep_floats(y);
-        take_all<KIND>(f, y, count, m, a.rule);
+        if constexpr (KIND == TL_FOLD_PRODUCT)
+            multiply(y, (n + LANES - 1) / LANES, &f.v, &f.e, &f.zeros);
+        else
+            take_all<KIND>(f, y, count, m, a.rule);
         fold_lanes<KIND>(LANES, &f);
         if (KIND == TL_FOLD_DEVIATION) f.e = sum.v;
         return f;

@@ -15,5 +15,10 @@ template <int BYTES> static inline void tl_copy_async(float *shared, const float
 {
     tl_copy_async<BYTES>(tl_shared_address(shared), global, present);
 }
+static inline void tl_copy_async_first(float *shared, const float *global, int bytes)
+{
+    memcpy(shared, global, (size_t)bytes);
+    memset((char *)shared + bytes, 0, (size_t)(16 - bytes));
+}
 static inline void tl_copy_commit() {}
 template <int PENDING> static inline void tl_copy_wait() {}

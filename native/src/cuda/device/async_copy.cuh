@@ -27,6 +27,13 @@ static __device__ __forceinline__ void tl_copy_async(float *shared, const float 
 {
     tl_copy_async<BYTES>(tl_shared_address(shared), global, present);
 }
+/* Starts copying the first `bytes` (4, 8, 12 or 16) of 16, both ends aligned to 16; zeros are written for the others. */
+static __device__ __forceinline__ void tl_copy_async_first(float *shared, const float *global, int bytes)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(tl_shared_address(shared)), "l"(global),
+                 "r"(bytes)
+                 : "memory");
+}
 
 /* Ends the thread's group of copies. */
 static __device__ __forceinline__ void tl_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -23,6 +23,7 @@ static __device__ __forceinline__ float tl_max_or_nan(float a, float b)
 
 /* x, which the compiler cannot know any more: what it was computed from cannot take its place. */
 static __device__ __forceinline__ void tl_forget_origin(float &x) { asm volatile("" : "+f"(x)); }
+static __device__ __forceinline__ void tl_forget_origin(int &x) { asm volatile("" : "+r"(x)); }
 
 /* Asks for `count` floats from `from` on to be brought to L2, without waiting; nothing on chips before Hopper, which have no such
  * instruction for more than a line. One begins and ends at 16 bytes, and so reads no page that the floats do not touch. */

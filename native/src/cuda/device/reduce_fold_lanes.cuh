@@ -129,10 +129,20 @@ __device__ __forceinline__ bool has_middling_exponent(double v)
 
 /* The product of y on v, which is 1 at first. Four elements without a zero change it by 2^-596 to 2^512. So where it stands within
  * 2^+-400 after each four, as it mostly does, it has not left the range of doubles, and the power of two is taken out once: it
- * changes no rounding. Else it is taken out after each four, and zeros are counted. */
-template <int N> __device__ __forceinline__ void multiply(const float (&y)[N], double *v, double *e, double *zeros)
+ * changes no rounding. Else it is taken out after each four, and zeros are counted. Behind the first `most` of y stand neutral ones, of
+ * which some are left out: all others are converted, at a quarter of the rate of products. */
+template <int N>
+__device__ __forceinline__ void multiply(const float (&y)[N], int most, double *v, double *e, double *zeros)
 {
     static_assert(N % 4 == 0, "by four");
+    if constexpr (N > 16) {
+        if (most <= N - 8) {
+            float first[N - 8];
+            TL_UNROLL_FOR (int i = 0; i < N - 8; i++)
+                first[i] = y[i];
+            return multiply(first, most, v, e, zeros);
+        }
+    }
     double product = *v;
     bool middling = true;
     TL_UNROLL_FOR (int i = 0; i < N; i++) {
@@ -208,7 +218,7 @@ __device__ __forceinline__ void take_all(tl_folded &f, const float (&y)[N], int 
     if constexpr (KIND >= TL_FOLD_MAX && KIND <= TL_FOLD_LARGEST) {
         f.v = tl_fold_greater(f.v, extreme_of<KIND>(y));
     } else if constexpr (KIND == TL_FOLD_PRODUCT) {
-        multiply(y, &f.v, &f.e, &f.zeros);
+        multiply(y, N, &f.v, &f.e, &f.zeros);
     } else if constexpr (KIND == TL_FOLD_SQUARE) {
         /* squares of float32 are exact in float64: fused, the sum has the same bits */
         TL_UNROLL_FOR (int i = 0; i < N; i++)

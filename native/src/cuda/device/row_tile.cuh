@@ -225,7 +225,7 @@ struct tl_block_row : tl_row_layout<VECTOR_, 256, W_, STEPS, (LEAVES > 1)> {
      * block, which loads while this one computes. */
     static constexpr bool ONE_SHARED = N > 16, SECOND_SHARED = N > 16;
     static constexpr int BLOCKS = LEAVES > 2 ? 1 : LEAVES > 1 ? 2 : N > 16 ? 3 : 4;
-    static constexpr int BLOCKS_OF_TWO = LEAVES > 1 ? 1 : N > 48 ? 1 + VECTOR_ : N > 16 ? 2 : 3;
+    static constexpr int BLOCKS_OF_TWO = LEAVES > 1 ? 1 : N > 48 ? 1 + VECTOR_ : N > 24 ? 2 : 3;
     static_assert(LEAVES == 1 || 4 * 256 * STEPS == TL_SUM_LEAF, "a leaf per 256 threads");
 
     __device__ __forceinline__ tl_block_row(int64_t, int64_t cols) { this->row = blockIdx.x, this->n = (int)cols; }

@@ -1,27 +1,28 @@
-/* The hits of a bucket of rows of a scatter-add into a vector, which lie in pieces of chunks of the index list (scatter_bucket.cu): a
- * list of the pieces, windows of the hits, and the row that has most of them. */
+/* The hits of a bucket of rows of a scatter-add, which lie in pieces of chunks of the index list (scatter_bucket.cu): a list of the
+ * pieces, windows of the hits, and the heavy rows, each of which has hits for a block of its own. */
 #pragma once
 
 #include "cuda/device/division.cuh"
 #include "cuda/device/warp_sum.cuh"
 #include "cuda/index/long_run.cuh"
-
-#include <type_traits>
+#include "cuda/runtime/launch.cuh"
 
 namespace tl_buckets {
 
 constexpr int THREADS = TL_LONG_THREADS, WARPS = TL_LONG_WARPS;
 /* Bits of a bucket, and of a row in its bucket. */
 constexpr uint32_t FIELD = 10;
-/* Places are rows of a bucket. One more bucket, or place, is for what is not to be added. */
-constexpr uint32_t KINDS = 1 << FIELD, MOST_BUCKETS = KINDS - 1, MOST_PLACES = KINDS - 1;
+/* Heavy rows at most. Each is a kind of its own, behind the buckets. */
+constexpr uint32_t HEAVIES = 16;
+/* Places are rows of a bucket. One more kind, or place, is for what is not to be added. */
+constexpr uint32_t KINDS = 1 << FIELD, MOST_BUCKETS = KINDS - 1 - HEAVIES, MOST_PLACES = KINDS - 1;
 constexpr uint32_t PIECES = 4 * THREADS; /* of a bucket, from as many chunks, that are listed at a time */
 constexpr int WINDOW_ITEMS = 20;         /* hits of a thread in a window of a bucket */
 constexpr uint32_t WINDOW = WINDOW_ITEMS * THREADS;
-constexpr uint32_t SAMPLES = 2048, AT_ONCE = 8, NONE = UINT32_MAX;
+constexpr uint32_t NONE = UINT32_MAX;
 constexpr uint32_t LEAST_LOADED = 1024; /* places of a stage for which no further window of a bucket is loaded */
 static_assert(KINDS == 4 * THREADS);
-static_assert(SAMPLES == THREADS * AT_ONCE && WINDOW_ITEMS <= 32 && LEAST_LOADED > 0);
+static_assert(WINDOW_ITEMS <= 32 && LEAST_LOADED > 0);
 static_assert(WINDOW <= UINT16_MAX);
 
 /* A scatter-add. */
@@ -34,14 +35,17 @@ struct buckets {
     uint32_t chunks, span; /* of the list, and indices of a chunk */
     tl_fastdiv count;      /* buckets */
     tl_fastdiv cols;       /* of a row; of more than one, positions in the list are dealt in the place of values */
+    tl_fastdiv strip;      /* columns that are added together of a row of many hits */
     uint32_t line_bits;    /* rows that stay side by side, 2^line_bits of them */
     uint32_t places;       /* that a block adds, a part of the bucket's; some are behind the last row */
     uint32_t parts;        /* of a bucket */
     bool aligned;          /* base and output, to 16 bytes */
-    uint32_t crowd;        /* hits of a bucket, above which another block adds a row of it */
+    uint32_t heavies;      /* heavy rows at most; 0 where a bucket is a row */
+    uint32_t many;         /* samples of a row that is heavy */
+    uint32_t *heavy;       /* the heavy rows, then NONE */
     uint32_t stride;       /* the chunks, rounded up to four */
-    uint16_t *begins;      /* of every bucket, and behind the last, in every chunk: where its piece begins */
-    uint2 *hits;           /* place and bits of the value, or position, by chunk, then bucket, then as in the list */
+    uint16_t *begins;      /* of every kind, and behind the last, in every chunk: where its piece begins */
+    uint2 *hits;           /* place and bits of the value, or position, by chunk, then kind, then as in the list */
 
     __device__ __forceinline__ uint32_t place_of(uint32_t row, uint32_t *bucket) const
     {
@@ -55,7 +59,7 @@ struct buckets {
 
 /* ---- pieces ---------------------------------------------------------------------------------------------------------- */
 
-/* Pieces of a bucket that have hits: hit h of them, in the last piece with before[piece] <= h, is hits[at[piece] + h]. Those behind
+/* Pieces of a kind that have hits: hit h of them, in the last piece with before[piece] <= h, is hits[at[piece] + h]. Those behind
  * the last have more before them than there are. */
 struct piece_list {
     uint32_t before[PIECES + 32], at[PIECES];
@@ -69,13 +73,13 @@ struct piece_list {
     }
 };
 
-/* Of four chunks: where the bucket's pieces begin, and their hits. */
-__device__ __forceinline__ void load_pieces(const buckets &s, uint32_t bucket, uint32_t chunk, uint32_t (&begin)[4],
+/* Of four chunks: where the pieces of a kind begin, and their hits. */
+__device__ __forceinline__ void load_pieces(const buckets &s, uint32_t kind, uint32_t chunk, uint32_t (&begin)[4],
                                             uint32_t (&hits)[4])
 {
     ushort4 from = make_ushort4(0, 0, 0, 0), to = from;
     if (chunk < s.chunks) {
-        const uint16_t *const begins = s.begins + bucket * s.stride + chunk;
+        const uint16_t *const begins = s.begins + kind * s.stride + chunk;
         from = *reinterpret_cast<const ushort4 *>(begins), to = *reinterpret_cast<const ushort4 *>(begins + s.stride);
     }
     begin[0] = from.x, begin[1] = from.y, begin[2] = from.z, begin[3] = from.w;
@@ -84,44 +88,13 @@ __device__ __forceinline__ void load_pieces(const buckets &s, uint32_t bucket, u
         hits[i] = chunk + i < s.chunks ? hits[i] - begin[i] : 0;
 }
 
-/* Hits of a bucket in every `step`-th four chunks from `chunk` on. */
-__device__ __forceinline__ uint32_t count_some(const buckets &s, uint32_t bucket, uint32_t chunk, uint32_t step)
-{
-    uint32_t sum = 0;
-    for (; chunk < s.chunks; chunk += 4 * step) {
-        uint32_t begin[4], hits[4];
-        load_pieces(s, bucket, chunk, begin, hits);
-        sum += hits[0] + hits[1] + hits[2] + hits[3];
-    }
-    return sum;
-}
-
-/* The warp counts the bucket's hits in all chunks. */
-__device__ __forceinline__ uint32_t count_hits_in_warp(const buckets &s, uint32_t bucket)
-{
-    return __reduce_add_sync(~0u, count_some(s, bucket, 4 * (threadIdx.x % 32), 32));
-}
-
-/* The block does. */
-__device__ __forceinline__ uint32_t count_hits(const buckets &s, uint32_t bucket, uint32_t *of_warps)
-{
-    uint32_t sum = __reduce_add_sync(~0u, count_some(s, bucket, 4 * threadIdx.x, THREADS));
-    if (threadIdx.x % 32 == 31) of_warps[threadIdx.x / 32] = sum;
-    __syncthreads();
-    sum = 0;
-    TL_UNROLL_FOR (uint32_t w = 0; w < WARPS; w++)
-        sum += of_warps[w];
-    __syncthreads();
-    return sum;
-}
-
-/* The block lists the bucket's pieces in PIECES chunks from `first` on, and gives out their hits. */
-__device__ __forceinline__ uint32_t list_pieces(const buckets &s, uint32_t bucket, uint32_t first, piece_list &pieces,
+/* The block lists the pieces of a kind in PIECES chunks from `first` on, and gives out their hits. */
+__device__ __forceinline__ uint32_t list_pieces(const buckets &s, uint32_t kind, uint32_t first, piece_list &pieces,
                                                 uint32_t *of_warps)
 {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, chunk = first + 4 * threadIdx.x;
     uint32_t begin[4], hits[4], sum = 0, some = 0;
-    load_pieces(s, bucket, chunk, begin, hits);
+    load_pieces(s, kind, chunk, begin, hits);
     TL_UNROLL_FOR (uint32_t i = 0; i < 4; i++)
         sum += hits[i], some += hits[i] > 0;
     uint32_t before = tl_sum_to_lane(sum, lane), piece = tl_sum_to_lane(some, lane), all_hits = 0, all = 0;
@@ -143,19 +116,20 @@ __device__ __forceinline__ uint32_t list_pieces(const buckets &s, uint32_t bucke
     return all_hits;
 }
 
-/* A thread's hits of a window: a warp has neighbours, as many as the others. Those of the heavy place, and where no hit is, become
- * hits of the place `nowhere`. */
+/* A thread's hits of a window: a warp has neighbours, as many as the others. Where no hit is, the place is `nowhere`. */
 struct window {
     uint32_t place[WINDOW_ITEMS], value[WINDOW_ITEMS], rounds;
 
+    /* The place in the bucket of the warp's first hit. */
+    __device__ __forceinline__ uint32_t begin(uint32_t from) const { return from + threadIdx.x / 32 * rounds * 32; }
     __device__ __forceinline__ void load(const uint2 *hits, const piece_list &pieces, uint32_t from, uint32_t to,
-                                         uint32_t heavy, uint32_t nowhere)
+                                         uint32_t nowhere)
     {
         rounds = (to - from + THREADS - 1) / THREADS;
-        const uint32_t lane = threadIdx.x % 32, begin = from + threadIdx.x / 32 * rounds * 32;
+        const uint32_t lane = threadIdx.x % 32, begin = this->begin(from);
         const uint32_t found = pieces.piece_of(begin + lane * 32); /* lane i has that of the first hit of item i */
         TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++)
-            place[i] = heavy, value[i] = 0;
+            place[i] = nowhere, value[i] = 0;
         TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {
             if (i % 4 == 0 && i >= rounds) break;
             /* Of the pieces behind, all of which have hits, 31 at most begin at hits of this item: a bit for each. */
@@ -168,141 +142,175 @@ struct window {
                 place[i] = hit.x, value[i] = hit.y;
             }
         }
-        TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++)
-            if (place[i] == heavy) place[i] = nowhere;
     }
 };
 
 /* ---- heavy rows ------------------------------------------------------------------------------------------------------ */
 
-/* A row of the bucket that has more than half of its hits, if one has, by samples of the list: votes for one row and for others
- * cancel (Boyer and Moore, "MJRTY: A Fast Majority Vote Algorithm", 1981). */
-__device__ __forceinline__ uint32_t find_majority(const buckets &s, uint32_t bucket, uint32_t *of_warps)
+/* The samples: as many lie between any two neighbours in the list. Rows that share a slot of the table count as one, and the sample
+ * that takes the slot stands for them all, so that no slot has two heavy rows. There are so many slots that few rows share one. */
+constexpr uint32_t SAMPLES = 2048, SAMPLING = 1024, OF_THREAD = SAMPLES / SAMPLING, SLOTS = 8192;
+
+/* Multiplicative hashing (Knuth, "The Art of Computer Programming", volume 3, 6.4). */
+__device__ __forceinline__ uint32_t slot_of(uint32_t row)
 {
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    uint32_t index[AT_ONCE], place = NONE, votes = 0;
-    TL_UNROLL_FOR (uint32_t u = 0; u < AT_ONCE; u++)
-        index[u] = s.indices[(uint64_t)s.k * (u * THREADS + threadIdx.x) / SAMPLES];
-    TL_UNROLL_FOR (uint32_t u = 0; u < AT_ONCE; u++) {
-        uint32_t of;
-        const uint32_t found = s.place_of(index[u], &of);
-        if (index[u] >= s.rows || of != bucket) continue;
-        if (votes == 0) place = found;
-        votes += found == place ? 1 : -1;
+    static_assert(SLOTS == 1 << 13);
+    return row * 2654435769u >> 19;
+}
+
+/* A block finds rows of which the samples hold `many` or more, HEAVIES at most, in any order. Counts are half a word each. */
+__global__ void __launch_bounds__(SAMPLING) find_heavy_kernel(buckets s)
+{
+    static_assert(SAMPLES <= UINT16_MAX);
+    __shared__ uint32_t samples[SLOTS / 2], taken[SLOTS / 32], heavy[HEAVIES], found;
+    tl_wait_for_earlier(TL_FIRST);
+    uint32_t row[OF_THREAD];
+    TL_UNROLL_FOR (uint32_t u = 0; u < OF_THREAD; u++)
+        row[u] = s.indices[(uint64_t)s.k * (u * SAMPLING + threadIdx.x) / SAMPLES];
+    for (uint32_t i = threadIdx.x; i < SLOTS / 2; i += SAMPLING)
+        samples[i] = 0;
+    for (uint32_t i = threadIdx.x; i < SLOTS / 32; i += SAMPLING)
+        taken[i] = 0;
+    if (threadIdx.x < HEAVIES) heavy[threadIdx.x] = NONE;
+    if (threadIdx.x == 0) found = 0;
+    __syncthreads();
+    TL_UNROLL_FOR (uint32_t u = 0; u < OF_THREAD; u++) {
+        const uint32_t slot = slot_of(row[u]);
+        if (row[u] < s.rows) atomicAdd(samples + slot / 2, 1u << slot % 2 * 16);
     }
-    const auto meet = [&](uint32_t other, uint32_t others) {
-        if (other == place) {
-            votes += others;
-        } else {
-            if (others > votes) place = other;
-            votes = others > votes ? others - votes : votes - others;
+    __syncthreads();
+    TL_UNROLL_FOR (uint32_t u = 0; u < OF_THREAD; u++) {
+        const uint32_t slot = slot_of(row[u]), bit = 1u << slot % 32;
+        if (row[u] >= s.rows || (samples[slot / 2] >> slot % 2 * 16 & UINT16_MAX) < s.many) continue;
+        if (atomicOr(taken + slot / 32, bit) & bit) continue;
+        const uint32_t place = atomicAdd(&found, 1u);
+        if (place < s.heavies) heavy[place] = row[u];
+    }
+    __syncthreads();
+    if (threadIdx.x < HEAVIES) s.heavy[threadIdx.x] = heavy[threadIdx.x];
+}
+
+/* Which of the heavy rows a row is, or NONE. */
+struct heavy_table {
+    uint32_t rows[HEAVIES];
+    uint8_t at[SLOTS]; /* which may be in a slot */
+
+    __device__ __forceinline__ void fill(const buckets &s)
+    {
+        static_assert(HEAVIES <= UINT8_MAX);
+        for (uint32_t i = threadIdx.x; i < SLOTS / 4; i += THREADS)
+            reinterpret_cast<uint32_t *>(at)[i] = ~0u;
+        if (threadIdx.x < HEAVIES) rows[threadIdx.x] = s.heavy[threadIdx.x];
+        __syncthreads();
+        if (threadIdx.x < HEAVIES && rows[threadIdx.x] != NONE) at[slot_of(rows[threadIdx.x])] = (uint8_t)threadIdx.x;
+        __syncthreads();
+    }
+    __device__ __forceinline__ uint32_t find(uint32_t row) const
+    {
+        const uint32_t i = at[slot_of(row)];
+        return i < HEAVIES && rows[i] == row ? i : NONE;
+    }
+};
+
+/* The heavy rows of a bucket, which other blocks add and write, by their places. Complete behind the next barrier. */
+struct heavy_places {
+    uint32_t count, place[HEAVIES];
+
+    __device__ __forceinline__ void list(const buckets &s, uint32_t bucket)
+    {
+        if (threadIdx.x == 0) count = 0;
+        __syncthreads();
+        if (threadIdx.x >= s.heavies || s.heavy[threadIdx.x] == NONE) return;
+        uint32_t of;
+        const uint32_t found = s.place_of(s.heavy[threadIdx.x], &of);
+        if (of == bucket) place[atomicAdd(&count, 1u)] = found;
+    }
+    /* One from `from` on, of `number`. */
+    __device__ __forceinline__ bool hold(uint32_t from, uint32_t number = 1) const
+    {
+        bool found = false;
+        for (uint32_t i = 0; i < count; i++)
+            found |= place[i] - from < number;
+        return found;
+    }
+};
+
+/* Hits of a heavy row that are added one after the other: a sum of few moves from one power of two to another too often to be guessed
+ * in less time. */
+constexpr uint32_t CHAINED = 1 << 13;
+
+/* sum + the values of a kind, all of one row, in order: side by side in the stage, a window at a time while the next is on its way, or,
+ * of more than CHAINED, as many as it holds; windows follow one another until a part of it is left that is not worth another. POSITIONS: the hits have positions, by which the values of column `col` are read. */
+template <bool POSITIONS>
+__device__ __forceinline__ float add_kind(const buckets &s, uint32_t kind, uint32_t col, float sum, piece_list &pieces,
+                                          uint32_t *of_warps, tl_long_values &stage, tl_long_room &room)
+{
+    constexpr uint32_t ROUND = 16; /* of a chain */
+    window w;
+    uint32_t held = 0;
+    const auto load = [&](uint32_t from, uint32_t to) {
+        w.load(s.hits, pieces, from, to, NONE);
+        if constexpr (POSITIONS) {
+            const uint32_t first = w.begin(from) + threadIdx.x % 32;
+            TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) /* all are on their way together */
+                if (i < w.rounds && first + i * 32 < to)
+                    w.value[i] = __float_as_uint(s.values[(int64_t)w.value[i] * s.cols.divisor + col]);
         }
     };
-    TL_UNROLL_FOR (int d = 16; d; d /= 2) {
-        const uint32_t other = __shfl_down_sync(~0u, place, d), others = __shfl_down_sync(~0u, votes, d);
-        meet(other, others);
-    }
-    if (lane == 0) of_warps[warp] = place, of_warps[WARPS + warp] = votes;
-    __syncthreads();
-    place = of_warps[0], votes = of_warps[WARPS];
-    TL_UNROLL_FOR (uint32_t w = 1; w < WARPS; w++)
-        meet(of_warps[w], of_warps[WARPS + w]);
-    __syncthreads();
-    return place;
-}
-
-/* The place of the row that the second block of a bucket of `hits` hits adds, or NONE. Both blocks find the same. */
-__device__ __forceinline__ uint32_t choose_heavy(const buckets &s, uint32_t bucket, uint32_t hits, uint32_t *of_warps)
-{
-    if (hits <= s.crowd) return NONE;
-    return s.places == 1 ? 0 : find_majority(s, bucket, of_warps);
-}
-
-/* The block adds the hits of one place of a bucket, side by side in the stage, as many as it holds at a time: windows of the bucket
- * follow one another until a part of it is left that is not worth another. POSITIONS: the hits have positions, by which the values of
- * column `col` are read. */
-template <bool POSITIONS>
-__device__ __forceinline__ float add_heavy(const buckets &s, uint32_t bucket, uint32_t place, uint32_t col, float sum,
-                                           piece_list &pieces, uint32_t *of_warps, tl_long_values &stage,
-                                           tl_long_room &room)
-{
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, below = (1u << lane) - 1;
-    uint32_t held = 0;
+    const auto store = [&](uint32_t from, uint32_t to) {
+        const uint32_t first = w.begin(from) + threadIdx.x % 32;
+        TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++)
+            if (i < w.rounds && first + i * 32 < to)
+                stage.value(held + first + i * 32 - from) = __uint_as_float(w.value[i]);
+        held += to - from;
+    };
+    const auto fill = [&](uint32_t size) { /* -0 changes no sum */
+                                           for (uint32_t i = held + threadIdx.x; i < size; i += THREADS)
+                                               stage.value(i) = -0.0f;
+                                           __syncthreads();
+    };
     const auto add_held = [&] {
-        for (uint32_t i = held + threadIdx.x; i < TL_LONG_ALL; i += THREADS)
-            stage.value(i) = -0.0f; /* changes no sum */
-        __syncthreads();
+        fill(TL_LONG_ALL);
         sum = tl_add_values(sum, stage, held, room);
         held = 0;
     };
     for (uint32_t chunk = 0; chunk < s.chunks; chunk += PIECES) {
-        const uint32_t hits = list_pieces(s, bucket, chunk, pieces, of_warps);
-        for (uint32_t from = 0; from < hits;) {
-            const uint32_t to = min(hits, from + min(WINDOW, TL_LONG_ALL - held));
-            window w;
-            w.load(s.hits, pieces, from, to, NONE, NONE);
+        const uint32_t hits = list_pieces(s, kind, chunk, pieces, of_warps);
+        uint32_t from = 0, to = min(hits, WINDOW);
+        const bool chained = held == 0 && hits <= CHAINED;
+        if (chained && hits) load(from, to);
+        while (chained && from < hits) {
+            store(from, to);
+            fill((held + ROUND - 1) / ROUND * ROUND);
+            from = to, to = min(hits, from + WINDOW);
+            if (from < hits) load(from, to);
+            sum = tl_chain_values(sum, stage, 0, held, room);
+            held = 0;
+        }
+        while (from < hits) {
+            to = min(hits, from + min(WINDOW, TL_LONG_ALL - held));
+            load(from, to);
+            store(from, to);
             from = to;
-            if constexpr (POSITIONS) {
-                TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) /* all are on their way together */
-                    if (w.place[i] == place)
-                        w.value[i] = __float_as_uint(s.values[(int64_t)w.value[i] * s.cols.divisor + col]);
-            }
-            uint32_t own = 0;
-            TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {
-                if (i % 4 == 0 && i >= w.rounds) break;
-                own += __popc(__ballot_sync(~0u, w.place[i] == place));
-            }
-            if (lane == 0) of_warps[warp] = own;
-            __syncthreads();
-            uint32_t at = held;
-            TL_UNROLL_FOR (uint32_t other = 0; other < WARPS; other++) {
-                if (other < warp) at += of_warps[other];
-                held += of_warps[other];
-            }
-            TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {
-                if (i % 4 == 0 && i >= w.rounds) break;
-                const uint32_t peers = __ballot_sync(~0u, w.place[i] == place);
-                if (w.place[i] == place) stage.value(at + __popc(peers & below)) = __uint_as_float(w.value[i]);
-                at += __popc(peers);
-            }
-            if (TL_LONG_ALL - held < LEAST_LOADED)
-                add_held();
-            else
-                __syncthreads();
+            if (TL_LONG_ALL - held < LEAST_LOADED) add_held();
         }
     }
     if (held) add_held();
     return sum;
 }
 
-/* Blocks take the buckets in turns, and count the hits of as many at once as they have warps. POSITIONS: a block for each column of
- * what else were a block's. */
+/* A block of the second launch for each heavy row, or for each row where there are no others, and of several columns for each. */
 template <bool POSITIONS = false>
-__device__ __forceinline__ void add_heavy_rows(const buckets &s, uint32_t blocks, piece_list &pieces,
-                                               uint32_t *of_warps, tl_long_values &stage, tl_long_room &room)
+__device__ __forceinline__ void add_lone_row(const buckets &s, piece_list &pieces, uint32_t *of_warps,
+                                             tl_long_values &stage, tl_long_room &room)
 {
-    __shared__ uint32_t hits[WARPS];
-    const uint32_t count = s.count.divisor;
     uint32_t block = blockIdx.x, col = 0;
     if constexpr (POSITIONS) block = s.cols.divmod(blockIdx.x, &col);
-    for (uint32_t first = block; first < count; first += WARPS * blocks) {
-        const uint32_t own = first + threadIdx.x / 32 * blocks;
-        const uint32_t found = own < count ? count_hits_in_warp(s, own) : 0;
-        if (threadIdx.x % 32 == 0) hits[threadIdx.x / 32] = found;
-        __syncthreads();
-        for (uint32_t w = 0; w < WARPS; w++) {
-            const uint32_t bucket = first + w * blocks;
-            if (hits[w] <= s.crowd) continue;
-            const uint32_t place = choose_heavy(s, bucket, hits[w], of_warps);
-            if (place == NONE) continue;
-            std::conditional_t<POSITIONS, int64_t, uint32_t> at = s.row_at(place, bucket);
-            if constexpr (POSITIONS) at = at * s.cols.divisor + col;
-            const float sum =
-                add_heavy<POSITIONS>(s, bucket, place, col, s.base ? s.base[at] : 0.0f, pieces, of_warps, stage, room);
-            if (threadIdx.x == 0) s.out[at] = sum;
-        }
-        __syncthreads();
-    }
+    const uint32_t row = s.heavies ? s.heavy[block] : block, kind = s.heavies ? s.count.divisor + block : block;
+    if (row == NONE) return;
+    const int64_t at = POSITIONS ? (int64_t)row * s.cols.divisor + col : row;
+    const float sum = add_kind<POSITIONS>(s, kind, col, s.base ? s.base[at] : 0.0f, pieces, of_warps, stage, room);
+    if (threadIdx.x == 0) s.out[at] = sum;
 }
 
 } /* namespace tl_buckets */

@@ -1,4 +1,4 @@
-/* The second launch of a scatter-add of narrow rows whose hits were dealt to buckets (scatter_bucket.cu). */
+/* The second launch of a scatter-add of rows of few columns whose hits were dealt to buckets (scatter_bucket.cu). */
 #pragma once
 
 #include "cuda/device/division.cuh"
@@ -10,8 +10,9 @@
 namespace tl_buckets {
 
 constexpr int ROWS_ADDING = 2; /* blocks of a multiprocessor */
-/* Hits of a row in a window: longer runs are left to a warp, or to the block; and those that a thread loads together. */
-constexpr uint32_t MANY_OF_ROW = 32, LONG_OF_ROW = 256, ROW_AT_ONCE = 8;
+/* Hits of a row in a window: longer runs are left to a warp, or to the block; and elements of a thread, and hits of each, that are on
+ * their way together. */
+constexpr uint32_t MANY_OF_ROW = 64, LONG_OF_ROW = 256, ELEMENTS_AT_ONCE = 4, HITS_AT_ONCE = 8;
 
 /* Shared memory of a block: the positions of a window in order of rows, and what they are put in order with, then what the block or
  * its warps add. */
@@ -25,11 +26,8 @@ struct row_room {
     };
 };
 
-/* Hits of a bucket, of two windows, above which other blocks add a row of it, a column each: they guess and verify sums, which is
- * faster than a chain, but all of them look through the bucket. */
-constexpr uint32_t ROW_CROWD = 2 * WINDOW;
-
-/* The first blocks take the heavy rows, each of those behind them owns all other rows of a bucket. It puts the positions of a window
+/* The first blocks have a column of a heavy row each: they guess and verify sums, which is faster than a chain. Each of those behind
+ * them owns all other rows of a bucket. It puts the positions of a window
  * in order of rows, stably, and reads the values by these. What a window adds is in the output, from where the next one goes on. */
 __global__ void __launch_bounds__(THREADS, ROWS_ADDING) add_rows_kernel(buckets s)
 {
@@ -40,28 +38,27 @@ __global__ void __launch_bounds__(THREADS, ROWS_ADDING) add_rows_kernel(buckets 
     __shared__ uint32_t left[LEFT]; /* places: of many hits from the front, long ones from the back */
     __shared__ uint32_t of_warps[2 * WARPS], many, longs;
     __shared__ tl_long_room heavy_room;
+    __shared__ heavy_places heavy;
     __shared__ piece_list pieces;
     uint16_t *const tallies = reinterpret_cast<uint16_t *>(room.tallies);
     tl_wait_for_earlier();
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = s.count.divisor, cols = s.cols.divisor;
-    const uint32_t first_blocks = gridDim.x - count;
+    const uint32_t first_blocks = s.heavies * cols;
     if (blockIdx.x < first_blocks) {
-        add_heavy_rows<true>(s, first_blocks / cols, pieces, of_warps, room.heavy, heavy_room);
+        add_lone_row<true>(s, pieces, of_warps, room.heavy, heavy_room);
         return;
     }
     const uint32_t bucket = blockIdx.x - first_blocks, places = (s.rows - bucket - 1) / count + 1;
     uint16_t *const of_warp = tallies + warp * tl_tally_stride(places + 1);
     const float *base = s.base;
     bool is_first = true; /* window, which writes all rows */
-    const auto element_of = [&](uint32_t place) { return (int64_t)(place * count + bucket) * cols; };
-    uint32_t hits = list_pieces(s, bucket, 0, pieces, of_warps);
-    const uint32_t heavy =
-        choose_heavy(s, bucket, s.chunks > PIECES ? count_hits(s, bucket, of_warps) : hits, of_warps);
+    const auto element_of = [&](uint32_t place) { return (place * count + bucket) * cols; };
+    heavy.list(s, bucket);
     for (uint32_t chunk = 0; chunk < s.chunks; chunk += PIECES) {
-        if (chunk > 0) hits = list_pieces(s, bucket, chunk, pieces, of_warps);
+        const uint32_t hits = list_pieces(s, bucket, chunk, pieces, of_warps);
         for (uint32_t from = 0; is_first || from < hits; from += WINDOW) {
             window w;
-            w.load(s.hits, pieces, from, min(hits, from + WINDOW), heavy, places);
+            w.load(s.hits, pieces, from, min(hits, from + WINDOW), places);
             tl_clear_tallies(tallies, places + 1);
             if (threadIdx.x == 0) many = longs = 0;
             __syncthreads();
@@ -72,49 +69,63 @@ __global__ void __launch_bounds__(THREADS, ROWS_ADDING) add_rows_kernel(buckets 
             TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++)
                 if (i < w.rounds) room.list[of_warp[w.place[i]] + to[i]] = w.value[i];
             __syncthreads();
-            for (uint32_t unit = threadIdx.x; unit < places * cols; unit += THREADS) {
-                uint32_t col;
-                const uint32_t place = s.cols.divmod(unit, &col), begin = first[place], end = first[place + 1];
-                if (end - begin > MANY_OF_ROW) {
-                    if (col > 0) continue;
-                    if (end - begin > LONG_OF_ROW)
-                        left[LEFT - 1 - atomicAdd(&longs, 1u)] = place;
-                    else
-                        left[atomicAdd(&many, 1u)] = place;
-                    continue;
-                }
-                if (place == heavy || (begin == end && !is_first)) continue;
-                const int64_t element = element_of(place) + col;
-                float sum = base ? base[element] : 0.0f;
-                for (uint32_t at = begin; at < end; at += ROW_AT_ONCE) {
-                    float v[ROW_AT_ONCE];
-                    TL_UNROLL_FOR (uint32_t e = 0; e < ROW_AT_ONCE; e++) {
-                        v[e] = -0.0f; /* changes no sum */
-                        if (at + e < end) v[e] = s.values[(int64_t)room.list[at + e] * cols + col];
+            for (uint32_t from_unit = threadIdx.x; from_unit < places * cols; from_unit += ELEMENTS_AT_ONCE * THREADS) {
+                uint32_t at[ELEMENTS_AT_ONCE], end[ELEMENTS_AT_ONCE], col[ELEMENTS_AT_ONCE], element[ELEMENTS_AT_ONCE];
+                float sum[ELEMENTS_AT_ONCE];
+                TL_UNROLL_FOR (uint32_t u = 0; u < ELEMENTS_AT_ONCE; u++) {
+                    const uint32_t unit = from_unit + u * THREADS,
+                                   place = min(s.cols.divmod(unit, col + u), places - 1);
+                    at[u] = first[place], end[u] = unit < places * cols ? first[place + 1] : at[u];
+                    bool owns = at[u] < end[u] || (is_first && unit < places * cols && !heavy.hold(place));
+                    if (end[u] - at[u] > MANY_OF_ROW) {
+                        if (col[u] > 0) {
+                        } else if (end[u] - at[u] > LONG_OF_ROW) {
+                            left[LEFT - 1 - atomicAdd(&longs, 1u)] = place;
+                        } else {
+                            left[atomicAdd(&many, 1u)] = place;
+                        }
+                        owns = false, end[u] = at[u];
                     }
-                    TL_UNROLL_FOR (uint32_t e = 0; e < ROW_AT_ONCE; e++)
-                        sum += v[e];
+                    element[u] = owns ? element_of(place) + col[u] : NONE;
+                    sum[u] = 0.0f;
+                    if (owns && base) sum[u] = base[element[u]];
                 }
-                s.out[element] = sum;
+                for (bool more = true; more;) {
+                    float v[ELEMENTS_AT_ONCE][HITS_AT_ONCE];
+                    TL_UNROLL_FOR (uint32_t u = 0; u < ELEMENTS_AT_ONCE; u++)
+                        TL_UNROLL_FOR (uint32_t e = 0; e < HITS_AT_ONCE; e++) {
+                            v[u][e] = -0.0f; /* changes no sum */
+                            if (at[u] + e < end[u]) v[u][e] = s.values[(int64_t)room.list[at[u] + e] * cols + col[u]];
+                        }
+                    more = false;
+                    TL_UNROLL_FOR (uint32_t u = 0; u < ELEMENTS_AT_ONCE; u++) {
+                        TL_UNROLL_FOR (uint32_t e = 0; e < HITS_AT_ONCE; e++)
+                            sum[u] += v[u][e];
+                        at[u] += HITS_AT_ONCE;
+                        more |= at[u] < end[u];
+                    }
+                }
+                TL_UNROLL_FOR (uint32_t u = 0; u < ELEMENTS_AT_ONCE; u++)
+                    if (element[u] != NONE) s.out[element[u]] = sum[u];
             }
             __syncthreads();
-            const auto base_at = [&](uint32_t place) {
-                return base && lane < cols ? base[element_of(place) + lane] : 0.0f;
+            /* Of long runs and of those of many hits some columns are added together. */
+            const uint32_t width = s.strip.divisor, strips = (cols + width - 1) / width;
+            const auto add_strip = [&](uint32_t place, uint32_t strip, bool is_long) {
+                const uint32_t begin = first[place], hits = first[place + 1] - begin, from = strip * width;
+                const uint32_t here = min(width, cols - from), at = element_of(place) + from + lane;
+                const auto position = [&](uint32_t hit) { return room.list[begin + hit]; };
+                const float before = base && lane < here ? base[at] : 0.0f;
+                const float sum = is_long ? tl_add_narrow_block<THREADS>(s.values + from, cols, s.strip, here, hits,
+                                                                         before, room.ring, position)
+                                          : tl_add_narrow_warp(s.values + from, cols, s.strip, here, hits, before,
+                                                               room.of_warp[warp], position);
+                if (lane < here && (!is_long || warp == 0)) s.out[at] = sum;
             };
-            for (uint32_t run = 0; run < longs; run++) {
-                const uint32_t place = left[LEFT - 1 - run], begin = first[place];
-                const float sum = tl_add_narrow_block<THREADS>(s.values, cols, s.cols, cols, first[place + 1] - begin,
-                                                               base_at(place), room.ring,
-                                                               [&](uint32_t hit) { return room.list[begin + hit]; });
-                if (warp == 0 && lane < cols) s.out[element_of(place) + lane] = sum;
-            }
-            for (uint32_t run = warp; run < many; run += WARPS) {
-                const uint32_t place = left[run], begin = first[place];
-                const float sum = tl_add_narrow_warp(s.values, cols, s.cols, cols, first[place + 1] - begin,
-                                                     base_at(place), room.of_warp[warp],
-                                                     [&](uint32_t hit) { return room.list[begin + hit]; });
-                if (lane < cols) s.out[element_of(place) + lane] = sum;
-            }
+            for (uint32_t unit = 0; unit < longs * strips; unit++)
+                add_strip(left[LEFT - 1 - unit / strips], unit % strips, true);
+            for (uint32_t unit = warp; unit < many * strips; unit += WARPS)
+                add_strip(left[unit / strips], unit % strips, false);
             __syncthreads();
             base = s.out, is_first = false;
         }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/device/division.cuh"
+#include "cuda/device/instructions.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "formula/exact.h"
@@ -14,8 +15,9 @@ namespace {
 typedef unsigned long long rank_t;
 
 constexpr int THREADS = 256;
-constexpr int64_t SHORT_ROW = 1024;   /* elements for one warp */
+constexpr int64_t SHORT_SLICE = 1024; /* elements for lanes of one warp */
 constexpr int64_t SHORT_COLUMN = 32;  /* for one thread */
+constexpr int64_t NARROW = 16;        /* columns of which one thread each would read far apart */
 constexpr uint32_t MOST_COLUMNS = 32; /* of a block: 128 neighbouring bytes */
 constexpr int AT_ONCE = 8, QUADS = 4; /* elements, or quadruples of them, that a thread loads at once */
 constexpr int64_t BATCH = 4 * (int64_t)THREADS * QUADS; /* elements of a row that a block loads at once */
@@ -38,18 +40,6 @@ __device__ __forceinline__ rank_t warp_max(rank_t best)
     for (int s = 16; s > 0; s /= 2)
         best = max(best, __shfl_xor_sync(~0u, best, s));
     return best;
-}
-
-/* A warp owns a row. */
-__global__ void __launch_bounds__(THREADS) short_rows_kernel(arg_axis a)
-{
-    const int64_t row = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-    if (row >= a.rows) return;
-    rank_t best = 0;
-    for (int64_t i = threadIdx.x % 32; i < a.n; i += 32)
-        best = max(best, (rank_t)tl_rank(a.x[row * a.n + i], (uint32_t)i, a.smallest, 1));
-    best = warp_max(best);
-    if (threadIdx.x % 32 == 0) a.out[row] = tl_rank_place(best);
 }
 
 /* A thread owns an output. */
@@ -77,6 +67,62 @@ template <bool SMALLEST> constexpr float NEUTRAL = SMALLEST ? TL_INF : -TL_INF;
 template <bool SMALLEST> __device__ __forceinline__ float extreme_of(float a, float b)
 {
     return SMALLEST ? tl_min(a, b) : tl_max(a, b);
+}
+
+/* Lanes that own a slice, 2^lane_bits of a warp: `size` elements, rows of a few columns. The first `used` of the lanes, `deep` whole
+ * rows, read it as it lies, so that each stays in its column. */
+struct slice_lanes {
+    int64_t slices;
+    int lane_bits, size, used, deep, reach; /* reach: the power of two that is at least half of deep */
+    tl_fastdiv inner;
+};
+
+/* A lane takes every deep-th element of a column, N of them loaded at once. */
+template <bool SMALLEST, int N> __global__ void __launch_bounds__(THREADS, 5) slices_kernel(arg_axis a, slice_lanes s)
+{
+    const int lanes = 1 << s.lane_bits, lane = (int)threadIdx.x & (lanes - 1);
+    const int64_t slice = ((int64_t)blockIdx.x * THREADS + threadIdx.x) >> s.lane_bits;
+    uint32_t column;
+    const uint32_t row = s.inner.divmod((uint32_t)lane, &column);
+    const int left = slice < s.slices && lane < s.used ? s.size - lane : 0;
+    const float *x = a.x + (slice < s.slices ? slice : 0) * s.size + lane;
+    uint32_t best = 0, place = 0, i = row; /* the order of a number is above 0 */
+    for (int at = 0; at < left; at += N * s.used) {
+        const uint32_t step = (uint32_t)s.used;
+        float v[N];
+        if (left - at > (N - 1) * s.used) {
+            TL_UNROLL_FOR (int u = 0; u < N; u++, x += step)
+                v[u] = *x;
+            TL_UNROLL_FOR (int u = 0; u < N; u++)
+                tl_forget_origin(v[u]); /* lest the compiler keep two addresses of each for one load */
+        } else {                        /* the last one stands for those behind it */
+            TL_UNROLL_FOR (int u = 0; u < N; u++) {
+                v[u] = *x;
+                x += at + (u + 1) * s.used < left ? step : 0;
+            }
+        }
+        float extreme = v[0];
+        TL_UNROLL_FOR (int u = 1; u < N; u++)
+            extreme = extreme_of<SMALLEST>(extreme, v[u]);
+        const uint32_t order = tl_order_bits(SMALLEST ? -extreme : extreme);
+        int first = 0;
+        if (extreme == extreme) {
+            TL_UNROLL_FOR (int u = N - 1; u >= 0; u--)
+                first = v[u] == extreme ? u : first;
+        } else {
+            TL_UNROLL_FOR (int u = N - 1; u >= 0; u--)
+                first = v[u] != v[u] ? u : first;
+        }
+        place = order > best ? i + (uint32_t)(first * s.deep) : place;
+        best = max(order, best);
+        i += (uint32_t)(N * s.deep);
+    }
+    rank_t rank = tl_rank_of(best, place);
+    for (int above = s.reach; above > 0; above /= 2) {
+        const rank_t other = __shfl_down_sync(~0u, rank, (unsigned)above * s.inner.divisor, lanes);
+        if ((int)row + above < s.deep) rank = max(rank, other);
+    }
+    if (left > 0 && row == 0) a.out[slice * s.inner.divisor + column] = tl_rank_place(rank);
 }
 
 /* A thread loads batches of elements and compares the extreme of each with the best so far. Where that stands in its batch is
@@ -272,16 +318,42 @@ int64_t parts_of_columns(int64_t blocks, int64_t elements, int64_t share, int64_
     return std::max<int64_t>(1, std::min(std::min(parts, MOST_PARTS), share / LEAST));
 }
 
+/* Whether lanes of a warp own slices of `size` elements, of `outer` in all, where a block would own one of them: a warp takes about
+ * as long for HALF of what a block loads at once as a wave of blocks, which wait for each other as well. */
+bool are_short(int64_t outer, int64_t size, int64_t resident)
+{
+    constexpr int64_t HALF = BATCH / 2;
+    return size <= SHORT_SLICE || (size <= BATCH && size <= HALF * ((outer - 1) / resident));
+}
+
+/* So few lanes own a slice that each has up to 8 elements, or a whole warp, of which each has 16 at once. */
+int32_t launch_slices(tl_context *ctx, const char *name, const arg_axis &a, int64_t outer)
+{
+    const int inner = (int)a.inner, size = (int)(a.n * a.inner);
+    slice_lanes s = {outer, 0, size, 1, 1, 0, tl_fastdiv((uint64_t)inner)};
+    const auto spread = [&] { s.deep = (1 << s.lane_bits) / inner, s.used = s.deep * inner; };
+    for (spread(); s.lane_bits < 5 && 8 * s.used < size; spread())
+        s.lane_bits++;
+    for (int reach = 1; reach < s.deep; reach *= 2)
+        s.reach = reach;
+    const bool few = size <= 8 * s.used;
+    const auto kernel = a.smallest ? few ? slices_kernel<true, 8> : slices_kernel<true, 16>
+                        : few      ? slices_kernel<false, 8>
+                                   : slices_kernel<false, 16>;
+    return tl_launch(ctx, name, kernel, tl_grid(outer, THREADS >> s.lane_bits), THREADS, a, s);
+}
+
 int32_t argument(tl_context *ctx, const char *name, const float *x, int64_t outer, int64_t n, int64_t inner,
                  int smallest, uint32_t *out)
 {
     arg_axis a = {x, out, nullptr, outer * inner, n, inner, n, 1, smallest};
-    if (inner == 1 && n <= SHORT_ROW)
-        return tl_launch(ctx, name, short_rows_kernel, tl_grid(a.rows, THREADS / 32), THREADS, a);
-    if (inner > 1 && n <= SHORT_COLUMN)
-        return tl_launch(ctx, name, short_columns_kernel, tl_grid(a.rows, THREADS), THREADS, a, tl_fastdiv(inner));
     const uint32_t columns = inner < MOST_COLUMNS ? (uint32_t)inner : MOST_COLUMNS;
     const int64_t groups = tl_ceil_div(inner, columns), blocks = outer * groups, resident = WAVE * tl_cuda_sms(ctx);
+    /* a thread takes about as long for SHORT_COLUMN elements as a wave of blocks for their columns */
+    const int64_t waves = std::min(std::max<int64_t>((blocks - 1) / resident, 1), WAVES);
+    if (n <= SHORT_COLUMN ? inner >= NARROW : inner >= MOST_COLUMNS && n <= SHORT_COLUMN * waves)
+        return tl_launch(ctx, name, short_columns_kernel, tl_grid(a.rows, THREADS), THREADS, a, tl_fastdiv(inner));
+    if (inner < MOST_COLUMNS && are_short(outer, n * inner, resident)) return launch_slices(ctx, name, a, outer);
     const int64_t parts =
         inner == 1 ? parts_of_rows(outer, n, resident)
                    : parts_of_columns(blocks, outer * n * inner, tl_ceil_div(n, THREADS / columns), resident);

@@ -1,5 +1,5 @@
 /* Gathers and the addition of one row on CUDA, and the entry points of the index family. The scatter-adds themselves
- * are in scatter.cu and scatter_tile.cu. */
+ * are in scatter.cu, scatter_tile.cu and scatter_axis.cu. */
 #include "cuda/device/division.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/index/scatter.cuh"
@@ -166,6 +166,8 @@ int32_t add_along(tl_context *ctx, const char *name, const float *base, const fl
     if (k == 0 || (outer == 1 && ii == 1))
         return tl_scatter_rows(ctx, name, base, values, indices, outer * n, inner, k, out);
     const bool by_row = ii == 1 && inner >= WHOLE_ROW;
+    if (io == 1 && ii == 1 && tl_axis_serves(outer, n, inner, k))
+        return tl_scatter_axis(ctx, name, base, values, indices, outer, n, inner, k, out);
     if (by_row && io == 1) return tl_scatter_shared(ctx, name, base, values, indices, outer, n, inner, k, out);
     if (by_row && tl_strips_serve(outer, n, inner, k))
         return tl_scatter_strips(ctx, name, base, values, indices, outer, n, inner, k, true, out);

@@ -170,18 +170,11 @@ struct tl_long_values {
     }
 };
 
-/* s + the first `count` values of a stage, one after the other; all threads get it. Those behind them are -0. What is left of the
- * chain warp 0 adds, at the latency of an addition each, while it reads the next values. */
-__device__ __forceinline__ float tl_add_values(float s, tl_long_values &stage, uint32_t count, tl_long_room &room)
+/* s + the values of a stage from `first`, a multiple of TL_LONG_HITS, to `count`, one after the other; all threads get it. Those
+ * behind them, up to a multiple of 16, are -0. Warp 0 adds them, at the latency of an addition each, while it reads the next. */
+__device__ __forceinline__ float tl_chain_values(float s, const tl_long_values &stage, uint32_t first, uint32_t count,
+                                                 tl_long_room &room)
 {
-    uint32_t done;
-    {
-        float v[TL_LONG_HITS];
-        TL_UNROLL_FOR (int q = 0; q < TL_LONG_HITS / 4; q++)
-            tl_unpack4(stage.quads[threadIdx.x][q], v + 4 * q);
-        s = tl_guess_block(s, v, room, done);
-    }
-    if (done * TL_LONG_HITS >= count) return s;
     if (threadIdx.x < 32) {
         constexpr uint32_t QUADS = 4, PARTS = TL_LONG_HITS / (4 * QUADS);
         const uint32_t parts = (count + 4 * QUADS - 1) / (4 * QUADS);
@@ -190,8 +183,8 @@ __device__ __forceinline__ float tl_add_values(float s, tl_long_values &stage, u
                 quads[q] = stage.quads[part / PARTS][part % PARTS * QUADS + q];
         };
         float4 now[QUADS];
-        read(done * PARTS, now);
-        for (uint32_t part = done * PARTS; part < parts; part++) {
+        read(first / (4 * QUADS), now);
+        for (uint32_t part = first / (4 * QUADS); part < parts; part++) {
             float4 after[QUADS];
             read(min(part + 1, parts - 1), after);
             TL_UNROLL_FOR (uint32_t q = 0; q < QUADS; q++) {
@@ -203,6 +196,20 @@ __device__ __forceinline__ float tl_add_values(float s, tl_long_values &stage, u
     }
     __syncthreads();
     return room.end_of_chain;
+}
+
+/* s + the first `count` values of a stage, one after the other; all threads get it. Those behind them are -0. What is left of the
+ * chain warp 0 adds. */
+__device__ __forceinline__ float tl_add_values(float s, const tl_long_values &stage, uint32_t count, tl_long_room &room)
+{
+    uint32_t done;
+    {
+        float v[TL_LONG_HITS];
+        TL_UNROLL_FOR (int q = 0; q < TL_LONG_HITS / 4; q++)
+            tl_unpack4(stage.quads[threadIdx.x][q], v + 4 * q);
+        s = tl_guess_block(s, v, room, done);
+    }
+    return done * TL_LONG_HITS < count ? tl_chain_values(s, stage, done * TL_LONG_HITS, count, room) : s;
 }
 
 /* sum + the hits first .. end-1 of a column, in their order; all threads get it. Thread t owns TL_LONG_HITS neighbouring hits of

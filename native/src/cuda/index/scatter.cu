@@ -2,9 +2,9 @@
  *
  * Every output row has one owner, who reads the row of the input, adds its hits (the positions j with indices[j] =
  * row) in increasing j and writes the row once: no floating-point atomics, so the order of the sum is that of the
- * index list on every device. Lists of up to TL_TILE_INDICES are scatter_tile.cu's, those of few wide rows scatter_strip.cu's, longer
- * ones of few narrow rows scatter_few.cu's, of most vectors and some narrow rows scatter_bucket.cu's. Here a stable sort puts the
- * hits of a row side by side, in order: that of sort.cu, or, of more than TL_SORTED_HITS, CUB's radix sort.
+ * index list on every device. Lists of up to TL_TILE_INDICES are scatter_tile.cu's or scatter_axis.cu's, those of few wide rows
+ * scatter_strip.cu's, longer ones of few narrow rows scatter_few.cu's, of most vectors and narrow rows scatter_bucket.cu's. Here a
+ * stable sort puts the hits of a row side by side: that of sort.cu, or, of more than TL_SORTED_HITS, CUB's radix sort.
  *
  * An output of which very few rows have a hit is copied, and then these rows are added to.
  *
@@ -32,9 +32,6 @@ namespace {
 constexpr int THREADS = 256;
 constexpr uint32_t LONG_WIDE = 256; /* hits of a run of a wide row that are left to a block for 32 columns */
 constexpr int AT_ONCE = 4;          /* hits of a shorter one of narrow rows that are loaded together */
-constexpr int64_t TILED_PARTS =
-    2 * TL_TILE_INDICES;             /* hits of narrow rows that tiles look through, in parts, in the time of a sort */
-constexpr int64_t TILED_ROWS = 1024; /* of fewer rows scatter_few.cu has a block for each */
 constexpr int64_t TILED_WIDE = 4096, TILED_VALUES = (int64_t)1 << 22; /* hits, and values, of tiles of wide rows */
 /* Hits that a tile sorts and adds in the time of a launch or two, also if all are its own. */
 constexpr int64_t TILED_FEW = 1024;
@@ -131,13 +128,13 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 /* What many wide rows with few hits have in the place of a sorted list: hits that arrive at a row take its slots in any order, and
- * the row's owner sorts them. Those that find none are late. Blocks of the owners' launch put late rows in order, while others
- * stream. */
-constexpr uint32_t SLOTS = 16; /* of a row: 64 bytes */
-constexpr uint32_t SLOT_HITS = 1 << 16, LATE_BLOCKS = 132, LATE_TOGETHER = 4, AT_ONCE_LATE = 8;
-/* Elements that are read and written, in 32 us: about as long as to put late rows in order where there are most of them beside most
- * late hits, SLOT_HITS / (2·SLOTS) beside SLOT_HITS / 2. */
-constexpr int64_t SLOT_VALUES = (int64_t)1 << 25;
+ * the row's owner sorts them. Those that find none are late. A launch beside that of the owners puts late rows in order: its shared
+ * memory would take the cache that the owners stream through. It has blocks for a quarter of the multiprocessors of an H100, and
+ * leaves the others room (tl_wait_for_earlier). */
+constexpr uint32_t SLOTS = 32; /* of a row: those of a warp */
+constexpr uint32_t SLOT_HITS = 1 << 16, LATE_BLOCKS = 33, LATE_THREADS = 1024, LATE_TOGETHER = 8, AT_ONCE_LATE = 8;
+/* Elements that are read and written in the time of a launch or two. */
+constexpr int64_t SLOT_VALUES = (int64_t)1 << 22;
 
 struct row_slots {
     uint32_t *late; /* late hits, late rows, places of the list that are taken: three counts, then those of every row */
@@ -175,11 +172,13 @@ __global__ void __launch_bounds__(THREADS)
 /* LATE_BLOCKS blocks take the late rows in turns, LATE_TOGETHER at a time, for which they look through the late hits once. Of a bit
  * for every position of the index list those of a row's hits are set; thread t then writes the positions in the t-th part of the bits,
  * behind those in earlier parts. */
-__device__ __forceinline__ void order_late_rows(const Scatter &s, const row_slots &t)
+__global__ void __launch_bounds__(LATE_THREADS, 1) order_late_kernel(Scatter s, row_slots t)
 {
-    constexpr uint32_t WORDS = SLOT_HITS / 32 / THREADS; /* of a thread */
-    __shared__ uint32_t bits[LATE_TOGETHER][WORDS * THREADS];
-    __shared__ uint32_t counts[THREADS / 32], begin;
+    constexpr uint32_t WORDS = SLOT_HITS / 32 / LATE_THREADS; /* of a thread */
+    TL_DYNAMIC_SHARED(uint32_t, all_bits);
+    uint32_t (*const bits)[WORDS * LATE_THREADS] = reinterpret_cast<uint32_t (*)[WORDS * LATE_THREADS]>(all_bits);
+    __shared__ uint32_t counts[LATE_THREADS / 32], begin;
+    tl_wait_for_earlier(TL_FIRST);
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, late_hits = t.late[0], late_rows = t.late[1];
     const auto set = [&](uint32_t i, uint32_t j) { atomicOr(bits[i] + j / 32, 1u << j % 32); };
     for (uint32_t first = blockIdx.x; first < late_rows; first += LATE_TOGETHER * LATE_BLOCKS) {
@@ -187,16 +186,16 @@ __device__ __forceinline__ void order_late_rows(const Scatter &s, const row_slot
         TL_UNROLL_FOR (uint32_t i = 0; i < LATE_TOGETHER; i++) {
             const uint32_t r = first + i * LATE_BLOCKS;
             row[i] = r < late_rows ? t.late_rows[r] : UINT32_MAX;
-            for (uint32_t w = threadIdx.x; w < WORDS * THREADS; w += THREADS)
+            for (uint32_t w = threadIdx.x; w < WORDS * LATE_THREADS; w += LATE_THREADS)
                 bits[i][w] = 0;
         }
         __syncthreads();
         TL_UNROLL_FOR (uint32_t i = 0; i < LATE_TOGETHER; i++)
             if (threadIdx.x < SLOTS && row[i] != UINT32_MAX) set(i, t.slots[(int64_t)row[i] * SLOTS + threadIdx.x]);
-        for (uint32_t h = threadIdx.x; h < late_hits; h += AT_ONCE_LATE * THREADS) {
+        for (uint32_t h = threadIdx.x; h < late_hits; h += AT_ONCE_LATE * LATE_THREADS) {
             uint2 hit[AT_ONCE_LATE];
             TL_UNROLL_FOR (uint32_t u = 0; u < AT_ONCE_LATE; u++)
-                hit[u] = t.late_hits[min(h + u * THREADS, late_hits - 1)];
+                hit[u] = t.late_hits[min(h + u * LATE_THREADS, late_hits - 1)];
             TL_UNROLL_FOR (uint32_t u = 0; u < AT_ONCE_LATE; u++)
                 TL_UNROLL_FOR (uint32_t i = 0; i < LATE_TOGETHER; i++)
                     if (hit[u].x == row[i]) set(i, hit[u].y); /* the last one perhaps more than once */
@@ -245,21 +244,10 @@ __device__ __forceinline__ uint32_t sort_hits(uint32_t mine, uint32_t hits)
  * input is on its way while the warp finds its hits. Up to TL_MANY of them end up one per lane, in order. N hits at
  * a time are loaded: most rows have one or two, and fewer registers leave room for more warps. */
 template <bool VECTORS, int GROUPS, bool BY_SLOTS>
-__global__ void __launch_bounds__(THREADS, VECTORS ? 6 : 5)
-    scatter_wide_kernel(Scatter s, row_slots t, tl_fastdiv pieces, tl_fastdiv rows, int64_t units)
+__device__ __forceinline__ void own_wide(const Scatter &s, const row_slots &t, const tl_fastdiv &pieces,
+                                         const tl_fastdiv &rows, int64_t unit)
 {
-    tl_wait_for_earlier();
     const uint32_t lane = threadIdx.x % 32;
-    uint32_t block = blockIdx.x;
-    if constexpr (BY_SLOTS) {
-        if (block < LATE_BLOCKS) {
-            order_late_rows(s, t);
-            return;
-        }
-        block -= LATE_BLOCKS;
-    }
-    const int64_t unit = (int64_t)block * (THREADS / 32) + threadIdx.x / 32;
-    if (unit >= units) return;
     uint32_t piece, row;
     const uint32_t outer_row = pieces.divmod((uint32_t)unit, &piece), first = piece * (128 * GROUPS);
     const uint32_t o = rows.divmod(outer_row, &row);
@@ -288,6 +276,17 @@ __global__ void __launch_bounds__(THREADS, VECTORS ? 6 : 5)
     }
     TL_UNROLL_FOR (int q = 0; q < GROUPS; q++)
         tl_store_group<VECTORS>(s.out + at, first + 128 * q, s.cols, sum[q]);
+}
+
+template <bool VECTORS, int GROUPS, bool BY_SLOTS>
+__global__ void __launch_bounds__(THREADS, VECTORS ? 6 : 5)
+    scatter_wide_kernel(Scatter s, row_slots t, tl_fastdiv pieces, tl_fastdiv rows, int64_t units)
+{
+    constexpr tl_order ORDER = BY_SLOTS ? TL_BESIDE : TL_AFTER; /* beside the late rows */
+    tl_wait_for_earlier(ORDER);
+    const int64_t unit = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    if (unit < units) own_wide<VECTORS, GROUPS, BY_SLOTS>(s, t, pieces, rows, unit);
+    tl_wait_at_end(ORDER);
 }
 
 /* ---- rare hits ------------------------------------------------------------------------------------------------------- */
@@ -406,9 +405,8 @@ template <bool VECTORS, int GROUPS, bool BY_SLOTS>
 int32_t launch_wide(tl_context *ctx, const char *name, const Scatter &s, const row_slots &t)
 {
     const int64_t pieces = tl_ceil_div(s.cols, 128 * GROUPS), units = (int64_t)s.outer * s.rows * pieces;
-    return tl_launch_ahead(ctx, name, scatter_wide_kernel<VECTORS, GROUPS, BY_SLOTS>,
-                           tl_grid(units, THREADS / 32) + (BY_SLOTS ? LATE_BLOCKS : 0), THREADS, 0, s, t,
-                           tl_fastdiv(pieces), tl_fastdiv(s.rows), units);
+    return tl_launch_ahead(ctx, name, scatter_wide_kernel<VECTORS, GROUPS, BY_SLOTS>, tl_grid(units, THREADS / 32),
+                           THREADS, 0, s, t, tl_fastdiv(pieces), tl_fastdiv(s.rows), units);
 }
 
 /* The owners of wide rows, and behind them the runs that they leave. */
@@ -422,15 +420,9 @@ template <bool BY_SLOTS> int32_t launch_owners(tl_context *ctx, const char *name
     return tl_launch_ahead(ctx, name, add_wide_runs_kernel, WIDE_BLOCKS, TL_LONG_THREADS, 0, s);
 }
 
-/* Few rows have a hit, and tiles copy the others faster than their owners do. */
-bool hits_are_rare(int64_t rows, int64_t k) { return k < rows / 4; }
-
-/* Slots of rows of fewer than 128 columns take the place of a sort, which costs more than the rows; they are as large as the rows,
- * so that most of them should have a hit. */
 bool slots_serve(int64_t outer, int64_t rows, int64_t cols, int64_t k)
 {
-    if (cols < 32 || rows >= UINT32_MAX) return false;
-    if (cols < 128) return k > TL_TILE_INDICES && k <= SLOT_HITS && k <= rows * (SLOTS / 4) && !hits_are_rare(rows, k);
+    if (cols < 128 || rows >= UINT32_MAX) return false;
     if (k >= rows && k > TILED_FEW && k <= TILED_WIDE)
         return k <= rows * (SLOTS / 4) || (k <= rows * (SLOTS / 2) && outer * k * cols >= TILE_SORTS);
     return k <= SLOT_HITS && k <= rows * (SLOTS / 4) && outer * (k + 2 * rows) * cols >= SLOT_VALUES;
@@ -456,7 +448,10 @@ int32_t scatter_by_slots(tl_context *ctx, const char *name, const float *base, c
     s.hits = {t.list, UINT32_MAX, values, (uint32_t)cols};
     s.left = {scratch, scratch + lists};
     s.rows = (uint32_t)rows, s.cols = (uint32_t)cols, s.k = (uint32_t)k, s.outer = (uint32_t)outer;
+    constexpr size_t late_bits = LATE_TOGETHER * SLOT_HITS / 8;
     TL_TRY(tl_launch(ctx, name, fill_slots_kernel, tl_grid(k, THREADS), THREADS, t, indices, s.k, s.rows));
+    TL_TRY(tl_allow_shared(ctx, order_late_kernel, late_bits));
+    TL_TRY(tl_launch_ahead(ctx, name, order_late_kernel, LATE_BLOCKS, LATE_THREADS, late_bits, s, t));
     return launch_owners<true>(ctx, name, s, t);
 }
 
@@ -552,12 +547,6 @@ bool tiles_serve(int64_t outer, int64_t rows, int64_t cols, int64_t k)
            (cols < 32 || outer * k * cols <= TILED_VALUES);
 }
 
-/* Longer lists of small tables of narrow rows. */
-bool tiles_serve_parts(int64_t rows, int64_t cols, int64_t k)
-{
-    return cols > 1 && cols < 32 && k <= TILED_PARTS && rows > TILED_ROWS && rows * cols < TL_SMALL_TABLE;
-}
-
 } /* namespace */
 
 int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, const float *values,
@@ -573,7 +562,9 @@ int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, co
     const bool slots = slots_serve(1, rows, cols, k);
     if (tl_buckets_serve_rows(rows, cols, k))
         return tl_scatter_buckets(ctx, name, base, values, staged, rows, cols, k, out);
-    if ((!(slots && !hits_are_rare(rows, k)) && tiles_serve(1, rows, cols, k)) || tiles_serve_parts(rows, cols, k))
+    if (tl_axis_serves(1, rows, cols, k))
+        return tl_scatter_axis(ctx, name, base, values, staged, 1, rows, cols, k, out);
+    if (!slots && tiles_serve(1, rows, cols, k))
         return tl_scatter_tiles(ctx, name, base, values, staged, 1, rows, cols, k, false, out);
     if (slots) return scatter_by_slots(ctx, name, base, values, staged, 1, rows, cols, k, out);
     if (tl_few_serve(rows, cols, k) && !tl_lone_rows(rows, cols, k))
@@ -591,8 +582,7 @@ int32_t tl_scatter_shared(tl_context *ctx, const char *name, const float *base, 
     const bool slots = slots_serve(outer, rows, cols, k);
     /* Where rows have a hit at most, mostly, they are copied as fast as they go. */
     const bool tiles = tiles_serve(outer, rows, cols, k) || (k <= rows && k <= TL_TILE_INDICES);
-    if (!(slots && !hits_are_rare(rows, k)) && tiles)
-        return tl_scatter_tiles(ctx, name, base, values, indices, outer, rows, cols, k, false, out);
+    if (!slots && tiles) return tl_scatter_tiles(ctx, name, base, values, indices, outer, rows, cols, k, false, out);
     return slots ? scatter_by_slots(ctx, name, base, values, indices, outer, rows, cols, k, out)
                  : scatter_sorted(ctx, name, base, values, indices, outer, rows, cols, k, out);
 }

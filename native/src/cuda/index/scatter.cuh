@@ -13,14 +13,20 @@ int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, co
 int32_t tl_scatter_shared(tl_context *ctx, const char *name, const float *base, const float *values,
                           const uint32_t *indices, int64_t outer, int64_t rows, int64_t cols, int64_t k, float *out);
 
-/* scatter_tile.cu: `outer` arrays, one behind the other in base, values and out, of up to TL_TILE_INDICES indices, or
- * some times as many, in parts, which lie on the device and are of each array's own (`by_outer`) or shared. */
+/* scatter_tile.cu: `outer` arrays, one behind the other in base, values and out, of up to TL_TILE_INDICES indices, which lie on the
+ * device and are of each array's own (`by_outer`) or shared. */
 constexpr int64_t TL_TILE_INDICES = 8192;
 constexpr int64_t TL_TILE = 16384;          /* elements of a tile of a large output: a copy that outweighs the list */
 constexpr int64_t TL_SMALL_TABLE = 1 << 21; /* elements: smaller ones have tiles of few columns */
 int32_t tl_scatter_tiles(tl_context *ctx, const char *name, const float *base, const float *values,
                          const uint32_t *indices, int64_t outer, int64_t rows, int64_t cols, int64_t k, bool by_outer,
                          float *out);
+
+/* scatter_axis.cu: `outer` arrays, one behind the other in base, values and out, which share up to TL_TILE_INDICES indices, on the
+ * device, where tl_axis_serves says so. */
+bool tl_axis_serves(int64_t outer, int64_t rows, int64_t cols, int64_t k);
+int32_t tl_scatter_axis(tl_context *ctx, const char *name, const float *base, const float *values,
+                        const uint32_t *indices, int64_t outer, int64_t rows, int64_t cols, int64_t k, float *out);
 
 /* scatter_strip.cu: the same of few wide rows with many hits each, where tl_strips_serve says so. */
 bool tl_strips_serve(int64_t outer, int64_t rows, int64_t cols, int64_t k);

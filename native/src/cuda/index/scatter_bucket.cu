@@ -1,4 +1,4 @@
-/* Scatter-adds of many hits into a vector, or into narrow rows, on CUDA, in two launches.
+/* Scatter-adds of many hits into a vector, or into narrow rows, on CUDA, in two launches, beside which a third finds heavy rows.
  *
  * Row r belongs to bucket r % buckets, so that rows beside each other, which lists often name most, are in different buckets. A block
  * of the first launch puts the hits of a chunk of the index list, row and value, in order of buckets, stably, and writes where each
@@ -7,13 +7,12 @@
  * moved once through memory, where a sort of the list moves it once for each digit, and nothing has to be counted before.
  *
  * Of so many rows that a bucket has thousands nothing is put in order of rows: a block deals the hits of a window to its warps by row,
- * and a warp adds them as they come to the sums. Where a few rows have a hit, lines of rows share a bucket, which is copied in whole
- * lines to shared memory, where the sums are. Where most have none, or hits are so many that those of one line would wait for each
- * other, further blocks of the first launch copy the base to the output meanwhile, where the sums are then, of which caches hold those
- * that are added to often.
+ * and a warp adds them as they come to the sums. Where most rows have a hit, or a few, lines of rows share a bucket, which is copied in
+ * whole lines to shared memory, where the sums are. Where most have none, further blocks of the first launch copy the base to the
+ * output meanwhile, where the sums are then, of which caches hold those that are added to often.
  *
- * A bucket with far more hits than others has a second block. That adds the row which seems to have most of them, and the other
- * block leaves the row out.
+ * A heavy row, which has hits for a block of its own, is a kind beside the buckets. Samples of the list say which rows are: any row
+ * may be, as the sums do not depend on it.
  *
  * Of rows of several columns the positions in the list are dealt, by which the second launch reads the values (bucket_rows.cuh). */
 #include "cuda/device/async_copy.cuh"
@@ -37,19 +36,28 @@ using namespace tl_buckets;
 
 /* Hits that a bucket has at least where there are two for every multiprocessor: with those of uneven buckets less than 8 rounds.
  * More buckets than the device adds at once only have fewer hits each of those that are dealt together: short pieces are parts of
- * sectors. */
-constexpr uint32_t BUCKET_HITS = 1700;
+ * sectors. Buckets of lines have WINDOW_HITS, mostly one window. */
+constexpr uint32_t BUCKET_HITS = 1700, WINDOW_HITS = 4096;
 constexpr int ADDING = 3, LINES_ADDING = 2, DEALING = 4;       /* blocks of a multiprocessor */
 constexpr int FEW_DEALT = 8, SOME_DEALT = 12, MANY_DEALT = 16; /* hits of a thread, and of THREADS of them a chunk */
 constexpr uint32_t ONE_BY_ONE = 256; /* hits of a row that a thread adds; more are a warp's, in chunks of 32·RUN */
-constexpr uint32_t LONE = 2048;      /* hits of buckets of one row that a block adds as fast as a warp */
 constexpr int RUN = 16;
-/* Rows for each hit, between which lines serve: of more, single ones are far apart; of fewer, uneven lists have too many in a line. */
-constexpr int64_t FEW_OF_ROWS = 16, LEAST_OF_ROWS = 2;
-/* Lines are of 128 bytes. A bucket of MOST_LINED rows has its sums, of 66 KiB, and a window of hits, of 30 KiB, in shared memory: chips
+constexpr int64_t LONE =
+    2048; /* hits of each of so few rows that each is a block's, which adds them as fast as a warp */
+/* Hits of a heavy row, of about as long a chain as all else takes, as many as a bucket has where its rows are put in order, and
+ * samples, of fewer of which it would be chance. */
+constexpr int64_t HEAVY_HITS = 1024, LEAST_SAMPLES = 6;
+/* Blocks of heavy rows at most, but for two: one on every multiprocessor. */
+constexpr int64_t HEAVY_BLOCKS = 132;
+/* Rows for each hit: of more, single ones are far apart, and lines are more than what is added to. Hits of each row, of fewer of which
+ * lines cost less than to put the hits of many rows in order, with so many counts to clear and to sum up. */
+constexpr int64_t FEW_OF_ROWS = 16, SOME_OF_ROW = 8, PLACED_ROWS = 1 << 17;
+/* Lines are of 128 bytes, or, of fewer rows than DENSE for each hit, of 32, a sector: rows beside each other, which uneven lists
+ * name most, are in more buckets, and those have some windows of hits each. A bucket of MOST_LINED rows has its sums, of 66 KiB, and a window of hits, of 30 KiB, in shared memory: chips
  * with 99 KiB for a block have room. So many that the buckets hold 2^24 rows; of more a block has a part of a bucket's, and of so many
  * that each bucket's hits were read by more than FEW_PARTS blocks the sums are in the output. */
-constexpr int LINE_BITS = 5;
+constexpr int LINE_BITS = 5, DENSE_BITS = 3;
+constexpr int64_t DENSE = 2;
 constexpr uint32_t MOST_LINED = 528 << LINE_BITS;
 constexpr int64_t FEW_PARTS = 4;
 /* The rows of a bucket whose sums are in the output, the upper bits of a word. */
@@ -58,13 +66,15 @@ constexpr int64_t MOST_FAR = (int64_t)1 << (32 - FIELD), MOST_ROWS = INT32_MAX;
 constexpr uint32_t COPIED = 8, TILE = 4 * COPIED * THREADS;
 /* Hits of one place in a warp, besides its first, of more than which a lane looks at all 32 instead of one after the other. */
 constexpr int FEW_TOGETHER = 2;
-/* Rows of several columns, and hits of them. Tiles of fewer hits sort those of one tile in about the time of a launch. A row with
- * most hits costs about 1 ns for each more than after a sort, which takes about 12 us longer than dealing, or that of CUB, of more
- * than TL_SORTED_HITS, some 70 us: uneven lists have up to 0.4 of their hits in one row. */
-constexpr int64_t LEAST_ROWS = 1024, LEAST_ROW_HITS = 4096, SOME_ROW_HITS = 3 << 13, MOST_ROW_HITS = 2 * TL_SORTED_HITS;
+/* Rows of several columns, and hits of them. Tiles of fewer hits sort those of one tile in about the time of a launch, and, of more
+ * columns than a warp has lanes, of a list that a block holds. Of larger tables of such rows owners copy wider pieces. */
+constexpr int64_t LEAST_ROWS = 1024, LEAST_ROW_HITS = 4096, MOST_COLUMNS = 63;
+constexpr int64_t SOME_ROWS = 512,
+                  MANY_ROW_HITS = 1 << 15; /* of fewer rows scatter_few.cu sorts so many hits for longer */
 static_assert((int64_t)MOST_BUCKETS * MOST_LINED >= (int64_t)1 << 24 && MOST_PLACES <= MOST_LINED &&
               MOST_LINED <= UINT16_MAX + 1 && FEW_PARTS * MOST_LINED <= MOST_FAR);
 static_assert(MOST_BUCKETS * MOST_FAR >= MOST_ROWS);
+static_assert(MOST_BUCKETS + HEAVIES < KINDS && MOST_BUCKETS * MOST_PLACES * MOST_COLUMNS <= UINT32_MAX);
 static_assert(MANY_DEALT * THREADS <= UINT16_MAX);
 
 /* The block copies a tile of the base to the output, or clears it. The base is read once; the output stays in the cache for those who
@@ -100,18 +110,22 @@ __global__ void __launch_bounds__(THREADS, DEALING) deal_hits_kernel(buckets s)
 {
     static_assert(ITEMS % 4 == 0);
     TL_DYNAMIC_SHARED(uint4, room); /* tallies, then hits: place and value; last those that are not added */
-    __shared__ __align__(16) uint32_t first[MOST_BUCKETS + 2];
+    __shared__ __align__(16) uint32_t first[KINDS + 1];
     __shared__ uint32_t of_warps[WARPS];
+    __shared__ heavy_table heavy;
     uint16_t *const tallies = reinterpret_cast<uint16_t *>(room);
     uint2 *const staged = reinterpret_cast<uint2 *>(room);
-    tl_wait_for_earlier(TL_FIRST);
+    const tl_order order = s.heavies ? TL_BESIDE : TL_FIRST;
+    tl_wait_for_earlier(order);
     if (blockIdx.x >= s.chunks) {
         copy_tile(s, blockIdx.x - s.chunks);
+        tl_wait_at_end(order);
         return;
     }
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = s.count.divisor;
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint32_t none = s.count.divisor + s.heavies, kinds = none + 1;
     const uint32_t from = blockIdx.x * (ITEMS * THREADS) + warp * ITEMS * 32 + lane;
-    uint16_t *const of_warp = tallies + warp * tl_tally_stride(count + 1);
+    uint16_t *const of_warp = tallies + warp * tl_tally_stride(kinds);
     uint32_t word[ITEMS], to[ITEMS];
     float value[ITEMS];
     const auto load_values = [&] {
@@ -121,18 +135,21 @@ __global__ void __launch_bounds__(THREADS, DEALING) deal_hits_kernel(buckets s)
     TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
         word[i] = from + i * 32 < s.k ? s.indices[from + i * 32] : UINT32_MAX;
     if (ITEMS == FEW_DEALT) load_values(); /* registers have room for them meanwhile */
-    tl_clear_tallies(tallies, count + 1);
+    tl_clear_tallies(tallies, kinds);
+    tl_wait_at_end(order); /* for the heavy rows */
+    const bool some_heavy = s.heavies && s.heavy[0] != NONE;
+    if (some_heavy) heavy.fill(s);
     TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++) {
         uint32_t bucket;
-        const uint32_t place = s.place_of(word[i], &bucket);
-        word[i] = word[i] < s.rows ? place << FIELD | bucket : count;
+        const uint32_t place = s.place_of(word[i], &bucket), is_heavy = some_heavy ? heavy.find(word[i]) : NONE;
+        word[i] = word[i] >= s.rows ? none : is_heavy != NONE ? s.count.divisor + is_heavy : place << FIELD | bucket;
     }
     __syncthreads();
-    tl_rank_hits(of_warp, count + 1, [&](int i) { return word[i] % KINDS; }, ITEMS, to);
+    tl_rank_hits(of_warp, kinds, [&](int i) { return word[i] % KINDS; }, ITEMS, to);
     __syncthreads();
-    tl_place_kinds(tallies, count + 1, first, of_warps);
-    for (uint32_t b = threadIdx.x; b <= count; b += THREADS)
-        s.begins[b * s.stride + blockIdx.x] = (uint16_t)first[b];
+    tl_place_kinds(tallies, kinds, first, of_warps);
+    for (uint32_t kind = threadIdx.x; kind < kinds; kind += THREADS)
+        s.begins[kind * s.stride + blockIdx.x] = (uint16_t)first[kind];
     if (ITEMS > FEW_DEALT) load_values();
     TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
         to[i] += of_warp[word[i] % KINDS];
@@ -143,13 +160,13 @@ __global__ void __launch_bounds__(THREADS, DEALING) deal_hits_kernel(buckets s)
     uint4 *const out = reinterpret_cast<uint4 *>(s.hits + (int64_t)blockIdx.x * (ITEMS * THREADS));
     TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS / 2; i++) {
         const uint32_t pair = i * THREADS + threadIdx.x;
-        if (2 * pair < first[count]) out[pair] = room[pair];
+        if (2 * pair < first[none]) out[pair] = room[pair];
     }
 }
 
 /* ---- buckets --------------------------------------------------------------------------------------------------------- */
 
-/* The first blocks take the heavy rows, each of those behind them owns all other rows of a bucket. */
+/* The first blocks have a heavy row each, those behind them own all other rows of a bucket. */
 __global__ void __launch_bounds__(THREADS, ADDING) add_buckets_kernel(buckets s)
 {
     TL_DYNAMIC_SHARED(uint4,
@@ -158,35 +175,32 @@ __global__ void __launch_bounds__(THREADS, ADDING) add_buckets_kernel(buckets s)
     __shared__ float sums[MOST_PLACES];
     __shared__ float4 chunks[WARPS][16 * RUN / 4];
     __shared__ tl_long_room heavy_room;
+    __shared__ heavy_places heavy;
     __shared__ uint32_t left[WINDOW / ONE_BY_ONE], of_warps[2 * WARPS], many;
     __shared__ piece_list pieces;
     uint16_t *const tallies = reinterpret_cast<uint16_t *>(room);
     float *const values = reinterpret_cast<float *>(room);
     tl_wait_for_earlier();
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = s.count.divisor;
-    const uint32_t first_blocks = gridDim.x - count;
-    if (blockIdx.x < first_blocks) {
-        add_heavy_rows(s, first_blocks, pieces, of_warps, *reinterpret_cast<tl_long_values *>(room), heavy_room);
+    if (blockIdx.x < s.heavies || s.places == 1) {
+        add_lone_row(s, pieces, of_warps, *reinterpret_cast<tl_long_values *>(room), heavy_room);
         return;
     }
-    const uint32_t bucket = blockIdx.x - first_blocks, places = (s.rows - bucket - 1) / count + 1;
+    const uint32_t bucket = blockIdx.x - s.heavies, places = (s.rows - bucket - 1) / count + 1;
     float base[4]; /* on their way with the list of pieces */
     static_assert(MOST_PLACES <= 4 * THREADS);
     TL_UNROLL_FOR (uint32_t i = 0; i < 4; i++) {
         const uint32_t p = i * THREADS + threadIdx.x;
         base[i] = s.base && p < places ? s.base[p * count + bucket] : 0.0f;
     }
-    uint32_t hits = list_pieces(s, bucket, 0, pieces, of_warps);
-    const uint32_t heavy =
-        choose_heavy(s, bucket, s.chunks > PIECES ? count_hits(s, bucket, of_warps) : hits, of_warps);
-    if (places == 1 && heavy != NONE) return;
+    heavy.list(s, bucket);
     TL_UNROLL_FOR (uint32_t i = 0; i < 4; i++)
         if (i * THREADS + threadIdx.x < places) sums[i * THREADS + threadIdx.x] = base[i];
     for (uint32_t chunk = 0; chunk < s.chunks; chunk += PIECES) {
-        if (chunk > 0) hits = list_pieces(s, bucket, chunk, pieces, of_warps);
+        const uint32_t hits = list_pieces(s, bucket, chunk, pieces, of_warps);
         for (uint32_t from = 0; from < hits; from += WINDOW) {
             window w;
-            w.load(s.hits, pieces, from, min(hits, from + WINDOW), heavy, places);
+            w.load(s.hits, pieces, from, min(hits, from + WINDOW), places);
             tl_clear_tallies(tallies, places + 1);
             if (threadIdx.x == 0) many = 0;
             __syncthreads();
@@ -231,7 +245,7 @@ __global__ void __launch_bounds__(THREADS, ADDING) add_buckets_kernel(buckets s)
         }
     }
     for (uint32_t p = threadIdx.x; p < places; p += THREADS)
-        if (p != heavy) s.out[p * count + bucket] = sums[p];
+        if (!heavy.hold(p)) s.out[p * count + bucket] = sums[p];
 }
 
 /* ---- many rows ------------------------------------------------------------------------------------------------------- */
@@ -297,6 +311,7 @@ __global__ void __launch_bounds__(THREADS, LINES_ADDING) add_lines_kernel(bucket
     __shared__ __align__(16) uint16_t tallies[WARPS * STRIDE];
     __shared__ uint32_t first[OWNERS + 2], of_warps[2 * WARPS];
     __shared__ tl_long_room heavy_room;
+    __shared__ heavy_places heavy;
     float *const values = sums + s.places;
     uint16_t *const places = reinterpret_cast<uint16_t *>(values + WINDOW);
     /* Pieces have the room of the values, and are listed again for every window. */
@@ -304,28 +319,26 @@ __global__ void __launch_bounds__(THREADS, LINES_ADDING) add_lines_kernel(bucket
     piece_list &pieces = *reinterpret_cast<piece_list *>(values);
     tl_wait_for_earlier(TL_BESIDE);
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const uint32_t first_blocks = gridDim.x - s.count.divisor * s.parts;
-    if (blockIdx.x < first_blocks) {
+    if (blockIdx.x < s.heavies) {
         tl_wait_at_end(TL_BESIDE);
         piece_list &list = *reinterpret_cast<piece_list *>(sums + sizeof(tl_long_values) / sizeof(float));
-        add_heavy_rows(s, first_blocks, list, of_warps, *reinterpret_cast<tl_long_values *>(sums), heavy_room);
+        add_lone_row(s, list, of_warps, *reinterpret_cast<tl_long_values *>(sums), heavy_room);
         return;
     }
     uint32_t bucket;
-    const uint32_t first_place = s.count.divmod(blockIdx.x - first_blocks, &bucket) * s.places;
+    const uint32_t first_place = s.count.divmod(blockIdx.x - s.heavies, &bucket) * s.places;
     load_lines(s, bucket, first_place, sums);
     tl_wait_at_end(TL_BESIDE); /* from here on for the hits */
+    heavy.list(s, bucket);
     uint32_t hits = list_pieces(s, bucket, 0, pieces, of_warps);
-    const uint32_t heavy =
-        choose_heavy(s, bucket, s.chunks > PIECES ? count_hits(s, bucket, of_warps) : hits, of_warps);
     window w;
-    w.load(s.hits, pieces, 0, min(hits, WINDOW), heavy, NONE);
+    w.load(s.hits, pieces, 0, min(hits, WINDOW), NONE);
     tl_copy_wait<0>(); /* the barriers below let all see them */
     for (uint32_t chunk = 0; chunk < s.chunks; chunk += PIECES) {
         for (uint32_t from = 0; from == 0 || from < hits; from += WINDOW) {
             if (chunk + from > 0) {
                 hits = list_pieces(s, bucket, chunk, pieces, of_warps);
-                w.load(s.hits, pieces, from, min(hits, from + WINDOW), heavy, NONE);
+                w.load(s.hits, pieces, from, min(hits, from + WINDOW), NONE);
             }
             TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++)
                 w.place[i] -= first_place; /* of other parts, and NONE: not below s.places */
@@ -353,11 +366,11 @@ __global__ void __launch_bounds__(THREADS, LINES_ADDING) add_lines_kernel(bucket
     __syncthreads();
     for (uint32_t p = 4 * threadIdx.x; p < s.places; p += 4 * THREADS) {
         const uint32_t place = first_place + p, row = s.row_at(place, bucket);
-        if (s.aligned && row + 3 < s.rows && place != (heavy & ~3u)) {
+        if (s.aligned && row + 3 < s.rows && !heavy.hold(place, 4)) {
             tl_store4(s.out + row, tl_load4(sums + p));
         } else {
             TL_UNROLL_FOR (uint32_t i = 0; i < 4; i++)
-                if (row + i < s.rows && place + i != heavy) s.out[row + i] = sums[p + i];
+                if (row + i < s.rows && !heavy.hold(place + i)) s.out[row + i] = sums[p + i];
         }
     }
 }
@@ -375,20 +388,16 @@ __global__ void __launch_bounds__(THREADS, ADDING) add_far_kernel(buckets s)
     uint2 *const dealt = reinterpret_cast<uint2 *>(room);
     tl_wait_for_earlier();
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = s.count.divisor;
-    const uint32_t first_blocks = gridDim.x - count;
-    if (blockIdx.x < first_blocks) {
-        add_heavy_rows(s, first_blocks, pieces, of_warps, *reinterpret_cast<tl_long_values *>(room), heavy_room);
+    if (blockIdx.x < s.heavies) {
+        add_lone_row(s, pieces, of_warps, *reinterpret_cast<tl_long_values *>(room), heavy_room);
         return;
     }
-    const uint32_t bucket = blockIdx.x - first_blocks;
-    uint32_t hits = list_pieces(s, bucket, 0, pieces, of_warps);
-    const uint32_t heavy =
-        choose_heavy(s, bucket, s.chunks > PIECES ? count_hits(s, bucket, of_warps) : hits, of_warps);
+    const uint32_t bucket = blockIdx.x - s.heavies;
     for (uint32_t chunk = 0; chunk < s.chunks; chunk += PIECES) {
-        if (chunk > 0) hits = list_pieces(s, bucket, chunk, pieces, of_warps);
+        const uint32_t hits = list_pieces(s, bucket, chunk, pieces, of_warps);
         for (uint32_t from = 0; from < hits; from += WINDOW) {
             window w;
-            w.load(s.hits, pieces, from, min(hits, from + WINDOW), heavy, NONE);
+            w.load(s.hits, pieces, from, min(hits, from + WINDOW), NONE);
             TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++)
                 if (w.place[i] != NONE) tl_fetch_word_to_l2(s.out + w.place[i] * count + bucket);
             tl_clear_tallies(tallies, OWNERS + 1);
@@ -433,7 +442,7 @@ int32_t launch(tl_context *ctx, const char *name, void (*kernel)(buckets), int64
 }
 
 /* Of so many lines the blocks for each bucket, of as many buckets as there can be. */
-int64_t parts_of(int64_t lines) { return tl_ceil_div(lines, (int64_t)MOST_BUCKETS * (MOST_LINED >> LINE_BITS)); }
+int64_t parts_of(int64_t rows) { return tl_ceil_div(rows, (int64_t)MOST_BUCKETS * MOST_LINED); }
 
 /* Which kernel the second launch is. */
 enum form { PLACES, LINES, FAR, ROWS };
@@ -441,20 +450,20 @@ enum form { PLACES, LINES, FAR, ROWS };
 form form_of(int64_t rows, int64_t cols, int64_t k)
 {
     if (cols > 1) return ROWS;
-    if (rows <= (int64_t)MOST_BUCKETS * MOST_PLACES && rows <= FEW_OF_ROWS * k) return PLACES;
-    return rows < LEAST_OF_ROWS * k || rows > FEW_OF_ROWS * k || parts_of(tl_ceil_div(rows, 1 << LINE_BITS)) > FEW_PARTS
-               ? FAR
-               : LINES;
+    if (rows > FEW_OF_ROWS * k) return FAR;
+    if (rows <= (k > SOME_OF_ROW * rows ? (int64_t)MOST_BUCKETS * MOST_PLACES : PLACED_ROWS)) return PLACES;
+    return parts_of(rows) > FEW_PARTS ? FAR : LINES;
 }
 
 } /* namespace */
 
 bool tl_buckets_serve_rows(int64_t rows, int64_t cols, int64_t k)
 {
-    return cols > 1 && cols <= TL_NARROW_COLUMNS && rows > LEAST_ROWS && rows <= (int64_t)MOST_BUCKETS * MOST_PLACES &&
-           rows <= FEW_OF_ROWS * k &&
-           ((k > LEAST_ROW_HITS && k <= SOME_ROW_HITS && (k <= TL_TILE_INDICES || !tl_few_serve(rows, cols, k))) ||
-            (k > TL_SORTED_HITS && k <= MOST_ROW_HITS));
+    if (cols < 2 || rows <= (k > MANY_ROW_HITS ? SOME_ROWS : LEAST_ROWS) ||
+        rows > (int64_t)MOST_BUCKETS * MOST_PLACES || k > INT32_MAX)
+        return false;
+    return cols <= TL_NARROW_COLUMNS ? k > LEAST_ROW_HITS
+                                     : cols <= MOST_COLUMNS && k > TL_TILE_INDICES && rows * cols < TL_SMALL_TABLE;
 }
 
 bool tl_buckets_serve(int64_t rows, int64_t cols, int64_t k)
@@ -469,58 +478,63 @@ int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base,
 {
     const form form = form_of(rows, cols, k);
     const bool lined = form == LINES, far = form == FAR, of_rows = form == ROWS;
-    const int64_t line = lined ? 1 << LINE_BITS : 1, lines = tl_ceil_div(rows, line),
-                  parts = lined ? parts_of(lines) : 1;
+    const int line_bits = !lined ? 0 : rows < DENSE * k ? DENSE_BITS : LINE_BITS;
+    const int64_t line = (int64_t)1 << line_bits, lines = tl_ceil_div(rows, line), parts = lined ? parts_of(rows) : 1;
     const int64_t most_lines = lined ? MOST_LINED / line : far ? MOST_FAR : (int64_t)MOST_PLACES;
-    const int64_t adding = (lined     ? LINES_ADDING
-                            : of_rows ? ROWS_ADDING
-                                      : ADDING) *
-                           tl_cuda_sms(ctx),
-                  dealing = DEALING * tl_cuda_sms(ctx);
-    int64_t count = of_rows ? adding : std::max(tl_ceil_div(k, BUCKET_HITS), (int64_t)2 * tl_cuda_sms(ctx));
+    const int64_t dealing = DEALING * tl_cuda_sms(ctx);
+    const int64_t all_adding = (lined ? LINES_ADDING : of_rows ? ROWS_ADDING : ADDING) * tl_cuda_sms(ctx);
+    /* Some places are left to heavy rows, of which uneven lists have two or more, or buckets would wait for them. */
+    const int64_t adding = all_adding - std::min(std::max(2 * cols, (int64_t)HEAVIES), all_adding / 4);
+    int64_t count = of_rows ? adding
+                    : lined ? std::max(tl_ceil_div(k, (int64_t)WINDOW_HITS), adding)
+                            : std::max(tl_ceil_div(k, (int64_t)BUCKET_HITS), (int64_t)2 * tl_cuda_sms(ctx));
     /* Hits far apart wait for memory, and uneven ones for a warp: of more buckets other blocks go on meanwhile. */
-    count = std::min({count, (int64_t)MOST_BUCKETS, far ? (int64_t)MOST_BUCKETS : adding});
-    if (count * parts * most_lines < lines) {
-        /* As few rounds of the last blocks as there can be, all of which are full. */
-        count = tl_ceil_div(lines, parts * most_lines);
-        if (lined) count = std::min(tl_ceil_div(count * parts, adding) * adding / parts, (int64_t)MOST_BUCKETS);
-    }
+    count = std::min({count, (int64_t)MOST_BUCKETS, far || lined ? (int64_t)MOST_BUCKETS : adding});
+    count = std::max(count, tl_ceil_div(lines, parts * most_lines));
+    /* As few rounds of the last blocks as there can be, all of which are full. */
+    if (lined) count = std::min(tl_ceil_div(count * parts, adding) * adding / parts, (int64_t)MOST_BUCKETS);
     count = std::min(count, lines);
     /* As few rounds of the blocks as there can be, and then as few hits in each. */
     const int64_t rounds = tl_ceil_div(k, dealing * MANY_DEALT * THREADS);
     const int64_t items = tl_ceil_div(k, rounds * dealing * THREADS);
     const int dealt = of_rows || items <= FEW_DEALT ? FEW_DEALT : items <= SOME_DEALT ? SOME_DEALT : MANY_DEALT;
     const int64_t span = dealt * THREADS, chunks = tl_ceil_div(k, span), stride = tl_ceil_div(chunks, 4) * 4,
-                  crowd = far ? (k + k / 4) / count : 2 * k / count;
+                  places = tl_ceil_div(lines, count * parts) * line;
+    const int64_t heavies = places == 1 ? 0 : std::clamp(HEAVY_BLOCKS / cols, (int64_t)2, (int64_t)HEAVIES);
 
     tl_scratch<uint16_t> begins(ctx);
     tl_scratch<uint2> hits(ctx);
-    TL_TRY(begins.allocate((count + 1) * stride));
+    tl_scratch<uint32_t> heavy(ctx);
+    TL_TRY(begins.allocate((count + heavies + 1) * stride));
     TL_TRY(hits.allocate(chunks * span));
+    TL_TRY(heavy.allocate(HEAVIES));
     buckets s = {base, values, out, indices, (uint32_t)rows, (uint32_t)k, (uint32_t)chunks, (uint32_t)span};
-    s.count = tl_fastdiv(count), s.cols = tl_fastdiv(cols), s.line_bits = lined ? LINE_BITS : 0;
-    s.places = (uint32_t)(tl_ceil_div(lines, count * parts) * line), s.parts = (uint32_t)parts;
-    s.crowd = of_rows ? ROW_CROWD : s.places == 1 ? LONE : crowd < WINDOW ? WINDOW : (uint32_t)crowd;
+    s.count = tl_fastdiv(count), s.cols = tl_fastdiv(cols);
+    s.strip = tl_fastdiv(tl_ceil_div(cols, tl_ceil_div(cols, (int64_t)TL_NARROW_COLUMNS)));
+    s.line_bits = (uint32_t)line_bits;
+    s.places = (uint32_t)places, s.parts = (uint32_t)parts;
+    s.heavies = (uint32_t)heavies, s.heavy = heavy;
+    s.many = (uint32_t)std::max({LEAST_SAMPLES, HEAVY_HITS * SAMPLES / k, lined ? 0 : (int64_t)SAMPLES / count});
     s.aligned = tl_aligned4(base) && tl_aligned4(out);
     s.stride = (uint32_t)stride, s.begins = begins, s.hits = hits;
-    const size_t of_dealt = at_least((size_t)span * sizeof(uint2), (uint32_t)count + 1);
+    const size_t of_dealt = at_least((size_t)span * sizeof(uint2), (uint32_t)(count + heavies + 1));
     const auto deal = of_rows               ? deal_hits_kernel<FEW_DEALT, true>
                       : dealt == FEW_DEALT  ? deal_hits_kernel<FEW_DEALT>
                       : dealt == SOME_DEALT ? deal_hits_kernel<SOME_DEALT>
                                             : deal_hits_kernel<MANY_DEALT>;
+    if (heavies) TL_TRY(tl_launch_ahead(ctx, name, find_heavy_kernel, 1, SAMPLING, 0, s));
     TL_TRY(launch(ctx, name, deal, chunks + (far ? tl_ceil_div(rows, TILE) : 0), of_dealt, s));
-    /* So many buckets at most have so many hits. */
-    const int64_t crowded = std::min({count, adding, k / (s.crowd + 1)});
-    if (of_rows) return launch(ctx, name, add_rows_kernel, crowded * cols + count, sizeof(row_room), s);
+    const int64_t first_blocks = heavies * cols;
+    if (of_rows) return launch(ctx, name, add_rows_kernel, first_blocks + count, sizeof(row_room), s);
     const size_t of_lines = WINDOW * (sizeof(float) + sizeof(uint16_t)) + s.places * sizeof(float),
                  of_places = at_least((WINDOW + 4) * sizeof(float), s.places + 1),
                  of_window = lined ? of_lines
                              : far ? WINDOW * sizeof(uint2)
                                    : of_places,
-                 of_heavy = crowded ? sizeof(tl_long_values) + (lined ? sizeof(piece_list) : 0) : 0;
+                 of_heavy = sizeof(tl_long_values) + (lined ? sizeof(piece_list) : 0);
     return launch(ctx, name,
                   lined ? add_lines_kernel
                   : far ? add_far_kernel
                         : add_buckets_kernel,
-                  crowded + count * parts, std::max(of_window, of_heavy), s);
+                  first_blocks + count * parts, std::max(of_window, of_heavy), s);
 }

@@ -5,8 +5,8 @@
  * brings the values side by side to shared memory, and adds them in this order, which is that of the list. More of them than a
  * warp can hold the block adds.
  *
- * Where there are several columns a block of the second launch owns all of a row, or, of more rows, a warp does, and rows of many
- * hits are left to a third, in which again a warp owns a column of a row. */
+ * Where there are several columns a block of the second launch mostly owns all of a row, and rows of many hits are left to a third, in
+ * which again a warp owns a column of a row. */
 #include "cuda/device/division.cuh"
 #include "cuda/index/long_run.cuh"
 #include "cuda/index/narrow_run.cuh"
@@ -19,13 +19,13 @@
 namespace {
 
 constexpr uint32_t CHUNK = TL_SORT_CHUNK, MOST_CHUNKS = TL_SORTED_HITS / CHUNK;
-constexpr uint32_t MOST_ROWS = 4096, MOST_COLUMNS = 31; /* whose runs fit shared memory; a lane for each column */
-constexpr uint32_t MOST_ELEMENTS = 8192;                /* that have a warp each: four rounds */
-constexpr uint32_t ROW_HITS = 256, VALUES = 16;         /* that a warp adds of a row, and values of a lane at a time */
-/* The same of a block, as many as a chain adds in 2 us, and rows for each multiprocessor, in two turns of the four blocks that it
- * holds. With more hits of a row on average a block for each element, which does not wait for the chain, is faster. */
+constexpr uint32_t MOST_ROWS = 4096, SOME_ROWS = 1024; /* of one column, of several */
+constexpr uint32_t MOST_COLUMNS = 31;                  /* a lane for each */
+constexpr uint32_t MOST_ELEMENTS = 8192;               /* that have a warp each: four rounds */
+/* Hits that a block adds of a row, as many as a chain adds in 2 us. With more hits of a row on average a block for each element, which
+ * does not wait for the chain, is faster. */
 constexpr uint32_t BLOCK_ROW_HITS = 1024, BLOCK_RING = (28 << 10) / sizeof(float4);
-constexpr int64_t BLOCK_ROWS = 8, MEAN_HITS = BLOCK_ROW_HITS / 2;
+constexpr int64_t MEAN_HITS = BLOCK_ROW_HITS / 2;
 constexpr int SORT_THREADS = 512, SORT_ITEMS = CHUNK / SORT_THREADS;
 constexpr int PLACE_BITS = 11; /* of a word: the row, then the place in the chunk */
 static_assert(CHUNK == 1 << PLACE_BITS && MOST_CHUNKS == 2 * 32 && MOST_ROWS < 1 << 16);
@@ -134,50 +134,6 @@ __device__ __forceinline__ void find_runs(const few &s, uint32_t row, row_runs &
 }
 
 /* ---- rows ------------------------------------------------------------------------------------------------------------ */
-
-/* A warp owns a row: it brings the values of 32 hits at a time to shared memory, all columns of a hit side by side, from where a
- * lane for each column adds them. Rows of more than ROW_HITS hits are left, to a warp or a block for each column. */
-__global__ void __launch_bounds__(TL_LONG_THREADS, 4) add_rows_kernel(few s)
-{
-    __shared__ row_runs all_runs[WARPS];
-    __shared__ float stages[WARPS][32 * MOST_COLUMNS];
-    tl_wait_for_earlier();
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = blockIdx.x * WARPS + warp;
-    const uint32_t cols = s.cols.divisor;
-    if (row >= s.rows) return;
-    row_runs &runs = all_runs[warp];
-    float *const stage = stages[warp];
-    float sum = s.base && lane < cols ? s.base[row * cols + lane] : 0.0f;
-    find_runs(s, row, runs);
-    const uint32_t hits = runs.hits;
-    if (hits > ROW_HITS) {
-        if (lane == 0) s.left[1 + atomicAdd(s.left, 1u)] = row;
-        return;
-    }
-    const auto position = [&](uint32_t hit) { return hit < hits ? s.sorted[runs.at[runs.chunk_of(hit)] + hit] : 0; };
-    uint32_t next = position(lane);
-    for (uint32_t from = 0; from < hits; from += 32) {
-        const uint32_t n = min(hits - from, 32u), mine = next;
-        for (uint32_t first = lane; first < lane + n * cols; first += 32 * VALUES) {
-            float v[VALUES];
-            TL_UNROLL_FOR (uint32_t u = 0; u < VALUES; u++) {
-                uint32_t col;
-                const uint32_t hit = s.cols.divmod(first + 32 * u, &col), p = __shfl_sync(~0u, mine, hit);
-                if (hit < n) v[u] = s.values[(int64_t)p * cols + col];
-            }
-            if (first < 32) next = position(from + 32 + lane);
-            TL_UNROLL_FOR (uint32_t u = 0; u < VALUES; u++)
-                if (first + 32 * u < n * cols) stage[first + 32 * u] = v[u];
-        }
-        __syncwarp();
-        if (lane < cols)
-#pragma unroll 8
-            for (uint32_t hit = 0; hit < n; hit++)
-                sum += stage[hit * cols + lane];
-        __syncwarp();
-    }
-    if (lane < cols) s.out[row * cols + lane] = sum;
-}
 
 /* A block owns a row: it brings the positions of all hits, and then their values, to shared memory, from where a lane for each
  * column adds them. */
@@ -308,26 +264,24 @@ template <bool LEFT> __global__ void __launch_bounds__(TL_LONG_THREADS, 2) add_r
 
 bool tl_few_serve(int64_t rows, int64_t cols, int64_t k)
 {
-    return rows <= MOST_ROWS && cols <= MOST_COLUMNS && k <= TL_SORTED_HITS;
+    return rows <= (cols == 1 ? MOST_ROWS : SOME_ROWS) && cols <= MOST_COLUMNS && k <= TL_SORTED_HITS;
 }
 
 int32_t tl_scatter_few(tl_context *ctx, const char *name, const float *base, const float *values,
                        const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out)
 {
     const int64_t chunks = tl_ceil_div(k, CHUNK), elements = rows * cols, blocks = 2 * tl_cuda_sms(ctx);
-    const bool by_blocks = cols > 1 && rows <= BLOCK_ROWS * tl_cuda_sms(ctx) && k <= MEAN_HITS * rows;
-    const bool by_rows = by_blocks || elements > MOST_ELEMENTS;
+    const bool by_rows = cols > 1 && (k <= MEAN_HITS * rows || elements > MOST_ELEMENTS);
     tl_scratch<uint32_t> sorted(ctx);
     tl_scratch<ushort2> runs(ctx);
-    TL_TRY(sorted.allocate(chunks * CHUNK + (by_rows ? 1 + tl_ceil_div(k, ROW_HITS) : 0)));
+    TL_TRY(sorted.allocate(chunks * CHUNK + (by_rows ? 1 + tl_ceil_div(k, (int64_t)BLOCK_ROW_HITS) : 0)));
     TL_TRY(runs.allocate(rows * chunks));
     few s = {base, values, out, indices, tl_fastdiv(cols), (uint32_t)rows, (uint32_t)k, (uint32_t)chunks, sorted, runs};
     s.left = by_rows ? sorted + chunks * CHUNK : nullptr;
     const int bits = 32 - __builtin_clz((uint32_t)rows);
     TL_TRY(tl_launch_ahead(ctx, name, sort_runs_kernel, (unsigned)chunks, SORT_THREADS, 0, s, bits));
     if (by_rows) {
-        TL_TRY(by_blocks ? tl_launch_ahead(ctx, name, add_block_rows_kernel, (unsigned)rows, TL_LONG_THREADS, 0, s)
-                         : tl_launch_ahead(ctx, name, add_rows_kernel, tl_grid(rows, WARPS), TL_LONG_THREADS, 0, s));
+        TL_TRY(tl_launch_ahead(ctx, name, add_block_rows_kernel, (unsigned)rows, TL_LONG_THREADS, 0, s));
         return tl_launch_ahead(ctx, name, add_runs_kernel<true>, (unsigned)blocks, TL_LONG_THREADS, 0, s);
     }
     /* A block for every element that may have many hits, as far as the device holds them. */

@@ -2,7 +2,7 @@
  *
  * A block owns a tile of the output: whole rows of a large one or of narrow rows, some of the columns of a small one. It copies the
  * tile from the input, looks through the whole index list for the hits of its rows, puts them in order of row and then position, and
- * adds every row's in that order. A longer list it takes in parts. Arrays that lie one behind the other have tiles of their own. */
+ * adds every row's in that order. Arrays that lie one behind the other have tiles of their own. */
 #include "cuda/device/division.cuh"
 #include "cuda/index/long_run.cuh"
 #include "cuda/index/narrow_run.cuh"
@@ -16,8 +16,7 @@ namespace {
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 constexpr int MOST_ITEMS = 32;    /* indices of a thread */
-constexpr int PART_ITEMS = 24;    /* the same of lists in parts, at a time: what else a loop keeps needs registers */
-constexpr int POSITION_BITS = 17; /* of a word of the list: the row in the tile, then the position */
+constexpr int POSITION_BITS = 13; /* of a word of the list: the row in the tile, then the position */
 constexpr uint32_t POSITIONS = (1u << POSITION_BITS) - 1;
 constexpr int64_t FEW_COLUMNS = 8;        /* of a small output of wide rows: a sector */
 constexpr uint32_t FEW = THREADS;         /* hits that are sorted by counting smaller ones */
@@ -206,7 +205,7 @@ __device__ __forceinline__ void place_hits(tile_room<ITEMS> &room, const uint32_
     __syncthreads();
 }
 
-template <int ITEMS, bool PARTS>
+template <int ITEMS>
 __global__ void __launch_bounds__(THREADS, ITEMS <= MOST_ITEMS / 2 ? 3 : 2) scatter_tile_kernel(tiles s)
 {
     constexpr uint32_t LEFT = ITEMS * THREADS / MANY;
@@ -230,152 +229,142 @@ __global__ void __launch_bounds__(THREADS, ITEMS <= MOST_ITEMS / 2 ? 3 : 2) scat
     const uint32_t *const indices = s.indices + (s.by_outer ? (int64_t)o * s.k : 0);
 
     const bool by_quads = s.quads.divisor > 1;
-    /* The list in parts. A warp has a piece of a part, of `rounds` indices for each lane. */
-    for (uint32_t begin = 0;;) {
-        const uint32_t rounds = (min(s.k - begin, (uint32_t)(ITEMS * THREADS)) + THREADS - 1) / THREADS;
-        const uint32_t mine = begin + warp * 32 * rounds + lane;
-        uint32_t word[ITEMS]; /* on their way while the tile is copied */
-        TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
-            word[i] = i < rounds && mine + i * 32 < s.k ? indices[mine + i * 32] : UINT32_MAX;
-        if (threadIdx.x == 0) count = begun = many = longs = 0;
-        if (begin == 0) {
-            if (rows == 1 || cols == s.cols)
-                copy_tile(base, out, at, rows * cols, s.aligned);
-            else if (by_quads)
-                copy_columns((const float4 *)base, (float4 *)out, rows, cols / 4, s.cols / 4, s.quads);
+    /* A warp has a piece of the list, of `rounds` indices for each lane. */
+    const uint32_t rounds = (s.k + THREADS - 1) / THREADS, mine = warp * 32 * rounds + lane;
+    uint32_t word[ITEMS]; /* on their way while the tile is copied */
+    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
+        word[i] = i < rounds && mine + i * 32 < s.k ? indices[mine + i * 32] : UINT32_MAX;
+    if (threadIdx.x == 0) count = begun = many = longs = 0;
+    if (rows == 1 || cols == s.cols)
+        copy_tile(base, out, at, rows * cols, s.aligned);
+    else if (by_quads)
+        copy_columns((const float4 *)base, (float4 *)out, rows, cols / 4, s.cols / 4, s.quads);
+    else
+        copy_columns(base, out, rows, cols, s.cols, s.width);
+    uint32_t own = 0; /* hits */
+    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
+        const uint32_t row = word[i] - first_row; /* of the tile; above it also for those before */
+        word[i] = row < rows ? row << POSITION_BITS | (mine + i * 32) : UINT32_MAX;
+        own += word[i] != UINT32_MAX;
+    }
+    __syncthreads();
+    const uint32_t before = tl_sum_to_lane(own, lane) - own;
+    uint32_t place = 0;
+    if (lane == 31) place = atomicAdd(&count, before + own);
+    place = __shfl_sync(~0u, place, 31) + before;
+    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
+        if (word[i] == UINT32_MAX) continue;
+        if (place < FEW) few[place] = word[i];
+        place++;
+    }
+    __syncthreads();
+    const uint32_t hits = count;
+
+    /* The list in order. Words are distinct. */
+    if (hits <= FEW) {
+        if (threadIdx.x < 4) few[hits + threadIdx.x] = UINT32_MAX;
+        __syncthreads();
+        if (threadIdx.x < hits) {
+            const uint32_t mine = few[threadIdx.x];
+            uint32_t rank = 0;
+            for (uint32_t i = 0; i < hits; i += 4) {
+                const uint4 w = few_words[i / 4];
+                rank += (w.x < mine) + (w.y < mine) + (w.z < mine) + (w.w < mine);
+            }
+            list[rank] = mine;
+        }
+    } else {
+        const uint32_t bits = rows > 1 ? 32 - __clz((int)rows - 1) : 0,
+                       low = bits > PLACED_BITS ? (bits + 1) / 2 : bits;
+        uint32_t words = rounds;
+        for (uint32_t done = 0;;) {
+            place_hits(room, word, words, POSITION_BITS + done, min(low, bits - done));
+            done += low;
+            if (done >= bits) break;
+            words = (hits + THREADS - 1) / THREADS;
+            const uint32_t from = warp * 32 * words + lane;
+            TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
+                word[i] = i < words && from + i * 32 < hits ? list[from + i * 32] : UINT32_MAX;
+        }
+    }
+    if (threadIdx.x < PAD) list[hits + threadIdx.x] = UINT32_MAX;
+    __syncthreads();
+
+    const tl_hits column_hits = {list, POSITIONS, values, s.cols};
+    const sorted_list sorted = {list, hits};
+    for (uint32_t i = threadIdx.x; i < hits; i += THREADS) {
+        const uint32_t row = sorted.row(i);
+        if (!sorted.begins(i)) continue;
+        if (sorted.row(i + MANY) != row)
+            room.begins[atomicAdd(&begun, 1u)] = (uint16_t)i;
+        else if (cols <= LONG_COLUMNS && i + LONG < hits && sorted.row(i + LONG) == row)
+            left[LEFT - 1 - atomicAdd(&longs, 1u)] = i;
+        else
+            left[atomicAdd(&many, 1u)] = i;
+    }
+    __syncthreads();
+    const uint32_t runs = begun;           /* short ones */
+    if (by_quads && cols <= ROW_COLUMNS) { /* a thread owns four columns of a run, or one of them */
+        add_short_runs((const float4 *)base, (const float4 *)values, (float4 *)out, s.cols / 4, s.quads, cols / 4,
+                       sorted, room.begins, runs);
+    } else if (cols < 32) {
+        add_short_runs(base, values, out, s.cols, s.width, cols, sorted, room.begins, runs);
+    } else { /* a warp owns 128 columns of a run */
+        const uint32_t groups = (cols + 127) / 128;
+        for (uint32_t unit = warp; unit < runs * groups; unit += WARPS) {
+            const uint32_t first = unit % groups * 128, i = room.begins[unit / groups], row = sorted.row(i);
+            const uint32_t n = __popc(__ballot_sync(~0u, sorted.row(i + lane) == row));
+            const uint32_t mine = lane < n ? list[i + lane] & POSITIONS : 0;
+            const int64_t from = (int64_t)row * s.cols;
+            if (s.vectors)
+                add_group<true>(base ? base + from : nullptr, values, out + from, s.cols, mine, n, first, cols);
             else
-                copy_columns(base, out, rows, cols, s.cols, s.width);
+                add_group<false>(base ? base + from : nullptr, values, out + from, s.cols, mine, n, first, cols);
         }
-        uint32_t own = 0; /* hits */
-        TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
-            const uint32_t row = word[i] - first_row; /* of the tile; above it also for those before */
-            word[i] = row < rows ? row << POSITION_BITS | (mine + i * 32) : UINT32_MAX;
-            own += word[i] != UINT32_MAX;
-        }
-        __syncthreads();
-        const uint32_t before = tl_sum_to_lane(own, lane) - own;
-        uint32_t place = 0;
-        if (lane == 31) place = atomicAdd(&count, before + own);
-        place = __shfl_sync(~0u, place, 31) + before;
-        TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
-            if (word[i] == UINT32_MAX) continue;
-            if (place < FEW) few[place] = word[i];
-            place++;
-        }
-        __syncthreads();
-        const uint32_t hits = count;
+    }
+    __syncthreads();
 
-        /* The list in order. Words are distinct. */
-        if (hits <= FEW) {
-            if (threadIdx.x < 4) few[hits + threadIdx.x] = UINT32_MAX;
-            __syncthreads();
-            if (threadIdx.x < hits) {
-                const uint32_t mine = few[threadIdx.x];
-                uint32_t rank = 0;
-                for (uint32_t i = 0; i < hits; i += 4) {
-                    const uint4 w = few_words[i / 4];
-                    rank += (w.x < mine) + (w.y < mine) + (w.z < mine) + (w.w < mine);
-                }
-                list[rank] = mine;
-            }
-        } else {
-            const uint32_t bits = rows > 1 ? 32 - __clz((int)rows - 1) : 0,
-                           low = bits > PLACED_BITS ? (bits + 1) / 2 : bits;
-            uint32_t words = rounds;
-            for (uint32_t done = 0;;) {
-                place_hits(room, word, words, POSITION_BITS + done, min(low, bits - done));
-                done += low;
-                if (done >= bits) break;
-                words = (hits + THREADS - 1) / THREADS;
-                const uint32_t from = warp * 32 * words + lane;
-                TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
-                    word[i] = i < words && from + i * 32 < hits ? list[from + i * 32] : UINT32_MAX;
-            }
+    if (cols < 32) { /* the block owns a long run, and then a warp another */
+        const auto base_at = [&](uint32_t row) { return base && lane < cols ? base[row * s.cols + lane] : 0.0f; };
+        for (uint32_t run = 0; run < longs; run++) {
+            const uint32_t i = left[LEFT - 1 - run], row = sorted.row(i), end = sorted.end(i);
+            const float sum = tl_add_narrow_block<THREADS>(values, s.cols, s.width, cols, end - i, base_at(row),
+                                                           room.ring,
+                                                           [&](uint32_t hit) { return list[i + hit] & POSITIONS; });
+            if (warp == 0 && lane < cols) out[row * s.cols + lane] = sum;
         }
-        if (threadIdx.x < PAD) list[hits + threadIdx.x] = UINT32_MAX;
-        __syncthreads();
-
-        const tl_hits column_hits = {list, POSITIONS, values, s.cols};
-        const sorted_list sorted = {list, hits};
-        for (uint32_t i = threadIdx.x; i < hits; i += THREADS) {
-            const uint32_t row = sorted.row(i);
-            if (!sorted.begins(i)) continue;
-            if (sorted.row(i + MANY) != row)
-                room.begins[atomicAdd(&begun, 1u)] = (uint16_t)i;
-            else if (cols <= LONG_COLUMNS && i + LONG < hits && sorted.row(i + LONG) == row)
-                left[LEFT - 1 - atomicAdd(&longs, 1u)] = i;
-            else
-                left[atomicAdd(&many, 1u)] = i;
+        for (uint32_t run = warp; run < many; run += WARPS) {
+            const uint32_t i = left[run], row = sorted.row(i), end = sorted.end(i);
+            const float sum = tl_add_narrow_warp(values, s.cols, s.width, cols, end - i, base_at(row),
+                                                 room.of_warp[warp],
+                                                 [&](uint32_t hit) { return list[i + hit] & POSITIONS; });
+            if (lane < cols) out[row * s.cols + lane] = sum;
         }
-        __syncthreads();
-        const uint32_t runs = begun;           /* short ones */
-        if (by_quads && cols <= ROW_COLUMNS) { /* a thread owns four columns of a run, or one of them */
-            add_short_runs((const float4 *)base, (const float4 *)values, (float4 *)out, s.cols / 4, s.quads, cols / 4,
-                           sorted, room.begins, runs);
-        } else if (cols < 32) {
-            add_short_runs(base, values, out, s.cols, s.width, cols, sorted, room.begins, runs);
-        } else { /* a warp owns 128 columns of a run */
-            const uint32_t groups = (cols + 127) / 128;
-            for (uint32_t unit = warp; unit < runs * groups; unit += WARPS) {
-                const uint32_t first = unit % groups * 128, i = room.begins[unit / groups], row = sorted.row(i);
-                const uint32_t n = __popc(__ballot_sync(~0u, sorted.row(i + lane) == row));
-                const uint32_t mine = lane < n ? list[i + lane] & POSITIONS : 0;
-                const int64_t from = (int64_t)row * s.cols;
-                if (s.vectors)
-                    add_group<true>(base ? base + from : nullptr, values, out + from, s.cols, mine, n, first, cols);
-                else
-                    add_group<false>(base ? base + from : nullptr, values, out + from, s.cols, mine, n, first, cols);
-            }
-        }
-        __syncthreads();
-
-        if (cols < 32) { /* the block owns a long run, and then a warp another */
-            const auto base_at = [&](uint32_t row) { return base && lane < cols ? base[row * s.cols + lane] : 0.0f; };
-            for (uint32_t run = 0; run < longs; run++) {
-                const uint32_t i = left[LEFT - 1 - run], row = sorted.row(i), end = sorted.end(i);
-                const float sum = tl_add_narrow_block<THREADS>(values, s.cols, s.width, cols, end - i, base_at(row),
-                                                               room.ring,
-                                                               [&](uint32_t hit) { return list[i + hit] & POSITIONS; });
-                if (warp == 0 && lane < cols) out[row * s.cols + lane] = sum;
-            }
-            for (uint32_t run = warp; run < many; run += WARPS) {
-                const uint32_t i = left[run], row = sorted.row(i), end = sorted.end(i);
-                const float sum = tl_add_narrow_warp(values, s.cols, s.width, cols, end - i, base_at(row),
-                                                     room.of_warp[warp],
-                                                     [&](uint32_t hit) { return list[i + hit] & POSITIONS; });
-                if (lane < cols) out[row * s.cols + lane] = sum;
-            }
-        }
-        /* The block owns a long run, 32 columns after the others. */
-        const uint32_t strips = (cols + 31) / 32;
-        for (uint32_t unit = 0; cols >= 32 && unit < longs * strips; unit++) {
-            const uint32_t i = left[LEFT - 1 - unit / strips], row = sorted.row(i), end = sorted.end(i);
-            const uint32_t col = min(unit % strips * 32 + lane, cols - 1);
-            const int64_t element = (int64_t)row * s.cols + col;
-            const float sum = tl_add_staged(column_hits, i, end, col, base ? base[element] : 0.0f, room.stage);
-            if (warp == 0) out[element] = sum;
-        }
-        /* A warp owns 32 columns of another run. */
-        for (uint32_t unit = warp; cols >= 32 && unit < many * strips; unit += WARPS) {
-            const uint32_t i = left[unit / strips], col = min(unit % strips * 32 + lane, cols - 1), row = sorted.row(i);
-            const uint32_t end = sorted.end(i);
-            const int64_t element = (int64_t)row * s.cols + col;
-            out[element] = tl_add_walk(column_hits, i, end, col, base ? base[element] : 0.0f);
-        }
-        begin += ITEMS * THREADS;
-        if (!PARTS || begin >= s.k) break;
-        __syncthreads();
-        base = out; /* with the hits before */
+    }
+    /* The block owns a long run, 32 columns after the others. */
+    const uint32_t strips = (cols + 31) / 32;
+    for (uint32_t unit = 0; cols >= 32 && unit < longs * strips; unit++) {
+        const uint32_t i = left[LEFT - 1 - unit / strips], row = sorted.row(i), end = sorted.end(i);
+        const uint32_t col = min(unit % strips * 32 + lane, cols - 1);
+        const int64_t element = (int64_t)row * s.cols + col;
+        const float sum = tl_add_staged(column_hits, i, end, col, base ? base[element] : 0.0f, room.stage);
+        if (warp == 0) out[element] = sum;
+    }
+    /* A warp owns 32 columns of another run. */
+    for (uint32_t unit = warp; cols >= 32 && unit < many * strips; unit += WARPS) {
+        const uint32_t i = left[unit / strips], col = min(unit % strips * 32 + lane, cols - 1), row = sorted.row(i);
+        const uint32_t end = sorted.end(i);
+        const int64_t element = (int64_t)row * s.cols + col;
+        out[element] = tl_add_walk(column_hits, i, end, col, base ? base[element] : 0.0f);
     }
 }
 
-template <int ITEMS, bool PARTS = false>
-int32_t launch_tiles(tl_context *ctx, const char *name, int64_t blocks, const tiles &s)
+template <int ITEMS> int32_t launch_tiles(tl_context *ctx, const char *name, int64_t blocks, const tiles &s)
 {
     /* Without asking, which takes time, a block may have 48 KiB, of which two are for what else it shares. */
     if constexpr (sizeof(tile_room<ITEMS>) > 46 << 10)
-        TL_TRY(tl_allow_shared(ctx, scatter_tile_kernel<ITEMS, PARTS>, sizeof(tile_room<ITEMS>)));
-    return tl_launch_dynamic(ctx, name, scatter_tile_kernel<ITEMS, PARTS>, tl_grid(blocks, 1), THREADS,
+        TL_TRY(tl_allow_shared(ctx, scatter_tile_kernel<ITEMS>, sizeof(tile_room<ITEMS>)));
+    return tl_launch_dynamic(ctx, name, scatter_tile_kernel<ITEMS>, tl_grid(blocks, 1), THREADS,
                              sizeof(tile_room<ITEMS>), s);
 }
 
@@ -424,9 +413,8 @@ int32_t tl_scatter_tiles(tl_context *ctx, const char *name, const float *base, c
     s.count = tl_fastdiv(count), s.pieces = tl_fastdiv(pieces), s.width = tl_fastdiv(width);
     s.quads = tl_fastdiv(vectors && width % 4 == 0 ? width / 4 : 1), s.by_outer = by_outer, s.aligned = aligned,
     s.vectors = vectors;
-    const auto launch = k <= 8 * THREADS            ? launch_tiles<8>
-                        : k <= 16 * THREADS         ? launch_tiles<16>
-                        : k <= MOST_ITEMS * THREADS ? launch_tiles<MOST_ITEMS>
-                                                    : launch_tiles<PART_ITEMS, true>;
+    const auto launch = k <= 8 * THREADS    ? launch_tiles<8>
+                        : k <= 16 * THREADS ? launch_tiles<16>
+                                            : launch_tiles<MOST_ITEMS>;
     return launch(ctx, name, outer * count, s);
 }

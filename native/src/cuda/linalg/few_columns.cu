@@ -1,5 +1,5 @@
-/* Batches of matrix products with few columns, or few rows, on CUDA: chains of float64 on tensor cores (device/chain.cuh), bound by
- * reading the long factor once.
+/* Matrix products with few columns, or few rows, on CUDA: chains of float64 on tensor cores (device/chain.cuh), bound by reading the
+ * long factor once.
  *
  * Few rows are few columns of the transposed product, so that below A is the long factor and B the narrow one. A warp owns tiles of
  * ROWS rows of A and all columns. It copies a tile, all terms of it, to a part of shared memory that is its own, and where a block
@@ -21,20 +21,23 @@
 namespace {
 
 constexpr int WARPS_MOST = 4, ROWS = 16, COLUMNS = 8; /* of a tile, and of a product of tensor cores */
-constexpr int AHEAD = 4;                              /* elements of B that a thread has on their way at once */
-constexpr int64_t COLUMNS_MOST = 32, COLUMNS_LEAST = 5, TERMS_LEAST = 64;
-constexpr int64_t SHARED_MOST = 112 << 10; /* so that two blocks fit */
-constexpr int64_t LONG_MOST = 1 << 20;     /* an offset in a tile, or in B, has 32 bits */
+constexpr int AHEAD = 8;                              /* elements of B that a thread has on their way at once */
+constexpr int64_t COLUMNS_MOST = 32, TERMS_LEAST = 64;
+constexpr int64_t COLUMNS_ALONG = 2, COLUMNS_ACROSS = 5; /* the least, of long rows along k or across */
+constexpr int64_t SHARED_MOST = 112 << 10;               /* so that two blocks fit */
+constexpr int64_t LONG_MOST = 1 << 20;                   /* an offset in a tile, or in B, has 32 bits */
 
 struct FewColumnsArgs {
-    const float *A, *B;
+    const float *A, *B, *bias;
     float *C;
     int64_t a_size, b_size, c_size, batch;
     int m, n, p, row_stride, column_stride; /* strides: of C */
+    int bias_row, bias_column;              /* and of the bias */
     int vector;                             /* elements of a copy, of which rows of A in memory are made */
     int tiles, chunk, products, stages;     /* tiles: of a product; chunk: those of a block; stages: of a warp */
     tl_fastdiv splits, chunk_div, vectors;  /* blocks of a product; by chunk; vectors of a row of A that lies along k */
     bool along_b, pairs;                    /* B's columns lie along k; C takes two columns at once */
+    tl_order order;
 
     __host__ __device__ int steps() const { return (n + 3) / 4; }
     __host__ __device__ int pitch() const { return 4 * (steps() | 1); }
@@ -56,7 +59,7 @@ __device__ __forceinline__ void copy_tile(const FewColumnsArgs &args, const floa
         constexpr int UNITS = ROWS / V;
         const int unit = lane % UNITS * V;
         if (unit >= rows) return;
-        const float *from = A + tile * ROWS + unit;
+        const float *const from = A + tile * ROWS + unit;
 #pragma unroll 4
         for (int k = lane / UNITS; k < args.n; k += 32 / UNITS)
             tl_copy_async<4 * V>(shared + 4 * (ROWS * k + (unit ^ k / 2 % 2 * 8)), from + (int64_t)k * args.m, true);
@@ -132,7 +135,7 @@ __global__ void __launch_bounds__(32 * WARPS_MOST, BLOCKS<N>)
     const int b_step = N * 32, b_size = steps * b_step, size = tile_size<ACROSS>(args);
     double *const bs = few_columns_shared;
     float *const as = reinterpret_cast<float *>(bs + args.products * b_size) + warp * args.stages * size;
-    tl_wait_for_earlier();
+    tl_wait_for_earlier(args.order);
 
     /* The product of the block that an item is of, and its tile. */
     const auto locate = [&](int item, int *tile) {
@@ -182,7 +185,13 @@ __global__ void __launch_bounds__(32 * WARPS_MOST, BLOCKS<N>)
             float *const own = to + (int64_t)(row + 8 * h) * args.row_stride;
             TL_UNROLL_FOR (int j = 0; j < N; j++) {
                 const int col = j * COLUMNS + 2 * t;
-                const float y[2] = {(float)sum[j][2 * h], (float)sum[j][2 * h + 1]};
+                float y[2];
+                TL_UNROLL_FOR (int e = 0; e < 2; e++) {
+                    double total = sum[j][2 * h + e];
+                    if (args.bias && col + e < args.p)
+                        total += (double)args.bias[(row + 8 * h) * args.bias_row + (col + e) * args.bias_column];
+                    y[e] = (float)total;
+                }
                 if (args.pairs) {
                     if (col < args.p) *reinterpret_cast<float2 *>(own + col) = make_float2(y[0], y[1]);
                 } else {
@@ -194,6 +203,7 @@ __global__ void __launch_bounds__(32 * WARPS_MOST, BLOCKS<N>)
         __syncwarp(); /* the next copy but one goes where this tile lies */
         stage ^= 1;
     }
+    tl_wait_at_end(args.order);
 }
 
 /* How blocks share out the work, and what a launch needs. */
@@ -205,8 +215,6 @@ struct Plan {
 
     Plan(tl_context *ctx, const tl_matrix_product &x)
     {
-        /* enough blocks for each multiprocessor to have some that read while others multiply */
-        const int64_t blocks_wanted = 8 * (int64_t)tl_cuda_sms(ctx);
         const bool transposed = x.p > x.m;
         const int64_t m = transposed ? x.p : x.m, p = transposed ? x.m : x.p;
         across = transposed ? !x.tb : x.ta;
@@ -215,6 +223,8 @@ struct Plan {
         args.a_size = m * x.n, args.b_size = x.n * p, args.c_size = m * p, args.batch = x.batch;
         args.m = (int)m, args.n = (int)x.n, args.p = (int)p;
         args.row_stride = transposed ? 1 : (int)p, args.column_stride = transposed ? (int)m : 1;
+        args.bias = x.bias, args.bias_row = transposed, args.bias_column = !transposed;
+        args.order = x.order;
         args.along_b = transposed ? !x.ta : x.tb;
         args.pairs = !transposed && p % 2 == 0 && tl_aligned4(x.C);
         const int64_t length = across ? m : x.n;
@@ -224,6 +234,8 @@ struct Plan {
         const int64_t tiles = tl_ceil_div(m, ROWS);
         args.tiles = (int)tiles;
         args.products = tiles <= WARPS_MOST / 2 ? (int)(WARPS_MOST / tiles) : 1;
+        /* enough blocks for each multiprocessor to have some that read while others multiply */
+        const int64_t blocks_wanted = 8 * (int64_t)tl_cuda_sms(ctx);
         const int64_t most = tl_ceil_div(tiles, WARPS_MOST),
                       splits = std::min(most, tl_ceil_div(blocks_wanted, x.batch));
         args.chunk = (int)std::min(tiles, tl_ceil_div(tl_ceil_div(tiles, splits), WARPS_MOST) * WARPS_MOST);
@@ -249,12 +261,14 @@ template <int N> int32_t launch(tl_context *ctx, const Plan &plan)
 } /* namespace */
 
 /* Terms so many that a block reads much more than it is long in coming and going, and not so many that two blocks do not fit; a
- * tile for each of the four warps of a block of each multiprocessor. Where tensor cores have no float64, those alone that
- * linalg/packed.cu does not take. */
+ * tile for each of the four warps of a block of each multiprocessor. Fewer columns than half a product of tensor cores has only of
+ * rows along k: others' neighbours lie side by side, and a thread can have one to itself. Where tensor cores have no float64, those
+ * alone that linalg/packed.cu does not take. */
 bool tl_few_columns_serves(tl_context *ctx, const tl_matrix_product &x)
 {
     const int64_t rows = std::max(x.m, x.p), columns = std::min(x.m, x.p);
-    if (x.batch < 2 || x.batch >= 1 << 28 || x.bias || columns < COLUMNS_LEAST || columns > COLUMNS_MOST ||
+    const bool along = x.p > x.m ? x.tb : !x.ta;
+    if (x.batch >= 1 << 28 || columns < (along ? COLUMNS_ALONG : COLUMNS_ACROSS) || columns > COLUMNS_MOST ||
         rows < ROWS || rows > LONG_MOST || x.n < TERMS_LEAST || x.n > TL_CHAIN_SEGMENT ||
         x.batch * tl_ceil_div(rows, ROWS) < WARPS_MOST * (int64_t)tl_cuda_sms(ctx))
         return false;

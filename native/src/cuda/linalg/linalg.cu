@@ -350,12 +350,23 @@ int32_t multiply_float32(tl_context *ctx, cublasHandle_t blas, const tl_matrix_p
 }
 
 /* Whether a product goes to chains rather than to cuBLAS: not one of many results of so few terms that most of a step of k is
- * nothing, and not many rows or columns that each would leave most of a tile empty. */
+ * nothing, unless it has a bias, for which cuBLAS has the results go through memory twice more, and more terms than
+ * linalg/few_terms.cu takes; and not many rows or columns that each would leave most of a tile empty. */
 bool chains_pay(tl_context *ctx, const tl_matrix_product &x)
 {
     constexpr int64_t FEW_TERMS = 64, MANY_RESULTS = 1 << 20, FEW_ROWS = 4;
-    return tl_cuda_chains_are_fast(ctx) && (x.n >= FEW_TERMS || x.batch * x.m * x.p < MANY_RESULTS) &&
+    return tl_cuda_chains_are_fast(ctx) &&
+           (x.n >= FEW_TERMS || x.batch * x.m * x.p < MANY_RESULTS || (x.bias && x.n > TL_FEW_TERMS)) &&
            (x.batch == 1 || (x.m > FEW_ROWS && x.p > FEW_ROWS));
+}
+
+/* Whether few columns go to linalg/few_columns.cu rather than to linalg/few_vectors.cu: rows along k that are shorter than what a
+ * warp there has on its way, 16 terms in each lane. */
+bool few_columns_pay(tl_context *ctx, const tl_matrix_product &x)
+{
+    constexpr int64_t WARP_TERMS = 16 * 32;
+    return tl_cuda_chains_are_fast(ctx) && tl_few_columns_serves(ctx, x) &&
+           (x.n <= WARP_TERMS || !tl_few_vectors_serves(ctx, x));
 }
 
 /* The segments of chains outside reproducible contexts, 0 for those of formula/chain.h: so short, down to LEAST terms, that long
@@ -402,7 +413,7 @@ int32_t multiply(tl_context *ctx, tl_matrix_product x)
     if (!float64 && tl_split_serves(ctx, x)) return tl_split_multiply(ctx, x);
     if (small_products(x)) return multiply_small(ctx, x);
     const bool chains = !float64 && chains_pay(ctx, x), packed = tl_packed_products_serve(ctx, x, chains);
-    if (chains && tl_few_columns_serves(ctx, x)) return tl_few_columns_multiply(ctx, x);
+    if (few_columns_pay(ctx, x)) return tl_few_columns_multiply(ctx, x);
     if (x.batch > 1 && few_rows(x) && (x.p >= LONG_ROW || !packed)) return multiply_few_rows(ctx, x);
     if (packed && !tl_few_vectors_pay(ctx, x)) return tl_packed_products_multiply(ctx, x, chains);
     if (tl_few_terms_serves(x, chains)) return tl_few_terms_multiply(ctx, x, chains);

@@ -15,7 +15,7 @@ struct tl_matrix_product {
     const float *bias;
     float *C;
     int64_t lda = 0, ldb = 0;  /* of linalg/wgmma.cu alone: lengths of rows in memory */
-    tl_order order = TL_AFTER; /* of linalg/chain.cu, linalg/few_terms.cu and linalg/few_vectors.cu alone */
+    tl_order order = TL_AFTER; /* of linalg/chain.cu, few_columns.cu, few_terms.cu and few_vectors.cu alone */
 };
 
 /* What both forms on tensor cores ask of a product: at most one factor transposed, and n from where 7.5·√n·u, the bound of a
@@ -47,8 +47,8 @@ int32_t tl_few_terms_multiply(tl_context *ctx, const tl_matrix_product &x, bool 
 bool tl_packed_products_serve(tl_context *ctx, const tl_matrix_product &x, bool float64);
 int32_t tl_packed_products_multiply(tl_context *ctx, const tl_matrix_product &x, bool float64);
 
-/* Whether linalg/few_columns.cu serves a product with sums in float64, which are those of linalg/chain.cu: those of a batch with few
- * rows or columns. */
+/* Whether linalg/few_columns.cu serves a product with sums in float64, which are those of linalg/chain.cu: few rows or columns, and
+ * many of the other side. */
 bool tl_few_columns_serves(tl_context *ctx, const tl_matrix_product &x);
 int32_t tl_few_columns_multiply(tl_context *ctx, const tl_matrix_product &x);
 

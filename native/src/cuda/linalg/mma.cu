@@ -188,11 +188,13 @@ __device__ __forceinline__ void plain_tile(const tl_matrix_product &x, const flo
         }
 }
 
-template <class T, bool TA, bool TB, int VECTOR>
+/* VA, VB: elements of a copy of either operand; both 4: C's rows are whole 16 bytes, too. */
+template <class T, bool TA, bool TB, int VA, int VB>
 __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) split_kernel(const SplitArgs args)
 {
-    using OpA = Operand<T, T::BM, TA, VECTOR>;
-    using OpB = Operand<T, T::BN, !TB, VECTOR>;
+    using OpA = Operand<T, T::BM, TA, VA>;
+    using OpB = Operand<T, T::BN, !TB, VB>;
+    constexpr bool WHOLE = VA == 4 && VB == 4;
     TL_DYNAMIC_SHARED(float, shared);
     const tl_matrix_product &x = args.x;
     uint32_t row_tile, column_tile;
@@ -222,15 +224,11 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) split_kernel(const Spli
 #pragma unroll 1
     for (int s = 0; s < steps; s++) {
         tl_copy_wait<STAGES - 2>();
-        if constexpr (OpA::OWN) {
-            a_tiles.look(as + now * OpA::SIZE, guard);
-            b_tiles.look(bs + now * OpB::SIZE, guard);
-        }
+        if constexpr (OpA::OWN) a_tiles.look(as + now * OpA::SIZE, guard);
+        if constexpr (OpB::OWN) b_tiles.look(bs + now * OpB::SIZE, guard);
         __syncthreads();
-        if constexpr (!OpA::OWN) {
-            a_tiles.look(as + now * OpA::SIZE, guard);
-            b_tiles.look(bs + now * OpB::SIZE, guard);
-        }
+        if constexpr (!OpA::OWN) a_tiles.look(as + now * OpA::SIZE, guard);
+        if constexpr (!OpB::OWN) b_tiles.look(bs + now * OpB::SIZE, guard);
         if (s + STAGES - 1 < steps) {
             a_tiles.copy(as + next * OpA::SIZE);
             b_tiles.copy(bs + next * OpB::SIZE);
@@ -267,9 +265,9 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) split_kernel(const Spli
                 float y[WIDE];
                 TL_UNROLL_FOR (int e = 0; e < WIDE; e++) {
                     y[e] = TB ? sum[m][q][2 * h + e] : sum[m][q / 2 * 4 + e][2 * h + q % 2];
-                    if (x.bias && (VECTOR == 4 || col + e < x.p)) y[e] += x.bias[col + e];
+                    if (x.bias && (WHOLE || col + e < x.p)) y[e] += x.bias[col + e];
                 }
-                if (VECTOR == 4 || args.wide) {
+                if (WHOLE || args.wide) {
                     if constexpr (TB)
                         *reinterpret_cast<float2 *>(to + col) = make_float2(y[0], y[1]);
                     else
@@ -282,22 +280,22 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) split_kernel(const Spli
         }
 }
 
-template <class T, bool TA, bool TB, int VECTOR> int32_t launch_split(tl_context *ctx, const tl_matrix_product &x)
+template <class T, bool TA, bool TB, int VA, int VB> int32_t launch_split(tl_context *ctx, const tl_matrix_product &x)
 {
     const int64_t row_tiles = tl_ceil_div(x.m, T::BM), column_tiles = tl_ceil_div(x.p, T::BN);
     constexpr size_t shared = sizeof(float) * STAGES *
-                              (Operand<T, T::BM, TA, VECTOR>::SIZE + Operand<T, T::BN, !TB, VECTOR>::SIZE);
+                              (Operand<T, T::BM, TA, VA>::SIZE + Operand<T, T::BN, !TB, VB>::SIZE);
     const SplitArgs args = {x, tl_fastdiv((uint64_t)row_tiles), tl_fastdiv((uint64_t)column_tiles),
                             x.p % (TB ? 2 : 4) == 0 && tl_aligned4(x.C)};
-    return tl_launch_shared(ctx, "split_product", split_kernel<T, TA, TB, VECTOR>,
+    return tl_launch_shared(ctx, "split_product", split_kernel<T, TA, TB, VA, VB>,
                             (unsigned)(x.batch * row_tiles * column_tiles), T::THREADS, shared, args);
 }
 
-template <class T, int VECTOR> int32_t launch_form(tl_context *ctx, const tl_matrix_product &x)
+template <class T, int VA, int VB> int32_t launch_form(tl_context *ctx, const tl_matrix_product &x)
 {
-    return x.ta   ? launch_split<T, true, false, VECTOR>(ctx, x)
-           : x.tb ? launch_split<T, false, true, VECTOR>(ctx, x)
-                  : launch_split<T, false, false, VECTOR>(ctx, x);
+    return x.ta   ? launch_split<T, true, false, VA, VB>(ctx, x)
+           : x.tb ? launch_split<T, false, true, VA, VB>(ctx, x)
+                  : launch_split<T, false, false, VA, VB>(ctx, x);
 }
 
 /* 64 x 32 results to a warp, eight warps to a multiprocessor, bound by registers; and 32 x 32 with three blocks of four
@@ -310,13 +308,22 @@ int64_t tiles(const tl_matrix_product &x, int64_t size)
     return x.batch * tl_ceil_div(x.m, size) * tl_ceil_div(x.p, size);
 }
 
-/* Elements of a copy: 4, where the rows of both operands and of the result are whole 16 bytes, 2 or 1. */
-int vector_of(const tl_matrix_product &x)
-{
-    const int64_t lengths = (x.ta ? x.m : x.n) | (x.tb ? x.n : x.p);
-    if (!tl_aligned4(x.A) || !tl_aligned4(x.B)) return 1;
-    return (lengths | x.p) % 4 == 0 && tl_aligned4(x.C) ? 4 : lengths % 2 == 0 ? 2 : 1;
-}
+/* Elements of a copy of either operand: 4 where its rows are whole 16 bytes, else the same number for both, 2 or 1. Both are 4
+ * only where the result's rows are whole 16 bytes, too. */
+struct Vectors {
+    int a, b;
+
+    explicit Vectors(const tl_matrix_product &x)
+    {
+        const int64_t a_length = x.ta ? x.m : x.n, b_length = x.tb ? x.n : x.p;
+        const bool a_whole = a_length % 4 == 0 && tl_aligned4(x.A), b_whole = b_length % 4 == 0 && tl_aligned4(x.B);
+        const bool pairs = (a_whole || (a_length % 2 == 0 && tl_aligned4(x.A))) &&
+                           (b_whole || (b_length % 2 == 0 && tl_aligned4(x.B)));
+        a = a_whole ? 4 : pairs ? 2 : 1, b = b_whole ? 4 : pairs ? 2 : 1;
+        if (whole() && (x.p % 4 != 0 || !tl_aligned4(x.C))) b = 2;
+    }
+    bool whole() const { return a == 4 && b == 4; }
+};
 
 } /* namespace */
 
@@ -327,25 +334,25 @@ int vector_of(const tl_matrix_product &x)
  * meanwhile, be two for each multiprocessor. */
 bool tl_split_serves(tl_context *ctx, const tl_matrix_product &x)
 {
-    const int64_t small = tiles(x, 64), blocks = tl_cuda_sms(ctx) * (vector_of(x) == 4 ? 1 : 4);
+    const int64_t small = tiles(x, 64), blocks = tl_cuda_sms(ctx) * (Vectors(x).whole() ? 1 : 4);
     return tl_terms_fit_tensor_cores(x) && 2 * small >= blocks && small < INT32_MAX &&
            2 * x.batch * x.m * x.p >= small * 64 * 64;
 }
 
-/* A multiprocessor has three blocks, which take 0.7 µs for a step of each; 0.95 where copies are of less than 16 bytes. */
+/* A multiprocessor has three blocks, which take 0.7 µs for a step of each; up to 0.95 where copies are of less than 16 bytes. */
 double tl_split_seconds(tl_context *ctx, const tl_matrix_product &x)
 {
     const double steps = (double)tiles(x, 64) / tl_cuda_sms(ctx) * (double)tl_ceil_div(x.n, STEP);
-    return steps * (vector_of(x) == 4 ? 0.7e-6 : 0.95e-6);
+    return steps * (Vectors(x).whole() ? 0.7e-6 : 0.95e-6);
 }
 
 int32_t tl_split_multiply(tl_context *ctx, const tl_matrix_product &x)
 {
     const bool large = tiles(x, 128) >= 2 * tl_cuda_sms(ctx) &&
                        4 * x.batch * x.m * x.p >= 3 * tiles(x, 128) * 128 * 128;
-    switch (vector_of(x)) {
-    case 4: return large ? launch_form<Large, 4>(ctx, x) : launch_form<Small, 4>(ctx, x);
-    case 2: return launch_form<Small, 2>(ctx, x);
-    default: return launch_form<Small, 1>(ctx, x);
-    }
+    const Vectors of(x);
+    if (of.whole()) return large ? launch_form<Large, 4, 4>(ctx, x) : launch_form<Small, 4, 4>(ctx, x);
+    if (of.a == 4) return of.b == 2 ? launch_form<Small, 4, 2>(ctx, x) : launch_form<Small, 4, 1>(ctx, x);
+    if (of.b == 4) return of.a == 2 ? launch_form<Small, 2, 4>(ctx, x) : launch_form<Small, 1, 4>(ctx, x);
+    return of.a == 2 ? launch_form<Small, 2, 2>(ctx, x) : launch_form<Small, 1, 1>(ctx, x);
 }

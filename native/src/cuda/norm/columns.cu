@@ -1,17 +1,18 @@
 /* The gradients of layer_norm and rms_norm on CUDA, with those of gamma and beta: sums of g·xhat and g down the columns.
  *
  * They follow the column tree (formula/sum_tree.h): a chunk of 128 rows is four chains, chain c of the rows c, c + 4, ... in
- * this order. So whoever owns a chain can finish one row after the other and add each to the chain's running sums:
+ * this order. So whoever owns a chain adds its rows to running sums as they have been finished:
  *
- *   up to 512 columns     a warp owns a chain, a block a chunk (chunk_warps)
- *   up to 12288           a block owns a chain (chain_blocks)
+ *   65 to 512 columns     a block owns a chain, its warps finish rows of it side by side, its threads then add them (chain_warps)
+ *   up to 12288           a block owns a chain and finishes one or two rows of it at a time (chain_blocks)
  *   else                  rows first (norm/norm.cu), then the columns from x, g and the rows' statistics (columns_again)
  *
- * A chain takes its 32 rows one after the other, each of which waits for its folds. So few chains, which leave most of the chip
- * idle, and narrow rows, which leave a warp with little to load, go the third way too: the work is chosen, not the order.
- * The first two read x and g once. While rows are being finished the next ones are on their way to shared memory, so a
- * multiprocessor has at least 64 KiB of loads in flight, and registers hold the running sums. What is left, a sum per
- * chunk or chain and column, is 1/128 or 1/32 of the data. */
+ * Only a column's additions are in order, 32 of a chain. That a chain's rows be finished one after the other is not asked for, and
+ * takes 32 times the latency of a row, 50 us, however few rows there are. Where rows are so long that a block finishes them one by
+ * one, few chains leave most of the chip idle and go the third way, and so do the narrowest rows: a warp has little to load.
+ * The first two read x and g once. While rows are being finished the next ones are on their way to shared memory, 16 bytes at a
+ * time also where rows begin anywhere, so a multiprocessor has at least 64 KiB of loads in flight, and registers hold the running
+ * sums. What is left, a sum per chain and column, is 1/32 of the data. */
 #include "cuda/norm/norm.cuh"
 
 namespace {
@@ -24,93 +25,123 @@ struct columns_grad {
     float *gamma_parts, *beta_parts;
 };
 
-/* One chain: `row` = first, first + 4, ... below `end`. stage: four rows' worth of shared memory for this thread, x and g of
- * the current row and of the next. */
-template <tl_norm_kind KIND, class Row>
-__device__ __forceinline__ void finish_chain(const columns_grad &p, int64_t first, int64_t end, float *stage,
-                                             float (&sum_gamma)[Row::N], float (&sum_beta)[Row::N])
+/* Starts copying quadruple q of a row of `cols` elements. The rows of a chain are a multiple of four rows apart, so all begin
+ * equally far, `shift`, behind a multiple of 16 bytes, 0 if VECTOR. Whole quadruples arrive from there on, so that the row lies
+ * `shift` elements after `to`, and zeros past its end, of which nothing is read. */
+template <bool VECTOR>
+__device__ __forceinline__ void request_quad(float *to, const float *row, int shift, int cols, int q)
 {
-    constexpr int PER_ARRAY = Row::N * Row::BLOCK_THREADS;
-    TL_UNROLL_FOR (int i = 0; i < Row::N; i++)
-        sum_gamma[i] = sum_beta[i] = 0.0f;
-    const auto request = [&](int64_t row, int buffer) {
-        const Row next(tl_given(), row, row < end ? (int)p.cols : 0);
-        const int64_t at = (row < end ? row : first) * p.cols;
-        next.request(stage + 2 * buffer * PER_ARRAY, p.x + at);
-        next.request(stage + (2 * buffer + 1) * PER_ARRAY, p.g + at);
-        tl_copy_commit();
-    };
-    if (first >= end) return;
-    request(first, 0);
-    int buffer = 0;
-#pragma unroll 1
-    for (int64_t row = first; row < end; row += TL_COLUMN_CHAINS, buffer ^= 1) {
-        const Row r(tl_given(), row, (int)p.cols);
-        request(row + TL_COLUMN_CHAINS, buffer ^ 1);
-        tl_copy_wait<1>();
-        float *const x = stage + 2 * buffer * PER_ARRAY, *const g = x + PER_ARRAY;
-        tl_held<Row, false> v;
-        float xhat[Row::W], a[Row::W], gamma[Row::W], ax[Row::W], mean, istd;
-        TL_UNROLL_FOR (int k = 0; k < Row::K; k++) {
-            Row::fetch(x, k, xhat);
-            v.put(k, xhat);
-        }
-        tl_row_statistics<KIND>(r, v, p.cols, p.eps, &mean, &istd);
-        typename Row::terms terms_a, terms_ax;
-        TL_UNROLL_FOR (int i = 0; i < Row::K; i++) {
-            const int k = Row::order(i);
-            v.get(k, xhat);
-            Row::fetch(g, k, a);
-            r.piece(p.gamma, k, gamma);
-            TL_UNROLL_FOR (int j = 0; j < Row::W; j++) {
-                xhat[j] = r.inside(k * Row::W + j) ? xhat[j] * istd : 0.0f;
-                sum_gamma[k * Row::W + j] += a[j] * xhat[j];
-                if (KIND != TL_NORM_RMS) sum_beta[k * Row::W + j] += a[j];
-                a[j] *= gamma[j];
-                ax[j] = a[j] * xhat[j];
-            }
-            if (KIND != TL_NORM_RMS) terms_a.add(i, a);
-            terms_ax.add(i, ax);
-            v.put(k, xhat);
-        }
-        if (!p.gx) continue;
-        float sum_a = 0.0f, sum_ax;
-        if constexpr (KIND == TL_NORM_RMS)
-            sum_ax = terms_ax.sum();
-        else
-            Row::sum2(terms_a, terms_ax, &sum_a, &sum_ax);
-        const float mean_a = tl_per_count(sum_a, p.cols), mean_ax = tl_per_count(sum_ax, p.cols);
-        TL_UNROLL_FOR (int k = 0; k < Row::K; k++) {
-            v.get(k, xhat);
-            Row::fetch(g, k, a);
-            r.piece(p.gamma, k, gamma);
-            TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
-                a[j] = tl_norm_grad(a[j] * gamma[j], xhat[j], mean_a, mean_ax, istd);
-            r.store(p.gx + row * p.cols, k, a);
-        }
-    }
-    tl_copy_wait<0>();
+    if constexpr (VECTOR)
+        tl_copy_async<16>(to + 4 * q, row + 4 * q, 4 * q < cols);
+    else
+        tl_copy_async_first(to + 4 * q, row - shift + 4 * q, 4 * min(4, max(0, shift + cols - 4 * q)));
 }
 
-/* A block of four warps owns a chunk, a warp a chain of it; the chains meet in shared memory. */
-template <tl_norm_kind KIND, class Row> __global__ void __launch_bounds__(128, 3) chunk_warps(columns_grad p)
+/* A warp finishes a row whose x and g lie in shared memory. */
+template <tl_norm_kind KIND, class Row>
+__device__ __forceinline__ void finish_row(const columns_grad &p, int64_t row, int cols, const float *x, const float *g,
+                                           float2 *statistics)
 {
-    float *const shared = reinterpret_cast<float *>(tl_dynamic_shared);
-    const int64_t chunk = blockIdx.x, from = chunk * TL_COLUMN_CHUNK, end = min(from + TL_COLUMN_CHUNK, p.rows);
-    const int chain = (int)threadIdx.x / 32;
-    float sums[2][Row::N];
-    finish_chain<KIND, Row>(p, from + chain, end, shared, sums[0], sums[1]);
-    const Row r(tl_given(), 0, (int)p.cols);
-    TL_UNROLL_FOR (int which = 0; which < (KIND == TL_NORM_RMS ? 1 : 2); which++) {
-        float *const out = (which == 0 ? p.gamma_parts : p.beta_parts) + chunk * p.cols;
-        __syncthreads();
-        TL_UNROLL_FOR (int i = 0; i < Row::N; i++)
-            if (r.inside(i)) shared[chain * (32 * Row::N) + r.column(i)] = sums[which][i];
-        __syncthreads();
-        for (int c = (int)threadIdx.x; c < (int)p.cols; c += 128)
-            out[c] = (shared[c] + shared[32 * Row::N + c]) +
-                     (shared[2 * 32 * Row::N + c] + shared[3 * 32 * Row::N + c]);
+    const Row r(tl_given(), row, cols);
+    tl_held<Row, false> v, scaled;
+    v.load(r, x);
+    float mean, istd;
+    tl_row_statistics<KIND>(r, v, cols, p.eps, &mean, &istd);
+    if (r.leads()) *statistics = make_float2(mean, istd);
+    if (!p.gx) return;
+    typename Row::terms terms_a, terms_ax;
+    float xhat[Row::W], a[Row::W], gamma[Row::W], ax[Row::W];
+    TL_UNROLL_FOR (int i = 0; i < Row::K; i++) {
+        const int k = Row::order(i);
+        v.get(k, xhat);
+        r.piece(g, k, a);
+        r.piece(p.gamma, k, gamma);
+        TL_UNROLL_FOR (int j = 0; j < Row::W; j++) {
+            xhat[j] = r.inside(k * Row::W + j) ? xhat[j] * istd : 0.0f;
+            a[j] *= gamma[j];
+            ax[j] = a[j] * xhat[j];
+        }
+        if (KIND != TL_NORM_RMS) terms_a.add(i, a);
+        terms_ax.add(i, ax);
+        v.put(k, xhat);
+        scaled.put(k, a);
     }
+    float sum_a = 0.0f, sum_ax;
+    if constexpr (KIND == TL_NORM_RMS)
+        sum_ax = terms_ax.sum();
+    else
+        Row::sum2(terms_a, terms_ax, &sum_a, &sum_ax);
+    const float mean_a = tl_per_count(sum_a, cols), mean_ax = tl_per_count(sum_ax, cols);
+    TL_UNROLL_FOR (int k = 0; k < Row::K; k++) {
+        v.get(k, xhat);
+        scaled.get(k, a);
+        TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
+            a[j] = tl_norm_grad(a[j], xhat[j], mean_a, mean_ax, istd);
+        r.store(p.gx + row * p.cols, k, a);
+    }
+}
+
+/* A block owns a chain of a chunk. Its warps finish ROWS rows of it side by side (Row: a warp's); then all threads add these rows
+ * to the chain's sums, each thread for its own columns, in the chain's order, from x, g and the rows' statistics. Meanwhile the
+ * next ROWS rows arrive in the other half of the stage, a row in `pitch` elements. Parts are (chunk, chain, cols). */
+struct side_by_side {
+    static constexpr int ROWS = 8, THREADS = 32 * ROWS;
+};
+template <tl_norm_kind KIND, class Row>
+__global__ void __launch_bounds__(side_by_side::THREADS, Row::N > 8 ? 3 : 4) chain_warps(columns_grad p, int pitch)
+{
+    constexpr int SIDE = side_by_side::ROWS, THREADS = side_by_side::THREADS, STEP = SIDE * TL_COLUMN_CHAINS;
+    constexpr int OWN = (32 * Row::N + THREADS - 1) / THREADS;
+    __shared__ float2 statistics[SIDE];
+    float *const stage = reinterpret_cast<float *>(tl_dynamic_shared);
+    const int64_t top = (int64_t)(blockIdx.x / TL_COLUMN_CHAINS) * TL_COLUMN_CHUNK; /* rows count from here */
+    const int end = (int)min((int64_t)TL_COLUMN_CHUNK, p.rows - top), cols = (int)p.cols;
+    __builtin_assume(cols > 0 && cols <= 32 * Row::N);
+    const int t = (int)threadIdx.x, warp = t / 32, chain = (int)(blockIdx.x % TL_COLUMN_CHAINS);
+    const int shift = Row::VECTOR ? 0 : chain * cols % 4;
+    const auto place = [&](int half, int array, int w) { return stage + ((half * 2 + array) * SIDE + w) * pitch; };
+    const auto request = [&](int row, int half) {
+        TL_UNROLL_FOR (int k = 0; k < Row::N / 4 + !Row::VECTOR; k++) {
+            const int q = 32 * k + t % 32;
+            if (row < end && 4 * q < shift + cols) {
+                request_quad<Row::VECTOR>(place(half, 0, warp), p.x + (top + row) * p.cols, shift, cols, q);
+                request_quad<Row::VECTOR>(place(half, 1, warp), p.g + (top + row) * p.cols, shift, cols, q);
+            }
+        }
+        tl_copy_commit();
+    };
+    float sum_gamma[OWN] = {}, sum_beta[OWN] = {};
+    int row = chain + TL_COLUMN_CHAINS * warp, half = 0; /* the warp's */
+    request(row, 0);
+    request(row + STEP, 1);
+#pragma unroll 1
+    for (int first = chain; first < end; first += STEP, row += STEP, half ^= 1) {
+        tl_copy_wait<1>();
+        __syncwarp();
+        if (row < end)
+            finish_row<KIND, Row>(p, top + row, cols, place(half, 0, warp) + shift, place(half, 1, warp) + shift,
+                                  &statistics[warp]);
+        __syncthreads();
+        TL_UNROLL_FOR (int w = 0; w < SIDE; w++) {
+            if (first + TL_COLUMN_CHAINS * w >= end) break;
+            const float2 s = statistics[w];
+            const float *const x = place(half, 0, w) + shift + t, *const g = place(half, 1, w) + shift + t;
+            TL_UNROLL_FOR (int i = 0; i < OWN; i++)
+                if (t + THREADS * i < cols) {
+                    sum_gamma[i] += g[THREADS * i] * tl_normalised(x[THREADS * i], s.x, s.y);
+                    if (KIND != TL_NORM_RMS) sum_beta[i] += g[THREADS * i];
+                }
+        }
+        __syncthreads(); /* all have read the half that is filled next */
+        request(row + 2 * STEP, half);
+    }
+    tl_copy_wait<0>();
+    const int64_t at = (int64_t)blockIdx.x * p.cols + t;
+    TL_UNROLL_FOR (int i = 0; i < OWN; i++)
+        if (t + THREADS * i < cols) {
+            p.gamma_parts[at + THREADS * i] = sum_gamma[i];
+            if (KIND != TL_NORM_RMS) p.beta_parts[at + THREADS * i] = sum_beta[i];
+        }
 }
 
 /* A block owns a chain of a chunk. Thread t has the columns t, t + THREADS, ... of it: LANES lanes of the row tree,
@@ -121,7 +152,8 @@ template <tl_norm_kind KIND, class Row> __global__ void __launch_bounds__(128, 3
  * registers at once. Parts are (chunk, chain, cols). */
 template <int THREADS_, int STEPS_, int ROWS_, int STAGES_, int BLOCKS_> struct lane_chain {
     static constexpr int THREADS = THREADS_, STEPS = STEPS_, ROWS = ROWS_, STAGES = STAGES_, BLOCKS = BLOCKS_;
-    static constexpr int LANES = TL_SUM_LANES / THREADS, N = STEPS * LANES, ARRAY = STEPS * TL_SUM_LANES;
+    static constexpr int LANES = TL_SUM_LANES / THREADS, N = STEPS * LANES;
+    static constexpr int ARRAY = STEPS * TL_SUM_LANES + 4; /* a row begins anywhere in its first quadruple */
     static constexpr size_t DYNAMIC = sizeof(float) * ((2 * STAGES - 1) * ROWS + 1) * ARRAY; /* with gamma */
     static constexpr size_t FIXED = sizeof(float) * 2 * ROWS * (THREADS + 1);
 };
@@ -170,22 +202,24 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
     float sum_gamma[N], sum_beta[N];
     TL_UNROLL_FOR (int i = 0; i < N; i++)
         sum_gamma[i] = sum_beta[i] = 0.0f;
-    /* Nothing is read past `most`: zeros arrive past the end of a row and of the chain. */
-    const auto request_array = [&](float *to, const float *from, int most) {
-        constexpr int STEP = VECTOR ? 4 : 1;
+    int first = (int)(blockIdx.x % TL_COLUMN_CHAINS), g_slot = 0, x_slot = 0;
+    const int shift = VECTOR ? 0 : first * cols % 4;
+    const auto request_array = [&](float *to, const float *from, int behind, int length) {
 #pragma unroll 6
-        for (int c = STEP * t, i = 0; i < ARRAY / (STEP * THREADS); i++, c += STEP * THREADS)
-            tl_copy_async<4 * STEP>(to + c, from + c, c < most);
+        for (int i = 0; i < ARRAY / (4 * THREADS); i++)
+            request_quad<VECTOR>(to, from, behind, length, t + i * THREADS);
+        if (!VECTOR && t == 0) request_quad<VECTOR>(to, from, behind, length, ARRAY / 4 - 1);
     };
-    const auto request = [&](float *to, const float *from, int first) {
+    /* Zeros arrive in place of rows past the chain's end. */
+    const auto request = [&](float *to, const float *from, int top_row) {
         TL_UNROLL_FOR (int q = 0; q < ROWS; q++) {
-            const int row = first + q * TL_COLUMN_CHAINS;
-            request_array(to + q * ARRAY, from + (top + (row < end ? row : 0)) * cols, row < end ? cols : 0);
+            const int row = top_row + q * TL_COLUMN_CHAINS;
+            request_array(to + q * ARRAY, from + (row < end ? (top + row) * cols : shift), shift,
+                          row < end ? cols : -shift);
         }
         tl_copy_commit();
     };
-    int first = (int)(blockIdx.x % TL_COLUMN_CHAINS), g_slot = 0, x_slot = 0;
-    request_array(scales, p.gamma, cols);
+    request_array(scales, p.gamma, 0, cols);
     TL_UNROLL_FOR (int s = 0; s + 1 < STAGES; s++) {
         request(g_stages + s * ROWS * ARRAY, p.g, first + s * AHEAD);
         request(x_stages + s * ROWS * ARRAY, p.x, first + s * AHEAD);
@@ -194,7 +228,7 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
     for (; first < end; first += AHEAD) {
         tl_copy_wait<2 * (STAGES - 2)>();
         __syncthreads(); /* all have what they requested, and are done with the rows before */
-        const float *const g = g_stages + g_slot * ROWS * ARRAY + t;
+        const float *const g = g_stages + g_slot * ROWS * ARRAY + shift + t;
         float *const x_stage = x_stages + x_slot * ROWS * ARRAY;
         request(g_stages + (g_slot == 0 ? STAGES - 1 : g_slot - 1) * ROWS * ARRAY, p.g, first + (STAGES - 1) * AHEAD);
         g_slot = g_slot + 1 == STAGES ? 0 : g_slot + 1;
@@ -203,7 +237,7 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
         TL_UNROLL_FOR (int q = 0; q < ROWS; q++) {
             float sum[LANES] = {};
             TL_UNROLL_FOR (int i = 0; i < N; i++) {
-                x[q][i] = x_stage[t + q * ARRAY + i * THREADS];
+                x[q][i] = x_stage[shift + t + q * ARRAY + i * THREADS];
                 sum[i % LANES] += x[q][i];
             }
             mean[q] = KIND == TL_NORM_RMS ? 0.0f : tl_fold_array<tl_sum_op, LANES>(sum);
@@ -279,63 +313,140 @@ __device__ __forceinline__ float join_four(float chain, float (*chains)[64])
  * the column tree, to (chunk of chunks, cols). A block of (64, 4) threads owns 64 columns of a chunk of chunks, thread (., c)
  * chain c of one column. */
 template <int PARTS>
-__global__ void __launch_bounds__(256) join_chains(const float *__restrict__ parts, int64_t cols, int64_t chunks,
-                                                   tl_fastdiv tiles, float *ggamma, float *gbeta)
+__global__ void __launch_bounds__(256)
+    join_chains(const float *parts, int64_t cols, int64_t chunks, tl_fastdiv tiles, float *ggamma, float *gbeta)
 {
     __shared__ float chains[4][64];
+    tl_wait_for_earlier();
     float *const out = blockIdx.y == 0 ? ggamma : gbeta;
     if (!out) return;
     uint32_t tile;
     const int64_t top = tiles.divmod(blockIdx.x, &tile), from = top * TL_COLUMN_CHUNK;
     const int64_t end = min(from + TL_COLUMN_CHUNK, chunks), column = (int64_t)tile * 64 + threadIdx.x;
+    constexpr int TOGETHER = 8; /* chunks that are loaded before the first is added */
     float sum = 0.0f;
-    if (column < cols) {
-#pragma unroll 8
-        for (int64_t chunk = from + threadIdx.y; chunk < end; chunk += TL_COLUMN_CHAINS) {
+#pragma unroll 1
+    for (int64_t first = from; first < end; first += TOGETHER * TL_COLUMN_CHAINS) {
+        float part[TOGETHER][PARTS];
+        TL_UNROLL_FOR (int i = 0; i < TOGETHER; i++) {
+            const int64_t chunk = first + threadIdx.y + i * TL_COLUMN_CHAINS;
             const float *const at = parts + (blockIdx.y * chunks + chunk) * PARTS * cols + column;
-            sum += PARTS == 1 ? at[0] : (at[0] + at[cols]) + (at[2 * cols] + at[3 * cols]);
+            TL_UNROLL_FOR (int j = 0; j < PARTS; j++)
+                part[i][j] = chunk < end && column < cols ? at[j * cols] : 0.0f;
         }
+        TL_UNROLL_FOR (int i = 0; i < TOGETHER; i++)
+            sum += PARTS == 1 ? part[i][0]
+                              : (part[i][0] + part[i][PARTS / 4]) + (part[i][PARTS / 2] + part[i][PARTS - 1]);
     }
     sum = join_four(sum, chains);
     if (threadIdx.y == 0 && column < cols) out[top * cols + column] = sum;
 }
 
-/* A block of (TX, 4, 64 / TX) threads owns TX columns of as many chunks, thread (., c, z) chain c of one column of chunk z. */
+/* The columns of `blockDim.z` chunks from chunk `first` on, from x, g and the rows' statistics: thread (., c, z) sums chain c of
+ * chunk z in its column, gamma's gradient and beta's. A thread has ahead::ROWS rows on their way to its own places in shared memory:
+ * the compiler moves loads to registers down to their sums, two or three at a time, with the latency of memory between them. */
+struct ahead {
+    static constexpr int GROUP = 2, GROUPS = 4, ROWS = GROUP * GROUPS;
+};
+__device__ __forceinline__ float2 sum_chain(const columns_grad &p, const float *means, const float *istds,
+                                            int64_t first, int64_t column)
+{
+    constexpr int GROUP = ahead::GROUP, GROUPS = ahead::GROUPS;
+    const unsigned threads = blockDim.x * blockDim.y * blockDim.z;
+    const unsigned t = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+    const int64_t top = first * TL_COLUMN_CHUNK; /* rows count from here */
+    const int rows = (int)min((int64_t)blockDim.z * TL_COLUMN_CHUNK, p.rows - top);
+    const int from = (int)threadIdx.z * TL_COLUMN_CHUNK, end = column < p.cols ? min(from + TL_COLUMN_CHUNK, rows) : 0;
+    float *const stage = reinterpret_cast<float *>(tl_dynamic_shared) + t;
+    float2 *const statistics = reinterpret_cast<float2 *>(tl_dynamic_shared) + ahead::ROWS * threads;
+    const auto place = [&](int slot, int i, int array) { return stage + ((slot * GROUP + i) * 2 + array) * threads; };
+    const auto request = [&](int next, int slot) {
+        TL_UNROLL_FOR (int i = 0; i < GROUP; i++) {
+            const int row = next + i * TL_COLUMN_CHAINS;
+            const int64_t at = row < end ? (top + row) * p.cols + column : 0;
+            tl_copy_async<4>(place(slot, i, 0), p.x + at, row < end);
+            tl_copy_async<4>(place(slot, i, 1), p.g + at, row < end);
+        }
+        tl_copy_commit();
+    };
+    int row = from + (int)threadIdx.y, slot = 0;
+    TL_UNROLL_FOR (int s = 0; s < GROUPS; s++)
+        request(row + s * GROUP * TL_COLUMN_CHAINS, s);
+    for (int i = (int)t; i < rows; i += (int)threads)
+        statistics[i] = make_float2(means[top + i], istds[top + i]);
+    __syncthreads();
+    float2 sums = make_float2(0.0f, 0.0f);
+#pragma unroll 1
+    for (; row < end; row += GROUP * TL_COLUMN_CHAINS, slot = (slot + 1) % GROUPS) {
+        tl_copy_wait<GROUPS - 1>();
+        TL_UNROLL_FOR (int i = 0; i < GROUP; i++) {
+            if (row + i * TL_COLUMN_CHAINS >= end) break;
+            const float2 s = statistics[row + i * TL_COLUMN_CHAINS];
+            const float g = *place(slot, i, 1);
+            sums.x += g * tl_normalised(*place(slot, i, 0), s.x, s.y);
+            sums.y += g;
+        }
+        request(row + ahead::ROWS * TL_COLUMN_CHAINS, slot);
+    }
+    tl_copy_wait<0>();
+    return sums;
+}
+size_t chain_bytes(unsigned threads, int64_t chunks)
+{
+    return sizeof(float2) * (ahead::ROWS * threads + (size_t)chunks * TL_COLUMN_CHUNK);
+}
+
+/* A block of (TX, 4, 64 / TX) threads owns TX columns of as many chunks. */
 __global__ void __launch_bounds__(256)
-    columns_again(columns_grad p, const float *__restrict__ means, const float *__restrict__ istds, tl_fastdiv tiles)
+    columns_again(columns_grad p, const float *means, const float *istds, tl_fastdiv tiles)
 {
     __shared__ float chains[2][4][64];
+    tl_wait_for_earlier();
     uint32_t tile;
-    const int64_t chunk = (int64_t)tiles.divmod(blockIdx.x, &tile) * blockDim.z + threadIdx.z;
-    const int64_t from = chunk * TL_COLUMN_CHUNK, end = min(from + TL_COLUMN_CHUNK, p.rows);
+    const int64_t first = (int64_t)tiles.divmod(blockIdx.x, &tile) * blockDim.z, chunk = first + threadIdx.z;
     const int64_t column = (int64_t)tile * blockDim.x + threadIdx.x;
     const unsigned place = threadIdx.z * blockDim.x + threadIdx.x;
-    float sum_gamma = 0.0f, sum_beta = 0.0f;
-    if (column < p.cols) {
-#pragma unroll 8
-        for (int64_t row = from + threadIdx.y; row < end; row += TL_COLUMN_CHAINS) {
-            const float g = p.g[row * p.cols + column];
-            sum_gamma += g * tl_normalised(p.x[row * p.cols + column], means[row], istds[row]);
-            sum_beta += g;
-        }
-    }
-    chains[0][threadIdx.y][place] = sum_gamma;
-    chains[1][threadIdx.y][place] = sum_beta;
+    const float2 sums = sum_chain(p, means, istds, first, column);
+    chains[0][threadIdx.y][place] = sums.x;
+    chains[1][threadIdx.y][place] = sums.y;
     __syncthreads();
-    if (threadIdx.y < 2 && from < p.rows && column < p.cols) {
+    if (threadIdx.y < 2 && chunk * TL_COLUMN_CHUNK < p.rows && column < p.cols) {
         const float (*c)[64] = chains[threadIdx.y];
         float *out = threadIdx.y == 0 ? p.gamma_parts : p.beta_parts;
         if (out) out[chunk * p.cols + column] = (c[0][place] + c[1][place]) + (c[2][place] + c[3][place]);
     }
 }
 
-/* ---- the launches ------------------------------------------------------------------------------------------------ */
-
-/* tl_short_row of a warp, with the four warps of the block that shared memory is laid out for. */
-template <class Row> struct warp_row : Row {
-    static constexpr int BLOCK_THREADS = 128;
-    using Row::Row;
+/* Few chunks: a block of (TX, 4, chunks) threads owns TX columns of them all. Their sums, as rows of the column tree, end as the
+ * results: no launch is left to join them. */
+struct at_once {
+    static constexpr int CHUNKS = 16, THREADS = 1024;
 };
+__global__ void __launch_bounds__(at_once::THREADS)
+    columns_at_once(columns_grad p, const float *means, const float *istds)
+{
+    __shared__ float chains[2][4][at_once::THREADS / TL_COLUMN_CHAINS];
+    tl_wait_for_earlier();
+    const int64_t column = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const unsigned place = threadIdx.z * blockDim.x + threadIdx.x;
+    const float2 sums = sum_chain(p, means, istds, 0, column);
+    chains[0][threadIdx.y][place] = sums.x;
+    chains[1][threadIdx.y][place] = sums.y;
+    __syncthreads();
+    float *const out = threadIdx.y == 0 ? p.gamma_parts : p.beta_parts;
+    if (threadIdx.z > 0 || threadIdx.y > 1 || column >= p.cols || !out) return;
+    const float (*c)[at_once::THREADS / TL_COLUMN_CHAINS] = chains[threadIdx.y];
+    float chain[TL_COLUMN_CHAINS] = {};
+#pragma unroll 1
+    for (unsigned z = 0; z < blockDim.z; z += TL_COLUMN_CHAINS)
+        TL_UNROLL_FOR (unsigned j = 0; j < TL_COLUMN_CHAINS; j++) {
+            const unsigned at = (z + j) * blockDim.x + threadIdx.x;
+            if (z + j < blockDim.z) chain[j] += (c[0][at] + c[1][at]) + (c[2][at] + c[3][at]);
+        }
+    out[column] = (chain[0] + chain[1]) + (chain[2] + chain[3]);
+}
+
+/* ---- the launches ------------------------------------------------------------------------------------------------ */
 
 /* The longest row whose chains are summed by blocks, 0 for none: it depends on the chip's shared memory. */
 int64_t chain_fits()
@@ -355,11 +466,14 @@ int64_t chain_fits()
 
 template <tl_norm_kind KIND> constexpr const char *NAME = KIND == TL_NORM_RMS ? "rms_norm_bwd" : "layer_norm_bwd";
 
-/* Shared memory for x and g of two rows per warp: at least what the chains' meeting takes. */
+/* Shared memory for x and g of two groups of rows, which begin and end within quadruples. */
 template <tl_norm_kind KIND, class Row> int32_t launch_warps(tl_context *ctx, int64_t chunks, const columns_grad &p)
 {
-    constexpr size_t dynamic = sizeof(float) * 4 * Row::N * Row::BLOCK_THREADS;
-    return tl_launch_shared(ctx, NAME<KIND>, chunk_warps<KIND, Row>, (unsigned)chunks, Row::BLOCK_THREADS, dynamic, p);
+    const int pitch = 4 * (int)tl_ceil_div(p.cols + (Row::VECTOR ? 0 : 3), 4);
+    const size_t dynamic = sizeof(float) * 2 * 2 * side_by_side::ROWS * (size_t)pitch;
+    TL_TRY(tl_allow_shared(ctx, chain_warps<KIND, Row>, dynamic));
+    return tl_launch_dynamic(ctx, NAME<KIND>, chain_warps<KIND, Row>, (unsigned)(chunks * TL_COLUMN_CHAINS),
+                             side_by_side::THREADS, dynamic, p, pitch);
 }
 
 template <tl_norm_kind KIND, class Chain> int32_t launch_chains(tl_context *ctx, int64_t chunks, const columns_grad &p)
@@ -369,11 +483,12 @@ template <tl_norm_kind KIND, class Chain> int32_t launch_chains(tl_context *ctx,
                             (unsigned)(chunks * TL_COLUMN_CHAINS), Chain::THREADS, Chain::DYNAMIC, p);
 }
 
-template <tl_norm_kind KIND, bool VECTOR> int32_t fused(tl_context *ctx, int64_t chunks, const columns_grad &p)
+template <tl_norm_kind KIND, bool VECTOR> int32_t warps(tl_context *ctx, int64_t chunks, const columns_grad &p)
 {
-    return p.cols <= 128   ? launch_warps<KIND, warp_row<tl_short_row<VECTOR, 32, 4>>>(ctx, chunks, p)
-           : p.cols <= 256 ? launch_warps<KIND, warp_row<tl_short_row<VECTOR, 32, 8>>>(ctx, chunks, p)
-                           : launch_warps<KIND, warp_row<tl_short_row<VECTOR, 32, 16>>>(ctx, chunks, p);
+    return p.cols <= 128   ? launch_warps<KIND, tl_short_row<VECTOR, 32, 4>>(ctx, chunks, p)
+           : p.cols <= 256 ? launch_warps<KIND, tl_short_row<VECTOR, 32, 8>>(ctx, chunks, p)
+           : p.cols <= 384 ? launch_warps<KIND, tl_short_row<VECTOR, 32, 12>>(ctx, chunks, p)
+                           : launch_warps<KIND, tl_short_row<VECTOR, 32, 16>>(ctx, chunks, p);
 }
 
 template <tl_norm_kind KIND> int32_t chains(tl_context *ctx, int64_t chunks, const columns_grad &p)
@@ -393,54 +508,68 @@ int32_t sum_chains(tl_context *ctx, const float *parts, int64_t cols, int64_t ch
 {
     const int64_t tiles = tl_ceil_div(cols, 64), groups = tl_ceil_div(chunks, TL_COLUMN_CHUNK);
     const bool last = groups == 1;
-    TL_TRY(tl_launch(ctx, NAME<KIND>, join_chains<PARTS>, dim3((unsigned)(tiles * groups), 2), dim3(64, 4), parts, cols,
-                     chunks, tl_fastdiv((uint64_t)tiles), last || !ggamma ? ggamma : tops,
-                     last || !gbeta ? gbeta : tops + groups * cols));
+    TL_TRY(tl_launch_ahead(ctx, NAME<KIND>, join_chains<PARTS>, dim3((unsigned)(tiles * groups), 2), dim3(64, 4), 0,
+                           parts, cols, chunks, tl_fastdiv((uint64_t)tiles), last || !ggamma ? ggamma : tops,
+                           last || !gbeta ? gbeta : tops + groups * cols));
     if (!last && ggamma) TL_TRY(tl_cuda_column_sums(ctx, tops, 1, groups, cols, 0, ggamma));
     return !last && gbeta ? tl_cuda_column_sums(ctx, tops + groups * cols, 1, groups, cols, 0, gbeta) : TORCHLEAN_OK;
 }
 
-/* Rows first, then the columns; one chunk's sums are the results. */
+/* Rows first, then the columns. */
 template <tl_norm_kind KIND>
 int32_t rows_then_columns(tl_context *ctx, columns_grad p, int64_t chunks, float *means, float *tops, float *ggamma,
                           float *gbeta)
 {
     float *const istds = means + p.rows;
-    unsigned tx = 1;
-    while (tx < 64 && tx < p.cols)
-        tx *= 2;
-    const int64_t tiles = tl_ceil_div(p.cols, tx), stacks = tl_ceil_div(chunks, 64 / tx);
-    const float *const parts = p.gamma_parts;
-    if (chunks == 1) p.gamma_parts = ggamma, p.beta_parts = gbeta;
     TL_TRY(tl_norm_rows_bwd(ctx, KIND, p.x, p.gamma, p.g, p.rows, p.cols, p.eps, p.gx, means, istds));
-    TL_TRY(tl_launch(ctx, NAME<KIND>, columns_again, (unsigned)(tiles * stacks), dim3(tx, 4, 64 / tx), p, means, istds,
-                     tl_fastdiv((uint64_t)tiles)));
-    return chunks == 1 ? TORCHLEAN_OK : sum_chains<KIND, 1>(ctx, parts, p.cols, chunks, tops, ggamma, gbeta);
+    /* 16 columns side by side are whole sectors of memory, more of them fewer requests: where enough blocks are left. */
+    constexpr unsigned LEAST = 16, MOST = 64;
+    const bool few = chunks <= at_once::CHUNKS;
+    const auto wider = [&](unsigned tx) {
+        return tx < p.cols &&
+               (tx < LEAST || (tx < MOST && (!few || (2 * tx * chunks <= at_once::THREADS / TL_COLUMN_CHAINS &&
+                                                      p.cols >= (int64_t)(2 * tx) * tl_cuda_sms(ctx)))));
+    };
+    unsigned tx = 1;
+    while (wider(tx))
+        tx *= 2;
+    const dim3 block(tx, TL_COLUMN_CHAINS, few ? (unsigned)chunks : MOST / tx);
+    const size_t bytes = chain_bytes(block.x * block.y * block.z, block.z);
+    if (few) {
+        p.gamma_parts = ggamma, p.beta_parts = gbeta;
+        TL_TRY(tl_allow_shared(ctx, columns_at_once, bytes));
+        return tl_launch_ahead(ctx, NAME<KIND>, columns_at_once, tl_grid(p.cols, tx), block, bytes, p, means, istds);
+    }
+    const int64_t tiles = tl_ceil_div(p.cols, tx), stacks = tl_ceil_div(chunks, block.z);
+    TL_TRY(tl_allow_shared(ctx, columns_again, bytes));
+    TL_TRY(tl_launch_ahead(ctx, NAME<KIND>, columns_again, (unsigned)(tiles * stacks), block, bytes, p, means, istds,
+                           tl_fastdiv((uint64_t)tiles)));
+    return sum_chains<KIND, 1>(ctx, p.gamma_parts, p.cols, chunks, tops, ggamma, gbeta);
 }
 
 /* Scratch of all kinds lies in one block: what the columns have been summed to, the sums of that, the rows' statistics. */
 template <tl_norm_kind KIND> int32_t with_columns(tl_context *ctx, columns_grad p, float *ggamma, float *gbeta)
 {
-    constexpr int64_t WARP_COLUMNS = 512, NARROW = 64,
-                      SMALL = INT64_C(1) << 21; /* a chunk of rows takes a block 26 us */
+    constexpr int64_t WARP_COLUMNS = 512, NARROW = 64;
     const int64_t chunks = tl_ceil_div(p.rows, TL_COLUMN_CHUNK);
-    const bool by_warp = p.cols <= WARP_COLUMNS && p.cols > NARROW && p.rows * p.cols >= SMALL;
-    const bool by_chain = p.cols > WARP_COLUMNS && p.cols <= chain_fits() &&
-                          4 * TL_COLUMN_CHAINS * chunks >= 3 * (int64_t)tl_cuda_sms(ctx);
-    const int64_t parts = chunks * p.cols * (by_chain ? TL_COLUMN_CHAINS : 1);
+    const bool by_warp = p.cols <= WARP_COLUMNS && p.cols > NARROW && chunks > 1;
+    /* A chain of more columns has a multiprocessor to itself, and a second round of few chains takes as long as one of many. */
+    constexpr int64_t SHARED_COLUMNS = 2048;
+    const int64_t sms = tl_cuda_sms(ctx), tasks = chunks * TL_COLUMN_CHAINS;
+    const bool fills = 4 * tasks >= 3 * sms && (p.cols <= SHARED_COLUMNS || tasks <= sms || 3 * tasks > 4 * sms);
+    const bool by_chain = p.cols > WARP_COLUMNS && p.cols <= chain_fits() && fills;
+    const int64_t parts = chunks * p.cols * (by_warp || by_chain ? TL_COLUMN_CHAINS : 1);
     const int64_t tops = 2 * tl_ceil_div(chunks, TL_COLUMN_CHUNK) * p.cols;
     tl_scratch<float> scratch(ctx);
     TL_TRY(scratch.allocate(2 * (parts + tops / 2 + (by_warp || by_chain ? 0 : p.rows))));
     p.gamma_parts = scratch;
     p.beta_parts = p.gamma_parts + parts;
     float *const above = p.beta_parts + parts;
-    if (by_chain) {
-        TL_TRY(chains<KIND>(ctx, chunks, p));
-        return sum_chains<KIND, TL_COLUMN_CHAINS>(ctx, p.gamma_parts, p.cols, chunks, above, ggamma, gbeta);
-    }
-    if (!by_warp) return rows_then_columns<KIND>(ctx, p, chunks, above + tops, above, ggamma, gbeta);
-    TL_TRY((p.cols % 4 == 0 ? fused<KIND, true>(ctx, chunks, p) : fused<KIND, false>(ctx, chunks, p)));
-    return sum_chains<KIND, 1>(ctx, p.gamma_parts, p.cols, chunks, above, ggamma, gbeta);
+    if (!by_warp && !by_chain) return rows_then_columns<KIND>(ctx, p, chunks, above + tops, above, ggamma, gbeta);
+    TL_TRY((by_chain          ? chains<KIND>(ctx, chunks, p)
+            : p.cols % 4 == 0 ? warps<KIND, true>(ctx, chunks, p)
+                              : warps<KIND, false>(ctx, chunks, p)));
+    return sum_chains<KIND, TL_COLUMN_CHAINS>(ctx, p.gamma_parts, p.cols, chunks, above, ggamma, gbeta);
 }
 
 template <tl_norm_kind KIND> int32_t norm_bwd(tl_context *ctx, const columns_grad &p, float *ggamma, float *gbeta)

@@ -371,14 +371,25 @@ template <tl_norm_kind KIND> int32_t long_rows_bwd(tl_context *ctx, const char *
     return p.gx ? tl_long_row_map(ctx, name, element, p.rows, p.cols, p.gx) : TORCHLEAN_OK;
 }
 
+/* tl_pick_row, with steps between 4096 and 8192 elements: here each place past a row's end costs registers and instructions of a
+ * second array too, and with fewer of them a multiprocessor has room for another block, which loads while others compute. */
+template <bool VECTOR, class Launch> int32_t pick_row_of_two(int64_t cols, Launch launch)
+{
+    if (cols <= 5120) return launch(tl_row_type<tl_block_row<VECTOR, 5, 1>>());
+    return launch(tl_row_type<tl_block_row<VECTOR, 6, 1>>());
+}
+
 template <tl_norm_kind KIND> int32_t rows_bwd(tl_context *ctx, const char *name, norm_grad p)
 {
     if (p.cols > TL_ROW_FITS) return long_rows_bwd<KIND>(ctx, name, p);
-    return tl_pick_row(p.cols, [&](auto row) {
+    const auto launch = [&](auto row) {
         using Row = typename decltype(row)::type;
         return tl_launch_rows<Row>(ctx, name, norm_rows_bwd<Row, KIND>, p.rows,
                                    tl_whole_row_bytes<Row, Row::SECOND_SHARED>, p);
-    });
+    };
+    if (p.cols > 4096 && p.cols <= 6144)
+        return p.cols % 4 == 0 ? pick_row_of_two<true>(p.cols, launch) : pick_row_of_two<false>(p.cols, launch);
+    return tl_pick_row(p.cols, launch);
 }
 
 } // namespace
