@@ -8,10 +8,10 @@ operation refuses, that are smaller than :data:`SMALLEST` or larger than the lim
 
 The two sides take turns, and the ratio of a row is the median over the turns: what else a machine does meets both sides of a
 turn. Both calls are bound to their arguments before, make their results anew, and update lists of tensors in place; on CUDA
-indices lie on the device, on both sides. A shape that PyTorch takes too long for is recorded as one without a peer, with the
-reason. The output has a line for each family (rows, median, 5th percentile and least ratio, share below 1) and the slowest
-rows, each with the arguments that repeat it. ``--ops`` leaves out all other rows, which changes none: ``--first`` continues a
-run, and an interrupted one reports the rows that it has.
+indices lie on the device, on both sides. A shape that PyTorch takes too long or too much memory for is recorded as one without a
+peer, with the reason. The output has a line for each family (rows, median, 5th percentile and least ratio, share below 1) and the
+slowest rows, each with the arguments that repeat it. ``--ops`` leaves out all other rows, which changes none: ``--first``
+continues a run, and an interrupted one reports the rows that it has.
 """
 
 from __future__ import annotations
@@ -230,9 +230,12 @@ def peer_call(subject: Subject, device: tlrt.Device, torch: Any) -> Callable[[],
         raise RuntimeError(f"{subject.op.name}: no call of PyTorch's")
     for _ in range(2):
         start = time.perf_counter()
-        call()
-        if device.is_cuda:
-            torch.cuda.synchronize()
+        try:
+            call()
+            if device.is_cuda:
+                torch.cuda.synchronize()
+        except torch.OutOfMemoryError:
+            raise NoPeerError("PyTorch's call takes more memory than the GPU has left") from None
         if (took := time.perf_counter() - start) <= PATIENCE:
             return call
     raise NoPeerError(f"a call of PyTorch's takes {took:.1f} s, more than {PATIENCE:g} s")

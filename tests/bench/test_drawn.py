@@ -172,6 +172,19 @@ def test_a_shape_whose_scores_pytorch_writes_out_has_no_peer() -> None:
     assert not torch.mock_calls
 
 
+def test_a_shape_that_pytorch_has_no_memory_for_has_no_peer() -> None:
+    class OutOfMemoryError(RuntimeError):
+        pass
+
+    def refuse() -> None:
+        raise OutOfMemoryError("tried to allocate 97 GiB")
+
+    subject = MagicMock(torch_bytes=0.0)
+    subject.torch.return_value = refuse
+    with pytest.raises(drawn.NoPeerError, match="more memory"):
+        drawn.peer_call(subject, tlrt.device("cpu"), MagicMock(OutOfMemoryError=OutOfMemoryError))
+
+
 def test_without_pytorch_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawn, "import_torch", lambda device: None)
     with pytest.raises(SystemExit, match="PyTorch is not installed"):

@@ -101,8 +101,7 @@ template <tl_fold_kind KIND> __device__ __forceinline__ void put_value(const tl_
 }
 
 /* Has the segments that the teams take after those from s on brought to L2. While a block takes elements it has no loads under way, and
- * the few blocks that its registers leave room for do not keep memory busy by their loads alone. One thread asks, for all teams, before
- * the loads of those at s: behind them the assembler puts it after what the thread does with its elements. */
+ * the few blocks that its registers leave room for do not keep memory busy by their loads alone. One thread asks, for all teams. */
 __device__ __forceinline__ void fetch_next(const Row &row, int s)
 {
     const int left = row.length - (s + TEAMS) * SEGMENT;
@@ -127,13 +126,13 @@ __device__ __forceinline__ tl_folded fold_segment(const Rows &a, const Row &row,
         tl_folded f = {tl_fold_start(KIND), 0.0, 0.0};
         if (__all_sync(~0u, n < 1)) return f; /* a warp behind the row takes no turns from the others */
         const int count = (n - row.lane + LANES - 1) / LANES;
-        if (REDUCED == 1) fetch_next(row, s);
         if (load) {
             if constexpr (REDUCED == 1)
                 load_lane<KIND>(y, row.x, 1, (uint32_t)begin + row.lane, LANES, count);
             else
                 load_runs<KIND>(y, row.x, a.reduced, (uint32_t)begin + row.lane, count);
         }
+        if (REDUCED == 1) fetch_next(row, s);
         tl_folded sum = {0.0, 0.0, 0.0};
         if constexpr (KIND == TL_FOLD_DEVIATION) {
             keep_floats(y);

@@ -329,8 +329,7 @@ uint32_t *find_tickets(tl_context *ctx)
 }
 
 /* Results of which a block has a part each: as few segments as its teams have, or so many more that the blocks take the least time. A
- * block takes about half a pass of its teams to begin and to end; of equal times that of more passes has the elements of the next one
- * brought to L2 meanwhile. */
+ * block takes about half a pass of its teams to begin and to end. */
 int32_t run_together(tl_context *ctx, const tl_fold_plan &p, uint32_t *tickets, double *values, float *out)
 {
     const int64_t results = p.results(), segments = tl_ceil_div(p.f.length, SEGMENT);
@@ -340,7 +339,7 @@ int32_t run_together(tl_context *ctx, const tl_fold_plan &p, uint32_t *tickets, 
     for (int64_t share = TEAMS; share <= SEGMENT; share *= 2) {
         const int64_t turns = tl_ceil_div(results * tl_ceil_div(segments, share), resident);
         const int64_t half_passes = turns * (2 * (share / TEAMS) + 1);
-        if (half_passes <= least) least = half_passes, own = share;
+        if (half_passes < least) least = half_passes, own = share;
     }
     tl_scratch<double> parts(ctx);
     TL_TRY(parts.allocate(planes * results * (segments + groups)));
