@@ -240,7 +240,8 @@ struct heavy_places {
 constexpr uint32_t CHAINED = 1 << 13;
 
 /* sum + the values of a kind, all of one row, in order: side by side in the stage, a window at a time while the next is on its way, or,
- * of more than CHAINED, as many as it holds; windows follow one another until a part of it is left that is not worth another. POSITIONS: the hits have positions, by which the values of column `col` are read. */
+ * of more than CHAINED, as many as it holds; windows follow one another until a part of it is left that is not worth another.
+ * POSITIONS: the hits have positions, by which the values of column `col` are read. */
 template <bool POSITIONS>
 __device__ __forceinline__ float add_kind(const buckets &s, uint32_t kind, uint32_t col, float sum, piece_list &pieces,
                                           uint32_t *of_warps, tl_long_values &stage, tl_long_room &room)

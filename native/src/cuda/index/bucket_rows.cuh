@@ -78,11 +78,11 @@ __global__ void __launch_bounds__(THREADS, ROWS_ADDING) add_rows_kernel(buckets 
                     at[u] = first[place], end[u] = unit < places * cols ? first[place + 1] : at[u];
                     bool owns = at[u] < end[u] || (is_first && unit < places * cols && !heavy.hold(place));
                     if (end[u] - at[u] > MANY_OF_ROW) {
-                        if (col[u] > 0) {
-                        } else if (end[u] - at[u] > LONG_OF_ROW) {
-                            left[LEFT - 1 - atomicAdd(&longs, 1u)] = place;
-                        } else {
-                            left[atomicAdd(&many, 1u)] = place;
+                        if (col[u] == 0) {
+                            if (end[u] - at[u] > LONG_OF_ROW)
+                                left[LEFT - 1 - atomicAdd(&longs, 1u)] = place;
+                            else
+                                left[atomicAdd(&many, 1u)] = place;
                         }
                         owns = false, end[u] = at[u];
                     }

@@ -42,20 +42,19 @@ constexpr int ADDING = 3, LINES_ADDING = 2, DEALING = 4;       /* blocks of a mu
 constexpr int FEW_DEALT = 8, SOME_DEALT = 12, MANY_DEALT = 16; /* hits of a thread, and of THREADS of them a chunk */
 constexpr uint32_t ONE_BY_ONE = 256; /* hits of a row that a thread adds; more are a warp's, in chunks of 32·RUN */
 constexpr int RUN = 16;
-constexpr int64_t LONE =
-    2048; /* hits of each of so few rows that each is a block's, which adds them as fast as a warp */
+constexpr int64_t LONE = 2048; /* hits of each of so few rows that each is a block's */
 /* Hits of a heavy row, of about as long a chain as all else takes, as many as a bucket has where its rows are put in order, and
  * samples, of fewer of which it would be chance. */
 constexpr int64_t HEAVY_HITS = 1024, LEAST_SAMPLES = 6;
-/* Blocks of heavy rows at most, but for two: one on every multiprocessor. */
+/* Blocks of heavy rows: about one on every multiprocessor, and more only where two rows have more columns. */
 constexpr int64_t HEAVY_BLOCKS = 132;
 /* Rows for each hit: of more, single ones are far apart, and lines are more than what is added to. Hits of each row, of fewer of which
  * lines cost less than to put the hits of many rows in order, with so many counts to clear and to sum up. */
 constexpr int64_t FEW_OF_ROWS = 16, SOME_OF_ROW = 8, PLACED_ROWS = 1 << 17;
-/* Lines are of 128 bytes, or, of fewer rows than DENSE for each hit, of 32, a sector: rows beside each other, which uneven lists
- * name most, are in more buckets, and those have some windows of hits each. A bucket of MOST_LINED rows has its sums, of 66 KiB, and a window of hits, of 30 KiB, in shared memory: chips
- * with 99 KiB for a block have room. So many that the buckets hold 2^24 rows; of more a block has a part of a bucket's, and of so many
- * that each bucket's hits were read by more than FEW_PARTS blocks the sums are in the output. */
+/* Lines are of 128 bytes, or, of fewer rows than DENSE for each hit, of 32, a sector: then rows beside each other, which uneven lists
+ * name most, are in more buckets. A bucket of MOST_LINED rows has its sums, of 66 KiB, and a window of hits, of 30 KiB, in shared
+ * memory: chips with 99 KiB for a block have room. So many that the buckets hold 2^24 rows; of more a block has a part of a bucket's,
+ * and of so many that each bucket's hits were read by more than FEW_PARTS blocks the sums are in the output. */
 constexpr int LINE_BITS = 5, DENSE_BITS = 3;
 constexpr int64_t DENSE = 2;
 constexpr uint32_t MOST_LINED = 528 << LINE_BITS;
