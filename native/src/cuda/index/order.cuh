@@ -42,6 +42,18 @@ __device__ __forceinline__ float tl_add_quad(float sum, float4 v)
     return sum + v.w;
 }
 
+/* A value, or four columns': -0, which changes no sum, and an addition. */
+__device__ __forceinline__ void tl_set_nothing(float &v) { v = -0.0f; }
+__device__ __forceinline__ void tl_set_nothing(float4 &v) { v = make_float4(-0.0f, -0.0f, -0.0f, -0.0f); }
+__device__ __forceinline__ void tl_add_to(float &sum, float v) { sum += v; }
+__device__ __forceinline__ void tl_add_to(float4 &sum, float4 v)
+{
+    sum.x += v.x;
+    sum.y += v.y;
+    sum.z += v.z;
+    sum.w += v.w;
+}
+
 /* The end of the run of a sorted list that holds place `first`: the warp looks at 32 places at once. same(i) says whether place i
  * belongs to the run; it holds up to its end and nowhere after. */
 template <class Same> __device__ __forceinline__ uint32_t tl_run_end(uint32_t first, uint32_t length, Same same)
@@ -284,10 +296,6 @@ __device__ __forceinline__ void tl_add_hits(float4 (&sum)[GROUPS], const float *
                 v[i][q] = tl_load_group<VECTORS>(values + (int64_t)p[i] * stride, first + 128 * q, cols);
     TL_UNROLL_FOR (int i = 0; i < N; i++)
         if (i < n)
-            TL_UNROLL_FOR (int q = 0; q < GROUPS; q++) {
-                sum[q].x += v[i][q].x;
-                sum[q].y += v[i][q].y;
-                sum[q].z += v[i][q].z;
-                sum[q].w += v[i][q].w;
-            }
+            TL_UNROLL_FOR (int q = 0; q < GROUPS; q++)
+                tl_add_to(sum[q], v[i][q]);
 }

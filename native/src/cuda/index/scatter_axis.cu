@@ -291,18 +291,6 @@ __device__ __forceinline__ void add_left(const arrays &s, const tl_fastdiv &oute
                  false);
 }
 
-/* -0, which changes no sum. */
-__device__ __forceinline__ void set_nothing(float &v) { v = -0.0f; }
-__device__ __forceinline__ void set_nothing(float4 &v) { v = make_float4(-0.0f, -0.0f, -0.0f, -0.0f); }
-__device__ __forceinline__ void add_to(float &sum, float v) { sum += v; }
-__device__ __forceinline__ void add_to(float4 &sum, float4 v)
-{
-    sum.x += v.x;
-    sum.y += v.y;
-    sum.z += v.z;
-    sum.w += v.w;
-}
-
 /* Arrays of a thread: sixteen floats, or eight fours, are on their way together. */
 template <class Vector> constexpr uint32_t TOGETHER = sizeof(Vector) == sizeof(float) ? 4 : 2;
 
@@ -346,7 +334,7 @@ __global__ void __launch_bounds__(THREADS, 3)
         Vector v[ARRAYS][AT_ONCE];
         TL_UNROLL_FOR (uint32_t e = 0; e < AT_ONCE; e++)
             TL_UNROLL_FOR (uint32_t a = 0; a < ARRAYS; a++) {
-                set_nothing(v[a][e]);
+                tl_set_nothing(v[a][e]);
                 if (e < left) v[a][e] = values[a][position[e] * width.divisor];
             }
         const bool more = left > AT_ONCE;
@@ -356,7 +344,7 @@ __global__ void __launch_bounds__(THREADS, 3)
                 position[e] = positions[e];
         TL_UNROLL_FOR (uint32_t e = 0; e < AT_ONCE; e++)
             TL_UNROLL_FOR (uint32_t a = 0; a < ARRAYS; a++)
-                add_to(sum[a], v[a][e]);
+                tl_add_to(sum[a], v[a][e]);
         if (!more) break;
     }
     TL_UNROLL_FOR (uint32_t a = 0; a < ARRAYS; a++)

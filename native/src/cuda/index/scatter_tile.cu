@@ -96,18 +96,6 @@ struct sorted_list {
     }
 };
 
-/* -0, which changes no sum. */
-__device__ __forceinline__ void set_nothing(float &v) { v = -0.0f; }
-__device__ __forceinline__ void set_nothing(float4 &v) { v = make_float4(-0.0f, -0.0f, -0.0f, -0.0f); }
-__device__ __forceinline__ void add_to(float &sum, float v) { sum += v; }
-__device__ __forceinline__ void add_to(float4 &sum, float4 v)
-{
-    sum.x += v.x;
-    sum.y += v.y;
-    sum.z += v.z;
-    sum.w += v.w;
-}
-
 /* A thread owns a Vector of each of some of the `runs` short runs. Most have a hit or two, and cost the latency of a load: so all
  * that the thread's begin with are on their way together. Rows have `cols` vectors in the tile, `stride` in all. */
 template <class Vector>
@@ -135,14 +123,14 @@ __device__ __forceinline__ void add_short_runs(const Vector *base, const Vector 
             TL_UNROLL_FOR (uint32_t u = 0; u < OWN; u++)
                 TL_UNROLL_FOR (uint32_t e = 0; e < AT_ONCE; e++) {
                     const uint32_t word = sorted.words[at[u] + from + e];
-                    set_nothing(v[u][e]);
+                    tl_set_nothing(v[u][e]);
                     if (word >> POSITION_BITS == row[u])
                         v[u][e] = values[(int64_t)(word & POSITIONS) * stride + col[u]];
                 }
             more = false;
             TL_UNROLL_FOR (uint32_t u = 0; u < OWN; u++) {
                 TL_UNROLL_FOR (uint32_t e = 0; e < AT_ONCE; e++)
-                    add_to(sum[u], v[u][e]);
+                    tl_add_to(sum[u], v[u][e]);
                 more |= sorted.row(at[u] + from + AT_ONCE) == row[u];
             }
         }
