@@ -97,3 +97,42 @@ __device__ __forceinline__ void tl_place_kinds(uint16_t *tallies, uint32_t kinds
     }
     __syncthreads();
 }
+
+/* Most bits by which hits are put in order at a time, and the room for it. */
+constexpr uint32_t TL_PLACED_BITS = 7;
+struct tl_placing {
+    uint4 tallies[TL_LONG_WARPS * ((1u << TL_PLACED_BITS) + 8) * sizeof(uint16_t) / sizeof(uint4)];
+    uint32_t first[(1u << TL_PLACED_BITS) + 2], of_warps[TL_LONG_WARPS];
+};
+
+/* Puts words in order of `bits` of their bits from `shift` on, stably, into the list: `rounds` words of each lane, of which a warp's
+ * lie one behind the other. Those that are UINT32_MAX are no hits. */
+template <int ITEMS>
+__device__ __forceinline__ void tl_place_hits(uint32_t *list, tl_placing &room, const uint32_t (&word)[ITEMS],
+                                              uint32_t rounds, uint32_t shift, uint32_t bits)
+{
+    const uint32_t kinds = (1u << bits) + 1, none = kinds - 1;
+    uint16_t *const tallies = reinterpret_cast<uint16_t *>(room.tallies);
+    uint16_t *const of_warp = tallies + threadIdx.x / 32 * tl_tally_stride(kinds);
+    const auto kind_of = [&](int i) { return word[i] == UINT32_MAX ? none : word[i] >> shift & (none - 1); };
+    uint32_t rank[ITEMS];
+    tl_clear_tallies(tallies, kinds);
+    __syncthreads();
+    tl_rank_hits(of_warp, kinds, kind_of, rounds, rank);
+    __syncthreads();
+    tl_place_kinds(tallies, kinds, room.first, room.of_warps);
+    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
+        if (i < rounds && word[i] != UINT32_MAX) list[of_warp[kind_of(i)] + rank[i]] = word[i];
+    __syncthreads();
+}
+
+/* A lane's words of the first `hits` of a list, of which a warp has neighbours; UINT32_MAX behind the last. Gives out the rounds. */
+template <int ITEMS>
+__device__ __forceinline__ uint32_t tl_take_words(const uint32_t *list, uint32_t hits, uint32_t (&word)[ITEMS])
+{
+    const uint32_t rounds = (hits + TL_LONG_THREADS - 1) / TL_LONG_THREADS;
+    const uint32_t from = threadIdx.x / 32 * 32 * rounds + threadIdx.x % 32;
+    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
+        word[i] = i < rounds && from + i * 32 < hits ? list[from + i * 32] : UINT32_MAX;
+    return rounds;
+}

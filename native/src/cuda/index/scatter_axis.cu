@@ -23,7 +23,6 @@ static_assert(THREADS == TL_LONG_THREADS);
 /* One for nearly every multiprocessor. A block's rows, of up to 2^14 in all, are then sorted by their bits in one step; and four
  * blocks for each lane of a warp that looks up what they have listed. */
 constexpr uint32_t SORTERS = 128;
-constexpr uint32_t PLACED_BITS = 7;    /* most bits of a row by which hits are put in order at a time */
 constexpr uint32_t POSITION_BITS = 13; /* of a word that is sorted: the row among the block's, then the position */
 static_assert(TL_TILE_INDICES <= 1 << POSITION_BITS);
 constexpr int64_t MOST_ROWS = (int64_t)SORTERS << (31 - POSITION_BITS);
@@ -85,32 +84,9 @@ __device__ __forceinline__ void copy_piece(const arrays &s, int64_t piece)
 }
 
 template <int ITEMS> struct sort_room {
-    uint4 tallies[WARPS * ((1u << PLACED_BITS) + 8) * sizeof(uint16_t) / sizeof(uint4)];
-    uint32_t list[ITEMS * THREADS];
-    uint32_t first[(1u << PLACED_BITS) + 2], of_warps[WARPS], lower, many, longs;
+    tl_placing placing;
+    uint32_t list[ITEMS * THREADS], lower, many, longs;
 };
-
-/* Puts the first `hits` words of the list in order of `bits` of their bits from `shift` on, stably. A warp has neighbours. */
-template <int ITEMS>
-__device__ __forceinline__ void place_hits(sort_room<ITEMS> &room, uint32_t hits, uint32_t shift, uint32_t bits)
-{
-    const uint32_t kinds = (1u << bits) + 1, none = kinds - 1, rounds = (hits + THREADS - 1) / THREADS;
-    const uint32_t mine = threadIdx.x / 32 * 32 * rounds + threadIdx.x % 32;
-    uint16_t *const tallies = reinterpret_cast<uint16_t *>(room.tallies);
-    uint16_t *const of_warp = tallies + threadIdx.x / 32 * tl_tally_stride(kinds);
-    uint32_t word[ITEMS], rank[ITEMS];
-    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
-        word[i] = i < rounds && mine + i * 32 < hits ? room.list[mine + i * 32] : UINT32_MAX;
-    const auto kind_of = [&](int i) { return word[i] == UINT32_MAX ? none : word[i] >> shift & (none - 1); };
-    tl_clear_tallies(tallies, kinds);
-    __syncthreads();
-    tl_rank_hits(of_warp, kinds, kind_of, rounds, rank);
-    __syncthreads();
-    tl_place_kinds(tallies, kinds, room.first, room.of_warps);
-    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
-        if (i < rounds && word[i] != UINT32_MAX) room.list[of_warp[kind_of(i)] + rank[i]] = word[i];
-    __syncthreads();
-}
 
 template <int ITEMS> __global__ void __launch_bounds__(THREADS, 2) sort_and_copy_kernel(arrays s)
 {
@@ -134,14 +110,14 @@ template <int ITEMS> __global__ void __launch_bounds__(THREADS, 2) sort_and_copy
         row[i] -= first_row;
         own += __popc(__ballot_sync(~0u, row[i] < rows));
     }
-    if (lane == 0) room.of_warps[warp] = own;
+    if (lane == 0) room.placing.of_warps[warp] = own;
     __syncthreads();
     lower = tl_sum_to_lane(lower, lane);
     if (lane == 31 && lower) atomicAdd(&room.lower, lower);
     uint32_t place = 0, hits = 0;
     TL_UNROLL_FOR (uint32_t w = 0; w < WARPS; w++) {
-        if (w < warp) place += room.of_warps[w];
-        hits += room.of_warps[w];
+        if (w < warp) place += room.placing.of_warps[w];
+        hits += room.placing.of_warps[w];
     }
     TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
         const bool is_own = row[i] < rows;
@@ -151,10 +127,12 @@ template <int ITEMS> __global__ void __launch_bounds__(THREADS, 2) sort_and_copy
     }
     __syncthreads();
     const uint32_t before = room.lower, bits = rows > 1 && hits > 1 ? 32 - __clz((int)rows - 1) : 0;
-    const uint32_t steps = (bits + PLACED_BITS - 1) / PLACED_BITS;
+    const uint32_t steps = (bits + TL_PLACED_BITS - 1) / TL_PLACED_BITS;
     for (uint32_t step = 0, done = 0; step < steps; step++) {
         const uint32_t now = (bits - done + steps - step - 1) / (steps - step);
-        place_hits(room, hits, POSITION_BITS + done, now);
+        uint32_t word[ITEMS];
+        const uint32_t words = tl_take_words(room.list, hits, word);
+        tl_place_hits(room.list, room.placing, word, words, POSITION_BITS + done, now);
         done += now;
     }
 

@@ -156,42 +156,17 @@ __device__ __forceinline__ void add_group(const float *base, const float *values
 }
 
 /* Shared memory of a block. */
-constexpr uint32_t PLACED_BITS = 7; /* most bits of a row by which hits are put in order at a time */
 template <int ITEMS> struct tile_room {
     static constexpr uint32_t RING = ((ITEMS < 16 ? 28 : 44) << 10) / sizeof(float4);
     uint32_t list[ITEMS * THREADS + PAD];
     union { /* what the list is put in order with; then, after where runs begin, what warps or the block add */
-        struct {
-            uint4 tallies[WARPS * ((1u << PLACED_BITS) + 8) * sizeof(uint16_t) / sizeof(uint4)];
-            uint32_t first[(1u << PLACED_BITS) + 2], of_warps[WARPS];
-        };
+        tl_placing placing;
         uint16_t begins[ITEMS * THREADS];
         float stage[TL_LONG_STAGE][32];
         float4 of_warp[WARPS][TL_WARP_STAGE];
         float4 ring[RING];
     };
 };
-
-/* Puts hits in order of `bits` bits of their words from `shift` on, stably: `rounds` words of each lane, of which a warp's lie one
- * behind the other. Those that are UINT32_MAX are no hits. */
-template <int ITEMS>
-__device__ __forceinline__ void place_hits(tile_room<ITEMS> &room, const uint32_t (&word)[ITEMS], uint32_t rounds,
-                                           uint32_t shift, uint32_t bits)
-{
-    const uint32_t kinds = (1u << bits) + 1, none = kinds - 1;
-    uint16_t *const tallies = reinterpret_cast<uint16_t *>(room.tallies);
-    uint16_t *const of_warp = tallies + threadIdx.x / 32 * tl_tally_stride(kinds);
-    const auto kind_of = [&](int i) { return word[i] == UINT32_MAX ? none : word[i] >> shift & (none - 1); };
-    uint32_t rank[ITEMS];
-    tl_clear_tallies(tallies, kinds);
-    __syncthreads();
-    tl_rank_hits(of_warp, kinds, kind_of, rounds, rank);
-    __syncthreads();
-    tl_place_kinds(tallies, kinds, room.first, room.of_warps);
-    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
-        if (i < rounds && word[i] != UINT32_MAX) room.list[of_warp[kind_of(i)] + rank[i]] = word[i];
-    __syncthreads();
-}
 
 template <int ITEMS>
 __global__ void __launch_bounds__(THREADS, ITEMS <= MOST_ITEMS / 2 ? 3 : 2) scatter_tile_kernel(tiles s)
@@ -263,16 +238,13 @@ __global__ void __launch_bounds__(THREADS, ITEMS <= MOST_ITEMS / 2 ? 3 : 2) scat
         }
     } else {
         const uint32_t bits = rows > 1 ? 32 - __clz((int)rows - 1) : 0,
-                       low = bits > PLACED_BITS ? (bits + 1) / 2 : bits;
+                       low = bits > TL_PLACED_BITS ? (bits + 1) / 2 : bits;
         uint32_t words = rounds;
         for (uint32_t done = 0;;) {
-            place_hits(room, word, words, POSITION_BITS + done, min(low, bits - done));
+            tl_place_hits(list, room.placing, word, words, POSITION_BITS + done, min(low, bits - done));
             done += low;
             if (done >= bits) break;
-            words = (hits + THREADS - 1) / THREADS;
-            const uint32_t from = warp * 32 * words + lane;
-            TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
-                word[i] = i < words && from + i * 32 < hits ? list[from + i * 32] : UINT32_MAX;
+            words = tl_take_words(list, hits, word);
         }
     }
     if (threadIdx.x < PAD) list[hits + threadIdx.x] = UINT32_MAX;
