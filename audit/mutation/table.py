@@ -97,7 +97,7 @@ DEFECTS = [
         ("return tl_mix(key);", "return key;", "neighbouring keys share their words", "random"),
         ("tl_random_log((int32_t)even + 1))", "tl_random_log((int32_t)even))", "the logarithm's argument may be 0",
          "rand_normal"),
-        ("tl_random_cosine((int32_t)odd);", "tl_random_cosine((int32_t)even);", "both words of a normal are the same",
+        ("tl_random_bits(stream, 2 * i + 1);", "tl_random_bits(stream, 2 * i);", "both words of a normal are the same",
          "rand_normal"),
         ("return tl_uniform_of(bits) < keep ? 1.0f : 0.0f;", "return tl_uniform_of(bits) <= keep ? 1.0f : 0.0f;",
          "keep 0 may keep: < became <=", "bernoulli_mask"),

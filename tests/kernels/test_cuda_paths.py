@@ -60,16 +60,19 @@ SCATTERS = [
     (300, 1, 20_000), (2, 3, 70_000), (300, 31, 9000), (1100, 31, 20_000), (600, 2, 40_000), (90_000, 3, 5000),
     # tiles of whole rows, as many as the device holds; slots of many hits; tiles of some columns
     (3984, 14, 5952), (504, 257, 2100), (8200, 260, 200),
+    # buckets of rows of a table that is copied before, also one of wider rows; of rows that come in several stages
+    (40_000, 29, 9000), (35_000, 71, 9000), (20_000, 2, 9000), (400, 100, 30_000),
     # buckets of rows, of one row, of one that a block adds
     (5003, 1, 140_000), (200, 1, 140_000), (3, 1, 9000),
     # sums in the output: of few hits, of tiles of which the last is not full; then lines, short ones of many hits, also in parts
-    (140_000, 1, 8500), (1_046_530, 1, 9000), (150_000, 1, 100_000), (1_050_000, 1, 90_000), (17_300_000, 1, 1_100_000),
+    (280_000, 1, 8500), (1_046_530, 1, 9000), (150_000, 1, 100_000), (1_050_000, 1, 90_000), (17_300_000, 1, 1_100_000),
 ]  # fmt: skip
 #: of lists that name few rows very often
 UNEVEN = [
     (2152, 6, 20_000), (5000, 56, 1248), (40, 8, 8000), (3984, 14, 5952), (8080, 11, 16_000), (31, 768, 904), (3, 31, 8000),
     (50_257, 2, 58_579), (20_011, 49, 60_000), (100_000, 3, 8000), (900, 144, 9000), (1800, 1300, 300), (900, 3, 70_000),
-    (1200, 12, 70_000), (900, 144, 30_000), (5003, 5, 140_000), (70_000, 2, 24_000), (1025, 31, 24_500),
+    (1200, 12, 70_000), (900, 144, 30_000), (5003, 5, 140_000), (70_000, 2, 24_000), (1025, 31, 24_500), (600, 100, 20_000),
+    (40_000, 29, 9000), (512, 16, 60_000), (4096, 256, 2048), (700, 443, 5953),
 ]  # fmt: skip
 #: rows of each number of lanes and of each form, then of blocks: few, many, in parts, with lists longer than shared memory
 TOPS = [
@@ -98,6 +101,7 @@ ALONG = [
         (5, 132, 1000, 1),
         (3, 40, 200, 3),
         (5, 1500, 20, 1),
+        (30, 5, 200, 3),
     )
     for ii in (1, inner)
 ]
@@ -105,17 +109,17 @@ ALONG += [{"outer": 40, "n": 700, "inner": 64, "k": 800, "io": 1, "ii": 1}]  # t
 #: the same of shared lists that name few rows very often
 UNEVEN_ALONG = [
     (3, 700, 3, 1500), (6, 6287, 4, 7280), (11, 96, 11, 8192), (2, 700, 31, 5000), (2, 20_000, 1, 8000), (7, 96, 256, 2048),
-    (3, 300, 129, 4000), (1, 32_236, 1, 5208),
+    (3, 300, 129, 4000), (1, 32_236, 1, 5208), (80, 3, 7, 1200), (5, 30, 9, 200), (3, 40, 25, 257),
 ]  # fmt: skip
 #: one merged axis reduced, two, three; segments of one level, two, three; few results and many, several in
-#: a block
+#: a block; short columns, so many that a thread owns whole ones
 FOLDS: list[dict[str, Any]] = [
     {"dims": dims, "axes": axes}
     for dims, axes in (
         ([5, 4096], 2), ([5, 513], 2), ([7, 61], 2), ([9, 8192], 2), ([3, 8193], 2), ([600, 15], 2), ([300, 33], 1),
         ([3, 700, 37], 2), ([6, 5, 7, 41], 13), ([6, 5, 257], 5), ([2, 3, 2, 3, 2, 3], 21), ([70_000], 1), ([17, 1], 2),
         ([3, 32_700], 2), ([5, 33_000], 2), ([2, 3, 4, 9000], 9), ([70_000, 5], 1), ([133, 65_793], 2), ([2_200_000], 1),
-        ([37, 2488], 2), ([2, 1300, 43], 2), ([2, 263, 5], 2),
+        ([37, 2488], 2), ([2, 1300, 43], 2), ([2, 263, 5], 2), ([3, 3, 95_001], 2), ([3, 2, 361_000], 2),
     )
 ]  # fmt: skip
 #: rows of a warp and of a block, of one part and of several, that begin anywhere; columns
@@ -203,7 +207,7 @@ def grouped(
     groups: int,
     channels: int,
     rows: int,
-    spatial: tuple[int, int],
+    spatial: tuple[int, ...],
     kernel: int,
     stride: int,
     dilation: int,
@@ -213,7 +217,7 @@ def grouped(
     """A convolution of groups whose axes are alike but for their lengths."""
     lists = {"kernel": kernel, "stride": stride, "dilation": dilation, "padding_low": low, "padding_high": high}
     return {"batch": batch, "groups": groups, "in_channels": channels, "out_channels": rows, "spatial": list(spatial),
-            **{name: [n, n] for name, n in lists.items()}}  # fmt: skip
+            **{name: [n] * len(spatial) for name, n in lists.items()}}  # fmt: skip
 
 
 #: operation -> dimensions and parameters
@@ -237,7 +241,7 @@ PATHS: dict[str, list[dict[str, Any]]] = {
     "cumsum": SUMMED_ROWS,
     **dict.fromkeys(("argmax", "argmin"), EXTREMES),
     "var": [{**v, "correction": 1.0, "root": i % 2} for i, v in enumerate(FOLDS)],
-    "vector_norm": [{**v, "p": p} for v in FOLDS for p in (1.0, 2.0, 3.0)],
+    "vector_norm": [{**v, "p": p} for v in FOLDS for p in (1.0, 2.0, 2.5, 3.0, 6.0)],
     "max_pool": WINDOWS,
     "avg_pool": WINDOWS,
     "smooth_max_pool": [{**v, "beta": b} for v, b in zip(WINDOWS, (1.5, -0.75) * len(WINDOWS), strict=False)],
@@ -280,6 +284,8 @@ PATHS: dict[str, list[dict[str, Any]]] = {
         sizes(7, (256, 128), [2, 28], [3, 3], [2, 2], [1, 1]),  # segments of phases of other lengths
         sizes(2, (5, 4), [9, 7, 40], [2, 7, 3], [3, 1, 1], [0, 3, 1]),
         sizes(8, (23, 1), [1, 1, 22], [4, 4, 4], [2, 2, 2], [1, 1, 1]),  # few columns of weights, in chunks
+        sizes(1, (64, 232), [6, 7, 3], [4, 4, 4], [2, 2, 2], [1, 1, 1]),  # small tiles: all taps, and some left out
+        sizes(4, (64, 157), [1, 14, 3], [4, 4, 4], [2, 2, 2], [1, 1, 1]),
     ],
     "matmul": [{"m": 1101, "n": 1131, "p": 1149}, {"m": 1101, "n": 1131, "p": 1152}, {"m": 14, "n": 10399, "p": 176},
                *FEW_TERMS, {"m": 1031, "n": 70, "p": 1003}, {"m": 5, "n": 9001, "p": 1}, {"m": 2, "n": 9000, "p": 33}],
@@ -287,7 +293,10 @@ PATHS: dict[str, list[dict[str, Any]]] = {
             *({"batch": 3, **v} for v in FEW_TERMS), {"batch": 70, "m": 101, "n": 66, "p": 91},
             {"batch": 140, "m": 24, "n": 44, "p": 28}, {"batch": 140, "m": 23, "n": 9, "p": 27},
             {"batch": 31, "m": 7, "n": 256, "p": 5}, NARROW[0],
-            {"batch": 420, "m": 60, "n": 71, "p": 58}],
+            {"batch": 420, "m": 60, "n": 71, "p": 58},
+            # tiles in registers of long rows: of four and two warps below one another, and gradients of transposed factors
+            {"batch": 101, "m": 760, "n": 9, "p": 43}, {"batch": 270, "m": 29, "n": 19, "p": 255},
+            {"batch": 266, "m": 62, "n": 113, "p": 18}, {"batch": 266, "m": 18, "n": 62, "p": 113}],
     "linear": [{"batch": 1100, "inputs": 1131, "outputs": 1149}, {"batch": 14, "inputs": 10399, "outputs": 176},
                {"batch": 8460, "inputs": 136, "outputs": 3}, {"batch": 8450, "inputs": 139, "outputs": 13},
                {"batch": 1031, "inputs": 45, "outputs": 1030},
@@ -305,6 +314,11 @@ PATHS: dict[str, list[dict[str, Any]]] = {
         # threads of several rows and images, neither in whole numbers, and blocks of several rows
         grouped(5, 21, 2, 7, (66, 40), 3, 1, 1, 1, 1),
         grouped(2, 140, 8, 7, (5, 4), 3, 1, 1, 1, 1),
+        # several outputs to a channel, more than eight and fewer: columns of a plane, and blocks of one tap of several rows
+        grouped(4, 5, 1, 13, (41, 66), 3, 1, 1, 1, 2),
+        grouped(3, 7, 1, 4, (45, 50), 5, 1, 1, 2, 2),
+        grouped(2, 6, 1, 2, (3, 34, 37), 3, 1, 1, 1, 1),
+        grouped(3, 32, 1, 3, (20, 21), 3, 1, 1, 1, 1),
         grouped(4, 1, 2, 30, (66, 66), 3, 1, 2, 2, 2),  # few rows: blocks of K apart; few columns of weights
         grouped(1, 1, 2, 17, (9, 10), 7, 1, 2, 9, 8),  # taps in chunks, many of them outside
         grouped(3, 1, 4, 130, (31, 29), 3, 1, 2, 2, 2),  # a dilated gradient that is folded
@@ -328,7 +342,15 @@ PATHS: dict[str, list[dict[str, Any]]] = {
             (2, 512, 64, 2), (1, 513, 48, 0), (2, 70, 300, 0), (2, 70, 260, 1), (1, 600, 24, 0), (67, 65, 80, 3),
             (2, 130, 132, 2), (3, 513, 112, 0), (1, 300, 7, 0), (1, 270, 13, 2), (140, 7, 5, 0), (1, 300, 90, 1),
             (90, 66, 96, 3), (1, 530, 47, 2), (3, 33, 20, 1), (16, 140, 180, 3), (2, 129, 200, 0), (3, 97, 333, 3),
+            (67, 64, 24, 3), (3, 61, 64, 2), (45, 67, 40, 3), (2, 96, 100, 2),
         )
+    ],
+    "grouped_attention": [  # of few keys: eight of them, rows of one element, of several in a warp, of more than a warp has lanes
+        {
+            "batch": 1, "heads": 2, "kv_heads": 1, "queries": 70, "keys": keys, "d": d, "width": width, "mask_mode": 0,
+            "mask_batch": 1, "mask_heads": 1, "mask_queries": 1, "before": 60, "after": 0, "offset": 0, "scale": 0.2,
+        }
+        for keys, d, width in ((6, 14, 64), (8, 12, 8), (7, 36, 1), (5, 7, 35), (30, 3, 300))
     ],
     "selective_scan_diag": [{"seq_len": t, "state": n} for t, n in ((129, 3), (1000, 1), (300, 4097), (16_500, 33))],
     "add": [{"*": (1 << 21) + 5}],
@@ -397,7 +419,7 @@ def test_narrow_products_are_chains(few: str, values: dict[str, int]) -> None:
 
 @pytest.mark.operations("flash_attention")
 @pytest.mark.parametrize("unsafe", range(4))
-@pytest.mark.parametrize(("n", "d"), [(32, 16), (33, 40), (600, 64)], ids=str)
+@pytest.mark.parametrize(("n", "d"), [(32, 16), (33, 40), (96, 80), (600, 64)], ids=str)
 def test_a_member_beyond_the_split(n: int, d: int, unsafe: int) -> None:
     """One member has a value that tensor cores do not take, the others' upstream gradients are 0: what is known of members, and
     which rows are finite, stays apart from what the passes keep. Every member has the bits that it has alone."""

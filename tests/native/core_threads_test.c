@@ -45,9 +45,12 @@ static void count(void *arg, int64_t task, int32_t worker)
 static void run_tally(int64_t tasks)
 {
     static _Thread_local tally t;
-    for (int ordered = 0; ordered < 2; ordered++) {
+    for (int threads = 0; threads < 4; threads++) { /* 0: all of them, in no order */
         memset(&t, 0, sizeof t);
-        (ordered ? tl_parallel_in_order : tl_parallel)(tasks, count, &t);
+        if (threads)
+            tl_parallel_in_order(tasks, threads, count, &t);
+        else
+            tl_parallel(tasks, count, &t);
         int wrong = 0;
         for (int i = 0; i < TASKS; i++)
             wrong += t.done[i] != (i < tasks);
@@ -78,8 +81,37 @@ static void test_order(void)
     OK(torchlean_cuda_set_threads(THREADS));
     for (int round = 0; round < 50; round++) {
         memset(&q, 0, sizeof q);
-        tl_parallel_in_order(TASKS, queue_up, &q);
+        tl_parallel_in_order(TASKS, THREADS, queue_up, &q);
         CHECK(q.early == 0);
+    }
+}
+
+static void pause_for(int64_t microseconds)
+{
+    const struct timespec time = {0, microseconds * 1000};
+    nanosleep(&time, NULL);
+}
+
+static void note_worker(void *arg, int64_t task, int32_t worker)
+{
+    (void)task;
+    ((_Atomic int *)arg)[worker] = 1;
+    pause_for(2000);
+}
+
+/* Of a pool that sleeps, no more threads take part than are asked for; all of them do where enough are. */
+static void test_threads_asked_for(void)
+{
+    OK(torchlean_cuda_set_threads(THREADS));
+    tl_parallel_in_order(TASKS, THREADS, count, &(tally){0}); /* starts them */
+    for (int threads = 1; threads <= THREADS; threads++) {
+        _Atomic int seen[THREADS] = {0};
+        int workers = 0;
+        pause_for(50000); /* until all sleep */
+        tl_parallel_in_order(16, threads, note_worker, seen);
+        for (int i = 0; i < THREADS; i++)
+            workers += seen[i];
+        CHECK(workers <= threads && (threads == 1 || workers > 1));
     }
 }
 
@@ -489,6 +521,7 @@ void core_test_concurrency(void)
     test_blocks_of_a_pool();
     test_parallel();
     test_order();
+    test_threads_asked_for();
     test_stopping();
     run_hammers(1, 300);
     run_hammers(THREADS, 300);

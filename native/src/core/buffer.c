@@ -36,7 +36,7 @@ static void copy_to_output(tl_call *call, int32_t (*copy)(struct tl_cuda_state *
     if (call->ctx->cuda)
         call->status = copy(call->ctx->cuda, tl_out(call, 0), from, (size_t)n * sizeof(float));
     else
-        tl_copy(tl_out(call, 0), from, (size_t)n * sizeof(float));
+        tl_copy(tl_out(call, 0), from, (size_t)n * sizeof(float), tl_workers());
 }
 
 /* ---- making ---------------------------------------------------------------------------------------------------- */
@@ -130,7 +130,7 @@ static int32_t download(const char *op, torchlean_buffer *buffer, void *host, ui
         call.status = n ? tl_cuda_download(call.ctx->cuda, host, from, (size_t)n * sizeof(float))
                         : tl_cuda_synchronize(call.ctx->cuda);
     else if (!call.status && n)
-        tl_copy(host, from, (size_t)n * sizeof(float));
+        tl_copy(host, from, (size_t)n * sizeof(float), tl_workers());
     return tl_end(&call);
 }
 

@@ -187,7 +187,7 @@ static void close_gate(void)
     pthread_mutex_unlock(&pool.lock);
 }
 
-static void run_job(int64_t tasks, int32_t ranges, tl_task_fn fn, void *arg)
+static void run_job(int64_t tasks, int32_t ranges, int32_t threads, tl_task_fn fn, void *arg)
 {
     int32_t workers = tl_workers() - 1;
     if (tasks <= 1 || workers == 0 || atomic_flag_test_and_set_explicit(&pool.busy, memory_order_acquire)) {
@@ -210,13 +210,14 @@ static void run_job(int64_t tasks, int32_t ranges, tl_task_fn fn, void *arg)
     if (epoch == 0) /* 0 is "nothing seen yet" */
         epoch = 1;
     atomic_store(&pool.gate, (uint64_t)epoch << 32 | GATE_OPEN);
-    int32_t sleepers = atomic_load(&pool.sleepers);
+    const int32_t sleepers = atomic_load(&pool.sleepers);
+    const int64_t useful = tasks < threads ? tasks : threads;
     if (sleepers) {
         pthread_mutex_lock(&pool.lock);
-        if (tasks - 1 >= sleepers)
+        if (useful - 1 >= sleepers)
             pthread_cond_broadcast(&pool.work);
         else
-            for (int64_t i = 1; i < tasks; i++)
+            for (int64_t i = 1; i < useful; i++)
                 pthread_cond_signal(&pool.work);
         pthread_mutex_unlock(&pool.lock);
     }
@@ -225,9 +226,12 @@ static void run_job(int64_t tasks, int32_t ranges, tl_task_fn fn, void *arg)
     atomic_flag_clear_explicit(&pool.busy, memory_order_release);
 }
 
-void tl_parallel(int64_t tasks, tl_task_fn fn, void *arg) { run_job(tasks, tl_workers(), fn, arg); }
+void tl_parallel(int64_t tasks, tl_task_fn fn, void *arg) { run_job(tasks, tl_workers(), tl_workers(), fn, arg); }
 
-void tl_parallel_in_order(int64_t tasks, tl_task_fn fn, void *arg) { run_job(tasks, 1, fn, arg); }
+void tl_parallel_in_order(int64_t tasks, int32_t threads, tl_task_fn fn, void *arg)
+{
+    run_job(tasks, 1, threads, fn, arg);
+}
 
 typedef struct copy_job {
     char *to;
@@ -242,10 +246,10 @@ static void copy_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     memcpy(job->to + start, job->from + start, left < TL_COPY_TASK ? left : TL_COPY_TASK);
 }
 
-void tl_copy(void *to, const void *from, size_t bytes)
+void tl_copy(void *to, const void *from, size_t bytes, int32_t threads)
 {
     copy_job job = {to, from, bytes};
-    tl_parallel((int64_t)((bytes + TL_COPY_TASK - 1) / TL_COPY_TASK), copy_task, &job);
+    run_job((int64_t)((bytes + TL_COPY_TASK - 1) / TL_COPY_TASK), threads, threads, copy_task, &job);
 }
 
 /* ---- the number of threads ------------------------------------------------------------------------------------- */

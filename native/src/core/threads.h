@@ -24,12 +24,13 @@ typedef void (*tl_task_fn)(void *arg, int64_t task, int32_t worker);
  * tasks on the caller (worker 0); inside a single task it may still spread out. To be called between tl_enter and tl_end:
  * workers inherit the floating-point mode of the thread that starts them. */
 void tl_parallel(int64_t tasks, tl_task_fn fn, void *arg);
-/* The same, and tasks begin in the order of their numbers; tl_parallel gives each worker a range of its own to begin with. */
-void tl_parallel_in_order(int64_t tasks, tl_task_fn fn, void *arg);
+/* The same, and tasks begin in the order of their numbers; tl_parallel gives each worker a range of its own to begin with. No more
+ * sleeping threads are woken than make `threads` with the caller. */
+void tl_parallel_in_order(int64_t tasks, int32_t threads, tl_task_fn fn, void *arg);
 /* worker is always in 0..tl_workers()-1 */
 int32_t tl_workers(void);
-/* memcpy, cut into tasks when it is large. */
-void tl_copy(void *to, const void *from, size_t bytes);
+/* memcpy, cut into tasks when it is large, for which no more than `threads` threads are woken. */
+void tl_copy(void *to, const void *from, size_t bytes, int32_t threads);
 
 /* ---- for the core ------------------------------------------------------------------------------------------------ */
 

@@ -168,7 +168,7 @@ static int32_t write_elements(fold *a, int absolute)
     if (absolute)
         tl_parallel(tl_ceil_div(a->results, FOLD_TASK), element_task, a);
     else
-        tl_copy(a->out, a->x, (size_t)a->results * sizeof(float));
+        tl_copy(a->out, a->x, (size_t)a->results * sizeof(float), tl_workers());
     return TORCHLEAN_OK;
 }
 

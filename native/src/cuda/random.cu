@@ -1,4 +1,4 @@
-/* Random numbers on CUDA: each thread makes GROUPS times four consecutive elements, THREADS * 4 apart, and stores each four in 16
+/* Random numbers on CUDA: each thread makes two or four times four consecutive elements, THREADS * 4 apart, and stores each four in 16
  * bytes; element i depends on the key and i alone. Bound by instructions, most of all by the two 64-bit multiplications per word, so
  * the words of a thread share what they can. */
 #include "cuda/device/instructions.cuh"
@@ -10,7 +10,7 @@
 
 namespace {
 
-constexpr int THREADS = 128, ELEMENTS = 4, GROUPS = 2;
+constexpr int THREADS = 128, ELEMENTS = 4;
 
 /* tl_random_bits(stream, first + w) before their shift, for the words w from `from` on. The sums x that tl_mix starts from are
  * consecutive, so all but the lower 30 bits are mostly the same: then so are the low word of x >> 30, and in the first product the
@@ -76,35 +76,50 @@ struct Normal {
     float mean, std;
     __device__ float operator()(const uint32_t *bits) const
     {
-        return tl_normal_of(bits[0] >> 8, bits[1] >> 8, mean, std);
+        /* cutting off the lower bits in place joins the instruction before, as a shift would not */
+        const float odd = (float)(bits[1] & ~UINT32_C(0xff));
+        return tl_normal_of(bits[0] >> 8, fmaf(odd, 0x1p-32f, -0.5f), mean, std);
     }
 };
 
-template <class Draw> __global__ void __launch_bounds__(THREADS) draw_kernel(Draw draw, int64_t n, float *out)
+template <class Draw, int GROUPS>
+__global__ void __launch_bounds__(THREADS) draw_kernel(Draw draw, int64_t n, float *out)
 {
     constexpr int WORDS = Draw::WORDS, APART = THREADS * ELEMENTS;
     const int64_t i = (int64_t)blockIdx.x * (GROUPS * APART) + threadIdx.x * ELEMENTS;
     const Words words(draw.stream, (uint64_t)i * WORDS, ((GROUPS - 1) * APART + ELEMENTS) * WORDS);
-    TL_UNROLL_FOR (int g = 0; g < GROUPS; g++) {
-        const int64_t first = i + g * APART;
-        if (first >= n) return;
-        uint32_t bits[ELEMENTS * WORDS];
-        if (words.alike)
+    const auto fill = [&](const uint32_t (&bits)[ELEMENTS *WORDS], float (&v)[ELEMENTS]) {
+        TL_UNROLL_FOR (int j = 0; j < ELEMENTS; j++)
+            v[j] = draw(bits + j * WORDS);
+    };
+    uint32_t bits[ELEMENTS * WORDS];
+    float v[ELEMENTS];
+    if (words.alike && i + (GROUPS - 1) * APART + ELEMENTS <= n) { /* as nearly everywhere */
+        TL_UNROLL_FOR (int g = 0; g < GROUPS; g++) {
             words.make(g * APART * WORDS, bits);
-        else
-            words.make_any(g * APART * WORDS, bits);
-        const float v[ELEMENTS] = {draw(bits), draw(bits + WORDS), draw(bits + 2 * WORDS), draw(bits + 3 * WORDS)};
-        if (first + ELEMENTS <= n)
-            tl_store4(out + first, v);
-        else
-            for (int j = 0; j < ELEMENTS; j++)
-                if (first + j < n) out[first + j] = v[j];
+            fill(bits, v);
+            tl_store4(out + i + g * APART, v);
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int64_t first = i; first < min(n, i + GROUPS * APART); first += APART) {
+        words.make_any((uint32_t)(first - i) * WORDS, bits);
+        fill(bits, v);
+        for (int j = 0; j < ELEMENTS; j++)
+            if (first + j < n) out[first + j] = v[j];
     }
 }
 
+/* Groups of a thread: two, and where there are elements enough for all multiprocessors four, which share what a thread does once. */
+constexpr int64_t MANY = 4 << 20;
+
 template <class Draw> int32_t run(tl_context *ctx, const char *name, Draw draw, int64_t n, float *out)
 {
-    return tl_launch(ctx, name, draw_kernel<Draw>, tl_grid(n, THREADS * ELEMENTS * GROUPS), THREADS, draw, n, out);
+    const auto launch = [&](auto kernel, int groups) {
+        return tl_launch(ctx, name, kernel, tl_grid(n, THREADS * ELEMENTS * groups), THREADS, draw, n, out);
+    };
+    return n < MANY ? launch(draw_kernel<Draw, 2>, 2) : launch(draw_kernel<Draw, 4>, 4);
 }
 
 } /* namespace */

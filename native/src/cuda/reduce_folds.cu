@@ -82,13 +82,13 @@ __device__ __forceinline__ void load_part(float (&y)[N], const Fold &a, const fl
         load_lane<KIND, REDUCED>(y, x, a.reduced, begin, 1 << a.lane_bits, count - done);
 }
 
-/* KIND's centre, from the fold CENTRE of all segments of the columns, an extreme. `mine`: the number of the team among those that share
- * them. All threads must call. */
-template <tl_fold_kind KIND, tl_fold_kind CENTRE, int REDUCED, int N>
-__device__ __forceinline__ double take_centre(const Fold &a, const float *x, bool inside, int lane, int mine,
-                                              double (*values)[THREADS])
+/* The fold KIND, an extreme or a sum in any order, of all segments of the columns, for all threads of these. `mine`: the number of the
+ * team among those that share them. All threads must call. */
+template <tl_fold_kind KIND, int REDUCED, int N>
+__device__ __forceinline__ double fold_columns(const Fold &a, const float *x, bool inside, int lane, int mine,
+                                               double (*values)[THREADS])
 {
-    tl_folded f = {tl_fold_start(CENTRE), 0.0, 0.0};
+    tl_folded f = {tl_fold_start(KIND), 0.0, 0.0};
 #pragma unroll 1
     for (int part = mine; part < a.together; part += 1 << a.split_bits) {
         const int n = inside ? (int)min(a.length - part * SEGMENT, (int64_t)SEGMENT) : 0;
@@ -96,19 +96,36 @@ __device__ __forceinline__ double take_centre(const Fold &a, const float *x, boo
 #pragma unroll 1
         for (int done = 0; done < count; done += N) {
             float y[N];
-            load_part<CENTRE, REDUCED>(y, a, x, (uint32_t)(part * SEGMENT + lane), count, done);
-            take_all<CENTRE>(f, y, count - done, 0.0, a.rule);
+            load_part<KIND, REDUCED>(y, a, x, (uint32_t)(part * SEGMENT + lane), count, done);
+            keep_floats(y);
+            take_all<KIND>(f, y, count - done, 0.0, a.rule);
         }
     }
-    put_lane<CENTRE>(f, values);
+    put_lane<KIND>(f, values);
     __syncthreads();
     const int team_bits = a.column_bits + a.lane_bits;
     const int first = (int)threadIdx.x - (lane << a.column_bits) - (mine << team_bits);
-    f = join_lanes<CENTRE>(a, first, values);
-    for (int other = 1; other < 1 << a.split_bits; other++)
-        f.v = tl_fold_greater(f.v, join_lanes<CENTRE>(a, first + (other << team_bits), values).v);
+    f = join_lanes<KIND>(a, first, values);
+    for (int other = 1; other < 1 << a.split_bits; other++) {
+        const tl_folded g = join_lanes<KIND>(a, first + (other << team_bits), values);
+        tl_fold_join(KIND, &f.v, &f.e, &f.zeros, g.v, g.e, g.zeros);
+    }
     __syncthreads();
-    return tl_fold_centre(KIND, f.v);
+    return f.v;
+}
+
+/* Ends the columns' norms of a whole p by a sum of products, which takes a tenth of the instructions of powers and reads the elements
+ * once; false where that does not decide all bits of all of a block's, and then nothing is written. All threads must call. */
+template <int REDUCED>
+__device__ __forceinline__ bool end_whole_norms(const Fold &a, const float *x, bool inside, int lane, int mine,
+                                                int64_t result, double (*values)[THREADS])
+{
+    const double s = fold_columns<TL_FOLD_WHOLE_POWER, REDUCED, PER_LANE>(a, x, inside, lane, mine, values);
+    const bool ends = inside && lane == 0 && mine == 0;
+    float norm = 0.0f;
+    if (!__syncthreads_and(!ends || tl_fold_whole_norm(s, a.rule.p, &norm))) return false;
+    if (ends) a.out[result] = norm;
+    return true;
 }
 
 /* KIND's centre is a fold CENTRE, of which a team takes all segments before it takes them for KIND, when most of x is in cache;
@@ -135,8 +152,11 @@ __global__ void __launch_bounds__(THREADS, N > 16 || DEAR<KIND> ? 3 : RESIDENT) 
     const bool inside = unit < a.units && column < a.inner;
     const float *const x = inside ? a.x + offset_of(a.kept, k) + column : a.x;
     double centre = 0.0;
-    if constexpr (KIND != CENTRE)
-        centre = take_centre<KIND, CENTRE, REDUCED, N>(a, x, inside, lane, mine, values);
+    if constexpr (KIND == TL_FOLD_POWER && CENTRED) {
+        if (tl_fold_is_whole(a.rule.p) && end_whole_norms<REDUCED>(a, x, inside, lane, mine, result, values)) return;
+    }
+    if constexpr (CENTRED)
+        centre = tl_fold_centre(KIND, fold_columns<CENTRE, REDUCED, N>(a, x, inside, lane, mine, values));
     else if (inside && KIND != TL_FOLD_DEVIATION)
         centre = centre_of<KIND>(a.centre, a.centre_out, result);
     tl_folded f, all = {tl_fold_start(KIND), 0.0, 0.0}, sum = {0.0, 0.0, 0.0};
@@ -328,19 +348,16 @@ uint32_t *find_tickets(tl_context *ctx)
     return static_cast<uint32_t *>(tickets);
 }
 
-/* Results of which a block has a part each: as few segments as its teams have, or so many more that the blocks take the least time. A
- * block takes about half a pass of its teams to begin and to end. */
+/* Results of which a block has a part each, as long a one as it can have: to begin a part and to end it a block waits, and memory with
+ * it. But two multiprocessors have three parts or more, or some would wait. On an H200 a product of 2^26 takes 79 us in parts of 256
+ * segments, 84 of 64 and 89 of 32, one of 9 million 17, 15 and 16. */
 int32_t run_together(tl_context *ctx, const tl_fold_plan &p, uint32_t *tickets, double *values, float *out)
 {
     const int64_t results = p.results(), segments = tl_ceil_div(p.f.length, SEGMENT);
     const int64_t groups = tl_ceil_div(segments, SEGMENT), planes = tl_fold_planes(p.kind);
-    const int64_t resident = (int64_t)tl_cuda_sms(ctx) * resident_rows(p.kind, p.f.reduced);
-    int64_t own = TEAMS, least = INT64_MAX;
-    for (int64_t share = TEAMS; share <= SEGMENT; share *= 2) {
-        const int64_t turns = tl_ceil_div(results * tl_ceil_div(segments, share), resident);
-        const int64_t half_passes = turns * (2 * (share / TEAMS) + 1);
-        if (half_passes < least) least = half_passes, own = share;
-    }
+    int64_t own = SEGMENT;
+    while (own > TEAMS && 2 * results * tl_ceil_div(segments, own) < 3 * (int64_t)tl_cuda_sms(ctx))
+        own /= 2;
     tl_scratch<double> parts(ctx);
     TL_TRY(parts.allocate(planes * results * (segments + groups)));
     const Together together = {parts,

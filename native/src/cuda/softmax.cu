@@ -3,12 +3,16 @@
  * A row of up to 49152 elements is read once and stays on chip (device/row_tile.cuh): in the registers of 4 to 32 threads, or
  * in the registers or shared memory of a block; up to 262144 elements (half of that backward) in the shared memory of a
  * cluster of blocks where the chip has clusters (device/cluster_row.cuh), which also takes rows of more than a leaf that are
- * so few that most multiprocessors would be idle: a block takes as long as its row has elements. The traffic is the floor, 8 bytes per element
- * forward and 12 backward. Longer rows are read once per pass: three forward, two backward. */
+ * so few that half of the multiprocessors would be idle: a block takes as long as its row has elements. The traffic is the floor, 8
+ * bytes per element forward and 12 backward. Longer rows are read once per pass: three forward, two backward. */
 #include "cuda/device/row_exponentials.cuh"
 #include "generated/softmax.h"
 
 namespace {
+
+/* Whether clusters take `rows` rows that would fit a block each. The blocks of a row's cluster are spread over all multiprocessors,
+ * each of which then has no more than half of a row's elements, where some would have a row and the others none. */
+bool are_few(tl_context *ctx, int64_t rows, int64_t cols) { return cols > TL_SUM_LEAF && rows <= tl_cuda_sms(ctx) / 2; }
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
@@ -73,8 +77,8 @@ template <bool LOG>
 int32_t forward(tl_context *ctx, const char *name, const float *x, int64_t rows, int64_t cols, float *out)
 {
     int32_t status;
-    const bool fits = cols <= TL_ROW_FITS, few = cols > TL_SUM_LEAF && rows <= tl_cuda_sms(ctx) / TL_CLUSTER_LEAST;
-    if ((!fits || few) && cols <= TL_CLUSTER_FITS && tl_pick_cluster<1>(cols, [&](auto row) {
+    const bool fits = cols <= TL_ROW_FITS;
+    if ((!fits || are_few(ctx, rows, cols)) && cols <= TL_CLUSTER_FITS && tl_pick_cluster<1>(cols, [&](auto row) {
             using Row = typename decltype(row)::type;
             return tl_launch_cluster<Row>(ctx, name, softmax_cluster<Row, LOG>, rows, cols, &status, x, cols, out);
         }))
@@ -177,8 +181,8 @@ int32_t backward(tl_context *ctx, const char *name, const float *y, const float 
 {
     using Cluster = tl_cluster_row<8, 2, 2, 1>;
     int32_t status;
-    const bool fits = cols <= TL_ROW_FITS, few = cols > TL_SUM_LEAF && rows <= tl_cuda_sms(ctx) / Cluster::C;
-    if ((!fits || few) && cols <= TL_CLUSTER_FITS &&
+    const bool fits = cols <= TL_ROW_FITS;
+    if ((!fits || are_few(ctx, rows, cols)) && cols <= TL_CLUSTER_FITS &&
         tl_launch_cluster<Cluster>(ctx, name, softmax_cluster_bwd<Cluster, LOG>, rows, cols, &status, y, g, cols, gx))
         return status;
     if (fits)

@@ -53,11 +53,11 @@ TL_HD float tl_random_log(int32_t n)
     return fmaf((float)(int32_t)exponent, -0x1p-22f * TL_LN2_HI, fmaf(-(twice * twice), c, -twice));
 }
 
-/* cos(2 pi u), u = n 2^-24 in [0, 1). The distance of u from 1/2, less 1/4, is an angle a in [-1/4, 1/4] whose sine
+/* cos(2 pi u), u = n 2^-24 in [0, 1), from u - 1/2. The distance of u from 1/2, less 1/4, is an angle a in [-1/4, 1/4] whose sine
  * it is; a is exact. sin(2 pi a) = 2 pi a + a S(a^2), 2 pi in two parts, fit error below 2^-27.4 relative. */
-TL_HD float tl_random_cosine(int32_t n)
+TL_HD float tl_random_cosine(float from_half)
 {
-    float a = fabsf(fmaf((float)n, 0x1p-24f, -0.5f)) - 0.25f;
+    float a = fabsf(from_half) - 0.25f;
     float z = a * a;
     float s = fmaf(0x1.3dceeap+5f, z, -0x1.324eep+6f);
     s = fmaf(s, z, 0x1.4668c6p+6f);
@@ -68,13 +68,14 @@ TL_HD float tl_random_cosine(int32_t n)
 
 /* mean + std z, z standard normal by Box and Muller's cosine branch on words 2i and 2i + 1; the logarithm's argument is in
  * (0, 1], so z is finite and at most 5.77. */
-TL_HD float tl_normal_of(uint32_t even, uint32_t odd, float mean, float std)
+TL_HD float tl_normal_of(uint32_t even, float odd_from_half, float mean, float std)
 {
-    float z = tl_root(tl_random_log((int32_t)even + 1)) * tl_random_cosine((int32_t)odd);
+    float z = tl_root(tl_random_log((int32_t)even + 1)) * tl_random_cosine(odd_from_half);
     return fmaf(std, z, mean);
 }
 
 TL_HD float tl_random_normal(uint64_t stream, uint64_t i, float mean, float std)
 {
-    return tl_normal_of(tl_random_bits(stream, 2 * i), tl_random_bits(stream, 2 * i + 1), mean, std);
+    float odd = (float)(int32_t)tl_random_bits(stream, 2 * i + 1);
+    return tl_normal_of(tl_random_bits(stream, 2 * i), fmaf(odd, 0x1p-24f, -0.5f), mean, std);
 }

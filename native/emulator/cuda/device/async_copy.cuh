@@ -15,10 +15,15 @@ template <int BYTES> static inline void tl_copy_async(float *shared, const float
 {
     tl_copy_async<BYTES>(tl_shared_address(shared), global, present);
 }
+static inline void tl_copy_async_first(uint32_t to, const void *from, int bytes)
+{
+    char *const shared = (char *)tl_shared_pointer(to);
+    memcpy(shared, from, (size_t)bytes);
+    memset(shared + bytes, 0, (size_t)(16 - bytes));
+}
 static inline void tl_copy_async_first(float *shared, const float *global, int bytes)
 {
-    memcpy(shared, global, (size_t)bytes);
-    memset((char *)shared + bytes, 0, (size_t)(16 - bytes));
+    tl_copy_async_first(tl_shared_address(shared), global, bytes);
 }
 static inline void tl_copy_commit() {}
 template <int PENDING> static inline void tl_copy_wait() {}

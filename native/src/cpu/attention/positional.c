@@ -303,6 +303,6 @@ int32_t tl_cpu_sinusoidal(tl_context *ctx, const float *x, int64_t batch, int64_
 int32_t tl_cpu_sinusoidal_bwd(TL_UNUSED tl_context *ctx, const float *g, int64_t batch, int64_t n, int64_t d,
                               TL_UNUSED float base, TL_UNUSED int64_t start, float *gx)
 {
-    tl_copy(gx, g, (size_t)(batch * n * d) * sizeof *g);
+    tl_copy(gx, g, (size_t)(batch * n * d) * sizeof *g, tl_workers());
     return TORCHLEAN_OK;
 }

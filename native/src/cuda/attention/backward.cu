@@ -272,6 +272,25 @@ template <class C> static int32_t key_pass(tl_context *ctx, BackwardArgs &a)
     return tl_launch_shared(ctx, NAME, key_kernel<C>, grid, C::THREADS, key_shared<C>(), a);
 }
 
+/* Whether blocks of C::ROWS rows would leave multiprocessors idle. */
+template <class C> static bool leaves_idle(tl_context *ctx, const Problem &p)
+{
+    return p.batch * tl_ceil_div(p.n, C::ROWS) < (int64_t)tl_cuda_sms(ctx);
+}
+
+/* Fewer rows to a block where there would be too few blocks. COLS and TX decide the order of the sums of this pass, ROWS does not. */
+template <class LARGE, class SMALL> static int32_t query_pass(tl_context *ctx, BackwardArgs &a)
+{
+    static_assert(LARGE::COLS == SMALL::COLS && LARGE::TX == SMALL::TX, "the order of sums");
+    return leaves_idle<LARGE>(ctx, a.p) ? query_pass<SMALL>(ctx, a) : query_pass<LARGE>(ctx, a);
+}
+
+/* The same; sums of this pass are chains in the order of the queries, whatever the tile. */
+template <class LARGE, class SMALL> static int32_t key_pass(tl_context *ctx, BackwardArgs &a)
+{
+    return leaves_idle<LARGE>(ctx, a.p) ? key_pass<SMALL>(ctx, a) : key_pass<LARGE>(ctx, a);
+}
+
 static int32_t backward(tl_context *ctx, BackwardArgs &a, uint8_t *finite, uint8_t *unsafe)
 {
     const int64_t d = a.p.d, size = a.p.batch * a.p.granules;
@@ -284,8 +303,8 @@ static int32_t backward(tl_context *ctx, BackwardArgs &a, uint8_t *finite, uint8
     if (unsafe) TL_TRY(backward_tensor(ctx, a));
     /* Two blocks of 128 threads share a multiprocessor up to d = 64 and from 129 to 192, one block elsewhere: bound by
      * shared memory and by the registers of two products and the sums. */
-    const int32_t status = d <= 8     ? query_pass<Config<8, 128, 32, 16, 8, 2>>(ctx, a)
-                           : d <= 16  ? query_pass<Config<16, 128, 32, 16, 8, 2>>(ctx, a)
+    const int32_t status = d <= 8     ? query_pass<Config<8, 128, 32, 16, 8, 2>, Config<8, 16, 32, 16, 8, 6>>(ctx, a)
+                           : d <= 16  ? query_pass<Config<16, 128, 32, 16, 8, 2>, Config<16, 16, 32, 16, 8, 5>>(ctx, a)
                            : d <= 32  ? query_pass<Config<32, 128, 32, 16, 8, 2>>(ctx, a)
                            : d <= 64  ? query_pass<Config<64, 128, 32, 16, 8, 2>>(ctx, a)
                            : d <= 128 ? query_pass<Config<128, 64, 64, 16, 16, 1>>(ctx, a)
@@ -294,8 +313,8 @@ static int32_t backward(tl_context *ctx, BackwardArgs &a, uint8_t *finite, uint8
                                       : query_pass<Config<128, 64, 64, 16, 16, 1, true>>(ctx, a);
     TL_TRY(status);
     if (!a.gK && !a.gV) return TORCHLEAN_OK;
-    return d <= 8     ? key_pass<Config<8, 64, 64, 16, 8, 2>>(ctx, a)
-           : d <= 16  ? key_pass<Config<16, 64, 64, 16, 8, 2>>(ctx, a)
+    return d <= 8     ? key_pass<Config<8, 64, 64, 16, 8, 2>, Config<8, 32, 64, 32, 8, 2>>(ctx, a)
+           : d <= 16  ? key_pass<Config<16, 64, 64, 16, 8, 2>, Config<16, 32, 64, 32, 8, 2>>(ctx, a)
            : d <= 32  ? key_pass<Config<32, 64, 64, 16, 8, 2>>(ctx, a)
            : d <= 64  ? key_pass<Config<64, 64, 64, 16, 8, 2>>(ctx, a)
            : d <= 128 ? key_pass<Config<128, 64, 64, 16, 16, 1>>(ctx, a)

@@ -2,7 +2,7 @@
  * needs, and a pass over keys (attention/chain_tiles.cuh). */
 #include "cuda/attention/chain.cuh"
 
-#include "cuda/attention/chain_tiles.cuh"
+#include "cuda/attention/chain_keys.cuh"
 
 namespace attention {
 namespace {
@@ -154,204 +154,27 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
     if (gradient) store<C>(a.gQ + b * a.rows * a.d, i0, a.rows, a.d, a.d, from, sums, lane);
 }
 
-/* D of every query, by a chain like those of g·v. A thread owns a query. */
+/* D of every query, by a chain like those of g·v. A thread owns a query; what it reads of a row at a time is VECTOR elements. */
+template <int VECTOR>
 __global__ void __launch_bounds__(128)
     dot_kernel(const float *g, const float *out, int64_t rows, int64_t width, double *dot)
 {
     const int64_t row = (int64_t)blockIdx.x * 128 + threadIdx.x;
     if (row >= rows) return;
+    const float *const x = g + row * width, *const y = out + row * width;
     double sum = 0.0;
 #pragma unroll 8
-    for (int64_t c = 0; c < width; c++)
-        sum = fma((double)g[row * width + c], (double)out[row * width + c], sum);
+    for (int64_t c = 0; c < width; c += VECTOR)
+        if constexpr (VECTOR == 4) {
+            const float4 p = tl_load4(x + c), q = tl_load4(y + c);
+            sum = fma((double)p.x, (double)q.x, sum);
+            sum = fma((double)p.y, (double)q.y, sum);
+            sum = fma((double)p.z, (double)q.z, sum);
+            sum = fma((double)p.w, (double)q.w, sum);
+        } else {
+            sum = fma((double)x[c], (double)y[c], sum);
+        }
     dot[row] = sum;
-}
-
-/* ---- the pass over keys ------------------------------------------------------------------------------------------ */
-
-/* In shared memory, of a tile of queries. */
-struct Statistics {
-    double reference[TILE], inverse[TILE], dot[TILE];
-};
-
-template <class C> constexpr size_t key_shared()
-{
-    return C::STAGES * (sizeof(Statistics) + sizeof(float) * (size_t)(Rows::FLOATS * TILE)) +
-           sizeof(float) * (size_t)(2 * (C::ROWS + C::STAGES * TILE) * C::LD);
-}
-
-/* gV with VALUES, gK with KEYS. With two stages a tile of queries is copied while the one before is multiplied: where the
- * registers hold that too, for none may be spilled (device/chain.cuh). */
-template <class C, bool KEYS, bool VALUES>
-__global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a)
-{
-    TL_DYNAMIC_SHARED(float, shared);
-    Statistics *const statistics = reinterpret_cast<Statistics *>(shared);
-    float *const rest = shared + C::STAGES * sizeof(Statistics) / sizeof(float);
-    float *Ks = rest + C::STAGES * Rows::FLOATS * TILE, *Vs = Ks + C::ROWS * C::LD, *Qs = Vs + C::ROWS * C::LD;
-    float *Gs = Qs + C::STAGES * TILE * C::LD;
-    const Lane<C> lane;
-    const int64_t b = blockIdx.x / a.blocks, j0 = blockIdx.x % a.blocks * C::ROWS;
-    const int64_t from = C::MANY ? (int64_t)blockIdx.y * C::DP : 0;
-    const float *Q = a.Q + b * a.rows * a.d, *K = a.K + b * a.keys * a.d, *V = a.V + b * a.keys * a.v;
-    const float *G = a.g + b * a.rows * a.v;
-
-    if (!C::MANY) {
-        copy_rows<C, C::ROWS>(Ks, K, j0, a.keys, a.d, a.of_d);
-        clear_ends<C>(Ks, C::ROWS, a.d);
-        clear_ends<C>(Qs, C::STAGES * TILE, a.d);
-        if (KEYS) {
-            copy_rows<C, C::ROWS>(Vs, V, j0, a.keys, a.v, a.of_v);
-            clear_ends<C>(Vs, C::ROWS, a.v);
-            clear_ends<C>(Gs, C::STAGES * TILE, a.v);
-        }
-    }
-    auto limits_of = [&](int stage) { return Rows(rest + stage * Rows::FLOATS * TILE, TILE); };
-    /* The first tile from number `tile` on, up to `last`, that counts, and the limits of its queries; `open`: whether the block's
-     * keys are open to all of them. */
-    auto next = [&](int tile, int last, int stage, bool *open) {
-        Rows limits = limits_of(stage);
-        for (; tile < last; tile++) {
-            const int64_t i = (int64_t)tile * TILE;
-            __syncthreads(); /* what was there has been used */
-            limits.find(a, b, i, TILE);
-            bool counts = limits.meet(TILE, j0, j0 + C::ROWS), each = a.mode == UNMASKED;
-            for (int r = threadIdx.x; r < TILE; r += C::THREADS) {
-                each &= limits.first[r] <= j0 && limits.end[r] >= j0 + C::ROWS;
-                /* the weights of a row that is NaN are NaN, blocked or not */
-                if (a.limited && i + r < a.rows) counts |= isnan(a.inverse[b * a.rows + i + r]);
-            }
-            if (a.limited)
-                counts |= !finite_rows<TILE>(a.finite_q, a.rows, b, i) || !finite_rows<TILE>(a.finite_g, a.rows, b, i);
-            if (a.limited && !__syncthreads_or(counts)) continue;
-            *open = __syncthreads_and(each);
-            break;
-        }
-        return tile;
-    };
-    /* Starts copying a tile. */
-    auto start = [&](int tile, int stage) {
-        const int64_t i = (int64_t)tile * TILE;
-        double *const to = reinterpret_cast<double *>(statistics + stage);
-        for (int t = threadIdx.x; t < 3 * TILE; t += C::THREADS) {
-            const double *const of = t < TILE ? a.reference : t < 2 * TILE ? a.inverse : a.dot;
-            const int64_t row = i + t % TILE;
-            tl_copy_async<8>(tl_shared_address(to + t), row < a.rows ? of + b * a.rows + row : of, row < a.rows);
-        }
-        if (!C::MANY) {
-            copy_rows<C, TILE>(Qs + stage * TILE * C::LD, Q, i, a.rows, a.d, a.of_d);
-            copy_rows<C, TILE>(Gs + stage * TILE * C::LD, G, i, a.rows, a.v, a.of_v);
-        }
-        tl_copy_commit();
-    };
-
-    Sums<C> gK, gV;
-    for (int64_t begin = first_term(a); begin < a.rows; begin += a.segment) {
-        const int64_t last = begin + a.segment < a.rows ? begin + a.segment : a.rows;
-        if (KEYS) clear<C>(gK);
-        if (VALUES) clear<C>(gV);
-        const int end = (int)((last + TILE - 1) / TILE);
-        int stage = 0, tile = (int)(begin / TILE);
-        bool open = false;
-        if (C::STAGES > 1) {
-            tile = next(tile, end, stage, &open);
-            if (tile < end) start(tile, stage);
-        }
-        for (int after; tile < end; tile = after) {
-            bool open_after = false;
-            if (C::STAGES > 1) {
-                after = next(tile + 1, end, stage ^ 1, &open_after);
-            } else {
-                tile = next(tile, end, stage, &open);
-                if (tile >= end) break;
-                start(tile, stage);
-                after = tile + 1;
-            }
-            tl_copy_wait<0>();
-            __syncthreads();
-            if (C::STAGES > 1 && after < end) start(after, stage ^ 1);
-            const int64_t i0 = (int64_t)tile * TILE;
-            const Statistics &of = statistics[stage];
-            const Rows limits = limits_of(stage);
-            float *const q = Qs + stage * TILE * C::LD, *const g = Gs + stage * TILE * C::LD;
-            Products<C> p = {};
-            if constexpr (C::MANY) {
-                multiply_chunks<C>(p, Ks, K, j0, a.keys, q, Q, i0, a.rows, a.d, a.wide_d, lane);
-            } else {
-                multiply<C>(p, Ks, q, whole(a.d, 0, C::DP), lane);
-            }
-            uint32_t shut[C::M] = {};
-            TL_UNROLL_FOR (int n = 0; n < 4; n++)
-                TL_UNROLL_FOR (int e = 0; e < 2; e++) {
-                    const int query = lane.other(n, e);
-                    const double reference = of.reference[query], inverse = of.inverse[query];
-                    const int32_t quick = tl_quick_reference(reference);
-                    TL_UNROLL_FOR (int m = 0; m < C::M; m++)
-                        TL_UNROLL_FOR (int h = 0; h < 2; h++) {
-                            double &x = p[m][n][2 * h + e];
-                            bool blocked = false;
-                            const float s = open ? tl_attention_score((float)x, a.scale)
-                                                 : limits.score(a, query, j0 + lane.row(m, h), (float)x, &blocked);
-                            shut[m] |= (uint32_t)blocked << (4 * n + 2 * h + e);
-                            x = tl_round_24(weight(s, quick, reference) * inverse);
-                        }
-                }
-            if constexpr (KEYS) {
-                Products<C> t = {};
-                if constexpr (C::MANY)
-                    multiply_chunks<C>(t, Vs, V, j0, a.keys, g, G, i0, a.rows, a.v, a.wide_v, lane);
-                else
-                    multiply<C>(t, Vs, g, whole(a.v, 0, C::DP), lane);
-                TL_UNROLL_FOR (int m = 0; m < C::M; m++)
-                    TL_UNROLL_FOR (int n = 0; n < 4; n++)
-                        TL_UNROLL_FOR (int i = 0; i < 4; i++) {
-                            const double ds = tl_round_24(p[m][n][i] * (t[m][n][i] - of.dot[lane.other(n, i % 2)]));
-                            t[m][n][i] = shut[m] >> (4 * n + i) & 1 ? 0.0 : ds;
-                        }
-                if constexpr (C::MANY) {
-                    __syncthreads();
-                    copy<C, TILE>(q, Q, i0, a.rows, a.d, a.wide_d, from);
-                    arrive();
-                }
-                accumulate<C>(gK, t, q, (int)(a.d - from), lane);
-            }
-            if constexpr (VALUES) {
-                if constexpr (C::MANY) {
-                    __syncthreads();
-                    copy<C, TILE>(g, G, i0, a.rows, a.v, a.wide_v, from);
-                    arrive();
-                }
-                accumulate<C>(gV, p, g, (int)(a.v - from), lane);
-            }
-            if (C::STAGES > 1) stage ^= 1, open = open_after;
-        }
-        if (a.parts) break;
-        if (a.totals) {
-            double one[C::M][2];
-            TL_UNROLL_FOR (int m = 0; m < C::M; m++)
-                one[m][0] = one[m][1] = 1.0;
-            if (KEYS) join<C>(gK, totals_of<C>(a, 0), begin == 0, last == a.rows, one, one);
-            if (VALUES) join<C>(gV, totals_of<C>(a, KEYS ? 1 : 0), begin == 0, last == a.rows, one, one);
-        }
-    }
-    if (a.parts) { /* gK, then gV */
-        double *const part = parts_of(a, b, a.keys);
-        if constexpr (KEYS) store<C>(part, j0, a.keys, a.d, a.pitch, from, gK, lane);
-        if constexpr (VALUES) store<C>(part + (KEYS ? a.d : 0), j0, a.keys, a.v, a.pitch, from, gV, lane);
-        return;
-    }
-    if constexpr (KEYS) {
-        if (a.rows == 0) clear<C>(gK);
-        TL_UNROLL_FOR (int m = 0; m < C::M; m++)
-            TL_UNROLL_FOR (int n = 0; n < C::N; n++)
-                TL_UNROLL_FOR (int i = 0; i < 4; i++)
-                    gK[m][n][i] *= (double)a.scale;
-        store<C>(a.gK + b * a.keys * a.d, j0, a.keys, a.d, a.d, from, gK, lane);
-    }
-    if constexpr (VALUES) {
-        if (a.rows == 0) clear<C>(gV);
-        store<C>(a.gV + b * a.keys * a.v, j0, a.keys, a.v, a.v, from, gV, lane);
-    }
 }
 
 /* ---- segments that were several blocks' work ----------------------------------------------------------------------- */
@@ -514,6 +337,11 @@ template <class LARGE, class SMALL, bool BOTH> int32_t key_passes(tl_context *ct
     return fills<LARGE>(ctx, a, pass) ? key_passes<LARGE, BOTH>(ctx, a, pass) : key_passes<SMALL, BOTH>(ctx, a, pass);
 }
 
+/* Up to so many queries to a member, as when a model writes one token after the other, tiles of 8: of 32 most would be empty. Keys
+ * are then read once, and the sums of a few queries leave room for more blocks. */
+constexpr int64_t FEW_QUERIES = 16;
+template <int DP, int BLOCKS> using FewQueries = Tiles<DP, 1, 2, BLOCKS, 1, false, 8>;
+
 Args make_args(const Geometry &of, const float *Q, const float *K, const float *V)
 {
     Args a = {};
@@ -564,13 +392,20 @@ int32_t chain_backward(tl_context *ctx, const Geometry &of, const float *Q, cons
         TL_TRY(scan(ctx, a, g, a.rows, a.v, finite + of_keys + of_rows));
         a.finite_k = finite, a.finite_q = finite + of_keys, a.finite_g = finite + of_keys + of_rows;
     }
-    if (all > 0)
-        TL_TRY(tl_launch(ctx, "attention_chain_bwd", dot_kernel, tl_grid(all, 128), 128, g, out, all, a.v, a.dot));
-    TL_TRY((most <= 32    ? query_pass<Tiles<32, 1, 4, 3, 2>, Tiles<32, 1, 2, 6, 2>, true>(ctx, a)
+    const auto dot = a.v % 4 == 0 && tl_aligned4(g) && tl_aligned4(out) ? dot_kernel<4> : dot_kernel<1>;
+    if (all > 0) TL_TRY(tl_launch(ctx, "attention_chain_bwd", dot, tl_grid(all, 128), 128, g, out, all, a.v, a.dot));
+    TL_TRY((most <= 8     ? query_pass<Tiles<8, 1, 4, 3, 2>, Tiles<8, 1, 2, 6, 2>, true>(ctx, a)
+            : most <= 32  ? query_pass<Tiles<32, 1, 4, 3, 2>, Tiles<32, 1, 2, 6, 2>, true>(ctx, a)
             : most <= 64  ? query_pass<Tiles<64, 1, 4, 2, 2>, Tiles<64, 1, 2, 4, 2>, true>(ctx, a)
             : most <= 128 ? query_pass<Tiles<128, 1, 4, 2, 1>, Tiles<128, 1, 2, 2, 2>, true>(ctx, a)
                           : query_pass<Tiles<64, 1, 4, 1, 1, true>, Tiles<64, 1, 4, 1, 1, true>, true>(ctx, a)));
-    return most <= 32    ? key_passes<Tiles<32, 1, 4, 2, 2>, Tiles<32, 1, 2, 4, 2>, true>(ctx, a)
+    if (a.rows <= FEW_QUERIES && most <= 128)
+        return most <= 8    ? key_passes<FewQueries<8, 10>, FewQueries<8, 10>, true>(ctx, a)
+               : most <= 32 ? key_passes<FewQueries<32, 6>, FewQueries<32, 6>, true>(ctx, a)
+               : most <= 64 ? key_passes<FewQueries<64, 4>, FewQueries<64, 4>, true>(ctx, a)
+                            : key_passes<FewQueries<128, 4>, FewQueries<128, 4>, false>(ctx, a);
+    return most <= 8     ? key_passes<Tiles<8, 1, 4, 3, 2>, Tiles<8, 1, 2, 6, 2>, true>(ctx, a)
+           : most <= 32  ? key_passes<Tiles<32, 1, 4, 2, 2>, Tiles<32, 1, 2, 4, 2>, true>(ctx, a)
            : most <= 64  ? key_passes<Tiles<64, 1, 4, 2, 1>, Tiles<64, 1, 2, 4, 1>, true>(ctx, a)
            : most <= 128 ? key_passes<Tiles<128, 1, 4, 2, 1>, Tiles<128, 1, 2, 3, 1>, false>(ctx, a)
                          : key_passes<Tiles<64, 1, 4, 1, 1, true>, Tiles<64, 1, 4, 1, 1, true>, false>(ctx, a);

@@ -6,7 +6,7 @@
  * Of a product with a tile a lane gets, of each 8 of its rows, numbers t and t + 4 (t = lane % 4): what it takes as the left
  * operand of the next product, in which the tile's rows are summed over. So weights never leave their lanes. Columns of
  * that product are numbered so that 32 lanes read 32 banks: result n of a lane's group g has column 4n + g % 4 + 16·(g / 4)
- * of every 32.
+ * of every 32; of rows of 8 elements, 12 floats apart, column g, and two lanes share a bank.
  *
  * Rows of more than DP elements are gone through in chunks (MANY), and a block makes one chunk of a result. */
 #pragma once
@@ -21,10 +21,14 @@ namespace {
 constexpr int TILE = TL_ATTENTION_TILE;
 static_assert(TILE == GRANULE, "a tile has one flag");
 
-/* M: 16 rows each of a warp. BLOCKS: how many shall run on one multiprocessor. STAGES: tiles on their way or in use. */
-template <int DP_, int M_, int WARPS_, int BLOCKS_, int STAGES_, bool MANY_ = false> struct Tiles {
-    static constexpr int DP = DP_, M = M_, WARPS = WARPS_, BLOCKS = BLOCKS_, STAGES = STAGES_;
+/* M: 16 rows each of a warp. BLOCKS: how many shall run on one multiprocessor. STAGES: tiles on their way or in use. OTHERS: rows
+ * of a tile in the pass over keys, whose chains go from query to query whatever the tile; the pass over queries renews a
+ * row's reference after each TILE. */
+template <int DP_, int M_, int WARPS_, int BLOCKS_, int STAGES_, bool MANY_ = false, int OTHERS_ = TILE> struct Tiles {
+    static constexpr int DP = DP_, M = M_, WARPS = WARPS_, BLOCKS = BLOCKS_, STAGES = STAGES_, OTHERS = OTHERS_;
+    static constexpr int P = OTHERS / 8; /* products of a tile */
     static constexpr bool MANY = MANY_;
+    static_assert(OTHERS % 8 == 0 && TILE % OTHERS == 0 && (DP == 8 || DP % 32 == 0), "ownership");
     static constexpr int ROWS = 16 * M * WARPS, THREADS = 32 * WARPS, LD = DP + 4, N = DP / 8, SUMS = 4 * M * N;
 };
 
@@ -65,7 +69,7 @@ template <class C> struct Lane {
     int g, t, row0, key, column;
     __device__ __forceinline__ Lane()
         : g((int)threadIdx.x % 32 / 4), t((int)threadIdx.x % 4), row0((int)threadIdx.x / 32 * 16 * C::M),
-          key(g / 2 + g % 2 * 4), column(g % 4 + g / 4 * 16)
+          key(g / 2 + g % 2 * 4), column(C::N < 4 ? g : g % 4 + g / 4 * 16)
     {}
     __device__ __forceinline__ int row(int m, int h) const { return row0 + 16 * m + 8 * h + g; }
     /* The tile's row of element e of product n. */
@@ -74,11 +78,11 @@ template <class C> struct Lane {
     __device__ __forceinline__ int result(int n, int e) const
     {
         const int x = 2 * t + e;
-        return n / 4 * 32 + n % 4 * 4 + x % 4 + x / 4 * 16;
+        return C::N < 4 ? 8 * n + x : n / 4 * 32 + n % 4 * 4 + x % 4 + x / 4 * 16;
     }
 };
 
-template <class C> using Products = double[C::M][4][4];
+template <class C> using Products = double[C::M][C::P][4];
 template <class C> using Sums = double[C::M][C::N][4];
 
 template <class C> __device__ __forceinline__ void clear(Sums<C> &sums)
@@ -129,28 +133,28 @@ __device__ __forceinline__ void multiply(Products<C> &s, const float *A, const f
     const float *a = A + (lane.row0 + lane.g) * C::LD + lane.t, *b = B + lane.key * C::LD + lane.t;
 #pragma unroll 4
     for (int k = 0; k < width; k += 4) {
-        double x[C::M][2], y[4];
+        double x[C::M][2], y[C::P];
         TL_UNROLL_FOR (int m = 0; m < C::M; m++)
             TL_UNROLL_FOR (int h = 0; h < 2; h++)
                 x[m][h] = (double)a[(16 * m + 8 * h) * C::LD + k];
-        TL_UNROLL_FOR (int n = 0; n < 4; n++)
+        TL_UNROLL_FOR (int n = 0; n < C::P; n++)
             y[n] = (double)b[8 * n * C::LD + k];
         TL_UNROLL_FOR (int m = 0; m < C::M; m++)
-            TL_UNROLL_FOR (int n = 0; n < 4; n++)
+            TL_UNROLL_FOR (int n = 0; n < C::P; n++)
                 tl_chain_mma(s[m][n], x[m][0], x[m][1], y[n]);
     }
 }
 
-/* sums += W·B over the rows of a tile; of long rows 32 columns at a time up to `width`. */
+/* sums += W·B over the rows of a tile; of long rows, and in small tiles, 32 columns at a time up to `width`. */
 template <class C>
 __device__ __forceinline__ void accumulate(Sums<C> &sums, const Products<C> &w, const float *B, int width,
                                            const Lane<C> &lane)
 {
     const float *b = B + lane.t * C::LD + lane.column;
-    TL_UNROLL_FOR (int c = 0; c < C::N / 4; c++) {
-        if (C::N > 8 && c > 0 && 32 * c >= width) break;
-        TL_UNROLL_FOR (int q = 0; q < TILE / 4; q++)
-            TL_UNROLL_FOR (int n = 4 * c; n < 4 * c + 4; n++) {
+    TL_UNROLL_FOR (int c = 0; c < (C::N + 3) / 4; c++) {
+        if ((C::N > 8 || C::OTHERS < TILE) && c > 0 && 32 * c >= width) break;
+        TL_UNROLL_FOR (int q = 0; q < C::OTHERS / 4; q++)
+            TL_UNROLL_FOR (int n = 4 * c; n < 4 * c + 4 && n < C::N; n++) {
                 const double y = (double)b[4 * q * C::LD + n / 4 * 32 + n % 4 * 4];
                 TL_UNROLL_FOR (int m = 0; m < C::M; m++)
                     tl_chain_mma(sums[m][n], w[m][q / 2][q % 2], w[m][q / 2][2 + q % 2], y);
@@ -163,7 +167,7 @@ __device__ __forceinline__ int whole(int64_t width, int64_t from, int most)
     return (int)((width - from < most ? width - from : most) + 3) / 4 * 4;
 }
 
-/* s = A·Bᵀ for ROWS rows of A from i on and TILE rows of B from j on, which go through shared memory in chunks. */
+/* s = A·Bᵀ for ROWS rows of A from i on and OTHERS rows of B from j on, which go through shared memory in chunks. */
 template <class C>
 __device__ __forceinline__ void multiply_chunks(Products<C> &s, float *As, const float *A, int64_t i, int64_t n_a,
                                                 float *Bs, const float *B, int64_t j, int64_t n_b, int64_t width,
@@ -172,7 +176,7 @@ __device__ __forceinline__ void multiply_chunks(Products<C> &s, float *As, const
     for (int64_t k = 0; k < width; k += C::DP) {
         __syncthreads(); /* what was there has been used */
         copy<C, C::ROWS>(As, A, i, n_a, width, wide, k);
-        copy<C, TILE>(Bs, B, j, n_b, width, wide, k);
+        copy<C, C::OTHERS>(Bs, B, j, n_b, width, wide, k);
         arrive();
         multiply<C>(s, As, Bs, whole(width, k, C::DP), lane);
     }
@@ -225,12 +229,52 @@ __device__ __forceinline__ void join(Sums<C> &sums, double *total, bool first, b
             }
 }
 
-/* A weight; few scores take the second way. */
-__device__ __forceinline__ double weight(float s, int32_t quick, double reference)
+/* A lane's raw products x as scores, -inf where the pair of row(i) and key(i) is blocked, and the bits of those that no gradient
+ * passes: EACH at a time, so that what they read of a mask is on its way together. */
+template <int EACH, int COUNT, class Row, class Key>
+__device__ __forceinline__ uint32_t limit_scores(float (&x)[COUNT], const Args &a, const Rows &limits, Row row, Key key)
 {
-    double w = tl_weight_quick(s, quick);
-    if (!tl_is_quick(s)) w = tl_weight_large(s, reference);
-    return w;
+    uint32_t shut = 0;
+    TL_UNROLL_FOR (int from = 0; from < COUNT; from += EACH) {
+        TL_UNROLL_FOR (int i = from; i < from + EACH; i++)
+            shut |= (uint32_t)(key(i) < limits.first[row(i)] || key(i) >= limits.end[row(i)]) << i;
+        if (a.mode == UNMASKED) {
+            TL_UNROLL_FOR (int i = from; i < from + EACH; i++)
+                x[i] = shut >> i & 1 ? -TL_INF : tl_attention_score(x[i], a.scale);
+            continue;
+        }
+        float masks[EACH];
+        TL_UNROLL_FOR (int e = 0; e < EACH; e++) {
+            const int i = from + e;
+            masks[e] = shut >> i & 1 ? 0.0f : a.mask[limits.mask[row(i)] + key(i)];
+        }
+        TL_UNROLL_FOR (int e = 0; e < EACH; e++) {
+            const int i = from + e;
+            const bool beyond = shut >> i & 1, added = a.mode == ADDED;
+            const bool blocked = added ? masks[e] == -TL_INF : masks[e] == 0.0f;
+            const float open = added ? tl_attention_biased(x[i], a.scale, masks[e]) : tl_attention_score(x[i], a.scale);
+            x[i] = beyond || (blocked && a.mode != ZEROS_FILL) ? -TL_INF : blocked ? TL_FILL_SCORE : open;
+            shut |= (uint32_t)blocked << i;
+        }
+    }
+    return shut;
+}
+
+/* Weights of scores x, each relative to reference(i), EACH at a time without a branch between them, so that their chains overlap.
+ * Few scores take the second way. */
+template <int EACH, int COUNT, class Reference>
+__device__ __forceinline__ void weigh(double (&w)[COUNT], const float (&x)[COUNT], Reference reference)
+{
+    TL_UNROLL_FOR (int from = 0; from < COUNT; from += EACH) {
+        bool quick = true;
+        TL_UNROLL_FOR (int i = from; i < from + EACH; i++) {
+            w[i] = tl_weight_quick(x[i], tl_quick_reference(reference(i)));
+            quick &= tl_is_quick(x[i]) != 0;
+        }
+        if (quick) continue;
+        TL_UNROLL_FOR (int i = from; i < from + EACH; i++)
+            if (!tl_is_quick(x[i])) w[i] = tl_weight_large(x[i], reference(i));
+    }
 }
 
 /* ---- the running softmax of a lane's rows ------------------------------------------------------------------------ */
@@ -252,26 +296,21 @@ template <class C> struct Softmax {
     {
         TL_UNROLL_FOR (int m = 0; m < C::M; m++)
             TL_UNROLL_FOR (int h = 0; h < 2; h++) {
-                float x[4][2], most = top[m][h];
+                constexpr int EACH = C::MANY ? 1 : 8; /* as many as registers hold */
+                float x[8], most = top[m][h];
                 shut[m][h] = 0;
-                TL_UNROLL_FOR (int n = 0; n < 4; n++)
-                    TL_UNROLL_FOR (int e = 0; e < 2; e++)
-                        x[n][e] = (float)s[m][n][2 * h + e];
+                TL_UNROLL_FOR (int i = 0; i < 8; i++)
+                    x[i] = (float)s[m][i / 2][2 * h + i % 2];
                 if (open) {
-                    TL_UNROLL_FOR (int n = 0; n < 4; n++)
-                        TL_UNROLL_FOR (int e = 0; e < 2; e++)
-                            x[n][e] = tl_attention_score(x[n][e], a.scale);
+                    TL_UNROLL_FOR (int i = 0; i < 8; i++)
+                        x[i] = tl_attention_score(x[i], a.scale);
                 } else {
-                    TL_UNROLL_FOR (int n = 0; n < 4; n++)
-                        TL_UNROLL_FOR (int e = 0; e < 2; e++) {
-                            bool blocked;
-                            x[n][e] = limits.score(a, lane.row(m, h), j0 + lane.other(n, e), x[n][e], &blocked);
-                            shut[m][h] |= (uint32_t)blocked << (2 * n + e);
-                        }
+                    shut[m][h] = limit_scores<EACH>(
+                        x, a, limits, [&](int) { return lane.row(m, h); },
+                        [&](int i) { return j0 + lane.other(i / 2, i % 2); });
                 }
-                TL_UNROLL_FOR (int n = 0; n < 4; n++)
-                    TL_UNROLL_FOR (int e = 0; e < 2; e++)
-                        most = x[n][e] > most ? x[n][e] : most;
+                TL_UNROLL_FOR (int i = 0; i < 8; i++)
+                    most = x[i] > most ? x[i] : most;
                 TL_UNROLL_FOR (int offset = 1; offset < 4; offset *= 2) {
                     const float other = __shfl_xor_sync(0xffffffffu, most, offset);
                     most = other > most ? other : most;
@@ -285,13 +324,12 @@ template <class C> struct Softmax {
                     top[m][h] = most;
                 }
                 const double reference = tl_weight_reference(most);
-                const int32_t quick = tl_quick_reference(reference);
-                TL_UNROLL_FOR (int n = 0; n < 4; n++)
-                    TL_UNROLL_FOR (int e = 0; e < 2; e++) {
-                        const double w = weight(x[n][e], quick, reference);
-                        s[m][n][2 * h + e] = w;
-                        sum[m][h] += w;
-                    }
+                double w[8];
+                weigh<EACH>(w, x, [&](int) { return reference; });
+                TL_UNROLL_FOR (int i = 0; i < 8; i++) {
+                    s[m][i / 2][2 * h + i % 2] = w[i];
+                    sum[m][h] += w[i];
+                }
             }
     }
 

@@ -4,7 +4,13 @@
  *
  * SUBS threads share R rows and read them side by side, each its elements of Q, g and out: a key that is read of shared
  * memory serves R rows, and the partial products of a row end in a tree of SUBS. The sums over keys are chains in order
- * of keys. D has the order of g·v, so that the two are equal where a saturated softmax gives a value. Then, for the
+ * of keys.
+ *
+ * Forward a warp has 32 rows, which change hands twice, through shared memory: their products end in single lanes, then
+ * a lane has a row and makes its weights, which so are made once, then neighbouring lanes have neighbouring elements of
+ * the result.
+ *
+ * Backward D has the order of g·v, so that the two are equal where a saturated softmax gives a value. Then, for the
  * gradients of keys and values, a thread owns a column of Q or of g and goes through the part's rows in order, with a
  * sum for each key; the rows were just read and still lie near. The sums of several parts are added by the column tree
  * of formula/sum_tree.h. */
@@ -112,21 +118,221 @@ __device__ __forceinline__ float weigh(const Args &a, const Rows &limits, int ro
 }
 
 /* Copies a member's `keys` rows of `width` elements; rows up to KEYS that do not exist are 0. */
-template <int KEYS> __device__ __forceinline__ void copy_all(float *to, const float *from, int64_t keys, int64_t width)
+template <int KEYS, int COUNT = THREADS>
+__device__ __forceinline__ void copy_all(float *to, const float *from, int64_t keys, int64_t width)
 {
-    for (int i = threadIdx.x; i < KEYS * width; i += THREADS)
+    for (int i = threadIdx.x; i < KEYS * width; i += COUNT)
         to[i] = i < keys * width ? from[i] : 0.0f;
 }
 
-template <int KEYS> constexpr size_t shared_bytes(int64_t d, int64_t v, bool backward)
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
+
+/* Rows of a part are as many as a block has threads. R: rows of SUBS lanes at once, as many as registers hold sums for.
+ * Rows of products are PITCH apart, an odd number of 16-byte units. */
+template <int KEYS> struct Forward {
+    static constexpr int R = KEYS <= 4 ? 8 : 32 / KEYS, PITCH = KEYS <= 4 ? KEYS : KEYS + 4;
+    static constexpr int BLOCKS = KEYS <= 16 ? 4 : 3;
+    static_assert(32 % (32 / SUBS * R) == 0 && R * KEYS % SUBS == 0, "ownership");
+};
+
+/* The sums of x[i] over S·2 neighbouring lanes, by the tree of tl_fold_group: a lane keeps the half of the array that its
+ * bit names and sends the other. Returns the index of the sum that x[0] is then, of COUNT / (2·S) in order. */
+template <int S, int COUNT, int N> __device__ __forceinline__ int fold_apart(float (&x)[N])
 {
-    const int64_t weights = backward ? 2 * PART * KEYS : 0;
-    return sizeof(float) * (size_t)(Rows::FLOATS * PART + whole(KEYS * d) + whole(KEYS * v) + weights);
+    if constexpr (S == 0) {
+        return 0;
+    } else {
+        const bool upper = (threadIdx.x & S) != 0;
+        TL_UNROLL_FOR (int i = 0; i < COUNT / 2; i++) {
+            const float sent = upper ? x[i] : x[i + COUNT / 2], kept = upper ? x[i + COUNT / 2] : x[i];
+            x[i] = kept + __shfl_xor_sync(0xffffffffu, sent, S);
+        }
+        return (upper ? COUNT / 2 : 0) + fold_apart<S / 2, COUNT / 2>(x);
+    }
+}
+
+/* The lane's share of sum[r·KEYS + j] = row r of Q, which begins at at[r], times row j of K. Loads of several steps are on their
+ * way at once. */
+template <int VECTOR, int KEYS, int R>
+__device__ __forceinline__ void multiply_rows(const float *Q, const int (&at)[R], const float *Ks, int d,
+                                              float (&sum)[R * KEYS])
+{
+    constexpr int AHEAD = 4 / VECTOR, STEP = SUBS * VECTOR;
+#pragma unroll 1
+    for (int c = (int)threadIdx.x % SUBS * VECTOR; c < d; c += AHEAD * STEP) {
+        float x[AHEAD][R][VECTOR];
+        TL_UNROLL_FOR (int e = 0; e < AHEAD; e++)
+            if (c + e * STEP < d)
+                TL_UNROLL_FOR (int r = 0; r < R; r++)
+                    load<VECTOR>(Q + at[r] + c + e * STEP, x[e][r]);
+        TL_UNROLL_FOR (int e = 0; e < AHEAD; e++) {
+            if (c + e * STEP >= d) break;
+            TL_UNROLL_FOR (int j = 0; j < KEYS; j++) {
+                float y[VECTOR];
+                load<VECTOR>(Ks + j * d + c + e * STEP, y);
+                TL_UNROLL_FOR (int r = 0; r < R; r++)
+                    TL_UNROLL_FOR (int k = 0; k < VECTOR; k++)
+                        sum[r * KEYS + j] = fmaf(x[e][r][k], y[k], sum[r * KEYS + j]);
+            }
+        }
+    }
+}
+
+/* x / total, the bits of the division, of a total and its reciprocal as division rounds it: the steps that it takes itself
+ * once it has that (Markstein, IBM J. Res. Dev. 34, 1990), for an x of which no remainder underflows. Totals are sums of
+ * weights, of which the greatest is 1. */
+__device__ __forceinline__ float divide_by_total(float x, float total, float inverse)
+{
+    float q = x * inverse;
+    q = fmaf(fmaf(-q, total, x), inverse, q);
+    return fmaf(fmaf(-q, total, x), inverse, q);
+}
+
+/* Divides a row's elements by its total. */
+template <int VECTOR> __device__ __forceinline__ void divide_all(float (&x)[VECTOR], float total, float inverse)
+{
+    float least = fabsf(x[0]), most = least;
+    TL_UNROLL_FOR (int k = 1; k < VECTOR; k++) {
+        least = fminf(least, fabsf(x[k]));
+        most = fmaxf(most, fabsf(x[k]));
+    }
+    const bool quick = least > 0x1p-100f && most < 0x1p100f && total <= (float)KEYS_MOST;
+    if (quick) {
+        TL_UNROLL_FOR (int k = 0; k < VECTOR; k++)
+            x[k] = divide_by_total(x[k], total, inverse);
+    } else {
+        TL_UNROLL_FOR (int k = 0; k < VECTOR; k++)
+            x[k] = x[k] / total;
+    }
+}
+
+/* Writes `rows` rows of the result, at most 32, from their weights and totals: `lanes` lanes share a row, each has four at
+ * once. */
+template <int VECTOR, int KEYS>
+__device__ __forceinline__ void combine_rows(const float *weights, const float *totals, const float *inverses,
+                                             const float *Vs, int v, int rows, float *to)
+{
+    constexpr int PITCH = Forward<KEYS>::PITCH, R = 4, STEP = KEYS % 4 == 0 ? 4 : 1;
+    const int units = v / VECTOR, lane = (int)threadIdx.x % 32;
+    const int shift = units > 16 ? 5 : 32 - __clz(units - 1), lanes = 1 << shift, apart = 32 >> shift;
+#pragma unroll 1
+    for (int first = lane >> shift; first < 32; first += R * apart) {
+        const float *w[R];
+        TL_UNROLL_FOR (int r = 0; r < R; r++)
+            w[r] = weights + (first + r * apart) % 32 * PITCH;
+#pragma unroll 1
+        for (int c = (lane & (lanes - 1)) * VECTOR; c < v; c += lanes * VECTOR) {
+            float sum[R][VECTOR] = {};
+            TL_UNROLL_FOR (int j = 0; j < KEYS; j += STEP) {
+                float f[R][STEP];
+                TL_UNROLL_FOR (int r = 0; r < R; r++)
+                    load<STEP>(w[r] + j, f[r]);
+                TL_UNROLL_FOR (int e = 0; e < STEP; e++) {
+                    float y[VECTOR];
+                    load<VECTOR>(Vs + (j + e) * v + c, y);
+                    TL_UNROLL_FOR (int r = 0; r < R; r++)
+                        TL_UNROLL_FOR (int k = 0; k < VECTOR; k++)
+                            sum[r][k] = fmaf(f[r][e], y[k], sum[r][k]);
+                }
+            }
+            TL_UNROLL_FOR (int r = 0; r < R; r++) {
+                const int row = first + r * apart;
+                if (row >= rows) break;
+                if constexpr (KEYS == 8) /* as behind the last key where more than 8 have a place */
+                    TL_UNROLL_FOR (int k = 0; k < VECTOR; k++)
+                        sum[r][k] += 0.0f;
+                divide_all<VECTOR>(sum[r], totals[row], inverses[row]);
+                if constexpr (VECTOR == 4)
+                    tl_store4(to + row * v + c, sum[r]);
+                else
+                    to[row * v + c] = sum[r][0];
+            }
+        }
+    }
+}
+
+template <int KEYS> constexpr size_t forward_shared(int64_t d, int64_t v)
+{
+    const int64_t rows = PART * (Rows::FLOATS + Forward<KEYS>::PITCH + 2);
+    return sizeof(float) * (size_t)(rows + whole(KEYS * d) + whole(KEYS * v));
 }
 
 /* KEYS: as many as a member has, or more. */
-template <int KEYS, int R, bool BACKWARD>
-__global__ void __launch_bounds__(THREADS, 2) rows_kernel(const __grid_constant__ Args a)
+template <int KEYS>
+__global__ void __launch_bounds__(PART, Forward<KEYS>::BLOCKS) forward_kernel(const __grid_constant__ Args a)
+{
+    constexpr int R = Forward<KEYS>::R, PITCH = Forward<KEYS>::PITCH, SUMS = R * KEYS;
+    TL_DYNAMIC_SHARED(float, shared);
+    Rows limits(shared, PART);
+    float *const Ss = shared + Rows::FLOATS * PART, *const totals = Ss +
+                                                                    PART * PITCH; /* [row][key]: products, weights */
+    float *const inverses = totals + PART, *const Ks = inverses + PART, *const Vs = Ks + whole(KEYS * a.d);
+    uint32_t part;
+    const int64_t b = a.parts.divmod(blockIdx.x, &part), i0 = (int64_t)part * PART, at = b * a.rows + i0;
+    const int count = (int)(a.rows - i0 < PART ? a.rows - i0 : PART), d = (int)a.d, v = (int)a.v;
+    const float *const Q = a.Q + at * d;
+
+    limits.find(a, b, i0, PART);
+    copy_all<KEYS, PART>(Ks, a.K + b * a.keys * d, a.keys, d);
+    copy_all<KEYS, PART>(Vs, a.V + b * a.keys * v, a.keys, v);
+    __syncthreads();
+    const int lane = (int)threadIdx.x % 32, own = (int)threadIdx.x - lane;
+    if (own >= count) return;
+#pragma unroll 1
+    for (int first = own + lane / SUBS * R; first < own + 32; first += 32 / SUBS * R) {
+        int from[R];
+        TL_UNROLL_FOR (int r = 0; r < R; r++) /* what does not exist reads the last row, and is dropped */
+            from[r] = (first + r < count ? first + r : count - 1) * d;
+        float s[SUMS] = {};
+        if (a.wide_d)
+            multiply_rows<4, KEYS, R>(Q, from, Ks, d, s);
+        else
+            multiply_rows<1, KEYS, R>(Q, from, Ks, d, s);
+        const int index = fold_apart<SUBS / 2, SUMS>(s);
+        float *const to = Ss + (first + index / KEYS) * PITCH + index % KEYS;
+        if constexpr (SUMS / SUBS % 4 == 0)
+            TL_UNROLL_FOR (int i = 0; i < SUMS / SUBS; i += 4)
+                tl_store4(to + i, s + i);
+        else
+            TL_UNROLL_FOR (int i = 0; i < SUMS / SUBS; i++)
+                to[i] = s[i];
+    }
+    __syncwarp();
+    {
+        const int row = (int)threadIdx.x;
+        float s[KEYS];
+        uint32_t open;
+        TL_UNROLL_FOR (int j = 0; j < KEYS; j++)
+            s[j] = Ss[row * PITCH + j];
+        totals[row] = weigh<KEYS>(a, limits, row, s, &open);
+        inverses[row] = 1.0f / totals[row];
+        TL_UNROLL_FOR (int j = 0; j < KEYS; j++)
+            Ss[row * PITCH + j] = s[j];
+    }
+    __syncwarp();
+    float *const to = a.result + (at + own) * v;
+    const int rows = count - own < 32 ? count - own : 32;
+    if (a.wide_v)
+        combine_rows<4, KEYS>(Ss + own * PITCH, totals + own, inverses + own, Vs, v, rows, to);
+    else
+        combine_rows<1, KEYS>(Ss + own * PITCH, totals + own, inverses + own, Vs, v, rows, to);
+}
+
+template <int KEYS> static int32_t forward(tl_context *ctx, const Args &a)
+{
+    const size_t bytes = forward_shared<KEYS>(a.d, a.v);
+    TL_TRY(tl_allow_shared(ctx, forward_kernel<KEYS>, bytes));
+    return tl_launch_dynamic(ctx, NAME, forward_kernel<KEYS>, (unsigned)(a.members * a.parts.divisor), PART, bytes, a);
+}
+
+/* ---- backward ---------------------------------------------------------------------------------------------------- */
+
+template <int KEYS> constexpr size_t shared_bytes(int64_t d, int64_t v)
+{
+    return sizeof(float) * (size_t)(Rows::FLOATS * PART + whole(KEYS * d) + whole(KEYS * v) + 2 * PART * KEYS);
+}
+
+template <int KEYS, int R> __global__ void __launch_bounds__(THREADS, 2) rows_kernel(const __grid_constant__ Args a)
 {
     static_assert(PART % (ROW_GROUPS * R) == 0 && KEYS <= 32, "ownership");
     TL_DYNAMIC_SHARED(float, shared);
@@ -136,8 +342,7 @@ __global__ void __launch_bounds__(THREADS, 2) rows_kernel(const __grid_constant_
     uint32_t part;
     const int64_t b = a.parts.divmod(blockIdx.x, &part), i0 = (int64_t)part * PART, at = b * a.rows + i0;
     const int count = (int)(a.rows - i0 < PART ? a.rows - i0 : PART), d = (int)a.d, v = (int)a.v;
-    const float *const Q = a.Q + at * d, *const g = BACKWARD ? a.g + at * v : nullptr;
-    const float *const out = BACKWARD ? a.out + at * v : nullptr;
+    const float *const Q = a.Q + at * d, *const g = a.g + at * v, *const out = a.out + at * v;
 
     limits.find(a, b, i0, PART);
     copy_all<KEYS>(Ks, a.K + b * a.keys * d, a.keys, d);
@@ -150,8 +355,8 @@ __global__ void __launch_bounds__(THREADS, 2) rows_kernel(const __grid_constant_
         TL_UNROLL_FOR (int r = 0; r < R; r++) { /* what does not exist reads the last row, and is dropped */
             const int64_t row = row0 + r < count ? row0 + r : count - 1;
             x[r] = Q + row * d;
-            y[r] = BACKWARD ? g + row * v : nullptr;
-            z[r] = BACKWARD ? out + row * v : nullptr;
+            y[r] = g + row * v;
+            z[r] = out + row * v;
         }
         float s[R][KEYS] = {}, none[R], total[R];
         uint32_t open[R];
@@ -164,87 +369,67 @@ __global__ void __launch_bounds__(THREADS, 2) rows_kernel(const __grid_constant_
                 s[r][j] = tl_fold_group<tl_sum_op, SUBS>(s[r][j]);
             total[r] = weigh<KEYS>(a, limits, row0 + r, s[r], &open[r]);
         }
-        if constexpr (!BACKWARD) {
-            float *const to = a.result + (at + row0) * v;
-            const auto end = [&](int r, float sum) { return sum / total[r]; };
-            if (a.wide_v)
-                combine<4>(s, Vs, v, rows, to, end);
-            else
-                combine<1>(s, Vs, v, rows, to, end);
-        } else {
-            float t[R][KEYS] = {}, dot[R] = {};
-            if (a.wide_v)
-                multiply<4, true>(y, z, Vs, v, t, dot);
-            else
-                multiply<1, true>(y, z, Vs, v, t, dot);
-            TL_UNROLL_FOR (int r = 0; r < R; r++) {
-                const float inverse = 1.0f / total[r], D = tl_fold_group<tl_sum_op, SUBS>(dot[r]);
-                TL_UNROLL_FOR (int j = 0; j < KEYS; j++) {
-                    const float weight = s[r][j] * inverse, product = tl_fold_group<tl_sum_op, SUBS>(t[r][j]);
-                    t[r][j] = open[r] >> j & 1 ? weight * (product - D) : 0.0f;
-                    if ((int)threadIdx.x % SUBS == j % SUBS) {
-                        Ps[(row0 + r) * KEYS + j] = weight;
-                        Ws[(row0 + r) * KEYS + j] = t[r][j];
-                    }
+        float t[R][KEYS] = {}, dot[R] = {};
+        if (a.wide_v)
+            multiply<4, true>(y, z, Vs, v, t, dot);
+        else
+            multiply<1, true>(y, z, Vs, v, t, dot);
+        TL_UNROLL_FOR (int r = 0; r < R; r++) {
+            const float inverse = 1.0f / total[r], D = tl_fold_group<tl_sum_op, SUBS>(dot[r]);
+            TL_UNROLL_FOR (int j = 0; j < KEYS; j++) {
+                const float weight = s[r][j] * inverse, product = tl_fold_group<tl_sum_op, SUBS>(t[r][j]);
+                t[r][j] = open[r] >> j & 1 ? weight * (product - D) : 0.0f;
+                if ((int)threadIdx.x % SUBS == j % SUBS) {
+                    Ps[(row0 + r) * KEYS + j] = weight;
+                    Ws[(row0 + r) * KEYS + j] = t[r][j];
                 }
             }
-            if (a.gQ) {
-                float *const to = a.gQ + (at + row0) * d;
-                const float scale = a.scale;
-                const auto end = [=](int, float sum) { return sum * scale; };
-                if (a.wide_d)
-                    combine<4>(t, Ks, d, rows, to, end);
-                else
-                    combine<1>(t, Ks, d, rows, to, end);
-            }
+        }
+        if (a.gQ) {
+            float *const to = a.gQ + (at + row0) * d;
+            const float scale = a.scale;
+            const auto end = [=](int, float sum) { return sum * scale; };
+            if (a.wide_d)
+                combine<4>(t, Ks, d, rows, to, end);
+            else
+                combine<1>(t, Ks, d, rows, to, end);
         }
     }
-    if constexpr (BACKWARD) {
-        __syncthreads();
-        for (int c = threadIdx.x; c < d + v; c += THREADS) {
-            const bool of_keys = c < d;
-            float *const gradient = of_keys ? a.gK : a.gV;
-            if (!gradient) continue;
-            const int width = of_keys ? d : v, column = of_keys ? c : c - d;
-            const float *const x = (of_keys ? Q : g) + column, *const w = of_keys ? Ws : Ps;
-            float sum[KEYS] = {};
+    __syncthreads();
+    for (int c = threadIdx.x; c < d + v; c += THREADS) {
+        const bool of_keys = c < d;
+        float *const gradient = of_keys ? a.gK : a.gV;
+        if (!gradient) continue;
+        const int width = of_keys ? d : v, column = of_keys ? c : c - d;
+        const float *const x = (of_keys ? Q : g) + column, *const w = of_keys ? Ws : Ps;
+        float sum[KEYS] = {};
 #pragma unroll 4
-            for (int r = 0; r < count; r++) {
-                const float y = x[r * width];
-                if constexpr (KEYS % 4 == 0) {
-                    TL_UNROLL_FOR (int j = 0; j < KEYS; j += 4) {
-                        float f[4];
-                        tl_load4(w + r * KEYS + j, f);
-                        TL_UNROLL_FOR (int e = 0; e < 4; e++)
-                            sum[j + e] = fmaf(f[e], y, sum[j + e]);
-                    }
-                } else {
-                    TL_UNROLL_FOR (int j = 0; j < KEYS; j++)
-                        sum[j] = fmaf(w[r * KEYS + j], y, sum[j]);
+        for (int r = 0; r < count; r++) {
+            const float y = x[r * width];
+            if constexpr (KEYS % 4 == 0) {
+                TL_UNROLL_FOR (int j = 0; j < KEYS; j += 4) {
+                    float f[4];
+                    tl_load4(w + r * KEYS + j, f);
+                    TL_UNROLL_FOR (int e = 0; e < 4; e++)
+                        sum[j + e] = fmaf(f[e], y, sum[j + e]);
                 }
+            } else {
+                TL_UNROLL_FOR (int j = 0; j < KEYS; j++)
+                    sum[j] = fmaf(w[r * KEYS + j], y, sum[j]);
             }
-            float *const to = gradient + (int64_t)blockIdx.x * a.keys * width + column;
-            TL_UNROLL_FOR (int j = 0; j < KEYS; j++)
-                if (j < a.keys) to[j * width] = of_keys ? sum[j] * a.scale : sum[j];
         }
+        float *const to = gradient + (int64_t)blockIdx.x * a.keys * width + column;
+        TL_UNROLL_FOR (int j = 0; j < KEYS; j++)
+            if (j < a.keys) to[j * width] = of_keys ? sum[j] * a.scale : sum[j];
     }
 }
 
-template <int KEYS, int R, bool BACKWARD> static int32_t launch(tl_context *ctx, const Args &a)
+template <int KEYS, int R> static int32_t backward(tl_context *ctx, const Args &a)
 {
-    const size_t bytes = shared_bytes<KEYS>(a.d, a.v, BACKWARD);
-    const auto kernel = rows_kernel<KEYS, R, BACKWARD>;
+    const size_t bytes = shared_bytes<KEYS>(a.d, a.v);
+    const auto kernel = rows_kernel<KEYS, R>;
     TL_TRY(tl_allow_shared(ctx, kernel, bytes));
     return tl_launch_dynamic(ctx, NAME, kernel, (unsigned)(a.members * a.parts.divisor), THREADS, bytes, a);
-}
-
-/* As many rows at once as registers hold sums for. */
-template <bool BACKWARD> static int32_t run(tl_context *ctx, const Args &a)
-{
-    return a.keys == 1    ? launch<1, 4, BACKWARD>(ctx, a)
-           : a.keys <= 4  ? launch<4, 4, BACKWARD>(ctx, a)
-           : a.keys <= 16 ? launch<16, 2, BACKWARD>(ctx, a)
-                          : launch<KEYS_MOST, 1, BACKWARD>(ctx, a);
 }
 
 static Args make_args(const Geometry &of, const float *Q, const float *K, const float *V)
@@ -258,13 +443,25 @@ static Args make_args(const Geometry &of, const float *Q, const float *K, const 
     return a;
 }
 
+/* Shared memory of a block of the forward or backward kernel, whichever has more. */
+template <int KEYS> constexpr size_t most_shared(int64_t d, int64_t v)
+{
+    return forward_shared<KEYS>(d, v) > shared_bytes<KEYS>(d, v) ? forward_shared<KEYS>(d, v)
+                                                                 : shared_bytes<KEYS>(d, v);
+}
+
 } /* namespace few_keys */
 
 bool few_keys_serve(tl_context *ctx, const Geometry &of)
 {
     using namespace few_keys;
-    return !tl_is_reproducible(ctx) && of.keys > 0 && of.keys <= KEYS_MOST && of.members > 0 && of.rows > 0 &&
-           of.d > 0 && of.v > 0 && of.d + of.v <= WIDTHS_MOST && of.members * tl_ceil_div(of.rows, PART) < INT32_MAX;
+    if (tl_is_reproducible(ctx) || of.keys <= 0 || of.keys > KEYS_MOST || of.members <= 0 || of.rows <= 0 ||
+        of.d <= 0 || of.v <= 0 || of.d + of.v > WIDTHS_MOST || of.members * tl_ceil_div(of.rows, PART) >= INT32_MAX)
+        return false;
+    const auto attribute = cudaDevAttrMaxSharedMemoryPerBlockOptin;
+    const size_t bytes = of.keys <= 16 ? most_shared<16>(of.d, of.v) : most_shared<KEYS_MOST>(of.d, of.v);
+    int most = 0;
+    return cudaDeviceGetAttribute(&most, attribute, tl_context_ordinal(ctx)) == cudaSuccess && bytes <= (size_t)most;
 }
 
 int32_t few_keys_forward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V,
@@ -274,7 +471,11 @@ int32_t few_keys_forward(tl_context *ctx, const Geometry &of, const float *Q, co
     Args a = make_args(of, Q, K, V);
     a.result = out;
     a.wide_v = a.wide_v && tl_aligned4(out);
-    return run<false>(ctx, a);
+    return a.keys == 1    ? forward<1>(ctx, a)
+           : a.keys <= 4  ? forward<4>(ctx, a)
+           : a.keys <= 8  ? forward<8>(ctx, a)
+           : a.keys <= 16 ? forward<16>(ctx, a)
+                          : forward<KEYS_MOST>(ctx, a);
 }
 
 int32_t few_keys_backward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V,
@@ -289,7 +490,11 @@ int32_t few_keys_backward(tl_context *ctx, const Geometry &of, const float *Q, c
     PartialGradient part_k(ctx, gK, a.members, parts, a.keys * a.d), part_v(ctx, gV, a.members, parts, a.keys * a.v);
     TL_TRY(part_k.open(&a.gK));
     TL_TRY(part_v.open(&a.gV));
-    TL_TRY(run<true>(ctx, a));
+    /* As many rows at once as registers hold sums for. */
+    TL_TRY((a.keys == 1    ? backward<1, 4>(ctx, a)
+            : a.keys <= 4  ? backward<4, 4>(ctx, a)
+            : a.keys <= 16 ? backward<16, 2>(ctx, a)
+                           : backward<KEYS_MOST, 1>(ctx, a)));
     TL_TRY(part_k.close());
     return part_v.close();
 }

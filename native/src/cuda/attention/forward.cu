@@ -11,6 +11,7 @@
 #include "cuda/attention/mma_tiles.cuh"
 #include "cuda/attention/products.cuh"
 #include "cuda/attention/relay.cuh"
+#include "cuda/attention/value_scan.cuh"
 #include "cuda/device/vector.cuh"
 
 namespace attention {
@@ -120,45 +121,6 @@ template <class LARGE, class SMALL, class... SMALLER> static int32_t forward(tl_
 
 /* ---- which values are finite, and which of them tensor cores take ------------------------------------------------- */
 
-struct ValueScanArgs {
-    ValueScan scans[5];
-    int count;
-    int64_t batch, n, d, granules;
-    uint8_t *unsafe;
-};
-
-struct ValueFlags {
-    bool nonfinite, unsplittable;
-};
-
-/* What a warp finds out about a granule of member b, contiguous memory; the same in all lanes. */
-__device__ __forceinline__ ValueFlags scan_granule(const ValueScan &scan, const ValueScanArgs &a, int64_t b,
-                                                   int64_t granule)
-{
-    const int64_t first = granule * GRANULE, count = (a.n - first < GRANULE ? a.n - first : GRANULE) * a.d;
-    const float *from = scan.x + (b * a.n + first) * a.d;
-    bool nonfinite = false, unsplittable = false;
-    auto inspect = [&](float x) {
-        nonfinite |= !(fabsf(x) <= FLT_MAX);
-        unsplittable |= !(fabsf(x) < TENSOR_MOST) || (scan.split && tl_split_unsafe(x));
-    };
-    if (count % 4 == 0 && tl_aligned4(from)) {
-#pragma unroll 8
-        for (int64_t i = threadIdx.x % 32 * 4; i < count; i += 128) {
-            const float4 x = tl_load4(from + i);
-            inspect(x.x);
-            inspect(x.y);
-            inspect(x.z);
-            inspect(x.w);
-        }
-    } else {
-#pragma unroll 8
-        for (int64_t i = threadIdx.x % 32; i < count; i += 32)
-            inspect(from[i]);
-    }
-    return {__any_sync(0xffffffffu, nonfinite) != 0, __any_sync(0xffffffffu, unsplittable) != 0};
-}
-
 /* A warp owns a granule of one array. Whoever finds an unsafe member writes the same 1. */
 __global__ void __launch_bounds__(256) scan_values_kernel(const ValueScanArgs a)
 {
@@ -173,40 +135,20 @@ __global__ void __launch_bounds__(256) scan_values_kernel(const ValueScanArgs a)
     }
 }
 
-/* Whether member b is unsafe. The warps of the block take the granules of all arrays in turn, so that nothing needs to be
- * cleared before; with `leave` the flags are left in memory. */
-__device__ __forceinline__ bool scan_member(const ValueScanArgs &a, int64_t b, bool leave)
+/* A block owns a member, a warp a granule. */
+constexpr int SCAN_WARPS = 16;
+__global__ void __launch_bounds__(32 * SCAN_WARPS) scan_members_kernel(const ValueScanArgs a)
 {
-    bool unsafe = false;
-    for (int t = (int)threadIdx.x / 32; t < a.count * (int)a.granules; t += (int)blockDim.x / 32) {
-        const ValueScan &scan = a.scans[t / (int)a.granules];
-        const int64_t granule = t % (int)a.granules;
-        const ValueFlags flags = scan_granule(scan, a, b, granule);
-        if (leave && scan.finite && threadIdx.x % 32 == 0) scan.finite[b * a.granules + granule] = !flags.nonfinite;
-        unsafe |= flags.unsplittable;
-    }
-    unsafe = __syncthreads_or(unsafe) != 0;
-    if (leave && threadIdx.x == 0) a.unsafe[b] = unsafe;
-    return unsafe;
-}
-
-/* A block owns a member. */
-__global__ void __launch_bounds__(256) scan_members_kernel(const ValueScanArgs a) { scan_member(a, blockIdx.x, true); }
-
-static ValueScanArgs scan_args(const Problem &p, const ValueScan *scans, int count, uint8_t *unsafe)
-{
-    ValueScanArgs a{{}, count, p.batch, p.n, p.d, p.granules, unsafe};
-    for (int i = 0; i < count; i++)
-        a.scans[i] = scans[i];
-    return a;
+    scan_member(a, blockIdx.x, true);
 }
 
 int32_t scan_values(tl_context *ctx, const Problem &p, const ValueScan *scans, int count, uint8_t *unsafe)
 {
     const ValueScanArgs a = scan_args(p, scans, count, unsafe);
-    /* Of short sequences, up to two granules to a warp, a block finds all flags of a member, which saves a launch. */
-    if (unsafe && count * p.granules <= 16)
-        return tl_launch(ctx, "scan_values", scan_members_kernel, (unsigned)p.batch, 256, a);
+    /* Of short sequences a block finds all flags of a member, which saves a launch. */
+    const int64_t items = count * p.granules;
+    if (unsafe && items <= SCAN_WARPS)
+        return tl_launch(ctx, "scan_values", scan_members_kernel, (unsigned)p.batch, 32 * (unsigned)items, a);
     if (unsafe) TL_CUDA_TRY(ctx, cudaMemsetAsync(unsafe, 0, (size_t)p.batch, tl_cuda_stream(ctx)));
     const dim3 grid(tl_grid(p.batch * p.granules, 8), (unsigned)count);
     return tl_launch(ctx, "scan_values", scan_values_kernel, grid, 256, a);
@@ -214,13 +156,13 @@ int32_t scan_values(tl_context *ctx, const Problem &p, const ValueScan *scans, i
 
 /* ---- on tensor cores --------------------------------------------------------------------------------------------- */
 
-template <class C> constexpr size_t forward_tensor_shared()
-{
-    return sizeof(float) * (size_t)((C::ROWS + 4 * C::TILES) * C::LD + 2 * C::ROWS * C::SPLIT);
-}
+/* Turns whose keys and values are in shared memory at once: one and the next, which of teams not all sequences have. */
+template <class C> __host__ __device__ constexpr int stages(int64_t n) { return C::SPLIT > 1 && n <= C::TILES ? 1 : 2; }
 
-/* Rows of a member up to which its blocks scan it: the keys of a turn of four teams. */
-constexpr int64_t SCAN_ROWS = 4 * TILE;
+template <class C> constexpr size_t forward_tensor_shared(int64_t n)
+{
+    return sizeof(float) * (size_t)((C::ROWS + 2 * stages<C>(n) * C::TILES) * C::LD + 2 * C::ROWS * C::SPLIT);
+}
 
 struct TensorArgs : ForwardArgs {
     bool scanned; /* of each member is known whether tensor cores take it; else its blocks find that out */
@@ -241,8 +183,9 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forward_tensor_kernel(c
     const int64_t i0 = (p.mode == CAUSAL ? p.blocks - 1 - rank : rank) * C::ROWS, rows = p.n - i0;
     const int64_t end = p.mode == CAUSAL && i0 + C::ROWS < p.n ? i0 + C::ROWS : p.n, member = b * p.n * p.d;
     const float *Q = p.Q + member, *K = p.K + member, *V = p.V + member;
-    float *Qs = shared, *Ks = Qs + C::ROWS * C::LD, *Vs = Ks + 2 * C::TILES * C::LD;
-    uint32_t *bits = (uint32_t *)(Vs + 2 * C::TILES * C::LD);
+    const int kept = stages<C>(p.n) * C::TILES * C::LD;
+    float *Qs = shared, *Ks = Qs + C::ROWS * C::LD, *Vs = Ks + kept;
+    uint32_t *bits = (uint32_t *)(Vs + kept);
     const Lane lane((C()));
     const int d = (int)p.d;
 
@@ -256,10 +199,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forward_tensor_kernel(c
     }
     tl_copy_commit();
     if constexpr (SCANS)
-        if (!a.scanned && scan_member(a.scan, b, rank == 0)) {
-            tl_copy_wait<0>();
-            return;
-        }
+        if (!a.scanned && scan_tiles<C>(a.scan, p, b, Ks, Vs, j0 < end, rank == 0)) return;
     for (int turn = 0; j0 < end; turn ^= 1) {
         tl_copy_wait<0>();
         __syncthreads();
@@ -286,6 +226,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forward_tensor_kernel(c
     }
     tl_copy_wait<0>();
     if (!join_queries<C, true>(shared, softmax, sums, lane)) return;
+    if constexpr (C::SPLIT == 2) /* what teams without a tile add where there are four: a -0 becomes +0 */
+        each_sum<C>(sums, [](int, float &sum) { sum += 0.0f; });
     TL_UNROLL_FOR (int r = 0; r < C::R; r++) {
         const float total = softmax.total(r);
         if (lane.row(r) >= rows) continue;
@@ -300,7 +242,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forward_tensor_kernel(c
 template <class C> static int32_t forward_tensor(tl_context *ctx, TensorArgs a)
 {
     const dim3 grid = pass_grid<C>(a.p);
-    constexpr size_t bytes = forward_tensor_shared<C>();
+    const size_t bytes = forward_tensor_shared<C>(a.p.n);
     TL_TRY(tl_allow_shared(ctx, forward_tensor_kernel<C>, bytes));
     return tl_launch_ahead(ctx, "flash_attention", forward_tensor_kernel<C>, grid, C::THREADS, bytes, a);
 }
@@ -313,21 +255,30 @@ static int32_t forward_all(tl_context *ctx, ForwardArgs &a, uint8_t *finite, uin
     const ValueScan scans[3] = {{a.p.V, finite, true}, {a.p.Q, nullptr, true}, {a.p.K, nullptr, true}};
     /* Where 32 rows to a warp would leave multiprocessors idle, or half of the rows of a block empty. */
     const bool few = a.p.batch * tl_ceil_div(a.p.n, 128) < tl_cuda_sms(ctx);
-    const bool teams = d <= 64 && a.p.n <= TEAM_ROWS, small_teams = teams && (few || a.p.n <= 32);
+    const bool wgmma = unsafe && wgmma_serves(ctx, a.p), teams = !wgmma && d <= 64 && a.p.n <= TEAM_ROWS;
+    const bool relay = unsafe && !wgmma && !teams && relay_serves(ctx, a.p);
+    /* Of two tiles of keys two of the four teams would have nothing to do. */
+    const bool two_teams = teams && a.p.n <= 2 * TILE, small_teams = teams && (few || two_teams);
     /* Blocks that have all keys of a member in a turn scan it themselves, while they copy: that saves a launch. */
-    const bool scanned = !unsafe || !small_teams || a.p.n > SCAN_ROWS;
+    const bool scanned = !unsafe || !(small_teams || relay) || a.p.n > SCAN_ROWS;
     if (scanned && (finite || unsafe)) TL_TRY(scan_values(ctx, a.p, scans, unsafe ? 3 : 1, unsafe));
     a.finite = finite;
     a.p.unsafe = unsafe;
     /* Where warp group products do not serve: 32 rows to a warp, so that what is split of K and V serves two products,
-     * unless that leaves multiprocessors idle; 8 warps to a multiprocessor, bound by registers. */
+     * unless that leaves multiprocessors idle; 8 warps to a multiprocessor, bound by registers, and more where the keys of
+     * a member are one turn, whose shared memory is small. */
     if (unsafe) {
         const TensorArgs tensor = {a, scanned, scan_args(a.p, scans, 3, unsafe)};
-        const int32_t status = wgmma_serves(ctx, a.p)   ? forward_wgmma(ctx, a.p, a.out)
+        const bool short_teams = small_teams && a.p.n <= 4 * TILE &&
+                                 a.p.batch * tl_ceil_div(a.p.n, TILE) > tl_cuda_sms(ctx);
+        const int32_t status = wgmma                    ? forward_wgmma(ctx, a.p, a.out)
+                               : two_teams && d <= 32   ? forward_tensor<Tensor<32, 1, 4, 4, 2>>(ctx, tensor)
+                               : two_teams              ? forward_tensor<Tensor<64, 1, 4, 3, 2>>(ctx, tensor)
                                : small_teams && d <= 32 ? forward_tensor<Tensor<32, 1, 8, 2, 4>>(ctx, tensor)
+                               : short_teams            ? forward_tensor<Tensor<64, 1, 8, 2, 4>>(ctx, tensor)
                                : small_teams            ? forward_tensor<Tensor<64, 1, 8, 1, 4>>(ctx, tensor)
                                : teams                  ? forward_tensor<Tensor<64, 2, 8, 1, 4>>(ctx, tensor)
-                               : relay_serves(ctx, a.p) ? forward_relay(ctx, a.p, a.out)
+                               : relay                  ? forward_relay(ctx, a.p, a.out, scanned, tensor.scan)
                                : few && d <= 64         ? forward_tensor<Tensor<64, 1, 4, 2>>(ctx, tensor)
                                : d <= 32                ? forward_tensor<Tensor<32, 2, 4, 2>>(ctx, tensor)
                                : d <= 64                ? forward_tensor<Tensor<64, 2, 4, 2>>(ctx, tensor)

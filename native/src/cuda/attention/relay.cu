@@ -24,6 +24,8 @@ template <class C> struct Queries {
 struct ForwardArgs {
     Problem p;
     float *out;
+    bool scanned; /* of each member is known whether tensor cores take it; else its blocks find that out */
+    ValueScanArgs scan;
 };
 
 template <class C> constexpr size_t forward_shared()
@@ -32,13 +34,14 @@ template <class C> constexpr size_t forward_shared()
            sizeof(Turn<C>);
 }
 
-template <class C> __global__ void __launch_bounds__(C::THREADS, 1) forward_kernel(const ForwardArgs a)
+template <class C>
+__global__ void __launch_bounds__(C::THREADS, 1) forward_kernel(const __grid_constant__ ForwardArgs a)
 {
     TL_DYNAMIC_SHARED(float, shared);
     const Problem &p = a.p;
     const Queries<C> of(p);
     tl_wait_for_earlier();
-    if (p.unsafe[of.b]) return;
+    if (a.scanned && p.unsafe[of.b]) return;
     const float *Q = p.Q + of.member, *K = p.K + of.member, *V = p.V + of.member;
     float *Qs = shared, *Ks = Qs + C::ROWS * C::LD, *Vs = Ks + C::TILES * C::LD, *parts = Vs + C::TILES * C::LD;
     Turn<C> &turn = *reinterpret_cast<Turn<C> *>(parts + 2 * PARTS_OF<C>);
@@ -54,6 +57,8 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, 1) forward_kern
     tl_copy_commit();
     if (j0 < of.end) copy_rows<C, C::TILES>(Vs, V, j0, p, 0);
     tl_copy_commit();
+    static_assert(C::TILES >= SCAN_ROWS, "a block that scans has all keys");
+    if (!a.scanned && scan_tiles<C>(a.scan, p, of.b, Ks, Vs, j0 < of.end, blockIdx.x % p.blocks == 0)) return;
     for (int stage = 0, side = 0; j0 < of.end; stage ^= 1) {
         tl_copy_wait<1>();
         __syncthreads(); /* K is there */
@@ -308,9 +313,9 @@ bool relay_serves(tl_context *ctx, const Problem &p)
            (p.d > 64 ? fits<relay::Relay<128>>(ctx) : fits<relay::Relay<64>>(ctx));
 }
 
-int32_t forward_relay(tl_context *ctx, const Problem &p, float *out)
+int32_t forward_relay(tl_context *ctx, const Problem &p, float *out, bool scanned, const ValueScanArgs &scan)
 {
-    const relay::ForwardArgs a = {p, out};
+    const relay::ForwardArgs a = {p, out, scanned, scan};
     return p.d <= 64 ? relay::forward<relay::Relay<64>>(ctx, a) : relay::forward<relay::Relay<128>>(ctx, a);
 }
 

@@ -1,5 +1,5 @@
 /* Convolutions on CUDA: which product of conv/conv.cuh each result is, and which kernels compute it: groups of few channels
- * by conv/groups.cu, of more at once by conv/chain.cu or one after the other; few rows or terms directly (conv/direct.cu,
+ * by conv/groups.cu and conv/columns.cu, of more at once by conv/chain.cu or one after the other; few rows or terms directly (conv/direct.cu,
  * conv/pointwise.cu, conv/few_terms.cu), spreads of many channels onto few rows through columns (conv/fold.cu), images large enough
  * on Hopper by wgmma (conv/wgmma.cuh), the rest by conv/mma_product.cu and conv/mma_weights.cu.
  *
@@ -11,6 +11,7 @@
  * The gradient of the bias is a row tree over each image's positions, then a column tree over the batch. */
 #include "core/shapes.h"
 #include "cuda/conv/chain.cuh"
+#include "cuda/conv/columns.cuh"
 #include "cuda/conv/conv.cuh"
 #include "cuda/conv/few_terms.cuh"
 #include "cuda/conv/fold.cuh"
@@ -105,7 +106,9 @@ int32_t product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t ba
                 int64_t rows, const float *source, const float *w, const float *bias, float *target)
 {
     if (chain_serves(ctx, s, spread, batch, groups, channels, rows, false))
-        return tl_conv_chain(ctx, s, spread, batch, groups, channels, rows, source, w, bias, target);
+        return tl_cuda_conv_columns_chain(ctx, s, spread, batch, groups, channels, rows)
+                   ? tl_cuda_conv_columns(ctx, s, spread, true, batch, groups, channels, rows, source, w, bias, target)
+                   : tl_conv_chain(ctx, s, spread, batch, groups, channels, rows, source, w, bias, target);
     if (groups == 1 || batch == 0 || rows == 0 || channels == 0) /* without channels the bias is all there is */
         return product_of_one(ctx, s, spread, batch, channels, groups * rows, source, w, bias, target);
     if (tl_cuda_conv_groups_serve(s, groups, channels, rows))

@@ -3,7 +3,7 @@
  *
  *   line_kernel      depthwise, a stride of 1 along the last axis, K taps of it in a row: a thread owns WIDTH neighbouring
  *                    positions, so that of the K + WIDTH - 1 elements of a line each is read once
- *   element_kernel   anything else but what conv/depthwise.cu serves: a thread owns one position of some rows and images,
+ *   element_kernel   anything else but what conv/depthwise.cu and conv/columns.cu serve: a thread owns one position of some rows and images,
  *                    which share what finding taps costs, the rows what is read and the images the weights. A spread takes the
  *                    kernel offsets of its position's phase
  *   weights_kernel   a block owns one channel, some rows and one segment of the positions of the batch, its threads every
@@ -13,6 +13,7 @@
  * Order of additions: a product's channel by channel and tap by tap, the bias last; a weight's thread by thread in index
  * order, then the butterfly of the warp, the warps in order, and the segments by the column tree. Segments follow from the
  * shape alone. In reproducible contexts sums are in float64, and those of weights chains over the positions. */
+#include "cuda/conv/columns.cuh"
 #include "cuda/conv/depthwise.cuh"
 #include "cuda/conv/groups.cuh"
 #include "cuda/device/sum_tree.cuh"
@@ -22,7 +23,7 @@ namespace {
 
 constexpr int THREADS = 128, AXES = 3, WIDTH = 4;
 /* Taps of a thread of weights_kernel, which share what finding a position costs. Where that leaves multiprocessors idle a thread
- * waits for memory rather than for its turn: it then has one tap, of so many positions at a time. */
+ * waits for memory rather than for its turn: it then has one tap, of so many positions at a time, whose rows share it. */
 constexpr int TAPS_AT_ONCE = 9, POSITIONS_AHEAD = 8;
 /* Rows and images of a thread at most, where so many threads are left for each multiprocessor: half of what it holds. A block of
  * weights_kernel has as many rows, or two, where so many blocks are left, which hide a load's latency from each other. */
@@ -450,6 +451,13 @@ Kernel elements(tl_context *ctx, Job &job, bool spread, int64_t batch, int64_t g
     return spread ? elements_of<true, IMAGES_AT_ONCE>(at_once) : elements_of<false, IMAGES_AT_ONCE>(at_once);
 }
 
+template <int TAPS, int AHEAD> Kernel weights_of(int64_t rows)
+{
+    return rows == 1   ? weights_kernel<TAPS, AHEAD, 1>
+           : rows == 2 ? weights_kernel<TAPS, AHEAD, 2>
+                       : weights_kernel<TAPS, AHEAD, ROWS_AT_ONCE>;
+}
+
 int32_t chains(tl_context *ctx, const Job &job, int64_t elements, float *gw)
 {
     const int64_t length = tl_chain_segment((int64_t)job.items), segments = tl_ceil_div((int64_t)job.items, length);
@@ -471,6 +479,10 @@ int32_t tl_cuda_conv_groups_product(tl_context *ctx, const tl_conv_shape &s, boo
 {
     if (tl_cuda_conv_depthwise_serves(s, spread, channels))
         return tl_cuda_conv_depthwise(ctx, s, batch, groups, rows, source, w, bias, target);
+    /* several rows share in element_kernel what is read */
+    if (rows == 1 && channels > 1 && tl_cuda_conv_columns_serve(ctx, s, spread, batch, groups, channels, rows))
+        return tl_cuda_conv_columns(ctx, s, spread, tl_is_reproducible(ctx), batch, groups, channels, rows, source, w,
+                                    bias, target);
     Job job = job_of(s, spread, groups, channels, rows);
     job.source = source, job.w = w, job.bias = bias, job.target = target;
     const int k = job.kernel[2];
@@ -499,18 +511,18 @@ int32_t tl_cuda_conv_groups_weights(tl_context *ctx, const tl_conv_shape &s, int
     if (segments > 1) TL_TRY(sums.allocate(segments * elements));
     job.target = sums ? (float *)sums : gw;
     /* which block has a tap or a row is part of no order */
-    const int64_t tap_parts = tl_ceil_div(s.taps, TAPS_AT_ONCE), blocks = groups * channels * segments * tap_parts;
-    const bool few = blocks * rows < tl_cuda_sms(ctx);
+    int64_t tap_parts = tl_ceil_div(s.taps, TAPS_AT_ONCE);
+    const bool few = groups * channels * segments * tap_parts * rows < tl_cuda_sms(ctx);
+    if (few) tap_parts = s.taps;
+    const int64_t blocks = groups * channels * segments * tap_parts;
+    const int64_t blocks_least = (few ? 1 : BLOCKS_LEAST) * tl_cuda_sms(ctx);
     int64_t at_once = rows > 2 ? ROWS_AT_ONCE : rows;
-    while (at_once > 1 && blocks * tl_ceil_div(rows, at_once) < BLOCKS_LEAST * tl_cuda_sms(ctx))
+    while (at_once > 1 && blocks * tl_ceil_div(rows, at_once) < blocks_least)
         at_once /= 2;
     job.row_parts = (uint32_t)tl_ceil_div(rows, at_once);
     job.pairs = tl_fastdiv(groups * job.row_parts * channels);
-    const dim3 grid((unsigned)(job.pairs.divisor * segments), (unsigned)(few ? s.taps : tap_parts));
-    const Kernel kernel = few            ? weights_kernel<1, POSITIONS_AHEAD, 1>
-                          : at_once == 1 ? weights_kernel<TAPS_AT_ONCE, 1, 1>
-                          : at_once == 2 ? weights_kernel<TAPS_AT_ONCE, 1, 2>
-                                         : weights_kernel<TAPS_AT_ONCE, 1, ROWS_AT_ONCE>;
+    const dim3 grid((unsigned)(job.pairs.divisor * segments), (unsigned)tap_parts);
+    const Kernel kernel = few ? weights_of<1, POSITIONS_AHEAD>(at_once) : weights_of<TAPS_AT_ONCE, 1>(at_once);
     TL_TRY(tl_launch_ahead(ctx, "conv_groups_weights", kernel, grid, THREADS, 0, job));
     return sums ? tl_cuda_column_sums(ctx, sums, 1, segments, elements, 0, gw) : TORCHLEAN_OK;
 }

@@ -1,4 +1,4 @@
-/* The problem of conv/wgmma_product.cu on the device, and where its pieces, sums, positions and taps lie. */
+/* The problem of conv/wgmma_product.cu and conv/wgmma_pack.cu on the device, and where its pieces, sums, positions and taps lie. */
 #pragma once
 
 #include "cuda/conv/wgmma.cuh"
@@ -178,3 +178,7 @@ struct Tap {
 #endif
 
 } /* namespace tl_conv_wgmma */
+
+/* Writes the weights, of so many taps, where the phases' `packed` says, at most `most_steps` kept steps in each
+ * (conv/wgmma_pack.cu). */
+int32_t tl_conv_wgmma_pack(tl_context *ctx, const tl_conv_wgmma::Job &job, uint32_t taps, uint32_t most_steps);

@@ -6,11 +6,10 @@
  * has it is one test per step, what it reads are STEP elements a channel apart, and all taps of a block of channels
  * read nearly the same bytes soon after one another.
  *
- *   pack_kernel     the weights in the order of wgmma's fragments, NaN for one that does not split, which makes every
- *                   result it has a part in not finite
- *   product_kernel  a thread of a producing group gathers one position of every 128 columns of a stage, so that a warp
- *                   reads 32 neighbouring positions; the packed weights of 64 rows of a stage are one bulk copy
- *
+ *   pack            (conv/wgmma_pack.cu) the weights in the order of wgmma's fragments
+ *   product_kernel  a thread of a producing group gathers one position of every 128 columns of a stage, or half the
+ *                   channels of one of 64, so that a warp reads 32 neighbouring positions; the packed weights of 64 rows
+ *                   of a stage are one bulk copy
  *   add             (conv/mma_product.cu) adds the segments of K where different thread blocks have computed them
  *
  * Order of additions: the steps' parts in order within a segment of K, the segments' sums in order, the bias last.
@@ -38,88 +37,6 @@ constexpr int64_t TILES_FEW = WAVE / 8, PIECE_LEAST = 2;
 constexpr int64_t ROWS_LEAST = 33;
 constexpr int64_t SCRATCH_MOST = INT64_C(1) << 26; /* floats of separately kept segments: 256 MiB */
 
-constexpr int PARTS = STEP / 8; /* thread blocks that pack a step, eight channels each */
-
-/* The weights of a step that a thread packs: at (row % 16 / 8, channel % 8 / 4); zeros of a step that is not there. */
-struct StepWeights {
-    float at[4];
-
-    __device__ __forceinline__ StepWeights(const Job &job, const Phase &phase, uint32_t block, const TapPlace &tap,
-                                           bool there)
-    {
-        const uint32_t row0 = blockIdx.y * 64 + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-        const uint32_t channel0 = block * STEP + 8 * (blockIdx.x % PARTS) + threadIdx.x % 4, kernel = tap.weight(phase);
-        TL_UNROLL_FOR (int e = 0; e < 4; e++) {
-            const uint32_t row = row0 + e % 2 * 8, channel = channel0 + e / 2 * 4;
-            const bool real = there && row < job.rows && channel < job.channels;
-            at[e] = real ? __ldg(job.w + (row * job.w_row + channel * job.w_channel + kernel)) : 0.0f;
-        }
-    }
-    /* Which weights (a bit each) do not split. */
-    __device__ __forceinline__ uint32_t unsafe() const
-    {
-        uint32_t bits = 0;
-        TL_UNROLL_FOR (int e = 0; e < 4; e++)
-            if (tl_split_unsafe(at[e])) bits |= 1u << e;
-        return bits;
-    }
-};
-
-/* Which of a kept step's weights (a bit each) stand for one that does not split in a step that is left out: those that follow it
- * in its segment up to the next kept one and, if it is the first, those before it. With NaN in their place a piece is computed
- * again just as if all its steps were there. */
-__device__ __forceinline__ uint32_t unsafe_left_out(const Job &job, const Phase &phase, uint32_t kept)
-{
-    constexpr int AT_ONCE = 4; /* steps whose weights are on their way together */
-    const uint32_t steps = phase.steps, step = kept_step_of(phase, kept);
-    const uint32_t segment = ((step + 1) * job.segments.divisor - 1) / steps;
-    const uint32_t first = job.segments.div(segment * steps), stop = job.segments.div((segment + 1) * steps);
-    const uint32_t begin = kept == 0 || kept_step_of(phase, kept - 1) < first ? first : step + 1;
-    const uint32_t end = kept + 1 == phase.kept_steps ? stop : min(stop, kept_step_of(phase, kept + 1));
-    uint32_t t, unsafe = 0;
-#pragma unroll 1
-    for (uint32_t s = begin; s < end; s += AT_ONCE)
-        TL_UNROLL_FOR (uint32_t u = 0; u < AT_ONCE; u++) {
-            const uint32_t block = phase.taps.divmod(s + u, &t);
-            unsafe |= StepWeights(job, phase, block, tap_of(phase, t), s + u < end && s + u != step).unsafe();
-        }
-    return unsafe;
-}
-
-/* blockIdx: a run of kept steps and, fastest, one of PARTS; 64 rows; phase. What a thread reads lies in sectors of its own, which
- * a multiprocessor takes one after the other: small blocks spread them over all. */
-__global__ void __launch_bounds__(GROUP) pack_kernel(const __grid_constant__ Job job)
-{
-    constexpr int AT_ONCE = 2;
-    const Phase &phase = job.phase[blockIdx.z];
-    const uint32_t runs = gridDim.x / PARTS, run = (phase.kept_steps + runs - 1) / runs;
-    const uint32_t begin = blockIdx.x / PARTS * run, end = min(begin + run, phase.kept_steps);
-    float4 *to = reinterpret_cast<float4 *>(phase.packed) + (blockIdx.x % PARTS * GROUP + threadIdx.x);
-    to += (uint64_t)(blockIdx.y * phase.kept_steps) * (PARTS * GROUP);
-#pragma unroll 1
-    for (uint32_t first = begin; first < end; first += AT_ONCE) {
-        float part[AT_ONCE][4];
-        uint32_t unsafe = 0; /* four bits of each step */
-        TL_UNROLL_FOR (int u = 0; u < AT_ONCE; u++) {
-            uint32_t t;
-            const uint32_t block = phase.kept.divmod(first + u, &t);
-            const StepWeights weights(job, phase, block, kept_tap_of(phase, t), first + u < end);
-            TL_UNROLL_FOR (int e = 0; e < 4; e++)
-                part[u][e] = weights.at[e];
-        }
-        if (phase.kept_steps < phase.steps)
-#pragma unroll 1
-            for (uint32_t u = 0; u < min(end - first, (uint32_t)AT_ONCE); u++)
-                unsafe |= unsafe_left_out(job, phase, first + u) << 4 * u;
-        TL_UNROLL_FOR (int u = 0; u < AT_ONCE; u++) {
-            if (first + u >= end) break;
-            TL_UNROLL_FOR (int e = 0; e < 4; e++)
-                if ((unsafe >> (4 * u + e) & 1) || tl_split_unsafe(part[u][e])) part[u][e] = TL_NAN;
-            to[(uint64_t)(first + u) * (PARTS * GROUP)] = make_float4(part[u][0], part[u][1], part[u][2], part[u][3]);
-        }
-    }
-}
-
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 /* Pieces whose targets are kept: the producers fill at most STAGES stages of a later piece while one is being stored,
@@ -127,12 +44,14 @@ __global__ void __launch_bounds__(GROUP) pack_kernel(const __grid_constant__ Job
 constexpr int TARGETS = 4;
 
 template <class T> struct ProductLoader {
-    static constexpr int COPIES = T::COLUMNS / GROUP;
-    static_assert(T::COLUMNS % GROUP == 0, "a thread has whole columns");
+    /* Threads of a column, columns of a thread, channels of either. */
+    static constexpr int SHARE = T::COLUMNS < GROUP ? GROUP / T::COLUMNS : 1;
+    static constexpr int COPIES = T::COLUMNS * SHARE / GROUP, CHANNELS = STEP / SHARE;
+    static_assert(COPIES * GROUP == T::COLUMNS * SHARE && CHANNELS % 4 == 0 && T::COLUMNS % 32 == 0, "ownership");
 
     const Job &job;
     uint32_t (*targets)[T::COLUMNS];
-    const int thread;
+    const int thread, column, channel0;
     Position at[COPIES];
     const Phase *phase;
     const float *weights;
@@ -140,7 +59,8 @@ template <class T> struct ProductLoader {
     uint32_t *kept; /* where this piece's targets go */
 
     __device__ __forceinline__ ProductLoader(const Job &job, uint32_t (*targets)[T::COLUMNS])
-        : job(job), targets(targets), thread((int)threadIdx.x % GROUP)
+        : job(job), targets(targets), thread((int)threadIdx.x % GROUP), column(thread % T::COLUMNS),
+          channel0(thread / T::COLUMNS * CHANNELS)
     {}
     __device__ __forceinline__ int steps(uint32_t piece) const { return Place(job, piece, T::COLUMNS).steps(job); }
     __device__ __forceinline__ void open(uint32_t piece, uint32_t n, int)
@@ -151,13 +71,13 @@ template <class T> struct ProductLoader {
         weights = phase->packed + (uint64_t)(place.row_tile * T::WM * phase->kept_steps) * (T::A_GROUP / 4);
         kept = targets[n % TARGETS];
         TL_UNROLL_FOR (int u = 0; u < COPIES; u++)
-            at[u].find(job, *phase, place.column0 + (uint32_t)(thread + u * GROUP));
+            at[u].find(job, *phase, place.column0 + (uint32_t)(column + u * GROUP));
     }
-    /* The channels of one position; WHOLE: all STEP of them exist. */
+    /* The thread's channels of one position; WHOLE: all of them exist. */
     template <bool WHOLE>
-    __device__ __forceinline__ void read(float (&held)[STEP], const float *from, bool inside, int left) const
+    __device__ __forceinline__ void read(float (&held)[CHANNELS], const float *from, bool inside, int left) const
     {
-        TL_UNROLL_FOR (int k = 0; k < STEP; k++) {
+        TL_UNROLL_FOR (int k = 0; k < CHANNELS; k++) {
             const char *p = reinterpret_cast<const char *>(from) + (uint64_t)job.source_size * (4u * k);
             held[k] = inside && (WHOLE || k < left) ? __ldg(reinterpret_cast<const float *>(p)) : 0.0f;
         }
@@ -174,20 +94,21 @@ template <class T> struct ProductLoader {
         }
         if (s == 0)
             TL_UNROLL_FOR (int u = 0; u < COPIES; u++)
-                kept[thread + u * GROUP] = at[u].target;
+                if (channel0 == 0) kept[column + u * GROUP] = at[u].target;
     }
     __device__ __forceinline__ void fill(int s, char *to, const Ring<T::STAGES> &ring, Guard &guard)
     {
         uint32_t t;
         const uint32_t block = phase->kept.divmod(first + (uint32_t)s, &t);
         const Tap tap(job, *phase, kept_tap_of(*phase, t));
-        const int left = (int)(job.channels - block * STEP);
-        const uint32_t offset = tap.source + block * STEP * job.source_size;
+        const uint32_t channel = block * STEP + (uint32_t)channel0;
+        const int left = (int)(job.channels - channel);
+        const uint32_t offset = tap.source + channel * job.source_size;
         TL_UNROLL_FOR (int u = 0; u < COPIES; u++) {
-            float held[STEP];
+            float held[CHANNELS];
             const bool inside = tap.inside(job, at[u]);
             const float *from = job.source + (at[u].source + offset);
-            if (left >= STEP)
+            if (left >= CHANNELS)
                 read<true>(held, from, inside, left);
             else
                 read<false>(held, from, inside, left);
@@ -195,9 +116,9 @@ template <class T> struct ProductLoader {
                 ring.wait_empty();
                 prepare(s, to, ring.full_barrier());
             }
-            char *row = to + T::B_HI + (thread + u * GROUP) * ROW;
-            const int swizzle = 16 * (thread % 8);
-            TL_UNROLL_FOR (int c = 0; c < STEP / 4; c++) {
+            char *row = to + T::B_HI + (column + u * GROUP) * ROW;
+            const int swizzle = 16 * ((column % 8) ^ (channel0 / 4));
+            TL_UNROLL_FOR (int c = 0; c < CHANNELS / 4; c++) {
                 const float4 x = make_float4(held[4 * c], held[4 * c + 1], held[4 * c + 2], held[4 * c + 3]);
                 char *hi = row + (swizzle ^ 16 * c);
                 store_split(hi, hi + (T::B_LO - T::B_HI), x);
@@ -377,12 +298,17 @@ template <class T> __global__ void __launch_bounds__(THREADS, 1) product_kernel(
 
 using Large = Tile<2, 128>; /* 128 x 128 */
 using Low = Tile<1, 128>;   /* 64 x 256 */
+/* Where tiles are few: 64 x 128 and, with no more stages than pieces' targets allow (TARGETS), 64 x 64. */
+using Narrow = Tile<1, 64>;
+using Small = Tile<1, 32, 6>;
 
 template <class T> bool prepare_kernel() { return tl_wgmma_prepare(product_kernel<T>, T::BYTES); }
 
 bool runs(tl_context *ctx)
 {
-    return tl_wgmma_runs(ctx, [] { return prepare_kernel<Large>() && prepare_kernel<Low>(); });
+    return tl_wgmma_runs(ctx, [] {
+        return prepare_kernel<Large>() && prepare_kernel<Low>() && prepare_kernel<Narrow>() && prepare_kernel<Small>();
+    });
 }
 
 /* The phases that have positions, those with the most taps first; how many. */
@@ -418,7 +344,12 @@ int64_t segments_of(const tl_conv_gather *gathers, int phases, int64_t channel_b
     return std::max(most, INT64_C(1));
 }
 
-/* A launch with tiles T, and its time in fifths of a large segment's; a low one takes seven (measured on an H200). */
+/* The time of a segment of a tile, in fifths of a large one's. A low one takes seven (measured on an H200). The smaller ones have
+ * half and a quarter of the large one's products and stores, but all or half of its gathering. */
+template <class T> constexpr int64_t FIFTHS = T::COLUMNS == 64 ? 3 : T::COLUMNS == 128 ? 3 + T::WM : 7;
+static_assert(FIFTHS<Large> == 5 && FIFTHS<Low> == 7 && FIFTHS<Narrow> == 4 && FIFTHS<Small> == 3, "tiles");
+
+/* A launch with tiles T, and its time. */
 template <class T> struct Plan {
     int64_t tiles, cost;
     bool apart; /* the segments of a tile: separately, and added afterwards, which takes as long as two fifths */
@@ -427,9 +358,8 @@ template <class T> struct Plan {
          int64_t sms)
         : tiles(tiles_of<T>(gathers, phases, batch, rows))
     {
-        const int64_t fifths = T::WM == 2 ? 5 : 7;
-        const int64_t alone = fifths * tl_ceil_div(tiles * segments, sms) + 2;
-        cost = fifths * tl_ceil_div(tiles, sms) * segments;
+        const int64_t alone = FIFTHS<T> * tl_ceil_div(tiles * segments, sms) + 2;
+        cost = FIFTHS<T> * tl_ceil_div(tiles, sms) * segments;
         apart = segments > 1 && fits && tiles <= sms && alone < cost;
         if (apart) cost = alone;
     }
@@ -588,13 +518,16 @@ int32_t tl_conv_wgmma_product(tl_context *ctx, const tl_conv_shape &s, bool spre
         job.phase[p].packed = next;
         next += (size_t)(Large::A_GROUP / 4) * job.phase[p].kept_steps * job.row_groups;
     }
-    /* Runs of steps as long as leaves each multiprocessor two blocks of a part: neighbouring taps, in the same sectors of memory. */
-    const unsigned pack_runs = tl_grid(2 * sms, job.row_groups * job.phases, most_steps);
-    const dim3 grid(PARTS * std::max(pack_runs, std::min(job.channel_blocks, most_steps)), job.row_groups, job.phases);
-    TL_TRY(tl_launch(ctx, "conv_pack", pack_kernel, grid, GROUP, job));
+    TL_TRY(tl_conv_wgmma_pack(ctx, job, (uint32_t)s.taps, most_steps));
     job.target_elements = (uint64_t)(batch * rows) * job.target_size;
     const bool fits = job.target_elements * (uint64_t)segments <= (uint64_t)SCRATCH_MOST;
     const Plan<Large> large(gathers, n, batch, rows, segments, fits, sms);
     const Plan<Low> low(gathers, n, batch, rows, segments, fits, sms);
-    return large.cost <= low.cost ? large.launch(ctx, job, gathers, batch) : low.launch(ctx, job, gathers, batch);
+    const Plan<Narrow> narrow(gathers, n, batch, rows, segments, fits, sms);
+    const Plan<Small> small(gathers, n, batch, rows, segments, fits, sms);
+    const int64_t least = std::min({large.cost, low.cost, narrow.cost, small.cost});
+    return large.cost == least    ? large.launch(ctx, job, gathers, batch)
+           : low.cost == least    ? low.launch(ctx, job, gathers, batch)
+           : narrow.cost == least ? narrow.launch(ctx, job, gathers, batch)
+                                  : small.launch(ctx, job, gathers, batch);
 }

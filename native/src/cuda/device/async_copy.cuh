@@ -27,12 +27,14 @@ static __device__ __forceinline__ void tl_copy_async(float *shared, const float 
 {
     tl_copy_async<BYTES>(tl_shared_address(shared), global, present);
 }
-/* Starts copying the first `bytes` (4, 8, 12 or 16) of 16, both ends aligned to 16; zeros are written for the others. */
+/* Starts copying the first `bytes` (0 to 16) of 16, both ends aligned to 16; zeros are written for the others. */
+static __device__ __forceinline__ void tl_copy_async_first(uint32_t to, const void *from, int bytes)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
 static __device__ __forceinline__ void tl_copy_async_first(float *shared, const float *global, int bytes)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(tl_shared_address(shared)), "l"(global),
-                 "r"(bytes)
-                 : "memory");
+    tl_copy_async_first(tl_shared_address(shared), global, bytes);
 }
 
 /* Ends the thread's group of copies. */

@@ -50,6 +50,8 @@ template <class T, class Real, int WIDTH, bool ALONG, int VECTOR> struct tl_chai
     {
         return tl_shared_address(tile + at(own_i(), own_k()) + c * BELOW * PITCH);
     }
+    /* How far behind its place element (i, k) of a tile lies. */
+    static __device__ __forceinline__ int shift(int, int) { return 0; }
 };
 
 /* An operand that is a matrix: rows of `length` elements, ALONG k in memory or across. */
@@ -85,6 +87,63 @@ struct tl_chain_matrix : tl_chain_layout<T, Real, WIDTH, ALONG, VECTOR> {
     }
 };
 
+/* The same of rows that begin anywhere: copied in pieces of 16 bytes from the whole 16 bytes on in which a tile's row begins, so that
+ * it lies behind its place as far as it begins within them. What comes before it is never read; it lies in the array's memory, which
+ * begins with whole 16 bytes. Rows four apart begin alike, which are all that a lane reads, and all that a thread copies. A row
+ * that does not begin with its first piece ends in one piece more, for which PITCH leaves room, copied by the thread that has the
+ * first. Terms that do not exist are 0; rows and columns that do not exist are left out, as their results are. */
+template <class T, class Real, int WIDTH, bool ALONG>
+struct tl_chain_unaligned : tl_chain_layout<T, Real, WIDTH, ALONG, 16 / (int)sizeof(Real)> {
+    static constexpr int VECTOR = 16 / (int)sizeof(Real);
+    using Layout = tl_chain_layout<T, Real, WIDTH, ALONG, VECTOR>;
+    static constexpr int LENGTH = Layout::UNITS * VECTOR; /* of a tile's row */
+    static_assert(Layout::BELOW % 4 == 0 && Layout::STEP % 4 == 0 && LENGTH + VECTOR <= Layout::PITCH, "shifts");
+    const Real *from; /* where the next tile's first copy starts */
+    int64_t length;   /* of a row in memory */
+    uint32_t first;   /* where the tile's first row begins, in elements */
+    int rows, rest;   /* what is left of the other side and of the segment from where the first copy starts on */
+    bool more;        /* whether the thread copies last pieces, too */
+
+    /* As tl_chain_matrix. */
+    __device__ __forceinline__ tl_chain_unaligned(const Real *p, int64_t i0, int64_t width, int64_t length_, int64_t k0,
+                                                  int terms)
+        : length(length_)
+    {
+        const Real *const tile = ALONG ? p + i0 * length + k0 : p + k0 * length + i0;
+        first = (uint32_t)((uintptr_t)tile / sizeof(Real));
+        const int row = Layout::row(), behind = shift(row, row), unit = Layout::unit() - behind;
+        from = tile + row * length + unit;
+        rows = (int)min(width - i0, (int64_t)(WIDTH + VECTOR)) - (ALONG ? row : unit);
+        rest = terms - (ALONG ? unit : row);
+        more = Layout::unit() == 0 && behind > 0;
+    }
+    __device__ __forceinline__ int shift(int i, int k) const
+    {
+        return (int)((first + (uint32_t)(ALONG ? i : k) % 4 * (uint32_t)length) % VECTOR);
+    }
+
+    /* Starts copying the next tile. */
+    __device__ __forceinline__ void copy(Real *to)
+    {
+        const int left = ALONG ? rest : rows;
+        copy_pieces(to, from, left);
+        if (more) copy_pieces(to + LENGTH, from + LENGTH, left - LENGTH);
+        from += ALONG ? Layout::STEP : Layout::STEP * length;
+        rest -= Layout::STEP;
+    }
+    /* Where nothing is left a copy of no bytes reads nothing, wherever it starts. */
+    __device__ __forceinline__ void copy_pieces(Real *to, const Real *at, int left) const
+    {
+        constexpr int BELOW = Layout::BELOW;
+        const int bytes = min(max(left, 0), VECTOR) * (int)sizeof(Real);
+        const uint32_t place = Layout::place(to, 0);
+        TL_UNROLL_FOR (int c = 0; c < Layout::COPIES; c++)
+            if (ALONG ? rows > c * BELOW : bytes > 0)
+                tl_copy_async_first(place + c * BELOW * Layout::PITCH * (int)sizeof(Real), at + c * BELOW * length,
+                                    ALONG || rest > c * BELOW ? bytes : 0);
+    }
+};
+
 /* sum += a·b, a 16 x 8 x 4 product of a warp: the lane has rows g, g + 8 of a and column g of b at k = t, and of the sums rows g
  * and g + 8, columns 2t and 2t + 1. Where tensor cores have none, lanes ask for each other's elements. */
 static __device__ __forceinline__ void tl_chain_mma(double (&sum)[4], double a0, double a1, double b)
@@ -115,16 +174,21 @@ constexpr int TL_CHAIN_TERMS = 1, TL_CHAIN_EACH = 2;
 template <class T> struct tl_chain_fragments {
     double a[T::M][2], b[T::N][TL_CHAIN_EACH];
 
-    /* From the operands' first row and column of the warp, and first k, on. */
-    template <class A, class B, class Real> __device__ __forceinline__ void load(const Real *as, const Real *bs)
+    /* From the operands' first row and column of the warp, and from k of a step on. */
+    template <class A, class B, class Real>
+    __device__ __forceinline__ void load(const A &a_tiles, const Real *as, const B &b_tiles, const Real *bs, int k)
     {
         const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
         TL_UNROLL_FOR (int m = 0; m < T::M; m++)
-            TL_UNROLL_FOR (int e = 0; e < 2; e++)
-                a[m][e] = (double)as[A::at(16 * m + 8 * e + g, TL_CHAIN_TERMS > 1 ? t : 0)];
+            TL_UNROLL_FOR (int e = 0; e < 2; e++) {
+                const int i = 16 * m + 8 * e + g, at = TL_CHAIN_TERMS > 1 ? k + t : k;
+                a[m][e] = (double)as[A::at(i, at) + a_tiles.shift(i, at)];
+            }
         TL_UNROLL_FOR (int n = 0; n < T::N; n++)
-            TL_UNROLL_FOR (int e = 0; e < TL_CHAIN_EACH; e++)
-                b[n][e] = (double)(TL_CHAIN_TERMS > 1 ? bs[B::at(8 * n + g, t)] : bs[B::at(8 * n + 2 * t + e, 0)]);
+            TL_UNROLL_FOR (int e = 0; e < TL_CHAIN_EACH; e++) {
+                const int j = TL_CHAIN_TERMS > 1 ? 8 * n + g : 8 * n + 2 * t + e, at = TL_CHAIN_TERMS > 1 ? k + t : k;
+                b[n][e] = (double)bs[B::at(j, at) + b_tiles.shift(j, at)];
+            }
     }
 
     /* sum += a·b */
@@ -218,7 +282,7 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS)
             int stage = 0, free = STAGES - 1;
             tl_copy_wait<STAGES - 2>();
             __syncthreads();
-            now.template load<A, B>(as + a_at, bs + b_at);
+            now.load(a_tiles, as + a_at, b_tiles, bs + b_at, 0);
 #pragma unroll 1
             for (int s = 0; s < steps; s++) {
                 TL_UNROLL_FOR (int k = 0; k < STEP; k += TL_CHAIN_TERMS) {
@@ -228,8 +292,7 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS)
                         stage = stage + 1 == STAGES ? 0 : stage + 1;
                     }
                     const int ahead = (k + TL_CHAIN_TERMS) % STEP;
-                    next.template load<A, B>(as + stage * A::SIZE + a_at + A::at(0, ahead),
-                                             bs + stage * B::SIZE + b_at + B::at(0, ahead));
+                    next.load(a_tiles, as + stage * A::SIZE + a_at, b_tiles, bs + stage * B::SIZE + b_at, ahead);
                     if (k == 0) { /* into the stage that all warps had read when they came here */
                         if (s + STAGES - 1 < steps) {
                             a_tiles.copy(as + free * A::SIZE);
@@ -299,6 +362,8 @@ using tl_chain_small = tl_chain_tile<64, 64, 2, 2, 2>;
 using tl_chain_tiny = tl_chain_tile<32, 32, 2, 2, 4>;
 /* Few rows: what counts is how much of B is on its way. */
 using tl_chain_few_rows = tl_chain_tile<16, 64, 1, 4, 2, 64, 5>;
+/* Few columns, too: of the tile above most copies would be of what is not there, and its blocks leave room for fewer. */
+using tl_chain_few = tl_chain_tile<16, 16, 1, 2, 4, 64, 5>;
 
 /* `batch` products (m, n) x (n, p), none of them empty; `length` of a segment: 0 for that of formula/chain.h, which reproducible
  * contexts take. */
@@ -357,6 +422,9 @@ static int32_t tl_chain_run(tl_context *ctx, const char *name, const P &problem,
     const int64_t sms = tl_cuda_sms(ctx);
     const bool split = x.segments() > 1 && x.batch * x.tiles<tl_chain_medium>() < sms;
     const int64_t parts = x.batch * (split ? x.segments() : 1);
+    if constexpr (P::TILES == tl_chain_choice::MEDIUM)
+        if (x.m <= tl_chain_few::BM && x.p <= tl_chain_few::BN)
+            return tl_chain_launch<tl_chain_few>(ctx, name, problem, x, split);
     if (P::TILES == tl_chain_choice::FEW_ROWS || x.m <= tl_chain_few_rows::BM)
         return tl_chain_launch<tl_chain_few_rows>(ctx, name, problem, x, split);
     if constexpr (P::TILES != tl_chain_choice::FEW_ROWS) {

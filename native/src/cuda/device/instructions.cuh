@@ -25,19 +25,6 @@ static __device__ __forceinline__ float tl_max_or_nan(float a, float b)
 static __device__ __forceinline__ void tl_forget_origin(float &x) { asm volatile("" : "+f"(x)); }
 static __device__ __forceinline__ void tl_forget_origin(int &x) { asm volatile("" : "+r"(x)); }
 
-/* Asks for `count` floats from `from` on to be brought to L2, without waiting; nothing on chips before Hopper, which have no such
- * instruction for more than a line. One begins and ends at 16 bytes, and so reads no page that the floats do not touch. */
-static __device__ __forceinline__ void tl_fetch_to_l2(const float *from, int count)
-{
-#if __CUDA_ARCH__ >= 900
-    const size_t begin = __cvta_generic_to_global(from), first = begin & ~(size_t)15;
-    const uint32_t bytes = ((uint32_t)(begin - first) + (uint32_t)count * 4 + 15) & ~15u;
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(first), "r"(bytes));
-#else
-    (void)from, (void)count;
-#endif
-}
-
 /* Asks for the line of one word to be brought to L2, without waiting. */
 static __device__ __forceinline__ void tl_fetch_word_to_l2(const float *word)
 {

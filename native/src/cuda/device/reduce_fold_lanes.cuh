@@ -223,6 +223,16 @@ __device__ __forceinline__ void take_all(tl_folded &f, const float (&y)[N], int 
         /* squares of float32 are exact in float64: fused, the sum has the same bits */
         TL_UNROLL_FOR (int i = 0; i < N; i++)
             f.v = fma((double)y[i], (double)y[i], f.v);
+    } else if constexpr (KIND == TL_FOLD_WHOLE_POWER) {
+        if (rule.p == 3.0) {
+            TL_UNROLL_FOR (int i = 0; i < N; i++) {
+                const double d = (double)y[i];
+                f.v = fma(d * d, fabs(d), f.v);
+            }
+        } else {
+            TL_UNROLL_FOR (int i = 0; i < N; i++)
+                f.v += tl_fold_whole_power((double)y[i], rule.p);
+        }
     } else if constexpr (KIND == TL_FOLD_EXP) {
         TL_UNROLL_FOR (int i = 0; i < N; i++)
             f.v += exponential_of(y[i], m);

@@ -7,7 +7,8 @@
  *   rows up to 1024     a group of 1 to 32 threads owns a row (short_rows), one lane per element: no shared memory
  *   longer rows         a block owns a leaf of up to 16384 elements (leaves); rows of several leaves take a second,
  *                       much smaller pass over the leaves' results
- *   columns             a thread owns one column, or four, of one chain of a chunk (columns); chunks take a second
+ *   columns of few rows a thread owns several whole columns (short_columns), where there are many
+ *   other columns       a thread owns one column, or four, of one chain of a chunk (columns); chunks take a second
  *                       pass, or are finished by the same block while everything is small (whole_columns) */
 #include <type_traits>
 
@@ -311,6 +312,41 @@ template <class C> __global__ void __launch_bounds__(256) whole_columns(const fl
     tl_wait_at_end(shape.order);
 }
 
+/* A thread owns COLUMNS_AT_ONCE columns of up to ROWS rows, of all slices side by side, a block apart: it has at least eight loads under way
+ * where the columns are that long, and no other threads to wait for. The chains are those of the kernels above. */
+constexpr int SHORT_ROWS = 16;
+template <int ROWS> constexpr int COLUMNS_AT_ONCE = ROWS < 8 ? 8 / ROWS : 1;
+
+template <class C, int ROWS>
+__global__ void __launch_bounds__(TL_TREE_THREADS)
+    short_columns(const float *x, uint32_t units, tl_fastdiv per_slice, column_shape shape, float *out)
+{
+    tl_wait_for_earlier(shape.order);
+    constexpr int K = COLUMNS_AT_ONCE<ROWS>;
+    const uint32_t first = blockIdx.x * (K * TL_TREE_THREADS) + threadIdx.x;
+    typename C::type v[K][ROWS];
+    TL_UNROLL_FOR (int k = 0; k < K; k++) {
+        const uint32_t unit = first + k * TL_TREE_THREADS;
+        uint32_t place;
+        const uint32_t outer = per_slice.divmod(unit, &place);
+        const float *const column = x + outer * shape.rows * shape.cols + (int64_t)place * C::WIDTH;
+        TL_UNROLL_FOR (int r = 0; r < ROWS; r++)
+            v[k][r] = unit < units && r < shape.rows ? C::load(column + r * shape.cols) : C::identity();
+    }
+    TL_UNROLL_FOR (int k = 0; k < K; k++) {
+        const uint32_t unit = first + k * TL_TREE_THREADS;
+        typename C::type s[TL_COLUMN_CHAINS];
+        TL_UNROLL_FOR (int c = 0; c < TL_COLUMN_CHAINS; c++) {
+            s[c] = C::identity();
+            TL_UNROLL_FOR (int r = c; r < ROWS; r += TL_COLUMN_CHAINS)
+                s[c] = C::join(s[c], v[k][r]);
+        }
+        if (unit < units)
+            C::store(out + (int64_t)unit * C::WIDTH, C::join(C::join(s[0], s[1]), C::join(s[2], s[3])), shape.count);
+    }
+    tl_wait_at_end(shape.order);
+}
+
 unsigned power_of_two(int64_t n, unsigned most)
 {
     unsigned p = 1;
@@ -340,6 +376,25 @@ int32_t launch_columns(tl_context *ctx, const float *x, int64_t outer, column_sh
     return tl_launch_ahead(ctx, COLUMNS, columns<C>, blocks, dim3(tx, 4, tz), 0, x, shape, out);
 }
 
+template <class C, int ROWS>
+int32_t launch_short_columns(tl_context *ctx, const float *x, int64_t outer, const column_shape &shape, float *out)
+{
+    const int64_t per_slice = shape.cols / C::WIDTH, units = outer * per_slice;
+    return tl_launch_ahead(ctx, COLUMNS, short_columns<C, ROWS>,
+                           tl_grid(units, COLUMNS_AT_ONCE<ROWS> * TL_TREE_THREADS), TL_TREE_THREADS, 0, x,
+                           (uint32_t)units, tl_fastdiv((uint64_t)per_slice), shape, out);
+}
+
+template <class C>
+int32_t pick_short_columns(tl_context *ctx, const float *x, int64_t outer, const column_shape &shape, float *out)
+{
+    const auto launch = shape.rows <= 2   ? launch_short_columns<C, 2>
+                        : shape.rows <= 4 ? launch_short_columns<C, 4>
+                        : shape.rows <= 8 ? launch_short_columns<C, 8>
+                                          : launch_short_columns<C, SHORT_ROWS>;
+    return launch(ctx, x, outer, shape, out);
+}
+
 template <class Op>
 int32_t reduce_columns(tl_context *ctx, const float *x, int64_t outer, int64_t rows, int64_t cols, int64_t count,
                        float *out, tl_order order = TL_AFTER)
@@ -357,6 +412,11 @@ int32_t reduce_columns(tl_context *ctx, const float *x, int64_t outer, int64_t r
                                 last ? count : 0,
                                 last ? order : TL_AFTER};
     const bool by_four = cols % 4 == 0 && tl_aligned4(x) && tl_aligned4(out);
+    /* Threads that own whole columns are enough to keep memory busy where each multiprocessor has a few blocks of them. */
+    const int64_t units = outer * cols / (by_four ? 4 : 1);
+    if (rows <= SHORT_ROWS && units >= 8 * TL_TREE_THREADS * (int64_t)tl_cuda_sms(ctx))
+        return (by_four ? pick_short_columns<unit<Op, true>> : pick_short_columns<unit<Op, false>>)(ctx, x, outer,
+                                                                                                    shape, out);
     const auto launch = by_four ? launch_columns<unit<Op, true>> : launch_columns<unit<Op, false>>;
     TL_TRY(launch(ctx, x, outer, shape, last ? out : (float *)partial, last && chunks > 1));
     return last ? TORCHLEAN_OK : reduce_columns<Op>(ctx, partial, outer, chunks, cols, count, out);

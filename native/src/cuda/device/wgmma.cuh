@@ -129,8 +129,9 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t address)
 __device__ __forceinline__ char *align_to_swizzle(char *p) { return p + (1024 - tl_shared_address(p) % 1024) % 1024; }
 
 /* In wgmma's text the results' places by number, and in its operands 16 sums from d[i] on. */
+#define TL_PLACES_0_15 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define TL_PLACES_0_31                                                                                                 \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                            \
+    TL_PLACES_0_15 ", "                                                                                                \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define TL_PLACES_32_47 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define TL_PLACES_48_63 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
@@ -141,6 +142,14 @@ __device__ __forceinline__ char *align_to_swizzle(char *p) { return p + (1024 - 
 
 /* d = a·b, or d += a·b with ADD, over 8 columns of K for 64 rows. Warp w of the group holds rows 16w ..: d[4j + e] of
  * its lane 4g + t is row g + 8·(e / 2), column 8j + 2t + e % 2 (PTX ISA, "Register Fragments for wgmma.mma_async"). */
+template <bool ADD> __device__ __forceinline__ void wgmma(float (&d)[16], const uint32_t (&a)[4], uint64_t b)
+{
+    asm volatile("{ .reg .pred add; setp.ne.b32 add, %21, 0; wgmma.mma_async.sync.aligned.m64n32k8.f32.tf32.tf32 "
+                 "{" TL_PLACES_0_15 "}, {%16, %17, %18, %19}, %20, add, 1, 1; }"
+                 : TL_SUMS(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD ? 1 : 0));
+}
+
 template <bool ADD> __device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t (&a)[4], uint64_t b)
 {
     asm volatile("{ .reg .pred add; setp.ne.b32 add, %37, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 "
@@ -165,6 +174,7 @@ template <bool ADD> __device__ __forceinline__ void wgmma(float (&d)[64], const 
                  : TL_SUMS(d, 0), TL_SUMS(d, 16), TL_SUMS(d, 32), TL_SUMS(d, 48)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD ? 1 : 0));
 }
+#undef TL_PLACES_0_15
 #undef TL_PLACES_0_31
 #undef TL_PLACES_32_47
 #undef TL_PLACES_48_63

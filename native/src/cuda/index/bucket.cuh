@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/device/division.cuh"
+#include "cuda/device/vector.cuh"
 #include "cuda/device/warp_sum.cuh"
 #include "cuda/index/long_run.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -33,6 +34,8 @@ struct buckets {
     const uint32_t *indices;
     uint32_t rows, k;
     uint32_t chunks, span; /* of the list, and indices of a chunk */
+    uint32_t spread;       /* block 2^spread·i deals chunk i, and blocks between copy */
+    uint32_t together;     /* chunks that are dealt at a time */
     tl_fastdiv count;      /* buckets */
     tl_fastdiv cols;       /* of a row; of more than one, positions in the list are dealt in the place of values */
     tl_fastdiv strip;      /* columns that are added together of a row of many hits */
@@ -116,6 +119,58 @@ __device__ __forceinline__ uint32_t list_pieces(const buckets &s, uint32_t kind,
     return all_hits;
 }
 
+/* The pieces of a window alone. */
+struct window_pieces {
+    uint32_t at[PIECES];
+};
+
+/* Where in a window its pieces begin, by which the piece of a hit is found without a search. Words stand for 32 hits, and have the
+ * piece of the first, and a bit for each hit behind it that begins another. */
+struct window_marks {
+    uint32_t piece[WINDOW / 32], starts[WINDOW / 32];
+
+    __device__ __forceinline__ uint32_t piece_of(uint32_t word, uint32_t lane) const
+    {
+        return piece[word] + __popc(starts[word] & ((2u << lane) - 1));
+    }
+};
+
+/* The block lists the pieces of a kind in PIECES chunks from `first` on for the window from hit `from` of them on, hit h of which is
+ * hits[at[piece] + h], and gives out the hits of all windows. Complete behind the next barrier. */
+__device__ __forceinline__ uint32_t list_window(const buckets &s, uint32_t kind, uint32_t first, uint32_t from,
+                                                uint32_t (&at)[PIECES], window_marks &marks, uint32_t *of_warps)
+{
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, chunk = first + 4 * threadIdx.x;
+    uint32_t begin[4], hits[4], sum = 0, some = 0;
+    load_pieces(s, kind, chunk, begin, hits);
+    static_assert(WINDOW / 32 <= THREADS);
+    if (threadIdx.x < WINDOW / 32) marks.starts[threadIdx.x] = 0;
+    TL_UNROLL_FOR (uint32_t i = 0; i < 4; i++)
+        sum += hits[i], some += hits[i] > 0;
+    uint32_t before = tl_sum_to_lane(sum, lane), piece = tl_sum_to_lane(some, lane), all_hits = 0;
+    if (lane == 31) of_warps[warp] = before, of_warps[WARPS + warp] = piece;
+    before -= sum, piece -= some;
+    __syncthreads();
+    TL_UNROLL_FOR (uint32_t w = 0; w < WARPS; w++) {
+        if (w < warp) before += of_warps[w], piece += of_warps[WARPS + w];
+        all_hits += of_warps[w];
+    }
+    const uint32_t to = min(all_hits, from + WINDOW);
+    TL_UNROLL_FOR (uint32_t i = 0; i < 4; i++) {
+        const uint32_t next = before + hits[i];
+        if (before < next && from < next && before < to) {
+            const uint32_t in_window = before - from; /* wraps around where the piece begins before the window */
+            at[piece] = (chunk + i) * s.span + begin[i] - in_window;
+            if (before > from && in_window % 32) atomicOr(marks.starts + in_window / 32, 1u << in_window % 32);
+#pragma unroll 1
+            for (uint32_t hit = before > from ? (in_window + 31) / 32 * 32 : 0; hit < min(next, to) - from; hit += 32)
+                marks.piece[hit / 32] = piece;
+        }
+        piece += before < next, before = next;
+    }
+    return all_hits;
+}
+
 /* A thread's hits of a window: a warp has neighbours, as many as the others. Where no hit is, the place is `nowhere`. */
 struct window {
     uint32_t place[WINDOW_ITEMS], value[WINDOW_ITEMS], rounds;
@@ -139,6 +194,23 @@ struct window {
             const uint32_t piece = first + __popc(starts & ((2u << lane) - 1));
             if (i < rounds && start + lane < to) {
                 const uint2 hit = hits[pieces.at[piece] + start + lane];
+                place[i] = hit.x, value[i] = hit.y;
+            }
+        }
+    }
+    /* The same of the first `count` hits of a window that has marks. */
+    __device__ __forceinline__ void load_marked(const uint2 *hits, const uint32_t (&at)[PIECES],
+                                                const window_marks &marks, uint32_t count, uint32_t nowhere)
+    {
+        rounds = (count + THREADS - 1) / THREADS;
+        const uint32_t lane = threadIdx.x % 32, first = threadIdx.x / 32 * rounds;
+        TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++)
+            place[i] = nowhere, value[i] = 0;
+        TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {
+            if (i % 4 == 0 && i >= rounds) break;
+            const uint32_t word = first + i, hit_of_window = word * 32 + lane;
+            if (i < rounds && hit_of_window < count) {
+                const uint2 hit = hits[at[marks.piece_of(word, lane)] + hit_of_window];
                 place[i] = hit.x, value[i] = hit.y;
             }
         }
@@ -312,6 +384,36 @@ __device__ __forceinline__ void add_lone_row(const buckets &s, piece_list &piece
     const int64_t at = POSITIONS ? (int64_t)row * s.cols.divisor + col : row;
     const float sum = add_kind<POSITIONS>(s, kind, col, s.base ? s.base[at] : 0.0f, pieces, of_warps, stage, room);
     if (threadIdx.x == 0) s.out[at] = sum;
+}
+
+/* ---- copies of the base ---------------------------------------------------------------------------------------------- */
+
+/* Vectors of a thread of a block that copies, all of which are on their way at once. */
+constexpr uint32_t COPIED = 8, TILE = 4 * COPIED * THREADS;
+
+/* The block copies a tile of the base, of `total` elements, to the output, or clears it. The base is read once; the output stays in the
+ * cache for those who add to it. */
+__device__ __forceinline__ void copy_tile(const buckets &s, uint32_t total, uint32_t tile)
+{
+    const uint32_t from = tile * TILE;
+    if (s.aligned && total - from >= TILE) {
+        const uint32_t at = from + 4 * threadIdx.x;
+        float4 quads[COPIED];
+        TL_UNROLL_FOR (uint32_t i = 0; i < COPIED; i++)
+            quads[i] = s.base ? __ldcs(reinterpret_cast<const float4 *>(s.base + at) + i * THREADS)
+                              : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        TL_UNROLL_FOR (uint32_t i = 0; i < COPIED; i++)
+            tl_store4(s.out + at + i * 4 * THREADS, quads[i]);
+        return;
+    }
+    const uint32_t end = total - from < TILE ? total : from + TILE;
+    for (uint32_t first = from + threadIdx.x; first < end; first += COPIED * THREADS) {
+        float values[COPIED];
+        TL_UNROLL_FOR (uint32_t i = 0; i < COPIED; i++)
+            values[i] = s.base ? s.base[min(first + i * THREADS, end - 1)] : 0.0f;
+        TL_UNROLL_FOR (uint32_t i = 0; i < COPIED; i++)
+            if (first + i * THREADS < end) s.out[first + i * THREADS] = values[i];
+    }
 }
 
 } /* namespace tl_buckets */

@@ -13,6 +13,9 @@ constexpr int ROWS_ADDING = 2; /* blocks of a multiprocessor */
 /* Hits of a row in a window: longer runs are left to a warp, or to the block; and elements of a thread, and hits of each, that are on
  * their way together. */
 constexpr uint32_t MANY_OF_ROW = 64, LONG_OF_ROW = 256, ELEMENTS_AT_ONCE = 4, HITS_AT_ONCE = 8;
+/* Elements of a bucket from which on the table is copied beside the launch that deals, if most rows have no hit: a block would copy
+ * those of its bucket, ELEMENTS_AT_ONCE of a thread at a time, for longer than a launch takes. */
+constexpr int64_t MANY_COPIED = 4 * ELEMENTS_AT_ONCE * THREADS;
 
 /* Shared memory of a block: the positions of a window in order of rows, and what they are put in order with, then what the block or
  * its warps add. */
@@ -26,17 +29,27 @@ struct row_room {
     };
 };
 
+/* Copies the base to the output, or clears it. It is launched behind the one that deals, beside it. */
+__global__ void __launch_bounds__(THREADS) copy_table_kernel(buckets s, uint32_t total)
+{
+    tl_wait_for_earlier(TL_BESIDE);
+    copy_tile(s, total, blockIdx.x);
+    tl_wait_at_end(TL_BESIDE);
+}
+
 /* The first blocks have a column of a heavy row each: they guess and verify sums, which is faster than a chain. Each of those behind
  * them owns all other rows of a bucket. It puts the positions of a window
- * in order of rows, stably, and reads the values by these. What a window adds is in the output, from where the next one goes on. */
-__global__ void __launch_bounds__(THREADS, ROWS_ADDING) add_rows_kernel(buckets s)
+ * in order of rows, stably, and reads the values by these. What a window adds is in the output, from where the next one goes on.
+ * IS_COPIED: the output is the base already, and only rows that have hits are taken. */
+template <bool IS_COPIED> __global__ void __launch_bounds__(THREADS, ROWS_ADDING) add_rows_kernel(buckets s)
 {
     constexpr uint32_t LEFT = WINDOW / MANY_OF_ROW;
     TL_DYNAMIC_SHARED(uint4, shared);
     row_room &room = *reinterpret_cast<row_room *>(shared);
     __shared__ __align__(16) uint32_t first[MOST_PLACES + 2];
     __shared__ uint32_t left[LEFT]; /* places: of many hits from the front, long ones from the back */
-    __shared__ uint32_t of_warps[2 * WARPS], many, longs;
+    __shared__ uint16_t named[IS_COPIED ? MOST_PLACES : 1]; /* places that have hits, in any order */
+    __shared__ uint32_t of_warps[2 * WARPS], many, longs, names;
     __shared__ tl_long_room heavy_room;
     __shared__ heavy_places heavy;
     __shared__ piece_list pieces;
@@ -50,8 +63,8 @@ __global__ void __launch_bounds__(THREADS, ROWS_ADDING) add_rows_kernel(buckets 
     }
     const uint32_t bucket = blockIdx.x - first_blocks, places = (s.rows - bucket - 1) / count + 1;
     uint16_t *const of_warp = tallies + warp * tl_tally_stride(places + 1);
-    const float *base = s.base;
-    bool is_first = true; /* window, which writes all rows */
+    const float *base = IS_COPIED ? s.out : s.base;
+    bool is_first = !IS_COPIED; /* window, which writes all rows */
     const auto element_of = [&](uint32_t place) { return (place * count + bucket) * cols; };
     heavy.list(s, bucket);
     for (uint32_t chunk = 0; chunk < s.chunks; chunk += PIECES) {
@@ -61,6 +74,7 @@ __global__ void __launch_bounds__(THREADS, ROWS_ADDING) add_rows_kernel(buckets 
             w.load(s.hits, pieces, from, min(hits, from + WINDOW), places);
             tl_clear_tallies(tallies, places + 1);
             if (threadIdx.x == 0) many = longs = 0;
+            if (IS_COPIED && threadIdx.x == 0) names = 0;
             __syncthreads();
             uint32_t to[WINDOW_ITEMS];
             tl_rank_hits(of_warp, places + 1, [&](int i) { return w.place[i]; }, w.rounds, to);
@@ -68,15 +82,19 @@ __global__ void __launch_bounds__(THREADS, ROWS_ADDING) add_rows_kernel(buckets 
             tl_place_kinds(tallies, places + 1, first, of_warps);
             TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++)
                 if (i < w.rounds) room.list[of_warp[w.place[i]] + to[i]] = w.value[i];
+            for (uint32_t p = threadIdx.x; IS_COPIED && p < places; p += THREADS)
+                if (first[p] < first[p + 1]) named[atomicAdd(&names, 1u)] = (uint16_t)p;
             __syncthreads();
-            for (uint32_t from_unit = threadIdx.x; from_unit < places * cols; from_unit += ELEMENTS_AT_ONCE * THREADS) {
+            const uint32_t units = (IS_COPIED ? names : places) * cols;
+            for (uint32_t from_unit = threadIdx.x; from_unit < units; from_unit += ELEMENTS_AT_ONCE * THREADS) {
                 uint32_t at[ELEMENTS_AT_ONCE], end[ELEMENTS_AT_ONCE], col[ELEMENTS_AT_ONCE], element[ELEMENTS_AT_ONCE];
                 float sum[ELEMENTS_AT_ONCE];
                 TL_UNROLL_FOR (uint32_t u = 0; u < ELEMENTS_AT_ONCE; u++) {
                     const uint32_t unit = from_unit + u * THREADS,
-                                   place = min(s.cols.divmod(unit, col + u), places - 1);
-                    at[u] = first[place], end[u] = unit < places * cols ? first[place + 1] : at[u];
-                    bool owns = at[u] < end[u] || (is_first && unit < places * cols && !heavy.hold(place));
+                                   number = min(s.cols.divmod(unit, col + u), (IS_COPIED ? names : places) - 1);
+                    const uint32_t place = IS_COPIED ? named[number] : number;
+                    at[u] = first[place], end[u] = unit < units ? first[place + 1] : at[u];
+                    bool owns = at[u] < end[u] || (is_first && unit < units && !heavy.hold(place));
                     if (end[u] - at[u] > MANY_OF_ROW) {
                         if (col[u] == 0) {
                             if (end[u] - at[u] > LONG_OF_ROW)
@@ -130,6 +148,19 @@ __global__ void __launch_bounds__(THREADS, ROWS_ADDING) add_rows_kernel(buckets 
             base = s.out, is_first = false;
         }
     }
+}
+
+/* The second launch, and before it, beside the first, the copy of a table of which most rows have no hit. */
+static int32_t add_rows(tl_context *ctx, const char *name, const buckets &s)
+{
+    const int64_t cols = s.cols.divisor, total = (int64_t)s.rows * cols;
+    const bool copied = s.k <= s.rows && s.places * cols > MANY_COPIED;
+    if (copied)
+        TL_TRY(tl_launch_ahead(ctx, name, copy_table_kernel, tl_grid(total, TILE), THREADS, 0, s, (uint32_t)total));
+    const auto kernel = copied ? add_rows_kernel<true> : add_rows_kernel<false>;
+    TL_TRY(tl_allow_shared(ctx, kernel, sizeof(row_room)));
+    return tl_launch_ahead(ctx, name, kernel, (unsigned)(s.heavies * cols + s.count.divisor), THREADS, sizeof(row_room),
+                           s);
 }
 
 } /* namespace tl_buckets */

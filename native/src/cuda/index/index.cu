@@ -107,13 +107,15 @@ axis_indices make_axis_indices(const uint32_t *at, int64_t n, int64_t inner, int
     return {at, tl_fastdiv(inner), tl_fastdiv(k), (uint32_t)n, io > 1, ii > 1};
 }
 
-/* A thread owns one (outer, column) of the output, which holds the base, and adds its k values one after the other. AT_ONCE of them
- * are on their way together; of those that meet in one element each goes on from the one before. */
-constexpr int AT_ONCE = 8;
+/* A thread owns one (outer, column) of the output, which holds the base, and adds its k values one after the other, AT_ONCE of them
+ * together: of those that meet in one element each goes on from the one before. AHEAD are on their way while as many are added. */
+constexpr int AT_ONCE = 8, FAR_AHEAD = 32;
 
+template <int AHEAD>
 __global__ void __launch_bounds__(THREADS)
     add_columns_kernel(const float *__restrict__ values, axis_indices indices, float *out, int64_t columns)
 {
+    static_assert(AHEAD % AT_ONCE == 0);
     const int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (t >= columns) return;
     uint32_t c;
@@ -122,22 +124,34 @@ __global__ void __launch_bounds__(THREADS)
     const uint32_t *const at = indices.at + (indices.by_outer ? above * step : 0) + (indices.by_column ? c : 0);
     const float *const from = values + above * inner + c;
     float *const column = out + (int64_t)o * indices.n * inner + c;
-    for (uint32_t j = 0; j < k; j += AT_ONCE) {
-        uint32_t index[AT_ONCE];
-        float v[AT_ONCE], sum[AT_ONCE];
-        TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++) {
-            index[i] = j + i < k ? at[(j + i) * step] : indices.n;
-            v[i] = j + i < k ? from[(int64_t)(j + i) * inner] : 0.0f;
+    uint32_t next_index[AHEAD];
+    float next[AHEAD];
+    const auto fetch = [&](uint32_t j) {
+        TL_UNROLL_FOR (int i = 0; i < AHEAD; i++) {
+            next_index[i] = j + i < k ? at[(j + i) * step] : indices.n;
+            next[i] = j + i < k ? from[(int64_t)(j + i) * inner] : 0.0f;
         }
-        TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++)
-            sum[i] = index[i] < indices.n ? column[(int64_t)index[i] * inner] : 0.0f;
-        TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++) {
-            TL_UNROLL_FOR (int before = 0; before < AT_ONCE; before++)
-                if (before < i && index[before] == index[i]) sum[i] = sum[before];
-            sum[i] += v[i];
+    };
+    fetch(0);
+    for (uint32_t j = 0; j < k; j += AHEAD) {
+        uint32_t index[AHEAD];
+        float v[AHEAD];
+        TL_UNROLL_FOR (int i = 0; i < AHEAD; i++)
+            index[i] = next_index[i], v[i] = next[i];
+        if (j + AHEAD < k) fetch(j + AHEAD);
+        TL_UNROLL_FOR (int first = 0; first < AHEAD; first += AT_ONCE) {
+            if (j + first >= k) break;
+            float sum[AT_ONCE];
+            TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++)
+                sum[i] = index[first + i] < indices.n ? column[(int64_t)index[first + i] * inner] : 0.0f;
+            TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++) {
+                TL_UNROLL_FOR (int before = 0; before < AT_ONCE; before++)
+                    if (before < i && index[first + before] == index[first + i]) sum[i] = sum[before];
+                sum[i] += v[first + i];
+            }
+            TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++)
+                if (index[first + i] < indices.n) column[(int64_t)index[first + i] * inner] = sum[i];
         }
-        TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++)
-            if (index[i] < indices.n) column[(int64_t)index[i] * inner] = sum[i];
     }
 }
 
@@ -152,9 +166,8 @@ __global__ void __launch_bounds__(THREADS)
     places[t] = index < indices.n ? (o * indices.n + index) * indices.inner.divisor + c : UINT32_MAX;
 }
 
-constexpr int64_t FEW_VALUES = 256;   /* to add one after the other; also few beside n, as sorting costs memory for n */
-constexpr int64_t WHOLE_ROW = 32;     /* elements of a row that share an index: those from here on move as one */
-constexpr int64_t LARGE_ARRAY = 1024; /* elements worth a block */
+constexpr int64_t FEW_VALUES = 256; /* to add one after the other; also few beside n, as sorting costs memory for n */
+constexpr int64_t WHOLE_ROW = 32;   /* elements of a row that share an index: those from here on move as one */
 /* Tiles for each multiprocessor, from which on to copy all arrays and to add hits that are loaded at once in a launch behind is
  * faster. Three tiles at a time wait about a microsecond for indices and values, when they have copied: in four turns longer than
  * that launch takes. */
@@ -173,7 +186,7 @@ int32_t add_along(tl_context *ctx, const char *name, const float *base, const fl
         return tl_scatter_strips(ctx, name, base, values, indices, outer, n, inner, k, true, out);
     const bool one_by_one = !by_row && k <= AT_ONCE &&
                             outer * tl_ceil_div(n * inner, TL_TILE) >= MANY_TILES * tl_cuda_sms(ctx);
-    if (ii == 1 && k <= TL_TILE_INDICES && (by_row || n * inner >= LARGE_ARRAY) && !one_by_one)
+    if (ii == 1 && k <= TL_TILE_INDICES && (by_row || n * inner >= TL_LARGE_ARRAY) && !one_by_one)
         return tl_scatter_tiles(ctx, name, base, values, indices, outer, n, inner, k, io > 1, out);
     const axis_indices at = make_axis_indices(indices, n, by_row ? 1 : inner, io, k, ii);
     if (one_by_one || (!by_row && (k <= FEW_VALUES || k < n / 64))) {
@@ -183,7 +196,8 @@ int32_t add_along(tl_context *ctx, const char *name, const float *base, const fl
         else
             TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), out, 0.0f, total));
         const int64_t columns = outer * inner;
-        return tl_launch(ctx, name, add_columns_kernel, tl_grid(columns, THREADS), THREADS, values, at, out, columns);
+        const auto kernel = k <= AT_ONCE ? add_columns_kernel<AT_ONCE> : add_columns_kernel<FAR_AHEAD>;
+        return tl_launch(ctx, name, kernel, tl_grid(columns, THREADS), THREADS, values, at, out, columns);
     }
     /* The values, or rows of them, in their order, as a list: that of a column is that of its j. */
     const int64_t count = outer * k * at.inner.divisor, cols = by_row ? inner : 1;

@@ -20,8 +20,7 @@ __device__ __forceinline__ void tl_clear_tallies(uint16_t *tallies, uint32_t kin
 
 /* Counts the warp's hits, and gives out how many of its kind each has before it: those of items before, then of lower lanes. The
  * lane's item i is of kind kind_of(i), below `kinds`. Items from `rounds` on, the same in the warp, are left out, four at a time. The
- * lanes of a kind follow from one vote for each bit of it, which costs a fraction of an atomic operation on shared memory with as
- * many bank conflicts as lanes of random kinds have. */
+ * lanes of a kind follow from one vote for each bit of it. */
 template <int ITEMS, class Kind>
 __device__ __forceinline__ void tl_rank_hits(uint16_t *of_warp, uint32_t kinds, Kind kind_of, uint32_t rounds,
                                              uint32_t (&rank)[ITEMS])
@@ -48,53 +47,80 @@ __device__ __forceinline__ void tl_rank_hits(uint16_t *of_warp, uint32_t kinds, 
     }
 }
 
-/* first[i] becomes the sum of those before, for i <= count, where count is at most 4·TL_LONG_THREADS. All threads have written theirs. */
-__device__ __forceinline__ void tl_sum_before(uint32_t *first, uint32_t count, uint32_t *of_warps)
+/* Of fewer kinds votes cost less than atomic operations: of 128 kinds 32 hits have three or four kinds with more than one hit, each of
+ * which takes as many instructions as two or three bits. */
+constexpr uint32_t TL_VOTED_KINDS = 128;
+
+/* The same of all items, with an atomic operation for each. Of many kinds mostly one lane of an item is of a kind, and has before it
+ * what was counted before. Where a lane was not the first of its kind to be counted, several are, which were counted in any order: a
+ * vote for each such kind finds them. No item waits for the one before, as the counts that votes make in turn do. */
+template <int ITEMS, class Kind>
+__device__ __forceinline__ void tl_count_hits(uint16_t *of_warp, uint32_t kinds, Kind kind_of, uint32_t (&rank)[ITEMS])
 {
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    __syncthreads();
-    uint32_t v[4], sum = 0;
-    TL_UNROLL_FOR (uint32_t i = 0; i < 4; i++) {
-        v[i] = 4 * threadIdx.x + i < count ? first[4 * threadIdx.x + i] : 0;
-        sum += v[i];
+    static_assert(ITEMS % 4 == 0);
+    const uint32_t lane = threadIdx.x % 32, below = (1u << lane) - 1;
+    if (kinds <= TL_VOTED_KINDS) {
+        tl_rank_hits(of_warp, kinds, kind_of, ITEMS, rank);
+        return;
     }
-    uint32_t end = tl_sum_to_lane(sum, lane);
+    uint32_t *const words = reinterpret_cast<uint32_t *>(of_warp); /* of two kinds each */
+    TL_UNROLL_FOR (int first = 0; first < ITEMS; first += 4) {
+        uint32_t before[4], then[4]; /* the four are on their way together */
+        TL_UNROLL_FOR (int u = 0; u < 4; u++) {
+            const uint32_t kind = kind_of(first + u);
+            before[u] = words[kind / 2];
+            __syncwarp();
+            then[u] = atomicAdd(words + kind / 2, kind % 2 ? 1u << 16 : 1u);
+            __syncwarp();
+        }
+        TL_UNROLL_FOR (int u = 0; u < 4; u++) {
+            const uint32_t kind = kind_of(first + u), of_kind = kind % 2 ? ~0u << 16 : UINT16_MAX;
+            const uint32_t counted = kind % 2 ? before[u] >> 16 : before[u] & UINT16_MAX;
+            rank[first + u] = counted;
+            uint32_t late = __ballot_sync(~0u, ((then[u] ^ before[u]) & of_kind) != 0);
+            while (late) {
+                const uint32_t same = __ballot_sync(~0u, kind == __shfl_sync(~0u, kind, 31 - __clz((int)late)));
+                if (same >> lane & 1) rank[first + u] = counted + __popc(same & below);
+                late &= ~same;
+            }
+        }
+    }
+}
+
+/* Of every kind: first[kind] is where its hits begin among those of all, first[kinds] where the last ends, and the hits of each warp
+ * become where its own begin. A thread has four kinds, of which two share a word; there are 4·TL_LONG_THREADS at most. All threads
+ * have counted theirs. */
+__device__ __forceinline__ void tl_place_kinds(uint16_t *tallies, uint32_t kinds, uint32_t *first, uint32_t *of_warps)
+{
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, kind = 4 * threadIdx.x;
+    const uint32_t stride = tl_tally_stride(kinds) / 4;
+    uint2 *const mine = reinterpret_cast<uint2 *>(tallies) + threadIdx.x;
+    uint2 sum = make_uint2(0, 0);
+    if (kind < kinds) {
+        TL_UNROLL_FOR (uint32_t w = 0; w < TL_LONG_WARPS; w++)
+            sum.x += mine[w * stride].x, sum.y += mine[w * stride].y;
+    }
+    const uint32_t hits[4] = {sum.x & UINT16_MAX, sum.x >> 16, sum.y & UINT16_MAX, sum.y >> 16};
+    const uint32_t all = hits[0] + hits[1] + hits[2] + hits[3];
+    uint32_t end = tl_sum_to_lane(all, lane);
     if (lane == 31) of_warps[warp] = end;
     __syncthreads();
     TL_UNROLL_FOR (uint32_t w = 0; w + 1 < TL_LONG_WARPS; w++)
         if (w < warp) end += of_warps[w];
-    uint32_t at = end - sum;
-    TL_UNROLL_FOR (uint32_t i = 0; i < 4; i++) {
-        if (4 * threadIdx.x + i < count) first[4 * threadIdx.x + i] = at;
-        at += v[i];
-    }
-    if (threadIdx.x == TL_LONG_THREADS - 1) first[count] = end;
-    __syncthreads();
-}
-
-/* Of every kind: first[kind] is where its hits begin among those of all, and the hits of each warp become where its own begin. A
- * thread has two kinds at a time, whose counts share a word. */
-__device__ __forceinline__ void tl_place_kinds(uint16_t *tallies, uint32_t kinds, uint32_t *first, uint32_t *of_warps)
-{
-    uint32_t *const words = reinterpret_cast<uint32_t *>(tallies);
-    const uint32_t stride = tl_tally_stride(kinds) / 2;
-    for (uint32_t pair = threadIdx.x; 2 * pair < kinds; pair += TL_LONG_THREADS) {
-        uint32_t sum = 0;
-        TL_UNROLL_FOR (uint32_t w = 0; w < TL_LONG_WARPS; w++)
-            sum += words[w * stride + pair];
-        first[2 * pair] = sum & UINT16_MAX;
-        if (2 * pair + 1 < kinds) first[2 * pair + 1] = sum >> 16;
-    }
-    tl_sum_before(first, kinds, of_warps);
-    for (uint32_t pair = threadIdx.x; 2 * pair < kinds; pair += TL_LONG_THREADS) {
-        uint32_t hits[TL_LONG_WARPS], at = first[2 * pair] | first[2 * pair + 1] << 16;
-        TL_UNROLL_FOR (uint32_t w = 0; w < TL_LONG_WARPS; w++)
-            hits[w] = words[w * stride + pair];
+    if (kind < kinds) {
+        uint32_t at[4] = {end - all};
+        TL_UNROLL_FOR (uint32_t i = 1; i < 4; i++)
+            at[i] = at[i - 1] + hits[i - 1];
+        TL_UNROLL_FOR (uint32_t i = 0; i < 4; i++)
+            if (kind + i < kinds) first[kind + i] = at[i];
+        uint2 begin = make_uint2(at[0] | at[1] << 16, at[2] | at[3] << 16);
         TL_UNROLL_FOR (uint32_t w = 0; w < TL_LONG_WARPS; w++) {
-            words[w * stride + pair] = at;
-            at += hits[w];
+            const uint2 of_this = mine[w * stride];
+            mine[w * stride] = begin;
+            begin.x += of_this.x, begin.y += of_this.y;
         }
     }
+    if (threadIdx.x == TL_LONG_THREADS - 1) first[kinds] = end;
     __syncthreads();
 }
 

@@ -423,7 +423,7 @@ template <bool BY_SLOTS> int32_t launch_owners(tl_context *ctx, const char *name
 bool slots_serve(int64_t outer, int64_t rows, int64_t cols, int64_t k)
 {
     if (cols < 128 || rows >= UINT32_MAX) return false;
-    if (k >= rows && k > TILED_FEW && k <= TILED_WIDE)
+    if (k >= rows && k > TILED_FEW && k <= TL_TILE_INDICES)
         return k <= rows * (SLOTS / 4) || (k <= rows * (SLOTS / 2) && outer * k * cols >= TILE_SORTS);
     /* Tiles copy rows without a hit faster, and of few hits no row has many. */
     if (k <= TILED_FEW && 4 * k < rows) return false;

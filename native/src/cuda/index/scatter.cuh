@@ -18,6 +18,7 @@ int32_t tl_scatter_shared(tl_context *ctx, const char *name, const float *base, 
 constexpr int64_t TL_TILE_INDICES = 8192;
 constexpr int64_t TL_TILE = 16384;          /* elements of a tile of a large output: a copy that outweighs the list */
 constexpr int64_t TL_SMALL_TABLE = 1 << 21; /* elements: smaller ones have tiles of few columns */
+constexpr int64_t TL_LARGE_ARRAY = 1024;    /* elements worth a block */
 int32_t tl_scatter_tiles(tl_context *ctx, const char *name, const float *base, const float *values,
                          const uint32_t *indices, int64_t outer, int64_t rows, int64_t cols, int64_t k, bool by_outer,
                          float *out);

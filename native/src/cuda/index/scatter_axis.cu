@@ -32,6 +32,8 @@ constexpr int64_t MOST_ARRAYS = 1 << 16; /* numbers of runs of all are words */
 constexpr int64_t LEAST_HITS = 1025, LEAST_ALONE = 4097;
 /* Narrow rows of all arrays: tiles of fewer have few rows each, whose hits are in order as they are found. */
 constexpr int64_t LEAST_ROWS = 1024;
+/* Hits of arrays that are too small for tiles, from which on they are not added one after the other. */
+constexpr int64_t LEAST_SMALL = 257;
 /* Values of wide rows, which are brought in the time of a launch or two. */
 constexpr int64_t MOST_WIDE = (int64_t)1 << 22;
 constexpr int FEW_ITEMS = 8, MOST_ITEMS = (int)(TL_TILE_INDICES / THREADS); /* indices of a thread */
@@ -344,7 +346,10 @@ template <class Vector> int32_t launch_runs(tl_context *ctx, const char *name, c
 
 bool tl_axis_serves(int64_t outer, int64_t rows, int64_t cols, int64_t k)
 {
-    if (k < LEAST_HITS || k > TL_TILE_INDICES || rows > MOST_ROWS || outer > MOST_ARRAYS) return false;
+    const bool small = outer > 1 && cols < 32 && rows * cols < TL_LARGE_ARRAY;
+    if (k < (small ? LEAST_SMALL : LEAST_HITS) || k > TL_TILE_INDICES || rows > MOST_ROWS || outer > MOST_ARRAYS)
+        return false;
+    if (small) return true;
     if (cols < 32) return outer * rows >= LEAST_ROWS && (outer > 1 || k >= LEAST_ALONE);
     return outer > 1 && outer * rows * cols < TL_SMALL_TABLE && outer * k * cols <= MOST_WIDE &&
            !tl_strips_serve(outer, rows, cols, k);

@@ -14,13 +14,14 @@
  * A heavy row, which has hits for a block of its own, is a kind beside the buckets. Samples of the list say which rows are: any row
  * may be, as the sums do not depend on it.
  *
- * Of rows of several columns the positions in the list are dealt, by which the second launch reads the values (bucket_rows.cuh). */
-#include "cuda/device/async_copy.cuh"
+ * Of rows of several columns the positions in the list are dealt, by which the second launch reads the values (bucket_rows.cuh).
+ * The second launches of many rows are in bucket_lines.cuh. */
 #include "cuda/device/division.cuh"
 #include "cuda/device/instructions.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/device/warp_sum.cuh"
 #include "cuda/index/bucket.cuh"
+#include "cuda/index/bucket_lines.cuh"
 #include "cuda/index/bucket_rows.cuh"
 #include "cuda/index/long_run.cuh"
 #include "cuda/index/order.cuh"
@@ -38,7 +39,7 @@ using namespace tl_buckets;
  * More buckets than the device adds at once only have fewer hits each of those that are dealt together: short pieces are parts of
  * sectors. Buckets of lines have WINDOW_HITS, mostly one window. */
 constexpr uint32_t BUCKET_HITS = 1700, WINDOW_HITS = 4096;
-constexpr int ADDING = 3, LINES_ADDING = 2, DEALING = 4;       /* blocks of a multiprocessor */
+constexpr int ADDING = 3, DEALING = 4;                         /* blocks of a multiprocessor */
 constexpr int FEW_DEALT = 8, SOME_DEALT = 12, MANY_DEALT = 16; /* hits of a thread, and of THREADS of them a chunk */
 constexpr uint32_t ONE_BY_ONE = 256; /* hits of a row that a thread adds; more are a warp's, in chunks of 32·RUN */
 constexpr int RUN = 16;
@@ -50,7 +51,7 @@ constexpr int64_t HEAVY_HITS = 1024, LEAST_SAMPLES = 6;
 constexpr int64_t HEAVY_BLOCKS = 132;
 /* Rows for each hit: of more, single ones are far apart, and lines are more than what is added to. Hits of each row, of fewer of which
  * lines cost less than to put the hits of many rows in order, with so many counts to clear and to sum up. */
-constexpr int64_t FEW_OF_ROWS = 16, SOME_OF_ROW = 8, PLACED_ROWS = 1 << 17;
+constexpr int64_t FEW_OF_ROWS = 32, SOME_OF_ROW = 8, PLACED_ROWS = 1 << 17;
 /* Lines are of 128 bytes, or, of fewer rows than DENSE for each hit, of 32, a sector: then rows beside each other, which uneven lists
  * name most, are in more buckets. A bucket of MOST_LINED rows has its sums, of 66 KiB, and a window of hits, of 30 KiB, in shared
  * memory: chips with 99 KiB for a block have room. So many that the buckets hold 2^24 rows; of more a block has a part of a bucket's,
@@ -61,10 +62,9 @@ constexpr uint32_t MOST_LINED = 528 << LINE_BITS;
 constexpr int64_t FEW_PARTS = 4;
 /* The rows of a bucket whose sums are in the output, the upper bits of a word. */
 constexpr int64_t MOST_FAR = (int64_t)1 << (32 - FIELD), MOST_ROWS = INT32_MAX;
-/* Vectors of a thread of a block that copies, all of which are on their way at once. */
-constexpr uint32_t COPIED = 8, TILE = 4 * COPIED * THREADS;
-/* Hits of one place in a warp, besides its first, of more than which a lane looks at all 32 instead of one after the other. */
-constexpr int FEW_TOGETHER = 2;
+/* Of blocks that copy and those that deal one of 2^SPREAD deals, while there are any: dealing waits for memory and shared memory while
+ * the others keep memory busy. Only where so many copy, as they do but for tables that are too large for lines and have many hits. */
+constexpr uint32_t SPREAD = 2;
 /* Rows of several columns, and hits of them. Tiles of fewer hits sort those of one tile in about the time of a launch, and, of more
  * columns than a warp has lanes, of a list that a block holds. Of larger tables of such rows owners copy wider pieces. */
 constexpr int64_t LEAST_ROWS = 1024, LEAST_ROW_HITS = 4096, MOST_COLUMNS = 63;
@@ -76,34 +76,9 @@ static_assert(MOST_BUCKETS * MOST_FAR >= MOST_ROWS);
 static_assert(MOST_BUCKETS + HEAVIES < KINDS && MOST_BUCKETS * MOST_PLACES * MOST_COLUMNS <= UINT32_MAX);
 static_assert(MANY_DEALT * THREADS <= UINT16_MAX);
 
-/* The block copies a tile of the base to the output, or clears it. The base is read once; the output stays in the cache for those who
- * add to it. */
-__device__ __forceinline__ void copy_tile(const buckets &s, uint32_t tile)
-{
-    const uint32_t from = tile * TILE;
-    if (s.aligned && s.rows - from >= TILE) {
-        const uint32_t at = from + 4 * threadIdx.x;
-        float4 quads[COPIED];
-        TL_UNROLL_FOR (uint32_t i = 0; i < COPIED; i++)
-            quads[i] = s.base ? __ldcs(reinterpret_cast<const float4 *>(s.base + at) + i * THREADS)
-                              : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        TL_UNROLL_FOR (uint32_t i = 0; i < COPIED; i++)
-            tl_store4(s.out + at + i * 4 * THREADS, quads[i]);
-        return;
-    }
-    const uint32_t end = s.rows - from < TILE ? s.rows : from + TILE;
-    for (uint32_t first = from + threadIdx.x; first < end; first += COPIED * THREADS) {
-        float values[COPIED];
-        TL_UNROLL_FOR (uint32_t i = 0; i < COPIED; i++)
-            values[i] = s.base ? s.base[min(first + i * THREADS, end - 1)] : 0.0f;
-        TL_UNROLL_FOR (uint32_t i = 0; i < COPIED; i++)
-            if (first + i * THREADS < end) s.out[first + i * THREADS] = values[i];
-    }
-}
-
 /* A block puts the hits of a chunk, ITEMS·THREADS of the list, in order of buckets in shared memory, from where they leave side by
- * side; POSITIONS: with their positions in the list in the place of values. A warp has 32·ITEMS neighbours of the list. Blocks
- * behind those of the chunks copy a tile each. */
+ * side; POSITIONS: with their positions in the list in the place of values. A warp has 32·ITEMS neighbours of the list. Other
+ * blocks copy a tile each. */
 template <int ITEMS, bool POSITIONS = false>
 __global__ void __launch_bounds__(THREADS, DEALING) deal_hits_kernel(buckets s)
 {
@@ -116,39 +91,60 @@ __global__ void __launch_bounds__(THREADS, DEALING) deal_hits_kernel(buckets s)
     uint2 *const staged = reinterpret_cast<uint2 *>(room);
     const tl_order order = s.heavies ? TL_BESIDE : TL_FIRST;
     tl_wait_for_earlier(order);
-    if (blockIdx.x >= s.chunks) {
-        copy_tile(s, blockIdx.x - s.chunks);
+    const uint32_t chunk = blockIdx.x >> s.spread;
+    if (chunk << s.spread != blockIdx.x || chunk >= s.chunks) {
+        copy_tile(s, s.rows, blockIdx.x - min(chunk + 1, s.chunks));
         tl_wait_at_end(order);
         return;
     }
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t none = s.count.divisor + s.heavies, kinds = none + 1;
-    const uint32_t from = blockIdx.x * (ITEMS * THREADS) + warp * ITEMS * 32 + lane;
+    const uint32_t from = chunk * (ITEMS * THREADS) + warp * ITEMS * 32 + lane, left = from < s.k ? s.k - from : 0;
     uint16_t *const of_warp = tallies + warp * tl_tally_stride(kinds);
     uint32_t word[ITEMS], to[ITEMS];
     float value[ITEMS];
+    const uint32_t *const rows = s.indices + from;
+    const float *const values = s.values + from;
     const auto load_values = [&] {
         TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
-            value[i] = POSITIONS ? __uint_as_float(from + i * 32) : s.values[min(from + i * 32, s.k - 1)];
+            value[i] = POSITIONS ? __uint_as_float(from + i * 32) : i * 32 < left ? values[i * 32] : 0.0f;
     };
     TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
-        word[i] = from + i * 32 < s.k ? s.indices[from + i * 32] : UINT32_MAX;
-    if (ITEMS == FEW_DEALT) load_values(); /* registers have room for them meanwhile */
+        word[i] = i * 32 < left ? rows[i * 32] : UINT32_MAX;
+    /* The lines of what the warp takes from a list in a chunk, which wait in L2 until then. */
+    const auto fetch = [&](const float *list, uint32_t of_chunk) {
+        const uint32_t line = of_chunk * (ITEMS * THREADS) + (warp * ITEMS + lane) * 32;
+        if (lane < ITEMS && line < s.k) tl_fetch_word_to_l2(list + line);
+    };
+    if (ITEMS == FEW_DEALT)
+        load_values(); /* registers have room for them meanwhile */
+    else
+        fetch(s.values, chunk);
     tl_clear_tallies(tallies, kinds);
     tl_wait_at_end(order); /* for the heavy rows */
     const bool some_heavy = s.heavies && s.heavy[0] != NONE;
     if (some_heavy) heavy.fill(s);
-    TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++) {
-        uint32_t bucket;
-        const uint32_t place = s.place_of(word[i], &bucket), is_heavy = some_heavy ? heavy.find(word[i]) : NONE;
-        word[i] = word[i] >= s.rows ? none : is_heavy != NONE ? s.count.divisor + is_heavy : place << FIELD | bucket;
+    const auto set_words = [&](auto find_heavy) {
+        TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++) {
+            uint32_t bucket;
+            const uint32_t place = s.place_of(word[i], &bucket), is_heavy = find_heavy(word[i]);
+            word[i] = word[i] >= s.rows  ? none
+                      : is_heavy != NONE ? s.count.divisor + is_heavy
+                                         : place << FIELD | bucket;
+        }
+    };
+    if (some_heavy)
+        set_words([&](uint32_t row) { return heavy.find(row); });
+    else
+        set_words([](uint32_t) { return NONE; });
+    if (ITEMS > FEW_DEALT) { /* for the block that comes after this one, while this one has nothing to ask for */
+        fetch(reinterpret_cast<const float *>(s.indices), chunk + s.together);
+        fetch(s.values, chunk + s.together);
     }
     __syncthreads();
-    tl_rank_hits(of_warp, kinds, [&](int i) { return word[i] % KINDS; }, ITEMS, to);
+    tl_count_hits(of_warp, kinds, [&](int i) { return word[i] % KINDS; }, to);
     __syncthreads();
     tl_place_kinds(tallies, kinds, first, of_warps);
-    for (uint32_t kind = threadIdx.x; kind < kinds; kind += THREADS)
-        s.begins[kind * s.stride + blockIdx.x] = (uint16_t)first[kind];
     if (ITEMS > FEW_DEALT) load_values();
     TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
         to[i] += of_warp[word[i] % KINDS];
@@ -156,11 +152,13 @@ __global__ void __launch_bounds__(THREADS, DEALING) deal_hits_kernel(buckets s)
     TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
         staged[to[i]] = make_uint2(word[i] >> FIELD, __float_as_uint(value[i]));
     __syncthreads();
-    uint4 *const out = reinterpret_cast<uint4 *>(s.hits + (int64_t)blockIdx.x * (ITEMS * THREADS));
+    uint4 *const out = reinterpret_cast<uint4 *>(s.hits + (int64_t)chunk * (ITEMS * THREADS));
     TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS / 2; i++) {
         const uint32_t pair = i * THREADS + threadIdx.x;
         if (2 * pair < first[none]) out[pair] = room[pair];
     }
+    for (uint32_t kind = threadIdx.x; kind < kinds; kind += THREADS)
+        s.begins[kind * s.stride + chunk] = (uint16_t)first[kind];
 }
 
 /* ---- buckets --------------------------------------------------------------------------------------------------------- */
@@ -177,6 +175,7 @@ __global__ void __launch_bounds__(THREADS, ADDING) add_buckets_kernel(buckets s)
     __shared__ heavy_places heavy;
     __shared__ uint32_t left[WINDOW / ONE_BY_ONE], of_warps[2 * WARPS], many;
     __shared__ piece_list pieces;
+    __shared__ window_marks marks;
     uint16_t *const tallies = reinterpret_cast<uint16_t *>(room);
     float *const values = reinterpret_cast<float *>(room);
     tl_wait_for_earlier();
@@ -192,14 +191,17 @@ __global__ void __launch_bounds__(THREADS, ADDING) add_buckets_kernel(buckets s)
         const uint32_t p = i * THREADS + threadIdx.x;
         base[i] = s.base && p < places ? s.base[p * count + bucket] : 0.0f;
     }
-    heavy.list(s, bucket);
-    TL_UNROLL_FOR (uint32_t i = 0; i < 4; i++)
-        if (i * THREADS + threadIdx.x < places) sums[i * THREADS + threadIdx.x] = base[i];
     for (uint32_t chunk = 0; chunk < s.chunks; chunk += PIECES) {
-        const uint32_t hits = list_pieces(s, bucket, chunk, pieces, of_warps);
-        for (uint32_t from = 0; from < hits; from += WINDOW) {
+        for (uint32_t from = 0, hits = 1; from < hits; from += WINDOW) {
+            hits = list_window(s, bucket, chunk, from, pieces.at, marks, of_warps);
+            __syncthreads();
             window w;
-            w.load(s.hits, pieces, from, min(hits, from + WINDOW), places);
+            w.load_marked(s.hits, pieces.at, marks, min(hits - from, WINDOW), places);
+            if (chunk + from == 0) { /* while the hits are on their way */
+                heavy.list(s, bucket);
+                TL_UNROLL_FOR (uint32_t i = 0; i < 4; i++)
+                    if (i * THREADS + threadIdx.x < places) sums[i * THREADS + threadIdx.x] = base[i];
+            }
             tl_clear_tallies(tallies, places + 1);
             if (threadIdx.x == 0) many = 0;
             __syncthreads();
@@ -245,186 +247,6 @@ __global__ void __launch_bounds__(THREADS, ADDING) add_buckets_kernel(buckets s)
     }
     for (uint32_t p = threadIdx.x; p < places; p += THREADS)
         if (!heavy.hold(p)) s.out[p * count + bucket] = sums[p];
-}
-
-/* ---- many rows ------------------------------------------------------------------------------------------------------- */
-
-/* Starts copying the block's rows of the base to `sums`; without one the sums start from +0. Rows of the last line that are not there
- * stay as they are. */
-__device__ __forceinline__ void load_lines(const buckets &s, uint32_t bucket, uint32_t first_place, float *sums)
-{
-    if (!s.base) {
-        for (uint32_t p = 4 * threadIdx.x; p < s.places; p += 4 * THREADS)
-            tl_store4(sums + p, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
-        return;
-    }
-    for (uint32_t p = 4 * threadIdx.x; p < s.places; p += 4 * THREADS) {
-        const uint32_t row = s.row_at(first_place + p, bucket);
-        if (s.aligned && row + 3 < s.rows) {
-            tl_copy_async<16>(sums + p, s.base + row, true);
-        } else {
-            TL_UNROLL_FOR (uint32_t i = 0; i < 4; i++)
-                if (row + i < s.rows) tl_copy_async<4>(sums + p + i, s.base + row + i, true);
-        }
-    }
-    tl_copy_commit();
-}
-
-/* The warp adds a value for each lane that has a row, those of one row in order of lanes, to the sums. `together` has the lanes of
- * the same row. */
-__device__ __forceinline__ void add_lanes(float *sums, uint32_t row, uint32_t together, float value)
-{
-    const uint32_t lane = threadIdx.x % 32, below = (1u << lane) - 1;
-    const bool adds = row != NONE && (together & below) == 0;
-    float sum = adds ? sums[row] + value : 0.0f; /* the first of the row has all of its sum */
-    uint32_t left = adds ? together & (together - 1) : 0;
-    if (__any_sync(~0u, __popc(left) > FEW_TOGETHER)) {
-        TL_UNROLL_FOR (int i = 0; i < 32; i += 8) {
-            float v[8]; /* -0 changes no sum */
-            TL_UNROLL_FOR (int u = 0; u < 8; u++) {
-                v[u] = __shfl_sync(~0u, value, i + u);
-                v[u] = left >> (i + u) & 1 ? v[u] : -0.0f;
-            }
-            TL_UNROLL_FOR (int u = 0; u < 8; u++)
-                sum += v[u];
-        }
-    } else {
-        for (; __any_sync(~0u, left != 0); left &= left - 1) {
-            const float v = __shfl_sync(~0u, value, left ? __ffs((int)left) - 1 : 0);
-            if (left) sum += v;
-        }
-    }
-    if (adds) sums[row] = sum;
-    __syncwarp();
-}
-
-/* The same of buckets of many rows, in lines. Warp w owns the places p with p % WARPS == w: the hits of a window are dealt to the
- * warps, which add 32 of them at a time to the sums in shared memory.
- *
- * More rows than so many buckets hold are added in parts: each block of a bucket reads all of its hits, and leaves out those of other
- * parts. The base is what it was before both launches, so its rows are copied while hits are still dealt. */
-__global__ void __launch_bounds__(THREADS, LINES_ADDING) add_lines_kernel(buckets s)
-{
-    TL_DYNAMIC_SHARED(float, sums);                        /* and the hits of a window */
-    constexpr uint32_t OWNERS = WARPS, STRIDE = 2 * WARPS; /* and one owner of what is not to be added */
-    __shared__ __align__(16) uint16_t tallies[WARPS * STRIDE];
-    __shared__ uint32_t first[OWNERS + 2], of_warps[2 * WARPS];
-    __shared__ tl_long_room heavy_room;
-    __shared__ heavy_places heavy;
-    float *const values = sums + s.places;
-    uint16_t *const places = reinterpret_cast<uint16_t *>(values + WINDOW);
-    /* Pieces have the room of the values, and are listed again for every window. */
-    static_assert(sizeof(piece_list) <= WINDOW * sizeof(float));
-    piece_list &pieces = *reinterpret_cast<piece_list *>(values);
-    tl_wait_for_earlier(TL_BESIDE);
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    if (blockIdx.x < s.heavies) {
-        tl_wait_at_end(TL_BESIDE);
-        piece_list &list = *reinterpret_cast<piece_list *>(sums + sizeof(tl_long_values) / sizeof(float));
-        add_lone_row(s, list, of_warps, *reinterpret_cast<tl_long_values *>(sums), heavy_room);
-        return;
-    }
-    uint32_t bucket;
-    const uint32_t first_place = s.count.divmod(blockIdx.x - s.heavies, &bucket) * s.places;
-    load_lines(s, bucket, first_place, sums);
-    tl_wait_at_end(TL_BESIDE); /* from here on for the hits */
-    heavy.list(s, bucket);
-    uint32_t hits = list_pieces(s, bucket, 0, pieces, of_warps);
-    window w;
-    w.load(s.hits, pieces, 0, min(hits, WINDOW), NONE);
-    tl_copy_wait<0>(); /* the barriers below let all see them */
-    for (uint32_t chunk = 0; chunk < s.chunks; chunk += PIECES) {
-        for (uint32_t from = 0; from == 0 || from < hits; from += WINDOW) {
-            if (chunk + from > 0) {
-                hits = list_pieces(s, bucket, chunk, pieces, of_warps);
-                w.load(s.hits, pieces, from, min(hits, from + WINDOW), NONE);
-            }
-            TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++)
-                w.place[i] -= first_place; /* of other parts, and NONE: not below s.places */
-            tl_clear_tallies(tallies, OWNERS + 1);
-            __syncthreads();
-            const auto owner = [&](int i) { return w.place[i] < s.places ? w.place[i] % OWNERS : OWNERS; };
-            uint32_t to[WINDOW_ITEMS];
-            tl_rank_hits(tallies + warp * STRIDE, OWNERS + 1, owner, w.rounds, to);
-            __syncthreads();
-            tl_place_kinds(tallies, OWNERS + 1, first, of_warps);
-            TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {
-                if (w.place[i] >= s.places) continue;
-                const uint32_t at = tallies[warp * STRIDE + owner(i)] + to[i];
-                places[at] = (uint16_t)w.place[i], values[at] = __uint_as_float(w.value[i]);
-            }
-            __syncthreads();
-            for (uint32_t at = first[warp]; at < first[warp + 1]; at += 32) {
-                const bool here = at + lane < first[warp + 1];
-                const uint32_t place = here ? places[at + lane] : NONE;
-                add_lanes(sums, place, __match_any_sync(~0u, place), here ? values[at + lane] : 0.0f);
-            }
-            __syncthreads();
-        }
-    }
-    __syncthreads();
-    for (uint32_t p = 4 * threadIdx.x; p < s.places; p += 4 * THREADS) {
-        const uint32_t place = first_place + p, row = s.row_at(place, bucket);
-        if (s.aligned && row + 3 < s.rows && !heavy.hold(place, 4)) {
-            tl_store4(s.out + row, tl_load4(sums + p));
-        } else {
-            TL_UNROLL_FOR (uint32_t i = 0; i < 4; i++)
-                if (row + i < s.rows && !heavy.hold(place + i)) s.out[row + i] = sums[p + i];
-        }
-    }
-}
-
-/* The same where the output is the base already, and its rows are the sums. Warp w owns the places p with p % WARPS == w: the hits of
- * a window are dealt to the warps, which add 32 of them at a time. */
-__global__ void __launch_bounds__(THREADS, ADDING) add_far_kernel(buckets s)
-{
-    TL_DYNAMIC_SHARED(uint4, room); /* the hits of a window, row and value; or the stage of a heavy row */
-    constexpr uint32_t OWNERS = WARPS, STRIDE = 2 * WARPS; /* and one owner of what is not to be added */
-    __shared__ __align__(16) uint16_t tallies[WARPS * STRIDE];
-    __shared__ uint32_t first[OWNERS + 2], of_warps[2 * WARPS];
-    __shared__ tl_long_room heavy_room;
-    __shared__ piece_list pieces;
-    uint2 *const dealt = reinterpret_cast<uint2 *>(room);
-    tl_wait_for_earlier();
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = s.count.divisor;
-    if (blockIdx.x < s.heavies) {
-        add_lone_row(s, pieces, of_warps, *reinterpret_cast<tl_long_values *>(room), heavy_room);
-        return;
-    }
-    const uint32_t bucket = blockIdx.x - s.heavies;
-    for (uint32_t chunk = 0; chunk < s.chunks; chunk += PIECES) {
-        const uint32_t hits = list_pieces(s, bucket, chunk, pieces, of_warps);
-        for (uint32_t from = 0; from < hits; from += WINDOW) {
-            window w;
-            w.load(s.hits, pieces, from, min(hits, from + WINDOW), NONE);
-            TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++)
-                if (w.place[i] != NONE) tl_fetch_word_to_l2(s.out + w.place[i] * count + bucket);
-            tl_clear_tallies(tallies, OWNERS + 1);
-            __syncthreads();
-            const auto owner = [&](int i) { return w.place[i] != NONE ? w.place[i] % OWNERS : OWNERS; };
-            uint32_t to[WINDOW_ITEMS];
-            tl_rank_hits(tallies + warp * STRIDE, OWNERS + 1, owner, w.rounds, to);
-            __syncthreads();
-            tl_place_kinds(tallies, OWNERS + 1, first, of_warps);
-            TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {
-                if (w.place[i] == NONE) continue;
-                dealt[tallies[warp * STRIDE + owner(i)] + to[i]] = make_uint2(w.place[i] * count + bucket, w.value[i]);
-            }
-            __syncthreads();
-            /* The lanes of equal rows are found while those before are still added. */
-            const uint32_t end = first[warp + 1];
-            const auto hit_at = [&](uint32_t at) { return at + lane < end ? dealt[at + lane] : make_uint2(NONE, 0); };
-            uint2 hit = hit_at(first[warp]);
-            uint32_t together = __match_any_sync(~0u, hit.x);
-            for (uint32_t at = first[warp]; at < end; at += 32) {
-                const uint2 next = hit_at(at + 32);
-                const uint32_t then = __match_any_sync(~0u, next.x);
-                add_lanes(s.out, hit.x, together, __uint_as_float(hit.y));
-                hit = next, together = then;
-            }
-            __syncthreads();
-        }
-    }
 }
 
 size_t at_least(size_t bytes, uint32_t kinds)
@@ -510,7 +332,9 @@ int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base,
     buckets s = {base, values, out, indices, (uint32_t)rows, (uint32_t)k, (uint32_t)chunks, (uint32_t)span};
     s.count = tl_fastdiv(count), s.cols = tl_fastdiv(cols);
     s.strip = tl_fastdiv(tl_ceil_div(cols, tl_ceil_div(cols, (int64_t)TL_NARROW_COLUMNS)));
-    s.line_bits = (uint32_t)line_bits;
+    const int64_t tiles = far ? tl_ceil_div(rows, TILE) : 0; /* that blocks of the first launch copy */
+    s.line_bits = (uint32_t)line_bits, s.spread = tiles >= ((1 << SPREAD) - 1) * chunks ? SPREAD : 0;
+    s.together = (uint32_t)dealing >> s.spread;
     s.places = (uint32_t)places, s.parts = (uint32_t)parts;
     s.heavies = (uint32_t)heavies, s.heavy = heavy;
     s.many = (uint32_t)std::max({LEAST_SAMPLES, HEAVY_HITS * SAMPLES / k, lined ? 0 : (int64_t)SAMPLES / count});
@@ -522,15 +346,15 @@ int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base,
                       : dealt == SOME_DEALT ? deal_hits_kernel<SOME_DEALT>
                                             : deal_hits_kernel<MANY_DEALT>;
     if (heavies) TL_TRY(tl_launch_ahead(ctx, name, find_heavy_kernel, 1, SAMPLING, 0, s));
-    TL_TRY(launch(ctx, name, deal, chunks + (far ? tl_ceil_div(rows, TILE) : 0), of_dealt, s));
+    TL_TRY(launch(ctx, name, deal, chunks + tiles, of_dealt, s));
     const int64_t first_blocks = heavies * cols;
-    if (of_rows) return launch(ctx, name, add_rows_kernel, first_blocks + count, sizeof(row_room), s);
+    if (of_rows) return add_rows(ctx, name, s);
     const size_t of_lines = WINDOW * (sizeof(float) + sizeof(uint16_t)) + s.places * sizeof(float),
                  of_places = at_least((WINDOW + 4) * sizeof(float), s.places + 1),
                  of_window = lined ? of_lines
                              : far ? WINDOW * sizeof(uint2)
                                    : of_places,
-                 of_heavy = sizeof(tl_long_values) + (lined ? sizeof(piece_list) : 0);
+                 of_heavy = sizeof(tl_long_values) + (lined || far ? sizeof(piece_list) : 0);
     return launch(ctx, name,
                   lined ? add_lines_kernel
                   : far ? add_far_kernel

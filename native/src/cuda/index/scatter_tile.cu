@@ -97,13 +97,14 @@ struct sorted_list {
 };
 
 /* A thread owns a Vector of each of some of the `runs` short runs. Most have a hit or two, and cost the latency of a load: so all
- * that the thread's begin with are on their way together. Rows have `cols` vectors in the tile, `stride` in all. */
+ * that the thread's begin with are on their way together, and of longer ones the next AT_ONCE. Rows have `cols` vectors in the tile,
+ * `stride` in all. */
 template <class Vector>
 __device__ __forceinline__ void add_short_runs(const Vector *base, const Vector *values, Vector *out, uint32_t stride,
                                                const tl_fastdiv &width, uint32_t cols, const sorted_list &sorted,
                                                const uint16_t *begins, uint32_t runs)
 {
-    constexpr uint32_t OWN = 16 / sizeof(Vector) >= 4 ? 4 : 2, AT_ONCE = OWN, NONE = UINT32_MAX;
+    constexpr uint32_t OWN = 16 / sizeof(Vector) >= 4 ? 4 : 2, AT_ONCE = 4, NONE = UINT32_MAX;
     static_assert(MANY + AT_ONCE <= PAD);
     const uint32_t units = runs * width.divisor;
     for (uint32_t t = threadIdx.x; t < units; t += OWN * THREADS) {
@@ -357,7 +358,12 @@ int32_t tl_scatter_tiles(tl_context *ctx, const char *name, const float *base, c
         const int64_t parts = cols * rows < size ? 1 : cols * rows / size;
         const bool by_columns = cols > 2 * FEW_COLUMNS * parts;
         width = by_columns ? tl_ceil_div(tl_ceil_div(cols, parts), 4) * 4 : FEW_COLUMNS;
-        if (by_columns) tile_rows = rows;
+        /* Of the longest lists a multiprocessor has two tiles at a time: as many as there are then, or the last few would wait. */
+        const int64_t parts_of_rows = 2 * tl_cuda_sms(ctx) / outer / tl_ceil_div(cols, width);
+        if (by_columns)
+            tile_rows = rows;
+        else if (k > MOST_ITEMS / 2 * THREADS && parts_of_rows > 0)
+            tile_rows = tl_ceil_div(rows, parts_of_rows);
     } else if (vectors && cols > piece && k * FEW_ROWS > outer * rows) {
         width = tl_ceil_div(tl_ceil_div(cols, tl_ceil_div(cols, piece)), 32) * 32;
     } else if (width > size) {

@@ -1,34 +1,40 @@
 /* The reproducible matrix product on CUDA: device/chain.cuh with two matrices as they lie in memory. */
 #include "cuda/linalg/chain.cuh"
 
+#include <type_traits>
 #include <utility>
 
 #include "cuda/device/chain.cuh"
 
 namespace {
 
-template <class Element, bool TA, bool TB, int VECTOR> struct Product {
+template <class T, class Real, int WIDTH, bool ALONG, bool ALIGNED>
+using Operand = std::conditional_t<ALIGNED, tl_chain_matrix<T, Real, WIDTH, ALONG, 16 / (int)sizeof(Real)>,
+                                   tl_chain_unaligned<T, Real, WIDTH, ALONG>>;
+
+/* ALIGNED: rows of the factors are made of whole 16 bytes. */
+template <class Element, bool TA, bool TB, bool ALIGNED> struct Product {
     using Real = Element;
     /* both transposed: an exchange for few rows, below */
-    static constexpr tl_chain_choice TILES = TA && TB                          ? tl_chain_choice::FEW_ROWS
-                                             : sizeof(Real) == 4 && VECTOR > 1 ? tl_chain_choice::ALL
-                                                                               : tl_chain_choice::SMALL;
+    static constexpr tl_chain_choice TILES = TA && TB                       ? tl_chain_choice::FEW_ROWS
+                                             : sizeof(Real) == 4 && ALIGNED ? tl_chain_choice::ALL
+                                                                            : tl_chain_choice::SMALL;
     tl_chain_product<Real> x;
     int64_t row_stride, column_stride; /* of C */
     bool pairs;                        /* C takes two columns at once */
 
-    template <class T> struct A : tl_chain_matrix<T, Real, T::BM, !TA, VECTOR> {
+    template <class T> struct A : Operand<T, Real, T::BM, !TA, ALIGNED> {
         __device__ __forceinline__ A(const Product &p, const tl_chain_args &args, const tl_chain_place &place,
                                      int64_t k0, int terms)
-            : tl_chain_matrix<T, Real, T::BM, !TA, VECTOR>(p.x.A + place.product * (args.m * args.n), place.i0, args.m,
-                                                           TA ? args.m : args.n, k0, terms)
+            : Operand<T, Real, T::BM, !TA, ALIGNED>(p.x.A + place.product * (args.m * args.n), place.i0, args.m,
+                                                    TA ? args.m : args.n, k0, terms)
         {}
     };
-    template <class T> struct B : tl_chain_matrix<T, Real, T::BN, TB, VECTOR> {
+    template <class T> struct B : Operand<T, Real, T::BN, TB, ALIGNED> {
         __device__ __forceinline__ B(const Product &p, const tl_chain_args &args, const tl_chain_place &place,
                                      int64_t k0, int terms)
-            : tl_chain_matrix<T, Real, T::BN, TB, VECTOR>(p.x.B + place.product * (args.n * args.p), place.j0, args.p,
-                                                          TB ? args.n : args.p, k0, terms)
+            : Operand<T, Real, T::BN, TB, ALIGNED>(p.x.B + place.product * (args.n * args.p), place.j0, args.p,
+                                                   TB ? args.n : args.p, k0, terms)
         {}
     };
 
@@ -72,26 +78,26 @@ template <class Element, bool TA, bool TB, int VECTOR> struct Product {
     }
 };
 
-template <class Real, bool TA, bool TB, int VECTOR>
+template <class Real, bool TA, bool TB, bool ALIGNED>
 int32_t run(tl_context *ctx, const tl_chain_product<Real> &x, int64_t row_stride, int64_t column_stride)
 {
     const bool pairs = column_stride == 1 && row_stride % 2 == 0 && x.p % 2 == 0 && tl_aligned4(x.C);
-    const Product<Real, TA, TB, VECTOR> problem = {x, row_stride, column_stride, pairs};
+    const Product<Real, TA, TB, ALIGNED> problem = {x, row_stride, column_stride, pairs};
     return tl_chain_run(ctx, "chain_product", problem, {x.batch, x.m, x.n, x.p, x.length, x.order});
 }
 
-template <class Real, int VECTOR>
+template <class Real, bool ALIGNED>
 int32_t run_form(tl_context *ctx, const tl_chain_product<Real> &x, int64_t row_stride, int64_t column_stride)
 {
-    if (x.ta && x.tb) return run<Real, true, true, VECTOR>(ctx, x, row_stride, column_stride);
+    if (x.ta && x.tb) return run<Real, true, true, ALIGNED>(ctx, x, row_stride, column_stride);
     if constexpr (sizeof(Real) == 4) {
-        if (x.ta) return run<Real, true, false, VECTOR>(ctx, x, row_stride, column_stride);
-        if (x.tb) return run<Real, false, true, VECTOR>(ctx, x, row_stride, column_stride);
+        if (x.ta) return run<Real, true, false, ALIGNED>(ctx, x, row_stride, column_stride);
+        if (x.tb) return run<Real, false, true, ALIGNED>(ctx, x, row_stride, column_stride);
     }
-    return run<Real, false, false, VECTOR>(ctx, x, row_stride, column_stride);
+    return run<Real, false, false, ALIGNED>(ctx, x, row_stride, column_stride);
 }
 
-/* Few columns become few rows: Cᵀ = op(B)ᵀ·op(A)ᵀ. Copies are of 16 bytes where rows are made of them. */
+/* Few columns become few rows: Cᵀ = op(B)ᵀ·op(A)ᵀ. */
 template <class Real> int32_t multiply(tl_context *ctx, tl_chain_product<Real> x)
 {
     constexpr int VECTOR = 16 / sizeof(Real);
@@ -100,10 +106,10 @@ template <class Real> int32_t multiply(tl_context *ctx, tl_chain_product<Real> x
         x = {x.batch, x.p, x.n, x.m, x.B, !x.tb, x.A, !x.ta, nullptr, x.C, x.length, x.order};
         std::swap(row_stride, column_stride);
     }
-    const bool vectors = (x.ta ? x.m : x.n) % VECTOR == 0 && (x.tb ? x.n : x.p) % VECTOR == 0 && tl_aligned4(x.A) &&
+    const bool aligned = (x.ta ? x.m : x.n) % VECTOR == 0 && (x.tb ? x.n : x.p) % VECTOR == 0 && tl_aligned4(x.A) &&
                          tl_aligned4(x.B);
-    return vectors ? run_form<Real, VECTOR>(ctx, x, row_stride, column_stride)
-                   : run_form<Real, 1>(ctx, x, row_stride, column_stride);
+    return aligned ? run_form<Real, true>(ctx, x, row_stride, column_stride)
+                   : run_form<Real, false>(ctx, x, row_stride, column_stride);
 }
 
 } /* namespace */

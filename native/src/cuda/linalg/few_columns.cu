@@ -21,7 +21,7 @@
 namespace {
 
 constexpr int WARPS_MOST = 4, ROWS = 16, COLUMNS = 8; /* of a tile, and of a product of tensor cores */
-constexpr int AHEAD = 8;                              /* elements of B that a thread has on their way at once */
+constexpr int AHEAD = 16;                             /* elements of B that a thread has on their way at once */
 constexpr int64_t COLUMNS_MOST = 32, TERMS_LEAST = 64;
 constexpr int64_t COLUMNS_ALONG = 2, COLUMNS_ACROSS = 5; /* the least, of long rows along k or across */
 constexpr int64_t SHARED_MOST = 112 << 10;               /* so that two blocks fit */
@@ -98,27 +98,21 @@ template <bool ACROSS> __device__ __forceinline__ void clear_end(const FewColumn
     }
 }
 
-/* A product's B, for lane 4g + t of column tile j and step s column 8j + g at k = 4s + t. */
-template <int N> __device__ __forceinline__ void widen_columns(const FewColumnsArgs &args, const float *B, double *bs)
+/* Of a product's B, for lane 4g + t of column tile j and step s column 8j + g at k = 4s + t: for every warp AHEAD of these 32, as
+ * many apart as a block has warps. */
+template <int N>
+__device__ __forceinline__ void load_columns(const FewColumnsArgs &args, const float *B, int first, float (&v)[AHEAD])
 {
-    const int count = args.steps() * N * 32, threads = (int)blockDim.x;
-#pragma unroll 1
-    for (int first = (int)threadIdx.x; first < count; first += AHEAD * threads) {
-        float v[AHEAD];
-        TL_UNROLL_FOR (int u = 0; u < AHEAD; u++) {
-            const int e = first + u * threads, k = e / 32 / N * 4 + e % 4, j = e / 32 % N * COLUMNS + e % 32 / 4;
-            const bool exists = k < args.n && j < args.p;
-            const float y = B[exists ? args.along_b ? j * args.n + k : k * args.p + j : 0];
-            v[u] = exists ? y : 0.0f;
-        }
-        TL_UNROLL_FOR (int u = 0; u < AHEAD; u++)
-            if (first + u * threads < count) bs[first + u * threads] = (double)v[u];
+    const int lane = (int)threadIdx.x % 32, warps = (int)blockDim.x / 32;
+    TL_UNROLL_FOR (int u = 0; u < AHEAD; u++) {
+        const int e = first + u * warps, k = e / N * 4 + lane % 4, j = e % N * COLUMNS + lane / 4;
+        v[u] = k < args.n && j < args.p ? B[args.along_b ? j * args.n + k : k * args.p + j] : 0.0f;
     }
 }
 
 /* Blocks of a multiprocessor, which limit registers: to no fewer than N tiles of columns need (device/chain.cuh says why none is
  * spilled). */
-template <int N> constexpr int BLOCKS = N > 2 ? 4 : N > 1 ? 5 : 8;
+template <int N> constexpr int BLOCKS = N > 1 ? 5 : 8;
 
 /* N: tiles of eight columns; ACROSS: how A's rows lie. */
 template <int N, bool ACROSS>
@@ -149,12 +143,22 @@ __global__ void __launch_bounds__(32 * WARPS_MOST, BLOCKS<N>)
         const int product = locate(item, &tile);
         copy_tile<ACROSS>(args, args.A + (first + product) * args.a_size, tile, as + stage * size);
     };
+    float v[AHEAD];
+    const float *B = args.B + first * args.b_size;
+    load_columns<N>(args, B, warp, v); /* ahead of the tile, behind whose bytes it would wait */
     if (warp < items) copy(warp, 0);
     tl_copy_commit();
     for (int stage = 0; stage < args.stages; stage++)
         clear_end<ACROSS>(args, as + stage * size);
-    for (int product = 0; product < products; product++)
-        widen_columns<N>(args, args.B + (first + product) * args.b_size, bs + product * b_size);
+#pragma unroll 1
+    for (int product = 0; product < products; product++, B += args.b_size) {
+#pragma unroll 1
+        for (int e = warp; e < steps * N; e += AHEAD * warps) {
+            if (product > 0 || e > warp) load_columns<N>(args, B, e, v);
+            TL_UNROLL_FOR (int u = 0; u < AHEAD; u++)
+                if (e + u * warps < steps * N) bs[product * b_size + 32 * (e + u * warps) + lane] = (double)v[u];
+        }
+    }
     __syncthreads();
 
     /* rows g and g + 8 at k = t, and four k on */
@@ -238,14 +242,23 @@ struct Plan {
         const int64_t blocks_wanted = 8 * (int64_t)tl_cuda_sms(ctx);
         const int64_t most = tl_ceil_div(tiles, WARPS_MOST),
                       splits = std::min(most, tl_ceil_div(blocks_wanted, x.batch));
-        args.chunk = (int)std::min(tiles, tl_ceil_div(tl_ceil_div(tiles, splits), WARPS_MOST) * WARPS_MOST);
-        args.splits = tl_fastdiv((uint64_t)tl_ceil_div(tiles, args.chunk));
-        args.chunk_div = tl_fastdiv((uint64_t)args.chunk);
-        const int64_t items = (int64_t)args.products * args.chunk;
+        share(std::min(tiles, tl_ceil_div(tl_ceil_div(tiles, splits), WARPS_MOST) * WARPS_MOST));
+        /* or one tile for each warp: of so many columns that others would add up the same chains */
+        if (bytes > SHARED_MOST && args.chunk > WARPS_MOST && p >= COLUMNS_ACROSS) share(WARPS_MOST);
+    }
+
+  private:
+    /* Gives blocks `chunk` tiles. */
+    void share(int64_t chunk)
+    {
+        args.chunk = (int)chunk;
+        args.splits = tl_fastdiv((uint64_t)tl_ceil_div(args.tiles, chunk));
+        args.chunk_div = tl_fastdiv((uint64_t)chunk);
+        const int64_t items = args.products * chunk;
         warps = (int)std::min<int64_t>(items, WARPS_MOST);
         args.stages = items > warps ? 2 : 1;
-        blocks = tl_ceil_div(x.batch, args.products) * args.splits.divisor;
-        const int64_t b_bytes = (int64_t)args.products * args.steps() * tl_ceil_div(p, COLUMNS) * 32 * 8;
+        blocks = tl_ceil_div(args.batch, args.products) * args.splits.divisor;
+        const int64_t b_bytes = (int64_t)args.products * args.steps() * tl_ceil_div(args.p, COLUMNS) * 32 * 8;
         bytes = b_bytes + (int64_t)warps * args.stages * (across ? tile_size<true>(args) : tile_size<false>(args)) * 4;
     }
 };

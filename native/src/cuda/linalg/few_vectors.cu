@@ -2,7 +2,7 @@
  *
  * The matrix has `rows` rows of `n` terms each, one for each result of a vector; in memory they lie along k or across. Where they
  * lie along k (along_kernel), 1 to 32 lanes own a row, as few as read it at once, and a warp R rows for each group of so many;
- * where rows are few and long, the eight warps of a block share them. Where they lie across k (across_kernel), a
+ * where rows are few and long, as many of a block's eight warps share them as have terms. Where they lie across k (across_kernel), a
  * block owns 32 rows, which are 128 bytes of each k, in vectors of V, and its sixteen warps share out the terms. If that leaves
  * multiprocessors idle, `splits` blocks share out the terms, and a second kernel adds up.
  *
@@ -31,7 +31,7 @@ struct VectorsArgs {
     int64_t slice;                 /* terms of a split */
     tl_fastdiv tiles, splits;      /* of a product */
     uint32_t items;                /* along k: tiles of all products and splits */
-    int lane_bits, sharing; /* along k: lanes of a row, as a power of 2; warps of a block that share rows, all or 1 */
+    int lane_bits, sharing_bits;   /* along k: lanes of a row, and warps of a block that share rows, as powers of 2 */
     tl_order order;
 };
 
@@ -93,9 +93,9 @@ template <int V> __device__ __forceinline__ void load(const float *from, float (
 
 /* Blocks of a multiprocessor, which limit registers. */
 template <int F, int V, int R>
-constexpr int ALONG_BLOCKS = F == 1 && R == 2               ? (V == 4 ? 3 : 4)
-                             : F == 1 || (F == 2 && R == 2) ? 2
-                                                            : 1;
+constexpr int ALONG_BLOCKS = F == 1 && R == 2   ? (V == 4 ? 3 : 4)
+                             : F == 1 || R == 2 ? 2
+                                                : 1;
 
 /* F vectors. A lane has U vectors of V elements of R rows on their way. With q lanes of a row (LANES, or where rows have one turn of
  * one vector, args.lane_bits), a warp's rows are those from its first on whose distance divided by 32/q is 0 .. R - 1. A warp has
@@ -109,12 +109,13 @@ __global__ void __launch_bounds__(32 * ALONG_WARPS, ALONG_BLOCKS<F, V, R>)
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int lane_bits = LANES == 32 ? 5 : LANES == 16 ? 4 : LANES == 8 ? 3 : args.lane_bits;
     const int lanes = 1 << lane_bits, side = 32 >> lane_bits; /* side: rows that a warp reads side by side */
-    const bool sharing = LANES == 32 && args.sharing > 1;
-    const uint32_t item = sharing ? blockIdx.x : blockIdx.x * ALONG_WARPS + warp;
+    const int sharing_bits = LANES == 32 ? args.sharing_bits : 0, sharing = 1 << sharing_bits;
+    const int part = warp & (sharing - 1); /* of the warps that share rows */
+    const uint32_t item = (blockIdx.x * ALONG_WARPS + warp) >> sharing_bits;
     Place place(args, min(item, args.items - 1));
     const int64_t row0 = (int64_t)place.tile * (R * side) + (lane >> lane_bits);
     const int apart = lanes * V, turn = U * apart;
-    int64_t k = place.begin + (sharing ? warp * turn : 0) + (lane & (lanes - 1)) * V;
+    int64_t k = place.begin + part * turn + (lane & (lanes - 1)) * V;
     const float *from[R];
     TL_UNROLL_FOR (int r = 0; r < R; r++) /* what does not exist is the last, and not stored */
         from[r] = args.matrix + place.product * args.matrix_size + min(row0 + r * side, args.rows - 1) * args.n + k;
@@ -155,7 +156,7 @@ __global__ void __launch_bounds__(32 * ALONG_WARPS, ALONG_BLOCKS<F, V, R>)
                     TL_UNROLL_FOR (int f = 0; f < F; f++)
                         sum[r][f] = fma((double)x[r][u][e], (double)y[f][e], sum[r][f]);
         }
-        const int64_t step = (int64_t)args.sharing * turn;
+        const int64_t step = (int64_t)sharing * turn;
         TL_UNROLL_FOR (int r = 0; r < R; r++)
             from[r] += step;
         vectors += step * term, k += step;
@@ -164,32 +165,44 @@ __global__ void __launch_bounds__(32 * ALONG_WARPS, ALONG_BLOCKS<F, V, R>)
         TL_UNROLL_FOR (int r = 0; r < R; r++)
             TL_UNROLL_FOR (int f = 0; f < F; f++)
                 sum[r][f] += __shfl_xor_sync(0xffffffffu, sum[r][f], distance);
-    if (!sharing) {
+    if (sharing == 1) {
         if ((lane & (lanes - 1)) == 0 && item < args.items)
             TL_UNROLL_FOR (int r = 0; r < R; r++)
                 TL_UNROLL_FOR (int f = 0; f < F; f++)
                     if (row0 + r * side < args.rows) store<F>(args, place, row0 + r * side, f, sum[r][f]);
-    } else { /* rows of whole warps */
+    } else { /* rows of whole warps: the first of those that share them adds up in order, a lane for each row and vector */
         if (lane == 0)
             TL_UNROLL_FOR (int r = 0; r < R; r++)
                 TL_UNROLL_FOR (int f = 0; f < F; f++)
                     shared[warp][r][f] = sum[r][f];
-        add_warps(args, place, (int64_t)place.tile * R, shared);
+        __syncthreads();
+        const int r = lane / F, f = lane % F;
+        if (part == 0 && r < R && row0 + r < args.rows && item < args.items) {
+            double total = shared[warp][r][f];
+            for (int w = 1; w < sharing; w++)
+                total += shared[warp + w][r][f];
+            store<F>(args, place, row0 + r, f, total);
+        }
     }
     tl_wait_at_end(args.order);
 }
 
 /* ---- rows across k ---------------------------------------------------------------------------------------------------- */
 
-template <int F> constexpr int ACROSS_AHEAD = F == 1 ? 8 : 4;
+/* Steps whose elements of the matrix a lane has on their way, and of how many of them it then has the vectors' elements at once, which
+ * are in the cache. Blocks of a multiprocessor, which limit registers. */
+template <int F, int V> constexpr int ACROSS_AHEAD = V == 1 ? (F == 1 ? 8 : 10) : F == 1 ? 8 : 4;
+template <int F, int V> constexpr int ACROSS_VECTORS = V == 1 ? (F == 1 ? 8 : 2) : ACROSS_AHEAD<F, V>;
+template <int F, int V> constexpr int ACROSS_BLOCKS = V == 1 || F <= 2 ? 2 : 1;
 
 /* A lane owns V neighbouring rows, at one of the terms that its warp reads side by side, with those of ACROSS_AHEAD steps on
  * their way. */
 template <int F, int V>
-__global__ void __launch_bounds__(32 * ACROSS_WARPS, F > 2 ? 1 : 2)
+__global__ void __launch_bounds__(32 * ACROSS_WARPS, ACROSS_BLOCKS<F, V>)
     across_kernel(const __grid_constant__ VectorsArgs args)
 {
-    constexpr int U = ACROSS_AHEAD<F>, LANES = ACROSS_ROWS / V, SIDE = 32 / LANES, STEP = ACROSS_WARPS * SIDE;
+    constexpr int U = ACROSS_AHEAD<F, V>, W = ACROSS_VECTORS<F, V>, LANES = ACROSS_ROWS / V, SIDE = 32 / LANES,
+                  STEP = ACROSS_WARPS * SIDE;
     __shared__ double shared[ACROSS_WARPS][ACROSS_ROWS][F];
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     Place place(args, blockIdx.x);
@@ -202,19 +215,25 @@ __global__ void __launch_bounds__(32 * ACROSS_WARPS, F > 2 ? 1 : 2)
     double sum[V][F] = {};
 #pragma unroll 1
     for (int64_t k = place.begin + warp * SIDE + lane / LANES; k < place.end; k += U * STEP) {
-        float x[U][V], y[U][F];
-        TL_UNROLL_FOR (int u = 0; u < U; u++) {
+        const int left = (int)min(place.end - k, (int64_t)U * STEP);
+        const float *from = matrix + k * args.rows;
+        float x[U][V];
+        TL_UNROLL_FOR (int u = 0; u < U; u++, from += STEP * args.rows) {
             TL_UNROLL_FOR (int e = 0; e < V; e++)
                 x[u][e] = 0.0f;
-            if (k + u * STEP < place.end) load<V>(matrix + (k + u * STEP) * args.rows, x[u]);
+            if (u * STEP < left) load<V>(from, x[u]);
         }
-        TL_UNROLL_FOR (int u = 0; u < U; u++)
-            TL_UNROLL_FOR (int f = 0; f < F; f++)
-                y[u][f] = k + u * STEP < place.end ? vectors[(k + u * STEP) * args.term + f * args.vector] : 0.0f;
-        TL_UNROLL_FOR (int u = 0; u < U; u++)
-            TL_UNROLL_FOR (int e = 0; e < V; e++)
+        const float *of = vectors + k * args.term;
+        TL_UNROLL_FOR (int u0 = 0; u0 < U; u0 += W) {
+            float y[W][F];
+            TL_UNROLL_FOR (int w = 0; w < W; w++, of += STEP * args.term)
                 TL_UNROLL_FOR (int f = 0; f < F; f++)
-                    sum[e][f] = fma((double)x[u][e], (double)y[u][f], sum[e][f]);
+                    y[w][f] = (u0 + w) * STEP < left ? of[f * args.vector] : 0.0f;
+            TL_UNROLL_FOR (int w = 0; w < W; w++)
+                TL_UNROLL_FOR (int e = 0; e < V; e++)
+                    TL_UNROLL_FOR (int f = 0; f < F; f++)
+                        sum[e][f] = fma((double)x[u0 + w][e], (double)y[w][f], sum[e][f]);
+        }
     }
     TL_UNROLL_FOR (int distance = LANES; distance < 32; distance *= 2)
         TL_UNROLL_FOR (int e = 0; e < V; e++)
@@ -273,9 +292,9 @@ int64_t blocks_wanted(tl_context *ctx, const Sides &sides) { return (sides.along
 /* How warps share out rows along k in vectors of `wide` elements: eight times as many rows as a warp reads side by side where a
  * vector for each lane has all of a row, else twice as many. Of single elements a lane has eight of a row then, and lanes are so few
  * that they need no more, as lanes without elements, and sums over many lanes, cost more than memory; unless that leaves too few
- * warps. Where rows are too few for warps of their own, all of a block share them. */
+ * warps. Where rows are too few for warps of their own, as many of a block share them as have a turn of its loop. */
 struct Along {
-    int lane_bits = 5, rows, sharing = 1;
+    int lane_bits = 5, rows, sharing_bits = 0;
 
     Along(const Sides &sides, int64_t batch, int64_t n, int wide, int64_t blocks_wanted)
     {
@@ -285,9 +304,13 @@ struct Along {
         if (rows == 8 || wide == 1) narrow(n, rows == 8 ? wide : SINGLES);
         if (rows == 8 || blocks() >= blocks_wanted) return;
         lane_bits = 5;
-        if (blocks() < blocks_wanted) sharing = ALONG_WARPS;
+        if (blocks() >= blocks_wanted) return;
+        while (1 << sharing_bits < ALONG_WARPS && turn(wide) << sharing_bits < n)
+            sharing_bits++;
     }
-    /* Rows of a warp, or where warps share them of a block. */
+    /* Terms that a warp of 32 lanes has on their way. */
+    static int64_t turn(int wide) { return 32 * (wide == 4 ? 16 : 8); }
+    /* Rows of a warp, or of those that share them. */
     int64_t tile() const { return rows * (32 >> lane_bits); }
 
   private:
@@ -352,9 +375,8 @@ int32_t tl_few_vectors_multiply(tl_context *ctx, const tl_matrix_product &x)
     const int64_t wanted = blocks_wanted(ctx, sides);
     const Along along(sides, x.batch, x.n, wide, wanted);
     const int64_t tiles = tl_ceil_div(sides.rows, sides.along ? along.tile() : ACROSS_ROWS);
-    const int64_t turn = !sides.along         ? 8 * ACROSS_WARPS * wide
-                         : along.sharing == 1 ? x.n
-                                              : 32 * ALONG_WARPS * (fours ? 16 : 8);
+    const bool shared_by_all = 1 << along.sharing_bits == ALONG_WARPS;
+    const int64_t turn = !sides.along ? 8 * ACROSS_WARPS * wide : shared_by_all ? ALONG_WARPS * along.turn(wide) : x.n;
     const int64_t splits = std::max<int64_t>(1, std::min(wanted / (x.batch * tiles), x.n / turn));
     args.slice = tl_ceil_div(tl_ceil_div(x.n, splits), 4) * 4;
     args.tiles = tl_fastdiv((uint64_t)tiles), args.splits = tl_fastdiv((uint64_t)splits);
@@ -369,9 +391,9 @@ int32_t tl_few_vectors_multiply(tl_context *ctx, const tl_matrix_product &x)
                         : sides.vectors == 3 ? kernel_for<3>(sides, along, fours)
                                              : kernel_for<4>(sides, along, fours);
     const int64_t items = x.batch * splits * tiles;
-    args.items = (uint32_t)items, args.lane_bits = along.lane_bits, args.sharing = along.sharing;
+    args.items = (uint32_t)items, args.lane_bits = along.lane_bits, args.sharing_bits = along.sharing_bits;
     TL_TRY(tl_launch_ahead(ctx, "few_vectors", kernel,
-                           tl_grid(items, sides.along && along.sharing == 1 ? ALONG_WARPS : 1),
+                           tl_grid(items, sides.along ? ALONG_WARPS >> along.sharing_bits : 1),
                            32 * (sides.along ? ALONG_WARPS : ACROSS_WARPS), 0, args));
     if (splits == 1) return TORCHLEAN_OK;
     const int64_t total = x.batch * plane;

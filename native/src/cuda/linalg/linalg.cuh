@@ -42,6 +42,10 @@ constexpr int64_t TL_FEW_TERMS = 32;
 bool tl_few_terms_serves(const tl_matrix_product &x, bool float64);
 int32_t tl_few_terms_multiply(tl_context *ctx, const tl_matrix_product &x, bool float64);
 
+/* Whether linalg/row_tiles.cu serves one of those, in float32 and of rows longer than 32 that are no whole 16 bytes, better. */
+bool tl_row_tiles_serve(tl_context *ctx, const tl_matrix_product &x);
+int32_t tl_row_tiles_multiply(tl_context *ctx, const tl_matrix_product &x);
+
 /* Whether linalg/packed.cu serves a product, with sums in float64 or in float32: those of a batch of small ones. Its sums in
  * float64 are those of linalg/chain.cu. */
 bool tl_packed_products_serve(tl_context *ctx, const tl_matrix_product &x, bool float64);

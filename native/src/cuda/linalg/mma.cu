@@ -4,7 +4,7 @@
  * owns 16·M x 8·N of them. For mma q of the four of a step lane 4g+t takes k = 16·(t/2) + 2·(t%2) + 4q and the next,
  * which the mma's columns t and t + 4 of K stand for. From an operand whose rows lie along k (A, or B transposed) it
  * reads them as 8 bytes; of one whose rows lie across k it reads 16 bytes of both rows, four neighbouring columns for as many
- * tiles of 8 (or halves of tiles of A), whose columns are then 4 apart.
+ * tiles of 8 (or halves of tiles of A), whose columns are then 4 apart; or of a single tile of A 8 bytes, for both halves.
  *
  * Banks: rows along k are STEP + 4 floats apart, so that the half warp g = 0..3 touches the units of 8 bytes
  * 2g + (0, 1, 8, 9), all different modulo 16. Rows across k have no padding; unit u of 16 bytes of row k lies at
@@ -14,6 +14,8 @@
  * batch or the place of the result. A block that met a value that does not split, or got a result that is not finite,
  * computes its tile again as chains of fused multiply-adds in increasing k. */
 #include <float.h>
+
+#include <algorithm>
 
 #include "cuda/device/async_copy.cuh"
 #include "cuda/device/tf32_split.cuh"
@@ -29,10 +31,12 @@ constexpr int STEP = TL_DRAIN, ALONG = STEP + 4, STAGES = 3;
 template <int BM_, int BN_, int ROWS_, int COLS_, int BLOCKS_> struct Tile {
     static constexpr int BM = BM_, BN = BN_, ROWS = ROWS_, COLS = COLS_, BLOCKS = BLOCKS_;
     static constexpr int THREADS = 32 * ROWS * COLS, M = BM / ROWS / 16, N = BN / COLS / 8;
-    static constexpr int UNROLL = BLOCKS > 1 ? 2 : 4; /* bound by registers */
+    static constexpr int UNROLL = BLOCKS > 1 && M > 1 ? 2 : 4; /* bound by registers */
+    static constexpr int ACROSS = M > 1 ? 4
+                                        : 2; /* neighbouring rows that a lane reads of an A whose rows lie across k */
     /* without tensor cores: rows ty + TY·i and columns tx + TX·j */
     static constexpr int TX = 16, TY = THREADS / TX, RM = BM / TY, RN = BN / TX;
-    static_assert(M % 2 == 0 && N % 4 == 0, "ownership");
+    static_assert((M == 1 || M % 2 == 0) && N % 4 == 0, "ownership");
 };
 
 struct SplitArgs {
@@ -110,7 +114,14 @@ __device__ __forceinline__ void multiply_step(float (&part)[T::M][T::N][4], cons
     for (int q = 0; q < 4; q++) {
         uint32_t ahi[T::M][4], alo[T::M][4], bhi[T::N][2], blo[T::N][2];
         const int k = 4 * q;
-        if constexpr (TA) {
+        if constexpr (TA && T::ACROSS == 2) {
+            const float2 x = *reinterpret_cast<const float2 *>(a + k * T::BM);
+            const float2 y = *reinterpret_cast<const float2 *>(a + (k + 1) * T::BM);
+            tl_split(x.x, ahi[0][0], alo[0][0]);
+            tl_split(x.y, ahi[0][1], alo[0][1]);
+            tl_split(y.x, ahi[0][2], alo[0][2]);
+            tl_split(y.y, ahi[0][3], alo[0][3]);
+        } else if constexpr (TA) {
             TL_UNROLL_FOR (int u = 0; u < T::M / 2; u++) {
                 const float4 x = tl_load4(a + k * T::BM + 32 * u), y = tl_load4(a + (k + 1) * T::BM + 32 * u);
                 tl_split(x.x, ahi[2 * u][0], alo[2 * u][0]);
@@ -206,7 +217,7 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) split_kernel(const Spli
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int row0 = warp / T::COLS * 16 * T::M, col0 = warp % T::COLS * 8 * T::N;
     const int k = t / 2 * 16 + t % 2 * 2;
-    const int a_at = OpA::at(row0 + (TA ? 4 * g : g), k), b_at = OpB::at(col0 + (TB ? g : 4 * g), k);
+    const int a_at = OpA::at(row0 + (TA ? T::ACROSS * g : g), k), b_at = OpB::at(col0 + (TB ? g : 4 * g), k);
 
     OpA a_tiles(A, i0, x.m, x.n);
     OpB b_tiles(B, j0, x.p, x.n);
@@ -255,7 +266,7 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) split_kernel(const Spli
     }
     TL_UNROLL_FOR (int m = 0; m < T::M; m++)
         TL_UNROLL_FOR (int h = 0; h < 2; h++) {
-            const int64_t row = i0 + row0 + (TA ? m / 2 * 32 + 4 * g + m % 2 * 2 + h : 16 * m + 8 * h + g);
+            const int64_t row = i0 + row0 + (TA ? m / 2 * 32 + T::ACROSS * g + m % 2 * 2 + h : 16 * m + 8 * h + g);
             if (row >= x.m) continue;
             float *to = C + row * x.p;
             constexpr int WIDE = TB ? 2 : 4; /* columns side by side that a lane has */
@@ -298,15 +309,18 @@ template <class T, int VA, int VB> int32_t launch_form(tl_context *ctx, const tl
                   : launch_split<T, false, false, VA, VB>(ctx, x);
 }
 
-/* 64 x 32 results to a warp, eight warps to a multiprocessor, bound by registers; and 32 x 32 with three blocks of four
- * warps, for products that large tiles would not spread over the device or not fill. */
+/* 64 x 32 results to a warp, eight warps to a multiprocessor, bound by registers; 32 x 32 with three blocks of four warps, for
+ * products that large tiles would not spread over the device or not fill; and 16 x 32 for those that leave most multiprocessors less
+ * than three of these blocks, or many of their rows empty. */
 using Large = Tile<128, 128, 2, 4, 1>;
 using Small = Tile<64, 64, 2, 2, 3>; /* also for copies of less than 16 bytes, whose addresses take registers */
+using Slim = Tile<32, 64, 2, 2, 4>;
 
-int64_t tiles(const tl_matrix_product &x, int64_t size)
+int64_t tiles(const tl_matrix_product &x, int64_t rows, int64_t columns)
 {
-    return x.batch * tl_ceil_div(x.m, size) * tl_ceil_div(x.p, size);
+    return x.batch * tl_ceil_div(x.m, rows) * tl_ceil_div(x.p, columns);
 }
+int64_t tiles(const tl_matrix_product &x, int64_t size) { return tiles(x, size, size); }
 
 /* Elements of a copy of either operand: 4 where its rows are whole 16 bytes, else the same number for both, 2 or 1. Both are 4
  * only where the result's rows are whole 16 bytes, too. */
@@ -346,11 +360,22 @@ double tl_split_seconds(tl_context *ctx, const tl_matrix_product &x)
     return steps * (Vectors(x).whole() ? 0.7e-6 : 0.95e-6);
 }
 
+/* Whether slim tiles are done sooner by a tenth. A multiprocessor with one small tile takes 1 µs for a step of it, as nothing is done
+ * while its warps wait (measured on an H200), and with more of them 0.7 µs each; a slim one has half the products of tensor cores and
+ * three quarters of the operands to split, 0.6 times as many instructions. */
+static bool slim_pays(tl_context *ctx, const tl_matrix_product &x)
+{
+    const int64_t small = tl_ceil_div(tiles(x, 64), tl_cuda_sms(ctx));
+    const int64_t slim = tl_ceil_div(tiles(x, Slim::BM, Slim::BN), tl_cuda_sms(ctx));
+    return small < Small::BLOCKS && 1.1 * std::max(0.6, 0.42 * (double)slim) <= std::max(1.0, 0.7 * (double)small);
+}
+
 int32_t tl_split_multiply(tl_context *ctx, const tl_matrix_product &x)
 {
     const bool large = tiles(x, 128) >= 2 * tl_cuda_sms(ctx) &&
                        4 * x.batch * x.m * x.p >= 3 * tiles(x, 128) * 128 * 128;
     const Vectors of(x);
+    if (of.whole() && !large && slim_pays(ctx, x)) return launch_form<Slim, 4, 4>(ctx, x);
     if (of.whole()) return large ? launch_form<Large, 4, 4>(ctx, x) : launch_form<Small, 4, 4>(ctx, x);
     if (of.a == 4) return of.b == 2 ? launch_form<Small, 4, 2>(ctx, x) : launch_form<Small, 4, 1>(ctx, x);
     if (of.b == 4) return of.a == 2 ? launch_form<Small, 2, 4>(ctx, x) : launch_form<Small, 1, 4>(ctx, x);
