@@ -60,8 +60,8 @@ SCATTERS = [
     (300, 1, 20_000), (2, 3, 70_000), (300, 31, 9000), (1100, 31, 20_000), (600, 2, 40_000), (90_000, 3, 5000),
     # tiles of whole rows, as many as the device holds; slots of many hits; tiles of some columns
     (3984, 14, 5952), (504, 257, 2100), (8200, 260, 200),
-    # buckets of rows of a table that is copied before, also one of wider rows; of rows that come in several stages
-    (40_000, 29, 9000), (35_000, 71, 9000), (20_000, 2, 9000), (400, 100, 30_000),
+    # buckets of rows: of a table that is copied before, of one that is not; wider rows, of few hits and of many
+    (40_000, 29, 9000), (20_000, 2, 9000), (35_000, 71, 9000), (400, 100, 30_000),
     # buckets of rows, of one row, of one that a block adds
     (5003, 1, 140_000), (200, 1, 140_000), (3, 1, 9000),
     # sums in the output: of few hits, of tiles of which the last is not full; then lines, short ones of many hits, also in parts

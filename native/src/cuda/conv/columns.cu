@@ -10,6 +10,7 @@
  * Order of additions: as in conv/groups.cu, channel by channel and tap by tap, the bias last. A spread reads the source backwards,
  * so that its taps come in their order, too. In float64 that is the one segment of conv/chain.cu. */
 #include "cuda/conv/columns.cuh"
+#include "cuda/conv/groups.cuh"
 #include "formula/chain.h"
 
 namespace {
@@ -139,12 +140,7 @@ int32_t tl_cuda_conv_columns(tl_context *ctx, const tl_conv_shape &s, bool sprea
 {
     Job job = {};
     job.source = source, job.w = w, job.bias = bias, job.target = target;
-    job.channels = (uint32_t)channels, job.rows = (uint32_t)rows, job.taps = (uint32_t)s.taps;
-    job.source_size = (uint32_t)(spread ? s.out_size : s.in_size);
-    job.target_size = (uint32_t)(spread ? s.in_size : s.out_size);
-    job.w_group = (uint64_t)(rows * channels * s.taps);
-    job.w_row = (uint64_t)(spread ? s.taps : channels * s.taps);
-    job.w_channel = (uint64_t)(spread ? rows * s.taps : s.taps);
+    tl_conv_set_group_sizes(job, s, spread, groups, channels, rows);
     job.step = spread ? -1 : 1;
     const int64_t *const from = spread ? s.out : s.in, *const to = spread ? s.in : s.out;
     const int skip = AXES - s.rank;
@@ -155,7 +151,6 @@ int32_t tl_cuda_conv_columns(tl_context *ctx, const tl_conv_shape &s, bool sprea
     job.target_rows = (int32_t)to[s.rank - 2];
     job.lines = tl_fastdiv((uint64_t)tl_ceil_div(to[s.rank - 2], HEIGHT));
     job.width = tl_fastdiv((uint64_t)to[s.rank - 1]);
-    job.row = tl_fastdiv((uint64_t)rows), job.group = tl_fastdiv((uint64_t)groups);
     const int64_t items = items_of(to, s.rank), parts = tl_ceil_div(items, THREADS), planes = batch * groups * rows;
     const int64_t warps = tl_ceil_div(tl_ceil_div(items, parts), 32); /* the parts of a plane are even */
     job.items = (uint32_t)items, job.parts = tl_fastdiv((uint64_t)parts);

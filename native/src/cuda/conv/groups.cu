@@ -342,13 +342,7 @@ __global__ void __launch_bounds__(THREADS)
 Job job_of(const tl_conv_shape &s, bool spread, int64_t groups, int64_t channels, int64_t rows)
 {
     Job job = {};
-    job.channels = (uint32_t)channels, job.rows = (uint32_t)rows, job.taps = (uint32_t)s.taps;
-    job.source_size = (uint32_t)(spread ? s.out_size : s.in_size);
-    job.target_size = (uint32_t)(spread ? s.in_size : s.out_size);
-    job.w_group = (uint64_t)(rows * channels * s.taps);
-    job.w_row = (uint64_t)(spread ? s.taps : channels * s.taps);
-    job.w_channel = (uint64_t)(spread ? rows * s.taps : s.taps);
-    job.row = tl_fastdiv(rows), job.group = tl_fastdiv(groups);
+    tl_conv_set_group_sizes(job, s, spread, groups, channels, rows);
     for (int d = 0; d < AXES; d++) {
         const int from = d - (AXES - s.rank);
         const bool own = from >= 0;

@@ -17,3 +17,17 @@ int32_t tl_cuda_conv_groups_product(tl_context *ctx, const tl_conv_shape &s, boo
                                     const float *bias, float *target);
 int32_t tl_cuda_conv_groups_weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t groups,
                                     int64_t channels, int64_t rows, const float *large, const float *small, float *gw);
+
+/* What the jobs of kernels of such products have in common: their sizes, and how far apart a group's weights lie. */
+template <class Job>
+void tl_conv_set_group_sizes(Job &job, const tl_conv_shape &s, bool spread, int64_t groups, int64_t channels,
+                             int64_t rows)
+{
+    job.channels = (uint32_t)channels, job.rows = (uint32_t)rows, job.taps = (uint32_t)s.taps;
+    job.source_size = (uint32_t)(spread ? s.out_size : s.in_size);
+    job.target_size = (uint32_t)(spread ? s.in_size : s.out_size);
+    job.w_group = (uint64_t)(rows * channels * s.taps);
+    job.w_row = (uint64_t)(spread ? s.taps : channels * s.taps);
+    job.w_channel = (uint64_t)(spread ? rows * s.taps : s.taps);
+    job.row = tl_fastdiv((uint64_t)rows), job.group = tl_fastdiv((uint64_t)groups);
+}
