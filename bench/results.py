@@ -227,11 +227,12 @@ DRAWN_SHAPES = (
     "- The sum of a row that many indices name is a chain in the order of the indices, on every device: an addition takes four",
     "  cycles. PyTorch adds in any order, by atomics. Long lists are dealt by row first, which moves 16 bytes more for each of",
     "  their indices.",
-    "- `pow`, `pow_scalar`, `vector_norm` with p = 3 and some others are evaluated in float64 and rounded once, at the rate of",
-    "  the float64 units; `gelu_erf`, `gelu_bwd` and `log1p` issue more instructions than memory leaves time for;",
-    "  `rand_normal` draws each number from a counter of its own.",
+    "- `pow`, `pow_scalar` and some others are evaluated in float64 and rounded once, at the rate of the float64 units;",
+    "  `gelu_erf`, `gelu_bwd` and `log1p` issue more instructions than memory leaves time for; `rand_normal` draws each number",
+    "  from a counter of its own.",
     "- `where` reads a condition of four bytes, PyTorch's one of a byte.",
     "- Folds of a few long rows (`var`, `prod`, `amax` over several axes) are in float64, or have as few blocks as rows.",
+    "- Attention of short sequences has a block for each of them: fewer than a GPU has multiprocessors leave some of these idle.",
     "- Below some 10 us it is the launch, from Python, that is timed on both sides.",
 )
 

@@ -24,6 +24,8 @@ STEPS = [
 #: columns of two rows or more: two and three leaves in a block, clusters of both sizes, rows beyond a cluster, in quads and not
 LONG_ROWS = [{"rows": 3, "cols": n} for n in (16388, 32771, 32772, 49151, 49156, 49157, 98308, 98309, 262_148, 262_149)]
 SOFTMAX_ROWS = [*LONG_ROWS, *STEPS]
+#: so many rows of one or two elements per lane that each is a warp's
+WARP_ROWS = [{"rows": 1057, "cols": n} for n in (1028, 1280, 1284, 1536, 1924, 2048)]
 #: of more than a chunk of rows: columns that few rows sum after them
 CHAINS = [
     {"rows": 133, "cols": n}
@@ -60,8 +62,14 @@ SCATTERS = [
     (300, 1, 20_000), (2, 3, 70_000), (300, 31, 9000), (1100, 31, 20_000), (600, 2, 40_000), (90_000, 3, 5000),
     # tiles of whole rows, as many as the device holds; slots of many hits; tiles of some columns
     (3984, 14, 5952), (504, 257, 2100), (8200, 260, 200),
+    # tiles of 32 columns of wider rows, aligned and not; of one row
+    (3000, 104, 1000), (3000, 101, 1000), (5, 1, 8000),
+    # slots of rows that a warp does not fill; pieces of three groups of columns, aligned and not
+    (2100, 48, 9000), (9000, 61, 30_000), (3000, 293, 4000), (3000, 260, 140_000),
     # buckets of rows: of a table that is copied before, of one that is not; wider rows, of few hits and of many
     (40_000, 29, 9000), (20_000, 2, 9000), (35_000, 71, 9000), (400, 100, 30_000),
+    # of fewer rows: buckets of one row, and of more columns
+    (50, 7, 140_000), (300, 40, 9000),
     # buckets of rows, of one row, of one that a block adds
     (5003, 1, 140_000), (200, 1, 140_000), (3, 1, 9000),
     # sums in the output: of few hits, of tiles of which the last is not full; then lines, short ones of many hits, also in parts
@@ -73,6 +81,10 @@ UNEVEN = [
     (50_257, 2, 58_579), (20_011, 49, 60_000), (100_000, 3, 8000), (900, 144, 9000), (1800, 1300, 300), (900, 3, 70_000),
     (1200, 12, 70_000), (900, 144, 30_000), (5003, 5, 140_000), (70_000, 2, 24_000), (1025, 31, 24_500), (600, 100, 20_000),
     (40_000, 29, 9000), (512, 16, 60_000), (4096, 256, 2048), (700, 443, 5953),
+    # tiles of some columns of wide rows, of which the last has few
+    (3000, 104, 1000), (3000, 33, 900),
+    # rows that blocks add in a chain: of a bucket, of a sorted list, and where others have as many blocks as the device
+    (414, 14, 140_000), (40, 7, 140_000), (47, 45, 20_000), (200, 90, 140_000), (100, 20, 30_000),
 ]  # fmt: skip
 #: rows of each number of lanes and of each form, then of blocks: few, many, in parts, with lists longer than shared memory
 TOPS = [
@@ -149,6 +161,12 @@ SUMMED_ROWS += [
     for dims in ([23, 70], [32, 33], [1023, 40], [1061, 31])
     for reverse in (0, 1)
 ]
+#: columns that a thread has whole, of each number of registers
+SUMMED_ROWS += [
+    {"dims": dims, "axis": 1, "reverse": reverse}
+    for dims in ([5, 3, 97], [3, 8, 131], [9, 13, 64], [2, 32, 301])
+    for reverse in (0, 1)
+]
 #: short slices: rows of a part of a chunk, more than a thread each and fewer, and of chunks; a few columns of either
 SUMMED_ROWS += [
     {"dims": dims, "axis": 1, "reverse": reverse}
@@ -191,6 +209,8 @@ CHIRPS += [
         (2, 16_411), (1, 24_001), (3, 65_537), (27, 65_521), (1, 81_082),
     )
 ]  # fmt: skip
+#: even lengths as complex rows: several to a block, of an inner pass of radix 20, of two odd ones, and the longest
+CHIRPS += [{"batch": b, "n": n} for b, n in ((300, 262), (40, 5072), (35, 9998), (34, 15_122), (33, 24_574))]
 #: powers of two by packed rows, of each first radix, beside the shortest and the longest ones
 POWERS = [
     {"batch": b, "n": n}
@@ -222,7 +242,8 @@ def grouped(
 
 #: operation -> dimensions and parameters
 PATHS: dict[str, list[dict[str, Any]]] = {
-    **dict.fromkeys(("softmax", "log_softmax", "cross_entropy"), SOFTMAX_ROWS),
+    **{name: [*SOFTMAX_ROWS, *WARP_ROWS] for name in ("softmax", "log_softmax")},
+    "cross_entropy": SOFTMAX_ROWS,
     **dict.fromkeys(("reduce_sum_axis1", "reduce_max_axis1"), LONG_ROWS),
     "cross_entropy_rows": [
         {**v, "smoothing": s} for v in (*SOFTMAX_ROWS, {"rows": 3, "cols": 49152}, {"rows": 3, "cols": 49153})
@@ -263,6 +284,8 @@ PATHS: dict[str, list[dict[str, Any]]] = {
         sizes(5, (13, 2), [7], [1], [1], [0]),
         sizes(2, (2, 1030), [3, 4], [1, 1], [1, 1], [0, 0]),
         sizes(2, (3, 130), [40, 38], [7, 7], [2, 2], [3, 3]),  # folded: four taps of a phase along the last axis
+        sizes(5, (3, 147), [60, 2], [7, 7], [2, 2], [3, 3]),  # direct: taps left out, of images of few columns and of few rows
+        sizes(3, (40, 4), [1, 9, 1], [3, 5, 3], [1, 1, 1], [1, 2, 1]),
     ],
     "conv_transpose": [
         sizes(2, (200, 200), [9, 10], [4, 4], [2, 2], [1, 1]),
@@ -286,6 +309,9 @@ PATHS: dict[str, list[dict[str, Any]]] = {
         sizes(8, (23, 1), [1, 1, 22], [4, 4, 4], [2, 2, 2], [1, 1, 1]),  # few columns of weights, in chunks
         sizes(1, (64, 232), [6, 7, 3], [4, 4, 4], [2, 2, 2], [1, 1, 1]),  # small tiles: all taps, and some left out
         sizes(4, (64, 157), [1, 14, 3], [4, 4, 4], [2, 2, 2], [1, 1, 1]),
+        sizes(1, (197, 64), [5, 1, 5], [4, 4, 4], [2, 2, 2], [1, 1, 1]),  # taps left out of segments that end within a block
+        sizes(3, (131, 29), [13, 3], [4, 4], [2, 2], [1, 1]),  # blocks of K of each phase apart
+        sizes(7, (90, 2), [5, 30], [4, 4], [2, 2], [1, 1]),  # direct: two rows of a thread
     ],
     "matmul": [{"m": 1101, "n": 1131, "p": 1149}, {"m": 1101, "n": 1131, "p": 1152}, {"m": 14, "n": 10399, "p": 176},
                *FEW_TERMS, {"m": 1031, "n": 70, "p": 1003}, {"m": 5, "n": 9001, "p": 1}, {"m": 2, "n": 9000, "p": 33}],
@@ -302,7 +328,11 @@ PATHS: dict[str, list[dict[str, Any]]] = {
                {"batch": 1031, "inputs": 45, "outputs": 1030},
                *({"batch": v["m"], "inputs": v["n"], "outputs": v["p"]} for v in FEW_TERMS)],
     **dict.fromkeys(("rfft1d_packed", "irfft1d_packed"), TRANSFORMS),
-    "spectral_conv1d_rfft": [{"grid": 1 << 18, "width": w, "modes": 34} for w in (1, 3)],
+    "spectral_conv1d_rfft": [
+        *({"grid": 1 << 18, "width": w, "modes": 70} for w in (1, 3)),
+        # tiles side by side, the last strip and its last vector not full
+        *({"grid": g, "width": w, "modes": m} for g, w, m in ((1 << 18, 1, 34), (270_001, 3, 9), (140_003, 32, 2))),
+    ],
     "conv_grouped": [
         *(  # depthwise layers with strides and a multiplier: whole planes, one, a band, one output of a thread and more
             grouped(b, g, 1, m, size, k, 2, 1, k // 2, k // 2)
@@ -319,6 +349,9 @@ PATHS: dict[str, list[dict[str, Any]]] = {
         grouped(3, 7, 1, 4, (45, 50), 5, 1, 1, 2, 2),
         grouped(2, 6, 1, 2, (3, 34, 37), 3, 1, 1, 1, 1),
         grouped(3, 32, 1, 3, (20, 21), 3, 1, 1, 1, 1),
+        # groups of too many channels for sums of threads and few for tiles: columns of four planes, and of two
+        grouped(2, 40, 9, 9, (28, 30), 3, 1, 1, 1, 1),
+        grouped(2, 40, 9, 5, (28, 30), 5, 1, 1, 2, 2),
         grouped(4, 1, 2, 30, (66, 66), 3, 1, 2, 2, 2),  # few rows: blocks of K apart; few columns of weights
         grouped(1, 1, 2, 17, (9, 10), 7, 1, 2, 9, 8),  # taps in chunks, many of them outside
         grouped(3, 1, 4, 130, (31, 29), 3, 1, 2, 2, 2),  # a dilated gradient that is folded
@@ -343,6 +376,7 @@ PATHS: dict[str, list[dict[str, Any]]] = {
             (2, 130, 132, 2), (3, 513, 112, 0), (1, 300, 7, 0), (1, 270, 13, 2), (140, 7, 5, 0), (1, 300, 90, 1),
             (90, 66, 96, 3), (1, 530, 47, 2), (3, 33, 20, 1), (16, 140, 180, 3), (2, 129, 200, 0), (3, 97, 333, 3),
             (67, 64, 24, 3), (3, 61, 64, 2), (45, 67, 40, 3), (2, 96, 100, 2),
+            (2, 515, 192, 0), (1, 530, 151, 2), (1, 520, 132, 3),
         )
     ],
     "grouped_attention": [  # of few keys: eight of them, rows of one element, of several in a warp, of more than a warp has lanes
@@ -419,7 +453,7 @@ def test_narrow_products_are_chains(few: str, values: dict[str, int]) -> None:
 
 @pytest.mark.operations("flash_attention")
 @pytest.mark.parametrize("unsafe", range(4))
-@pytest.mark.parametrize(("n", "d"), [(32, 16), (33, 40), (96, 80), (600, 64)], ids=str)
+@pytest.mark.parametrize(("n", "d"), [(32, 16), (33, 40), (96, 80), (600, 64), (520, 145)], ids=str)
 def test_a_member_beyond_the_split(n: int, d: int, unsafe: int) -> None:
     """One member has a value that tensor cores do not take, the others' upstream gradients are 0: what is known of members, and
     which rows are finite, stays apart from what the passes keep. Every member has the bits that it has alone."""

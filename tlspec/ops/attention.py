@@ -6,7 +6,8 @@ m grows to m'. Neither direction stores an n x n array. Tiles, and with them the
 
 On CUDA rows of 16 to 128 elements and sequences of 32 or more run on TF32 tensor cores at float32 accuracy: every operand is
 split in two TF32 numbers and three of the four products are summed (:func:`_split`). So do heads of 64 to 128 elements that share
-keys, as many as queries and at least 64, without a mask. Members of the batch with values that do not split, infinite, NaN, 2^22
+keys, as many as queries and at least 64, without a mask, and on Hopper rows of up to 192 elements in sequences of more than 512, with
+a positive scale and no mask that fills scores. Members of the batch with values that do not split, infinite, NaN, 2^22
 and more or below 2^-100, run on the ordinary units, and all other sizes there or in float64.
 
 Position encodings have no rounding error in the angle to speak of: frequencies are held in turns as 64-bit fractions, the
@@ -85,7 +86,7 @@ def _float64(h, k):
 
 
 def _sums(n, d):
-    return _either if 16 <= d <= 128 and n >= 32 else _float32
+    return _either if (16 <= d <= 128 and n >= 32) or (128 < d <= 192 and n > 512) else _float32
 
 
 def _last(sums, fast):
@@ -259,6 +260,8 @@ PATHS: list[dict[str, Any]] = [
     {"batch": 3, "n": 641, "d": 128, "mask_mode": 3, "scale": 0.09, "mask": None},
     {"batch": 2, "n": 531, "d": 100, "mask_mode": 2, "scale": 0.1, "mask": lambda rng: _draw_mask(rng, 2, 531)},
     {"batch": 1, "n": 1100, "d": 52, "mask_mode": 3, "scale": 1.5, "mask": None},
+    {"batch": 2, "n": 530, "d": 168, "mask_mode": 2, "scale": 0.08, "mask": lambda rng: _draw_mask(rng, 2, 530)},
+    {"batch": 1, "n": 577, "d": 145, "mask_mode": 3, "scale": 0.08, "mask": None},
     {"batch": 67, "n": 5, "d": 2, "mask_mode": 0, "scale": 16.0, "mask": None},
     {"batch": 1, "n": 140, "d": 13, "mask_mode": 3, "scale": 0.3, "mask": None},
     {"batch": 2, "n": 130, "d": 260, "mask_mode": 0, "scale": 0.06, "mask": None},
@@ -461,6 +464,7 @@ GROUPED_PATHS = [
     _grouped_path(1, 2, 2, 50, 70, 200, 252, 0.07, 30, 5, 20), _grouped_path(1, 2, 1, 40, 70, 300, 130, 0.06),
     _grouped_path(2, 4, 1, 1, 700, 64, 52, 0.125), _grouped_path(1, 6, 2, 5, 600, 36, 130, 0.1, 400, 0, 590),
     _grouped_path(3, 1, 1, 1, 513, 30, 7, 0.2), _grouped_path(1, 4, 2, 192, 192, 68, 68, 0.12),
+    _grouped_path(2, 1, 1, 1, 520, 4, 68, 0.5), _grouped_path(1, 2, 2, 1, 300, 1, 131, 0.5),
     _grouped_path(2, 3, 3, 130, 130, 64, 64, 0.125, after=0),
     _grouped_path(2, 2, 1, 150, 1, 24, 12, 0.2), _grouped_path(1, 4, 2, 70, 4, 9, 8, 0.3, 60, 5, 2),
     _grouped_path(1, 3, 1, 50, 13, 8, 5, 0.3, after=0), _grouped_path(2, 1, 1, 131, 32, 132, 3, 0.09),
@@ -476,6 +480,7 @@ GROUPED_PATHS = [
     _grouped_path(1, 2, 1, 60, 1100, 140, 20, 0.08, 30, 3, 70),
     _grouped_path(40, 1, 1, 3, 1030, 136, 3, 0.09), _grouped_path(6, 2, 1, 3, 1030, 60, 300, 0.12, 900, 0, 1000),
     _grouped_path(45, 1, 1, 3, 190, 7, 261, 0.3), _grouped_path(23, 2, 2, 3, 190, 261, 9, 0.06, 5, 3, 30),
+    _grouped_path(1, 5, 1, 60, 43, 2, 128, 0.7, after=0), _grouped_path(1, 3, 1, 90, 66, 37, 14, 0.16, after=0),
 ]  # fmt: skip
 
 

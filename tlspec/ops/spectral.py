@@ -152,8 +152,12 @@ LENGTHS: Classes = {
     "a row on all threads": lambda batch, n: 0 < batch < boundary("spectral", "ROWS_ALONE") and n > DIRECT,
     "rows in lanes with a rest": lambda batch, n: batch > 16 and batch % 16 != 0 and n > 1,
 }
-#: convolutions with a chirp on CUDA: of many rows in a block, of one row, of even length, and as a matrix
-TRANSFORMS = [{"batch": b, "n": n} for b, n in ((61, 4), (131, 61), (3, 2503), (5, 262), (2, 7879))]
+#: on CUDA sums of products, and convolutions with a chirp: of many rows in a block, of one row, of even length, in many blocks of one
+#: row, and as matrices
+TRANSFORMS = [
+    {"batch": b, "n": n}
+    for b, n in ((61, 4), (131, 61), (131, 67), (3, 2503), (5, 262), (40, 5072), (2, 7879), (2, 5072))
+]
 MODES: Classes = {
     "an odd grid": lambda grid, width, modes: grid % 2 == 1 and modes > 1 and width > 0,
     "an even grid": lambda grid, width, modes: grid % 2 == 0 and modes > 1 and width > 0,
@@ -287,7 +291,8 @@ ROOTS = 0.25
 def _tile_height(n, width, modes):
     """Roundings from an element to a bin of the truncated transform: a pair's sum, its cosine, a chain over the pairs of a tile
     that are not padding, root, product and difference of the tile's turn, then the sum over tiles in either device's order
-    (that of native/src/cuda/spectral/conv.cu: four interleaved chains over a block's tiles and four over the blocks)."""
+    (that of native/src/cuda/spectral/conv.cu: four interleaved chains over a block's tiles and four over the blocks, or more of them;
+    the strips of spectral/narrow.cu, 2112 tiles at least, add fewer in a chain than either)."""
     if n in EXACT_ROOTS:
         return n - 1
     tiles = -(-n // TILE)
@@ -385,8 +390,11 @@ def _draw(d):
 @op("x[grid, width], wRe[modes, width, width], wIm[modes, width, width] -> y[grid, width]",
     fwd=True, classes=MODES, bound=_conv_bound(_conv_tolerance, "first-order: transform, mix, inverse"), same_bits=False, reproducible=True,
     data=DATA, draw=_draw,
-    # so short that few bounds add up; one of many channels
-    paths=[{"grid": n, "width": w, "modes": n // 2 + 1} for n, w in ((4, 61), (1, 3), (4, 2), (2, 3), (1, 1), (2, 2))],
+    # so short that few bounds add up; one of many channels; on CUDA one whose tiles lie side by side
+    paths=[
+        *({"grid": n, "width": w, "modes": n // 2 + 1} for n, w in ((4, 61), (1, 3), (4, 2), (2, 3), (1, 1), (2, 2))),
+        {"grid": 67651, "width": 3, "modes": 17},
+    ],
     checks=[check("grid", "grid >= 1"), check("modes", "modes <= grid // 2 + 1")],
     laws=[laws.linear("x"), laws.linear("wRe", "wIm"), laws.adjoint("x"), laws.adjoint("wRe", "wIm")],
     source="torch.fft.rfft and irfft; Li et al., Fourier Neural Operator for Parametric Partial Differential Equations, 2021")  # fmt: skip

@@ -2,6 +2,7 @@
  *
  * Short slices, of rows or of few columns, lie one behind the other in memory: a block copies some of them to shared memory and back
  * as they lie, and a thread owns a chunk of one column of one of them, so that no lane is without work whatever their length.
+ * Of more columns of at most a chunk each thread owns one.
  *
  * A tile is 32 chunks of 32 elements, and its total is one of the level two above. A thread owns a chunk. Where columns lie side by
  * side a block owns the tile of 32 columns, so that warps read lines, and threads keep their chunks in registers: an axis of at most
@@ -98,6 +99,37 @@ template <class T> __global__ void __launch_bounds__(COLUMNS *CHUNK) cumsum_colu
         TL_UNROLL_FOR (int k = 0; k < N; k++, to += step)
             if (i + k < n) sum = add_kept(sum, (double)v[k], to);
     }
+}
+
+/* ---- short columns ----------------------------------------------------------------------------------------------------- */
+
+constexpr int COLUMN_THREADS = 128;
+
+/* Columns of at most a chunk, `units` of them in slices of `inner`. */
+struct Columns {
+    const float *x;
+    float *out;
+    uint32_t units;
+    int length, reverse;
+    tl_fastdiv inner;
+};
+
+/* A thread owns a column of at most N elements, which it loads all before it adds the first. Nothing stands before its one chunk, so
+ * no thread waits for another. */
+template <int N> __global__ void __launch_bounds__(COLUMN_THREADS) cumsum_short_columns(Columns a)
+{
+    const uint32_t unit = blockIdx.x * COLUMN_THREADS + threadIdx.x;
+    if (unit >= a.units) return;
+    uint32_t column;
+    const int64_t slice = a.inner.divmod(unit, &column), inner = a.inner.divisor;
+    const int64_t step = a.reverse ? -inner : inner;
+    const int64_t at = (slice * a.length + (a.reverse ? a.length - 1 : 0)) * inner + column;
+    float v[N];
+    load_chunk(v, a.x + at, step, a.length);
+    double sum = 0.0;
+    float *to = a.out + at;
+    TL_UNROLL_FOR (int k = 0; k < N; k++, to += step)
+        if (k < a.length) sum = add_kept(sum, (double)v[k], to);
 }
 
 /* ---- short slices ------------------------------------------------------------------------------------------------------ */
@@ -509,6 +541,17 @@ int32_t run_rows(tl_context *ctx, const float *x, int64_t outer, int64_t length,
     return launch_long_rows(ctx, a, outer, tiles, vector);
 }
 
+int32_t launch_short_columns(tl_context *ctx, const float *x, int64_t units, int64_t length, int64_t inner, int reverse,
+                             float *out)
+{
+    const Columns a = {x, out, (uint32_t)units, (int)length, reverse, tl_fastdiv((uint64_t)inner)};
+    const auto kernel = length <= 4    ? cumsum_short_columns<4>
+                        : length <= 8  ? cumsum_short_columns<8>
+                        : length <= 16 ? cumsum_short_columns<16>
+                                       : cumsum_short_columns<CHUNK>;
+    return tl_launch(ctx, "cumsum", kernel, tl_grid(units, COLUMN_THREADS), COLUMN_THREADS, a);
+}
+
 template <class T> int32_t launch(tl_context *ctx, const Cumsum<T> &a)
 {
     const dim3 block((unsigned)tl_imin(COLUMNS, a.inner), (unsigned)tl_imin(CHUNK, tl_ceil_div(a.length, CHUNK)));
@@ -543,6 +586,8 @@ int32_t tl_cuda_cumsum(tl_context *ctx, const float *x, const tl_dims *dims, int
         if (k != axis) (k > axis ? inner : outer) *= dims->d[k];
     if (outer * length * inner == 0) return TORCHLEAN_OK;
     if (inner == 1) return run_rows(ctx, x, outer, length, (int)reverse, out);
-    return are_short(length, inner, false) ? launch_slices(ctx, x, outer, length, inner, (int)reverse, out)
-                                           : run_columns<float>(ctx, x, outer, length, inner, (int)reverse, out);
+    if (are_short(length, inner, false)) return launch_slices(ctx, x, outer, length, inner, (int)reverse, out);
+    if (length <= CHUNK && outer * inner <= UINT32_MAX)
+        return launch_short_columns(ctx, x, outer * inner, length, inner, (int)reverse, out);
+    return run_columns<float>(ctx, x, outer, length, inner, (int)reverse, out);
 }

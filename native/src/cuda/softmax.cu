@@ -1,10 +1,11 @@
 /* Softmax and log-softmax on CUDA, and their gradients.
  *
  * A row of up to 49152 elements is read once and stays on chip (device/row_tile.cuh): in the registers of 4 to 32 threads, or
- * in the registers or shared memory of a block; up to 262144 elements (half of that backward) in the shared memory of a
- * cluster of blocks where the chip has clusters (device/cluster_row.cuh), which also takes rows of more than a leaf that are
- * so few that half of the multiprocessors would be idle: a block takes as long as its row has elements. The traffic is the floor, 8
- * bytes per element forward and 12 backward. Longer rows are read once per pass: three forward, two backward. */
+ * in the registers or shared memory of a block, or on its way through both; up to 262144 elements (half of that backward) in the
+ * shared memory of a cluster of blocks where the chip has clusters (device/cluster_row.cuh), which also takes rows of more than a
+ * leaf that are so few that half of the multiprocessors would be idle: a block takes as long as its row has elements. The traffic is
+ * the floor, 8 bytes per element forward and 12 backward. Longer rows are read once per pass: three forward, two backward.
+ */
 #include "cuda/device/row_exponentials.cuh"
 #include "generated/softmax.h"
 
@@ -16,9 +17,11 @@ bool are_few(tl_context *ctx, int64_t rows, int64_t cols) { return cols > TL_SUM
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* Blocks of a multiprocessor. Where elements arrive 4 bytes at a time and a thread has few, all its threads fit their registers, and
- * it takes them all to have enough bytes on their way. */
-template <class Row> constexpr int blocks_of_rows = Row::THREADS == 256 && Row::N <= 6 ? 8 : Row::BLOCKS;
+/* Blocks of a multiprocessor. A block waits for memory, for its maximum and for its sum in turn. As many as have 16 registers a thread
+ * and 2 per element, which do, cover each other's waits and have enough bytes on their way. */
+template <class Row>
+constexpr int blocks_of_rows =
+    Row::THREADS != 256 || Row::N > 16 ? Row::BLOCKS : 256 / (16 + 2 * (Row::N < 8 ? 8 : Row::N));
 
 template <class Row, bool LOG>
 __global__ void __launch_bounds__(Row::THREADS, blocks_of_rows<Row>)
@@ -57,6 +60,117 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
 #endif
 }
 
+/* ---- forward, rows of two leaves ---------------------------------------------------------------------------------- */
+
+/* Such a row fills the shared memory of a multiprocessor, whose one block would wait for it, compute, and wait for the next one. So
+ * the block moves it on to registers, 32 elements a thread, and asks for the next one meanwhile. Thread t owns lane t of both leaves:
+ * elements t + 1024 i of the row, which it computes WIDE at a time, as far as the row reaches. */
+constexpr int TWO_LEAVES = 2 * TL_SUM_LEAF, PIECES = TWO_LEAVES / TL_SUM_LANES, WIDE = 4;
+
+template <class Visit> __device__ __forceinline__ void visit_pieces(int cols, Visit visit)
+{
+    TL_UNROLL_FOR (int i = 0; i < PIECES; i += WIDE)
+        if (i * TL_SUM_LANES < cols)
+            TL_UNROLL_FOR (int j = i; j < i + WIDE; j++)
+                visit(j);
+}
+
+/* Elements between the last address of 16 bytes and p: as far from the start of shared memory a row begins there, so that all but
+ * its ends arrives 16 bytes at a time. */
+__device__ __forceinline__ int offset_of(const float *p) { return (int)((uintptr_t)p / sizeof(float) % 4); }
+
+__device__ __forceinline__ void request_row(float *shared, const float *p, int cols)
+{
+    const int t = (int)threadIdx.x, offset = offset_of(p), before = (4 - offset) % 4, quads = (cols - before) / 4;
+    float *const to = shared + offset;
+#pragma unroll 4
+    for (int i = before + 4 * t; i < before + 4 * quads; i += 4 * TL_SUM_LANES)
+        tl_copy_async<16>(to + i, p + i, true);
+    const int end = t < before ? t : before + 4 * quads + t - before;
+    if (t < before || end < cols) tl_copy_async<4>(to + end, p + end, true);
+    tl_copy_commit();
+}
+
+/* The sum of lanes r, r + M, r + 2 M, ... of 32, folded in halves; they lie 32 floats apart. */
+template <int M> __device__ __forceinline__ float fold_lanes(const float *lanes, int r)
+{
+    if constexpr (M == 32)
+        return lanes[32 * r];
+    else
+        return fold_lanes<2 * M>(lanes, r) + fold_lanes<2 * M>(lanes, r + M);
+}
+
+template <bool LOG>
+__global__ void __launch_bounds__(TL_SUM_LANES)
+    softmax_two_leaves(const float *__restrict__ x, int64_t rows, int cols, float *__restrict__ out)
+{
+    __shared__ float lanes[2][TL_SUM_LANES], maxima[32], leaf[2];
+    float *const shared = reinterpret_cast<float *>(tl_dynamic_shared);
+    const int t = (int)threadIdx.x, warp = t / 32, lane = t % 32;
+    request_row(shared, x + blockIdx.x * (int64_t)cols, cols);
+#pragma unroll 1
+    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+        const float *const held = shared + offset_of(x + row * cols) + t;
+        float v[PIECES], m = -TL_INF, sums[2] = {0.0f, 0.0f};
+        tl_copy_wait<0>();
+        __syncthreads();
+        visit_pieces(cols, [&](int i) {
+            const int piece = i * TL_SUM_LANES;
+            v[i] = piece < cols - t ? held[piece] : -TL_INF;
+        });
+        __syncthreads();
+        if (row + gridDim.x < rows) request_row(shared, x + (row + gridDim.x) * cols, cols);
+        visit_pieces(cols, [&](int i) { m = fmaxf(m, v[i]); });
+        m = tl_fold_group<tl_number_max_op, 32>(m);
+        if (lane == 0) maxima[warp] = m;
+        __syncthreads();
+        m = tl_fold_group<tl_number_max_op, 32>(maxima[lane]);
+        visit_pieces(cols, [&](int i) {
+            const float shifted = v[i] - m, e = tl_exp_at_most_1(shifted);
+            sums[i * TL_SUM_LANES / TL_SUM_LEAF] += e;
+            v[i] = LOG ? shifted : e;
+        });
+        lanes[0][t] = sums[0], lanes[1][t] = sums[1];
+        __syncthreads();
+        if (warp < 2) {
+            const float s = tl_fold_group<tl_sum_op, 32>(fold_lanes<1>(lanes[warp] + lane, 0));
+            if (lane == 0) leaf[warp] = s;
+        }
+        __syncthreads();
+        const float sum = leaf[0] + leaf[1], s = LOG ? tl_log(sum) : sum, reciprocal = 1.0f / s;
+        float *const to = out + row * cols + t;
+        visit_pieces(cols, [&](int i) {
+            const int piece = i * TL_SUM_LANES;
+            if (piece < cols - t) to[piece] = LOG ? v[i] - s : tl_quotient(v[i], s, reciprocal);
+        });
+    }
+}
+
+size_t two_leaves_bytes(int64_t cols) { return sizeof(float4) * (size_t)tl_ceil_div(cols + 3, 4); }
+
+/* Whether a block can have a row in shared memory here, beside the kernel's own. */
+template <bool LOG> bool two_leaves_fit(tl_context *ctx, int64_t cols)
+{
+    cudaFuncAttributes kernel;
+    int most = 0;
+    return cols > TL_SUM_LEAF && cols <= TWO_LEAVES &&
+           cudaFuncGetAttributes(&kernel, softmax_two_leaves<LOG>) == cudaSuccess &&
+           cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, tl_context_ordinal(ctx)) ==
+               cudaSuccess &&
+           kernel.sharedSizeBytes + two_leaves_bytes(cols) <= (size_t)most;
+}
+
+template <bool LOG>
+int32_t run_two_leaves(tl_context *ctx, const char *name, const float *x, int64_t rows, int64_t cols, float *out)
+{
+    const size_t bytes = two_leaves_bytes(cols);
+    TL_TRY(tl_allow_shared(ctx, softmax_two_leaves<LOG>, bytes));
+    return tl_launch_dynamic(ctx, name, softmax_two_leaves<LOG>, tl_grid(rows, 1, tl_cuda_sms(ctx)), TL_SUM_LANES,
+                             bytes, x, rows, (int)cols, out);
+}
+
+/* ---- forward, all rows -------------------------------------------------------------------------------------------- */
+
 /* Results of long rows. */
 template <bool LOG> struct softmax_element {
     const float *x, *maximum, *sum;
@@ -73,6 +187,18 @@ template <bool LOG> struct softmax_element {
     }
 };
 
+/* tl_pick_row, but a warp has a row of 1028 to 2048 aligned elements where each multiprocessor has eight or more of these: it takes
+ * no barriers, and per row half the instructions of a block, each of whose warps folds a maximum and waits for the sum. Fewer rows
+ * are a block's, which is done with one sooner. */
+template <class Launch> int32_t pick_row(tl_context *ctx, int64_t rows, int64_t cols, Launch launch)
+{
+    if (cols % 4 == 0 && cols > TL_SUM_LANES && cols <= 2 * TL_SUM_LANES && rows >= 8 * (int64_t)tl_cuda_sms(ctx))
+        return cols <= 1280   ? launch(tl_row_type<tl_short_row<true, 32, 40>>())
+               : cols <= 1536 ? launch(tl_row_type<tl_short_row<true, 32, 48>>())
+                              : launch(tl_row_type<tl_short_row<true, 32, 64>>());
+    return tl_pick_row(cols, launch);
+}
+
 template <bool LOG>
 int32_t forward(tl_context *ctx, const char *name, const float *x, int64_t rows, int64_t cols, float *out)
 {
@@ -83,8 +209,9 @@ int32_t forward(tl_context *ctx, const char *name, const float *x, int64_t rows,
             return tl_launch_cluster<Row>(ctx, name, softmax_cluster<Row, LOG>, rows, cols, &status, x, cols, out);
         }))
         return status;
+    if (two_leaves_fit<LOG>(ctx, cols)) return run_two_leaves<LOG>(ctx, name, x, rows, cols, out);
     if (fits)
-        return tl_pick_row(cols, [&](auto row) {
+        return pick_row(ctx, rows, cols, [&](auto row) {
             using Row = typename decltype(row)::type;
             return tl_launch_rows<Row>(ctx, name, softmax_rows<Row, LOG>, rows,
                                        (tl_row_bytes<Row, Row::ONE_SHARED>(cols)), x, rows, cols, out);

@@ -37,7 +37,7 @@ typedef struct tl_fft {
 /* What tl_fft_get is asked for: the algorithm of the length; one that tl_fft_lanes transforms, whatever its size; just the roots
  * `packed`; or just the chirp and the kernel of the convolution that takes n numbers to half a spectrum, or back: the chirp's
  * numbers from 1 - n to n/2, over the least m >= n + n/2 of 16·2^a·{1, 3, 5, 9, 15}, or of so many times a matrix's
- * TL_FFT_HALF_COLUMN rows. */
-enum { TL_FFT_ANY, TL_FFT_IN_LANES, TL_FFT_ROOTS, TL_FFT_HALF, TL_FFT_HALF_MATRIX };
+ * TL_FFT_HALF_COLUMN rows; or of the one that takes n numbers to n, over the least such m >= 2n - 1. */
+enum { TL_FFT_ANY, TL_FFT_IN_LANES, TL_FFT_ROOTS, TL_FFT_HALF, TL_FFT_HALF_MATRIX, TL_FFT_FULL };
 
 enum { TL_FFT_HALF_COLUMN = 256 };

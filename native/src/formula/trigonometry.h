@@ -48,16 +48,18 @@ TL_HD double tl_quadrant_far(float x, uint64_t *turns)
 }
 
 /* sin r for an even number of quarter turns and cos r for an odd one, negated where two turns or three remain of four. Errors of
- * the fits: 2^-37 and 2^-33. */
+ * the fits: 2^-37 and 2^-33. Both are 1 + z p(z), z = r^2, times r or 1: a select of each coefficient takes less than a second
+ * polynomial. */
 TL_HD double tl_wave(double r, uint64_t turns)
 {
+    int32_t odd = (turns & 1) != 0;
     double z = r * r;
     double z2 = z * z;
-    double s = fma(fma(0x1.6cd0a77262f85p-19, z, -0x1.a00f79c017cadp-13), z2,
-                   fma(0x1.11110863ade94p-7, z, -0x1.5555554c689a0p-3));
-    double c = fma(fma(0x1.99ea015c78c7bp-16, z, -0x1.6c0c2e247a999p-10), z2, fma(0x1.55554a0879b32p-5, z, -0.5));
-    double y = turns & 1 ? fma(c, z, 1.0) : r * fma(s, z, 1.0);
-    return turns & 2 ? -y : y;
+    double high = fma(odd ? 0x1.99ea015c78c7bp-16 : 0x1.6cd0a77262f85p-19, z,
+                      odd ? -0x1.6c0c2e247a999p-10 : -0x1.a00f79c017cadp-13);
+    double low = fma(odd ? 0x1.55554a0879b32p-5 : 0x1.11110863ade94p-7, z, odd ? -0.5 : -0x1.5555554c689a0p-3);
+    double y = fma(fma(high, z2, low), z, 1.0) * (odd ? 1.0 : r);
+    return tl_from_bits64(tl_bits64(y) ^ (turns >> 1 & 1) << 63);
 }
 
 TL_HD double tl_sin_near(float x)

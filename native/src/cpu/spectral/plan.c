@@ -233,6 +233,9 @@ static tl_fft *make(int64_t n, int kind, int part)
         const int64_t unit = kind == TL_FFT_HALF ? 16 : 16 * TL_FFT_HALF_COLUMN;
         f->m = unit * convolution_length(tl_ceil_div(n + n / 2, unit));
         ok = make_chirp(f, f->m, n / 2 + 1);
+    } else if (kind == TL_FFT_FULL) {
+        f->m = 16 * convolution_length(tl_ceil_div(2 * n - 1, 16));
+        ok = make_chirp(f, f->m, n);
     } else if (!is_smooth(n)) {
         const int64_t m = convolution_length(2 * n - 1);
         f->first = make(m, kind, 1);

@@ -9,6 +9,7 @@
  * between blocks. See attention/simt_tiles.cuh for who owns what. */
 #include "cuda/attention/backward.cuh"
 #include "cuda/attention/chain.cuh"
+#include "cuda/attention/padded.cuh"
 #include "cuda/attention/products.cuh"
 #include "cuda/device/vector.cuh"
 
@@ -336,7 +337,8 @@ extern "C" int32_t tl_cuda_flash_attention_bwd(tl_context *ctx, const float *Q, 
                       (!gQ || tl_aligned4(gQ)) && (!gK || tl_aligned4(gK)) && (!gV || tl_aligned4(gV));
     const int64_t granules = tl_ceil_div(n, GRANULE), queries = batch * n;
     const Problem p = {Q, K, V, mask, batch, n, d, (int)mask_mode, scale, wide, granules, 0, nullptr};
-    const bool tensor = tensor_takes(p);
+    const bool wgmma = !tl_is_reproducible(ctx) && wgmma_takes(ctx, p);
+    bool tensor = wgmma || tensor_takes(p);
     if (products_serve_square<true>(ctx, of)) {
         const int32_t status = products_backward(ctx, of, Q, K, V, out, g, gQ, gK, gV);
         if (status != TORCHLEAN_NO_MEMORY) return status;
@@ -344,6 +346,11 @@ extern "C" int32_t tl_cuda_flash_attention_bwd(tl_context *ctx, const float *Q, 
     if (tl_is_reproducible(ctx) || (!tensor && chain_serves(ctx, of)))
         return chain_backward(ctx, of, Q, K, V, out, g, gQ, gK, gV);
     BackwardArgs a = {p, out, g, gQ, gK, gV};
+    if (wgmma && !wide) {
+        const int32_t status = backward_padded(ctx, a);
+        if (status != TORCHLEAN_NO_MEMORY) return status;
+        tensor = tensor_takes(p);
+    }
     const size_t statistics = (size_t)(3 * queries) * sizeof(float);
     tl_scratch<char> scratch(ctx);
     TL_TRY(scratch.allocate((int64_t)statistics + 3 * batch * granules + batch));

@@ -27,9 +27,21 @@ static_assert(TILE == GRANULE, "a tile has one flag");
 template <int DP_, int M_, int WARPS_, int BLOCKS_, int STAGES_, bool MANY_ = false, int OTHERS_ = TILE> struct Tiles {
     static constexpr int DP = DP_, M = M_, WARPS = WARPS_, BLOCKS = BLOCKS_, STAGES = STAGES_, OTHERS = OTHERS_;
     static constexpr int P = OTHERS / 8; /* products of a tile */
+    /* Steps of a product that are unrolled, as far as registers allow. */
+    static constexpr int AHEAD = OTHERS == 16 ? 2 : 4;
     static constexpr bool MANY = MANY_;
     static_assert(OTHERS % 8 == 0 && TILE % OTHERS == 0 && (DP == 8 || DP % 32 == 0), "ownership");
     static constexpr int ROWS = 16 * M * WARPS, THREADS = 32 * WARPS, LD = DP + 4, N = DP / 8, SUMS = 4 * M * N;
+    using Keys = Tiles;
+    using Values = Tiles;
+};
+
+/* Tiles of keys (and queries) of up to D elements and values (and their gradients) of up to V: of rows of one length the shorter
+ * would take the shared memory, and the registers of sums, of the longer. */
+template <int D, int V, int WARPS, int BLOCKS, int STAGES, int OTHERS = TILE>
+struct Pair : Tiles<(D > V ? D : V), 1, WARPS, BLOCKS, STAGES, false, OTHERS> {
+    using Keys = Tiles<D, 1, WARPS, BLOCKS, STAGES, false, OTHERS>;
+    using Values = Tiles<V, 1, WARPS, BLOCKS, STAGES, false, OTHERS>;
 };
 
 /* How a block goes through rows that lie one behind the other in memory: every THREADS-th unit, of four elements where rows are
@@ -59,9 +71,10 @@ struct Args : Geometry {
     double *totals, *parts;
     int64_t pitch;
     bool wide_d, wide_v;
-    Walk of_d, of_v;                                          /* through rows of Q and K, and of V and g */
-    const uint8_t *finite_k, *finite_v, *finite_q, *finite_g; /* per tile, where limited */
-    uint32_t blocks;                                          /* of a member */
+    Walk of_d, of_v;                               /* through rows of Q and K, and of V and g */
+    const uint8_t *finite_k, *finite_v, *finite_g; /* per tile, where limited */
+    uint8_t *finite_q; /* the same, of rows of Q whose weights are numbers, too, after the pass over queries */
+    uint32_t blocks;   /* of a member */
 };
 
 /* Where a lane stands. */
@@ -127,11 +140,11 @@ template <class C> __device__ __forceinline__ void clear_ends(float *rows, int c
 }
 
 /* s += A·Bᵀ over `width` coordinates, for the warp's rows of A and the rows of a tile. */
-template <class C>
-__device__ __forceinline__ void multiply(Products<C> &s, const float *A, const float *B, int width, const Lane<C> &lane)
+template <class C, class L>
+__device__ __forceinline__ void multiply(Products<C> &s, const float *A, const float *B, int width, const L &lane)
 {
     const float *a = A + (lane.row0 + lane.g) * C::LD + lane.t, *b = B + lane.key * C::LD + lane.t;
-#pragma unroll 4
+#pragma unroll C::AHEAD
     for (int k = 0; k < width; k += 4) {
         double x[C::M][2], y[C::P];
         TL_UNROLL_FOR (int m = 0; m < C::M; m++)
@@ -145,20 +158,31 @@ __device__ __forceinline__ void multiply(Products<C> &s, const float *A, const f
     }
 }
 
-/* sums += W·B over the rows of a tile; of long rows, and in small tiles, 32 columns at a time up to `width`. */
-template <class C>
+/* sums += W·B over the rows of a tile, for results FIRST .. END - 1 of the warp. */
+template <class C, int FIRST, int END>
+__device__ __forceinline__ void accumulate_some(Sums<C> &sums, const Products<C> &w, const float *b)
+{
+    TL_UNROLL_FOR (int q = 0; q < C::OTHERS / 4; q++)
+        TL_UNROLL_FOR (int n = FIRST; n < END && n < C::N; n++) {
+            const double y = (double)b[4 * q * C::LD + n / 4 * 32 + n % 4 * 4];
+            TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+                tl_chain_mma(sums[m][n], w[m][q / 2][q % 2], w[m][q / 2][2 + q % 2], y);
+        }
+}
+
+/* The same up to column `width`: 32 columns at a time, of which the first 8 are those of two results, and others of all. What is
+ * left out is of columns that do not exist. */
+template <class C, int CHUNK = 0>
 __device__ __forceinline__ void accumulate(Sums<C> &sums, const Products<C> &w, const float *B, int width,
                                            const Lane<C> &lane)
 {
-    const float *b = B + lane.t * C::LD + lane.column;
-    TL_UNROLL_FOR (int c = 0; c < (C::N + 3) / 4; c++) {
-        if ((C::N > 8 || C::OTHERS < TILE) && c > 0 && 32 * c >= width) break;
-        TL_UNROLL_FOR (int q = 0; q < C::OTHERS / 4; q++)
-            TL_UNROLL_FOR (int n = 4 * c; n < 4 * c + 4 && n < C::N; n++) {
-                const double y = (double)b[4 * q * C::LD + n / 4 * 32 + n % 4 * 4];
-                TL_UNROLL_FOR (int m = 0; m < C::M; m++)
-                    tl_chain_mma(sums[m][n], w[m][q / 2][q % 2], w[m][q / 2][2 + q % 2], y);
-            }
+    if constexpr (4 * CHUNK < C::N) {
+        const float *const b = B + lane.t * C::LD + lane.column;
+        if (!C::MANY && C::N >= 4 && width <= 32 * CHUNK + 8)
+            accumulate_some<C, 4 * CHUNK, 4 * CHUNK + 2>(sums, w, b);
+        else
+            accumulate_some<C, 4 * CHUNK, 4 * CHUNK + 4>(sums, w, b);
+        if (width > 32 * CHUNK + 32) accumulate<C, CHUNK + 1>(sums, w, B, width, lane);
     }
 }
 
@@ -363,35 +387,64 @@ template <class C> struct Softmax {
     }
 };
 
-/* The keys that any, and that each, of a block's rows may attend to, as far as limits go. */
+/* The keys that any, and that each, of the rows i .. i + count - 1, which exist, may attend to, as far as limits go. They are those of
+ * one head, or of its end and the begin of what follows; of whole heads between, all queries. */
 struct Span {
     int64_t first, end, each_first, each_end;
-    __device__ __forceinline__ Span(const Rows &limits, int64_t count)
-        : first(INT64_MAX), end(0), each_first(0), each_end(INT64_MAX)
+    __device__ __forceinline__ Span(const Args &a, int64_t i, int64_t count)
+        : first(INT64_MAX), end(0), each_first(0), each_end(a.keys)
     {
-        for (int r = 0; r < count; r++) {
-            const int64_t from = limits.first[r], to = limits.end[r];
-            each_first = from > each_first ? from : each_first;
-            each_end = to < each_end ? to : each_end;
-            if (from >= to) continue;
-            first = from < first ? from : first;
-            end = to > end ? to : end;
+        if (!a.limited) {
+            first = 0, end = a.keys;
+            return;
         }
+        const int64_t at = i - divide(i, a.queries) * a.queries, behind = count - (a.queries - at);
+        add(a, at, behind > 0 ? a.queries : at + count);
+        if (behind > 0) add(a, 0, behind < a.queries ? behind : a.queries);
     }
-    /* Whether the rows attend to all keys of the tile from j on, and no mask says otherwise. */
-    __device__ __forceinline__ bool open(const Args &a, int64_t j) const
+    /* Of the queries q .. to - 1 of a head, of which each may attend to one key more at either end than the one before. */
+    __device__ __forceinline__ void add(const Args &a, int64_t q, int64_t to)
     {
-        return a.mode == UNMASKED && j >= each_first && j + TILE <= each_end;
+        const int64_t low = q + a.offset - a.before, high = to + a.offset + a.after;
+        const int64_t each_low = to - 1 + a.offset - a.before, each_high = q + 1 + a.offset + a.after;
+        each_first = each_low > each_first ? each_low : each_first;
+        each_end = each_high < each_end ? each_high : each_end;
+        const int64_t from = low > 0 ? low : 0, until = high < a.keys ? high : a.keys;
+        if (from >= until) return;
+        first = from < first ? from : first;
+        end = until > end ? until : end;
     }
-    /* The first tile from j on, up to `last`, that has open keys or values which are not finite. */
-    __device__ __forceinline__ int64_t next(int64_t j, int64_t last, const Args &a, const uint8_t *finite,
+    __device__ __forceinline__ bool meets(int64_t j, int64_t count) const { return j + count > first && j < end; }
+    /* Whether the rows attend to all `count` keys from j on, and no mask says otherwise. */
+    __device__ __forceinline__ bool open(const Args &a, int64_t j, int64_t count) const
+    {
+        return a.mode == UNMASKED && j >= each_first && j + count <= each_end;
+    }
+    /* The first tile from j on, up to `last`, that has open keys or values which are not finite; `plain`: all are finite. */
+    __device__ __forceinline__ int64_t next(int64_t j, int64_t last, const Args &a, const uint8_t *finite, bool plain,
                                             int64_t b) const
     {
-        while (a.limited && j < last && (j + TILE <= first || j >= end) && finite_rows<TILE>(finite, a.keys, b, j))
+        if (!a.limited) return j;
+        if (plain) {
+            if (j + TILE <= first) j += (first - j) / TILE * TILE;
+            return j < end ? j : last;
+        }
+        while (j < last && !meets(j, TILE) && finite_rows<TILE>(finite, a.keys, b, j))
             j += TILE;
         return j;
     }
 };
+
+/* The thread's share of whether all of the rows of tiles from .. to - 1, of C::OTHERS of the n of member b, are finite, as far as
+ * flags tell. */
+template <class C>
+__device__ __forceinline__ bool all_finite(const uint8_t *finite, int64_t n, int64_t b, int64_t from, int64_t to)
+{
+    bool yes = true;
+    for (int64_t t = from + threadIdx.x; t < to; t += C::THREADS)
+        yes &= finite_rows<C::OTHERS>(finite, n, b, t * C::OTHERS);
+    return yes;
+}
 
 } /* namespace */
 } /* namespace attention */

@@ -125,7 +125,7 @@ template <int R, int VECTOR> __global__ void __launch_bounds__(THREADS) forward_
         Qs[i] = i < rows * d ? a.Q[row0 * d + i] : 0.0f;
     __syncthreads();
     if (count > KEYS_SIDE_BY_SIDE)
-        find_scores<2, R, VECTOR>(a, limits, Qs, a.K + b * a.keys * d, j0, count, Ps);
+        find_scores<(R == 1 ? 4 : 2), R, VECTOR>(a, limits, Qs, a.K + b * a.keys * d, j0, count, Ps);
     else
         find_scores<1, R, VECTOR>(a, limits, Qs, a.K + b * a.keys * d, j0, count, Ps);
     __syncthreads();
@@ -167,6 +167,17 @@ template <int R, int VECTOR> __global__ void __launch_bounds__(THREADS) forward_
                             TL_UNROLL_FOR (int e = 0; e < VECTOR; e++)
                                 own[r][e] = fmaf(w[u], v[u][e], own[r][e]);
                     }
+                }
+            }
+            if (R == 1) { /* several keys, for whose values the compiler would else wait one by one */
+                constexpr int AHEAD = 8;
+                for (; j + (AHEAD - 1) * groups < count; j += AHEAD * groups) {
+                    float v[AHEAD][VECTOR];
+                    TL_UNROLL_FOR (int u = 0; u < AHEAD; u++)
+                        load_vector<VECTOR>(V + (int64_t)(j + u * groups) * a.v, v[u]);
+                    TL_UNROLL_FOR (int u = 0; u < AHEAD; u++)
+                        TL_UNROLL_FOR (int e = 0; e < VECTOR; e++)
+                            own[0][e] = fmaf(Ps[j + u * groups], v[u][e], own[0][e]);
                 }
             }
 #pragma unroll 8

@@ -9,6 +9,7 @@
 #include "cuda/attention/chain.cuh"
 #include "cuda/attention/few_rows.cuh"
 #include "cuda/attention/mma_tiles.cuh"
+#include "cuda/attention/padded.cuh"
 #include "cuda/attention/products.cuh"
 #include "cuda/attention/relay.cuh"
 #include "cuda/attention/value_scan.cuh"
@@ -311,13 +312,19 @@ extern "C" int32_t tl_cuda_flash_attention(tl_context *ctx, const float *Q, cons
     const bool wide = d % 4 == 0 && tl_aligned4(Q) && tl_aligned4(K) && tl_aligned4(V) && tl_aligned4(out);
     const int64_t granules = tl_ceil_div(n, GRANULE);
     ForwardArgs a{{Q, K, V, mask, batch, n, d, (int)mask_mode, scale, wide, granules, 0, nullptr}, nullptr, out};
-    const bool tensor = tensor_takes(a.p), masked = a.p.mode != NO_MASK;
+    const bool wgmma = !tl_is_reproducible(ctx) && wgmma_takes(ctx, a.p), masked = a.p.mode != NO_MASK;
+    bool tensor = wgmma || tensor_takes(a.p);
     if (products_serve_square<false>(ctx, of)) {
         const int32_t status = products_forward(ctx, of, Q, K, V, out);
         if (status != TORCHLEAN_NO_MEMORY) return status;
     }
     if (!tensor && few_rows_serve(ctx, of)) return few_rows_forward(ctx, of, Q, K, V, out);
     if (tl_is_reproducible(ctx) || (!tensor && chain_serves(ctx, of))) return chain_forward(ctx, of, Q, K, V, out);
+    if (wgmma && !wide) {
+        const int32_t status = forward_padded(ctx, a.p, out);
+        if (status != TORCHLEAN_NO_MEMORY) return status;
+        tensor = tensor_takes(a.p);
+    }
     if (!tensor && !masked) return forward_all(ctx, a, nullptr, nullptr);
     tl_scratch<uint8_t> finite(ctx);
     TL_TRY(finite.allocate(batch * granules + batch));

@@ -15,6 +15,7 @@
 #include "cuda/attention/chain.cuh"
 #include "cuda/attention/few_keys.cuh"
 #include "cuda/attention/few_rows.cuh"
+#include "cuda/attention/grouped_tiles.cuh"
 #include "cuda/attention/partial.cuh"
 #include "cuda/attention/products.cuh"
 #include "cuda/device/vector.cuh"
@@ -24,53 +25,6 @@ namespace attention {
 namespace grouped {
 
 constexpr const char *GROUPED = "grouped_attention";
-
-struct Args : Geometry {
-    const float *Q, *K, *V, *out, *g;
-    float *result, *gQ, *gK, *gV, *base, *inverse, *dot;
-    bool wide_d, wide_v;
-    const uint8_t *finite_k, *finite_v, *finite_q, *finite_g; /* per GRANULE rows, where limited */
-    uint32_t blocks;                                          /* of a member */
-    int64_t part;                                             /* terms of a block's sums */
-    float *parts; /* of every row of every part of the queries d sums, the greatest score and the sum of weights */
-};
-
-__device__ __forceinline__ int64_t first_term(const Args &a) { return blockIdx.z * a.part; }
-__device__ __forceinline__ int64_t end_term(const Args &a, int64_t terms)
-{
-    return first_term(a) + a.part < terms ? first_term(a) + a.part : terms;
-}
-
-__device__ __forceinline__ int steps(int64_t width, int64_t from, int most)
-{
-    return (int)((width - from < most ? width - from : most) + 3) / 4;
-}
-
-/* s = A·Bᵀ over `width` coordinates, for ROWS rows of A (n_a rows) from i on and COLS rows of B from j on. The rows of A
- * are in shared memory already unless they are `fresh` or go through it in chunks. */
-template <class C>
-__device__ __forceinline__ void scores(float (&s)[C::RM][C::RK], float *As, const float *A, int64_t i, int64_t n_a,
-                                       float *Bs, const float *B, int64_t j, int64_t n_b, int64_t width, bool wide,
-                                       bool fresh)
-{
-    for (int64_t k = 0; k < width; k += C::DP) {
-        if (C::MANY) __syncthreads(); /* the product before has been made */
-        if (C::MANY || fresh) copy<C, C::ROWS>(As, A, i, n_a, width, wide, k);
-        copy<C, C::COLS>(Bs, B, j, n_b, width, wide, k);
-        arrive();
-        product<C>(As, Bs, steps(width, k, C::DP), s);
-    }
-}
-
-template <class C>
-__device__ __forceinline__ void store(float *row, const float (&x)[C::RC], int64_t width, int64_t from)
-{
-    TL_UNROLL_FOR (int g = 0; g < C::RC / C::VECTOR; g++) {
-        const int64_t c = from + (threadIdx.x % C::TX + g * C::TX) * C::VECTOR;
-        TL_UNROLL_FOR (int e = 0; e < C::VECTOR; e++)
-            if (c + e < width) row[c + e] = x[C::VECTOR * g + e];
-    }
-}
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
@@ -102,13 +56,13 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
                                            !finite_rows<C::COLS>(a.finite_v, a.keys, b, j0)))
             continue;
         copy<C, C::COLS>(Vs, V, j0, a.keys, a.v, a.wide_v, from);
+        start<C>(Qs, Q, i0, a.rows, Ks, K, j0, a.keys, a.d, a.wide_d, fresh);
+        if (!C::MANY) arrive();
         float s[C::RM][C::RK] = {};
-        scores<C>(s, Qs, Q, i0, a.rows, Ks, K, j0, a.keys, a.d, a.wide_d, fresh);
+        scores<C>(s, Qs, Q, i0, a.rows, Ks, K, j0, a.keys, a.d, a.wide_d);
         fresh = false;
+        tile_scores<C, false>(a, limits, j0, s);
         TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
-            bool shut;
-            TL_UNROLL_FOR (int j = 0; j < C::RK; j++)
-                s[i][j] = limits.score(a, ty + C::TY * i, j0 + tx + C::TX * j, s[i][j], &shut);
             const float factor = softmax.step(i, s[i]);
             TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
                 sums[i][c] *= factor;
@@ -116,7 +70,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
                 Ps[(ty + C::TY * i) * C::LP + tx + C::TX * j] = s[i][j];
         }
         arrive();
-        accumulate<C>(Ps, Vs, sums);
+        accumulate<C>(Ps, Vs, sums, groups<C>(a.v, from));
         __syncthreads();
     }
     TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
@@ -168,28 +122,27 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) quer
                                            !finite_rows<C::COLS>(a.finite_k, a.keys, b, j0)))
             continue;
         float s[C::RM][C::RK] = {}, t[C::RM][C::RK] = {};
-        scores<C>(s, Qs, Q, i0, a.rows, Ks, K, j0, a.keys, a.d, a.wide_d, fresh);
-        if (gradient) scores<C>(t, Gs, g, i0, a.rows, Vs, V, j0, a.keys, a.v, a.wide_v, fresh);
+        start<C>(Qs, Q, i0, a.rows, Ks, K, j0, a.keys, a.d, a.wide_d, fresh);
+        if (gradient) start<C>(Gs, g, i0, a.rows, Vs, V, j0, a.keys, a.v, a.wide_v, fresh);
+        if (!C::MANY) arrive();
+        scores<C>(s, Qs, Q, i0, a.rows, Ks, K, j0, a.keys, a.d, a.wide_d);
+        if (gradient) scores<C>(t, Gs, g, i0, a.rows, Vs, V, j0, a.keys, a.v, a.wide_v);
         fresh = false;
         if (C::MANY && gradient) {
             __syncthreads();
             copy<C, C::COLS>(Ks, K, j0, a.keys, a.d, a.wide_d, from);
         }
+        const uint64_t open = tile_scores<C, false>(a, limits, j0, s);
         TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
-            uint32_t open = 0;
-            TL_UNROLL_FOR (int j = 0; j < C::RK; j++) {
-                bool shut;
-                s[i][j] = limits.score(a, ty + C::TY * i, j0 + tx + C::TX * j, s[i][j], &shut);
-                open |= (uint32_t)!shut << j;
-            }
             const float factor = softmax.step(i, s[i]);
             TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
                 sums[i][c] *= factor;
             TL_UNROLL_FOR (int j = 0; j < C::RK; j++)
-                Ws[(ty + C::TY * i) * C::LP + tx + C::TX * j] = open >> j & 1 ? s[i][j] * (t[i][j] - dot[i]) : 0.0f;
+                Ws[(ty + C::TY * i) * C::LP + tx + C::TX * j] =
+                    open >> (C::RK * i + j) & 1 ? s[i][j] * (t[i][j] - dot[i]) : 0.0f;
         }
         arrive();
-        if (gradient) accumulate<C>(Ws, Ks, sums);
+        if (gradient) accumulate<C>(Ws, Ks, sums, groups<C>(a.d, from));
         __syncthreads();
     }
     TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
@@ -245,9 +198,12 @@ __global__ void __launch_bounds__(128) join_kernel(const Args a, int parts)
 
 /* ---- the pass over keys ------------------------------------------------------------------------------------------ */
 
+constexpr int STATISTICS = 3; /* of a query: its greatest score, what its weights are multiplied by, and D */
+
 template <class C> constexpr size_t key_shared()
 {
-    return sizeof(float) * (size_t)(Rows::FLOATS * C::COLS + 2 * (C::ROWS + C::COLS) * C::LD + 2 * C::ROWS * C::LP);
+    return sizeof(float) *
+           (size_t)((Rows::FLOATS + STATISTICS) * C::COLS + 2 * (C::ROWS + C::COLS) * C::LD + 2 * C::ROWS * C::LP);
 }
 
 template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a)
@@ -256,12 +212,14 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
     Rows limits(shared, C::COLS);
     float *Ks = shared + Rows::FLOATS * C::COLS, *Vs = Ks + C::ROWS * C::LD, *Qs = Vs + C::ROWS * C::LD;
     float *Gs = Qs + C::COLS * C::LD, *Ps = Gs + C::COLS * C::LD, *Ws = Ps + C::ROWS * C::LP;
+    float *const statistics = Ws + C::ROWS * C::LP;
     const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
     const int64_t b = blockIdx.x / a.blocks, j0 = blockIdx.x % a.blocks * C::ROWS;
     const int64_t from = (int64_t)blockIdx.y * C::DP;
     const float *Q = a.Q + b * a.rows * a.d, *K = a.K + b * a.keys * a.d, *V = a.V + b * a.keys * a.v;
     const float *g = a.g + b * a.rows * a.v;
-    const float *base = a.base + b * a.rows, *inverse = a.inverse + b * a.rows, *dot = a.dot + b * a.rows;
+    const float *const inverse = a.inverse + b * a.rows;
+    const float *const of_rows[STATISTICS] = {a.base + b * a.rows, inverse, a.dot + b * a.rows};
     /* Of long rows the block's chunk may lie beyond those of one gradient; that of V needs no dP. */
     const bool want_k = a.gK && (!C::MANY || from < a.d), want_v = a.gV && (!C::MANY || from < a.v);
 
@@ -280,32 +238,39 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
                 counts |= isnan(inverse[row]);
             if (!__syncthreads_or(counts)) continue;
         }
+        for (int q = threadIdx.x; q < C::COLS; q += C::THREADS)
+            TL_UNROLL_FOR (int k = 0; k < STATISTICS; k++) {
+                const bool exists = i0 + q < a.rows;
+                tl_copy_async<4>(statistics + k * C::COLS + q, of_rows[k] + (exists ? i0 + q : 0), exists);
+            }
+        start<C>(Ks, K, j0, a.keys, Qs, Q, i0, a.rows, a.d, a.wide_d, fresh);
+        start<C>(Vs, V, j0, a.keys, Gs, g, i0, a.rows, a.v, a.wide_v, fresh);
+        if (!C::MANY || a.d == 0) arrive(); /* else with the first chunk */
         float s[C::RM][C::RK] = {}, t[C::RM][C::RK] = {};
-        scores<C>(s, Ks, K, j0, a.keys, Qs, Q, i0, a.rows, a.d, a.wide_d, fresh);
-        if (!C::MANY || want_k) scores<C>(t, Vs, V, j0, a.keys, Gs, g, i0, a.rows, a.v, a.wide_v, fresh);
+        scores<C>(s, Ks, K, j0, a.keys, Qs, Q, i0, a.rows, a.d, a.wide_d);
+        if (!C::MANY || want_k) scores<C>(t, Vs, V, j0, a.keys, Gs, g, i0, a.rows, a.v, a.wide_v);
         fresh = false;
         if (C::MANY) {
             __syncthreads();
             if (want_k) copy<C, C::COLS>(Qs, Q, i0, a.rows, a.d, a.wide_d, from);
             if (want_v) copy<C, C::COLS>(Gs, g, i0, a.rows, a.v, a.wide_v, from);
         }
+        const uint64_t open = tile_scores<C, true>(a, limits, j0, s);
         TL_UNROLL_FOR (int j = 0; j < C::RK; j++) {
             const int query = tx + C::TX * j;
             const bool exists = i0 + query < a.rows;
-            const float m = exists ? base[i0 + query] : 0.0f, over = exists ? inverse[i0 + query] : 0.0f;
-            const float D = exists ? dot[i0 + query] : 0.0f;
+            const float *const of_query = statistics + query;
+            const float m = of_query[0], over = of_query[C::COLS], D = of_query[2 * C::COLS];
             TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
                 const int key = ty + C::TY * i;
-                bool shut;
-                const float x = limits.score(a, query, j0 + key, s[i][j], &shut);
-                const float weight = tl_attention_weight(x - m) * over;
+                const float weight = tl_attention_weight(s[i][j] - m) * over;
                 Ps[key * C::LP + query] = exists ? weight : 0.0f;
-                Ws[key * C::LP + query] = exists && !shut ? weight * (t[i][j] - D) : 0.0f;
+                Ws[key * C::LP + query] = exists && (open >> (C::RK * i + j) & 1) ? weight * (t[i][j] - D) : 0.0f;
             }
         }
         arrive();
-        if (want_v) accumulate<C>(Ps, Gs, gV);
-        if (want_k) accumulate<C>(Ws, Qs, gK);
+        if (want_v) accumulate<C>(Ps, Gs, gV, groups<C>(a.v, from));
+        if (want_k) accumulate<C>(Ws, Qs, gK, groups<C>(a.d, from));
         counted = true;
         __syncthreads();
     }
@@ -334,8 +299,8 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
                 if (of_k) copy<C, C::COLS>(Qs, Q, 0, a.rows, a.d, a.wide_d, c0);
                 if (of_v) copy<C, C::COLS>(Gs, g, 0, a.rows, a.v, a.wide_v, c0);
                 arrive();
-                if (of_v) accumulate<C>(Ps, Gs, gV);
-                if (of_k) accumulate<C>(Ws, Qs, gK);
+                if (of_v) accumulate<C>(Ps, Gs, gV, groups<C>(a.v, c0));
+                if (of_k) accumulate<C>(Ws, Qs, gK, groups<C>(a.d, c0));
                 __syncthreads();
             }
             keep(c0, of_k, of_v);
@@ -593,6 +558,6 @@ extern "C" int32_t tl_cuda_grouped_attention_bwd(tl_context *ctx, const float *Q
            : most <= 32  ? key_pass<Config<32, 64, 64, 16, 8, 2>, Config<64, 64, 16, 16, 8, 3>>(ctx, a)
            : most <= 64  ? key_pass<Config<64, 64, 64, 16, 8, 2>, Config<64, 64, 16, 16, 8, 3>>(ctx, a)
            : most <= 128 ? key_pass<Config<128, 64, 64, 16, 16, 1>, Config<128, 32, 16, 16, 16, 2>>(ctx, a)
-           : most <= 256 ? key_pass<Config<256, 32, 32, 8, 16, 1>, Config<256, 32, 16, 8, 16, 2>>(ctx, a)
+           : most <= 256 ? key_pass<Config<256, 32, 64, 16, 16, 1>, Config<256, 32, 16, 8, 16, 2>>(ctx, a)
                          : key_pass<Config<128, 64, 64, 16, 16, 1, true>, Config<128, 32, 16, 16, 16, 2, true>>(ctx, a);
 }

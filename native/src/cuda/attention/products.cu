@@ -6,9 +6,10 @@
  * of a gradient in registers make it twice. So it pays where rows are long. Scores are at most 256 MiB at a time: members go in
  * groups, or parts of one member's rows one after the other, whose gradients of keys and values are then added in order.
  *
- * Of the kernel between the products LANES threads own a row, each its elements lane, lane + LANES, ... in registers: the
- * greatest score and the sums of weights and of D = g·out end in trees of lanes. All is summed in an order that the shape
- * alone decides. */
+ * Of the kernel between the products TEAM threads own a row, each its elements thread, thread + TEAM, ... in registers. Sums of
+ * weights and of D = g·out have LANES partial sums, of the elements lane, lane + LANES, ..., and end in trees of lanes; a thread
+ * has every TEAM-th lane. So a warp can have a row that a block has where rows are longer, and need not wait for others. All is
+ * summed in an order that the shape alone decides. */
 #include "cuda/attention/products.cuh"
 #include "cuda/attention/few_rows.cuh"
 #include "cuda/attention/partial.cuh"
@@ -31,29 +32,33 @@ struct Args : Geometry {
     uint32_t blocks;            /* of a member */
 };
 
-/* The fold of LANES neighbouring threads, in all of them; `between`: a float for each warp. */
-template <class Op, int LANES> __device__ __forceinline__ float fold(float x, float *between)
+/* The fold of the lanes of TEAM neighbouring threads, in all of them; `between`: a float for each warp, that no fold before used. */
+template <class Op, int TEAM, int PARTS> __device__ __forceinline__ float fold(float (&x)[PARTS], float *between)
 {
-    if constexpr (LANES <= 32) return tl_fold_group<Op, LANES>(x);
-    x = tl_fold_group<Op, 32>(x);
-    __syncthreads(); /* what another fold left has been read */
-    if (threadIdx.x % 32 == 0) between[threadIdx.x / 32] = x;
+    static_assert(PARTS == 1 || TEAM == 32, "lanes of a warp, or of a block");
+    TL_UNROLL_FOR (int k = 0; k < PARTS; k++)
+        x[k] = tl_fold_group<Op, 32>(x[k]);
+    if constexpr (TEAM == 32) return tl_fold_array<Op, PARTS>(x);
+    if (threadIdx.x % 32 == 0) between[threadIdx.x / 32] = x[0];
     __syncthreads();
-    return tl_fold_group<Op, LANES / 32>(between[threadIdx.x % (LANES / 32)]);
+    return tl_fold_group<Op, TEAM / 32>(between[threadIdx.x % (TEAM / 32)]);
 }
 
 /* Up to EACH keys to a thread. */
-template <int LANES, int EACH, bool BACKWARD>
-__global__ void __launch_bounds__(THREADS, EACH > 16 ? 1 : 2) weights_kernel(const __grid_constant__ Args a)
+template <int LANES, int TEAM, int EACH, bool BACKWARD>
+__global__ void __launch_bounds__(THREADS, EACH > 16 && TEAM > 32 ? 1 : 2)
+    weights_kernel(const __grid_constant__ Args a)
 {
-    constexpr int ROWS = THREADS / LANES;
+    constexpr int ROWS = THREADS / TEAM, PARTS = LANES / TEAM;
+    /* Of dP so many elements are in registers at once: all, where they leave room for warps enough, else read when needed. */
+    constexpr int TOGETHER = EACH > 16 ? 8 : EACH;
     using Bits = std::conditional_t<(EACH > 32), uint64_t, uint32_t>;
-    static_assert(LANES == 32 || LANES == THREADS, "whole warps or blocks");
+    static_assert(TEAM == 32 || TEAM == THREADS, "whole warps or blocks");
     __shared__ __align__(16) float memory[Rows::FLOATS * ROWS];
-    __shared__ float between[THREADS / 32];
+    __shared__ float between[3][THREADS / 32];
     Rows limits(memory, ROWS);
     const int64_t member = blockIdx.x / a.blocks, b = a.first + member, i0 = blockIdx.x % a.blocks * ROWS;
-    const int r = (int)threadIdx.x / LANES, lane = (int)threadIdx.x % LANES, keys = (int)a.keys;
+    const int r = (int)threadIdx.x / TEAM, lane = (int)threadIdx.x % TEAM, keys = (int)a.keys;
     const int64_t row = i0 + r, of_all = b * a.rows + a.from + row;
     limits.find(a, b, a.from + i0, ROWS);
     __syncthreads();
@@ -61,69 +66,80 @@ __global__ void __launch_bounds__(THREADS, EACH > 16 ? 1 : 2) weights_kernel(con
 
     const int64_t at = (member * a.count + row) * a.keys;
     float *const s = a.scores + at, *const t = BACKWARD && a.products ? a.products + at : nullptr;
-    float x[EACH], y[EACH], top = -TL_INF, sum = 0.0f, dot = 0.0f;
+    float x[EACH], y[TOGETHER], top[1] = {-TL_INF}, sum[PARTS] = {}, dots[PARTS] = {}, dot = 0.0f;
     TL_UNROLL_FOR (int e = 0; e < EACH; e++) {
-        const int j = lane + LANES * e;
+        const int j = lane + TEAM * e;
         x[e] = j < keys ? s[j] : 0.0f;
-        if constexpr (BACKWARD) y[e] = t && j < keys ? t[j] : 0.0f;
+        if constexpr (BACKWARD && TOGETHER == EACH) y[e] = t && j < keys ? t[j] : 0.0f;
     }
     if (t) {
         const float *const g = a.g + of_all * a.v, *const out = a.out + of_all * a.v;
+        TL_UNROLL_FOR (int k = 0; k < PARTS; k++)
 #pragma unroll 4
-        for (int c = lane; c < (int)a.v; c += LANES)
-            dot = fmaf(g[c], out[c], dot);
-        dot = fold<tl_sum_op, LANES>(dot, between);
+            for (int c = lane + TEAM * k; c < (int)a.v; c += LANES)
+                dots[k] = fmaf(g[c], out[c], dots[k]);
+        dot = fold<tl_sum_op, TEAM>(dots, between[0]);
     }
     Bits open = ~(Bits)0;
-    if (a.limited || a.mode != UNMASKED) {
+    if (limits.opens(a, r, 0, keys)) {
+        TL_UNROLL_FOR (int e = 0; e < EACH; e++) {
+            if (TEAM * e >= keys) break;
+            x[e] = lane + TEAM * e < keys ? tl_attention_score(x[e], a.scale) : -TL_INF;
+            top[0] = fmaxf(top[0], x[e]);
+        }
+    } else {
         open = 0;
         TL_UNROLL_FOR (int e = 0; e < EACH; e++) {
-            if (LANES * e >= keys) break;
-            const int j = lane + LANES * e;
+            if (TEAM * e >= keys) break;
+            const int j = lane + TEAM * e;
             bool shut = true;
             x[e] = j < keys ? limits.score(a, r, j, x[e], &shut) : -TL_INF;
             open |= (Bits)!shut << e;
-            top = fmaxf(top, x[e]);
-        }
-    } else {
-        TL_UNROLL_FOR (int e = 0; e < EACH; e++) {
-            if (LANES * e >= keys) break;
-            x[e] = lane + LANES * e < keys ? tl_attention_score(x[e], a.scale) : -TL_INF;
-            top = fmaxf(top, x[e]);
+            top[0] = fmaxf(top[0], x[e]);
         }
     }
-    top = fold<tl_number_max_op, LANES>(top, between);
-    const float base = top == -TL_INF ? 0.0f : top;
+    const float most = fold<tl_number_max_op, TEAM>(top, between[1]), base = most == -TL_INF ? 0.0f : most;
     TL_UNROLL_FOR (int e = 0; e < EACH; e++) {
-        if (LANES * e >= keys) break;
+        if (TEAM * e >= keys) break;
         x[e] = tl_attention_weight(x[e] - base); /* 0 of keys that do not exist */
-        sum += x[e];
+        sum[e % PARTS] += x[e];
     }
-    const float inverse = 1.0f / softmax_total(top, fold<tl_sum_op, LANES>(sum, between));
-    TL_UNROLL_FOR (int e = 0; e < EACH; e++) {
-        if (LANES * e >= keys) break;
-        const int j = lane + LANES * e;
-        const float weight = x[e] * inverse;
-        if (j < keys) s[j] = weight;
-        if constexpr (BACKWARD)
-            if (t && j < keys) t[j] = open >> e & 1 ? weight * (y[e] - dot) * a.scale : 0.0f;
+    const float inverse = 1.0f / softmax_total(most, fold<tl_sum_op, TEAM>(sum, between[2]));
+    TL_UNROLL_FOR (int first = 0; first < EACH; first += TOGETHER) {
+        if (TEAM * first >= keys) break;
+        if constexpr (BACKWARD && TOGETHER < EACH) {
+            TL_UNROLL_FOR (int e = 0; e < TOGETHER; e++) {
+                const int j = lane + TEAM * (first + e);
+                y[e] = t && j < keys ? t[j] : 0.0f;
+            }
+        }
+        TL_UNROLL_FOR (int e = 0; e < TOGETHER; e++) {
+            const int j = lane + TEAM * (first + e);
+            if (TEAM * (first + e) >= keys) break;
+            const float weight = x[first + e] * inverse;
+            if (j < keys) s[j] = weight;
+            if constexpr (BACKWARD)
+                if (t && j < keys) t[j] = open >> (first + e) & 1 ? weight * (y[e] - dot) * a.scale : 0.0f;
+        }
     }
 }
 
-template <int LANES, int EACH, bool BACKWARD> static int32_t launch(tl_context *ctx, Args &a, int64_t members)
+template <int LANES, int TEAM, int EACH, bool BACKWARD> static int32_t launch(tl_context *ctx, Args &a, int64_t members)
 {
-    a.blocks = (uint32_t)tl_ceil_div(a.count, THREADS / LANES);
-    return tl_launch(ctx, NAME, weights_kernel<LANES, EACH, BACKWARD>, (unsigned)(members * a.blocks), THREADS, a);
+    a.blocks = (uint32_t)tl_ceil_div(a.count, THREADS / TEAM);
+    return tl_launch(ctx, NAME, weights_kernel<LANES, TEAM, EACH, BACKWARD>, (unsigned)(members * a.blocks), THREADS,
+                     a);
 }
 
 template <bool BACKWARD> static int32_t make_weights(tl_context *ctx, Args &a, int64_t members)
 {
-    return a.keys <= 32 * 4         ? launch<32, 4, BACKWARD>(ctx, a, members)
-           : a.keys <= 32 * 16      ? launch<32, 16, BACKWARD>(ctx, a, members)
-           : a.keys <= THREADS * 8  ? launch<THREADS, 8, BACKWARD>(ctx, a, members)
-           : a.keys <= THREADS * 16 ? launch<THREADS, 16, BACKWARD>(ctx, a, members)
-           : a.keys <= THREADS * 32 ? launch<THREADS, 32, BACKWARD>(ctx, a, members)
-                                    : launch<THREADS, 64, BACKWARD>(ctx, a, members);
+    return a.keys <= 32 * 4         ? launch<32, 32, 4, BACKWARD>(ctx, a, members)
+           : a.keys <= 32 * 16      ? launch<32, 32, 16, BACKWARD>(ctx, a, members)
+           : a.keys <= 32 * 32      ? launch<THREADS, 32, 32, BACKWARD>(ctx, a, members)
+           : a.keys <= THREADS * 8  ? launch<THREADS, THREADS, 8, BACKWARD>(ctx, a, members)
+           : a.keys <= THREADS * 16 ? launch<THREADS, THREADS, 16, BACKWARD>(ctx, a, members)
+           : a.keys <= THREADS * 32 ? launch<THREADS, THREADS, 32, BACKWARD>(ctx, a, members)
+                                    : launch<THREADS, THREADS, 64, BACKWARD>(ctx, a, members);
 }
 
 /* The sum of x, x + 1, ... x + n - 1, each cut to 0 .. most. */

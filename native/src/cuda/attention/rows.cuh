@@ -118,6 +118,11 @@ struct Rows {
             any |= (first[t] > j0 ? first[t] : j0) < (end[t] < j1 ? end[t] : j1);
         return any;
     }
+    /* Whether nothing but the product of row r and any of the keys j0 .. j1-1 decides their score. */
+    __device__ __forceinline__ bool opens(const Geometry &a, int r, int64_t j0, int64_t j1) const
+    {
+        return a.mode == UNMASKED && first[r] <= j0 && end[r] >= j1;
+    }
     /* A raw product of row r and key j as a score, -inf where the pair is blocked; `shut`: whether no gradient passes. */
     __device__ __forceinline__ float score(const Geometry &a, int r, int64_t j, float product, bool *shut) const
     {

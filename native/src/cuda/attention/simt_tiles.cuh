@@ -1,5 +1,6 @@
-/* Tiles of attention on CUDA without tensor cores, forward and backward: for rows of more than 128 elements and for
- * members of the batch with values that do not split (attention/mma_tiles.cuh, attention/wgmma_tiles.cuh).
+/* Tiles of attention on CUDA without tensor cores, forward and backward: for rows of more than 128 elements that warp group
+ * products do not take, and for members of the batch with values that do not split (attention/mma_tiles.cuh,
+ * attention/wgmma_tiles.cuh).
  *
  * A block owns ROWS rows of one member of the batch (queries; keys when the gradients of K and V are made) and goes
  * through the other side in tiles of COLS. TY x TX threads; thread (ty, tx) owns rows ty + TY·i of the block and
@@ -115,9 +116,11 @@ __device__ __forceinline__ void product(const float *A, const float *B, int step
     }
 }
 
-/* sum[i][..] += Σ over the tile's columns of W[row ty + TY·i][column] times row `column` of X. */
+/* sum[i][..] += Σ over the tile's columns of W[row ty + TY·i][column] times row `column` of X, of whose coordinates only the
+ * first `groups` of TX·VECTOR exist. */
 template <class C>
-__device__ __forceinline__ void accumulate(const float *W, const float *X, float (&sum)[C::RM][C::RC])
+__device__ __forceinline__ void accumulate(const float *W, const float *X, float (&sum)[C::RM][C::RC],
+                                           int groups = C::RC / C::VECTOR)
 {
     constexpr int VECTOR = C::VECTOR;
     const float *w = W + threadIdx.x / C::TX * C::LP, *x = X + threadIdx.x % C::TX * VECTOR;
@@ -126,8 +129,9 @@ __device__ __forceinline__ void accumulate(const float *W, const float *X, float
         float4 a[C::RM];
         TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
             a[i] = tl_load4(w + i * C::TY * C::LP);
-        TL_UNROLL_FOR (int e = 0; e < 4; e++)
-            TL_UNROLL_FOR (int g = 0; g < C::RC / VECTOR; g++) {
+        TL_UNROLL_FOR (int g = 0; g < C::RC / VECTOR; g++) {
+            if (g > 0 && g >= groups) break;
+            TL_UNROLL_FOR (int e = 0; e < 4; e++) {
                 float y[VECTOR];
                 if constexpr (VECTOR == 4)
                     tl_load4(x + e * C::LD + g * 4 * C::TX, y);
@@ -140,6 +144,7 @@ __device__ __forceinline__ void accumulate(const float *W, const float *X, float
                         sum[i][VECTOR * g + c] = fmaf(f, y[c], sum[i][VECTOR * g + c]);
                 }
             }
+        }
     }
 }
 
@@ -302,13 +307,13 @@ __device__ __forceinline__ int64_t next_keys(int64_t j, uint32_t *words, const P
  * (tlspec/ops/attention.py), up to TENSOR_WIDTH elements to a row, in members of the batch whose values are below
  * TENSOR_MOST. Scores are then finite, below 2^51·2^60, and so is the product of four factors, one of them the unit of
  * weights, 2^(32 + 52 + 22). */
-constexpr int64_t TENSOR_LEAST_WIDTH = 16, TENSOR_WIDTH = 128, TENSOR_LEAST_ROWS = 32;
-constexpr float TENSOR_MOST = 0x1p22f;
+constexpr int64_t TENSOR_LEAST_WIDTH = 16, TENSOR_WIDTH = 128, TENSOR_LEAST_ROWS = 32, TENSOR_ROWS = (int64_t)1 << 30;
+constexpr float TENSOR_MOST = 0x1p22f, TENSOR_SCALE = 0x1p60f;
 
 inline bool tensor_takes(const Problem &p)
 {
-    return p.d >= TENSOR_LEAST_WIDTH && p.d <= TENSOR_WIDTH && p.n >= TENSOR_LEAST_ROWS && p.n < (int64_t)1 << 30 &&
-           fabsf(p.scale) <= 0x1p60f;
+    return p.d >= TENSOR_LEAST_WIDTH && p.d <= TENSOR_WIDTH && p.n >= TENSOR_LEAST_ROWS && p.n < TENSOR_ROWS &&
+           fabsf(p.scale) <= TENSOR_SCALE;
 }
 
 /* What a scan finds out about an array (batch, n, d) before the products. */
@@ -322,8 +327,11 @@ struct ValueScan {
  * take; of the others it makes it 0. Defined in attention/forward.cu. */
 int32_t scan_values(tl_context *ctx, const Problem &p, const ValueScan *scans, int count, uint8_t *unsafe);
 
-/* Whether the context's device has Hopper's warp group products and they take the problem, which tensor cores take; the
- * forward by them, into `out`. Defined in attention/wgmma.cu. */
+/* Whether the context's device has Hopper's warp group products and they take the problem, up to WGMMA_WIDTH elements to a
+ * row, if need be from copies whose rows begin at whole 16 bytes (attention/padded.cuh); whether they do without; the forward
+ * by them, into `out`. Defined in attention/wgmma.cu. */
+constexpr int64_t WGMMA_WIDTH = 192;
+bool wgmma_takes(tl_context *ctx, const Problem &p);
 bool wgmma_serves(tl_context *ctx, const Problem &p);
 int32_t forward_wgmma(tl_context *ctx, const Problem &p, float *out);
 

@@ -67,7 +67,7 @@ struct Rows {
 };
 
 template <class C> struct Consumer {
-    using Head = Header<C::OF_KEYS>;
+    using Head = Header<C::OF_KEYS, C::ROWS>;
     const WgmmaArgs &a;
     const Problem &p;
     char *own;
@@ -108,16 +108,17 @@ template <class C> struct Consumer {
      * of four lanes. */
     __device__ __forceinline__ void copy_own(char *to, const float *x) const
     {
-        constexpr int QUADS = C::DP / 4;
+        constexpr int QUADS = 8 << C::HALVES; /* a power of two: as many as there are, or more */
         const int n = (int)p.n, d = (int)p.d, q = threadIdx.x % QUADS;
         const Place<C> at = place();
         const float *const from = x + (at.b * p.n + at.r0) * p.d + 4 * q;
-        char *const column = to + q / 8 * OPERAND + 4 * (q % 4);
+        char *const column = to + q / 8 * C::OPERAND + 4 * (q % 4);
 #pragma unroll 8
         for (int k = 0; k < 64 * QUADS / GROUP; k++) {
             const int r = 64 * group + threadIdx.x % GROUP / QUADS + k * (GROUP / QUADS);
             const bool present = at.r0 + r < n && 4 * q < d;
             const float4 v = present ? tl_load4(from + (int64_t)r * d) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (4 * q >= C::DP) continue;
             TL_UNROLL_FOR (int lane = 0; lane < 4; lane++)
                 *reinterpret_cast<float *>(column + r * ROW + 16 * ((2 * lane + q % 8 / 4) ^ r % 8)) = lane == 0   ? v.x
                                                                                                        : lane == 1 ? v.y
@@ -170,32 +171,41 @@ template <class C> struct Consumer {
         TL_UNROLL_FOR (int i = 0; i < 32; i++)
             s[i] = part[i];
         TL_UNROLL_FOR (int c = 1; c < C::CHUNKS; c++) {
-            part_of_product(part, x + c * OPERAND, [] {});
+            part_of_product(part, x + c * C::OPERAND, [] {});
             TL_UNROLL_FOR (int i = 0; i < 32; i++)
                 s[i] += part[i];
         }
+    }
+
+    /* Part c of the product below for one half of the coordinates. */
+    template <int HALF, class Work>
+    __device__ __forceinline__ void accumulate_half(float (&sums)[32], uint32_t (&hi)[4][4], uint32_t (&lo)[4][4],
+                                                    int c, Work meanwhile)
+    {
+        float part[C::sums_of(HALF)];
+        ring.wait_full();
+        start_part<false>(part, hi, lo, stage());
+        meanwhile();
+        wgmma_wait(part);
+        ring.release();
+        TL_UNROLL_FOR (int i = 0; i < C::sums_of(HALF); i++)
+            sums[i] = C::OF_KEYS || c == 1 ? sums[i] + part[i] : fmaf(sums[i], rows.factor[i % 4 / 2], part[i]);
     }
 
     /* sums = factor · sums + w times the tile, over its rows; on the keys' side no factor. `meanwhile` as above. */
     template <class Work>
     __device__ __forceinline__ void accumulate(float (&sums)[C::HALVES][32], const float (&w)[32], Work meanwhile)
     {
-        float part[32];
         TL_UNROLL_FOR (int c = 0; c < 2; c++) {
             uint32_t hi[4][4], lo[4][4];
             TL_UNROLL_FOR (int q = 0; q < 4; q++)
                 TL_UNROLL_FOR (int e = 0; e < 4; e++) /* (g, 2t) (g+8, 2t) (g, 2t+1) (g+8, 2t+1) */
                     tl_split(w[4 * (4 * c + q) + e % 2 * 2 + e / 2], hi[q][e], lo[q][e]);
-            TL_UNROLL_FOR (int h = 0; h < C::HALVES; h++) {
-                ring.wait_full();
-                start_part<false>(part, hi, lo, stage());
-                if (c == 0 && h == 0) meanwhile();
-                wgmma_wait(part);
-                ring.release();
-                TL_UNROLL_FOR (int i = 0; i < 32; i++)
-                    sums[h][i] = C::OF_KEYS || c == 1 ? sums[h][i] + part[i]
-                                                      : fmaf(sums[h][i], rows.factor[i % 4 / 2], part[i]);
-            }
+            accumulate_half<0>(sums[0], hi, lo, c, [&] {
+                if (c == 0) meanwhile();
+            });
+            if constexpr (C::HALVES > 1) accumulate_half<1>(sums[1], hi, lo, c, [] {});
+            if constexpr (C::HALVES > 2) accumulate_half<2>(sums[2], hi, lo, c, [] {});
         }
     }
 
@@ -266,10 +276,10 @@ template <class C> struct Consumer {
         float s[32];
         ring.begin_tile();
         product(s, own, [] {});
-        if (starting && group == 0) start_second_group();
+        if (C::GROUPS == 2 && starting && group == 0) start_second_group();
         if constexpr (C::SLOPES) {
             float x[32];
-            product(x, own + C::CHUNKS * OPERAND, [&] { weigh(s, header, j); });
+            product(x, own + C::CHUNKS * C::OPERAND, [&] { weigh(s, header, j); });
             const auto to_slopes = [&] {
                 slopes(x, s, header);
                 release_header();
@@ -312,7 +322,7 @@ template <class C> struct Consumer {
         if (i >= (int)p.n) return;
         float *const x = to + (at.b * p.n + i) * p.d + 2 * t;
         TL_UNROLL_FOR (int h = 0; h < C::HALVES; h++)
-            TL_UNROLL_FOR (int k = 0; k < 8; k++)
+            TL_UNROLL_FOR (int k = 0; k < C::sums_of(h) / 4; k++)
                 if (64 * h + 8 * k < rest)
                     *reinterpret_cast<float2 *>(x + 64 * h + 8 * k) =
                         make_float2(sums[h][4 * k + 2 * r], sums[h][4 * k + 2 * r + 1]);
@@ -348,7 +358,7 @@ template <class C> struct Consumer {
     {
         if constexpr (C::OF_KEYS) {
             TL_UNROLL_FOR (int h = 0; h < C::HALVES; h++)
-                TL_UNROLL_FOR (int i = 0; i < 32; i++) {
+                TL_UNROLL_FOR (int i = 0; i < C::sums_of(h); i++) {
                     if constexpr (C::WEIGHTS) by_weights[h][i] *= 1.0f / WEIGHT_UNIT;
                     if constexpr (C::SLOPES) {
                         by_slopes[h][i] *= 1.0f / WEIGHT_UNIT;
@@ -366,7 +376,7 @@ template <class C> struct Consumer {
                     a.dot[at] = dots[row(r)];
                 }
                 TL_UNROLL_FOR (int h = 0; h < C::HALVES; h++)
-                    TL_UNROLL_FOR (int k = 0; k < 8; k++)
+                    TL_UNROLL_FOR (int k = 0; k < C::sums_of(h) / 4; k++)
                         TL_UNROLL_FOR (int e = 0; e < 2; e++) {
                             const int at_sum = 4 * k + 2 * r + e;
                             if constexpr (C::WEIGHTS)
@@ -385,7 +395,7 @@ template <class C> struct Consumer {
     __device__ __forceinline__ void run()
     {
         copy_own(own, C::OF_KEYS ? p.K : p.Q);
-        if constexpr (C::SLOPES) copy_own(own + C::CHUNKS * OPERAND, C::OF_KEYS ? p.V : a.g);
+        if constexpr (C::SLOPES) copy_own(own + C::CHUNKS * C::OPERAND, C::OF_KEYS ? p.V : a.g);
         if constexpr (!C::OF_KEYS && C::PASS != FORWARD) dot_products();
         group_sync(group);
         /* The second group starts when the first has its first scores, so that from then on one weighs scores while
@@ -397,9 +407,9 @@ template <class C> struct Consumer {
             const Head &header = headers[header_ring.stage];
             const int j = *(const volatile int *)&header.first;
             if (j < 0) break;
-            if (starting && group == 1) wait_for_first_group();
+            if (C::GROUPS == 2 && starting && group == 1) wait_for_first_group();
             if (blocked(header)) {
-                if (starting && group == 0) start_second_group();
+                if (C::GROUPS == 2 && starting && group == 0) start_second_group();
                 pass_over();
             } else {
                 tile(header, j, starting);

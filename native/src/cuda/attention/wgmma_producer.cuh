@@ -13,7 +13,7 @@ template <class C> struct Producer {
     const WgmmaArgs &a;
     const Problem &p;
     char *stages;
-    Header<C::OF_KEYS> *headers;
+    Header<C::OF_KEYS, C::ROWS> *headers;
     PanelRing<C, 1> ring;
     Ring<C::HEADERS, true> header_ring;
     int64_t b;
@@ -22,7 +22,7 @@ template <class C> struct Producer {
     /* Of a transposed panel: rows transposed_row + 2e of the tile, coordinates transposed_i + e. */
     int transposed_i, transposed_row, transposed_place;
 
-    __device__ __forceinline__ Producer(const WgmmaArgs &args, char *stages_, Header<C::OF_KEYS> *headers_,
+    __device__ __forceinline__ Producer(const WgmmaArgs &args, char *stages_, Header<C::OF_KEYS, C::ROWS> *headers_,
                                         const uint64_t (*barriers)[C::STAGES],
                                         const uint64_t (*header_barriers)[C::HEADERS], int64_t b_, int r0_)
         : a(args), p(args.p), stages(stages_), headers(headers_), ring(barriers), header_ring(header_barriers, 1),
@@ -91,11 +91,12 @@ template <class C> struct Producer {
 
     /* The mask of the block's rows and the tile's, from j on, to words of 32 of the tile's rows for each of the
      * block's. Whether the thread saw something allowed. */
-    __device__ __forceinline__ bool read_mask(uint32_t (&bits)[2][ROWS], int j) const
+    __device__ __forceinline__ bool read_mask(uint32_t (&bits)[2][C::ROWS], int j) const
     {
         const int n = (int)p.n;
         uint32_t any = 0;
         if constexpr (C::OF_KEYS) { /* a thread has a key: a warp reads 128 bytes of a query's row */
+            if (thread >= C::ROWS) return false;
             const int key = r0 + thread;
             const float *from = p.mask + (b * p.n + j) * p.n + key;
 #pragma unroll 1
@@ -111,7 +112,7 @@ template <class C> struct Producer {
             const int lane = thread % 32;
             const float *from = p.mask + (b * p.n + r0 + thread / 32) * p.n + j + lane;
 #pragma unroll 4
-            for (int row = thread / 32; row < ROWS; row += WARPS, from += WARPS * p.n)
+            for (int row = thread / 32; row < C::ROWS; row += WARPS, from += WARPS * p.n)
                 TL_UNROLL_FOR (int h = 0; h < 2; h++) {
                     const bool exists = r0 + row < n && j + 32 * h + lane < n;
                     const uint32_t word = __ballot_sync(0xffffffffu, exists && !(from[32 * h] == 0.0f));
@@ -125,11 +126,11 @@ template <class C> struct Producer {
     /* The first row from j on with a tile that counts, or -1, after telling the consumers. */
     __device__ __forceinline__ int announce(int j)
     {
-        const int n = (int)p.n, end = p.mode == CAUSAL && !C::OF_KEYS && r0 + ROWS < n ? r0 + ROWS : n;
-        Header<C::OF_KEYS> &header = headers[header_ring.stage];
+        const int n = (int)p.n, end = p.mode == CAUSAL && !C::OF_KEYS && r0 + C::ROWS < n ? r0 + C::ROWS : n;
+        Header<C::OF_KEYS, C::ROWS> &header = headers[header_ring.stage];
         header_ring.wait_empty();
         if (p.mode == HARD)
-            while (j < end && !group_any(GROUPS, read_mask(header.bits, j)))
+            while (j < end && !group_any(C::GROUPS, read_mask(header.bits, j)))
                 j += COLS;
         if (j >= end) j = -1;
         if (thread == 0) {
@@ -174,8 +175,11 @@ template <class C> struct Producer {
         if (j < 0) return;
         read<0>(even, j);
         read<1>(odd, j);
-        while (j >= 0)
+        while (j >= 0) {
             j = panels<0>(even, odd, j, -1);
+            if constexpr (C::PANELS % 2 != 0) /* the next tile's first is among the odd ones */
+                if (j >= 0) j = panels<0>(odd, even, j, -1);
+        }
     }
 };
 

@@ -3,11 +3,13 @@
  * only.
  *
  * A block owns ROWS rows of a member of the batch (queries; keys when the gradients of K and V are made), 64 to each of
- * two warp groups, and goes through the other side in tiles of COLS. A third warp group produces right operands: panels
- * of 64 x 32 elements, split into two TF32 (device/tf32_split.cuh), in a ring of stages. Both groups use every panel.
+ * two warp groups, or to one where there are so few rows that multiprocessors would be left idle, and goes through the
+ * other side in tiles of COLS. One more warp group produces right operands: panels of 64 x 32 elements, split into two
+ * TF32 (device/tf32_split.cuh), in a ring of stages. All groups use every panel.
  *
  *   over d      S and dP: a panel holds 64 rows of the tile and 32 coordinates of each, as they are
- *   over COLS   results: a panel holds 64 coordinates and 32 rows of the tile, transposed
+ *   over COLS   results: a panel holds 64 coordinates and 32 rows of the tile, transposed; of the last only 32 coordinates
+ *               count where rows have up to 96
  *
  * Shared memory: a panel is two arrays, hi and lo, with a row of 32 floats = 128 bytes to each of the 64. The 16 bytes
  * of chunk c of row i lie at 128·i + 16·(c ^ i % 8): the K-major layout with 128-byte swizzle (PTX ISA, "Shared Memory
@@ -43,17 +45,17 @@ namespace warp_groups {
 
 using tl_wgmma::GROUP, tl_wgmma::ROW, tl_wgmma::WARPS;
 
-/* The groups that multiply; one more produces. */
-constexpr int GROUPS = 2, THREADS = (GROUPS + 1) * GROUP;
-constexpr int ROWS = 64 * GROUPS, COLS = 64, CHUNK = TL_DRAIN;
-constexpr int PANEL_LO = 64 * ROW, PANEL = 2 * PANEL_LO, OPERAND = ROWS * ROW; /* bytes; of 32 coordinates */
-constexpr int SHARED_MOST = 227 * 1024, SHARED_STATIC = 2048;                  /* static: for each header */
+constexpr int COLS = 64, CHUNK = TL_DRAIN;
+constexpr int PANEL_LO = 64 * ROW, PANEL = 2 * PANEL_LO;      /* bytes; of 32 coordinates */
+constexpr int SHARED_MOST = 227 * 1024, SHARED_STATIC = 2048; /* static: for each header */
 static_assert(ROW == 4 * CHUNK, "one row is a chunk of coordinates");
 
-/* Of rows of up to DP elements. */
-template <Pass PASS_, int DP_> struct Shape {
+/* Of rows of up to DP elements. GROUPS multiply; one more produces. */
+template <Pass PASS_, int DP_, int GROUPS_> struct Shape {
     static constexpr Pass PASS = PASS_;
-    static constexpr int DP = DP_, CHUNKS = DP / CHUNK, HALVES = DP / 64;
+    static constexpr int GROUPS = GROUPS_, THREADS = (GROUPS + 1) * GROUP, ROWS = 64 * GROUPS;
+    static constexpr int DP = DP_, CHUNKS = DP / CHUNK, HALVES = (DP + 63) / 64;
+    static constexpr int OPERAND = ROWS * ROW; /* bytes; of 32 coordinates */
     static constexpr bool OF_KEYS = PASS == KEYS || PASS == KEYS_K || PASS == KEYS_V;
     static constexpr bool SLOPES = PASS == QUERIES || PASS == KEYS || PASS == KEYS_K;      /* dS and its product */
     static constexpr bool WEIGHTS = PASS == FORWARD || PASS == KEYS || PASS == KEYS_V;     /* the product of P */
@@ -64,16 +66,19 @@ template <Pass PASS_, int DP_> struct Shape {
     /* How often a tile goes round the ring where that is known and helps: with QUERIES it costs registers. */
     static constexpr int TURNS = PANELS % STAGES == 0 && PASS != QUERIES ? PANELS / STAGES : 0;
     static constexpr int BYTES = OPERANDS + STAGES * PANEL + 1024; /* the swizzle's pattern starts on 1024 bytes */
-    /* 65536 registers: 168 per thread to begin with, then these. Six arrays of 32 are all that a consumer can hold. */
+    /* 65536 registers: with two groups 168 per thread to begin with, then these. Six arrays of 32 are all that a consumer can
+     * hold. */
     static constexpr bool FULL = SLOPES && HALVES + WEIGHTS == 2;
     static constexpr int PRODUCER_REGISTERS = FULL ? 88 : 104, CONSUMER_REGISTERS = FULL ? 208 : 200;
     static_assert(GROUP * (PRODUCER_REGISTERS + GROUPS * CONSUMER_REGISTERS) <= 65536, "register file");
-    static_assert(PANELS % 2 == 0, "the producers hold two panels");
+    static_assert(GROUPS == 1 || GROUPS == 2, "one starts the other");
     static_assert(BYTES + HEADERS * SHARED_STATIC <= SHARED_MOST, "shared memory");
+    /* A lane's sums of a half, of 64 coordinates or of the 32 that are left: each of two rows has two in 8. */
+    static constexpr __device__ int sums_of(int half) { return DP - 64 * half < 64 ? 16 : 32; }
 };
 
 /* What the producers say of a tile before its panels. */
-template <bool OF_KEYS> struct Header {
+template <bool OF_KEYS, int ROWS> struct Header {
     int first, ahead;       /* its first row, negative: there is none; how far that is after the block's first */
     uint32_t bits[2][ROWS]; /* with a mask in memory: 32 of its rows, for each row of the block; 1 where allowed */
     float base[OF_KEYS ? COLS : 1], inverse[OF_KEYS ? COLS : 1], dot[OF_KEYS ? COLS : 1];
@@ -84,8 +89,8 @@ template <bool OF_KEYS> struct Header {
 using namespace tl_wgmma; /* GROUP, WARPS and ROW are those of device/wgmma.cuh */
 
 /* Starts part = a·b over a panel, b its descriptor. */
-template <bool SWAPPED>
-__device__ __forceinline__ void start_part(float (&part)[32], uint32_t (&hi)[4][4], uint32_t (&lo)[4][4], uint64_t b)
+template <bool SWAPPED, int N>
+__device__ __forceinline__ void start_part(float (&part)[N], uint32_t (&hi)[4][4], uint32_t (&lo)[4][4], uint64_t b)
 {
     /* all registers are ready before the chain's fence, which need not be repeated then */
     TL_UNROLL_FOR (int q = 0; q < 4; q++)
@@ -128,7 +133,7 @@ template <class C> struct Place {
     __device__ __forceinline__ Place(const Problem &p, uint32_t block) : b(block / p.blocks)
     {
         const uint32_t rank = block - (uint32_t)b * p.blocks;
-        r0 = (int)(p.mode == CAUSAL && !C::OF_KEYS ? p.blocks - 1 - rank : rank) * ROWS;
+        r0 = (int)(p.mode == CAUSAL && !C::OF_KEYS ? p.blocks - 1 - rank : rank) * C::ROWS;
     }
 };
 

@@ -70,6 +70,19 @@ static __device__ __noinline__ Position position_of(const tl_conv_gather &g, uin
     return p;
 }
 
+/* The target index of a position alone. */
+static __device__ __forceinline__ uint32_t target_of(const tl_conv_gather &g, uint32_t at)
+{
+    uint32_t target = 0, to = 1;
+    for (int d = g.rank - 1; d >= 0; d--) {
+        const uint32_t count = (uint32_t)g.count[d], rest = at / count, j = at - rest * count;
+        target += (j * (uint32_t)g.to_step[d] + (uint32_t)g.to_base[d]) * to;
+        to *= (uint32_t)g.target[d];
+        at = rest;
+    }
+    return target;
+}
+
 /* What a tap adds to a source index, modulo 2^32, and its row-major kernel offset. */
 struct TapOffsets {
     uint32_t source;

@@ -15,16 +15,21 @@
  * channels of the same 32 items, so that small images have warps enough; P is small where items are few. With many channels of an
  * image of few items the channels are cut into parts too, each for thread blocks of its own.
  *
+ * Kernel offsets that meet no small element from any large one, as most do beside an axis of length 1 or 2, are left out: they would
+ * add zeros. Only a weight that is not finite makes NaN of a zero; a kept offset of the same residues stands for it.
+ *
  * Order of additions: a group's channels, one after the other, and in a channel the kernel offsets of the first axis, of the third,
  * of the second, one fused multiply-add each; then the groups of a part in order, the parts in order (conv/mma_product.cu adds
  * them), and the bias. Groups and parts follow from the shape of one image. */
+#include <algorithm>
+
+#include "cuda/conv/direct.cuh"
 #include "cuda/conv/pointwise.cuh"
+
+using namespace tl_conv_direct;
 
 namespace {
 
-constexpr int AXES = 3, WARPS = 8, THREADS = 32 * WARPS;
-constexpr int ROOM = 192;          /* weights (of R rows) that a warp has in shared memory, or all of a channel */
-constexpr int AT_ONCE = 16;        /* sums of a thread that groups exchange at a time */
 constexpr int64_t TAPS_MOST = 256; /* 4 KiB of them for each warp */
 constexpr int64_t EXTENT_MOST = INT64_C(1) << 28;
 constexpr int64_t ROWS_FEW = 8; /* served whatever the work: half of a tile of 16 rows would be empty */
@@ -36,211 +41,6 @@ constexpr int64_t GROUP_LEAST = 4;                  /* channels of a group */
  * than their addition takes. */
 constexpr int64_t BLOCKS_WANTED = 264, PART_LEAST = 8, PARTS_LEAST = 3;
 constexpr int64_t SCRATCH_MOST = INT64_C(1) << 26; /* floats of parts: 256 MiB, else some images at a time */
-static_assert(32 * AT_ONCE * sizeof(float) <= ROOM * sizeof(float4), "sums take the place of weights");
-
-struct Job {
-    const float *small, *w, *bias;
-    float *large;
-    uint32_t channels, rows, items, small_size, large_size;
-    tl_fastdiv taps;
-    uint64_t w_channel, w_row;       /* strides of w */
-    int64_t w_first, w_step;         /* the element of kernel offset 0, and the way to the next */
-    uint32_t groups, group_channels; /* of a part: a power of two; channels of each, the last may have fewer */
-    uint32_t parts, part_channels;   /* the same; `large` then has a first axis of parts */
-    uint64_t large_elements;         /* of a part */
-    uint32_t room, chunk;            /* float4 of a warp in shared memory, and the channels whose weights they hold */
-    int32_t in[AXES], out[AXES], kernel[AXES], padding[AXES], first[AXES]; /* least j */
-    tl_fastdiv stride0, in0, count1, count2; /* of axis 0; groups of P along axis 1, j along axis 2 */
-};
-
-/* Offsets T along the second axis for its kernel, as forms have them, and the shortest kernel of a form. */
-constexpr int offsets_of(int S, int kernel)
-{
-    return S == 1 ? (kernel <= 3 ? 3 : kernel <= 5 ? 5 : 7) : kernel <= 4 ? 2 : kernel <= 6 ? 3 : 4;
-}
-
-constexpr int least_kernel(int S, int T)
-{
-    int kernel = 1;
-    while (offsets_of(S, kernel) < T)
-        kernel++;
-    return kernel;
-}
-
-template <int S_, int T_, int R_, int P_> struct Form {
-    static constexpr int S = S_, T = T_, R = R_, P = P_, V = P + T - 1, SUMS = P * S * S * R;
-    static_assert(S == 1 || S == 2, "a last offset has all residues, or one");
-    static constexpr int LEAST = least_kernel(S, T);
-    /* offsets along the third axis whose elements are read together */
-    static constexpr int AHEAD = T <= 3 && SUMS + T * V <= 80 ? T : 1;
-    static constexpr int TOGETHER =
-        R == 4 || SUMS > 32 ? 2 : 4; /* weights that a thread fetches together, as registers allow */
-    /* thread blocks on a multiprocessor, as many as leave registers for the inner loop */
-    static constexpr int HELD = SUMS + AHEAD * V, RESIDENT = HELD > (AHEAD == 1 ? 56 : 50) ? 2 : HELD > 24 ? 3 : 4;
-};
-
-/* A thread's item, and where its sums go. */
-template <class F> struct Item {
-    const Job &job;
-    int i0, j0, j1, j2, r0; /* of the first axis: i0 + padding = j0·stride + r0 */
-    uint32_t image, row0;
-    bool real;
-
-    __device__ __forceinline__ Item(const Job &job, uint32_t item)
-        : job(job), row0(blockIdx.y * F::R), real(item < job.items)
-    {
-        uint32_t at0, at1, at2, rest;
-        image = job.in0.divmod(job.count1.divmod(job.count2.divmod(real ? item : 0, &at2), &at1), &at0);
-        i0 = (int)at0;
-        j0 = (int)job.stride0.divmod(at0 + (uint32_t)job.padding[0], &rest);
-        r0 = (int)rest;
-        j1 = job.first[1] + (int)at1 * F::P, j2 = job.first[2] + (int)at2;
-    }
-    /* small[image, channel, j0, j1 - (T - 1), j2], modulo 2^32. */
-    __device__ __forceinline__ uint32_t source(uint32_t channel) const
-    {
-        const uint32_t line = (uint32_t)j0 * (uint32_t)job.out[1] + (uint32_t)(j1 - (F::T - 1));
-        return (image * job.channels + channel) * job.small_size + line * (uint32_t)job.out[2] + (uint32_t)j2;
-    }
-    /* Ends sum number e: (p, residue of the second axis, of the third, row). */
-    __device__ __forceinline__ void store(int e, float sum) const
-    {
-        constexpr int S = F::S, R = F::R;
-        const uint32_t row = row0 + (uint32_t)(e % R);
-        const int i1 = (j1 + e / (R * S * S)) * S + e / (R * S) % S - job.padding[1];
-        const int i2 = j2 * S + e / R % S - job.padding[2];
-        if (!real || row >= job.rows || (uint32_t)i1 >= (uint32_t)job.in[1] || (uint32_t)i2 >= (uint32_t)job.in[2])
-            return;
-        float *const to = job.large +
-                          (blockIdx.z * job.large_elements + ((uint64_t)image * job.rows + row) * job.large_size);
-        to[((uint32_t)i0 * (uint32_t)job.in[1] + (uint32_t)i1) * (uint32_t)job.in[2] + (uint32_t)i2] =
-            job.bias ? sum + job.bias[row] : sum;
-    }
-};
-
-/* sums += the products of the lines `v` of one offset along the third axis and its weights, `w` the first of them, COUNT residues
- * of that axis. Only offsets along the second axis that not every kernel of the form has are looked at, so that weights can be
- * fetched while others are multiplied. */
-template <class F, int COUNT>
-__device__ __forceinline__ void add_taps(const float4 *w, int kernel1, int kernel2, const float (&v)[F::V],
-                                         float (&sum)[F::SUMS])
-{
-    constexpr int S = F::S, T = F::T, R = F::R;
-    TL_UNROLL_FOR (int k1 = 0; k1 < T * S; k1++) {
-        if (k1 >= F::LEAST && k1 >= kernel1) continue;
-        TL_UNROLL_FOR (int r2 = 0; r2 < COUNT; r2++) {
-            const float4 rows = w[k1 * kernel2 + r2];
-            const float x[4] = {rows.x, rows.y, rows.z, rows.w};
-            TL_UNROLL_FOR (int p = 0; p < F::P; p++)
-                TL_UNROLL_FOR (int r = 0; r < R; r++) {
-                    float &own = sum[((p * S + k1 % S) * S + r2) * R + r];
-                    own = fmaf(x[r], v[p + T - 1 - k1 / S], own);
-                }
-        }
-    }
-}
-
-/* sums += what channels begin .. end - 1 add. `weights`: the warp's room; all of a warp call this. */
-template <class F>
-__device__ __forceinline__ void add_channels(const Job &job, const Item<F> &item, uint32_t begin, uint32_t end,
-                                             float4 *weights, float (&sum)[F::SUMS])
-{
-    constexpr int S = F::S, T = F::T, R = F::R, V = F::V, AHEAD = F::AHEAD, TOGETHER = F::TOGETHER;
-    const uint32_t lane = threadIdx.x % 32, taps = job.taps.divisor;
-    const int width = job.out[2], kernel1 = job.kernel[1], kernel2 = job.kernel[2];
-    uint32_t present = 0; /* which of the V lines from j1 - (T - 1) on exist */
-    TL_UNROLL_FOR (int m = 0; m < V; m++)
-        if (item.real && (uint32_t)(item.j1 - (T - 1) + m) < (uint32_t)job.out[1]) present |= 1u << m;
-    uint32_t from = item.source(begin);
-#pragma unroll 1
-    for (uint32_t channel0 = begin; channel0 < end; channel0 += job.chunk) {
-        const uint32_t channels = min(end - channel0, job.chunk);
-        __syncwarp();
-        const uint32_t present_rows = min(job.rows - item.row0, (uint32_t)R);
-        const float *const base = job.w + channel0 * job.w_channel + item.row0 * job.w_row + job.w_first;
-#pragma unroll 1
-        for (uint32_t i = lane; i < channels * taps; i += 32 * TOGETHER) {
-            float x[TOGETHER][4] = {};
-            TL_UNROLL_FOR (int u = 0; u < TOGETHER; u++) {
-                uint32_t k;
-                const uint32_t at = i + 32 * u, channel = job.taps.divmod(at, &k);
-                const float *w = base + (channel * job.w_channel + (int64_t)k * job.w_step);
-                TL_UNROLL_FOR (uint32_t r = 0; r < (uint32_t)R; r++)
-                    if (at < channels * taps && r < present_rows) x[u][r] = __ldg(w + r * job.w_row);
-            }
-            TL_UNROLL_FOR (int u = 0; u < TOGETHER; u++)
-                if (i + 32 * u < channels * taps) weights[i + 32 * u] = make_float4(x[u][0], x[u][1], x[u][2], x[u][3]);
-        }
-        __syncwarp();
-#pragma unroll 1
-        for (uint32_t channel = 0; channel < channels; channel++, from += job.small_size) {
-            uint32_t plane = from;
-            int z = item.j0;
-#pragma unroll 1
-            for (int k0 = item.r0; k0 < job.kernel[0]; k0 += (int)job.stride0.divisor) {
-                const bool here = (uint32_t)z < (uint32_t)job.out[0];
-                const float4 *of_plane = weights + channel * taps + (uint32_t)(k0 * kernel1 * kernel2);
-#pragma unroll 1
-                for (int t0 = 0; t0 * S < kernel2; t0 += AHEAD) {
-                    float v[AHEAD][V];
-                    TL_UNROLL_FOR (int a = 0; a < AHEAD; a++) {
-                        const bool inside = here && (uint32_t)(item.j2 - t0 - a) < (uint32_t)width;
-                        TL_UNROLL_FOR (int m = 0; m < V; m++)
-                            v[a][m] = inside && (present >> m & 1)
-                                          ? __ldg(job.small + (plane - (uint32_t)(t0 + a) + (uint32_t)(m * width)))
-                                          : 0.0f;
-                    }
-                    TL_UNROLL_FOR (int a = 0; a < AHEAD; a++) {
-                        const int left = kernel2 - (t0 + a) * S;
-                        const float4 *const w = of_plane + (t0 + a) * S;
-                        if (left >= S)
-                            add_taps<F, S>(w, kernel1, kernel2, v[a], sum);
-                        else if (left == 1)
-                            add_taps<F, 1>(w, kernel1, kernel2, v[a], sum);
-                    }
-                }
-                z--;
-                plane -= (uint32_t)(job.out[1] * width);
-            }
-        }
-    }
-}
-
-/* WARPS·room float4 of dynamic shared memory: a weight's rows; then each warp's sums. blockIdx: items, rows, part. */
-template <class F>
-__global__ void __launch_bounds__(THREADS, F::RESIDENT) direct_kernel(const __grid_constant__ Job job)
-{
-    TL_DYNAMIC_SHARED(float4, shared);
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp & (job.groups - 1);
-    const uint32_t leader = warp - group, sets = WARPS / job.groups, set = leader / job.groups;
-    const Item<F> item(job, (blockIdx.x * sets + set) * 32 + lane);
-    float sum[F::SUMS] = {};
-    const uint32_t part = blockIdx.z * job.part_channels, end = min(part + job.part_channels, job.channels);
-    const uint32_t begin = min(part + group * job.group_channels, end);
-    add_channels<F>(job, item, begin, min(begin + job.group_channels, end), shared + warp * job.room, sum);
-    if (job.groups == 1) {
-        TL_UNROLL_FOR (int e = 0; e < F::SUMS; e++)
-            item.store(e, sum[e]);
-        return;
-    }
-    /* Warp `group` of those that share items ends every groups-th of their sums. */
-    float *const own = reinterpret_cast<float *>(shared + warp * job.room) + lane;
-    const float *const first = reinterpret_cast<const float *>(shared + leader * job.room) + lane;
-    TL_UNROLL_FOR (int e0 = 0; e0 < F::SUMS; e0 += AT_ONCE) {
-        constexpr int NONE = F::SUMS;
-        __syncthreads(); /* the last sums, or weights, have been read */
-        TL_UNROLL_FOR (int e = e0; e < (e0 + AT_ONCE < NONE ? e0 + AT_ONCE : NONE); e++)
-            own[(e - e0) * 32] = sum[e];
-        __syncthreads();
-#pragma unroll 1
-        for (int e = e0 + (int)group; e < min(e0 + AT_ONCE, F::SUMS); e += (int)job.groups) {
-            float total = first[(e - e0) * 32];
-            for (uint32_t g = 1; g < job.groups; g++)
-                total += first[(uint32_t)((e - e0) * 32) + g * job.room * 4];
-            item.store(e, total);
-        }
-    }
-}
 
 /* Items with P elements of the second axis each. */
 int64_t items_of(const Job &job, const int64_t *count, int64_t batch, int64_t P)
@@ -253,6 +53,8 @@ template <class F> int32_t launch(tl_context *ctx, Job job, const int64_t *count
     job.count1 = tl_fastdiv((uint64_t)tl_ceil_div(count[1], F::P));
     job.count2 = tl_fastdiv((uint64_t)count[2]);
     job.items = (uint32_t)items_of(job, count, batch, F::P);
+    job.exact = job.kernel[0] == 1 && job.stride0.divisor == 1 && job.kernel[1] == F::T * F::S &&
+                job.kernel[2] == F::T * F::S;
     const dim3 grid(tl_grid(job.items, THREADS / (int64_t)job.groups), (unsigned)tl_ceil_div(job.rows, F::R),
                     job.parts);
     const size_t bytes = sizeof(float4) * WARPS * job.room; /* less than any kernel may have */
@@ -278,16 +80,43 @@ int32_t launch_items(tl_context *ctx, const Job &job, const int64_t *count, int6
 /* Rows of a thread: those that leave the fewest empty. */
 int64_t rows_at_once(int64_t rows)
 {
-    if (rows == 1) return 1;
-    return rows < 4 || tl_ceil_div(rows, 3) * 3 < tl_ceil_div(rows, 4) * 4 ? 3 : 4;
+    if (rows <= 2) return rows;
+    return rows == 3 || tl_ceil_div(rows, 3) * 3 < tl_ceil_div(rows, 4) * 4 ? 3 : 4;
 }
 
 template <int S, int T> int32_t launch_rows(tl_context *ctx, const Job &job, const int64_t *count, int64_t batch)
 {
     const int64_t rows = rows_at_once(job.rows);
     return rows == 1   ? launch_items<S, T, 1>(ctx, job, count, batch)
+           : rows == 2 ? launch_items<S, T, 2>(ctx, job, count, batch)
            : rows == 3 ? launch_items<S, T, 3>(ctx, job, count, batch)
                        : launch_items<S, T, 4>(ctx, job, count, batch);
+}
+
+/* The first j along each axis, and how many. */
+void place_items(Job &job, int64_t stride, int64_t *count)
+{
+    for (int d = 0; d < AXES; d++) {
+        job.first[d] = (int32_t)(job.padding[d] / stride);
+        count[d] = (job.in[d] - 1 + job.padding[d]) / stride - job.first[d] + 1;
+    }
+}
+
+/* Leaves out what comes along an axis before the first kernel offset that meets a small element and after the last, but one of each
+ * residue, and the padding with it. */
+void leave_out_taps(Job &job, int64_t stride)
+{
+    job.kept = 1;
+    for (int d = 0; d < AXES; d++) {
+        const int64_t step = d == 0 ? (int64_t)job.stride0.divisor : stride, kernel = job.kernel[d];
+        const int64_t least = step < kernel ? step : kernel, padding = job.padding[d];
+        const int64_t first = std::max(padding - (job.out[d] - 1) * step, INT64_C(0));
+        const int64_t from = std::min(first, kernel - least);
+        const int64_t stop = std::min(std::max(padding + job.in[d], from + least), kernel);
+        job.kept_from[d] = (uint32_t)from;
+        job.kernel[d] = (int32_t)(stop - from), job.padding[d] = (int32_t)(padding - from);
+        job.kept *= (uint32_t)job.kernel[d];
+    }
 }
 
 /* Cuts the channels into parts and groups. */
@@ -389,7 +218,8 @@ bool tl_cuda_conv_direct_serves(const tl_conv_shape &s, bool spread, int64_t bat
 
 double tl_cuda_conv_direct_work(const tl_conv_shape &s, int64_t channels, int64_t rows)
 {
-    const int64_t stride = common_stride(s), at_once = rows_at_once(rows);
+    const int64_t stride = common_stride(s);
+    const int64_t at_once = rows == 2 ? 3 : rows_at_once(rows); /* as what is chosen by it belongs to results */
     double work = (double)(channels * tl_ceil_div(rows, at_once) * at_once);
     for (int d = 0; d < s.rank; d++) {
         const int axis = AXES - s.rank + d;
@@ -419,8 +249,6 @@ int32_t tl_cuda_conv_direct(tl_context *ctx, const tl_conv_shape &shape, bool sp
     job.groups = 1;
     while (job.groups < WARPS && channels >= 2 * GROUP_LEAST * job.groups)
         job.groups *= 2;
-    job.room = job.taps.divisor > ROOM ? job.taps.divisor : ROOM;
-    job.chunk = job.room / job.taps.divisor;
     const int64_t stride = common_stride(s);
     int64_t count[AXES];
     for (int d = 0; d < AXES; d++) {
@@ -429,12 +257,16 @@ int32_t tl_cuda_conv_direct(tl_context *ctx, const tl_conv_shape &shape, bool sp
         job.out[d] = from < 0 ? 1 : (int32_t)s.out[from];
         job.kernel[d] = from < 0 ? 1 : (int32_t)s.kernel[from];
         job.padding[d] = from < 0 ? 0 : (int32_t)s.padding[from];
-        job.first[d] = (int32_t)(job.padding[d] / stride);
-        count[d] = (job.in[d] - 1 + job.padding[d]) / stride - job.first[d] + 1;
     }
     job.stride0 = tl_fastdiv(s.rank == AXES ? (uint64_t)s.stride[0] : 1);
     job.in0 = tl_fastdiv((uint64_t)job.in[0]);
-    cut_channels(job, items_of(job, count, 1, few_positions(stride)));
+    job.taps1 = tl_fastdiv((uint64_t)job.kernel[1]), job.taps2 = tl_fastdiv((uint64_t)job.kernel[2]);
+    place_items(job, stride, count);
+    cut_channels(job, items_of(job, count, 1, few_positions(stride))); /* what is left out has no say in it */
+    leave_out_taps(job, stride);
+    place_items(job, stride, count);
+    job.room = job.kept > ROOM ? job.kept : ROOM;
+    job.chunk = job.room / job.kept;
     if (job.parts == 1) return launch_any(ctx, s, job, stride, count, batch);
     const int64_t size = job.large_size, most = SCRATCH_MOST / (rows * size * job.parts),
                   images = batch < most ? batch : most;

@@ -7,11 +7,12 @@
  *                   Slices arrive asynchronously: weights in 16-byte pieces, the source element by element with zeros
  *                   outside. Neighbouring threads copy neighbouring positions; a thread keeps its one position's
  *                   index and bits, the offsets lie in shared memory
- *   add_kernel      adds the blocks of K in order where different thread blocks have computed them
+ *   add_blocks      adds the blocks of K in order where different thread blocks have computed them. What a warp keeps of one row are
+ *                   neighbours: in the target the positions of a phase lie strides apart, and each is a sector of its own
  *
  * Order of additions: chains of CHAIN columns added in order (conv/mma_tile.cuh) within a block of K, the blocks' sums
  * added in order, the bias last. Blocks follow from the shape of one image; who adds them (the block of threads itself,
- * or add_kernel where the target alone gives too few of them to fill the device) changes nothing in it, nor does the
+ * or add_blocks where the target alone gives too few of them to fill the device) changes nothing in it, nor does the
  * tile. The batch has no part in the order; but where the guard finds a value in a tile, all images that share the tile
  * get the bits of fused multiply-adds. */
 #include "cuda/conv/conv.cuh"
@@ -49,10 +50,10 @@ struct Job {
     Phase *phases;
     float *packed;  /* (phase, slice, 16 rows, step of mma, part, lane, register) */
     uint2 *offsets; /* (phase, steps): source offset, tap bit */
-    float *partial; /* (block of K, the target's elements), or NULL */
-    int64_t first_phase, most_steps, padded_rows, row_tiles, target_elements;
-    int32_t phase_count, blocks; /* of K, in each phase */
-    bool passed;                 /* the host has worked out the phases */
+    float *partial; /* (block of K, phase, row, kept_columns), or NULL */
+    int64_t first_phase, most_steps, padded_rows, row_tiles, kept_columns; /* kept_columns: of whole tiles */
+    int32_t phase_count, blocks;                                           /* of K, in each phase */
+    bool passed;                                                           /* the host has worked out the phases */
     Phase phase[PHASES_PASSED];
 };
 
@@ -278,6 +279,12 @@ template <class T_> struct ProductLoader {
     }
 };
 
+/* Row 0 of what is kept of a block of K of a phase. */
+__device__ __forceinline__ float *kept_block(const Job &job, int64_t block, uint32_t phase)
+{
+    return job.partial + (block * job.phase_count + phase) * (job.rows * job.kept_columns);
+}
+
 template <class T>
 __global__ void __launch_bounds__(T::THREADS, T::RESIDENT) product_kernel(const __grid_constant__ Job job)
 {
@@ -312,11 +319,12 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT) product_kernel(const 
                      (int)(phase.chunk_steps / SLICE),
                      g.taps_size <= CHUNK ? (int)(job.channels * g.taps_size) : INT32_MAX};
     const uint32_t target = loader.enter_chunk(0);
-    if ((int)threadIdx.x < T::BN) targets[column] = target;
+    if ((int)threadIdx.x < T::BN) targets[column] = job.partial ? (uint32_t)q0 + (uint32_t)column : target;
     auto store = [&](int index, const typename T::Sums &sums) {
-        const uint32_t size = (uint32_t)(job.spread ? job.shape.in_size : job.shape.out_size);
+        const int64_t size = job.spread ? job.shape.in_size : job.shape.out_size;
         const bool finish = !job.partial && job.bias && (index + 1) * block >= slices;
-        T::store(job.partial ? job.partial + index * job.target_elements : job.target, size, targets,
+        T::store(job.partial ? kept_block(job, index, phase_index) : job.target,
+                 (uint32_t)(job.partial ? job.kept_columns : size), targets,
                  (int)(columns - q0 < T::BN ? columns - q0 : T::BN), row_tile * T::BM, (uint32_t)job.rows,
                  !job.partial && index > 0, finish ? job.bias : nullptr, sums);
     };
@@ -328,6 +336,36 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT) product_kernel(const 
         T::clear(none);
         store((int)blockIdx.z, none);
     }
+}
+
+/* blockIdx.x: ADD_ROWS rows of 256 columns, which are fastest; y: phase. A thread owns a column of them, whose target they share: the
+ * blocks' sums in order, then the bias. It asks for the sums before it knows whether the phase has the column. */
+constexpr int ADD_ROWS = 4, ADD_COLUMNS = 256;
+
+__global__ void __launch_bounds__(ADD_COLUMNS) add_blocks_kernel(const __grid_constant__ Job job)
+{
+    tl_wait_for_earlier();
+    const uint32_t tiles = (uint32_t)tl_ceil_div(job.kept_columns, ADD_COLUMNS), group = blockIdx.x / tiles;
+    const uint32_t q = (blockIdx.x - group * tiles) * ADD_COLUMNS + threadIdx.x, row0 = group * ADD_ROWS;
+    if (q >= job.kept_columns) return;
+    const int rows = (int)min((uint32_t)job.rows - row0, (uint32_t)ADD_ROWS);
+    const int64_t block_size = job.phase_count * job.rows * job.kept_columns;
+    const float *from = kept_block(job, 0, blockIdx.y) + (row0 * job.kept_columns + q);
+    float sums[ADD_ROWS] = {};
+    TL_UNROLL_FOR (int r = 0; r < ADD_ROWS; r++)
+        if (r < rows) sums[r] = from[r * job.kept_columns];
+#pragma unroll 4
+    for (int32_t block = 1; block < job.blocks; block++) {
+        from += block_size;
+        TL_UNROLL_FOR (int r = 0; r < ADD_ROWS; r++)
+            if (r < rows) sums[r] = sums[r] + from[r * job.kept_columns];
+    }
+    const tl_conv_gather &g = job.phases[blockIdx.y].gather;
+    if (q >= job.batch * g.positions) return;
+    const uint32_t image = q / (uint32_t)g.positions, at = q - image * (uint32_t)g.positions;
+    float *const target = job.target + ((image * job.rows + row0) * g.target_size + target_of(g, at));
+    TL_UNROLL_FOR (int r = 0; r < ADD_ROWS; r++)
+        if (r < rows) target[r * g.target_size] = job.bias ? sums[r] + job.bias[row0 + (uint32_t)r] : sums[r];
 }
 
 /* A thread owns one element: its blocks' sums in order, then the bias. */
@@ -386,13 +424,13 @@ int64_t rows_of_tile(int64_t rows)
 /* Whether tiles of few rows end earlier where different thread blocks compute the blocks of K, counted in slices: such tiles wait
  * for memory, and take as long alone as beside as many as a multiprocessor holds. The addition takes a launch and the way of the
  * sums to memory and back; and the last blocks of a wave do gain from an emptier device, hence the fifth. */
-bool apart_is_faster(const Job &job, int64_t tile_rows, int64_t tiles, int64_t slices, int64_t blocks, int64_t sms)
+bool apart_is_faster(int64_t elements, int64_t tile_rows, int64_t tiles, int64_t slices, int64_t blocks, int64_t sms)
 {
     constexpr int64_t LAUNCH = 4, ELEMENTS = 1 << 19; /* slices that take as long: as a launch, as so many sums */
     const int64_t held = sms * (tile_rows == 16 ? Tile<1, 4, 1>::RESIDENT : Tile<2, 4, 1>::RESIDENT);
     const int64_t together = tl_ceil_div(tiles, held) * slices;
     const int64_t apart = tl_ceil_div(tiles * blocks, held) * block_of((int)slices, (int)blocks) + LAUNCH +
-                          blocks * job.target_elements / ELEMENTS;
+                          blocks * elements / ELEMENTS;
     return 5 * apart <= 4 * together;
 }
 
@@ -419,15 +457,17 @@ int32_t product(tl_context *ctx, Job &job, int64_t positions, int64_t phases)
     blocks = tl_ceil_div(slices, block_of((int)slices, (int)blocks));
     job.blocks = (int32_t)blocks;
     const int64_t wide_tiles = tl_ceil_div(columns, 128) * row_blocks * phases;
-    const int64_t tile_rows = rows_of_tile(job.rows);
-    const bool apart =
-        blocks > 1 && blocks * job.target_elements <= SCRATCH_MOST &&
-        (wide_tiles <= sms || (job.rows <= 32 && apart_is_faster(job, tile_rows, wide_tiles, slices, blocks, sms)));
+    const int64_t tile_rows = rows_of_tile(job.rows), elements = columns * job.rows * phases;
+    job.kept_columns = tl_ceil_div(columns, 128) * 128;
+    const int64_t kept = blocks * phases * job.rows * job.kept_columns;
+    const bool apart = blocks > 1 && kept <= SCRATCH_MOST &&
+                       (wide_tiles <= sms ||
+                        (job.rows <= 32 && apart_is_faster(elements, tile_rows, wide_tiles, slices, blocks, sms)));
     const bool narrow = job.rows > 32 && wide_tiles * (apart ? blocks : 1) <= sms;
     job.row_tiles = job.padded_rows / tile_rows;
     const int64_t tiles = tl_ceil_div(columns, narrow ? 64 : 128) * job.row_tiles;
     tl_scratch<float> partial(ctx);
-    if (apart) TL_TRY(partial.allocate(blocks * job.target_elements));
+    if (apart) TL_TRY(partial.allocate(kept));
     job.partial = partial;
     for (job.first_phase = 0; job.first_phase < phases; job.first_phase += PHASES_AT_ONCE) {
         const int64_t left = phases - job.first_phase;
@@ -443,8 +483,9 @@ int32_t product(tl_context *ctx, Job &job, int64_t positions, int64_t phases)
         TL_TRY(launch_tile(ctx, job, tiles, blocks));
     }
     if (!partial) return TORCHLEAN_OK;
-    const int64_t size = job.spread ? job.shape.in_size : job.shape.out_size;
-    return tl_cuda_conv_add(ctx, partial, blocks, job.target_elements, job.bias, size, job.rows, job.target);
+    const int64_t add_tiles = tl_ceil_div(job.kept_columns, ADD_COLUMNS) * tl_ceil_div(job.rows, ADD_ROWS);
+    const dim3 add_grid((unsigned)add_tiles, (unsigned)phases);
+    return tl_launch_ahead(ctx, "add", add_blocks_kernel, add_grid, ADD_COLUMNS, 0, job);
 }
 
 } // namespace
@@ -474,7 +515,6 @@ int32_t tl_cuda_conv_product(tl_context *ctx, const tl_conv_shape &s, bool sprea
     job.spread = spread;
     job.batch = batch, job.channels = channels, job.rows = rows;
     job.source = source, job.w = w, job.bias = bias, job.target = target;
-    job.target_elements = batch * rows * size;
     const int64_t phases = spread ? tl_conv_phases(&s) : 1;
     job.passed = phases <= PHASES_PASSED;
     for (int64_t i = 0; job.passed && i < phases; i++)

@@ -83,8 +83,9 @@ template <int MT_, int NT_, int WARPS_M_> struct Tile {
     }
 
     /* Sums go to base[row·row_stride + targets[column]], added to what is there with `add`, then plus bias[row] (NULL:
-     * none), for rows below `rows` and columns below `left`. Two columns that are neighbours in memory are one access.
-     * Indices are below 2^32 and computed modulo 2^32. */
+     * none), for rows below `rows` and columns below `left`. Two columns that are neighbours in memory are one access. What
+     * is there in two columns of all rows is on its way before one is waited for. Indices are below 2^32 and computed modulo
+     * 2^32. */
     static __device__ __forceinline__ void store(float *base, uint32_t row_stride, const uint32_t *targets, int left,
                                                  uint32_t row0, uint32_t rows, bool add, const float *bias,
                                                  const Sums &sums)
@@ -94,26 +95,30 @@ template <int MT_, int NT_, int WARPS_M_> struct Tile {
             if (at >= left) continue;
             const bool second = at + 1 < left;
             const uint32_t to0 = targets[at], to1 = targets[at + 1];
+            float2 old[2 * MT];
+            if (add)
+                TL_UNROLL_FOR (int half = 0; half < 2 * MT; half++) {
+                    const uint32_t r = row0 + row(half / 2, half % 2 * 2);
+                    if (r >= rows) continue;
+                    const float *p = base + (uint32_t)(r * row_stride + to0),
+                                *q = base + (uint32_t)(r * row_stride + to1);
+                    if (second && q == p + 1 && ((uintptr_t)p & 7) == 0)
+                        old[half] = *reinterpret_cast<const float2 *>(p);
+                    else
+                        old[half].x = *p, old[half].y = second ? *q : 0.0f;
+                }
             TL_UNROLL_FOR (int half = 0; half < 2 * MT; half++) {
                 const uint32_t r = row0 + row(half / 2, half % 2 * 2);
                 if (r >= rows) continue;
                 float x = sums[half / 2][nt][half % 2 * 2], y = sums[half / 2][nt][half % 2 * 2 + 1];
                 const float b = bias ? bias[r] : 0.0f;
                 float *p = base + (uint32_t)(r * row_stride + to0), *q = base + (uint32_t)(r * row_stride + to1);
+                if (add) x = old[half].x + x, y = old[half].y + y;
                 if (second && q == p + 1 && ((uintptr_t)p & 7) == 0) {
-                    float2 *both = reinterpret_cast<float2 *>(p);
-                    if (add) {
-                        const float2 old = *both;
-                        x = old.x + x, y = old.y + y;
-                    }
-                    *both = bias ? make_float2(x + b, y + b) : make_float2(x, y);
+                    *reinterpret_cast<float2 *>(p) = bias ? make_float2(x + b, y + b) : make_float2(x, y);
                 } else {
-                    if (add) x = *p + x;
                     *p = bias ? x + b : x;
-                    if (second) {
-                        if (add) y = *q + y;
-                        *q = bias ? y + b : y;
-                    }
+                    if (second) *q = bias ? y + b : y;
                 }
             }
         }

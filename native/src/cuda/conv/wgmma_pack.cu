@@ -3,8 +3,7 @@
  *
  *   boxes_kernel   kernels of more taps than a sector of memory holds: a block reads all taps of 16 rows and eight channels, which
  *                  lie in whole lines, and a warp writes what one step takes of them, which is one line
- *   pack_kernel    the others, and what boxes_kernel cannot know of: taps that are left out where K has several segments, in which
- *                  another channel may have to stand for them */
+ *   pack_kernel    the others */
 #include <algorithm>
 
 #include "cuda/conv/wgmma_place.cuh"
@@ -15,14 +14,14 @@ namespace {
 
 constexpr int PARTS = STEP / 8; /* thread blocks that pack a step, eight channels each */
 
-/* The weights of a step that a thread packs: at (row % 16 / 8, channel % 8 / 4); zeros of a step that is not there. */
+/* The weights of a step that a thread packs: at (row % 16 / 8, channel % 8 / 4) from its first row on, and its first channel of
+ * `block`; zeros of a step that is not there. */
 struct StepWeights {
     float at[4];
 
-    __device__ __forceinline__ StepWeights(const Job &job, const Phase &phase, uint32_t block, const TapPlace &tap,
-                                           bool there)
+    __device__ __forceinline__ StepWeights(const Job &job, const Phase &phase, uint32_t row0, uint32_t block,
+                                           const TapPlace &tap, bool there)
     {
-        const uint32_t row0 = blockIdx.y * 64 + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
         const uint32_t channel0 = block * STEP + 8 * (blockIdx.x % PARTS) + threadIdx.x % 4, kernel = tap.weight(phase);
         TL_UNROLL_FOR (int e = 0; e < 4; e++) {
             const uint32_t row = row0 + e % 2 * 8, channel = channel0 + e / 2 * 4;
@@ -40,23 +39,40 @@ struct StepWeights {
     }
 };
 
-/* Which of a kept step's weights (a bit each) stand for one that does not split in a step that is left out: those that follow it
- * in its segment up to the next kept one and, if it is the first, those before it. With NaN in their place a piece is computed
- * again just as if all its steps were there. */
-__device__ __forceinline__ uint32_t unsafe_left_out(const Job &job, const Phase &phase, uint32_t kept)
+/* The steps begin .. end - 1 of which a kept one stands for those that are left out: with NaN in place of a weight for one of theirs
+ * that does not split a piece is computed again just as if all steps were there. They lie in its segment and its block of channels:
+ * behind it up to the next kept one and, if it is the first there, before it. Where a segment has steps of a block but keeps none,
+ * its first or its last kept one stands for them. */
+struct StandsFor {
+    uint32_t step, begin, end;
+
+    __device__ __forceinline__ StandsFor(const Job &job, const Phase &phase, uint32_t kept)
+        : step(kept_step_of(phase, kept))
+    {
+        const uint32_t steps = phase.steps, segment = ((step + 1) * job.segments.divisor - 1) / steps;
+        const uint32_t first = job.segments.div(segment * steps), stop = job.segments.div((segment + 1) * steps);
+        uint32_t tap;
+        phase.taps.divmod(step, &tap);
+        const uint32_t block = step - tap, block_end = block + phase.taps.divisor;
+        const uint32_t before = kept == 0 ? 0 : kept_step_of(phase, kept - 1);
+        const uint32_t after = kept + 1 == phase.kept_steps ? steps : kept_step_of(phase, kept + 1);
+        begin = kept == 0 || before < first ? first : before < block ? block : step + 1;
+        end = after >= stop ? stop : min(after, block_end);
+    }
+};
+
+/* Which of a kept step's weights (a bit each) stand for one that does not split. */
+__device__ __forceinline__ uint32_t unsafe_left_out(const Job &job, const Phase &phase, uint32_t row0, uint32_t kept)
 {
     constexpr int AT_ONCE = 4; /* steps whose weights are on their way together */
-    const uint32_t steps = phase.steps, step = kept_step_of(phase, kept);
-    const uint32_t segment = ((step + 1) * job.segments.divisor - 1) / steps;
-    const uint32_t first = job.segments.div(segment * steps), stop = job.segments.div((segment + 1) * steps);
-    const uint32_t begin = kept == 0 || kept_step_of(phase, kept - 1) < first ? first : step + 1;
-    const uint32_t end = kept + 1 == phase.kept_steps ? stop : min(stop, kept_step_of(phase, kept + 1));
+    const StandsFor range(job, phase, kept);
     uint32_t t, unsafe = 0;
 #pragma unroll 1
-    for (uint32_t s = begin; s < end; s += AT_ONCE)
+    for (uint32_t s = range.begin; s < range.end; s += AT_ONCE)
         TL_UNROLL_FOR (uint32_t u = 0; u < AT_ONCE; u++) {
             const uint32_t block = phase.taps.divmod(s + u, &t);
-            unsafe |= StepWeights(job, phase, block, tap_of(phase, t), s + u < end && s + u != step).unsafe();
+            const bool there = s + u < range.end && s + u != range.step;
+            unsafe |= StepWeights(job, phase, row0, block, tap_of(phase, t), there).unsafe();
         }
     return unsafe;
 }
@@ -67,6 +83,7 @@ __global__ void __launch_bounds__(GROUP) pack_kernel(const __grid_constant__ Job
 {
     constexpr int AT_ONCE = 2;
     const Phase &phase = job.phase[blockIdx.z];
+    const uint32_t row0 = blockIdx.y * 64 + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
     const uint32_t runs = gridDim.x / PARTS, run = (phase.kept_steps + runs - 1) / runs;
     const uint32_t begin = blockIdx.x / PARTS * run, end = min(begin + run, phase.kept_steps);
     float4 *to = reinterpret_cast<float4 *>(phase.packed) + (blockIdx.x % PARTS * GROUP + threadIdx.x);
@@ -78,14 +95,14 @@ __global__ void __launch_bounds__(GROUP) pack_kernel(const __grid_constant__ Job
         TL_UNROLL_FOR (int u = 0; u < AT_ONCE; u++) {
             uint32_t t;
             const uint32_t block = phase.kept.divmod(first + u, &t);
-            const StepWeights weights(job, phase, block, kept_tap_of(phase, t), first + u < end);
+            const StepWeights weights(job, phase, row0, block, kept_tap_of(phase, t), first + u < end);
             TL_UNROLL_FOR (int e = 0; e < 4; e++)
                 part[u][e] = weights.at[e];
         }
         if (phase.kept_steps < phase.steps)
 #pragma unroll 1
             for (uint32_t u = 0; u < min(end - first, (uint32_t)AT_ONCE); u++)
-                unsafe |= unsafe_left_out(job, phase, first + u) << 4 * u;
+                unsafe |= unsafe_left_out(job, phase, row0, first + u) << 4 * u;
         TL_UNROLL_FOR (int u = 0; u < AT_ONCE; u++) {
             if (first + u >= end) break;
             TL_UNROLL_FOR (int e = 0; e < 4; e++)
@@ -148,14 +165,24 @@ __global__ void __launch_bounds__(BOX_THREADS)
             float part[4];
             TL_UNROLL_FOR (int e = 0; e < 4; e++)
                 part[e] = tl_split_unsafe(tap[at[e]]) ? TL_NAN : tap[at[e]];
-            /* the first step stands for those that are left out */
-            if (turn == 0 && phase.kept_steps < phase.steps)
+            if (phase.kept_steps < phase.steps) {
+                const StandsFor range(job, phase, block * kept + turn);
 #pragma unroll 1
-                for (uint32_t t = 0; t < phase.taps.divisor; t++) {
-                    const float *const other = held + tap_of(phase, t).weight(phase);
-                    TL_UNROLL_FOR (int e = 0; e < 4; e++)
-                        if (tl_split_unsafe(other[at[e]])) part[e] = TL_NAN;
+                for (uint32_t s = range.begin; s < range.end; s++) {
+                    uint32_t t;
+                    const uint32_t of_block = phase.taps.divmod(s, &t);
+                    const TapPlace other = tap_of(phase, t);
+                    if (of_block == block) {
+                        TL_UNROLL_FOR (int e = 0; e < 4; e++)
+                            if (tl_split_unsafe(held[other.weight(phase) + at[e]])) part[e] = TL_NAN;
+                    } else {
+                        const uint32_t unsafe =
+                            StepWeights(job, phase, row0 + lane / 4, of_block, other, true).unsafe();
+                        TL_UNROLL_FOR (int e = 0; e < 4; e++)
+                            if (unsafe >> e & 1) part[e] = TL_NAN;
+                    }
                 }
+            }
             to[(uint64_t)turn * (PARTS * GROUP)] = make_float4(part[0], part[1], part[2], part[3]);
         }
         turn -= kept;
@@ -166,10 +193,7 @@ __global__ void __launch_bounds__(BOX_THREADS)
 
 int32_t tl_conv_wgmma_pack(tl_context *ctx, const Job &job, uint32_t taps, uint32_t most_steps)
 {
-    bool all_kept = true;
-    for (uint32_t p = 0; p < job.phases; p++)
-        all_kept = all_kept && job.phase[p].kept_steps == job.phase[p].steps;
-    if (taps >= BOX_TAPS_LEAST && taps <= BOX_TAPS_MOST && (all_kept || job.segments.divisor == 1)) {
+    if (taps >= BOX_TAPS_LEAST && taps <= BOX_TAPS_MOST) {
         const Box box = {tl_fastdiv((uint64_t)taps), taps | 1, job.w_row == taps};
         const dim3 grid(job.channel_blocks * PARTS, job.row_groups * (64 / BOX_ROWS));
         const size_t bytes = sizeof(float) * BOX_ROWS * BOX_CHANNELS * box.pitch;

@@ -130,12 +130,13 @@ struct tl_given {};
 
 /* ---- short rows -------------------------------------------------------------------------------------------------- */
 
-/* G threads (up to a warp) own a row of up to G·N elements, one per lane of the tree; a block owns neighbouring rows. */
+/* G threads (up to a warp) own a row of up to G·N elements, one per lane of the tree, or two where a warp has up to 2048 of them; a
+ * block owns neighbouring rows. */
 template <bool VECTOR_, int G, int N_>
 struct tl_short_row : tl_row_layout<VECTOR_, G, VECTOR_ ? 4 : 1, VECTOR_ ? N_ / 4 : N_, false> {
     static constexpr int N = N_, THREADS = 128, ROWS = THREADS / G;
     /* Blocks per multiprocessor that the compiler leaves registers for: it would interleave all exponentials of a row. */
-    static constexpr int BLOCKS = N > 16 ? 6 : N > 8 ? 8 : 1, BLOCKS_OF_TWO = N > 16 ? 4 : N > 8 ? 6 : 1;
+    static constexpr int BLOCKS = N > 48 ? 5 : N > 16 ? 6 : N > 8 ? 8 : 1, BLOCKS_OF_TWO = N > 16 ? 4 : N > 8 ? 6 : 1;
     static constexpr bool ONE_SHARED = false, SECOND_SHARED = false; /* two arrays fit the registers */
 
     __device__ __forceinline__ tl_short_row(int64_t rows, int64_t cols)
@@ -150,11 +151,13 @@ struct tl_short_row : tl_row_layout<VECTOR_, G, VECTOR_ ? 4 : 1, VECTOR_ ? N_ / 
 
     /* Pieces in the order that the fold of a thread's lanes in halves joins them: those of a power of two with the bits of their
      * index reversed, so that the i-th and the following steps of a binary counter meet their partners, and log2(K) + 1 pieces
-     * are alive instead of K. Where K is no power of two, those that are missing are left out, as zeros. */
-    static constexpr int K = VECTOR_ ? N_ / 4 : N_;
-    static constexpr int LEVELS = log2_of(K);
+     * are alive instead of K. Where K is no power of two, those that are missing are left out, as zeros. Of a row of more than 1024
+     * elements the second piece of the same lanes, RUN pieces on, follows the first at once. */
+    static constexpr int K = VECTOR_ ? N_ / 4 : N_, RUN = TL_SUM_LANES / (G * (VECTOR_ ? 4 : 1));
+    static constexpr int LEVELS = log2_of(K < RUN ? K : RUN);
     static constexpr bool WHOLE = 1 << LEVELS == K;
-    static_assert(WHOLE || LEVELS <= 4, "places of 4 bits");
+    static_assert(WHOLE || (LEVELS <= 4 && K <= 16), "places of 4 bits");
+    static_assert(K <= 2 * RUN, "at most two elements per lane");
     static __host__ __device__ __forceinline__ constexpr int reversed(int i)
     {
         int k = 0;
@@ -162,27 +165,37 @@ struct tl_short_row : tl_row_layout<VECTOR_, G, VECTOR_ ? 4 : 1, VECTOR_ ? N_ / 
             k = 2 * k + i % 2;
         return k;
     }
-    /* The steps of the counter at which there is a piece, 4 bits each. */
+    /* The steps of the counter at which there are pieces, 4 bits each, as often as there are. */
     static constexpr uint64_t places()
     {
         uint64_t all = 0;
         for (int place = 0, i = 0; !WHOLE && place < 1 << LEVELS; place++)
-            if (reversed(place) < K) all |= (uint64_t)place << 4 * i++;
+            for (int k = reversed(place); k < K; k += RUN)
+                all |= (uint64_t)place << 4 * i++;
         return all;
     }
     static constexpr uint64_t PLACES = places();
     static __device__ __forceinline__ constexpr int place(int i) { return WHOLE ? i : (int)(PLACES >> 4 * i & 15); }
-    static __device__ __forceinline__ constexpr int order(int i) { return reversed(place(i)); }
+    static __device__ __forceinline__ constexpr bool is_second(int i) { return i > 0 && place(i - 1) == place(i); }
+    static __device__ __forceinline__ constexpr int order(int i)
+    {
+        return reversed(place(i)) + (is_second(i) ? RUN : 0);
+    }
 
-    /* The terms of a sum as they come, piece order(i) as the i-th: one per lane. */
+    /* The terms of a sum as they come, piece order(i) as the i-th. */
     struct terms {
         static constexpr int W = tl_short_row::W;
-        float level[LEVELS + 1][W];
+        float level[LEVELS + 1][W], first[W];
         __device__ __forceinline__ void add(int i, const float (&w)[W])
         {
             float a[W];
             TL_UNROLL_FOR (int j = 0; j < W; j++)
-                a[j] = 0.0f + w[j];
+                a[j] = (is_second(i) ? first[j] : 0.0f) + w[j];
+            if (i + 1 < K && is_second(i + 1)) {
+                TL_UNROLL_FOR (int j = 0; j < W; j++)
+                    first[j] = a[j];
+                return;
+            }
             TL_UNROLL_FOR (int l = 0; l <= LEVELS; l++) {
                 if (i + 1 < K && place(i + 1) >> l == place(i) >> l) /* it has found its place further down */
                     continue;

@@ -2,6 +2,7 @@
  * pieces, windows of the hits, and the heavy rows, each of which has hits for a block of its own. */
 #pragma once
 
+#include "cuda/device/async_copy.cuh"
 #include "cuda/device/division.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/device/warp_sum.cuh"
@@ -21,7 +22,7 @@ constexpr uint32_t PIECES = 4 * THREADS; /* of a bucket, from as many chunks, th
 constexpr int WINDOW_ITEMS = 20;         /* hits of a thread in a window of a bucket */
 constexpr uint32_t WINDOW = WINDOW_ITEMS * THREADS;
 constexpr uint32_t NONE = UINT32_MAX;
-constexpr uint32_t LEAST_LOADED = 1024; /* places of a stage for which no further window of a bucket is loaded */
+constexpr uint32_t LEAST_LOADED = 1024; /* places of a stage, for fewer of which no further hits are brought */
 static_assert(KINDS == 4 * THREADS);
 static_assert(WINDOW_ITEMS <= 32 && LEAST_LOADED > 0);
 static_assert(WINDOW <= UINT16_MAX);
@@ -39,6 +40,7 @@ struct buckets {
     tl_fastdiv count;      /* buckets */
     tl_fastdiv cols;       /* of a row; of more than one, positions in the list are dealt in the place of values */
     tl_fastdiv strip;      /* columns that are added together of a row of many hits */
+    tl_fastdiv chain;      /* of a heavy row */
     uint32_t line_bits;    /* rows that stay side by side, 2^line_bits of them */
     uint32_t places;       /* that a block adds, a part of the bucket's; some are behind the last row */
     uint32_t parts;        /* of a bucket */
@@ -73,6 +75,14 @@ struct piece_list {
         TL_UNROLL_FOR (uint32_t step = PIECES / 2; step; step /= 2)
             if (before[piece + step] <= hit) piece += step;
         return piece;
+    }
+    /* That of hit start + lane, for all lanes, where hit `start` is in piece `first`. Of the pieces behind, all of which have hits, 31
+     * at most begin at hits of the other lanes: a bit for each. */
+    __device__ __forceinline__ uint32_t piece_near(uint32_t first, uint32_t start, uint32_t lane) const
+    {
+        const uint32_t next = before[first + 1 + lane] - start;
+        const uint32_t starts = __reduce_add_sync(~0u, next < 32 ? 1u << next : 0);
+        return first + __popc(starts & ((2u << lane) - 1));
     }
 };
 
@@ -187,11 +197,8 @@ struct window {
             place[i] = nowhere, value[i] = 0;
         TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {
             if (i % 4 == 0 && i >= rounds) break;
-            /* Of the pieces behind, all of which have hits, 31 at most begin at hits of this item: a bit for each. */
-            const uint32_t start = begin + i * 32, first = __shfl_sync(~0u, found, i);
-            const uint32_t next = pieces.before[first + 1 + lane] - start;
-            const uint32_t starts = __reduce_add_sync(~0u, next < 32 ? 1u << next : 0);
-            const uint32_t piece = first + __popc(starts & ((2u << lane) - 1));
+            const uint32_t start = begin + i * 32;
+            const uint32_t piece = pieces.piece_near(__shfl_sync(~0u, found, i), start, lane);
             if (i < rounds && start + lane < to) {
                 const uint2 hit = hits[pieces.at[piece] + start + lane];
                 place[i] = hit.x, value[i] = hit.y;
@@ -222,6 +229,8 @@ struct window {
 /* The samples: as many lie between any two neighbours in the list. Rows that share a slot of the table count as one, and the sample
  * that takes the slot stands for them all, so that no slot has two heavy rows. There are so many slots that few rows share one. */
 constexpr uint32_t SAMPLES = 2048, SAMPLING = 1024, OF_THREAD = SAMPLES / SAMPLING, SLOTS = 8192;
+/* Of more such rows than there may be heavy ones those with the most samples come first, by powers of two of them. */
+constexpr uint32_t MANY_SAMPLES = 8;
 
 /* Multiplicative hashing (Knuth, "The Art of Computer Programming", volume 3, 6.4). */
 __device__ __forceinline__ uint32_t slot_of(uint32_t row)
@@ -230,7 +239,7 @@ __device__ __forceinline__ uint32_t slot_of(uint32_t row)
     return row * 2654435769u >> 19;
 }
 
-/* A block finds rows of which the samples hold `many` or more, HEAVIES at most, in any order. Counts are half a word each. */
+/* A block finds rows of which the samples hold `many` or more, HEAVIES at most. Counts are half a word each. */
 __global__ void __launch_bounds__(SAMPLING) find_heavy_kernel(buckets s)
 {
     static_assert(SAMPLES <= UINT16_MAX);
@@ -251,27 +260,33 @@ __global__ void __launch_bounds__(SAMPLING) find_heavy_kernel(buckets s)
         if (row[u] < s.rows) atomicAdd(samples + slot / 2, 1u << slot % 2 * 16);
     }
     __syncthreads();
+    uint32_t hits[OF_THREAD];
     TL_UNROLL_FOR (uint32_t u = 0; u < OF_THREAD; u++) {
-        const uint32_t slot = slot_of(row[u]), bit = 1u << slot % 32;
-        if (row[u] >= s.rows || (samples[slot / 2] >> slot % 2 * 16 & UINT16_MAX) < s.many) continue;
-        if (atomicOr(taken + slot / 32, bit) & bit) continue;
-        const uint32_t place = atomicAdd(&found, 1u);
-        if (place < s.heavies) heavy[place] = row[u];
+        const uint32_t slot = slot_of(row[u]);
+        hits[u] = row[u] < s.rows ? samples[slot / 2] >> slot % 2 * 16 & UINT16_MAX : 0;
     }
-    __syncthreads();
+    for (uint32_t of = MANY_SAMPLES; of; of /= 2) {
+        TL_UNROLL_FOR (uint32_t u = 0; u < OF_THREAD; u++) {
+            const uint32_t slot = slot_of(row[u]), bit = 1u << slot % 32;
+            if (hits[u] < of * s.many || (atomicOr(taken + slot / 32, bit) & bit)) continue;
+            const uint32_t place = atomicAdd(&found, 1u);
+            if (place < s.heavies) heavy[place] = row[u];
+        }
+        __syncthreads();
+    }
     if (threadIdx.x < HEAVIES) s.heavy[threadIdx.x] = heavy[threadIdx.x];
 }
 
 /* Which of the heavy rows a row is, or NONE. */
 struct heavy_table {
     uint32_t rows[HEAVIES];
-    uint8_t at[SLOTS]; /* which may be in a slot */
+    __align__(16) uint8_t at[SLOTS]; /* which may be in a slot */
 
     __device__ __forceinline__ void fill(const buckets &s)
     {
         static_assert(HEAVIES <= UINT8_MAX);
-        for (uint32_t i = threadIdx.x; i < SLOTS / 4; i += THREADS)
-            reinterpret_cast<uint32_t *>(at)[i] = ~0u;
+        for (uint32_t i = threadIdx.x; i < SLOTS / sizeof(uint4); i += THREADS)
+            reinterpret_cast<uint4 *>(at)[i] = make_uint4(~0u, ~0u, ~0u, ~0u);
         if (threadIdx.x < HEAVIES) rows[threadIdx.x] = s.heavy[threadIdx.x];
         __syncthreads();
         if (threadIdx.x < HEAVIES && rows[threadIdx.x] != NONE) at[slot_of(rows[threadIdx.x])] = (uint8_t)threadIdx.x;
@@ -309,66 +324,79 @@ struct heavy_places {
 
 /* Hits of a heavy row that are added one after the other: a sum of few moves from one power of two to another too often to be guessed
  * in less time. */
-constexpr uint32_t CHAINED = 1 << 13;
+constexpr uint32_t CHAINED = 1 << 12;
+static_assert(CHAINED <= TL_LONG_ALL);
 
-/* sum + the values of a kind, all of one row, in order: side by side in the stage, a window at a time while the next is on its way, or,
- * of more than CHAINED, as many as it holds; windows follow one another until a part of it is left that is not worth another.
+/* Starts copying the values of hits `from` to `to` of a kind, TL_LONG_ALL at most, to the stage behind the `held` values that it has.
  * POSITIONS: the hits have positions, by which the values of column `col` are read. */
+template <bool POSITIONS>
+__device__ __forceinline__ void copy_hits(const buckets &s, const piece_list &pieces, uint32_t col, uint32_t from,
+                                          uint32_t to, tl_long_values &stage, uint32_t held)
+{
+    constexpr uint32_t AT_ONCE = POSITIONS ? 8 : 16; /* hits of a thread whose positions are on their way together */
+    static_assert(TL_LONG_HITS == 32 && TL_LONG_HITS % AT_ONCE == 0);
+    const uint32_t lane = threadIdx.x % 32, begin = from + threadIdx.x - lane; /* the warp's first hit */
+    const uint32_t found = pieces.piece_of(begin + lane * THREADS); /* lane i has that of the first hit of item i */
+    TL_UNROLL_FOR (uint32_t first_item = 0; first_item < TL_LONG_HITS; first_item += AT_ONCE) {
+        if (first_item && from + first_item * THREADS >= to) break;
+        const uint2 *hit[AT_ONCE];
+        TL_UNROLL_FOR (uint32_t i = 0; i < AT_ONCE; i++) {
+            const uint32_t item = first_item + i, start = begin + item * THREADS;
+            const uint32_t piece = pieces.piece_near(__shfl_sync(~0u, found, item), start, lane);
+            hit[i] = s.hits + (start + lane < to ? pieces.at[piece] + start + lane : 0);
+        }
+        const void *value[AT_ONCE];
+        TL_UNROLL_FOR (uint32_t i = 0; i < AT_ONCE; i++)
+            value[i] = POSITIONS ? (const void *)(s.values + ((int64_t)hit[i]->y * s.cols.divisor + col)) : &hit[i]->y;
+        TL_UNROLL_FOR (uint32_t i = 0; i < AT_ONCE; i++) {
+            const uint32_t at = begin + (first_item + i) * THREADS + lane;
+            if (at < to) tl_copy_async<4>(tl_shared_address(&stage.value(held + at - from)), value[i], true);
+        }
+    }
+    tl_copy_commit();
+}
+
+/* sum + the values of a kind, all of one row, in order: side by side in the stage, as many as it holds, unless a part of it is left
+ * that is not worth another list of pieces. While they are added, the next are on their way. */
 template <bool POSITIONS>
 __device__ __forceinline__ float add_kind(const buckets &s, uint32_t kind, uint32_t col, float sum, piece_list &pieces,
                                           uint32_t *of_warps, tl_long_values &stage, tl_long_room &room)
 {
     constexpr uint32_t ROUND = 16; /* of a chain */
-    window w;
-    uint32_t held = 0;
-    const auto load = [&](uint32_t from, uint32_t to) {
-        w.load(s.hits, pieces, from, to, NONE);
-        if constexpr (POSITIONS) {
-            const uint32_t first = w.begin(from) + threadIdx.x % 32;
-            TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) /* all are on their way together */
-                if (i < w.rounds && first + i * 32 < to)
-                    w.value[i] = __float_as_uint(s.values[(int64_t)w.value[i] * s.cols.divisor + col]);
-        }
+    uint32_t held = 0, chunk = 0, from = 0, hits = 0;
+    const auto wait_and_fill = [&](uint32_t size) { /* -0 changes no sum */
+                                                    for (uint32_t i = held + threadIdx.x; i < size; i += THREADS)
+                                                        stage.value(i) = -0.0f;
+                                                    tl_copy_wait<0>();
+                                                    __syncthreads();
     };
-    const auto store = [&](uint32_t from, uint32_t to) {
-        const uint32_t first = w.begin(from) + threadIdx.x % 32;
-        TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++)
-            if (i < w.rounds && first + i * 32 < to)
-                stage.value(held + first + i * 32 - from) = __uint_as_float(w.value[i]);
-        held += to - from;
-    };
-    const auto fill = [&](uint32_t size) { /* -0 changes no sum */
-                                           for (uint32_t i = held + threadIdx.x; i < size; i += THREADS)
-                                               stage.value(i) = -0.0f;
-                                           __syncthreads();
-    };
-    const auto add_held = [&] {
-        fill(TL_LONG_ALL);
-        sum = tl_add_values(sum, stage, held, room);
-        held = 0;
-    };
-    for (uint32_t chunk = 0; chunk < s.chunks; chunk += PIECES) {
-        const uint32_t hits = list_pieces(s, kind, chunk, pieces, of_warps);
-        uint32_t from = 0, to = min(hits, WINDOW);
-        const bool chained = held == 0 && hits <= CHAINED;
-        if (chained && hits) load(from, to);
-        while (chained && from < hits) {
-            store(from, to);
-            fill((held + ROUND - 1) / ROUND * ROUND);
-            from = to, to = min(hits, from + WINDOW);
-            if (from < hits) load(from, to);
-            sum = tl_chain_values(sum, stage, 0, held, room);
+    do {
+        const uint32_t taken = held;
+        float v[TL_LONG_HITS];
+        if (taken) {
+            wait_and_fill(TL_LONG_ALL);
+            TL_UNROLL_FOR (int q = 0; q < TL_LONG_HITS / 4; q++)
+                tl_unpack4(stage.quads[threadIdx.x][q], v + 4 * q);
             held = 0;
+            __syncthreads();
         }
-        while (from < hits) {
-            to = min(hits, from + min(WINDOW, TL_LONG_ALL - held));
-            load(from, to);
-            store(from, to);
-            from = to;
-            if (TL_LONG_ALL - held < LEAST_LOADED) add_held();
+        while (TL_LONG_ALL - held >= LEAST_LOADED && (from < hits || chunk < s.chunks)) {
+            if (from == hits) {
+                hits = list_pieces(s, kind, chunk, pieces, of_warps);
+                from = 0, chunk += PIECES;
+            }
+            const uint32_t to = min(hits, from + TL_LONG_ALL - held);
+            copy_hits<POSITIONS>(s, pieces, col, from, to, stage, held);
+            held += to - from, from = to;
         }
-    }
-    if (held) add_held();
+        if (taken) {
+            sum = tl_add_block(sum, v, room, (taken + TL_LONG_HITS - 1) / TL_LONG_HITS);
+        } else if (!POSITIONS && held <= CHAINED && from == hits && chunk >= s.chunks) {
+            /* Rows of several columns have one chain for all. */
+            wait_and_fill((held + ROUND - 1) / ROUND * ROUND);
+            return held ? tl_chain_values(sum, stage, held, room) : sum;
+        }
+    } while (held);
     return sum;
 }
 

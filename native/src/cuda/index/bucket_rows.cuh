@@ -37,9 +37,66 @@ __global__ void __launch_bounds__(THREADS) copy_table_kernel(buckets s, uint32_t
     tl_wait_at_end(TL_BESIDE);
 }
 
-/* The first blocks have a column of a heavy row each: they guess and verify sums, which is faster than a chain. Each of those behind
- * them owns all other rows of a bucket. It puts the positions of a window
- * in order of rows, stably, and reads the values by these. What a window adds is in the output, from where the next one goes on.
+/* Columns of a chain: values of so many that a warp brings together lie in different banks, and blocks of others are there. */
+constexpr int64_t CHAIN_COLUMNS = 8;
+
+/* Brings the positions of hits of a kind from their pieces to a list. A thread's hits come one after the other, mostly in the piece of
+ * the one before or in the next. */
+struct piece_positions {
+    static constexpr bool PREPARES = true;
+    const buckets &s;
+    const piece_list &pieces;
+    uint32_t *list, piece;
+
+    __device__ __forceinline__ void operator()(uint32_t from, uint32_t end, uint32_t place)
+    {
+        for (uint32_t hit = from + threadIdx.x - 32; hit < end; hit += THREADS - 32) {
+            if (pieces.before[piece + 1] <= hit) {
+                piece++;
+                if (pieces.before[piece + 1] <= hit) piece = pieces.piece_of(hit);
+            }
+            tl_copy_async<4, false>(tl_shared_address(list + place + (hit - from)), &s.hits[pieces.at[piece] + hit].y,
+                                    true);
+        }
+    }
+};
+
+/* A block of a heavy row: that of the first of some columns adds them all in a chain, if the row does not have too many hits. Says whether
+ * nothing is left to do. */
+__device__ __forceinline__ bool add_heavy_chain(const buckets &s, row_room &room, piece_list &pieces,
+                                                uint32_t *of_warps)
+{
+    constexpr uint32_t FOURS = WARPS * TL_WARP_STAGE;
+    static_assert(4 * (FOURS / 2) <=
+                  WINDOW); /* the list has a place for every hit of the ring, which has two columns at least */
+    uint32_t col, of_strip;
+    const uint32_t heavy = s.cols.divmod(blockIdx.x, &col), row = s.heavy[heavy], lane = threadIdx.x % 32;
+    if (row == NONE) return true;
+    if (s.chunks > PIECES) return false;
+    const uint32_t hits = list_pieces(s, s.count.divisor + heavy, 0, pieces, of_warps);
+    if (hits > TL_CHAINED_ROW) return false;
+    s.chain.divmod(col, &of_strip);
+    if (of_strip > 0) return true;
+    const uint32_t here = min(s.chain.divisor, s.cols.divisor - col);
+    const int64_t at = (int64_t)row * s.cols.divisor + col + lane;
+    const float before = s.base && lane < here ? s.base[at] : 0.0f;
+    const float sum = tl_add_ring<THREADS>(
+        s.values + col, s.cols.divisor, s.chain, here, hits, before, room.ring,
+        [&](uint32_t, uint32_t place) { return room.list[place]; }, piece_positions{s, pieces, room.list, 0});
+    if (threadIdx.x < here) s.out[at] = sum;
+    return true;
+}
+
+/* A function of its own, so that its registers and those of a window are not allotted together, which the kernel has too few for. */
+__device__ __noinline__ void add_lone_columns(buckets s, piece_list &pieces, uint32_t *of_warps, tl_long_values &stage,
+                                              tl_long_room &room)
+{
+    add_lone_row<true>(s, pieces, of_warps, stage, room);
+}
+
+/* The first blocks have a column of a heavy row each, or some columns in a chain. Each of those behind them owns all other rows of a
+ * bucket. It puts the positions of a window in order of rows, stably, and reads the values by these. What a window adds is in the output,
+ * from where the next one goes on.
  * IS_COPIED: the output is the base already, and only rows that have hits are taken. */
 template <bool IS_COPIED> __global__ void __launch_bounds__(THREADS, ROWS_ADDING) add_rows_kernel(buckets s)
 {
@@ -58,7 +115,7 @@ template <bool IS_COPIED> __global__ void __launch_bounds__(THREADS, ROWS_ADDING
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = s.count.divisor, cols = s.cols.divisor;
     const uint32_t first_blocks = s.heavies * cols;
     if (blockIdx.x < first_blocks) {
-        add_lone_row<true>(s, pieces, of_warps, room.heavy, heavy_room);
+        if (!add_heavy_chain(s, room, pieces, of_warps)) add_lone_columns(s, pieces, of_warps, room.heavy, heavy_room);
         return;
     }
     const uint32_t bucket = blockIdx.x - first_blocks, places = (s.rows - bucket - 1) / count + 1;

@@ -20,44 +20,70 @@ __device__ __forceinline__ float tl_float_at(uint32_t place)
     return __uint_as_float(place >> 31 ? place & 0x7fffffffu : ~place);
 }
 
-/* A guess stands for TL_STARTS neighbouring floats, whose places differ in their last bits. Where the values of a thread end after
- * each, in those bits, is a map of TL_STARTS such fields; maps of neighbouring threads make one. */
-constexpr uint32_t TL_START_BITS = 2, TL_STARTS = 1 << TL_START_BITS;
+/* A guess stands for TL_STARTS neighbouring floats, of which `guess` is the first place. */
+constexpr uint32_t TL_STARTS = 4;
+static_assert((TL_STARTS & (TL_STARTS - 1)) == 0);
 
-__device__ __forceinline__ uint32_t tl_follow(uint32_t map, uint32_t start)
-{
-    return map >> (TL_START_BITS * start) & (TL_STARTS - 1);
-}
-__device__ __forceinline__ uint32_t tl_map_then(uint32_t first, uint32_t then)
-{
-    uint32_t map = 0;
-    TL_UNROLL_FOR (uint32_t i = 0; i < TL_STARTS; i++)
-        map |= tl_follow(then, tl_follow(first, i)) << (TL_START_BITS * i);
-    return map;
-}
+/* Where chains end that enter the values of some neighbouring threads at a guess's starts: how many places behind the guess of the
+ * thread that follows. While a chain stays between two powers of two, another that starts TL_STARTS units higher ends as much higher:
+ * rounding depends on nothing but the last bits of the significand. So the ends say about where any chain ends; of which the ends
+ * themselves, of chains from one of the starts, hold for good. */
+struct tl_chain_ends {
+    uint32_t place[TL_STARTS];
+    int32_t finer; /* log2 of the places at the end for one at the start */
+
+    /* Of the chain that starts `start` places behind the guess. */
+    __device__ __forceinline__ uint32_t of(uint32_t start) const
+    {
+        const uint32_t which = start & (TL_STARTS - 1);
+        const int32_t beyond = (int32_t)(start - which);
+        uint32_t end = place[0];
+        TL_UNROLL_FOR (uint32_t i = 1; i < TL_STARTS; i++)
+            if (which == i) end = place[i];
+        return end + (finer < 0 ? (uint32_t)(beyond >> min(-finer, 31)) : (uint32_t)beyond << min(finer, 31));
+    }
+    /* Of these threads and those that follow. */
+    __device__ __forceinline__ tl_chain_ends then(const tl_chain_ends &next) const
+    {
+        tl_chain_ends both;
+        TL_UNROLL_FOR (uint32_t i = 0; i < TL_STARTS; i++)
+            both.place[i] = next.of(place[i]);
+        both.finer = finer + next.finer;
+        return both;
+    }
+    __device__ __forceinline__ tl_chain_ends of_lane_before(uint32_t distance) const
+    {
+        tl_chain_ends other;
+        TL_UNROLL_FOR (uint32_t i = 0; i < TL_STARTS; i++)
+            other.place[i] = __shfl_up_sync(~0u, place[i], distance);
+        other.finer = __shfl_up_sync(~0u, finer, distance);
+        return other;
+    }
+};
 
 struct tl_long_room {
-    uint32_t map[TL_LONG_WARPS];
-    double moved[TL_LONG_WARPS];                       /* what the warp's values add */
-    uint32_t start[TL_LONG_WARPS], end[TL_LONG_WARPS]; /* places: of its first thread's guess, and where it ends */
-    uint32_t
-        wrong[TL_LONG_WARPS]; /* its first thread, but the first, of whose starts none is where the one before ends */
+    tl_chain_ends ends[TL_LONG_WARPS]; /* of all threads of the warp, as places of floats */
+    uint32_t guess[TL_LONG_WARPS];     /* of its first thread */
+    uint32_t wrong[TL_LONG_WARPS];     /* its first thread whose starts the chain does not enter at, or 32 */
+    uint32_t end;                      /* where the last thread's values end */
     float total[TL_LONG_WARPS], sum, end_of_chain;
 };
+
+/* The exponent's bits. */
+__device__ __forceinline__ int32_t tl_exponent_of(float x) { return (int32_t)(__float_as_uint(x) >> 23 & 255); }
 
 /* s + the TL_LONG_HITS values of thread 0 + ... + those of thread `done` - 1, one after the other, with the bits of that chain. All
  * threads get it; mostly they are done, too.
  *
  * Every thread guesses where the chain enters its values, and adds them for good to the guess and to its neighbours. Which of these
  * is the start follows from where the thread before ends; where it is one of them for every thread, by induction from thread 0, which
- * knows its start, the ends are those of the chain. Else the next guesses follow from what the threads' values add to a sum: that
- * hardly depends on the start but for the last bits of its significand, which decide roundings to a power of two above, and ties.
- * Guesses settle in a few rounds, and in a round for every thread at the latest: of a sum that doubles more than once within the
- * values of a thread more bits matter. Where rounds have cost more than the additions that they are for, the rest is left. */
+ * knows its start, the ends are those of the chain. Else the threads guess again: up to the first that was wrong it is known where
+ * they start, and behind it about where, by what the ends say of other starts. Guesses settle in a few rounds, and in a round for
+ * every thread at the latest: of a sum that crosses powers of two within the values of a thread more bits matter than the starts
+ * have. Where rounds have cost more than the additions that they are for, the rest is left. */
 __device__ __forceinline__ float tl_guess_block(float s, const float (&v)[TL_LONG_HITS], tl_long_room &room,
                                                 uint32_t &done)
 {
-    constexpr uint32_t LAST = TL_STARTS - 1;
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const float total = tl_about_sum(v);
     if (lane == 31) room.total[warp] = total;
@@ -67,84 +93,67 @@ __device__ __forceinline__ float tl_guess_block(float s, const float (&v)[TL_LON
     float earlier = 0.0f;
     TL_UNROLL_FOR (uint32_t w = 0; w + 1 < TL_LONG_WARPS; w++)
         if (w < warp) earlier += room.total[w];
-    float start = threadIdx.x ? s + (earlier + before) : s;
+    uint32_t start = tl_place_of(threadIdx.x ? s + (earlier + before) : s);
 
     for (uint32_t round = 0, settled = 0;; round++) {
-        const uint32_t guess = tl_place_of(start) & ~LAST;
+        const uint32_t guess = start & ~(TL_STARTS - 1);
+        const uint32_t guess_behind = __shfl_down_sync(~0u, guess, 1), next = lane < 31 ? guess_behind : 0;
         float from[TL_STARTS];
         TL_UNROLL_FOR (uint32_t j = 0; j < TL_STARTS; j++)
             from[j] = tl_float_at(guess + j);
+        const int32_t exponent = tl_exponent_of(from[0]);
         TL_UNROLL_FOR (int i = 0; i < TL_LONG_HITS; i++)
             TL_UNROLL_FOR (uint32_t j = 0; j < TL_STARTS; j++)
                 from[j] += v[i];
-        uint32_t map = 0;
+        tl_chain_ends ends; /* of the lanes up to this one */
         TL_UNROLL_FOR (uint32_t j = 0; j < TL_STARTS; j++)
-            map |= (tl_place_of(from[j]) & LAST) << (TL_START_BITS * j);
+            ends.place[j] = tl_place_of(from[j]) - next;
+        ends.finer = exponent - tl_exponent_of(from[0]);
         TL_UNROLL_FOR (int d = 1; d < 32; d *= 2) {
-            const uint32_t of_earlier = __shfl_up_sync(~0u, map, d);
-            if (lane >= d) map = tl_map_then(of_earlier, map);
+            const tl_chain_ends of_earlier = ends.of_lane_before(d);
+            if (lane >= d) ends = of_earlier.then(ends);
         }
-        if (lane == 31) room.map[warp] = map;
+        if (lane == 0) room.guess[warp] = guess;
+        if (lane == 31) room.ends[warp] = ends;
         __syncthreads();
 
-        uint32_t own = tl_place_of(s) & LAST; /* which of the starts, of the warp and then of the thread */
+        uint32_t own = tl_place_of(s) - room.guess[0]; /* where the warp is entered, and then the thread */
         TL_UNROLL_FOR (uint32_t w = 0; w + 1 < TL_LONG_WARPS; w++)
-            if (w < warp) own = tl_follow(room.map[w], own);
-        const uint32_t map_before = __shfl_up_sync(~0u, map, 1);
-        if (lane > 0) own = tl_follow(map_before, own);
-        float end = from[0];
-        TL_UNROLL_FOR (uint32_t j = 1; j < TL_STARTS; j++)
-            if (own == j) end = from[j];
-        double moved = (double)end - tl_float_at(guess + own);
-        const uint32_t end_before = __shfl_up_sync(~0u, tl_place_of(end), 1);
-        const uint32_t wrong = __ballot_sync(~0u, lane > 0 && (end_before & ~LAST) != guess);
-        TL_UNROLL_FOR (int d = 1; d < 32; d *= 2) {
-            const double earlier_moved = __shfl_up_sync(~0u, moved, d);
-            if (lane >= d) moved += earlier_moved;
-        }
-        if (lane == 0) {
-            room.start[warp] = guess;
-            room.wrong[warp] = wrong ? __ffs((int)wrong) - 1 : 32;
-        }
-        if (lane == 31) room.moved[warp] = moved, room.end[warp] = tl_place_of(end);
+            if (w < warp) own = room.ends[w].of(own) - room.guess[w + 1];
+        const uint32_t end = ends.of(own), end_before = __shfl_up_sync(~0u, end, 1);
+        if (lane > 0) own = end_before;
+        const uint32_t wrong = __ballot_sync(~0u, own >= TL_STARTS);
+        if (lane == 0) room.wrong[warp] = wrong ? __ffs((int)wrong) - 1 : 32;
+        if (threadIdx.x == TL_LONG_THREADS - 1) room.end = end;
         __syncthreads();
         done = TL_LONG_THREADS; /* threads that start where the chain does, all before the first that does not */
-        TL_UNROLL_FOR (uint32_t w = TL_LONG_WARPS; w-- > 0;) {
+        TL_UNROLL_FOR (uint32_t w = TL_LONG_WARPS; w-- > 0;)
             if (room.wrong[w] < 32) done = w * 32 + room.wrong[w];
-            if (w > 0 && room.start[w] != (room.end[w - 1] & ~LAST)) done = w * 32;
-        }
-        if (done == TL_LONG_THREADS) return tl_float_at(room.end[TL_LONG_WARPS - 1]);
+        if (done == TL_LONG_THREADS) return tl_float_at(room.end);
+        start = guess + own;
         const bool look = round % TL_LONG_ROUNDS == TL_LONG_ROUNDS - 1;
         if (look && done < settled + TL_LONG_ROUNDS * TL_LONG_ADVANCE) {
-            /* Thread done - 1 is the last whose start holds, hence its end. */
-            if (threadIdx.x == done - 1) room.sum = end;
+            /* The start of thread `done` holds: it is the end of the last whose guess did. */
+            if (threadIdx.x == done) room.sum = tl_float_at(start);
             __syncthreads();
             return room.sum;
         }
         if (look) settled = done;
-        double inside = __shfl_up_sync(~0u, moved, 1);
-        if (lane == 0) inside = 0.0;
-        double of_warps = 0.0;
-        TL_UNROLL_FOR (uint32_t w = 0; w + 1 < TL_LONG_WARPS; w++)
-            if (w < warp) of_warps += room.moved[w];
-        const float next = (float)(s + (of_warps + inside));
-        /* A thread that is right stays so, and the next one starts at its end, whatever the sums say. */
-        const float exact = lane ? tl_float_at(end_before) : warp ? tl_float_at(room.end[warp - 1]) : s;
-        start = threadIdx.x <= done ? exact : next;
     }
 }
 
-/* The same of all threads. What is left the warps add in turns, and in a warp the lanes. */
-__device__ __forceinline__ float tl_add_block(float s, const float (&v)[TL_LONG_HITS], tl_long_room &room)
+/* The same of all threads, of which the first `threads` have values. What is left the warps add in turns, and in a warp the lanes. */
+__device__ __forceinline__ float tl_add_block(float s, const float (&v)[TL_LONG_HITS], tl_long_room &room,
+                                              uint32_t threads = TL_LONG_THREADS)
 {
     uint32_t done;
     s = tl_guess_block(s, v, room, done);
-    if (done == TL_LONG_THREADS) return s;
+    if (done >= threads) return s;
     __syncthreads(); /* all have s */
     uint32_t lane = done % 32;
-    for (uint32_t w = done / 32; w < TL_LONG_WARPS; w++, lane = 0) {
+    for (uint32_t w = done / 32; w * 32 < threads; w++, lane = 0) {
         if (threadIdx.x / 32 == w) {
-            for (; lane < 32; lane++) {
+            for (; lane < min(threads - w * 32, 32u); lane++) {
                 TL_UNROLL_FOR (int i = 0; i < TL_LONG_HITS; i++)
                     s += v[i];
                 s = __shfl_sync(~0u, s, (int)lane);
@@ -170,9 +179,9 @@ struct tl_long_values {
     }
 };
 
-/* s + the values of a stage from `first`, a multiple of TL_LONG_HITS, to `count`, one after the other; all threads get it. Those
- * behind them, up to a multiple of 16, are -0. Warp 0 adds them, at the latency of an addition each, while it reads the next. */
-__device__ __forceinline__ float tl_chain_values(float s, const tl_long_values &stage, uint32_t first, uint32_t count,
+/* s + the first `count` values of a stage, one after the other; all threads get it. Those behind them, up to a multiple of 16, are -0.
+ * Warp 0 adds them, at the latency of an addition each, while it reads the next. */
+__device__ __forceinline__ float tl_chain_values(float s, const tl_long_values &stage, uint32_t count,
                                                  tl_long_room &room)
 {
     if (threadIdx.x < 32) {
@@ -183,8 +192,8 @@ __device__ __forceinline__ float tl_chain_values(float s, const tl_long_values &
                 quads[q] = stage.quads[part / PARTS][part % PARTS * QUADS + q];
         };
         float4 now[QUADS];
-        read(first / (4 * QUADS), now);
-        for (uint32_t part = first / (4 * QUADS); part < parts; part++) {
+        read(0, now);
+        for (uint32_t part = 0; part < parts; part++) {
             float4 after[QUADS];
             read(min(part + 1, parts - 1), after);
             TL_UNROLL_FOR (uint32_t q = 0; q < QUADS; q++) {
@@ -196,20 +205,6 @@ __device__ __forceinline__ float tl_chain_values(float s, const tl_long_values &
     }
     __syncthreads();
     return room.end_of_chain;
-}
-
-/* s + the first `count` values of a stage, one after the other; all threads get it. Those behind them are -0. What is left of the
- * chain warp 0 adds. */
-__device__ __forceinline__ float tl_add_values(float s, const tl_long_values &stage, uint32_t count, tl_long_room &room)
-{
-    uint32_t done;
-    {
-        float v[TL_LONG_HITS];
-        TL_UNROLL_FOR (int q = 0; q < TL_LONG_HITS / 4; q++)
-            tl_unpack4(stage.quads[threadIdx.x][q], v + 4 * q);
-        s = tl_guess_block(s, v, room, done);
-    }
-    return done * TL_LONG_HITS < count ? tl_chain_values(s, stage, done * TL_LONG_HITS, count, room) : s;
 }
 
 /* sum + the hits first .. end-1 of a column, in their order; all threads get it. Thread t owns TL_LONG_HITS neighbouring hits of

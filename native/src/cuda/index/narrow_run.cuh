@@ -10,6 +10,11 @@
 /* Hits that a lane reads and adds together: the latency of shared memory is less than that of as many additions. */
 constexpr uint32_t TL_NARROW_AT_ONCE = 16, TL_NARROW_COLUMNS = 31;
 
+/* Hits of a row of several columns that are added in a chain rather than guessed (long_run.cuh). Of normal values the sum of some column is
+ * near zero for most of its first 30,000 hits, goes through many powers of two there, and is guessed for longer than a chain takes; of
+ * twice as many hits the slowest column takes about the same time. */
+constexpr uint32_t TL_CHAINED_ROW = 1 << 16;
+
 /* The size of a stage of threads·values values, in fours: hits of every column side by side, and four floats between columns, so
  * that the fours that lanes of several columns read lie in different banks. */
 __host__ __device__ constexpr uint32_t tl_narrow_stage(uint32_t threads, uint32_t values)
@@ -122,10 +127,18 @@ __host__ __device__ constexpr bool tl_is_ring(uint32_t fours)
     return fours / TL_NARROW_COLUMNS > TL_RING_STAGES * TL_NARROW_AT_ONCE / 4;
 }
 
-template <uint32_t THREADS, uint32_t FOURS, class Position>
-__device__ __forceinline__ float tl_add_narrow_block(const float *values, uint32_t stride, const tl_fastdiv &width,
-                                                     uint32_t cols, uint32_t hits, float sum, float4 (&ring)[FOURS],
-                                                     Position position)
+/* Where the positions of hits lie in a list of their own, which is brought to shared memory too, as many stages ahead as the ring
+ * has beside the one that is added: prepare(from, end, place) starts copies of the positions of hits from .. end - 1 to the places from
+ * `place` on, of as many as the ring has for a column. position(hit, place) is that of a hit. */
+struct tl_no_list {
+    static constexpr bool PREPARES = false;
+    __device__ __forceinline__ void operator()(uint32_t, uint32_t, uint32_t) const {}
+};
+
+template <uint32_t THREADS, uint32_t FOURS, class Position, class Prepare>
+__device__ __forceinline__ float tl_add_ring(const float *values, uint32_t stride, const tl_fastdiv &width,
+                                             uint32_t cols, uint32_t hits, float sum, float4 (&ring)[FOURS],
+                                             Position position, Prepare prepare)
 {
     static_assert(tl_is_ring(FOURS));
     constexpr uint32_t STEP = TL_NARROW_AT_ONCE / 4;
@@ -145,14 +158,18 @@ __device__ __forceinline__ float tl_add_narrow_block(const float *values, uint32
         float *const column = reinterpret_cast<float *>(ring + (brings ? col : 0) * pitch);
         const char *const from_column = reinterpret_cast<const char *>(values + col);
         const uint32_t row_bytes = stride * sizeof(float);
+        const auto prepare_stage = [&](uint32_t stage, uint32_t slot) {
+            const uint32_t from = stage * 4 * size;
+            if (stage < stages) prepare(from, min(hits, from + 4 * size), slot * 4 * size);
+        };
         const auto bring = [&](uint32_t stage, uint32_t slot) {
             if (stage < stages && brings) {
-                const uint32_t from = stage * 4 * size, end = min(hits - from, 4 * size);
-                float *const to = column + slot * 4 * size;
+                const uint32_t from = stage * 4 * size, end = min(hits - from, 4 * size), place = slot * 4 * size;
+                float *const to = column + place;
                 for (uint32_t hit = first; hit < end; hit += TL_RING_AT_ONCE * rows) {
                     uint32_t of[TL_RING_AT_ONCE];
                     TL_UNROLL_FOR (uint32_t u = 0; u < TL_RING_AT_ONCE; u++)
-                        of[u] = position(from + min(hit + u * rows, end - 1));
+                        of[u] = position(from + min(hit + u * rows, end - 1), place + min(hit + u * rows, end - 1));
                     TL_UNROLL_FOR (uint32_t u = 0; u < TL_RING_AT_ONCE; u++)
                         if (hit + u * rows < end)
                             tl_copy_async<4, false>(tl_shared_address(to + hit + u * rows),
@@ -163,12 +180,28 @@ __device__ __forceinline__ float tl_add_narrow_block(const float *values, uint32
             }
             tl_copy_commit();
         };
+        if constexpr (Prepare::PREPARES) {
+            for (uint32_t stage = 0; stage < TL_RING_STAGES; stage++)
+                prepare_stage(stage, stage);
+            tl_copy_commit();
+            tl_copy_wait<0>();
+            __syncthreads();
+        }
         for (uint32_t stage = 0; stage + 1 < TL_RING_STAGES; stage++)
             bring(stage, stage);
+        if constexpr (Prepare::PREPARES) { /* in the place of those whose values are on their way */
+            __syncthreads();
+            for (uint32_t stage = TL_RING_STAGES; stage < 2 * TL_RING_STAGES - 2; stage++)
+                prepare_stage(stage, stage - TL_RING_STAGES);
+            tl_copy_commit();
+            tl_copy_wait<0>();
+        }
         uint32_t slot = TL_RING_STAGES - 1;
         for (uint32_t stage = 0; stage < stages; stage++) {
             tl_copy_wait<TL_RING_STAGES - 3>(); /* for the stage behind this one */
             __syncthreads();
+            if constexpr (Prepare::PREPARES)
+                prepare_stage(stage + 2 * TL_RING_STAGES - 2, slot ? slot - 1 : TL_RING_STAGES - 1);
             bring(stage + TL_RING_STAGES - 1, slot);
             slot = slot + 1 < TL_RING_STAGES ? slot + 1 : 0;
         }
@@ -176,6 +209,10 @@ __device__ __forceinline__ float tl_add_narrow_block(const float *values, uint32
         const float4 *const column = ring + min(threadIdx.x, cols - 1) * pitch;
         float4 now[STEP] = {};
         uint32_t slot = 0;
+        if constexpr (Prepare::PREPARES) {
+            __syncthreads();
+            __syncthreads();
+        }
         for (uint32_t stage = 0; stage < stages; stage++) {
             __syncthreads();
             const float4 *const own = column + slot * size;
@@ -200,4 +237,15 @@ __device__ __forceinline__ float tl_add_narrow_block(const float *values, uint32
     }
     __syncthreads(); /* the ring was read */
     return sum;
+}
+
+/* The same of hits whose positions are at hand. */
+template <uint32_t THREADS, uint32_t FOURS, class Position>
+__device__ __forceinline__ float tl_add_narrow_block(const float *values, uint32_t stride, const tl_fastdiv &width,
+                                                     uint32_t cols, uint32_t hits, float sum, float4 (&ring)[FOURS],
+                                                     Position position)
+{
+    return tl_add_ring<THREADS>(
+        values, stride, width, cols, hits, sum, ring, [&](uint32_t hit, uint32_t) { return position(hit); },
+        tl_no_list{});
 }

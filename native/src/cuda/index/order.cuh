@@ -1,7 +1,7 @@
 /* The hits of one row of a scatter-add, added in the order of the index list, by a warp.
  *
  * (((x + v0) + v1) + v2) ... is a chain of any length, of four cycles an addition if it is formed as it is written. A long one is
- * guessed and then verified, which gives the same bits (add_run below). */
+ * guessed and then verified, which gives the same bits (tl_add_run below). */
 #pragma once
 
 #include "cuda/device/unroll.cuh"

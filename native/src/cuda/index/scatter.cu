@@ -14,14 +14,15 @@
  * each 128 or 256 columns, which finds the row's run in a table.
  *
  * A row with many hits is a serial sum of any length. Its owner leaves it to a last kernel, which spreads the row over more
- * warps, a long one over blocks, and keeps more loads in flight. It runs on the list of such runs that the kernel before
- * leaves in memory. */
+ * warps, a long one over blocks, and keeps more loads in flight (sorted_runs.cuh). It runs on the list of such runs that the kernel
+ * before leaves in memory. */
 #include "cuda/device/division.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/device/warp_sum.cuh"
 #include "cuda/index/long_run.cuh"
 #include "cuda/index/order.cuh"
 #include "cuda/index/scatter.cuh"
+#include "cuda/index/sorted_runs.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "generated/index.h"
 
@@ -29,25 +30,16 @@
 
 namespace {
 
+using namespace tl_sorted;
+
 constexpr int THREADS = 256;
-constexpr uint32_t LONG_WIDE = 256; /* hits of a run of a wide row that are left to a block for 32 columns */
-constexpr int AT_ONCE = 4;          /* hits of a shorter one of narrow rows that are loaded together */
+constexpr int AT_ONCE = 4; /* hits of a shorter one of narrow rows that are loaded together */
 constexpr int64_t TILED_WIDE = 4096, TILED_VALUES = (int64_t)1 << 22; /* hits, and values, of tiles of wide rows */
 /* Hits that a tile sorts and adds in the time of a launch or two, also if all are its own. */
 constexpr int64_t TILED_FEW = 1024;
 /* Values, of more than which tiles of few columns have so many hits that every tile sorts the list: a tile has about a 264th of
  * them, 8 of each hit. */
 constexpr int64_t TILE_SORTS = (int64_t)1 << 19;
-
-struct Scatter {
-    const float *base; /* NULL for a sum that starts from +0 */
-    float *out;
-    const uint32_t *keys;  /* sorted: the row, or `rows` for an index to ignore */
-    const uint2 *segments; /* wide rows: begin and end of a row's run */
-    tl_hits hits;          /* by place in the sorted list */
-    tl_left_runs left;
-    uint32_t rows, cols, k, outer; /* `outer` arrays of wide rows share the list */
-};
 
 /* Sort keys, and positions where they and not the values are sorted; the lists for the last kernel are empty. */
 __global__ void __launch_bounds__(THREADS)
@@ -98,22 +90,6 @@ __global__ void __launch_bounds__(THREADS) scatter_narrow_kernel(Scatter s, tl_f
 
 /* ---- wide rows ------------------------------------------------------------------------------------------------------- */
 
-constexpr int WIDE_BLOCKS = 396; /* of the last launch: three on every multiprocessor */
-/* Hits of which a block adds a column in one step, of about 5 us. A chain of as many additions takes 16 us at least. */
-constexpr uint32_t STEP_HITS = TL_LONG_THREADS * TL_LONG_HITS;
-/* Columns, up to which each of two runs has a block for every column. Such a block reads a sector of 32 bytes for every value: those
- * of two runs are 12 KiB for a hit of each, which the L2 cache gives in the time of the chain's addition and of its staging. */
-constexpr uint32_t STEP_COLUMNS = WIDE_BLOCKS / 2;
-
-/* Leaves a row for the last launch. */
-__device__ __forceinline__ void leave_wide(const Scatter &s, uint32_t row, uint32_t hits)
-{
-    if (hits >= STEP_HITS && hits > s.k / 3 && s.cols * s.outer <= STEP_COLUMNS)
-        s.left.leave_third(row);
-    else
-        s.left.leave(row, hits > LONG_WIDE);
-}
-
 /* Begin and end of every row's run of keys; rows without one keep the {0, 0} they were cleared to. */
 __global__ void __launch_bounds__(THREADS)
     find_segments_kernel(const uint32_t *keys, uint32_t k, uint32_t rows, uint2 *segments)
@@ -133,8 +109,9 @@ __global__ void __launch_bounds__(THREADS)
  * leaves the others room (tl_wait_for_earlier). */
 constexpr uint32_t SLOTS = 32; /* of a row: those of a warp */
 constexpr uint32_t SLOT_HITS = 1 << 16, LATE_BLOCKS = 33, LATE_THREADS = 1024, LATE_TOGETHER = 8, AT_ONCE_LATE = 8;
-/* Elements that are read and written in the time of a launch or two. */
-constexpr int64_t SLOT_VALUES = (int64_t)1 << 22;
+/* Elements that are read and written in the time of a launch or two; and rows for each hit, of more than which slots of rows of few
+ * columns are mostly empty. */
+constexpr int64_t SLOT_VALUES = (int64_t)1 << 22, SLOT_ROWS = 4;
 
 struct row_slots {
     uint32_t *late; /* late hits, late rows, places of the list that are taken: three counts, then those of every row */
@@ -198,7 +175,7 @@ __global__ void __launch_bounds__(LATE_THREADS, 1) order_late_kernel(Scatter s, 
                 hit[u] = t.late_hits[min(h + u * LATE_THREADS, late_hits - 1)];
             TL_UNROLL_FOR (uint32_t u = 0; u < AT_ONCE_LATE; u++)
                 TL_UNROLL_FOR (uint32_t i = 0; i < LATE_TOGETHER; i++)
-                    if (hit[u].x == row[i]) set(i, hit[u].y); /* the last one perhaps more than once */
+                    if (hit[u].x == row[i] && h + u * LATE_THREADS < late_hits) set(i, hit[u].y);
         }
         __syncthreads();
         TL_UNROLL_FOR (uint32_t i = 0; i < LATE_TOGETHER; i++) {
@@ -278,8 +255,11 @@ __device__ __forceinline__ void own_wide(const Scatter &s, const row_slots &t, c
         tl_store_group<VECTORS>(s.out + at, first + 128 * q, s.cols, sum[q]);
 }
 
+/* Blocks of a multiprocessor, by the registers that their loads take. */
+constexpr int wide_blocks(bool vectors, int groups) { return groups > 2 ? 4 : vectors ? 6 : 5; }
+
 template <bool VECTORS, int GROUPS, bool BY_SLOTS>
-__global__ void __launch_bounds__(THREADS, VECTORS ? 6 : 5)
+__global__ void __launch_bounds__(THREADS, wide_blocks(VECTORS, GROUPS))
     scatter_wide_kernel(Scatter s, row_slots t, tl_fastdiv pieces, tl_fastdiv rows, int64_t units)
 {
     constexpr tl_order ORDER = BY_SLOTS ? TL_BESIDE : TL_AFTER; /* beside the late rows */
@@ -321,84 +301,6 @@ __global__ void __launch_bounds__(THREADS) add_rare_kernel(Scatter s, const uint
     s.out[element] = sum;
 }
 
-/* ---- runs of many hits ----------------------------------------------------------------------------------------------- */
-
-/* Blocks take the long runs from the front, warps the others from the last block on, so that these begin where no long run is.
- * The warps of a run sit in different blocks, hence on different multiprocessors. */
-constexpr int NARROW_BLOCKS = 264, RUN = 16; /* two on every multiprocessor */
-
-/* A block owns a column of a long run, a warp a column of another. */
-__global__ void __launch_bounds__(TL_LONG_THREADS, 2) add_narrow_runs_kernel(Scatter s)
-{
-    __shared__ tl_long_room room;
-    __shared__ union {
-        tl_long_values values;
-        float4 chunks[TL_LONG_WARPS][16 * RUN / 4];
-    } stage;
-    tl_wait_for_earlier();
-    const uint32_t warp = threadIdx.x / 32;
-    const auto end_of = [&](uint32_t i) {
-        return tl_run_end(i, s.k, [&](uint32_t p) { return s.keys[p] == s.keys[i]; });
-    };
-    for (int64_t unit = blockIdx.x; unit < (int64_t)s.left.front[1] * s.cols; unit += NARROW_BLOCKS) {
-        const uint32_t i = *(s.left.back - 1 - unit / s.cols), col = (uint32_t)(unit % s.cols);
-        const int64_t element = (int64_t)s.keys[i] * s.cols + col;
-        const float sum =
-            tl_add_long_run(s.hits, i, end_of(i), col, s.base ? s.base[element] : 0.0f, stage.values, room);
-        if (threadIdx.x == 0) s.out[element] = sum;
-    }
-    for (int64_t unit = (int64_t)warp * NARROW_BLOCKS + (NARROW_BLOCKS - 1 - blockIdx.x);
-         unit < (int64_t)s.left.front[0] * s.cols; unit += (int64_t)NARROW_BLOCKS * TL_LONG_WARPS) {
-        const uint32_t i = s.left.front[TL_LEFT_LISTS + unit / s.cols], col = (uint32_t)(unit % s.cols);
-        const int64_t element = (int64_t)s.keys[i] * s.cols + col;
-        const float sum =
-            tl_add_run<RUN>(s.hits, i, end_of(i), col, s.base ? s.base[element] : 0.0f, stage.chunks[warp]);
-        if (threadIdx.x % 32 == 0) s.out[element] = sum;
-    }
-}
-
-/* A block owns 32 columns of a long run of an array, a warp of another. Of the longest a block owns a column. */
-__global__ void __launch_bounds__(TL_LONG_THREADS, 3) add_wide_runs_kernel(Scatter s)
-{
-    __shared__ union {
-        tl_long_values values;
-        float rows[TL_LONG_STAGE][32];
-    } stage;
-    __shared__ tl_long_room room;
-    tl_wait_for_earlier();
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, strips = (s.cols + 31) / 32;
-    const int64_t units = (int64_t)strips * s.outer; /* of a run */
-    const auto add_unit = [&](uint32_t row, uint32_t unit, bool is_long) {
-        const uint32_t o = unit / strips, col = min(unit % strips * 32 + lane, s.cols - 1);
-        const uint2 segment = s.segments[row];
-        const int64_t element = ((int64_t)o * s.rows + row) * s.cols + col;
-        tl_hits hits = s.hits;
-        hits.values += (int64_t)o * s.k * s.cols;
-        const float before = s.base ? s.base[element] : 0.0f;
-        const float sum = is_long ? tl_add_staged(hits, segment.x, segment.y, col, before, stage.rows)
-                                  : tl_add_walk(hits, segment.x, segment.y, col, before);
-        if (!is_long || warp == 0) s.out[element] = sum;
-    };
-    static_assert(2 * STEP_COLUMNS <= WIDE_BLOCKS);
-    const uint32_t columns = s.cols * s.outer; /* of a run */
-    if (blockIdx.x < s.left.front[2] * columns) {
-        const uint32_t row = s.left.front[TL_LEFT_COUNTS + blockIdx.x / columns], o = blockIdx.x % columns / s.cols,
-                       col = blockIdx.x % columns % s.cols;
-        const uint2 segment = s.segments[row];
-        const int64_t element = ((int64_t)o * s.rows + row) * s.cols + col;
-        tl_hits hits = s.hits;
-        hits.values += (int64_t)o * s.k * s.cols;
-        const float sum =
-            tl_add_long_run(hits, segment.x, segment.y, col, s.base ? s.base[element] : 0.0f, stage.values, room);
-        if (threadIdx.x == 0) s.out[element] = sum;
-    }
-    for (int64_t unit = blockIdx.x; unit < s.left.front[1] * units; unit += WIDE_BLOCKS)
-        add_unit(*(s.left.back - 1 - unit / units), (uint32_t)(unit % units), true);
-    for (int64_t unit = (int64_t)warp * WIDE_BLOCKS + (WIDE_BLOCKS - 1 - blockIdx.x); unit < s.left.front[0] * units;
-         unit += (int64_t)WIDE_BLOCKS * TL_LONG_WARPS)
-        add_unit(s.left.front[TL_LEFT_LISTS + unit / units], (uint32_t)(unit % units), false);
-}
-
 /* ---- launching ------------------------------------------------------------------------------------------------------- */
 
 template <bool VECTORS, int GROUPS, bool BY_SLOTS>
@@ -413,16 +315,23 @@ int32_t launch_wide(tl_context *ctx, const char *name, const Scatter &s, const r
 template <bool BY_SLOTS> int32_t launch_owners(tl_context *ctx, const char *name, const Scatter &s, const row_slots &t)
 {
     const bool vectors = s.cols % 4 == 0 && tl_aligned4(s.base) && tl_aligned4(s.hits.values) && tl_aligned4(s.out);
+    /* Pieces of three groups where they leave fewer columns of the last piece empty. */
+    const bool three = 3 * tl_ceil_div(s.cols, 384) < 2 * tl_ceil_div(s.cols, 256);
     const auto launch = s.cols <= 128 ? vectors ? launch_wide<true, 1, BY_SLOTS> : launch_wide<false, 1, BY_SLOTS>
+                        : three       ? vectors ? launch_wide<true, 3, BY_SLOTS> : launch_wide<false, 3, BY_SLOTS>
                         : vectors     ? launch_wide<true, 2, BY_SLOTS>
                                       : launch_wide<false, 2, BY_SLOTS>;
     TL_TRY(launch(ctx, name, s, t));
-    return tl_launch_ahead(ctx, name, add_wide_runs_kernel, WIDE_BLOCKS, TL_LONG_THREADS, 0, s);
+    const int64_t strips = tl_ceil_div(s.cols, 32);
+    return tl_launch_ahead(ctx, name, add_wide_runs_kernel, WIDE_BLOCKS, TL_LONG_THREADS, 0, s,
+                           tl_fastdiv(tl_ceil_div(s.cols, strips)), tl_fastdiv(32));
 }
 
 bool slots_serve(int64_t outer, int64_t rows, int64_t cols, int64_t k)
 {
-    if (cols < 128 || rows >= UINT32_MAX) return false;
+    if (cols < 32 || rows >= UINT32_MAX) return false;
+    /* Of rows that a warp does not fill, lists that tiles sort as fast are theirs, and slots would take more memory than many rows. */
+    if (cols < 128 && (k <= TL_TILE_INDICES || rows > SLOT_ROWS * k)) return false;
     if (k >= rows && k > TILED_FEW && k <= TL_TILE_INDICES)
         return k <= rows * (SLOTS / 4) || (k <= rows * (SLOTS / 2) && outer * k * cols >= TILE_SORTS);
     /* Tiles copy rows without a hit faster, and of few hits no row has many. */

@@ -32,8 +32,9 @@ constexpr int64_t MOST_ARRAYS = 1 << 16; /* numbers of runs of all are words */
 constexpr int64_t LEAST_HITS = 1025, LEAST_ALONE = 4097;
 /* Narrow rows of all arrays: tiles of fewer have few rows each, whose hits are in order as they are found. */
 constexpr int64_t LEAST_ROWS = 1024;
-/* Hits of arrays that are too small for tiles, from which on they are not added one after the other. */
-constexpr int64_t LEAST_SMALL = 257;
+/* Hits of arrays that are too small for tiles, from which on they are not added one after the other: that takes about half a
+ * microsecond for four of them, and two launches ten. */
+constexpr int64_t LEAST_SMALL = 81;
 /* Values of wide rows, which are brought in the time of a launch or two. */
 constexpr int64_t MOST_WIDE = (int64_t)1 << 22;
 constexpr int FEW_ITEMS = 8, MOST_ITEMS = (int)(TL_TILE_INDICES / THREADS); /* indices of a thread */

@@ -37,12 +37,13 @@ using namespace tl_buckets;
 
 /* Hits that a bucket has at least where there are two for every multiprocessor: with those of uneven buckets less than 8 rounds.
  * More buckets than the device adds at once only have fewer hits each of those that are dealt together: short pieces are parts of
- * sectors. Buckets of lines have WINDOW_HITS, mostly one window. */
+ * sectors. Buckets of lines have WINDOW_HITS, mostly one window, or twice as many where the device adds so many buckets at once: then
+ * pieces are longer, and the first launch has fewer of them to tell where they begin. */
 constexpr uint32_t BUCKET_HITS = 1700, WINDOW_HITS = 4096;
 constexpr int ADDING = 3, DEALING = 4;                         /* blocks of a multiprocessor */
 constexpr int FEW_DEALT = 8, SOME_DEALT = 12, MANY_DEALT = 16; /* hits of a thread, and of THREADS of them a chunk */
 constexpr uint32_t ONE_BY_ONE = 256; /* hits of a row that a thread adds; more are a warp's, in chunks of 32·RUN */
-constexpr int RUN = 16;
+constexpr int RUN = 16, CHUNK = 16 * RUN / 4;
 constexpr int64_t LONE = 2048; /* hits of each of so few rows that each is a block's */
 /* Hits of a heavy row, of about as long a chain as all else takes, as many as a bucket has where its rows are put in order, and
  * samples, of fewer of which it would be chance. */
@@ -57,7 +58,7 @@ constexpr int64_t FEW_OF_ROWS = 32, SOME_OF_ROW = 8, PLACED_ROWS = 1 << 17;
  * memory: chips with 99 KiB for a block have room. So many that the buckets hold 2^24 rows; of more a block has a part of a bucket's,
  * and of so many that each bucket's hits were read by more than FEW_PARTS blocks the sums are in the output. */
 constexpr int LINE_BITS = 5, DENSE_BITS = 3;
-constexpr int64_t DENSE = 2;
+constexpr int64_t DENSE = 4;
 constexpr uint32_t MOST_LINED = 528 << LINE_BITS;
 constexpr int64_t FEW_PARTS = 4;
 /* The rows of a bucket whose sums are in the output, the upper bits of a word. */
@@ -70,6 +71,12 @@ constexpr uint32_t SPREAD = 2;
 constexpr int64_t LEAST_ROWS = 1024, LEAST_ROW_HITS = 4096, MOST_COLUMNS = 63;
 constexpr int64_t SOME_ROWS = 512,
                   MANY_ROW_HITS = 1 << 15; /* of fewer rows scatter_few.cu sorts so many hits for longer */
+/* Of more columns, which else have a sort of five launches: about a bucket for each. */
+constexpr int64_t LEAST_WIDE_ROWS = 256;
+/* Hits of a row on average where narrow rows are fewer still, and scatter_few.cu does not sort so many: in its bucket a row of as many
+ * takes one window. */
+constexpr int64_t MEAN_ROW_HITS = 4096;
+static_assert(MEAN_ROW_HITS <= WINDOW);
 static_assert((int64_t)MOST_BUCKETS * MOST_LINED >= (int64_t)1 << 24 && MOST_PLACES <= MOST_LINED &&
               MOST_LINED <= UINT16_MAX + 1 && FEW_PARTS * MOST_LINED <= MOST_FAR);
 static_assert(MOST_BUCKETS * MOST_FAR >= MOST_ROWS);
@@ -166,11 +173,10 @@ __global__ void __launch_bounds__(THREADS, DEALING) deal_hits_kernel(buckets s)
 /* The first blocks have a heavy row each, those behind them own all other rows of a bucket. */
 __global__ void __launch_bounds__(THREADS, ADDING) add_buckets_kernel(buckets s)
 {
-    TL_DYNAMIC_SHARED(uint4,
-                      room); /* tallies, then the values of a window in order of rows; or the stage of a heavy row */
+    /* Tallies, then the values of a window in order of rows, and behind these the warps' chunks; or the stage of a heavy row. */
+    TL_DYNAMIC_SHARED(uint4, room);
     __shared__ __align__(16) uint32_t first[MOST_PLACES + 2];
     __shared__ float sums[MOST_PLACES];
-    __shared__ float4 chunks[WARPS][16 * RUN / 4];
     __shared__ tl_long_room heavy_room;
     __shared__ heavy_places heavy;
     __shared__ uint32_t left[WINDOW / ONE_BY_ONE], of_warps[2 * WARPS], many;
@@ -178,6 +184,7 @@ __global__ void __launch_bounds__(THREADS, ADDING) add_buckets_kernel(buckets s)
     __shared__ window_marks marks;
     uint16_t *const tallies = reinterpret_cast<uint16_t *>(room);
     float *const values = reinterpret_cast<float *>(room);
+    float4 *const chunk_of_warp = reinterpret_cast<float4 *>(values + WINDOW + 4) + threadIdx.x / 32 * CHUNK;
     tl_wait_for_earlier();
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = s.count.divisor;
     if (blockIdx.x < s.heavies || s.places == 1) {
@@ -239,7 +246,7 @@ __global__ void __launch_bounds__(THREADS, ADDING) add_buckets_kernel(buckets s)
             const tl_hits list = {reinterpret_cast<const uint32_t *>(values), UINT32_MAX, nullptr, 1};
             for (uint32_t unit = warp; unit < many; unit += WARPS) {
                 const uint32_t p = left[unit];
-                const float sum = tl_add_run<RUN>(list, first[p], first[p + 1], 0, sums[p], chunks[warp]);
+                const float sum = tl_add_run<RUN>(list, first[p], first[p + 1], 0, sums[p], chunk_of_warp);
                 if (lane == 0) sums[p] = sum;
             }
             __syncthreads();
@@ -262,8 +269,32 @@ int32_t launch(tl_context *ctx, const char *name, void (*kernel)(buckets), int64
     return tl_launch_ahead(ctx, name, kernel, (unsigned)blocks, THREADS, shared, s);
 }
 
+/* Shared memory of a block of lines: sums, and the hits of a window. */
+int64_t lines_shared(uint32_t places)
+{
+    return WINDOW * (sizeof(float) + sizeof(uint16_t)) + (int64_t)places * sizeof(float);
+}
+
 /* Of so many lines the blocks for each bucket, of as many buckets as there can be. */
 int64_t parts_of(int64_t rows) { return tl_ceil_div(rows, (int64_t)MOST_BUCKETS * MOST_LINED); }
+
+/* Blocks of lines that a multiprocessor holds at a time: as many as its registers have room for, or its shared memory, which is a KiB
+ * more than a block's. A block of some of the rows needs 4 KiB besides its sums and hits. */
+int64_t lines_adding(tl_context *ctx, int64_t rows)
+{
+    constexpr int64_t LEAST_ADDING = 2, BESIDES = 4 << 10;
+    int most = 0;
+    if (cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, tl_context_ordinal(ctx)) != cudaSuccess)
+        return LEAST_ADDING;
+    int64_t blocks = LINES_ADDING;
+    const auto shared = [&] {
+        const int64_t buckets = std::min(blocks * tl_cuda_sms(ctx) - HEAVIES, (int64_t)MOST_BUCKETS) * parts_of(rows);
+        return lines_shared((uint32_t)tl_ceil_div(rows, buckets)) + BESIDES;
+    };
+    while (blocks > LEAST_ADDING && blocks * shared() > most + (1 << 10))
+        blocks--;
+    return blocks;
+}
 
 /* Which kernel the second launch is. */
 enum form { PLACES, LINES, FAR, ROWS };
@@ -280,9 +311,9 @@ form form_of(int64_t rows, int64_t cols, int64_t k)
 
 bool tl_buckets_serve_rows(int64_t rows, int64_t cols, int64_t k)
 {
-    if (cols < 2 || rows <= (k > MANY_ROW_HITS ? SOME_ROWS : LEAST_ROWS) ||
-        rows > (int64_t)MOST_BUCKETS * MOST_PLACES || k > INT32_MAX)
-        return false;
+    const int64_t some = cols > TL_NARROW_COLUMNS ? LEAST_WIDE_ROWS : k > MANY_ROW_HITS ? SOME_ROWS : LEAST_ROWS;
+    const int64_t least = k > TL_SORTED_HITS && cols <= TL_NARROW_COLUMNS ? std::min(k / MEAN_ROW_HITS, some) : some;
+    if (cols < 2 || rows <= least || rows > (int64_t)MOST_BUCKETS * MOST_PLACES || k > INT32_MAX) return false;
     return cols <= TL_NARROW_COLUMNS ? k > LEAST_ROW_HITS
                                      : cols <= MOST_COLUMNS && k > TL_TILE_INDICES && rows * cols < TL_SMALL_TABLE;
 }
@@ -303,12 +334,14 @@ int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base,
     const int64_t line = (int64_t)1 << line_bits, lines = tl_ceil_div(rows, line), parts = lined ? parts_of(rows) : 1;
     const int64_t most_lines = lined ? MOST_LINED / line : far ? MOST_FAR : (int64_t)MOST_PLACES;
     const int64_t dealing = DEALING * tl_cuda_sms(ctx);
-    const int64_t all_adding = (lined ? LINES_ADDING : of_rows ? ROWS_ADDING : ADDING) * tl_cuda_sms(ctx);
+    const int64_t of_sm = lined ? lines_adding(ctx, rows) : of_rows ? ROWS_ADDING : ADDING;
+    const int64_t all_adding = of_sm * tl_cuda_sms(ctx);
     /* Some places are left to heavy rows, of which uneven lists have two or more, or buckets would wait for them. */
     const int64_t adding = all_adding - std::min(std::max(2 * cols, (int64_t)HEAVIES), all_adding / 4);
+    const int64_t of_window = of_sm == LINES_ADDING ? 2 * WINDOW_HITS : WINDOW_HITS; /* hits of lines */
     int64_t count = of_rows ? adding
-                    : lined ? std::max(tl_ceil_div(k, (int64_t)WINDOW_HITS), adding)
-                            : std::max(tl_ceil_div(k, (int64_t)BUCKET_HITS), (int64_t)2 * tl_cuda_sms(ctx));
+                    : lined ? std::max(tl_ceil_div(k, of_window), adding)
+                            : std::max(tl_ceil_div(k, (int64_t)BUCKET_HITS), far ? adding : 2 * tl_cuda_sms(ctx));
     /* Hits far apart wait for memory, and uneven ones for a warp: of more buckets other blocks go on meanwhile. */
     count = std::min({count, (int64_t)MOST_BUCKETS, far || lined ? (int64_t)MOST_BUCKETS : adding});
     count = std::max(count, tl_ceil_div(lines, parts * most_lines));
@@ -321,7 +354,7 @@ int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base,
     const int dealt = of_rows || items <= FEW_DEALT ? FEW_DEALT : items <= SOME_DEALT ? SOME_DEALT : MANY_DEALT;
     const int64_t span = dealt * THREADS, chunks = tl_ceil_div(k, span), stride = tl_ceil_div(chunks, 4) * 4,
                   places = tl_ceil_div(lines, count * parts) * line;
-    const int64_t heavies = places == 1 ? 0 : std::clamp(HEAVY_BLOCKS / cols, (int64_t)2, (int64_t)HEAVIES);
+    const int64_t heavies = places == 1 && !of_rows ? 0 : std::clamp(HEAVY_BLOCKS / cols, (int64_t)2, (int64_t)HEAVIES);
 
     tl_scratch<uint16_t> begins(ctx);
     tl_scratch<uint2> hits(ctx);
@@ -332,6 +365,7 @@ int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base,
     buckets s = {base, values, out, indices, (uint32_t)rows, (uint32_t)k, (uint32_t)chunks, (uint32_t)span};
     s.count = tl_fastdiv(count), s.cols = tl_fastdiv(cols);
     s.strip = tl_fastdiv(tl_ceil_div(cols, tl_ceil_div(cols, (int64_t)TL_NARROW_COLUMNS)));
+    s.chain = tl_fastdiv(tl_ceil_div(cols, tl_ceil_div(cols, CHAIN_COLUMNS)));
     const int64_t tiles = far ? tl_ceil_div(rows, TILE) : 0; /* that blocks of the first launch copy */
     s.line_bits = (uint32_t)line_bits, s.spread = tiles >= ((1 << SPREAD) - 1) * chunks ? SPREAD : 0;
     s.together = (uint32_t)dealing >> s.spread;
@@ -349,15 +383,14 @@ int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base,
     TL_TRY(launch(ctx, name, deal, chunks + tiles, of_dealt, s));
     const int64_t first_blocks = heavies * cols;
     if (of_rows) return add_rows(ctx, name, s);
-    const size_t of_lines = WINDOW * (sizeof(float) + sizeof(uint16_t)) + s.places * sizeof(float),
-                 of_places = at_least((WINDOW + 4) * sizeof(float), s.places + 1),
-                 of_window = lined ? of_lines
-                             : far ? WINDOW * sizeof(uint2)
-                                   : of_places,
+    const size_t of_places = at_least((WINDOW + 4) * sizeof(float) + WARPS * CHUNK * sizeof(float4), s.places + 1),
+                 of_block = lined ? (size_t)lines_shared(s.places)
+                            : far ? WINDOW * sizeof(uint2)
+                                  : of_places,
                  of_heavy = sizeof(tl_long_values) + (lined || far ? sizeof(piece_list) : 0);
     return launch(ctx, name,
                   lined ? add_lines_kernel
                   : far ? add_far_kernel
                         : add_buckets_kernel,
-                  first_blocks + count * parts, std::max(of_window, of_heavy), s);
+                  first_blocks + count * parts, std::max(of_block, of_heavy), s);
 }

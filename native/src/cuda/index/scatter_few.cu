@@ -1,12 +1,11 @@
-/* Scatter-adds of up to TL_SORTED_HITS hits into few narrow rows on CUDA, in two launches or three.
+/* Scatter-adds of up to TL_SORTED_HITS hits into few narrow rows on CUDA, in two launches.
  *
  * Blocks of the first sort chunks of the list by row, stably. They write the positions in this order, or the values of one column,
- * and where each row's run begins and ends. A warp of the second owns a column of a row: it looks up the row's runs in all chunks,
+ * and where each row's run begins and ends. A warp of the second owns a row: it looks up the row's runs in all chunks,
  * brings the values side by side to shared memory, and adds them in this order, which is that of the list. More of them than a
  * warp can hold the block adds.
  *
- * Where there are several columns a block of the second launch mostly owns all of a row, and rows of many hits are left to a third, in
- * which again a warp owns a column of a row. */
+ * Where there are several columns a block of the second launch owns some columns of a row, and a lane of its adds a column. */
 #include "cuda/device/division.cuh"
 #include "cuda/index/long_run.cuh"
 #include "cuda/index/narrow_run.cuh"
@@ -21,11 +20,10 @@ namespace {
 constexpr uint32_t CHUNK = TL_SORT_CHUNK, MOST_CHUNKS = TL_SORTED_HITS / CHUNK;
 constexpr uint32_t MOST_ROWS = 4096, SOME_ROWS = 1024; /* of one column, of several */
 constexpr uint32_t MOST_COLUMNS = 31;                  /* a lane for each */
-constexpr uint32_t MOST_ELEMENTS = 8192;               /* that have a warp each: four rounds */
-/* Hits that a block adds of a row, as many as a chain adds in 2 us. With more hits of a row on average a block for each element, which
- * does not wait for the chain, is faster. */
-constexpr uint32_t BLOCK_ROW_HITS = 1024, BLOCK_RING = (28 << 10) / sizeof(float4);
-constexpr int64_t MEAN_HITS = BLOCK_ROW_HITS / 2;
+/* Hits of a row whose positions a block lists before it adds them, as many as a chain adds in 2 us; of more, stage after stage. */
+constexpr uint32_t LISTED_HITS = 1024, ROWS_ADDING = 4, ROW_RING = (28 << 10) / sizeof(float4);
+constexpr int64_t STRIP_COLUMNS =
+    16; /* which a row has on more blocks while the device holds all: a stage has more hits of fewer */
 constexpr int SORT_THREADS = 512, SORT_ITEMS = CHUNK / SORT_THREADS;
 constexpr int PLACE_BITS = 11; /* of a word: the row, then the place in the chunk */
 static_assert(CHUNK == 1 << PLACE_BITS && MOST_CHUNKS == 2 * 32 && MOST_ROWS < 1 << 16);
@@ -43,16 +41,11 @@ struct few {
     const uint32_t *indices;
     tl_fastdiv cols;
     uint32_t rows, k, chunks;
-    uint32_t *sorted; /* every chunk's positions by row, or the bits of the values at these of one column */
-    ushort2 *runs;    /* of every row in every chunk: begin and end */
-
-    uint32_t *left; /* NULL, or how many rows are left, then which */
+    tl_fastdiv strips, strip; /* of a row of several columns, and columns of one */
+    uint32_t *sorted;         /* every chunk's positions by row, or the bits of the values at these of one column */
+    ushort2 *runs;            /* of every row in every chunk: begin and end */
 
     __device__ __forceinline__ bool by_value() const { return cols.divisor == 1; }
-    __device__ __forceinline__ float value(uint32_t word, uint32_t col) const
-    {
-        return by_value() ? __uint_as_float(word) : values[(int64_t)word * cols.divisor + col];
-    }
 };
 
 /* An index to ignore has the row `rows`; so have the places behind the list. */
@@ -71,7 +64,6 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_runs_kernel(few s, int bits
     room &shared = *reinterpret_cast<room *>(storage);
     tl_wait_for_earlier();
     const uint32_t from = blockIdx.x * CHUNK;
-    if (s.left && blockIdx.x == 0 && threadIdx.x == 0) *s.left = 0;
     uint32_t hit[SORT_ITEMS];
     uint32_t word[SORT_ITEMS];
     TL_UNROLL_FOR (uint32_t i = 0; i < SORT_ITEMS; i++) {
@@ -135,70 +127,87 @@ __device__ __forceinline__ void find_runs(const few &s, uint32_t row, row_runs &
 
 /* ---- rows ------------------------------------------------------------------------------------------------------------ */
 
-/* A block owns a row: it brings the positions of all hits, and then their values, to shared memory, from where a lane for each
- * column adds them. */
-__global__ void __launch_bounds__(TL_LONG_THREADS, 4) add_block_rows_kernel(few s)
+/* Brings the positions of a row's hits from the chunks to a list. A thread's hits come one after the other. */
+struct row_positions {
+    static constexpr bool PREPARES = true;
+    const uint32_t *sorted;
+    const row_runs &runs;
+    uint32_t *list, chunk;
+
+    __device__ __forceinline__ void operator()(uint32_t from, uint32_t end, uint32_t place)
+    {
+        for (uint32_t hit = from + threadIdx.x - 32; hit < end; hit += TL_LONG_THREADS - 32) {
+            while (chunk + 1 < MOST_CHUNKS && runs.before[chunk + 1] <= hit)
+                chunk++;
+            tl_copy_async<4, false>(tl_shared_address(list + place + (hit - from)), sorted + runs.at[chunk] + hit,
+                                    true);
+        }
+    }
+};
+
+/* A block owns a strip of columns of a row: it brings the positions of hits, and then their values, to shared memory, from where a lane
+ * for each column adds them. */
+__global__ void __launch_bounds__(TL_LONG_THREADS, ROWS_ADDING) add_block_rows_kernel(few s)
 {
     __shared__ row_runs runs;
-    __shared__ uint32_t list[BLOCK_ROW_HITS];
-    __shared__ float4 ring[BLOCK_RING];
+    __shared__ uint32_t list[2 * ROW_RING]; /* a place for every hit of the ring, which has two columns at least */
+    __shared__ float4 ring[ROW_RING];
+    static_assert(2 * ROW_RING >= LISTED_HITS);
     tl_wait_for_earlier();
-    const uint32_t lane = threadIdx.x % 32, row = blockIdx.x, cols = s.cols.divisor;
-    const bool owns = threadIdx.x < cols;
-    const float base = s.base && owns ? s.base[row * cols + lane] : 0.0f;
+    uint32_t strip;
+    const uint32_t lane = threadIdx.x % 32, row = s.strips.divmod(blockIdx.x, &strip), cols = s.cols.divisor;
+    const uint32_t first = strip * s.strip.divisor, here = min(s.strip.divisor, cols - first);
+    const bool owns = threadIdx.x < here;
+    const float base = s.base && owns ? s.base[row * cols + first + lane] : 0.0f;
     if (threadIdx.x < 32) find_runs(s, row, runs);
     __syncthreads();
     const uint32_t hits = runs.hits;
-    if (hits > BLOCK_ROW_HITS) {
-        if (threadIdx.x == 0) s.left[1 + atomicAdd(s.left, 1u)] = row;
-        return;
+    float sum;
+    if (hits > LISTED_HITS) {
+        sum = tl_add_ring<TL_LONG_THREADS>(
+            s.values + first, cols, s.strip, here, hits, base, ring,
+            [&](uint32_t, uint32_t place) { return list[place]; }, row_positions{s.sorted, runs, list, 0});
+    } else {
+        TL_UNROLL_FOR (uint32_t i = 0; i < LISTED_HITS / TL_LONG_THREADS; i++) {
+            const uint32_t hit = i * TL_LONG_THREADS + threadIdx.x;
+            if (hit < hits) list[hit] = s.sorted[runs.at[runs.chunk_of(hit)] + hit];
+        }
+        __syncthreads();
+        sum = tl_add_narrow_block<TL_LONG_THREADS>(s.values + first, cols, s.strip, here, hits, base, ring,
+                                                   [&](uint32_t hit) { return list[hit]; });
     }
-    TL_UNROLL_FOR (uint32_t i = 0; i < BLOCK_ROW_HITS / TL_LONG_THREADS; i++) {
-        const uint32_t hit = i * TL_LONG_THREADS + threadIdx.x;
-        if (hit < hits) list[hit] = s.sorted[runs.at[runs.chunk_of(hit)] + hit];
-    }
-    __syncthreads();
-    const float sum = tl_add_narrow_block<TL_LONG_THREADS>(s.values, cols, s.cols, cols, hits, base, ring,
-                                                           [&](uint32_t hit) { return list[hit]; });
-    if (owns) s.out[row * cols + lane] = sum;
+    if (owns) s.out[row * cols + first + lane] = sum;
 }
 
 /* ---- elements -------------------------------------------------------------------------------------------------------- */
 
-/* Lane l of a warp brings values of column `col` at the row's hits l, l + 32 ... to the list, up to their number rounded up to
- * 32·AT_ONCE. Those behind the last are -0, which changes no sum. */
-__device__ __forceinline__ void bring_hits(const few &s, const row_runs &runs, uint32_t col, uint32_t lane, float *list)
+/* Lane l of a warp brings the row's hits l, l + 32 ... to the list, up to their number rounded up to 32·AT_ONCE. Those behind the last
+ * are -0, which changes no sum. */
+__device__ __forceinline__ void bring_hits(const few &s, const row_runs &runs, uint32_t lane, float *list)
 {
     for (uint32_t from = lane; from < lane + runs.hits; from += AT_ONCE * 32) {
-        uint32_t word[AT_ONCE];
+        float v[AT_ONCE];
         TL_UNROLL_FOR (int u = 0; u < AT_ONCE; u++) {
             const uint32_t hit = from + u * 32, chunk = runs.chunk_of(hit);
-            word[u] = hit < runs.hits ? s.sorted[runs.at[chunk] + hit] : 0;
+            v[u] = hit < runs.hits ? __uint_as_float(s.sorted[runs.at[chunk] + hit]) : -0.0f;
         }
-        float v[AT_ONCE];
-        TL_UNROLL_FOR (int u = 0; u < AT_ONCE; u++)
-            v[u] = from + u * 32 < runs.hits ? s.value(word[u], col) : -0.0f;
         TL_UNROLL_FOR (int u = 0; u < AT_ONCE; u++)
             list[from + u * 32] = v[u];
     }
 }
 
-/* sum + the values of column `col` at the row's hits; all threads of the block get it. A thread has TL_LONG_HITS neighbours of
- * each BLOCK_HITS; the values of the next are on their way meanwhile, all without a condition: those behind the last are left out
- * when they are used. */
-__device__ __forceinline__ float add_all_hits(const few &s, const row_runs &runs, uint32_t col, float sum,
-                                              tl_long_room &room)
+/* sum + the values of the row's hits; all threads of the block get it. A thread has TL_LONG_HITS neighbours of each BLOCK_HITS; the
+ * values of the next are on their way meanwhile, all without a condition: those behind the last are left out when they are used. */
+__device__ __forceinline__ float add_all_hits(const few &s, const row_runs &runs, float sum, tl_long_room &room)
 {
     float next[TL_LONG_HITS];
     const auto fetch = [&](uint32_t first) {
-        uint32_t words[TL_LONG_HITS], chunk = runs.chunk_of(first);
+        uint32_t chunk = runs.chunk_of(first);
         TL_UNROLL_FOR (uint32_t i = 0; i < TL_LONG_HITS; i++) {
             while (chunk + 1 < MOST_CHUNKS && runs.before[chunk + 1] <= first + i)
                 chunk++;
-            words[i] = s.sorted[first + i < runs.hits ? runs.at[chunk] + first + i : 0];
+            next[i] = __uint_as_float(s.sorted[first + i < runs.hits ? runs.at[chunk] + first + i : 0]);
         }
-        TL_UNROLL_FOR (uint32_t i = 0; i < TL_LONG_HITS; i++)
-            next[i] = s.value(words[i], col);
     };
     fetch(threadIdx.x * TL_LONG_HITS);
     for (uint32_t from = 0; from < runs.hits; from += BLOCK_HITS) {
@@ -211,9 +220,8 @@ __device__ __forceinline__ float add_all_hits(const few &s, const row_runs &runs
     return sum;
 }
 
-/* A warp owns an element, of all rows or of those that are left; those of a block are far apart, as neighbours may all have many
- * hits. */
-template <bool LEFT> __global__ void __launch_bounds__(TL_LONG_THREADS, 2) add_runs_kernel(few s)
+/* A warp owns a row of one column; those of a block are far apart, as neighbours may all have many hits. */
+__global__ void __launch_bounds__(TL_LONG_THREADS, 2) add_runs_kernel(few s)
 {
     __shared__ float4 lists[WARPS][WARP_HITS / 4];
     __shared__ float4 chunks[WARPS][16 * RUN / 4];
@@ -221,22 +229,14 @@ template <bool LEFT> __global__ void __launch_bounds__(TL_LONG_THREADS, 2) add_r
     __shared__ tl_long_room room;
     tl_wait_for_earlier();
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const uint32_t elements = (LEFT ? s.left[0] : s.rows) * s.cols.divisor;
-    for (uint32_t first = blockIdx.x; first < elements; first += WARPS * gridDim.x) {
-        const auto find_element = [&](uint32_t of_warp, uint32_t *col) {
-            const uint32_t unit = first + of_warp * gridDim.x, row = s.cols.divmod(unit, col);
-            return unit >= elements ? s.rows : LEFT ? s.left[1 + row] : row;
-        };
-        uint32_t col;
-        const uint32_t row = find_element(warp, &col);
-        const auto base_at = [&](uint32_t row, uint32_t col) {
-            return s.base && row < s.rows ? s.base[row * s.cols.divisor + col] : 0.0f;
-        };
-        float sum = base_at(row, col);
+    const auto base_at = [&](uint32_t row) { return s.base && row < s.rows ? s.base[row] : 0.0f; };
+    for (uint32_t first = blockIdx.x; first < s.rows; first += WARPS * gridDim.x) {
+        const uint32_t row = first + warp * gridDim.x;
+        float sum = base_at(row);
         find_runs(s, row, runs[warp]);
         const uint32_t hits = runs[warp].hits;
         if (hits <= WARP_HITS) {
-            bring_hits(s, runs[warp], col, lane, reinterpret_cast<float *>(lists[warp]));
+            bring_hits(s, runs[warp], lane, reinterpret_cast<float *>(lists[warp]));
             __syncwarp();
             if (hits <= ONE_BY_ONE) {
 #pragma unroll 4
@@ -246,15 +246,14 @@ template <bool LEFT> __global__ void __launch_bounds__(TL_LONG_THREADS, 2) add_r
                 const tl_hits list = {reinterpret_cast<const uint32_t *>(lists[warp]), UINT32_MAX, nullptr, 1};
                 sum = tl_add_run<RUN>(list, 0, hits, 0, sum, chunks[warp]);
             }
-            if (lane == 0 && row < s.rows) s.out[row * s.cols.divisor + col] = sum;
+            if (lane == 0 && row < s.rows) s.out[row] = sum;
         }
         __syncthreads();
         for (uint32_t w = 0; w < WARPS; w++) {
             if (runs[w].hits <= WARP_HITS) continue;
-            uint32_t long_col;
-            const uint32_t long_row = find_element(w, &long_col);
-            const float all = add_all_hits(s, runs[w], long_col, base_at(long_row, long_col), room);
-            if (threadIdx.x == 0) s.out[long_row * s.cols.divisor + long_col] = all;
+            const uint32_t long_row = first + w * gridDim.x;
+            const float all = add_all_hits(s, runs[w], base_at(long_row), room);
+            if (threadIdx.x == 0) s.out[long_row] = all;
         }
         __syncthreads();
     }
@@ -270,22 +269,24 @@ bool tl_few_serve(int64_t rows, int64_t cols, int64_t k)
 int32_t tl_scatter_few(tl_context *ctx, const char *name, const float *base, const float *values,
                        const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out)
 {
-    const int64_t chunks = tl_ceil_div(k, CHUNK), elements = rows * cols, blocks = 2 * tl_cuda_sms(ctx);
-    const bool by_rows = cols > 1 && (k <= MEAN_HITS * rows || elements > MOST_ELEMENTS);
+    const int64_t chunks = tl_ceil_div(k, CHUNK), sms = tl_cuda_sms(ctx);
+    const int64_t thin = tl_ceil_div(cols, STRIP_COLUMNS), strips = rows * thin <= ROWS_ADDING * sms ? thin : 1;
     tl_scratch<uint32_t> sorted(ctx);
     tl_scratch<ushort2> runs(ctx);
-    TL_TRY(sorted.allocate(chunks * CHUNK + (by_rows ? 1 + tl_ceil_div(k, (int64_t)BLOCK_ROW_HITS) : 0)));
+    TL_TRY(sorted.allocate(chunks * CHUNK));
     TL_TRY(runs.allocate(rows * chunks));
-    few s = {base, values, out, indices, tl_fastdiv(cols), (uint32_t)rows, (uint32_t)k, (uint32_t)chunks, sorted, runs};
-    s.left = by_rows ? sorted + chunks * CHUNK : nullptr;
+    few s = {base, values, out, indices, tl_fastdiv(cols), (uint32_t)rows, (uint32_t)k, (uint32_t)chunks};
+    s.strips = tl_fastdiv(strips), s.strip = tl_fastdiv(tl_ceil_div(cols, strips)), s.sorted = sorted, s.runs = runs;
     const int bits = 32 - __builtin_clz((uint32_t)rows);
     TL_TRY(tl_launch_ahead(ctx, name, sort_runs_kernel, (unsigned)chunks, SORT_THREADS, 0, s, bits));
-    if (by_rows) {
-        TL_TRY(tl_launch_ahead(ctx, name, add_block_rows_kernel, (unsigned)rows, TL_LONG_THREADS, 0, s));
-        return tl_launch_ahead(ctx, name, add_runs_kernel<true>, (unsigned)blocks, TL_LONG_THREADS, 0, s);
-    }
-    /* A block for every element that may have many hits, as far as the device holds them. */
-    const int64_t least = tl_ceil_div(elements, WARPS);
-    const unsigned grid = tl_grid(elements < blocks ? elements : least < blocks ? blocks : least, 1);
-    return tl_launch_ahead(ctx, name, add_runs_kernel<false>, grid, TL_LONG_THREADS, 0, s);
+    if (cols > 1)
+        return tl_launch_ahead(ctx, name, add_block_rows_kernel, (unsigned)(rows * strips), TL_LONG_THREADS, 0, s);
+    /* A block for every row that may have many hits, as far as the device holds them. */
+    const int64_t least = tl_ceil_div(rows, WARPS), blocks = 2 * sms;
+    return tl_launch_ahead(ctx, name, add_runs_kernel,
+                           tl_grid(rows < blocks    ? rows
+                                   : least < blocks ? blocks
+                                                    : least,
+                                   1),
+                           TL_LONG_THREADS, 0, s);
 }

@@ -1,12 +1,12 @@
 /* Scatter-adds of many hits into each of few wide rows on CUDA, in one launch.
  *
- * A block owns up to 256 columns of one row of an array. It looks through the index list for the row's hits: a warp has a piece of
- * the list and a bit for each of its indices, and sums of the bits' counts say where in the list of the row's hits a bit's position
- * belongs. So these arrive in order, and nothing is sorted. The block brings the values of HITS of them for each warp to shared
- * memory at a time, from where a warp for each 32 columns adds them while the next are on their way: a row costs the latency of its
- * additions, or the bytes of its values, and no more.
+ * A block owns up to 256 columns of one row: of an array, or of all arrays that share their indices, side by side. It looks through
+ * the index list for the row's hits: a warp has a piece of the list and a bit for each of its indices, and sums of the bits' counts
+ * say where in the list of the row's hits a bit's position belongs. So these arrive in order, and nothing is sorted. The block brings
+ * the values of HITS of them for each warp to shared memory at a time, from where a warp for each 32 columns adds them while the next
+ * are on their way: a row costs the latency of its additions, or the bytes of its values, and no more.
  *
- * A block has fewer columns, and more warps for each 32 of them, where there would be too few blocks. */
+ * A block has fewer columns, and more warps for each 32 of them, where a row has no more, or there would be too few blocks. */
 #include "cuda/device/division.cuh"
 #include "cuda/device/warp_sum.cuh"
 #include "cuda/index/long_run.cuh"
@@ -32,9 +32,8 @@ struct strips {
     const float *values;
     float *out;
     const uint32_t *indices;
-    uint32_t cols, k;
-    tl_fastdiv rows, pieces; /* pieces of a row */
-    bool by_outer;           /* indices of their own for every array */
+    uint32_t k, all_cols;          /* of a row in all arrays that share indices */
+    tl_fastdiv rows, pieces, cols; /* pieces of a row with all of its columns; columns of an array */
 };
 
 /* Thread t of a block has column t % (32·STRIPS) of the piece. */
@@ -47,11 +46,12 @@ template <int STRIPS> __global__ void __launch_bounds__(THREADS, 3) scatter_stri
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t mine = threadIdx.x / COLUMNS * HITS, place_in_row = threadIdx.x % COLUMNS;
 
-    uint32_t piece, row;
-    const uint32_t outer_row = s.pieces.divmod(blockIdx.x, &piece), o = s.rows.divmod(outer_row, &row);
-    const uint32_t col = piece * COLUMNS + place_in_row, col_read = min(col, s.cols - 1);
-    const uint32_t *const indices = s.indices + (s.by_outer ? (int64_t)o * s.k : 0);
-    const int64_t element = (int64_t)outer_row * s.cols + col_read;
+    uint32_t piece, row, col;
+    const uint32_t list_row = s.pieces.divmod(blockIdx.x, &piece), list_of = s.rows.divmod(list_row, &row);
+    const uint32_t place = piece * COLUMNS + place_in_row;
+    const uint32_t o = list_of + s.cols.divmod(min(place, s.all_cols - 1), &col), cols = s.cols.divisor;
+    const uint32_t *const indices = s.indices + (int64_t)list_of * s.k;
+    const int64_t element = ((int64_t)o * s.rows.divisor + row) * cols + col;
     float sum = s.base && mine == 0 ? s.base[element] : 0.0f;
 
     for (uint32_t from = 0; from < s.k; from += LIST) {
@@ -69,26 +69,26 @@ template <int STRIPS> __global__ void __launch_bounds__(THREADS, 3) scatter_stri
                 if (lane == round + i) bits = hits;
             }
         }
-        uint32_t place = tl_sum_to_lane((uint32_t)__popc(bits), lane);
-        if (lane == 31) counts[warp] = place;
+        uint32_t before = tl_sum_to_lane((uint32_t)__popc(bits), lane);
+        if (lane == 31) counts[warp] = before;
         __syncthreads();
         uint32_t hits = 0;
-        place -= __popc(bits);
+        before -= __popc(bits);
         TL_UNROLL_FOR (uint32_t w = 0; w < WARPS; w++) {
-            if (w < warp) place += counts[w];
+            if (w < warp) before += counts[w];
             hits += counts[w];
         }
         for (; bits; bits &= bits - 1)
-            list[place++] = (uint16_t)(begin + lane * 32 + __ffs((int)bits) - 1);
+            list[before++] = (uint16_t)(begin + lane * 32 + __ffs((int)bits) - 1);
         __syncthreads();
 
-        const float *const values = s.values + ((int64_t)o * s.k + from) * s.cols + col_read;
+        const float *const values = s.values + ((int64_t)o * s.k + from) * cols + col;
         float next[HITS];
         /* Those behind the last are -0, which changes no sum. */
         const auto fetch = [&](uint32_t first) {
             TL_UNROLL_FOR (int i = 0; i < HITS; i++) {
                 next[i] = -0.0f;
-                if (first + i < hits) next[i] = values[(int64_t)list[first + i] * s.cols];
+                if (first + i < hits) next[i] = values[(int64_t)list[first + i] * cols];
             }
         };
         fetch(mine);
@@ -101,15 +101,15 @@ template <int STRIPS> __global__ void __launch_bounds__(THREADS, 3) scatter_stri
             __syncthreads();
         }
     }
-    if (mine == 0 && col < s.cols) s.out[element] = sum;
+    if (mine == 0 && place < s.all_cols) s.out[element] = sum;
 }
 
 } /* namespace */
 
 bool tl_strips_serve(int64_t outer, int64_t rows, int64_t cols, int64_t k)
 {
-    return cols >= 32 && rows <= MOST_ROWS && k >= FEW_HITS * rows && k <= MOST_PARTS * LIST &&
-           (rows <= FEW_ROWS || outer * k * cols <= MOST_VALUES);
+    return cols >= 32 && outer * cols <= INT32_MAX && rows <= MOST_ROWS && k >= FEW_HITS * rows &&
+           k <= MOST_PARTS * LIST && (rows <= FEW_ROWS || outer * k * cols <= MOST_VALUES);
 }
 
 int32_t tl_scatter_strips(tl_context *ctx, const char *name, const float *base, const float *values,
@@ -117,12 +117,13 @@ int32_t tl_scatter_strips(tl_context *ctx, const char *name, const float *base, 
                           float *out)
 {
     if (outer * rows * cols == 0) return TORCHLEAN_OK;
-    const auto blocks = [&](int64_t count) { return outer * rows * tl_ceil_div(cols, 32 * count); };
-    int64_t count = WARPS; /* strips of 32 columns of a block */
-    while (count > 1 && blocks(count) < 2 * tl_cuda_sms(ctx))
+    const int64_t lists = by_outer ? outer : 1, all_cols = outer / lists * cols;
+    const auto blocks = [&](int64_t count) { return lists * rows * tl_ceil_div(all_cols, 32 * count); };
+    int64_t count = WARPS; /* strips of 32 columns of a block: no more than there are */
+    while (count > 1 && (blocks(count) < 2 * tl_cuda_sms(ctx) || all_cols <= 16 * count))
         count /= 2;
-    strips s = {base, values, out, indices, (uint32_t)cols, (uint32_t)k};
-    s.rows = tl_fastdiv(rows), s.pieces = tl_fastdiv(tl_ceil_div(cols, 32 * count)), s.by_outer = by_outer;
+    strips s = {base, values, out, indices, (uint32_t)k, (uint32_t)all_cols};
+    s.rows = tl_fastdiv(rows), s.pieces = tl_fastdiv(tl_ceil_div(all_cols, 32 * count)), s.cols = tl_fastdiv(cols);
     const auto kernel = count == 1   ? scatter_strip_kernel<1>
                         : count == 2 ? scatter_strip_kernel<2>
                         : count == 4 ? scatter_strip_kernel<4>

@@ -28,6 +28,9 @@ constexpr int64_t ROW_COLUMNS = 8 * WARPS; /* of a small output that may have ti
  * 140th of the rate at which all blocks copy, twice as many bytes for each element: if most hits were its own, and rows no more than
  * FEW_ROWS times the hits, it would end long after the others. */
 constexpr int64_t PIECE = 32 * WARPS, FEW_ROWS = 64;
+/* Columns of a tile of rows of up to LONG_COLUMNS, if hits that are spread evenly need no sort then. Of an uneven list most hits are a
+ * few rows', which a block would add 32 columns after the others: so as many blocks do. */
+constexpr int64_t THIN = 32, SECTOR_COLUMNS = 8;
 static_assert(THREADS == TL_LONG_THREADS);
 
 struct tiles {
@@ -214,7 +217,10 @@ __global__ void __launch_bounds__(THREADS, ITEMS <= MOST_ITEMS / 2 ? 3 : 2) scat
     __syncthreads();
     const uint32_t before = tl_sum_to_lane(own, lane) - own;
     uint32_t place = 0;
-    if (lane == 31) place = atomicAdd(&count, before + own);
+    if (lane == 31) {
+        place = atomicAdd(&count, before + own);
+        room.placing.of_warps[warp] = before + own;
+    }
     place = __shfl_sync(~0u, place, 31) + before;
     TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
         if (word[i] == UINT32_MAX) continue;
@@ -237,9 +243,17 @@ __global__ void __launch_bounds__(THREADS, ITEMS <= MOST_ITEMS / 2 ? 3 : 2) scat
             }
             list[rank] = mine;
         }
+    } else if (rows == 1) { /* they are in order, and go behind those of earlier warps */
+        uint32_t to = 0;
+        for (uint32_t w = 0; w < warp; w++)
+            to += room.placing.of_warps[w];
+        TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
+            const uint32_t with = __ballot_sync(~0u, word[i] != UINT32_MAX);
+            if (word[i] != UINT32_MAX) list[to + __popc(with & ((1u << lane) - 1))] = word[i];
+            to += __popc(with);
+        }
     } else {
-        const uint32_t bits = rows > 1 ? 32 - __clz((int)rows - 1) : 0,
-                       low = bits > TL_PLACED_BITS ? (bits + 1) / 2 : bits;
+        const uint32_t bits = 32 - __clz((int)rows - 1), low = bits > TL_PLACED_BITS ? (bits + 1) / 2 : bits;
         uint32_t words = rounds;
         for (uint32_t done = 0;;) {
             tl_place_hits(list, room.placing, word, words, POSITION_BITS + done, min(low, bits - done));
@@ -253,7 +267,8 @@ __global__ void __launch_bounds__(THREADS, ITEMS <= MOST_ITEMS / 2 ? 3 : 2) scat
 
     const tl_hits column_hits = {list, POSITIONS, values, s.cols};
     const sorted_list sorted = {list, hits};
-    for (uint32_t i = threadIdx.x; i < hits; i += THREADS) {
+    const uint32_t looked = rows > 1 ? hits : min(hits, 1u); /* through for where runs begin */
+    for (uint32_t i = threadIdx.x; i < looked; i += THREADS) {
         const uint32_t row = sorted.row(i);
         if (!sorted.begins(i)) continue;
         if (sorted.row(i + MANY) != row)
@@ -268,7 +283,7 @@ __global__ void __launch_bounds__(THREADS, ITEMS <= MOST_ITEMS / 2 ? 3 : 2) scat
     if (by_quads && cols <= ROW_COLUMNS) { /* a thread owns four columns of a run, or one of them */
         add_short_runs((const float4 *)base, (const float4 *)values, (float4 *)out, s.cols / 4, s.quads, cols / 4,
                        sorted, room.begins, runs);
-    } else if (cols < 32) {
+    } else if (cols <= THIN) {
         add_short_runs(base, values, out, s.cols, s.width, cols, sorted, room.begins, runs);
     } else { /* a warp owns 128 columns of a run */
         const uint32_t groups = (cols + 127) / 128;
@@ -366,6 +381,9 @@ int32_t tl_scatter_tiles(tl_context *ctx, const char *name, const float *base, c
             tile_rows = tl_ceil_div(rows, parts_of_rows);
     } else if (vectors && cols > piece && k * FEW_ROWS > outer * rows) {
         width = tl_ceil_div(tl_ceil_div(cols, tl_ceil_div(cols, piece)), 32) * 32;
+    } else if (cols > THIN && cols <= LONG_COLUMNS && size >= THIN && k * FEW_ROWS > outer * rows &&
+               k * (size / THIN) <= FEW * rows) {
+        width = tl_ceil_div(tl_ceil_div(cols, tl_ceil_div(cols, THIN)), SECTOR_COLUMNS) * SECTOR_COLUMNS;
     } else if (width > size) {
         width = tl_ceil_div(tl_ceil_div(cols, tl_ceil_div(cols, size)), 4) * 4;
     }

@@ -44,17 +44,18 @@ template <class Element, bool TA, bool TB, bool ALIGNED> struct Product {
                                           const double (&sum)[T::M][T::N][4]) const
     {
         Real *const to = x.C + place.product * (args.m * args.p) + row * row_stride + col * column_stride;
-        TL_UNROLL_FOR (int n = 0; n < T::N; n++) {
-            Real bias[2] = {};
+        Real bias[T::N][2] = {}; /* read ahead of all stores, which its loads would have to follow one by one */
+        TL_UNROLL_FOR (int n = 0; n < T::N; n++)
             TL_UNROLL_FOR (int e = 0; e < 2; e++)
-                if (x.bias && 8 * n + e < cols) bias[e] = x.bias[col + 8 * n + e];
+                if (x.bias && 8 * n + e < cols) bias[n][e] = x.bias[col + 8 * n + e];
+        TL_UNROLL_FOR (int n = 0; n < T::N; n++) {
             TL_UNROLL_FOR (int m = 0; m < T::M; m++)
                 TL_UNROLL_FOR (int h = 0; h < 2; h++) {
                     if (16 * m + 8 * h >= rows) continue;
                     Real y[2];
                     TL_UNROLL_FOR (int e = 0; e < 2; e++) {
                         const double s = sum[m][n][2 * h + e];
-                        y[e] = (Real)(x.bias ? s + (double)bias[e] : s);
+                        y[e] = (Real)(x.bias ? s + (double)bias[n][e] : s);
                     }
                     Real *const at = to + (16 * m + 8 * h) * row_stride + 8 * n * column_stride;
                     if (pairs) {

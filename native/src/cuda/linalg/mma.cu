@@ -199,6 +199,91 @@ __device__ __forceinline__ void plain_tile(const tl_matrix_product &x, const flo
         }
 }
 
+/* Where a warp's results are: element e of piece q of the 16 x 8 tiles m, rows h of each, lies `row` below its first and `column` right
+ * of it; a lane has WIDE side by side. */
+template <class T, bool TA, bool TB> struct Owned {
+    static constexpr int WIDE = TB ? 2 : 4, PIECES = T::N * 2 / WIDE;
+
+    static __device__ __forceinline__ int row(int m, int h)
+    {
+        const int g = (int)threadIdx.x % 32 / 4;
+        return TA ? m / 2 * 32 + T::ACROSS * g + m % 2 * 2 + h : 16 * m + 8 * h + g;
+    }
+    static __device__ __forceinline__ int column(int q)
+    {
+        const int t = (int)threadIdx.x % 4;
+        return TB ? 8 * q + 2 * t : 32 * (q / 2) + 4 * (2 * t + q % 2);
+    }
+    static __device__ __forceinline__ float get(const float (&sum)[T::M][T::N][4], int m, int h, int q, int e)
+    {
+        return TB ? sum[m][q][2 * h + e] : sum[m][q / 2 * 4 + e][2 * h + q % 2];
+    }
+    static __device__ __forceinline__ void put(float *to, const float (&y)[WIDE])
+    {
+        if constexpr (TB)
+            *reinterpret_cast<float2 *>(to) = make_float2(y[0], y[1]);
+        else
+            tl_store4(to, y);
+    }
+};
+
+/* Stores a warp's results, from (i0, j0) on, as its lanes have them: rows of C are whole pieces. */
+template <class T, bool TA, bool TB>
+__device__ __forceinline__ void store_wide(const tl_matrix_product &x, float *C, const float (&sum)[T::M][T::N][4],
+                                           int64_t i0, int64_t j0)
+{
+    using Own = Owned<T, TA, TB>;
+    TL_UNROLL_FOR (int m = 0; m < T::M; m++)
+        TL_UNROLL_FOR (int h = 0; h < 2; h++) {
+            const int64_t row = i0 + Own::row(m, h);
+            if (row >= x.m) continue;
+            float *const to = C + row * x.p;
+            TL_UNROLL_FOR (int q = 0; q < Own::PIECES; q++) {
+                const int64_t col = j0 + Own::column(q);
+                if (col >= x.p) continue;
+                float y[Own::WIDE];
+                TL_UNROLL_FOR (int e = 0; e < Own::WIDE; e++) {
+                    y[e] = Own::get(sum, m, h, q, e);
+                    if (x.bias) y[e] += x.bias[col + e];
+                }
+                Own::put(to + col, y);
+            }
+        }
+}
+
+/* How a warp's results lie in shared memory: so far from row to row that lanes which write at once write to different banks. */
+template <class T, bool TA, bool TB> struct Rows {
+    static constexpr int PITCH = 8 * T::N + (TB ? 8 : 4), SIZE = 16 * T::M * PITCH;
+};
+
+/* The same of rows that begin anywhere, of which a lane's neighbours can only be written one by one, each to another sector: they go
+ * through shared memory, `own`, so that the warp writes whole rows. */
+template <class T, bool TA, bool TB>
+__device__ __forceinline__ void store_rows(const tl_matrix_product &x, float *C, const float (&sum)[T::M][T::N][4],
+                                           int64_t i0, int64_t j0, float *own)
+{
+    using Own = Owned<T, TA, TB>;
+    constexpr int PITCH = Rows<T, TA, TB>::PITCH;
+    static_assert(8 * T::N == 32, "a column for each lane");
+    TL_UNROLL_FOR (int m = 0; m < T::M; m++)
+        TL_UNROLL_FOR (int h = 0; h < 2; h++)
+            TL_UNROLL_FOR (int q = 0; q < Own::PIECES; q++) {
+                float y[Own::WIDE];
+                TL_UNROLL_FOR (int e = 0; e < Own::WIDE; e++)
+                    y[e] = Own::get(sum, m, h, q, e);
+                Own::put(own + Own::row(m, h) * PITCH + Own::column(q), y);
+            }
+    __syncwarp();
+    const int lane = (int)threadIdx.x % 32, rows = (int)min(x.m - i0, (int64_t)(16 * T::M));
+    const int64_t col = j0 + lane;
+    if (col >= x.p) return;
+    const float bias = x.bias ? x.bias[col] : -0.0f; /* which changes nothing */
+    float *to = C + i0 * x.p + col;
+#pragma unroll 8
+    for (int r = 0; r < rows; r++, to += x.p)
+        *to = own[r * PITCH + lane] + bias;
+}
+
 /* VA, VB: elements of a copy of either operand; both 4: C's rows are whole 16 bytes, too. */
 template <class T, bool TA, bool TB, int VA, int VB>
 __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) split_kernel(const SplitArgs args)
@@ -264,31 +349,10 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) split_kernel(const Spli
         plain_tile<T, OpA, OpB>(x, A, B, C, i0, j0, as, bs);
         return;
     }
-    TL_UNROLL_FOR (int m = 0; m < T::M; m++)
-        TL_UNROLL_FOR (int h = 0; h < 2; h++) {
-            const int64_t row = i0 + row0 + (TA ? m / 2 * 32 + T::ACROSS * g + m % 2 * 2 + h : 16 * m + 8 * h + g);
-            if (row >= x.m) continue;
-            float *to = C + row * x.p;
-            constexpr int WIDE = TB ? 2 : 4; /* columns side by side that a lane has */
-            TL_UNROLL_FOR (int q = 0; q < T::N * 2 / WIDE; q++) {
-                const int64_t col = j0 + col0 + (TB ? 8 * q + 2 * t : 32 * (q / 2) + 4 * (2 * t + q % 2));
-                if (col >= x.p) continue;
-                float y[WIDE];
-                TL_UNROLL_FOR (int e = 0; e < WIDE; e++) {
-                    y[e] = TB ? sum[m][q][2 * h + e] : sum[m][q / 2 * 4 + e][2 * h + q % 2];
-                    if (x.bias && (WHOLE || col + e < x.p)) y[e] += x.bias[col + e];
-                }
-                if (WHOLE || args.wide) {
-                    if constexpr (TB)
-                        *reinterpret_cast<float2 *>(to + col) = make_float2(y[0], y[1]);
-                    else
-                        tl_store4(to + col, y);
-                } else {
-                    TL_UNROLL_FOR (int e = 0; e < WIDE; e++)
-                        if (col + e < x.p) to[col + e] = y[e];
-                }
-            }
-        }
+    if (WHOLE || args.wide)
+        store_wide<T, TA, TB>(x, C, sum, i0 + row0, j0 + col0);
+    else if constexpr (!WHOLE)
+        store_rows<T, TA, TB>(x, C, sum, i0 + row0, j0 + col0, shared + warp * Rows<T, TA, TB>::SIZE);
 }
 
 template <class T, bool TA, bool TB, int VA, int VB> int32_t launch_split(tl_context *ctx, const tl_matrix_product &x)
@@ -296,6 +360,7 @@ template <class T, bool TA, bool TB, int VA, int VB> int32_t launch_split(tl_con
     const int64_t row_tiles = tl_ceil_div(x.m, T::BM), column_tiles = tl_ceil_div(x.p, T::BN);
     constexpr size_t shared = sizeof(float) * STAGES *
                               (Operand<T, T::BM, TA, VA>::SIZE + Operand<T, T::BN, !TB, VB>::SIZE);
+    static_assert(T::THREADS / 32 * Rows<T, TA, TB>::SIZE * sizeof(float) <= shared, "store_rows");
     const SplitArgs args = {x, tl_fastdiv((uint64_t)row_tiles), tl_fastdiv((uint64_t)column_tiles),
                             x.p % (TB ? 2 : 4) == 0 && tl_aligned4(x.C)};
     return tl_launch_shared(ctx, "split_product", split_kernel<T, TA, TB, VA, VB>,

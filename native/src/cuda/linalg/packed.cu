@@ -83,16 +83,25 @@ template <class Sum> struct Walker {
     }
 };
 
-/* A thread's next AHEAD elements of `count` from `from` on, past its end the last ones, as a load behind a branch would wait for
- * the one before; and then to shared memory. */
+/* A thread's next AHEAD elements of `count` from `from` on; and then to shared memory. Past the end they are the last ones, as a load
+ * behind a branch of its own would wait for the one before; of loads narrower than 16 bytes, which are many, half are left out at a time
+ * where none is left. */
 template <int V> __device__ __forceinline__ void load(const float *from, int first, int count, float (&v)[AHEAD])
 {
-    TL_UNROLL_FOR (int u = 0; u < AHEAD / V; u++) {
-        const int e = min(first + u * THREADS * V, count - V);
-        if constexpr (V == 4)
-            tl_load4(from + e, v + 4 * u);
-        else
-            v[u] = from[e];
+    constexpr int LOADS = AHEAD / V, TOGETHER = V == 4 ? LOADS : LOADS / 2;
+    TL_UNROLL_FOR (int u0 = 0; u0 < LOADS; u0 += TOGETHER) {
+        if (V < 4 && first + u0 * THREADS * V >= count) break;
+        TL_UNROLL_FOR (int u = u0; u < u0 + TOGETHER; u++) {
+            const float *const at = from + min(first + u * THREADS * V, count - V);
+            if constexpr (V == 4) {
+                tl_load4(at, v + 4 * u);
+            } else if constexpr (V == 2) {
+                const float2 pair = *reinterpret_cast<const float2 *>(at);
+                v[2 * u] = pair.x, v[2 * u + 1] = pair.y;
+            } else {
+                v[u] = *at;
+            }
+        }
     }
 }
 template <int V, class Sum>
@@ -100,6 +109,7 @@ __device__ __forceinline__ void place(const Walk &walk, Walker<Sum> &walker, int
                                       const float (&v)[AHEAD])
 {
     TL_UNROLL_FOR (int u = 0; u < AHEAD / V; u++) {
+        if (V < 4 && first + u * THREADS * V >= count) break;
         if (first + u * THREADS * V < count)
             TL_UNROLL_FOR (int e = 0; e < V; e++)
                 walker.at[e * walk.apart] = (Sum)v[u * V + e];
@@ -107,10 +117,15 @@ __device__ __forceinline__ void place(const Walk &walk, Walker<Sum> &walker, int
     }
 }
 
-/* V: 4, where the rows of both operands are whole 16 bytes, or 1. */
+/* Blocks of a multiprocessor, which limit registers: one more of few results whose loads, in pieces below 16 bytes, take long. */
+template <class Sum, int RESULTS, int V>
+constexpr int BLOCKS = RESULTS * sizeof(Sum) >= 128           ? 3
+                       : V == 4 || RESULTS * sizeof(Sum) > 16 ? 4
+                                                              : 5;
+
+/* V: 4 or 2, where the rows of both operands are whole 16 or 8 bytes, or 1. */
 template <class Sum, int R, int C, int V>
-__global__ void __launch_bounds__(THREADS, R * C * sizeof(Sum) >= 128 ? 3 : 4)
-    packed_kernel(const __grid_constant__ PackedArgs args)
+__global__ void __launch_bounds__(THREADS, BLOCKS<Sum, R * C, V>) packed_kernel(const __grid_constant__ PackedArgs args)
 {
     TL_DYNAMIC_SHARED(unsigned char, packed_shared);
     const tl_matrix_product &x = args.x;
@@ -126,7 +141,7 @@ __global__ void __launch_bounds__(THREADS, R * C * sizeof(Sum) >= 128 ? 3 : 4)
     Walker<Sum> a_walker(as, args.a), b_walker(bs, args.b);
 #pragma unroll 1
     for (int e = (int)threadIdx.x * V; e < max(a_count, b_count); e += AHEAD * THREADS) {
-        float a[AHEAD], b[AHEAD];
+        float a[AHEAD] = {}, b[AHEAD] = {};
         load<V>(A, e, a_count, a);
         load<V>(B, e, b_count, b);
         place<V>(args.a, a_walker, e, a_count, a);
@@ -210,27 +225,44 @@ template <class Sum, int V> int32_t multiply(tl_context *ctx, const tl_matrix_pr
     return x.batch * x.m * x.p >= many ? launch<Sum, 4, 4, V>(ctx, x) : launch<Sum, 2, 2, V>(ctx, x);
 }
 
+template <class Sum> int32_t multiply(tl_context *ctx, const tl_matrix_product &x)
+{
+    const int64_t lengths = (x.ta ? x.m : x.n) | (x.tb ? x.n : x.p);
+    if (lengths % 2 != 0 || !tl_aligned4(x.A) || !tl_aligned4(x.B)) return multiply<Sum, 1>(ctx, x);
+    return lengths % 4 == 0 ? multiply<Sum, 4>(ctx, x) : multiply<Sum, 2>(ctx, x);
+}
+
 } /* namespace */
 
-/* A batch of products that fit a block; from FEW_RESULTS on those whose terms are too many for linalg/few_terms.cu to be bound by
- * memory, or to give a block whole periods of rows that are no whole quads, and of which there is one for each multiprocessor; and
- * none whose reads of shared memory take a third longer than memory, or half as long again in float64, where chains on tensor
- * cores get ahead. */
+/* How many results of few terms make a product one for linalg/few_terms.cu. Where the batch is so long that its blocks take turns, each
+ * keeps its place for 1.8 us (measured on an H200) however little it has to do, as it waits for its operands; packed products take as
+ * long, in float32 and of at most SHORT terms, from BUSY results of a block there on. A product whose rows repeat, in quads, only
+ * after more than a warp's quads has two of its blocks, or more. */
+static int64_t few_results(tl_context *ctx, const tl_matrix_product &x, bool float64)
+{
+    constexpr int64_t BUSY = 6 * 128, TURNS = 8, SHORT = 8;
+    if (float64 || x.n > SHORT || x.batch < TURNS * tl_cuda_sms(ctx)) return FEW_RESULTS;
+    const int64_t period = x.p * (x.p % 4 == 0 ? 1 : x.p % 2 == 0 ? 2 : 4);
+    return period > 4 * 32 ? 2 * BUSY : BUSY;
+}
+
+/* A batch of products that fit a block; of those with results enough for linalg/few_terms.cu the ones whose terms are too many for it
+ * to be bound by memory, or to give a block whole periods of rows that are no whole quads, and of which there is one for each
+ * multiprocessor; and none whose reads of shared memory take a third longer than memory, or half as long again in float64, where
+ * chains on tensor cores get ahead. */
 bool tl_packed_products_serve(tl_context *ctx, const tl_matrix_product &x, bool float64)
 {
     if (x.batch < 2 || x.batch >= INT32_MAX || x.bias || x.n > TERMS_MOST || x.m > RESULTS_MOST || x.p > RESULTS_MOST ||
         x.m * x.p > RESULTS_MOST || shared_bytes(x, float64) > SHARED_MOST)
         return false;
     const int64_t terms = x.p % 4 == 0 ? TL_FEW_TERMS / 2 : float64 ? 4 : 8;
-    if (x.m * x.p >= FEW_RESULTS && (x.n <= terms || x.batch < tl_cuda_sms(ctx))) return false;
+    if (x.m * x.p >= FEW_RESULTS && x.batch < tl_cuda_sms(ctx)) return false;
+    if (x.m * x.p >= few_results(ctx, x, float64) && x.n <= terms) return false;
     const double memory = 1.0 / (double)x.m + 1.0 / (double)x.n + 1.0 / (double)x.p; /* · m·n·p / 4 */
     return memory * 16.0 >= (float64 ? 2.0 / 1.5 : 1.0 / 1.33);
 }
 
 int32_t tl_packed_products_multiply(tl_context *ctx, const tl_matrix_product &x, bool float64)
 {
-    const int64_t lengths = (x.ta ? x.m : x.n) | (x.tb ? x.n : x.p);
-    const bool vectors = lengths % 4 == 0 && tl_aligned4(x.A) && tl_aligned4(x.B);
-    if (float64) return vectors ? multiply<double, 4>(ctx, x) : multiply<double, 1>(ctx, x);
-    return vectors ? multiply<float, 4>(ctx, x) : multiply<float, 1>(ctx, x);
+    return float64 ? multiply<double>(ctx, x) : multiply<float>(ctx, x);
 }

@@ -140,11 +140,22 @@ bool beats_float64(const tl_matrix_product &x, const Operands &operands)
     return 4 * x.batch * x.m * x.p >= 3 * tiles(x, NARROW) * TL_WGMMA_ROWS * NARROW && 2.0 * operands.cost() <= saved;
 }
 
-/* Whether several tiles for each multiprocessor, however full, are done a sixth sooner than the smaller ones of linalg/mma.cu. */
+/* Whether tiles, however full, are done a sixth sooner than the smaller ones of linalg/mma.cu. */
+bool ends_sooner(tl_context *ctx, const tl_matrix_product &x, const Operands &operands)
+{
+    return tl_split_serves(ctx, x) &&
+           1.2 * (seconds(ctx, x, choose_columns(ctx, x)) + operands.cost()) <= tl_split_seconds(ctx, x);
+}
+
+/* That where each multiprocessor has several tiles; or, of sums so long that the first copies and the last stores of a tile count for
+ * little, where it holds for each product of the batch by itself. */
 bool beats_split(tl_context *ctx, const tl_matrix_product &x, const Operands &operands)
 {
-    return tiles(x, NARROW) >= 4 * (int64_t)tl_cuda_sms(ctx) && tl_split_serves(ctx, x) &&
-           1.2 * (seconds(ctx, x, choose_columns(ctx, x)) + operands.cost()) <= tl_split_seconds(ctx, x);
+    constexpr int64_t LONG_SUM = 8 * tl_wgmma::STEP;
+    if (tiles(x, NARROW) >= 4 * (int64_t)tl_cuda_sms(ctx)) return ends_sooner(ctx, x, operands);
+    tl_matrix_product one = x;
+    one.batch = 1;
+    return x.n > LONG_SUM && ends_sooner(ctx, one, Operands(ctx, one));
 }
 
 } /* namespace */

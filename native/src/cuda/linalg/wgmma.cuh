@@ -233,28 +233,31 @@ __device__ __forceinline__ void plain_rows(const tl_wgmma_matmul_args &x, const 
         }
 }
 
-/* Stores the group's results; four lanes fill a sector of 32 bytes. */
+/* Stores the group's results; four lanes fill a sector of 32 bytes. The bias is read ahead of all stores, which its loads would have to
+ * follow one by one. */
 template <int BN>
 __device__ __forceinline__ void store_rows(const tl_wgmma_matmul_args &x, float *C, const float (&sum)[BN / 2],
                                            int64_t i0, int64_t j0)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32;
+    const int columns = (int)min(x.p - j0, (int64_t)BN) - 2 * (lane % 4);
+    const float *const from = x.bias + j0 + 2 * (lane % 4);
+    float bias[BN / 8][2]; /* -0 changes nothing */
+    TL_UNROLL_FOR (int j = 0; j < BN / 8; j++)
+        TL_UNROLL_FOR (int e = 0; e < 2; e++)
+            bias[j][e] = x.bias && 8 * j + e < columns ? from[8 * j + e] : -0.0f;
     TL_UNROLL_FOR (int h = 0; h < 2; h++) {
         const int64_t row = i0 + 16 * warp + 8 * h + lane / 4;
-        const int columns = (int)min(x.p - j0, (int64_t)BN) - 2 * (lane % 4);
         if (row >= x.m) continue;
         float *to = C + row * x.p + j0 + 2 * (lane % 4);
-        const float *bias = x.bias + j0 + 2 * (lane % 4);
         TL_UNROLL_FOR (int j = 0; j < BN / 8; j++) {
             if (8 * j >= columns) continue;
-            const bool second = 8 * j + 1 < columns;
-            float2 y = make_float2(sum[4 * j + 2 * h], sum[4 * j + 2 * h + 1]);
-            if (x.bias) y = make_float2(y.x + bias[8 * j], second ? y.y + bias[8 * j + 1] : y.y);
+            const float2 y = make_float2(sum[4 * j + 2 * h] + bias[j][0], sum[4 * j + 2 * h + 1] + bias[j][1]);
             if (x.pairs) {
                 *reinterpret_cast<float2 *>(to + 8 * j) = y;
             } else {
                 to[8 * j] = y.x;
-                if (second) to[8 * j + 1] = y.y;
+                if (8 * j + 1 < columns) to[8 * j + 1] = y.y;
             }
         }
     }

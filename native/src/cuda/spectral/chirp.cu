@@ -1,7 +1,8 @@
 /* Real transforms of lengths with a large prime on CUDA in the mode `fast`, by Bluestein's convolution with a chirp w_t = e^(-i·pi·t²/n):
  *     X[-k] = w_k·Σ_t (x_t·w_t)·conj(w_(-k-t)).
  * Half a spectrum is all that is asked for, or given: n numbers become n/2 + 1, or those n, so that the convolution needs m >= n + n/2
- * places, not 2n - 1. With t about 0 the chirp's numbers t and -t are one. Rows are transformed alone, as a pair in one complex
+ * places, not 2n - 1; rows of even length that fit shared memory need n - 1 (spectral/even.cu), and the shortest none
+ * (spectral/short.cu). With t about 0 the chirp's numbers t and -t are one. Rows are transformed alone, as a pair in one complex
  * transform would share what is not finite, and the larger one's roundings.
  *
  * A convolution of up to WHOLE_MOST numbers stays in a block's shared memory: device memory sees a row once, and its result. Longer ones,
@@ -17,9 +18,6 @@ namespace {
 
 /* Columns of a block, 128 bytes side by side, and its threads, one for each butterfly of radix 16. */
 constexpr int COLUMNS = 16, COLUMN_THREADS = COLUMNS * TL_FFT_HALF_COLUMN / 16;
-/* The longest convolution in one piece: its numbers take 204 KiB, or 68 KiB where a block has less. One of up to BLOCK_NUMBERS is one
- * whatever the number of rows. */
-constexpr int WHOLE_MOST = 24576, ANY_MOST = 8192;
 /* The longest row of a matrix, and the numbers that longest matrix has. */
 constexpr int64_t MOST_COLUMNS = 8192, MOST_LENGTH = MOST_COLUMNS * TL_FFT_HALF_COLUMN;
 /* Matrices of a piece: they, their tables and their rows pass through an L2 of 50 MB. */
@@ -249,15 +247,14 @@ template <bool INVERSE> int32_t run(tl_context *ctx, const tl_own_plan &plan, co
                           : launch_rows<Padded>(ctx, "chirp rows", whole_kernel<INVERSE>, plan.m, t.batch, plan, t);
 }
 
-/* Whether rows are convolved as matrices: see above, and where a block has not so much shared memory. */
+/* Whether rows are convolved as matrices: see above, and where a block has not so much shared memory. One of up to BLOCK_NUMBERS numbers
+ * is in one piece whatever the number of rows. */
 int32_t choose(tl_context *ctx, const Real &t, bool *matrix)
 {
     const int64_t numbers = t.n + t.n / 2;
-    int device, most;
-    TL_CUDA_TRY(ctx, cudaGetDevice(&device));
-    TL_CUDA_TRY(ctx, cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-    const bool large = most >= Padded::at(WHOLE_MOST) * (int)sizeof(float2) + MOST_ROWS * (int)sizeof(int);
-    *matrix = numbers > (large ? WHOLE_MOST : ANY_MOST) || (numbers > BLOCK_NUMBERS && t.batch < tl_cuda_sms(ctx));
+    int64_t longest = 0;
+    TL_TRY(find_longest_whole(ctx, &longest));
+    *matrix = numbers > longest || (numbers > BLOCK_NUMBERS && t.batch < tl_cuda_sms(ctx));
     return TORCHLEAN_OK;
 }
 
@@ -279,7 +276,10 @@ bool tl_half_serves(int64_t n)
 int32_t tl_half_real(tl_context *ctx, const tl_own_real_rows &t, bool inverse)
 {
     if (t.batch == 0) return TORCHLEAN_OK;
-    bool matrix = false;
+    if (tl_short_serves(t.n)) return tl_short_real(ctx, t, inverse);
+    bool even = false, matrix = false;
+    TL_TRY(tl_even_serves(ctx, t, &even));
+    if (even) return tl_even_real(ctx, t, inverse);
     TL_TRY(choose(ctx, t, &matrix));
     tl_own_plan plan;
     TL_TRY(tl_half_find(ctx, t.n, matrix, &plan));

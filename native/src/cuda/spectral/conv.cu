@@ -1,17 +1,17 @@
 /* The spectral convolution on CUDA.
  *
  * Few modes: one kernel streams x once and leaves every block's share of the small spectrum, one sums the shares,
- * one mixes channels, one synthesises y; formula/dft_tile.h has the arithmetic. Many modes: cuFFT over all channels at
- * once, from and to the grid's own layout, the small spectrum gathered and scattered in between. Which of the two, and
- * how many blocks share the grid, follows from the shape alone. Small spectra are planes (modes, width) of real and of
- * imaginary parts.
+ * one mixes channels, one synthesises y; formula/dft_tile.h has the arithmetic. Of few channels on a long
+ * grid the first and the last one are those of spectral/narrow.cu. Many modes: cuFFT over all channels at once, from and
+ * to the grid's own layout, the small spectrum gathered and scattered in between. Which of the two, and how many blocks
+ * share the grid, follows from the shape alone. Small spectra are planes (modes, width) of real and of imaginary parts.
  *
  * A NaN or an infinity reaches every bin of its channel in one part at least; whoever writes a small spectrum makes
  * both parts of such a bin NaN. */
 #include "cuda/device/vector.cuh"
 #include "cuda/spectral/chain.cuh"
 #include "cuda/spectral/plan.cuh"
-#include "formula/dft_tile.h"
+#include "cuda/spectral/truncated.cuh"
 #include "generated/spectral.h"
 
 namespace {
@@ -22,23 +22,16 @@ constexpr int THREADS = 256, CHANNELS = 64, TILE = TL_DFT_TILE, HALF = TL_DFT_HA
 constexpr int MODES = 8, BLOCK_MODES = 16, QUARTERS = 4;
 /* Synthesis: half of a block owns a tile; a thread two channels and PAIRS pairs of rows; modes pass in chunks. */
 constexpr int PAIRS = 8, CHUNK = 16, HALVES = 2;
-/* Blocks that share the grid in one pass over it: four for each multiprocessor of an H200. */
-constexpr int64_t SHARES = 528;
 /* Up to here, 30e12 multiply-adds a second for modes of them per element beat four passes over memory by cuFFT; with less work
  * than the other, its launches take longer. Both count channels as tiles do, CHANNELS at a time. */
 constexpr int64_t TRUNCATED_MODES = 512, TRUNCATED_WORK = INT64_C(1) << 27;
+/* The same of few channels on a long grid, whose tiles lie side by side: each 16 modes are a pass over the grid, of one channel of 2^20
+ * numbers some 4 us, when cuFFT takes 25 us. */
+constexpr int64_t NARROW_MODES = 64;
 
 __device__ __forceinline__ float2 poisoned(float r, float i)
 {
     return tl_not_finite(r) || tl_not_finite(i) ? make_float2(TL_NAN, TL_NAN) : make_float2(r, i);
-}
-
-/* (cos, sin) of pi·a/n with a reduced exactly. */
-__device__ __forceinline__ float2 half_root(uint64_t a, uint64_t n)
-{
-    double c, s;
-    tl_root(a % (2 * n), 2 * n, &c, &s);
-    return make_float2((float)c, (float)s);
 }
 
 /* ---- analysis ---------------------------------------------------------------------------------------------------- */
@@ -144,29 +137,31 @@ __global__ void __launch_bounds__(THREADS, 2)
     }
 }
 
-/* Sums `parts` shares of `size` numbers in four chains, added in pairs. */
-__device__ __forceinline__ float sum_shares(const float *__restrict__ shares, int64_t parts, int64_t size, int64_t at)
-{
-    float a[4] = {};
-    int64_t p = 0;
-    for (; p + 4 <= parts; p += 4)
-        TL_UNROLL_FOR (int u = 0; u < 4; u++)
-            a[u] += shares[(p + u) * size + at];
-    TL_UNROLL_FOR (int u = 0; u < 3; u++)
-        if (p + u < parts) a[u] += shares[(p + u) * size + at];
-    return (a[0] + a[1]) + (a[2] + a[3]);
-}
-
-/* re, im (modes, width) from shares[part][mode][re, im][width], times a/n where weighted. A warp owns 32 channels of a
- * mode. */
+/* re, im (modes, width) from shares[part][mode][re, im][width], times a/n where weighted. A block owns `lanes` neighbouring (k, c); a
+ * thread adds every so many-th share of one, and the threads' sums are folded in halves. */
 __global__ void __launch_bounds__(THREADS)
     gather_kernel(const float *__restrict__ shares, int64_t parts, int64_t n, int64_t width, int64_t modes, float inner,
-                  float edge, float *__restrict__ re, float *__restrict__ im)
+                  float edge, int lanes, float *__restrict__ re, float *__restrict__ im)
 {
-    const int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (e >= modes * width) return;
+    __shared__ float2 sums[THREADS];
+    const int64_t e = (int64_t)blockIdx.x * lanes + threadIdx.x % lanes;
     const int64_t k = e / width, c = e - k * width, size = 2 * modes * width, at = 2 * k * width + c;
-    const float2 v = poisoned(sum_shares(shares, parts, size, at), sum_shares(shares, parts, size, at + width));
+    const int chains = THREADS / lanes;
+    float r = 0.0f, i = 0.0f;
+    if (k < modes)
+#pragma unroll 4
+        for (int64_t p = threadIdx.x / lanes; p < parts; p += chains)
+            r += shares[p * size + at], i += shares[p * size + at + width];
+    sums[threadIdx.x] = make_float2(r, i);
+    for (int s = THREADS / 2; s >= lanes; s /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < s) {
+            const float2 other = sums[threadIdx.x + s];
+            sums[threadIdx.x] = make_float2(sums[threadIdx.x].x + other.x, sums[threadIdx.x].y + other.y);
+        }
+    }
+    if ((int)threadIdx.x >= lanes || k >= modes) return;
+    const float2 sum = sums[threadIdx.x], v = poisoned(sum.x, sum.y);
     const float factor = k == 0 || 2 * k == n ? edge : inner;
     re[e] = v.x * factor;
     im[e] = v.y * factor;
@@ -371,44 +366,59 @@ __global__ void __launch_bounds__(THREADS)
 
 /* ---- launchers --------------------------------------------------------------------------------------------------- */
 
+/* Whether tiles lie side by side. */
+bool analysis_is_narrow(int64_t n, int64_t width, int64_t modes)
+{
+    return 2 * width <= CHANNELS && tl_narrow_analysis_tiles(n, width, modes) > 1;
+}
+
 bool truncated(int64_t grid, int64_t width, int64_t modes)
 {
     const double channels = (double)(tl_ceil_div(width, CHANNELS) * CHANNELS), per_channel = (double)modes * channels;
-    return grid < 2 || (modes <= TRUNCATED_MODES && (per_channel <= (double)TRUNCATED_MODES * (double)width ||
-                                                     (double)grid * per_channel <= (double)TRUNCATED_WORK));
+    return grid < 2 ||
+           (modes <= TRUNCATED_MODES && (per_channel <= (double)TRUNCATED_MODES * (double)width ||
+                                         (double)grid * per_channel <= (double)TRUNCATED_WORK)) ||
+           (modes <= NARROW_MODES && analysis_is_narrow(grid, width, modes));
 }
 
-/* Tiles of a block, a multiple of `together`, such that about SHARES blocks share the grid. */
-int64_t tiles_of_block(int64_t tiles, int64_t others, int64_t together)
+/* Planes from `parts` shares. A thread adds four of them at least, as far as a block's threads go, and eight neighbours lie in a sector. */
+int32_t gather(tl_context *ctx, const float *shares, int64_t parts, int64_t n, int64_t width, int64_t modes,
+               double edge, double inner, float *re, float *im)
 {
-    const int64_t blocks = SHARES / others > 1 ? SHARES / others : 1;
-    return tl_ceil_div(tl_ceil_div(tiles, blocks), together) * together;
+    int lanes = THREADS / 4;
+    while (lanes > 8 && THREADS / lanes * 4 < parts)
+        lanes /= 2;
+    return tl_launch(ctx, "gather", gather_kernel, tl_grid(modes * width, lanes), THREADS, shares, parts, n, width,
+                     modes, (float)inner, (float)edge, lanes, re, im);
 }
 
 /* re, im = the first modes of x's transform along the grid, times edge at bins 0 and n/2, else inner. */
 int32_t analysis(tl_context *ctx, const float *x, int64_t n, int64_t width, int64_t modes, double edge, double inner,
                  float *re, float *im)
 {
-    const unsigned blocks = tl_grid(modes * width, THREADS);
     if (!truncated(n, width, modes)) {
         tl_scratch<float2> S(ctx);
         TL_TRY(S.allocate(width * (n / 2 + 1)));
         TL_TRY(tl_fft_run(ctx, tl_fft_shape{n, width, width, 1, 0}, (float *)x, S));
-        return tl_launch(ctx, "take", take_kernel, blocks, THREADS, S, n, width, modes, (float)inner, (float)edge, re,
-                         im);
+        return tl_launch(ctx, "take", take_kernel, tl_grid(modes * width, THREADS), THREADS, S, n, width, modes,
+                         (float)inner, (float)edge, re, im);
+    }
+    tl_scratch<float> shares(ctx);
+    if (analysis_is_narrow(n, width, modes)) {
+        int64_t parts;
+        TL_TRY(tl_narrow_analysis(ctx, x, n, width, modes, shares, &parts));
+        return gather(ctx, shares, parts, n, width, modes, edge, inner, re, im);
     }
     const int64_t tiles = tl_ceil_div(n, TILE), chunks = tl_ceil_div(width, CHANNELS);
     const int64_t groups = tl_ceil_div(modes, BLOCK_MODES);
     const int64_t per_block = tiles_of_block(tiles, chunks * groups, QUARTERS), parts = tl_ceil_div(tiles, per_block);
-    tl_scratch<float> shares(ctx);
     TL_TRY(shares.allocate(parts * modes * 2 * width));
     static_assert(sizeof(AnalysisShared) <= 100 * 1024, "two blocks on a multiprocessor");
     /* a grid's z reaches 65535, which is more than 2^22 channels: weights of that width do not fit any memory */
     const dim3 grid((unsigned)parts, (unsigned)groups, (unsigned)chunks);
     TL_TRY(tl_launch_shared(ctx, "analysis", analysis_kernel, grid, THREADS, sizeof(AnalysisShared), x, n, width, modes,
                             per_block, width % 4 == 0 && tl_aligned4(x), shares));
-    return tl_launch(ctx, "gather", gather_kernel, blocks, THREADS, shares, parts, n, width, modes, (float)inner,
-                     (float)edge, re, im);
+    return gather(ctx, shares, parts, n, width, modes, edge, inner, re, im);
 }
 
 int32_t synthesis(tl_context *ctx, const float *re, const float *im, int64_t n, int64_t width, int64_t modes, float *y)
@@ -420,6 +430,8 @@ int32_t synthesis(tl_context *ctx, const float *re, const float *im, int64_t n, 
         TL_TRY(tl_launch(ctx, "put", put_kernel, tl_grid(total, THREADS), THREADS, re, im, n, width, modes, total, S));
         return tl_fft_run(ctx, tl_fft_shape{n, width, width, 1, 1}, y, S);
     }
+    if (2 * width <= CHANNELS && tl_narrow_synthesis_tiles(n, width) > 1)
+        return tl_narrow_synthesis(ctx, re, im, n, width, modes, y);
     const int64_t tiles = tl_ceil_div(n, TILE), chunks = tl_ceil_div(width, CHANNELS);
     const int64_t per_block = tiles_of_block(tiles, chunks, HALVES);
     const dim3 grid((unsigned)tl_ceil_div(tiles, per_block), (unsigned)chunks);

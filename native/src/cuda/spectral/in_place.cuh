@@ -2,9 +2,9 @@
  * they are, in another order, and passes that take them in this order, backwards: an inverse transform as a forward one of exchanged
  * parts, so that both have the same roots. Of a kernel's file alone.
  *
- * Radices are 16, as far as the length goes, so that four passes do for up to 24576 numbers. The transform's first pass takes numbers
- * from where they come from, and the last one of the way back leaves them where they go. The last pass of the one, whose sixteen
- * numbers are neighbours, and the first one of the other are alike; a convolution's are one pass. */
+ * Radices are 16, as far as the length goes, and what is left is one pass or two, so that four passes do for up to 24576 numbers. The
+ * transform's first pass takes numbers from where they come from, and the last one of the way back leaves them where they go. The last
+ * pass of the one, whose sixteen numbers are neighbours, and the first one of the other are alike; a convolution's are one pass. */
 #pragma once
 
 #include <algorithm>
@@ -18,10 +18,12 @@ namespace {
 /* Where numbers lie. The sixteen of a butterfly that are neighbours lie 17 from those of the next one: 16 lanes meet 16 pairs of banks. In
  * the other passes they lie a multiple of 16 apart, and the lanes' side by side. */
 struct Padded {
+    static constexpr bool POWERS = false;
     static __host__ __device__ constexpr int at(int i) { return i + i / 16; }
 };
 /* Of powers of two, all of whose radices but the first pass's are 16: numbers 256 or 4096 apart lie in other banks, too. */
 struct PaddedPowers {
+    static constexpr bool POWERS = true;
     static __host__ __device__ constexpr int at(int i) { return i + i / 16 + i / 256 + i / 4096; }
 };
 
@@ -65,10 +67,44 @@ __device__ __forceinline__ void butterfly_16(tl_complex *a)
     }
 }
 
+/* a[0..A·B-1] becomes its transform, A and B without a common factor: A of B numbers and B of A, which no root turns in between (Good,
+ * "The interaction algorithm and practical Fourier analysis", J. R. Statist. Soc. B 20, 1958). Number B·i + A·j of the one is number
+ * (i, j) of a rectangle, and number (i, j) of its transform that number of the other which leaves i modulo A and j modulo B. */
+template <int A, int B> __device__ __forceinline__ void butterfly_of_two(tl_complex *a)
+{
+    constexpr auto inverse = [](int x, int modulus) {
+        int y = 1;
+        while (x * y % modulus != 1)
+            y++;
+        return y;
+    };
+    constexpr int R = A * B, ROW = B * inverse(B, A), COLUMN = A * inverse(A, B);
+    tl_complex part[A][B];
+    TL_UNROLL_FOR (int i = 0; i < A; i++) {
+        TL_UNROLL_FOR (int j = 0; j < B; j++)
+            part[i][j] = a[(B * i + A * j) % R];
+        tl_butterfly(part[i], B);
+    }
+    TL_UNROLL_FOR (int j = 0; j < B; j++) {
+        tl_complex column[A];
+        TL_UNROLL_FOR (int i = 0; i < A; i++)
+            column[i] = part[i][j];
+        tl_butterfly(column, A);
+        TL_UNROLL_FOR (int i = 0; i < A; i++)
+            a[(ROW * i + COLUMN * j) % R] = column[i];
+    }
+}
+
 template <int R> __device__ __forceinline__ void butterfly(tl_complex (&a)[R])
 {
     if constexpr (R == 16)
         butterfly_16(a);
+    else if constexpr (R == 6 || R == 10)
+        butterfly_of_two<2, R / 2>(a);
+    else if constexpr (R == 12 || R == 20)
+        butterfly_of_two<4, R / 4>(a);
+    else if constexpr (R == 15)
+        butterfly_of_two<3, 5>(a);
     else
         tl_butterfly(a, R);
 }
@@ -92,14 +128,25 @@ template <int R> __device__ __forceinline__ void turn(tl_complex (&a)[R], const 
     }
 }
 
-/* call(radix) of the radix, a constant there. */
-template <class Call> __device__ __forceinline__ void with_radix(int radix, const Call &call)
+/* call(radix) of the radix, a constant there; INNER: of a pass between the first and the last one, which alone may be of radix 20. */
+template <class Pad, bool INNER, class Call> __device__ __forceinline__ void with_radix(int radix, const Call &call)
 {
+    if constexpr (!Pad::POWERS) {
+        switch (radix) {
+        case 3: return call(std::integral_constant<int, 3>());
+        case 5: return call(std::integral_constant<int, 5>());
+        case 6: return call(std::integral_constant<int, 6>());
+        case 10: return call(std::integral_constant<int, 10>());
+        case 12: return call(std::integral_constant<int, 12>());
+        case 15: return call(std::integral_constant<int, 15>());
+        default: break;
+        }
+        if constexpr (INNER)
+            if (radix == 20) return call(std::integral_constant<int, 20>());
+    }
     switch (radix) {
     case 2: return call(std::integral_constant<int, 2>());
-    case 3: return call(std::integral_constant<int, 3>());
     case 4: return call(std::integral_constant<int, 4>());
-    case 5: return call(std::integral_constant<int, 5>());
     case 8: return call(std::integral_constant<int, 8>());
     default: return call(std::integral_constant<int, 16>());
     }
@@ -157,7 +204,7 @@ __device__ __forceinline__ void transform(const tl_own_direct &d, const RowOf &r
         w += roots_of(d, i);
     const tl_fastdiv &each = d.each[top];
     const int span = (int)each.divisor, apart = Pad::at(span);
-    with_radix(d.radix[top], [&](auto radix) {
+    with_radix<Pad, false>(d.radix[top], [&](auto radix) {
         /* Of a small radix several butterflies at a time, eight numbers: they come from device memory. */
         constexpr int R = decltype(radix)::value, AT_ONCE = R < 8 ? 8 / R : 1;
         const uint32_t total = rows * each.divisor;
@@ -184,7 +231,8 @@ __device__ __forceinline__ void transform(const tl_own_direct &d, const RowOf &r
     __syncthreads();
     for (int i = top - 1; i > 0; i--) {
         w -= roots_of(d, i);
-        with_radix(d.radix[i], [&](auto radix) { inner_pass<Pad, decltype(radix)::value, false>(d, i, w, rows, x); });
+        with_radix<Pad, true>(d.radix[i],
+                              [&](auto radix) { inner_pass<Pad, decltype(radix)::value, false>(d, i, w, rows, x); });
         __syncthreads();
     }
 }
@@ -213,13 +261,14 @@ __device__ __forceinline__ void transform_back(const tl_own_direct &d, const Row
     const int top = d.stages - 1;
     const float2 *w = d.twiddle;
     for (int i = 1; i < top; i++) {
-        with_radix(d.radix[i], [&](auto radix) { inner_pass<Pad, decltype(radix)::value, true>(d, i, w, rows, x); });
+        with_radix<Pad, true>(d.radix[i],
+                              [&](auto radix) { inner_pass<Pad, decltype(radix)::value, true>(d, i, w, rows, x); });
         __syncthreads();
         w += roots_of(d, i);
     }
     const tl_fastdiv &each = d.each[top];
     const int span = (int)each.divisor, apart = Pad::at(span);
-    with_radix(d.radix[top], [&](auto radix) {
+    with_radix<Pad, false>(d.radix[top], [&](auto radix) {
         constexpr int R = decltype(radix)::value;
         for (uint32_t e = threadIdx.x; e < rows * each.divisor; e += blockDim.x) {
             uint32_t p;
@@ -261,6 +310,19 @@ constexpr int BLOCK_NUMBERS = 4096, LEAST_LENGTH = 32, MOST_ROWS = BLOCK_NUMBERS
 constexpr int MOST_THREADS = 1024;
 /* Shared memory of a block of which an SM has two. */
 constexpr size_t TWO_BLOCKS_BYTES = 112 << 10;
+/* The longest convolution in one piece: its numbers take 204 KiB, or 68 KiB where a block has less. */
+constexpr int WHOLE_MOST = 24576, ANY_MOST = 8192;
+
+/* The longest convolution that this device has shared memory for. */
+inline int32_t find_longest_whole(tl_context *ctx, int64_t *longest)
+{
+    int device, most;
+    TL_CUDA_TRY(ctx, cudaGetDevice(&device));
+    TL_CUDA_TRY(ctx, cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    *longest = most >= Padded::at(WHOLE_MOST) * (int)sizeof(float2) + MOST_ROWS * (int)sizeof(int) ? WHOLE_MOST
+                                                                                                   : ANY_MOST;
+    return TORCHLEAN_OK;
+}
 
 /* Launches kernel(arguments..., rows of a block) for `rows` rows of n numbers. */
 template <class Pad, class Kernel, class... Arguments>

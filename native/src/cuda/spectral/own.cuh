@@ -64,8 +64,18 @@ bool tl_half_serves(int64_t n);
  * matrix for its columns, and rows for its rows. The kernel lies as the passes leave a transform, the numbers of a butterfly of the
  * last pass of a row a sixteenth of the row apart. */
 int32_t tl_half_find(tl_context *ctx, int64_t n, bool matrix, tl_own_plan *plan);
+/* The plan of n complex numbers by a convolution that leaves all of them, kept by the context: as above, and what splits real rows
+ * of twice as many numbers. */
+int32_t tl_full_find(tl_context *ctx, int64_t n, tl_own_plan *plan);
 /* Real transforms of these lengths in the mode `fast`. */
 int32_t tl_half_real(tl_context *ctx, const tl_own_real_rows &t, bool inverse);
+
+/* Those that spectral/short.cu transforms: odd ones, so short that sums of products take less time. */
+bool tl_short_serves(int64_t n);
+int32_t tl_short_real(tl_context *ctx, const tl_own_real_rows &t, bool inverse);
+/* Those of even length that spectral/even.cu transforms, into *serves: rows whose convolutions fit shared memory, enough of them. */
+int32_t tl_even_serves(tl_context *ctx, const tl_own_real_rows &t, bool *serves);
+int32_t tl_even_real(tl_context *ctx, const tl_own_real_rows &t, bool inverse);
 
 /* Rows that spectral/packed.cu transforms: of powers of two, and, where one takes a block long, enough for all SMs. */
 bool tl_packed_serves(tl_context *ctx, const tl_own_real_rows &t);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "cuda/spectral/own.cuh"
 
@@ -17,9 +18,8 @@ namespace {
 constexpr int CACHED_PLANS = 24;
 
 /* As the CPU transforms; the passes of an odd length (spectral/odd.cu); what half a spectrum takes (spectral/chirp.cu), in one
- * piece or as a matrix; the passes of a
- * power of two (spectral/packed.cu). */
-enum Kind { AS_CPU, ODD_FORWARD, ODD_INVERSE, HALF, HALF_MATRIX, PACKED };
+ * piece or as a matrix; what all of a complex one takes (spectral/even.cu); the passes of a power of two (spectral/packed.cu). */
+enum Kind { AS_CPU, ODD_FORWARD, ODD_INVERSE, HALF, HALF_MATRIX, FULL, PACKED };
 
 struct Entry {
     tl_own_plan plan;
@@ -94,6 +94,24 @@ struct Tables {
         d.twiddle = add_twiddles(f);
         return d;
     }
+    /* The radices of `few`, 2^0 to 2^3 times 1, 3, 5, 9 or 15: one, or two that lie as near to one another as any; 20 for an inner pass. */
+    template <class Add> static void add_few(int few, bool inner, const Add &add_radix)
+    {
+        constexpr int RADICES[] = {2, 3, 4, 5, 6, 8, 10, 12, 15};
+        auto is_radix = [&](int r) {
+            return std::find(std::begin(RADICES), std::end(RADICES), r) != std::end(RADICES);
+        };
+        if (few == 1) return;
+        if (is_radix(few) || (few == 20 && inner)) {
+            add_radix(few);
+            return;
+        }
+        for (int r : RADICES)
+            if (r * r >= few && few % r == 0 && is_radix(few / r)) {
+                add_radix(few / r), add_radix(r);
+                return;
+            }
+    }
     /* Passes in place (spectral/in_place.cuh), the last one first: its sixteen numbers are neighbours, those of the others lie a
      * multiple of 16 apart. `few_first`: a radix below 16 is the first pass's. */
     tl_own_direct add_passes(int64_t n, bool few_first = false)
@@ -103,12 +121,10 @@ struct Tables {
         int64_t rest = n;
         auto add_radix = [&](int radix) { d.radix[d.stages++] = radix, rest /= radix; };
         add_radix(16);
-        for (int odd : {3, 3, 5})
-            if (rest % odd == 0) add_radix(odd);
-        int twos = 0;
-        while (rest >> twos > 1)
-            twos++;
-        if (twos % 4 && !few_first) add_radix(1 << twos % 4);
+        int64_t few = few_first ? 1 : rest;
+        while (few % 16 == 0)
+            few /= 16;
+        add_few((int)few, rest > few, add_radix);
         while (rest > 1)
             add_radix(rest < 16 ? (int)rest : 16);
         float2 *const to = reinterpret_cast<float2 *>(host + bytes);
@@ -198,7 +214,7 @@ void add_packed(Tables &t, tl_own_plan *p)
     p->places = t.add_places(p->direct);
 }
 
-void add_half(const tl_fft *f, Kind kind, Tables &t, tl_own_plan *p)
+void add_chirp(const tl_fft *f, Kind kind, Tables &t, tl_own_plan *p)
 {
     p->m = f->m, p->bluestein = true, p->four_step = kind == HALF_MATRIX;
     p->direct = t.add_passes(p->four_step ? TL_FFT_HALF_COLUMN : p->m);
@@ -206,16 +222,19 @@ void add_half(const tl_fft *f, Kind kind, Tables &t, tl_own_plan *p)
         p->rows = t.add_passes(p->m / TL_FFT_HALF_COLUMN);
         p->turns = t.add_turns(*p);
     }
-    p->chirp = t.add(f->chirp, 2 * (f->n / 2 + 1));
+    p->chirp = t.add(f->chirp, 2 * (kind == FULL ? f->n : f->n / 2 + 1));
     p->kernel = t.add_kernel(f, *p);
+    if (kind != FULL) return;
+    p->pairs = tl_fastdiv((uint64_t)(f->n / 2 + 1));
+    p->real = t.add_packed_roots(f->n);
 }
 
 void add_plan(const tl_fft *f, Kind kind, Tables &t, tl_own_plan *p)
 {
     *p = {};
     p->n = f->n;
-    if (kind == HALF || kind == HALF_MATRIX) {
-        add_half(f, kind, t, p);
+    if (kind == HALF || kind == HALF_MATRIX || kind == FULL) {
+        add_chirp(f, kind, t, p);
         return;
     }
     if (kind == PACKED) {
@@ -269,10 +288,13 @@ int32_t upload(tl_context *ctx, const tl_fft *f, Kind kind, Entry *entry)
     return TORCHLEAN_OK;
 }
 
-/* By a plan of the host: AS_CPU, HALF or HALF_MATRIX. */
+/* By a plan of the host: AS_CPU, HALF, HALF_MATRIX or FULL. */
 int32_t make_as_host(tl_context *ctx, int64_t n, Kind kind, Entry *entry)
 {
-    const int of_host = kind == HALF ? TL_FFT_HALF : kind == HALF_MATRIX ? TL_FFT_HALF_MATRIX : TL_FFT_ANY;
+    const int of_host = kind == HALF          ? TL_FFT_HALF
+                        : kind == HALF_MATRIX ? TL_FFT_HALF_MATRIX
+                        : kind == FULL        ? TL_FFT_FULL
+                                              : TL_FFT_ANY;
     const tl_fft *f = tl_fft_get_base(n, of_host);
     if (!f)
         return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for the plan of a %lld-point transform", (long long)n);
@@ -385,5 +407,7 @@ int32_t tl_half_find(tl_context *ctx, int64_t n, bool matrix, tl_own_plan *plan)
 {
     return find(ctx, n, matrix ? HALF_MATRIX : HALF, plan);
 }
+
+int32_t tl_full_find(tl_context *ctx, int64_t n, tl_own_plan *plan) { return find(ctx, n, FULL, plan); }
 
 int32_t tl_packed_find(tl_context *ctx, int64_t n, tl_own_plan *plan) { return find(ctx, n, PACKED, plan); }
