@@ -148,16 +148,13 @@ __global__ void __launch_bounds__(TL_SUM_LANES)
 
 size_t two_leaves_bytes(int64_t cols) { return sizeof(float4) * (size_t)tl_ceil_div(cols + 3, 4); }
 
-/* Whether a block can have a row in shared memory here, beside the kernel's own. */
-template <bool LOG> bool two_leaves_fit(tl_context *ctx, int64_t cols)
+/* Whether a row has two leaves, and a block can have it in shared memory. */
+template <bool LOG> bool two_leaves_fit(int64_t cols)
 {
     cudaFuncAttributes kernel;
-    int most = 0;
     return cols > TL_SUM_LEAF && cols <= TWO_LEAVES &&
            cudaFuncGetAttributes(&kernel, softmax_two_leaves<LOG>) == cudaSuccess &&
-           cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, tl_context_ordinal(ctx)) ==
-               cudaSuccess &&
-           kernel.sharedSizeBytes + two_leaves_bytes(cols) <= (size_t)most;
+           tl_shared_fits(kernel, two_leaves_bytes(cols));
 }
 
 template <bool LOG>
@@ -209,7 +206,7 @@ int32_t forward(tl_context *ctx, const char *name, const float *x, int64_t rows,
             return tl_launch_cluster<Row>(ctx, name, softmax_cluster<Row, LOG>, rows, cols, &status, x, cols, out);
         }))
         return status;
-    if (two_leaves_fit<LOG>(ctx, cols)) return run_two_leaves<LOG>(ctx, name, x, rows, cols, out);
+    if (two_leaves_fit<LOG>(cols)) return run_two_leaves<LOG>(ctx, name, x, rows, cols, out);
     if (fits)
         return pick_row(ctx, rows, cols, [&](auto row) {
             using Row = typename decltype(row)::type;

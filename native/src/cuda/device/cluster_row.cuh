@@ -246,11 +246,8 @@ struct tl_cluster_quads {
 template <class Kernel> static bool tl_cluster_runs(Kernel kernel, size_t dynamic)
 {
     cudaFuncAttributes attributes;
-    int device = 0, most = 0;
-    const bool known = cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess &&
-                       cudaGetDevice(&device) == cudaSuccess &&
-                       cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess;
-    return known && attributes.ptxVersion >= 90 && attributes.sharedSizeBytes + dynamic <= (size_t)most;
+    return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90 &&
+           tl_shared_fits(attributes, dynamic);
 }
 
 /* A launch of clusters of `blocks` blocks in x. */

@@ -185,14 +185,13 @@ __device__ __forceinline__ uint32_t list_window(const buckets &s, uint32_t kind,
 struct window {
     uint32_t place[WINDOW_ITEMS], value[WINDOW_ITEMS], rounds;
 
-    /* The place in the bucket of the warp's first hit. */
-    __device__ __forceinline__ uint32_t begin(uint32_t from) const { return from + threadIdx.x / 32 * rounds * 32; }
     __device__ __forceinline__ void load(const uint2 *hits, const piece_list &pieces, uint32_t from, uint32_t to,
                                          uint32_t nowhere)
     {
         rounds = (to - from + THREADS - 1) / THREADS;
-        const uint32_t lane = threadIdx.x % 32, begin = this->begin(from);
-        const uint32_t found = pieces.piece_of(begin + lane * 32); /* lane i has that of the first hit of item i */
+        const uint32_t lane = threadIdx.x % 32,
+                       begin = from + threadIdx.x / 32 * rounds * 32; /* the warp's first hit */
+        const uint32_t found = pieces.piece_of(begin + lane * 32);    /* lane i has that of the first hit of item i */
         TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++)
             place[i] = nowhere, value[i] = 0;
         TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {

@@ -90,7 +90,16 @@ template <class Kernel> static cudaError_t tl_raise_shared_limit(Kernel kernel, 
     return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most - (int)now.sharedSizeBytes);
 }
 
-/* The same in a launcher. */
+/* Whether a block of a kernel with these attributes can have `dynamic` bytes of shared memory here, beside the kernel's own. */
+static inline bool tl_shared_fits(const cudaFuncAttributes &kernel, size_t dynamic)
+{
+    int device = 0, most = 0;
+    return cudaGetDevice(&device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess &&
+           kernel.sharedSizeBytes + dynamic <= (size_t)most;
+}
+
+/* Raises the limit in a launcher. */
 template <class Kernel> static int32_t tl_allow_shared(tl_context *ctx, Kernel kernel, size_t dynamic)
 {
     TL_CUDA_TRY(ctx, tl_raise_shared_limit(kernel, dynamic));

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const int64_t first_mode = (int64_t)blockIdx.y * BLOCK_MODES, first_channel = (int64_t)blockIdx.z * CHANNELS;
     for (int e = threadIdx.x; e < HALF * BLOCK_MODES; e += THREADS) {
         const int j = e / BLOCK_MODES, k = e % BLOCK_MODES;
-        const float2 root = half_root((uint64_t)(first_mode + k) * (uint64_t)(2 * j + 1), (uint64_t)n);
+        const float2 root = half_root(first_mode + k, 2 * j + 1, n);
         s.cosine[j][k] = root.x;
         s.sine[j][k] = root.y;
     }
@@ -83,8 +83,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                 a[u] = load_row(x, t0 + HALF + j, end, channel, width, vectors);
                 b[u] = load_row(x, t0 + HALF - 1 - j, end, channel, width, vectors);
             }
-            if (h == 0 && t < BLOCK_MODES)
-                s.root[quarter][t] = half_root((uint64_t)(first_mode + t) * (uint64_t)(2 * t0 + TILE - 1), (uint64_t)n);
+            if (h == 0 && t < BLOCK_MODES) s.root[quarter][t] = half_root(first_mode + t, 2 * t0 + TILE - 1, n);
             TL_UNROLL_FOR (int u = 0; u < 4; u++) {
                 const int j = h * 16 + u * 4 + t / 16;
                 tl_store4(&s.plus[quarter][j][t % 16 * 4],
@@ -280,14 +279,13 @@ __global__ void __launch_bounds__(THREADS, 2)
             __syncthreads(); /* the last chunk is used up */
             if (i == 0 || modes > CHUNK)
                 for (int e = threadIdx.x; e < CHUNK * HALF; e += THREADS) {
-                    const float2 r = half_root((uint64_t)(k0 + e / HALF) * (uint64_t)(2 * (e % HALF) + 1), (uint64_t)n);
+                    const float2 r = half_root(k0 + e / HALF, 2 * (e % HALF) + 1, n);
                     s.cosine[e / HALF][e % HALF] = r.x;
                     s.sine[e / HALF][e % HALF] = r.y;
                 }
             /* a warp's four modes, each turned by a root that one lane computes */
             float2 root = make_float2(1.0f, 0.0f);
-            if (pair < 4)
-                root = half_root((uint64_t)(k0 + group * 4 + pair) * (uint64_t)(2 * t0 + TILE - 1), (uint64_t)n);
+            if (pair < 4) root = half_root(k0 + group * 4 + pair, 2 * t0 + TILE - 1, n);
             TL_UNROLL_FOR (int q = 0; q < 4; q++) {
                 const int k = group * 4 + q;
                 const float c = __shfl_sync(0xffffffffu, root.x, q), d = __shfl_sync(0xffffffffu, root.y, q);

@@ -105,15 +105,15 @@ __global__ void __launch_bounds__(THREADS, 2)
             for (int e = (int)threadIdx.x; e < HALF * BLOCK_MODES; e += THREADS) {
                 const int j = e / BLOCK_MODES, k = e % BLOCK_MODES;
                 if (k >= count) continue;
-                const float2 r = half_root((uint64_t)(first_mode + k) * (uint64_t)(2 * j + 1), (uint64_t)p.n);
+                const float2 r = half_root(first_mode + k, 2 * j + 1, p.n);
                 cosine[j][k] = r.x;
                 sine[j][k] = r.y;
             }
         for (int e = t; !idle && e < p.tiles * BLOCK_MODES; e += QUARTER) {
             const int tile = e / BLOCK_MODES, k = e % BLOCK_MODES;
             if (k < count)
-                root[(quarter * BLOCK_MODES + k) * p.tiles + tile] = half_root(
-                    (uint64_t)(first_mode + k) * (uint64_t)(2 * (first + tile) * TILE + TILE - 1), (uint64_t)p.n);
+                root[(quarter * BLOCK_MODES + k) * p.tiles + tile] =
+                    half_root(first_mode + k, 2 * (first + tile) * TILE + TILE - 1, p.n);
         }
         tl_copy_wait<0>();
         __syncthreads();
@@ -222,15 +222,13 @@ __global__ void __launch_bounds__(THREADS, 2)
             if (i == 0 || p.modes > CHUNK)
                 for (int e = (int)threadIdx.x; e < count * HALF; e += THREADS) {
                     const int k = e / HALF, j = e % HALF;
-                    const float2 r = half_root((uint64_t)(k0 + k) * (uint64_t)(2 * j + 1), (uint64_t)p.n);
+                    const float2 r = half_root(k0 + k, 2 * j + 1, p.n);
                     s.cosine[k][j] = r.x;
                     s.sine[k][j] = r.y;
                 }
             for (int e = t; !idle && e < p.tiles * CHUNK; e += OF_HALF) {
                 const int tile = e / CHUNK, k = e % CHUNK;
-                if (k < count)
-                    root[k * p.tiles + tile] =
-                        half_root((uint64_t)(k0 + k) * (uint64_t)(2 * (first + tile) * TILE + TILE - 1), (uint64_t)p.n);
+                if (k < count) root[k * p.tiles + tile] = half_root(k0 + k, 2 * (first + tile) * TILE + TILE - 1, p.n);
             }
             __syncthreads();
             for (int k = t / STRIP; !idle && k < count; k += OF_HALF / STRIP) {

@@ -7,11 +7,12 @@
 /* Blocks that share the grid in one pass over it: four for each multiprocessor of an H200. */
 constexpr int64_t SHARES = 528;
 
-/* (cos, sin) of pi·a/n with a reduced exactly. */
-static __device__ __forceinline__ float2 half_root(uint64_t a, uint64_t n)
+/* (cos, sin) of pi·mode·twice/n, the product reduced exactly: of a mode at half of `twice` numbers from where its angle is 0. */
+static __device__ __forceinline__ float2 half_root(int64_t mode, int64_t twice, int64_t n)
 {
+    const uint64_t whole = 2 * (uint64_t)n;
     double c, s;
-    tl_root(a % (2 * n), 2 * n, &c, &s);
+    tl_root((uint64_t)mode * (uint64_t)twice % whole, whole, &c, &s);
     return make_float2((float)c, (float)s);
 }
 
