@@ -237,7 +237,6 @@ REASONS: dict[str, str] = {
     "native/src/cuda/attention/few_rows.cu: if (lane == 0) tops[r] = top, totals[r] = sum; -> if (lane != 0) tops[r] = top, totals[r] = sum;": "equivalent: every lane of the warp holds the fold, and 31 of them write the same values",
     "native/src/cuda/runtime/transfer.cu: size_t pieces = (bytes + size - 1) / size, queued = 0; -> size_t pieces = (bytes + size - (1-1)) / size, queued = 0;": "equivalent: where size divides bytes, one piece of no bytes more is copied",
     "native/src/cuda/attention/mma_tiles.cuh: TL_UNROLL_FOR (int m = 0; m < C::M; m++) -> TL_UNROLL_FOR (int m = 0; m != C::M; m++)": "equivalent: m counts from 0 by 1 and meets M",
-    "native/src/cuda/device/chain.cuh: if constexpr (P::TILES == tl_chain_choice::ALL) { -> if constexpr (P::TILES != tl_chain_choice::ALL) {": "equivalent: which tile a product takes changes its time alone: every tile adds in the same order",
     "native/src/cuda/conv/mma_weights.cu: } else { -> } {": "equivalent: the same elements are copied a second time",
     "native/src/core/exchange.c: int known = 1; -> int known = -1;": "equivalent: it is asked whether it is 0 alone",
     "tlrt/torch/routes/pools.py: def max_pool_backward( -> def min_pool_backward(": "equivalent: its decorator registers the function, and nothing reads the name that the module has for it",

@@ -26,6 +26,8 @@ LONG_ROWS = [{"rows": 3, "cols": n} for n in (16388, 32771, 32772, 49151, 49156,
 SOFTMAX_ROWS = [*LONG_ROWS, *STEPS]
 #: so many rows of one or two elements per lane that each is a warp's
 WARP_ROWS = [{"rows": 1057, "cols": n} for n in (1028, 1280, 1284, 1536, 1924, 2048)]
+#: rows that a block takes in turn: of two leaves, of a short third one, and the longest
+TURNS = [{"rows": 135, "cols": n} for n in (16_389, 33_002, 40_960)]
 #: of more than a chunk of rows: columns that few rows sum after them
 CHAINS = [
     {"rows": 133, "cols": n}
@@ -83,6 +85,10 @@ UNEVEN = [
     (40_000, 29, 9000), (512, 16, 60_000), (4096, 256, 2048), (700, 443, 5953),
     # tiles of some columns of wide rows, of which the last has few
     (3000, 104, 1000), (3000, 33, 900),
+    # tiles that take rows in turns: of few columns, of 32 of wide rows, aligned and not, and of more of large tables
+    (384, 56, 3192), (2100, 1000, 1100), (2100, 1030, 1100), (6000, 733, 352), (50_257, 87, 2470),
+    # buckets of rows of few hits on average, of which a block adds one of more
+    (20_000, 31, 40_000),
     # rows that blocks add in a chain: of a bucket, of a sorted list, and where others have as many blocks as the device
     (414, 14, 140_000), (40, 7, 140_000), (47, 45, 20_000), (200, 90, 140_000), (100, 20, 30_000),
 ]  # fmt: skip
@@ -122,6 +128,7 @@ ALONG += [{"outer": 40, "n": 700, "inner": 64, "k": 800, "io": 1, "ii": 1}]  # t
 UNEVEN_ALONG = [
     (3, 700, 3, 1500), (6, 6287, 4, 7280), (11, 96, 11, 8192), (2, 700, 31, 5000), (2, 20_000, 1, 8000), (7, 96, 256, 2048),
     (3, 300, 129, 4000), (1, 32_236, 1, 5208), (80, 3, 7, 1200), (5, 30, 9, 200), (3, 40, 25, 257),
+    (1500, 9, 2, 400), (1, 2_100_001, 1, 4999),  # owners of several arrays' columns; three steps of a sort
 ]  # fmt: skip
 #: one merged axis reduced, two, three; segments of one level, two, three; few results and many, several in
 #: a block; short columns, so many that a thread owns whole ones
@@ -219,7 +226,9 @@ POWERS = [
         (2, 32_768), (140, 16_384), (1, 65_536),
     )
 ]  # fmt: skip
-TRANSFORMS = [*CHIRPS, *POWERS]
+#: rows of few numbers, each a thread's: whole warps of them, and a rest
+FEW = [{"batch": 167, "n": n} for n in (1, 3, 5, 7, 9, 11, 13, 15)]
+TRANSFORMS = [*CHIRPS, *POWERS, *FEW]
 
 
 def grouped(
@@ -242,7 +251,7 @@ def grouped(
 
 #: operation -> dimensions and parameters
 PATHS: dict[str, list[dict[str, Any]]] = {
-    **{name: [*SOFTMAX_ROWS, *WARP_ROWS] for name in ("softmax", "log_softmax")},
+    **{name: [*SOFTMAX_ROWS, *WARP_ROWS, *TURNS] for name in ("softmax", "log_softmax")},
     "cross_entropy": SOFTMAX_ROWS,
     **dict.fromkeys(("reduce_sum_axis1", "reduce_max_axis1"), LONG_ROWS),
     "cross_entropy_rows": [
@@ -252,8 +261,8 @@ PATHS: dict[str, list[dict[str, Any]]] = {
     "channel_affine": [
         {"batch": 2, "channels": 3, "positions": n} for n in (16388, 32771, 49151, 49152, 49153, 98309)
     ],
-    "layer_norm": [{**v, "eps": 1e-5} for v in (*STATISTICS, *MANY_ROWS)],
-    "rms_norm": [{**v, "eps": 1e-5} for v in (*STATISTICS, *MANY_ROWS[::3], {"rows": 16_500, "cols": 513})],
+    "layer_norm": [{**v, "eps": 1e-5} for v in (*STATISTICS, *WARP_ROWS, *MANY_ROWS)],
+    "rms_norm": [{**v, "eps": 1e-5} for v in (*STATISTICS, *WARP_ROWS, *MANY_ROWS[::3], {"rows": 16_500, "cols": 513})],
     "batchnorm_channel_first": [
         {"channels": v["rows"], "height": 1, "width": v["cols"], "eps": 1e-5} for v in (*LONG_ROWS, *CHAINS[5:9])
     ],
@@ -320,6 +329,10 @@ PATHS: dict[str, list[dict[str, Any]]] = {
             {"batch": 140, "m": 24, "n": 44, "p": 28}, {"batch": 140, "m": 23, "n": 9, "p": 27},
             {"batch": 31, "m": 7, "n": 256, "p": 5}, NARROW[0],
             {"batch": 420, "m": 60, "n": 71, "p": 58},
+            # split products on tiles of half as many columns, or rows, whose copies are of 16 bytes, 4 and 8
+            {"batch": 140, "m": 64, "n": 68, "p": 32}, {"batch": 140, "m": 32, "n": 68, "p": 64},
+            {"batch": 270, "m": 64, "n": 65, "p": 32}, {"batch": 270, "m": 32, "n": 66, "p": 64},
+            {"batch": 270, "m": 64, "n": 32, "p": 65}, {"batch": 270, "m": 32, "n": 64, "p": 66},
             # tiles in registers of long rows: of four and two warps below one another, and gradients of transposed factors
             {"batch": 101, "m": 760, "n": 9, "p": 43}, {"batch": 270, "m": 29, "n": 19, "p": 255},
             {"batch": 266, "m": 62, "n": 113, "p": 18}, {"batch": 266, "m": 18, "n": 62, "p": 113}],
@@ -376,15 +389,17 @@ PATHS: dict[str, list[dict[str, Any]]] = {
             (2, 130, 132, 2), (3, 513, 112, 0), (1, 300, 7, 0), (1, 270, 13, 2), (140, 7, 5, 0), (1, 300, 90, 1),
             (90, 66, 96, 3), (1, 530, 47, 2), (3, 33, 20, 1), (16, 140, 180, 3), (2, 129, 200, 0), (3, 97, 333, 3),
             (67, 64, 24, 3), (3, 61, 64, 2), (45, 67, 40, 3), (2, 96, 100, 2),
-            (2, 515, 192, 0), (1, 530, 151, 2), (1, 520, 132, 3),
+            (2, 515, 192, 0), (1, 530, 151, 2), (1, 520, 132, 3), (66, 70, 100, 2), (33, 130, 67, 1), (66, 97, 72, 3),
+            (1, 514, 107, 2), (1, 520, 80, 0),
         )
     ],
-    "grouped_attention": [  # of few keys: eight of them, rows of one element, of several in a warp, of more than a warp has lanes
+    # of few keys: eight of them, rows of one element, of several in a warp, of more than a warp has lanes; keys beyond the window
+    "grouped_attention": [
         {
             "batch": 1, "heads": 2, "kv_heads": 1, "queries": 70, "keys": keys, "d": d, "width": width, "mask_mode": 0,
             "mask_batch": 1, "mask_heads": 1, "mask_queries": 1, "before": 60, "after": 0, "offset": 0, "scale": 0.2,
         }
-        for keys, d, width in ((6, 14, 64), (8, 12, 8), (7, 36, 1), (5, 7, 35), (30, 3, 300))
+        for keys, d, width in ((6, 14, 64), (8, 12, 8), (7, 36, 1), (5, 7, 35), (30, 3, 300), (400, 72, 100), (299, 20, 65))
     ],
     "selective_scan_diag": [{"seq_len": t, "state": n} for t, n in ((129, 3), (1000, 1), (300, 4097), (16_500, 33))],
     "add": [{"*": (1 << 21) + 5}],

@@ -74,14 +74,16 @@ __device__ __forceinline__ void apply(const float (&x)[IN][COUNT], const Map &m,
     }
 }
 
-/* Groups of a thread lie THREADS groups apart, and are all loaded before the first is computed. With two, 40 registers do. */
+/* The first `whole` blocks have GROUPS groups a thread, which lie THREADS groups apart and are all loaded before the first is computed;
+ * with two, 40 registers do. What is left is dealt to blocks with one group a thread, of which the last may lack elements: these
+ * are 1, which is rare in no formula. So the end takes no longer than a block, and what tells both kinds apart is the block. */
 template <int IN, int OUT, int GROUPS, class F>
-__global__ void __launch_bounds__(THREADS, GROUPS == 2 ? 12 : 0) map_kernel(Map m)
+__global__ void __launch_bounds__(THREADS, GROUPS == 2 ? 12 : 0) map_kernel(Map m, unsigned whole)
 {
-    tl_wait_for_earlier();
+    tl_wait_for_earlier(TL_AFTER, gridDim.x);
     constexpr int APART = THREADS * ELEMENTS;
-    const int64_t i = (int64_t)blockIdx.x * (GROUPS * APART) + threadIdx.x * ELEMENTS;
-    if (i + (GROUPS - 1) * APART + ELEMENTS <= m.n) {
+    if (blockIdx.x < whole) {
+        const int64_t i = (int64_t)blockIdx.x * (GROUPS * APART) + threadIdx.x * ELEMENTS;
         float x[GROUPS][IN][ELEMENTS], y[OUT][ELEMENTS];
         TL_UNROLL_FOR (int g = 0; g < GROUPS; g++)
             TL_UNROLL_FOR (int k = 0; k < IN; k++)
@@ -91,31 +93,34 @@ __global__ void __launch_bounds__(THREADS, GROUPS == 2 ? 12 : 0) map_kernel(Map 
             TL_UNROLL_FOR (int k = 0; k < OUT; k++)
                 if (OUT == 1 || m.out[k] != nullptr) tl_store4(m.out[k] + i + g * APART, y[k]);
         }
-    } else { /* the last threads: single elements */
-        _Pragma("unroll 1") for (int e = 0; e < GROUPS * ELEMENTS; e++)
-        {
-            const int64_t j = i + e / ELEMENTS * APART + e % ELEMENTS;
-            if (j >= m.n) break;
-            float x[IN][1], y[OUT][1];
-            TL_UNROLL_FOR (int k = 0; k < IN; k++)
-                x[k][0] = m.in[k][j];
-            apply<F>(x, m, y);
-            TL_UNROLL_FOR (int k = 0; k < OUT; k++)
-                if (OUT == 1 || m.out[k] != nullptr) m.out[k][j] = y[k][0];
-        }
+    } else {
+        const int64_t i = ((int64_t)whole * (GROUPS - 1) + blockIdx.x) * APART + threadIdx.x * ELEMENTS;
+        float x[IN][ELEMENTS], y[OUT][ELEMENTS];
+        TL_UNROLL_FOR (int k = 0; k < IN; k++)
+            TL_UNROLL_FOR (int e = 0; e < ELEMENTS; e++)
+                x[k][e] = i + e < m.n ? m.in[k][i + e] : 1.0f;
+        apply<F>(x, m, y);
+        TL_UNROLL_FOR (int k = 0; k < OUT; k++)
+            TL_UNROLL_FOR (int e = 0; e < ELEMENTS; e++)
+                if (i + e < m.n && (OUT == 1 || m.out[k] != nullptr)) m.out[k][i + e] = y[k][e];
     }
 }
 
 /* Elements; below, whole blocks would be left to a few multiprocessors. */
 constexpr int64_t HEAVY_LEAST = 4 << 20;
 
+template <int GROUPS, int IN, int OUT, class F> int32_t launch(tl_context *ctx, const char *name, const Map &m)
+{
+    constexpr int64_t APART = THREADS * ELEMENTS;
+    const int64_t whole = m.n / (GROUPS * APART);
+    const unsigned grid = tl_grid(m.n - whole * (GROUPS - 1) * APART, APART);
+    return tl_launch_ahead(ctx, name, map_kernel<IN, OUT, GROUPS, F>, grid, THREADS, 0, m, (unsigned)whole);
+}
+
 template <int IN, int OUT, class F> int32_t run(tl_context *ctx, const char *name, const Map &m)
 {
-    constexpr int GROUPS = GROUPS_OF<F>, PER_BLOCK = THREADS * ELEMENTS;
-    if (GROUPS > 1 && m.n >= HEAVY_LEAST)
-        return tl_launch_ahead(ctx, name, map_kernel<IN, OUT, GROUPS, F>, tl_grid(m.n, GROUPS * PER_BLOCK), THREADS, 0,
-                               m);
-    return tl_launch_ahead(ctx, name, map_kernel<IN, OUT, 1, F>, tl_grid(m.n, PER_BLOCK), THREADS, 0, m);
+    if (GROUPS_OF<F> > 1 && m.n >= HEAVY_LEAST) return launch<GROUPS_OF<F>, IN, OUT, F>(ctx, name, m);
+    return launch<1, IN, OUT, F>(ctx, name, m);
 }
 
 /* Operations whose elements are all alike. */

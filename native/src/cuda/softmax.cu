@@ -60,16 +60,19 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
 #endif
 }
 
-/* ---- forward, rows of two leaves ---------------------------------------------------------------------------------- */
+/* ---- forward, rows of two and three leaves ------------------------------------------------------------------------ */
 
 /* Such a row fills the shared memory of a multiprocessor, whose one block would wait for it, compute, and wait for the next one. So
- * the block moves it on to registers, 32 elements a thread, and asks for the next one meanwhile. Thread t owns lane t of both leaves:
- * elements t + 1024 i of the row, which it computes WIDE at a time, as far as the row reaches. */
-constexpr int TWO_LEAVES = 2 * TL_SUM_LEAF, PIECES = TWO_LEAVES / TL_SUM_LANES, WIDE = 4;
+ * the block moves it on to registers, PIECES elements a thread, and asks for the next one meanwhile. Thread t owns lane t of all
+ * leaves, so that all threads work where the last leaf is short: elements t + 1024 i of the row, which it computes WIDE at a time, as
+ * far as the row reaches. A thread has 64 registers, which 40 elements and what is computed with them just fill. */
+constexpr int TWO_LEAVES = 2 * TL_SUM_LEAF, LEAVES_MOST = 40 * TL_SUM_LANES, WIDE = 4;
+constexpr int LEAF_PIECES = TL_SUM_LEAF / TL_SUM_LANES;
 
-template <class Visit> __device__ __forceinline__ void visit_pieces(int cols, Visit visit)
+/* visit(i) for pieces begin..end - 1. */
+template <class Visit> __device__ __forceinline__ void visit_pieces(int cols, int begin, int end, Visit visit)
 {
-    TL_UNROLL_FOR (int i = 0; i < PIECES; i += WIDE)
+    TL_UNROLL_FOR (int i = begin; i < end; i += WIDE)
         if (i * TL_SUM_LANES < cols)
             TL_UNROLL_FOR (int j = i; j < i + WIDE; j++)
                 visit(j);
@@ -83,7 +86,7 @@ __device__ __forceinline__ void request_row(float *shared, const float *p, int c
 {
     const int t = (int)threadIdx.x, offset = offset_of(p), before = (4 - offset) % 4, quads = (cols - before) / 4;
     float *const to = shared + offset;
-#pragma unroll 4
+#pragma unroll 1
     for (int i = before + 4 * t; i < before + 4 * quads; i += 4 * TL_SUM_LANES)
         tl_copy_async<16>(to + i, p + i, true);
     const int end = t < before ? t : before + 4 * quads + t - before;
@@ -100,70 +103,73 @@ template <int M> __device__ __forceinline__ float fold_lanes(const float *lanes,
         return fold_lanes<2 * M>(lanes, r) + fold_lanes<2 * M>(lanes, r + M);
 }
 
-template <bool LOG>
+template <bool LOG, int PIECES>
 __global__ void __launch_bounds__(TL_SUM_LANES)
-    softmax_two_leaves(const float *__restrict__ x, int64_t rows, int cols, float *__restrict__ out)
+    softmax_leaves(const float *__restrict__ x, int rows, int cols, float *__restrict__ out)
 {
-    __shared__ float lanes[2][TL_SUM_LANES], maxima[32], leaf[2];
+    constexpr int LEAVES = (PIECES + LEAF_PIECES - 1) / LEAF_PIECES;
+    __shared__ float lanes[LEAVES][TL_SUM_LANES], maxima[32], leaf[LEAVES];
     float *const shared = reinterpret_cast<float *>(tl_dynamic_shared);
     const int t = (int)threadIdx.x, warp = t / 32, lane = t % 32;
     request_row(shared, x + blockIdx.x * (int64_t)cols, cols);
 #pragma unroll 1
-    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-        const float *const held = shared + offset_of(x + row * cols) + t;
-        float v[PIECES], m = -TL_INF, sums[2] = {0.0f, 0.0f};
+    for (int row = (int)blockIdx.x; row < rows; row += (int)gridDim.x) {
+        const float *const held = shared + offset_of(x + row * (int64_t)cols) + t;
+        float v[PIECES], m = -TL_INF;
         tl_copy_wait<0>();
         __syncthreads();
-        visit_pieces(cols, [&](int i) {
+        visit_pieces(cols, 0, PIECES, [&](int i) {
             const int piece = i * TL_SUM_LANES;
             v[i] = piece < cols - t ? held[piece] : -TL_INF;
         });
         __syncthreads();
-        if (row + gridDim.x < rows) request_row(shared, x + (row + gridDim.x) * cols, cols);
-        visit_pieces(cols, [&](int i) { m = fmaxf(m, v[i]); });
+        if (const int next = row + (int)gridDim.x; next < rows) request_row(shared, x + next * (int64_t)cols, cols);
+        visit_pieces(cols, 0, PIECES, [&](int i) { m = fmaxf(m, v[i]); });
         m = tl_fold_group<tl_number_max_op, 32>(m);
         if (lane == 0) maxima[warp] = m;
         __syncthreads();
         m = tl_fold_group<tl_number_max_op, 32>(maxima[lane]);
-        visit_pieces(cols, [&](int i) {
-            const float shifted = v[i] - m, e = tl_exp_at_most_1(shifted);
-            sums[i * TL_SUM_LANES / TL_SUM_LEAF] += e;
-            v[i] = LOG ? shifted : e;
-        });
-        lanes[0][t] = sums[0], lanes[1][t] = sums[1];
+        TL_UNROLL_FOR (int l = 0; l < LEAVES; l++) {
+            float sum = 0.0f;
+            visit_pieces(cols, LEAF_PIECES * l, min(LEAF_PIECES * (l + 1), PIECES), [&](int i) {
+                const float shifted = v[i] - m, e = tl_exp_at_most_1(shifted);
+                sum += e;
+                v[i] = LOG ? shifted : e;
+            });
+            lanes[l][t] = sum;
+        }
         __syncthreads();
-        if (warp < 2) {
+        if (warp < LEAVES) {
             const float s = tl_fold_group<tl_sum_op, 32>(fold_lanes<1>(lanes[warp] + lane, 0));
             if (lane == 0) leaf[warp] = s;
         }
         __syncthreads();
-        const float sum = leaf[0] + leaf[1], s = LOG ? tl_log(sum) : sum, reciprocal = 1.0f / s;
-        float *const to = out + row * cols + t;
-        visit_pieces(cols, [&](int i) {
+        const float sum = tl_block_row<false, LEAF_PIECES, LEAVES>::join(leaf), s = LOG ? tl_log(sum) : sum,
+                    reciprocal = 1.0f / s;
+        float *const to = out + row * (int64_t)cols + t;
+        visit_pieces(cols, 0, PIECES, [&](int i) {
             const int piece = i * TL_SUM_LANES;
             if (piece < cols - t) to[piece] = LOG ? v[i] - s : tl_quotient(v[i], s, reciprocal);
         });
     }
 }
 
-size_t two_leaves_bytes(int64_t cols) { return sizeof(float4) * (size_t)tl_ceil_div(cols + 3, 4); }
-
-/* Whether a row has two leaves, and a block can have it in shared memory. */
-template <bool LOG> bool two_leaves_fit(int64_t cols)
+/* Launches it if a block can have the row, in its registers and before in shared memory. */
+template <bool LOG, int PIECES>
+bool run_leaves(tl_context *ctx, const char *name, const float *x, int64_t rows, int64_t cols, float *out,
+                int32_t *status)
 {
-    cudaFuncAttributes kernel;
-    return cols > TL_SUM_LEAF && cols <= TWO_LEAVES &&
-           cudaFuncGetAttributes(&kernel, softmax_two_leaves<LOG>) == cudaSuccess &&
-           tl_shared_fits(kernel, two_leaves_bytes(cols));
-}
-
-template <bool LOG>
-int32_t run_two_leaves(tl_context *ctx, const char *name, const float *x, int64_t rows, int64_t cols, float *out)
-{
-    const size_t bytes = two_leaves_bytes(cols);
-    TL_TRY(tl_allow_shared(ctx, softmax_two_leaves<LOG>, bytes));
-    return tl_launch_dynamic(ctx, name, softmax_two_leaves<LOG>, tl_grid(rows, 1, tl_cuda_sms(ctx)), TL_SUM_LANES,
-                             bytes, x, rows, (int)cols, out);
+    const size_t bytes = sizeof(float4) * (size_t)tl_ceil_div(cols + 3, 4);
+    const auto kernel = softmax_leaves<LOG, PIECES>;
+    cudaFuncAttributes attributes;
+    if (cols > PIECES * TL_SUM_LANES || cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess ||
+        !tl_shared_fits(attributes, bytes))
+        return false;
+    *status = tl_allow_shared(ctx, kernel, bytes);
+    if (*status == TORCHLEAN_OK)
+        *status = tl_launch_dynamic(ctx, name, kernel, tl_grid(rows, 1, tl_cuda_sms(ctx)), TL_SUM_LANES, bytes, x,
+                                    (int)rows, (int)cols, out);
+    return true;
 }
 
 /* ---- forward, all rows -------------------------------------------------------------------------------------------- */
@@ -184,18 +190,6 @@ template <bool LOG> struct softmax_element {
     }
 };
 
-/* tl_pick_row, but a warp has a row of 1028 to 2048 aligned elements where each multiprocessor has eight or more of these: it takes
- * no barriers, and per row half the instructions of a block, each of whose warps folds a maximum and waits for the sum. Fewer rows
- * are a block's, which is done with one sooner. */
-template <class Launch> int32_t pick_row(tl_context *ctx, int64_t rows, int64_t cols, Launch launch)
-{
-    if (cols % 4 == 0 && cols > TL_SUM_LANES && cols <= 2 * TL_SUM_LANES && rows >= 8 * (int64_t)tl_cuda_sms(ctx))
-        return cols <= 1280   ? launch(tl_row_type<tl_short_row<true, 32, 40>>())
-               : cols <= 1536 ? launch(tl_row_type<tl_short_row<true, 32, 48>>())
-                              : launch(tl_row_type<tl_short_row<true, 32, 64>>());
-    return tl_pick_row(cols, launch);
-}
-
 template <bool LOG>
 int32_t forward(tl_context *ctx, const char *name, const float *x, int64_t rows, int64_t cols, float *out)
 {
@@ -206,9 +200,11 @@ int32_t forward(tl_context *ctx, const char *name, const float *x, int64_t rows,
             return tl_launch_cluster<Row>(ctx, name, softmax_cluster<Row, LOG>, rows, cols, &status, x, cols, out);
         }))
         return status;
-    if (two_leaves_fit<LOG>(cols)) return run_two_leaves<LOG>(ctx, name, x, rows, cols, out);
+    if (cols > TL_SUM_LEAF && (run_leaves<LOG, TWO_LEAVES / TL_SUM_LANES>(ctx, name, x, rows, cols, out, &status) ||
+                               run_leaves<LOG, LEAVES_MOST / TL_SUM_LANES>(ctx, name, x, rows, cols, out, &status)))
+        return status;
     if (fits)
-        return pick_row(ctx, rows, cols, [&](auto row) {
+        return tl_pick_row_of_many(ctx, rows, cols, [&](auto row) {
             using Row = typename decltype(row)::type;
             return tl_launch_rows<Row>(ctx, name, softmax_rows<Row, LOG>, rows,
                                        (tl_row_bytes<Row, Row::ONE_SHARED>(cols)), x, rows, cols, out);

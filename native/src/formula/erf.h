@@ -34,16 +34,29 @@ TL_HD float tl_erf_bwd(float x, float g)
 
 /* ---- gelu, exact form --------------------------------------------------------------------------------------- */
 
+/* x above 0, up to it a zero with its sign; a NaN stays. One instruction everywhere. */
+TL_HD float tl_positive_part(float x)
+{
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(-0.0f));
+    return y;
+#else
+    return -0.0f > x ? -0.0f : x;
+#endif
+}
+
 /* x Phi(x), Phi the normal distribution function: -0 at -inf. With a = |x| the tail a Phi(-a) is e^(-a^2/2) a (1 + P)/(2 (1 + a)),
  * where P, below 0.15, is a polynomial in a/(a + 5) - 13/32, error below 2^-29: so one factor alone, a/(1 + a), needs its rounding
- * error, as do 1 + a and its reciprocal. Budget: 0.5 ulp for the last sum, 0.4 for its addend, 0.3 for h and P. */
+ * error, as do 1 + a and its reciprocal. The exponent of the exponential is added to the reciprocal's, with 64 more, which the last
+ * product takes back. Budget: 0.5 ulp for the last sum, 0.4 for its addend, 0.3 for h and P. */
 TL_HD float tl_gelu_erf(float x)
 {
     float a = tl_at_most(fabsf(x), 15.0f);
     float t;
     float half = -0.5f * a;
     float z = half * a;
-    float r = tl_exp_rest_two(z, fmaf(half, a, -z), 191.0f, &t);
+    float r = tl_exp_rest_two(z, fmaf(half, a, -z), 64.0f, &t);
     float r2 = r * r;
     float curve = r2 * tl_exp_tail(r, r2);
     float u = fmaf(a, tl_reciprocal(a + 5.0f), -0.40625f);
@@ -60,12 +73,12 @@ TL_HD float tl_gelu_erf(float x)
     float d = 1.0f + a;
     float recip = tl_reciprocal(d);
     p += fmaf(-recip, a - (d - 1.0f), fmaf(-recip, d, 1.0f));
-    float y = fmaf(recip, r, recip);
-    float yl = fmaf(recip, curve, fmaf(recip, r, recip - y));
+    float scaled = tl_from_bits(tl_bits(recip) + (tl_bits(t) << 23));
+    float y = fmaf(scaled, r, scaled);
+    float yl = fmaf(scaled, curve, fmaf(scaled, r, scaled - y));
     yl = fmaf(y + yl, p, yl);
-    float scaled = a * tl_from_bits(tl_bits(t) << 23);
-    float tail = fmaf(scaled, y, scaled * yl) * 0x1p-65f;
-    return copysignf((x <= 0.0f ? 0.0f : x) - tail, x);
+    float tail = fmaf(a, y, a * yl) * 0x1p-65f;
+    return tl_positive_part(x) - tail;
 }
 
 /* The derivative Phi(x) + x e^(-x^2/2)/sqrt(2 pi), times g: 1 at inf, -0 at -inf. At -a it is e^(-a^2/2) (c - a) (1 + P)/2, where

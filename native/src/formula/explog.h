@@ -239,7 +239,8 @@ TL_HD float tl_log1p(float x)
     float m = tl_from_bits(tl_bits(y) - ((uint32_t)e << 23));
     float fl = yl * tl_from_bits((uint32_t)(127 - (e > 64 ? 64 : e)) << 23);
     float edge = x == -1.0f ? -TL_INF : x < -1.0f ? TL_NAN : x;
-    return x > -1.0f && x < TL_INF ? copysignf(tl_log_sum((float)e, m - 1.0f, fl), x) : edge;
+    float log = copysignf(tl_log_sum((float)e, m - 1.0f, fl), x);
+    return (x > -1.0f) & (x < TL_INF) ? log : edge;
 }
 
 /* g / x. */

@@ -361,10 +361,19 @@ template <class LARGE, class SMALL, bool BACKWARD> int32_t query_pass(tl_context
     return launch<SMALL>(ctx, name, query_kernel<SMALL, BACKWARD>, a, query_shared<SMALL, BACKWARD>(), pass, join);
 }
 
-template <class C, bool KEYS, bool VALUES> int32_t key_pass(tl_context *ctx, const Args &a, const Pass &both)
+template <class C, bool KEYS, bool VALUES> int32_t key_pass(tl_context *ctx, Args a, const Pass &both)
 {
     const int64_t d = KEYS ? a.d : 0, v = VALUES ? a.v : 0;
     const Pass pass = {both.rows, both.others, d > v ? d : v, (int)KEYS + (int)VALUES, d + v};
+    const Window window = window_of(a);
+    if (!a.limited || a.members * a.rows == 0 || a.keys - (window.end - window.first) < C::ROWS ||
+        splits<C>(ctx, a, pass)) {
+        a.settled = nullptr; /* no blocks beyond the window, or such as leave sums to others */
+    } else {
+        a.blocks = (uint32_t)tl_ceil_div(a.keys, C::ROWS);
+        TL_TRY(tl_launch(ctx, "attention_chain_bwd", settle_kernel, (unsigned)(a.members * a.blocks), 128, a, window,
+                         (int)C::ROWS, KEYS ? a.gK : nullptr, VALUES ? a.gV : nullptr));
+    }
     auto add = [&](const Args &a, int segments) {
         const int64_t keys = a.members * a.keys;
         if (KEYS)
@@ -474,6 +483,7 @@ int32_t chain_backward(tl_context *ctx, const Geometry &of, const float *Q, cons
         TL_TRY(scan(ctx, a, Q, a.rows, a.d, finite + of_keys));
         TL_TRY(scan(ctx, a, g, a.rows, a.v, finite + of_keys + of_rows));
         a.finite_k = finite, a.finite_q = finite + of_keys, a.finite_g = finite + of_keys + of_rows;
+        a.settled = finite; /* the flags of keys are for the pass over queries alone */
     }
     /* STAGED beyond two sectors of a line */
     const bool wide = a.v % 4 == 0 && tl_aligned4(g) && tl_aligned4(out);

@@ -18,6 +18,28 @@ template <class C> constexpr size_t key_shared()
            sizeof(float) * (size_t)((C::ROWS + C::STAGES * C::OTHERS) * (C::Keys::LD + C::Values::LD));
 }
 
+/* Where no row attends to one of the `each` keys of a block of the pass below, and what rows have is finite, its sums are 0: writes
+ * the results asked for, and for the pass which of its blocks have nothing left to do. Of a window most are such where queries are
+ * few, and they would read keys and values first. By a kernel of its own: the pass has no registers left for it. */
+__global__ void __launch_bounds__(128) settle_kernel(const Args a, Window window, int each, float *gK, float *gV)
+{
+    const int64_t b = blockIdx.x / a.blocks, j0 = blockIdx.x % a.blocks * (int64_t)each;
+    const int64_t tiles = (a.rows + TILE - 1) / TILE, at = b * a.keys + j0;
+    const int64_t present = a.keys - j0 < each ? a.keys - j0 : (int64_t)each;
+    bool finite = !window.meets(j0, j0 + each);
+    for (int64_t t = threadIdx.x; t < tiles && finite; t += 128)
+        finite = a.finite_q[b * tiles + t] && a.finite_g[b * tiles + t];
+    const bool settled = __syncthreads_and(finite);
+    if (threadIdx.x == 0) a.settled[blockIdx.x] = settled;
+    if (!settled) return;
+    const auto fill = [](float *to, int64_t count, float value) {
+        for (int64_t i = threadIdx.x; i < count; i += 128)
+            to[i] = value;
+    };
+    if (gK) fill(gK + at * a.d, present * a.d, (float)(0.0 * (double)a.scale) + 0.0f);
+    if (gV) fill(gV + at * a.v, present * a.v, 0.0f);
+}
+
 /* gV with VALUES, gK with KEYS. With two stages a tile of queries is copied while the one before is multiplied: where the
  * registers hold that too, for none may be spilled (device/chain.cuh). */
 template <class C, bool KEYS, bool VALUES>
@@ -39,6 +61,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
     const float *Q = a.Q + b * a.rows * a.d, *K = a.K + b * a.keys * a.d, *V = a.V + b * a.keys * a.v;
     const float *G = a.g + b * a.rows * a.v;
 
+    if (a.settled && a.settled[blockIdx.x]) return;
     if (!C::MANY) {
         copy_rows<D, C::ROWS>(Ks, K, j0, a.keys, a.d, a.of_d);
         clear_ends<D>(Ks, C::ROWS, a.d);

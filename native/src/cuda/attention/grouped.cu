@@ -7,7 +7,7 @@
  * once and lies in shared memory. Rows longer than DP are gone through in chunks, and a block makes one chunk of a result.
  *
  * Of few rows the sums of the gradients are cut into parts, each a block's work (blockIdx.z), and the parts joined in
- * order.
+ * order. Where a window leaves few blocks of keys, attention/stored_weights.cu makes their gradients.
  *
  * What flash_attention computes as well, heads of as many queries as keys without a mask, causal or not, goes to its kernels on tensor
  * cores, with the keys and values of a group repeated for each of its heads; their gradients are then added up. Where products with
@@ -18,6 +18,7 @@
 #include "cuda/attention/grouped_tiles.cuh"
 #include "cuda/attention/partial.cuh"
 #include "cuda/attention/products.cuh"
+#include "cuda/attention/stored_weights.cuh"
 #include "cuda/device/vector.cuh"
 #include "generated/attention.h"
 
@@ -198,8 +199,6 @@ __global__ void __launch_bounds__(128) join_kernel(const Args a, int parts)
 
 /* ---- the pass over keys ------------------------------------------------------------------------------------------ */
 
-constexpr int STATISTICS = 3; /* of a query: its greatest score, what its weights are multiplied by, and D */
-
 template <class C> constexpr size_t key_shared()
 {
     return sizeof(float) *
@@ -214,35 +213,28 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
     float *Gs = Qs + C::COLS * C::LD, *Ps = Gs + C::COLS * C::LD, *Ws = Ps + C::ROWS * C::LP;
     float *const statistics = Ws + C::ROWS * C::LP;
     const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
-    const int64_t b = blockIdx.x / a.blocks, j0 = blockIdx.x % a.blocks * C::ROWS;
-    const int64_t from = (int64_t)blockIdx.y * C::DP;
+    const int64_t b = blockIdx.x / a.blocks, from = (int64_t)blockIdx.y * C::DP;
+    int64_t j0 = blockIdx.x % a.blocks * C::ROWS;
+    constexpr bool LONG = C::COLS == STORED_TILE; /* of few queries that would not pay */
+    if (LONG && j0 >= a.stored.first) j0 += a.stored.end - a.stored.first;
     const float *Q = a.Q + b * a.rows * a.d, *K = a.K + b * a.keys * a.d, *V = a.V + b * a.keys * a.v;
     const float *g = a.g + b * a.rows * a.v;
-    const float *const inverse = a.inverse + b * a.rows;
-    const float *const of_rows[STATISTICS] = {a.base + b * a.rows, inverse, a.dot + b * a.rows};
     /* Of long rows the block's chunk may lie beyond those of one gradient; that of V needs no dP. */
     const bool want_k = a.gK && (!C::MANY || from < a.d), want_v = a.gV && (!C::MANY || from < a.v);
 
     float gK[C::RM][C::RC] = {}, gV[C::RM][C::RC] = {};
     bool fresh = true, counted = false;
+    int64_t i0 = first_term(a);
     const int64_t rows_end = end_term(a, a.rows);
-    for (int64_t i0 = first_term(a); i0 < rows_end; i0 += C::COLS) {
+    /* Of keys that no row may attend to, one look at all rows. */
+    if (LONG && a.limited && !a.open.meets(j0, j0 + C::ROWS) &&
+        !__syncthreads_or(counts_everywhere(a, b, i0, rows_end)))
+        i0 = rows_end;
+    for (; i0 < rows_end; i0 += C::COLS) {
         limits.find(a, b, i0, C::COLS);
         __syncthreads();
-        if (a.limited) {
-            bool counts = limits.meet(C::COLS, j0, j0 + C::ROWS);
-            counts |= !finite_rows<C::COLS>(a.finite_q, a.rows, b, i0) ||
-                      !finite_rows<C::COLS>(a.finite_g, a.rows, b, i0);
-            /* the weights of a row that is NaN are NaN, blocked or not */
-            for (int64_t row = i0 + threadIdx.x; row < i0 + C::COLS && row < a.rows; row += C::THREADS)
-                counts |= isnan(inverse[row]);
-            if (!__syncthreads_or(counts)) continue;
-        }
-        for (int q = threadIdx.x; q < C::COLS; q += C::THREADS)
-            TL_UNROLL_FOR (int k = 0; k < STATISTICS; k++) {
-                const bool exists = i0 + q < a.rows;
-                tl_copy_async<4>(statistics + k * C::COLS + q, of_rows[k] + (exists ? i0 + q : 0), exists);
-            }
+        if (!tile_counts<C>(a, limits, b, i0, j0)) continue;
+        copy_statistics<C>(statistics, a, b, i0);
         start<C>(Ks, K, j0, a.keys, Qs, Q, i0, a.rows, a.d, a.wide_d, fresh);
         start<C>(Vs, V, j0, a.keys, Gs, g, i0, a.rows, a.v, a.wide_v, fresh);
         if (!C::MANY || a.d == 0) arrive(); /* else with the first chunk */
@@ -256,18 +248,10 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
             if (want_v) copy<C, C::COLS>(Gs, g, i0, a.rows, a.v, a.wide_v, from);
         }
         const uint64_t open = tile_scores<C, true>(a, limits, j0, s);
-        TL_UNROLL_FOR (int j = 0; j < C::RK; j++) {
-            const int query = tx + C::TX * j;
-            const bool exists = i0 + query < a.rows;
-            const float *const of_query = statistics + query;
-            const float m = of_query[0], over = of_query[C::COLS], D = of_query[2 * C::COLS];
-            TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
-                const int key = ty + C::TY * i;
-                const float weight = tl_attention_weight(s[i][j] - m) * over;
-                Ps[key * C::LP + query] = exists ? weight : 0.0f;
-                Ws[key * C::LP + query] = exists && (open >> (C::RK * i + j) & 1) ? weight * (t[i][j] - D) : 0.0f;
-            }
-        }
+        weigh_pairs<C>(statistics, a.rows - i0, open, s, t, [=](int key, int query, float weight, float product) {
+            Ps[key * C::LP + query] = weight;
+            Ws[key * C::LP + query] = product;
+        });
         arrive();
         if (want_v) accumulate<C>(Ps, Gs, gV, groups<C>(a.v, from));
         if (want_k) accumulate<C>(Ws, Qs, gK, groups<C>(a.d, from));
@@ -438,7 +422,15 @@ template <class C> static int32_t key_pass(tl_context *ctx, Args &a)
         part_v(ctx, a.gV, a.members, parts, a.keys * a.v);
     TL_TRY(part_k.open(&a.gK));
     TL_TRY(part_v.open(&a.gV));
-    TL_TRY(launch<C>(ctx, key_kernel<C>, a, key_shared<C>(), a.keys, width, parts));
+    a.open = window_of(a);
+    if (C::COLS == STORED_TILE &&
+        stored_weights_serve(ctx, a, a.members * tl_ceil_div(a.open.end - a.open.first, C::ROWS) * parts)) {
+        const int32_t status = stored_weights_backward(ctx, a);
+        if (status != TORCHLEAN_OK && status != TORCHLEAN_NO_MEMORY) return status;
+    }
+    const int64_t stored = (a.stored.end < a.keys ? a.stored.end : a.keys) - a.stored.first;
+    TL_TRY(launch<C>(ctx, key_kernel<C>, a, key_shared<C>(),
+                     (tl_ceil_div(a.keys, C::ROWS) - tl_ceil_div(stored, C::ROWS)) * C::ROWS, width, parts));
     TL_TRY(part_k.close());
     return part_v.close();
 }

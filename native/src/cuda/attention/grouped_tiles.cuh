@@ -14,6 +14,7 @@ struct Args : Geometry {
     const uint8_t *finite_k, *finite_v, *finite_q, *finite_g; /* per GRANULE rows, where limited */
     uint32_t blocks;                                          /* of a member */
     int64_t part;                                             /* terms of a block's sums */
+    Window open, stored; /* keys that any row may attend to; those whose sums attention/stored_weights.cu has made */
     float *parts; /* of every row of every part of the queries d sums, the greatest score and the sum of weights */
 };
 
@@ -90,6 +91,63 @@ __device__ __forceinline__ uint64_t tile_scores(const Args &a, const Rows &limit
             open |= (uint64_t)!shut << (C::RK * i + j);
         }
     return open;
+}
+
+/* ---- tiles of the pass over keys --------------------------------------------------------------------------------- */
+
+constexpr int STATISTICS = 3; /* of a query: its greatest score, what its weights are multiplied by, and D */
+
+/* Whether the thread sees a row, of its share of the rows from .. to - 1, that counts even for keys that it may not attend to: one
+ * of a granule that is not finite, or whose weights are NaN, blocked or not. */
+__device__ __forceinline__ bool counts_everywhere(const Args &a, int64_t b, int64_t from, int64_t to)
+{
+    bool counts = false;
+    for (int64_t row = from + (int64_t)threadIdx.x * GRANULE; row < to; row += (int64_t)blockDim.x * GRANULE)
+        counts |= !finite_rows<GRANULE>(a.finite_q, a.rows, b, row) ||
+                  !finite_rows<GRANULE>(a.finite_g, a.rows, b, row);
+#pragma unroll 4
+    for (int64_t row = from + threadIdx.x; row < to; row += blockDim.x)
+        counts |= isnan(a.inverse[b * a.rows + row]);
+    return counts;
+}
+
+/* Whether the tile of queries from i0 on counts for the block's keys; a barrier, where limits are. */
+template <class C>
+__device__ __forceinline__ bool tile_counts(const Args &a, const Rows &limits, int64_t b, int64_t i0, int64_t j0)
+{
+    if (!a.limited) return true;
+    const int64_t end = i0 + C::COLS < a.rows ? i0 + C::COLS : a.rows;
+    return __syncthreads_or(limits.meet(C::COLS, j0, j0 + C::ROWS) || counts_everywhere(a, b, i0, end));
+}
+
+/* Starts copying what the tile of queries from i0 on needs of the pass before. */
+template <class C>
+__device__ __forceinline__ void copy_statistics(float *statistics, const Args &a, int64_t b, int64_t i0)
+{
+    const float *const of_rows[STATISTICS] = {a.base + b * a.rows, a.inverse + b * a.rows, a.dot + b * a.rows};
+    for (int q = threadIdx.x; q < C::COLS; q += C::THREADS)
+        TL_UNROLL_FOR (int k = 0; k < STATISTICS; k++) {
+            const bool exists = i0 + q < a.rows;
+            tl_copy_async<4>(statistics + k * C::COLS + q, of_rows[k] + (exists ? i0 + q : 0), exists);
+        }
+}
+
+/* keep(key, query, P, dS) of the thread's pairs, of scores s, products t = V·g and the bits of the pairs that a gradient passes. */
+template <class C, class Keep>
+__device__ __forceinline__ void weigh_pairs(const float *statistics, int64_t queries, uint64_t open,
+                                            const float (&s)[C::RM][C::RK], const float (&t)[C::RM][C::RK], Keep keep)
+{
+    TL_UNROLL_FOR (int j = 0; j < C::RK; j++) {
+        const int query = (int)threadIdx.x % C::TX + C::TX * j;
+        const bool exists = query < queries;
+        const float *const of_query = statistics + query;
+        const float m = of_query[0], over = of_query[C::COLS], D = of_query[2 * C::COLS];
+        TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
+            const float weight = tl_attention_weight(s[i][j] - m) * over;
+            keep((int)threadIdx.x / C::TX + C::TY * i, query, exists ? weight : 0.0f,
+                 exists && (open >> (C::RK * i + j) & 1) ? weight * (t[i][j] - D) : 0.0f);
+        }
+    }
 }
 
 template <class C>

@@ -59,9 +59,9 @@ struct Lane {
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-/* s = the warp's rows of A times the TILE rows of B, over the coordinates below d. SWAPPED as in tl_mma_split: with it S
- * and its transpose have the same bits. */
-template <class C, bool SWAPPED>
+/* s = the warp's rows of A times the TILE rows of B, of which the first 8·N count, over the coordinates below d. SWAPPED as in
+ * tl_mma_split: with it S and its transpose have the same bits. */
+template <class C, bool SWAPPED, int N = 4>
 __device__ __forceinline__ void tile_product(float (&s)[C::M][4][4], const float *A, const float *B, int d,
                                              const Lane &lane)
 {
@@ -72,23 +72,23 @@ __device__ __forceinline__ void tile_product(float (&s)[C::M][4][4], const float
                 s[m][n][e] = 0.0f;
 #pragma unroll 1
     for (int c = 0; c < d; c += 32, a += 32, b += 32) {
-        float part[C::M][4][4] = {};
+        float part[C::M][N][4] = {};
         TL_UNROLL_FOR (int half = 0; half < 2; half++) {
-            float4 x[C::M][2], y[4];
+            float4 x[C::M][2], y[N];
             TL_UNROLL_FOR (int m = 0; m < C::M; m++) {
                 x[m][0] = tl_load4(a + 16 * m * C::LD + 4 * half);
                 x[m][1] = tl_load4(a + (16 * m + 8) * C::LD + 4 * half);
             }
-            TL_UNROLL_FOR (int n = 0; n < 4; n++)
+            TL_UNROLL_FOR (int n = 0; n < N; n++)
                 y[n] = tl_load4(b + 8 * n * C::LD + 4 * half);
             TL_UNROLL_FOR (int k = 0; k < 2; k++) {
-                uint32_t ahi[C::M][4], alo[C::M][4], bhi[4][2], blo[4][2];
+                uint32_t ahi[C::M][4], alo[C::M][4], bhi[N][2], blo[N][2];
                 TL_UNROLL_FOR (int m = 0; m < C::M; m++)
                     TL_UNROLL_FOR (int h = 0; h < 2; h++) {
                         tl_split(k ? x[m][h].z : x[m][h].x, ahi[m][h], alo[m][h]);
                         tl_split(k ? x[m][h].w : x[m][h].y, ahi[m][h + 2], alo[m][h + 2]);
                     }
-                TL_UNROLL_FOR (int n = 0; n < 4; n++) {
+                TL_UNROLL_FOR (int n = 0; n < N; n++) {
                     tl_split(k ? y[n].z : y[n].x, bhi[n][0], blo[n][0]);
                     tl_split(k ? y[n].w : y[n].y, bhi[n][1], blo[n][1]);
                 }
@@ -96,7 +96,7 @@ __device__ __forceinline__ void tile_product(float (&s)[C::M][4][4], const float
             }
         }
         TL_UNROLL_FOR (int m = 0; m < C::M; m++)
-            TL_UNROLL_FOR (int n = 0; n < 4; n++)
+            TL_UNROLL_FOR (int n = 0; n < N; n++)
                 TL_UNROLL_FOR (int e = 0; e < 4; e++)
                     s[m][n][e] += part[m][n][e];
     }
@@ -118,13 +118,14 @@ template <class C> struct Weights {
 /* The warp's rows of a result: of the 32 coordinates of a group, [j][2h + e] is 4·(2t + e) + j of row g + 8h. */
 template <class C> using Sums = float[C::M][C::GROUPS][4][4];
 
-/* Adds to part the weights times the TILE rows of X, of which it takes the coordinates of a group. */
-template <class C>
+/* Adds to part the weights times the TILE rows of X, of which it takes the coordinates of a group; the weights of others than
+ * the first 8·K rows are 0. */
+template <class C, int K = 4>
 __device__ __forceinline__ void group_product(float (&part)[C::M][4][4], const Weights<C> &w, const float *X, int group,
                                               const Lane &lane)
 {
     const float *x = X + 2 * lane.t * C::LD + 4 * lane.g + 32 * group;
-    TL_UNROLL_FOR (int k = 0; k < 4; k++) {
+    TL_UNROLL_FOR (int k = 0; k < K; k++) {
         const float4 y = tl_load4(x + 8 * k * C::LD);
         const float4 z = tl_load4(x + (8 * k + 1) * C::LD);
         uint32_t bhi[4][2], blo[4][2];

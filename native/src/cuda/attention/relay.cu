@@ -2,6 +2,8 @@
 #include "cuda/attention/backward_tiles.cuh"
 #include "cuda/attention/relay_tiles.cuh"
 
+#include <type_traits>
+
 namespace attention {
 namespace relay {
 
@@ -24,14 +26,35 @@ template <class C> struct Queries {
 struct ForwardArgs {
     Problem p;
     float *out;
-    bool scanned; /* of each member is known whether tensor cores take it; else its blocks find that out */
+    bool scanned; /* of each member is known whether tensor cores take it; else one of its blocks finds that out */
     ValueScanArgs scan;
 };
 
+/* Whether a team owns a group of the sums. */
+template <class C> constexpr bool BY_GROUPS = C::GROUPS == C::SPLIT;
+
+/* Floats that the teams leave of a turn for each other. */
+template <class C> constexpr int LEFT_OF = BY_GROUPS<C> ? WEIGHTS_OF<C> : 2 * PARTS_OF<C>;
+
 template <class C> constexpr size_t forward_shared()
 {
-    return sizeof(float) * (size_t)((C::ROWS + 2 * C::TILES) * C::LD + 2 * PARTS_OF<C> + 2 * C::ROWS * C::SPLIT) +
+    return sizeof(float) * (size_t)((C::ROWS + 2 * C::TILES) * C::LD + LEFT_OF<C> + 2 * C::ROWS * C::SPLIT) +
            sizeof(Turn<C>);
+}
+
+/* Whether a thread of the block with a member's last rows sees a value that tensor cores do not take: of the queries that other
+ * blocks have, in memory, and of what it copied itself, which takes no barrier. */
+template <class C>
+__device__ __forceinline__ bool sees_unsafe(const Problem &p, const Queries<C> &of, const float *Qs, const float *Ks,
+                                            const float *Vs)
+{
+    constexpr int AHEAD = 2048 / C::THREADS; /* 64 rows at once */
+    tl_split_guard guard;
+    see_all<C::THREADS, AHEAD>(guard, p.Q + of.member, of.i0 * p.d, (int)threadIdx.x);
+    see_copied<C, C::ROWS>(guard, Qs, p);
+    see_copied<C, C::TILES>(guard, Ks, p);
+    see_copied<C, C::TILES>(guard, Vs, p);
+    return is_unsafe(guard, true);
 }
 
 template <class C>
@@ -43,13 +66,13 @@ __global__ void __launch_bounds__(C::THREADS, 1) forward_kernel(const __grid_con
     tl_wait_for_earlier();
     if (a.scanned && p.unsafe[of.b]) return;
     const float *Q = p.Q + of.member, *K = p.K + of.member, *V = p.V + of.member;
-    float *Qs = shared, *Ks = Qs + C::ROWS * C::LD, *Vs = Ks + C::TILES * C::LD, *parts = Vs + C::TILES * C::LD;
-    Turn<C> &turn = *reinterpret_cast<Turn<C> *>(parts + 2 * PARTS_OF<C>);
+    float *Qs = shared, *Ks = Qs + C::ROWS * C::LD, *Vs = Ks + C::TILES * C::LD, *left = Vs + C::TILES * C::LD;
+    Turn<C> &turn = *reinterpret_cast<Turn<C> *>(left + LEFT_OF<C>);
     uint32_t *const bits = reinterpret_cast<uint32_t *>(&turn + 1);
-    const Lane lane((C()));
+    const Lane lane = BY_GROUPS<C> ? spread_lane<C>() : Lane(C());
     const int d = (int)p.d;
 
-    QueryOwner<C> owner;
+    std::conditional_t<BY_GROUPS<C>, GroupOwner<C>, QueryOwner<C>> owner;
     TensorSoftmax<C> softmax;
     int64_t j0 = next_tile<C>(0, of.end, bits, p, of.b, of.i0, softmax, lane);
     copy_rows<C, C::ROWS>(Qs, Q, of.i0, p, 0);
@@ -57,8 +80,11 @@ __global__ void __launch_bounds__(C::THREADS, 1) forward_kernel(const __grid_con
     tl_copy_commit();
     if (j0 < of.end) copy_rows<C, C::TILES>(Vs, V, j0, p, 0);
     tl_copy_commit();
-    static_assert(C::TILES >= SCAN_ROWS, "a block that scans has all keys");
-    if (!a.scanned && scan_tiles<C>(a.scan, p, of.b, Ks, Vs, j0 < of.end, blockIdx.x % p.blocks == 0)) return;
+    static_assert(C::TILES >= SCAN_ROWS, "a block that scans has all keys in its first turn");
+    /* The block with the last rows, which are the fewest, finds out what the kernels of other members are to know. What the
+     * others leave where it finds something is written again by those. Rows of up to 64 elements are scanned before. */
+    const bool scans = BY_GROUPS<C> && !a.scanned && of.rows <= C::ROWS;
+    bool safe = false;
     for (int stage = 0, side = 0; j0 < of.end; stage ^= 1) {
         tl_copy_wait<1>();
         __syncthreads(); /* K is there */
@@ -68,31 +94,62 @@ __global__ void __launch_bounds__(C::THREADS, 1) forward_kernel(const __grid_con
         const int64_t j = j0 + lane.team * TILE;
         const int at = lane.team * TILE * C::LD;
         const Cover cover = query_cover<C>(words, p, of.i0, j, lane);
-        const bool counts = j < of.end && (cover != NOTHING || (p.mode == FILL && softmax.fill_counts(of.rows, lane)));
+        const bool counts = j < of.end && lane.first < of.rows &&
+                            (cover != NOTHING || (p.mode == FILL && softmax.fill_counts(of.rows, lane)));
         float s[1][4][4] = {};
         if (counts) {
-            tile_product<C, false>(s, Qs, Ks + at, d, lane);
+            if (BY_GROUPS<C> && is_half(p.n - j))
+                tile_product<C, false, 2>(s, Qs, Ks + at, d, lane);
+            else
+                tile_product<C, false>(s, Qs, Ks + at, d, lane);
             tensor_scores<C>(s, p, cover, words, of.i0, j, lane);
         }
         leave_most<C>(turn, s, counts, lane);
         tl_copy_wait<0>();
-        __syncthreads(); /* V and the maxima are there, K has been used */
+        if (!scans)
+            __syncthreads(); /* V and the maxima are there, K has been used */
+        else if (!(safe = !__syncthreads_or(sees_unsafe<C>(p, of, Qs, Ks, Vs))))
+            break;
         if (j1 < of.end) copy_rows<C, C::TILES>(Ks, K, j1, p, 0);
         tl_copy_commit();
         weigh<C>(s, softmax, turn, counts, lane);
         if (threadIdx.x % 32 == 0) turn.counts[lane.team][lane.first / 16] = counts;
-        const Weights<C> weights(s);
-        each_part<C>(weights, Vs + at, d, counts, parts, side, lane,
-                     [&](int group, const float *from) { owner.add(group, from, turn); });
+        if constexpr (BY_GROUPS<C>) {
+            if (counts) leave_weights<C>(left, s, lane);
+            __syncthreads(); /* the weights are there */
+            if (32 * lane.team < d) owner.add(left, Vs, p.n - j0, turn, softmax, lane);
+            if (j1 < of.end) __syncthreads(); /* V has been used */
+        } else {
+            const Weights<C> weights(s);
+            each_part<C>(weights, Vs + at, d, counts, left, side, lane,
+                         [&](int group, const float *from) { owner.add(group, from, turn); });
+        }
         if (j1 < of.end) copy_rows<C, C::TILES>(Vs, V, j1, p, 0);
         tl_copy_commit();
         j0 = j1;
     }
     tl_copy_wait<0>();
-    const float total = owner.total();
-    if (owner.row < of.rows)
-        store<C>(a.out + of.member + (of.i0 + owner.row) * p.d, owner.sums, owner.quad, p,
-                 [=](float x) { return x / total; });
+    if (scans) { /* what found something, or has copied nothing, looks further */
+        if (!safe && scan_member(a.scan, of.b, true)) return;
+        if (safe && threadIdx.x == 0) a.scan.unsafe[of.b] = 0;
+    }
+    float *const out = a.out + of.member + of.i0 * p.d;
+    if constexpr (BY_GROUPS<C>) {
+        if (32 * lane.team < d)
+            TL_UNROLL_FOR (int r = 0; r < 2; r++) {
+                const float total = softmax.total(r);
+                if (lane.row(r) >= of.rows) continue;
+                TL_UNROLL_FOR (int e = 0; e < 2; e++) {
+                    const auto sum = [&](int j) { return owner.sums[0][j][2 * r + e] / total; };
+                    store_quad(out + lane.row(r) * p.d, 32 * lane.team + 4 * (2 * lane.t + e),
+                               make_float4(sum(0), sum(1), sum(2), sum(3)), p);
+                }
+            }
+    } else {
+        const float total = owner.total();
+        if (owner.row < of.rows)
+            store<C>(out + owner.row * p.d, owner.sums, owner.quad, p, [=](float x) { return x / total; });
+    }
 }
 
 /* ---- the pass over queries --------------------------------------------------------------------------------------- */
@@ -293,30 +350,45 @@ template <class C> int32_t backward(tl_context *ctx, BackwardArgs a)
 } /* namespace relay */
 
 /* Most of a block's shared memory, which not every device has. */
-template <class C> static bool fits(tl_context *ctx)
+static bool fits(tl_context *ctx, size_t bytes)
 {
-    using namespace relay;
-    constexpr size_t backward = query_shared<C>() > key_shared<C>() ? query_shared<C>() : key_shared<C>();
-    constexpr size_t bytes = backward > forward_shared<C>() ? backward : forward_shared<C>();
     int most = 0;
     const auto attribute = cudaDevAttrMaxSharedMemoryPerBlockOptin;
     return cudaDeviceGetAttribute(&most, attribute, tl_context_ordinal(ctx)) == cudaSuccess && bytes <= (size_t)most;
 }
+template <class C> static bool fits(tl_context *ctx)
+{
+    using namespace relay;
+    constexpr size_t backward = query_shared<C>() > key_shared<C>() ? query_shared<C>() : key_shared<C>();
+    return fits(ctx, backward > forward_shared<C>() ? backward : forward_shared<C>());
+}
+
+template <class C> static int64_t blocks(const Problem &p) { return p.batch * tl_ceil_div(p.n, C::ROWS); }
 
 /* A turn of four tiles of a block takes about as long as the eight warps of a multiprocessor take for a tile of their 128
  * rows: rounds of blocks of 32 rows are compared with a round of those. Up to 64 coordinates a block there has 64 rows,
  * and while it has a multiprocessor alone four warps, which take little more than half as long. */
 bool relay_serves(tl_context *ctx, const Problem &p)
 {
-    const int64_t blocks = p.batch * tl_ceil_div(p.n, relay::Relay<64>::ROWS);
-    return blocks <= (p.d > 64 ? 2 : 1) * (int64_t)tl_cuda_sms(ctx) &&
+    return blocks<relay::Relay<64>>(p) <= (p.d > 64 ? 2 : 1) * (int64_t)tl_cuda_sms(ctx) &&
            (p.d > 64 ? fits<relay::Relay<128>>(ctx) : fits<relay::Relay<64>>(ctx));
+}
+
+/* Whether one round of blocks of 64 rows serves where blocks of 32 take two, each of which copies all keys and values: the
+ * second half of the warps hides the latencies of the first. Either gives a row the same bits. */
+static bool tall_blocks_serve(tl_context *ctx, const Problem &p)
+{
+    using Tall = relay::Relay<128, 16>;
+    const int64_t sms = tl_cuda_sms(ctx);
+    return blocks<relay::Relay<128>>(p) > sms && blocks<Tall>(p) <= sms && fits(ctx, relay::forward_shared<Tall>());
 }
 
 int32_t forward_relay(tl_context *ctx, const Problem &p, float *out, bool scanned, const ValueScanArgs &scan)
 {
     const relay::ForwardArgs a = {p, out, scanned, scan};
-    return p.d <= 64 ? relay::forward<relay::Relay<64>>(ctx, a) : relay::forward<relay::Relay<128>>(ctx, a);
+    return p.d <= 64                   ? relay::forward<relay::Relay<64>>(ctx, a)
+           : tall_blocks_serve(ctx, p) ? relay::forward<relay::Relay<128, 16>>(ctx, a)
+                                       : relay::forward<relay::Relay<128>>(ctx, a);
 }
 
 int32_t backward_relay(tl_context *ctx, const BackwardArgs &a)

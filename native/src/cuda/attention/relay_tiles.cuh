@@ -1,4 +1,4 @@
-/* Attention on TF32 tensor cores where rows are few: a block has 32 of them, and its teams of warps take neighbouring
+/* Attention on TF32 tensor cores where rows are few: a block has 32 or 64 of them, and its teams of warps take neighbouring
  * tiles of the other side. The results are those of the kernels of attention/mma_tiles.cuh with one team, to the bit, in
  * which a warp goes through all tiles in order: what a tile adds to a result depends on what comes before by the maximum
  * of the scores alone. So in a turn
@@ -7,6 +7,11 @@
  *   parts     the maxima, in order, say what the team's weights refer to; it leaves their product with its tile, a group
  *             of 32 coordinates after the other
  *   sums      eight threads own a row's sums, each a quad of every group, and add the parts of the teams in order
+ *
+ * or, forward where there are as many groups as teams,
+ *
+ *   weights   the maxima, in order, say what the team's weights refer to; it leaves them
+ *   sums      a team owns a group of all sums and goes through the tiles of all teams in order
  *
  * with barriers between them, at which what was used is free for copies of the next turn. The sum of a row's weights is
  * four chains, as in attention/mma_tiles.cuh, where each belongs to one of the row's four lanes. A tile that the mask
@@ -19,8 +24,8 @@
 namespace attention {
 namespace relay {
 
-/* Two warps of 16 rows in each of four teams. */
-template <int DP> using Relay = Tensor<DP, 1, 8, 1, 4>;
+/* Two warps of 16 rows in each of four teams, or four. */
+template <int DP, int WARPS = 8> using Relay = Tensor<DP, 1, WARPS, 1, 4>;
 
 /* Parts of a group: of every team, 32 coordinates of every row, 36 floats apart, so that the eight lanes that are served
  * together touch different banks. There are two, of which one is written while the other is read. */
@@ -147,6 +152,85 @@ template <class C> struct QueryOwner : Owner<C> {
         return top == -TL_INF ? WEIGHT_UNIT : sum;
     }
 };
+
+/* Where a lane stands if the warps of a team, and those of the same rows, are to be spread over the four quarters of a
+ * multiprocessor, which take warps in turn: what some of them need not do is then no quarter's alone. */
+template <class C> __device__ __forceinline__ Lane spread_lane()
+{
+    Lane lane((C()));
+    const int warp = (int)threadIdx.x / 32;
+    lane.first = warp / C::SPLIT * 16;
+    lane.team = (warp + warp / C::SPLIT) % C::SPLIT;
+    return lane;
+}
+
+/* The weights that a warp left of its rows of a team's tile: 16 floats to a lane, which are those that it needs as left operand
+ * (attention/mma_tiles.cuh). */
+template <class C> constexpr int WEIGHTS_OF = C::TILES * C::ROWS;
+template <class C> __device__ __forceinline__ float *weights_of(float *weights, int team, const Lane &lane)
+{
+    return weights + ((team * (C::ROWS / 16) + lane.first / 16) * 128 + (int)threadIdx.x % 32) * 4;
+}
+template <class C>
+__device__ __forceinline__ void leave_weights(float *weights, const float (&s)[1][4][4], const Lane &lane)
+{
+    float *const to = weights_of<C>(weights, lane.team, lane);
+    TL_UNROLL_FOR (int n = 0; n < 4; n++)
+        tl_store4(to + 128 * n, s[0][n]);
+}
+
+/* Whether half of a tile's columns do not exist, if that many from its first on do: their scores are -inf, their weights 0, and
+ * products with 0 change no sum. */
+__device__ __forceinline__ bool is_half(int64_t columns) { return columns <= TILE / 2; }
+
+/* The sums of the warp's rows, of the group that has its team's number. */
+template <class C> struct GroupOwner {
+    float sums[1][4][4];
+
+    __device__ __forceinline__ GroupOwner()
+    {
+        TL_UNROLL_FOR (int j = 0; j < 4; j++)
+            TL_UNROLL_FOR (int e = 0; e < 4; e++)
+                sums[0][j][e] = 0.0f;
+    }
+    /* Adds the products of the weights of all teams and their tiles, in order, of a turn with `rows` of X. */
+    __device__ __forceinline__ void add(float *weights, const float *X, int64_t rows, const Turn<C> &turn,
+                                        TensorSoftmax<C> &softmax, const Lane &lane)
+    {
+#pragma unroll 1
+        for (int team = 0; team < C::SPLIT; team++) {
+            if (!turn.counts[team][lane.first / 16]) continue;
+            const float *const from = weights_of<C>(weights, team, lane);
+            float w[1][4][4], part[1][4][4] = {};
+            TL_UNROLL_FOR (int n = 0; n < 4; n++)
+                tl_load4(from + 128 * n, w[0][n]);
+            const float *const tile = X + team * TILE * C::LD;
+            if (is_half(rows - team * TILE))
+                group_product<C, 2>(part, Weights<C>(w), tile, lane.team, lane);
+            else
+                group_product<C>(part, Weights<C>(w), tile, lane.team, lane);
+            TL_UNROLL_FOR (int r = 0; r < 2; r++) {
+                const float factor = turn.factor[team][lane.row(r)];
+                softmax.chain[r] = fmaf(softmax.chain[r], factor, turn.weights[team][lane.row(r)][lane.t]);
+                TL_UNROLL_FOR (int j = 0; j < 4; j++)
+                    TL_UNROLL_FOR (int e = 2 * r; e < 2 * r + 2; e++)
+                        sums[0][j][e] = fmaf(sums[0][j][e], factor, part[0][j][e]);
+            }
+        }
+    }
+};
+
+/* Writes to `row`, d elements, the four elements from c on, as far as they exist. */
+__device__ __forceinline__ void store_quad(float *row, int c, float4 x, const Problem &p)
+{
+    if (p.wide) {
+        if (c < p.d) tl_store4(row + c, x);
+        return;
+    }
+    const float own[4] = {x.x, x.y, x.z, x.w};
+    TL_UNROLL_FOR (int e = 0; e < 4; e++)
+        if (c + e < p.d) row[c + e] = own[e];
+}
 
 /* Writes to `row`, d elements, each element of the thread's sums that exists after end(element). */
 template <class C, class End>

@@ -56,13 +56,19 @@ struct Problem {
 
 /* ---- copies to shared memory ------------------------------------------------------------------------------------- */
 
-/* Starts copying rows first .. first+COUNT-1 of x (n, d), coordinates from .. from+DP-1, BYTES at a time. A thread has one
- * column, or several in turn, of every APART-th row, so that from one to the next only constants are added. */
+/* What a thread copies of rows, BYTES at a time: one column of EACH floats, or several in turn, LANES apart, of every APART-th
+ * row, so that from one to the next only constants are added. */
+template <class C, int BYTES> struct CopyPlace {
+    static constexpr int EACH = BYTES / 4, UNITS = C::DP / EACH, PART = UNITS & -UNITS, LANES = PART < 32 ? PART : 32;
+    static constexpr int APART = C::THREADS / LANES;
+};
+
+/* Starts copying rows first .. first+COUNT-1 of x (n, d), coordinates from .. from+DP-1. */
 template <class C, int COUNT, int BYTES>
 __device__ __forceinline__ void copy_columns(float *to, const float *x, int64_t first, const Problem &p, int64_t from)
 {
-    constexpr int EACH = BYTES / 4, UNITS = C::DP / EACH, PART = UNITS & -UNITS, LANES = PART < 32 ? PART : 32;
-    constexpr int APART = C::THREADS / LANES;
+    using Place = CopyPlace<C, BYTES>;
+    constexpr int EACH = Place::EACH, UNITS = Place::UNITS, LANES = Place::LANES, APART = Place::APART;
     const int row = (int)threadIdx.x / LANES, width = p.d - from < C::DP ? (int)(p.d - from) : C::DP;
     const int rows = p.n - first < COUNT ? (int)(p.n - first) : COUNT;
     const int64_t apart = APART * p.d;

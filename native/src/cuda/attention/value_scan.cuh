@@ -23,13 +23,13 @@ inline ValueScanArgs scan_args(const Problem &p, const ValueScan *scans, int cou
     return a;
 }
 
-/* The thread's share of `count` contiguous floats, of THREADS. Eight loads are on their way at once, and nothing that is read
- * decides what is read next, so that the time is that of a few latencies. The last eight go back as far as is needed for
+/* The thread's share of `count` contiguous floats, of THREADS. AHEAD loads are on their way at once, and nothing that is read
+ * decides what is read next, so that the time is that of a few latencies. The last of them go back as far as is needed for
  * all to exist: what is seen twice changes nothing. All lanes of a warp go through it. */
-template <int VECTOR, int THREADS>
+template <int VECTOR, int THREADS, int AHEAD>
 __device__ __forceinline__ void see_units(tl_split_guard &guard, const float *from, int64_t count, int thread)
 {
-    constexpr int AHEAD = 8, APART = VECTOR * THREADS, SPAN = AHEAD * APART;
+    constexpr int APART = VECTOR * THREADS, SPAN = AHEAD * APART;
     const auto see = [&](const float *at, int last) {
         float x[AHEAD][VECTOR];
         TL_UNROLL_FOR (int e = 0; e < AHEAD; e++) {
@@ -54,14 +54,41 @@ __device__ __forceinline__ void see_units(tl_split_guard &guard, const float *fr
         see(from + VECTOR * thread + (i < count - SPAN ? i : count - SPAN), SPAN);
 }
 
-template <int THREADS>
+template <int THREADS, int AHEAD = 8>
 __device__ __forceinline__ void see_all(tl_split_guard &guard, const float *from, int64_t count, int thread)
 {
     if (count == 0) return;
     if (count % 4 == 0 && tl_aligned4(from))
-        see_units<4, THREADS>(guard, from, count, thread);
+        see_units<4, THREADS, AHEAD>(guard, from, count, thread);
     else
-        see_units<1, THREADS>(guard, from, count, thread);
+        see_units<1, THREADS, AHEAD>(guard, from, count, thread);
+}
+
+/* What the thread began to copy by copy_rows<C, COUNT>, all of the row, and has waited for: what does not exist is 0. */
+template <class C, int COUNT, int BYTES>
+__device__ __forceinline__ void see_columns(tl_split_guard &guard, const float *rows, const Problem &p)
+{
+    using Place = CopyPlace<C, BYTES>;
+    static_assert(COUNT % Place::APART == 0, "whole turns");
+    const float *const own = rows + (int)threadIdx.x / Place::LANES * C::LD +
+                             (int)threadIdx.x % Place::LANES * Place::EACH;
+    TL_UNROLL_FOR (int u = 0; u < Place::UNITS; u += Place::LANES) {
+        if (u * Place::EACH >= p.d) break;
+#pragma unroll 4
+        for (int r = 0; r < COUNT; r += Place::APART)
+            if constexpr (BYTES == 16)
+                guard.see(tl_load4(own + u * Place::EACH + r * C::LD));
+            else
+                guard.see(own[u * Place::EACH + r * C::LD]);
+    }
+}
+template <class C, int COUNT>
+__device__ __forceinline__ void see_copied(tl_split_guard &guard, const float *rows, const Problem &p)
+{
+    if (p.wide)
+        see_columns<C, COUNT, 16>(guard, rows, p);
+    else
+        see_columns<C, COUNT, 4>(guard, rows, p);
 }
 
 /* Whether a thread saw a value that tensor cores do not take; of an array that is not `split` it may be too small. */

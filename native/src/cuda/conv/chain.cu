@@ -122,7 +122,7 @@ template <int VECTOR> struct Gathered {
 
     template <class T>
     __device__ __forceinline__ void store(const tl_chain_args &, const tl_chain_place &place, int64_t row, int64_t col,
-                                          int64_t rows, int64_t cols, const double (&sum)[T::M][T::N][4]) const
+                                          int64_t rows, int64_t cols, const double (&sum)[T::M][T::N][4], Real *) const
     {
         TL_UNROLL_FOR (int n = 0; n < T::N; n++)
             TL_UNROLL_FOR (int e = 0; e < 2; e++) {
@@ -215,8 +215,8 @@ template <int VECTOR> struct Weights {
 
     template <class T>
     __device__ __forceinline__ void store(const tl_chain_args &args, const tl_chain_place &place, int64_t row,
-                                          int64_t col, int64_t rows, int64_t cols,
-                                          const double (&sum)[T::M][T::N][4]) const
+                                          int64_t col, int64_t rows, int64_t cols, const double (&sum)[T::M][T::N][4],
+                                          Real *) const
     {
         float *const to = arrays.target + (place.product * args.m + row) * args.p + col;
         TL_UNROLL_FOR (int m = 0; m < T::M; m++)

@@ -237,9 +237,11 @@ struct tl_chain_place {
 
 /* A problem P has the type Real of its elements, the operands P::A<T> and P::B<T>, made of (problem, args, place, k0, terms)
  * for a segment's terms, whose copy(tile) starts copying the next step, and
- *     store<T>(args, place, row, col, rows, cols, sums)   ends sums: sums[m][n][e] of the element 16m + e / 2·8 rows and
- *                                                         8n + e % 2 columns from (row, col) on, those below rows and cols
- *     put(product, row, col, sum)                         the same for one element */
+ *     store<T>(args, place, row, col, rows, cols, sums, shared)
+ *                                    ends sums: sums[m][n][e] of the element 16m + e / 2·8 rows and 8n + e % 2 columns from
+ *                                    (row, col) on, those below rows and cols; all threads call it, and after a barrier it may
+ *                                    write to `shared`, where the stages were
+ *     put(product, row, col, sum)    the same for one element */
 template <class T, class P>
 __global__ void __launch_bounds__(T::THREADS, T::BLOCKS)
     tl_chain_kernel(const __grid_constant__ tl_chain_args args, const __grid_constant__ P problem)
@@ -327,7 +329,7 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS)
                         if (16 * m + e / 2 * 8 < rows && 8 * n + e % 2 < cols)
                             to[(16 * m + e / 2 * 8) * args.p + 8 * n + e % 2] = sum[m][n][e];
         } else {
-            problem.template store<T>(args, place, row, col, rows, cols, sum);
+            problem.template store<T>(args, place, row, col, rows, cols, sum, as);
         }
     }
     tl_wait_at_end(args.order);
@@ -360,6 +362,10 @@ using tl_chain_large = tl_chain_tile<128, 128, 2, 4, 1>;
 using tl_chain_medium = tl_chain_tile<128, 64, 4, 2, 1>;
 using tl_chain_small = tl_chain_tile<64, 64, 2, 2, 2>;
 using tl_chain_tiny = tl_chain_tile<32, 32, 2, 2, 4>;
+/* Half of a small tile, with warps like those of it: a product of tensor cores there takes half of the time that it takes in tiny ones
+ * (measured on an H200). */
+using tl_chain_narrow = tl_chain_tile<64, 32, 2, 1, 4>;
+using tl_chain_flat = tl_chain_tile<32, 64, 1, 2, 4>;
 /* Few rows: what counts is how much of B is on its way. */
 using tl_chain_few_rows = tl_chain_tile<16, 64, 1, 4, 2, 64, 5>;
 /* Few columns, too: of the tile above most copies would be of what is not there, and its blocks leave room for fewer. */
@@ -412,8 +418,9 @@ template <class T> static double tl_chain_time(const tl_chain_sizes &x, int64_t 
     return (double)(turns * T::BM * T::BN) * reads / std::min(1.0, warps / 8.0);
 }
 
-/* Which tiles a problem may take (P::TILES). */
-enum class tl_chain_choice { FEW_ROWS, SMALL, MEDIUM, ALL };
+/* Which tiles a problem may take (P::TILES): those for few rows; and small and tiny ones; and with these halves of small ones, or medium
+ * ones; or all. */
+enum class tl_chain_choice { FEW_ROWS, SMALL, HALVES, MEDIUM, ALL };
 
 /* Computes a problem on the tiles that take the least time. */
 template <class P>
@@ -428,18 +435,28 @@ static int32_t tl_chain_run(tl_context *ctx, const char *name, const P &problem,
     if (P::TILES == tl_chain_choice::FEW_ROWS || x.m <= tl_chain_few_rows::BM)
         return tl_chain_launch<tl_chain_few_rows>(ctx, name, problem, x, split);
     if constexpr (P::TILES != tl_chain_choice::FEW_ROWS) {
+        constexpr bool ALL = P::TILES == tl_chain_choice::ALL, MEDIUM = ALL || P::TILES == tl_chain_choice::MEDIUM;
+        constexpr bool HALVES = ALL || P::TILES == tl_chain_choice::HALVES;
         const double small = tl_chain_time<tl_chain_small>(x, parts, sms);
         const double tiny = tl_chain_time<tl_chain_tiny>(x, parts, sms);
-        if constexpr (P::TILES == tl_chain_choice::ALL || P::TILES == tl_chain_choice::MEDIUM) {
-            const double medium = tl_chain_time<tl_chain_medium>(x, parts, sms);
-            if constexpr (P::TILES == tl_chain_choice::ALL) {
-                const double large = tl_chain_time<tl_chain_large>(x, parts, sms);
-                if (large <= medium && large <= std::min(small, tiny))
-                    return tl_chain_launch<tl_chain_large>(ctx, name, problem, x, split);
-            }
-            if (medium <= std::min(small, tiny)) return tl_chain_launch<tl_chain_medium>(ctx, name, problem, x, split);
+        const double medium = MEDIUM ? tl_chain_time<tl_chain_medium>(x, parts, sms) : small;
+        const double large = ALL ? tl_chain_time<tl_chain_large>(x, parts, sms) : small;
+        const double least = std::min({small, tiny, medium, large});
+        /* Where halves of small tiles are empty; and by a tenth of what larger ones take, as they copy more per product. */
+        if constexpr (HALVES) {
+            const bool narrow = x.tiles<tl_chain_narrow>() <= x.tiles<tl_chain_flat>();
+            const int64_t tiles = narrow ? x.tiles<tl_chain_narrow>() : x.tiles<tl_chain_flat>();
+            const double half = narrow ? tl_chain_time<tl_chain_narrow>(x, parts, sms)
+                                       : tl_chain_time<tl_chain_flat>(x, parts, sms);
+            if (tiles < 2 * x.tiles<tl_chain_small>() && half <= tiny && 1.1 * half <= std::min({small, medium, large}))
+                return narrow ? tl_chain_launch<tl_chain_narrow>(ctx, name, problem, x, split)
+                              : tl_chain_launch<tl_chain_flat>(ctx, name, problem, x, split);
         }
-        return small <= tiny ? tl_chain_launch<tl_chain_small>(ctx, name, problem, x, split)
-                             : tl_chain_launch<tl_chain_tiny>(ctx, name, problem, x, split);
+        if constexpr (ALL)
+            if (large == least) return tl_chain_launch<tl_chain_large>(ctx, name, problem, x, split);
+        if constexpr (MEDIUM)
+            if (medium == least) return tl_chain_launch<tl_chain_medium>(ctx, name, problem, x, split);
+        return small == least ? tl_chain_launch<tl_chain_small>(ctx, name, problem, x, split)
+                              : tl_chain_launch<tl_chain_tiny>(ctx, name, problem, x, split);
     }
 }

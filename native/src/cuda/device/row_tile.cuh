@@ -453,6 +453,18 @@ template <class Launch> static int32_t tl_pick_row(int64_t cols, Launch launch)
 
 #undef TL_PICK
 
+/* tl_pick_row, but a warp has a row of 1028 to 2048 aligned elements where each multiprocessor has eight or more of these: it takes
+ * no barriers, and has loads of all its rows in flight where a block's warps wait for the one that folds their sum. Fewer rows are a
+ * block's, which is done with one sooner. For kernels that hold one array. */
+template <class Launch> static int32_t tl_pick_row_of_many(tl_context *ctx, int64_t rows, int64_t cols, Launch launch)
+{
+    if (cols % 4 == 0 && cols > TL_SUM_LANES && cols <= 2 * TL_SUM_LANES && rows >= 8 * (int64_t)tl_cuda_sms(ctx))
+        return cols <= 1280   ? launch(tl_row_type<tl_short_row<true, 32, 40>>())
+               : cols <= 1536 ? launch(tl_row_type<tl_short_row<true, 32, 48>>())
+                              : launch(tl_row_type<tl_short_row<true, 32, 64>>());
+    return tl_pick_row(cols, launch);
+}
+
 /* Launches kernel<Row>(arguments...) with a block, or a part of one, per row and `dynamic` bytes of shared memory. */
 template <class Row, class... Parameters, class... Arguments>
 static int32_t tl_launch_rows(tl_context *ctx, const char *name, void (*kernel)(Parameters...), int64_t rows,

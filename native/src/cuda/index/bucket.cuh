@@ -40,7 +40,6 @@ struct buckets {
     tl_fastdiv count;      /* buckets */
     tl_fastdiv cols;       /* of a row; of more than one, positions in the list are dealt in the place of values */
     tl_fastdiv strip;      /* columns that are added together of a row of many hits */
-    tl_fastdiv chain;      /* of a heavy row */
     uint32_t line_bits;    /* rows that stay side by side, 2^line_bits of them */
     uint32_t places;       /* that a block adds, a part of the bucket's; some are behind the last row */
     uint32_t parts;        /* of a bucket */

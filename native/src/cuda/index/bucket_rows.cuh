@@ -5,14 +5,19 @@
 #include "cuda/index/bucket.cuh"
 #include "cuda/index/narrow_run.cuh"
 #include "cuda/index/rank.cuh"
+#include "cuda/index/run_relay.cuh"
 #include "cuda/runtime/launch.cuh"
+
+#include <type_traits>
 
 namespace tl_buckets {
 
-constexpr int ROWS_ADDING = 2; /* blocks of a multiprocessor */
-/* Hits of a row in a window: longer runs are left to a warp, or to the block; and elements of a thread, and hits of each, that are on
- * their way together. */
-constexpr uint32_t MANY_OF_ROW = 64, LONG_OF_ROW = 256, ELEMENTS_AT_ONCE = 4, HITS_AT_ONCE = 8;
+constexpr int ROWS_ADDING = 2;      /* blocks of a multiprocessor */
+constexpr uint32_t RELAY_HITS = 64; /* of a turn of a warp, of a long run */
+/* Elements of a thread, and hits of each, that are on their way together: of rows of fewer hits, half as many of more elements. Runs of
+ * more than so many turns are left to a warp, and of so many hits to the block. */
+constexpr uint32_t ELEMENTS_AT_ONCE = 4, HITS_AT_ONCE = 8, FEW_AT_ONCE = HITS_AT_ONCE / 2, TURNS_OF_ROW = 8,
+                   LONG_OF_ROW = 256;
 /* Elements of a bucket from which on the table is copied beside the launch that deals, if most rows have no hit: a block would copy
  * those of its bucket, ELEMENTS_AT_ONCE of a thread at a time, for longer than a launch takes. */
 constexpr int64_t MANY_COPIED = 4 * ELEMENTS_AT_ONCE * THREADS;
@@ -20,11 +25,10 @@ constexpr int64_t MANY_COPIED = 4 * ELEMENTS_AT_ONCE * THREADS;
 /* Shared memory of a block: the positions of a window in order of rows, and what they are put in order with, then what the block or
  * its warps add. */
 struct row_room {
-    uint32_t list[WINDOW];
+    uint32_t list[WINDOW + HITS_AT_ONCE]; /* the last of no hit */
     union {
         uint4 tallies[WARPS * KINDS * sizeof(uint16_t) / sizeof(uint4)];
         float4 of_warp[WARPS][TL_WARP_STAGE];
-        float4 ring[WARPS * TL_WARP_STAGE];
         tl_long_values heavy;
     };
 };
@@ -37,61 +41,60 @@ __global__ void __launch_bounds__(THREADS) copy_table_kernel(buckets s, uint32_t
     tl_wait_at_end(TL_BESIDE);
 }
 
-/* Columns of a chain: values of so many that a warp brings together lie in different banks, and blocks of others are there. */
-constexpr int64_t CHAIN_COLUMNS = 8;
-
-/* Brings the positions of hits of a kind from their pieces to a list. A thread's hits come one after the other, mostly in the piece of
- * the one before or in the next. */
+/* The positions of the hits of a kind. Those that a thread asks for come one after the other, mostly in the piece of the one before or
+ * in the next. */
 struct piece_positions {
-    static constexpr bool PREPARES = true;
-    const buckets &s;
+    const uint2 *dealt;
     const piece_list &pieces;
-    uint32_t *list, piece;
+    uint32_t piece;
 
-    __device__ __forceinline__ void operator()(uint32_t from, uint32_t end, uint32_t place)
+    __device__ __forceinline__ uint32_t operator()(uint32_t hit)
     {
-        for (uint32_t hit = from + threadIdx.x - 32; hit < end; hit += THREADS - 32) {
-            if (pieces.before[piece + 1] <= hit) {
-                piece++;
-                if (pieces.before[piece + 1] <= hit) piece = pieces.piece_of(hit);
-            }
-            tl_copy_async<4, false>(tl_shared_address(list + place + (hit - from)), &s.hits[pieces.at[piece] + hit].y,
-                                    true);
+        if (pieces.before[piece + 1] <= hit) {
+            piece++;
+            if (pieces.before[piece + 1] <= hit) piece = pieces.piece_of(hit);
         }
+        return dealt[pieces.at[piece] + hit].y;
     }
 };
 
-/* A block of a heavy row: that of the first of some columns adds them all in a chain, if the row does not have too many hits. Says whether
- * nothing is left to do. */
-__device__ __forceinline__ bool add_heavy_chain(const buckets &s, row_room &room, piece_list &pieces,
-                                                uint32_t *of_warps)
-{
-    constexpr uint32_t FOURS = WARPS * TL_WARP_STAGE;
-    static_assert(4 * (FOURS / 2) <=
-                  WINDOW); /* the list has a place for every hit of the ring, which has two columns at least */
-    uint32_t col, of_strip;
-    const uint32_t heavy = s.cols.divmod(blockIdx.x, &col), row = s.heavy[heavy], lane = threadIdx.x % 32;
-    if (row == NONE) return true;
-    if (s.chunks > PIECES) return false;
-    const uint32_t hits = list_pieces(s, s.count.divisor + heavy, 0, pieces, of_warps);
-    if (hits > TL_CHAINED_ROW) return false;
-    s.chain.divmod(col, &of_strip);
-    if (of_strip > 0) return true;
-    const uint32_t here = min(s.chain.divisor, s.cols.divisor - col);
-    const int64_t at = (int64_t)row * s.cols.divisor + col + lane;
-    const float before = s.base && lane < here ? s.base[at] : 0.0f;
-    const float sum = tl_add_ring<THREADS>(
-        s.values + col, s.cols.divisor, s.chain, here, hits, before, room.ring,
-        [&](uint32_t, uint32_t place) { return room.list[place]; }, piece_positions{s, pieces, room.list, 0});
-    if (threadIdx.x < here) s.out[at] = sum;
-    return true;
-}
+struct listed_positions {
+    const uint32_t *list;
+    __device__ __forceinline__ uint32_t operator()(uint32_t hit) const { return list[hit]; }
+};
 
-/* A function of its own, so that its registers and those of a window are not allotted together, which the kernel has too few for. */
+/* Functions of their own, so that their registers and those of a window are not allotted together, which the kernel has too few for.
+ * The first adds a long run's columns in a chain. */
+template <uint32_t HITS, class Position>
+__device__ __noinline__ float add_chain(const float *column, uint32_t stride, uint32_t hits, float sum,
+                                        float (&pass)[32], Position position)
+{
+    return tl_add_relay<HITS>(column, stride, hits, sum, pass, position);
+}
 __device__ __noinline__ void add_lone_columns(buckets s, piece_list &pieces, uint32_t *of_warps, tl_long_values &stage,
                                               tl_long_room &room)
 {
     add_lone_row<true>(s, pieces, of_warps, stage, room);
+}
+
+/* A block of a heavy row: that of the first of 32 columns adds them all in a chain, if the row does not have too many hits. Says
+ * whether nothing is left to do. */
+__device__ __forceinline__ bool add_heavy_chain(const buckets &s, float (&pass)[32], piece_list &pieces,
+                                                uint32_t *of_warps)
+{
+    uint32_t first;
+    const uint32_t heavy = s.cols.divmod(blockIdx.x, &first), row = s.heavy[heavy], cols = s.cols.divisor;
+    if (row == NONE) return true;
+    if (s.chunks > PIECES) return false;
+    const uint32_t hits = list_pieces(s, s.count.divisor + heavy, 0, pieces, of_warps);
+    if (hits > TL_CHAINED_ROW) return false;
+    if (first % 32 > 0) return true;
+    const uint32_t here = min(cols - first, 32u), col = first + min(threadIdx.x % 32, here - 1);
+    const int64_t at = (int64_t)row * cols + col;
+    const float sum = add_chain<RELAY_HITS>(s.values + col, cols, hits, s.base ? s.base[at] : 0.0f, pass,
+                                            piece_positions{s.hits, pieces, 0});
+    if (threadIdx.x < here) s.out[at] = sum;
+    return true;
 }
 
 /* The first blocks have a column of a heavy row each, or some columns in a chain. Each of those behind them owns all other rows of a
@@ -100,7 +103,7 @@ __device__ __noinline__ void add_lone_columns(buckets s, piece_list &pieces, uin
  * IS_COPIED: the output is the base already, and only rows that have hits are taken. */
 template <bool IS_COPIED> __global__ void __launch_bounds__(THREADS, ROWS_ADDING) add_rows_kernel(buckets s)
 {
-    constexpr uint32_t LEFT = WINDOW / MANY_OF_ROW;
+    constexpr uint32_t LEFT = WINDOW / (TURNS_OF_ROW * FEW_AT_ONCE);
     TL_DYNAMIC_SHARED(uint4, shared);
     row_room &room = *reinterpret_cast<row_room *>(shared);
     __shared__ __align__(16) uint32_t first[MOST_PLACES + 2];
@@ -110,12 +113,13 @@ template <bool IS_COPIED> __global__ void __launch_bounds__(THREADS, ROWS_ADDING
     __shared__ tl_long_room heavy_room;
     __shared__ heavy_places heavy;
     __shared__ piece_list pieces;
+    __shared__ float pass[32];
     uint16_t *const tallies = reinterpret_cast<uint16_t *>(room.tallies);
     tl_wait_for_earlier();
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = s.count.divisor, cols = s.cols.divisor;
-    const uint32_t first_blocks = s.heavies * cols;
+    const uint32_t first_blocks = s.heavies * cols, row_bytes = cols * sizeof(float);
     if (blockIdx.x < first_blocks) {
-        if (!add_heavy_chain(s, room, pieces, of_warps)) add_lone_columns(s, pieces, of_warps, room.heavy, heavy_room);
+        if (!add_heavy_chain(s, pass, pieces, of_warps)) add_lone_columns(s, pieces, of_warps, room.heavy, heavy_room);
         return;
     }
     const uint32_t bucket = blockIdx.x - first_blocks, places = (s.rows - bucket - 1) / count + 1;
@@ -123,6 +127,14 @@ template <bool IS_COPIED> __global__ void __launch_bounds__(THREADS, ROWS_ADDING
     const float *base = IS_COPIED ? s.out : s.base;
     bool is_first = !IS_COPIED; /* window, which writes all rows */
     const auto element_of = [&](uint32_t place) { return (place * count + bucket) * cols; };
+    /* It is asked in many places, of none or one mostly: in few instructions. */
+    const auto is_heavy = [&](uint32_t place) {
+        bool found = false;
+#pragma unroll 1
+        for (uint32_t i = 0; i < heavy.count; i++)
+            found |= heavy.place[i] == place;
+        return found;
+    };
     heavy.list(s, bucket);
     for (uint32_t chunk = 0; chunk < s.chunks; chunk += PIECES) {
         const uint32_t hits = list_pieces(s, bucket, chunk, pieces, of_warps);
@@ -142,65 +154,87 @@ template <bool IS_COPIED> __global__ void __launch_bounds__(THREADS, ROWS_ADDING
             for (uint32_t p = threadIdx.x; IS_COPIED && p < places; p += THREADS)
                 if (first[p] < first[p + 1]) named[atomicAdd(&names, 1u)] = (uint16_t)p;
             __syncthreads();
-            const uint32_t units = (IS_COPIED ? names : places) * cols;
-            for (uint32_t from_unit = threadIdx.x; from_unit < units; from_unit += ELEMENTS_AT_ONCE * THREADS) {
-                uint32_t at[ELEMENTS_AT_ONCE], end[ELEMENTS_AT_ONCE], col[ELEMENTS_AT_ONCE], element[ELEMENTS_AT_ONCE];
-                float sum[ELEMENTS_AT_ONCE];
-                TL_UNROLL_FOR (uint32_t u = 0; u < ELEMENTS_AT_ONCE; u++) {
-                    const uint32_t unit = from_unit + u * THREADS,
-                                   number = min(s.cols.divmod(unit, col + u), (IS_COPIED ? names : places) - 1);
-                    const uint32_t place = IS_COPIED ? named[number] : number;
-                    at[u] = first[place], end[u] = unit < units ? first[place + 1] : at[u];
-                    bool owns = at[u] < end[u] || (is_first && unit < units && !heavy.hold(place));
-                    if (end[u] - at[u] > MANY_OF_ROW) {
-                        if (col[u] == 0) {
-                            if (end[u] - at[u] > LONG_OF_ROW)
-                                left[LEFT - 1 - atomicAdd(&longs, 1u)] = place;
-                            else
-                                left[atomicAdd(&many, 1u)] = place;
+            const uint32_t rows = IS_COPIED ? names : places, units = rows * cols;
+            const auto add_elements = [&](auto of_element) {
+                constexpr uint32_t HITS = decltype(of_element)::value,
+                                   ELEMENTS = ELEMENTS_AT_ONCE * HITS_AT_ONCE / HITS;
+                for (uint32_t from_unit = threadIdx.x; from_unit < units; from_unit += ELEMENTS * THREADS) {
+                    uint32_t at[ELEMENTS], end[ELEMENTS], col[ELEMENTS], element[ELEMENTS];
+                    float sum[ELEMENTS];
+                    TL_UNROLL_FOR (uint32_t u = 0; u < ELEMENTS; u++) {
+                        const uint32_t unit = from_unit + u * THREADS,
+                                       number = min(s.cols.divmod(unit, col + u), rows - 1);
+                        const uint32_t place = IS_COPIED ? named[number] : number;
+                        at[u] = first[place], end[u] = unit < units ? first[place + 1] : at[u];
+                        bool owns = at[u] < end[u] || (is_first && unit < units && !is_heavy(place));
+                        if (end[u] - at[u] > TURNS_OF_ROW * HITS) {
+                            if (col[u] == 0) {
+                                if (end[u] - at[u] > LONG_OF_ROW)
+                                    left[LEFT - 1 - atomicAdd(&longs, 1u)] = place;
+                                else
+                                    left[atomicAdd(&many, 1u)] = place;
+                            }
+                            owns = false, end[u] = at[u];
                         }
-                        owns = false, end[u] = at[u];
+                        element[u] = owns ? element_of(place) + col[u] : NONE;
+                        sum[u] = 0.0f;
+                        if (owns && base) sum[u] = base[element[u]];
                     }
-                    element[u] = owns ? element_of(place) + col[u] : NONE;
-                    sum[u] = 0.0f;
-                    if (owns && base) sum[u] = base[element[u]];
-                }
-                for (bool more = true; more;) {
-                    float v[ELEMENTS_AT_ONCE][HITS_AT_ONCE];
-                    TL_UNROLL_FOR (uint32_t u = 0; u < ELEMENTS_AT_ONCE; u++)
-                        TL_UNROLL_FOR (uint32_t e = 0; e < HITS_AT_ONCE; e++) {
-                            v[u][e] = -0.0f; /* changes no sum */
-                            if (at[u] + e < end[u]) v[u][e] = s.values[(int64_t)room.list[at[u] + e] * cols + col[u]];
+                    const char *column[ELEMENTS];
+                    TL_UNROLL_FOR (uint32_t u = 0; u < ELEMENTS; u++)
+                        column[u] = reinterpret_cast<const char *>(s.values + col[u]);
+                    for (bool more = true; more;) {
+                        float v[ELEMENTS][HITS];
+                        TL_UNROLL_FOR (uint32_t u = 0; u < ELEMENTS; u++) {
+                            /* No position is under a condition, or one would be waited for after the other. */
+                            const char *value[HITS];
+                            TL_UNROLL_FOR (uint32_t e = 0; e < HITS; e++)
+                                value[e] = column[u] + (uint64_t)room.list[at[u] + e] * row_bytes;
+                            TL_UNROLL_FOR (uint32_t e = 0; e < HITS; e++) {
+                                v[u][e] = -0.0f; /* changes no sum */
+                                if (at[u] + e < end[u]) v[u][e] = *reinterpret_cast<const float *>(value[e]);
+                            }
                         }
-                    more = false;
-                    TL_UNROLL_FOR (uint32_t u = 0; u < ELEMENTS_AT_ONCE; u++) {
-                        TL_UNROLL_FOR (uint32_t e = 0; e < HITS_AT_ONCE; e++)
-                            sum[u] += v[u][e];
-                        at[u] += HITS_AT_ONCE;
-                        more |= at[u] < end[u];
+                        more = false;
+                        TL_UNROLL_FOR (uint32_t u = 0; u < ELEMENTS; u++) {
+                            if (at[u] < end[u]) /* a row without a hit keeps its bits, those of a NaN too */
+                                TL_UNROLL_FOR (uint32_t e = 0; e < HITS; e++)
+                                    sum[u] += v[u][e];
+                            at[u] += HITS;
+                            more |= at[u] < end[u];
+                        }
                     }
+                    TL_UNROLL_FOR (uint32_t u = 0; u < ELEMENTS; u++)
+                        if (element[u] != NONE) s.out[element[u]] = sum[u];
                 }
-                TL_UNROLL_FOR (uint32_t u = 0; u < ELEMENTS_AT_ONCE; u++)
-                    if (element[u] != NONE) s.out[element[u]] = sum[u];
-            }
+            };
+            if (units > ELEMENTS_AT_ONCE * THREADS && min(hits - from, WINDOW) <= FEW_AT_ONCE * rows)
+                add_elements(std::integral_constant<uint32_t, FEW_AT_ONCE>());
+            else
+                add_elements(std::integral_constant<uint32_t, HITS_AT_ONCE>());
             __syncthreads();
             /* Of long runs and of those of many hits some columns are added together. */
             const uint32_t width = s.strip.divisor, strips = (cols + width - 1) / width;
             const auto add_strip = [&](uint32_t place, uint32_t strip, bool is_long) {
                 const uint32_t begin = first[place], hits = first[place + 1] - begin, from = strip * width;
-                const uint32_t here = min(width, cols - from), at = element_of(place) + from + lane;
-                const auto position = [&](uint32_t hit) { return room.list[begin + hit]; };
-                const float before = base && lane < here ? base[at] : 0.0f;
-                const float sum = is_long ? tl_add_narrow_block<THREADS>(s.values + from, cols, s.strip, here, hits,
-                                                                         before, room.ring, position)
+                const uint32_t here = min(width, cols - from), own = from + min(lane, here - 1),
+                               at = element_of(place) + own;
+                const float before = base ? base[at] : 0.0f;
+                const float sum = is_long ? add_chain<RELAY_HITS / 2>(s.values + own, cols, hits, before, pass,
+                                                                      listed_positions{room.list + begin})
                                           : tl_add_narrow_warp(s.values + from, cols, s.strip, here, hits, before,
-                                                               room.of_warp[warp], position);
+                                                               room.of_warp[warp],
+                                                               [&](uint32_t hit) { return room.list[begin + hit]; });
                 if (lane < here && (!is_long || warp == 0)) s.out[at] = sum;
             };
             for (uint32_t unit = 0; unit < longs * strips; unit++)
                 add_strip(left[LEFT - 1 - unit / strips], unit % strips, true);
-            for (uint32_t unit = warp; unit < many * strips; unit += WARPS)
-                add_strip(left[unit / strips], unit % strips, false);
+            if (many * strips == 1) { /* the other warps would have nothing to do */
+                add_strip(left[0], 0, true);
+            } else {
+                for (uint32_t unit = warp; unit < many * strips; unit += WARPS)
+                    add_strip(left[unit / strips], unit % strips, false);
+            }
             __syncthreads();
             base = s.out, is_first = false;
         }

@@ -21,6 +21,11 @@ struct tl_hits {
     {
         return values ? values[(int64_t)(word & mask) * cols + col] : __uint_as_float(word);
     }
+    /* The function of i that gives the position of hit first + i. */
+    __device__ __forceinline__ auto positions_from(uint32_t first) const
+    {
+        return [from = list + first, own = mask](uint32_t i) { return from[i] & own; };
+    }
     /* v[i] = the value in column `col` of a row at the hit of lane i, for i < n, and behind them that of lane n - 1, which a caller
      * leaves out when it uses them: a load under a condition is waited for at once, as a register takes its value or another. */
     __device__ __forceinline__ void load_rows(uint32_t word, uint32_t n, uint32_t col, float (&v)[32]) const

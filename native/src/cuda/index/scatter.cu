@@ -40,6 +40,9 @@ constexpr int64_t TILED_FEW = 1024;
 /* Values, of more than which tiles of few columns have so many hits that every tile sorts the list: a tile has about a 264th of
  * them, 8 of each hit. */
 constexpr int64_t TILE_SORTS = (int64_t)1 << 19;
+/* Values of hits, of no more than which thin tiles of a table that the device holds at a time have no more hits than they sort without
+ * counting: such a tile has about an 8448th of all, 32 of each hit. */
+constexpr int64_t THIN_VALUES = (int64_t)1 << 21;
 
 /* Sort keys, and positions where they and not the values are sorted; the lists for the last kernel are empty. */
 __global__ void __launch_bounds__(THREADS)
@@ -322,9 +325,7 @@ template <bool BY_SLOTS> int32_t launch_owners(tl_context *ctx, const char *name
                         : vectors     ? launch_wide<true, 2, BY_SLOTS>
                                       : launch_wide<false, 2, BY_SLOTS>;
     TL_TRY(launch(ctx, name, s, t));
-    const int64_t strips = tl_ceil_div(s.cols, 32);
-    return tl_launch_ahead(ctx, name, add_wide_runs_kernel, WIDE_BLOCKS, TL_LONG_THREADS, 0, s,
-                           tl_fastdiv(tl_ceil_div(s.cols, strips)), tl_fastdiv(32));
+    return tl_launch_ahead(ctx, name, add_wide_runs_kernel, WIDE_BLOCKS, TL_LONG_THREADS, 0, s);
 }
 
 bool slots_serve(int64_t outer, int64_t rows, int64_t cols, int64_t k)
@@ -336,6 +337,9 @@ bool slots_serve(int64_t outer, int64_t rows, int64_t cols, int64_t k)
         return k <= rows * (SLOTS / 4) || (k <= rows * (SLOTS / 2) && outer * k * cols >= TILE_SORTS);
     /* Tiles copy rows without a hit faster, and of few hits no row has many. */
     if (k <= TILED_FEW && 4 * k < rows) return false;
+    const int64_t total = outer * rows * cols;
+    if (k <= TILED_WIDE && total >= TL_SMALL_TABLE && total < SLOT_VALUES && outer * k * cols <= THIN_VALUES)
+        return false;
     return k <= SLOT_HITS && k <= rows * (SLOTS / 4) && outer * (k + 2 * rows) * cols >= SLOT_VALUES;
 }
 

@@ -1,15 +1,18 @@
 /* Scatter-adds of arrays, one behind the other, that share a list of up to TL_TILE_INDICES indices, on CUDA, in two launches.
  *
  * The list is put in order once for all arrays. Blocks of the first launch own some of the rows: each looks through the list for the
- * hits of its rows, and puts these in order of row and then position. The blocks behind them copy the arrays meanwhile.
+ * hits of its rows, and puts these in order of row and then position. Where there are more rows than hits, the blocks behind them copy
+ * the arrays meanwhile.
  *
  * In the second launch a thread owns a column of a run of equal rows, of several arrays. It reads the run once, and has values of all
- * arrays on their way together. Longer runs the sorting blocks have listed: of these a warp or a block owns all columns, or 32. */
+ * arrays on their way together. Where rows are fewer than hits it owns a row, and copies one that has no hit. Longer runs the sorting
+ * blocks have listed: of these a warp or a block owns all columns, or 32, and of narrow rows those of several arrays. */
 #include "cuda/device/division.cuh"
+#include "cuda/device/instructions.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/index/long_run.cuh"
 #include "cuda/index/narrow_run.cuh"
-#include "cuda/index/rank.cuh"
+#include "cuda/index/run_relay.cuh"
 #include "cuda/index/scatter.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -17,6 +20,7 @@ namespace {
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 static_assert(THREADS == TL_LONG_THREADS);
+constexpr int SORT_THREADS = 512, SORT_WARPS = SORT_THREADS / 32; /* of the first launch */
 
 /* ---- the list in order, and a copy of the arrays ------------------------------------------------------------------------ */
 
@@ -37,9 +41,10 @@ constexpr int64_t LEAST_ROWS = 1024;
 constexpr int64_t LEAST_SMALL = 81;
 /* Values of wide rows, which are brought in the time of a launch or two. */
 constexpr int64_t MOST_WIDE = (int64_t)1 << 22;
-constexpr int FEW_ITEMS = 8, MOST_ITEMS = (int)(TL_TILE_INDICES / THREADS); /* indices of a thread */
+constexpr int FEW_ITEMS = 4, MOST_ITEMS = (int)(TL_TILE_INDICES / SORT_THREADS); /* indices of a thread */
 constexpr uint32_t MANY = 32, LONG = 256; /* hits: longer runs are left to a warp, or to a block */
-constexpr int COPIED = 8;                 /* vectors that a thread copies */
+constexpr int COPIED = 4;                 /* vectors that a thread copies */
+constexpr uint32_t NO_RUN = UINT32_MAX;   /* hits, where no short run is */
 
 struct left_run {
     uint32_t begin, hits, row;
@@ -51,12 +56,12 @@ struct arrays {
     const float *values;
     const uint32_t *indices;
     uint32_t *positions; /* of the hits in order, and behind them PAD words */
-    /* Short runs. Of every row, where these are fewer than hits, where the run begins and its hits; else of every place of the list
-     * the row and the hits of the run that begins there. Those of no short run have no hits. */
+    /* Short runs. Of every row, where these are fewer than hits, where the run begins and its hits, of which a row may have none; else
+     * of every place of the list the row and the hits of the run that begins there. */
     uint2 *runs;
     bool by_row;
     /* Of every sorting block: runs that it has left, and where these begin in the lists. */
-    uint32_t *many, *longs, *from;
+    uint8_t *many, *longs, *from;
     left_run *many_runs, *long_runs;
     uint32_t rows, cols, k, part; /* rows of a sorting block */
     int64_t total;
@@ -66,115 +71,224 @@ constexpr uint32_t PAD = 64; /* more than a thread reads at a time */
 
 __device__ __forceinline__ void copy_piece(const arrays &s, int64_t piece)
 {
-    const int64_t from = piece * (4 * COPIED * THREADS);
-    const bool vectors = s.aligned && s.total - from >= 4 * COPIED * THREADS;
+    const int64_t from = piece * (4 * COPIED * SORT_THREADS);
+    const bool vectors = s.aligned && s.total - from >= 4 * COPIED * SORT_THREADS;
     if (vectors) {
         float4 v[COPIED];
         TL_UNROLL_FOR (int i = 0; i < COPIED; i++)
-            v[i] = s.base ? tl_load4(s.base + from + 4 * (threadIdx.x + i * THREADS)) : float4{};
+            v[i] = s.base ? tl_load4(s.base + from + 4 * (threadIdx.x + i * SORT_THREADS)) : float4{};
         TL_UNROLL_FOR (int i = 0; i < COPIED; i++)
-            tl_store4(s.out + from + 4 * (threadIdx.x + i * THREADS), v[i]);
+            tl_store4(s.out + from + 4 * (threadIdx.x + i * SORT_THREADS), v[i]);
         return;
     }
     for (int part = 0; part < 4; part++) {
-        const int64_t first = from + part * (COPIED * THREADS) + threadIdx.x;
+        const int64_t first = from + part * (COPIED * SORT_THREADS) + threadIdx.x;
         float v[COPIED];
         TL_UNROLL_FOR (int i = 0; i < COPIED; i++)
-            v[i] = s.base && first + i * THREADS < s.total ? s.base[first + i * THREADS] : 0.0f;
+            v[i] = s.base && first + i * SORT_THREADS < s.total ? s.base[first + i * SORT_THREADS] : 0.0f;
         TL_UNROLL_FOR (int i = 0; i < COPIED; i++)
-            if (first + i * THREADS < s.total) s.out[first + i * THREADS] = v[i];
+            if (first + i * SORT_THREADS < s.total) s.out[first + i * SORT_THREADS] = v[i];
     }
 }
 
+/* A block's hits are put in order of up to PLACED_BITS bits of their rows at a time: by kind. Of a list that names few rows most are
+ * one block's, so what they take in turns, and the instructions that are fetched for them, are kept few: an item of a warp that has
+ * no hit of the block is passed over, and one sum over the block says where the hits of a kind and warp go. */
+constexpr uint32_t PLACED_BITS = 7, KINDS = 1 << PLACED_BITS;
+/* Words of a kind: the hits of each warp, two to a word, of which a thread sums two, and one more, so that kinds are in different
+ * banks. */
+constexpr uint32_t KIND_WORDS = SORT_WARPS / 2 + 1, KIND_THREADS = SORT_WARPS / 4;
+static_assert(KINDS * KIND_THREADS == SORT_THREADS);
+constexpr uint32_t NO_HIT = UINT32_MAX, BEHIND = 64; /* words behind the list: of no row */
+static_assert(BEHIND >= MANY + 32);
+
 template <int ITEMS> struct sort_room {
-    tl_placing placing;
-    uint32_t list[ITEMS * THREADS], lower, many, longs;
+    uint32_t tallies[KINDS * KIND_WORDS],
+        of_warps[SORT_WARPS]; /* the first, also where hits of a kind and warp begin */
+    uint32_t list[ITEMS * SORT_THREADS + BEHIND], lower, many, longs;
 };
 
-template <int ITEMS> __global__ void __launch_bounds__(THREADS, 2) sort_and_copy_kernel(arrays s)
+template <int ITEMS> __device__ __forceinline__ void clear_tallies(sort_room<ITEMS> &room)
 {
+    for (uint32_t i = threadIdx.x; i < KINDS * KIND_WORDS; i += SORT_THREADS)
+        room.tallies[i] = 0;
+}
+
+/* Puts words in order of `bits` of their bits from `shift` on, stably, into the list, and gives out how many are hits: `rounds` words of
+ * each lane, of which a warp's lie one behind the other. The tallies are 0 before. */
+template <int ITEMS>
+__device__ __forceinline__ uint32_t place_words(sort_room<ITEMS> &room, const uint32_t (&word)[ITEMS], uint32_t rounds,
+                                                uint32_t shift, uint32_t bits)
+{
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, below = (1u << lane) - 1, kinds = 1u << bits;
+    uint16_t *const of_warp = reinterpret_cast<uint16_t *>(room.tallies) + warp;
+    const auto tally_of = [&](int i) -> uint16_t & {
+        return of_warp[(word[i] >> shift & (kinds - 1)) * (2 * KIND_WORDS)];
+    };
+    uint32_t rank[ITEMS] = {}; /* of the hits of its warp and kind */
+    TL_UNROLL_FOR (int first = 0; first < ITEMS; first += 4) {
+        if (first >= rounds) break;
+        uint32_t peers[4]; /* lanes with a hit, and then those of the kind */
+        TL_UNROLL_FOR (int u = 0; u < 4; u++)
+            peers[u] = __ballot_sync(~0u, word[first + u] != NO_HIT);
+        if ((peers[0] | peers[1] | peers[2] | peers[3]) == 0) continue;
+#pragma unroll 1
+        for (uint32_t bit = shift; bit < shift + bits; bit++)
+            TL_UNROLL_FOR (int u = 0; u < 4; u++) {
+                const bool set = word[first + u] >> bit & 1;
+                const uint32_t with = __ballot_sync(~0u, set);
+                peers[u] &= set ? with : ~with;
+            }
+        TL_UNROLL_FOR (int u = 0; u < 4; u++) {
+            uint16_t &tally = tally_of(first + u);
+            const uint32_t before = tally;
+            __syncwarp();
+            if (peers[u] >> lane == 1) tally = (uint16_t)(before + __popc(peers[u])); /* the last lane of the kind */
+            __syncwarp();
+            rank[first + u] = before + __popc(peers[u] & below);
+        }
+    }
+    __syncthreads();
+    uint32_t *const mine = room.tallies + threadIdx.x / KIND_THREADS * KIND_WORDS +
+                           threadIdx.x % KIND_THREADS * 2; /* of four warps */
+    const bool has_kind = threadIdx.x < kinds * KIND_THREADS;
+    const uint32_t two[2] = {has_kind ? mine[0] : 0, has_kind ? mine[1] : 0};
+    const uint32_t all = (two[0] & UINT16_MAX) + (two[0] >> 16) + (two[1] & UINT16_MAX) + (two[1] >> 16);
+    const uint32_t end = tl_sum_to_lane(all, lane);
+    if (lane == 31) room.of_warps[warp] = end;
+    __syncthreads();
+    uint32_t begin = end - all, hits = 0;
+    TL_UNROLL_FOR (uint32_t w = 0; w < SORT_WARPS; w++) {
+        if (w < warp) begin += room.of_warps[w];
+        hits += room.of_warps[w];
+    }
+    if (has_kind) { /* where they begin */
+        const uint32_t second = begin + (two[0] & UINT16_MAX), third = second + (two[0] >> 16);
+        mine[0] = begin | second << 16;
+        mine[1] = third | (third + (two[1] & UINT16_MAX)) << 16;
+    }
+    __syncthreads();
+    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
+        if (i < rounds && word[i] != NO_HIT) room.list[tally_of(i) + rank[i]] = word[i];
+    if (threadIdx.x < BEHIND) room.list[hits + threadIdx.x] = NO_HIT;
+    __syncthreads();
+    return hits;
+}
+
+/* Lists the runs of a block's hits, of which `before` are of earlier blocks. Those blocks have left fewer runs than one for MANY + 1 hits
+ * each, rounded down, and so has this one. */
+template <int ITEMS> struct run_lists {
+    const arrays &s;
+    sort_room<ITEMS> &room;
+    uint32_t first_row, before, hits;
+
+    __device__ __forceinline__ uint32_t left_from() const { return before / (MANY + 1); }
+    __device__ __forceinline__ void leave(uint32_t begin, uint32_t end, uint32_t row) const
+    {
+        const bool is_long = end - begin > LONG;
+        (is_long ? s.long_runs : s.many_runs)[left_from() + atomicAdd(is_long ? &room.longs : &room.many, 1u)] = {
+            before + begin, end - begin, first_row + row};
+    }
+    /* Of all rows, which are the kinds of the one step that has put them in order. */
+    __device__ __forceinline__ void list_rows(uint32_t rows) const
+    {
+        const uint16_t *const begins = reinterpret_cast<const uint16_t *>(room.tallies);
+        for (uint32_t row = threadIdx.x; row < rows; row += SORT_THREADS) {
+            const uint32_t begin = begins[row * (2 * KIND_WORDS)];
+            const uint32_t end = row + 1 < rows ? begins[(row + 1) * (2 * KIND_WORDS)] : hits;
+            const bool is_left = end - begin > MANY;
+            s.runs[first_row + row] = make_uint2(before + begin, is_left ? NO_RUN : end - begin);
+            if (is_left) leave(begin, end, row);
+        }
+    }
+    /* Of all places. A warp looks at 32, in which at most one run begins that is left: it has the next 32 as well. */
+    __device__ __forceinline__ void list_places() const
+    {
+        const uint32_t lane = threadIdx.x % 32;
+        const auto row_at = [&](uint32_t i) { return room.list[i] >> POSITION_BITS; };
+        for (uint32_t first = threadIdx.x / 32 * 32; first < hits; first += SORT_THREADS) {
+            const uint32_t i = first + lane, row = row_at(i);
+            const uint32_t begun = __ballot_sync(~0u, i == 0 || row_at(i - 1) != row);
+            const uint32_t begun_then = __ballot_sync(~0u, row_at(i + 32) != row_at(i + 31));
+            const uint32_t next = begun & ~((2u << lane) - 1), begins = i < hits && (begun >> lane & 1);
+            uint32_t count = 64 - lane; /* to the next place where a run begins, as far as the warp sees */
+            if (next)
+                count = __ffs((int)next) - 1 - lane;
+            else if (begun_then)
+                count = 31 + __ffs((int)begun_then) - lane;
+            const bool is_left = begins && count > MANY;
+            if (i < hits) s.runs[before + i] = make_uint2(first_row + row, begins && !is_left ? count : NO_RUN);
+            const uint32_t left = __ballot_sync(~0u, is_left);
+            if (left == 0) continue;
+            const uint32_t begin = first + __ffs((int)left) - 1, of = row_at(begin);
+            const uint32_t end = tl_run_end(begin, hits, [&](uint32_t at) { return row_at(at) == of; });
+            if (lane == 0) leave(begin, end, of);
+        }
+    }
+};
+
+/* BY_ROW: rows are fewer than hits, and nothing is copied. */
+template <int ITEMS, bool BY_ROW> __global__ void __launch_bounds__(SORT_THREADS, 2) sort_and_copy_kernel(arrays s)
+{
+    static_assert(TL_TILE_INDICES / SORTERS <= KINDS);
     __shared__ sort_room<ITEMS> room;
-    if (blockIdx.x >= SORTERS) {
+    if (!BY_ROW && blockIdx.x >= SORTERS) {
         copy_piece(s, blockIdx.x - SORTERS);
         return;
     }
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, below = (1u << lane) - 1;
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t first_row = min(blockIdx.x * s.part, s.rows), rows = min(s.part, s.rows - first_row);
-    const uint32_t rounds = (s.k + THREADS - 1) / THREADS, mine = warp * 32 * rounds + lane;
-    uint32_t row[ITEMS]; /* among the block's; above them also of those before */
+    uint32_t rounds = (s.k + SORT_THREADS - 1) / SORT_THREADS, from = warp * 32 * rounds + lane;
+    uint32_t word[ITEMS]; /* first, the indices */
     TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
-        row[i] = i < rounds && mine + i * 32 < s.k ? s.indices[mine + i * 32] : UINT32_MAX;
+        word[i] = i < rounds && from + i * 32 < s.k ? s.indices[from + i * 32] : UINT32_MAX;
     if (threadIdx.x == 0) room.lower = room.many = room.longs = 0;
-    for (uint32_t i = threadIdx.x; s.by_row && i < rows; i += THREADS)
-        s.runs[first_row + i] = make_uint2(0, 0);
-    uint32_t lower = 0, own = 0; /* hits of the blocks before, and of the warp's lanes */
+    clear_tallies(room);
+    uint32_t lower = 0; /* hits of the blocks before */
     TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
-        lower += row[i] < first_row;
-        row[i] -= first_row;
-        own += __popc(__ballot_sync(~0u, row[i] < rows));
+        lower += word[i] < first_row;
+        const uint32_t row = word[i] - first_row; /* among the block's; above them also of those before */
+        word[i] = row < rows ? row << POSITION_BITS | (from + i * 32) : NO_HIT;
     }
-    if (lane == 0) room.placing.of_warps[warp] = own;
     __syncthreads();
     lower = tl_sum_to_lane(lower, lane);
     if (lane == 31 && lower) atomicAdd(&room.lower, lower);
-    uint32_t place = 0, hits = 0;
-    TL_UNROLL_FOR (uint32_t w = 0; w < WARPS; w++) {
-        if (w < warp) place += room.placing.of_warps[w];
-        hits += room.placing.of_warps[w];
-    }
-    TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
-        const bool is_own = row[i] < rows;
-        const uint32_t together = __ballot_sync(~0u, is_own);
-        if (is_own) room.list[place + __popc(together & below)] = row[i] << POSITION_BITS | (mine + i * 32);
-        place += __popc(together);
-    }
-    __syncthreads();
-    const uint32_t before = room.lower, bits = rows > 1 && hits > 1 ? 32 - __clz((int)rows - 1) : 0;
-    const uint32_t steps = (bits + TL_PLACED_BITS - 1) / TL_PLACED_BITS;
-    for (uint32_t step = 0, done = 0; step < steps; step++) {
-        const uint32_t now = (bits - done + steps - step - 1) / (steps - step);
-        uint32_t word[ITEMS];
-        const uint32_t words = tl_take_words(room.list, hits, word);
-        tl_place_hits(room.list, room.placing, word, words, POSITION_BITS + done, now);
-        done += now;
+    const uint32_t bits = rows > 1 ? 32 - __clz((int)rows - 1) : 0;
+    uint32_t hits;
+    if constexpr (BY_ROW) {
+        hits = place_words(room, word, rounds, POSITION_BITS, bits);
+    } else {
+        const uint32_t steps = (bits + PLACED_BITS - 1) / PLACED_BITS,
+                       of_step = steps > 1 ? (bits + steps - 1) / steps : bits;
+        for (uint32_t done = 0;;) {
+            hits = place_words(room, word, rounds, POSITION_BITS + done, min(of_step, bits - done));
+            done += of_step;
+            if (done >= bits || hits < 2) break;
+            rounds = (hits + SORT_THREADS - 1) / SORT_THREADS, from = warp * 32 * rounds + lane;
+            TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
+                word[i] = i < rounds && from + i * 32 < hits ? room.list[from + i * 32] : NO_HIT;
+            clear_tallies(room);
+            __syncthreads();
+        }
     }
 
-    /* The blocks before have left fewer runs than one for MANY + 1 hits each, rounded down, and so has this one. */
-    const uint32_t from = before / (MANY + 1);
-    const auto row_at = [&](uint32_t i) { return room.list[i] >> POSITION_BITS; };
-    for (uint32_t i = threadIdx.x; i < hits; i += THREADS) {
-        const uint32_t of = row_at(i);
-        const bool begins = i == 0 || row_at(i - 1) != of, is_left = i + MANY < hits && row_at(i + MANY) == of;
-        s.positions[before + i] = room.list[i] & ((1u << POSITION_BITS) - 1);
-        uint32_t count = 0;
-        while (begins && !is_left && i + count < hits && row_at(i + count) == of)
-            count++;
-        if (!s.by_row)
-            s.runs[before + i] = make_uint2(first_row + of, count);
-        else if (count > 0)
-            s.runs[first_row + of] = make_uint2(before + i, count);
-        if (!begins || !is_left) continue;
-        uint32_t last = i + MANY, behind = hits; /* of the run, not of it */
-        while (behind - last > 1) {
-            const uint32_t middle = (last + behind) / 2;
-            (row_at(middle) == of ? last : behind) = middle;
-        }
-        const left_run run = {before + i, behind - i, first_row + of};
-        if (behind - i > LONG)
-            s.long_runs[from + atomicAdd(&room.longs, 1u)] = run;
-        else
-            s.many_runs[from + atomicAdd(&room.many, 1u)] = run;
-    }
+    const run_lists<ITEMS> lists = {s, room, first_row, room.lower, hits};
+    for (uint32_t i = threadIdx.x; i < hits; i += SORT_THREADS)
+        s.positions[lists.before + i] = room.list[i] & ((1u << POSITION_BITS) - 1);
+    if constexpr (BY_ROW)
+        lists.list_rows(rows);
+    else
+        lists.list_places();
     if (blockIdx.x == SORTERS - 1)
-        for (uint32_t i = before + hits + threadIdx.x; i < s.k + PAD; i += THREADS) {
+        for (uint32_t i = lists.before + hits + threadIdx.x; i < s.k + PAD; i += SORT_THREADS) {
             s.positions[i] = 0;
-            if (!s.by_row && i < s.k) s.runs[i] = make_uint2(0, 0);
+            if (!BY_ROW && i < s.k) s.runs[i] = make_uint2(0, NO_RUN);
         }
     __syncthreads();
     if (threadIdx.x == 0) {
-        s.many[blockIdx.x] = room.many;
-        s.longs[blockIdx.x] = room.longs;
-        s.from[blockIdx.x] = from;
+        s.many[blockIdx.x] = (uint8_t)room.many;
+        s.longs[blockIdx.x] = (uint8_t)room.longs;
+        s.from[blockIdx.x] = (uint8_t)lists.left_from();
     }
 }
 
@@ -184,108 +298,194 @@ constexpr uint32_t LEFT_BLOCKS = 264; /* of runs that are left: two on every mul
 constexpr uint32_t AT_ONCE = 4;       /* hits of another run whose values are on their way together */
 static_assert(AT_ONCE <= PAD);
 
-/* The runs that all sorting blocks have left, one after the other. A lane has the counts of four blocks. */
+/* The runs that all sorting blocks have left, one after the other. A lane has the bytes of four blocks. */
 struct left_runs {
-    uint4 count, from;
+    uint32_t count, from;
     uint32_t end, total; /* runs up to the lane's last block, and all */
 
-    __device__ __forceinline__ left_runs(const uint32_t *counts, const uint32_t *begins)
+    static_assert(SORTERS == 4 * 32 && TL_TILE_INDICES / (MANY + 1) <= UINT8_MAX);
+    __device__ __forceinline__ uint32_t lane_runs() const
     {
-        static_assert(SORTERS == 4 * 32);
-        const uint32_t lane = threadIdx.x % 32;
-        count = reinterpret_cast<const uint4 *>(counts)[lane];
-        from = reinterpret_cast<const uint4 *>(begins)[lane];
-        end = tl_sum_to_lane(count.x + count.y + count.z + count.w, lane);
+        const uint32_t twos = (count & 0x00ff00ffu) + (count >> 8 & 0x00ff00ffu);
+        return (twos & UINT16_MAX) + (twos >> 16);
+    }
+    __device__ __forceinline__ left_runs(uint32_t count, uint32_t from) : count(count), from(from)
+    {
+        end = tl_sum_to_lane(lane_runs(), threadIdx.x % 32);
         total = __shfl_sync(~0u, end, 31);
     }
     /* Where run i, the same for the warp, is in the list. */
     __device__ __forceinline__ uint32_t place_of(uint32_t i) const
     {
-        const uint32_t begin = end - (count.x + count.y + count.z + count.w);
-        uint32_t rest = i - begin, place; /* the lane's, if it has the run's block */
-        if (rest < count.x)
-            place = from.x + rest;
-        else if ((rest -= count.x) < count.y)
-            place = from.y + rest;
-        else if ((rest -= count.y) < count.z)
-            place = from.z + rest;
-        else
-            place = from.w + rest - count.z;
+        uint32_t rest = i - (end - lane_runs()), block = 0; /* the lane's, if it has the run's block */
+        TL_UNROLL_FOR (uint32_t b = 0; b < 3; b++) {
+            const uint32_t runs = count >> 8 * b & UINT8_MAX;
+            if (block == b && rest >= runs) rest -= runs, block++;
+        }
+        const uint32_t place = (from >> 8 * block & UINT8_MAX) + rest;
         return __shfl_sync(~0u, place, __popc(__ballot_sync(~0u, end <= i)));
     }
 };
 
-/* A block owns some columns of a long run of an array: up to LONG_COLUMNS of a narrow row, of which more would be brought slower than
- * they are added, or 32. A warp owns all columns of another run of a narrow row, or 32. */
-constexpr uint32_t LONG_COLUMNS = 16;
+/* A block owns 32 columns of a long run, or all of narrow rows, and a warp those of another run. Those of several arrays are added as one
+ * array's are, at the latency of a chain: so an owner of narrow rows has as many arrays as leave one unit for every owner, if it
+ * can, of a long run up to LONG_COLUMNS columns: more, which lie apart, would be brought slower than they are added. */
+constexpr uint32_t LONG_COLUMNS = 16, RELAY_HITS = 32; /* the last of a turn of a warp */
 
-template <bool WIDE>
-__device__ __forceinline__ void add_left(const arrays &s, const tl_fastdiv &outer, const tl_fastdiv &cols,
-                                         const tl_fastdiv &piece)
+struct left_units {
+    uint32_t pieces, arrays, groups, total; /* pieces of a row, arrays of a unit, groups of so many, units */
+
+    __device__ __forceinline__ left_units(uint32_t runs, uint32_t outer, uint32_t pieces, uint32_t most_arrays,
+                                          uint32_t owners)
+        : pieces(pieces), arrays(max(min((runs * outer * pieces + owners - 1) / owners, most_arrays), 1u)),
+          groups((outer + arrays - 1) / arrays), total(runs * groups * pieces)
+    {}
+};
+
+/* A number of columns, up to 32, that the device finds, by which it divides numbers up to MOST_NUMBERS: what the multiplier is too
+ * large by adds less than a divisor's part to a quotient. */
+constexpr uint32_t MOST_NUMBERS = 2048;
+struct column_count {
+    uint32_t divisor, multiplier; /* the last is 2^16 / divisor, rounded up */
+
+    __device__ __forceinline__ explicit column_count(uint32_t d) : divisor(d), multiplier(UINT16_MAX / d + 1)
+    {
+        static_assert(MOST_NUMBERS * (32 - 1) < 1 << 16);
+    }
+    __device__ __forceinline__ uint32_t div(uint32_t n) const { return n * multiplier >> 16; }
+    __device__ __forceinline__ uint32_t divmod(uint32_t n, uint32_t *rest) const
+    {
+        const uint32_t q = div(n);
+        *rest = n - q * divisor;
+        return q;
+    }
+};
+
+/* Where columns of several arrays lie, those of an array side by side. */
+struct array_columns {
+    column_count cols; /* of an array */
+    uint32_t array;    /* values of an array */
+
+    __device__ __forceinline__ uint32_t operator()(uint32_t of_all) const
+    {
+        uint32_t col;
+        const uint32_t a = cols.divmod(of_all, &col);
+        return a * array + col;
+    }
+};
+
+/* Lane c gets sum + the hits of column c, its own, of up to 32. Lane l brings column l % columns of every so many-th hit, so that it
+ * divides but once. Those behind the last hit, up to the next multiple of TL_NARROW_AT_ONCE, are -0, which changes no sum. */
+constexpr uint32_t LANE_VALUES = 32,
+                   LANE_STAGE = 32 * (LANE_VALUES + 4) / 4; /* of a warp: columns are four floats apart */
+
+__device__ __forceinline__ float add_lanes(const float *values, const array_columns &at_column, uint32_t stride,
+                                           uint32_t columns, const uint32_t *positions, uint32_t hits, float sum,
+                                           float4 *stage)
 {
-    __shared__ union {
-        struct {
-            float4 ring[(28 << 10) / sizeof(float4)];
-            uint16_t list[WIDE ? 1 : TL_TILE_INDICES];
-        } narrow;
-        float4 of_warp[WIDE ? 1 : WARPS][TL_WARP_STAGE];
-        float stage[WIDE ? TL_LONG_STAGE : 1][32];
-    } room;
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const auto add_unit = [&](const left_run *runs, const left_runs &left, uint32_t unit, uint32_t first,
-                              uint32_t width, bool is_long) {
-        uint32_t o;
-        const uint32_t number = outer.divmod(unit, &o), own = min(width, s.cols - first);
-        const left_run run = runs[left.place_of(number)];
-        const uint32_t col = first + min(lane, own - 1);
-        const float *const values = s.values + (int64_t)o * s.k * s.cols;
-        float *const element = s.out + ((int64_t)o * s.rows + run.row) * s.cols + col;
-        float sum = *element;
-        if constexpr (WIDE) {
-            const tl_hits hits = {s.positions, UINT32_MAX, values, s.cols};
-            sum = is_long ? tl_add_staged(hits, run.begin, run.begin + run.hits, col, sum, room.stage)
-                          : tl_add_walk(hits, run.begin, run.begin + run.hits, col, sum);
-        } else {
-            const uint32_t *const positions = s.positions + run.begin;
-            if (is_long) { /* the ring waits for one stage's positions after the other: so all come before */
-                for (uint32_t hit = threadIdx.x; hit < run.hits; hit += THREADS)
-                    room.narrow.list[hit] = (uint16_t)positions[hit];
-                __syncthreads();
-                sum = tl_add_narrow_block<THREADS>(values + first, s.cols, piece, own, run.hits, sum, room.narrow.ring,
-                                                   [&](uint32_t hit) { return (uint32_t)room.narrow.list[hit]; });
-            } else {
-                sum = tl_add_narrow_warp(values, s.cols, cols, s.cols, run.hits, sum, room.of_warp[warp],
-                                         [=](uint32_t hit) { return positions[hit]; });
+    static_assert(LANE_VALUES % TL_NARROW_AT_ONCE == 0);
+    const uint32_t lane = threadIdx.x % 32;
+    const column_count width(columns);
+    uint32_t col;
+    const uint32_t rows = width.div(32), row = width.divmod(lane, &col),
+                   size = LANE_VALUES * rows; /* hits of a stage */
+    const bool brings = row < rows;
+    const float *const from_column = values + at_column(col);
+    float *const to = reinterpret_cast<float *>(stage) + col * (size + 4) + row;
+    const float4 *const own = stage + min(lane, columns - 1) * (size / 4 + 1);
+    const auto tail_of =
+        [=](uint32_t from) { /* hits of the stage, and those behind the last */
+                             return min((hits - from + TL_NARROW_AT_ONCE - 1) & ~(TL_NARROW_AT_ONCE - 1), size);
+        };
+    float next[LANE_VALUES];
+    for (uint32_t from = 0; from < hits + size; from += size) {
+        const uint32_t stored = from - size; /* the stage that has come */
+        int step =
+            (int)rows; /* else the products with it of all values are kept in registers, of which there are too few */
+        tl_forget_origin(step);
+        if (from > 0) {
+            const uint32_t end = tail_of(stored);
+            TL_UNROLL_FOR (uint32_t u = 0; u < LANE_VALUES; u++) {
+                if (u % 8 == 0 && u * step >= end) break;
+                if (brings) to[u * step] = stored + u * step + row < hits ? next[u] : -0.0f;
             }
         }
-        if ((!is_long || warp == 0) && lane < own) *element = sum;
+        __syncwarp();
+        tl_forget_origin(step);
+        if (from < hits) {
+            const uint32_t end = tail_of(from);
+            TL_UNROLL_FOR (uint32_t u = 0; u < LANE_VALUES; u++) { /* no load is under a condition of its own */
+                if (u % 8 == 0 && u * step >= end) break;
+                next[u] = from_column[(int64_t)positions[min(from + u * step + row, hits - 1)] * stride];
+            }
+        }
+        if (from > 0) sum = tl_add_column(sum, own, min(hits - stored, size));
+        __syncwarp();
+    }
+    return sum;
+}
+
+template <bool WIDE> __device__ __forceinline__ void add_left(const arrays &s, uint32_t outer)
+{
+    __shared__ float4 of_warp[WIDE ? 1 : WARPS][LANE_STAGE];
+    __shared__ float pass[32];
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, piece = WIDE ? 32 : s.cols;
+    const auto add_unit = [&](const left_run *runs, const left_runs &left, const left_units &units, uint32_t unit,
+                              bool is_long) {
+        const uint32_t of_all = unit / units.pieces, number = of_all / units.groups,
+                       o = (of_all - number * units.groups) * units.arrays, first = unit % units.pieces * piece;
+        const left_run run = runs[left.place_of(number)];
+        const uint32_t cols = min(piece, s.cols - first), own = min(units.arrays, outer - o) * cols;
+        const uint32_t mine = min(lane, own - 1);
+        const array_columns columns = {column_count(cols), s.k * s.cols};
+        const float *const values = s.values + (int64_t)o * s.k * s.cols + first;
+        const int64_t array = (int64_t)s.rows * s.cols;
+        int64_t element = o * array + (int64_t)run.row * s.cols + first;
+        if constexpr (WIDE)
+            element += mine;
+        else
+            element += mine / cols * array + mine % cols;
+        const tl_hits hits = {s.positions, UINT32_MAX, values, s.cols};
+        float sum = s.base ? s.base[element] : 0.0f;
+        if (is_long)
+            sum = tl_add_relay<RELAY_HITS>(values + (WIDE ? mine : columns(mine)), s.cols, run.hits, sum, pass,
+                                           hits.positions_from(run.begin));
+        else if constexpr (WIDE)
+            sum = tl_add_walk(hits, run.begin, run.begin + run.hits, mine, sum);
+        else
+            sum = add_lanes(values, columns, s.cols, own, s.positions + run.begin, run.hits, sum, of_warp[warp]);
+        if ((!is_long || warp == 0) && lane < own) s.out[element] = sum;
     };
-    const left_runs longs(s.longs, s.from), many(s.many, s.from);
-    const int64_t pieces = (s.cols + piece.divisor - 1) / piece.divisor, strips = WIDE ? pieces : 1;
-    for (int64_t unit = blockIdx.x; unit < longs.total * outer.divisor * pieces; unit += LEFT_BLOCKS)
-        add_unit(s.long_runs, longs, (uint32_t)(unit / pieces), (uint32_t)(unit % pieces) * piece.divisor,
-                 piece.divisor, true);
-    /* Those of a run sit in different blocks, from the last on, where no long run is. */
-    for (int64_t unit = (int64_t)warp * LEFT_BLOCKS + (LEFT_BLOCKS - 1 - blockIdx.x);
-         unit < many.total * outer.divisor * strips; unit += LEFT_BLOCKS * WARPS)
-        add_unit(s.many_runs, many, (uint32_t)(unit / strips), (uint32_t)(unit % strips) * 32, WIDE ? 32 : s.cols,
-                 false);
+    const auto of_blocks = [&](const uint8_t *bytes) { return reinterpret_cast<const uint32_t *>(bytes)[lane]; };
+    const uint32_t from = of_blocks(s.from), many_count = of_blocks(s.many);
+    const left_runs longs(of_blocks(s.longs), from);
+    const uint32_t pieces = (s.cols + piece - 1) / piece;
+    const left_units long_units(longs.total, outer, pieces, WIDE ? 1 : LONG_COLUMNS / s.cols, LEFT_BLOCKS);
+    for (uint32_t unit = blockIdx.x; unit < long_units.total; unit += LEFT_BLOCKS)
+        add_unit(s.long_runs, longs, long_units, unit, true);
+    /* Those of a run sit in different blocks, from the last on: in those without a long run, if these are most. */
+    const uint32_t blocks = 2 * long_units.total <= LEFT_BLOCKS ? LEFT_BLOCKS - long_units.total : LEFT_BLOCKS;
+    const uint32_t mine = LEFT_BLOCKS - 1 - blockIdx.x;
+    if (mine >= blocks) return;
+    const left_runs many(many_count, from);
+    const left_units many_units(many.total, outer, pieces, WIDE ? 1 : 32 / s.cols, blocks * WARPS);
+    for (uint32_t unit = warp * blocks + mine; unit < many_units.total; unit += blocks * WARPS)
+        add_unit(s.many_runs, many, many_units, unit, false);
 }
 
 /* Arrays of a thread: sixteen floats, or eight fours, are on their way together. */
 template <class Vector> constexpr uint32_t TOGETHER = sizeof(Vector) == sizeof(float) ? 4 : 2;
 
-/* A thread owns a Vector of the run of its row, or that begins at its place of the list, if there is one, of TOGETHER arrays. The output
- * holds the base. `units` are those of an array, `chunks` the blocks of these; rows have width.divisor vectors. */
+/* A thread owns a Vector of the run of its row, or that begins at its place of the list, if there is one, of TOGETHER arrays. `units`
+ * are those of an array, `chunks` the blocks of these; rows have width.divisor vectors. */
 template <class Vector, bool WIDE>
 __global__ void __launch_bounds__(THREADS, 3)
-    add_runs_kernel(arrays s, tl_fastdiv outer, tl_fastdiv cols, tl_fastdiv piece, tl_fastdiv width, tl_fastdiv chunks,
-                    uint32_t units)
+    add_runs_kernel(arrays s, uint32_t outer, tl_fastdiv width, tl_fastdiv chunks, uint32_t units)
 {
     constexpr uint32_t ARRAYS = TOGETHER<Vector>;
     tl_wait_for_earlier();
     if (blockIdx.x < LEFT_BLOCKS) {
-        add_left<WIDE>(s, outer, cols, piece);
+        add_left<WIDE>(s, outer);
         return;
     }
     uint32_t chunk, col;
@@ -294,7 +494,7 @@ __global__ void __launch_bounds__(THREADS, 3)
     const uint32_t number = width.divmod(unit, &col);
     const uint2 run = s.runs[number];
     uint32_t left = run.y;
-    if (left == 0) return;
+    if (left == NO_RUN) return;
     const uint32_t row = s.by_row ? number : run.x;
     const uint32_t *positions = s.positions + (s.by_row ? run.x : number);
     uint32_t position[AT_ONCE];
@@ -302,31 +502,31 @@ __global__ void __launch_bounds__(THREADS, 3)
         position[e] = positions[e];
 
     /* The thread's last array takes the place of those behind it. */
-    const uint32_t last = min(ARRAYS, outer.divisor - o) - 1;
+    const uint32_t last = min(ARRAYS, outer - o) - 1;
     const int64_t out_size = (int64_t)s.rows * width.divisor, values_size = (int64_t)s.k * width.divisor;
-    Vector *const out = reinterpret_cast<Vector *>(s.out) + (o * out_size + (int64_t)row * width.divisor + col);
+    const int64_t element = o * out_size + (int64_t)row * width.divisor + col;
+    const Vector *const base = reinterpret_cast<const Vector *>(s.base) + element;
+    Vector *const out = reinterpret_cast<Vector *>(s.out) + element;
     const Vector *values[ARRAYS];
     Vector sum[ARRAYS];
     TL_UNROLL_FOR (uint32_t a = 0; a < ARRAYS; a++) {
-        sum[a] = out[min(a, last) * out_size];
+        sum[a] = s.base ? base[min(a, last) * out_size] : Vector{};
         values[a] = reinterpret_cast<const Vector *>(s.values) + ((o + min(a, last)) * values_size + col);
     }
-    for (;;) {
+    while (left > 0) { /* a row without a hit keeps its bits */
         Vector v[ARRAYS][AT_ONCE];
         TL_UNROLL_FOR (uint32_t e = 0; e < AT_ONCE; e++)
             TL_UNROLL_FOR (uint32_t a = 0; a < ARRAYS; a++) {
                 tl_set_nothing(v[a][e]);
                 if (e < left) v[a][e] = values[a][position[e] * width.divisor];
             }
-        const bool more = left > AT_ONCE;
-        left -= AT_ONCE, positions += AT_ONCE;
-        if (more) /* while the values are on their way */
+        left -= min(left, AT_ONCE), positions += AT_ONCE;
+        if (left > 0) /* while the values are on their way */
             TL_UNROLL_FOR (uint32_t e = 0; e < AT_ONCE; e++)
                 position[e] = positions[e];
         TL_UNROLL_FOR (uint32_t e = 0; e < AT_ONCE; e++)
             TL_UNROLL_FOR (uint32_t a = 0; a < ARRAYS; a++)
                 tl_add_to(sum[a], v[a][e]);
-        if (!more) break;
     }
     TL_UNROLL_FOR (uint32_t a = 0; a < ARRAYS; a++)
         if (a <= last) out[a * out_size] = sum[a];
@@ -336,11 +536,9 @@ template <class Vector> int32_t launch_runs(tl_context *ctx, const char *name, c
 {
     const int64_t width = s.cols * sizeof(float) / sizeof(Vector), units = (s.by_row ? s.rows : s.k) * width,
                   chunks = tl_ceil_div(units, THREADS), groups = tl_ceil_div(outer, TOGETHER<Vector>);
-    const int64_t piece = s.cols < 32 ? tl_ceil_div(s.cols, tl_ceil_div(s.cols, LONG_COLUMNS)) : 32;
     const auto kernel = s.cols < 32 ? add_runs_kernel<Vector, false> : add_runs_kernel<Vector, true>;
-    return tl_launch_ahead(ctx, name, kernel, tl_grid(LEFT_BLOCKS + groups * chunks, 1), THREADS, 0, s,
-                           tl_fastdiv(outer), tl_fastdiv(s.cols), tl_fastdiv(piece), tl_fastdiv(width),
-                           tl_fastdiv(chunks), (uint32_t)units);
+    return tl_launch_ahead(ctx, name, kernel, tl_grid(LEFT_BLOCKS + groups * chunks, 1), THREADS, 0, s, (uint32_t)outer,
+                           tl_fastdiv(width), tl_fastdiv(chunks), (uint32_t)units);
 }
 
 } /* namespace */
@@ -363,14 +561,21 @@ int32_t tl_scatter_axis(tl_context *ctx, const char *name, const float *base, co
     const int64_t words = tl_ceil_div(k + PAD, 64) * 64, left = k / (MANY + 1) + 1;
     static_assert(sizeof(left_run) == 3 * sizeof(uint32_t));
     tl_scratch<uint32_t> scratch(ctx);
-    TL_TRY(scratch.allocate(3 * words + 3 * SORTERS + 2 * 3 * left));
+    TL_TRY(scratch.allocate(3 * words + 3 * SORTERS / 4 + 2 * 3 * left));
     arrays s = {base, out, values, indices, scratch, reinterpret_cast<uint2 *>(scratch + words), rows < k};
-    s.many = scratch + 3 * words, s.longs = s.many + SORTERS, s.from = s.longs + SORTERS;
+    s.many = reinterpret_cast<uint8_t *>(scratch + 3 * words), s.longs = s.many + SORTERS, s.from = s.longs + SORTERS;
     s.many_runs = reinterpret_cast<left_run *>(s.from + SORTERS), s.long_runs = s.many_runs + left;
     s.rows = (uint32_t)rows, s.cols = (uint32_t)cols, s.k = (uint32_t)k, s.part = (uint32_t)tl_ceil_div(rows, SORTERS);
     s.total = outer * rows * cols, s.aligned = tl_aligned4(base) && tl_aligned4(out);
-    const auto sort = k <= FEW_ITEMS * THREADS ? sort_and_copy_kernel<FEW_ITEMS> : sort_and_copy_kernel<MOST_ITEMS>;
-    TL_TRY(tl_launch(ctx, name, sort, SORTERS + tl_grid(s.total, 4 * COPIED * THREADS), THREADS, s));
+    const bool few = k <= FEW_ITEMS * SORT_THREADS;
+    if (s.by_row)
+        TL_TRY(tl_launch(ctx, name,
+                         few ? sort_and_copy_kernel<FEW_ITEMS, true> : sort_and_copy_kernel<MOST_ITEMS, true>, SORTERS,
+                         SORT_THREADS, s));
+    else
+        TL_TRY(tl_launch(ctx, name,
+                         few ? sort_and_copy_kernel<FEW_ITEMS, false> : sort_and_copy_kernel<MOST_ITEMS, false>,
+                         SORTERS + tl_grid(s.total, 4 * COPIED * SORT_THREADS), SORT_THREADS, s));
     const bool vectors = cols % 4 == 0 && s.aligned && tl_aligned4(values);
     return (vectors ? launch_runs<float4> : launch_runs<float>)(ctx, name, s, outer);
 }

@@ -365,7 +365,6 @@ int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base,
     buckets s = {base, values, out, indices, (uint32_t)rows, (uint32_t)k, (uint32_t)chunks, (uint32_t)span};
     s.count = tl_fastdiv(count), s.cols = tl_fastdiv(cols);
     s.strip = tl_fastdiv(tl_ceil_div(cols, tl_ceil_div(cols, (int64_t)TL_NARROW_COLUMNS)));
-    s.chain = tl_fastdiv(tl_ceil_div(cols, tl_ceil_div(cols, CHAIN_COLUMNS)));
     const int64_t tiles = far ? tl_ceil_div(rows, TILE) : 0; /* that blocks of the first launch copy */
     s.line_bits = (uint32_t)line_bits, s.spread = tiles >= ((1 << SPREAD) - 1) * chunks ? SPREAD : 0;
     s.together = (uint32_t)dealing >> s.spread;

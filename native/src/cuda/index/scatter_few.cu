@@ -5,11 +5,10 @@
  * brings the values side by side to shared memory, and adds them in this order, which is that of the list. More of them than a
  * warp can hold the block adds.
  *
- * Where there are several columns a block of the second launch owns some columns of a row, and a lane of its adds a column. */
-#include "cuda/device/division.cuh"
+ * Where there are several columns a block of the second launch owns a row, and a lane of each of its warps a column. */
 #include "cuda/index/long_run.cuh"
-#include "cuda/index/narrow_run.cuh"
 #include "cuda/index/order.cuh"
+#include "cuda/index/run_relay.cuh"
 #include "cuda/index/scatter.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -20,10 +19,9 @@ namespace {
 constexpr uint32_t CHUNK = TL_SORT_CHUNK, MOST_CHUNKS = TL_SORTED_HITS / CHUNK;
 constexpr uint32_t MOST_ROWS = 4096, SOME_ROWS = 1024; /* of one column, of several */
 constexpr uint32_t MOST_COLUMNS = 31;                  /* a lane for each */
-/* Hits of a row whose positions a block lists before it adds them, as many as a chain adds in 2 us; of more, stage after stage. */
-constexpr uint32_t LISTED_HITS = 1024, ROWS_ADDING = 4, ROW_RING = (28 << 10) / sizeof(float4);
-constexpr int64_t STRIP_COLUMNS =
-    16; /* which a row has on more blocks while the device holds all: a stage has more hits of fewer */
+/* Blocks of a multiprocessor that add rows of several columns, by the hits of a turn of a warp: longer turns hand over less often, and
+ * take the registers of more blocks. */
+constexpr int rows_adding(uint32_t relay_hits) { return relay_hits == 32 ? 4 : relay_hits == 64 ? 2 : 1; }
 constexpr int SORT_THREADS = 512, SORT_ITEMS = CHUNK / SORT_THREADS;
 constexpr int PLACE_BITS = 11; /* of a word: the row, then the place in the chunk */
 static_assert(CHUNK == 1 << PLACE_BITS && MOST_CHUNKS == 2 * 32 && MOST_ROWS < 1 << 16);
@@ -39,13 +37,11 @@ struct few {
     const float *values;
     float *out;
     const uint32_t *indices;
-    tl_fastdiv cols;
-    uint32_t rows, k, chunks;
-    tl_fastdiv strips, strip; /* of a row of several columns, and columns of one */
-    uint32_t *sorted;         /* every chunk's positions by row, or the bits of the values at these of one column */
-    ushort2 *runs;            /* of every row in every chunk: begin and end */
+    uint32_t rows, cols, k, chunks;
+    uint32_t *sorted; /* every chunk's positions by row, or the bits of the values at these of one column */
+    ushort2 *runs;    /* of every row in every chunk: begin and end */
 
-    __device__ __forceinline__ bool by_value() const { return cols.divisor == 1; }
+    __device__ __forceinline__ bool by_value() const { return cols == 1; }
 };
 
 /* An index to ignore has the row `rows`; so have the places behind the list. */
@@ -127,56 +123,34 @@ __device__ __forceinline__ void find_runs(const few &s, uint32_t row, row_runs &
 
 /* ---- rows ------------------------------------------------------------------------------------------------------------ */
 
-/* Brings the positions of a row's hits from the chunks to a list. A thread's hits come one after the other. */
+/* The positions of a row's hits. Those that a thread asks for come one after the other. */
 struct row_positions {
-    static constexpr bool PREPARES = true;
     const uint32_t *sorted;
     const row_runs &runs;
-    uint32_t *list, chunk;
+    uint32_t chunk;
 
-    __device__ __forceinline__ void operator()(uint32_t from, uint32_t end, uint32_t place)
+    __device__ __forceinline__ uint32_t operator()(uint32_t hit)
     {
-        for (uint32_t hit = from + threadIdx.x - 32; hit < end; hit += TL_LONG_THREADS - 32) {
-            while (chunk + 1 < MOST_CHUNKS && runs.before[chunk + 1] <= hit)
-                chunk++;
-            tl_copy_async<4, false>(tl_shared_address(list + place + (hit - from)), sorted + runs.at[chunk] + hit,
-                                    true);
-        }
+        while (chunk + 1 < MOST_CHUNKS && runs.before[chunk + 1] <= hit)
+            chunk++;
+        return sorted[runs.at[chunk] + hit];
     }
 };
 
-/* A block owns a strip of columns of a row: it brings the positions of hits, and then their values, to shared memory, from where a lane
- * for each column adds them. */
-__global__ void __launch_bounds__(TL_LONG_THREADS, ROWS_ADDING) add_block_rows_kernel(few s)
+/* A block owns a row, and a lane a column of it. */
+template <uint32_t RELAY_HITS>
+__global__ void __launch_bounds__(TL_LONG_THREADS, rows_adding(RELAY_HITS)) add_block_rows_kernel(few s)
 {
     __shared__ row_runs runs;
-    __shared__ uint32_t list[2 * ROW_RING]; /* a place for every hit of the ring, which has two columns at least */
-    __shared__ float4 ring[ROW_RING];
-    static_assert(2 * ROW_RING >= LISTED_HITS);
+    __shared__ float pass[32];
     tl_wait_for_earlier();
-    uint32_t strip;
-    const uint32_t lane = threadIdx.x % 32, row = s.strips.divmod(blockIdx.x, &strip), cols = s.cols.divisor;
-    const uint32_t first = strip * s.strip.divisor, here = min(s.strip.divisor, cols - first);
-    const bool owns = threadIdx.x < here;
-    const float base = s.base && owns ? s.base[row * cols + first + lane] : 0.0f;
+    const uint32_t row = blockIdx.x, cols = s.cols, col = min(threadIdx.x % 32, cols - 1), element = row * cols + col;
+    const float base = s.base ? s.base[element] : 0.0f;
     if (threadIdx.x < 32) find_runs(s, row, runs);
     __syncthreads();
-    const uint32_t hits = runs.hits;
-    float sum;
-    if (hits > LISTED_HITS) {
-        sum = tl_add_ring<TL_LONG_THREADS>(
-            s.values + first, cols, s.strip, here, hits, base, ring,
-            [&](uint32_t, uint32_t place) { return list[place]; }, row_positions{s.sorted, runs, list, 0});
-    } else {
-        TL_UNROLL_FOR (uint32_t i = 0; i < LISTED_HITS / TL_LONG_THREADS; i++) {
-            const uint32_t hit = i * TL_LONG_THREADS + threadIdx.x;
-            if (hit < hits) list[hit] = s.sorted[runs.at[runs.chunk_of(hit)] + hit];
-        }
-        __syncthreads();
-        sum = tl_add_narrow_block<TL_LONG_THREADS>(s.values + first, cols, s.strip, here, hits, base, ring,
-                                                   [&](uint32_t hit) { return list[hit]; });
-    }
-    if (owns) s.out[row * cols + first + lane] = sum;
+    const float sum =
+        tl_add_relay<RELAY_HITS>(s.values + col, cols, runs.hits, base, pass, row_positions{s.sorted, runs, 0});
+    if (threadIdx.x < cols) s.out[element] = sum;
 }
 
 /* ---- elements -------------------------------------------------------------------------------------------------------- */
@@ -269,20 +243,24 @@ bool tl_few_serve(int64_t rows, int64_t cols, int64_t k)
 int32_t tl_scatter_few(tl_context *ctx, const char *name, const float *base, const float *values,
                        const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out)
 {
-    const int64_t chunks = tl_ceil_div(k, CHUNK), sms = tl_cuda_sms(ctx);
-    const int64_t thin = tl_ceil_div(cols, STRIP_COLUMNS), strips = rows * thin <= ROWS_ADDING * sms ? thin : 1;
+    const int64_t chunks = tl_ceil_div(k, CHUNK);
     tl_scratch<uint32_t> sorted(ctx);
     tl_scratch<ushort2> runs(ctx);
     TL_TRY(sorted.allocate(chunks * CHUNK));
     TL_TRY(runs.allocate(rows * chunks));
-    few s = {base, values, out, indices, tl_fastdiv(cols), (uint32_t)rows, (uint32_t)k, (uint32_t)chunks};
-    s.strips = tl_fastdiv(strips), s.strip = tl_fastdiv(tl_ceil_div(cols, strips)), s.sorted = sorted, s.runs = runs;
+    const few s = {base,        values,           out,    indices, (uint32_t)rows, (uint32_t)cols,
+                   (uint32_t)k, (uint32_t)chunks, sorted, runs};
     const int bits = 32 - __builtin_clz((uint32_t)rows);
     TL_TRY(tl_launch_ahead(ctx, name, sort_runs_kernel, (unsigned)chunks, SORT_THREADS, 0, s, bits));
-    if (cols > 1)
-        return tl_launch_ahead(ctx, name, add_block_rows_kernel, (unsigned)(rows * strips), TL_LONG_THREADS, 0, s);
+    if (cols > 1) {
+        const int64_t sms = tl_cuda_sms(ctx);
+        const auto kernel = rows <= rows_adding(128) * sms  ? add_block_rows_kernel<128>
+                            : rows <= rows_adding(64) * sms ? add_block_rows_kernel<64>
+                                                            : add_block_rows_kernel<32>;
+        return tl_launch_ahead(ctx, name, kernel, (unsigned)rows, TL_LONG_THREADS, 0, s);
+    }
     /* A block for every row that may have many hits, as far as the device holds them. */
-    const int64_t least = tl_ceil_div(rows, WARPS), blocks = 2 * sms;
+    const int64_t least = tl_ceil_div(rows, WARPS), blocks = 2 * tl_cuda_sms(ctx);
     return tl_launch_ahead(ctx, name, add_runs_kernel,
                            tl_grid(rows < blocks    ? rows
                                    : least < blocks ? blocks

@@ -6,18 +6,19 @@
  * the values of HITS of them for each warp to shared memory at a time, from where a warp for each 32 columns adds them while the next
  * are on their way: a row costs the latency of its additions, or the bytes of its values, and no more.
  *
- * A block has fewer columns, and more warps for each 32 of them, where a row has no more, or there would be too few blocks. */
+ * A block has fewer columns, and more warps for each 32 of them, where a row has no more, or there would be too few blocks. Those of 32
+ * columns take turns. */
 #include "cuda/device/division.cuh"
 #include "cuda/device/warp_sum.cuh"
-#include "cuda/index/long_run.cuh"
+#include "cuda/index/run_relay.cuh"
 #include "cuda/index/scatter.cuh"
 #include "cuda/runtime/launch.cuh"
 
 namespace {
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
-constexpr int HITS = 24; /* of a warp at a time: 24 KiB of a block are on their way */
-constexpr int AT_ONCE = 8;
+constexpr int HITS = 24;                         /* of a warp at a time: 24 KiB of a block are on their way */
+constexpr uint32_t AT_ONCE = 8, RELAY_HITS = 64; /* the last of a turn of a warp */
 constexpr uint32_t LIST =
     TL_TILE_INDICES; /* indices that are looked through at a time: a word of bits for every lane */
 static_assert(LIST == THREADS * 32 && LIST <= UINT16_MAX + 1 && HITS % AT_ONCE == 0);
@@ -36,11 +37,33 @@ struct strips {
     tl_fastdiv rows, pieces, cols; /* pieces of a row with all of its columns; columns of an array */
 };
 
+/* sum + the first `hits` of a stage's values of a column, in order and AT_ONCE at a time, while the next are read. Those behind
+ * the last that a stage holds are -0, and `size`, its rows, is a multiple of AT_ONCE. */
+template <int COLUMNS>
+__device__ __forceinline__ float add_stage(float sum, const float (*stage)[COLUMNS], uint32_t size, uint32_t column,
+                                           uint32_t hits)
+{
+    float now[AT_ONCE];
+    TL_UNROLL_FOR (uint32_t i = 0; i < AT_ONCE; i++)
+        now[i] = stage[i][column];
+    for (uint32_t hit = 0; hit < hits; hit += AT_ONCE) {
+        const uint32_t then = min(hit + AT_ONCE, size - AT_ONCE);
+        float after[AT_ONCE];
+        TL_UNROLL_FOR (uint32_t i = 0; i < AT_ONCE; i++)
+            after[i] = stage[then + i][column];
+        TL_UNROLL_FOR (uint32_t i = 0; i < AT_ONCE; i++)
+            sum += now[i];
+        TL_UNROLL_FOR (uint32_t i = 0; i < AT_ONCE; i++)
+            now[i] = after[i];
+    }
+    return sum;
+}
+
 /* Thread t of a block has column t % (32·STRIPS) of the piece. */
-template <int STRIPS> __global__ void __launch_bounds__(THREADS, 3) scatter_strip_kernel(strips s)
+template <int STRIPS> __global__ void __launch_bounds__(THREADS, STRIPS == 1 ? 2 : 3) scatter_strip_kernel(strips s)
 {
     constexpr uint32_t COLUMNS = 32 * STRIPS, STAGE = WARPS / STRIPS * HITS;
-    __shared__ float stage[STAGE][COLUMNS];
+    __shared__ float stage[STRIPS == 1 ? 1 : STAGE][COLUMNS];
     __shared__ uint16_t list[LIST];
     __shared__ uint32_t counts[WARPS];
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -83,6 +106,10 @@ template <int STRIPS> __global__ void __launch_bounds__(THREADS, 3) scatter_stri
         __syncthreads();
 
         const float *const values = s.values + ((int64_t)o * s.k + from) * cols + col;
+        if constexpr (STRIPS == 1) {
+            sum = tl_add_relay<RELAY_HITS>(values, cols, hits, sum, stage[0], [&](uint32_t hit) { return list[hit]; });
+            continue;
+        }
         float next[HITS];
         /* Those behind the last are -0, which changes no sum. */
         const auto fetch = [&](uint32_t first) {
@@ -97,7 +124,7 @@ template <int STRIPS> __global__ void __launch_bounds__(THREADS, 3) scatter_stri
                 stage[mine + i][place_in_row] = next[i];
             __syncthreads();
             if (at + STAGE < hits) fetch(at + STAGE + mine);
-            if (mine == 0) sum = tl_add_stage<AT_ONCE>(sum, stage, STAGE, place_in_row, min(hits - at, STAGE));
+            if (mine == 0) sum = add_stage(sum, stage, STAGE, place_in_row, min(hits - at, STAGE));
             __syncthreads();
         }
     }

@@ -2,11 +2,15 @@
  *
  * A block owns a tile of the output: whole rows of a large one or of narrow rows, some of the columns of a small one. It copies the
  * tile from the input, looks through the whole index list for the hits of its rows, puts them in order of row and then position, and
- * adds every row's in that order. Arrays that lie one behind the other have tiles of their own. */
+ * adds every row's in that order. Arrays that lie one behind the other have tiles of their own.
+ *
+ * Uneven lists name rows beside each other most. So the tiles of wide rows take rows in turns: row r belongs to tile r % tiles. Narrow
+ * rows are copied faster side by side. */
 #include "cuda/device/division.cuh"
 #include "cuda/index/long_run.cuh"
 #include "cuda/index/narrow_run.cuh"
 #include "cuda/index/rank.cuh"
+#include "cuda/index/run_relay.cuh"
 #include "cuda/index/scatter.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -28,8 +32,9 @@ constexpr int64_t ROW_COLUMNS = 8 * WARPS; /* of a small output that may have ti
  * 140th of the rate at which all blocks copy, twice as many bytes for each element: if most hits were its own, and rows no more than
  * FEW_ROWS times the hits, it would end long after the others. */
 constexpr int64_t PIECE = 32 * WARPS, FEW_ROWS = 64;
-/* Columns of a tile of rows of up to LONG_COLUMNS, if hits that are spread evenly need no sort then. Of an uneven list most hits are a
- * few rows', which a block would add 32 columns after the others: so as many blocks do. */
+/* Columns of a tile of rows of up to LONG_COLUMNS, or of a table whose tiles the device holds at a time, if hits that are spread evenly
+ * need no sort then. Of an uneven list most hits are a few rows', which a block would add 32 columns after the others: so as many blocks
+ * do. */
 constexpr int64_t THIN = 32, SECTOR_COLUMNS = 8;
 static_assert(THREADS == TL_LONG_THREADS);
 
@@ -41,6 +46,9 @@ struct tiles {
     uint32_t rows, cols, k, tile_rows;
     tl_fastdiv count, pieces, width; /* tiles of an array, tiles of a row, columns of a tile */
     tl_fastdiv quads;                /* the last in fours, where rows and tiles start on 16 bytes; else 1 */
+    tl_fastdiv inner;                /* fours of a row of a tile, wherever rows start */
+    tl_fastdiv step;                 /* from a row of a tile to the next: 1, or the tiles of a column */
+    uint32_t row_stride;             /* elements from a row of a tile to the next */
     bool by_outer, aligned, vectors; /* indices of their own for every array; pointers, and rows, start on 16 bytes */
 };
 
@@ -83,6 +91,43 @@ __device__ __forceinline__ void copy_columns(const Vector *base, Vector *out, ui
     }
 }
 
+/* The same where rows start anywhere, but base and output alike: fours that start on 16 bytes, of which a row has up to
+ * inner.divisor, and then what lies before and behind them. `at` is where the tile lies in the whole array. */
+__device__ __forceinline__ void copy_any_columns(const float *base, float *out, int64_t at, uint32_t rows,
+                                                 uint32_t cols, uint32_t stride, const tl_fastdiv &inner)
+{
+    constexpr uint32_t EDGE = 4; /* places before the fours of a row, and behind them */
+    const uint32_t before = (uint32_t)-at;
+    const auto head_of = [&](uint32_t row) { return min((before - row * stride) & 3, cols); };
+    for (uint32_t i = threadIdx.x; i < rows * inner.divisor; i += 8 * THREADS) {
+        uint32_t element[8];
+        float4 v[8];
+        TL_UNROLL_FOR (int u = 0; u < 8; u++) {
+            uint32_t quad;
+            const uint32_t row = inner.divmod(i + u * THREADS, &quad), col = head_of(row) + 4 * quad;
+            element[u] = row < rows && col + 4 <= cols ? row * stride + col : UINT32_MAX;
+            v[u] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (base && element[u] != UINT32_MAX) v[u] = tl_load4(base + element[u]);
+        }
+        TL_UNROLL_FOR (int u = 0; u < 8; u++)
+            if (element[u] != UINT32_MAX) tl_store4(out + element[u], v[u]);
+    }
+    for (uint32_t i = threadIdx.x; i < rows * (2 * EDGE); i += 4 * THREADS) {
+        uint32_t element[4];
+        float v[4];
+        TL_UNROLL_FOR (int u = 0; u < 4; u++) {
+            const uint32_t row = (i + u * THREADS) / (2 * EDGE), place = (i + u * THREADS) % (2 * EDGE),
+                           head = head_of(row);
+            const uint32_t col = place < EDGE ? place : head + (cols - head) / 4 * 4 + place - EDGE;
+            const bool is_one = row < rows && (place < EDGE ? place < head : col < cols);
+            element[u] = is_one ? row * stride + col : UINT32_MAX;
+            v[u] = base && is_one ? base[element[u]] : 0.0f;
+        }
+        TL_UNROLL_FOR (int u = 0; u < 4; u++)
+            if (element[u] != UINT32_MAX) out[element[u]] = v[u];
+    }
+}
+
 /* Hits in order of row and position. PAD words behind the last are of no row. */
 constexpr uint32_t PAD = 2 * MANY;
 
@@ -101,11 +146,11 @@ struct sorted_list {
 
 /* A thread owns a Vector of each of some of the `runs` short runs. Most have a hit or two, and cost the latency of a load: so all
  * that the thread's begin with are on their way together, and of longer ones the next AT_ONCE. Rows have `cols` vectors in the tile,
- * `stride` in all. */
+ * `stride` in all, and those of the tile lie row_stride apart. */
 template <class Vector>
 __device__ __forceinline__ void add_short_runs(const Vector *base, const Vector *values, Vector *out, uint32_t stride,
-                                               const tl_fastdiv &width, uint32_t cols, const sorted_list &sorted,
-                                               const uint16_t *begins, uint32_t runs)
+                                               uint32_t row_stride, const tl_fastdiv &width, uint32_t cols,
+                                               const sorted_list &sorted, const uint16_t *begins, uint32_t runs)
 {
     constexpr uint32_t OWN = 16 / sizeof(Vector) >= 4 ? 4 : 2, AT_ONCE = 4, NONE = UINT32_MAX;
     static_assert(MANY + AT_ONCE <= PAD);
@@ -119,7 +164,7 @@ __device__ __forceinline__ void add_short_runs(const Vector *base, const Vector 
             at[u] = begins[is_one ? run : 0];
             row[u] = is_one ? sorted.row(at[u]) : NONE;
             sum[u] = Vector{};
-            if (base && is_one) sum[u] = base[row[u] * stride + col[u]];
+            if (base && is_one) sum[u] = base[row[u] * row_stride + col[u]];
         }
         bool more = true;
         for (uint32_t from = 0; more; from += AT_ONCE) {
@@ -139,7 +184,7 @@ __device__ __forceinline__ void add_short_runs(const Vector *base, const Vector 
             }
         }
         TL_UNROLL_FOR (uint32_t u = 0; u < OWN; u++)
-            if (row[u] != NONE) out[row[u] * stride + col[u]] = sum[u];
+            if (row[u] != NONE) out[row[u] * row_stride + col[u]] = sum[u];
     }
 }
 
@@ -161,34 +206,34 @@ __device__ __forceinline__ void add_group(const float *base, const float *values
 
 /* Shared memory of a block. */
 template <int ITEMS> struct tile_room {
-    static constexpr uint32_t RING = ((ITEMS < 16 ? 28 : 44) << 10) / sizeof(float4);
     uint32_t list[ITEMS * THREADS + PAD];
-    union { /* what the list is put in order with; then, after where runs begin, what warps or the block add */
+    union { /* what the list is put in order with; then, after where runs begin, what warps add */
         tl_placing placing;
         uint16_t begins[ITEMS * THREADS];
-        float stage[TL_LONG_STAGE][32];
         float4 of_warp[WARPS][TL_WARP_STAGE];
-        float4 ring[RING];
     };
 };
 
 template <int ITEMS>
 __global__ void __launch_bounds__(THREADS, ITEMS <= MOST_ITEMS / 2 ? 3 : 2) scatter_tile_kernel(tiles s)
 {
-    constexpr uint32_t LEFT = ITEMS * THREADS / MANY;
+    constexpr uint32_t LEFT = ITEMS * THREADS / MANY, RELAY_HITS = 32;
     TL_DYNAMIC_SHARED(uint4, shared);
     tile_room<ITEMS> &room = *reinterpret_cast<tile_room<ITEMS> *>(shared);
     __shared__ uint4 few_words[FEW / 4 + 1];
     __shared__ uint32_t left[LEFT]; /* runs that are left: many hits from the front, long ones from the back */
     __shared__ uint32_t count, begun, many, longs;
+    __shared__ float pass[32];
     uint32_t *const list = room.list;
     uint32_t *const few = reinterpret_cast<uint32_t *>(few_words);
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
     uint32_t tile, piece;
-    const uint32_t o = s.count.divmod(blockIdx.x, &tile), first_row = s.pieces.divmod(tile, &piece) * s.tile_rows;
-    const uint32_t rows = min(s.tile_rows, s.rows - first_row), first_col = piece * s.width.divisor;
-    const uint32_t cols = min(s.width.divisor, s.cols - first_col);
+    const uint32_t o = s.count.divmod(blockIdx.x, &tile), number = s.pieces.divmod(tile, &piece);
+    const uint32_t first_row = s.step.divisor > 1 ? number : number * s.tile_rows;
+    const uint32_t rows = s.step.divisor > 1 ? s.step.div(s.rows - 1 - first_row) + 1
+                                             : min(s.tile_rows, s.rows - first_row);
+    const uint32_t first_col = piece * s.width.divisor, cols = min(s.width.divisor, s.cols - first_col);
     const int64_t at = ((int64_t)o * s.rows + first_row) * s.cols + first_col;
     const float *base = s.base ? s.base + at : nullptr;
     const float *const values = s.values + (int64_t)o * s.k * s.cols + first_col;
@@ -202,15 +247,22 @@ __global__ void __launch_bounds__(THREADS, ITEMS <= MOST_ITEMS / 2 ? 3 : 2) scat
     TL_UNROLL_FOR (int i = 0; i < ITEMS; i++)
         word[i] = i < rounds && mine + i * 32 < s.k ? indices[mine + i * 32] : UINT32_MAX;
     if (threadIdx.x == 0) count = begun = many = longs = 0;
-    if (rows == 1 || cols == s.cols)
+    if (rows == 1 || cols == s.row_stride)
         copy_tile(base, out, at, rows * cols, s.aligned);
     else if (by_quads)
-        copy_columns((const float4 *)base, (float4 *)out, rows, cols / 4, s.cols / 4, s.quads);
+        copy_columns((const float4 *)base, (float4 *)out, rows, cols / 4, s.row_stride / 4, s.quads);
+    else if (s.aligned && cols >= THIN)
+        copy_any_columns(base, out, at, rows, cols, s.row_stride, s.inner);
     else
-        copy_columns(base, out, rows, cols, s.cols, s.width);
+        copy_columns(base, out, rows, cols, s.row_stride, s.width);
     uint32_t own = 0; /* hits */
     TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
-        const uint32_t row = word[i] - first_row; /* of the tile; above it also for those before */
+        uint32_t row = word[i] - first_row; /* of the tile; above it also for those before */
+        if (s.step.divisor > 1) {
+            uint32_t other;
+            const uint32_t turn = s.step.divmod(row, &other);
+            row = other == 0 ? turn : UINT32_MAX;
+        }
         word[i] = row < rows ? row << POSITION_BITS | (mine + i * 32) : UINT32_MAX;
         own += word[i] != UINT32_MAX;
     }
@@ -281,17 +333,17 @@ __global__ void __launch_bounds__(THREADS, ITEMS <= MOST_ITEMS / 2 ? 3 : 2) scat
     __syncthreads();
     const uint32_t runs = begun;           /* short ones */
     if (by_quads && cols <= ROW_COLUMNS) { /* a thread owns four columns of a run, or one of them */
-        add_short_runs((const float4 *)base, (const float4 *)values, (float4 *)out, s.cols / 4, s.quads, cols / 4,
-                       sorted, room.begins, runs);
+        add_short_runs((const float4 *)base, (const float4 *)values, (float4 *)out, s.cols / 4, s.row_stride / 4,
+                       s.quads, cols / 4, sorted, room.begins, runs);
     } else if (cols <= THIN) {
-        add_short_runs(base, values, out, s.cols, s.width, cols, sorted, room.begins, runs);
+        add_short_runs(base, values, out, s.cols, s.row_stride, s.width, cols, sorted, room.begins, runs);
     } else { /* a warp owns 128 columns of a run */
         const uint32_t groups = (cols + 127) / 128;
         for (uint32_t unit = warp; unit < runs * groups; unit += WARPS) {
             const uint32_t first = unit % groups * 128, i = room.begins[unit / groups], row = sorted.row(i);
             const uint32_t n = __popc(__ballot_sync(~0u, sorted.row(i + lane) == row));
             const uint32_t mine = lane < n ? list[i + lane] & POSITIONS : 0;
-            const int64_t from = (int64_t)row * s.cols;
+            const int64_t from = (int64_t)row * s.row_stride;
             if (s.vectors)
                 add_group<true>(base ? base + from : nullptr, values, out + from, s.cols, mine, n, first, cols);
             else
@@ -300,37 +352,28 @@ __global__ void __launch_bounds__(THREADS, ITEMS <= MOST_ITEMS / 2 ? 3 : 2) scat
     }
     __syncthreads();
 
-    if (cols < 32) { /* the block owns a long run, and then a warp another */
-        const auto base_at = [&](uint32_t row) { return base && lane < cols ? base[row * s.cols + lane] : 0.0f; };
-        for (uint32_t run = 0; run < longs; run++) {
-            const uint32_t i = left[LEFT - 1 - run], row = sorted.row(i), end = sorted.end(i);
-            const float sum = tl_add_narrow_block<THREADS>(values, s.cols, s.width, cols, end - i, base_at(row),
-                                                           room.ring,
-                                                           [&](uint32_t hit) { return list[i + hit] & POSITIONS; });
-            if (warp == 0 && lane < cols) out[row * s.cols + lane] = sum;
-        }
-        for (uint32_t run = warp; run < many; run += WARPS) {
-            const uint32_t i = left[run], row = sorted.row(i), end = sorted.end(i);
-            const float sum = tl_add_narrow_warp(values, s.cols, s.width, cols, end - i, base_at(row),
-                                                 room.of_warp[warp],
-                                                 [&](uint32_t hit) { return list[i + hit] & POSITIONS; });
-            if (lane < cols) out[row * s.cols + lane] = sum;
-        }
-    }
     /* The block owns a long run, 32 columns after the others. */
     const uint32_t strips = (cols + 31) / 32;
-    for (uint32_t unit = 0; cols >= 32 && unit < longs * strips; unit++) {
+    for (uint32_t unit = 0; unit < longs * strips; unit++) {
         const uint32_t i = left[LEFT - 1 - unit / strips], row = sorted.row(i), end = sorted.end(i);
         const uint32_t col = min(unit % strips * 32 + lane, cols - 1);
-        const int64_t element = (int64_t)row * s.cols + col;
-        const float sum = tl_add_staged(column_hits, i, end, col, base ? base[element] : 0.0f, room.stage);
+        const int64_t element = (int64_t)row * s.row_stride + col;
+        const float sum = tl_add_relay<RELAY_HITS>(values + col, s.cols, end - i, base ? base[element] : 0.0f, pass,
+                                                   column_hits.positions_from(i));
         if (warp == 0) out[element] = sum;
     }
-    /* A warp owns 32 columns of another run. */
+    /* A warp owns all columns of another run, or 32 of them. */
+    for (uint32_t run = warp; cols < 32 && run < many; run += WARPS) {
+        const uint32_t i = left[run], row = sorted.row(i), end = sorted.end(i);
+        const float before = base && lane < cols ? base[row * s.row_stride + lane] : 0.0f;
+        const float sum = tl_add_narrow_warp(values, s.cols, s.width, cols, end - i, before, room.of_warp[warp],
+                                             [&](uint32_t hit) { return list[i + hit] & POSITIONS; });
+        if (lane < cols) out[row * s.row_stride + lane] = sum;
+    }
     for (uint32_t unit = warp; cols >= 32 && unit < many * strips; unit += WARPS) {
         const uint32_t i = left[unit / strips], col = min(unit % strips * 32 + lane, cols - 1), row = sorted.row(i);
         const uint32_t end = sorted.end(i);
-        const int64_t element = (int64_t)row * s.cols + col;
+        const int64_t element = (int64_t)row * s.row_stride + col;
         out[element] = tl_add_walk(column_hits, i, end, col, base ? base[element] : 0.0f);
     }
 }
@@ -379,11 +422,11 @@ int32_t tl_scatter_tiles(tl_context *ctx, const char *name, const float *base, c
             tile_rows = rows;
         else if (k > MOST_ITEMS / 2 * THREADS && parts_of_rows > 0)
             tile_rows = tl_ceil_div(rows, parts_of_rows);
-    } else if (vectors && cols > piece && k * FEW_ROWS > outer * rows) {
-        width = tl_ceil_div(tl_ceil_div(cols, tl_ceil_div(cols, piece)), 32) * 32;
-    } else if (cols > THIN && cols <= LONG_COLUMNS && size >= THIN && k * FEW_ROWS > outer * rows &&
-               k * (size / THIN) <= FEW * rows) {
+    } else if (cols > THIN && (cols <= LONG_COLUMNS || size < TL_TILE) && size >= THIN && rows * THIN >= size &&
+               k * FEW_ROWS > outer * rows && k * (size / THIN) <= FEW * rows) {
         width = tl_ceil_div(tl_ceil_div(cols, tl_ceil_div(cols, THIN)), SECTOR_COLUMNS) * SECTOR_COLUMNS;
+    } else if (cols > piece && k * FEW_ROWS > outer * rows) {
+        width = tl_ceil_div(tl_ceil_div(cols, tl_ceil_div(cols, piece)), 32) * 32;
     } else if (width > size) {
         width = tl_ceil_div(tl_ceil_div(cols, tl_ceil_div(cols, size)), 4) * 4;
     }
@@ -392,11 +435,14 @@ int32_t tl_scatter_tiles(tl_context *ctx, const char *name, const float *base, c
         tile_rows = tl_ceil_div(rows, tl_ceil_div(rows, tile_rows)); /* no last tile of far fewer */
         if (tile_rows > 4) tile_rows = tl_ceil_div(tile_rows, 4) * 4;
     }
-    const int64_t pieces = tl_ceil_div(cols, width), count = tl_ceil_div(rows, tile_rows) * pieces;
+    const int64_t pieces = tl_ceil_div(cols, width), steps = tl_ceil_div(rows, tile_rows), count = steps * pieces;
+    /* Where a tile's part of a row is no part of a longer one that is copied faster; places in an array have 32 bits. */
+    const bool in_turns = cols >= 32 && (width < cols || cols > LONG_COLUMNS) && rows * cols <= UINT32_MAX;
     tiles s = {base, values, out, indices, (uint32_t)rows, (uint32_t)cols, (uint32_t)k, (uint32_t)tile_rows};
     s.count = tl_fastdiv(count), s.pieces = tl_fastdiv(pieces), s.width = tl_fastdiv(width);
     s.quads = tl_fastdiv(vectors && width % 4 == 0 ? width / 4 : 1), s.by_outer = by_outer, s.aligned = aligned,
-    s.vectors = vectors;
+    s.vectors = vectors, s.step = tl_fastdiv(in_turns ? steps : 1), s.row_stride = s.step.divisor * s.cols,
+    s.inner = tl_fastdiv(width < 8 ? 1 : width / 4);
     const auto launch = k <= 8 * THREADS    ? launch_tiles<8>
                         : k <= 16 * THREADS ? launch_tiles<16>
                                             : launch_tiles<MOST_ITEMS>;

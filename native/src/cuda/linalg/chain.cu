@@ -16,9 +16,10 @@ using Operand = std::conditional_t<ALIGNED, tl_chain_matrix<T, Real, WIDTH, ALON
 template <class Element, bool TA, bool TB, bool ALIGNED> struct Product {
     using Real = Element;
     /* both transposed: an exchange for few rows, below */
-    static constexpr tl_chain_choice TILES = TA && TB                       ? tl_chain_choice::FEW_ROWS
-                                             : sizeof(Real) == 4 && ALIGNED ? tl_chain_choice::ALL
-                                                                            : tl_chain_choice::SMALL;
+    static constexpr tl_chain_choice TILES = TA && TB           ? tl_chain_choice::FEW_ROWS
+                                             : sizeof(Real) > 4 ? tl_chain_choice::SMALL
+                                             : ALIGNED          ? tl_chain_choice::ALL
+                                                                : tl_chain_choice::HALVES;
     tl_chain_product<Real> x;
     int64_t row_stride, column_stride; /* of C */
     bool pairs;                        /* C takes two columns at once */
@@ -38,16 +39,39 @@ template <class Element, bool TA, bool TB, bool ALIGNED> struct Product {
         {}
     };
 
+    /* How a warp's results lie in shared memory: so far from row to row that lanes which write at once write to different banks. */
+    template <class T> struct Rows {
+        static constexpr int WIDTH = 8 * T::N, PITCH = WIDTH + 8, SIZE = 16 * T::M * PITCH, SIDE = 32 / WIDTH;
+        static_assert(32 % WIDTH == 0, "a column for each lane");
+        static_assert(T::WARPS * SIZE <= T::STAGES * (A<T>::SIZE + B<T>::SIZE), "room");
+    };
+
+    static __device__ __forceinline__ void put_pair(Real *to, const Real (&y)[2])
+    {
+        if constexpr (sizeof(Real) == 4)
+            *reinterpret_cast<float2 *>(to) = make_float2(y[0], y[1]);
+        else
+            *reinterpret_cast<double2 *>(to) = make_double2(y[0], y[1]);
+    }
+
+    /* Of rows that begin anywhere a lane's neighbours can only be written one by one, and a warp's so to twice as many sectors, none of
+     * them whole: they go through shared memory, so that a warp writes its part of a row at once. */
     template <class T>
     __device__ __forceinline__ void store(const tl_chain_args &args, const tl_chain_place &place, int64_t row,
-                                          int64_t col, int64_t rows, int64_t cols,
-                                          const double (&sum)[T::M][T::N][4]) const
+                                          int64_t col, int64_t rows, int64_t cols, const double (&sum)[T::M][T::N][4],
+                                          Real *shared) const
     {
-        Real *const to = x.C + place.product * (args.m * args.p) + row * row_stride + col * column_stride;
+        constexpr int PITCH = Rows<T>::PITCH, WIDTH = Rows<T>::WIDTH, SIDE = Rows<T>::SIDE;
+        const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
+        const bool gathered = !pairs && column_stride == 1;
+        Real *const product = x.C + place.product * (args.m * args.p);
+        Real *const to = product + row * row_stride + col * column_stride;
+        Real *const own = shared + (int)threadIdx.x / 32 * Rows<T>::SIZE;
         Real bias[T::N][2] = {}; /* read ahead of all stores, which its loads would have to follow one by one */
         TL_UNROLL_FOR (int n = 0; n < T::N; n++)
             TL_UNROLL_FOR (int e = 0; e < 2; e++)
                 if (x.bias && 8 * n + e < cols) bias[n][e] = x.bias[col + 8 * n + e];
+        if (gathered) __syncthreads(); /* the stages have been read */
         TL_UNROLL_FOR (int n = 0; n < T::N; n++) {
             TL_UNROLL_FOR (int m = 0; m < T::M; m++)
                 TL_UNROLL_FOR (int h = 0; h < 2; h++) {
@@ -58,18 +82,24 @@ template <class Element, bool TA, bool TB, bool ALIGNED> struct Product {
                         y[e] = (Real)(x.bias ? s + (double)bias[n][e] : s);
                     }
                     Real *const at = to + (16 * m + 8 * h) * row_stride + 8 * n * column_stride;
-                    if (pairs) {
-                        if (8 * n >= cols) continue;
-                        if constexpr (sizeof(Real) == 4)
-                            *reinterpret_cast<float2 *>(at) = make_float2(y[0], y[1]);
-                        else
-                            *reinterpret_cast<double2 *>(at) = make_double2(y[0], y[1]);
+                    if (gathered) {
+                        put_pair(own + (16 * m + 8 * h + g) * PITCH + 8 * n + 2 * t, y);
+                    } else if (pairs) {
+                        if (8 * n < cols) put_pair(at, y);
                     } else {
                         TL_UNROLL_FOR (int e = 0; e < 2; e++)
                             if (8 * n + e < cols) at[e * column_stride] = y[e];
                     }
                 }
         }
+        if (!gathered) return;
+        __syncwarp();
+        const int first = lane / WIDTH, column = lane % WIDTH, end = (int)min(rows + g, (int64_t)(16 * T::M));
+        if (column >= cols + 2 * t) return;
+        Real *line = product + (row - g + first) * row_stride + (col - 2 * t + column);
+#pragma unroll 8
+        for (int r = first; r < end; r += SIDE, line += SIDE * row_stride)
+            *line = own[r * PITCH + column];
     }
 
     __device__ __forceinline__ void put(uint32_t product, uint32_t row, uint32_t col, double sum) const

@@ -376,10 +376,11 @@ template <class T, int VA, int VB> int32_t launch_form(tl_context *ctx, const tl
 
 /* 64 x 32 results to a warp, eight warps to a multiprocessor, bound by registers; 32 x 32 with three blocks of four warps, for
  * products that large tiles would not spread over the device or not fill; and 16 x 32 for those that leave most multiprocessors less
- * than three of these blocks, or many of their rows empty. */
+ * than three of these blocks, or many of their rows empty, or columns. */
 using Large = Tile<128, 128, 2, 4, 1>;
 using Small = Tile<64, 64, 2, 2, 3>; /* also for copies of less than 16 bytes, whose addresses take registers */
 using Slim = Tile<32, 64, 2, 2, 4>;
+using Narrow = Tile<64, 32, 4, 1, 4>;
 
 int64_t tiles(const tl_matrix_product &x, int64_t rows, int64_t columns)
 {
@@ -425,14 +426,33 @@ double tl_split_seconds(tl_context *ctx, const tl_matrix_product &x)
     return steps * (Vectors(x).whole() ? 0.7e-6 : 0.95e-6);
 }
 
-/* Whether slim tiles are done sooner by a tenth. A multiprocessor with one small tile takes 1 µs for a step of it, as nothing is done
- * while its warps wait (measured on an H200), and with more of them 0.7 µs each; a slim one has half the products of tensor cores and
- * three quarters of the operands to split, 0.6 times as many instructions. */
-static bool slim_pays(tl_context *ctx, const tl_matrix_product &x)
+/* Tiles of half as many results have kernels for rows of whole 16 bytes, and for those that fill them and not small ones: one side of
+ * C is 32 and the other whole 64s, so that rows across k are whole 16 bytes, and only those along k may not be. */
+static bool half_serves(const tl_matrix_product &x, const Vectors &of)
 {
+    return of.whole() || (!x.ta && of.a < 4 && of.b == (x.tb ? of.a : 4));
+}
+template <class T> static int32_t launch_half(tl_context *ctx, const tl_matrix_product &x, const Vectors &of)
+{
+    if (of.whole()) return launch_form<T, 4, 4>(ctx, x);
+    if (x.tb)
+        return of.a == 2 ? launch_split<T, false, true, 2, 2>(ctx, x) : launch_split<T, false, true, 1, 1>(ctx, x);
+    return of.a == 2 ? launch_split<T, false, false, 2, 4>(ctx, x) : launch_split<T, false, false, 1, 4>(ctx, x);
+}
+
+/* Whether they are done sooner by a tenth, or where multiprocessors have several by a fifth. A multiprocessor with one small tile takes
+ * 1 µs for a step of it, as nothing is done while its warps wait (measured on an H200), and with more of them 0.7 µs each; one of half
+ * has half the products of tensor cores and three quarters of the operands to split, 0.6 times as many instructions, and of copies of
+ * less than 16 bytes, which take 0.25 µs, three quarters. */
+template <class T> static bool half_pays(tl_context *ctx, const tl_matrix_product &x, const Vectors &of)
+{
+    if (!half_serves(x, of)) return false;
+    const double copies = of.whole() ? 0.0 : 0.25;
     const int64_t small = tl_ceil_div(tiles(x, 64), tl_cuda_sms(ctx));
-    const int64_t slim = tl_ceil_div(tiles(x, Slim::BM, Slim::BN), tl_cuda_sms(ctx));
-    return small < Small::BLOCKS && 1.1 * std::max(0.6, 0.42 * (double)slim) <= std::max(1.0, 0.7 * (double)small);
+    const int64_t half = tl_ceil_div(tiles(x, T::BM, T::BN), tl_cuda_sms(ctx));
+    const double small_time = std::max(1.0, (0.7 + copies) * (double)small);
+    const double half_time = std::max(0.6, (0.42 + 0.75 * copies) * (double)half);
+    return (small < Small::BLOCKS ? 1.1 : 1.2) * half_time <= small_time;
 }
 
 int32_t tl_split_multiply(tl_context *ctx, const tl_matrix_product &x)
@@ -440,8 +460,11 @@ int32_t tl_split_multiply(tl_context *ctx, const tl_matrix_product &x)
     const bool large = tiles(x, 128) >= 2 * tl_cuda_sms(ctx) &&
                        4 * x.batch * x.m * x.p >= 3 * tiles(x, 128) * 128 * 128;
     const Vectors of(x);
-    if (of.whole() && !large && slim_pays(ctx, x)) return launch_form<Slim, 4, 4>(ctx, x);
-    if (of.whole()) return large ? launch_form<Large, 4, 4>(ctx, x) : launch_form<Small, 4, 4>(ctx, x);
+    if (of.whole() && large) return launch_form<Large, 4, 4>(ctx, x);
+    const bool fewer = tiles(x, Narrow::BM, Narrow::BN) < tiles(x, Slim::BM, Slim::BN);
+    if (fewer && half_pays<Narrow>(ctx, x, of)) return launch_half<Narrow>(ctx, x, of);
+    if (!fewer && half_pays<Slim>(ctx, x, of)) return launch_half<Slim>(ctx, x, of);
+    if (of.whole()) return launch_form<Small, 4, 4>(ctx, x);
     if (of.a == 4) return of.b == 2 ? launch_form<Small, 4, 2>(ctx, x) : launch_form<Small, 4, 1>(ctx, x);
     if (of.b == 4) return of.a == 2 ? launch_form<Small, 2, 4>(ctx, x) : launch_form<Small, 1, 4>(ctx, x);
     return of.a == 2 ? launch_form<Small, 2, 2>(ctx, x) : launch_form<Small, 1, 1>(ctx, x);

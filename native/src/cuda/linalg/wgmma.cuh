@@ -233,11 +233,11 @@ __device__ __forceinline__ void plain_rows(const tl_wgmma_matmul_args &x, const 
         }
 }
 
-/* Stores the group's results; four lanes fill a sector of 32 bytes. The bias is read ahead of all stores, which its loads would have to
- * follow one by one. */
+/* Stores the group's results, rows of whole pairs; four lanes fill a sector of 32 bytes. The bias is read ahead of all stores, which its
+ * loads would have to follow one by one. */
 template <int BN>
-__device__ __forceinline__ void store_rows(const tl_wgmma_matmul_args &x, float *C, const float (&sum)[BN / 2],
-                                           int64_t i0, int64_t j0)
+__device__ __forceinline__ void store_pairs(const tl_wgmma_matmul_args &x, float *C, const float (&sum)[BN / 2],
+                                            int64_t i0, int64_t j0)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32;
     const int columns = (int)min(x.p - j0, (int64_t)BN) - 2 * (lane % 4);
@@ -245,22 +245,48 @@ __device__ __forceinline__ void store_rows(const tl_wgmma_matmul_args &x, float 
     float bias[BN / 8][2]; /* -0 changes nothing */
     TL_UNROLL_FOR (int j = 0; j < BN / 8; j++)
         TL_UNROLL_FOR (int e = 0; e < 2; e++)
-            bias[j][e] = x.bias && 8 * j + e < columns ? from[8 * j + e] : -0.0f;
+            bias[j][e] = x.bias && 8 * j < columns ? from[8 * j + e] : -0.0f;
     TL_UNROLL_FOR (int h = 0; h < 2; h++) {
         const int64_t row = i0 + 16 * warp + 8 * h + lane / 4;
         if (row >= x.m) continue;
         float *to = C + row * x.p + j0 + 2 * (lane % 4);
-        TL_UNROLL_FOR (int j = 0; j < BN / 8; j++) {
-            if (8 * j >= columns) continue;
-            const float2 y = make_float2(sum[4 * j + 2 * h] + bias[j][0], sum[4 * j + 2 * h + 1] + bias[j][1]);
-            if (x.pairs) {
-                *reinterpret_cast<float2 *>(to + 8 * j) = y;
-            } else {
-                to[8 * j] = y.x;
-                if (8 * j + 1 < columns) to[8 * j + 1] = y.y;
-            }
-        }
+        TL_UNROLL_FOR (int j = 0; j < BN / 8; j++)
+            if (8 * j < columns)
+                *reinterpret_cast<float2 *>(to + 8 * j) =
+                    make_float2(sum[4 * j + 2 * h] + bias[j][0], sum[4 * j + 2 * h + 1] + bias[j][1]);
     }
+}
+
+/* The same of rows that begin anywhere, of which a lane's neighbours can only be written one by one, each with few others of its sector:
+ * lanes exchange theirs, so that the warp writes 32 columns of a row at once. Of eight rows lane 4g + t has row g's columns
+ * 8j + 2t + e, as y[2j + e]; after three exchanges of halves with other g it has column 8·(g / 2) + 2t + g % 2 of row r, as y[r]. */
+template <int BN>
+__device__ __forceinline__ void store_singles(const tl_wgmma_matmul_args &x, float *C, const float (&sum)[BN / 2],
+                                              int64_t i0, int64_t j0)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32, g = lane / 4;
+    const int64_t row = i0 + 16 * warp, col = j0 + g / 2 * 8 + lane % 4 * 2 + g % 2;
+    const int rows = (int)min(x.m - row, (int64_t)16), columns = (int)min(x.p - col, (int64_t)BN);
+    float *const to = C + row * x.p + col;
+    float bias[BN / 32]; /* -0 changes nothing */
+    TL_UNROLL_FOR (int q = 0; q < BN / 32; q++)
+        bias[q] = x.bias && 32 * q < columns ? x.bias[col + 32 * q] : -0.0f;
+    TL_UNROLL_FOR (int h = 0; h < 2; h++)
+        TL_UNROLL_FOR (int q = 0; q < BN / 32; q++) {
+            float y[8];
+            TL_UNROLL_FOR (int i = 0; i < 8; i++)
+                y[i] = sum[4 * (4 * q + i / 2) + 2 * h + i % 2];
+            TL_UNROLL_FOR (int bit = 1; bit < 8; bit *= 2)
+                TL_UNROLL_FOR (int i = 0; i < 8; i++) {
+                    if (i & bit) continue;
+                    float &lower = y[i], &upper = y[i | bit];
+                    const float got = __shfl_xor_sync(0xffffffffu, g & bit ? lower : upper, 4 * bit);
+                    lower = g & bit ? got : lower;
+                    upper = g & bit ? upper : got;
+                }
+            TL_UNROLL_FOR (int r = 0; r < 8; r++)
+                if (8 * h + r < rows && 32 * q < columns) to[(8 * h + r) * x.p + 32 * q] = y[r] + bias[q];
+        }
 }
 
 } /* namespace tl_linalg_wgmma */
@@ -294,11 +320,13 @@ __global__ void __launch_bounds__(tl_wgmma::THREADS, 1)
                 const Place<BN> at(x, tile);
                 float *C = x.C + at.product * x.m * x.p;
                 const int64_t i0 = at.i0 + 64 * group;
-                if (redo)
+                if (__any_sync(0xffffffffu, redo)) /* the same in all lanes, of which the compiler has to know */
                     plain_rows<BN, TA, TB>(x, x.A + at.product * x.a_size(TA), x.B + at.product * x.b_size(TB), C, i0,
                                            at.j0);
+                else if (x.pairs)
+                    store_pairs<BN>(x, C, sum, i0, at.j0);
                 else
-                    store_rows<BN>(x, C, sum, i0, at.j0);
+                    store_singles<BN>(x, C, sum, i0, at.j0);
             });
     }
 #endif

@@ -12,8 +12,13 @@ namespace {
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
+/* Blocks of a multiprocessor. Where a warp has more than 1024 elements of a row, four have bytes enough on their way, and leave the
+ * registers for the pieces of gamma and beta on theirs. */
 template <class Row, tl_norm_kind KIND>
-__global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
+constexpr int blocks_of_rows = KIND == TL_NORM_LAYER && Row::T == 32 && Row::N > 32 ? 4 : Row::BLOCKS;
+
+template <class Row, tl_norm_kind KIND>
+__global__ void __launch_bounds__(Row::THREADS, (blocks_of_rows<Row, KIND>))
     norm_rows(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta,
               int64_t rows, int64_t cols, float eps, float *__restrict__ out)
 {
@@ -223,7 +228,7 @@ int32_t forward(tl_context *ctx, const char *name, const float *x, const float *
             return status;
     }
     if (cols <= TL_ROW_FITS)
-        return tl_pick_row(cols, [&](auto row) {
+        return tl_pick_row_of_many(ctx, rows, cols, [&](auto row) {
             using Row = typename decltype(row)::type;
             return tl_launch_rows<Row>(ctx, name, norm_rows<Row, KIND>, rows,
                                        (tl_row_bytes<Row, Row::ONE_SHARED>(cols)), x, gamma, beta, rows, cols, eps,

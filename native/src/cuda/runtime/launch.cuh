@@ -163,17 +163,22 @@ enum tl_order { TL_AFTER, TL_FIRST, TL_BESIDE };
  * compiler moves loads that it takes for constant above it. A grid that leaves most multiprocessors idle lets the launch behind
  * it start meanwhile; beside a larger one the blocks of that launch would crowd on the few that have room. The first of several
  * does so when it has waited: a kernel beside it then finds done what came before them all, and waits at its end
- * (tl_wait_at_end), so that whoever waits for it waits for the others too. */
-static __device__ __forceinline__ void tl_wait_for_earlier(tl_order order = TL_AFTER)
+ * (tl_wait_at_end), so that whoever waits for it waits for the others too. `blocks` is the size of the grid: with one axis it is 32
+ * bits, without a product. */
+template <class Count> static __device__ __forceinline__ void tl_wait_for_earlier(tl_order order, Count blocks)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     uint32_t multiprocessors;
     asm("mov.u32 %0, %%nsmid;" : "=r"(multiprocessors));
-    const bool small = 4ull * gridDim.x * gridDim.y * gridDim.z <= multiprocessors;
+    const bool small = blocks <= multiprocessors / 4;
     if (small && order != TL_FIRST) asm volatile("griddepcontrol.launch_dependents;");
     if (order != TL_BESIDE) asm volatile("griddepcontrol.wait;" ::: "memory");
     if (small && order == TL_FIRST) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+static __device__ __forceinline__ void tl_wait_for_earlier(tl_order order = TL_AFTER)
+{
+    tl_wait_for_earlier(order, (unsigned long long)gridDim.x * gridDim.y * gridDim.z);
 }
 
 /* What every thread of a kernel does that may be launched beside another: last, or before it reads or writes what is not done

@@ -92,7 +92,7 @@ template <bool SYNTHESIS, int VECTOR> struct Transform {
 
     template <class T>
     __device__ __forceinline__ void store(const tl_chain_args &args, const tl_chain_place &, int64_t row, int64_t col,
-                                          int64_t rows, int64_t cols, const double (&sum)[T::M][T::N][4]) const
+                                          int64_t rows, int64_t cols, const double (&sum)[T::M][T::N][4], Real *) const
     {
         TL_UNROLL_FOR (int m = 0; m < T::M; m++)
             TL_UNROLL_FOR (int n_ = 0; n_ < T::N; n_++)

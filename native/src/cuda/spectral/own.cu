@@ -328,5 +328,7 @@ int32_t tl_own_real(tl_context *ctx, const float *from, float *to, int64_t batch
     TL_TRY(tl_own_find(ctx, n % 2 ? n : n / 2, &plan));
     const Real t = {from, to, batch, n, n / 2 + 1, (float)edge, (float)inner};
     int32_t status = TORCHLEAN_OK;
-    return tl_own_rows(ctx, plan, t, inverse, &status) ? status : long_rows(ctx, plan, t, inverse);
+    return tl_own_few(ctx, plan, t, inverse, &status) || tl_own_rows(ctx, plan, t, inverse, &status)
+               ? status
+               : long_rows(ctx, plan, t, inverse);
 }

@@ -113,5 +113,7 @@ __device__ __forceinline__ bool read_part(const Real &t, bool inverse, int64_t a
 
 } /* namespace */
 
+/* Transforms of few numbers, into *status; false where they are more (spectral/few.cu). */
+bool tl_own_few(tl_context *ctx, const tl_own_plan &plan, const tl_own_real_rows &t, bool inverse, int32_t *status);
 /* Transforms whose rows fit shared memory, into *status; false where they do not (spectral/own_rows.cu). */
 bool tl_own_rows(tl_context *ctx, const tl_own_plan &plan, const tl_own_real_rows &t, bool inverse, int32_t *status);
