@@ -97,7 +97,7 @@ __device__ __forceinline__ bool add_heavy_chain(const buckets &s, float (&pass)[
     return true;
 }
 
-/* The first blocks have a column of a heavy row each, or some columns in a chain. Each of those behind them owns all other rows of a
+/* The first blocks have a column of a heavy row each, or 32 columns in a chain. Each of those behind them owns all other rows of a
  * bucket. It puts the positions of a window in order of rows, stably, and reads the values by these. What a window adds is in the output,
  * from where the next one goes on.
  * IS_COPIED: the output is the base already, and only rows that have hits are taken. */
