@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import tlrt
 from tlrt import kernels
 
 pytestmark = pytest.mark.operations("reduce_sum")
@@ -39,3 +40,17 @@ def test_reductions_over_several_axes_of_which_one_is_empty(dev, dims):
     }
     for name, (buffer, value) in found.items():
         np.testing.assert_array_equal(buffer.numpy(), np.full(kept, value, np.float32), name)
+
+
+@pytest.mark.operations("vector_norm")
+@pytest.mark.parametrize(("dims", "axes"), [((40, 100), 2), ((7, 4100, 10), 2), ((3, 33_000), 2), ((400, 50), 1)])
+def test_norms_halfway_between_two_floats_are_those_of_the_definition(dev, dims, axes):
+    """A sum of powers does not decide them: 27 elements c of an odd number of units have the norm 3 c, which lies halfway."""
+    rng, axis = np.random.default_rng(0), axes.bit_length() - 1
+    x = rng.standard_normal(dims).astype(np.float32)
+    columns = np.moveaxis(x, axis, -1)
+    columns[..., ::2, :] = 0.0
+    columns[..., ::2, -27:] = 2.0**23 + 1
+    with tlrt.Device.new("cpu") as cpu:
+        expected = kernels.vector_norm(cpu.buffer(x), dims, axes, 3.0).numpy()
+    assert kernels.vector_norm(dev.buffer(x), dims, axes, 3.0).numpy().tobytes() == expected.tobytes()

@@ -458,7 +458,7 @@ def _grouped_path(batch, heads, kv_heads, queries, keys, d, width, scale, before
 #: queries to keys that CUDA cuts into parts; what tensor cores take; few keys to queries that are cut, and sums of few
 #: keys or queries that are several blocks' work, of each width, in reproducible contexts too; few queries of each width, of
 #: many keys too; products with scores in memory, of each number of keys to a thread; windows that leave too little for those, of few blocks and of many, and few
-#: keys of many, whose weights CUDA stores
+#: keys of many, whose weights CUDA stores; wide rows of many members
 GROUPED_PATHS = [
     _grouped_path(67, 1, 1, 5, 5, 2, 2, 16.0), _grouped_path(67, 2, 1, 4, 3, 2, 1, 16.0),
     _grouped_path(1, 4, 2, 130, 300, 64, 52, 0.125, 100, 0, 170), _grouped_path(2, 2, 1, 70, 90, 100, 128, 0.1, after=0),
@@ -482,7 +482,8 @@ GROUPED_PATHS = [
     _grouped_path(40, 1, 1, 3, 1030, 136, 3, 0.09), _grouped_path(6, 2, 1, 3, 1030, 60, 300, 0.12, 900, 0, 1000),
     _grouped_path(45, 1, 1, 3, 190, 7, 261, 0.3), _grouped_path(23, 2, 2, 3, 190, 261, 9, 0.06, 5, 3, 30),
     _grouped_path(1, 5, 1, 60, 43, 2, 128, 0.7, after=0), _grouped_path(1, 3, 1, 90, 66, 37, 14, 0.16, after=0),
-    _grouped_path(1, 20, 1, 13, 4100, 140, 9, 0.08, 40, 3, 70),
+    _grouped_path(1, 20, 1, 13, 4100, 140, 9, 0.08, 40, 3, 70), _grouped_path(58, 1, 1, 211, 33, 2, 130, 0.7, after=0),
+    _grouped_path(67, 1, 1, 190, 40, 3, 258, 0.5, 10),
 ]  # fmt: skip
 
 

@@ -26,6 +26,7 @@ struct Rows {
     int lanes, width;   /* lanes that fold a segment, and the segments' values */
     tl_fold_rule rule;
     Together together;
+    const double *left; /* 0 for the results that are left out, if there are any */
 };
 
 /* A thread's row, as its team sees it. */
@@ -120,6 +121,8 @@ __device__ __forceinline__ tl_folded fold_segment(const Rows &a, const Row &row,
         if (load) {
             if constexpr (REDUCED == 1)
                 load_lane<KIND>(y, row.x, 1, (uint32_t)begin + row.lane, LANES, count);
+            else if constexpr (REDUCED == 0)
+                load_lane<KIND, 0>(y, row.x, a.reduced, (uint32_t)begin + row.lane, LANES, count);
             else
                 load_runs<KIND>(y, row.x, a.reduced, (uint32_t)begin + row.lane, count);
         }
@@ -291,7 +294,7 @@ __device__ __forceinline__ bool end_whole_norms(const Rows &a, const Row &row, f
     const double s = fold_row<TL_FOLD_WHOLE_POWER, REDUCED>(a, row, y, true, 0.0, values).v;
     const bool ends = row.lane == 0 && row.segment == 0 && row.length > 0;
     float norm = 0.0f;
-    if (!__syncthreads_and(!ends || tl_fold_whole_norm(s, a.rule.p, &norm))) return false;
+    if (!__syncthreads_and(!ends || whole_norm(s, a.rule, &norm))) return false;
     if (ends) a.out[row.index] = norm;
     return true;
 }
@@ -308,6 +311,12 @@ __global__ void __launch_bounds__(THREADS, resident_rows(KIND, REDUCED)) rows_ke
     row.result = a.parts.divmod((uint32_t)row.index, &part);
     row.begin = (int64_t)part * a.extent;
     row.length = row.index < a.rows && team < TEAMS / a.room * a.room ? (int)min(a.length - row.begin, a.extent) : 0;
+    if constexpr (LEAVES_OUT<KIND, CENTRE>) {
+        if (a.left) {
+            if (row.length > 0 && a.left[row.result] == 0.0) row.length = 0;
+            if (!__syncthreads_or(row.length > 0)) return;
+        }
+    }
     row.segments = (row.length + SEGMENT - 1) / SEGMENT;
     row.segment = team % a.room, row.first = team - row.segment, row.lane = (int)threadIdx.x % LANES;
     if (row.length == 0) row.result = row.begin = 0; /* of which nothing is read */
@@ -336,6 +345,46 @@ __global__ void __launch_bounds__(THREADS, resident_rows(KIND, REDUCED)) rows_ke
     put_end<KIND>(a, f, row.index, a.rows, m);
 }
 
+/* The norms of a whole p from the sums `centre` of products. A block owns every gridDim-th result, of which a thread ends one; what its
+ * sum does not decide, one in a thousand, the block takes as a row. So equal rows, which all are undecided if one is, are many
+ * blocks'. */
+constexpr int RESIDENT_NORMS = 2;
+__global__ void __launch_bounds__(THREADS, RESIDENT_NORMS) norms_kernel(Rows a, tl_fastdiv inner)
+{
+    __shared__ uint32_t undecided[THREADS / 32];
+    __shared__ double largest[1][ROW_SEGMENTS], values[1][ROW_SEGMENTS];
+    tl_wait_for_earlier();
+    const int t = (int)threadIdx.x;
+    Row row;
+    row.begin = 0, row.length = (int)a.length, row.segments = a.segments;
+    row.segment = t / LANES, row.first = 0, row.lane = t % LANES;
+#pragma unroll 1
+    for (int64_t first = blockIdx.x; first < a.results; first += (int64_t)gridDim.x * THREADS) {
+        const int64_t own = first + (int64_t)t * gridDim.x;
+        float norm = 0.0f;
+        const bool ends = own >= a.results || whole_norm(a.centre[own], a.rule, &norm);
+        if (ends && own < a.results) a.out[own] = norm;
+        const uint32_t left_of_warp = __ballot_sync(~0u, !ends);
+        if (t % 32 == 0) undecided[t / 32] = left_of_warp;
+        if (__syncthreads_and(ends)) continue;
+#pragma unroll 1
+        for (int warp = 0; warp < THREADS / 32; warp++)
+#pragma unroll 1
+            for (uint32_t left = undecided[warp]; left != 0; left &= left - 1) {
+                uint32_t column;
+                row.result = first + (int64_t)(32 * warp + __ffs((int)left) - 1) * gridDim.x;
+                const uint32_t k = inner.divmod((uint32_t)row.result, &column);
+                row.x = a.x + offset_of(a.kept, k) + column;
+                float y[PER_LANE];
+                const tl_folded f = fold_row<TL_FOLD_LARGEST, 0>(a, row, y, true, 0.0, largest);
+                const double m = tl_fold_centre(TL_FOLD_POWER, f.v);
+                const tl_folded sum = fold_row<TL_FOLD_POWER, 0>(a, row, y, false, m, values);
+                if (t == 0) a.out[row.result] = tl_fold_end(TL_FOLD_POWER, sum, m, a.rule);
+            }
+        __syncthreads();
+    }
+}
+
 /* Kinds with a centre of their own take both folds at once where CENTRED. */
 template <int REDUCED, bool CENTRED> auto rows_kernel_of(tl_fold_kind kind) -> void (*)(Rows)
 {
@@ -350,16 +399,15 @@ template <int REDUCED, bool CENTRED> auto rows_kernel_of(tl_fold_kind kind) -> v
     case TL_FOLD_MAX: return rows_kernel<TL_FOLD_MAX, TL_FOLD_MAX, REDUCED>;
     case TL_FOLD_MIN: return rows_kernel<TL_FOLD_MIN, TL_FOLD_MIN, REDUCED>;
     case TL_FOLD_LARGEST: return rows_kernel<TL_FOLD_LARGEST, TL_FOLD_LARGEST, REDUCED>;
+    case TL_FOLD_WHOLE_POWER: return rows_kernel<TL_FOLD_WHOLE_POWER, TL_FOLD_WHOLE_POWER, REDUCED>;
     default: return rows_kernel<TL_FOLD_PRODUCT, TL_FOLD_PRODUCT, REDUCED>;
     }
 }
 
-} // namespace
-
-int32_t tl_folds::run_rows(tl_context *ctx, const tl_fold_plan &p, bool centred, const double *from, int64_t length,
-                           int64_t extent, int64_t each, double *to, float *out, const Together &together)
+/* Rows of `extent` of the fold p. */
+Rows rows_of(const tl_fold_plan &p, int64_t length, int64_t extent, int64_t each, float *out)
 {
-    Rows a = {p.x, from, p.centre, p.centre_out, to, out};
+    Rows a = {p.x, nullptr, p.centre, p.centre_out, nullptr, out};
     const int64_t segments = tl_ceil_div(length, SEGMENT);
     a.extent = extent;
     a.kept = axes_of(p.f.kept, p.f.kept_size, p.f.kept_stride);
@@ -367,12 +415,31 @@ int32_t tl_folds::run_rows(tl_context *ctx, const tl_fold_plan &p, bool centred,
     a.parts = tl_fastdiv((uint64_t)tl_ceil_div(length, a.extent));
     a.results = p.results(), a.rows = a.results * a.parts.divisor, a.length = length, a.each = each, a.rule = p.rule;
     a.segments = (int)tl_imin(segments, a.extent / SEGMENT);
-    a.lanes = (int)tl_fold_width(length), a.width = (int)tl_fold_width(segments), a.together = together;
+    a.lanes = (int)tl_fold_width(length), a.width = (int)tl_fold_width(segments);
     a.room = (int)tl_imin(a.segments, TEAMS);
+    return a;
+}
+
+} // namespace
+
+int32_t tl_folds::run_rows(tl_context *ctx, const tl_fold_plan &p, bool centred, const double *from, int64_t length,
+                           int64_t extent, int64_t each, double *to, float *out, const Together &together)
+{
+    Rows a = rows_of(p, length, extent, each, out);
+    a.from = from, a.to = to, a.together = together, a.left = p.left;
     const bool one = a.reduced.count == 1;
     const auto kernel = from      ? rows_kernel_of<-1, false>(p.kind)
                         : centred ? one ? rows_kernel_of<1, true>(p.kind) : rows_kernel_of<2, true>(p.kind)
                         : one     ? rows_kernel_of<1, false>(p.kind)
                                   : rows_kernel_of<2, false>(p.kind);
     return tl_launch_ahead(ctx, p.name, kernel, tl_grid(a.rows, TEAMS / a.room), THREADS, 0, a);
+}
+
+int32_t tl_folds::end_norms(tl_context *ctx, const tl_fold_plan &p, const double *sums, float *out)
+{
+    const int64_t blocks = (int64_t)RESIDENT_NORMS * tl_cuda_sms(ctx);
+    Rows a = rows_of(p, p.f.length, ROW, 1, out);
+    a.centre = sums;
+    return tl_launch_ahead(ctx, p.name, norms_kernel, tl_grid(p.results(), 1, blocks), THREADS, 0, a,
+                           tl_fastdiv((uint64_t)p.f.inner));
 }

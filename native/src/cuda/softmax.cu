@@ -3,8 +3,9 @@
  * A row of up to 49152 elements is read once and stays on chip (device/row_tile.cuh): in the registers of 4 to 32 threads, or
  * in the registers or shared memory of a block, or on its way through both; up to 262144 elements (half of that backward) in the
  * shared memory of a cluster of blocks where the chip has clusters (device/cluster_row.cuh), which also takes rows of more than a
- * leaf that are so few that half of the multiprocessors would be idle: a block takes as long as its row has elements. The traffic is
- * the floor, 8 bytes per element forward and 12 backward. Longer rows are read once per pass: three forward, two backward.
+ * leaf that are so few that half of the multiprocessors would be idle (a block takes as long as its row has elements), and rows of
+ * nearly a leaf of which some multiprocessors would have two and most one. The traffic is the floor, 8 bytes per element forward and
+ * 12 backward. Longer rows are read once per pass: three forward, two backward.
  */
 #include "cuda/device/row_exponentials.cuh"
 #include "generated/softmax.h"
@@ -14,6 +15,17 @@ namespace {
 /* Whether clusters take `rows` rows that would fit a block each. The blocks of a row's cluster are spread over all multiprocessors,
  * each of which then has no more than half of a row's elements, where some would have a row and the others none. */
 bool are_few(tl_context *ctx, int64_t rows, int64_t cols) { return cols > TL_SUM_LEAF && rows <= tl_cuda_sms(ctx) / 2; }
+
+/* The same of rows of up to a leaf, a few more than there are multiprocessors, some of which would have two whole rows: quarters spread
+ * evenly. They are all there at once, and what the last multiprocessor has less of a row is worth the exchanges, which take as long as
+ * half a leaf. */
+bool are_uneven(tl_context *ctx, int64_t rows, int64_t cols, int blocks)
+{
+    const int64_t sms = tl_cuda_sms(ctx), quarters = TL_CLUSTER_LEAST * rows;
+    const int64_t less = TL_CLUSTER_LEAST * tl_ceil_div(rows, sms) - tl_ceil_div(quarters, sms);
+    return cols <= TL_SUM_LEAF && rows > sms && quarters <= blocks * sms &&
+           2 * less * cols >= TL_CLUSTER_LEAST * TL_SUM_LEAF;
+}
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
@@ -43,8 +55,12 @@ __global__ void __launch_bounds__(Row::THREADS, blocks_of_rows<Row>)
     }
 }
 
+/* Blocks of a multiprocessor that have a part of a row each: 40 registers a thread hold eight elements and what is computed with
+ * them. */
+template <class Row> constexpr int blocks_of_clusters = Row::BLOCKS * 3 / 2;
+
 template <class Row, bool LOG>
-__global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
+__global__ void __launch_bounds__(Row::THREADS, blocks_of_clusters<Row>)
     softmax_cluster(const float *__restrict__ x, int64_t cols, float *__restrict__ out)
 {
 #if __CUDA_ARCH__ >= 900
@@ -195,11 +211,12 @@ int32_t forward(tl_context *ctx, const char *name, const float *x, int64_t rows,
 {
     int32_t status;
     const bool fits = cols <= TL_ROW_FITS;
-    if ((!fits || are_few(ctx, rows, cols)) && cols <= TL_CLUSTER_FITS && tl_pick_cluster<1>(cols, [&](auto row) {
-            using Row = typename decltype(row)::type;
-            return tl_launch_cluster<Row>(ctx, name, softmax_cluster<Row, LOG>, rows, cols, &status, x, cols, out);
-        }))
-        return status;
+    const auto launch_cluster = [&](auto row) {
+        using Row = typename decltype(row)::type;
+        const bool takes = !fits || are_few(ctx, rows, cols) || are_uneven(ctx, rows, cols, blocks_of_clusters<Row>);
+        return takes && tl_launch_cluster<Row>(ctx, name, softmax_cluster<Row, LOG>, rows, cols, &status, x, cols, out);
+    };
+    if (cols <= TL_CLUSTER_FITS && tl_pick_cluster<1>(cols, launch_cluster)) return status;
     if (cols > TL_SUM_LEAF && (run_leaves<LOG, TWO_LEAVES / TL_SUM_LANES>(ctx, name, x, rows, cols, out, &status) ||
                                run_leaves<LOG, LEAVES_MOST / TL_SUM_LANES>(ctx, name, x, rows, cols, out, &status)))
         return status;
@@ -274,7 +291,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
     else
         tl_copy_wait<0>();
     const float s = r.sum(0, [&](int slot, int) { return LOG ? second[slot] : term<LOG>(first[slot], second[slot]); });
-    tl_cluster_arrive();
+    tl_cluster_leave();
     tl_copy_wait<0>();
     float *const to = gx + r.row * cols;
     r.elements([&](int slot, int column) { to[column] = gradient<LOG>(first[slot], second[slot], s); });

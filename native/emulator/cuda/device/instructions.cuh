@@ -7,6 +7,12 @@ static inline uint32_t tl_mad_low(uint32_t a, uint32_t b, uint32_t c) { return a
 static inline float tl_max_or_nan(float a, float b) { return a != a || b != b ? NAN : fmaxf(a, b); }
 static inline void tl_forget_origin(float &) {}
 static inline void tl_forget_origin(int &) {}
+template <int N> void tl_store_at_once(float *to, const float (&y)[N])
+{
+    if ((uintptr_t)to % sizeof y) abort();
+    for (int i = 0; i < N; i++)
+        to[i] = y[i];
+}
 static inline void tl_barrier_wait(int barrier, int threads) { emulator::meet_at(barrier, threads, true); }
 static inline void tl_barrier_arrive(int barrier, int threads) { emulator::meet_at(barrier, threads, false); }
 static inline void tl_fetch_word_to_l2(const float *) {}

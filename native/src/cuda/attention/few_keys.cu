@@ -178,16 +178,6 @@ __device__ __forceinline__ void multiply_rows(const float *Q, const int (&at)[R]
     }
 }
 
-/* x / total, the bits of the division, of a total and its reciprocal as division rounds it: the steps that it takes itself
- * once it has that (Markstein, IBM J. Res. Dev. 34, 1990), for an x of which no remainder underflows. Totals are sums of
- * weights, of which the greatest is 1. */
-__device__ __forceinline__ float divide_by_total(float x, float total, float inverse)
-{
-    float q = x * inverse;
-    q = fmaf(fmaf(-q, total, x), inverse, q);
-    return fmaf(fmaf(-q, total, x), inverse, q);
-}
-
 /* Divides a row's elements by its total. */
 template <int VECTOR> __device__ __forceinline__ void divide_all(float (&x)[VECTOR], float total, float inverse)
 {

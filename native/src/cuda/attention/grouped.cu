@@ -4,10 +4,12 @@
  *
  * A member of the batch is a head of keys with the queries of its group, one head's after the other's: so keys are read
  * once for a group, and their gradients are sums over all rows of the member, in order. What a row may attend to is found
- * once and lies in shared memory. Rows longer than DP are gone through in chunks, and a block makes one chunk of a result.
+ * once and lies in shared memory. Rows longer than DP are gone through in chunks, and a block makes one chunk of a result. Of rows
+ * of more than 128 elements most is done by attention/grouped_stream.cu.
  *
  * Of few rows the sums of the gradients are cut into parts, each a block's work (blockIdx.z), and the parts joined in
- * order. Where a window leaves few blocks of keys, attention/stored_weights.cu makes their gradients.
+ * order. Where a window leaves few blocks of keys, attention/stored_weights.cu makes their gradients. Those of short rows without a
+ * mask are made in registers (attention/narrow_rows.cuh).
  *
  * What flash_attention computes as well, heads of as many queries as keys without a mask, causal or not, goes to its kernels on tensor
  * cores, with the keys and values of a group repeated for each of its heads; their gradients are then added up. Where products with
@@ -15,17 +17,18 @@
 #include "cuda/attention/chain.cuh"
 #include "cuda/attention/few_keys.cuh"
 #include "cuda/attention/few_rows.cuh"
-#include "cuda/attention/grouped_tiles.cuh"
-#include "cuda/attention/partial.cuh"
+#include "cuda/attention/grouped_launch.cuh"
+#include "cuda/attention/grouped_stream.cuh"
+#include "cuda/attention/narrow_rows.cuh"
 #include "cuda/attention/products.cuh"
-#include "cuda/attention/stored_weights.cuh"
 #include "cuda/device/vector.cuh"
 #include "generated/attention.h"
 
 namespace attention {
 namespace grouped {
 
-constexpr const char *GROUPED = "grouped_attention";
+template <int DP, int ROWS, int COLS, int TY, int TX, int BLOCKS, bool MANY = false>
+using Tiles = Paired<Config<DP, ROWS, COLS, TY, TX, BLOCKS, MANY>>;
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
@@ -40,9 +43,8 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
     Rows limits(shared, C::ROWS);
     float *Qs = shared + Rows::FLOATS * C::ROWS, *Ks = Qs + C::ROWS * C::LD, *Vs = Ks + C::COLS * C::LD;
     float *Ps = Vs + C::COLS * C::LD;
-    const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
+    const int tx = C::tx(), ty = C::ty();
     const int64_t b = blockIdx.x / a.blocks, i0 = blockIdx.x % a.blocks * C::ROWS;
-    const int64_t from = (int64_t)blockIdx.y * C::DP;
     const float *Q = a.Q + b * a.rows * a.d, *K = a.K + b * a.keys * a.d, *V = a.V + b * a.keys * a.v;
 
     limits.find(a, b, i0, C::ROWS);
@@ -56,9 +58,9 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
         if (a.limited && !__syncthreads_or(limits.meet(C::ROWS, j0, j0 + C::COLS) ||
                                            !finite_rows<C::COLS>(a.finite_v, a.keys, b, j0)))
             continue;
-        copy<C, C::COLS>(Vs, V, j0, a.keys, a.v, a.wide_v, from);
+        copy<C, C::COLS>(Vs, V, j0, a.keys, a.v, a.wide_v, 0);
         start<C>(Qs, Q, i0, a.rows, Ks, K, j0, a.keys, a.d, a.wide_d, fresh);
-        if (!C::MANY) arrive();
+        arrive();
         float s[C::RM][C::RK] = {};
         scores<C>(s, Qs, Q, i0, a.rows, Ks, K, j0, a.keys, a.d, a.wide_d);
         fresh = false;
@@ -71,7 +73,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
                 Ps[(ty + C::TY * i) * C::LP + tx + C::TX * j] = s[i][j];
         }
         arrive();
-        accumulate<C>(Ps, Vs, sums, groups<C>(a.v, from));
+        accumulate<C>(Ps, Vs, sums, groups<C>(a.v, 0));
         __syncthreads();
     }
     TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
@@ -79,7 +81,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
         const int64_t row = i0 + ty + C::TY * i;
         TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
             sums[i][c] = sums[i][c] / total;
-        if (row < a.rows) store<C>(a.result + (b * a.rows + row) * a.v, sums[i], a.v, from);
+        if (row < a.rows) store<C>(a.result + (b * a.rows + row) * a.v, sums[i], a.v, 0);
     }
 }
 
@@ -96,7 +98,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) quer
     Rows limits(shared, C::ROWS);
     float *Qs = shared + Rows::FLOATS * C::ROWS, *Gs = Qs + C::ROWS * C::LD, *Ks = Gs + C::ROWS * C::LD;
     float *Vs = Ks + C::COLS * C::LD, *Ws = Vs + C::COLS * C::LD;
-    const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
+    const int tx = C::tx(), ty = C::ty();
     const int64_t b = blockIdx.x / a.blocks, i0 = blockIdx.x % a.blocks * C::ROWS;
     const int64_t from = (int64_t)blockIdx.y * C::DP;
     const float *Q = a.Q + b * a.rows * a.d, *K = a.K + b * a.keys * a.d, *V = a.V + b * a.keys * a.v;
@@ -212,7 +214,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
     float *Ks = shared + Rows::FLOATS * C::COLS, *Vs = Ks + C::ROWS * C::LD, *Qs = Vs + C::ROWS * C::LD;
     float *Gs = Qs + C::COLS * C::LD, *Ps = Gs + C::COLS * C::LD, *Ws = Ps + C::ROWS * C::LP;
     float *const statistics = Ws + C::ROWS * C::LP;
-    const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
+    const int tx = C::tx(), ty = C::ty();
     const int64_t b = blockIdx.x / a.blocks, from = (int64_t)blockIdx.y * C::DP;
     int64_t j0 = blockIdx.x % a.blocks * C::ROWS;
     constexpr bool LONG = C::COLS == STORED_TILE; /* of few queries that would not pay */
@@ -226,10 +228,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
     bool fresh = true, counted = false;
     int64_t i0 = first_term(a);
     const int64_t rows_end = end_term(a, a.rows);
-    /* Of keys that no row may attend to, one look at all rows. */
-    if (LONG && a.limited && !a.open.meets(j0, j0 + C::ROWS) &&
-        !__syncthreads_or(counts_everywhere(a, b, i0, rows_end)))
-        i0 = rows_end;
+    if (LONG && no_row_counts(a, b, i0, rows_end, j0, j0 + C::ROWS)) i0 = rows_end;
     for (; i0 < rows_end; i0 += C::COLS) {
         limits.find(a, b, i0, C::COLS);
         __syncthreads();
@@ -366,41 +365,32 @@ static int32_t square_backward(tl_context *ctx, const Geometry &of, const float 
 
 /* ---- the operation ----------------------------------------------------------------------------------------------- */
 
-/* Blocks of C::ROWS of the `rows` of each member, times the chunks of results of `width` elements. */
-template <class C, class K>
-static int32_t launch(tl_context *ctx, K kernel, Args &a, size_t shared, int64_t rows, int64_t width, int64_t parts)
-{
-    a.blocks = (uint32_t)tl_ceil_div(rows, C::ROWS);
-    if (a.members * a.blocks == 0) return TORCHLEAN_OK;
-    const dim3 grid((unsigned)(a.members * a.blocks), C::MANY && width > 0 ? (unsigned)tl_ceil_div(width, C::DP) : 1u,
-                    (unsigned)parts);
-    return tl_launch_shared(ctx, GROUPED, kernel, grid, C::THREADS, shared, a);
-}
-
 template <class C> static int32_t forward(tl_context *ctx, Args &a)
 {
     return launch<C>(ctx, forward_kernel<C>, a, forward_shared<C>(), a.rows, a.v, 1);
 }
 
-/* Fewer rows to a block where all such blocks run at once. COLS and TX decide the order of sums, ROWS does not. */
 template <class LARGE, class SMALL> static int32_t forward(tl_context *ctx, Args &a)
 {
-    static_assert(LARGE::COLS == SMALL::COLS && LARGE::TX == SMALL::TX, "the order of sums");
-    const int64_t chunks = SMALL::MANY ? tl_ceil_div(a.v, SMALL::DP) : 1;
-    const int64_t blocks = a.members * tl_ceil_div(a.rows, SMALL::ROWS) * chunks;
-    return blocks <= SMALL::BLOCKS * tl_cuda_sms(ctx) ? forward<SMALL>(ctx, a) : forward<LARGE>(ctx, a);
+    return few_blocks<LARGE, SMALL>(ctx, a, 1) ? forward<SMALL>(ctx, a) : forward<LARGE>(ctx, a);
+}
+
+int32_t join_parts(tl_context *ctx, const Args &a, int64_t parts)
+{
+    if (a.members * a.rows == 0) return TORCHLEAN_OK;
+    return tl_launch(ctx, GROUPED, join_kernel, (unsigned)(a.members * a.rows), 128, a, (int)parts);
 }
 
 template <class C> static int32_t query_pass(tl_context *ctx, Args &a)
 {
-    a.part = terms_of_block(a.rows, a.keys, 512);
-    const int64_t width = a.gQ ? a.d : 0, parts = a.keys > a.part ? tl_ceil_div(a.keys, a.part) : 1;
-    tl_scratch<float> scratch(ctx);
-    if (parts > 1) TL_TRY(scratch.allocate(parts * a.members * a.rows * (width + 2)));
-    a.parts = parts > 1 ? (float *)scratch : nullptr;
-    TL_TRY(launch<C>(ctx, query_kernel<C>, a, query_shared<C>(), a.rows, width, parts));
-    if (parts == 1 || a.members * a.rows == 0) return TORCHLEAN_OK;
-    return tl_launch(ctx, GROUPED, join_kernel, (unsigned)(a.members * a.rows), 128, a, (int)parts);
+    return query_parts(ctx, a, [&](int64_t width, int64_t parts) {
+        if constexpr (C::DP <= NARROW && C::ROWS == NarrowQueries<C::DP>::ROWS) {
+            using N = NarrowQueries<C::DP>; /* half as many threads, so of more blocks than run at once */
+            if (a.mode == UNMASKED && a.members * tl_ceil_div(a.rows, C::ROWS) * parts > C::BLOCKS * tl_cuda_sms(ctx))
+                return launch<N>(ctx, narrow_query_kernel<N>, a, narrow_query_shared<N>(), a.rows, width, parts);
+        }
+        return launch<C>(ctx, query_kernel<C>, a, query_shared<C>(), a.rows, width, parts);
+    });
 }
 
 /* Of few queries, as when a model writes one token after the other, SMALL: where LARGE would be empty by three quarters, or
@@ -414,25 +404,19 @@ template <class LARGE, class SMALL> static int32_t query_pass(tl_context *ctx, A
 
 template <class C> static int32_t key_pass(tl_context *ctx, Args &a)
 {
-    a.part = terms_of_block(a.keys, a.rows, 256);
     /* A block makes all chunks where weights of all rows lie in one tile and the keys alone fill the device. */
     const bool all = a.rows <= C::COLS && a.members * tl_ceil_div(a.keys, C::ROWS) >= C::BLOCKS * tl_cuda_sms(ctx);
-    const int64_t width = all ? 0 : a.d > a.v ? a.d : a.v, parts = a.rows > a.part ? tl_ceil_div(a.rows, a.part) : 1;
-    PartialGradient part_k(ctx, a.gK, a.members, parts, a.keys * a.d),
-        part_v(ctx, a.gV, a.members, parts, a.keys * a.v);
-    TL_TRY(part_k.open(&a.gK));
-    TL_TRY(part_v.open(&a.gV));
-    a.open = window_of(a);
-    if (C::COLS == STORED_TILE &&
-        stored_weights_serve(ctx, a, a.members * tl_ceil_div(a.open.end - a.open.first, C::ROWS) * parts)) {
-        const int32_t status = stored_weights_backward(ctx, a);
-        if (status != TORCHLEAN_OK && status != TORCHLEAN_NO_MEMORY) return status;
+    const int64_t width = all ? 0 : a.d > a.v ? a.d : a.v;
+    if constexpr (C::DP <= NARROW && C::COLS == STORED_TILE) {
+        using N = NarrowKeys<C::DP>;
+        static_assert(N::ROWS == C::ROWS, "keys of a block");
+        if (a.mode == UNMASKED)
+            return key_parts<C>(ctx, a, 2, [&](int64_t parts) {
+                return launch_keys<N>(ctx, narrow_key_kernel<N>, a, narrow_key_shared<N>(), width, parts);
+            });
     }
-    const int64_t stored = (a.stored.end < a.keys ? a.stored.end : a.keys) - a.stored.first;
-    TL_TRY(launch<C>(ctx, key_kernel<C>, a, key_shared<C>(),
-                     (tl_ceil_div(a.keys, C::ROWS) - tl_ceil_div(stored, C::ROWS)) * C::ROWS, width, parts));
-    TL_TRY(part_k.close());
-    return part_v.close();
+    return key_parts<C>(
+        ctx, a, 1, [&](int64_t parts) { return launch_keys<C>(ctx, key_kernel<C>, a, key_shared<C>(), width, parts); });
 }
 
 /* Of few queries SMALL, of fewer COLS: the sums of this pass are chains in the order of the queries, whatever the tile. */
@@ -486,13 +470,12 @@ extern "C" int32_t tl_cuda_grouped_attention(tl_context *ctx, const float *Q, co
         a.finite_v = finite;
     }
     const int64_t most = d > width ? d : width;
-    return most <= 8     ? forward<Config<8, 128, 64, 16, 8, 2>, Config<8, 32, 64, 32, 8, 2>>(ctx, a)
-           : most <= 16  ? forward<Config<16, 128, 64, 16, 8, 2>, Config<16, 32, 64, 32, 8, 2>>(ctx, a)
-           : most <= 32  ? forward<Config<32, 128, 64, 16, 8, 2>, Config<32, 32, 64, 32, 8, 2>>(ctx, a)
-           : most <= 64  ? forward<Config<64, 128, 64, 16, 8, 2>, Config<64, 32, 64, 32, 8, 2>>(ctx, a)
-           : most <= 128 ? forward<Config<128, 128, 64, 16, 16, 1>, Config<128, 32, 64, 16, 16, 2>>(ctx, a)
-           : most <= 256 ? forward<Config<256, 64, 64, 16, 16, 1>, Config<256, 32, 64, 16, 16, 1>>(ctx, a)
-                         : forward<Config<128, 128, 64, 16, 16, 1, true>, Config<128, 32, 64, 16, 16, 2, true>>(ctx, a);
+    return most <= 8     ? forward<Tiles<8, 128, 64, 16, 8, 2>, Tiles<8, 32, 64, 32, 8, 2>>(ctx, a)
+           : most <= 16  ? forward<Tiles<16, 128, 64, 16, 8, 2>, Tiles<16, 32, 64, 32, 8, 2>>(ctx, a)
+           : most <= 32  ? forward<Tiles<32, 128, 64, 16, 8, 2>, Tiles<32, 32, 64, 32, 8, 2>>(ctx, a)
+           : most <= 64  ? forward<Tiles<64, 128, 64, 16, 8, 2>, Tiles<64, 32, 64, 32, 8, 2>>(ctx, a)
+           : most <= 128 ? forward<Tiles<128, 128, 64, 16, 16, 1>, Tiles<128, 32, 64, 16, 16, 2>>(ctx, a)
+                         : stream_forward(ctx, a);
 }
 
 extern "C" int32_t tl_cuda_grouped_attention_bwd(tl_context *ctx, const float *Q, const float *K, const float *V,
@@ -519,7 +502,7 @@ extern "C" int32_t tl_cuda_grouped_attention_bwd(tl_context *ctx, const float *Q
     if (chain_serves(ctx, of)) return chain_backward(ctx, of, Q, K, V, out, g, gQ, gK, gV);
     Args a = make_args(of, Q, K, V);
     a.out = out, a.g = g, a.gQ = gQ, a.gK = gK, a.gV = gV;
-    a.wide_v = a.wide_v && tl_aligned4(g);
+    a.wide_v = a.wide_v && tl_aligned4(g) && tl_aligned4(out);
     const int64_t all = a.members * a.rows, most = d > width ? d : width;
     const int64_t of_keys = a.members * tl_ceil_div(keys, GRANULE), of_rows = a.members * tl_ceil_div(a.rows, GRANULE);
     tl_scratch<char> scratch(ctx);
@@ -536,20 +519,21 @@ extern "C" int32_t tl_cuda_grouped_attention_bwd(tl_context *ctx, const float *Q
     }
     if (most == 0) return TORCHLEAN_OK;
     if (d > 0 || gK || gV)
-        TL_TRY((most <= 8     ? query_pass<Config<8, 128, 32, 16, 8, 2>, Config<8, 16, 32, 16, 8, 6>>(ctx, a)
-                : most <= 16  ? query_pass<Config<16, 128, 32, 16, 8, 2>, Config<16, 16, 32, 16, 8, 5>>(ctx, a)
-                : most <= 32  ? query_pass<Config<32, 128, 32, 16, 8, 2>, Config<64, 16, 32, 16, 8, 5>>(ctx, a)
-                : most <= 64  ? query_pass<Config<64, 128, 32, 16, 8, 2>, Config<64, 16, 32, 16, 8, 5>>(ctx, a)
-                : most <= 128 ? query_pass<Config<128, 64, 64, 16, 16, 1>, Config<128, 16, 64, 16, 16, 2>>(ctx, a)
-                : most <= 256
-                    ? query_pass<Config<256, 32, 32, 8, 16, 1>, Config<256, 16, 32, 16, 16, 2>>(ctx, a)
-                    : query_pass<Config<128, 64, 64, 16, 16, 1, true>, Config<128, 16, 64, 16, 16, 2, true>>(ctx, a)));
+        TL_TRY((most <= 8     ? query_pass<Tiles<8, 128, 32, 16, 8, 2>, Tiles<8, 16, 32, 16, 8, 6>>(ctx, a)
+                : most <= 16  ? query_pass<Tiles<16, 128, 32, 16, 8, 2>, Tiles<16, 16, 32, 16, 8, 5>>(ctx, a)
+                : most <= 32  ? query_pass<Tiles<32, 128, 32, 16, 8, 2>, Tiles<64, 16, 32, 16, 8, 5>>(ctx, a)
+                : most <= 64  ? query_pass<Tiles<64, 128, 32, 16, 8, 2>, Tiles<64, 16, 32, 16, 8, 5>>(ctx, a)
+                : most <= 128 ? query_pass<Tiles<128, 64, 64, 16, 16, 1>, Tiles<128, 16, 64, 16, 16, 2>>(ctx, a)
+                : a.rows > 16 ? stream_query_pass(ctx, a)
+                : most <= 256 ? query_pass<Tiles<256, 16, 32, 16, 16, 2>>(ctx, a)
+                              : query_pass<Tiles<128, 16, 64, 16, 16, 2, true>>(ctx, a)));
     if (!gK && !gV) return TORCHLEAN_OK;
-    return most <= 8     ? key_pass<Config<8, 64, 64, 16, 8, 2>, Config<8, 64, 16, 16, 8, 5>>(ctx, a)
-           : most <= 16  ? key_pass<Config<16, 64, 64, 16, 8, 2>, Config<16, 64, 16, 16, 8, 4>>(ctx, a)
-           : most <= 32  ? key_pass<Config<32, 64, 64, 16, 8, 2>, Config<64, 64, 16, 16, 8, 3>>(ctx, a)
-           : most <= 64  ? key_pass<Config<64, 64, 64, 16, 8, 2>, Config<64, 64, 16, 16, 8, 3>>(ctx, a)
-           : most <= 128 ? key_pass<Config<128, 64, 64, 16, 16, 1>, Config<128, 32, 16, 16, 16, 2>>(ctx, a)
-           : most <= 256 ? key_pass<Config<256, 32, 64, 16, 16, 1>, Config<256, 32, 16, 8, 16, 2>>(ctx, a)
-                         : key_pass<Config<128, 64, 64, 16, 16, 1, true>, Config<128, 32, 16, 16, 16, 2, true>>(ctx, a);
+    return most <= 8     ? key_pass<Tiles<8, 64, 64, 16, 8, 2>, Tiles<8, 64, 16, 16, 8, 5>>(ctx, a)
+           : most <= 16  ? key_pass<Tiles<16, 64, 64, 16, 8, 2>, Tiles<16, 64, 16, 16, 8, 4>>(ctx, a)
+           : most <= 32  ? key_pass<Tiles<32, 64, 64, 16, 8, 2>, Tiles<64, 64, 16, 16, 8, 3>>(ctx, a)
+           : most <= 64  ? key_pass<Tiles<64, 64, 64, 16, 8, 2>, Tiles<64, 64, 16, 16, 8, 3>>(ctx, a)
+           : most <= 128 ? key_pass<Tiles<128, 64, 64, 16, 16, 1>, Tiles<128, 32, 16, 16, 16, 2>>(ctx, a)
+           : a.rows > 64 ? stream_key_pass(ctx, a)
+           : most <= 256 ? key_pass<Tiles<256, 32, 64, 16, 16, 1>, Tiles<256, 32, 16, 8, 16, 2>>(ctx, a)
+                         : key_pass<Tiles<128, 64, 64, 16, 16, 1, true>, Tiles<128, 32, 16, 16, 16, 2, true>>(ctx, a);
 }

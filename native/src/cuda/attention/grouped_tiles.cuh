@@ -72,7 +72,7 @@ template <class C, bool OF_KEYS>
 __device__ __forceinline__ uint64_t tile_scores(const Args &a, const Rows &limits, int64_t j0, float (&s)[C::RM][C::RK])
 {
     static_assert(C::RM * C::RK <= 64, "a bit for each pair");
-    const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
+    const int tx = C::tx(), ty = C::ty();
     bool opens = true;
     TL_UNROLL_FOR (int q = 0; q < (OF_KEYS ? C::RK : C::RM); q++)
         opens &= limits.opens(a, OF_KEYS ? tx + C::TX * q : ty + C::TY * q, j0, j0 + (OF_KEYS ? C::ROWS : C::COLS));
@@ -81,6 +81,21 @@ __device__ __forceinline__ uint64_t tile_scores(const Args &a, const Rows &limit
         TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
             TL_UNROLL_FOR (int j = 0; j < C::RK; j++)
                 s[i][j] = tl_attention_score(s[i][j], a.scale);
+        return open;
+    }
+    if (a.mode == UNMASKED) { /* two comparisons tell of a pair, without branches */
+        constexpr int KEYS = OF_KEYS ? C::ROWS : C::COLS;
+        const auto within = [=](int64_t key) { return key < j0 ? 0 : key - j0 < KEYS ? (int)(key - j0) : KEYS; };
+        TL_UNROLL_FOR (int q = 0; q < (OF_KEYS ? C::RK : C::RM); q++) {
+            const int query = OF_KEYS ? tx + C::TX * q : ty + C::TY * q;
+            const int first = within(limits.first[query]), end = within(limits.end[query]);
+            TL_UNROLL_FOR (int k = 0; k < (OF_KEYS ? C::RM : C::RK); k++) {
+                const int i = OF_KEYS ? k : q, j = OF_KEYS ? q : k, key = OF_KEYS ? ty + C::TY * k : tx + C::TX * k;
+                const bool passes = key >= first && key < end;
+                s[i][j] = passes ? tl_attention_score(s[i][j], a.scale) : -TL_INF;
+                open |= (uint64_t)passes << (C::RK * i + j);
+            }
+        }
         return open;
     }
     TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
@@ -111,6 +126,14 @@ __device__ __forceinline__ bool counts_everywhere(const Args &a, int64_t b, int6
     return counts;
 }
 
+/* Whether no row of from .. to - 1 counts for the keys j0 .. j1 - 1, as one look at all rows tells of keys that none may attend
+ * to; a barrier then. */
+__device__ __forceinline__ bool no_row_counts(const Args &a, int64_t b, int64_t from, int64_t to, int64_t j0,
+                                              int64_t j1)
+{
+    return a.limited && !a.open.meets(j0, j1) && !__syncthreads_or(counts_everywhere(a, b, from, to));
+}
+
 /* Whether the tile of queries from i0 on counts for the block's keys; a barrier, where limits are. */
 template <class C>
 __device__ __forceinline__ bool tile_counts(const Args &a, const Rows &limits, int64_t b, int64_t i0, int64_t j0)
@@ -138,13 +161,13 @@ __device__ __forceinline__ void weigh_pairs(const float *statistics, int64_t que
                                             const float (&s)[C::RM][C::RK], const float (&t)[C::RM][C::RK], Keep keep)
 {
     TL_UNROLL_FOR (int j = 0; j < C::RK; j++) {
-        const int query = (int)threadIdx.x % C::TX + C::TX * j;
+        const int query = C::tx() + C::TX * j;
         const bool exists = query < queries;
         const float *const of_query = statistics + query;
         const float m = of_query[0], over = of_query[C::COLS], D = of_query[2 * C::COLS];
         TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
             const float weight = tl_attention_weight(s[i][j] - m) * over;
-            keep((int)threadIdx.x / C::TX + C::TY * i, query, exists ? weight : 0.0f,
+            keep(C::ty() + C::TY * i, query, exists ? weight : 0.0f,
                  exists && (open >> (C::RK * i + j) & 1) ? weight * (t[i][j] - D) : 0.0f);
         }
     }
@@ -153,8 +176,14 @@ __device__ __forceinline__ void weigh_pairs(const float *statistics, int64_t que
 template <class C>
 __device__ __forceinline__ void store(float *row, const float (&x)[C::RC], int64_t width, int64_t from)
 {
+    const bool wide = width % 4 == 0 && tl_aligned4(row);
     TL_UNROLL_FOR (int g = 0; g < C::RC / C::VECTOR; g++) {
-        const int64_t c = from + (threadIdx.x % C::TX + g * C::TX) * C::VECTOR;
+        const int64_t c = from + (C::tx() + g * C::TX) * C::VECTOR;
+        if constexpr (C::VECTOR == 4)
+            if (wide) {
+                if (c < width) tl_store4(row + c, x + 4 * g);
+                continue;
+            }
         TL_UNROLL_FOR (int e = 0; e < C::VECTOR; e++)
             if (c + e < width) row[c + e] = x[C::VECTOR * g + e];
     }

@@ -2,7 +2,7 @@
  *
  * A thread owns PAIRS pairs of one position and makes their cosines and sines once, then goes through a run of the
  * batch, reading and writing 16 bytes at a time where the width allows. The loads of UNROLL members are issued
- * together.
+ * together. What is added needs no pairs: there a thread owns neighbouring elements of a member, wherever rows start.
  *
  * The frequencies of the pairs stay on the device for the calls that follow: a copy would take as long as a small kernel. */
 #include "cuda/device/division.cuh"
@@ -17,17 +17,17 @@
 namespace {
 
 constexpr int THREADS = 256, UNROLL = 4;
-enum Kind { INTERLEAVED, HALVES, ADD };
+enum Kind { INTERLEAVED, HALVES };
 
 struct Positions {
     const float *x;
     float *out;
     const uint64_t *rates; /* of the pairs */
     int64_t batch, n, d, start;
-    int64_t members; /* of the batch, per thread */
-    tl_fastdiv groups;
-    uint32_t total; /* threads along x: n * groups */
     bool back;
+    int64_t members;   /* of the batch, per thread */
+    tl_fastdiv groups; /* of a position, or its elements */
+    uint32_t total;    /* threads along x: of all positions of a member */
 };
 
 /* The elements of a group: 4 consecutive ones, once (two pairs side by side) or twice (four pairs across the halves);
@@ -43,8 +43,7 @@ template <Kind KIND, bool WIDE> struct Group {
             if constexpr (KIND == HALVES) tl_load4(row + d / 2 + first, v + 4);
         } else {
             v[0] = row[first];
-            const int64_t second = KIND == HALVES ? d / 2 + first : first + 1;
-            v[1] = second < d ? row[second] : 0.0f; /* an odd d of the sinusoidal encoding */
+            v[1] = row[KIND == HALVES ? d / 2 + first : first + 1];
         }
     }
 
@@ -55,8 +54,7 @@ template <Kind KIND, bool WIDE> struct Group {
             if constexpr (KIND == HALVES) tl_store4(row + d / 2 + first, v + 4);
         } else {
             row[first] = v[0];
-            const int64_t second = KIND == HALVES ? d / 2 + first : first + 1;
-            if (second < d) row[second] = v[1];
+            row[KIND == HALVES ? d / 2 + first : first + 1] = v[1];
         }
     }
 
@@ -92,19 +90,60 @@ template <Kind KIND, bool WIDE> __global__ void __launch_bounds__(THREADS) posit
         TL_UNROLL_FOR (int u = 0; u < UNROLL; u++) {
             if (b + u >= end) break;
             TL_UNROLL_FOR (int i = 0; i < G::PAIRS; i++) {
-                float &x = v[u][G::first(i)], &y = v[u][G::second(i)];
-                if constexpr (KIND == ADD) {
-                    x += s[i];
-                    y += c[i];
-                } else {
-                    float turned_x, turned_y;
-                    tl_rotate(x, y, c[i], s[i], &turned_x, &turned_y);
-                    x = turned_x, y = turned_y;
-                }
+                float &x = v[u][G::first(i)], &y = v[u][G::second(i)], turned_x, turned_y;
+                tl_rotate(x, y, c[i], s[i], &turned_x, &turned_y);
+                x = turned_x, y = turned_y;
             }
             G::store(a.out + ((b + u) * a.n + p) * a.d, a.d, column, v[u]);
         }
         b += UNROLL;
+        if (b >= end) return;
+        load();
+    }
+}
+
+/* A thread owns OWN neighbouring elements of a member; EVEN: the first of them is a sine. */
+template <int OWN, bool EVEN> __global__ void __launch_bounds__(THREADS) add_kernel(Positions a)
+{
+    constexpr int AT_ONCE = OWN == 1 ? 2 * UNROLL : UNROLL;
+    tl_wait_for_earlier();
+    const uint32_t t = blockIdx.x * THREADS + threadIdx.x;
+    if (t >= a.total) return;
+    int64_t b = (int64_t)blockIdx.y * a.members;
+    const int64_t end = b + a.members < a.batch ? b + a.members : a.batch, size = a.n * a.d;
+    const float *x = a.x + b * size + (int64_t)t * OWN;
+    float *out = a.out + b * size + (int64_t)t * OWN;
+    float v[AT_ONCE][OWN], wave[OWN];
+    const auto load = [&] {
+        TL_UNROLL_FOR (int u = 0; u < AT_ONCE; u++) {
+            if (b + u >= end) break;
+            if constexpr (OWN == 4)
+                tl_load4(x + u * size, v[u]);
+            else
+                v[u][0] = x[u * size];
+        }
+    };
+    load(); /* on their way while the waves are computed */
+    TL_UNROLL_FOR (int i = 0; i < OWN; i++) {
+        if (EVEN && i % 2 == 1) continue;
+        uint32_t column;
+        const int64_t p = a.groups.divmod(t * OWN + i, &column);
+        float c, s;
+        tl_turn((uint64_t)(a.start + p) * a.rates[column / 2], &c, &s);
+        wave[i] = EVEN || column % 2 == 0 ? s : c;
+        if (EVEN) wave[i + 1] = c;
+    }
+    for (;;) {
+        TL_UNROLL_FOR (int u = 0; u < AT_ONCE; u++) {
+            if (b + u >= end) break;
+            TL_UNROLL_FOR (int i = 0; i < OWN; i++)
+                v[u][i] += wave[i];
+            if constexpr (OWN == 4)
+                tl_store4(out + u * size, v[u]);
+            else
+                out[u * size] = v[u][0];
+        }
+        b += AT_ONCE, x += AT_ONCE * size, out += AT_ONCE * size;
         if (b >= end) return;
         load();
     }
@@ -180,30 +219,34 @@ int32_t find_rates(tl_context *ctx, float base, int64_t d, int64_t pairs, tl_scr
     return TORCHLEAN_OK;
 }
 
-template <Kind KIND> int32_t encode(tl_context *ctx, Positions a, float base)
+/* Threads along the batch, and along x `total`, whose elements count how many are there of a position. */
+int32_t launch(tl_context *ctx, const char *name, void (*kernel)(Positions), Positions a, float base, int64_t groups,
+               int64_t total)
 {
-    const int64_t pairs = (a.d + 1) / 2;
-    const bool wide = a.d % (KIND == HALVES ? 8 : 4) == 0 && tl_aligned4(a.x) && tl_aligned4(a.out);
-    const int64_t groups = wide ? pairs / (KIND == HALVES ? 4 : 2) : pairs;
     /* about a million threads where there is so much to do, and at most 65535 blocks along the batch */
-    int64_t members = a.batch * a.n * groups / (1 << 20) + 1;
+    int64_t members = a.batch * total / (1 << 20) + 1;
     members = tl_ceil_div(members < UNROLL ? UNROLL : members, UNROLL) * UNROLL;
     if (members < tl_ceil_div(a.batch, 65535)) members = tl_ceil_div(a.batch, 65535);
-    a.members = members;
-    a.groups = tl_fastdiv((uint64_t)groups);
-    a.total = (uint32_t)(a.n * groups);
+    a.members = members, a.groups = tl_fastdiv((uint64_t)groups), a.total = (uint32_t)total;
     tl_scratch<uint64_t> staged(ctx);
-    TL_TRY(find_rates(ctx, base, a.d, pairs, staged, &a.rates));
-    const dim3 grid(tl_grid(a.n * groups, THREADS), (unsigned)tl_ceil_div(a.batch, a.members));
-    const auto kernel = wide ? position_kernel<KIND, true> : position_kernel<KIND, false>;
-    return tl_launch_ahead(ctx, KIND == ADD ? "sinusoidal" : "rotary", kernel, grid, THREADS, 0, a);
+    TL_TRY(find_rates(ctx, base, a.d, (a.d + 1) / 2, staged, &a.rates));
+    const dim3 grid(tl_grid(total, THREADS), (unsigned)tl_ceil_div(a.batch, members));
+    return tl_launch_ahead(ctx, name, kernel, grid, THREADS, 0, a);
+}
+
+template <Kind KIND> int32_t turn(tl_context *ctx, const Positions &a, float base)
+{
+    const bool wide = a.d % (KIND == HALVES ? 8 : 4) == 0 && tl_aligned4(a.x) && tl_aligned4(a.out);
+    const int64_t groups = wide ? a.d / (KIND == HALVES ? 8 : 4) : a.d / 2;
+    return launch(ctx, "rotary", wide ? position_kernel<KIND, true> : position_kernel<KIND, false>, a, base, groups,
+                  a.n * groups);
 }
 
 int32_t rotate(tl_context *ctx, const float *x, int64_t batch, int64_t n, int64_t d, float base, int64_t start,
                int64_t halves, bool back, float *out)
 {
-    Positions a{x, out, nullptr, batch, n, d, start, 0, tl_fastdiv(), 0, back};
-    return halves ? encode<HALVES>(ctx, a, base) : encode<INTERLEAVED>(ctx, a, base);
+    const Positions a{x, out, nullptr, batch, n, d, start, back};
+    return halves ? turn<HALVES>(ctx, a, base) : turn<INTERLEAVED>(ctx, a, base);
 }
 
 } /* namespace */
@@ -223,7 +266,9 @@ extern "C" int32_t tl_cuda_rotary_bwd(tl_context *ctx, const float *g, int64_t b
 extern "C" int32_t tl_cuda_sinusoidal(tl_context *ctx, const float *x, int64_t batch, int64_t n, int64_t d, float base,
                                       int64_t start, float *out)
 {
-    return encode<ADD>(ctx, Positions{x, out, nullptr, batch, n, d, start, 0, tl_fastdiv(), 0, false}, base);
+    const bool wide = n * d % 4 == 0 && tl_aligned4(x) && tl_aligned4(out);
+    const auto kernel = !wide ? add_kernel<1, false> : d % 2 == 0 ? add_kernel<4, true> : add_kernel<4, false>;
+    return launch(ctx, "sinusoidal", kernel, {x, out, nullptr, batch, n, d, start}, base, d, n * d / (wide ? 4 : 1));
 }
 
 extern "C" int32_t tl_cuda_sinusoidal_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, int64_t d,

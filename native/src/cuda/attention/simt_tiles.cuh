@@ -37,7 +37,28 @@ template <int DP_, int ROWS_, int COLS_, int TY_, int TX_, int BLOCKS_, bool MAN
     static constexpr int RM = ROWS / TY, RK = COLS / TX, RC = DP / TX;
     static constexpr int VECTOR = RC < 4 ? RC : 4; /* coordinates of a result that lie side by side */
     static_assert(RC % VECTOR == 0 && COLS % TX == 0 && COLS % 4 == 0 && ROWS % TY == 0 && TX <= 32, "ownership");
+
+    static constexpr int STRIDE = 1; /* lanes from one column to the next */
+    static __device__ __forceinline__ int tx() { return (int)threadIdx.x % TX; }
+    static __device__ __forceinline__ int ty() { return (int)threadIdx.x / TX; }
 };
+
+/* The same with neighbouring lanes in different rows. Two of them then read the same part of the other side, and lanes two apart
+ * the same part of a row: shared memory gives 16 bytes to all lanes in two cycles where such pairs read the same, else in four. */
+template <class C> struct Paired : C {
+    static constexpr int STRIDE = 2;
+    static_assert(C::TX <= 16 && C::TY % 2 == 0, "pairs of rows in a warp");
+    static __device__ __forceinline__ int tx() { return (int)threadIdx.x / 2 % C::TX; }
+    static __device__ __forceinline__ int ty() { return (int)threadIdx.x / (2 * C::TX) * 2 + (int)threadIdx.x % 2; }
+};
+
+/* The tree of tl_fold_group over the lanes of a row. */
+template <class Op, class C> __device__ __forceinline__ float fold_row(float a)
+{
+    TL_UNROLL_FOR (int s = C::TX / 2; s > 0; s /= 2)
+        a = Op::join(a, __shfl_xor_sync(0xffffffffu, a, s * C::STRIDE));
+    return a;
+}
 
 struct Problem {
     const float *Q, *K, *V, *mask;
@@ -102,7 +123,7 @@ __device__ __forceinline__ void copy_rows(float *to, const float *x, int64_t fir
 template <class C>
 __device__ __forceinline__ void product(const float *A, const float *B, int steps, float (&s)[C::RM][C::RK])
 {
-    const float *a = A + threadIdx.x / C::TX * C::LD, *b = B + threadIdx.x % C::TX * C::LD;
+    const float *a = A + C::ty() * C::LD, *b = B + C::tx() * C::LD;
 #pragma unroll 1
     for (int k = 0; k < steps; k++, a += 4, b += 4) {
         float4 x[C::RM];
@@ -122,16 +143,16 @@ __device__ __forceinline__ void product(const float *A, const float *B, int step
     }
 }
 
-/* sum[i][..] += Σ over the tile's columns of W[row ty + TY·i][column] times row `column` of X, of whose coordinates only the
- * first `groups` of TX·VECTOR exist. */
-template <class C>
+/* sum[i][..] += Σ over the first TERMS of the tile's columns of W[row ty + TY·i][column] times row `column` of X, of whose
+ * coordinates only the first `groups` of TX·VECTOR exist. */
+template <class C, int TERMS = C::COLS>
 __device__ __forceinline__ void accumulate(const float *W, const float *X, float (&sum)[C::RM][C::RC],
                                            int groups = C::RC / C::VECTOR)
 {
     constexpr int VECTOR = C::VECTOR;
-    const float *w = W + threadIdx.x / C::TX * C::LP, *x = X + threadIdx.x % C::TX * VECTOR;
+    const float *w = W + C::ty() * C::LP, *x = X + C::tx() * VECTOR;
 #pragma unroll 1
-    for (int k = 0; k < C::COLS; k += 4, w += 4, x += 4 * C::LD) {
+    for (int k = 0; k < TERMS; k += 4, w += 4, x += 4 * C::LD) {
         float4 a[C::RM];
         TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
             a[i] = tl_load4(w + i * C::TY * C::LP);
@@ -160,7 +181,7 @@ __device__ __forceinline__ void store_row(float *row, const float (&v)[C::RC], c
 {
     constexpr int VECTOR = C::VECTOR;
     TL_UNROLL_FOR (int g = 0; g < C::RC / VECTOR; g++) {
-        const int64_t c = from + (threadIdx.x % C::TX + g * C::TX) * VECTOR;
+        const int64_t c = from + (C::tx() + g * C::TX) * VECTOR;
         if (VECTOR == 4 && p.wide) {
             if (c < p.d) tl_store4(row + c, v + 4 * g);
         } else {
@@ -221,6 +242,16 @@ __device__ __forceinline__ float softmax_total(float top, float sum)
     return top == -TL_INF ? 1.0f + sum : top == -FLT_MAX ? TL_NAN : sum;
 }
 
+/* x / total, the bits of the division, of a total and its reciprocal as division rounds it: the steps that it takes itself
+ * once it has that (Markstein, IBM J. Res. Dev. 34, 1990), for an x of which no remainder underflows. Totals are sums of
+ * weights, of which the greatest is 1. */
+__device__ __forceinline__ float divide_by_total(float x, float total, float inverse)
+{
+    float q = x * inverse;
+    q = fmaf(fmaf(-q, total, x), inverse, q);
+    return fmaf(fmaf(-q, total, x), inverse, q);
+}
+
 template <class C> struct Softmax {
     float top[C::RM], chain[C::RM]; /* chain: this lane's share of the sum */
 
@@ -239,7 +270,7 @@ template <class C> struct Softmax {
         float most = s[0];
         TL_UNROLL_FOR (int j = 1; j < C::RK; j++)
             most = fmaxf(most, s[j]);
-        most = fmaxf(top[i], tl_fold_group<tl_number_max_op, C::TX>(most));
+        most = fmaxf(top[i], fold_row<tl_number_max_op, C>(most));
         const float factor = most > top[i] ? tl_attention_weight(top[i] - most) : 1.0f;
         const float base = most == -TL_INF ? 0.0f : most;
         float sum = 0.0f;
@@ -252,7 +283,7 @@ template <class C> struct Softmax {
         return factor;
     }
 
-    __device__ __forceinline__ float sum(int i) const { return tl_fold_group<tl_sum_op, C::TX>(chain[i]); }
+    __device__ __forceinline__ float sum(int i) const { return fold_row<tl_sum_op, C>(chain[i]); }
     __device__ __forceinline__ float total(int i) const { return softmax_total(top[i], sum(i)); }
 
     /* Leaves what the pass over keys reads of row i, query `at`: m, 1/Σ and D. */
@@ -269,7 +300,7 @@ template <class C> struct Softmax {
     {
         bool any = false;
         TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
-            any |= (int)threadIdx.x / C::TX + C::TY * i < rows && !(top[i] > TL_FILL_VANISHES);
+            any |= C::ty() + C::TY * i < rows && !(top[i] > TL_FILL_VANISHES);
         return any;
     }
 };
@@ -279,7 +310,7 @@ template <class C>
 __device__ __forceinline__ void query_scores(float (&s)[C::RM][C::RK], const Problem &p, const uint32_t *bits,
                                              int64_t j0)
 {
-    const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
+    const int tx = C::tx(), ty = C::ty();
     const int keys = p.n - j0 < C::COLS ? (int)(p.n - j0) : C::COLS;
     TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
         TL_UNROLL_FOR (int j = 0; j < C::RK; j++) {

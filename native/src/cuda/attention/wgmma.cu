@@ -54,6 +54,22 @@ __global__ void __launch_bounds__(warp_groups::Shape<PASS, DP, GROUPS>::THREADS,
 #endif
 }
 
+/* FORWARD or QUERIES by blocks that each have one half of the coordinates: scores are made by each of them, on multiprocessors that
+ * would be idle. A result has the same bits. */
+template <Pass PASS, int DP>
+__global__ void __launch_bounds__(warp_groups::Shape<PASS, DP, 1, true>::THREADS, 1)
+    wgmma_attention_halves_kernel(const __grid_constant__ WgmmaArgs a)
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    using C = warp_groups::Shape<PASS, DP, 1, true>;
+    __shared__ Barriers<C> barriers;
+    __shared__ HeaderBarriers<C> header_barriers;
+    __shared__ Headers<C> headers;
+    __shared__ float dots[PASS == FORWARD ? 1 : C::ROWS];
+    run_block<C>(a, barriers, header_barriers, headers, dots);
+#endif
+}
+
 /* KEYS_K and KEYS_V side by side: by blocks that the first of them would leave multiprocessors to. */
 template <int DP>
 __global__ void __launch_bounds__(warp_groups::Shape<KEYS_K, DP, 1>::THREADS, 1)
@@ -85,6 +101,14 @@ constexpr int KEYS_BYTES = warp_groups::Shape<KEYS_K, DP, 1>::BYTES > warp_group
                                ? warp_groups::Shape<KEYS_K, DP, 1>::BYTES
                                : warp_groups::Shape<KEYS_V, DP, 1>::BYTES;
 
+template <Pass PASS, int DP> constexpr int HALVES_BYTES = warp_groups::Shape<PASS, DP, 1, true>::BYTES;
+
+template <Pass PASS, int DP> bool prepare_halves()
+{
+    return tl_wgmma_prepare(wgmma_attention_halves_kernel<PASS, DP>, HALVES_BYTES<PASS, DP>);
+}
+template <int DP> bool prepare_halves() { return prepare_halves<FORWARD, DP>() && prepare_halves<QUERIES, DP>(); }
+
 template <int DP, int GROUPS> bool prepare_all()
 {
     return prepare<FORWARD, DP, GROUPS>() && prepare<STATISTICS, DP, GROUPS>() && prepare<QUERIES, DP, GROUPS>() &&
@@ -102,8 +126,9 @@ template <int DP> bool prepare_keys() { return tl_wgmma_prepare(wgmma_attention_
 bool runs(tl_context *ctx)
 {
     return tl_wgmma_runs(ctx, [] {
-        return prepare_all<1>() && prepare_all<2>() && prepare_all<192, 1>() && prepare_keys<96>() &&
-               prepare_keys<128>() && prepare_keys<192>();
+        return prepare_all<1>() && prepare_all<2>() && prepare_all<192, 1>() && prepare<KEYS_V, 192, 2>() &&
+               prepare_keys<96>() && prepare_keys<128>() && prepare_keys<192>() && prepare_halves<96>() &&
+               prepare_halves<128>() && prepare_halves<192>();
     });
 }
 
@@ -122,11 +147,20 @@ template <Pass PASS, int DP> bool are_few(const Problem &p, int64_t most)
 }
 
 /* A group alone on a multiprocessor has a tile in less time than two of them have theirs; a row has the same bits in either. Of
- * rows of more than 128 elements registers hold no two. */
-template <Pass PASS, int DP> int32_t make(tl_context *ctx, const WgmmaArgs &a, const char *name)
+ * rows of more than 128 elements registers hold two groups of one pass alone. */
+template <Pass PASS, int DP> int32_t make(tl_context *ctx, WgmmaArgs a, const char *name)
 {
-    if constexpr (DP <= 128)
+    if constexpr (DP <= 128 || PASS == KEYS_V)
         if (!are_few<PASS, DP>(a.p, tl_cuda_sms(ctx))) return make<PASS, DP, 2>(ctx, a, name);
+    if constexpr (DP > 64 && (PASS == FORWARD || PASS == QUERIES)) {
+        using C = warp_groups::Shape<PASS, DP, 1, true>;
+        if (are_few<PASS, DP>(a.p, tl_cuda_sms(ctx) / C::ALL_HALVES)) {
+            a.p.blocks = (uint32_t)tl_ceil_div(a.p.n, C::ROWS);
+            const dim3 grid((unsigned)(a.p.batch * a.p.blocks), C::ALL_HALVES);
+            return tl_launch_dynamic(ctx, name, wgmma_attention_halves_kernel<PASS, DP>, grid, C::THREADS,
+                                     HALVES_BYTES<PASS, DP>, a);
+        }
+    }
     return make<PASS, DP, 1>(ctx, a, name);
 }
 

@@ -28,6 +28,11 @@ template <class C> struct Producer {
         : a(args), p(args.p), stages(stages_), headers(headers_), ring(barriers), header_ring(header_barriers, 1),
           b(b_), r0(r0_), thread(threadIdx.x % GROUP)
     {
+        find_places();
+    }
+
+    __device__ __forceinline__ void find_places()
+    {
         const int lane = thread % 32, warp = thread / 32, chunk = lane / 2 % 4 + warp / 2 * 4;
         i = thread / 8;
         c = thread % 8;
@@ -56,7 +61,7 @@ template <class C> struct Producer {
         constexpr int from = TRANSPOSED<INDEX> ? product % C::HALVES * 64 : INDEX % C::CHUNKS * CHUNK;
         constexpr int apart = TRANSPOSED<INDEX> ? 2 : 16;
         const int row = j + from_row + (TRANSPOSED<INDEX> ? transposed_row : i);
-        const int column = from + (TRANSPOSED<INDEX> ? transposed_i : 4 * c);
+        const int column = from + (TRANSPOSED<INDEX> ? C::first_result() + transposed_i : 4 * c);
         const float *const x = source<INDEX>() + (b * p.n + row) * p.d + column;
         const int rest = column < (int)p.d ? (int)p.n - row : 0;
         TL_UNROLL_FOR (int u = 0; u < 4; u++)
@@ -155,6 +160,10 @@ template <class C> struct Producer {
     template <int INDEX> __device__ __forceinline__ int panels(float4 (&even)[4], float4 (&odd)[4], int j, int next)
     {
         if constexpr (INDEX < C::PANELS) {
+            if constexpr (C::TIGHT) {
+                asm volatile("" : "+r"(thread));
+                find_places();
+            }
             if constexpr (INDEX == 0) ring.begin_tile();
             float4(&held)[4] = INDEX % 2 ? odd : even;
             write<INDEX>(held);

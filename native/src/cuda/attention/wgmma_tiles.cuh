@@ -50,15 +50,20 @@ constexpr int PANEL_LO = 64 * ROW, PANEL = 2 * PANEL_LO;      /* bytes; of 32 co
 constexpr int SHARED_MOST = 227 * 1024, SHARED_STATIC = 2048; /* static: for each header */
 static_assert(ROW == 4 * CHUNK, "one row is a chunk of coordinates");
 
-/* Of rows of up to DP elements. GROUPS multiply; one more produces. */
-template <Pass PASS_, int DP_, int GROUPS_> struct Shape {
+/* Of rows of up to DP elements. GROUPS multiply; one more produces. ONE_HALF: of a result with one half of the coordinates, 64, to a
+ * block: number blockIdx.y. */
+template <Pass PASS_, int DP_, int GROUPS_, bool ONE_HALF_ = false> struct Shape {
     static constexpr Pass PASS = PASS_;
     static constexpr int GROUPS = GROUPS_, THREADS = (GROUPS + 1) * GROUP, ROWS = 64 * GROUPS;
-    static constexpr int DP = DP_, CHUNKS = DP / CHUNK, HALVES = (DP + 63) / 64;
+    static constexpr bool ONE_HALF = ONE_HALF_;
+    static constexpr int DP = DP_, CHUNKS = DP / CHUNK, ALL_HALVES = (DP + 63) / 64, HALVES = ONE_HALF ? 1 : ALL_HALVES;
     static constexpr int OPERAND = ROWS * ROW; /* bytes; of 32 coordinates */
     static constexpr bool OF_KEYS = PASS == KEYS || PASS == KEYS_K || PASS == KEYS_V;
-    static constexpr bool SLOPES = PASS == QUERIES || PASS == KEYS || PASS == KEYS_K;      /* dS and its product */
-    static constexpr bool WEIGHTS = PASS == FORWARD || PASS == KEYS || PASS == KEYS_V;     /* the product of P */
+    static constexpr bool SLOPES = PASS == QUERIES || PASS == KEYS || PASS == KEYS_K;  /* dS and its product */
+    static constexpr bool WEIGHTS = PASS == FORWARD || PASS == KEYS || PASS == KEYS_V; /* the product of P */
+    /* A part is started before the one before it is added, where sums leave registers for two. (Of the forward's the assembler
+     * would wait for each instruction.) */
+    static constexpr bool AHEAD = ONE_HALF && SLOPES;
     static constexpr int PANELS = CHUNKS * (1 + SLOPES) + 2 * HALVES * (WEIGHTS + SLOPES); /* of a tile */
     static constexpr int OPERANDS = (1 + SLOPES) * CHUNKS * OPERAND;
     static constexpr int HEADERS = DP == 64 || PASS == STATISTICS ? 2 : 1;
@@ -67,14 +72,18 @@ template <Pass PASS_, int DP_, int GROUPS_> struct Shape {
     static constexpr int TURNS = PANELS % STAGES == 0 && PASS != QUERIES ? PANELS / STAGES : 0;
     static constexpr int BYTES = OPERANDS + STAGES * PANEL + 1024; /* the swizzle's pattern starts on 1024 bytes */
     /* 65536 registers: with two groups 168 per thread to begin with, then these. Six arrays of 32 are all that a consumer can
-     * hold. */
-    static constexpr bool FULL = SLOPES && HALVES + WEIGHTS == 2;
+     * hold: sums, those of scores and slopes, a part and a left operand. Where three are sums (TIGHT), what costs little is found
+     * again instead of held. */
+    static constexpr bool TIGHT = GROUPS == 2 && HALVES == 3;
+    static constexpr bool FULL = TIGHT || (SLOPES && HALVES + WEIGHTS == 2);
     static constexpr int PRODUCER_REGISTERS = FULL ? 88 : 104, CONSUMER_REGISTERS = FULL ? 208 : 200;
     static_assert(GROUP * (PRODUCER_REGISTERS + GROUPS * CONSUMER_REGISTERS) <= 65536, "register file");
     static_assert(GROUPS == 1 || GROUPS == 2, "one starts the other");
     static_assert(BYTES + HEADERS * SHARED_STATIC <= SHARED_MOST, "shared memory");
     /* A lane's sums of a half, of 64 coordinates or of the 32 that are left: each of two rows has two in 8. */
-    static constexpr __device__ int sums_of(int half) { return DP - 64 * half < 64 ? 16 : 32; }
+    static constexpr __device__ int sums_of(int half) { return !ONE_HALF && DP - 64 * half < 64 ? 16 : 32; }
+    /* The first coordinate of the block's results. */
+    static __device__ __forceinline__ int first_result() { return ONE_HALF ? 64 * (int)blockIdx.y : 0; }
 };
 
 /* What the producers say of a tile before its panels. */

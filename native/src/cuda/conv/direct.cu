@@ -33,7 +33,7 @@ namespace {
 constexpr int64_t TAPS_MOST = 256; /* 4 KiB of them for each warp */
 constexpr int64_t EXTENT_MOST = INT64_C(1) << 28;
 constexpr int64_t ROWS_FEW = 8; /* served whatever the work: half of a tile of 16 rows would be empty */
-constexpr int64_t ROWS_MOST = 16, WORK_MOST = INT64_C(1) << 26; /* and with more rows; multiply-adds of an image */
+constexpr int64_t ROWS_MOST = 16, WORK_MOST = INT64_C(1) << 24; /* and with more rows; multiply-adds of an image */
 constexpr int64_t CHANNELS_FEW = 8, TERMS_FEW = 63; /* and with any rows; of an element, for a tensor core */
 constexpr int64_t GROUP_LEAST = 4;                  /* channels of a group */
 /* Thread blocks of one image below which its channels are cut into parts (two for each multiprocessor of an H100: a constant,

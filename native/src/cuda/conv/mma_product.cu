@@ -2,21 +2,23 @@
  * channels·taps, positions numbered through the whole batch; a spread has one such product per phase (conv_geometry.h).
  *
  *   plan_kernel     a phase's gather; the weights split into their TF32 parts, in the order of mma's fragments and
- *                   padded to whole tiles; and for every k the offset it adds to a source index and its tap's bit
+ *                   padded to whole tiles; and for every k the offset it adds to a source index, or in a patch, and its tap's bit
  *   product_kernel  a block owns a tile of BM rows by BN positions, its warps fragments of the sums in registers.
- *                   Slices arrive asynchronously: weights in 16-byte pieces, the source element by element with zeros
- *                   outside. Neighbouring threads copy neighbouring positions; a thread keeps its one position's
- *                   index and bits, the offsets lie in shared memory
+ *                   Slices arrive asynchronously: weights in 16-byte pieces, the source as patches (conv/mma_patch.cuh) or,
+ *                   where these would be no fewer copies, element by element with zeros outside: neighbouring threads copy
+ *                   neighbouring positions, a thread keeps its one position's index and bits, the offsets lie in shared memory
  *   add_blocks      adds the blocks of K in order where different thread blocks have computed them. What a warp keeps of one row are
  *                   neighbours: in the target the positions of a phase lie strides apart, and each is a sector of its own
  *
  * Order of additions: chains of CHAIN columns added in order (conv/mma_tile.cuh) within a block of K, the blocks' sums
  * added in order, the bias last. Blocks follow from the shape of one image; who adds them (the block of threads itself,
- * or add_blocks where the target alone gives too few of them to fill the device) changes nothing in it, nor does the
- * tile. The batch has no part in the order; but where the guard finds a value in a tile, all images that share the tile
+ * or add_blocks where the target alone gives too few of them to fill the device) changes nothing in it, nor do the
+ * tile and what feeds it. The batch has no part in the order; but where the guard finds a value in a tile, all images that share the tile
  * get the bits of fused multiply-adds. */
-#include "cuda/conv/conv.cuh"
-#include "cuda/conv/mma_tile.cuh"
+#include <algorithm>
+#include <type_traits>
+
+#include "cuda/conv/mma_patch.cuh"
 #include "cuda/device/vector.cuh"
 
 using namespace tl_conv;
@@ -29,16 +31,15 @@ constexpr int64_t SCRATCH_MOST = INT64_C(1) << 26; /* floats of separately kept 
 /* Tiles of one image below which K is divided into blocks, a constant because blocks are part of the result (the
  * multiprocessors of an H100), and columns that a block has at least. */
 constexpr int64_t TILES_WANTED = 132, BLOCK_LEAST = 128;
-/* Slices in flight, and slices whose offsets shared memory holds: those being fetched, and as many of the next. */
-constexpr int IN_FLIGHT = 3, TABLE = 8;
+/* Slices whose offsets shared memory holds: those being fetched, and as many of the next. */
+constexpr int TABLE = 8;
 static_assert(TABLE >= 2 * IN_FLIGHT && (TABLE & (TABLE - 1)) == 0, "a slot is free before it is filled");
-/* Floats of one slice's packed weights for 16 rows: 2 steps of mma, 2 parts, 32 lanes, 4 registers. */
-constexpr int PACK = 512;
 
 /* One phase on the device. K runs chunk by chunk; every chunk is padded to whole chains. */
 struct Phase {
     tl_conv_gather gather;
     int64_t chunk_steps, steps; /* of a full chunk, of all */
+    Patch patch;
 };
 
 struct Job {
@@ -49,11 +50,12 @@ struct Job {
     float *target;
     Phase *phases;
     float *packed;  /* (phase, slice, 16 rows, step of mma, part, lane, register) */
-    uint2 *offsets; /* (phase, steps): source offset, tap bit */
+    uint2 *offsets; /* (phase, steps): source offset, or that in a patch's ring, and tap bit */
     float *partial; /* (block of K, phase, row, kept_columns), or NULL */
     int64_t first_phase, most_steps, padded_rows, row_tiles, kept_columns; /* kept_columns: of whole tiles */
     int32_t phase_count, blocks;                                           /* of K, in each phase */
     bool passed;                                                           /* the host has worked out the phases */
+    int32_t width;                                                         /* of the patches' pieces; 0: no patches */
     Phase phase[PHASES_PASSED];
 };
 
@@ -142,9 +144,14 @@ __global__ void __launch_bounds__(256, 3) plan_kernel(const __grid_constant__ Jo
         const bool real = channel < job.channels;
         const TapOffsets tap(g, t);
         const int64_t at = real ? channel * channel_stride + tap.kernel : -1;
-        if (own_group == 0 && lane < 8)
-            job.offsets[(int64_t)blockIdx.y * job.most_steps + k] =
-                column_entry(real, (uint32_t)(channel * g.source_size) + tap.source, bit);
+        if (own_group == 0 && lane < 8) {
+            uint2 *const entries = job.offsets + (int64_t)blockIdx.y * job.most_steps;
+            if (job.width)
+                entries[patch_entry(k)] =
+                    column_entry(real, patch_offset(phase.patch, g, job.width, channel, bit), bit);
+            else
+                entries[k] = column_entry(real, (uint32_t)(channel * g.source_size) + tap.source, bit);
+        }
         const int64_t columns[2] = {__shfl_sync(0xffffffffu, at, lane % 4), __shfl_sync(0xffffffffu, at, lane % 4 + 4)};
         for (int64_t group = own_group; group < row_groups; group += sharing) {
             float part[2][4];
@@ -161,7 +168,12 @@ __global__ void __launch_bounds__(256, 3) plan_kernel(const __grid_constant__ Jo
     }
 }
 
-/* Feeds product_kernel's tile (run_slices). A stage: the packed weights of BM rows, then SLICE rows of BN gathered
+/* Slice % TABLE, step. */
+struct OffsetTable {
+    __align__(16) uint2 entries[TABLE * SLICE];
+};
+
+/* Feeds product_kernel's tile (run_slices) tap by tap. A stage: the packed weights of BM rows, then SLICE rows of BN gathered
  * elements, 8 floats longer than the tile so that a warp's reads of 4 rows fall into 32 different banks. */
 template <class T_> struct ProductLoader {
     using T = T_;
@@ -174,7 +186,7 @@ template <class T_> struct ProductLoader {
     const tl_conv_gather &g;
     const uint2 *offsets;
     const float *weights, *from; /* of this phase and row tile: all of them; the next slice's */
-    uint2 *table;                /* slice % TABLE, step */
+    uint2 *table;                /* OffsetTable */
     const uint32_t q;
     const bool used;
     const int last, slices_per_chunk;
@@ -193,6 +205,8 @@ template <class T_> struct ProductLoader {
         inside = used ? p.inside : 0;
         return p.target + image * (uint32_t)(job.rows * g.target_size);
     }
+
+    __device__ __forceinline__ uint32_t enter_tile(const Patch &, uint32_t, uint32_t, bool) { return enter_chunk(0); }
 
     /* Ends with a barrier, and finds the table unused. */
     __device__ __forceinline__ void seek(int slice)
@@ -237,8 +251,6 @@ template <class T_> struct ProductLoader {
     template <int HALF>
     static __device__ __forceinline__ void tensor(const float *stage, typename T::Sums &chain, uint32_t &least)
     {
-        const uint4 *a = reinterpret_cast<const uint4 *>(stage + T::warp_m() * T::MT * PACK) + HALF * (PACK / 8) +
-                         T::lane();
         const float *b = stage + A + (HALF * 8 + T::lane() % 4) * LB + T::warp_n() * T::NT * 8 + T::lane() / 4;
         uint32_t bh[T::NT][2], bl[T::NT][2];
         TL_UNROLL_FOR (int i = 0; i < 2 * T::NT; i++) {
@@ -246,14 +258,8 @@ template <class T_> struct ProductLoader {
             tl_split_keep_least(least, x);
             tl_split_dekker(x, bh[i / 2][i % 2], bl[i / 2][i % 2]);
         }
-        TL_UNROLL_FOR (int mt = 0; mt < T::MT; mt++) {
-            const uint4 h = a[mt * (PACK / 4)], l = a[mt * (PACK / 4) + PACK / 16];
-            const uint32_t ah[4] = {h.x, h.y, h.z, h.w}, al[4] = {l.x, l.y, l.z, l.w};
-            T::multiply(chain[mt], ah, al, bh, bl);
-        }
+        multiply_packed<T, HALF>(stage, bh, bl, chain);
     }
-
-    static __device__ __forceinline__ float unpack(float hi, float lo) { return hi == hi ? hi + lo : lo; }
 
     /* What pads K is 0 on both sides and adds nothing. */
     __device__ __forceinline__ void plain(const float *stage, int slice, typename T::Sums &chain) const
@@ -267,14 +273,7 @@ template <class T_> struct ProductLoader {
                 const float2 v = *reinterpret_cast<const float2 *>(b + k * LB + nt * 8);
                 y[nt][0] = v.x, y[nt][1] = v.y;
             }
-            TL_UNROLL_FOR (int mt = 0; mt < T::MT; mt++) {
-                const float *a = stage + (T::warp_m() * T::MT + mt) * PACK + k / 8 * (PACK / 2) +
-                                 (T::lane() / 4 * 4 + k % 4) * 4 + k % 8 / 4 * 2;
-                const float2 h = *reinterpret_cast<const float2 *>(a);
-                const float2 l = *reinterpret_cast<const float2 *>(a + PACK / 4);
-                const float x[2] = {unpack(h.x, l.x), unpack(h.y, l.y)};
-                T::fused(chain[mt], x, y);
-            }
+            fused_packed<T>(stage, k, y, chain);
         }
     }
 };
@@ -285,12 +284,11 @@ __device__ __forceinline__ float *kept_block(const Job &job, int64_t block, uint
     return job.partial + (block * job.phase_count + phase) * (job.rows * job.kept_columns);
 }
 
-template <class T>
+template <class T, bool PATCHED>
 __global__ void __launch_bounds__(T::THREADS, T::RESIDENT) product_kernel(const __grid_constant__ Job job)
 {
-    using Loader = ProductLoader<T>;
     TL_DYNAMIC_SHARED(float, stages);
-    __shared__ __align__(16) uint2 table[TABLE * SLICE];
+    __shared__ std::conditional_t<PATCHED, PatchPlaces<T>, OffsetTable> kept;
     __shared__ uint32_t targets[T::BN];
 
     tl_wait_for_earlier();
@@ -304,29 +302,47 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT) product_kernel(const 
     const int first = (int)blockIdx.z * block;
     if (q0 >= columns) return;
     const int last = job.partial ? min(slices, first + block) : slices, column = (int)threadIdx.x % T::BN;
-    const bool used = q0 + column < columns;
-    Loader loader = {job,
-                     g,
-                     job.offsets + (int64_t)phase_index * job.most_steps,
-                     job.packed + (((int64_t)phase_index * (job.most_steps / SLICE)) * (job.padded_rows / 16) +
-                                   row_tile * (T::BM / 16)) *
-                                      PACK,
-                     nullptr,
-                     table,
-                     used ? (uint32_t)(q0 + column) : 0,
-                     used,
-                     last,
-                     (int)(phase.chunk_steps / SLICE),
-                     g.taps_size <= CHUNK ? (int)(job.channels * g.taps_size) : INT32_MAX};
-    const uint32_t target = loader.enter_chunk(0);
+    const int left = columns - q0 < T::BN ? (int)(columns - q0) : T::BN;
+    const bool used = column < left;
+    const uint32_t q = used ? (uint32_t)(q0 + column) : 0;
+    const uint32_t offsets = phase_index * (uint32_t)job.most_steps;
+    const int64_t slice0 = (int64_t)phase_index * (job.most_steps / SLICE);
+    const float *const weights = job.packed + (slice0 * (job.padded_rows / 16) + row_tile * (T::BM / 16)) * PACK;
+    auto loader = [&] {
+        if constexpr (PATCHED)
+            return PatchLoader<T, Job>(job, g, phase.patch, offsets, weights, stages, kept, last);
+        else
+            return ProductLoader<T>{job,
+                                    g,
+                                    job.offsets + offsets,
+                                    weights,
+                                    nullptr,
+                                    kept.entries,
+                                    q,
+                                    used,
+                                    last,
+                                    (int)(phase.chunk_steps / SLICE),
+                                    g.taps_size <= CHUNK ? (int)(job.channels * g.taps_size) : INT32_MAX};
+    }();
+    const uint32_t target = loader.enter_tile(phase.patch, (uint32_t)q0, q, used);
     if ((int)threadIdx.x < T::BN) targets[column] = job.partial ? (uint32_t)q0 + (uint32_t)column : target;
+    typename T::Sums total; /* of the blocks of K so far */
+    const typename T::Sums &all = total;
     auto store = [&](int index, const typename T::Sums &sums) {
         const int64_t size = job.spread ? job.shape.in_size : job.shape.out_size;
-        const bool finish = !job.partial && job.bias && (index + 1) * block >= slices;
+        /* As long as registers have room, they hold the sums of earlier blocks; otherwise the target does. */
+        constexpr bool TOTAL = PATCHED && T::MT * T::NT <= 8;
+        const bool ends = (index + 1) * block >= slices;
+        if constexpr (TOTAL) {
+            if (job.partial || index == 0)
+                T::copy(total, sums);
+            else
+                T::add(total, sums);
+            if (!job.partial && !ends) return;
+        }
         T::store(job.partial ? kept_block(job, index, phase_index) : job.target,
-                 (uint32_t)(job.partial ? job.kept_columns : size), targets,
-                 (int)(columns - q0 < T::BN ? columns - q0 : T::BN), row_tile * T::BM, (uint32_t)job.rows,
-                 !job.partial && index > 0, finish ? job.bias : nullptr, sums);
+                 (uint32_t)(job.partial ? job.kept_columns : size), targets, left, row_tile * T::BM, (uint32_t)job.rows,
+                 !TOTAL && !job.partial && index > 0, ends && !job.partial ? job.bias : nullptr, TOTAL ? all : sums);
     };
     if (first < slices) {
         run_slices(loader, stages, first, last, block, job.channels * g.taps_size < TENSOR_LEAST, store);
@@ -434,11 +450,48 @@ bool apart_is_faster(int64_t elements, int64_t tile_rows, int64_t tiles, int64_t
     return 5 * apart <= 4 * together;
 }
 
-template <class T> int32_t launch(tl_context *ctx, const Job &job, int64_t tiles, int64_t blocks)
+/* The patches of all phases, where a tile's copies are at most half as many as tap by tap, and as many tiles but one, or two, fit a
+ * multiprocessor; returns their bytes, or 0: the tiles gather. No order depends on it. */
+template <class T> size_t make_patches(Job &job, int64_t phases)
+{
+    using Loader = PatchLoader<T, Job>;
+    job.width = 0;
+    if (!job.passed) return 0;
+    const int width = (uintptr_t)job.source % 16 == 0 && job.phase[0].gather.source_size % 4 == 0 ? 4 : 1;
+    int64_t pieces = 0, elements = 0, most = 0;
+    for (int64_t i = 0; i < phases; i++) {
+        const tl_conv_gather &g = job.phase[i].gather;
+        Patch &patch = job.phase[i].patch;
+        if (g.positions == 0) { /* its columns of K are packed all the same */
+            patch.inner = 1, patch.slots = tl_fastdiv(1);
+            continue;
+        }
+        if (g.taps_size > CHUNK || !make_patch(g, job.batch, T::BN, width, &patch)) return 0;
+        pieces += patch.pieces, elements += g.taps_size * T::BN;
+        most = std::max(most, patch_bytes(patch));
+    }
+    const int64_t bytes = (int64_t)sizeof(float) * Loader::STAGES * Loader::STAGE + most;
+    if (2 * pieces > elements || std::max(T::RESIDENT - 1, 2) * (bytes + BLOCK) > MULTIPROCESSOR) return 0;
+    job.width = width;
+    return (size_t)bytes;
+}
+
+template <class T> int32_t launch(tl_context *ctx, const Job &job, int64_t tiles, int64_t blocks, size_t patches)
 {
     constexpr size_t bytes = sizeof(float) * ProductLoader<T>::STAGES * ProductLoader<T>::STAGE;
     const dim3 grid((unsigned)(tiles * job.phase_count), 1, (unsigned)(job.partial ? blocks : 1));
-    return launch_tiles(ctx, "conv_product", product_kernel<T>, grid, T::THREADS, bytes, job);
+    return patches ? launch_tiles(ctx, "conv_product", product_kernel<T, true>, grid, T::THREADS, patches, job)
+                   : launch_tiles(ctx, "conv_product", product_kernel<T, false>, grid, T::THREADS, bytes, job);
+}
+
+/* Calls what(tile) with a tile of so many rows. */
+template <class What> auto with_tile(int64_t rows, bool narrow, const What &what)
+{
+    return rows == 16   ? what(Tile<1, 4, 1>())
+           : rows == 32 ? what(Tile<2, 4, 1>())
+           : rows == 48 ? (narrow ? what(Tile<3, 2, 1>()) : what(Tile<3, 4, 1>()))
+           : narrow     ? what(Tile<4, 2, 1>())
+                        : what(Tile<4, 4, 1>());
 }
 
 /* Everything but the gaps of a spread; scratch holds the phases, offsets and packed weights. */
@@ -469,18 +522,16 @@ int32_t product(tl_context *ctx, Job &job, int64_t positions, int64_t phases)
     tl_scratch<float> partial(ctx);
     if (apart) TL_TRY(partial.allocate(kept));
     job.partial = partial;
+    const size_t patches =
+        with_tile(tile_rows, narrow, [&](auto tile) { return make_patches<decltype(tile)>(job, phases); });
     for (job.first_phase = 0; job.first_phase < phases; job.first_phase += PHASES_AT_ONCE) {
         const int64_t left = phases - job.first_phase;
         job.phase_count = (int32_t)(left < PHASES_AT_ONCE ? left : PHASES_AT_ONCE);
         const int64_t steps_at_once = PLAN_WARPS / warps_of_step(job.padded_rows / 16);
         const dim3 plan_grid(tl_grid(job.most_steps, 8 * steps_at_once, 4096), (unsigned)job.phase_count);
         TL_TRY(tl_launch_ahead(ctx, "plan", plan_kernel, plan_grid, dim3(32, PLAN_WARPS), 0, job));
-        const auto launch_tile = tile_rows == 16   ? launch<Tile<1, 4, 1>>
-                                 : tile_rows == 32 ? launch<Tile<2, 4, 1>>
-                                 : tile_rows == 48 ? (narrow ? launch<Tile<3, 2, 1>> : launch<Tile<3, 4, 1>>)
-                                 : narrow          ? launch<Tile<4, 2, 1>>
-                                                   : launch<Tile<4, 4, 1>>;
-        TL_TRY(launch_tile(ctx, job, tiles, blocks));
+        TL_TRY(with_tile(tile_rows, narrow,
+                         [&](auto tile) { return launch<decltype(tile)>(ctx, job, tiles, blocks, patches); }));
     }
     if (!partial) return TORCHLEAN_OK;
     const int64_t add_tiles = tl_ceil_div(job.kept_columns, ADD_COLUMNS) * tl_ceil_div(job.rows, ADD_ROWS);

@@ -34,9 +34,9 @@ template <int MT_, int NT_, int WARPS_M_> struct Tile {
     static constexpr int RESIDENT = MT * NT >= 12 ? 2 : MT * NT >= 6 ? 3 : 4;
     using Sums = float[MT][NT][4];
 
-    static __device__ __forceinline__ int lane() { return (int)threadIdx.x % 32; }
-    static __device__ __forceinline__ int warp_m() { return (int)threadIdx.x / 32 % WARPS_M; }
-    static __device__ __forceinline__ int warp_n() { return (int)threadIdx.x / 32 / WARPS_M; }
+    static __device__ __forceinline__ int lane() { return (int)(threadIdx.x % 32); }
+    static __device__ __forceinline__ int warp_m() { return (int)(threadIdx.x / 32 % WARPS_M); }
+    static __device__ __forceinline__ int warp_n() { return (int)(threadIdx.x / 32 / WARPS_M); }
     /* Where element e of sums[mt][nt] belongs. */
     static __device__ __forceinline__ int row(int mt, int e)
     {
@@ -51,6 +51,11 @@ template <int MT_, int NT_, int WARPS_M_> struct Tile {
     {
         TL_UNROLL_FOR (int i = 0; i < MT * NT * 4; i++)
             sums[i / 4 / NT][i / 4 % NT][i % 4] = 0.0f;
+    }
+    static __device__ __forceinline__ void copy(Sums &sums, const Sums &others)
+    {
+        TL_UNROLL_FOR (int i = 0; i < MT * NT * 4; i++)
+            sums[i / 4 / NT][i / 4 % NT][i % 4] = others[i / 4 / NT][i / 4 % NT][i % 4];
     }
     static __device__ __forceinline__ void add(Sums &sums, const Sums &more)
     {
@@ -151,7 +156,7 @@ static __device__ __forceinline__ void run_slices(Loader &loader, float *stages,
 {
     using T = typename Loader::T;
     constexpr int STAGES = Loader::STAGES;
-    auto stage_of = [&](int slice) { return stages + slice % STAGES * Loader::STAGE; };
+    auto stage_of = [&](int slice) { return stages + (uint32_t)slice % STAGES * Loader::STAGE; };
     auto restart = [&](int slice) {
         loader.seek(slice);
 #pragma unroll 1
@@ -175,9 +180,9 @@ static __device__ __forceinline__ void run_slices(Loader &loader, float *stages,
                 TL_UNROLL_FOR (int half = 0; half < 2; half++, slice++) {
                     tl_copy_wait<STAGES - 2>();
                     __syncthreads();
-                    Loader::template tensor<0>(stage_of(slice), chain, least);
+                    loader.template tensor<0>(stage_of(slice), chain, least);
                     loader.fetch(stage_of(slice + STAGES - 1));
-                    Loader::template tensor<1>(stage_of(slice), chain, least);
+                    loader.template tensor<1>(stage_of(slice), chain, least);
                 }
             } else {
 #pragma unroll 1

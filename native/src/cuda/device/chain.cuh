@@ -38,6 +38,7 @@ template <class T, class Real, int WIDTH, bool ALONG, int VECTOR> struct tl_chai
     static constexpr int PITCH = ALONG ? STEP + 4 : WIDTH + (sizeof(Real) == 4 ? 8 : 4);
     static constexpr int SIZE = (ALONG ? WIDTH : STEP) * PITCH, UNITS = (ALONG ? STEP : WIDTH) / VECTOR;
     static constexpr int BELOW = T::THREADS / UNITS, COPIES = (ALONG ? WIDTH : STEP) / BELOW;
+    static constexpr int COPY_CLOCKS = 8; /* instructions for each (counted in machine code for sm_90a) */
     static_assert(T::THREADS % UNITS == 0 && (ALONG ? WIDTH : STEP) % BELOW == 0, "ownership");
 
     static __device__ __forceinline__ int at(int i, int k) { return ALONG ? i * PITCH + k : k * PITCH + i; }
@@ -97,6 +98,7 @@ struct tl_chain_unaligned : tl_chain_layout<T, Real, WIDTH, ALONG, 16 / (int)siz
     static constexpr int VECTOR = 16 / (int)sizeof(Real);
     using Layout = tl_chain_layout<T, Real, WIDTH, ALONG, VECTOR>;
     static constexpr int LENGTH = Layout::UNITS * VECTOR; /* of a tile's row */
+    static constexpr int COPY_CLOCKS = 28;                /* of last pieces, too, and sizes */
     static_assert(Layout::BELOW % 4 == 0 && Layout::STEP % 4 == 0 && LENGTH + VECTOR <= Layout::PITCH, "shifts");
     const Real *from; /* where the next tile's first copy starts */
     int64_t length;   /* of a row in memory */
@@ -362,8 +364,7 @@ using tl_chain_large = tl_chain_tile<128, 128, 2, 4, 1>;
 using tl_chain_medium = tl_chain_tile<128, 64, 4, 2, 1>;
 using tl_chain_small = tl_chain_tile<64, 64, 2, 2, 2>;
 using tl_chain_tiny = tl_chain_tile<32, 32, 2, 2, 4>;
-/* Half of a small tile, with warps like those of it: a product of tensor cores there takes half of the time that it takes in tiny ones
- * (measured on an H200). */
+/* Half of a small tile, with warps like those of it. */
 using tl_chain_narrow = tl_chain_tile<64, 32, 2, 1, 4>;
 using tl_chain_flat = tl_chain_tile<32, 64, 1, 2, 4>;
 /* Few rows: what counts is how much of B is on its way. */
@@ -408,14 +409,25 @@ static int32_t tl_chain_launch(tl_context *ctx, const char *name, const P &probl
                            tl_fastdiv((uint64_t)(x.m * x.p)), tl_fastdiv((uint64_t)x.p), args.segments, total);
 }
 
-/* A product's time on tiles T in products of 16 x 8 x 4 by one multiprocessor that is full: of its tiles in turn, of which
- * the last may leave it half empty; narrow tiles read more of shared memory per product. */
-template <class T> static double tl_chain_time(const tl_chain_sizes &x, int64_t parts, int64_t sms)
+/* Clocks of a warp on tiles T for each product of 16 x 8 x 4, of 2048 multiplications: 16 and the instruction, if nothing else takes
+ * time. An element of a fragment is read by one instruction, and widened in 8 clocks, half of which pass while tensor cores multiply
+ * (large tiles take that on an H200; tiny ones widen an element for each half of a product). A step takes 16 instructions and its
+ * copies. */
+template <class T, class P> constexpr double tl_chain_clocks()
+{
+    using A = typename P::template A<T>;
+    using B = typename P::template B<T>;
+    constexpr int FOURS = A::Layout::STEP / 4, READ = sizeof(typename P::Real) == 4 ? 1 + 8 / 2 : 1;
+    constexpr int COPIES = A::COPIES * A::COPY_CLOCKS + B::COPIES * B::COPY_CLOCKS;
+    return 17.0 + ((2 * T::M + T::N) * READ + (16.0 + COPIES) / FOURS) / (T::M * T::N);
+}
+
+/* A problem's time on tiles T by one multiprocessor that is full: of its tiles in turn, of which the last may leave it half empty. */
+template <class T, class P> static double tl_chain_time(const tl_chain_sizes &x, int64_t parts, int64_t sms)
 {
     const int64_t turns = tl_ceil_div(parts * x.tiles<T>(), sms);
     const double warps = (double)(T::WARPS * std::min<int64_t>(turns, T::BLOCKS));
-    const double reads = 1.0 + 0.25 / T::M + 0.125 / T::N;
-    return (double)(turns * T::BM * T::BN) * reads / std::min(1.0, warps / 8.0);
+    return (double)(turns * T::BM * T::BN) * tl_chain_clocks<T, P>() / std::min(1.0, warps / 8.0);
 }
 
 /* Which tiles a problem may take (P::TILES): those for few rows; and small and tiny ones; and with these halves of small ones, or medium
@@ -437,18 +449,19 @@ static int32_t tl_chain_run(tl_context *ctx, const char *name, const P &problem,
     if constexpr (P::TILES != tl_chain_choice::FEW_ROWS) {
         constexpr bool ALL = P::TILES == tl_chain_choice::ALL, MEDIUM = ALL || P::TILES == tl_chain_choice::MEDIUM;
         constexpr bool HALVES = ALL || P::TILES == tl_chain_choice::HALVES;
-        const double small = tl_chain_time<tl_chain_small>(x, parts, sms);
-        const double tiny = tl_chain_time<tl_chain_tiny>(x, parts, sms);
-        const double medium = MEDIUM ? tl_chain_time<tl_chain_medium>(x, parts, sms) : small;
-        const double large = ALL ? tl_chain_time<tl_chain_large>(x, parts, sms) : small;
+        const double small = tl_chain_time<tl_chain_small, P>(x, parts, sms);
+        const double tiny = tl_chain_time<tl_chain_tiny, P>(x, parts, sms);
+        const double medium = MEDIUM ? tl_chain_time<tl_chain_medium, P>(x, parts, sms) : small;
+        const double large = ALL ? tl_chain_time<tl_chain_large, P>(x, parts, sms) : small;
         const double least = std::min({small, tiny, medium, large});
-        /* Where halves of small tiles are empty; and by a tenth of what larger ones take, as they copy more per product. */
+        /* Where halves of small tiles are empty; and by a twentieth of what larger ones take. */
         if constexpr (HALVES) {
             const bool narrow = x.tiles<tl_chain_narrow>() <= x.tiles<tl_chain_flat>();
             const int64_t tiles = narrow ? x.tiles<tl_chain_narrow>() : x.tiles<tl_chain_flat>();
-            const double half = narrow ? tl_chain_time<tl_chain_narrow>(x, parts, sms)
-                                       : tl_chain_time<tl_chain_flat>(x, parts, sms);
-            if (tiles < 2 * x.tiles<tl_chain_small>() && half <= tiny && 1.1 * half <= std::min({small, medium, large}))
+            const double half = narrow ? tl_chain_time<tl_chain_narrow, P>(x, parts, sms)
+                                       : tl_chain_time<tl_chain_flat, P>(x, parts, sms);
+            if (tiles < 2 * x.tiles<tl_chain_small>() && half <= tiny &&
+                1.05 * half <= std::min({small, medium, large}))
                 return narrow ? tl_chain_launch<tl_chain_narrow>(ctx, name, problem, x, split)
                               : tl_chain_launch<tl_chain_flat>(ctx, name, problem, x, split);
         }

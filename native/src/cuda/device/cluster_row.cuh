@@ -33,6 +33,14 @@ static __device__ __forceinline__ void tl_cluster_arrive()
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 #endif
 }
+/* The same where nothing is to be seen, only a block to stay until the others have read its memory: what they read they have by then.
+ * The other waits for all that the thread has written, and fences the whole GPU. */
+static __device__ __forceinline__ void tl_cluster_leave()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+#endif
+}
 static __device__ __forceinline__ void tl_cluster_wait()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -124,11 +132,22 @@ template <int C_, int G_, int ARRAYS_, int SUMS_> struct tl_cluster_row {
             leaf_elements(leaf, visit);
     }
 
-    /* Requests the row that begins at `p` for array `which`. */
+    /* Requests the row that begins at `p` for array `which`. A whole leaf's copies differ by constants from one address: computed
+     * from the column of each, they take twice the instructions. */
     __device__ __forceinline__ void request(int which, const float *p) const
     {
         float *const held = array(which);
-        elements([&](int slot, int column) { tl_copy_async<4>(held + slot, p + column, true); });
+#pragma unroll 1
+        for (int leaf = first; leaf * TL_SUM_LEAF < n; leaf += G) {
+            if ((leaf + 1) * TL_SUM_LEAF <= n) {
+                const float *const from = p + (leaf * TL_SUM_LEAF + rank * LANES + lane);
+                float *const to = held + leaf * STEPS * LANES + lane;
+                TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
+                    tl_copy_async<4>(to + k * LANES, from + k * TL_SUM_LANES, true);
+            } else {
+                leaf_elements(leaf, [&](int slot, int column) { tl_copy_async<4>(held + slot, p + column, true); });
+            }
+        }
         tl_copy_commit();
     }
 

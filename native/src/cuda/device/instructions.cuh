@@ -50,6 +50,20 @@ static __device__ __forceinline__ void tl_fetch_word_to_l2(const float *word)
 #endif
 }
 
+/* Stores neighbouring floats to global memory at once, at an address that is a multiple of their size: the compiler stores them one by
+ * one where it cannot tell that nothing comes between them. */
+static __device__ __forceinline__ void tl_store_at_once(float *to, const float (&y)[2])
+{
+    asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "f"(y[0]), "f"(y[1])
+                 : "memory");
+}
+static __device__ __forceinline__ void tl_store_at_once(float *to, const float (&y)[4])
+{
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "f"(y[0]), "f"(y[1]),
+                 "f"(y[2]), "f"(y[3])
+                 : "memory");
+}
+
 /* d += a b for one 16x8 tile over 8 columns of K. Lane 4g+t holds a: (g,t) (g+8,t) (g,t+4) (g+8,t+4); b: (t,g) (t+4,g);
  * d: (g,2t) (g,2t+1) (g+8,2t) (g+8,2t+1) (PTX ISA, "Matrix Fragments for mma.m16n8k8 with .tf32"). */
 static __device__ __forceinline__ void tl_mma_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])

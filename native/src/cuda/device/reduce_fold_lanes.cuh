@@ -45,6 +45,10 @@ template <int COUNT = 0> __device__ __forceinline__ int64_t offset_of(const Axes
 /* Kinds whose elements take many registers each. */
 template <tl_fold_kind KIND> constexpr bool DEAR = KIND == TL_FOLD_EXP || KIND == TL_FOLD_POWER;
 
+/* Folds of which results may be left out (tl_fold_plan). */
+template <tl_fold_kind KIND, tl_fold_kind CENTRE>
+constexpr bool LEAVES_OUT = KIND == CENTRE && (KIND == TL_FOLD_POWER || KIND == TL_FOLD_LARGEST);
+
 /* What changes no extreme, no product and no sum; deviations and equal elements leave it out. */
 template <tl_fold_kind KIND>
 constexpr float NEUTRAL = KIND == TL_FOLD_PRODUCT                      ? 1.0f
@@ -275,6 +279,16 @@ template <int N> __device__ __forceinline__ void keep_floats(float (&y)[N])
         tl_forget_origin(y[i]);
 }
 
+/* tl_fold_whole_norm, and the norm of elements of which one is NaN or, else, one infinite: so is the sum of their powers, which overflows
+ * in no other way. */
+__device__ __forceinline__ bool whole_norm(double s, tl_fold_rule rule, float *norm)
+{
+    if (fabs(s) < (double)TL_INF) return tl_fold_whole_norm(s, rule.p, norm);
+    const double m = tl_fold_centre(TL_FOLD_POWER, s != s ? (double)TL_NAN : s);
+    *norm = tl_fold_end(TL_FOLD_POWER, {s, 0.0, 0.0}, m, rule);
+    return true;
+}
+
 /* The centre of a result's elements. */
 template <tl_fold_kind KIND>
 __device__ __forceinline__ double centre_of(const double *centre, const float *centre_out, int64_t result)
@@ -302,6 +316,7 @@ struct Together {
 constexpr __host__ __device__ int resident_rows(tl_fold_kind kind, int reduced)
 {
     const bool few = kind != TL_FOLD_DEVIATION && kind != TL_FOLD_EXP && kind != TL_FOLD_POWER;
+    if (kind == TL_FOLD_WHOLE_POWER) return 2;
     return few && reduced == 1 ? 4 : 3;
 }
 
@@ -309,5 +324,8 @@ constexpr __host__ __device__ int resident_rows(tl_fold_kind kind, int reduced)
  * centre comes first, in the same launch. */
 int32_t run_rows(tl_context *ctx, const tl_fold_plan &p, bool centred, const double *from, int64_t length,
                  int64_t extent, int64_t each, double *to, float *out, const Together &together = {});
+
+/* The norms of the fold p, of more than a segment and no more than ROW elements, of which `sums` are the folds TL_FOLD_WHOLE_POWER. */
+int32_t end_norms(tl_context *ctx, const tl_fold_plan &p, const double *sums, float *out);
 
 } // namespace tl_folds

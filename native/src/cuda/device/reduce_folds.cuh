@@ -6,7 +6,7 @@
 #include "formula/fold.h"
 
 /* A fold of x. `centre` are the values of an earlier fold of the same geometry, `centre_out` the results of one; both may be
- * missing. */
+ * missing. Norms of powers are left out, and their largest elements, where `left` is 0. */
 struct tl_fold_plan {
     const char *name;
     tl_fold_kind kind;
@@ -15,6 +15,7 @@ struct tl_fold_plan {
     const float *x;
     const double *centre;
     const float *centre_out;
+    const double *left = nullptr;
 
     int64_t results() const { return f.outer * f.inner; }
 };

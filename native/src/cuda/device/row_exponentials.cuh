@@ -49,7 +49,7 @@ static __device__ __forceinline__ float tl_cluster_exponentials(const Row &r, fl
         v[slot] = SHIFTED ? shifted : e;
         return e;
     });
-    tl_cluster_arrive();
+    tl_cluster_leave();
     return sum;
 }
 

@@ -331,7 +331,7 @@ template <bool POSITIONS>
 __device__ __forceinline__ void copy_hits(const buckets &s, const piece_list &pieces, uint32_t col, uint32_t from,
                                           uint32_t to, tl_long_values &stage, uint32_t held)
 {
-    constexpr uint32_t AT_ONCE = POSITIONS ? 8 : 16; /* hits of a thread whose positions are on their way together */
+    constexpr uint32_t AT_ONCE = 8; /* hits of a thread whose positions are on their way together */
     static_assert(TL_LONG_HITS == 32 && TL_LONG_HITS % AT_ONCE == 0);
     const uint32_t lane = threadIdx.x % 32, begin = from + threadIdx.x - lane; /* the warp's first hit */
     const uint32_t found = pieces.piece_of(begin + lane * THREADS); /* lane i has that of the first hit of item i */

@@ -14,7 +14,7 @@
 
 namespace tl_buckets {
 
-constexpr int LINES_ADDING = 3, FAR_ADDING = 3; /* blocks of a multiprocessor */
+constexpr int LINES_ADDING = 4, FAR_ADDING = 3; /* blocks of a multiprocessor */
 /* Hits of one place in a warp, besides its first, of more than which a lane looks at all 32 instead of one after the other. */
 constexpr int FEW_TOGETHER = 2;
 
@@ -219,32 +219,42 @@ __global__ void __launch_bounds__(THREADS, LINES_ADDING) add_lines_kernel(bucket
     spare[threadIdx.x] = 0.0f;
     load_lines(s, bucket, first_place, sums);
     tl_wait_at_end(TL_BESIDE); /* from here on for the hits */
-    for (uint32_t chunk = 0; chunk < s.chunks; chunk += PIECES) {
-        for (uint32_t from = 0, hits = 1; from < hits; from += WINDOW) {
-            hits = list_window(s, bucket, chunk, from, pieces.at, marks, of_warps);
-            __syncthreads();
-            dealt_window w;
-            w.load_marked(s.hits, pieces.at, marks, min(hits - from, WINDOW), NONE);
-            if (chunk + from == 0) heavy.list(s, bucket); /* while the hits are on their way */
-            /* Of other parts, and NONE: not below s.places. */
-            const auto is_own = [&](uint32_t &place) { return (place -= first_place) < s.places; };
-            const uint32_t total = w.rank(is_own, owner_of);
-            tl_copy_wait<0>(); /* the barriers below let all see them */
-            uint32_t at, end;
-            const uint32_t begin = place_owners(total, counts, at, end);
-            TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {
-                if (i % 4 == 0 && i >= w.rounds) break;
-                const uint32_t to = w.to(i, begin, owner_of(w.place[i]));
-                if (!w.has(i)) continue;
-                places[to] = (uint16_t)w.place_of(i), values[to] = __uint_as_float(w.value[i]);
-            }
-            __syncthreads();
-            for (at += lane; at - lane < end; at += 32) {
-                float *const sum = at < end ? sums + places[at] : spare + threadIdx.x;
-                add_near_lanes(reinterpret_cast<uint32_t *>(sum), at < end ? values[at] : 0.0f);
-            }
-            __syncthreads();
+    for (uint32_t chunk = 0, from = 0; chunk < s.chunks;) {
+        const uint32_t hits = list_window(s, bucket, chunk, from, pieces.at, marks, of_warps);
+        __syncthreads();
+        dealt_window w;
+        w.load_marked(s.hits, pieces.at, marks, min(hits - from, WINDOW), NONE);
+        if (chunk + from == 0) heavy.list(s, bucket); /* while the hits are on their way */
+        /* Of other parts, and NONE: not below s.places. */
+        const auto is_own = [&](uint32_t &place) { return (place -= first_place) < s.places; };
+        const uint32_t total = w.rank(is_own, owner_of);
+        tl_copy_wait<0>(); /* the barriers below let all see them */
+        uint32_t at, end;
+        const uint32_t begin = place_owners(total, counts, at, end);
+        TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {
+            if (i % 4 == 0 && i >= w.rounds) break;
+            const uint32_t to = w.to(i, begin, owner_of(w.place[i]));
+            if (!w.has(i)) continue;
+            places[to] = (uint16_t)w.place_of(i), values[to] = __uint_as_float(w.value[i]);
         }
+        __syncthreads();
+        /* The next are on their way while these are added. */
+        uint32_t place = 0;
+        float value = 0.0f;
+        const auto take = [&](uint32_t hit) {
+            if (hit < end) place = places[hit];
+            value = hit < end ? values[hit] : 0.0f;
+        };
+        take(at += lane);
+        for (; at - lane < end; at += 32) {
+            float *const sum = at < end ? sums + place : spare + threadIdx.x;
+            const float added = value;
+            take(at + 32);
+            add_near_lanes(reinterpret_cast<uint32_t *>(sum), added);
+        }
+        __syncthreads();
+        from += WINDOW;
+        if (from >= hits) from = 0, chunk += PIECES;
     }
     for (uint32_t p = 4 * threadIdx.x; p < s.places; p += 4 * THREADS) {
         const uint32_t place = first_place + p, row = s.row_at(place, bucket);

@@ -46,9 +46,10 @@ __device__ __forceinline__ float tl_add_relay(const float *column, uint32_t stri
                                                     (uint64_t)__shfl_sync(~0u, positions[i / 32], i % 32) * row_bytes);
     };
     list(warp);
-    fetch();
-    list(warp + WARPS);
     for (uint32_t turn = warp; turn < turns; turn += WARPS) {
+        /* The values are of this turn alone: those that a turn kept for the next would be moved, and be waited for one after the other. */
+        fetch();
+        if (turn + WARPS < turns) list(turn + WARPS);
         const uint32_t here = hits - turn * HITS;
         if (here < HITS)
             TL_UNROLL_FOR (uint32_t i = 0; i < HITS; i++)
@@ -62,10 +63,6 @@ __device__ __forceinline__ float tl_add_relay(const float *column, uint32_t stri
         if (turn + 1 == turns && warp == 0) return sum;
         tl_store_shared(at, sum);
         tl_barrier_arrive(turn + 1 < turns ? behind : (int)TL_RELAY_BARRIER, 64);
-        if (turn + WARPS < turns) {
-            fetch();
-            list(turn + 2 * WARPS);
-        }
     }
     if (warp == 0) { /* another has the last turn */
         tl_barrier_wait(own, 64);

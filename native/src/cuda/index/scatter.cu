@@ -474,7 +474,10 @@ int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, co
         return scatter_rare(ctx, name, base, values, staged, rows, cols, k, out);
     if (tl_strips_serve(1, rows, cols, k))
         return tl_scatter_strips(ctx, name, base, values, staged, 1, rows, cols, k, false, out);
+    /* Slots are five launches, which take longer to launch than so few values to add. */
     const bool slots = slots_serve(1, rows, cols, k);
+    if (slots && tl_axis_holds(1, rows, cols, k) && tl_few_wide(1, rows, cols, k))
+        return tl_scatter_axis(ctx, name, base, values, staged, 1, rows, cols, k, out);
     if (tl_buckets_serve_rows(rows, cols, k))
         return tl_scatter_buckets(ctx, name, base, values, staged, rows, cols, k, out);
     if (tl_axis_serves(1, rows, cols, k))
@@ -484,7 +487,8 @@ int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, co
     if (slots) return scatter_by_slots(ctx, name, base, values, staged, 1, rows, cols, k, out);
     if (tl_few_serve(rows, cols, k) && !tl_lone_rows(rows, cols, k))
         return tl_scatter_few(ctx, name, base, values, staged, rows, cols, k, out);
-    return tl_buckets_serve(rows, cols, k) ? tl_scatter_buckets(ctx, name, base, values, staged, rows, cols, k, out)
+    if (tl_buckets_serve(rows, cols, k)) return tl_scatter_buckets(ctx, name, base, values, staged, rows, cols, k, out);
+    return tl_axis_holds(1, rows, cols, k) ? tl_scatter_axis(ctx, name, base, values, staged, 1, rows, cols, k, out)
                                            : scatter_sorted(ctx, name, base, values, staged, 1, rows, cols, k, out);
 }
 
@@ -498,6 +502,8 @@ int32_t tl_scatter_shared(tl_context *ctx, const char *name, const float *base, 
     /* Where rows have a hit at most, mostly, they are copied as fast as they go. */
     const bool tiles = tiles_serve(outer, rows, cols, k) || (k <= rows && k <= TL_TILE_INDICES);
     if (!slots && tiles) return tl_scatter_tiles(ctx, name, base, values, indices, outer, rows, cols, k, false, out);
-    return slots ? scatter_by_slots(ctx, name, base, values, indices, outer, rows, cols, k, out)
-                 : scatter_sorted(ctx, name, base, values, indices, outer, rows, cols, k, out);
+    if (slots) return scatter_by_slots(ctx, name, base, values, indices, outer, rows, cols, k, out);
+    return tl_axis_holds(outer, rows, cols, k)
+               ? tl_scatter_axis(ctx, name, base, values, indices, outer, rows, cols, k, out)
+               : scatter_sorted(ctx, name, base, values, indices, outer, rows, cols, k, out);
 }

@@ -4,9 +4,10 @@
  * hits of its rows, and puts these in order of row and then position. Where there are more rows than hits, the blocks behind them copy
  * the arrays meanwhile.
  *
- * In the second launch a thread owns a column of a run of equal rows, of several arrays. It reads the run once, and has values of all
- * arrays on their way together. Where rows are fewer than hits it owns a row, and copies one that has no hit. Longer runs the sorting
- * blocks have listed: of these a warp or a block owns all columns, or 32, and of narrow rows those of several arrays. */
+ * In the second launch a thread owns a column of a run of equal rows, of several arrays, or, of wide rows of few arrays, some columns of
+ * one. It reads the run once, and has values of all of them on their way together. Where rows are fewer than hits it owns a row, and
+ * copies one that has no hit. Longer runs the sorting blocks have listed: of these a warp or a block owns all columns, or 32, and of
+ * narrow rows those of several arrays. */
 #include "cuda/device/division.cuh"
 #include "cuda/device/instructions.cuh"
 #include "cuda/device/vector.cuh"
@@ -30,7 +31,8 @@ constexpr uint32_t SORTERS = 128;
 constexpr uint32_t POSITION_BITS = 13; /* of a word that is sorted: the row among the block's, then the position */
 static_assert(TL_TILE_INDICES <= 1 << POSITION_BITS);
 constexpr int64_t MOST_ROWS = (int64_t)SORTERS << (31 - POSITION_BITS);
-constexpr int64_t MOST_ARRAYS = 1 << 16; /* numbers of runs of all are words */
+constexpr int64_t MOST_ARRAYS = 1 << 16;       /* numbers of runs of all are words */
+constexpr int64_t MOST_VALUES = INT32_MAX / 4; /* their numbers, and a row's bytes, are words */
 /* Hits, from which on tiles, which would sort the list anew for each, take longer than two launches: of uneven lists, if one tile has
  * most of them. Those of one array are smaller, and more rarely meet so many. */
 constexpr int64_t LEAST_HITS = 1025, LEAST_ALONE = 4097;
@@ -39,8 +41,6 @@ constexpr int64_t LEAST_ROWS = 1024;
 /* Hits of arrays that are too small for tiles, from which on they are not added one after the other: that takes about half a
  * microsecond for four of them, and two launches ten. */
 constexpr int64_t LEAST_SMALL = 81;
-/* Values of wide rows, which are brought in the time of a launch or two. */
-constexpr int64_t MOST_WIDE = (int64_t)1 << 22;
 constexpr int FEW_ITEMS = 4, MOST_ITEMS = (int)(TL_TILE_INDICES / SORT_THREADS); /* indices of a thread */
 constexpr uint32_t MANY = 32, LONG = 256; /* hits: longer runs are left to a warp, or to a block */
 constexpr int COPIED = 4;                 /* vectors that a thread copies */
@@ -232,6 +232,7 @@ template <int ITEMS, bool BY_ROW> __global__ void __launch_bounds__(SORT_THREADS
 {
     static_assert(TL_TILE_INDICES / SORTERS <= KINDS);
     __shared__ sort_room<ITEMS> room;
+    tl_wait_for_earlier();
     if (!BY_ROW && blockIdx.x >= SORTERS) {
         copy_piece(s, blockIdx.x - SORTERS);
         return;
@@ -473,23 +474,26 @@ template <bool WIDE> __device__ __forceinline__ void add_left(const arrays &s, u
         add_unit(s.many_runs, many, many_units, unit, false);
 }
 
-/* Arrays of a thread: sixteen floats, or eight fours, are on their way together. */
+/* Vectors of a thread: sixteen floats, or eight fours, are on their way together. */
 template <class Vector> constexpr uint32_t TOGETHER = sizeof(Vector) == sizeof(float) ? 4 : 2;
 
-/* A thread owns a Vector of the run of its row, or that begins at its place of the list, if there is one, of TOGETHER arrays. `units`
- * are those of an array, `chunks` the blocks of these; rows have width.divisor vectors. */
+/* A thread owns TOGETHER vectors of the run of its row, or that begins at its place of the list, if there is one: the same of so many
+ * arrays, or, of wide rows of fewer arrays, one of each of so many parts of a row. Blocks of `chunks` have the `units` of an array, or of
+ * a part of it, whose rows have width.divisor vectors. */
 template <class Vector, bool WIDE>
 __global__ void __launch_bounds__(THREADS, 3)
     add_runs_kernel(arrays s, uint32_t outer, tl_fastdiv width, tl_fastdiv chunks, uint32_t units)
 {
-    constexpr uint32_t ARRAYS = TOGETHER<Vector>;
+    constexpr uint32_t OWNED = TOGETHER<Vector>;
     tl_wait_for_earlier();
     if (blockIdx.x < LEFT_BLOCKS) {
         add_left<WIDE>(s, outer);
         return;
     }
     uint32_t chunk, col;
-    const uint32_t o = chunks.divmod(blockIdx.x - LEFT_BLOCKS, &chunk) * ARRAYS, unit = chunk * THREADS + threadIdx.x;
+    const bool in_parts = WIDE && outer < OWNED;
+    const uint32_t o = chunks.divmod(blockIdx.x - LEFT_BLOCKS, &chunk) * (in_parts ? 1 : OWNED),
+                   unit = chunk * THREADS + threadIdx.x;
     if (unit >= units) return;
     const uint32_t number = width.divmod(unit, &col);
     const uint2 run = s.runs[number];
@@ -501,57 +505,75 @@ __global__ void __launch_bounds__(THREADS, 3)
     TL_UNROLL_FOR (uint32_t e = 0; e < AT_ONCE; e++)
         position[e] = positions[e];
 
-    /* The thread's last array takes the place of those behind it. */
-    const uint32_t last = min(ARRAYS, outer - o) - 1;
-    const int64_t out_size = (int64_t)s.rows * width.divisor, values_size = (int64_t)s.k * width.divisor;
-    const int64_t element = o * out_size + (int64_t)row * width.divisor + col;
-    const Vector *const base = reinterpret_cast<const Vector *>(s.base) + element;
-    Vector *const out = reinterpret_cast<Vector *>(s.out) + element;
-    const Vector *values[ARRAYS];
-    Vector sum[ARRAYS];
-    TL_UNROLL_FOR (uint32_t a = 0; a < ARRAYS; a++) {
-        sum[a] = s.base ? base[min(a, last) * out_size] : Vector{};
-        values[a] = reinterpret_cast<const Vector *>(s.values) + ((o + min(a, last)) * values_size + col);
+    /* The thread's last vector takes the place of those behind it. All steps are of bytes, so that an address is a product and a sum. */
+    uint32_t last = min(OWNED, outer - o) - 1;
+    const uint32_t row_bytes = s.cols * sizeof(float);
+    int64_t out_step = (int64_t)s.rows * row_bytes, values_step = (int64_t)s.k * row_bytes;
+    int64_t at = o * out_step + (int64_t)row * row_bytes + col * (int64_t)sizeof(Vector);
+    const char *column = reinterpret_cast<const char *>(s.values) + o * values_step + col * (int64_t)sizeof(Vector);
+    if (in_parts) {
+        out_step = values_step = width.divisor * (int64_t)sizeof(Vector), last = 0;
+        TL_UNROLL_FOR (uint32_t a = 1; a < OWNED; a++)
+            last += (col + a * width.divisor) * sizeof(Vector) < row_bytes;
+    }
+    const char *values[OWNED];
+    Vector *out[OWNED], sum[OWNED];
+    TL_UNROLL_FOR (uint32_t a = 0; a < OWNED; a++) {
+        sum[a] = Vector{};
+        if (s.base) sum[a] = *reinterpret_cast<const Vector *>(reinterpret_cast<const char *>(s.base) + at);
+        out[a] = reinterpret_cast<Vector *>(reinterpret_cast<char *>(s.out) + at), values[a] = column;
+        at += a < last ? out_step : 0, column += a < last ? values_step : 0;
     }
     while (left > 0) { /* a row without a hit keeps its bits */
-        Vector v[ARRAYS][AT_ONCE];
-        TL_UNROLL_FOR (uint32_t e = 0; e < AT_ONCE; e++)
-            TL_UNROLL_FOR (uint32_t a = 0; a < ARRAYS; a++) {
+        Vector v[OWNED][AT_ONCE];
+        TL_UNROLL_FOR (uint32_t e = 0; e < AT_ONCE; e++) {
+            const uint64_t hit = (uint64_t)position[e] * row_bytes;
+            TL_UNROLL_FOR (uint32_t a = 0; a < OWNED; a++) {
+                const Vector *const value = reinterpret_cast<const Vector *>(values[a] + hit);
                 tl_set_nothing(v[a][e]);
-                if (e < left) v[a][e] = values[a][position[e] * width.divisor];
+                if (e < left) v[a][e] = *value;
             }
+        }
         left -= min(left, AT_ONCE), positions += AT_ONCE;
         if (left > 0) /* while the values are on their way */
             TL_UNROLL_FOR (uint32_t e = 0; e < AT_ONCE; e++)
                 position[e] = positions[e];
         TL_UNROLL_FOR (uint32_t e = 0; e < AT_ONCE; e++)
-            TL_UNROLL_FOR (uint32_t a = 0; a < ARRAYS; a++)
+            TL_UNROLL_FOR (uint32_t a = 0; a < OWNED; a++)
                 tl_add_to(sum[a], v[a][e]);
     }
-    TL_UNROLL_FOR (uint32_t a = 0; a < ARRAYS; a++)
-        if (a <= last) out[a * out_size] = sum[a];
+    TL_UNROLL_FOR (uint32_t a = 0; a < OWNED; a++)
+        if (a <= last) *out[a] = sum[a];
 }
 
 template <class Vector> int32_t launch_runs(tl_context *ctx, const char *name, const arrays &s, int64_t outer)
 {
-    const int64_t width = s.cols * sizeof(float) / sizeof(Vector), units = (s.by_row ? s.rows : s.k) * width,
-                  chunks = tl_ceil_div(units, THREADS), groups = tl_ceil_div(outer, TOGETHER<Vector>);
-    const auto kernel = s.cols < 32 ? add_runs_kernel<Vector, false> : add_runs_kernel<Vector, true>;
+    constexpr int64_t OWNED = TOGETHER<Vector>;
+    const bool wide = s.cols >= 32, in_parts = wide && outer < OWNED;
+    const int64_t row_width = s.cols * sizeof(float) / sizeof(Vector),
+                  width = in_parts ? tl_ceil_div(row_width, OWNED) : row_width,
+                  units = (s.by_row ? s.rows : s.k) * width, chunks = tl_ceil_div(units, THREADS),
+                  groups = in_parts ? outer : tl_ceil_div(outer, OWNED);
+    const auto kernel = wide ? add_runs_kernel<Vector, true> : add_runs_kernel<Vector, false>;
     return tl_launch_ahead(ctx, name, kernel, tl_grid(LEFT_BLOCKS + groups * chunks, 1), THREADS, 0, s, (uint32_t)outer,
                            tl_fastdiv(width), tl_fastdiv(chunks), (uint32_t)units);
 }
 
 } /* namespace */
 
+bool tl_axis_holds(int64_t outer, int64_t rows, int64_t cols, int64_t k)
+{
+    return k <= TL_TILE_INDICES && rows <= MOST_ROWS && outer <= MOST_ARRAYS && outer * rows * cols <= MOST_VALUES &&
+           outer * k * cols <= MOST_VALUES;
+}
+
 bool tl_axis_serves(int64_t outer, int64_t rows, int64_t cols, int64_t k)
 {
     const bool small = outer > 1 && cols < 32 && rows * cols < TL_LARGE_ARRAY;
-    if (k < (small ? LEAST_SMALL : LEAST_HITS) || k > TL_TILE_INDICES || rows > MOST_ROWS || outer > MOST_ARRAYS)
-        return false;
-    if (small) return true;
+    if (k > TL_TILE_INDICES || rows > MOST_ROWS || outer > MOST_ARRAYS) return false;
+    if (small || k < LEAST_HITS) return small && k >= LEAST_SMALL;
     if (cols < 32) return outer * rows >= LEAST_ROWS && (outer > 1 || k >= LEAST_ALONE);
-    return outer > 1 && outer * rows * cols < TL_SMALL_TABLE && outer * k * cols <= MOST_WIDE &&
-           !tl_strips_serve(outer, rows, cols, k);
+    return outer > 1 && tl_few_wide(outer, rows, cols, k) && !tl_strips_serve(outer, rows, cols, k);
 }
 
 int32_t tl_scatter_axis(tl_context *ctx, const char *name, const float *base, const float *values,
@@ -568,14 +590,11 @@ int32_t tl_scatter_axis(tl_context *ctx, const char *name, const float *base, co
     s.rows = (uint32_t)rows, s.cols = (uint32_t)cols, s.k = (uint32_t)k, s.part = (uint32_t)tl_ceil_div(rows, SORTERS);
     s.total = outer * rows * cols, s.aligned = tl_aligned4(base) && tl_aligned4(out);
     const bool few = k <= FEW_ITEMS * SORT_THREADS;
-    if (s.by_row)
-        TL_TRY(tl_launch(ctx, name,
-                         few ? sort_and_copy_kernel<FEW_ITEMS, true> : sort_and_copy_kernel<MOST_ITEMS, true>, SORTERS,
-                         SORT_THREADS, s));
-    else
-        TL_TRY(tl_launch(ctx, name,
-                         few ? sort_and_copy_kernel<FEW_ITEMS, false> : sort_and_copy_kernel<MOST_ITEMS, false>,
-                         SORTERS + tl_grid(s.total, 4 * COPIED * SORT_THREADS), SORT_THREADS, s));
+    const auto kernel = s.by_row ? few ? sort_and_copy_kernel<FEW_ITEMS, true> : sort_and_copy_kernel<MOST_ITEMS, true>
+                        : few    ? sort_and_copy_kernel<FEW_ITEMS, false>
+                                 : sort_and_copy_kernel<MOST_ITEMS, false>;
+    TL_TRY(tl_launch_ahead(ctx, name, kernel, SORTERS + (s.by_row ? 0 : tl_grid(s.total, 4 * COPIED * SORT_THREADS)),
+                           SORT_THREADS, 0, s));
     const bool vectors = cols % 4 == 0 && s.aligned && tl_aligned4(values);
     return (vectors ? launch_runs<float4> : launch_runs<float>)(ctx, name, s, outer);
 }

@@ -152,9 +152,14 @@ __global__ void __launch_bounds__(THREADS, DEALING) deal_hits_kernel(buckets s)
     tl_count_hits(of_warp, kinds, [&](int i) { return word[i] % KINDS; }, to);
     __syncthreads();
     tl_place_kinds(tallies, kinds, first, of_warps);
-    if (ITEMS > FEW_DEALT) load_values();
     TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
         to[i] += of_warp[word[i] % KINDS];
+    if (ITEMS > FEW_DEALT) load_values();
+    /* Each has a sector of its own: they are on their way with the values, where the block would wait for them at its end. */
+    TL_UNROLL_FOR (uint32_t i = 0; i < KINDS / THREADS; i++) {
+        const uint32_t kind = i * THREADS + threadIdx.x;
+        if (kind < kinds) s.begins[kind * s.stride + chunk] = (uint16_t)first[kind];
+    }
     __syncthreads(); /* the room was the tallies' */
     TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
         staged[to[i]] = make_uint2(word[i] >> FIELD, __float_as_uint(value[i]));
@@ -164,8 +169,6 @@ __global__ void __launch_bounds__(THREADS, DEALING) deal_hits_kernel(buckets s)
         const uint32_t pair = i * THREADS + threadIdx.x;
         if (2 * pair < first[none]) out[pair] = room[pair];
     }
-    for (uint32_t kind = threadIdx.x; kind < kinds; kind += THREADS)
-        s.begins[kind * s.stride + chunk] = (uint16_t)first[kind];
 }
 
 /* ---- buckets --------------------------------------------------------------------------------------------------------- */

@@ -477,16 +477,18 @@ extern "C" int32_t tl_cuda_linear(tl_context *ctx, const float *W, const float *
 extern "C" int32_t tl_cuda_linear_bwd(tl_context *ctx, const float *W, const float *x, const float *g, int64_t outputs,
                                       int64_t inputs, int64_t batch, float *gW, float *gx, float *gb)
 {
-    tl_order order = TL_FIRST; /* none of the three reads what another writes */
-    if (gW) {                  /* gᵀ (outputs, batch) · x (batch, inputs) */
+    /* None of the three reads what another writes. But a product without elements is not launched, and one without terms is a fill,
+     * which does not wait for what came before it: nothing is beside these. */
+    tl_order order = TL_FIRST;
+    if (gW) { /* gᵀ (outputs, batch) · x (batch, inputs) */
         TL_TRY(
             multiply(ctx, tl_matrix_product{1, outputs, batch, inputs, g, true, x, false, nullptr, gW, 0, 0, order}));
-        order = TL_BESIDE;
+        if (outputs * inputs * batch > 0) order = TL_BESIDE;
     }
     if (gx) { /* g (batch, outputs) · W (outputs, inputs) */
         TL_TRY(
             multiply(ctx, tl_matrix_product{1, batch, outputs, inputs, g, false, W, false, nullptr, gx, 0, 0, order}));
-        order = TL_BESIDE;
+        if (batch * inputs * outputs > 0) order = TL_BESIDE;
     }
     if (gb && outputs > 0) TL_TRY(tl_cuda_column_sums(ctx, g, 1, batch, outputs, 0, gb, order));
     return TORCHLEAN_OK;

@@ -8,14 +8,16 @@
  *
  * Banks: rows along k are STEP + 4 floats apart, so that the half warp g = 0..3 touches the units of 8 bytes
  * 2g + (0, 1, 8, 9), all different modulo 16. Rows across k have no padding; unit u of 16 bytes of row k lies at
- * u ^ 2·(2·(k/16) + k/2%2), and a quarter of a warp touches the units g ^ 2t.
+ * u ^ 2·(2·(k/16) + k/2%2), and a quarter of a warp touches the units g ^ 2t. Where rows in memory are no whole 16 bytes, rows across
+ * k are padded by a unit, and the upper 16 of them lie four units further: a quarter of a warp touches the units g + 2t modulo 8.
  *
  * Each result is a sum of parts of STEP terms in order of k, each part 12 mma: fixed by n alone, not by the tile, the
  * batch or the place of the result. A block that met a value that does not split, or got a result that is not finite,
- * computes its tile again as chains of fused multiply-adds in increasing k. */
+ * computes its tile again as chains of fused multiply-adds in increasing k: there bits depend on the tile, whose choice stays. */
 #include <float.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "cuda/device/async_copy.cuh"
 #include "cuda/device/tf32_split.cuh"
@@ -25,7 +27,7 @@
 
 namespace {
 
-constexpr int STEP = TL_DRAIN, ALONG = STEP + 4, STAGES = 3;
+constexpr int STEP = TL_DRAIN, STAGES = 3;
 
 /* ROWS x COLS warps; BLOCKS: how many shall run on one multiprocessor. */
 template <int BM_, int BN_, int ROWS_, int COLS_, int BLOCKS_> struct Tile {
@@ -45,140 +47,252 @@ struct SplitArgs {
     bool wide; /* C takes what a lane has side by side at once */
 };
 
+/* Where a block's tile lies. Worked out again where it is needed, as it would take registers all the while. */
+template <class T> struct Place {
+    const float *A, *B; /* of the tile's product */
+    float *C;
+    int64_t i0, j0;
+
+    __device__ __forceinline__ explicit Place(const SplitArgs &args)
+    {
+        const tl_matrix_product &x = args.x;
+        int block = (int)blockIdx.x;
+        tl_forget_origin(block);
+        uint32_t row_tile, column_tile;
+        const uint32_t tile = args.column_tiles.divmod((uint32_t)block, &column_tile);
+        const int64_t product = args.row_tiles.divmod(tile, &row_tile);
+        A = x.A + product * x.m * x.n, B = x.B + product * x.n * x.p, C = x.C + product * x.m * x.p;
+        i0 = (int64_t)row_tile * T::BM, j0 = (int64_t)column_tile * T::BN;
+    }
+};
+
 using Guard = tl_split_guard;
 
-/* One operand's tiles: WIDTH rows (columns of op(B)) by STEP of k each, TRANSPOSED where its rows lie across k. A thread
- * copies VECTOR elements, of which rows in memory are made, COPIES times, BELOW rows of memory apart, from element (i, k) of a
- * tile on. */
-template <class T, int WIDTH, bool TRANSPOSED, int VECTOR> struct Operand {
-    static constexpr int SIZE = TRANSPOSED ? STEP * WIDTH : WIDTH * ALONG, COPIES = WIDTH * STEP / VECTOR / T::THREADS;
-    static constexpr int UNITS = (TRANSPOSED ? WIDTH : STEP) / VECTOR, BELOW = T::THREADS / UNITS;
-    static_assert(WIDTH % 32 == 0 && T::THREADS % UNITS == 0 && (BELOW & (BELOW - 1)) == 0, "ownership");
-
-    const float *array, *from; /* from: where the next tile's first copy starts */
-    int64_t length;            /* of a row in memory */
-    int i, k, rows, rest;      /* what is left of the other side and of k from (i, k) on */
-
-    /* Elements i0 .. of `width`, k from 0. */
-    __device__ __forceinline__ Operand(const float *x, int64_t i0, int64_t width, int64_t n) : array(x)
-    {
-        i = TRANSPOSED ? threadIdx.x % UNITS * VECTOR : threadIdx.x / UNITS;
-        k = TRANSPOSED ? threadIdx.x / UNITS : threadIdx.x % UNITS * VECTOR;
-        length = TRANSPOSED ? width : n;
-        from = TRANSPOSED ? x + k * length + i0 + i : x + (i0 + i) * length + k;
-        rows = (int)(width - i0) - i;
-        rest = (int)n - k;
-    }
+/* How an operand's tiles of WIDTH rows (columns of op(B)) by STEP of k lie in shared memory, TRANSPOSED where its rows lie across k,
+ * WHOLE where rows in memory are whole 16 bytes. A thread copies 16 bytes COPIES times, BELOW rows of memory apart. */
+template <class T, int WIDTH, bool TRANSPOSED, bool WHOLE> struct Layout {
+    static constexpr int LENGTH = TRANSPOSED ? WIDTH : STEP, ROWS = TRANSPOSED ? STEP : WIDTH;
+    static constexpr bool EXCHANGES = TRANSPOSED && WHOLE;
+    static constexpr int PITCH = EXCHANGES ? LENGTH : LENGTH + 4, HALF = TRANSPOSED && !WHOLE ? 16 : 0;
+    static constexpr int SIZE = ROWS * PITCH + HALF;
+    static constexpr int UNITS = LENGTH / 4, BELOW = T::THREADS / UNITS, COPIES = ROWS / BELOW;
+    static_assert(WIDTH % 32 == 0 && UNITS <= 32 && ROWS % BELOW == 0 && (BELOW & (BELOW - 1)) == 0 &&
+                      (HALF == 0 || BELOW <= 16),
+                  "ownership");
 
     /* What row k of a tile exchanges: whole units of 16 bytes. */
     static __device__ __forceinline__ int exchange(int k) { return (k / 16 * 4 | k / 2 % 2 * 2) * 4; }
     static __device__ __forceinline__ int at(int i, int k)
     {
-        return TRANSPOSED ? k * WIDTH + (i ^ exchange(k)) : i * ALONG + k;
+        return EXCHANGES ? k * PITCH + (i ^ exchange(k)) : TRANSPOSED ? k * PITCH + k / 16 * HALF + i : i * PITCH + k;
     }
-    __device__ __forceinline__ int place(int copy) const
+    static __device__ __forceinline__ int unit() { return (int)threadIdx.x % UNITS * 4; }
+    static __device__ __forceinline__ int row() { return (int)threadIdx.x / UNITS; }
+    const int own = TRANSPOSED ? at(unit(), row()) : at(row(), unit()); /* where the thread's first copy goes */
+    /* Where copy c goes, of a thread whose first goes to `own`. */
+    static __device__ __forceinline__ int place(int own, int c)
     {
-        return TRANSPOSED ? copy * BELOW * WIDTH + (at(i, k) ^ exchange(copy * BELOW))
-                          : at(i, k) + copy * BELOW * ALONG;
-    }
-
-    /* Starts copying the next tile; what does not exist is 0. */
-    __device__ __forceinline__ void copy(float *to)
-    {
-        TL_UNROLL_FOR (int c = 0; c < COPIES; c++) {
-            const bool present = TRANSPOSED ? rows > 0 && rest > c * BELOW : rows > c * BELOW && rest > 0;
-            tl_copy_async<4 * VECTOR>(to + place(c), present ? from + c * BELOW * length : array, present);
-        }
-        from += TRANSPOSED ? STEP * length : STEP;
-        rest -= STEP;
-    }
-
-    /* Shows the guard 16 bytes at a time of a tile: of those that the thread copied, or where it copied less at a time, of any. */
-    static constexpr bool OWN = VECTOR == 4;
-    __device__ __forceinline__ void look(const float *tile, Guard &guard) const
-    {
-        TL_UNROLL_FOR (int c = 0; c < WIDTH * STEP / 4 / T::THREADS; c++) {
-            const int unit = threadIdx.x + c * T::THREADS;
-            guard.see(tl_load4(tile + (OWN          ? place(c)
-                                       : TRANSPOSED ? 4 * unit
-                                                    : unit / (STEP / 4) * ALONG + unit % (STEP / 4) * 4)));
-        }
+        return c * BELOW * PITCH + (EXCHANGES ? own ^ exchange(c * BELOW) : own + c * BELOW / 16 * HALF);
     }
 };
 
-/* part += A·B over a step for the warp's results. `a`, `b`: the operands from the lane's first element on. */
-template <class T, bool TA, bool TB>
-__device__ __forceinline__ void multiply_step(float (&part)[T::M][T::N][4], const float *a, const float *b)
-{
-#pragma unroll(T::UNROLL)
-    for (int q = 0; q < 4; q++) {
-        uint32_t ahi[T::M][4], alo[T::M][4], bhi[T::N][2], blo[T::N][2];
-        const int k = 4 * q;
-        if constexpr (TA && T::ACROSS == 2) {
-            const float2 x = *reinterpret_cast<const float2 *>(a + k * T::BM);
-            const float2 y = *reinterpret_cast<const float2 *>(a + (k + 1) * T::BM);
-            tl_split(x.x, ahi[0][0], alo[0][0]);
-            tl_split(x.y, ahi[0][1], alo[0][1]);
-            tl_split(y.x, ahi[0][2], alo[0][2]);
-            tl_split(y.y, ahi[0][3], alo[0][3]);
-        } else if constexpr (TA) {
-            TL_UNROLL_FOR (int u = 0; u < T::M / 2; u++) {
-                const float4 x = tl_load4(a + k * T::BM + 32 * u), y = tl_load4(a + (k + 1) * T::BM + 32 * u);
-                tl_split(x.x, ahi[2 * u][0], alo[2 * u][0]);
-                tl_split(x.y, ahi[2 * u][1], alo[2 * u][1]);
-                tl_split(y.x, ahi[2 * u][2], alo[2 * u][2]);
-                tl_split(y.y, ahi[2 * u][3], alo[2 * u][3]);
-                tl_split(x.z, ahi[2 * u + 1][0], alo[2 * u + 1][0]);
-                tl_split(x.w, ahi[2 * u + 1][1], alo[2 * u + 1][1]);
-                tl_split(y.z, ahi[2 * u + 1][2], alo[2 * u + 1][2]);
-                tl_split(y.w, ahi[2 * u + 1][3], alo[2 * u + 1][3]);
-            }
-        } else {
-            TL_UNROLL_FOR (int m = 0; m < T::M; m++)
-                TL_UNROLL_FOR (int e = 0; e < 2; e++) {
-                    const float2 x = *reinterpret_cast<const float2 *>(a + (16 * m + 8 * e) * ALONG + k);
-                    tl_split(x.x, ahi[m][e], alo[m][e]);
-                    tl_split(x.y, ahi[m][e + 2], alo[m][e + 2]);
-                }
-        }
-        if constexpr (TB) {
-            TL_UNROLL_FOR (int n = 0; n < T::N; n++) {
-                const float2 y = *reinterpret_cast<const float2 *>(b + 8 * n * ALONG + k);
-                tl_split(y.x, bhi[n][0], blo[n][0]);
-                tl_split(y.y, bhi[n][1], blo[n][1]);
-            }
-        } else {
-            TL_UNROLL_FOR (int u = 0; u < T::N / 4; u++) {
-                const float4 x = tl_load4(b + k * T::BN + 32 * u), y = tl_load4(b + (k + 1) * T::BN + 32 * u);
-                tl_split(x.x, bhi[4 * u][0], blo[4 * u][0]);
-                tl_split(x.y, bhi[4 * u + 1][0], blo[4 * u + 1][0]);
-                tl_split(x.z, bhi[4 * u + 2][0], blo[4 * u + 2][0]);
-                tl_split(x.w, bhi[4 * u + 3][0], blo[4 * u + 3][0]);
-                tl_split(y.x, bhi[4 * u][1], blo[4 * u][1]);
-                tl_split(y.y, bhi[4 * u + 1][1], blo[4 * u + 1][1]);
-                tl_split(y.z, bhi[4 * u + 2][1], blo[4 * u + 2][1]);
-                tl_split(y.w, bhi[4 * u + 3][1], blo[4 * u + 3][1]);
-            }
-        }
-        tl_mma_split(part, ahi, alo, bhi, blo);
+template <class T, int WIDTH, bool TRANSPOSED> struct WholeOperand : Layout<T, WIDTH, TRANSPOSED, true> {
+    using L = Layout<T, WIDTH, TRANSPOSED, true>;
+    const float *from; /* where the next tile's first copy starts */
+    int64_t length;    /* of a row in memory */
+    int others;        /* what is left of the other side from the thread's first element on */
+
+    /* Elements i0 .. of `width`, k from 0. */
+    __device__ __forceinline__ WholeOperand(const float *x, int64_t i0, int64_t width, int64_t n)
+    {
+        const int i = TRANSPOSED ? L::unit() : L::row(), k = TRANSPOSED ? L::row() : L::unit();
+        length = TRANSPOSED ? width : n;
+        from = TRANSPOSED ? x + k * length + i0 + i : x + (i0 + i) * length + k;
+        others = (int)(width - i0) - i;
     }
+
+    /* Starts copying the next tile, of `rest` k; what does not exist is 0, and is not read wherever it would lie. */
+    __device__ __forceinline__ void copy(float *to, int rest)
+    {
+        constexpr int BELOW = L::BELOW;
+        rest -= TRANSPOSED ? L::row() : L::unit();
+        TL_UNROLL_FOR (int c = 0; c < L::COPIES; c++) {
+            const bool present = TRANSPOSED ? others > 0 && rest > c * BELOW : others > c * BELOW && rest > 0;
+            tl_copy_async<16>(to + L::place(L::own, c), from + c * BELOW * length, present);
+        }
+        from += TRANSPOSED ? STEP * length : STEP;
+    }
+
+    /* Reads what the thread copied of a tile; the thread's copies have arrived. */
+    __device__ __forceinline__ void read(const float *tile, float (&x)[L::COPIES][4]) const
+    {
+        TL_UNROLL_FOR (int c = 0; c < L::COPIES; c++)
+            tl_load4(tile + L::place(L::own, c), x[c]);
+    }
+
+    /* Leaves it as it lies; a barrier follows. */
+    __device__ __forceinline__ void settle(float *, const float (&)[L::COPIES][4]) const {}
+};
+
+/* The same of rows that begin anywhere: copied in pieces of 16 bytes from the whole 16 bytes on in which a tile's row begins, and one
+ * piece more where the row begins behind them, for which there is room. The warp that copied a row shifts it to its place before the
+ * others read it. What comes before a row is not read again; it lies in the array's memory, which begins with whole 16 bytes. Rows four
+ * apart begin alike, which are all that a thread copies. */
+template <class T, int WIDTH, bool TRANSPOSED> struct ShiftedOperand : Layout<T, WIDTH, TRANSPOSED, false> {
+    using L = Layout<T, WIDTH, TRANSPOSED, false>;
+    static_assert(L::BELOW % 4 == 0 && L::BELOW <= 16 && L::COPIES <= L::UNITS, "shifts");
+    const float *from; /* where the next tile's first copy starts */
+    int64_t length;    /* of a row in memory */
+    int behind;        /* how far the thread's rows begin behind whole 16 bytes */
+    int others;        /* what is left of the other side from where the first copy starts on */
+
+    /* As WholeOperand. */
+    __device__ __forceinline__ ShiftedOperand(const float *x, int64_t i0, int64_t width, int64_t n)
+    {
+        length = TRANSPOSED ? width : n;
+        const float *const row = (TRANSPOSED ? x + i0 : x + i0 * length) + L::row() * length;
+        behind = (int)((uintptr_t)row / 4 % 4);
+        from = row + (L::unit() - behind);
+        others = (int)(width - i0) - (TRANSPOSED ? L::unit() - behind : L::row());
+    }
+    static __device__ __forceinline__ int bytes(int left) { return min(max(left, 0), 4) * 4; }
+
+    /* As in WholeOperand. */
+    __device__ __forceinline__ void copy(float *to, int rest)
+    {
+        constexpr int BELOW = L::BELOW;
+        int unit = L::unit(), others = this->others;
+        tl_forget_origin(unit), tl_forget_origin(others); /* lest what follows from them take registers all the while */
+        const int rows = TRANSPOSED ? rest - L::row() : others;
+        const int left = TRANSPOSED ? others : rest - (unit - behind);
+        const uint32_t shared = tl_shared_address(to);
+        TL_UNROLL_FOR (int c = 0; c < L::COPIES; c++)
+            tl_copy_async_first(shared + L::place(L::own, c) * 4, from + c * BELOW * length,
+                                rows > c * BELOW ? bytes(left) : 0);
+        /* Of a row's pieces the first threads have, by the number of the copy, one row's last. */
+        const int c = unit / 4, further = L::LENGTH - unit;
+        if (behind > 0 && c < L::COPIES)
+            tl_copy_async_first(shared + (L::place(L::own, c) + further) * 4, from + (c * BELOW * length + further),
+                                rows > c * BELOW ? bytes(left - further) : 0);
+        from += TRANSPOSED ? STEP * length : STEP;
+    }
+
+    /* As in WholeOperand. */
+    __device__ __forceinline__ void read(const float *tile, float (&x)[L::COPIES][4]) const
+    {
+        int own = L::own;
+        tl_forget_origin(own); /* as above */
+        const float *const first = tile + own + behind;
+        __syncwarp(); /* other lanes' copies */
+        TL_UNROLL_FOR (int c = 0; c < L::COPIES; c++)
+            TL_UNROLL_FOR (int e = 0; e < 4; e++)
+                x[c][e] = first[L::place(0, c) + e];
+    }
+
+    /* Shifts what was read to its place; as in WholeOperand. */
+    __device__ __forceinline__ void settle(float *tile, const float (&x)[L::COPIES][4]) const
+    {
+        int own = L::own;
+        tl_forget_origin(own);
+        __syncwarp(); /* which has read the tile */
+        TL_UNROLL_FOR (int c = 0; c < L::COPIES; c++)
+            tl_store4(tile + own + L::place(0, c), x[c]);
+    }
+};
+
+template <class T, int WIDTH, bool TRANSPOSED, bool WHOLE>
+using Operand = std::conditional_t<WHOLE, WholeOperand<T, WIDTH, TRANSPOSED>, ShiftedOperand<T, WIDTH, TRANSPOSED>>;
+
+/* Takes tiles of both operands that the thread's copies have brought, and shows them to the guards; a barrier follows. Both are read
+ * before either is shifted, so that a warp waits once. */
+template <class OpA, class OpB>
+__device__ __forceinline__ void receive(const OpA &a, const OpB &b, float *as, float *bs, Guard &of_a, Guard &of_b)
+{
+    float x[OpA::COPIES][4], y[OpB::COPIES][4];
+    a.read(as, x), b.read(bs, y);
+    a.settle(as, x), b.settle(bs, y);
+    TL_UNROLL_FOR (int c = 0; c < OpA::COPIES; c++)
+        of_a.see(make_float4(x[c][0], x[c][1], x[c][2], x[c][3]));
+    TL_UNROLL_FOR (int c = 0; c < OpB::COPIES; c++)
+        of_b.see(make_float4(y[c][0], y[c][1], y[c][2], y[c][3]));
+}
+
+/* part += A·B over a step for the warp's results. `a`, `b`: the operands from the lane's first element on, of rows that are a_pitch and
+ * b_pitch long. Where `few` terms are left, at most eight, half of the products are of zeros, which change nothing. */
+template <class T, bool TA, bool TB, int A_PITCH, int B_PITCH>
+__device__ __forceinline__ void multiply_step(float (&part)[T::M][T::N][4], const float *a, const float *b, bool few)
+{
+#pragma unroll 1
+    for (int q0 = 0; q0 < (T::UNROLL == 2 && few ? 2 : 4); q0 += T::UNROLL)
+        TL_UNROLL_FOR (int q = q0; q < q0 + T::UNROLL; q++) {
+            uint32_t ahi[T::M][4], alo[T::M][4], bhi[T::N][2], blo[T::N][2];
+            const int k = 4 * q;
+            if constexpr (TA && T::ACROSS == 2) {
+                const float2 x = *reinterpret_cast<const float2 *>(a + k * A_PITCH);
+                const float2 y = *reinterpret_cast<const float2 *>(a + (k + 1) * A_PITCH);
+                tl_split(x.x, ahi[0][0], alo[0][0]);
+                tl_split(x.y, ahi[0][1], alo[0][1]);
+                tl_split(y.x, ahi[0][2], alo[0][2]);
+                tl_split(y.y, ahi[0][3], alo[0][3]);
+            } else if constexpr (TA) {
+                TL_UNROLL_FOR (int u = 0; u < T::M / 2; u++) {
+                    const float4 x = tl_load4(a + k * A_PITCH + 32 * u), y = tl_load4(a + (k + 1) * A_PITCH + 32 * u);
+                    tl_split(x.x, ahi[2 * u][0], alo[2 * u][0]);
+                    tl_split(x.y, ahi[2 * u][1], alo[2 * u][1]);
+                    tl_split(y.x, ahi[2 * u][2], alo[2 * u][2]);
+                    tl_split(y.y, ahi[2 * u][3], alo[2 * u][3]);
+                    tl_split(x.z, ahi[2 * u + 1][0], alo[2 * u + 1][0]);
+                    tl_split(x.w, ahi[2 * u + 1][1], alo[2 * u + 1][1]);
+                    tl_split(y.z, ahi[2 * u + 1][2], alo[2 * u + 1][2]);
+                    tl_split(y.w, ahi[2 * u + 1][3], alo[2 * u + 1][3]);
+                }
+            } else {
+                TL_UNROLL_FOR (int m = 0; m < T::M; m++)
+                    TL_UNROLL_FOR (int e = 0; e < 2; e++) {
+                        const float2 x = *reinterpret_cast<const float2 *>(a + (16 * m + 8 * e) * A_PITCH + k);
+                        tl_split(x.x, ahi[m][e], alo[m][e]);
+                        tl_split(x.y, ahi[m][e + 2], alo[m][e + 2]);
+                    }
+            }
+            if constexpr (TB) {
+                TL_UNROLL_FOR (int n = 0; n < T::N; n++) {
+                    const float2 y = *reinterpret_cast<const float2 *>(b + 8 * n * B_PITCH + k);
+                    tl_split(y.x, bhi[n][0], blo[n][0]);
+                    tl_split(y.y, bhi[n][1], blo[n][1]);
+                }
+            } else {
+                TL_UNROLL_FOR (int u = 0; u < T::N / 4; u++) {
+                    const float4 x = tl_load4(b + k * B_PITCH + 32 * u), y = tl_load4(b + (k + 1) * B_PITCH + 32 * u);
+                    tl_split(x.x, bhi[4 * u][0], blo[4 * u][0]);
+                    tl_split(x.y, bhi[4 * u + 1][0], blo[4 * u + 1][0]);
+                    tl_split(x.z, bhi[4 * u + 2][0], blo[4 * u + 2][0]);
+                    tl_split(x.w, bhi[4 * u + 3][0], blo[4 * u + 3][0]);
+                    tl_split(y.x, bhi[4 * u][1], blo[4 * u][1]);
+                    tl_split(y.y, bhi[4 * u + 1][1], blo[4 * u + 1][1]);
+                    tl_split(y.z, bhi[4 * u + 2][1], blo[4 * u + 2][1]);
+                    tl_split(y.w, bhi[4 * u + 3][1], blo[4 * u + 3][1]);
+                }
+            }
+            tl_mma_split(part, ahi, alo, bhi, blo);
+        }
 }
 
 /* The tile without tensor cores. */
 template <class T, class OpA, class OpB>
-__device__ __forceinline__ void plain_tile(const tl_matrix_product &x, const float *A, const float *B, float *C,
-                                           int64_t i0, int64_t j0, float *as, float *bs)
+__device__ __forceinline__ void plain_tile(const tl_matrix_product &x, const Place<T> &place, float *as, float *bs)
 {
     const int tx = threadIdx.x % T::TX, ty = threadIdx.x / T::TX;
-    OpA a_tiles(A, i0, x.m, x.n);
-    OpB b_tiles(B, j0, x.p, x.n);
+    OpA a_tiles(place.A, place.i0, x.m, x.n);
+    OpB b_tiles(place.B, place.j0, x.p, x.n);
+    Guard seen; /* for nothing */
     float sum[T::RM][T::RN] = {};
     for (int64_t k0 = 0; k0 < x.n; k0 += STEP) {
         __syncthreads();
-        a_tiles.copy(as);
-        b_tiles.copy(bs);
+        a_tiles.copy(as, (int)(x.n - k0));
+        b_tiles.copy(bs, (int)(x.n - k0));
         tl_copy_commit();
         tl_copy_wait<0>();
+        receive(a_tiles, b_tiles, as, bs, seen, seen);
         __syncthreads();
 #pragma unroll 1
         for (int k = 0; k < STEP; k++) {
@@ -194,8 +308,8 @@ __device__ __forceinline__ void plain_tile(const tl_matrix_product &x, const flo
     }
     TL_UNROLL_FOR (int i = 0; i < T::RM; i++)
         TL_UNROLL_FOR (int j = 0; j < T::RN; j++) {
-            const int64_t row = i0 + ty + T::TY * i, col = j0 + tx + T::TX * j;
-            if (row < x.m && col < x.p) C[row * x.p + col] = x.bias ? sum[i][j] + x.bias[col] : sum[i][j];
+            const int64_t row = place.i0 + ty + T::TY * i, col = place.j0 + tx + T::TX * j;
+            if (row < x.m && col < x.p) place.C[row * x.p + col] = x.bias ? sum[i][j] + x.bias[col] : sum[i][j];
         }
 }
 
@@ -233,6 +347,12 @@ __device__ __forceinline__ void store_wide(const tl_matrix_product &x, float *C,
                                            int64_t i0, int64_t j0)
 {
     using Own = Owned<T, TA, TB>;
+    float bias[Own::PIECES][Own::WIDE];
+    TL_UNROLL_FOR (int q = 0; q < Own::PIECES; q++) {
+        const int64_t col = j0 + Own::column(q);
+        TL_UNROLL_FOR (int e = 0; e < Own::WIDE; e++)
+            bias[q][e] = x.bias && col < x.p ? x.bias[col + e] : -0.0f; /* which changes nothing */
+    }
     TL_UNROLL_FOR (int m = 0; m < T::M; m++)
         TL_UNROLL_FOR (int h = 0; h < 2; h++) {
             const int64_t row = i0 + Own::row(m, h);
@@ -242,11 +362,9 @@ __device__ __forceinline__ void store_wide(const tl_matrix_product &x, float *C,
                 const int64_t col = j0 + Own::column(q);
                 if (col >= x.p) continue;
                 float y[Own::WIDE];
-                TL_UNROLL_FOR (int e = 0; e < Own::WIDE; e++) {
-                    y[e] = Own::get(sum, m, h, q, e);
-                    if (x.bias) y[e] += x.bias[col + e];
-                }
-                Own::put(to + col, y);
+                TL_UNROLL_FOR (int e = 0; e < Own::WIDE; e++)
+                    y[e] = Own::get(sum, m, h, q, e) + bias[q][e];
+                tl_store_at_once(to + col, y);
             }
         }
 }
@@ -284,101 +402,107 @@ __device__ __forceinline__ void store_rows(const tl_matrix_product &x, float *C,
         *to = own[r * PITCH + lane] + bias;
 }
 
-/* VA, VB: elements of a copy of either operand; both 4: C's rows are whole 16 bytes, too. */
-template <class T, bool TA, bool TB, int VA, int VB>
-__global__ void __launch_bounds__(T::THREADS, T::BLOCKS) split_kernel(const SplitArgs args)
+/* Blocks of a multiprocessor, as many as its shared memory holds: before Hopper three of small tiles. */
+template <class T> constexpr int blocks()
 {
-    using OpA = Operand<T, T::BM, TA, VA>;
-    using OpB = Operand<T, T::BN, !TB, VB>;
-    constexpr bool WHOLE = VA == 4 && VB == 4;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+    return T::M > 1 && T::BLOCKS > 3 ? 3 : T::BLOCKS;
+#else
+    return T::BLOCKS;
+#endif
+}
+
+/* WA, WB: whether rows of either operand are whole 16 bytes; both: C's, too. */
+template <class T, bool TA, bool TB, bool WA, bool WB>
+__global__ void __launch_bounds__(T::THREADS, blocks<T>()) split_kernel(const SplitArgs args)
+{
+    using OpA = Operand<T, T::BM, TA, WA>;
+    using OpB = Operand<T, T::BN, !TB, WB>;
+    constexpr bool WHOLE = WA && WB;
     TL_DYNAMIC_SHARED(float, shared);
     const tl_matrix_product &x = args.x;
-    uint32_t row_tile, column_tile;
-    const uint32_t tile = args.column_tiles.divmod(blockIdx.x, &column_tile);
-    const int64_t product = args.row_tiles.divmod(tile, &row_tile);
-    const int64_t i0 = (int64_t)row_tile * T::BM, j0 = (int64_t)column_tile * T::BN;
-    const float *A = x.A + product * x.m * x.n, *B = x.B + product * x.n * x.p;
-    float *C = x.C + product * x.m * x.p, *as = shared, *bs = shared + STAGES * OpA::SIZE;
+    float *const as = shared, *const bs = shared + STAGES * OpA::SIZE;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int row0 = warp / T::COLS * 16 * T::M, col0 = warp % T::COLS * 8 * T::N;
     const int k = t / 2 * 16 + t % 2 * 2;
     const int a_at = OpA::at(row0 + (TA ? T::ACROSS * g : g), k), b_at = OpB::at(col0 + (TB ? g : 4 * g), k);
 
-    OpA a_tiles(A, i0, x.m, x.n);
-    OpB b_tiles(B, j0, x.p, x.n);
+    const Place<T> begin(args);
+    OpA a_tiles(begin.A, begin.i0, x.m, x.n);
+    OpB b_tiles(begin.B, begin.j0, x.p, x.n);
     float sum[T::M][T::N][4] = {};
-    Guard guard;
-    const int steps = (int)tl_ceil_div(x.n, STEP);
+    Guard of_a, of_b;
+    const int n = (int)x.n;
     TL_UNROLL_FOR (int s = 0; s < STAGES - 1; s++) {
-        if (s < steps) {
-            a_tiles.copy(as + s * OpA::SIZE);
-            b_tiles.copy(bs + s * OpB::SIZE);
+        if (s * STEP < n) {
+            a_tiles.copy(as + s * OpA::SIZE, n - s * STEP);
+            b_tiles.copy(bs + s * OpB::SIZE, n - s * STEP);
         }
         tl_copy_commit();
     }
-    int now = 0, next = STAGES - 1;
+    int now = 0;
 #pragma unroll 1
-    for (int s = 0; s < steps; s++) {
+    for (int rest = n; rest > 0; rest -= STEP) {
         tl_copy_wait<STAGES - 2>();
-        if constexpr (OpA::OWN) a_tiles.look(as + now * OpA::SIZE, guard);
-        if constexpr (OpB::OWN) b_tiles.look(bs + now * OpB::SIZE, guard);
+        receive(a_tiles, b_tiles, as + now * OpA::SIZE, bs + now * OpB::SIZE, of_a, of_b);
         __syncthreads();
-        if constexpr (!OpA::OWN) a_tiles.look(as + now * OpA::SIZE, guard);
-        if constexpr (!OpB::OWN) b_tiles.look(bs + now * OpB::SIZE, guard);
-        if (s + STAGES - 1 < steps) {
-            a_tiles.copy(as + next * OpA::SIZE);
-            b_tiles.copy(bs + next * OpB::SIZE);
+        const int ahead = rest - (STAGES - 1) * STEP, last = now == 0 ? STAGES - 1 : now - 1;
+        if (ahead > 0) {
+            a_tiles.copy(as + last * OpA::SIZE, ahead);
+            b_tiles.copy(bs + last * OpB::SIZE, ahead);
         }
         tl_copy_commit();
         float part[T::M][T::N][4] = {};
-        multiply_step<T, TA, TB>(part, as + now * OpA::SIZE + a_at, bs + now * OpB::SIZE + b_at);
+        multiply_step<T, TA, TB, OpA::PITCH, OpB::PITCH>(part, as + now * OpA::SIZE + a_at, bs + now * OpB::SIZE + b_at,
+                                                         rest <= 8);
         TL_UNROLL_FOR (int m = 0; m < T::M; m++)
             TL_UNROLL_FOR (int n = 0; n < T::N; n++)
                 TL_UNROLL_FOR (int e = 0; e < 4; e++)
                     sum[m][n][e] += part[m][n][e];
         now = now + 1 == STAGES ? 0 : now + 1;
-        next = next + 1 == STAGES ? 0 : next + 1;
     }
     tl_copy_wait<0>();
-    bool unsafe = guard.unsafe();
+    bool unsafe = of_a.unsafe() || of_b.unsafe();
     TL_UNROLL_FOR (int m = 0; m < T::M; m++)
         TL_UNROLL_FOR (int n = 0; n < T::N; n++)
             TL_UNROLL_FOR (int e = 0; e < 4; e++)
                 unsafe |= !(fabsf(sum[m][n][e]) <= FLT_MAX);
     if (__syncthreads_or(unsafe)) {
-        plain_tile<T, OpA, OpB>(x, A, B, C, i0, j0, as, bs);
+        plain_tile<T, OpA, OpB>(x, Place<T>(args), as, bs);
         return;
     }
+    const Place<T> end(args);
+    const int64_t i0 = end.i0 + row0, j0 = end.j0 + col0;
     if (WHOLE || args.wide)
-        store_wide<T, TA, TB>(x, C, sum, i0 + row0, j0 + col0);
+        store_wide<T, TA, TB>(x, end.C, sum, i0, j0);
     else if constexpr (!WHOLE)
-        store_rows<T, TA, TB>(x, C, sum, i0 + row0, j0 + col0, shared + warp * Rows<T, TA, TB>::SIZE);
+        store_rows<T, TA, TB>(x, end.C, sum, i0, j0, shared + warp * Rows<T, TA, TB>::SIZE);
 }
 
-template <class T, bool TA, bool TB, int VA, int VB> int32_t launch_split(tl_context *ctx, const tl_matrix_product &x)
+template <class T, bool TA, bool TB, bool WA, bool WB> int32_t launch_split(tl_context *ctx, const tl_matrix_product &x)
 {
     const int64_t row_tiles = tl_ceil_div(x.m, T::BM), column_tiles = tl_ceil_div(x.p, T::BN);
     constexpr size_t shared = sizeof(float) * STAGES *
-                              (Operand<T, T::BM, TA, VA>::SIZE + Operand<T, T::BN, !TB, VB>::SIZE);
+                              (Operand<T, T::BM, TA, WA>::SIZE + Operand<T, T::BN, !TB, WB>::SIZE);
     static_assert(T::THREADS / 32 * Rows<T, TA, TB>::SIZE * sizeof(float) <= shared, "store_rows");
     const SplitArgs args = {x, tl_fastdiv((uint64_t)row_tiles), tl_fastdiv((uint64_t)column_tiles),
                             x.p % (TB ? 2 : 4) == 0 && tl_aligned4(x.C)};
-    return tl_launch_shared(ctx, "split_product", split_kernel<T, TA, TB, VA, VB>,
+    return tl_launch_shared(ctx, "split_product", split_kernel<T, TA, TB, WA, WB>,
                             (unsigned)(x.batch * row_tiles * column_tiles), T::THREADS, shared, args);
 }
 
-template <class T, int VA, int VB> int32_t launch_form(tl_context *ctx, const tl_matrix_product &x)
+template <class T, bool WA, bool WB> int32_t launch_form(tl_context *ctx, const tl_matrix_product &x)
 {
-    return x.ta   ? launch_split<T, true, false, VA, VB>(ctx, x)
-           : x.tb ? launch_split<T, false, true, VA, VB>(ctx, x)
-                  : launch_split<T, false, false, VA, VB>(ctx, x);
+    return x.ta   ? launch_split<T, true, false, WA, WB>(ctx, x)
+           : x.tb ? launch_split<T, false, true, WA, WB>(ctx, x)
+                  : launch_split<T, false, false, WA, WB>(ctx, x);
 }
 
-/* 64 x 32 results to a warp, eight warps to a multiprocessor, bound by registers; 32 x 32 with three blocks of four warps, for
+/* 64 x 32 results to a warp, eight warps to a multiprocessor, bound by registers; 32 x 32 with four blocks of four warps, for
  * products that large tiles would not spread over the device or not fill; and 16 x 32 for those that leave most multiprocessors less
  * than three of these blocks, or many of their rows empty, or columns. */
 using Large = Tile<128, 128, 2, 4, 1>;
-using Small = Tile<64, 64, 2, 2, 3>; /* also for copies of less than 16 bytes, whose addresses take registers */
+using Small = Tile<64, 64, 2, 2, 4>; /* also for rows that are no whole 16 bytes, which take registers */
 using Slim = Tile<32, 64, 2, 2, 4>;
 using Narrow = Tile<64, 32, 4, 1, 4>;
 
@@ -388,21 +512,16 @@ int64_t tiles(const tl_matrix_product &x, int64_t rows, int64_t columns)
 }
 int64_t tiles(const tl_matrix_product &x, int64_t size) { return tiles(x, size, size); }
 
-/* Elements of a copy of either operand: 4 where its rows are whole 16 bytes, else the same number for both, 2 or 1. Both are 4
- * only where the result's rows are whole 16 bytes, too. */
-struct Vectors {
-    int a, b;
+/* Whether rows of either operand are whole 16 bytes. Both are only where the result's are, too. */
+struct WholeRows {
+    bool a, b;
 
-    explicit Vectors(const tl_matrix_product &x)
+    explicit WholeRows(const tl_matrix_product &x)
     {
-        const int64_t a_length = x.ta ? x.m : x.n, b_length = x.tb ? x.n : x.p;
-        const bool a_whole = a_length % 4 == 0 && tl_aligned4(x.A), b_whole = b_length % 4 == 0 && tl_aligned4(x.B);
-        const bool pairs = (a_whole || (a_length % 2 == 0 && tl_aligned4(x.A))) &&
-                           (b_whole || (b_length % 2 == 0 && tl_aligned4(x.B)));
-        a = a_whole ? 4 : pairs ? 2 : 1, b = b_whole ? 4 : pairs ? 2 : 1;
-        if (whole() && (x.p % 4 != 0 || !tl_aligned4(x.C))) b = 2;
+        a = (x.ta ? x.m : x.n) % 4 == 0 && tl_aligned4(x.A), b = (x.tb ? x.n : x.p) % 4 == 0 && tl_aligned4(x.B);
+        if (both() && (x.p % 4 != 0 || !tl_aligned4(x.C))) b = false;
     }
-    bool whole() const { return a == 4 && b == 4; }
+    bool both() const { return a && b; }
 };
 
 } /* namespace */
@@ -410,62 +529,60 @@ struct Vectors {
 /* From n = 64 on 7.5·√n·u, the bound of a sum of n terms, covers what a split product and its parts lose: 4u for the
  * product of the lower parts and twice 2u for the last bit of a lower part; below 4u, cut off in the alignment and in
  * the result, for each of the ten mma of a part whose sum is not small; the sum of the parts. The tiles must be at least
- * half full and fill half of the device; or, where copies are of less than 16 bytes and need other blocks to multiply
+ * half full and fill half of the device; or, where rows are no whole 16 bytes and need other blocks to multiply
  * meanwhile, be two for each multiprocessor. */
 bool tl_split_serves(tl_context *ctx, const tl_matrix_product &x)
 {
-    const int64_t small = tiles(x, 64), blocks = tl_cuda_sms(ctx) * (Vectors(x).whole() ? 1 : 4);
+    const int64_t small = tiles(x, 64), blocks = tl_cuda_sms(ctx) * (WholeRows(x).both() ? 1 : 4);
     return tl_terms_fit_tensor_cores(x) && 2 * small >= blocks && small < INT32_MAX &&
            2 * x.batch * x.m * x.p >= small * 64 * 64;
 }
 
-/* A multiprocessor has three blocks, which take 0.7 µs for a step of each; up to 0.95 where copies are of less than 16 bytes. */
+/* A multiprocessor that had three blocks took 0.7 µs for a step of each; up to 0.95 where rows are no whole 16 bytes. On this depends
+ * which kernel serves, and so a result's bits. */
 double tl_split_seconds(tl_context *ctx, const tl_matrix_product &x)
 {
     const double steps = (double)tiles(x, 64) / tl_cuda_sms(ctx) * (double)tl_ceil_div(x.n, STEP);
-    return steps * (Vectors(x).whole() ? 0.7e-6 : 0.95e-6);
+    return steps * (WholeRows(x).both() ? 0.7e-6 : 0.95e-6);
 }
 
 /* Tiles of half as many results have kernels for rows of whole 16 bytes, and for those that fill them and not small ones: one side of
  * C is 32 and the other whole 64s, so that rows across k are whole 16 bytes, and only those along k may not be. */
-static bool half_serves(const tl_matrix_product &x, const Vectors &of)
+static bool half_serves(const tl_matrix_product &x, const WholeRows &of)
 {
-    return of.whole() || (!x.ta && of.a < 4 && of.b == (x.tb ? of.a : 4));
+    return of.both() || (!x.ta && !of.a && of.b == !x.tb);
 }
-template <class T> static int32_t launch_half(tl_context *ctx, const tl_matrix_product &x, const Vectors &of)
+template <class T> static int32_t launch_half(tl_context *ctx, const tl_matrix_product &x, const WholeRows &of)
 {
-    if (of.whole()) return launch_form<T, 4, 4>(ctx, x);
-    if (x.tb)
-        return of.a == 2 ? launch_split<T, false, true, 2, 2>(ctx, x) : launch_split<T, false, true, 1, 1>(ctx, x);
-    return of.a == 2 ? launch_split<T, false, false, 2, 4>(ctx, x) : launch_split<T, false, false, 1, 4>(ctx, x);
+    if (of.both()) return launch_form<T, true, true>(ctx, x);
+    return x.tb ? launch_split<T, false, true, false, false>(ctx, x)
+                : launch_split<T, false, false, false, true>(ctx, x);
 }
 
 /* Whether they are done sooner by a tenth, or where multiprocessors have several by a fifth. A multiprocessor with one small tile takes
  * 1 µs for a step of it, as nothing is done while its warps wait (measured on an H200), and with more of them 0.7 µs each; one of half
- * has half the products of tensor cores and three quarters of the operands to split, 0.6 times as many instructions, and of copies of
- * less than 16 bytes, which take 0.25 µs, three quarters. */
-template <class T> static bool half_pays(tl_context *ctx, const tl_matrix_product &x, const Vectors &of)
+ * has half the products of tensor cores and three quarters of the operands to split, 0.6 times as many instructions, and of what
+ * rows that are no whole 16 bytes add, 0.25 µs, three quarters. */
+template <class T> static bool half_pays(tl_context *ctx, const tl_matrix_product &x, const WholeRows &of)
 {
     if (!half_serves(x, of)) return false;
-    const double copies = of.whole() ? 0.0 : 0.25;
+    const double copies = of.both() ? 0.0 : 0.25;
     const int64_t small = tl_ceil_div(tiles(x, 64), tl_cuda_sms(ctx));
     const int64_t half = tl_ceil_div(tiles(x, T::BM, T::BN), tl_cuda_sms(ctx));
     const double small_time = std::max(1.0, (0.7 + copies) * (double)small);
     const double half_time = std::max(0.6, (0.42 + 0.75 * copies) * (double)half);
-    return (small < Small::BLOCKS ? 1.1 : 1.2) * half_time <= small_time;
+    return (small < 3 ? 1.1 : 1.2) * half_time <= small_time;
 }
 
 int32_t tl_split_multiply(tl_context *ctx, const tl_matrix_product &x)
 {
     const bool large = tiles(x, 128) >= 2 * tl_cuda_sms(ctx) &&
                        4 * x.batch * x.m * x.p >= 3 * tiles(x, 128) * 128 * 128;
-    const Vectors of(x);
-    if (of.whole() && large) return launch_form<Large, 4, 4>(ctx, x);
+    const WholeRows of(x);
+    if (of.both() && large) return launch_form<Large, true, true>(ctx, x);
     const bool fewer = tiles(x, Narrow::BM, Narrow::BN) < tiles(x, Slim::BM, Slim::BN);
     if (fewer && half_pays<Narrow>(ctx, x, of)) return launch_half<Narrow>(ctx, x, of);
     if (!fewer && half_pays<Slim>(ctx, x, of)) return launch_half<Slim>(ctx, x, of);
-    if (of.whole()) return launch_form<Small, 4, 4>(ctx, x);
-    if (of.a == 4) return of.b == 2 ? launch_form<Small, 4, 2>(ctx, x) : launch_form<Small, 4, 1>(ctx, x);
-    if (of.b == 4) return of.a == 2 ? launch_form<Small, 2, 4>(ctx, x) : launch_form<Small, 1, 4>(ctx, x);
-    return of.a == 2 ? launch_form<Small, 2, 2>(ctx, x) : launch_form<Small, 1, 1>(ctx, x);
+    if (of.a) return of.b ? launch_form<Small, true, true>(ctx, x) : launch_form<Small, true, false>(ctx, x);
+    return of.b ? launch_form<Small, false, true>(ctx, x) : launch_form<Small, false, false>(ctx, x);
 }

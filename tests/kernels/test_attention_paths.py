@@ -1,0 +1,103 @@
+"""Attention on CUDA where which kernel takes a member, or its rows, depends on the other members, the sizes or a mask: in any of
+them it has the same bits."""
+
+import numpy as np
+import pytest
+
+import tlrt
+from tlrt import kernels
+from tlspec.drawn import generator
+
+pytestmark = pytest.mark.cuda
+
+
+@pytest.mark.operations("grouped_attention")
+@pytest.mark.parametrize(
+    ("keys", "d", "width", "before", "after"),
+    [(43, 14, 10, 60, 0), (70, 3, 8, 5000, 5000), (33, 12, 8, 20, 3), (100, 8, 5, 5000, 0)],
+    ids=str,
+)
+def test_narrow_rows_have_the_bits_of_tiles(keys: int, d: int, width: int, before: int, after: int) -> None:
+    """Gradients of so many short rows that threads own them, beside those of tiles, which are made where there is a mask, here
+    one of zeros that is added. One member has an infinity."""
+    batch, heads, queries = 4, 9, 1000
+    rng = generator("narrow rows", keys, d)
+    shapes = ((batch, heads, queries, d), (batch, keys, d), (batch, keys, width), (batch, heads, queries, width))
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    arrays[3][1, 4, 700, 0] = np.inf
+    sizes, limits = (batch, heads, queries, d, 1, keys, width), (before, after, 10, 0.4)
+    with tlrt.Device.new("cuda") as dev:
+        q, k, v, g = map(dev.buffer, arrays)
+        mask = dev.buffer(np.zeros(keys, np.float32))
+        out = kernels.grouped_attention(q, k, v, *sizes, 0, 1, 1, 1, *limits)
+        seen = []
+        for how, of in ((0, None), (2, mask)):
+            made = kernels.grouped_attention_bwd(q, k, v, out, g, *sizes, how, 1, 1, 1, *limits, mask=of)
+            seen.append([np.where(np.isnan(x := y.numpy()), np.nan, x) for y in made if y is not None])
+    for narrow, tiles in zip(*seen, strict=True):
+        assert np.isfinite(narrow).mean() > 0.7
+        assert narrow.tobytes() == tiles.tobytes()
+
+
+@pytest.mark.operations("flash_attention")
+@pytest.mark.parametrize("unsafe", range(4))
+@pytest.mark.parametrize(("n", "d"), [(32, 16), (33, 40), (96, 80), (600, 64), (520, 145)], ids=str)
+def test_a_member_beyond_the_split(n: int, d: int, unsafe: int) -> None:
+    """One member has a value that tensor cores do not take, the others' upstream gradients are 0: what is known of members, and
+    which rows are finite, stays apart from what the passes keep. Every member has the bits that it has alone."""
+    rng = np.random.default_rng(unsafe)
+    q, k, v, g = (rng.standard_normal((4, n, d)).astype(np.float32) for _ in range(4))
+    q[unsafe, -1, 0] = 2.0**23  # k's products with it are scaled to ordinary scores
+    k[unsafe, :, 0] = 2.0**-23
+    g[np.arange(4) != unsafe] = 0
+    with tlrt.Device.new("cuda") as dev:
+
+        def results(*arrays: np.ndarray) -> list[np.ndarray]:
+            members = len(arrays[0])
+            q, k, v, g = map(dev.buffer, arrays)
+            out = kernels.flash_attention(q, k, v, members, n, d, 0, 0.25)
+            made = [dev.full(len(q), np.nan) for _ in range(3)]
+            kernels.flash_attention_bwd(q, k, v, out, g, members, n, d, 0, 0.25, out=made)
+            return [x.numpy().reshape(members, n, d) for x in (out, *made)]
+
+        whole = results(q, k, v, g)
+        for b in range(4):
+            for got, alone in zip(whole, results(*(x[b : b + 1] for x in (q, k, v, g))), strict=True):
+                assert got[b].tobytes() == alone[0].tobytes(), b
+            assert all(np.isfinite(x[b]).all() for x in whole)
+            assert all(x[b].any() == (b == unsafe) for x in whole[1:])
+
+
+@pytest.mark.operations("flash_attention")
+@pytest.mark.parametrize("d", [100, 145])
+def test_a_member_among_many(d: int) -> None:
+    """Members with rows for all multiprocessors have other blocks than one alone, each of which makes a part of the coordinates,
+    and the same bits."""
+    rng = np.random.default_rng(d)
+    members, n = 15, 513
+    arrays = rng.standard_normal((4, members, n, d)).astype(np.float32)
+    with tlrt.Device.new("cuda") as dev:
+
+        def results(count: int) -> list[np.ndarray]:
+            q, k, v, g = (dev.buffer(x[members - count :]) for x in arrays)
+            out = kernels.flash_attention(q, k, v, count, n, d, 3, 0.1)
+            gradients = kernels.flash_attention_bwd(q, k, v, out, g, count, n, d, 3, 0.1)
+            return [x.numpy().reshape(count, n, d) for x in (out, *gradients)]
+
+        for whole, alone in zip(results(members), results(1), strict=True):
+            assert whole[-1].tobytes() == alone[0].tobytes()
+
+
+@pytest.mark.operations("flash_attention")
+@pytest.mark.parametrize(("n", "d"), [(96, 2), (96, 15), (31, 64), (96, 132)], ids=str)
+def test_sizes_that_tensor_cores_do_not_take(n: int, d: int) -> None:
+    """Two scores are equal, as a product and as a number, and float32 has both exactly. Of TF32 parts the product of the lower
+    ones is lost, which makes one smaller by 2^-10."""
+    x = 1 + 2.0**-11
+    q, k, v = np.zeros((3, n, d), np.float32)
+    q[:, 0], q[:, 1], k[:, 1] = 4096 * x, 4096, -1
+    k[1, :2], k[n - 1, :2] = (x, 0), (0, x * x)
+    v[:] = np.arange(n)[:, None]
+    with tlrt.Device.new("cuda") as dev:
+        out = kernels.flash_attention(*map(dev.buffer, (q, k, v)), 1, n, d, 0, 1.0).numpy()
+    assert (out == n / 2).all()
