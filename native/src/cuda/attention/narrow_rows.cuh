@@ -177,6 +177,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) narr
         __syncthreads();
     }
 
+    arrive(); /* Q, where no tile has waited for it, or it would come over what its place holds now */
     const int64_t row0 = b * a.rows + i0, pitch = a.parts ? (gradient ? a.d : 0) + 2 : a.d;
     float *const to = a.parts    ? a.parts + (blockIdx.z * a.members * a.rows + row0) * pitch
                       : gradient ? a.gQ + row0 * pitch
