@@ -7,6 +7,7 @@ import pytest
 import tlrt
 from tlrt import kernels
 from tlspec.drawn import generator
+from tlspec.ops.attention import UNLIMITED
 
 pytestmark = pytest.mark.cuda
 
@@ -37,6 +38,58 @@ def test_narrow_rows_have_the_bits_of_tiles(keys: int, d: int, width: int, befor
     for narrow, tiles in zip(*seen, strict=True):
         assert np.isfinite(narrow).mean() > 0.7
         assert narrow.tobytes() == tiles.tobytes()
+
+
+@pytest.mark.operations("grouped_attention")
+@pytest.mark.parametrize("scale", [0.4, np.inf, np.nan], ids=str)
+@pytest.mark.parametrize("limit", [UNLIMITED, 9000], ids=["no window", "a window"])
+def test_queries_beyond_the_end_add_nothing(limit: int, scale: float) -> None:
+    """The last tile of queries is no whole number of steps of four. Where all scores of a key are -inf its gradients are 0: what
+    stands in for a query that does not exist has no score of that key, or with that scale, that is a number."""
+    batch, heads, queries, d, keys, width = 2, 3, 2999, 5, 70, 8
+    rng = generator("beyond the end", keys, d)
+    shapes = ((batch, heads, queries, d), (batch, keys, d), (batch, keys, width), (batch, heads, queries, width))
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    arrays[0][..., 0] = 1 + abs(arrays[0][..., 0])
+    arrays[1][1, 68, 0] = -np.inf
+    sizes = (batch, heads, queries, d, 1, keys, width)
+    seen = []
+    ways = (("cuda", 0), ("cuda", 2), ("cpu", 0))  # by threads that own keys, in tiles, and as it should be
+    for device, how in ways:
+        with tlrt.Device.new(device) as dev:
+            q, k, v, g = map(dev.buffer, arrays)
+            given = (*sizes, how, 1, 1, 1, limit, limit, 0, scale)
+            mask = dev.buffer(np.zeros(keys, np.float32)) if how else None
+            out = kernels.grouped_attention(q, k, v, *given, mask=mask)
+            made = kernels.grouped_attention_bwd(q, k, v, out, g, *given, mask=mask)
+            seen.append([np.where(np.isnan(x := y.numpy()), np.nan, x) for y in made if y is not None])
+    for narrow, tiles, cpu in zip(*seen, strict=True):
+        assert narrow.tobytes() == tiles.tobytes()
+        assert np.array_equal(np.isfinite(narrow), np.isfinite(cpu))
+    for gradient in seen[0][1:]:
+        of_key = gradient.reshape(batch, keys, -1)[1, 68]
+        assert np.isfinite(gradient).all() and not of_key.any() if np.isfinite(scale) else np.isnan(of_key).all()
+
+
+@pytest.mark.operations("grouped_attention")
+@pytest.mark.parametrize(
+    ("math", "width"), [("fast", 65_536 * 128 + 1), ("reproducible", 1001), ("reproducible", 65_536 * 128 + 1)], ids=str
+)
+def test_more_chunks_than_a_grid_has(math: str, width: int) -> None:
+    """Values so wide that blocks which make 128 elements of a row each, or 64, are more than a grid's y reaches, 65 535, or more
+    than a launch has on the emulated device: of one key, whose weight is 1, the result is the value and its gradient that of the
+    result."""
+    rng = generator("chunks", width)
+    value, upstream = rng.standard_normal((2, width), dtype=np.float32)
+    sizes = (1, 1, 1, 1, 1, 1, width, 0, 1, 1, 1, UNLIMITED, UNLIMITED, 0, 1.0)
+    with tlrt.Device.new("cuda", math=math) as dev:
+        if "emulated" in dev.describe() and (math, width) == ("reproducible", 65_536 * 128 + 1):
+            pytest.skip("takes an hour there")
+        q, k, v, g = map(dev.buffer, (np.ones(1, np.float32), np.ones(1, np.float32), value, upstream))
+        out = kernels.grouped_attention(q, k, v, *sizes)
+        gq, gk, gv = kernels.grouped_attention_bwd(q, k, v, out, g, *sizes)
+        assert not gq.numpy().any() and not gk.numpy().any()
+        assert np.array_equal(out.numpy(), value) and np.array_equal(gv.numpy(), upstream)
 
 
 @pytest.mark.operations("flash_attention")

@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import math
 import re
 from typing import Any
 
@@ -125,6 +126,24 @@ def test_some_segments_of_an_inner_dimension_cannot_be_split(runtime: Runtime, c
     x[:, list(channels)] = 2.0**-110
     case = build_case(row, values, {**whole.inputs, "x": x}, generator("segments"))
     demand_bounds(case, runtime, "segments")
+
+
+@pytest.mark.operations("conv")
+@pytest.mark.parametrize(("spatial", "kernel", "step"), [([1, 992], [1, 31], 3900), ([31, 1], [31, 1], 2**22 - 97)])
+def test_padding_far_beyond_the_image(runtime: Runtime, spatial: list[int], kernel: list[int], step: int) -> None:
+    """Positions whose distance from the image has no 32 bits read nothing, and leave the others of their tile as they are."""
+    batch, c, rows, width = 2, 30, 40, spatial[1]
+    padding = (2**31 // width // step + 1) * step
+    draw = generator("far padding")
+    sizes = (batch * c * math.prod(spatial), rows * c * math.prod(kernel), rows)
+    given = [runtime.device.buffer(draw.normal(size=n).astype(np.float32)) for n in sizes]
+    near, out = (
+        kernels.conv(*given, batch, c, spatial, rows, kernel, [stride, width], [far, 0]).numpy()
+        for stride, far in ((1, 0), (step, padding))
+    )
+    lines, image = out.reshape(batch, rows, -1), padding // step
+    assert (np.delete(lines, image, axis=2) == given[2].numpy()[None, :, None]).all()
+    np.testing.assert_allclose(lines[:, :, image], near.reshape(batch, rows), rtol=0, atol=1e-3)
 
 
 def test_convolutions_are_found() -> None:

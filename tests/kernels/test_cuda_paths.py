@@ -411,6 +411,17 @@ PATHS: dict[str, list[dict[str, Any]]] = {
             "mask_batch": 1, "mask_heads": 1, "mask_queries": 1, "before": 60, "after": 0, "offset": 0, "scale": 0.2,
         }
         for keys, d, width in ((6, 14, 64), (8, 12, 8), (7, 36, 1), (5, 7, 35), (30, 3, 300), (400, 72, 100), (299, 20, 65))
+    ]
+    # wide rows, whose chunks are several launches' work on the emulated device: of many queries, of some, of few, and with
+    # weights of the keys in a window in memory
+    + [
+        {
+            "batch": 1, "heads": heads, "kv_heads": 1, "queries": queries, "keys": keys, "d": d, "width": width, "mask_mode": 0,
+            "mask_batch": 1, "mask_heads": 1, "mask_queries": 1, "before": 60, "after": 0, "offset": keys // 2, "scale": 0.05,
+        }
+        for heads, queries, keys, d, width in (
+            (2, 70, 30, 300, 900), (2, 20, 30, 400, 700), (1, 6, 30, 700, 350), (300, 1, 4096, 300, 260),
+        )
     ],
     "selective_scan_diag": [{"seq_len": t, "state": n} for t, n in ((129, 3), (1000, 1), (300, 4097), (16_500, 33))],
     "add": [{"*": (1 << 21) + 5}],

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Back
     const int64_t b = blockIdx.x / p.blocks, rank = blockIdx.x % p.blocks;
     if (p.left_to_tensor_cores(b)) return;
     const int64_t i0 = (p.mode == CAUSAL ? p.blocks - 1 - rank : rank) * C::ROWS, rows = p.n - i0;
-    const int64_t from = C::MANY ? (int64_t)blockIdx.y * C::DP : 0, member = b * p.n * p.d;
+    const int64_t from = C::MANY ? (int64_t)(p.chunk + blockIdx.y) * C::DP : 0, member = b * p.n * p.d;
     const float *Q = p.Q + member, *K = p.K + member, *V = p.V + member, *g = a.g + member, *out = a.out + member;
     const int64_t chunk = p.d < C::DP ? p.d : C::DP;
     const int steps = (int)(chunk + 3) / 4;
@@ -154,7 +154,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
     const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
     const int64_t b = blockIdx.x / p.blocks, j0 = blockIdx.x % p.blocks * C::ROWS, rows = p.n - j0;
     if (p.left_to_tensor_cores(b)) return;
-    const int64_t from = C::MANY ? (int64_t)blockIdx.y * C::DP : 0, member = b * p.n * p.d;
+    const int64_t from = C::MANY ? (int64_t)(p.chunk + blockIdx.y) * C::DP : 0, member = b * p.n * p.d;
     const float *Q = p.Q + member, *K = p.K + member, *V = p.V + member, *g = a.g + member;
     const float *base = a.base + b * p.n, *inverse = a.inverse + b * p.n, *dot = a.dot + b * p.n;
     const int64_t chunk = p.d < C::DP ? p.d : C::DP;
@@ -261,16 +261,19 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
 
 template <class C> static int32_t query_pass(tl_context *ctx, BackwardArgs &a)
 {
-    dim3 grid = pass_grid<C>(a.p);
-    if (!a.gQ) grid.y = 1;
-    return tl_launch_shared(ctx, NAME, a.gQ ? query_kernel<C, true> : query_kernel<C, false>, grid, C::THREADS,
-                            query_shared<C>(), a);
+    const dim3 blocks = pass_grid<C>(a.p);
+    return launch_chunks(a.p.chunk, a.gQ ? chunks_of<C>(a.p.d) : 1, blocks, [&](dim3 grid) {
+        return tl_launch_shared(ctx, NAME, a.gQ ? query_kernel<C, true> : query_kernel<C, false>, grid, C::THREADS,
+                                query_shared<C>(), a);
+    });
 }
 
 template <class C> static int32_t key_pass(tl_context *ctx, BackwardArgs &a)
 {
-    const dim3 grid = pass_grid<C>(a.p);
-    return tl_launch_shared(ctx, NAME, key_kernel<C>, grid, C::THREADS, key_shared<C>(), a);
+    const dim3 blocks = pass_grid<C>(a.p);
+    return launch_chunks(a.p.chunk, chunks_of<C>(a.p.d), blocks, [&](dim3 grid) {
+        return tl_launch_shared(ctx, NAME, key_kernel<C>, grid, C::THREADS, key_shared<C>(), a);
+    });
 }
 
 /* Whether blocks of C::ROWS rows would leave multiprocessors idle. */
@@ -336,7 +339,7 @@ extern "C" int32_t tl_cuda_flash_attention_bwd(tl_context *ctx, const float *Q, 
     const bool wide = d % 4 == 0 && tl_aligned4(Q) && tl_aligned4(K) && tl_aligned4(V) && tl_aligned4(g) &&
                       (!gQ || tl_aligned4(gQ)) && (!gK || tl_aligned4(gK)) && (!gV || tl_aligned4(gV));
     const int64_t granules = tl_ceil_div(n, GRANULE), queries = batch * n;
-    const Problem p = {Q, K, V, mask, batch, n, d, (int)mask_mode, scale, wide, granules, 0, nullptr};
+    const Problem p = {Q, K, V, mask, batch, n, d, (int)mask_mode, scale, wide, granules, 0, 0, nullptr};
     const bool wgmma = !tl_is_reproducible(ctx) && wgmma_takes(ctx, p);
     bool tensor = wgmma || tensor_takes(p);
     if (products_serve_square<true>(ctx, of)) {

@@ -40,7 +40,7 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
     float *Ks = Gs + (BACKWARD ? C::ROWS * W::LD : 0), *Vs = Ks + C::STAGES * TILE * D::LD;
     const Lane<R> lane;
     const int64_t b = blockIdx.x / a.blocks, i0 = blockIdx.x % a.blocks * C::ROWS;
-    const int64_t from = C::MANY ? (int64_t)blockIdx.y * C::DP : 0;
+    const int64_t from = C::MANY ? (int64_t)(a.chunk + blockIdx.y) * C::DP : 0;
     const float *Q = a.Q + b * a.rows * a.d, *K = a.K + b * a.keys * a.d, *V = a.V + b * a.keys * a.v;
     const float *G = BACKWARD ? a.g + b * a.rows * a.v : nullptr;
     const bool gradient = BACKWARD && a.gQ;
@@ -328,7 +328,7 @@ int32_t launch(tl_context *ctx, const char *name, K kernel, Args a, size_t share
 {
     a.blocks = (uint32_t)tl_ceil_div(pass.rows, C::ROWS);
     a.of_d = make_walk<typename C::Keys>(a.d, a.wide_d), a.of_v = make_walk<typename C::Values>(a.v, a.wide_v);
-    const int64_t chunks = C::MANY && pass.width > 0 ? tl_ceil_div(pass.width, C::DP) : 1;
+    const int64_t chunks = chunks_of<C>(pass.width);
     const int64_t blocks = a.members * a.blocks;
     if (blocks == 0) return TORCHLEAN_OK;
     const bool split = splits<C>(ctx, a, pass);
@@ -338,11 +338,11 @@ int32_t launch(tl_context *ctx, const char *name, K kernel, Args a, size_t share
         TL_TRY(scratch.allocate(segments * a.members * pass.rows * pass.pitch));
         a.parts = scratch, a.pitch = pass.pitch;
     } else if (pass.others > a.segment) {
-        TL_TRY(scratch.allocate(pass.arrays * blocks * chunks * C::THREADS * C::SUMS));
+        TL_TRY(scratch.allocate(pass.arrays * blocks * std::min(chunks, TL_CHUNKS_MOST) * C::THREADS * C::SUMS));
         a.totals = scratch;
     }
-    const dim3 grid((unsigned)blocks, (unsigned)chunks, (unsigned)segments);
-    TL_TRY(tl_launch_shared(ctx, name, kernel, grid, C::THREADS, shared, a));
+    TL_TRY(launch_chunks(a.chunk, chunks, dim3((unsigned)blocks, 1, (unsigned)segments),
+                         [&](dim3 grid) { return tl_launch_shared(ctx, name, kernel, grid, C::THREADS, shared, a); }));
     return split ? join(a, (int)segments) : (int32_t)TORCHLEAN_OK;
 }
 

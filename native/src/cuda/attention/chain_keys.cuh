@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
     const Lane<W> of_values;
     const int b = (int)(blockIdx.x / a.blocks);
     const int64_t j0 = blockIdx.x % a.blocks * (int64_t)C::ROWS;
-    const int64_t from = C::MANY ? (int64_t)blockIdx.y * C::DP : 0;
+    const int64_t from = C::MANY ? (int64_t)(a.chunk + blockIdx.y) * C::DP : 0;
     const float *Q = a.Q + b * a.rows * a.d, *K = a.K + b * a.keys * a.d, *V = a.V + b * a.keys * a.v;
     const float *G = a.g + b * a.rows * a.v;
 

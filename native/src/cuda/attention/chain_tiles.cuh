@@ -75,6 +75,7 @@ struct Args : Geometry {
     const uint8_t *finite_k, *finite_v, *finite_g; /* per tile, where limited */
     uint8_t *finite_q; /* the same, of rows of Q whose weights are numbers, too, after the pass over queries */
     uint32_t blocks;   /* of a member */
+    uint32_t chunk;    /* the launch's first one */
     uint8_t *settled;  /* of the pass over keys, per block: whether it has nothing left to do */
 };
 

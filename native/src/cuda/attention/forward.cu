@@ -43,7 +43,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
     if (p.left_to_tensor_cores(b)) return;
     /* under a causal mask the last rows have the most to do and start first */
     const int64_t i0 = (p.mode == CAUSAL ? p.blocks - 1 - rank : rank) * C::ROWS, rows = p.n - i0;
-    const int64_t from = C::MANY ? (int64_t)blockIdx.y * C::DP : 0;
+    const int64_t from = C::MANY ? (int64_t)(p.chunk + blockIdx.y) * C::DP : 0;
     const float *Q = p.Q + b * p.n * p.d, *K = p.K + b * p.n * p.d, *V = p.V + b * p.n * p.d;
     const int64_t chunk = p.d < C::DP ? p.d : C::DP;
     const int steps = (int)(chunk + 3) / 4;
@@ -107,16 +107,17 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
 
 template <class C> static int32_t forward(tl_context *ctx, ForwardArgs &a)
 {
-    const dim3 grid = pass_grid<C>(a.p);
+    const dim3 blocks = pass_grid<C>(a.p);
     TL_TRY(tl_allow_shared(ctx, forward_kernel<C>, forward_shared<C>()));
-    return tl_launch_ahead(ctx, "flash_attention", forward_kernel<C>, grid, C::THREADS, forward_shared<C>(), a);
+    return launch_chunks(a.p.chunk, chunks_of<C>(a.p.d), blocks, [&](dim3 grid) {
+        return tl_launch_ahead(ctx, "flash_attention", forward_kernel<C>, grid, C::THREADS, forward_shared<C>(), a);
+    });
 }
 
 /* Fewer rows to a block as long as all such blocks run at once. */
 template <class LARGE, class SMALL, class... SMALLER> static int32_t forward(tl_context *ctx, ForwardArgs &a)
 {
-    const dim3 grid = pass_grid<SMALL>(a.p);
-    const bool small = (int64_t)grid.x * grid.y <= SMALL::BLOCKS * tl_cuda_sms(ctx);
+    const bool small = (int64_t)pass_grid<SMALL>(a.p).x * chunks_of<SMALL>(a.p.d) <= SMALL::BLOCKS * tl_cuda_sms(ctx);
     return small ? forward<SMALL, SMALLER...>(ctx, a) : forward<LARGE>(ctx, a);
 }
 
@@ -311,7 +312,7 @@ extern "C" int32_t tl_cuda_flash_attention(tl_context *ctx, const float *Q, cons
     const Geometry of = square_geometry(batch, n, d, mask_mode, scale, mask);
     const bool wide = d % 4 == 0 && tl_aligned4(Q) && tl_aligned4(K) && tl_aligned4(V) && tl_aligned4(out);
     const int64_t granules = tl_ceil_div(n, GRANULE);
-    ForwardArgs a{{Q, K, V, mask, batch, n, d, (int)mask_mode, scale, wide, granules, 0, nullptr}, nullptr, out};
+    ForwardArgs a{{Q, K, V, mask, batch, n, d, (int)mask_mode, scale, wide, granules, 0, 0, nullptr}, nullptr, out};
     const bool wgmma = !tl_is_reproducible(ctx) && wgmma_takes(ctx, a.p), masked = a.p.mode != NO_MASK;
     bool tensor = wgmma || tensor_takes(a.p);
     if (products_serve_square<false>(ctx, of)) {

@@ -100,7 +100,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) quer
     float *Vs = Ks + C::COLS * C::LD, *Ws = Vs + C::COLS * C::LD;
     const int tx = C::tx(), ty = C::ty();
     const int64_t b = blockIdx.x / a.blocks, i0 = blockIdx.x % a.blocks * C::ROWS;
-    const int64_t from = (int64_t)blockIdx.y * C::DP;
+    const int64_t from = C::MANY ? (int64_t)(a.chunk + blockIdx.y) * C::DP : 0;
     const float *Q = a.Q + b * a.rows * a.d, *K = a.K + b * a.keys * a.d, *V = a.V + b * a.keys * a.v;
     const float *g = a.g + b * a.rows * a.v, *out = a.out + b * a.rows * a.v;
     const bool gradient = a.gQ != nullptr;
@@ -215,7 +215,8 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
     float *Gs = Qs + C::COLS * C::LD, *Ps = Gs + C::COLS * C::LD, *Ws = Ps + C::ROWS * C::LP;
     float *const statistics = Ws + C::ROWS * C::LP;
     const int tx = C::tx(), ty = C::ty();
-    const int64_t b = blockIdx.x / a.blocks, from = (int64_t)blockIdx.y * C::DP;
+    const int64_t b = blockIdx.x / a.blocks;
+    const int64_t from = C::MANY ? (int64_t)(a.chunk + blockIdx.y) * C::DP : 0;
     int64_t j0 = blockIdx.x % a.blocks * C::ROWS;
     constexpr bool LONG = C::COLS == STORED_TILE; /* of few queries that would not pay */
     if (LONG && j0 >= a.stored.first) j0 += a.stored.end - a.stored.first;
@@ -272,7 +273,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
     };
     keep(from, want_k, want_v);
     if constexpr (C::MANY) { /* the other chunks, of the weights that are still there */
-        const int64_t width = gridDim.y > 1 ? 0 : a.d > a.v ? a.d : a.v;
+        const int64_t width = gridDim.y > 1 || a.chunk > 0 ? 0 : a.d > a.v ? a.d : a.v;
         for (int64_t c0 = C::DP; c0 < width; c0 += C::DP) {
             const bool of_k = a.gK && c0 < a.d, of_v = a.gV && c0 < a.v;
             TL_UNROLL_FOR (int i = 0; i < C::RM; i++)

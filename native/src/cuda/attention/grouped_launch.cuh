@@ -15,9 +15,10 @@ static int32_t launch(tl_context *ctx, K kernel, Args &a, size_t shared, int64_t
 {
     a.blocks = (uint32_t)tl_ceil_div(rows, C::ROWS);
     if (a.members * a.blocks == 0) return TORCHLEAN_OK;
-    const dim3 grid((unsigned)(a.members * a.blocks), C::MANY && width > 0 ? (unsigned)tl_ceil_div(width, C::DP) : 1u,
-                    (unsigned)parts);
-    return tl_launch_shared(ctx, GROUPED, kernel, grid, C::THREADS, shared, a);
+    const dim3 blocks((unsigned)(a.members * a.blocks), 1, (unsigned)parts);
+    return launch_chunks(a.chunk, chunks_of<C>(width), blocks, [&](dim3 grid) {
+        return tl_launch_shared(ctx, GROUPED, kernel, grid, C::THREADS, shared, a);
+    });
 }
 
 /* Whether a block shall have the fewer rows of SMALL: where all such blocks, of `chunks` for the same rows, run at once. COLS and TX

@@ -126,7 +126,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) stre
     Chunks<C> chunks = {Ps + C::ROWS * C::LP, 0};
     const int tx = C::tx(), ty = C::ty();
     const int64_t b = blockIdx.x / a.blocks;
-    const int i0 = (int)(blockIdx.x % a.blocks) * C::ROWS, from = (int)blockIdx.y * C::DP;
+    const int i0 = (int)(blockIdx.x % a.blocks) * C::ROWS, from = (int)(a.chunk + blockIdx.y) * C::DP;
     const Array Q(a.Q, b, a.rows, a.d, a.wide_d), K(a.K, b, a.keys, a.d, a.wide_d), V(a.V, b, a.keys, a.v, a.wide_v);
 
     limits.find(a, b, i0, C::ROWS);
@@ -209,7 +209,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) stre
     Chunks<C> chunks = {Ws + C::ROWS * C::LP, 0};
     const int tx = C::tx(), ty = C::ty();
     const int64_t b = blockIdx.x / a.blocks;
-    const int i0 = (int)(blockIdx.x % a.blocks) * C::ROWS, from = (int)blockIdx.y * C::DP;
+    const int i0 = (int)(blockIdx.x % a.blocks) * C::ROWS, from = (int)(a.chunk + blockIdx.y) * C::DP;
     const Array Q(a.Q, b, a.rows, a.d, a.wide_d), K(a.K, b, a.keys, a.d, a.wide_d);
     const Array g(a.g, b, a.rows, a.v, a.wide_v), V(a.V, b, a.keys, a.v, a.wide_v);
     const bool gradient = a.gQ != nullptr;
@@ -279,9 +279,10 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) stre
     float *const statistics = shared + Rows::FLOATS * C::COLS, *const Ws = statistics + STATISTICS * C::COLS;
     Chunks<C> chunks = {Ws + C::ROWS * C::LP, 0};
     const int chunks_k = a.gK ? (int)((a.d + C::DP - 1) / C::DP) : 0;
-    const bool of_keys = (int)blockIdx.y < chunks_k;
+    const int chunk = (int)(a.chunk + blockIdx.y);
+    const bool of_keys = chunk < chunks_k;
     const int64_t b = blockIdx.x / a.blocks;
-    const int from = ((int)blockIdx.y - (of_keys ? 0 : chunks_k)) * C::DP;
+    const int from = (chunk - (of_keys ? 0 : chunks_k)) * C::DP;
     int j0 = (int)(blockIdx.x % a.blocks) * C::ROWS;
     if (j0 >= a.stored.first) j0 += (int)(a.stored.end - a.stored.first);
     const Array Q(a.Q, b, a.rows, a.d, a.wide_d), K(a.K, b, a.keys, a.d, a.wide_d);

@@ -13,6 +13,7 @@ struct Args : Geometry {
     bool wide_d, wide_v;
     const uint8_t *finite_k, *finite_v, *finite_q, *finite_g; /* per GRANULE rows, where limited */
     uint32_t blocks;                                          /* of a member */
+    uint32_t chunk;                                           /* the launch's first one */
     int64_t part;                                             /* terms of a block's sums */
     Window open, stored; /* keys that any row may attend to; those whose sums attention/stored_weights.cu has made */
     float *parts; /* of every row of every part of the queries d sums, the greatest score and the sum of weights */

@@ -225,7 +225,8 @@ template <int DP_> struct NarrowKeys {
 
 template <class C> constexpr size_t narrow_key_shared() { return sizeof(float) * (size_t)(C::STAGES * C::STAGE); }
 
-/* The thread's key in a stage of queries, not all of which may attend to it unless WHOLE. */
+/* The thread's key in a stage of queries. Unless WHOLE not all of them may attend to it, or some that are looked at do not exist, whose
+ * scores are NaN where the scale or the key is not finite. */
 template <class C, bool WHOLE>
 __device__ __forceinline__ void add_queries(const float *stage, const Rows &limits, int queries, int64_t key,
                                             float scale, const float4 (&K)[C::DP / 4], const float4 (&V)[C::DP / 4],
@@ -245,7 +246,7 @@ __device__ __forceinline__ void add_queries(const float *stage, const Rows &limi
                 tl_unpack4(of_g, x[u] + c);
             }
         TL_UNROLL_FOR (int u = 0; u < AHEAD; u++) {
-            const float4 of_query = tl_load4(statistics + 4 * u); /* all 0 of a query that does not exist */
+            const float4 of_query = tl_load4(statistics + 4 * u);
             const bool shut = !WHOLE && (key < limits.first[r + u] || key >= limits.end[r + u]);
             const float score = shut ? -TL_INF : tl_attention_score(s[u], scale);
             s[u] = tl_attention_weight(score - of_query.x) * of_query.y;
@@ -273,16 +274,17 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) narr
     int64_t i0 = first_term(a);
     const int64_t rows_end = end_term(a, a.rows);
     /* The tile of queries from i on, or behind it, that counts for the block's keys, and whether all its queries may attend to all
-     * of them. A thread looks at one query, whose limits it has found itself. */
+     * of them and no step of AHEAD goes beyond the end. A thread looks at one query, whose limits it has found itself. */
     const auto next = [=](int64_t i, int stage, bool *whole) {
-        *whole = true;
+        const bool even = a.rows % C::AHEAD == 0;
+        *whole = even || i + COLS <= a.rows;
         if (!a.limited) return i;
         Rows limits = limits_of(stage);
         const int t = (int)threadIdx.x;
         for (; i < rows_end; i += COLS) {
             const int64_t end = i + COLS < a.rows ? i + COLS : a.rows;
             limits.find(a, b, i, COLS);
-            *whole = __syncthreads_and(i + t >= a.rows || limits.opens(a, t, j0, j1));
+            *whole = __syncthreads_and((even && i + t >= a.rows) || limits.opens(a, t, j0, j1));
             if (*whole || __syncthreads_or(limits.meet(COLS, j0, j1)) ||
                 __syncthreads_or(counts_everywhere(a, b, i, end)))
                 break;
@@ -305,6 +307,11 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) narr
     /* Rows without elements stay 0. */
     for (int i = threadIdx.x; i < C::STAGES * C::STAGE; i += C::THREADS)
         shared[i] = 0.0f;
+    if (!a.limited) { /* the limits of the last tile, which alone may need them, in whichever stage it comes */
+        __syncthreads();
+        for (int stage = 0; stage < C::STAGES; stage++)
+            limits_of(stage).find(a, b, a.rows / COLS * COLS, COLS);
+    }
     float4 K[DP / 4], V[DP / 4];
     TL_UNROLL_FOR (int c = 0; c < DP; c += 4) {
         float x[4], y[4];

@@ -16,6 +16,7 @@
 
 #include "cuda/device/async_copy.cuh"
 #include "cuda/device/division.cuh"
+#include "cuda/device/grid.cuh"
 #include "cuda/device/sum_tree.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -68,6 +69,7 @@ struct Problem {
     bool wide; /* rows may be read 16 bytes at a time */
     int64_t granules;
     uint32_t blocks; /* per member of the batch */
+    uint32_t chunk;  /* the launch's first one */
     /* Members of the batch that the tensor cores would not serve; NULL: all of them. The kernels below take these,
      * attention/mma_tiles.cuh the others. */
     const uint8_t *unsafe;
@@ -372,11 +374,27 @@ bool wgmma_takes(tl_context *ctx, const Problem &p);
 bool wgmma_serves(tl_context *ctx, const Problem &p);
 int32_t forward_wgmma(tl_context *ctx, const Problem &p, float *out);
 
-/* The grid of a pass: blocks of ROWS rows for each member, times the chunks of the result. */
+/* Chunks of C::DP elements of a result of `width`, of which a block makes one. */
+template <class C> int64_t chunks_of(int64_t width) { return C::MANY && width > 0 ? tl_ceil_div(width, C::DP) : 1; }
+
+/* launched(grid) for as many chunks at a time as a grid has, blockIdx.y those of a launch and `chunk` its first one; `grid` is that of
+ * one chunk. A width that ordinary memory holds is one launch, whose blocks add a zero. */
+template <class Launch> int32_t launch_chunks(uint32_t &chunk, int64_t chunks, dim3 grid, Launch launched)
+{
+    static_assert(TL_CHUNKS_MOST > 1, "a launch of one chunk is of a result of one");
+    for (int64_t first = 0; first < chunks; first += TL_CHUNKS_MOST) {
+        chunk = (uint32_t)first;
+        grid.y = (unsigned)(chunks - first < TL_CHUNKS_MOST ? chunks - first : TL_CHUNKS_MOST);
+        TL_TRY(launched(grid));
+    }
+    return TORCHLEAN_OK;
+}
+
+/* The grid of a pass, of one chunk: blocks of ROWS rows for each member. */
 template <class C> dim3 pass_grid(Problem &p)
 {
     p.blocks = (uint32_t)tl_ceil_div(p.n, C::ROWS);
-    return dim3((unsigned)(p.batch * p.blocks), C::MANY ? (unsigned)tl_ceil_div(p.d, C::DP) : 1u);
+    return dim3((unsigned)(p.batch * p.blocks));
 }
 
 } /* namespace attention */

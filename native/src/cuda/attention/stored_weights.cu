@@ -91,8 +91,9 @@ __global__ void __launch_bounds__(Columns::THREADS, Columns::BLOCKS) columns_ker
     TL_DYNAMIC_SHARED(float, shared);
     const int64_t block = blockIdx.x / SHARE, b = of.member(block);
     const int k0 = (int)(blockIdx.x % SHARE) * C::ROWS, chunks_k = a.gK ? (int)((a.d + C::DP - 1) / C::DP) : 0;
-    const bool of_keys = (int)blockIdx.y < chunks_k;
-    const int64_t j0 = of.key(block) + k0, from = ((int)blockIdx.y - (of_keys ? 0 : chunks_k)) * (int64_t)C::DP;
+    const int chunk = (int)(a.chunk + blockIdx.y);
+    const bool of_keys = chunk < chunks_k;
+    const int64_t j0 = of.key(block) + k0, from = (chunk - (of_keys ? 0 : chunks_k)) * (int64_t)C::DP;
     Problem rows = {}; /* as copy_rows() takes it */
     rows.n = a.rows, rows.d = of_keys ? a.d : a.v, rows.wide = of_keys ? a.wide_d : a.wide_v;
     const float *const X = of_keys ? a.Q + b * a.rows * a.d : a.g + b * a.rows * a.v;
@@ -175,10 +176,11 @@ int32_t stored_weights_backward(tl_context *ctx, Args &a)
         const int64_t count = std::min(each, all - x.from);
         TL_TRY(tl_launch_shared(ctx, NAME, pairs_kernel, dim3((unsigned)count, (unsigned)x.tiles), Pairs::THREADS,
                                 pairs_shared(), a, x));
-        const dim3 grid((unsigned)(count * (Pairs::ROWS / Columns::ROWS)), (unsigned)chunks,
-                        (unsigned)tl_ceil_div(a.rows, a.part));
-        TL_TRY(tl_launch_shared(ctx, NAME, columns_kernel, grid, Columns::THREADS,
-                                sizeof(float) * STAGES * STAGE_FLOATS, a, x));
+        const dim3 blocks((unsigned)(count * (Pairs::ROWS / Columns::ROWS)), 1, (unsigned)tl_ceil_div(a.rows, a.part));
+        TL_TRY(launch_chunks(a.chunk, chunks, blocks, [&](dim3 grid) {
+            return tl_launch_shared(ctx, NAME, columns_kernel, grid, Columns::THREADS,
+                                    sizeof(float) * STAGES * STAGE_FLOATS, a, x);
+        }));
     }
     a.stored = {x.first, x.first + x.blocks * Pairs::ROWS};
     return TORCHLEAN_OK;

@@ -10,6 +10,9 @@
  * The fragments of mma, hence all sums, are those of gathered slices. */
 #pragma once
 
+#include <algorithm>
+#include <cstdlib>
+
 #include "cuda/conv/conv.cuh"
 #include "cuda/conv/mma_tile.cuh"
 
@@ -84,6 +87,7 @@ static inline int64_t cut_patch(const tl_conv_gather &g, int64_t batch, int64_t 
      * line to the next where lines are wider than the source. */
     const int64_t n = (columns < g.positions ? columns : g.positions) - 1;
     int64_t grows = 0, grows_in_all = 0, falls = 0, low = 0, high = 0, segments = 1, stride = 1, line = 1, back = 0;
+    int64_t farthest = 0; /* from the source's first element, that a tap of a position outside of it may be */
     /* Eight positions and the taps of a line reach so many banks; other lines of the same segment may meet them. */
     const int64_t reached = 8 * g.step[g.rank - 1] + g.taps[g.rank - 1] - 1;
     bool meet = false;
@@ -93,6 +97,9 @@ static inline int64_t cut_patch(const tl_conv_gather &g, int64_t batch, int64_t 
         (move > 0 ? grows : falls) += times * (move > 0 ? move : -move);
         if (move > 0 && g.count[d] > 1) grows_in_all += (columns / line + (line > 1 ? images : 0)) * move;
         const int64_t reach = (g.taps[d] - 1) * g.tap_step[d] * stride;
+        const int64_t span = std::abs(g.base[d]) + (g.count[d] - 1) * g.step[d] +
+                             (g.taps[d] - 1) * std::abs(g.tap_step[d]);
+        farthest += std::min(span, 3 * SOURCE_MOST) * std::min(stride, SOURCE_MOST);
         if (d < axis)
             segments *= g.taps[d];
         else
@@ -116,7 +123,7 @@ static inline int64_t cut_patch(const tl_conv_gather &g, int64_t batch, int64_t 
     const int64_t bank = patch->inner == 1 ? 8 : 16;
     const int64_t pitch = round_up(used > bank ? used - bank : 0, patch->inner == 1 ? 16 : 32) + bank;
     if (images > IMAGES_MOST || pitch > CHANNEL_MOST / segments || g.source_size > SOURCE_MOST ||
-        grows + high - low > SOURCE_MOST)
+        grows + high - low > SOURCE_MOST || farthest > 2 * SOURCE_MOST)
         return INT64_MAX;
     patch->segment_pitch = (int32_t)pitch, patch->pitch = (int32_t)(segments * pitch);
     patch->low = (int32_t)low, patch->high = (int32_t)high;

@@ -130,12 +130,12 @@ template <int MT_, int NT_, int WARPS_M_> struct Tile {
     }
 };
 
-/* Launches a kernel of such tiles, which begins with tl_wait_for_earlier(), with `bytes` in every launch. */
+/* Launches a kernel of such tiles, which begins with tl_wait_for_earlier(). */
 template <class Job>
 static int32_t launch_tiles(tl_context *ctx, const char *name, void (*kernel)(Job), dim3 grid, int threads,
                             size_t bytes, const Job &job)
 {
-    TL_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    TL_TRY(tl_allow_shared(ctx, kernel, bytes));
     return tl_launch_ahead(ctx, name, kernel, grid, threads, bytes, job);
 }
 

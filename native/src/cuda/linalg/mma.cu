@@ -479,16 +479,18 @@ __global__ void __launch_bounds__(T::THREADS, blocks<T>()) split_kernel(const Sp
         store_rows<T, TA, TB>(x, end.C, sum, i0, j0, shared + warp * Rows<T, TA, TB>::SIZE);
 }
 
+template <class T, bool TA, bool TB, bool WA, bool WB>
+constexpr size_t shared_bytes = 4 * STAGES * (Operand<T, T::BM, TA, WA>::SIZE + Operand<T, T::BN, !TB, WB>::SIZE);
+
 template <class T, bool TA, bool TB, bool WA, bool WB> int32_t launch_split(tl_context *ctx, const tl_matrix_product &x)
 {
     const int64_t row_tiles = tl_ceil_div(x.m, T::BM), column_tiles = tl_ceil_div(x.p, T::BN);
-    constexpr size_t shared = sizeof(float) * STAGES *
-                              (Operand<T, T::BM, TA, WA>::SIZE + Operand<T, T::BN, !TB, WB>::SIZE);
-    static_assert(T::THREADS / 32 * Rows<T, TA, TB>::SIZE * sizeof(float) <= shared, "store_rows");
-    const SplitArgs args = {x, tl_fastdiv((uint64_t)row_tiles), tl_fastdiv((uint64_t)column_tiles),
-                            x.p % (TB ? 2 : 4) == 0 && tl_aligned4(x.C)};
-    return tl_launch_shared(ctx, "split_product", split_kernel<T, TA, TB, WA, WB>,
-                            (unsigned)(x.batch * row_tiles * column_tiles), T::THREADS, shared, args);
+    static_assert(T::THREADS / 32 * Rows<T, TA, TB>::SIZE * sizeof(float) <= shared_bytes<T, TA, TB, WA, WB>);
+    const bool wide = x.p % (TB ? 2 : 4) == 0 && tl_aligned4(x.C);
+    const SplitArgs args = {x, tl_fastdiv((uint64_t)row_tiles), tl_fastdiv((uint64_t)column_tiles), wide};
+    const unsigned grid = (unsigned)(x.batch * row_tiles * column_tiles);
+    return tl_launch_shared(ctx, "split_product", split_kernel<T, TA, TB, WA, WB>, grid, T::THREADS,
+                            shared_bytes<T, TA, TB, WA, WB>, args);
 }
 
 template <class T, bool WA, bool WB> int32_t launch_form(tl_context *ctx, const tl_matrix_product &x)
@@ -515,7 +517,6 @@ int64_t tiles(const tl_matrix_product &x, int64_t size) { return tiles(x, size, 
 /* Whether rows of either operand are whole 16 bytes. Both are only where the result's are, too. */
 struct WholeRows {
     bool a, b;
-
     explicit WholeRows(const tl_matrix_product &x)
     {
         a = (x.ta ? x.m : x.n) % 4 == 0 && tl_aligned4(x.A), b = (x.tb ? x.n : x.p) % 4 == 0 && tl_aligned4(x.B);
@@ -523,6 +524,17 @@ struct WholeRows {
     }
     bool both() const { return a && b; }
 };
+
+/* Whether a block can have the shared memory of such tiles here: on some GPUs it has 99 KiB. No form of a product needs more. */
+template <class T> bool fits()
+{
+    constexpr size_t bytes = shared_bytes<T, false, true, true, true>;
+    static_assert(bytes >= shared_bytes<T, true, false, true, true> &&
+                  bytes >= shared_bytes<T, false, false, true, true>);
+    cudaFuncAttributes of;
+    const cudaError_t error = cudaFuncGetAttributes(&of, split_kernel<T, false, true, true, true>);
+    return error == cudaSuccess && tl_shared_fits(of, bytes);
+}
 
 } /* namespace */
 
@@ -546,8 +558,8 @@ double tl_split_seconds(tl_context *ctx, const tl_matrix_product &x)
     return steps * (WholeRows(x).both() ? 0.7e-6 : 0.95e-6);
 }
 
-/* Tiles of half as many results have kernels for rows of whole 16 bytes, and for those that fill them and not small ones: one side of
- * C is 32 and the other whole 64s, so that rows across k are whole 16 bytes, and only those along k may not be. */
+/* Tiles of half as many results have kernels for rows of whole 16 bytes, and for those that fill them and not small ones: one side
+ * of C is 32 and the other whole 64s, so that rows across k are whole 16 bytes, and only those along k may not be. */
 static bool half_serves(const tl_matrix_product &x, const WholeRows &of)
 {
     return of.both() || (!x.ta && !of.a && of.b == !x.tb);
@@ -579,7 +591,7 @@ int32_t tl_split_multiply(tl_context *ctx, const tl_matrix_product &x)
     const bool large = tiles(x, 128) >= 2 * tl_cuda_sms(ctx) &&
                        4 * x.batch * x.m * x.p >= 3 * tiles(x, 128) * 128 * 128;
     const WholeRows of(x);
-    if (of.both() && large) return launch_form<Large, true, true>(ctx, x);
+    if (of.both() && large && fits<Large>()) return launch_form<Large, true, true>(ctx, x);
     const bool fewer = tiles(x, Narrow::BM, Narrow::BN) < tiles(x, Slim::BM, Slim::BN);
     if (fewer && half_pays<Narrow>(ctx, x, of)) return launch_half<Narrow>(ctx, x, of);
     if (!fewer && half_pays<Slim>(ctx, x, of)) return launch_half<Slim>(ctx, x, of);
