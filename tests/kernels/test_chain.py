@@ -22,6 +22,7 @@ SIZES = [
     (1, SEGMENT, 70), (70, SEGMENT + 1, 1), (5, 3 * SEGMENT - 1, 9), (200, SEGMENT + 4, 132), (6, LONGEST, 4),
     (3, LONGEST + 1, 2), (150, SEGMENT + 1, 7), (30, SEGMENT + 1, 40), (5, 0, 4), (0, 4, 5), (300, 8, 4), (4, 8, 300),
     (33000, 33, 21), (33000, 36, 20), (21, 34, 33001), (20, 36, 33004),  # so many tiles that halves of small ones are worth it
+    (700, 67, 701), (700, 68, 700),  # about as many small tiles as an H200 has multiprocessors
 ]  # fmt: skip
 
 

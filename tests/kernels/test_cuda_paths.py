@@ -95,6 +95,8 @@ UNEVEN = [
     (414, 14, 140_000), (40, 7, 140_000), (47, 45, 20_000), (200, 90, 140_000), (100, 20, 30_000),
     # a list of more hits than are sorted at once; a larger table that is copied beside the sort of the list
     (1459, 109, 8971), (2423, 1024, 2053),
+    # buckets of rows of 64 columns and of more, of several windows, in which some rows have many hits
+    (1300, 33, 140_000), (257, 128, 140_000), (60_000, 34, 16_000),
 ]  # fmt: skip
 #: rows of each number of lanes and of each form, then of blocks: few, many, in parts, with lists longer than shared memory
 TOPS = [
@@ -510,6 +512,7 @@ def test_more_transforms_than_plans_are_kept() -> None:
         (1_100_003, 150_000),
         (17_300_003, 40_000),
         (2000, 4_400_000),
+        (600_000, 4_200_000),
     ],
     ids=str,
 )

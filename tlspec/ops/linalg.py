@@ -32,7 +32,7 @@ PATHS = [{"m": 1028, "n": 1044, "p": 1060}, {"m": 1028, "n": 700, "p": 772}, {"m
 #: a thousand small ones, split products whose rows are no whole 16 bytes, a thousand of few terms, and several to a block: with large
 #: tiles and small ones, rows of 16 bytes, one row and one column; and few vectors of many rows, with 8 and 16 lanes for each; and few terms
 #: of long rows that are no whole 16 bytes, many; and several to a block of so few terms that only so many of them pay; and split
-#: products of which one factor's rows are whole 16 bytes
+#: products of which one factor's rows are whole 16 bytes; and few vectors of many rows that read them from shared memory
 BATCH_PATHS = [{"batch": 300, "m": 124, "n": 116, "p": 124}, {"batch": 140, "m": 124, "n": 116, "p": 124},
                {"batch": 300, "m": 125, "n": 115, "p": 123}, {"batch": 6, "m": 132, "n": 196, "p": 260},
                {"batch": 1030, "m": 52, "n": 36, "p": 60}, {"batch": 70, "m": 101, "n": 99, "p": 102},
@@ -42,7 +42,8 @@ BATCH_PATHS = [{"batch": 300, "m": 124, "n": 116, "p": 124}, {"batch": 140, "m":
                {"batch": 130, "m": 20, "n": 30, "p": 1}, {"batch": 450, "m": 20, "n": 43, "p": 1},
                {"batch": 450, "m": 9, "n": 101, "p": 1}, {"batch": 266, "m": 62, "n": 18, "p": 113},
                {"batch": 1060, "m": 13, "n": 6, "p": 42}, {"batch": 70, "m": 127, "n": 100, "p": 127},
-               {"batch": 70, "m": 126, "n": 99, "p": 128}]  # fmt: skip
+               {"batch": 70, "m": 126, "n": 99, "p": 128},
+               {"batch": 180, "m": 67, "n": 260, "p": 4}, {"batch": 180, "m": 67, "n": 301, "p": 2}]  # fmt: skip
 
 
 def product_classes(rows: str, inner: str, columns: str, batch: str = "") -> Classes:

@@ -98,7 +98,7 @@ struct tl_chain_unaligned : tl_chain_layout<T, Real, WIDTH, ALONG, 16 / (int)siz
     static constexpr int VECTOR = 16 / (int)sizeof(Real);
     using Layout = tl_chain_layout<T, Real, WIDTH, ALONG, VECTOR>;
     static constexpr int LENGTH = Layout::UNITS * VECTOR; /* of a tile's row */
-    static constexpr int COPY_CLOCKS = 28;                /* of last pieces, too, and sizes */
+    static constexpr int COPY_CLOCKS = 10;                /* of last pieces, too, where all is there */
     static_assert(Layout::BELOW % 4 == 0 && Layout::STEP % 4 == 0 && LENGTH + VECTOR <= Layout::PITCH, "shifts");
     const Real *from; /* where the next tile's first copy starts */
     int64_t length;   /* of a row in memory */
@@ -127,11 +127,23 @@ struct tl_chain_unaligned : tl_chain_layout<T, Real, WIDTH, ALONG, 16 / (int)siz
     /* Starts copying the next tile. */
     __device__ __forceinline__ void copy(Real *to)
     {
-        const int left = ALONG ? rest : rows;
-        copy_pieces(to, from, left);
-        if (more) copy_pieces(to + LENGTH, from + LENGTH, left - LENGTH);
+        const int left = ALONG ? rest : rows, below = ALONG ? rows : rest;
+        if (left >= (more ? LENGTH + VECTOR : VECTOR) &&
+            below > (Layout::COPIES - 1) * Layout::BELOW) { /* nearly always */
+            copy_whole(to, from);
+            if (more) copy_whole(to + LENGTH, from + LENGTH);
+        } else {
+            copy_pieces(to, from, left);
+            if (more) copy_pieces(to + LENGTH, from + LENGTH, left - LENGTH);
+        }
         from += ALONG ? Layout::STEP : Layout::STEP * length;
         rest -= Layout::STEP;
+    }
+    __device__ __forceinline__ void copy_whole(Real *to, const Real *at) const
+    {
+        constexpr int BELOW = Layout::BELOW;
+        TL_UNROLL_FOR (int c = 0; c < Layout::COPIES; c++)
+            tl_copy_async<16>(Layout::place(to, c), at + c * BELOW * length, true);
     }
     /* Where nothing is left a copy of no bytes reads nothing, wherever it starts. */
     __device__ __forceinline__ void copy_pieces(Real *to, const Real *at, int left) const
@@ -363,6 +375,8 @@ __global__ void __launch_bounds__(256)
 using tl_chain_large = tl_chain_tile<128, 128, 2, 4, 1>;
 using tl_chain_medium = tl_chain_tile<128, 64, 4, 2, 1>;
 using tl_chain_small = tl_chain_tile<64, 64, 2, 2, 2>;
+/* The same of twice as many warps, which each read more for what they multiply: where a multiprocessor has no other one meanwhile. */
+using tl_chain_single = tl_chain_tile<64, 64, 2, 4, 2>;
 using tl_chain_tiny = tl_chain_tile<32, 32, 2, 2, 4>;
 /* Half of a small tile, with warps like those of it. */
 using tl_chain_narrow = tl_chain_tile<64, 32, 2, 1, 4>;
@@ -422,16 +436,22 @@ template <class T, class P> constexpr double tl_chain_clocks()
     return 17.0 + ((2 * T::M + T::N) * READ + (16.0 + COPIES) / FOURS) / (T::M * T::N);
 }
 
-/* A problem's time on tiles T by one multiprocessor that is full: of its tiles in turn, of which the last may leave it half empty. */
-template <class T, class P> static double tl_chain_time(const tl_chain_sizes &x, int64_t parts, int64_t sms)
+/* A problem's time on tiles T by one multiprocessor, of the parts that it has: all terms of a tile each, or if `split` whole segments and
+ * shorter last ones. Fewer than eight warps leave it empty in part, and one part takes its time. */
+template <class T, class P> static double tl_chain_time(const tl_chain_sizes &x, bool split, int64_t sms)
 {
-    const int64_t turns = tl_ceil_div(parts * x.tiles<T>(), sms);
-    const double warps = (double)(T::WARPS * std::min<int64_t>(turns, T::BLOCKS));
-    return (double)(turns * T::BM * T::BN) * tl_chain_clocks<T, P>() / std::min(1.0, warps / 8.0);
+    const int64_t tiles = x.batch * x.tiles<T>(), segments = x.segments();
+    double parts = (double)tl_ceil_div(tiles, sms);
+    if (split) {
+        const int64_t whole = tl_ceil_div(tiles * (segments - 1), sms), all = tl_ceil_div(tiles * segments, sms);
+        const double last = (double)(x.n - (segments - 1) * x.segment()) / (double)x.segment();
+        parts = (double)whole + (double)(all - whole) * last;
+    }
+    return std::max(parts, 8.0 / T::WARPS) * (double)(T::BM * T::BN) * tl_chain_clocks<T, P>();
 }
 
-/* Which tiles a problem may take (P::TILES): those for few rows; and small and tiny ones; and with these halves of small ones, or medium
- * ones; or all. */
+/* Which tiles a problem may take (P::TILES): those for few rows; and small and tiny ones; and with these halves of small ones and single
+ * ones, or medium ones; or all. */
 enum class tl_chain_choice { FEW_ROWS, SMALL, HALVES, MEDIUM, ALL };
 
 /* Computes a problem on the tiles that take the least time. */
@@ -440,7 +460,6 @@ static int32_t tl_chain_run(tl_context *ctx, const char *name, const P &problem,
 {
     const int64_t sms = tl_cuda_sms(ctx);
     const bool split = x.segments() > 1 && x.batch * x.tiles<tl_chain_medium>() < sms;
-    const int64_t parts = x.batch * (split ? x.segments() : 1);
     if constexpr (P::TILES == tl_chain_choice::MEDIUM)
         if (x.m <= tl_chain_few::BM && x.p <= tl_chain_few::BN)
             return tl_chain_launch<tl_chain_few>(ctx, name, problem, x, split);
@@ -449,21 +468,24 @@ static int32_t tl_chain_run(tl_context *ctx, const char *name, const P &problem,
     if constexpr (P::TILES != tl_chain_choice::FEW_ROWS) {
         constexpr bool ALL = P::TILES == tl_chain_choice::ALL, MEDIUM = ALL || P::TILES == tl_chain_choice::MEDIUM;
         constexpr bool HALVES = ALL || P::TILES == tl_chain_choice::HALVES;
-        const double small = tl_chain_time<tl_chain_small, P>(x, parts, sms);
-        const double tiny = tl_chain_time<tl_chain_tiny, P>(x, parts, sms);
-        const double medium = MEDIUM ? tl_chain_time<tl_chain_medium, P>(x, parts, sms) : small;
-        const double large = ALL ? tl_chain_time<tl_chain_large, P>(x, parts, sms) : small;
-        const double least = std::min({small, tiny, medium, large});
+        const double small = tl_chain_time<tl_chain_small, P>(x, split, sms);
+        const double tiny = tl_chain_time<tl_chain_tiny, P>(x, split, sms);
+        const double medium = MEDIUM ? tl_chain_time<tl_chain_medium, P>(x, split, sms) : small;
+        const double large = ALL ? tl_chain_time<tl_chain_large, P>(x, split, sms) : small;
+        const double single = HALVES ? tl_chain_time<tl_chain_single, P>(x, split, sms) : small;
+        const double least = std::min({small, single, tiny, medium, large});
         /* Where halves of small tiles are empty; and by a twentieth of what larger ones take. */
         if constexpr (HALVES) {
             const bool narrow = x.tiles<tl_chain_narrow>() <= x.tiles<tl_chain_flat>();
             const int64_t tiles = narrow ? x.tiles<tl_chain_narrow>() : x.tiles<tl_chain_flat>();
-            const double half = narrow ? tl_chain_time<tl_chain_narrow, P>(x, parts, sms)
-                                       : tl_chain_time<tl_chain_flat, P>(x, parts, sms);
+            const double half = narrow ? tl_chain_time<tl_chain_narrow, P>(x, split, sms)
+                                       : tl_chain_time<tl_chain_flat, P>(x, split, sms);
             if (tiles < 2 * x.tiles<tl_chain_small>() && half <= tiny &&
-                1.05 * half <= std::min({small, medium, large}))
+                1.05 * half <= std::min({small, single, medium, large}))
                 return narrow ? tl_chain_launch<tl_chain_narrow>(ctx, name, problem, x, split)
                               : tl_chain_launch<tl_chain_flat>(ctx, name, problem, x, split);
+            if (single == least && single < small)
+                return tl_chain_launch<tl_chain_single>(ctx, name, problem, x, split);
         }
         if constexpr (ALL)
             if (large == least) return tl_chain_launch<tl_chain_large>(ctx, name, problem, x, split);

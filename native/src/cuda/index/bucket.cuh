@@ -35,11 +35,12 @@ struct buckets {
     const uint32_t *indices;
     uint32_t rows, k;
     uint32_t chunks, span; /* of the list, and indices of a chunk */
-    uint32_t spread;       /* block 2^spread·i deals chunk i, and blocks between copy */
+    uint32_t each;         /* chunks that a block deals, one or two */
+    uint32_t dealers;      /* blocks that deal */
+    uint32_t spread;       /* block 2^spread·i deals chunks, and blocks between copy */
     uint32_t together;     /* chunks that are dealt at a time */
     tl_fastdiv count;      /* buckets */
     tl_fastdiv cols;       /* of a row; of more than one, positions in the list are dealt in the place of values */
-    tl_fastdiv strip;      /* columns that are added together of a row of many hits */
     uint32_t line_bits;    /* rows that stay side by side, 2^line_bits of them */
     uint32_t places;       /* that a block adds, a part of the bucket's; some are behind the last row */
     uint32_t parts;        /* of a bucket */
@@ -144,10 +145,11 @@ struct window_marks {
     }
 };
 
-/* The block lists the pieces of a kind in PIECES chunks from `first` on for the window from hit `from` of them on, hit h of which is
- * hits[at[piece] + h], and gives out the hits of all windows. Complete behind the next barrier. */
+/* The block lists the pieces of a kind in PIECES chunks from `first` on for the window of `size` hits from hit `from` of them on, hit h of
+ * which is hits[at[piece] + h], and gives out the hits of all windows. Complete behind the next barrier. */
 __device__ __forceinline__ uint32_t list_window(const buckets &s, uint32_t kind, uint32_t first, uint32_t from,
-                                                uint32_t (&at)[PIECES], window_marks &marks, uint32_t *of_warps)
+                                                uint32_t (&at)[PIECES], window_marks &marks, uint32_t *of_warps,
+                                                uint32_t size = WINDOW)
 {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, chunk = first + 4 * threadIdx.x;
     uint32_t begin[4], hits[4], sum = 0, some = 0;
@@ -164,7 +166,7 @@ __device__ __forceinline__ uint32_t list_window(const buckets &s, uint32_t kind,
         if (w < warp) before += of_warps[w], piece += of_warps[WARPS + w];
         all_hits += of_warps[w];
     }
-    const uint32_t to = min(all_hits, from + WINDOW);
+    const uint32_t to = min(all_hits, from + size);
     TL_UNROLL_FOR (uint32_t i = 0; i < 4; i++) {
         const uint32_t next = before + hits[i];
         if (before < next && from < next && before < to) {
@@ -181,8 +183,8 @@ __device__ __forceinline__ uint32_t list_window(const buckets &s, uint32_t kind,
 }
 
 /* A thread's hits of a window: a warp has neighbours, as many as the others. Where no hit is, the place is `nowhere`. */
-struct window {
-    uint32_t place[WINDOW_ITEMS], value[WINDOW_ITEMS], rounds;
+template <int ITEMS> struct window_of {
+    uint32_t place[ITEMS], value[ITEMS], rounds;
 
     __device__ __forceinline__ void load(const uint2 *hits, const piece_list &pieces, uint32_t from, uint32_t to,
                                          uint32_t nowhere)
@@ -191,9 +193,9 @@ struct window {
         const uint32_t lane = threadIdx.x % 32,
                        begin = from + threadIdx.x / 32 * rounds * 32; /* the warp's first hit */
         const uint32_t found = pieces.piece_of(begin + lane * 32);    /* lane i has that of the first hit of item i */
-        TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++)
+        TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
             place[i] = nowhere, value[i] = 0;
-        TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {
+        TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++) {
             if (i % 4 == 0 && i >= rounds) break;
             const uint32_t start = begin + i * 32;
             const uint32_t piece = pieces.piece_near(__shfl_sync(~0u, found, i), start, lane);
@@ -209,9 +211,9 @@ struct window {
     {
         rounds = (count + THREADS - 1) / THREADS;
         const uint32_t lane = threadIdx.x % 32, first = threadIdx.x / 32 * rounds;
-        TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++)
+        TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
             place[i] = nowhere, value[i] = 0;
-        TL_UNROLL_FOR (uint32_t i = 0; i < WINDOW_ITEMS; i++) {
+        TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++) {
             if (i % 4 == 0 && i >= rounds) break;
             const uint32_t word = first + i, hit_of_window = word * 32 + lane;
             if (i < rounds && hit_of_window < count) {
@@ -221,6 +223,7 @@ struct window {
         }
     }
 };
+using window = window_of<WINDOW_ITEMS>;
 
 /* ---- heavy rows ------------------------------------------------------------------------------------------------------ */
 
@@ -237,38 +240,40 @@ __device__ __forceinline__ uint32_t slot_of(uint32_t row)
     return row * 2654435769u >> 19;
 }
 
-/* A block finds rows of which the samples hold `many` or more, HEAVIES at most. Counts are half a word each. */
+/* A block finds rows of which the samples hold `many` or more, HEAVIES at most. Counts are words of their own: lanes that add 1 to the
+ * same one do so at once, where they would add to a part of a word one after the other. */
 __global__ void __launch_bounds__(SAMPLING) find_heavy_kernel(buckets s)
 {
-    static_assert(SAMPLES <= UINT16_MAX);
-    __shared__ uint32_t samples[SLOTS / 2], taken[SLOTS / 32], heavy[HEAVIES], found;
+    __shared__ uint32_t samples[SLOTS], heavy[HEAVIES], found;
     tl_wait_for_earlier(TL_FIRST);
     uint32_t row[OF_THREAD];
     TL_UNROLL_FOR (uint32_t u = 0; u < OF_THREAD; u++)
         row[u] = s.indices[(uint64_t)s.k * (u * SAMPLING + threadIdx.x) / SAMPLES];
-    for (uint32_t i = threadIdx.x; i < SLOTS / 2; i += SAMPLING)
+    for (uint32_t i = threadIdx.x; i < SLOTS; i += SAMPLING)
         samples[i] = 0;
-    for (uint32_t i = threadIdx.x; i < SLOTS / 32; i += SAMPLING)
-        taken[i] = 0;
     if (threadIdx.x < HEAVIES) heavy[threadIdx.x] = NONE;
     if (threadIdx.x == 0) found = 0;
     __syncthreads();
     TL_UNROLL_FOR (uint32_t u = 0; u < OF_THREAD; u++) {
-        const uint32_t slot = slot_of(row[u]);
-        if (row[u] < s.rows) atomicAdd(samples + slot / 2, 1u << slot % 2 * 16);
+        if (row[u] < s.rows) atomicAdd(samples + slot_of(row[u]), 1u);
     }
     __syncthreads();
     uint32_t hits[OF_THREAD];
     TL_UNROLL_FOR (uint32_t u = 0; u < OF_THREAD; u++) {
-        const uint32_t slot = slot_of(row[u]);
-        hits[u] = row[u] < s.rows ? samples[slot / 2] >> slot % 2 * 16 & UINT16_MAX : 0;
+        hits[u] = row[u] < s.rows ? samples[slot_of(row[u])] : 0;
     }
+    __syncthreads();
+    TL_UNROLL_FOR (uint32_t u = 0; u < OF_THREAD; u++)
+        if (hits[u]) samples[slot_of(row[u])] = u * SAMPLING + threadIdx.x; /* one of them stays */
+    __syncthreads();
+    TL_UNROLL_FOR (uint32_t u = 0; u < OF_THREAD; u++)
+        if (hits[u] && samples[slot_of(row[u])] != u * SAMPLING + threadIdx.x) hits[u] = 0;
     for (uint32_t of = MANY_SAMPLES; of; of /= 2) {
         TL_UNROLL_FOR (uint32_t u = 0; u < OF_THREAD; u++) {
-            const uint32_t slot = slot_of(row[u]), bit = 1u << slot % 32;
-            if (hits[u] < of * s.many || (atomicOr(taken + slot / 32, bit) & bit)) continue;
+            if (hits[u] < of * s.many) continue;
             const uint32_t place = atomicAdd(&found, 1u);
             if (place < s.heavies) heavy[place] = row[u];
+            hits[u] = 0;
         }
         __syncthreads();
     }
@@ -309,6 +314,15 @@ struct heavy_places {
         uint32_t of;
         const uint32_t found = s.place_of(s.heavy[threadIdx.x], &of);
         if (of == bucket) place[atomicAdd(&count, 1u)] = found;
+    }
+    /* In few instructions, where it is asked in many places, of none or one mostly. */
+    __device__ __forceinline__ bool hold_one(uint32_t of) const
+    {
+        bool found = false;
+#pragma unroll 1
+        for (uint32_t i = 0; i < count; i++)
+            found |= place[i] == of;
+        return found;
     }
     /* One from `from` on, of `number`. */
     __device__ __forceinline__ bool hold(uint32_t from, uint32_t number = 1) const

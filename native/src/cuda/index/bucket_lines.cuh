@@ -15,6 +15,8 @@
 namespace tl_buckets {
 
 constexpr int LINES_ADDING = 4, FAR_ADDING = 3; /* blocks of a multiprocessor */
+/* Of so many lines that a multiprocessor does not hold as many, and some wait for others anyway: then more registers are worth more. */
+constexpr int LARGE_ADDING = 3;
 /* Hits of one place in a warp, besides its first, of more than which a lane looks at all 32 instead of one after the other. */
 constexpr int FEW_TOGETHER = 2;
 
@@ -190,7 +192,7 @@ __device__ __forceinline__ void add_near_lanes(uint32_t *word, float value)
 
 /* The first blocks have a heavy row each, those behind them own a part of a bucket: s.places of its rows, whose sums are in shared
  * memory meanwhile. A warp owns every OWNERS-th place, in each 32 of them one further, so that its sums are in all banks. */
-__global__ void __launch_bounds__(THREADS, LINES_ADDING) add_lines_kernel(buckets s)
+template <int ADDING> __global__ void __launch_bounds__(THREADS, ADDING) add_lines_kernel(buckets s)
 {
     TL_DYNAMIC_SHARED(float,
                       sums); /* s.places of them, then the hits of a window: value and place; or the stage and pieces of

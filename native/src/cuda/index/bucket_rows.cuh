@@ -77,8 +77,8 @@ __device__ __noinline__ void add_lone_columns(buckets s, piece_list &pieces, uin
     add_lone_row<true>(s, pieces, of_warps, stage, room);
 }
 
-/* A block of a heavy row: that of the first of 32 columns adds them all in a chain, if the row does not have too many hits. Says
- * whether nothing is left to do. */
+/* A block of a heavy row: that of its first column adds them all in a chain, if the row does not have too many hits. Says whether nothing
+ * is left to do. */
 __device__ __forceinline__ bool add_heavy_chain(const buckets &s, float (&pass)[32], piece_list &pieces,
                                                 uint32_t *of_warps)
 {
@@ -88,16 +88,16 @@ __device__ __forceinline__ bool add_heavy_chain(const buckets &s, float (&pass)[
     if (s.chunks > PIECES) return false;
     const uint32_t hits = list_pieces(s, s.count.divisor + heavy, 0, pieces, of_warps);
     if (hits > TL_CHAINED_ROW) return false;
-    if (first % 32 > 0) return true;
-    const uint32_t here = min(cols - first, 32u), col = first + min(threadIdx.x % 32, here - 1);
+    if (first > 0) return true;
+    const uint32_t col = min(threadIdx.x % 32, cols - 1);
     const int64_t at = (int64_t)row * cols + col;
     const float sum = add_chain<RELAY_HITS>(s.values + col, cols, hits, s.base ? s.base[at] : 0.0f, pass,
                                             piece_positions{s.hits, pieces, 0});
-    if (threadIdx.x < here) s.out[at] = sum;
+    if (threadIdx.x < cols) s.out[at] = sum;
     return true;
 }
 
-/* The first blocks have a column of a heavy row each, or 32 columns in a chain. Each of those behind them owns all other rows of a
+/* The first blocks have a column of a heavy row each, or all in a chain. Each of those behind them owns all other rows of a
  * bucket. It puts the positions of a window in order of rows, stably, and reads the values by these. What a window adds is in the output,
  * from where the next one goes on.
  * IS_COPIED: the output is the base already, and only rows that have hits are taken. */
@@ -127,14 +127,6 @@ template <bool IS_COPIED> __global__ void __launch_bounds__(THREADS, ROWS_ADDING
     const float *base = IS_COPIED ? s.out : s.base;
     bool is_first = !IS_COPIED; /* window, which writes all rows */
     const auto element_of = [&](uint32_t place) { return (place * count + bucket) * cols; };
-    /* It is asked in many places, of none or one mostly: in few instructions. */
-    const auto is_heavy = [&](uint32_t place) {
-        bool found = false;
-#pragma unroll 1
-        for (uint32_t i = 0; i < heavy.count; i++)
-            found |= heavy.place[i] == place;
-        return found;
-    };
     heavy.list(s, bucket);
     for (uint32_t chunk = 0; chunk < s.chunks; chunk += PIECES) {
         const uint32_t hits = list_pieces(s, bucket, chunk, pieces, of_warps);
@@ -166,7 +158,7 @@ template <bool IS_COPIED> __global__ void __launch_bounds__(THREADS, ROWS_ADDING
                                        number = min(s.cols.divmod(unit, col + u), rows - 1);
                         const uint32_t place = IS_COPIED ? named[number] : number;
                         at[u] = first[place], end[u] = unit < units ? first[place + 1] : at[u];
-                        bool owns = at[u] < end[u] || (is_first && unit < units && !is_heavy(place));
+                        bool owns = at[u] < end[u] || (is_first && unit < units && !heavy.hold_one(place));
                         if (end[u] - at[u] > TURNS_OF_ROW * HITS) {
                             if (col[u] == 0) {
                                 if (end[u] - at[u] > LONG_OF_ROW)
@@ -213,28 +205,22 @@ template <bool IS_COPIED> __global__ void __launch_bounds__(THREADS, ROWS_ADDING
             else
                 add_elements(std::integral_constant<uint32_t, HITS_AT_ONCE>());
             __syncthreads();
-            /* Of long runs and of those of many hits some columns are added together. */
-            const uint32_t width = s.strip.divisor, strips = (cols + width - 1) / width;
-            const auto add_strip = [&](uint32_t place, uint32_t strip, bool is_long) {
-                const uint32_t begin = first[place], hits = first[place + 1] - begin, from = strip * width;
-                const uint32_t here = min(width, cols - from), own = from + min(lane, here - 1),
-                               at = element_of(place) + own;
+            const auto add_left = [&](uint32_t place, bool is_long) {
+                const uint32_t begin = first[place], hits = first[place + 1] - begin, own = min(lane, cols - 1);
+                const uint32_t at = element_of(place) + own;
                 const float before = base ? base[at] : 0.0f;
                 const float sum = is_long ? add_chain<RELAY_HITS / 2>(s.values + own, cols, hits, before, pass,
                                                                       listed_positions{room.list + begin})
-                                          : tl_add_narrow_warp(s.values + from, cols, s.strip, here, hits, before,
+                                          : tl_add_narrow_warp(s.values, cols, s.cols, cols, hits, before,
                                                                room.of_warp[warp],
                                                                [&](uint32_t hit) { return room.list[begin + hit]; });
-                if (lane < here && (!is_long || warp == 0)) s.out[at] = sum;
+                if (lane < cols && (!is_long || warp == 0)) s.out[at] = sum;
             };
-            for (uint32_t unit = 0; unit < longs * strips; unit++)
-                add_strip(left[LEFT - 1 - unit / strips], unit % strips, true);
-            if (many * strips == 1) { /* the other warps would have nothing to do */
-                add_strip(left[0], 0, true);
-            } else {
-                for (uint32_t unit = warp; unit < many * strips; unit += WARPS)
-                    add_strip(left[unit / strips], unit % strips, false);
-            }
+            const uint32_t alone = many == 1; /* the other warps would have nothing to do */
+            for (uint32_t run = 0; run < longs + alone; run++)
+                add_left(run < longs ? left[LEFT - 1 - run] : left[0], true);
+            for (uint32_t run = warp + alone; run < many; run += WARPS)
+                add_left(left[run], false);
             __syncthreads();
             base = s.out, is_first = false;
         }

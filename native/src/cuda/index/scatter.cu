@@ -3,8 +3,8 @@
  * Every output row has one owner, who reads the row of the input, adds its hits (the positions j with indices[j] =
  * row) in increasing j and writes the row once: no floating-point atomics, so the order of the sum is that of the
  * index list on every device. Lists of up to TL_TILE_INDICES are scatter_tile.cu's or scatter_axis.cu's, those of few wide rows
- * scatter_strip.cu's, longer ones of few narrow rows scatter_few.cu's, of most vectors and narrow rows scatter_bucket.cu's. Here a
- * stable sort puts the hits of a row side by side: that of sort.cu, or, of more than TL_SORTED_HITS, CUB's radix sort.
+ * scatter_strip.cu's, longer ones of few narrow rows scatter_few.cu's, of most vectors and rows of up to 128 columns scatter_bucket.cu's.
+ * Here a stable sort puts the hits of a row side by side: that of sort.cu, or, of more than TL_SORTED_HITS, CUB's radix sort.
  *
  * An output of which very few rows have a hit is copied, and then these rows are added to.
  *

@@ -50,7 +50,7 @@ int32_t tl_scatter_few(tl_context *ctx, const char *name, const float *base, con
                        const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out);
 
 /* scatter_bucket.cu: more than TL_TILE_INDICES indices, on the device, of a vector, where tl_buckets_serve says so. Lone rows have so
- * many hits each that a row is a block's work. Of narrow rows some are served, too. */
+ * many hits each that a row is a block's work. Of rows of up to 128 columns most are served, too. */
 bool tl_buckets_serve_rows(int64_t rows, int64_t cols, int64_t k);
 bool tl_buckets_serve(int64_t rows, int64_t cols, int64_t k);
 bool tl_lone_rows(int64_t rows, int64_t cols, int64_t k);

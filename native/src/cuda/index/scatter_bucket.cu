@@ -1,4 +1,5 @@
-/* Scatter-adds of many hits into a vector, or into narrow rows, on CUDA, in two launches, beside which a third finds heavy rows.
+/* Scatter-adds of many hits into a vector, or into rows of up to 128 columns, on CUDA, in two launches, beside which a third finds heavy
+ * rows.
  *
  * Row r belongs to bucket r % buckets, so that rows beside each other, which lists often name most, are in different buckets. A block
  * of the first launch puts the hits of a chunk of the index list, row and value, in order of buckets, stably, and writes where each
@@ -14,7 +15,8 @@
  * A heavy row, which has hits for a block of its own, is a kind beside the buckets. Samples of the list say which rows are: any row
  * may be, as the sums do not depend on it.
  *
- * Of rows of several columns the positions in the list are dealt, by which the second launch reads the values (bucket_rows.cuh).
+ * Of rows of several columns the positions in the list are dealt, by which the second launch reads the values: a thread owns elements of
+ * narrow rows (bucket_rows.cuh), a warp a wide one (bucket_wide.cuh), beside which a launch of their own adds heavy rows.
  * The second launches of many rows are in bucket_lines.cuh. */
 #include "cuda/device/division.cuh"
 #include "cuda/device/instructions.cuh"
@@ -23,6 +25,7 @@
 #include "cuda/index/bucket.cuh"
 #include "cuda/index/bucket_lines.cuh"
 #include "cuda/index/bucket_rows.cuh"
+#include "cuda/index/bucket_wide.cuh"
 #include "cuda/index/long_run.cuh"
 #include "cuda/index/order.cuh"
 #include "cuda/index/rank.cuh"
@@ -50,6 +53,8 @@ constexpr int64_t LONE = 2048; /* hits of each of so few rows that each is a blo
 constexpr int64_t HEAVY_HITS = 1024, LEAST_SAMPLES = 6;
 /* Blocks of heavy rows: about one on every multiprocessor, and more only where two rows have more columns. */
 constexpr int64_t HEAVY_BLOCKS = 132;
+/* Of wide rows as many as let the next launch run beside them: on a part of the multiprocessors (tl_wait_for_earlier). */
+constexpr int64_t BESIDE_PART = 4;
 /* Rows for each hit: of more, single ones are far apart, and lines are more than what is added to. Hits of each row, of fewer of which
  * lines cost less than to put the hits of many rows in order, with so many counts to clear and to sum up. */
 constexpr int64_t FEW_OF_ROWS = 32, SOME_OF_ROW = 8, PLACED_ROWS = 1 << 17;
@@ -67,12 +72,15 @@ constexpr int64_t MOST_FAR = (int64_t)1 << (32 - FIELD), MOST_ROWS = INT32_MAX;
  * the others keep memory busy. Only where so many copy, as they do but for tables that are too large for lines and have many hits. */
 constexpr uint32_t SPREAD = 2;
 /* Rows of several columns, and hits of them. Tiles of fewer hits sort those of one tile in about the time of a launch, and, of more
- * columns than a warp has lanes, of a list that a block holds. Of larger tables of such rows owners copy wider pieces. */
-constexpr int64_t LEAST_ROWS = 1024, LEAST_ROW_HITS = 4096, MOST_COLUMNS = 63;
+ * columns than a warp has lanes, of a list that a block holds. Of such rows a larger table is copied faster where it has more than
+ * WIDE_ROWS for each hit. */
+constexpr int64_t LEAST_ROWS = 1024, LEAST_ROW_HITS = 4096, WIDE_ROWS = 4;
 constexpr int64_t SOME_ROWS = 512,
                   MANY_ROW_HITS = 1 << 15; /* of fewer rows scatter_few.cu sorts so many hits for longer */
 /* Of more columns, which else have a sort of five launches: about a bucket for each. */
 constexpr int64_t LEAST_WIDE_ROWS = 256;
+/* Of which all pieces of a bucket are listed at once. */
+constexpr int64_t MOST_WIDE_HITS = (int64_t)PIECES * FEW_DEALT * THREADS;
 /* Hits of a row on average where narrow rows are fewer still, and scatter_few.cu does not sort so many: in its bucket a row of as many
  * takes one window. */
 constexpr int64_t MEAN_ROW_HITS = 4096;
@@ -80,94 +88,114 @@ static_assert(MEAN_ROW_HITS <= WINDOW);
 static_assert((int64_t)MOST_BUCKETS * MOST_LINED >= (int64_t)1 << 24 && MOST_PLACES <= MOST_LINED &&
               MOST_LINED <= UINT16_MAX + 1 && FEW_PARTS * MOST_LINED <= MOST_FAR);
 static_assert(MOST_BUCKETS * MOST_FAR >= MOST_ROWS);
-static_assert(MOST_BUCKETS + HEAVIES < KINDS && MOST_BUCKETS * MOST_PLACES * MOST_COLUMNS <= UINT32_MAX);
+static_assert(MOST_BUCKETS + HEAVIES < KINDS && MOST_BUCKETS * MOST_PLACES * MOST_WIDE <= UINT32_MAX);
 static_assert(MANY_DEALT * THREADS <= UINT16_MAX);
 
 /* A block puts the hits of a chunk, ITEMS·THREADS of the list, in order of buckets in shared memory, from where they leave side by
- * side; POSITIONS: with their positions in the list in the place of values. A warp has 32·ITEMS neighbours of the list. Other
- * blocks copy a tile each. */
+ * side; POSITIONS: with their positions in the list in the place of values. A warp has 32·ITEMS neighbours of the list. Where a block
+ * deals two chunks one after the other, it writes where the pieces of both begin at once: each such store takes a sector. Other blocks
+ * copy a tile each. */
 template <int ITEMS, bool POSITIONS = false>
 __global__ void __launch_bounds__(THREADS, DEALING) deal_hits_kernel(buckets s)
 {
     static_assert(ITEMS % 4 == 0);
     TL_DYNAMIC_SHARED(uint4, room); /* tallies, then hits: place and value; last those that are not added */
     __shared__ __align__(16) uint32_t first[KINDS + 1];
+    __shared__ uint16_t earlier[KINDS]; /* of the first chunk of two */
     __shared__ uint32_t of_warps[WARPS];
     __shared__ heavy_table heavy;
     uint16_t *const tallies = reinterpret_cast<uint16_t *>(room);
     uint2 *const staged = reinterpret_cast<uint2 *>(room);
     const tl_order order = s.heavies ? TL_BESIDE : TL_FIRST;
     tl_wait_for_earlier(order);
-    const uint32_t chunk = blockIdx.x >> s.spread;
-    if (chunk << s.spread != blockIdx.x || chunk >= s.chunks) {
-        copy_tile(s, s.rows, blockIdx.x - min(chunk + 1, s.chunks));
+    const uint32_t dealer = blockIdx.x >> s.spread;
+    if (dealer << s.spread != blockIdx.x || dealer >= s.dealers) {
+        copy_tile(s, s.rows, blockIdx.x - min(dealer + 1, s.dealers));
         tl_wait_at_end(order);
         return;
     }
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t none = s.count.divisor + s.heavies, kinds = none + 1;
-    const uint32_t from = chunk * (ITEMS * THREADS) + warp * ITEMS * 32 + lane, left = from < s.k ? s.k - from : 0;
     uint16_t *const of_warp = tallies + warp * tl_tally_stride(kinds);
-    uint32_t word[ITEMS], to[ITEMS];
-    float value[ITEMS];
-    const uint32_t *const rows = s.indices + from;
-    const float *const values = s.values + from;
-    const auto load_values = [&] {
-        TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
-            value[i] = POSITIONS ? __uint_as_float(from + i * 32) : i * 32 < left ? values[i * 32] : 0.0f;
-    };
-    TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
-        word[i] = i * 32 < left ? rows[i * 32] : UINT32_MAX;
     /* The lines of what the warp takes from a list in a chunk, which wait in L2 until then. */
-    const auto fetch = [&](const float *list, uint32_t of_chunk) {
+    const auto fetch = [&](const void *list, uint32_t of_chunk) {
         const uint32_t line = of_chunk * (ITEMS * THREADS) + (warp * ITEMS + lane) * 32;
-        if (lane < ITEMS && line < s.k) tl_fetch_word_to_l2(list + line);
+        if (lane < ITEMS && line < s.k) tl_fetch_word_to_l2(static_cast<const float *>(list) + line);
     };
-    if (ITEMS == FEW_DEALT)
-        load_values(); /* registers have room for them meanwhile */
-    else
-        fetch(s.values, chunk);
-    tl_clear_tallies(tallies, kinds);
-    tl_wait_at_end(order); /* for the heavy rows */
-    const bool some_heavy = s.heavies && s.heavy[0] != NONE;
-    if (some_heavy) heavy.fill(s);
-    const auto set_words = [&](auto find_heavy) {
-        TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++) {
-            uint32_t bucket;
-            const uint32_t place = s.place_of(word[i], &bucket), is_heavy = find_heavy(word[i]);
-            word[i] = word[i] >= s.rows  ? none
-                      : is_heavy != NONE ? s.count.divisor + is_heavy
-                                         : place << FIELD | bucket;
+    bool some_heavy = false;
+    const uint32_t end = min((dealer + 1) * s.each, s.chunks);
+    for (uint32_t chunk = dealer * s.each; chunk < end; chunk++) {
+        const bool again = chunk % s.each != 0; /* of two */
+        const uint32_t from = chunk * (ITEMS * THREADS) + warp * ITEMS * 32 + lane;
+        const uint32_t left = from < s.k ? s.k - from : 0;
+        uint32_t word[ITEMS], to[ITEMS];
+        float value[ITEMS];
+        const auto load_values = [&] {
+            int here = (int)left; /* compared anew, as sixteen answers have no room until then */
+            tl_forget_origin(here);
+            const float *const values = s.values + from;
+            TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
+                value[i] = POSITIONS ? __uint_as_float(from + i * 32) : i * 32 < (uint32_t)here ? values[i * 32] : 0.0f;
+        };
+        const uint32_t *const rows = s.indices + from;
+        TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
+            word[i] = i * 32 < left ? rows[i * 32] : UINT32_MAX;
+        if (ITEMS == FEW_DEALT)
+            load_values(); /* registers have room for them meanwhile */
+        else
+            fetch(s.values, chunk);
+        tl_clear_tallies(tallies, kinds);
+        if (!again) {
+            tl_wait_at_end(order); /* for the heavy rows */
+            some_heavy = s.heavies && s.heavy[0] != NONE;
+            if (some_heavy) heavy.fill(s);
         }
-    };
-    if (some_heavy)
-        set_words([&](uint32_t row) { return heavy.find(row); });
-    else
-        set_words([](uint32_t) { return NONE; });
-    if (ITEMS > FEW_DEALT) { /* for the block that comes after this one, while this one has nothing to ask for */
-        fetch(reinterpret_cast<const float *>(s.indices), chunk + s.together);
-        fetch(s.values, chunk + s.together);
-    }
-    __syncthreads();
-    tl_count_hits(of_warp, kinds, [&](int i) { return word[i] % KINDS; }, to);
-    __syncthreads();
-    tl_place_kinds(tallies, kinds, first, of_warps);
-    TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
-        to[i] += of_warp[word[i] % KINDS];
-    if (ITEMS > FEW_DEALT) load_values();
-    /* Each has a sector of its own: they are on their way with the values, where the block would wait for them at its end. */
-    TL_UNROLL_FOR (uint32_t i = 0; i < KINDS / THREADS; i++) {
-        const uint32_t kind = i * THREADS + threadIdx.x;
-        if (kind < kinds) s.begins[kind * s.stride + chunk] = (uint16_t)first[kind];
-    }
-    __syncthreads(); /* the room was the tallies' */
-    TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
-        staged[to[i]] = make_uint2(word[i] >> FIELD, __float_as_uint(value[i]));
-    __syncthreads();
-    uint4 *const out = reinterpret_cast<uint4 *>(s.hits + (int64_t)chunk * (ITEMS * THREADS));
-    TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS / 2; i++) {
-        const uint32_t pair = i * THREADS + threadIdx.x;
-        if (2 * pair < first[none]) out[pair] = room[pair];
+        const auto set_words = [&](auto find_heavy) {
+            TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++) {
+                uint32_t bucket;
+                const uint32_t place = s.place_of(word[i], &bucket), is_heavy = find_heavy(word[i]);
+                word[i] = word[i] >= s.rows  ? none
+                          : is_heavy != NONE ? s.count.divisor + is_heavy
+                                             : place << FIELD | bucket;
+            }
+        };
+        if (some_heavy)
+            set_words([&](uint32_t row) { return heavy.find(row); });
+        else
+            set_words([](uint32_t) { return NONE; });
+        if (ITEMS > FEW_DEALT) { /* for what is dealt here next, while there is nothing to ask for */
+            const uint32_t next = chunk + 1 < end ? chunk + 1 : chunk + 1 + (s.together - 1) * s.each;
+            fetch(s.indices, next);
+            fetch(s.values, next);
+        }
+        __syncthreads();
+        tl_count_hits(of_warp, kinds, [&](int i) { return word[i] % KINDS; }, to);
+        __syncthreads();
+        tl_place_kinds(tallies, kinds, first, of_warps);
+        TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
+            to[i] += of_warp[word[i] % KINDS];
+        if (ITEMS > FEW_DEALT) load_values();
+        /* They are on their way with the values, where the block would wait for them at its end. */
+#pragma unroll 1
+        for (uint32_t kind = threadIdx.x; kind < kinds; kind += THREADS) {
+            uint16_t *const begin = s.begins + kind * s.stride + chunk;
+            if (again)
+                *reinterpret_cast<uint32_t *>(begin - 1) = earlier[kind] | first[kind] << 16;
+            else if (chunk + 1 < end)
+                earlier[kind] = (uint16_t)first[kind];
+            else
+                *begin = (uint16_t)first[kind];
+        }
+        __syncthreads(); /* the room was the tallies' */
+        TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS; i++)
+            staged[to[i]] = make_uint2(word[i] >> FIELD, __float_as_uint(value[i]));
+        __syncthreads();
+        uint4 *const out = reinterpret_cast<uint4 *>(s.hits + (int64_t)chunk * (ITEMS * THREADS));
+        TL_UNROLL_FOR (uint32_t i = 0; i < ITEMS / 2; i++) {
+            const uint32_t pair = i * THREADS + threadIdx.x;
+            if (2 * pair < first[none]) out[pair] = room[pair];
+        }
+        if (chunk + 1 < end) __syncthreads(); /* the room becomes the tallies' */
     }
 }
 
@@ -300,11 +328,11 @@ int64_t lines_adding(tl_context *ctx, int64_t rows)
 }
 
 /* Which kernel the second launch is. */
-enum form { PLACES, LINES, FAR, ROWS };
+enum form { PLACES, LINES, FAR, ROWS, WIDE };
 
 form form_of(int64_t rows, int64_t cols, int64_t k)
 {
-    if (cols > 1) return ROWS;
+    if (cols > 1) return cols > TL_NARROW_COLUMNS ? WIDE : ROWS;
     if (rows > FEW_OF_ROWS * k) return FAR;
     if (rows <= (k > SOME_OF_ROW * rows ? (int64_t)MOST_BUCKETS * MOST_PLACES : PLACED_ROWS)) return PLACES;
     return parts_of(rows) > FEW_PARTS ? FAR : LINES;
@@ -314,11 +342,14 @@ form form_of(int64_t rows, int64_t cols, int64_t k)
 
 bool tl_buckets_serve_rows(int64_t rows, int64_t cols, int64_t k)
 {
-    const int64_t some = cols > TL_NARROW_COLUMNS ? LEAST_WIDE_ROWS : k > MANY_ROW_HITS ? SOME_ROWS : LEAST_ROWS;
-    const int64_t least = k > TL_SORTED_HITS && cols <= TL_NARROW_COLUMNS ? std::min(k / MEAN_ROW_HITS, some) : some;
-    if (cols < 2 || rows <= least || rows > (int64_t)MOST_BUCKETS * MOST_PLACES || k > INT32_MAX) return false;
-    return cols <= TL_NARROW_COLUMNS ? k > LEAST_ROW_HITS
-                                     : cols <= MOST_COLUMNS && k > TL_TILE_INDICES && rows * cols < TL_SMALL_TABLE;
+    if (cols < 2 || rows > (int64_t)MOST_BUCKETS * MOST_PLACES) return false;
+    if (cols > TL_NARROW_COLUMNS) {
+        const bool copied = rows <= WIDE_ROWS * k || rows * cols < TL_SMALL_TABLE;
+        return cols <= MOST_WIDE && rows > LEAST_WIDE_ROWS && k > TL_TILE_INDICES && k <= MOST_WIDE_HITS && copied;
+    }
+    const int64_t some = k > MANY_ROW_HITS ? SOME_ROWS : LEAST_ROWS;
+    const int64_t least = k > TL_SORTED_HITS ? std::min(k / MEAN_ROW_HITS, some) : some;
+    return rows > least && k > LEAST_ROW_HITS && k <= INT32_MAX;
 }
 
 bool tl_buckets_serve(int64_t rows, int64_t cols, int64_t k)
@@ -332,15 +363,17 @@ int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base,
                            const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out)
 {
     const form form = form_of(rows, cols, k);
-    const bool lined = form == LINES, far = form == FAR, of_rows = form == ROWS;
+    const bool lined = form == LINES, far = form == FAR, wide = form == WIDE, of_rows = form == ROWS || wide;
     const int line_bits = !lined ? 0 : rows < DENSE * k ? DENSE_BITS : LINE_BITS;
     const int64_t line = (int64_t)1 << line_bits, lines = tl_ceil_div(rows, line), parts = lined ? parts_of(rows) : 1;
     const int64_t most_lines = lined ? MOST_LINED / line : far ? MOST_FAR : (int64_t)MOST_PLACES;
     const int64_t dealing = DEALING * tl_cuda_sms(ctx);
-    const int64_t of_sm = lined ? lines_adding(ctx, rows) : of_rows ? ROWS_ADDING : ADDING;
+    const int64_t of_sm = lined ? lines_adding(ctx, rows) : wide ? WIDE_ADDING : of_rows ? ROWS_ADDING : ADDING;
     const int64_t all_adding = of_sm * tl_cuda_sms(ctx);
     /* Some places are left to heavy rows, of which uneven lists have two or more, or buckets would wait for them. */
-    const int64_t adding = all_adding - std::min(std::max(2 * cols, (int64_t)HEAVIES), all_adding / 4);
+    const int64_t of_heavies = wide ? SOME_HEAVIES * of_sm * tl_ceil_div(cols, 32)
+                                    : std::max(2 * cols, (int64_t)HEAVIES);
+    const int64_t adding = all_adding - std::min(of_heavies, all_adding / 4);
     const int64_t of_window = of_sm == LINES_ADDING ? 2 * WINDOW_HITS : WINDOW_HITS; /* hits of lines */
     int64_t count = of_rows ? adding
                     : lined ? std::max(tl_ceil_div(k, of_window), adding)
@@ -357,7 +390,8 @@ int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base,
     const int dealt = of_rows || items <= FEW_DEALT ? FEW_DEALT : items <= SOME_DEALT ? SOME_DEALT : MANY_DEALT;
     const int64_t span = dealt * THREADS, chunks = tl_ceil_div(k, span), stride = tl_ceil_div(chunks, 4) * 4,
                   places = tl_ceil_div(lines, count * parts) * line;
-    const int64_t heavies = places == 1 && !of_rows ? 0 : std::clamp(HEAVY_BLOCKS / cols, (int64_t)2, (int64_t)HEAVIES);
+    const int64_t heavy_rows = wide ? tl_cuda_sms(ctx) / BESIDE_PART / tl_ceil_div(cols, 32) : HEAVY_BLOCKS / cols;
+    const int64_t heavies = places == 1 && !of_rows ? 0 : std::clamp(heavy_rows, (int64_t)2, (int64_t)HEAVIES);
 
     tl_scratch<uint16_t> begins(ctx);
     tl_scratch<uint2> hits(ctx);
@@ -367,23 +401,27 @@ int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base,
     TL_TRY(heavy.allocate(HEAVIES));
     buckets s = {base, values, out, indices, (uint32_t)rows, (uint32_t)k, (uint32_t)chunks, (uint32_t)span};
     s.count = tl_fastdiv(count), s.cols = tl_fastdiv(cols);
-    s.strip = tl_fastdiv(tl_ceil_div(cols, tl_ceil_div(cols, (int64_t)TL_NARROW_COLUMNS)));
     const int64_t tiles = far ? tl_ceil_div(rows, TILE) : 0; /* that blocks of the first launch copy */
     s.line_bits = (uint32_t)line_bits, s.spread = tiles >= ((1 << SPREAD) - 1) * chunks ? SPREAD : 0;
     s.together = (uint32_t)dealing >> s.spread;
     s.places = (uint32_t)places, s.parts = (uint32_t)parts;
     s.heavies = (uint32_t)heavies, s.heavy = heavy;
-    s.many = (uint32_t)std::max({LEAST_SAMPLES, HEAVY_HITS * SAMPLES / k, lined ? 0 : (int64_t)SAMPLES / count});
+    s.many = (uint32_t)std::max(
+        {LEAST_SAMPLES, (wide ? HEAVY_WIDE : HEAVY_HITS) * SAMPLES / k, lined ? 0 : (int64_t)SAMPLES / count});
     s.aligned = tl_aligned4(base) && tl_aligned4(out);
     s.stride = (uint32_t)stride, s.begins = begins, s.hits = hits;
+    /* Two chunks each where the device deals an even number of times as many as at once. */
+    s.each = !of_rows && !far && tl_ceil_div(chunks, dealing) % 2 == 0 ? 2 : 1;
+    s.dealers = (uint32_t)tl_ceil_div(chunks, (int64_t)s.each);
     const size_t of_dealt = at_least((size_t)span * sizeof(uint2), (uint32_t)(count + heavies + 1));
     const auto deal = of_rows               ? deal_hits_kernel<FEW_DEALT, true>
                       : dealt == FEW_DEALT  ? deal_hits_kernel<FEW_DEALT>
                       : dealt == SOME_DEALT ? deal_hits_kernel<SOME_DEALT>
                                             : deal_hits_kernel<MANY_DEALT>;
     if (heavies) TL_TRY(tl_launch_ahead(ctx, name, find_heavy_kernel, 1, SAMPLING, 0, s));
-    TL_TRY(launch(ctx, name, deal, chunks + tiles, of_dealt, s));
+    TL_TRY(launch(ctx, name, deal, s.dealers + tiles, of_dealt, s));
     const int64_t first_blocks = heavies * cols;
+    if (wide) return add_wide(ctx, name, s);
     if (of_rows) return add_rows(ctx, name, s);
     const size_t of_places = at_least((WINDOW + 4) * sizeof(float) + WARPS * CHUNK * sizeof(float4), s.places + 1),
                  of_block = lined ? (size_t)lines_shared(s.places)
@@ -391,7 +429,7 @@ int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base,
                                   : of_places,
                  of_heavy = sizeof(tl_long_values) + (lined || far ? sizeof(piece_list) : 0);
     return launch(ctx, name,
-                  lined ? add_lines_kernel
+                  lined ? (of_sm == LINES_ADDING ? add_lines_kernel<LINES_ADDING> : add_lines_kernel<LARGE_ADDING>)
                   : far ? add_far_kernel
                         : add_buckets_kernel,
                   first_blocks + count * parts, std::max(of_block, of_heavy), s);

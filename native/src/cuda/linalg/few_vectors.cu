@@ -2,9 +2,10 @@
  *
  * The matrix has `rows` rows of `n` terms each, one for each result of a vector; in memory they lie along k or across. Where they
  * lie along k (along_kernel), 1 to 32 lanes own a row, as few as read it at once, and a warp R rows for each group of so many;
- * where rows are few and long, as many of a block's eight warps share them as have terms. Where they lie across k (across_kernel), a
- * block owns 32 rows, which are 128 bytes of each k, in vectors of V, and its sixteen warps share out the terms. If that leaves
- * multiprocessors idle, `splits` blocks share out the terms, and a second kernel adds up.
+ * where rows are few and long, as many of a block's eight warps share them as have terms; of several vectors and many rows, a block
+ * has the vectors in shared memory (staged_kernel). Where they lie across k (across_kernel), a block owns 32 rows, which are 128
+ * bytes of each k, in vectors of V, and its sixteen warps share out the terms. If that leaves multiprocessors idle, `splits` blocks
+ * share out the terms, and a second kernel adds up.
  *
  * Outside reproducible contexts alone, as the order of a sum is the kernel's own: each lane has a chain of float64 fused
  * multiply-adds over its terms, the lanes of a row add up in pairs, then the warps one after the other, then the blocks; a bias
@@ -30,6 +31,7 @@ struct VectorsArgs {
     int64_t bias_row, bias_vector; /* and of the bias */
     int64_t slice;                 /* terms of a split */
     tl_fastdiv tiles, splits;      /* of a product */
+    int chunk;                     /* of staged_kernel: tiles of a block */
     uint32_t items;                /* along k: tiles of all products and splits */
     int lane_bits, sharing_bits;   /* along k: lanes of a row, and warps of a block that share rows, as powers of 2 */
     tl_order order;
@@ -89,6 +91,23 @@ template <int V> __device__ __forceinline__ void load(const float *from, float (
         x[0] = *from;
 }
 
+/* The elements of V neighbouring terms of all vectors. */
+template <int F, int V>
+__device__ __forceinline__ void load_vectors(const VectorsArgs &args, const float *first, float (&y)[F][V])
+{
+    if (F > 1 && V == 4 && args.vector == 1) {
+        float both[F * V];
+        TL_UNROLL_FOR (int f = 0; f < F; f++)
+            tl_load4(first + 4 * f, both + 4 * f);
+        TL_UNROLL_FOR (int f = 0; f < F; f++)
+            TL_UNROLL_FOR (int e = 0; e < V; e++)
+                y[f][e] = both[e * F + f];
+    } else {
+        TL_UNROLL_FOR (int f = 0; f < F; f++)
+            load<V>(first + f * args.vector, y[f]);
+    }
+}
+
 /* ---- rows along k ---------------------------------------------------------------------------------------------------- */
 
 /* Blocks of a multiprocessor, which limit registers. */
@@ -121,7 +140,6 @@ __global__ void __launch_bounds__(32 * ALONG_WARPS, ALONG_BLOCKS<F, V, R>)
         from[r] = args.matrix + place.product * args.matrix_size + min(row0 + r * side, args.rows - 1) * args.n + k;
     const int64_t term = F == 1 ? 1 : args.term;
     const float *vectors = args.vectors + place.product * args.vectors_size + k * term;
-    const bool interleaved = F > 1 && args.vector == 1;
     tl_wait_for_earlier(args.order);
 
     double sum[R][F] = {};
@@ -137,20 +155,7 @@ __global__ void __launch_bounds__(32 * ALONG_WARPS, ALONG_BLOCKS<F, V, R>)
             }
         TL_UNROLL_FOR (int u = 0; u < U; u++) {
             float y[F][V] = {};
-            if (u * apart < left) {
-                const float *const first = vectors + u * apart * term;
-                if (V == 4 && interleaved) {
-                    float both[F * V];
-                    TL_UNROLL_FOR (int f = 0; f < F; f++)
-                        tl_load4(first + 4 * f, both + 4 * f);
-                    TL_UNROLL_FOR (int f = 0; f < F; f++)
-                        TL_UNROLL_FOR (int e = 0; e < V; e++)
-                            y[f][e] = both[e * F + f];
-                } else {
-                    TL_UNROLL_FOR (int f = 0; f < F; f++)
-                        load<V>(first + f * args.vector, y[f]);
-                }
-            }
+            if (u * apart < left) load_vectors(args, vectors + u * apart * term, y);
             TL_UNROLL_FOR (int e = 0; e < V; e++)
                 TL_UNROLL_FOR (int r = 0; r < R; r++)
                     TL_UNROLL_FOR (int f = 0; f < F; f++)
@@ -182,6 +187,128 @@ __global__ void __launch_bounds__(32 * ALONG_WARPS, ALONG_BLOCKS<F, V, R>)
             for (int w = 1; w < sharing; w++)
                 total += shared[warp + w][r][f];
             store<F>(args, place, row0 + r, f, total);
+        }
+    }
+    tl_wait_at_end(args.order);
+}
+
+/* ---- many rows along k, and several vectors ---------------------------------------------------------------------------- */
+
+/* Rows of a warp, and what a lane has of each on its way. */
+constexpr int STAGED_ROWS = 4, STAGED_TURN = 256;
+template <int V> constexpr int STAGED_AHEAD = STAGED_TURN / (32 * V);
+constexpr int STAGED_BYTES = 64 << 10; /* of the vectors, so that two blocks fit */
+
+/* Where the vectors' terms lie that 32 lanes read at once: for each vector side by side, in units of 16 bytes. */
+template <int F, int V> struct Staged {
+    static constexpr int APART = 32 * V, UNIT = V == 4 ? 2 : 1, UNITS = V / UNIT;
+    /* A lane's unit of a vector, `k` a multiple of APART and the lane's V terms on. */
+    static __device__ __forceinline__ int at(int k, int f, int unit)
+    {
+        const uint32_t turn = (uint32_t)k / APART, lane = (uint32_t)k % APART / V;
+        return (int)(((turn * F + f) * UNITS + unit) * (32 * UNIT) + lane * UNIT);
+    }
+};
+
+/* Adds up COUNT values of each lane over the lanes that differ in DISTANCE and lower bits, in pairs, the most distant first, as
+ * along_kernel does; but of an even number of values each of a pair goes on with half of them alone, the upper lane with the upper. */
+template <int DISTANCE, int COUNT> __device__ __forceinline__ void add_lanes(double *v)
+{
+    if constexpr (DISTANCE > 0 && COUNT % 2 == 0) {
+        constexpr int HALF = COUNT / 2;
+        const bool upper = (threadIdx.x & DISTANCE) != 0;
+        TL_UNROLL_FOR (int i = 0; i < HALF; i++) {
+            const double given = upper ? v[i] : v[HALF + i], kept = upper ? v[HALF + i] : v[i];
+            v[i] = kept + __shfl_xor_sync(0xffffffffu, given, DISTANCE);
+        }
+        add_lanes<DISTANCE / 2, HALF>(v);
+    } else if constexpr (DISTANCE > 0) {
+        TL_UNROLL_FOR (int i = 0; i < COUNT; i++)
+            v[i] += __shfl_xor_sync(0xffffffffu, v[i], DISTANCE);
+        add_lanes<DISTANCE / 2, COUNT>(v);
+    }
+}
+
+/* along_kernel's sums where a product has many rows: a block has `chunk` tiles of STAGED_ROWS rows, one or several for each warp, and
+ * its vectors in shared memory, widened, `slice` terms at a time. Read for each pair of rows, four vectors whose elements lie side by
+ * side would take eight times as much of the cache's time as the rows, and twice as many conversions. */
+template <int F, int V>
+__global__ void __launch_bounds__(32 * ALONG_WARPS, 2) staged_kernel(const __grid_constant__ VectorsArgs args)
+{
+    constexpr int R = STAGED_ROWS, U = STAGED_AHEAD<V>, APART = 32 * V;
+    constexpr int STAGING = 4 / V; /* of what a thread stages, on its way at once */
+    using S = Staged<F, V>;
+    TL_DYNAMIC_SHARED(double, staged);
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, n = (int)args.n, slice = (int)args.slice;
+    const Place place(args, blockIdx.x);
+    const int begin = (int)place.tile * args.chunk * R, end = min(begin + args.chunk * R, (int)args.rows);
+    const float *const vectors = args.vectors + place.product * args.vectors_size;
+    tl_wait_for_earlier(args.order);
+
+#pragma unroll 1
+    for (int first = begin; first < end; first += ALONG_WARPS * R) {
+        const int row = first + warp * R, rows = min(end - row, R); /* none: it comes for the barriers */
+        double sum[R * F] = {};
+#pragma unroll 1
+        for (int k0 = 0; k0 < n; k0 += slice) {
+            const int terms = min(n - k0, slice);
+            if (first == begin || slice < n) {
+                __syncthreads(); /* what was there has been read */
+#pragma unroll STAGING
+                for (int k = (int)threadIdx.x * V; k < slice; k += 32 * ALONG_WARPS * V) {
+                    float y[F][V] = {};
+                    if (k < terms) load_vectors(args, vectors + (int64_t)(k0 + k) * args.term, y);
+                    TL_UNROLL_FOR (int f = 0; f < F; f++)
+                        TL_UNROLL_FOR (int e = 0; e < V; e++)
+                            staged[S::at(k, f, e / S::UNIT) + e % S::UNIT] = (double)y[f][e];
+                }
+                __syncthreads();
+            }
+            if (rows <= 0) continue;
+            const float *const matrix = args.matrix + place.product * args.matrix_size + k0 + lane * V, *from[R];
+            TL_UNROLL_FOR (int r = 0; r < R; r++) /* what does not exist is the last, and not stored */
+                from[r] = matrix + (int64_t)(row + min(r, rows - 1)) * n;
+            const double *of = staged + lane * S::UNIT;
+#pragma unroll 1
+            for (int left = terms - lane * V; left > 0; left -= STAGED_TURN) {
+                float x[R][U][V];
+                TL_UNROLL_FOR (int u = 0; u < U; u++)
+                    TL_UNROLL_FOR (int r = 0; r < R; r++) {
+                        TL_UNROLL_FOR (int e = 0; e < V; e++)
+                            x[r][u][e] = 0.0f;
+                        if (u * APART < left) load<V>(from[r] + u * APART, x[r][u]);
+                    }
+                TL_UNROLL_FOR (int u = 0; u < U; u++)
+                    TL_UNROLL_FOR (int unit = 0; unit < S::UNITS; unit++) {
+                        double y[F][S::UNIT];
+                        TL_UNROLL_FOR (int f = 0; f < F; f++) {
+                            const double *const own = of + S::at(u * APART, f, unit);
+                            if constexpr (S::UNIT == 2) {
+                                const double2 pair = *reinterpret_cast<const double2 *>(own);
+                                y[f][0] = pair.x, y[f][1] = pair.y;
+                            } else {
+                                y[f][0] = *own;
+                            }
+                        }
+                        TL_UNROLL_FOR (int e = 0; e < S::UNIT; e++)
+                            TL_UNROLL_FOR (int r = 0; r < R; r++) {
+                                const double wide = (double)x[r][u][unit * S::UNIT + e];
+                                TL_UNROLL_FOR (int f = 0; f < F; f++)
+                                    sum[r * F + f] = fma(wide, y[f][e], sum[r * F + f]);
+                            }
+                    }
+                TL_UNROLL_FOR (int r = 0; r < R; r++)
+                    from[r] += STAGED_TURN;
+                of += S::at(STAGED_TURN, 0, 0);
+            }
+        }
+        /* add_lanes leaves SIDE neighbouring lanes the same COUNT sums, which follow those of the lanes before */
+        constexpr int BITS = R * F % 16 == 0 ? 4 : R * F % 8 == 0 ? 3 : 2, COUNT = R * F >> BITS, SIDE = 32 >> BITS;
+        static_assert(R * F % 4 == 0 && R * F <= 16, "sums");
+        add_lanes<16, R * F>(sum);
+        TL_UNROLL_FOR (int i = 0; i < COUNT; i++) {
+            const int own = lane / SIDE * COUNT + i;
+            if (lane % SIDE == 0 && own / F < rows) put(args, place.product, row + own / F, own % F, sum[i]);
         }
     }
     tl_wait_at_end(args.order);
@@ -332,6 +459,46 @@ template <int F> Kernel kernel_for(const Along &along, bool fours)
                                   : along_kernel<F, 1, 2, 8, 32>;
 }
 
+/* How blocks share out rows where the vectors are staged: as many to a block as leave each multiprocessor a few in turn, for the last to
+ * end at about the same time; where all terms are not there at once, no more than its warps have at once. */
+struct Sharing {
+    int64_t chunk, slice, blocks; /* blocks: of a product */
+
+    Sharing(tl_context *ctx, const Sides &sides, int64_t batch, int64_t n)
+    {
+        constexpr int64_t TURNS = 8;
+        const int64_t rounds = tl_ceil_div(sides.rows, STAGED_ROWS * ALONG_WARPS);
+        const int64_t most = STAGED_BYTES / (int64_t)sizeof(double) / sides.vectors / STAGED_TURN * STAGED_TURN;
+        const int64_t slices = tl_ceil_div(n, most), together = batch * rounds / (TURNS * tl_cuda_sms(ctx));
+        slice = tl_ceil_div(tl_ceil_div(n, slices), STAGED_TURN) * STAGED_TURN;
+        blocks = tl_ceil_div(rounds, slices > 1 ? 1 : std::max<int64_t>(1, together));
+        chunk = tl_ceil_div(rounds, blocks) * ALONG_WARPS;
+        blocks = tl_ceil_div(rounds * ALONG_WARPS, chunk);
+    }
+    size_t bytes(const Sides &sides) const { return (size_t)(slice * sides.vectors) * sizeof(double); }
+};
+
+/* Several vectors, for which a warp of along_kernel has a row all to itself; rows that fill most of a block's warps, and enough of them
+ * to keep all multiprocessors busy for more than one round. The sums are the same. */
+bool staging_pays(tl_context *ctx, const Sides &sides, const Along &along, int64_t batch, int64_t splits)
+{
+    constexpr int64_t ROWS = STAGED_ROWS * ALONG_WARPS;
+    return sides.along && sides.vectors > 1 && along.rows == 2 && along.lane_bits == 5 && along.sharing_bits == 0 &&
+           splits == 1 && sides.rows >= 2 * ROWS && batch * tl_ceil_div(sides.rows, ROWS) >= 4 * tl_cuda_sms(ctx);
+}
+
+template <int F>
+int32_t launch_staged(tl_context *ctx, const Sides &sides, const Sharing &sharing, int64_t batch, bool fours,
+                      VectorsArgs args)
+{
+    args.tiles = tl_fastdiv((uint64_t)sharing.blocks), args.splits = tl_fastdiv(1);
+    args.chunk = (int)sharing.chunk, args.slice = sharing.slice;
+    const auto kernel = fours ? staged_kernel<F, 4> : staged_kernel<F, 1>;
+    TL_TRY(tl_allow_shared(ctx, kernel, sharing.bytes(sides)));
+    return tl_launch_ahead(ctx, "few_vectors", kernel, (unsigned)(batch * sharing.blocks), 32 * ALONG_WARPS,
+                           sharing.bytes(sides), args);
+}
+
 template <int F> Kernel kernel_for(const Sides &sides, const Along &along, bool fours)
 {
     if (sides.along) return kernel_for<F>(along, fours);
@@ -378,6 +545,13 @@ int32_t tl_few_vectors_multiply(tl_context *ctx, const tl_matrix_product &x)
     const bool shared_by_all = 1 << along.sharing_bits == ALONG_WARPS;
     const int64_t turn = !sides.along ? 8 * ACROSS_WARPS * wide : shared_by_all ? ALONG_WARPS * along.turn(wide) : x.n;
     const int64_t splits = std::max<int64_t>(1, std::min(wanted / (x.batch * tiles), x.n / turn));
+    if (staging_pays(ctx, sides, along, x.batch, splits)) {
+        const Sharing sharing(ctx, sides, x.batch, x.n);
+        args.order = x.order;
+        return sides.vectors == 2   ? launch_staged<2>(ctx, sides, sharing, x.batch, fours, args)
+               : sides.vectors == 3 ? launch_staged<3>(ctx, sides, sharing, x.batch, fours, args)
+                                    : launch_staged<4>(ctx, sides, sharing, x.batch, fours, args);
+    }
     args.slice = tl_ceil_div(tl_ceil_div(x.n, splits), 4) * 4;
     args.tiles = tl_fastdiv((uint64_t)tiles), args.splits = tl_fastdiv((uint64_t)splits);
 
