@@ -68,6 +68,7 @@ SCATTERS = [
     (3984, 14, 5952), (504, 257, 2100), (8200, 260, 200),
     # tiles of 32 columns of wider rows, aligned and not; of one row
     (3000, 104, 1000), (3000, 101, 1000), (5, 1, 8000),
+    (32, 301, 400), (1500, 1100, 1000),  # strips of rows of some hits; two launches of many values
     # slots of rows that a warp does not fill; pieces of three groups of columns, aligned and not
     (2100, 48, 9000), (9000, 61, 30_000), (3000, 293, 4000), (3000, 260, 140_000),
     # buckets of rows: of a table that is copied before, of one that is not; wider rows, of few hits and of many
@@ -95,8 +96,8 @@ UNEVEN = [
     (414, 14, 140_000), (40, 7, 140_000), (47, 45, 20_000), (200, 90, 140_000), (100, 20, 30_000),
     # a list of more hits than are sorted at once; a larger table that is copied beside the sort of the list
     (1459, 109, 8971), (2423, 1024, 2053),
-    # buckets of rows of 64 columns and of more, of several windows, in which some rows have many hits
-    (1300, 33, 140_000), (257, 128, 140_000), (60_000, 34, 16_000),
+    # buckets of rows of 32 columns, of 64 and of more, of several windows, in which some rows have many hits
+    (1300, 33, 140_000), (257, 128, 140_000), (60_000, 34, 16_000), (20_000, 32, 30_000),
 ]  # fmt: skip
 #: rows of each number of lanes and of each form, then of blocks: few, many, in parts, with lists longer than shared memory
 TOPS = [
@@ -136,6 +137,7 @@ UNEVEN_ALONG = [
     (3, 300, 129, 4000), (1, 32_236, 1, 5208), (80, 3, 7, 1200), (5, 30, 9, 200), (3, 40, 25, 257),
     (1500, 9, 2, 400), (1, 2_100_001, 1, 4999),  # owners of several arrays' columns; three steps of a sort
     (16, 4096, 80, 2048), (4, 10_622, 139, 2143),  # larger tables of wide rows
+    (14, 900, 107, 760), (9, 400, 132, 900),  # of few hits, of many values
 ]  # fmt: skip
 #: one merged axis reduced, two, three; segments of one level, two, three; few results and many, several in
 #: a block; short columns, so many that a thread owns whole ones; columns whose lanes have 8, 16, 24 elements and 1 to 7 more

@@ -8,8 +8,10 @@
  * side a block owns the tile of 32 columns, so that warps read lines, and threads keep their chunks in registers: an axis of at most
  * 1024 elements takes one launch, a longer one three and those of its totals. Else a warp owns it and turns it over in shared memory.
  * Up to 32 tiles of a row, whose totals are one chunk above, are a block's. Of a longer row a block has some tiles, and takes the
- * totals before them from the blocks that run beside it. So a row is read once, in one launch. */
+ * totals before them from the blocks that run beside it. So a row is read once, in one launch, before which another clears the totals.
+ * Tiles are in device/cumsum_tile.cuh. */
 #include "cuda/device/async_copy.cuh"
+#include "cuda/device/cumsum_tile.cuh"
 #include "cuda/device/instructions.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -20,7 +22,9 @@
 
 namespace {
 
-constexpr int CHUNK = TL_CUMSUM_CHUNK, TILE = CHUNK * CHUNK, COLUMNS = 32, WARPS = 4;
+using namespace tl_cumsum;
+
+constexpr int COLUMNS = 32, WARPS = 4;
 
 /* The sums of x behind `before` (what stands before each tile; none for 0) to out, or only the tiles' totals. Elements are float
  * and sums include theirs, or double and sums leave theirs out. */
@@ -32,18 +36,6 @@ template <class T> struct Cumsum {
     int64_t length, inner, tiles, blocks, units;
     int reverse;
 };
-
-__device__ __forceinline__ double add_kept(double sum, double x, float *out)
-{
-    *out = (float)(sum + x);
-    return sum + x;
-}
-
-__device__ __forceinline__ double add_kept(double sum, double x, double *out)
-{
-    *out = sum;
-    return sum + x;
-}
 
 /* The elements of a chunk that a thread loads at once: all where they are floats, which it then keeps for the second time. */
 template <class T> constexpr int AT_ONCE = sizeof(T) == sizeof(float) ? CHUNK : 8;
@@ -134,8 +126,6 @@ template <int N> __global__ void __launch_bounds__(COLUMN_THREADS) cumsum_short_
 
 /* ---- short slices ------------------------------------------------------------------------------------------------------ */
 
-TL_DYNAMIC_SHARED(float, tl_cumsum_tiles);
-
 /* Threads of a block, and elements of one. */
 constexpr int SLICE_THREADS = 128, SLICE_FLOATS = SLICE_THREADS * CHUNK;
 
@@ -215,123 +205,6 @@ template <int N> __global__ void __launch_bounds__(SLICE_THREADS, 7) cumsum_slic
         out[i] = held[a.place(i)];
 }
 
-/* ---- the last axis: tiles ---------------------------------------------------------------------------------------------- */
-
-/* Rows of `length` elements, summed from their ends on with `reverse`. */
-struct Rows {
-    const float *x;
-    float *out;
-    int64_t length;
-    int reverse;
-
-    /* Where element i of the row at `slice` lies. */
-    __device__ __forceinline__ int64_t place(int64_t slice, int64_t i) const
-    {
-        return slice + (reverse ? length - 1 - i : i);
-    }
-    /* Where elements i .. i + 3 lie, the last first with `reverse`. */
-    __device__ __forceinline__ int64_t place4(int64_t slice, int64_t i) const
-    {
-        return slice + (reverse ? length - 4 - i : i);
-    }
-    __device__ __forceinline__ float4 turn(float4 v) const { return reverse ? make_float4(v.w, v.z, v.y, v.x) : v; }
-};
-
-/* Floats from a chunk of a tile to the next in shared memory: with 4 in excess, accesses of 16 bytes along a chunk, and along the
- * tile, meet each bank once. */
-constexpr int PITCH = CHUNK + 4, QUADS = TILE / 4 / 32; /* of a lane */
-constexpr size_t TILE_BYTES = sizeof(float) * CHUNK * PITCH;
-
-/* The warp's tile. */
-__device__ __forceinline__ float (*own_tile())
-    [PITCH] { return reinterpret_cast<float (*)[PITCH]>(tl_cumsum_tiles) + threadIdx.x / 32 * CHUNK; }
-
-/* The n elements from `first` on to the warp's tile, and zeros behind them. VECTOR: whole groups of four are aligned, and n a
- * multiple of 4 or the last of all. */
-template <bool VECTOR>
-__device__ __forceinline__ void load_tile(const Rows &a, int64_t slice, int64_t first, int n, float (*x)[PITCH])
-{
-    const int lane = (int)threadIdx.x % 32;
-    if (VECTOR && n % 4 == 0) {
-        float4 v[QUADS];
-        TL_UNROLL_FOR (int q = 0; q < QUADS; q++) {
-            const int i = 128 * q + 4 * lane;
-            v[q] = i < n ? tl_load4(a.x + a.place4(slice, first + i)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        }
-        TL_UNROLL_FOR (int q = 0; q < QUADS; q++)
-            tl_store4(&x[4 * q + lane / 8][4 * (lane % 8)], a.turn(v[q]));
-    } else {
-        TL_UNROLL_FOR (int k = 0; k < CHUNK; k++) {
-            const int i = k * CHUNK + lane;
-            tl_copy_async<4>(&x[k][lane], i < n ? a.x + a.place(slice, first + i) : a.x, i < n);
-        }
-        tl_copy_commit();
-        tl_copy_wait<0>();
-    }
-    __syncwarp();
-}
-
-template <bool VECTOR>
-__device__ __forceinline__ void store_tile(const Rows &a, int64_t slice, int64_t first, int n, const float (*x)[PITCH])
-{
-    const int lane = (int)threadIdx.x % 32;
-    __syncwarp();
-    if (VECTOR && n % 4 == 0) {
-        TL_UNROLL_FOR (int q = 0; q < QUADS; q++) {
-            const int i = 128 * q + 4 * lane;
-            if (i < n)
-                tl_store4(a.out + a.place4(slice, first + i), a.turn(tl_load4(&x[4 * q + lane / 8][4 * (lane % 8)])));
-        }
-    } else {
-#pragma unroll 8
-        for (int k = 0; k < CHUNK; k++) {
-            const int i = k * CHUNK + lane;
-            if (i < n) a.out[a.place(slice, first + i)] = x[k][lane];
-        }
-    }
-}
-
-/* The total of the lane's chunk, also to chunks[lane], where the warp sees it. */
-__device__ __forceinline__ double total_chunk(const float (*x)[PITCH], double *chunks)
-{
-    const int lane = (int)threadIdx.x % 32;
-    double sum = 0.0;
-    TL_UNROLL_FOR (int k = 0; k < CHUNK; k += 4) {
-        const float4 v = tl_load4(&x[lane][k]);
-        sum += (double)v.x, sum += (double)v.y, sum += (double)v.z, sum += (double)v.w;
-    }
-    chunks[lane] = sum;
-    __syncwarp();
-    return sum;
-}
-
-/* Of the tile: all lanes read the same place, which takes less than an exchange. */
-__device__ __forceinline__ double total_tile(const double *chunks)
-{
-    double sum = 0.0;
-#pragma unroll 16
-    for (int y = 0; y < CHUNK; y++)
-        sum += chunks[y];
-    return sum;
-}
-
-/* The sums of the lane's chunk instead of its elements; `sum` stands before the tile. */
-__device__ __forceinline__ void sum_chunk(double sum, const double *chunks, float (*x)[PITCH])
-{
-    const int lane = (int)threadIdx.x % 32;
-#pragma unroll 16
-    for (int y = 0; y < CHUNK; y++) {
-        const double next = sum + chunks[y];
-        sum = y < lane ? next : sum;
-    }
-    TL_UNROLL_FOR (int k = 0; k < CHUNK; k += 4) {
-        float4 v = tl_load4(&x[lane][k]);
-        sum = add_kept(sum, (double)v.x, &v.x), sum = add_kept(sum, (double)v.y, &v.y);
-        sum = add_kept(sum, (double)v.z, &v.z), sum = add_kept(sum, (double)v.w, &v.w);
-        tl_store4(&x[lane][k], v);
-    }
-}
-
 /* ---- rows of up to 32 tiles -------------------------------------------------------------------------------------------- */
 
 /* A warp owns a tile, a lane a chunk. All tiles of a row are in one block, row after row. */
@@ -345,7 +218,7 @@ template <bool VECTOR> __global__ void __launch_bounds__(1024) cumsum_rows(Rows 
     const int n = unit < units ? (int)min(a.length - first, (int64_t)TILE) : 0;
     float (*const x)[PITCH] = own_tile();
     load_tile<VECTOR>(a, slice, first, n, x);
-    total_chunk(x, chunks[warp]);
+    const bool finite = total_chunk(x, chunks[warp]);
     double sum = 0.0;
     if (tiles > 1) {
         const double total = total_tile(chunks[warp]);
@@ -354,7 +227,7 @@ template <bool VECTOR> __global__ void __launch_bounds__(1024) cumsum_rows(Rows 
         for (int t = warp - tile; t < warp; t++)
             sum += totals[t];
     }
-    sum_chunk(sum, chunks[warp], x);
+    sum_chunk(sum, chunks[warp], finite, x);
     store_tile<VECTOR>(a, slice, first, n, x);
 }
 
@@ -377,6 +250,17 @@ struct LongRows {
     int levels;
     tl_fastdiv groups; /* of a row */
 };
+
+/* The totals and the turns, `words` of them, to what they are at first. So few blocks that those of the next launch come meanwhile, which
+ * they do not beside a memset. */
+__global__ void __launch_bounds__(32 * GROUP) clear_totals(total_bits *totals, int64_t words)
+{
+    tl_wait_for_earlier();
+    const int64_t step = (int64_t)gridDim.x * blockDim.x;
+#pragma unroll 4
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < words; i += step)
+        totals[i] = ABSENT;
+}
 
 /* A total is its own sign that it is there: written and read at once, it needs no order among other accesses. */
 __device__ __forceinline__ void publish(total_bits *at, double total)
@@ -439,6 +323,7 @@ template <bool VECTOR> __global__ void __launch_bounds__(32 * GROUP, 4) cumsum_l
     __shared__ double chunks[GROUP][CHUNK], tiles[GROUP], seen[LEVELS][CHUNK], before;
     __shared__ uint32_t turn;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    tl_wait_for_earlier();
     if (threadIdx.x == 0) turn = atomicAdd(a.turns, 1u) + 1;
     __syncthreads();
     uint32_t group;
@@ -447,7 +332,7 @@ template <bool VECTOR> __global__ void __launch_bounds__(32 * GROUP, 4) cumsum_l
     const int n = tile < a.count[0] ? (int)min(a.rows.length - first, (int64_t)TILE) : 0;
     float (*const x)[PITCH] = own_tile();
     load_tile<VECTOR>(a.rows, slice, first, n, x);
-    total_chunk(x, chunks[warp]);
+    const bool finite = total_chunk(x, chunks[warp]);
     const double total = total_tile(chunks[warp]);
     if (lane == 0) {
         tiles[warp] = total;
@@ -462,7 +347,7 @@ template <bool VECTOR> __global__ void __launch_bounds__(32 * GROUP, 4) cumsum_l
     double sum = before;
     for (int w = 0; w < warp; w++)
         sum += tiles[w];
-    sum_chunk(sum, chunks[warp], x);
+    sum_chunk(sum, chunks[warp], finite, x);
     store_tile<VECTOR>(a.rows, slice, first, n, x);
 }
 
@@ -525,9 +410,10 @@ int32_t launch_long_rows(tl_context *ctx, const Rows &rows, int64_t outer, int64
     tl_scratch<total_bits> totals(ctx);
     TL_TRY(totals.allocate(all + 1));
     a.totals = totals, a.turns = reinterpret_cast<uint32_t *>(a.totals + all);
-    TL_CUDA_TRY(ctx, cudaMemsetAsync(totals, 0xff, sizeof(total_bits) * (size_t)(all + 1), tl_cuda_stream(ctx)));
-    return tl_launch_dynamic(ctx, "cumsum", vector ? cumsum_long_rows<true> : cumsum_long_rows<false>,
-                             (unsigned)(outer * a.groups.divisor), 32 * GROUP, GROUP * TILE_BYTES, a);
+    TL_TRY(tl_launch_ahead(ctx, "cumsum", clear_totals, tl_grid(all + 1, 32 * GROUP, tl_imax(1, tl_cuda_sms(ctx) / 4)),
+                           32 * GROUP, 0, a.totals, all + 1));
+    return tl_launch_ahead(ctx, "cumsum", vector ? cumsum_long_rows<true> : cumsum_long_rows<false>,
+                           (unsigned)(outer * a.groups.divisor), 32 * GROUP, GROUP * TILE_BYTES, a);
 }
 
 int32_t run_rows(tl_context *ctx, const float *x, int64_t outer, int64_t length, int reverse, float *out)

@@ -186,7 +186,7 @@ static int32_t add_wide(tl_context *ctx, const char *name, const buckets &s)
 {
     const uint32_t cols = s.cols.divisor, strips = (cols + 31) / 32;
     TL_TRY(tl_launch_ahead(ctx, name, add_heavy_kernel, s.heavies * strips, THREADS, 0, s));
-    const auto kernel = strips <= 2 ? add_wide_kernel<2> : add_wide_kernel<4>;
+    const auto kernel = strips == 1 ? add_wide_kernel<1> : strips == 2 ? add_wide_kernel<2> : add_wide_kernel<4>;
     /* With what else it shares it has less than the 48 KiB of a block that does not ask. */
     const size_t of_tallies = WARPS * sizeof(uint16_t) * tl_tally_stride(s.places + 1);
     return tl_launch_ahead(ctx, name, kernel, s.count.divisor, THREADS, of_tallies, s);

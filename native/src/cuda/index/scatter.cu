@@ -499,7 +499,9 @@ int32_t tl_scatter_shared(tl_context *ctx, const char *name, const float *base, 
     if (tl_strips_serve(outer, rows, cols, k))
         return tl_scatter_strips(ctx, name, base, values, indices, outer, rows, cols, k, false, out);
     const bool slots = slots_serve(outer, rows, cols, k);
-    /* Where rows have a hit at most, mostly, they are copied as fast as they go. */
+    /* Where rows have a hit at most, mostly, and few in a tile, they are copied as fast as they go. */
+    if (!slots && tl_many_wide(outer, rows, cols, k) && tl_axis_holds(outer, rows, cols, k))
+        return tl_scatter_axis(ctx, name, base, values, indices, outer, rows, cols, k, out);
     const bool tiles = tiles_serve(outer, rows, cols, k) || (k <= rows && k <= TL_TILE_INDICES);
     if (!slots && tiles) return tl_scatter_tiles(ctx, name, base, values, indices, outer, rows, cols, k, false, out);
     if (slots) return scatter_by_slots(ctx, name, base, values, indices, outer, rows, cols, k, out);

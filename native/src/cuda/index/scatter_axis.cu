@@ -11,6 +11,7 @@
 #include "cuda/device/division.cuh"
 #include "cuda/device/instructions.cuh"
 #include "cuda/device/vector.cuh"
+#include "cuda/index/column_count.cuh"
 #include "cuda/index/long_run.cuh"
 #include "cuda/index/narrow_run.cuh"
 #include "cuda/index/run_relay.cuh"
@@ -45,6 +46,7 @@ constexpr int FEW_ITEMS = 4, MOST_ITEMS = (int)(TL_TILE_INDICES / SORT_THREADS);
 constexpr uint32_t MANY = 32, LONG = 256; /* hits: longer runs are left to a warp, or to a block */
 constexpr int COPIED = 4;                 /* vectors that a thread copies */
 constexpr uint32_t NO_RUN = UINT32_MAX;   /* hits, where no short run is */
+constexpr int64_t SPARSE_HITS = 2; /* of a row, of no more than which most rows have as many as are added at once */
 
 struct left_run {
     uint32_t begin, hits, row;
@@ -297,6 +299,7 @@ template <int ITEMS, bool BY_ROW> __global__ void __launch_bounds__(SORT_THREADS
 
 constexpr uint32_t LEFT_BLOCKS = 264; /* of runs that are left: two on every multiprocessor */
 constexpr uint32_t AT_ONCE = 4;       /* hits of another run whose values are on their way together */
+constexpr int RUN_BLOCKS = 3;         /* of a multiprocessor */
 static_assert(AT_ONCE <= PAD);
 
 /* The runs that all sorting blocks have left, one after the other. A lane has the bytes of four blocks. */
@@ -343,29 +346,10 @@ struct left_units {
     {}
 };
 
-/* A number of columns, up to 32, that the device finds, by which it divides numbers up to MOST_NUMBERS: what the multiplier is too
- * large by adds less than a divisor's part to a quotient. */
-constexpr uint32_t MOST_NUMBERS = 2048;
-struct column_count {
-    uint32_t divisor, multiplier; /* the last is 2^16 / divisor, rounded up */
-
-    __device__ __forceinline__ explicit column_count(uint32_t d) : divisor(d), multiplier(UINT16_MAX / d + 1)
-    {
-        static_assert(MOST_NUMBERS * (32 - 1) < 1 << 16);
-    }
-    __device__ __forceinline__ uint32_t div(uint32_t n) const { return n * multiplier >> 16; }
-    __device__ __forceinline__ uint32_t divmod(uint32_t n, uint32_t *rest) const
-    {
-        const uint32_t q = div(n);
-        *rest = n - q * divisor;
-        return q;
-    }
-};
-
 /* Where columns of several arrays lie, those of an array side by side. */
 struct array_columns {
-    column_count cols; /* of an array */
-    uint32_t array;    /* values of an array */
+    tl_column_count cols; /* of an array */
+    uint32_t array;       /* values of an array */
 
     __device__ __forceinline__ uint32_t operator()(uint32_t of_all) const
     {
@@ -386,7 +370,7 @@ __device__ __forceinline__ float add_lanes(const float *values, const array_colu
 {
     static_assert(LANE_VALUES % TL_NARROW_AT_ONCE == 0);
     const uint32_t lane = threadIdx.x % 32;
-    const column_count width(columns);
+    const tl_column_count width(columns);
     uint32_t col;
     const uint32_t rows = width.div(32), row = width.divmod(lane, &col),
                    size = LANE_VALUES * rows; /* hits of a stage */
@@ -438,7 +422,7 @@ template <bool WIDE> __device__ __forceinline__ void add_left(const arrays &s, u
         const left_run run = runs[left.place_of(number)];
         const uint32_t cols = min(piece, s.cols - first), own = min(units.arrays, outer - o) * cols;
         const uint32_t mine = min(lane, own - 1);
-        const array_columns columns = {column_count(cols), s.k * s.cols};
+        const array_columns columns = {tl_column_count(cols), s.k * s.cols};
         const float *const values = s.values + (int64_t)o * s.k * s.cols + first;
         const int64_t array = (int64_t)s.rows * s.cols;
         int64_t element = o * array + (int64_t)run.row * s.cols + first;
@@ -474,17 +458,19 @@ template <bool WIDE> __device__ __forceinline__ void add_left(const arrays &s, u
         add_unit(s.many_runs, many, many_units, unit, false);
 }
 
-/* Vectors of a thread: sixteen floats, or eight fours, are on their way together. */
-template <class Vector> constexpr uint32_t TOGETHER = sizeof(Vector) == sizeof(float) ? 4 : 2;
+/* Vectors of a thread: sixteen floats, or eight fours, are on their way together. Where most rows have a hit or two a thread has twice
+ * as many (SPARSE) of half as many hits, or most of these places would be empty. */
+template <class Vector, bool SPARSE>
+constexpr uint32_t TOGETHER = (sizeof(Vector) == sizeof(float) ? 4 : 2) * (SPARSE ? 2 : 1);
 
 /* A thread owns TOGETHER vectors of the run of its row, or that begins at its place of the list, if there is one: the same of so many
  * arrays, or, of wide rows of fewer arrays, one of each of so many parts of a row. Blocks of `chunks` have the `units` of an array, or of
  * a part of it, whose rows have width.divisor vectors. */
-template <class Vector, bool WIDE>
-__global__ void __launch_bounds__(THREADS, 3)
+template <class Vector, bool WIDE, bool SPARSE>
+__global__ void __launch_bounds__(THREADS, RUN_BLOCKS)
     add_runs_kernel(arrays s, uint32_t outer, tl_fastdiv width, tl_fastdiv chunks, uint32_t units)
 {
-    constexpr uint32_t OWNED = TOGETHER<Vector>;
+    constexpr uint32_t OWNED = TOGETHER<Vector, SPARSE>, HITS = SPARSE ? AT_ONCE / 2 : AT_ONCE;
     tl_wait_for_earlier();
     if (blockIdx.x < LEFT_BLOCKS) {
         add_left<WIDE>(s, outer);
@@ -501,8 +487,8 @@ __global__ void __launch_bounds__(THREADS, 3)
     if (left == NO_RUN) return;
     const uint32_t row = s.by_row ? number : run.x;
     const uint32_t *positions = s.positions + (s.by_row ? run.x : number);
-    uint32_t position[AT_ONCE];
-    TL_UNROLL_FOR (uint32_t e = 0; e < AT_ONCE; e++)
+    uint32_t position[HITS];
+    TL_UNROLL_FOR (uint32_t e = 0; e < HITS; e++)
         position[e] = positions[e];
 
     /* The thread's last vector takes the place of those behind it. All steps are of bytes, so that an address is a product and a sum. */
@@ -525,8 +511,8 @@ __global__ void __launch_bounds__(THREADS, 3)
         at += a < last ? out_step : 0, column += a < last ? values_step : 0;
     }
     while (left > 0) { /* a row without a hit keeps its bits */
-        Vector v[OWNED][AT_ONCE];
-        TL_UNROLL_FOR (uint32_t e = 0; e < AT_ONCE; e++) {
+        Vector v[OWNED][HITS];
+        TL_UNROLL_FOR (uint32_t e = 0; e < HITS; e++) {
             const uint64_t hit = (uint64_t)position[e] * row_bytes;
             TL_UNROLL_FOR (uint32_t a = 0; a < OWNED; a++) {
                 const Vector *const value = reinterpret_cast<const Vector *>(values[a] + hit);
@@ -534,11 +520,11 @@ __global__ void __launch_bounds__(THREADS, 3)
                 if (e < left) v[a][e] = *value;
             }
         }
-        left -= min(left, AT_ONCE), positions += AT_ONCE;
+        left -= min(left, HITS), positions += HITS;
         if (left > 0) /* while the values are on their way */
-            TL_UNROLL_FOR (uint32_t e = 0; e < AT_ONCE; e++)
+            TL_UNROLL_FOR (uint32_t e = 0; e < HITS; e++)
                 position[e] = positions[e];
-        TL_UNROLL_FOR (uint32_t e = 0; e < AT_ONCE; e++)
+        TL_UNROLL_FOR (uint32_t e = 0; e < HITS; e++)
             TL_UNROLL_FOR (uint32_t a = 0; a < OWNED; a++)
                 tl_add_to(sum[a], v[a][e]);
     }
@@ -546,17 +532,21 @@ __global__ void __launch_bounds__(THREADS, 3)
         if (a <= last) *out[a] = sum[a];
 }
 
-template <class Vector> int32_t launch_runs(tl_context *ctx, const char *name, const arrays &s, int64_t outer)
+template <class Vector, bool WIDE, bool SPARSE>
+int32_t launch_runs(tl_context *ctx, const char *name, const arrays &s, int64_t outer)
 {
-    constexpr int64_t OWNED = TOGETHER<Vector>;
-    const bool wide = s.cols >= 32, in_parts = wide && outer < OWNED;
+    constexpr int64_t OWNED = TOGETHER<Vector, SPARSE>;
+    const bool in_parts = WIDE && outer < OWNED;
     const int64_t row_width = s.cols * sizeof(float) / sizeof(Vector),
                   width = in_parts ? tl_ceil_div(row_width, OWNED) : row_width,
                   units = (s.by_row ? s.rows : s.k) * width, chunks = tl_ceil_div(units, THREADS),
                   groups = in_parts ? outer : tl_ceil_div(outer, OWNED);
-    const auto kernel = wide ? add_runs_kernel<Vector, true> : add_runs_kernel<Vector, false>;
-    return tl_launch_ahead(ctx, name, kernel, tl_grid(LEFT_BLOCKS + groups * chunks, 1), THREADS, 0, s, (uint32_t)outer,
-                           tl_fastdiv(width), tl_fastdiv(chunks), (uint32_t)units);
+    /* Where the device holds all blocks at a time, fewer would have less on their way. */
+    if constexpr (WIDE && !SPARSE)
+        if (s.k <= SPARSE_HITS * s.rows && groups * chunks > RUN_BLOCKS * tl_cuda_sms(ctx))
+            return launch_runs<Vector, true, true>(ctx, name, s, outer);
+    return tl_launch_ahead(ctx, name, add_runs_kernel<Vector, WIDE, SPARSE>, tl_grid(LEFT_BLOCKS + groups * chunks, 1),
+                           THREADS, 0, s, (uint32_t)outer, tl_fastdiv(width), tl_fastdiv(chunks), (uint32_t)units);
 }
 
 } /* namespace */
@@ -571,9 +561,11 @@ bool tl_axis_serves(int64_t outer, int64_t rows, int64_t cols, int64_t k)
 {
     const bool small = outer > 1 && cols < 32 && rows * cols < TL_LARGE_ARRAY;
     if (k > TL_TILE_INDICES || rows > MOST_ROWS || outer > MOST_ARRAYS) return false;
-    if (small || k < LEAST_HITS) return small && k >= LEAST_SMALL;
-    if (cols < 32) return outer * rows >= LEAST_ROWS && (outer > 1 || k >= LEAST_ALONE);
-    return outer > 1 && tl_few_wide(outer, rows, cols, k) && !tl_strips_serve(outer, rows, cols, k);
+    if (small) return k >= LEAST_SMALL;
+    if (cols < 32) return k >= LEAST_HITS && outer * rows >= LEAST_ROWS && (outer > 1 || k >= LEAST_ALONE);
+    const bool many = tl_many_wide(outer, rows, cols, k);
+    if ((k < LEAST_HITS && !many) || tl_strips_serve(outer, rows, cols, k)) return false;
+    return tl_few_wide(outer, rows, cols, k) && (outer > 1 || many);
 }
 
 int32_t tl_scatter_axis(tl_context *ctx, const char *name, const float *base, const float *values,
@@ -596,5 +588,8 @@ int32_t tl_scatter_axis(tl_context *ctx, const char *name, const float *base, co
     TL_TRY(tl_launch_ahead(ctx, name, kernel, SORTERS + (s.by_row ? 0 : tl_grid(s.total, 4 * COPIED * SORT_THREADS)),
                            SORT_THREADS, 0, s));
     const bool vectors = cols % 4 == 0 && s.aligned && tl_aligned4(values);
-    return (vectors ? launch_runs<float4> : launch_runs<float>)(ctx, name, s, outer);
+    const auto launch = cols >= 32 ? vectors ? launch_runs<float4, true, false> : launch_runs<float, true, false>
+                        : vectors  ? launch_runs<float4, false, false>
+                                   : launch_runs<float, false, false>;
+    return launch(ctx, name, s, outer);
 }

@@ -26,6 +26,10 @@ static_assert(LIST == THREADS * 32 && LIST <= UINT16_MAX + 1 && HITS % AT_ONCE =
 /* Where strips serve. Rows have 32 hits or more on average, so that a block's reading of the list, of k words, is mostly less than
  * that of its values, k / rows · 256 words. Of more than FEW_ROWS rows it may be as much, and beyond MOST_VALUES (64 MiB, or 16 us)
  * that costs more than to sort the list once. Each further part of a list costs a block the latency of looking through it. */
+/* Rows of SOME_HITS to FEW_HITS are strips', too, where an H100 holds all blocks, of 256 columns, in two turns: a turn is the latency
+ * of the list, of its order and of values, about 3 us, and 0.6 for each further 2,048 indices. Tiles, which meet most of the list then,
+ * sort it in 3 us and add four hits of a row at a time at a load's latency: in turns of 12 us at 30 hits of a row, of 6 at 8. */
+constexpr int64_t SOME_HITS = 8, MOST_BLOCKS = 2 * 3 * 132;
 constexpr int64_t FEW_HITS = 32, FEW_ROWS = 64, MOST_ROWS = 256, MOST_VALUES = (int64_t)1 << 24, MOST_PARTS = 4;
 
 struct strips {
@@ -135,8 +139,10 @@ template <int STRIPS> __global__ void __launch_bounds__(THREADS, STRIPS == 1 ? 2
 
 bool tl_strips_serve(int64_t outer, int64_t rows, int64_t cols, int64_t k)
 {
-    return cols >= 32 && outer * cols <= INT32_MAX && rows <= MOST_ROWS && k >= FEW_HITS * rows &&
-           k <= MOST_PARTS * LIST && (rows <= FEW_ROWS || outer * k * cols <= MOST_VALUES);
+    const bool few_blocks = outer * rows * tl_ceil_div(cols, 32 * WARPS) <= MOST_BLOCKS;
+    return cols >= 32 && outer * cols <= INT32_MAX && rows <= MOST_ROWS &&
+           k >= (few_blocks ? SOME_HITS : FEW_HITS) * rows && k <= MOST_PARTS * LIST &&
+           (rows <= FEW_ROWS || outer * k * cols <= MOST_VALUES);
 }
 
 int32_t tl_scatter_strips(tl_context *ctx, const char *name, const float *base, const float *values,
