@@ -412,8 +412,9 @@ int32_t launch_long_rows(tl_context *ctx, const Rows &rows, int64_t outer, int64
     a.totals = totals, a.turns = reinterpret_cast<uint32_t *>(a.totals + all);
     TL_TRY(tl_launch_ahead(ctx, "cumsum", clear_totals, tl_grid(all + 1, 32 * GROUP, tl_imax(1, tl_cuda_sms(ctx) / 4)),
                            32 * GROUP, 0, a.totals, all + 1));
-    return tl_launch_ahead(ctx, "cumsum", vector ? cumsum_long_rows<true> : cumsum_long_rows<false>,
-                           (unsigned)(outer * a.groups.divisor), 32 * GROUP, GROUP * TILE_BYTES, a);
+    const auto kernel = vector ? cumsum_long_rows<true> : cumsum_long_rows<false>;
+    return tl_launch_ahead(ctx, "cumsum", kernel, (unsigned)(outer * a.groups.divisor), 32 * GROUP, GROUP * TILE_BYTES,
+                           a);
 }
 
 int32_t run_rows(tl_context *ctx, const float *x, int64_t outer, int64_t length, int reverse, float *out)
