@@ -177,10 +177,7 @@ bool run_leaves(tl_context *ctx, const char *name, const float *x, int64_t rows,
 {
     const size_t bytes = sizeof(float4) * (size_t)tl_ceil_div(cols + 3, 4);
     const auto kernel = softmax_leaves<LOG, PIECES>;
-    cudaFuncAttributes attributes;
-    if (cols > PIECES * TL_SUM_LANES || cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess ||
-        !tl_shared_fits(attributes, bytes))
-        return false;
+    if (cols > PIECES * TL_SUM_LANES || !tl_shared_fits(kernel, bytes)) return false;
     *status = tl_allow_shared(ctx, kernel, bytes);
     if (*status == TORCHLEAN_OK)
         *status = tl_launch_dynamic(ctx, name, kernel, tl_grid(rows, 1, tl_cuda_sms(ctx)), TL_SUM_LANES, bytes, x,

@@ -256,10 +256,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) stre
             if (tx == 0 && from == 0) to[width] = softmax.top[i], to[width + 1] = total;
             continue;
         }
-        if (tx == 0 && from == 0) {
-            a.base[at] = softmax.top[i] == -TL_INF ? 0.0f : softmax.top[i];
-            a.inverse[at] = 1.0f / total;
-        }
+        if (tx == 0 && from == 0) softmax.keep(i, total, at, a);
         if (gradient) {
             TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
                 sums[i][c] = sums[i][c] / total * a.scale;

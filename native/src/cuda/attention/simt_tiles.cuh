@@ -288,12 +288,16 @@ template <class C> struct Softmax {
     __device__ __forceinline__ float sum(int i) const { return fold_row<tl_sum_op, C>(chain[i]); }
     __device__ __forceinline__ float total(int i) const { return softmax_total(top[i], sum(i)); }
 
-    /* Leaves what the pass over keys reads of row i, query `at`: m, 1/Σ and D. */
-    template <class Args>
-    __device__ __forceinline__ void keep(int i, float total, float dot, int64_t at, const Args &a) const
+    /* Leaves what the pass over keys reads of row i, query `at`: m, 1/Σ and, unless it is there already, D. */
+    template <class Args> __device__ __forceinline__ void keep(int i, float total, int64_t at, const Args &a) const
     {
         a.base[at] = top[i] == -TL_INF ? 0.0f : top[i];
         a.inverse[at] = 1.0f / total;
+    }
+    template <class Args>
+    __device__ __forceinline__ void keep(int i, float total, float dot, int64_t at, const Args &a) const
+    {
+        keep(i, total, at, a);
         a.dot[at] = dot;
     }
 

@@ -451,13 +451,12 @@ bool apart_is_faster(int64_t elements, int64_t tile_rows, int64_t tiles, int64_t
 }
 
 /* The patches of all phases, where a tile's copies are at most half as many as tap by tap, and as many tiles but one, or two, fit a
- * multiprocessor of Hopper, and one a block here; *bytes is 0 otherwise: the tiles gather. No order depends on it. */
-template <class T> int32_t make_patches(tl_context *ctx, Job &job, int64_t phases, size_t *bytes)
+ * multiprocessor of Hopper, and one a block here; returns their bytes, or 0: the tiles gather. No order depends on it. */
+template <class T> size_t make_patches(Job &job, int64_t phases)
 {
     using Loader = PatchLoader<T, Job>;
-    *bytes = 0;
     job.width = 0;
-    if (!job.passed) return TORCHLEAN_OK;
+    if (!job.passed) return 0;
     const int width = (uintptr_t)job.source % 16 == 0 && job.phase[0].gather.source_size % 4 == 0 ? 4 : 1;
     int64_t pieces = 0, elements = 0, most = 0;
     for (int64_t i = 0; i < phases; i++) {
@@ -467,16 +466,15 @@ template <class T> int32_t make_patches(tl_context *ctx, Job &job, int64_t phase
             patch.inner = 1, patch.slots = tl_fastdiv(1);
             continue;
         }
-        if (g.taps_size > CHUNK || !make_patch(g, job.batch, T::BN, width, &patch)) return TORCHLEAN_OK;
+        if (g.taps_size > CHUNK || !make_patch(g, job.batch, T::BN, width, &patch)) return 0;
         pieces += patch.pieces, elements += g.taps_size * T::BN;
         most = std::max(most, patch_bytes(patch));
     }
     const int64_t tile = (int64_t)sizeof(float) * Loader::STAGES * Loader::STAGE + most;
-    if (2 * pieces > elements || std::max(T::RESIDENT - 1, 2) * (tile + BLOCK) > MULTIPROCESSOR) return TORCHLEAN_OK;
-    cudaFuncAttributes kernel;
-    TL_CUDA_TRY(ctx, cudaFuncGetAttributes(&kernel, product_kernel<T, true>));
-    if (tl_shared_fits(kernel, (size_t)tile)) job.width = width, *bytes = (size_t)tile;
-    return TORCHLEAN_OK;
+    if (2 * pieces > elements || std::max(T::RESIDENT - 1, 2) * (tile + BLOCK) > MULTIPROCESSOR) return 0;
+    if (!tl_shared_fits(product_kernel<T, true>, (size_t)tile)) return 0;
+    job.width = width;
+    return (size_t)tile;
 }
 
 template <class T> int32_t launch(tl_context *ctx, const Job &job, int64_t tiles, int64_t blocks, size_t patches)
@@ -525,9 +523,8 @@ int32_t product(tl_context *ctx, Job &job, int64_t positions, int64_t phases)
     tl_scratch<float> partial(ctx);
     if (apart) TL_TRY(partial.allocate(kept));
     job.partial = partial;
-    size_t patches;
-    TL_TRY(with_tile(tile_rows, narrow,
-                     [&](auto tile) { return make_patches<decltype(tile)>(ctx, job, phases, &patches); }));
+    const size_t patches =
+        with_tile(tile_rows, narrow, [&](auto tile) { return make_patches<decltype(tile)>(job, phases); });
     for (job.first_phase = 0; job.first_phase < phases; job.first_phase += PHASES_AT_ONCE) {
         const int64_t left = phases - job.first_phase;
         job.phase_count = (int32_t)(left < PHASES_AT_ONCE ? left : PHASES_AT_ONCE);

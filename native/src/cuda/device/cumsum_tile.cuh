@@ -5,9 +5,9 @@
 #include "cuda/device/async_copy.cuh"
 #include "cuda/device/instructions.cuh"
 #include "cuda/device/vector.cuh"
+#include "cuda/device/widen.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "formula/cumsum.h"
-#include "formula/wide.h"
 
 namespace tl_cumsum {
 
@@ -105,23 +105,14 @@ __device__ __forceinline__ void store_tile(const Rows &a, int64_t slice, int64_t
 
 /* ---- sums of a chunk --------------------------------------------------------------------------------------------------- */
 
-/* A finite x is DOWN times this, exactly, also a subnormal one: its bits where a double has them, and so an exponent that is less by
- * the difference of the biases. A conversion has a quarter of the rate of float64 additions; these three integer instructions
- * are others' work, and the product is a part of the addition. Infinities and NaNs need the conversion. */
-constexpr double DOWN = 0x1p896;
-__device__ __forceinline__ double scaled_down(float x)
-{
-    const uint32_t bits = tl_bits(x), upper = (uint32_t)((int32_t)bits >> 3) & 0x8fffffff;
-    return tl_from_bits64((uint64_t)upper << 32 | bits << 29);
-}
-
-/* The total of the lane's chunk to chunks[lane], where the warp sees it. Gives out whether all elements are finite. */
+/* The total of the lane's chunk to chunks[lane], where the warp sees it. Gives out whether all elements are finite: others are
+ * converted. */
 __device__ __forceinline__ bool total_chunk(const float (*x)[PITCH], double *chunks)
 {
     const int lane = (int)threadIdx.x % 32;
     double sum = 0.0;
     float zero = 0.0f; /* as long as all are */
-    const auto add = [&](float v) { sum = fma(scaled_down(v), DOWN, sum), zero = fmaf(v, 0.0f, zero); };
+    const auto add = [&](float v) { sum = tl_add_widened(v, sum), zero = fmaf(v, 0.0f, zero); };
     TL_UNROLL_FOR (int k = 0; k < CHUNK; k += 4) {
         const float4 v = tl_load4(&x[lane][k]);
         add(v.x), add(v.y), add(v.z), add(v.w);
@@ -158,7 +149,7 @@ __device__ __forceinline__ void sum_chunk(double sum, const double *chunks, bool
         sum = y < lane ? next : sum;
     }
     if (finite && isfinite(sum)) {
-        const auto add = [&](float &v) { sum = fma(scaled_down(v), DOWN, sum), v = (float)sum; };
+        const auto add = [&](float &v) { sum = tl_add_widened(v, sum), v = (float)sum; };
         TL_UNROLL_FOR (int k = 0; k < CHUNK; k += 4) {
             float4 v = tl_load4(&x[lane][k]);
             add(v.x), add(v.y), add(v.z), add(v.w);

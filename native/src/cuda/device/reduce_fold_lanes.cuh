@@ -4,6 +4,7 @@
 
 #include "cuda/device/instructions.cuh"
 #include "cuda/device/reduce_folds.cuh"
+#include "cuda/device/widen.cuh"
 #include "formula/exact.h"
 
 namespace tl_folds {
@@ -195,20 +196,11 @@ __device__ __forceinline__ double normal_power(float x, double m, double p)
     return power_of(p * (tl_log2_normal(fabsf(x), 0) - m));
 }
 
-/* (double)x - m with one rounding, where x is finite or m is NaN. The bits of a float in the places of a double's are x 2^-896, of a
- * subnormal number too: three instructions of integers and a fused one, as a multiprocessor converts no more than a quarter as many
- * numbers to float64 as it adds. */
-__device__ __forceinline__ double deviation_of(float x, double m)
-{
-    const uint32_t bits = tl_bits(x), high = (uint32_t)((int32_t)bits >> 3) & UINT32_C(0x8fffffff);
-    return fma(tl_from_bits64((uint64_t)high << 32 | bits << 29), 0x1p896, -m);
-}
-
 /* tl_fold_value of the other sums. */
 template <tl_fold_kind KIND> __device__ __forceinline__ double cheap_value(float x, double m, tl_fold_rule rule)
 {
     if constexpr (KIND == TL_FOLD_DEVIATION) {
-        const double d = deviation_of(x, m);
+        const double d = tl_add_widened(x, -m);
         return d * d;
     } else {
         return tl_fold_value(KIND, x, m, rule);

@@ -531,9 +531,7 @@ template <class T> bool fits()
     constexpr size_t bytes = shared_bytes<T, false, true, true, true>;
     static_assert(bytes >= shared_bytes<T, true, false, true, true> &&
                   bytes >= shared_bytes<T, false, false, true, true>);
-    cudaFuncAttributes of;
-    const cudaError_t error = cudaFuncGetAttributes(&of, split_kernel<T, false, true, true, true>);
-    return error == cudaSuccess && tl_shared_fits(of, bytes);
+    return tl_shared_fits(split_kernel<T, false, true, true, true>, bytes);
 }
 
 } /* namespace */

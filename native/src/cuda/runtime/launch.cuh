@@ -90,13 +90,19 @@ template <class Kernel> static cudaError_t tl_raise_shared_limit(Kernel kernel, 
     return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most - (int)now.sharedSizeBytes);
 }
 
-/* Whether a block of a kernel with these attributes can have `dynamic` bytes of shared memory here, beside the kernel's own. */
+/* Whether a block of a kernel with these attributes, or of `kernel`, can have `dynamic` bytes of shared memory here, beside the
+ * kernel's own. */
 static inline bool tl_shared_fits(const cudaFuncAttributes &kernel, size_t dynamic)
 {
     int device = 0, most = 0;
     return cudaGetDevice(&device) == cudaSuccess &&
            cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess &&
            kernel.sharedSizeBytes + dynamic <= (size_t)most;
+}
+template <class... Parameters> static bool tl_shared_fits(void (*kernel)(Parameters...), size_t dynamic)
+{
+    cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && tl_shared_fits(attributes, dynamic);
 }
 
 /* Raises the limit in a launcher. */
