@@ -77,6 +77,8 @@ SCATTERS = [
     (50, 7, 140_000), (300, 40, 9000),
     # buckets of rows, of one row, of one that a block adds
     (5003, 1, 140_000), (200, 1, 140_000), (3, 1, 9000),
+    # one row of more hits than are added one after the other; rows of more than a warp adds, and fewer than a block guesses
+    (1, 1, 8000), (10, 1, 20_000),
     # sums in the output: of few hits, of tiles of which the last is not full; then lines, short ones of many hits, also in parts
     (280_000, 1, 8500), (1_046_530, 1, 9000), (150_000, 1, 100_000), (1_050_000, 1, 90_000), (17_300_000, 1, 1_100_000),
 ]  # fmt: skip
@@ -98,6 +100,12 @@ UNEVEN = [
     (1459, 109, 8971), (2423, 1024, 2053),
     # buckets of rows of 32 columns, of 64 and of more, of several windows, in which some rows have many hits
     (1300, 33, 140_000), (257, 128, 140_000), (60_000, 34, 16_000), (20_000, 32, 30_000),
+    # one row of more hits than a chain is for, of few columns and of more
+    (3000, 13, 150_000), (300, 33, 270_000),
+    # one row of most hits: of few rows of few columns, of strips of one part of the list and of two
+    (7, 2, 20_000), (40, 9, 30_000), (113, 1024, 2048), (45, 1100, 9000),
+    # wide rows of which most have no hit: of buckets, and of a list that is sorted beside the copy
+    (40_000, 33, 9000), (9000, 470, 500), (70_000, 1, 2_100_000),
 ]  # fmt: skip
 #: rows of each number of lanes and of each form, then of blocks: few, many, in parts, with lists longer than shared memory
 TOPS = [
@@ -553,6 +561,22 @@ def test_uneven_rows(rows: int, cols: int, k: int, power: int) -> None:
     rng = np.random.default_rng((rows, power))
     x, values = (rng.standard_normal((size, cols)).astype(np.float32) for size in (rows, k))
     indices = ((rows + rows // 20) * rng.random(k) ** power).astype(np.uint32)
+    sums = [
+        kernels.scatter_add_rows(d.buffer(x), d.buffer(values), indices, rows, cols).numpy((rows, cols))
+        for d in (tlrt.device("cuda"), tlrt.device("cpu"))
+    ]
+    np.testing.assert_array_equal(*(s.view(np.uint32) for s in sums))
+
+
+@pytest.mark.operations("scatter_add_rows")
+def test_a_heavy_row_of_which_the_first_part_of_a_long_list_has_nothing() -> None:
+    """A list in order of rows, longer than what a block lists the pieces of at once: the CPU's bits."""
+    rows, cols, k = 2000, 2, 2_300_000
+    rng = np.random.default_rng(k)
+    x, values = (rng.standard_normal((size, cols)).astype(np.float32) for size in (rows, k))
+    uniform = rng.integers(0, rows, k, dtype=np.uint32)
+    indices = np.sort(np.where(rng.random(k) < 0.01, np.uint32(rows - 1), uniform)).astype(np.uint32)
+    assert int(np.argmax(indices == rows - 1)) > 1 << 21
     sums = [
         kernels.scatter_add_rows(d.buffer(x), d.buffer(values), indices, rows, cols).numpy((rows, cols))
         for d in (tlrt.device("cuda"), tlrt.device("cpu"))

@@ -387,7 +387,8 @@ using tl_chain_few_rows = tl_chain_tile<16, 64, 1, 4, 2, 64, 5>;
 using tl_chain_few = tl_chain_tile<16, 16, 1, 2, 4, 64, 5>;
 
 /* `batch` products (m, n) x (n, p), none of them empty; `length` of a segment: 0 for that of formula/chain.h, which reproducible
- * contexts take. */
+ * contexts take, or TL_CHAIN_FREE for what takes the least time. */
+constexpr int64_t TL_CHAIN_FREE = -1;
 struct tl_chain_sizes {
     int64_t batch, m, n, p, length = 0;
     tl_order order = TL_AFTER;
@@ -454,20 +455,29 @@ template <class T, class P> static double tl_chain_time(const tl_chain_sizes &x,
  * ones, or medium ones; or all. */
 enum class tl_chain_choice { FEW_ROWS, SMALL, HALVES, MEDIUM, ALL };
 
-/* Computes a problem on the tiles that take the least time. */
-template <class P>
-static int32_t tl_chain_run(tl_context *ctx, const char *name, const P &problem, const tl_chain_sizes &x)
+/* The tiles above, and their time (tl_chain_time; of those for few rows 0, which nothing is compared with). */
+enum class tl_chain_tiles { FEW, FEW_ROWS, TINY, NARROW, FLAT, SMALL, SINGLE, MEDIUM, LARGE };
+struct tl_chain_plan {
+    tl_chain_tiles tiles;
+    double time;
+};
+
+/* Whether segments of a tile are work of several blocks. */
+static inline bool tl_chain_splits(const tl_chain_sizes &x, int64_t sms)
 {
-    const int64_t sms = tl_cuda_sms(ctx);
-    const bool split = x.segments() > 1 && x.batch * x.tiles<tl_chain_medium>() < sms;
-    if constexpr (P::TILES == tl_chain_choice::MEDIUM)
-        if (x.m <= tl_chain_few::BM && x.p <= tl_chain_few::BN)
-            return tl_chain_launch<tl_chain_few>(ctx, name, problem, x, split);
-    if (P::TILES == tl_chain_choice::FEW_ROWS || x.m <= tl_chain_few_rows::BM)
-        return tl_chain_launch<tl_chain_few_rows>(ctx, name, problem, x, split);
+    return x.segments() > 1 && x.batch * x.tiles<tl_chain_medium>() < sms;
+}
+
+/* The tiles that take a problem the least time. */
+template <class P> static tl_chain_plan tl_chain_fastest(const tl_chain_sizes &x, int64_t sms)
+{
+    constexpr bool ALL = P::TILES == tl_chain_choice::ALL, MEDIUM = ALL || P::TILES == tl_chain_choice::MEDIUM;
+    constexpr bool HALVES = ALL || P::TILES == tl_chain_choice::HALVES;
+    if (P::TILES == tl_chain_choice::MEDIUM && x.m <= tl_chain_few::BM && x.p <= tl_chain_few::BN)
+        return {tl_chain_tiles::FEW, 0.0};
+    if (P::TILES == tl_chain_choice::FEW_ROWS || x.m <= tl_chain_few_rows::BM) return {tl_chain_tiles::FEW_ROWS, 0.0};
     if constexpr (P::TILES != tl_chain_choice::FEW_ROWS) {
-        constexpr bool ALL = P::TILES == tl_chain_choice::ALL, MEDIUM = ALL || P::TILES == tl_chain_choice::MEDIUM;
-        constexpr bool HALVES = ALL || P::TILES == tl_chain_choice::HALVES;
+        const bool split = tl_chain_splits(x, sms);
         const double small = tl_chain_time<tl_chain_small, P>(x, split, sms);
         const double tiny = tl_chain_time<tl_chain_tiny, P>(x, split, sms);
         const double medium = MEDIUM ? tl_chain_time<tl_chain_medium, P>(x, split, sms) : small;
@@ -482,16 +492,68 @@ static int32_t tl_chain_run(tl_context *ctx, const char *name, const P &problem,
                                        : tl_chain_time<tl_chain_flat, P>(x, split, sms);
             if (tiles < 2 * x.tiles<tl_chain_small>() && half <= tiny &&
                 1.05 * half <= std::min({small, single, medium, large}))
-                return narrow ? tl_chain_launch<tl_chain_narrow>(ctx, name, problem, x, split)
-                              : tl_chain_launch<tl_chain_flat>(ctx, name, problem, x, split);
-            if (single == least && single < small)
-                return tl_chain_launch<tl_chain_single>(ctx, name, problem, x, split);
+                return {narrow ? tl_chain_tiles::NARROW : tl_chain_tiles::FLAT, half};
+            if (single == least && single < small) return {tl_chain_tiles::SINGLE, single};
         }
-        if constexpr (ALL)
-            if (large == least) return tl_chain_launch<tl_chain_large>(ctx, name, problem, x, split);
-        if constexpr (MEDIUM)
-            if (medium == least) return tl_chain_launch<tl_chain_medium>(ctx, name, problem, x, split);
-        return small == least ? tl_chain_launch<tl_chain_small>(ctx, name, problem, x, split)
-                              : tl_chain_launch<tl_chain_tiny>(ctx, name, problem, x, split);
+        if (ALL && large == least) return {tl_chain_tiles::LARGE, large};
+        if (MEDIUM && medium == least) return {tl_chain_tiles::MEDIUM, medium};
+        return {small == least ? tl_chain_tiles::SMALL : tl_chain_tiles::TINY, least};
     }
+    return {tl_chain_tiles::FEW_ROWS, 0.0};
+}
+
+/* The seconds that it takes an H200 then, with what adds up the segments: a launch, and 16 bytes of memory for each total. */
+template <class P> static double tl_chain_seconds(const tl_chain_sizes &x, int64_t sms)
+{
+    constexpr double CLOCK = 1.755e9, MULTIPLICATIONS = 2048.0; /* a second, and in the clocks of tl_chain_clocks */
+    const bool split = tl_chain_splits(x, sms);
+    const double terms = (double)(split ? x.segment() : x.n);
+    const double adding = split ? 2e-6 + 16.0 * (double)(x.batch * x.segments()) * (double)(x.m * x.p) / 3.5e12 : 0.0;
+    return tl_chain_fastest<P>(x, sms).time * terms / MULTIPLICATIONS / CLOCK + adding;
+}
+
+/* A problem with the length of a segment, of all that are free, that takes the least time: of shorter ones the multiprocessors have more
+ * equal shares. The length of formula/chain.h stays where no other is faster by a twentieth. */
+template <class P> static tl_chain_sizes tl_chain_free_length(tl_chain_sizes x, int64_t sms)
+{
+    constexpr int64_t LEAST = 256, UNIT = 64;
+    x.length = 0;
+    tl_chain_sizes best = x;
+    if (x.m <= tl_chain_few_rows::BM || x.batch * x.tiles<tl_chain_medium>() >= sms) return best;
+    double least = tl_chain_seconds<P>(x, sms) / 1.05;
+    for (const int64_t parts : {2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}) {
+        x.length = tl_ceil_div(tl_ceil_div(x.n, parts), UNIT) * UNIT;
+        if (x.length < LEAST) break;
+        if (x.length >= tl_chain_segment(x.n)) continue;
+        const double seconds = tl_chain_seconds<P>(x, sms);
+        if (seconds < least) best = x, least = seconds;
+    }
+    return best;
+}
+
+/* Computes a problem on the tiles that take the least time. */
+template <class P> static int32_t tl_chain_run(tl_context *ctx, const char *name, const P &problem, tl_chain_sizes x)
+{
+    constexpr bool ALL = P::TILES == tl_chain_choice::ALL, MEDIUM = ALL || P::TILES == tl_chain_choice::MEDIUM;
+    constexpr bool HALVES = ALL || P::TILES == tl_chain_choice::HALVES;
+    const int64_t sms = tl_cuda_sms(ctx);
+    if (x.length == TL_CHAIN_FREE) x = tl_chain_free_length<P>(x, sms);
+    const bool split = tl_chain_splits(x, sms);
+    const tl_chain_tiles tiles = tl_chain_fastest<P>(x, sms).tiles;
+    if constexpr (P::TILES == tl_chain_choice::MEDIUM)
+        if (tiles == tl_chain_tiles::FEW) return tl_chain_launch<tl_chain_few>(ctx, name, problem, x, split);
+    if constexpr (HALVES) {
+        if (tiles == tl_chain_tiles::NARROW) return tl_chain_launch<tl_chain_narrow>(ctx, name, problem, x, split);
+        if (tiles == tl_chain_tiles::FLAT) return tl_chain_launch<tl_chain_flat>(ctx, name, problem, x, split);
+        if (tiles == tl_chain_tiles::SINGLE) return tl_chain_launch<tl_chain_single>(ctx, name, problem, x, split);
+    }
+    if constexpr (ALL)
+        if (tiles == tl_chain_tiles::LARGE) return tl_chain_launch<tl_chain_large>(ctx, name, problem, x, split);
+    if constexpr (MEDIUM)
+        if (tiles == tl_chain_tiles::MEDIUM) return tl_chain_launch<tl_chain_medium>(ctx, name, problem, x, split);
+    if constexpr (P::TILES != tl_chain_choice::FEW_ROWS) {
+        if (tiles == tl_chain_tiles::TINY) return tl_chain_launch<tl_chain_tiny>(ctx, name, problem, x, split);
+        if (tiles == tl_chain_tiles::SMALL) return tl_chain_launch<tl_chain_small>(ctx, name, problem, x, split);
+    }
+    return tl_chain_launch<tl_chain_few_rows>(ctx, name, problem, x, split);
 }

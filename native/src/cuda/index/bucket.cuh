@@ -263,11 +263,15 @@ __global__ void __launch_bounds__(SAMPLING) find_heavy_kernel(buckets s)
         hits[u] = row[u] < s.rows ? samples[slot_of(row[u])] : 0;
     }
     __syncthreads();
-    TL_UNROLL_FOR (uint32_t u = 0; u < OF_THREAD; u++)
-        if (hits[u]) samples[slot_of(row[u])] = u * SAMPLING + threadIdx.x; /* one of them stays */
-    __syncthreads();
-    TL_UNROLL_FOR (uint32_t u = 0; u < OF_THREAD; u++)
-        if (hits[u] && samples[slot_of(row[u])] != u * SAMPLING + threadIdx.x) hits[u] = 0;
+    /* The first of a slot stays. Of a warp one asks, or they would all come one after the other. */
+    TL_UNROLL_FOR (uint32_t u = 0; u < OF_THREAD; u++) {
+        bool asks = hits[u] >= s.many;
+        if (__any_sync(~0u, asks)) {
+            const uint32_t same = __match_any_sync(~0u, asks ? slot_of(row[u]) : SLOTS);
+            asks &= __ffs((int)same) - 1 == (int)(threadIdx.x % 32);
+        }
+        if (!asks || atomicAdd(samples + slot_of(row[u]), 1u) != hits[u]) hits[u] = 0;
+    }
     for (uint32_t of = MANY_SAMPLES; of; of /= 2) {
         TL_UNROLL_FOR (uint32_t u = 0; u < OF_THREAD; u++) {
             if (hits[u] < of * s.many) continue;
@@ -334,11 +338,6 @@ struct heavy_places {
     }
 };
 
-/* Hits of a heavy row that are added one after the other: a sum of few moves from one power of two to another too often to be guessed
- * in less time. */
-constexpr uint32_t CHAINED = 1 << 12;
-static_assert(CHAINED <= TL_LONG_ALL);
-
 /* Starts copying the values of hits `from` to `to` of a kind, TL_LONG_ALL at most, to the stage behind the `held` values that it has.
  * POSITIONS: the hits have positions, by which the values of column `col` are read. */
 template <bool POSITIONS>
@@ -346,10 +345,11 @@ __device__ __forceinline__ void copy_hits(const buckets &s, const piece_list &pi
                                           uint32_t to, tl_long_values &stage, uint32_t held)
 {
     constexpr uint32_t AT_ONCE = 8; /* hits of a thread whose positions are on their way together */
-    static_assert(TL_LONG_HITS == 32 && TL_LONG_HITS % AT_ONCE == 0);
+    constexpr uint32_t ITEMS = TL_LONG_ALL / THREADS;
+    static_assert(ITEMS == 32 && ITEMS % AT_ONCE == 0);
     const uint32_t lane = threadIdx.x % 32, begin = from + threadIdx.x - lane; /* the warp's first hit */
     const uint32_t found = pieces.piece_of(begin + lane * THREADS); /* lane i has that of the first hit of item i */
-    TL_UNROLL_FOR (uint32_t first_item = 0; first_item < TL_LONG_HITS; first_item += AT_ONCE) {
+    TL_UNROLL_FOR (uint32_t first_item = 0; first_item < ITEMS; first_item += AT_ONCE) {
         if (first_item && from + first_item * THREADS >= to) break;
         const uint2 *hit[AT_ONCE];
         TL_UNROLL_FOR (uint32_t i = 0; i < AT_ONCE; i++) {
@@ -369,29 +369,15 @@ __device__ __forceinline__ void copy_hits(const buckets &s, const piece_list &pi
 }
 
 /* sum + the values of a kind, all of one row, in order: side by side in the stage, as many as it holds, unless a part of it is left
- * that is not worth another list of pieces. While they are added, the next are on their way. */
+ * that is not worth another list of pieces. `hits`: those of the first list, where the block has it and there are any. */
 template <bool POSITIONS>
 __device__ __forceinline__ float add_kind(const buckets &s, uint32_t kind, uint32_t col, float sum, piece_list &pieces,
-                                          uint32_t *of_warps, tl_long_values &stage, tl_long_room &room)
+                                          uint32_t *of_warps, tl_long_values &stage, tl_long_room &room,
+                                          uint32_t hits = 0)
 {
-    constexpr uint32_t ROUND = 16; /* of a chain */
-    uint32_t held = 0, chunk = 0, from = 0, hits = 0;
-    const auto wait_and_fill = [&](uint32_t size) { /* -0 changes no sum */
-                                                    for (uint32_t i = held + threadIdx.x; i < size; i += THREADS)
-                                                        stage.value(i) = -0.0f;
-                                                    tl_copy_wait<0>();
-                                                    __syncthreads();
-    };
-    do {
-        const uint32_t taken = held;
-        float v[TL_LONG_HITS];
-        if (taken) {
-            wait_and_fill(TL_LONG_ALL);
-            TL_UNROLL_FOR (int q = 0; q < TL_LONG_HITS / 4; q++)
-                tl_unpack4(stage.quads[threadIdx.x][q], v + 4 * q);
-            held = 0;
-            __syncthreads();
-        }
+    uint32_t chunk = hits ? PIECES : 0, from = 0;
+    while (from < hits || chunk < s.chunks) {
+        uint32_t held = 0;
         while (TL_LONG_ALL - held >= LEAST_LOADED && (from < hits || chunk < s.chunks)) {
             if (from == hits) {
                 hits = list_pieces(s, kind, chunk, pieces, of_warps);
@@ -401,28 +387,25 @@ __device__ __forceinline__ float add_kind(const buckets &s, uint32_t kind, uint3
             copy_hits<POSITIONS>(s, pieces, col, from, to, stage, held);
             held += to - from, from = to;
         }
-        if (taken) {
-            sum = tl_add_block(sum, v, room, (taken + TL_LONG_HITS - 1) / TL_LONG_HITS);
-        } else if (!POSITIONS && held <= CHAINED && from == hits && chunk >= s.chunks) {
-            /* Rows of several columns have one chain for all. */
-            wait_and_fill((held + ROUND - 1) / ROUND * ROUND);
-            return held ? tl_chain_values(sum, stage, held, room) : sum;
-        }
-    } while (held);
+        stage.complete(held);
+        sum = tl_add_stage(sum, stage, held, room);
+    }
     return sum;
 }
 
-/* A block of the second launch for each heavy row, or for each row where there are no others, and of several columns for each. */
+/* A block of the second launch for each heavy row, or for each row where there are no others, and of several columns for each; `hits` as
+ * in add_kind. A function of its own, so that its registers and those of a window are not allotted together. */
 template <bool POSITIONS = false>
-__device__ __forceinline__ void add_lone_row(const buckets &s, piece_list &pieces, uint32_t *of_warps,
-                                             tl_long_values &stage, tl_long_room &room)
+__device__ __noinline__ void add_lone_row(buckets s, piece_list &pieces, uint32_t *of_warps, tl_long_values &stage,
+                                          tl_long_room &room, uint32_t hits = 0)
 {
     uint32_t block = blockIdx.x, col = 0;
     if constexpr (POSITIONS) block = s.cols.divmod(blockIdx.x, &col);
     const uint32_t row = s.heavies ? s.heavy[block] : block, kind = s.heavies ? s.count.divisor + block : block;
     if (row == NONE) return;
     const int64_t at = POSITIONS ? (int64_t)row * s.cols.divisor + col : row;
-    const float sum = add_kind<POSITIONS>(s, kind, col, s.base ? s.base[at] : 0.0f, pieces, of_warps, stage, room);
+    const float sum =
+        add_kind<POSITIONS>(s, kind, col, s.base ? s.base[at] : 0.0f, pieces, of_warps, stage, room, hits);
     if (threadIdx.x == 0) s.out[at] = sum;
 }
 

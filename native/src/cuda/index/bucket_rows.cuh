@@ -1,4 +1,5 @@
-/* The second launch of a scatter-add of rows of few columns whose hits were dealt to buckets (scatter_bucket.cu). */
+/* The second launch of a scatter-add of rows of few columns whose hits were dealt to buckets (scatter_bucket.cu), and beside it that of
+ * the heavy rows, of more columns too. */
 #pragma once
 
 #include "cuda/device/division.cuh"
@@ -12,8 +13,9 @@
 
 namespace tl_buckets {
 
-constexpr int ROWS_ADDING = 2;      /* blocks of a multiprocessor */
-constexpr uint32_t RELAY_HITS = 64; /* of a turn of a warp, of a long run */
+constexpr int ROWS_ADDING = 2; /* blocks of a multiprocessor */
+/* Hits of a turn of a warp, of a long run of a window, and of a heavy row, which has a multiprocessor's registers. */
+constexpr uint32_t LONG_RELAY = 32, HEAVY_RELAY = 192;
 /* Elements of a thread, and hits of each, that are on their way together: of rows of fewer hits, half as many of more elements. Runs of
  * more than so many turns are left to a warp, and of so many hits to the block. */
 constexpr uint32_t ELEMENTS_AT_ONCE = 4, HITS_AT_ONCE = 8, FEW_AT_ONCE = HITS_AT_ONCE / 2, TURNS_OF_ROW = 8,
@@ -33,7 +35,7 @@ struct row_room {
     };
 };
 
-/* Copies the base to the output, or clears it. It is launched behind the one that deals, beside it. */
+/* Copies the base to the output, or clears it. */
 __global__ void __launch_bounds__(THREADS) copy_table_kernel(buckets s, uint32_t total)
 {
     tl_wait_for_earlier(TL_BESIDE);
@@ -63,43 +65,54 @@ struct listed_positions {
     __device__ __forceinline__ uint32_t operator()(uint32_t hit) const { return list[hit]; }
 };
 
-/* Functions of their own, so that their registers and those of a window are not allotted together, which the kernel has too few for.
- * The first adds a long run's columns in a chain. */
+/* Adds a long run's columns in a chain. A function of its own, so that its registers and those of a window are not allotted together,
+ * which the kernel has too few for. */
 template <uint32_t HITS, class Position>
 __device__ __noinline__ float add_chain(const float *column, uint32_t stride, uint32_t hits, float sum,
                                         float (&pass)[32], Position position)
 {
     return tl_add_relay<HITS>(column, stride, hits, sum, pass, position);
 }
-__device__ __noinline__ void add_lone_columns(buckets s, piece_list &pieces, uint32_t *of_warps, tl_long_values &stage,
-                                              tl_long_room &room)
+
+/* Whether a heavy row of which the block has a column may have more hits than `most`. `hits` are those of the first list of pieces, which
+ * may be none, and all where there is no other. */
+__device__ __forceinline__ bool is_guessed(const buckets &s, uint32_t most, piece_list &pieces, uint32_t *of_warps,
+                                           uint32_t *hits)
 {
-    add_lone_row<true>(s, pieces, of_warps, stage, room);
+    const uint32_t heavy = s.cols.div(blockIdx.x);
+    if (s.heavy[heavy] == NONE) return false;
+    *hits = list_pieces(s, s.count.divisor + heavy, 0, pieces, of_warps);
+    return s.chunks > PIECES || *hits > most;
 }
 
-/* A block of a heavy row: that of its first column adds them all in a chain, if the row does not have too many hits. Says whether nothing
- * is left to do. */
-__device__ __forceinline__ bool add_heavy_chain(const buckets &s, float (&pass)[32], piece_list &pieces,
-                                                uint32_t *of_warps)
+/* A block has 32 columns of a heavy row of `most` hits at most, which it adds in a chain. */
+__global__ void __launch_bounds__(THREADS, 1) add_heavy_kernel(buckets s, uint32_t most)
 {
-    uint32_t first;
-    const uint32_t heavy = s.cols.divmod(blockIdx.x, &first), row = s.heavy[heavy], cols = s.cols.divisor;
-    if (row == NONE) return true;
-    if (s.chunks > PIECES) return false;
-    const uint32_t hits = list_pieces(s, s.count.divisor + heavy, 0, pieces, of_warps);
-    if (hits > TL_CHAINED_ROW) return false;
-    if (first > 0) return true;
-    const uint32_t col = min(threadIdx.x % 32, cols - 1);
+    __shared__ piece_list pieces;
+    __shared__ uint32_t of_warps[2 * WARPS];
+    __shared__ float pass[32];
+    tl_wait_for_earlier(TL_FIRST);
+    const uint32_t heavy = blockIdx.x % s.heavies, first = blockIdx.x / s.heavies * 32, cols = s.cols.divisor;
+    const uint32_t row = s.heavy[heavy];
+    if (row == NONE || s.chunks > PIECES) return;
+    const uint32_t here = min(cols - first, 32u), col = first + min(threadIdx.x % 32, here - 1);
     const int64_t at = (int64_t)row * cols + col;
-    const float sum = add_chain<RELAY_HITS>(s.values + col, cols, hits, s.base ? s.base[at] : 0.0f, pass,
-                                            piece_positions{s.hits, pieces, 0});
-    if (threadIdx.x < cols) s.out[at] = sum;
-    return true;
+    const float base = s.base ? s.base[at] : 0.0f;
+    const uint32_t hits = list_pieces(s, s.count.divisor + heavy, 0, pieces, of_warps);
+    if (hits > most) return;
+    const float sum =
+        tl_add_relay<HEAVY_RELAY>(s.values + col, cols, hits, base, pass, piece_positions{s.hits, pieces, 0});
+    if (threadIdx.x < here) s.out[at] = sum;
 }
 
-/* The first blocks have a column of a heavy row each, or all in a chain. Each of those behind them owns all other rows of a
- * bucket. It puts the positions of a window in order of rows, stably, and reads the values by these. What a window adds is in the output,
- * from where the next one goes on.
+static int32_t add_heavy(tl_context *ctx, const char *name, const buckets &s, uint32_t most)
+{
+    const uint32_t strips = (s.cols.divisor + 31) / 32;
+    return tl_launch_ahead(ctx, name, add_heavy_kernel, s.heavies * strips, THREADS, 0, s, most);
+}
+
+/* The first blocks have a column each of a heavy row of too many hits for a chain. Each of those behind them owns the rows of a bucket but heavy ones. It puts the positions of a window in order of rows, stably, and reads the values by
+ * these. What a window adds is in the output, from where the next one goes on.
  * IS_COPIED: the output is the base already, and only rows that have hits are taken. */
 template <bool IS_COPIED> __global__ void __launch_bounds__(THREADS, ROWS_ADDING) add_rows_kernel(buckets s)
 {
@@ -115,12 +128,14 @@ template <bool IS_COPIED> __global__ void __launch_bounds__(THREADS, ROWS_ADDING
     __shared__ piece_list pieces;
     __shared__ float pass[32];
     uint16_t *const tallies = reinterpret_cast<uint16_t *>(room.tallies);
-    tl_wait_for_earlier();
+    tl_wait_for_earlier(TL_BESIDE);
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = s.count.divisor, cols = s.cols.divisor;
     const uint32_t first_blocks = s.heavies * cols, row_bytes = cols * sizeof(float);
     if (blockIdx.x < first_blocks) {
-        if (!add_heavy_chain(s, pass, pieces, of_warps)) add_lone_columns(s, pieces, of_warps, room.heavy, heavy_room);
-        return;
+        uint32_t hits;
+        if (is_guessed(s, TL_CHAINED_ROW, pieces, of_warps, &hits))
+            add_lone_row<true>(s, pieces, of_warps, room.heavy, heavy_room, hits);
+        return; /* at once, as buckets wait for room; these wait at their end */
     }
     const uint32_t bucket = blockIdx.x - first_blocks, places = (s.rows - bucket - 1) / count + 1;
     uint16_t *const of_warp = tallies + warp * tl_tally_stride(places + 1);
@@ -209,8 +224,8 @@ template <bool IS_COPIED> __global__ void __launch_bounds__(THREADS, ROWS_ADDING
                 const uint32_t begin = first[place], hits = first[place + 1] - begin, own = min(lane, cols - 1);
                 const uint32_t at = element_of(place) + own;
                 const float before = base ? base[at] : 0.0f;
-                const float sum = is_long ? add_chain<RELAY_HITS / 2>(s.values + own, cols, hits, before, pass,
-                                                                      listed_positions{room.list + begin})
+                const float sum = is_long ? add_chain<LONG_RELAY>(s.values + own, cols, hits, before, pass,
+                                                                  listed_positions{room.list + begin})
                                           : tl_add_narrow_warp(s.values, cols, s.cols, cols, hits, before,
                                                                room.of_warp[warp],
                                                                [&](uint32_t hit) { return room.list[begin + hit]; });
@@ -225,18 +240,26 @@ template <bool IS_COPIED> __global__ void __launch_bounds__(THREADS, ROWS_ADDING
             base = s.out, is_first = false;
         }
     }
+    tl_wait_at_end(TL_BESIDE);
 }
 
-/* The second launch, and before it, beside the first, the copy of a table of which most rows have no hit. */
+/* Launched behind the one that deals, beside it. */
+static int32_t copy_table(tl_context *ctx, const char *name, const buckets &s)
+{
+    const int64_t total = (int64_t)s.rows * s.cols.divisor;
+    return tl_launch_ahead(ctx, name, copy_table_kernel, tl_grid(total, TILE), THREADS, 0, s, (uint32_t)total);
+}
+
+/* The second launch, and before it that of heavy rows, beside which it runs, and, beside the first, the copy of a table of which most
+ * rows have no hit. */
 static int32_t add_rows(tl_context *ctx, const char *name, const buckets &s)
 {
-    const int64_t cols = s.cols.divisor, total = (int64_t)s.rows * cols;
-    const bool copied = s.k <= s.rows && s.places * cols > MANY_COPIED;
-    if (copied)
-        TL_TRY(tl_launch_ahead(ctx, name, copy_table_kernel, tl_grid(total, TILE), THREADS, 0, s, (uint32_t)total));
+    const bool copied = s.k <= s.rows && s.places * (int64_t)s.cols.divisor > MANY_COPIED;
+    if (copied) TL_TRY(copy_table(ctx, name, s));
+    TL_TRY(add_heavy(ctx, name, s, TL_CHAINED_ROW));
     const auto kernel = copied ? add_rows_kernel<true> : add_rows_kernel<false>;
     TL_TRY(tl_allow_shared(ctx, kernel, sizeof(row_room)));
-    return tl_launch_ahead(ctx, name, kernel, (unsigned)(s.heavies * cols + s.count.divisor), THREADS, sizeof(row_room),
+    return tl_launch_ahead(ctx, name, kernel, s.heavies * s.cols.divisor + s.count.divisor, THREADS, sizeof(row_room),
                            s);
 }
 

@@ -6,10 +6,10 @@
 #include "cuda/device/unroll.cuh"
 #include "cuda/index/order.cuh"
 
-/* Hits of a row of several columns that are added in a chain rather than guessed (long_run.cuh). Of normal values the sum of some column is
- * near zero for most of its first 30,000 hits, goes through many powers of two there, and is guessed for longer than a chain takes; of
- * twice as many hits the slowest column takes about the same time. */
-constexpr uint32_t TL_CHAINED_ROW = 1 << 16;
+/* Hits of a row of several columns that are added in a chain rather than guessed (long_run.cuh), a column by a block. Those of 8,192 hits
+ * take 13,000 to 21,000 cycles, the longest where a sum of normal values stays near zero; a chain takes 39,000. Of a strip of 32 columns
+ * or more that many blocks read a sector for each value. */
+constexpr uint32_t TL_CHAINED_ROW = 3072, TL_CHAINED_STRIP = 1 << 14;
 
 /* Lane l of warp 0 gets sum + the hits of a column, its own, in order; hit i is column[position(i) · stride]. position() is called for
  * no smaller hits than before, and of a block of TL_LONG_THREADS threads all call this.

@@ -35,6 +35,7 @@ using namespace tl_sorted;
 constexpr int THREADS = 256;
 constexpr int AT_ONCE = 4; /* hits of a shorter one of narrow rows that are loaded together */
 constexpr int64_t TILED_WIDE = 4096, TILED_VALUES = (int64_t)1 << 22; /* hits, and values, of tiles of wide rows */
+constexpr int64_t TILED_VECTOR = 4096;                                /* hits of tiles of a vector of few elements */
 /* Hits that a tile sorts and adds in the time of a launch or two, also if all are its own. */
 constexpr int64_t TILED_FEW = 1024;
 /* Values, of more than which tiles of few columns have so many hits that every tile sorts the list: a tile has about a 264th of
@@ -480,9 +481,11 @@ int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, co
         return tl_scatter_axis(ctx, name, base, values, staged, 1, rows, cols, k, out);
     if (tl_buckets_serve_rows(rows, cols, k))
         return tl_scatter_buckets(ctx, name, base, values, staged, rows, cols, k, out);
-    if (tl_axis_serves(1, rows, cols, k))
+    if (tl_axis_serves(1, rows, cols, k) || (tl_rare_wide(1, rows, cols, k) && tl_axis_holds(1, rows, cols, k)))
         return tl_scatter_axis(ctx, name, base, values, staged, 1, rows, cols, k, out);
-    if (!slots && tiles_serve(1, rows, cols, k))
+    /* Of a vector each of many tiles would look through a long list. */
+    const bool few = cols == 1 && k > TILED_VECTOR && tl_few_serve(rows, cols, k);
+    if (!slots && !few && tiles_serve(1, rows, cols, k))
         return tl_scatter_tiles(ctx, name, base, values, staged, 1, rows, cols, k, false, out);
     if (slots) return scatter_by_slots(ctx, name, base, values, staged, 1, rows, cols, k, out);
     if (tl_few_serve(rows, cols, k) && !tl_lone_rows(rows, cols, k))
@@ -499,8 +502,8 @@ int32_t tl_scatter_shared(tl_context *ctx, const char *name, const float *base, 
     if (tl_strips_serve(outer, rows, cols, k))
         return tl_scatter_strips(ctx, name, base, values, indices, outer, rows, cols, k, false, out);
     const bool slots = slots_serve(outer, rows, cols, k);
-    /* Where rows have a hit at most, mostly, and few in a tile, they are copied as fast as they go. */
-    if (!slots && tl_many_wide(outer, rows, cols, k) && tl_axis_holds(outer, rows, cols, k))
+    const bool copied = tl_rare_wide(outer, rows, cols, k) || (!slots && tl_many_wide(outer, rows, cols, k));
+    if (copied && tl_axis_holds(outer, rows, cols, k))
         return tl_scatter_axis(ctx, name, base, values, indices, outer, rows, cols, k, out);
     const bool tiles = tiles_serve(outer, rows, cols, k) || (k <= rows && k <= TL_TILE_INDICES);
     if (!slots && tiles) return tl_scatter_tiles(ctx, name, base, values, indices, outer, rows, cols, k, false, out);

@@ -33,10 +33,18 @@ constexpr bool tl_few_wide(int64_t outer, int64_t rows, int64_t cols, int64_t k)
 
 /* Wide rows of which tiles have many hits each. Three tiles of a multiprocessor each add 1,024 values in the 1.2 us of a base's and a
  * value's latency: 2^20 in 3 us, behind a copy and, of more than 256 hits, a sort that nothing overlaps in a block. Two launches take
- * no more than that longer. */
+ * no more than that longer. Tiles of a part of the columns have many of enough hits of each array, those of whole rows 16 on average. */
 constexpr bool tl_many_wide(int64_t outer, int64_t rows, int64_t cols, int64_t k)
 {
-    return k > 256 && outer * k * cols >= (int64_t)1 << 20 && k * 64 > outer * rows;
+    return k > 256 && outer * k * cols >= (int64_t)1 << 20 &&
+           (k * 64 > outer * rows || k * TL_TILE >= 16 * rows * cols);
+}
+
+/* Wide rows of which most have no hit, of a table so large that to copy it at the rate of memory, which tiles do not reach, saves more
+ * than a second launch and what is read and written again take. */
+constexpr bool tl_rare_wide(int64_t outer, int64_t rows, int64_t cols, int64_t k)
+{
+    return cols >= 32 && 4 * k <= rows && outer * rows * cols >= (int64_t)1 << 22;
 }
 
 /* scatter_axis.cu: `outer` arrays, one behind the other in base, values and out, which share up to TL_TILE_INDICES indices, on the

@@ -16,7 +16,7 @@
  * may be, as the sums do not depend on it.
  *
  * Of rows of several columns the positions in the list are dealt, by which the second launch reads the values: a thread owns elements of
- * narrow rows (bucket_rows.cuh), a warp a wide one (bucket_wide.cuh), beside which a launch of their own adds heavy rows.
+ * narrow rows (bucket_rows.cuh), a warp a wide one (bucket_wide.cuh), and beside either a launch of their own adds heavy rows.
  * The second launches of many rows are in bucket_lines.cuh. */
 #include "cuda/device/division.cuh"
 #include "cuda/device/instructions.cuh"
@@ -51,13 +51,17 @@ constexpr int64_t LONE = 2048; /* hits of each of so few rows that each is a blo
 /* Hits of a heavy row, of about as long a chain as all else takes, as many as a bucket has where its rows are put in order, and
  * samples, of fewer of which it would be chance. */
 constexpr int64_t HEAVY_HITS = 1024, LEAST_SAMPLES = 6;
-/* Blocks of heavy rows: about one on every multiprocessor, and more only where two rows have more columns. */
+/* Blocks of heavy rows, of a column each: about one on every multiprocessor, and more only where two rows have more columns. */
 constexpr int64_t HEAVY_BLOCKS = 132;
-/* Of wide rows as many as let the next launch run beside them: on a part of the multiprocessors (tl_wait_for_earlier). */
+/* Of rows of several columns as many chains as let the next launch run beside them: on a part of the multiprocessors
+ * (tl_wait_for_earlier). */
 constexpr int64_t BESIDE_PART = 4;
 /* Rows for each hit: of more, single ones are far apart, and lines are more than what is added to. Hits of each row, of fewer of which
  * lines cost less than to put the hits of many rows in order, with so many counts to clear and to sum up. */
 constexpr int64_t FEW_OF_ROWS = 32, SOME_OF_ROW = 8, PLACED_ROWS = 1 << 17;
+/* Hits, of more of which all blocks have so many that putting them in order of rows takes longer than to add them to lines, if these are
+ * not so few that many hits go to the same row (measured on an H200: 146 against 165 us of 8.5 million hits of 500,000 rows). */
+constexpr int64_t MANY_HITS = 1 << 21, FEW_LINED = 1 << 16;
 /* Lines are of 128 bytes, or, of fewer rows than DENSE for each hit, of 32, a sector: then rows beside each other, which uneven lists
  * name most, are in more buckets. A bucket of MOST_LINED rows has its sums, of 66 KiB, and a window of hits, of 30 KiB, in shared
  * memory: chips with 99 KiB for a block have room. So many that the buckets hold 2^24 rows; of more a block has a part of a bucket's,
@@ -72,9 +76,8 @@ constexpr int64_t MOST_FAR = (int64_t)1 << (32 - FIELD), MOST_ROWS = INT32_MAX;
  * the others keep memory busy. Only where so many copy, as they do but for tables that are too large for lines and have many hits. */
 constexpr uint32_t SPREAD = 2;
 /* Rows of several columns, and hits of them. Tiles of fewer hits sort those of one tile in about the time of a launch, and, of more
- * columns than a warp has lanes, of a list that a block holds. Of such rows a larger table is copied faster where it has more than
- * WIDE_ROWS for each hit. */
-constexpr int64_t LEAST_ROWS = 1024, LEAST_ROW_HITS = 4096, WIDE_ROWS = 4;
+ * columns than a warp has lanes, of a list that a block holds. */
+constexpr int64_t LEAST_ROWS = 1024, LEAST_ROW_HITS = 4096;
 constexpr int64_t SOME_ROWS = 512,
                   MANY_ROW_HITS = 1 << 15; /* of fewer rows scatter_few.cu sorts so many hits for longer */
 /* Of more columns, which else have a sort of five launches: about a bucket for each. */
@@ -334,7 +337,8 @@ form form_of(int64_t rows, int64_t cols, int64_t k)
 {
     if (cols > 1) return cols > TL_NARROW_COLUMNS ? WIDE : ROWS;
     if (rows > FEW_OF_ROWS * k) return FAR;
-    if (rows <= (k > SOME_OF_ROW * rows ? (int64_t)MOST_BUCKETS * MOST_PLACES : PLACED_ROWS)) return PLACES;
+    const bool many = k > MANY_HITS && rows > FEW_LINED;
+    if (!many && rows <= (k > SOME_OF_ROW * rows ? (int64_t)MOST_BUCKETS * MOST_PLACES : PLACED_ROWS)) return PLACES;
     return parts_of(rows) > FEW_PARTS ? FAR : LINES;
 }
 
@@ -344,8 +348,7 @@ bool tl_buckets_serve_rows(int64_t rows, int64_t cols, int64_t k)
 {
     if (cols < 2 || rows > (int64_t)MOST_BUCKETS * MOST_PLACES) return false;
     if (cols > TL_NARROW_COLUMNS) {
-        const bool copied = rows <= WIDE_ROWS * k || rows * cols < TL_SMALL_TABLE;
-        return cols <= MOST_WIDE && rows > LEAST_WIDE_ROWS && k > TL_TILE_INDICES && k <= MOST_WIDE_HITS && copied;
+        return cols <= MOST_WIDE && rows > LEAST_WIDE_ROWS && k > TL_TILE_INDICES && k <= MOST_WIDE_HITS;
     }
     const int64_t some = k > MANY_ROW_HITS ? SOME_ROWS : LEAST_ROWS;
     const int64_t least = k > TL_SORTED_HITS ? std::min(k / MEAN_ROW_HITS, some) : some;
@@ -390,7 +393,8 @@ int32_t tl_scatter_buckets(tl_context *ctx, const char *name, const float *base,
     const int dealt = of_rows || items <= FEW_DEALT ? FEW_DEALT : items <= SOME_DEALT ? SOME_DEALT : MANY_DEALT;
     const int64_t span = dealt * THREADS, chunks = tl_ceil_div(k, span), stride = tl_ceil_div(chunks, 4) * 4,
                   places = tl_ceil_div(lines, count * parts) * line;
-    const int64_t heavy_rows = wide ? tl_cuda_sms(ctx) / BESIDE_PART / tl_ceil_div(cols, 32) : HEAVY_BLOCKS / cols;
+    const int64_t beside = of_rows ? tl_cuda_sms(ctx) / BESIDE_PART / tl_ceil_div(cols, 32) : HEAVIES;
+    const int64_t heavy_rows = wide ? beside : std::min(beside, HEAVY_BLOCKS / cols);
     const int64_t heavies = places == 1 && !of_rows ? 0 : std::clamp(heavy_rows, (int64_t)2, (int64_t)HEAVIES);
 
     tl_scratch<uint16_t> begins(ctx);

@@ -10,6 +10,7 @@
 #include "cuda/index/order.cuh"
 #include "cuda/index/run_relay.cuh"
 #include "cuda/index/scatter.cuh"
+#include "cuda/index/staged_run.cuh"
 #include "cuda/runtime/launch.cuh"
 
 #include <cub/block/block_radix_sort.cuh>
@@ -27,10 +28,12 @@ constexpr int PLACE_BITS = 11; /* of a word: the row, then the place in the chun
 static_assert(CHUNK == 1 << PLACE_BITS && MOST_CHUNKS == 2 * 32 && MOST_ROWS < 1 << 16);
 
 constexpr uint32_t WARPS = TL_LONG_WARPS, WARP_HITS = TL_LONG; /* hits that a warp adds alone */
-constexpr uint32_t BLOCK_HITS = TL_LONG_THREADS * TL_LONG_HITS;
 constexpr uint32_t ONE_BY_ONE = 256; /* hits that are added as fast as they are guessed and verified */
+/* Blocks of so many rows that each column has one, which leaves at once where the row has not too many hits for a chain: four on each
+ * multiprocessor of an H100, four times. */
+constexpr int64_t MOST_COLUMN_BLOCKS = 4 * 4 * 132;
 constexpr int RUN = 16, AT_ONCE = 8;
-static_assert(BLOCK_HITS == WARPS * WARP_HITS && WARP_HITS % (32 * AT_ONCE) == 0);
+static_assert(WARP_HITS % (32 * AT_ONCE) == 0);
 
 struct few {
     const float *base; /* NULL for a sum that starts from +0 */
@@ -129,13 +132,42 @@ struct row_positions {
     const row_runs &runs;
     uint32_t chunk;
 
-    __device__ __forceinline__ uint32_t operator()(uint32_t hit)
+    __device__ __forceinline__ uint32_t place_of(uint32_t hit)
     {
         while (chunk + 1 < MOST_CHUNKS && runs.before[chunk + 1] <= hit)
             chunk++;
-        return sorted[runs.at[chunk] + hit];
+        return runs.at[chunk] + hit;
     }
+    __device__ __forceinline__ uint32_t operator()(uint32_t hit) { return sorted[place_of(hit)]; }
 };
+
+/* sum + the hits of a column of the row; all threads of the block get it. Hits side by side are brought by threads side by side. */
+__device__ __forceinline__ float add_column(const few &s, const row_runs &runs, uint32_t col, float sum,
+                                            tl_long_values &stage, tl_long_room &room)
+{
+    constexpr uint32_t ITEMS = TL_LONG_ALL / TL_LONG_THREADS;
+    static_assert(ITEMS % AT_ONCE == 0);
+    row_positions at = {s.sorted, runs, 0};
+    for (uint32_t from = 0; from < runs.hits; from += TL_LONG_ALL) {
+        const uint32_t count = min(runs.hits - from, TL_LONG_ALL);
+        for (uint32_t first = threadIdx.x; first < count; first += AT_ONCE * TL_LONG_THREADS) {
+            const uint32_t *word[AT_ONCE];
+            const void *value[AT_ONCE];
+            TL_UNROLL_FOR (uint32_t u = 0; u < AT_ONCE; u++)
+                word[u] = s.sorted + at.place_of(from + min(first + u * TL_LONG_THREADS, count - 1));
+            TL_UNROLL_FOR (uint32_t u = 0; u < AT_ONCE; u++)
+                value[u] = s.by_value() ? (const void *)word[u] : s.values + ((int64_t)*word[u] * s.cols + col);
+            TL_UNROLL_FOR (uint32_t u = 0; u < AT_ONCE; u++) {
+                const uint32_t hit = first + u * TL_LONG_THREADS;
+                if (hit < count) tl_copy_async<4>(tl_shared_address(&stage.value(hit)), value[u], true);
+            }
+        }
+        tl_copy_commit();
+        stage.complete(count);
+        sum = tl_add_stage(sum, stage, count, room);
+    }
+    return sum;
+}
 
 /* A block owns a row, and a lane a column of it. */
 template <uint32_t RELAY_HITS>
@@ -151,6 +183,48 @@ __global__ void __launch_bounds__(TL_LONG_THREADS, rows_adding(RELAY_HITS)) add_
     const float sum =
         tl_add_relay<RELAY_HITS>(s.values + col, cols, runs.hits, base, pass, row_positions{s.sorted, runs, 0});
     if (threadIdx.x < cols) s.out[element] = sum;
+}
+
+/* Functions of their own, so that the registers of a chain of a row and those of a guessed column are not allotted together. The first is
+ * of TL_STAGED_COLUMNS at most. */
+__device__ __noinline__ float add_staged(const few &s, const row_runs &runs, float base, float4 *stages)
+{
+    return tl_add_staged(
+        s.values, [](uint32_t c) { return c; }, s.cols, s.cols, runs.hits, base, stages,
+        row_positions{s.sorted, runs, 0});
+}
+__device__ __noinline__ float add_relay(const few &s, const row_runs &runs, uint32_t col, float base, float (&pass)[32])
+{
+    return tl_add_relay<64>(s.values + col, s.cols, runs.hits, base, pass, row_positions{s.sorted, runs, 0});
+}
+
+/* A block of a column of a row; that of the first adds all in a chain, where the row has few enough hits. */
+__global__ void __launch_bounds__(TL_LONG_THREADS, 2) add_columns_kernel(few s, tl_fastdiv columns)
+{
+    static_assert(TL_LONG_THREADS == TL_STAGED_THREADS);
+    __shared__ row_runs runs;
+    __shared__ tl_long_room room;
+    __shared__ float pass[32];
+    __shared__ union {
+        tl_long_values values;
+        float4 stages[TL_STAGES];
+    } stage;
+    tl_wait_for_earlier();
+    uint32_t first;
+    const uint32_t row = columns.divmod(blockIdx.x, &first), cols = s.cols;
+    if (threadIdx.x < 32) find_runs(s, row, runs);
+    __syncthreads();
+    if (runs.hits > TL_CHAINED_ROW) {
+        const uint32_t element = row * cols + first;
+        const float sum = add_column(s, runs, first, s.base ? s.base[element] : 0.0f, stage.values, room);
+        if (threadIdx.x == 0) s.out[element] = sum;
+    } else if (first == 0) {
+        const uint32_t col = min(threadIdx.x % 32, cols - 1), element = row * cols + col;
+        const float base = s.base ? s.base[element] : 0.0f;
+        const float sum = cols <= TL_STAGED_COLUMNS ? add_staged(s, runs, base, stage.stages)
+                                                    : add_relay(s, runs, col, base, pass);
+        if (threadIdx.x < cols) s.out[element] = sum;
+    }
 }
 
 /* ---- elements -------------------------------------------------------------------------------------------------------- */
@@ -170,34 +244,13 @@ __device__ __forceinline__ void bring_hits(const few &s, const row_runs &runs, u
     }
 }
 
-/* sum + the values of the row's hits; all threads of the block get it. A thread has TL_LONG_HITS neighbours of each BLOCK_HITS; the
- * values of the next are on their way meanwhile, all without a condition: those behind the last are left out when they are used. */
-__device__ __forceinline__ float add_all_hits(const few &s, const row_runs &runs, float sum, tl_long_room &room)
-{
-    float next[TL_LONG_HITS];
-    const auto fetch = [&](uint32_t first) {
-        uint32_t chunk = runs.chunk_of(first);
-        TL_UNROLL_FOR (uint32_t i = 0; i < TL_LONG_HITS; i++) {
-            while (chunk + 1 < MOST_CHUNKS && runs.before[chunk + 1] <= first + i)
-                chunk++;
-            next[i] = __uint_as_float(s.sorted[first + i < runs.hits ? runs.at[chunk] + first + i : 0]);
-        }
-    };
-    fetch(threadIdx.x * TL_LONG_HITS);
-    for (uint32_t from = 0; from < runs.hits; from += BLOCK_HITS) {
-        float v[TL_LONG_HITS];
-        TL_UNROLL_FOR (uint32_t i = 0; i < TL_LONG_HITS; i++)
-            v[i] = from + threadIdx.x * TL_LONG_HITS + i < runs.hits ? next[i] : -0.0f;
-        if (from + BLOCK_HITS < runs.hits) fetch(from + BLOCK_HITS + threadIdx.x * TL_LONG_HITS);
-        sum = tl_add_block(sum, v, room); /* its barriers let all have read */
-    }
-    return sum;
-}
-
 /* A warp owns a row of one column; those of a block are far apart, as neighbours may all have many hits. */
 __global__ void __launch_bounds__(TL_LONG_THREADS, 2) add_runs_kernel(few s)
 {
-    __shared__ float4 lists[WARPS][WARP_HITS / 4];
+    __shared__ union {
+        float4 lists[WARPS][WARP_HITS / 4];
+        tl_long_values stage;
+    } shared;
     __shared__ float4 chunks[WARPS][16 * RUN / 4];
     __shared__ row_runs runs[WARPS];
     __shared__ tl_long_room room;
@@ -210,14 +263,14 @@ __global__ void __launch_bounds__(TL_LONG_THREADS, 2) add_runs_kernel(few s)
         find_runs(s, row, runs[warp]);
         const uint32_t hits = runs[warp].hits;
         if (hits <= WARP_HITS) {
-            bring_hits(s, runs[warp], lane, reinterpret_cast<float *>(lists[warp]));
+            bring_hits(s, runs[warp], lane, reinterpret_cast<float *>(shared.lists[warp]));
             __syncwarp();
             if (hits <= ONE_BY_ONE) {
 #pragma unroll 4
                 for (uint32_t hit = 0; hit < hits; hit += 4)
-                    sum = tl_add_quad(sum, lists[warp][hit / 4]);
+                    sum = tl_add_quad(sum, shared.lists[warp][hit / 4]);
             } else {
-                const tl_hits list = {reinterpret_cast<const uint32_t *>(lists[warp]), UINT32_MAX, nullptr, 1};
+                const tl_hits list = {reinterpret_cast<const uint32_t *>(shared.lists[warp]), UINT32_MAX, nullptr, 1};
                 sum = tl_add_run<RUN>(list, 0, hits, 0, sum, chunks[warp]);
             }
             if (lane == 0 && row < s.rows) s.out[row] = sum;
@@ -226,7 +279,7 @@ __global__ void __launch_bounds__(TL_LONG_THREADS, 2) add_runs_kernel(few s)
         for (uint32_t w = 0; w < WARPS; w++) {
             if (runs[w].hits <= WARP_HITS) continue;
             const uint32_t long_row = first + w * gridDim.x;
-            const float all = add_all_hits(s, runs[w], base_at(long_row), room);
+            const float all = add_column(s, runs[w], 0, base_at(long_row), shared.stage, room);
             if (threadIdx.x == 0) s.out[long_row] = all;
         }
         __syncthreads();
@@ -252,6 +305,9 @@ int32_t tl_scatter_few(tl_context *ctx, const char *name, const float *base, con
                    (uint32_t)k, (uint32_t)chunks, sorted, runs};
     const int bits = 32 - __builtin_clz((uint32_t)rows);
     TL_TRY(tl_launch_ahead(ctx, name, sort_runs_kernel, (unsigned)chunks, SORT_THREADS, 0, s, bits));
+    if (cols > 1 && (cols <= TL_STAGED_COLUMNS || (k > TL_CHAINED_ROW && rows * cols <= MOST_COLUMN_BLOCKS)))
+        return tl_launch_ahead(ctx, name, add_columns_kernel, (unsigned)(rows * cols), TL_LONG_THREADS, 0, s,
+                               tl_fastdiv(cols));
     if (cols > 1) {
         const int64_t sms = tl_cuda_sms(ctx);
         const auto kernel = rows <= rows_adding(128) * sms  ? add_block_rows_kernel<128>

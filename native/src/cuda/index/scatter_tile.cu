@@ -12,6 +12,7 @@
 #include "cuda/index/rank.cuh"
 #include "cuda/index/run_relay.cuh"
 #include "cuda/index/scatter.cuh"
+#include "cuda/index/staged_run.cuh"
 #include "cuda/runtime/launch.cuh"
 
 #include <algorithm>
@@ -36,7 +37,7 @@ constexpr int64_t PIECE = 32 * WARPS, FEW_ROWS = 64;
  * need no sort then. Of an uneven list most hits are a few rows', which a block would add 32 columns after the others: so as many blocks
  * do. */
 constexpr int64_t THIN = 32, SECTOR_COLUMNS = 8;
-static_assert(THREADS == TL_LONG_THREADS);
+static_assert(THREADS == TL_LONG_THREADS && THREADS == TL_STAGED_THREADS);
 
 struct tiles {
     const float *base; /* NULL for a sum that starts from +0 */
@@ -211,8 +212,25 @@ template <int ITEMS> struct tile_room {
         tl_placing placing;
         uint16_t begins[ITEMS * THREADS];
         float4 of_warp[WARPS][TL_WARP_STAGE];
+        tl_long_values stage;
     };
 };
+
+static_assert(TL_STAGES <= WARPS * TL_WARP_STAGE && TL_TILE_INDICES <= TL_LONG_ALL);
+
+/* sum + the values of a vector at the positions of these hits, in order; all threads get it. A function of its own, so that its registers
+ * are not allotted together with a thread's indices. */
+__device__ __noinline__ float add_guessed(const float *values, const uint32_t *words, uint32_t hits, float sum,
+                                          tl_long_values &stage, tl_long_room &long_room)
+{
+    TL_UNROLL_FOR (uint32_t i = 0; i < TL_LONG_ALL / THREADS; i++) {
+        const uint32_t hit = i * THREADS + threadIdx.x;
+        if (hit < hits) tl_copy_async<4>(tl_shared_address(&stage.value(hit)), values + (words[hit] & POSITIONS), true);
+    }
+    tl_copy_commit();
+    stage.complete(hits);
+    return tl_add_stage(sum, stage, hits, long_room);
+}
 
 template <int ITEMS>
 __global__ void __launch_bounds__(THREADS, ITEMS <= MOST_ITEMS / 2 ? 3 : 2) scatter_tile_kernel(tiles s)
@@ -224,6 +242,7 @@ __global__ void __launch_bounds__(THREADS, ITEMS <= MOST_ITEMS / 2 ? 3 : 2) scat
     __shared__ uint32_t left[LEFT]; /* runs that are left: many hits from the front, long ones from the back */
     __shared__ uint32_t count, begun, many, longs;
     __shared__ float pass[32];
+    __shared__ tl_long_room long_room;
     uint32_t *const list = room.list;
     uint32_t *const few = reinterpret_cast<uint32_t *>(few_words);
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -358,8 +377,15 @@ __global__ void __launch_bounds__(THREADS, ITEMS <= MOST_ITEMS / 2 ? 3 : 2) scat
         const uint32_t i = left[LEFT - 1 - unit / strips], row = sorted.row(i), end = sorted.end(i);
         const uint32_t col = min(unit % strips * 32 + lane, cols - 1);
         const int64_t element = (int64_t)row * s.row_stride + col;
-        const float sum = tl_add_relay<RELAY_HITS>(values + col, s.cols, end - i, base ? base[element] : 0.0f, pass,
-                                                   column_hits.positions_from(i));
+        float sum = base ? base[element] : 0.0f;
+        if (s.cols == 1 && end - i >= TL_LEAST_GUESSED)
+            sum = add_guessed(values, list + i, end - i, sum, room.stage, long_room);
+        else if (cols <= TL_STAGED_COLUMNS)
+            sum = tl_add_staged(
+                values, [](uint32_t c) { return c; }, s.cols, cols, end - i, sum, room.of_warp[0],
+                column_hits.positions_from(i));
+        else
+            sum = tl_add_relay<RELAY_HITS>(values + col, s.cols, end - i, sum, pass, column_hits.positions_from(i));
         if (warp == 0) out[element] = sum;
     }
     /* A warp owns all columns of another run, or 32 of them. */

@@ -32,7 +32,7 @@ constexpr uint32_t STEP_COLUMNS = WIDE_BLOCKS / 2;
 /* Leaves a row for the last launch. */
 __device__ __forceinline__ void leave_wide(const Scatter &s, uint32_t row, uint32_t hits)
 {
-    if (hits > TL_CHAINED_ROW && hits > s.k / 3 && s.cols * s.outer <= STEP_COLUMNS)
+    if (hits > TL_CHAINED_STRIP && hits > s.k / 3 && s.cols * s.outer <= STEP_COLUMNS)
         s.left.leave_third(row);
     else
         s.left.leave(row, hits > LONG_WIDE);

@@ -1,6 +1,7 @@
 /* The reproducible matrix product on CUDA (linalg/chain.cu). */
 #pragma once
 
+#include "cuda/device/chain.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -14,9 +15,12 @@ template <class Real> struct tl_chain_product {
     bool tb;
     const Real *bias;
     Real *C;
-    int64_t length = 0; /* of a segment (tl_chain_sizes) */
+    int64_t length = 0; /* of a segment, or TL_CHAIN_FREE (tl_chain_sizes) */
     tl_order order = TL_AFTER;
 };
 
 int32_t tl_chain_multiply(tl_context *ctx, const tl_chain_product<float> &x);
 int32_t tl_chain_multiply(tl_context *ctx, const tl_chain_product<double> &x);
+
+/* What that takes an H200, of more than few rows that lie along k in A and across in B. */
+double tl_chain_product_seconds(tl_context *ctx, const tl_chain_product<float> &x);

@@ -446,7 +446,8 @@ template <class Sum, int TERMS, Part PART> int32_t launch_part(tl_context *ctx, 
     /* Turns: a dozen blocks for each multiprocessor, of which some read while others write; then fewer that read each less often,
      * as long as the rows of A have room; and the same for all blocks. */
     constexpr int64_t ROW = PITCH<Sum, TERMS> * sizeof(Sum);
-    const int64_t blocks = x.batch * blocks_each * periods * quads / (12 * (int64_t)tl_cuda_sms(ctx) * THREADS);
+    const int64_t blocks =
+        tl_ceil_div(x.batch * blocks_each * periods * quads, 12 * (int64_t)tl_cuda_sms(ctx) * THREADS);
     const int64_t room = (SHARED_MOST / (held_each * ROW) - RAGGED) / groups;
     const int64_t most = std::max<int64_t>(1, std::min<int64_t>({blocks, room, TURNS_MOST}));
     const int64_t row_tiles = tl_ceil_div(periods, groups * most), turns = tl_ceil_div(periods, groups * row_tiles);

@@ -12,6 +12,8 @@
  * float32 once. On chips whose tensor cores do float64 at the rate of float32 (H100, H200) DGEMM is a fifth faster than SGEMM and
  * the result is almost correctly rounded. The conversions cost 12 bytes per element of the three arrays, which limits the path to
  * products whose three dimensions are all large. */
+#include <algorithm>
+
 #include "cuda/device/async_copy.cuh"
 #include "cuda/device/sum_tree.cuh"
 #include "cuda/device/vector.cuh"
@@ -315,11 +317,14 @@ __global__ void __launch_bounds__(FEW_THREADS)
 /* Columns from which on warps read whole stretches of B, so that nothing is gained by a copy in shared memory. */
 constexpr int64_t LONG_ROW = 32;
 
-/* Whether the kernel above takes a product: of a batch, or of few terms, with threads enough to fill the device. */
-bool few_rows(const tl_matrix_product &x)
+/* Whether the kernel above takes a product: of a batch, or of few terms, with threads enough to fill the device; of one or two rows of many
+ * terms, with so many that their loads keep the memory busy. */
+bool few_rows(tl_context *ctx, const tl_matrix_product &x)
 {
-    constexpr int64_t ROWS_MOST = 4, COLUMNS_LEAST = 16384;
+    constexpr int64_t ROWS_MOST = 4, COLUMNS_LEAST = 16384, MANY_TERMS = 256, BUSY = 1024;
     const int64_t terms_most = x.batch > 1 ? 1024 : 64;
+    if (x.m <= 2 && x.n >= MANY_TERMS && x.batch * x.p < BUSY * tl_cuda_sms(ctx) && tl_few_vectors_serves(ctx, x))
+        return false;
     return !x.ta && !x.tb && !x.bias && x.m <= ROWS_MOST && x.n <= terms_most && x.batch * x.p >= COLUMNS_LEAST &&
            x.batch * x.p < INT32_MAX;
 }
@@ -369,24 +374,39 @@ bool few_columns_pay(tl_context *ctx, const tl_matrix_product &x)
            (x.n <= WARP_TERMS || !tl_few_vectors_serves(ctx, x));
 }
 
-/* The segments of chains outside reproducible contexts, 0 for those of formula/chain.h: so short, down to LEAST terms, that long
- * sums of few results are shared by the whole device. Tiles are those of device/chain.cuh for few rows, and its smallest. */
-int64_t short_segment(tl_context *ctx, const tl_matrix_product &x)
+/* The segments of chains outside reproducible contexts, 0 for those of formula/chain.h: of few rows or columns so short, down to LEAST
+ * terms, that long sums are shared by the whole device, which takes tiles of 64 of the others then. */
+int64_t segment_length(tl_context *ctx, const tl_matrix_product &x)
 {
-    constexpr int64_t LEAST = 256;
-    const int64_t few = x.m < x.p ? x.m : x.p, many = x.m < x.p ? x.p : x.m;
-    const int64_t tiles = few <= 16 ? tl_ceil_div(many, 64) : tl_ceil_div(few, 32) * tl_ceil_div(many, 32);
-    const int64_t wanted = 2 * tl_cuda_sms(ctx) / (x.batch * tiles);
+    constexpr int64_t FEW = 16, LEAST = 256;
+    const int64_t few = std::min(x.m, x.p), many = std::max(x.m, x.p);
+    if (few > FEW) return TL_CHAIN_FREE;
+    const int64_t wanted = 2 * tl_cuda_sms(ctx) / (x.batch * tl_ceil_div(many, 64));
     if (x.n < 4 * LEAST || wanted < 2) return 0;
     const int64_t length = tl_ceil_div(tl_ceil_div(x.n, wanted), LEAST) * LEAST;
     return length < tl_chain_segment(x.n) ? length : 0;
 }
 
+tl_chain_product<float> as_chains(tl_context *ctx, const tl_matrix_product &x)
+{
+    const int64_t length = tl_is_reproducible(ctx) ? 0 : segment_length(ctx, x);
+    return {x.batch, x.m, x.n, x.p, x.A, x.ta, x.B, x.tb, x.bias, x.C, length, x.order};
+}
+
 int32_t multiply_chains(tl_context *ctx, const tl_matrix_product &x)
 {
-    const int64_t length = tl_is_reproducible(ctx) ? 0 : short_segment(ctx, x);
-    return tl_chain_multiply(
-        ctx, tl_chain_product<float>{x.batch, x.m, x.n, x.p, x.A, x.ta, x.B, x.tb, x.bias, x.C, length, x.order});
+    return tl_chain_multiply(ctx, as_chains(ctx, x));
+}
+
+/* Whether chains in segments are done sooner than tiles of linalg/mma.cu, by a tenth: of sums so long, and tiles so few, that some
+ * multiprocessors have one more than others. */
+bool chains_end_sooner(tl_context *ctx, const tl_matrix_product &x)
+{
+    constexpr int64_t LEAST_TERMS = 1024, MOST_TILES = 2;
+    if (!tl_cuda_chains_are_fast(ctx) || x.n < LEAST_TERMS || std::min(x.m, x.p) <= 16) return false;
+    const int64_t tiles = x.batch * tl_ceil_div(x.m, 64) * tl_ceil_div(x.p, 64);
+    return tiles < MOST_TILES * tl_cuda_sms(ctx) &&
+           1.1 * tl_chain_product_seconds(ctx, as_chains(ctx, x)) < tl_split_seconds_of_rounds(ctx, x);
 }
 
 int32_t multiply(tl_context *ctx, tl_matrix_product x)
@@ -410,15 +430,15 @@ int32_t multiply(tl_context *ctx, tl_matrix_product x)
         if (status != TORCHLEAN_NO_MEMORY) return status;
     }
     const bool float64 = float64_pays(x.m, x.n, x.p) && tl_cuda_double_is_fast(ctx);
-    if (!float64 && tl_split_serves(ctx, x)) return tl_split_multiply(ctx, x);
+    if (!float64 && tl_split_serves(ctx, x) && !chains_end_sooner(ctx, x)) return tl_split_multiply(ctx, x);
     if (small_products(x)) return multiply_small(ctx, x);
     const bool chains = !float64 && chains_pay(ctx, x), packed = tl_packed_products_serve(ctx, x, chains);
     if (few_columns_pay(ctx, x)) return tl_few_columns_multiply(ctx, x);
-    if (x.batch > 1 && few_rows(x) && (x.p >= LONG_ROW || !packed)) return multiply_few_rows(ctx, x);
+    if (x.batch > 1 && few_rows(ctx, x) && (x.p >= LONG_ROW || !packed)) return multiply_few_rows(ctx, x);
     if (packed && !tl_few_vectors_pay(ctx, x)) return tl_packed_products_multiply(ctx, x, chains);
     if (tl_few_terms_serves(x, chains)) return tl_few_terms_multiply(ctx, x, chains);
     if (tl_few_vectors_serves(ctx, x)) return tl_few_vectors_multiply(ctx, x);
-    if (few_rows(x)) return multiply_few_rows(ctx, x);
+    if (few_rows(ctx, x)) return multiply_few_rows(ctx, x);
     if (chains) return multiply_chains(ctx, x);
     int32_t status;
     cublasHandle_t blas = tl_cuda_blas(ctx, &status);

@@ -30,6 +30,8 @@ bool tl_split_serves(tl_context *ctx, const tl_matrix_product &x);
 int32_t tl_split_multiply(tl_context *ctx, const tl_matrix_product &x);
 /* What its smaller tiles then take on an H200, if there are several for each multiprocessor. */
 double tl_split_seconds(tl_context *ctx, const tl_matrix_product &x);
+/* What they take in whole rounds of all multiprocessors. */
+double tl_split_seconds_of_rounds(tl_context *ctx, const tl_matrix_product &x);
 
 /* Whether linalg/wgmma.cu serves a product, and better than either. It needs scratch for operands whose rows are no whole
  * 16 bytes. */

@@ -23,9 +23,12 @@
 #include "cuda/device/tf32_split.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/linalg/linalg.cuh"
+#include "cuda/linalg/split_tiles.cuh"
 #include "generated/linalg.h"
 
 namespace {
+
+using namespace tl_split_tiles;
 
 constexpr int STEP = TL_DRAIN, STAGES = 3;
 
@@ -504,26 +507,9 @@ template <class T, bool WA, bool WB> int32_t launch_form(tl_context *ctx, const 
  * products that large tiles would not spread over the device or not fill; and 16 x 32 for those that leave most multiprocessors less
  * than three of these blocks, or many of their rows empty, or columns. */
 using Large = Tile<128, 128, 2, 4, 1>;
-using Small = Tile<64, 64, 2, 2, 4>; /* also for rows that are no whole 16 bytes, which take registers */
-using Slim = Tile<32, 64, 2, 2, 4>;
-using Narrow = Tile<64, 32, 4, 1, 4>;
-
-int64_t tiles(const tl_matrix_product &x, int64_t rows, int64_t columns)
-{
-    return x.batch * tl_ceil_div(x.m, rows) * tl_ceil_div(x.p, columns);
-}
-int64_t tiles(const tl_matrix_product &x, int64_t size) { return tiles(x, size, size); }
-
-/* Whether rows of either operand are whole 16 bytes. Both are only where the result's are, too. */
-struct WholeRows {
-    bool a, b;
-    explicit WholeRows(const tl_matrix_product &x)
-    {
-        a = (x.ta ? x.m : x.n) % 4 == 0 && tl_aligned4(x.A), b = (x.tb ? x.n : x.p) % 4 == 0 && tl_aligned4(x.B);
-        if (both() && (x.p % 4 != 0 || !tl_aligned4(x.C))) b = false;
-    }
-    bool both() const { return a && b; }
-};
+using Small = Tile<SMALL, SMALL, 2, 2, 4>; /* also for rows that are no whole 16 bytes, which take registers */
+using Slim = Tile<HALF, SMALL, 2, 2, 4>;
+using Narrow = Tile<SMALL, HALF, 4, 1, 4>;
 
 /* Whether a block can have the shared memory of such tiles here: on some GPUs it has 99 KiB. No form of a product needs more. */
 template <class T> bool fits()
@@ -543,25 +529,17 @@ template <class T> bool fits()
  * meanwhile, be two for each multiprocessor. */
 bool tl_split_serves(tl_context *ctx, const tl_matrix_product &x)
 {
-    const int64_t small = tiles(x, 64), blocks = tl_cuda_sms(ctx) * (WholeRows(x).both() ? 1 : 4);
+    const int64_t small = tiles(x, SMALL), blocks = tl_cuda_sms(ctx) * (WholeRows(x).both() ? 1 : 4);
     return tl_terms_fit_tensor_cores(x) && 2 * small >= blocks && small < INT32_MAX &&
-           2 * x.batch * x.m * x.p >= small * 64 * 64;
+           2 * x.batch * x.m * x.p >= small * SMALL * SMALL;
 }
 
-/* A multiprocessor that had three blocks took 0.7 µs for a step of each; up to 0.95 where rows are no whole 16 bytes. On this depends
- * which kernel serves, and so a result's bits. */
 double tl_split_seconds(tl_context *ctx, const tl_matrix_product &x)
 {
-    const double steps = (double)tiles(x, 64) / tl_cuda_sms(ctx) * (double)tl_ceil_div(x.n, STEP);
-    return steps * (WholeRows(x).both() ? 0.7e-6 : 0.95e-6);
+    const double steps = (double)tiles(x, SMALL) / tl_cuda_sms(ctx) * (double)tl_ceil_div(x.n, STEP);
+    return 1e-6 * steps * tile_step(WholeRows(x));
 }
 
-/* Tiles of half as many results have kernels for rows of whole 16 bytes, and for those that fill them and not small ones: one side
- * of C is 32 and the other whole 64s, so that rows across k are whole 16 bytes, and only those along k may not be. */
-static bool half_serves(const tl_matrix_product &x, const WholeRows &of)
-{
-    return of.both() || (!x.ta && !of.a && of.b == !x.tb);
-}
 template <class T> static int32_t launch_half(tl_context *ctx, const tl_matrix_product &x, const WholeRows &of)
 {
     if (of.both()) return launch_form<T, true, true>(ctx, x);
@@ -569,19 +547,11 @@ template <class T> static int32_t launch_half(tl_context *ctx, const tl_matrix_p
                 : launch_split<T, false, false, false, true>(ctx, x);
 }
 
-/* Whether they are done sooner by a tenth, or where multiprocessors have several by a fifth. A multiprocessor with one small tile takes
- * 1 µs for a step of it, as nothing is done while its warps wait (measured on an H200), and with more of them 0.7 µs each; one of half
- * has half the products of tensor cores and three quarters of the operands to split, 0.6 times as many instructions, and of what
- * rows that are no whole 16 bytes add, 0.25 µs, three quarters. */
-template <class T> static bool half_pays(tl_context *ctx, const tl_matrix_product &x, const WholeRows &of)
+double tl_split_seconds_of_rounds(tl_context *ctx, const tl_matrix_product &x)
 {
-    if (!half_serves(x, of)) return false;
-    const double copies = of.both() ? 0.0 : 0.25;
-    const int64_t small = tl_ceil_div(tiles(x, 64), tl_cuda_sms(ctx));
-    const int64_t half = tl_ceil_div(tiles(x, T::BM, T::BN), tl_cuda_sms(ctx));
-    const double small_time = std::max(1.0, (0.7 + copies) * (double)small);
-    const double half_time = std::max(0.6, (0.42 + 0.75 * copies) * (double)half);
-    return (small < 3 ? 1.1 : 1.2) * half_time <= small_time;
+    const WholeRows of(x);
+    const double step = half_pays(ctx, x, of) ? half_step(ctx, x, of) : small_step(ctx, x, of);
+    return 1e-6 * (double)tl_ceil_div(x.n, STEP) * step;
 }
 
 int32_t tl_split_multiply(tl_context *ctx, const tl_matrix_product &x)
@@ -590,9 +560,9 @@ int32_t tl_split_multiply(tl_context *ctx, const tl_matrix_product &x)
                        4 * x.batch * x.m * x.p >= 3 * tiles(x, 128) * 128 * 128;
     const WholeRows of(x);
     if (of.both() && large && fits<Large>()) return launch_form<Large, true, true>(ctx, x);
-    const bool fewer = tiles(x, Narrow::BM, Narrow::BN) < tiles(x, Slim::BM, Slim::BN);
-    if (fewer && half_pays<Narrow>(ctx, x, of)) return launch_half<Narrow>(ctx, x, of);
-    if (!fewer && half_pays<Slim>(ctx, x, of)) return launch_half<Slim>(ctx, x, of);
+    if (half_pays(ctx, x, of))
+        return tiles(x, Narrow::BM, Narrow::BN) < tiles(x, Slim::BM, Slim::BN) ? launch_half<Narrow>(ctx, x, of)
+                                                                               : launch_half<Slim>(ctx, x, of);
     if (of.a) return of.b ? launch_form<Small, true, true>(ctx, x) : launch_form<Small, true, false>(ctx, x);
     return of.b ? launch_form<Small, false, true>(ctx, x) : launch_form<Small, false, false>(ctx, x);
 }
