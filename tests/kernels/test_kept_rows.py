@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import tlrt
-from tests.kernels.test_cuda_paths import SCATTERS, UNEVEN
+from tests.kernels.test_cuda_paths import SCATTERS
+from tests.kernels.test_uneven_lists import UNEVEN
 from tlrt import kernels
 from tlspec.drawn import generator
 
