@@ -43,6 +43,15 @@ UNEVEN_ALONG = [
 ]  # fmt: skip
 
 
+def assert_the_bits_of_the_cpu(x: np.ndarray, values: np.ndarray, indices: np.ndarray) -> None:
+    """The rows of `values` added to those of `x` have the same bits on both devices."""
+    sums = [
+        kernels.scatter_add_rows(d.buffer(x), d.buffer(values), indices, *x.shape).numpy(x.shape)
+        for d in (tlrt.device("cuda"), tlrt.device("cpu"))
+    ]
+    np.testing.assert_array_equal(*(s.view(np.uint32) for s in sums))
+
+
 @pytest.mark.operations("scatter_add")
 @pytest.mark.parametrize("power", [3, 12])
 @pytest.mark.parametrize(
@@ -78,11 +87,7 @@ def test_rare_hits() -> None:
     x = np.full((rows, cols), 0.1, np.float32)
     values = rng.standard_normal((k, cols)).astype(np.float32)
     indices = np.array([7, rows - 1, rows, *rng.integers(0, rows, 6), *[7, 100] * 6], np.uint32)
-    sums = [
-        kernels.scatter_add_rows(d.buffer(x), d.buffer(values), indices, rows, cols).numpy((rows, cols))
-        for d in (tlrt.device("cuda"), tlrt.device("cpu"))
-    ]
-    np.testing.assert_array_equal(*(s.view(np.uint32) for s in sums))
+    assert_the_bits_of_the_cpu(x, values, indices)
 
 
 @pytest.mark.operations("scatter_add_rows")
@@ -93,11 +98,7 @@ def test_uneven_rows(rows: int, cols: int, k: int, power: int) -> None:
     rng = np.random.default_rng((rows, power))
     x, values = (rng.standard_normal((size, cols)).astype(np.float32) for size in (rows, k))
     indices = ((rows + rows // 20) * rng.random(k) ** power).astype(np.uint32)
-    sums = [
-        kernels.scatter_add_rows(d.buffer(x), d.buffer(values), indices, rows, cols).numpy((rows, cols))
-        for d in (tlrt.device("cuda"), tlrt.device("cpu"))
-    ]
-    np.testing.assert_array_equal(*(s.view(np.uint32) for s in sums))
+    assert_the_bits_of_the_cpu(x, values, indices)
 
 
 @pytest.mark.operations("scatter_add_rows")
@@ -109,11 +110,7 @@ def test_a_heavy_row_of_which_the_first_part_of_a_long_list_has_nothing() -> Non
     uniform = rng.integers(0, rows, k, dtype=np.uint32)
     indices = np.sort(np.where(rng.random(k) < 0.01, np.uint32(rows - 1), uniform)).astype(np.uint32)
     assert int(np.argmax(indices == rows - 1)) > 1 << 21
-    sums = [
-        kernels.scatter_add_rows(d.buffer(x), d.buffer(values), indices, rows, cols).numpy((rows, cols))
-        for d in (tlrt.device("cuda"), tlrt.device("cpu"))
-    ]
-    np.testing.assert_array_equal(*(s.view(np.uint32) for s in sums))
+    assert_the_bits_of_the_cpu(x, values, indices)
 
 
 @pytest.mark.operations("scatter_add_axis")
