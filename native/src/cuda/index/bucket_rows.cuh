@@ -111,8 +111,9 @@ static int32_t add_heavy(tl_context *ctx, const char *name, const buckets &s, ui
     return tl_launch_ahead(ctx, name, add_heavy_kernel, s.heavies * strips, THREADS, 0, s, most);
 }
 
-/* The first blocks have a column each of a heavy row of too many hits for a chain. Each of those behind them owns the rows of a bucket but heavy ones. It puts the positions of a window in order of rows, stably, and reads the values by
- * these. What a window adds is in the output, from where the next one goes on.
+/* The first blocks have a column each of a heavy row of too many hits for a chain. Each of those behind them owns the rows of a bucket but
+ * heavy ones. It puts the positions of a window in order of rows, stably, and reads the values by these. What a window adds is in the
+ * output, from where the next one goes on.
  * IS_COPIED: the output is the base already, and only rows that have hits are taken. */
 template <bool IS_COPIED> __global__ void __launch_bounds__(THREADS, ROWS_ADDING) add_rows_kernel(buckets s)
 {

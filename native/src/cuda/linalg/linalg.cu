@@ -19,6 +19,7 @@
 #include "cuda/device/vector.cuh"
 #include "cuda/linalg/chain.cuh"
 #include "cuda/linalg/linalg.cuh"
+#include "cuda/linalg/split_tiles.cuh"
 #include "formula/chain.h"
 #include "generated/linalg.h"
 
@@ -375,13 +376,13 @@ bool few_columns_pay(tl_context *ctx, const tl_matrix_product &x)
 }
 
 /* The segments of chains outside reproducible contexts, 0 for those of formula/chain.h: of few rows or columns so short, down to LEAST
- * terms, that long sums are shared by the whole device, which takes tiles of 64 of the others then. */
+ * terms, that long sums are shared by the whole device. */
 int64_t segment_length(tl_context *ctx, const tl_matrix_product &x)
 {
-    constexpr int64_t FEW = 16, LEAST = 256;
-    const int64_t few = std::min(x.m, x.p), many = std::max(x.m, x.p);
-    if (few > FEW) return TL_CHAIN_FREE;
-    const int64_t wanted = 2 * tl_cuda_sms(ctx) / (x.batch * tl_ceil_div(many, 64));
+    constexpr int64_t LEAST = 256;
+    if (std::min(x.m, x.p) > tl_chain_few_rows::BM) return TL_CHAIN_FREE;
+    const int64_t tiles = x.batch * tl_ceil_div(std::max(x.m, x.p), tl_chain_few_rows::BN);
+    const int64_t wanted = 2 * tl_cuda_sms(ctx) / tiles;
     if (x.n < 4 * LEAST || wanted < 2) return 0;
     const int64_t length = tl_ceil_div(tl_ceil_div(x.n, wanted), LEAST) * LEAST;
     return length < tl_chain_segment(x.n) ? length : 0;
@@ -403,9 +404,8 @@ int32_t multiply_chains(tl_context *ctx, const tl_matrix_product &x)
 bool chains_end_sooner(tl_context *ctx, const tl_matrix_product &x)
 {
     constexpr int64_t LEAST_TERMS = 1024, MOST_TILES = 2;
-    if (!tl_cuda_chains_are_fast(ctx) || x.n < LEAST_TERMS || std::min(x.m, x.p) <= 16) return false;
-    const int64_t tiles = x.batch * tl_ceil_div(x.m, 64) * tl_ceil_div(x.p, 64);
-    return tiles < MOST_TILES * tl_cuda_sms(ctx) &&
+    if (!tl_cuda_chains_are_fast(ctx) || x.n < LEAST_TERMS || std::min(x.m, x.p) <= tl_chain_few_rows::BM) return false;
+    return tl_split_tiles::tiles(x, tl_split_tiles::SMALL) < MOST_TILES * tl_cuda_sms(ctx) &&
            1.1 * tl_chain_product_seconds(ctx, as_chains(ctx, x)) < tl_split_seconds_of_rounds(ctx, x);
 }
 
