@@ -30,15 +30,14 @@ from bench.measure import (
     Subject,
     Timing,
     device_of,
+    fixed_subjects,
     import_torch,
     largest_error,
     time_host,
     time_marks,
 )
-from bench.operations import benchmark_of
 from tlrt.verify.documents import write_document
 from tlrt.verify.run import content
-from tlspec import registry
 from tlspec.registry import MATH, Op
 
 #: float32 multiply-adds of an H200 outside the tensor cores, in operations per second (vendor's data sheet)
@@ -208,26 +207,18 @@ def measure_all(
     """Appends a row per mode and benchmark size of each operation whose operands fit the limit, and shows it. Returns what
     failed."""
     failed: list[str] = []
-    for op in registry.ops(names):
-        benchmark = benchmark_of(op.name)
-        for which in ("forward", "vjp"):
-            if which == "vjp" and (benchmark.torch_vjp is None or op.vjp_rule is None or op.vjp_rule.via is not None):
-                continue
-            for size in benchmark.sizes:
-                try:
-                    subject = Subject(op, size, which)
-                    if subject.bytes > limit:
-                        continue
-                    for row in measure(
-                        subject, device, torch, rate, peak if device.is_cuda else 0.0, modes_of(op, math)
-                    ):
-                        rows.append(row)
-                        print(show(row), flush=True)
-                except Exception as error:  # one row that cannot run must not cost the others
-                    failed.append(f"{op.name} {size}: {type(error).__name__}: {error}")
-                    print(f"FAILED {failed[-1]}", flush=True)
-                    continue
-                device.collect()
+    for subject in fixed_subjects(names, limit):
+        try:
+            for row in measure(
+                subject, device, torch, rate, peak if device.is_cuda else 0.0, modes_of(subject.op, math)
+            ):
+                rows.append(row)
+                print(show(row), flush=True)
+        except Exception as error:  # one row that cannot run must not cost the others
+            failed.append(f"{subject.op.name} {subject.size}: {type(error).__name__}: {error}")
+            print(f"FAILED {failed[-1]}", flush=True)
+            continue
+        device.collect()
     return failed
 
 

@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ import tlrt
 from bench.operations import benchmark_of
 from tlrt import kernels
 from tlrt.verify.run import Runtime, counterpart
+from tlspec import registry
 from tlspec.bounds import bind_named, call_named, call_reference
 from tlspec.drawn import evaluate, shape_of
 from tlspec.entries import arguments_of
@@ -173,7 +174,7 @@ class Subject:
     """One operation at one size: the inputs, drawn when first asked for, and the call on our side and on each peer's."""
 
     def __init__(self, op: Op, size: Mapping[str, Any], which: str):
-        self.op, self.which, self.benchmark = op, which, benchmark_of(op.name)
+        self.op, self.which, self.size, self.benchmark = op, which, size, benchmark_of(op.name)
         self.signature = op.signature_of(which)
         defaults = {p.name: evaluate(p.default, {}) for p in self.signature.params if p.default is not None}
         self.names: dict[str, Any] = {**defaults, **size}
@@ -278,6 +279,17 @@ class Subject:
         arguments = {"torch": torch, "device": place, **self.names, **tensors}
         first = call_named(function, arguments)
         return first if callable(first) else bind_named(function, arguments)
+
+
+def fixed_subjects(names: Sequence[str] | None, limit: float) -> Iterator[Subject]:
+    """The benchmark's own sizes of the named operations and of their gradients, those whose operands fit the limit in bytes."""
+    for op in registry.ops(names):
+        benchmark = benchmark_of(op.name)
+        for which in ("forward", "vjp"):
+            if which == "vjp" and (benchmark.torch_vjp is None or op.vjp_rule is None or op.vjp_rule.via is not None):
+                continue
+            subjects = (Subject(op, size, which) for size in benchmark.sizes)
+            yield from (s for s in subjects if s.bytes <= limit)
 
 
 def import_torch(device: tlrt.Device) -> Any:

@@ -45,6 +45,8 @@ RUNS = (
 DRAWN_OLDER = "drawn-compute_80.jsonl"
 #: runs of drawn shapes, each a seed
 DRAWN = ("drawn-h200-1.jsonl", "drawn-h200-2.jsonl", "drawn-h100.jsonl", DRAWN_OLDER, "drawn-cpu.jsonl")
+#: runs of the fixed rows beside those of earlier checkouts
+BESIDE_RUNS = ("beside-h200.jsonl", "beside-cpu.jsonl")
 #: runs of training steps alone
 STEP_RUNS = ("steps-h200.jsonl", "steps-cpu.jsonl")
 NAMES = {"torch": "PyTorch", "numpy": "NumPy", "fast": "the fast mode"}
@@ -254,6 +256,33 @@ REPRODUCIBLE = (
 )
 
 
+BESIDE = (
+    "The sizes above, timed by `python -m bench.beside` in this checkout and in earlier ones, in alternation: whether a row has",
+    "become slower since it was first recorded. A ratio is the median, over the turns, of the earlier checkout's time over this",
+    "one's.",
+)
+
+
+def beside_section(name: str, found: Mapping[str, Any]) -> list[str]:
+    """The verdict of a run beside earlier checkouts, and its rows that gained least."""
+    rows = sorted(found["rows"], key=lambda row: row["ratio"])
+    ratios = [row["ratio"] for row in rows]
+    earlier = " and ".join(short_commit(revision) for revision in found["beside"])
+    fallen = sum(ratio < found["limit"] for ratio in ratios)
+    lines = [
+        [r["op"], r["size"], format_figure(r["ms"]), format_figure(r["before_ms"]), f"{r['ratio']:.3f}"]
+        for r in rows[:10]
+    ]
+    median = statistics.median(ratios)
+    return [
+        origin(name, f"{found['device']}, beside {earlier}", found["date"], found["commit"]) + ".",
+        "",
+        f"Of {len(rows)} rows {fallen} are below {found['limit']:g}; the median is {median:.2f} times faster. The least:",
+        "",
+        *table(("operation", "size", "ms", "before", "times faster"), lines),
+    ]
+
+
 def drawn_table(found: Mapping[str, Any]) -> list[str]:
     """The families of a run of drawn shapes."""
     head = ("Family", "Shapes", "Median", "5th percentile", "Least", "Below 1")
@@ -337,6 +366,10 @@ def results_page() -> str:
         page += ["", "## Training steps, beside torch.compile and PyTorch eager", "", *STEPS_ALONE]
         for name, steps in runs:
             page += ["", origin(name, steps["device"], steps["date"], steps["commit"]) + ".", "", *steps_table(steps)]
+    if earlier := [(name, read_document(EVIDENCE / name)) for name in BESIDE_RUNS if (EVIDENCE / name).exists()]:
+        page += ["", "## Fixed rows, beside earlier checkouts", "", *BESIDE]
+        for name, found in earlier:
+            page += ["", *beside_section(name, found)]
     if drawn := [(name, read_document(EVIDENCE / name)) for name in DRAWN if (EVIDENCE / name).exists()]:
         page += ["", "## Drawn shapes, beside PyTorch", "", *DRAWN_SHAPES]
         for name, found in drawn:

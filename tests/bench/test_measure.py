@@ -15,7 +15,7 @@ import pytest
 
 import tlrt
 from bench import __main__ as bench
-from bench import core, gpu, growth, results, speed_chart, trust
+from bench import core, gpu, growth, measure, results, speed_chart, trust
 from bench.measure import Subject, Timing, draw_inputs, operand_bytes
 from bench.operations import BENCHMARKS, benchmark_of
 from tlrt._terminal import Progress
@@ -102,7 +102,7 @@ def run_bench(monkeypatch: pytest.MonkeyPatch, file: Path, math: str, ops: str =
     """The rows that ``python -m bench`` writes, of a product and a sum at a size each."""
     chosen = {"matmul": MATMUL, "add": ADD}
     monkeypatch.setattr(
-        bench, "benchmark_of", lambda name: replace(benchmark_of(name), sizes=(chosen[name],), torch_vjp=None)
+        measure, "benchmark_of", lambda name: replace(benchmark_of(name), sizes=(chosen[name],), torch_vjp=None)
     )
     assert bench.main(["--device", "cpu", "--ops", ops, "--no-torch", "--math", math, "--json", str(file)]) == 0
     rows: list[dict[str, Any]] = read_document(file)["rows"]

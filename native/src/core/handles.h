@@ -70,18 +70,24 @@ static inline tl_slot *tl_table_slot(tl_table *table, uint32_t index)
     return (tl_slot *)(base + (size_t)(index + first - (first << chunk)) * table->slot_size);
 }
 
+/* What a handle is that names this slot, in one of its generations. */
+static inline tl_verdict tl_slot_verdict(tl_slot *slot, uint64_t handle)
+{
+    const uint64_t generation = (handle ^ tl_handle_salt) >> 28 & TL_GENERATION_MAX;
+    const uint64_t state = atomic_load_explicit(&slot->state, memory_order_acquire);
+    if (generation == 0 || generation > state >> 1) return TL_NEVER_ISSUED;
+    return state == generation * 2 + 1 ? TL_LIVE : TL_WAS_RELEASED;
+}
+
 /* Looks a handle up without a lock. *slot is set unless the verdict is TL_NEVER_ISSUED. */
 static inline tl_verdict tl_table_find(tl_table *table, uint64_t handle, tl_slot **slot)
 {
-    handle ^= tl_handle_salt;
-    uint64_t generation = handle >> 28 & TL_GENERATION_MAX;
-    if (handle >> 56 != table->tag || generation == 0) return TL_NEVER_ISSUED;
-    tl_slot *found = tl_table_slot(table, (uint32_t)(handle & TL_INDEX_MAX));
-    if (!found) return TL_NEVER_ISSUED;
-    uint64_t state = atomic_load_explicit(&found->state, memory_order_acquire);
-    if (generation > state >> 1) return TL_NEVER_ISSUED;
-    *slot = found;
-    return state == generation * 2 + 1 ? TL_LIVE : TL_WAS_RELEASED;
+    const uint64_t token = handle ^ tl_handle_salt;
+    if (token >> 56 != table->tag) return TL_NEVER_ISSUED;
+    tl_slot *found = tl_table_slot(table, (uint32_t)(token & TL_INDEX_MAX));
+    const tl_verdict verdict = found ? tl_slot_verdict(found, handle) : TL_NEVER_ISSUED;
+    if (verdict != TL_NEVER_ISSUED) *slot = found;
+    return verdict;
 }
 
 /* The handle of a live slot. */

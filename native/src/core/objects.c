@@ -19,7 +19,7 @@ tl_verdict tl_lock_object(tl_table *table, const void *handle, tl_object **objec
     tl_context *found = atomic_load_explicit(&(*object)->ctx, memory_order_acquire);
     tl_inside = 1;
     pthread_mutex_lock(&found->lock);
-    verdict = tl_find_object(table, handle, object);
+    verdict = tl_slot_verdict(&(*object)->slot, (uint64_t)(uintptr_t)handle);
     if (verdict == TL_LIVE)
         *ctx = found;
     else

@@ -362,7 +362,7 @@ __device__ __forceinline__ void copy_hits(const buckets &s, const piece_list &pi
             value[i] = POSITIONS ? (const void *)(s.values + ((int64_t)hit[i]->y * s.cols.divisor + col)) : &hit[i]->y;
         TL_UNROLL_FOR (uint32_t i = 0; i < AT_ONCE; i++) {
             const uint32_t at = begin + (first_item + i) * THREADS + lane;
-            if (at < to) tl_copy_async<4>(tl_shared_address(&stage.value(held + at - from)), value[i], true);
+            if (at < to) stage.copy(held + at - from, value[i]);
         }
     }
     tl_copy_commit();

@@ -91,6 +91,11 @@ struct tl_long_values {
     {
         return reinterpret_cast<float *>(quads[i / TL_LONG_HITS])[i % TL_LONG_HITS];
     }
+    /* Asks for value i, a float at `from`. */
+    __device__ __forceinline__ void copy(uint32_t i, const void *from)
+    {
+        tl_copy_async<4>(tl_shared_address(&value(i)), from, true);
+    }
     /* Waits until the first `count` values have come that threads of a block have asked for; those behind them, up to a whole warp's, are -0,
      * which changes no sum. All threads of the block call this. */
     __device__ __forceinline__ void complete(uint32_t count)
@@ -252,7 +257,7 @@ __device__ __forceinline__ float tl_add_long_run(const tl_hits &h, uint32_t firs
             const uint32_t hit = i * TL_LONG_THREADS + threadIdx.x;
             const void *const value =
                 h.values ? (const void *)(h.values + ((int64_t)(words[i] & h.mask) * h.cols + col)) : list + hit;
-            if (hit < hits) tl_copy_async<4>(tl_shared_address(&stage.value(hit)), value, true);
+            if (hit < hits) stage.copy(hit, value);
         }
         tl_copy_commit();
         read_words(chunk + TL_LONG_ALL);

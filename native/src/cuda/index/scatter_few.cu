@@ -159,7 +159,7 @@ __device__ __forceinline__ float add_column(const few &s, const row_runs &runs, 
                 value[u] = s.by_value() ? (const void *)word[u] : s.values + ((int64_t)*word[u] * s.cols + col);
             TL_UNROLL_FOR (uint32_t u = 0; u < AT_ONCE; u++) {
                 const uint32_t hit = first + u * TL_LONG_THREADS;
-                if (hit < count) tl_copy_async<4>(tl_shared_address(&stage.value(hit)), value[u], true);
+                if (hit < count) stage.copy(hit, value[u]);
             }
         }
         tl_copy_commit();

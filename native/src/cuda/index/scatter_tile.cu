@@ -225,7 +225,7 @@ __device__ __noinline__ float add_guessed(const float *values, const uint32_t *w
 {
     TL_UNROLL_FOR (uint32_t i = 0; i < TL_LONG_ALL / THREADS; i++) {
         const uint32_t hit = i * THREADS + threadIdx.x;
-        if (hit < hits) tl_copy_async<4>(tl_shared_address(&stage.value(hit)), values + (words[hit] & POSITIONS), true);
+        if (hit < hits) stage.copy(hit, values + (words[hit] & POSITIONS));
     }
     tl_copy_commit();
     stage.complete(hits);

@@ -1,0 +1,236 @@
+"""``python -m bench.beside TREE…``: the benchmark's fixed rows, and the same rows of earlier checkouts, in one run.
+
+It answers whether a change has made a row slower. Each checkout has its library built in its own native/build, and runs in a
+process of its own with its own Python packages. Times of different machines, or of one machine on different days, differ by more
+than a change does, so the checkouts take turns at every row: the ratio of a row is the median, over the turns, of the earlier
+checkout's time over this one's in the same turn. A row below the limit (``--limit``, .97) is timed again in more and longer
+turns, and only those then count. With several checkouts a row stands beside the first that has it. The exit status is 1 where a
+row fell below the limit, or could not be timed.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from audit.environment import ROOT, now
+from audit.environment import commit as commit_here
+from bench.measure import Subject, fixed_subjects
+from tlrt._terminal import Progress, format_table
+from tlrt.verify.documents import format_command, write_document
+
+WORKER = Path(__file__).with_name("beside_worker.py")
+#: turns of every row, and seconds of a sample in each
+TURNS, SAMPLE = 3, 0.08
+#: turns of a row that seems to have fallen
+MORE_TURNS, LONG_SAMPLE = 11, 0.2
+
+
+class WorkerError(Exception):
+    """A checkout's process has no answer; the text says why."""
+
+
+@dataclass
+class Row:
+    """A row of the benchmark: milliseconds of both checkouts, medians over the turns, and how many turns there were."""
+
+    op: str
+    size: str
+    beside: str
+    ms: float
+    before_ms: float
+    ratio: float
+    turns: int
+
+
+class Checkout:
+    """A checkout and its process."""
+
+    def __init__(self, tree: Path, device: str) -> None:
+        self.tree, self.name = tree, revision_of(tree)
+        library = tree / f"native/build/{'cuda' if device.startswith('cuda') else 'cpu'}/libtorchlean_cuda.so"
+        if not library.exists():
+            raise FileNotFoundError(f"{library}: build the library of that checkout first (make -C {tree / 'native'})")
+        others = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and Path(p).resolve() != ROOT]
+        environment = {
+            **os.environ,
+            "TORCHLEAN_CUDA_LIBRARY": str(library),
+            "PYTHONPATH": os.pathsep.join([str(tree), *others]),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", str(WORKER), device], cwd=tree, env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    def __enter__(self) -> "Checkout":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def ask(self, name: str, *arguments: Any) -> None:
+        """Sends a request; `answer` gets its reply."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps([name, *arguments]) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # answer says that the process has ended
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise WorkerError(f"the process of {self.name} ended with status {self.process.wait()}")
+        reply = json.loads(line)
+        if "error" in reply:
+            raise WorkerError(f"{self.name}: {reply['error']}")
+        return reply["result"]
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        self.ask(name, *arguments)
+        return self.answer()
+
+
+def revision_of(tree: Path) -> str:
+    """The commit of a checkout; of an unpacked archive, the folder's name."""
+    if tree == ROOT:
+        return commit_here() or tree.name
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tree, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return tree.name
+    return done.stdout.strip() if (tree / ".git").exists() else tree.name
+
+
+def take_turns(here: Checkout, other: Checkout, turns: int, budget: float) -> list[tuple[float, float]]:
+    """This checkout's and the other's milliseconds in each turn; every second turn begins with the other."""
+    found = []
+    for turn in range(turns):
+        order = (here, other) if turn % 2 == 0 else (other, here)
+        times = {checkout: checkout.call("time", budget) for checkout in order}
+        found.append((times[here], times[other]))
+    return found
+
+
+def summarise(op: str, size: str, beside: str, turns: Sequence[tuple[float, float]]) -> Row:
+    ours, theirs = (statistics.median(t) for t in zip(*turns, strict=True))
+    return Row(op, size, beside, ours, theirs, statistics.median(b / a for a, b in turns), len(turns))
+
+
+def compare(subject: Subject, here: Checkout, others: Sequence[Checkout], limit: float) -> Row:
+    """Times one row in this checkout and in the first of the others that has it."""
+    request = ("prepare", subject.op.name, subject.which, subject.size)
+    here.ask(*request)
+    reasons = []
+    beside = None
+    for other in others:
+        try:
+            other.call(*request)
+        except WorkerError as error:
+            if other.process.poll() is not None:
+                raise
+            reasons.append(str(error))
+            continue
+        beside = other
+        break
+    here.answer()
+    if beside is None:
+        raise WorkerError("; ".join(reasons))
+    entry = subject.op.entry(subject.which)
+    row = summarise(entry, subject.label, beside.name, take_turns(here, beside, TURNS, SAMPLE))
+    if row.ratio < limit:
+        row = summarise(entry, subject.label, beside.name, take_turns(here, beside, MORE_TURNS, LONG_SAMPLE))
+    return row
+
+
+def compare_core(here: Checkout, other: Checkout, limit: float) -> list[Row]:
+    """The rows of transfers and of the cost of one call, which are timed together."""
+    rows: list[Row] = []
+    for count in (TURNS, MORE_TURNS):
+        turns = []
+        for turn in range(count):
+            order = (here, other) if turn % 2 == 0 else (other, here)
+            found = {checkout: checkout.call("core") for checkout in order}
+            turns.append((found[here], found[other]))
+        rows = [
+            summarise(op, size, other.name, [(mine[i][2], theirs[i][2]) for mine, theirs in turns])
+            for i, (op, size, _) in enumerate(turns[0][0])
+        ]
+        if min(row.ratio for row in rows) >= limit:
+            break
+    return rows
+
+
+def compare_all(
+    subjects: Sequence[Subject], checkouts: Sequence[Checkout], limit: float, rows: list[Row], failed: dict[str, str]
+) -> None:
+    """Appends each subject's row, or enters why it has none, and shows the progress."""
+    here, *others = checkouts
+    with Progress(len(subjects), "rows") as progress:
+        for subject in subjects:
+            entry = f"{subject.op.entry(subject.which)} {subject.label}"
+            try:
+                rows.append(compare(subject, here, others, limit))
+            except WorkerError as error:
+                if any(c.process.poll() is not None for c in checkouts):
+                    raise
+                failed[entry] = str(error)
+            progress.advance(note=entry)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.beside", description=(__doc__ or "").split("\n\n")[0])
+    add = parser.add_argument
+    add("trees", metavar="TREE", type=Path, nargs="+", help="earlier checkouts, each with its library built")
+    add("--device", default="cuda", help="cpu, cuda, cuda:1 (default cuda)")
+    add("--ops", help="operations, families or patterns, comma-separated; 'core' is transfers and call cost")
+    add("--limit", type=float, default=0.97, help="the ratio below which a row has fallen (default .97)")
+    add("--max-bytes", type=float, default=None, help="skip larger sizes (default 1e9 on the CPU, 2e10 on CUDA)")
+    add("--json", type=Path, help="write all figures to a file")
+    args = parser.parse_args(argv)
+    names = None if args.ops is None else [n.strip() for n in args.ops.split(",")]
+    subjects = list(fixed_subjects(None if names is None else [n for n in names if n != "core"],
+                                   args.max_bytes or (2e10 if args.device.startswith("cuda") else 1e9)))  # fmt: skip
+    rows: list[Row] = []
+    failed: dict[str, str] = {}
+    with ExitStack() as stack:
+        here, *others = [stack.enter_context(Checkout(t.resolve(), args.device)) for t in (ROOT, *args.trees)]
+        about = {**here.call("describe"), "beside": {o.name: o.call("describe")["build"] for o in others}}
+        try:
+            if names is None or "core" in names:
+                rows += compare_core(here, others[0], args.limit)
+            compare_all(subjects, (here, *others), args.limit, rows, failed)
+        finally:
+            if args.json:  # what an interruption leaves, too
+                write_document(args.json, {
+                    "date": now(), "commit": here.name, **about, "limit": args.limit,
+                    "command": f"python -m bench.beside {format_command(sys.argv[1:] if argv is None else argv)}",
+                    "rows": [asdict(r) for r in rows], "failed": failed,
+                })  # fmt: skip
+    fallen = [r for r in rows if r.ratio < args.limit]
+    for entry, reason in failed.items():
+        print(f"FAILED {entry}: {reason}")
+    ordered = sorted(rows, key=lambda r: r.ratio)
+    if ordered:
+        print(format_table(
+            ("operation", "size", "ms", "before", "times faster", "turns"),
+            [(r.op, r.size, f"{r.ms:.4g}", f"{r.before_ms:.4g}", f"{r.ratio:.3f}", r.turns) for r in ordered[:15]],
+        ))  # fmt: skip
+        median = statistics.median(r.ratio for r in rows)
+        print(
+            f"{len(rows)} rows, median {median:.2f} times faster; {len(fallen)} below {args.limit:g}; {len(failed)} not timed"
+        )
+    return int(bool(fallen or failed or not rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""Fixed rows of two checkouts in one run: the verdict, rows that cannot be compared, and processes that end."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from audit.environment import ROOT
+from bench import beside, results
+from bench.measure import Subject, fixed_subjects
+from tlrt._binding.library import load
+from tlrt.verify.documents import read_document
+from tlspec import registry
+
+#: the real worker with changes, which may depend on the checkout it runs in
+WORKER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {folder!r})
+import beside_worker
+worker, checkout = beside_worker.Worker, Path.cwd().name
+{change}
+beside_worker.main()
+"""
+#: the time of every row is ten times as long in one checkout
+SLOWER = """
+time = worker.time
+worker.time = lambda self, budget: time(self, budget) * (10 if checkout == {slower!r} else 1)
+worker.core = lambda self: [["one call", "add", 10 if checkout == {slower!r} else 1]]
+"""
+#: which operations a checkout does not have
+LACKING = """
+lacking = {"earlier": ("add", "relu"), "newest": ("relu",)}
+prepare = worker.prepare
+def prepare_known(self, op, which, size):
+    if op in lacking.get(checkout, ()):
+        raise KeyError(op)
+    prepare(self, op, which, size)
+worker.prepare = prepare_known
+"""
+
+
+def checkout(folder: Path) -> Path:
+    """A folder that is a checkout of this tree with the library that this process tests."""
+    library = folder / "native/build/cpu/libtorchlean_cuda.so"
+    library.parent.mkdir(parents=True)
+    library.symlink_to(load().path)
+    for package in ("audit", "bench", "tlrt", "tlspec"):
+        (folder / package).symlink_to(ROOT / package)
+    return folder
+
+
+@pytest.fixture
+def trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """This checkout and an earlier one; turns and samples are short."""
+    here, earlier = checkout(tmp_path / "here"), checkout(tmp_path / "earlier")
+    monkeypatch.setattr(beside, "ROOT", here)
+    monkeypatch.setattr(beside, "revision_of", lambda tree: tree.name)
+    for name, value in {"TURNS": 1, "MORE_TURNS": 2, "SAMPLE": 0.001, "LONG_SAMPLE": 0.001}.items():
+        monkeypatch.setattr(beside, name, value)
+
+    def subjects(names: Any, limit: float) -> Iterator[Subject]:
+        for name in names:
+            yield Subject(registry.ops([name])[0], {"n": 64}, "forward")
+
+    monkeypatch.setattr(beside, "fixed_subjects", subjects)
+    return here, earlier
+
+
+def change_worker(folder: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    file = folder / "worker.py"
+    file.write_text(WORKER.format(folder=str(ROOT / "bench"), change=change), encoding="utf-8")
+    monkeypatch.setattr(beside, "WORKER", file)
+
+
+def run(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    file = tmp_path / "beside.jsonl"
+    status = beside.main([*arguments, "--device", "cpu", "--json", str(file)])
+    return status, read_document(file)
+
+
+@pytest.mark.parametrize("slower", ["here", "earlier"])
+def test_a_slower_checkout_is_found(
+    slower: str, trees: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_worker(tmp_path, monkeypatch, SLOWER.format(slower=slower))
+    status, document = run(tmp_path, str(trees[1]), "--ops", "add,relu,core")
+    assert [row["op"] for row in document["rows"]] == ["one call", "add", "relu"]
+    assert status == (slower == "here")
+    for row in document["rows"]:
+        assert row["turns"] == (beside.MORE_TURNS if slower == "here" else beside.TURNS)
+        assert row["ratio"] < 0.5 if slower == "here" else row["ratio"] > 2
+        assert row["beside"] == "earlier"
+
+
+def test_times_are_those_of_calls(trees: tuple[Path, Path], tmp_path: Path) -> None:
+    status, document = run(tmp_path, str(trees[1]), "--ops", "add", "--limit", "1e-3")
+    (row,) = document["rows"]
+    assert status == 0 and document["failed"] == {}
+    assert 0 < row["ms"] < 10 and row["ratio"] == pytest.approx(row["before_ms"] / row["ms"])
+    assert document["limit"] == 1e-3 and "backend=" in document["build"] and list(document["beside"]) == ["earlier"]
+
+
+def test_the_results_page_says_how_many_fell(
+    trees: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_worker(tmp_path, monkeypatch, SLOWER.format(slower="here"))
+    _, document = run(tmp_path, str(trees[1]), "--ops", "add,relu")
+    section = "\n".join(results.beside_section("beside.jsonl", document))
+    assert "beside earlier; " in section and "Of 2 rows 2 are below 0.97" in section
+    assert [row["op"] in section for row in document["rows"]] == [True, True]
+
+
+def test_a_row_that_only_this_checkout_has(
+    trees: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first of several earlier checkouts that has a row is compared with; a row of none is said and costs the status."""
+    newest = checkout(tmp_path / "newest")
+    change_worker(tmp_path, monkeypatch, LACKING)
+    arguments = (str(trees[1]), str(newest), "--ops", "add,relu,exp", "--limit", "1e-3")
+    status, document = run(tmp_path, *arguments)
+    assert status == 1
+    assert {row["op"]: row["beside"] for row in document["rows"]} == {"add": "newest", "exp": "earlier"}
+    assert document["failed"] == {"relu n=64": "earlier: KeyError: 'relu'; newest: KeyError: 'relu'"}
+    assert "FAILED relu n=64: earlier" in capsys.readouterr().out
+
+
+def test_a_process_that_ends_is_said(trees: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change_worker(tmp_path, monkeypatch, "worker.time = lambda self, budget: sys.exit(7)")
+    with pytest.raises(beside.WorkerError, match="the process of here ended with status 7"):
+        run(tmp_path, str(trees[1]), "--ops", "add")
+
+
+def test_a_checkout_without_a_library(trees: tuple[Path, Path], tmp_path: Path) -> None:
+    (trees[1] / "native/build/cpu/libtorchlean_cuda.so").unlink()
+    with pytest.raises(FileNotFoundError, match="build the library of that checkout first"):
+        run(tmp_path, str(trees[1]), "--ops", "add")
+
+
+def test_sizes_survive_json() -> None:
+    """The worker's subject is the parent's, though JSON knows no tuples."""
+    for subject in fixed_subjects(None, 1e12):
+        sent = json.loads(json.dumps(subject.size))
+        size = {k: tuple(v) if isinstance(v, list) else v for k, v in sent.items()}
+        assert Subject(subject.op, size, subject.which).label == subject.label
