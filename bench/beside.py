@@ -4,8 +4,8 @@ It answers whether a change has made a row slower. Each checkout has its library
 process of its own with its own Python packages. Times of different machines, or of one machine on different days, differ by more
 than a change does, so the checkouts take turns at every row: the ratio of a row is the median, over the turns, of the earlier
 checkout's time over this one's in the same turn. A row below the limit (``--limit``, .97) is timed again in more and longer
-turns, and only those then count. With several checkouts a row stands beside the first that has it. The exit status is 1 where a
-row fell below the limit, or could not be timed.
+turns, and only those then count. With several checkouts a row stands beside the first that has its operation; rows of operations
+that none has are listed. The exit status is 1 where a row fell below the limit, a call failed or no row could be compared.
 """
 
 import argparse
@@ -126,25 +126,16 @@ def summarise(op: str, size: str, beside: str, turns: Sequence[tuple[float, floa
     return Row(op, size, beside, ours, theirs, statistics.median(b / a for a, b in turns), len(turns))
 
 
-def compare(subject: Subject, here: Checkout, others: Sequence[Checkout], limit: float) -> Row:
-    """Times one row in this checkout and in the first of the others that has it."""
+def compare(subject: Subject, here: Checkout, others: Sequence[Checkout], limit: float) -> Row | None:
+    """Times one row in this checkout and in the first of the others that has its operation; None where none has."""
     request = ("prepare", subject.op.name, subject.which, subject.size)
     here.ask(*request)
-    reasons = []
-    beside = None
-    for other in others:
-        try:
-            other.call(*request)
-        except WorkerError as error:
-            if other.process.poll() is not None:
-                raise
-            reasons.append(str(error))
-            continue
-        beside = other
-        break
-    here.answer()
+    try:
+        beside = next((other for other in others if other.call(*request)), None)
+    finally:
+        here.answer()
     if beside is None:
-        raise WorkerError("; ".join(reasons))
+        return None
     entry = subject.op.entry(subject.which)
     row = summarise(entry, subject.label, beside.name, take_turns(here, beside, TURNS, SAMPLE))
     if row.ratio < limit:
@@ -171,16 +162,21 @@ def compare_core(here: Checkout, other: Checkout, limit: float) -> list[Row]:
 
 
 def compare_all(
-    subjects: Sequence[Subject], checkouts: Sequence[Checkout], limit: float, rows: list[Row], failed: dict[str, str]
-) -> None:
-    """Appends each subject's row, or enters why it has none, and shows the progress."""
+    subjects: Sequence[Subject], checkouts: Sequence[Checkout], limit: float, rows: list[Row], added: list[str],
+    failed: dict[str, str],
+) -> None:  # fmt: skip
+    """Appends each subject's row, or its name to those of added operations, or enters why it has none; shows the progress."""
     here, *others = checkouts
     with Progress(len(subjects), "rows") as progress:
         for subject in subjects:
             entry = f"{subject.op.entry(subject.which)} {subject.label}"
             try:
-                rows.append(compare(subject, here, others, limit))
-            except WorkerError as error:
+                row = compare(subject, here, others, limit)
+                if row is None:
+                    added.append(entry)
+                else:
+                    rows.append(row)
+            except WorkerError as error:  # one row that cannot run must not cost the others
                 if any(c.process.poll() is not None for c in checkouts):
                     raise
                 failed[entry] = str(error)
@@ -201,6 +197,7 @@ def main(argv: list[str] | None = None) -> int:
     subjects = list(fixed_subjects(None if names is None else [n for n in names if n != "core"],
                                    args.max_bytes or (2e10 if args.device.startswith("cuda") else 1e9)))  # fmt: skip
     rows: list[Row] = []
+    added: list[str] = []
     failed: dict[str, str] = {}
     with ExitStack() as stack:
         here, *others = [stack.enter_context(Checkout(t.resolve(), args.device)) for t in (ROOT, *args.trees)]
@@ -208,13 +205,13 @@ def main(argv: list[str] | None = None) -> int:
         try:
             if names is None or "core" in names:
                 rows += compare_core(here, others[0], args.limit)
-            compare_all(subjects, (here, *others), args.limit, rows, failed)
+            compare_all(subjects, (here, *others), args.limit, rows, added, failed)
         finally:
             if args.json:  # what an interruption leaves, too
                 write_document(args.json, {
                     "date": now(), "commit": here.name, **about, "limit": args.limit,
                     "command": f"python -m bench.beside {format_command(sys.argv[1:] if argv is None else argv)}",
-                    "rows": [asdict(r) for r in rows], "failed": failed,
+                    "rows": [asdict(r) for r in rows], "added": added, "failed": failed,
                 })  # fmt: skip
     fallen = [r for r in rows if r.ratio < args.limit]
     for entry, reason in failed.items():
@@ -227,7 +224,7 @@ def main(argv: list[str] | None = None) -> int:
         ))  # fmt: skip
         median = statistics.median(r.ratio for r in rows)
         print(
-            f"{len(rows)} rows, median {median:.2f} times faster; {len(fallen)} below {args.limit:g}; {len(failed)} not timed"
+            f"{len(rows)} rows, median {median:.2f} times faster; {len(fallen)} below {args.limit:g}; {len(added)} added since"
         )
     return int(bool(fallen or failed or not rows))
 

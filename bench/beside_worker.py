@@ -27,15 +27,18 @@ class Worker:
     def describe(self) -> dict[str, str]:
         return {"device": self.device.describe(), "build": tlrt.build_info()}
 
-    def prepare(self, op: str, which: str, size: dict[str, Any]) -> None:
-        """Makes the inputs and calls once."""
+    def prepare(self, op: str, which: str, size: dict[str, Any]) -> bool:
+        """Makes the inputs and calls once; False where this checkout has no such operation."""
         self.call = None
+        if all(row.name != op for row in registry.ops()):
+            return False
         self.device.collect()
         # JSON has no tuples
         size = {k: tuple(v) if isinstance(v, list) else v for k, v in size.items()}
         self.call = Subject(registry.ops([op])[0], size, which).ours(self.device)
         self.call()
         self.device.synchronize()
+        return True
 
     def time(self, budget: float) -> float:
         """Milliseconds of a call, the median of samples."""

@@ -35,10 +35,15 @@ LACKING = """
 lacking = {"earlier": ("add", "relu"), "newest": ("relu",)}
 prepare = worker.prepare
 def prepare_known(self, op, which, size):
-    if op in lacking.get(checkout, ()):
-        raise KeyError(op)
-    prepare(self, op, which, size)
+    return op not in lacking.get(checkout, ()) and prepare(self, op, which, size)
 worker.prepare = prepare_known
+"""
+#: a call of one operation fails in a checkout
+FAILING = """
+prepare = worker.prepare
+worker.prepare = lambda self, op, which, size: (
+    1 / 0 if op == "add" and checkout == {where!r} else prepare(self, op, which, size)
+)
 """
 
 
@@ -98,7 +103,7 @@ def test_a_slower_checkout_is_found(
 def test_times_are_those_of_calls(trees: tuple[Path, Path], tmp_path: Path) -> None:
     status, document = run(tmp_path, str(trees[1]), "--ops", "add", "--limit", "1e-3")
     (row,) = document["rows"]
-    assert status == 0 and document["failed"] == {}
+    assert status == 0 and document["added"] == []
     assert 0 < row["ms"] < 10 and row["ratio"] == pytest.approx(row["before_ms"] / row["ms"])
     assert document["limit"] == 1e-3 and "backend=" in document["build"] and list(document["beside"]) == ["earlier"]
 
@@ -116,15 +121,37 @@ def test_the_results_page_says_how_many_fell(
 def test_a_row_that_only_this_checkout_has(
     trees: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first of several earlier checkouts that has a row is compared with; a row of none is said and costs the status."""
+    """The first of several earlier checkouts that has an operation is compared with; a row of none is listed, and is no fall."""
     newest = checkout(tmp_path / "newest")
     change_worker(tmp_path, monkeypatch, LACKING)
     arguments = (str(trees[1]), str(newest), "--ops", "add,relu,exp", "--limit", "1e-3")
     status, document = run(tmp_path, *arguments)
-    assert status == 1
+    assert status == 0
     assert {row["op"]: row["beside"] for row in document["rows"]} == {"add": "newest", "exp": "earlier"}
-    assert document["failed"] == {"relu n=64": "earlier: KeyError: 'relu'; newest: KeyError: 'relu'"}
-    assert "FAILED relu n=64: earlier" in capsys.readouterr().out
+    assert document["added"] == ["relu n=64"]
+    assert "1 added since" in capsys.readouterr().out
+
+
+def test_rows_that_no_earlier_checkout_has(
+    trees: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_worker(tmp_path, monkeypatch, LACKING)
+    assert run(tmp_path, str(trees[1]), "--ops", "add,relu")[0] == 1
+
+
+@pytest.mark.parametrize("where", ["here", "earlier"])
+def test_a_call_that_fails_costs_its_row(
+    where: str,
+    trees: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    change_worker(tmp_path, monkeypatch, FAILING.format(where=where))
+    status, document = run(tmp_path, str(trees[1]), "--ops", "add,relu", "--limit", "1e-3")
+    assert status == 1 and [row["op"] for row in document["rows"]] == ["relu"]
+    assert document["failed"] == {"add n=64": f"{where}: ZeroDivisionError: division by zero"}
+    assert f"FAILED add n=64: {where}" in capsys.readouterr().out
 
 
 def test_a_process_that_ends_is_said(trees: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

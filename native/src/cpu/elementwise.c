@@ -19,8 +19,11 @@ enum {
     /* 128 KiB per operand: the operands of a task stay within a core's L2 cache, and a task runs for several microseconds,
      * which pays for handing it to a thread. Fewer elements do that where each costs more (TL_COST). */
     TL_SPAN = 32768,
-    /* Elements that are computed once more where some are rare, or computed before they are stored: they stay in the L1 cache. */
+    /* Elements that are computed once more where some are rare: they stay in the L1 cache. */
     TL_FAR_BLOCK = 1024,
+    /* Elements that are computed before they go past the cache: their stores fit a core's store buffer, where they wait while the next
+     * ones are computed. */
+    TL_STREAM_BLOCK = 256,
     /* Elements for which a gate's two steps are taken one after the other. In one, the chain of operations is so long that the
      * instructions a core looks ahead hold too few elements to fill its units. What the first leaves stays in the L1 cache. */
     TL_STEP_BLOCK = 256,
@@ -47,7 +50,7 @@ static void run_span(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const tl_map *m = arg;
     const int64_t last = tl_imin((task + 1) * m->span, m->n);
-    _Alignas(64) float block[2][TL_FAR_BLOCK];
+    _Alignas(64) float block[2][TL_STREAM_BLOCK];
     for (int64_t start = task * m->span, end; start < last; start = end) {
         end = tl_imin(start + m->most, last);
         float *const y = !m->y ? NULL : m->stream ? block[0] : m->y + start;
@@ -64,7 +67,7 @@ static int32_t run(tl_map map, int64_t cost)
     const int64_t operands = !!map.a + !!map.b + !!map.c + !!map.y + !!map.z;
     map.stream = operands * map.n >= 2 * TL_STREAM_FROM && !(map.y && is_input(&map, map.y)) &&
                  !(map.z && is_input(&map, map.z));
-    if (map.stream && map.most > TL_FAR_BLOCK) map.most = TL_FAR_BLOCK;
+    if (map.stream && map.most > TL_STREAM_BLOCK) map.most = TL_STREAM_BLOCK;
     map.span = tl_even_span(map.n, TL_SPAN >> cost);
     if (map.n <= tl_imin(map.span, map.most)) /* of small arrays the call itself is most of the time */
         map.block(&map, 0, map.n, map.y, map.z);

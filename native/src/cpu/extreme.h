@@ -44,6 +44,35 @@ static inline __attribute__((always_inline)) tl_vec further_lanes(tl_vec a, tl_v
 #endif
 }
 
+/* Whether a bit is set, and the extreme of the lanes, none of which is NaN; of zeros, any. */
+static inline __attribute__((always_inline)) int any_lane(extreme_mask m)
+{
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)m, (__m512i)m) != 0;
+#elif defined(__AVX2__)
+    return !_mm256_testz_si256((__m256i)m, (__m256i)m);
+#else
+    int32_t any = 0;
+    for (int32_t l = 0; l < TL_LANES; l++)
+        any |= m[l];
+    return any != 0;
+#endif
+}
+
+static inline __attribute__((always_inline)) float furthest_lane(tl_vec v, int smallest)
+{
+#if defined(__AVX512F__)
+    return smallest ? _mm512_reduce_min_ps(v) : _mm512_reduce_max_ps(v);
+#else
+    _Alignas(64) float lane[TL_LANES];
+    tl_vec_store(lane, v);
+    for (int32_t half = TL_LANES / 2; half > 0; half /= 2)
+        for (int32_t l = 0; l < half; l++)
+            lane[l] = further(lane[l], lane[l + half], smallest);
+    return lane[0];
+#endif
+}
+
 /* The extreme of n >= EXTREME_LANES elements, of which the last EXTREME_LANES may count twice. A comparison passes NaNs over, which
  * are looked for beside it, and takes zeros for equal: where the extreme is 0, no element lies beyond, so that a sign bit that is set
  * tells a -0, and one that is not a +0. */
@@ -51,8 +80,6 @@ static inline __attribute__((always_inline)) float extreme_on_lanes(const float 
 {
     tl_vec most[EXTREME_VECTORS];
     extreme_mask nan[EXTREME_VECTORS];
-    _Alignas(64) float lane[TL_LANES];
-    int32_t any = 0;
 #pragma GCC unroll 4
     for (int32_t v = 0; v < EXTREME_VECTORS; v++) {
         most[v] = tl_vec_load(x + v * TL_LANES);
@@ -70,14 +97,9 @@ static inline __attribute__((always_inline)) float extreme_on_lanes(const float 
     nan[0] = (nan[0] | nan[1]) | (nan[2] | nan[3]);
     most[0] = further_lanes(most[0], most[1], smallest);
     most[2] = further_lanes(most[2], most[3], smallest);
-    tl_vec_store(lane, further_lanes(most[0], most[2], smallest));
-    for (int32_t l = 0; l < TL_LANES; l++)
-        any |= nan[0][l];
-    if (any) return TL_NAN;
-    for (int32_t half = TL_LANES / 2; half > 0; half /= 2)
-        for (int32_t l = 0; l < half; l++)
-            lane[l] = further(lane[l], lane[l + half], smallest);
-    if (lane[0] != 0.0f) return lane[0];
+    if (any_lane(nan[0])) return TL_NAN;
+    const float found = furthest_lane(further_lanes(most[0], most[2], smallest), smallest);
+    if (found != 0.0f) return found;
     uint32_t sign = smallest ? 0u : ~0u;
     for (int64_t i = 0; i < n; i++)
         sign = smallest ? sign | ((const bits32 *)x)[i] : sign & ((const bits32 *)x)[i];

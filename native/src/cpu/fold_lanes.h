@@ -292,10 +292,12 @@ static inline __attribute__((always_inline)) void take_units_of(enum tl_fold_kin
                                                                 int64_t rows, tl_fold_rule rule)
 {
     double lane[TAKE_WIDTH];
-    const float *const a = x[0], *const b = x[1], *const c = x[2], *const d = x[3];
+    const float *const a = x[0], *const b = x[1], *const c = x[2], *const d = x[3], *ahead = a + TAKE_AHEAD;
     for (int32_t j = 0; j < TAKE_WIDTH; j++)
         lane[j] = v[j];
-    for (int64_t r = 0; r < rows * TL_FOLD_LANES; r += TL_FOLD_LANES) {
+    for (int64_t r = 0; r < rows * TL_FOLD_LANES; r += TL_FOLD_LANES, ahead += TAKE_WIDTH) {
+        __builtin_prefetch(ahead, 0, 3);
+        __builtin_prefetch(ahead + TAKE_WIDTH / 2, 0, 3);
         for (int32_t l = 0; l < TL_FOLD_LANES; l++)
             tl_fold_take(kind, lane + l, NULL, NULL, a[r + l], m[l], rule);
         for (int32_t l = 0; l < TL_FOLD_LANES; l++)

@@ -64,8 +64,8 @@ static void end_chunks(state *t, int64_t done, int32_t level)
         memcpy(t->sum[top], t->sum[top + 1], (size_t)t->width * sizeof(double));
 }
 
-static void add_row(const float *restrict x, double *restrict sum, double *restrict total, int64_t width,
-                    float *restrict out)
+static inline __attribute__((always_inline)) void add_row(const float *restrict x, double *restrict sum,
+                                                          double *restrict total, int64_t width, float *restrict out)
 {
     for (int64_t j = 0; j < width; j++) {
         sum[j] += (double)x[j];
@@ -109,6 +109,10 @@ static void add_columns(const cumsum *a, state *t, int64_t o, int64_t c0, int64_
         case 5: add_chunk(x, step, n, t, 5, out); break;
         case 6: add_chunk(x, step, n, t, 6, out); break;
         case 7: add_chunk(x, step, n, t, 7, out); break;
+        case COLUMNS: /* a constant, for a loop without a head and a rest */
+            for (int64_t k = 0; k < n; k++)
+                add_row(x + k * step, t->sum[0], t->total[0], COLUMNS, out + k * step);
+            break;
         default:
             for (int64_t k = 0; k < n; k++)
                 add_row(x + k * step, t->sum[0], t->total[0], t->width, out + k * step);
