@@ -490,6 +490,8 @@ static int32_t FN(product)(tl_context *ctx, const tl_gemm_args *g, const REAL *A
     job.blocks = blocks;
     if (tasks == 1)
         FN(task)(&job, 0, 0);
+    else if (tasks <= 2 * MANY_TASKS) /* in turn, as the last tiles are smaller */
+        tl_parallel_in_order(tasks, tl_workers(), FN(task), &job);
     else
         tl_parallel(tasks, FN(task), &job);
     tl_pool_free(ctx, blocks);
