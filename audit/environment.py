@@ -25,14 +25,14 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def commit(length: int = 40) -> str:
-    """The tree's commit, with '+' for local changes; nothing where git does not say."""
-    if not (ROOT / ".git").exists():
+def commit(length: int = 40, tree: Path = ROOT) -> str:
+    """A tree's commit, with '+' for local changes; nothing where git does not say."""
+    if not (tree / ".git").exists():
         return ""
     answers = []
     for words in (["rev-parse", "HEAD"], ["status", "--porcelain"]):
         try:
-            done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+            done = subprocess.run(["git", *words], cwd=tree, capture_output=True, text=True, check=True)
         except (OSError, subprocess.CalledProcessError):
             return ""
         answers.append(done.stdout.strip())

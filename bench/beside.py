@@ -20,8 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from audit.environment import ROOT, now
-from audit.environment import commit as commit_here
+from audit.environment import ROOT, commit, now
 from bench.measure import Subject, fixed_subjects
 from tlrt._terminal import Progress, format_table
 from tlrt.verify.documents import format_command, write_document
@@ -54,7 +53,7 @@ class Checkout:
     """A checkout and its process."""
 
     def __init__(self, tree: Path, device: str) -> None:
-        self.tree, self.name = tree, revision_of(tree)
+        self.name = commit(tree=tree) or tree.name  # an unpacked archive has no commit
         library = tree / f"native/build/{'cuda' if device.startswith('cuda') else 'cpu'}/libtorchlean_cuda.so"
         if not library.exists():
             raise FileNotFoundError(f"{library}: build the library of that checkout first (make -C {tree / 'native'})")
@@ -100,24 +99,13 @@ class Checkout:
         return self.answer()
 
 
-def revision_of(tree: Path) -> str:
-    """The commit of a checkout; of an unpacked archive, the folder's name."""
-    if tree == ROOT:
-        return commit_here() or tree.name
-    try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tree, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return tree.name
-    return done.stdout.strip() if (tree / ".git").exists() else tree.name
-
-
-def take_turns(here: Checkout, other: Checkout, turns: int, budget: float) -> list[tuple[float, float]]:
-    """This checkout's and the other's milliseconds in each turn; every second turn begins with the other."""
+def take_turns(here: Checkout, other: Checkout, turns: int, *request: Any) -> list[tuple[Any, Any]]:
+    """This checkout's and the other's answers in each turn; every second turn begins with the other."""
     found = []
     for turn in range(turns):
         order = (here, other) if turn % 2 == 0 else (other, here)
-        times = {checkout: checkout.call("time", budget) for checkout in order}
-        found.append((times[here], times[other]))
+        answers = {checkout: checkout.call(*request) for checkout in order}
+        found.append((answers[here], answers[other]))
     return found
 
 
@@ -137,9 +125,9 @@ def compare(subject: Subject, here: Checkout, others: Sequence[Checkout], limit:
     if beside is None:
         return None
     entry = subject.op.entry(subject.which)
-    row = summarise(entry, subject.label, beside.name, take_turns(here, beside, TURNS, SAMPLE))
+    row = summarise(entry, subject.label, beside.name, take_turns(here, beside, TURNS, "time", SAMPLE))
     if row.ratio < limit:
-        row = summarise(entry, subject.label, beside.name, take_turns(here, beside, MORE_TURNS, LONG_SAMPLE))
+        row = summarise(entry, subject.label, beside.name, take_turns(here, beside, MORE_TURNS, "time", LONG_SAMPLE))
     return row
 
 
@@ -147,11 +135,7 @@ def compare_core(here: Checkout, other: Checkout, limit: float) -> list[Row]:
     """The rows of transfers and of the cost of one call, which are timed together."""
     rows: list[Row] = []
     for count in (TURNS, MORE_TURNS):
-        turns = []
-        for turn in range(count):
-            order = (here, other) if turn % 2 == 0 else (other, here)
-            found = {checkout: checkout.call("core") for checkout in order}
-            turns.append((found[here], found[other]))
+        turns = take_turns(here, other, count, "core")
         rows = [
             summarise(op, size, other.name, [(mine[i][2], theirs[i][2]) for mine, theirs in turns])
             for i, (op, size, _) in enumerate(turns[0][0])

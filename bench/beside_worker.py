@@ -17,6 +17,11 @@ from bench.measure import Subject, device_of, time_host, time_marks
 from tlspec import registry
 
 
+def with_tuples(size: dict[str, Any]) -> dict[str, Any]:
+    """A size of a row as it was before it became JSON, which has lists in place of tuples."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in size.items()}
+
+
 class Worker:
     """A device, and the call that `prepare` made last."""
 
@@ -30,12 +35,11 @@ class Worker:
     def prepare(self, op: str, which: str, size: dict[str, Any]) -> bool:
         """Makes the inputs and calls once; False where this checkout has no such operation."""
         self.call = None
-        if all(row.name != op for row in registry.ops()):
+        row = next((row for row in registry.ops() if row.name == op), None)
+        if row is None:
             return False
         self.device.collect()
-        # JSON has no tuples
-        size = {k: tuple(v) if isinstance(v, list) else v for k, v in size.items()}
-        self.call = Subject(registry.ops([op])[0], size, which).ours(self.device)
+        self.call = Subject(row, with_tuples(size), which).ours(self.device)
         self.call()
         self.device.synchronize()
         return True

@@ -9,6 +9,7 @@ import pytest
 
 from audit.environment import ROOT
 from bench import beside, results
+from bench.beside_worker import with_tuples
 from bench.measure import Subject, fixed_subjects
 from tlrt._binding.library import load
 from tlrt.verify.documents import read_document
@@ -62,7 +63,6 @@ def trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """This checkout and an earlier one; turns and samples are short."""
     here, earlier = checkout(tmp_path / "here"), checkout(tmp_path / "earlier")
     monkeypatch.setattr(beside, "ROOT", here)
-    monkeypatch.setattr(beside, "revision_of", lambda tree: tree.name)
     for name, value in {"TURNS": 1, "MORE_TURNS": 2, "SAMPLE": 0.001, "LONG_SAMPLE": 0.001}.items():
         monkeypatch.setattr(beside, name, value)
 
@@ -169,6 +169,5 @@ def test_a_checkout_without_a_library(trees: tuple[Path, Path], tmp_path: Path) 
 def test_sizes_survive_json() -> None:
     """The worker's subject is the parent's, though JSON knows no tuples."""
     for subject in fixed_subjects(None, 1e12):
-        sent = json.loads(json.dumps(subject.size))
-        size = {k: tuple(v) if isinstance(v, list) else v for k, v in sent.items()}
+        size = with_tuples(json.loads(json.dumps(subject.size)))
         assert Subject(subject.op, size, subject.which).label == subject.label
