@@ -18,7 +18,7 @@ tl_verdict tl_lock_context(const torchlean_context *handle, tl_context **ctx)
     if (verdict != TL_LIVE || tl_inside) return verdict == TL_LIVE ? TL_REENTERED : verdict;
     tl_inside = 1;
     pthread_mutex_lock(&found->lock);
-    verdict = tl_table_find(&tl_contexts, (uint64_t)(uintptr_t)handle, (tl_slot **)&found);
+    verdict = tl_slot_verdict(&found->slot, (uint64_t)(uintptr_t)handle);
     if (verdict == TL_LIVE)
         *ctx = found;
     else
