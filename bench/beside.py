@@ -3,9 +3,11 @@
 It answers whether a change has made a row slower. Each checkout has its library built in its own native/build, and runs in a
 process of its own with its own Python packages. Times of different machines, or of one machine on different days, differ by more
 than a change does, so the checkouts take turns at every row: the ratio of a row is the median, over the turns, of the earlier
-checkout's time over this one's in the same turn. A row below the limit (``--limit``, .97) is timed again in more and longer
-turns, and only those then count. With several checkouts a row stands beside the first that has its operation; rows of operations
-that none has are listed. The exit status is 1 where a row fell below the limit, a call failed or no row could be compared.
+checkout's time over this one's in the same turn. A row below the limit (``--limit``, .97) is timed again in several new processes
+of both checkouts, and only those times then count: where a process has its memory and its threads can cost a short call more than
+a change does, as long as the process lives. With several checkouts a row stands beside the first that has its operation; rows of
+operations that none has are listed. The exit status is 1 where a row fell below the limit, a call failed or no row could be
+compared.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +31,12 @@ from tlrt.verify.documents import format_command, write_document
 WORKER = Path(__file__).with_name("beside_worker.py")
 #: turns of every row, and seconds of a sample in each
 TURNS, SAMPLE = 3, 0.08
-#: turns of a row that seems to have fallen
-MORE_TURNS, LONG_SAMPLE = 11, 0.2
+#: of a row that seems to have fallen: new processes of each checkout, with TURNS in each, and seconds of a sample
+PROCESSES, LONG_SAMPLE = 5, 0.2
+
+
+#: the answers of this checkout and of the other in each turn
+Turns = list[tuple[Any, Any]]
 
 
 class WorkerError(Exception):
@@ -63,17 +70,26 @@ class Checkout:
             "TORCHLEAN_CUDA_LIBRARY": str(library),
             "PYTHONPATH": os.pathsep.join([str(tree), *others]),
         }
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", str(WORKER), device], cwd=tree, env=environment, text=True,
+        self.command = partial(
+            subprocess.Popen[str], [sys.executable, "-P", str(WORKER), device], cwd=tree, env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
+        self.process = self.command()
 
     def __enter__(self) -> "Checkout":
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
         self.process.kill()
         self.process.communicate()
+
+    def restart(self) -> None:
+        """Goes on in a new process, where nothing is prepared."""
+        self.end()
+        self.process = self.command()
 
     def ask(self, name: str, *arguments: Any) -> None:
         """Sends a request; `answer` gets its reply."""
@@ -99,13 +115,26 @@ class Checkout:
         return self.answer()
 
 
-def take_turns(here: Checkout, other: Checkout, turns: int, *request: Any) -> list[tuple[Any, Any]]:
+def take_turns(here: Checkout, other: Checkout, turns: int, *request: Any) -> Turns:
     """This checkout's and the other's answers in each turn; every second turn begins with the other."""
-    found = []
+    found: Turns = []
     for turn in range(turns):
         order = (here, other) if turn % 2 == 0 else (other, here)
         answers = {checkout: checkout.call(*request) for checkout in order}
         found.append((answers[here], answers[other]))
+    return found
+
+
+def take_turns_anew(here: Checkout, other: Checkout, prepare: Sequence[Any] | None, *request: Any) -> Turns:
+    """As `take_turns`, in new processes, in each of which the call is prepared first."""
+    found: Turns = []
+    for _ in range(PROCESSES):
+        for checkout in (here, other):
+            checkout.restart()
+        for checkout in (here, other):
+            if prepare is not None:
+                checkout.call(*prepare)
+        found += take_turns(here, other, TURNS, *request)
     return found
 
 
@@ -127,21 +156,22 @@ def compare(subject: Subject, here: Checkout, others: Sequence[Checkout], limit:
     entry = subject.op.entry(subject.which)
     row = summarise(entry, subject.label, beside.name, take_turns(here, beside, TURNS, "time", SAMPLE))
     if row.ratio < limit:
-        row = summarise(entry, subject.label, beside.name, take_turns(here, beside, MORE_TURNS, "time", LONG_SAMPLE))
+        row = summarise(entry, subject.label, beside.name, take_turns_anew(here, beside, request, "time", LONG_SAMPLE))
     return row
 
 
 def compare_core(here: Checkout, other: Checkout, limit: float) -> list[Row]:
     """The rows of transfers and of the cost of one call, which are timed together."""
-    rows: list[Row] = []
-    for count in (TURNS, MORE_TURNS):
-        turns = take_turns(here, other, count, "core")
-        rows = [
+
+    def summarise_all(turns: Turns) -> list[Row]:
+        return [
             summarise(op, size, other.name, [(mine[i][2], theirs[i][2]) for mine, theirs in turns])
             for i, (op, size, _) in enumerate(turns[0][0])
         ]
-        if min(row.ratio for row in rows) >= limit:
-            break
+
+    rows = summarise_all(take_turns(here, other, TURNS, "core"))
+    if min(row.ratio for row in rows) < limit:
+        rows = summarise_all(take_turns_anew(here, other, None, "core"))
     return rows
 
 

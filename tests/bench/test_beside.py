@@ -63,7 +63,7 @@ def trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """This checkout and an earlier one; turns and samples are short."""
     here, earlier = checkout(tmp_path / "here"), checkout(tmp_path / "earlier")
     monkeypatch.setattr(beside, "ROOT", here)
-    for name, value in {"TURNS": 1, "MORE_TURNS": 2, "SAMPLE": 0.001, "LONG_SAMPLE": 0.001}.items():
+    for name, value in {"TURNS": 1, "PROCESSES": 2, "SAMPLE": 0.001, "LONG_SAMPLE": 0.001}.items():
         monkeypatch.setattr(beside, name, value)
 
     def subjects(names: Any, limit: float) -> Iterator[Subject]:
@@ -95,7 +95,7 @@ def test_a_slower_checkout_is_found(
     assert [row["op"] for row in document["rows"]] == ["one call", "add", "relu"]
     assert status == (slower == "here")
     for row in document["rows"]:
-        assert row["turns"] == (beside.MORE_TURNS if slower == "here" else beside.TURNS)
+        assert row["turns"] == (beside.PROCESSES * beside.TURNS if slower == "here" else beside.TURNS)
         assert row["ratio"] < 0.5 if slower == "here" else row["ratio"] > 2
         assert row["beside"] == "earlier"
 
