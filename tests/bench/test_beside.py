@@ -31,6 +31,14 @@ time = worker.time
 worker.time = lambda self, budget: time(self, budget) * (10 if checkout == {slower!r} else 1)
 worker.core = lambda self: [["one call", "add", 10 if checkout == {slower!r} else 1]]
 """
+#: every process of a checkout but the third is ten times as slow
+UNLUCKY = """
+log = Path("processes.txt")
+log.write_text((log.read_text() if log.exists() else "") + "x")
+factor = 10 if checkout == "here" and log.stat().st_size != 3 else 1
+worker.time = lambda self, budget: 1.0 * factor
+worker.core = lambda self: [["one call", "add", 1.0 * factor]]
+"""
 #: which operations a checkout does not have
 LACKING = """
 lacking = {"earlier": ("add", "relu"), "newest": ("relu",)}
@@ -98,6 +106,17 @@ def test_a_slower_checkout_is_found(
         assert row["turns"] == (beside.PROCESSES * beside.TURNS if slower == "here" else beside.TURNS)
         assert row["ratio"] < 0.5 if slower == "here" else row["ratio"] > 2
         assert row["beside"] == "earlier"
+
+
+@pytest.mark.parametrize("ops", ["add", "core"])
+def test_a_slow_process_is_no_fall(
+    ops: str, trees: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_worker(tmp_path, monkeypatch, UNLUCKY)
+    status, document = run(tmp_path, str(trees[1]), "--ops", ops)
+    (row,) = document["rows"]
+    assert status == 0 and row["turns"] == beside.PROCESSES * beside.TURNS
+    assert (row["ms"], row["before_ms"], row["ratio"]) == (1.0, 1.0, 1.0)
 
 
 def test_times_are_those_of_calls(trees: tuple[Path, Path], tmp_path: Path) -> None:
