@@ -36,6 +36,7 @@ from bench.measure import (
     time_host,
     time_marks,
 )
+from bench.selection import LARGEST, add_selection
 from tlrt.verify.documents import write_document
 from tlrt.verify.run import content
 from tlspec.registry import MATH, Op
@@ -147,9 +148,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=(__doc__ or "").split("\n\n")[0])
     add = parser.add_argument
     add("--device", default=None, help="cpu, cuda, cuda:1; default: cuda where there is one, else cpu")
-    add("--ops", help="operations, families or patterns, comma-separated; 'core' is transfers and call cost")
+    add_selection(parser)
     add("--json", type=Path, help="write all figures to a file")
-    add("--max-bytes", type=float, default=None, help="skip larger sizes (default 1e9 on the CPU, 2e10 on CUDA)")
     add("--peak", type=float, default=H200_PEAK, help="float32 operations per second of the GPU, for the floor")
     add("--math", choices=(*MATH, "both"), default="fast", help="how contexts compute (default fast)")
     add("--no-torch", action="store_true", help="leave PyTorch out")
@@ -161,31 +161,28 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     device = device_of(args.device, MATH[0] if args.math == "both" else args.math)
     if args.drawn is not None:
-        chosen = None if args.ops is None else [n.strip() for n in args.ops.split(",")]
-        found = drawn.run(device, args.seed, args.first, args.drawn, chosen)
+        found = drawn.run(device, args.seed, args.first, args.drawn, args.ops.names)
         if args.json:
             about = {"date": now(), "commit": args.commit or commit() or "unknown", "math": args.math,
                      "device": device.describe(), "build": tlrt.build_info()}  # fmt: skip
             write_document(args.json, {**about, **found})
         return int(bool(found["failed"]))
-    limit = args.max_bytes or (1e9 if not device.is_cuda else 2e10)
+    limit = args.max_bytes or LARGEST[device.is_cuda]
     torch = None if args.no_torch else import_torch(device)
     rate = bandwidth(device)
     versions = f"NumPy {np.__version__}; PyTorch {getattr(torch, '__version__', 'absent')}"
     print(f"{device.describe()}; copy {rate / 1e9:.0f} GB/s; {versions}")
     print(HEAD)
     rows: list[Row] = []
-    names = None if args.ops is None else [n.strip() for n in args.ops.split(",")]
-    if names is None or "core" in names:
+    if args.ops.core:
         for row in core.rows(device, torch):
             rows.append(row)
             print(show(row), flush=True)
-    names = None if names is None else [n for n in names if n != "core"]
     failed = []
     grown = None
     try:
-        failed = measure_all(names, limit, args.math, device, torch, rate, args.peak, rows)
-        if args.json and args.ops is None and not args.no_growth:
+        failed = measure_all(args.ops.names, limit, args.math, device, torch, rate, args.peak, rows)
+        if args.json and args.ops.names is None and not args.no_growth:
             grown = growth.measure(device)
             failed += [f"growth: {e['name']}" for e in grown["entries"] if not e["ok"]]
     finally:

@@ -7,8 +7,8 @@ checkout's time over this one's in the same turn.
 
 A row below the limit (``--limit``, .97) is timed again in several new processes of both checkouts, and only those times then
 count. As long as a process lives, a short call can cost it half as much again as it costs the next process, by where its memory
-lies and its threads run; no change of the code explains that. So the process in which a checkout is fastest stands for it: the
-least, over the processes, of the median of a process's turns.
+lies and its threads run, and for seconds everything can take longer; no change of the code explains either. So the fastest turn
+of each checkout stands for it there.
 
 With several checkouts a row stands beside the first that has its operation; rows of operations that none has are listed. The exit
 status is 1 where a row fell below the limit, a call failed or no row could be compared.
@@ -20,7 +20,8 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -29,14 +30,15 @@ from typing import Any
 
 from audit.environment import ROOT, commit, now
 from bench.measure import Subject, fixed_subjects
+from bench.selection import LARGEST, add_selection
 from tlrt._terminal import Progress, format_table
 from tlrt.verify.documents import format_command, write_document
 
 WORKER = Path(__file__).with_name("beside_worker.py")
-#: turns of every row, and seconds of a sample in each
-TURNS, SAMPLE = 3, 0.08
-#: of a row that seems to have fallen: new processes of each checkout, with TURNS in each, and seconds of a sample
-PROCESSES, LONG_SAMPLE = 6, 0.2
+#: seconds of a sample, and turns of a row: at least so many, and so many seconds of them
+SAMPLE, TURNS, SECONDS = 0.03, 3, 0.5
+#: new processes of each checkout that time a row that seems to have fallen, and seconds of turns in each
+PROCESSES, MORE_SECONDS = 4, 1.0
 
 
 #: the answers of this checkout and of the other in each turn
@@ -119,19 +121,20 @@ class Checkout:
         return self.answer()
 
 
-def take_turns(here: Checkout, other: Checkout, turns: int, *request: Any) -> Turns:
+def take_turns(here: Checkout, other: Checkout, seconds: float, *request: Any) -> Turns:
     """This checkout's and the other's answers in each turn; every second turn begins with the other."""
     found: Turns = []
-    for turn in range(turns):
-        order = (here, other) if turn % 2 == 0 else (other, here)
+    end = time.monotonic() + seconds
+    while len(found) < TURNS or time.monotonic() < end:
+        order = (here, other) if len(found) % 2 == 0 else (other, here)
         answers = {checkout: checkout.call(*request) for checkout in order}
         found.append((answers[here], answers[other]))
     return found
 
 
-def take_turns_anew(here: Checkout, other: Checkout, prepare: Sequence[Any] | None, *request: Any) -> list[Turns]:
+def take_turns_anew(here: Checkout, other: Checkout, prepare: Sequence[Any] | None, *request: Any) -> Turns:
     """As `take_turns` in new processes, for each of which the call is prepared first."""
-    found = []
+    found: Turns = []
     for process in range(PROCESSES):
         order = (here, other) if process % 2 == 0 else (other, here)
         for checkout in order:
@@ -139,25 +142,20 @@ def take_turns_anew(here: Checkout, other: Checkout, prepare: Sequence[Any] | No
         for checkout in order:
             if prepare is not None:
                 checkout.call(*prepare)
-        found.append(take_turns(here, other, TURNS, *request))
+        found += take_turns(here, other, MORE_SECONDS, *request)
     return found
-
-
-def middle(turns: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The medians of both checkouts' times."""
-    ours, theirs = (statistics.median(times) for times in zip(*turns, strict=True))
-    return ours, theirs
 
 
 def summarise(op: str, size: str, beside: str, turns: Sequence[tuple[float, float]]) -> Row:
     """The row of turns in the same two processes."""
-    return Row(op, size, beside, *middle(turns), statistics.median(b / a for a, b in turns), len(turns))
+    ours, theirs = (statistics.median(times) for times in zip(*turns, strict=True))
+    return Row(op, size, beside, ours, theirs, statistics.median(b / a for a, b in turns), len(turns))
 
 
-def summarise_best(op: str, size: str, beside: str, processes: Sequence[Sequence[tuple[float, float]]]) -> Row:
-    """The row of turns in several processes: that in which a checkout is fastest stands for it."""
-    ours, theirs = (min(times) for times in zip(*map(middle, processes), strict=True))
-    return Row(op, size, beside, ours, theirs, theirs / ours, sum(map(len, processes)))
+def summarise_fastest(op: str, size: str, beside: str, turns: Sequence[tuple[float, float]]) -> Row:
+    """The row of turns in several processes, by the fastest turn of each checkout."""
+    ours, theirs = (min(times) for times in zip(*turns, strict=True))
+    return Row(op, size, beside, ours, theirs, theirs / ours, len(turns))
 
 
 def compare(subject: Subject, here: Checkout, others: Sequence[Checkout], limit: float) -> Row | None:
@@ -171,25 +169,25 @@ def compare(subject: Subject, here: Checkout, others: Sequence[Checkout], limit:
     if beside is None:
         return None
     entry = subject.op.entry(subject.which)
-    row = summarise(entry, subject.label, beside.name, take_turns(here, beside, TURNS, "time", SAMPLE))
+    row = summarise(entry, subject.label, beside.name, take_turns(here, beside, SECONDS, "time", SAMPLE))
     if row.ratio < limit:
-        processes = take_turns_anew(here, beside, request, "time", LONG_SAMPLE)
-        row = summarise_best(entry, subject.label, beside.name, processes)
+        turns = take_turns_anew(here, beside, request, "time", SAMPLE)
+        row = summarise_fastest(entry, subject.label, beside.name, turns)
     return row
 
 
 def compare_core(here: Checkout, other: Checkout, limit: float) -> list[Row]:
     """The rows of transfers and of the cost of one call, which are timed together."""
-    turns = take_turns(here, other, TURNS, "core")
-    names = [(op, size) for op, size, _ in turns[0][0]]
 
-    def times(turns: Turns, i: int) -> list[tuple[float, float]]:
-        return [(mine[i][2], theirs[i][2]) for mine, theirs in turns]
+    def rows_of(turns: Turns, row: Callable[..., Row]) -> list[Row]:
+        return [
+            row(op, size, other.name, [(mine[i][2], theirs[i][2]) for mine, theirs in turns])
+            for i, (op, size, _) in enumerate(turns[0][0])
+        ]
 
-    rows = [summarise(*name, other.name, times(turns, i)) for i, name in enumerate(names)]
+    rows = rows_of(take_turns(here, other, SECONDS, "core"), summarise)
     if min(row.ratio for row in rows) < limit:
-        processes = take_turns_anew(here, other, None, "core")
-        rows = [summarise_best(*name, other.name, [times(p, i) for p in processes]) for i, name in enumerate(names)]
+        rows = rows_of(take_turns_anew(here, other, None, "core"), summarise_fastest)
     return rows
 
 
@@ -220,14 +218,11 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     add("trees", metavar="TREE", type=Path, nargs="+", help="earlier checkouts, each with its library built")
     add("--device", default="cuda", help="cpu, cuda, cuda:1 (default cuda)")
-    add("--ops", help="operations, families or patterns, comma-separated; 'core' is transfers and call cost")
+    add_selection(parser)
     add("--limit", type=float, default=0.97, help="the ratio below which a row has fallen (default .97)")
-    add("--max-bytes", type=float, default=None, help="skip larger sizes (default 1e9 on the CPU, 2e10 on CUDA)")
     add("--json", type=Path, help="write all figures to a file")
     args = parser.parse_args(argv)
-    names = None if args.ops is None else [n.strip() for n in args.ops.split(",")]
-    subjects = list(fixed_subjects(None if names is None else [n for n in names if n != "core"],
-                                   args.max_bytes or (2e10 if args.device.startswith("cuda") else 1e9)))  # fmt: skip
+    subjects = list(fixed_subjects(args.ops.names, args.max_bytes or LARGEST[args.device.startswith("cuda")]))
     rows: list[Row] = []
     added: list[str] = []
     failed: dict[str, str] = {}
@@ -235,7 +230,7 @@ def main(argv: list[str] | None = None) -> int:
         here, *others = [stack.enter_context(Checkout(t.resolve(), args.device)) for t in (ROOT, *args.trees)]
         about = {**here.call("describe"), "beside": {o.name: o.call("describe")["build"] for o in others}}
         try:
-            if names is None or "core" in names:
+            if args.ops.core:
                 rows += compare_core(here, others[0], args.limit)
             compare_all(subjects, (here, *others), args.limit, rows, added, failed)
         finally:

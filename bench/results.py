@@ -259,7 +259,7 @@ REPRODUCIBLE = (
 BESIDE = (
     "The sizes above, timed by `python -m bench.beside` in this checkout and in earlier ones, in alternation: whether a row has",
     "become slower since it was first recorded. A ratio is the median, over the turns, of the earlier checkout's time over this",
-    "one's. Rows that seem to have fallen are timed again in new processes, and the fastest process of each checkout counts.",
+    "one's. Rows that seem to have fallen are timed again in new processes, and the fastest turn of each checkout counts.",
 )
 
 

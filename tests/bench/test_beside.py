@@ -71,7 +71,7 @@ def trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """This checkout and an earlier one; turns and samples are short."""
     here, earlier = checkout(tmp_path / "here"), checkout(tmp_path / "earlier")
     monkeypatch.setattr(beside, "ROOT", here)
-    for name, value in {"TURNS": 1, "PROCESSES": 2, "SAMPLE": 0.001, "LONG_SAMPLE": 0.001}.items():
+    for name, value in {"TURNS": 1, "SECONDS": 0.0, "MORE_SECONDS": 0.0, "PROCESSES": 2, "SAMPLE": 0.001}.items():
         monkeypatch.setattr(beside, name, value)
 
     def subjects(names: Any, limit: float) -> Iterator[Subject]:
