@@ -8,7 +8,7 @@ checkout's time over this one's in the same turn.
 A row below the limit (``--limit``, .97) is timed again in several new processes of both checkouts, and only those times then
 count. As long as a process lives, a short call can cost it half as much again as it costs the next process, by where its memory
 lies and its threads run, and for seconds everything can take longer; no change of the code explains either. So the fastest turn
-of each checkout stands for it there.
+of each checkout stands for it there, and more processes are begun while the row is still below the limit.
 
 With several checkouts a row stands beside the first that has its operation; rows of operations that none has are listed. The exit
 status is 1 where a row fell below the limit, a call failed or no row could be compared.
@@ -37,8 +37,8 @@ from tlrt.verify.documents import format_command, write_document
 WORKER = Path(__file__).with_name("beside_worker.py")
 #: seconds of a sample, and turns of a row: at least so many, and so many seconds of them
 SAMPLE, TURNS, SECONDS = 0.03, 3, 0.5
-#: new processes of each checkout that time a row that seems to have fallen, and seconds of turns in each
-PROCESSES, MORE_SECONDS = 4, 1.0
+#: new processes of each checkout that time a row that seems to have fallen, at least and at most; seconds of turns in each
+LEAST_PROCESSES, MOST_PROCESSES, MORE_SECONDS = 4, 12, 1.0
 
 
 #: the answers of this checkout and of the other in each turn
@@ -132,20 +132,6 @@ def take_turns(here: Checkout, other: Checkout, seconds: float, *request: Any) -
     return found
 
 
-def take_turns_anew(here: Checkout, other: Checkout, prepare: Sequence[Any] | None, *request: Any) -> Turns:
-    """As `take_turns` in new processes, for each of which the call is prepared first."""
-    found: Turns = []
-    for process in range(PROCESSES):
-        order = (here, other) if process % 2 == 0 else (other, here)
-        for checkout in order:
-            checkout.restart()
-        for checkout in order:
-            if prepare is not None:
-                checkout.call(*prepare)
-        found += take_turns(here, other, MORE_SECONDS, *request)
-    return found
-
-
 def summarise(op: str, size: str, beside: str, turns: Sequence[tuple[float, float]]) -> Row:
     """The row of turns in the same two processes."""
     ours, theirs = (statistics.median(times) for times in zip(*turns, strict=True))
@@ -158,37 +144,62 @@ def summarise_fastest(op: str, size: str, beside: str, turns: Sequence[tuple[flo
     return Row(op, size, beside, ours, theirs, theirs / ours, len(turns))
 
 
+def compare_turns(
+    here: Checkout, other: Checkout, limit: float, rows_of: Callable[[Turns, Callable[..., Row]], list[Row]],
+    prepare: Sequence[Any] | None, *request: Any,
+) -> list[Row]:  # fmt: skip
+    """The rows that `rows_of` makes of turns at a request; of turns in new processes, each prepared first, if one has fallen."""
+
+    def fallen() -> bool:
+        return min(row.ratio for row in rows) < limit
+
+    rows = rows_of(take_turns(here, other, SECONDS, *request), summarise)
+    if not fallen():
+        return rows
+    turns: Turns = []
+    for process in range(MOST_PROCESSES):
+        order = (here, other) if process % 2 == 0 else (other, here)
+        for checkout in order:
+            checkout.restart()
+        for checkout in order:
+            if prepare is not None:
+                checkout.call(*prepare)
+        turns += take_turns(here, other, MORE_SECONDS, *request)
+        rows = rows_of(turns, summarise_fastest)
+        if process + 1 >= LEAST_PROCESSES and not fallen():
+            break
+    return rows
+
+
 def compare(subject: Subject, here: Checkout, others: Sequence[Checkout], limit: float) -> Row | None:
     """Times one row in this checkout and in the first of the others that has its operation; None where none has."""
-    request = ("prepare", subject.op.name, subject.which, subject.size)
-    here.ask(*request)
+    prepare = ("prepare", subject.op.name, subject.which, subject.size)
+    here.ask(*prepare)
     try:
-        beside = next((other for other in others if other.call(*request)), None)
+        beside = next((other for other in others if other.call(*prepare)), None)
     finally:
         here.answer()
     if beside is None:
         return None
-    entry = subject.op.entry(subject.which)
-    row = summarise(entry, subject.label, beside.name, take_turns(here, beside, SECONDS, "time", SAMPLE))
-    if row.ratio < limit:
-        turns = take_turns_anew(here, beside, request, "time", SAMPLE)
-        row = summarise_fastest(entry, subject.label, beside.name, turns)
+    entry, name = subject.op.entry(subject.which), beside.name
+
+    def rows_of(turns: Turns, summary: Callable[..., Row]) -> list[Row]:
+        return [summary(entry, subject.label, name, turns)]
+
+    (row,) = compare_turns(here, beside, limit, rows_of, prepare, "time", SAMPLE)
     return row
 
 
 def compare_core(here: Checkout, other: Checkout, limit: float) -> list[Row]:
     """The rows of transfers and of the cost of one call, which are timed together."""
 
-    def rows_of(turns: Turns, row: Callable[..., Row]) -> list[Row]:
+    def rows_of(turns: Turns, summary: Callable[..., Row]) -> list[Row]:
         return [
-            row(op, size, other.name, [(mine[i][2], theirs[i][2]) for mine, theirs in turns])
+            summary(op, size, other.name, [(mine[i][2], theirs[i][2]) for mine, theirs in turns])
             for i, (op, size, _) in enumerate(turns[0][0])
         ]
 
-    rows = rows_of(take_turns(here, other, SECONDS, "core"), summarise)
-    if min(row.ratio for row in rows) < limit:
-        rows = rows_of(take_turns_anew(here, other, None, "core"), summarise_fastest)
-    return rows
+    return compare_turns(here, other, limit, rows_of, None, "core")
 
 
 def compare_all(

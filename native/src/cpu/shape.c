@@ -190,7 +190,7 @@ static void exchange_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const exchange *e = arg;
     const int64_t matrix = e->rows * e->cols * e->inner, x_stride = e->cols * e->inner, y_stride = e->rows * e->inner;
-    const int64_t across = task % e->panels, down = task / e->panels % e->bands;
+    const int64_t down = task % e->bands, across = task / e->bands % e->panels;
     const int64_t first = task / (e->panels * e->bands) * e->together, last = tl_imin(first + e->together, e->outer);
     const int64_t r = down * e->band, rows = down == e->bands - 1 ? e->rows - r : e->band;
     const int64_t c = across * e->width, cols = across == e->panels - 1 ? e->cols - c : e->width;
