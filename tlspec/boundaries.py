@@ -11,7 +11,7 @@ CPU: dict[str, dict[str, tuple[int, ...]]] = {
         "CUMSUM_TASK": (65536,), "EXTREME_LANES": (16, 32, 64), "EXTREME_VECTORS": (4,), "FETCHED": (2048,),
         "FEW_ROWS": (8,), "FOLD_HEAVY": (8,), "FOLD_ROOM": (896,), "FOLD_TASK": (65536,), "GROUP": (1024,),
         "GROUP_CELLS": (1024,), "LEVELS": (8,), "MANY": (64,), "NARROW": (8,), "PANEL": (64,), "ROWS": (16,),
-        "TAKE_AHEAD": (1024,), "TAKE_STEP": (4, 8), "TAKE_UNITS": (4,), "TAKE_VECTORS": (4, 8, 16),
+        "TAKE_AHEAD": (3072,), "TAKE_STEP": (4, 8), "TAKE_UNITS": (4,), "TAKE_VECTORS": (4, 8, 16),
         "TAKE_WIDTH": (32,), "TASK": (65536,), "TL_BLOCK": (4, 8, 16), "TL_BUNDLE": (16,), "TL_BUNDLE_COLS": (64,),
         "TL_BUNDLE_LEAST": (8,), "TL_COLUMN_CHAINS": (4,), "TL_COLUMN_CHUNK": (128,), "TL_COLUMN_NARROW": (8,),
         "TL_COLUMN_TILE": (960,), "TL_CUMSUM_CHUNK": (32,), "TL_EXACT_COUNT": (16777216,), "TL_FETCH_FROM": (262144,),

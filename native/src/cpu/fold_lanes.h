@@ -6,12 +6,10 @@
 #include "cpu/vector64.h"
 #include "formula/fold.h"
 
-enum {
-    TAKE_WIDTH = 32,                         /* lanes that stay in registers: those of a group of units */
-    TAKE_UNITS = TAKE_WIDTH / TL_FOLD_LANES, /* units of a group that have all lanes */
-    TAKE_AHEAD =
-        1024, /* elements: lines are fetched so far ahead in the order of memory, which the units are not read in */
-};
+/* TAKE_WIDTH lanes stay in registers: those of TAKE_UNITS units that have all lanes. Such units are read side by side, which the
+ * hardware does not foresee. So lines are fetched TAKE_AHEAD elements ahead, in the order of memory: as many as a core reads
+ * while one comes from the memory, and no more than the first cache holds. */
+enum { TAKE_WIDTH = 32, TAKE_UNITS = TAKE_WIDTH / TL_FOLD_LANES, TAKE_AHEAD = 3072 };
 
 /* An element of each of four rows, one after the other, on one lane of a product. That of four numbers of float32 and one of
  * [1, 2) is far from the ends of float64, so that its power of two may be taken out once; where one of them is no number,
