@@ -71,15 +71,10 @@ def trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """This checkout and an earlier one; turns and samples are short."""
     here, earlier = checkout(tmp_path / "here"), checkout(tmp_path / "earlier")
     monkeypatch.setattr(beside, "ROOT", here)
-    for name, value in {
-        "TURNS": 1,
-        "SECONDS": 0.0,
-        "MORE_SECONDS": 0.0,
-        "LEAST_PROCESSES": 2,
-        "MOST_PROCESSES": 4,
-        "SAMPLE": 0.001,
-    }.items():
+    for name, value in {"TURNS": 1, "LEAST_PROCESSES": 1, "MOST_PROCESSES": 1}.items():
         monkeypatch.setattr(beside, name, value)
+    for name, seconds in {"SECONDS": 0.0, "MORE_SECONDS": 0.0, "SAMPLE": 0.001}.items():
+        monkeypatch.setattr(beside, name, seconds)
 
     def subjects(names: Any, limit: float) -> Iterator[Subject]:
         for name in names:
@@ -115,13 +110,14 @@ def test_a_slower_checkout_is_found(
         assert row["beside"] == "earlier"
 
 
-@pytest.mark.parametrize("ops", ["add", "core"])
-@pytest.mark.parametrize(("lucky", "processes"), [(1, 0), (2, 2), (4, 3), (6, 4)])
+@pytest.mark.parametrize(("ops", "lucky", "processes"), [("add", 1, 0), ("add", 2, 2), ("core", 4, 3), ("add", 6, 4)])
 def test_slow_processes_are_no_fall(
     ops: str, lucky: int, processes: int, trees: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first process and the new ones are numbered from 1; more than the least are begun until one is as fast."""
     change_worker(tmp_path, monkeypatch, UNLUCKY.replace("{lucky}", str(lucky)))
+    monkeypatch.setattr(beside, "LEAST_PROCESSES", 2)
+    monkeypatch.setattr(beside, "MOST_PROCESSES", 4)
     status, document = run(tmp_path, str(trees[1]), "--ops", ops)
     (row,) = document["rows"]
     assert row["turns"] == max(processes, 1)
