@@ -31,7 +31,7 @@ CPU: dict[str, dict[str, tuple[int, ...]]] = {
         "DIGIT": (8,), "DIGITS": (4,), "DIRECT": (32768,), "DIRECT_COLUMNS": (16,), "DIRECT_OUTPUT": (1048576,),
         "FEW_COLUMNS": (8,), "FIND_LANES": (16,), "GATHER_TASK": (65536,), "GROUP": (1024,), "MOST_BLOCKS": (2048,),
         "MOST_CHUNKS": (64,), "ORDER_LANES": (64,), "PART": (65536,), "ROOM": (336,), "ROW_GROUP": (256,),
-        "ROW_LANES": (8,), "TL_BLOCK": (4, 8, 16), "TL_BUNDLE": (16,), "TL_BUNDLE_COLS": (64,),
+        "ROW_LANES": (8,), "SHORT": (256,), "TL_BLOCK": (4, 8, 16), "TL_BUNDLE": (16,), "TL_BUNDLE_COLS": (64,),
         "TL_BUNDLE_LEAST": (8,), "TL_CHOICES": (16,), "TL_COLUMN_CHAINS": (4,), "TL_COLUMN_CHUNK": (128,),
         "TL_COLUMN_NARROW": (8,), "TL_COLUMN_TILE": (960,), "TL_FETCH_FROM": (262144,), "TL_LANES": (4, 8, 16),
         "TL_LINE": (16,), "TL_LINE_PARTS": (4,), "TL_PANEL": (4, 6, 12), "TL_SORT_FEW": (64,),

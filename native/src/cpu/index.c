@@ -19,7 +19,8 @@ enum {
     DIRECT_OUTPUT = 1 << 20, /* elements of an output, 4 MiB, that stay in a cache */
     DIRECT_COLUMNS = 16,     /* a cache line */
     CHUNK = 32768,           /* indices per task of the grouping, or k / MOST_CHUNKS if that is more */
-    MOST_CHUNKS = 64
+    MOST_CHUNKS = 64,
+    SHORT = 256 /* values of an array that are added without a look whether the call is interrupted */
 };
 
 /* ---- gather ------------------------------------------------------------------------------------------------------ */
@@ -92,6 +93,38 @@ typedef struct {
     uint32_t *start;  /* [blocks + 1]: where the block's hits begin */
 } scatter_job;
 
+/* Begins elements from .. to - 1 of the output of a scatter-add: with x's, or with +0 where x is NULL. */
+static void begin_output(const float *x, float *out, int64_t from, int64_t to)
+{
+    if (x)
+        memcpy(out + from, x + from, (size_t)(to - from) * sizeof *out);
+    else
+        memset(out + from, 0, (size_t)(to - from) * sizeof *out);
+}
+
+typedef struct {
+    const float *x;
+    float *out;
+    int64_t elements, span;
+} begin_job;
+
+/* Task t begins a span of the output. */
+static void begin_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
+{
+    const begin_job *job = arg;
+    begin_output(job->x, job->out, t * job->span, tl_imin((t + 1) * job->span, job->elements));
+}
+
+/* Begins all of an output, cut evenly. */
+static void begin_evenly(const float *x, float *out, int64_t elements)
+{
+    begin_job job = {x, out, elements, tl_even_span(elements, BLOCK)};
+    tl_parallel(tl_ceil_div(elements, job.span), begin_task, &job);
+}
+
+/* Whether most of the work of a scatter-add is its output's beginning. */
+static inline int is_sparse(int64_t hits, int64_t size) { return 4 * hits <= size; }
+
 /* Grouping, first pass. Task t counts the hits of chunk t per block. */
 static void count_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
 {
@@ -154,13 +187,8 @@ static void scatter_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
     int64_t width = tl_imin(job->block_cols, cols - col);
     int64_t row = block * job->block_rows, row_end = tl_imin(row + job->block_rows, job->rows);
     int64_t runs = width == cols ? 1 : row_end - row, run = width == cols ? (row_end - row) * cols : width;
-    for (int64_t r = 0; r < runs; r++) {
-        float *to = job->out + (row + r) * cols + col;
-        if (job->base)
-            memcpy(to, job->base + (row + r) * cols + col, (size_t)run * sizeof *to);
-        else
-            memset(to, 0, (size_t)run * sizeof *to);
-    }
+    for (int64_t r = 0; r < runs; r++)
+        begin_output(job->base, job->out, (row + r) * cols + col, (row + r) * cols + col + run);
     const hit *h = job->hits + job->start[block], *end = job->hits + job->start[block + 1];
     for (const hit *stop; h < end && !tl_interrupted(); h = stop) {
         stop = h + tl_imin(end - h, CHUNK);
@@ -182,10 +210,10 @@ static int is_direct(const scatter_job *job)
 static void scatter_directly(const scatter_job *job)
 {
     const int64_t cols = job->cols;
-    if (job->base)
-        memcpy(job->out, job->base, (size_t)(job->rows * cols) * sizeof(float));
+    if (is_sparse(job->k, job->rows))
+        begin_evenly(job->base, job->out, job->rows * cols);
     else
-        memset(job->out, 0, (size_t)(job->rows * cols) * sizeof(float));
+        begin_output(job->base, job->out, 0, job->rows * cols);
     for (int64_t first = 0, end; first < job->k && !tl_interrupted(); first = end) {
         end = tl_imin(first + CHUNK, job->k);
         if (cols == 1) {
@@ -283,7 +311,8 @@ typedef struct {
     const float *x, *values; /* of a scatter-add; x is NULL for one that starts from +0 */
     const uint32_t *indices;
     float *out;
-    int64_t outer, n, inner, io, k, ii, per_task, units, span;
+    int64_t outer, n, inner, io, k, ii, per_task, units, tiles;
+    int begun; /* the output, before the tasks */
 } axis_job;
 
 static const uint32_t *indices_of(const axis_job *job, int64_t o, int64_t j)
@@ -323,18 +352,18 @@ static void take_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
 int32_t tl_cpu_take_axis(TL_UNUSED tl_context *ctx, const float *x, const uint32_t *indices, int64_t outer, int64_t n,
                          int64_t inner, int64_t io, int64_t k, int64_t ii, float *out)
 {
-    axis_job job = {x, NULL, indices, out, outer, n, inner, io, k, ii, tl_imax(1, GATHER_TASK / inner), outer * k, 0};
+    axis_job job = {.x = x,
+                    .indices = indices,
+                    .out = out,
+                    .outer = outer,
+                    .n = n,
+                    .inner = inner,
+                    .io = io,
+                    .k = k,
+                    .ii = ii,
+                    .per_task = tl_imax(1, GATHER_TASK / inner)};
     tl_parallel(tl_ceil_div(outer * k, job.per_task), take_task, &job);
     return TORCHLEAN_OK;
-}
-
-/* Begins elements from .. to - 1 of the output of a scatter-add. */
-static void begin_output(const axis_job *job, int64_t from, int64_t to)
-{
-    if (job->x)
-        memcpy(job->out + from, job->x + from, (size_t)(to - from) * sizeof(float));
-    else
-        memset(job->out + from, 0, (size_t)(to - from) * sizeof(float));
 }
 
 /* Adds rows first .. end - 1 of the values, `width` numbers of each, to those of out that `at` names, where these are in range. */
@@ -349,16 +378,15 @@ static inline void add_rows(const axis_job *job, float *restrict out, const uint
     }
 }
 
-/* Unit u is BLOCK_COLUMNS columns of one of the outer arrays. */
+/* Unit u is BLOCK_COLUMNS columns of one of the outer arrays; where these have no more the task has begun them. */
 static void add_unit(const axis_job *job, int64_t u)
 {
-    const int64_t tiles = tl_ceil_div(job->inner, BLOCK_COLUMNS), o = u / tiles, first = u % tiles * BLOCK_COLUMNS;
+    const int64_t o = job->tiles == 1 ? u : u / job->tiles, first = (u - o * job->tiles) * BLOCK_COLUMNS;
     const int64_t width = tl_imin(BLOCK_COLUMNS, job->inner - first), begin = o * job->n * job->inner + first;
-    const int64_t runs = tiles == 1 ? 1 : job->n, run = tiles == 1 ? job->n * width : width;
     float *out = job->out + begin;
     const float *values = job->values + o * job->k * job->inner + first;
-    for (int64_t j = 0; !job->span && j < runs; j++)
-        begin_output(job, begin + j * job->inner, begin + j * job->inner + run);
+    for (int64_t j = 0; !job->begun && job->tiles > 1 && j < job->n; j++)
+        begin_output(job->x, job->out, begin + j * job->inner, begin + j * job->inner + width);
     for (int64_t j = 0; job->ii > 1 && j < job->k && !tl_interrupted(); j++) {
         const uint32_t *at = indices_of(job, o, j) + first;
         for (int64_t c = 0; c < width; c++)
@@ -378,31 +406,29 @@ static void add_unit(const axis_job *job, int64_t u)
     }
 }
 
-/* Task t begins a span of the output. */
-static void begin_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
-{
-    const axis_job *job = arg;
-    begin_output(job, t * job->span, tl_imin((t + 1) * job->span, job->outer * job->n * job->inner));
-}
-
 static void add_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const axis_job *job = arg;
-    for (int64_t u = task * job->per_task, end = tl_imin(job->units, u + job->per_task); u < end; u++)
-        add_unit(job, u);
+    const int64_t first = task * job->per_task, end = tl_imin(job->units, first + job->per_task), k = job->k;
+    const int64_t array = job->n * job->inner;
+    if (job->tiles == 1 && !job->begun) begin_output(job->x, job->out, first * array, end * array);
+    if (job->inner == 1 && k < SHORT)
+        for (int64_t o = first; o < end; o++)
+            add_rows(job, job->out + o * array, indices_of(job, o, 0), job->values + o * k, 1, 0, k);
+    else
+        for (int64_t u = first; u < end; u++)
+            add_unit(job, u);
 }
 
 static int32_t add_along(tl_context *ctx, axis_job job)
 {
     if (job.outer == 1 && job.ii == 1)
         return scatter(ctx, job.x, job.values, job.indices, job.n, job.inner, job.k, job.out);
-    job.units = job.outer * tl_ceil_div(job.inner, BLOCK_COLUMNS);
+    job.tiles = tl_ceil_div(job.inner, BLOCK_COLUMNS);
+    job.units = job.outer * job.tiles;
     job.per_task = tl_imax(1, GATHER_TASK / tl_imax(1, (job.n + job.k) * tl_imin(job.inner, BLOCK_COLUMNS)));
-    if (4 * job.k <= job.n) { /* most of the work is the output's beginning, which is cut evenly then */
-        const int64_t elements = job.outer * job.n * job.inner;
-        job.span = tl_even_span(elements, BLOCK);
-        tl_parallel(tl_ceil_div(elements, job.span), begin_task, &job);
-    }
+    job.begun = is_sparse(job.k, job.n);
+    if (job.begun) begin_evenly(job.x, job.out, job.outer * job.n * job.inner);
     tl_parallel(tl_ceil_div(job.units, job.per_task), add_task, &job);
     return TORCHLEAN_OK;
 }
@@ -410,13 +436,30 @@ static int32_t add_along(tl_context *ctx, axis_job job)
 int32_t tl_cpu_take_axis_bwd(tl_context *ctx, const uint32_t *indices, const float *g, int64_t outer, int64_t n,
                              int64_t inner, int64_t io, int64_t k, int64_t ii, float *gx)
 {
-    return add_along(ctx, (axis_job){NULL, g, indices, gx, outer, n, inner, io, k, ii, 0, 0, 0});
+    return add_along(ctx, (axis_job){.values = g,
+                                     .indices = indices,
+                                     .out = gx,
+                                     .outer = outer,
+                                     .n = n,
+                                     .inner = inner,
+                                     .io = io,
+                                     .k = k,
+                                     .ii = ii});
 }
 
 int32_t tl_cpu_scatter_add_axis(tl_context *ctx, const float *x, const float *values, const uint32_t *indices,
                                 int64_t outer, int64_t n, int64_t inner, int64_t k, int64_t io, int64_t ii, float *out)
 {
-    return add_along(ctx, (axis_job){x, values, indices, out, outer, n, inner, io, k, ii, 0, 0, 0});
+    return add_along(ctx, (axis_job){.x = x,
+                                     .values = values,
+                                     .indices = indices,
+                                     .out = out,
+                                     .outer = outer,
+                                     .n = n,
+                                     .inner = inner,
+                                     .io = io,
+                                     .k = k,
+                                     .ii = ii});
 }
 
 /* ---- one row ----------------------------------------------------------------------------------------------------- */
