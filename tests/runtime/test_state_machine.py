@@ -596,6 +596,6 @@ def test_state_machine(first: str, examples: int) -> None:
     run_state_machine_as_test(
         type("Machine", (Machine,), {"first": first}),
         settings=settings(
-            max_examples=examples + chosen.max_examples, stateful_step_count=60, report_multiple_bugs=False, phases=PHASES
+            max_examples=examples + 2 * chosen.max_examples, stateful_step_count=60, report_multiple_bugs=False, phases=PHASES
         ),
     )  # fmt: skip

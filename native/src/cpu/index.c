@@ -352,16 +352,7 @@ static void take_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
 int32_t tl_cpu_take_axis(TL_UNUSED tl_context *ctx, const float *x, const uint32_t *indices, int64_t outer, int64_t n,
                          int64_t inner, int64_t io, int64_t k, int64_t ii, float *out)
 {
-    axis_job job = {.x = x,
-                    .indices = indices,
-                    .out = out,
-                    .outer = outer,
-                    .n = n,
-                    .inner = inner,
-                    .io = io,
-                    .k = k,
-                    .ii = ii,
-                    .per_task = tl_imax(1, GATHER_TASK / inner)};
+    axis_job job = {x, NULL, indices, out, outer, n, inner, io, k, ii, .per_task = tl_imax(1, GATHER_TASK / inner)};
     tl_parallel(tl_ceil_div(outer * k, job.per_task), take_task, &job);
     return TORCHLEAN_OK;
 }
@@ -412,7 +403,7 @@ static void add_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const int64_t first = task * job->per_task, end = tl_imin(job->units, first + job->per_task), k = job->k;
     const int64_t array = job->n * job->inner;
     if (job->tiles == 1 && !job->begun) begin_output(job->x, job->out, first * array, end * array);
-    if (job->inner == 1 && k < SHORT)
+    if (job->inner == 1 && k < SHORT) /* an array takes less than finding a unit's place does */
         for (int64_t o = first; o < end; o++)
             add_rows(job, job->out + o * array, indices_of(job, o, 0), job->values + o * k, 1, 0, k);
     else
@@ -420,15 +411,15 @@ static void add_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
             add_unit(job, u);
 }
 
-static int32_t add_along(tl_context *ctx, axis_job job)
+int32_t tl_cpu_scatter_add_axis(tl_context *ctx, const float *x, const float *values, const uint32_t *indices,
+                                int64_t outer, int64_t n, int64_t inner, int64_t k, int64_t io, int64_t ii, float *out)
 {
-    if (job.outer == 1 && job.ii == 1)
-        return scatter(ctx, job.x, job.values, job.indices, job.n, job.inner, job.k, job.out);
-    job.tiles = tl_ceil_div(job.inner, BLOCK_COLUMNS);
-    job.units = job.outer * job.tiles;
-    job.per_task = tl_imax(1, GATHER_TASK / tl_imax(1, (job.n + job.k) * tl_imin(job.inner, BLOCK_COLUMNS)));
-    job.begun = is_sparse(job.k, job.n);
-    if (job.begun) begin_evenly(job.x, job.out, job.outer * job.n * job.inner);
+    if (outer == 1 && ii == 1) return scatter(ctx, x, values, indices, n, inner, k, out);
+    axis_job job = {x, values, indices, out, outer, n, inner, io, k, ii, .tiles = tl_ceil_div(inner, BLOCK_COLUMNS)};
+    job.units = outer * job.tiles;
+    job.per_task = tl_imax(1, GATHER_TASK / tl_imax(1, (n + k) * tl_imin(inner, BLOCK_COLUMNS)));
+    job.begun = is_sparse(k, n);
+    if (job.begun) begin_evenly(x, out, outer * n * inner);
     tl_parallel(tl_ceil_div(job.units, job.per_task), add_task, &job);
     return TORCHLEAN_OK;
 }
@@ -436,30 +427,7 @@ static int32_t add_along(tl_context *ctx, axis_job job)
 int32_t tl_cpu_take_axis_bwd(tl_context *ctx, const uint32_t *indices, const float *g, int64_t outer, int64_t n,
                              int64_t inner, int64_t io, int64_t k, int64_t ii, float *gx)
 {
-    return add_along(ctx, (axis_job){.values = g,
-                                     .indices = indices,
-                                     .out = gx,
-                                     .outer = outer,
-                                     .n = n,
-                                     .inner = inner,
-                                     .io = io,
-                                     .k = k,
-                                     .ii = ii});
-}
-
-int32_t tl_cpu_scatter_add_axis(tl_context *ctx, const float *x, const float *values, const uint32_t *indices,
-                                int64_t outer, int64_t n, int64_t inner, int64_t k, int64_t io, int64_t ii, float *out)
-{
-    return add_along(ctx, (axis_job){.x = x,
-                                     .values = values,
-                                     .indices = indices,
-                                     .out = out,
-                                     .outer = outer,
-                                     .n = n,
-                                     .inner = inner,
-                                     .io = io,
-                                     .k = k,
-                                     .ii = ii});
+    return tl_cpu_scatter_add_axis(ctx, NULL, g, indices, outer, n, inner, k, io, ii, gx);
 }
 
 /* ---- one row ----------------------------------------------------------------------------------------------------- */

@@ -186,6 +186,7 @@ typedef struct exchange {
     int stream;            /* store past the cache */
 } exchange;
 
+/* Tasks go down first: so the rows of y that a worker's range of tasks writes are its own but for a few. */
 static void exchange_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const exchange *e = arg;
