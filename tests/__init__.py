@@ -12,13 +12,27 @@ from typing import Any
 
 import pytest
 
+import tlrt
+from tlrt.errors import LibraryNotFoundError, StaleLibraryError
 from tlrt.kernels import scale
 from tlspec.declarations import declarations
 
 #: the repository's root
 ROOT = Path(__file__).resolve().parents[1]
-#: the devices of a parametrised test; where there is no GPU, a test marked `cuda` is skipped
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+#: the C headers with declarations
+HEADERS = [ROOT / "native/include" / name for name in ("torchlean_cuda.h", "torchlean_cuda_ops.h")]
+
+
+def has_cuda() -> bool:
+    """Whether this machine has a CUDA device; False without a library, which each test that needs it then says."""
+    try:
+        return len(tlrt.devices()) > 1
+    except (LibraryNotFoundError, StaleLibraryError):
+        return False
+
+
+#: the devices of a parametrised test; where there is no GPU, a test that is marked `cuda` itself is skipped
+DEVICES: list[Any] = ["cpu", *([pytest.param("cuda", marks=pytest.mark.cuda)] if has_cuda() else [])]
 
 
 def python_path(folder: str | Path = ROOT) -> str:
@@ -28,8 +42,7 @@ def python_path(folder: str | Path = ROOT) -> str:
 
 def declared_functions() -> list[str]:
     """The names of the functions that the library's headers declare."""
-    headers = (ROOT / "native/include" / h for h in ("torchlean_cuda.h", "torchlean_cuda_ops.h"))
-    return re.findall(r"\b(torchlean_cuda_\w+)\(", declarations("".join(h.read_text() for h in headers)))
+    return re.findall(r"\b(torchlean_cuda_\w+)\(", declarations("".join(h.read_text() for h in HEADERS)))
 
 
 @contextmanager
