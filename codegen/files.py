@@ -1,5 +1,6 @@
 """The generated files: their paths and texts."""
 
+from codegen.binding import binding_module
 from codegen.boundaries import boundaries_module
 from codegen.entry_points import entry_points_source
 from codegen.kernel_headers import cpu_kernels_header, cpu_kernels_source, family_header, family_table
@@ -17,7 +18,8 @@ def generated_files() -> dict[str, str]:
     """Every generated file, by its path in the repository, and its text."""
     out = {"native/include/torchlean_cuda_ops.h": ops_header(), "native/include/torchlean_cuda_version.h": version_header(),
            f"{GENERATED}/cpu_kernels.h": cpu_kernels_header(), f"{GENERATED}/cpu_kernels.c": cpu_kernels_source(),
-           "tlrt/kernels.py": python_module(), "tlrt/_operations/forwarding.py": operations_module(),
+           "tlrt/_binding/abi.py": binding_module(), "tlrt/kernels.py": python_module(),
+           "tlrt/_operations/forwarding.py": operations_module(),
            "tlrt/_operations/methods.py": methods_module(),
            "tlspec/boundaries.py": boundaries_module(), "docs/pytorch.md": pytorch_page()}  # fmt: skip
     for family in registry.families():

@@ -52,9 +52,13 @@ def _summary(e: Entry) -> str:
     return "\n".join("\n".join(wrap.wrap(line)) for line in lines)
 
 
+def headers() -> tuple[str, str]:
+    """The texts of the two headers with declarations."""
+    return (ROOT / "native/include/torchlean_cuda.h").read_text(), ops_header()
+
+
 def version_header() -> str:
     """The text of ``native/include/torchlean_cuda_version.h``."""
-    core = (ROOT / "native/include/torchlean_cuda.h").read_text()
     major, minor, patch = map(
         int, tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"].split(".")
     )
@@ -69,7 +73,7 @@ def version_header() -> str:
 #define TORCHLEAN_CUDA_VERSION_PATCH {patch}
 #define TORCHLEAN_CUDA_VERSION {major * 10000 + minor * 100 + patch}
 /* SHA-256 over the declarations of both headers. */
-#define TORCHLEAN_CUDA_ABI_HASH "{abi_hash(core, ops_header())}"
+#define TORCHLEAN_CUDA_ABI_HASH "{abi_hash(*headers())}"
 
 #endif
 """

@@ -6,8 +6,8 @@ The library is looked for in this order:
 2. ``tlrt/_lib/`` of an installed wheel;
 3. ``native/build/cuda/`` and ``native/build/cpu/`` of the source tree, the first that loads and is up to date.
 
-Its declarations are the text of the C headers. cffi's ABI mode verifies nothing, so the SHA-256 of the declarations is
-compared with the one compiled into the library. Nothing is loaded before the first use.
+Its declarations are those of the C headers, compiled into ``tlrt/_binding/abi.py``. cffi's ABI mode verifies nothing, so
+the SHA-256 of the declarations is compared with the one compiled into the library. Nothing is loaded before the first use.
 """
 
 import os
@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cffi
-
+from tlrt._binding import abi
 from tlrt.errors import (
     InternalError,
     InterruptedCallError,
@@ -28,7 +27,6 @@ from tlrt.errors import (
     TorchleanError,
     by_status,
 )
-from tlspec.declarations import abi_hash, declarations
 
 NAME = "libtorchlean_cuda.so"
 ENVIRONMENT = "TORCHLEAN_CUDA_LIBRARY"
@@ -74,11 +72,6 @@ def include_folder() -> Path:
         "so the installation is incomplete",
         f"run {build_command()}",
     )
-
-
-def headers() -> tuple[str, ...]:
-    """The text of the two headers with declarations."""
-    return tuple((include_folder() / name).read_text(encoding="utf-8") for name in _HEADERS)
 
 
 def candidates() -> list[Path]:
@@ -132,32 +125,28 @@ def _open(ffi: Any, path: Path) -> Any:
 def _compiled_hash(ffi: Any, lib: Any) -> str:
     try:
         return bytes(ffi.string(lib.torchlean_cuda_abi_hash())).decode("ascii", "replace")
-    except AttributeError:
+    except ffi.error:
         return "none (no torchlean_cuda_abi_hash)"
 
 
 def _find() -> Library:
-    texts = headers()
-    expected = abi_hash(*texts)
-    ffi = cffi.FFI()
-    ffi.cdef("\n".join(map(declarations, texts)))
     tried: list[str] = []
     stale: list[str] = []
     for path in candidates():
         try:
             path.stat()  # says what is wrong with a path; dlopen says one thing of all
-            lib = _open(ffi, path)
+            lib = _open(abi.ffi, path)
         except FileNotFoundError:
             tried.append(f"{path}: no such file")
             continue
         except OSError as error:
             tried.append(f"{path}: {error.strerror or error}")
             continue
-        if (got := _compiled_hash(ffi, lib)) == expected:
-            return Library(ffi, lib, path.resolve(), expected)
+        if (got := _compiled_hash(abi.ffi, lib)) == abi.HASH:
+            return Library(abi.ffi, lib, path.resolve(), abi.HASH)
         stale.append(f"{path}: got ABI hash {got}")
     if stale:
-        text = f"torchlean: library: {'; '.join(stale)}; expected {expected}, the hash of this package's headers"
+        text = f"torchlean: library: {'; '.join(stale)}; expected {abi.HASH}, the hash of this package's headers"
         raise StaleLibraryError(text, remedy())
     text = "\n  ".join(["torchlean: library: got none that loads, expected one of", *tried])
     raise LibraryNotFoundError(text, remedy())
