@@ -19,7 +19,7 @@ constexpr int STAGING_BLOCKS = 4;
 constexpr size_t SEND_TASK = 256 << 10; /* what a CPU thread copies between two looks at the counter of tasks */
 constexpr int SEND_PIECES = 8;          /* copies that an upload which fits the blocks is queued as, at most */
 /* CPU threads that copy to and from pinned memory in a transfer of up to FEW_COPIERS bytes, where waking another takes about as long as
- * its share: of a virtual machine's 16 CPUs, 4 threads sent 3 MiB in half the time that 16 took. In larger transfers all threads copy. */
+ * its share. In larger transfers all threads copy. */
 constexpr int COPIERS = 4;
 constexpr size_t FEW_COPIERS = 4 << 20;
 
