@@ -91,7 +91,7 @@ def test_bad_sync_is_noted(monkeypatch):
     assert ("TORCHLEAN_CUDA_SYNC: got 'banana', expected 0 or 1", "set it to 1, or unset it") in report.notes
 
 
-@pytest.mark.parametrize("missing", ["numpy", "cffi", "_cffi_backend"])
+@pytest.mark.parametrize("missing", ["numpy", "_cffi_backend"])
 def test_without_a_dependency(python, missing):
     code = f"""
 import runpy, sys

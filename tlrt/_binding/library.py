@@ -35,12 +35,30 @@ _TREE = _PACKAGE.parent
 _HEADERS = ("torchlean_cuda.h", "torchlean_cuda_ops.h")
 
 
+class Functions:
+    """The functions of a loaded library as attributes. Each is looked up in it once; `audit` puts others in their places."""
+
+    def __init__(self, lib: Any) -> None:
+        self._lib = lib
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            function = getattr(self._lib, name)
+        except abi.ffi.error as error:  # declared, but not in the library
+            raise AttributeError(str(error)) from None
+        self.__dict__[name] = function
+        return function
+
+    def __dir__(self) -> list[str]:
+        return dir(self._lib)
+
+
 @dataclass(frozen=True)
 class Library:
-    """A loaded library: cffi's ``ffi`` and ``lib``, and where it came from."""
+    """A loaded library: cffi's ``ffi``, the functions, and where it came from."""
 
     ffi: Any
-    lib: Any
+    lib: Functions
     path: Path
     hash: str
 
@@ -110,12 +128,12 @@ def _preload(message: str) -> bool:
     return True
 
 
-def _open(ffi: Any, path: Path) -> Any:
+def _open(ffi: Any, path: Path) -> Functions:
     """dlopen, once more after each missing CUDA library that could be supplied. The library stays mapped until the
     process ends, so finalisers may call it during interpreter shutdown."""
     for _ in range(4):
         try:
-            return ffi.dlopen(str(path.resolve()), ffi.RTLD_NOW | ffi.RTLD_LOCAL | ffi.RTLD_NODELETE)
+            return Functions(ffi.dlopen(str(path.resolve()), ffi.RTLD_NOW | ffi.RTLD_LOCAL | ffi.RTLD_NODELETE))
         except OSError as error:
             if not _preload(str(error)):
                 raise
@@ -125,7 +143,7 @@ def _open(ffi: Any, path: Path) -> Any:
 def _compiled_hash(ffi: Any, lib: Any) -> str:
     try:
         return bytes(ffi.string(lib.torchlean_cuda_abi_hash())).decode("ascii", "replace")
-    except ffi.error:
+    except AttributeError:
         return "none (no torchlean_cuda_abi_hash)"
 
 
