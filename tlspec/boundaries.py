@@ -235,7 +235,7 @@ CUDA: dict[str, dict[str, tuple[int, ...]]] = {
         "KEYS_SIDE_BY_SIDE": (16, 32), "LANES": (16,), "LISTS": (32,), "NARROW": (16,), "PAIRS_MOST": (67108864,),
         "PANEL": (16384,), "PANEL_LO": (8192,), "PART": (128,), "PITCH": (36,), "RATES": (8192,), "ROW": (128,),
         "ROWS": (8, 16), "ROWS_MOST": (16,), "ROWS_OF_WIDE": (128,), "ROW_GROUPS": (16, 32), "SCAN_ROWS": (128,),
-        "SCAN_WARPS": (16,), "SHARED_MOST": (232448,), "SHARED_STATIC": (2048,), "SPLIT": (256,),
+        "SCAN_WARPS": (16,), "SHARED_MOST": (232448,), "SHARED_STATIC": (2048,), "SHORT": (32,), "SPLIT": (256,),
         "SPLIT_LEAST": (64,), "STEP": (32,), "STORED_TILE": (64,), "SUBS": (8,), "TEAM_ROWS": (512,),
         "TENSOR_LEAST_ROWS": (32,), "TENSOR_LEAST_WIDTH": (16,), "TENSOR_ROWS": (1073741824,), "TENSOR_WIDTH": (128,),
         "THREADS": (128, 256), "TILE": (32,), "TILES_LEAST": (4,), "TL_ATTENTION_SUMS": (4,),

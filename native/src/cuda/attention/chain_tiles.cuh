@@ -16,7 +16,7 @@
 #include "formula/attention_chain.h"
 
 namespace attention {
-namespace {
+namespace chain {
 
 constexpr int TILE = TL_ATTENTION_TILE;
 static_assert(TILE == GRANULE, "a tile has one flag");
@@ -448,5 +448,5 @@ __device__ __forceinline__ bool all_finite(const uint8_t *finite, int64_t n, int
     return yes;
 }
 
-} /* namespace */
+} /* namespace chain */
 } /* namespace attention */

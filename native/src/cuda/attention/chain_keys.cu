@@ -1,9 +1,9 @@
-/* The pass over keys of attention by chains of float64 (attention/chain.cu): the gradients of keys and values. */
-#pragma once
-
-#include "cuda/attention/chain_tiles.cuh"
+/* The pass over keys of attention by chains of float64 (attention/chain_tiles.cuh): the gradients of keys and values. */
+#include "cuda/attention/chain_launch.cuh"
+#include "cuda/attention/chain_passes.cuh"
 
 namespace attention {
+namespace chain {
 namespace {
 
 /* In shared memory, of a tile of queries. */
@@ -227,5 +227,113 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
     }
 }
 
+/* Adds the parts of the keys, in order. A thread owns an element of a gradient, `width` to a key from column `from` of
+ * the parts on. */
+__global__ void __launch_bounds__(128)
+    add_key_kernel(const Args a, int segments, int64_t from, int64_t width, double scale, float *to)
+{
+    const int64_t i = (int64_t)blockIdx.x * 128 + threadIdx.x, keys = a.members * a.keys;
+    if (i >= keys * width) return;
+    const double *const part = a.parts + i / width * a.pitch + from + i % width;
+    double sum = *part;
+#pragma unroll 8
+    for (int s = 1; s < segments; s++)
+        sum += part[s * keys * a.pitch];
+    to[i] = (float)(sum * scale) + 0.0f;
+}
+
+/* ---- launches ---------------------------------------------------------------------------------------------------- */
+
+/* The length of a segment. Where many queries share few keys, blocks that each take their share of them are as many as the
+ * device runs at once, or a few more, and where a window opens more queries to some keys than to others most wait for the
+ * last: so in the mode `fast` segments are about a quarter as long, but not so short that their sums, which go through memory,
+ * would count. */
+int64_t segment_of_keys(tl_context *ctx, const Args &a)
+{
+    constexpr int64_t LEAST = 2048, BLOCKS = 512;
+    const int64_t segment = segment_of(ctx, a.keys, a.rows, 256), blocks = tl_ceil_div(a.keys, 64);
+    if (tl_is_reproducible(ctx) || segment <= LEAST) return segment;
+    const int64_t shorter = tl_ceil_div(tl_ceil_div(a.rows, tl_ceil_div(BLOCKS, blocks)), 128) * 128;
+    return std::min(segment, std::max(shorter, LEAST));
+}
+
+template <class C, bool KEYS, bool VALUES> int32_t pass_over_keys(tl_context *ctx, Args a, const Pass &both)
+{
+    const int64_t d = KEYS ? a.d : 0, v = VALUES ? a.v : 0;
+    const Pass pass = {both.rows, both.others, d > v ? d : v, (int)KEYS + (int)VALUES, d + v};
+    const Window window = window_of(a);
+    if (!a.limited || a.members * a.rows == 0 || a.keys - (window.end - window.first) < C::ROWS ||
+        splits<C>(ctx, a, pass)) {
+        a.settled = nullptr; /* no blocks beyond the window, or such as leave sums to others */
+    } else {
+        a.blocks = (uint32_t)tl_ceil_div(a.keys, C::ROWS);
+        TL_TRY(tl_launch(ctx, "attention_chain_bwd", settle_kernel, (unsigned)(a.members * a.blocks), 128, a, window,
+                         (int)C::ROWS, KEYS ? a.gK : nullptr, VALUES ? a.gV : nullptr));
+    }
+    auto add = [&](const Args &a, int segments) {
+        const int64_t keys = a.members * a.keys;
+        if (KEYS)
+            TL_TRY(tl_launch(ctx, "attention_chain_bwd", add_key_kernel, tl_grid(keys * d, 128), 128, a, segments,
+                             (int64_t)0, d, (double)a.scale, a.gK));
+        return !VALUES ? (int32_t)TORCHLEAN_OK
+                       : tl_launch(ctx, "attention_chain_bwd", add_key_kernel, tl_grid(keys * v, 128), 128, a, segments,
+                                   d, v, 1.0, a.gV);
+    };
+    return launch<C>(ctx, "attention_chain_bwd", key_kernel<C, KEYS, VALUES>, a, key_shared<C>(), pass, add);
+}
+
+/* Both gradients at once where a thread's registers hold their sums. */
+template <class C, bool BOTH> int32_t passes_over_keys(tl_context *ctx, const Args &a, const Pass &pass)
+{
+    if constexpr (BOTH)
+        if (a.gK && a.gV) return pass_over_keys<C, true, true>(ctx, a, pass);
+    if (a.gK) TL_TRY((pass_over_keys<C, true, false>(ctx, a, pass)));
+    return a.gV ? pass_over_keys<C, false, true>(ctx, a, pass) : (int32_t)TORCHLEAN_OK;
+}
+
+template <class LARGE, class SMALL, bool BOTH> int32_t passes_over_keys(tl_context *ctx, Args a)
+{
+    const Pass pass = {a.keys, a.rows, 0, 0, 0};
+    a.segment = segment_of_keys(ctx, a);
+    return fills<LARGE>(ctx, a, pass) ? passes_over_keys<LARGE, BOTH>(ctx, a, pass)
+                                      : passes_over_keys<SMALL, BOTH>(ctx, a, pass);
+}
+
+template <class KEYS, class FEW_KEYS> int32_t pass_over_pairs(tl_context *ctx, Args a)
+{
+    const Pass pass = {a.keys, a.rows, 0, 0, 0};
+    a.segment = segment_of_keys(ctx, a);
+    return fills<KEYS>(ctx, a, pass) ? pass_over_keys<KEYS, true, true>(ctx, a, pass)
+                                     : pass_over_keys<FEW_KEYS, true, true>(ctx, a, pass);
+}
+
+template <int DP, int BLOCKS> using FewQueries = Tiles<DP, 1, 2, BLOCKS, 1, false, 8>;
+
 } /* namespace */
+
+int32_t key_pass(tl_context *ctx, const Args &a)
+{
+    const int64_t most = a.d > a.v ? a.d : a.v;
+    if (a.rows <= FEW_QUERIES && most <= 128)
+        return most <= 8    ? passes_over_keys<FewQueries<8, 10>, FewQueries<8, 10>, true>(ctx, a)
+               : most <= 32 ? passes_over_keys<FewQueries<32, 6>, FewQueries<32, 6>, true>(ctx, a)
+               : most <= 64 ? passes_over_keys<FewQueries<64, 4>, FewQueries<64, 4>, true>(ctx, a)
+                            : passes_over_keys<FewQueries<128, 4>, FewQueries<128, 4>, false>(ctx, a);
+    return most <= 8     ? passes_over_keys<Tiles<8, 1, 4, 3, 2>, Tiles<8, 1, 2, 6, 2>, true>(ctx, a)
+           : most <= 32  ? passes_over_keys<Tiles<32, 1, 4, 2, 2>, Tiles<32, 1, 2, 4, 2>, true>(ctx, a)
+           : most <= 64  ? passes_over_keys<Tiles<64, 1, 4, 2, 1>, Tiles<64, 1, 2, 4, 1>, true>(ctx, a)
+           : most <= 128 ? passes_over_keys<Tiles<128, 1, 4, 2, 1>, Tiles<128, 1, 2, 3, 1>, false>(ctx, a)
+                         : passes_over_keys<Tiles<64, 1, 4, 1, 1, true>, Tiles<64, 1, 4, 1, 1, true>, false>(ctx, a);
+}
+
+int32_t key_pass_of_pairs(tl_context *ctx, const Args &a)
+{
+    constexpr int S = SHORT, HALF = 16; /* tiles of 16 queries where sums take most of the registers */
+    return a.v > 64   ? pass_over_pairs<Pair<S, 128, 4, 2, 2, HALF>, Pair<S, 128, 2, 4, 1, HALF>>(ctx, a)
+           : a.d > 64 ? pass_over_pairs<Pair<128, S, 4, 2, 2, HALF>, Pair<128, S, 2, 4, 1, HALF>>(ctx, a)
+           : a.v > S  ? pass_over_pairs<Pair<S, 64, 4, 2, 2>, Pair<S, 64, 2, 4, 1>>(ctx, a)
+                      : pass_over_pairs<Pair<64, S, 4, 2, 2>, Pair<64, S, 2, 4, 1>>(ctx, a);
+}
+
+} /* namespace chain */
 } /* namespace attention */
