@@ -135,9 +135,11 @@ try:
 except OSError as error:
     assert "libcu" in str(error)
 else:
-    assert False, "the loader finds it by itself"
+    raise SystemExit("the loader finds it by itself")
 print(library._open(ffi, Path({str(library)!r})).size_of_int())"""
     done = python(code)
+    if "by itself" in done.stderr:
+        pytest.skip("the loader of this machine finds cuBLAS and cuFFT")
     assert (done.returncode, done.stdout.strip()) == (0, "4"), done.stderr
 
 
