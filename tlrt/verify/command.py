@@ -142,7 +142,7 @@ def _try_writing(path: Path) -> None:
     with path.open("a", encoding="utf-8"):
         pass
     if new:
-        path.unlink()
+        path.unlink(missing_ok=True)  # another rank tries the same file
 
 
 def start_report(command: Sequence[str], seed: int, runtimes: Mapping[str, Runtime]) -> Report:
