@@ -122,8 +122,10 @@ sanitize: $(ENV_TEST) sanitized
 	    TORCHLEAN_CUDA_LIBRARY=$(abspath native/build/asan/libtorchlean_cuda.so) \
 	    $(PY) -m pytest -n $(JOBS) --dist worksteal $(SANITIZED) $(PYTEST)
 
+# Of the SIMD variants those that the tests call here: the widest that this processor has, and the base.
+WIDEST = $(if $(shell grep -wm1 avx512bw /proc/cpuinfo),avx512,$(if $(shell grep -wm1 avx2 /proc/cpuinfo),avx2))
 sanitized:
-	@$(MAKE) --no-print-directory -C native -j$(JOBS) SANITIZE=address,undefined
+	@$(MAKE) --no-print-directory -C native -j$(JOBS) SANITIZE=address,undefined VARIANTS="base $(WIDEST)"
 
 # Needs no network once its packages are there.
 site: $(ENV_SITE) lib
