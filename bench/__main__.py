@@ -82,10 +82,10 @@ def modes_of(op: Op, math: str) -> Sequence[str]:
 
 
 def measure(
-    subject: Subject, device: tlrt.Device, torch: Any, rate: float, peak: float, modes: Sequence[str]
+    subject: Subject, device: tlrt.Device, torch: Any, rate: float, peak: float, modes: Sequence[str], own_indices: bool
 ) -> Iterator[Row]:
     """A row for each mode, with the modes before it among the peers."""
-    call = subject.ours(device)
+    call = subject.ours(device, own_indices)
     small = subject.bytes <= 4 * REFERENCE_LIMIT and subject.flops <= REFERENCE_FLOPS
     reference = subject.reference() if small else None
     fetch_ours = lambda r: r if isinstance(r, np.ndarray) else content(r)
@@ -152,6 +152,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--json", type=Path, help="write all figures to a file")
     add("--peak", type=float, default=H200_PEAK, help="float32 operations per second of the GPU, for the floor")
     add("--math", choices=(*MATH, "both"), default="fast", help="how contexts compute (default fast)")
+    add("--device-indices", action="store_true", help="indices lie on the device before a call, as those of PyTorch do")
     add("--no-torch", action="store_true", help="leave PyTorch out")
     add("--drawn", type=int, metavar="N", help="time N drawn shapes beside PyTorch instead (bench.drawn)")
     add("--seed", type=int, default=0, help="of the drawn shapes (default 0)")
@@ -181,7 +182,9 @@ def main(argv: list[str] | None = None) -> int:
     failed = []
     grown = None
     try:
-        failed = measure_all(args.ops.names, limit, args.math, device, torch, rate, args.peak, rows)
+        failed = measure_all(
+            args.ops.names, limit, args.math, device, torch, rate, args.peak, rows, args.device_indices
+        )
         if args.json and args.ops.names is None and not args.no_growth:
             grown = growth.measure(device)
             failed += [f"growth: {e['name']}" for e in grown["entries"] if not e["ok"]]
@@ -199,7 +202,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def measure_all(
     names: list[str] | None, limit: float, math: str, device: tlrt.Device, torch: Any, rate: float, peak: float,
-    rows: list[Row],
+    rows: list[Row], own_indices: bool,
 ) -> list[str]:  # fmt: skip
     """Appends a row per mode and benchmark size of each operation whose operands fit the limit, and shows it. Returns what
     failed."""
@@ -207,7 +210,7 @@ def measure_all(
     for subject in fixed_subjects(names, limit):
         try:
             for row in measure(
-                subject, device, torch, rate, peak if device.is_cuda else 0.0, modes_of(subject.op, math)
+                subject, device, torch, rate, peak if device.is_cuda else 0.0, modes_of(subject.op, math), own_indices
             ):
                 rows.append(row)
                 print(show(row), flush=True)

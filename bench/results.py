@@ -36,6 +36,7 @@ RUNS = (
     Run("h200.jsonl", "H200", ("torch",), "examples-h200.jsonl"),
     Run("h200-added.jsonl", "H200, operations added since", ("torch",), ""),
     Run("modes-h200.jsonl", "H200, in both modes", ("torch",), ""),
+    Run("indices-h200.jsonl", "H200, indices on the device", ("torch",), ""),
     Run("attention-h200.jsonl", "H200, attention of few queries", ("torch",), ""),
     Run("attention-h100.jsonl", "H100, attention", ("torch",), ""),
     Run("modes-cpu.jsonl", "CPU, in both modes", ("torch",), ""),

@@ -18,6 +18,8 @@ from bench import __main__ as bench
 from bench import core, gpu, growth, measure, results, speed_chart, trust
 from bench.measure import Subject, Timing, draw_inputs, operand_bytes
 from bench.operations import BENCHMARKS, benchmark_of
+from tlrt import kernels
+from tlrt._binding.handles import IndexBuffer
 from tlrt._terminal import Progress
 from tlrt.verify.documents import read_document, write_document
 from tlspec import registry
@@ -121,6 +123,29 @@ def test_both_modes_are_timed_beside_peers_timed_once(
     assert {name: p["ratio"] for name, p in defined["peers"].items()} == {"fast": 0.4, "numpy": 2.0}
     assert defined["peers"]["fast"]["error"] == fast["error"] != defined["error"], "each computed in its own mode"
     assert fast["peers"]["numpy"]["ms"] == defined["peers"]["numpy"]["ms"] == 10.0
+
+
+@pytest.mark.parametrize("options", [[], ["--device-indices"]])
+def test_indices_come_from_where_they_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peer_calls: list[Any], options: list[str]
+) -> None:
+    given = set()
+    take = kernels.gather_rows
+
+    def look(**arguments: Any) -> Any:
+        given.update(type(a) for a in arguments.values() if isinstance(a, (IndexBuffer, np.ndarray)))
+        return take(**arguments)
+
+    monkeypatch.setattr(kernels, "gather_rows", look)
+    monkeypatch.setattr(
+        measure, "benchmark_of",
+        lambda name: replace(benchmark_of(name), sizes=({"rows": 7, "cols": 3, "k": 5},), torch_vjp=None),
+    )  # fmt: skip
+    file = tmp_path / "bench.json"
+    words = ["--device", "cpu", "--ops", "gather_rows", "--no-torch", "--json", str(file), *options]
+    assert bench.main(words) == 0
+    assert given == {IndexBuffer if options else np.ndarray}
+    assert read_document(file)["rows"][0]["error"] == 0
 
 
 @pytest.mark.parametrize("math", MATH)
