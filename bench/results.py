@@ -324,8 +324,9 @@ def growth_sentence(report: dict[str, Any]) -> str:
 INTRODUCTION = (
     "Written by `python -m bench.results` from the files under `evidence`. A ratio compares two medians of one run.",
     "Floor: the larger of bytes over the measured copy rate and operations over the peak rate. `*`: operands fit the",
-    "GPU's L2 cache. Gather and scatter take their indices from the host on every call; PyTorch's lie on the device. What a",
-    "model keeps between calls (tables of angles, what a forward pass saves for its gradient) PyTorch is not charged for.",
+    "GPU's L2 cache. Gather and scatter take their indices from the host on every call, but in tables that say otherwise;",
+    "PyTorch's lie on the device. What a model keeps between calls (tables of angles, what a forward pass saves for its",
+    "gradient) PyTorch is not charged for.",
     "PyTorch has no scan of its own, and a Python loop over time would be no peer: those rows stand beside the floor alone.",
 )
 

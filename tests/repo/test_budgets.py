@@ -6,7 +6,7 @@ from tests import ROOT
 from tests.repo.tree import files, name
 
 #: kind of line -> the most lines that the repository may hold of it; what a new capability needs is added with it
-BUDGET = {"by hand": 167_900, "generated": 23_200, "evidence": 18_200}
+BUDGET = {"by hand": 167_950, "generated": 23_200, "evidence": 18_200}
 #: documents that quote results within text written by hand
 QUOTING = {"README.md", "TRUST_BOUNDARIES.md"}
 #: files that hold no lines
