@@ -7,9 +7,10 @@ import pytest
 from numpy.testing import assert_raises_regex
 
 import tlrt
+from tests import has_cuda
 from tlrt import Session, errors, nn
 
-DEVICES = ["spec", "cpu"] + (["cuda"] if len(tlrt.devices()) > 1 else [])
+DEVICES = ["spec", "cpu"] + (["cuda"] if has_cuda() else [])
 U64 = 2.0**-53
 
 #: options of a block of the Llama family

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import tlrt
-from tests import ROOT, slightly_wrong
+from tests import ROOT, has_cuda, slightly_wrong
 from tlrt import kernels
 from tlrt.differential import Failure, Report, Row, _drift, compare, main
 
-DEVICES = ["spec", "cpu"] + (["cuda"] if len(tlrt.devices()) > 1 else [])
+DEVICES = ["spec", "cpu"] + (["cuda"] if has_cuda() else [])
 
 
 def program(s):
