@@ -20,8 +20,6 @@ START, SLOWER = 15.0, 4.0
 #: more families than this concern a shared header: all operations then
 FEW = 4
 RUNTIME = "tests/runtime/test_"
-#: what sees most changes of how cases are drawn and of bounds
-RECORDED = "tests/spec/test_recorded.py tests/runtime/test_defaults.py"
 #: a part of a file's path -> the ends of the names of tests/runtime/test_*.py, or other/test_*.py, that are about it, quickest
 #: first
 OWN = {
@@ -128,8 +126,6 @@ def checks(
         modules = file.removesuffix(".py").removesuffix("/__init__").removesuffix("__main__").rstrip("/")
         yield Check("import", ("tlrt", modules.replace("/", ".")))
         yield from itertools.islice(of_line, 1)
-        if kind == "specification":
-            yield from test_files(tree, RECORDED, ops)
     if "/core/" in file:
         yield Check("make", ("check",))
     verify = Check("verify", ("--device", device, "--trace"), ops)
