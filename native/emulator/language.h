@@ -73,8 +73,8 @@ void wait_for_warp(uint32_t mask);
 void wait_for_block(int vote);
 /* At a barrier of some warps, of `count` threads, the caller waits for the others or goes on. */
 void meet_at(int barrier, int count, bool waits);
-/* Does the work now, or adds it to the graph that is being captured. */
-void queue(std::function<void()> work);
+/* Does the work now, or adds it to the graph where the stream is being captured. */
+void queue(cudaStream_t stream, std::function<void()> work);
 void run_grid(const char *kernel, dim3 grid, dim3 block, size_t bytes, const std::function<void()> &body);
 
 /* The lanes of `mask` show each other `value`; shown<T>(lane) is then what a lane of the warp has. */
@@ -97,7 +97,8 @@ cudaError_t launch(const cudaLaunchConfig_t *config, void (*kernel)(Parameters..
     const std::tuple<Parameters...> values(static_cast<Parameters>(arguments)...);
     const cudaLaunchConfig_t c = *config;
     const char *const name = __PRETTY_FUNCTION__;
-    queue([=] { run_grid(name, c.gridDim, c.blockDim, c.dynamicSmemBytes, [&] { std::apply(kernel, values); }); });
+    queue(c.stream,
+          [=] { run_grid(name, c.gridDim, c.blockDim, c.dynamicSmemBytes, [&] { std::apply(kernel, values); }); });
     return cudaSuccess;
 }
 

@@ -47,11 +47,15 @@ extern "C" {
 const char *cublasGetStatusString(cublasStatus_t) { return "an error of the emulated device"; }
 cublasStatus_t cublasCreate_v2(cublasHandle_t *handle)
 {
-    *handle = (cublasHandle_t)malloc(1);
-    return CUBLAS_STATUS_SUCCESS;
+    *handle = (cublasHandle_t)calloc(1, sizeof(cudaStream_t)); /* the stream that it works on */
+    return *handle ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
 }
 cublasStatus_t cublasDestroy_v2(cublasHandle_t handle) { return free(handle), CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t cublasSetStream_v2(cublasHandle_t, cudaStream_t) { return CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t stream)
+{
+    *(cudaStream_t *)handle = stream;
+    return CUBLAS_STATUS_SUCCESS;
+}
 cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t, void *, size_t) { return CUBLAS_STATUS_SUCCESS; }
 cublasStatus_t cublasSetMathMode(cublasHandle_t, cublasMath_t) { return CUBLAS_STATUS_SUCCESS; }
 cublasStatus_t cublasGetMathMode(cublasHandle_t, cublasMath_t *mode)
@@ -61,13 +65,13 @@ cublasStatus_t cublasGetMathMode(cublasHandle_t, cublasMath_t *mode)
 }
 cublasStatus_t cublasSetAtomicsMode(cublasHandle_t, cublasAtomicsMode_t) { return CUBLAS_STATUS_SUCCESS; }
 
-cublasStatus_t cublasSgemmStridedBatched_64(cublasHandle_t, cublasOperation_t a, cublasOperation_t b, int64_t m,
+cublasStatus_t cublasSgemmStridedBatched_64(cublasHandle_t handle, cublasOperation_t a, cublasOperation_t b, int64_t m,
                                             int64_t n, int64_t k, const float *alpha, const float *A, int64_t lda,
                                             long long a_stride, const float *B, int64_t ldb, long long b_stride,
                                             const float *beta, float *C, int64_t ldc, long long c_stride, int64_t batch)
 {
     const product<float> one = {a != CUBLAS_OP_N, b != CUBLAS_OP_N, m, n, k, *alpha, A, lda, B, ldb, *beta, C, ldc};
-    emulator::queue([=] {
+    emulator::queue(*(cudaStream_t *)handle, [=] {
         for (int64_t i = 0; i < batch; i++)
             one.run(i * a_stride, i * b_stride, i * c_stride);
     });
@@ -79,12 +83,12 @@ cublasStatus_t cublasSgemm_v2_64(cublasHandle_t handle, cublasOperation_t a, cub
 {
     return cublasSgemmStridedBatched_64(handle, a, b, m, n, k, alpha, A, lda, 0, B, ldb, 0, beta, C, ldc, 0, 1);
 }
-cublasStatus_t cublasDgemm_v2_64(cublasHandle_t, cublasOperation_t a, cublasOperation_t b, int64_t m, int64_t n,
+cublasStatus_t cublasDgemm_v2_64(cublasHandle_t handle, cublasOperation_t a, cublasOperation_t b, int64_t m, int64_t n,
                                  int64_t k, const double *alpha, const double *A, int64_t lda, const double *B,
                                  int64_t ldb, const double *beta, double *C, int64_t ldc)
 {
     const product<double> one = {a != CUBLAS_OP_N, b != CUBLAS_OP_N, m, n, k, *alpha, A, lda, B, ldb, *beta, C, ldc};
-    emulator::queue([=] { one.run(0, 0, 0); });
+    emulator::queue(*(cudaStream_t *)handle, [=] { one.run(0, 0, 0); });
     return CUBLAS_STATUS_SUCCESS;
 }
 }
@@ -98,6 +102,7 @@ using numbers = std::vector<std::complex<double>>;
 /* Rows of n. Complex rows lie one behind the other; those of a real transform hold their n / 2 + 1 first elements. */
 struct plan {
     int64_t n, batch, stride, distance; /* of real elements, and rows */
+    cudaStream_t on;                    /* that it works on */
 
     int64_t half() const { return n / 2 + 1; }
     int64_t at(int64_t row, int64_t i) const { return row * distance + i * stride; }
@@ -133,7 +138,7 @@ cufftComplex rounded(std::complex<double> x) { return {(float)x.real(), (float)x
 template <class Work> cufftResult each_row(cufftHandle handle, Work work)
 {
     const plan p = plans[handle];
-    emulator::queue([=] {
+    emulator::queue(p.on, [=] {
         for (int64_t row = 0; row < p.batch; row++)
             work(p, row);
     });
@@ -152,14 +157,14 @@ cufftResult cufftCreate(cufftHandle *handle)
 }
 cufftResult cufftDestroy(cufftHandle) { return CUFFT_SUCCESS; }
 cufftResult cufftSetAutoAllocation(cufftHandle, int) { return CUFFT_SUCCESS; }
-cufftResult cufftSetStream(cufftHandle, cudaStream_t) { return CUFFT_SUCCESS; }
+cufftResult cufftSetStream(cufftHandle handle, cudaStream_t stream) { return plans[handle].on = stream, CUFFT_SUCCESS; }
 cufftResult cufftSetWorkArea(cufftHandle, void *) { return CUFFT_SUCCESS; }
 cufftResult cufftMakePlanMany64(cufftHandle handle, int rank, long long *n, long long *, long long in_stride,
                                 long long in_distance, long long *, long long out_stride, long long out_distance,
                                 cufftType type, long long batch, size_t *bytes)
 {
     const bool to_real = type == CUFFT_C2R;
-    plan p = {n[0], batch, to_real ? out_stride : in_stride, to_real ? out_distance : in_distance};
+    plan p = {n[0], batch, to_real ? out_stride : in_stride, to_real ? out_distance : in_distance, plans[handle].on};
     const int64_t complex_stride = to_real ? in_stride : out_stride, complex_row = to_real ? in_distance : out_distance;
     if (rank != 1 || complex_stride != 1 || complex_row != (type == CUFFT_C2C ? p.n : p.half()))
         return CUFFT_NOT_SUPPORTED;

@@ -15,6 +15,7 @@ struct graph {
     std::vector<std::function<void()>> nodes;
 };
 thread_local graph *captured;
+thread_local cudaStream_t captured_stream;
 
 constexpr size_t ALIGNMENT = 256;
 
@@ -32,9 +33,9 @@ template <class Handle> cudaError_t free_handle(Handle handle)
 
 } // namespace
 
-void queue(std::function<void()> work)
+void queue(cudaStream_t stream, std::function<void()> work)
 {
-    if (captured)
+    if (captured && captured_stream == stream)
         captured->nodes.push_back(work);
     else
         work();
@@ -93,14 +94,14 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
 cudaError_t cudaFree(void *p) { return free(p), cudaSuccess; }
 cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned) { return cudaMalloc(p, bytes); }
 cudaError_t cudaFreeHost(void *p) { return cudaFree(p); }
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t)
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t stream)
 {
-    emulator::queue([=] { memmove(to, from, bytes); });
+    emulator::queue(stream, [=] { memmove(to, from, bytes); });
     return cudaSuccess;
 }
-cudaError_t cudaMemsetAsync(void *p, int byte, size_t bytes, cudaStream_t)
+cudaError_t cudaMemsetAsync(void *p, int byte, size_t bytes, cudaStream_t stream)
 {
-    emulator::queue([=] { memset(p, byte, bytes); });
+    emulator::queue(stream, [=] { memset(p, byte, bytes); });
     return cudaSuccess;
 }
 
@@ -143,11 +144,19 @@ cudaError_t cudaOccupancyMaxActiveClusters(int *clusters, const void *, const cu
 
 /* ---- graphs ------------------------------------------------------------------------------------------------------------ */
 
-cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode)
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode)
 {
     emulator::captured = new graph;
+    emulator::captured_stream = stream;
     return cudaSuccess;
 }
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status)
+{
+    const bool is = emulator::captured && emulator::captured_stream == stream;
+    *status = is ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *) { return cudaSuccess; }
 cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *captured)
 {
     *captured = (cudaGraph_t)emulator::captured;

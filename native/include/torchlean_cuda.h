@@ -113,8 +113,18 @@ TL_API const char *torchlean_cuda_cpu_variant(void);
 TL_API int32_t torchlean_cuda_set_cpu_variant(const char *name);
 /* Number of threads of the CPU path, 1 or more. Same bits for every number. */
 TL_API uint32_t torchlean_cuda_threads(void);
-/* Sets the number of threads; 0 restores the default: TORCHLEAN_CPU_THREADS, else the processors this process may use. */
+/* Sets the number of threads; 0 restores the default: TORCHLEAN_CPU_THREADS, else the processors this process may use. ARGUMENT
+ * while a host's threads do the work: their number is set_parallel's. */
 TL_API int32_t torchlean_cuda_set_threads(uint32_t threads);
+/* The CPU path's work is done by the threads of a host from here on, and the library's own threads end: two pools whose idle threads
+ * spin would take each other's processors. `run` is GOMP_parallel of GNU OpenMP, or does the same: it calls body(data) once in each
+ * of `threads` threads, of which the caller is one, and returns when all have returned. It is asked for all `threads` at every job,
+ * and not at all where one thread does: in small calls, and within the work of another call. `flags` is 0. torchlean_cuda_threads
+ * is `threads`, 1 to 1024. NULL for `run` restores the library's own threads, with `threads` as in set_threads; so does a fork, in
+ * the child, with as many as before. To set again what is set costs nothing. */
+TL_API int32_t torchlean_cuda_set_parallel(void (*run)(void (*body)(void *), void *data, uint32_t threads,
+                                                       uint32_t flags),
+                                           uint32_t threads);
 
 /* Interrupts the calls that run on CPU contexts, in all threads; calls made later run as ever. A signal handler may call it. */
 TL_API void torchlean_cuda_interrupt(void);
@@ -208,7 +218,33 @@ TL_API int32_t torchlean_cuda_buffer_lend(torchlean_buffer *buffer, const uint32
  * the call fails the tensor is still the caller's. *out must be NULL. */
 TL_API int32_t torchlean_cuda_buffer_borrow(torchlean_context *context, void *tensor, int32_t versioned,
                                             torchlean_buffer **out);
-/* The context's CUDA stream as a number (a cudaStream_t); 0 on the CPU. */
+/* A buffer over n elements of the caller's memory: float32, or uint32 with is_index = 1, on the context's device, aligned to 16
+ * bytes; `memory` may be NULL where n is 0. It stays the caller's: it must live until the handle is released, every graph that uses
+ * it too, and on CUDA for the work that is queued by then. Handles to memory that begins at one address share storage, of whatever
+ * lengths, types and origins they are; overlapping memory in one call is not noticed otherwise. *out must be NULL. */
+TL_API int32_t torchlean_cuda_buffer_wrap(torchlean_context *context, void *memory, uint32_t n, int32_t is_index,
+                                          torchlean_buffer **out);
+/* The context works for a host from here on: on its CUDA stream (a cudaStream_t as a number, 0 for the legacy default one; 0 on a CPU
+ * context), with memory for new buffers and scratch from allocate(user, bytes), best at multiples of 256 bytes, which is given back by
+ * release(user, memory) as soon as nothing has it: nothing is cached. On CUDA the memory is ordered on the stream of the time, which
+ * may not be the per-thread default one (2, ARGUMENT). NULL of allocate says NO_MEMORY. Both are called within calls on the context,
+ * so they may make none.
+ *
+ * Called again with another stream it switches to that, and with the same arguments it does nothing: both may be done before every
+ * call. The host puts its streams in order where work on one needs what another did, and keeps the last one given until the context
+ * is destroyed or has another.
+ *
+ * Where the host captures the stream, calls become part of its graph, which needs the context for as long as it is launched. Refused
+ * with UNAVAILABLE is then what capture_begin names below, and every operation with a host array of indices, for which there is its
+ * twin with an index buffer; what keeps tables on the device (transforms, rotary positions, cuBLAS) must have run before with the
+ * same sizes. capture_begin and graph_launch are refused with UNAVAILABLE as long as a CUDA context has a host.
+ *
+ * NULL for `allocate` and `release`, with stream 0, restores the context's own stream and memory. The first call on a CUDA context
+ * waits for the context's work, and this one for the device's; it is refused with UNAVAILABLE during a capture. */
+TL_API int32_t torchlean_cuda_context_adopt(torchlean_context *context, uint64_t stream,
+                                            void *(*allocate)(void *user, uint64_t bytes),
+                                            void (*release)(void *user, void *memory), void *user);
+/* The context's CUDA stream as a number (a cudaStream_t), the host's where it has one; 0 on the CPU. */
 TL_API int32_t torchlean_cuda_context_stream(torchlean_context *context, uint64_t *stream);
 /* With after = 0, work that comes to the CUDA stream waits for what the context has queued so far; with 1 the context's next work
  * waits for the stream's. Nothing waits on the host. UNAVAILABLE on a CPU context. */

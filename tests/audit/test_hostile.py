@@ -108,8 +108,8 @@ PLANTED = [
         "the content has changed",
     ),
     (
-        "native/src/core/call.c", "if (buffer->block->is_index == is_index) return 1;",
-        "if (buffer->block->is_index >= 0) return 1;", "accepted, expected a refusal",
+        "native/src/core/call.c", "if (buffer->is_index == is_index) return 1;",
+        "if (buffer->is_index >= 0) return 1;", "accepted, expected a refusal",
     ),
 ]  # fmt: skip
 

@@ -592,7 +592,7 @@ int main(void)
     test_calls();
     test_float_mode();
     core_test_captures();
-    core_test_exchange();
+    core_test_exchange(), core_test_hosts();
     core_test_concurrency(), core_test_interrupts();
     if (getenv("CORE_TEST_COST")) report_cost();
     printf("core_test: %d checks, %d failed\n", core_checks, core_failures);

@@ -22,11 +22,15 @@ void core_test_captures(void);
 
 /* core_exchange_test.c: memory lent to others and borrowed from them. */
 void core_test_exchange(void);
+/* core_host_test.c: a host's memory, allocator, stream and threads. */
+void core_test_hosts(void);
 
 /* fake_cuda.c: blocks of memory and graphs that the device has given out, and the status of its next call but `calls`. */
 extern int fake_cuda_blocks, fake_cuda_graphs;
 /* Whether marks in its stream are not passed yet. */
 extern int fake_cuda_busy;
+/* Whether the host captures the stream that a context has of it. */
+extern int fake_cuda_host_captures;
 void fake_cuda_fail(int32_t status, int calls);
 /* Whether realloc of the core fails. */
 extern int fake_realloc_fails;

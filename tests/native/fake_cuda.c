@@ -10,13 +10,15 @@
 struct tl_cuda_state {
     int capturing;
     uint32_t nodes, input; /* of the capture; the length of its last input */
+    int adopted;
+    uint64_t stream; /* of the host */
 };
 
 struct tl_cuda_graph {
     uint32_t nodes, input;
 };
 
-int fake_cuda_blocks, fake_cuda_graphs, fake_cuda_busy, fake_realloc_fails;
+int fake_cuda_blocks, fake_cuda_graphs, fake_cuda_busy, fake_cuda_host_captures, fake_realloc_fails;
 static int32_t failure;
 static int calls_before;
 
@@ -111,7 +113,17 @@ int32_t tl_cuda_elapsed(struct tl_cuda_state *state, uint32_t from, uint32_t to,
 int32_t tl_cuda_health(struct tl_cuda_state *state) { return state ? TORCHLEAN_OK : TORCHLEAN_CUDA; }
 int32_t tl_cuda_after(struct tl_cuda_state *state) { return state ? TORCHLEAN_OK : TORCHLEAN_CUDA; }
 
-uint64_t tl_cuda_stream_number(const struct tl_cuda_state *state) { return (uint64_t)(uintptr_t)state; }
+uint64_t tl_cuda_stream_number(const struct tl_cuda_state *state)
+{
+    return state->adopted ? state->stream : (uint64_t)(uintptr_t)state;
+}
+int32_t tl_cuda_adopt(struct tl_cuda_state *state, int adopted, uint64_t stream)
+{
+    const int32_t status = outcome();
+    if (!status) state->adopted = adopted, state->stream = stream;
+    return status;
+}
+int tl_cuda_host_captures(const struct tl_cuda_state *state) { return state->adopted && fake_cuda_host_captures; }
 int32_t tl_cuda_order(struct tl_cuda_state *state, uint64_t stream, int after)
 {
     return state && stream != 13 && after < 2 ? outcome() : TORCHLEAN_CUDA;

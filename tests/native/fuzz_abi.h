@@ -186,5 +186,7 @@ torchlean_buffer *fuzz_draw_buffer(fuzz_run *f, int *want, uint32_t *n, int *pla
 /* Calls of the functions that exchange memory and order streams. */
 int32_t fuzz_lend(fuzz_run *f, const char *symbol);
 int32_t fuzz_borrow(fuzz_run *f, const char *symbol);
+int32_t fuzz_wrap(fuzz_run *f, const char *symbol);
+int32_t fuzz_adopt(fuzz_run *f, const char *symbol);
 int32_t fuzz_stream(fuzz_run *f, const char *symbol);
 int32_t fuzz_order(fuzz_run *f, const char *symbol);

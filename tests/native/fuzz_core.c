@@ -18,7 +18,8 @@
     X(graph_launch, on_no_graph) X(graph_set, on_no_graph) \
     X(graph_nodes, on_no_graph) X(graph_release, on_no_graph) X(status_name, read_descriptions) \
     X(take_error, take_text) X(convert, convert) X(interrupt, interrupt) X(watch_signal, watch_signal) \
-    X(buffer_lend, exchange) X(buffer_borrow, exchange) X(context_stream, exchange) X(context_order, exchange)
+    X(buffer_lend, exchange) X(buffer_borrow, exchange) X(context_stream, exchange) X(context_order, exchange) \
+    X(buffer_wrap, exchange) X(context_adopt, exchange) X(set_parallel, set_parallel)
 #define ENUMERATOR(name, function) CORE_##name,
 #define SYMBOL(name, function) "torchlean_cuda_" #name,
 
@@ -364,6 +365,31 @@ static int32_t set_threads(fuzz_run *f, int which)
     return check(f, which, torchlean_cuda_set_threads(threads), threads > 1024);
 }
 
+/* A team of the caller alone. */
+static void run_alone(void (*body)(void *), void *data, uint32_t threads, uint32_t flags)
+{
+    if (threads && !flags) body(data);
+}
+
+/* Other threads' calls of set_threads are refused meanwhile, so only a thread that is alone sets what does the work. */
+static int32_t set_parallel(fuzz_run *f, int which)
+{
+    const uint32_t before = torchlean_cuda_threads();
+    const int host = fuzz_one_in(f, 2), wrong = fuzz_one_in(f, 2) || (host && !f->alone);
+    const uint32_t threads = wrong ? (host && fuzz_one_in(f, 2) ? 0 : 1025 + fuzz_size(f) / 2) : before;
+    const int32_t status = torchlean_cuda_set_parallel(host ? run_alone : NULL, threads);
+    if (torchlean_cuda_threads() != before && f->alone)
+        fuzz_fail(f, fuzz_core_symbols[which], "status %d, and the number of threads has changed", status);
+    if (host && !status) {
+        float sum[2] = {1, 2};
+        torchlean_buffer *x = NULL;
+        if (torchlean_cuda_buffer_upload(f->context, sum, 2, &x) || torchlean_cuda_buffer_release(x) ||
+            torchlean_cuda_set_parallel(NULL, before))
+            fuzz_fail(f, fuzz_core_symbols[which], "a host's threads do not do the work, or cannot be given up");
+    }
+    return check(f, which, status, wrong);
+}
+
 static int32_t ask_context(fuzz_run *f, int which)
 {
     int want = EITHER;
@@ -438,6 +464,8 @@ static int32_t exchange(fuzz_run *f, int which)
     switch (which) {
     case CORE_buffer_lend: return fuzz_lend(f, symbol);
     case CORE_buffer_borrow: return fuzz_borrow(f, symbol);
+    case CORE_buffer_wrap: return fuzz_wrap(f, symbol);
+    case CORE_context_adopt: return fuzz_adopt(f, symbol);
     case CORE_context_stream: return fuzz_stream(f, symbol);
     default: return fuzz_order(f, symbol);
     }

@@ -1,5 +1,6 @@
 /* Hostile calls of the functions that lend memory and borrow it, and that name and order streams. Tensors are made here: a
  * pointer to something that is none can be refused by nobody. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/dlpack.h"
@@ -112,6 +113,73 @@ int32_t fuzz_borrow(fuzz_run *f, const char *symbol)
     }
     if (torchlean_cuda_context_destroy(own)) fuzz_fail(f, symbol, "the context cannot be destroyed");
     if (!status && deleted != 1) fuzz_fail(f, symbol, "the tensor was given back %d times, expected once", deleted);
+    return status;
+}
+
+/* A context of the CPU, or with one thing wrong a handle that is none. */
+static torchlean_context *draw_own(fuzz_run *f, const char *symbol, int wrong, torchlean_context **own)
+{
+    if (torchlean_cuda_context_create(TORCHLEAN_CPU, own)) fuzz_fail(f, symbol, "no context");
+    return !wrong ? *own : fuzz_one_in(f, 2) ? NULL : f->destroyed;
+}
+
+/* Memory of the call's own as one or two buffers of a context of the CPU, with at most one thing wrong. */
+int32_t fuzz_wrap(fuzz_run *f, const char *symbol)
+{
+    _Alignas(64) static _Thread_local float memory[LENT];
+    const int wrong = fuzz_one_in(f, 2) ? 1 + (int)fuzz_below(f, 6) : 0;
+    uint32_t n = (uint32_t)fuzz_below(f, LENT + 1);
+    int32_t is_index = fuzz_one_in(f, 3);
+    void *p = n || fuzz_one_in(f, 2) ? memory : NULL;
+    torchlean_context *own = NULL, *context = draw_own(f, symbol, wrong == 1, &own);
+    torchlean_buffer *out = NULL, *before = NULL, *again = NULL;
+    switch (wrong) {
+    case 3: before = out = (torchlean_buffer *)(uintptr_t)(fuzz_next(f) | 1); break;
+    case 4: p = (char *)memory + 1 + fuzz_below(f, 15); break;
+    case 5: p = NULL, n += !n; break;
+    case 6: is_index = (int32_t)(2 + fuzz_size(f) / 4) * (fuzz_one_in(f, 2) ? 1 : -1); break;
+    default: break;
+    }
+    const int32_t status = torchlean_cuda_buffer_wrap(context, p, n, is_index, wrong == 2 ? NULL : &out);
+    fuzz_status(f, symbol, status, wrong, !wrong, 0);
+    if (status && out != before) fuzz_fail(f, symbol, "refused, but the slot has changed");
+    if (!status && n && !is_index) {
+        memory[0] = memory[n - 1] = 1.0f;
+        if (torchlean_cuda_buffer_wrap(context, p, n, 0, &again) || torchlean_cuda_buffer_fill(again, 3.0f) ||
+            memory[0] != 3.0f || memory[n - 1] != 3.0f)
+            fuzz_fail(f, symbol, "the buffer is not the memory");
+    }
+    if (torchlean_cuda_context_destroy(own)) fuzz_fail(f, symbol, "the context cannot be destroyed");
+    return status;
+}
+
+static void *count_up(void *user, uint64_t bytes)
+{
+    void *p = malloc(bytes);
+    *(int *)user += p != NULL;
+    return p;
+}
+static void count_down(void *user, void *memory)
+{
+    free(memory);
+    --*(int *)user;
+}
+
+/* A context of the CPU with an allocator of the call's own, whose memory is back when the context is gone. */
+int32_t fuzz_adopt(fuzz_run *f, const char *symbol)
+{
+    const int wrong = fuzz_one_in(f, 2) ? 1 + (int)fuzz_below(f, 4) : 0, none = fuzz_one_in(f, 4);
+    int out = 0;
+    torchlean_context *own = NULL, *context = draw_own(f, symbol, wrong == 1, &own);
+    torchlean_buffer *made = NULL;
+    const int32_t status = torchlean_cuda_context_adopt(context, wrong == 2 ? 1 + fuzz_below(f, 99) : 0,
+                                                        none || wrong == 3 ? NULL : count_up,
+                                                        (none && wrong != 3) || wrong == 4 ? NULL : count_down, &out);
+    const int refuse = wrong && !(wrong == 4 && none);
+    fuzz_status(f, symbol, status, refuse, !refuse, 0);
+    if (!status && (torchlean_cuda_buffer_zeros(context, 5, &made) || out != !none))
+        fuzz_fail(f, symbol, "%d blocks of the allocator are used, expected %d", out, !none);
+    if (torchlean_cuda_context_destroy(own) || out) fuzz_fail(f, symbol, "%d blocks are not back", out);
     return status;
 }
 

@@ -58,6 +58,10 @@ int32_t tl_cuda_fill(struct tl_cuda_state *state, float *device, float value, in
 
 /* The stream as a number, as other libraries name it. */
 uint64_t tl_cuda_stream_number(const struct tl_cuda_state *state);
+/* Work goes to `stream`, a host's, from here on; with `adopted` = 0 to the context's own again. UNAVAILABLE with a message. */
+int32_t tl_cuda_adopt(struct tl_cuda_state *state, int adopted, uint64_t stream);
+/* Whether the stream is a host's that captures it: nothing may wait, and no host memory be read, that a launch would read again. */
+int tl_cuda_host_captures(const struct tl_cuda_state *state);
 /* Work that comes to `stream` waits for the context's work so far, or with `after` the context's for that of the stream. */
 int32_t tl_cuda_order(struct tl_cuda_state *state, uint64_t stream, int after);
 /* A mark behind the stream's work so far, into *event; NULL where there is none to be had, or during a capture. */

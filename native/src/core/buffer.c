@@ -107,7 +107,7 @@ TL_API int32_t torchlean_cuda_buffer_share(torchlean_buffer *source, torchlean_b
     int32_t status = tl_lock_live_buffer(__func__, "source", source, &buffer, &ctx);
     if (status) return status;
     uint32_t n = atomic_load_explicit(&buffer->n, memory_order_relaxed);
-    status = tl_buffer_make(ctx, n, buffer->block, &twin);
+    status = tl_buffer_make(ctx, n, buffer->is_index, buffer->block, &twin);
     if (status)
         tl_error_name(__func__, status, serial);
     else

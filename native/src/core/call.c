@@ -114,7 +114,7 @@ static int has_type(tl_call *call, const char *name, int64_t index, const tl_buf
 {
     argument_name s;
     static const char *const types[] = {"a float buffer", "an index buffer"};
-    if (buffer->block->is_index == is_index) return 1;
+    if (buffer->is_index == is_index) return 1;
     call->status = tl_fail(TORCHLEAN_ARGUMENT, "%s: %s: got %s, expected %s", call->op, name_argument(&s, name, index),
                            types[!is_index], types[is_index]);
     return 0;
@@ -148,7 +148,7 @@ uint64_t tl_length(tl_call *call, const char *name, torchlean_buffer *buffer)
 int tl_is_index(tl_call *call, const char *name, torchlean_buffer *buffer)
 {
     const tl_buffer *found = call->status ? NULL : find(call, name, -1, buffer);
-    return found && found->block->is_index;
+    return found && found->is_index;
 }
 
 static const void *add_input(tl_call *call, const char *name, torchlean_buffer *buffer, const char *expected,
@@ -350,7 +350,7 @@ void tl_require(tl_call *call, int ok, int32_t status, const char *name, const c
 
 void tl_uncaptured(tl_call *call)
 {
-    if (!call->status && call->ctx->pool.capture)
+    if (!call->status && (call->ctx->pool.capture || (call->ctx->cuda && tl_cuda_host_captures(call->ctx->cuda))))
         call->status = tl_fail(
             TORCHLEAN_UNAVAILABLE,
             "%s: context: got a call that cannot be captured, expected it before or after the capture", call->op);
@@ -430,9 +430,8 @@ int tl_begin(tl_call *call)
     for (int64_t i = 0; i < call->outputs; i++) {
         if (call->out[i].fresh) {
             tl_buffer *made;
-            call->status = tl_buffer_make(call->ctx, (uint32_t)call->out[i].n, NULL, &made);
+            call->status = tl_buffer_make(call->ctx, (uint32_t)call->out[i].n, call->out[i].is_index, NULL, &made);
             if (call->status) return 0; /* tl_end names the operation and releases the earlier ones */
-            made->block->is_index = call->out[i].is_index;
             call->out[i].made = made;
             call->out[i].storage = made->block;
             call->out[i].data = made->block->p;
@@ -481,6 +480,7 @@ int32_t tl_end(tl_call *call)
         else
             *call->out[i].slot = tl_buffer_handle(made);
     }
+    if (ctx->pool.of_call) tl_pool_end_call(&ctx->pool);
     free(call->list.memory);
     tl_unlock(ctx);
     tl_leave_standard_mode(call->saved_mode);

@@ -22,6 +22,8 @@ struct tl_context {
     struct tl_pool pool;
     struct tl_object *buffers, *graphs; /* all live ones, so that destroying the context can release them */
     uint64_t live_buffers;
+    tl_slot *spare_slots; /* of the table of buffers, free, this context's to use */
+    uint32_t spare_count;
     uint64_t captures;               /* begun so far */
     struct timespec marks[TL_MARKS]; /* CPU contexts only; tv_nsec = -1 when not yet set */
 };

@@ -81,6 +81,8 @@ static int32_t create(int32_t device, torchlean_context **out)
     ctx->graphs = NULL;
     ctx->captures = 0;
     ctx->live_buffers = 0;
+    ctx->spare_slots = NULL;
+    ctx->spare_count = 0;
     for (int32_t i = 0; i < TL_MARKS; i++)
         ctx->marks[i] = (struct timespec){.tv_nsec = -1};
     status = device >= 0 ? tl_cuda_open(device, &ctx->cuda) : TORCHLEAN_OK;
@@ -122,6 +124,7 @@ TL_API int32_t torchlean_cuda_context_destroy(torchlean_context *context)
         tl_graph_end(ctx, (tl_graph *)ctx->graphs);
     while (ctx->buffers)
         tl_buffer_end(ctx, (tl_buffer *)ctx->buffers);
+    tl_buffer_slots_end(ctx);
     tl_pool_close(&ctx->pool);
     tl_block *const lent = tl_lent_done(&ctx->pool, 1);
     if (ctx->cuda) tl_cuda_close(ctx->cuda);

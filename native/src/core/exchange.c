@@ -6,9 +6,6 @@
 #include "errors.h"
 #include "objects.h"
 
-/* What a borrowed buffer's memory is aligned to: kernels load four numbers at once. */
-enum { TL_BORROWED_ALIGNMENT = 16 };
-
 /* ---- tensors of either kind ------------------------------------------------------------------------------------------ */
 
 static void delete_plain(void *tensor)
@@ -21,7 +18,6 @@ static void delete_versioned(void *tensor)
     dl_versioned *const t = tensor;
     if (t->deleter) t->deleter(t);
 }
-static void keep(void *tensor) { (void)tensor; }
 
 /* ---- lending ----------------------------------------------------------------------------------------------------- */
 
@@ -49,23 +45,23 @@ static void end_plain(dl_managed *tensor) { end_loan(tensor->manager); }
 static void end_versioned(dl_versioned *tensor) { end_loan(tensor->manager); }
 
 /* The lengths, and what a step along each axis is. */
-static void fill_tensor(dl_tensor *t, loan *made, const tl_context *ctx, const tl_block *block, const uint32_t *shape,
+static void fill_tensor(dl_tensor *t, loan *made, const tl_context *ctx, const tl_buffer *buffer, const uint32_t *shape,
                         uint32_t rank)
 {
     const int32_t ordinal = tl_context_ordinal(ctx);
-    t->data = block->p;
+    t->data = buffer->block->p;
     t->device_type = ordinal == TORCHLEAN_CPU ? DL_CPU : DL_CUDA;
     t->device_id = ordinal == TORCHLEAN_CPU ? 0 : ordinal;
     t->ndim = (int32_t)rank;
-    t->code = block->is_index ? DL_UINT : DL_FLOAT;
+    t->code = buffer->is_index ? DL_UINT : DL_FLOAT;
     t->bits = 8 * sizeof(float);
     t->lanes = 1;
     t->shape = made->lengths;
     t->strides = made->lengths + rank;
-    int64_t step = 1;
+    uint64_t step = 1; /* may wrap where a length is 0, and nobody takes a step then */
     for (uint32_t i = rank; i-- > 0;) {
         t->shape[i] = shape[i];
-        t->strides[i] = step;
+        t->strides[i] = (int64_t)step;
         step *= shape[i] ? shape[i] : 1;
     }
 }
@@ -97,15 +93,14 @@ TL_API int32_t torchlean_cuda_buffer_lend(torchlean_buffer *handle, const uint32
                          product > UINT32_MAX ? "more than " : "", (unsigned long long)product, n);
     else if (!made)
         status = tl_fail(TORCHLEAN_NO_MEMORY, "%s: out of host memory for a tensor", __func__);
-    else if ((status = tl_buffer_make(ctx, n, buffer->block, &twin)))
+    else if ((status = tl_buffer_make(ctx, n, buffer->is_index, buffer->block, &twin)))
         tl_error_name(__func__, status, serial);
     if (status) {
         free(made);
     } else {
         made->buffer = tl_buffer_handle(twin);
         made->cuda = ctx->cuda != NULL;
-        fill_tensor(versioned ? &made->as.versioned.tensor : &made->as.plain.tensor, made, ctx, buffer->block, shape,
-                    rank);
+        fill_tensor(versioned ? &made->as.versioned.tensor : &made->as.plain.tensor, made, ctx, buffer, shape, rank);
         if (versioned) {
             made->as.versioned.major = 1;
             made->as.versioned.manager = made;
@@ -166,28 +161,25 @@ static int32_t check_tensor(const char *op, const tl_context *ctx, const dl_tens
     return TORCHLEAN_OK;
 }
 
-/* A block over the tensor's memory, or a reference to the one that is there already. */
+/* A block over the tensor's memory, or the one that is there already: *known, unless it is a caller's without a lender. */
 static int32_t find_block(const char *op, tl_context *ctx, const dl_tensor *t, uint32_t n, void *managed,
                           int32_t versioned, tl_block **out, int *known)
 {
     char *const p = (char *)t->data + t->byte_offset;
     tl_block *block = tl_pool_find(&ctx->pool, p);
-    *known = block != NULL;
-    if (!block) {
+    *known = block && (block->lender || block->owner != TL_OF_OTHERS);
+    if (!*known) {
         tl_lender *lender = calloc(1, sizeof *lender);
         if (!lender) return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for a tensor");
         lender->object = managed, lender->give_back = versioned ? delete_versioned : delete_plain;
         const int32_t status = tl_pool_borrow(&ctx->pool, p, (uint64_t)n * 4, lender, out);
-        if (status)
-            free(lender);
-        else
-            (*out)->is_index = t->code == DL_UINT;
+        if (status) free(lender);
         return status;
     }
-    if (block->references == 0 || (uint64_t)n * 4 > block->bytes || block->is_index != (t->code == DL_UINT))
+    if (block->references == 0 || (uint64_t)n * 4 > block->bytes)
         return tl_fail(TORCHLEAN_ALIAS,
-                       "%s: tensor: got memory that begins where a buffer of the context of another length or "
-                       "type does, expected memory of its own",
+                       "%s: tensor: got memory that begins where a shorter buffer of the context does, expected "
+                       "memory of its own",
                        op);
     *out = block;
     return TORCHLEAN_OK;
@@ -219,13 +211,14 @@ TL_API int32_t torchlean_cuda_buffer_borrow(torchlean_context *context, void *te
     if (!(status = check_tensor(__func__, ctx, t, &n)) && n)
         status = find_block(__func__, ctx, t, n, tensor, versioned, &block, &known);
     if (!status) {
-        status = tl_buffer_make(ctx, n, block, &made);
-        if (!status) {
-            if (!block) made->block->is_index = t->code == DL_UINT; /* no elements: storage of its own */
-            *out = tl_buffer_handle(made);
-        }
-        if (!known) {                                    /* the handle has a reference of its own */
-            if (status) block->lender->give_back = keep; /* the tensor is still the caller's */
+        /* no elements: storage of its own */
+        status = tl_buffer_make(ctx, n, t->code == DL_UINT, block, &made);
+        if (!status) *out = tl_buffer_handle(made);
+        if (!known) {     /* the handle has a reference of its own */
+            if (status) { /* the tensor is still the caller's */
+                free(block->lender);
+                block->lender = NULL;
+            }
             tl_pool_drop(&ctx->pool, block);
         }
     }

@@ -8,6 +8,13 @@
 
 /* ---- capturing --------------------------------------------------------------------------------------------------- */
 
+static int32_t refuse_host(const tl_context *ctx, const char *name)
+{
+    if (!ctx->pool.host.allocate) return TORCHLEAN_OK;
+    return tl_fail(TORCHLEAN_UNAVAILABLE, "%s: got a context on a host's stream, expected the host to capture it",
+                   name);
+}
+
 static int32_t begin(tl_context *ctx)
 {
     struct tl_capture *capture = calloc(1, sizeof *capture);
@@ -30,6 +37,7 @@ TL_API int32_t torchlean_cuda_capture_begin(torchlean_context *context)
     tl_uncaptured(&call);
     tl_require(&call, call.status || call.ctx->cuda, TORCHLEAN_UNAVAILABLE, "context",
                "got one of the CPU, expected one of a CUDA device");
+    if (!call.status) call.status = refuse_host(call.ctx, "context");
     if (!call.status) call.status = begin(call.ctx);
     return tl_end(&call);
 }
@@ -106,6 +114,7 @@ static int32_t launch(tl_context *ctx, tl_graph *graph)
     int32_t status = tl_cuda_health(ctx->cuda);
     if (!status && ctx->pool.capture)
         status = tl_fail(TORCHLEAN_UNAVAILABLE, "graph: got one of a context whose calls are captured, expected none");
+    if (!status) status = refuse_host(ctx, "graph");
     if (!status) status = tl_cuda_graph_launch(ctx->cuda, graph->run);
     return status ? status : tl_cuda_after(ctx->cuda);
 }

@@ -47,8 +47,7 @@ tl_slot *tl_table_take(tl_table *table)
 
 void tl_table_give(tl_table *table, tl_slot *slot)
 {
-    /* With its generations used up the slot is abandoned: 2^28 uses for some 80 bytes. */
-    if (atomic_load_explicit(&slot->state, memory_order_relaxed) >> 1 >= TL_GENERATION_MAX) return;
+    if (tl_slot_used_up(slot)) return;
     pthread_mutex_lock(&table->lock);
     slot->next_free = table->free;
     table->free = slot;

@@ -6,7 +6,7 @@
  * without a lock and without a crash; a slot that is reused gets a new generation, so an old handle to it is
  * recognised. A slot whose generations are used up is retired instead of wrapping.
  *
- * Locking. Taking and giving back slots is serialised by the table's mutex. A slot's `state` and the fields of a
+ * Locking. Taking slots of a table and giving them back is serialised by the table's mutex. A slot's `state` and the fields of a
  * live buffer change only while its context is locked, so the pattern is: find the slot, lock its context, look at
  * `state` again. The mutex of a context lives in its slot and therefore outlives it. Lock order: contexts table,
  * contexts, buffers table, graphs table, thread pool. */
@@ -95,6 +95,12 @@ static inline uint64_t tl_slot_handle(const tl_table *table, tl_slot *slot)
 {
     uint64_t generation = atomic_load_explicit(&slot->state, memory_order_acquire) >> 1;
     return ((uint64_t)table->tag << 56 | generation << 28 | slot->index) ^ tl_handle_salt;
+}
+
+/* With its generations used up a slot is abandoned: 2^28 uses for some 80 bytes. */
+static inline int tl_slot_used_up(const tl_slot *slot)
+{
+    return atomic_load_explicit(&slot->state, memory_order_relaxed) >> 1 >= TL_GENERATION_MAX;
 }
 
 /* NULL, RELEASED or UNAVAILABLE with the message for argument `name` of `op`, a handle that is not live. */

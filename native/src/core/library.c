@@ -48,15 +48,34 @@ TL_API int32_t torchlean_cuda_set_cpu_variant(const char *name)
 
 TL_API uint32_t torchlean_cuda_threads(void) { return (uint32_t)tl_workers(); }
 
-TL_API int32_t torchlean_cuda_set_threads(uint32_t threads)
+static int32_t set_threads(const char *op, uint32_t threads, tl_run_fn run)
 {
-    if (threads > TL_MAX_THREADS)
-        return tl_fail(TORCHLEAN_ARGUMENT, "%s: threads: got %u, expected 0 to %d", __func__, threads, TL_MAX_THREADS);
-    const int32_t status = tl_enter_thread(__func__);
+    const uint32_t least = run != NULL;
+    if (threads < least || threads > TL_MAX_THREADS)
+        return tl_fail(TORCHLEAN_ARGUMENT, "%s: threads: got %u, expected %u to %d", op, threads, least,
+                       TL_MAX_THREADS);
+    const int32_t status = tl_enter_thread(op);
     if (status) return status;
     tl_lock_all();
-    tl_threads_set((int32_t)threads);
+    tl_threads_set((int32_t)threads, run);
     tl_unlock_all();
     tl_inside = 0;
     return TORCHLEAN_OK;
+}
+
+TL_API int32_t torchlean_cuda_set_threads(uint32_t threads)
+{
+    if (tl_threads_run())
+        return tl_fail(TORCHLEAN_ARGUMENT,
+                       "%s: threads: got %u while a host's threads do the work, expected their number by set_parallel",
+                       __func__, threads);
+    return set_threads(__func__, threads, NULL);
+}
+
+TL_API int32_t torchlean_cuda_set_parallel(void (*run)(void (*body)(void *), void *data, uint32_t threads,
+                                                       uint32_t flags),
+                                           uint32_t threads)
+{
+    if (run && run == tl_threads_run() && threads == (uint32_t)tl_workers()) return TORCHLEAN_OK;
+    return set_threads(__func__, threads, run);
 }

@@ -41,6 +41,8 @@ int32_t tl_cuda_elapsed(struct tl_cuda_state *state, uint32_t from, uint32_t to,
 int32_t tl_cuda_health(struct tl_cuda_state *state) { return unavailable(); }
 int32_t tl_cuda_after(struct tl_cuda_state *state) { return unavailable(); }
 uint64_t tl_cuda_stream_number(const struct tl_cuda_state *state) { return 0; }
+int32_t tl_cuda_adopt(struct tl_cuda_state *state, int adopted, uint64_t stream) { return unavailable(); }
+int tl_cuda_host_captures(const struct tl_cuda_state *state) { return 0; }
 int32_t tl_cuda_order(struct tl_cuda_state *state, uint64_t stream, int after) { return unavailable(); }
 void tl_cuda_event(struct tl_cuda_state *state, void **event) { *event = NULL; }
 int tl_cuda_event_passed(struct tl_cuda_state *state, void *event) { return 1; }

@@ -70,10 +70,39 @@ static void end_object(tl_object **list, tl_object *object)
 
 /* ---- buffers ----------------------------------------------------------------------------------------------------- */
 
-int32_t tl_buffer_make(tl_context *ctx, uint32_t n, tl_block *shared, tl_buffer **out)
+/* A context has a few slots of its own, so that making and ending a buffer takes no other lock than the context's. */
+enum { TL_SPARE_SLOTS = 64 };
+
+static tl_slot *take_slot(tl_context *ctx)
+{
+    tl_slot *const slot = ctx->spare_slots;
+    if (!slot) return tl_table_take(&tl_buffers);
+    ctx->spare_slots = slot->next_free;
+    ctx->spare_count--;
+    return slot;
+}
+
+static void give_slot(tl_context *ctx, tl_slot *slot)
+{
+    if (ctx->spare_count == TL_SPARE_SLOTS || tl_slot_used_up(slot)) {
+        tl_table_give(&tl_buffers, slot);
+        return;
+    }
+    slot->next_free = ctx->spare_slots;
+    ctx->spare_slots = slot;
+    ctx->spare_count++;
+}
+
+void tl_buffer_slots_end(tl_context *ctx)
+{
+    while (ctx->spare_slots)
+        tl_table_give(&tl_buffers, take_slot(ctx));
+}
+
+int32_t tl_buffer_make(tl_context *ctx, uint32_t n, int32_t is_index, tl_block *shared, tl_buffer **out)
 {
     *out = NULL;
-    tl_buffer *buffer = (tl_buffer *)tl_table_take(&tl_buffers);
+    tl_buffer *buffer = (tl_buffer *)take_slot(ctx);
     if (!buffer) return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for a buffer handle");
     if (shared) {
         shared->references++;
@@ -81,10 +110,11 @@ int32_t tl_buffer_make(tl_context *ctx, uint32_t n, tl_block *shared, tl_buffer 
     } else {
         int32_t status = tl_pool_take(&ctx->pool, (size_t)n * sizeof(float), 0, &buffer->block);
         if (status) {
-            tl_table_give(&tl_buffers, &buffer->object.slot);
+            give_slot(ctx, &buffer->object.slot);
             return status;
         }
     }
+    buffer->is_index = is_index;
     atomic_store_explicit(&buffer->n, n, memory_order_relaxed);
     ctx->live_buffers++;
     begin_object(ctx, &ctx->buffers, &tl_buffers, &buffer->object);
@@ -97,7 +127,7 @@ void tl_buffer_end(tl_context *ctx, tl_buffer *buffer)
     end_object(&ctx->buffers, &buffer->object);
     ctx->live_buffers--;
     tl_pool_drop(&ctx->pool, buffer->block);
-    tl_table_give(&tl_buffers, &buffer->object.slot);
+    give_slot(ctx, &buffer->object.slot);
 }
 
 /* ---- captures and graphs ----------------------------------------------------------------------------------------- */

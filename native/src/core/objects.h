@@ -13,7 +13,8 @@ typedef struct tl_object {
 typedef struct tl_buffer {
     tl_object object;
     _Atomic uint32_t n;
-    tl_block *block; /* reference-counted: shared by all handles to the storage */
+    int32_t is_index; /* holds uint32 indices, not float32 */
+    tl_block *block;  /* reference-counted: shared by all handles to the storage */
 } tl_buffer;
 
 typedef struct tl_graph {
@@ -39,9 +40,11 @@ int32_t tl_lock_live_graph(const char *op, const char *name, const torchlean_gra
                            tl_context **ctx);
 
 /* A live buffer on a locked context: with fresh storage for n elements, or one more handle to `shared`. */
-int32_t tl_buffer_make(tl_context *ctx, uint32_t n, tl_block *shared, tl_buffer **out);
+int32_t tl_buffer_make(tl_context *ctx, uint32_t n, int32_t is_index, tl_block *shared, tl_buffer **out);
 /* Ends a live buffer of a locked context. */
 void tl_buffer_end(tl_context *ctx, tl_buffer *buffer);
+/* Gives a locked context's spare slots back to the table. */
+void tl_buffer_slots_end(tl_context *ctx);
 static inline torchlean_buffer *tl_buffer_handle(tl_buffer *buffer)
 {
     return (torchlean_buffer *)(uintptr_t)tl_slot_handle(&tl_buffers, &buffer->object.slot);

@@ -121,6 +121,28 @@ static void map_remove(struct tl_pool *pool, tl_block *block)
     pool->blocks--;
 }
 
+/* A block without memory, all of it zero. NULL: out of host memory. */
+static tl_block *new_block(struct tl_pool *pool)
+{
+    tl_block *block = pool->spare;
+    if (!block) return calloc(1, sizeof *block);
+    pool->spare = block->chain;
+    memset(block, 0, sizeof *block);
+    return block;
+}
+
+static void spare_block(struct tl_pool *pool, tl_block *block)
+{
+    block->chain = pool->spare;
+    pool->spare = block;
+}
+
+static void release_to_host(struct tl_pool *pool, tl_block *block)
+{
+    if (!pool->cuda) ASAN_UNPOISON_MEMORY_REGION(block->p, block->bytes);
+    block->host.release(block->host.user, block->memory);
+}
+
 /* Without an event the list waits for all of the device's work. */
 static void lend_back(struct tl_pool *pool, tl_block *block)
 {
@@ -150,9 +172,14 @@ void tl_pool_close(struct tl_pool *pool)
                 lend_back(pool, b);
                 continue;
             }
-            driver_free(pool, b);
-            free(b);
+            if (b->owner == TL_OF_POOL) driver_free(pool, b);
+            if (b->owner == TL_OF_HOST) release_to_host(pool, b);
+            spare_block(pool, b);
         }
+    }
+    for (tl_block *b = pool->spare, *next; b; b = next) {
+        next = b->chain;
+        free(b);
     }
     free(pool->buckets);
     struct tl_cuda_state *const cuda = pool->cuda;
@@ -170,8 +197,8 @@ static void put_into_cache(struct tl_pool *pool, tl_block *block)
 
 int32_t tl_pool_trim(struct tl_pool *pool)
 {
-    if (!pool->counters.cached_bytes || pool->capture) /* a capture cannot wait */
-        return TORCHLEAN_OK;
+    if (!pool->counters.cached_bytes || pool->capture || (pool->cuda && tl_cuda_host_captures(pool->cuda)))
+        return TORCHLEAN_OK; /* a capture cannot wait */
     int32_t status = pool->cuda ? tl_cuda_synchronize(pool->cuda) : TORCHLEAN_OK;
     if (pool->kept) put_into_cache(pool, pool->kept);
     pool->kept = NULL;
@@ -201,22 +228,29 @@ static int32_t no_memory(const struct tl_pool *pool, size_t bytes, const char *w
                    (unsigned long long)c->cap_bytes);
 }
 
+/* Collects if the cap leaves no room for `size` bytes more. */
+static int32_t make_room(struct tl_pool *pool, size_t bytes, uint64_t size)
+{
+    if (!beyond_cap(&pool->counters, size)) return TORCHLEAN_OK;
+    const int32_t status = tl_pool_trim(pool);
+    if (status) return status;
+    return beyond_cap(&pool->counters, size) ? no_memory(pool, bytes, "the context's memory cap is reached")
+                                             : TORCHLEAN_OK;
+}
+
 /* A new block of the class: within the cap, collecting once and trying again if there is no room. */
 static int32_t grow(struct tl_pool *pool, size_t bytes, uint64_t size, int32_t size_class, tl_block **out)
 {
-    int32_t status;
-    if (beyond_cap(&pool->counters, size)) {
-        if ((status = tl_pool_trim(pool))) return status;
-        if (beyond_cap(&pool->counters, size)) return no_memory(pool, bytes, "the context's memory cap is reached");
-    }
-    tl_block *block = calloc(1, sizeof *block);
+    int32_t status = make_room(pool, bytes, size);
+    if (status) return status;
+    tl_block *block = new_block(pool);
     if (!block) return no_memory(pool, bytes, "out of host memory for bookkeeping");
     status = driver_alloc(pool, size, &block->p);
     if (status == TORCHLEAN_NO_MEMORY && pool->counters.cached_bytes) {
         if (!(status = tl_pool_trim(pool))) status = driver_alloc(pool, size, &block->p);
     }
     if (status) {
-        free(block);
+        spare_block(pool, block);
         return status == TORCHLEAN_NO_MEMORY
                    ? no_memory(pool, bytes, pool->cuda ? "out of device memory" : "out of memory")
                    : status;
@@ -266,7 +300,6 @@ static void hand_out(struct tl_pool *pool, tl_block *block, size_t bytes)
 {
     torchlean_memory *c = &pool->counters;
     block->references = 1;
-    block->is_index = 0;
     block->taken_by = 0;
     c->allocations++;
     c->live_bytes += block->bytes;
@@ -285,6 +318,44 @@ static void take_back(struct tl_pool *pool, tl_block *block)
     if (!pool->cuda) ASAN_POISON_MEMORY_REGION(block->p, block->bytes);
 }
 
+/* Memory of the host from a multiple of 256 bytes on. Allocators of hosts mostly give such; from the first one that does not, more is
+ * asked for. */
+static void *allocate_aligned(struct tl_pool *pool, uint64_t size, tl_block *block)
+{
+    for (int turn = 0; turn < 2; turn++) {
+        const uint64_t padding = pool->pads ? TL_BLOCK_ALIGNMENT : 0;
+        char *memory = block->host.allocate(block->host.user, size + padding);
+        if (!memory) return NULL;
+        const uint64_t head = -(uintptr_t)memory % TL_BLOCK_ALIGNMENT;
+        block->memory = memory;
+        if (head <= padding) return memory + head;
+        block->host.release(block->host.user, memory);
+        pool->pads = 1;
+    }
+    return NULL;
+}
+
+static int32_t take_from_host(struct tl_pool *pool, size_t bytes, tl_block **out)
+{
+    const uint64_t size = ((bytes ? bytes : 1) + TL_BLOCK_ALIGNMENT - 1) / TL_BLOCK_ALIGNMENT * TL_BLOCK_ALIGNMENT;
+    const int32_t status = make_room(pool, bytes, size);
+    if (status) return status;
+    tl_block *block = new_block(pool);
+    if (!block) return no_memory(pool, bytes, "out of host memory for bookkeeping");
+    block->owner = TL_OF_HOST;
+    block->host = pool->host;
+    block->bytes = size;
+    if (!(block->p = allocate_aligned(pool, size, block))) {
+        spare_block(pool, block);
+        return no_memory(pool, bytes, "the host's allocator has none");
+    }
+    map_insert(pool, block);
+    pool->counters.driver_allocations++;
+    hand_out(pool, block, bytes);
+    *out = block;
+    return TORCHLEAN_OK;
+}
+
 int32_t tl_pool_take(struct tl_pool *pool, size_t bytes, int constant, tl_block **out)
 {
     torchlean_memory *c = &pool->counters;
@@ -292,8 +363,8 @@ int32_t tl_pool_take(struct tl_pool *pool, size_t bytes, int constant, tl_block 
     int32_t size_class = class_of(bytes, &size), status;
     *out = NULL;
     if (size_class < 0) return no_memory(pool, bytes, "no device has this much memory");
+    if (pool->host.allocate) return take_from_host(pool, bytes, out);
     if (pool->capture && !constant && (*out = take_idle(pool->capture, size_class))) {
-        (*out)->is_index = 0;
         c->allocations++;
         return TORCHLEAN_OK;
     }
@@ -317,24 +388,33 @@ int32_t tl_pool_take(struct tl_pool *pool, size_t bytes, int constant, tl_block 
     return TORCHLEAN_OK;
 }
 
+int32_t tl_pool_wrap(struct tl_pool *pool, void *p, uint64_t bytes, tl_block **out)
+{
+    tl_block *block = tl_pool_find(pool, p);
+    if (block) {
+        if (!block->references || (block->owner != TL_OF_OTHERS && block->bytes < bytes))
+            return tl_fail(TORCHLEAN_ALIAS,
+                           "memory: got %llu bytes from where %llu of the context's own begin%s, expected others",
+                           (unsigned long long)bytes, (unsigned long long)block->bytes,
+                           block->references ? "" : ", which are free");
+    } else {
+        if (!(block = new_block(pool))) return no_memory(pool, bytes, "out of host memory for bookkeeping");
+        block->p = p;
+        block->owner = TL_OF_OTHERS;
+        map_insert(pool, block);
+    }
+    block->references++;
+    *out = block;
+    return TORCHLEAN_OK;
+}
+
 int32_t tl_pool_borrow(struct tl_pool *pool, void *p, uint64_t bytes, struct tl_lender *lender, tl_block **out)
 {
-    tl_block *block = calloc(1, sizeof *block);
-    if (!block) return no_memory(pool, bytes, "out of host memory for bookkeeping");
-    block->p = p;
-    block->bytes = bytes;
-    block->references = 1;
-    block->lender = lender;
-    map_insert(pool, block);
-    *out = block;
-    if (pool->capture) {
-        const int32_t status = tl_capture_hold(pool->capture, block);
-        if (status) {
-            map_remove(pool, block);
-            free(block);
-            return status;
-        }
-    }
+    int32_t status = tl_pool_wrap(pool, p, bytes, out);
+    if (!status && pool->capture && (status = tl_capture_hold(pool->capture, *out))) tl_pool_drop(pool, *out);
+    if (status) return status;
+    (*out)->bytes = bytes;
+    (*out)->lender = lender;
     return TORCHLEAN_OK;
 }
 
@@ -348,18 +428,33 @@ void tl_pool_drop(struct tl_pool *pool, tl_block *block)
         }
         return;
     }
+    if (block->owner == TL_OF_POOL) {
+        put_into_cache(pool, block);
+        take_back(pool, block);
+        return;
+    }
+    map_remove(pool, block);
     if (block->lender) {
-        map_remove(pool, block);
         lend_back(pool, block);
         return;
     }
-    put_into_cache(pool, block);
-    take_back(pool, block);
+    if (block->owner == TL_OF_HOST) {
+        pool->counters.live_bytes -= block->bytes;
+        release_to_host(pool, block);
+    }
+    spare_block(pool, block);
+}
+
+void tl_pool_end_call(struct tl_pool *pool)
+{
+    tl_block *const block = pool->of_call;
+    pool->of_call = NULL;
+    tl_pool_drop(pool, block);
 }
 
 void tl_pool_put_kept(struct tl_pool *pool, tl_block *block, tl_content content)
 {
-    if (pool->capture) {
+    if (pool->capture || pool->host.allocate || block->owner != TL_OF_POOL) {
         tl_pool_drop(pool, block);
         return;
     }
@@ -373,7 +468,8 @@ void tl_pool_put_kept(struct tl_pool *pool, tl_block *block, tl_content content)
 tl_block *tl_pool_take_kept(struct tl_pool *pool, size_t bytes, tl_content content)
 {
     tl_block *const block = pool->kept;
-    if (!block || pool->capture || memcmp(&content, &pool->content, sizeof content) != 0) return NULL;
+    if (!block || pool->capture || pool->host.allocate || memcmp(&content, &pool->content, sizeof content) != 0)
+        return NULL;
     pool->kept = NULL;
     pool->counters.cached_bytes -= block->bytes;
     hand_out(pool, block, bytes);
@@ -383,7 +479,8 @@ tl_block *tl_pool_take_kept(struct tl_pool *pool, size_t bytes, tl_content conte
 tl_block *tl_lent_done(struct tl_pool *pool, int finished)
 {
     tl_block *done = NULL;
-    if (pool->capture) return NULL; /* which a question to the device would end */
+    if (!finished && (pool->capture || (pool->cuda && tl_cuda_host_captures(pool->cuda))))
+        return NULL; /* a question to the device would end the capture */
     if (finished && pool->lent && pool->cuda) tl_cuda_synchronize(pool->cuda);
     for (tl_block **link = &pool->lent, *block; (block = *link);) {
         if (pool->cuda && !tl_cuda_event_passed(pool->cuda, block->lender->event) && !finished) {

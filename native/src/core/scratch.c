@@ -15,6 +15,14 @@ static int32_t take(tl_context *ctx, size_t bytes, int constant, void **p)
 int32_t tl_pool_alloc(tl_context *ctx, size_t bytes, void **p) { return take(ctx, bytes, 0, p); }
 int32_t tl_pool_alloc_constant(tl_context *ctx, size_t bytes, void **p) { return take(ctx, bytes, 1, p); }
 
+int32_t tl_pool_alloc_for_call(tl_context *ctx, size_t bytes, void **p)
+{
+    struct tl_pool *const pool = &ctx->pool;
+    const int32_t status = pool->of_call ? TORCHLEAN_OK : tl_pool_take(pool, bytes, 0, &pool->of_call);
+    *p = status ? NULL : pool->of_call->p;
+    return status;
+}
+
 int tl_pool_owns(tl_context *ctx, const void *p) { return tl_pool_find(&ctx->pool, p) != NULL; }
 
 void tl_pool_free(tl_context *ctx, void *p)

@@ -15,6 +15,8 @@ typedef struct tl_context tl_context;
 int32_t tl_pool_alloc(tl_context *ctx, size_t bytes, void **p);
 /* Memory for a copy of host data that a captured call will read at every launch of the graph, which keeps it. */
 int32_t tl_pool_alloc_constant(tl_context *ctx, size_t bytes, void **p);
+/* A block for the rest of the call, which gives it back; asked again with the same number of bytes, a call has the same. */
+int32_t tl_pool_alloc_for_call(tl_context *ctx, size_t bytes, void **p);
 /* Whether p is the beginning of a block of the context: of an index buffer, where a kernel gets indices. */
 int tl_pool_owns(tl_context *ctx, const void *p);
 /* Returns a block; work already queued on the context's stream may still use it. NULL does nothing. */

@@ -11,7 +11,11 @@
  *
  * The tasks are cut into as many ranges as there are workers. A worker takes those of its own range first and then what is left
  * of the others': so it reads and writes, in call after call, the part of the buffers that its core's caches still hold, and
- * who comes late or is slow costs no more than one task. Whoever needs the first tasks done first asks for one range. */
+ * who comes late or is slow costs no more than one task. Whoever needs the first tasks done first asks for one range.
+ *
+ * Where a host's threads do the work there is no gate and there are no workers: the host runs a job's body in each thread of its
+ * team, where it takes the next number and tasks from the ranges. The team always has the same size, since GNU OpenMP ends threads
+ * where one shrinks. */
 #include "threads.h"
 
 #include <pthread.h>
@@ -25,6 +29,7 @@
 #include <unistd.h>
 
 #include "errors.h"
+#include "float_mode.h"
 #include "interrupt.h"
 
 enum { TL_SPIN_NANOSECONDS = 20000, TL_SPINS = 32, TL_COPY_TASK = 1 << 18 };
@@ -54,8 +59,10 @@ static struct {
           .work = PTHREAD_COND_INITIALIZER,
           .done = PTHREAD_COND_INITIALIZER};
 
-static _Atomic int32_t wanted = 1; /* threads including the caller */
-static char bad_environment[48];   /* TORCHLEAN_CPU_THREADS where it is no number of threads; under pool.lock */
+static _Atomic int32_t wanted = 1;  /* threads including the caller */
+static _Atomic(tl_run_fn) host_run; /* whose threads they are; NULL: the pool's. Changes with `busy` held */
+static _Atomic int32_t numbers;     /* of the host's threads that have begun the job */
+static char bad_environment[48];    /* TORCHLEAN_CPU_THREADS where it is no number of threads; under pool.lock */
 
 /* ---- waiting --------------------------------------------------------------------------------------------------- */
 
@@ -168,6 +175,28 @@ static void stop_workers(void)
 
 /* ---- running a job --------------------------------------------------------------------------------------------- */
 
+/* What each thread of the host's team runs. It may be one that computes in another mode, or that is in a call of its own. */
+static void join_team(void *workers)
+{
+    const int32_t number = atomic_fetch_add_explicit(&numbers, 1, memory_order_relaxed);
+    if (number >= *(const int32_t *)workers) return; /* a team larger than asked for */
+    const uint64_t mode = tl_enter_standard_mode();
+    const tl_look look = tl_get_look();
+    tl_set_look(pool.look);
+    run_tasks(number);
+    tl_set_look(look);
+    tl_leave_standard_mode(mode);
+}
+
+/* A team may be smaller than asked for: GNU OpenMP gives one thread within a team of the program's. Whoever is in it does all tasks,
+ * and the caller where nobody is. */
+static void run_by_host(tl_run_fn run, int32_t workers)
+{
+    atomic_store_explicit(&numbers, 0, memory_order_relaxed);
+    run(join_team, &workers, (uint32_t)workers, 0);
+    run_tasks(0);
+}
+
 static void close_gate(void)
 {
     uint64_t gate = atomic_fetch_and(&pool.gate, ~GATE_OPEN) & ~GATE_OPEN;
@@ -195,7 +224,8 @@ static void run_job(int64_t tasks, int32_t ranges, int32_t threads, tl_task_fn f
             fn(arg, task, 0);
         return;
     }
-    if (pool.started < workers) start_workers(workers);
+    const tl_run_fn run = atomic_load_explicit(&host_run, memory_order_relaxed);
+    if (!run && pool.started < workers) start_workers(workers);
     pool.fn = fn;
     pool.arg = arg;
     pool.look = tl_get_look();
@@ -205,6 +235,11 @@ static void run_job(int64_t tasks, int32_t ranges, int32_t threads, tl_task_fn f
         atomic_store_explicit(&pool.range[r].next, first, memory_order_relaxed);
         first += tasks / pool.ranges + (r < tasks % pool.ranges);
         pool.range[r].end = first;
+    }
+    if (run) {
+        run_by_host(run, workers + 1);
+        atomic_flag_clear_explicit(&pool.busy, memory_order_release);
+        return;
     }
     uint32_t epoch = GATE_EPOCH(atomic_load_explicit(&pool.gate, memory_order_relaxed)) + 1;
     if (epoch == 0) /* 0 is "nothing seen yet" */
@@ -288,12 +323,15 @@ int32_t tl_threads_environment(void)
                    TL_MAX_THREADS);
 }
 
-void tl_threads_set(int32_t threads)
+tl_run_fn tl_threads_run(void) { return atomic_load_explicit(&host_run, memory_order_relaxed); }
+
+void tl_threads_set(int32_t threads, tl_run_fn run)
 {
     while (atomic_flag_test_and_set_explicit(&pool.busy, memory_order_acquire))
         sched_yield();
     if (pool.started) stop_workers();
     atomic_store(&wanted, threads ? threads : default_threads());
+    atomic_store(&host_run, run);
     atomic_flag_clear_explicit(&pool.busy, memory_order_release);
 }
 
@@ -303,12 +341,10 @@ void tl_threads_before_fork(void) { pthread_mutex_lock(&pool.lock); }
 
 void tl_threads_after_fork(int in_child)
 {
-    if (!in_child) {
-        pthread_mutex_unlock(&pool.lock);
-        return;
-    }
-    /* The workers stayed behind. Nobody waits on these any more, so they are simply made anew. */
-    pthread_mutex_init(&pool.lock, NULL);
+    pthread_mutex_unlock(&pool.lock); /* which the calling thread has locked, in the child too */
+    if (!in_child) return;
+    /* The workers stayed behind, the host's too. Nobody waits on these any more, so they are simply made anew. */
+    atomic_store(&host_run, NULL);
     pthread_cond_init(&pool.work, NULL);
     pthread_cond_init(&pool.done, NULL);
     atomic_store(&pool.gate, 0);

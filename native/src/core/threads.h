@@ -34,8 +34,13 @@ void tl_copy(void *to, const void *from, size_t bytes, int32_t threads);
 
 /* ---- for the core ------------------------------------------------------------------------------------------------ */
 
-/* Changes the number of threads; 0 restores the default. No call may be running: a kernel may size scratch by tl_workers(). */
-void tl_threads_set(int32_t threads);
+/* What runs body(data) once in each of `threads` threads, the caller among them, and returns when all have returned: GOMP_parallel. */
+typedef void (*tl_run_fn)(void (*body)(void *), void *data, uint32_t threads, uint32_t flags);
+/* Changes the number of threads, 0 restores the default, and who runs jobs: `run`, a host's, or with NULL the pool's own threads. No
+ * call may be running: a kernel may size scratch by tl_workers(). */
+void tl_threads_set(int32_t threads, tl_run_fn run);
+/* What runs jobs now; NULL: the pool's own threads. */
+tl_run_fn tl_threads_run(void);
 /* ARGUMENT if TORCHLEAN_CPU_THREADS was no number of threads when it was read: when the library loaded, where nothing
  * can be reported. context_create asks. */
 int32_t tl_threads_environment(void);

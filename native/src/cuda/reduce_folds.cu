@@ -489,10 +489,11 @@ int32_t run_segments(tl_context *ctx, const tl_fold_plan &p, bool centred, int64
 /* Tickets of one launch. Results that take more have groups enough to be busy, or so many that another launch is nothing beside them. */
 constexpr int64_t TICKETS = 4096;
 
-/* The context's tickets, which are 0 between launches; none where there is no memory for them, or, as making them is no part of a graph,
- * while the first are asked for in one. */
+/* The context's tickets, which are 0 between launches; none where launches may run side by side, where there is no memory for them, or,
+ * as making them is no part of a graph, while the first are asked for in one. */
 uint32_t *find_tickets(tl_context *ctx)
 {
+    if (tl_cuda_shares_streams(ctx)) return nullptr;
     void *tickets = tl_cuda_attached(ctx, TL_ATTACH_TICKETS);
     if (tickets || tl_cuda_capturing(ctx)) return static_cast<uint32_t *>(tickets);
     const size_t bytes = TICKETS * sizeof(uint32_t);

@@ -9,13 +9,13 @@ namespace cub {
 struct DeviceRadixSort {
     template <class Key, class Value, class Count>
     static cudaError_t SortPairs(void *scratch, size_t &bytes, const Key *keys, Key *sorted_keys, const Value *values,
-                                 Value *sorted_values, Count count, int first_bit, int end_bit, cudaStream_t)
+                                 Value *sorted_values, Count count, int first_bit, int end_bit, cudaStream_t stream)
     {
         if (!scratch) {
             bytes = 1;
             return cudaSuccess;
         }
-        emulator::queue([=] {
+        emulator::queue(stream, [=] {
             const uint64_t mask = (UINT64_C(1) << (end_bit - first_bit)) - 1;
             const auto digits = [=](Count i) { return (uint64_t)keys[i] >> first_bit & mask; };
             std::vector<Count> order(count);

@@ -205,17 +205,18 @@ int32_t find_rates(tl_context *ctx, float base, int64_t d, int64_t pairs, tl_scr
     }
     for (int64_t i = 0; i < pairs; i++)
         rate[i] = tl_turn_rate(base, i, d);
-    const int32_t status = staged.stage(rate, pairs);
+    const int list = lists ? lists->lists : 0;
+    const bool kept = lists && !tl_cuda_capturing(ctx) && list < LISTS && lists->first[list] + pairs <= RATES;
+    uint64_t *const table = kept ? lists->rates + lists->first[list] : nullptr;
+    const int32_t status = kept ? tl_cuda_send_table(ctx, table, rate, (size_t)pairs * sizeof *rate)
+                                : staged.stage(rate, pairs);
     free(more);
     TL_TRY(status);
-    *rates = staged;
-    if (!lists || tl_cuda_capturing(ctx) || lists->lists == LISTS || lists->first[lists->lists] + pairs > RATES)
-        return TORCHLEAN_OK;
-    const int list = lists->lists;
-    TL_CUDA_TRY(ctx, cudaMemcpyAsync(lists->rates + lists->first[list], staged, (size_t)pairs * sizeof *rate,
-                                     cudaMemcpyDeviceToDevice, tl_cuda_stream(ctx)));
-    lists->d[list] = d, lists->base[list] = base, lists->first[list + 1] = lists->first[list] + pairs;
-    lists->lists++;
+    *rates = kept ? table : staged;
+    if (kept) {
+        lists->d[list] = d, lists->base[list] = base, lists->first[list + 1] = lists->first[list] + pairs;
+        lists->lists++;
+    }
     return TORCHLEAN_OK;
 }
 

@@ -1,7 +1,9 @@
 /* The CUDA side of a context: devices, opening and closing, the stream, the cuBLAS handle, time marks, and what
  * becomes of errors. Transfers are in runtime/transfer.cu.
  *
- * Everything a context does is queued on its one non-blocking stream. The first CUDA error is kept: it poisons the
+ * Everything a context does is queued on its one non-blocking stream, or on a host's (tl_cuda_adopt). What lasts longer than a call
+ * is then of use on any stream: tables are complete before they are first used, and what launches change, the tickets and cuBLAS's
+ * workspace, is no two streams' (tl_cuda_shares_streams, aim_blas). The first CUDA error is kept: it poisons the
  * context, whose later calls all return it. Running out of memory does not. */
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/state.cuh"
@@ -181,7 +183,8 @@ static int32_t open_state(tl_cuda_state *state)
     state->double_is_fast = ratio > 0 && ratio <= 2;
     state->launches_ahead = attributes.ptxVersion >= 90;
     state->chains_are_fast = state->double_is_fast && state->launches_ahead;
-    TRY(cudaStreamCreateWithFlags(&state->stream, cudaStreamNonBlocking));
+    TRY(cudaStreamCreateWithFlags(&state->own, cudaStreamNonBlocking));
+    state->stream = state->own;
     return TORCHLEAN_OK;
 }
 
@@ -196,7 +199,7 @@ extern "C" int32_t tl_cuda_open(int32_t ordinal, tl_cuda_state **out)
     state->fork_serial = tl_fork_serial();
     int32_t status = open_state(state);
     if (status) {
-        if (state->stream) cudaStreamDestroy(state->stream);
+        if (state->own) cudaStreamDestroy(state->own);
         free(state);
         return status;
     }
@@ -208,7 +211,8 @@ extern "C" int32_t tl_cuda_open(int32_t ordinal, tl_cuda_state **out)
 extern "C" void tl_cuda_close(tl_cuda_state *state)
 {
     if (state->fork_serial == tl_fork_serial() && make_current(state->ordinal) == cudaSuccess) {
-        cudaStreamSynchronize(state->stream);
+        const tl_relaxed relaxed;
+        if (!tl_cuda_host_captures(state)) state->adopted ? cudaDeviceSynchronize() : cudaStreamSynchronize(state->own);
         for (tl_attached &a : state->attached)
             if (a.object && a.close) a.close(a.object);
         if (state->blas) cublasDestroy(state->blas);
@@ -218,7 +222,7 @@ extern "C" void tl_cuda_close(tl_cuda_state *state)
         tl_close_pinned(&state->ring);
         tl_close_pinned(&state->staging);
         if (state->beside) cudaStreamDestroy(state->beside);
-        cudaStreamDestroy(state->stream);
+        cudaStreamDestroy(state->own);
         cudaGetLastError();
     }
     free(state);
@@ -226,18 +230,25 @@ extern "C" void tl_cuda_close(tl_cuda_state *state)
 
 /* ---- state of a context ---------------------------------------------------------------------------------------- */
 
-extern "C" int32_t tl_cuda_health(tl_cuda_state *state) { return tl_state_enter(state); }
+extern "C" int32_t tl_cuda_health(tl_cuda_state *state)
+{
+    TL_TRY(tl_state_enter(state));
+    if (state->adopted) state->capturing = tl_cuda_host_captures(state);
+    return TORCHLEAN_OK;
+}
 
 extern "C" int32_t tl_cuda_synchronize(tl_cuda_state *state)
 {
     TL_TRY(tl_state_enter(state));
+    if (tl_cuda_host_captures(state))
+        return tl_fail(TORCHLEAN_UNAVAILABLE, "context: got a host's stream that is being captured, expected another");
     cudaError_t error = cudaStreamSynchronize(state->stream);
     return error == cudaSuccess ? TORCHLEAN_OK : tl_state_failed(state, error, "earlier work on the device");
 }
 
 extern "C" int32_t tl_cuda_after(tl_cuda_state *state)
 {
-    if (!sync_after_each) return TORCHLEAN_OK;
+    if (!sync_after_each || state->capturing) return TORCHLEAN_OK;
     cudaError_t error = cudaStreamSynchronize(state->stream);
     return error == cudaSuccess ? TORCHLEAN_OK : tl_state_failed(state, error, "its work on the device");
 }
@@ -245,6 +256,11 @@ extern "C" int32_t tl_cuda_after(tl_cuda_state *state)
 extern "C" cudaStream_t tl_cuda_stream(tl_context *ctx) { return tl_context_cuda(ctx)->stream; }
 extern "C" int tl_cuda_sms(tl_context *ctx) { return tl_context_cuda(ctx)->sms; }
 extern "C" int tl_cuda_capturing(tl_context *ctx) { return tl_context_cuda(ctx)->capturing; }
+extern "C" int tl_cuda_shares_streams(tl_context *ctx)
+{
+    const tl_cuda_state *state = tl_context_cuda(ctx);
+    return state->adopted && (state->stream || state->capturing);
+}
 extern "C" int tl_cuda_double_is_fast(tl_context *ctx) { return tl_context_cuda(ctx)->double_is_fast; }
 extern "C" int tl_cuda_chains_are_fast(tl_context *ctx) { return tl_context_cuda(ctx)->chains_are_fast; }
 
@@ -299,25 +315,48 @@ extern "C" int32_t tl_cufft_failed(tl_context *ctx, int error, const char *what)
 
 static int32_t open_blas(tl_context *ctx, tl_cuda_state *state)
 {
-    /* Without a workspace of its own cuBLAS may choose kernels by what memory it finds, so results could differ. */
-    if (!state->blas_workspace) {
-        int32_t status = tl_cuda_malloc(state, BLAS_WORKSPACE, &state->blas_workspace);
-        if (status == TORCHLEAN_NO_MEMORY && !(status = tl_pool_collect(ctx)))
-            status = tl_cuda_malloc(state, BLAS_WORKSPACE, &state->blas_workspace);
-        TL_TRY(status);
-    }
+    if (tl_cuda_host_captures(state))
+        return tl_fail(TORCHLEAN_UNAVAILABLE,
+                       "cuBLAS cannot be started during a host's capture; run the call once before");
     cublasHandle_t handle = nullptr;
     TL_CUBLAS_TRY(ctx, cublasCreate(&handle));
-    cublasStatus_t error = cublasSetStream(handle, state->stream); /* first: it resets the workspace */
-    if (error == CUBLAS_STATUS_SUCCESS) error = cublasSetWorkspace(handle, state->blas_workspace, BLAS_WORKSPACE);
     /* Pedantic: neither TF32 nor emulation of float32 by narrower formats, whatever environment variables say. */
-    if (error == CUBLAS_STATUS_SUCCESS) error = cublasSetMathMode(handle, CUBLAS_PEDANTIC_MATH);
+    cublasStatus_t error = cublasSetMathMode(handle, CUBLAS_PEDANTIC_MATH);
     if (error == CUBLAS_STATUS_SUCCESS) error = cublasSetAtomicsMode(handle, CUBLAS_ATOMICS_NOT_ALLOWED);
     if (error != CUBLAS_STATUS_SUCCESS) {
         cublasDestroy(handle);
         return tl_cublas_failed(ctx, error, "setting up cuBLAS");
     }
     state->blas = handle;
+    state->blas_stream = nullptr; /* as a new handle has it */
+    return TORCHLEAN_OK;
+}
+
+/* The workspace of the context's own stream, made once; on a host's one for the call, as two streams, or a graph and a stream, may not
+ * have the same. Without one cuBLAS may choose kernels by what memory it finds, so results could differ. */
+static int32_t find_workspace(tl_context *ctx, tl_cuda_state *state, void **workspace)
+{
+    if (state->adopted) return tl_pool_alloc_for_call(ctx, BLAS_WORKSPACE, workspace);
+    int32_t status = TORCHLEAN_OK;
+    if (!state->blas_workspace) {
+        status = tl_cuda_malloc(state, BLAS_WORKSPACE, &state->blas_workspace);
+        if (status == TORCHLEAN_NO_MEMORY && !(status = tl_pool_collect(ctx)))
+            status = tl_cuda_malloc(state, BLAS_WORKSPACE, &state->blas_workspace);
+    }
+    *workspace = state->blas_workspace;
+    return status;
+}
+
+/* The handle works on the context's stream, with that workspace. */
+static int32_t aim_blas(tl_context *ctx, tl_cuda_state *state)
+{
+    const bool moved = state->blas_stream != state->stream;
+    if (!moved && !state->adopted) return TORCHLEAN_OK;
+    void *workspace;
+    TL_TRY(find_workspace(ctx, state, &workspace));
+    if (moved) TL_CUBLAS_TRY(ctx, cublasSetStream(state->blas, state->stream)); /* first: it resets the workspace */
+    TL_CUBLAS_TRY(ctx, cublasSetWorkspace(state->blas, workspace, BLAS_WORKSPACE));
+    state->blas_stream = state->stream;
     return TORCHLEAN_OK;
 }
 
@@ -325,7 +364,8 @@ extern "C" cublasHandle_t tl_cuda_blas(tl_context *ctx, int32_t *status)
 {
     tl_cuda_state *state = tl_context_cuda(ctx);
     *status = state->blas ? TORCHLEAN_OK : open_blas(ctx, state);
-    return state->blas;
+    if (!*status) *status = aim_blas(ctx, state);
+    return *status ? nullptr : state->blas;
 }
 
 /* ---- memory ---------------------------------------------------------------------------------------------------- */
@@ -359,6 +399,35 @@ extern "C" int32_t tl_cuda_fill(tl_cuda_state *state, float *device, float value
 
 extern "C" uint64_t tl_cuda_stream_number(const tl_cuda_state *state) { return (uint64_t)(uintptr_t)state->stream; }
 
+/* From the context's own stream to a host's and back its work is waited for, as the two share what lasts; a host's streams share
+ * nothing that a launch changes. */
+extern "C" int32_t tl_cuda_adopt(tl_cuda_state *state, int adopted, uint64_t stream)
+{
+    if (adopted != state->adopted) {
+        TL_TRY(tl_state_enter(state));
+        if (tl_cuda_host_captures(state))
+            return tl_fail(TORCHLEAN_UNAVAILABLE,
+                           "context: got a host's stream that is being captured, expected another");
+        const tl_relaxed relaxed;
+        TRY(adopted ? cudaStreamSynchronize(state->own) : cudaDeviceSynchronize());
+        state->adopted = adopted;
+        state->capturing = 0;
+    }
+    state->stream = adopted ? reinterpret_cast<cudaStream_t>((uintptr_t)stream) : state->own;
+    return TORCHLEAN_OK;
+}
+
+/* While another stream is captured the legacy default one cannot be asked; what is queued there is refused then. */
+extern "C" int tl_cuda_host_captures(const tl_cuda_state *state)
+{
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    if (!state->adopted || state->fork_serial != tl_fork_serial()) return 0;
+    const cudaError_t error = cudaStreamIsCapturing(state->stream, &status);
+    if (error == cudaSuccess) return status != cudaStreamCaptureStatusNone;
+    cudaGetLastError();
+    return error == cudaErrorStreamCaptureImplicit;
+}
+
 extern "C" int32_t tl_cuda_order(tl_cuda_state *state, uint64_t stream, int after)
 {
     TL_TRY(tl_state_enter(state));
@@ -376,7 +445,7 @@ extern "C" void tl_cuda_event(tl_cuda_state *state, void **event)
 {
     *event = nullptr;
     cudaEvent_t made;
-    if (state->capturing || tl_state_enter(state) ||
+    if (state->capturing || tl_cuda_host_captures(state) || tl_state_enter(state) ||
         cudaEventCreateWithFlags(&made, cudaEventDisableTiming) != cudaSuccess)
         return;
     if (cudaEventRecord(made, state->stream) == cudaSuccess)
@@ -390,6 +459,7 @@ extern "C" int tl_cuda_event_passed(tl_cuda_state *state, void *event)
 {
     if (state->fork_serial != tl_fork_serial() || make_current(state->ordinal) != cudaSuccess) return 1;
     const cudaEvent_t made = (cudaEvent_t)event;
+    const tl_relaxed relaxed;
     const cudaError_t error = made ? cudaEventQuery(made) : cudaStreamQuery(state->stream);
     cudaGetLastError();
     if (error == cudaErrorNotReady) return 0;

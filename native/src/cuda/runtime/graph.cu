@@ -111,7 +111,7 @@ static int32_t open_piece(tl_cuda_state *state, tl_graph_inputs *inputs)
     if (inputs->written) return TORCHLEAN_OK;
     for (uint32_t turns = 0; inputs->launched - __atomic_load_n(inputs->of.read, __ATOMIC_ACQUIRE) >= SLOTS; turns++) {
         if (turns % 64 == 63) {
-            const cudaError_t error = cudaStreamQuery(state->stream);
+            const cudaError_t error = cudaStreamQuery(state->own);
             if (error != cudaSuccess && error != cudaErrorNotReady)
                 return tl_state_failed(state, error, "earlier work on the device");
             cudaGetLastError();
@@ -215,7 +215,7 @@ extern "C" void tl_cuda_graph_free(tl_cuda_state *state, tl_cuda_graph *graph)
         cudaSetDevice(state->ordinal);
         cudaGraphExecDestroy(graph->run);
         if (graph->inputs && *(volatile uint32_t *)graph->inputs->of.read != graph->inputs->launched)
-            cudaStreamSynchronize(state->stream);
+            cudaStreamSynchronize(state->own);
         free_inputs(graph->inputs);
         cudaGetLastError();
     }

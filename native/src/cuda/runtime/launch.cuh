@@ -23,6 +23,8 @@ cublasHandle_t tl_cuda_blas(tl_context *ctx, int32_t *status);
 int tl_cuda_sms(tl_context *ctx);
 /* The launches being made become a graph's: objects that they use must last as long as the context. */
 int tl_cuda_capturing(tl_context *ctx);
+/* Launches of several streams may run at a time, on a host's: what launches change, beyond results and scratch, is to be left alone. */
+int tl_cuda_shares_streams(tl_context *ctx);
 /* Float64 runs at half the rate of float32 or better (data-centre chips), not at 1/32 or 1/64. */
 int tl_cuda_double_is_fast(tl_context *ctx);
 /* The kernels that run here compute chains of device/chain.cuh on float64 tensor cores (compiled for 9.0 or later), at the
@@ -34,6 +36,8 @@ int tl_cuda_launches_ahead(tl_context *ctx);
  * once and the stream is not stalled. Given back with tl_pool_free(ctx, *device), also right after the launch that
  * uses it. */
 int32_t tl_cuda_stage(tl_context *ctx, const void *host, size_t bytes, void **device);
+/* Copies host memory to a table of the context that no launch has used yet, and waits for it. */
+int32_t tl_cuda_send_table(tl_context *ctx, void *device, const void *host, size_t bytes);
 /* Checks the launch just made: OK, or a status; the context is then poisoned. */
 int32_t tl_cuda_launched(tl_context *ctx, const char *kernel);
 /* Turn an error of the CUDA runtime, cuBLAS or cuFFT into a status with a message that names `what`. */

@@ -13,6 +13,7 @@ struct tl_pinned {
     int used[TL_PIECES];
     int current;
     size_t offset;
+    cudaStream_t stream; /* of the copies from the current piece of a ring */
 };
 
 struct tl_graph_inputs; /* of runtime/graph.cu */
@@ -25,12 +26,15 @@ struct tl_attached {
 struct tl_cuda_state {
     int32_t ordinal;
     uint32_t fork_serial;
-    cudaStream_t stream;
-    cudaStream_t beside; /* made when first needed: copies that must be done while the stream captures */
-    int capturing;
+    cudaStream_t stream; /* that of the context's work: its own, or a host's */
+    cudaStream_t own;
+    cudaStream_t beside;     /* made when first needed: copies that must be done while the stream captures */
+    int adopted;             /* the stream is a host's */
+    int capturing;           /* it is being captured, by the context or, while a call runs, by the host */
     tl_graph_inputs *inputs; /* of the graph that is being captured */
     cublasHandle_t blas;
-    void *blas_workspace;
+    cudaStream_t blas_stream; /* that the handle has now */
+    void *blas_workspace;     /* of the context's own stream */
     int sms, double_is_fast, chains_are_fast, launches_ahead;
     cudaEvent_t marks[TL_MARKS];
     int marked[TL_MARKS];
@@ -49,6 +53,15 @@ void tl_close_pinned(tl_pinned *p);
 /* The copy that a captured call reads at every launch: made now, beside the stream, into memory that the graph keeps. That
  * memory is idle, as a capture begins when all work is done. */
 int32_t tl_state_send_beside(tl_cuda_state *state, void *device, const void *host, size_t bytes);
+
+/* Within, the calling thread may ask for what ends captures of the mode "global" otherwise: memory, whether an event has passed. None
+ * of it is work of a stream that is captured. */
+struct tl_relaxed {
+    tl_relaxed() { cudaThreadExchangeStreamCaptureMode(&mode); }
+    tl_relaxed(const tl_relaxed &) = delete;
+    ~tl_relaxed() { cudaThreadExchangeStreamCaptureMode(&mode); }
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+};
 
 #define TRY(expr) \
     do { \

@@ -54,8 +54,10 @@ static_assert(RING_SEGMENTS <= TL_PIECES && STAGING_BLOCKS <= TL_PIECES, "a pinn
 
 void tl_close_pinned(tl_pinned *p)
 {
-    for (cudaEvent_t event : p->done)
-        if (event) cudaEventDestroy(event);
+    for (int i = 0; i < TL_PIECES; i++) {
+        if (p->used[i]) cudaEventSynchronize(p->done[i]); /* a host's streams are not waited for otherwise */
+        if (p->done[i]) cudaEventDestroy(p->done[i]);
+    }
     if (p->memory) cudaFreeHost(p->memory);
 }
 
@@ -75,15 +77,24 @@ static int32_t open_ring(tl_cuda_state *state)
     return TORCHLEAN_OK;
 }
 
-/* Copies up to RING_SEGMENT bytes of host memory to the device through the ring. One event per segment, not per
- * copy. */
-static int32_t send_small(tl_cuda_state *state, void *device, const void *host, size_t bytes)
+/* Marks that the copies from the ring's current segment are queued. */
+static int32_t mark_segment(tl_cuda_state *state)
 {
     tl_pinned *ring = &state->ring;
-    TL_TRY(open_ring(state));
-    if (ring->offset + bytes > RING_SEGMENT) {
-        TRY(cudaEventRecord(ring->done[ring->current], state->stream));
-        ring->used[ring->current] = 1;
+    TRY(cudaEventRecord(ring->done[ring->current], state->stream));
+    ring->used[ring->current] = 1;
+    return TORCHLEAN_OK;
+}
+
+/* Copies up to RING_SEGMENT bytes of host memory to the device through the ring, and marks it where it was the last copy from
+ * its segment. */
+static int32_t send_from_ring(tl_cuda_state *state, void *device, const void *host, size_t bytes)
+{
+    tl_pinned *ring = &state->ring;
+    const bool moved = ring->stream != state->stream;
+    if (moved || ring->offset + bytes > RING_SEGMENT) {
+        if (!moved) TL_TRY(mark_segment(state));
+        ring->stream = state->stream;
         int following = (ring->current + 1) % RING_SEGMENTS;
         if (ring->used[following]) TRY(cudaEventSynchronize(ring->done[following]));
         ring->current = following;
@@ -100,6 +111,14 @@ static int32_t send_small(tl_cuda_state *state, void *device, const void *host, 
     }
     TRY(cudaMemcpyAsync(device, piece, bytes, cudaMemcpyHostToDevice, state->stream));
     return TORCHLEAN_OK;
+}
+
+/* A host's stream may be another, or gone, by the next copy: there each is marked at once. */
+static int32_t send_small(tl_cuda_state *state, void *device, const void *host, size_t bytes)
+{
+    TL_TRY(open_ring(state));
+    TL_TRY(send_from_ring(state, device, host, bytes));
+    return state->adopted ? mark_segment(state) : TORCHLEAN_OK;
 }
 
 /* Bytes per staging block of one transfer: a medium one is cut into eighths, so that filling and sending overlap;
@@ -203,6 +222,7 @@ static int32_t fetch(tl_cuda_state *state, const char *device, size_t bytes, siz
 {
     int i = (int)(piece % STAGING_BLOCKS);
     size_t at = piece * size, length = bytes - at < size ? bytes - at : size;
+    if (state->adopted && state->staging.used[i]) TRY(cudaEventSynchronize(state->staging.done[i]));
     TRY(cudaMemcpyAsync(state->staging.memory + i * STAGING_BLOCK, device + at, length, cudaMemcpyDeviceToHost,
                         state->stream));
     TRY(cudaEventRecord(state->staging.done[i], state->stream));
@@ -220,7 +240,7 @@ static int32_t fetch_small(tl_cuda_state *state, void *host, const void *device,
     return TORCHLEAN_OK;
 }
 
-/* The stream orders a piece behind any upload that still reads its block, so no wait is needed before fetching. */
+/* The context's own stream orders a piece behind any upload that still reads its block, so no wait is needed before fetching. */
 extern "C" int32_t tl_cuda_download(tl_cuda_state *state, void *host, const void *device, size_t bytes)
 {
     TL_TRY(tl_state_enter(state));
@@ -257,9 +277,16 @@ int32_t tl_state_send_beside(tl_cuda_state *state, void *device, const void *hos
     return TORCHLEAN_OK;
 }
 
+extern "C" int32_t tl_cuda_send_table(tl_context *ctx, void *device, const void *host, size_t bytes)
+{
+    return tl_state_send_beside(tl_context_cuda(ctx), device, host, bytes);
+}
+
 extern "C" int32_t tl_cuda_stage(tl_context *ctx, const void *host, size_t bytes, void **device)
 {
     tl_cuda_state *state = tl_context_cuda(ctx);
+    if (state->adopted && state->capturing)
+        return tl_fail(TORCHLEAN_UNAVAILABLE, "got a host array during a host's capture, expected an index buffer");
     TL_TRY(state->capturing ? tl_pool_alloc_constant(ctx, bytes, device) : tl_pool_alloc(ctx, bytes, device));
     int32_t status = bytes == 0              ? TORCHLEAN_OK
                      : state->capturing      ? tl_state_send_beside(state, *device, host, bytes)

@@ -22,6 +22,7 @@ struct Plans {
     struct Entry {
         tl_fft_shape shape;
         cufftHandle handle;
+        cudaStream_t stream; /* that the handle has now */
         size_t work;
         uint64_t stamp; /* 0: free */
         int captured;   /* a graph holds its kernels and tables: it stays */
@@ -70,7 +71,7 @@ bool same(const tl_fft_shape &a, const tl_fft_shape &b)
 /* Odd lengths are transformed as complex numbers (see tl_fft_run), in place and dense. */
 bool as_complex(const tl_fft_shape &s) { return s.n % 2 != 0; }
 
-cufftResult make_plan(const tl_fft_shape &s, cudaStream_t stream, cufftHandle *handle, size_t *work)
+cufftResult make_plan(const tl_fft_shape &s, cufftHandle *handle, size_t *work)
 {
     std::lock_guard<std::mutex> alone(one_at_a_time);
     cufftResult result = cufftCreate(handle);
@@ -85,7 +86,6 @@ cufftResult make_plan(const tl_fft_shape &s, cudaStream_t stream, cufftHandle *h
     else if (result == CUFFT_SUCCESS)
         result = cufftMakePlanMany64(*handle, 1, &n, &n, s.real_stride, s.real_dist, &bins, 1, bins, CUFFT_R2C, s.batch,
                                      work);
-    if (result == CUFFT_SUCCESS) result = cufftSetStream(*handle, stream);
     /* cuFFT fills the plan's tables by work of its own that is not ordered with our non-blocking stream: with several
      * threads on a busy device, transforms have read tables that were not there yet. */
     if (result == CUFFT_SUCCESS && cudaDeviceSynchronize() != cudaSuccess) result = CUFFT_EXEC_FAILED;
@@ -127,14 +127,15 @@ int32_t find_plan(tl_context *ctx, const tl_fft_shape &shape, Plans::Entry **out
         destroy_plan(place->handle);
         place->stamp = 0;
     }
-    cufftResult result = make_plan(shape, tl_cuda_stream(ctx), &place->handle, &place->work);
+    cufftResult result = make_plan(shape, &place->handle, &place->work);
     if (result == CUFFT_ALLOC_FAILED) {
         cudaGetLastError();
         TL_TRY(tl_pool_collect(ctx));
-        result = make_plan(shape, tl_cuda_stream(ctx), &place->handle, &place->work);
+        result = make_plan(shape, &place->handle, &place->work);
     }
     TL_CUFFT_TRY(ctx, result);
     place->shape = shape;
+    place->stream = nullptr; /* as a new handle has it */
     place->captured = 0;
     place->stamp = ++plans->now;
     *out = place;
@@ -202,6 +203,10 @@ int32_t transform(tl_context *ctx, const tl_fft_shape &shape, float *real, float
 {
     Plans::Entry *plan;
     TL_TRY(find_plan(ctx, shape, &plan));
+    if (plan->stream != tl_cuda_stream(ctx)) {
+        TL_CUFFT_TRY(ctx, cufftSetStream(plan->handle, tl_cuda_stream(ctx)));
+        plan->stream = tl_cuda_stream(ctx);
+    }
     tl_scratch<char> work(ctx);
     TL_TRY(work.allocate((int64_t)plan->work));
     TL_CUFFT_TRY(ctx, cufftSetWorkArea(plan->handle, work));
