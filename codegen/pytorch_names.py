@@ -177,6 +177,8 @@ F.layer_norm | x.layer_norm | the last axis; eps is 1e-6 unless said, PyTorch's 
 F.rms_norm | x.rms_norm | the last axis
 F.group_norm, F.instance_norm | x.group_norm, x.instance_norm |
 F.batch_norm | x.batchnorm_channel_first, x.channel_affine | of one image; `nn.BatchNorm` for batches
+native_layer_norm, native_group_norm, native_batch_norm | – | use `kernels.layer_norm_stats`, `kernels.group_norm_stats`, \
+`kernels.batch_norm_stats`
 nn.LayerNorm | nn.LayerNorm | elementwise_affine is affine
 nn.RMSNorm | nn.RMSNorm | elementwise_affine is affine
 nn.GroupNorm | nn.GroupNorm |

@@ -75,6 +75,8 @@ __all__ = [
     "avg_pool2d_bwd",
     "avg_pool_bwd",
     "axpy",
+    "batch_norm_stats",
+    "batch_norm_stats_bwd",
     "batchnorm_channel_first",
     "batchnorm_channel_first_bwd",
     "bce_with_logits",
@@ -147,6 +149,8 @@ __all__ = [
     "gelu_erf",
     "gelu_erf_bwd",
     "global_norm",
+    "group_norm_stats",
+    "group_norm_stats_bwd",
     "grouped_attention",
     "grouped_attention_bwd",
     "hardswish",
@@ -157,6 +161,8 @@ __all__ = [
     "irfft1d_packed_bwd",
     "layer_norm",
     "layer_norm_bwd",
+    "layer_norm_stats",
+    "layer_norm_stats_bwd",
     "le",
     "leaky_relu",
     "leaky_relu_bwd",
@@ -218,6 +224,8 @@ __all__ = [
     "rfft1d_packed_bwd",
     "rms_norm",
     "rms_norm_bwd",
+    "rms_norm_stats",
+    "rms_norm_stats_bwd",
     "rmsprop_centered_step",
     "rmsprop_momentum_step",
     "rmsprop_step",
@@ -6434,6 +6442,394 @@ def channel_affine_bwd(
         raise _refusal(channel_affine_bwd, error, locals()) from None
     if status:
         return _again(status, channel_affine_bwd, locals())
+    give(taken)
+    return made
+
+
+def layer_norm_stats(
+    x: Buffer,
+    rows: int,
+    cols: int,
+    eps: float = 1e-5,
+    *,
+    gamma: Buffer | None = None,
+    beta: Buffer | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer, Buffer, Buffer]:
+    """Layer normalisation over the last axis, with the statistics of the rows.
+
+    out[i, j] = gamma[j]·(x[i, j] - mean[i])·istd[i] + beta[j], mean[i] that of row i, istd[i] = 1/√(V_i + eps), V_i the biased
+    variance around the mean; without gamma its factor is 1, without beta nothing is added
+
+    Shapes: x (rows, cols), gamma and beta (cols) or none, out as x, mean and istd (rows). Leading axes fold into rows.
+    The statistics are results to keep for the gradient, which is that of out alone.
+
+    Special values: those of layer_norm. With cols = 0 mean and istd are NaN.
+
+    Errors: ARGUMENT if eps is negative or NaN.
+
+    Signature: x[rows, cols], gamma?[cols], beta?[cols] -> out[rows, cols], mean[rows], istd[rows]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
+
+    Source: torch.native_layer_norm; Ba, Kiros and Hinton, arXiv:1607.06450; native/src/formula/sum_tree.h
+    """
+    places, given, undo, give = taken = _slots("layer_norm_stats", ("out", "mean", "istd"), None, out)
+    try:
+        call = x._device._calls.buffer_layer_norm_stats
+        status = call(x._handle, _NULL if gamma is None else gamma._handle, _NULL if beta is None else beta._handle,
+                      _index(rows), _index(cols), eps, places[0], places[1], places[2])
+        if not status:
+            made = _results(places, given, x._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(layer_norm_stats, error, locals()) from None
+    if status:
+        return _again(status, layer_norm_stats, locals())
+    give(taken)
+    return made
+
+
+def layer_norm_stats_bwd(
+    x: Buffer,
+    mean: Buffer,
+    istd: Buffer,
+    g_out: Buffer,
+    rows: int,
+    cols: int,
+    eps: float = 1e-5,
+    *,
+    gamma: Buffer | None = None,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of layer_norm_stats.
+
+    gx = istd·(d - mean(d) - x̂·mean(d·x̂)) with d = g_out·gamma, x̂ = (x - mean)·istd and means along the row; ggamma[j] =
+    Σ_i g_out[i, j]·x̂[i, j]; gbeta[j] = Σ_i g_out[i, j].
+
+    mean and istd are those of the forward: eps is not read. With rows = 0 ggamma and gbeta are 0.
+
+    Signature: x[rows, cols], gamma?[cols], mean[rows], istd[rows], g_out[rows, cols] -> gx?[rows, cols],
+        ggamma?[cols], gbeta?[cols]
+
+    Returns (gx, ggamma, gbeta). `want` says which to compute, all by default; the others are None. `out` may hold a
+    buffer for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
+
+    Source: torch.native_layer_norm; Ba, Kiros and Hinton, arXiv:1607.06450; native/src/formula/sum_tree.h
+    """
+    places, given, undo, give = taken = _slots("layer_norm_stats_bwd", ("gx", "ggamma", "gbeta"), want, out)
+    try:
+        call = x._device._calls.buffer_layer_norm_stats_bwd
+        status = call(x._handle, _NULL if gamma is None else gamma._handle, mean._handle, istd._handle, g_out._handle,
+                      _index(rows), _index(cols), eps, places[0], places[1], places[2])
+        if not status:
+            made = _results(places, given, x._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(layer_norm_stats_bwd, error, locals()) from None
+    if status:
+        return _again(status, layer_norm_stats_bwd, locals())
+    give(taken)
+    return made
+
+
+def rms_norm_stats(
+    x: Buffer,
+    rows: int,
+    cols: int,
+    eps: float = 1.1920928955078125e-07,
+    *,
+    gamma: Buffer | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer, Buffer]:
+    """Normalisation by the root of the mean square over the last axis, with the inverse roots of the rows.
+
+    out[i, j] = gamma[j]·(x[i, j]·istd[i]), istd[i] = 1/√(Σ_k x[i, k]²/cols + eps); without gamma its factor is 1
+
+    Shapes: x (rows, cols), gamma (cols) or none, out as x, istd (rows). Leading axes fold into rows.
+    istd is a result to keep for the gradient, which is that of out alone.
+
+    Special values: those of rms_norm. With cols = 0 istd is NaN.
+
+    Errors: ARGUMENT if eps is negative or NaN.
+
+    Signature: x[rows, cols], gamma?[cols] -> out[rows, cols], istd[rows]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
+
+    Source: torch.nn.functional.rms_norm; Zhang and Sennrich, arXiv:1910.07467
+    """
+    places, given, undo, give = taken = _slots("rms_norm_stats", ("out", "istd"), None, out)
+    try:
+        call = x._device._calls.buffer_rms_norm_stats
+        status = call(x._handle, _NULL if gamma is None else gamma._handle, _index(rows), _index(cols), eps, places[0],
+                      places[1])
+        if not status:
+            made = _results(places, given, x._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(rms_norm_stats, error, locals()) from None
+    if status:
+        return _again(status, rms_norm_stats, locals())
+    give(taken)
+    return made
+
+
+def rms_norm_stats_bwd(
+    x: Buffer,
+    istd: Buffer,
+    g_out: Buffer,
+    rows: int,
+    cols: int,
+    eps: float = 1.1920928955078125e-07,
+    *,
+    gamma: Buffer | None = None,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of rms_norm_stats.
+
+    gx = istd·(d - x̂·mean(d·x̂)) with d = g_out·gamma, x̂ = x·istd and the mean along the row; ggamma[j] =
+    Σ_i g_out[i, j]·x̂[i, j].
+
+    istd is that of the forward: eps is not read. With rows = 0 ggamma is 0.
+
+    Signature: x[rows, cols], gamma?[cols], istd[rows], g_out[rows, cols] -> gx?[rows, cols], ggamma?[cols]
+
+    Returns (gx, ggamma). `want` says which to compute, all by default; the others are None. `out` may hold a buffer
+    for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
+
+    Source: torch.nn.functional.rms_norm; Zhang and Sennrich, arXiv:1910.07467
+    """
+    places, given, undo, give = taken = _slots("rms_norm_stats_bwd", ("gx", "ggamma"), want, out)
+    try:
+        call = x._device._calls.buffer_rms_norm_stats_bwd
+        status = call(x._handle, _NULL if gamma is None else gamma._handle, istd._handle, g_out._handle, _index(rows),
+                      _index(cols), eps, places[0], places[1])
+        if not status:
+            made = _results(places, given, x._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(rms_norm_stats_bwd, error, locals()) from None
+    if status:
+        return _again(status, rms_norm_stats_bwd, locals())
+    give(taken)
+    return made
+
+
+def batch_norm_stats(
+    x: Buffer,
+    batch: int,
+    channels: int,
+    positions: int,
+    eps: float = 1e-5,
+    *,
+    gamma: Buffer | None = None,
+    beta: Buffer | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer, Buffer, Buffer, Buffer]:
+    """Normalisation of each channel over the batch and the positions, with the statistics of the channels.
+
+    out[b, c, p] = gamma[c]·(x[b, c, p] - mean[c])·istd[c] + beta[c], mean[c] that of channel c, var[c] its biased variance
+    around the mean, istd[c] = 1/√(var[c] + eps); without gamma its factor is 1, without beta nothing is added
+
+    Shapes: x (batch, channels, positions), gamma and beta (channels) or none, out as x, mean, var and istd (channels). Any axes
+    after the second are positions. The statistics are results to keep for the gradient, which is that of out alone; an
+    unbiased variance is var·n/(n - 1) with n = batch·positions.
+
+    Special values: those of batchnorm_channel_first. With batch = 0 or positions = 0 mean, var and istd are NaN.
+
+    Errors: ARGUMENT if eps is negative or NaN.
+
+    Signature: x[batch, channels, positions], gamma?[channels], beta?[channels] -> out[batch, channels, positions],
+        mean[channels], var[channels], istd[channels]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
+
+    Source: torch.native_batch_norm in training; Ioffe and Szegedy, arXiv:1502.03167; native/src/formula/sum_tree.h
+    """
+    places, given, undo, give = taken = _slots("batch_norm_stats", ("out", "mean", "var", "istd"), None, out)
+    try:
+        call = x._device._calls.buffer_batch_norm_stats
+        status = call(x._handle, _NULL if gamma is None else gamma._handle, _NULL if beta is None else beta._handle,
+                      _index(batch), _index(channels), _index(positions), eps, places[0], places[1], places[2],
+                      places[3])
+        if not status:
+            made = _results(places, given, x._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(batch_norm_stats, error, locals()) from None
+    if status:
+        return _again(status, batch_norm_stats, locals())
+    give(taken)
+    return made
+
+
+def batch_norm_stats_bwd(
+    x: Buffer,
+    mean: Buffer,
+    istd: Buffer,
+    g_out: Buffer,
+    batch: int,
+    channels: int,
+    positions: int,
+    eps: float = 1e-5,
+    *,
+    gamma: Buffer | None = None,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of batch_norm_stats.
+
+    gx = gamma·istd·(g - mean(g) - x̂·mean(g·x̂)) with g = g_out, x̂ = (x - mean)·istd and means over the channel; ggamma[c] =
+    Σ g·x̂, gbeta[c] = Σ g over the batch and the positions.
+
+    mean and istd are those of the forward: eps is not read. Where these are constants, not statistics of x, the gradient is
+    that of channel_affine. With nothing to add ggamma and gbeta are 0.
+
+    Signature: x[batch, channels, positions], gamma?[channels], mean[channels], istd[channels], g_out[batch,
+        channels, positions] -> gx?[batch, channels, positions], ggamma?[channels], gbeta?[channels]
+
+    Returns (gx, ggamma, gbeta). `want` says which to compute, all by default; the others are None. `out` may hold a
+    buffer for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
+
+    Source: torch.native_batch_norm in training; Ioffe and Szegedy, arXiv:1502.03167; native/src/formula/sum_tree.h
+    """
+    places, given, undo, give = taken = _slots("batch_norm_stats_bwd", ("gx", "ggamma", "gbeta"), want, out)
+    try:
+        call = x._device._calls.buffer_batch_norm_stats_bwd
+        status = call(x._handle, _NULL if gamma is None else gamma._handle, mean._handle, istd._handle, g_out._handle,
+                      _index(batch), _index(channels), _index(positions), eps, places[0], places[1], places[2])
+        if not status:
+            made = _results(places, given, x._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(batch_norm_stats_bwd, error, locals()) from None
+    if status:
+        return _again(status, batch_norm_stats_bwd, locals())
+    give(taken)
+    return made
+
+
+def group_norm_stats(
+    x: Buffer,
+    batch: int,
+    groups: int,
+    channels: int,
+    positions: int,
+    eps: float = 1e-5,
+    *,
+    gamma: Buffer | None = None,
+    beta: Buffer | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer, Buffer, Buffer]:
+    """Normalisation of groups of channels of each sample, with the statistics of the groups.
+
+    out[b, k, c, p] = gamma[k, c]·(x[b, k, c, p] - mean[b, k])·istd[b, k] + beta[k, c], mean[b, k] that of group k of sample b,
+    istd[b, k] = 1/√(V + eps), V its biased variance around the mean; without gamma its factor is 1, without beta nothing is
+    added
+
+    Shapes: x (batch, groups, channels, positions), channels being those of one group, gamma and beta (groups, channels) or
+    none, out as x, mean and istd (batch, groups). Any axes after the channels are positions. The statistics are results to keep
+    for the gradient, which is that of out alone.
+
+    Special values: those of layer_norm. With channels = 0 or positions = 0 mean and istd are NaN.
+
+    Errors: ARGUMENT if eps is negative or NaN.
+
+    Signature: x[batch, groups, channels, positions], gamma?[groups, channels], beta?[groups, channels] ->
+        out[batch, groups, channels, positions], mean[batch, groups], istd[batch, groups]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
+
+    Source: torch.native_group_norm; Wu and He, Group Normalization, arXiv:1803.08494; native/src/formula/sum_tree.h
+    """
+    places, given, undo, give = taken = _slots("group_norm_stats", ("out", "mean", "istd"), None, out)
+    try:
+        call = x._device._calls.buffer_group_norm_stats
+        status = call(x._handle, _NULL if gamma is None else gamma._handle, _NULL if beta is None else beta._handle,
+                      _index(batch), _index(groups), _index(channels), _index(positions), eps, places[0], places[1],
+                      places[2])
+        if not status:
+            made = _results(places, given, x._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(group_norm_stats, error, locals()) from None
+    if status:
+        return _again(status, group_norm_stats, locals())
+    give(taken)
+    return made
+
+
+def group_norm_stats_bwd(
+    x: Buffer,
+    mean: Buffer,
+    istd: Buffer,
+    g_out: Buffer,
+    batch: int,
+    groups: int,
+    channels: int,
+    positions: int,
+    eps: float = 1e-5,
+    *,
+    gamma: Buffer | None = None,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of group_norm_stats.
+
+    gx = istd·(d - mean(d) - x̂·mean(d·x̂)) with d = g_out·gamma, x̂ = (x - mean)·istd and means over the group; ggamma[k, c] =
+    Σ g_out·x̂, gbeta[k, c] = Σ g_out over the batch and the positions.
+
+    mean and istd are those of the forward: eps is not read. With nothing to add ggamma and gbeta are 0.
+
+    Signature: x[batch, groups, channels, positions], gamma?[groups, channels], mean[batch, groups], istd[batch,
+        groups], g_out[batch, groups, channels, positions] -> gx?[batch, groups, channels, positions],
+        ggamma?[groups, channels], gbeta?[groups, channels]
+
+    Returns (gx, ggamma, gbeta). `want` says which to compute, all by default; the others are None. `out` may hold a
+    buffer for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
+
+    Source: torch.native_group_norm; Wu and He, Group Normalization, arXiv:1803.08494; native/src/formula/sum_tree.h
+    """
+    places, given, undo, give = taken = _slots("group_norm_stats_bwd", ("gx", "ggamma", "gbeta"), want, out)
+    try:
+        call = x._device._calls.buffer_group_norm_stats_bwd
+        status = call(x._handle, _NULL if gamma is None else gamma._handle, mean._handle, istd._handle, g_out._handle,
+                      _index(batch), _index(groups), _index(channels), _index(positions), eps, places[0], places[1],
+                      places[2])
+        if not status:
+            made = _results(places, given, x._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(group_norm_stats_bwd, error, locals()) from None
+    if status:
+        return _again(status, group_norm_stats_bwd, locals())
     give(taken)
     return made
 

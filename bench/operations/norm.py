@@ -16,6 +16,43 @@ def _torch_affine(torch, x, center, slope, shift):
     return lambda: torch.nn.functional.batch_norm(x, center, variance, slope, shift, False, 0.1, 1e-30)
 
 
+def _native(torch, name, *arguments):
+    return getattr(torch.ops.aten, name).default(*arguments)
+
+
+def _torch_batch_norm(torch, x, gamma, beta, eps):
+    return _native(torch, "native_batch_norm", x, gamma, beta, None, None, True, 0.1, eps)
+
+
+def _torch_layer_norm_given(torch, x, gamma, mean, istd, g_out, cols):
+    rows, mask = (len(x), 1), [True, True, True]
+    return lambda: torch.ops.aten.native_layer_norm_backward(
+        g_out, x, (cols,), mean.reshape(rows), istd.reshape(rows), gamma, gamma, mask
+    )
+
+
+def _torch_batch_norm_given(torch, x, gamma, mean, istd, g_out, eps):
+    mask = [True, True, True]
+    return lambda: _native(
+        torch, "native_batch_norm_backward", g_out, x, gamma, None, None, mean, istd, True, eps, mask
+    )
+
+
+def _sizes_of_groups(batch, groups, channels, positions):
+    return batch, groups * channels, positions, groups
+
+
+def _torch_group_norm(torch, x, gamma, beta, batch, groups, channels, positions, eps):
+    vectors = None if gamma is None else gamma.reshape(-1), None if beta is None else beta.reshape(-1)
+    return _native(torch, "native_group_norm", x, *vectors, *_sizes_of_groups(batch, groups, channels, positions), eps)
+
+
+def _torch_group_norm_given(torch, x, gamma, mean, istd, g_out, batch, groups, channels, positions):
+    weight, mask = None if gamma is None else gamma.reshape(-1), [True, True, True]
+    sizes = _sizes_of_groups(batch, groups, channels, positions)
+    return lambda: _native(torch, "native_group_norm_backward", g_out, x, mean, istd, weight, *sizes, mask)
+
+
 BENCHMARKS = {
     "layer_norm": Benchmark(
         sizes=[{"rows": 4096, "cols": 4096}, {"rows": 65536, "cols": 1024}, {"rows": 8192, "cols": 12288}],
@@ -30,4 +67,18 @@ BENCHMARKS = {
     "channel_affine": Benchmark(
         sizes=[{"batch": 64, "channels": 64, "positions": 3136}, {"batch": 16, "channels": 256, "positions": 65536}],
         torch=_torch_affine),
+    "layer_norm_stats": Benchmark(
+        sizes=[{"rows": 4096, "cols": 4096}, {"rows": 65536, "cols": 1024}, {"rows": 65536, "cols": 64}],
+        torch=lambda torch, x, gamma, beta, cols, eps: torch.native_layer_norm(x, (cols,), gamma, beta, eps),
+        torch_vjp=_torch_layer_norm_given),
+    "rms_norm_stats": Benchmark(sizes=[{"rows": 4096, "cols": 4096}],
+        torch=lambda torch, x, gamma, cols, eps: torch.nn.functional.rms_norm(x, (cols,), gamma, eps)),
+    "batch_norm_stats": Benchmark(
+        sizes=[{"batch": 32, "channels": 64, "positions": 12544}, {"batch": 64, "channels": 256, "positions": 3136},
+               {"batch": 64, "channels": 2048, "positions": 49}],
+        torch=_torch_batch_norm, torch_vjp=_torch_batch_norm_given),
+    "group_norm_stats": Benchmark(
+        sizes=[{"batch": 4, "groups": 32, "channels": 10, "positions": 4096},
+               {"batch": 16, "groups": 32, "channels": 40, "positions": 64}],
+        torch=_torch_group_norm, torch_vjp=_torch_group_norm_given),
 }  # fmt: skip

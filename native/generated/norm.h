@@ -14,6 +14,14 @@
 #define tl_cpu_batchnorm_channel_first_bwd TL_V(tl_cpu_batchnorm_channel_first_bwd)
 #define tl_cpu_channel_affine TL_V(tl_cpu_channel_affine)
 #define tl_cpu_channel_affine_bwd TL_V(tl_cpu_channel_affine_bwd)
+#define tl_cpu_layer_norm_stats TL_V(tl_cpu_layer_norm_stats)
+#define tl_cpu_layer_norm_stats_bwd TL_V(tl_cpu_layer_norm_stats_bwd)
+#define tl_cpu_rms_norm_stats TL_V(tl_cpu_rms_norm_stats)
+#define tl_cpu_rms_norm_stats_bwd TL_V(tl_cpu_rms_norm_stats_bwd)
+#define tl_cpu_batch_norm_stats TL_V(tl_cpu_batch_norm_stats)
+#define tl_cpu_batch_norm_stats_bwd TL_V(tl_cpu_batch_norm_stats_bwd)
+#define tl_cpu_group_norm_stats TL_V(tl_cpu_group_norm_stats)
+#define tl_cpu_group_norm_stats_bwd TL_V(tl_cpu_group_norm_stats_bwd)
 #endif
 
 #ifdef __cplusplus
@@ -49,6 +57,38 @@ typedef int32_t tl_channel_affine_bwd_kernel(tl_context *ctx, const float *x, co
                                              const float *g, int64_t batch, int64_t channels, int64_t positions,
                                              float *gx, float *gcenter, float *gslope, float *gshift);
 tl_channel_affine_bwd_kernel tl_cpu_channel_affine_bwd, tl_cuda_channel_affine_bwd;
+typedef int32_t tl_layer_norm_stats_kernel(tl_context *ctx, const float *x, const float *gamma, const float *beta,
+                                           int64_t rows, int64_t cols, float eps, float *out, float *mean,
+                                           float *istd);
+tl_layer_norm_stats_kernel tl_cpu_layer_norm_stats, tl_cuda_layer_norm_stats;
+typedef int32_t tl_layer_norm_stats_bwd_kernel(tl_context *ctx, const float *x, const float *gamma, const float *mean,
+                                               const float *istd, const float *g_out, int64_t rows, int64_t cols,
+                                               float eps, float *gx, float *ggamma, float *gbeta);
+tl_layer_norm_stats_bwd_kernel tl_cpu_layer_norm_stats_bwd, tl_cuda_layer_norm_stats_bwd;
+typedef int32_t tl_rms_norm_stats_kernel(tl_context *ctx, const float *x, const float *gamma, int64_t rows,
+                                         int64_t cols, float eps, float *out, float *istd);
+tl_rms_norm_stats_kernel tl_cpu_rms_norm_stats, tl_cuda_rms_norm_stats;
+typedef int32_t tl_rms_norm_stats_bwd_kernel(tl_context *ctx, const float *x, const float *gamma, const float *istd,
+                                             const float *g_out, int64_t rows, int64_t cols, float eps, float *gx,
+                                             float *ggamma);
+tl_rms_norm_stats_bwd_kernel tl_cpu_rms_norm_stats_bwd, tl_cuda_rms_norm_stats_bwd;
+typedef int32_t tl_batch_norm_stats_kernel(tl_context *ctx, const float *x, const float *gamma, const float *beta,
+                                           int64_t batch, int64_t channels, int64_t positions, float eps, float *out,
+                                           float *mean, float *var, float *istd);
+tl_batch_norm_stats_kernel tl_cpu_batch_norm_stats, tl_cuda_batch_norm_stats;
+typedef int32_t tl_batch_norm_stats_bwd_kernel(tl_context *ctx, const float *x, const float *gamma, const float *mean,
+                                               const float *istd, const float *g_out, int64_t batch, int64_t channels,
+                                               int64_t positions, float eps, float *gx, float *ggamma, float *gbeta);
+tl_batch_norm_stats_bwd_kernel tl_cpu_batch_norm_stats_bwd, tl_cuda_batch_norm_stats_bwd;
+typedef int32_t tl_group_norm_stats_kernel(tl_context *ctx, const float *x, const float *gamma, const float *beta,
+                                           int64_t batch, int64_t groups, int64_t channels, int64_t positions,
+                                           float eps, float *out, float *mean, float *istd);
+tl_group_norm_stats_kernel tl_cpu_group_norm_stats, tl_cuda_group_norm_stats;
+typedef int32_t tl_group_norm_stats_bwd_kernel(tl_context *ctx, const float *x, const float *gamma, const float *mean,
+                                               const float *istd, const float *g_out, int64_t batch, int64_t groups,
+                                               int64_t channels, int64_t positions, float eps, float *gx,
+                                               float *ggamma, float *gbeta);
+tl_group_norm_stats_bwd_kernel tl_cpu_group_norm_stats_bwd, tl_cuda_group_norm_stats_bwd;
 
 /* The CPU kernels of one SIMD variant. */
 struct tl_norm_kernels {
@@ -60,6 +100,14 @@ struct tl_norm_kernels {
     tl_batchnorm_channel_first_bwd_kernel *batchnorm_channel_first_bwd;
     tl_channel_affine_kernel *channel_affine;
     tl_channel_affine_bwd_kernel *channel_affine_bwd;
+    tl_layer_norm_stats_kernel *layer_norm_stats;
+    tl_layer_norm_stats_bwd_kernel *layer_norm_stats_bwd;
+    tl_rms_norm_stats_kernel *rms_norm_stats;
+    tl_rms_norm_stats_bwd_kernel *rms_norm_stats_bwd;
+    tl_batch_norm_stats_kernel *batch_norm_stats;
+    tl_batch_norm_stats_bwd_kernel *batch_norm_stats_bwd;
+    tl_group_norm_stats_kernel *group_norm_stats;
+    tl_group_norm_stats_bwd_kernel *group_norm_stats_bwd;
 };
 
 #ifdef __cplusplus

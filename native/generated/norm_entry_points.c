@@ -186,3 +186,221 @@ TL_API int32_t torchlean_cuda_buffer_channel_affine_bwd(torchlean_buffer *x, tor
                                                                  tl_out(&call, 2), tl_out(&call, 3));
     return tl_end(&call);
 }
+
+TL_API int32_t torchlean_cuda_buffer_layer_norm_stats(torchlean_buffer *x, torchlean_buffer *gamma,
+                                                      torchlean_buffer *beta, uint32_t rows, uint32_t cols, double eps,
+                                                      torchlean_buffer **out, torchlean_buffer **mean,
+                                                      torchlean_buffer **istd)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_layer_norm_stats", "x", x);
+    call.linear = 1;
+    const uint64_t rows_ = rows;
+    const uint64_t cols_ = cols;
+    const float eps_ = tl_scalar(eps);
+    tl_require(&call, eps_ >= 0u, TORCHLEAN_ARGUMENT, "eps", "got eps = %.9g; expected eps >= 0", (double)eps_);
+    const float *x_ = tl_input(&call, "x", x, "rows*cols", TL_PRODUCT(rows_, cols_));
+    const float *gamma_ = tl_input_optional(&call, "gamma", gamma, "cols", TL_PRODUCT(cols_));
+    const float *beta_ = tl_input_optional(&call, "beta", beta, "cols", TL_PRODUCT(cols_));
+    tl_output(&call, "out", out, "rows*cols", TL_PRODUCT(rows_, cols_));
+    tl_output(&call, "mean", mean, "rows", TL_PRODUCT(rows_));
+    tl_output(&call, "istd", istd, "rows", TL_PRODUCT(rows_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, norm, layer_norm_stats)(call.ctx, x_, gamma_, beta_, rows, cols, eps_,
+                                                               tl_out(&call, 0), tl_out(&call, 1), tl_out(&call, 2));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_layer_norm_stats_bwd(torchlean_buffer *x, torchlean_buffer *gamma,
+                                                          torchlean_buffer *mean, torchlean_buffer *istd,
+                                                          torchlean_buffer *g_out, uint32_t rows, uint32_t cols,
+                                                          double eps, torchlean_buffer **gx, torchlean_buffer **ggamma,
+                                                          torchlean_buffer **gbeta)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_layer_norm_stats_bwd", "x", x);
+    call.linear = 1;
+    const uint64_t rows_ = rows;
+    const uint64_t cols_ = cols;
+    const float eps_ = tl_scalar(eps);
+    tl_require(&call, eps_ >= 0u, TORCHLEAN_ARGUMENT, "eps", "got eps = %.9g; expected eps >= 0", (double)eps_);
+    const float *x_ = tl_input(&call, "x", x, "rows*cols", TL_PRODUCT(rows_, cols_));
+    const float *gamma_ = tl_input_optional(&call, "gamma", gamma, "cols", TL_PRODUCT(cols_));
+    const float *mean_ = tl_input(&call, "mean", mean, "rows", TL_PRODUCT(rows_));
+    const float *istd_ = tl_input(&call, "istd", istd, "rows", TL_PRODUCT(rows_));
+    const float *g_out_ = tl_input(&call, "g_out", g_out, "rows*cols", TL_PRODUCT(rows_, cols_));
+    tl_output_optional(&call, "gx", gx, "rows*cols", TL_PRODUCT(rows_, cols_));
+    tl_output_optional(&call, "ggamma", ggamma, "cols", TL_PRODUCT(cols_));
+    tl_output_optional(&call, "gbeta", gbeta, "cols", TL_PRODUCT(cols_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, norm, layer_norm_stats_bwd)(call.ctx, x_, gamma_, mean_, istd_, g_out_, rows,
+                                                                   cols, eps_, tl_out(&call, 0), tl_out(&call, 1),
+                                                                   tl_out(&call, 2));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_rms_norm_stats(torchlean_buffer *x, torchlean_buffer *gamma, uint32_t rows,
+                                                    uint32_t cols, double eps, torchlean_buffer **out,
+                                                    torchlean_buffer **istd)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_rms_norm_stats", "x", x);
+    call.linear = 1;
+    const uint64_t rows_ = rows;
+    const uint64_t cols_ = cols;
+    const float eps_ = tl_scalar(eps);
+    tl_require(&call, eps_ >= 0u, TORCHLEAN_ARGUMENT, "eps", "got eps = %.9g; expected eps >= 0", (double)eps_);
+    const float *x_ = tl_input(&call, "x", x, "rows*cols", TL_PRODUCT(rows_, cols_));
+    const float *gamma_ = tl_input_optional(&call, "gamma", gamma, "cols", TL_PRODUCT(cols_));
+    tl_output(&call, "out", out, "rows*cols", TL_PRODUCT(rows_, cols_));
+    tl_output(&call, "istd", istd, "rows", TL_PRODUCT(rows_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, norm, rms_norm_stats)(call.ctx, x_, gamma_, rows, cols, eps_, tl_out(&call, 0),
+                                                             tl_out(&call, 1));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_rms_norm_stats_bwd(torchlean_buffer *x, torchlean_buffer *gamma,
+                                                        torchlean_buffer *istd, torchlean_buffer *g_out, uint32_t rows,
+                                                        uint32_t cols, double eps, torchlean_buffer **gx,
+                                                        torchlean_buffer **ggamma)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_rms_norm_stats_bwd", "x", x);
+    call.linear = 1;
+    const uint64_t rows_ = rows;
+    const uint64_t cols_ = cols;
+    const float eps_ = tl_scalar(eps);
+    tl_require(&call, eps_ >= 0u, TORCHLEAN_ARGUMENT, "eps", "got eps = %.9g; expected eps >= 0", (double)eps_);
+    const float *x_ = tl_input(&call, "x", x, "rows*cols", TL_PRODUCT(rows_, cols_));
+    const float *gamma_ = tl_input_optional(&call, "gamma", gamma, "cols", TL_PRODUCT(cols_));
+    const float *istd_ = tl_input(&call, "istd", istd, "rows", TL_PRODUCT(rows_));
+    const float *g_out_ = tl_input(&call, "g_out", g_out, "rows*cols", TL_PRODUCT(rows_, cols_));
+    tl_output_optional(&call, "gx", gx, "rows*cols", TL_PRODUCT(rows_, cols_));
+    tl_output_optional(&call, "ggamma", ggamma, "cols", TL_PRODUCT(cols_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, norm, rms_norm_stats_bwd)(call.ctx, x_, gamma_, istd_, g_out_, rows, cols, eps_,
+                                                                 tl_out(&call, 0), tl_out(&call, 1));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_batch_norm_stats(torchlean_buffer *x, torchlean_buffer *gamma,
+                                                      torchlean_buffer *beta, uint32_t batch, uint32_t channels,
+                                                      uint32_t positions, double eps, torchlean_buffer **out,
+                                                      torchlean_buffer **mean, torchlean_buffer **var,
+                                                      torchlean_buffer **istd)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_batch_norm_stats", "x", x);
+    call.linear = 1;
+    const uint64_t batch_ = batch;
+    const uint64_t channels_ = channels;
+    const uint64_t positions_ = positions;
+    const float eps_ = tl_scalar(eps);
+    tl_require(&call, eps_ >= 0u, TORCHLEAN_ARGUMENT, "eps", "got eps = %.9g; expected eps >= 0", (double)eps_);
+    const float *x_ = tl_input(&call, "x", x, "batch*channels*positions", TL_PRODUCT(batch_, channels_, positions_));
+    const float *gamma_ = tl_input_optional(&call, "gamma", gamma, "channels", TL_PRODUCT(channels_));
+    const float *beta_ = tl_input_optional(&call, "beta", beta, "channels", TL_PRODUCT(channels_));
+    tl_output(&call, "out", out, "batch*channels*positions", TL_PRODUCT(batch_, channels_, positions_));
+    tl_output(&call, "mean", mean, "channels", TL_PRODUCT(channels_));
+    tl_output(&call, "var", var, "channels", TL_PRODUCT(channels_));
+    tl_output(&call, "istd", istd, "channels", TL_PRODUCT(channels_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, norm, batch_norm_stats)(call.ctx, x_, gamma_, beta_, batch, channels, positions,
+                                                               eps_, tl_out(&call, 0), tl_out(&call, 1),
+                                                               tl_out(&call, 2), tl_out(&call, 3));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_batch_norm_stats_bwd(torchlean_buffer *x, torchlean_buffer *gamma,
+                                                          torchlean_buffer *mean, torchlean_buffer *istd,
+                                                          torchlean_buffer *g_out, uint32_t batch, uint32_t channels,
+                                                          uint32_t positions, double eps, torchlean_buffer **gx,
+                                                          torchlean_buffer **ggamma, torchlean_buffer **gbeta)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_batch_norm_stats_bwd", "x", x);
+    call.linear = 1;
+    const uint64_t batch_ = batch;
+    const uint64_t channels_ = channels;
+    const uint64_t positions_ = positions;
+    const float eps_ = tl_scalar(eps);
+    tl_require(&call, eps_ >= 0u, TORCHLEAN_ARGUMENT, "eps", "got eps = %.9g; expected eps >= 0", (double)eps_);
+    const float *x_ = tl_input(&call, "x", x, "batch*channels*positions", TL_PRODUCT(batch_, channels_, positions_));
+    const float *gamma_ = tl_input_optional(&call, "gamma", gamma, "channels", TL_PRODUCT(channels_));
+    const float *mean_ = tl_input(&call, "mean", mean, "channels", TL_PRODUCT(channels_));
+    const float *istd_ = tl_input(&call, "istd", istd, "channels", TL_PRODUCT(channels_));
+    const float *g_out_ = tl_input(&call, "g_out", g_out, "batch*channels*positions",
+                                   TL_PRODUCT(batch_, channels_, positions_));
+    tl_output_optional(&call, "gx", gx, "batch*channels*positions", TL_PRODUCT(batch_, channels_, positions_));
+    tl_output_optional(&call, "ggamma", ggamma, "channels", TL_PRODUCT(channels_));
+    tl_output_optional(&call, "gbeta", gbeta, "channels", TL_PRODUCT(channels_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, norm, batch_norm_stats_bwd)(call.ctx, x_, gamma_, mean_, istd_, g_out_, batch,
+                                                                   channels, positions, eps_, tl_out(&call, 0),
+                                                                   tl_out(&call, 1), tl_out(&call, 2));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_group_norm_stats(torchlean_buffer *x, torchlean_buffer *gamma,
+                                                      torchlean_buffer *beta, uint32_t batch, uint32_t groups,
+                                                      uint32_t channels, uint32_t positions, double eps,
+                                                      torchlean_buffer **out, torchlean_buffer **mean,
+                                                      torchlean_buffer **istd)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_group_norm_stats", "x", x);
+    call.linear = 1;
+    const uint64_t batch_ = batch;
+    const uint64_t groups_ = groups;
+    const uint64_t channels_ = channels;
+    const uint64_t positions_ = positions;
+    const float eps_ = tl_scalar(eps);
+    tl_require(&call, eps_ >= 0u, TORCHLEAN_ARGUMENT, "eps", "got eps = %.9g; expected eps >= 0", (double)eps_);
+    const float *x_ = tl_input(&call, "x", x, "batch*groups*channels*positions",
+                               TL_PRODUCT(batch_, groups_, channels_, positions_));
+    const float *gamma_ = tl_input_optional(&call, "gamma", gamma, "groups*channels", TL_PRODUCT(groups_, channels_));
+    const float *beta_ = tl_input_optional(&call, "beta", beta, "groups*channels", TL_PRODUCT(groups_, channels_));
+    tl_output(&call, "out", out, "batch*groups*channels*positions", TL_PRODUCT(batch_, groups_, channels_, positions_));
+    tl_output(&call, "mean", mean, "batch*groups", TL_PRODUCT(batch_, groups_));
+    tl_output(&call, "istd", istd, "batch*groups", TL_PRODUCT(batch_, groups_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, norm, group_norm_stats)(call.ctx, x_, gamma_, beta_, batch, groups, channels,
+                                                               positions, eps_, tl_out(&call, 0), tl_out(&call, 1),
+                                                               tl_out(&call, 2));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_group_norm_stats_bwd(torchlean_buffer *x, torchlean_buffer *gamma,
+                                                          torchlean_buffer *mean, torchlean_buffer *istd,
+                                                          torchlean_buffer *g_out, uint32_t batch, uint32_t groups,
+                                                          uint32_t channels, uint32_t positions, double eps,
+                                                          torchlean_buffer **gx, torchlean_buffer **ggamma,
+                                                          torchlean_buffer **gbeta)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_group_norm_stats_bwd", "x", x);
+    call.linear = 1;
+    const uint64_t batch_ = batch;
+    const uint64_t groups_ = groups;
+    const uint64_t channels_ = channels;
+    const uint64_t positions_ = positions;
+    const float eps_ = tl_scalar(eps);
+    tl_require(&call, eps_ >= 0u, TORCHLEAN_ARGUMENT, "eps", "got eps = %.9g; expected eps >= 0", (double)eps_);
+    const float *x_ = tl_input(&call, "x", x, "batch*groups*channels*positions",
+                               TL_PRODUCT(batch_, groups_, channels_, positions_));
+    const float *gamma_ = tl_input_optional(&call, "gamma", gamma, "groups*channels", TL_PRODUCT(groups_, channels_));
+    const float *mean_ = tl_input(&call, "mean", mean, "batch*groups", TL_PRODUCT(batch_, groups_));
+    const float *istd_ = tl_input(&call, "istd", istd, "batch*groups", TL_PRODUCT(batch_, groups_));
+    const float *g_out_ = tl_input(&call, "g_out", g_out, "batch*groups*channels*positions",
+                                   TL_PRODUCT(batch_, groups_, channels_, positions_));
+    tl_output_optional(&call, "gx", gx, "batch*groups*channels*positions",
+                       TL_PRODUCT(batch_, groups_, channels_, positions_));
+    tl_output_optional(&call, "ggamma", ggamma, "groups*channels", TL_PRODUCT(groups_, channels_));
+    tl_output_optional(&call, "gbeta", gbeta, "groups*channels", TL_PRODUCT(groups_, channels_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, norm, group_norm_stats_bwd)(call.ctx, x_, gamma_, mean_, istd_, g_out_, batch,
+                                                                   groups, channels, positions, eps_, tl_out(&call, 0),
+                                                                   tl_out(&call, 1), tl_out(&call, 2));
+    return tl_end(&call);
+}

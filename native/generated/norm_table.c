@@ -11,4 +11,12 @@ const struct tl_norm_kernels TL_V(tl_cpu_norm_kernels) = {
     .batchnorm_channel_first_bwd = tl_cpu_batchnorm_channel_first_bwd,
     .channel_affine = tl_cpu_channel_affine,
     .channel_affine_bwd = tl_cpu_channel_affine_bwd,
+    .layer_norm_stats = tl_cpu_layer_norm_stats,
+    .layer_norm_stats_bwd = tl_cpu_layer_norm_stats_bwd,
+    .rms_norm_stats = tl_cpu_rms_norm_stats,
+    .rms_norm_stats_bwd = tl_cpu_rms_norm_stats_bwd,
+    .batch_norm_stats = tl_cpu_batch_norm_stats,
+    .batch_norm_stats_bwd = tl_cpu_batch_norm_stats_bwd,
+    .group_norm_stats = tl_cpu_group_norm_stats,
+    .group_norm_stats_bwd = tl_cpu_group_norm_stats_bwd,
 };

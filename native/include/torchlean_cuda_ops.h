@@ -828,6 +828,81 @@ TL_API int32_t torchlean_cuda_buffer_channel_affine_bwd(torchlean_buffer *x, tor
                                                         torchlean_buffer **gcenter, torchlean_buffer **gslope,
                                                         torchlean_buffer **gshift);
 
+/* Layer normalisation over the last axis, with the statistics of the rows.
+ * x[rows, cols], gamma?[cols], beta?[cols] -> out[rows, cols], mean[rows], istd[rows]
+ * ARGUMENT unless eps >= 0 (eps). */
+TL_API int32_t torchlean_cuda_buffer_layer_norm_stats(torchlean_buffer *x, torchlean_buffer *gamma,
+                                                      torchlean_buffer *beta, uint32_t rows, uint32_t cols, double eps,
+                                                      torchlean_buffer **out, torchlean_buffer **mean,
+                                                      torchlean_buffer **istd);
+
+/* Vector-Jacobian product of layer_norm_stats.
+ * x[rows, cols], gamma?[cols], mean[rows], istd[rows], g_out[rows, cols] -> gx?[rows, cols], ggamma?[cols],
+ *   gbeta?[cols]
+ * ARGUMENT unless eps >= 0 (eps). */
+TL_API int32_t torchlean_cuda_buffer_layer_norm_stats_bwd(torchlean_buffer *x, torchlean_buffer *gamma,
+                                                          torchlean_buffer *mean, torchlean_buffer *istd,
+                                                          torchlean_buffer *g_out, uint32_t rows, uint32_t cols,
+                                                          double eps, torchlean_buffer **gx, torchlean_buffer **ggamma,
+                                                          torchlean_buffer **gbeta);
+
+/* Normalisation by the root of the mean square over the last axis, with the inverse roots of the rows.
+ * x[rows, cols], gamma?[cols] -> out[rows, cols], istd[rows]
+ * ARGUMENT unless eps >= 0 (eps). */
+TL_API int32_t torchlean_cuda_buffer_rms_norm_stats(torchlean_buffer *x, torchlean_buffer *gamma, uint32_t rows,
+                                                    uint32_t cols, double eps, torchlean_buffer **out,
+                                                    torchlean_buffer **istd);
+
+/* Vector-Jacobian product of rms_norm_stats.
+ * x[rows, cols], gamma?[cols], istd[rows], g_out[rows, cols] -> gx?[rows, cols], ggamma?[cols]
+ * ARGUMENT unless eps >= 0 (eps). */
+TL_API int32_t torchlean_cuda_buffer_rms_norm_stats_bwd(torchlean_buffer *x, torchlean_buffer *gamma,
+                                                        torchlean_buffer *istd, torchlean_buffer *g_out, uint32_t rows,
+                                                        uint32_t cols, double eps, torchlean_buffer **gx,
+                                                        torchlean_buffer **ggamma);
+
+/* Normalisation of each channel over the batch and the positions, with the statistics of the channels.
+ * x[batch, channels, positions], gamma?[channels], beta?[channels] -> out[batch, channels, positions], mean[channels],
+ *   var[channels], istd[channels]
+ * ARGUMENT unless eps >= 0 (eps). */
+TL_API int32_t torchlean_cuda_buffer_batch_norm_stats(torchlean_buffer *x, torchlean_buffer *gamma,
+                                                      torchlean_buffer *beta, uint32_t batch, uint32_t channels,
+                                                      uint32_t positions, double eps, torchlean_buffer **out,
+                                                      torchlean_buffer **mean, torchlean_buffer **var,
+                                                      torchlean_buffer **istd);
+
+/* Vector-Jacobian product of batch_norm_stats.
+ * x[batch, channels, positions], gamma?[channels], mean[channels], istd[channels], g_out[batch, channels, positions]
+ *   -> gx?[batch, channels, positions], ggamma?[channels], gbeta?[channels]
+ * ARGUMENT unless eps >= 0 (eps). */
+TL_API int32_t torchlean_cuda_buffer_batch_norm_stats_bwd(torchlean_buffer *x, torchlean_buffer *gamma,
+                                                          torchlean_buffer *mean, torchlean_buffer *istd,
+                                                          torchlean_buffer *g_out, uint32_t batch, uint32_t channels,
+                                                          uint32_t positions, double eps, torchlean_buffer **gx,
+                                                          torchlean_buffer **ggamma, torchlean_buffer **gbeta);
+
+/* Normalisation of groups of channels of each sample, with the statistics of the groups.
+ * x[batch, groups, channels, positions], gamma?[groups, channels], beta?[groups, channels] -> out[batch, groups,
+ *   channels, positions], mean[batch, groups], istd[batch, groups]
+ * ARGUMENT unless eps >= 0 (eps). */
+TL_API int32_t torchlean_cuda_buffer_group_norm_stats(torchlean_buffer *x, torchlean_buffer *gamma,
+                                                      torchlean_buffer *beta, uint32_t batch, uint32_t groups,
+                                                      uint32_t channels, uint32_t positions, double eps,
+                                                      torchlean_buffer **out, torchlean_buffer **mean,
+                                                      torchlean_buffer **istd);
+
+/* Vector-Jacobian product of group_norm_stats.
+ * x[batch, groups, channels, positions], gamma?[groups, channels], mean[batch, groups], istd[batch, groups],
+ *   g_out[batch, groups, channels, positions] -> gx?[batch, groups, channels, positions], ggamma?[groups, channels],
+ *   gbeta?[groups, channels]
+ * ARGUMENT unless eps >= 0 (eps). */
+TL_API int32_t torchlean_cuda_buffer_group_norm_stats_bwd(torchlean_buffer *x, torchlean_buffer *gamma,
+                                                          torchlean_buffer *mean, torchlean_buffer *istd,
+                                                          torchlean_buffer *g_out, uint32_t batch, uint32_t groups,
+                                                          uint32_t channels, uint32_t positions, double eps,
+                                                          torchlean_buffer **gx, torchlean_buffer **ggamma,
+                                                          torchlean_buffer **gbeta);
+
 /* ---- loss ------------------------------------------------------------------------------------------------------------ */
 
 /* Mean of the squared differences.

@@ -8,6 +8,6 @@
 #define TORCHLEAN_CUDA_VERSION_PATCH 0
 #define TORCHLEAN_CUDA_VERSION 100
 /* SHA-256 over the declarations of both headers. */
-#define TORCHLEAN_CUDA_ABI_HASH "9a3e9220b5ea95458004d2e9cf4bbfc4d53453e336e3cdb6f9f9ee167d57985d"
+#define TORCHLEAN_CUDA_ABI_HASH "4896086f7e8d609cc856388b4edf5b0076f08b82eccb2ffdd378cf9199ea0c03"
 
 #endif

@@ -16,6 +16,7 @@ from tests.runtime.foreign_rows import bits, cases
 from tlrt import _calls
 from tlrt._binding import handles
 from tlrt.verify.run import Runtime
+from tlspec.drawn import cotangent_names
 from tlspec.registry import Op
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # other tests use the GPU, too
@@ -86,8 +87,7 @@ def rule(case: Any, device: str) -> list[np.ndarray]:
     runtime = Runtime(device, math=_calls.math())
     computed = dict(zip((o.name for o in case.op.signature.outputs), runtime.run(case), strict=True))
     known = {**case.inputs, **computed}
-    cotangents = [a for a in case.op.vjp_signature.inputs if a.name not in known]
-    ones = {a.name: np.ones_like(x, np.float32) for a, x in zip(cotangents, computed.values(), strict=True)}
+    ones = {g: np.ones_like(computed[o.name], np.float32) for g, o in cotangent_names(case.op).items()}
     given = {a.name: {**known, **ones}[a.name] for a in case.op.vjp_signature.inputs}
     return runtime.run(replace(case, which="vjp", cotangents=ones, given=given))
 

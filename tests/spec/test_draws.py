@@ -122,6 +122,8 @@ PROMISED: dict[str, dict[str, set[object]]] = {
     "safe_log": {"eps": {1e-6, 1e-3, 2.0**-50, 0.5, 1.0}},
     "layer_norm": {"eps": {1e-6, 1e-5, 1e-3, 1.0}},
     "batchnorm_channel_first": {"eps": {1e-6, 1e-5, 1e-3, 1.0}},
+    "batch_norm_stats": {"eps": {1e-6, 1e-5, 1e-3, 1.0}, "positions": {1}},
+    "group_norm_stats": {"eps": {1e-6, 1e-5, 1e-3, 1.0}, "positions": {1}},
     "slice1d": {"start": {0}},
     "conv": {"in_channels": {*conv.CHANNELS[:10]}, "out_channels": {1, 2, 3, 5, 7, 13, 16, 17}, "batch": {1, 2, 3, 5, 7},
              "kernel": {*range(1, 20)}, "stride": {1, 2, 3}, "padding": {0, 1, 2, 3}},

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tlspec import registry
+from tlspec import norm_errors, registry
 from tlspec.bounds import LAMBDA, TINY, U, factor, spacing
 from tlspec.drawn import Case, _spec_inputs, data_classes, draw_case
-from tlspec.ops import norm, scan, spectral
+from tlspec.ops import scan, spectral
 from tlspec.ops.optim import Run
 from tlspec.registry import Op
 
@@ -128,8 +128,9 @@ def test_what_is_claimed_where_lists_cancel() -> None:
 @pytest.mark.operations("layer_norm", "batchnorm_channel_first")
 def test_pairs_of_norms() -> None:
     cases = {
-        norm.times: (2, lambda a, b: a * b), norm.plus: (2, lambda a, b: a + b), norm.minus: (2, lambda a, b: a - b),
-        norm.fused: (3, lambda a, b, c: a * b + c),
+        norm_errors.times: (2, lambda a, b: a * b), norm_errors.plus: (2, lambda a, b: a + b),
+        norm_errors.minus: (2, lambda a, b: a - b),
+        norm_errors.fused: (3, lambda a, b, c: a * b + c),
     }  # fmt: skip
     for pair, (count, function) in cases.items():
         operands = pairs(count)
@@ -139,9 +140,9 @@ def test_pairs_of_norms() -> None:
         assert np.allclose(error, carried + U * (np.abs(value) + carried), rtol=1e-6, atol=1.1 * TINY), pair
     x, d = np.array([[1.0, -2.0, 4.0]]), np.array([[0.1, 0.2, 0.3]])
     for height in (2, 100):
-        value, error = norm.summed((x, d), 1, height)
+        value, error = norm_errors.summed((x, d), 1, height)
         assert value == 3.0 and np.isclose(error, 0.6 + factor(height) * U * 7.6, rtol=1e-12, atol=0)
-    value, error = norm.mean((x, d))  # two lanes' sums, then the quotient
+    value, error = norm_errors.mean((x, d))  # two lanes' sums, then the quotient
     assert value == 1.0 and np.isclose(error, (0.6 + 2 * U * 7.6 + U * 3.6) / 3, rtol=1e-6, atol=0)
 
 
@@ -152,7 +153,7 @@ def test_the_inverse_deviation_is_covered_for_every_variance_within_the_error(ep
     scales = 10.0 ** np.arange(-8, 2)[:, None]
     for offset in (0.0, 1.0, 1e5):
         x = offset + scales * rng.standard_normal((10, 40))
-        (istd, error), _ = norm.normalised(x, eps)
+        (istd, error), _ = norm_errors.normalised(x, eps)
         var = x.var(axis=1, keepdims=True)
         mean_off = (factor(6) * U * np.abs(x).mean(axis=1) + U * np.abs(x.mean(axis=1)))[:, None]
         dvar = mean_off**2 + (factor(6) + 4) * U * (var + mean_off**2)

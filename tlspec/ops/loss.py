@@ -7,8 +7,8 @@ import numpy as np
 
 from tlspec.bounds import TINY, U, custom, factor, spacing, tree, tree_height
 from tlspec.classes import Classes, Near, boundary, tiles
+from tlspec.norm_errors import exactly, mean, minus, plus, times
 from tlspec.ops.elementwise import expit
-from tlspec.ops.norm import exactly, mean, minus, plus, times
 from tlspec.ops.softmax import CLASSES, exponentials, shifted
 from tlspec.registry import check, op
 
@@ -189,7 +189,7 @@ def cross_entropy_vjp(logits, labels, g):
 
 
 def smoothed_losses(logits, labels, weights, smoothing):
-    """The losses of rows with their errors, as pairs (:mod:`tlspec.ops.norm`), and which rows are ignored."""
+    """The losses of rows with their errors, as pairs (:mod:`tlspec.norm_errors`), and which rows are ignored."""
     t, _, s, _, total = exponentials(logits)
     log = np.log(s)
     off = total + 1.5 * spacing(log)

@@ -4,118 +4,45 @@ All normalise contiguous runs, called rows here: mean μ = Σx/n, variance V = �
 E[x²] - E[x]²), istd = 1/√(V + ε), x̂ = (x - μ)·istd. The sums along a row follow the row tree, those of the gradients of γ and
 β over the rows of a matrix the column tree (``native/src/formula/sum_tree.h``); both back ends give the same bits.
 
-The bounds follow the arithmetic step by step as pairs (magnitude, error), products and sums of which include the second order.
-Write f = min(h, λ√h) for the row tree's factor.
-
-- μ is off by Δμ = f·u·mean|x| + u|μ|, all x̂ of the row alike. d = x - μ by Δμ and its rounding u|d|. In a constant row d is
-  nothing but Δμ, and x̂ is off by Δμ/√ε.
-- V: since Σd = 0, the error of μ enters as Δμ² alone; the roundings of d (twice) and of d² are relative, 3u, then the tree's
-  f·u and the quotient's u: ΔV = Δμ² + (f + 4)·u·(V + Δμ²).
-- w = V + ε has the relative error q = ΔV/w + u, so istd has (1 - q)^(-1/2) - 1 plus u each for the root and the quotient.
-- everything else is sums and products of these.
+The bounds are derived in :mod:`tlspec.norm_errors`.
 """
 
 import numpy as np
 
-from tlspec.bounds import TINY, U, column_height, custom, factor, tree_height
+from tlspec.bounds import LEAF, call_named, custom
 from tlspec.classes import Classes, boundary, derived
 from tlspec.laws import equation
+from tlspec.norm_errors import (
+    affine_pairs,
+    batch_norm_stats_tolerance,
+    batch_norm_stats_vjp_tolerance,
+    batchnorm_tolerance,
+    batchnorm_vjp_tolerance,
+    by_channel,
+    by_group,
+    by_sample,
+    channel_affine_vjp_tolerance,
+    channels_of,
+    group_norm_stats_tolerance,
+    group_norm_stats_vjp_tolerance,
+    layer_norm_stats_tolerance,
+    layer_norm_stats_vjp_tolerance,
+    layer_norm_tolerance,
+    layer_norm_vjp_tolerance,
+    moments,
+    ones_or,
+    plain_statistics,
+    rms_norm_stats_tolerance,
+    rms_norm_stats_vjp_tolerance,
+    rms_norm_tolerance,
+    rms_norm_vjp_tolerance,
+    statistics,
+)
 from tlspec.ops.softmax import CLASSES as ROWS
 from tlspec.registry import check, op
 
 DATA = ("normal", "uniform", "integers", "special", "structured")
 EPS_CHECK = check("eps", "eps >= 0", say="eps >= 0")
-
-
-def times(a, b):
-    """A rounded product of two pairs."""
-    (x, dx), (y, dy) = a, b
-    p = np.abs(x * y)
-    d = np.abs(x) * dy + np.abs(y) * dx + dx * dy
-    return x * y, d + U * (p + d) + TINY
-
-
-def plus(a, b, rounded: bool = True):
-    """A sum of two pairs, rounded unless a fused operation rounds it later."""
-    s, d = a[0] + b[0], a[1] + b[1]
-    return s, d + rounded * U * (np.abs(s) + d)
-
-
-def minus(a, b):
-    """A rounded difference of two pairs."""
-    return plus(a, (-b[0], b[1]))
-
-
-def fused(a, b, c):
-    """a·b + c, rounded once."""
-    (x, dx), (y, dy) = a, b
-    return plus((x * y, np.abs(x) * dy + np.abs(y) * dx + dx * dy + TINY), c)
-
-
-def summed(a, axis: int, height: int):
-    """A sum along an axis by a tree of that height."""
-    x, d = a
-    bad = d.sum(axis=axis, keepdims=True)
-    return x.sum(axis=axis, keepdims=True), bad + factor(height) * U * (np.abs(x).sum(axis=axis, keepdims=True) + bad)
-
-
-def mean(a):
-    """A mean along rows by the row tree, then a quotient."""
-    n = a[0].shape[1]
-    s, d = summed(a, 1, tree_height(n))
-    return s / n, d / n + U * (np.abs(s) + d) / n + TINY
-
-
-def exactly(x):
-    return x, np.zeros_like(x)
-
-
-def statistics(x, eps):
-    """Mean, variance and inverse standard deviation of rows, (rows, 1) each."""
-    n = max(x.shape[1], 1)
-    mu = x.sum(axis=1, keepdims=True) / n
-    var = ((x - mu) ** 2).sum(axis=1, keepdims=True) / n
-    return mu, var, 1.0 / np.sqrt(var + eps)
-
-
-def normalised(x, eps):
-    """Pairs of istd and x̂; see the module's docstring."""
-    mu, var, istd = statistics(x, eps)
-    off = mean(exactly(x))[1]
-    tree = factor(tree_height(x.shape[1]))
-    dvar = off**2 + (tree + 4) * U * (var + off**2) + TINY
-    q = dvar / (var + eps) + U
-    relative = np.where(q < 1, 1.0 / np.sqrt(np.maximum(1 - q, 1e-300)) - 1, np.inf)
-    # whatever the variance came out as, istd is at most 1/√ε
-    relative = np.minimum(relative, np.maximum(1.0, np.sqrt((var + eps) / max(eps, 1e-300)) - 1)) + 2 * U
-    inverse = istd, 1.001 * istd * relative
-    return inverse, times(minus(exactly(x), (mu, off)), inverse)
-
-
-def affine_tolerance(x, gamma, beta, eps):
-    """out = x̂·γ + β, fused."""
-    _, xhat = normalised(x, eps)
-    return fused(xhat, exactly(gamma), exactly(beta))[1]
-
-
-def row_gradient(istd, xhat, a):
-    """istd·((a - mean(a)) - x̂·mean(a·x̂)), the second difference fused."""
-    c1, c2 = mean(a), mean(times(a, xhat))
-    return times(fused((-xhat[0], xhat[1]), c2, minus(a, c1)), istd)
-
-
-def layer_norm_tolerance(x, gamma, beta, eps):
-    """As the module's docstring says, with γ and β of the column."""
-    return affine_tolerance(x, gamma[None, :], beta[None, :], eps)
-
-
-def layer_norm_vjp_tolerance(x, gamma, g, eps):
-    """gx from the pairs of g·γ, x̂ and istd; gγ and gβ by the column tree over the rows."""
-    istd, xhat = normalised(x, eps)
-    height = column_height(x.shape[0])
-    gx = row_gradient(istd, xhat, times(exactly(g), exactly(gamma[None, :])))
-    ggamma = summed(times(exactly(g), xhat), 0, height)
-    return gx[1], ggamma[1][0], summed(exactly(g), 0, height)[1][0]
 
 
 CHUNK, TILE = boundary("norm", "TL_COLUMN_CHUNK"), boundary("norm", "TILE")
@@ -193,35 +120,6 @@ def layer_norm_vjp(x, gamma, g, eps):
     return istd * (a - c1 - xhat * c2), (g * xhat).sum(axis=0), g.sum(axis=0)
 
 
-def plain_statistics(x, eps):
-    """Mean square and its inverse root of rows, (rows, 1) each."""
-    square = (x**2).sum(axis=1, keepdims=True) / max(x.shape[1], 1)
-    return square, 1.0 / np.sqrt(square + eps)
-
-
-def plain_normalised(x, eps):
-    """Pairs of istd and x̂ around 0: the squares are off by u each, their mean by f·u and the quotient's u besides."""
-    square, istd = plain_statistics(x, eps)
-    q = ((factor(tree_height(x.shape[1])) + 2) * U * square + TINY) / (square + eps) + U
-    relative = np.where(q < 1, 1.0 / np.sqrt(np.maximum(1 - q, 1e-300)) - 1, np.inf)
-    relative = np.minimum(relative, np.maximum(1.0, np.sqrt((square + eps) / max(eps, 1e-300)) - 1)) + 2 * U
-    inverse = istd, np.where(np.isinf(square), 0.0, 1.001 * istd * relative)
-    return inverse, times(exactly(x), inverse)
-
-
-def rms_norm_tolerance(x, gamma, eps):
-    """x̂·γ, rounded."""
-    return times(plain_normalised(x, eps)[1], exactly(gamma[None, :]))[1]
-
-
-def rms_norm_vjp_tolerance(x, gamma, g, eps):
-    """gx from the pairs of g·γ, x̂ and istd; gγ by the column tree over the rows."""
-    istd, xhat = plain_normalised(x, eps)
-    a = times(exactly(g), exactly(gamma[None, :]))
-    gx = times(fused((-xhat[0], xhat[1]), mean(times(a, xhat)), a), istd)
-    return gx[1], summed(times(exactly(g), xhat), 0, column_height(x.shape[0]))[1][0]
-
-
 @op("x[rows, cols], gamma[cols]; eps: float = 1.1920928955078125e-07 -> out[rows, cols]",
     classes=CLASSES, bound=custom(rms_norm_tolerance, "first order through the mean square and istd"),
     data=DATA, checks=[EPS_CHECK], draw=draw_rows, laws=[equation("a row does not depend on the others", _batch)],
@@ -250,21 +148,6 @@ def rms_norm_vjp(x, gamma, g, eps):
     xhat, a = x * istd, g * gamma
     c = (a * xhat).sum(axis=1, keepdims=True) / max(x.shape[1], 1)
     return istd * (a - xhat * c), (g * xhat).sum(axis=0)
-
-
-def batchnorm_tolerance(x, gamma, beta, eps):
-    """As the module's docstring says, with γ and β of the row."""
-    flat = x.reshape(x.shape[0], x.shape[1] * x.shape[2])
-    return affine_tolerance(flat, gamma[:, None], beta[:, None], eps).reshape(x.shape)
-
-
-def batchnorm_vjp_tolerance(x, gamma, g, eps):
-    """gx from the pairs of g, x̂ and istd·γ; gγ and gβ by the row tree."""
-    flat, cot = (t.reshape(x.shape[0], x.shape[1] * x.shape[2]) for t in (x, g))
-    istd, xhat = normalised(flat, eps)
-    height, a = tree_height(flat.shape[1]), exactly(cot)
-    gx = row_gradient(times(istd, exactly(gamma[:, None])), xhat, a)
-    return gx[1].reshape(x.shape), summed(times(a, xhat), 1, height)[1][:, 0], summed(a, 1, height)[1][:, 0]
 
 
 def draw_image(d):
@@ -324,25 +207,6 @@ def batchnorm_channel_first_vjp(x, gamma, g, eps):
     return gx.reshape(x.shape), s2[:, 0], s1[:, 0]
 
 
-def affine_pairs(x, center, slope, shift):
-    """(x - center)·slope + shift, rounded three times."""
-    d = minus(exactly(x), exactly(center[:, None]))
-    return plus(times(d, exactly(slope[:, None])), exactly(shift[:, None]))
-
-
-def over_batch(a):
-    """A sum over positions by the row tree, then over the batch by the column tree."""
-    rows = summed(a, 2, tree_height(a[0].shape[2]))
-    return tuple(t[0, :, 0] for t in summed(rows, 0, column_height(a[0].shape[0])))
-
-
-def channel_affine_vjp_tolerance(x, center, slope, g):
-    """gx one product; the sums as :func:`over_batch` says, that of gcenter times slope."""
-    gshift = over_batch(exactly(g))
-    gslope = over_batch(times(exactly(g), minus(exactly(x), exactly(center[:, None]))))
-    return times(exactly(g), exactly(slope[:, None]))[1], times(gshift, exactly(slope))[1], gslope[1], gshift[1]
-
-
 def draw_channels(d):
     """A batch of channels; single positions, which are a matrix, often."""
     positions = 1 if d.rng.random() < 0.2 else d.dim()
@@ -378,3 +242,186 @@ def channel_affine_vjp(x, center, slope, g):
     """gx = g·slope; gshift[c] = Σ g, gslope[c] = Σ g·(x - center[c]) over the batch and the positions; gcenter = -slope·gshift."""
     gshift = g.sum(axis=(0, 2))
     return g * slope[:, None], -(slope * gshift), (g * (x - center[:, None])).sum(axis=(0, 2)), gshift
+
+
+# ---- with the statistics as results, and gradients from them ---------------------------------------------------------
+
+
+def _apply(xhat, gamma, beta):
+    y = xhat * gamma
+    return y if beta is None else y + beta
+
+
+def _gradient(xhat, a, factor):
+    """factor·(a - mean(a) - x̂·mean(a·x̂)), means along rows."""
+    n = max(xhat.shape[1], 1)
+    c1, c2 = a.sum(axis=1, keepdims=True) / n, (a * xhat).sum(axis=1, keepdims=True) / n
+    return factor * (a - c1 - xhat * c2)
+
+
+ROW_PATHS = [{"rows": 530, "cols": 4100, "eps": 1e-5}, {"rows": 529, "cols": 8196, "eps": 1e-6},
+             {"rows": 133, "cols": 419, "eps": 1e-6}, {"rows": 2, "cols": 61, "eps": 1e-6}]  # fmt: skip
+
+
+@op("x[rows, cols], gamma?[cols], beta?[cols]; eps: float = 1e-5 -> out[rows, cols], mean[rows], istd[rows]",
+    classes=CLASSES, bound=custom(layer_norm_stats_tolerance, "first order through μ, V, istd: |γ|(Δd·istd + |d|·Δistd) + roundings"),
+    data=DATA, checks=[EPS_CHECK], draw=draw_rows, paths=ROW_PATHS,
+    source="torch.native_layer_norm; Ba, Kiros and Hinton, arXiv:1607.06450; native/src/formula/sum_tree.h")  # fmt: skip
+def layer_norm_stats(x, gamma, beta, eps):
+    """Layer normalisation over the last axis, with the statistics of the rows.
+
+    out[i, j] = gamma[j]·(x[i, j] - mean[i])·istd[i] + beta[j], mean[i] that of row i, istd[i] = 1/√(V_i + eps), V_i the biased
+    variance around the mean; without gamma its factor is 1, without beta nothing is added
+
+    Shapes: x (rows, cols), gamma and beta (cols) or none, out as x, mean and istd (rows). Leading axes fold into rows.
+    The statistics are results to keep for the gradient, which is that of out alone.
+    Special values: those of layer_norm. With cols = 0 mean and istd are NaN.
+    Errors: ARGUMENT if eps is negative or NaN."""
+    mu, var = moments(x)
+    istd = 1.0 / np.sqrt(var + eps)
+    return _apply((x - mu[:, None]) * istd[:, None], ones_or(gamma, x.shape[1]), beta), mu, istd
+
+
+@layer_norm_stats.vjp("x, gamma, mean, istd, g_out -> gx, ggamma, gbeta",
+    bound=custom(layer_norm_stats_vjp_tolerance, "first order through x̂, row and column tree"))  # fmt: skip
+def layer_norm_stats_vjp(x, gamma, mean, istd, g_out):
+    """gx = istd·(d - mean(d) - x̂·mean(d·x̂)) with d = g_out·gamma, x̂ = (x - mean)·istd and means along the row; ggamma[j] =
+    Σ_i g_out[i, j]·x̂[i, j]; gbeta[j] = Σ_i g_out[i, j].
+
+    mean and istd are those of the forward: eps is not read. With rows = 0 ggamma and gbeta are 0."""
+    xhat = (x - mean[:, None]) * istd[:, None]
+    gx = _gradient(xhat, g_out * ones_or(gamma, x.shape[1]), istd[:, None])
+    return gx, (g_out * xhat).sum(axis=0), g_out.sum(axis=0)
+
+
+@op("x[rows, cols], gamma?[cols]; eps: float = 1.1920928955078125e-07 -> out[rows, cols], istd[rows]",
+    classes=CLASSES, bound=custom(rms_norm_stats_tolerance, "first order through the mean square and istd"),
+    data=DATA, checks=[EPS_CHECK], draw=draw_rows, paths=ROW_PATHS,
+    source="torch.nn.functional.rms_norm; Zhang and Sennrich, arXiv:1910.07467")  # fmt: skip
+def rms_norm_stats(x, gamma, eps):
+    """Normalisation by the root of the mean square over the last axis, with the inverse roots of the rows.
+
+    out[i, j] = gamma[j]·(x[i, j]·istd[i]), istd[i] = 1/√(Σ_k x[i, k]²/cols + eps); without gamma its factor is 1
+
+    Shapes: x (rows, cols), gamma (cols) or none, out as x, istd (rows). Leading axes fold into rows.
+    istd is a result to keep for the gradient, which is that of out alone.
+    Special values: those of rms_norm. With cols = 0 istd is NaN.
+    Errors: ARGUMENT if eps is negative or NaN."""
+    with np.errstate(invalid="ignore"):
+        istd = 1.0 / np.sqrt((x**2).sum(axis=1) / np.float64(x.shape[1]) + eps)
+    return ones_or(gamma, x.shape[1]) * (x * istd[:, None]), istd
+
+
+@rms_norm_stats.vjp("x, gamma, istd, g_out -> gx, ggamma",
+    bound=custom(rms_norm_stats_vjp_tolerance, "first order through x̂, row and column tree"))  # fmt: skip
+def rms_norm_stats_vjp(x, gamma, istd, g_out):
+    """gx = istd·(d - x̂·mean(d·x̂)) with d = g_out·gamma, x̂ = x·istd and the mean along the row; ggamma[j] =
+    Σ_i g_out[i, j]·x̂[i, j].
+
+    istd is that of the forward: eps is not read. With rows = 0 ggamma is 0."""
+    xhat, a = x * istd[:, None], g_out * ones_or(gamma, x.shape[1])
+    c = (a * xhat).sum(axis=1, keepdims=True) / max(x.shape[1], 1)
+    return istd[:, None] * (a - xhat * c), (g_out * xhat).sum(axis=0)
+
+
+def leaves(rows, cols) -> Classes:
+    """How rows of normalised elements lie to the leaves of the row tree; `cols` and `rows` are functions of the sizes."""
+    return {
+        "rows of one leaf": lambda **v: call_named(rows, v) > 0 and 0 < call_named(cols, v) <= LEAF,
+        "rows of several leaves": lambda **v: call_named(rows, v) > 0 and call_named(cols, v) > LEAF,
+        "single positions": lambda positions, **v: positions == 1 and call_named(cols, {"positions": 1, **v}) > 1,
+        "positions in fours": lambda positions: positions > 0 and positions % 4 == 0,
+        "positions with a rest of four": lambda positions: positions > 4 and positions % 4 != 0,
+    }
+
+
+EPSILONS = [1e-5, 1e-5, 1e-6, 1e-3, 1.0]
+
+
+def draw_batch(d):
+    """A batch of channels, and an ε from negligible to dominant."""
+    return {**draw_channels(d), "eps": d.choice(EPSILONS)}
+
+
+@op("x[batch, channels, positions], gamma?[channels], beta?[channels]; eps: float = 1e-5 -> out[batch, channels, positions],"
+    " mean[channels], var[channels], istd[channels]",
+    classes=leaves(lambda channels: channels, lambda batch, positions: batch * positions),
+    bound=custom(batch_norm_stats_tolerance, "first order through μ, V, istd: |γ|(Δd·istd + |d|·Δistd) + roundings"),
+    data=DATA, checks=[EPS_CHECK], draw=draw_batch,
+    paths=[{"batch": b, "channels": c, "positions": p, "eps": 1e-5} for b, c, p in [
+        (5, 3, 3364), (3, 2, 12544), (2, 33, 49), (70, 5, 1), (1, 2, 40001), (16389, 3, 1), (41, 2, 1999)]],
+    source="torch.native_batch_norm in training; Ioffe and Szegedy, arXiv:1502.03167; native/src/formula/sum_tree.h")  # fmt: skip
+def batch_norm_stats(x, gamma, beta, eps):
+    """Normalisation of each channel over the batch and the positions, with the statistics of the channels.
+
+    out[b, c, p] = gamma[c]·(x[b, c, p] - mean[c])·istd[c] + beta[c], mean[c] that of channel c, var[c] its biased variance
+    around the mean, istd[c] = 1/√(var[c] + eps); without gamma its factor is 1, without beta nothing is added
+
+    Shapes: x (batch, channels, positions), gamma and beta (channels) or none, out as x, mean, var and istd (channels). Any axes
+    after the second are positions. The statistics are results to keep for the gradient, which is that of out alone; an
+    unbiased variance is var·n/(n - 1) with n = batch·positions.
+    Special values: those of batchnorm_channel_first. With batch = 0 or positions = 0 mean, var and istd are NaN.
+    Errors: ARGUMENT if eps is negative or NaN."""
+    mu, var = moments(by_channel(x))
+    istd = 1.0 / np.sqrt(var + eps)
+    gamma, beta = ones_or(gamma, x.shape[1])[:, None], None if beta is None else beta[:, None]
+    return _apply((x - mu[:, None]) * istd[:, None], gamma, beta), mu, var, istd
+
+
+@batch_norm_stats.vjp("x, gamma, mean, istd, g_out -> gx, ggamma, gbeta",
+    bound=custom(batch_norm_stats_vjp_tolerance, "first order through x̂, row tree"))  # fmt: skip
+def batch_norm_stats_vjp(x, gamma, mean, istd, g_out):
+    """gx = gamma·istd·(g - mean(g) - x̂·mean(g·x̂)) with g = g_out, x̂ = (x - mean)·istd and means over the channel; ggamma[c] =
+    Σ g·x̂, gbeta[c] = Σ g over the batch and the positions.
+
+    mean and istd are those of the forward: eps is not read. Where these are constants, not statistics of x, the gradient is
+    that of channel_affine. With nothing to add ggamma and gbeta are 0."""
+    g, xhat = by_channel(g_out), (by_channel(x) - mean[:, None]) * istd[:, None]
+    gx = _gradient(xhat, g, (istd * ones_or(gamma, x.shape[1]))[:, None])
+    return by_sample(gx, x), (g * xhat).sum(axis=1), g.sum(axis=1)
+
+
+def draw_groups(d):
+    """A batch of groups of channels, and an ε from negligible to dominant."""
+    sizes = {"batch": d.dim(0, 65), "groups": d.dim(0, 65), "channels": d.dim(0, 65)}
+    return {**sizes, "positions": 1 if d.rng.random() < 0.2 else d.dim(), "eps": d.choice(EPSILONS)}
+
+
+@op("x[batch, groups, channels, positions], gamma?[groups, channels], beta?[groups, channels]; eps: float = 1e-5"
+    " -> out[batch, groups, channels, positions], mean[batch, groups], istd[batch, groups]",
+    classes=leaves(lambda batch, groups: batch * groups, lambda channels, positions: channels * positions),
+    bound=custom(group_norm_stats_tolerance, "first order through μ, V, istd: |γ|(Δd·istd + |d|·Δistd) + roundings"),
+    data=DATA, checks=[EPS_CHECK], draw=draw_groups,
+    paths=[{"batch": b, "groups": g, "channels": c, "positions": p, "eps": 1e-5} for b, g, c, p in [
+        (2, 3, 10, 4096), (3, 2, 5, 3969), (2, 4, 10, 64), (1, 2, 2, 20001), (3, 2, 700, 1), (2, 3, 40, 49), (700, 2, 2, 49)]],
+    source="torch.native_group_norm; Wu and He, Group Normalization, arXiv:1803.08494; native/src/formula/sum_tree.h")  # fmt: skip
+def group_norm_stats(x, gamma, beta, eps):
+    """Normalisation of groups of channels of each sample, with the statistics of the groups.
+
+    out[b, k, c, p] = gamma[k, c]·(x[b, k, c, p] - mean[b, k])·istd[b, k] + beta[k, c], mean[b, k] that of group k of sample b,
+    istd[b, k] = 1/√(V + eps), V its biased variance around the mean; without gamma its factor is 1, without beta nothing is
+    added
+
+    Shapes: x (batch, groups, channels, positions), channels being those of one group, gamma and beta (groups, channels) or
+    none, out as x, mean and istd (batch, groups). Any axes after the channels are positions. The statistics are results to keep
+    for the gradient, which is that of out alone.
+    Special values: those of layer_norm. With channels = 0 or positions = 0 mean and istd are NaN.
+    Errors: ARGUMENT if eps is negative or NaN."""
+    mu, var = moments(by_group(x))
+    istd = 1.0 / np.sqrt(var + eps)
+    xhat = ((by_group(x) - mu[:, None]) * istd[:, None]).reshape(x.shape)
+    gamma, beta = ones_or(gamma, x.shape[1:3])[:, :, None], None if beta is None else beta[:, :, None]
+    return _apply(xhat, gamma, beta), mu.reshape(x.shape[:2]), istd.reshape(x.shape[:2])
+
+
+@group_norm_stats.vjp("x, gamma, mean, istd, g_out -> gx, ggamma, gbeta",
+    bound=custom(group_norm_stats_vjp_tolerance, "first order through x̂, row tree"))  # fmt: skip
+def group_norm_stats_vjp(x, gamma, mean, istd, g_out):
+    """gx = istd·(d - mean(d) - x̂·mean(d·x̂)) with d = g_out·gamma, x̂ = (x - mean)·istd and means over the group; ggamma[k, c] =
+    Σ g_out·x̂, gbeta[k, c] = Σ g_out over the batch and the positions.
+
+    mean and istd are those of the forward: eps is not read. With nothing to add ggamma and gbeta are 0."""
+    gamma = by_group(channels_of(ones_or(gamma, x.shape[1:3]), x))
+    xhat = (x - mean[:, :, None, None]) * istd[:, :, None, None]
+    gx = _gradient(by_group(xhat), by_group(g_out) * gamma, istd.reshape(-1, 1))
+    return gx.reshape(x.shape), (g_out * xhat).sum(axis=(0, 3)), g_out.sum(axis=(0, 3))

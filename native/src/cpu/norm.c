@@ -15,7 +15,8 @@ typedef struct job {
     const float *x, *gamma, *beta, *g;
     float *out; /* or gx; NULL if it is not wanted */
     float *ggamma, *gbeta;
-    float *means, *istds; /* per row, where a later pass needs them */
+    float *means, *istds;                   /* per row, where they are results or a later pass needs them */
+    const float *given_means, *given_istds; /* a gradient's, where they are saved; no means are 0 */
     int64_t rows, cols;
     float eps;
     int stream, far; /* results too large for the caches, and inputs for the nearest */
@@ -88,6 +89,15 @@ TL_LEAF(channel_leaf)
     TL_WRITE(a->stream, a->out + p->at, p->n, fmaf(tl_normalised(x[i], mean, istd), gamma, beta));
 }
 
+/* Keeps the statistics of `rows` short rows where they are wanted. */
+static inline void keep_statistics(const job *a, int64_t row, int64_t rows, const float *mean, const float *istd)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        if (a->means) a->means[row + r] = mean[r];
+        if (a->istds) a->istds[row + r] = istd[r];
+    }
+}
+
 /* Short rows: the inverse deviations of a bundle around the means. */
 static inline void bundle_deviations(const job *a, float *x, const float *mean, float *istd)
 {
@@ -113,16 +123,60 @@ static void layer_bundle(const void *arg, int64_t row, int64_t rows)
     tl_read_bundle(a->x + row * cols, rows, cols, x);
     bundle_means(a, x, mean);
     bundle_deviations(a, x, mean, istd);
+    keep_statistics(a, row, rows, mean, istd);
     TL_BUNDLE_EACH(cols, x[i] = fmaf(tl_normalised(x[i], mean[r], istd[r]), gamma[k], beta[k]));
     tl_write_bundle(a->out + row * cols, rows, cols, x);
+}
+
+static int32_t run_layer(tl_context *ctx, const job *a)
+{
+    static const tl_row_phase phases[] = {{sum_leaf, mean_row}, {squares_leaf, deviation_row}, {layer_leaf, NULL}};
+    return tl_run_rows(ctx, a, phases, 3, layer_bundle, a->rows, a->cols);
 }
 
 int32_t tl_cpu_layer_norm(tl_context *ctx, const float *x, const float *gamma, const float *beta, int64_t rows,
                           int64_t cols, float eps, float *out)
 {
-    static const tl_row_phase phases[] = {{sum_leaf, mean_row}, {squares_leaf, deviation_row}, {layer_leaf, NULL}};
     const job a = make_job(x, gamma, beta, rows, cols, eps, out);
-    return tl_run_rows(ctx, &a, phases, 3, layer_bundle, rows, cols);
+    return run_layer(ctx, &a);
+}
+
+/* 1 for a gamma that is left out and -0 for such a beta, with which a fused sum is the product; *scratch is to be freed. A
+ * gradient and rows around 0 read no beta. */
+static int32_t fill_absent(tl_context *ctx, job *a, void **scratch)
+{
+    *scratch = NULL;
+    if (a->gamma && a->beta) return TORCHLEAN_OK;
+    const int32_t status = tl_pool_alloc(ctx, (size_t)(2 * a->cols) * sizeof(float), scratch);
+    if (status) return status;
+    float *const ones = *scratch, *const zeros = ones + a->cols;
+    for (int64_t j = 0; j < a->cols; j++)
+        ones[j] = 1.0f, zeros[j] = -0.0f;
+    if (!a->gamma) a->gamma = ones;
+    if (!a->beta) a->beta = zeros;
+    return TORCHLEAN_OK;
+}
+
+/* A forward that keeps its statistics, which are NaN of rows without elements. */
+static int32_t run_with_statistics(tl_context *ctx, job a, int32_t (*run)(tl_context *ctx, const job *a), float *means,
+                                   float *istds)
+{
+    void *scratch;
+    for (int64_t r = 0; a.cols == 0 && r < a.rows; r++) {
+        if (means) means[r] = NAN;
+        istds[r] = NAN;
+    }
+    a.means = means, a.istds = istds;
+    int32_t status = fill_absent(ctx, &a, &scratch);
+    if (!status) status = run(ctx, &a);
+    tl_pool_free(ctx, scratch);
+    return status;
+}
+
+int32_t tl_cpu_layer_norm_stats(tl_context *ctx, const float *x, const float *gamma, const float *beta, int64_t rows,
+                                int64_t cols, float eps, float *out, float *mean, float *istd)
+{
+    return run_with_statistics(ctx, make_job(x, gamma, beta, rows, cols, eps, out), run_layer, mean, istd);
 }
 
 int32_t tl_cpu_batchnorm_channel_first(tl_context *ctx, const float *x, const float *gamma, const float *beta,
@@ -172,16 +226,28 @@ static void rms_bundle(const void *arg, int64_t row, int64_t rows)
     tl_bundle_stat istd;
     tl_read_bundle(a->x + row * cols, rows, cols, x);
     bundle_plain_deviations(a, x, istd);
+    keep_statistics(a, row, rows, NULL, istd);
     TL_BUNDLE_EACH(cols, x[i] = (x[i] * istd[r]) * gamma[k]);
     tl_write_bundle(a->out + row * cols, rows, cols, x);
+}
+
+static int32_t run_rms(tl_context *ctx, const job *a)
+{
+    static const tl_row_phase phases[] = {{plain_squares_leaf, plain_deviation_row}, {rms_leaf, NULL}};
+    return tl_run_rows(ctx, a, phases, 2, rms_bundle, a->rows, a->cols);
 }
 
 int32_t tl_cpu_rms_norm(tl_context *ctx, const float *x, const float *gamma, int64_t rows, int64_t cols, float eps,
                         float *out)
 {
-    static const tl_row_phase phases[] = {{plain_squares_leaf, plain_deviation_row}, {rms_leaf, NULL}};
     const job a = make_job(x, gamma, NULL, rows, cols, eps, out);
-    return tl_run_rows(ctx, &a, phases, 2, rms_bundle, rows, cols);
+    return run_rms(ctx, &a);
+}
+
+int32_t tl_cpu_rms_norm_stats(tl_context *ctx, const float *x, const float *gamma, int64_t rows, int64_t cols,
+                              float eps, float *out, float *istd)
+{
+    return run_with_statistics(ctx, make_job(x, gamma, NULL, rows, cols, eps, out), run_rms, NULL, istd);
 }
 
 /* ---- gradients along rows ---------------------------------------------------------------------------------------- */
@@ -245,6 +311,21 @@ TL_LEAF(channel_grad_leaf)
              tl_norm_grad(g[i], tl_normalised(x[i], mean, istd), mean_a, mean_ax, factor));
 }
 
+/* In place of the phases that compute the statistics, where these are given. */
+static void no_leaf(TL_UNUSED const void *arg, TL_UNUSED const tl_leaf *first, TL_UNUSED int64_t rows) {}
+
+static void given_row(const void *arg, const tl_row *r)
+{
+    const job *a = arg;
+    TL_EACH_ROW(r, stat[MEAN] = a->given_means ? a->given_means[r->row + k] : 0.0f; stat[MEAN_A] = 0.0f;
+                stat[ISTD] = a->given_istds[r->row + k]; if (a->means) a->means[r->row + k] = stat[MEAN];
+                if (a->istds) a->istds[r->row + k] = stat[ISTD]);
+}
+
+static const tl_row_phase given_layer_grad_phases[] = {
+    {no_leaf, given_row}, {layer_means_leaf, means_row}, {layer_grad_leaf, NULL}};
+static const tl_row_phase given_rms_grad_phases[] = {
+    {no_leaf, given_row}, {products_leaf, product_mean_row}, {layer_grad_leaf, NULL}};
 static const tl_row_phase layer_grad_phases[] = {
     {sum_leaf, mean_row}, {squares_leaf, deviation_row}, {layer_means_leaf, means_row}, {layer_grad_leaf, NULL}};
 static const tl_row_phase rms_grad_phases[] = {
@@ -336,7 +417,13 @@ static inline void grad_bundle(const columns_job *c, int64_t row, int64_t rows, 
     tl_bundle_stat mean = {0}, istd, sum, mean_a = {0}, mean_ax;
     tl_read_bundle(a->x + row * cols, rows, cols, xhat);
     tl_read_bundle(a->g + row * cols, rows, cols, g);
-    if (c->centred) {
+    if (a->given_istds) {
+        for (int64_t r = 0; r < TL_BUNDLE; r++) { /* the last row stands for those that are missing */
+            const int64_t from = row + (r < rows ? r : rows - 1);
+            mean[r] = a->given_means ? a->given_means[from] : 0.0f;
+            istd[r] = a->given_istds[from];
+        }
+    } else if (c->centred) {
         bundle_means(a, xhat, mean);
         bundle_deviations(a, xhat, mean, istd);
     } else {
@@ -471,4 +558,32 @@ int32_t tl_cpu_rms_norm_bwd(tl_context *ctx, const float *x, const float *gamma,
     columns_job c = {.rows = make_job(x, gamma, NULL, rows, cols, eps, gx), .phases = rms_grad_phases, .count = 3};
     c.rows.g = g;
     return run_columns(ctx, c, ggamma, NULL);
+}
+
+/* A gradient from the statistics that a forward kept. */
+static int32_t run_given(tl_context *ctx, columns_job c, const float *g, const float *means, const float *istds,
+                         float *ggamma, float *gbeta)
+{
+    void *scratch;
+    c.count = 3, c.centred = means != NULL;
+    c.rows.g = g, c.rows.given_means = means, c.rows.given_istds = istds;
+    int32_t status = fill_absent(ctx, &c.rows, &scratch);
+    if (!status) status = run_columns(ctx, c, ggamma, gbeta);
+    tl_pool_free(ctx, scratch);
+    return status;
+}
+
+int32_t tl_cpu_layer_norm_stats_bwd(tl_context *ctx, const float *x, const float *gamma, const float *mean,
+                                    const float *istd, const float *g_out, int64_t rows, int64_t cols, float eps,
+                                    float *gx, float *ggamma, float *gbeta)
+{
+    const columns_job c = {.rows = make_job(x, gamma, NULL, rows, cols, eps, gx), .phases = given_layer_grad_phases};
+    return run_given(ctx, c, g_out, mean, istd, ggamma, gbeta);
+}
+
+int32_t tl_cpu_rms_norm_stats_bwd(tl_context *ctx, const float *x, const float *gamma, const float *istd,
+                                  const float *g_out, int64_t rows, int64_t cols, float eps, float *gx, float *ggamma)
+{
+    const columns_job c = {.rows = make_job(x, gamma, NULL, rows, cols, eps, gx), .phases = given_rms_grad_phases};
+    return run_given(ctx, c, g_out, NULL, istd, ggamma, NULL);
 }

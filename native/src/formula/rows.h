@@ -134,3 +134,55 @@ TL_HD float tl_bce_grad(float x, float t, struct tl_loss_slope slope)
     float s = tl_sigmoid(-fabsf(x));
     return tl_slope_times(x > 0.0f ? (1.0f - t) - s : s - t, slope);
 }
+
+/* Rows of a normalisation that are runs of `run` elements, `run + skip` apart: the channels of a batch, or the groups of a sample,
+ * whose runs are its channels. Element i of row r is element i % run of run q = i / run, which begins r*row_stride + q*(run + skip)
+ * elements after the array. Of it are number (r % channel_rows)*channels_per_row + q*channel_step of gamma and beta, and number
+ * r / rows_per_statistic + q*statistic_step of the statistics that a gradient is given. */
+struct tl_norm_runs {
+    int64_t rows, cols, run, skip, row_stride;
+    int64_t channel_rows, channels_per_row, channel_step;
+    int64_t rows_per_statistic, statistic_step;
+};
+
+TL_HD int64_t tl_channel_of(const struct tl_norm_runs *a, int64_t row, int64_t q)
+{
+    return row % a->channel_rows * a->channels_per_row + q * a->channel_step;
+}
+
+TL_HD int64_t tl_statistic_of(const struct tl_norm_runs *a, int64_t row, int64_t q)
+{
+    return row / a->rows_per_statistic + q * a->statistic_step;
+}
+
+/* A row is a channel of the whole batch, normalised by statistics of its own, or in its gradients by those of the groups of
+ * `channels` neighbours in each sample. */
+TL_HD struct tl_norm_runs tl_channel_runs(int64_t batch, int64_t groups, int64_t channels, int64_t positions,
+                                          int32_t by_group)
+{
+    struct tl_norm_runs a;
+    a.rows = groups * channels, a.cols = batch * positions;
+    a.run = a.row_stride = positions, a.skip = (a.rows - 1) * positions;
+    a.channel_rows = a.rows > 0 ? a.rows : 1, a.channels_per_row = 1, a.channel_step = 0;
+    a.rows_per_statistic = by_group && channels > 0 ? channels : 1, a.statistic_step = by_group ? groups : 0;
+    return a;
+}
+
+/* A row is a group of channels of one sample. */
+TL_HD struct tl_norm_runs tl_group_runs(int64_t batch, int64_t groups, int64_t channels, int64_t positions)
+{
+    struct tl_norm_runs a;
+    a.rows = batch * groups, a.cols = a.row_stride = channels * positions;
+    a.run = positions, a.skip = 0;
+    a.channel_rows = groups > 0 ? groups : 1, a.channels_per_row = channels, a.channel_step = 1;
+    a.rows_per_statistic = 1, a.statistic_step = 0;
+    return a;
+}
+
+/* What a leaf of n elements adds to the sum of squares around the mean of the row: from its mean m, its sum of squares around m and
+ * its sum of differences from m, which is 0 but for the rounding of m. */
+TL_HD float tl_squares_of_leaf(float squares, float differences, float m, float mean, int64_t n)
+{
+    float d = m - mean;
+    return squares + d * fmaf((float)n, d, differences + differences);
+}

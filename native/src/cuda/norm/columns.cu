@@ -13,136 +13,9 @@
  * The first two read x and g once. While rows are being finished the next ones are on their way to shared memory, 16 bytes at a
  * time also where rows begin anywhere, so a multiprocessor has at least 64 KiB of loads in flight, and registers hold the running
  * sums. What is left, a sum per chain and column, is 1/32 of the data. */
-#include "cuda/norm/norm.cuh"
+#include "cuda/norm/chain_warps.cuh"
 
 namespace {
-
-struct columns_grad {
-    const float *x, *gamma, *g;
-    int64_t rows, cols;
-    float eps;
-    float *gx; /* or NULL */
-    float *gamma_parts, *beta_parts;
-};
-
-/* Starts copying quadruple q of a row of `cols` elements. The rows of a chain are a multiple of four rows apart, so all begin
- * equally far, `shift`, behind a multiple of 16 bytes, 0 if VECTOR. Whole quadruples arrive from there on, so that the row lies
- * `shift` elements after `to`, and zeros past its end, of which nothing is read. */
-template <bool VECTOR>
-__device__ __forceinline__ void request_quad(float *to, const float *row, int shift, int cols, int q)
-{
-    if constexpr (VECTOR)
-        tl_copy_async<16>(to + 4 * q, row + 4 * q, 4 * q < cols);
-    else
-        tl_copy_async_first(to + 4 * q, row - shift + 4 * q, 4 * min(4, max(0, shift + cols - 4 * q)));
-}
-
-/* A warp finishes a row whose x and g lie in shared memory. */
-template <tl_norm_kind KIND, class Row>
-__device__ __forceinline__ void finish_row(const columns_grad &p, int64_t row, int cols, const float *x, const float *g,
-                                           float2 *statistics)
-{
-    const Row r(tl_given(), row, cols);
-    tl_held<Row, false> v, scaled;
-    v.load(r, x);
-    float mean, istd;
-    tl_row_statistics<KIND>(r, v, cols, p.eps, &mean, &istd);
-    if (r.leads()) *statistics = make_float2(mean, istd);
-    if (!p.gx) return;
-    typename Row::terms terms_a, terms_ax;
-    float xhat[Row::W], a[Row::W], gamma[Row::W], ax[Row::W];
-    TL_UNROLL_FOR (int i = 0; i < Row::K; i++) {
-        const int k = Row::order(i);
-        v.get(k, xhat);
-        r.piece(g, k, a);
-        r.piece(p.gamma, k, gamma);
-        TL_UNROLL_FOR (int j = 0; j < Row::W; j++) {
-            xhat[j] = r.inside(k * Row::W + j) ? xhat[j] * istd : 0.0f;
-            a[j] *= gamma[j];
-            ax[j] = a[j] * xhat[j];
-        }
-        if (KIND != TL_NORM_RMS) terms_a.add(i, a);
-        terms_ax.add(i, ax);
-        v.put(k, xhat);
-        scaled.put(k, a);
-    }
-    float sum_a = 0.0f, sum_ax;
-    if constexpr (KIND == TL_NORM_RMS)
-        sum_ax = terms_ax.sum();
-    else
-        Row::sum2(terms_a, terms_ax, &sum_a, &sum_ax);
-    const float mean_a = tl_per_count(sum_a, cols), mean_ax = tl_per_count(sum_ax, cols);
-    TL_UNROLL_FOR (int k = 0; k < Row::K; k++) {
-        v.get(k, xhat);
-        scaled.get(k, a);
-        TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
-            a[j] = tl_norm_grad(a[j], xhat[j], mean_a, mean_ax, istd);
-        r.store(p.gx + row * p.cols, k, a);
-    }
-}
-
-/* A block owns a chain of a chunk. Its warps finish ROWS rows of it side by side (Row: a warp's); then all threads add these rows
- * to the chain's sums, each thread for its own columns, in the chain's order, from x, g and the rows' statistics. Meanwhile the
- * next ROWS rows arrive in the other half of the stage, a row in `pitch` elements. Parts are (chunk, chain, cols). */
-struct side_by_side {
-    static constexpr int ROWS = 8, THREADS = 32 * ROWS;
-};
-template <tl_norm_kind KIND, class Row>
-__global__ void __launch_bounds__(side_by_side::THREADS, Row::N > 8 ? 3 : 4) chain_warps(columns_grad p, int pitch)
-{
-    constexpr int SIDE = side_by_side::ROWS, THREADS = side_by_side::THREADS, STEP = SIDE * TL_COLUMN_CHAINS;
-    constexpr int OWN = (32 * Row::N + THREADS - 1) / THREADS;
-    __shared__ float2 statistics[SIDE];
-    float *const stage = reinterpret_cast<float *>(tl_dynamic_shared);
-    const int64_t top = (int64_t)(blockIdx.x / TL_COLUMN_CHAINS) * TL_COLUMN_CHUNK; /* rows count from here */
-    const int end = (int)min((int64_t)TL_COLUMN_CHUNK, p.rows - top), cols = (int)p.cols;
-    __builtin_assume(cols > 0 && cols <= 32 * Row::N);
-    const int t = (int)threadIdx.x, warp = t / 32, chain = (int)(blockIdx.x % TL_COLUMN_CHAINS);
-    const int shift = Row::VECTOR ? 0 : chain * cols % 4;
-    const auto place = [&](int half, int array, int w) { return stage + ((half * 2 + array) * SIDE + w) * pitch; };
-    const auto request = [&](int row, int half) {
-        TL_UNROLL_FOR (int k = 0; k < Row::N / 4 + !Row::VECTOR; k++) {
-            const int q = 32 * k + t % 32;
-            if (row < end && 4 * q < shift + cols) {
-                request_quad<Row::VECTOR>(place(half, 0, warp), p.x + (top + row) * p.cols, shift, cols, q);
-                request_quad<Row::VECTOR>(place(half, 1, warp), p.g + (top + row) * p.cols, shift, cols, q);
-            }
-        }
-        tl_copy_commit();
-    };
-    float sum_gamma[OWN] = {}, sum_beta[OWN] = {};
-    int row = chain + TL_COLUMN_CHAINS * warp, half = 0; /* the warp's */
-    request(row, 0);
-    request(row + STEP, 1);
-#pragma unroll 1
-    for (int first = chain; first < end; first += STEP, row += STEP, half ^= 1) {
-        tl_copy_wait<1>();
-        __syncwarp();
-        if (row < end)
-            finish_row<KIND, Row>(p, top + row, cols, place(half, 0, warp) + shift, place(half, 1, warp) + shift,
-                                  &statistics[warp]);
-        __syncthreads();
-        TL_UNROLL_FOR (int w = 0; w < SIDE; w++) {
-            if (first + TL_COLUMN_CHAINS * w >= end) break;
-            const float2 s = statistics[w];
-            const float *const x = place(half, 0, w) + shift + t, *const g = place(half, 1, w) + shift + t;
-            TL_UNROLL_FOR (int i = 0; i < OWN; i++)
-                if (t + THREADS * i < cols) {
-                    sum_gamma[i] += g[THREADS * i] * tl_normalised(x[THREADS * i], s.x, s.y);
-                    if (KIND != TL_NORM_RMS) sum_beta[i] += g[THREADS * i];
-                }
-        }
-        __syncthreads(); /* all have read the half that is filled next */
-        request(row + 2 * STEP, half);
-    }
-    tl_copy_wait<0>();
-    const int64_t at = (int64_t)blockIdx.x * p.cols + t;
-    TL_UNROLL_FOR (int i = 0; i < OWN; i++)
-        if (t + THREADS * i < cols) {
-            p.gamma_parts[at + THREADS * i] = sum_gamma[i];
-            if (KIND != TL_NORM_RMS) p.beta_parts[at + THREADS * i] = sum_beta[i];
-        }
-}
 
 /* A block owns a chain of a chunk. Thread t has the columns t, t + THREADS, ... of it: LANES lanes of the row tree,
  * THREADS apart, so that the first levels of a fold need nobody else, and the running sums of those columns. ROWS rows
@@ -185,7 +58,7 @@ __device__ __forceinline__ void fold_lanes(float (&v)[V], float (*lanes)[THREADS
         v[i] = folded[i];
 }
 
-template <tl_norm_kind KIND, class Chain, bool VECTOR>
+template <tl_norm_kind KIND, bool GIVEN, class Chain, bool VECTOR>
 __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(columns_grad p)
 {
     constexpr int LANES = Chain::LANES, N = Chain::N, ROWS = Chain::ROWS, THREADS = Chain::THREADS;
@@ -242,24 +115,30 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
             }
             mean[q] = KIND == TL_NORM_RMS ? 0.0f : tl_fold_array<tl_sum_op, LANES>(sum);
         }
-        if constexpr (KIND == TL_NORM_RMS)
+        if constexpr (KIND == TL_NORM_RMS || GIVEN)
             __syncthreads();
         else
             fold_lanes<THREADS>(mean, lanes, folded);
         request(x_stage, p.x, first + (STAGES - 1) * AHEAD); /* a barrier follows everybody's reads */
         TL_UNROLL_FOR (int q = 0; q < ROWS; q++) {
             float sum[LANES] = {};
-            mean[q] = tl_per_count(mean[q], cols);
+            const int row = first + q * TL_COLUMN_CHAINS;
+            if (GIVEN)
+                mean[q] = row < end ? p.given.mean(top + row) : 0.0f;
+            else
+                mean[q] = tl_per_count(mean[q], cols);
             TL_UNROLL_FOR (int i = 0; i < N; i++) {
                 x[q][i] = i * THREADS < n ? x[q][i] - mean[q] : 0.0f;
                 sum[i % LANES] += x[q][i] * x[q][i];
             }
             istd[q] = tl_fold_array<tl_sum_op, LANES>(sum);
         }
-        fold_lanes<THREADS>(istd, lanes, folded);
+        if constexpr (!GIVEN) fold_lanes<THREADS>(istd, lanes, folded);
         float sum_a[ROWS][LANES] = {}, sum_ax[ROWS][LANES] = {};
         TL_UNROLL_FOR (int q = 0; q < ROWS; q++)
-            istd[q] = tl_inverse_deviation(istd[q], cols, p.eps);
+            istd[q] = !GIVEN                               ? tl_inverse_deviation(istd[q], cols, p.eps)
+                      : first + q * TL_COLUMN_CHAINS < end ? p.given.istds[top + first + q * TL_COLUMN_CHAINS]
+                                                           : 0.0f;
         TL_UNROLL_FOR (int i = 0; i < N; i++) {
             const float scale = gamma[i * THREADS];
             TL_UNROLL_FOR (int q = 0; q < ROWS; q++) {
@@ -467,37 +346,41 @@ int64_t chain_fits()
 template <tl_norm_kind KIND> constexpr const char *NAME = KIND == TL_NORM_RMS ? "rms_norm_bwd" : "layer_norm_bwd";
 
 /* Shared memory for x and g of two groups of rows, which begin and end within quadruples. */
-template <tl_norm_kind KIND, class Row> int32_t launch_warps(tl_context *ctx, int64_t chunks, const columns_grad &p)
+template <tl_norm_kind KIND, bool GIVEN, class Row>
+int32_t launch_warps(tl_context *ctx, int64_t chunks, const columns_grad &p)
 {
     const int pitch = 4 * (int)tl_ceil_div(p.cols + (Row::VECTOR ? 0 : 3), 4);
     const size_t dynamic = sizeof(float) * 2 * 2 * side_by_side::ROWS * (size_t)pitch;
-    TL_TRY(tl_allow_shared(ctx, chain_warps<KIND, Row>, dynamic));
-    return tl_launch_dynamic(ctx, NAME<KIND>, chain_warps<KIND, Row>, (unsigned)(chunks * TL_COLUMN_CHAINS),
+    TL_TRY(tl_allow_shared(ctx, chain_warps<KIND, GIVEN, Row>, dynamic));
+    return tl_launch_dynamic(ctx, NAME<KIND>, chain_warps<KIND, GIVEN, Row>, (unsigned)(chunks * TL_COLUMN_CHAINS),
                              side_by_side::THREADS, dynamic, p, pitch);
 }
 
-template <tl_norm_kind KIND, class Chain> int32_t launch_chains(tl_context *ctx, int64_t chunks, const columns_grad &p)
+template <tl_norm_kind KIND, bool GIVEN, class Chain>
+int32_t launch_chains(tl_context *ctx, int64_t chunks, const columns_grad &p)
 {
     return tl_launch_shared(ctx, NAME<KIND>,
-                            p.cols % 4 == 0 ? chain_blocks<KIND, Chain, true> : chain_blocks<KIND, Chain, false>,
+                            p.cols % 4 == 0 ? chain_blocks<KIND, GIVEN, Chain, true>
+                                            : chain_blocks<KIND, GIVEN, Chain, false>,
                             (unsigned)(chunks * TL_COLUMN_CHAINS), Chain::THREADS, Chain::DYNAMIC, p);
 }
 
-template <tl_norm_kind KIND, bool VECTOR> int32_t warps(tl_context *ctx, int64_t chunks, const columns_grad &p)
+template <tl_norm_kind KIND, bool GIVEN, bool VECTOR>
+int32_t warps(tl_context *ctx, int64_t chunks, const columns_grad &p)
 {
-    return p.cols <= 128   ? launch_warps<KIND, tl_short_row<VECTOR, 32, 4>>(ctx, chunks, p)
-           : p.cols <= 256 ? launch_warps<KIND, tl_short_row<VECTOR, 32, 8>>(ctx, chunks, p)
-           : p.cols <= 384 ? launch_warps<KIND, tl_short_row<VECTOR, 32, 12>>(ctx, chunks, p)
-                           : launch_warps<KIND, tl_short_row<VECTOR, 32, 16>>(ctx, chunks, p);
+    return p.cols <= 128   ? launch_warps<KIND, GIVEN, tl_short_row<VECTOR, 32, 4>>(ctx, chunks, p)
+           : p.cols <= 256 ? launch_warps<KIND, GIVEN, tl_short_row<VECTOR, 32, 8>>(ctx, chunks, p)
+           : p.cols <= 384 ? launch_warps<KIND, GIVEN, tl_short_row<VECTOR, 32, 12>>(ctx, chunks, p)
+                           : launch_warps<KIND, GIVEN, tl_short_row<VECTOR, 32, 16>>(ctx, chunks, p);
 }
 
-template <tl_norm_kind KIND> int32_t chains(tl_context *ctx, int64_t chunks, const columns_grad &p)
+template <tl_norm_kind KIND, bool GIVEN> int32_t chains(tl_context *ctx, int64_t chunks, const columns_grad &p)
 {
-    return p.cols <= 1024   ? launch_chains<KIND, chain_1024>(ctx, chunks, p)
-           : p.cols <= 2048 ? launch_chains<KIND, chain_2048>(ctx, chunks, p)
-           : p.cols <= 4096 ? launch_chains<KIND, chain_4096>(ctx, chunks, p)
-           : p.cols <= 8192 ? launch_chains<KIND, chain_8192>(ctx, chunks, p)
-                            : launch_chains<KIND, chain_12288>(ctx, chunks, p);
+    return p.cols <= 1024   ? launch_chains<KIND, GIVEN, chain_1024>(ctx, chunks, p)
+           : p.cols <= 2048 ? launch_chains<KIND, GIVEN, chain_2048>(ctx, chunks, p)
+           : p.cols <= 4096 ? launch_chains<KIND, GIVEN, chain_4096>(ctx, chunks, p)
+           : p.cols <= 8192 ? launch_chains<KIND, GIVEN, chain_8192>(ctx, chunks, p)
+                            : launch_chains<KIND, GIVEN, chain_12288>(ctx, chunks, p);
 }
 
 /* The columns of `chunks` parts, chunks' sums or (PARTS = 4) their chains': (gamma or beta, chunk, chain, cols). The first
@@ -520,8 +403,11 @@ template <tl_norm_kind KIND>
 int32_t rows_then_columns(tl_context *ctx, columns_grad p, int64_t chunks, float *means, float *tops, float *ggamma,
                           float *gbeta)
 {
-    float *const istds = means + p.rows;
-    TL_TRY(tl_norm_rows_bwd(ctx, KIND, p.x, p.gamma, p.g, p.rows, p.cols, p.eps, p.gx, means, istds));
+    const float *const of_means = p.given.means ? p.given.means : means;
+    const float *const of_istds = p.given.istds ? p.given.istds : means + p.rows;
+    if (p.gx || !p.given.means)
+        TL_TRY(tl_norm_rows_bwd(ctx, KIND, p.x, p.gamma, p.g, p.given, p.rows, p.cols, p.eps, p.gx, means,
+                                means + p.rows));
     /* 16 columns side by side are whole sectors of memory, more of them fewer requests: where enough blocks are left. */
     constexpr unsigned LEAST = 16, MOST = 64;
     const bool few = chunks <= at_once::CHUNKS;
@@ -538,17 +424,19 @@ int32_t rows_then_columns(tl_context *ctx, columns_grad p, int64_t chunks, float
     if (few) {
         p.gamma_parts = ggamma, p.beta_parts = gbeta;
         TL_TRY(tl_allow_shared(ctx, columns_at_once, bytes));
-        return tl_launch_ahead(ctx, NAME<KIND>, columns_at_once, tl_grid(p.cols, tx), block, bytes, p, means, istds);
+        return tl_launch_ahead(ctx, NAME<KIND>, columns_at_once, tl_grid(p.cols, tx), block, bytes, p, of_means,
+                               of_istds);
     }
     const int64_t tiles = tl_ceil_div(p.cols, tx), stacks = tl_ceil_div(chunks, block.z);
     TL_TRY(tl_allow_shared(ctx, columns_again, bytes));
-    TL_TRY(tl_launch_ahead(ctx, NAME<KIND>, columns_again, (unsigned)(tiles * stacks), block, bytes, p, means, istds,
-                           tl_fastdiv((uint64_t)tiles)));
+    TL_TRY(tl_launch_ahead(ctx, NAME<KIND>, columns_again, (unsigned)(tiles * stacks), block, bytes, p, of_means,
+                           of_istds, tl_fastdiv((uint64_t)tiles)));
     return sum_chains<KIND, 1>(ctx, p.gamma_parts, p.cols, chunks, tops, ggamma, gbeta);
 }
 
 /* Scratch of all kinds lies in one block: what the columns have been summed to, the sums of that, the rows' statistics. */
-template <tl_norm_kind KIND> int32_t with_columns(tl_context *ctx, columns_grad p, float *ggamma, float *gbeta)
+template <tl_norm_kind KIND, bool GIVEN>
+int32_t with_columns(tl_context *ctx, columns_grad p, float *ggamma, float *gbeta)
 {
     constexpr int64_t WARP_COLUMNS = 512, NARROW = 64;
     const int64_t chunks = tl_ceil_div(p.rows, TL_COLUMN_CHUNK);
@@ -566,9 +454,9 @@ template <tl_norm_kind KIND> int32_t with_columns(tl_context *ctx, columns_grad 
     p.beta_parts = p.gamma_parts + parts;
     float *const above = p.beta_parts + parts;
     if (!by_warp && !by_chain) return rows_then_columns<KIND>(ctx, p, chunks, above + tops, above, ggamma, gbeta);
-    TL_TRY((by_chain          ? chains<KIND>(ctx, chunks, p)
-            : p.cols % 4 == 0 ? warps<KIND, true>(ctx, chunks, p)
-                              : warps<KIND, false>(ctx, chunks, p)));
+    TL_TRY((by_chain          ? chains<KIND, GIVEN>(ctx, chunks, p)
+            : p.cols % 4 == 0 ? warps<KIND, GIVEN, true>(ctx, chunks, p)
+                              : warps<KIND, GIVEN, false>(ctx, chunks, p)));
     return sum_chains<KIND, TL_COLUMN_CHAINS>(ctx, p.gamma_parts, p.cols, chunks, above, ggamma, gbeta);
 }
 
@@ -579,8 +467,9 @@ template <tl_norm_kind KIND> int32_t norm_bwd(tl_context *ctx, const columns_gra
         return gbeta ? tl_cuda_fill(tl_context_cuda(ctx), gbeta, 0.0f, p.cols) : TORCHLEAN_OK;
     }
     if (!ggamma && !gbeta)
-        return tl_norm_rows_bwd(ctx, KIND, p.x, p.gamma, p.g, p.rows, p.cols, p.eps, p.gx, nullptr, nullptr);
-    return with_columns<KIND>(ctx, p, ggamma, gbeta);
+        return tl_norm_rows_bwd(ctx, KIND, p.x, p.gamma, p.g, p.given, p.rows, p.cols, p.eps, p.gx, nullptr, nullptr);
+    return p.given.istds ? with_columns<KIND, true>(ctx, p, ggamma, gbeta)
+                         : with_columns<KIND, false>(ctx, p, ggamma, gbeta);
 }
 
 } // namespace
@@ -588,13 +477,36 @@ template <tl_norm_kind KIND> int32_t norm_bwd(tl_context *ctx, const columns_gra
 int32_t tl_cuda_layer_norm_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g, int64_t rows,
                                int64_t cols, float eps, float *gx, float *ggamma, float *gbeta)
 {
-    return norm_bwd<TL_NORM_LAYER>(ctx, columns_grad{x, gamma, g, rows, cols, eps, gx, nullptr, nullptr}, ggamma,
+    return norm_bwd<TL_NORM_LAYER>(ctx, columns_grad{x, gamma, g, rows, cols, eps, gx, nullptr, nullptr, {}}, ggamma,
                                    gbeta);
 }
 
 int32_t tl_cuda_rms_norm_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g, int64_t rows,
                              int64_t cols, float eps, float *gx, float *ggamma)
 {
-    return norm_bwd<TL_NORM_RMS>(ctx, columns_grad{x, gamma, g, rows, cols, eps, gx, nullptr, nullptr}, ggamma,
+    return norm_bwd<TL_NORM_RMS>(ctx, columns_grad{x, gamma, g, rows, cols, eps, gx, nullptr, nullptr, {}}, ggamma,
                                  nullptr);
+}
+
+int32_t tl_cuda_layer_norm_stats_bwd(tl_context *ctx, const float *x, const float *gamma, const float *mean,
+                                     const float *istd, const float *g_out, int64_t rows, int64_t cols, float eps,
+                                     float *gx, float *ggamma, float *gbeta)
+{
+    const float *beta = x; /* which is not read */
+    tl_scratch<float> scratch(ctx);
+    if (cols == 0) return TORCHLEAN_OK;
+    TL_TRY(tl_norm_absent(ctx, scratch, cols, &gamma, &beta));
+    const columns_grad p = {x, gamma, g_out, rows, cols, eps, gx, nullptr, nullptr, {mean, istd}};
+    return norm_bwd<TL_NORM_LAYER>(ctx, p, ggamma, gbeta);
+}
+
+int32_t tl_cuda_rms_norm_stats_bwd(tl_context *ctx, const float *x, const float *gamma, const float *istd,
+                                   const float *g_out, int64_t rows, int64_t cols, float eps, float *gx, float *ggamma)
+{
+    const float *beta = x; /* which is not read */
+    tl_scratch<float> scratch(ctx);
+    if (cols == 0) return TORCHLEAN_OK;
+    TL_TRY(tl_norm_absent(ctx, scratch, cols, &gamma, &beta));
+    const columns_grad p = {x, gamma, g_out, rows, cols, eps, gx, nullptr, nullptr, {nullptr, istd}};
+    return norm_bwd<TL_NORM_RMS>(ctx, p, ggamma, nullptr);
 }

@@ -20,7 +20,7 @@ constexpr int blocks_of_rows = KIND == TL_NORM_LAYER && Row::T == 32 && Row::N >
 template <class Row, tl_norm_kind KIND>
 __global__ void __launch_bounds__(Row::THREADS, (blocks_of_rows<Row, KIND>))
     norm_rows(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta,
-              int64_t rows, int64_t cols, float eps, float *__restrict__ out)
+              int64_t rows, int64_t cols, float eps, float *__restrict__ out, tl_kept_statistics kept)
 {
     const Row r(rows, cols);
     tl_held<Row, Row::ONE_SHARED> v;
@@ -44,6 +44,7 @@ __global__ void __launch_bounds__(Row::THREADS, (blocks_of_rows<Row, KIND>))
                 fmaf(w[j] * istd, KIND == TL_NORM_CHANNEL ? gamma_row : a[j], KIND == TL_NORM_LAYER ? b[j] : beta_row);
         r.store(out + r.row * cols, k, w);
     }
+    kept.keep<KIND>(live && r.leads(), r.row, mean, istd);
 }
 
 /* A row in shared memory, each thread at its own elements. */
@@ -67,7 +68,7 @@ struct staged_row {
 template <class Row, tl_norm_kind KIND>
 __global__ void __launch_bounds__(Row::THREADS, 1)
     norm_rows_in_turn(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta,
-                      int64_t rows, int64_t cols, float eps, float *__restrict__ out)
+                      int64_t rows, int64_t cols, float eps, float *__restrict__ out, tl_kept_statistics kept)
 {
     constexpr int ARRAY = Row::N * Row::THREADS;
     float *const shared = reinterpret_cast<float *>(tl_dynamic_shared), *const stage = shared + 2 * ARRAY;
@@ -90,6 +91,7 @@ __global__ void __launch_bounds__(Row::THREADS, 1)
         staged_row v = {stage + buffer * ARRAY};
         float mean, istd;
         tl_row_statistics<KIND>(r, v, cols, eps, &mean, &istd);
+        kept.keep<KIND>(threadIdx.x == 0, row, mean, istd);
 #pragma unroll 4
         for (int k = 0; k < Row::K; k++) {
             float w[Row::W], a[Row::W], b[Row::W];
@@ -107,7 +109,7 @@ __global__ void __launch_bounds__(Row::THREADS, 1)
 /* Launches it if the chip has the shared memory and there are rows enough to make a block's stay worth while. */
 template <class Row, tl_norm_kind KIND>
 bool in_turn(tl_context *ctx, const char *name, const float *x, const float *gamma, const float *beta, int64_t rows,
-             int64_t cols, float eps, float *out, int32_t *status)
+             int64_t cols, float eps, float *out, tl_kept_statistics kept, int32_t *status)
 {
     constexpr size_t dynamic = sizeof(float) * 4 * Row::N * Row::THREADS, fixed = sizeof(float4) * 256 + 64;
     int device = 0, most = 0;
@@ -117,14 +119,14 @@ bool in_turn(tl_context *ctx, const char *name, const float *x, const float *gam
         dynamic + fixed > (size_t)most)
         return false;
     *status = tl_launch_shared(ctx, name, norm_rows_in_turn<Row, KIND>, blocks, Row::THREADS, dynamic, x, gamma, beta,
-                               rows, cols, eps, out);
+                               rows, cols, eps, out, kept);
     return true;
 }
 
 template <class Row, tl_norm_kind KIND>
 __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
     norm_cluster(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta,
-                 int64_t cols, float eps, float *__restrict__ out)
+                 int64_t cols, float eps, float *__restrict__ out, tl_kept_statistics kept)
 {
 #if __CUDA_ARCH__ >= 900
     const Row r(cols);
@@ -132,6 +134,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
     tl_copy_wait<0>();
     float mean, istd;
     tl_cluster_statistics<KIND>(r, eps, &mean, &istd);
+    kept.keep<KIND>(r.rank == 0 && threadIdx.x == 0, r.row, mean, istd);
     const float *const v = r.array(0);
     const float gamma_row = KIND == TL_NORM_CHANNEL ? gamma[r.row] : 0.0f,
                 beta_row = KIND == TL_NORM_CHANNEL ? beta[r.row] : -0.0f;
@@ -148,7 +151,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
 template <tl_norm_kind KIND>
 __global__ void __launch_bounds__(512, 1)
     norm_quads(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta,
-               int64_t rows, int64_t cols, float eps, float *__restrict__ out)
+               int64_t rows, int64_t cols, float eps, float *__restrict__ out, tl_kept_statistics kept)
 {
 #if __CUDA_ARCH__ >= 900
     constexpr int STEPS = tl_cluster_quads::STEPS;
@@ -176,6 +179,7 @@ __global__ void __launch_bounds__(512, 1)
             }
         const float istd = tl_inverse_deviation(r.sum(which, lanes), cols, eps);
         if (KIND == TL_NORM_RMS) which ^= 1;
+        kept.keep<KIND>(blockIdx.x % tl_cluster_quads::C == 0 && threadIdx.x == 0, row, mean, istd);
         const float gamma_row = KIND == TL_NORM_CHANNEL ? gamma[row] : 0.0f,
                     beta_row = KIND == TL_NORM_CHANNEL ? beta[row] : -0.0f;
         float4 a = make_float4(gamma_row, gamma_row, gamma_row, gamma_row);
@@ -213,42 +217,50 @@ template <tl_norm_kind KIND> struct norm_element {
     }
 };
 
+/* squares becomes 1/deviation. */
+__global__ void invert(float *__restrict__ squares, int64_t rows, int64_t cols, float eps)
+{
+    const int64_t r = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    if (r < rows) squares[r] = tl_inverse_deviation(squares[r], cols, eps);
+}
+
 template <tl_norm_kind KIND>
 int32_t forward(tl_context *ctx, const char *name, const float *x, const float *gamma, const float *beta, int64_t rows,
-                int64_t cols, float eps, float *out)
+                int64_t cols, float eps, float *out, tl_kept_statistics kept = {})
 {
     int32_t status = TORCHLEAN_OK;
     if (KIND != TL_NORM_CHANNEL && cols % 4 == 0 && cols > 4096) {
         using Row8 = tl_block_row<true, 8, 1>;
         using Row12 = tl_block_row<true, 12, 1>;
-        if (cols <= 8192 && in_turn<Row8, KIND>(ctx, name, x, gamma, beta, rows, cols, eps, out, &status))
+        if (cols <= 8192 && in_turn<Row8, KIND>(ctx, name, x, gamma, beta, rows, cols, eps, out, kept, &status))
             return status;
         if (cols > 8192 && cols <= 12288 &&
-            in_turn<Row12, KIND>(ctx, name, x, gamma, beta, rows, cols, eps, out, &status))
+            in_turn<Row12, KIND>(ctx, name, x, gamma, beta, rows, cols, eps, out, kept, &status))
             return status;
     }
     if (cols <= TL_ROW_FITS)
         return tl_pick_row_of_many(ctx, rows, cols, [&](auto row) {
             using Row = typename decltype(row)::type;
             return tl_launch_rows<Row>(ctx, name, norm_rows<Row, KIND>, rows,
-                                       (tl_row_bytes<Row, Row::ONE_SHARED>(cols)), x, gamma, beta, rows, cols, eps,
-                                       out);
+                                       (tl_row_bytes<Row, Row::ONE_SHARED>(cols)), x, gamma, beta, rows, cols, eps, out,
+                                       kept);
         });
     const auto launch_cluster = [&](auto row) {
         using Row = typename decltype(row)::type;
         return tl_launch_cluster<Row>(ctx, name, norm_cluster<Row, KIND>, rows, cols, &status, x, gamma, beta, cols,
-                                      eps, out);
+                                      eps, out, kept);
     };
     if (cols <= TL_CLUSTER_FITS && ((cols % 4 == 0 && tl_launch_quads(ctx, name, norm_quads<KIND>, rows, cols, &status,
-                                                                      x, gamma, beta, rows, cols, eps, out)) ||
+                                                                      x, gamma, beta, rows, cols, eps, out, kept)) ||
                                     tl_pick_cluster<2>(cols, launch_cluster)))
         return status;
-    tl_scratch<float> means(ctx);
-    TL_TRY(means.allocate(2 * rows));
-    float *const squares = means + rows;
+    tl_scratch<float> own(ctx);
+    TL_TRY(own.allocate(2 * rows));
+    float *const means = kept.means ? kept.means : own, *const squares = kept.istds ? kept.istds : own + rows;
     TL_TRY(tl_long_row_squares<KIND>(ctx, name, x, rows, cols, means, squares));
     const norm_element<KIND> element = {x, means, squares, gamma, beta, cols, eps, 0.0f, 0.0f, 0};
-    return tl_long_row_map(ctx, name, element, rows, cols, out);
+    TL_TRY(tl_long_row_map(ctx, name, element, rows, cols, out));
+    return kept.istds ? tl_launch(ctx, name, invert, tl_grid(rows, 256), 256, squares, rows, cols, eps) : TORCHLEAN_OK;
 }
 
 /* ---- gradients along rows ---------------------------------------------------------------------------------------- */
@@ -260,9 +272,10 @@ struct norm_grad {
     int64_t rows, cols;
     float eps;
     float *gx, *sums_a, *sums_ax, *means, *istds;
+    tl_given_statistics given;
 };
 
-template <class Row, tl_norm_kind KIND>
+template <class Row, tl_norm_kind KIND, bool GIVEN>
 __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO) norm_rows_bwd(norm_grad p)
 {
     const Row r(p.rows, p.cols);
@@ -271,7 +284,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO) norm_rows_bw
     second.load(r, p.g + r.row * p.cols);
     v.load(r, p.x + r.row * p.cols);
     float mean, istd;
-    tl_row_statistics<KIND>(r, v, p.cols, p.eps, &mean, &istd);
+    tl_row_statistics<KIND, GIVEN>(r, v, p.cols, p.eps, p.given, r.row, &mean, &istd);
     second.wait();
     typename Row::terms terms_a, terms_ax;
     float xhat[Row::W], a[Row::W], gamma[Row::W];
@@ -351,21 +364,23 @@ template <tl_norm_kind KIND> struct norm_grad_element {
     }
 };
 
-/* squares becomes 1/deviation. */
-__global__ void invert(float *__restrict__ squares, int64_t rows, int64_t cols, float eps)
-{
-    const int64_t r = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    if (r < rows) squares[r] = tl_inverse_deviation(squares[r], cols, eps);
-}
-
 template <tl_norm_kind KIND> int32_t long_rows_bwd(tl_context *ctx, const char *name, norm_grad p)
 {
     tl_scratch<float> own(ctx);
     TL_TRY(own.allocate(4 * p.rows));
-    float *means = p.means ? p.means : (float *)own, *istds = p.istds ? p.istds : own + p.rows;
+    float *const own_means = p.means ? p.means : (float *)own, *const own_istds = p.istds ? p.istds : own + p.rows;
+    const float *means = own_means, *istds = own_istds;
     float *sums_a = p.sums_a ? p.sums_a : own + 2 * p.rows, *sums_ax = p.sums_ax ? p.sums_ax : own + 3 * p.rows;
-    TL_TRY(tl_long_row_squares<KIND>(ctx, name, p.x, p.rows, p.cols, means, istds));
-    TL_TRY(tl_launch(ctx, name, invert, tl_grid(p.rows, 256), 256, istds, p.rows, p.cols, p.eps));
+    if (p.given.istds) {
+        istds = p.given.istds;
+        if (p.given.means)
+            means = p.given.means;
+        else
+            TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), own_means, 0.0f, p.rows));
+    } else {
+        TL_TRY(tl_long_row_squares<KIND>(ctx, name, p.x, p.rows, p.cols, own_means, own_istds));
+        TL_TRY(tl_launch(ctx, name, invert, tl_grid(p.rows, 256), 256, own_istds, p.rows, p.cols, p.eps));
+    }
     if (KIND != TL_NORM_RMS && (p.gx || p.sums_a))
         TL_TRY(tl_long_row_sums(ctx, name, norm_term<KIND, false>{p.x, p.g, p.gamma, means, istds, 0.0f, 0.0f}, p.rows,
                                 p.cols, 0, sums_a));
@@ -384,12 +399,12 @@ template <bool VECTOR, class Launch> int32_t pick_row_of_two(int64_t cols, Launc
     return launch(tl_row_type<tl_block_row<VECTOR, 6, 1>>());
 }
 
-template <tl_norm_kind KIND> int32_t rows_bwd(tl_context *ctx, const char *name, norm_grad p)
+template <tl_norm_kind KIND, bool GIVEN = false> int32_t rows_bwd(tl_context *ctx, const char *name, norm_grad p)
 {
     if (p.cols > TL_ROW_FITS) return long_rows_bwd<KIND>(ctx, name, p);
     const auto launch = [&](auto row) {
         using Row = typename decltype(row)::type;
-        return tl_launch_rows<Row>(ctx, name, norm_rows_bwd<Row, KIND>, p.rows,
+        return tl_launch_rows<Row>(ctx, name, norm_rows_bwd<Row, KIND, GIVEN>, p.rows,
                                    tl_whole_row_bytes<Row, Row::SECOND_SHARED>, p);
     };
     if (p.cols > 4096 && p.cols <= 6144)
@@ -400,11 +415,31 @@ template <tl_norm_kind KIND> int32_t rows_bwd(tl_context *ctx, const char *name,
 } // namespace
 
 int32_t tl_norm_rows_bwd(tl_context *ctx, tl_norm_kind kind, const float *x, const float *gamma, const float *g,
-                         int64_t rows, int64_t cols, float eps, float *gx, float *means, float *istds)
+                         tl_given_statistics given, int64_t rows, int64_t cols, float eps, float *gx, float *means,
+                         float *istds)
 {
-    const norm_grad p = {x, gamma, g, rows, cols, eps, gx, nullptr, nullptr, means, istds};
+    const norm_grad p = {x, gamma, g, rows, cols, eps, gx, nullptr, nullptr, means, istds, given};
+    if (given.istds)
+        return kind == TL_NORM_RMS ? rows_bwd<TL_NORM_RMS, true>(ctx, "rms_norm_stats_bwd", p)
+                                   : rows_bwd<TL_NORM_LAYER, true>(ctx, "layer_norm_stats_bwd", p);
     return kind == TL_NORM_RMS ? rows_bwd<TL_NORM_RMS>(ctx, "rms_norm_bwd", p)
                                : rows_bwd<TL_NORM_LAYER>(ctx, "layer_norm_bwd", p);
+}
+
+int32_t tl_norm_absent(tl_context *ctx, tl_scratch<float> &scratch, int64_t cols, const float **gamma,
+                       const float **beta)
+{
+    if (*gamma && *beta) return TORCHLEAN_OK;
+    TL_TRY(scratch.allocate(2 * cols));
+    if (!*gamma) {
+        TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), scratch, 1.0f, cols));
+        *gamma = scratch;
+    }
+    if (!*beta) {
+        TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), scratch + cols, -0.0f, cols));
+        *beta = scratch + cols;
+    }
+    return TORCHLEAN_OK;
 }
 
 /* ---- the operations ---------------------------------------------------------------------------------------------- */
@@ -419,6 +454,34 @@ int32_t tl_cuda_rms_norm(tl_context *ctx, const float *x, const float *gamma, in
                          float *out)
 {
     return forward<TL_NORM_RMS>(ctx, "rms_norm", x, gamma, nullptr, rows, cols, eps, out);
+}
+
+/* Statistics of rows without elements. */
+static int32_t no_statistics(tl_context *ctx, tl_kept_statistics kept, int64_t rows)
+{
+    if (kept.means) TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), kept.means, NAN, rows));
+    return tl_cuda_fill(tl_context_cuda(ctx), kept.istds, NAN, rows);
+}
+
+int32_t tl_cuda_layer_norm_stats(tl_context *ctx, const float *x, const float *gamma, const float *beta, int64_t rows,
+                                 int64_t cols, float eps, float *out, float *mean, float *istd)
+{
+    if (rows == 0) return TORCHLEAN_OK;
+    if (cols == 0) return no_statistics(ctx, {mean, istd}, rows);
+    tl_scratch<float> scratch(ctx);
+    TL_TRY(tl_norm_absent(ctx, scratch, cols, &gamma, &beta));
+    return forward<TL_NORM_LAYER>(ctx, "layer_norm_stats", x, gamma, beta, rows, cols, eps, out, {mean, istd});
+}
+
+int32_t tl_cuda_rms_norm_stats(tl_context *ctx, const float *x, const float *gamma, int64_t rows, int64_t cols,
+                               float eps, float *out, float *istd)
+{
+    if (rows == 0) return TORCHLEAN_OK;
+    if (cols == 0) return no_statistics(ctx, {nullptr, istd}, rows);
+    const float *beta = gamma; /* which is not read */
+    tl_scratch<float> scratch(ctx);
+    TL_TRY(tl_norm_absent(ctx, scratch, cols, &gamma, &beta));
+    return forward<TL_NORM_RMS>(ctx, "rms_norm_stats", x, gamma, nullptr, rows, cols, eps, out, {nullptr, istd});
 }
 
 int32_t tl_cuda_batchnorm_channel_first(tl_context *ctx, const float *x, const float *gamma, const float *beta,
@@ -437,5 +500,5 @@ int32_t tl_cuda_batchnorm_channel_first_bwd(tl_context *ctx, const float *x, con
     }
     return rows_bwd<TL_NORM_CHANNEL>(
         ctx, "batchnorm_channel_first_bwd",
-        norm_grad{x, gamma, g, channels, height * width, eps, gx, gbeta, ggamma, nullptr, nullptr});
+        norm_grad{x, gamma, g, channels, height * width, eps, gx, gbeta, ggamma, nullptr, nullptr, {}});
 }
