@@ -46,22 +46,22 @@ class BuildLibrary(build_py):
             raise SystemExit(f"setup: `{' '.join(command)}` failed with status {error.returncode}") from None
         if self.editable_mode:
             return
-        for source in self._sources():
-            target = Path(self.build_lib) / "tlrt" / "_lib" / source.name
+        for source, name in self._files().items():
+            target = Path(self.build_lib) / "tlrt" / "_lib" / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target)
 
     @staticmethod
-    def _sources():
-        return [
-            ROOT / "native" / "build" / KIND / "libtorchlean_cuda.so",
-            *(ROOT / "native" / "include" / header for header in HEADERS),
-        ]
+    def _files():
+        """Source -> name in tlrt/_lib. The C++ files are compiled for the user's PyTorch when tlrt.torch first needs them."""
+        library = ROOT / "native" / "build" / KIND / "libtorchlean_cuda.so"
+        headers = {ROOT / "native" / "include" / header: header for header in HEADERS}
+        shim = {path: f"torch/{path.name}" for path in sorted((ROOT / "native" / "torch").iterdir())}
+        return {library: library.name, **headers, **shim}
 
     def get_outputs(self, include_bytecode=True):
-        names = ["libtorchlean_cuda.so", *HEADERS]
         folder = Path(self.build_lib) / "tlrt" / "_lib"
-        return [*super().get_outputs(include_bytecode), *(str(folder / name) for name in names)]
+        return [*super().get_outputs(include_bytecode), *(str(folder / name) for name in self._files().values())]
 
 
 class PlatformWheel(bdist_wheel):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tlrt import _calls
-from tlrt.torch.memory import borrow, device_of, in_order, plain, plain_indices, tensor_of
+from tlrt.torch.memory import borrow, device_of, plain, plain_indices, tensor_of
 from tlspec.registry import Op
 
 
@@ -71,11 +71,10 @@ def _run(
     if not any(want):
         return outs
     ready = [(name, prepare(present[name])) for name, prepare in plan.inputs]
-    with in_order(device):
-        buffers = {name: borrow(t, device) for name, t in ready}
-        if plan.composed:
-            found = _calls.compose(row, buffers, plan.known)
-            return [tensor_of(g, s) if w else o for g, s, w, o in zip(found, plan.shapes, want, outs, strict=True)]
-        results = [borrow(t, device) if w else None for t, w in zip(outs, want, strict=True)]
-        _calls.run(row, which, buffers, plan.known, results)
+    buffers = {name: borrow(t, device) for name, t in ready}
+    if plan.composed:
+        found = _calls.compose(row, buffers, plan.known)
+        return [tensor_of(g, s) if w else o for g, s, w, o in zip(found, plan.shapes, want, outs, strict=True)]
+    results = [borrow(t, device) if w else None for t, w in zip(outs, want, strict=True)]
+    _calls.run(row, which, buffers, plan.known, results)
     return outs

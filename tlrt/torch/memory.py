@@ -1,56 +1,58 @@
-"""Tensors as buffers: their memory is shared by DLPack, and work is put in order with PyTorch's stream."""
+"""Tensors as buffers: their memory is shared, and work goes to PyTorch's current stream with memory from its allocator."""
 
 from __future__ import annotations
 
+import ctypes
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils.dlpack import to_dlpack
 
-from tlrt._binding import capsules, handles
-from tlrt._binding.exchange import borrow_tensor
+from tlrt._binding import handles
+from tlrt._binding.library import complete_call, failure, load
 from tlrt.buffer import Buffer
 from tlrt.errors import ArgumentTypeError, refusal
+from tlrt.torch import shim
 
-#: bytes that the address of borrowed memory is a multiple of
+#: bytes that the address of shared memory is a multiple of
 ALIGNMENT = 16
-_devices: dict[tuple[str, str], handles.Device] = {}
-_lock = threading.Lock()
+#: the devices of a thread: between another thread's choice of a stream and its work no call may come
+_local = threading.local()
 
 
 def device_of(tensor: Any, math: str) -> handles.Device:
-    """The device of this package's own whose memory a tensor shares: one for each of PyTorch's devices and each mode."""
+    """The calling thread's device whose memory a tensor shares, one for each of PyTorch's devices and each mode."""
     where = tensor.device
     name = "cpu" if where.type == "cpu" else f"cuda:{where.index or 0}"
     if where.type not in ("cpu", "cuda"):
         raise refusal(ArgumentTypeError, "tlrt.torch", "tensor", f"one on {where}", "one on the CPU or a CUDA device")
-    found = _devices.get((name, math))
+    devices = _local.__dict__
+    found = devices.get((name, math))
     if found is None or found.closed:
-        with _lock:
-            found = _devices[name, math] = handles.device(name, math=math, new=True)
+        found = devices[name, math] = handles.device(name, math=math, new=True)
+    if found.is_cuda:
+        _adopt(found, torch.cuda.current_stream(where).cuda_stream)
     return found
 
 
-@contextmanager
-def in_order(device: handles.Device) -> Iterator[None]:
-    """The device's work waits for what PyTorch's current stream has been given, and that stream then for this work."""
-    if not device.is_cuda:
-        yield
-        return
-    stream = torch.cuda.current_stream(int(device.name.partition(":")[2])).cuda_stream or 1
-    device.order_after(stream)
-    try:
-        yield
-    finally:
-        device.order_before(stream)
+def _adopt(device: handles.Device, stream: int) -> None:
+    library, functions = load(), shim.load()
+    allocate, release = (
+        library.ffi.cast(kind, ctypes.cast(function, ctypes.c_void_p).value)
+        for kind, function in (
+            ("void *(*)(void *, uint64_t)", functions.tlrt_torch_allocate),
+            ("void (*)(void *, void *)", functions.tlrt_torch_release),
+        )
+    )
+    status = complete_call(
+        library.lib.torchlean_cuda_context_adopt, device._handle, stream, allocate, release, library.ffi.NULL
+    )
+    if status:
+        raise failure(status, "tlrt.torch")
 
 
 def plain(tensor: Any) -> Any:
-    """The tensor, or a copy of it where it is not row-major or not aligned. PyTorch's stream makes the copy: call it before
-    :func:`in_order`."""
+    """The tensor, or a copy of it where it is not row-major or not aligned."""
     tensor = tensor.detach()
     if not tensor.is_contiguous():
         return tensor.contiguous()
@@ -58,16 +60,28 @@ def plain(tensor: Any) -> Any:
 
 
 def plain_indices(tensor: Any) -> Any:
-    """A copy in uint32 of a tensor of integers from 0 to 2^32 - 1, which PyTorch's stream makes: see :func:`plain`."""
-    return tensor.detach().to(torch.uint32).contiguous()
+    """A copy in uint32 of a tensor of integers. What is out of range of 32 bits becomes the largest index, which is out of
+    range of every operand."""
+    tensor = tensor.detach()
+    if tensor.dtype != torch.uint32:
+        tensor = torch.where((tensor < 0) | (tensor > 0xFFFFFFFF), 0xFFFFFFFF, tensor.to(torch.int64)).to(torch.uint32)
+    return tensor.contiguous()
 
 
 def borrow(tensor: Any, device: handles.Device) -> Any:
-    """A buffer, of uint32 an index buffer, over the memory of a tensor that :func:`plain` or :func:`plain_indices` gave. It is
-    not put in order with PyTorch's stream: see :func:`in_order`."""
-    capsule = to_dlpack(tensor)  # which puts nothing in order
-    address, versioned, unsigned = capsules.open_capsule(capsule)
-    return borrow_tensor(address, versioned, unsigned, device, lambda: capsules.empty_capsule(capsule, versioned))
+    """A buffer, of uint32 an index buffer, over the memory of a tensor that :func:`plain` or :func:`plain_indices` gave, which
+    the caller keeps until it is released."""
+    library = load()
+    is_index = tensor.dtype == torch.uint32
+    slot = handles.new(library.ffi.typeof("torchlean_buffer **"))
+    address = library.ffi.cast("void *", tensor.data_ptr())
+    status = complete_call(
+        library.lib.torchlean_cuda_buffer_wrap, device._handle, address, tensor.numel(), int(is_index), slot
+    )
+    if status:
+        raise failure(status, "tlrt.torch")
+    kind = handles.IndexBuffer if is_index else Buffer
+    return kind(handles.own(slot[0], library.lib.torchlean_cuda_buffer_release), device)
 
 
 def tensor_of(buffer: Buffer, shape: Any) -> Any:

@@ -1,7 +1,24 @@
-"""PyTorch's float32 operators on this package's kernels in reproducible contexts: one function for each operator whose bits would
-otherwise depend on the device, the number of threads or the batch. Operators that IEEE 754 determines stay PyTorch's own."""
+"""Operators of PyTorch's in a block, beside those of native/torch: which have a route in Python, and which need none."""
 
-from tlrt.torch.routes import attention, elementwise, losses, norms, pools, products, scatters, sums
-from tlrt.torch.routes.base import ROUTES
+from __future__ import annotations
 
-__all__ = ["ROUTES", "attention", "elementwise", "losses", "norms", "pools", "products", "scatters", "sums"]
+import ctypes
+from functools import cache
+
+from tlrt.torch import shim
+from tlrt.torch.routes import norms, pools, scatters
+from tlrt.torch.routes.base import ROUTES, has_kernel, operator_names, register_kernels
+from tlrt.torch.routes.determined import DETERMINED
+
+__all__ = ["DETERMINED", "ROUTES", "norms", "pools", "register", "scatters"]
+
+
+@cache
+def register() -> None:
+    """Gives every operator its place at the block's key, once a process."""
+    library = shim.load()
+    routed = {n.partition(".")[0].removeprefix("aten::") for n in operator_names() if n.startswith("aten::") and has_kernel(n)}
+    # operators that are made of their own form with an argument `out` keep it
+    register_kernels(sorted((routed - DETERMINED) | {"add", "sub", "div"}))
+    encoded = [n.encode() for n in sorted(DETERMINED)]
+    library.tlrt_torch_determined((ctypes.c_char_p * len(encoded))(*encoded), len(encoded))

@@ -7,21 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from tlrt.torch.routes.base import as_matrix, aten, route, run
-from tlrt.torch.routes.sums import divided, inverse_root
 
 
 def _statistics(rows: Any, eps: float) -> tuple[Any, Any]:
     """Mean and 1/√(variance + eps) of each row."""
-    mean = divided(run("reduce_sum_axis1", rows), rows.shape[1])
-    return mean, inverse_root(run("var", rows, axes=2, correction=0.0, root=0) + eps)
+    return rows.mean(1), (rows.var(1, correction=0) + eps).rsqrt()
 
 
 def _row_gradient(g: Any, x: Any, mean: Any, inverse: Any) -> Any:
     """The gradient of (x - mean)·inverse with respect to x, row by row, where mean and inverse are those of the rows."""
-    n = x.shape[1]
     centred = (x - mean[:, None]) * inverse[:, None]
-    along = divided(run("reduce_sum_axis1", g), n)
-    across = divided(run("reduce_sum_axis1", g * centred), n)
+    along, across = g.mean(1), (g * centred).mean(1)
     return (g - along[:, None] - centred * across[:, None]) * inverse[:, None]
 
 
@@ -49,8 +45,8 @@ def layer_norm_backward(
         gx = _row_gradient(scaled, rows, mean, inverse).reshape(x.shape)
     gw = None
     if want[1] and w is not None:
-        gw = run("reduce_sum_axis0", cotangent * ((rows - mean[:, None]) * inverse[:, None])).reshape(w.shape)
-    gb = run("reduce_sum_axis0", cotangent).reshape(b.shape) if want[2] and b is not None else None
+        gw = (cotangent * ((rows - mean[:, None]) * inverse[:, None])).sum(0).reshape(w.shape)
+    gb = cotangent.sum(0).reshape(b.shape) if want[2] and b is not None else None
     return gx, gw, gb
 
 
@@ -77,13 +73,13 @@ def batch_norm(
     x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, train: bool, momentum: float, eps: float
 ) -> Any:
     if not train:
-        inverse = inverse_root(running_var + eps)
+        inverse = (running_var + eps).rsqrt()
         return _batch_norm(x, w, b, running_mean, inverse), x.new_zeros(0), x.new_zeros(0)
     rows = _channels_first(x)
     mean, inverse = _statistics(rows, eps)
     _follow(running_mean, mean, momentum)
     if running_var is not None:
-        _follow(running_var, run("var", rows, axes=2, correction=1.0, root=0), momentum)
+        _follow(running_var, rows.var(1), momentum)
     return _batch_norm(x, w, b, mean, inverse), mean, inverse
 
 
@@ -93,7 +89,7 @@ def batch_norm_backward(
     want: Sequence[bool],
 ) -> Any:  # fmt: skip
     if not train:
-        mean, inverse = running_mean, inverse_root(running_var + eps)
+        mean, inverse = running_mean, (running_var + eps).rsqrt()
     rows, cotangent = _channels_first(x), _channels_first(g)
     gx = None
     if want[0] and train:
@@ -103,8 +99,8 @@ def batch_norm_backward(
     elif want[0]:
         gx = g * _by_channel(inverse if w is None else inverse * w, x)
     centred = (rows - mean[:, None]) * inverse[:, None]
-    gw = run("reduce_sum_axis1", cotangent * centred) if want[1] else None
-    return gx, gw, run("reduce_sum_axis1", cotangent) if want[2] else None
+    gw = (cotangent * centred).sum(1) if want[1] else None
+    return gx, gw, cotangent.sum(1) if want[2] else None
 
 
 @route(aten.native_group_norm.default)
@@ -134,5 +130,5 @@ def group_norm_backward(
     scaled = g if w is None else g * _by_channel(w, g)
     gx = _row_gradient(scaled.reshape(rows.shape), rows, mean, inverse).reshape(x.shape) if want[0] else None
     centred = ((rows - mean[:, None]) * inverse[:, None]).reshape(x.shape)
-    gw = run("reduce_sum_axis1", _channels_first(g * centred)) if want[1] else None
-    return gx, gw, run("reduce_sum_axis1", _channels_first(g)) if want[2] else None
+    gw = _channels_first(g * centred).sum(1) if want[1] else None
+    return gx, gw, _channels_first(g).sum(1) if want[2] else None

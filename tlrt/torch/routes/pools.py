@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from tlrt.torch.routes.base import aten, route, run, run_gradient
-from tlrt.torch.routes.products import per_axis
 from tlrt.torch.routes.scatters import scatter_add
+
+
+def per_axis(values: Sequence[int], count: int) -> list[int]:
+    return list(values) * (count if len(values) == 1 else 1)
 
 
 def _window(kernel: Any, stride: Any, padding: Any) -> dict[str, Any]:

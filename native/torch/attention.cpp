@@ -1,0 +1,159 @@
+/* Scaled dot-product attention as one operation, without an array of queries by keys. */
+#include <ATen/ATen.h>
+#include <ATen/Operators.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "call.h"
+#include "front.h"
+
+namespace tlrt {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/* The mask as the kernel reads it: four axes, 1 where all share it, keys last. */
+struct Mask {
+    at::Tensor values; /* undefined: none */
+    uint32_t mode = 0, batch = 1, heads = 1, queries = 1;
+};
+
+enum { BOOLEAN = 1, ADDED = 2 };
+
+Mask mask_of(const at::Tensor &given, int64_t keys)
+{
+    Mask m;
+    if (!given.defined()) return m;
+    at::Tensor t = given;
+    while (t.dim() < 4)
+        t = t.unsqueeze(0);
+    for (int64_t axis = 0; axis < 3; axis++)
+        if (t.size(axis) > 1 && t.stride(axis) == 0) t = t.narrow(axis, 0, 1);
+    if (t.size(3) != keys) t = t.expand({-1, -1, -1, keys});
+    m.mode = t.scalar_type() == at::kBool ? BOOLEAN : ADDED;
+    m.values = plain(t.to(at::kFloat));
+    m.batch = u32(t.size(0)), m.heads = u32(t.size(1)), m.queries = u32(t.size(2));
+    return m;
+}
+
+constexpr uint32_t ALL = 0xffffffff; /* no key is too far before or after */
+
+struct Attention : torch::autograd::Function<Attention> {
+    static at::Tensor forward(AutogradContext *ctx, const at::Tensor &q, const at::Tensor &k, const at::Tensor &v,
+                              const std::optional<at::Tensor> &given, double scale, bool causal, bool grouped)
+    {
+        const at::Tensor mask = given.value_or(at::Tensor());
+        at::Tensor y = at::empty({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options());
+        const at::Tensor from = plain(q), keys = plain(k), values = plain(v);
+        const Mask m = mask_of(mask, k.size(2));
+        torchlean_context *const context = context_of(q);
+        Buffer out(context, y);
+        std::optional<Buffer> masked;
+        if (m.mode) masked.emplace(context, m.values);
+        check(torchlean_cuda_buffer_grouped_attention(
+            Buffer(context, from), Buffer(context, keys), Buffer(context, values),
+            masked ? (torchlean_buffer *)*masked : nullptr, u32(q.size(0)), u32(q.size(1)), u32(q.size(2)),
+            u32(q.size(3)), u32(k.size(1)), u32(k.size(2)), u32(v.size(3)), m.mode, m.batch, m.heads, m.queries, ALL,
+            causal ? 0 : ALL, 0, scale, out.out()));
+        ctx->save_for_backward({q, k, v, mask, y});
+        ctx->saved_data["scale"] = scale;
+        ctx->saved_data["causal"] = causal;
+        ctx->saved_data["grouped"] = grouped;
+        return y;
+    }
+
+    static variable_list backward(AutogradContext *ctx, variable_list above)
+    {
+        const auto saved = ctx->get_saved_variables();
+        const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2], &mask = saved[3], &y = saved[4];
+        const double scale = ctx->saved_data["scale"].toDouble();
+        const bool causal = ctx->saved_data["causal"].toBool(), grouped = ctx->saved_data["grouped"].toBool();
+        variable_list found(7);
+        if (!above[0].defined()) return found;
+        if (at::GradMode::is_enabled()) { /* a gradient that will be differentiated: of products and a softmax */
+            const at::Tensor again = std::get<0>(at::_scaled_dot_product_attention_math(
+                q, k, v, mask.defined() ? std::optional<at::Tensor>(mask) : std::nullopt, 0.0, causal, std::nullopt, scale,
+                grouped));
+            variable_list inputs, grads;
+            for (const at::Tensor *t : {&q, &k, &v})
+                if (t->requires_grad()) inputs.push_back(*t);
+            grads = torch::autograd::grad({again}, inputs, {above[0]}, std::nullopt, /*create_graph=*/true);
+            for (size_t i = 0, next = 0; i < 3; i++)
+                if (saved[i].requires_grad()) found[i] = grads[next++];
+            return found;
+        }
+        const at::Tensor from = plain(q), keys = plain(k), values = plain(v), result = plain(y), g = plain(above[0]);
+        const Mask m = mask_of(mask, k.size(2));
+        torchlean_context *const context = context_of(q);
+        found[0] = fresh(q, q.sizes());
+        found[1] = fresh(k, k.sizes());
+        found[2] = fresh(v, v.sizes());
+        Buffer gq(context, found[0]), gk(context, found[1]), gv(context, found[2]);
+        std::optional<Buffer> masked;
+        if (m.mode) masked.emplace(context, m.values);
+        check(torchlean_cuda_buffer_grouped_attention_bwd(
+            Buffer(context, from), Buffer(context, keys), Buffer(context, values),
+            masked ? (torchlean_buffer *)*masked : nullptr, Buffer(context, result), Buffer(context, g), u32(q.size(0)),
+            u32(q.size(1)), u32(q.size(2)), u32(q.size(3)), u32(k.size(1)), u32(k.size(2)), u32(v.size(3)), m.mode,
+            m.batch, m.heads, m.queries, ALL, causal ? 0 : ALL, 0, scale, gq.out(), gk.out(), gv.out()));
+        if (Block *const block = current())
+            block->add("scaled_dot_product_attention_backward", true, 10 * q.numel() * k.size(2));
+        return found;
+    }
+};
+
+/* Four axes, of which the first two are those of q. */
+at::Tensor four(const at::Tensor &t)
+{
+    return t.dim() == 4 ? t : t.reshape({-1, t.dim() > 2 ? t.size(-3) : 1, t.size(-2), t.size(-1)});
+}
+
+at::Tensor attention(const at::Tensor &query, const at::Tensor &key, const at::Tensor &value,
+                     const std::optional<at::Tensor> &attn_mask, double dropout_p, bool is_causal,
+                     std::optional<double> scale, bool enable_gqa)
+{
+    using Op = at::_ops::scaled_dot_product_attention;
+    const at::Tensor mask = attn_mask.value_or(at::Tensor());
+    if (!is_ours({query, key, value}) || query.dim() < 3)
+        return as_without<Op>(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);
+    TORCH_CHECK(!(is_causal && mask.defined()),
+                "scaled_dot_product_attention: explicit attn_mask should not be set when is_causal=True");
+    const at::Tensor q = autocast(query), k = autocast(key), v = autocast(value);
+    TORCH_CHECK(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type(),
+                "scaled_dot_product_attention: got query, key and value of ", q.scalar_type(), ", ", k.scalar_type(),
+                " and ", v.scalar_type(), ", expected one type");
+    TORCH_CHECK(!mask.defined() || mask.scalar_type() == at::kBool || mask.is_floating_point(),
+                "scaled_dot_product_attention: attn_mask: got ", mask.scalar_type(),
+                ", expected bool or the type of query");
+    const at::ScalarType type = q.scalar_type();
+    const bool grouped = enable_gqa && q.size(-3) != k.size(-3);
+    const auto lead = [](const at::Tensor &t) { return t.sizes().slice(0, (size_t)t.dim() - 3); };
+    const bool plain_case = dropout_p == 0 && type != at::kDouble && q.dim() == k.dim() && q.dim() == v.dim() &&
+                            lead(q) == lead(k) && lead(q) == lead(v) && (grouped || q.size(-3) == k.size(-3)) &&
+                            k.size(-3) == v.size(-3) && q.numel() && k.numel() && v.numel() &&
+                            !(mask.defined() && (mask.requires_grad() || mask.dim() > q.dim() || q.dim() > 4)) &&
+                            (!grouped || q.size(-3) % k.size(-3) == 0);
+    if (!plain_case) {
+        const std::optional<at::Tensor> given =
+            mask.defined() && mask.scalar_type() != at::kBool ? mask.to(type) : attn_mask;
+        return std::get<0>(at::_scaled_dot_product_attention_math(q, k, v, given, dropout_p, is_causal, std::nullopt, scale,
+                                                                  enable_gqa));
+    }
+    const at::Tensor q4 = four(q.to(at::kFloat)), k4 = four(k.to(at::kFloat)), v4 = four(v.to(at::kFloat));
+    const at::Tensor y =
+        Attention::apply(q4, k4, v4, attn_mask, scale.value_or(1 / std::sqrt((double)q.size(-1))), is_causal, grouped);
+    current()->add(Op::name, true, 4 * q4.numel() * k4.size(2));
+    std::vector<int64_t> sizes = q.sizes().vec();
+    sizes.back() = v.size(-1);
+    return y.reshape(sizes).to(type);
+}
+
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m)
+{
+    m.impl(TLRT_NAME(scaled_dot_product_attention), TORCH_FN(attention));
+}
+
+} // namespace
+} // namespace tlrt

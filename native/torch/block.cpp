@@ -1,0 +1,242 @@
+/* Blocks, and the operators that have no kernel here. */
+#include "block.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include <sstream>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace tlrt {
+namespace {
+
+/* PyTorch hands information of this kind on to the threads that work for a thread, and uses it in its own tests alone. */
+c10::DebugInfoKind kind() { return c10::DebugInfoKind::TEST_INFO_2; }
+
+/* What the block does with an operator that has no kernel here. */
+enum class Class {
+    COMPOSITE, /* PyTorch makes it of other operators, which come here on their own */
+    MOVES,     /* a view, or one that computes no numbers */
+    LEFT,
+};
+
+bool has(const c10::OperatorHandle &op, c10::DispatchKey key) { return op.hasKernelForDispatchKey(key); }
+
+Class classify(const c10::OperatorHandle &op)
+{
+    using Key = c10::DispatchKey;
+    const bool native = has(op, Key::CPU) || has(op, Key::CUDA);
+    if (!native && (has(op, Key::CompositeImplicitAutograd) || has(op, Key::CompositeExplicitAutograd) ||
+                    has(op, Key::CompositeExplicitAutogradNonFunctional)))
+        return Class::COMPOSITE;
+    bool tensors = false, view = !op.schema().returns().empty();
+    for (const auto &r : op.schema().returns())
+        view = view && r.alias_info() && !r.alias_info()->isWrite();
+    for (const auto &a : op.schema().arguments())
+        tensors = tensors || a.type()->isSubtypeOf(*c10::TensorType::get()) ||
+                  a.type()->isSubtypeOf(*c10::ListType::ofTensors());
+    const auto ns = op.schema().name();
+    return view || ns.rfind("profiler::", 0) == 0 || (!tensors && op.schema().returns().empty()) ? Class::MOVES
+                                                                                                  : Class::LEFT;
+}
+
+bool is_real(const at::Tensor &t) { return t.defined() && (at::isFloatingType(t.scalar_type()) || t.is_complex()); }
+
+/* Adds up the elements of tensors of real or complex numbers; *foreign: one of them is a tracer's. */
+void count(const c10::IValue &v, int64_t *elements, bool *found, bool *foreign)
+{
+    if (v.isTensor()) {
+        const at::Tensor &t = v.toTensor();
+        if (!t.defined()) return;
+        *foreign = *foreign || !is_plain(t);
+        if (is_real(t)) {
+            *found = true;
+            *elements += t.numel();
+        }
+    } else if (v.isList()) {
+        for (const c10::IValue &item : v.toListRef())
+            count(item, elements, found, foreign);
+    }
+}
+
+/* What an operator costs where elements of its results say too little: multiplications and additions of recurrent layers and of
+ * products. `largest` is the number of elements of the largest result, `others` that of all operands. */
+int64_t work_of(const std::string &name, c10::ArrayRef<c10::IValue> arguments, int64_t results)
+{
+    const auto holds = [&](const char *word) { return name.find(word) != std::string::npos; };
+    if (holds("rnn") || holds("lstm") || holds("gru")) {
+        int64_t weights = 0, rows = 1;
+        bool first = true;
+        for (const auto &v : arguments) {
+            int64_t n = 0;
+            bool found = false, foreign = false;
+            count(v, &n, &found, &foreign);
+            if (first && v.isTensor() && v.toTensor().dim() == 3) rows = v.toTensor().numel() / v.toTensor().size(2);
+            if (!first) weights += n;
+            first = false;
+        }
+        return 2 * rows * weights;
+    }
+    if (holds("mm") || holds("matmul") || holds("linear") || holds("addmv") || holds("dot") || holds("conv") ||
+        holds("attention")) {
+        for (const auto &v : arguments) /* the operand with the inner length last */
+            if (v.isTensor() && v.toTensor().defined() && v.toTensor().dim() > 1)
+                return 2 * results * (holds("conv") && arguments.size() > 1 && arguments[1].isTensor() &&
+                                              arguments[1].toTensor().dim() > 1
+                                          ? arguments[1].toTensor().numel() / arguments[1].toTensor().size(0)
+                                          : v.toTensor().size(-1));
+    }
+    return results;
+}
+
+/* Every operator without a kernel at KEY. */
+void without_kernel(const c10::OperatorHandle &op, c10::DispatchKeySet keys, torch::jit::Stack *stack)
+{
+    static std::mutex lock;
+    static std::unordered_map<c10::OperatorName, Class> classes;
+    Class kind;
+    {
+        const std::lock_guard<std::mutex> guard(lock);
+        const auto known = classes.find(op.operator_name());
+        kind = known != classes.end() ? known->second
+                                      : classes.emplace(op.operator_name(), classify(op)).first->second;
+    }
+    const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY);
+    Block *const block = current();
+    if (kind != Class::LEFT || !block) {
+        op.redispatchBoxed(below, stack);
+        return;
+    }
+    const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+    int64_t operands = 0, results = 0;
+    bool found = false, foreign = false;
+    for (const auto &v : arguments)
+        count(v, &operands, &found, &foreign);
+    const bool random = op.hasTag(at::Tag::nondeterministic_seeded);
+    if (!foreign && block->strict && (found || random)) block->leave(op.schema().name().c_str(), operands);
+    const std::vector<c10::IValue> kept(arguments.begin(), arguments.end());
+    {
+        const c10::impl::ExcludeDispatchKeyGuard guard(KEY); /* what the operator is made of is part of it */
+        op.redispatchBoxed(below, stack);
+    }
+    for (const auto &v : torch::jit::last(*stack, op.schema().returns().size()))
+        count(v, &results, &found, &foreign);
+    if (!foreign && (found || random))
+        block->leave(op.schema().name().c_str(),
+                     work_of(op.schema().name(), kept, results ? results : operands));
+}
+
+/* An operator that stays PyTorch's. Where PyTorch chooses the back end in an operator of its own it asks for all keys of the
+ * thread, so the kernel is called after all. */
+void passed_on(const c10::OperatorHandle &op, c10::DispatchKeySet keys, torch::jit::Stack *stack)
+{
+    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY), stack);
+}
+
+torch::Library &operators()
+{
+    static torch::Library library(torch::Library::IMPL, "aten", KEY, __FILE__, __LINE__);
+    return library;
+}
+
+TORCH_LIBRARY_IMPL(_, CustomRNGKeyId, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&without_kernel>()); }
+TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+
+const char *bare(const char *name)
+{
+    const char *const after = strstr(name, "::");
+    return after ? after + 2 : name;
+}
+
+} // namespace
+
+void Block::add(const char *op, bool here, int64_t work)
+{
+    const std::lock_guard<std::mutex> guard(lock);
+    Count &c = counts[{bare(op), here}];
+    c.calls++;
+    c.work += work;
+}
+
+void Block::leave(const char *op, int64_t work)
+{
+    TORCH_CHECK_NOT_IMPLEMENTED(!strict, "tlrt.torch.reproducible: operator: got aten.", bare(op),
+                                ", expected one with a route; see docs/torch.md");
+    add(op, false, work);
+}
+
+std::string Block::text()
+{
+    const std::lock_guard<std::mutex> guard(lock);
+    std::ostringstream out;
+    for (const auto &[key, c] : counts)
+        out << key.first << '\t' << (key.second ? "here" : "left") << '\t' << c.calls << '\t' << c.work << '\n';
+    return out.str();
+}
+
+Block *current() { return static_cast<Block *>(c10::ThreadLocalDebugInfo::get(kind())); }
+
+} // namespace tlrt
+
+/* ---- what Python calls -------------------------------------------------------------------------------------------- */
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+/* The calling thread enters a block; blocks nest. The number is that of tlrt_torch_text, until tlrt_torch_forget. */
+EXPORT void *tlrt_torch_enter(int strict)
+{
+    auto block = std::make_shared<tlrt::Block>(strict != 0);
+    c10::ThreadLocalDebugInfo::_push(tlrt::kind(), block);
+    c10::impl::tls_set_dispatch_key_included(tlrt::KEY, true);
+    c10::impl::tls_set_dispatch_key_included(tlrt::FRONT, true);
+    return new std::shared_ptr<tlrt::Block>(block);
+}
+
+/* The calling thread leaves its innermost block. */
+EXPORT void tlrt_torch_leave(void)
+{
+    c10::ThreadLocalDebugInfo::_pop(tlrt::kind());
+    const bool inside = tlrt::current() != nullptr;
+    c10::impl::tls_set_dispatch_key_included(tlrt::KEY, inside);
+    c10::impl::tls_set_dispatch_key_included(tlrt::FRONT, inside);
+}
+
+/* Writes the report of a block, zero-terminated and cut to capacity, and returns its length. */
+EXPORT uint64_t tlrt_torch_text(void *block, char *text, uint64_t capacity)
+{
+    const std::string found = (*static_cast<std::shared_ptr<tlrt::Block> *>(block))->text();
+    if (capacity) snprintf(text, capacity, "%s", found.c_str());
+    return found.size();
+}
+
+EXPORT void tlrt_torch_forget(void *block) { delete static_cast<std::shared_ptr<tlrt::Block> *>(block); }
+
+/* Notes in the calling thread's block what Python computed or left; 1 where a strict block refuses it. */
+EXPORT int tlrt_torch_note(const char *op, int here, int64_t work)
+{
+    tlrt::Block *const block = tlrt::current();
+    if (!block) return 0;
+    if (!here && block->strict) return 1;
+    block->add(op, here != 0, work);
+    return 0;
+}
+
+/* Operators, by their names without "aten::" and a final "_", whose results do not depend on the device: they stay PyTorch's
+ * without passing by here. */
+EXPORT void tlrt_torch_determined(const char *const *names, uint64_t count)
+{
+    std::unordered_set<std::string> wanted(names, names + count);
+    for (const auto &op : c10::Dispatcher::singleton().getAllOpNames()) {
+        if (op.name.rfind("aten::", 0) != 0) continue;
+        std::string name = op.name.substr(6);
+        if (!wanted.count(name) && !name.empty() && name.back() == '_') name.pop_back();
+        if (!wanted.count(name)) continue;
+        const auto handle = c10::Dispatcher::singleton().findOp(op);
+        if (!handle || handle->hasKernelForDispatchKey(tlrt::KEY)) continue;
+        const std::string full = op.overload_name.empty() ? op.name : op.name + "." + op.overload_name;
+        tlrt::operators().impl(full.c_str(), handle->hasKernelForDispatchKey(c10::DispatchKey::BackendSelect)
+                                                 ? torch::CppFunction::makeFromBoxedFunction<&tlrt::passed_on>()
+                                                 : torch::CppFunction::makeFallthrough());
+    }
+}

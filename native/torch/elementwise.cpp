@@ -1,0 +1,351 @@
+/* Functions of one argument, their gradients, and what a compiler may fuse on a GPU: one operation after the other. */
+#include "call.h"
+
+#include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/Operators.h>
+#include <torch/library.h>
+
+#include "sums.h"
+
+namespace tlrt {
+namespace {
+
+/* A tensor whose memory has no gaps, and one of the same strides for what is computed of it, element by element. */
+struct Pair {
+    at::Tensor x, y;
+};
+
+at::Tensor dense(const at::Tensor &x)
+{
+    if (!x.is_non_overlapping_and_dense()) return x.contiguous();
+    return (uintptr_t)x.const_data_ptr() % 16 ? x.clone(at::MemoryFormat::Preserve) : x;
+}
+
+at::Tensor like(const at::Tensor &x) { return at::empty_strided(x.sizes(), x.strides(), x.options()); }
+
+/* The tensor with the strides of another that has no gaps. */
+at::Tensor as(const at::Tensor &g, const at::Tensor &x)
+{
+    if (g.strides() == x.strides() && (uintptr_t)g.const_data_ptr() % 16 == 0) return g;
+    return like(x).copy_(g);
+}
+
+template <auto Entry, class... V> at::Tensor of_one(const at::Tensor &x, V... values)
+{
+    const at::Tensor from = dense(x);
+    at::Tensor y = like(from);
+    torchlean_context *const context = context_of(x);
+    Buffer out(context, y);
+    check(Entry(Buffer(context, from), values..., out.out()));
+    return y;
+}
+
+/* Entry(first, second, values..., out), where `second` takes the strides of `first`. */
+template <auto Entry, class... V> at::Tensor of_two(const at::Tensor &first, const at::Tensor &second, V... values)
+{
+    const at::Tensor from = dense(first), with = as(second.sizes() == first.sizes() ? second : second.expand_as(first), from);
+    at::Tensor y = like(from);
+    torchlean_context *const context = context_of(first);
+    Buffer out(context, y);
+    check(Entry(Buffer(context, from), Buffer(context, with), values..., out.out()));
+    return y;
+}
+
+template <auto Entry> std::optional<at::Tensor> unary(const at::Tensor &x) { return of_one<Entry>(x); }
+
+#define TL(name) torchlean_cuda_buffer_##name
+
+std::optional<at::Tensor> rsqrt(const at::Tensor &x) { return of_one<TL(sqrt)>(x).reciprocal(); }
+
+std::optional<at::Tensor> gelu(const at::Tensor &x, std::string_view approximate)
+{
+    return approximate == "tanh" ? of_one<TL(gelu)>(x) : of_one<TL(gelu_erf)>(x);
+}
+std::optional<at::Tensor> gelu_backward(const at::Tensor &g, const at::Tensor &x, std::string_view approximate)
+{
+    return approximate == "tanh" ? of_two<TL(gelu_bwd)>(x, g) : of_two<TL(gelu_erf_bwd)>(x, g);
+}
+template <auto Entry> std::optional<at::Tensor> by_input(const at::Tensor &g, const at::Tensor &x)
+{
+    return of_two<Entry>(x, g);
+}
+
+std::optional<at::Tensor> softplus(const at::Tensor &x, const at::Scalar &beta, const at::Scalar &threshold)
+{
+    const double b = beta.toDouble();
+    const at::Tensor scaled = b == 1 ? x : x.mul(beta);
+    at::Tensor y = of_one<TL(softplus)>(scaled);
+    if (b != 1) y = divided(y, b);
+    return at::where(scaled.gt(threshold), x, y);
+}
+std::optional<at::Tensor> softplus_backward(const at::Tensor &g, const at::Tensor &x, const at::Scalar &beta,
+                                            const at::Scalar &threshold)
+{
+    const at::Tensor scaled = beta.toDouble() == 1 ? x : x.mul(beta);
+    return at::where(scaled.gt(threshold), g, g.mul(of_one<TL(sigmoid)>(scaled)));
+}
+
+std::optional<at::Tensor> elu(const at::Tensor &x, const at::Scalar &alpha, const at::Scalar &scale,
+                              const at::Scalar &input_scale)
+{
+    const at::Tensor inner = input_scale.toDouble() == 1 ? x : x.mul(input_scale);
+    at::Tensor y = of_one<TL(elu)>(inner, alpha.toDouble());
+    if (input_scale.toDouble() != 1) y = at::where(x.gt(0), x, y);
+    return scale.toDouble() == 1 ? y : y.mul(scale);
+}
+/* Where x > 0 the slope is scale; elsewhere it is alpha·scale·input_scale·exp(input_scale·x), which a result of the forward
+ * pass, y, holds as (y + alpha·scale)·input_scale. */
+std::optional<at::Tensor> elu_backward(const at::Tensor &g, const at::Scalar &alpha, const at::Scalar &scale,
+                                       const at::Scalar &input_scale, bool is_result, const at::Tensor &x)
+{
+    if (!is_result && scale.toDouble() == 1 && input_scale.toDouble() == 1)
+        return of_two<TL(elu_bwd)>(x, g, alpha.toDouble());
+    const at::Tensor below = is_result ? x.add(alpha.toDouble() * scale.toDouble()).mul(input_scale)
+                                       : of_one<TL(exp)>(input_scale.toDouble() == 1 ? x : x.mul(input_scale))
+                                             .mul(alpha.toDouble() * scale.toDouble() * input_scale.toDouble());
+    return at::where(x.gt(0), g.mul(scale), g.mul(below));
+}
+
+std::optional<at::Tensor> pow_scalar(const at::Tensor &x, const at::Scalar &p)
+{
+    if (p.isComplex()) return std::nullopt;
+    const double e = p.toDouble();
+    if (e == 2) return x.mul(x);
+    if (e == 1) return x.clone();
+    if (e == 0.5) return of_one<TL(sqrt)>(x);
+    return of_one<TL(pow_scalar)>(x, e);
+}
+std::optional<at::Tensor> pow_tensor(const at::Tensor &x, const at::Tensor &p)
+{
+    if (!x.is_floating_point() && x.dim() > 0) return std::nullopt;
+    const auto shape = at::infer_size(x.sizes(), p.sizes());
+    const at::Tensor &at_device = x.dim() ? x : p;
+    const auto full = [&](const at::Tensor &t) {
+        return t.to(at_device.device(), at::kFloat).expand(shape).contiguous();
+    };
+    return of_two<TL(pow)>(full(x), full(p));
+}
+std::optional<at::Tensor> pow_of_scalar(const at::Scalar &x, const at::Tensor &p)
+{
+    if (x.isComplex() || !p.is_floating_point()) return std::nullopt;
+    return of_two<TL(pow)>(at::full(p.sizes(), x, p.options()), p.contiguous());
+}
+std::optional<at::Tensor> atan2(const at::Tensor &y, const at::Tensor &x)
+{
+    if (y.scalar_type() != x.scalar_type()) return std::nullopt;
+    const auto shape = at::infer_size(y.sizes(), x.sizes());
+    return of_two<TL(atan2)>(y.expand(shape).contiguous(), x.expand(shape).contiguous());
+}
+
+std::optional<at::Tensor> add(const at::Tensor &x, const at::Tensor &y, const at::Scalar &alpha)
+{
+    return x.add(y.mul(alpha));
+}
+std::optional<at::Tensor> sub(const at::Tensor &x, const at::Tensor &y, const at::Scalar &alpha)
+{
+    return x.sub(y.mul(alpha));
+}
+std::optional<at::Tensor> rsub(const at::Tensor &x, const at::Tensor &y, const at::Scalar &alpha)
+{
+    return y.sub(alpha.toDouble() == 1 ? x : x.mul(alpha));
+}
+std::optional<at::Tensor> addcmul(const at::Tensor &x, const at::Tensor &a, const at::Tensor &b, const at::Scalar &value)
+{
+    const at::Tensor product = a.mul(b);
+    return x.add(value.toDouble() == 1 ? product : product.mul(value));
+}
+std::optional<at::Tensor> addcdiv(const at::Tensor &x, const at::Tensor &a, const at::Tensor &b, const at::Scalar &value)
+{
+    const at::Tensor quotient = a.div(b);
+    return x.add(value.toDouble() == 1 ? quotient : quotient.mul(value));
+}
+/* PyTorch's formula, from whichever end is nearer: a weight of 1 gives y. */
+std::optional<at::Tensor> lerp_scalar(const at::Tensor &x, const at::Tensor &y, const at::Scalar &weight)
+{
+    const double w = weight.toDouble();
+    const at::Tensor d = y.sub(x);
+    return (float)std::abs(w) < 0.5f ? x.add(d.mul(weight)) : y.sub(d.mul(1.0f - (float)w));
+}
+std::optional<at::Tensor> lerp_tensor(const at::Tensor &x, const at::Tensor &y, const at::Tensor &weight)
+{
+    const at::Tensor d = y.sub(x);
+    return at::where(weight.abs().lt(0.5), x.add(d.mul(weight)), y.sub(d.mul(weight.neg().add(1))));
+}
+std::optional<at::Tensor> hardsigmoid(const at::Tensor &x) { return divided(x.add(3).clamp(0, 6), 6); }
+std::optional<at::Tensor> hardsigmoid_backward(const at::Tensor &g, const at::Tensor &x)
+{
+    return at::where(x.gt(-3).logical_and(x.lt(3)), divided(g, 6), at::zeros({}, g.options()));
+}
+
+/* ---- operators whose plain form is PyTorch's own ------------------------------------------------------------------------ */
+
+c10::DispatchKeySet after(c10::DispatchKeySet keys)
+{
+    return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY);
+}
+
+/* Without a factor PyTorch's kernel rounds once; with one each operation is to round. */
+template <class Op, auto F> at::Tensor scaled(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y,
+                                              const at::Scalar &alpha)
+{
+    if (alpha.equal(1)) return Op::redispatch(after(keys), x, y, alpha);
+    return Kernel<Op, typename Op::schema>::template run<F>(keys, x, y, alpha);
+}
+template <class Op> at::Tensor &scaled_in_place(c10::DispatchKeySet keys, at::Tensor &x, const at::Tensor &y,
+                                                const at::Scalar &alpha)
+{
+    if (alpha.equal(1) || !current() || !is_plain(x) || x.scalar_type() != at::kFloat)
+        return Op::redispatch(after(keys), x, y, alpha);
+    return Op::redispatch(after(keys), x, y.mul(alpha), 1);
+}
+
+/* The divisor as a tensor beside x: a GPU multiplies by the inverse of a number that the host holds. */
+at::Tensor divisor(const at::Tensor &x, const at::Tensor &y)
+{
+    if (!is_plain(x) || y.dim() != 0 || !y.device().is_cpu() || x.device().is_cpu()) return y;
+    const at::ScalarType type = at::result_type(x, y);
+    if (!at::isFloatingType(type) && !at::isIntegralType(type, true)) return y;
+    return at::full({}, y.item(), x.options().dtype(at::isFloatingType(type) ? type : at::kFloat));
+}
+at::Tensor div(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y)
+{
+    if (Block *const block = current(); block && is_plain(x) && (x.is_complex() || y.is_complex()))
+        block->leave("aten::div", x.numel());
+    return at::_ops::div_Tensor::redispatch(after(keys), x, divisor(x, y));
+}
+at::Tensor &div_(c10::DispatchKeySet keys, at::Tensor &x, const at::Tensor &y)
+{
+    return at::_ops::div__Tensor::redispatch(after(keys), x, divisor(x, y));
+}
+at::Tensor div_mode(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y,
+                    std::optional<std::string_view> rounding)
+{
+    const bool real = x.is_floating_point() || y.is_floating_point() || !rounding;
+    return at::_ops::div_Tensor_mode::redispatch(after(keys), x, real ? divisor(x, y) : y, rounding);
+}
+at::Tensor floor_divide(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y)
+{
+    const bool real = x.is_floating_point() || y.is_floating_point();
+    return at::_ops::floor_divide::redispatch(after(keys), x, real ? divisor(x, y) : y);
+}
+
+/* Products and quotients of complex numbers are several operations, which devices fuse in their own ways. */
+template <class Op, class Schema = typename Op::schema> struct RealOnly;
+template <class Op, class R, class... A> struct RealOnly<Op, R(A...)> {
+    static R run(c10::DispatchKeySet keys, A... arguments)
+    {
+        Block *const block = current();
+        if (block && (is_complex(arguments) || ...)) block->leave(Op::name, (count(arguments) + ...));
+        return Op::redispatch(after(keys), std::forward<A>(arguments)...);
+    }
+    static bool is_complex(const at::Tensor &t) { return t.is_complex() && is_plain(t); }
+    static bool is_complex(const at::Scalar &s) { return s.isComplex(); }
+    template <class T> static bool is_complex(const T &) { return false; }
+    static int64_t count(const at::Tensor &t) { return t.numel(); }
+    template <class T> static int64_t count(const T &) { return 0; }
+};
+
+/* Steps between fractions round on a GPU in its own way. */
+at::Tensor &arange(c10::DispatchKeySet keys, const at::Scalar &start, const at::Scalar &end, const at::Scalar &step,
+                   at::Tensor &out)
+{
+    Block *const block = current();
+    const auto is_whole = [](const at::Scalar &s) { return !s.isFloatingPoint() || s.toDouble() == std::trunc(s.toDouble()); };
+    if (block && is_plain(out) && out.is_floating_point() && !(is_whole(start) && is_whole(step)))
+        block->leave("aten::arange", out.numel());
+    return at::_ops::arange_start_out::redispatch(after(keys), start, end, step, out);
+}
+
+/* Numbers out of an integer's range become 0, where devices differ. */
+at::Tensor to_copy(c10::DispatchKeySet keys, const at::Tensor &x, std::optional<at::ScalarType> type,
+                   std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pinned,
+                   bool non_blocking, std::optional<at::MemoryFormat> format)
+{
+    const at::Tensor *from = &x;
+    at::Tensor inside;
+    if (type && at::isIntegralType(*type, false) && x.is_floating_point() && is_plain(x) && current()) {
+        const bool is_signed = at::isSignedType(*type);
+        const int64_t bits = 8 * (int64_t)c10::elementSize(*type) - is_signed;
+        const double end = std::ldexp(1.0, (int)bits), begin = is_signed ? -end : -1;
+        const at::Tensor fits = (is_signed ? x.ge(begin) : x.gt(begin)).logical_and(x.lt(end));
+        inside = at::where(fits, x, at::zeros({}, x.options()));
+        from = &inside;
+    }
+    return at::_ops::_to_copy::redispatch(after(keys), *from, type, layout, device, pinned, non_blocking, format);
+}
+
+#define REAL_ONLY(op) m.impl(TLRT_NAME(op), TORCH_FN((RealOnly<at::_ops::op>::run)))
+
+#define UNARY(op, entry) \
+    TLRT_KERNEL(m, op, unary<TL(entry)>); \
+    TLRT_IN_PLACE(m, op##_, unary<TL(entry)>)
+
+TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
+{
+    UNARY(sqrt, sqrt);
+    UNARY(exp, exp);
+    UNARY(expm1, expm1);
+    UNARY(log, log);
+    UNARY(log1p, log1p);
+    UNARY(sin, sin);
+    UNARY(cos, cos);
+    UNARY(tanh, tanh);
+    UNARY(sigmoid, sigmoid);
+    UNARY(erf, erf);
+    UNARY(silu, silu);
+    UNARY(mish, mish);
+    UNARY(hardswish, hardswish);
+    TLRT_KERNEL(m, rsqrt, rsqrt);
+    TLRT_IN_PLACE(m, rsqrt_, rsqrt);
+    TLRT_KERNEL(m, hardsigmoid, hardsigmoid);
+    TLRT_IN_PLACE(m, hardsigmoid_, hardsigmoid);
+    TLRT_KERNEL(m, hardsigmoid_backward, hardsigmoid_backward);
+    TLRT_KERNEL(m, gelu, gelu);
+    TLRT_IN_PLACE(m, gelu_, gelu);
+    TLRT_KERNEL(m, gelu_backward, gelu_backward);
+    TLRT_KERNEL(m, silu_backward, by_input<TL(silu_bwd)>);
+    TLRT_KERNEL(m, mish_backward, by_input<TL(mish_bwd)>);
+    TLRT_KERNEL(m, hardswish_backward, by_input<TL(hardswish_bwd)>);
+    TLRT_KERNEL(m, tanh_backward, by_input<TL(tanh_bwd)>);
+    TLRT_KERNEL(m, sigmoid_backward, by_input<TL(sigmoid_bwd)>);
+    TLRT_KERNEL(m, softplus, softplus);
+    TLRT_KERNEL(m, softplus_backward, softplus_backward);
+    TLRT_KERNEL(m, elu, elu);
+    TLRT_IN_PLACE(m, elu_, elu);
+    TLRT_KERNEL(m, elu_backward, elu_backward);
+    TLRT_KERNEL(m, pow_Tensor_Scalar, pow_scalar);
+    TLRT_IN_PLACE(m, pow__Scalar, pow_scalar);
+    TLRT_KERNEL(m, pow_Tensor_Tensor, pow_tensor);
+    TLRT_IN_PLACE(m, pow__Tensor, pow_tensor);
+    TLRT_KERNEL(m, pow_Scalar, pow_of_scalar);
+    TLRT_KERNEL(m, atan2, atan2);
+    TLRT_IN_PLACE(m, atan2_, atan2);
+    TLRT_KERNEL(m, rsub_Tensor, rsub);
+    TLRT_KERNEL(m, addcmul, addcmul);
+    TLRT_IN_PLACE(m, addcmul_, addcmul);
+    TLRT_KERNEL(m, addcdiv, addcdiv);
+    TLRT_IN_PLACE(m, addcdiv_, addcdiv);
+    TLRT_KERNEL(m, lerp_Scalar, lerp_scalar);
+    TLRT_IN_PLACE(m, lerp__Scalar, lerp_scalar);
+    TLRT_KERNEL(m, lerp_Tensor, lerp_tensor);
+    TLRT_IN_PLACE(m, lerp__Tensor, lerp_tensor);
+    m.impl("add.Tensor", TORCH_FN((scaled<at::_ops::add_Tensor, &add>)));
+    m.impl("sub.Tensor", TORCH_FN((scaled<at::_ops::sub_Tensor, &sub>)));
+    m.impl("add_.Tensor", TORCH_FN((scaled_in_place<at::_ops::add__Tensor>)));
+    m.impl("sub_.Tensor", TORCH_FN((scaled_in_place<at::_ops::sub__Tensor>)));
+    m.impl("div.Tensor", TORCH_FN(div));
+    m.impl("div_.Tensor", TORCH_FN(div_));
+    m.impl("div.Tensor_mode", TORCH_FN(div_mode));
+    m.impl("floor_divide", TORCH_FN(floor_divide));
+    m.impl("arange.start_out", TORCH_FN(arange));
+    m.impl("_to_copy", TORCH_FN(to_copy));
+    REAL_ONLY(mul_Tensor);
+    REAL_ONLY(mul__Tensor);
+    REAL_ONLY(reciprocal);
+    REAL_ONLY(abs);
+    REAL_ONLY(sgn);
+}
+
+} // namespace
+} // namespace tlrt

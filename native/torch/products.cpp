@@ -1,0 +1,106 @@
+/* Products of matrices and vectors. */
+#include "call.h"
+
+#include <ATen/ops/addmm_ops.h>
+#include <ATen/ops/addmv_ops.h>
+#include <ATen/ops/baddbmm_ops.h>
+#include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/dot_ops.h>
+#include <ATen/ops/mm_ops.h>
+#include <ATen/ops/mv_ops.h>
+#include <ATen/ops/vdot_ops.h>
+#include <torch/library.h>
+
+namespace tlrt {
+namespace {
+
+/* A·B of batches of matrices, (batch, m, n) and (batch, n, p), and a bias for each column or an undefined tensor. */
+at::Tensor product(const at::Tensor &a, const at::Tensor &b, const at::Tensor &bias)
+{
+    const int64_t batch = a.size(0), m = a.size(1), n = a.size(2), p = b.size(2);
+    TORCH_CHECK(b.size(0) == batch && b.size(1) == n, "batches of matrices of ", a.sizes(), " and ", b.sizes(),
+                " have no product");
+    costs(2 * batch * m * n * p);
+    torchlean_context *const context = context_of(a);
+    at::Tensor y = fresh(a, {batch, m, p});
+    const at::Tensor left = plain(a), right = plain(b);
+    Buffer out(context, y);
+    check(torchlean_cuda_buffer_bmm(Buffer(context, left), Buffer(context, right), u32(batch), u32(m), u32(n), u32(p),
+                                    out.out()));
+    return bias.defined() ? y.add_(bias) : y;
+}
+
+/* beta·x + alpha·y, each operation rounded; a factor of 0 leaves its term out. */
+at::Tensor scaled_sum(const at::Tensor &x, const at::Scalar &beta, at::Tensor y, const at::Scalar &alpha)
+{
+    if (alpha.toDouble() != 1) y = y.mul(alpha);
+    if (beta.toDouble() == 0) return y;
+    return (beta.toDouble() == 1 ? x : x.mul(beta)).add(y);
+}
+
+void check_matrices(const at::Tensor &a, const at::Tensor &b)
+{
+    TORCH_CHECK(a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0), "mat1 and mat2 shapes cannot be multiplied (",
+                a.sizes(), " and ", b.sizes(), ")");
+}
+
+std::optional<at::Tensor> mm(const at::Tensor &a, const at::Tensor &b)
+{
+    check_matrices(a, b);
+    return product(a.unsqueeze(0), b.unsqueeze(0), {}).squeeze(0);
+}
+
+std::optional<at::Tensor> bmm(const at::Tensor &a, const at::Tensor &b)
+{
+    TORCH_CHECK(a.dim() == 3 && b.dim() == 3, "batch1 must be a 3D tensor, and batch2");
+    return product(a, b, {});
+}
+
+std::optional<at::Tensor> addmm(const at::Tensor &x, const at::Tensor &a, const at::Tensor &b, const at::Scalar &beta,
+                                const at::Scalar &alpha)
+{
+    check_matrices(a, b);
+    if (beta.toDouble() == 1 && alpha.toDouble() == 1 && x.dim() == 1 && x.size(0) == b.size(1))
+        return product(a.unsqueeze(0), b.unsqueeze(0), x).squeeze(0);
+    return scaled_sum(x, beta, *mm(a, b), alpha);
+}
+
+std::optional<at::Tensor> baddbmm(const at::Tensor &x, const at::Tensor &a, const at::Tensor &b, const at::Scalar &beta,
+                                  const at::Scalar &alpha)
+{
+    return scaled_sum(x, beta, *bmm(a, b), alpha);
+}
+
+std::optional<at::Tensor> mv(const at::Tensor &a, const at::Tensor &x)
+{
+    return mm(a, x.unsqueeze(1))->squeeze(1);
+}
+
+std::optional<at::Tensor> addmv(const at::Tensor &x, const at::Tensor &a, const at::Tensor &y, const at::Scalar &beta,
+                                const at::Scalar &alpha)
+{
+    return scaled_sum(x, beta, *mv(a, y), alpha);
+}
+
+std::optional<at::Tensor> dot(const at::Tensor &x, const at::Tensor &y)
+{
+    return mm(x.unsqueeze(0), y.unsqueeze(1))->reshape({});
+}
+
+TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
+{
+    TLRT_KERNEL(m, mm, mm);
+    TLRT_KERNEL(m, bmm, bmm);
+    TLRT_KERNEL(m, addmm, addmm);
+    TLRT_IN_PLACE(m, addmm_, addmm);
+    TLRT_KERNEL(m, baddbmm, baddbmm);
+    TLRT_IN_PLACE(m, baddbmm_, baddbmm);
+    TLRT_KERNEL(m, mv, mv);
+    TLRT_KERNEL(m, addmv, addmv);
+    TLRT_IN_PLACE(m, addmv_, addmv);
+    TLRT_KERNEL(m, dot, dot);
+    TLRT_KERNEL(m, vdot, dot);
+}
+
+} // namespace
+} // namespace tlrt

@@ -1,0 +1,143 @@
+/* Softmax, losses and embeddings. */
+#include "call.h"
+
+#include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/Operators.h>
+#include <ATen/WrapDimUtils.h>
+#include <torch/library.h>
+
+#include "sums.h"
+
+namespace tlrt {
+namespace {
+
+/* A row operation along one axis of a tensor: the axis is moved last, and the result is laid out row by row as PyTorch's is. */
+struct Along {
+    int64_t axis, rows, columns;
+    bool last;
+    at::Tensor moved(const at::Tensor &t) const { return last ? plain(t) : plain(t.movedim(axis, -1)); }
+};
+
+Along along(const at::Tensor &x, int64_t axis)
+{
+    const int64_t at_axis = at::maybe_wrap_dim(axis, x.dim());
+    const int64_t n = x.dim() ? x.size(at_axis) : 1;
+    int64_t rows = 1;
+    for (int64_t i = 0; i < x.dim(); i++)
+        rows *= i == at_axis ? 1 : x.size(i);
+    return {at_axis, rows, n, x.dim() == 0 || at_axis == x.dim() - 1};
+}
+
+at::Tensor back(const at::Tensor &y, const Along &a) { return a.last ? y : y.movedim(-1, a.axis).contiguous(); }
+
+template <auto Entry> std::optional<at::Tensor> forward(const at::Tensor &x, int64_t axis, bool)
+{
+    const Along a = along(x, axis);
+    const at::Tensor from = a.moved(x);
+    at::Tensor y = fresh(from, from.sizes());
+    torchlean_context *const context = context_of(x);
+    Buffer out(context, y);
+    check(Entry(Buffer(context, from), u32(a.rows), u32(a.columns), out.out()));
+    return back(y, a);
+}
+
+template <auto Entry>
+std::optional<at::Tensor> backward(const at::Tensor &g, const at::Tensor &y, int64_t axis, at::ScalarType)
+{
+    const Along a = along(y, axis);
+    const at::Tensor result = a.moved(y), cotangent = a.moved(g);
+    at::Tensor gx = fresh(result, result.sizes());
+    torchlean_context *const context = context_of(y);
+    Buffer out(context, gx);
+    check(Entry(Buffer(context, result), Buffer(context, cotangent), u32(a.rows), u32(a.columns), out.out()));
+    return back(gx, a);
+}
+
+/* The softmax; a row of -inf alone, of which attention masks every key, gives zeros. */
+std::optional<at::Tensor> safe_softmax(const at::Tensor &x, int64_t axis, std::optional<at::ScalarType>)
+{
+    const at::Tensor y = at::_softmax(x, axis, false);
+    return at::where(x.eq(-std::numeric_limits<double>::infinity()).all(axis, true), at::zeros({}, y.options()), y);
+}
+
+/* ---- negative log-likelihood ------------------------------------------------------------------------------------------- */
+
+at::Tensor classes_last(const at::Tensor &x) { return x.dim() == 1 ? x : x.movedim(1, -1); }
+
+struct Chosen {
+    at::Tensor labels, weights, left; /* ignored labels are 0, of weight 0 */
+};
+
+Chosen chosen(const at::Tensor &scores, const at::Tensor &target, const std::optional<at::Tensor> &weight,
+              int64_t ignored)
+{
+    const at::Tensor index = target.to(at::kLong), left = index.eq(ignored);
+    const at::Tensor labels = index.masked_fill(left, 0);
+    const at::Tensor each = weight && weight->defined() ? weight->index({labels}) : at::ones({}, scores.options());
+    return {labels, at::where(left, at::zeros({}, scores.options()), each), left};
+}
+
+std::optional<std::tuple<at::Tensor, at::Tensor>> nll_loss(const at::Tensor &x, const at::Tensor &target,
+                                                           const std::optional<at::Tensor> &weight, int64_t reduction,
+                                                           c10::SymInt ignored)
+{
+    const at::Tensor scores = classes_last(x);
+    const Chosen c = chosen(scores, target, weight, ignored.expect_int());
+    at::Tensor terms = scores.gather(-1, c.labels.unsqueeze(-1)).squeeze(-1).neg().mul(c.weights);
+    terms = terms.masked_fill(c.left, 0); /* not 0 times infinity */
+    if (reduction == 0) return std::tuple(terms, at::zeros({}, x.options()));
+    const at::Tensor total = c.weights.sum(), loss = terms.sum();
+    return std::tuple(reduction == 2 ? loss : loss.div(total), total);
+}
+
+std::optional<at::Tensor> nll_loss_backward(const at::Tensor &g, const at::Tensor &x, const at::Tensor &target,
+                                            const std::optional<at::Tensor> &weight, int64_t reduction,
+                                            c10::SymInt ignored, const at::Tensor &total)
+{
+    const at::Tensor scores = classes_last(x);
+    const Chosen c = chosen(scores, target, weight, ignored.expect_int());
+    const at::Tensor each = reduction == 1 ? g.div(total) : g;
+    const at::Tensor shares = c.weights.neg().mul(each).masked_fill(c.left, 0);
+    const c10::impl::ExcludeDispatchKeyGuard guard(KEY); /* each row has one label, so nothing is written twice */
+    const at::Tensor gx = at::zeros_like(scores, at::MemoryFormat::Contiguous)
+                              .scatter_(-1, c.labels.unsqueeze(-1), shares.unsqueeze(-1));
+    return x.dim() == 1 ? gx : gx.movedim(-1, 1).contiguous();
+}
+
+/* ---- other losses -------------------------------------------------------------------------------------------------------- */
+
+at::Tensor reduced(const at::Tensor &x, int64_t reduction)
+{
+    return reduction == 0 ? x : reduction == 2 ? x.sum() : x.mean();
+}
+
+std::optional<at::Tensor> mse_loss(const at::Tensor &x, const at::Tensor &y, int64_t reduction)
+{
+    const at::Tensor d = x.sub(y);
+    return reduced(d.mul(d), reduction);
+}
+std::optional<at::Tensor> mse_loss_backward(const at::Tensor &g, const at::Tensor &x, const at::Tensor &y,
+                                            int64_t reduction)
+{
+    const at::Tensor twice = x.sub(y).mul(2).mul(g);
+    return reduction == 1 ? divided(twice, (double)x.numel()) : twice;
+}
+
+TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
+{
+    TLRT_KERNEL(m, _softmax, forward<torchlean_cuda_buffer_softmax>);
+    TLRT_KERNEL(m, _log_softmax, forward<torchlean_cuda_buffer_log_softmax>);
+    TLRT_KERNEL(m, _softmax_backward_data, backward<torchlean_cuda_buffer_softmax_bwd>);
+    TLRT_KERNEL(m, _log_softmax_backward_data, backward<torchlean_cuda_buffer_log_softmax_bwd>);
+    TLRT_KERNEL(m, _safe_softmax, safe_softmax);
+    TLRT_KERNEL(m, nll_loss_forward, nll_loss);
+    TLRT_KERNEL(m, nll_loss2d_forward, nll_loss);
+    TLRT_KERNEL(m, nll_loss_backward, nll_loss_backward);
+    TLRT_KERNEL(m, nll_loss2d_backward, nll_loss_backward);
+    TLRT_KERNEL(m, mse_loss, mse_loss);
+    TLRT_KERNEL(m, mse_loss_backward, mse_loss_backward);
+}
+
+} // namespace
+} // namespace tlrt

@@ -1,0 +1,119 @@
+"""The C++ half of this package: kernels for PyTorch's dispatcher, compiled for the PyTorch that is installed.
+
+A file fits one version of PyTorch and one of the C library, so both are part of its name. It is looked for beside the library in a
+wheel and in the folder of built files; where it is in neither it is compiled there, once, which takes a C++ compiler and a minute."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tlrt._binding import library
+from tlrt.errors import LibraryNotFoundError
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_TREE = _PACKAGE.parent
+
+
+def _sources() -> Path:
+    """The folder of the C++ files: the wheel's, else the source tree's."""
+    packed = _PACKAGE / "_lib" / "torch"
+    return packed if packed.is_dir() else _TREE / "native" / "torch"
+
+
+def _built() -> Path:
+    """Where compiled files go: the tree's build folder, or the user's cache."""
+    if (_TREE / "native" / "Makefile").is_file():
+        return _TREE / "native" / "build" / "torch"
+    cache_folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache_folder) / "tlrt"
+
+
+def file_name() -> str:
+    """The name of the file that fits: of PyTorch's version, the C library's declarations and these sources."""
+    digest = hashlib.sha256(library.load().hash.encode())
+    for path in sorted(_sources().iterdir()):
+        digest.update(path.read_bytes())
+    return f"libtlrt_torch-{torch.__version__}-{digest.hexdigest()[:12]}.so"
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LibraryNotFoundError(
+            f"tlrt.torch: compiling for PyTorch {torch.__version__}: `{' '.join(command)}` failed:\n{done.stderr[-4000:]}",
+            "set CXX to a C++20 compiler, such as g++ 11 or newer",
+        )
+
+
+def _options() -> list[str]:
+    include = Path(torch.__file__).parent / "include"
+    return [
+        "-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-w",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+        f"-I{library.include_folder()}", f"-isystem{include}", f"-isystem{include / 'torch/csrc/api/include'}",
+    ]  # fmt: skip
+
+
+def _compile(source: Path, headers: bytes) -> Path:
+    """The object of a source file, compiled where no earlier build has it."""
+    digest = hashlib.sha256(headers + source.read_bytes()).hexdigest()[:16]
+    target = _built() / f"{source.stem}-{digest}.o"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=target.parent) as work:
+            made = Path(work) / target.name
+            _run([os.environ.get("CXX", "g++"), *_options(), "-c", str(source), "-o", str(made)])
+            made.rename(target)
+    return target
+
+
+def build(target: Path) -> None:
+    """Compiles the file. Of several processes one does, and the others wait for it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (target.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.exists():
+            return
+        print(f"tlrt.torch: compiling for PyTorch {torch.__version__}, once, about a minute", file=sys.stderr, flush=True)
+        headers = f"{torch.__version__} {library.load().hash}".encode()
+        headers += b"".join(f.read_bytes() for f in sorted(_sources().glob("*.h")))
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            objects = list(pool.map(lambda f: _compile(f, headers), sorted(_sources().glob("*.cpp"))))
+        with tempfile.TemporaryDirectory(dir=target.parent) as work:
+            made = Path(work) / target.name
+            folder = Path(torch.__file__).parent / "lib"
+            _run([
+                os.environ.get("CXX", "g++"), "-shared", "-o", str(made), *map(str, objects), f"-L{folder}",
+                "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10", str(library.load().path),
+            ])  # fmt: skip
+            made.rename(target)
+
+
+@cache
+def load() -> Any:
+    """The loaded file, whose kernels PyTorch's dispatcher has from here on. Raises LibraryNotFoundError."""
+    name = file_name()
+    packed = _PACKAGE / "_lib" / name
+    path = packed if packed.exists() else _built() / name
+    if not path.exists():
+        build(path)
+    torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
+    found = ctypes.CDLL(str(path))
+    found.tlrt_torch_enter.restype = ctypes.c_void_p
+    found.tlrt_torch_text.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint64]
+    found.tlrt_torch_text.restype = ctypes.c_uint64
+    found.tlrt_torch_forget.argtypes = [ctypes.c_void_p]
+    found.tlrt_torch_note.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int64]
+    found.tlrt_torch_determined.argtypes = [ctypes.POINTER(ctypes.c_char_p), ctypes.c_uint64]
+    return found
