@@ -70,6 +70,8 @@ __all__ = [
     "argmin",
     "atan2",
     "atan2_bwd",
+    "attention_strided",
+    "attention_strided_gradients",
     "avg_pool",
     "avg_pool2d",
     "avg_pool2d_bwd",
@@ -84,6 +86,7 @@ __all__ = [
     "bernoulli_mask",
     "bmm",
     "bmm_bwd",
+    "bmm_strided",
     "broadcast_to",
     "broadcast_vec_to_cols",
     "broadcast_vec_to_rows",
@@ -5874,6 +5877,74 @@ def linear_bwd(
     return made
 
 
+def bmm_strided(
+    A: Buffer,
+    B: Buffer,
+    a_size: int,
+    b_size: int,
+    batch: int,
+    m: int,
+    p: int,
+    n: int,
+    a_batch: int,
+    a_row: int,
+    a_col: int,
+    b_batch: int,
+    b_row: int,
+    b_col: int,
+    *,
+    bias: Buffer | None = None,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Batched matrix product of factors that lie in flat buffers with strides, plus a bias.
+
+    out[t, i, j] = Σ_k A[a_batch·t + a_row·i + a_col·k]·B[b_batch·t + b_row·k + b_col·j] + bias[j]
+
+    Shapes: A (a_size), B (b_size), bias (p) or left out, out (batch, m, p). Of a_row and a_col one is 1, and of b_row and b_col; along
+    an axis of length 1 a stride is any. A batch stride of 0 gives all products the same factor.
+
+    Special values: IEEE 754; 0·inf is NaN. n = 0 gives the bias or zeros; any other zero dimension an empty result.
+
+    Errors: ARGUMENT unless one of each two strides is 1 and terms are elements apart; SHAPE where an element lies behind a
+    buffer's end.
+    In reproducible contexts the bits are those of :func:`bmm` and :func:`linear` on contiguous copies.
+
+    Signature: A[a_size], B[b_size], bias?[p] -> out[batch, m, p]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless a_row or a_col to be 1, and a_col
+        not 0 (a_row); ArgumentError unless b_row or b_col to be 1, and b_row not 0 (b_row); ShapeError unless an A
+        that has every element that is read (a_size); ShapeError unless a B that has every element that is read
+        (b_size).
+
+    Source: torch.baddbmm, torch.addmm
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = A._device._calls.buffer_bmm_strided
+        status = call(A._handle, B._handle, _NULL if bias is None else bias._handle, _index(a_size), _index(b_size),
+                      _index(batch), _index(m), _index(p), _index(n), _index(a_batch), _index(a_row), _index(a_col),
+                      _index(b_batch), _index(b_row), _index(b_col), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = A._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(bmm_strided, error, locals(), {"n": "parameter", "a_batch": "parameter", "a_row": "parameter", "a_col": "parameter", "b_batch": "parameter", "b_row": "parameter", "b_col": "parameter"}) from None
+    if status:
+        return _again(status, bmm_strided, locals())
+    _give(slot)
+    return out
+
+
 def dgemm(
     device: Device,
     A: npt.ArrayLike,
@@ -9329,6 +9400,193 @@ def grouped_attention_bwd(
         raise _refusal(grouped_attention_bwd, error, locals(), {"mask_mode": "parameter", "mask_batch": "parameter", "mask_heads": "parameter", "mask_queries": "parameter", "before": "parameter", "after": "parameter", "offset": "parameter"}) from None
     if status:
         return _again(status, grouped_attention_bwd, locals(), {"out": "y"})
+    give(taken)
+    return made
+
+
+def attention_strided(
+    Q: Buffer,
+    K: Buffer,
+    V: Buffer,
+    q_size: int,
+    k_size: int,
+    v_size: int,
+    batch: int,
+    heads: int,
+    queries: int,
+    keys: int,
+    width: int,
+    d: int,
+    kv_heads: int,
+    q_batch: int,
+    q_head: int,
+    q_row: int,
+    k_batch: int,
+    k_head: int,
+    k_row: int,
+    v_batch: int,
+    v_head: int,
+    v_row: int,
+    mask_mode: int,
+    mask_batch: int = 1,
+    mask_heads: int = 1,
+    mask_queries: int = 1,
+    before: int = 4294967295,
+    after: int = 4294967295,
+    offset: int = 0,
+    scale: float = 1.0,
+    by_rows: int = 0,
+    *,
+    mask: Buffer | None = None,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Attention of :func:`grouped_attention` on rows that lie in flat buffers with strides.
+
+    out = grouped_attention(Q', K', V'), Q'[b, h, i, c] = Q[q_batch·b + q_head·h + q_row·i + c], and K' and V' likewise
+
+    Shapes: Q (q_size), K (k_size), V (v_size), mask as of :func:`grouped_attention`, out (batch, heads, queries, width), in memory
+    (batch, queries, heads, width) with by_rows = 1. Strides are any; 0 repeats a head or a sample.
+
+    Special values: as :func:`grouped_attention`.
+
+    Errors: as :func:`grouped_attention`; SHAPE where an element lies behind a buffer's end, ARGUMENT if by_rows > 1.
+    In reproducible contexts the bits are those of :func:`grouped_attention` on contiguous copies.
+
+    Signature: Q[q_size], K[k_size], V[v_size], mask?[mask_batch, mask_heads, mask_queries, keys] -> out[batch,
+        heads, queries, width]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless mask_mode <= 2 (mask_mode);
+        ArgumentError unless a mask, unless mask_mode is 0 (mask); ShapeError unless a divisor of heads (kv_heads);
+        ShapeError unless 1 or batch (mask_batch); ShapeError unless 1 or heads (mask_heads); ShapeError unless 1 or
+        queries (mask_queries); ShapeError unless a buffer that has every element that is read (q_size); ShapeError
+        unless a buffer that has every element that is read (k_size); ShapeError unless a buffer that has every
+        element that is read (v_size); ArgumentError unless by_rows <= 1 (by_rows).
+
+    Source: torch.nn.functional.scaled_dot_product_attention
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = Q._device._calls.buffer_attention_strided
+        status = call(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle, _index(q_size),
+                      _index(k_size), _index(v_size), _index(batch), _index(heads), _index(queries), _index(keys),
+                      _index(width), _index(d), _index(kv_heads), _index(q_batch), _index(q_head), _index(q_row),
+                      _index(k_batch), _index(k_head), _index(k_row), _index(v_batch), _index(v_head), _index(v_row),
+                      _index(mask_mode), _index(mask_batch), _index(mask_heads), _index(mask_queries), _index(before),
+                      _index(after), _index(offset), scale, _index(by_rows), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = Q._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(attention_strided, error, locals(), {"d": "parameter", "kv_heads": "parameter", "q_batch": "parameter", "q_head": "parameter", "q_row": "parameter", "k_batch": "parameter", "k_head": "parameter", "k_row": "parameter", "v_batch": "parameter", "v_head": "parameter", "v_row": "parameter", "mask_mode": "parameter", "mask_batch": "parameter", "mask_heads": "parameter", "mask_queries": "parameter", "before": "parameter", "after": "parameter", "offset": "parameter", "by_rows": "parameter"}) from None
+    if status:
+        return _again(status, attention_strided, locals())
+    _give(slot)
+    return out
+
+
+def attention_strided_gradients(
+    Q: Buffer,
+    K: Buffer,
+    V: Buffer,
+    y: Buffer,
+    g: Buffer,
+    q_size: int,
+    k_size: int,
+    v_size: int,
+    y_size: int,
+    g_size: int,
+    batch: int,
+    heads: int,
+    queries: int,
+    keys: int,
+    width: int,
+    d: int,
+    kv_heads: int,
+    q_batch: int,
+    q_head: int,
+    q_row: int,
+    k_batch: int,
+    k_head: int,
+    k_row: int,
+    v_batch: int,
+    v_head: int,
+    v_row: int,
+    y_batch: int,
+    y_head: int,
+    y_row: int,
+    g_batch: int,
+    g_head: int,
+    g_row: int,
+    mask_mode: int,
+    mask_batch: int = 1,
+    mask_heads: int = 1,
+    mask_queries: int = 1,
+    before: int = 4294967295,
+    after: int = 4294967295,
+    offset: int = 0,
+    scale: float = 1.0,
+    by_rows: int = 0,
+    *,
+    mask: Buffer | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer, Buffer, Buffer]:
+    """Gradients of :func:`attention_strided`, from its arguments, its result y and the cotangent g.
+
+    gQ, gK, gV = grouped_attention_vjp(Q', K', V', mask, y', g'), all five as :func:`attention_strided` sees Q
+
+    Shapes: Q (q_size), K (k_size), V (v_size), y (y_size), g (g_size), mask as of :func:`grouped_attention`, gQ (batch, heads, queries,
+    d), gK (batch, kv_heads, keys, d), gV (batch, kv_heads, keys, width); with bit 0, 1 or 2 of by_rows gQ, gK or gV has the heads of a
+    row side by side in memory, as (batch, queries, heads, d).
+
+    Special values: as :func:`grouped_attention_vjp`.
+
+    Errors: as :func:`attention_strided`; ARGUMENT if by_rows > 7.
+    In reproducible contexts the bits are those of :func:`grouped_attention_vjp` on contiguous copies.
+
+    Signature: Q[q_size], K[k_size], V[v_size], mask?[mask_batch, mask_heads, mask_queries, keys], y[y_size],
+        g[g_size] -> gQ[batch, heads, queries, d], gK[batch, kv_heads, keys, d], gV[batch, kv_heads, keys, width]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless mask_mode <= 2 (mask_mode);
+        ArgumentError unless a mask, unless mask_mode is 0 (mask); ShapeError unless a divisor of heads (kv_heads);
+        ShapeError unless 1 or batch (mask_batch); ShapeError unless 1 or heads (mask_heads); ShapeError unless 1 or
+        queries (mask_queries); ShapeError unless a buffer that has every element that is read (q_size); ShapeError
+        unless a buffer that has every element that is read (k_size); ShapeError unless a buffer that has every
+        element that is read (v_size); ShapeError unless a buffer that has every element that is read (y_size);
+        ShapeError unless a buffer that has every element that is read (g_size); ArgumentError unless by_rows <= 7
+        (by_rows).
+
+    Source: torch.nn.functional.scaled_dot_product_attention
+    """
+    places, given, undo, give = taken = _slots("attention_strided_gradients", ("gQ", "gK", "gV"), None, out)
+    try:
+        call = Q._device._calls.buffer_attention_strided_gradients
+        status = call(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle, y._handle, g._handle,
+                      _index(q_size), _index(k_size), _index(v_size), _index(y_size), _index(g_size), _index(batch),
+                      _index(heads), _index(queries), _index(keys), _index(width), _index(d), _index(kv_heads),
+                      _index(q_batch), _index(q_head), _index(q_row), _index(k_batch), _index(k_head), _index(k_row),
+                      _index(v_batch), _index(v_head), _index(v_row), _index(y_batch), _index(y_head), _index(y_row),
+                      _index(g_batch), _index(g_head), _index(g_row), _index(mask_mode), _index(mask_batch),
+                      _index(mask_heads), _index(mask_queries), _index(before), _index(after), _index(offset), scale,
+                      _index(by_rows), places[0], places[1], places[2])
+        if not status:
+            made = _results(places, given, Q._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(attention_strided_gradients, error, locals(), {"d": "parameter", "kv_heads": "parameter", "q_batch": "parameter", "q_head": "parameter", "q_row": "parameter", "k_batch": "parameter", "k_head": "parameter", "k_row": "parameter", "v_batch": "parameter", "v_head": "parameter", "v_row": "parameter", "y_batch": "parameter", "y_head": "parameter", "y_row": "parameter", "g_batch": "parameter", "g_head": "parameter", "g_row": "parameter", "mask_mode": "parameter", "mask_batch": "parameter", "mask_heads": "parameter", "mask_queries": "parameter", "before": "parameter", "after": "parameter", "offset": "parameter", "by_rows": "parameter"}) from None
+    if status:
+        return _again(status, attention_strided_gradients, locals())
     give(taken)
     return made
 

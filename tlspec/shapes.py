@@ -73,6 +73,15 @@ def all_below(values: Sequence[int], bound: int) -> bool:
     return len(values) == 0 or int(np.max(values)) < bound
 
 
+def extent(*axes: int) -> int:
+    """Elements of a buffer up to the last one of a strided array: 1 + Σ (length - 1)·stride over its axes, which are given as
+    (length, stride, length, stride, ...); 0 where an axis is empty. In C at most 2^63."""
+    lengths, strides = axes[::2], axes[1::2]
+    if not all(lengths):
+        return 0
+    return 1 + sum((int(n) - 1) * int(s) for n, s in zip(lengths, strides, strict=True))
+
+
 def given(array: object) -> bool:
     """Whether the caller passes the optional input `array`. In C: whether its handle is not NULL."""
     return array is not None
@@ -195,7 +204,8 @@ def conv_transpose_grouped_ok(*lists: Sequence[int]) -> bool:
 #: what expressions of the grammar may call, by name
 FUNCTIONS = {
     function.__name__: function for function in (
-        rank, drop, keep, are_axes, none_empty, swap, axis_map_ok, slices_ok, all_below, given, positive, conv_size,
+        rank, drop, keep, are_axes, none_empty, swap, axis_map_ok, slices_ok, all_below, extent, given, positive,
+        conv_size,
         conv_transpose_size, conv_out, conv_transpose_out, conv_ok, conv_transpose_ok, conv_grouped_size,
         conv_transpose_grouped_size, conv_grouped_out, conv_transpose_grouped_out, conv_grouped_ok,
         conv_transpose_grouped_ok, pool_size, pool_out, pool_ok)

@@ -1,7 +1,7 @@
 """Sizes and baselines of the attention family."""
 
 from bench.operations.table import Benchmark
-from tlspec.ops.attention import FILL, UNLIMITED
+from tlspec.ops.attention import FILL, STRIDED, UNLIMITED
 
 
 def _torch_mask(torch, mask, mask_mode):
@@ -52,6 +52,44 @@ def _grouped(batch, heads, kv_heads, queries, keys, d, before=UNLIMITED, after=U
             "mask_mode": 0, "before": before, "after": after, "offset": offset, "scale": d**-0.5}  # fmt: skip
 
 
+def _packed(batch, heads, n, d, **limits):
+    """Self-attention of heads in a projection (batch, n, 3, heads, d), as models have them."""
+    row = 3 * heads * d
+    size = batch * n * row - 2 * heads * d
+    axes = {"batch": n * row, "head": d, "row": row}
+    return {**_grouped(batch, heads, heads, n, n, d, **limits), **{f"{p}_{axis}": s for p in "qkv" for axis, s in axes.items()},
+            **dict.fromkeys(("q_size", "k_size", "v_size"), size), "by_rows": 1}  # fmt: skip
+
+
+def _packed_gradients(batch, heads, n, d, **limits):
+    """With the result and its cotangent as the result lies."""
+    axes = {"batch": n * heads * d, "head": d, "row": heads * d}
+    return {**_packed(batch, heads, n, d, **limits), **{f"{p}_{axis}": s for p in "yg" for axis, s in axes.items()},
+            "y_size": batch * n * heads * d, "g_size": batch * n * heads * d, "by_rows": 7}  # fmt: skip
+
+
+PACKED = [(32, 12, 197, 64), (8, 16, 512, 64)]
+
+
+def _views(torch, names, arrays, values):
+    """Arrays as a model sees them: (batch, heads, rows, width)."""
+    return [torch.as_strided(x, [values[n] for n in ("batch", *STRIDED[name])],
+            [*(values[f"{name}_{axis}"] for axis in ("batch", "head", "row")), 1])
+            for name, x in zip(names, arrays, strict=True)]  # fmt: skip
+
+
+def _torch_strided(torch, Q, K, V, scale, **values):
+    q, k, v = _views(torch, "qkv", (Q, K, V), values)
+    return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)
+
+
+def _torch_strided_gradients(torch, Q, K, V, g, scale, **values):
+    q, k, v, g = _views(torch, "qkvg", (Q, K, V, g), values)
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)
+    return lambda: torch.autograd.grad(out, (q, k, v), g, retain_graph=True)
+
+
 def _torch_angles(torch, x, base, start):
     n, d = x.shape[1:]
     position, pair = (torch.arange(k, dtype=torch.float64, device=x.device) for k in (n, (d + 1) // 2))
@@ -92,6 +130,10 @@ BENCHMARKS = {
             * (keys if after else min(before, keys / 2)),
         torch_bytes=lambda batch, heads, queries, keys: 4.0 * batch * heads * queries * keys,  # all scores, those masked too
         torch=_torch_grouped, torch_vjp=_torch_grouped_vjp),
+    "attention_strided": Benchmark(sizes=[_packed(*size) for size in PACKED], torch=_torch_strided,
+        flops=lambda batch, heads, queries, keys, d, width: 2.0 * batch * heads * queries * keys * (d + width)),
+    "attention_strided_gradients": Benchmark(sizes=[_packed_gradients(*size) for size in PACKED], torch=_torch_strided_gradients,
+        flops=lambda batch, heads, queries, keys, d, width: 5.0 * batch * heads * queries * keys * (d + width)),
     "rotary": Benchmark(sizes=[{**size, "halves": 1} for size in POSITION_BENCH], torch=_torch_rotary,
         torch_vjp=lambda torch, g, base, start, halves: _torch_rotary(torch, g, base, start, halves, -1)),
     "sinusoidal": Benchmark(sizes=POSITION_BENCH, torch=_torch_sinusoidal),

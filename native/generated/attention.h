@@ -10,6 +10,8 @@
 #define tl_cpu_flash_attention_bwd TL_V(tl_cpu_flash_attention_bwd)
 #define tl_cpu_grouped_attention TL_V(tl_cpu_grouped_attention)
 #define tl_cpu_grouped_attention_bwd TL_V(tl_cpu_grouped_attention_bwd)
+#define tl_cpu_attention_strided TL_V(tl_cpu_attention_strided)
+#define tl_cpu_attention_strided_gradients TL_V(tl_cpu_attention_strided_gradients)
 #define tl_cpu_rotary TL_V(tl_cpu_rotary)
 #define tl_cpu_rotary_bwd TL_V(tl_cpu_rotary_bwd)
 #define tl_cpu_sinusoidal TL_V(tl_cpu_sinusoidal)
@@ -44,6 +46,30 @@ typedef int32_t tl_grouped_attention_bwd_kernel(tl_context *ctx, const float *Q,
                                                 int64_t after, int64_t offset, float scale, float *gQ, float *gK,
                                                 float *gV);
 tl_grouped_attention_bwd_kernel tl_cpu_grouped_attention_bwd, tl_cuda_grouped_attention_bwd;
+typedef int32_t tl_attention_strided_kernel(tl_context *ctx, const float *Q, const float *K, const float *V,
+                                            const float *mask, int64_t q_size, int64_t k_size, int64_t v_size,
+                                            int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t width,
+                                            int64_t d, int64_t kv_heads, int64_t q_batch, int64_t q_head,
+                                            int64_t q_row, int64_t k_batch, int64_t k_head, int64_t k_row,
+                                            int64_t v_batch, int64_t v_head, int64_t v_row, int64_t mask_mode,
+                                            int64_t mask_batch, int64_t mask_heads, int64_t mask_queries,
+                                            int64_t before, int64_t after, int64_t offset, float scale,
+                                            int64_t by_rows, float *out);
+tl_attention_strided_kernel tl_cpu_attention_strided, tl_cuda_attention_strided;
+typedef int32_t tl_attention_strided_gradients_kernel(tl_context *ctx, const float *Q, const float *K, const float *V,
+                                                      const float *mask, const float *y, const float *g,
+                                                      int64_t q_size, int64_t k_size, int64_t v_size, int64_t y_size,
+                                                      int64_t g_size, int64_t batch, int64_t heads, int64_t queries,
+                                                      int64_t keys, int64_t width, int64_t d, int64_t kv_heads,
+                                                      int64_t q_batch, int64_t q_head, int64_t q_row, int64_t k_batch,
+                                                      int64_t k_head, int64_t k_row, int64_t v_batch, int64_t v_head,
+                                                      int64_t v_row, int64_t y_batch, int64_t y_head, int64_t y_row,
+                                                      int64_t g_batch, int64_t g_head, int64_t g_row,
+                                                      int64_t mask_mode, int64_t mask_batch, int64_t mask_heads,
+                                                      int64_t mask_queries, int64_t before, int64_t after,
+                                                      int64_t offset, float scale, int64_t by_rows, float *gQ,
+                                                      float *gK, float *gV);
+tl_attention_strided_gradients_kernel tl_cpu_attention_strided_gradients, tl_cuda_attention_strided_gradients;
 typedef int32_t tl_rotary_kernel(tl_context *ctx, const float *x, int64_t batch, int64_t n, int64_t d, float base,
                                  int64_t start, int64_t halves, float *out);
 tl_rotary_kernel tl_cpu_rotary, tl_cuda_rotary;
@@ -63,6 +89,8 @@ struct tl_attention_kernels {
     tl_flash_attention_bwd_kernel *flash_attention_bwd;
     tl_grouped_attention_kernel *grouped_attention;
     tl_grouped_attention_bwd_kernel *grouped_attention_bwd;
+    tl_attention_strided_kernel *attention_strided;
+    tl_attention_strided_gradients_kernel *attention_strided_gradients;
     tl_rotary_kernel *rotary;
     tl_rotary_bwd_kernel *rotary_bwd;
     tl_sinusoidal_kernel *sinusoidal;

@@ -276,6 +276,223 @@ TL_API int32_t torchlean_cuda_buffer_grouped_attention_bwd(torchlean_buffer *Q, 
     return tl_end(&call);
 }
 
+TL_API int32_t torchlean_cuda_buffer_attention_strided(torchlean_buffer *Q, torchlean_buffer *K, torchlean_buffer *V,
+                                                       torchlean_buffer *mask, uint32_t q_size, uint32_t k_size,
+                                                       uint32_t v_size, uint32_t batch, uint32_t heads,
+                                                       uint32_t queries, uint32_t keys, uint32_t width, uint32_t d,
+                                                       uint32_t kv_heads, uint32_t q_batch, uint32_t q_head,
+                                                       uint32_t q_row, uint32_t k_batch, uint32_t k_head,
+                                                       uint32_t k_row, uint32_t v_batch, uint32_t v_head,
+                                                       uint32_t v_row, uint32_t mask_mode, uint32_t mask_batch,
+                                                       uint32_t mask_heads, uint32_t mask_queries, uint32_t before,
+                                                       uint32_t after, uint32_t offset, double scale, uint32_t by_rows,
+                                                       torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_attention_strided", "Q", Q);
+    const uint64_t q_size_ = q_size;
+    const uint64_t k_size_ = k_size;
+    const uint64_t v_size_ = v_size;
+    const uint64_t batch_ = batch;
+    const uint64_t heads_ = heads;
+    const uint64_t queries_ = queries;
+    const uint64_t keys_ = keys;
+    const uint64_t width_ = width;
+    const uint64_t d_ = d;
+    const uint64_t kv_heads_ = kv_heads;
+    const uint64_t q_batch_ = q_batch;
+    const uint64_t q_head_ = q_head;
+    const uint64_t q_row_ = q_row;
+    const uint64_t k_batch_ = k_batch;
+    const uint64_t k_head_ = k_head;
+    const uint64_t k_row_ = k_row;
+    const uint64_t v_batch_ = v_batch;
+    const uint64_t v_head_ = v_head;
+    const uint64_t v_row_ = v_row;
+    const uint64_t mask_mode_ = mask_mode;
+    const uint64_t mask_batch_ = mask_batch;
+    const uint64_t mask_heads_ = mask_heads;
+    const uint64_t mask_queries_ = mask_queries;
+    const float scale_ = tl_scalar(scale);
+    const uint64_t by_rows_ = by_rows;
+    tl_require(&call, mask_mode_ <= 2u, TORCHLEAN_ARGUMENT, "mask_mode",
+               "got mask_mode = %llu; expected mask_mode <= 2", (unsigned long long)mask_mode_);
+    tl_require(&call, (mask_mode_ == 0u || tl_given(mask)), TORCHLEAN_ARGUMENT, "mask",
+               "got mask_mode = %llu; expected a mask, unless mask_mode is 0", (unsigned long long)mask_mode_);
+    tl_require(&call, (kv_heads_ > 0u && (heads_ % kv_heads_) == 0u), TORCHLEAN_SHAPE, "kv_heads",
+               "got kv_heads = %llu, heads = %llu; expected a divisor of heads", (unsigned long long)kv_heads_,
+               (unsigned long long)heads_);
+    tl_require(&call, mask_batch_ == 1u || mask_batch_ == batch_, TORCHLEAN_SHAPE, "mask_batch",
+               "got mask_batch = %llu, batch = %llu; expected 1 or batch", (unsigned long long)mask_batch_,
+               (unsigned long long)batch_);
+    tl_require(&call, mask_heads_ == 1u || mask_heads_ == heads_, TORCHLEAN_SHAPE, "mask_heads",
+               "got mask_heads = %llu, heads = %llu; expected 1 or heads", (unsigned long long)mask_heads_,
+               (unsigned long long)heads_);
+    tl_require(&call, mask_queries_ == 1u || mask_queries_ == queries_, TORCHLEAN_SHAPE, "mask_queries",
+               "got mask_queries = %llu, queries = %llu; expected 1 or queries", (unsigned long long)mask_queries_,
+               (unsigned long long)queries_);
+    tl_require(&call, tl_extent(batch_, q_batch_, heads_, q_head_, queries_, q_row_, d_, 1u) <= q_size_,
+               TORCHLEAN_SHAPE, "q_size",
+               "got batch = %llu, q_batch = %llu, heads = %llu, d = %llu, q_head = %llu, queries = %llu, q_row = %llu, q_size = %llu; expected a buffer that has every element that is read",
+               (unsigned long long)batch_, (unsigned long long)q_batch_, (unsigned long long)heads_,
+               (unsigned long long)d_, (unsigned long long)q_head_, (unsigned long long)queries_,
+               (unsigned long long)q_row_, (unsigned long long)q_size_);
+    tl_require(&call, tl_extent(batch_, k_batch_, kv_heads_, k_head_, keys_, k_row_, d_, 1u) <= k_size_,
+               TORCHLEAN_SHAPE, "k_size",
+               "got batch = %llu, k_batch = %llu, kv_heads = %llu, d = %llu, k_head = %llu, keys = %llu, k_row = %llu, k_size = %llu; expected a buffer that has every element that is read",
+               (unsigned long long)batch_, (unsigned long long)k_batch_, (unsigned long long)kv_heads_,
+               (unsigned long long)d_, (unsigned long long)k_head_, (unsigned long long)keys_,
+               (unsigned long long)k_row_, (unsigned long long)k_size_);
+    tl_require(&call, tl_extent(batch_, v_batch_, kv_heads_, v_head_, keys_, v_row_, width_, 1u) <= v_size_,
+               TORCHLEAN_SHAPE, "v_size",
+               "got batch = %llu, v_batch = %llu, kv_heads = %llu, v_head = %llu, keys = %llu, v_row = %llu, width = %llu, v_size = %llu; expected a buffer that has every element that is read",
+               (unsigned long long)batch_, (unsigned long long)v_batch_, (unsigned long long)kv_heads_,
+               (unsigned long long)v_head_, (unsigned long long)keys_, (unsigned long long)v_row_,
+               (unsigned long long)width_, (unsigned long long)v_size_);
+    tl_require(&call, by_rows_ <= 1u, TORCHLEAN_ARGUMENT, "by_rows", "got by_rows = %llu; expected by_rows <= 1",
+               (unsigned long long)by_rows_);
+    const float *Q_ = tl_input(&call, "Q", Q, "q_size", TL_PRODUCT(q_size_));
+    const float *K_ = tl_input(&call, "K", K, "k_size", TL_PRODUCT(k_size_));
+    const float *V_ = tl_input(&call, "V", V, "v_size", TL_PRODUCT(v_size_));
+    const float *mask_ = tl_input_optional(&call, "mask", mask, "mask_batch*mask_heads*mask_queries*keys",
+                                           TL_PRODUCT(mask_batch_, mask_heads_, mask_queries_, keys_));
+    tl_output(&call, "out", out, "batch*heads*queries*width", TL_PRODUCT(batch_, heads_, queries_, width_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, attention, attention_strided)(call.ctx, Q_, K_, V_, mask_, q_size, k_size,
+                                                                     v_size, batch, heads, queries, keys, width, d,
+                                                                     kv_heads, q_batch, q_head, q_row, k_batch, k_head,
+                                                                     k_row, v_batch, v_head, v_row, mask_mode,
+                                                                     mask_batch, mask_heads, mask_queries, before,
+                                                                     after, offset, scale_, by_rows, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_attention_strided_gradients(torchlean_buffer *Q, torchlean_buffer *K,
+                                                                 torchlean_buffer *V, torchlean_buffer *mask,
+                                                                 torchlean_buffer *y, torchlean_buffer *g,
+                                                                 uint32_t q_size, uint32_t k_size, uint32_t v_size,
+                                                                 uint32_t y_size, uint32_t g_size, uint32_t batch,
+                                                                 uint32_t heads, uint32_t queries, uint32_t keys,
+                                                                 uint32_t width, uint32_t d, uint32_t kv_heads,
+                                                                 uint32_t q_batch, uint32_t q_head, uint32_t q_row,
+                                                                 uint32_t k_batch, uint32_t k_head, uint32_t k_row,
+                                                                 uint32_t v_batch, uint32_t v_head, uint32_t v_row,
+                                                                 uint32_t y_batch, uint32_t y_head, uint32_t y_row,
+                                                                 uint32_t g_batch, uint32_t g_head, uint32_t g_row,
+                                                                 uint32_t mask_mode, uint32_t mask_batch,
+                                                                 uint32_t mask_heads, uint32_t mask_queries,
+                                                                 uint32_t before, uint32_t after, uint32_t offset,
+                                                                 double scale, uint32_t by_rows, torchlean_buffer **gQ,
+                                                                 torchlean_buffer **gK, torchlean_buffer **gV)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_attention_strided_gradients", "Q", Q);
+    const uint64_t q_size_ = q_size;
+    const uint64_t k_size_ = k_size;
+    const uint64_t v_size_ = v_size;
+    const uint64_t y_size_ = y_size;
+    const uint64_t g_size_ = g_size;
+    const uint64_t batch_ = batch;
+    const uint64_t heads_ = heads;
+    const uint64_t queries_ = queries;
+    const uint64_t keys_ = keys;
+    const uint64_t width_ = width;
+    const uint64_t d_ = d;
+    const uint64_t kv_heads_ = kv_heads;
+    const uint64_t q_batch_ = q_batch;
+    const uint64_t q_head_ = q_head;
+    const uint64_t q_row_ = q_row;
+    const uint64_t k_batch_ = k_batch;
+    const uint64_t k_head_ = k_head;
+    const uint64_t k_row_ = k_row;
+    const uint64_t v_batch_ = v_batch;
+    const uint64_t v_head_ = v_head;
+    const uint64_t v_row_ = v_row;
+    const uint64_t y_batch_ = y_batch;
+    const uint64_t y_head_ = y_head;
+    const uint64_t y_row_ = y_row;
+    const uint64_t g_batch_ = g_batch;
+    const uint64_t g_head_ = g_head;
+    const uint64_t g_row_ = g_row;
+    const uint64_t mask_mode_ = mask_mode;
+    const uint64_t mask_batch_ = mask_batch;
+    const uint64_t mask_heads_ = mask_heads;
+    const uint64_t mask_queries_ = mask_queries;
+    const float scale_ = tl_scalar(scale);
+    const uint64_t by_rows_ = by_rows;
+    tl_require(&call, mask_mode_ <= 2u, TORCHLEAN_ARGUMENT, "mask_mode",
+               "got mask_mode = %llu; expected mask_mode <= 2", (unsigned long long)mask_mode_);
+    tl_require(&call, (mask_mode_ == 0u || tl_given(mask)), TORCHLEAN_ARGUMENT, "mask",
+               "got mask_mode = %llu; expected a mask, unless mask_mode is 0", (unsigned long long)mask_mode_);
+    tl_require(&call, (kv_heads_ > 0u && (heads_ % kv_heads_) == 0u), TORCHLEAN_SHAPE, "kv_heads",
+               "got kv_heads = %llu, heads = %llu; expected a divisor of heads", (unsigned long long)kv_heads_,
+               (unsigned long long)heads_);
+    tl_require(&call, mask_batch_ == 1u || mask_batch_ == batch_, TORCHLEAN_SHAPE, "mask_batch",
+               "got mask_batch = %llu, batch = %llu; expected 1 or batch", (unsigned long long)mask_batch_,
+               (unsigned long long)batch_);
+    tl_require(&call, mask_heads_ == 1u || mask_heads_ == heads_, TORCHLEAN_SHAPE, "mask_heads",
+               "got mask_heads = %llu, heads = %llu; expected 1 or heads", (unsigned long long)mask_heads_,
+               (unsigned long long)heads_);
+    tl_require(&call, mask_queries_ == 1u || mask_queries_ == queries_, TORCHLEAN_SHAPE, "mask_queries",
+               "got mask_queries = %llu, queries = %llu; expected 1 or queries", (unsigned long long)mask_queries_,
+               (unsigned long long)queries_);
+    tl_require(&call, tl_extent(batch_, q_batch_, heads_, q_head_, queries_, q_row_, d_, 1u) <= q_size_,
+               TORCHLEAN_SHAPE, "q_size",
+               "got batch = %llu, q_batch = %llu, heads = %llu, d = %llu, q_head = %llu, queries = %llu, q_row = %llu, q_size = %llu; expected a buffer that has every element that is read",
+               (unsigned long long)batch_, (unsigned long long)q_batch_, (unsigned long long)heads_,
+               (unsigned long long)d_, (unsigned long long)q_head_, (unsigned long long)queries_,
+               (unsigned long long)q_row_, (unsigned long long)q_size_);
+    tl_require(&call, tl_extent(batch_, k_batch_, kv_heads_, k_head_, keys_, k_row_, d_, 1u) <= k_size_,
+               TORCHLEAN_SHAPE, "k_size",
+               "got batch = %llu, k_batch = %llu, kv_heads = %llu, d = %llu, k_head = %llu, keys = %llu, k_row = %llu, k_size = %llu; expected a buffer that has every element that is read",
+               (unsigned long long)batch_, (unsigned long long)k_batch_, (unsigned long long)kv_heads_,
+               (unsigned long long)d_, (unsigned long long)k_head_, (unsigned long long)keys_,
+               (unsigned long long)k_row_, (unsigned long long)k_size_);
+    tl_require(&call, tl_extent(batch_, v_batch_, kv_heads_, v_head_, keys_, v_row_, width_, 1u) <= v_size_,
+               TORCHLEAN_SHAPE, "v_size",
+               "got batch = %llu, v_batch = %llu, kv_heads = %llu, v_head = %llu, keys = %llu, v_row = %llu, width = %llu, v_size = %llu; expected a buffer that has every element that is read",
+               (unsigned long long)batch_, (unsigned long long)v_batch_, (unsigned long long)kv_heads_,
+               (unsigned long long)v_head_, (unsigned long long)keys_, (unsigned long long)v_row_,
+               (unsigned long long)width_, (unsigned long long)v_size_);
+    tl_require(&call, tl_extent(batch_, y_batch_, heads_, y_head_, queries_, y_row_, width_, 1u) <= y_size_,
+               TORCHLEAN_SHAPE, "y_size",
+               "got batch = %llu, y_batch = %llu, heads = %llu, y_head = %llu, queries = %llu, y_row = %llu, width = %llu, y_size = %llu; expected a buffer that has every element that is read",
+               (unsigned long long)batch_, (unsigned long long)y_batch_, (unsigned long long)heads_,
+               (unsigned long long)y_head_, (unsigned long long)queries_, (unsigned long long)y_row_,
+               (unsigned long long)width_, (unsigned long long)y_size_);
+    tl_require(&call, tl_extent(batch_, g_batch_, heads_, g_head_, queries_, g_row_, width_, 1u) <= g_size_,
+               TORCHLEAN_SHAPE, "g_size",
+               "got batch = %llu, g_batch = %llu, heads = %llu, g_head = %llu, queries = %llu, g_row = %llu, width = %llu, g_size = %llu; expected a buffer that has every element that is read",
+               (unsigned long long)batch_, (unsigned long long)g_batch_, (unsigned long long)heads_,
+               (unsigned long long)g_head_, (unsigned long long)queries_, (unsigned long long)g_row_,
+               (unsigned long long)width_, (unsigned long long)g_size_);
+    tl_require(&call, by_rows_ <= 7u, TORCHLEAN_ARGUMENT, "by_rows", "got by_rows = %llu; expected by_rows <= 7",
+               (unsigned long long)by_rows_);
+    const float *Q_ = tl_input(&call, "Q", Q, "q_size", TL_PRODUCT(q_size_));
+    const float *K_ = tl_input(&call, "K", K, "k_size", TL_PRODUCT(k_size_));
+    const float *V_ = tl_input(&call, "V", V, "v_size", TL_PRODUCT(v_size_));
+    const float *mask_ = tl_input_optional(&call, "mask", mask, "mask_batch*mask_heads*mask_queries*keys",
+                                           TL_PRODUCT(mask_batch_, mask_heads_, mask_queries_, keys_));
+    const float *y_ = tl_input(&call, "y", y, "y_size", TL_PRODUCT(y_size_));
+    const float *g_ = tl_input(&call, "g", g, "g_size", TL_PRODUCT(g_size_));
+    tl_output(&call, "gQ", gQ, "batch*heads*queries*d", TL_PRODUCT(batch_, heads_, queries_, d_));
+    tl_output(&call, "gK", gK, "batch*kv_heads*keys*d", TL_PRODUCT(batch_, kv_heads_, keys_, d_));
+    tl_output(&call, "gV", gV, "batch*kv_heads*keys*width", TL_PRODUCT(batch_, kv_heads_, keys_, width_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, attention, attention_strided_gradients)(call.ctx, Q_, K_, V_, mask_, y_, g_,
+                                                                               q_size, k_size, v_size, y_size, g_size,
+                                                                               batch, heads, queries, keys, width, d,
+                                                                               kv_heads, q_batch, q_head, q_row,
+                                                                               k_batch, k_head, k_row, v_batch, v_head,
+                                                                               v_row, y_batch, y_head, y_row, g_batch,
+                                                                               g_head, g_row, mask_mode, mask_batch,
+                                                                               mask_heads, mask_queries, before, after,
+                                                                               offset, scale_, by_rows,
+                                                                               tl_out(&call, 0), tl_out(&call, 1),
+                                                                               tl_out(&call, 2));
+    return tl_end(&call);
+}
+
 TL_API int32_t torchlean_cuda_buffer_rotary(torchlean_buffer *x, uint32_t batch, uint32_t n, uint32_t d, double base,
                                             uint32_t start, uint32_t halves, torchlean_buffer **out)
 {

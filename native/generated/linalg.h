@@ -12,6 +12,7 @@
 #define tl_cpu_bmm_bwd TL_V(tl_cpu_bmm_bwd)
 #define tl_cpu_linear TL_V(tl_cpu_linear)
 #define tl_cpu_linear_bwd TL_V(tl_cpu_linear_bwd)
+#define tl_cpu_bmm_strided TL_V(tl_cpu_bmm_strided)
 #define tl_cpu_dgemm TL_V(tl_cpu_dgemm)
 #endif
 
@@ -37,6 +38,11 @@ tl_linear_kernel tl_cpu_linear, tl_cuda_linear;
 typedef int32_t tl_linear_bwd_kernel(tl_context *ctx, const float *W, const float *x, const float *g, int64_t outputs,
                                      int64_t inputs, int64_t batch, float *gW, float *gx, float *gb);
 tl_linear_bwd_kernel tl_cpu_linear_bwd, tl_cuda_linear_bwd;
+typedef int32_t tl_bmm_strided_kernel(tl_context *ctx, const float *A, const float *B, const float *bias,
+                                      int64_t a_size, int64_t b_size, int64_t batch, int64_t m, int64_t p, int64_t n,
+                                      int64_t a_batch, int64_t a_row, int64_t a_col, int64_t b_batch, int64_t b_row,
+                                      int64_t b_col, float *out);
+tl_bmm_strided_kernel tl_cpu_bmm_strided, tl_cuda_bmm_strided;
 typedef int32_t tl_dgemm_kernel(tl_context *ctx, const double *A, const double *B, int64_t m, int64_t n, int64_t p,
                                 double *out);
 tl_dgemm_kernel tl_cpu_dgemm, tl_cuda_dgemm;
@@ -49,6 +55,7 @@ struct tl_linalg_kernels {
     tl_bmm_bwd_kernel *bmm_bwd;
     tl_linear_kernel *linear;
     tl_linear_bwd_kernel *linear_bwd;
+    tl_bmm_strided_kernel *bmm_strided;
     tl_dgemm_kernel *dgemm;
 };
 

@@ -118,6 +118,55 @@ TL_API int32_t torchlean_cuda_buffer_linear_bwd(torchlean_buffer *W, torchlean_b
     return tl_end(&call);
 }
 
+TL_API int32_t torchlean_cuda_buffer_bmm_strided(torchlean_buffer *A, torchlean_buffer *B, torchlean_buffer *bias,
+                                                 uint32_t a_size, uint32_t b_size, uint32_t batch, uint32_t m,
+                                                 uint32_t p, uint32_t n, uint32_t a_batch, uint32_t a_row,
+                                                 uint32_t a_col, uint32_t b_batch, uint32_t b_row, uint32_t b_col,
+                                                 torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_bmm_strided", "A", A);
+    const uint64_t a_size_ = a_size;
+    const uint64_t b_size_ = b_size;
+    const uint64_t batch_ = batch;
+    const uint64_t m_ = m;
+    const uint64_t p_ = p;
+    const uint64_t n_ = n;
+    const uint64_t a_batch_ = a_batch;
+    const uint64_t a_row_ = a_row;
+    const uint64_t a_col_ = a_col;
+    const uint64_t b_batch_ = b_batch;
+    const uint64_t b_row_ = b_row;
+    const uint64_t b_col_ = b_col;
+    tl_require(&call, ((a_row_ == 1u || a_col_ == 1u || m_ <= 1u || n_ <= 1u) && (a_col_ > 0u || n_ <= 1u)),
+               TORCHLEAN_ARGUMENT, "a_row",
+               "got a_row = %llu, a_col = %llu, m = %llu, n = %llu; expected a_row or a_col to be 1, and a_col not 0",
+               (unsigned long long)a_row_, (unsigned long long)a_col_, (unsigned long long)m_, (unsigned long long)n_);
+    tl_require(&call, ((b_row_ == 1u || b_col_ == 1u || n_ <= 1u || p_ <= 1u) && (b_row_ > 0u || n_ <= 1u)),
+               TORCHLEAN_ARGUMENT, "b_row",
+               "got b_row = %llu, b_col = %llu, n = %llu, p = %llu; expected b_row or b_col to be 1, and b_row not 0",
+               (unsigned long long)b_row_, (unsigned long long)b_col_, (unsigned long long)n_, (unsigned long long)p_);
+    tl_require(&call, tl_extent(batch_, a_batch_, m_, a_row_, n_, a_col_) <= a_size_, TORCHLEAN_SHAPE, "a_size",
+               "got n = %llu, batch = %llu, a_batch = %llu, m = %llu, a_row = %llu, a_col = %llu, a_size = %llu; expected an A that has every element that is read",
+               (unsigned long long)n_, (unsigned long long)batch_, (unsigned long long)a_batch_,
+               (unsigned long long)m_, (unsigned long long)a_row_, (unsigned long long)a_col_,
+               (unsigned long long)a_size_);
+    tl_require(&call, tl_extent(batch_, b_batch_, n_, b_row_, p_, b_col_) <= b_size_, TORCHLEAN_SHAPE, "b_size",
+               "got n = %llu, batch = %llu, b_batch = %llu, b_row = %llu, p = %llu, b_col = %llu, b_size = %llu; expected a B that has every element that is read",
+               (unsigned long long)n_, (unsigned long long)batch_, (unsigned long long)b_batch_,
+               (unsigned long long)b_row_, (unsigned long long)p_, (unsigned long long)b_col_,
+               (unsigned long long)b_size_);
+    const float *A_ = tl_input(&call, "A", A, "a_size", TL_PRODUCT(a_size_));
+    const float *B_ = tl_input(&call, "B", B, "b_size", TL_PRODUCT(b_size_));
+    const float *bias_ = tl_input_optional(&call, "bias", bias, "p", TL_PRODUCT(p_));
+    tl_output(&call, "out", out, "batch*m*p", TL_PRODUCT(batch_, m_, p_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, linalg, bmm_strided)(call.ctx, A_, B_, bias_, a_size, b_size, batch, m, p, n,
+                                                            a_batch, a_row, a_col, b_batch, b_row, b_col,
+                                                            tl_out(&call, 0));
+    return tl_end(&call);
+}
+
 TL_API int32_t torchlean_cuda_dgemm(torchlean_context *context, const double *A, const double *B, uint32_t m,
                                     uint32_t n, uint32_t p, double *out)
 {

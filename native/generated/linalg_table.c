@@ -9,5 +9,6 @@ const struct tl_linalg_kernels TL_V(tl_cpu_linalg_kernels) = {
     .bmm_bwd = tl_cpu_bmm_bwd,
     .linear = tl_cpu_linear,
     .linear_bwd = tl_cpu_linear_bwd,
+    .bmm_strided = tl_cpu_bmm_strided,
     .dgemm = tl_cpu_dgemm,
 };

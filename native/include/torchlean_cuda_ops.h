@@ -741,6 +741,18 @@ TL_API int32_t torchlean_cuda_buffer_linear_bwd(torchlean_buffer *W, torchlean_b
                                                 uint32_t outputs, uint32_t inputs, uint32_t batch,
                                                 torchlean_buffer **gW, torchlean_buffer **gx, torchlean_buffer **gb);
 
+/* Batched matrix product of factors that lie in flat buffers with strides, plus a bias.
+ * A[a_size], B[b_size], bias?[p] -> out[batch, m, p]
+ * ARGUMENT unless a_row or a_col to be 1, and a_col not 0 (a_row).
+ * ARGUMENT unless b_row or b_col to be 1, and b_row not 0 (b_row).
+ * SHAPE unless an A that has every element that is read (a_size).
+ * SHAPE unless a B that has every element that is read (b_size). */
+TL_API int32_t torchlean_cuda_buffer_bmm_strided(torchlean_buffer *A, torchlean_buffer *B, torchlean_buffer *bias,
+                                                 uint32_t a_size, uint32_t b_size, uint32_t batch, uint32_t m,
+                                                 uint32_t p, uint32_t n, uint32_t a_batch, uint32_t a_row,
+                                                 uint32_t a_col, uint32_t b_batch, uint32_t b_row, uint32_t b_col,
+                                                 torchlean_buffer **out);
+
 /* Matrix product of host float64 arrays; the result is back on the host when the call returns.
  * A: f64[m, n], B: f64[n, p] -> out: f64[m, p] */
 TL_API int32_t torchlean_cuda_dgemm(torchlean_context *context, const double *A, const double *B, uint32_t m,
@@ -1510,6 +1522,64 @@ TL_API int32_t torchlean_cuda_buffer_grouped_attention_bwd(torchlean_buffer *Q, 
                                                            uint32_t after, uint32_t offset, double scale,
                                                            torchlean_buffer **gQ, torchlean_buffer **gK,
                                                            torchlean_buffer **gV);
+
+/* Attention of :func:`grouped_attention` on rows that lie in flat buffers with strides.
+ * Q[q_size], K[k_size], V[v_size], mask?[mask_batch, mask_heads, mask_queries, keys] -> out[batch, heads, queries,
+ *   width]
+ * ARGUMENT unless mask_mode <= 2 (mask_mode).
+ * ARGUMENT unless a mask, unless mask_mode is 0 (mask).
+ * SHAPE unless a divisor of heads (kv_heads).
+ * SHAPE unless 1 or batch (mask_batch).
+ * SHAPE unless 1 or heads (mask_heads).
+ * SHAPE unless 1 or queries (mask_queries).
+ * SHAPE unless a buffer that has every element that is read (q_size).
+ * SHAPE unless a buffer that has every element that is read (k_size).
+ * SHAPE unless a buffer that has every element that is read (v_size).
+ * ARGUMENT unless by_rows <= 1 (by_rows). */
+TL_API int32_t torchlean_cuda_buffer_attention_strided(torchlean_buffer *Q, torchlean_buffer *K, torchlean_buffer *V,
+                                                       torchlean_buffer *mask, uint32_t q_size, uint32_t k_size,
+                                                       uint32_t v_size, uint32_t batch, uint32_t heads,
+                                                       uint32_t queries, uint32_t keys, uint32_t width, uint32_t d,
+                                                       uint32_t kv_heads, uint32_t q_batch, uint32_t q_head,
+                                                       uint32_t q_row, uint32_t k_batch, uint32_t k_head,
+                                                       uint32_t k_row, uint32_t v_batch, uint32_t v_head,
+                                                       uint32_t v_row, uint32_t mask_mode, uint32_t mask_batch,
+                                                       uint32_t mask_heads, uint32_t mask_queries, uint32_t before,
+                                                       uint32_t after, uint32_t offset, double scale, uint32_t by_rows,
+                                                       torchlean_buffer **out);
+
+/* Gradients of :func:`attention_strided`, from its arguments, its result y and the cotangent g.
+ * Q[q_size], K[k_size], V[v_size], mask?[mask_batch, mask_heads, mask_queries, keys], y[y_size], g[g_size] ->
+ *   gQ[batch, heads, queries, d], gK[batch, kv_heads, keys, d], gV[batch, kv_heads, keys, width]
+ * ARGUMENT unless mask_mode <= 2 (mask_mode).
+ * ARGUMENT unless a mask, unless mask_mode is 0 (mask).
+ * SHAPE unless a divisor of heads (kv_heads).
+ * SHAPE unless 1 or batch (mask_batch).
+ * SHAPE unless 1 or heads (mask_heads).
+ * SHAPE unless 1 or queries (mask_queries).
+ * SHAPE unless a buffer that has every element that is read (q_size).
+ * SHAPE unless a buffer that has every element that is read (k_size).
+ * SHAPE unless a buffer that has every element that is read (v_size).
+ * SHAPE unless a buffer that has every element that is read (y_size).
+ * SHAPE unless a buffer that has every element that is read (g_size).
+ * ARGUMENT unless by_rows <= 7 (by_rows). */
+TL_API int32_t torchlean_cuda_buffer_attention_strided_gradients(torchlean_buffer *Q, torchlean_buffer *K,
+                                                                 torchlean_buffer *V, torchlean_buffer *mask,
+                                                                 torchlean_buffer *y, torchlean_buffer *g,
+                                                                 uint32_t q_size, uint32_t k_size, uint32_t v_size,
+                                                                 uint32_t y_size, uint32_t g_size, uint32_t batch,
+                                                                 uint32_t heads, uint32_t queries, uint32_t keys,
+                                                                 uint32_t width, uint32_t d, uint32_t kv_heads,
+                                                                 uint32_t q_batch, uint32_t q_head, uint32_t q_row,
+                                                                 uint32_t k_batch, uint32_t k_head, uint32_t k_row,
+                                                                 uint32_t v_batch, uint32_t v_head, uint32_t v_row,
+                                                                 uint32_t y_batch, uint32_t y_head, uint32_t y_row,
+                                                                 uint32_t g_batch, uint32_t g_head, uint32_t g_row,
+                                                                 uint32_t mask_mode, uint32_t mask_batch,
+                                                                 uint32_t mask_heads, uint32_t mask_queries,
+                                                                 uint32_t before, uint32_t after, uint32_t offset,
+                                                                 double scale, uint32_t by_rows, torchlean_buffer **gQ,
+                                                                 torchlean_buffer **gK, torchlean_buffer **gV);
 
 /* Rotary position encoding: every pair of elements turns by an angle proportional to the position.
  * x[batch, n, d] -> out[batch, n, d]

@@ -8,6 +8,6 @@
 #define TORCHLEAN_CUDA_VERSION_PATCH 0
 #define TORCHLEAN_CUDA_VERSION 100
 /* SHA-256 over the declarations of both headers. */
-#define TORCHLEAN_CUDA_ABI_HASH "4896086f7e8d609cc856388b4edf5b0076f08b82eccb2ffdd378cf9199ea0c03"
+#define TORCHLEAN_CUDA_ABI_HASH "a5f2574b4f0e5354c6d81de17b1e98ec2354cddef28811e97d7c053ea708b7c2"
 
 #endif

@@ -40,23 +40,49 @@ Mask mask_of(const at::Tensor &given, int64_t keys)
 
 constexpr uint32_t ALL = 0xffffffff; /* no key is too far before or after */
 
+/* (batch, heads, rows, d) as it lies in memory, the numbers of a row side by side. */
+struct Operand {
+    at::Tensor memory;
+    uint32_t size, batch, head, row;
+    bool by_rows; /* the heads of a row lie side by side */
+};
+
+Operand operand(const at::Tensor &t)
+{
+    const auto end = [](const at::Tensor &x) {
+        int64_t last = x.numel() ? 1 : 0;
+        for (int64_t axis = 0; axis < 4 && last; axis++)
+            last += (x.size(axis) - 1) * x.stride(axis);
+        return last;
+    };
+    const bool readable = t.stride(3) == 1 && (uintptr_t)t.const_data_ptr() % 16 == 0 && end(t) <= INT64_C(0xffffffff);
+    const at::Tensor m = readable ? t : t.clone(at::MemoryFormat::Contiguous);
+    return {m, u32(end(m)), u32(m.stride(0)), u32(m.stride(1)), u32(m.stride(2)), m.stride(1) < m.stride(2)};
+}
+
+/* (batch, heads, rows, d), over memory that is (batch, rows, heads, d) with `by_rows`. */
+at::Tensor result(const at::Tensor &like, at::IntArrayRef sizes, bool by_rows)
+{
+    if (!by_rows) return at::empty(sizes, like.options());
+    return at::empty({sizes[0], sizes[2], sizes[1], sizes[3]}, like.options()).transpose(1, 2);
+}
+
 struct Attention : torch::autograd::Function<Attention> {
     static at::Tensor forward(AutogradContext *ctx, const at::Tensor &q, const at::Tensor &k, const at::Tensor &v,
                               const std::optional<at::Tensor> &given, double scale, bool causal, bool grouped)
     {
         const at::Tensor mask = given.value_or(at::Tensor());
-        at::Tensor y = at::empty({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options());
-        const at::Tensor from = plain(q), keys = plain(k), values = plain(v);
+        at::Tensor y = result(q, {q.size(0), q.size(1), q.size(2), v.size(3)}, true);
+        const Operand from = operand(q), keys = operand(k), values = operand(v);
         const Mask m = mask_of(mask, k.size(2));
         torchlean_context *const context = context_of(q);
         Buffer out(context, y);
-        std::optional<Buffer> masked;
-        if (m.mode) masked.emplace(context, m.values);
-        check(torchlean_cuda_buffer_grouped_attention(
-            Buffer(context, from), Buffer(context, keys), Buffer(context, values),
-            masked ? (torchlean_buffer *)*masked : nullptr, u32(q.size(0)), u32(q.size(1)), u32(q.size(2)),
-            u32(q.size(3)), u32(k.size(1)), u32(k.size(2)), u32(v.size(3)), m.mode, m.batch, m.heads, m.queries, ALL,
-            causal ? 0 : ALL, 0, scale, out.out()));
+        check(torchlean_cuda_buffer_attention_strided(
+            Buffer(context, from.memory, from.size), Buffer(context, keys.memory, keys.size),
+            Buffer(context, values.memory, values.size), Buffer(context, m.values), from.size, keys.size, values.size,
+            u32(q.size(0)), u32(q.size(1)), u32(q.size(2)), u32(k.size(2)), u32(v.size(3)), u32(q.size(3)),
+            u32(k.size(1)), from.batch, from.head, from.row, keys.batch, keys.head, keys.row, values.batch, values.head,
+            values.row, m.mode, m.batch, m.heads, m.queries, ALL, causal ? 0 : ALL, 0, scale, 1, out.out()));
         ctx->save_for_backward({q, k, v, mask, y});
         ctx->saved_data["scale"] = scale;
         ctx->saved_data["causal"] = causal;
@@ -67,7 +93,7 @@ struct Attention : torch::autograd::Function<Attention> {
     static variable_list backward(AutogradContext *ctx, variable_list above)
     {
         const auto saved = ctx->get_saved_variables();
-        const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2], &mask = saved[3], &y = saved[4];
+        const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2], &mask = saved[3];
         const double scale = ctx->saved_data["scale"].toDouble();
         const bool causal = ctx->saved_data["causal"].toBool(), grouped = ctx->saved_data["grouped"].toBool();
         variable_list found(7);
@@ -76,28 +102,32 @@ struct Attention : torch::autograd::Function<Attention> {
             const at::Tensor again = std::get<0>(at::_scaled_dot_product_attention_math(
                 q, k, v, mask.defined() ? std::optional<at::Tensor>(mask) : std::nullopt, 0.0, causal, std::nullopt, scale,
                 grouped));
-            variable_list inputs, grads;
-            for (const at::Tensor *t : {&q, &k, &v})
-                if (t->requires_grad()) inputs.push_back(*t);
-            grads = torch::autograd::grad({again}, inputs, {above[0]}, std::nullopt, /*create_graph=*/true);
+            variable_list inputs;
+            for (size_t i = 0; i < 3; i++)
+                if (saved[i].requires_grad()) inputs.push_back(saved[i]);
+            const variable_list grads =
+                torch::autograd::grad({again}, inputs, {above[0]}, std::nullopt, /*create_graph=*/true);
             for (size_t i = 0, next = 0; i < 3; i++)
                 if (saved[i].requires_grad()) found[i] = grads[next++];
             return found;
         }
-        const at::Tensor from = plain(q), keys = plain(k), values = plain(v), result = plain(y), g = plain(above[0]);
+        const Operand from = operand(q), keys = operand(k), values = operand(v), y = operand(saved[4]),
+                      g = operand(above[0]);
         const Mask m = mask_of(mask, k.size(2));
         torchlean_context *const context = context_of(q);
-        found[0] = fresh(q, q.sizes());
-        found[1] = fresh(k, k.sizes());
-        found[2] = fresh(v, v.sizes());
+        found[0] = result(q, q.sizes(), from.by_rows);
+        found[1] = result(k, k.sizes(), keys.by_rows);
+        found[2] = result(v, v.sizes(), values.by_rows);
         Buffer gq(context, found[0]), gk(context, found[1]), gv(context, found[2]);
-        std::optional<Buffer> masked;
-        if (m.mode) masked.emplace(context, m.values);
-        check(torchlean_cuda_buffer_grouped_attention_bwd(
-            Buffer(context, from), Buffer(context, keys), Buffer(context, values),
-            masked ? (torchlean_buffer *)*masked : nullptr, Buffer(context, result), Buffer(context, g), u32(q.size(0)),
-            u32(q.size(1)), u32(q.size(2)), u32(q.size(3)), u32(k.size(1)), u32(k.size(2)), u32(v.size(3)), m.mode,
-            m.batch, m.heads, m.queries, ALL, causal ? 0 : ALL, 0, scale, gq.out(), gk.out(), gv.out()));
+        check(torchlean_cuda_buffer_attention_strided_gradients(
+            Buffer(context, from.memory, from.size), Buffer(context, keys.memory, keys.size),
+            Buffer(context, values.memory, values.size), Buffer(context, m.values), Buffer(context, y.memory, y.size),
+            Buffer(context, g.memory, g.size), from.size, keys.size, values.size, y.size, g.size, u32(q.size(0)),
+            u32(q.size(1)), u32(q.size(2)), u32(k.size(2)), u32(v.size(3)), u32(q.size(3)), u32(k.size(1)), from.batch,
+            from.head, from.row, keys.batch, keys.head, keys.row, values.batch, values.head, values.row, y.batch, y.head,
+            y.row, g.batch, g.head, g.row, m.mode, m.batch, m.heads, m.queries, ALL, causal ? 0 : ALL, 0, scale,
+            (uint32_t)from.by_rows | (uint32_t)keys.by_rows << 1 | (uint32_t)values.by_rows << 2, gq.out(), gk.out(),
+            gv.out()));
         if (Block *const block = current())
             block->add("scaled_dot_product_attention_backward", true, 10 * q.numel() * k.size(2));
         return found;

@@ -14,6 +14,32 @@
 namespace tlrt {
 namespace {
 
+/* A batch of matrices as the C library reads it: in one of both directions its elements lie side by side. */
+struct Operand {
+    at::Tensor memory;
+    uint32_t size = 0, batch = 0, row = 0, column = 0;
+};
+
+/* `inner` is the axis that the product runs over. */
+bool is_readable(const at::Tensor &t, int64_t inner)
+{
+    const bool dense = t.stride(1) == 1 || t.stride(2) == 1 || t.size(1) <= 1 || t.size(2) <= 1;
+    int64_t end = 1;
+    for (int64_t axis = 0; axis < 3; axis++)
+        end += t.size(axis) ? (t.size(axis) - 1) * t.stride(axis) : 0;
+    return dense && (t.size(inner) <= 1 || t.stride(inner) != 0) && end <= INT64_C(0xffffffff) &&
+           (uintptr_t)t.const_data_ptr() % 16 == 0;
+}
+
+Operand operand(const at::Tensor &given, int64_t inner)
+{
+    const at::Tensor t = is_readable(given, inner) ? given : given.clone(at::MemoryFormat::Contiguous);
+    int64_t end = t.numel() ? 1 : 0;
+    for (int64_t axis = 0; axis < 3 && end; axis++)
+        end += (t.size(axis) - 1) * t.stride(axis);
+    return {t, u32(end), u32(t.stride(0)), u32(t.stride(1)), u32(t.stride(2))};
+}
+
 /* A·B of batches of matrices, (batch, m, n) and (batch, n, p), and a bias for each column or an undefined tensor. */
 at::Tensor product(const at::Tensor &a, const at::Tensor &b, const at::Tensor &bias)
 {
@@ -21,13 +47,16 @@ at::Tensor product(const at::Tensor &a, const at::Tensor &b, const at::Tensor &b
     TORCH_CHECK(b.size(0) == batch && b.size(1) == n, "batches of matrices of ", a.sizes(), " and ", b.sizes(),
                 " have no product");
     costs(2 * batch * m * n * p);
-    torchlean_context *const context = context_of(a);
     at::Tensor y = fresh(a, {batch, m, p});
-    const at::Tensor left = plain(a), right = plain(b);
-    Buffer out(context, y);
-    check(torchlean_cuda_buffer_bmm(Buffer(context, left), Buffer(context, right), u32(batch), u32(m), u32(n), u32(p),
-                                    out.out()));
-    return bias.defined() ? y.add_(bias) : y;
+    const Operand left = operand(a, 2), right = operand(b, 1);
+    const at::Tensor plus = bias.defined() ? plain(bias) : bias;
+    torchlean_context *const context = context_of(a);
+    Buffer out(context, y), added(context, plus);
+    check(torchlean_cuda_buffer_bmm_strided(Buffer(context, left.memory, left.size), Buffer(context, right.memory, right.size),
+                                            added, left.size, right.size, u32(batch), u32(m), u32(p), u32(n),
+                                            left.batch, left.row, left.column, right.batch, right.row, right.column,
+                                            out.out()));
+    return y;
 }
 
 /* beta·x + alpha·y, each operation rounded; a factor of 0 leaves its term out. */

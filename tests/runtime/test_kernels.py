@@ -25,7 +25,9 @@ def plain(entry: entries.Entry, device: tlrt.Device) -> dict[str, object]:
     for name in made:
         if name in ("padding", "padding_low", "padding_high", "output_padding"):  # at most half of a kernel of 1
             made[name] = [0]
-        elif name.startswith(("kernel_", "stride_", "dilation_", "groups", "mask_batch", "mask_heads", "mask_queries")):
+        elif name.startswith(
+            ("kernel_", "stride_", "dilation_", "groups", "mask_batch", "mask_heads", "mask_queries", "kv_heads")
+        ):
             made[name] = 1
     return made
 

@@ -82,6 +82,17 @@ def test_what_is_accepted(name: str) -> None:
             assert getattr(shapes, name)(*call) is wanted, call
 
 
+def test_extent() -> None:
+    for batch, rows, columns, *strides in itertools.product(range(4), range(3), range(3), *[range(4)] * 3):
+        at = [
+            sum(i * s for i, s in zip(place, strides, strict=True))
+            for place in itertools.product(range(batch), range(rows), range(columns))
+        ]
+        axes = itertools.chain(*zip((batch, rows, columns), strides, strict=True))
+        assert shapes.extent(*axes) == max(at, default=-1) + 1
+    assert shapes.extent(2**32 - 1, 2**32 - 1, 2**32 - 1, 2**32 - 1, 1, 7) == 2 * (2**32 - 2) * (2**32 - 1) + 1
+
+
 def test_lists() -> None:
     dims = [5, 6, 7]
     assert shapes.rank(dims) == 3 and shapes.rank([]) == 0
@@ -91,5 +102,5 @@ def test_lists() -> None:
     assert dims == [5, 6, 7] and shapes.swap([], 0) == []
     assert (
         all(shapes.FUNCTIONS[name] is getattr(shapes, name) for name in shapes.FUNCTIONS)
-        and len(shapes.FUNCTIONS) == 26
+        and len(shapes.FUNCTIONS) == 27
     )

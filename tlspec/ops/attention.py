@@ -15,6 +15,7 @@ product with an integer position is exact modulo a turn, and sine and cosine are
 precision (native/src/formula/rotary.h).
 """
 
+import itertools
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,8 @@ from tlspec.bounds import TINY, U64, U, custom, factor, spacing
 from tlspec.classes import Classes, boundary, tiles
 from tlspec.draws import DIMS
 from tlspec.registry import check, op
+from tlspec.shapes import extent
+from tlspec.strides import draw_heads, strided
 
 #: the score that replaces a blocked one in mask_mode 1
 FILL = -1000.0
@@ -487,19 +490,23 @@ GROUPED_PATHS = [
 ]  # fmt: skip
 
 
+GROUPED_CHECKS = [
+    check("mask_mode", "mask_mode <= 2"),
+    check("mask", "mask_mode == 0 or given(mask)", say="a mask, unless mask_mode is 0"),
+    check("kv_heads", "kv_heads > 0 and heads % kv_heads == 0", "SHAPE", say="a divisor of heads"),
+    check("mask_batch", "mask_batch == 1 or mask_batch == batch", "SHAPE", say="1 or batch"),
+    check("mask_heads", "mask_heads == 1 or mask_heads == heads", "SHAPE", say="1 or heads"),
+    check("mask_queries", "mask_queries == 1 or mask_queries == queries", "SHAPE", say="1 or queries"),
+]
+
+
 @op("Q[batch, heads, queries, d], K[batch, kv_heads, keys, d], V[batch, kv_heads, keys, width], "
     "mask?[mask_batch, mask_heads, mask_queries, keys]; mask_mode: u32, mask_batch: u32 = 1, mask_heads: u32 = 1, "
     "mask_queries: u32 = 1, before: u32 = 4294967295, after: u32 = 4294967295, offset: u32 = 0, scale: float = 1.0 "
     "-> out[batch, heads, queries, width]",
     classes=GROUPED_CLASSES, work=lambda batch, heads, queries, keys, d, width: batch * heads * queries * keys * (d + width + 20),
     bound=_bound(_grouped_tolerance, "weights + f(keys)·u·P|V|"), same_bits=False, reproducible=True,
-    checks=[check("mask_mode", "mask_mode <= 2"),
-            check("mask", "mask_mode == 0 or given(mask)", say="a mask, unless mask_mode is 0"),
-            check("kv_heads", "kv_heads > 0 and heads % kv_heads == 0", "SHAPE", say="a divisor of heads"),
-            check("mask_batch", "mask_batch == 1 or mask_batch == batch", "SHAPE", say="1 or batch"),
-            check("mask_heads", "mask_heads == 1 or mask_heads == heads", "SHAPE", say="1 or heads"),
-            check("mask_queries", "mask_queries == 1 or mask_queries == queries", "SHAPE", say="1 or queries")],
-    draw=_grouped_draw, paths=GROUPED_PATHS, data=["normal", "uniform", "special", "structured"],
+    checks=GROUPED_CHECKS, draw=_grouped_draw, paths=GROUPED_PATHS, data=["normal", "uniform", "special", "structured"],
     laws=[laws.linear("V"), laws.adjoint("V")],
     source="torch.nn.functional.scaled_dot_product_attention; Ainslie et al., GQA, arXiv:2305.13245; Beltagy et al., Longformer, "
     "arXiv:2004.05150 (the window)")  # fmt: skip
@@ -530,6 +537,157 @@ def grouped_attention_vjp(Q, K, V, mask, out, g, mask_mode, before, after, offse
     return tuple(
         x.reshape(a.shape) for x, a in zip(_gradients(q, k, v, out, g, softmax, scale), (Q, K, V), strict=True)
     )
+
+
+#: the arrays of strided attention: prefix of their parameters -> heads, rows and width
+STRIDED = {"q": ("heads", "queries", "d"), "k": ("kv_heads", "keys", "d"), "v": ("kv_heads", "keys", "width"),
+           "y": ("heads", "queries", "width"), "g": ("heads", "queries", "width")}  # fmt: skip
+
+
+def seen(prefix, x, values):
+    """An array of strided attention as (batch, heads, rows, width)."""
+    strides = [values[f"{prefix}_{axis}"] for axis in ("batch", "head", "row")]
+    return strided(x, [values[n] for n in ("batch", *STRIDED[prefix])], (*strides, 1))
+
+
+def laid(x, by_rows):
+    """A result as it lies in memory: head after head, or with the heads of a row side by side."""
+    return x.swapaxes(1, 2).reshape(x.shape) if by_rows else x
+
+
+def _common(values):
+    return {n: values[n] for n in ("mask_mode", "before", "after", "offset", "scale")}
+
+
+def _strided_tolerance(Q, K, V, mask, by_rows, sums=_float32, **values):
+    """That of :func:`grouped_attention`, of arrays as they are seen."""
+    arrays = (seen(n, x, values) for n, x in (("q", Q), ("k", K), ("v", V)))
+    return laid(_grouped_tolerance(*arrays, mask, **_common(values), sums=sums), by_rows)
+
+
+def _strided_vjp_tolerance(Q, K, V, mask, y, g, by_rows, sums=_float32, **values):
+    """That of the gradients of :func:`grouped_attention`, of arrays as they are seen."""
+    q, k, v, y, g = (seen(n, x, values) for n, x in (("q", Q), ("k", K), ("v", V), ("y", y), ("g", g)))
+    tolerances = _grouped_vjp_tolerance(q, k, v, mask, y, g, **_common(values), sums=sums)
+    return tuple(laid(t, by_rows >> i & 1) for i, t in enumerate(tolerances))
+
+
+def _with_layouts(d, values, arrays):
+    """Strides of these arrays, buffers with room for them (of empty axes for one) and sometimes more, and how results lie."""
+    for prefix in arrays:
+        lengths = [values[n] for n in ("batch", *STRIDED[prefix])]
+        found = draw_heads(d, *lengths)
+        values |= dict(zip((f"{prefix}_batch", f"{prefix}_head", f"{prefix}_row"), found, strict=True))
+        axes = itertools.chain(*zip((max(n, 1) for n in lengths), (*found, 1), strict=True))
+        values[f"{prefix}_size"] = extent(*axes) + d.choice((0, 0, 1, 6))
+    masks = {n: max(values[n], 1) for n in ("mask_batch", "mask_heads", "mask_queries")}
+    return {**values, **masks, "by_rows": d.integer(0, 1 if arrays == "qkv" else 7)}
+
+
+def _strided_path(shape, layouts, by_rows):
+    """A shape of :func:`_grouped_path`, and of each array "heads" (head after head), "rows" (those of a row side by side), or "packed"
+    (with those of two more arrays)."""
+    values = {**_grouped_path(*shape), "by_rows": by_rows}
+    for prefix, layout in layouts.items():
+        lengths = [values[n] for n in ("batch", *STRIDED[prefix])]
+        _, heads, rows, width = lengths
+        row = width if layout == "heads" else heads * width * (3 if layout == "packed" else 1)
+        found = (heads * rows * width, rows * width, row) if layout == "heads" else (rows * row, width, row)
+        values |= dict(zip((f"{prefix}_batch", f"{prefix}_head", f"{prefix}_row"), found, strict=True))
+        values[f"{prefix}_size"] = extent(*itertools.chain(*zip(lengths, (*found, 1), strict=True)))
+    return values
+
+
+#: short sequences whose scores are large, so that their roundings show; rows of each width of tile on CUDA, whole 16 bytes or not, in packed arrays and others; causal; groups, whose rows are equally far apart
+#: or not; few queries; sums of several segments; pairs of widths
+STRIDED_SHAPES = [
+    ((67, 1, 1, 5, 5, 2, 2, 16.0), "rows", 1), ((67, 2, 1, 4, 3, 2, 1, 16.0), "packed", 0),
+    ((2, 4, 4, 130, 130, 64, 64, 0.125), "packed", 1), ((2, 3, 3, 97, 97, 64, 64, 0.125, UNLIMITED, 0), "packed", 1),
+    ((1, 3, 3, 70, 70, 30, 30, 0.2, UNLIMITED, 0), "rows", 0), ((2, 4, 2, 50, 70, 32, 32, 0.2), "rows", 1),
+    ((2, 4, 2, 50, 70, 32, 32, 0.2, 20, 5, 10), "heads", 1), ((1, 2, 2, 66, 90, 128, 128, 0.09, UNLIMITED, 0), "rows", 1),
+    ((1, 2, 2, 70, 66, 200, 132, 0.07, 40, 0, 5), "packed", 1), ((1, 3, 3, 7, 190, 64, 64, 0.125), "rows", 1),
+    ((1, 2, 2, 40, 2100, 8, 8, 0.4), "rows", 0), ((1, 2, 1, 2100, 33, 4, 4, 0.5), "packed", 1),
+    ((1, 2, 2, 70, 90, 24, 100, 0.2), "rows", 1), ((1, 2, 2, 70, 90, 100, 24, 0.1, UNLIMITED, 0), "rows", 1),
+]  # fmt: skip
+
+
+def _strided_paths(arrays):
+    return [_strided_path(shape, dict.fromkeys(arrays, layout), by_rows * (2 ** (len(arrays) - 2) - 1))
+            for shape, layout, by_rows in STRIDED_SHAPES]  # fmt: skip
+
+
+def _strided_checks(arrays):
+    """Those of :func:`grouped_attention`, and that each array lies in its buffer."""
+    return [*GROUPED_CHECKS, *(
+        check(f"{p}_size", f"extent(batch, {p}_batch, {heads}, {p}_head, {rows}, {p}_row, {width}, 1) <= {p}_size", "SHAPE",
+              say="a buffer that has every element that is read")
+        for p, (heads, rows, width) in STRIDED.items() if p in arrays)]  # fmt: skip
+
+
+def _strides_text(arrays):
+    return ", ".join(f"{p}_{axis}: u32" for p in arrays for axis in ("batch", "head", "row"))
+
+
+_STRIDED_MASK = "mask?[mask_batch, mask_heads, mask_queries, keys]"
+_STRIDED_LIMITS = ("mask_mode: u32, mask_batch: u32 = 1, mask_heads: u32 = 1, mask_queries: u32 = 1, before: u32 = 4294967295, "
+    "after: u32 = 4294967295, offset: u32 = 0, scale: float = 1.0, by_rows: u32 = 0")  # fmt: skip
+
+
+@op(f"Q[q_size], K[k_size], V[v_size], {_STRIDED_MASK}; d: u32, kv_heads: u32, {_strides_text('qkv')}, {_STRIDED_LIMITS} "
+    "-> out[batch, heads, queries, width]", order="q_size, k_size, v_size, batch, heads, queries, keys, width",
+    classes=GROUPED_CLASSES, work=lambda batch, heads, queries, keys, d, width: batch * heads * queries * keys * (d + width + 20),
+    bound=_bound(_strided_tolerance, "weights + f(keys)·u·P|V|"), same_bits=False, reproducible=True,
+    checks=[*_strided_checks("qkv"), check("by_rows", "by_rows <= 1")],
+    draw=lambda d: _with_layouts(d, _grouped_draw(d), "qkv"), paths=_strided_paths("qkv"),
+    data=["normal", "uniform", "special", "structured"], laws=[laws.linear("V")],
+    source="torch.nn.functional.scaled_dot_product_attention",
+    no_vjp="attention_strided_gradients gives its gradients, which lie as the caller says")  # fmt: skip
+def attention_strided(
+    Q, K, V, mask, batch, heads, queries, keys, width, d, kv_heads, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch,
+    v_head, v_row, mask_mode, before, after, offset, scale, by_rows,
+):  # fmt: skip
+    """Attention of :func:`grouped_attention` on rows that lie in flat buffers with strides.
+
+    out = grouped_attention(Q', K', V'), Q'[b, h, i, c] = Q[q_batch·b + q_head·h + q_row·i + c], and K' and V' likewise
+
+    Shapes: Q (q_size), K (k_size), V (v_size), mask as of :func:`grouped_attention`, out (batch, heads, queries, width), in memory
+    (batch, queries, heads, width) with by_rows = 1. Strides are any; 0 repeats a head or a sample.
+    Special values: as :func:`grouped_attention`.
+    Errors: as :func:`grouped_attention`; SHAPE where an element lies behind a buffer's end, ARGUMENT if by_rows > 1.
+    In reproducible contexts the bits are those of :func:`grouped_attention` on contiguous copies."""
+    values = locals()
+    arrays = (seen(n, x, values) for n, x in (("q", Q), ("k", K), ("v", V)))
+    return laid(grouped_attention.reference(*arrays, mask, **_common(values)), by_rows)
+
+
+@op(f"Q[q_size], K[k_size], V[v_size], {_STRIDED_MASK}, y[y_size], g[g_size]; d: u32, kv_heads: u32, {_strides_text('qkvyg')}, "
+    f"{_STRIDED_LIMITS} -> gQ[batch, heads, queries, d], gK[batch, kv_heads, keys, d], gV[batch, kv_heads, keys, width]",
+    order="q_size, k_size, v_size, y_size, g_size, batch, heads, queries, keys, width",
+    classes=GROUPED_CLASSES, work=lambda batch, heads, queries, keys, d, width: batch * heads * queries * keys * (d + width + 20),
+    bound=_bound(_strided_vjp_tolerance, "composite, first order"), same_bits=False, reproducible=True,
+    checks=[*_strided_checks("qkvyg"), check("by_rows", "by_rows <= 7")],
+    draw=lambda d: _with_layouts(d, _grouped_draw(d), "qkvyg"), paths=_strided_paths("qkvyg"),
+    data=["normal", "uniform", "special", "structured"], laws=[laws.linear("g")],
+    source="torch.nn.functional.scaled_dot_product_attention",
+    no_vjp="it is a gradient")  # fmt: skip
+def attention_strided_gradients(
+    Q, K, V, mask, y, g, batch, heads, queries, keys, width, d, kv_heads, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch,
+    v_head, v_row, y_batch, y_head, y_row, g_batch, g_head, g_row, mask_mode, before, after, offset, scale, by_rows,
+):  # fmt: skip
+    """Gradients of :func:`attention_strided`, from its arguments, its result y and the cotangent g.
+
+    gQ, gK, gV = grouped_attention_vjp(Q', K', V', mask, y', g'), all five as :func:`attention_strided` sees Q
+
+    Shapes: Q (q_size), K (k_size), V (v_size), y (y_size), g (g_size), mask as of :func:`grouped_attention`, gQ (batch, heads, queries,
+    d), gK (batch, kv_heads, keys, d), gV (batch, kv_heads, keys, width); with bit 0, 1 or 2 of by_rows gQ, gK or gV has the heads of a
+    row side by side in memory, as (batch, queries, heads, d).
+    Special values: as :func:`grouped_attention_vjp`.
+    Errors: as :func:`attention_strided`; ARGUMENT if by_rows > 7.
+    In reproducible contexts the bits are those of :func:`grouped_attention_vjp` on contiguous copies."""
+    values = locals()
+    q, k, v, y, g = (seen(n, x, values) for n, x in (("q", Q), ("k", K), ("v", V), ("y", y), ("g", g)))
+    found = grouped_attention.rule.reference(q, k, v, mask, y, g, **_common(values))
+    return tuple(laid(x, by_rows >> i & 1) for i, x in enumerate(found))
 
 
 def _angles(n, d, base, start):

@@ -14,12 +14,16 @@ the worst one, a chain over the whole inner dimension, which covers split sums f
 last bits.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from tlspec import laws
-from tlspec.bounds import column_height, custom, factor, tree
+from tlspec.bounds import call_named, column_height, custom, factor, tree
 from tlspec.classes import Classes, Near, boundary, tiles
-from tlspec.registry import op
+from tlspec.registry import check, op
+from tlspec.shapes import extent
+from tlspec.strides import draw_matrices, strided
 
 #: products, of all three forms in forward and gradients, that reach the kernels of CUDA on an H200: wide and narrow tiles of
 #: warp group products, split products, few terms, and few vectors: of rows that warps share, that one warp has several of, and
@@ -60,6 +64,11 @@ def product_classes(rows: str, inner: str, columns: str, batch: str = "") -> Cla
     )
     return {**found, "one row": lambda **v: of(rows)(**v) == 1, "one column": lambda **v: of(columns)(**v) == 1,
             "one term": lambda **v: of(inner)(**v) == 1}  # fmt: skip
+
+
+def _lies(test: Callable[..., bool]) -> Callable[..., bool]:
+    """Whether that holds of factors with several rows and columns."""
+    return lambda **v: min(v["m"], v["n"], v["p"]) > 1 and v["batch"] > 0 and bool(call_named(test, v))
 
 
 @op("A[m, n], B[n, p] -> out[m, p]",
@@ -126,6 +135,76 @@ def linear(W, x, b):
 def linear_vjp(W, x, g):
     """gW = gᵀ·x, gx = g·W, gb[o] = Σ_r g[r, o] by the column tree of formula/sum_tree.h; no transpose is stored."""
     return g.T @ x, g @ W, g.sum(axis=0)
+
+
+def _strided_values(d, batch, m, n, p):
+    """The strides of both factors, and buffers with room for them and sometimes more."""
+    values = {"batch": batch, "m": m, "n": n, "p": p}
+    for name, rows, columns in (("a", m, n), ("b", n, p)):
+        found = draw_matrices(d, batch, rows, columns)
+        values |= dict(zip((f"{name}_batch", f"{name}_row", f"{name}_col"), found, strict=True))
+        values[f"{name}_size"] = extent(batch, found[0], rows, found[1], columns, found[2]) + d.choice((0, 0, 1, 7))
+    return values
+
+
+def _strided_draw(d):
+    """Lengths of any kind, or such as models have."""
+    unit = d.choice((1, 1, 4, 8, 16))
+    lengths = [-(-d.dim() // unit) * unit for _ in range(3)]
+    values = _strided_values(d, d.dim(), *lengths)
+    return values if d.integer(0, 1) else {**values, "bias": None}
+
+
+def _strided_path(batch, m, n, p, a, b, bias=False):
+    """`a` and `b`: (batch, row, column) strides."""
+    found = {"batch": batch, "m": m, "n": n, "p": p}
+    for name, rows, columns, strides in (("a", m, n, a), ("b", n, p, b)):
+        found |= dict(zip((f"{name}_batch", f"{name}_row", f"{name}_col"), strides, strict=True))
+        found[f"{name}_size"] = extent(batch, strides[0], rows, strides[1], columns, strides[2])
+    return found if bias else {**found, "bias": None}
+
+
+#: heads of packed projections against each other, and their weights with values; weights that lie across; both factors across, with few
+#: rows, with many, and with a bias; rows with room; one matrix for all; a class token of each sample; large ones of each form
+STRIDED_PATHS = [
+    _strided_path(12, 96, 64, 96, (64, 2304, 1), (64, 1, 2304)), _strided_path(12, 97, 96, 64, (97 * 96, 96, 1), (64, 768, 1)),
+    _strided_path(1, 200, 128, 264, (0, 128, 1), (0, 1, 128), True), _strided_path(3, 130, 72, 68, (72 * 130, 1, 130), (68 * 72, 1, 72)),
+    _strided_path(2, 9, 72, 68, (72 * 9, 1, 9), (68 * 72, 1, 72)), _strided_path(2, 70, 33, 45, (33 * 71, 1, 71), (45 * 35, 1, 35), True),
+    _strided_path(4, 65, 130, 67, (65 * 133, 133, 1), (131 * 70, 70, 1), True), _strided_path(5, 64, 64, 64, (64, 320, 1), (0, 64, 1)),
+    _strided_path(1, 8, 192, 100, (0, 50 * 192, 1), (0, 1, 192), True), _strided_path(1, 300, 4100, 70, (0, 4104, 1), (0, 72, 1)),
+    _strided_path(1, 1028, 700, 1044, (0, 1, 1032), (0, 1048, 1)), _strided_path(1, 1028, 700, 1044, (0, 708, 1), (0, 1, 708), True),
+    _strided_path(70, 132, 128, 196, (128, 128 * 70, 1), (196 * 128, 1, 128)),
+]  # fmt: skip
+
+
+@op("A[a_size], B[b_size], bias?[p]; n: u32, a_batch: u32, a_row: u32, a_col: u32, b_batch: u32, b_row: u32, b_col: u32 "
+    "-> out[batch, m, p]", order="a_size, b_size, batch, m, p",
+    classes={**product_classes("m", "n", "p", "batch"), "a factor across, and room behind rows": _lies(
+                 lambda n, a_row, a_col, b_row, b_col: 1 in (a_row, b_row) and max(a_row, a_col, b_row, b_col) > n),
+             "rows of several products in turn": _lies(lambda batch, a_batch, a_row: batch > 1 and 0 < a_batch < a_row)},
+    bound=tree(lambda n, bias: n + (bias is not None)), same_bits=False, cuda="own kernel, cuBLAS", reproducible=True,
+    checks=[check("a_row", "(a_row == 1 or a_col == 1 or m <= 1 or n <= 1) and (a_col > 0 or n <= 1)",
+                  say="a_row or a_col to be 1, and a_col not 0"),
+            check("b_row", "(b_row == 1 or b_col == 1 or n <= 1 or p <= 1) and (b_row > 0 or n <= 1)",
+                  say="b_row or b_col to be 1, and b_row not 0"),
+            check("a_size", "extent(batch, a_batch, m, a_row, n, a_col) <= a_size", "SHAPE", say="an A that has every element that is read"),
+            check("b_size", "extent(batch, b_batch, n, b_row, p, b_col) <= b_size", "SHAPE", say="a B that has every element that is read")],
+    draw=_strided_draw, work=lambda batch, m, n, p: batch * m * n * p, paths=STRIDED_PATHS,
+    laws=[laws.linear("A", "bias"), laws.linear("B", "bias")], source="torch.baddbmm, torch.addmm",
+    no_vjp="its gradients are products of the same form: g·Bᵀ and Aᵀ·g with the strides of B and A exchanged")  # fmt: skip
+def bmm_strided(A, B, bias, batch, m, n, p, a_batch, a_row, a_col, b_batch, b_row, b_col):
+    """Batched matrix product of factors that lie in flat buffers with strides, plus a bias.
+
+    out[t, i, j] = Σ_k A[a_batch·t + a_row·i + a_col·k]·B[b_batch·t + b_row·k + b_col·j] + bias[j]
+
+    Shapes: A (a_size), B (b_size), bias (p) or left out, out (batch, m, p). Of a_row and a_col one is 1, and of b_row and b_col; along
+    an axis of length 1 a stride is any. A batch stride of 0 gives all products the same factor.
+    Special values: IEEE 754; 0·inf is NaN. n = 0 gives the bias or zeros; any other zero dimension an empty result.
+    Errors: ARGUMENT unless one of each two strides is 1 and terms are elements apart; SHAPE where an element lies behind a
+    buffer's end.
+    In reproducible contexts the bits are those of :func:`bmm` and :func:`linear` on contiguous copies."""
+    out = strided(A, (batch, m, n), (a_batch, a_row, a_col)) @ strided(B, (batch, n, p), (b_batch, b_row, b_col))
+    return out if bias is None else out + bias
 
 
 def _dgemm_tolerance(A, B):

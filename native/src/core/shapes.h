@@ -82,6 +82,23 @@ static inline int tl_slices_ok(const tl_dims *whole, const tl_dims *part, const 
     return 1;
 }
 
+/* Of `count` numbers (length, stride, length, stride, ...); at most 2^63, so that sums of it and lengths do not overflow. */
+static inline uint64_t tl_extent_of(const uint64_t *axes, int count)
+{
+    const uint64_t most = (uint64_t)1 << 63;
+    uint64_t last = 0;
+    for (int i = 0; i < count; i += 2)
+        if (axes[i] == 0) return 0;
+    for (int i = 0; i < count; i += 2) {
+        const uint64_t steps = axes[i] - 1, stride = axes[i + 1];
+        if (stride > 0 && steps > (most - 1 - last) / stride) return most;
+        last += steps * stride;
+    }
+    return last + 1;
+}
+#define tl_extent(...)                                                                                                 \
+    tl_extent_of((const uint64_t[]){__VA_ARGS__}, (int)(sizeof((const uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t)))
+
 static inline int tl_given(const void *handle) { return handle != NULL; }
 
 /* Whether all n elements of a host array are below `bound`. */

@@ -254,7 +254,7 @@ static void key_task(void *arg, int64_t task, int32_t worker)
 static int32_t backward(tl_context *ctx, backward_args *a, const geometry *of)
 {
     if (tl_is_reproducible(ctx))
-        return tl_attention_chain_bwd(ctx, of, a->Q, a->K, a->V, a->out, a->g, a->gQ, a->gK, a->gV);
+        return tl_attention_chain_bwd(ctx, of, NULL, a->Q, a->K, a->V, a->out, a->g, a->gQ, a->gK, a->gV);
     const int64_t rows = of->batch * of->rows;
     void *kept;
     int32_t status = tl_pool_alloc(ctx, (size_t)(3 * rows) * sizeof(float), &kept);

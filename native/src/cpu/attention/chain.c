@@ -16,35 +16,48 @@
 
 enum { CHAIN_ROWS = 96, CHAIN_TILE = TL_ATTENTION_TILE };
 
+/* Where rows of a block or a tile begin. */
+typedef const float *row_list[CHAIN_ROWS];
+
 /* Rows of doubles in whole strips. */
 static int64_t whole(int64_t width) { return tl_ceil_div(width, STRIP) * STRIP; }
 
 /* ---- panels and tiles -------------------------------------------------------------------------------------------- */
 
-/* Rows of x, `count` of them, as panels of MR rows: element (row r, coordinate k) of panel q at [q][k][r]; absent rows are 0. */
-static void pack_panels(const float *x, int64_t count, int64_t d, double *to)
+/* `count` rows as panels of MR rows: element (row r, coordinate k) of panel q at [q][k][r]; absent rows are 0. */
+static void pack_panels(const row_list x, int64_t count, int64_t d, double *to)
 {
     for (int64_t q = 0; q * MR < count; q++, to += MR * d)
-        for (int64_t r = 0; r < MR; r++)
+        for (int64_t r = 0; r < MR; r++) {
+            const float *row = q * MR + r < count ? x[q * MR + r] : NULL;
             for (int64_t k = 0; k < d; k++)
-                to[k * MR + r] = q * MR + r < count ? (double)x[(q * MR + r) * d + k] : 0.0;
+                to[k * MR + r] = row ? (double)row[k] : 0.0;
+        }
 }
 
 /* `count` rows of a tile, coordinate by coordinate: [d][CHAIN_TILE]. */
-static void pack_across(const float *x, int64_t count, int64_t d, double *to)
+static void pack_across(const row_list x, int64_t count, int64_t d, double *to)
 {
     for (int64_t j = 0; j < CHAIN_TILE; j++)
         for (int64_t k = 0; k < d; k++)
-            to[k * CHAIN_TILE + j] = j < count ? (double)x[j * d + k] : 0.0;
+            to[k * CHAIN_TILE + j] = j < count ? (double)x[j][k] : 0.0;
 }
 
 /* The same row by row: [count][whole(d)]. */
-static void pack_along(const float *x, int64_t count, int64_t d, double *to)
+static void pack_along(const row_list x, int64_t count, int64_t d, double *to)
 {
     const int64_t width = whole(d);
     for (int64_t j = 0; j < count; j++)
         for (int64_t k = 0; k < width; k++)
-            to[j * width + k] = k < d ? (double)x[j * d + k] : 0.0;
+            to[j * width + k] = k < d ? (double)x[j][k] : 0.0;
+}
+
+/* Whether `count` rows hold no infinity and no NaN. */
+static int rows_finite(const row_list x, int64_t count, int64_t width)
+{
+    for (int64_t j = 0; j < count; j++)
+        if (!all_finite(x[j], width)) return 0;
+    return 1;
 }
 
 /* out[MR][CHAIN_TILE] = panel · tile across. */
@@ -78,12 +91,27 @@ typedef struct statistics {
 
 typedef struct pass {
     geometry of;
+    layouts at;
     const float *Q, *K, *V, *out, *g;
     float *result, *gQ, *gK, *gV;
     statistics kept;
     double *work; /* per worker */
     int64_t work_size;
 } pass;
+
+/* Rows i0 .. i0 + count - 1 of member b of an array of queries, or of one of keys. */
+static void find_queries(const geometry *of, const layout *at, const float *x, int64_t b, int64_t i0, int64_t count,
+                         row_list to)
+{
+    for (int64_t i = 0; i < count; i++)
+        to[i] = x + query_place(of, at, b, i0 + i);
+}
+static void find_keys(const geometry *of, const layout *at, const float *x, int64_t b, int64_t j0, int64_t count,
+                      row_list to)
+{
+    for (int64_t j = 0; j < count; j++)
+        to[j] = x + key_place(of, at, b, j0 + j);
+}
 
 static void start_row(softmax_row *row) { *row = (softmax_row){.top = -TL_INF}; }
 
@@ -169,12 +197,12 @@ static int64_t query_work(const geometry *of, int backward)
 }
 
 /* D of some queries, by chains like those of g·v_j. */
-static void dot_products(const float *g, const float *out, int64_t count, int64_t v, double *dot)
+static void dot_products(const row_list g, const row_list out, int64_t count, int64_t v, double *dot)
 {
     for (int64_t i = 0; i < count; i++) {
         dot[i] = 0.0;
         for (int64_t c = 0; c < v; c++)
-            dot[i] += (double)g[i * v + c] * (double)out[i * v + c];
+            dot[i] += (double)g[i][c] * (double)out[i][c];
     }
 }
 
@@ -190,19 +218,22 @@ static void query_segment(const pass *a, const query_block *x, int64_t from, int
     const geometry *of = &a->of;
     const int64_t d = of->d, v = of->v;
     const int gradient = a->gQ != NULL, weights_alone = !gradient && !a->result;
-    const float *summed = gradient ? a->K : a->V;
+    row_list of_k, of_v;
+    const row_list *const summed = gradient ? &of_k : &of_v;
     const int64_t summed_width = gradient ? d : v;
     for (int64_t i = 0; i < x->count; i++)
         start_row(&row[i]);
     memset(sums, 0, (size_t)(tl_ceil_div(x->count, MR) * MR * x->width) * sizeof *sums);
     for (int64_t j0 = from; j0 < to && !tl_interrupted(); j0 += CHAIN_TILE) {
-        const int64_t keys = tl_imin(CHAIN_TILE, to - j0), at = x->b * of->keys + j0;
+        const int64_t keys = tl_imin(CHAIN_TILE, to - j0);
+        find_keys(of, &a->at.k, a->K, x->b, j0, keys, of_k);
+        find_keys(of, &a->at.v, a->V, x->b, j0, keys, of_v);
         if (of->mode != FILL && all_blocked(of, x->b, x->i0, x->i0 + x->count, j0, j0 + keys) &&
-            all_finite(summed + at * summed_width, keys * summed_width))
+            rows_finite(*summed, keys, summed_width))
             continue;
-        pack_across(a->K + at * d, keys, d, x->keys);
-        if (gradient) pack_across(a->V + at * v, keys, v, x->values);
-        if (!weights_alone) pack_along(summed + at * summed_width, keys, summed_width, x->along);
+        pack_across(of_k, keys, d, x->keys);
+        if (gradient) pack_across(of_v, keys, v, x->values);
+        if (!weights_alone) pack_along(*summed, keys, summed_width, x->along);
         for (int64_t first = 0; first < x->count; first += MR) {
             double *panel_sums = sums + first * x->width;
             float s[CHAIN_TILE];
@@ -243,12 +274,16 @@ static void query_task(void *arg, int64_t task, int32_t worker)
     double *sums = x.w + MR * CHAIN_TILE, *part = sums + panels * x.width, dot[CHAIN_ROWS];
     softmax_row row[CHAIN_ROWS], more[CHAIN_ROWS];
     const int64_t at = x.b * of->rows + x.i0, segment = tl_chain_segment(of->keys);
+    row_list rows, of_out;
 
-    pack_panels(a->Q + at * d, x.count, d, x.queries);
+    find_queries(of, &a->at.q, a->Q, x.b, x.i0, x.count, rows);
+    pack_panels(rows, x.count, d, x.queries);
     if (backward) {
-        dot_products(a->g + at * v, a->out + at * v, x.count, v, dot);
+        find_queries(of, &a->at.g, a->g, x.b, x.i0, x.count, rows);
+        find_queries(of, &a->at.out, a->out, x.b, x.i0, x.count, of_out);
+        dot_products(rows, of_out, x.count, v, dot);
         x.dot = dot;
-        pack_panels(a->g + at * v, x.count, v, x.cotangents);
+        pack_panels(rows, x.count, v, x.cotangents);
     }
     query_segment(a, &x, 0, tl_imin(segment, of->keys), row, sums);
     for (int64_t from = segment; from < of->keys; from += segment) {
@@ -258,10 +293,12 @@ static void query_task(void *arg, int64_t task, int32_t worker)
     }
     for (int64_t i = 0; i < x.count; i++) {
         const double total = total_of(&row[i]), *sum = sums + i * x.width;
-        for (int64_t c = 0; c < v && a->result; c++)
-            a->result[(at + i) * v + c] = (float)(sum[c] / total) + 0.0f;
-        for (int64_t c = 0; c < d && a->gQ; c++)
-            a->gQ[(at + i) * d + c] = (float)(sum[c] / total * (double)of->scale) + 0.0f;
+        float *result = a->result ? a->result + query_place(of, &a->at.out, x.b, x.i0 + i) : NULL;
+        float *gQ = a->gQ ? a->gQ + query_place(of, &a->at.gq, x.b, x.i0 + i) : NULL;
+        for (int64_t c = 0; c < v && result; c++)
+            result[c] = (float)(sum[c] / total) + 0.0f;
+        for (int64_t c = 0; c < d && gQ; c++)
+            gQ[c] = (float)(sum[c] / total * (double)of->scale) + 0.0f;
         if (backward) {
             a->kept.reference[at + i] = tl_weight_reference(row[i].top);
             a->kept.inverse[at + i] = 1.0 / total;
@@ -334,18 +371,21 @@ static void key_segment(const pass *a, const key_block *x, int64_t from, int64_t
     memset(gV, 0, (size_t)(panels * v_width) * sizeof *gV);
     for (int64_t i0 = from; i0 < to && !tl_interrupted(); i0 += CHAIN_TILE) {
         const int64_t queries = tl_imin(CHAIN_TILE, to - i0), at = x->b * of->rows + i0;
+        row_list of_q, of_g;
+        find_queries(of, &a->at.q, a->Q, x->b, i0, queries, of_q);
+        find_queries(of, &a->at.g, a->g, x->b, i0, queries, of_g);
         if (of->mode != FILL && all_blocked(of, x->b, i0, i0 + queries, x->j0, x->j0 + x->count) &&
-            all_finite(a->Q + at * d, queries * d) && all_finite(a->g + at * v, queries * v)) {
+            rows_finite(of_q, queries, d) && rows_finite(of_g, queries, v)) {
             int32_t counts = 0; /* the weights of a row that is NaN are NaN, blocked or not */
             for (int64_t i = 0; i < queries; i++)
                 counts |= a->kept.inverse[at + i] != a->kept.inverse[at + i];
             if (!counts) continue;
         }
         if (of->masked) transpose_mask(a, x, i0, queries);
-        pack_across(a->Q + at * d, queries, d, x->queries);
-        if (a->gK) pack_across(a->g + at * v, queries, v, x->cotangents);
-        if (a->gK) pack_along(a->Q + at * d, queries, d, x->along_q);
-        if (a->gV) pack_along(a->g + at * v, queries, v, x->along_g);
+        pack_across(of_q, queries, d, x->queries);
+        if (a->gK) pack_across(of_g, queries, v, x->cotangents);
+        if (a->gK) pack_along(of_q, queries, d, x->along_q);
+        if (a->gV) pack_along(of_g, queries, v, x->along_g);
         for (int64_t first = 0; first < x->count; first += MR) {
             multiply_across(x->keys + first * d, d, x->queries, x->product);
             if (a->gK) multiply_across(x->values + first * v, v, x->cotangents, x->t);
@@ -387,10 +427,12 @@ static void key_task(void *arg, int64_t task, int32_t worker)
     double *gK = x.ds + MR * CHAIN_TILE, *gV = gK + panels * width, *more_K = gV + panels * v_width;
     double *more_V = more_K + panels * width;
     x.bias = (float *)(more_V + panels * v_width);
-    const int64_t at = x.b * of->keys + x.j0;
+    row_list rows;
 
-    pack_panels(a->K + at * d, x.count, d, x.keys);
-    pack_panels(a->V + at * v, x.count, v, x.values);
+    find_keys(of, &a->at.k, a->K, x.b, x.j0, x.count, rows);
+    pack_panels(rows, x.count, d, x.keys);
+    find_keys(of, &a->at.v, a->V, x.b, x.j0, x.count, rows);
+    pack_panels(rows, x.count, v, x.values);
     memset(x.t, 0, MR * CHAIN_TILE * sizeof *x.t);
     key_segment(a, &x, 0, tl_imin(segment, of->rows), gK, gV);
     for (int64_t from = segment; from < of->rows; from += segment) {
@@ -401,10 +443,12 @@ static void key_task(void *arg, int64_t task, int32_t worker)
             gV[e] += more_V[e];
     }
     for (int64_t j = 0; j < x.count; j++) {
-        for (int64_t c = 0; c < d && a->gK; c++)
-            a->gK[(at + j) * d + c] = (float)(gK[j * width + c] * (double)of->scale) + 0.0f;
-        for (int64_t c = 0; c < v && a->gV; c++)
-            a->gV[(at + j) * v + c] = (float)gV[j * v_width + c] + 0.0f;
+        float *to_k = a->gK ? a->gK + key_place(of, &a->at.gk, x.b, x.j0 + j) : NULL;
+        float *to_v = a->gV ? a->gV + key_place(of, &a->at.gv, x.b, x.j0 + j) : NULL;
+        for (int64_t c = 0; c < d && to_k; c++)
+            to_k[c] = (float)(gK[j * width + c] * (double)of->scale) + 0.0f;
+        for (int64_t c = 0; c < v && to_v; c++)
+            to_v[c] = (float)gV[j * v_width + c] + 0.0f;
     }
 }
 
@@ -422,21 +466,33 @@ static int32_t run(tl_context *ctx, pass *a, int64_t work, int64_t rows, tl_task
     return TORCHLEAN_OK;
 }
 
-int32_t tl_attention_chain(tl_context *ctx, const geometry *of, const float *Q, const float *K, const float *V,
-                           float *out)
+static layouts contiguous_layouts(const geometry *of)
 {
-    pass a = {.of = *of, .Q = Q, .K = K, .V = V, .result = out};
+    const int64_t kv_heads = of->kv_heads, heads = kv_heads * of->group;
+    const layout q = contiguous_layout(heads, of->queries, of->d, 0),
+                 k = contiguous_layout(kv_heads, of->keys, of->d, 0);
+    const layout out = contiguous_layout(heads, of->queries, of->v, 0),
+                 v = contiguous_layout(kv_heads, of->keys, of->v, 0);
+    const layouts all = {.q = q, .k = k, .v = v, .out = out, .g = out, .gq = q, .gk = k, .gv = v};
+    return all;
+}
+
+int32_t tl_attention_chain(tl_context *ctx, const geometry *of, const layouts *at, const float *Q, const float *K,
+                           const float *V, float *out)
+{
+    pass a = {.of = *of, .at = at ? *at : contiguous_layouts(of), .Q = Q, .K = K, .V = V, .result = out};
     return run(ctx, &a, query_work(of, 0), of->rows, query_task);
 }
 
-int32_t tl_attention_chain_bwd(tl_context *ctx, const geometry *of, const float *Q, const float *K, const float *V,
-                               const float *out, const float *g, float *gQ, float *gK, float *gV)
+int32_t tl_attention_chain_bwd(tl_context *ctx, const geometry *of, const layouts *at, const float *Q, const float *K,
+                               const float *V, const float *out, const float *g, float *gQ, float *gK, float *gV)
 {
     const int64_t rows = of->batch * of->rows;
     void *kept;
     int32_t status = tl_pool_alloc(ctx, (size_t)(3 * rows) * sizeof(double), &kept);
     if (status) return status;
     pass a = {.of = *of, .Q = Q, .K = K, .V = V, .out = out, .g = g, .gQ = gQ, .gK = gK, .gV = gV};
+    a.at = at ? *at : contiguous_layouts(of);
     a.kept = (statistics){kept, (double *)kept + rows, (double *)kept + 2 * rows};
     status = run(ctx, &a, query_work(of, 1), of->rows, query_task);
     if (!status && (gK || gV)) status = run(ctx, &a, key_work(of), of->keys, key_task);

@@ -13,8 +13,14 @@
 #define tl_attention_chain TL_V(tl_attention_chain)
 #define tl_attention_chain_bwd TL_V(tl_attention_chain_bwd)
 
-int32_t tl_attention_chain(tl_context *ctx, const geometry *of, const float *Q, const float *K, const float *V,
-                           float *out);
+/* Of Q, K, V, the result, its cotangent, and the gradients. */
+typedef struct layouts {
+    layout q, k, v, out, g, gq, gk, gv;
+} layouts;
+
+/* Arrays lie as `at` says; NULL: they are contiguous. */
+int32_t tl_attention_chain(tl_context *ctx, const geometry *of, const layouts *at, const float *Q, const float *K,
+                           const float *V, float *out);
 /* A gradient that is NULL is left out. */
-int32_t tl_attention_chain_bwd(tl_context *ctx, const geometry *of, const float *Q, const float *K, const float *V,
-                               const float *out, const float *g, float *gQ, float *gK, float *gV);
+int32_t tl_attention_chain_bwd(tl_context *ctx, const geometry *of, const layouts *at, const float *Q, const float *K,
+                               const float *V, const float *out, const float *g, float *gQ, float *gK, float *gV);

@@ -59,7 +59,7 @@ static void forward_task(void *arg, int64_t task, int32_t worker)
 
 static int32_t forward(tl_context *ctx, const float *Q, const float *K, const float *V, const geometry *of, float *out)
 {
-    if (tl_is_reproducible(ctx)) return tl_attention_chain(ctx, of, Q, K, V, out);
+    if (tl_is_reproducible(ctx)) return tl_attention_chain(ctx, of, NULL, Q, K, V, out);
     if (tl_attention_few_serves(of)) return tl_attention_few(ctx, of, Q, K, V, out);
     forward_args a = {.p = make_problem(of, 0), .Q = Q, .K = K, .V = V, .out = out};
     return run_pass(ctx, &a.p, &a, V, of->v, NULL, 0, forward_work(&a.p), forward_task);

@@ -21,8 +21,31 @@ typedef struct geometry {
     float blocks; /* what blocks in the mask */
 } geometry;
 
+/* How far apart samples, heads and rows of an array lie, in elements. */
+typedef struct layout {
+    int64_t batch, head, row;
+} layout;
+
+/* Those of (batch, heads, rows, width), or of (batch, rows, heads, width). */
+static inline layout contiguous_layout(int64_t heads, int64_t rows, int64_t width, int64_t by_rows)
+{
+    const layout l = {heads * rows * width, by_rows ? width : rows * width, by_rows ? heads * width : width};
+    return l;
+}
+
 /* The place of row i of a member among the queries of its head. */
 TL_INLINE int64_t query_of(const geometry *g, int64_t i) { return g->group == 1 ? i : i % g->queries; }
+
+/* Where row i of member b begins in an array of queries, or key j in one of keys. */
+TL_INLINE int64_t query_place(const geometry *g, const layout *l, int64_t b, int64_t i)
+{
+    const int64_t head = b % g->kv_heads * g->group + (g->group == 1 ? 0 : i / g->queries);
+    return b / g->kv_heads * l->batch + head * l->head + query_of(g, i) * l->row;
+}
+TL_INLINE int64_t key_place(const geometry *g, const layout *l, int64_t b, int64_t j)
+{
+    return b / g->kv_heads * l->batch + b % g->kv_heads * l->head + j * l->row;
+}
 
 /* The keys that row i may attend to, relative to key j0: from first to end - 1, both within 0 .. keys. */
 typedef struct span {

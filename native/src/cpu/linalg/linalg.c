@@ -1,5 +1,6 @@
 /* Matrix products on the CPU: strides for the packed products of gemm.h and, in reproducible contexts, chain.h, which fix
  * the order of every sum. A transposed factor is read through swapped strides. */
+#include "core/threads.h"
 #include "cpu/linalg/chain.h"
 #include "cpu/sum_tree.h"
 #include "generated/linalg.h"
@@ -44,6 +45,18 @@ int32_t tl_cpu_bmm_bwd(tl_context *ctx, const float *A, const float *B, const fl
     if (gB && !status) /* Aᵀ (n, m) · g (m, p) */
         status = multiply(ctx, product(batch, n, m, p, 1, 0), A, g, gB);
     return status;
+}
+
+/* Strides along an axis of length 1 are whatever the caller has; where an operand needs a stride of 1, it is that one. */
+int32_t tl_cpu_bmm_strided(tl_context *ctx, const float *A, const float *B, const float *bias, TL_UNUSED int64_t a_size,
+                           TL_UNUSED int64_t b_size, int64_t batch, int64_t m, int64_t p, int64_t n, int64_t a_batch,
+                           int64_t a_row, int64_t a_col, int64_t b_batch, int64_t b_row, int64_t b_col, float *out)
+{
+    tl_gemm_args args = product(batch, m, n, p, 0, 0);
+    args.sa = a_batch, args.rsa = m == 1 && a_col != 1 ? 1 : a_row, args.csa = n == 1 ? 1 : a_col;
+    args.sb = b_batch, args.csb = p == 1 && b_row != 1 ? 1 : b_col, args.rsb = n == 1 ? 1 : b_row;
+    args.bias = bias;
+    return multiply(ctx, args, A, B, out);
 }
 
 int32_t tl_cpu_linear(tl_context *ctx, const float *W, const float *x, const float *b, int64_t outputs, int64_t inputs,

@@ -17,13 +17,30 @@ __device__ __forceinline__ void add_four(const float *x, const float *y, double 
     sum = fma((double)p.w, (double)q.w, sum);
 }
 
+/* Where rows of members lie, by their numbers. */
+struct RowPlaces {
+    Layout g, out;
+    tl_fastdiv rows, heads; /* rows of a member, heads of keys */
+
+    static __device__ __forceinline__ int64_t of(const Layout &at, uint32_t sample, uint32_t head, uint32_t row)
+    {
+        return sample * at.batch + head * at.head + row * at.row;
+    }
+    __device__ __forceinline__ void find(int64_t number, int64_t *in_g, int64_t *in_out) const
+    {
+        uint32_t row, head;
+        const uint32_t sample = heads.divmod(rows.divmod((uint32_t)number, &row), &head);
+        *in_g = of(g, sample, head, row), *in_out = of(out, sample, head, row);
+    }
+};
+
 /* D of every query, by a chain like those of g·v. A thread owns a query; what it reads of a row at a time is VECTOR elements. Threads
  * that go through long rows side by side read of more lines at once than the first cache keeps, and so from each line several
  * times: there (STAGED) the block copies 32 columns of its queries at a time into shared memory, whose rows are 36 apart, so that
  * 8 lanes that read four elements each read 32 banks. */
 template <int VECTOR, bool STAGED>
 __global__ void __launch_bounds__(128)
-    dot_kernel(const float *g, const float *out, int64_t rows, int64_t width, double *dot)
+    dot_kernel(const float *g, const float *out, const RowPlaces places, int64_t rows, int64_t width, double *dot)
 {
     constexpr int COLUMNS = 32, PITCH = COLUMNS + 4, UNITS = COLUMNS / VECTOR;
     const int64_t first = (int64_t)blockIdx.x * 128, row = first + threadIdx.x;
@@ -36,9 +53,11 @@ __global__ void __launch_bounds__(128)
 #pragma unroll 8
             for (int r = (int)threadIdx.x / UNITS; r < 128; r += 128 / UNITS) {
                 const bool present = first + r < rows && from + column < width;
-                const int64_t at = present ? (first + r) * width + from + column : 0;
-                tl_copy_async<4 * VECTOR>(xs + r * PITCH + column, g + at, present);
-                tl_copy_async<4 * VECTOR>(ys + r * PITCH + column, out + at, present);
+                int64_t in_g, in_out;
+                places.find(present ? first + r : 0, &in_g, &in_out);
+                const int64_t at = present ? from + column : 0;
+                tl_copy_async<4 * VECTOR>(xs + r * PITCH + column, g + in_g + at, present);
+                tl_copy_async<4 * VECTOR>(ys + r * PITCH + column, out + in_out + at, present);
             }
             tl_copy_commit();
             tl_copy_wait<0>();
@@ -48,7 +67,9 @@ __global__ void __launch_bounds__(128)
                 add_four(x + c, y + c, sum);
         }
     } else {
-        const float *const x = g + row * width, *const y = out + row * width;
+        int64_t in_g, in_out;
+        places.find(row < rows ? row : 0, &in_g, &in_out);
+        const float *const x = g + in_g, *const y = out + in_out;
 #pragma unroll 8
         for (int64_t c = 0; c < width && row < rows; c += VECTOR)
             if constexpr (VECTOR == 4)
@@ -59,38 +80,76 @@ __global__ void __launch_bounds__(128)
     if (row < rows) dot[row] = sum;
 }
 
-chain::Args make_args(const Geometry &of, const float *Q, const float *K, const float *V)
+/* Which rows of x (members, n, width) are finite, into `to`: a flag per tile. A warp owns a tile. */
+__global__ void __launch_bounds__(128) finite_kernel(const float *x, const Geometry a, const Layout at, int64_t n,
+                                                     int64_t width, int64_t tiles, uint8_t *to)
+{
+    const int64_t item = (int64_t)blockIdx.x * 4 + threadIdx.x / 32, b = item / tiles;
+    if (b >= a.members) return;
+    const int64_t first = (item - b * tiles) * chain::TILE, end = first + chain::TILE < n ? first + chain::TILE : n;
+    const float *const rows = x + at.member(a, b);
+    bool finite = true;
+    for (int64_t i = first; i < end; i++)
+        for (int64_t c = threadIdx.x % 32; c < width; c += 32)
+            finite &= fabsf(rows[i * at.row + c]) <= FLT_MAX;
+    finite = __all_sync(0xffffffffu, finite);
+    if (threadIdx.x % 32 == 0) to[item] = finite;
+}
+
+/* The same of a contiguous array, which `at` then is. */
+int32_t scan(tl_context *ctx, const chain::Args &a, const float *x, const Layout &at, int64_t n, int64_t width,
+             uint8_t *to)
+{
+    const int64_t tiles = tl_ceil_div(n, chain::TILE), items = a.members * tiles;
+    if (at.row == width && at.head == n * width && at.batch == a.kv_heads * at.head)
+        return scan(ctx, a, x, n, width, to);
+    if (items == 0) return TORCHLEAN_OK;
+    return tl_launch(ctx, "attention_finite", finite_kernel, tl_grid(items, 4), 128, x, (const Geometry &)a, at, n,
+                     width, tiles, to);
+}
+
+/* Whether all rows begin with whole 16 bytes and are made of them. */
+bool is_wide(const float *x, const Layout &at, int64_t width)
+{
+    return (width | at.row | at.head | at.batch) % 4 == 0 && tl_aligned4(x);
+}
+
+chain::Args make_args(const Geometry &of, const float *Q, const float *K, const float *V, const Layouts *at)
 {
     chain::Args a = {};
     static_cast<Geometry &>(a) = of;
+    const Layouts l = at ? *at : Layouts::contiguous(of);
+    a.at_q = l.q, a.at_k = l.k, a.at_v = l.v, a.at_out = l.out, a.at_g = l.g, a.at_gq = l.gq, a.at_gk = l.gk,
+    a.at_gv = l.gv;
     a.Q = Q, a.K = K, a.V = V;
-    a.wide_d = a.d % 4 == 0 && tl_aligned4(Q) && tl_aligned4(K);
-    a.wide_v = a.v % 4 == 0 && tl_aligned4(V);
+    a.wide_d = is_wide(Q, a.at_q, a.d) && is_wide(K, a.at_k, a.d);
+    a.wide_v = is_wide(V, a.at_v, a.v);
     return a;
 }
 
 } /* namespace */
 
-int32_t chain_forward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V, float *out)
+int32_t chain_forward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V, float *out,
+                      const Layouts *at)
 {
-    chain::Args a = make_args(of, Q, K, V);
+    chain::Args a = make_args(of, Q, K, V, at);
     a.result = out;
     if (a.members * a.rows == 0 || a.v == 0) return TORCHLEAN_OK;
     tl_scratch<uint8_t> finite(ctx);
     if (a.limited) {
         TL_TRY(finite.allocate(a.members * tl_ceil_div(a.keys, chain::TILE)));
-        TL_TRY(scan(ctx, a, V, a.keys, a.v, finite));
+        TL_TRY(scan(ctx, a, V, a.at_v, a.keys, a.v, finite));
         a.finite_v = finite;
     }
     return chain::query_pass(ctx, a);
 }
 
 int32_t chain_backward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V,
-                       const float *out, const float *g, float *gQ, float *gK, float *gV)
+                       const float *out, const float *g, float *gQ, float *gK, float *gV, const Layouts *at)
 {
-    chain::Args a = make_args(of, Q, K, V);
+    chain::Args a = make_args(of, Q, K, V, at);
     a.out = out, a.g = g, a.gQ = a.d > 0 ? gQ : nullptr, a.gK = a.d > 0 ? gK : nullptr, a.gV = a.v > 0 ? gV : nullptr;
-    a.wide_v = a.wide_v && tl_aligned4(g);
+    a.wide_v = a.wide_v && is_wide(g, a.at_g, a.v);
     const int64_t all = a.members * a.rows, least = a.d < a.v ? a.d : a.v, most = a.d > a.v ? a.d : a.v;
     const int64_t of_keys = a.members * tl_ceil_div(a.keys, chain::TILE),
                   of_rows = a.members * tl_ceil_div(a.rows, chain::TILE);
@@ -101,17 +160,20 @@ int32_t chain_backward(tl_context *ctx, const Geometry &of, const float *Q, cons
     a.dot = a.inverse + all;
     if (a.limited) {
         uint8_t *const finite = reinterpret_cast<uint8_t *>(a.dot + all);
-        TL_TRY(scan(ctx, a, K, a.keys, a.d, finite));
-        TL_TRY(scan(ctx, a, Q, a.rows, a.d, finite + of_keys));
-        TL_TRY(scan(ctx, a, g, a.rows, a.v, finite + of_keys + of_rows));
+        TL_TRY(scan(ctx, a, K, a.at_k, a.keys, a.d, finite));
+        TL_TRY(scan(ctx, a, Q, a.at_q, a.rows, a.d, finite + of_keys));
+        TL_TRY(scan(ctx, a, g, a.at_g, a.rows, a.v, finite + of_keys + of_rows));
         a.finite_k = finite, a.finite_q = finite + of_keys, a.finite_g = finite + of_keys + of_rows;
         a.settled = finite; /* the flags of keys are for the pass over queries alone */
     }
     /* STAGED beyond two sectors of a line */
-    const bool wide = a.v % 4 == 0 && tl_aligned4(g) && tl_aligned4(out);
+    const bool wide = is_wide(g, a.at_g, a.v) && is_wide(out, a.at_out, a.v);
+    const RowPlaces places = {a.at_g, a.at_out, tl_fastdiv((uint64_t)(all > 0 ? a.rows : 1)),
+                              tl_fastdiv((uint64_t)a.kv_heads)};
     const auto dot = a.v > 16 ? (wide ? dot_kernel<4, true> : dot_kernel<1, true>)
                               : (wide ? dot_kernel<4, false> : dot_kernel<1, false>);
-    if (all > 0) TL_TRY(tl_launch(ctx, "attention_chain_bwd", dot, tl_grid(all, 128), 128, g, out, all, a.v, a.dot));
+    if (all > 0)
+        TL_TRY(tl_launch(ctx, "attention_chain_bwd", dot, tl_grid(all, 128), 128, g, out, places, all, a.v, a.dot));
     const bool pairs = a.gQ && a.gK && a.gV && a.rows > chain::FEW_QUERIES && least <= chain::SHORT &&
                        most > chain::SHORT && most <= 128;
     TL_TRY(pairs ? chain::query_pass_bwd_of_pairs(ctx, a) : chain::query_pass_bwd(ctx, a));

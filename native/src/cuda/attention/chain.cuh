@@ -16,9 +16,25 @@ inline bool chain_serves(tl_context *ctx, const Geometry &of)
            (tl_cuda_chains_are_fast(ctx) && most <= 128 && (most >= 16 || terms <= TL_CHAIN_SEGMENT));
 }
 
-int32_t chain_forward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V, float *out);
+/* Of Q, K, V, the result, its cotangent, and the gradients. */
+struct Layouts {
+    Layout q, k, v, out, g, gq, gk, gv;
+
+    static Layouts contiguous(const Geometry &of)
+    {
+        const auto lay = [&](int64_t rows, int64_t width) {
+            return Layout{of.kv_heads * rows * width, rows * width, width};
+        };
+        const Layout q = lay(of.rows, of.d), k = lay(of.keys, of.d), out = lay(of.rows, of.v), v = lay(of.keys, of.v);
+        return {q, k, v, out, out, q, k, v};
+    }
+};
+
+/* Arrays lie as `at` says; NULL: they are contiguous. Rows of what is read are near each other (is_near, attention/chain_tiles.cuh). */
+int32_t chain_forward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V, float *out,
+                      const Layouts *at = nullptr);
 /* A gradient that is NULL is left out. */
 int32_t chain_backward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V,
-                       const float *out, const float *g, float *gQ, float *gK, float *gV);
+                       const float *out, const float *g, float *gQ, float *gK, float *gV, const Layouts *at = nullptr);
 
 } /* namespace attention */

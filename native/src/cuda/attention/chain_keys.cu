@@ -14,7 +14,7 @@ template <class C> struct Statistics {
 
 template <class C> constexpr size_t key_shared()
 {
-    return C::STAGES * (sizeof(Statistics<C>) + sizeof(float) * (size_t)(Rows::FLOATS * C::OTHERS)) +
+    return sizeof(Sources) + C::STAGES * (sizeof(Statistics<C>) + sizeof(float) * (size_t)(Rows::FLOATS * C::OTHERS)) +
            sizeof(float) * (size_t)((C::ROWS + C::STAGES * C::OTHERS) * (C::Keys::LD + C::Values::LD));
 }
 
@@ -24,7 +24,7 @@ template <class C> constexpr size_t key_shared()
 __global__ void __launch_bounds__(128) settle_kernel(const Args a, Window window, int each, float *gK, float *gV)
 {
     const int64_t b = blockIdx.x / a.blocks, j0 = blockIdx.x % a.blocks * (int64_t)each;
-    const int64_t tiles = (a.rows + TILE - 1) / TILE, at = b * a.keys + j0;
+    const int64_t tiles = (a.rows + TILE - 1) / TILE;
     const int64_t present = a.keys - j0 < each ? a.keys - j0 : (int64_t)each;
     bool finite = !window.meets(j0, j0 + each);
     for (int64_t t = threadIdx.x; t < tiles && finite; t += 128)
@@ -32,12 +32,15 @@ __global__ void __launch_bounds__(128) settle_kernel(const Args a, Window window
     const bool settled = __syncthreads_and(finite);
     if (threadIdx.x == 0) a.settled[blockIdx.x] = settled;
     if (!settled) return;
-    const auto fill = [](float *to, int64_t count, float value) {
-        for (int64_t i = threadIdx.x; i < count; i += 128)
-            to[i] = value;
+    const auto fill = [&](float *to, const Layout &of, int64_t width, float value) {
+        to += of.member(a, b) + j0 * of.row;
+        for (int64_t i = threadIdx.x; i < present * width; i += 128) {
+            const int64_t j = divide(i, width);
+            to[j * of.row + (i - j * width)] = value;
+        }
     };
-    if (gK) fill(gK + at * a.d, present * a.d, (float)(0.0 * (double)a.scale) + 0.0f);
-    if (gV) fill(gV + at * a.v, present * a.v, 0.0f);
+    if (gK) fill(gK, a.at_gk, a.d, (float)(0.0 * (double)a.scale) + 0.0f);
+    if (gV) fill(gV, a.at_gv, a.v, 0.0f);
 }
 
 /* gV with VALUES, gK with KEYS. With two stages a tile of queries is copied while the one before is multiplied: where the
@@ -49,8 +52,9 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
     using D = typename C::Keys;
     using W = typename C::Values;
     constexpr int OTHERS = C::OTHERS;
-    Statistics<C> *const statistics = reinterpret_cast<Statistics<C> *>(shared);
-    float *const rest = shared + C::STAGES * sizeof(Statistics<C>) / sizeof(float);
+    Sources *const sources = reinterpret_cast<Sources *>(shared); /* Q and g */
+    Statistics<C> *const statistics = reinterpret_cast<Statistics<C> *>(sources + 1);
+    float *const rest = reinterpret_cast<float *>(statistics + C::STAGES);
     float *Ks = rest + C::STAGES * Rows::FLOATS * OTHERS, *Vs = Ks + C::ROWS * D::LD, *Qs = Vs + C::ROWS * W::LD;
     float *Gs = Qs + C::STAGES * OTHERS * D::LD;
     const Lane<D> lane;
@@ -58,12 +62,12 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
     const int b = (int)(blockIdx.x / a.blocks);
     const int64_t j0 = blockIdx.x % a.blocks * (int64_t)C::ROWS;
     const int64_t from = C::MANY ? (int64_t)(a.chunk + blockIdx.y) * C::DP : 0;
-    const float *Q = a.Q + b * a.rows * a.d, *K = a.K + b * a.keys * a.d, *V = a.V + b * a.keys * a.v;
-    const float *G = a.g + b * a.rows * a.v;
+    const float *K = a.K + a.at_k.member(a, b), *V = a.V + a.at_v.member(a, b);
 
     if (a.settled && a.settled[blockIdx.x]) return;
+    if (threadIdx.x == 0) *sources = {a.Q + a.at_q.member(a, b), a.g + a.at_g.member(a, b)};
     if (!C::MANY) {
-        copy_rows<D, C::ROWS>(Ks, K, j0, a.keys, a.d, a.of_d);
+        copy_rows<D, C::ROWS>(Ks, K, j0, a.keys, a.d, a.of_k);
         clear_ends<D>(Ks, C::ROWS, a.d);
         clear_ends<D>(Qs, C::STAGES * OTHERS, a.d);
         if (KEYS) {
@@ -105,8 +109,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
             tl_copy_async<8>(tl_shared_address(to + t), row < a.rows ? of + b * a.rows + row : of, row < a.rows);
         }
         if (!C::MANY) {
-            copy_rows<D, OTHERS>(Qs + stage * OTHERS * D::LD, Q, i, a.rows, a.d, a.of_d);
-            copy_rows<W, OTHERS>(Gs + stage * OTHERS * W::LD, G, i, a.rows, a.v, a.of_v);
+            copy_rows<D, OTHERS>(Qs + stage * OTHERS * D::LD, sources->first, i, a.rows, a.d, a.of_q);
+            copy_rows<W, OTHERS>(Gs + stage * OTHERS * W::LD, sources->second, i, a.rows, a.v, a.of_g);
         }
         tl_copy_commit();
     };
@@ -147,7 +151,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
             float *const q = Qs + stage * OTHERS * D::LD, *const g = Gs + stage * OTHERS * W::LD;
             Products<C> p = {};
             if constexpr (C::MANY) {
-                multiply_chunks<C>(p, Ks, K, j0, a.keys, q, Q, i0, a.rows, a.d, a.wide_d, lane);
+                multiply_chunks<C>(p, Ks, K, j0, a.keys, a.at_k.row, q, sources->first, i0, a.rows, a.at_q.row, a.d,
+                                   a.wide_d, lane);
             } else {
                 multiply<D>(p, Ks, q, whole(a.d, 0, D::DP), lane);
             }
@@ -172,7 +177,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
             if constexpr (KEYS) {
                 Products<C> t = {};
                 if constexpr (C::MANY)
-                    multiply_chunks<C>(t, Vs, V, j0, a.keys, g, G, i0, a.rows, a.v, a.wide_v, lane);
+                    multiply_chunks<C>(t, Vs, V, j0, a.keys, a.at_v.row, g, sources->second, i0, a.rows, a.at_g.row,
+                                       a.v, a.wide_v, lane);
                 else
                     multiply<W>(t, Vs, g, whole(a.v, 0, W::DP), lane);
                 TL_UNROLL_FOR (int m = 0; m < C::M; m++)
@@ -183,7 +189,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
                         }
                 if constexpr (C::MANY) {
                     __syncthreads();
-                    copy<C, OTHERS>(q, Q, i0, a.rows, a.d, a.wide_d, from);
+                    copy<C, OTHERS>(q, sources->first, i0, a.rows, a.d, a.wide_d, from, a.at_q.row);
                     arrive();
                 }
                 accumulate<D>(gK, t, q, (int)(a.d - from), lane);
@@ -191,7 +197,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
             if constexpr (VALUES) {
                 if constexpr (C::MANY) {
                     __syncthreads();
-                    copy<C, OTHERS>(g, G, i0, a.rows, a.v, a.wide_v, from);
+                    copy<C, OTHERS>(g, sources->second, i0, a.rows, a.v, a.wide_v, from, a.at_g.row);
                     arrive();
                 }
                 accumulate<W>(gV, p, g, (int)(a.v - from), of_values);
@@ -219,27 +225,28 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
             TL_UNROLL_FOR (int n = 0; n < D::N; n++)
                 TL_UNROLL_FOR (int i = 0; i < 4; i++)
                     gK[m][n][i] *= (double)a.scale;
-        store<D>(a.gK + b * a.keys * a.d, j0, a.keys, a.d, a.d, from, gK, lane);
+        store<D>(a.gK + a.at_gk.member(a, again(b)), j0, a.keys, a.d, a.at_gk.row, from, gK, lane);
     }
     if constexpr (VALUES) {
         if (a.rows == 0) clear<W>(gV);
-        store<W>(a.gV + b * a.keys * a.v, j0, a.keys, a.v, a.v, from, gV, of_values);
+        store<W>(a.gV + a.at_gv.member(a, again(b)), j0, a.keys, a.v, a.at_gv.row, from, gV, of_values);
     }
 }
 
 /* Adds the parts of the keys, in order. A thread owns an element of a gradient, `width` to a key from column `from` of
  * the parts on. */
 __global__ void __launch_bounds__(128)
-    add_key_kernel(const Args a, int segments, int64_t from, int64_t width, double scale, float *to)
+    add_key_kernel(const Args a, int segments, int64_t from, int64_t width, double scale, float *to, const Layout of)
 {
     const int64_t i = (int64_t)blockIdx.x * 128 + threadIdx.x, keys = a.members * a.keys;
     if (i >= keys * width) return;
-    const double *const part = a.parts + i / width * a.pitch + from + i % width;
+    const int64_t key = i / width, column = i - key * width, b = key / a.keys;
+    const double *const part = a.parts + key * a.pitch + from + column;
     double sum = *part;
 #pragma unroll 8
     for (int s = 1; s < segments; s++)
         sum += part[s * keys * a.pitch];
-    to[i] = (float)(sum * scale) + 0.0f;
+    to[of.member(a, b) + (key - b * a.keys) * of.row + column] = (float)(sum * scale) + 0.0f;
 }
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
@@ -274,10 +281,10 @@ template <class C, bool KEYS, bool VALUES> int32_t pass_over_keys(tl_context *ct
         const int64_t keys = a.members * a.keys;
         if (KEYS)
             TL_TRY(tl_launch(ctx, "attention_chain_bwd", add_key_kernel, tl_grid(keys * d, 128), 128, a, segments,
-                             (int64_t)0, d, (double)a.scale, a.gK));
+                             (int64_t)0, d, (double)a.scale, a.gK, a.at_gk));
         return !VALUES ? (int32_t)TORCHLEAN_OK
                        : tl_launch(ctx, "attention_chain_bwd", add_key_kernel, tl_grid(keys * v, 128), 128, a, segments,
-                                   d, v, 1.0, a.gV);
+                                   d, v, 1.0, a.gV, a.at_gv);
     };
     return launch<C>(ctx, "attention_chain_bwd", key_kernel<C, KEYS, VALUES>, a, key_shared<C>(), pass, add);
 }

@@ -9,7 +9,7 @@ namespace {
 
 template <class C, bool BACKWARD> constexpr size_t query_shared()
 {
-    return sizeof(Span) +
+    return sizeof(Span) + sizeof(Sources) +
            sizeof(float) * (size_t)(Rows::FLOATS * C::ROWS + C::ROWS * (C::Keys::LD + (BACKWARD ? C::Values::LD : 0)) +
                                     C::STAGES * TILE * (C::Keys::LD + C::Values::LD));
 }
@@ -32,26 +32,28 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
     TL_DYNAMIC_SHARED(float, shared);
     Rows limits(shared, C::ROWS);
     Span *const span = reinterpret_cast<Span *>(shared + Rows::FLOATS * C::ROWS); /* there for want of registers */
-    float *Qs = reinterpret_cast<float *>(span + 1), *Gs = Qs + C::ROWS * D::LD;
+    Sources *const sources = reinterpret_cast<Sources *>(span + 1);               /* K and V, but of chunks */
+    float *Qs = reinterpret_cast<float *>(sources + 1), *Gs = Qs + C::ROWS * D::LD;
     float *Ks = Gs + (BACKWARD ? C::ROWS * W::LD : 0), *Vs = Ks + C::STAGES * TILE * D::LD;
     const Lane<R> lane;
     const int64_t b = blockIdx.x / a.blocks, i0 = blockIdx.x % a.blocks * C::ROWS;
     const int64_t from = C::MANY ? (int64_t)(a.chunk + blockIdx.y) * C::DP : 0;
-    const float *Q = a.Q + b * a.rows * a.d, *K = a.K + b * a.keys * a.d, *V = a.V + b * a.keys * a.v;
-    const float *G = BACKWARD ? a.g + b * a.rows * a.v : nullptr;
+    const float *Q = a.Q + a.at_q.member(a, b), *K = a.K + a.at_k.member(a, b), *V = a.V + a.at_v.member(a, b);
+    const float *G = BACKWARD ? a.g + a.at_g.member(a, b) : nullptr;
     const bool gradient = BACKWARD && a.gQ;
     const uint8_t *const finite = BACKWARD ? a.finite_k : a.finite_v;
 
     static_assert(C::OTHERS == TILE, "the tiles of keys");
     limits.find(a, b, i0, C::ROWS);
     if (!C::MANY) {
-        copy_rows<D, C::ROWS>(Qs, Q, i0, a.rows, a.d, a.of_d);
-        if (BACKWARD) copy_rows<W, C::ROWS>(Gs, G, i0, a.rows, a.v, a.of_v);
+        copy_rows<D, C::ROWS>(Qs, Q, i0, a.rows, a.d, a.of_q);
+        if (BACKWARD) copy_rows<W, C::ROWS>(Gs, G, i0, a.rows, a.v, a.of_g);
         clear_ends<D>(Qs, C::ROWS, a.d);
         clear_ends<D>(Ks, C::STAGES * TILE, a.d);
         clear_ends<W>(Vs, C::STAGES * TILE, a.v);
         if (BACKWARD) clear_ends<W>(Gs, C::ROWS, a.v);
     }
+    if (threadIdx.x == 0) *sources = {K, V};
     if (threadIdx.x == 0) *span = Span(a, i0, a.rows - i0 < C::ROWS ? a.rows - i0 : (int64_t)C::ROWS);
     const bool plain = __syncthreads_and(!a.limited || all_finite<C>(finite, a.keys, b, 0, (a.keys + TILE - 1) / TILE));
     double dot[C::M][2];
@@ -63,8 +65,9 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
     /* Starts copying the tile from j on. */
     auto start = [&](int64_t j, int stage) {
         if (C::MANY) return;
-        copy_rows<D, TILE>(Ks + stage * TILE * D::LD, K, j, a.keys, a.d, a.of_d);
-        if (!BACKWARD || gradient) copy_rows<W, TILE>(Vs + stage * TILE * W::LD, V, j, a.keys, a.v, a.of_v);
+        copy_rows<D, TILE>(Ks + stage * TILE * D::LD, sources->first, j, a.keys, a.d, a.of_k);
+        if (!BACKWARD || gradient)
+            copy_rows<W, TILE>(Vs + stage * TILE * W::LD, sources->second, j, a.keys, a.v, a.of_v);
         tl_copy_commit();
     };
 
@@ -85,7 +88,8 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
             Products<C> s = {};
             uint32_t shut[C::M][2];
             if constexpr (C::MANY) {
-                multiply_chunks<C>(s, Qs, Q, i0, a.rows, Ks, K, j0, a.keys, a.d, a.wide_d, lane);
+                multiply_chunks<C>(s, Qs, Q, i0, a.rows, a.at_q.row, Ks, K, j0, a.keys, a.at_k.row, a.d, a.wide_d,
+                                   lane);
             } else {
                 tl_copy_wait<0>();
                 __syncthreads();
@@ -102,7 +106,8 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
                 if (gradient) {
                     Products<C> t = {};
                     if constexpr (C::MANY)
-                        multiply_chunks<C>(t, Gs, G, i0, a.rows, Vs, V, j0, a.keys, a.v, a.wide_v, lane);
+                        multiply_chunks<C>(t, Gs, G, i0, a.rows, a.at_g.row, Vs, V, j0, a.keys, a.at_v.row, a.v,
+                                           a.wide_v, lane);
                     else
                         multiply<W>(t, Gs, v, whole(a.v, 0, W::DP), lane);
                     TL_UNROLL_FOR (int m = 0; m < C::M; m++)
@@ -116,8 +121,8 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
             }
             if constexpr (C::MANY) {
                 __syncthreads();
-                if (!BACKWARD) copy<C, TILE>(Vs, V, j0, a.keys, a.v, a.wide_v, from);
-                if (BACKWARD) copy<C, TILE>(Ks, K, j0, a.keys, a.d, a.wide_d, from);
+                if (!BACKWARD) copy<C, TILE>(Vs, V, j0, a.keys, a.v, a.wide_v, from, a.at_v.row);
+                if (BACKWARD) copy<C, TILE>(Ks, K, j0, a.keys, a.d, a.wide_d, from, a.at_k.row);
                 arrive();
             }
             if (!BACKWARD || gradient)
@@ -163,8 +168,8 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
                     sums[m][n][2 * h + e] = BACKWARD ? x * (double)a.scale : x;
                 }
         }
-    if (!BACKWARD) store<R>(a.result + b * a.rows * a.v, i0, a.rows, a.v, a.v, from, sums, lane);
-    if (gradient) store<R>(a.gQ + b * a.rows * a.d, i0, a.rows, a.d, a.d, from, sums, lane);
+    if (!BACKWARD) store<R>(a.result + a.at_out.member(a, again(b)), i0, a.rows, a.v, a.at_out.row, from, sums, lane);
+    if (gradient) store<R>(a.gQ + a.at_gq.member(a, again(b)), i0, a.rows, a.d, a.at_gq.row, from, sums, lane);
 }
 
 /* Joins the parts of the queries, in order, as Softmax::join does. A warp owns a query, a lane every 32nd sum. */
@@ -197,7 +202,9 @@ template <bool BACKWARD> __global__ void __launch_bounds__(128) join_query_kerne
         sums[l] = join(width + l);
     const double total = tl_weight_total(top, (sums[0] + sums[2]) + (sums[1] + sums[3]));
     if (BACKWARD && threadIdx.x % 32 == 0) keep_row(a, at / a.rows, at % a.rows, top, total);
-    float *const to = !BACKWARD ? a.result + at * a.v : a.gQ ? a.gQ + at * a.d : nullptr;
+    const Layout &of = BACKWARD ? a.at_gq : a.at_out;
+    const int64_t b = at / a.rows, place = of.member(a, b) + (at - b * a.rows) * of.row;
+    float *const to = !BACKWARD ? a.result + place : a.gQ ? a.gQ + place : nullptr;
     for (int64_t c = threadIdx.x % 32; c < width && to; c += 32) {
         const double x = join(c) / total;
         to[c] = (float)(BACKWARD ? x * (double)a.scale : x) + 0.0f;

@@ -44,19 +44,29 @@ struct Pair : Tiles<(D > V ? D : V), 1, WARPS, BLOCKS, STAGES, false, OTHERS> {
     using Values = Tiles<V, 1, WARPS, BLOCKS, STAGES, false, OTHERS>;
 };
 
-/* How a block goes through rows that lie one behind the other in memory: every THREADS-th unit, of four elements where rows are
- * wide. From one to the next `columns` units and `offset` floats of shared memory further, and `wrap` floats more where
- * that is beyond the end of a row. */
+/* How a block goes through rows that are `pitch` apart in memory: every THREADS-th unit, of four elements where rows are wide.
+ * From one to the next `columns` units and `offset` floats of shared memory further, or `step` of memory, and `wrap` or `jump` floats
+ * more where that is beyond the end of a row. */
 struct Walk {
     tl_fastdiv units; /* of a row */
-    int columns, offset, wrap;
+    int columns, offset, wrap, step, jump, pitch;
     bool wide;
 };
 
-template <class C> Walk make_walk(int64_t width, bool wide)
+/* Whether rows are so near each other that those of a block begin within 2^31 elements. */
+inline bool is_near(int64_t pitch) { return pitch < (int64_t)1 << 23; }
+
+template <class C> Walk make_walk(int64_t width, bool wide, int64_t pitch)
 {
     const int each = wide ? 4 : 1, units = width > 0 && !C::MANY ? (int)width / each : 1, columns = C::THREADS % units;
-    return {tl_fastdiv((uint64_t)units), columns, C::THREADS / units * C::LD + columns * each, C::LD - units * each,
+    const int rows = C::THREADS / units, ld = C::LD, apart = C::MANY ? 0 : (int)pitch;
+    return {tl_fastdiv((uint64_t)units),
+            columns,
+            rows * ld + columns * each,
+            ld - units * each,
+            rows * apart + columns * each,
+            apart - units * each,
+            apart,
             wide};
 }
 
@@ -71,7 +81,8 @@ struct Args : Geometry {
     double *totals, *parts;
     int64_t pitch;
     bool wide_d, wide_v;
-    Walk of_d, of_v;                               /* through rows of Q and K, and of V and g */
+    Walk of_q, of_k, of_v, of_g; /* through rows of these */
+    Layout at_q, at_k, at_v, at_out, at_g, at_gq, at_gk, at_gv;
     const uint8_t *finite_k, *finite_v, *finite_g; /* per tile, where limited */
     uint8_t *finite_q; /* the same, of rows of Q whose weights are numbers, too, after the pass over queries */
     uint32_t blocks;   /* of a member */
@@ -97,6 +108,20 @@ template <class C> struct Lane {
     }
 };
 
+/* The block's member once more, of which the compiler does not know that it is: what follows from it is computed anew where results
+ * are stored, rather than kept in registers meanwhile. */
+__device__ __forceinline__ int64_t again(int64_t b)
+{
+    uint32_t same = (uint32_t)b;
+    asm volatile("" : "+r"(same));
+    return same;
+}
+
+/* Where what a block goes through begins; in shared memory, for want of registers. */
+struct alignas(16) Sources {
+    const float *first, *second;
+};
+
 template <class C> using Products = double[C::M][C::P][4];
 template <class C> using Sums = double[C::M][C::N][4];
 
@@ -108,16 +133,19 @@ template <class C> __device__ __forceinline__ void clear(Sums<C> &sums)
                 sums[m][n][i] = 0.0;
 }
 
-template <class C, int VECTOR>
-__device__ __forceinline__ void copy_units(float *to, const float *from, int present, int all, const Walk &walk)
+/* `present` of COUNT rows; the place in shared memory, whose rows are LD floats long, tells the row. */
+template <class C, int COUNT, int VECTOR>
+__device__ __forceinline__ void copy_units(float *to, const float *from, int present, const Walk &walk)
 {
     uint32_t column;
-    int at = (int)walk.units.divmod(threadIdx.x, &column) * C::LD + (int)column * VECTOR, c = (int)column;
+    const int row = (int)walk.units.divmod(threadIdx.x, &column), own = (int)column * VECTOR;
+    int at = row * C::LD + own, source = row * walk.pitch + own, c = (int)column;
 #pragma unroll 4
-    for (int i = (int)threadIdx.x; i < all; i += C::THREADS) {
-        tl_copy_async<4 * VECTOR>(to + at, from + (i < present ? i * VECTOR : 0), i < present);
-        c += walk.columns, at += walk.offset;
-        if (c >= (int)walk.units.divisor) c -= (int)walk.units.divisor, at += walk.wrap;
+    while (at < COUNT * C::LD) {
+        const bool exists = at < present * C::LD;
+        tl_copy_async<4 * VECTOR>(to + at, from + (exists ? source : 0), exists);
+        c += walk.columns, at += walk.offset, source += walk.step;
+        if (c >= (int)walk.units.divisor) c -= (int)walk.units.divisor, at += walk.wrap, source += walk.jump;
     }
 }
 
@@ -126,11 +154,12 @@ template <class C, int COUNT>
 __device__ __forceinline__ void copy_rows(float *to, const float *x, int64_t first, int64_t n, int64_t width,
                                           const Walk &walk)
 {
-    const int units = width > 0 ? (int)walk.units.divisor : 0, rows = n - first < COUNT ? (int)(n - first) : COUNT;
+    if (width <= 0) return;
+    const int rows = n - first < COUNT ? (int)(n - first) : COUNT;
     if (walk.wide)
-        copy_units<C, 4>(to, x + first * width, rows * units, COUNT * units, walk);
+        copy_units<C, COUNT, 4>(to, x + first * walk.pitch, rows, walk);
     else
-        copy_units<C, 1>(to, x + first * width, rows * units, COUNT * units, walk);
+        copy_units<C, COUNT, 1>(to, x + first * walk.pitch, rows, walk);
 }
 
 /* Clears what lies between the ends of `count` rows and the next multiple of 4 elements, which is multiplied too. */
@@ -196,13 +225,13 @@ __device__ __forceinline__ int whole(int64_t width, int64_t from, int most)
 /* s = A·Bᵀ for ROWS rows of A from i on and OTHERS rows of B from j on, which go through shared memory in chunks. */
 template <class C>
 __device__ __forceinline__ void multiply_chunks(Products<C> &s, float *As, const float *A, int64_t i, int64_t n_a,
-                                                float *Bs, const float *B, int64_t j, int64_t n_b, int64_t width,
-                                                bool wide, const Lane<C> &lane)
+                                                int64_t a_pitch, float *Bs, const float *B, int64_t j, int64_t n_b,
+                                                int64_t b_pitch, int64_t width, bool wide, const Lane<C> &lane)
 {
     for (int64_t k = 0; k < width; k += C::DP) {
         __syncthreads(); /* what was there has been used */
-        copy<C, C::ROWS>(As, A, i, n_a, width, wide, k);
-        copy<C, C::OTHERS>(Bs, B, j, n_b, width, wide, k);
+        copy<C, C::ROWS>(As, A, i, n_a, width, wide, k, a_pitch);
+        copy<C, C::OTHERS>(Bs, B, j, n_b, width, wide, k, b_pitch);
         arrive();
         multiply<C>(s, As, Bs, whole(width, k, C::DP), lane);
     }

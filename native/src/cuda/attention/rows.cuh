@@ -53,6 +53,17 @@ inline Geometry grouped_geometry(int64_t batch, int64_t heads, int64_t queries, 
     return a;
 }
 
+/* Where a member's row begins in an array: samples, heads of keys (for queries the groups of theirs) and rows are so far apart. */
+struct Layout {
+    int64_t batch, head, row;
+
+    __host__ __device__ __forceinline__ int64_t member(const Geometry &a, int64_t b) const
+    {
+        const int64_t sample = (uint64_t)b >> 32 ? b / a.kv_heads : (int64_t)((uint32_t)b / (uint32_t)a.kv_heads);
+        return sample * batch + (b - sample * a.kv_heads) * head;
+    }
+};
+
 /* The terms that a block sums at least, and so where sums of `others` terms are cut, for each of `rows` rows of a
  * member, in the mode `fast`, which prescribes nothing: as many as give a member alone a block for each of about 128
  * multiprocessors, at least `least`, and whole tiles. It does not depend on the number of members, so that a member has
@@ -136,28 +147,28 @@ struct Rows {
     }
 };
 
-/* Starts copying rows first .. first+COUNT-1 of x (n, width), coordinates from .. from+DP-1, those that exist and 0 up
+/* Starts copying rows first .. first+COUNT-1 of x (n, width), which are `pitch` apart, coordinates from .. from+DP-1, those that exist and 0 up
  * to the next multiple of 4; rows that do not exist are 0. What is further right in shared memory stays as it is: it
  * only joins sums of columns that do not exist. */
 template <class C, int COUNT>
 __device__ __forceinline__ void copy(float *to, const float *x, int64_t first, int64_t n, int64_t width, bool wide,
-                                     int64_t from)
+                                     int64_t from, int64_t pitch)
 {
-    const float *source = x + first * width + from;
+    const float *source = x + first * pitch + from;
     const int64_t rows = n - first, rest = width - from;
     if (wide) {
 #pragma unroll 4
         for (int t = threadIdx.x; t < COUNT * (C::DP / 4); t += C::THREADS) {
             const int r = t / (C::DP / 4), c = t % (C::DP / 4) * 4;
             if (c >= rest) continue;
-            tl_copy_async<16>(to + r * C::LD + c, r < rows ? source + r * width + c : x, r < rows);
+            tl_copy_async<16>(to + r * C::LD + c, r < rows ? source + r * pitch + c : x, r < rows);
         }
         return;
     }
     const int end = (int)(rest < C::DP ? (rest + 3) / 4 * 4 : C::DP);
     auto start = [&](int r, int c) {
         const bool present = r < rows && c < rest;
-        tl_copy_async<4>(to + r * C::LD + c, present ? source + r * width + c : x, present);
+        tl_copy_async<4>(to + r * C::LD + c, present ? source + r * pitch + c : x, present);
     };
     if constexpr (C::DP <= 32) { /* a thread copies elements of one column */
         const int c = (int)threadIdx.x % C::DP;
@@ -171,6 +182,13 @@ __device__ __forceinline__ void copy(float *to, const float *x, int64_t first, i
             for (int c = (int)threadIdx.x % 32; c < end; c += 32)
                 start(r, c);
     }
+}
+
+template <class C, int COUNT>
+__device__ __forceinline__ void copy(float *to, const float *x, int64_t first, int64_t n, int64_t width, bool wide,
+                                     int64_t from)
+{
+    copy<C, COUNT>(to, x, first, n, width, wide, from, width);
 }
 
 /* Waits for all copies of the block. */

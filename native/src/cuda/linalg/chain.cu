@@ -10,7 +10,7 @@ template <class T, class Real, int WIDTH, bool ALONG, bool ALIGNED>
 using Operand = std::conditional_t<ALIGNED, tl_chain_matrix<T, Real, WIDTH, ALONG, 16 / (int)sizeof(Real)>,
                                    tl_chain_unaligned<T, Real, WIDTH, ALONG>>;
 
-/* ALIGNED: rows of the factors are made of whole 16 bytes. */
+/* ALIGNED: rows of the factors are made of whole 16 bytes, and begin with whole ones. */
 template <class Element, bool TA, bool TB, bool ALIGNED> struct Product {
     using Real = Element;
     /* both transposed: an exchange for few rows, below */
@@ -19,21 +19,22 @@ template <class Element, bool TA, bool TB, bool ALIGNED> struct Product {
                                              : ALIGNED          ? tl_chain_choice::ALL
                                                                 : tl_chain_choice::HALVES;
     tl_chain_product<Real> x;
+    uint32_t lda, ldb;                 /* of its strides: as numbers of 32 bits they take fewer registers */
     int64_t row_stride, column_stride; /* of C */
     bool pairs;                        /* C takes two columns at once */
 
     template <class T> struct A : Operand<T, Real, T::BM, !TA, ALIGNED> {
         __device__ __forceinline__ A(const Product &p, const tl_chain_args &args, const tl_chain_place &place,
                                      int64_t k0, int terms)
-            : Operand<T, Real, T::BM, !TA, ALIGNED>(p.x.A + place.product * (args.m * args.n), place.i0, args.m,
-                                                    TA ? args.m : args.n, k0, terms)
+            : Operand<T, Real, T::BM, !TA, ALIGNED>(p.x.A + place.product * p.x.strides.a_batch, place.i0, args.m,
+                                                    (int64_t)p.lda, k0, terms)
         {}
     };
     template <class T> struct B : Operand<T, Real, T::BN, TB, ALIGNED> {
         __device__ __forceinline__ B(const Product &p, const tl_chain_args &args, const tl_chain_place &place,
                                      int64_t k0, int terms)
-            : Operand<T, Real, T::BN, TB, ALIGNED>(p.x.B + place.product * (args.n * args.p), place.j0, args.p,
-                                                   TB ? args.n : args.p, k0, terms)
+            : Operand<T, Real, T::BN, TB, ALIGNED>(p.x.B + place.product * p.x.strides.b_batch, place.j0, args.p,
+                                                   (int64_t)p.ldb, k0, terms)
         {}
     };
 
@@ -111,7 +112,8 @@ template <class Real, bool TA, bool TB, bool ALIGNED>
 int32_t run(tl_context *ctx, const tl_chain_product<Real> &x, int64_t row_stride, int64_t column_stride)
 {
     const bool pairs = column_stride == 1 && row_stride % 2 == 0 && x.p % 2 == 0 && tl_aligned4(x.C);
-    const Product<Real, TA, TB, ALIGNED> problem = {x, row_stride, column_stride, pairs};
+    const Product<Real, TA, TB, ALIGNED> problem = {x,          (uint32_t)x.strides.lda, (uint32_t)x.strides.ldb,
+                                                    row_stride, column_stride,           pairs};
     return tl_chain_run(ctx, "chain_product", problem, {x.batch, x.m, x.n, x.p, x.length, x.order});
 }
 
@@ -126,17 +128,21 @@ int32_t run_form(tl_context *ctx, const tl_chain_product<Real> &x, int64_t row_s
     return run<Real, false, false, ALIGNED>(ctx, x, row_stride, column_stride);
 }
 
-/* Few columns become few rows: Cᵀ = op(B)ᵀ·op(A)ᵀ. */
+/* Few columns become few rows, and two transposed factors none: Cᵀ = op(B)ᵀ·op(A)ᵀ. */
 template <class Real> int32_t multiply(tl_context *ctx, tl_chain_product<Real> x)
 {
     constexpr int VECTOR = 16 / sizeof(Real);
     int64_t row_stride = x.p, column_stride = 1;
-    if (x.p <= tl_chain_few_rows::BM && x.p < x.m && !x.bias) {
-        x = {x.batch, x.p, x.n, x.m, x.B, !x.tb, x.A, !x.ta, nullptr, x.C, x.length, x.order};
+    const bool few = x.p <= tl_chain_few_rows::BM && x.p < x.m;
+    if (!x.bias && (few || (x.ta && x.tb && x.m > tl_chain_few_rows::BM))) {
+        const tl_product_strides s = x.strides;
+        x = {x.batch,  x.p,    x.n, x.m, x.B, !x.tb, x.A, !x.ta, nullptr, x.C, {s.ldb, s.lda, s.b_batch, s.a_batch},
+             x.length, x.order};
         std::swap(row_stride, column_stride);
     }
-    const bool aligned = (x.ta ? x.m : x.n) % VECTOR == 0 && (x.tb ? x.n : x.p) % VECTOR == 0 && tl_aligned4(x.A) &&
-                         tl_aligned4(x.B);
+    const tl_product_strides &s = x.strides;
+    const int64_t lengths = (x.ta ? x.m : x.n) | (x.tb ? x.n : x.p) | s.lda | s.ldb | s.a_batch | s.b_batch;
+    const bool aligned = lengths % VECTOR == 0 && tl_aligned4(x.A) && tl_aligned4(x.B);
     return aligned ? run_form<Real, true>(ctx, x, row_stride, column_stride)
                    : run_form<Real, false>(ctx, x, row_stride, column_stride);
 }

@@ -2,11 +2,10 @@
 #pragma once
 
 #include "cuda/device/chain.cuh"
-#include "cuda/device/vector.cuh"
-#include "cuda/runtime/launch.cuh"
+#include "cuda/linalg/linalg.cuh"
 
-/* C[batch, m, p] = op(A)·op(B) + bias, as tl_matrix_product (linalg/linalg.cuh) of either type; n > 0, not both of ta and tb
- * (of double none), and a result that is not empty. */
+/* C[batch, m, p] = op(A)·op(B) + bias, as tl_matrix_product (linalg/linalg.cuh) of either type; n > 0, not both of ta and tb with
+ * a bias (of double none), and a result that is not empty. */
 template <class Real> struct tl_chain_product {
     int64_t batch, m, n, p;
     const Real *A;
@@ -15,6 +14,7 @@ template <class Real> struct tl_chain_product {
     bool tb;
     const Real *bias;
     Real *C;
+    tl_product_strides strides;
     int64_t length = 0; /* of a segment, or TL_CHAIN_FREE (tl_chain_sizes) */
     tl_order order = TL_AFTER;
 };

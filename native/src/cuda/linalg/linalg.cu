@@ -344,14 +344,14 @@ int32_t multiply_float32(tl_context *ctx, cublasHandle_t blas, const tl_matrix_p
 {
     const float one = 1.0f, beta = x.bias ? 1.0f : 0.0f;
     const cublasOperation_t a = x.ta ? CUBLAS_OP_T : CUBLAS_OP_N, b = x.tb ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const int64_t lda = x.ta ? x.m : x.n, ldb = x.tb ? x.n : x.p;
+    const tl_product_strides s = x.layout();
     if (x.bias) /* beta = 1 adds it in the rounding of the last step */
         TL_TRY(repeat_row(ctx, x.bias, x.batch * x.m, x.p, x.C));
     if (x.batch == 1)
-        TL_CUBLAS_TRY(ctx, cublasSgemm_64(blas, b, a, x.p, x.m, x.n, &one, x.B, ldb, x.A, lda, &beta, x.C, x.p));
+        TL_CUBLAS_TRY(ctx, cublasSgemm_64(blas, b, a, x.p, x.m, x.n, &one, x.B, s.ldb, x.A, s.lda, &beta, x.C, x.p));
     else
-        TL_CUBLAS_TRY(ctx, cublasSgemmStridedBatched_64(blas, b, a, x.p, x.m, x.n, &one, x.B, ldb, x.n * x.p, x.A, lda,
-                                                        x.m * x.n, &beta, x.C, x.p, x.m * x.p, x.batch));
+        TL_CUBLAS_TRY(ctx, cublasSgemmStridedBatched_64(blas, b, a, x.p, x.m, x.n, &one, x.B, s.ldb, s.b_batch, x.A,
+                                                        s.lda, s.a_batch, &beta, x.C, x.p, x.m * x.p, x.batch));
     return TORCHLEAN_OK;
 }
 
@@ -391,7 +391,7 @@ int64_t segment_length(tl_context *ctx, const tl_matrix_product &x)
 tl_chain_product<float> as_chains(tl_context *ctx, const tl_matrix_product &x)
 {
     const int64_t length = tl_is_reproducible(ctx) ? 0 : segment_length(ctx, x);
-    return {x.batch, x.m, x.n, x.p, x.A, x.ta, x.B, x.tb, x.bias, x.C, length, x.order};
+    return {x.batch, x.m, x.n, x.p, x.A, x.ta, x.B, x.tb, x.bias, x.C, x.layout(), length, x.order};
 }
 
 int32_t multiply_chains(tl_context *ctx, const tl_matrix_product &x)
@@ -409,15 +409,29 @@ bool chains_end_sooner(tl_context *ctx, const tl_matrix_product &x)
            1.1 * tl_chain_product_seconds(ctx, as_chains(ctx, x)) < tl_split_seconds_of_rounds(ctx, x);
 }
 
+/* A product of factors that are not contiguous: on the tensor cores, by chains, or by cuBLAS, whose rows do not overlap. */
+int32_t multiply_strided(tl_context *ctx, const tl_matrix_product &x)
+{
+    if (tl_is_reproducible(ctx)) return multiply_chains(ctx, x);
+    int32_t status = TORCHLEAN_NO_MEMORY;
+    if (tl_wgmma_serves(ctx, x)) status = tl_wgmma_multiply(ctx, x);
+    if (status != TORCHLEAN_NO_MEMORY) return status;
+    const bool overlap = x.strides->lda < (x.ta ? x.m : x.n) || x.strides->ldb < (x.tb ? x.n : x.p);
+    if (overlap || (chains_pay(ctx, x) && !(x.ta && x.tb && x.bias))) return multiply_chains(ctx, x);
+    cublasHandle_t blas = tl_cuda_blas(ctx, &status);
+    return blas ? multiply_float32(ctx, blas, x) : status;
+}
+
 int32_t multiply(tl_context *ctx, tl_matrix_product x)
 {
-    if (x.m == 1 || x.n == 1) x.ta = false; /* one row lies as one column does */
-    if (x.n == 1 || x.p == 1) x.tb = false;
+    if (!x.strides && (x.m == 1 || x.n == 1)) x.ta = false; /* one row lies as one column does */
+    if (!x.strides && (x.n == 1 || x.p == 1)) x.tb = false;
     if (x.batch == 0 || x.m == 0 || x.p == 0) return TORCHLEAN_OK;
     if (x.n == 0) {
         if (x.bias) return repeat_row(ctx, x.bias, x.batch * x.m, x.p, x.C);
         return tl_cuda_fill(tl_context_cuda(ctx), x.C, 0.0f, x.batch * x.m * x.p);
     }
+    if (x.strides) return multiply_strided(ctx, x);
     if (tl_is_reproducible(ctx)) {
         if (tl_few_columns_serves(ctx, x)) return tl_few_columns_multiply(ctx, x);
         if (tl_packed_products_serve(ctx, x, true)) return tl_packed_products_multiply(ctx, x, true);
@@ -488,6 +502,29 @@ extern "C" int32_t tl_cuda_bmm_bwd(tl_context *ctx, const float *A, const float 
     return TORCHLEAN_OK;
 }
 
+/* Products of one B whose rows of A are equally far apart are one product, and one whose factors are contiguous is like any. What
+ * lies between rows or products of which there is one is what it would be in contiguous factors. */
+extern "C" int32_t tl_cuda_bmm_strided(tl_context *ctx, const float *A, const float *B, const float *bias,
+                                       int64_t a_size, int64_t b_size, int64_t batch, int64_t m, int64_t p, int64_t n,
+                                       int64_t a_batch, int64_t a_row, int64_t a_col, int64_t b_batch, int64_t b_row,
+                                       int64_t b_col, float *out)
+{
+    (void)a_size, (void)b_size;
+    if (m == 1 && (n == 1 || a_col == 1)) a_row = a_batch;
+    if (b_batch == 0 && a_batch == m * a_row) m *= batch, batch = 1;
+    const bool ta = n > 1 && a_col != 1, tb = p > 1 && b_col != 1;
+    tl_matrix_product x = {batch, m, n, p, A, ta, B, tb, bias, out};
+    const tl_product_strides dense = x.layout();
+    tl_product_strides s = dense;
+    if ((ta ? n : m) > 1) s.lda = ta ? a_col : a_row;
+    if ((tb ? p : n) > 1) s.ldb = tb ? b_col : b_row;
+    if (batch > 1) s.a_batch = a_batch, s.b_batch = b_batch;
+    const bool contiguous = s.lda == dense.lda && s.ldb == dense.ldb && s.a_batch == dense.a_batch &&
+                            s.b_batch == dense.b_batch;
+    if (!contiguous) x.strides = &s;
+    return multiply(ctx, x);
+}
+
 extern "C" int32_t tl_cuda_linear(tl_context *ctx, const float *W, const float *x, const float *b, int64_t outputs,
                                   int64_t inputs, int64_t batch, float *y)
 {
@@ -501,13 +538,13 @@ extern "C" int32_t tl_cuda_linear_bwd(tl_context *ctx, const float *W, const flo
      * which does not wait for what came before it: nothing is beside these. */
     tl_order order = TL_FIRST;
     if (gW) { /* gᵀ (outputs, batch) · x (batch, inputs) */
-        TL_TRY(
-            multiply(ctx, tl_matrix_product{1, outputs, batch, inputs, g, true, x, false, nullptr, gW, 0, 0, order}));
+        TL_TRY(multiply(ctx,
+                        tl_matrix_product{1, outputs, batch, inputs, g, true, x, false, nullptr, gW, nullptr, order}));
         if (outputs * inputs * batch > 0) order = TL_BESIDE;
     }
     if (gx) { /* g (batch, outputs) · W (outputs, inputs) */
-        TL_TRY(
-            multiply(ctx, tl_matrix_product{1, batch, outputs, inputs, g, false, W, false, nullptr, gx, 0, 0, order}));
+        TL_TRY(multiply(ctx,
+                        tl_matrix_product{1, batch, outputs, inputs, g, false, W, false, nullptr, gx, nullptr, order}));
         if (batch * inputs * outputs > 0) order = TL_BESIDE;
     }
     if (gb && outputs > 0) TL_TRY(tl_cuda_column_sums(ctx, g, 1, batch, outputs, 0, gb, order));
@@ -532,7 +569,7 @@ extern "C" int32_t tl_cuda_dgemm(tl_context *ctx, const double *A, const double 
     TL_TRY(tl_cuda_upload(state, factors + a, B, (size_t)(n * p) * sizeof *B));
     if (tl_is_reproducible(ctx)) {
         TL_TRY(tl_chain_multiply(
-            ctx, tl_chain_product<double>{1, m, n, p, factors, false, factors + a, false, nullptr, product}));
+            ctx, tl_chain_product<double>{1, m, n, p, factors, false, factors + a, false, nullptr, product, {n, p}}));
     } else {
         int32_t status;
         cublasHandle_t blas = tl_cuda_blas(ctx, &status);

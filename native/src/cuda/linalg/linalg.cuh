@@ -4,6 +4,11 @@
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
 
+/* How far apart the rows of a product's factors lie in memory, and the factors of one product and the next, in elements. */
+struct tl_product_strides {
+    int64_t lda, ldb, a_batch, b_batch;
+};
+
 /* C[batch, m, p] = op(A)·op(B) + bias, row-major and contiguous. With ta, A is stored (n, m) and read transposed; with
  * tb, B is stored (p, n). bias is NULL or p elements, added to every row. */
 struct tl_matrix_product {
@@ -14,8 +19,14 @@ struct tl_matrix_product {
     bool tb;
     const float *bias;
     float *C;
-    int64_t lda = 0, ldb = 0;  /* of linalg/wgmma.cu alone: lengths of rows in memory */
+    const tl_product_strides *strides =
+        nullptr;               /* NULL: A and B are contiguous; else for linalg/chain.cu and wgmma.cu alone */
     tl_order order = TL_AFTER; /* of linalg/chain.cu, few_columns.cu, few_terms.cu and few_vectors.cu alone */
+
+    tl_product_strides layout() const
+    {
+        return strides ? *strides : tl_product_strides{ta ? m : n, tb ? n : p, m * n, n * p};
+    }
 };
 
 /* What both forms on tensor cores ask of a product: at most one factor transposed, and n from where 7.5·√n·u, the bound of a

@@ -50,13 +50,14 @@ bool runs(tl_context *ctx)
 }
 
 template <int BN, bool TA, bool TB>
-int32_t launch(tl_context *ctx, const tl_matrix_product &x, bool a_whole, bool b_whole)
+int32_t launch(tl_context *ctx, const tl_matrix_product &x, const tl_product_strides &s, bool a_whole, bool b_whole)
 {
     const int64_t count = tiles(x, BN);
     const uint32_t rows = (uint32_t)tl_ceil_div(x.m, TL_WGMMA_ROWS), columns = (uint32_t)tl_ceil_div(x.p, BN);
     const bool pairs = x.p % 2 == 0 && tl_aligned4(x.C);
-    const tl_wgmma_matmul_args args = {x.A,  x.B,     x.bias,          x.C,   x.m,     x.n,    x.p, x.lda, x.ldb,
-                                       rows, columns, (uint32_t)count, pairs, a_whole, b_whole};
+    const tl_wgmma_matmul_args args = {x.A,   x.B,     x.bias,    x.C,       x.m,  x.n,     x.p,
+                                       s.lda, s.ldb,   s.a_batch, s.b_batch, rows, columns, (uint32_t)count,
+                                       pairs, a_whole, b_whole};
     const auto kernel = a_whole && b_whole ? tl_wgmma_matmul_kernel<BN, TA, TB, true>
                                            : tl_wgmma_matmul_kernel<BN, TA, TB, false>;
     constexpr int bytes = tl_linalg_wgmma::ProductTile<BN>::BYTES;
@@ -64,11 +65,13 @@ int32_t launch(tl_context *ctx, const tl_matrix_product &x, bool a_whole, bool b
     return tl_launch_dynamic(ctx, "wgmma_product", kernel, grid, tl_wgmma::THREADS, bytes, args);
 }
 
-template <int BN> int32_t launch_form(tl_context *ctx, const tl_matrix_product &x, bool a_whole, bool b_whole)
+template <int BN>
+int32_t launch_form(tl_context *ctx, const tl_matrix_product &x, const tl_product_strides &s, bool a_whole,
+                    bool b_whole)
 {
-    return x.ta   ? launch<BN, true, false>(ctx, x, a_whole, b_whole)
-           : x.tb ? launch<BN, false, true>(ctx, x, a_whole, b_whole)
-                  : launch<BN, false, false>(ctx, x, a_whole, b_whole);
+    return x.ta   ? launch<BN, true, false>(ctx, x, s, a_whole, b_whole)
+           : x.tb ? launch<BN, false, true>(ctx, x, s, a_whole, b_whole)
+                  : launch<BN, false, false>(ctx, x, s, a_whole, b_whole);
 }
 
 /* A thread owns four of the copy's vectors, THREADS apart: `vectors` in a row, whose end is 0. */
@@ -93,25 +96,27 @@ __global__ void __launch_bounds__(THREADS) pad_rows_kernel(const float *__restri
     }
 }
 
-/* An operand of `rows` rows in all: as it lies, whole 16 bytes or not, or a copy. */
+/* An operand of `rows` rows in each product: as it lies, whole 16 bytes or not, or, of contiguous ones, a copy. */
 struct Operand {
     const float *array;
-    int64_t rows, length;
+    int64_t batch, rows, length, stride, batch_stride;
     double by_element; /* seconds that reading single elements takes longer */
 
-    bool lies_well() const { return length % 4 == 0 && tl_aligned4(array); }
+    bool contiguous() const { return stride == length && (batch == 1 || batch_stride == rows * length); }
+    bool lies_well() const { return (length | stride | batch_stride) % 4 == 0 && tl_aligned4(array); }
     /* Seconds: both ways through memory, and a launch (measured on an H200). */
-    double copying() const { return 8.0 * (double)(rows * length) / 3.5e12 + 3e-6; }
-    bool copied() const { return !lies_well() && 2.0 * by_element > copying(); }
+    double copying() const { return 8.0 * (double)(batch * rows * length) / 3.5e12 + 3e-6; }
+    bool copied() const { return contiguous() && !lies_well() && 2.0 * by_element > copying(); }
     bool whole() const { return lies_well() || copied(); }
-    int64_t row() const { return copied() ? tl_ceil_div(length, 4) * 4 : length; }
+    int64_t row() const { return copied() ? tl_ceil_div(length, 4) * 4 : stride; }
+    int64_t next() const { return copied() ? rows * row() : batch_stride; }
     double cost() const { return lies_well() ? 0.0 : copied() ? copying() : by_element; }
     int32_t copy(tl_context *ctx, tl_scratch<float> &scratch, const float **out) const
     {
         *out = array;
         if (!copied()) return TORCHLEAN_OK;
-        TL_TRY(scratch.allocate(rows * row()));
-        const int64_t total = rows * (row() / 4);
+        TL_TRY(scratch.allocate(batch * rows * row()));
+        const int64_t total = batch * rows * (row() / 4);
         TL_TRY(tl_launch(ctx, "pad_rows", pad_rows_kernel, tl_grid(total, 4 * THREADS), THREADS, array, length,
                          reinterpret_cast<float4 *>((float *)scratch), tl_fastdiv((uint64_t)row() / 4), total));
         *out = scratch;
@@ -126,8 +131,9 @@ struct Operands {
     Operands(tl_context *ctx, const tl_matrix_product &x)
     {
         const double by_element = seconds(ctx, x, choose_columns(ctx, x)) / 6;
-        a = {x.A, x.batch * (x.ta ? x.n : x.m), x.ta ? x.m : x.n, by_element};
-        b = {x.B, x.batch * (x.tb ? x.p : x.n), x.tb ? x.n : x.p, by_element};
+        const tl_product_strides s = x.layout();
+        a = {x.A, x.batch, x.ta ? x.n : x.m, x.ta ? x.m : x.n, s.lda, s.a_batch, by_element};
+        b = {x.B, x.batch, x.tb ? x.p : x.n, x.tb ? x.n : x.p, s.ldb, s.b_batch, by_element};
     }
     double cost() const { return a.cost() + b.cost(); }
 };
@@ -166,7 +172,7 @@ bool tl_wgmma_serves(tl_context *ctx, const tl_matrix_product &x)
     const int64_t narrow = tiles(x, NARROW);
     if (!tl_terms_fit_tensor_cores(x) || 2 * narrow < tl_cuda_sms(ctx) || narrow >= INT32_MAX) return false;
     const Operands operands(ctx, x);
-    return operands.b.rows / x.batch * operands.b.row() <= UINT32_MAX &&
+    return operands.b.rows * operands.b.row() <= UINT32_MAX &&
            (beats_float64(x, operands) || beats_split(ctx, x, operands)) && runs(ctx);
 }
 
@@ -178,7 +184,7 @@ int32_t tl_wgmma_multiply(tl_context *ctx, const tl_matrix_product &x)
     tl_matrix_product y = x;
     TL_TRY(a.copy(ctx, a_copy, &y.A));
     TL_TRY(b.copy(ctx, b_copy, &y.B));
-    y.lda = a.row(), y.ldb = b.row();
-    return choose_columns(ctx, y) == WIDE ? launch_form<WIDE>(ctx, y, a.whole(), b.whole())
-                                          : launch_form<NARROW>(ctx, y, a.whole(), b.whole());
+    const tl_product_strides s = {a.row(), b.row(), a.next(), b.next()};
+    return choose_columns(ctx, y) == WIDE ? launch_form<WIDE>(ctx, y, s, a.whole(), b.whole())
+                                          : launch_form<NARROW>(ctx, y, s, a.whole(), b.whole());
 }

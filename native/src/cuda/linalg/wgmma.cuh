@@ -14,18 +14,15 @@
 
 constexpr int TL_WGMMA_ROWS = 128; /* of a tile */
 
-/* C[batch, m, p] = op(A)·op(B) + bias as in linalg/linalg.cuh, with rows of A and B in memory that are lda and ldb long;
- * batch·rows·columns tiles, fewer than 2^31. */
+/* C[batch, m, p] = op(A)·op(B) + bias as in linalg/linalg.cuh, with rows of A and B in memory lda and ldb elements apart
+ * and those of a product and the next a_batch and b_batch; batch·rows·columns tiles, fewer than 2^31. */
 struct tl_wgmma_matmul_args {
     const float *A, *B, *bias;
     float *C;
-    int64_t m, n, p, lda, ldb;
+    int64_t m, n, p, lda, ldb, a_batch, b_batch;
     uint32_t rows, columns, tiles;
     bool pairs;            /* C takes two columns at once */
     bool a_whole, b_whole; /* rows in memory are whole and aligned 16 bytes, and 0 past the end */
-
-    __host__ __device__ int64_t a_size(bool ta) const { return (ta ? n : m) * lda; }
-    __host__ __device__ int64_t b_size(bool tb) const { return (tb ? p : n) * ldb; }
 };
 
 namespace tl_linalg_wgmma {
@@ -171,8 +168,8 @@ template <int BN, bool TA, bool TB, bool WHOLE> struct ProductLoader {
     __device__ __forceinline__ void open(uint32_t tile, uint32_t, int s)
     {
         const Place<BN> at(x, tile);
-        a.open(x.A + at.product * x.a_size(TA), at.i0, x.m, (int64_t)s * STEP, x.n, x.lda);
-        b.open(x.B + at.product * x.b_size(TB), at.j0, x.p, (int64_t)s * STEP, x.n, x.ldb);
+        a.open(x.A + at.product * x.a_batch, at.i0, x.m, (int64_t)s * STEP, x.n, x.lda);
+        b.open(x.B + at.product * x.b_batch, at.j0, x.p, (int64_t)s * STEP, x.n, x.ldb);
     }
     __device__ __forceinline__ void fill(int, char *to, const Ring<T::STAGES> &ring, Guard &guard)
     {
@@ -321,8 +318,7 @@ __global__ void __launch_bounds__(tl_wgmma::THREADS, 1)
                 float *C = x.C + at.product * x.m * x.p;
                 const int64_t i0 = at.i0 + 64 * group;
                 if (__any_sync(0xffffffffu, redo)) /* the same in all lanes, of which the compiler has to know */
-                    plain_rows<BN, TA, TB>(x, x.A + at.product * x.a_size(TA), x.B + at.product * x.b_size(TB), C, i0,
-                                           at.j0);
+                    plain_rows<BN, TA, TB>(x, x.A + at.product * x.a_batch, x.B + at.product * x.b_batch, C, i0, at.j0);
                 else if (x.pairs)
                     store_pairs<BN>(x, C, sum, i0, at.j0);
                 else
