@@ -140,6 +140,17 @@ torch::Library &operators()
     return library;
 }
 
+/* The operators of which PyTorch's references in Python are made: their composite kernels count as kernels at KEY, and on a tensor
+ * without memory would call what called them. */
+void pass_primitives(const c10::OperatorHandle &op)
+{
+    static torch::Library library(torch::Library::IMPL, "prims", KEY, __FILE__, __LINE__);
+    const c10::OperatorName &name = op.operator_name();
+    if (!op.hasKernelForDispatchKey(KEY))
+        library.impl((name.overload_name.empty() ? name.name : name.name + "." + name.overload_name).c_str(),
+                     torch::CppFunction::makeFallthrough());
+}
+
 TORCH_LIBRARY_IMPL(_, CustomRNGKeyId, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&without_kernel>()); }
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
@@ -228,6 +239,8 @@ EXPORT void tlrt_torch_determined(const char *const *names, uint64_t count)
 {
     std::unordered_set<std::string> wanted(names, names + count);
     for (const auto &op : c10::Dispatcher::singleton().getAllOpNames()) {
+        if (op.name.rfind("prims::", 0) == 0)
+            if (const auto primitive = c10::Dispatcher::singleton().findOp(op)) tlrt::pass_primitives(*primitive);
         if (op.name.rfind("aten::", 0) != 0) continue;
         std::string name = op.name.substr(6);
         if (!wanted.count(name) && !name.empty() && name.back() == '_') name.pop_back();

@@ -46,6 +46,8 @@ Block *current();
 /* Whether a tensor is memory of the CPU or of a CUDA device: not one of a tracer, of another device, or without memory. */
 inline bool is_plain(const at::Tensor &t)
 {
+    /* A fake tensor has the keys of the device that it stands for; while its shape is computed the thread has Meta's. */
+    if (c10::impl::tls_local_dispatch_key_set().included_.has_backend(c10::BackendComponent::MetaBit)) return false;
     const auto backend = t.key_set().highestBackendKey();
     return backend == c10::BackendComponent::CPUBit || backend == c10::BackendComponent::CUDABit;
 }

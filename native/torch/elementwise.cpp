@@ -44,7 +44,11 @@ template <auto Entry, class... V> at::Tensor of_one(const at::Tensor &x, V... va
 /* Entry(first, second, values..., out), where `second` takes the strides of `first`. */
 template <auto Entry, class... V> at::Tensor of_two(const at::Tensor &first, const at::Tensor &second, V... values)
 {
-    const at::Tensor from = dense(first), with = as(second.sizes() == first.sizes() ? second : second.expand_as(first), from);
+    if (first.sizes() != second.sizes()) { /* of vmap one alone has the axis that is mapped */
+        const auto shape = at::infer_size(first.sizes(), second.sizes());
+        return of_two<Entry>(first.expand(shape).contiguous(), second.expand(shape).contiguous(), values...);
+    }
+    const at::Tensor from = dense(first), with = as(second, from);
     at::Tensor y = like(from);
     torchlean_context *const context = context_of(first);
     Buffer out(context, y);

@@ -5,6 +5,7 @@
  * that is given, its seed and offset. */
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/Operators.h>
 #include <torch/library.h>
 
@@ -69,6 +70,142 @@ std::optional<at::Tensor> exponential(const at::Tensor &x, double rate, std::opt
     return u.neg().log1p().neg().div(rate);
 }
 
+std::optional<at::Tensor> log_normal(const at::Tensor &x, double mean, double std, std::optional<at::Generator> generator)
+{
+    TORCH_CHECK(std > 0, "log_normal_ expects std > 0.0, but found std=", std);
+    return normal(x, mean, std, generator)->exp();
+}
+/* The number of trials up to the first that succeeds. */
+std::optional<at::Tensor> geometric(const at::Tensor &x, double p, std::optional<at::Generator> generator)
+{
+    TORCH_CHECK(p > 0 && p < 1, "geometric_ expects p to be in (0, 1), but got p=", p);
+    const at::Tensor u = drawn<torchlean_cuda_buffer_rand_uniform>(x, next_key(generator));
+    return u.neg().log1p().div(at::full({}, 1 - p, u.options()).log()).ceil().clamp_min(1);
+}
+at::Tensor scaled(const at::Tensor &z, const at::Tensor &mean, const at::Tensor &std)
+{
+    TORCH_CHECK(!std.device().is_cpu() || !std.numel() || std.min().item<double>() >= 0,
+                "normal expects all elements of std >= 0.0");
+    return z.mul(std).add(mean);
+}
+std::optional<at::Tensor> normal_about(const at::Tensor &mean, double std, std::optional<at::Generator> generator)
+{
+    return normal(mean, 0, 1, generator)->mul(std).add(mean);
+}
+std::optional<at::Tensor> normal_as_wide_as(double mean, const at::Tensor &std, std::optional<at::Generator> generator)
+{
+    return scaled(*normal(std, 0, 1, generator), at::full({}, mean, std.options()), std);
+}
+std::optional<at::Tensor> normal_of(const at::Tensor &mean, const at::Tensor &std, std::optional<at::Generator> generator)
+{
+    const at::Tensor like = at::empty(at::infer_size(mean.sizes(), std.sizes()), mean.options());
+    return scaled(*normal(like, 0, 1, generator), mean, std);
+}
+
+/* ---- integers -------------------------------------------------------------------------------------------------------------- */
+
+/* 64 bits for each of n elements, by the rule of the library's generator: mix(mix(key) + i). */
+at::Tensor words(int64_t n, const at::TensorOptions &options, uint64_t key)
+{
+    const c10::impl::ExcludeDispatchKeyGuard guard(KEY); /* of integers nothing depends on the device */
+    const auto shifted = [](const at::Tensor &x, int64_t bits) {
+        return x.__rshift__(bits).bitwise_and((int64_t)(UINT64_MAX >> bits));
+    };
+    at::Tensor z = at::arange(n, options.dtype(at::kLong).requires_grad(false)).add((int64_t)(mixed(key) + 0x9e3779b97f4a7c15));
+    z = z.bitwise_xor(shifted(z, 30)).mul((int64_t)0xbf58476d1ce4e5b9);
+    z = z.bitwise_xor(shifted(z, 27)).mul((int64_t)0x94d049bb133111eb);
+    return z.bitwise_xor(shifted(z, 31));
+}
+
+using Keys = c10::DispatchKeySet;
+Keys after(Keys keys) { return keys & Keys(Keys::FULL_AFTER, KEY); }
+
+/* The largest number that a type holds, and all smaller ones. */
+uint64_t largest(at::ScalarType type)
+{
+    switch (type) {
+    case at::kDouble: return UINT64_C(1) << 53;
+    case at::kFloat: return 1 << 24;
+    case at::kHalf: return 1 << 11;
+    case at::kBFloat16: return 1 << 8;
+    case at::kBool: return 1;
+    default: return UINT64_MAX >> (64 - 8 * c10::elementSize(type) + at::isSignedType(type));
+    }
+}
+
+/* Integers from `from` to from + span; of a span of 2^63 or more all bits count. */
+at::Tensor &fill(at::Tensor &x, int64_t from, uint64_t span, const std::optional<at::Generator> &generator)
+{
+    at::Tensor w = words(x.numel(), x.options(), next_key(generator));
+    const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
+    if (span < (uint64_t)INT64_MAX) w = w.bitwise_and(INT64_MAX).remainder((int64_t)span + 1);
+    else if (span == (uint64_t)INT64_MAX) w = w.bitwise_and(INT64_MAX);
+    current()->add("aten::random_", true, x.numel());
+    return x.copy_(w.add(from).view(x.sizes()));
+}
+
+bool is_drawn(const at::Tensor &x) { return current() && is_plain(x) && !x.is_complex(); }
+
+at::Tensor &random_(Keys keys, at::Tensor &x, std::optional<at::Generator> generator)
+{
+    if (!is_drawn(x)) return at::_ops::random_::redispatch(after(keys), x, generator);
+    return fill(x, 0, largest(x.scalar_type()), generator);
+}
+at::Tensor &random_from(Keys keys, at::Tensor &x, int64_t from, std::optional<int64_t> to,
+                        std::optional<at::Generator> generator)
+{
+    if (!is_drawn(x)) return at::_ops::random__from::redispatch(after(keys), x, from, to, generator);
+    TORCH_CHECK(!to || from < *to, "random_ expects 'from' to be less than 'to', but got from=", from, " >= to=", to.value_or(0));
+    const uint64_t end = to ? (uint64_t)*to - 1 : largest(x.scalar_type());
+    TORCH_CHECK(at::isFloatingType(x.scalar_type()) ||
+                    ((to ? *to - 1 : 0) <= (int64_t)std::min<uint64_t>(largest(x.scalar_type()), INT64_MAX) &&
+                     (at::isSignedType(x.scalar_type()) || from >= 0)),
+                "from and to - 1 are out of bounds for ", x.scalar_type());
+    return fill(x, from, end - (uint64_t)from, generator);
+}
+at::Tensor &random_to(Keys keys, at::Tensor &x, int64_t to, std::optional<at::Generator> generator)
+{
+    if (!is_drawn(x)) return at::_ops::random__to::redispatch(after(keys), x, to, generator);
+    return random_from(keys, x, 0, to, generator);
+}
+
+at::Tensor &randperm(Keys keys, c10::SymInt n, std::optional<at::Generator> generator, at::Tensor &out)
+{
+    if (!is_drawn(out)) return at::_ops::randperm_generator_out::redispatch(after(keys), n, generator, out);
+    const int64_t count = n.expect_int();
+    TORCH_CHECK(count >= 0, "n must be non-negative, got", count);
+    current()->add("aten::randperm", true, count);
+    const at::Tensor drawn_words = words(count, out.options(), next_key(generator));
+    const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
+    return out.resize_({count}).copy_(std::get<1>(at::sort(drawn_words, /*stable=*/true, 0, false)));
+}
+
+/* Without replacement the largest of p divided by exponential numbers; with it where a number falls among the running sums. */
+std::optional<at::Tensor> multinomial(const at::Tensor &p, c10::SymInt samples, bool replacement,
+                                      std::optional<at::Generator> generator)
+{
+    const int64_t count = samples.expect_int(), n = p.dim() ? p.size(-1) : 0;
+    TORCH_CHECK(p.dim() == 1 || p.dim() == 2, "prob_dist must be 1 or 2 dim");
+    TORCH_CHECK(count > 0, "cannot sample n_sample <= 0 samples");
+    TORCH_CHECK(replacement || count <= n, "cannot sample n_sample > prob_dist.size(-1) samples without replacement");
+    if (!p.numel()) return std::nullopt;
+    const at::Tensor valid = p.isfinite().logical_and(p.ge(0)).all().logical_and(p.gt(0).any(-1).all());
+    if (p.device().is_cpu()) {
+        TORCH_CHECK(valid.item<bool>(), "probability tensor contains either `inf`, `nan` or element < 0, or sums to 0");
+    } else {
+        at::_assert_async(valid);
+    }
+    if (!replacement || count == 1) {
+        const at::Tensor u = drawn<torchlean_cuda_buffer_rand_uniform>(p, next_key(generator));
+        const at::Tensor each = u.neg().log1p().neg().clamp_min(std::ldexp(1.0, -26)); /* u may be 0 */
+        return std::get<1>(p.div(each).topk(count));
+    }
+    std::vector<int64_t> sizes = p.sizes().vec();
+    sizes.back() = count;
+    const at::Tensor sums = p.cumsum(-1), u = drawn<torchlean_cuda_buffer_rand_uniform>(at::empty(sizes, p.options()), next_key(generator));
+    return at::searchsorted(sums, u.mul(sums.narrow(-1, n - 1, 1)), false, /*right=*/true).clamp_max(n - 1);
+}
+
 /* ---- dropout --------------------------------------------------------------------------------------------------------------- */
 
 /* 1/(1 - p) where an element is kept, and 0 where it is not. */
@@ -131,6 +268,16 @@ TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
     IN_PLACE(bernoulli__float, bernoulli);
     IN_PLACE(bernoulli__Tensor, bernoulli_of);
     IN_PLACE(exponential_, exponential);
+    IN_PLACE(log_normal_, log_normal);
+    IN_PLACE(geometric_, geometric);
+    TLRT_KERNEL(m, normal_Tensor_float, normal_about);
+    TLRT_KERNEL(m, normal_float_Tensor, normal_as_wide_as);
+    TLRT_KERNEL(m, normal_Tensor_Tensor, normal_of);
+    TLRT_KERNEL(m, multinomial, multinomial);
+    m.impl("random_", TORCH_FN(random_));
+    m.impl("random_.from", TORCH_FN(random_from));
+    m.impl("random_.to", TORCH_FN(random_to));
+    m.impl("randperm.generator_out", TORCH_FN(randperm));
     TLRT_KERNEL(m, native_dropout, native_dropout);
     TLRT_KERNEL(m, native_dropout_backward, native_dropout_backward);
 }

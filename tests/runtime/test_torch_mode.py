@@ -139,17 +139,7 @@ def test_labels_that_are_all_ignored_give_no_gradient() -> None:
     assert torch.equal(x.grad, torch.zeros(6, 6))
 
 
-@pytest.mark.parametrize("how", [{"ceil_mode": True}, {"count_include_pad": False}, {"divisor_override": 5}])
-def test_windows_that_count_otherwise_are_left_alone(how: dict[str, Any]) -> None:
-    x = drawn(3, 1, 6, 6)
-    with mode.reproducible() as report:
-        found = F.avg_pool2d(x, 3, 2, 1, **how)
-    assert report.left == ("avg_pool2d",) and torch.equal(found, F.avg_pool2d(x, 3, 2, 1, **how))
-
-
 @pytest.mark.parametrize(("left", "compute"), [
-    ({"_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward"}, lambda x: F.adaptive_avg_pool2d(x[None], 4)),
-    ({"avg_pool2d", "avg_pool2d_backward"}, lambda x: F.avg_pool2d(x[None], 3, 2, 1, count_include_pad=False)),
     ({"elu_backward"}, F.selu),
     ({"elu_backward"}, lambda x: F.elu(x + 0, inplace=True)),
     ({"linalg_vector_norm"}, lambda x: torch.linalg.vector_norm(x.detach(), 0.5, 1, out=torch.empty(6))),
@@ -171,7 +161,7 @@ def test_gradients_of_chosen_columns_are_added_here() -> None:
     x = drawn(1, 4, 4).requires_grad_()
     with mode.reproducible() as report:
         x[:, [0, 0, 2]].sum().backward()
-    assert ("index_put", mode.HERE) in report.calls and x.grad[0].tolist() == [2, 0, 1, 0]
+    assert "index_put_" in report.here and x.grad[0].tolist() == [2, 0, 1, 0]
 
 
 def test_gradients_that_nobody_wants_are_none() -> None:
@@ -181,12 +171,10 @@ def test_gradients_that_nobody_wants_are_none() -> None:
         assert aten.convolution_backward(F.conv2d(x, w), x, w, *rest) == (None, None, None)
 
 
-def test_tensors_without_memory_are_refused() -> None:
-    with mode.reproducible():
-        x = torch.ones(3, device="meta") / torch.tensor(2.0)
-        assert x.is_meta and x.shape == (3,)
-        with pytest.raises(TypeError, match="tensor: got one on meta, expected one on the CPU or a CUDA device"):
-            x.exp()
+def test_tensors_without_memory_are_not_counted() -> None:
+    with mode.reproducible(strict=True) as report:
+        x = (torch.ones(3, device="meta") / torch.tensor(2.0) + 1).exp()
+    assert x.is_meta and x.shape == (3,) and report.here == {}
 
 
 def test_other_types_are_left_alone() -> None:

@@ -6,19 +6,21 @@ import ctypes
 from functools import cache
 
 from tlrt.torch import shim
-from tlrt.torch.routes import norms, pools, scatters
+from tlrt.torch.routes import images, norms, scatters
 from tlrt.torch.routes.base import ROUTES, has_kernel, operator_names, register_kernels
 from tlrt.torch.routes.determined import DETERMINED
 
-__all__ = ["DETERMINED", "ROUTES", "norms", "pools", "register", "scatters"]
+__all__ = ["DETERMINED", "ROUTES", "images", "norms", "register", "scatters"]
 
 
 @cache
 def register() -> None:
     """Gives every operator its place at the block's key, once a process."""
     library = shim.load()
-    routed = {n.partition(".")[0].removeprefix("aten::") for n in operator_names() if n.startswith("aten::") and has_kernel(n)}
+    routed = {
+        n.partition(".")[0].removeprefix("aten::") for n in operator_names() if n.startswith("aten::") and has_kernel(n)
+    }
     # operators that are made of their own form with an argument `out` keep it
-    register_kernels(sorted((routed - DETERMINED) | {"add", "sub", "div"}))
+    register_kernels(sorted((routed - DETERMINED) | {"add", "sub", "div", "median", "nanmedian"}))
     encoded = [n.encode() for n in sorted(DETERMINED)]
     library.tlrt_torch_determined((ctypes.c_char_p * len(encoded))(*encoded), len(encoded))

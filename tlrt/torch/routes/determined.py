@@ -4,7 +4,7 @@
 _MOVE = """
 _reshape_alias _reshape_copy _to_copy _unsafe_view alias as_strided as_strided_copy as_strided_scatter block_diag cat
 channel_shuffle clone constant_pad_nd contiguous copy detach detach_copy diag_embed diagonal_copy diagonal_scatter embedding
-embedding_renorm empty empty_like empty_strided expand_copy fill flip full full_like gather im2col index index_fill index_select
+empty empty_like empty_strided expand_copy fill flip full full_like gather im2col index index_fill index_select
 lift lift_fresh masked_fill masked_scatter masked_select narrow_copy native_channel_shuffle new_empty new_empty_strided new_full
 new_ones new_zeros ones ones_like permute_copy pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d reflection_pad3d
 repeat repeat_interleave replication_pad1d replication_pad2d replication_pad3d reshape resize resize_as roll rot90
@@ -19,16 +19,16 @@ sym_size sym_stride sym_numel sym_storage_offset _nested_tensor_size
 _CHOOSE = """
 abs adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d all amax amin aminmax any argmax argmin bitwise_and
 bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor bucketize ceil clamp clamp_max clamp_min copysign
-cummax cummin eq eye fix floor fmax fmin ge gt hardshrink hardshrink_backward hardtanh hardtanh_backward isfinite isin
-isinf isnan isneginf isposinf isreal kthvalue le leaky_relu leaky_relu_backward logical_and logical_not logical_or logical_xor
-lt max max_pool1d max_pool2d_with_indices max_pool3d_with_indices maximum median min minimum nan_to_num nanmedian ne neg nonzero
-nonzero_static prelu _prelu_kernel _prelu_kernel_backward relu relu6 searchsorted sgn sign signbit softshrink softshrink_backward
-threshold threshold_backward tril_indices triu_indices unique_consecutive unique_dim _unique2 _unique heaviside
-nextafter sort argsort
+_cummax_helper _cummin_helper cummax cummin eq eye fix floor fmax fmin ge gt hardshrink hardshrink_backward hardtanh
+hardtanh_backward isfinite isin isinf isnan isneginf isposinf isreal le leaky_relu leaky_relu_backward logical_and logical_not
+logical_or logical_xor lt max max_pool1d max_pool2d_with_indices max_pool3d_with_indices maximum median min minimum nan_to_num
+nanmedian ne neg nonzero nonzero_static prelu _prelu_kernel _prelu_kernel_backward relu relu6 searchsorted sgn sign signbit
+softshrink softshrink_backward threshold threshold_backward tril_indices triu_indices unique_consecutive unique_dim _unique
+heaviside nextafter
 """
 #: one rounding for each element, of +, -, *, / or what is exact; steps between fractions round on a GPU in its own way, so ranges
 #: of them have a route
 _ROUND = """
-add sub mul div true_divide reciprocal fmod remainder floor_divide round deg2rad rad2deg square frac ldexp hypot_exact
+add sub mul div true_divide reciprocal fmod remainder floor_divide round square frac ldexp
 """
-DETERMINED = frozenset(f"{_MOVE} {_CHOOSE} {_ROUND}".split()) - {"hypot_exact", "deg2rad", "rad2deg", "argsort", "sort", "im2col"}
+DETERMINED = frozenset(f"{_MOVE} {_CHOOSE} {_ROUND}".split())

@@ -1,90 +1,97 @@
-"""Scatters: sums in the order of the indices."""
+"""Sums at places that are known from shapes, and what is made of rows that are named."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from tlrt.torch.routes.base import ROUTES, as_matrix, aten, route, run
+from tlrt.torch.routes.base import aten, original, route
 
 
-def _add_rows(into: Any, rows: Any, values: Any) -> Any:
-    """`into` plus `values`, row by row where `rows` says."""
-    shape = into.shape
-    flat = as_matrix(into, into.dim() - 1)
-    index = rows.reshape(-1)
-    index = torch.where(index < 0, index + shape[0], index)
-    return run("scatter_add_rows", flat, values.reshape(index.numel(), flat.shape[1]), index).reshape(shape)
+def add_along(values: Any, axis: int, place: Any, length: int) -> Any:
+    """An axis of a length, of zeros and of the values added at their places, in order."""
+    shape = list(values.shape)
+    shape[axis] = length
+    return values.new_zeros(shape).index_add(axis, place, values)
 
 
-@route(aten.embedding_dense_backward.default)
-def embedding_backward(g: Any, index: Any, count: int, padding: int, by_frequency: bool) -> Any:
-    rows = as_matrix(g)
-    flat = index.reshape(-1)
-    if padding >= 0:
-        rows = torch.where((flat == padding)[:, None], 0.0, rows)
-    if by_frequency:
-        rows = rows / torch.bincount(flat, minlength=count)[flat][:, None].to(rows.dtype)
-    return _add_rows(g.new_zeros(count, g.shape[-1]), flat, rows)
+def positions(n: int, like: Any) -> Any:
+    return torch.arange(n, device=like.device)
 
 
-def _places(shape: Sequence[int], axis: int, index: Any) -> Any:
-    """The positions of the elements that an index along an axis names, in an array of the shape laid out row by row."""
-    steps = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
-    place = index * steps[axis]
-    for k, step in enumerate(steps):
-        if k != axis:
-            along = torch.arange(index.shape[k], device=index.device)
-            place = place + (along * step).view([-1 if j == k else 1 for j in range(len(shape))])
-    return place
+@route(aten.unfold_backward.default)
+def unfold_backward(g: Any, shape: Sequence[int], axis: int, size: int, step: int) -> Any:
+    if not shape:
+        return g.reshape(())
+    axis %= len(shape)
+    windows = g.shape[axis]
+    place = positions(windows, g)[:, None] * step + positions(size, g)
+    values = g.movedim(-1, axis + 1).flatten(axis, axis + 1)
+    return add_along(values, axis, place.flatten(), shape[axis])
 
 
-@route(aten.scatter_add.default)
-def scatter_add(x: Any, axis: int, index: Any, values: Any) -> Any:
-    place = _places(x.shape, axis % x.dim(), index)
-    taken = values[tuple(slice(0, n) for n in index.shape)]
-    return run("scatter_add", x.reshape(-1), taken.reshape(-1), place.reshape(-1)).reshape(x.shape)
+@route(aten.bincount.default)
+def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Any:
+    counts = original(aten.bincount.default, (x, None, minlength), {})
+    return weights.new_zeros(counts.shape).index_add(0, x, weights)
 
 
-@route(aten.gather_backward.default if hasattr(aten, "gather_backward") else aten.scatter_add.default)
-def gather_backward(g: Any, x: Any, axis: int, index: Any, sparse: bool) -> Any:
-    return scatter_add(torch.zeros_like(x), axis, index, g)
+@route(aten.embedding_renorm_.default)
+def embedding_renorm(w: Any, index: Any, largest: float, order: float) -> Any:
+    rows = index.flatten()
+    chosen = w.index_select(0, rows)
+    size = torch.linalg.vector_norm(chosen, order, 1, keepdim=True)
+    scaled = chosen * (largest / (size + 1e-7))
+    return w.index_copy_(0, rows, torch.where(size > largest, scaled, chosen))
 
 
-ROUTES[aten.scatter_add.default] = scatter_add
+# ---- padding: each axis on its own --------------------------------------------------------------------------------------
 
 
-@route(aten.index_add.default)
-def index_add(x: Any, axis: int, index: Any, values: Any, *, alpha: float = 1) -> Any:
-    axis %= x.dim()
-    scaled = values if alpha == 1 else values * alpha
-    return _add_rows(x.movedim(axis, 0), index, scaled.movedim(axis, 0)).movedim(0, axis)
+def _pad_backward(g: Any, x: Any, padding: Sequence[int], reflect: bool) -> Any:
+    for k in range(len(padding) // 2):
+        axis = x.dim() - 1 - k
+        n = x.shape[axis]
+        place = positions(g.shape[axis], g) - padding[2 * k]
+        if reflect:
+            place = place.abs()
+            place = (n - 1) - ((n - 1) - place).abs()
+        g = add_along(g, axis, place.clamp(0, n - 1), n)
+    return g.contiguous()
 
 
-def _put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool) -> Any:
-    """A sum where elements are named more than once, by the position of each."""
-    dense = [i.nonzero(as_tuple=True) if i is not None and i.dtype == torch.bool else (i,) for i in indices]
-    flat = [j for group in dense for j in group]
-    at = [k for k, i in enumerate(flat) if i is not None]
-    rest = [k for k in range(x.dim()) if k not in at]
-    named = torch.broadcast_tensors(*(flat[k] for k in at))
-    place = torch.zeros_like(named[0])
-    for k, i in zip(at, named, strict=True):
-        place = place * x.shape[k] + torch.where(i < 0, i + x.shape[k], i)
-    # the axes of the indices stand first in the values, or in the place of neighbours that they are for
-    before = at[0] if at[-1] - at[0] == len(at) - 1 else 0
-    lengths = [x.shape[k] for k in rest]
-    values = values.expand([*lengths[:before], *place.shape, *lengths[before:]])
-    values = values.movedim(tuple(range(before, before + place.dim())), tuple(range(place.dim())))
-    moved = x.permute(*at, *rest)
-    whole = moved.reshape(math.prod(moved.shape[: len(at)]), *lengths)
-    found = _add_rows(whole, place, as_matrix(values, len(rest))).reshape(moved.shape)
-    return found.permute(sorted(range(x.dim()), key=[*at, *rest].__getitem__))
+@route(*(getattr(aten, f"reflection_pad{d}d_backward").default for d in (1, 2, 3)))
+def reflection_pad_backward(g: Any, x: Any, padding: Sequence[int]) -> Any:
+    return _pad_backward(g, x, padding, True)
 
 
-@route(aten.index_put.default, aten._unsafe_index_put.default)
-def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
-    return _put(x, indices, values, accumulate) if accumulate else aten.index_put(x, indices, values)
+@route(*(getattr(aten, f"replication_pad{d}d_backward").default for d in (1, 2, 3)))
+def replication_pad_backward(g: Any, x: Any, padding: Sequence[int]) -> Any:
+    return _pad_backward(g, x, padding, False)
+
+
+# ---- columns of images ------------------------------------------------------------------------------------------------------
+
+
+@route(aten.col2im.default)
+def col2im(
+    x: Any, size: Sequence[int], kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int],
+    stride: Sequence[int],
+) -> Any:  # fmt: skip
+    reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    counts = [(n + 2 * p - r) // s + 1 for n, p, r, s in zip(size, padding, reach, stride, strict=True)]
+    cells, windows = kernel[0] * kernel[1], counts[0] * counts[1]
+    if x.dim() not in (2, 3) or min(counts) < 1 or x.shape[-2] % cells or x.shape[-1] != windows or not x.numel():
+        raise NotImplementedError("col2im of columns that fit no image")
+    found = x.unflatten(-2, (-1, *kernel)).unflatten(-1, counts)
+    # (..., kernel_h, kernel_w, out_h, out_w): the windows' columns are added up first, then their rows
+    for k in (1, 0):
+        paired = found.movedim(-1, -2) if k else found
+        axis = paired.dim() - 3
+        place = positions(kernel[k], x)[:, None] * dilation[k] + positions(counts[k], x) * stride[k]
+        sums = add_along(paired.flatten(axis, axis + 1), axis, place.flatten(), size[k] + 2 * padding[k])
+        sums = sums.narrow(axis, padding[k], size[k])
+        found = sums.movedim(axis, -1) if k else sums
+    return found.contiguous()
