@@ -60,36 +60,6 @@ void count(const c10::IValue &v, int64_t *elements, bool *found, bool *foreign)
     }
 }
 
-/* What an operator costs where elements of its results say too little: multiplications and additions of recurrent layers and of
- * products. `largest` is the number of elements of the largest result, `others` that of all operands. */
-int64_t work_of(const std::string &name, c10::ArrayRef<c10::IValue> arguments, int64_t results)
-{
-    const auto holds = [&](const char *word) { return name.find(word) != std::string::npos; };
-    if (holds("rnn") || holds("lstm") || holds("gru")) {
-        int64_t weights = 0, rows = 1;
-        bool first = true;
-        for (const auto &v : arguments) {
-            int64_t n = 0;
-            bool found = false, foreign = false;
-            count(v, &n, &found, &foreign);
-            if (first && v.isTensor() && v.toTensor().dim() == 3) rows = v.toTensor().numel() / v.toTensor().size(2);
-            if (!first) weights += n;
-            first = false;
-        }
-        return 2 * rows * weights;
-    }
-    if (holds("mm") || holds("matmul") || holds("linear") || holds("addmv") || holds("dot") || holds("conv") ||
-        holds("attention")) {
-        for (const auto &v : arguments) /* the operand with the inner length last */
-            if (v.isTensor() && v.toTensor().defined() && v.toTensor().dim() > 1)
-                return 2 * results * (holds("conv") && arguments.size() > 1 && arguments[1].isTensor() &&
-                                              arguments[1].toTensor().dim() > 1
-                                          ? arguments[1].toTensor().numel() / arguments[1].toTensor().size(0)
-                                          : v.toTensor().size(-1));
-    }
-    return results;
-}
-
 /* Every operator without a kernel at KEY. */
 void without_kernel(const c10::OperatorHandle &op, c10::DispatchKeySet keys, torch::jit::Stack *stack)
 {
@@ -184,6 +154,35 @@ std::string Block::text()
     for (const auto &[key, c] : counts)
         out << key.first << '\t' << (key.second ? "here" : "left") << '\t' << c.calls << '\t' << c.work << '\n';
     return out.str();
+}
+
+/* Elements of the results; multiplications and additions of recurrent layers and of products, where elements say too little. */
+int64_t work_of(const std::string &name, c10::ArrayRef<c10::IValue> arguments, int64_t results)
+{
+    const auto holds = [&](const char *word) { return name.find(word) != std::string::npos; };
+    if (holds("rnn") || holds("lstm") || holds("gru")) {
+        int64_t weights = 0, rows = 1;
+        bool first = true;
+        for (const auto &v : arguments) {
+            int64_t n = 0;
+            bool found = false, foreign = false;
+            count(v, &n, &found, &foreign);
+            if (first && v.isTensor() && v.toTensor().dim() == 3) rows = v.toTensor().numel() / v.toTensor().size(2);
+            if (!first) weights += n;
+            first = false;
+        }
+        return 2 * rows * weights;
+    }
+    if (holds("mm") || holds("matmul") || holds("linear") || holds("addmv") || holds("dot") || holds("conv") ||
+        holds("attention")) {
+        for (const auto &v : arguments) /* the operand with the inner length last */
+            if (v.isTensor() && v.toTensor().defined() && v.toTensor().dim() > 1)
+                return 2 * results * (holds("conv") && arguments.size() > 1 && arguments[1].isTensor() &&
+                                              arguments[1].toTensor().dim() > 1
+                                          ? arguments[1].toTensor().numel() / arguments[1].toTensor().size(0)
+                                          : v.toTensor().size(-1));
+    }
+    return results;
 }
 
 Block *current() { return static_cast<Block *>(c10::ThreadLocalDebugInfo::get(kind())); }

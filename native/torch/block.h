@@ -8,6 +8,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
@@ -39,6 +40,9 @@ private:
     std::mutex lock;
     std::map<std::pair<std::string, bool>, Count> counts;
 };
+
+/* What an operator costs, by its operands and the elements of its results. */
+int64_t work_of(const std::string &name, c10::ArrayRef<c10::IValue> arguments, int64_t results);
 
 /* The innermost block of the calling thread, or NULL. */
 Block *current();

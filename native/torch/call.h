@@ -196,13 +196,17 @@ private:
     }
     static R left(Block *block, c10::DispatchKeySet keys, A... arguments)
     {
-        if (block) block->leave(Op::name, (elements_of(arguments) + ... + 0));
+        if (block && block->strict) block->leave(Op::name, 0);
+        std::vector<c10::IValue> operands;
+        if (block) (operands.push_back(operand(arguments)), ...);
         const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
-        return Op::redispatch(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY),
-                              std::forward<A>(arguments)...);
+        R found = Op::redispatch(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY),
+                                 std::forward<A>(arguments)...);
+        if (block) block->leave(Op::name, work_of(Op::name, operands, elements(found)));
+        return found;
     }
-    static int64_t elements_of(const at::Tensor &t) { return elements(t); }
-    template <class T> static int64_t elements_of(const T &) { return 0; }
+    static c10::IValue operand(const at::Tensor &t) { return t; }
+    template <class T> static c10::IValue operand(const T &) { return {}; }
 };
 
 /* m.impl of an operator of at::_ops with the function of the same arguments. */

@@ -161,8 +161,7 @@ std::optional<at::Tensor> addcmul(const at::Tensor &x, const at::Tensor &a, cons
 }
 std::optional<at::Tensor> addcdiv(const at::Tensor &x, const at::Tensor &a, const at::Tensor &b, const at::Scalar &value)
 {
-    const at::Tensor quotient = a.div(b);
-    return x.add(value.toDouble() == 1 ? quotient : quotient.mul(value));
+    return x.add((value.toDouble() == 1 ? a : a.mul(value)).div(b)); /* in this order optimisers agree with their loops */
 }
 /* PyTorch's formula, from whichever end is nearer: a weight of 1 gives y. */
 std::optional<at::Tensor> lerp_scalar(const at::Tensor &x, const at::Tensor &y, const at::Scalar &weight)

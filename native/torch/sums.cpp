@@ -94,6 +94,7 @@ at::Tensor sum_of(const Reduction &r, bool keep)
 std::optional<at::Tensor> sum_axes(const at::Tensor &x, at::OptionalIntArrayRef axes, bool keep,
                                    std::optional<at::ScalarType> type)
 {
+    if (type && at::isIntegralType(*type, true)) return x.to(*type).sum(axes, keep, type);
     costs(x.numel());
     return sum_of(reduction(typed(x, type), axes), keep);
 }
@@ -165,6 +166,7 @@ std::optional<at::Tensor> logsumexp(const at::Tensor &x, at::IntArrayRef axes, b
 
 std::optional<at::Tensor> cumsum(const at::Tensor &given, int64_t axis, std::optional<at::ScalarType> type)
 {
+    if (type && at::isIntegralType(*type, true)) return given.to(*type).cumsum(axis, type);
     const at::Tensor x = typed(given, type);
     const int64_t at_axis = at::maybe_wrap_dim(axis, x.dim());
     if (x.dim() == 0) return x.clone();

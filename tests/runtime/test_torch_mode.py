@@ -94,7 +94,7 @@ def test_results_are_right(device: str) -> None:
         assert (mine - theirs).norm() <= 1e-5 * theirs.norm() + 1e-7 * size
     assert report.coverage == 1 and report.left == ()
     text = str(report)
-    assert "convolution_backward" in text and "100.00% of the work is reproducible" in text
+    assert "convolution_backward" in text and "100% of the work is reproducible" in text
 
 
 def test_bits_depend_on_no_setting() -> None:
@@ -140,8 +140,6 @@ def test_labels_that_are_all_ignored_give_no_gradient() -> None:
 
 
 @pytest.mark.parametrize(("left", "compute"), [
-    ({"elu_backward"}, F.selu),
-    ({"elu_backward"}, lambda x: F.elu(x + 0, inplace=True)),
     ({"linalg_vector_norm"}, lambda x: torch.linalg.vector_norm(x.detach(), 0.5, 1, out=torch.empty(6))),
 ])  # fmt: skip
 def test_what_no_route_takes_is_pytorchs_own(left: set[str], compute: Any) -> None:
@@ -161,7 +159,8 @@ def test_gradients_of_chosen_columns_are_added_here() -> None:
     x = drawn(1, 4, 4).requires_grad_()
     with mode.reproducible() as report:
         x[:, [0, 0, 2]].sum().backward()
-    assert "index_put_" in report.here and x.grad[0].tolist() == [2, 0, 1, 0]
+    assert any("index_put" in name for name in report.here)
+    assert x.grad[0].tolist() == [2, 0, 1, 0]
 
 
 def test_gradients_that_nobody_wants_are_none() -> None:
@@ -171,16 +170,11 @@ def test_gradients_that_nobody_wants_are_none() -> None:
         assert aten.convolution_backward(F.conv2d(x, w), x, w, *rest) == (None, None, None)
 
 
-def test_tensors_without_memory_are_not_counted() -> None:
+def test_tensors_without_memory_have_shapes_alone() -> None:
     with mode.reproducible(strict=True) as report:
-        x = (torch.ones(3, device="meta") / torch.tensor(2.0) + 1).exp()
-    assert x.is_meta and x.shape == (3,) and report.here == {}
-
-
-def test_other_types_are_left_alone() -> None:
-    with mode.reproducible() as report:
-        y = drawn(1, 4, 4).double() @ torch.ones(4, 4, dtype=torch.float64)
-    assert y.dtype == torch.float64 and "mm" not in {name for name, _ in report.calls}
+        x = torch.ones(3, device="meta") / torch.tensor(2.0)
+        assert x.is_meta and x.exp().shape == (3,) and (x @ torch.ones(3, 2, device="meta")).shape == (2,)
+    assert report.here == {}
 
 
 def test_the_mode_ends_with_its_block() -> None:
@@ -188,7 +182,7 @@ def test_the_mode_ends_with_its_block() -> None:
     with pytest.raises(KeyError), mode.reproducible() as report:
         raise KeyError
     x @ x
-    assert not report.calls
+    assert report.here == report.remaining == {}
 
 
 CASES: dict[str, Any] = {
@@ -341,10 +335,15 @@ def test_ranges_of_fractions_are_reported() -> None:
     assert report.left == ("arange",)
 
 
-def test_dropout_that_is_on_is_reported() -> None:
-    with mode.reproducible() as report:
-        F.dropout(drawn(1, 8, 8), 0.5)
-    assert any("bernoulli" in name or "dropout" in name for name in report.left)
+def test_dropout_that_is_on_is_computed() -> None:
+    x, found = drawn(1, 64, 64), []
+    with mode.reproducible(strict=True):
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            found.append(F.dropout(x, 0.25))
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+    kept = found[0] != 0
+    assert 0.7 < kept.float().mean() < 0.8 and torch.equal(found[0][kept], (x * torch.tensor(1.0).div(0.75))[kept])
 
 
 def test_the_documents_code_runs() -> None:

@@ -122,6 +122,8 @@ class reproducible:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             block = library.tlrt_torch_enter(int(self._strict))
             stack.callback(library.tlrt_torch_leave)
+            if library.tlrt_torch_keep_subnormals():
+                stack.callback(library.tlrt_torch_flush_subnormals)
             self._stack = stack.pop_all()
         return Report(block)
 

@@ -14,7 +14,7 @@ unbind_copy unfold unfold_copy unsafe_split unsafe_split_with_sizes unsqueeze un
 upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
 value_selecting_reduction_backward view_as_complex view_as_real view_copy where zero zeros zeros_like _local_scalar_dense
 _assert_async _assert_scalar _functional_assert_async is_same_size equal resolve_conj resolve_neg record_stream
-sym_size sym_stride sym_numel sym_storage_offset _nested_tensor_size
+_cudnn_rnn_flatten_weight sym_size sym_stride sym_numel sym_storage_offset _nested_tensor_size
 """
 _CHOOSE = """
 abs adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d all amax amin aminmax any argmax argmin bitwise_and
@@ -29,6 +29,6 @@ heaviside nextafter
 #: one rounding for each element, of +, -, *, / or what is exact; steps between fractions round on a GPU in its own way, so ranges
 #: of them have a route
 _ROUND = """
-add sub mul div true_divide reciprocal fmod remainder floor_divide round square frac ldexp
+add sub mul div true_divide reciprocal fmod remainder floor_divide round square frac frexp ldexp
 """
 DETERMINED = frozenset(f"{_MOVE} {_CHOOSE} {_ROUND}".split())

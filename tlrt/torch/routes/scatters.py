@@ -38,15 +38,6 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Any:
     return weights.new_zeros(counts.shape).index_add(0, x, weights)
 
 
-@route(aten.embedding_renorm_.default)
-def embedding_renorm(w: Any, index: Any, largest: float, order: float) -> Any:
-    rows = index.flatten()
-    chosen = w.index_select(0, rows)
-    size = torch.linalg.vector_norm(chosen, order, 1, keepdim=True)
-    scaled = chosen * (largest / (size + 1e-7))
-    return w.index_copy_(0, rows, torch.where(size > largest, scaled, chosen))
-
-
 # ---- padding: each axis on its own --------------------------------------------------------------------------------------
 
 

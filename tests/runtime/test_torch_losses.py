@@ -1,0 +1,258 @@
+"""Losses, functions, distances and bags under tlrt.torch.reproducible, strict: values and gradients beside float64."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import DEVICES
+
+torch = pytest.importorskip("torch")
+mode = pytest.importorskip("tlrt.torch.mode")
+nn, F = torch.nn, torch.nn.functional
+
+
+def place(device: str) -> str:
+    return "cpu" if device == "cpu" else "cuda:0"
+
+
+def drawn(seed: int, *shape: int) -> Any:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape, np.float32))
+
+
+def near(mine: Any, exact: Any, roundings: float, least: float = 0.0) -> None:
+    """Within some roundings of float32 of the largest value, or of one of which the values are what remains."""
+    assert mine.shape == exact.shape
+    mine, exact = mine.detach().double().cpu(), exact.detach().double().cpu()
+    assert torch.equal(mine.isfinite(), exact.isfinite())
+    size = torch.where(exact.isfinite(), exact.abs(), 0.0).max() if exact.numel() else 0
+    difference = torch.where(exact.isfinite(), mine - exact, 0.0).abs()
+    assert not exact.numel() or difference.max() <= roundings * 2.0**-24 * max(float(size), least)
+
+
+def unit(x: Any) -> Any:
+    return x.sigmoid().clamp(0.05, 0.95)
+
+
+LABELS = torch.tensor([0, 5, 2, 2, 1, 3])
+SIGNS = torch.tensor([1, -1, 1, 1, -1, 1])
+#: of a matrix x of 6 by 6 and another y of its type
+CASES: dict[str, Any] = {
+    "bce": lambda x, y: F.binary_cross_entropy(unit(x), unit(y)),
+    "bce with weights": lambda x, y: F.binary_cross_entropy(unit(x), unit(y), y.abs(), reduction="sum"),
+    "bce of logits": lambda x, y: F.binary_cross_entropy_with_logits(x * 9, unit(y), pos_weight=y[0].abs(), weight=y[1].abs()),
+    "smooth l1": lambda x, y: F.smooth_l1_loss(x, y, beta=0.7),
+    "smooth l1, sum": lambda x, y: F.smooth_l1_loss(x, y, reduction="sum"),
+    "huber": lambda x, y: F.huber_loss(x, y, delta=0.7),
+    "huber of each": lambda x, y: F.huber_loss(x, y, reduction="none"),
+    "l1": lambda x, y: F.l1_loss(x, y),
+    "kl": lambda x, y: F.kl_div(x.log_softmax(1), y.softmax(1), reduction="batchmean"),
+    "kl of logarithms": lambda x, y: F.kl_div(x.log_softmax(1), y.log_softmax(1), log_target=True, reduction="sum"),
+    "poisson": lambda x, y: F.poisson_nll_loss(x, y.abs(), full=True),
+    "gaussian": lambda x, y: F.gaussian_nll_loss(x, y, y.abs() + 0.1),
+    "hinge": lambda x, y: F.hinge_embedding_loss(x, SIGNS.to(x.device)),
+    "cosine": lambda x, y: F.cosine_embedding_loss(x, y, SIGNS.to(x.device), margin=0.1),
+    "soft margin": lambda x, y: F.soft_margin_loss(x, y.sign()),
+    "margin ranking": lambda x, y: F.margin_ranking_loss(x[0], x[1], SIGNS.to(x), margin=0.2),
+    "multi margin": lambda x, y: F.multi_margin_loss(x, LABELS.to(x.device), weight=y[0].abs(), margin=0.8),
+    "multi margin, squares": lambda x, y: F.multi_margin_loss(x, LABELS.to(x.device), p=2, reduction="none"),
+    "multi-label soft margin": lambda x, y: F.multilabel_soft_margin_loss(x, (y > 0).to(x)),
+    "triplet": lambda x, y: F.triplet_margin_loss(x, y, y.flip(0)),
+    "cosine similarity": lambda x, y: F.cosine_similarity(x, y),
+    "normalize": lambda x, y: F.normalize(x),
+    "glu": lambda x, y: F.glu(x, 0) + F.glu(x).t()[:, :6].sum(),
+    "log sigmoid": lambda x, y: F.logsigmoid(x * 30),
+    "celu": lambda x, y: F.celu(x, 0.7),
+    "selu": lambda x, y: F.selu(x),
+    "elu in place": lambda x, y: F.elu(x + 0, inplace=True),
+    "softsign": lambda x, y: F.softsign(x),
+    "tanhshrink": lambda x, y: F.tanhshrink(x),
+    "logit": lambda x, y: torch.logit(unit(x)) + torch.logit(unit(x), 0.2),
+    "logaddexp": lambda x, y: torch.logaddexp(x, y) + torch.logaddexp2(x, y),
+    "xlogy": lambda x, y: torch.xlogy(x, y.abs()) + torch.special.xlog1py(x, y.abs()),
+    "hypot": lambda x, y: torch.hypot(x, y),
+    "sinc": lambda x, y: torch.sinc(x),
+    "prod": lambda x, y: x.prod() + x.prod(1, keepdim=True) + x[:, :5].prod(1),
+    "cumprod": lambda x, y: x.cumprod(1) + x.cumprod(0),
+    "logcumsumexp": lambda x, y: x.logcumsumexp(1),
+    "nansum": lambda x, y: torch.where(y > 1, torch.nan, x).nansum(1) + torch.where(y > 1, torch.nan, x).nanmean(),
+    "std and mean": lambda x, y: sum(torch.std_mean(x, 1)),
+    "trapezoid": lambda x, y: torch.trapezoid(x, dim=1) + torch.cumulative_trapezoid(x)[:, 0],
+    "cdist": lambda x, y: torch.cdist(x, y),
+    "cdist, p = 1": lambda x, y: torch.cdist(x[None], y[None, :4], p=1),
+    "cdist, p = 3": lambda x, y: torch.cdist(x, y, p=3.0),
+    "cdist, p = inf": lambda x, y: torch.cdist(x, y, p=float("inf")),
+    "pdist": lambda x, y: F.pdist(x),
+    "pdist, p = 1": lambda x, y: F.pdist(x, 1.0),
+    "pairwise distance": lambda x, y: F.pairwise_distance(x, y),
+    "weight norm": lambda x, y: torch._weight_norm(x, y[:, :1], 0),
+    "weight norm of the last axis": lambda x, y: torch._weight_norm(x, y[:1], 1),
+    "cross": lambda x, y: torch.linalg.cross(x[:, :3], y[:, :3]) + torch.linalg.cross(x[:3], y[:3], dim=0).t()[:, :3].sum(),
+    "addr": lambda x, y: torch.addr(x, y[0], y[1], beta=0.5, alpha=2),
+    "addbmm": lambda x, y: torch.addbmm(x, y[None], x[None]),
+    "outer, einsum, tensordot": lambda x, y: torch.outer(x[0], y[0]) + torch.einsum("ij,kj->ik", x, y) + torch.tensordot(x, y, 1),
+    "powers and chains of matrices": lambda x, y: torch.matrix_power(x / 3, 5) + torch.linalg.multi_dot([x, y, x]),
+    "norms": lambda x, y: torch.linalg.norm(x) + torch.linalg.norm(x, 1, 0) + torch.linalg.norm(x, dim=(0, 1)) + x.norm(3, 1),
+    "sinh and cosh": lambda x, y: torch.sinh(x) + torch.cosh(x),
+    "tan and arcs": lambda x, y: torch.tan(x) + torch.atan(x) + torch.asin(unit(x)) + torch.acos(unit(x)),
+    "arcs of the hyperbola": lambda x, y: torch.asinh(x) + torch.acosh(x.abs() + 1.1) + torch.atanh(unit(x)),
+    "logarithms": lambda x, y: torch.log2(unit(x)) + torch.log10(unit(x)) + torch.exp2(x),
+    "erfinv": lambda x, y: torch.erfinv(unit(x)),
+}  # fmt: skip
+#: their gradients are not differentiable in PyTorch
+ONCE = {
+    "cdist",
+    "cdist, p = 1",
+    "cdist, p = 3",
+    "cdist, p = inf",
+    "pdist",
+    "pdist, p = 1",
+    "multi margin",
+    "multi margin, squares",
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients(case: str, device: str) -> None:
+    def run(x: Any, y: Any) -> list[Any]:
+        x = x.requires_grad_()
+        found = CASES[case](x, y)
+        twice = case not in ONCE
+        (g,) = torch.autograd.grad(found.square().sum(), x, create_graph=twice)
+        return [found, g, *(torch.autograd.grad(g.square().sum(), x, allow_unused=True) if twice else ())]
+
+    x, y = drawn(1, 6, 6).to(place(device)), drawn(2, 6, 6).to(place(device))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with mode.reproducible(strict=True):
+            found = run(x, y)
+        exact = run(x.detach().double().cpu(), y.double().cpu())
+    largest = max(float(t.abs().max()) for t in exact)
+    for mine, theirs, roundings in zip(found, exact, (64, 512, 4096), strict=False):
+        near(mine, theirs, roundings, 0.0 if theirs is exact[0] else largest)
+
+
+def everywhere() -> Any:
+    """Numbers of each size and both signs, 0, infinities and NaN."""
+    bits = np.random.default_rng(0).integers(0, 1 << 32, 1 << 16, dtype=np.uint64).astype(np.uint32)
+    some = np.concatenate([bits.view(np.float32), np.linspace(-20, 20, 1 << 14, dtype=np.float32),
+                           np.linspace(-1, 1, 1 << 14, dtype=np.float32), np.linspace(80, 90, 4096, dtype=np.float32),
+                           np.array([0.0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 2, 8, 0.5, 10, 1000], np.float32)])  # fmt: skip
+    return torch.from_numpy(some)
+
+
+#: the most by which a result may be off, in units of the last place of float32
+WITHIN = {
+    "sinh": 6, "cosh": 6, "tan": 4, "atan": 2, "asin": 4, "acos": 4, "asinh": 4, "acosh": 4, "atanh": 4, "exp2": 2, "log2": 2,
+    "log10": 2, "erfinv": 8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", WITHIN)
+def test_functions_are_accurate_over_the_whole_range(name: str, device: str) -> None:
+    x = everywhere()
+    with mode.reproducible(strict=True):
+        found = getattr(torch, name)(x.to(place(device))).cpu()
+    exact = getattr(torch, name)(x.double())
+    rounded = exact.float()
+    assert torch.equal(found.isnan(), rounded.isnan())
+    plain = rounded.isfinite() & found.isfinite() & (rounded.abs() >= 2.0**-126)
+    unit = torch.ldexp(torch.ones_like(exact[plain]), exact[plain].abs().frexp()[1] - 24)
+    assert ((found[plain].double() - exact[plain]).abs() / unit).max() <= WITHIN[name]
+    edge = rounded.isinf() | found.isinf()  # an overflow may come one number early or late
+    assert (found[edge].abs() >= 3.4028e38).all() and (rounded[edge].abs() >= 3.4028e38).all()
+    assert torch.equal(found.signbit()[plain], rounded.signbit()[plain])
+
+
+def test_powers_of_two_have_whole_logarithms() -> None:
+    e = torch.arange(-126, 128)
+    with mode.reproducible(strict=True):
+        assert torch.equal(torch.log2(torch.ldexp(torch.ones(()), e)), e.float())
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("mode_of", ["sum", "mean", "max"])
+def test_bags_of_embeddings(mode_of: str, padded: bool) -> None:
+    index, offsets = torch.tensor([1, 1, 5, 2, 0, 5, 1]), torch.tensor([0, 3, 3, 5])
+    weights = drawn(5, 7).abs() if mode_of == "sum" else None
+
+    def run(dtype: Any) -> list[Any]:
+        table = drawn(1, 6, 4).to(dtype).requires_grad_()
+        each = weights.to(dtype).requires_grad_() if weights is not None else None
+        y = F.embedding_bag(
+            index, table, offsets, mode=mode_of, per_sample_weights=each, padding_idx=2 if padded else None
+        )
+        return [y, *torch.autograd.grad(y.square().sum(), [table] + ([each] if each is not None else []))]
+
+    with mode.reproducible(strict=True):
+        found = run(torch.float32)
+    for mine, theirs in zip(found, run(torch.float64), strict=True):
+        near(mine, theirs, 16, 0.1)
+
+
+def test_rows_are_shortened() -> None:
+    x = drawn(1, 6, 6)
+    with mode.reproducible(strict=True):
+        found = torch.renorm(x, 2, 0, 1.5)
+    near(found, torch.renorm(x.double(), 2, 0, 1.5), 8)
+
+
+def test_rows_of_embeddings_are_shortened() -> None:
+    table = drawn(1, 6, 4) * 3
+    with mode.reproducible(strict=True):
+        mine = table.clone()
+        F.embedding(torch.tensor([1, 1, 5]), mine, max_norm=1.0)
+    exact = table.double()
+    F.embedding(torch.tensor([1, 1, 5]), exact, max_norm=1.0)
+    near(mine, exact, 8)
+    assert torch.equal(mine[0], table[0])
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_alignments(reduction: str, joined: bool) -> None:
+    """Repeated labels, an empty one, shorter inputs and one that is too short."""
+    labels = torch.tensor([[1, 1, 2], [3, 4, 0], [0, 0, 0], [1, 1, 1]])
+    lengths, times = torch.tensor([3, 2, 0, 3]), torch.tensor([9, 6, 4, 4])
+    given = torch.cat([r[:n] for r, n in zip(labels, lengths, strict=True)]) if joined else labels
+
+    def run(dtype: Any) -> list[Any]:
+        x = drawn(1, 9, 4, 6).to(dtype).requires_grad_()
+        loss = F.ctc_loss(x.log_softmax(2), given, times, lengths, blank=5, reduction=reduction, zero_infinity=True)
+        return [loss, *torch.autograd.grad(loss.sum(), x)]
+
+    with mode.reproducible(strict=True):
+        found = run(torch.float32)
+    for mine, theirs in zip(found, run(torch.float64), strict=True):
+        near(mine, theirs, 64, 0.1)
+
+
+def test_alignments_do_not_depend_on_the_batch() -> None:
+    x, labels = drawn(1, 9, 4, 6), torch.tensor([[1, 1, 2], [3, 4, 4], [2, 1, 4], [1, 2, 1]])
+    times, lengths = torch.full((4,), 9), torch.tensor([3, 3, 2, 1])
+    with mode.reproducible(strict=True):
+        whole = F.ctc_loss(x, labels, times, lengths, reduction="none")
+        for i in range(4):
+            one = F.ctc_loss(x[:, i : i + 1], labels[i : i + 1], times[:1], lengths[i : i + 1], reduction="none")
+            assert torch.equal(one[0], whole[i])
+
+
+def test_histograms() -> None:
+    x = drawn(1, 1000)
+    with mode.reproducible(strict=True):
+        found = torch.histc(x, 7, -2, 2), torch.histc(x, 5), torch.bincount((x.abs() * 3).long())
+        chosen = torch.histc(torch.tensor([0.0, 3, 3, 7, 9]), 8, 0, 7)
+    expected = torch.histc(x, 7, -2, 2), torch.histc(x, 5), torch.bincount((x.abs() * 3).long())
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)) and chosen.tolist() == [
+        1,
+        0,
+        0,
+        2,
+        0,
+        0,
+        0,
+        1,
+    ]

@@ -1,0 +1,174 @@
+"""Optimisers under tlrt.torch.reproducible: each class of torch.optim, over lists of tensors, one by one and fused, with gradient
+clipping and scaling."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import DEVICES
+
+torch = pytest.importorskip("torch")
+mode = pytest.importorskip("tlrt.torch.mode")
+nn = torch.nn
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "Adadelta": {"weight_decay": 0.1},
+    "Adagrad": {"lr_decay": 0.1},
+    "Adam": {"amsgrad": True, "weight_decay": 0.1},
+    "AdamW": {},
+    "Adamax": {},
+    "ASGD": {},
+    "NAdam": {},
+    "RAdam": {},
+    "RMSprop": {"centered": True, "momentum": 0.5},
+    "Rprop": {},
+    "SGD": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "lr": 0.01},
+}
+#: PyTorch's two forms are not the same sums
+OTHER_ORDER = {"ASGD"}
+
+
+def place(device: str) -> str:
+    return "cpu" if device == "cpu" else "cuda:0"
+
+
+def drawn(seed: int, *shape: int) -> Any:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape, np.float32))
+
+
+def trained(
+    kind: str, device: str = "cpu", steps: int = 4, dtype: Any = torch.float32, block: bool = True, **options: Any
+) -> list[Any]:
+    """The weights after some steps on a quadratic form of them."""
+    weights = [drawn(i, n, 5).to(place(device), dtype).requires_grad_() for i, n in enumerate((3, 1, 8))]
+    optimizer = getattr(torch.optim, kind)(weights, **OPTIONS[kind] | options)
+
+    def run() -> None:
+        for step in range(steps):
+            for i, w in enumerate(weights):
+                w.grad = (w.detach() * 2 + drawn(10 * step + i, *w.shape).to(w)) * 0.5
+            optimizer.step()
+
+    if not block:
+        run()
+        return [w.detach() for w in weights]
+    with mode.reproducible(strict=True) as report:
+        run()
+    assert report.left == () and report.coverage == 1
+    return [w.detach() for w in weights]
+
+
+def equal(a: list[Any], b: list[Any]) -> bool:
+    return all(torch.equal(x.cpu(), y.cpu()) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_lists_and_loops_give_the_same_weights(kind: str, device: str) -> None:
+    loop, lists = (trained(kind, device, foreach=how) for how in (False, True))
+    assert kind in OTHER_ORDER or equal(loop, lists)
+    assert equal(trained(kind, device), lists if device == "cuda" else loop)
+    if device == "cuda":
+        assert equal(loop, trained(kind, "cpu"))
+    exact = trained(kind, dtype=torch.float64, block=False, foreach=False)
+    for mine, theirs in zip([*loop, *lists], [*exact, *exact], strict=True):
+        assert (mine.cpu().double() - theirs).abs().max() <= 2.0**-19 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "SGD", "Adagrad"])
+def test_fused_steps_are_right(kind: str, device: str) -> None:
+    found = trained(kind, device, fused=True)
+    if device == "cuda":
+        assert equal(found, trained(kind, "cpu", fused=True))
+    for mine, theirs in zip(found, trained(kind, dtype=torch.float64, block=False, foreach=False), strict=True):
+        assert (mine.cpu().double() - theirs).abs().max() <= 2.0**-20 * theirs.abs().max()
+    if kind == "SGD":
+        assert equal(found, trained(kind, device, foreach=False))
+
+
+def test_narrow_weights_and_a_rate_that_is_a_tensor() -> None:
+    for kind in ("AdamW", "SGD"):
+        found = trained(kind, dtype=torch.bfloat16, fused=True)
+        assert all(w.dtype == torch.bfloat16 for w in found)
+        assert equal(
+            trained(kind, fused=True, lr=torch.tensor(0.01, dtype=torch.float64)), trained(kind, fused=True, lr=0.01)
+        )
+
+
+@pytest.mark.parametrize("norm", [1.0, 2.0, float("inf")])
+def test_gradients_are_clipped(norm: float) -> None:
+    def clipped(dtype: Any, **how: Any) -> list[Any]:
+        weights = [nn.Parameter(drawn(i, 4, 5).to(dtype)) for i in range(3)]
+        for w in weights:
+            w.grad = w.detach() * 3
+        total = nn.utils.clip_grad_norm_(weights, 1.0, norm, **how)
+        return [total, *(w.grad for w in weights)]
+
+    with mode.reproducible(strict=True):
+        found, loop = clipped(torch.float32), clipped(torch.float32, foreach=False)
+    assert equal(found, loop)
+    for mine, theirs in zip(found, clipped(torch.float64), strict=True):
+        assert (mine.double() - theirs).abs().max() <= 2.0**-21 * theirs.abs().max()
+
+
+def test_values_are_clipped() -> None:
+    w = nn.Parameter(drawn(1, 4, 5))
+    w.grad = w.detach() * 3
+    with mode.reproducible(strict=True):
+        nn.utils.clip_grad_value_([w], 0.5)
+    assert torch.equal(w.grad, (w.detach() * 3).clamp(-0.5, 0.5))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_gradients_are_scaled(fused: bool) -> None:
+    """An overflow skips its step, and the scale is that of PyTorch."""
+
+    def run() -> tuple[Any, list[float]]:
+        w = nn.Parameter(drawn(1, 4, 5))
+        optimizer = torch.optim.SGD([w], lr=0.1, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+        scales = []
+        for step in range(6):
+            optimizer.zero_grad()
+            loss = w.square().sum() * (torch.inf if step == 2 else 1.0)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+        return w.detach(), scales
+
+    expected = run()
+    with mode.reproducible(strict=True):
+        found = run()
+    assert found[1] == expected[1] and torch.allclose(found[0], expected[0], rtol=1e-6, atol=0)
+
+
+def test_fifty_steps_give_the_same_weights_again() -> None:
+    """Dropout, clipping and AdamW as they come."""
+
+    def run() -> list[Any]:
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 4))
+        optimizer = torch.optim.AdamW(model.parameters())
+        x, labels = drawn(1, 12, 8), torch.arange(12) % 4
+        for _ in range(50):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), labels).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+        return [p.detach() for p in model.parameters()]
+
+    with mode.reproducible(strict=True) as report:
+        first = run()
+    assert report.left == () and report.coverage == 1
+    with mode.reproducible(strict=True):
+        assert equal(first, run())
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        with mode.reproducible(strict=True):
+            assert equal(first, run())
+    finally:
+        torch.set_num_threads(before)
