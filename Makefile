@@ -5,6 +5,7 @@
 #   make cuda                               build the CUDA library (nvcc, and cuBLAS and cuFFT from CUDA_HOME or PyPI)
 #   make emulated [OPS=...]                 check the CUDA kernels on an emulated device, without a GPU (CUDA's headers)
 #   make install PREFIX=/usr/local          install the library, its headers and what pkg-config and CMake read (KIND=cuda)
+#   make uninstall PREFIX=/usr/local        remove what that installed
 #   make wheel                              a wheel with the manylinux tag that fits, into dist/ (KIND=cuda)
 #   make check                              formatting, lint, types, generated files, sanitizers of the C core
 #   make sanitize [OPS=...]                 the tests with the CPU library under AddressSanitizer and UBSan
@@ -40,7 +41,7 @@ C_SOURCES := find native/src native/include/torchlean_cuda.h native/tools native
     -name "*.[ch]" -o -name "*.cpp" -o -name "*.cu" -o -name "*.cuh"
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test lib cuda emulated install wheel check sanitize sanitized exhaustive bench gpu site abi fmt clean
+.PHONY: help verify test lib cuda emulated install uninstall wheel check sanitize sanitized exhaustive bench gpu site abi fmt clean
 
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
@@ -74,13 +75,16 @@ test: $(ENV_TEST) lib
 cuda: $(ENV_CUDA)
 	@$(MAKE) --no-print-directory -C native -j$(JOBS) cuda PYTHON=$(abspath $(PY))
 
+# The second pass runs blocks, and the threads of a block, in an order that no result may depend on.
+ORDERS ?= forwards shuffled
 emulated: $(ENV_TEST) $(ENV_CUDA)
 	@$(MAKE) --no-print-directory -C native -j$(JOBS) emulated PYTHON=$(abspath $(PY))
-	TORCHLEAN_CUDA_LIBRARY=$(CURDIR)/native/build/emulated/libtorchlean_cuda.so \
-	    $(PY) -m tlrt verify --device cuda:0 $(if $(OPS),--ops '$(OPS)') $(VERIFY)
+	for order in $(ORDERS); do \
+	    TORCHLEAN_EMULATOR_ORDER=$$order TORCHLEAN_CUDA_LIBRARY=$(CURDIR)/native/build/emulated/libtorchlean_cuda.so \
+	    $(PY) -m tlrt verify --device cuda:0 $(if $(OPS),--ops '$(OPS)') $(VERIFY) || exit 1; done
 
-install:
-	@$(MAKE) --no-print-directory -C native -j$(JOBS) install PYTHON=$(abspath $(PY))
+install uninstall:
+	@$(MAKE) --no-print-directory -C native -j$(JOBS) $@ PYTHON=$(abspath $(PY)) 'FROM=$(CURDIR)'
 
 # CUDA's libraries come with the packages that the wheel depends on.
 KIND ?= cpu

@@ -7,7 +7,7 @@ session, x a tensor. Tests compare the lines with both libraries.
 
 import re
 
-__all__ = ["AREAS", "MISSING", "OURS_ALONE", "areas", "full_name", "pytorch_page"]
+__all__ = ["AREAS", "GRADIENTS", "MISSING", "OURS_ALONE", "areas", "full_name", "pytorch_page"]
 
 #: for a name that is not here
 MISSING = "–"
@@ -278,6 +278,22 @@ s.gather_scalar_nat",
     "Own optimisers and initial values": "optim.Lion, optim.Update, optim.one_call, nn.init.Initializer",
 }
 
+#: gradients that differ on purpose: `names of PyTorch | where | here | in PyTorch 2.13, and 2.14`; tests compute both
+GRADIENTS = """
+clamp | at a bound | 0 | 1; since 2.14 0, and ½ where the bounds are tensors
+sqrt | at 0 | 0 | ∞
+sqrt | below 0 | 0, and the root is NaN | NaN
+atan2 | at (0, 0) | NaN | 0
+logsumexp | of -∞ alone | 0 | NaN
+relu, F.elu | at NaN | NaN | 1
+F.leaky_relu | at NaN | NaN | the slope
+abs, clamp | at NaN | NaN | 0
+maximum, minimum | where one is NaN | NaN of both | 1 of both
+F.gelu, F.silu, F.mish | at ∞; at -∞ | 1; 0 | NaN
+F.softsign | at ∞ and -∞ | 0 | NaN
+expm1 | at -20 | e⁻²⁰ | 0
+"""
+
 HEAD = """# From PyTorch
 
 Written by `make abi` (codegen/pytorch_names.py); tests resolve every name. Here s is a session, x a tensor or a parameter.
@@ -312,6 +328,21 @@ def pytorch_page() -> str:
     for area, rows in areas().items():
         lines = [f"| {code([*map(full_name, theirs)])} | {code(ours)} | {note} |" for theirs, ours, note in rows]
         parts.append("\n".join([f"## {area}\n", "| PyTorch | here | what differs |", "|---|---|---|", *lines, ""]))
+    lines = [
+        f"| {code([*map(full_name, theirs.split(', '))])} | {where} | {here} | {there} |"
+        for theirs, where, here, there in (line.split(" | ") for line in GRADIENTS.strip().splitlines())
+    ]
+    about = (
+        "At other kinks and at ties they are PyTorch's: relu, leaky_relu and abs at 0, equal maxima, products with a 0, \
+the norm of 0.\n"
+    )
+    head = [
+        "## Gradients that differ on purpose\n",
+        about,
+        "| PyTorch | where | here | in PyTorch |",
+        "|---|---|---|---|",
+    ]
+    parts.append("\n".join([*head, *lines, ""]))
     alone = [f"- {what}: {code(names.split(', '))}" for what, names in OURS_ALONE.items()]
     parts.append("\n".join(["## What PyTorch has no counterpart of\n", *alone, ""]))
     return "\n".join(parts)

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +80,6 @@ def main(example: Example, argv: Sequence[str] | None = None) -> dict[str, Any]:
     settings = _settings(example, arguments)
     if example.check is not None:
         example.check(settings, arguments)
-    if find_spec("safetensors") is None:
-        raise SystemExit(f"no checkpoint could be saved: safetensors {NOT_INSTALLED}")
     folder = Path(arguments.out)
     folder.mkdir(parents=True, exist_ok=True)
     if arguments.threads:

@@ -6,6 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import tlrt
+from tlrt._terminal import program_name
+
 
 class Command(NamedTuple):
     """A module with main(argv) -> exit status."""
@@ -32,7 +35,8 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Hands the arguments after the command to its module."""
-    parser = argparse.ArgumentParser(prog="python -m tlrt", description="float32 tensors on the CPU and CUDA.")
+    parser = argparse.ArgumentParser(prog=program_name(), description="float32 tensors on the CPU and CUDA.")
+    parser.add_argument("--version", action="version", version=f"tlrt {tlrt.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, command in COMMANDS.items():
         commands.add_parser(name, help=command.help, add_help=False)

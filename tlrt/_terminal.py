@@ -8,10 +8,17 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 #: seconds after which a stream that is no terminal gets another line of progress
 INTERVAL = 20.0
+
+
+def program_name(command: str = "") -> str:
+    """What usage calls a command: ``tlrt COMMAND`` or ``python -m tlrt COMMAND``, as it was called."""
+    called = "tlrt" if Path(sys.argv[0]).name == "tlrt" else "python -m tlrt"
+    return f"{called} {command}".rstrip()
 
 
 def format_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

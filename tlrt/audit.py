@@ -27,7 +27,7 @@ from typing import Any
 from tlrt import checkpoint, kernels
 from tlrt._chain import Chain, Entry, LedgerError, encode, fingerprints, read
 from tlrt._program import load_program
-from tlrt._terminal import Progress, format_table
+from tlrt._terminal import Progress, format_table, program_name
 from tlrt.context import device as open_device
 from tlrt.errors import ArgumentError, TorchleanError, refusal
 from tlrt.ledger import Ledger, Sink, digits_of
@@ -377,7 +377,7 @@ def _notes(chain: Chain, device: str) -> Iterator[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; 0 where every bit is as recorded, 1 where one departs, 2 for wrong arguments."""
     parser = argparse.ArgumentParser(
-        prog="python -m tlrt audit",
+        prog=program_name("audit"),
         description="Computes the steps of a ledger again and names the first that departs.",
     )
     add = parser.add_argument

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tlrt._binding import convert
+from tlrt._binding.arguments import is_number
 from tlrt._binding.together import release_call, set_and_call
 from tlrt.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ShapeError, TorchleanError, refusal
 from tlspec.ops.random import RULE
@@ -36,9 +38,11 @@ _PREFIX = "optimizer/"
 _METADATA = "__metadata__"
 #: the longest header of the format, in bytes
 _LONGEST = 100_000_000
-#: the types of the format that NumPy has
-_TYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "U8": "<u1",
-          "U16": "<u2", "U32": "<u4", "U64": "<u8", "BOOL": "?"}  # fmt: skip
+#: the types of the format that are read, those of 16 bits as float32, which holds them
+_TYPES = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8",
+          "U8": "<u1", "U16": "<u2", "U32": "<u4", "U64": "<u8", "BOOL": "?"}  # fmt: skip
+
+_FOREIGN = "a checkpoint (weights of other programs: load_state_dict takes what safetensors.torch.load_file reads)"
 
 
 class CheckpointError(TorchleanError, ValueError):
@@ -49,12 +53,14 @@ class _Tensor:
     """A tensor of an open file; as an array it is read, by pread: a file that is cut short is an error, and no signal."""
 
     def __init__(self, path: object, file: int, place: int, kind: str, shape: tuple[int, ...]) -> None:
-        self.path, self.file, self.place, self.dtype, self.shape = path, file, place, np.dtype(_TYPES[kind]), shape
+        self.path, self.file, self.place, self.kind, self.shape = path, file, place, kind, shape
+        self.stored = np.dtype(_TYPES[kind])
+        self.dtype = np.dtype(np.float32) if kind in ("F16", "BF16") else self.stored
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        array = np.empty(self.shape, self.dtype)
+        array = np.empty(self.shape, self.stored)
         _fill(self.path, self.file, self.place, array.reshape(-1).view(np.uint8).data)
-        return array
+        return convert.widened_bfloat16(array) if self.kind == "BF16" else array.astype(self.dtype, copy=False)
 
 
 def _fill(path: object, file: int, place: int, view: memoryview) -> None:
@@ -73,11 +79,8 @@ def save(
     `extra` is anything JSON holds (the epoch, the place in the data), which :func:`load` returns, NumPy's numbers as Python's.
     Raises OSError, ArgumentError for a parameter's name that no file can hold or a NaN or infinity in `extra`, ArgumentTypeError
     for what else JSON has not, DeviceMismatchError for an optimiser of another session."""
-    try:
-        import safetensors.numpy
-    except ImportError:
-        text = "checkpoint: safetensors: not installed (pip install safetensors)"
-        raise CheckpointError(text) from None
+    import safetensors.numpy
+
     precision = _precision("save", session)
     tensors: dict[str, npt.NDArray[Any]] = {}
     for name, parameter in session.parameters.items():
@@ -90,13 +93,13 @@ def save(
     for i, optimizer in enumerate(_optimizers("save", session, optimizers)):
         chosen, arrays = optimizer.state()
         settings.append(chosen)
-        tensors.update({f"{_PREFIX}{i}/{n}": np.ascontiguousarray(a) for n, a in arrays.items()})
+        tensors.update({f"{_PREFIX}{i}/{n}": np.asarray(a, order="C") for n, a in arrays.items()})
     about = {"version": VERSION, "precision": precision, "parameters": list(session.parameters),
              "math": getattr(session.device, "math", "exact"),
              "random": {"rule": RULE, "seed": session.seed, "counter": session.counter}, "optimizers": settings,
              "extra": _json(extra or {})}  # fmt: skip
     # one entry of metadata alone: safetensors writes several in an order that changes from call to call
-    data = safetensors.numpy.save(tensors, {"tlrt": json.dumps(about, allow_nan=False)})
+    data = safetensors.numpy.save(tensors, {"tlrt": json.dumps(about, allow_nan=False, default=_plain_number)})
     target = Path(os.path.realpath(path))
     # the name is chosen before the file is there, so that an interrupt at any point can remove it
     temporary = target.with_name(f"{target.name}{secrets.token_urlsafe(6)}.part")
@@ -124,7 +127,7 @@ def _json(extra: Mapping[str, Any]) -> Any:
 
 
 def _plain_number(value: Any) -> Any:
-    if isinstance(value, (np.number, np.bool_)) and not isinstance(value, np.complexfloating):
+    if is_number(value):
         return value.item()
     raise TypeError(f"no {type(value).__name__} in JSON")
 
@@ -212,7 +215,7 @@ def _read_header(path: object, file: int) -> tuple[dict[str, Any], dict[str, _Te
         about = json.loads(metadata["tlrt"])
         version = about["version"]
     except (KeyError, TypeError, ValueError, RecursionError):  # the last: lists within lists, thousands deep
-        raise refusal(CheckpointError, "load", path, "a safetensors file of another program", "a checkpoint") from None
+        raise refusal(CheckpointError, "load", path, "a safetensors file of another program", _FOREIGN) from None
     if version != VERSION:
         raise refusal(CheckpointError, "load", path, f"version {version}", VERSION)
     random = about.get("random")
@@ -251,9 +254,11 @@ def _read_table(path: object, file: int) -> tuple[Any, dict[str, _Tensor]]:
         shape, (first, last) = entry["shape"], entry["data_offsets"]
         if any(type(n) is not int or n < 0 for n in (*shape, first, last)):
             raise ValueError(f"{name}: sizes that are no natural numbers")
+        if entry["dtype"] not in _TYPES:
+            raise ValueError(f"{name}: got type {entry['dtype']}, expected {', '.join(_TYPES)}")
         tensor = tensors[name] = _Tensor(path, file, start + first, entry["dtype"], tuple(shape))
-        if last - first != math.prod(shape) * tensor.dtype.itemsize:
-            raise ValueError(f"{name}: {last - first} bytes for {tensor.dtype} of shape {tensor.shape}")
+        if last - first != math.prod(shape) * tensor.stored.itemsize:
+            raise ValueError(f"{name}: {last - first} bytes for {tensor.kind} of shape {tensor.shape}")
         spans.append((first, last))
     spans.sort()
     if [0, *(last for _, last in spans)] != [*(first for first, _ in spans), size - start]:

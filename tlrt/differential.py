@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from tlrt._binding.observer import Observer
 from tlrt._program import load_program
-from tlrt._terminal import format_table
+from tlrt._terminal import format_table, program_name
 from tlrt.errors import ArgumentError, TorchleanError, refusal
 from tlrt.session import Session, TensorRef
 from tlrt.tape import AnyBuffer, Node, Tape
@@ -358,7 +358,7 @@ def _drift(value: npt.NDArray[Any], reference: npt.NDArray[Any]) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; 0 where every result is within its bound, 1 where one is not, 2 for wrong arguments."""
     parser = argparse.ArgumentParser(
-        prog="python -m tlrt compare",
+        prog=program_name("compare"),
         description="Runs a program on several devices and compares every operation, forward and backward.",
     )
     add = parser.add_argument

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tlrt._terminal import program_name
+
 __all__ = ["Report", "examine", "main"]
 
 #: compute capabilities with half as many float64 units as float32 units, or as many; others have one for 32 or 64 (NVIDIA's CUDA
@@ -167,7 +169,7 @@ def _driver() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; 0 when the library is usable, else 1."""
     parser = argparse.ArgumentParser(
-        prog="python -m tlrt doctor",
+        prog=program_name("doctor"),
         description="Says what was built, which devices are seen, and what to do when something is missing.",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")

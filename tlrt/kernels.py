@@ -9288,8 +9288,8 @@ def grouped_attention(
 
     out[b, h, i] = softmax(S)·V[b, h'], S[i, j] = scale·Σ_k Q[b, h, i, k]·K[b, h', j, k], h' = h // (heads / kv_heads), over the
     keys i + offset - before <= j <= i + offset + after; 2^32 - 1 limits nothing, after = 0 is causal. mask_mode 0: no mask.
-    1: weight 0 where the mask is 0. 2: the mask is added to S, and blocks where it is -inf. A row that is blocked entirely gives
-    zeros.
+    1: weight 0 where the mask is 0. 2: the mask is added to S, and blocks where it is -inf; the least number does not, so that
+    a row of it alone is the mean of V. A row that is blocked entirely gives zeros.
 
     Shapes: Q (batch, heads, queries, d), K (batch, kv_heads, keys, d), V (batch, kv_heads, keys, width), mask (mask_batch,
     mask_heads, mask_queries, keys), of which the first three are 1 or those of Q, out (batch, heads, queries, width).

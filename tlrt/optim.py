@@ -142,15 +142,18 @@ def call_and_count(optimizer: Optimizer, function: Callable[..., int], *argument
 
 
 def _hyperparameter(name: str) -> property:
-    """An attribute that observers of the device may refuse to set."""
+    """An attribute that takes valid values alone, and that observers of the device may refuse to set."""
 
     def assign(self: Optimizer, value: Any) -> None:
+        self._check_value(name, value)
         if (session := self.__dict__.get("session")) is not None:
             for observer in session.device._observers:
                 observer.before_setting(session, f"{type(self).__name__}.{name}")
         if groups := self.__dict__.get("groups"):
             first = self.__dict__.setdefault("_first", {}).setdefault(name, value)
             inherited = [group._inherited(name, value, first) for group in groups]
+            for group, each in zip(groups, inherited, strict=True):
+                group._check_value(name, each)
             self.__dict__[f"_{name}"] = value
             for group, each in zip(groups, inherited, strict=True):
                 assign(group, each)
@@ -421,17 +424,21 @@ class Optimizer(Uncopied):
         return {h: getattr(self, h) for h in self.hyper}
 
     def _check(self, settings: Mapping[str, Any]) -> None:
-        """Raises ArgumentTypeError for a hyperparameter that is no number, ArgumentError for one out of range."""
-        kind = type(self).__name__
+        """Raises ArgumentTypeError for a hyperparameter that is no number, ArgumentError for one out of range and for those that
+        do not go together."""
         for h in self.hyper:
-            value = settings[h]
-            if type(value) is not float and not is_number(value):
-                raise refusal(ArgumentTypeError, kind, h, type(value).__name__, "a number")
-            below_one = h.startswith(("alpha", "beta"))
-            if not 0 <= value < math.inf or (below_one and value >= 1):
-                raise refusal(ArgumentError, kind, h, value, f"0 <= {h}{' < 1' * below_one}, finite")
+            self._check_value(h, settings[h])
         for group in self.groups:
             group._check(group._settings())
+
+    def _check_value(self, name: str, value: Any) -> None:
+        """The same of one hyperparameter."""
+        kind = type(self).__name__
+        if type(value) is not float and not is_number(value):
+            raise refusal(ArgumentTypeError, kind, name, type(value).__name__, "a number")
+        below_one = name.startswith(("alpha", "beta"))
+        if not 0 <= value < math.inf or (below_one and value >= 1):
+            raise refusal(ArgumentError, kind, name, value, f"0 <= {name}{' < 1' * below_one}, finite")
 
     def _update(self, packed: Mapping[str, Any], gradients: Any) -> None:
         raise NotImplementedError
@@ -709,10 +716,10 @@ class ExponentialMovingAverage(Optimizer):
         _release_states(self._state)
         self._state = {"average": [p.mirror.copy() for p in self.parameters]}
 
-    def _check(self, settings: Mapping[str, Any]) -> None:
-        super()._check(settings)
-        if settings["decay"] > 1:
-            raise refusal(ArgumentError, type(self).__name__, "decay", settings["decay"], "0 <= decay <= 1")
+    def _check_value(self, name: str, value: Any) -> None:
+        super()._check_value(name, value)
+        if value > 1:
+            raise refusal(ArgumentError, type(self).__name__, name, value, f"0 <= {name} <= 1")
 
     def update(self) -> None:
         """Moves the averages towards the parameters' present values. Within a captured function it raises CaptureError: call it

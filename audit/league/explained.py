@@ -61,8 +61,8 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained(f"{TORCH} numpy cupy", "pow_scalar", "A power of ½ is the square root, which is NaN at -inf where pow is inf.",
               "forward", "float32", "value stale"),
     Explained("*", "irfft1d_packed", RANGE),
-    Explained(TORCH, "flash_attention", "A blocked key has the weight 0, and 0 times an infinity of its values is NaN.",
-              "forward"),
+    Explained(TORCH, "flash_attention", "A causal mask is filled in before scores are multiplied by the scale: a negative one "
+              "makes the row NaN. A row whose scores are all -inf is 0.", "*"),
     Explained(TORCH, "log_softmax cross_entropy cross_entropy_rows", "The logarithm of the sum is rounded to the narrow format "
               "before it is subtracted.", "*", NARROW),
     Explained(TORCH, "expm1", f"The gradient is g·(out + 1). {CANCELS}", "vjp"),

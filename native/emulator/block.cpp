@@ -1,15 +1,17 @@
 /* How a grid runs on this processor: its blocks one after the other, the threads of a block as coroutines, each with a stack of
  * its own. A thread runs until it comes to a barrier, a vote or a shuffle, and goes on when all whom it waits for have come to the
  * same. Where nobody can go on, threads wait for each other: a barrier that not all reach, which a device may hang at or pass.
+ * A shuffle or a vote needs all lanes of its mask: what it reads of one that has ended, or never was, is undefined on a device.
  *
- * TORCHLEAN_EMULATOR_ORDER=backwards or =shuffled changes which thread goes first between two barriers, which a result may not
- * depend on; TORCHLEAN_EMULATOR_TRACE=1 prints every launch. Dynamic shared memory begins as NaN in every block. */
+ * TORCHLEAN_EMULATOR_ORDER=backwards or =shuffled changes which block goes first, and which thread between two barriers: a result
+ * may depend on neither. TORCHLEAN_EMULATOR_TRACE=1 prints every launch. Dynamic shared memory begins as NaN in every block. */
 #include "language.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
 #include <mutex>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -33,6 +35,7 @@ constexpr size_t STACK = 128 << 10;
 std::mutex device; /* one grid at a time */
 void *scheduler;   /* its stack pointer while a thread runs */
 const std::function<void()> *kernel_body;
+const char *kernel_name;
 thread all_threads[MOST_THREADS];
 int come[BARRIERS]; /* threads, to the barriers of some warps */
 
@@ -94,6 +97,15 @@ void make(thread *t, int number)
     t->top = top;
 }
 
+/* The lanes of a warp of `lanes` that cannot show what one of them waits for. */
+uint32_t absent(const thread *t, int lanes, uint32_t mask)
+{
+    uint32_t found = lanes < WARP ? mask >> lanes << lanes : 0;
+    for (int j = 0; j < lanes; j++)
+        if (mask >> j & 1 && t[j].state == THE_NEXT_KERNEL) found |= 1u << j;
+    return found;
+}
+
 /* Lets go those of a warp of `lanes` who wait for nobody but each other: what they offered is shown. */
 bool release_warp(thread *t, int lanes)
 {
@@ -101,10 +113,14 @@ bool release_warp(thread *t, int lanes)
     for (int i = 0; i < lanes; i++) {
         if (t[i].state != ITS_WARP) continue;
         const uint32_t mask = t[i].mask;
+        if (const uint32_t away = t[i].shows ? absent(t, lanes, mask) : 0) {
+            self = t + i;
+            fail("a shuffle or a vote of lanes that have ended or are not in the block:", away);
+        }
         bool all = true;
         for (int j = 0; j < lanes; j++)
             if (mask >> j & 1 && t[j].state != THE_NEXT_KERNEL)
-                all = all && t[j].state == ITS_WARP && t[j].mask == mask;
+                all = all && t[j].state == ITS_WARP && t[j].mask == mask && t[j].shows == t[i].shows;
         if (!all) continue;
         for (int j = 0; j < lanes; j++) {
             if (!(mask >> j & 1) || t[j].state != ITS_WARP) continue;
@@ -128,14 +144,14 @@ void release_block(int count)
     }
 }
 
-void run_block(const char *kernel, const std::vector<int> &order)
+void run_block(const std::vector<int64_t> &order)
 {
     const int count = (int)order.size();
     for (int i = 0; i < count; i++)
         threads[i].state = NOTHING;
     memset(come, 0, sizeof come);
     for (;;) {
-        for (int i : order) {
+        for (const int64_t i : order) {
             if (threads[i].state != NOTHING) continue;
             self = threads + i;
             emulator_switch(&scheduler, self->top);
@@ -154,31 +170,45 @@ void run_block(const char *kernel, const std::vector<int> &order)
             fprintf(stderr,
                     "emulator: %s, block %u %u %u: of %d threads %d have ended, %d wait for the block, the others for "
                     "lanes of their warp or for some warps that do not come\n",
-                    kernel, blockIdx.x, blockIdx.y, blockIdx.z, count, done, at_barrier);
+                    kernel_name, blockIdx.x, blockIdx.y, blockIdx.z, count, done, at_barrier);
             abort();
         }
         release_block(count);
     }
 }
 
-/* The order in which the threads of a block go on. */
-std::vector<int> order_of(int count)
+/* The order in which the blocks of a grid run, and the threads of a block go on. */
+std::vector<int64_t> order_of(int64_t count)
 {
     static const char *const chosen = getenv("TORCHLEAN_EMULATOR_ORDER");
     static std::mt19937 random;
-    std::vector<int> order(count);
-    for (int i = 0; i < count; i++)
-        order[i] = i;
-    if (chosen && !strcmp(chosen, "backwards")) std::reverse(order.begin(), order.end());
-    if (chosen && !strcmp(chosen, "shuffled")) std::shuffle(order.begin(), order.end(), random);
+    std::vector<int64_t> order(count);
+    std::iota(order.begin(), order.end(), 0);
+    if (!chosen || !*chosen || !strcmp(chosen, "forwards")) return order;
+    if (!strcmp(chosen, "backwards")) {
+        std::reverse(order.begin(), order.end());
+    } else if (!strcmp(chosen, "shuffled")) {
+        std::shuffle(order.begin(), order.end(), random);
+    } else {
+        fprintf(stderr, "emulator: TORCHLEAN_EMULATOR_ORDER: got %s, expected forwards, backwards or shuffled\n",
+                chosen);
+        abort();
+    }
     return order;
 }
 
 } // namespace
 
-void wait_for_warp(uint32_t mask)
+void fail(const char *what, uint32_t lanes)
 {
-    self->mask = mask;
+    fprintf(stderr, "emulator: %s, block %u %u %u, warp %d, lane %d: %s %08x\n", kernel_name, blockIdx.x, blockIdx.y,
+            blockIdx.z, self->warp, self->lane, what, lanes);
+    abort();
+}
+
+void wait_for_warp(uint32_t mask, bool shows)
+{
+    self->mask = mask, self->shows = shows;
     stop(ITS_WARP);
 }
 
@@ -217,15 +247,13 @@ void run_grid(const char *kernel, dim3 grid, dim3 block, size_t bytes, const std
         const unsigned n = (unsigned)i;
         threads[i].index = {n % block.x, n / block.x % block.y, n / block.x / block.y};
     }
-    const std::vector<int> order = order_of((int)count);
-    blockDim = block, gridDim = grid, kernel_body = &body;
-    for (unsigned z = 0; z < grid.z; z++)
-        for (unsigned y = 0; y < grid.y; y++)
-            for (unsigned x = 0; x < grid.x; x++) {
-                blockIdx = {x, y, z};
-                memset(dynamic_memory, 0xff, bytes);
-                run_block(kernel, order);
-            }
+    const std::vector<int64_t> order = order_of(count);
+    blockDim = block, gridDim = grid, kernel_body = &body, kernel_name = kernel;
+    for (const int64_t n : order_of(blocks)) {
+        blockIdx = {(unsigned)(n % grid.x), (unsigned)(n / grid.x % grid.y), (unsigned)(n / grid.x / grid.y)};
+        memset(dynamic_memory, 0xff, bytes);
+        run_block(order);
+    }
 }
 
 } // namespace emulator

@@ -60,6 +60,7 @@ struct thread {
     int lane, warp;
     waiting state;
     uint32_t mask; /* the lanes that it waits for */
+    bool shows;    /* and whose values it reads */
     int vote;      /* at the block's barrier */
     int barrier;   /* of some warps, that it waits at */
     uint64_t offered[WORDS], shown[WORDS];
@@ -69,7 +70,11 @@ extern thread *self, *threads;
 extern int votes, all_votes; /* how many threads voted, and whether all did */
 extern char dynamic_memory[SHARED_BYTES];
 
-void wait_for_warp(uint32_t mask);
+/* Waits for the lanes of `mask`. Where it `shows` them a value, each of them must do so, the caller among them; else those that
+ * have ended may be absent. */
+void wait_for_warp(uint32_t mask, bool shows);
+/* Ends the process: says what the kernel that runs does wrong, of its lanes `lanes`. */
+[[noreturn]] void fail(const char *what, uint32_t lanes);
 void wait_for_block(int vote);
 /* At a barrier of some warps, of `count` threads, the caller waits for the others or goes on. */
 void meet_at(int barrier, int count, bool waits);
@@ -87,8 +92,9 @@ template <class T> T shown(int lane)
 template <class T> void show(uint32_t mask, T value)
 {
     static_assert(sizeof value <= sizeof(uint64_t) * WORDS, "what a thread shows");
+    if (!(mask >> self->lane & 1)) fail("a shuffle or a vote without the caller in its mask, which is", mask);
     memcpy(self->offered, &value, sizeof value);
-    wait_for_warp(mask);
+    wait_for_warp(mask, true);
 }
 
 template <class... Parameters, class... Arguments>
@@ -139,7 +145,7 @@ inline int __syncthreads_and(int vote)
     emulator::wait_for_block(vote);
     return emulator::all_votes;
 }
-inline void __syncwarp(uint32_t mask = ~0u) { emulator::wait_for_warp(mask); }
+inline void __syncwarp(uint32_t mask = ~0u) { emulator::wait_for_warp(mask, false); }
 
 namespace emulator {
 
@@ -147,7 +153,9 @@ namespace emulator {
 template <class T> T shuffle(uint32_t mask, T value, int source, int width)
 {
     show(mask, value);
-    return shown<T>(source / width == self->lane / width && source >= 0 ? source : self->lane);
+    const int from = source / width == self->lane / width && source >= 0 ? source : self->lane;
+    if (!(mask >> from & 1)) fail("a shuffle that reads a lane outside of its mask, which is", mask);
+    return shown<T>(from);
 }
 
 /* of(value, value) over the lanes of the mask */

@@ -9,7 +9,6 @@ from examples import char_gpt
 from tlrt import Session
 from tlrt.verify.documents import read_document
 
-pytest.importorskip("safetensors")
 TINY = {"steps": 8, "batch": 2, "context": 8, "width": 8, "layers": 1, "heads": 2, "dropout": 0.1, "rate": 1e-3, "decay": 0.1,
         "tests": 1}  # fmt: skip
 

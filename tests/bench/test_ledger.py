@@ -12,7 +12,6 @@ from examples import char_gpt
 def test_a_run_writes_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("safetensors")
     tiny = {"steps": 9, "batch": 2, "context": 8, "width": 8, "layers": 1, "heads": 2, "dropout": 0.1, "rate": 1e-3,
             "decay": 0.1, "tests": 1}  # fmt: skip
     monkeypatch.setitem(char_gpt.PRESETS, "small", tiny)

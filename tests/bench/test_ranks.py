@@ -10,7 +10,6 @@ from bench import ranks
 from tests.runtime.fake_nccl import build_fake_nccl
 from tlrt.verify.documents import read_document, write_document
 
-pytest.importorskip("safetensors")
 pytest.importorskip("sklearn")
 
 

@@ -13,9 +13,6 @@ import pytest
 from numpy.testing import assert_raises, assert_raises_regex
 
 import tlrt
-
-pytest.importorskip("safetensors")
-
 from bench import examples as evidence
 from examples import common, fno_burgers, text
 from tests import DEVICES
@@ -244,11 +241,6 @@ def test_burgers_is_integrated_to_fourth_order():
 def test_initial_functions_are_the_same_on_every_grid():
     fine, coarse = (fno_burgers.draw_initial(3, n, np.random.default_rng(1)) for n in (64, 16))
     assert np.allclose(fine[:, ::4], coarse, rtol=0, atol=1e-14)
-
-
-def test_what_is_missing_is_said_before_anything_is_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr(common, "find_spec", lambda name: None)
-    assert_raises_regex(SystemExit, "safetensors is not installed", start, "char_gpt", tmp_path)
 
 
 def test_runs_for_evidence(tmp_path):

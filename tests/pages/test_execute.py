@@ -15,7 +15,7 @@ from tests import ROOT
 @pytest.mark.parametrize("name", execute.NAMES)
 def test_the_cells_of_a_notebook_run_in_order(name: str, python: Any) -> None:
     """With a tenth of the steps, as a script."""
-    for module in ("matplotlib", "sklearn", "safetensors"):
+    for module in ("matplotlib", "sklearn"):
         pytest.importorskip(module)
     text = (execute.FOLDER / f"{name}.py").read_text()
     (steps,) = [n.values[i].value for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Dict)

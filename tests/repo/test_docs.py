@@ -30,8 +30,6 @@ def run(python: Any) -> Callable[[str], None]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_blocks_of_a_page_run_in_order(page: str, run: Callable[[str], None]) -> None:
-    if page in ("docs/train.md", "docs/session.md", "docs/ledger.md", "docs/distributed.md"):
-        pytest.importorskip("safetensors")
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
     assert blocks
     run("\n".join(blocks))

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -98,6 +99,66 @@ def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
         *(f"-Wl,-rpath,{p}" for p in (library.parent, *folders)), "-o", tmp_path / "program")  # fmt: skip
     path = os.pathsep.join(map(str, folders))
     assert run(tmp_path / "program", **({"LD_LIBRARY_PATH": path} if folders else {})) == "2 4 6\n"
+
+
+@pytest.mark.parametrize("name", ["plain", "two words", "a & b|c", "sub/dollar$x"])
+def test_a_relative_prefix_may_have_any_name_be_moved_and_be_emptied(name: str, tmp_path: Path) -> None:
+    """Make runs in the repository's root, which here is another folder with the same contents."""
+    (tmp_path / "Makefile").symlink_to(ROOT / "Makefile")
+    (tmp_path / "native").symlink_to(ROOT / "native")
+    given = name.replace("$", "$$")  # as make reads it
+    run("make", "-C", tmp_path, "install", f"PREFIX={given}", "SYSTEM_PYTHON=1", "PYTHON=false")
+    made = {p for p in (tmp_path / name).rglob("*") if not p.is_dir()}
+    assert {p.suffix for p in made} >= {".h", ".so", ".pc", ".cmake"}
+    moved = tmp_path / "moved" / name
+    moved.parent.mkdir(parents=True)
+    shutil.move(tmp_path / name, moved)
+    written = [p.read_text() for kind in ("*.pc", "*.cmake") for p in moved.rglob(kind)]
+    assert not any(str(tmp_path) in text or "@" in text for text in written)
+    flags = run(tool("pkg-config", "pkgconf"), "--cflags", "--libs", "torchlean_cuda",
+                PKG_CONFIG_PATH=f"{moved}/lib/pkgconfig")  # fmt: skip
+    run(os.environ.get("CC", "cc"), EXAMPLES / "train.c", *shlex.split(flags), "-o", tmp_path / "train")
+    assert run(tmp_path / "train", "cpu", LD_LIBRARY_PATH=f"{moved}/lib").startswith("cpu: loss ")
+    (moved / "lib" / "another.so").touch()
+    run("make", "-C", ROOT / "native", "uninstall", f"PREFIX=moved/{given}", f"FROM={tmp_path}")
+    assert [p.name for p in moved.rglob("*") if not p.is_dir()] == ["another.so"]
+
+
+def test_folders_outside_the_prefix_are_named_and_a_stage_is_not(tmp_path: Path) -> None:
+    paths = {"PREFIX": "/opt/it", "LIBDIR": "/opt/it/lib/x86_64-linux-gnu", "INCLUDEDIR": '/usr/in "c" lude'}
+    run("make", "-C", ROOT / "native", "install", f"DESTDIR={tmp_path}", *(f"{k}={v}" for k, v in paths.items()))
+    config = tmp_path / "opt/it/lib/x86_64-linux-gnu"
+    flags = run(
+        tool("pkg-config", "pkgconf"), "--cflags", "--libs", "torchlean_cuda", PKG_CONFIG_PATH=f"{config}/pkgconfig"
+    )
+    assert (
+        shlex.split(flags)[0] == f"-I{paths['INCLUDEDIR']}"
+        and "prefix=${pcfiledir}/../../..\n" in (config / "pkgconfig/torchlean_cuda.pc").read_text()
+    )
+    text = (config / "cmake/torchlean_cuda/torchlean_cudaConfig.cmake").read_text()
+    assert '"${CMAKE_CURRENT_LIST_DIR}/../../../.."' in text and r'"/usr/in \"c\" lude"' in text
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [("KIND=cuda", "No cuBLAS and cuFFT"), ("KIND=gpu", "install: KIND: got 'gpu', expected cpu or cuda")],
+)
+def test_what_cannot_be_installed_says_why(given: str, said: str, tmp_path: Path) -> None:
+    compiler = tmp_path / "bin" / "nvcc"
+    compiler.parent.mkdir()
+    compiler.touch()
+    command = [
+        "make",
+        "-C",
+        ROOT / "native",
+        "install",
+        given,
+        f"PREFIX={tmp_path}",
+        "PYTHON=false",
+        f"CUDA_HOME={tmp_path}",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode and said in done.stderr and not (tmp_path / "lib").exists()
 
 
 def test_programs_find_the_library_by_cmake(prefix: Path, tmp_path: Path) -> None:

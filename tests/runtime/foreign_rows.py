@@ -1,12 +1,12 @@
 """Calls of the rows with arrays of another library: drawn cases, and what a function takes for one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from tlrt import _calls
-from tlspec.drawn import Case
+from tlspec.drawn import Case, generator
 from tlspec.judge.checking import drawn_cases
 from tlspec.registry import Op
 
@@ -32,3 +32,28 @@ def arguments(case: Case, make: Callable[[np.ndarray], Any]) -> list[Any]:
 
 def bits(x: Any) -> tuple[tuple[int, ...], bytes]:
     return x.shape, np.ascontiguousarray(x).tobytes()
+
+
+#: integers that are out of range of every array, by their type
+OUTSIDE = {
+    "int64": [-1, -5, -(2**31), -(2**32), -(2**63), 2**32, 2**32 + 1, 2**33 + 2, 2**63 - 1],
+    "uint64": [2**32, 2**32 + 1, 2**63, 2**63 + 1, 2**64 - 1, 2**64 - 2**32],
+    "int32": [-1, -2, -(2**31)],
+    "int16": [-1, -(2**15)],
+    "int8": [-1, -128],
+}
+
+
+def outside(row: Op, kind: str) -> Iterator[tuple[list[Any], list[Any]]]:
+    """Arguments of a row whose indices, of that type, are partly out of range, and the same with 2^32 - 1 of uint32 there."""
+    draw = generator("outside", row.name, kind)
+    for case in cases(row):
+        given = arguments(case, lambda x: x)
+        at = [i for i, x in enumerate(given) if isinstance(x, np.ndarray) and x.dtype == np.int64]
+        wide, nowhere = list(given), list(given)
+        for i in at:
+            small = np.minimum(given[i], min(np.iinfo(kind).max, 2**31))
+            where = draw.random(small.shape) < 0.5
+            wide[i] = np.where(where, draw.choice(np.array(OUTSIDE[kind], kind), small.shape), small.astype(kind))
+            nowhere[i] = np.where(where, 2**32 - 1, small).astype(np.uint32)
+        yield wide, nowhere

@@ -5,10 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tlrt
 from audit.models import llama
 from tests.runtime.operation_calls import attend
 from tlrt import Session, Tape, nn
 from tlrt.errors import ArgumentError, ShapeError
+from tlrt.spec import SpecDevice
 from tlspec.bounds import U
 from tlspec.drawn import generator
 
@@ -291,3 +293,47 @@ def test_positions_are_encoded_along_the_last_two_axes(name: str, shape: tuple[i
             np.testing.assert_array_equal(got.reshape(flat.shape), expected)
         with pytest.raises(ShapeError, match=rf"{name}: x: got shape \(4,\), expected \(…, n, d\)"):
             getattr(s.zeros((4,)), name)()
+
+
+def added_mask(rows: int, keys: int, *, name: str) -> Any:
+    """A row of each kind in turn: open, blocked in part and entirely by -inf and by the least number, and by both."""
+    draw, least = generator("added", name), -np.finfo(np.float32).max
+    mask = draw.normal(size=(rows, keys))
+    for i in range(rows):
+        shut = draw.random(keys) < (0.4 if i % 6 in (1, 2) else 1.0)
+        if i % 6:
+            mask[i, shut] = (0.0, -np.inf, least, -np.inf, least, -np.inf)[i % 6]
+        if i % 6 == 5:
+            mask[i, draw.permutation(keys)[: keys // 2 + 1]] = least
+    return mask.astype(np.float32)
+
+
+@pytest.mark.operations("flash_attention", "grouped_attention")
+@pytest.mark.parametrize("how", ["array", "tensor", "additive array", "additive tensor", "mask with a gradient"])
+@pytest.mark.parametrize("call", ["scaled_dot_product_attention", "flash_attention", "attention", "causal"])
+@pytest.mark.parametrize("device", ["spec", "cpu", "cpu:reproducible"])
+def test_rows_that_a_mask_to_add_blocks(device: str, call: str, how: str) -> None:
+    """-inf gives a row of zeros, and gradients of 0; the least number hides the scores, and gives the mean of the values."""
+    n = 36
+    q, k, v = operands((2, n, 16), (2, n, 16), (2, n, 16))
+    mask = added_mask(n, n, name=call)
+    allowed = (mask > -np.inf) & (np.tri(n, dtype=bool) if call == "causal" else True)
+    wanted = attend(*(x.astype(np.float64) for x in (q, k, v)), 0.25, np.broadcast_to(allowed, (2, n, n)),
+                    bias=np.broadcast_to(np.where(allowed, mask, 0.0), (2, n, n)))  # fmt: skip
+    name, _, math = device.partition(":")
+    dev = SpecDevice() if name == "spec" else tlrt.Device.new(name, math=math or "fast")
+    with Session(dev) as s:
+        leaves = [s.input(x, requires_grad=True) for x in (q, k, v)]
+        given = mask if "array" in how else s.input(mask, requires_grad=how.endswith("gradient"))
+        mode = {"mask_mode": "additive"} if "additive" in how or how.endswith("gradient") else {}
+        causal = {"causal": True} if call == "causal" else {}
+        function = getattr(s, "scaled_dot_product_attention" if call == "causal" else call)
+        y = function(*leaves, given, **mode, **causal)
+        np.testing.assert_allclose(y.numpy(), wanted, rtol=0, atol=200 * U)
+        empty = ~allowed.any(axis=1)
+        assert empty.any() and not y.numpy()[:, empty].any()
+        s.backward(s.sum(s.mul(y, s.const(operands((2, n, 16))[0]))))
+        for x in leaves + ([given] if how.endswith("gradient") else []):
+            assert np.isfinite(x.grad.numpy()).all()
+        assert not leaves[0].grad.numpy()[:, empty].any() and leaves[2].grad.numpy().any()
+        assert not how.endswith("gradient") or not given.grad.numpy()[~allowed].any()

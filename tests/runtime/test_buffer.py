@@ -3,9 +3,11 @@
 import copy
 import gc
 import math
+import os
 import pickle
 import weakref
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -136,6 +138,43 @@ def test_making(dev):
     assert len(dev.empty(5)) == 5 == dev.empty(5).length and dev.zeros(0).numpy().shape == (0,)
     b = dev.zeros(2)
     assert b.fill(np.float32(2)) is b and b.numpy().tolist() == [2, 2] and b.device is dev
+
+
+def resident() -> int:
+    """Bytes of memory that the process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("n", [2**20, 2**20 + 1, 2**26 + 7, 3 * 2**25])
+def test_zeros_take_memory_when_they_are_used(n):
+    with tlrt.Device.new("cpu") as device:
+        before = resident()
+        with device.zeros(n) as x:
+            grown = resident() - before
+            assert grown < n  # bytes of a quarter of the elements
+            assert not x.numpy().any()
+            x.fill(7.0)
+        with device.zeros(n) as again:  # the same memory, out of the pool
+            assert not again.numpy().any()
+            kernels.scale(again.fill(1.0), 2.0, out=again)
+            assert (again.numpy() == 2).all()
+        device.collect()
+        with device.zeros(n) as fresh, device.empty(n) as other:
+            assert not fresh.numpy().any() and other is not fresh
+
+
+def test_zeros_of_a_captured_step_are_written_each_time():
+    with tlrt.Session("cpu") as s:
+        w = s.param(np.ones(2**20 + 3), "w")
+
+        def step():
+            x = s.zeros(w.shape)
+            return s.add(x, w)
+
+        run = s.capture(step)
+        for _ in range(4):
+            assert (run().numpy() == 1).all()
+            w.assign(tlrt.AnyBuffer.of(w.shape, s.device.full(w.size, 1.0)))
 
 
 def test_a_handle_is_released_where_nothing_can_own_it(monkeypatch):

@@ -1,6 +1,8 @@
 """Memory lent to other libraries and borrowed from them: one memory on both sides, as long as either needs it."""
 
 import gc
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from tests import DEVICES, unchanged_memory
 from tlrt import Session, kernels
 from tlrt._binding.exchange import lend_to
 from tlrt.buffer import IndexBuffer
+from tlspec.drawn import generator
 
 
 def open_library(name: str, device: str) -> Library:
@@ -35,14 +38,104 @@ def test_memory_is_one_on_both_sides(library: Library, device: str) -> None:
     x = library.array(aligned(np.arange(4000, dtype=np.float32).reshape(40, 100)))
     buffer = tlrt.from_dlpack(x)
     view = library.view(buffer)
-    assert library.address(view) == library.address(x) and buffer.device.name == tlrt.device(device).name
+    assert (library.address(view) == library.address(x)) is library.is_mutable
+    assert buffer.device.name == tlrt.device(device).name
     assert np.array_equal(buffer.numpy(), np.arange(4000)) and np.array_equal(library.numpy(view), np.arange(4000))
     own = tlrt.device(device).buffer([1, 2, 3])
-    again = tlrt.from_dlpack(library.view(own))
-    assert again.references == own.references >= 2
+    lent = library.view(own)
+    again = tlrt.from_dlpack(lent)
+    assert (again.references == own.references) is library.is_mutable and own.references >= 2
     own.fill(7.0)
     tlrt.device(device).synchronize()
-    assert again.numpy().tolist() == [7, 7, 7]
+    assert library.numpy(lent).tolist() == [7, 7, 7]
+    assert again.numpy().tolist() == ([7, 7, 7] if library.is_mutable else [1, 2, 3])
+
+
+def test_an_array_that_is_immutable_stays_as_it_is(device: str) -> None:
+    library = open_library("JAX", device)
+    numbers = generator("immutable", device).standard_normal((7, 64), np.float32)
+    x = library.array(aligned(numbers))
+    for wanted in (None, True):
+        copy = tlrt.from_dlpack(x, copy=wanted)
+        assert copy.numpy().tobytes() == numbers.tobytes()
+        copy.fill(7.0)
+        copy.device.synchronize()
+        assert np.asarray(x).tobytes() == numbers.tobytes()
+    with pytest.raises(tlrt.errors.ArgumentError, match="memory may be read-only, expected a copy"):
+        tlrt.from_dlpack(x, copy=False)
+
+
+class Foreign:
+    """An array of a library that nobody knows, whose tensors have no version."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+        self.__dlpack_device__ = x.__dlpack_device__
+
+    def __dlpack__(self, stream: Any = None) -> Any:
+        return self.x.__dlpack__()
+
+
+def test_a_tensor_that_cannot_say_so_is_taken_for_read_only() -> None:
+    x = aligned(np.arange(9, dtype=np.float32))
+    tlrt.from_dlpack(Foreign(x)).fill(1.0)
+    assert x.tolist() == [*range(9)]
+    with pytest.raises(tlrt.errors.ArgumentError, match="Foreign, whose memory may be read-only"):
+        tlrt.from_dlpack(Foreign(x), copy=False)
+
+
+def test_the_negative_bit_of_pytorchs_tensors(device: str) -> None:
+    torch = pytest.importorskip("torch")
+    numbers = torch.tensor(generator("negative", device).standard_normal((5, 64), np.float32), device=device)
+    views = {"whole": torch._neg_view(numbers), "imaginary": torch.complex(numbers, numbers).conj().imag}
+    for view in views.values():
+        assert view.is_neg()
+        for copy in (None, True):
+            assert tlrt.from_dlpack(view, copy=copy).numpy().tobytes() == (-numbers).cpu().numpy().tobytes()
+        with pytest.raises(
+            tlrt.errors.ArgumentError, match=r"negative bit set, expected a copy of it, as resolve_neg\(\)"
+        ):
+            tlrt.from_dlpack(view, copy=False)
+        with Session("cpu") as s:
+            x = view.cpu()
+            assert x.is_neg() and s.const(x).numpy().tobytes() == (-numbers).cpu().numpy().tobytes()
+    ops = pytest.importorskip("tlrt.torch").reproducible
+    with ops():
+        found = [torch.relu(view).cpu() for view in views.values()]
+    plain = [torch.ops.torchlean.relu(view.detach()).cpu() for view in views.values()]
+    assert all(torch.equal(y, torch.relu(-numbers).cpu()) for y in (*found, *plain))
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_numbers_of_16_bits_are_widened_exactly(kind: str) -> None:
+    """All of them that are no NaN: in order, and of another order of axes."""
+    bits = np.arange(2**16, dtype=np.uint16)
+    wide = (bits.astype(np.uint32) << 16).view(np.float32) if kind == "bfloat16" else bits.view(np.float16)
+    bits, wide = bits[~np.isnan(wide)], np.asarray(wide[~np.isnan(wide)], np.float32)
+    bits, wide = bits[: len(bits) // 8 * 8].reshape(-1, 8), wide[: len(wide) // 8 * 8].reshape(-1, 8)
+    arrays = []
+    if find_spec("ml_dtypes"):
+        types = import_module("ml_dtypes")
+        arrays.append(bits.view(getattr(types, kind) if kind == "bfloat16" else np.float16))
+    if find_spec("torch"):
+        torch = import_module("torch")
+        arrays.append(torch.tensor(bits.view(np.int16)).view(getattr(torch, kind)))
+    if find_spec("jax"):
+        arrays.append(import_module("jax").numpy.asarray(arrays[0]))
+    assert arrays
+    for x in arrays:
+        for array, wanted in ((x, wide), (x.T, wide.T)):
+            assert tlrt.from_dlpack(array).numpy().tobytes() == wanted.tobytes()
+            with pytest.raises((tlrt.errors.TorchleanError, BufferError)):
+                tlrt.from_dlpack(array, copy=False)
+            with Session("cpu") as s:
+                assert s.const(array).numpy().tobytes() == s.input(array).numpy().tobytes() == wanted.tobytes()
+                p = s.param(array, "p")
+                assert p.value.tobytes() == wanted.tobytes() and p.shape == wanted.shape
+                p.set(np.zeros(wanted.shape))
+                p.set(array)
+                assert p.value.tobytes() == wanted.tobytes()
+            assert tlrt.device("cpu").buffer(array).numpy().tobytes() == wanted.tobytes()
 
 
 def test_what_one_side_writes_the_other_reads(device: str) -> None:
@@ -140,6 +233,8 @@ def test_protocols_are_kept_to() -> None:
         assert buffer.numpy().tolist() == [1, 2, 3]
 
     class Twice:
+        __module__ = "numpy"  # whose arrays may be written to
+
         def __init__(self, x: Any) -> None:
             self.capsule = x.__dlpack__()
 

@@ -92,6 +92,58 @@ def rule(case: Any, device: str) -> list[np.ndarray]:
     return runtime.run(replace(case, which="vjp", cotangents=ones, given=given))
 
 
+@pytest.mark.parametrize("kind", foreign_rows.OUTSIDE)
+@pytest.mark.parametrize(
+    "operation", [r for r in ROWS if any(a.kind in ("u32", "index") for a in r.signature.inputs)], ids=lambda r: r.name
+)
+def test_integers_that_32_bits_do_not_hold_are_out_of_range(operation: Op, kind: str) -> None:
+    with jax.enable_x64(kind.endswith("64")):
+        for both in foreign_rows.outside(operation, kind):
+            found = []
+            for given in both:
+                arrays, places = split([jnp.asarray(x) if isinstance(x, np.ndarray) else x for x in given])
+                numbers = [x for x in arrays if x.dtype == jnp.float32]
+                assert any(str(x.dtype) in (kind, "uint32") for x in arrays)
+
+                def call(*xs: Any, arrays: Any = arrays, places: Any = places, given: Any = given) -> Any:
+                    rest = iter(xs)
+                    mixed = [next(rest) if x.dtype == jnp.float32 else x for x in arrays]
+                    return functions.function(operation.name)(*with_arrays(given, places, mixed))
+
+                out, pull = jax.vjp(jax.jit(call), *numbers)
+                found.append([bits(np.asarray(x)) for x in (out, *pull(jnp.ones_like(out)))])
+            assert found[0] == found[1]
+
+
+NUMBERS = (float, np.float64, np.float32, np.float16, np.array, jnp.float32, jnp.bfloat16, np.int64, bool)
+
+
+@pytest.mark.parametrize("kind", NUMBERS, ids=lambda k: k.__name__)
+def test_a_parameter_may_be_a_number_of_any_library(kind: Any) -> None:
+    """Of integers those alone that are whole; the gradient has the same one."""
+    x = np.random.default_rng(5).standard_normal(9).astype(np.float32)
+    slope = kind(np.random.default_rng(6).uniform(0.1, 0.9))
+    y, pull = jax.vjp(lambda x: functions.leaky_relu(x, slope), x)
+    wanted, pull_wanted = jax.vjp(lambda x: functions.leaky_relu(x, float(slope)), x)
+    assert bits(np.asarray(y)) == bits(np.asarray(wanted)) == bits(np.where(x > 0, x, np.float32(float(slope)) * x))
+    assert bits(np.asarray(pull(wanted)[0])) == bits(np.asarray(pull_wanted(wanted)[0]))
+    if float(slope) != int(slope):
+        with pytest.raises(TypeError, match=r"tlrt.jax.reduce_sum_axis: axis: got .+, expected an integer"):
+            functions.reduce_sum_axis(x.reshape(3, 3), slope)
+
+
+@pytest.mark.parametrize("kind", [int, np.int8, np.uint64, jnp.int32, np.array])
+def test_integers_may_be_those_of_any_library(kind: Any) -> None:
+    x = np.random.default_rng(7).standard_normal((2, 3, 4)).astype(np.float32)
+    for axis in range(3):
+        assert bits(np.asarray(functions.reduce_sum_axis(x, kind(axis)))) == bits(
+            np.asarray(functions.reduce_sum_axis(x, axis))
+        )
+    for axis in (-1, 3, 2**32):
+        with pytest.raises(Exception, match="reduce_sum_axis: axis: got"):
+            jax.block_until_ready(functions.reduce_sum_axis(x, axis))
+
+
 def test_batches_are_mapped() -> None:
     a, b = (np.random.default_rng(i).standard_normal((4, 3, 3)).astype(np.float32) for i in range(2))
     found = jax.vmap(functions.matmul)(a, b)

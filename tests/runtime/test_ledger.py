@@ -16,8 +16,6 @@ from tlrt import device as open_device
 from tlrt._binding import handles
 from tlrt.audit import audit
 
-pytest.importorskip("safetensors")
-
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:

@@ -27,8 +27,6 @@ from tests.runtime.ledger_runs import (
 from tlrt import Session, ledger, optim
 from tlrt.audit import _SHOWN, Departure, Report, _notes, audit, main
 
-pytest.importorskip("safetensors")
-
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:

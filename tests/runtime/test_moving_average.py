@@ -54,8 +54,8 @@ def test_the_average_follows_the_parameters(device):
                 assert_raises_regex(errors.ArgumentError, "averages swapped into the parameters", refused)
         assert run.w.numpy().tolist() == w.tolist()
     assert run.average.steps == 4
-    run.average.decay = 1.5
-    assert_raises_regex(errors.ArgumentError, "decay: got 1.5", run.average.update)
+    assert_raises_regex(errors.ArgumentError, "decay: got 1.5", setattr, run.average, "decay", 1.5)
+    assert run.average.decay == 0.75
     run.average.close(), run.optimizer.close(), run.session.close()
 
 

@@ -307,7 +307,6 @@ def test_bad_sizes_are_refused(s):
 
 def test_layers_live_in_checkpoints(tmp_path):
     """Running statistics and draws included, under the parameters' names."""
-    pytest.importorskip("safetensors")
 
     def run(session, steps, resume=None):
         model = nn.Sequential(nn.Linear(session, 4, 6, name="a"), nn.BatchNorm(session, 6, name="n"), nn.Dropout(0.3))

@@ -93,11 +93,9 @@ def test_groups_share_what_they_do_not_have(s):
     adam.lr = 0.0
     adam.lr = 0.125
     assert (first.lr, second.lr) == (0.125, 0.5)
-    second.lr = -1.0
+    assert_raises_regex(errors.ArgumentError, "lr: got -1.0", setattr, second, "lr", -1.0)
     s.backward(s.reduce_sum(a + b))
-    assert_raises_regex(errors.ArgumentError, "lr: got -1.0", adam.step)
-    assert adam.steps == 0 and a.value.tolist() == [1.0], "a refused step changed the first group"
-    second.lr, b.requires_grad = 0.5, False
+    b.requires_grad = False
     adam.step()
     assert (first.steps, second.steps, adam.steps) == (1, 0, 1) and b.value.tolist() == [1.0]
     b.requires_grad = True

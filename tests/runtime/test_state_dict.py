@@ -233,3 +233,14 @@ def test_a_state_is_not_read_or_set_in_a_captured_step(s: Session) -> None:
         before = captured(np.ones((1, 2), np.float32)).numpy()
         layer.load_state_dict({n: 2 * a for n, a in state.items()})
         assert_array_equal(captured(np.ones((1, 2), np.float32)).numpy(), 2 * before)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+def test_values_of_16_bits_are_widened(kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    theirs = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.LayerNorm(7)).to(getattr(torch, kind))
+    with Session("cpu") as s:
+        layer = nn.Sequential(nn.Linear(s, 5, 7, name="l"), nn.LayerNorm(s, 7, name="n"))
+        layer.load_state_dict(theirs.state_dict())
+        for name, value in layer.state_dict().items():
+            assert_array_equal(value, theirs.state_dict()[name].float().numpy())

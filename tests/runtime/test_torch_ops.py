@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests import DEVICES
@@ -52,6 +53,22 @@ def test_gradients_are_those_of_the_rule(operator: Op, device: str) -> None:
         (found[0] if isinstance(found, tuple) else found).sum().backward()
         assert any(x.grad is not None for x in leaves)
         assert all(x.grad is None or x.grad.shape == x.shape for x in leaves)
+
+
+@pytest.mark.parametrize("kind", foreign_rows.OUTSIDE)
+@names([r for r in ROWS if any(a.kind in ("u32", "index") for a in r.signature.inputs)])
+def test_integers_that_32_bits_do_not_hold_are_out_of_range(operator: Op, kind: str) -> None:
+    function = getattr(torch.ops.torchlean, operator.name)
+    for both in foreign_rows.outside(operator, kind):
+        wide, nowhere = ([torch.tensor(x) if isinstance(x, np.ndarray) else x for x in given] for given in both)
+        found, wanted = [], []
+        for given, results in ((wide, found), (nowhere, wanted)):
+            leaves = [x.requires_grad_() for x in given if isinstance(x, torch.Tensor) and x.is_floating_point()]
+            out = function(*given)
+            out.sum().backward()
+            grads = (leaf.grad for leaf in leaves if leaf.grad is not None)
+            results += [bits(x.detach().numpy()) for x in (out, *grads)]
+        assert found == wanted
 
 
 @names(ROWS)

@@ -9,7 +9,7 @@ import pytest
 from tlspec import registry
 from tlspec.bounds import call_named
 from tlspec.classes import WINDOWS, Near, boundary
-from tlspec.ops.attention import UNLIMITED
+from tlspec.ops.attention import LEAST, UNLIMITED
 from tlspec.ops.index import FAR, FAR_ELEMENTS
 from tlspec.ops.random import _CARRIES
 from tlspec.registry import Op
@@ -41,7 +41,12 @@ def mask(n: int, mode: int, blocked: Any, *names: str) -> Point:
     return {"batch": 1, "n": n, "d": 3, "mask": array, "mask_mode": mode}, set(names)
 
 
-def grouped(**changed: int) -> dict[str, int]:
+def added_rows(value: float, count: int) -> Any:
+    """A mask of zeros, but for the first `count` of its 3 rows."""
+    return np.where(np.arange(3)[:, None] < count, value, np.zeros((1, 2, 3, 3))).astype(np.float32)
+
+
+def grouped(**changed: Any) -> dict[str, Any]:
     """Heads in groups of 2, as many queries as keys, no window and no mask, and sizes that differ from these."""
     sizes = {
         "batch": 1,
@@ -52,6 +57,7 @@ def grouped(**changed: int) -> dict[str, int]:
         "d": 4,
         "width": 4,
         "mask_mode": 0,
+        "mask": None,
         "offset": 0,
     }
     return {**sizes, "mask_heads": 1, "mask_queries": 3, "before": UNLIMITED, "after": UNLIMITED, **changed}
@@ -220,7 +226,10 @@ POINTS: dict[str, list[Point]] = {
         (grouped(offset=1, after=0, queries=1), {"fewer queries than keys"}), (grouped(mask_mode=1),
         {"a mask for several heads"}), (grouped(mask_mode=1, mask_heads=2), set()), (grouped(mask_mode=1, mask_queries=1),
         set()), (grouped(mask_mode=2, mask_heads=2), {"an additive mask"}), (grouped(mask_mode=2, mask_queries=1),
-        {"an additive mask"}), (grouped(mask_mode=2, mask_heads=2, keys=1), {"more queries than keys"}), (grouped(mask_mode=2,
+        {"an additive mask"}), *((grouped(mask_mode=mode, mask_heads=2, mask=added_rows(value, rows)), {*names, *({
+        "an additive mask"} if mode == 2 else ())}) for value, rows, mode, *names in ((-np.inf, 1, 2,
+        "a row that a mask of -inf blocks"), (LEAST, 2, 2, "a row of the least number"), (LEAST, 3, 2), (-np.inf, 1, 1),
+        (-np.inf, 0, 2))), (grouped(mask_mode=2, mask_heads=2, keys=1), {"more queries than keys"}), (grouped(mask_mode=2,
         mask_heads=2, queries=1), {"fewer queries than keys"}), (grouped(queries=B["attention"]["BLOCK"] // 2, kv_heads=1),
         {"grouped heads", "more queries than keys"}), (grouped(queries=B["attention"]["BLOCK"] // 2 + 1, kv_heads=1),
         {"grouped heads", "more queries than keys", "several blocks of a group's queries"}),

@@ -29,6 +29,15 @@ from tlspec.judge.shrink import resized
 from tlspec.judge.trial import Trial
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+#: the arguments of kernels that take any
+ORDER = {
+    "softmax": "x",
+    "reduce_sum_axis1": "x",
+    "reduce_sum_axis0": "x",
+    "exp": "x",
+    "matmul": "A, B",
+    "reduce_sum": "x",
+}
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
@@ -329,6 +338,40 @@ def test_the_command(tmp_path: Path, arguments: list[str], status: int, text: st
     assert text in found.stdout + found.stderr
     assert (tmp_path / "r.json").exists() == (tmp_path / "r.html").exists() == (status < 2)
     assert status == 2 or f"as softmax: {text}</h1>" in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("ending", "said"), [
+    ("os._exit(0)", "ended with status 0, expected a verdict"), ("os._exit(3)", "ended with status 3, expected a verdict"),
+    ("os.kill(os.getpid(), 9)", "ended by signal 9, expected a verdict"), ("sys.exit(0)", "ended the program with status 0"),
+    ("sys.exit()", "ended the program with status None"), ("exit(2)", "ended the program with status 2"),
+    ("atexit.register(os._exit, 0)", "fail"),
+])  # fmt: skip
+@pytest.mark.parametrize("calls", [0, 7])
+def test_a_kernel_that_ends_the_process_does_not_pass(tmp_path: Path, ending: str, said: str, calls: int) -> None:
+    source = (
+        f"import atexit, os, sys\nimport numpy as np\nleft = [{calls}]\ndef kernel(x):\n    left[0] -= 1\n"
+        f"    if left[0] < 0: {ending}\n    return np.exp(x) * np.float32(1.001 if left[0] < 0 else 1)\n"
+    )
+    (tmp_path / "ends.py").write_text(source)
+    command = [sys.executable, "-W", "ignore", "-m", "tlspec", "check", f"{tmp_path}/ends.py:kernel", "--op", "exp"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.returncode == 1 and said in found.stdout + found.stderr
+
+
+@pytest.mark.parametrize(("operation", "kernel"), [
+    ("softmax", softmax), ("reduce_sum_axis1", lambda x: x.sum(1)), ("reduce_sum_axis0", lambda x: x.sum(0)), ("exp", np.exp),
+    ("matmul", np.matmul), ("reduce_sum", lambda x: x.sum(keepdims=True)),
+])  # fmt: skip
+def test_a_result_with_an_axis_more_fails(operation: str, kernel: Callable[..., np.ndarray]) -> None:
+    """Wherever it is, and also where all axes are of length 1; a number stands for a result of one element."""
+    same = check(kernel, operation, data="normal", cases=4)
+    assert same.ok, same
+    for axis in range(len(registry.get(operation).signature.outputs[0].dims) + 1):
+        more = check(lambda *a, axis=axis: np.expand_dims(kernel(*a), axis), operation, arguments=ORDER[operation], data="normal",
+                     cases=4)  # fmt: skip
+        assert not more.ok and "a result of shape" in str(more)
+    if operation == "reduce_sum":
+        assert check(lambda x: x.sum(), operation, data="normal", cases=4).ok
 
 
 def test_the_command_lists_every_operation(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,12 @@
 """Tables and progress in plain text."""
 
 import io
+import sys
 
+import pytest
+
+import tlrt
+from tlrt.__main__ import COMMANDS, main
 from tlrt._terminal import Progress, format_table
 
 
@@ -33,3 +38,21 @@ def test_progress_of_a_terminal_is_a_bar() -> None:
         for i in range(4):
             progress.advance(note=f"sum [{i}]")
     assert "sum [3]" in stream.getvalue() and "100%" in stream.getvalue() and "100.0 %" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+@pytest.mark.parametrize("called", ["tlrt", "__main__.py"])
+def test_usage_names_the_program_as_it_was_called(
+    command: str, called: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [f"/some/where/{called}"])
+    with pytest.raises(SystemExit):
+        main([*filter(None, [command]), "--help"])
+    name = "tlrt" if called == "tlrt" else "python -m tlrt"
+    assert capsys.readouterr().out.startswith(f"usage: {name} {command}".rstrip() + " ")
+
+
+def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="^0$"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"tlrt {tlrt.__version__}\n"

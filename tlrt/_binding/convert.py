@@ -64,6 +64,10 @@ def host_array(op: str, name: str, value: Any, expected: str) -> npt.NDArray[Any
         raise refusal(ArgumentTypeError, op, name, "a masked array", f"{expected} (fill the masked elements first)")
     if isinstance(value, (str, bytes, bytearray, set, frozenset, dict)) or value is None:
         raise refusal(ArgumentTypeError, op, name, type_name(value), expected)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):  # what NumPy has no type or no bit for
+        value = value.resolve_neg()
+        value = value.float() if value.dtype == torch.bfloat16 else value
     try:
         return np.asarray(value)
     except TorchleanError:
@@ -82,13 +86,18 @@ def is_real(dtype: np.dtype[Any]) -> bool:
     return dtype.char in "fdeg" or dtype.kind in "iub" or dtype.name == "bfloat16"
 
 
+def widened_bfloat16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
+    """The float32 numbers of bfloat16 numbers with these bits."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
 def _widened(array: npt.NDArray[Any], dtype: type[np.floating[Any]]) -> npt.NDArray[Any]:
     """float16 and bfloat16 as float32, which holds them, and longdouble as float64, rounded to `dtype` in one step with what
     follows: on the way to float32 a float64 that is not exact gets an odd last bit, so that it is no tie that the longdouble
     was not. Source: Boldo and Melquiond, IEEE Trans. Computers 57, 2008. No step depends on the floating-point mode."""
     flat = array.reshape(-1)
     if array.dtype.name == "bfloat16":
-        return (flat.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        return widened_bfloat16(flat.view(np.uint16))
     with np.errstate(all="ignore"):
         if array.dtype.char == "e":
             return flat.astype(np.float32)

@@ -38,7 +38,7 @@ def borrow(array: Any, device: Device | str | None, copy: bool | None) -> Buffer
         observer.before_host_access(target, op)
     if copy is not True:
         try:
-            return _borrow(array, target)
+            return _borrow(_as_stored(array, copy), target, _is_writable(array))
         except (AliasError, ArgumentError, ShapeError, BufferError):
             if copy is False:
                 raise
@@ -46,16 +46,38 @@ def borrow(array: Any, device: Device | str | None, copy: bool | None) -> Buffer
         return borrowed.copy()
 
 
+def _is_writable(array: Any) -> bool:
+    """Whether arrays of its library may be written to, unless their tensors say otherwise. Those of others are taken for
+    immutable, as JAX's are: tensors without a version cannot say it."""
+    return any(k.__module__.partition(".")[0] in ("numpy", "torch", "cupy") for k in type(array).__mro__)
+
+
+def _as_stored(array: Any, copy: bool | None) -> Any:
+    """The array, or a copy where PyTorch has set its bit that says the memory holds the numbers with the other sign."""
+    if not (hasattr(array, "is_neg") and array.is_neg()):
+        return array
+    if copy is False:
+        got, expected = "a tensor with the negative bit set", "a copy of it, as resolve_neg() makes"
+        raise refusal(ArgumentError, "from_dlpack", "array", got, expected)
+    return array.resolve_neg()
+
+
 def _packed(array: Any) -> Any:
-    """A copy of the array by its own library, row-major and writable."""
+    """A copy of the array by its own library, row-major and writable; float16 and bfloat16 become float32, which holds them."""
+    is_narrow = str(getattr(array, "dtype", "")).rpartition(".")[2] in ("float16", "bfloat16")
     if hasattr(array, "contiguous"):  # PyTorch's
-        return array.contiguous().clone()
+        array = _as_stored(array, True)
+        return array.float().contiguous() if is_narrow else array.contiguous().clone()
+    array = array.astype("float32") if is_narrow else array
     return array.copy() if hasattr(array, "copy") else array
 
 
-def _borrow(array: Any, device: Device) -> Buffer:
+def _borrow(array: Any, device: Device, is_writable: bool = True) -> Buffer:
     capsule = _capsule(array, device.stream if device.is_cuda else None)
     address, versioned, unsigned = capsules.open_capsule(capsule)
+    if not (is_writable or versioned):
+        got, expected = f"{type_name(array)}, whose memory may be read-only", "a copy of it"
+        raise refusal(ArgumentError, "from_dlpack", "array", got, expected)
     return borrow_tensor(address, versioned, unsigned, device, lambda: capsules.empty_capsule(capsule, versioned))
 
 

@@ -13,6 +13,7 @@ from tlrt._operations.base import Ref, atomic, indices
 from tlrt._operations.elementwise import ElementwiseOperations, broadcast_shape
 from tlrt._operations.norm import NormOperations
 from tlrt._operations.plan import Shape
+from tlrt._operations.reduce import ReduceOperations
 from tlrt.errors import ArgumentError, ArgumentTypeError, ShapeError, refusal
 from tlspec.ops.attention import FILL, UNLIMITED
 
@@ -80,7 +81,7 @@ def _padded(shape: Shape, rank: int, has_heads: bool) -> Shape:
     return (1,) * (rank - len(shape)) + shape
 
 
-class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
+class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref], ReduceOperations[Ref]):
     """Attention in one kernel or composed of products, and position encodings."""
 
     def flash_attention(
@@ -94,8 +95,8 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
         entirely, by False or -inf, gives zeros. Numbers other than 0 and -inf are composed as :meth:`attention` does.
 
         mask_mode names another meaning, and a tensor is not read then: "hard" (2), zeros block and ones do not; "fill" (1), a
-        blocked score becomes -1000; "additive", added as it is, where a row of -inf is NaN. "causal" (3) blocks later
-        positions and takes no mask, nor does 0. scale is 1/√d unless given."""
+        blocked score becomes -1000; "additive", added as it is. "causal" (3) blocks later positions and takes no mask, nor does
+        0. scale is 1/√d unless given."""
         mode, factor = self._attention_mode("flash_attention", q, mask, mask_mode, scale)
         if mask is None:
             return self._apply("flash_attention", (q, k, v, None), (mode or 0, factor))
@@ -168,13 +169,16 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
             blocking = self.broadcast_to(self._constant(allowed), full)
             return self._apply("flash_attention", (q, k, v, blocking), (mode, scale))
         if bias is not None and allowed.all():
-            return self._composed_attention(q, k, v, None, 0, scale, bias)
+            return self._composed_attention(q, k, v, None, 0, scale, bias, is_finite=True)
         return self._composed_attention(q, k, v, np.broadcast_to(allowed, full), mode, scale, bias)
 
     def _composed_attention(
-        self, q: Ref, k: Ref, v: Ref, allowed: npt.NDArray[np.bool_] | None, mode: int, scale: float, bias: Any = None
-    ) -> Ref:
+        self, q: Ref, k: Ref, v: Ref, allowed: npt.NDArray[np.bool_] | None, mode: int, scale: float, bias: Any = None,
+        is_finite: bool = False,
+    ) -> Ref:  # fmt: skip
         scores = self.scale(self._apply("bmm", (q, self._apply("transpose3d_acb", (k,)))), scale)
+        if bias is not None and allowed is None and not is_finite:
+            return self._apply("bmm", (self._biased_softmax(scores, bias), v))
         if bias is not None:
             scores = self.add(scores, bias)
         if allowed is None:
@@ -189,6 +193,16 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
             if not some.all():  # rows that are blocked entirely
                 weights = self._select(weights, np.broadcast_to(some, allowed.shape))
         return self._apply("bmm", (weights, v))
+
+    def _biased_softmax(self, scores: Ref, bias: Ref) -> Ref:
+        """The softmax of scores to which a bias was added that the host has not seen: where it is -inf weights are 0 and have
+        no gradient, in rows that are so entirely too."""
+        if not self.shape(scores)[-1]:
+            return self.softmax(scores)
+        blocked = self.eq(bias, self._full((1,) * len(self.shape(bias)), -np.inf))
+        empty = self.amin(blocked, -1, keepdims=True)
+        scores = self.masked_fill(self.masked_fill(self.add(scores, bias), blocked, -np.inf), empty, 0.0)
+        return self.masked_fill(self.softmax(scores), empty, 0.0)
 
     def _select(self, x: Ref, kept: npt.NDArray[np.bool_]) -> Ref:
         """x where kept, elsewhere 0 without a gradient, whatever x is there: a gather with indices out of range."""
@@ -342,18 +356,22 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
         k = self._apply("transpose3d_acb", (self._view(k, (members, keys, d), "reshape"),))
         scores = self.scale(self._apply("bmm", (self._view(q, (members, rows, d), "reshape"), k)), scale)
         scores = self._view(scores, (batch, heads, queries, keys), "reshape")
-        if bias is not None:
-            scores = self.add(scores, bias)
         before, after, offset = limits
         at, j = offset + np.arange(queries)[:, None], np.arange(keys)
         allowed = ((j >= at - before) | (before == UNLIMITED)) & ((j <= at + after) | (after == UNLIMITED))
-        allowed = allowed if kept is None else allowed & kept
-        some = allowed.any(axis=-1, keepdims=True)
-        if not allowed.all():
-            scores = self.add(scores, self._constant(np.where(allowed | ~some, 0.0, -np.inf)))
-        weights = self.softmax(scores)
-        if not some.all():
-            weights = self._select(weights, np.broadcast_to(some, (batch, heads, queries, keys)))
+        if bias is not None and kept is None:
+            if not allowed.all():
+                bias = self.add(bias, self._constant(np.where(allowed, 0.0, -np.inf)))
+            weights = self._biased_softmax(scores, bias)
+        else:
+            scores = scores if bias is None else self.add(scores, bias)
+            allowed = allowed if kept is None else allowed & kept
+            some = allowed.any(axis=-1, keepdims=True)
+            if not allowed.all():
+                scores = self.add(scores, self._constant(np.where(allowed | ~some, 0.0, -np.inf)))
+            weights = self.softmax(scores)
+            if not some.all():
+                weights = self._select(weights, np.broadcast_to(some, (batch, heads, queries, keys)))
         weights = weights if drop is None else drop(weights)
         values = self._view(v, (members, keys, width), "reshape")
         out = self._apply("bmm", (self._view(weights, (members, rows, keys), "reshape"), values))

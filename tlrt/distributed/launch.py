@@ -19,6 +19,8 @@ import time
 from collections.abc import Sequence
 from typing import IO
 
+from tlrt._terminal import program_name
+
 #: seconds between two looks at the processes, and that the others have after one failed
 PAUSE, GRACE = 0.05, 10.0
 
@@ -86,7 +88,7 @@ def launch(command: Sequence[str], size: int, grace: float = GRACE) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tlrt launch", description=(__doc__ or "").split("\n\n")[1])
+    parser = argparse.ArgumentParser(prog=program_name("launch"), description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument("-n", type=int, default=2, metavar="RANKS", help="processes, a power of two (2)")
     parser.add_argument(
         "--grace", type=float, default=GRACE, metavar="S", help=f"seconds for the others after one failed ({GRACE:g})"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -13,12 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from tlrt import _calls
+from tlrt._binding.arguments import integer, integers, number
 from tlrt.errors import ArgumentTypeError, refusal
 from tlrt.jax.frames import HANDLERS
 from tlspec import registry
 from tlspec.registry import Op
 
 TARGET = "torchlean"
+#: an index out of range of every array
+_NOWHERE = np.uint32(2**32 - 1)
 
 
 def _capsule(address: int) -> Any:
@@ -50,13 +53,17 @@ def _as_array(row: Op, name: str, kind: str, x: Any) -> Any:
     if kind in ("u32", "index"):
         if not jnp.issubdtype(array.dtype, jnp.integer):
             raise refusal(ArgumentTypeError, f"tlrt.jax.{row.name}", name, str(array.dtype), "integers")
-        return array.astype(jnp.uint32)
+        # a cast would cut 2^32 to 0; the number itself is none of a smaller type
+        outside = [array < 0] if jnp.issubdtype(array.dtype, jnp.signedinteger) else []
+        outside += [array >= 2**32] if array.dtype.itemsize > 4 else []
+        cast = array.astype(jnp.uint32)
+        return jnp.where(functools.reduce(jnp.logical_or, outside), _NOWHERE, cast) if outside else cast
     if array.dtype != jnp.float32:
         raise refusal(ArgumentTypeError, f"tlrt.jax.{row.name}", name, str(array.dtype), "float32")
     return array
 
 
-@lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=4096)
 def _differentiable(name: str, present: tuple[str, ...], values: str, math: str) -> Callable[..., Any]:
     """The function of the arrays `present` for one choice of everything else."""
     row, chosen = registry.get(name), json.loads(values)
@@ -103,7 +110,7 @@ def _is_optional(row: Op, name: str) -> bool:
     return any(a.name == name and a.optional for a in row.vjp_signature.inputs)
 
 
-@lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=1024)
 def function(name: str) -> Callable[..., Any]:
     """The operation of that name as a function of arrays. Raises AttributeError."""
     row = next((r for r in _calls.rows() if r.name == name), None)
@@ -111,6 +118,10 @@ def function(name: str) -> Callable[..., Any]:
         raise AttributeError(f"tlrt.jax has no {name!r}: see tlrt.jax.functions()")
     tensors, others = _calls.names(row.signature)
     kinds = {a.name: a.kind for a in row.signature.inputs}
+    readers: dict[str, Callable[[str, str, Any], Any]] = {
+        d.lstrip("*"): integers if d.startswith("*") else integer for d in _calls.free_dimensions(row.signature)
+    }
+    readers |= {p.name: {"float": number, "dims": integers}.get(p.kind, integer) for p in row.signature.params}
 
     def operation(*arguments: Any, **further: Any) -> Any:
         order = [*tensors, *others]
@@ -126,10 +137,7 @@ def function(name: str) -> Callable[..., Any]:
         ]
         if required:
             raise TypeError(f"tlrt.jax.{name} takes ({', '.join(order)}): {', '.join(required)} missing")
-        values = {n: [int(i) for i in given[n]] if isinstance(given[n], list | tuple) else given[n] for n in others}
-        chosen = json.dumps(
-            {n: v if isinstance(v, list) else float(v) if isinstance(v, float) else int(v) for n, v in values.items()}
-        )
+        chosen = json.dumps({n: readers[n](f"tlrt.jax.{name}", n, given[n]) for n in others})
         return _differentiable(name, tuple(arrays), chosen, _calls.math())(*arrays.values())
 
     operation.__name__ = operation.__qualname__ = name

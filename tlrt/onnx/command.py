@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tlrt._terminal import program_name
 from tlrt.differential import compare
 from tlrt.errors import TorchleanError
 from tlrt.onnx.model import Model, load
@@ -34,7 +35,7 @@ def describe(model: Model) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; 1 where a result is out of its bound, 2 for a model that cannot be read or expressed."""
-    parser = argparse.ArgumentParser(prog="python -m tlrt onnx", description=(__doc__ or "").partition(": ")[2])
+    parser = argparse.ArgumentParser(prog=program_name("onnx"), description=(__doc__ or "").partition(": ")[2])
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="a file in the ONNX format")
     add("--compare", metavar="DEVICES", help="run it on these, spec,cpu for instance, and compare every operation")

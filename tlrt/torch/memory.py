@@ -18,6 +18,8 @@ from tlrt.torch import shim
 ALIGNMENT = 16
 #: the devices of a thread: between another thread's choice of a stream and its work no call may come
 _local = threading.local()
+#: types of integers that uint32 holds
+_SMALL = (torch.bool, torch.uint8, torch.uint16, torch.uint32)
 
 
 def device_of(tensor: Any, math: str) -> handles.Device:
@@ -53,19 +55,20 @@ def _adopt(device: handles.Device, stream: int) -> None:
 
 def plain(tensor: Any) -> Any:
     """The tensor, or a copy of it where it is not row-major or not aligned."""
-    tensor = tensor.detach()
+    tensor = tensor.detach().resolve_neg()  # the memory of such a tensor has the other sign
     if not tensor.is_contiguous():
         return tensor.contiguous()
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
 
 def plain_indices(tensor: Any) -> Any:
-    """A copy in uint32 of a tensor of integers. What is out of range of 32 bits becomes the largest index, which is out of
-    range of every operand."""
+    """A copy in uint32 of a tensor of integers. One that 32 bits do not hold becomes 2^32 - 1, which is out of range of every
+    array."""
     tensor = tensor.detach()
-    if tensor.dtype != torch.uint32:
-        tensor = torch.where((tensor < 0) | (tensor > 0xFFFFFFFF), 0xFFFFFFFF, tensor.to(torch.int64)).to(torch.uint32)
-    return tensor.contiguous()
+    if tensor.dtype not in _SMALL:
+        wide = tensor.to(torch.int64)  # of uint64 those from 2^63 on are negative
+        tensor = torch.where((wide < 0) | (wide >= 2**32), 2**32 - 1, wide)
+    return tensor.to(torch.uint32).contiguous()
 
 
 def borrow(tensor: Any, device: handles.Device) -> Any:

@@ -1,7 +1,8 @@
 """The C++ half of this package: kernels for PyTorch's dispatcher, compiled for the PyTorch that is installed.
 
-A file fits one version of PyTorch and one of the C library, so both are part of its name. It is looked for beside the library in a
-wheel and in the folder of built files; where it is in neither it is compiled there, once, which takes a C++ compiler and a minute."""
+A file fits one version of PyTorch and one of the C library, so both are part of its name. It is looked for beside the library in
+a wheel and in the folder of built files. Where it is in neither it is compiled there, once, which takes a C++ compiler and a few
+minutes of processor time."""
 
 from __future__ import annotations
 
@@ -85,7 +86,7 @@ def build(target: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if target.exists():
             return
-        print(f"tlrt.torch: compiling for PyTorch {torch.__version__}, once, about a minute", file=sys.stderr, flush=True)
+        print(f"tlrt.torch: compiling for PyTorch {torch.__version__}, once, a few minutes", file=sys.stderr, flush=True)
         headers = f"{torch.__version__} {library.load().hash}".encode()
         headers += b"".join(f.read_bytes() for f in sorted(_sources().glob("*.h")))
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

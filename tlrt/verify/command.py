@@ -13,7 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from pathlib import Path
 
-from tlrt._terminal import Progress
+from tlrt._terminal import Progress, program_name
 from tlrt.distributed.environment import join_started
 from tlrt.distributed.group import Group, GroupError
 from tlrt.errors import TorchleanError
@@ -40,7 +40,7 @@ NUMPY_THREADS = "OPENBLAS_NUM_THREADS"
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tlrt verify",
+        prog=program_name("verify"),
         description="Checks operations on this machine's devices against their specification.",
         epilog="Exit status: 0 if everything passed, 1 if something failed, 2 if the command line is wrong. Ranks, as those of "
         "`python -m tlrt launch -n 4 -m tlrt verify`, share the operations, and rank 0 reports.",

@@ -120,8 +120,11 @@ class Kernel:
 
     def __call__(self, call: Call) -> list[Any]:
         """The results, one for each output. Raises Failure where there are too few."""
-        with np.errstate(all="ignore"):
-            return self._called(call, {**call.values, **call.outputs})
+        try:
+            with np.errstate(all="ignore"):
+                return self._called(call, {**call.values, **call.outputs})
+        except SystemExit as end:
+            raise Failure(f"the kernel ended the program with status {end.code!r}, expected results") from None
 
     def _called(self, call: Call, values: dict[str, Any]) -> list[Any]:
         if self.adapter is not None:
@@ -149,7 +152,7 @@ class Kernel:
             got = None  # truth values and indices
         if got is not None and got.name != FORMATS[format.container].name:
             raise Failure(f"{name}: a result in {got.name}, expected {format.container}")
-        found = self.arrays.shape(result)
-        if tuple(n for n in found if n != 1) != tuple(n for n in shape if n != 1):
+        found = tuple(self.arrays.shape(result))
+        if found != shape and (found, shape) != ((), (1,)):  # a number stands for the one element of a result
             raise Failure(f"{name}: a result of shape {found}, expected {shape}")
         return self.arrays.numbers(result).reshape(shape)

@@ -31,6 +31,9 @@ from tlspec.strides import draw_heads, strided
 
 #: the score that replaces a blocked one in mask_mode 1
 FILL = -1000.0
+#: the least finite float32, which programs add to a score to block it, and the number above it, where kernels' scores end
+LEAST = -(2.0**128 - 2.0**104)
+LEAST_SCORE = -(2.0**128 - 2.0**105)
 #: no device rescales more often than once in this many keys
 KEY_TILE = 32
 
@@ -110,25 +113,38 @@ def _weight_error(Q, K, shifted, E, blocked, scale, sums, bias=None):
     absolute error of its argument into the same relative one. The subtraction s - m_t, m_t the maximum when the key went
     by, and the later rescalings e^(m_t - m_t') round arguments that are all of one sign and add up to s - m: u·|s - m|.
     Each exponential adds 3u (1 ulp beyond the correctly rounded value). A wrong m cancels: any m gives the same weights.
-    A bias is added with one rounding more, u·(|scale|·|Q||K|ᵀ + |bias|).
+    A bias is added with one rounding more (:func:`_biased_error`). Where a weight of 0 might be e⁻¹⁰⁴, the row has no bound.
 
     In reproducible contexts a product rounds once to float32, and is not above |Q·K| by more; the argument of the exponential is
     reduced in float64 and then rounded, e^s within 2u of the rest, and rescaling is exact."""
     n, d = K.shape[1], K.shape[2]
     rescalings, _ = _heights(n)
     size = abs(scale) * (np.abs(Q) @ np.abs(K).swapaxes(1, 2))
+    product = scale * (Q @ K.swapaxes(1, 2))
     if sums is _float64:
-        product = np.abs(scale * (Q @ K.swapaxes(1, 2)))
-        score = 2 * U * product + 2 * (factor(d) + 2) * U64 * size + (d + 1) * max(1.0, abs(scale)) * TINY
+        score = 2 * U * np.abs(product) + 2 * (factor(d) + 2) * U64 * size + (d + 1) * max(1.0, abs(scale)) * TINY
     else:
-        product = size
         score = (sums(d, d) + 1) * U * size + (d + 1) * max(1.0, abs(scale)) * TINY
     if bias is not None:
-        score = score + U * (product + np.abs(bias))
+        score = _biased_error(product, bias, blocked, score)
     if blocked is not None:
         score = np.where(blocked, 0.0, score)
     exponential = 3 if sums is _float64 else np.abs(shifted) + 3 + 3 * factor(rescalings)
-    return np.where(E > 0, np.expm1(score + U * exponential), 0.0)
+    lost = ((E == 0) & (shifted + score > -104.0)).any(axis=2, keepdims=True)
+    return np.where(E > 0, np.where(lost, np.inf, np.expm1(score + U * exponential)), 0.0)
+
+
+def _biased_error(product, bias, blocked, error):
+    """Error of scores to which a bias was added, relative to that of the row's greatest; `error` is the products'.
+
+    Rounding is monotonic: the sum lies between the rounded ends of the exact one's interval, so that products too small beside
+    a bias make no error. Kernels raise finite sums to LEAST_SCORE, and with the greatest sum of a row its others."""
+    exact = product + np.where(blocked, 0.0, bias)
+    top = np.where(blocked, -np.inf, exact).max(axis=2, keepdims=True)
+    raised = exact + (np.maximum(top, LEAST_SCORE) - top)
+    reach = error + 4 * U64 * (np.abs(product) + np.abs(np.where(blocked, 0.0, bias)) + error)
+    ends = (np.maximum((exact + side * reach).astype(np.float32), LEAST_SCORE) for side in (-1.0, 1.0))
+    return np.where(np.abs(product) + error <= -LEAST, np.maximum(*(np.abs(end - raised) for end in ends)), np.inf)
 
 
 def _attention_tolerance(Q, K, V, mask, mask_mode, scale, sums=None):
@@ -417,10 +433,25 @@ def _grouped_draw(d):
 
 
 def _draw_broadcast_mask(rng, shape, mode):
-    """A mask of :func:`_draw_mask`, cut to a shape; with mode 2 -inf where it blocks, and numbers elsewhere."""
+    """A mask of :func:`_draw_mask`, cut to a shape; with mode 2 numbers, and where it blocks -inf or the least number, for the
+    whole mask, by rows or by elements."""
     n = max(shape[2:])
     mask = _draw_mask(rng, shape[0] * shape[1], n)[:, : shape[2], : shape[3]].reshape(shape)
-    return mask if mode != 2 else np.where(mask == 0, -np.inf, rng.normal(0, 2, shape)).astype(np.float32)
+    if mode != 2:
+        return mask
+    added, size = rng.normal(0, 2, shape), ((1,) * 4, (*shape[:3], 1), shape)[rng.integers(3)]
+    return np.where(mask == 0, rng.choice([-np.inf, LEAST], size=size), added).astype(np.float32)
+
+
+def _rows_of(value):
+    """A class of masks that add the value to all keys of a row, and not to all of another."""
+
+    def holds(mask, mask_mode, batch, heads, queries, keys):
+        read = mask_mode == 2 and mask is not None and min(batch, heads, queries, keys) > 0
+        rows = (mask == value).all(axis=3) if read else np.ones(1, bool)
+        return bool(rows.any() and not rows.all())
+
+    return holds
 
 
 def _rows(batch, heads, kv_heads, queries, keys, width):
@@ -440,6 +471,8 @@ GROUPED_CLASSES: Classes = {
     "an offset": lambda offset, after, keys, queries: 0 < offset < keys and after == 0 and queries > 1,
     "a mask for several heads": lambda mask_mode, mask_heads, heads, mask_queries: mask_mode > 0 and mask_heads < heads and mask_queries > 1,
     "an additive mask": lambda mask_mode, keys, queries: mask_mode == 2 and min(keys, queries) > 1,
+    "a row that a mask of -inf blocks": _rows_of(-np.inf),
+    "a row of the least number": _rows_of(np.float32(LEAST)),
 }  # fmt: skip
 
 
@@ -515,8 +548,8 @@ def grouped_attention(Q, K, V, mask, mask_mode, before, after, offset, scale):
 
     out[b, h, i] = softmax(S)·V[b, h'], S[i, j] = scale·Σ_k Q[b, h, i, k]·K[b, h', j, k], h' = h // (heads / kv_heads), over the
     keys i + offset - before <= j <= i + offset + after; 2^32 - 1 limits nothing, after = 0 is causal. mask_mode 0: no mask.
-    1: weight 0 where the mask is 0. 2: the mask is added to S, and blocks where it is -inf. A row that is blocked entirely gives
-    zeros.
+    1: weight 0 where the mask is 0. 2: the mask is added to S, and blocks where it is -inf; the least number does not, so that
+    a row of it alone is the mean of V. A row that is blocked entirely gives zeros.
 
     Shapes: Q (batch, heads, queries, d), K (batch, kv_heads, keys, d), V (batch, kv_heads, keys, width), mask (mask_batch,
     mask_heads, mask_queries, keys), of which the first three are 1 or those of Q, out (batch, heads, queries, width).

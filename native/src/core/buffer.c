@@ -55,7 +55,9 @@ TL_API int32_t torchlean_cuda_buffer_zeros(torchlean_context *context, uint32_t 
     tl_call call;
     tl_enter_context(&call, __func__, context);
     tl_output(&call, "out", out, "n", n);
-    if (tl_begin(&call)) call.status = fill(call.ctx, tl_out(&call, 0), 0.0f, n);
+    /* new pages of the system are 0, and not there before someone reads or writes them */
+    if (tl_begin(&call) && !(call.out->fresh && call.out->storage->is_untouched))
+        call.status = fill(call.ctx, tl_out(&call, 0), 0.0f, n);
     return tl_end(&call);
 }
 

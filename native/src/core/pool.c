@@ -257,6 +257,7 @@ static int32_t grow(struct tl_pool *pool, size_t bytes, uint64_t size, int32_t s
     }
     block->bytes = size;
     block->size_class = (uint32_t)size_class;
+    block->is_untouched = !pool->cuda && size >= map_from;
     map_insert(pool, block);
     pool->counters.driver_allocations++;
     *out = block;
@@ -365,6 +366,7 @@ int32_t tl_pool_take(struct tl_pool *pool, size_t bytes, int constant, tl_block 
     if (size_class < 0) return no_memory(pool, bytes, "no device has this much memory");
     if (pool->host.allocate) return take_from_host(pool, bytes, out);
     if (pool->capture && !constant && (*out = take_idle(pool->capture, size_class))) {
+        (*out)->is_untouched = 0;
         c->allocations++;
         return TORCHLEAN_OK;
     }
@@ -372,6 +374,7 @@ int32_t tl_pool_take(struct tl_pool *pool, size_t bytes, int constant, tl_block 
     if (block) {
         pool->cached[size_class] = block->cached;
         block->cached = NULL;
+        block->is_untouched = 0;
         c->cached_bytes -= size;
     } else {
         if ((status = grow(pool, bytes, size, size_class, &block))) return status;

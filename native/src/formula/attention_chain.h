@@ -75,7 +75,7 @@ TL_HD double tl_weight_rescale(float before, float top)
 /* What the sums of a row are divided by: 1 where all was blocked, NaN where all scores were -inf. */
 TL_HD double tl_weight_total(float top, double sum)
 {
-    return top == -TL_INF ? 1.0 + sum : top == -FLT_MAX ? (double)TL_NAN : sum;
+    return top == -TL_INF ? 1.0 + sum : top == TL_INFINITE_SCORE ? (double)TL_NAN : sum;
 }
 
 /* x rounded to 24 bits, ties away from 0: so that its product with a float32 number is exact. */

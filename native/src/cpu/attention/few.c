@@ -121,7 +121,7 @@ static float row_total(row_softmax *row)
     for (int half = CHAINS / 2; half > 0; half /= 2)
         for (int l = 0; l < half; l++)
             row->chain[l] += row->chain[l + half];
-    return row->top == -TL_INF ? 1.0f + row->chain[0] : row->top == -FLT_MAX ? TL_NAN : row->chain[0];
+    return row->top == -TL_INF ? 1.0f + row->chain[0] : row->top == TL_INFINITE_SCORE ? TL_NAN : row->chain[0];
 }
 
 static int64_t value_width(const problem *p) { return tl_ceil_div(p->of.v, STEP) * STEP; }

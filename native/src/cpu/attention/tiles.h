@@ -341,7 +341,7 @@ static inline void find_totals(softmax *m, int64_t keys, float *total)
                 m->chain[i][l] += m->chain[i + half][l];
     for (int l = 0; l < STEP; l++) {
         const float sum = m->chain[0][l];
-        total[l] = m->top[l] == -TL_INF ? 1.0f + sum : m->top[l] == -FLT_MAX ? TL_NAN : sum;
+        total[l] = m->top[l] == -TL_INF ? 1.0f + sum : m->top[l] == TL_INFINITE_SCORE ? TL_NAN : sum;
     }
 }
 

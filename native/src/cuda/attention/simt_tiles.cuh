@@ -241,7 +241,7 @@ __device__ __forceinline__ bool all_finite(const uint8_t *finite, const Problem 
  * -inf or one was NaN. */
 __device__ __forceinline__ float softmax_total(float top, float sum)
 {
-    return top == -TL_INF ? 1.0f + sum : top == -FLT_MAX ? TL_NAN : sum;
+    return top == -TL_INF ? 1.0f + sum : top == TL_INFINITE_SCORE ? TL_NAN : sum;
 }
 
 /* x / total, the bits of the division, of a total and its reciprocal as division rounds it: the steps that it takes itself
