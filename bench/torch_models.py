@@ -1,9 +1,9 @@
 """``python -m bench.torch_models``: unmodified models under :func:`tlrt.torch.reproducible`, beside plain PyTorch.
 
-Weights and inputs are drawn by NumPy from a fixed seed, so that they are the same everywhere. For each model, device and batch: the
-time of a training step (forward and backward) beside plain PyTorch's in the same run, medians of pairs; on a GPU also both in a
-CUDA graph, and peak memory; SHA-256 of logits and gradients; what was left to PyTorch. The exit status is 1 where devices, or a
-graph, give other bits, or where anything is left.
+Weights and inputs are drawn by NumPy from a fixed seed, so that they are the same everywhere. For each model, device and batch it
+prints the time of a training step (forward and backward) beside plain PyTorch's in the same run, medians of pairs; on a GPU also
+that of both in a CUDA graph, and peak memory; SHA-256 of logits and gradients; and what was left to PyTorch. The exit status is 1
+where devices, or a graph, give other bits, or where anything is left.
 """
 
 import argparse
@@ -95,7 +95,19 @@ FAMILIES: Mapping[str, Mapping[str, Callable[[], tuple[Any, dict[str, Any]]]]] =
     },
 }  # fmt: skip
 MODELS = {name: make for models in FAMILIES.values() for name, make in models.items()}
-HEAD = ("model", "device", "batch", "ms", "PyTorch", "times faster", "in a graph", "memory", "logits", "gradients", "left")
+HEAD = (
+    "model",
+    "device",
+    "batch",
+    "ms",
+    "PyTorch",
+    "times faster",
+    "in a graph",
+    "memory",
+    "logits",
+    "gradients",
+    "left",
+)
 
 
 def build(name: str, batch: int) -> tuple[Any, dict[str, Any]]:

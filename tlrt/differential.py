@@ -91,6 +91,8 @@ class Report:
     parameters: dict[str, dict[str, float]] = field(default_factory=dict)
     #: per device, what the program returned, where it is an array or a number
     results: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    #: where NaN comes from: nodes that have it though nothing that they read has
+    not_numbers: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -123,6 +125,10 @@ class Report:
         if self.failures:
             lines.append(f"{len(self.failures)} results out of bounds; the first:")
             lines.append(f"  {self.failures[0]}")
+        elif self.not_numbers:
+            count = len(self.not_numbers)
+            lines.append(f"no result out of its bound, but NaN begins at {count} node{'s' * (count != 1)}; the first:")
+            lines.append(f"  {self.not_numbers[0]}")
         else:
             lines.append(
                 "every result within its bound (a column of 1 is the bound; drift is against the first device)"
@@ -261,6 +267,10 @@ class _Watch(Observer):
                 elif node.parents and node.name != "detach":
                     self._check_view(i, node)
             self._record_drift(row, i)
+            if np.isnan(self._value(i)).any() and not any(
+                np.isnan(self._value(p)).any() for p in node.parents if p is not None
+            ):
+                self.report.not_numbers.append(f"{self.device}: step {self.step}, node {i}: {node.name}")
         if self.progress is not None:
             self.progress(f"{self.device}: step {self.step}: {len(nodes)} nodes")
         self.values.clear()

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tlrt.onnx.graph import Graph, NotExpressible
-from tlrt.onnx.reader import read
+from tlrt.errors import UnavailableError
+from tlrt.onnx.graph import Graph
+from tlrt.onnx.model import Model
 
 
 @dataclass
@@ -40,8 +41,8 @@ def load(op: str | None = None) -> Iterator[Case | tuple[str, str]]:
             continue
         operands, expected = case.data_sets[0]
         try:
-            yield Case(case.name, name, read(graph), operands, expected, case.rtol, case.atol)
-        except NotExpressible as error:
+            yield Case(case.name, name, Model(case.model).graph, operands, expected, case.rtol, case.atol)
+        except UnavailableError as error:
             yield name, str(error)
 
 

@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <sstream>
 #include <unordered_map>
 #include <unordered_set>
@@ -193,6 +194,9 @@ Block *current() { return static_cast<Block *>(c10::ThreadLocalDebugInfo::get(ki
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
+/* Blocks of all threads. */
+static std::atomic<int64_t> blocks{0};
+
 /* The calling thread enters a block; blocks nest. The number is that of tlrt_torch_text, until tlrt_torch_forget. */
 EXPORT void *tlrt_torch_enter(int strict)
 {
@@ -200,6 +204,7 @@ EXPORT void *tlrt_torch_enter(int strict)
     c10::ThreadLocalDebugInfo::_push(tlrt::kind(), block);
     c10::impl::tls_set_dispatch_key_included(tlrt::KEY, true);
     c10::impl::tls_set_dispatch_key_included(tlrt::FRONT, true);
+    blocks++;
     return new std::shared_ptr<tlrt::Block>(block);
 }
 
@@ -210,6 +215,7 @@ EXPORT void tlrt_torch_leave(void)
     const bool inside = tlrt::current() != nullptr;
     c10::impl::tls_set_dispatch_key_included(tlrt::KEY, inside);
     c10::impl::tls_set_dispatch_key_included(tlrt::FRONT, inside);
+    if (--blocks == 0) tlrt::keep_own_threads();
 }
 
 /* Writes the report of a block, zero-terminated and cut to capacity, and returns its length. */

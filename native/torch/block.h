@@ -47,6 +47,9 @@ int64_t work_of(const std::string &name, c10::ArrayRef<c10::IValue> arguments, i
 /* The innermost block of the calling thread, or NULL. */
 Block *current();
 
+/* The library's threads are its own again: when the last block of the process ends. */
+void keep_own_threads();
+
 /* Whether a tensor is memory of the CPU or of a CUDA device: not one of a tracer, of another device, or without memory. */
 inline bool is_plain(const at::Tensor &t)
 {

@@ -26,10 +26,16 @@ Run team()
 
 /* The work of CPU contexts is done by PyTorch's threads, as many as it uses now: two pools whose idle threads spin would take each
  * other's processors. */
+std::mutex sharing;
+uint32_t own = 0; /* the library's threads before a block shared PyTorch's, 0: it has its own */
+
 void share_threads()
 {
     static const Run run = team();
-    if (run) check(torchlean_cuda_set_parallel(run, (uint32_t)at::get_num_threads()));
+    if (!run) return;
+    const std::lock_guard<std::mutex> guard(sharing);
+    if (!own) own = torchlean_cuda_threads();
+    check(torchlean_cuda_set_parallel(run, (uint32_t)at::get_num_threads()));
 }
 
 void *allocate(void *, uint64_t bytes)
@@ -64,6 +70,13 @@ torchlean_context *created(int32_t device)
 }
 
 } // namespace
+
+void keep_own_threads()
+{
+    const std::lock_guard<std::mutex> guard(sharing);
+    if (own) torchlean_cuda_set_parallel(nullptr, own);
+    own = 0;
+}
 
 void costs(int64_t operations) { cost = operations; }
 
@@ -111,11 +124,11 @@ at::Tensor plain(const at::Tensor &t)
     return (uintptr_t)t.const_data_ptr() % 16 ? t.clone() : t;
 }
 
-Buffer::Buffer(torchlean_context *context, const at::Tensor &t, uint32_t n)
+Buffer::Buffer(torchlean_context *context, const at::Tensor &t, uint32_t n, Content content)
 {
     if (!t.defined()) return;
-    const bool is_index = t.scalar_type() == at::kUInt32;
-    check(torchlean_cuda_buffer_wrap(context, const_cast<void *>(t.const_data_ptr()), n, is_index, &handle));
+    TORCH_INTERNAL_ASSERT(t.element_size() == 4 && (content == AS_INDEX) != t.is_floating_point());
+    check(torchlean_cuda_buffer_wrap(context, const_cast<void *>(t.const_data_ptr()), n, content == AS_INDEX, &handle));
 }
 
 } // namespace tlrt

@@ -34,12 +34,16 @@ inline uint32_t u32(int64_t n)
 }
 
 /* A handle to the memory of a tensor that plain() gave, or that is dense in some order of its axes, until the end of the scope. */
+enum Content { AS_FLOATS, AS_INDEX }; /* integers of 32 bits are indices */
 class Buffer {
 public:
     /* None of an undefined tensor. */
-    Buffer(torchlean_context *context, const at::Tensor &t) : Buffer(context, t, t.defined() ? u32(t.numel()) : 0) {}
+    Buffer(torchlean_context *context, const at::Tensor &t, Content content = AS_FLOATS)
+        : Buffer(context, t, t.defined() ? u32(t.numel()) : 0, content)
+    {
+    }
     /* Of the first n elements of a tensor's memory. */
-    Buffer(torchlean_context *context, const at::Tensor &t, uint32_t n);
+    Buffer(torchlean_context *context, const at::Tensor &t, uint32_t n, Content content = AS_FLOATS);
     Buffer(const Buffer &) = delete;
     Buffer &operator=(const Buffer &) = delete;
     ~Buffer()

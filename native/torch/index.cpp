@@ -101,7 +101,7 @@ at::Tensor add_at(const at::Tensor &x, int64_t axis, const at::Tensor &place, co
     torchlean_context *const context = context_of(x);
     Buffer out(context, y);
     check(torchlean_cuda_buffer_scatter_add_axis(
-        Buffer(context, from), Buffer(context, more), Buffer(context, index, true), u32(of_x.outer), u32(of_x.n),
+        Buffer(context, from), Buffer(context, more), Buffer(context, index, AS_INDEX), u32(of_x.outer), u32(of_x.n),
         u32(of_x.inner), u32(of_index.n), u32(of_index.outer), u32(of_index.inner), out.out()));
     return y;
 }
@@ -246,7 +246,7 @@ std::optional<at::Tensor> embedding_backward(const at::Tensor &g, const at::Tens
     at::Tensor y = fresh(g, {n, columns});
     torchlean_context *const context = context_of(g);
     Buffer out(context, y);
-    check(torchlean_cuda_buffer_gather_rows_bwd_indexed(Buffer(context, place, true), Buffer(context, from), u32(n),
+    check(torchlean_cuda_buffer_gather_rows_bwd_indexed(Buffer(context, place, AS_INDEX), Buffer(context, from), u32(n),
                                                         u32(columns), u32(k), out.out()));
     return y;
 }

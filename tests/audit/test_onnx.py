@@ -52,10 +52,14 @@ def one(op: str, *inputs: str, **attributes: Any) -> Graph:
 )
 def test_a_node_gives_what_onnx_says(session: tlrt.Session, graph: Graph, expected: np.ndarray) -> None:
     assert command.judge(case(graph, expected, X), session) == "passed"
-    wrong = expected.astype(np.float64)
-    wrong.flat[-1] += 0.01
+    wrong = expected.copy()
+    wrong.flat[-1] = (
+        not wrong.flat[-1] if wrong.dtype == bool else wrong.flat[-1] + (1 if wrong.dtype.kind == "i" else 0.01)
+    )
     assert command.judge(case(graph, wrong, X), session).startswith("output 0: got")
-    assert command.judge(case(graph, expected[None], X), session).startswith("output 0: shape")
+    assert f"expected {expected.dtype}{[1, *expected.shape]}" in command.judge(case(graph, expected[None], X), session)
+    other = expected.astype(np.int32) if expected.dtype.kind == "f" else expected.astype(np.float64)
+    assert f"expected {other.dtype}" in command.judge(case(graph, other, X), session)
 
 
 def test_shapes_are_computed_on_the_host_and_subgraphs_see_outer_edges(session: tlrt.Session) -> None:
@@ -78,15 +82,11 @@ def test_shapes_are_computed_on_the_host_and_subgraphs_see_outer_edges(session: 
         (one("Relu", "x", slope=1.0), X, "slope"),
         (one("Abs", "x"), X.astype(np.float64), "type float64"),
         (one("MatMul", "x", "x"), X, "MatMul is refused: matmul"),
-        (one("Shape", "x"), X, "without an operation"),
-        (one("Identity", "x"), X, "without an operation"),
         (Graph([Node("Abs", ["x"], ["", "y"])], ["x"], ["y"]), X, "output 2 of Abs"),
-        (one("RNN", "x", "x", "x", "", "lengths", hidden_size=1), X[..., None], "sequences of several lengths"),
-        (one("ArgMax", "x", select_last_index=1), X, "the last of equal extremes"),
+        (one("Sqrt", "size"), X, "an operand of int64"),
+        (one("RNN", "x", "x", "x", activations=["Gelu"]), X[..., None], "the activation Gelu"),
+        (one("Gather", "size", "lengths"), X, "Gather is refused"),
         (one("Dropout", "x", "", "yes"), X, "the random numbers of Dropout"),
-        (one("Cast", "x", to=11), X, "type number 11"),
-        (one("GatherND", "size", "places", batch_dims=1), X, "batch_dims of GatherND on the host"),
-        (one("MaxPool", "x", kernel_shape=[1], dilations=[2]), X[None], "pools with dilations"),
     ],
 )
 def test_what_is_not_expressible_says_why(
@@ -128,5 +128,18 @@ def test_no_node_test_of_onnx_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Run, "call", noted)
     passed, failed, _ = command.sums(command.campaign("cpu"))
     assert failed == 0
-    assert passed >= 970
-    assert OPERATORS.keys() - ran <= {"And", "CumSum", "Einsum", "Not", "Trilu", "Xor"}
+    assert passed >= 1170
+    apart = {
+        "And",
+        "CumProd",
+        "CumSum",
+        "Einsum",
+        "GlobalLpPool",
+        "NonMaxSuppression",
+        "NonZero",
+        "Not",
+        "Shrink",
+        "Trilu",
+        "Xor",
+    }
+    assert OPERATORS.keys() - ran <= apart

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests import DEVICES, ROOT
+from tlrt._binding.library import load
 from tlrt.errors import UnavailableError
 from tlrt.verify.run import cpu_settings, cpu_variants
 
@@ -98,17 +99,30 @@ def test_results_are_right(device: str) -> None:
 
 
 def test_bits_depend_on_no_setting() -> None:
-    known = content(*gradients("cpu", True)[:2])
+    known, threads = content(*gradients("cpu", True)[:2]), torch.get_num_threads()
     for variant in cpu_variants():
-        for threads in (1, 2):
-            with cpu_settings(variant, threads):
-                assert content(*gradients("cpu", True)[:2]) == known
-    before = torch.get_num_threads()
+        with cpu_settings(variant, 1):
+            assert content(*gradients("cpu", True)[:2]) == known
     try:
-        torch.set_num_threads(1)
-        assert content(*gradients("cpu", True)[:2]) == known
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            assert content(*gradients("cpu", True)[:2]) == known
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
+
+
+def test_the_librarys_threads_are_its_own_outside() -> None:
+    library = load().lib
+    before = library.torchlean_cuda_threads()
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with mode.reproducible():
+            torch.exp(drawn(1, 4))
+            assert library.torchlean_cuda_threads() == 3
+        assert library.torchlean_cuda_threads() == before
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.cuda

@@ -34,7 +34,7 @@ def describe(model: Model) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 1 where a result is out of its bound, 2 for a model that cannot be read or expressed."""
+    """The command; 1 where a result is out of its bound or NaN, 2 for a model that cannot be read or expressed."""
     parser = argparse.ArgumentParser(prog=program_name("onnx"), description=(__doc__ or "").partition(": ")[2])
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="a file in the ONNX format")
@@ -69,4 +69,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tlrt onnx: {error}", file=sys.stderr)
         return 2
     print(report)
-    return 0 if report.ok else 1
+    return 0 if report.ok and not report.not_numbers else 1

@@ -1,7 +1,8 @@
 """Graphs of nodes, and the interpreter that runs them on a session.
 
-Floats and masks are tensors on the device. Integers and booleans that do not come from floats, such as shapes, axes and the
-indices of a gather, are NumPy arrays on the host, and so is the arithmetic among them.
+Floats are tensors on the device, and so are booleans that come from comparing floats (:class:`Mask`). All other integers and
+booleans are NumPy arrays on the host, in their own type, and so is the arithmetic among them. Where a float decides an integer,
+as in ArgMax, NonZero or a Cast, the float is downloaded.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import numpy as np
 from tlrt.errors import TorchleanError
 from tlrt.session import Session
 
-#: a tensor on the device, and an array on the host, as parameters of an operator are annotated
+#: a tensor of floats, a tensor of 1 and 0 for booleans, and an array on the host, as parameters of an operator are annotated
 Tensor = Any
+Truth = Any
 Host = Any
 #: what an edge of a graph holds; None stands for an optional operand that is left out
 Value = Any
@@ -30,12 +32,13 @@ class NotExpressible(Exception):
 
 @dataclass
 class Node:
-    """One operation: its operator, the edges that it reads and writes ("" for none), its attributes."""
+    """One operation: its operator, the edges that it reads and writes ("" for none), its attributes, the standard's schema."""
 
     op: str
     inputs: Sequence[str]
     outputs: Sequence[str]
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: dict[str, Any] = field(default_factory=dict)
+    schema: Any = None
 
 
 @dataclass
@@ -48,14 +51,41 @@ class Graph:
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
-#: operators on tensors and, by name, those among host arrays alone
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """Booleans on the device, as a tensor of 1 and 0."""
+
+    tensor: Any
+    dtype = np.dtype(np.bool_)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def numpy(self) -> np.ndarray:
+        return np.asarray(self.tensor.numpy() != 0)
+
+
+#: operators with floats and, by name, those among integers and booleans alone
 OPERATORS: dict[str, Callable[..., Any]] = {}
 HOST: dict[str, Callable[..., Any]] = {}
+#: operators that give booleans of booleans, with the places of those operands; on the device they compute with 1 and 0
+ON_MASKS: dict[str, slice] = {
+    **dict.fromkeys(("And", "Or", "Xor", "Concat"), slice(None)),
+    **dict.fromkeys(("Not", "Reshape", "Squeeze", "Unsqueeze", "Expand", "Transpose", "Slice", "Gather", "Flatten", "Tile"),
+                    slice(1)),
+    "Where": slice(1, 3),
+}  # fmt: skip
 
 
 def operator(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Enters a function under an operator's name. It takes a :class:`Run`, the operands and, as keywords, the attributes: one
-    that it does not name is not expressible. An operand is a tensor, but where the annotation says `Host` or `Value`."""
+    that it does not name, or a value that its Literal lacks, is not expressible. An operand is a tensor of floats, but where the
+    annotation says `Truth`, `Host` or `Value`."""
 
     def enter(function: Callable[..., Any]) -> Callable[..., Any]:
         OPERATORS[name] = function
@@ -64,7 +94,31 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return enter
 
 
+def host(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enters a function of arrays on the host, and of the attributes, under an operator's name."""
+
+    def enter(function: Callable[..., Any]) -> Callable[..., Any]:
+        HOST[name] = function
+        return function
+
+    return enter
+
+
 _signature: Callable[..., inspect.Signature] = cache(inspect.signature)
+
+
+def operand_kinds(function: Callable[..., Any], count: int) -> list[str]:
+    """What the operands of an operator's function are annotated with, of at most so many."""
+    parameters = list(_signature(function).parameters.values())[1:]
+    kinds = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
+    if kinds and kinds[-1].kind is kinds[-1].VAR_POSITIONAL:
+        kinds += kinds[-1:] * count
+    return [str(p.annotation) for p in kinds[:count]]
+
+
+def is_float(value: Value) -> bool:
+    """Whether an edge holds floats: what is neither None nor an array nor a mask."""
+    return not (value is None or isinstance(value, np.ndarray | Mask))
 
 
 class Run:
@@ -74,49 +128,56 @@ class Run:
         self.session: Any = session
         self.results = 1
         self.scopes: list[dict[str, Value]] = []
-        #: what came from the host: no result of an operation
-        self.uploaded: set[Any] = set()
+        #: tensors that came from the host, with their arrays
+        self.uploaded: dict[Any, np.ndarray] = {}
 
     def tensor(self, value: Value) -> Any:
         """A value on the device: arrays of the host are uploaded, booleans as 1 and 0."""
         if isinstance(value, np.ndarray):
             return self.enter(value.astype(np.float32))
-        return value
+        return value.tensor if isinstance(value, Mask) else value
 
     def host(self, value: Value) -> Any:
-        """A value on the host; waits for the device."""
-        return value if value is None or isinstance(value, np.ndarray) else value.numpy()
+        """A value on the host; waits for the device where it is not known there."""
+        if value is None or isinstance(value, np.ndarray):
+            return value
+        known = None if isinstance(value, Mask) else self.uploaded.get(value)
+        return np.asarray(value.numpy()) if known is None else known
 
-    def _as(self, annotation: str, value: Value) -> Value:
-        return self.host(value) if annotation == "Host" else value if annotation == "Value" else self.tensor(value)
+    def _as(self, annotation: str, value: Value, masked: bool) -> Value:
+        if annotation == "Host":
+            return self.host(value)
+        if annotation == "Value" or value is None or is_float(value):
+            return value
+        if annotation != "Truth" and not masked:
+            raise NotExpressible(f"an operand of {value.dtype}")
+        return self.tensor(value)
 
     def call(self, node: Node, given: Sequence[Value]) -> tuple[Value, ...]:
         """The outputs of one node."""
-        known = [v for v in given if v is not None]
-        if node.op in HOST and known and all(isinstance(v, np.ndarray) and v.dtype.kind in "iub" for v in known):
-            return tuple(map(np.asarray, _tuple(HOST[node.op](*given, **node.attributes))))
-        function = OPERATORS.get(node.op)
+        self.results = max((k for k, name in enumerate(node.outputs, 1) if name), default=0)
+        masked = _is_masked(node.op, given)
+        on_host = node.op in HOST and not masked and not any(map(is_float, given))
+        function = (HOST if on_host else OPERATORS).get(node.op)
         if function is None:
             raise NotExpressible(f"operator {node.op}")
         try:
-            bound = _signature(function).bind(self, *given, **node.attributes)
+            if on_host:
+                with np.errstate(all="ignore"):  # integers wrap
+                    outputs = _tuple(function(*map(self.host, given), **node.attributes))
+                return tuple(map(np.asarray, outputs))
+            outputs = _tuple(function(self, *self._operands(function, given, masked), **node.attributes))
         except TypeError as error:
-            raise NotExpressible(f"{node.op}: {error}") from None
-        operands: list[Any] = []
-        for parameter in list(_signature(function).parameters.values())[1:]:
-            taken = bound.arguments.get(parameter.name, ())
-            if parameter.kind is parameter.VAR_POSITIONAL:
-                operands += [self._as(str(parameter.annotation), v) for v in taken]
-            elif parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.name in bound.arguments:
-                operands.append(self._as(str(parameter.annotation), taken))
-        self.results = max((k for k, name in enumerate(node.outputs, 1) if name), default=0)
-        try:
-            outputs = _tuple(function(self, *operands, **node.attributes))
-        except TorchleanError as error:
+            raise NotExpressible(f"{node.op}: {error}") from error
+        except (TorchleanError, ValueError, IndexError) as error:
             raise NotExpressible(f"{node.op} is refused: {error}") from error
         if self.results > len(outputs):
             raise NotExpressible(f"output {len(outputs) + 1} of {node.op}")
-        return outputs
+        return tuple(map(Mask, outputs)) if masked else outputs
+
+    def _operands(self, function: Callable[..., Any], given: Sequence[Value], masked: bool) -> list[Value]:
+        found = [self._as(a, v, masked) for a, v in zip(operand_kinds(function, len(given)), given)]
+        return found + list(given[len(found) :])
 
     def graph(self, graph: Graph, given: Sequence[Value]) -> list[Value]:
         """The outputs of a graph; edges that it does not have are those of the graphs around it."""
@@ -139,12 +200,21 @@ class Run:
         """An array that comes from outside: float32 on the device, integers and booleans on the host."""
         if array.dtype == np.float32:
             tensor = self.session.const(array)
-            self.uploaded.add(tensor)
+            self.uploaded[tensor] = array
             return tensor
         if array.dtype.kind in "iub":
             return array
         raise NotExpressible(f"type {array.dtype}")
 
 
+def _is_masked(op: str, given: Sequence[Value]) -> bool:
+    """Whether booleans of the device are computed there: all operands in question are booleans, one of all is on the device."""
+    if op not in ON_MASKS or not any(isinstance(v, Mask) for v in given):
+        return False
+    return all(isinstance(v, Mask) or (isinstance(v, np.ndarray) and v.dtype == np.bool_) for v in given[ON_MASKS[op]])
+
+
 def _tuple(outputs: Any) -> tuple[Value, ...]:
-    return tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
+    """The outputs of an operator's function; a scalar of NumPy becomes an array without axes."""
+    every = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+    return tuple(np.asarray(v) if isinstance(v, np.generic) else v for v in every)

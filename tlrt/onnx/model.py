@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
@@ -11,14 +10,16 @@ from typing import Any
 import numpy as np
 
 from tlrt.errors import ArgumentError, ArgumentTypeError, UnavailableError, refusal
-from tlrt.onnx import elementwise, network, recurrent, reduce, shape
-from tlrt.onnx.graph import HOST, OPERATORS, Graph, Node, NotExpressible, Run
-from tlrt.onnx.reader import DOMAINS, onnx, read
+from tlrt.onnx import control, elementwise, host, indexing, network, recurrent, reduce, resample, shape
+from tlrt.onnx.check import kind_of, problems
+from tlrt.onnx.control import is_known
+from tlrt.onnx.graph import HOST, OPERATORS, Graph, Mask, Node, NotExpressible, Run
+from tlrt.onnx.reader import DOMAINS, inlined, onnx, read
 from tlrt.parameter import Parameter
 from tlrt.session import Session
 
 #: the modules that enter operators
-TABLES = (elementwise, network, recurrent, reduce, shape)
+TABLES = (control, elementwise, host, indexing, network, recurrent, reduce, resample, shape)
 #: the least version of the operators' definitions
 OPSET = 13
 #: operators -> the inputs that hold statistics, which no gradient changes
@@ -32,6 +33,7 @@ class Model:
     of float32 that become parameters, by name."""
 
     def __init__(self, proto: Any) -> None:
+        proto = inlined(proto, OPERATORS.keys() | HOST.keys())
         self.graph = _checked(proto)
         given = {i.name: i.type.tensor_type for i in proto.graph.input}
         self.inputs: dict[str, tuple[np.dtype[Any], tuple[int | str | None, ...]]] = {
@@ -63,7 +65,7 @@ class Model:
 
 class Bound:
     """A model on a session: called with its inputs, in order or by name, it gives its output, or a tuple of several. Floats are
-    tensors or arrays, integers arrays on the host, and so are integers that come out."""
+    tensors or arrays, integers and booleans arrays on the host, and so are those that come out, in the types of the model."""
 
     def __init__(self, model: Model, session: Session, parameters: Mapping[str, Parameter]) -> None:
         self.model, self.session, self._parameters = model, session, dict(parameters)
@@ -94,6 +96,7 @@ class Bound:
             found = run.graph(self._graph, [self._operand(run, n, given[n]) for n in names])
         except NotExpressible as error:
             raise refusal(UnavailableError, "onnx", "model", str(error), "an operation that tlrt has") from error
+        found = [run.host(v) if isinstance(v, Mask) else v for v in found]
         return found[0] if len(found) == 1 else tuple(found)
 
     def _operand(self, run: Run, name: str, value: Any) -> Any:
@@ -102,7 +105,12 @@ class Bound:
             return run.enter(np.asarray(value, np.float32)) if isinstance(value, np.ndarray | list | float) else value
         if not isinstance(value, np.ndarray | list | int | np.generic):
             raise refusal(ArgumentTypeError, "onnx", name, type(value).__name__, f"an array of {kind}")
-        return np.asarray(value).astype(kind)
+        given = np.asarray(value)
+        if given.dtype.kind not in "iub" or (given.astype(kind) != given).any():
+            raise refusal(
+                ArgumentTypeError, "onnx", name, f"an array of {given.dtype}", f"one whose values {kind} holds"
+            )
+        return given.astype(kind)
 
 
 def load(model: str | PathLike[str] | bytes | Any) -> Model:
@@ -143,40 +151,15 @@ def _checked(proto: Any) -> Graph:
     if wrong:
         raise _refusal(wrong)
     try:
-        graph = read(proto.graph)
+        graph = read(proto.graph, {"": version, **versions})
     except NotExpressible as error:
         raise _refusal([str(error)]) from None
-    for given in proto.graph.input:
-        kind = onnx().helper.tensor_dtype_to_np_dtype(given.type.tensor_type.elem_type) if _is_tensor(given) else None
-        if kind is None or (kind.kind not in "iub" and kind != np.float32):
-            wrong.append(f"input {given.name} of type {kind or given.type.WhichOneof('value')}")
-    for node in _nodes(graph):
-        wrong += _problems(node)
-    wrong += [
-        f"weight {n} of type {v.dtype}"
-        for n, v in graph.constants.items()
-        if v.dtype.kind == "f" and v.dtype != np.float32
-    ]
+    kinds = {edge.name: kind_of(edge) for edge in proto.graph.input}
+    wrong += [f"input {n} of type {kind}" for n, kind in kinds.items() if not is_known(kind)]
+    wrong += problems(graph, kinds)
     if wrong:
-        raise _refusal(list(dict.fromkeys(wrong)))
+        raise _refusal(wrong)
     return graph
-
-
-def _is_tensor(edge: Any) -> bool:
-    return (
-        edge.type.WhichOneof("value") == "tensor_type" and edge.type.tensor_type.elem_type != onnx().TensorProto.STRING
-    )
-
-
-def _problems(node: Node) -> Sequence[str]:
-    function = OPERATORS.get(node.op)
-    if function is None:
-        return () if node.op in HOST else (f"operator {node.op} (output {', '.join(node.outputs)})",)
-    known = inspect.signature(function).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in known):
-        return ()
-    names = {p.name for p in known if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-    return [f"attribute {a} of {node.op} (output {', '.join(node.outputs)})" for a in node.attributes if a not in names]
 
 
 def _refusal(wrong: Sequence[str]) -> Exception:

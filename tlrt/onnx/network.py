@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tlrt.onnx.graph import OPERATORS, Host, NotExpressible, Run, Tensor, Value, operator
+from tlrt.onnx.graph import OPERATORS, Host, Mask, Run, Tensor, Value, operator
 
 
 @operator("Gemm")
@@ -59,20 +59,28 @@ def attention(
     if past_k is not None:
         past, k, v = past_k.shape[2], s.concat([past_k, k], 2), s.concat([past_v, v], 2)
     blocked = _blocked(q.shape[2], k.shape[2], past, valid, is_causal, left_window_size, right_window_size)
+    opened = None  # 1 where a query sees a key
     if mask is not None:
         extra = [(0, 0)] * (mask.ndim - 1) + [(0, k.shape[2] - mask.shape[-1])]
         if isinstance(mask, np.ndarray):
             mask, blocked = None, blocked | ~np.pad(mask, extra)
+        elif isinstance(mask, Mask):
+            mask, opened = None, mask.tensor.pad(extra)
         else:
             mask = mask.pad(extra, -math.inf)
     if blocked.any():
-        closed = run.tensor(np.where(blocked, -np.inf, 0.0))
-        mask = closed if mask is None else mask + closed
-    if softcap or run.results == 4 or blocked.all(-1).any():
+        seen = run.tensor(~blocked)
+        opened = seen if opened is None else opened * seen
+    single = bool(softcap) or run.results == 4 or (mask is not None and blocked.all(-1).any())
+    if opened is not None and (single or mask is not None):
+        closed = s.where(opened, 0.0, -math.inf)
+        mask, opened = closed if mask is None else mask + closed, None
+    if single:
         y, scores = _attend(run, q, k, v, mask, scale, softcap, qk_matmul_output_mode)
     else:
-        mode = None if mask is None else "additive"
-        y, scores = s.scaled_dot_product_attention(q, k, v, mask, scale=scale, mask_mode=mode), None
+        mode = "hard" if opened is not None else None if mask is None else "additive"
+        given = mask if opened is None else opened
+        y, scores = s.scaled_dot_product_attention(q, k, v, given, scale=scale, mask_mode=mode), None
     return _joined(y) if flat else y, k, v, scores
 
 
@@ -127,11 +135,28 @@ def conv(run: Run, x: Tensor, w: Tensor, b: Tensor = None, *, kernel_shape: Any 
 @operator("ConvTranspose")
 def conv_transpose(
     run: Run, x: Tensor, w: Tensor, b: Tensor = None, *, kernel_shape: Any = None, strides: Any = None, pads: Any = None,
-    dilations: Any = None, group: int = 1, output_padding: Any = None,
+    dilations: Any = None, group: int = 1, output_padding: Any = None, output_shape: Any = None, auto_pad: str = "NOTSET",
 ) -> Tensor:  # fmt: skip
-    pairs = np.reshape(pads or [0] * 2 * (x.ndim - 2), (2, -1)).T.tolist()
-    more = {"dilation": dilations or 1, "groups": group, "output_padding": output_padding or 0}
-    return run.session.conv_transpose(w, b, x, strides or 1, pairs, **more)
+    """A wanted shape says the padding; where none is wanted, SAME stands for the length times the stride."""
+    rank = x.ndim - 2
+    strides, dilations, more = strides or [1] * rank, dilations or [1] * rank, output_padding or [0] * rank
+    before, after = np.reshape(pads or [0] * 2 * rank, (2, -1)).tolist()
+    if output_shape is None and auto_pad.startswith("SAME"):
+        output_shape = [n * s for n, s in zip(x.shape[2:], strides)]
+    if output_shape is not None:
+        sizes = zip(x.shape[2:], w.shape[2:], strides, dilations, more, output_shape[-rank:])
+        total = [s * (n - 1) + m + (k - 1) * d + 1 - out for n, k, s, d, m, out in sizes]
+        less, most = [t // 2 for t in total], [t - t // 2 for t in total]
+        before, after = (less, most) if auto_pad == "SAME_UPPER" else (most, less)
+    inside = [(max(p, 0), max(q - m, 0)) for p, q, m in zip(before, after, more)]
+    whole = run.session.conv_transpose(w, b, x, strides, inside, dilation=dilations, groups=group)
+    widths = [(max(-p, 0), max(m - q, 0)) for p, q, m in zip(before, after, more)]
+    if not np.any(widths):
+        return whole
+    bias = run.session.zeros((w.shape[1] * group,)) if b is None else b
+    shut = np.pad(np.zeros(whole.shape[2:], np.bool_), widths, constant_values=True)
+    spread = bias.reshape((1, -1, *[1] * rank))
+    return run.session.where(run.tensor(shut), spread, whole.pad([(0, 0), (0, 0), *widths]))
 
 
 @operator("CausalConvWithState")
@@ -144,40 +169,113 @@ def causal_conv(
     return (y if activation == "none" else y.silu()), x[:, :, x.shape[2] - past :]
 
 
-def _pool(run: Run, x: Tensor, how: str, *, kernel_shape: Any, strides: Any = None, pads: Any = None, dilations: Any = None,
-          auto_pad: str = "NOTSET", ceil_mode: int = 0, count_include_pad: int = 0) -> Tensor:  # fmt: skip
-    """The largest, the mean or the sum of each window. Padding counts in a mean if it is included, but never what is there for
-    the last window alone."""
+def _pool(run: Run, x: Tensor, how: str, kernel: Any, strides: Any, pads: Any, dilations: Any, auto_pad: str, ceil_mode: int,
+          count_include_pad: int = 0) -> Tensor:  # fmt: skip
+    """The largest or the mean of each window. Padding counts in a mean if it is included, but never what is there for the last
+    window alone."""
     s, rank = run.session, x.ndim - 2
-    strides = strides or [1] * rank
-    if max(dilations or [1]) > 1:
-        raise NotExpressible("pools with dilations")
-    before, after, extra = _pads(x.shape[2:], kernel_shape, strides, [1] * rank, pads, auto_pad, ceil_mode)
+    strides, dilations = strides or [1] * rank, dilations or [1] * rank
+    before, after, extra = _pads(x.shape[2:], kernel, strides, dilations, pads, auto_pad, ceil_mode)
+    if max(dilations) > 1:
+        places = _windows(x.shape[2:], kernel, strides, dilations, before, after)
+        windows = _in_windows(run, x, places, -math.inf if how == "max" else 0.0)
+        if how == "max":
+            return windows.max(axis=-1)
+        counted = (places >= 0).sum(-1)
+        if count_include_pad:
+            inner = _windows(
+                np.add(x.shape[2:], np.add(before, after) - extra), kernel, strides, dilations, [0] * rank, extra
+            )
+            counted = (inner >= 0).sum(-1)
+        return windows.sum(axis=-1) / run.tensor(counted)
     if how == "max":
-        return s.max_pool(x.pad(_around(before, after), -math.inf), kernel_shape, strides)
-    means = s.avg_pool(x.pad(_around(before, after)), kernel_shape, strides)
-    if how == "sum":
-        return means * math.prod(kernel_shape)
+        return s.max_pool(x.pad(_around(before, after), -math.inf), kernel, strides)
+    means = s.avg_pool(x.pad(_around(before, after)), kernel, strides)
     ones = s.full(x.shape, 1.0).pad(_around(before, [a - e for a, e in zip(after, extra)]), float(count_include_pad))
-    return means / s.avg_pool(ones.pad(_around([0] * rank, extra)), kernel_shape, strides)
+    return means / s.avg_pool(ones.pad(_around([0] * rank, extra)), kernel, strides)
+
+
+def _windows(sizes: Any, kernel: Any, strides: Any, dilations: Any, before: Any, after: Any) -> np.ndarray:
+    """Where the elements of each window are in the flattened axes, -1 for padding: (windows of each axis, elements)."""
+    rank, flat, inside = len(kernel), np.zeros((), np.int64), np.ones((), np.bool_)
+    for k in range(rank):
+        count = (sizes[k] + before[k] + after[k] - (kernel[k] - 1) * dilations[k] - 1) // strides[k] + 1
+        at = np.arange(count)[:, None] * strides[k] - before[k] + np.arange(kernel[k]) * dilations[k]
+        at = at.reshape([at.shape[(j >= rank)] if j % rank == k else 1 for j in range(2 * rank)])
+        flat, inside = flat * sizes[k] + at, inside & (at >= 0) & (at < sizes[k])
+    places = np.where(inside, flat, -1)
+    return places.reshape(*places.shape[:rank], -1)
+
+
+def _in_windows(run: Run, x: Tensor, places: np.ndarray, empty: float) -> Tensor:
+    """(batch, channels, windows of each axis, elements)."""
+    rows = x.reshape((*x.shape[:2], math.prod(x.shape[2:])))
+    found = rows.take(np.maximum(places, 0), axis=2)
+    return found if (places >= 0).all() else found.masked_fill(run.tensor(places < 0), empty)
 
 
 @operator("MaxPool")
-def max_pool(run: Run, x: Tensor, *, storage_order: int = 0, **geometry: Any) -> Tensor:
-    return _pool(run, x, "max", **geometry)
+def max_pool(
+    run: Run, x: Tensor, *, kernel_shape: Any, strides: Any = None, pads: Any = None, dilations: Any = None,
+    auto_pad: str = "NOTSET", ceil_mode: int = 0, storage_order: int = 0,
+) -> Any:  # fmt: skip
+    """With the places of the first largest elements in the flattened x, or in x with its last two axes swapped."""
+    if run.results == 1:
+        return _pool(run, x, "max", kernel_shape, strides, pads, dilations, auto_pad, ceil_mode)
+    rank, sizes = x.ndim - 2, x.shape[2:]
+    strides, dilations = strides or [1] * rank, dilations or [1] * rank
+    before, after, _ = _pads(sizes, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    places = _windows(sizes, kernel_shape, strides, dilations, before, after)
+    windows = _in_windows(run, x, places, -math.inf)
+    best = np.asarray(windows.argmax(axis=-1).numpy(), np.int64)
+    chosen = np.take_along_axis(np.broadcast_to(places, windows.shape), best[..., None], -1)[..., 0]
+    if storage_order and rank > 1:
+        *outer, n, m = sizes
+        order = np.arange(math.prod(sizes)).reshape(*outer, m, n).swapaxes(-1, -2)
+        chosen = order.reshape(-1)[chosen]
+    start = np.arange(math.prod(x.shape[:2])).reshape(*x.shape[:2], *[1] * rank) * math.prod(sizes)
+    return windows.take_along(best[..., None], axis=-1).reshape(best.shape), chosen + start
 
 
 @operator("AveragePool")
-def average_pool(run: Run, x: Tensor, **geometry: Any) -> Tensor:
-    return _pool(run, x, "mean", **geometry)
+def average_pool(
+    run: Run, x: Tensor, *, kernel_shape: Any, strides: Any = None, pads: Any = None, dilations: Any = None,
+    auto_pad: str = "NOTSET", ceil_mode: int = 0, count_include_pad: int = 0,
+) -> Tensor:  # fmt: skip
+    return _pool(run, x, "mean", kernel_shape, strides, pads, dilations, auto_pad, ceil_mode, count_include_pad)
 
 
 @operator("LpPool")
-def lp_pool(run: Run, x: Tensor, *, p: int = 2, **geometry: Any) -> Tensor:
-    return _pool(run, x.abs().pow(float(p)), "sum", **geometry).pow(1 / p)
+def lp_pool(
+    run: Run, x: Tensor, *, kernel_shape: Any, strides: Any = None, pads: Any = None, dilations: Any = None,
+    auto_pad: str = "NOTSET", ceil_mode: int = 0, p: int = 2,
+) -> Tensor:  # fmt: skip
+    rank = x.ndim - 2
+    strides, dilations = strides or [1] * rank, dilations or [1] * rank
+    before, after, _ = _pads(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    places = _windows(x.shape[2:], kernel_shape, strides, dilations, before, after)
+    return _in_windows(run, x, places, 0.0).norm(float(p), axis=-1)
+
+
+@operator("LRN")
+def lrn(run: Run, x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Tensor:
+    """x / (bias + alpha/size Σ x²) ^ beta, the sum being over the channels around."""
+    before = (size - 1) // 2
+    squares = x.square().pad([(before, size - 1 - before) if k == 1 else (0, 0) for k in range(x.ndim)])
+    total = sum((squares[:, k : k + x.shape[1]] for k in range(1, size)), start=squares[:, : x.shape[1]])
+    return x / (total * (alpha / size) + bias).pow(beta)
+
+
+def _spatial(x: Tensor) -> tuple[int, ...]:
+    return tuple(range(2, x.ndim))
+
+
+def _global_lp_pool(run: Run, x: Tensor, *, p: int = 2) -> Tensor:
+    return x.norm(float(p), axis=_spatial(x), keepdims=True)
 
 
 OPERATORS.update({
-    "GlobalAveragePool": lambda run, x: x.mean(axis=tuple(range(2, x.ndim)), keepdims=True),
-    "GlobalMaxPool": lambda run, x: x.max(axis=tuple(range(2, x.ndim)), keepdims=True),
+    "GlobalLpPool": _global_lp_pool,
+    "GlobalAveragePool": lambda run, x: x.mean(axis=_spatial(x), keepdims=True),
+    "GlobalMaxPool": lambda run, x: x.max(axis=_spatial(x), keepdims=True),
 })  # fmt: skip

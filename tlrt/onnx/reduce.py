@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tlrt.onnx.graph import OPERATORS, Host, NotExpressible, Run, Tensor, operator
+from tlrt.onnx.graph import OPERATORS, Host, Run, Tensor, operator
+from tlrt.onnx.host import ints
 
 #: operator -> what it does to x over axes
 REDUCTIONS: dict[str, Any] = {
@@ -35,7 +36,7 @@ def _extreme(x: Tensor, axes: tuple[int, ...], name: str, empty: float) -> Tenso
 def _reduction(name: str) -> Any:
     def call(run: Run, x: Tensor, given: Host = None, *, axes: Any = None, keepdims: int = 1,
              noop_with_empty_axes: int = 0) -> Any:  # fmt: skip
-        chosen = axes if given is None else given.tolist()
+        chosen = axes if given is None else ints(given)
         places = [a % x.ndim for a in chosen or ()] if chosen or noop_with_empty_axes else range(x.ndim)
         y = REDUCTIONS[name](x, tuple(places))
         return y if keepdims else y.reshape([n for k, n in enumerate(y.shape) if k not in places])
@@ -46,18 +47,6 @@ def _reduction(name: str) -> Any:
 OPERATORS.update({name: _reduction(name) for name in REDUCTIONS})
 
 
-def _arg(name: str) -> Any:
-    def call(run: Run, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Any:
-        if select_last_index:
-            raise NotExpressible("the last of equal extremes")
-        return getattr(x, name)(axis=axis, keepdims=bool(keepdims))
-
-    return call
-
-
-OPERATORS.update(ArgMax=_arg("argmax"), ArgMin=_arg("argmin"))
-
-
 def along(x: Tensor, axis: int, function: Callable[[Tensor], Tensor]) -> Tensor:
     """A function of the last axis, applied along another."""
     order = [k for k in range(x.ndim) if k != axis % x.ndim] + [axis % x.ndim]
@@ -65,7 +54,6 @@ def along(x: Tensor, axis: int, function: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 OPERATORS.update({
-    "TopK": lambda run, x, k, *, axis=-1, largest=1, sorted=1: x.topk(int(k.item()), axis=axis, largest=bool(largest)),
     "Softmax": lambda run, x, *, axis=-1: along(x, axis, run.session.softmax),
     "LogSoftmax": lambda run, x, *, axis=-1: along(x, axis, run.session.log_softmax),
     "Hardmax": lambda run, x, *, axis=-1: along(x, axis, lambda y: run.session.one_hot(y.argmax(axis=-1), y.shape[-1])),
@@ -111,11 +99,19 @@ def batch_norm(
 
 OPERATORS.update({
     "InstanceNormalization": lambda run, x, scale, bias, *, epsilon=1e-5: x.instance_norm(scale, bias, epsilon),
-    "GroupNormalization": lambda run, x, scale, bias, *, num_groups, epsilon=1e-5, stash_type=1: (
-        x.group_norm(num_groups, scale, bias, epsilon)),
     "MeanVarianceNormalization": lambda run, x, *, axes=(0, 2, 3): (
         (x - x.mean(axis=tuple(axes), keepdims=True)) / (x.std(axis=tuple(axes), keepdims=True) + 1e-9)),
 })  # fmt: skip
+
+
+@operator("GroupNormalization")
+def group_norm(
+    run: Run, x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1
+) -> Tensor:  # fmt: skip
+    """Scale and bias are of each channel, or, up to opset 20, of each group."""
+    each = x.shape[1] // num_groups
+    scale, bias = (t.repeat(each, 0) if t.shape[0] != x.shape[1] else t for t in (scale, bias))
+    return x.group_norm(num_groups, scale, bias, epsilon)
 
 
 @operator("LpNormalization")
@@ -132,12 +128,14 @@ def nll_loss(
     run: Run, x: Tensor, labels: Host, weight: Tensor = None, *, reduction: str = "mean", ignore_index: int | None = None
 ) -> Tensor:  # fmt: skip
     """-Σ weight[label]·x[label], classes on axis 1; the mean is over the weights of the labels counted."""
-    last = x.permute([0, *range(2, x.ndim), 1])
-    counted = np.ones(labels.shape, bool) if ignore_index is None else labels != ignore_index
-    hits = run.session.one_hot(np.where(counted, labels, 0), last.shape[-1]) * run.tensor(counted[..., None])
-    hits = hits if weight is None else hits * weight
-    each = -(last * hits).sum(axis=-1)
-    return {"none": lambda: each, "sum": each.sum, "mean": lambda: each.sum() / hits.sum()}[reduction]()
+    ignored = np.zeros(labels.shape, np.bool_) if ignore_index is None else labels == ignore_index
+    places = np.where(ignored, 0, labels)
+    each = -x.permute([0, *range(2, x.ndim), 1]).take_along(places[..., None]).reshape(labels.shape)
+    weights = run.session.full(labels.shape, 1.0) if weight is None else weight.take(places)
+    each = each if weight is None else each * weights
+    if ignored.any():
+        each, weights = (t.masked_fill(run.tensor(ignored), 0.0) for t in (each, weights))
+    return {"none": lambda: each, "sum": each.sum, "mean": lambda: each.sum() / weights.sum()}[reduction]()
 
 
 @operator("SoftmaxCrossEntropyLoss")

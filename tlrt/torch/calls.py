@@ -74,7 +74,8 @@ def _run(
     buffers = {name: borrow(t, device) for name, t in ready}
     if plan.composed:
         found = _calls.compose(row, buffers, plan.known)
-        return [tensor_of(g, s) if w else o for g, s, w, o in zip(found, plan.shapes, want, outs, strict=True)]
+        lent = {t.data_ptr() for _, t in ready}  # a gradient may be the cotangent itself, whose memory is the caller's
+        return [tensor_of(g, s, lent) if w else o for g, s, w, o in zip(found, plan.shapes, want, outs, strict=True)]
     results = [borrow(t, device) if w else None for t, w in zip(outs, want, strict=True)]
     _calls.run(row, which, buffers, plan.known, results)
     return outs

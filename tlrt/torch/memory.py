@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -87,6 +88,8 @@ def borrow(tensor: Any, device: handles.Device) -> Any:
     return kind(handles.own(slot[0], library.lib.torchlean_cuda_buffer_release), device)
 
 
-def tensor_of(buffer: Buffer, shape: Any) -> Any:
-    """A tensor over a buffer's memory; whoever uses it waits for the buffer."""
-    return torch.from_dlpack(buffer).view(list(shape))
+def tensor_of(buffer: Buffer, shape: Any, lent: Collection[int]) -> Any:
+    """A tensor over a buffer's memory, or a copy where that is memory of the caller's, at one of these addresses; whoever uses it
+    waits for the buffer."""
+    found = torch.from_dlpack(buffer).view(list(shape))
+    return found.clone() if found.data_ptr() in lent else found

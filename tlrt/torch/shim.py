@@ -86,7 +86,9 @@ def build(target: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if target.exists():
             return
-        print(f"tlrt.torch: compiling for PyTorch {torch.__version__}, once, a few minutes", file=sys.stderr, flush=True)
+        print(
+            f"tlrt.torch: compiling for PyTorch {torch.__version__}, once, a few minutes", file=sys.stderr, flush=True
+        )
         headers = f"{torch.__version__} {library.load().hash}".encode()
         headers += b"".join(f.read_bytes() for f in sorted(_sources().glob("*.h")))
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

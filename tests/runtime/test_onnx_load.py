@@ -1,0 +1,218 @@
+"""What load takes and what it names: attributes, types, functions, sparse weights."""
+
+import typing
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tlrt
+from tests.runtime.onnx_graphs import graph_of, run
+from tlrt.errors import UnavailableError
+
+onnx = pytest.importorskip("onnx")
+importer = pytest.importorskip("tlrt.onnx")
+from tlrt.onnx.check import _parameters  # noqa: E402
+from tlrt.onnx.graph import HOST, OPERATORS  # noqa: E402
+from tlrt.onnx.reader import _attribute  # noqa: E402
+
+NEWEST = onnx.defs.onnx_opset_version()
+
+
+def stated(op: str) -> dict[str, Any]:
+    """The attributes of an operator that say a default, and it."""
+    attributes = onnx.defs.get_schema(op, NEWEST).attributes.values()
+    return {a.name: _attribute(a.default_value, {}) for a in attributes if a.default_value.name}
+
+
+@pytest.mark.parametrize("op", sorted({*OPERATORS, *HOST}))
+def test_defaults_are_those_of_the_standard(op: str) -> None:
+    """Every attribute that is not given means what the standard says, and one that says its own default is taken."""
+    for function in (table[op] for table in (OPERATORS, HOST) if op in table):
+        parameters, hints = _parameters(function)
+        ours = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        for name, value in stated(op).items():
+            if name in ours and ours[name] is not None:
+                assert _same(ours[name], value), (op, name)
+            hint = hints.get(name)
+            if name in ours and typing.get_origin(hint) is typing.Literal:
+                assert value in typing.get_args(hint), (op, name)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return (
+        list(a) == list(b)
+        if isinstance(b, list)
+        else a == b or (isinstance(b, float) and np.float32(a) == np.float32(b))
+    )
+
+
+X = np.random.default_rng(0).standard_normal((1, 4, 4, 4)).astype(np.float32)
+W = np.random.default_rng(1).standard_normal((1, 12, 4)).astype(np.float32) / 9
+POOL, BLOCK, CELL = {"kernel_shape": [2, 2]}, {"blocksize": 2}, {"hidden_size": 3}
+#: operators with operands that suit them, and what they need
+WITH_DEFAULTS: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "LSTM": ([X[0], W, W[:, :, :3]], CELL), "GRU": ([X[0], W[:, :9], W[:, :9, :3]], CELL),
+    "RNN": ([X[0], W[:, :3], W[:, :3, :3]], CELL), "Conv": ([X, X], {}), "ConvTranspose": ([X, X.transpose(1, 0, 2, 3)], {}),
+    "MaxPool": ([X], POOL), "AveragePool": ([X], POOL), "LpPool": ([X], POOL), "SpaceToDepth": ([X], BLOCK),
+    "DepthToSpace": ([X], BLOCK), "Resize": ([X, None, np.array([1, 1, 2, 2], np.float32)], {}),
+    "GridSample": ([X, X[..., :2]], {}), "Gelu": ([X], {}), "Softmax": ([X], {}),
+    "LayerNormalization": ([X, X[0, 0, 0]], {}), "Cast": ([X], {"to": 7}), "Mod": ([np.array([-7]), np.array([3])], {}),
+    "ArgMax": ([X], {}), "TopK": ([X, np.array([2])], {}), "Gemm": ([X[0, 0], X[0, 0]], {}), "Attention": ([X, X, X], {}),
+    "ScatterND": ([X, np.array([[0]]), X], {}),
+    "ScatterElements": ([X, np.zeros((1, 1, 1, 1), np.int64), X[:, :1, :1, :1]], {}),
+    "ReduceSum": ([X], {}), "CumSum": ([X, np.array(0)], {}), "Pad": ([X, np.ones(8, np.int64)], {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", WITH_DEFAULTS)
+def test_an_attribute_that_says_its_default_changes_nothing(op: str) -> None:
+    operands, needed = WITH_DEFAULTS[op]
+    outputs = 2 if op == "TopK" else 1
+    expected = run(op, *operands, outputs=outputs, opset=NEWEST, **needed)
+    said = {n: v for n, v in stated(op).items() if n not in needed}
+    assert said
+    found = run(op, *operands, outputs=outputs, opset=NEWEST, **needed, **said)
+    for a, b in zip(found if outputs > 1 else [found], expected if outputs > 1 else [expected]):
+        assert np.array_equal(a, b)
+
+
+def test_types_that_are_not_computed_are_named() -> None:
+    for kind in (onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16, onnx.TensorProto.STRING):
+        with pytest.raises(UnavailableError, match=r"type \w+ of y0 \(from Cast\)"):
+            importer.load(graph_of("Cast", X, to=kind))
+    whole = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> g (int64[3] i, float[3] x) => (y, z) '
+        '{ a = Sqrt(i) y = Det(a) b = SequenceConstruct(x) z = RoiAlign<mode="max">(x, x, i) }'
+    )
+    with pytest.raises(UnavailableError) as refused:
+        importer.load(whole)
+    for part in (
+        "operator Sqrt of int64",
+        "operator Det",
+        "operator SequenceConstruct",
+        "attribute mode = 'max' of RoiAlign",
+    ):
+        assert part in str(refused.value)
+
+
+def test_a_graph_within_is_looked_at() -> None:
+    whole = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> g (float[3] x, bool c) => (float[3] y) { y = If(c) <'
+        "then_branch = a () => (float[3] p) { p = Relu(x) }, else_branch = b () => (float[3] q) { q = Nothing(x) }> }"
+    )
+    with pytest.raises(UnavailableError, match="operator Nothing"):
+        importer.load(whole)
+
+
+FUNCTIONS = """
+<ir_version: 9, opset_import: ["" : 18, "local" : 1]>
+g (float[N, 3] x) => (float[N, 3] y) { a = local.twice(x)  b = local.leak(a)  y = local.leak<slope = 0.5>(b) }
+<domain: "local", opset_import: ["" : 18, "local" : 1]>
+twice (x) => (y) { y = local.sum(x, x) }
+<domain: "local", opset_import: ["" : 18]>
+sum (x, y) => (z) { z = Add(x, y) }
+<domain: "local", opset_import: ["" : 18]>
+leak <slope: float = 0.25> (x) => (y) { y = LeakyRelu<alpha: float = @slope>(x) }
+"""
+
+
+def test_functions_of_the_model_are_put_in_place_with_their_defaults() -> None:
+    x = np.random.default_rng(2).standard_normal((4, 3)).astype(np.float32)
+    with tlrt.Session("cpu") as s:
+        found = importer.load(onnx.parser.parse_model(FUNCTIONS)).bind(s)(x).numpy()
+    assert np.array_equal(found, np.where(x > 0, 2 * x, 2 * x * np.float32(0.125)))
+
+
+@pytest.mark.parametrize("op", ["CenterCropPad", "AffineGrid", "HannWindow"])
+def test_operators_that_the_standard_defines_by_others_are_computed(op: str) -> None:
+    """They are not in the tables: their bodies are."""
+    assert op not in OPERATORS.keys() | HOST.keys()
+    reference = pytest.importorskip("onnx.reference").ReferenceEvaluator
+    x = np.random.default_rng(3).standard_normal((2, 2, 3)).astype(np.float32)
+    operands = {"CenterCropPad": [x, np.array([1, 4, 3])], "AffineGrid": [x, np.array([2, 1, 4, 5])],
+                "HannWindow": [np.array(9, np.int32)]}[op]  # fmt: skip
+    whole = graph_of(op, *operands, opset=20)
+    expected = reference(whole).run(None, {f"x{k}": v for k, v in enumerate(operands)})[0]
+    assert np.allclose(run(op, *operands, opset=20), expected, 1e-5, 1e-6)
+
+
+def test_sparse_weights_are_weights() -> None:
+    dense = np.zeros((3, 4), np.float32)
+    dense[0, 2], dense[2, 1] = 5, -7
+    for places in (np.array([2, 9]), np.array([[0, 2], [2, 1]])):
+        values = onnx.numpy_helper.from_array(np.array([5, -7], np.float32), "w")
+        sparse = onnx.helper.make_sparse_tensor(values, onnx.numpy_helper.from_array(places, "i"), [3, 4])
+        whole = onnx.parser.parse_model(
+            '<ir_version: 9, opset_import: ["": 18]> g (float[2, 3] x) => (float[2, 4] y) {y = MatMul(x, w)}'
+        )
+        whole.graph.sparse_initializer.append(sparse)
+        x = np.random.default_rng(4).standard_normal((2, 3)).astype(np.float32)
+        with tlrt.Session("cpu") as s:
+            net = importer.load(whole).bind(s)
+            assert "w" in net.named_parameters()
+            assert np.allclose(net(x).numpy(), x @ dense, 1e-6)
+
+
+def test_scale_and_bias_of_groups_are_those_of_their_channels() -> None:
+    x = np.random.default_rng(5).standard_normal((2, 6, 5)).astype(np.float32)
+    scale, bias = np.array([2, 3], np.float32), np.array([-1, 1], np.float32)
+    by_group = run("GroupNormalization", x, scale, bias, num_groups=2, opset=18)
+    by_channel = run("GroupNormalization", x, scale.repeat(3), bias.repeat(3), num_groups=2, opset=21)
+    rows = x.astype(float).reshape(2, 2, 15)
+    exact = (rows - rows.mean(-1, keepdims=True)) / np.sqrt(rows.var(-1, keepdims=True) + 1e-5) * scale[:, None] + bias[
+        :, None
+    ]
+    assert np.array_equal(by_group, by_channel)
+    assert np.abs(by_group - exact.reshape(x.shape)).max() <= 16 * 2.0**-23 * np.abs(exact).max()
+
+
+def test_a_loop_runs_until_its_condition_is_false() -> None:
+    whole = onnx.parser.parse_model("""
+    <ir_version: 9, opset_import: ["" : 18]>
+    g (float[2] x, int64 most, bool go) => (float[2] y, float[n, 2] seen) {
+      y, seen = Loop(most, go, x) <body = b (int64 i, bool c, float[2] s) => (bool d, float[2] t, float[2] u) {
+        two = Constant<value_float = 2.0>()  t = Mul(s, two)  u = Identity(t)
+        hundred = Constant<value_float = 100.0>()  top = ReduceMax<keepdims = 0>(t)  d = Less(top, hundred) }>
+    }""")
+    with tlrt.Session("cpu") as s:
+        net = importer.load(whole).bind(s)
+        y, seen = net(np.array([1, 3], np.float32), np.array(50), np.array(True))
+        assert y.numpy().tolist() == [64, 192] and seen.shape == (6, 2)
+        y, seen = net(np.array([1, 3], np.float32), np.array(2), np.array(True))
+        assert y.numpy().tolist() == [4, 12] and seen.numpy().tolist() == [[2, 6], [4, 12]]
+
+    with tlrt.Session("cpu") as s, pytest.raises(UnavailableError, match="a body that never ran"):
+        importer.load(whole).bind(s)(np.array([1, 3], np.float32), np.array(0), np.array(True))
+
+
+def test_a_length_that_rounding_decides_is_refused() -> None:
+    """Of 10 elements by 0.7 the standard makes 6 in float64; runtimes that multiply in float32 make 7."""
+    x = np.arange(10, dtype=np.float32).reshape(1, 1, 10)
+    for scale, length in ((0.5, 5), (1.1, 11), (0.55, 5)):
+        assert run("Resize", x, None, np.array([1, 1, scale], np.float32), opset=19).shape == (1, 1, length)
+    for scale in (0.7, 0.9, 1.3):
+        with pytest.raises(UnavailableError, match="whose whole parts rounding decides"):
+            run("Resize", x, None, np.array([1, 1, scale], np.float32), opset=19)
+        assert run("Resize", x, None, None, np.array([1, 1, round(10 * scale)]), opset=19).shape[2] == round(10 * scale)
+
+
+def test_dropout_in_training_is_named_where_a_constant_says_it() -> None:
+    text = '<ir_version: 9, opset_import: ["": 18]> g (float[3] x) => (float[3] y) {{ r = Constant<value_float = 0.5>() {} }}'
+    training = "t = Constant<value = bool {1}>() y = Dropout(x, r, t)"
+    with pytest.raises(UnavailableError, match="the random numbers of Dropout"):
+        importer.load(onnx.parser.parse_model(text.format(training)))
+    importer.load(onnx.parser.parse_model(text.format(training.replace("{1}", "{0}"))))
+
+
+def test_nan_is_told_by_the_comparison() -> None:
+    """NaN that begins within the model is named: it is no result within its bound."""
+
+    def program(s: tlrt.Session) -> Any:
+        x = np.array([-1.0, 4.0], np.float32)
+        return importer.load(graph_of("Sqrt", x)).bind(s)(x).reduce_mean()
+
+    report = tlrt.compare(program, devices=("spec", "cpu"))
+    assert "every result within its bound" not in str(report)
+    assert "cpu: step 0, node 1: sqrt" in report.not_numbers[-1]
+    assert "NaN begins at" in str(report)

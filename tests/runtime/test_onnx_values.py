@@ -1,0 +1,201 @@
+"""ONNX operators on floats at which formulas overflow, cancel, or lose a sign: float64 says what is right."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import DEVICES
+from tests.runtime.onnx_graphs import run
+
+pytest.importorskip("onnx")
+INF, MOST, LEAST = math.inf, float(np.finfo(np.float32).max), 1e-45
+
+
+def drawn(seed: int, count: int = 4000) -> np.ndarray:
+    """Numbers of every exponent and both signs, and the special ones."""
+    bits = np.random.default_rng(seed).integers(0, 2**32, count, np.uint64).astype(np.uint32).view(np.float32)
+    special = [
+        0.0,
+        -0.0,
+        INF,
+        -INF,
+        math.nan,
+        LEAST,
+        -LEAST,
+        1.2e-38,
+        -1.2e-38,
+        MOST,
+        -MOST,
+        1,
+        -1,
+        89.2,
+        -89.2,
+        1e20,
+        -1e20,
+    ]
+    return np.concatenate([bits, np.array(special, np.float32)])
+
+
+def within(found: np.ndarray, exact: np.ndarray, ulps: float) -> None:
+    """So many units in the last place from float64 rounded to float32, with the sign of a zero; NaN where float64 has it."""
+    with np.errstate(all="ignore"):
+        right = exact.astype(np.float32)
+        step = np.spacing(np.where(np.isfinite(right), np.abs(right), np.float32(MOST)))
+        near = np.abs(found.astype(np.float64) - exact) <= ulps * step.astype(np.float64)
+    edge = np.isinf(found) & (np.abs(exact) > MOST * (1 - ulps * 2.0**-23)) & (np.sign(found) == np.sign(exact))
+    good = (near | (found == right) | edge | (np.isnan(found) & np.isnan(exact))) & (np.isnan(found) == np.isnan(exact))
+    zero = (found == 0) & (right == 0)
+    good &= ~zero | (np.signbit(found) == np.signbit(right))
+    assert good.all(), [(found[k], exact[k]) for k in np.flatnonzero(~good)[:5]]
+
+
+#: functions with the units in the last place that their steps add up to: a function of the library has 3/2, a rounding 1/2
+FUNCTIONS: dict[str, tuple[Any, float]] = {
+    "Sinh": (np.sinh, 6), "Cosh": (np.cosh, 5), "Tanh": (np.tanh, 1.5), "Asinh": (np.arcsinh, 4), "Acosh": (np.arccosh, 4),
+    "Atanh": (np.arctanh, 4), "Tan": (np.tan, 3), "Atan": (np.arctan, 2), "Asin": (np.arcsin, 4), "Acos": (np.arccos, 4),
+    "Exp": (np.exp, 1.5), "Log": (np.log, 1.5), "Sqrt": (np.sqrt, 0), "Reciprocal": (lambda x: 1 / x, 0), "Abs": (np.abs, 0),
+    "Neg": (np.negative, 0), "Floor": (np.floor, 0), "Ceil": (np.ceil, 0), "Round": (np.rint, 0),
+    "Relu": (lambda x: np.maximum(x, 0) + 0.0, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("op", FUNCTIONS)
+def test_functions_over_the_whole_range(op: str, device: str) -> None:
+    function, ulps = FUNCTIONS[op]
+    x = drawn(1)
+    x = np.concatenate([x, np.linspace(-90, 90, 2001, dtype=np.float32), np.linspace(-2, 2, 2001, dtype=np.float32)])
+    x = x[np.abs(x) < 2.0**120] if op == "Tan" else x  # beyond it NumPy's own reduction is the question
+    with np.errstate(all="ignore"):
+        within(run(op, x, device=device), function(x.astype(np.float64)), ulps)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("fmod", [0, 1])
+def test_remainders_are_exact(fmod: int, device: str) -> None:
+    x = drawn(2)
+    pairs = np.random.default_rng(3).permutation(x), x
+    with np.errstate(all="ignore"):
+        exact = (np.fmod if fmod else np.mod)(pairs[0], pairs[1])
+    found = run("Mod", *pairs, device=device, fmod=fmod, opset=13 if fmod else 28)
+    assert np.array_equal(found, exact, equal_nan=True)
+    numbers = ~np.isnan(exact)
+    assert np.array_equal(np.signbit(found[numbers]), np.signbit(exact[numbers]))
+    given = np.array([1e10, 1e20, 7.75, 3.4e38, 5], np.float32), np.array([3, 7, 1.1754944e-38, 0.5, INF], np.float32)
+    assert run("Mod", *given, fmod=1).tolist() == [1, 3, 0, 0, 5]
+
+
+def test_a_remainder_has_gradients() -> None:
+    import tlrt
+    import tlrt.onnx
+    from tests.runtime.onnx_graphs import graph_of
+
+    a, b = np.array([7.5, -7.5, 3, -6], np.float32), np.array([2, 2, INF, 3], np.float32)
+    with tlrt.Session("cpu") as s:
+        x, y = s.input(a, requires_grad=True), s.input(b, requires_grad=True)
+        out = tlrt.onnx.load(graph_of("Mod", a, b, fmod=1)).bind(s)(x, y)
+        assert np.array_equal(out.numpy(), [1.5, -1.5, 3, -0.0]) and np.signbit(out.numpy()[3])
+        s.backward(out.sum())
+        assert x.grad is not None and x.grad.numpy().tolist() == [1, 1, 1, 1]
+        assert y.grad is not None and y.grad.numpy().tolist() == [-3, 3, 0, 2]
+
+
+@pytest.mark.parametrize("op", ["CumSum", "CumProd"])
+@pytest.mark.parametrize("reverse", [0, 1])
+def test_running_results_that_leave_out_their_element_are_shifted(op: str, reverse: int) -> None:
+    for seed in range(5):
+        x = np.random.default_rng(seed).choice(np.array([1, 1e8, -1e8, 3, INF, 2, 1e-8], np.float32), (3, 6))
+        turned = x[:, ::-1] if reverse else x
+        first = 0 if op == "CumSum" else 1
+        whole = np.cumsum if op == "CumSum" else np.cumprod
+        with np.errstate(all="ignore"):
+            expected = whole(np.concatenate([np.full((3, 1), first), turned[:, :-1].astype(np.float64)], 1), 1)
+            size = whole(np.concatenate([np.full((3, 1), first), np.abs(turned[:, :-1]).astype(np.float64)], 1), 1)
+        found = run(op, x, np.array([-1]), exclusive=1, reverse=reverse, opset=26)
+        found = found[:, ::-1] if reverse else found
+        finite = np.isfinite(expected)
+        assert np.array_equal(np.isnan(found), np.isnan(expected)) and np.array_equal(found == INF, expected == INF)
+        assert (np.abs(found - expected)[finite] <= 5 * 2.0**-23 * size[finite]).all()
+
+
+def test_choices_are_made_by_choosing() -> None:
+    rng = np.random.default_rng(4)
+    for _ in range(5):
+        off, on = rng.choice(np.array([INF, -INF, MOST, -MOST, 0, -0.0], np.float32), 2)
+        index = rng.integers(-6, 7, 5)
+        wanted = np.full((5, 4), off)
+        for k, i in enumerate(index):
+            if -4 <= i < 4:
+                wanted[k, i] = on
+        found = run("OneHot", index, np.array(4), np.array([off, on]))
+        assert np.array_equal(found, wanted) and np.array_equal(np.signbit(found), np.signbit(wanted))
+    x = drawn(6)
+    with np.errstate(all="ignore"):
+        wanted = np.where(x < -0.5, x + np.float32(0.25), np.where(x > 0.5, x - np.float32(0.25), np.float32(0)))
+    assert np.array_equal(run("Shrink", x, bias=0.25), wanted)
+    assert np.array_equal(run("ThresholdedRelu", x, alpha=1.5), np.where(x > 1.5, x, 0))
+    image = x[:30].reshape(5, 6)
+    assert np.array_equal(run("Trilu", image, np.array([1])), np.triu(image, 1), equal_nan=True)
+    scores = np.log(rng.random((6, 4))).astype(np.float32)
+    scores[:, 1], labels = -INF, np.array([0, 2, 3, 0, 1, 2])
+    each = run("NegativeLogLikelihoodLoss", scores, labels, reduction="none")
+    assert np.array_equal(each, -scores[range(6), labels])
+    kept = run("NegativeLogLikelihoodLoss", scores, labels, reduction="none", ignore_index=1)
+    assert np.array_equal(kept, np.where(labels == 1, 0, -scores[range(6), labels]))
+    for alpha in (0.5, 2.0):
+        with np.errstate(all="ignore"):
+            exact = np.where(x > 0, x.astype(np.float64), alpha * np.expm1(np.minimum(x, 0).astype(np.float64) / alpha))
+        within(run("Celu", x, alpha=alpha), np.where(x == 0, 0 * x, exact), 3)
+
+
+def test_at_infinity_the_limit_is_the_result() -> None:
+    """Where the formula has 0 times infinity, or infinity over infinity."""
+    ends = np.array([-INF, INF], np.float32)
+    for op in ("HardSwish", "Mish", "Gelu"):
+        found = run(op, ends, opset=20)
+        assert found.tolist() == [0, INF] and np.signbit(found[0])
+    assert run("Softsign", ends).tolist() == [-1, 1]
+
+
+def test_a_power_of_many_is_odd_or_even_as_it_was() -> None:
+    """2^24 + 1 is odd, and float32 cannot hold it."""
+    base = np.array([-1, -1, -2, 1, 3], np.float32)
+    power = np.array([2**24 + 1, 2**24 + 2, -(2**24 + 1), 2**53 + 1, 3])
+    assert run("Pow", base, power).tolist() == [-1, 1, -0.0, 1, 27]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_mask_of_floats_blocks_as_one_of_booleans(device: str) -> None:
+    """Attention with a mask that Greater computes is attention with the same mask as an input."""
+    from onnx import parser
+
+    import tlrt
+    import tlrt.onnx
+
+    rng = np.random.default_rng(7)
+    q, k, v = (rng.standard_normal((1, 2, 3, 4)).astype(np.float32) for _ in range(3))
+    open_ = rng.standard_normal((3, 3)).astype(np.float32)
+    open_[:, 0], open_[2] = 1, -1  # the last query sees nothing
+    kind = "float[1,2,3,4]"
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 24]> g ({kind} q, {kind} k, {kind} v, float[3,3] m, float z) => ({kind} y)'
+        "{ b = Greater(m, z) y = Attention(q, k, v, b) }"
+    )
+    with tlrt.Session(device) as s:
+        found = tlrt.onnx.load(model).bind(s)(q, k, v, open_, np.zeros((), np.float32)).numpy()
+    expected = run("Attention", q, k, v, open_ > 0, device=device, opset=24)
+    assert np.array_equal(found, expected) and (found[:, :, 2] == 0).all() and np.abs(found[:, :, :2]).min() > 0
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_norms_neither_overflow_nor_vanish(p: int) -> None:
+    for scale in (1e-30, 1.0, 1e30):
+        x = (np.random.default_rng(8).standard_normal((1, 2, 4, 4)) * scale).astype(np.float32)
+        wide = np.abs(x.astype(np.float64))
+        found = run("GlobalLpPool", x, p=p)
+        assert np.allclose(found, (wide**p).sum((2, 3), keepdims=True) ** (1 / p), 20 * 2.0**-23, 0)
+        pooled = run("LpPool", x, kernel_shape=[2, 2], strides=[2, 2], p=p)
+        blocks = wide.reshape(1, 2, 2, 2, 2, 2).transpose(0, 1, 2, 4, 3, 5).reshape(1, 2, 2, 2, 4)
+        assert np.allclose(pooled, (blocks**p).sum(-1) ** (1 / p), 8 * 2.0**-23, 0)
