@@ -5,7 +5,6 @@
 #include <torch/library.h>
 
 #include <atomic>
-#include <sstream>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -151,10 +150,11 @@ void Block::leave(const char *op, int64_t work)
 std::string Block::text()
 {
     const std::lock_guard<std::mutex> guard(lock);
-    std::ostringstream out;
+    std::string out;
     for (const auto &[key, c] : counts)
-        out << key.first << '\t' << (key.second ? "here" : "left") << '\t' << c.calls << '\t' << c.work << '\n';
-    return out.str();
+        out += key.first + (key.second ? "\there\t" : "\tleft\t") + std::to_string(c.calls) + '\t' +
+               std::to_string(c.work) + '\n';
+    return out;
 }
 
 /* Elements of the results; multiplications and additions of recurrent layers and of products, where elements say too little. */
