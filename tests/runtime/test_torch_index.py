@@ -78,7 +78,7 @@ WRITES: dict[str, Any] = {
     "index_fill": lambda x, v: x.index_fill(0, ROWS, 2.0) * v,
     "masked_scatter": lambda x, v: x.masked_scatter(x.detach() > 0, v),
     "scatter a number": lambda x, v: x.scatter(0, PLACES, 2.0) * v,
-    "max_unpool": lambda x, v: F.max_unpool1d(x[None], L(0, 1, 1, 2).expand(1, 5, 4), 2, output_size=(8,))[0, :, :4] * v,
+    "max_unpool": lambda x, v: F.max_unpool1d(x[None], L(0, 1, 3, 2).expand(1, 5, 4), 2, output_size=(8,))[0, :, :4] * v,
     "sort": lambda x, v: x.sort(0)[0] * v,
     "topk": lambda x, v: x.topk(2, 1, largest=False)[0] * v[:, :2],
     "kthvalue": lambda x, v: x.kthvalue(2, 0)[0] * v[0],
