@@ -130,6 +130,37 @@ const char *bare(const char *name)
     return after ? after + 2 : name;
 }
 
+using Above = std::vector<std::pair<c10::DebugInfoKind, std::shared_ptr<c10::DebugInfoBase>>>;
+
+/* Takes off the information that others, such as a profiler, have put above the thread's innermost block: each may end before or
+ * after a block, and PyTorch ends only what is at the top. */
+Above lift()
+{
+    using Kind = c10::DebugInfoKind;
+    using Info = c10::ThreadLocalDebugInfo;
+    const Kind others[] = {Kind::PROFILER_STATE,     Kind::PRODUCER_INFO,    Kind::MOBILE_RUNTIME_INFO,
+                           Kind::INFERENCE_CONTEXT, Kind::PARAM_COMMS_INFO, Kind::TEST_INFO};
+    Above above;
+    for (bool found = true; found;) {
+        found = false;
+        for (const Kind other : others) {
+            if (!Info::get(other)) continue;
+            try {
+                above.emplace_back(other, Info::_pop(other));
+                found = true;
+            } catch (const c10::Error &) { /* it is not at the top */
+            }
+        }
+    }
+    return above;
+}
+
+void put_back(const Above &above)
+{
+    for (auto it = above.rbegin(); it != above.rend(); ++it)
+        c10::ThreadLocalDebugInfo::_push(it->first, it->second);
+}
+
 } // namespace
 
 void Block::add(const char *op, bool here, int64_t work)
@@ -201,17 +232,21 @@ static std::atomic<int64_t> blocks{0};
 EXPORT void *tlrt_torch_enter(int strict)
 {
     auto block = std::make_shared<tlrt::Block>(strict != 0);
+    const tlrt::Above above = tlrt::lift();
     c10::ThreadLocalDebugInfo::_push(tlrt::kind(), block);
+    tlrt::put_back(above);
     c10::impl::tls_set_dispatch_key_included(tlrt::KEY, true);
     c10::impl::tls_set_dispatch_key_included(tlrt::FRONT, true);
     blocks++;
     return new std::shared_ptr<tlrt::Block>(block);
 }
 
-/* The calling thread leaves its innermost block. */
+/* The calling thread leaves its innermost block. One that was entered in a hook of an autograd thread may have ended with it. */
 EXPORT void tlrt_torch_leave(void)
 {
-    c10::ThreadLocalDebugInfo::_pop(tlrt::kind());
+    const tlrt::Above above = tlrt::lift();
+    if (tlrt::current()) c10::ThreadLocalDebugInfo::_pop(tlrt::kind());
+    tlrt::put_back(above);
     const bool inside = tlrt::current() != nullptr;
     c10::impl::tls_set_dispatch_key_included(tlrt::KEY, inside);
     c10::impl::tls_set_dispatch_key_included(tlrt::FRONT, inside);

@@ -68,6 +68,7 @@ struct Types {
     bool real = false;    /* there is one */
     bool foreign = false; /* one is a tracer's, or on another device */
     bool other = false;   /* one is neither float32 nor narrower */
+    bool full = false;    /* one with axes is float32: beside it narrower ones give float32 */
     at::ScalarType narrow = at::ScalarType::Undefined;
 
     void see(const at::Tensor &t)
@@ -82,6 +83,8 @@ struct Types {
             narrow = type;
         } else if (type != at::kFloat) {
             other = true;
+        } else {
+            full = full || t.dim() > 0;
         }
     }
     void see(const std::optional<at::Tensor> &t)
@@ -119,6 +122,14 @@ template <class... T> std::tuple<T...> narrow(const std::tuple<T...> &all, at::S
     return std::apply([&](const auto &...t) { return std::tuple<T...>(narrow(t, type)...); }, all);
 }
 
+/* Integers as the numbers that a function makes of them. */
+inline at::Tensor real(const at::Tensor &t, at::ScalarType type) { return t.defined() ? t.to(type) : t; }
+inline std::optional<at::Tensor> real(const std::optional<at::Tensor> &t, at::ScalarType type)
+{
+    return t ? std::optional<at::Tensor>(real(*t, type)) : t;
+}
+template <class T> T real(T value, at::ScalarType) { return value; }
+
 /* ---- kernels ----------------------------------------------------------------------------------------------------------- */
 
 /* Says what the running kernel costs, in floating-point operations; without it the elements of its results count. */
@@ -149,7 +160,16 @@ template <class Op, class R, class... A> struct Kernel<Op, R(A...)> {
             const int64_t cost = take_cost(before);
             if (found) {
                 block->add(Op::name, true, cost >= 0 ? cost : elements(*found));
-                return types.narrow == at::ScalarType::Undefined ? std::move(*found) : narrow(*found, types.narrow);
+                return types.narrow == at::ScalarType::Undefined || types.full ? std::move(*found)
+                                                                               : narrow(*found, types.narrow);
+            }
+        }
+        if constexpr (std::is_same_v<R, at::Tensor>) {
+            if (!types.real && !types.foreign && current()) { /* of integers: whether numbers come of them PyTorch knows */
+                R found = left(nullptr, keys, arguments...);
+                if (!is_plain(found) || !at::isFloatingType(found.scalar_type())) return found;
+                auto held = std::make_tuple(real(arguments, found.scalar_type())...);
+                return std::apply([&](auto &...a) { return run<F>(keys, a...); }, held);
             }
         }
         return left(block, keys, arguments...);
@@ -179,7 +199,8 @@ template <class Op, class R, class... A> struct Kernel<Op, R(A...)> {
         static_assert(std::is_same_v<R, at::Tensor &>);
         Types types;
         (types.see(arguments), ...);
-        Block *const block = types.real && !types.foreign ? current() : nullptr;
+        constexpr bool draws = (std::is_same_v<A, std::optional<at::Generator>> || ...); /* integers and masks, too */
+        Block *const block = (types.real || draws) && !types.foreign ? current() : nullptr;
         if (block && !types.other) {
             const int64_t before = take_cost();
             std::optional<at::Tensor> found = F(wide(arguments)...);

@@ -18,8 +18,7 @@ struct Pair {
 
 at::Tensor dense(const at::Tensor &x)
 {
-    if (!x.is_non_overlapping_and_dense()) return x.contiguous();
-    return (uintptr_t)x.const_data_ptr() % 16 ? x.clone(at::MemoryFormat::Preserve) : x;
+    return x.is_non_overlapping_and_dense() && (uintptr_t)x.const_data_ptr() % 16 == 0 ? x : x.clone(at::MemoryFormat::Preserve);
 }
 
 at::Tensor like(const at::Tensor &x) { return at::empty_strided(x.sizes(), x.strides(), x.options()); }
@@ -41,12 +40,13 @@ template <auto Entry, class... V> at::Tensor of_one(const at::Tensor &x, V... va
     return y;
 }
 
-/* Entry(first, second, values..., out), where `second` takes the strides of `first`. */
+/* Entry(first, second, values..., out) of operands that broadcast. The result has the strides of the first operand of its shape. */
 template <auto Entry, class... V> at::Tensor of_two(const at::Tensor &first, const at::Tensor &second, V... values)
 {
     if (first.sizes() != second.sizes()) { /* of vmap one alone has the axis that is mapped */
         const auto shape = at::infer_size(first.sizes(), second.sizes());
-        return of_two<Entry>(first.expand(shape).contiguous(), second.expand(shape).contiguous(), values...);
+        const at::Tensor x = second.sizes().equals(shape) ? at::empty_like(second).copy_(first) : first.expand(shape);
+        return of_two<Entry>(x, second.expand(shape), values...);
     }
     const at::Tensor from = dense(first), with = as(second, from);
     at::Tensor y = like(from);
@@ -123,23 +123,18 @@ std::optional<at::Tensor> pow_scalar(const at::Tensor &x, const at::Scalar &p)
 std::optional<at::Tensor> pow_tensor(const at::Tensor &x, const at::Tensor &p)
 {
     if (!x.is_floating_point() && x.dim() > 0) return std::nullopt;
-    const auto shape = at::infer_size(x.sizes(), p.sizes());
-    const at::Tensor &at_device = x.dim() ? x : p;
-    const auto full = [&](const at::Tensor &t) {
-        return t.to(at_device.device(), at::kFloat).expand(shape).contiguous();
-    };
-    return of_two<TL(pow)>(full(x), full(p));
+    const at::Device device = (x.dim() ? x : p).device();
+    return of_two<TL(pow)>(x.to(device, at::kFloat), p.to(device, at::kFloat));
 }
 std::optional<at::Tensor> pow_of_scalar(const at::Scalar &x, const at::Tensor &p)
 {
     if (x.isComplex() || !p.is_floating_point()) return std::nullopt;
-    return of_two<TL(pow)>(at::full(p.sizes(), x, p.options()), p.contiguous());
+    return of_two<TL(pow)>(at::full(p.sizes(), x, p.options()), p);
 }
 std::optional<at::Tensor> atan2(const at::Tensor &y, const at::Tensor &x)
 {
     if (y.scalar_type() != x.scalar_type()) return std::nullopt;
-    const auto shape = at::infer_size(y.sizes(), x.sizes());
-    return of_two<TL(atan2)>(y.expand(shape).contiguous(), x.expand(shape).contiguous());
+    return of_two<TL(atan2)>(y, x);
 }
 
 std::optional<at::Tensor> add(const at::Tensor &x, const at::Tensor &y, const at::Scalar &alpha)
@@ -195,12 +190,13 @@ template <class Op, auto F> at::Tensor scaled(c10::DispatchKeySet keys, const at
     if (alpha.equal(1)) return Op::redispatch(after(keys), x, y, alpha);
     return Kernel<Op, typename Op::schema>::template run<F>(keys, x, y, alpha);
 }
-template <class Op> at::Tensor &scaled_in_place(c10::DispatchKeySet keys, at::Tensor &x, const at::Tensor &y,
-                                                const at::Scalar &alpha)
+template <class Op, auto F> at::Tensor &scaled_in_place(c10::DispatchKeySet keys, at::Tensor &x, const at::Tensor &y,
+                                                        const at::Scalar &alpha)
 {
-    if (alpha.equal(1) || !current() || !is_plain(x) || x.scalar_type() != at::kFloat)
-        return Op::redispatch(after(keys), x, y, alpha);
-    return Op::redispatch(after(keys), x, y.mul(alpha), 1);
+    if (alpha.equal(1)) return Op::redispatch(after(keys), x, y, alpha);
+    if (current() && is_plain(x) && x.scalar_type() == at::kFloat && y.scalar_type() == at::kFloat)
+        return Op::redispatch(after(keys), x, y.mul(alpha), 1);
+    return Kernel<Op, typename Op::schema>::template in_place<F>(keys, x, y, alpha);
 }
 
 /* The divisor as a tensor beside x: a GPU multiplies by the inverse of a number that the host holds. */
@@ -219,6 +215,7 @@ at::Tensor div(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &
 }
 at::Tensor &div_(c10::DispatchKeySet keys, at::Tensor &x, const at::Tensor &y)
 {
+    if (Block *const block = current(); block && is_plain(x) && x.is_complex()) block->leave("aten::div_", x.numel());
     return at::_ops::div__Tensor::redispatch(after(keys), x, divisor(x, y));
 }
 at::Tensor div_mode(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y,
@@ -239,7 +236,9 @@ template <class Op, class R, class... A> struct RealOnly<Op, R(A...)> {
     static R run(c10::DispatchKeySet keys, A... arguments)
     {
         Block *const block = current();
-        if (block && (is_complex(arguments) || ...)) block->leave(Op::name, (count(arguments) + ...));
+        if (!block || !(is_complex(arguments) || ...)) return Op::redispatch(after(keys), std::forward<A>(arguments)...);
+        block->leave(Op::name, (count(arguments) + ...));
+        const c10::impl::ExcludeDispatchKeyGuard guard(KEY); /* it is made of its form with an argument `out` */
         return Op::redispatch(after(keys), std::forward<A>(arguments)...);
     }
     static bool is_complex(const at::Tensor &t) { return t.is_complex() && is_plain(t); }
@@ -335,8 +334,8 @@ TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
     TLRT_IN_PLACE(m, lerp__Tensor, lerp_tensor);
     m.impl("add.Tensor", TORCH_FN((scaled<at::_ops::add_Tensor, &add>)));
     m.impl("sub.Tensor", TORCH_FN((scaled<at::_ops::sub_Tensor, &sub>)));
-    m.impl("add_.Tensor", TORCH_FN((scaled_in_place<at::_ops::add__Tensor>)));
-    m.impl("sub_.Tensor", TORCH_FN((scaled_in_place<at::_ops::sub__Tensor>)));
+    m.impl("add_.Tensor", TORCH_FN((scaled_in_place<at::_ops::add__Tensor, &add>)));
+    m.impl("sub_.Tensor", TORCH_FN((scaled_in_place<at::_ops::sub__Tensor, &sub>)));
     m.impl("div.Tensor", TORCH_FN(div));
     m.impl("div_.Tensor", TORCH_FN(div_));
     m.impl("div.Tensor_mode", TORCH_FN(div_mode));
@@ -345,9 +344,17 @@ TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
     m.impl("_to_copy", TORCH_FN(to_copy));
     REAL_ONLY(mul_Tensor);
     REAL_ONLY(mul__Tensor);
+    REAL_ONLY(mul_out);
     REAL_ONLY(reciprocal);
+    REAL_ONLY(reciprocal_);
+    REAL_ONLY(reciprocal_out);
     REAL_ONLY(abs);
+    REAL_ONLY(abs_out);
+    REAL_ONLY(angle);
+    REAL_ONLY(angle_out);
     REAL_ONLY(sgn);
+    REAL_ONLY(sgn_);
+    REAL_ONLY(sgn_out);
 }
 
 } // namespace

@@ -68,7 +68,7 @@ Maybe atanh(const Tensor &x)
     return a.mul(2).div(at::rsub(a, 1)).log1p().mul(0.5).copysign(x);
 }
 
-Maybe exp2(const Tensor &x) { return at::pow(2, x); }
+Maybe exp2(const Tensor &x) { return at::pow(at::full_like(x, 2), x); }
 /* The exponent apart, so that powers of two are exact. */
 Maybe log2(const Tensor &x)
 {
@@ -215,6 +215,8 @@ Maybe cross(const Tensor &x, const Tensor &y, int64_t axis)
 }
 Tensor scaled_sum(const Tensor &x, const at::Scalar &beta, Tensor y, const at::Scalar &alpha)
 {
+    TORCH_CHECK(at::is_expandable_to(x.sizes(), y.sizes()), "got an input of ", x.sizes(), ", expected one that expands to ",
+                y.sizes());
     if (alpha.toDouble() != 1) y = y.mul(alpha);
     if (beta.toDouble() == 0) return y;
     return (beta.toDouble() == 1 ? x : x.mul(beta)).add(y);

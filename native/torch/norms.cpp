@@ -44,10 +44,12 @@ std::optional<Three> layer_norm(const at::Tensor &x, c10::SymIntArrayRef shape, 
                                 const std::optional<at::Tensor> &bias, double eps)
 {
     const at::IntArrayRef normalized = C10_AS_INTARRAYREF_SLOW(shape);
-    const int64_t cols = c10::multiply_integers(normalized), rows = cols ? x.numel() / cols : 0;
+    TORCH_CHECK(!normalized.empty(), "Expected normalized_shape to be at least 1-dimensional, but got []");
     TORCH_CHECK((size_t)x.dim() >= normalized.size() && x.sizes().slice(x.dim() - normalized.size()) == normalized,
                 "Given normalized_shape=", normalized, ", expected input with shape ending in it, but got input of size ",
                 x.sizes());
+    const int64_t cols = c10::multiply_integers(normalized),
+                  rows = c10::multiply_integers(x.sizes().slice(0, x.dim() - normalized.size()));
     costs(8 * x.numel());
     const at::Tensor from = plain(wide(x)), gamma = given(weight), beta = given(bias);
     at::Tensor y = fresh(from, x.sizes()), mean = vector(x, rows), inverse = vector(x, rows);

@@ -62,6 +62,7 @@ at::Tensor product(const at::Tensor &a, const at::Tensor &b, const at::Tensor &b
 /* beta·x + alpha·y, each operation rounded; a factor of 0 leaves its term out. */
 at::Tensor scaled_sum(const at::Tensor &x, const at::Scalar &beta, at::Tensor y, const at::Scalar &alpha)
 {
+    x.expand(y.sizes()); /* an error where it does not fit */
     if (alpha.toDouble() != 1) y = y.mul(alpha);
     if (beta.toDouble() == 0) return y;
     return (beta.toDouble() == 1 ? x : x.mul(beta)).add(y);

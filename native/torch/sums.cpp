@@ -164,6 +164,12 @@ std::optional<at::Tensor> logsumexp(const at::Tensor &x, at::IntArrayRef axes, b
     return reduced<torchlean_cuda_buffer_logsumexp>(reduction(x, axes), keep);
 }
 
+std::optional<at::Tensor> trace(const at::Tensor &x)
+{
+    TORCH_CHECK(x.dim() == 2, "trace: expected a matrix, but got tensor with dim ", x.dim());
+    return x.diagonal().sum();
+}
+
 std::optional<at::Tensor> cumsum(const at::Tensor &given, int64_t axis, std::optional<at::ScalarType> type)
 {
     if (type && at::isIntegralType(*type, true)) return given.to(*type).cumsum(axis, type);
@@ -194,6 +200,7 @@ TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
     TLRT_KERNEL(m, std_mean_correction, std_mean);
     TLRT_KERNEL(m, linalg_vector_norm, vector_norm);
     TLRT_KERNEL(m, logsumexp, logsumexp);
+    TLRT_KERNEL(m, trace, trace);
     TLRT_KERNEL(m, cumsum, cumsum);
 }
 

@@ -171,3 +171,86 @@ def test_strict_takes_what_moves_or_chooses(case: str) -> None:
         warnings.simplefilter("ignore")
         found = MOVES[case](drawn(3, 6, 6))
     assert report.left == () and torch.equal(found, MOVES[case](drawn(3, 6, 6)))
+
+
+def numbers() -> Any:
+    return torch.tensor([1, 2, 3])
+
+
+TYPES: dict[str, Any] = {
+    "exp of integers": lambda x: numbers().exp(),
+    "a root of booleans": lambda x: (x > 0).sqrt(),
+    "powers of integers": lambda x: numbers() ** 0.3 + 2.5 ** numbers(),
+    "sums of integers": lambda x: numbers().sum(dtype=torch.float32) + torch.logsumexp(numbers(), 0),
+    "softmax of integers": lambda x: numbers().softmax(0, dtype=torch.float32),
+    "float32 beside float16": lambda x: torch.addcmul(x, x, x.half()),
+    "a loss of float16 and float32": lambda x: F.mse_loss(x.half(), x + 1),
+    "add_ of float64": lambda x: x.clone().add_(x.double(), alpha=0.5),
+    "trace": lambda x: x.trace(),
+    "a norm over nothing": lambda x: F.layer_norm(x[:, :0], (0,)),
+}
+
+
+@pytest.mark.parametrize("case", TYPES)
+def test_types_are_those_of_pytorch(case: str) -> None:
+    expected = TYPES[case](drawn(4, 4, 4))
+    with mode.reproducible() as report:
+        found = TYPES[case](drawn(4, 4, 4))
+    torch.testing.assert_close(found, expected, check_stride=True)
+    assert (report.left == ()) == (case != "add_ of float64"), report
+
+
+def test_what_pytorch_computes_of_complex_numbers_is_named() -> None:
+    c = torch.complex(drawn(5, 2, 2), drawn(6, 2, 2))
+    cases = {
+        "mul_": lambda: c.clone().mul_(c), "mul": lambda: torch.mul(c, c, out=torch.empty_like(c)),
+        "div_": lambda: c.clone().div_(c), "reciprocal_": lambda: c.clone().reciprocal_(), "sgn_": lambda: c.clone().sgn_(),
+        "abs": lambda: torch.abs(c, out=torch.empty(2, 2)), "angle": lambda: c.angle(),
+    }  # fmt: skip
+    for name, case in cases.items():
+        with mode.reproducible() as report:
+            case()
+        assert report.left == (name,)
+
+
+def test_masks_are_drawn_here() -> None:
+    masks = []
+    for dtype in (torch.float32, torch.bool, torch.int64):
+        torch.manual_seed(7)
+        with mode.reproducible(strict=True):
+            masks.append(torch.empty(50, dtype=dtype).bernoulli_(0.5))
+    assert torch.equal(masks[0], masks[1].float()) and torch.equal(masks[0], masks[2].float())
+
+
+REFUSED: dict[str, Any] = {
+    "an input larger than a product": lambda x: torch.addmm(torch.ones(2, 4, 4), x, x),
+    "an input larger than a batch": lambda x: torch.baddbmm(torch.ones(2, 4, 4), x[None], x[None]),
+    "a matrix beside a vector": lambda x: torch.addmv(torch.ones(4, 4), x, x[0]),
+    "float32 into integers": lambda x: torch.exp(x, out=torch.empty(4, 4, dtype=torch.int32)),
+    "a norm of no axes": lambda x: torch.native_layer_norm(x, [], None, None, 1e-5),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_pytorch_refuses_is_refused(case: str) -> None:
+    with pytest.raises(RuntimeError):
+        REFUSED[case](drawn(8, 4, 4))
+    with mode.reproducible(), pytest.raises(RuntimeError):
+        REFUSED[case](drawn(8, 4, 4))
+
+
+def test_binary_functions_keep_the_strides_of_the_first_of_their_shape() -> None:
+    x = drawn(9, 3, 4).abs().T
+    cases = [
+        torch.atan,
+        torch.asin,
+        torch.exp2,
+        lambda a: torch.atan2(a, a),
+        lambda a: a**a,
+        lambda a: torch.atan2(a[:, :1], a),
+    ]
+    cases.append(lambda a: torch.exp(a.T[:, 1:]))
+    for case in cases:
+        with mode.reproducible():
+            found = case(x)
+        assert found.stride() == case(x).stride()

@@ -1,5 +1,5 @@
 """This package inside PyTorch: the operations as ``torch.ops.torchlean``, and :func:`reproducible`, a block in which an
-unmodified model computes with the same bits on every device. Needs PyTorch 2.6 or newer, which `import tlrt` alone does
+unmodified model computes with the same bits on every device. Needs PyTorch 2.11 or newer, which `import tlrt` alone does
 not."""
 
 from tlrt._calls import math, set_math

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -84,13 +85,45 @@ class Report:
         return f"<Report: {self._share()} of the work, {len(self.left)} operators left>"
 
 
+class _Eager:
+    """Compiled functions run uncompiled while any thread is in a block: PyTorch's setting is that of the process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._blocks = 0
+        self._stance = ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._blocks:
+                self._stance.enter_context(torch.compiler.set_stance("force_eager"))
+            self._blocks += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._blocks -= 1
+            if not self._blocks:
+                self._stance.close()
+
+
+_eager = _Eager()
+
+
+class _Entered(threading.local):
+    """What the calling thread has to undo, for each time that it entered a block."""
+
+    def __init__(self) -> None:
+        self.stacks: list[ExitStack] = []
+
+
 class reproducible:
     """A block in which operators of an unmodified model compute on this package's kernels: forward passes, and backward
     passes that run inside it. The same inputs then give the same bits on the CPU and on every GPU, whatever the batch and
     the threads.
 
     The block is that of the thread that enters it, and of the autograd threads that work for it; other threads compute as ever.
-    What `torch.compile` has compiled runs uncompiled inside. A backward pass runs in the block in which it is called.
+    What `torch.compile` has compiled runs uncompiled while any thread is in a block. A backward pass runs in the block in which
+    it is called.
 
     Parameters
     ----------
@@ -113,21 +146,25 @@ class reproducible:
 
     def __init__(self, strict: bool = False) -> None:
         self._strict = strict
-        self._stack = ExitStack()
+        self._entered = _Entered()
 
     def __enter__(self) -> Report:
         library = shim.load()
         routes.register()
         with ExitStack() as stack:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(_eager)
             block = library.tlrt_torch_enter(int(self._strict))
             stack.callback(library.tlrt_torch_leave)
             if library.tlrt_torch_keep_subnormals():
                 stack.callback(library.tlrt_torch_flush_subnormals)
-            self._stack = stack.pop_all()
+            self._entered.stacks.append(stack.pop_all())
         return Report(block)
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        self._stack.close()
+        if not self._entered.stacks:
+            raise RuntimeError(
+                "tlrt.torch.reproducible: thread: got another one, expected the thread that entered the block"
+            )
+        self._entered.stacks.pop().close()
         if isinstance(error, NotImplementedError) and str(error).startswith("tlrt.torch.reproducible: "):
             raise UnavailableError(str(error).partition("\n")[0], op="tlrt.torch.reproducible") from error

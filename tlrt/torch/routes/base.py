@@ -150,6 +150,8 @@ def _writing(operator: Any, twin: Any) -> Callable[..., Any]:
         targets = [kwargs.pop(n) for n in outs] or [args[0]]
         found = twin(*args, **kwargs)
         for target, made in zip(targets, found if isinstance(found, tuple) else (found,), strict=True):
+            if outs and not torch.can_cast(made.dtype, target.dtype):
+                raise RuntimeError(f"result type {made.dtype} can't be cast to the desired output type {target.dtype}")
             if outs and target.shape != made.shape:
                 target.resize_(made.shape)
             target.copy_(made)

@@ -17,9 +17,9 @@ _assert_async _assert_scalar _functional_assert_async is_same_size equal resolve
 _cudnn_rnn_flatten_weight sym_size sym_stride sym_numel sym_storage_offset _nested_tensor_size
 """
 _CHOOSE = """
-abs adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d all amax amin aminmax any argmax argmin bitwise_and
+abs adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d all amax amin aminmax angle any argmax argmin bitwise_and
 bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor bucketize ceil clamp clamp_max clamp_min copysign
-_cummax_helper _cummin_helper cummax cummin eq eye fix floor fmax fmin ge gt hardshrink hardshrink_backward hardtanh
+count_nonzero _cummax_helper _cummin_helper cummax cummin eq eye fix floor fmax fmin ge gt hardshrink hardshrink_backward hardtanh
 hardtanh_backward isfinite isin isinf isnan isneginf isposinf isreal le leaky_relu leaky_relu_backward logical_and logical_not
 logical_or logical_xor lt max max_pool1d max_pool2d_with_indices max_pool3d_with_indices maximum median min minimum nan_to_num
 nanmedian ne neg nonzero nonzero_static prelu _prelu_kernel _prelu_kernel_backward relu relu6 searchsorted sgn sign signbit
