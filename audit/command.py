@@ -48,7 +48,6 @@ OTHERS = {
     "judge": ("audit.judge.defects", "plants defects in kernels and scores the judge"),
     "judge-alarms": ("audit.judge.alarms", "judges kernels without a defect"),
     "league": ("audit.league.runner", "judges other libraries"),
-    "torch": ("audit.unmodified", "runs models of the package transformers under tlrt.torch"),
     "onnx": ("audit.onnx_nodes.command", "runs the node tests of the onnx package"),
     "exchange": ("audit.exchange", "shares memory with other libraries"),
 }

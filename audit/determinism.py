@@ -36,7 +36,8 @@ BATCH: Mapping[str, tuple[str, int]] = {
     "rotary": ("batch", 1), "sinusoidal": ("batch", 1), "selective_scan_diag": ("state", 1),
     "selective_scan_diag_var": ("state", 1), "rfft1d_packed": ("batch", 1), "irfft1d_packed": ("batch", 1),
     "gather_rows": ("cols", 1), "scatter_add_rows": ("cols", 1), "broadcast_vec_to_rows": ("cols", 2),
-    "broadcast_vec_to_cols": ("rows", 1),
+    "broadcast_vec_to_cols": ("rows", 1), "layer_norm_stats": ("rows", 1), "rms_norm_stats": ("rows", 1),
+    "batch_norm_stats": ("channels", 1), "group_norm_stats": ("batch", 1),
 }  # fmt: skip
 
 

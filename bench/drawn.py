@@ -58,6 +58,13 @@ DIMENSIONS = frozenset((
 #: numbers of models: images' sides and their patches, widths of heads and layers, contexts, classes, vocabularies
 OF_MODELS = (1, 3, 7, 10, 14, 28, 32, 49, 56, 64, 77, 80, 96, 112, 128, 144, 160, 192, 197, 224, 256, 320, 384, 512, 576, 640,
              768, 1000, 1024, 1280, 1536, 2048, 3072, 3136, 4096, 5120, 8192, 11008, 12544, 32000, 50257, 128256)  # fmt: skip
+#: arrays that lie in flat buffers with strides -> their dimensions, and the names of the strides; a stride without name is 1
+LYING = {
+    "a": ("batch m n", "batch row col"), "b": ("batch n p", "batch row col"),
+    "q": ("batch heads queries d", "batch head row"), "k": ("batch kv_heads keys d", "batch head row"),
+    "v": ("batch kv_heads keys width", "batch head row"), "y": ("batch heads queries width", "batch head row"),
+    "g": ("batch heads queries width", "batch head row"),
+}  # fmt: skip
 #: powers of a uniform number that indices are in the rows that draw them unevenly
 SKEWS = (3, 12)
 
@@ -150,9 +157,27 @@ def follow(size: Mapping[str, Any], out: dict[str, Any]) -> dict[str, Any]:
         reach = [s + (n - 1) * k + 1 for s, n, k in zip(out["starts"], out["out_dims"], out["steps"], strict=True)]
         kept = [n / m for n, m in zip(size["in_dims"], size["out_dims"], strict=True)]
         out["in_dims"] = [max(r, int(n * k)) for r, n, k in zip(reach, out["out_dims"], kept, strict=True)]
+    if "kv_heads" in out and size["kv_heads"] == size["heads"]:
+        out["kv_heads"] = out["heads"]
+    for name, (dims, strides) in LYING.items():
+        if f"{name}_size" in out:
+            out |= _lay(size, out, name, dims.split(), strides.split())
     if "start" in out and "len" in out:
         out["n"] = max(out["n"], out["start"] + out["len"])
     return out
+
+
+def _lay(
+    size: Mapping[str, Any], out: Mapping[str, Any], name: str, dims: list[str], names: list[str]
+) -> dict[str, int]:
+    """The strides and the size of an array of a drawn size: the axes lie within each other as they do in `size`."""
+    before = [size[f"{name}_{s}"] for s in names] + [1] * (len(dims) - len(names))
+    after, inner, drawn = [0] * len(dims), 1, 1
+    for i in sorted((i for i, stride in enumerate(before) if stride), key=before.__getitem__):
+        after[i] = max(before[i] * drawn // inner, 1)
+        inner, drawn = inner * size[dims[i]], drawn * out[dims[i]]
+    reach = sum((out[d] - 1) * stride for d, stride in zip(dims, after, strict=True)) + 1
+    return {f"{name}_size": reach, **{f"{name}_{s}": stride for s, stride in zip(names, after)}}
 
 
 def _skew_indices(subject: Subject, rng: np.random.Generator) -> None:

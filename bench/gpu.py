@@ -7,7 +7,7 @@ shapes), reproducible (the same as verify in contexts of that mode), determinism
 batches and reused memory), weights (the hashes of the five trained examples), audits (a run on CUDA computed again on the CPU),
 bench (beside PyTorch where it is installed), drawn (shapes that nobody chose, beside PyTorch), steps (eager training steps
 beside PyTorch), growth (how cost and error grow with size), judge (planted defects in kernels in Triton), league (operations of
-PyTorch and CuPy held to the specification), models (of the package transformers, with the same bits on the CPU and on CUDA),
+PyTorch and CuPy held to the specification), models (unmodified ones of PyTorch, with the same bits on the CPU and on CUDA),
 exchange (memory shared with other libraries), ranks (examples trained on one GPU and on more, with the same bits, times of
 exchanges, and steps beside DistributedDataParallel), mutants (random changes of the CUDA sources, and whether the tests see them;
 the committed ones are gone on with), sanitizer (compute-sanitizer memcheck and racecheck over drawn cases and over shapes that
@@ -238,7 +238,7 @@ def main(argv: list[str] | None = None) -> int:
         ("growth", ["bench.growth", "--device", "cuda"], [], 200),
         ("judge", ["audit", "judge", "--languages", "Triton", "--no-trivial"], [], 300),
         ("league", ["audit", "league", "--libraries", "torch:cuda,cupy"], ops, 300),
-        ("models", ["audit", "torch", "--devices", "cpu,cuda:0"], [], 300),
+        ("models", ["bench.torch_models", "--devices", "cpu,cuda:0", "--batches", "2,8,32"], [], 1800),
         ("exchange", ["audit", "exchange"], [], 120),
         ("ranks", [*RANKS, "--ranks", gpu_ranks()], [], 1800),
         ("mutants", [*MUTANTS, "--jobs", str(max((os.cpu_count() or 2) // 2, 1))], [], 1700),

@@ -48,7 +48,7 @@ OWN_OF_SPECIFICATION = {
     "validation": "tests/repo/test_codegen_refusals.py", "signature": "registry", "entries": "registry", "expressions": "registry",
     "cases": "draws classes", "draws": "cases classes", "data": "draws cases", "classes": "geometry", "bounds": "errors",
     "laws": "laws", "compare": "compare", "registry": "laws", "declarations": "geometry", "boundaries": "classes geometry",
-    "running/": "running judge", "judge/": "judge judge_mutants", "__main__": "judge_arguments judge",
+    "running/": "running judge", "judge/probe": "judge_probe judge", "judge/": "judge judge_probe judge_mutants", "__main__": "judge_arguments judge",
     "ops/": "shapes draws geometry errors laws registry",
 }  # fmt: skip
 #: every test in parts of a minute or two

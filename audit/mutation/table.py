@@ -131,7 +131,7 @@ DEFECTS = [
     ]),
     *defects("native/src/formula/attention.h", rows=[
         ("#define TL_FILL_SCORE -1000.0f", "#define TL_FILL_SCORE -100.0f", "another fill value", "flash_attention"),
-        ("    return s < -FLT_MAX ? -FLT_MAX : s;", "    return s;", "a score of -inf counts as blocked",
+        ("    return s < -FLT_MAX ? TL_INFINITE_SCORE : finite;", "    return s;", "a score of -inf counts as blocked",
          "flash_attention"),
     ]),
     *defects("native/src/formula/conv_geometry.h", rows=[

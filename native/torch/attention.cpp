@@ -100,8 +100,8 @@ struct Attention : torch::autograd::Function<Attention> {
         if (!above[0].defined()) return found;
         if (at::GradMode::is_enabled()) { /* a gradient that will be differentiated: of products and a softmax */
             const at::Tensor again = std::get<0>(at::_scaled_dot_product_attention_math(
-                q, k, v, mask.defined() ? std::optional<at::Tensor>(mask) : std::nullopt, 0.0, causal, std::nullopt, scale,
-                grouped));
+                q, k, v, mask.defined() ? std::optional<at::Tensor>(mask) : std::nullopt, 0.0, causal, std::nullopt,
+                scale, grouped));
             variable_list inputs;
             for (size_t i = 0; i < 3; i++)
                 if (saved[i].requires_grad()) inputs.push_back(saved[i]);
@@ -124,8 +124,8 @@ struct Attention : torch::autograd::Function<Attention> {
             Buffer(context, values.memory, values.size), Buffer(context, m.values), Buffer(context, y.memory, y.size),
             Buffer(context, g.memory, g.size), from.size, keys.size, values.size, y.size, g.size, u32(q.size(0)),
             u32(q.size(1)), u32(q.size(2)), u32(k.size(2)), u32(v.size(3)), u32(q.size(3)), u32(k.size(1)), from.batch,
-            from.head, from.row, keys.batch, keys.head, keys.row, values.batch, values.head, values.row, y.batch, y.head,
-            y.row, g.batch, g.head, g.row, m.mode, m.batch, m.heads, m.queries, ALL, causal ? 0 : ALL, 0, scale,
+            from.head, from.row, keys.batch, keys.head, keys.row, values.batch, values.head, values.row, y.batch,
+            y.head, y.row, g.batch, g.head, g.row, m.mode, m.batch, m.heads, m.queries, ALL, causal ? 0 : ALL, 0, scale,
             (uint32_t)from.by_rows | (uint32_t)keys.by_rows << 1 | (uint32_t)values.by_rows << 2, gq.out(), gk.out(),
             gv.out()));
         if (Block *const block = current())
@@ -166,10 +166,10 @@ at::Tensor attention(const at::Tensor &query, const at::Tensor &key, const at::T
                             !(mask.defined() && (mask.requires_grad() || mask.dim() > q.dim() || q.dim() > 4)) &&
                             (!grouped || q.size(-3) % k.size(-3) == 0);
     if (!plain_case) {
-        const std::optional<at::Tensor> given =
-            mask.defined() && mask.scalar_type() != at::kBool ? mask.to(type) : attn_mask;
-        return std::get<0>(at::_scaled_dot_product_attention_math(q, k, v, given, dropout_p, is_causal, std::nullopt, scale,
-                                                                  enable_gqa));
+        const std::optional<at::Tensor> given = mask.defined() && mask.scalar_type() != at::kBool ? mask.to(type)
+                                                                                                  : attn_mask;
+        return std::get<0>(at::_scaled_dot_product_attention_math(q, k, v, given, dropout_p, is_causal, std::nullopt,
+                                                                  scale, enable_gqa));
     }
     const at::Tensor q4 = four(q.to(at::kFloat)), k4 = four(k.to(at::kFloat)), v4 = four(v.to(at::kFloat));
     const at::Tensor y =

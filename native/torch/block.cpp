@@ -38,7 +38,7 @@ Class classify(const c10::OperatorHandle &op)
                   a.type()->isSubtypeOf(*c10::ListType::ofTensors());
     const auto ns = op.schema().name();
     return view || ns.rfind("profiler::", 0) == 0 || (!tensors && op.schema().returns().empty()) ? Class::MOVES
-                                                                                                  : Class::LEFT;
+                                                                                                 : Class::LEFT;
 }
 
 bool is_real(const at::Tensor &t) { return t.defined() && (at::isFloatingType(t.scalar_type()) || t.is_complex()); }
@@ -69,8 +69,7 @@ void without_kernel(const c10::OperatorHandle &op, c10::DispatchKeySet keys, tor
     {
         const std::lock_guard<std::mutex> guard(lock);
         const auto known = classes.find(op.operator_name());
-        kind = known != classes.end() ? known->second
-                                      : classes.emplace(op.operator_name(), classify(op)).first->second;
+        kind = known != classes.end() ? known->second : classes.emplace(op.operator_name(), classify(op)).first->second;
     }
     const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY);
     Block *const block = current();
@@ -93,8 +92,7 @@ void without_kernel(const c10::OperatorHandle &op, c10::DispatchKeySet keys, tor
     for (const auto &v : torch::jit::last(*stack, op.schema().returns().size()))
         count(v, &results, &found, &foreign);
     if (!foreign && (found || random))
-        block->leave(op.schema().name().c_str(),
-                     work_of(op.schema().name(), kept, results ? results : operands));
+        block->leave(op.schema().name().c_str(), work_of(op.schema().name(), kept, results ? results : operands));
 }
 
 /* An operator that stays PyTorch's. Where PyTorch chooses the back end in an operator of its own it asks for all keys of the
@@ -138,7 +136,7 @@ Above lift()
 {
     using Kind = c10::DebugInfoKind;
     using Info = c10::ThreadLocalDebugInfo;
-    const Kind others[] = {Kind::PROFILER_STATE,     Kind::PRODUCER_INFO,    Kind::MOBILE_RUNTIME_INFO,
+    const Kind others[] = {Kind::PROFILER_STATE,    Kind::PRODUCER_INFO,    Kind::MOBILE_RUNTIME_INFO,
                            Kind::INFERENCE_CONTEXT, Kind::PARAM_COMMS_INFO, Kind::TEST_INFO};
     Above above;
     for (bool found = true; found;) {
@@ -209,10 +207,11 @@ int64_t work_of(const std::string &name, c10::ArrayRef<c10::IValue> arguments, i
         holds("attention")) {
         for (const auto &v : arguments) /* the operand with the inner length last */
             if (v.isTensor() && v.toTensor().defined() && v.toTensor().dim() > 1)
-                return 2 * results * (holds("conv") && arguments.size() > 1 && arguments[1].isTensor() &&
-                                              arguments[1].toTensor().dim() > 1
-                                          ? arguments[1].toTensor().numel() / arguments[1].toTensor().size(0)
-                                          : v.toTensor().size(-1));
+                return 2 * results *
+                       (holds("conv") && arguments.size() > 1 && arguments[1].isTensor() &&
+                                arguments[1].toTensor().dim() > 1
+                            ? arguments[1].toTensor().numel() / arguments[1].toTensor().size(0)
+                            : v.toTensor().size(-1));
     }
     return results;
 }

@@ -24,7 +24,7 @@ constexpr c10::DispatchKey FRONT = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 /* What a block has computed: calls and work of each operator, here or left to PyTorch. */
 class Block : public c10::DebugInfoBase {
-public:
+  public:
     explicit Block(bool strict) : strict(strict) {}
     void add(const char *op, bool here, int64_t work);
     /* Notes an operator that PyTorch computes; with `strict` an error. */
@@ -33,7 +33,7 @@ public:
     std::string text();
     const bool strict;
 
-private:
+  private:
     struct Count {
         int64_t calls = 0, work = 0;
     };

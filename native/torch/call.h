@@ -36,12 +36,11 @@ inline uint32_t u32(int64_t n)
 /* A handle to the memory of a tensor that plain() gave, or that is dense in some order of its axes, until the end of the scope. */
 enum Content { AS_FLOATS, AS_INDEX }; /* integers of 32 bits are indices */
 class Buffer {
-public:
+  public:
     /* None of an undefined tensor. */
     Buffer(torchlean_context *context, const at::Tensor &t, Content content = AS_FLOATS)
         : Buffer(context, t, t.defined() ? u32(t.numel()) : 0, content)
-    {
-    }
+    {}
     /* Of the first n elements of a tensor's memory. */
     Buffer(torchlean_context *context, const at::Tensor &t, uint32_t n, Content content = AS_FLOATS);
     Buffer(const Buffer &) = delete;
@@ -54,7 +53,7 @@ public:
     /* The place of an output. */
     torchlean_buffer **out() { return &handle; }
 
-private:
+  private:
     torchlean_buffer *handle = nullptr;
 };
 
@@ -165,7 +164,8 @@ template <class Op, class R, class... A> struct Kernel<Op, R(A...)> {
             }
         }
         if constexpr (std::is_same_v<R, at::Tensor>) {
-            if (!types.real && !types.foreign && current()) { /* of integers: whether numbers come of them PyTorch knows */
+            if (!types.real && !types.foreign &&
+                current()) { /* of integers: whether numbers come of them PyTorch knows */
                 R found = left(nullptr, keys, arguments...);
                 if (!is_plain(found) || !at::isFloatingType(found.scalar_type())) return found;
                 auto held = std::make_tuple(real(arguments, found.scalar_type())...);
@@ -213,7 +213,7 @@ template <class Op, class R, class... A> struct Kernel<Op, R(A...)> {
         return left(block, keys, arguments...);
     }
 
-private:
+  private:
     template <Found<R> (*F)(A...)> static Found<R> widened(A... arguments)
     {
         auto held = std::make_tuple(wide(arguments)...);

@@ -34,9 +34,18 @@ Geometry geometry(const at::Tensor &x, const at::Tensor &w, at::IntArrayRef stri
                 w.dim(), " axes, expected the same number, 3 or more");
     TORCH_CHECK(x.size(1) == (transposed ? w.size(0) : w.size(1) * groups) && w.size(0) % groups == 0,
                 "convolution: got an input of ", x.sizes(), " and weights of ", w.sizes(), " for ", groups, " groups");
-    Geometry g{u32(x.size(0)), u32(groups), u32(x.size(1) / groups),
+    Geometry g{u32(x.size(0)),
+               u32(groups),
+               u32(x.size(1) / groups),
                u32(transposed ? w.size(1) : w.size(0) / groups),
-               {}, {}, axes(stride, n), axes(dilation, n), axes(padding, n), {}, {}, 2};
+               {},
+               {},
+               axes(stride, n),
+               axes(dilation, n),
+               axes(padding, n),
+               {},
+               {},
+               2};
     if (transposed) g.output_padding = axes(output_padding, n);
     g.result = {x.size(0), (int64_t)g.out * groups};
     for (size_t i = 0; i < n; i++) {
@@ -45,10 +54,11 @@ Geometry geometry(const at::Tensor &x, const at::Tensor &w, at::IntArrayRef stri
         g.kernel.push_back(u32(k));
         const int64_t reach = g.dilation[i] * (k - 1) + 1, step = g.stride[i], pad = g.padding[i];
         TORCH_CHECK(step > 0 && k > 0, "convolution: stride and kernel must be positive");
-        const int64_t length =
-            transposed ? (size - 1) * step - 2 * pad + reach + g.output_padding[i] : (size + 2 * pad - reach) / step + 1;
+        const int64_t length = transposed ? (size - 1) * step - 2 * pad + reach + g.output_padding[i]
+                                          : (size + 2 * pad - reach) / step + 1;
         TORCH_CHECK(transposed ? length > 0 : size + 2 * pad >= reach, "Calculated padded input size per channel: (",
-                    size + 2 * pad, "). Kernel size: (", reach, "). Kernel size can't be greater than actual input size");
+                    size + 2 * pad, "). Kernel size: (", reach,
+                    "). Kernel size can't be greater than actual input size");
         g.result.push_back(length);
         g.work *= transposed ? size * k : length * k;
     }
@@ -75,9 +85,10 @@ std::optional<at::Tensor> convolution(const at::Tensor &x, const at::Tensor &w, 
     std::optional<Buffer> add;
     if (bias.defined()) add.emplace(context, bias);
     torchlean_buffer *const plus = add ? (torchlean_buffer *)*add : nullptr;
-    check(transposed ? torchlean_cuda_buffer_conv_transpose_grouped(
-                           in, by, plus, g.batch, g.groups, g.in, AXES(g.spatial), g.out, AXES(g.kernel), AXES(g.stride),
-                           AXES(g.dilation), AXES(g.padding), AXES(g.padding), AXES(g.output_padding), out.out())
+    check(transposed ? torchlean_cuda_buffer_conv_transpose_grouped(in, by, plus, g.batch, g.groups, g.in,
+                                                                    AXES(g.spatial), g.out, AXES(g.kernel),
+                                                                    AXES(g.stride), AXES(g.dilation), AXES(g.padding),
+                                                                    AXES(g.padding), AXES(g.output_padding), out.out())
                      : torchlean_cuda_buffer_conv_grouped(in, by, plus, g.batch, g.groups, g.in, AXES(g.spatial), g.out,
                                                           AXES(g.kernel), AXES(g.stride), AXES(g.dilation),
                                                           AXES(g.padding), AXES(g.padding), out.out()));
@@ -86,10 +97,10 @@ std::optional<at::Tensor> convolution(const at::Tensor &x, const at::Tensor &w, 
     return wanted == at::MemoryFormat::Contiguous ? y : y.contiguous(wanted);
 }
 
-std::optional<std::tuple<at::Tensor, at::Tensor, at::Tensor>>
-convolution_backward(const at::Tensor &cotangent, const at::Tensor &x, const at::Tensor &w, at::OptionalSymIntArrayRef,
-                     c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                     bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups, std::array<bool, 3> want)
+std::optional<std::tuple<at::Tensor, at::Tensor, at::Tensor>> convolution_backward(
+    const at::Tensor &cotangent, const at::Tensor &x, const at::Tensor &w, at::OptionalSymIntArrayRef,
+    c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed,
+    c10::SymIntArrayRef output_padding, c10::SymInt groups, std::array<bool, 3> want)
 {
     const Geometry g = geometry(x, w, C10_AS_INTARRAYREF_SLOW(stride), C10_AS_INTARRAYREF_SLOW(padding),
                                 C10_AS_INTARRAYREF_SLOW(dilation), transposed, C10_AS_INTARRAYREF_SLOW(output_padding),

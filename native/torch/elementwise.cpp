@@ -18,7 +18,9 @@ struct Pair {
 
 at::Tensor dense(const at::Tensor &x)
 {
-    return x.is_non_overlapping_and_dense() && (uintptr_t)x.const_data_ptr() % 16 == 0 ? x : x.clone(at::MemoryFormat::Preserve);
+    return x.is_non_overlapping_and_dense() && (uintptr_t)x.const_data_ptr() % 16 == 0
+               ? x
+               : x.clone(at::MemoryFormat::Preserve);
 }
 
 at::Tensor like(const at::Tensor &x) { return at::empty_strided(x.sizes(), x.strides(), x.options()); }
@@ -149,14 +151,17 @@ std::optional<at::Tensor> rsub(const at::Tensor &x, const at::Tensor &y, const a
 {
     return y.sub(alpha.toDouble() == 1 ? x : x.mul(alpha));
 }
-std::optional<at::Tensor> addcmul(const at::Tensor &x, const at::Tensor &a, const at::Tensor &b, const at::Scalar &value)
+std::optional<at::Tensor> addcmul(const at::Tensor &x, const at::Tensor &a, const at::Tensor &b,
+                                  const at::Scalar &value)
 {
     const at::Tensor product = a.mul(b);
     return x.add(value.toDouble() == 1 ? product : product.mul(value));
 }
-std::optional<at::Tensor> addcdiv(const at::Tensor &x, const at::Tensor &a, const at::Tensor &b, const at::Scalar &value)
+std::optional<at::Tensor> addcdiv(const at::Tensor &x, const at::Tensor &a, const at::Tensor &b,
+                                  const at::Scalar &value)
 {
-    return x.add((value.toDouble() == 1 ? a : a.mul(value)).div(b)); /* in this order optimisers agree with their loops */
+    return x.add(
+        (value.toDouble() == 1 ? a : a.mul(value)).div(b)); /* in this order optimisers agree with their loops */
 }
 /* PyTorch's formula, from whichever end is nearer: a weight of 1 gives y. */
 std::optional<at::Tensor> lerp_scalar(const at::Tensor &x, const at::Tensor &y, const at::Scalar &weight)
@@ -184,14 +189,14 @@ c10::DispatchKeySet after(c10::DispatchKeySet keys)
 }
 
 /* Without a factor PyTorch's kernel rounds once; with one each operation is to round. */
-template <class Op, auto F> at::Tensor scaled(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y,
-                                              const at::Scalar &alpha)
+template <class Op, auto F>
+at::Tensor scaled(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y, const at::Scalar &alpha)
 {
     if (alpha.equal(1)) return Op::redispatch(after(keys), x, y, alpha);
     return Kernel<Op, typename Op::schema>::template run<F>(keys, x, y, alpha);
 }
-template <class Op, auto F> at::Tensor &scaled_in_place(c10::DispatchKeySet keys, at::Tensor &x, const at::Tensor &y,
-                                                        const at::Scalar &alpha)
+template <class Op, auto F>
+at::Tensor &scaled_in_place(c10::DispatchKeySet keys, at::Tensor &x, const at::Tensor &y, const at::Scalar &alpha)
 {
     if (alpha.equal(1)) return Op::redispatch(after(keys), x, y, alpha);
     if (current() && is_plain(x) && x.scalar_type() == at::kFloat && y.scalar_type() == at::kFloat)
@@ -236,7 +241,8 @@ template <class Op, class R, class... A> struct RealOnly<Op, R(A...)> {
     static R run(c10::DispatchKeySet keys, A... arguments)
     {
         Block *const block = current();
-        if (!block || !(is_complex(arguments) || ...)) return Op::redispatch(after(keys), std::forward<A>(arguments)...);
+        if (!block || !(is_complex(arguments) || ...))
+            return Op::redispatch(after(keys), std::forward<A>(arguments)...);
         block->leave(Op::name, (count(arguments) + ...));
         const c10::impl::ExcludeDispatchKeyGuard guard(KEY); /* it is made of its form with an argument `out` */
         return Op::redispatch(after(keys), std::forward<A>(arguments)...);
@@ -253,7 +259,9 @@ at::Tensor &arange(c10::DispatchKeySet keys, const at::Scalar &start, const at::
                    at::Tensor &out)
 {
     Block *const block = current();
-    const auto is_whole = [](const at::Scalar &s) { return !s.isFloatingPoint() || s.toDouble() == std::trunc(s.toDouble()); };
+    const auto is_whole = [](const at::Scalar &s) {
+        return !s.isFloatingPoint() || s.toDouble() == std::trunc(s.toDouble());
+    };
     if (block && is_plain(out) && out.is_floating_point() && !(is_whole(start) && is_whole(step)))
         block->leave("aten::arange", out.numel());
     return at::_ops::arange_start_out::redispatch(after(keys), start, end, step, out);

@@ -16,7 +16,8 @@ inline bool is_ours(at::TensorList tensors)
         c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Python))
         return false;
     for (const at::Tensor &t : tensors)
-        if (t.defined() && (!is_plain(t) || t.key_set().has(c10::DispatchKey::Python) || !at::isFloatingType(t.scalar_type())))
+        if (t.defined() &&
+            (!is_plain(t) || t.key_set().has(c10::DispatchKey::Python) || !at::isFloatingType(t.scalar_type())))
             return false;
     return true;
 }

@@ -92,12 +92,12 @@ Maybe sinc(const Tensor &x)
 /* Giles, Approximating the erfinv function, GPU Computing Gems 2 (2010): of w = -ln(1 - x²). */
 Maybe erfinv(const Tensor &x)
 {
-    constexpr double NEAR[] = {2.81022636e-08, 3.43273939e-07,  -3.5233877e-06, -4.39150654e-06, 0.00021858087,
+    constexpr double NEAR[] = {2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
                                -0.00125372503, -0.00417768164, 0.246640727,    1.50140941};
     constexpr double FAR[] = {-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773,
-                              -0.0076224613,  0.00943887047,  1.00167406,    2.83297682};
+                              -0.0076224613,   0.00943887047,  1.00167406,    2.83297682};
     const Tensor d = doubles(x), w = doubles(floats(at::rsub(d, 1).mul(d.add(1))).log().neg());
-    const auto series = [](const double(&c)[9], const Tensor &t) {
+    const auto series = [](const double (&c)[9], const Tensor &t) {
         Tensor p = t.mul(c[0]).add(c[1]);
         for (int i = 2; i < 9; i++)
             p = p.mul(t).add(c[i]);
@@ -192,7 +192,8 @@ template <class F> Tensor running(Tensor y, int64_t axis, F f)
 Maybe cumprod(const Tensor &x, int64_t axis, std::optional<at::ScalarType> type)
 {
     if (type && at::isIntegralType(*type, true)) return x.to(*type).cumprod(axis, type);
-    return running(typed(x, type), at::maybe_wrap_dim(axis, x.dim()), [](const Tensor &a, const Tensor &b) { return a.mul(b); });
+    return running(typed(x, type), at::maybe_wrap_dim(axis, x.dim()),
+                   [](const Tensor &a, const Tensor &b) { return a.mul(b); });
 }
 Maybe logcumsumexp(const Tensor &x, int64_t axis)
 {
@@ -208,15 +209,15 @@ Maybe nansum(const Tensor &x, at::OptionalIntArrayRef axes, bool keep, std::opti
 
 Maybe cross(const Tensor &x, const Tensor &y, int64_t axis)
 {
-    TORCH_CHECK(x.dim() == y.dim() && x.size(axis) == 3 && y.size(axis) == 3,
-                "linalg.cross: inputs dimension ", axis, " must have length 3. Got ", x.sizes(), " and ", y.sizes());
+    TORCH_CHECK(x.dim() == y.dim() && x.size(axis) == 3 && y.size(axis) == 3, "linalg.cross: inputs dimension ", axis,
+                " must have length 3. Got ", x.sizes(), " and ", y.sizes());
     const auto turned = [axis](const Tensor &t, int64_t by) { return t.roll({-by}, {axis}); };
     return turned(x, 1).mul(turned(y, 2)).sub(turned(x, 2).mul(turned(y, 1)));
 }
 Tensor scaled_sum(const Tensor &x, const at::Scalar &beta, Tensor y, const at::Scalar &alpha)
 {
-    TORCH_CHECK(at::is_expandable_to(x.sizes(), y.sizes()), "got an input of ", x.sizes(), ", expected one that expands to ",
-                y.sizes());
+    TORCH_CHECK(at::is_expandable_to(x.sizes(), y.sizes()), "got an input of ", x.sizes(),
+                ", expected one that expands to ", y.sizes());
     if (alpha.toDouble() != 1) y = y.mul(alpha);
     if (beta.toDouble() == 0) return y;
     return (beta.toDouble() == 1 ? x : x.mul(beta)).add(y);

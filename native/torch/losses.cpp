@@ -72,8 +72,8 @@ struct Margins {
 Margins margins(const at::Tensor &given, const at::Tensor &target, const at::Scalar &margin)
 {
     const at::Tensor x = given.dim() < 2 ? given.reshape({1, -1}) : given, labels = target.reshape({-1, 1});
-    TORCH_CHECK(labels.size(0) == x.size(0), "multi_margin_loss: target: got ", target.sizes(), ", expected ", x.size(0),
-                " labels");
+    TORCH_CHECK(labels.size(0) == x.size(0), "multi_margin_loss: target: got ", target.sizes(), ", expected ",
+                x.size(0), " labels");
     const at::Tensor is_label = at::arange(x.size(1), labels.options()).eq(labels);
     const at::Tensor slack = at::rsub(x.gather(1, labels), margin).add(x).masked_fill(is_label, 0).clamp_min(0);
     return {x, labels, is_label, slack};
@@ -162,14 +162,15 @@ Maybe renorm(const at::Tensor &x, const at::Scalar &p, int64_t axis, const at::S
     return x.mul(shortened(at::linalg_vector_norm(x, p, others(x, at::maybe_wrap_dim(axis, x.dim())), true), longest));
 }
 /* Rows that are named twice are written twice, with the same bits. */
-at::Tensor &embedding_renorm(c10::DispatchKeySet keys, at::Tensor &weight, const at::Tensor &indices, double longest, double p)
+at::Tensor &embedding_renorm(c10::DispatchKeySet keys, at::Tensor &weight, const at::Tensor &indices, double longest,
+                             double p)
 {
     Block *const block = is_plain(weight) ? current() : nullptr;
     if (!block || weight.scalar_type() == at::kDouble) {
         if (block) block->leave("aten::embedding_renorm_", weight.numel());
         const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
-        return at::_ops::embedding_renorm_::redispatch(
-            keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY), weight, indices, longest, p);
+        return at::_ops::embedding_renorm_::redispatch(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY),
+                                                       weight, indices, longest, p);
     }
     const at::Tensor index = indices.reshape(-1), rows = weight.index_select(0, index).to(at::kFloat);
     const at::Tensor factor = shortened(at::linalg_vector_norm(rows, p, at::IntArrayRef({1}), true), longest);
@@ -187,7 +188,8 @@ Maybe norm(const at::Tensor &x, const std::optional<at::Scalar> &p, at::IntArray
 {
     return at::linalg_vector_norm(x, p.value_or(2), axes, keep);
 }
-Maybe norm_typed(const at::Tensor &x, const std::optional<at::Scalar> &p, at::IntArrayRef axes, bool keep, at::ScalarType type)
+Maybe norm_typed(const at::Tensor &x, const std::optional<at::Scalar> &p, at::IntArrayRef axes, bool keep,
+                 at::ScalarType type)
 {
     return at::linalg_vector_norm(x, p.value_or(2), axes, keep, type);
 }

@@ -46,8 +46,8 @@ std::optional<Three> layer_norm(const at::Tensor &x, c10::SymIntArrayRef shape, 
     const at::IntArrayRef normalized = C10_AS_INTARRAYREF_SLOW(shape);
     TORCH_CHECK(!normalized.empty(), "Expected normalized_shape to be at least 1-dimensional, but got []");
     TORCH_CHECK((size_t)x.dim() >= normalized.size() && x.sizes().slice(x.dim() - normalized.size()) == normalized,
-                "Given normalized_shape=", normalized, ", expected input with shape ending in it, but got input of size ",
-                x.sizes());
+                "Given normalized_shape=", normalized,
+                ", expected input with shape ending in it, but got input of size ", x.sizes());
     const int64_t cols = c10::multiply_integers(normalized),
                   rows = c10::multiply_integers(x.sizes().slice(0, x.dim() - normalized.size()));
     costs(8 * x.numel());
@@ -76,10 +76,10 @@ std::optional<Three> layer_norm_backward(const at::Tensor &g, const at::Tensor &
     Wanted gx(context, want[0], x, x.sizes()), gw(context, want[1] && has_weight, x, {cols}),
         gb(context, want[2] && has_bias, x, {cols});
     if (gx.place || gw.place || gb.place)
-        check(torchlean_cuda_buffer_layer_norm_stats_bwd(
-            Buffer(context, from), Buffer(context, gamma), Buffer(context, plain(wide(mean))),
-            Buffer(context, plain(wide(inverse))), Buffer(context, above), u32(rows), u32(cols), 0, gx.place, gw.place,
-            gb.place));
+        check(torchlean_cuda_buffer_layer_norm_stats_bwd(Buffer(context, from), Buffer(context, gamma),
+                                                         Buffer(context, plain(wide(mean))),
+                                                         Buffer(context, plain(wide(inverse))), Buffer(context, above),
+                                                         u32(rows), u32(cols), 0, gx.place, gw.place, gb.place));
     return Three(typed_as(gx.t, x), gw.t.defined() ? typed_as(gw.t.view(weight->sizes()), *weight) : gw.t,
                  gb.t.defined() ? typed_as(gb.t.view(bias->sizes()), *bias) : gb.t);
 }
@@ -92,8 +92,7 @@ struct Channels {
     explicit Channels(const at::Tensor &x)
         : batch(x.size(0)), channels(x.dim() > 1 ? x.size(1) : 1),
           positions(c10::multiply_integers(x.sizes().slice(std::min<int64_t>(2, x.dim()))))
-    {
-    }
+    {}
 };
 
 /* running·(1 - momentum) + momentum·factor·value: the product rounded, then a fused multiply-add. */
@@ -129,10 +128,9 @@ std::optional<Three> batch_norm(const at::Tensor &x, const std::optional<at::Ten
     if (train) {
         at::Tensor mean = vector(x, c.channels), var = vector(x, c.channels), inverse = vector(x, c.channels);
         Buffer means(context, mean), variances(context, var), inverses(context, inverse);
-        check(torchlean_cuda_buffer_batch_norm_stats(Buffer(context, from), Buffer(context, gamma),
-                                                     Buffer(context, beta), u32(c.batch), u32(c.channels),
-                                                     u32(c.positions), eps, out.out(), means.out(), variances.out(),
-                                                     inverses.out()));
+        check(torchlean_cuda_buffer_batch_norm_stats(
+            Buffer(context, from), Buffer(context, gamma), Buffer(context, beta), u32(c.batch), u32(c.channels),
+            u32(c.positions), eps, out.out(), means.out(), variances.out(), inverses.out()));
         const double n = (double)c.batch * (double)c.positions;
         follow(running_mean, mean, momentum, 1);
         follow(running_var, var, momentum, n / (n - 1));
@@ -171,7 +169,8 @@ std::optional<Three> batch_norm_backward(const at::Tensor &g, const at::Tensor &
     const at::Tensor from = plain(wide(x)), above = plain(wide(g)), gamma = given(weight);
     const at::Tensor &like = weight && weight->defined() ? *weight : x;
     torchlean_context *const context = context_of(x);
-    Wanted gx(context, want[0], x, x.sizes()), gw(context, want[1], x, {c.channels}), gb(context, want[2], x, {c.channels});
+    Wanted gx(context, want[0], x, x.sizes()), gw(context, want[1], x, {c.channels}),
+        gb(context, want[2], x, {c.channels});
     if (!gx.place && !gw.place && !gb.place) return Three();
     if (train) {
         check(torchlean_cuda_buffer_batch_norm_stats_bwd(
@@ -179,10 +178,12 @@ std::optional<Three> batch_norm_backward(const at::Tensor &g, const at::Tensor &
             Buffer(context, plain(wide(*save_inverse))), Buffer(context, above), u32(c.batch), u32(c.channels),
             u32(c.positions), eps, gx.place, gw.place, gb.place));
     } else {
-        const at::Tensor inverse = inverse_of(*running_var, eps), slope = gamma.defined() ? inverse.mul(gamma) : inverse;
+        const at::Tensor inverse = inverse_of(*running_var, eps),
+                         slope = gamma.defined() ? inverse.mul(gamma) : inverse;
         check(torchlean_cuda_buffer_channel_affine_bwd(
             Buffer(context, from), Buffer(context, plain(wide(*running_mean))), Buffer(context, slope),
-            Buffer(context, above), u32(c.batch), u32(c.channels), u32(c.positions), gx.place, nullptr, gw.place, gb.place));
+            Buffer(context, above), u32(c.batch), u32(c.channels), u32(c.positions), gx.place, nullptr, gw.place,
+            gb.place));
         if (gw.t.defined()) gw.t = gw.t.mul(inverse);
     }
     return Three(gx.t.defined() ? in_format(typed_as(gx.t, x), x) : gx.t, typed_as(gw.t, like), typed_as(gb.t, like));
@@ -195,10 +196,11 @@ at::Tensor front_batch_norm(const at::Tensor &x, const std::optional<at::Tensor>
                             bool cudnn)
 {
     if (!is_ours({x}) || !x.numel() || x.dim() < 2)
-        return as_without<at::_ops::batch_norm>(x, weight, bias, running_mean, running_var, train, momentum, eps, cudnn);
+        return as_without<at::_ops::batch_norm>(x, weight, bias, running_mean, running_var, train, momentum, eps,
+                                                cudnn);
     const Channels c(x);
-    TORCH_CHECK_VALUE(!train || c.batch * c.positions > 1, "Expected more than 1 value per channel when training, got input size ",
-                      x.sizes());
+    TORCH_CHECK_VALUE(!train || c.batch * c.positions > 1,
+                      "Expected more than 1 value per channel when training, got input size ", x.sizes());
     for (const auto *t : {&weight, &bias, &running_mean, &running_var})
         TORCH_CHECK(!*t || !(*t)->defined() || (*t)->numel() == c.channels, "batch_norm: got parameters of ",
                     (*t)->numel(), " elements, expected one for each of ", c.channels, " channels");
@@ -280,7 +282,8 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
             torch::autograd::variable_list inputs;
             if (want_x) inputs.push_back(x);
             if (want_weight) inputs.push_back(weight);
-            const auto grads = torch::autograd::grad({rms_composed(x, weight, eps)}, inputs, {above[0]}, std::nullopt, true);
+            const auto grads =
+                torch::autograd::grad({rms_composed(x, weight, eps)}, inputs, {above[0]}, std::nullopt, true);
             size_t next = 0;
             if (want_x) found[0] = grads[next++];
             if (want_weight) found[1] = grads[next];
@@ -306,8 +309,8 @@ at::Tensor front_rms_norm(const at::Tensor &x, c10::SymIntArrayRef shape, const 
         return as_without<at::_ops::rms_norm>(x, shape, weight, eps);
     const at::IntArrayRef normalized = C10_AS_INTARRAYREF_SLOW(shape);
     TORCH_CHECK((size_t)x.dim() >= normalized.size() && x.sizes().slice(x.dim() - normalized.size()) == normalized,
-                "Given normalized_shape=", normalized, ", expected input with shape ending in it, but got input of size ",
-                x.sizes());
+                "Given normalized_shape=", normalized,
+                ", expected input with shape ending in it, but got input of size ", x.sizes());
     const double least = x.scalar_type() == at::kFloat      ? std::numeric_limits<float>::epsilon()
                          : x.scalar_type() == at::kBFloat16 ? 0x1p-7
                                                             : 0x1p-10;

@@ -30,7 +30,10 @@ void updated(c10::DispatchKeySet keys, at::TensorList params, at::TensorList gra
 }
 
 /* A number of float64 on the device of `like`: of the host, or of a tensor. */
-at::Tensor number(double value, const at::Tensor &like) { return at::full({}, value, like.options().dtype(at::kDouble)); }
+at::Tensor number(double value, const at::Tensor &like)
+{
+    return at::full({}, value, like.options().dtype(at::kDouble));
+}
 at::Tensor number(const at::Tensor &value, const at::Tensor &like)
 {
     return value.device() == like.device() ? value.to(at::kDouble) : number(value.item().toDouble(), like);
@@ -44,9 +47,9 @@ struct Update {
     at::Tensor scale, skip; /* or undefined */
 
     Update(bool maximize, const std::optional<at::Tensor> &scale, const std::optional<at::Tensor> &found)
-        : maximize(maximize), scale(scale.value_or(at::Tensor())), skip(found && found->defined() ? found->ne(0) : at::Tensor())
-    {
-    }
+        : maximize(maximize), scale(scale.value_or(at::Tensor())),
+          skip(found && found->defined() ? found->ne(0) : at::Tensor())
+    {}
     /* The gradient without its scale, which is written back. */
     at::Tensor gradient(const at::Tensor &grad) const
     {
@@ -69,15 +72,12 @@ at::Tensor correction(const at::Tensor &steps, double beta)
     return single(steps.to(at::kDouble).mul(std::log(beta))).expm1().neg().to(at::kDouble);
 }
 
-at::Tensor all_steps(at::TensorList steps, const at::Tensor &like)
-{
-    return at::stack(steps).to(like.device());
-}
+at::Tensor all_steps(at::TensorList steps, const at::Tensor &like) { return at::stack(steps).to(like.device()); }
 
 /* torch.optim.Adam and AdamW: one addition after the other, as the loop over parameters has it. */
 void adam(bool decoupled, at::TensorList params, at::TensorList grads, at::TensorList means, at::TensorList squares,
-          at::TensorList largest, at::TensorList steps, const at::Tensor &rate, double beta1, double beta2, double decay,
-          double eps, bool amsgrad, const Update &update)
+          at::TensorList largest, at::TensorList steps, const at::Tensor &rate, double beta1, double beta2,
+          double decay, double eps, bool amsgrad, const Update &update)
 {
     const at::Tensor step = all_steps(steps, params[0]);
     const at::Tensor sizes = single(rate.div(correction(step, beta1)));
@@ -86,8 +86,10 @@ void adam(bool decoupled, at::TensorList params, at::TensorList grads, at::Tenso
     for (size_t i = 0; i < params.size(); i++) {
         at::Tensor g = update.gradient(grads[i]), p = single(params[i]);
         if (decay != 0) {
-            if (decoupled) p = p.mul(shrink);
-            else g = g.add(p, decay);
+            if (decoupled)
+                p = p.mul(shrink);
+            else
+                g = g.add(p, decay);
         }
         const at::Tensor m = single(means[i]).lerp(g, 1 - beta1);
         const at::Tensor v = single(squares[i]).mul(beta2).addcmul(g, g, 1 - beta2);
@@ -120,8 +122,8 @@ void sgd(at::TensorList params, at::TensorList grads, at::TensorList buffers, do
     }
 }
 
-void adagrad(at::TensorList params, at::TensorList grads, at::TensorList sums, at::TensorList steps, const at::Tensor &rate,
-             double rate_decay, double decay, double eps, const Update &update)
+void adagrad(at::TensorList params, at::TensorList grads, at::TensorList sums, at::TensorList steps,
+             const at::Tensor &rate, double rate_decay, double decay, double eps, const Update &update)
 {
     const at::Tensor step = all_steps(steps, params[0]).to(at::kDouble);
     const at::Tensor sizes = single(rate.div(step.sub(1).mul(rate_decay).add(1)));
@@ -138,7 +140,8 @@ void adagrad(at::TensorList params, at::TensorList grads, at::TensorList sums, a
 template <class Op, bool Decoupled, class Rate>
 void fused_adam(c10::DispatchKeySet keys, at::TensorList p, at::TensorList g, at::TensorList m, at::TensorList v,
                 at::TensorList x, at::TensorList steps, Rate rate, double beta1, double beta2, double decay, double eps,
-                bool amsgrad, bool maximize, const std::optional<at::Tensor> &scale, const std::optional<at::Tensor> &found)
+                bool amsgrad, bool maximize, const std::optional<at::Tensor> &scale,
+                const std::optional<at::Tensor> &found)
 {
     updated<Op>(
         keys, p, g,
@@ -156,19 +159,20 @@ void fused_sgd(c10::DispatchKeySet keys, at::TensorList p, at::TensorList g, at:
     updated<Op>(
         keys, p, g,
         [&] {
-            sgd(p, g, buffers, decay, momentum, number(rate, p[0]), dampening, nesterov, first, Update(maximize, scale, found));
+            sgd(p, g, buffers, decay, momentum, number(rate, p[0]), dampening, nesterov, first,
+                Update(maximize, scale, found));
         },
         p, g, buffers, decay, momentum, rate, dampening, nesterov, maximize, first, scale, found);
 }
 template <class Op, class Rate>
-void fused_adagrad(c10::DispatchKeySet keys, at::TensorList p, at::TensorList g, at::TensorList sums, at::TensorList steps,
-                   Rate rate, double rate_decay, double decay, double eps, bool maximize,
+void fused_adagrad(c10::DispatchKeySet keys, at::TensorList p, at::TensorList g, at::TensorList sums,
+                   at::TensorList steps, Rate rate, double rate_decay, double decay, double eps, bool maximize,
                    const std::optional<at::Tensor> &scale, const std::optional<at::Tensor> &found)
 {
     updated<Op>(
         keys, p, g,
-        [&] { adagrad(p, g, sums, steps, number(rate, p[0]), rate_decay, decay, eps, Update(maximize, scale, found)); }, p, g,
-        sums, steps, rate, rate_decay, decay, eps, maximize, scale, found);
+        [&] { adagrad(p, g, sums, steps, number(rate, p[0]), rate_decay, decay, eps, Update(maximize, scale, found)); },
+        p, g, sums, steps, rate, rate_decay, decay, eps, maximize, scale, found);
 }
 
 /* ---- gradient scaling --------------------------------------------------------------------------------------------------- */
@@ -188,8 +192,8 @@ void unscale(c10::DispatchKeySet keys, at::TensorList grads, at::Tensor &found, 
 }
 
 /* The scale grows after `interval` steps without an overflow, unless it would overflow itself, and shrinks after one with it. */
-std::optional<at::Tensor> next_scale(const at::Tensor &scale, const at::Tensor &tracker, const at::Tensor &found, double growth,
-                                     double backoff, int64_t interval)
+std::optional<at::Tensor> next_scale(const at::Tensor &scale, const at::Tensor &tracker, const at::Tensor &found,
+                                     double growth, double backoff, int64_t interval)
 {
     const at::Tensor overflow = found.ne(0), count = tracker.add(1), due = count.eq(interval);
     const at::Tensor wide = scale.to(at::kDouble), larger = single(wide.mul(growth));

@@ -264,8 +264,8 @@ at::Tensor to_places(const at::Tensor &g, const at::Tensor &x, const at::Tensor 
     at::Tensor gx = fresh(x, x.sizes());
     torchlean_context *const context = context_of(x);
     Buffer out(context, gx);
-    check(torchlean_cuda_buffer_take_axis_bwd(Buffer(context, place, AS_INDEX), Buffer(context, from), u32(rows), u32(n), 1,
-                                              u32(rows), u32(k), 1, out.out()));
+    check(torchlean_cuda_buffer_take_axis_bwd(Buffer(context, place, AS_INDEX), Buffer(context, from), u32(rows),
+                                              u32(n), 1, u32(rows), u32(k), 1, out.out()));
     return formatted(gx, x);
 }
 

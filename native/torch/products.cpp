@@ -52,10 +52,10 @@ at::Tensor product(const at::Tensor &a, const at::Tensor &b, const at::Tensor &b
     const at::Tensor plus = bias.defined() ? plain(bias) : bias;
     torchlean_context *const context = context_of(a);
     Buffer out(context, y), added(context, plus);
-    check(torchlean_cuda_buffer_bmm_strided(Buffer(context, left.memory, left.size), Buffer(context, right.memory, right.size),
-                                            added, left.size, right.size, u32(batch), u32(m), u32(p), u32(n),
-                                            left.batch, left.row, left.column, right.batch, right.row, right.column,
-                                            out.out()));
+    check(torchlean_cuda_buffer_bmm_strided(Buffer(context, left.memory, left.size),
+                                            Buffer(context, right.memory, right.size), added, left.size, right.size,
+                                            u32(batch), u32(m), u32(p), u32(n), left.batch, left.row, left.column,
+                                            right.batch, right.row, right.column, out.out()));
     return y;
 }
 
@@ -101,10 +101,7 @@ std::optional<at::Tensor> baddbmm(const at::Tensor &x, const at::Tensor &a, cons
     return scaled_sum(x, beta, *bmm(a, b), alpha);
 }
 
-std::optional<at::Tensor> mv(const at::Tensor &a, const at::Tensor &x)
-{
-    return mm(a, x.unsqueeze(1))->squeeze(1);
-}
+std::optional<at::Tensor> mv(const at::Tensor &a, const at::Tensor &x) { return mm(a, x.unsqueeze(1))->squeeze(1); }
 
 std::optional<at::Tensor> addmv(const at::Tensor &x, const at::Tensor &a, const at::Tensor &y, const at::Scalar &beta,
                                 const at::Scalar &alpha)

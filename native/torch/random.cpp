@@ -70,7 +70,8 @@ std::optional<at::Tensor> exponential(const at::Tensor &x, double rate, std::opt
     return u.neg().log1p().neg().div(rate);
 }
 
-std::optional<at::Tensor> log_normal(const at::Tensor &x, double mean, double std, std::optional<at::Generator> generator)
+std::optional<at::Tensor> log_normal(const at::Tensor &x, double mean, double std,
+                                     std::optional<at::Generator> generator)
 {
     TORCH_CHECK(std > 0, "log_normal_ expects std > 0.0, but found std=", std);
     return normal(x, mean, std, generator)->exp();
@@ -96,7 +97,8 @@ std::optional<at::Tensor> normal_as_wide_as(double mean, const at::Tensor &std, 
 {
     return scaled(*normal(std, 0, 1, generator), at::full({}, mean, std.options()), std);
 }
-std::optional<at::Tensor> normal_of(const at::Tensor &mean, const at::Tensor &std, std::optional<at::Generator> generator)
+std::optional<at::Tensor> normal_of(const at::Tensor &mean, const at::Tensor &std,
+                                    std::optional<at::Generator> generator)
 {
     const at::Tensor like = at::empty(at::infer_size(mean.sizes(), std.sizes()), mean.options());
     return scaled(*normal(like, 0, 1, generator), mean, std);
@@ -111,7 +113,8 @@ at::Tensor words(int64_t n, const at::TensorOptions &options, uint64_t key)
     const auto shifted = [](const at::Tensor &x, int64_t bits) {
         return x.__rshift__(bits).bitwise_and((int64_t)(UINT64_MAX >> bits));
     };
-    at::Tensor z = at::arange(n, options.dtype(at::kLong).requires_grad(false)).add((int64_t)(mixed(key) + 0x9e3779b97f4a7c15));
+    at::Tensor z =
+        at::arange(n, options.dtype(at::kLong).requires_grad(false)).add((int64_t)(mixed(key) + 0x9e3779b97f4a7c15));
     z = z.bitwise_xor(shifted(z, 30)).mul((int64_t)0xbf58476d1ce4e5b9);
     z = z.bitwise_xor(shifted(z, 27)).mul((int64_t)0x94d049bb133111eb);
     return z.bitwise_xor(shifted(z, 31));
@@ -138,8 +141,10 @@ at::Tensor &fill(at::Tensor &x, int64_t from, uint64_t span, const std::optional
 {
     at::Tensor w = words(x.numel(), x.options(), next_key(generator));
     const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
-    if (span < (uint64_t)INT64_MAX) w = w.bitwise_and(INT64_MAX).remainder((int64_t)span + 1);
-    else if (span == (uint64_t)INT64_MAX) w = w.bitwise_and(INT64_MAX);
+    if (span < (uint64_t)INT64_MAX)
+        w = w.bitwise_and(INT64_MAX).remainder((int64_t)span + 1);
+    else if (span == (uint64_t)INT64_MAX)
+        w = w.bitwise_and(INT64_MAX);
     current()->add("aten::random_", true, x.numel());
     return x.copy_(w.add(from).view(x.sizes()));
 }
@@ -155,7 +160,8 @@ at::Tensor &random_from(Keys keys, at::Tensor &x, int64_t from, std::optional<in
                         std::optional<at::Generator> generator)
 {
     if (!is_drawn(x)) return at::_ops::random__from::redispatch(after(keys), x, from, to, generator);
-    TORCH_CHECK(!to || from < *to, "random_ expects 'from' to be less than 'to', but got from=", from, " >= to=", to.value_or(0));
+    TORCH_CHECK(!to || from < *to, "random_ expects 'from' to be less than 'to', but got from=", from,
+                " >= to=", to.value_or(0));
     const uint64_t end = to ? (uint64_t)*to - 1 : largest(x.scalar_type());
     TORCH_CHECK(at::isFloatingType(x.scalar_type()) ||
                     ((to ? *to - 1 : 0) <= (int64_t)std::min<uint64_t>(largest(x.scalar_type()), INT64_MAX) &&
@@ -202,7 +208,8 @@ std::optional<at::Tensor> multinomial(const at::Tensor &p, c10::SymInt samples, 
     }
     std::vector<int64_t> sizes = p.sizes().vec();
     sizes.back() = count;
-    const at::Tensor sums = p.cumsum(-1), u = drawn<torchlean_cuda_buffer_rand_uniform>(at::empty(sizes, p.options()), next_key(generator));
+    const at::Tensor sums = p.cumsum(-1),
+                     u = drawn<torchlean_cuda_buffer_rand_uniform>(at::empty(sizes, p.options()), next_key(generator));
     return at::searchsorted(sums, u.mul(sums.narrow(-1, n - 1, 1)), false, /*right=*/true).clamp_max(n - 1);
 }
 
@@ -248,9 +255,11 @@ at::Tensor feature_dropout(const at::Tensor &x, double p, bool train)
     return dropped(x, noise(at::empty(sizes, x.options()), p));
 }
 
-std::optional<std::tuple<at::Tensor, at::Tensor>> native_dropout(const at::Tensor &x, double p, std::optional<bool> train)
+std::optional<std::tuple<at::Tensor, at::Tensor>> native_dropout(const at::Tensor &x, double p,
+                                                                 std::optional<bool> train)
 {
-    if (!train.value_or(true) || p == 0) return std::tuple(x.clone(), at::ones(x.sizes(), x.options().dtype(at::kBool)));
+    if (!train.value_or(true) || p == 0)
+        return std::tuple(x.clone(), at::ones(x.sizes(), x.options().dtype(at::kBool)));
     const at::Tensor mask = noise(x, p);
     return std::tuple(x.mul(mask), mask.ne(0));
 }

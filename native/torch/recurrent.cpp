@@ -80,7 +80,7 @@ struct Running {
 
 /* What a layer in one direction computes, and what its gradient reads of it. */
 struct Made {
-    at::Tensor y, h, c;                                 /* outputs of all steps, last states */
+    at::Tensor y, h, c;                                   /* outputs of all steps, last states */
     at::Tensor gates, hidden, before, cells_before, tanh; /* of all steps */
 };
 
@@ -153,13 +153,14 @@ struct Grads {
 };
 
 Grads differentiate(Kind kind, const Made &made, const Steps &steps, const at::Tensor &h0, const at::Tensor &c0,
-                    const at::Tensor &weight, const at::Tensor &bias, const at::Tensor &projection, const at::Tensor &gy,
-                    const at::Tensor &gh, const at::Tensor &gc)
+                    const at::Tensor &weight, const at::Tensor &bias, const at::Tensor &projection,
+                    const at::Tensor &gy, const at::Tensor &gh, const at::Tensor &gc)
 {
     const int64_t n = weight.size(0) / GATES[kind], last = steps.rows.back();
     const at::Tensor whole = plain(weight), down = projection.defined() ? plain(projection) : projection;
     const auto gate = [&](int64_t k) { return made.gates.narrow(1, k * n, n); };
-    at::Tensor factors, extra, outer, kept; /* (rows, gates, n), and of the last gate, of the cell, of the state before */
+    at::Tensor factors, extra, outer,
+        kept; /* (rows, gates, n), and of the last gate, of the cell, of the state before */
     if (kind == LSTM) {
         const at::Tensor i = gate(0), f = gate(1), g = gate(2), o = gate(3);
         factors = at::stack({g.mul(slope(i)), made.cells_before.mul(slope(f)), i.mul(one_less_square(g))}, 1);
@@ -169,7 +170,8 @@ Grads differentiate(Kind kind, const Made &made, const Steps &steps, const at::T
     } else if (kind == GRU) {
         const at::Tensor r = gate(0), z = gate(1), g = gate(2);
         const at::Tensor candidate = at::rsub(z, 1).mul(one_less_square(g));
-        factors = at::stack({candidate.mul(made.hidden).mul(slope(r)), made.before.sub(g).mul(slope(z)), candidate.mul(r)}, 1);
+        factors = at::stack(
+            {candidate.mul(made.hidden).mul(slope(r)), made.before.sub(g).mul(slope(z)), candidate.mul(r)}, 1);
         extra = candidate;
         kept = z;
     } else {
@@ -177,7 +179,9 @@ Grads differentiate(Kind kind, const Made &made, const Steps &steps, const at::T
     }
     /* the gradient of a state after the last step, else of that after a step */
     const at::Tensor none = at::zeros({1}, h0.options());
-    const auto rows = [&](const at::Tensor &g, const at::Tensor &like) { return g.defined() ? g : none.expand(like.sizes()); };
+    const auto rows = [&](const at::Tensor &g, const at::Tensor &like) {
+        return g.defined() ? g : none.expand(like.sizes());
+    };
     Running dh(rows(gh, h0), last), dc;
     if (kind == LSTM) dc = Running(rows(gc, c0), last);
     std::vector<at::Tensor> gates(steps.rows.size()), states(steps.rows.size());
@@ -226,12 +230,13 @@ struct Layer : torch::autograd::Function<Layer> {
                                  int64_t kind, std::vector<int64_t> rows, bool reverse)
     {
         const auto of = [](const std::optional<at::Tensor> &t) { return t.value_or(at::Tensor()); };
-        const bool keep = inputs.requires_grad() || h0.requires_grad() || of(c0).requires_grad() || weight.requires_grad() ||
-                          of(bias).requires_grad() || of(projection).requires_grad();
-        const Made made = compute((Kind)kind, inputs, steps_of(rows, reverse), h0, of(c0), weight, of(bias), of(projection), keep);
+        const bool keep = inputs.requires_grad() || h0.requires_grad() || of(c0).requires_grad() ||
+                          weight.requires_grad() || of(bias).requires_grad() || of(projection).requires_grad();
+        const Made made =
+            compute((Kind)kind, inputs, steps_of(rows, reverse), h0, of(c0), weight, of(bias), of(projection), keep);
         if (keep) {
-            ctx->save_for_backward({inputs, h0, of(c0), weight, of(bias), of(projection), made.y, made.gates, made.hidden,
-                                    made.before, made.cells_before, made.tanh});
+            ctx->save_for_backward({inputs, h0, of(c0), weight, of(bias), of(projection), made.y, made.gates,
+                                    made.hidden, made.before, made.cells_before, made.tanh});
             ctx->saved_data["kind"] = kind;
             ctx->saved_data["rows"] = rows;
             ctx->saved_data["reverse"] = reverse;
@@ -300,15 +305,15 @@ Result direction(Kind kind, const at::Tensor &x, at::IntArrayRef rows, const at:
     const at::Tensor bias = one_bias ? w.b_ih.add(w.b_hh) : w.b_ih;
     const at::Tensor inputs = bias.defined() ? at::addmm(bias, x, w.ih.t()) : at::mm(x, w.ih.t());
     const auto maybe = [](const at::Tensor &t) { return t.defined() ? std::optional<at::Tensor>(t) : std::nullopt; };
-    const variable_list found =
-        Layer::apply(inputs, h0, maybe(c0), w.hh, maybe(one_bias ? at::Tensor() : w.b_hh), maybe(w.hr), (int64_t)kind,
-                     rows.vec(), reverse);
+    const variable_list found = Layer::apply(inputs, h0, maybe(c0), w.hh, maybe(one_bias ? at::Tensor() : w.b_hh),
+                                             maybe(w.hr), (int64_t)kind, rows.vec(), reverse);
     return {found[0], found[1], kind == LSTM ? found[2] : at::Tensor()};
 }
 
 /* All layers: x of (rows of all steps, features), states of (layers·directions, sequences, n). */
-Result layers(Kind kind, at::Tensor x, at::IntArrayRef rows, const at::Tensor &h0, const at::Tensor &c0, at::TensorList params,
-              bool has_biases, int64_t num_layers, double dropout, bool train, bool bidirectional)
+Result layers(Kind kind, at::Tensor x, at::IntArrayRef rows, const at::Tensor &h0, const at::Tensor &c0,
+              at::TensorList params, bool has_biases, int64_t num_layers, double dropout, bool train,
+              bool bidirectional)
 {
     const bool projected = kind == LSTM && h0.size(2) != c0.size(2);
     const size_t each = 2 + 2 * has_biases + projected;
@@ -322,8 +327,10 @@ Result layers(Kind kind, at::Tensor x, at::IntArrayRef rows, const at::Tensor &h
             const int64_t at_layer = layer * directions + d;
             const at::Tensor *const p = params.data() + at_layer * each;
             const Weights w = {to_float(p[0]), to_float(p[1]), has_biases ? to_float(p[2]) : at::Tensor(),
-                               has_biases ? to_float(p[3]) : at::Tensor(), projected ? to_float(p[each - 1]) : at::Tensor()};
-            const Result r = direction(kind, x, rows, h0[at_layer], kind == LSTM ? c0[at_layer] : at::Tensor(), w, d == 1);
+                               has_biases ? to_float(p[3]) : at::Tensor(),
+                               projected ? to_float(p[each - 1]) : at::Tensor()};
+            const Result r =
+                direction(kind, x, rows, h0[at_layer], kind == LSTM ? c0[at_layer] : at::Tensor(), w, d == 1);
             ys.push_back(r.y);
             hs.push_back(r.h);
             if (kind == LSTM) cs.push_back(r.c);
@@ -383,8 +390,8 @@ struct Call {
     Result rounded(const Result &r) const { return {r.y.to(type), r.h.to(type), r.c.defined() ? r.c.to(type) : r.c}; }
 };
 
-Result whole(Kind kind, const char *name, const at::Tensor &input, at::TensorList hx, at::TensorList params, bool has_biases,
-             int64_t num_layers, double dropout, bool train, bool bidirectional, bool batch_first)
+Result whole(Kind kind, const char *name, const at::Tensor &input, at::TensorList hx, at::TensorList params,
+             bool has_biases, int64_t num_layers, double dropout, bool train, bool bidirectional, bool batch_first)
 {
     const Call call(input, hx, params);
     const at::Tensor x = batch_first ? call.x.transpose(0, 1) : call.x;
@@ -400,28 +407,32 @@ Result whole(Kind kind, const char *name, const at::Tensor &input, at::TensorLis
 }
 
 Result packed(Kind kind, const char *name, const at::Tensor &data, const at::Tensor &batch_sizes, at::TensorList hx,
-              at::TensorList params, bool has_biases, int64_t num_layers, double dropout, bool train, bool bidirectional)
+              at::TensorList params, bool has_biases, int64_t num_layers, double dropout, bool train,
+              bool bidirectional)
 {
     const Call call(data, hx, params);
     const at::Tensor sizes = batch_sizes.to(at::kLong).contiguous();
-    TORCH_CHECK(sizes.device().is_cpu(), name, ": batch_sizes: got one on ", sizes.device(), ", expected one on the CPU");
+    TORCH_CHECK(sizes.device().is_cpu(), name, ": batch_sizes: got one on ", sizes.device(),
+                ", expected one on the CPU");
     note(name, data, data.size(0), params);
-    return call.rounded(layers(kind, call.x, at::IntArrayRef(sizes.data_ptr<int64_t>(), (size_t)sizes.numel()), call.states[0],
-                               kind == LSTM ? call.states[1] : at::Tensor(), call.params, has_biases, num_layers, dropout, train,
-                               bidirectional));
+    return call.rounded(layers(kind, call.x, at::IntArrayRef(sizes.data_ptr<int64_t>(), (size_t)sizes.numel()),
+                               call.states[0], kind == LSTM ? call.states[1] : at::Tensor(), call.params, has_biases,
+                               num_layers, dropout, train, bidirectional));
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(const at::Tensor &x, at::TensorList hx, at::TensorList params, bool biases,
-                                                    int64_t n, double p, bool train, bool both, bool batch_first)
+std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(const at::Tensor &x, at::TensorList hx, at::TensorList params,
+                                                    bool biases, int64_t n, double p, bool train, bool both,
+                                                    bool batch_first)
 {
     using Op = at::_ops::lstm_input;
-    if (hx.size() != 2 || !takes(x, hx, params)) return as_without<Op>(x, hx, params, biases, n, p, train, both, batch_first);
+    if (hx.size() != 2 || !takes(x, hx, params))
+        return as_without<Op>(x, hx, params, biases, n, p, train, both, batch_first);
     const Result r = whole(LSTM, "lstm", x, hx, params, biases, n, p, train, both, batch_first);
     return {r.y, r.h, r.c};
 }
-std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_data(const at::Tensor &x, const at::Tensor &sizes, at::TensorList hx,
-                                                         at::TensorList params, bool biases, int64_t n, double p, bool train,
-                                                         bool both)
+std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_data(const at::Tensor &x, const at::Tensor &sizes,
+                                                         at::TensorList hx, at::TensorList params, bool biases,
+                                                         int64_t n, double p, bool train, bool both)
 {
     using Op = at::_ops::lstm_data;
     if (hx.size() != 2 || !takes(x, hx, params)) return as_without<Op>(x, sizes, hx, params, biases, n, p, train, both);
@@ -429,8 +440,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_data(const at::Tensor &x, co
     return {r.y, r.h, r.c};
 }
 template <class Op, Kind K>
-std::tuple<at::Tensor, at::Tensor> rnn(const at::Tensor &x, const at::Tensor &h, at::TensorList params, bool biases, int64_t n,
-                                       double p, bool train, bool both, bool batch_first)
+std::tuple<at::Tensor, at::Tensor> rnn(const at::Tensor &x, const at::Tensor &h, at::TensorList params, bool biases,
+                                       int64_t n, double p, bool train, bool both, bool batch_first)
 {
     if (!takes(x, h, params)) return as_without<Op>(x, h, params, biases, n, p, train, both, batch_first);
     const Result r = whole(K, Op::name, x, h, params, biases, n, p, train, both, batch_first);
@@ -438,7 +449,8 @@ std::tuple<at::Tensor, at::Tensor> rnn(const at::Tensor &x, const at::Tensor &h,
 }
 template <class Op, Kind K>
 std::tuple<at::Tensor, at::Tensor> rnn_data(const at::Tensor &x, const at::Tensor &sizes, const at::Tensor &h,
-                                            at::TensorList params, bool biases, int64_t n, double p, bool train, bool both)
+                                            at::TensorList params, bool biases, int64_t n, double p, bool train,
+                                            bool both)
 {
     if (!takes(x, h, params)) return as_without<Op>(x, sizes, h, params, biases, n, p, train, both);
     const Result r = packed(K, Op::name, x, sizes, h, params, biases, n, p, train, both);
@@ -446,8 +458,8 @@ std::tuple<at::Tensor, at::Tensor> rnn_data(const at::Tensor &x, const at::Tenso
 }
 
 /* A cell is a layer of one step. */
-std::vector<at::Tensor> cell_params(const at::Tensor &w_ih, const at::Tensor &w_hh, const std::optional<at::Tensor> &b_ih,
-                                    const std::optional<at::Tensor> &b_hh)
+std::vector<at::Tensor> cell_params(const at::Tensor &w_ih, const at::Tensor &w_hh,
+                                    const std::optional<at::Tensor> &b_ih, const std::optional<at::Tensor> &b_hh)
 {
     std::vector<at::Tensor> params = {w_ih, w_hh};
     for (const auto &b : {b_ih, b_hh})

@@ -100,8 +100,8 @@ std::optional<at::Tensor> nll_loss_backward(const at::Tensor &g, const at::Tenso
     const at::Tensor each = reduction == 1 ? g.div(total) : g;
     const at::Tensor shares = c.weights.neg().mul(each).masked_fill(c.left, 0);
     const c10::impl::ExcludeDispatchKeyGuard guard(KEY); /* each row has one label, so nothing is written twice */
-    const at::Tensor gx = at::zeros_like(scores, at::MemoryFormat::Contiguous)
-                              .scatter_(-1, c.labels.unsqueeze(-1), shares.unsqueeze(-1));
+    const at::Tensor gx =
+        at::zeros_like(scores, at::MemoryFormat::Contiguous).scatter_(-1, c.labels.unsqueeze(-1), shares.unsqueeze(-1));
     return x.dim() == 1 ? gx : gx.movedim(-1, 1).contiguous();
 }
 

@@ -33,8 +33,10 @@ void everywhere(void (*function)(void *))
         void *const torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
         return torch ? reinterpret_cast<Parallel>(dlsym(torch, "GOMP_parallel")) : nullptr;
     }();
-    if (parallel) parallel(function, nullptr, 0, 0);
-    else function(nullptr);
+    if (parallel)
+        parallel(function, nullptr, 0, 0);
+    else
+        function(nullptr);
 }
 
 } // namespace

@@ -118,7 +118,8 @@ at::Tensor variance(const at::Tensor &x, at::OptionalIntArrayRef axes, const std
                     bool keep, uint32_t root)
 {
     costs(2 * x.numel());
-    return reduced<torchlean_cuda_buffer_var>(reduction(x, axes), keep, correction ? correction->toDouble() : 1.0, root);
+    return reduced<torchlean_cuda_buffer_var>(reduction(x, axes), keep, correction ? correction->toDouble() : 1.0,
+                                              root);
 }
 std::optional<at::Tensor> var(const at::Tensor &x, at::OptionalIntArrayRef axes,
                               const std::optional<at::Scalar> &correction, bool keep)

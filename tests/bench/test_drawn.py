@@ -68,6 +68,8 @@ def test_dimensions_that_follow_from_others_follow() -> None:
     for f in draws("slice_axes", 2):
         assert f["in_dims"][1] >= 2 * f["out_dims"][1] - 1
     assert all(f["n"] >= f["start"] + f["len"] for f in draws("slice1d", 1))
+    for f in draws("attention_strided", 0):
+        assert (f["q_head"], f["q_row"]) == (f["d"], 3 * f["heads"] * f["d"]) and f["kv_heads"] == f["heads"]
 
 
 def test_half_of_the_rows_name_few_rows_often() -> None:

@@ -120,8 +120,15 @@ def _batch_dimension(name: str, which: str) -> tuple[str, tuple[int, ...]] | Non
 
 
 def test_batches_are_found() -> None:
-    """Every operation whose first output begins with a dimension named batch is one, and so are rows of a matrix."""
-    named = [r for r in registry.ops() if leads(r.signature.outputs[0], "batch")]
+    """Every operation whose first output and an input begin with a dimension named batch is one, but for statistics over
+    the batch, and so are rows of a matrix."""
+    named = [
+        r
+        for r in registry.ops()
+        if leads(r.signature.outputs[0], "batch")
+        and any(leads(a, "batch") for a in r.signature.inputs)
+        and r.name != "batch_norm_stats"
+    ]
     assert named and [r.name for r in named if (batch_dimension(r, "forward") or ("",))[0] != "batch"] == []
     families = {r.family for r in registry.ops() if batch_dimension(r, "forward") is not None}
     assert {"softmax", "norm", "pool", "conv", "spectral", "linalg", "attention"} <= families

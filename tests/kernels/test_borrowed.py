@@ -29,10 +29,10 @@ class Shifted:
         return self.buffer.__dlpack_device__()
 
     def __dlpack__(self, **_: Any) -> Any:
-        capsule = self.buffer.__dlpack__(stream=-1)
+        capsule = self.buffer.__dlpack__(stream=-1, max_version=(1, 0))  # without a version it would be copied
         address = ctypes.PyDLL(None).PyCapsule_GetPointer
         address.restype, address.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-        tensor = address(capsule, b"dltensor")
+        tensor = address(capsule, b"dltensor_versioned") + 32  # behind version, manager, deleter and flags
         ctypes.c_uint64.from_address(tensor + 40).value = 4 * SKIPPED  # byte_offset
         shape = ctypes.c_void_p.from_address(tensor + 24).value
         assert shape is not None

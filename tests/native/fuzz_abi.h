@@ -9,7 +9,7 @@
 #include "torchlean_cuda_ops.h"
 
 enum {
-    FUZZ_ARGUMENTS = 24,
+    FUZZ_ARGUMENTS = 48,
     FUZZ_LIST = 128,
     FUZZ_HOST = 1 << 16,
     FUZZ_FLOATS = 12,

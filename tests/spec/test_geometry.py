@@ -11,6 +11,7 @@ from tlspec.bounds import call_named
 from tlspec.classes import WINDOWS, Near, boundary
 from tlspec.ops.attention import LEAST, UNLIMITED
 from tlspec.ops.index import FAR, FAR_ELEMENTS
+from tlspec.ops.norm import LEAF as ROW_LEAF
 from tlspec.ops.random import _CARRIES
 from tlspec.registry import Op
 
@@ -61,6 +62,12 @@ def grouped(**changed: Any) -> dict[str, Any]:
         "offset": 0,
     }
     return {**sizes, "mask_heads": 1, "mask_queries": 3, "before": UNLIMITED, "after": UNLIMITED, **changed}
+
+
+def lying(*names: str, **changed: int) -> Point:
+    """Two products of square matrices, whose elements lie one after the other."""
+    strides = {"a_batch": 4, "a_row": 2, "a_col": 1, "b_batch": 4, "b_row": 2, "b_col": 1}
+    return {"batch": 2, "m": 2, "n": 2, "p": 2, **strides, **changed}, set(names)
 
 
 def position(n: int, start: int, halves: int, *names: str) -> Point:
@@ -186,6 +193,10 @@ POINTS: dict[str, list[Point]] = {
         1, {"one term"}), (c, 1, {"one column"}), (a, 0, set()), (b, 0, set()), (c, 0, set()))] for name, (a, b, c, d) in
         {"matmul": ("m", "n", "p", "q"), "bmm": ("m", "n", "p", "batch"), "dgemm": ("m", "n", "p", "q"), "linear": ("batch",
         "inputs", "outputs", "q")}.items()},
+    "bmm_strided": [lying(), lying("one row", m=1), lying("one column", p=1), lying("one term", n=1), lying(a_row=1, a_col=2),
+        lying("a factor across, and room behind rows", a_row=1, a_col=3), lying("a factor across, and room behind rows", b_row=1,
+        b_col=3), lying("one row", m=1, a_row=1, a_col=3), lying(a_row=1, a_col=3, batch=0), lying(a_row=3), lying(
+        "rows of several products in turn", a_batch=1), lying(a_batch=2), lying(a_batch=0), lying(a_batch=1, batch=1)],
     "softmax": [matrix(1, FEW + 1), matrix(2, FEW), matrix(2, FEW + 1, "work beyond the stack"), matrix(1, LONG), matrix(0, LONG
         + 1), matrix(1, LONG + 1, "a long row, and few"), matrix(LONG // FEW, FEW), matrix(LONG // FEW + 1, FEW,
         "several tasks")],
@@ -194,6 +205,11 @@ POINTS: dict[str, list[Point]] = {
         matrix(ROWS + 1, 2 * TILE, "several tasks"), matrix(2 * ROWS, TILE + 1, "whole chunks of rows", "several tasks"),
         matrix(ROWS - 1, 2), matrix(ROWS * B["norm"]["MANY_CHUNKS"], 1), matrix(ROWS * B["norm"]["MANY_CHUNKS"], 2,
         "chunks of rows as tasks", "whole chunks of rows"), matrix(ROWS * B["norm"]["MANY_CHUNKS"] - 1, 2)],
+    "group_norm_stats": [({"batch": 1, "groups": groups, "channels": channels, "positions": positions}, {f"rows of {n}" if
+        n.endswith(("leaf", "leaves")) else n for n in names}) for groups, channels, positions, *names in ((1, 1, 1, "one leaf"),
+        (1, 2, 1, "one leaf", "single positions"), (1, 1, 3, "one leaf"), (1, 1, 4, "one leaf", "positions in fours"), (1, 1, 5,
+        "one leaf", "positions with a rest of four"), (0, 1, 3), (1, 0, 3), (1, ROW_LEAF, 1, "one leaf", "single positions"),
+        (1, ROW_LEAF + 1, 1, "several leaves", "single positions"), (0, ROW_LEAF + 1, 3))],
     "max_pool": [pool(4, 2, 1, 0, "stride < kernel", "no padding"), pool(4, 2, 2, 0, "stride = kernel", "no padding"), pool(5,
         2, 3, 0, "stride > kernel", "no padding"), pool(4, 1, 1, 0, "no padding"), pool(4, 4, 1, 2, "stride < kernel",
         "padding up to half the kernel"), pool(4, 4, 1, 3, "stride < kernel", "padding above half the kernel"), pool(4, 4, 1, 4,
@@ -314,7 +330,7 @@ def test_classes_hold_where_they_say(name: str) -> None:
 #: rows of which some classes hold where an array is empty, too
 OF_EMPTY_ARRAYS = {
     "concat1d", "slice1d", "cross_entropy", "max_pool", "conv", "conv_grouped", "flash_attention", "grouped_attention",
-    "rotary", "sinusoidal", "spectral_conv1d_rfft", "take_axis", "topk",
+    "group_norm_stats", "rotary", "sinusoidal", "spectral_conv1d_rfft", "take_axis", "topk",
 }  # fmt: skip
 
 

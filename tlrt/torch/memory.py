@@ -29,7 +29,7 @@ def device_of(tensor: Any, math: str) -> handles.Device:
     name = "cpu" if where.type == "cpu" else f"cuda:{where.index or 0}"
     if where.type not in ("cpu", "cuda"):
         raise refusal(ArgumentTypeError, "tlrt.torch", "tensor", f"one on {where}", "one on the CPU or a CUDA device")
-    devices = _local.__dict__
+    devices: dict[Any, handles.Device] = _local.__dict__
     found = devices.get((name, math))
     if found is None or found.closed:
         found = devices[name, math] = handles.device(name, math=math, new=True)

@@ -112,7 +112,7 @@ def load() -> Any:
     path = packed if packed.exists() else _built() / name
     if not path.exists():
         build(path)
-    torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
+    torch.ops.load_library(str(path))
     found = ctypes.CDLL(str(path))
     found.tlrt_torch_enter.restype = ctypes.c_void_p
     found.tlrt_torch_text.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint64]

@@ -49,7 +49,7 @@ typedef struct tl_block {
     uint32_t references; /* handles that share it; 0 in the cache */
     uint32_t output;     /* while a call looks for aliases: 1 + which of its outputs this is, else 0 */
     tl_owner owner;
-    int8_t is_untouched; /* new pages of the system, all 0, until the call that asked for them writes */
+    int8_t is_untouched;     /* new pages of the system, all 0, until the call that asked for them writes */
     uint64_t taken_by;       /* the capture that took it from the pool, 0: none; then it may serve that one again */
     uint64_t held_by;        /* the last capture that holds it */
     struct tl_block *cached; /* next in the class's free list */
