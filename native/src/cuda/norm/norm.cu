@@ -430,14 +430,15 @@ int32_t tl_norm_absent(tl_context *ctx, tl_scratch<float> &scratch, int64_t cols
                        const float **beta)
 {
     if (*gamma && *beta) return TORCHLEAN_OK;
-    TL_TRY(scratch.allocate(2 * cols));
+    const int64_t room = (cols + 3) / 4 * 4; /* both begin at a multiple of 16 bytes */
+    TL_TRY(scratch.allocate(2 * room));
     if (!*gamma) {
         TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), scratch, 1.0f, cols));
         *gamma = scratch;
     }
     if (!*beta) {
-        TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), scratch + cols, -0.0f, cols));
-        *beta = scratch + cols;
+        TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), scratch + room, -0.0f, cols));
+        *beta = scratch + room;
     }
     return TORCHLEAN_OK;
 }
