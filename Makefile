@@ -37,7 +37,7 @@ else
 endif
 
 # what clang-format keeps in shape: C and CUDA written by hand
-C_SOURCES := find native/src native/include/torchlean_cuda.h native/tools native/emulator tests/native examples/c \
+C_SOURCES := find native/src native/torch native/include/torchlean_cuda.h native/tools native/emulator tests/native examples/c \
     -name "*.[ch]" -o -name "*.cpp" -o -name "*.cu" -o -name "*.cuh"
 
 .DEFAULT_GOAL := help
