@@ -27,7 +27,7 @@ def test_a_handle_that_is_none_has_its_name_in_the_message(name: str) -> None:
     function = getattr(library.lib, name)
     places = [library.ffi.new("char[256]") for _ in library.ffi.typeof(function).args]
     rest = [
-        library.ffi.cast(t, p) if t.kind == "pointer" else 0
+        library.ffi.cast(t, p) if t.kind in ("pointer", "function") else 0
         for t, p in zip(library.ffi.typeof(function).args[1:], places, strict=False)
     ]
     for value, status, said in ((0, 10, "got NULL, expected a"), (8, 90, "got a value that was never issued")):
