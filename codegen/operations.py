@@ -2,7 +2,7 @@
 ``tlrt/_operations/methods.py``: all operations as methods of tensors.
 
 A row is forwarded if its method follows from its signature: it reads device buffers whose shapes give all dimensions, its
-parameters are numbers, it has a VJP or is elementwise (a mask, a step function), and ``tlrt/_operations`` has no method of its
+parameters are numbers, it has one result, it has a VJP or is elementwise (a mask, a step function), and ``tlrt/_operations`` has no method of its
 name written by hand.
 """
 
@@ -69,6 +69,7 @@ def _follows_from_signature(row: registry.Op) -> bool:
         (row.vjp_rule is not None or row.family == "elementwise")
         and all(a.kind == "f32" and not a.optional for a in sig.inputs)
         and bool(sig.inputs)
+        and len(sig.outputs) == 1
         and all(d in read for d in sig.dims)
         and all(p.kind == "float" for p in sig.params)
     )

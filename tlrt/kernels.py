@@ -77,6 +77,7 @@ __all__ = [
     "avg_pool2d_bwd",
     "avg_pool_bwd",
     "axpy",
+    "batch_norm_running",
     "batch_norm_stats",
     "batch_norm_stats_bwd",
     "batchnorm_channel_first",
@@ -156,6 +157,8 @@ __all__ = [
     "group_norm_stats_bwd",
     "grouped_attention",
     "grouped_attention_bwd",
+    "gru_cell",
+    "gru_cell_bwd",
     "hardswish",
     "hardswish_bwd",
     "inv",
@@ -180,6 +183,8 @@ __all__ = [
     "log_softmax_bwd",
     "logsumexp",
     "logsumexp_bwd",
+    "lstm_cell",
+    "lstm_cell_bwd",
     "lt",
     "masked_fill",
     "matmul",
@@ -6801,6 +6806,53 @@ def batch_norm_stats_bwd(
     return made
 
 
+def batch_norm_running(
+    mean: Buffer,
+    var: Buffer,
+    running_mean: Buffer,
+    running_var: Buffer,
+    momentum: float = 0.1,
+    correction: float = 1.0,
+    *,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer, Buffer]:
+    """The statistics of channels that a batch norm keeps for evaluation, moved towards those of a batch.
+
+    mean_out = (1 - momentum)·running_mean + momentum·mean; var_out = (1 - momentum)·running_var + momentum·correction·var
+
+    The product with 1 - momentum is rounded, the rest is one fused multiply-add. An unbiased variance has correction n/(n - 1),
+    n the elements of a channel.
+
+    Shapes: mean, var, running_mean, running_var, mean_out and var_out alike, one element a channel; the outputs may be the inputs.
+
+    Special values: IEEE 754.
+
+    Errors: none beyond lengths.
+
+    Signature: mean[*], var[*], running_mean[*], running_var[*] -> mean_out[*], var_out[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: torch.nn.BatchNorm2d; Ioffe and Szegedy, arXiv:1502.03167
+    """
+    places, given, undo, give = taken = _slots("batch_norm_running", ("mean_out", "var_out"), None, out)
+    try:
+        call = mean._device._calls.buffer_batch_norm_running
+        status = call(mean._handle, var._handle, running_mean._handle, running_var._handle, momentum, correction,
+                      places[0], places[1])
+        if not status:
+            made = _results(places, given, mean._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(batch_norm_running, error, locals()) from None
+    if status:
+        return _again(status, batch_norm_running, locals())
+    give(taken)
+    return made
+
+
 def group_norm_stats(
     x: Buffer,
     batch: int,
@@ -9953,6 +10005,180 @@ def selective_scan_diag_var_bwd(
         raise _refusal(selective_scan_diag_var_bwd, error, locals()) from None
     if status:
         return _again(status, selective_scan_diag_var_bwd, locals(), {"out": "y"})
+    give(taken)
+    return made
+
+
+def lstm_cell(
+    x: Buffer, a: Buffer, c: Buffer, rows: int, units: int, *, out: Sequence[Buffer | None] | None = None
+) -> tuple[Buffer, Buffer, Buffer]:
+    """A step of long short-term memory, from the products of its input and of its hidden state with their weights.
+
+    i, f, o = σ(x_k + a_k) for k = 0, 1, 3, g = tanh(x_2 + a_2); gates are i, f, g, o; cell = f·c + i·g; hidden = o·tanh(cell)
+
+    Shapes: x, a and gates (rows, 4, units), c, cell and hidden (rows, units). The gates are a result to keep for the gradient,
+    which is that of cell and hidden.
+
+    Special values: IEEE 754.
+
+    Errors: none beyond lengths.
+
+    Signature: x[rows, 4, units], a[rows, 4, units], c[rows, units] -> gates[rows, 4, units], cell[rows, units],
+        hidden[rows, units]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Hochreiter and Schmidhuber, Neural Computation 9, 1997; torch.nn.LSTM
+    """
+    places, given, undo, give = taken = _slots("lstm_cell", ("gates", "cell", "hidden"), None, out)
+    try:
+        call = x._device._calls.buffer_lstm_cell
+        status = call(x._handle, a._handle, c._handle, _index(rows), _index(units), places[0], places[1], places[2])
+        if not status:
+            made = _results(places, given, x._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(lstm_cell, error, locals()) from None
+    if status:
+        return _again(status, lstm_cell, locals())
+    give(taken)
+    return made
+
+
+def lstm_cell_bwd(
+    gates: Buffer,
+    c: Buffer,
+    cell: Buffer,
+    g_cell: Buffer,
+    g_hidden: Buffer,
+    rows: int,
+    units: int,
+    *,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of lstm_cell.
+
+    With t = tanh(cell) and d = g_cell + g_hidden·o·(1 - t²): gx = (d·g·i(1 - i), d·c·f(1 - f), d·i·(1 - g²),
+    g_hidden·t·o(1 - o)), ga = gx, gc = d·f.
+
+    Signature: gates[rows, 4, units], c[rows, units], cell[rows, units], g_cell[rows, units], g_hidden[rows, units]
+        -> gx?[rows, 4, units], ga?[rows, 4, units], gc?[rows, units]
+
+    Returns (gx, ga, gc). `want` says which to compute, all by default; the others are None. `out` may hold a buffer
+    for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Hochreiter and Schmidhuber, Neural Computation 9, 1997; torch.nn.LSTM
+    """
+    places, given, undo, give = taken = _slots("lstm_cell_bwd", ("gx", "ga", "gc"), want, out)
+    try:
+        call = gates._device._calls.buffer_lstm_cell_bwd
+        status = call(gates._handle, c._handle, cell._handle, g_cell._handle, g_hidden._handle, _index(rows),
+                      _index(units), places[0], places[1], places[2])
+        if not status:
+            made = _results(places, given, gates._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(lstm_cell_bwd, error, locals()) from None
+    if status:
+        return _again(status, lstm_cell_bwd, locals())
+    give(taken)
+    return made
+
+
+def gru_cell(
+    x: Buffer,
+    a: Buffer,
+    h: Buffer,
+    rows: int,
+    units: int,
+    *,
+    bias: Buffer | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer, Buffer, Buffer]:
+    """A step of a gated recurrent unit, from the products of its input and of its hidden state with their weights.
+
+    s = a + bias; r, z = σ(x_k + s_k) for k = 0, 1; inner = s_2; n = tanh(x_2 + r·inner); gates are r, z, n;
+    hidden = n + z·(h - n)
+
+    Shapes: x, a and gates (rows, 3, units), bias (3, units) or none, h, inner and hidden (rows, units). gates and inner are
+    results to keep for the gradient, which is that of hidden.
+
+    Special values: IEEE 754.
+
+    Errors: none beyond lengths.
+
+    Signature: x[rows, 3, units], a[rows, 3, units], bias?[3, units], h[rows, units] -> gates[rows, 3, units],
+        inner[rows, units], hidden[rows, units]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Cho et al., Learning Phrase Representations using RNN Encoder-Decoder, EMNLP 2014; torch.nn.GRU
+    """
+    places, given, undo, give = taken = _slots("gru_cell", ("gates", "inner", "hidden"), None, out)
+    try:
+        call = x._device._calls.buffer_gru_cell
+        status = call(x._handle, a._handle, _NULL if bias is None else bias._handle, h._handle, _index(rows),
+                      _index(units), places[0], places[1], places[2])
+        if not status:
+            made = _results(places, given, x._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(gru_cell, error, locals()) from None
+    if status:
+        return _again(status, gru_cell, locals())
+    give(taken)
+    return made
+
+
+def gru_cell_bwd(
+    gates: Buffer,
+    inner: Buffer,
+    h: Buffer,
+    g_hidden: Buffer,
+    rows: int,
+    units: int,
+    *,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None, Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of gru_cell.
+
+    With d = g_hidden·(1 - z)·(1 - n²): gx = (d·inner·r(1 - r), g_hidden·(h - n)·z(1 - z), d), ga = gx but for its last gate,
+    d·r; gbias = Σ ga over the rows, by the column tree; gh = g_hidden·z.
+
+    Signature: gates[rows, 3, units], inner[rows, units], h[rows, units], g_hidden[rows, units] -> gx?[rows, 3,
+        units], ga?[rows, 3, units], gbias?[3, units], gh?[rows, units]
+
+    Returns (gx, ga, gbias, gh). `want` says which to compute, all by default; the others are None. `out` may hold a
+    buffer for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Cho et al., Learning Phrase Representations using RNN Encoder-Decoder, EMNLP 2014; torch.nn.GRU
+    """
+    places, given, undo, give = taken = _slots("gru_cell_bwd", ("gx", "ga", "gbias", "gh"), want, out)
+    try:
+        call = gates._device._calls.buffer_gru_cell_bwd
+        status = call(gates._handle, inner._handle, h._handle, g_hidden._handle, _index(rows), _index(units),
+                      places[0], places[1], places[2], places[3])
+        if not status:
+            made = _results(places, given, gates._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(gru_cell_bwd, error, locals()) from None
+    if status:
+        return _again(status, gru_cell_bwd, locals())
     give(taken)
     return made
 

@@ -20,6 +20,7 @@
 #define tl_cpu_rms_norm_stats_bwd TL_V(tl_cpu_rms_norm_stats_bwd)
 #define tl_cpu_batch_norm_stats TL_V(tl_cpu_batch_norm_stats)
 #define tl_cpu_batch_norm_stats_bwd TL_V(tl_cpu_batch_norm_stats_bwd)
+#define tl_cpu_batch_norm_running TL_V(tl_cpu_batch_norm_running)
 #define tl_cpu_group_norm_stats TL_V(tl_cpu_group_norm_stats)
 #define tl_cpu_group_norm_stats_bwd TL_V(tl_cpu_group_norm_stats_bwd)
 #endif
@@ -80,6 +81,10 @@ typedef int32_t tl_batch_norm_stats_bwd_kernel(tl_context *ctx, const float *x, 
                                                const float *istd, const float *g_out, int64_t batch, int64_t channels,
                                                int64_t positions, float eps, float *gx, float *ggamma, float *gbeta);
 tl_batch_norm_stats_bwd_kernel tl_cpu_batch_norm_stats_bwd, tl_cuda_batch_norm_stats_bwd;
+typedef int32_t tl_batch_norm_running_kernel(tl_context *ctx, const float *mean, const float *var,
+                                             const float *running_mean, const float *running_var, int64_t n,
+                                             float momentum, float correction, float *mean_out, float *var_out);
+tl_batch_norm_running_kernel tl_cpu_batch_norm_running, tl_cuda_batch_norm_running;
 typedef int32_t tl_group_norm_stats_kernel(tl_context *ctx, const float *x, const float *gamma, const float *beta,
                                            int64_t batch, int64_t groups, int64_t channels, int64_t positions,
                                            float eps, float *out, float *mean, float *istd);
@@ -106,6 +111,7 @@ struct tl_norm_kernels {
     tl_rms_norm_stats_bwd_kernel *rms_norm_stats_bwd;
     tl_batch_norm_stats_kernel *batch_norm_stats;
     tl_batch_norm_stats_bwd_kernel *batch_norm_stats_bwd;
+    tl_batch_norm_running_kernel *batch_norm_running;
     tl_group_norm_stats_kernel *group_norm_stats;
     tl_group_norm_stats_bwd_kernel *group_norm_stats_bwd;
 };

@@ -342,6 +342,30 @@ TL_API int32_t torchlean_cuda_buffer_batch_norm_stats_bwd(torchlean_buffer *x, t
     return tl_end(&call);
 }
 
+TL_API int32_t torchlean_cuda_buffer_batch_norm_running(torchlean_buffer *mean, torchlean_buffer *var,
+                                                        torchlean_buffer *running_mean, torchlean_buffer *running_var,
+                                                        double momentum, double correction,
+                                                        torchlean_buffer **mean_out, torchlean_buffer **var_out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_batch_norm_running", "mean", mean);
+    call.elementwise = call.linear = 1;
+    const float momentum_ = tl_scalar(momentum);
+    const float correction_ = tl_scalar(correction);
+    const uint64_t n = tl_length(&call, "mean", mean);
+    const float *mean_ = tl_input(&call, "mean", mean, "n", n);
+    const float *var_ = tl_input(&call, "var", var, "the length of mean", n);
+    const float *running_mean_ = tl_input(&call, "running_mean", running_mean, "the length of mean", n);
+    const float *running_var_ = tl_input(&call, "running_var", running_var, "the length of mean", n);
+    tl_output(&call, "mean_out", mean_out, "the length of mean", n);
+    tl_output(&call, "var_out", var_out, "the length of mean", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, norm, batch_norm_running)(call.ctx, mean_, var_, running_mean_, running_var_,
+                                                                 (int64_t)n, momentum_, correction_, tl_out(&call, 0),
+                                                                 tl_out(&call, 1));
+    return tl_end(&call);
+}
+
 TL_API int32_t torchlean_cuda_buffer_group_norm_stats(torchlean_buffer *x, torchlean_buffer *gamma,
                                                       torchlean_buffer *beta, uint32_t batch, uint32_t groups,
                                                       uint32_t channels, uint32_t positions, double eps,

@@ -17,6 +17,7 @@ const struct tl_norm_kernels TL_V(tl_cpu_norm_kernels) = {
     .rms_norm_stats_bwd = tl_cpu_rms_norm_stats_bwd,
     .batch_norm_stats = tl_cpu_batch_norm_stats,
     .batch_norm_stats_bwd = tl_cpu_batch_norm_stats_bwd,
+    .batch_norm_running = tl_cpu_batch_norm_running,
     .group_norm_stats = tl_cpu_group_norm_stats,
     .group_norm_stats_bwd = tl_cpu_group_norm_stats_bwd,
 };

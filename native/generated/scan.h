@@ -10,6 +10,10 @@
 #define tl_cpu_selective_scan_diag_bwd TL_V(tl_cpu_selective_scan_diag_bwd)
 #define tl_cpu_selective_scan_diag_var TL_V(tl_cpu_selective_scan_diag_var)
 #define tl_cpu_selective_scan_diag_var_bwd TL_V(tl_cpu_selective_scan_diag_var_bwd)
+#define tl_cpu_lstm_cell TL_V(tl_cpu_lstm_cell)
+#define tl_cpu_lstm_cell_bwd TL_V(tl_cpu_lstm_cell_bwd)
+#define tl_cpu_gru_cell TL_V(tl_cpu_gru_cell)
+#define tl_cpu_gru_cell_bwd TL_V(tl_cpu_gru_cell_bwd)
 #endif
 
 #ifdef __cplusplus
@@ -31,6 +35,20 @@ typedef int32_t tl_selective_scan_diag_var_bwd_kernel(tl_context *ctx, const flo
                                                       int64_t seq_len, int64_t state, float *gA, float *gB, float *gx,
                                                       float *gh0);
 tl_selective_scan_diag_var_bwd_kernel tl_cpu_selective_scan_diag_var_bwd, tl_cuda_selective_scan_diag_var_bwd;
+typedef int32_t tl_lstm_cell_kernel(tl_context *ctx, const float *x, const float *a, const float *c, int64_t rows,
+                                    int64_t units, float *gates, float *cell, float *hidden);
+tl_lstm_cell_kernel tl_cpu_lstm_cell, tl_cuda_lstm_cell;
+typedef int32_t tl_lstm_cell_bwd_kernel(tl_context *ctx, const float *gates, const float *c, const float *cell,
+                                        const float *g_cell, const float *g_hidden, int64_t rows, int64_t units,
+                                        float *gx, float *ga, float *gc);
+tl_lstm_cell_bwd_kernel tl_cpu_lstm_cell_bwd, tl_cuda_lstm_cell_bwd;
+typedef int32_t tl_gru_cell_kernel(tl_context *ctx, const float *x, const float *a, const float *bias, const float *h,
+                                   int64_t rows, int64_t units, float *gates, float *inner, float *hidden);
+tl_gru_cell_kernel tl_cpu_gru_cell, tl_cuda_gru_cell;
+typedef int32_t tl_gru_cell_bwd_kernel(tl_context *ctx, const float *gates, const float *inner, const float *h,
+                                       const float *g_hidden, int64_t rows, int64_t units, float *gx, float *ga,
+                                       float *gbias, float *gh);
+tl_gru_cell_bwd_kernel tl_cpu_gru_cell_bwd, tl_cuda_gru_cell_bwd;
 
 /* The CPU kernels of one SIMD variant. */
 struct tl_scan_kernels {
@@ -38,6 +56,10 @@ struct tl_scan_kernels {
     tl_selective_scan_diag_bwd_kernel *selective_scan_diag_bwd;
     tl_selective_scan_diag_var_kernel *selective_scan_diag_var;
     tl_selective_scan_diag_var_bwd_kernel *selective_scan_diag_var_bwd;
+    tl_lstm_cell_kernel *lstm_cell;
+    tl_lstm_cell_bwd_kernel *lstm_cell_bwd;
+    tl_gru_cell_kernel *gru_cell;
+    tl_gru_cell_bwd_kernel *gru_cell_bwd;
 };
 
 #ifdef __cplusplus

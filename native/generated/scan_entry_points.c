@@ -100,3 +100,93 @@ TL_API int32_t torchlean_cuda_buffer_selective_scan_diag_var_bwd(torchlean_buffe
                                                                           tl_out(&call, 2), tl_out(&call, 3));
     return tl_end(&call);
 }
+
+TL_API int32_t torchlean_cuda_buffer_lstm_cell(torchlean_buffer *x, torchlean_buffer *a, torchlean_buffer *c,
+                                               uint32_t rows, uint32_t units, torchlean_buffer **gates,
+                                               torchlean_buffer **cell, torchlean_buffer **hidden)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_lstm_cell", "x", x);
+    const uint64_t rows_ = rows;
+    const uint64_t units_ = units;
+    const float *x_ = tl_input(&call, "x", x, "rows*4*units", TL_PRODUCT(rows_, 4u, units_));
+    const float *a_ = tl_input(&call, "a", a, "rows*4*units", TL_PRODUCT(rows_, 4u, units_));
+    const float *c_ = tl_input(&call, "c", c, "rows*units", TL_PRODUCT(rows_, units_));
+    tl_output(&call, "gates", gates, "rows*4*units", TL_PRODUCT(rows_, 4u, units_));
+    tl_output(&call, "cell", cell, "rows*units", TL_PRODUCT(rows_, units_));
+    tl_output(&call, "hidden", hidden, "rows*units", TL_PRODUCT(rows_, units_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, scan, lstm_cell)(call.ctx, x_, a_, c_, rows, units, tl_out(&call, 0),
+                                                        tl_out(&call, 1), tl_out(&call, 2));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_lstm_cell_bwd(torchlean_buffer *gates, torchlean_buffer *c,
+                                                   torchlean_buffer *cell, torchlean_buffer *g_cell,
+                                                   torchlean_buffer *g_hidden, uint32_t rows, uint32_t units,
+                                                   torchlean_buffer **gx, torchlean_buffer **ga, torchlean_buffer **gc)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_lstm_cell_bwd", "gates", gates);
+    const uint64_t rows_ = rows;
+    const uint64_t units_ = units;
+    const float *gates_ = tl_input(&call, "gates", gates, "rows*4*units", TL_PRODUCT(rows_, 4u, units_));
+    const float *c_ = tl_input(&call, "c", c, "rows*units", TL_PRODUCT(rows_, units_));
+    const float *cell_ = tl_input(&call, "cell", cell, "rows*units", TL_PRODUCT(rows_, units_));
+    const float *g_cell_ = tl_input(&call, "g_cell", g_cell, "rows*units", TL_PRODUCT(rows_, units_));
+    const float *g_hidden_ = tl_input(&call, "g_hidden", g_hidden, "rows*units", TL_PRODUCT(rows_, units_));
+    tl_output_optional(&call, "gx", gx, "rows*4*units", TL_PRODUCT(rows_, 4u, units_));
+    tl_output_optional(&call, "ga", ga, "rows*4*units", TL_PRODUCT(rows_, 4u, units_));
+    tl_output_optional(&call, "gc", gc, "rows*units", TL_PRODUCT(rows_, units_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, scan, lstm_cell_bwd)(call.ctx, gates_, c_, cell_, g_cell_, g_hidden_, rows,
+                                                            units, tl_out(&call, 0), tl_out(&call, 1),
+                                                            tl_out(&call, 2));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_gru_cell(torchlean_buffer *x, torchlean_buffer *a, torchlean_buffer *bias,
+                                              torchlean_buffer *h, uint32_t rows, uint32_t units,
+                                              torchlean_buffer **gates, torchlean_buffer **inner,
+                                              torchlean_buffer **hidden)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_gru_cell", "x", x);
+    const uint64_t rows_ = rows;
+    const uint64_t units_ = units;
+    const float *x_ = tl_input(&call, "x", x, "rows*3*units", TL_PRODUCT(rows_, 3u, units_));
+    const float *a_ = tl_input(&call, "a", a, "rows*3*units", TL_PRODUCT(rows_, 3u, units_));
+    const float *bias_ = tl_input_optional(&call, "bias", bias, "3*units", TL_PRODUCT(3u, units_));
+    const float *h_ = tl_input(&call, "h", h, "rows*units", TL_PRODUCT(rows_, units_));
+    tl_output(&call, "gates", gates, "rows*3*units", TL_PRODUCT(rows_, 3u, units_));
+    tl_output(&call, "inner", inner, "rows*units", TL_PRODUCT(rows_, units_));
+    tl_output(&call, "hidden", hidden, "rows*units", TL_PRODUCT(rows_, units_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, scan, gru_cell)(call.ctx, x_, a_, bias_, h_, rows, units, tl_out(&call, 0),
+                                                       tl_out(&call, 1), tl_out(&call, 2));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_gru_cell_bwd(torchlean_buffer *gates, torchlean_buffer *inner,
+                                                  torchlean_buffer *h, torchlean_buffer *g_hidden, uint32_t rows,
+                                                  uint32_t units, torchlean_buffer **gx, torchlean_buffer **ga,
+                                                  torchlean_buffer **gbias, torchlean_buffer **gh)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_gru_cell_bwd", "gates", gates);
+    const uint64_t rows_ = rows;
+    const uint64_t units_ = units;
+    const float *gates_ = tl_input(&call, "gates", gates, "rows*3*units", TL_PRODUCT(rows_, 3u, units_));
+    const float *inner_ = tl_input(&call, "inner", inner, "rows*units", TL_PRODUCT(rows_, units_));
+    const float *h_ = tl_input(&call, "h", h, "rows*units", TL_PRODUCT(rows_, units_));
+    const float *g_hidden_ = tl_input(&call, "g_hidden", g_hidden, "rows*units", TL_PRODUCT(rows_, units_));
+    tl_output_optional(&call, "gx", gx, "rows*3*units", TL_PRODUCT(rows_, 3u, units_));
+    tl_output_optional(&call, "ga", ga, "rows*3*units", TL_PRODUCT(rows_, 3u, units_));
+    tl_output_optional(&call, "gbias", gbias, "3*units", TL_PRODUCT(3u, units_));
+    tl_output_optional(&call, "gh", gh, "rows*units", TL_PRODUCT(rows_, units_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, scan, gru_cell_bwd)(call.ctx, gates_, inner_, h_, g_hidden_, rows, units,
+                                                           tl_out(&call, 0), tl_out(&call, 1), tl_out(&call, 2),
+                                                           tl_out(&call, 3));
+    return tl_end(&call);
+}

@@ -7,4 +7,8 @@ const struct tl_scan_kernels TL_V(tl_cpu_scan_kernels) = {
     .selective_scan_diag_bwd = tl_cpu_selective_scan_diag_bwd,
     .selective_scan_diag_var = tl_cpu_selective_scan_diag_var,
     .selective_scan_diag_var_bwd = tl_cpu_selective_scan_diag_var_bwd,
+    .lstm_cell = tl_cpu_lstm_cell,
+    .lstm_cell_bwd = tl_cpu_lstm_cell_bwd,
+    .gru_cell = tl_cpu_gru_cell,
+    .gru_cell_bwd = tl_cpu_gru_cell_bwd,
 };

@@ -893,6 +893,13 @@ TL_API int32_t torchlean_cuda_buffer_batch_norm_stats_bwd(torchlean_buffer *x, t
                                                           uint32_t positions, double eps, torchlean_buffer **gx,
                                                           torchlean_buffer **ggamma, torchlean_buffer **gbeta);
 
+/* The statistics of channels that a batch norm keeps for evaluation, moved towards those of a batch.
+ * mean[*], var[*], running_mean[*], running_var[*] -> mean_out[*], var_out[*] */
+TL_API int32_t torchlean_cuda_buffer_batch_norm_running(torchlean_buffer *mean, torchlean_buffer *var,
+                                                        torchlean_buffer *running_mean, torchlean_buffer *running_var,
+                                                        double momentum, double correction,
+                                                        torchlean_buffer **mean_out, torchlean_buffer **var_out);
+
 /* Normalisation of groups of channels of each sample, with the statistics of the groups.
  * x[batch, groups, channels, positions], gamma?[groups, channels], beta?[groups, channels] -> out[batch, groups,
  *   channels, positions], mean[batch, groups], istd[batch, groups]
@@ -1643,6 +1650,37 @@ TL_API int32_t torchlean_cuda_buffer_selective_scan_diag_var_bwd(torchlean_buffe
                                                                  uint32_t seq_len, uint32_t state,
                                                                  torchlean_buffer **gA, torchlean_buffer **gB,
                                                                  torchlean_buffer **gx, torchlean_buffer **gh0);
+
+/* A step of long short-term memory, from the products of its input and of its hidden state with their weights.
+ * x[rows, 4, units], a[rows, 4, units], c[rows, units] -> gates[rows, 4, units], cell[rows, units], hidden[rows,
+ *   units] */
+TL_API int32_t torchlean_cuda_buffer_lstm_cell(torchlean_buffer *x, torchlean_buffer *a, torchlean_buffer *c,
+                                               uint32_t rows, uint32_t units, torchlean_buffer **gates,
+                                               torchlean_buffer **cell, torchlean_buffer **hidden);
+
+/* Vector-Jacobian product of lstm_cell.
+ * gates[rows, 4, units], c[rows, units], cell[rows, units], g_cell[rows, units], g_hidden[rows, units] -> gx?[rows, 4,
+ *   units], ga?[rows, 4, units], gc?[rows, units] */
+TL_API int32_t torchlean_cuda_buffer_lstm_cell_bwd(torchlean_buffer *gates, torchlean_buffer *c,
+                                                   torchlean_buffer *cell, torchlean_buffer *g_cell,
+                                                   torchlean_buffer *g_hidden, uint32_t rows, uint32_t units,
+                                                   torchlean_buffer **gx, torchlean_buffer **ga, torchlean_buffer **gc);
+
+/* A step of a gated recurrent unit, from the products of its input and of its hidden state with their weights.
+ * x[rows, 3, units], a[rows, 3, units], bias?[3, units], h[rows, units] -> gates[rows, 3, units], inner[rows, units],
+ *   hidden[rows, units] */
+TL_API int32_t torchlean_cuda_buffer_gru_cell(torchlean_buffer *x, torchlean_buffer *a, torchlean_buffer *bias,
+                                              torchlean_buffer *h, uint32_t rows, uint32_t units,
+                                              torchlean_buffer **gates, torchlean_buffer **inner,
+                                              torchlean_buffer **hidden);
+
+/* Vector-Jacobian product of gru_cell.
+ * gates[rows, 3, units], inner[rows, units], h[rows, units], g_hidden[rows, units] -> gx?[rows, 3, units], ga?[rows,
+ *   3, units], gbias?[3, units], gh?[rows, units] */
+TL_API int32_t torchlean_cuda_buffer_gru_cell_bwd(torchlean_buffer *gates, torchlean_buffer *inner,
+                                                  torchlean_buffer *h, torchlean_buffer *g_hidden, uint32_t rows,
+                                                  uint32_t units, torchlean_buffer **gx, torchlean_buffer **ga,
+                                                  torchlean_buffer **gbias, torchlean_buffer **gh);
 
 /* ---- spectral -------------------------------------------------------------------------------------------------------- */
 

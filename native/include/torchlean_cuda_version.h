@@ -8,6 +8,6 @@
 #define TORCHLEAN_CUDA_VERSION_PATCH 0
 #define TORCHLEAN_CUDA_VERSION 100
 /* SHA-256 over the declarations of both headers. */
-#define TORCHLEAN_CUDA_ABI_HASH "a5f2574b4f0e5354c6d81de17b1e98ec2354cddef28811e97d7c053ea708b7c2"
+#define TORCHLEAN_CUDA_ABI_HASH "92995283baea27b64d333bb6a83f15ab8f21367a3b0fbdf1cbc6b418e651f04f"
 
 #endif

@@ -95,16 +95,20 @@ struct Channels {
     {}
 };
 
-/* running·(1 - momentum) + momentum·factor·value: the product rounded, then a fused multiply-add. */
-void follow(const std::optional<at::Tensor> &running, const at::Tensor &value, double momentum, double factor)
+/* Moves running statistics towards those of a batch; one that is not kept is made of what is at hand. */
+void follow(const std::optional<at::Tensor> &running_mean, const std::optional<at::Tensor> &running_var,
+            const at::Tensor &mean, const at::Tensor &var, double momentum, double count)
 {
-    if (!running || !running->defined()) return;
-    const at::Tensor kept = plain(wide(*running));
-    torchlean_context *const context = context_of(kept);
-    Buffer target(context, kept), by(context, value);
-    check(torchlean_cuda_buffer_scale(target, 1 - momentum, target.out()));
-    check(torchlean_cuda_buffer_axpy(target, by, momentum * factor, target.out()));
-    if (!kept.is_same(*running)) running->copy_(kept);
+    const bool has_mean = running_mean && running_mean->defined(), has_var = running_var && running_var->defined();
+    if (!has_mean && !has_var) return;
+    const at::Tensor kept_mean = has_mean ? plain(wide(*running_mean)) : at::empty_like(mean),
+                     kept_var = has_var ? plain(wide(*running_var)) : at::empty_like(var);
+    torchlean_context *const context = context_of(mean);
+    Buffer means(context, kept_mean), variances(context, kept_var);
+    check(torchlean_cuda_buffer_batch_norm_running(Buffer(context, mean), Buffer(context, var), means, variances,
+                                                   momentum, count / (count - 1), means.out(), variances.out()));
+    if (has_mean && !kept_mean.is_same(*running_mean)) running_mean->copy_(kept_mean);
+    if (has_var && !kept_var.is_same(*running_var)) running_var->copy_(kept_var);
 }
 
 at::Tensor inverse_of(const at::Tensor &variance, double eps) { return wide(variance).add(eps).rsqrt(); }
@@ -131,9 +135,7 @@ std::optional<Three> batch_norm(const at::Tensor &x, const std::optional<at::Ten
         check(torchlean_cuda_buffer_batch_norm_stats(
             Buffer(context, from), Buffer(context, gamma), Buffer(context, beta), u32(c.batch), u32(c.channels),
             u32(c.positions), eps, out.out(), means.out(), variances.out(), inverses.out()));
-        const double n = (double)c.batch * (double)c.positions;
-        follow(running_mean, mean, momentum, 1);
-        follow(running_var, var, momentum, n / (n - 1));
+        follow(running_mean, running_var, mean, var, momentum, (double)c.batch * (double)c.positions);
         return Three(in_format(typed_as(y, x), x), mean, inverse);
     }
     const at::Tensor inverse = inverse_of(*running_var, eps), slope = gamma.defined() ? inverse.mul(gamma) : inverse;

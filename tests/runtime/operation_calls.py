@@ -643,7 +643,10 @@ def call_of_row(op: registry.Op) -> Call:
     case = draw_case(op, 0, "normal", "small")
     parameters = {p.name: case.params[p.name] for p in op.signature.params}
     sizes = {dim: 2 + i for i, dim in enumerate(op.signature.dims)}
-    shapes = tuple((3, 5) if a.elementwise else tuple(sizes[d] for d in a.dims) for a in op.signature.inputs)
+    shapes = tuple(
+        (3, 5) if a.elementwise else tuple(int(d) if d.isdigit() else sizes[d] for d in a.dims)
+        for a in op.signature.inputs
+    )
     return Call(shapes, lambda t, *ids: getattr(t, op.name)(*ids, *parameters.values()), row(op.name, **parameters))
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 
 import numpy as np
 import pytest
@@ -20,8 +21,12 @@ def plain(entry: entries.Entry, device: tlrt.Device) -> dict[str, object]:
     values = {
         "device": device, "u32": [0], "f64": np.zeros((1, 1)), "dim": 1, "dims": [1], "int": 0, "float": 1.0,
     }  # fmt: skip
-    make = {"buffer": lambda: device.zeros(1), "index": lambda: device.indices([0]), "list": lambda: [device.zeros(1)]}
-    made = {a.name: make.get(a.kind, lambda a=a: values[a.kind])() for a in entries.arguments(entry)}
+    fixed = {a.name: math.prod(int(d) for d in a.dims if d.isdigit()) for a in entry.signature.inputs}
+    make = {
+        "buffer": lambda name: device.zeros(fixed.get(name, 1)), "index": lambda _: device.indices([0]),
+        "list": lambda _: [device.zeros(1)],
+    }  # fmt: skip
+    made = {a.name: make.get(a.kind, lambda _, a=a: values[a.kind])(a.name) for a in entries.arguments(entry)}
     for name in made:
         if name in ("padding", "padding_low", "padding_high", "output_padding"):  # at most half of a kernel of 1
             made[name] = [0]

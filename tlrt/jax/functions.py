@@ -89,10 +89,9 @@ def _differentiable(name: str, present: tuple[str, ...], values: str, math: str)
 
     def backward(kept: Any, gradients: Any) -> Any:
         known, shapes = kept
-        cotangents = iter(gradients if isinstance(gradients, tuple) else (gradients,))
-        given = {
-            n: known[n] if n in known else next(cotangents) for n in reads if n in known or not _is_optional(row, n)
-        }
+        several = isinstance(gradients, tuple)
+        cotangents = {f"g_{o.name}": g for o, g in zip(outputs, gradients, strict=True)} if several else {"g": gradients}
+        given = {n: x for n in reads if (x := known.get(n, cotangents.get(n))) is not None}
         all_known = _calls.dimensions(row.name, row.signature, dict(zip(present, shapes, strict=True)), chosen)
         others = {n: all_known[n] for n in (*extra, *(p.name for p in signature.params)) if n in all_known}
         found = dict(zip(targets, _call(row, "vjp", given, others, [t in present for t in targets], math), strict=True))
@@ -106,11 +105,6 @@ def _differentiable(name: str, present: tuple[str, ...], values: str, math: str)
     return function
 
 
-def _is_optional(row: Op, name: str) -> bool:
-    return any(a.name == name and a.optional for a in row.vjp_signature.inputs)
-
-
-@functools.lru_cache(maxsize=1024)
 def function(name: str) -> Callable[..., Any]:
     """The operation of that name as a function of arrays. Raises AttributeError."""
     row = next((r for r in _calls.rows() if r.name == name), None)

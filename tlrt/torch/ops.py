@@ -102,10 +102,11 @@ def _keep(row: Op, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
 def _differentiate(row: Op, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
     signature = row.vjp_signature
     known: dict[str, Any] = dict(zip(ctx.kept, ctx.saved_tensors, strict=True))
-    cotangents = iter(gradients)
+    outputs = row.signature.outputs
+    cotangents = dict(zip((f"g_{o.name}" if len(outputs) > 1 else "g" for o in outputs), gradients, strict=True))
     for a in signature.inputs:
-        if a.name not in known and not a.optional:
-            known[a.name] = next(cotangents).contiguous()
+        if a.name in cotangents:
+            known[a.name] = cotangents[a.name].contiguous()
     targets = [n[1:] for n in (a.name for a in signature.outputs)]  # gx is the gradient of x
     want = [ctx.needs_input_grad[ctx.names.index(n)] for n in targets]
     tensors, others = _calls.names(signature)

@@ -10,6 +10,7 @@ import ctypes
 import fcntl
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -67,9 +68,16 @@ def _options() -> list[str]:
     ]  # fmt: skip
 
 
-def _compile(source: Path, headers: bytes) -> Path:
+def _text(path: Path) -> bytes:
+    """A source file behind the headers of its folder that it includes."""
+    text = path.read_bytes()
+    included = [path.parent / name.decode() for name in re.findall(rb'^#include "([^"]+)"', text, re.M)]
+    return b"".join(_text(f) for f in included if f.is_file()) + text
+
+
+def _compile(source: Path, versions: bytes) -> Path:
     """The object of a source file, compiled where no earlier build has it."""
-    digest = hashlib.sha256(headers + source.read_bytes()).hexdigest()[:16]
+    digest = hashlib.sha256(versions + _text(source)).hexdigest()[:16]
     target = _built() / f"{source.stem}-{digest}.o"
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=target.parent) as work:
@@ -89,10 +97,9 @@ def build(target: Path) -> None:
         print(
             f"tlrt.torch: compiling for PyTorch {torch.__version__}, once, a few minutes", file=sys.stderr, flush=True
         )
-        headers = f"{torch.__version__} {library.load().hash}".encode()
-        headers += b"".join(f.read_bytes() for f in sorted(_sources().glob("*.h")))
+        versions = f"{torch.__version__} {library.load().hash}".encode()
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            objects = list(pool.map(lambda f: _compile(f, headers), sorted(_sources().glob("*.cpp"))))
+            objects = list(pool.map(lambda f: _compile(f, versions), sorted(_sources().glob("*.cpp"))))
         with tempfile.TemporaryDirectory(dir=target.parent) as work:
             made = Path(work) / target.name
             folder = Path(torch.__file__).parent / "lib"

@@ -40,6 +40,7 @@ from tlspec.norm_errors import (
 )
 from tlspec.ops.softmax import CLASSES as ROWS
 from tlspec.registry import check, op
+from tlspec.running_error import Run, followed, rounded_once, scalar
 
 DATA = ("normal", "uniform", "integers", "special", "structured")
 EPS_CHECK = check("eps", "eps >= 0", say="eps >= 0")
@@ -379,6 +380,30 @@ def batch_norm_stats_vjp(x, gamma, mean, istd, g_out):
     g, xhat = by_channel(g_out), (by_channel(x) - mean[:, None]) * istd[:, None]
     gx = _gradient(xhat, g, (istd * ones_or(gamma, x.shape[1]))[:, None])
     return by_sample(gx, x), (g * xhat).sum(axis=1), g.sum(axis=1)
+
+
+def _running_run(mean, var, running_mean, running_var, momentum, correction):
+    kept = rounded_once(1 - momentum)
+    return (scalar(momentum).fma(Run.of(mean), kept * Run.of(running_mean)),
+            scalar(momentum * correction).fma(Run.of(var), kept * Run.of(running_var)))  # fmt: skip
+
+
+@op("mean[*], var[*], running_mean[*], running_var[*]; momentum: float = 0.1, correction: float = 1.0 -> mean_out[*], var_out[*]",
+    bound=followed(_running_run), nonnegative=("var", "running_var"),
+    draw=lambda d: {"momentum": d.choice([0.1, 0.0, 1.0, d.real(0, 1)]), "correction": d.choice([1.0, 1.25, d.real(1, 2)])},
+    no_vjp="running statistics are updated outside of what is differentiated", source="torch.nn.BatchNorm2d; Ioffe and Szegedy, arXiv:1502.03167")  # fmt: skip
+def batch_norm_running(mean, var, running_mean, running_var, momentum, correction):
+    """The statistics of channels that a batch norm keeps for evaluation, moved towards those of a batch.
+
+    mean_out = (1 - momentum)·running_mean + momentum·mean; var_out = (1 - momentum)·running_var + momentum·correction·var
+
+    The product with 1 - momentum is rounded, the rest is one fused multiply-add. An unbiased variance has correction n/(n - 1),
+    n the elements of a channel.
+
+    Shapes: mean, var, running_mean, running_var, mean_out and var_out alike, one element a channel; the outputs may be the inputs.
+    Special values: IEEE 754.
+    Errors: none beyond lengths."""
+    return ((1 - momentum) * running_mean + momentum * mean, (1 - momentum) * running_var + momentum * correction * var)
 
 
 def draw_groups(d):

@@ -1,15 +1,18 @@
-"""Diagonal selective scans: h_t = A⊙h_(t-1) + B⊙x_t for constant and for token-dependent coefficients.
+"""Recurrences: cells of recurrent layers, and diagonal selective scans h_t = A⊙h_(t-1) + B⊙x_t for constant and for
+token-dependent coefficients.
 
-Time is cut into chunks of 128 steps whose affine maps compose by (a2, b2)∘(a1, b1) = (a2·a1, a2·b1 + b2); the order of all
+The time of a scan is cut into chunks of 128 steps whose affine maps compose by (a2, b2)∘(a1, b1) = (a2·a1, a2·b1 + b2); the order of all
 operations is in ``native/src/formula/scan_chunks.h`` and depends on seq_len alone.
 """
 
 import numpy as np
 
-from tlspec.bounds import COLUMN_CHUNK, LAMBDA, TINY, U, column_height, custom, factor
+from tlspec.bounds import COLUMN_CHUNK, LAMBDA, OVERFLOW, TINY, U, column_height, custom, factor
 from tlspec.classes import Classes, Near, boundary, tiles
 from tlspec.laws import Value, adjoint, equation, homogeneous, linear
+from tlspec.ops.elementwise import expit
 from tlspec.registry import op
+from tlspec.running_error import Run, followed
 
 #: steps of a chunk
 CHUNK = COLUMN_CHUNK
@@ -253,3 +256,150 @@ def selective_scan_diag_var_vjp(A, B, x, h0, out, g):
     q = _scan(*_reverse(A, g), np.zeros(h0.shape))[::-1]
     gh0 = A[0] * q[0] if len(x) else np.zeros(h0.shape)
     return q * _before(out, h0), q * x, q * B, gh0
+
+
+# ---- recurrent cells -----------------------------------------------------------------------------------------------------------
+
+
+def _sigmoid(x):
+    """σ(x), 0 where float32 has 0: an infinity times it is NaN."""
+    y = expit(x)
+    return np.where(y < TINY / 2, 0.0, y)
+
+
+def _sigmoid_run(x: Run) -> Run:
+    y = _sigmoid(x.value)
+    run = x.function(y, np.minimum(0.25, y * (1 - y) * np.exp(np.minimum(x.error, 10))))
+    # between 0 and the smallest subnormal number either may come out, which an infinite factor tells apart
+    return Run(run.value, run.error, run.free | ((expit(x.value) > TINY / 8) & (y < 4 * TINY)))
+
+
+def _tanh_run(x: Run) -> Run:
+    y = np.tanh(x.value)
+    return x.function(y, np.minimum(1.0, (1 - y * y) * np.exp(np.minimum(2 * x.error, 10))))
+
+
+def _gates(runs):
+    """Runs of the gates as one of (rows, gates, units)."""
+    return Run(*(np.stack([getattr(r, n) for r in runs], axis=1) for n in ("value", "error", "free")))
+
+
+def _one() -> Run:
+    return Run.of(np.asarray(1.0))
+
+
+def _sigmoid_slope(y: Run) -> Run:
+    return (-y).fma(y, y)
+
+
+def _tanh_slope(y: Run) -> Run:
+    return (-y).fma(y, _one())
+
+
+def _draw_cell(d):
+    return {"rows": d.dim(0, 70), "units": d.dim()}
+
+
+CELL_CLASSES: Classes = {
+    "one row": lambda rows, units: rows == 1 < units,
+    "one unit": lambda rows, units: units == 1 < rows,
+    **tiles("units of all rows", lambda rows, units: rows * units, boundary("scan", "CELL_SPAN")),
+}
+
+
+def _lstm_run(x, a, c):
+    i, f, g, o = (Run.of(x[:, k]) + Run.of(a[:, k]) for k in range(4))
+    i, f, g, o = _sigmoid_run(i), _sigmoid_run(f), _tanh_run(g), _sigmoid_run(o)
+    cell = f.fma(Run.of(c), i * g)
+    return _gates([i, f, g, o]), cell, o * _tanh_run(cell)
+
+
+@op("x[rows, 4, units], a[rows, 4, units], c[rows, units] -> gates[rows, 4, units], cell[rows, units], hidden[rows, units]",
+    bound=followed(_lstm_run), draw=_draw_cell, classes=CELL_CLASSES, data=_DATA,
+    source="Hochreiter and Schmidhuber, Neural Computation 9, 1997; torch.nn.LSTM")  # fmt: skip
+def lstm_cell(x, a, c):
+    """A step of long short-term memory, from the products of its input and of its hidden state with their weights.
+
+    i, f, o = σ(x_k + a_k) for k = 0, 1, 3, g = tanh(x_2 + a_2); gates are i, f, g, o; cell = f·c + i·g; hidden = o·tanh(cell)
+
+    Shapes: x, a and gates (rows, 4, units), c, cell and hidden (rows, units). The gates are a result to keep for the gradient,
+    which is that of cell and hidden.
+    Special values: IEEE 754.
+    Errors: none beyond lengths."""
+    s = x + a
+    i, f, g, o = (np.tanh(s[:, k]) if k == 2 else _sigmoid(s[:, k]) for k in range(4))
+    cell = f * c + i * g
+    return np.stack([i, f, g, o], axis=1), cell, o * np.tanh(cell)
+
+
+def _lstm_vjp_run(gates, c, cell, g_cell, g_hidden):
+    i, f, g, o = (Run.of(gates[:, k]) for k in range(4))
+    t, above = _tanh_run(Run.of(cell)), Run.of(g_hidden)
+    d = (above * o).fma(_tanh_slope(t), Run.of(g_cell))
+    parts = [(d * g) * _sigmoid_slope(i), (d * Run.of(c)) * _sigmoid_slope(f), (d * i) * _tanh_slope(g),
+             (above * t) * _sigmoid_slope(o)]  # fmt: skip
+    return _gates(parts), _gates(parts), d * f
+
+
+@lstm_cell.vjp("gates, c, cell, g_cell, g_hidden -> gx, ga, gc", bound=followed(_lstm_vjp_run))
+def lstm_cell_vjp(gates, c, cell, g_cell, g_hidden):
+    """With t = tanh(cell) and d = g_cell + g_hidden·o·(1 - t²): gx = (d·g·i(1 - i), d·c·f(1 - f), d·i·(1 - g²),
+    g_hidden·t·o(1 - o)), ga = gx, gc = d·f."""
+    i, f, g, o = (gates[:, k] for k in range(4))
+    t = np.tanh(cell)
+    d = g_cell + g_hidden * o * (1 - t * t)
+    gx = [d * g * (i - i * i), d * c * (f - f * f), d * i * (1 - g * g), g_hidden * t * (o - o * o)]
+    return np.stack(gx, axis=1), np.stack(gx, axis=1), d * f
+
+
+def _gru_run(x, a, bias, h):
+    s = [Run.of(a[:, k]) for k in range(3)]
+    if bias is not None:
+        s = [v + Run.of(bias[k]) for k, v in enumerate(s)]
+    r, z = (_sigmoid_run(Run.of(x[:, k]) + s[k]) for k in range(2))
+    n = _tanh_run(r.fma(s[2], Run.of(x[:, 2])))
+    inner = s[2] if bias is not None else Run(s[2].value, 0 * np.abs(s[2].value), s[2].free)
+    return _gates([r, z, n]), inner, z.fma(Run.of(h) - n, n)
+
+
+@op("x[rows, 3, units], a[rows, 3, units], bias?[3, units], h[rows, units] -> gates[rows, 3, units], inner[rows, units],"
+    " hidden[rows, units]",
+    bound=followed(_gru_run), draw=_draw_cell, classes=CELL_CLASSES, data=_DATA,
+    source="Cho et al., Learning Phrase Representations using RNN Encoder-Decoder, EMNLP 2014; torch.nn.GRU")  # fmt: skip
+def gru_cell(x, a, bias, h):
+    """A step of a gated recurrent unit, from the products of its input and of its hidden state with their weights.
+
+    s = a + bias; r, z = σ(x_k + s_k) for k = 0, 1; inner = s_2; n = tanh(x_2 + r·inner); gates are r, z, n;
+    hidden = n + z·(h - n)
+
+    Shapes: x, a and gates (rows, 3, units), bias (3, units) or none, h, inner and hidden (rows, units). gates and inner are
+    results to keep for the gradient, which is that of hidden.
+    Special values: IEEE 754.
+    Errors: none beyond lengths."""
+    s = a if bias is None else a + bias
+    r, z = (_sigmoid(x[:, k] + s[:, k]) for k in range(2))
+    inner = s[:, 2]
+    n = np.tanh(x[:, 2] + r * inner)
+    return np.stack([r, z, n], axis=1), inner, n + z * (h - n)
+
+
+def _gru_vjp_run(gates, inner, h, g_hidden):
+    r, z, n = (Run.of(gates[:, k]) for k in range(3))
+    g = Run.of(g_hidden)
+    new = (g * (_one() - z)) * _tanh_slope(n)
+    reset, update = (new * Run.of(inner)) * _sigmoid_slope(r), (g * (Run.of(h) - n)) * _sigmoid_slope(z)
+    ga = _gates([reset, update, new * r])
+    sums = factor(column_height(len(h))) * U * np.abs(ga.value).sum(axis=0) + ga.tolerance.sum(axis=0) + TINY
+    free = ga.free.any(axis=0) | (np.abs(ga.value).sum(axis=0) >= OVERFLOW)
+    return _gates([reset, update, new]), ga, Run(ga.value.sum(axis=0), sums, free), g * z
+
+
+@gru_cell.vjp("gates, inner, h, g_hidden -> gx, ga, gbias, gh", bound=followed(_gru_vjp_run))
+def gru_cell_vjp(gates, inner, h, g_hidden):
+    """With d = g_hidden·(1 - z)·(1 - n²): gx = (d·inner·r(1 - r), g_hidden·(h - n)·z(1 - z), d), ga = gx but for its last gate,
+    d·r; gbias = Σ ga over the rows, by the column tree; gh = g_hidden·z."""
+    r, z, n = (gates[:, k] for k in range(3))
+    d = g_hidden * (1 - z) * (1 - n * n)
+    reset, update = d * inner * (r - r * r), g_hidden * (h - n) * (z - z * z)
+    ga = np.stack([reset, update, d * r], axis=1)
+    return np.stack([reset, update, d], axis=1), ga, ga.sum(axis=0), g_hidden * z

@@ -130,3 +130,18 @@ int32_t tl_cpu_channel_affine_bwd(tl_context *ctx, const float *x, const float *
     tl_pool_free(ctx, scratch);
     return status;
 }
+
+/* ---- running statistics ---------------------------------------------------------------------------------------------------- */
+
+int32_t tl_cpu_batch_norm_running(TL_UNUSED tl_context *ctx, const float *mean, const float *var,
+                                  const float *running_mean, const float *running_var, int64_t n, float momentum,
+                                  float correction, float *mean_out, float *var_out)
+{
+    const struct tl_running r = tl_running_of(momentum, correction);
+    for (int64_t i = 0; i < n; i++) {
+        const float new_mean = tl_running_value(r.kept, running_mean[i], r.mean, mean[i]);
+        const float new_var = tl_running_value(r.kept, running_var[i], r.var, var[i]);
+        mean_out[i] = new_mean, var_out[i] = new_var;
+    }
+    return TORCHLEAN_OK;
+}

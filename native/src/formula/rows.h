@@ -186,3 +186,19 @@ TL_HD float tl_squares_of_leaf(float squares, float differences, float m, float 
     float d = m - mean;
     return squares + d * fmaf((float)n, d, differences + differences);
 }
+
+/* Running statistics move towards those of a batch: kept·running is rounded, the rest is one fused multiply-add. */
+struct tl_running {
+    float kept, mean, var;
+};
+
+static inline struct tl_running tl_running_of(float momentum, float correction)
+{
+    struct tl_running r = {(float)(1.0 - (double)momentum), momentum, (float)((double)momentum * correction)};
+    return r;
+}
+
+TL_HD float tl_running_value(float kept, float running, float rate, float value)
+{
+    return fmaf(rate, value, kept * running);
+}

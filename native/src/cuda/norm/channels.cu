@@ -154,3 +154,37 @@ int32_t tl_cuda_channel_affine_bwd(tl_context *ctx, const float *x, const float 
     return tl_launch(ctx, "channel_affine_bwd", center_grads, tl_grid(channels, 256), 256, slope, total, channels,
                      gcenter);
 }
+
+/* ---- running statistics ---------------------------------------------------------------------------------------------------- */
+
+namespace {
+
+struct running_job {
+    const float *mean, *var, *running_mean, *running_var;
+    uint32_t n;
+    tl_running r;
+    float *mean_out, *var_out;
+};
+
+/* A thread owns a channel. */
+__global__ void __launch_bounds__(256) running_kernel(const running_job p)
+{
+    tl_wait_for_earlier();
+    const uint32_t i = blockIdx.x * 256 + threadIdx.x;
+    if (i >= p.n) return;
+    const float mean = tl_running_value(p.r.kept, p.running_mean[i], p.r.mean, p.mean[i]);
+    const float var = tl_running_value(p.r.kept, p.running_var[i], p.r.var, p.var[i]);
+    p.mean_out[i] = mean, p.var_out[i] = var;
+}
+
+} // namespace
+
+int32_t tl_cuda_batch_norm_running(tl_context *ctx, const float *mean, const float *var, const float *running_mean,
+                                   const float *running_var, int64_t n, float momentum, float correction,
+                                   float *mean_out, float *var_out)
+{
+    if (n == 0) return TORCHLEAN_OK;
+    const running_job p = {
+        mean, var, running_mean, running_var, (uint32_t)n, tl_running_of(momentum, correction), mean_out, var_out};
+    return tl_launch_ahead(ctx, "batch_norm_running", running_kernel, tl_grid(n, 256), 256, 0, p);
+}
