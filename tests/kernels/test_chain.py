@@ -123,11 +123,16 @@ def gathered(
 
 
 #: batch, groups, channels, rows, extents, kernel, stride, padding, dilation: edges of tiles, several segments of terms and of
-#: positions, more taps than a word of bits has, runs of positions shorter than a vector
+#: positions, more taps than a word of bits has, runs of positions shorter than a vector; depthwise ones whose blocks share a
+#: channel, of several segments and with more taps than a block has chains; kernels of one tap, of whole
+#: vectors and not; more tiles than the smallest ones are for
 CONVOLUTIONS = [
     (1, 1, 1, 1, (1, 1), (1, 1), 1, 0, 1), (2, 1, 3, 5, (9, 7), (3, 2), 1, 1, 1), (3, 2, 2, 3, (8, 11), (2, 3), 2, 1, 1),
     (2, 1, 5, 33, (13, 12), (3, 3), 1, 1, 2), (1, 1, 300, 4, (4, 5), (3, 3), 1, 1, 1), (3, 1, 2, 17, (31, 30), (3, 3), 1, 1, 1),
     (1, 5, 1, 1, (17, 3), (5, 1), 3, 2, 1), (1, 1, 2, 3, (14, 15), (9, 8), 1, 4, 1), (2, 1, 64, 64, (8, 8), (1, 1), 1, 0, 1),
+    (3, 5, 1, 1, (31, 30), (3, 3), 1, 1, 1), (2, 3, 1, 2, (14, 15), (7, 6), 2, 3, 1), (2, 3, 6, 18, (7, 7), (1, 1), 1, 0, 1),
+    (3, 1, 8, 60, (28, 32), (1, 1), 1, 0, 1), (1, 1, 400, 440, (6, 6), (1, 1), 1, 0, 1), (1, 1, 140, 99, (6, 6), (3, 3), 1, 1, 1),
+    (3, 1, 2, 70, (31, 30), (3, 3), 1, 1, 1),
 ]  # fmt: skip
 
 
@@ -143,13 +148,17 @@ def test_convolutions_are_chains(reproducible: tlrt.Device, case: tuple[Any, ...
     axes = [[stride] * 2, [dilation] * 2, [padding] * 2, [padding] * 2]
     settings = (batch, groups, channels, extents, rows, taps, *axes)
     out = kernels.conv_grouped(put(x), put(w), *settings, b=put(b)).numpy(g.shape)
-    gw = kernels.conv_grouped_bwd(put(x), put(w), put(g), *settings, want=(False, True, False))[1].numpy(w.shape)
+    gx, gw, _ = kernels.conv_grouped_bwd(put(x), put(w), put(g), *settings, want=(True, True, False))
+    got_gx, got_gw = gx.numpy(x.shape), gw.numpy(w.shape)
     for i in range(groups):
         columns = gathered(x[:, i], taps, stride, padding, dilation, size)
         y = chain(w[i].reshape(rows, -1), columns, b[i][:, None]).reshape(rows, batch, *size)
         assert equal(np.ascontiguousarray(out[:, i].swapaxes(0, 1)), y)
         flat = np.ascontiguousarray(g[:, i].swapaxes(0, 1)).reshape(rows, -1)
-        assert equal(np.ascontiguousarray(gw[i]).reshape(rows, -1), chain(flat, columns.T))
+        assert equal(np.ascontiguousarray(got_gw[i]).reshape(rows, -1), chain(flat, columns.T))
+        if size == extents and taps == (1, 1):
+            expected = chain(w[i].reshape(rows, channels).T, flat).reshape(channels, batch, *extents)
+            assert equal(np.ascontiguousarray(got_gx[:, i].swapaxes(0, 1)), expected)
 
 
 @pytest.mark.operations("conv")

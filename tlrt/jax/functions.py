@@ -90,7 +90,9 @@ def _differentiable(name: str, present: tuple[str, ...], values: str, math: str)
     def backward(kept: Any, gradients: Any) -> Any:
         known, shapes = kept
         several = isinstance(gradients, tuple)
-        cotangents = {f"g_{o.name}": g for o, g in zip(outputs, gradients, strict=True)} if several else {"g": gradients}
+        cotangents = (
+            {f"g_{o.name}": g for o, g in zip(outputs, gradients, strict=True)} if several else {"g": gradients}
+        )
         given = {n: x for n in reads if (x := known.get(n, cotangents.get(n))) is not None}
         all_known = _calls.dimensions(row.name, row.signature, dict(zip(present, shapes, strict=True)), chosen)
         others = {n: all_known[n] for n in (*extra, *(p.name for p in signature.params)) if n in all_known}

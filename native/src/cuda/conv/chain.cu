@@ -5,10 +5,13 @@
  *                           such product per phase
  *   tl_conv_chain_weights   gw (rows, K) = g (rows, positions)·gathered sourceᵀ (positions, K)
  *
- * A table has for every k the offset that it adds to a source index and its tap's bit, another for every position of an image
- * its source index, the bits of its taps that lie inside, CHUNK to a word, and its target index. Lanes copy neighbouring
- * positions. What lies outside the source is 0 and takes part in the sums. */
+ * A convolution with one tap, stride 1 and no padding is a product as it lies (PLAIN). For others, a table has for every k the
+ * offset that it adds to a source index and its tap's bit. Another has for every position of an image its source index, the bits
+ * of its taps that lie inside, CHUNK to a word, and its target index. Lanes copy neighbouring positions. What lies outside the
+ * source is 0 and takes part in the sums. */
 #include "cuda/conv/chain.cuh"
+
+#include <type_traits>
 
 #include "cuda/conv/conv.cuh"
 #include "cuda/device/chain.cuh"
@@ -69,27 +72,50 @@ struct Reader {
 
 /* ---- products with weights ----------------------------------------------------------------------------------------- */
 
-template <int VECTOR> struct Gathered {
+/* PLAIN: without tables. `w` is (groups, rows, K), or, not ALONG, (groups, K, rows). WHOLE: its rows, and those of a PLAIN source,
+ * consist of whole 16 bytes. */
+template <bool PLAIN, bool ALONG, bool WHOLE> struct Gathered {
     using Real = float;
     static constexpr tl_chain_choice TILES = tl_chain_choice::MEDIUM;
+    static constexpr int VECTOR = WHOLE ? 4 : 1; /* elements of a copy */
     Arrays arrays;
-    const float *w, *bias; /* w (groups, rows, K) */
+    const float *w, *bias;
 
-    template <class T> struct A : tl_chain_matrix<T, float, T::BM, true, VECTOR> {
+    template <class T>
+    using Factor = std::conditional_t<PLAIN && !WHOLE, tl_chain_unaligned<T, float, T::BM, ALONG>,
+                                      tl_chain_matrix<T, float, T::BM, ALONG, VECTOR>>;
+    template <class T> struct A : Factor<T> {
         __device__ __forceinline__ A(const Gathered &p, const tl_chain_args &args, const tl_chain_place &place,
                                      int64_t k0, int terms)
-            : tl_chain_matrix<T, float, T::BM, true, VECTOR>(p.w + place.product * (args.m * args.n), place.i0, args.m,
-                                                             args.n, k0, terms)
+            : Factor<T>(p.w + place.product * (args.m * args.n), place.i0, args.m, ALONG ? args.n : args.m, k0, terms)
         {}
     };
 
-    template <class T> struct B : tl_chain_layout<T, float, T::BN, false, 1> {
+    template <class T> struct Plain : tl_chain_matrix<T, float, T::BN, false, VECTOR> {
+        using Matrix = tl_chain_matrix<T, float, T::BN, false, VECTOR>;
+        /* Where the batch would begin if it went on as the image of the thread's columns does. */
+        static __device__ __forceinline__ const float *start(const Arrays &a, const tl_chain_place &place)
+        {
+            uint32_t at;
+            const int64_t q = place.j0 + Matrix::own_i();
+            const uint32_t image = a.position_div.divmod((uint32_t)q, &at);
+            return a.of(place.product, image) + at - q;
+        }
+        __device__ __forceinline__ Plain(const Gathered &p, const tl_chain_args &args, const tl_chain_place &place,
+                                         int64_t k0, int terms)
+            : Matrix(start(p.arrays, place), place.j0, args.p, p.arrays.positions, k0, terms)
+        {
+            this->array = p.arrays.source;
+        }
+    };
+
+    template <class T> struct Tabled : tl_chain_layout<T, float, T::BN, false, 1> {
         using Layout = tl_chain_layout<T, float, T::BN, false, 1>;
         Reader reader;
         const uint2 *entries;
         int rest;
-        __device__ __forceinline__ B(const Gathered &p, const tl_chain_args &args, const tl_chain_place &place,
-                                     int64_t k0, int terms)
+        __device__ __forceinline__ Tabled(const Gathered &p, const tl_chain_args &args, const tl_chain_place &place,
+                                          int64_t k0, int terms)
         {
             const int64_t q = place.j0 + Layout::own_i();
             reader.seek(p.arrays, place.product, q, q < args.p);
@@ -107,13 +133,15 @@ template <int VECTOR> struct Gathered {
         }
     };
 
+    template <class T> using B = std::conditional_t<PLAIN, Plain<T>, Tabled<T>>;
+
     /* The target of a position, in row 0 of the group. */
     __device__ __forceinline__ float *target(uint32_t group, int64_t q) const
     {
         uint32_t at;
         const uint32_t image = arrays.position_div.divmod((uint32_t)q, &at);
         return arrays.target + image * arrays.target_image + group * (arrays.group_rows * arrays.target_size) +
-               arrays.tables.targets[at];
+               (PLAIN ? at : arrays.tables.targets[at]);
     }
     __device__ __forceinline__ float ended(uint32_t group, int64_t row, double sum) const
     {
@@ -143,55 +171,72 @@ template <int VECTOR> struct Gathered {
 
 /* ---- gradients of weights ------------------------------------------------------------------------------------------ */
 
-template <int VECTOR> struct Weights {
+/* Rows of an array (batch, rows, positions) along the positions of the batch, of which an image's are contiguous. */
+template <class T, int WIDTH, int VECTOR> struct BatchRows : tl_chain_layout<T, float, WIDTH, true, VECTOR> {
+    using Layout = tl_chain_layout<T, float, WIDTH, true, VECTOR>;
+    const Arrays &arrays;
+    const float *array, *from;
+    int64_t image_size, q;
+    int rows, rest;
+
+    /* From `row` on, and `left` of them. */
+    __device__ __forceinline__ BatchRows(const Arrays &arrays, const float *array, int64_t image_size, int64_t row,
+                                         int64_t left, int64_t k0, int terms)
+        : arrays(arrays), array(array), image_size(image_size)
+    {
+        from = array + (row + Layout::own_i()) * arrays.positions;
+        q = k0 + Layout::own_k();
+        rows = (int)min(left, (int64_t)WIDTH) - Layout::own_i();
+        rest = terms - Layout::own_k();
+    }
+    __device__ __forceinline__ void copy(float *to)
+    {
+        uint32_t at = 0;
+        const uint32_t image = rest > 0 ? arrays.position_div.divmod((uint32_t)q, &at) : 0;
+        const float *const here = from + image * image_size + at;
+        TL_UNROLL_FOR (int c = 0; c < Layout::COPIES; c++) {
+            const bool present = rows > c * Layout::BELOW && rest > 0;
+            tl_copy_async<VECTOR * 4>(Layout::place(to, c),
+                                      present ? here + c * Layout::BELOW * (int64_t)arrays.positions : array, present);
+        }
+        q += Layout::STEP;
+        rest -= Layout::STEP;
+    }
+};
+
+/* PLAIN as above. VECTOR: positions of a copy of g, and of a PLAIN source. */
+template <bool PLAIN, int VECTOR> struct Weights {
     using Real = float;
     static constexpr tl_chain_choice TILES = tl_chain_choice::MEDIUM;
     Arrays arrays;   /* target: gw (groups, rows, K) */
     const float *g;  /* (batch, groups, rows, positions) */
     int64_t g_image; /* floats of one image */
 
-    /* Rows of g along the positions of the batch; an image is contiguous. */
-    template <class T> struct A : tl_chain_layout<T, float, T::BM, true, VECTOR> {
-        using Layout = tl_chain_layout<T, float, T::BM, true, VECTOR>;
-        const Weights &p;
-        const float *from;
-        int64_t q;
-        int rows, rest;
+    template <class T> struct A : BatchRows<T, T::BM, VECTOR> {
         __device__ __forceinline__ A(const Weights &p, const tl_chain_args &args, const tl_chain_place &place,
                                      int64_t k0, int terms)
-            : p(p)
-        {
-            const int64_t row = place.i0 + Layout::own_i();
-            from = p.g + (place.product * args.m + row) * p.arrays.positions;
-            q = k0 + Layout::own_k();
-            rows = (int)min(args.m - place.i0, (int64_t)T::BM) - Layout::own_i();
-            rest = terms - Layout::own_k();
-        }
-        __device__ __forceinline__ void copy(float *to)
-        {
-            uint32_t at = 0;
-            const uint32_t image = rest > 0 ? p.arrays.position_div.divmod((uint32_t)q, &at) : 0;
-            const float *const here = from + image * p.g_image + at;
-            TL_UNROLL_FOR (int c = 0; c < Layout::COPIES; c++) {
-                const bool present = rows > c * Layout::BELOW && rest > 0;
-                tl_copy_async<VECTOR * 4>(Layout::place(to, c),
-                                          present ? here + c * Layout::BELOW * (int64_t)p.arrays.positions : p.g,
-                                          present);
-            }
-            q += Layout::STEP;
-            rest -= Layout::STEP;
-        }
+            : BatchRows<T, T::BM, VECTOR>(p.arrays, p.g, p.g_image, place.product * args.m + place.i0,
+                                          args.m - place.i0, k0, terms)
+        {}
     };
 
-    template <class T> struct B : tl_chain_layout<T, float, T::BN, true, 1> {
+    template <class T> struct Plain : BatchRows<T, T::BN, VECTOR> {
+        __device__ __forceinline__ Plain(const Weights &p, const tl_chain_args &args, const tl_chain_place &place,
+                                         int64_t k0, int terms)
+            : BatchRows<T, T::BN, VECTOR>(p.arrays, p.arrays.source, p.arrays.image_size,
+                                          place.product * args.p + place.j0, args.p - place.j0, k0, terms)
+        {}
+    };
+
+    template <class T> struct Tabled : tl_chain_layout<T, float, T::BN, true, 1> {
         using Layout = tl_chain_layout<T, float, T::BN, true, 1>;
         const Weights &p;
         const uint2 *entries;
         int64_t q;
         uint32_t group;
         int columns, rest;
-        __device__ __forceinline__ B(const Weights &p, const tl_chain_args &args, const tl_chain_place &place,
-                                     int64_t k0, int terms)
+        __device__ __forceinline__ Tabled(const Weights &p, const tl_chain_args &args, const tl_chain_place &place,
+                                          int64_t k0, int terms)
             : p(p)
         {
             entries = p.arrays.tables.entries + place.j0 + Layout::own_i();
@@ -213,6 +258,8 @@ template <int VECTOR> struct Weights {
         }
     };
 
+    template <class T> using B = std::conditional_t<PLAIN, Plain<T>, Tabled<T>>;
+
     template <class T>
     __device__ __forceinline__ void store(const tl_chain_args &args, const tl_chain_place &place, int64_t row,
                                           int64_t col, int64_t rows, int64_t cols, const double (&sum)[T::M][T::N][4],
@@ -233,34 +280,42 @@ template <int VECTOR> struct Weights {
 
 /* ---- tables -------------------------------------------------------------------------------------------------------- */
 
-/* A thread owns a k. With `packed` it writes the weights of that column, too. */
 struct PackJob {
     const float *w;
     float *packed;
     int64_t groups, rows, group_stride, row_stride, channel_stride;
 };
 
-__global__ void __launch_bounds__(256) entries_kernel(const __grid_constant__ tl_conv_gather g, uint32_t inner,
-                                                      uint2 *__restrict__ entries, const __grid_constant__ PackJob job)
-{
-    const uint32_t k = blockIdx.x * 256 + threadIdx.x;
-    if (k >= inner) return;
-    const uint32_t channel = k / (uint32_t)g.taps_size, t = k - channel * (uint32_t)g.taps_size;
-    const TapOffsets tap(g, t);
-    if (blockIdx.y == 0)
-        entries[k] = make_uint2((uint32_t)(channel * g.source_size) + tap.source, t / CHUNK * 32 + t % CHUNK);
-    if (!job.packed) return;
-    const int64_t at = channel * job.channel_stride + tap.kernel;
-    for (int64_t i = blockIdx.y; i < job.groups * job.rows; i += gridDim.y)
-        job.packed[i * inner + k] = job.w[i / job.rows * job.group_stride + i % job.rows * job.row_stride + at];
-}
+/* Blocks of 256 of the tables: over k, as often as weights are shared out, then over positions, as often as words of bits are. */
+struct TableGrid {
+    uint32_t inner, entry_blocks, entry_parts, position_blocks, position_parts;
+};
 
-/* A thread owns a position and CHUNK of its taps. */
-__global__ void __launch_bounds__(256) positions_kernel(const __grid_constant__ tl_conv_gather g, Tables tables)
+/* A thread owns a k, of which with `packed` it writes some rows' weights, too, or a position and some CHUNKs of its taps. */
+__global__ void __launch_bounds__(256)
+    tables_kernel(const __grid_constant__ tl_conv_gather g, Tables tables, const __grid_constant__ PackJob job,
+                  const __grid_constant__ TableGrid grid)
 {
-    const uint32_t at = blockIdx.x * 256 + threadIdx.x, count = (uint32_t)g.positions;
+    const uint32_t entries = grid.entry_blocks * grid.entry_parts, block = blockIdx.x;
+    if (block < entries) {
+        const uint32_t k = block % grid.entry_blocks * 256 + threadIdx.x, part = block / grid.entry_blocks;
+        if (k >= grid.inner) return;
+        const uint32_t channel = k / (uint32_t)g.taps_size, t = k - channel * (uint32_t)g.taps_size;
+        const TapOffsets tap(g, t);
+        if (part == 0)
+            tables.entries[k] =
+                make_uint2((uint32_t)(channel * g.source_size) + tap.source, t / CHUNK * 32 + t % CHUNK);
+        if (!job.packed) return;
+        const int64_t at = channel * job.channel_stride + tap.kernel;
+        for (int64_t i = part; i < job.groups * job.rows; i += grid.entry_parts)
+            job.packed[i * grid.inner + k] =
+                job.w[i / job.rows * job.group_stride + i % job.rows * job.row_stride + at];
+        return;
+    }
+    const uint32_t at = (block - entries) % grid.position_blocks * 256 + threadIdx.x, count = (uint32_t)g.positions;
     if (at >= count) return;
-    for (int64_t word = blockIdx.y; word * CHUNK < g.taps_size; word += gridDim.y) {
+    for (int64_t word = (block - entries) / grid.position_blocks; word * CHUNK < g.taps_size;
+         word += grid.position_parts) {
         const int64_t first = word * CHUNK, left = g.taps_size - first;
         const Position p = position_of(g, at, first, (int)(left < CHUNK ? left : CHUNK));
         tables.inside[word * count + at] = p.inside;
@@ -284,12 +339,13 @@ class Plan {
         tables.inside = tables.targets + count;
         PackJob own = job;
         own.packed = pack ? (float *)weights : nullptr;
+        constexpr int64_t PARTS_MOST = 1024;
         const int64_t lines = pack ? job.groups * job.rows : 1;
-        const dim3 entry_grid(tl_grid(inner, 256), (unsigned)(lines < 1024 ? lines : 1024));
-        TL_TRY(
-            tl_launch(ctx, "conv_entries", entries_kernel, entry_grid, 256, g, (uint32_t)inner, tables.entries, own));
-        const dim3 position_grid(tl_grid(count, 256), (unsigned)(masks < 1024 ? masks : 1024));
-        return tl_launch(ctx, "conv_positions", positions_kernel, position_grid, 256, g, tables);
+        const TableGrid grid = {(uint32_t)inner, tl_grid(inner, 256), (uint32_t)std::min(lines, PARTS_MOST),
+                                tl_grid(count, 256), (uint32_t)std::min(masks, PARTS_MOST)};
+        const int64_t blocks = (int64_t)grid.entry_blocks * grid.entry_parts +
+                               (int64_t)grid.position_blocks * grid.position_parts;
+        return tl_launch(ctx, "conv_tables", tables_kernel, (unsigned)blocks, 256, g, tables, own, grid);
     }
     const float *packed() const { return weights; }
     Tables tables;
@@ -312,6 +368,19 @@ Arrays arrays_of(const tl_conv_gather &g, const Tables &tables, int64_t groups, 
     return a;
 }
 
+/* The smallest tiles also serve larger products where the others leave multiprocessors idle: if they take less time, and at most two
+ * of their warps share a scheduler. */
+template <class P> int32_t run(tl_context *ctx, const char *name, const P &problem, const tl_chain_sizes &sizes)
+{
+    const int64_t sms = tl_cuda_sms(ctx);
+    const bool split = tl_chain_splits(sizes, sms);
+    const int64_t tiles = sizes.batch * sizes.tiles<tl_chain_few>() * (split ? sizes.segments() : 1);
+    if (tiles * tl_chain_few::WARPS <= 8 * sms &&
+        tl_chain_time<tl_chain_few, P>(sizes, split, sms) < tl_chain_fastest<P>(sizes, sms).time)
+        return tl_chain_launch<tl_chain_few>(ctx, name, problem, sizes, split);
+    return tl_chain_run(ctx, name, problem, sizes);
+}
+
 int32_t phase(tl_context *ctx, const tl_conv_gather &g, int64_t batch, int64_t groups, int64_t channels, int64_t rows,
               const float *source, const PackJob &job, bool pack, const float *bias, float *target)
 {
@@ -321,8 +390,38 @@ int32_t phase(tl_context *ctx, const tl_conv_gather &g, int64_t batch, int64_t g
     const Arrays arrays = arrays_of(g, plan.tables, groups, channels, rows, source, target);
     const tl_chain_sizes sizes = {groups, rows, channels * g.taps_size, batch * g.positions};
     const float *const w = pack ? plan.packed() : job.w;
-    if (sizes.n % 4 == 0 && tl_aligned4(w)) return tl_chain_run(ctx, name, Gathered<4>{arrays, w, bias}, sizes);
-    return tl_chain_run(ctx, name, Gathered<1>{arrays, w, bias}, sizes);
+    if (sizes.n % 4 == 0 && tl_aligned4(w)) return run(ctx, name, Gathered<false, true, true>{arrays, w, bias}, sizes);
+    return run(ctx, name, Gathered<false, true, false>{arrays, w, bias}, sizes);
+}
+
+/* Whether every position reads its own place alone; such axes are joined. */
+bool is_plain(const tl_conv_shape &s)
+{
+    return s.rank == 1 && s.taps == 1 && s.stride[0] == 1 && s.padding[0] == 0 && s.in[0] == s.out[0];
+}
+
+template <bool ALONG>
+int32_t plain(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t groups, int64_t channels, int64_t rows,
+              const float *source, const float *w, const float *bias, float *target)
+{
+    const char *const name = "conv_chain_plain";
+    const Arrays arrays = arrays_of(tl_conv_correlate(&s), Tables{}, groups, channels, rows, source, target);
+    const tl_chain_sizes sizes = {groups, rows, channels, batch * s.out_size};
+    if (s.out_size % 4 == 0 && (ALONG ? channels : rows) % 4 == 0 && tl_aligned4(source) && tl_aligned4(w))
+        return run(ctx, name, Gathered<true, ALONG, true>{arrays, w, bias}, sizes);
+    return run(ctx, name, Gathered<true, ALONG, false>{arrays, w, bias}, sizes);
+}
+
+/* gw by copies of so many neighbouring positions. */
+template <bool PLAIN, int VECTOR>
+int32_t weights(tl_context *ctx, const tl_conv_gather &g, const Tables &tables, int64_t batch, int64_t groups,
+                int64_t channels, int64_t rows, const float *large, const float *small, float *gw)
+{
+    const tl_chain_sizes sizes = {groups, rows, batch * g.positions, channels * g.taps_size};
+    Arrays arrays = arrays_of(g, tables, groups, channels, rows, large, gw);
+    arrays.target_size = sizes.p;
+    const Weights<PLAIN, VECTOR> problem = {arrays, small, groups * rows * g.positions};
+    return run(ctx, PLAIN ? "conv_chain_plain_weights" : "conv_chain_weights", problem, sizes);
 }
 
 } // namespace
@@ -336,6 +435,9 @@ int32_t tl_conv_chain(tl_context *ctx, const tl_conv_shape &s, bool spread, int6
     if (channels == 0 || (spread && tl_conv_has_gaps(&s)))
         TL_TRY(tl_cuda_conv_fill(ctx, bias, batch, groups * rows, size, target));
     if (channels == 0) return TORCHLEAN_OK;
+    if (is_plain(s))
+        return spread ? plain<false>(ctx, s, batch, groups, channels, rows, source, w, bias, target)
+                      : plain<true>(ctx, s, batch, groups, channels, rows, source, w, bias, target);
     PackJob job = {w, nullptr, groups, rows, rows * channels * s.taps};
     job.row_stride = spread ? s.taps : channels * s.taps, job.channel_stride = spread ? rows * s.taps : s.taps;
     if (!spread)
@@ -350,17 +452,16 @@ int32_t tl_conv_chain(tl_context *ctx, const tl_conv_shape &s, bool spread, int6
 int32_t tl_conv_chain_weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t groups, int64_t channels,
                               int64_t rows, const float *large, const float *small, float *gw)
 {
-    const char *const name = "conv_chain_weights";
     if (groups == 0 || rows == 0 || channels == 0) return TORCHLEAN_OK;
     if (batch == 0) return tl_cuda_fill(tl_context_cuda(ctx), gw, 0.0f, groups * rows * channels * s.taps);
     const tl_conv_gather g = tl_conv_correlate(&s);
-    const tl_chain_sizes sizes = {groups, rows, batch * g.positions, channels * s.taps};
+    const bool fours = g.positions % 4 == 0 && tl_aligned4(small);
+    if (is_plain(s))
+        return fours && tl_aligned4(large)
+                   ? weights<true, 4>(ctx, g, Tables{}, batch, groups, channels, rows, large, small, gw)
+                   : weights<true, 1>(ctx, g, Tables{}, batch, groups, channels, rows, large, small, gw);
     Plan plan(ctx);
     TL_TRY(plan.make(g, channels, PackJob{}, false));
-    Arrays arrays = arrays_of(g, plan.tables, groups, channels, rows, large, gw);
-    arrays.target_size = sizes.p;
-    const int64_t image = groups * rows * g.positions;
-    if (g.positions % 4 == 0 && tl_aligned4(small))
-        return tl_chain_run(ctx, name, Weights<4>{arrays, small, image}, sizes);
-    return tl_chain_run(ctx, name, Weights<1>{arrays, small, image}, sizes);
+    return fours ? weights<false, 4>(ctx, g, plan.tables, batch, groups, channels, rows, large, small, gw)
+                 : weights<false, 1>(ctx, g, plan.tables, batch, groups, channels, rows, large, small, gw);
 }

@@ -8,7 +8,8 @@
  *                    kernel offsets of its position's phase
  *   weights_kernel   a block owns one channel, some rows and one segment of the positions of the batch, its threads every
  *                    THREADS-th of them, some taps in registers; its rows share what the taps read
- *   weights_chain    a thread owns one tap of one pair of channels and one segment (formula/chain.h) of those positions
+ *   weights_chain    a block owns neighbouring elements of gw, a lane each, and one segment (formula/chain.h) of those positions,
+ *                    which its other warps copy to shared memory, tile by tile
  *
  * Order of additions: a product's channel by channel and tap by tap, the bias last; a weight's thread by thread in index
  * order, then the butterfly of the warp, the warps in order, and the segments by the column tree. Segments follow from the
@@ -16,6 +17,7 @@
 #include "cuda/conv/columns.cuh"
 #include "cuda/conv/depthwise.cuh"
 #include "cuda/conv/groups.cuh"
+#include "cuda/device/async_copy.cuh"
 #include "cuda/device/sum_tree.cuh"
 #include "formula/chain.h"
 
@@ -35,6 +37,11 @@ constexpr int64_t EXTENT_MOST = INT64_C(1) << 28, TAPS_MOST = 16384;
 constexpr int64_t SEGMENT = 16384; /* positions */
 /* Pairs of channels of a group whose chains are shorter than a tile of a product (device/chain.cuh) takes. */
 constexpr int64_t CHAIN_PAIRS_MOST = 4;
+/* A block of weights_chain: its chains, of which a term waits for the one before, positions of a tile, tiles in shared memory, and
+ * threads that copy for a position, so many that they take less time than the chains. A row of a tile begins PITCH after the one
+ * before, so that eight lanes read 16 bytes each from all banks. */
+constexpr int CHAINS = 32, TILE = 64, STAGES = 3, PARTS = 2, BATCH = 4, LOADERS = PARTS * TILE, PITCH = TILE + 4;
+constexpr int CHAIN_BLOCKS = 6; /* on a multiprocessor, with taps of 3 x 3 */
 
 /* A shape of lower rank has axes of length 1 before its own. `small` is the array of outputs of conv, `large` that of inputs. */
 struct Job {
@@ -291,49 +298,116 @@ __global__ void __launch_bounds__(THREADS) weights_kernel(const __grid_constant_
     job.target[to * job.taps + tap0 + t] = sum;
 }
 
-/* Element blockIdx.x · THREADS + threadIdx.x of gw, and segment blockIdx.y, of `length` positions. */
-template <class Part>
-__global__ void __launch_bounds__(THREADS)
-    weights_chain_kernel(const __grid_constant__ Job job, int64_t length, Part *__restrict__ parts)
+/* Elements blockIdx.x · CHAINS .. of gw, one for each lane of the first warp, and segment blockIdx.y, of `length` positions. A thread
+ * of the other warps owns a position of a tile and every PARTS-th row of it. It copies STAGES - 1 tiles ahead, and widens g, which
+ * several lanes read. What lies outside the source is 0. So is what lies past the segment, which changes no sum, as none is -0.
+ * A block has room for `pairs` pairs of channels. `parts` are the segments' sums, or NULL where the only one is gw. */
+__global__ void __launch_bounds__(CHAINS + LOADERS, CHAIN_BLOCKS)
+    weights_chain_kernel(const __grid_constant__ Job job, int64_t length, uint32_t pairs, double *parts)
 {
-    const uint32_t elements = job.pairs.divisor * job.taps, element = blockIdx.x * THREADS + threadIdx.x;
-    if (element >= elements) return;
-    const uint32_t pair = element / job.taps, t = element - pair * job.taps;
-    const uint32_t row = pair / job.channels, channel = pair - row * job.channels, group = row / job.rows;
-    const uint32_t line = t / (uint32_t)job.kernel[2];
-    const int32_t dx = (int32_t)(t - line * (uint32_t)job.kernel[2]) * job.dilation[2] - job.padding[2];
-    const int32_t dy = (int32_t)(line % (uint32_t)job.kernel[1]) * job.dilation[1] - job.padding[1];
-    const int32_t dz = (int32_t)(line / (uint32_t)job.kernel[1]) * job.dilation[0] - job.padding[0];
-    const uint64_t groups = job.group.divisor;
-    double sum = 0.0;
-    uint64_t q = (uint64_t)blockIdx.y * length;
-    const uint64_t end = q + length < job.items ? q + length : job.items;
-    while (q < end) { /* a line of an image, or what the segment has of it */
-        const Item item(job, (uint32_t)q);
-        const uint64_t small = item.plane * groups * job.rows + row;
-        const uint64_t large = (item.plane * groups + group) * job.channels + channel;
-        const int32_t z = (int32_t)item.at[0] * job.stride[0] + dz, y = (int32_t)item.at[1] * job.stride[1] + dy;
-        const bool inside = (uint32_t)z < (uint32_t)job.source_axes[0] && (uint32_t)y < (uint32_t)job.source_axes[1];
-        const float *g = job.w + (small - item.plane) * job.lines.divisor + q;
-        const float *const from = job.source + large * job.source_size +
-                                  ((int64_t)z * job.source_axes[1] + y) * job.source_axes[2];
-        int32_t x = (int32_t)item.at[2] * job.stride[2] + dx;
-        const uint64_t left = job.count2.divisor - item.at[2], count = left < end - q ? left : end - q;
-#pragma unroll 8
-        for (uint64_t i = 0; i < count; i++, x += job.stride[2])
-            sum = with(sum, g[i], inside && (uint32_t)x < (uint32_t)job.source_axes[2] ? from[x] : 0.0f);
-        q += count;
+    TL_DYNAMIC_SHARED(float, x_tiles);                                /* (STAGES, CHAINS, PITCH) */
+    float *const g_tiles = x_tiles + STAGES * CHAINS * PITCH;         /* (STAGES, pairs, TILE) */
+    double *const wide = (double *)(g_tiles + STAGES * pairs * TILE); /* (2, pairs, TILE + 2) */
+    __shared__ int4 taps[CHAINS];                        /* what a chain adds to a position's coordinates, */
+    __shared__ int64_t taps_at[CHAINS], rows_at[CHAINS]; /* to its source in bytes; where a row of g begins */
+    const uint32_t elements = job.pairs.divisor * job.taps, element = blockIdx.x * CHAINS + threadIdx.x;
+    const uint32_t first_pair = blockIdx.x * CHAINS / job.taps;
+    const uint32_t rows = (min(blockIdx.x * CHAINS + CHAINS, elements) - 1) / job.taps - first_pair + 1;
+    const uint32_t pair = min(element, elements - 1) / job.taps, size1 = (uint32_t)job.source_axes[1];
+    if (threadIdx.x < CHAINS) {
+        const uint32_t t = min(element, elements - 1) - pair * job.taps, line = t / (uint32_t)job.kernel[2];
+        const uint32_t row = pair / job.channels, plane = row / job.rows * job.channels + pair - row * job.channels;
+        const int32_t x = (int32_t)(t - line * (uint32_t)job.kernel[2]) * job.dilation[2] - job.padding[2];
+        const int32_t y = (int32_t)(line % (uint32_t)job.kernel[1]) * job.dilation[1] - job.padding[1];
+        const int32_t z = (int32_t)(line / (uint32_t)job.kernel[1]) * job.dilation[0] - job.padding[0];
+        taps[threadIdx.x] = make_int4(z, y, x, 0);
+        taps_at[threadIdx.x] = 4 *
+                               ((int64_t)plane * job.source_size + ((int64_t)z * size1 + y) * job.source_axes[2] + x);
+        rows_at[threadIdx.x] = (int64_t)((first_pair + threadIdx.x) / job.channels) * job.lines.divisor;
     }
-    parts[(uint64_t)blockIdx.y * elements + element] = (Part)sum;
+    __syncthreads();
+    tl_wait_for_earlier();
+    const bool loads = threadIdx.x >= CHAINS;
+    const uint32_t own = (threadIdx.x - CHAINS) % TILE, part = (threadIdx.x - CHAINS) / TILE;
+    const uint64_t begin = (uint64_t)blockIdx.y * length, left = job.items - begin;
+    const uint32_t count = (uint32_t)(left < (uint64_t)length ? left : (uint64_t)length);
+    const uint32_t tiles = (count + TILE - 1) / TILE, groups = job.group.divisor;
+    const auto copy = [&](uint32_t tile) {
+        const uint32_t stage = tile % STAGES, at = tile * TILE + own;
+        const bool real = at < count;
+        const uint32_t q = (uint32_t)begin + (real ? at : 0);
+        const Item item(job, q); /* its plane is the image */
+        const int32_t z = (int32_t)item.at[0] * job.stride[0], y = (int32_t)item.at[1] * job.stride[1];
+        const int32_t x = (int32_t)item.at[2] * job.stride[2], real_z = real ? z : INT32_MIN / 2;
+        const float *const from = job.source + (uint64_t)item.plane * groups * job.channels * job.source_size +
+                                  ((int64_t)z * size1 + y) * job.source_axes[2] + x;
+        const uint32_t to = tl_shared_address(x_tiles + (stage * CHAINS + part) * PITCH + own);
+        TL_UNROLL_FOR (uint32_t i = 0; i < CHAINS / PARTS;
+                       i += BATCH) { /* shared memory is not read between copies to it */
+            int4 tap[BATCH];
+            int64_t tap_at[BATCH];
+            TL_UNROLL_FOR (uint32_t j = 0; j < BATCH; j++)
+                tap[j] = taps[(i + j) * PARTS + part], tap_at[j] = taps_at[(i + j) * PARTS + part];
+            TL_UNROLL_FOR (uint32_t j = 0; j < BATCH; j++) {
+                bool inside = (uint32_t)(real_z + tap[j].x) < (uint32_t)job.source_axes[0];
+                inside &= (uint32_t)(y + tap[j].y) < size1;
+                inside &= (uint32_t)(x + tap[j].z) < (uint32_t)job.source_axes[2];
+                tl_copy_async<4, false>(to + (i + j) * (PARTS * PITCH * 4), (const char *)from + tap_at[j], inside);
+            }
+        }
+        const float *const g = job.w + (uint64_t)item.plane * (groups * job.rows - 1) * job.lines.divisor + q;
+        for (uint32_t r = part; r < rows; r += PARTS)
+            tl_copy_async<4, false>(tl_shared_address(g_tiles + (stage * pairs + r) * TILE + own), g + rows_at[r],
+                                    real);
+    };
+    /* Of what the thread itself has copied. */
+    const auto widen = [&](uint32_t tile) {
+        tl_copy_wait<STAGES - 2>();
+        for (uint32_t r = part; r < rows; r += PARTS)
+            wide[(tile % 2 * pairs + r) * (TILE + 2) + own] = (double)g_tiles[(tile % STAGES * pairs + r) * TILE + own];
+    };
+    if (loads) {
+        for (uint32_t tile = 0; tile < STAGES - 1; tile++) {
+            if (tile < tiles) copy(tile);
+            tl_copy_commit();
+        }
+        widen(0);
+    }
+    __syncthreads();
+    double sum = 0.0;
+    for (uint32_t tile = 0; tile < tiles; tile++) {
+        if (loads) {
+            if (tile + STAGES - 1 < tiles) copy(tile + STAGES - 1); /* where tile - 1 was */
+            tl_copy_commit();
+            if (tile + 1 < tiles) widen(tile + 1);
+        } else {
+            const float4 *const x = (const float4 *)(x_tiles + (tile % STAGES * CHAINS + threadIdx.x) * PITCH);
+            const double2 *const g = (const double2 *)(wide + (tile % 2 * pairs + pair - first_pair) * (TILE + 2));
+            TL_UNROLL_FOR (int i = 0; i < TILE / 4; i++) {
+                const float4 four = x[i];
+                const double2 g0 = g[2 * i], g1 = g[2 * i + 1];
+                sum = fma(g0.x, (double)four.x, sum), sum = fma(g0.y, (double)four.y, sum);
+                sum = fma(g1.x, (double)four.z, sum), sum = fma(g1.y, (double)four.w, sum);
+            }
+        }
+        __syncthreads();
+    }
+    if (loads || element >= elements) return;
+    if (parts)
+        parts[(uint64_t)blockIdx.y * elements + element] = sum;
+    else
+        job.target[element] = (float)sum;
 }
 
 /* gw[i] = the sum of its segments, in order. */
 __global__ void __launch_bounds__(THREADS)
-    segments_kernel(const double *__restrict__ parts, int64_t elements, int32_t segments, float *__restrict__ gw)
+    segments_kernel(const double *parts, int64_t elements, int32_t segments, float *gw)
 {
+    tl_wait_for_earlier();
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= elements) return;
     double sum = parts[i];
+#pragma unroll 8
     for (int32_t s = 1; s < segments; s++)
         sum += parts[s * elements + i];
     gw[i] = (float)sum;
@@ -418,9 +492,11 @@ template <class Sum> Kernel lines_of(int k)
     return k == 3 ? line_kernel<Sum, 3> : k == 5 ? line_kernel<Sum, 5> : line_kernel<Sum, 7>;
 }
 
-template <bool SPREAD, int IMAGES> Kernel elements_of(int64_t rows)
+/* In reproducible contexts of one row: another of several would wait for float64, not for what they share. */
+template <bool SPREAD, int IMAGES> Kernel elements_of(bool exact, int64_t rows)
 {
-    return rows == 1   ? element_kernel<float, SPREAD, 1, IMAGES>
+    return exact       ? element_kernel<double, SPREAD, 1, IMAGES>
+           : rows == 1 ? element_kernel<float, SPREAD, 1, IMAGES>
            : rows == 2 ? element_kernel<float, SPREAD, 2, IMAGES>
            : rows == 3 ? element_kernel<float, SPREAD, 3, IMAGES>
                        : element_kernel<float, SPREAD, ROWS_AT_ONCE, IMAGES>;
@@ -430,19 +506,17 @@ template <bool SPREAD, int IMAGES> Kernel elements_of(int64_t rows)
 Kernel elements(tl_context *ctx, Job &job, bool spread, int64_t batch, int64_t groups, int64_t rows)
 {
     const bool exact = tl_is_reproducible(ctx);
-    const int64_t most = THREADS_LEAST * tl_cuda_sms(ctx), shared = tl_ceil_div(rows, ROWS_AT_ONCE);
+    const int64_t most = THREADS_LEAST * tl_cuda_sms(ctx), shared = exact ? rows : tl_ceil_div(rows, ROWS_AT_ONCE);
     const int64_t threads = groups * shared * job.target_size;
-    int64_t parts = rows, images = 1;
-    if (!exact && batch * threads >= most) {
-        parts = shared;
-        if (batch >= IMAGES_AT_ONCE && tl_ceil_div(batch, IMAGES_AT_ONCE) * threads >= most) images = IMAGES_AT_ONCE;
-    }
+    const int64_t parts = batch * threads >= most ? shared : rows;
+    const bool several = batch >= IMAGES_AT_ONCE && tl_ceil_div(batch, IMAGES_AT_ONCE) * threads >= most;
     const int64_t at_once = tl_ceil_div(rows, parts);
     job.row_parts = (uint32_t)tl_ceil_div(rows, at_once), job.row = tl_fastdiv(job.row_parts);
-    set_items(job, job.target_axes, tl_ceil_div(batch, images) * groups * job.row_parts, 1);
-    if (exact) return spread ? element_kernel<double, true, 1, 1> : element_kernel<double, false, 1, 1>;
-    if (images == 1) return spread ? elements_of<true, 1>(at_once) : elements_of<false, 1>(at_once);
-    return spread ? elements_of<true, IMAGES_AT_ONCE>(at_once) : elements_of<false, IMAGES_AT_ONCE>(at_once);
+    set_items(job, job.target_axes, tl_ceil_div(batch, several ? IMAGES_AT_ONCE : 1) * groups * job.row_parts, 1);
+    if (several)
+        return spread ? elements_of<true, IMAGES_AT_ONCE>(exact, at_once)
+                      : elements_of<false, IMAGES_AT_ONCE>(exact, at_once);
+    return spread ? elements_of<true, 1>(exact, at_once) : elements_of<false, 1>(exact, at_once);
 }
 
 template <int TAPS, int AHEAD> Kernel weights_of(int64_t rows)
@@ -455,14 +529,18 @@ template <int TAPS, int AHEAD> Kernel weights_of(int64_t rows)
 int32_t chains(tl_context *ctx, const Job &job, int64_t elements, float *gw)
 {
     const int64_t length = tl_chain_segment((int64_t)job.items), segments = tl_ceil_div((int64_t)job.items, length);
-    const dim3 grid(tl_grid(elements, THREADS), (unsigned)segments);
-    const char *const name = "conv_groups_chain";
-    if (segments == 1) return tl_launch(ctx, name, weights_chain_kernel<float>, grid, THREADS, job, length, gw);
+    const int64_t pairs = tl_ceil_div(CHAINS - 1, job.taps) + 1; /* of a block that begins with a pair's last tap */
+    const size_t shared = sizeof(float) * STAGES * (CHAINS * PITCH + pairs * TILE) +
+                          sizeof(double) * 2 * pairs * (TILE + 2);
+    const dim3 grid(tl_grid(elements, CHAINS), (unsigned)segments);
     tl_scratch<double> parts(ctx);
-    TL_TRY(parts.allocate(segments * elements));
-    TL_TRY(tl_launch(ctx, name, weights_chain_kernel<double>, grid, THREADS, job, length, (double *)parts));
-    return tl_launch(ctx, name, segments_kernel, tl_grid(elements, THREADS), THREADS, (const double *)parts, elements,
-                     (int32_t)segments, gw);
+    if (segments > 1) TL_TRY(parts.allocate(segments * elements));
+    TL_TRY(tl_allow_shared(ctx, weights_chain_kernel, shared));
+    TL_TRY(tl_launch_ahead(ctx, "conv_groups_chain", weights_chain_kernel, grid, CHAINS + LOADERS, shared, job, length,
+                           (uint32_t)pairs, (double *)parts));
+    if (segments == 1) return TORCHLEAN_OK;
+    return tl_launch_ahead(ctx, "conv_groups_chain", segments_kernel, tl_grid(elements, THREADS), THREADS, 0,
+                           (const double *)parts, elements, (int32_t)segments, gw);
 }
 
 } // namespace
@@ -498,12 +576,12 @@ int32_t tl_cuda_conv_groups_weights(tl_context *ctx, const tl_conv_shape &s, int
     Job job = job_of(s, false, groups, channels, rows);
     set_items(job, job.target_axes, batch, 1);
     const int64_t pairs = groups * rows * channels, elements = pairs * s.taps;
-    job.source = large, job.w = small, job.pairs = tl_fastdiv(pairs);
+    job.source = large, job.w = small, job.target = gw, job.pairs = tl_fastdiv(pairs);
     if (tl_is_reproducible(ctx)) return chains(ctx, job, elements, gw);
     const int64_t segments = tl_ceil_div((int64_t)job.items, SEGMENT);
     tl_scratch<float> sums(ctx);
     if (segments > 1) TL_TRY(sums.allocate(segments * elements));
-    job.target = sums ? (float *)sums : gw;
+    if (sums) job.target = sums;
     /* which block has a tap or a row is part of no order */
     int64_t tap_parts = tl_ceil_div(s.taps, TAPS_AT_ONCE);
     const bool few = groups * channels * segments * tap_parts * rows < tl_cuda_sms(ctx);
