@@ -23,6 +23,8 @@ SIZES = [
     (3, LONGEST + 1, 2), (150, SEGMENT + 1, 7), (30, SEGMENT + 1, 40), (5, 0, 4), (0, 4, 5), (300, 8, 4), (4, 8, 300),
     (33000, 33, 21), (33000, 36, 20), (21, 34, 33001), (20, 36, 33004),  # so many tiles that halves of small ones are worth it
     (700, 67, 701), (700, 68, 700),  # about as many small tiles as an H200 has multiprocessors
+    (5, 20, 9001), (9004, 20, 8), (8, 20, 9004), (9001, 21, 13),  # more tiles of few rows than an H200 runs at once
+    (8, 512, 260), (260, 512, 13), (16, 9, 1000),  # fewer
 ]  # fmt: skip
 
 

@@ -27,11 +27,12 @@ from tlspec.strides import draw_matrices, strided
 
 #: products, of all three forms in forward and gradients, that reach the kernels of CUDA on an H200: wide and narrow tiles of
 #: warp group products, split products, few terms, and few vectors: of rows that warps share, that one warp has several of, and
-#: that lie across
+#: that lie across; and chains of few rows or columns, of as many tiles as run at once, and of more
 PATHS = [{"m": 1028, "n": 1044, "p": 1060}, {"m": 1028, "n": 700, "p": 772}, {"m": 516, "n": 580, "p": 452},
          {"m": 1031, "n": 7, "p": 1030}, {"m": 9, "n": 1031, "p": 1030}, {"m": 1031, "n": 1030, "p": 21},
          {"m": 1031, "n": 21, "p": 515}, {"m": 1031, "n": 515, "p": 1}, {"m": 3, "n": 1028, "p": 1032},
-         {"m": 6400, "n": 132, "p": 2}, {"m": 9001, "n": 12, "p": 3}]  # fmt: skip
+         {"m": 6400, "n": 132, "p": 2}, {"m": 9001, "n": 12, "p": 3},
+         {"m": 8, "n": 512, "p": 2048}, {"m": 5, "n": 20, "p": 9004}, {"m": 9001, "n": 20, "p": 3}]  # fmt: skip
 #: the same with a batch: several wide and narrow tiles for a thread block, of rows that are no whole 16 bytes, too, split products,
 #: a thousand small ones, split products whose rows are no whole 16 bytes, a thousand of few terms, and several to a block: with large
 #: tiles and small ones, rows of 16 bytes, one row and one column; and few vectors of many rows, with 8 and 16 lanes for each; and few terms
@@ -165,7 +166,8 @@ def _strided_path(batch, m, n, p, a, b, bias=False):
 
 
 #: heads of packed projections against each other, and their weights with values; weights that lie across; both factors across, with few
-#: rows, with many, and with a bias; rows with room; one matrix for all; a class token of each sample; large ones of each form
+#: rows, with many, and with a bias; rows with room; one matrix for all; a class token of each sample; large ones of each form; a state
+#: against each step's vector, and its gradient; few rows of many products, with either factor across
 STRIDED_PATHS = [
     _strided_path(12, 96, 64, 96, (64, 2304, 1), (64, 1, 2304)), _strided_path(12, 97, 96, 64, (97 * 96, 96, 1), (64, 768, 1)),
     _strided_path(1, 200, 128, 264, (0, 128, 1), (0, 1, 128), True), _strided_path(3, 130, 72, 68, (72 * 130, 1, 130), (68 * 72, 1, 72)),
@@ -174,6 +176,8 @@ STRIDED_PATHS = [
     _strided_path(1, 8, 192, 100, (0, 50 * 192, 1), (0, 1, 192), True), _strided_path(1, 300, 4100, 70, (0, 4104, 1), (0, 72, 1)),
     _strided_path(1, 1028, 700, 1044, (0, 1, 1032), (0, 1048, 1)), _strided_path(1, 1028, 700, 1044, (0, 708, 1), (0, 1, 708), True),
     _strided_path(70, 132, 128, 196, (128, 128 * 70, 1), (196 * 128, 1, 128)),
+    _strided_path(8, 512, 16, 1, (512 * 16, 16, 1), (64 * 16, 1, 1)), _strided_path(8, 512, 1, 16, (512, 1, 1), (64 * 16, 16, 1), True),
+    _strided_path(70, 8, 24, 200, (8 * 26, 26, 1), (25 * 200, 200, 1), True), _strided_path(70, 7, 22, 201, (7 * 22, 1, 8), (22 * 202, 1, 22)),
 ]  # fmt: skip
 
 

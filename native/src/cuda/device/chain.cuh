@@ -1,13 +1,12 @@
 /* Reproducible sums of products on CUDA (formula/chain.h): each result is chains of float64 fused multiply-adds in order of
  * k, one per segment of the inner dimension, whose totals are added in order; a bias joins in float64, and one rounding
- * ends it. The tensor cores of compute capability 9.0 compute exactly such chains: an m16n8k4 product in float64 adds its
- * four terms one after the other, each fused (tests/kernels/test_chain.py). Other chips run the same chains on their
- * float64 units.
+ * ends it. The tensor cores of compute capability 9.0 compute exactly such chains (device/chain_mma.cuh); other chips run
+ * them on their float64 units.
  *
  * A block owns a tile of BM x BN results and takes k in steps of STEP, copied STAGES - 1 steps ahead into shared memory as they
- * lie; elements are widened when they are read, four k at a time, while the tensor cores multiply the four before. A warp
- * owns 16·M x 8·N of the results. With g = lane / 4 and t = lane % 4 a lane has, of each 16 x 8, rows g and g + 8 of columns
- * 2t and 2t + 1; it reads A at rows g, g + 8 and B at column g, both at k = t of four.
+ * lie; elements are widened when they are read, TERMS k at a time, while the tensor cores multiply those before. A warp
+ * owns 16·M x 8·N of the results, or 8 x 8·N. With g = lane / 4 and t = lane % 4 a lane has, of each 16 x 8, rows g and
+ * g + 8 of columns 2t and 2t + 1; it reads A at rows g, g + 8 and B at column g, both at k = t of four.
  *
  * Banks: where an operand's rows lie along k, row i begins 4 elements after a multiple of STEP, so that the 32 floats (g, t) lie
  * in banks 4g + t; where they lie across k, row k begins at 8k, and the floats lie in banks 8t + g. Of doubles, 16 lanes go
@@ -20,22 +19,27 @@
 #include <algorithm>
 
 #include "cuda/device/async_copy.cuh"
+#include "cuda/device/chain_mma.cuh"
 #include "cuda/device/division.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "formula/chain.h"
 
-/* ROWS x COLS warps; BLOCKS: how many shall run on one multiprocessor; STEP in floats, half of it in doubles. */
-template <int BM_, int BN_, int ROWS_, int COLS_, int BLOCKS_, int STEP_ = 32, int STAGES_ = 3> struct tl_chain_tile {
+/* ROWS x COLS warps; BLOCKS: how many shall run on one multiprocessor; STEP in floats, half of it in doubles. TERMS is the k of
+ * one product of tensor cores, 4 or 8; with 8, elements are read two products ahead instead of one. HEIGHT is 1 where a warp
+ * owns eight rows, so that a lane has row g alone. */
+template <int BM_, int BN_, int ROWS_, int COLS_, int BLOCKS_, int STEP_ = 32, int STAGES_ = 3, int TERMS_ = 4>
+struct tl_chain_tile {
     static constexpr int BM = BM_, BN = BN_, ROWS = ROWS_, COLS = COLS_, BLOCKS = BLOCKS_, STEP = STEP_;
-    static constexpr int STAGES = STAGES_, WARPS = ROWS * COLS, THREADS = 32 * WARPS, M = BM / ROWS / 16;
-    static constexpr int N = BN / COLS / 8, SUMS = 4 * M * N;
+    static constexpr int STAGES = STAGES_, TERMS = TERMS_, WARPS = ROWS * COLS, THREADS = 32 * WARPS;
+    static constexpr int HEIGHT = BM / ROWS < 16 ? 1 : 2, M = BM / ROWS / (8 * HEIGHT), N = BN / COLS / 8;
+    static constexpr int SUMS = 4 * M * N;
 };
 
 /* How an operand's tiles of WIDTH rows (columns of B) by STEP of k lie in shared memory: ALONG k or across. A thread copies
  * VECTOR elements COPIES times, BELOW rows apart, from element (i, k) of a tile on. */
 template <class T, class Real, int WIDTH, bool ALONG, int VECTOR> struct tl_chain_layout {
     static constexpr int STEP = T::STEP * 4 / (int)sizeof(Real);
-    static constexpr int PITCH = ALONG ? STEP + 4 : WIDTH + (sizeof(Real) == 4 ? 8 : 4);
+    static constexpr int PITCH = ALONG ? STEP + 4 : WIDTH + (sizeof(Real) == 8 ? 4 : WIDTH % 16 == 0 ? 8 : 16);
     static constexpr int SIZE = (ALONG ? WIDTH : STEP) * PITCH, UNITS = (ALONG ? STEP : WIDTH) / VECTOR;
     static constexpr int BELOW = T::THREADS / UNITS, COPIES = (ALONG ? WIDTH : STEP) / BELOW;
     static constexpr int COPY_CLOCKS = 8; /* instructions for each (counted in machine code for sm_90a) */
@@ -158,64 +162,70 @@ struct tl_chain_unaligned : tl_chain_layout<T, Real, WIDTH, ALONG, 16 / (int)siz
     }
 };
 
-/* sum += a·b, a 16 x 8 x 4 product of a warp: the lane has rows g, g + 8 of a and column g of b at k = t, and of the sums rows g
- * and g + 8, columns 2t and 2t + 1. Where tensor cores have none, lanes ask for each other's elements. */
-static __device__ __forceinline__ void tl_chain_mma(double (&sum)[4], double a0, double a1, double b)
-{
 #if __CUDA_ARCH__ >= 900
-    asm("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-        : "+d"(sum[0]), "+d"(sum[1]), "+d"(sum[2]), "+d"(sum[3])
-        : "d"(a0), "d"(a1), "d"(b));
+/* The k that a warp multiplies at once, and a lane's columns of each eight of B. */
+template <class T> constexpr int TL_CHAIN_TERMS = T::TERMS;
+constexpr int TL_CHAIN_EACH = 1;
 #else
-    const int lane = (int)threadIdx.x % 32, t = lane % 4;
-    TL_UNROLL_FOR (int k = 0; k < 4; k++) {
-        const double x0 = __shfl_sync(0xffffffffu, a0, lane - t + k), x1 = __shfl_sync(0xffffffffu, a1, lane - t + k);
-        const double y0 = __shfl_sync(0xffffffffu, b, 8 * t + k), y1 = __shfl_sync(0xffffffffu, b, 8 * t + 4 + k);
-        sum[0] = fma(x0, y0, sum[0]), sum[1] = fma(x0, y1, sum[1]);
-        sum[2] = fma(x1, y0, sum[2]), sum[3] = fma(x1, y1, sum[3]);
-    }
-#endif
-}
-
-/* A lane's elements of the next TL_CHAIN_TERMS k, widened: what a tensor core's product of 16 x 8 x 4 takes of it, or the rows and
- * columns of its own results. */
-#if __CUDA_ARCH__ >= 900
-constexpr int TL_CHAIN_TERMS = 4, TL_CHAIN_EACH = 1;
-#else
-constexpr int TL_CHAIN_TERMS = 1, TL_CHAIN_EACH = 2;
+template <class T> constexpr int TL_CHAIN_TERMS = 1;
+constexpr int TL_CHAIN_EACH = 2;
 #endif
 
-template <class T> struct tl_chain_fragments {
-    double a[T::M][2], b[T::N][TL_CHAIN_EACH];
+/* A lane's elements of the next TERMS k: what a product of tensor cores takes of them, at k = t of each of its QUADS; or the rows
+ * and columns of the lane's own results. */
+template <class T, class Number> struct tl_chain_fragments {
+    static constexpr int TERMS = TL_CHAIN_TERMS<T>, QUADS = (TERMS + 3) / 4;
+    Number a[T::M][QUADS][T::HEIGHT], b[T::N][QUADS][TL_CHAIN_EACH];
 
     /* From the operands' first row and column of the warp, and from k of a step on. */
-    template <class A, class B, class Real>
-    __device__ __forceinline__ void load(const A &a_tiles, const Real *as, const B &b_tiles, const Real *bs, int k)
+    template <class A, class B>
+    __device__ __forceinline__ void load(const A &a_tiles, const Number *as, const B &b_tiles, const Number *bs, int k)
     {
         const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
-        TL_UNROLL_FOR (int m = 0; m < T::M; m++)
-            TL_UNROLL_FOR (int e = 0; e < 2; e++) {
-                const int i = 16 * m + 8 * e + g, at = TL_CHAIN_TERMS > 1 ? k + t : k;
-                a[m][e] = (double)as[A::at(i, at) + a_tiles.shift(i, at)];
-            }
-        TL_UNROLL_FOR (int n = 0; n < T::N; n++)
-            TL_UNROLL_FOR (int e = 0; e < TL_CHAIN_EACH; e++) {
-                const int j = TL_CHAIN_TERMS > 1 ? 8 * n + g : 8 * n + 2 * t + e, at = TL_CHAIN_TERMS > 1 ? k + t : k;
-                b[n][e] = (double)bs[B::at(j, at) + b_tiles.shift(j, at)];
-            }
+        TL_UNROLL_FOR (int q = 0; q < QUADS; q++) {
+            const int at = TERMS > 1 ? k + 4 * q + t : k;
+            TL_UNROLL_FOR (int m = 0; m < T::M; m++)
+                TL_UNROLL_FOR (int e = 0; e < T::HEIGHT; e++) {
+                    const int i = 16 * m + 8 * e + g;
+                    a[m][q][e] = as[A::at(i, at) + a_tiles.shift(i, at)];
+                }
+            TL_UNROLL_FOR (int n = 0; n < T::N; n++)
+                TL_UNROLL_FOR (int e = 0; e < TL_CHAIN_EACH; e++) {
+                    const int j = TERMS > 1 ? 8 * n + g : 8 * n + 2 * t + e;
+                    b[n][q][e] = bs[B::at(j, at) + b_tiles.shift(j, at)];
+                }
+        }
+    }
+
+    template <class Real> __device__ __forceinline__ void widen(const tl_chain_fragments<T, Real> &from)
+    {
+        TL_UNROLL_FOR (int q = 0; q < QUADS; q++) {
+            TL_UNROLL_FOR (int m = 0; m < T::M; m++)
+                TL_UNROLL_FOR (int e = 0; e < T::HEIGHT; e++)
+                    a[m][q][e] = (Number)from.a[m][q][e];
+            TL_UNROLL_FOR (int n = 0; n < T::N; n++)
+                TL_UNROLL_FOR (int e = 0; e < TL_CHAIN_EACH; e++)
+                    b[n][q][e] = (Number)from.b[n][q][e];
+        }
     }
 
     /* sum += a·b */
     __device__ __forceinline__ void multiply(double (&sum)[T::M][T::N][4]) const
     {
         TL_UNROLL_FOR (int m = 0; m < T::M; m++)
-            TL_UNROLL_FOR (int n = 0; n < T::N; n++)
+            TL_UNROLL_FOR (int n = 0; n < T::N; n++) {
 #if __CUDA_ARCH__ >= 900
-                tl_chain_mma(sum[m][n], a[m][0], a[m][1], b[n][0]);
+                constexpr int LAST = QUADS - 1, BELOW = T::HEIGHT - 1;
+                const double below = BELOW ? a[m][0][BELOW] : 0.0, last_below = BELOW ? a[m][LAST][BELOW] : 0.0;
+                if constexpr (QUADS == 1)
+                    tl_chain_mma(sum[m][n], a[m][0][0], below, b[n][0][0]);
+                else
+                    tl_chain_mma(sum[m][n], a[m][0][0], below, a[m][LAST][0], last_below, b[n][0][0], b[n][LAST][0]);
 #else
-                TL_UNROLL_FOR (int e = 0; e < 4; e++)
-                    sum[m][n][e] = fma(a[m][e / 2], b[n][e % 2], sum[m][n][e]);
+                TL_UNROLL_FOR (int e = 0; e < 2 * T::HEIGHT; e++)
+                    sum[m][n][e] = fma(a[m][0][e / 2], b[n][0][e % 2], sum[m][n][e]);
 #endif
+            }
     }
 };
 
@@ -263,11 +273,16 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS)
     using Real = typename P::Real;
     using A = typename P::template A<T>;
     using B = typename P::template B<T>;
-    constexpr int STEP = A::Layout::STEP, STAGES = T::STAGES;
+    using Fragments = tl_chain_fragments<T, double>;
+    constexpr int STEP = A::Layout::STEP, STAGES = T::STAGES, TERMS = Fragments::TERMS;
+    constexpr int AHEAD = T::TERMS / 4 * TERMS; /* from the elements of a product to those that are read */
+    constexpr int COPY_B = T::TERMS > 4 ? STEP / 4
+                                        : 0; /* k at which copies of B start: a chain has time for half of all */
+    static_assert(COPY_B % TERMS == 0 && COPY_B < STEP - AHEAD, "copies start before the next step is waited for");
     TL_DYNAMIC_SHARED(unsigned char, tl_chain_shared);
     Real *const as = reinterpret_cast<Real *>(tl_chain_shared), *const bs = as + STAGES * A::SIZE;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int row0 = warp / T::COLS * 16 * T::M, col0 = warp % T::COLS * 8 * T::N;
+    const int row0 = warp / T::COLS * (T::BM / T::ROWS), col0 = warp % T::COLS * 8 * T::N;
     const int a_at = A::at(row0, 0), b_at = B::at(col0, 0);
     tl_wait_for_earlier(args.order);
 
@@ -294,26 +309,30 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS)
                 }
                 tl_copy_commit();
             }
-            tl_chain_fragments<T> now, next;
+            tl_chain_fragments<T, Real> read;
+            Fragments now, next;
             int stage = 0, free = STAGES - 1;
             tl_copy_wait<STAGES - 2>();
             __syncthreads();
-            now.load(a_tiles, as + a_at, b_tiles, bs + b_at, 0);
+            read.load(a_tiles, as + a_at, b_tiles, bs + b_at, 0);
+            now.widen(read);
+            if (AHEAD > TERMS) read.load(a_tiles, as + a_at, b_tiles, bs + b_at, TERMS);
 #pragma unroll 1
             for (int s = 0; s < steps; s++) {
-                TL_UNROLL_FOR (int k = 0; k < STEP; k += TL_CHAIN_TERMS) {
-                    if (k + TL_CHAIN_TERMS == STEP) { /* the next step's first elements */
+                TL_UNROLL_FOR (int k = 0; k < STEP; k += TERMS) {
+                    if (AHEAD > TERMS) next.widen(read);
+                    if (k + AHEAD == STEP) { /* the next step's first elements */
                         tl_copy_wait<STAGES - 2>();
                         __syncthreads();
                         stage = stage + 1 == STAGES ? 0 : stage + 1;
                     }
-                    const int ahead = (k + TL_CHAIN_TERMS) % STEP;
-                    next.load(a_tiles, as + stage * A::SIZE + a_at, b_tiles, bs + stage * B::SIZE + b_at, ahead);
-                    if (k == 0) { /* into the stage that all warps had read when they came here */
-                        if (s + STAGES - 1 < steps) {
-                            a_tiles.copy(as + free * A::SIZE);
-                            b_tiles.copy(bs + free * B::SIZE);
-                        }
+                    const int ahead = (k + AHEAD) % STEP;
+                    read.load(a_tiles, as + stage * A::SIZE + a_at, b_tiles, bs + stage * B::SIZE + b_at, ahead);
+                    if (AHEAD == TERMS) next.widen(read);
+                    /* into the stage that all warps had read when they came here */
+                    if (k == 0 && s + STAGES - 1 < steps) a_tiles.copy(as + free * A::SIZE);
+                    if (k == COPY_B) {
+                        if (s + STAGES - 1 < steps) b_tiles.copy(bs + free * B::SIZE);
                         tl_copy_commit();
                         free = free + 1 == STAGES ? 0 : free + 1;
                     }
@@ -333,7 +352,7 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS)
                     }
         }
         const int64_t row = place.i0 + row0 + lane / 4, col = place.j0 + col0 + 2 * (lane % 4);
-        const int64_t rows = args.m - row, cols = args.p - col;
+        const int64_t rows = (T::HEIGHT > 1 ? args.m : min(args.m, place.i0 + T::BM)) - row, cols = args.p - col;
         if (args.parts) {
             const int64_t plane = (int64_t)place.product * args.segments + place.segment;
             double *const to = args.parts + (plane * args.m + row) * args.p + col;
@@ -382,9 +401,12 @@ using tl_chain_tiny = tl_chain_tile<32, 32, 2, 2, 4>;
 using tl_chain_narrow = tl_chain_tile<64, 32, 2, 1, 4>;
 using tl_chain_flat = tl_chain_tile<32, 64, 1, 2, 4>;
 /* Few rows: what counts is how much of B is on its way. */
-using tl_chain_few_rows = tl_chain_tile<16, 64, 1, 4, 2, 64, 5>;
+using tl_chain_few_rows = tl_chain_tile<16, 64, 1, 4, 2, 64, 5, 8>;
 /* Few columns, too: of the tile above most copies would be of what is not there, and its blocks leave room for fewer. */
-using tl_chain_few = tl_chain_tile<16, 16, 1, 2, 4, 64, 5>;
+using tl_chain_few = tl_chain_tile<16, 16, 1, 2, 4, 64, 5, 8>;
+/* Few rows, and so few columns that all blocks run at once: what counts is the latency of one chain. Tensor cores add eight terms
+ * in some 44 clocks; meanwhile a warp widens those of eight rows and eight columns, in 32. */
+using tl_chain_thin = tl_chain_tile<8, 16, 1, 2, 4, 64, 5, 8>;
 
 /* `batch` products (m, n) x (n, p), none of them empty; `length` of a segment: 0 for that of formula/chain.h, which reproducible
  * contexts take, or TL_CHAIN_FREE for what takes the least time. */
@@ -451,16 +473,20 @@ template <class T, class P> static double tl_chain_time(const tl_chain_sizes &x,
     return std::max(parts, 8.0 / T::WARPS) * (double)(T::BM * T::BN) * tl_chain_clocks<T, P>();
 }
 
-/* Which tiles a problem may take (P::TILES): those for few rows; and small and tiny ones; and with these halves of small ones and single
- * ones, or medium ones; or all. */
+/* Which tiles a problem may take (P::TILES): those for few rows; and small and tiny ones; and with these halves of small ones and
+ * single ones, or medium ones; or all. */
 enum class tl_chain_choice { FEW_ROWS, SMALL, HALVES, MEDIUM, ALL };
 
 /* The tiles above, and their time (tl_chain_time; of those for few rows 0, which nothing is compared with). */
-enum class tl_chain_tiles { FEW, FEW_ROWS, TINY, NARROW, FLAT, SMALL, SINGLE, MEDIUM, LARGE };
+enum class tl_chain_tiles { THIN, FEW, FEW_ROWS, TINY, NARROW, FLAT, SMALL, SINGLE, MEDIUM, LARGE };
 struct tl_chain_plan {
     tl_chain_tiles tiles;
     double time;
 };
+
+/* Whether a problem may take thin tiles, too. */
+template <class P>
+constexpr bool TL_CHAIN_THIN = P::TILES != tl_chain_choice::SMALL && P::TILES != tl_chain_choice::MEDIUM;
 
 /* Whether segments of a tile are work of several blocks. */
 static inline bool tl_chain_splits(const tl_chain_sizes &x, int64_t sms)
@@ -475,6 +501,10 @@ template <class P> static tl_chain_plan tl_chain_fastest(const tl_chain_sizes &x
     constexpr bool HALVES = ALL || P::TILES == tl_chain_choice::HALVES;
     if (P::TILES == tl_chain_choice::MEDIUM && x.m <= tl_chain_few::BM && x.p <= tl_chain_few::BN)
         return {tl_chain_tiles::FEW, 0.0};
+    if (TL_CHAIN_THIN<P> && x.m <= tl_chain_few_rows::BM) {
+        const int64_t blocks = x.batch * x.tiles<tl_chain_thin>() * (tl_chain_splits(x, sms) ? x.segments() : 1);
+        if (blocks <= sms * tl_chain_thin::BLOCKS) return {tl_chain_tiles::THIN, 0.0};
+    }
     if (P::TILES == tl_chain_choice::FEW_ROWS || x.m <= tl_chain_few_rows::BM) return {tl_chain_tiles::FEW_ROWS, 0.0};
     if constexpr (P::TILES != tl_chain_choice::FEW_ROWS) {
         const bool split = tl_chain_splits(x, sms);
@@ -540,6 +570,8 @@ template <class P> static int32_t tl_chain_run(tl_context *ctx, const char *name
     if (x.length == TL_CHAIN_FREE) x = tl_chain_free_length<P>(x, sms);
     const bool split = tl_chain_splits(x, sms);
     const tl_chain_tiles tiles = tl_chain_fastest<P>(x, sms).tiles;
+    if constexpr (TL_CHAIN_THIN<P>)
+        if (tiles == tl_chain_tiles::THIN) return tl_chain_launch<tl_chain_thin>(ctx, name, problem, x, split);
     if constexpr (P::TILES == tl_chain_choice::MEDIUM)
         if (tiles == tl_chain_tiles::FEW) return tl_chain_launch<tl_chain_few>(ctx, name, problem, x, split);
     if constexpr (HALVES) {

@@ -431,6 +431,7 @@ int32_t multiply(tl_context *ctx, tl_matrix_product x)
         if (x.bias) return repeat_row(ctx, x.bias, x.batch * x.m, x.p, x.C);
         return tl_cuda_fill(tl_context_cuda(ctx), x.C, 0.0f, x.batch * x.m * x.p);
     }
+    if (tl_is_reproducible(ctx) && tl_is_direct(ctx, x)) return tl_direct_multiply(ctx, x);
     if (x.strides) return multiply_strided(ctx, x);
     if (tl_is_reproducible(ctx)) {
         if (tl_few_columns_serves(ctx, x)) return tl_few_columns_multiply(ctx, x);

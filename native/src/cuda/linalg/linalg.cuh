@@ -20,8 +20,9 @@ struct tl_matrix_product {
     const float *bias;
     float *C;
     const tl_product_strides *strides =
-        nullptr;               /* NULL: A and B are contiguous; else for linalg/chain.cu and wgmma.cu alone */
-    tl_order order = TL_AFTER; /* of linalg/chain.cu, few_columns.cu, few_terms.cu and few_vectors.cu alone */
+        nullptr; /* NULL: A and B are contiguous; else for linalg/chain.cu, direct.cu and wgmma.cu alone */
+    tl_order order =
+        TL_AFTER; /* of linalg/chain.cu, direct.cu, few_columns.cu, few_terms.cu and few_vectors.cu alone */
 
     tl_product_strides layout() const
     {
@@ -48,6 +49,11 @@ double tl_split_seconds_of_rounds(tl_context *ctx, const tl_matrix_product &x);
  * 16 bytes. */
 bool tl_wgmma_serves(tl_context *ctx, const tl_matrix_product &x);
 int32_t tl_wgmma_multiply(tl_context *ctx, const tl_matrix_product &x);
+
+/* Whether linalg/direct.cu is for a product: so few terms and results that nothing but latency counts. Its sums are those of
+ * linalg/chain.cu. */
+bool tl_is_direct(tl_context *ctx, const tl_matrix_product &x);
+int32_t tl_direct_multiply(tl_context *ctx, const tl_matrix_product &x);
 
 /* Whether linalg/few_terms.cu serves a product, with sums in float64 or in float32: of at most TL_FEW_TERMS terms, or half as
  * many. Its sums in float64 are those of linalg/chain.cu. */
