@@ -1,4 +1,7 @@
 /* Steps of recurrent cells on CUDA: a thread owns one unit of one row, and neighbours own neighbouring units. */
+#include <algorithm>
+#include <initializer_list>
+
 #include "cuda/device/division.cuh"
 #include "cuda/device/sum_tree.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -51,8 +54,12 @@ template <int GATES, bool BACKWARD> __global__ void __launch_bounds__(THREADS) c
 }
 
 template <int GATES, bool BACKWARD>
-int32_t run(tl_context *ctx, const char *name, int64_t rows, int64_t units, cell_call f)
+int32_t run(tl_context *ctx, const char *name, int64_t rows, int64_t units, std::initializer_list<const float *> in,
+            std::initializer_list<float *> out)
 {
+    cell_call f = {};
+    std::copy(in.begin(), in.end(), f.in);
+    std::copy(out.begin(), out.end(), f.out);
     if (rows * units == 0) return TORCHLEAN_OK;
     f.n = (uint32_t)(rows * units), f.units = tl_fastdiv((uint64_t)units);
     return tl_launch_ahead(ctx, name, cell_kernel<GATES, BACKWARD>, tl_grid(f.n, THREADS), THREADS, 0, f);
@@ -63,20 +70,20 @@ int32_t run(tl_context *ctx, const char *name, int64_t rows, int64_t units, cell
 int32_t tl_cuda_lstm_cell(tl_context *ctx, const float *x, const float *a, const float *c, int64_t rows, int64_t units,
                           float *gates, float *cell, float *hidden)
 {
-    return run<4, false>(ctx, "lstm_cell", rows, units, {0, {}, {x, a, c}, {gates, cell, hidden}});
+    return run<4, false>(ctx, "lstm_cell", rows, units, {x, a, c}, {gates, cell, hidden});
 }
 
 int32_t tl_cuda_lstm_cell_bwd(tl_context *ctx, const float *gates, const float *c, const float *cell,
                               const float *g_cell, const float *g_hidden, int64_t rows, int64_t units, float *gx,
                               float *ga, float *gc)
 {
-    return run<4, true>(ctx, "lstm_cell_bwd", rows, units, {0, {}, {gates, c, cell, g_cell, g_hidden}, {gx, ga, gc}});
+    return run<4, true>(ctx, "lstm_cell_bwd", rows, units, {gates, c, cell, g_cell, g_hidden}, {gx, ga, gc});
 }
 
 int32_t tl_cuda_gru_cell(tl_context *ctx, const float *x, const float *a, const float *bias, const float *h,
                          int64_t rows, int64_t units, float *gates, float *inner, float *hidden)
 {
-    return run<3, false>(ctx, "gru_cell", rows, units, {0, {}, {x, a, bias, h}, {gates, inner, hidden}});
+    return run<3, false>(ctx, "gru_cell", rows, units, {x, a, bias, h}, {gates, inner, hidden});
 }
 
 int32_t tl_cuda_gru_cell_bwd(tl_context *ctx, const float *gates, const float *inner, const float *h,
@@ -86,6 +93,6 @@ int32_t tl_cuda_gru_cell_bwd(tl_context *ctx, const float *gates, const float *i
     tl_scratch<float> scratch(ctx);
     if (gbias && !ga) TL_TRY(scratch.allocate(3 * rows * units));
     float *const sums = ga ? ga : (float *)scratch;
-    TL_TRY((run<3, true>(ctx, "gru_cell_bwd", rows, units, {0, {}, {gates, inner, h, g_hidden}, {gx, sums, gh}})));
+    TL_TRY((run<3, true>(ctx, "gru_cell_bwd", rows, units, {gates, inner, h, g_hidden}, {gx, sums, gh})));
     return gbias ? tl_cuda_column_sums(ctx, sums, 1, rows, 3 * units, 0, gbias) : TORCHLEAN_OK;
 }
