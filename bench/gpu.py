@@ -40,7 +40,7 @@ OLDER_LIBRARY = ROOT / "native/build/compute_80/libtorchlean_cuda.so"
 #: every lane arrives at barriers there, since racecheck does not see that one lane arrives for its warp (cuda/device/wgmma.cuh)
 RACECHECK_LIBRARY = ROOT / "native/build/racecheck/libtorchlean_cuda.so"
 STEPS = ("build", "wheel", "verify", "older", "reproducible", "determinism", "weights", "audits", "bench", "drawn", "steps",
-         "growth", "judge", "league", "models", "exchange", "ranks", "mutants", "sanitizer", "tests")  # fmt: skip
+         "growth", "judge", "league", "models", "bits", "exchange", "ranks", "mutants", "sanitizer", "tests")  # fmt: skip
 #: these steps' commands but for the number of shapes, and of ranks
 DRAWN = ["bench", "--device", "cuda", "--drawn"]
 RANKS = ["bench.ranks", "--device", "cuda", "--starters", "launch", "--transports", "host,nccl"]
@@ -239,6 +239,7 @@ def main(argv: list[str] | None = None) -> int:
         ("judge", ["audit", "judge", "--languages", "Triton", "--no-trivial"], [], 300),
         ("league", ["audit", "league", "--libraries", "torch:cuda,cupy"], ops, 300),
         ("models", ["bench.torch_models", "--devices", "cpu,cuda:0", "--batches", "2,8,32"], [], 1800),
+        ("bits", ["bench.torch_bits", "--devices", "cpu,cuda:0", "--steps", "50"], [], 1800),
         ("exchange", ["audit", "exchange"], [], 120),
         ("ranks", [*RANKS, "--ranks", gpu_ranks()], [], 1800),
         ("mutants", [*MUTANTS, "--jobs", str(max((os.cpu_count() or 2) // 2, 1))], [], 1700),

@@ -1,5 +1,6 @@
 /* Scaled dot-product attention as one operation, without an array of queries by keys. */
 #include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/Operators.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -49,15 +50,10 @@ struct Operand {
 
 Operand operand(const at::Tensor &t)
 {
-    const auto end = [](const at::Tensor &x) {
-        int64_t last = x.numel() ? 1 : 0;
-        for (int64_t axis = 0; axis < 4 && last; axis++)
-            last += (x.size(axis) - 1) * x.stride(axis);
-        return last;
-    };
-    const bool readable = t.stride(3) == 1 && (uintptr_t)t.const_data_ptr() % 16 == 0 && end(t) <= INT64_C(0xffffffff);
+    const bool readable = t.stride(3) == 1 && (uintptr_t)t.const_data_ptr() % 16 == 0 &&
+                          extent(t) <= INT64_C(0xffffffff);
     const at::Tensor m = readable ? t : t.clone(at::MemoryFormat::Contiguous);
-    return {m, u32(end(m)), u32(m.stride(0)), u32(m.stride(1)), u32(m.stride(2)), m.stride(1) < m.stride(2)};
+    return {m, u32(extent(m)), u32(m.stride(0)), u32(m.stride(1)), u32(m.stride(2)), m.stride(1) < m.stride(2)};
 }
 
 /* (batch, heads, rows, d), over memory that is (batch, rows, heads, d) with `by_rows`. */
@@ -140,42 +136,62 @@ at::Tensor four(const at::Tensor &t)
     return t.dim() == 4 ? t : t.reshape({-1, t.dim() > 2 ? t.size(-3) : 1, t.size(-2), t.size(-1)});
 }
 
+/* The tensor expanded to leading axes, which all but its last `own` axes are. */
+at::Tensor led(const at::Tensor &t, at::IntArrayRef lead, int64_t own)
+{
+    std::vector<int64_t> sizes = lead.vec();
+    sizes.insert(sizes.end(), t.sizes().end() - own, t.sizes().end());
+    return t.sizes() == at::IntArrayRef(sizes) ? t : t.expand(sizes);
+}
+
 at::Tensor attention(const at::Tensor &query, const at::Tensor &key, const at::Tensor &value,
                      const std::optional<at::Tensor> &attn_mask, double dropout_p, bool is_causal,
                      std::optional<double> scale, bool enable_gqa)
 {
     using Op = at::_ops::scaled_dot_product_attention;
     const at::Tensor mask = attn_mask.value_or(at::Tensor());
-    if (!is_ours({query, key, value}) || query.dim() < 3)
+    if (!is_ours({query, key, value}, /*takes_tangents=*/true) || query.dim() < 3 || key.dim() < 3 || value.dim() < 3)
         return as_without<Op>(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);
     TORCH_CHECK(!(is_causal && mask.defined()),
                 "scaled_dot_product_attention: explicit attn_mask should not be set when is_causal=True");
     const at::Tensor q = autocast(query), k = autocast(key), v = autocast(value);
-    TORCH_CHECK(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type(),
-                "scaled_dot_product_attention: got query, key and value of ", q.scalar_type(), ", ", k.scalar_type(),
-                " and ", v.scalar_type(), ", expected one type");
-    TORCH_CHECK(!mask.defined() || mask.scalar_type() == at::kBool || mask.is_floating_point(),
-                "scaled_dot_product_attention: attn_mask: got ", mask.scalar_type(),
-                ", expected bool or the type of query");
     const at::ScalarType type = q.scalar_type();
+    TORCH_CHECK(type == k.scalar_type() && type == v.scalar_type(),
+                "scaled_dot_product_attention: got query, key and value of ", type, ", ", k.scalar_type(), " and ",
+                v.scalar_type(), ", expected one type");
+    TORCH_CHECK(!mask.defined() || mask.scalar_type() == at::kBool || mask.scalar_type() == at::kFloat ||
+                    mask.scalar_type() == query.scalar_type() || mask.scalar_type() == type,
+                "scaled_dot_product_attention: attn_mask: got ", mask.scalar_type(),
+                ", expected bool, float32 or the type of query");
+    TORCH_CHECK(q.size(-1) == k.size(-1) && k.size(-2) == v.size(-2), "scaled_dot_product_attention: got query of ",
+                q.sizes(), ", key of ", k.sizes(), " and value of ", v.sizes(),
+                ", expected keys as long as queries, and a value for each key");
     const bool grouped = enable_gqa && q.size(-3) != k.size(-3);
-    const auto lead = [](const at::Tensor &t) { return t.sizes().slice(0, (size_t)t.dim() - 3); };
-    const bool plain_case = dropout_p == 0 && type != at::kDouble && q.dim() == k.dim() && q.dim() == v.dim() &&
-                            lead(q) == lead(k) && lead(q) == lead(v) && (grouped || q.size(-3) == k.size(-3)) &&
-                            k.size(-3) == v.size(-3) && q.numel() && k.numel() && v.numel() &&
-                            !(mask.defined() && (mask.requires_grad() || mask.dim() > q.dim() || q.dim() > 4)) &&
-                            (!grouped || q.size(-3) % k.size(-3) == 0);
-    if (!plain_case) {
+    const int64_t own = grouped ? 3 : 2;
+    const auto lead = [own](const at::Tensor &t) { return t.sizes().slice(0, (size_t)(t.dim() - own)); };
+    const std::vector<int64_t> common = at::infer_size(at::infer_size(lead(q), lead(k)), lead(v));
+    std::vector<int64_t> sizes = common;
+    if (grouped) sizes.push_back(q.size(-3));
+    sizes.insert(sizes.end(), {q.size(-2), k.size(-2)});
+    TORCH_CHECK(!mask.defined() || at::is_expandable_to(mask.sizes(), sizes),
+                "scaled_dot_product_attention: attn_mask: got ", mask.sizes(), ", expected one that expands to ",
+                sizes);
+    const bool is_plain_case = dropout_p == 0 && type != at::kDouble && q.numel() && k.numel() && v.numel() &&
+                               !(mask.defined() && (mask.requires_grad() || sizes.size() > 4)) &&
+                               (!grouped || (q.size(-3) % k.size(-3) == 0 && k.size(-3) == v.size(-3))) &&
+                               !have_tangents({q, k, v, mask});
+    if (!is_plain_case) {
         const std::optional<at::Tensor> given = mask.defined() && mask.scalar_type() != at::kBool ? mask.to(type)
                                                                                                   : attn_mask;
         return std::get<0>(at::_scaled_dot_product_attention_math(q, k, v, given, dropout_p, is_causal, std::nullopt,
                                                                   scale, enable_gqa));
     }
-    const at::Tensor q4 = four(q.to(at::kFloat)), k4 = four(k.to(at::kFloat)), v4 = four(v.to(at::kFloat));
+    /* what one sample has and another shares is the same operation for both */
+    const auto operand_of = [&](const at::Tensor &t) { return four(led(t.to(at::kFloat), common, own)); };
+    const at::Tensor q4 = operand_of(q), k4 = operand_of(k), v4 = operand_of(v);
     const at::Tensor y =
         Attention::apply(q4, k4, v4, attn_mask, scale.value_or(1 / std::sqrt((double)q.size(-1))), is_causal, grouped);
     current()->add(Op::name, true, 4 * q4.numel() * k4.size(2));
-    std::vector<int64_t> sizes = q.sizes().vec();
     sizes.back() = v.size(-1);
     return y.reshape(sizes).to(type);
 }

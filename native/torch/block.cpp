@@ -23,10 +23,23 @@ enum class Class {
 
 bool has(const c10::OperatorHandle &op, c10::DispatchKey key) { return op.hasKernelForDispatchKey(key); }
 
+/* Operators that PyTorch has for every device and that compute by loops of their own. */
+bool is_opaque(const std::string &name)
+{
+    static const std::unordered_set<std::string> opaque{"aten::linalg_lstsq",
+                                                        "aten::mkldnn_convolution",
+                                                        "aten::_nnpack_spatial_convolution",
+                                                        "aten::_philox_normal",
+                                                        "aten::_philox_uniform",
+                                                        "aten::_grid_sampler_2d_cpu_fallback",
+                                                        "aten::_grid_sampler_2d_cpu_fallback_backward"};
+    return opaque.count(name) != 0;
+}
+
 Class classify(const c10::OperatorHandle &op)
 {
     using Key = c10::DispatchKey;
-    const bool native = has(op, Key::CPU) || has(op, Key::CUDA);
+    const bool native = has(op, Key::CPU) || has(op, Key::CUDA) || is_opaque(op.schema().name());
     if (!native && (has(op, Key::CompositeImplicitAutograd) || has(op, Key::CompositeExplicitAutograd) ||
                     has(op, Key::CompositeExplicitAutogradNonFunctional)))
         return Class::COMPOSITE;
@@ -71,7 +84,7 @@ void without_kernel(const c10::OperatorHandle &op, c10::DispatchKeySet keys, tor
         const auto known = classes.find(op.operator_name());
         kind = known != classes.end() ? known->second : classes.emplace(op.operator_name(), classify(op)).first->second;
     }
-    const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY);
+    const auto below = after(keys);
     Block *const block = current();
     if (kind != Class::LEFT || !block) {
         op.redispatchBoxed(below, stack);
@@ -99,7 +112,15 @@ void without_kernel(const c10::OperatorHandle &op, c10::DispatchKeySet keys, tor
  * thread, so the kernel is called after all. */
 void passed_on(const c10::OperatorHandle &op, c10::DispatchKeySet keys, torch::jit::Stack *stack)
 {
-    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY), stack);
+    op.redispatchBoxed(after(keys), stack);
+}
+
+/* Such an operator without operands: the choice of its back end passes by the block's key. */
+void opaque_window(const c10::OperatorHandle &op, c10::DispatchKeySet keys, torch::jit::Stack *stack)
+{
+    const int64_t length = torch::jit::last(*stack, op.schema().arguments().size())[0].toInt();
+    if (Block *const block = current()) block->leave(op.schema().name().c_str(), length);
+    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, FRONT), stack);
 }
 
 torch::Library &operators()
@@ -121,6 +142,11 @@ void pass_primitives(const c10::OperatorHandle &op)
 
 TORCH_LIBRARY_IMPL(_, CustomRNGKeyId, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&without_kernel>()); }
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m)
+{
+    for (const char *op : {"kaiser_window", "kaiser_window.periodic", "kaiser_window.beta"})
+        m.impl(op, torch::CppFunction::makeFromBoxedFunction<&opaque_window>());
+}
 
 const char *bare(const char *name)
 {

@@ -50,6 +50,12 @@ Block *current();
 /* The library's threads are its own again: when the last block of the process ends. */
 void keep_own_threads();
 
+/* The keys below the block's. */
+inline c10::DispatchKeySet after(c10::DispatchKeySet keys)
+{
+    return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY);
+}
+
 /* Whether a tensor is memory of the CPU or of a CUDA device: not one of a tracer, of another device, or without memory. */
 inline bool is_plain(const at::Tensor &t)
 {

@@ -26,6 +26,15 @@ void check(int32_t status);
 /* The tensor itself, or a copy where it is not row-major or not aligned to 16 bytes. */
 at::Tensor plain(const at::Tensor &t);
 
+/* The number of elements from the first to the last one that a tensor reaches, gaps included. */
+inline int64_t extent(const at::Tensor &t)
+{
+    int64_t last = t.numel() ? 1 : 0;
+    for (int64_t axis = 0; axis < t.dim() && last; axis++)
+        last += (t.size(axis) - 1) * t.stride(axis);
+    return last;
+}
+
 /* A length or dimension of the C library. */
 inline uint32_t u32(int64_t n)
 {
@@ -64,27 +73,35 @@ inline at::Tensor fresh(const at::Tensor &like, at::IntArrayRef sizes) { return 
 
 /* What the floating-point operands of a call have in common. */
 struct Types {
-    bool real = false;    /* there is one */
-    bool foreign = false; /* one is a tracer's, or on another device */
-    bool other = false;   /* one is neither float32 nor narrower */
-    bool full = false;    /* one with axes is float32: beside it narrower ones give float32 */
-    at::ScalarType narrow = at::ScalarType::Undefined;
+    bool real = false;                               /* there is one */
+    bool foreign = false;                            /* one is a tracer's, or on another device */
+    bool mixed = false;                              /* they are of several types */
+    bool other = false;                              /* one is neither float32 nor narrower */
+    bool full = false;                               /* the result is wanted in float32 */
+    at::ScalarType type = at::ScalarType::Undefined; /* that of one, of all where they are not mixed */
+
+    template <class... A> explicit Types(const A &...arguments)
+    {
+        (see(arguments), ...);
+        other = other || (type == at::kDouble && !mixed) ||
+                (wanted != at::kFloat && wanted != type && (at::isFloatingType(wanted) || at::isComplexType(wanted)));
+    }
+
+  private:
+    at::ScalarType wanted = at::ScalarType::Undefined; /* the type that operands are converted to first */
 
     void see(const at::Tensor &t)
     {
         if (!t.defined()) return;
         foreign = foreign || !is_plain(t);
-        const at::ScalarType type = t.scalar_type();
-        if (t.unsafeGetTensorImpl()->is_wrapped_number() || !(at::isFloatingType(type) || t.is_complex())) return;
+        const at::ScalarType own = t.scalar_type();
+        if (t.unsafeGetTensorImpl()->is_wrapped_number() || !(at::isFloatingType(own) || t.is_complex())) return;
+        mixed = mixed || (real && own != type);
         real = true;
-        if (type == at::kHalf || type == at::kBFloat16) {
-            other = other || (narrow != at::ScalarType::Undefined && narrow != type);
-            narrow = type;
-        } else if (type != at::kFloat) {
-            other = true;
-        } else {
-            full = full || t.dim() > 0;
-        }
+        type = own;
+        /* beside float32 a float64 without axes counts as a number */
+        other = other || !(own == at::kFloat || own == at::kHalf || own == at::kBFloat16 ||
+                           (own == at::kDouble && t.dim() == 0));
     }
     void see(const std::optional<at::Tensor> &t)
     {
@@ -95,16 +112,23 @@ struct Types {
         for (const at::Tensor &t : list)
             see(t);
     }
-    void see(const std::optional<at::ScalarType> &type)
+    void see(const at::ScalarType &given) { full = full || given == at::kFloat; }
+    void see(const std::optional<at::ScalarType> &given)
     {
-        if (type && *type != at::kFloat) other = other || at::isFloatingType(*type) || at::isComplexType(*type);
+        if (!given) return;
+        see(*given);
+        wanted = *given;
     }
     template <class T> void see(const T &) {}
 };
 
+/* Floating-point numbers as float32. */
 inline at::Tensor wide(const at::Tensor &t)
 {
-    return t.defined() && (t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16) ? t.to(at::kFloat) : t;
+    return !t.defined() || !t.is_floating_point() || t.scalar_type() == at::kFloat ||
+                   t.unsafeGetTensorImpl()->is_wrapped_number()
+               ? t
+               : t.to(at::kFloat);
 }
 inline std::optional<at::Tensor> wide(const std::optional<at::Tensor> &t)
 {
@@ -114,7 +138,7 @@ template <class T> T wide(T value) { return value; }
 
 inline at::Tensor narrow(const at::Tensor &t, at::ScalarType type)
 {
-    return t.defined() && t.scalar_type() == at::kFloat ? t.to(type) : t;
+    return t.defined() && type != at::kFloat && t.scalar_type() == at::kFloat ? t.to(type) : t;
 }
 template <class... T> std::tuple<T...> narrow(const std::tuple<T...> &all, at::ScalarType type)
 {
@@ -128,6 +152,12 @@ inline std::optional<at::Tensor> real(const std::optional<at::Tensor> &t, at::Sc
     return t ? std::optional<at::Tensor>(real(*t, type)) : t;
 }
 template <class T> T real(T value, at::ScalarType) { return value; }
+
+inline at::ScalarType type_of(const at::Tensor &t) { return t.scalar_type(); }
+template <class T, class... U> at::ScalarType type_of(const std::tuple<T, U...> &all)
+{
+    return std::get<0>(all).scalar_type();
+}
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------------- */
 
@@ -148,47 +178,35 @@ template <class R> using Found = std::optional<std::decay_t<R>>;
  * where it does not compute this case. float16 and bfloat16 are widened, and results rounded once to the type. */
 template <class Op, class Schema> struct Kernel;
 template <class Op, class R, class... A> struct Kernel<Op, R(A...)> {
+    static constexpr bool draws = (std::is_same_v<A, std::optional<at::Generator>> || ...);
+
     template <Found<R> (*F)(A...)> static R run(c10::DispatchKeySet keys, A... arguments)
     {
-        Types types;
-        (types.see(arguments), ...);
-        Block *const block = types.real && !types.foreign ? current() : nullptr;
-        if (block && !types.other) {
-            const int64_t before = take_cost();
-            Found<R> found = types.narrow == at::ScalarType::Undefined ? F(arguments...) : widened<F>(arguments...);
-            const int64_t cost = take_cost(before);
-            if (found) {
-                block->add(Op::name, true, cost >= 0 ? cost : elements(*found));
-                return types.narrow == at::ScalarType::Undefined || types.full ? std::move(*found)
-                                                                               : narrow(*found, types.narrow);
-            }
+        const Types types(arguments...);
+        Block *const block = types.foreign ? nullptr : current();
+        if (block && types.mixed && !draws && !types.full) return promoted<F>(block, keys, arguments...);
+        if (block && types.real && !types.other) {
+            if (Found<R> found = counted(block, [&] { return F(wide(arguments)...); }))
+                return types.full || types.mixed ? std::move(*found) : narrow(*found, types.type);
         }
         if constexpr (std::is_same_v<R, at::Tensor>) {
-            if (!types.real && !types.foreign &&
-                current()) { /* of integers: whether numbers come of them PyTorch knows */
-                R found = left(nullptr, keys, arguments...);
+            if (block && !types.real) { /* of integers: whether numbers come of them PyTorch knows */
+                R found = original(keys, arguments...);
                 if (!is_plain(found) || !at::isFloatingType(found.scalar_type())) return found;
                 auto held = std::make_tuple(real(arguments, found.scalar_type())...);
                 return std::apply([&](auto &...a) { return run<F>(keys, a...); }, held);
             }
         }
-        return left(block, keys, arguments...);
+        return left(types.real ? block : nullptr, keys, arguments...);
     }
 
     /* The same, of an F that takes float16 and bfloat16 itself. */
     template <Found<R> (*F)(A...)> static R run_mixed(c10::DispatchKeySet keys, A... arguments)
     {
-        Types types;
-        (types.see(arguments), ...);
+        const Types types(arguments...);
         Block *const block = types.real && !types.foreign ? current() : nullptr;
         if (block && !types.other) {
-            const int64_t before = take_cost();
-            Found<R> found = F(arguments...);
-            const int64_t cost = take_cost(before);
-            if (found) {
-                block->add(Op::name, true, cost >= 0 ? cost : elements(*found));
-                return std::move(*found);
-            }
+            if (Found<R> found = counted(block, [&] { return F(arguments...); })) return std::move(*found);
         }
         return left(block, keys, arguments...);
     }
@@ -197,37 +215,62 @@ template <class Op, class R, class... A> struct Kernel<Op, R(A...)> {
     template <auto F> static R in_place(c10::DispatchKeySet keys, A... arguments)
     {
         static_assert(std::is_same_v<R, at::Tensor &>);
-        Types types;
-        (types.see(arguments), ...);
-        constexpr bool draws = (std::is_same_v<A, std::optional<at::Generator>> || ...); /* integers and masks, too */
-        Block *const block = (types.real || draws) && !types.foreign ? current() : nullptr;
-        if (block && !types.other) {
-            const int64_t before = take_cost();
-            std::optional<at::Tensor> found = F(wide(arguments)...);
-            const int64_t cost = take_cost(before);
-            if (found) {
-                block->add(Op::name, true, cost >= 0 ? cost : found->numel());
-                return std::get<0>(std::tie(arguments...)).copy_(*found);
-            }
+        const Types types(arguments...);
+        at::Tensor &target = std::get<0>(std::tie(arguments...));
+        Block *const block = types.foreign ? nullptr : current();
+        if (!block || !(types.real || draws)) /* draws fill integers and masks, too */
+            return original(keys, arguments...);
+        if (!draws && (types.mixed || !target.is_floating_point())) /* PyTorch says what it does not take */
+            on_copy(keys, arguments...);
+        if (!types.other) {
+            if (Found<R> found = counted(block, [&] { return F(wide(arguments)...); })) return target.copy_(*found);
         }
         return left(block, keys, arguments...);
     }
 
   private:
-    template <Found<R> (*F)(A...)> static Found<R> widened(A... arguments)
+    /* The operator as PyTorch computes it, with all that it is made of. */
+    static R original(c10::DispatchKeySet keys, A... arguments)
     {
-        auto held = std::make_tuple(wide(arguments)...);
-        return std::apply([](auto &...a) { return F(a...); }, held);
+        const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
+        return Op::redispatch(after(keys), std::forward<A>(arguments)...);
     }
+    template <class T, class... B> static void on_copy(c10::DispatchKeySet keys, T &target, B &&...others)
+    {
+        at::Tensor copy = target.clone();
+        original(keys, copy, std::forward<B>(others)...);
+    }
+
+    /* What `compute` gives, noted with its cost where it computes the case. Autocast has been asked before. */
+    template <class C> static auto counted(Block *block, C compute)
+    {
+        const c10::impl::ExcludeDispatchKeyGuard guard(c10::autocast_dispatch_keyset);
+        const int64_t before = take_cost();
+        auto found = compute();
+        const int64_t cost = take_cost(before);
+        if (found) block->add(Op::name, true, cost >= 0 ? cost : elements(*found));
+        return found;
+    }
+
+    /* Operands of several types: whether the operator takes them, and what type comes of them, PyTorch knows. */
+    template <Found<R> (*F)(A...)> static R promoted(Block *block, c10::DispatchKeySet keys, A... arguments)
+    {
+        R theirs = original(keys, arguments...);
+        const at::ScalarType type = type_of(theirs);
+        if (type == at::kFloat || type == at::kHalf || type == at::kBFloat16) {
+            if (Found<R> found = counted(block, [&] { return F(wide(arguments)...); })) return narrow(*found, type);
+        }
+        block->leave(Op::name, work_of(Op::name, {operand(arguments)...}, elements(theirs)));
+        return theirs;
+    }
+
     static R left(Block *block, c10::DispatchKeySet keys, A... arguments)
     {
-        if (block && block->strict) block->leave(Op::name, 0);
-        std::vector<c10::IValue> operands;
-        if (block) (operands.push_back(operand(arguments)), ...);
-        const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
-        R found = Op::redispatch(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY),
-                                 std::forward<A>(arguments)...);
-        if (block) block->leave(Op::name, work_of(Op::name, operands, elements(found)));
+        if (!block) return original(keys, arguments...);
+        if (block->strict) block->leave(Op::name, 0);
+        const std::vector<c10::IValue> operands{operand(arguments)...};
+        R found = original(keys, arguments...);
+        block->leave(Op::name, work_of(Op::name, operands, elements(found)));
         return found;
     }
     static c10::IValue operand(const at::Tensor &t) { return t; }

@@ -6,8 +6,6 @@
 #include <ATen/Operators.h>
 #include <torch/library.h>
 
-#include "sums.h"
-
 namespace tlrt {
 namespace {
 
@@ -82,7 +80,7 @@ std::optional<at::Tensor> softplus(const at::Tensor &x, const at::Scalar &beta, 
     const double b = beta.toDouble();
     const at::Tensor scaled = b == 1 ? x : x.mul(beta);
     at::Tensor y = of_one<TL(softplus)>(scaled);
-    if (b != 1) y = divided(y, b);
+    if (b != 1) y = y.div(b);
     return at::where(scaled.gt(threshold), x, y);
 }
 std::optional<at::Tensor> softplus_backward(const at::Tensor &g, const at::Tensor &x, const at::Scalar &beta,
@@ -135,8 +133,7 @@ std::optional<at::Tensor> pow_of_scalar(const at::Scalar &x, const at::Tensor &p
 }
 std::optional<at::Tensor> atan2(const at::Tensor &y, const at::Tensor &x)
 {
-    if (y.scalar_type() != x.scalar_type()) return std::nullopt;
-    return of_two<TL(atan2)>(y, x);
+    return of_two<TL(atan2)>(y.to(at::kFloat), x.to(at::kFloat));
 }
 
 std::optional<at::Tensor> add(const at::Tensor &x, const at::Tensor &y, const at::Scalar &alpha)
@@ -160,6 +157,9 @@ std::optional<at::Tensor> addcmul(const at::Tensor &x, const at::Tensor &a, cons
 std::optional<at::Tensor> addcdiv(const at::Tensor &x, const at::Tensor &a, const at::Tensor &b,
                                   const at::Scalar &value)
 {
+    TORCH_CHECK(a.is_floating_point() || b.is_floating_point(),
+                "Integer division with addcdiv is no longer supported: got tensor1 of ", a.scalar_type(),
+                " and tensor2 of ", b.scalar_type(), ", expected one of floating-point numbers");
     return x.add(
         (value.toDouble() == 1 ? a : a.mul(value)).div(b)); /* in this order optimisers agree with their loops */
 }
@@ -175,18 +175,13 @@ std::optional<at::Tensor> lerp_tensor(const at::Tensor &x, const at::Tensor &y, 
     const at::Tensor d = y.sub(x);
     return at::where(weight.abs().lt(0.5), x.add(d.mul(weight)), y.sub(d.mul(weight.neg().add(1))));
 }
-std::optional<at::Tensor> hardsigmoid(const at::Tensor &x) { return divided(x.add(3).clamp(0, 6), 6); }
+std::optional<at::Tensor> hardsigmoid(const at::Tensor &x) { return x.add(3).clamp(0, 6).div(6); }
 std::optional<at::Tensor> hardsigmoid_backward(const at::Tensor &g, const at::Tensor &x)
 {
-    return at::where(x.gt(-3).logical_and(x.lt(3)), divided(g, 6), at::zeros({}, g.options()));
+    return at::where(x.gt(-3).logical_and(x.lt(3)), g.div(6), at::zeros({}, g.options()));
 }
 
 /* ---- operators whose plain form is PyTorch's own ------------------------------------------------------------------------ */
-
-c10::DispatchKeySet after(c10::DispatchKeySet keys)
-{
-    return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY);
-}
 
 /* Without a factor PyTorch's kernel rounds once; with one each operation is to round. */
 template <class Op, auto F>

@@ -9,8 +9,17 @@
 
 namespace tlrt {
 
-/* Whether a call is the block's to take apart: no transform of torch.func and no tracer has it. */
-inline bool is_ours(at::TensorList tensors)
+/* Whether one has a tangent of forward-mode differentiation, which kernels above autograd have no rule for. */
+inline bool have_tangents(at::TensorList tensors)
+{
+    for (const at::Tensor &t : tensors)
+        if (t.defined() && t._fw_grad(0).defined()) return true;
+    return false;
+}
+
+/* Whether a call is the block's to take apart: no transform of torch.func and no tracer has it, and no tangent unless the caller
+ * has a rule for it. */
+inline bool is_ours(at::TensorList tensors, bool takes_tangents = false)
 {
     if (!current() || c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
         c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Python))
@@ -19,7 +28,7 @@ inline bool is_ours(at::TensorList tensors)
         if (t.defined() &&
             (!is_plain(t) || t.key_set().has(c10::DispatchKey::Python) || !at::isFloatingType(t.scalar_type())))
             return false;
-    return true;
+    return takes_tangents || !have_tangents(tensors);
 }
 
 /* Calls the operator as if FRONT had no kernel for it. */

@@ -149,11 +149,6 @@ Maybe hypot(const Tensor &x, const Tensor &y)
 
 /* ---- products and running results ----------------------------------------------------------------------------------------- */
 
-Tensor typed(const Tensor &x, std::optional<at::ScalarType> type)
-{
-    return x.scalar_type() == at::kFloat ? x : x.to(type.value_or(at::kFloat));
-}
-
 /* Neighbours first, in a tree that the length alone fixes. */
 Tensor product(Tensor x)
 {
@@ -202,7 +197,8 @@ Maybe logcumsumexp(const Tensor &x, int64_t axis)
 }
 Maybe nansum(const Tensor &x, at::OptionalIntArrayRef axes, bool keep, std::optional<at::ScalarType> type)
 {
-    return at::where(x.isnan(), scalar_zero(x), x).sum(axes, keep, type);
+    const bool whole = type && at::isIntegralType(*type, true);
+    return at::where(x.isnan(), scalar_zero(x), x).sum(axes, keep, whole ? type : std::nullopt);
 }
 
 /* ---- products of vectors -------------------------------------------------------------------------------------------------- */
@@ -213,14 +209,6 @@ Maybe cross(const Tensor &x, const Tensor &y, int64_t axis)
                 " must have length 3. Got ", x.sizes(), " and ", y.sizes());
     const auto turned = [axis](const Tensor &t, int64_t by) { return t.roll({-by}, {axis}); };
     return turned(x, 1).mul(turned(y, 2)).sub(turned(x, 2).mul(turned(y, 1)));
-}
-Tensor scaled_sum(const Tensor &x, const at::Scalar &beta, Tensor y, const at::Scalar &alpha)
-{
-    TORCH_CHECK(at::is_expandable_to(x.sizes(), y.sizes()), "got an input of ", x.sizes(),
-                ", expected one that expands to ", y.sizes());
-    if (alpha.toDouble() != 1) y = y.mul(alpha);
-    if (beta.toDouble() == 0) return y;
-    return (beta.toDouble() == 1 ? x : x.mul(beta)).add(y);
 }
 Maybe addr(const Tensor &x, const Tensor &a, const Tensor &b, const at::Scalar &beta, const at::Scalar &alpha)
 {

@@ -14,8 +14,6 @@ namespace {
 using Keys = c10::DispatchKeySet;
 using Guard = c10::impl::ExcludeDispatchKeyGuard; /* what runs under it computes with integers, moves or compares */
 
-Keys after(Keys keys) { return keys & Keys(Keys::FULL_AFTER, KEY); }
-
 bool is_ours(const at::Tensor &x) { return current() && is_plain(x); }
 
 bool is_left(const at::Tensor &x) { return x.is_complex() || x.scalar_type() == at::kDouble; }

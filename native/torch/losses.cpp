@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include "call.h"
+#include "front.h"
 #include "sums.h"
 
 namespace tlrt {
@@ -12,14 +13,10 @@ namespace {
 
 using Maybe = std::optional<at::Tensor>;
 
-at::Tensor reduced(const at::Tensor &x, int64_t reduction)
-{
-    return reduction == 0 ? x : reduction == 2 ? x.sum() : x.mean();
-}
 /* The gradient of one term. */
 at::Tensor share(const at::Tensor &g, const at::Tensor &terms, int64_t reduction)
 {
-    return reduction == 1 ? divided(g, (double)terms.numel()) : g;
+    return reduction == 1 ? g.div((double)terms.numel()) : g;
 }
 at::Tensor scalar_zero(const at::Tensor &like) { return at::zeros({}, like.options()); }
 
@@ -44,12 +41,12 @@ Maybe smooth_l1(const at::Tensor &x, const at::Tensor &y, int64_t reduction, dou
 {
     const at::Tensor d = x.sub(y).abs();
     if (beta == 0) return reduced(d, reduction);
-    return reduced(at::where(d.lt(beta), divided(d.mul(d).mul(0.5), beta), d.sub(0.5 * beta)), reduction);
+    return reduced(at::where(d.lt(beta), d.mul(d).mul(0.5).div(beta), d.sub(0.5 * beta)), reduction);
 }
 Maybe smooth_l1_backward(const at::Tensor &g, const at::Tensor &x, const at::Tensor &y, int64_t reduction, double beta)
 {
     const at::Tensor d = x.sub(y), s = d.sgn();
-    const at::Tensor slope = beta == 0 ? s : at::where(d.abs().lt(beta), divided(d, beta), s);
+    const at::Tensor slope = beta == 0 ? s : at::where(d.abs().lt(beta), d.div(beta), s);
     return share(slope.mul(g), d, reduction);
 }
 Maybe huber(const at::Tensor &x, const at::Tensor &y, int64_t reduction, double delta)
@@ -84,7 +81,7 @@ Maybe multi_margin(const at::Tensor &x, const at::Tensor &target, const at::Scal
     const Margins m = margins(x, target, margin);
     at::Tensor terms = p.toDouble() == 1 ? m.slack : m.slack.mul(m.slack);
     if (kept(weight)) terms = terms.mul(weight->index({m.labels}));
-    const at::Tensor rows = divided(terms.sum(1), (double)m.x.size(1));
+    const at::Tensor rows = terms.sum(1).div((double)m.x.size(1));
     return reduced(x.dim() < 2 ? rows.reshape({}) : rows, reduction);
 }
 Maybe multi_margin_backward(const at::Tensor &g, const at::Tensor &x, const at::Tensor &target, const at::Scalar &p,
@@ -93,9 +90,9 @@ Maybe multi_margin_backward(const at::Tensor &g, const at::Tensor &x, const at::
     const Margins m = margins(x, target, margin);
     at::Tensor slope = p.toDouble() == 1 ? m.slack.gt(0).to(at::kFloat) : m.slack.mul(2);
     if (kept(weight)) slope = slope.mul(weight->index({m.labels}));
-    slope = divided(slope, (double)m.x.size(1));
+    slope = slope.div((double)m.x.size(1));
     slope = at::where(m.is_label, slope.sum(1, true).neg(), slope);
-    const at::Tensor above = reduction == 1 ? divided(g, (double)m.x.size(0)) : g;
+    const at::Tensor above = reduction == 1 ? g.div((double)m.x.size(0)) : g;
     return slope.mul(above.reshape({-1, 1})).reshape(x.sizes());
 }
 
@@ -169,8 +166,7 @@ at::Tensor &embedding_renorm(c10::DispatchKeySet keys, at::Tensor &weight, const
     if (!block || weight.scalar_type() == at::kDouble) {
         if (block) block->leave("aten::embedding_renorm_", weight.numel());
         const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
-        return at::_ops::embedding_renorm_::redispatch(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY),
-                                                       weight, indices, longest, p);
+        return at::_ops::embedding_renorm_::redispatch(after(keys), weight, indices, longest, p);
     }
     const at::Tensor index = indices.reshape(-1), rows = weight.index_select(0, index).to(at::kFloat);
     const at::Tensor factor = shortened(at::linalg_vector_norm(rows, p, at::IntArrayRef({1}), true), longest);
@@ -241,6 +237,13 @@ Maybe cdist_backward(const at::Tensor &g, const at::Tensor &x, const at::Tensor 
     });
 }
 
+/* PyTorch takes another formula from 26 rows on, so that a distance would depend on the rows beside it. */
+at::Tensor cdist(const at::Tensor &x, const at::Tensor &y, double p, std::optional<int64_t> mode)
+{
+    constexpr int64_t BY_DIFFERENCES = 2;
+    return as_without<at::_ops::cdist>(x, y, p, mode.value_or(0) == 0 && current() ? BY_DIFFERENCES : mode);
+}
+
 /* The places of the pairs (i, j), i < j, in an n x n matrix laid out row by row. */
 at::Tensor pairs(const at::Tensor &x)
 {
@@ -289,6 +292,8 @@ TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
     TLRT_KERNEL(m, _pdist_forward, pair_distances);
     TLRT_KERNEL(m, _pdist_backward, pdist_backward);
 }
+
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) { m.impl(TLRT_NAME(cdist), TORCH_FN(cdist)); }
 
 } // namespace
 } // namespace tlrt

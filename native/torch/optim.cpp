@@ -12,9 +12,7 @@ namespace {
 template <class Op, class F, class... A>
 void updated(c10::DispatchKeySet keys, at::TensorList params, at::TensorList grads, F update, A &&...arguments)
 {
-    Types types;
-    types.see(params);
-    types.see(grads);
+    const Types types(params, grads);
     Block *const block = types.real && !types.foreign ? current() : nullptr;
     int64_t elements = 0;
     for (const at::Tensor &p : params)
@@ -26,7 +24,7 @@ void updated(c10::DispatchKeySet keys, at::TensorList params, at::TensorList gra
     }
     if (block) block->leave(Op::name, elements);
     const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
-    Op::redispatch(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY), std::forward<A>(arguments)...);
+    Op::redispatch(after(keys), std::forward<A>(arguments)...);
 }
 
 /* A number of float64 on the device of `like`: of the host, or of a tensor. */

@@ -13,8 +13,6 @@ using Keys = c10::DispatchKeySet;
 using Guard = c10::impl::ExcludeDispatchKeyGuard; /* nothing here rounds */
 using Pair = std::tuple<at::Tensor, at::Tensor>;
 
-Keys after(Keys keys) { return keys & Keys(Keys::FULL_AFTER, KEY); }
-
 bool is_ours(const at::Tensor &x)
 {
     return current() && is_plain(x) &&

@@ -6,10 +6,14 @@
 #include <ATen/ops/baddbmm_ops.h>
 #include <ATen/ops/bmm_ops.h>
 #include <ATen/ops/dot_ops.h>
+#include <ATen/ops/linear_ops.h>
 #include <ATen/ops/mm_ops.h>
 #include <ATen/ops/mv_ops.h>
 #include <ATen/ops/vdot_ops.h>
 #include <torch/library.h>
+
+#include "front.h"
+#include "sums.h"
 
 namespace tlrt {
 namespace {
@@ -24,20 +28,14 @@ struct Operand {
 bool is_readable(const at::Tensor &t, int64_t inner)
 {
     const bool dense = t.stride(1) == 1 || t.stride(2) == 1 || t.size(1) <= 1 || t.size(2) <= 1;
-    int64_t end = 1;
-    for (int64_t axis = 0; axis < 3; axis++)
-        end += t.size(axis) ? (t.size(axis) - 1) * t.stride(axis) : 0;
-    return dense && (t.size(inner) <= 1 || t.stride(inner) != 0) && end <= INT64_C(0xffffffff) &&
+    return dense && (t.size(inner) <= 1 || t.stride(inner) != 0) && extent(t) <= INT64_C(0xffffffff) &&
            (uintptr_t)t.const_data_ptr() % 16 == 0;
 }
 
 Operand operand(const at::Tensor &given, int64_t inner)
 {
     const at::Tensor t = is_readable(given, inner) ? given : given.clone(at::MemoryFormat::Contiguous);
-    int64_t end = t.numel() ? 1 : 0;
-    for (int64_t axis = 0; axis < 3 && end; axis++)
-        end += (t.size(axis) - 1) * t.stride(axis);
-    return {t, u32(end), u32(t.stride(0)), u32(t.stride(1)), u32(t.stride(2))};
+    return {t, u32(extent(t)), u32(t.stride(0)), u32(t.stride(1)), u32(t.stride(2))};
 }
 
 /* A·B of batches of matrices, (batch, m, n) and (batch, n, p), and a bias for each column or an undefined tensor. */
@@ -57,15 +55,6 @@ at::Tensor product(const at::Tensor &a, const at::Tensor &b, const at::Tensor &b
                                             u32(batch), u32(m), u32(p), u32(n), left.batch, left.row, left.column,
                                             right.batch, right.row, right.column, out.out()));
     return y;
-}
-
-/* beta·x + alpha·y, each operation rounded; a factor of 0 leaves its term out. */
-at::Tensor scaled_sum(const at::Tensor &x, const at::Scalar &beta, at::Tensor y, const at::Scalar &alpha)
-{
-    x.expand(y.sizes()); /* an error where it does not fit */
-    if (alpha.toDouble() != 1) y = y.mul(alpha);
-    if (beta.toDouble() == 0) return y;
-    return (beta.toDouble() == 1 ? x : x.mul(beta)).add(y);
 }
 
 void check_matrices(const at::Tensor &a, const at::Tensor &b)
@@ -92,26 +81,43 @@ std::optional<at::Tensor> addmm(const at::Tensor &x, const at::Tensor &a, const 
     check_matrices(a, b);
     if (beta.toDouble() == 1 && alpha.toDouble() == 1 && x.dim() == 1 && x.size(0) == b.size(1))
         return product(a.unsqueeze(0), b.unsqueeze(0), x).squeeze(0);
-    return scaled_sum(x, beta, *mm(a, b), alpha);
+    return scaled_sum(x, beta, *tlrt::mm(a, b), alpha);
 }
 
 std::optional<at::Tensor> baddbmm(const at::Tensor &x, const at::Tensor &a, const at::Tensor &b, const at::Scalar &beta,
                                   const at::Scalar &alpha)
 {
-    return scaled_sum(x, beta, *bmm(a, b), alpha);
+    return scaled_sum(x, beta, *tlrt::bmm(a, b), alpha);
 }
 
-std::optional<at::Tensor> mv(const at::Tensor &a, const at::Tensor &x) { return mm(a, x.unsqueeze(1))->squeeze(1); }
+std::optional<at::Tensor> mv(const at::Tensor &a, const at::Tensor &x)
+{
+    return tlrt::mm(a, x.unsqueeze(1))->squeeze(1);
+}
 
 std::optional<at::Tensor> addmv(const at::Tensor &x, const at::Tensor &a, const at::Tensor &y, const at::Scalar &beta,
                                 const at::Scalar &alpha)
 {
-    return scaled_sum(x, beta, *mv(a, y), alpha);
+    return scaled_sum(x, beta, *tlrt::mv(a, y), alpha);
 }
 
 std::optional<at::Tensor> dot(const at::Tensor &x, const at::Tensor &y)
 {
-    return mm(x.unsqueeze(0), y.unsqueeze(1))->reshape({});
+    return tlrt::mm(x.unsqueeze(0), y.unsqueeze(1))->reshape({});
+}
+
+/* Of one matrix, whatever the axes and strides of the input: PyTorch rounds once more before it adds the bias where the input has
+ * gaps, and a batch of one sample seldom has. */
+at::Tensor linear(const at::Tensor &x, const at::Tensor &w, const std::optional<at::Tensor> &bias)
+{
+    using Op = at::_ops::linear;
+    if (!bias || !bias->defined() || x.dim() == 2 || x.dim() == 0 || w.dim() != 2 || x.size(-1) != w.size(1) ||
+        !is_ours({x, w, *bias}))
+        return as_without<Op>(x, w, bias);
+    std::vector<int64_t> sizes = x.sizes().vec();
+    sizes.back() = w.size(0);
+    const int64_t rows = c10::multiply_integers(x.sizes().slice(0, (size_t)x.dim() - 1));
+    return as_without<Op>(x.reshape({rows, w.size(1)}), w, bias).view(sizes);
 }
 
 TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
@@ -128,6 +134,8 @@ TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
     TLRT_KERNEL(m, dot, dot);
     TLRT_KERNEL(m, vdot, dot);
 }
+
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) { m.impl(TLRT_NAME(linear), TORCH_FN(linear)); }
 
 } // namespace
 } // namespace tlrt

@@ -76,6 +76,13 @@ std::optional<at::Tensor> log_normal(const at::Tensor &x, double mean, double st
     TORCH_CHECK(std > 0, "log_normal_ expects std > 0.0, but found std=", std);
     return normal(x, mean, std, generator)->exp();
 }
+std::optional<at::Tensor> cauchy(const at::Tensor &x, double median, double width,
+                                 std::optional<at::Generator> generator)
+{
+    TORCH_CHECK(width > 0, "cauchy_ expects sigma > 0.0, but found sigma=", width);
+    const at::Tensor u = drawn<torchlean_cuda_buffer_rand_uniform>(x, next_key(generator));
+    return u.sub(0.5).mul(3.14159265358979323846).tan().mul(width).add(median);
+}
 /* The number of trials up to the first that succeeds. */
 std::optional<at::Tensor> geometric(const at::Tensor &x, double p, std::optional<at::Generator> generator)
 {
@@ -121,7 +128,6 @@ at::Tensor words(int64_t n, const at::TensorOptions &options, uint64_t key)
 }
 
 using Keys = c10::DispatchKeySet;
-Keys after(Keys keys) { return keys & Keys(Keys::FULL_AFTER, KEY); }
 
 /* The largest number that a type holds, and all smaller ones. */
 uint64_t largest(at::ScalarType type)
@@ -279,6 +285,7 @@ TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
     IN_PLACE(exponential_, exponential);
     IN_PLACE(log_normal_, log_normal);
     IN_PLACE(geometric_, geometric);
+    IN_PLACE(cauchy_, cauchy);
     TLRT_KERNEL(m, normal_Tensor_float, normal_about);
     TLRT_KERNEL(m, normal_float_Tensor, normal_as_wide_as);
     TLRT_KERNEL(m, normal_Tensor_Tensor, normal_of);

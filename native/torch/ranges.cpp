@@ -15,8 +15,7 @@ at::Tensor &linspace(c10::DispatchKeySet keys, const at::Scalar &start, const at
     Block *const block = is_plain(out) ? current() : nullptr;
     if (!block || steps < 2 || !at::isFloatingType(out.scalar_type()) || start.isComplex() || end.isComplex()) {
         if (block && steps > 1) block->leave("aten::linspace", steps);
-        return at::_ops::linspace_out::redispatch(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY),
-                                                  start, end, steps, out);
+        return at::_ops::linspace_out::redispatch(after(keys), start, end, steps, out);
     }
     const bool is_double = out.scalar_type() == at::kDouble;
     const auto rounded = [&](double x) { return is_double ? x : (double)(float)x; };
@@ -31,7 +30,28 @@ at::Tensor &linspace(c10::DispatchKeySet keys, const at::Scalar &start, const at
     return out.copy_(y.view(out.sizes()));
 }
 
-TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m) { m.impl("linspace.out", TORCH_FN(linspace)); }
+/* Powers of a number at the places of linspace. */
+at::Tensor &logspace(c10::DispatchKeySet keys, const at::Scalar &start, const at::Scalar &end, int64_t steps,
+                     double base, at::Tensor &out)
+{
+    Block *const block = is_plain(out) ? current() : nullptr;
+    const at::ScalarType type = out.scalar_type();
+    if (!block || steps < 1 || !at::isFloatingType(type) || type == at::kDouble || start.isComplex() ||
+        end.isComplex()) {
+        if (block && steps > 0) block->leave("aten::logspace", steps);
+        return at::_ops::logspace_out::redispatch(after(keys), start, end, steps, base, out);
+    }
+    block->add("aten::logspace", true, steps);
+    const at::Tensor y = at::pow(base, at::linspace(start, end, steps, out.options().dtype(at::kFloat)));
+    if (out.numel() != steps) out.resize_({steps});
+    return out.copy_(y.view(out.sizes()));
+}
+
+TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
+{
+    m.impl("linspace.out", TORCH_FN(linspace));
+    m.impl("logspace.out", TORCH_FN(logspace));
+}
 
 } // namespace
 } // namespace tlrt

@@ -31,27 +31,30 @@ Along along(const at::Tensor &x, int64_t axis)
 
 at::Tensor back(const at::Tensor &y, const Along &a) { return a.last ? y : y.movedim(-1, a.axis).contiguous(); }
 
-template <auto Entry> std::optional<at::Tensor> forward(const at::Tensor &x, int64_t axis, bool)
+/* In float32 of a narrower type with `widened`. */
+template <auto Entry> std::optional<at::Tensor> forward(const at::Tensor &x, int64_t axis, bool widened)
 {
     const Along a = along(x, axis);
-    const at::Tensor from = a.moved(x);
+    const at::Tensor from = a.moved(wide(x));
     at::Tensor y = fresh(from, from.sizes());
     torchlean_context *const context = context_of(x);
     Buffer out(context, y);
     check(Entry(Buffer(context, from), u32(a.rows), u32(a.columns), out.out()));
-    return back(y, a);
+    return narrow(back(y, a), widened ? at::kFloat : x.scalar_type());
 }
 
 template <auto Entry>
-std::optional<at::Tensor> backward(const at::Tensor &g, const at::Tensor &y, int64_t axis, at::ScalarType)
+std::optional<at::Tensor> backward(const at::Tensor &g, const at::Tensor &y, int64_t axis, at::ScalarType type)
 {
+    TORCH_CHECK(g.scalar_type() == y.scalar_type(), "softmax: got a gradient of ", g.scalar_type(), ", expected ",
+                y.scalar_type());
     const Along a = along(y, axis);
-    const at::Tensor result = a.moved(y), cotangent = a.moved(g);
+    const at::Tensor result = a.moved(wide(y)), cotangent = a.moved(wide(g));
     at::Tensor gx = fresh(result, result.sizes());
     torchlean_context *const context = context_of(y);
     Buffer out(context, gx);
     check(Entry(Buffer(context, result), Buffer(context, cotangent), u32(a.rows), u32(a.columns), out.out()));
-    return back(gx, a);
+    return narrow(back(gx, a), type);
 }
 
 /* The softmax; a row of -inf alone, of which attention masks every key, gives zeros. */
@@ -72,7 +75,12 @@ struct Chosen {
 Chosen chosen(const at::Tensor &scores, const at::Tensor &target, const std::optional<at::Tensor> &weight,
               int64_t ignored)
 {
-    const at::Tensor index = target.to(at::kLong), left = index.eq(ignored);
+    const at::Tensor index = target.to(at::kLong).contiguous(), left = index.eq(ignored);
+    const int64_t classes = scores.size(-1), *const label = index.device().is_cpu() ? index.const_data_ptr<int64_t>()
+                                                                                    : nullptr;
+    for (int64_t i = 0; label && i < index.numel(); i++)
+        TORCH_CHECK_INDEX(label[i] == ignored || (label[i] >= 0 && label[i] < classes), "Target ", label[i],
+                          " is out of bounds.");
     const at::Tensor labels = index.masked_fill(left, 0);
     const at::Tensor each = weight && weight->defined() ? weight->index({labels}) : at::ones({}, scores.options());
     return {labels, at::where(left, at::zeros({}, scores.options()), each), left};
@@ -107,11 +115,6 @@ std::optional<at::Tensor> nll_loss_backward(const at::Tensor &g, const at::Tenso
 
 /* ---- other losses -------------------------------------------------------------------------------------------------------- */
 
-at::Tensor reduced(const at::Tensor &x, int64_t reduction)
-{
-    return reduction == 0 ? x : reduction == 2 ? x.sum() : x.mean();
-}
-
 std::optional<at::Tensor> mse_loss(const at::Tensor &x, const at::Tensor &y, int64_t reduction)
 {
     const at::Tensor d = x.sub(y);
@@ -121,15 +124,15 @@ std::optional<at::Tensor> mse_loss_backward(const at::Tensor &g, const at::Tenso
                                             int64_t reduction)
 {
     const at::Tensor twice = x.sub(y).mul(2).mul(g);
-    return reduction == 1 ? divided(twice, (double)x.numel()) : twice;
+    return reduction == 1 ? twice.div((double)x.numel()) : twice;
 }
 
 TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
 {
-    TLRT_KERNEL(m, _softmax, forward<torchlean_cuda_buffer_softmax>);
-    TLRT_KERNEL(m, _log_softmax, forward<torchlean_cuda_buffer_log_softmax>);
-    TLRT_KERNEL(m, _softmax_backward_data, backward<torchlean_cuda_buffer_softmax_bwd>);
-    TLRT_KERNEL(m, _log_softmax_backward_data, backward<torchlean_cuda_buffer_log_softmax_bwd>);
+    TLRT_MIXED(m, _softmax, forward<torchlean_cuda_buffer_softmax>);
+    TLRT_MIXED(m, _log_softmax, forward<torchlean_cuda_buffer_log_softmax>);
+    TLRT_MIXED(m, _softmax_backward_data, backward<torchlean_cuda_buffer_softmax_bwd>);
+    TLRT_MIXED(m, _log_softmax_backward_data, backward<torchlean_cuda_buffer_log_softmax_bwd>);
     TLRT_KERNEL(m, _safe_softmax, safe_softmax);
     TLRT_KERNEL(m, nll_loss_forward, nll_loss);
     TLRT_KERNEL(m, nll_loss2d_forward, nll_loss);

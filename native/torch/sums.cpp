@@ -3,17 +3,11 @@
 
 #include <ATen/Operators.h>
 #include <ATen/WrapDimUtils.h>
-#include <ATen/ops/full.h>
 #include <torch/library.h>
 
 #include "sums.h"
 
 namespace tlrt {
-
-at::Tensor divided(const at::Tensor &x, double n)
-{
-    return x.device().is_cpu() ? x.div(n) : x.div(at::full({}, n, x.options()));
-}
 
 namespace {
 
@@ -28,10 +22,7 @@ struct Reduction {
     at::Tensor result(bool keep) const { return fresh(x, keep ? with_ones : kept); }
 };
 
-at::Tensor typed(const at::Tensor &x, std::optional<at::ScalarType> type)
-{
-    return x.scalar_type() == at::kFloat ? x : x.to(type.value_or(at::kFloat));
-}
+constexpr size_t MAX_RANK = 8; /* of the library's arrays */
 
 Reduction reduction(const at::Tensor &x, at::OptionalIntArrayRef chosen)
 {
@@ -55,6 +46,14 @@ Reduction reduction(const at::Tensor &x, at::OptionalIntArrayRef chosen)
         }
         r.axes |= (uint32_t)reduced[i] << r.dims.size();
         r.dims.push_back(u32(n));
+    }
+    if (r.dims.size() > MAX_RANK) { /* those that stay before those that are reduced */
+        std::vector<int64_t> order;
+        for (const bool last : {false, true})
+            for (int64_t i = 0; i < x.dim(); i++)
+                if (reduced[i] == last) order.push_back(i);
+        r.x = plain(x.permute(order));
+        r.dims = {u32(c10::multiply_integers(r.kept)), u32(r.count)}, r.axes = 2;
     }
     if (r.dims.empty()) r.dims = {1}, r.axes = 1;
     return r;
@@ -107,7 +106,7 @@ std::optional<at::Tensor> mean_axes(const at::Tensor &x, at::OptionalIntArrayRef
 {
     costs(x.numel());
     const Reduction r = reduction(typed(x, type), axes);
-    return divided(sum_of(r, keep), (double)r.count);
+    return sum_of(r, keep).div((double)r.count);
 }
 std::optional<at::Tensor> mean_all(const at::Tensor &x, std::optional<at::ScalarType> type)
 {

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -85,8 +86,17 @@ class Report:
         return f"<Report: {self._share()} of the work, {len(self.left)} operators left>"
 
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _uncompiled(function: _Function) -> _Function:
+    """A function that PyTorch's compiler calls and does not look into."""
+    return torch.compiler.disable(function)
+
+
 class _Eager:
-    """Compiled functions run uncompiled while any thread is in a block: PyTorch's setting is that of the process."""
+    """While any thread is in a block compiled functions run uncompiled, and encoder layers without their one fused operator:
+    PyTorch's settings are those of the process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -97,6 +107,10 @@ class _Eager:
         with self._lock:
             if not self._blocks:
                 self._stance.enter_context(torch.compiler.set_stance("force_eager"))
+                self._stance.callback(
+                    torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
+                )
+                torch.backends.mha.set_fastpath_enabled(False)
             self._blocks += 1
 
     def __exit__(self, *error: object) -> None:
@@ -148,6 +162,7 @@ class reproducible:
         self._strict = strict
         self._entered = _Entered()
 
+    @_uncompiled
     def __enter__(self) -> Report:
         library = shim.load()
         routes.register()
@@ -160,6 +175,7 @@ class reproducible:
             self._entered.stacks.append(stack.pop_all())
         return Report(block)
 
+    @_uncompiled
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if not self._entered.stacks:
             raise RuntimeError(

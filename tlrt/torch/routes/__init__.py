@@ -6,11 +6,11 @@ import ctypes
 from functools import cache
 
 from tlrt.torch import shim
-from tlrt.torch.routes import bags, ctc, images, scatters
+from tlrt.torch.routes import bags, boxes, ctc, images, scatters, triangular
 from tlrt.torch.routes.base import ROUTES, has_kernel, operator_names, register_kernels
 from tlrt.torch.routes.determined import DETERMINED
 
-__all__ = ["DETERMINED", "ROUTES", "bags", "ctc", "images", "register", "scatters"]
+__all__ = ["DETERMINED", "ROUTES", "bags", "boxes", "ctc", "images", "register", "scatters", "triangular"]
 
 
 @cache

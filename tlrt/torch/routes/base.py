@@ -19,11 +19,29 @@ aten = torch.ops.aten
 KEY = "CustomRNGKeyId"
 #: operator -> function of the same arguments, which raises NotImplementedError for a case that it does not compute
 ROUTES: dict[Any, Callable[..., Any]] = {}
+#: kernels of other libraries' operators, by name
+LIBRARIES: dict[str, Callable[..., Any]] = {}
 
 
 def route(*operators: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         ROUTES.update(dict.fromkeys(operators, function))
+        return function
+
+    return register
+
+
+def route_of_library(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The route of an operator of another library, "namespace::name", which need not be loaded yet."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        namespace, _, op = name.partition("::")
+
+        @cache
+        def kernel() -> Callable[..., Any]:
+            return _kernel(getattr(getattr(torch.ops, namespace), op).default, function)
+
+        LIBRARIES[name] = lambda *args, **kwargs: kernel()(*args, **kwargs)
         return function
 
     return register
@@ -75,14 +93,20 @@ def tensors_of(values: Any) -> Iterator[Any]:
 
 
 @cache
-def _key_set() -> Any:
-    return torch._C.DispatchKeySet(torch._C._parse_dispatch_key(KEY))
+def _key_set(*names: str) -> Any:
+    keys = torch._C.DispatchKeySet(torch._C._parse_dispatch_key(names[0]))
+    return keys if len(names) == 1 else keys | _key_set(*names[1:])
 
 
 def original(operator: Any, args: Any, kwargs: Any) -> Any:
     """The operator as PyTorch computes it, with all that it is made of."""
-    with torch._C._ExcludeDispatchKeyGuard(_key_set()):
+    with torch._C._ExcludeDispatchKeyGuard(_key_set(KEY)):
         return operator(*args, **kwargs)
+
+
+def _without_autocast() -> Any:
+    """Autocast has been asked before an operator comes here, and what the operator is made of keeps its types."""
+    return torch._C._ExcludeDispatchKeyGuard(_key_set("AutocastCPU", "AutocastCUDA"))
 
 
 def _note(operator: Any, here: bool, work: int) -> None:
@@ -93,10 +117,11 @@ def _note(operator: Any, here: bool, work: int) -> None:
 
 
 def _work(found: Any) -> int:
-    return sum(x.numel() for x in tensors_of(found if isinstance(found, (list, tuple)) else (found,)))
+    return sum(x.numel() for x in tensors_of(_listed(found)))
 
 
 _NARROW = (torch.float16, torch.bfloat16)
+_COMPUTED = frozenset((torch.float32, *_NARROW))
 
 
 def _widened(values: Any) -> Any:
@@ -111,30 +136,33 @@ def _rounded(values: Any, dtype: Any) -> Any:
     return type(values)(_rounded(x, dtype) for x in values) if isinstance(values, (list, tuple)) else values
 
 
+def _is_foreign(tensors: Sequence[Any]) -> bool:
+    return any(x.device.type not in ("cpu", "cuda") for x in tensors)
+
+
 def _kernel(operator: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel of an operator that a route computes: narrower types are widened and rounded back, and what the route does not
-    compute is PyTorch's."""
+    compute is PyTorch's. Of several types PyTorch knows whether the operator takes them, and what comes of them."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         tensors = list(tensors_of((*args, *kwargs.values())))
         kinds = {x.dtype for x in tensors if x.is_floating_point() or x.is_complex()}
-        if any(x.device.type not in ("cpu", "cuda") for x in tensors):
+        if not kinds or _is_foreign(tensors):
             return original(operator, args, kwargs)
-        wide = {torch.float32, kwargs.get("dtype") or torch.float32}
-        narrow = kinds - wide
-        if kinds and len(narrow) <= 1 and narrow <= set(_NARROW) and wide == {torch.float32}:
+        theirs = original(operator, args, kwargs) if len(kinds) > 1 else None
+        if kinds <= _COMPUTED and kwargs.get("dtype") in (None, torch.float32):
+            given = {n: _widened(v) for n, v in kwargs.items() if n not in _IGNORED}
             try:
-                if narrow:
-                    args, kwargs = _widened(args), {n: _widened(v) for n, v in kwargs.items()}
-                found = function(*args, **{n: v for n, v in kwargs.items() if n not in _IGNORED})
+                with _without_autocast():
+                    found = function(*_widened(args), **given)
             except NotImplementedError:
                 pass
             else:
                 _note(operator, True, _work(found))
-                return _rounded(found, narrow.pop()) if narrow else found
-        if kinds:
-            _note(operator, False, sum(x.numel() for x in tensors))
-        return original(operator, args, kwargs)
+                types = kinds if theirs is None else {x.dtype for x in tensors_of(_listed(theirs))} & _COMPUTED
+                return _rounded(found, types.pop()) if len(types) == 1 and "dtype" not in kwargs else found
+        _note(operator, False, sum(x.numel() for x in tensors))
+        return original(operator, args, kwargs) if theirs is None else theirs
 
     return kernel
 
@@ -142,16 +170,28 @@ def _kernel(operator: Any, function: Callable[..., Any]) -> Callable[..., Any]:
 _IGNORED = ("memory_format", "layout", "device", "pin_memory")
 
 
+def _listed(values: Any) -> Any:
+    return values if isinstance(values, (list, tuple)) else (values,)
+
+
 def _writing(operator: Any, twin: Any) -> Callable[..., Any]:
-    """The kernel of an operator that writes its result where it is told, by its twin that makes a new tensor."""
+    """The kernel of an operator that writes its result where it is told, by its twin that makes a new tensor. PyTorch runs
+    before: it resizes the target, and refuses one of another type or device, or one that lies over an operand."""
     outs = [a.name for a in operator._schema.arguments if a.is_out]
+    draws = torch.Tag.nondeterministic_seeded in operator.tags
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        targets = [kwargs.pop(n) for n in outs] or [args[0]]
-        found = twin(*args, **kwargs)
-        for target, made in zip(targets, found if isinstance(found, tuple) else (found,), strict=True):
-            if outs and not torch.can_cast(made.dtype, target.dtype):
-                raise RuntimeError(f"result type {made.dtype} can't be cast to the desired output type {target.dtype}")
+        tensors = list(tensors_of((*args, *kwargs.values())))
+        if _is_foreign(tensors):
+            return original(operator, args, kwargs)
+        targets = [kwargs[n] for n in outs] or [args[0]]
+        with _without_autocast():
+            found = _listed(twin(*args, **{n: v for n, v in kwargs.items() if n not in outs}))
+        if (outs and not draws) or not targets[0].is_floating_point():
+            lent = {x.data_ptr() for x in tensors}
+            found = [x.clone() if x.data_ptr() in lent else x for x in found]
+            original(operator, args, kwargs)
+        for target, made in zip(targets, found, strict=True):
             if outs and target.shape != made.shape:
                 target.resize_(made.shape)
             target.copy_(made)
@@ -177,9 +217,9 @@ def _twins(operator: Any) -> Iterator[Any]:
 
 
 @cache
-def library() -> Any:
+def library(namespace: str = "aten") -> Any:
     """The registrations, which last as long as the process: the key is included in blocks alone."""
-    return torch.library.Library("aten", "IMPL")
+    return torch.library.Library(namespace, "IMPL")
 
 
 @cache
@@ -197,6 +237,9 @@ def register_kernels(routed: Sequence[str]) -> None:
     for operator, function in ROUTES.items():
         if not has_kernel(_full_name(operator)):
             library().impl(_full_name(operator), _kernel(operator, function), KEY)
+    for name, kernel in LIBRARIES.items():
+        namespace, _, op = name.partition("::")
+        library(namespace).impl(op, kernel, KEY)
     packets = [getattr(aten, n) for n in routed if hasattr(aten, n)]
     for operator in [*ROUTES, *(getattr(p, o) for p in packets for o in p.overloads())]:
         if not has_kernel(_full_name(operator)):

@@ -3,7 +3,8 @@
 #: in place and with an argument `out` too
 _MOVE = """
 _reshape_alias _reshape_copy _to_copy _unsafe_view alias as_strided as_strided_copy as_strided_scatter block_diag cat
-channel_shuffle clone constant_pad_nd contiguous copy detach detach_copy diag_embed diagonal_copy diagonal_scatter embedding
+channel_shuffle clone complex _conj_physical conj_physical constant_pad_nd contiguous copy detach
+detach_copy diag_embed diagonal_copy diagonal_scatter embedding
 empty empty_like empty_strided expand_copy fill flip full full_like gather im2col index index_fill index_select
 lift lift_fresh masked_fill masked_scatter masked_select narrow_copy native_channel_shuffle new_empty new_empty_strided new_full
 new_ones new_zeros ones ones_like permute_copy pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d reflection_pad3d
