@@ -80,6 +80,7 @@ BENCHMARKS = {
         sizes=[{"batch": 32, "channels": 64, "positions": 12544}, {"batch": 64, "channels": 256, "positions": 3136},
                {"batch": 64, "channels": 2048, "positions": 49}],
         torch=_torch_batch_norm, torch_vjp=_torch_batch_norm_given),
+    "batch_norm_running": Benchmark(reason="one element a channel: a launch"),
     "group_norm_stats": Benchmark(
         sizes=[{"batch": 4, "groups": 32, "channels": 10, "positions": 4096},
                {"batch": 16, "groups": 32, "channels": 40, "positions": 64}],

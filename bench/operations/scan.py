@@ -1,5 +1,7 @@
 """Sizes and baselines of the scan family."""
 
+from typing import Any
+
 from bench.operations.table import Benchmark
 
 #: the coefficients of the benchmark's long runs are below 1 in magnitude: those of N(0, 1) data grow without limit
@@ -8,4 +10,25 @@ _LENGTHS = [
     for steps, state in ((8192, 16384), (2048, 2048), *((10**k, 64) for k in (3, 4, 5, 6)))
 ]
 
-BENCHMARKS = {"selective_scan_diag": Benchmark(sizes=_LENGTHS), "selective_scan_diag_var": Benchmark(sizes=_LENGTHS)}
+#: a step of a language model's layer, and of a wide one
+_CELLS = [{"rows": 64, "units": 1024}, {"rows": 4096, "units": 2048}]
+
+
+def _lstm(torch: Any, x: Any, a: Any, c: Any) -> Any:
+    i, f, g, o = (x + a).unbind(1)
+    cell = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return cell, o.sigmoid() * cell.tanh()
+
+
+def _gru(torch: Any, x: Any, a: Any, bias: Any, h: Any) -> Any:
+    (x_r, x_z, x_n), (a_r, a_z, a_n) = x.unbind(1), (a + bias).unbind(1)
+    n = (x_n + (x_r + a_r).sigmoid() * a_n).tanh()
+    return n + (x_z + a_z).sigmoid() * (h - n)
+
+
+BENCHMARKS = {
+    "selective_scan_diag": Benchmark(sizes=_LENGTHS),
+    "selective_scan_diag_var": Benchmark(sizes=_LENGTHS),
+    "lstm_cell": Benchmark(sizes=_CELLS, torch=_lstm),
+    "gru_cell": Benchmark(sizes=_CELLS, torch=_gru),
+}

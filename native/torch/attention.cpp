@@ -157,15 +157,15 @@ at::Tensor attention(const at::Tensor &query, const at::Tensor &key, const at::T
     const at::Tensor q = autocast(query), k = autocast(key), v = autocast(value);
     const at::ScalarType type = q.scalar_type();
     TORCH_CHECK(type == k.scalar_type() && type == v.scalar_type(),
-                "scaled_dot_product_attention: got query, key and value of ", type, ", ", k.scalar_type(), " and ",
-                v.scalar_type(), ", expected one type");
+                message("scaled_dot_product_attention: got query, key and value of ", type, ", ", k.scalar_type(),
+                        " and ", v.scalar_type(), ", expected one type"));
     TORCH_CHECK(!mask.defined() || mask.scalar_type() == at::kBool || mask.scalar_type() == at::kFloat ||
                     mask.scalar_type() == query.scalar_type() || mask.scalar_type() == type,
-                "scaled_dot_product_attention: attn_mask: got ", mask.scalar_type(),
-                ", expected bool, float32 or the type of query");
-    TORCH_CHECK(q.size(-1) == k.size(-1) && k.size(-2) == v.size(-2), "scaled_dot_product_attention: got query of ",
-                q.sizes(), ", key of ", k.sizes(), " and value of ", v.sizes(),
-                ", expected keys as long as queries, and a value for each key");
+                message("scaled_dot_product_attention: attn_mask: got ", mask.scalar_type(),
+                        ", expected bool, float32 or the type of query"));
+    TORCH_CHECK(q.size(-1) == k.size(-1) && k.size(-2) == v.size(-2),
+                message("scaled_dot_product_attention: got query of ", q.sizes(), ", key of ", k.sizes(),
+                        " and value of ", v.sizes(), ", expected keys as long as queries, and a value for each key"));
     const bool grouped = enable_gqa && q.size(-3) != k.size(-3);
     const int64_t own = grouped ? 3 : 2;
     const auto lead = [own](const at::Tensor &t) { return t.sizes().slice(0, (size_t)(t.dim() - own)); };
@@ -174,8 +174,8 @@ at::Tensor attention(const at::Tensor &query, const at::Tensor &key, const at::T
     if (grouped) sizes.push_back(q.size(-3));
     sizes.insert(sizes.end(), {q.size(-2), k.size(-2)});
     TORCH_CHECK(!mask.defined() || at::is_expandable_to(mask.sizes(), sizes),
-                "scaled_dot_product_attention: attn_mask: got ", mask.sizes(), ", expected one that expands to ",
-                sizes);
+                message("scaled_dot_product_attention: attn_mask: got ", mask.sizes(),
+                        ", expected one that expands to ", sizes));
     const bool is_plain_case = dropout_p == 0 && type != at::kDouble && q.numel() && k.numel() && v.numel() &&
                                !(mask.defined() && (mask.requires_grad() || sizes.size() > 4)) &&
                                (!grouped || (q.size(-3) % k.size(-3) == 0 && k.size(-3) == v.size(-3))) &&

@@ -1,5 +1,6 @@
 /* Blocks, and the operators that have no kernel here. */
 #include "block.h"
+#include "message.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
@@ -197,8 +198,8 @@ void Block::add(const char *op, bool here, int64_t work)
 
 void Block::leave(const char *op, int64_t work)
 {
-    TORCH_CHECK_NOT_IMPLEMENTED(!strict, "tlrt.torch.reproducible: operator: got aten.", bare(op),
-                                ", expected one with a route; see docs/torch.md");
+    TORCH_CHECK_NOT_IMPLEMENTED(!strict, message("tlrt.torch.reproducible: operator: got aten.", bare(op),
+                                                 ", expected one with a route; see docs/torch.md"));
     add(op, false, work);
 }
 

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "block.h"
+#include "message.h"
 #include "torchlean_cuda.h"
 #include "torchlean_cuda_ops.h"
 
@@ -38,7 +39,8 @@ inline int64_t extent(const at::Tensor &t)
 /* A length or dimension of the C library. */
 inline uint32_t u32(int64_t n)
 {
-    TORCH_CHECK(n >= 0 && n <= INT64_C(0xffffffff), "tlrt.torch: got a length of ", n, ", expected less than 2^32");
+    TORCH_CHECK(n >= 0 && n <= INT64_C(0xffffffff),
+                message("tlrt.torch: got a length of ", n, ", expected less than 2^32"));
     return (uint32_t)n;
 }
 
@@ -211,7 +213,7 @@ template <class Op, class R, class... A> struct Kernel<Op, R(A...)> {
         return left(block, keys, arguments...);
     }
 
-    /* An operator that writes into its first operand: F is that of the one that makes a new tensor. */
+    /* An operator that writes into its first operand: F makes a new tensor, or gives the operand when it has written to it. */
     template <auto F> static R in_place(c10::DispatchKeySet keys, A... arguments)
     {
         static_assert(std::is_same_v<R, at::Tensor &>);
@@ -223,7 +225,8 @@ template <class Op, class R, class... A> struct Kernel<Op, R(A...)> {
         if (!draws && (types.mixed || !target.is_floating_point())) /* PyTorch says what it does not take */
             on_copy(keys, arguments...);
         if (!types.other) {
-            if (Found<R> found = counted(block, [&] { return F(wide(arguments)...); })) return target.copy_(*found);
+            if (Found<R> found = counted(block, [&] { return F(wide(arguments)...); }))
+                return found->is_same(target) ? target : target.copy_(*found);
         }
         return left(block, keys, arguments...);
     }

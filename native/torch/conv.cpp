@@ -30,10 +30,12 @@ Geometry geometry(const at::Tensor &x, const at::Tensor &w, at::IntArrayRef stri
                   at::IntArrayRef dilation, bool transposed, at::IntArrayRef output_padding, int64_t groups)
 {
     const size_t n = (size_t)x.dim() - 2;
-    TORCH_CHECK(groups > 0 && x.dim() >= 3 && w.dim() == x.dim(), "convolution: got operands of ", x.dim(), " and ",
-                w.dim(), " axes, expected the same number, 3 or more");
-    TORCH_CHECK(x.size(1) == (transposed ? w.size(0) : w.size(1) * groups) && w.size(0) % groups == 0,
-                "convolution: got an input of ", x.sizes(), " and weights of ", w.sizes(), " for ", groups, " groups");
+    TORCH_CHECK(groups > 0 && x.dim() >= 3 && w.dim() == x.dim(),
+                message("convolution: got operands of ", x.dim(), " and ", w.dim(),
+                        " axes, expected the same number, 3 or more"));
+    TORCH_CHECK(
+        x.size(1) == (transposed ? w.size(0) : w.size(1) * groups) && w.size(0) % groups == 0,
+        message("convolution: got an input of ", x.sizes(), " and weights of ", w.sizes(), " for ", groups, " groups"));
     Geometry g{u32(x.size(0)),
                u32(groups),
                u32(x.size(1) / groups),
@@ -56,9 +58,9 @@ Geometry geometry(const at::Tensor &x, const at::Tensor &w, at::IntArrayRef stri
         TORCH_CHECK(step > 0 && k > 0, "convolution: stride and kernel must be positive");
         const int64_t length = transposed ? (size - 1) * step - 2 * pad + reach + g.output_padding[i]
                                           : (size + 2 * pad - reach) / step + 1;
-        TORCH_CHECK(transposed ? length > 0 : size + 2 * pad >= reach, "Calculated padded input size per channel: (",
-                    size + 2 * pad, "). Kernel size: (", reach,
-                    "). Kernel size can't be greater than actual input size");
+        TORCH_CHECK(transposed ? length > 0 : size + 2 * pad >= reach,
+                    message("Calculated padded input size per channel: (", size + 2 * pad, "). Kernel size: (", reach,
+                            "). Kernel size can't be greater than actual input size"));
         g.result.push_back(length);
         g.work *= transposed ? size * k : length * k;
     }

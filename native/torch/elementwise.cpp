@@ -57,6 +57,14 @@ template <auto Entry, class... V> at::Tensor of_two(const at::Tensor &first, con
 }
 
 template <auto Entry> std::optional<at::Tensor> unary(const at::Tensor &x) { return of_one<Entry>(x); }
+template <auto Entry> std::optional<at::Tensor> unary_in_place(const at::Tensor &x)
+{
+    const at::Tensor from = dense(x);
+    torchlean_context *const context = context_of(x);
+    Buffer buffer(context, from);
+    check(Entry(buffer, buffer.out()));
+    return from;
+}
 
 #define TL(name) torchlean_cuda_buffer_##name
 
@@ -158,8 +166,8 @@ std::optional<at::Tensor> addcdiv(const at::Tensor &x, const at::Tensor &a, cons
                                   const at::Scalar &value)
 {
     TORCH_CHECK(a.is_floating_point() || b.is_floating_point(),
-                "Integer division with addcdiv is no longer supported: got tensor1 of ", a.scalar_type(),
-                " and tensor2 of ", b.scalar_type(), ", expected one of floating-point numbers");
+                message("Integer division with addcdiv is no longer supported: got tensor1 of ", a.scalar_type(),
+                        " and tensor2 of ", b.scalar_type(), ", expected one of floating-point numbers"));
     return x.add(
         (value.toDouble() == 1 ? a : a.mul(value)).div(b)); /* in this order optimisers agree with their loops */
 }
@@ -284,7 +292,7 @@ at::Tensor to_copy(c10::DispatchKeySet keys, const at::Tensor &x, std::optional<
 
 #define UNARY(op, entry) \
     TLRT_KERNEL(m, op, unary<TL(entry)>); \
-    TLRT_IN_PLACE(m, op##_, unary<TL(entry)>)
+    TLRT_IN_PLACE(m, op##_, unary_in_place<TL(entry)>)
 
 TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
 {

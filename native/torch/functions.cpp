@@ -205,8 +205,9 @@ Maybe nansum(const Tensor &x, at::OptionalIntArrayRef axes, bool keep, std::opti
 
 Maybe cross(const Tensor &x, const Tensor &y, int64_t axis)
 {
-    TORCH_CHECK(x.dim() == y.dim() && x.size(axis) == 3 && y.size(axis) == 3, "linalg.cross: inputs dimension ", axis,
-                " must have length 3. Got ", x.sizes(), " and ", y.sizes());
+    TORCH_CHECK(
+        x.dim() == y.dim() && x.size(axis) == 3 && y.size(axis) == 3,
+        message("linalg.cross: inputs dimension ", axis, " must have length 3. Got ", x.sizes(), " and ", y.sizes()));
     const auto turned = [axis](const Tensor &t, int64_t by) { return t.roll({-by}, {axis}); };
     return turned(x, 1).mul(turned(y, 2)).sub(turned(x, 2).mul(turned(y, 1)));
 }

@@ -73,7 +73,7 @@ at::Tensor checked(const at::Tensor &index, int64_t n, int64_t axis, bool is_ind
     for (int64_t i = 0; i < count; i++) {
         if (in[i] < 0 || in[i] >= n) {
             TORCH_CHECK_INDEX(!is_index_error, "index out of range in self");
-            TORCH_CHECK(false, "index ", in[i], " is out of bounds for dimension ", axis, " with size ", n);
+            TORCH_CHECK(false, message("index ", in[i], " is out of bounds for dimension ", axis, " with size ", n));
         }
         out[i] = (int32_t)in[i];
     }
@@ -125,9 +125,9 @@ void check_scatter(const at::Tensor &x, int64_t axis, const at::Tensor &index, c
     TORCH_CHECK(x.dim() == index.dim() && x.dim() == values.dim(),
                 "Index tensor must have the same number of dimensions as self tensor");
     for (int64_t d = 0; d < x.dim(); d++)
-        TORCH_CHECK(index.size(d) <= values.size(d) && (d == axis || index.size(d) <= x.size(d)), "Expected index ",
-                    index.sizes(), " to be no larger than self ", x.sizes(), " apart from dimension ", axis,
-                    " and to be no larger size than src ", values.sizes());
+        TORCH_CHECK(index.size(d) <= values.size(d) && (d == axis || index.size(d) <= x.size(d)),
+                    message("Expected index ", index.sizes(), " to be no larger than self ", x.sizes(),
+                            " apart from dimension ", axis, " and to be no larger size than src ", values.sizes()));
 }
 
 std::optional<at::Tensor> add_scattered(const at::Tensor &given, int64_t given_axis, const at::Tensor &given_index,
@@ -162,18 +162,19 @@ struct Rows {
 Rows rows(const char *op, const at::Tensor &x, int64_t axis, const at::Tensor &index, const at::Tensor &values)
 {
     const int64_t at_axis = at::maybe_wrap_dim(axis, x.dim());
-    TORCH_CHECK(index.scalar_type() == at::kLong || index.scalar_type() == at::kInt, op,
-                "(): Expected dtype int32/int64 for index");
-    TORCH_CHECK_INDEX(index.dim() <= 1, op, "(): Index is supposed to be a vector, but got dim: ", index.dim());
-    TORCH_CHECK(x.scalar_type() == values.scalar_type(), op,
-                "(): self and source expected to have the same dtype, but got (self) ", x.scalar_type(),
-                " and (source) ", values.scalar_type());
+    TORCH_CHECK(index.scalar_type() == at::kLong || index.scalar_type() == at::kInt,
+                message(op, "(): Expected dtype int32/int64 for index"));
+    TORCH_CHECK_INDEX(index.dim() <= 1,
+                      message(op, "(): Index is supposed to be a vector, but got dim: ", index.dim()));
+    TORCH_CHECK(x.scalar_type() == values.scalar_type(),
+                message(op, "(): self and source expected to have the same dtype, but got (self) ", x.scalar_type(),
+                        " and (source) ", values.scalar_type()));
     const Rows r{at_axis, with_axis(x), index.reshape(-1), with_axis(values)};
     bool fits = r.values.dim() == r.x.dim();
     for (int64_t d = 0; fits && d < r.x.dim(); d++)
         fits = r.values.size(d) == (d == at_axis ? r.index.numel() : r.x.size(d));
-    TORCH_CHECK(fits, op, "(): source of ", values.sizes(), " does not match ", index.numel(), " indices of axis ",
-                axis, " of self of ", x.sizes());
+    TORCH_CHECK(fits, message(op, "(): source of ", values.sizes(), " does not match ", index.numel(),
+                              " indices of axis ", axis, " of self of ", x.sizes()));
     return r;
 }
 
@@ -286,8 +287,8 @@ std::optional<at::Tensor> reduce_scattered(const at::Tensor &given, int64_t give
     const Guard guard(KEY);
     if (how == "amax" || how == "amin") return at::scatter_reduce(given, axis, given_index, given_values, how, include);
     if (how == "prod") return scatter_product(x, axis, index, values, include).view(given.sizes());
-    TORCH_CHECK(how == "sum" || how == "mean", "reduce argument must be either sum, prod, mean, amax or amin, got ",
-                how, ".");
+    TORCH_CHECK(how == "sum" || how == "mean",
+                message("reduce argument must be either sum, prod, mean, amax or amin, got ", how, "."));
     const std::optional<at::Tensor> sum = add_scattered(include ? x : x.scatter(axis, index, 0), axis, index, values);
     if (!sum || how == "sum") return sum ? sum->view(given.sizes()) : sum;
     const auto whole = x.options().dtype(at::kLong);
@@ -399,8 +400,8 @@ struct Chosen {
                 masks++;
                 for (int64_t d = 0; d < i->dim(); d++)
                     TORCH_CHECK_INDEX((int64_t)at.size() + d < x.dim() && i->size(d) == x.size((int64_t)at.size() + d),
-                                      "The shape of the mask ", i->sizes(), " at index ", d,
-                                      " does not match the shape of the indexed tensor ", x.sizes());
+                                      message("The shape of the mask ", i->sizes(), " at index ", d,
+                                              " does not match the shape of the indexed tensor ", x.sizes()));
                 for (const at::Tensor &places : i->nonzero().unbind(1))
                     at.push_back(places.to(x.device()));
             } else {
@@ -408,7 +409,7 @@ struct Chosen {
             }
         }
         distinct = tensors == 1 && masks == 1;
-        TORCH_CHECK_INDEX((int64_t)at.size() <= x.dim(), "too many indices for tensor of dimension ", x.dim());
+        TORCH_CHECK_INDEX((int64_t)at.size() <= x.dim(), message("too many indices for tensor of dimension ", x.dim()));
         std::vector<at::Tensor> given;
         int64_t first = -1, final = -1;
         for (int64_t d = 0; d < (int64_t)at.size(); d++) {

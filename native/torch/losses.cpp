@@ -69,8 +69,8 @@ struct Margins {
 Margins margins(const at::Tensor &given, const at::Tensor &target, const at::Scalar &margin)
 {
     const at::Tensor x = given.dim() < 2 ? given.reshape({1, -1}) : given, labels = target.reshape({-1, 1});
-    TORCH_CHECK(labels.size(0) == x.size(0), "multi_margin_loss: target: got ", target.sizes(), ", expected ",
-                x.size(0), " labels");
+    TORCH_CHECK(labels.size(0) == x.size(0),
+                message("multi_margin_loss: target: got ", target.sizes(), ", expected ", x.size(0), " labels"));
     const at::Tensor is_label = at::arange(x.size(1), labels.options()).eq(labels);
     const at::Tensor slack = at::rsub(x.gather(1, labels), margin).add(x).masked_fill(is_label, 0).clamp_min(0);
     return {x, labels, is_label, slack};
@@ -102,8 +102,8 @@ Maybe glu(const at::Tensor &x, int64_t axis)
 {
     TORCH_CHECK(x.dim() > 0, "glu does not support 0-dimensional tensors");
     const int64_t at_axis = at::maybe_wrap_dim(axis, x.dim());
-    TORCH_CHECK(x.size(at_axis) % 2 == 0, "Halving dimension must be even, but dimension ", at_axis, " is size ",
-                x.size(at_axis));
+    TORCH_CHECK(x.size(at_axis) % 2 == 0,
+                message("Halving dimension must be even, but dimension ", at_axis, " is size ", x.size(at_axis)));
     const int64_t n = x.size(at_axis) / 2;
     return x.narrow(at_axis, 0, n).mul(x.narrow(at_axis, n, n).sigmoid());
 }
@@ -155,7 +155,7 @@ at::Tensor shortened(const at::Tensor &norms, const at::Scalar &longest)
 Maybe renorm(const at::Tensor &x, const at::Scalar &p, int64_t axis, const at::Scalar &longest)
 {
     TORCH_CHECK(p.toDouble() > 0, "renorm: non-positive norm not supported");
-    TORCH_CHECK(x.dim() > 1, "renorm: input needs at least 2 dimensions, got ", x.dim(), " dimensions");
+    TORCH_CHECK(x.dim() > 1, message("renorm: input needs at least 2 dimensions, got ", x.dim(), " dimensions"));
     return x.mul(shortened(at::linalg_vector_norm(x, p, others(x, at::maybe_wrap_dim(axis, x.dim())), true), longest));
 }
 /* Rows that are named twice are written twice, with the same bits. */

@@ -46,8 +46,8 @@ std::optional<Three> layer_norm(const at::Tensor &x, c10::SymIntArrayRef shape, 
     const at::IntArrayRef normalized = C10_AS_INTARRAYREF_SLOW(shape);
     TORCH_CHECK(!normalized.empty(), "Expected normalized_shape to be at least 1-dimensional, but got []");
     TORCH_CHECK((size_t)x.dim() >= normalized.size() && x.sizes().slice(x.dim() - normalized.size()) == normalized,
-                "Given normalized_shape=", normalized,
-                ", expected input with shape ending in it, but got input of size ", x.sizes());
+                message("Given normalized_shape=", normalized,
+                        ", expected input with shape ending in it, but got input of size ", x.sizes()));
     const int64_t cols = c10::multiply_integers(normalized),
                   rows = c10::multiply_integers(x.sizes().slice(0, x.dim() - normalized.size()));
     costs(8 * x.numel());
@@ -202,10 +202,11 @@ at::Tensor front_batch_norm(const at::Tensor &x, const std::optional<at::Tensor>
                                                 cudnn);
     const Channels c(x);
     TORCH_CHECK_VALUE(!train || c.batch * c.positions > 1,
-                      "Expected more than 1 value per channel when training, got input size ", x.sizes());
+                      message("Expected more than 1 value per channel when training, got input size ", x.sizes()));
     for (const auto *t : {&weight, &bias, &running_mean, &running_var})
-        TORCH_CHECK(!*t || !(*t)->defined() || (*t)->numel() == c.channels, "batch_norm: got parameters of ",
-                    (*t)->numel(), " elements, expected one for each of ", c.channels, " channels");
+        TORCH_CHECK(!*t || !(*t)->defined() || (*t)->numel() == c.channels,
+                    message("batch_norm: got parameters of ", (*t)->numel(), " elements, expected one for each of ",
+                            c.channels, " channels"));
     TORCH_CHECK(train || (running_mean && running_mean->defined() && running_var && running_var->defined()),
                 "batch_norm: running_mean and running_var must be given in evaluation");
     return std::get<0>(at::native_batch_norm(x, weight, bias, running_mean, running_var, train, momentum, eps));
@@ -310,9 +311,13 @@ at::Tensor front_rms_norm(const at::Tensor &x, c10::SymIntArrayRef shape, const 
     if (!is_ours({x}) || x.scalar_type() == at::kDouble || !x.numel())
         return as_without<at::_ops::rms_norm>(x, shape, weight, eps);
     const at::IntArrayRef normalized = C10_AS_INTARRAYREF_SLOW(shape);
+    TORCH_CHECK(!normalized.empty(), "Expected normalized_shape to be at least 1-dimensional, but got []");
+    TORCH_CHECK(!weight || !weight->defined() || weight->sizes() == normalized,
+                message("Expected weight to be of same shape as normalized_shape, but got weight of shape ",
+                        weight->sizes(), " and normalized_shape = ", normalized));
     TORCH_CHECK((size_t)x.dim() >= normalized.size() && x.sizes().slice(x.dim() - normalized.size()) == normalized,
-                "Given normalized_shape=", normalized,
-                ", expected input with shape ending in it, but got input of size ", x.sizes());
+                message("Given normalized_shape=", normalized,
+                        ", expected input with shape ending in it, but got input of size ", x.sizes()));
     const double least = x.scalar_type() == at::kFloat      ? std::numeric_limits<float>::epsilon()
                          : x.scalar_type() == at::kBFloat16 ? 0x1p-7
                                                             : 0x1p-10;

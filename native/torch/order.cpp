@@ -66,7 +66,7 @@ Pair kthvalue(Keys keys, const at::Tensor &x, c10::SymInt which, int64_t given_a
     const int64_t axis = at::maybe_wrap_dim(given_axis, x.dim()), k = which.expect_int();
     if (!is_ours(x) || !x.numel()) return at::_ops::kthvalue::redispatch(after(keys), x, which, axis, keep);
     TORCH_CHECK(k >= 1 && k <= (x.dim() ? x.size(axis) : 1),
-                "kthvalue(): selected number k out of range for dimension ", axis);
+                message("kthvalue(): selected number k out of range for dimension ", axis));
     const Guard guard(KEY);
     return chosen(x, axis, std::get<1>(sorted_rows(x, axis)).narrow(-1, k - 1, 1), keep);
 }

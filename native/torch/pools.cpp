@@ -114,8 +114,9 @@ struct Pool {
          bool count, std::optional<int64_t> by)
         : axes(axes), count_padding(count), divisor(by)
     {
-        TORCH_CHECK(x.dim() == (int64_t)axes + 1 || x.dim() == (int64_t)axes + 2, "avg_pool: Expected ", axes + 1,
-                    "D or ", axes + 2, "D (batch mode) tensor for input, but got ", x.sizes());
+        TORCH_CHECK(x.dim() == (int64_t)axes + 1 || x.dim() == (int64_t)axes + 2,
+                    message("avg_pool: Expected ", axes + 1, "D or ", axes + 2,
+                            "D (batch mode) tensor for input, but got ", x.sizes()));
         for (const at::IntArrayRef list : {k, s, p})
             TORCH_CHECK(list.size() == 1 || list.size() == axes || (list.empty() && list.data() == s.data()),
                         "avg_pool: kernel_size, stride and padding must be one int or one for each axis");
@@ -126,12 +127,12 @@ struct Pool {
             const int64_t step = s.empty() ? size : at_axis(s, i);
             TORCH_CHECK(size > 0 && step > 0, "kernel size and stride should be greater than zero");
             TORCH_CHECK(pad >= 0 && pad <= size / 2,
-                        "pad should be at most half of effective kernel size, but got pad=", pad,
-                        ", kernel_size=", size);
+                        message("pad should be at most half of effective kernel size, but got pad=", pad,
+                                ", kernel_size=", size));
             int64_t out = (n + 2 * pad - size + (ceil ? step - 1 : 0)) / step + 1;
             if (ceil && (out - 1) * step >= n + pad) out--;
             TORCH_CHECK(n + 2 * pad + (ceil ? step - 1 : 0) >= size && out > 0 && n > 0,
-                        "avg_pool: the output of input ", x.sizes(), " is too small");
+                        message("avg_pool: the output of input ", x.sizes(), " is too small"));
             is_plain = is_plain && (out - 1) * step + size <= n + 2 * pad && (count_padding || pad == 0);
             kernel.push_back(size), stride.push_back(step), padding.push_back(pad);
             plain.spatial.push_back(u32(n)), plain.kernel.push_back(u32(size)), plain.stride.push_back(u32(step));
@@ -217,9 +218,10 @@ std::optional<Geometry> even(const at::Tensor &x, at::IntArrayRef out)
 template <size_t Rank> std::optional<at::Tensor> adaptive_avg_pool(const at::Tensor &x, c10::SymIntArrayRef sizes)
 {
     const at::IntArrayRef out = C10_AS_INTARRAYREF_SLOW(sizes);
-    TORCH_CHECK(out.size() == Rank, "adaptive_avg_pool", Rank, "d: output_size must be ", Rank);
-    TORCH_CHECK(x.dim() == (int64_t)Rank + 1 || x.dim() == (int64_t)Rank + 2, "adaptive_avg_pool", Rank,
-                "d(): Expected ", Rank + 1, "D or ", Rank + 2, "D tensor, but got ", x.sizes());
+    TORCH_CHECK(out.size() == Rank, message("adaptive_avg_pool", Rank, "d: output_size must be ", Rank));
+    TORCH_CHECK(x.dim() == (int64_t)Rank + 1 || x.dim() == (int64_t)Rank + 2,
+                message("adaptive_avg_pool", Rank, "d(): Expected ", Rank + 1, "D or ", Rank + 2, "D tensor, but got ",
+                        x.sizes()));
     if (!x.numel() || at::multiply_integers(out) == 0) return std::nullopt;
     if (const auto g = even(x, out)) return formatted(averages(x, *g), x);
     at::Tensor y = x;
@@ -256,8 +258,8 @@ template <size_t Rank> std::optional<at::Tensor> adaptive_avg_pool_backward(cons
 /* The gradient of maxima: each goes to the place of the element that was chosen, counted over the last axes. */
 at::Tensor to_places(const at::Tensor &g, const at::Tensor &x, const at::Tensor &index, int64_t axes)
 {
-    TORCH_CHECK(g.sizes() == index.sizes(), "max_pool backward: got a gradient of ", g.sizes(), ", expected ",
-                index.sizes());
+    TORCH_CHECK(g.sizes() == index.sizes(),
+                message("max_pool backward: got a gradient of ", g.sizes(), ", expected ", index.sizes()));
     const int64_t rows = channels(x, (size_t)axes), n = rows ? x.numel() / rows : 0, k = rows ? g.numel() / rows : 0;
     if (!x.numel() || !g.numel()) return at::zeros_like(x);
     const at::Tensor from = plain(g), place = plain(index.to(at::kInt));
@@ -290,8 +292,8 @@ std::optional<at::Tensor> fractional_max_pool_backward(const at::Tensor &g, cons
 /* Where windows overlap a place is named twice, and the last one counts: see scatter. */
 at::Tensor unpooled(const at::Tensor &x, const at::Tensor &index, std::vector<int64_t> sizes, size_t axes)
 {
-    TORCH_CHECK(x.sizes() == index.sizes(), "max_unpooling: Expected shape of indices to be that of the input ",
-                x.sizes(), ", but got ", index.sizes());
+    TORCH_CHECK(x.sizes() == index.sizes(), message("max_unpooling: Expected shape of indices to be that of the input ",
+                                                    x.sizes(), ", but got ", index.sizes()));
     const int64_t rows = channels(x, axes), n = at::multiply_integers(sizes);
     std::vector<int64_t> lead = x.sizes().slice(0, x.dim() - (int64_t)axes).vec();
     lead.insert(lead.end(), sizes.begin(), sizes.end());

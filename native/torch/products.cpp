@@ -42,8 +42,8 @@ Operand operand(const at::Tensor &given, int64_t inner)
 at::Tensor product(const at::Tensor &a, const at::Tensor &b, const at::Tensor &bias)
 {
     const int64_t batch = a.size(0), m = a.size(1), n = a.size(2), p = b.size(2);
-    TORCH_CHECK(b.size(0) == batch && b.size(1) == n, "batches of matrices of ", a.sizes(), " and ", b.sizes(),
-                " have no product");
+    TORCH_CHECK(b.size(0) == batch && b.size(1) == n,
+                message("batches of matrices of ", a.sizes(), " and ", b.sizes(), " have no product"));
     costs(2 * batch * m * n * p);
     at::Tensor y = fresh(a, {batch, m, p});
     const Operand left = operand(a, 2), right = operand(b, 1);
@@ -59,8 +59,8 @@ at::Tensor product(const at::Tensor &a, const at::Tensor &b, const at::Tensor &b
 
 void check_matrices(const at::Tensor &a, const at::Tensor &b)
 {
-    TORCH_CHECK(a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0), "mat1 and mat2 shapes cannot be multiplied (",
-                a.sizes(), " and ", b.sizes(), ")");
+    TORCH_CHECK(a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0),
+                message("mat1 and mat2 shapes cannot be multiplied (", a.sizes(), " and ", b.sizes(), ")"));
 }
 
 std::optional<at::Tensor> mm(const at::Tensor &a, const at::Tensor &b)

@@ -50,12 +50,12 @@ std::optional<at::Tensor> uniform(const at::Tensor &x, double from, double to, s
 }
 std::optional<at::Tensor> normal(const at::Tensor &x, double mean, double std, std::optional<at::Generator> generator)
 {
-    TORCH_CHECK(std >= 0, "normal expects std >= 0.0, but found std ", std);
+    TORCH_CHECK(std >= 0, message("normal expects std >= 0.0, but found std ", std));
     return drawn<torchlean_cuda_buffer_rand_normal>(x, next_key(generator), mean, std);
 }
 std::optional<at::Tensor> bernoulli(const at::Tensor &x, double p, std::optional<at::Generator> generator)
 {
-    TORCH_CHECK(p >= 0 && p <= 1, "bernoulli_ expects p to be in [0, 1], but got p=", p);
+    TORCH_CHECK(p >= 0 && p <= 1, message("bernoulli_ expects p to be in [0, 1], but got p=", p));
     return drawn<torchlean_cuda_buffer_bernoulli_mask>(x, next_key(generator), p);
 }
 std::optional<at::Tensor> bernoulli_of(const at::Tensor &x, const at::Tensor &p, std::optional<at::Generator> generator)
@@ -65,7 +65,7 @@ std::optional<at::Tensor> bernoulli_of(const at::Tensor &x, const at::Tensor &p,
 /* -ln(1 - u)/rate: u is below 1. */
 std::optional<at::Tensor> exponential(const at::Tensor &x, double rate, std::optional<at::Generator> generator)
 {
-    TORCH_CHECK(rate > 0, "exponential_ expects lambda > 0.0, but found lambda=", rate);
+    TORCH_CHECK(rate > 0, message("exponential_ expects lambda > 0.0, but found lambda=", rate));
     const at::Tensor u = drawn<torchlean_cuda_buffer_rand_uniform>(x, next_key(generator));
     return u.neg().log1p().neg().div(rate);
 }
@@ -73,20 +73,20 @@ std::optional<at::Tensor> exponential(const at::Tensor &x, double rate, std::opt
 std::optional<at::Tensor> log_normal(const at::Tensor &x, double mean, double std,
                                      std::optional<at::Generator> generator)
 {
-    TORCH_CHECK(std > 0, "log_normal_ expects std > 0.0, but found std=", std);
+    TORCH_CHECK(std > 0, message("log_normal_ expects std > 0.0, but found std=", std));
     return normal(x, mean, std, generator)->exp();
 }
 std::optional<at::Tensor> cauchy(const at::Tensor &x, double median, double width,
                                  std::optional<at::Generator> generator)
 {
-    TORCH_CHECK(width > 0, "cauchy_ expects sigma > 0.0, but found sigma=", width);
+    TORCH_CHECK(width > 0, message("cauchy_ expects sigma > 0.0, but found sigma=", width));
     const at::Tensor u = drawn<torchlean_cuda_buffer_rand_uniform>(x, next_key(generator));
     return u.sub(0.5).mul(3.14159265358979323846).tan().mul(width).add(median);
 }
 /* The number of trials up to the first that succeeds. */
 std::optional<at::Tensor> geometric(const at::Tensor &x, double p, std::optional<at::Generator> generator)
 {
-    TORCH_CHECK(p > 0 && p < 1, "geometric_ expects p to be in (0, 1), but got p=", p);
+    TORCH_CHECK(p > 0 && p < 1, message("geometric_ expects p to be in (0, 1), but got p=", p));
     const at::Tensor u = drawn<torchlean_cuda_buffer_rand_uniform>(x, next_key(generator));
     return u.neg().log1p().div(at::full({}, 1 - p, u.options()).log()).ceil().clamp_min(1);
 }
@@ -166,13 +166,13 @@ at::Tensor &random_from(Keys keys, at::Tensor &x, int64_t from, std::optional<in
                         std::optional<at::Generator> generator)
 {
     if (!is_drawn(x)) return at::_ops::random__from::redispatch(after(keys), x, from, to, generator);
-    TORCH_CHECK(!to || from < *to, "random_ expects 'from' to be less than 'to', but got from=", from,
-                " >= to=", to.value_or(0));
+    TORCH_CHECK(!to || from < *to,
+                message("random_ expects 'from' to be less than 'to', but got from=", from, " >= to=", to.value_or(0)));
     const uint64_t end = to ? (uint64_t)*to - 1 : largest(x.scalar_type());
     TORCH_CHECK(at::isFloatingType(x.scalar_type()) ||
                     ((to ? *to - 1 : 0) <= (int64_t)std::min<uint64_t>(largest(x.scalar_type()), INT64_MAX) &&
                      (at::isSignedType(x.scalar_type()) || from >= 0)),
-                "from and to - 1 are out of bounds for ", x.scalar_type());
+                message("from and to - 1 are out of bounds for ", x.scalar_type()));
     return fill(x, from, end - (uint64_t)from, generator);
 }
 at::Tensor &random_to(Keys keys, at::Tensor &x, int64_t to, std::optional<at::Generator> generator)
@@ -185,7 +185,7 @@ at::Tensor &randperm(Keys keys, c10::SymInt n, std::optional<at::Generator> gene
 {
     if (!is_drawn(out)) return at::_ops::randperm_generator_out::redispatch(after(keys), n, generator, out);
     const int64_t count = n.expect_int();
-    TORCH_CHECK(count >= 0, "n must be non-negative, got", count);
+    TORCH_CHECK(count >= 0, message("n must be non-negative, got", count));
     current()->add("aten::randperm", true, count);
     const at::Tensor drawn_words = words(count, out.options(), next_key(generator));
     const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
@@ -224,7 +224,7 @@ std::optional<at::Tensor> multinomial(const at::Tensor &p, c10::SymInt samples, 
 /* 1/(1 - p) where an element is kept, and 0 where it is not. */
 at::Tensor noise(const at::Tensor &like, double p)
 {
-    TORCH_CHECK(p >= 0 && p <= 1, "dropout probability has to be between 0 and 1, but got ", p);
+    TORCH_CHECK(p >= 0 && p <= 1, message("dropout probability has to be between 0 and 1, but got ", p));
     if (p == 1) return at::zeros(like.sizes(), like.options().dtype(at::kFloat));
     return drawn<torchlean_cuda_buffer_bernoulli_mask>(like, next_key(std::nullopt), 1 - p).div_(1 - p);
 }

@@ -21,8 +21,9 @@ Result layers(Kind kind, at::Tensor x, at::IntArrayRef rows, const at::Tensor &h
     const bool projected = kind == LSTM && h0.size(2) != c0.size(2);
     const size_t each = 2 + 2 * has_biases + projected;
     const int64_t directions = 1 + bidirectional;
-    TORCH_CHECK((int64_t)(each * num_layers * directions) == (int64_t)params.size(), "recurrent layer: params: got ",
-                params.size(), " tensors, expected ", each * num_layers * directions);
+    TORCH_CHECK(
+        (int64_t)(each * num_layers * directions) == (int64_t)params.size(),
+        message("recurrent layer: params: got ", params.size(), " tensors, expected ", each * num_layers * directions));
     std::vector<at::Tensor> hs, cs;
     for (int64_t layer = 0; layer < num_layers; layer++) {
         std::vector<at::Tensor> ys;
@@ -57,8 +58,8 @@ void check_same(at::TensorList tensors)
 {
     for (const at::Tensor &t : tensors)
         TORCH_CHECK(t.scalar_type() == tensors[0].scalar_type() && t.device() == tensors[0].device(),
-                    "recurrent layer: got tensors of ", tensors[0].scalar_type(), " on ", tensors[0].device(), " and ",
-                    t.scalar_type(), " on ", t.device(), ", expected one type on one device");
+                    message("recurrent layer: got tensors of ", tensors[0].scalar_type(), " on ", tensors[0].device(),
+                            " and ", t.scalar_type(), " on ", t.device(), ", expected one type on one device"));
 }
 
 void note(const char *name, const at::Tensor &x, int64_t rows, at::TensorList params)
@@ -98,7 +99,7 @@ Result whole(Kind kind, const char *name, const at::Tensor &input, at::TensorLis
 {
     const Call call(input, hx, params);
     const at::Tensor x = batch_first ? call.x.transpose(0, 1) : call.x;
-    TORCH_CHECK(x.dim() == 3, name, ": input: got ", x.dim(), " axes, expected 3");
+    TORCH_CHECK(x.dim() == 3, message(name, ": input: got ", x.dim(), " axes, expected 3"));
     const std::vector<int64_t> rows((size_t)x.size(0), x.size(1));
     note(name, x, x.size(0) * x.size(1), params);
     Result r = layers(kind, x.reshape({x.size(0) * x.size(1), x.size(2)}), rows, call.states[0],
@@ -115,8 +116,8 @@ Result packed(Kind kind, const char *name, const at::Tensor &data, const at::Ten
 {
     const Call call(data, hx, params);
     const at::Tensor sizes = batch_sizes.to(at::kLong).contiguous();
-    TORCH_CHECK(sizes.device().is_cpu(), name, ": batch_sizes: got one on ", sizes.device(),
-                ", expected one on the CPU");
+    TORCH_CHECK(sizes.device().is_cpu(),
+                message(name, ": batch_sizes: got one on ", sizes.device(), ", expected one on the CPU"));
     note(name, data, data.size(0), params);
     return call.rounded(layers(kind, call.x, at::IntArrayRef(sizes.data_ptr<int64_t>(), (size_t)sizes.numel()),
                                call.states[0], kind == LSTM ? call.states[1] : at::Tensor(), call.params, has_biases,
@@ -175,8 +176,8 @@ Result cell(Kind kind, const char *name, const at::Tensor &x, at::TensorList hx,
     std::vector<at::Tensor> states;
     for (const at::Tensor &t : hx)
         states.push_back(t.unsqueeze(0));
-    TORCH_CHECK(x.dim() == 2, name, ": input: got ", x.dim(), " axes, expected 2");
-    TORCH_CHECK(hx[0].size(0) == x.size(0), name, ": hx: got ", hx[0].size(0), " rows, expected ", x.size(0));
+    TORCH_CHECK(x.dim() == 2, message(name, ": input: got ", x.dim(), " axes, expected 2"));
+    TORCH_CHECK(hx[0].size(0) == x.size(0), message(name, ": hx: got ", hx[0].size(0), " rows, expected ", x.size(0)));
     Result r = whole(kind, name, x.unsqueeze(0), states, params, params.size() == 4, 1, 0, false, false, false);
     r.h = r.h.squeeze(0);
     if (r.c.defined()) r.c = r.c.squeeze(0);

@@ -46,8 +46,8 @@ template <auto Entry> std::optional<at::Tensor> forward(const at::Tensor &x, int
 template <auto Entry>
 std::optional<at::Tensor> backward(const at::Tensor &g, const at::Tensor &y, int64_t axis, at::ScalarType type)
 {
-    TORCH_CHECK(g.scalar_type() == y.scalar_type(), "softmax: got a gradient of ", g.scalar_type(), ", expected ",
-                y.scalar_type());
+    TORCH_CHECK(g.scalar_type() == y.scalar_type(),
+                message("softmax: got a gradient of ", g.scalar_type(), ", expected ", y.scalar_type()));
     const Along a = along(y, axis);
     const at::Tensor result = a.moved(wide(y)), cotangent = a.moved(wide(g));
     at::Tensor gx = fresh(result, result.sizes());
@@ -79,8 +79,8 @@ Chosen chosen(const at::Tensor &scores, const at::Tensor &target, const std::opt
     const int64_t classes = scores.size(-1), *const label = index.device().is_cpu() ? index.const_data_ptr<int64_t>()
                                                                                     : nullptr;
     for (int64_t i = 0; label && i < index.numel(); i++)
-        TORCH_CHECK_INDEX(label[i] == ignored || (label[i] >= 0 && label[i] < classes), "Target ", label[i],
-                          " is out of bounds.");
+        TORCH_CHECK_INDEX(label[i] == ignored || (label[i] >= 0 && label[i] < classes),
+                          message("Target ", label[i], " is out of bounds."));
     const at::Tensor labels = index.masked_fill(left, 0);
     const at::Tensor each = weight && weight->defined() ? weight->index({labels}) : at::ones({}, scores.options());
     return {labels, at::where(left, at::zeros({}, scores.options()), each), left};

@@ -31,7 +31,7 @@ Reduction reduction(const at::Tensor &x, at::OptionalIntArrayRef chosen)
     for (const int64_t given : chosen ? *chosen : at::IntArrayRef()) {
         const int64_t axis = at::maybe_wrap_dim(given, x.dim());
         if (x.dim() == 0) continue;
-        TORCH_CHECK(!reduced[axis], "dim ", axis, " appears multiple times in the list of dims");
+        TORCH_CHECK(!reduced[axis], message("dim ", axis, " appears multiple times in the list of dims"));
         reduced[axis] = true;
     }
     r.x = plain(x);
@@ -166,7 +166,7 @@ std::optional<at::Tensor> logsumexp(const at::Tensor &x, at::IntArrayRef axes, b
 
 std::optional<at::Tensor> trace(const at::Tensor &x)
 {
-    TORCH_CHECK(x.dim() == 2, "trace: expected a matrix, but got tensor with dim ", x.dim());
+    TORCH_CHECK(x.dim() == 2, message("trace: expected a matrix, but got tensor with dim ", x.dim()));
     return x.diagonal().sum();
 }
 

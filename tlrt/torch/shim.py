@@ -103,7 +103,7 @@ def build(target: Path) -> None:
         with tempfile.TemporaryDirectory(dir=target.parent) as work:
             made = Path(work) / target.name
             folder = Path(torch.__file__).parent / "lib"
-            # libstdc++ first: libc10 has copies of some of its functions, which crash beside those of another version
+            # libstdc++ first: libc10 has copies of some of its functions (native/torch/message.h)
             _run([
                 os.environ.get("CXX", "g++"), "-shared", "-o", str(made), *map(str, objects), f"-L{folder}",
                 "-Wl,--no-as-needed", "-lstdc++", "-ltorch_cpu", "-lc10", str(library.load().path),

@@ -32,6 +32,6 @@ inline std::string said(c10::IntArrayRef list)
     return "[" + all + "]";
 }
 
-template <class... T> std::string text(const T &...parts) { return (said(parts) + ...); }
+template <class... T> std::string message(const T &...parts) { return (said(parts) + ...); }
 
 } // namespace tlrt
