@@ -2,8 +2,8 @@
 ``tlrt/_operations/methods.py``: all operations as methods of tensors.
 
 A row is forwarded if its method follows from its signature: it reads device buffers whose shapes give all dimensions, its
-parameters are numbers, it has one result, it has a VJP or is elementwise (a mask, a step function), and ``tlrt/_operations`` has no method of its
-name written by hand.
+parameters are numbers, it has one result, it has a VJP or is elementwise (a mask, a step function), and
+``tlrt/_operations`` has no method of its name written by hand.
 """
 
 import ast

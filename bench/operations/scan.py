@@ -16,14 +16,16 @@ _CELLS = [{"rows": 64, "units": 1024}, {"rows": 4096, "units": 2048}]
 
 def _lstm(torch: Any, x: Any, a: Any, c: Any) -> Any:
     i, f, g, o = (x + a).unbind(1)
-    cell = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    return cell, o.sigmoid() * cell.tanh()
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    cell = f * c + i * g
+    return torch.stack([i, f, g, o], 1), cell, o * cell.tanh()
 
 
 def _gru(torch: Any, x: Any, a: Any, bias: Any, h: Any) -> Any:
-    (x_r, x_z, x_n), (a_r, a_z, a_n) = x.unbind(1), (a + bias).unbind(1)
-    n = (x_n + (x_r + a_r).sigmoid() * a_n).tanh()
-    return n + (x_z + a_z).sigmoid() * (h - n)
+    (x_r, x_z, x_n), (r, z, inner) = x.unbind(1), (a if bias is None else a + bias).unbind(1)
+    r, z = (x_r + r).sigmoid(), (x_z + z).sigmoid()
+    n = (x_n + r * inner).tanh()
+    return torch.stack([r, z, n], 1), inner, n + z * (h - n)
 
 
 BENCHMARKS = {
