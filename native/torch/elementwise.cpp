@@ -207,35 +207,46 @@ at::Tensor &scaled_in_place(c10::DispatchKeySet keys, at::Tensor &x, const at::T
     return Kernel<Op, typename Op::schema>::template in_place<F>(keys, x, y, alpha);
 }
 
-/* The divisor as a tensor beside x: a GPU multiplies by the inverse of a number that the host holds. */
-at::Tensor divisor(const at::Tensor &x, const at::Tensor &y)
+/* Whether y is a number that the host holds, by whose inverse a GPU multiplies. */
+bool is_number(const at::Tensor &x, const at::Tensor &y)
 {
-    if (!is_plain(x) || y.dim() != 0 || !y.device().is_cpu() || x.device().is_cpu()) return y;
+    return is_plain(x) && y.dim() == 0 && y.device().is_cpu() && !x.device().is_cpu() &&
+           !at::isComplexType(at::result_type(x, y));
+}
+/* Op of x and y, or of a tensor in the place of a number. That is float32 beside float16 and bfloat16, of which a processor computes
+ * in float32, too. */
+template <class Op, class... V>
+at::Tensor quotient(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y, V... rounding)
+{
+    if (!is_number(x, y)) return Op::redispatch(after(keys), x, y, rounding...);
     const at::ScalarType type = at::result_type(x, y);
-    if (!at::isFloatingType(type) && !at::isIntegralType(type, true)) return y;
-    return at::full({}, y.item(), x.options().dtype(at::isFloatingType(type) ? type : at::kFloat));
+    const bool real = at::isFloatingType(type);
+    if (!real && sizeof...(V)) return Op::redispatch(after(keys), x, y, rounding...);
+    const at::Tensor from = real ? wide(x.to(type)) : x;
+    const at::Tensor number = at::full({}, y.item(), from.options().dtype(real ? from.scalar_type() : at::kFloat));
+    return Op::redispatch(after(keys), from, number, rounding...).to(real ? type : at::kFloat);
 }
 at::Tensor div(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y)
 {
     if (Block *const block = current(); block && is_plain(x) && (x.is_complex() || y.is_complex()))
         block->leave("aten::div", x.numel());
-    return at::_ops::div_Tensor::redispatch(after(keys), x, divisor(x, y));
+    return quotient<at::_ops::div_Tensor>(keys, x, y);
 }
 at::Tensor &div_(c10::DispatchKeySet keys, at::Tensor &x, const at::Tensor &y)
 {
     if (Block *const block = current(); block && is_plain(x) && x.is_complex()) block->leave("aten::div_", x.numel());
-    return at::_ops::div__Tensor::redispatch(after(keys), x, divisor(x, y));
+    if (!is_number(x, y) || !x.is_floating_point()) return at::_ops::div__Tensor::redispatch(after(keys), x, y);
+    return x.copy_(quotient<at::_ops::div_Tensor>(keys, x, y));
 }
 at::Tensor div_mode(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y,
                     std::optional<std::string_view> rounding)
 {
-    const bool real = x.is_floating_point() || y.is_floating_point() || !rounding;
-    return at::_ops::div_Tensor_mode::redispatch(after(keys), x, real ? divisor(x, y) : y, rounding);
+    if (!rounding) return quotient<at::_ops::div_Tensor>(keys, x, y);
+    return quotient<at::_ops::div_Tensor_mode>(keys, x, y, rounding);
 }
 at::Tensor floor_divide(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y)
 {
-    const bool real = x.is_floating_point() || y.is_floating_point();
-    return at::_ops::floor_divide::redispatch(after(keys), x, real ? divisor(x, y) : y);
+    return quotient<at::_ops::floor_divide>(keys, x, y);
 }
 
 /* Products and quotients of complex numbers are several operations, which devices fuse in their own ways. */
@@ -256,6 +267,19 @@ template <class Op, class R, class... A> struct RealOnly<Op, R(A...)> {
     static int64_t count(const at::Tensor &t) { return t.numel(); }
     template <class T> static int64_t count(const T &) { return 0; }
 };
+
+/* A number becomes the second factor: beside float16 and bfloat16 a processor rounds one that is the first to that type, as it is in
+ * products of lists, and a GPU does not. */
+at::Tensor mul(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y)
+{
+    const bool is_first = x.dim() == 0 && y.dim() > 0 && x.device().is_cpu();
+    return RealOnly<at::_ops::mul_Tensor>::run(keys, is_first ? y : x, is_first ? x : y);
+}
+at::Tensor &mul_out(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y, at::Tensor &out)
+{
+    const bool is_first = x.dim() == 0 && y.dim() > 0 && x.device().is_cpu();
+    return RealOnly<at::_ops::mul_out>::run(keys, is_first ? y : x, is_first ? x : y, out);
+}
 
 /* Steps between fractions round on a GPU in its own way. */
 at::Tensor &arange(c10::DispatchKeySet keys, const at::Scalar &start, const at::Scalar &end, const at::Scalar &step,
@@ -353,9 +377,9 @@ TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
     m.impl("floor_divide", TORCH_FN(floor_divide));
     m.impl("arange.start_out", TORCH_FN(arange));
     m.impl("_to_copy", TORCH_FN(to_copy));
-    REAL_ONLY(mul_Tensor);
+    m.impl("mul.Tensor", TORCH_FN(mul));
+    m.impl("mul.out", TORCH_FN(mul_out));
     REAL_ONLY(mul__Tensor);
-    REAL_ONLY(mul_out);
     REAL_ONLY(reciprocal);
     REAL_ONLY(reciprocal_);
     REAL_ONLY(reciprocal_out);

@@ -79,7 +79,12 @@ def test_lists_and_loops_give_the_same_weights(kind: str, device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["Adam", "AdamW", "SGD", "Adagrad"])
 def test_fused_steps_are_right(kind: str, device: str) -> None:
-    found = trained(kind, device, fused=True)
+    try:
+        found = trained(kind, device, fused=True)
+    except RuntimeError as refused:
+        if "supported devices" not in str(refused):
+            raise
+        pytest.skip(f"PyTorch has no fused {kind} on {device}")
     if device == "cuda":
         assert equal(found, trained(kind, "cpu", fused=True))
     for mine, theirs in zip(found, trained(kind, dtype=torch.float64, block=False, foreach=False), strict=True):
@@ -95,6 +100,16 @@ def test_narrow_weights_and_a_rate_that_is_a_tensor() -> None:
         assert equal(
             trained(kind, fused=True, lr=torch.tensor(0.01, dtype=torch.float64)), trained(kind, fused=True, lr=0.01)
         )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_narrow_weights_are_the_same_everywhere(kind: str, device: str) -> None:
+    """Numbers of the host are not rounded to the weights' type: neither in lists of weights nor by a GPU."""
+    lists = kind not in OTHER_ORDER | {"Adagrad"}  # whose lists round a product that its loop does not
+    for dtype in (torch.bfloat16, torch.float16):
+        found = trained(kind, device, dtype=dtype, foreach=lists)
+        assert equal(found, trained(kind, dtype=dtype, foreach=False))
 
 
 @pytest.mark.parametrize("norm", [1.0, 2.0, float("inf")])
