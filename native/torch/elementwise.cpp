@@ -246,6 +246,7 @@ at::Tensor div_mode(c10::DispatchKeySet keys, const at::Tensor &x, const at::Ten
 }
 at::Tensor floor_divide(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y)
 {
+    if (!x.is_floating_point() && !y.is_floating_point()) return at::_ops::floor_divide::redispatch(after(keys), x, y);
     return quotient<at::_ops::floor_divide>(keys, x, y);
 }
 

@@ -75,6 +75,11 @@ def _last_two(x: Any, spans: Any) -> Any:
     return _add(x.gather(1, end), before)[:, 0]
 
 
+@route(aten._use_cudnn_ctc_loss.default, aten._use_cudnn_ctc_loss.Tensor)
+def use_cudnn_ctc_loss(*_: Any) -> bool:
+    return False
+
+
 @route(aten._ctc_loss.default, aten._ctc_loss.Tensor)
 def ctc_loss(
     log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: int = 0, zero_infinity: bool = False
