@@ -136,6 +136,12 @@ class Slot {
     at::Tensor place;
 };
 
+/* While it lasts, views and new tensors pass by the block and by autograd, which otherwise cost more than a step's kernels. */
+struct BelowBlock {
+    c10::impl::ExcludeDispatchKeyGuard block{c10::DispatchKeySet({KEY, FRONT})};
+    at::AutoDispatchBelowADInplaceOrView autograd;
+};
+
 /* y = x·w */
 void multiply(torchlean_context *context, const at::Tensor &x, const at::Tensor &w, const at::Tensor &y)
 {
@@ -170,13 +176,15 @@ Made compute(Kind kind, const at::Tensor &x, const Steps &steps, const at::Tenso
     if (kind == GRU) made.inner = fresh(inputs, {all, n});
     const at::Tensor products = fresh(inputs, {most, GATES[kind] * n});
     const at::Tensor hidden = hr.defined() ? fresh(inputs, {most, n}) : at::Tensor();
+    torchlean_context *const context = context_of(x);
+    std::optional<BelowBlock> below;
+    if (kind <= GRU) below.emplace(); /* the others compute by PyTorch's operators */
     Running h(h0, steps.rows[0]), c;
     if (kind == LSTM) c = Running(c0, steps.rows[0]);
     for (size_t t = 0; t < steps.rows.size(); t++) {
         const int64_t b = steps.rows[t];
         h.resize(b);
         const at::Tensor before = plain(h.value), from = plain(steps.of(inputs, t)), product = products.narrow(0, 0, b);
-        torchlean_context *const context = context_of(x);
         multiply(context, before, hh, product);
         Slot y(made.y, steps, t);
         if (kind == LSTM) {
@@ -206,13 +214,24 @@ Made compute(Kind kind, const at::Tensor &x, const Steps &steps, const at::Tenso
     return made;
 }
 
-/* The state before each step, of all rows, by that after each. */
+/* The state before a step, by that after each, where all steps have the same rows. */
+at::Tensor before_step(const at::Tensor &after, const at::Tensor &first, const Steps &steps, size_t step)
+{
+    return step == 0 ? first : steps.of(after, step - 1);
+}
+
+bool is_even(const Steps &steps)
+{
+    return std::all_of(steps.rows.begin(), steps.rows.end(), [&](int64_t n) { return n == steps.rows[0]; });
+}
+
+/* The state before each step, of all rows. */
 at::Tensor befores(const at::Tensor &after, const at::Tensor &first, const Steps &steps)
 {
     const int64_t b = steps.rows[0], all = steps.all();
-    const bool same = std::all_of(steps.rows.begin(), steps.rows.end(), [b](int64_t n) { return n == b; });
-    if (same && steps.first[0] == 0) return at::cat({first, after.narrow(0, 0, all - b)});
-    if (same) return at::cat({after.narrow(0, b, all - b), first});
+    if (is_even(steps))
+        return steps.first[0] == 0 ? at::cat({first, after.narrow(0, 0, all - b)})
+                                   : at::cat({after.narrow(0, b, all - b), first});
     Running state(first, b);
     std::vector<at::Tensor> parts;
     for (size_t t = 0; t < steps.rows.size(); t++) {
@@ -234,8 +253,9 @@ Grads differentiate(Kind kind, const Made &made, const Steps &steps, const at::T
 {
     const int64_t n = w.hh.size(0) / GATES[kind], last = steps.rows.back(), all = steps.all();
     const at::Tensor hh = plain(w.hh), hr = w.hr.defined() ? plain(w.hr) : w.hr;
-    const at::Tensor before = befores(made.y, h0, steps),
-                     cells_before = kind == LSTM ? befores(made.cells, c0, steps) : at::Tensor();
+    const bool even = is_even(steps);
+    const at::Tensor before = even || kind != GRU ? at::Tensor() : befores(made.y, h0, steps),
+                     cells_before = even || kind != LSTM ? at::Tensor() : befores(made.cells, c0, steps);
     /* of the products with the input's and with the hidden weights, which differ in a GRU alone */
     const at::Tensor inputs = fresh(made.y, {all, GATES[kind] * n}),
                      products = kind == GRU ? fresh(made.y, inputs.sizes()) : inputs;
@@ -246,10 +266,12 @@ Grads differentiate(Kind kind, const Made &made, const Steps &steps, const at::T
     Running dh(rows(gh, h0), last), dc;
     if (kind == LSTM) dc = Running(rows(gc, c0), last);
     const at::Tensor states = hr.defined() ? fresh(made.y, {all, h0.size(1)}) : at::Tensor();
+    torchlean_context *const context = context_of(x);
+    std::optional<BelowBlock> below;
+    if (kind <= GRU) below.emplace();
     for (size_t t = steps.rows.size(); t-- > 0;) {
         const int64_t b = steps.rows[t];
         dh.resize(b);
-        torchlean_context *const context = context_of(x);
         at::Tensor d = plain(dh.value);
         if (gy.defined()) {
             const at::Tensor sum = fresh(d, d.sizes());
@@ -266,10 +288,13 @@ Grads differentiate(Kind kind, const Made &made, const Steps &steps, const at::T
             d = inside;
         }
         const auto step = [&](const at::Tensor &tensor) { return plain(steps.of(tensor, t)); };
+        const auto step_before = [&](const at::Tensor &all, const at::Tensor &after, const at::Tensor &first) {
+            return even ? plain(before_step(after, first, steps, t)) : step(all);
+        };
         if (kind == LSTM) {
             dc.resize(b);
-            const at::Tensor gates = step(made.gates), c = step(cells_before), cell = step(made.cells),
-                             above = plain(dc.value), next = fresh(d, {b, n});
+            const at::Tensor gates = step(made.gates), c = step_before(cells_before, made.cells, c0),
+                             cell = step(made.cells), above = plain(dc.value), next = fresh(d, {b, n});
             Buffer gx(context, from.t), g_before(context, next);
             check(torchlean_cuda_buffer_lstm_cell_bwd(Buffer(context, gates), Buffer(context, c), Buffer(context, cell),
                                                       Buffer(context, above), Buffer(context, d), u32(b), u32(n),
@@ -277,7 +302,7 @@ Grads differentiate(Kind kind, const Made &made, const Steps &steps, const at::T
             dc.value = next;
             multiply(context, product, hh, dh.value);
         } else if (kind == GRU) {
-            const at::Tensor gates = step(made.gates), inner = step(made.inner), h = step(before),
+            const at::Tensor gates = step(made.gates), inner = step(made.inner), h = step_before(before, made.y, h0),
                              kept = fresh(d, {b, n}), through = fresh(d, {b, n});
             Slot by_hidden(products, steps, t);
             Buffer gx(context, from.t), ga(context, by_hidden.t), g_kept(context, kept);
@@ -295,9 +320,10 @@ Grads differentiate(Kind kind, const Made &made, const Steps &steps, const at::T
     Grads g;
     g.h0 = dh.all();
     if (kind == LSTM) g.c0 = dc.all();
+    below.reset();
     g.x = at::mm(inputs, w.ih);
     g.w.ih = at::mm(inputs.t(), x);
-    g.w.hh = at::mm(products.t(), before);
+    g.w.hh = at::mm(products.t(), befores(made.y, h0, steps));
     if (w.b_ih.defined()) {
         g.w.b_ih = inputs.sum(0);
         g.w.b_hh = kind == GRU ? products.sum(0) : g.w.b_ih;
