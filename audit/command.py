@@ -48,6 +48,7 @@ OTHERS = {
     "judge": ("audit.judge.defects", "plants defects in kernels and scores the judge"),
     "judge-alarms": ("audit.judge.alarms", "judges kernels without a defect"),
     "league": ("audit.league.runner", "judges other libraries"),
+    "thirdparty": ("audit.thirdparty", "judges kernels of other projects"),
     "onnx": ("audit.onnx_nodes.command", "runs the node tests of the onnx package"),
     "exchange": ("audit.exchange", "shares memory with other libraries"),
 }

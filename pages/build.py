@@ -40,7 +40,9 @@ def _places() -> Navigation:
     return [
         {"Start": ["index.md", {"Overview": "overview.md"}, {"Changes": "CHANGELOG.md"}]},
         {"Tutorials": [
-            {"Train a model": "docs/train.md"}, {"Check a kernel": "docs/judge.md"}, {"Use the library from C": "docs/c.md"},
+            {"Train a model": "docs/train.md"}, {"Check a kernel": "docs/judge.md"},
+            {"Judge a task": "docs/tasks.md"}, {"What bits depend on": "docs/invariance.md"},
+            {"Use the library from C": "docs/c.md"},
             {"Examples as notebooks": ["notebooks/index.md", *(f"notebooks/{name}.md" for name in execute.NAMES)]},
         ]},
         {"Guides": [

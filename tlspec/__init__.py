@@ -1,7 +1,10 @@
 """tlspec: what each operation and its gradient mean, in float64 NumPy, and a judge for kernels that compute them.
 
-``tlspec.check(my_softmax, "softmax")`` checks a kernel (:mod:`tlspec.judge`). ``tlspec.ops.softmax.softmax(x)`` is the meaning of
-an operation, called on arrays; ``tlspec.registry`` holds one row per operation and ``tlspec.ops`` the references.
+``tlspec.check(my_softmax, "softmax")`` checks a kernel (:mod:`tlspec.judge`), ``tlspec.check_task`` one to a task of another
+project's format (:mod:`tlspec.judge.adapters`), and ``tlspec.invariance`` says what the bits of a function depend on
+(:mod:`tlspec.judge.invariants`). ``tlspec.ops.softmax.softmax(x)`` is the meaning of
+an operation, called on arrays; ``tlspec.registry`` holds one row per operation and ``tlspec.ops`` the references,
+``tlspec.references`` those that this project has no kernel of.
 
 ``tlspec.running`` derives tolerances from a reference; ``tlspec.formats`` has the number formats, ``tlspec.arrays`` the arrays of
 other libraries. ``tlspec.signature`` is the grammar of signatures, ``tlspec.validation`` what a sound row is. ``tlspec.bounds``
@@ -17,12 +20,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tlspec.judge import Report as Report
     from tlspec.judge import check as check
+    from tlspec.judge.adapters import check_task as check_task
+    from tlspec.judge.invariants import invariance as invariance
     from tlspec.pytest_plugin import cases as cases
     from tlspec.running import ErrorArray as ErrorArray
 
 #: where the names of the package are defined
 _NAMES = {
     "check": "tlspec.judge",
+    "invariance": "tlspec.judge.invariants",
+    "check_task": "tlspec.judge.adapters",
     "Report": "tlspec.judge",
     "ErrorArray": "tlspec.running",
     "cases": "tlspec.pytest_plugin",
@@ -38,12 +45,16 @@ _MODULES = (
     "judge",
     "laws",
     "ops",
+    "references",
     "registry",
     "running",
     "strategies",
 )
 
-__all__ = ["ErrorArray", "Report", "check"]
+__all__ = ["ErrorArray", "Report", "__version__", "check", "check_task", "invariance"]
+
+#: the version of the specification and the judge, which are released apart from the library
+__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

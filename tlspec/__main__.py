@@ -2,42 +2,17 @@
 or is blind, 2 for wrong arguments."""
 
 import argparse
-import importlib
-import importlib.util
+import ast
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tlspec import registry
+from tlspec import references, registry
 from tlspec.judge import check
-
-
-def _load(text: str) -> Callable[..., Any]:
-    """The function that MODULE:FUNCTION or FILE.py:FUNCTION names. Raises ValueError."""
-    place, _, name = text.rpartition(":")
-    if not place:
-        raise ValueError(f"{text!r}: expected MODULE:FUNCTION or FILE.py:FUNCTION")
-    if place.endswith(".py"):
-        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
-        if spec is None or spec.loader is None or not Path(place).exists():
-            raise ValueError(f"{place}: no such file")
-        module = importlib.util.module_from_spec(spec)
-        sys.path.insert(0, str(Path(place).resolve().parent))
-        spec.loader.exec_module(module)
-    else:
-        sys.path.insert(0, "")
-        try:
-            module = importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            raise ValueError(f"{place}: {error}") from None
-    found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        raise ValueError(f"{place} has no function {name}")
-    return found
+from tlspec.judge.commands import add_commands
+from tlspec.judge.runner import load_named
 
 
 def _number_or_word(text: str) -> float | str:
@@ -45,6 +20,16 @@ def _number_or_word(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
+
+
+def _numbers(text: str) -> dict[str, Any]:
+    """The numbers of ``rows=4096,eps=1e-5,dims=[4,8]`` by their names. Raises ValueError."""
+    names = text.replace("[", "(").replace("]", ",)")
+    call = ast.parse(f"f({names})", mode="eval").body
+    if not isinstance(call, ast.Call) or call.args or not call.keywords:
+        raise ValueError(f"{text!r}: expected NAME=NUMBER,...")
+    found = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+    return {n: list(v) if isinstance(v, tuple) else v for n, v in found.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,16 +67,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--products", default="", help="format to which operands of products are rounded: tf32, bf16")
     add("--intermediate", default="", help="format of other intermediate results")
     add("--flush", action="store_true", help="subnormal numbers may count as zero")
+    add("--saturate", action="store_true", help="results beyond the format are its largest number")
+    add("--full-range", action="store_true", help="nothing may overflow on the way to a result that can be represented")
+    add("--mixed", default="", help="words for kernels of several formats: bf16, fp16, fp8, int8")
+    add(
+        "--shapes", action="append", type=_numbers, metavar="ROWS=4096,COLS=4096",
+        help="lengths to try besides, of which a sample of the results is compared; may be repeated",
+    )  # fmt: skip
+    add("--fixed", type=_numbers, metavar="EPS=1e-5", help="parameters or dimensions that have one value")
+    add("--layouts", default="any", help="contiguous: arrays have no gaps (any)")
+    add("--refuses", action="append", metavar="TEXT", help='cases that may be refused: "empty", "cols > 1024"')
+    add("--timeout", type=float, metavar="SECONDS", help="that one call may take (300)")
+    add("--memory", type=int, metavar="BYTES", help="that the kernel's process may use (the machine's)")
+    add("--repeats", type=int, metavar="N", help="further calls, for faults that come and go (500 to 1000)")
+    add(
+        "--in-process", action="store_true", help="run the kernel in this process, where it can see the expected values"
+    )
     add("--json", type=Path, metavar="FILE", help="write the report")
     add("--html", type=Path, metavar="FILE", help="write the report as a page")
     commands.add_parser("list", help="list the operations")
+    add_commands(commands)
     args = parser.parse_args(argv)
+    if hasattr(args, "run"):
+        status: int = args.run(args)
+        return status
     if args.command == "list":
-        for row in registry.ops():
+        for row in (*registry.ops(), *references.references()):
             print(f"{row.name:32s}{row.text}")
         return 0
-    # a program's own kernel may do what it likes with the process
-    return _apart(lambda: _check(args)) if argv is None else _check(args)
+    # a kernel in this process may end it
+    return _apart(lambda: _check(args)) if args.in_process and argv is None else _check(args)
 
 
 def _apart(run: Callable[[], int]) -> int:
@@ -120,11 +125,14 @@ def _check(args: argparse.Namespace) -> int:
     show = (lambda text: print(f"\r{text:<60}", end="", file=sys.stderr)) if sys.stderr.isatty() else None
     try:
         report = check(
-            _load(args.kernel), args.op, backward=_load(args.backward) if args.backward else None,
-            reference=_load(args.reference) if args.reference else None, inputs=args.inputs, dtype=args.dtype,
+            args.kernel, args.op, backward=args.backward, reference=load_named(args.reference) if args.reference else None,
+            inputs=args.inputs, dtype=args.dtype,
             out_dtype=args.out_dtype, array=args.array, arguments=args.arguments, cases=args.cases, data=args.data,
             empty=not args.no_empty, seed=args.seed, case=args.case, accumulate=args.accumulate, height=args.height, ulp=args.ulp,
-            products=args.products, intermediate=args.intermediate, flush=args.flush, progress=show,
+            products=args.products, intermediate=args.intermediate, flush=args.flush, saturate=args.saturate,
+            full_range=args.full_range, mixed=args.mixed, shapes=args.shapes, fixed=args.fixed, layouts=args.layouts,
+            refuses=args.refuses, progress=show,
+            isolate=not args.in_process, timeout=args.timeout, memory=args.memory, repeats=args.repeats,
         )  # fmt: skip
     except (ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
         print(f"python -m tlspec: {error.args[0] if error.args else error}", file=sys.stderr)

@@ -16,7 +16,7 @@ import hashlib
 import importlib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,8 +35,27 @@ PATTERNS: dict[str, np.dtype[Any]] = {
 _SIGNED = {np.dtype(f"uint{bits}"): "uint8" if bits == 8 else f"int{bits}" for bits in (8, 16, 32, 64)}
 #: the bytes of a canary: whole pages, so that what lies behind one is aligned as the allocation is
 CANARY_BYTES = 4096
+#: cycles of a GPU's clock by which arguments come late, about a millisecond
+DELAY_CYCLES = 2_000_000
 #: every byte of a canary and of poisoned integers, which so are large and negative where they are signed, and no index
 CANARY = 0xA5
+
+
+def patterns_of(values: npt.ArrayLike, format: Format) -> Bits:
+    """The bit patterns of `values`, rounded to `format`; those of its own container stay as they are."""
+    known = np.asarray(values)
+    same = known.dtype.name == format.name
+    return np.array(known, order="C").view(format.unsigned) if same else format.encode(known)
+
+
+def whole_patterns_of(values: npt.ArrayLike, kind: str = "int64") -> Bits:
+    """The bit patterns of whole numbers of a kind such as int8 or int64. ValueError where `values` do not fit."""
+    if not (kind in PATTERNS and "int" in kind):
+        raise ValueError(f"integers: kind: got {kind!r}, expected int8, int16, int32 or int64, or uint8")
+    whole = np.array(values).astype(kind)
+    if not np.array_equal(whole, values):
+        raise ValueError(f"integers: got values that {kind} does not hold")
+    return whole.view(PATTERNS[kind])
 
 
 class Arrays:
@@ -62,31 +81,48 @@ class Arrays:
     def synchronize(self, *results: Any) -> None:
         """Wait until all work on the device is done; in JAX, until `results` are computed."""
 
+    def delay(self, arrays: Iterable[Any]) -> None:
+        """On a device with streams: the arrays get their values late, in the order of the current stream. Work on another
+        stream that does not wait for it meets zeros."""
+
+    def finish(self, results: Iterable[Any]) -> bool:
+        """Wait as :meth:`synchronize` does. False where `results` changed after all work of the current stream was done, which
+        is where a caller reads them."""
+        self.synchronize(*results)
+        return True
+
+    @classmethod
+    def settings(cls) -> dict[str, Any]:
+        """What the library's functions depend on besides their arguments, in this process, to be set in another."""
+        return {}
+
+    @classmethod
+    def apply(cls, settings: Mapping[str, Any]) -> None:
+        """Take over the :meth:`settings` of another process."""
+
     # making arrays
 
     def make(self, values: npt.ArrayLike, format: Format, *, strided: bool = False) -> Any:
         """A new array of `values`, rounded to `format`, in its container's type. With `strided` it is every second element, along
         the last axis, of a larger array whose other elements are NaN, which a kernel reads that ignores strides (an array without
         axes has none, and is made as it is); ValueError where the library has no such views (JAX)."""
-        known = np.asarray(values)
-        same = known.dtype.name == format.name
-        patterns = np.array(known, order="C").view(format.unsigned) if same else format.encode(known)
-        if not strided or patterns.ndim == 0:
-            return self._put(patterns, format.container)
+        return self.put(patterns_of(values, format), format.container, strided=strided)
+
+    def put(self, patterns: Bits, dtype: str, *, strided: bool = False) -> Any:
+        """A new array of type `dtype` with these bit patterns; whole numbers have no gaps. See :meth:`make`."""
+        if not strided or patterns.ndim == 0 or dtype not in FORMATS:
+            return self._put(patterns.copy(), dtype)
         if not self.mutable:
             raise ValueError(f"{self.name}: {self.library} has no strided arrays")
-        gaps = np.full((*patterns.shape[:-1], 2 * patterns.shape[-1]), format.encode(np.nan), format.unsigned)
+        gaps = np.full(
+            (*patterns.shape[:-1], 2 * patterns.shape[-1]), FORMATS[dtype].encode(np.nan), FORMATS[dtype].unsigned
+        )
         gaps[..., ::2] = patterns
-        return self._put(gaps, format.container)[..., ::2]
+        return self._put(gaps, dtype)[..., ::2]
 
     def integers(self, values: npt.ArrayLike, kind: str = "int64") -> Any:
-        """A new array of whole numbers, int32 or int64. ValueError where `values` do not fit."""
-        if kind not in ("int32", "int64"):
-            raise ValueError(f"integers: kind: got {kind!r}, expected 'int32' or 'int64'")
-        whole = np.array(values).astype(kind)
-        if not np.array_equal(whole, values):
-            raise ValueError(f"integers: got values that {kind} does not hold")
-        return self._put(whole.view(PATTERNS[kind]), kind)
+        """A new array of whole numbers of a kind such as int8 or int64. ValueError where `values` do not fit."""
+        return self._put(whole_patterns_of(values, kind), kind)
 
     def bools(self, values: npt.ArrayLike) -> Any:
         """A new array of truth values, one byte each."""
@@ -96,20 +132,26 @@ class Arrays:
         """An output of NaN inside a larger allocation, and a function that says whether the :data:`CANARY_BYTES` on each side
         of it are unchanged. `format` may be a type of integers ("int32", "int64", "bool") too, poisoned with a pattern that no
         index has. ValueError where arrays cannot be written (JAX)."""
-        if not self.mutable:
-            raise ValueError(f"{self.name}: {self.library} has no arrays that a kernel writes to")
         dtype = format if isinstance(format, str) and format in PATTERNS else formats.get(format).container
-        unsigned = PATTERNS[dtype]
-        canary = np.full(CANARY_BYTES // unsigned.itemsize, np.iinfo(unsigned).max // 255 * CANARY, unsigned)
-        poison = FORMATS[dtype].encode(np.nan) if dtype in FORMATS else canary[0]
-        inside = slice(len(canary), len(canary) + math.prod(shape))
-        everything = self._put(np.concatenate([canary, np.full(math.prod(shape), poison, unsigned), canary]), dtype)
+        made, everything = self.guarded(shape, dtype)
 
         def unchanged() -> bool:
-            found = self.bits(everything)
-            return bool((found[: inside.start] == canary).all() and (found[inside.stop :] == canary).all())
+            found = self.bits(everything).view(np.uint8)
+            return bool((found[:CANARY_BYTES] == CANARY).all() and (found[len(found) - CANARY_BYTES :] == CANARY).all())
 
-        return everything[inside].reshape(shape), unchanged
+        return made, unchanged
+
+    def guarded(self, shape: tuple[int, ...], dtype: str, garbage: int | None = None) -> tuple[Any, Any]:
+        """An output inside a larger allocation, and that allocation. Numbers are NaN, or with a seed `garbage` drawn ones."""
+        if not self.mutable:
+            raise ValueError(f"{self.name}: {self.library} has no arrays that a kernel writes to")
+        unsigned, count = PATTERNS[dtype], math.prod(shape)
+        canary = np.full(CANARY_BYTES // unsigned.itemsize, np.iinfo(unsigned).max // 255 * CANARY, unsigned)
+        poison = np.full(count, FORMATS[dtype].encode(np.nan) if dtype in FORMATS else canary[0], unsigned)
+        if garbage is not None and dtype in FORMATS:
+            poison = FORMATS[dtype].encode(np.resize(np.random.default_rng(garbage).normal(3.0, 1.0, 251), count))
+        everything = self._put(np.concatenate([canary, poison, canary]), dtype)
+        return everything[len(canary) : len(canary) + count].reshape(shape), everything
 
     # reading arrays
 
@@ -132,9 +174,18 @@ class Arrays:
         """The elements' bit patterns, a copy in host memory: what is written to the array later does not change it."""
         return np.array(self._read(foreign)[0])
 
+    def read(self, foreign: Any) -> tuple[Bits, str]:
+        """The :meth:`bits`, and the name of the elements' type."""
+        patterns, dtype = self._read(foreign)
+        return np.array(patterns, order="C"), dtype
+
+    def dtype_of(self, foreign: Any) -> str:
+        """The name of the elements' type."""
+        return self._adopt(foreign)[2]
+
     def format_of(self, foreign: Any) -> Format:
         """The number format of the elements; TypeError where they are of no format that is known here."""
-        dtype = self._adopt(foreign)[2]
+        dtype = self.dtype_of(foreign)
         if dtype not in FORMATS:
             raise TypeError(f"{self.name}: {dtype} is no floating-point format; there are {', '.join(FORMATS)}")
         return FORMATS[dtype]
@@ -228,6 +279,50 @@ class Torch(Arrays):
         if self.device.type != "cpu":
             getattr(self.module, self.device.type).synchronize(self.device)
 
+    def delay(self, arrays: Iterable[Any]) -> None:
+        if self.device.type != "cuda":
+            return
+        late = [(x, x.clone()) for x in arrays]
+        for x, _ in late:
+            x.zero_()
+        self.synchronize()
+        with self.module.cuda.device(self.device):
+            self.module.cuda._sleep(DELAY_CYCLES)
+        for x, values in late:
+            x.copy_(values)
+
+    def finish(self, results: Iterable[Any]) -> bool:
+        if self.device.type != "cuda":
+            return True
+        found = [r.detach() for r in results if isinstance(r, self.module.Tensor) and r.device.type == "cuda"]
+        seen = [r.clone() for r in found]  # in the order of the current stream
+        self.synchronize()
+        return all(np.array_equal(self.bits(a), self.bits(b)) for a, b in zip(found, seen, strict=True))
+
+    @classmethod
+    def settings(cls) -> dict[str, Any]:
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return {}
+        return {
+            "threads": torch.get_num_threads(), "precision": torch.get_float32_matmul_precision(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(), "gradients": torch.is_grad_enabled(),
+            "tf32": torch.backends.cudnn.allow_tf32, "benchmark": torch.backends.cudnn.benchmark,
+        }  # fmt: skip
+
+    @classmethod
+    def apply(cls, settings: Mapping[str, Any]) -> None:
+        torch = importlib.import_module("torch")
+        now = cls.settings()
+        setters = {
+            "threads": torch.set_num_threads, "precision": torch.set_float32_matmul_precision,
+            "deterministic": torch.use_deterministic_algorithms, "gradients": torch.set_grad_enabled,
+        }  # fmt: skip
+        for name, change in setters.items():
+            if settings[name] != now[name]:  # some import much
+                change(settings[name])
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = settings["tf32"], settings["benchmark"]
+
     def _put(self, patterns: Bits, dtype: str) -> Any:
         host = self.module.from_numpy(patterns.view(_SIGNED[patterns.dtype]))
         return host.to(self.device).view(getattr(self.module, dtype))
@@ -282,6 +377,23 @@ class Jax(Arrays):
     def synchronize(self, *results: Any) -> None:
         self.module.block_until_ready(results)
 
+    @classmethod
+    def settings(cls) -> dict[str, Any]:
+        jax = sys.modules.get("jax")
+        named = (
+            "jax_enable_x64",
+            "jax_default_matmul_precision",
+            "jax_disable_jit",
+            "jax_platforms",
+            "jax_numpy_rank_promotion",
+        )
+        return {} if jax is None else {n: jax.config.values[n] for n in named if n in jax.config.values}
+
+    @classmethod
+    def apply(cls, settings: Mapping[str, Any]) -> None:
+        for name, value in settings.items():
+            importlib.import_module("jax").config.update(name, value)
+
     def _put(self, patterns: Bits, dtype: str) -> Any:
         array = self.module.device_put(super()._put(patterns, dtype), self.device)
         if array.dtype.name != dtype:
@@ -303,9 +415,12 @@ def get(name: str | Arrays) -> Arrays:
     """The arrays of a library on a device, "LIBRARY" or "LIBRARY:DEVICE" (see the module), or the argument itself. ValueError for
     an unknown library, with close names; ImportError for one that is not installed, with what to install; RuntimeError, from
     here or from the library, for a device that is not there."""
-    if isinstance(name, Arrays):
-        return name
-    library, _, device = name.partition(":")
+    return name if isinstance(name, Arrays) else kind_of(name)(name.partition(":")[2])
+
+
+def kind_of(name: str) -> type[Arrays]:
+    """The class of "LIBRARY" or "LIBRARY:DEVICE", whose library is not imported. ValueError for an unknown one."""
+    library = name.partition(":")[0]
     if library not in LIBRARIES:
         raise ValueError(f"array={name!r}: unknown library; {formats.suggest(library, LIBRARIES)}")
-    return LIBRARIES[library](device)
+    return LIBRARIES[library]

@@ -13,6 +13,20 @@ DIMS = (
 )  # fmt: skip
 #: the largest exactly representable run of integers
 INTEGERS = 2**24
+#: lengths that models have: widths, heads, vocabularies, sides of images and of their patches
+MODELS = (
+    7, 10, 12, 14, 28, 48, 49, 50, 56, 77, 80, 96, 100, 112, 144, 160, 192, 196, 197, 224, 240, 320, 384, 400, 576, 640, 768, 784,
+    1000, 1152, 1280, 1500, 1536, 1728, 2560, 2880, 3072, 3584, 5120, 6144, 7168, 10240, 11008, 13824, 14336, 30522, 32000, 50257,
+    50304, 128256, 151936,
+)  # fmt: skip
+#: of aligned cases, by turns: what divides their lengths; 1 stands for the lengths of models as they are
+STEPS = (16, 64, 4, 32, 8, 64, 16, 1)
+#: lengths beyond the counters and the tables of scans and sums: two that are aligned, and two that are not
+LONG = (8209, 8192 + 64, 65539, 65536 + 64)
+#: the same for references that are not known
+LONG_OF_USERS = (2053, 2048 + 64)
+#: the numbers that people write for a parameter
+WRITTEN = (0.0, 1.0, 2.0, 0.5, -1.0, 3.0, -0.5, 0.1, -2.0, 1e-5, 4.0, 0.25)
 #: what numbers meet in any kernel: the ends of 16, 31, 32 and 63 bits, and of the integers that a float32 holds
 LIMITS = (2**16, INTEGERS, 2**31, 2**32, 2**63)
 
@@ -20,6 +34,17 @@ LIMITS = (2**16, INTEGERS, 2**31, 2**32, 2**63)
 @lru_cache(maxsize=4096)
 def _logarithm(n: int) -> float:
     return float(np.log(n))
+
+
+@lru_cache(maxsize=4096)
+def _aligned(step: int, low: int, high: int) -> list[int]:
+    """The powers of two and the lengths of models in [low, high] that the step divides, and its small multiples; with a step
+    that has none there, those of the largest power of two that has one."""
+    found = {
+        n for n in (*(1 << k for k in range(int(high).bit_length())), *MODELS) if low <= n <= high and n % step == 0
+    }
+    found |= {n for n in (3 * step, 5 * step, 6 * step, 7 * step) if step > 1 and low <= n <= high}
+    return sorted(found) if found or step == 1 else _aligned(step // 2, low, high)
 
 
 @lru_cache(maxsize=4096)
@@ -34,7 +59,7 @@ class Draw:
 
     def __init__(
         self, rng: np.random.Generator, budget: int, *, empty: bool = False, axes: int = 0, paired: bool = True,
-        edges: Sequence[int] = (),
+        edges: Sequence[int] = (), step: int = 0, turn: int = 0,
     ):  # fmt: skip
         self.rng = rng
         self.budget = budget
@@ -46,12 +71,17 @@ class Draw:
         self.paired = paired
         #: boundaries; where there are any, sizes and integers are drawn next to them
         self.edges = edges
+        #: not 0: sizes are aligned, this divides them, and some are equal; otherwise they are distinct and most of them prime
+        self.step = step
+        #: counts the cases of an operation: parameters that people write take turns
+        self.turn = turn
         self._used: list[int] = []
 
     def edge(self, low: int, high: int, edges: Sequence[int] = ()) -> int | None:
         """A number in [low, high] next to a boundary or to a small multiple of one; None where a search finds none."""
         for _ in range(12):
-            b, k, e = self.choice(edges or self.edges), self.choice((1, 1, 1, 2, 3)), self.choice((-1, 0, 1))
+            b, k = self.choice(edges or self.edges), self.choice((1, 1, 1, 2, 3))
+            e = 0 if self.step else self.choice((-1, 0, 1))
             n = b * k + e if self.rng.random() < 0.7 else (b + e) * k
             if low <= n <= high:
                 return int(n)
@@ -67,8 +97,22 @@ class Draw:
         self.rng.shuffle(out)
         return [int(k) for k in out]
 
+    def aligned(self, low: int, high: int) -> int | None:
+        """A size in [low, high] of an aligned case, a third of them equal to one that was drawn already; None where sizes are not
+        aligned, or where none is. The larger half of them is likelier."""
+        if not self.step:
+            return None
+        known = [n for n in self._used if max(low, 1) <= n <= high]
+        if known and self.rng.random() < 0.35:
+            return int(self.choice(known))
+        choices = _aligned(self.step, max(low, 1), high)
+        if not choices:
+            return None
+        return int(self.choice(choices[len(choices) // 2 :] if self.rng.random() < 0.5 else choices))
+
     def dim(self, low: int = 0, high: int | None = None) -> int:
-        """One size in [low, high], different from those already drawn; pairs of sizes multiply to at most the budget."""
+        """One size in [low, high], different from those already drawn unless the case is aligned; pairs of sizes multiply to at
+        most the budget."""
         cap = max(low, self.budget // (max([1, *self._used]) if self.paired else 2 if self.edges else 3))
         if high is not None:
             cap = min(cap, high)
@@ -77,6 +121,11 @@ class Draw:
         if self.edges and self.rng.random() < 0.8 and (near := self.edge(max(low, 1), cap)) is not None:
             self._used.append(near)
             return near
+        least = max(low, int(cap / 8)) if self.axes else low
+        size = 0 if self.step and self.empty and low == 0 and self.rng.random() < 0.3 else self.aligned(least, cap)
+        if size is not None:
+            self._used.append(size)
+            return size
         choices = [n for n in DIMS if low <= n <= cap and (n or self.empty)] or [low]
         choices = [n for n in choices if n not in self._used] or choices
         u = self.rng.random()
@@ -111,15 +160,20 @@ class Draw:
             return self.factors(near, rank)
         for i in range(rank):
             cap = left if i == rank - 1 else max(1, int(left ** self.rng.uniform(0, 1)))
+            if self.step and self.step ** (rank - i) <= left:
+                cap = max(cap, self.step)
             choices = [n for n in DIMS if 1 <= n <= cap]
             choices = [n for n in choices if n not in out or n == 1] or [1]
             weights = np.array([n**0.5 for n in choices])
             n = int(self.rng.choice(choices, p=weights / weights.sum()))
+            if self.step:
+                n = self.aligned(1, cap) or n
             if self.edges and self.rng.random() < 0.6:
                 n = self.edge(1, cap) or n
             if self.empty and self.rng.random() < 0.4:
                 n = 0
             out.append(n)
+            self._used += [n] * (self.step > 0)
             left //= max(n, 1)
         self.rng.shuffle(out)
         return out
@@ -129,13 +183,17 @@ class Draw:
         or of one number, and one that takes most of the budget."""
         count = self.choice([1, 3, 17, 100, *([0] if self.empty else [])])
         left = max(1, self.budget // lists)
+        if self.step and (n := self.aligned(1, left // max(count, 1))) is not None:  # all equal, or multiples of one
+            return [n if n * count > left // 2 else n * self.choice((1, 1, 2)) for _ in range(count)]
         cap = max(1, left // (2 * max(count, 1)))
         choices = [n for n in DIMS if n <= cap]
         out = [0 if self.rng.random() < 0.1 else int(self.rng.choice(choices)) for _ in range(count)]
         if count:
             at = int(self.rng.integers(count))
             room = left - sum(out) + out[at]
-            out[at] = (self.edges and self.edge(1, room)) or int(self.rng.choice([n for n in DIMS if n <= room][-4:]))
+            out[at] = (self.edges and self.edge(1, room)) or int(
+                self.rng.choice([n for n in DIMS if n <= max(room, 0)][-4:])
+            )
         return out
 
     def integer(self, low: int, high: int) -> int:
@@ -149,6 +207,16 @@ class Draw:
     def real(self, low: float, high: float) -> float:
         """A real in [low, high], rounded to float32."""
         return float(np.float32(self.rng.uniform(low, high)))
+
+    def written(self, default: float | None, low: float, high: float) -> float:
+        """A parameter in [low, high]: every other case has a drawn real, and those between have the default and the numbers that
+        people write, in turn."""
+        turn, odd = divmod(self.turn, 2)
+        if not odd:
+            return self.real(low, high)
+        numbers = [] if default is None else [default, default]
+        numbers += [n for n in (*WRITTEN, low, high) if low <= n <= high]
+        return float(np.float32(numbers[turn % len(numbers)]))
 
     def choice(self, items: Sequence[Any]) -> Any:
         """One of `items`."""

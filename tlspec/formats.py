@@ -28,6 +28,8 @@ Bits = npt.NDArray[np.unsignedinteger[Any]]
 
 #: the exponent's field of a float64, and its bias
 _FIELD, _BIAS = 0x7FF << 52, 1023
+#: numbers that are encoded at once
+PIECE = 2**21
 #: the formats that NumPy computes with itself
 _NUMPY = ("float16", "float32", "float64")
 
@@ -125,6 +127,12 @@ class Format:
     def encode(self, x: npt.ArrayLike) -> Bits:
         """The bit patterns of the numbers x, as uint8, uint16, uint32 or uint64; what is no number of the format is rounded
         first. A NaN gets a quiet NaN's pattern with its sign."""
+        x = np.asarray(x)
+        if x.size > PIECE:  # float64 takes eight times the memory of a narrow format
+            flat, made = x.reshape(-1), np.empty(x.size, self.unsigned)
+            for start in range(0, x.size, PIECE):
+                made[start : start + PIECE] = self.encode(flat[start : start + PIECE])
+            return made.reshape(x.shape)
         x = self.round(x)
         if self.container in _NUMPY:
             return np.asarray(x.astype(self.container)).view(self.unsigned)

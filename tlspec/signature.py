@@ -9,8 +9,12 @@ Inputs
     ``mask?[n, n]``      a buffer that may be left out (NULL in C, None in Python)
     ``at: index[k]``     a device buffer of uint32 indices
     ``indices: u32[k]``  a host array of uint32; ``A: f64[m, n]`` a host array of float64
+    ``y: u32[k] < n``    indices below a number of the signature, which cases are drawn within
     ``ps: list[count]``  `count` device buffers (``torchlean_buffer *const *`` in C, a sequence in Python), each of its own
                          length; all lists of a row have one `count`, and elements of one index have one length
+    ``x[rows, 64*k]``    a length may be an expression; a name that no array has alone is a dimension as well
+    ``w: float32[n]``    of a reference of one's own: an array in a format of its own (:mod:`tlspec.formats`), of integers (i8,
+                         u8, i16, i32, i64) or of truth values (bool), whatever the format of the others is
 Parameters
     ``c: float``         crosses as double, rounded to float32 once on entry; ``eps: float = 1e-6`` has a default
     ``axis: u32``        an unsigned integer below 2^32; ``seed: u64`` likewise below 2^64
@@ -19,6 +23,7 @@ Outputs
     ``out[rows, n // 2 + 1]``      integer expressions over dimensions and parameters
     ``out[*drop(dims, axis)]``     a function of :mod:`tlspec.shapes`, named the same in C
     ``out: index[rows]``           an index buffer
+    ``x[rows, cols]``              an output with an input's name: the operation overwrites it (references of one's own)
     ``out: f64[m, p]``             a host array the caller supplies
     ``ps_out: list[count]``        a list of outputs of the lengths of the input lists; each may be the input of its index, as
                                    the operation is elementwise; a row has either lists or other outputs
@@ -31,8 +36,13 @@ the operation's own.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tlspec.expressions import names_in
+from tlspec.formats import FORMATS, Format, get
+
+#: kinds of arrays of whole numbers and truth values, by NumPy's name
+WHOLE = {"i8": "int8", "u8": "uint8", "i16": "int16", "i32": "int32", "i64": "int64", "bool": "bool"}
 #: Names no argument may have: C keywords the grammar could meet, and names the generated code uses itself.
 RESERVED = frozenset({"call", "int", "float", "double", "const", "register", "restrict", "return", "status", "inline"})
 
@@ -45,6 +55,10 @@ class Array:
     dims: tuple[str, ...]
     kind: str = "f32"  # f32, index: device buffer; list: device buffers; u32, f64: host array
     optional: bool = False
+    #: indices are below the value of this expression; "": below the length of the first axis of the first buffer
+    below: str = ""
+    #: of an output: the input that it overwrites
+    over: str = ""
 
     @property
     def elementwise(self) -> bool:
@@ -53,6 +67,10 @@ class Array:
     @property
     def host(self) -> bool:
         return self.kind in ("u32", "f64")
+
+    def format(self, common: Format) -> Format:
+        """The number format of the elements in a call whose arrays are of a common format."""
+        return FORMATS.get(self.kind, common)
 
     @property
     def listed(self) -> bool:
@@ -90,7 +108,7 @@ class Signature:
 
     @property
     def buffers(self) -> tuple[Array, ...]:
-        return tuple(a for a in self.inputs if a.kind == "f32")
+        return tuple(a for a in self.inputs if a.kind == "f32" or a.kind in FORMATS)
 
     @property
     def indices(self) -> tuple[Array, ...]:
@@ -122,7 +140,11 @@ class Signature:
         inputs_text, _, params_text = left.partition(";")
         inputs = tuple(_parse_array(t) for t in split_list(inputs_text))
         params = tuple(_parse_param(t) for t in split_list(params_text))
-        outputs = tuple(_parse_array(t) for t in split_list(right))
+        taken = {a.name for a in inputs}
+        outputs = tuple(
+            replace(a, name=f"{a.name}_out", over=a.name) if a.name in taken else a
+            for a in (_parse_array(t) for t in split_list(right))
+        )
         if not outputs:
             raise ValueError(f"signature has no output: {text!r}")
         param_names = {p.name for p in params}
@@ -132,6 +154,11 @@ class Signature:
                 bare = item[1:] if item.startswith("*") else item
                 if item != "*" and bare.isidentifier() and bare not in param_names:
                     dims.setdefault(item)
+        known = {d.lstrip("*") for d in dims} | param_names
+        for item in (i for a in inputs for i in a.dims if i != "*"):
+            for name in sorted(names_in(item.lstrip("*")) - known):
+                dims.setdefault(name)
+                known.add(name)
         names = [*(a.name for a in inputs + outputs), *(d.lstrip("*") for d in dims), *(p.name for p in params)]
         if clash := {n for n in names if names.count(n) > 1} | (RESERVED & set(names)):
             raise ValueError(f"names used twice or reserved: {sorted(clash)} in {text!r}")
@@ -164,16 +191,24 @@ def split_list(text: str) -> Iterator[str]:
         yield text[start:].strip()
 
 
-_ARRAY = re.compile(r"^(?P<name>[A-Za-z]\w*)(?P<opt>\?)?(?:\s*:\s*(?P<kind>u32|f64|list|index))?\s*\[(?P<dims>.*)\]$")
+_ARRAY = re.compile(
+    r"^(?P<name>[A-Za-z]\w*)(?P<opt>\?)?(?:\s*:\s*(?P<kind>\w+))?\s*\[(?P<dims>.*)\](?:\s*<\s*(?P<below>.+))?$"
+)
 _PARAM = re.compile(r"^(?P<name>[A-Za-z]\w*)\s*:\s*(?P<kind>float|u32|u64|dims)(?:\s*=\s*(?P<default>.+))?$")
 
 
 def _parse_array(text: str) -> Array:
     m = _ARRAY.match(text)
+    kind = m["kind"] or "f32" if m else ""
+    if m and kind not in ("f32", "u32", "f64", "list", "index", *WHOLE):
+        try:
+            kind = get(kind).name
+        except ValueError:
+            m = None
     if not m:
         raise ValueError(f"not an array: {text!r}")
-    dims = tuple(split_list(m["dims"]))
-    return Array(m["name"], dims, m["kind"] or "f32", bool(m["opt"]))
+    kind = "float32" if m["kind"] == "f32" else kind  # said, and not the format that all arrays have
+    return Array(m["name"], tuple(split_list(m["dims"])), kind, bool(m["opt"]), m["below"] or "")
 
 
 def _parse_param(text: str) -> Param:

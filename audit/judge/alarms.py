@@ -93,7 +93,14 @@ def _run(name: str, dtype: str, cases: int, seed: int) -> tuple[str, int, int, f
     op, which, kernel = kernels()[name]
     run = functools.wraps(kernel)(in_format(kernel, dtype))
     sizes = {"small": cases * 9 // 10, "medium": cases // 40, "edges": cases - cases * 9 // 10 - cases // 40}
-    options: dict[str, Any] = {"dtype": dtype, "cases": sizes, "empty": False, "sensitive": False, "seed": seed}
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "cases": sizes,
+        "empty": False,
+        "sensitive": False,
+        "seed": seed,
+        "isolate": False,
+    }
     report = check(run if which == "forward" else None, op, backward=run if which == "vjp" else None, **options)
     lines = [f"{name}, {dtype}: {f.text}: {f.repeat}" for f in report.findings]
     return name, sum(r.cases for r in report.rows), sum(r.elements for r in report.rows), report.share, lines

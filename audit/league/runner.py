@@ -104,7 +104,8 @@ def judge(library: str, op: str, dtype: str, cases: int, case: str | None = None
     warnings.simplefilter("ignore")
     for which, function in functions(library, row):
         given = {"dtype": dtype, "array": LIBRARIES[library].arrays, "cases": sizes(cases), "empty": False, "sensitive": False,
-                 "case": case, "data": classes(row, which), **assumptions(library, op, which, dtype)}  # fmt: skip
+                 "case": case, "data": classes(row, which), "isolate": False,
+                 **assumptions(library, op, which, dtype)}  # fmt: skip
         forward, backward = (function, None) if which == "forward" else (None, function)
         try:
             report = check(forward, row, backward=backward, **given)

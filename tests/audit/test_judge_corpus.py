@@ -8,7 +8,7 @@ import pytest
 
 from audit.judge import compiled, defects, launched, page, trivial
 from audit.judge.defects import FORMATS, in_format, judged
-from audit.judge.kernels import DEFECTS, RIGHT
+from audit.judge.kernels import DEFECTS, LENGTHS, RIGHT
 from tests import ROOT
 from tlspec import registry
 
@@ -37,6 +37,7 @@ def test_right_kernels_pass(kernel: tuple[str, str]) -> None:
     "zeros", "a copy of the input", "an earlier result", "results share memory", "the last elements are not written",
     "strides are ignored", "an input is overwritten", "eps outside the root", "inputs in TF32", "the kernel is flipped",
     "one key of the future", "NaN is passed over", "the last term is left out",
+    *(f"wrong where {where}" for where in LENGTHS), "wrong where channels are multiples of 8",
 ])  # fmt: skip
 def test_defects_are_caught(name: str) -> None:
     for defect in (d for d in DEFECTS if d.name == name):

@@ -13,7 +13,7 @@ from tests import ROOT
 
 PAGES = [
     "docs/train.md", "docs/session.md", "docs/examples.md", "docs/exchange.md", "docs/models.md", "docs/ledger.md",
-    "docs/distributed.md", "pages/start.md",
+    "docs/distributed.md", "docs/invariance.md", "pages/start.md",
 ]  # fmt: skip
 
 

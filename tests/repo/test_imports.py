@@ -113,7 +113,7 @@ def replacements(path: Path, root: Path = ROOT) -> list[str]:
 MAY_REPLACE = dict.fromkeys(
     ("lib.__dict__[name] = ...", "handles._calls = ...", "handles._copy = ...", "handles._share = ..."),
     "a campaign makes calls fail before the library sees them, those that no observer hears of too",
-)
+) | {"setattr(importlib.import_module(module), ...)": "a dishonest kernel's stand-in, in a process of its own"}
 
 
 def test_nothing_of_another_module_or_class_is_replaced() -> None:

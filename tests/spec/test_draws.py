@@ -164,7 +164,7 @@ def test_rows_draw_what_they_are_about(name: str, edges: tuple[int, ...]) -> Non
     assert row.drawing.draw is not None
     found: dict[str, set[object]] = {n: set() for n in promised}
     for seed in range(TIMES):
-        values = row.drawing.draw(Draw(generator("promised", seed), 2**16, edges=edges))
+        values = row.drawing.draw(Draw(generator("promised", seed), 2**16, edges=edges, turn=seed))
         for n in found:
             value = values.get(n)
             found[n] |= set(value) if isinstance(value, list) else {value}

@@ -11,7 +11,8 @@ import pytest
 
 from tlspec import norm_errors, registry
 from tlspec.bounds import LAMBDA, TINY, U, factor, spacing
-from tlspec.drawn import Case, _spec_inputs, data_classes, draw_case
+from tlspec.case import Case, spec_inputs
+from tlspec.drawn import data_classes, draw_case
 from tlspec.ops import scan, spectral
 from tlspec.ops.optim import Run
 from tlspec.registry import Op
@@ -292,7 +293,7 @@ def bounds_with(monkeypatch: pytest.MonkeyPatch, case: Case, **constants: Any) -
             for constant, value in constants.items():
                 if name.startswith("tlspec.") and constant in vars(module):
                     m.setattr(module, constant, value)
-        return case.bound.tolerance(case.reference, outputs, _spec_inputs(case.arguments), case.values)
+        return case.bound.tolerance(case.reference, outputs, spec_inputs(case.arguments), case.values)
 
 
 @pytest.mark.only(where=lambda row, which: row.bound_of(which).kind in ("tree", "custom", "ordered"))

@@ -289,6 +289,8 @@ POINTS: dict[str, list[Point]] = {
         "all reduced"), folded([SEGMENT, SEGMENT + 1], 3, "all reduced", "segments of segments"), folded([2, ROOM], 1,
         "the first axes reduced"), folded([2, ROOM + 1], 1, "the first axes reduced", "a wide tile"), folded([2, ROOM + 1], 2,
         "the last axes reduced")],
+    "lstm_cell": [({"rows": 1, "units": 2}, {"one row"}), ({"rows": 2, "units": 1}, {"one unit"}), ({"rows": 1, "units": 1},
+        set()), ({"rows": 2, "units": 2}, set()), ({"rows": 1, "units": 0}, set())],
     "cumsum": [running([4, 2], 0, 0, "columns"), running([2, 4], 1, 0, "one column"), running([2, 4], 1, 1, "one column",
         "backwards"), running([1], 0, 1, "one column"), running([0, 2], 0, 1), running([0], 0, 0), running([SUMS**2], 0, 0,
         "one column"), running([SUMS**2 + 1], 0, 0, "one column", "chunks of chunks")],

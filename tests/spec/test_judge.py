@@ -15,7 +15,7 @@ import pytest
 
 import tlspec
 from tests import ROOT, python_path
-from tlspec import registry
+from tlspec import references, registry
 from tlspec.__main__ import main
 from tlspec.drawn import Expected, draw_case
 from tlspec.formats import FORMATS
@@ -339,8 +339,8 @@ def test_the_command(tmp_path: Path, arguments: list[str], status: int, text: st
 
 
 @pytest.mark.parametrize(("ending", "said"), [
-    ("os._exit(0)", "ended with status 0, expected a verdict"), ("os._exit(3)", "ended with status 3, expected a verdict"),
-    ("os.kill(os.getpid(), 9)", "ended by signal 9, expected a verdict"), ("sys.exit(0)", "ended the program with status 0"),
+    ("os._exit(0)", "ended with status 0, expected results"), ("os._exit(3)", "ended with status 3, expected results"),
+    ("os.kill(os.getpid(), 9)", "ended by signal 9 (SIGKILL)"), ("sys.exit(0)", "ended the program with status 0"),
     ("sys.exit()", "ended the program with status None"), ("exit(2)", "ended the program with status 2"),
     ("atexit.register(os._exit, 0)", "fail"),
 ])  # fmt: skip
@@ -374,7 +374,9 @@ def test_a_result_with_an_axis_more_fails(operation: str, kernel: Callable[..., 
 
 def test_the_command_lists_every_operation(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
-    assert capsys.readouterr().out == "".join(f"{row.name:32s}{row.text}\n" for row in registry.ops())
+    assert capsys.readouterr().out == "".join(
+        f"{r.name:32s}{r.text}\n" for r in [*registry.ops(), *references.references()]
+    )
 
 
 def test_importing_the_package_imports_nothing_else() -> None:

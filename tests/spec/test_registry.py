@@ -24,7 +24,7 @@ pytestmark = pytest.mark.every_choice
     ("text", "message"),
     [
         ("a[n]", "no '->'"), ("a[n] ->", "no output"), ("a -> out[n]", "not an array"),
-        ("a: i16[n] -> out[n]", "not an array"), ("a[n]; c -> out[n]", "not a parameter"),
+        ("a: i12[n] -> out[n]", "not an array"), ("a[n]; c -> out[n]", "not a parameter"),
         ("a[n]; c: double -> out[n]", "not a parameter"), ("a[n], a[n] -> out[n]", "used twice"),
         ("n[n] -> out[n]", "used twice"), ("a[n]; n: float -> out[a]", "used twice"),
         ("call[n] -> out[n]", "reserved"), ("a[*], b[n] -> out[*]", "do not mix"),

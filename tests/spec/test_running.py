@@ -256,7 +256,7 @@ def test_errors_cannot_be_lost_unnoticed() -> None:
     x = ErrorArray(np.ones(3), 1e-3)
     plain = np.zeros(3)
     for lose in (lambda: np.asarray(x), lambda: float(x[0]), lambda: plain.__setitem__(0, x[0]), lambda: np.add(x, 1, out=plain),
-                 lambda: np.add.at(plain, [0], x[:1]), lambda: np.linalg.norm(x), lambda: np.spacing(x)):  # fmt: skip
+                 lambda: np.add.at(plain, [0], x[:1]), lambda: np.linalg.det(x), lambda: np.spacing(x)):  # fmt: skip
         with pytest.raises((TypeError, ValueError)):
             lose()
     assert np.zeros(3, like=x).error.shape == (3,)
@@ -276,3 +276,86 @@ def test_a_dot_with_a_number_is_a_product() -> None:
     for found in (np.dot(x, 3.0), np.dot(3.0, x)):
         wanted = x * 3.0
         assert np.array_equal(found.value, wanted.value) and np.array_equal(found.error, wanted.error)
+
+
+def test_a_cast_in_a_reference_is_one_rounding() -> None:
+    exact = ErrorArray(np.array([1.001, 2.5, 1e6, -70000.0]))
+    cast = exact.astype(np.float16)
+    assert np.array_equal(cast.value, formats.FORMATS["float16"].round(exact.value)) and not cast.error.any()
+    tie = 1 + 2.0**-11  # between two numbers of float16
+    near = ErrorArray(np.array([1.0003, tie, np.nan, 65519.9]), 1e-5).astype(np.float16)
+    assert (
+        near.error[0] == 0
+        and near.error[1] == 2.0**-10
+        and near.error[2] == 0
+        and np.isinf(near.error[3]) == (65519.9 + 1e-5 >= 65520)
+    )
+    assert exact.astype(np.float32) is not exact and np.array_equal(exact.astype(np.float32).value, exact.value)
+
+
+@pytest.mark.parametrize("name", ["cumprod", "norm", "accumulate", "largest"])
+def test_products_norms_and_running_extremes(name: str) -> None:
+    functions: dict[str, Any] = {
+        "cumprod": lambda x: np.cumprod(x, axis=1), "norm": lambda x: np.linalg.norm(x, axis=1),
+        "accumulate": lambda x: np.multiply.accumulate(x, axis=1), "largest": lambda x: np.maximum.accumulate(x, axis=1),
+    }  # fmt: skip
+    x = np.random.default_rng(5).standard_normal((40, 30)).astype(np.float32)
+    found, single = functions[name](ErrorArray(x.astype(np.float64))), functions[name](x)
+    assert np.all(np.abs(single - found.value) <= found.error)
+    assert name == "largest" or 0 < np.median(found.error / np.abs(found.value)) < 1e-5
+
+
+def test_functions_of_scipy() -> None:
+    special = pytest.importorskip("scipy.special")
+    x = np.random.default_rng(6).uniform(0.1, 0.9, 500).astype(np.float32)
+    wide, off = ErrorArray(x.astype(np.float64)), 1e-4
+    moved = ErrorArray(x.astype(np.float64), off)
+    for name in (
+        "erf",
+        "erfc",
+        "expit",
+        "ndtr",
+        "erfinv",
+        "logit",
+        "gammaln",
+        "gamma",
+        "psi",
+        "i0",
+        "i1",
+        "i0e",
+        "i1e",
+        "j0",
+        "entr",
+    ):
+        f = getattr(special, name)
+        found, within = f(wide), f(moved)
+        assert np.array_equal(found.value, f(x.astype(np.float64))) and np.all(
+            found.error < 1e-4 * np.abs(found.value) + 1e-5
+        ), name
+        for end in (-off, off):
+            assert np.all(np.abs(f(x.astype(np.float64) + end) - within.value) <= within.error), name
+    assert np.all(special.xlogy(wide, wide).error < 1e-5)
+
+
+def test_finite_terms_that_overflow_beside_an_infinity() -> None:
+    """In float32 the two products are +inf and -inf, whose sum is NaN; a small product changes no infinity."""
+    for other, unsure in ((-1e30, True), (1.0, False)):
+        a, b = np.array([[np.inf, 1e30]]), np.array([[1.0], [other]])
+        made = ErrorArray(a, 0.0, Model()) @ ErrorArray(b, 0.0, Model())
+        assert np.isinf(made.error[0, 0]) == unsure
+        with np.errstate(all="ignore"):
+            terms = a.astype(np.float32)[0] * b.astype(np.float32)[:, 0]
+            assert np.isnan(terms.sum()) == unsure
+
+
+def test_products_between_the_smallest_numbers_are_not_exact() -> None:
+    a, b = np.full((1, 2), 2.0**-80), np.full((2, 1), 2.0**-70)
+    made = ErrorArray(a, 0.0, Model()) @ ErrorArray(b, 0.0, Model())
+    parts = a.astype(np.float32)[0] * b.astype(np.float32)[:, 0]
+    assert made.value[0, 0] == 2.0**-149 and parts.sum() == 0 and made.error[0, 0] >= 2.0**-149
+
+
+def test_equal_terms_round_alike() -> None:
+    """The more terms are equal, the nearer the bound of a sum is to that of one sign."""
+    bounds = [Model(alike=share).sum_error(10_001) / 2.0**-24 for share in (0.0, 1e-3, 0.1, 1.0)]
+    assert bounds[0] == 750 and bounds[0] < bounds[1] < bounds[2] == bounds[3] == 10_000

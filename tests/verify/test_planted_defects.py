@@ -354,6 +354,23 @@ def unwritten_tail_when_alone(c: Inside) -> Arrays:
     return c.run() if c.want is None or all(c.want) else unwritten_tail(c)
 
 
+def wrong_where(test: Callable[[list[int]], bool]) -> Callable[[Inside], Arrays]:
+    """Results that are off where something holds of the lengths of the inputs' axes."""
+
+    def spoil(c: Inside) -> Arrays:
+        given = [a for a in c.entry.signature.buffers if c.arguments.get(a.name) is not None]
+        lengths = [n for a in given for n in c.array(a).shape]
+        return outputs(c, lambda o: o + np.float32(1)) if lengths and test(lengths) else c.run()
+
+    return spoil
+
+
+def wrong_at_one(c: Inside) -> Arrays:
+    """Results that are off where a scalar is 1."""
+    scalars = [c.arguments[p.name] for p in c.entry.signature.params if p.kind == "float"]
+    return outputs(c, lambda o: o + np.float32(1)) if 1.0 in scalars else c.run()
+
+
 def summing(e: Entry) -> bool:
     return bound(e).kind in ("tree", "ordered") and on_device(e)
 
@@ -417,6 +434,23 @@ DEFECTS = [
     Defect(
         "scalar ignored", ("elementwise",),
         lambda e: any(p.kind == "float" for p in e.signature.params) and not e.op.contract.checks, ignored_scalar,
+    ),
+    Defect(
+        "wrong at lengths that are multiples of 16", ALL,
+        lambda e: on_device(e) and bool(e.signature.elementwise or inputs(e, 2) or inputs(e, 3)),
+        wrong_where(lambda n: min(n) > 0 and max(n) > 1 and all(k % 16 == 0 for k in n if k > 1)),
+    ),
+    Defect(
+        "wrong at equal lengths", ("reduce", "linalg", "shape"), lambda e: on_device(e) and bool(inputs(e, 2)),
+        wrong_where(lambda n: n[0] > 2 and len(set(n)) == 1),
+    ),
+    Defect(
+        "wrong where an axis is longer than 8192", ("elementwise", "reduce", "index", "shape"), on_device,
+        wrong_where(lambda n: max(n) > 8192),
+    ),
+    Defect(
+        "wrong where a scalar is 1", ("elementwise",),
+        lambda e: on_device(e) and any(p.kind == "float" for p in e.signature.params), wrong_at_one,
     ),
     Defect("input overwritten", ALL, on_device, spoils_its_input),
     Defect(

@@ -15,11 +15,23 @@ cores. Tighter words give tighter tolerances.
 ``"tensorcore"``     the weaker of the two
 ``"fp8"``            8-bit tensor cores of Hopper: 14 bits, the rest cut off
 ``"promoted:128"``   the same for 128 terms at a time, the partial sums added in float32
+``"int32"``          32-bit integers, which hold the sums of products of 8-bit ones exactly
 ``"probe"``          what :mod:`tlspec.judge.probe` finds, but no fewer bits than float32 or tensor cores have
 ===================  =========================================================================================================
 
 Sources for tensor cores: Fasi, Higham, Mikaitis and Pranesh, PeerJ Comput. Sci. 7, 2021; Khattak and Mikaitis, arXiv:2407.18387;
 DeepSeek-V3, arXiv:2412.19437, §3.3.2 (14 bits, promotion every 128 terms).
+
+===================  =========================================================================================================
+``mixed=``           words for kernels of several formats, which words of one's own replace
+===================  =========================================================================================================
+``"bf16"``           bfloat16 in and out, float32 inside, tensor cores: operands of products are bfloat16, intermediate ones too
+``"fp16"``           the same with float16
+``"fp8"``            float8_e4m3fn in, bfloat16 out; 8-bit tensor cores, promoted every 128 terms. The scales of blocks are arrays
+                     of the reference in a format of their own, as in ``scale: float32[m, k]``
+``"int8"``           sums of products of integers in int32, dequantised in float32; float32 out. The operands are arrays of the
+                     reference, as in ``q: i8[n, k]``
+===================  =========================================================================================================
 
 ===================  =========================================================================================================
 ``ulp=``             largest errors of elementary functions
@@ -36,6 +48,7 @@ and sqrt.approx (2 ulp and 1 ulp); NumPy 1.22 release notes (4 ulp for vectorise
 correctly rounded result, so half an ulp is added.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -43,7 +56,7 @@ from tlspec import formats
 from tlspec.formats import Format
 from tlspec.running import Model, any_order
 
-__all__ = ["ACCUMULATORS", "HEIGHTS", "ULPS", "arithmetic"]
+__all__ = ["ACCUMULATORS", "HEIGHTS", "MIXED", "ULPS", "arithmetic"]
 
 _CUDA = {
     "exp": 2, "exp2": 2, "expm1": 1, "log": 1, "log2": 1, "log10": 2, "log1p": 1, "sin": 2, "cos": 2, "tan": 4, "arcsin": 2,
@@ -64,7 +77,16 @@ ULPS: dict[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 #: by the name in ``accumulate=``: bits, and whether sums are rounded to nearest
-ACCUMULATORS = {"ampere": (24, False), "tensorcore": (24, False), "hopper": (25, False), "fp8": (14, False)}
+ACCUMULATORS = {"ampere": (24, False), "tensorcore": (24, False), "hopper": (25, False), "fp8": (14, False),
+                "int32": (31, True)}  # fmt: skip
+
+#: by the name in ``mixed=``: words of :func:`tlspec.check`
+MIXED: dict[str, dict[str, str]] = {
+    "bf16": {"dtype": "bfloat16", "accumulate": "tensorcore", "products": "bfloat16"},
+    "fp16": {"dtype": "float16", "accumulate": "tensorcore", "products": "float16"},
+    "fp8": {"dtype": "float8_e4m3fn", "out_dtype": "bfloat16", "accumulate": "promoted:128"},
+    "int8": {"dtype": "float32", "accumulate": "int32"},
+}
 
 #: by the name in ``height=``: the height of a tree of n terms
 HEIGHTS: dict[str, Callable[[int], int]] = {
@@ -77,10 +99,12 @@ HEIGHTS: dict[str, Callable[[int], int]] = {
 def arithmetic(
     format: Format | str = "float32", *, accumulate: str = "", height: str | Callable[[int], int] = "any",
     ulp: str | float | Mapping[str, Any] = "documented", products: str = "", intermediate: str = "", flush: bool = False,
+    saturate: bool = False, full_range: bool = False,
 ) -> Model:  # fmt: skip
     """The model of a kernel on arrays of a format. `products`: the format to which operands of matrix products are rounded first;
-    `intermediate`: that of all other intermediate results; `flush`: whether subnormal float32 numbers may count as zero. Raises
-    ValueError for a word that is not known."""
+    `intermediate`: that of all other intermediate results; `flush`: whether subnormal float32 numbers may count as zero;
+    `saturate`: whether results beyond the largest number are that number; `full_range`: whether nothing may overflow on the way
+    to a result that can be represented. Raises ValueError for a word that is not known."""
     fmt = formats.get(format)
     between = formats.get(intermediate or ("float64" if fmt.precision > 24 else "float32"))
     tensor_cores = fmt.precision < 24 and not intermediate  # where products of such numbers are summed
@@ -99,6 +123,6 @@ def arithmetic(
     return Model(
         precision=between.precision, sum_precision=bits, to_nearest=to_nearest, chunk=int(chunk) if name == "promoted" else 0,
         height=HEIGHTS[height] if isinstance(height, str) else height, ulps=table, tiny=max(between.tiny / 2, 2.0**-1074),
-        overflow=between.overflow, operands=formats.get(products) if products else None,
-        flushed=between.least_normal if flush else 0.0,
+        overflow=math.inf if full_range else between.overflow, saturate=saturate,
+        operands=formats.get(products) if products else None, flushed=between.least_normal if flush else 0.0,
     )  # fmt: skip

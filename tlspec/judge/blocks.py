@@ -9,14 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from tlspec.bounds import call_reference
-from tlspec.drawn import Case, draw_case, shape_of
+from tlspec.bounds import call_named, call_reference
+from tlspec.data import generator
+from tlspec.drawn import SHAPE, Case, draw_case, shape_of
 from tlspec.expressions import names_in
 from tlspec.registry import Op
 from tlspec.signature import Array
 
 #: numbers of all arrays of a case beyond which it is judged in blocks; of an output and of any array of a block
 LARGE, OUTPUT, ARRAY = 2**21, 2**18, 2**20
+#: of a case of given shape: drawn blocks, blocks of a line, and multiply-adds of a block's reference
+TILES, LINE, WORK = 6, 128, 2**27
 #: the dimension of elementwise operations
 ELEMENTS = "*"
 
@@ -89,7 +92,8 @@ def elements_of(case: Case) -> int:
 
 
 def blocks_of(case: Case) -> Iterator[tuple[Case, list[tuple[slice, ...]]]]:
-    """The case in blocks, each with the places of its outputs; the whole case where it is small or cannot be divided."""
+    """The case in blocks, each with the places of its outputs; the whole case where it is small or cannot be divided. Of a case
+    of given shape these are a sample (:func:`_sampled`)."""
     outputs = case.signature.outputs
     dims = independent_dimensions(case.op, case.which) if elements_of(case) > LARGE else ()
     if not dims:
@@ -98,15 +102,45 @@ def blocks_of(case: Case) -> Iterator[tuple[Case, list[tuple[slice, ...]]]]:
     lengths = {d: math.prod(case.shape(outputs[0])) if d == ELEMENTS else case.values[d] for d in dims}
     steps = dict(lengths)
     arrays = [(a, OUTPUT) for a in outputs] + [(a, ARRAY) for a in case.signature.inputs]
-    while any(_size(case, a, steps) > most for a, most in arrays) and max(steps.values()) > 1:
+    work = case.op.drawing.work if case.size == SHAPE and case.which == "forward" else None
+    while max(steps.values()) > 1 and (
+        any(_size(case, a, steps) > most for a, most in arrays)
+        or (work is not None and call_named(work, {**case.values, **steps}) > WORK)
+    ):
         longest = max(steps, key=lambda d: steps[d])
         steps[longest] = -(-steps[longest] // 2)
-    for starts in product(*(range(0, lengths[d], steps[d]) for d in dims)):
-        part, place = case, {}
-        for dim, start in zip(dims, starts, strict=True):
-            place[dim] = slice(start, min(start + steps[dim], lengths[dim]))
-            part = part_of(part, dim, place[dim].start, place[dim].stop)
+    for place in _sampled(case, lengths, steps) if case.size == SHAPE else _all(lengths, steps):
+        part = case
+        for dim, index in place.items():
+            part = part_of(part, dim, index.start, index.stop)
         yield part, [tuple(place.get(d, slice(None)) for d in _axes(case, a)) for a in outputs]
+
+
+def _all(lengths: Mapping[str, int], steps: Mapping[str, int]) -> Iterator[dict[str, slice]]:
+    """Every block."""
+    for starts in product(*(range(0, lengths[d], steps[d]) for d in lengths)):
+        ends = zip(lengths, starts, strict=True)
+        yield {d: slice(start, min(start + steps[d], lengths[d])) for d, start in ends}
+
+
+def _sampled(case: Case, lengths: Mapping[str, int], steps: Mapping[str, int]) -> list[dict[str, slice]]:
+    """The first, the last and some drawn blocks, and of each dimension one place with all that lies there along the others: of a
+    matrix tiles, a row and a column."""
+    rng = generator("sample", case.op.name, case.seed, case.data, *sorted(lengths.items()))
+    last = {d: (n - 1) // steps[d] for d, n in lengths.items()}
+    blocks = [
+        dict.fromkeys(lengths, 0),
+        last,
+        *({d: int(rng.integers(k + 1)) for d, k in last.items()} for _ in range(TILES)),
+    ]
+    ends = [{d: (k * steps[d], min((k + 1) * steps[d], lengths[d])) for d, k in block.items()} for block in blocks]
+    for dim in lengths if len(lengths) > 1 else ():
+        at = int(rng.integers(lengths[dim]))
+        every = list(_all({d: n for d, n in lengths.items() if d != dim}, steps))
+        chosen = rng.permutation(len(every))[:LINE]
+        ends += [{dim: (at, at + 1), **{d: (s.start, s.stop) for d, s in every[i].items()}} for i in chosen]
+    unique = dict.fromkeys(tuple(e.items()) for e in ends)
+    return [{d: slice(*place) for d, place in each} for each in unique]
 
 
 def _size(case: Case, array: Array, steps: Mapping[str, int]) -> int:

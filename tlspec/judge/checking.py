@@ -1,27 +1,46 @@
 """Checks of a kernel against the specification, or against a reference of the user's own."""
 
+import itertools
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tlspec import arrays, formats, laws
-from tlspec.arrays import Arrays
+from tlspec import formats, laws
+from tlspec.arrays import CANARY, Arrays
 from tlspec.bounds import call_named
-from tlspec.drawn import EDGES, SIZES, Case, data_classes
+from tlspec.compare import Comparison
+from tlspec.drawn import (
+    EDGE_WORK,
+    EDGES,
+    SHAPE,
+    SIZES,
+    Case,
+    data_classes,
+    free_sizes,
+    is_empty,
+    long_lengths,
+    shape_case,
+    shape_of,
+    stretched,
+)
 from tlspec.formats import Format
-from tlspec.judge import kept
-from tlspec.judge.arithmetic import arithmetic
-from tlspec.judge.blocks import ELEMENTS, elements_of, independent_dimensions, part_of
-from tlspec.judge.kernel import Adapter, Call, Failure, Kernel
+from tlspec.judge import kept, repetition
+from tlspec.judge.apart import Apart, Ended, Here, TimedOut, ends_processes, kernel_of
+from tlspec.judge.arithmetic import MIXED, arithmetic
+from tlspec.judge.contract import Contract, constrained, contract
+from tlspec.judge.kernel import Adapter, Kernel
 from tlspec.judge.mutants import sensitivity
 from tlspec.judge.probe import accumulator_of, word_of
-from tlspec.judge.report import Finding, Report, Row
+from tlspec.judge.recorded import shapes_of
+from tlspec.judge.repetition import Bits, bits_of, same
+from tlspec.judge.report import Finding, Report, Row, name_of, word_for
+from tlspec.judge.runner import Answer, Failure, Plain, Raised, Request
 from tlspec.judge.shrink import lengths_of, resized, shrink
 from tlspec.judge.subject import subject_of
 from tlspec.judge.trial import Trial, quantised
@@ -38,21 +57,34 @@ UNSUPPORTED = "unsupported"
 STRIDED = ":strided"
 #: of how many trials the sensitivity is measured
 PLANTED = 16
-#: the lengths of a case whose lengths are all equal: beyond a tile of 32, and no multiple of 4
-EQUAL = 33
+#: the lengths of cases whose lengths are all equal: beyond a tile of 32, and no multiple of 4; and those of tiles
+EQUAL = (33, 16, 64, 128)
+#: how many axes and how many choices of whole numbers are tried with a long axis
+LONGER = 4
+#: seconds of the processor for the search of a smaller case
+SHRINK_SECONDS = 15.0
+#: calls that end the kernel's process, after which a check ends
+CRASHES = 3
 
 
 class Check:
     """One kernel, one direction, and how it is judged."""
 
     def __init__(
-        self, function: Callable[..., Any], op: Op, which: str, library: Arrays, fmt: Format, out: Format, model: Model | None,
-        arguments: str | Adapter | None, report: Report, repeat: Callable[[str], str],
+        self, function: Apart | Here, op: Op, which: str, fmt: Format, out: Format, model: Model | None,
+        arguments: str | Adapter | None, report: Report, repeat: Callable[[str], str], contract: Contract | None = None,
     ):  # fmt: skip
-        self.function, self.op, self.which, self.library = function, op, which, library
+        self.function, self.op, self.which = function, op, which
         self.format, self.out, self.model, self.arguments = fmt, out, model, arguments
-        self.report, self.repeat = report, repeat
+        self.report, self.repeat, self.contract = report, repeat, contract or Contract()
         self.trials: list[Trial] = []
+        #: for each call, what the outputs hold that it writes: NaN, or numbers, which it may take for a sum that it has begun
+        self.seeds = (seed if seed % 2 else None for seed in itertools.count())
+        self.garbage: int | None = None
+
+    def line(self, case: Case, ending: str = "") -> str:
+        """The line of Python that repeats a case."""
+        return self.repeat(address_of(case) + ending)
 
     def trial(self, case: Case) -> tuple[Trial, Kernel]:
         """The case in the kernel's format, and the kernel."""
@@ -67,70 +99,81 @@ class Check:
         return kept.derived(case, self.format.name, lambda: quantised(case, self.format))
 
     def kernel(self, case: Case) -> Kernel:
-        return Kernel(self.function, self.library, case, self.arguments)
+        return Kernel(self.function, None, case, self.arguments)
 
-    def results(self, case: Case) -> list[Any]:
-        """The results of a case that is in the format."""
+    def call(self, case: Case, kernel: Kernel, request: Request, *, hold: bool = False) -> Answer:
+        """One call. Raises Failure, or NotImplementedError also where the kernel refuses what the contract lets it refuse."""
+        try:
+            return kernel(request, hold=hold)
+        except Raised as error:
+            if self.contract.may_refuse(case, error):
+                raise NotImplementedError from None
+            raise
+
+    def results(self, case: Case, *, hold: bool = False) -> list[Plain]:
+        """The results of a case that is in the format. Raises Failure where they have not its shapes."""
         kernel = self.kernel(case)
-        return kernel(kernel.prepare(case, self.format, self.out))
+        self.garbage = next(self.seeds)
+        request = kernel.prepare(case, self.format, self.out, garbage=self.garbage)
+        results = self.call(case, kernel, request, hold=hold).results
+        if any(r.patterns is None for r in results):
+            raise Failure("a result of another shape")
+        return results
 
-    def bits(self, case: Case) -> list[np.ndarray]:
-        """The bits of a case's results."""
-        return [self.library.bits(r) for r in self.results(case)]
-
-    def hashes(self, case: Case) -> tuple[list[Any], list[bytes]]:
-        """The results of a case, and a hash of the bits of each, which large results need less memory for."""
-        results = self.results(case)
-        return results, [self.library.digest(r) for r in results]
+    def bits(self, case: Case, *, hold: bool = False) -> Bits:
+        return bits_of(self.results(case, hold=hold))
 
     def problems(
-        self, trial: Trial, kernel: Kernel, row: Row | None = None, *, strided: bool = False
+        self, trial: Trial, kernel: Kernel, row: Row | None = None, *, strided: bool = False, again: bool = False
     ) -> Iterator[tuple[str, str]]:
-        """What is wrong with the kernel's results on a trial: kinds and texts."""
-        call = kernel.prepare(trial.case, self.format, self.out, strided=strided)
-        before = {n: self.library.digest(x) for n, x in call.values.items() if _is_array(x)}
+        """What is wrong with the kernel's results on a trial: kinds and texts. With `again` outputs that the kernel writes hold
+        before what they held before the last call."""
+        self.garbage = self.garbage if again else next(self.seeds)
+        request = kernel.prepare(trial.case, self.format, self.out, strided=strided, garbage=self.garbage)
         try:
-            results = kernel(call)
-            self.library.synchronize(*results)
-            places = zip(trial.names, results, trial.shapes, strict=True)
-            numbers = [kernel.numbers(n, r, s, self.out) for n, r, s in places]
+            answer = self.call(trial.case, kernel, request)
+            outcomes = self.compared(trial, kernel, answer.results)
         except Failure as failure:
-            yield "result", str(failure)
+            yield failure.kind, str(failure)
             return
         except NotImplementedError:
             yield UNSUPPORTED, "the kernel does not support the case"
             return
-        except Exception as error:
-            yield "error", f"{type(error).__name__}: {error}"
-            return
-        for name, found in zip(trial.names, trial.compare(numbers), strict=True):
+        for name, found in zip(trial.names, outcomes, strict=True):
             if row is not None and found.ok:
                 row.share, row.ulp = max(row.share, found.share), max(row.ulp, found.ulp)
                 row.elements += found.count
             if not found.ok:
                 yield "value", found.explain(name) + (", from arrays that are not contiguous" if strided else "")
-        for name, intact in call.unchanged.items():
-            if not intact():
+        for name, canary in answer.canaries.items():
+            if (canary != CANARY).any():
                 yield "canary", f"{name}: memory beside the output was written"
-        for name, bits in before.items():
-            if bits != self.library.digest(call.values[name]):
+        for name, (_, before) in request.arrays.items():
+            if name not in kernel.over.values() and not np.array_equal(before, answer.arrays[name].patterns):  # type: ignore[arg-type]
                 yield "inputs", f"{name}: the kernel changed its input"
-        yield from self._aliases(trial, call, results)
+        yield from self._aliases(trial, kernel, answer)
 
-    def _aliases(self, trial: Trial, call: Call, results: Sequence[Any]) -> Iterator[tuple[str, str]]:
-        """Results that share memory with each other or with inputs, but for those that are equal anyway."""
-        outputs = [None] * len(results) if trial.large else trial.outputs
-        arrays: list[tuple[str, Any, Any]] = list(zip(trial.names, results, outputs, strict=True))
-        inputs = {} if trial.large else trial.case.wide
-        arrays += [(n, x, inputs.get(n)) for n, x in call.values.items() if _is_array(x)]
-        known = [(n, r, v) for n, x, v in arrays if (r := self.library.pointer_range(x)) is not None]
-        for i, (name, (start, end), value) in enumerate(known):
+    def compared(self, trial: Trial, kernel: Kernel, results: Sequence[Plain]) -> list[Comparison]:
+        """The results beside the reference. Raises Failure for another format or shape."""
+        places = zip(trial.names, results, trial.shapes, strict=True)
+        numbers = [kernel.numbers(n, r, s, self.out) for n, r, s in places]
+        self.report.calls += not trial.empty
+        return trial.compare(numbers)
+
+    def _aliases(self, trial: Trial, kernel: Kernel, answer: Answer) -> Iterator[tuple[str, str]]:
+        """Results that share memory with each other or with inputs, but for an input that the operation overwrites. What is moved
+        only may share it, and a gradient may where the elements are equal."""
+        if trial.case.bound.kind == "moved":
+            return
+        inputs = {n: x for n, x in answer.arrays.items() if n not in kernel.over.values()}
+        arrays = [*zip(trial.names, answer.results, strict=True), *inputs.items()]
+        known = [(n, x, x.place) for n, x in arrays if x.place is not None]
+        for i, (name, result, (start, end)) in enumerate(known):
             if name not in trial.names:
                 break
-            for other, (first, last), same in known[i + 1 :]:
-                known_both = value is not None and same is not None and value.size == same.size
-                moved = known_both and np.array_equal(value.ravel(), same.ravel(), equal_nan=True)
-                if start < last and first < end and not moved and trial.case.bound.kind != "moved":
+            for other, x, (first, last) in known[i + 1 :]:
+                equal = trial.case.which == "vjp" and same(bits_of([result]), bits_of([x]))
+                if start < last and first < end and not equal:
                     yield "alias", f"{name} shares memory with {other}"
 
     def run(self, case: Case, *, strided: bool = False) -> None:
@@ -146,65 +189,44 @@ class Check:
         row.blind += trial.blind and not trial.empty
         row.failed += bool(found)
         kept.weigh(trial.case)
+        if case.size == SHAPE:
+            sizes = case.dims or {"n": lengths_of(case)["n"]}
+            total, lengths = sum(map(math.prod, trial.shapes)), ", ".join(f"{k}={v}" for k, v in sizes.items())
+            share = f"{trial.sampled / total:.2%} of {total} results in {trial.seconds:.2f} s"
+            told = share if trial.large else "all results"
+            self.report.sampled.append(f"{lengths}, {case.data}: {told}")
         if len(self.trials) < PLANTED and not trial.empty and not trial.blind and not trial.large:
             self.trials.append(trial)
         for kind, text in found:
             first = not any(f.kind == kind for f in self.report.findings)
-            smaller = shrink(case, partial(self._has, kind)) if first and not strided else case
+            shrinks = first and not strided and kind != TimedOut.kind and case.size != SHAPE
+            end = time.process_time() + SHRINK_SECONDS
+            smaller = shrink(case, partial(self._has, kind, end)) if shrinks else case
             if smaller is not case:
                 again = (t for k, t in self.problems(*self.trial(smaller)) if k == kind)
                 text = next(again, text)  # a fault may come and go
-            self.report.findings.append(Finding(kind, text, self.repeat(address_of(smaller) + STRIDED * strided)))
+            self.report.findings.append(Finding(kind, text, self.line(smaller, STRIDED * strided)))
 
-    def _has(self, kind: str, case: Case) -> bool:
-        """Whether a case has a problem of a kind; no case has that the reference refuses."""
+    @property
+    def ended(self) -> bool:
+        """Whether so many calls ended the kernel's process that more would tell nothing."""
+        counts = Counter(f.kind for f in self.report.findings)
+        return counts[TimedOut.kind] > 0 or counts[Ended.kind] >= CRASHES
+
+    def _has(self, kind: str, end: float, case: Case) -> bool:
+        """Whether a case has a problem of a kind; no case has that the reference refuses, nor one after the end of the search."""
         try:
+            if time.process_time() > end:
+                return False
             trial, kernel = self.trial(case)
             return any(k == kind for k, _ in self.problems(trial, kernel))
         except (IndexError, TypeError, ValueError):
             return False
 
-    def repeats(self, case: Case) -> None:
-        """Whether the same call gives the same bits again, and leaves an earlier result alone; and whether a call with other
-        numbers in arrays of the same shapes has a result of its own."""
-        case = self.in_format(case)
-        other = kept.derived(case, "other", lambda: _other(case))
-        try:
-            first, known = self.hashes(case)
-            wrong = [text for kind, text in self.problems(*self.trial(other)) if kind == "value"]
-            kept.weigh(self.in_format(other))
-            later = [self.library.digest(r) for r in first]
-            del first
-            again = self.hashes(case)[1]
-        except Exception:  # a call that raises is a finding already
-            return
-        if any(f.kind == "value" for f in self.report.findings):
-            wrong = []
-        texts = [f"from other numbers in arrays of these shapes: {text}" for text in wrong[:1]]
-        if known != later:
-            texts.append("a later call changed an earlier result")
-        self.report.findings += [Finding("stale", text, self.repeat(address_of(case))) for text in texts]
-        self.report.repeats = known == again and self.report.repeats is not False
-
-    def batches(self, case: Case) -> None:
-        """Whether a part of the batch alone has the bits that it has in the whole."""
-        case = self.in_format(case)
-        dim = next(
-            (d for d in independent_dimensions(case.op, case.which) if d == ELEMENTS or case.values[d] > 1), None
-        )
-        if dim is None:
-            return
-        n = case.shape(case.signature.outputs[0])[0] if dim == ELEMENTS else case.values[dim]
-        try:
-            whole, part = (self.bits(c) for c in (case, part_of(case, dim, n // 2, n)))
-        except Exception:
-            return
-        if any(a.size != math.prod(case.shape(o)) for o, a in zip(case.signature.outputs, whole, strict=True)):
-            return  # a finding already
-        for array, a, b in zip(case.signature.outputs, whole, part, strict=True):
-            kept = a.reshape(case.shape(array)).take(range(n // 2, n), array.dims.index(dim))
-            same = np.array_equal(kept, b.reshape(kept.shape))
-            self.report.batches = same and self.report.batches is not False
+    def add(self, failure: Failure, case: Case) -> None:
+        """A failure that no finding tells yet."""
+        if all(f.kind != failure.kind for f in self.report.findings):
+            self.report.findings.append(Finding(failure.kind, str(failure), self.line(case)))
 
     def laws(self, seeds: Sequence[int]) -> None:
         """The row's laws. One that says bits of another part of the result is about batches."""
@@ -223,7 +245,7 @@ class Check:
                     self.report.batches = False
                 elif share > 1:
                     text = f"{law.text} does not hold: {where}"
-                    self.report.findings.append(Finding("law", text, self.repeat(address_of(case))))
+                    self.report.findings.append(Finding("law", text, self.line(case)))
                     break
 
     def _row(self, case: Case) -> Row:
@@ -241,8 +263,10 @@ class _World:
         self.check, self.name = check, check.report.name
 
     def results(self, case: Case) -> list[np.ndarray]:
+        if case.op.name != self.check.op.name:  # of a law about two operations, whose shapes may agree
+            raise TypeError(f"{self.name} is no kernel of {case.op.name}")
         trial, kernel = self.check.trial(case)
-        results = kernel(kernel.prepare(trial.case, self.check.format, self.check.out))
+        results = kernel(kernel.prepare(trial.case, self.check.format, self.check.out)).results
         numbers = [
             kernel.numbers(n, r, s, self.check.out) for n, r, s in zip(trial.names, results, trial.shapes, strict=True)
         ]
@@ -255,26 +279,10 @@ class _World:
         ]
 
 
-def _is_array(x: Any) -> bool:
-    return x is not None and not isinstance(x, (int, float, list, str))
-
-
-def _other(case: Case) -> Case:
-    """A case of the same shapes with other numbers."""
-    inputs, cotangents = ({n: _halved(x) for n, x in group.items()} for group in (case.inputs, case.cotangents))
-    return replace(case, inputs=inputs, cotangents=cotangents, given=None)
-
-
-def _halved(x: Any) -> Any:
-    """Other numbers of the same kind: halves in reversed order. Sums do not see the order alone, nor ratios the halving alone."""
-    if x is None or x.dtype.kind != "f":
-        return x
-    return np.asarray(x / 2) if x.ndim == 0 else np.divide(x[..., ::-1], 2, order="C")
-
-
 def address_of(case: Case) -> str:
     """A case in a few words: direction, seed, data class, size, and lengths where it was made smaller."""
-    lengths = f"; {', '.join(f'{k}={v}' for k, v in lengths_of(case).items())}" if case.size == "shrunk" else ""
+    words = ", ".join(f"{k}={v}" for k, v in lengths_of(case).items())
+    lengths = f"; {words}" if case.size in ("shrunk", SHAPE) else ""
     size = case.command if case.size == "shrunk" else case.size
     return f"{case.which}:{case.seed}:{case.data}:{size}{lengths}".replace("forward:", "")
 
@@ -286,7 +294,8 @@ def case_at(op: Op, address: str) -> Case:
     which = parts.pop(0) if parts[0] in ("vjp", "forward") else "forward"
     if len(parts) != 3 or not parts[0].isdigit():
         raise ValueError(f"case={address!r}: expected SEED:DATA:SIZE, as in 3:normal:small")
-    case = kept.drawn(op, int(parts[0]), parts[1], parts[2], which)
+    shaped = parts[2] == SHAPE
+    case = kept.drawn(op, int(parts[0]), parts[1], "small" if shaped else parts[2], which)
     if not lengths.strip():
         return case
     known = lengths_of(case)
@@ -295,22 +304,26 @@ def case_at(op: Op, address: str) -> Case:
         raise ValueError(f"case={address!r}: {op.name} has no {unknown[0]}; it has {', '.join(known)}")
     lists = {k: [int(n) for n in v.split(",") if n.strip()] for k, v in re.findall(r"(\w+)=\[([^]]*)\]", lengths)}
     numbers = {k: type(known[k])(v) for k, v in given.items() if v and isinstance(known[k], (int, float))}
-    found = resized(case, {**known, **lists, **numbers})
+    values = {**known, **lists, **numbers}
+    found = shape_case(op, which, values, int(parts[0]), parts[1]) if shaped else resized(case, values)
     if found is None:
         raise ValueError(f"case={address!r}: {op.name} refuses these lengths")
     return found
 
 
+@ends_processes
 def check(
-    function: Callable[..., Any] | None, op: str | Op | None = None, *, backward: Callable[..., Any] | None = None,
+    function: Callable[..., Any] | str | None, op: str | Op | None = None, *, backward: Callable[..., Any] | str | None = None,
     reference: Callable[..., Any] | None = None, inputs: str | Mapping[str, Any] | None = None,
     dtype: Any = "float32", out_dtype: Any = None, array: str | Arrays = "numpy",
     arguments: str | Adapter | None = None, backward_arguments: str | Adapter | None = None,
     cases: int | Mapping[str, int] | None = None, data: str | Sequence[str] | None = None, empty: bool = True, seed: int = 0,
     case: str | None = None, bound: str = "kernel", sensitive: bool = True,
     accumulate: str = "", height: str | Callable[[int], int] = "any", ulp: str | float | Mapping[str, Any] = "documented",
-    products: str = "", intermediate: str = "", flush: bool = False,
-    progress: Callable[[str], None] | None = None,
+    products: str = "", intermediate: str = "", flush: bool = False, saturate: bool = False, full_range: bool = False,
+    mixed: str = "", shapes: Any = None, layouts: str = "any", refuses: Any = None, fixed: Mapping[str, Any] | None = None,
+    formulas: Sequence[Callable[..., Any]] = (), progress: Callable[[str], None] | None = None,
+    isolate: bool | None = None, timeout: float | None = None, memory: int | None = None, repeats: int | None = None,
 ) -> Report:  # fmt: skip
     """Checks a kernel against an operation's row, or against a reference in NumPy, and returns a :class:`Report`.
 
@@ -322,61 +335,113 @@ def check(
     `accumulate`, `height`, `ulp`, `products`, `intermediate` and `flush` say of the kernel's arithmetic
     (:mod:`tlspec.judge.arithmetic`); ``bound="row"`` takes the row's own, which holds for this project's float32 kernels.
 
+    `shapes` are lengths that the kernel is to be tried at besides: dictionaries of dimensions, or a function without arguments
+    whose calls of PyTorch are recorded (:mod:`tlspec.judge.recorded`). At large ones a sample of the results is compared.
+
+    What the kernel's author says of it besides: ``layouts="contiguous"`` (arrays have no gaps), `refuses` (cases that it may
+    refuse by ValueError, AssertionError or RuntimeError: "empty", an expression such as "cols > 1024", or a function of
+    dimensions and parameters; several in a list), `fixed` (parameters or dimensions of one value), ``saturate=True`` (results
+    beyond the format are its largest number), ``full_range=True`` (nothing overflows on the way), `mixed` (words for kernels of
+    several formats) and `formulas` (further references in NumPy of what it computes: it may have the errors of one of them).
+
     `cases` is the number of small cases, or one number for each size; `data` the data classes (:mod:`tlspec.data`);
     ``empty=False`` leaves sizes of 0 out; `case` is one case of a report's line. ``sensitive=False`` plants no
     defects.
 
+    The kernel runs in a process of its own that holds no expected values (:mod:`tlspec.judge.apart`): a function, or its name,
+    "module:function" or "file.py:function", which this process then does not import. What cannot be sent there runs in this
+    process, and the report says so; ``isolate=True`` refuses it, ``isolate=False`` runs every kernel here. `timeout` are the
+    seconds that one call may take (300), `memory` the bytes of the process (those of the machine). `repeats` is the number of
+    further calls of a few small cases, for faults that come and go (500 to 1000, of at most a second).
+
     Raises ValueError for what is no operation, format, library or word, ImportError for a library that is not installed."""
     start = time.perf_counter()
-    row = subject_of(op, reference, inputs)
-    fmt, library = formats.get(dtype), arrays.get(array)
+    row = constrained(subject_of(op, reference, inputs), fixed, formulas)
+    if mixed and mixed not in MIXED:
+        raise ValueError(f"mixed={mixed!r}: expected {', '.join(MIXED)}")
+    preset = MIXED.get(mixed, {})
+    dtype = preset.get("dtype", dtype) if dtype == "float32" else dtype
+    out_dtype, accumulate = out_dtype or preset.get("out_dtype"), accumulate or preset.get("accumulate", "")
+    products, terms = products or preset.get("products", ""), contract(layouts, refuses)
+    fmt = formats.get(dtype)
     out = fmt if out_dtype is None else formats.get(out_dtype)
+    kernels = {
+        which: kernel_of(f, adapter if callable(adapter) else None, array, isolate, timeout, memory)
+        for which, f, adapter in (("forward", function, arguments), ("vjp", backward, backward_arguments))
+        if f is not None
+    }
+    if not kernels:
+        raise ValueError("check: got neither a kernel nor backward=, expected a function")
+    library = next(iter(kernels.values()))
     if accumulate == "probe" and function is not None:
-        found = accumulator_of(lambda c: Kernel(function, library, c, arguments), row, fmt)
+        found = accumulator_of(lambda c: Kernel(kernels["forward"], None, c, arguments), row, fmt)
         accumulate = word_of(found) if found is not None else ""
     model = None if bound == "row" else arithmetic(
-        fmt, accumulate=accumulate, height=height, ulp=ulp, products=products, intermediate=intermediate, flush=flush
+        fmt, accumulate=accumulate, height=height, ulp=ulp, products=products, intermediate=intermediate, flush=flush,
+        saturate=saturate, full_range=full_range,
     )  # fmt: skip
     subject = backward if function is None else function
-    name = getattr(subject, "__name__", type(subject).__name__)
+    name, text = word_for(subject, "kernel"), name_of(subject)
     words = {"accumulate": accumulate, "height": height if height != "any" else "", "ulp": ulp if ulp != "documented" else "",
-             "products": products, "intermediate": intermediate, "flush": flush}  # fmt: skip
+             "products": products, "intermediate": intermediate, "flush": flush, "saturate": saturate,
+             "full_range": full_range}  # fmt: skip
     said = {k: v for k, v in words.items() if v}
     words_said = ", ".join(f"{k}={v}" for k, v in said.items()) or "any order of sums"
     assumptions = "the row's own bound" if model is None else words_said
-    report = Report(name, row.name, fmt.name + (f" -> {out.name}" if out is not fmt else ""), library.name, assumptions)
-    options = {"dtype": fmt.name, "array": library.name, **({"out_dtype": out.name} if out is not fmt else {}), **said}
-    plain = {"dtype": "float32", "array": "numpy"}
+    report = Report(
+        text, row.name, fmt.name + (f" -> {out.name}" if out is not fmt else ""), library.name, assumptions,
+        isolated=library.apart, process=getattr(library, "reason", ""),
+    )  # fmt: skip
+    options = {"dtype": fmt.name, "array": library.name, **({"out_dtype": out.name} if out is not fmt else {}), **said,
+               "arguments": arguments, "backward_arguments": backward_arguments, "bound": bound,
+               "isolate": None if isolate else isolate, "layouts": layouts, "fixed": dict(fixed) if fixed else None,
+               "refuses": None if callable(refuses) else refuses}  # fmt: skip
+    plain = {"dtype": "float32", "array": "numpy", "bound": "kernel", "layouts": "any"}
 
     def repeat(address: str) -> str:
-        more = "".join(f", {k}={v!r}" for k, v in options.items() if plain.get(k) != v)
-        how = f'"{row.name}"' if row.family != "user" else f"reference={row.name}, inputs={row.text!r}"
-        return f"tlspec.check({name}, {how}{more}, case={address!r})"
+        given = {k: k if callable(v) else repr(v) for k, v in options.items() if plain.get(k) != v}
+        if address.startswith("vjp:"):
+            given = {"backward": word_for(backward, "backward"), **given}
+        more = "".join(
+            f", {k}={v}" for k, v in given.items() if address.startswith("vjp:") or not k.startswith("backward")
+        )
+        how = (
+            f'"{row.name}"'
+            if row.family != "user"
+            else f"reference={word_for(reference, 'reference')}, inputs={row.text!r}"
+        )
+        return f"tlspec.check({'None' if function is None else name}, {how}{more}, case={address!r})"
 
-    for which, kernel in (("forward", function), ("vjp", backward)):
-        if kernel is None:
-            continue
+    for which, kernel in kernels.items():
         rule = arguments if which == "forward" else backward_arguments
-        judge = Check(kernel, row, which, library, fmt, out, model, rule, report, repeat)
+        judge = Check(kernel, row, which, fmt, out, model, rule, report, repeat, terms)
         if case is not None:
             chosen = case_at(row, case.removesuffix(STRIDED))
             if chosen.which == which:
                 judge.run(chosen, strided=case.endswith(STRIDED))
-                judge.repeats(chosen)
+                repetition.repeats(judge, chosen)
+                repetition.batches(judge, chosen)
+                repetition.often(judge, repeats or 0)
             continue
         drawn = list(drawn_cases(row, which, cases, data, empty, seed))
-        drawn += seldom_drawn(drawn, empty)
+        drawn += [*seldom_drawn(drawn, empty), *_shaped(row, which, shapes, data, seed)]
         repeated = set[str]()
         for i, each in enumerate(drawn):
-            judge.run(each, strided=i % 5 == 4 and library.mutable)
-            if each.data not in repeated and each.size != "large" and all(each.dims.values()):  # one of each data class
+            if judge.ended:
+                report.notes.append(f"{which}: ended after {i} of {len(drawn)} cases, as the kernel's process did")
+                break
+            judge.run(each, strided=i % 5 == 4 and library.mutable and terms.strided and each.size != SHAPE)
+            seldom = each.size in ("large", SHAPE) or not all(each.dims.values())
+            if each.data not in repeated and not seldom:  # one of each data class
                 repeated.add(each.data)
-                judge.repeats(each)
-                judge.batches(each)
+                repetition.repeats(judge, each)
+                repetition.batches(judge, each)
             if progress is not None:
                 progress(f"{which}: case {i + 1} of {len(drawn)}")
-        if which == "forward" and fmt is out and fmt.name == "float32":
+        if which == "forward" and fmt is out and fmt.name == "float32" and not judge.ended:
             judge.laws(range(seed, seed + 2))
+        if not report.findings:
+            repetition.often(judge, repeats)
         if sensitive:
             for mutant, (caught, changed) in sensitivity(judge.trials).items():
                 report.sensitivity[mutant if which == "forward" else f"{mutant} (vjp)"] = caught, changed
@@ -402,35 +467,65 @@ def drawn_cases(op: Op, which: str, cases: Any, data: Any, empty: bool, seed: in
             work = op.drawing.work
             if size == "large" and work is not None and call_named(work, each.values) > LARGE_WORK:
                 continue
-            if empty or not has_empty(each):
+            if empty or not is_empty(each):
                 made += 1
                 yield each
 
 
-def has_empty(case: Case) -> bool:
-    """Whether a length of the case is 0."""
-    return any(0 in (n if isinstance(n, list | tuple) else (n,)) for n in case.dims.values())
+def _shaped(op: Op, which: str, shapes: Any, data: Any, seed: int) -> Iterator[Case]:
+    """The cases of given shapes, of the data classes that are wanted, else of normal numbers and, where their sums are exact, of
+    integers."""
+    classes = [data] if isinstance(data, str) else [c for c in ("normal", "integers") if c in data_classes(op, which)]
+    classes = list(data) if data is not None and not isinstance(data, str) else classes
+    for given in shapes_of(shapes, op):
+        yield from (shape_case(op, which, given, seed, each) for each in classes)
 
 
 def seldom_drawn(drawn: Sequence[Case], empty: bool) -> list[Case]:
-    """Of the first small case, one with each length alone 1 and, where `empty` cases are wanted, 0; and one with all lengths
-    equal, in which exchanged axes go unnoticed by shape. Draws seldom have the former, and never the latter, as their lengths
-    are distinct. What the row refuses is left out."""
-    small = (c for c in drawn if c.size == "small" and not has_empty(c))
-    case = next(small, None)
-    if case is None or case.op.signature.lists:
+    """Of small cases, one with each length alone 1 and, where `empty` cases are wanted, 0; with all lengths equal, in which
+    exchanged axes go unnoticed by shape, odd ones and those of whole tiles; and with each axis long. Draws have these seldom or
+    by chance. What the row refuses is left out."""
+    small = [c for c in drawn if c.size == "small" and not is_empty(c)]
+    if not small or small[0].op.signature.lists:
         return []
-    known, sig = lengths_of(case), case.op.signature
-    names = ["n"] if sig.elementwise else [n for d in sig.dims if (n := d.lstrip("*")) in known]
-    chosen: list[dict[str, Any]] = []
+    case, sig = small[0], small[0].op.signature
+    known = lengths_of(case)
+    names = [n for n in free_sizes(case.op) if n in known]
+    chosen: list[tuple[Case, dict[str, Any]]] = []
     for length in (1, 0) if empty else (1,):
         for name in names:
             value = known[name]
             if isinstance(value, (list, tuple)):
-                chosen += [{name: [*value[:i], length, *value[i + 1 :]]} for i in range(len(value))]
+                chosen += [(case, {name: [*value[:i], length, *value[i + 1 :]]}) for i in range(len(value))]
             elif value != length:
-                chosen.append({name: length})
-    if len(names) > 1:
-        chosen.append({n: EQUAL for n in names if isinstance(known[n], int)})
-    made = (resized(case, {**known, **lengths}) for lengths in chosen)
-    return [c for c in made if c is not None and elements_of(c) <= SIZES[EDGES]]
+                chosen.append((case, {name: length}))
+    square = next((c for c in small if all(np.size(c.values.get(n, 0)) in (1, 2) for n in names)), case)
+    for equal in EQUAL:
+        values = {n: v for n, v in lengths_of(square).items() if n in names}
+        own = {n: [equal] * len(v) if isinstance(v, (list, tuple)) else equal for n, v in values.items()}
+        chosen.append((square, own))
+        if len(names) > 2 and isinstance(known[names[0]], int):  # tiles of a batch, which all together are too large
+            chosen.append((square, {**own, names[0]: 3}))
+    # whole numbers choose an axis or a direction: of each choice that was drawn one case
+    whole = [p.name for p in sig.params if p.kind == "u32"]
+    several = list({tuple(c.values[n] for n in whole): c for c in reversed(small)}.values())[-LONGER:]
+    for each in several:
+        values = {n: v for n, v in lengths_of(each).items() if n in names}
+        places = sum(len(v) if isinstance(v, (list, tuple)) else 1 for v in values.values())
+        lengths = long_lengths(each.op, SIZES[EDGES])
+        wide = bool(sig.indices) or any(a.kind == "u32" for a in sig.inputs)
+        lengths = sorted({*lengths[:1], *lengths[-1:]}) if wide else lengths[:1]  # of indices all bits
+        chosen += [(each, stretched(values, names, i, n)) for n in lengths for i in range(min(places, LONGER))]
+    wanted = ((of, {**lengths_of(of), **lengths}) for of, lengths in chosen)
+    made = (resized(of, values) for of, values in wanted if _cheap(of.op, values))
+    return [c for c in made if c is not None]
+
+
+def _cheap(op: Op, values: Mapping[str, Any]) -> bool:
+    """Whether a case of these values, which the row may refuse, is small."""
+    try:
+        size = sum(math.prod(shape_of(a, values)) for a in (*op.signature.inputs, *op.signature.outputs))
+        work = 0 if op.drawing.work is None else call_named(op.drawing.work, values)
+    except (IndexError, KeyError, TypeError, ValueError):
+        return False
+    return size <= SIZES[EDGES] and work <= EDGE_WORK

@@ -10,7 +10,8 @@ from tlspec.arrays import Arrays
 from tlspec.drawn import Case
 from tlspec.judge.arithmetic import arithmetic
 from tlspec.judge.checking import address_of, case_at
-from tlspec.judge.kernel import Failure, Kernel
+from tlspec.judge.kernel import Kernel
+from tlspec.judge.runner import Failure, plain_of
 from tlspec.judge.trial import Trial, quantised
 from tlspec.registry import Op
 
@@ -30,7 +31,9 @@ class Example:
         self.address = address_of(drawn)
         self._trial = Trial(quantised(drawn, self._format), self._out, arithmetic(self._format, **assumed))
         self._kernel = Kernel(self.check, self._library, self._trial.case, lambda f, values: None)
-        self._values: Mapping[str, Any] = self._kernel.prepare(self._trial.case, self._format, self._out).values
+        call = self._kernel.prepare(self._trial.case, self._format, self._out)
+        made = {n: self._library.put(x, dtype) for n, (dtype, x) in call.arrays.items()}
+        self._values: Mapping[str, Any] = {**made, **call.scalars}
 
     @property
     def arguments(self) -> list[Any]:
@@ -56,9 +59,12 @@ class Example:
             problems = [f"got {len(found)} results, expected {len(trial.names)}: {', '.join(trial.names)}"]
         else:
             try:
+                plain = [
+                    plain_of(self._library, n, r, s) for n, r, s in zip(trial.names, found, trial.shapes, strict=True)
+                ]
                 numbers = [
                     self._kernel.numbers(n, r, s, self._out)
-                    for n, r, s in zip(trial.names, found, trial.shapes, strict=True)
+                    for n, r, s in zip(trial.names, plain, trial.shapes, strict=True)
                 ]
                 outcomes = trial.compare([np.asarray(x) for x in numbers])
                 problems = [c.explain(n) for n, c in zip(trial.names, outcomes, strict=True) if not c.ok]

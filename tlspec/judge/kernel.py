@@ -7,58 +7,56 @@ string of names says another order (``"x, axis"``, by keyword ``"x, dim=axis"``)
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from tlspec.arrays import Arrays
+from tlspec.arrays import Arrays, patterns_of, whole_patterns_of
 from tlspec.drawn import Case
 from tlspec.formats import FORMATS, Format
+from tlspec.judge.apart import Apart, Here
+from tlspec.judge.runner import Answer, Failure, Parameters, Plain, Request
+from tlspec.signature import WHOLE
 
 Adapter = Callable[[Callable[..., Any], Mapping[str, Any]], Any]
 
 
-class Failure(Exception):
-    """What a kernel did wrong, besides numbers."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """The arguments of one call, made for the kernel's library, and the outputs that it is to write, with their canaries."""
-
-    values: dict[str, Any]
-    outputs: dict[str, Any]
-    unchanged: dict[str, Callable[[], bool]]
-
-
 class Kernel:
-    """A function on arrays of one library."""
+    """A function on arrays of one library, in this process or, as `function` says, in another."""
 
     def __init__(
-        self, function: Callable[..., Any], arrays: Arrays, case: Case, arguments: str | Adapter | None = None, out: str = "auto"
+        self, function: Callable[..., Any] | Apart | Here, arrays: Arrays | None, case: Case,
+        arguments: str | Adapter | None = None, out: str = "auto",
     ):  # fmt: skip
-        self.function, self.arrays = function, arrays
+        adapter = arguments if callable(arguments) else None
+        if isinstance(function, (Apart, Here)):
+            self.runs: Apart | Here = function
+        else:
+            assert arrays is not None
+            self.runs = Here(function, adapter, arrays)
         sig = case.signature
+        self.declared = {a.name: a for a in (*case.op.signature.inputs, *case.op.signature.outputs, *sig.outputs)}
+        self.over = {o.name: o.over for o in sig.outputs if o.over}
         self.inputs = [a.name for a in sig.inputs]
         self.outputs = [a.name for a in sig.outputs]
         params = [p.name for p in case.op.signature.params]
         dims = [d.lstrip("*") for d in case.op.signature.dims]
         extra = [a.name for a in (*case.op.signature.inputs, *case.op.signature.outputs) if a.name not in self.inputs]
         self.known = {*self.inputs, *params, *dims, *extra}
-        self.adapter: Adapter | None = arguments if callable(arguments) else None
+        self.adapter: Adapter | None = adapter
         self.positional: list[str] = []
         self.keywords: dict[str, str] = {}
-        writable = arrays.mutable and out != "returned"
+        writable = self.runs.mutable and out != "returned"
         if isinstance(arguments, str):
             self._read(arguments)
         elif self.adapter is None:
-            self._infer([*self.inputs, *params], writable)
+            self._infer(self.runs.parameters, [*self.inputs, *params], writable)
         taken = {*self.positional, *self.keywords.values()}
         self.written = [o for o in self.outputs if o in taken and o not in self.inputs]
-        if self.written and not arrays.mutable:
+        if self.written and not self.runs.mutable:
             raise ValueError(
-                f"{arrays.name}: arrays cannot be written, so the kernel cannot take {', '.join(self.written)}"
+                f"{self.runs.name}: arrays cannot be written, so the kernel cannot take {', '.join(self.written)}"
             )
 
     def _read(self, text: str) -> None:
@@ -72,26 +70,30 @@ class Kernel:
             else:
                 self.positional.append(name)
 
-    def _infer(self, order: Sequence[str], writable: bool) -> None:
+    def _infer(self, parameters: Parameters | None, order: Sequence[str], writable: bool) -> None:
         """Names where all that the function demands are known, else positions."""
-        try:
-            parameters = list(inspect.signature(self.function).parameters.values())
-        except (TypeError, ValueError):  # a compiled function: all of them
+        if parameters is None:  # a compiled function: all of them
             self.positional = list(order)
             return
-        plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        kinds = inspect.Parameter
+        by_keyword = (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
         known = self.known | (set(self.outputs) if writable else set())
-        demanded = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        if named and all(p.name in known and p.kind is not p.POSITIONAL_ONLY for p in demanded):
-            self.keywords = {p.name: p.name for p in named if p.name in known}
+        named = [name for name, kind, _ in parameters if kind in by_keyword]
+        demanded = [
+            (name, kind)
+            for name, kind, needed in parameters
+            if needed and kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
+        ]
+        if named and all(name in known and kind is not kinds.POSITIONAL_ONLY for name, kind in demanded):
+            self.keywords = {name: name for name in named if name in known}
             missing = [n for n in self.inputs if n not in self.keywords]
             if len(missing) < len(self.inputs) or not self.inputs:
                 return
             self.keywords = {}
-        if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        if any(kind == kinds.VAR_POSITIONAL for _, kind, _ in parameters):
             self.positional = list(order)
         else:
+            plain = [k for _, k, _ in parameters if k in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
             self.positional = list(order)[: len(plain)]
 
     @property
@@ -99,60 +101,51 @@ class Kernel:
         """The names that the function gets; all of them with an adapter."""
         return {*self.positional, *self.keywords.values()} if self.adapter is None else {*self.known}
 
-    def prepare(self, case: Case, format: Format, results: Format, *, strided: bool = False) -> Call:
-        """The arguments of a case as arrays of the library."""
-        arrays = {**case.inputs, **case.cotangents, **case.arguments}
-        values: dict[str, Any] = {}
-        for name, x in arrays.items():
-            if x is None:
-                values[name] = None
-            elif x.dtype.kind == "f":
-                values[name] = self.arrays.make(x, format, strided=strided and self.arrays.mutable)
-            else:
-                values[name] = self.arrays.integers(x)
+    def prepare(
+        self, case: Case, format: Format, results: Format, *, strided: bool = False, garbage: int | None = None
+    ) -> Request:
+        """The call with the arguments of a case. With a seed `garbage` the outputs that the kernel writes hold drawn numbers."""
+        given: dict[str, Any] = {**case.inputs, **case.cotangents, **case.arguments}
+        scalars: dict[str, Any] = {n: None for n, x in given.items() if x is None}
         for name, value in case.values.items():
-            values[name] = [int(v) for v in value] if isinstance(value, (list, tuple, np.ndarray)) else value
-        outputs, unchanged = {}, {}
-        for array in case.signature.outputs:
-            if array.name in self.written:
-                outputs[array.name], unchanged[array.name] = self.arrays.empty_poisoned(case.shape(array), results)
-        return Call(values, outputs, unchanged)
+            scalars[name] = [int(v) for v in value] if isinstance(value, (list, tuple, np.ndarray)) else value
+        outputs = {a.name: a for a in case.signature.outputs}
+        written = {n: WHOLE.get(outputs[n].kind) or outputs[n].format(results).container for n in self.written}
+        return Request(
+            {n: self._patterns(n, x, format) for n, x in given.items() if x is not None},
+            scalars, {n: case.shape(a) for n, a in outputs.items()}, written, self.over,
+            self.positional, self.keywords, self.inputs, strided and self.runs.mutable, garbage,
+        )  # fmt: skip
 
-    def __call__(self, call: Call) -> list[Any]:
-        """The results, one for each output. Raises Failure where there are too few."""
-        try:
-            with np.errstate(all="ignore"):
-                return self._called(call, {**call.values, **call.outputs})
-        except SystemExit as end:
-            raise Failure(f"the kernel ended the program with status {end.code!r}, expected results") from None
+    def _patterns(self, name: str, x: np.ndarray, format: Format) -> tuple[str, np.ndarray]:
+        """The type and the bit patterns of an argument: a number has the array's own format, else that of the call."""
+        if x.dtype.kind == "f":
+            own = self.declared[name].format(format) if name in self.declared else format
+            return own.container, patterns_of(x, own)
+        if x.dtype.kind == "b":
+            return "bool", x.view(np.uint8)
+        kind = "int64" if x.dtype == np.uint32 else x.dtype.name
+        return kind, whole_patterns_of(x, kind)
 
-    def _called(self, call: Call, values: dict[str, Any]) -> list[Any]:
-        if self.adapter is not None:
-            returned = self.adapter(self.function, values)
-        else:
-            given = [values[n] for n in self.positional]
-            while given and given[-1] is None:  # an optional argument at the end
-                given.pop()
-            keywords = {k: values[n] for k, n in self.keywords.items() if values[n] is not None or n in self.inputs}
-            returned = self.function(*given, **keywords)
-        if returned is None and self.written:
-            returned = [call.outputs[n] for n in self.outputs]
-        if isinstance(returned, Mapping):
-            returned = [returned.get(n) for n in self.outputs]
-        found = list(returned) if isinstance(returned, (tuple, list)) else [returned]
-        if len(found) != len(self.outputs) or any(r is None for r in found):
-            raise Failure(f"returned {len(found)} results, expected {len(self.outputs)}: {', '.join(self.outputs)}")
-        return found
+    def __call__(self, request: Request, *, hold: bool = False) -> Answer:
+        """What the kernel returns and leaves behind. Raises Failure, or NotImplementedError."""
+        return self.runs.call(replace(request, hold=hold))
 
-    def numbers(self, name: str, result: Any, shape: tuple[int, ...], format: Format) -> np.ndarray:
+    def numbers(self, name: str, result: Plain, shape: tuple[int, ...], format: Format) -> np.ndarray:
         """A result's numbers in its shape. Raises Failure for another format or shape."""
-        try:
-            got = self.arrays.format_of(result)
-        except TypeError:
-            got = None  # truth values and indices
-        if got is not None and got.name != FORMATS[format.container].name:
-            raise Failure(f"{name}: a result in {got.name}, expected {format.container}")
-        found = tuple(self.arrays.shape(result))
-        if found != shape and (found, shape) != ((), (1,)):  # a number stands for the one element of a result
-            raise Failure(f"{name}: a result of shape {found}, expected {shape}")
-        return self.arrays.numbers(result).reshape(shape)
+        format = self.declared[name].format(format)
+        if result.dtype in FORMATS and result.dtype != FORMATS[format.container].name:
+            raise Failure(f"{name}: a result in {result.dtype}, expected {format.container}")
+        if result.patterns is None:
+            raise Failure(f"{name}: a result of shape {result.shape}, expected {shape}")
+        return numbers_of(result).reshape(shape)
+
+
+def numbers_of(result: Plain) -> np.ndarray:
+    """The elements of an array: float32 in its own type, others as float64."""
+    assert result.patterns is not None
+    if result.dtype == "float32":
+        return result.patterns.view(np.float32)
+    if result.dtype in FORMATS:
+        return FORMATS[result.dtype].decode(result.patterns)
+    return result.patterns.view(np.dtype(result.dtype)).astype(np.float64)

@@ -14,7 +14,7 @@ import numpy as np
 
 from tlspec.drawn import Case, draw_case
 from tlspec.formats import Format
-from tlspec.judge.kernel import Kernel
+from tlspec.judge.kernel import Kernel, numbers_of
 
 #: terms of a sum, and placements that are tried
 TERMS, TRIES = 64, 24
@@ -49,8 +49,8 @@ def accumulator_of(kernel: Callable[[Case], Kernel], op: Any, format: Format) ->
         arrays = {n: x.astype(np.float64) for n, x in factors(terms).items()}
         case = Case(op, "forward", 0, "given", "given", {**like.dims, **dims}, like.params, dict(arrays))
         made = kernel(case)
-        result = made(made.prepare(case, format, format))[0]
-        return float(np.ravel(made.arrays.values(result))[0])
+        (result,) = made(made.prepare(case, format, format)).results
+        return float(np.ravel(numbers_of(result))[0])
 
     def least(small: float) -> float:
         """The least sum of 1, the small term and -1 over all placements."""

@@ -2,11 +2,15 @@
 
 import html
 import json
+import keyword
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+#: shares of calls that a fault which comes and goes may have
+RARE = (0.01, 0.001)
 #: in the order in which one outweighs another
 VERDICTS = ("pass", "blind", "fail")
 
@@ -15,7 +19,7 @@ VERDICTS = ("pass", "blind", "fail")
 class Finding:
     """One thing that is wrong."""
 
-    kind: str  #: value, error, result, inputs, alias, stale, canary, law
+    kind: str  #: value, error, result, inputs, alias, stale, canary, law, batch, crash, time-out
     text: str
     #: the line that repeats it
     repeat: str
@@ -50,11 +54,22 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
     #: of defects planted in the reference: by how many cases each would have been caught, of those it changes
     sensitivity: dict[str, tuple[int, int]] = field(default_factory=dict)
-    #: whether repeated calls gave the same bits, and whether a part of a batch gave those of the whole; None where not tried
+    #: whether repeated calls gave the same bits, whether a part of a batch gave those of the whole, and whether it kept them
+    #: when the rest held other numbers; None where not tried
     repeats: bool | None = None
     batches: bool | None = None
+    neighbours: bool | None = None
+    #: calls whose results were compared
+    calls: int = 0
+    #: whether the kernel ran in a process of its own, or why it did not
+    isolated: bool = False
+    process: str = ""
+    #: what else a reader should know
+    notes: list[str] = field(default_factory=list)
     #: cases for which the kernel raised NotImplementedError
     unsupported: int = 0
+    #: of each case of given shape, how many of its results were compared
+    sampled: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -80,7 +95,10 @@ class Report:
             raise AssertionError(f"\n{self}")
 
     def __str__(self) -> str:
-        lines = [f"{self.name} as {self.op}, {self.format}, {self.array} arrays; assumed: {self.assumptions}", ""]
+        lines = [f"{self.name} as {self.op}, {self.format}, {self.array} arrays; assumed: {self.assumptions}"]
+        if not self.isolated:
+            lines += [f"in process: the kernel can see the expected values ({self.process})"]
+        lines += [*self.notes, ""]
         lines += _table(
             ("direction", "data class", "cases", "blind", "failed", "elements", "worst share", "worst ulp"),
             [
@@ -93,8 +111,19 @@ class Report:
                 "",
                 f"{self.unsupported} cases that the kernel does not support (NotImplementedError) were left out",
             ]
+        if self.sampled:
+            lines += ["", "at given shapes, compared:", *(f"    {text}" for text in self.sampled)]
         told = {True: "yes", False: "no", None: "not tried"}
-        lines += ["", f"same bits when repeated: {told[self.repeats]}; whatever the batch: {told[self.batches]}"]
+        lines += [
+            "",
+            f"same bits when repeated: {told[self.repeats]}; whatever the batch: {told[self.batches]}",
+            f"same bits whatever other rows hold: {told[self.neighbours]}",
+        ]
+        if self.calls:
+            chances = (f"{(1 - share) ** self.calls:.2g} if it is in {100 * share:g} % of calls" for share in RARE)
+            lines += [
+                f"{self.calls} results compared: a fault that comes and goes is missed with p = {', '.join(chances)}"
+            ]
         if self.sensitivity:
             missed = [n for n, (caught, changed) in self.sensitivity.items() if changed and not caught]
             caught = [f"{n} ({c} of {k})" for n, (c, k) in self.sensitivity.items() if c]
@@ -132,6 +161,24 @@ class Report:
             f"<title>{title}</title><style>{style}</style><h1>{title}</h1>"
             f'<p style="color:{colour};font-weight:600">{self.verdict}</p><pre>{html.escape(str(self))}</pre></html>'
         )
+
+
+def word_for(function: Any, default: str) -> str:
+    """What stands for a function in a line of Python: its name, or `default` for a lambda."""
+    if isinstance(function, str):
+        return repr(function)
+    name = getattr(function, "__name__", "")
+    return name if name.isidentifier() and not keyword.iskeyword(name) else default
+
+
+def name_of(function: Any) -> str:
+    """A function's name for a person; of a lambda also the line."""
+    if isinstance(function, str):
+        return function.rpartition(":")[2]
+    name, code = getattr(function, "__name__", type(function).__name__), getattr(function, "__code__", None)
+    if name.isidentifier() or code is None:
+        return name
+    return f"kernel = {name} of {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:

@@ -10,7 +10,9 @@ import numpy as np
 from tlspec.data import fill, generator
 from tlspec.drawn import Case, build_case, cotangent_names, refused_by, shape_of
 from tlspec.draws import Draw
+from tlspec.expressions import evaluate
 from tlspec.judge import kept
+from tlspec.signature import WHOLE
 
 #: calls of the kernel that a search may cost
 CALLS = 150
@@ -44,10 +46,17 @@ def _resized(case: Case, values: Mapping[str, Any]) -> Case:
         old = case.inputs[a.name]
         if given[a.name] is None and old is not None:
             if a.kind in ("u32", "index"):
-                indices = Draw(rng, 2**16).indices(math.prod(shape_of(a, values)), int(old.max(initial=0)) + 1)
+                below = int(evaluate(a.below, values)) if a.below else int(old.max(initial=0)) + 1
+                indices = Draw(rng, 2**16).indices(math.prod(shape_of(a, values)), below)
                 given[a.name] = indices.reshape(shape_of(a, values))
-            else:
+            elif a.kind not in WHOLE:
                 given[a.name] = fill(rng, shape_of(a, values), case.data)
+        elif (cut := given[a.name]) is not None and a.below:
+            given[a.name] = np.remainder(cut, max(int(evaluate(a.below, values)), 1), dtype=cut.dtype)
+    given = {n: x for n, x in given.items() if x is not None or case.inputs[n] is None}
+    wider = _wider_indices(case, values, rng)
+    if refused_by(op, {**values, **given, **wider}) is None:
+        given |= wider
     if refused_by(op, {**values, **given}) is not None:
         raise ValueError(f"{op.name} refuses these lengths")
     named = cotangent_names(op)
@@ -59,6 +68,21 @@ def _resized(case: Case, values: Mapping[str, Any]) -> Case:
         op, values, given, rng, seed=case.seed, data=case.data, size="shrunk", which=case.which, command=case.size
     )
     return replace(made, command=case.command or case.size)
+
+
+def _wider_indices(case: Case, values: Mapping[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Indices into a first axis that has grown, drawn anew, as none of the old ones reaches its end."""
+    sig = case.op.signature
+    if not sig.buffers or sig.elementwise:
+        return {}
+    limits = [next(iter(shape_of(sig.buffers[0], v)), 0) for v in (case.values, values)]
+    found = {}
+    for a in sig.inputs:
+        x = case.inputs[a.name]
+        if a.kind in ("u32", "index") and not a.below and len(a.dims) == 1 and x is not None and limits[1] > limits[0]:
+            shape = shape_of(a, values)
+            found[a.name] = Draw(rng, 2**16).indices(math.prod(shape), limits[1]).reshape(shape)
+    return found
 
 
 def _cut(x: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray | None:

@@ -1,15 +1,16 @@
 """What a kernel is checked against: a row of the registry, or a reference of the user's own."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from tlspec import registry
+from tlspec import references, registry
 from tlspec.bounds import tree
 from tlspec.expressions import evaluate
 from tlspec.registry import Op
-from tlspec.signature import Signature
+from tlspec.signature import WHOLE, Signature
 
 #: lengths by which the axes of a reference's results are recognised
 _PRIMES = (5, 7, 11, 13, 17, 19, 23, 29)
@@ -26,7 +27,7 @@ def subject_of(op: str | Op | None, reference: Callable[..., Any] | None, inputs
             raise ValueError(
                 'check: say which operation it is, as in check(kernel, "softmax"), or give reference= and inputs='
             )
-        return registry.get(op) if isinstance(op, str) else op
+        return references.find(op) or registry.get(op) if isinstance(op, str) else op
     if inputs is None:
         raise ValueError(
             'check: reference= needs inputs=, as in inputs="x[rows, cols], weight[cols]; eps: float = 1e-6"'
@@ -34,9 +35,12 @@ def subject_of(op: str | Op | None, reference: Callable[..., Any] | None, inputs
     text = inputs if isinstance(inputs, str) else _text_of(inputs)
     if "->" not in text:
         text += f" -> {_results_of(reference, text)}"
+    signature = Signature.parse(text)
+    # arrays of a reference are all in memory that the judge makes: float64 is a format here
+    own = tuple(replace(a, kind="float64") if a.kind == "f64" else a for a in signature.inputs)
     name = op if isinstance(op, str) else getattr(reference, "__name__", "reference").strip("<>")
     return Op(
-        name=name, family="user", text=text, signature=Signature.parse(text), reference=reference, bound=tree(lambda: 1),
+        name=name, family="user", text=text, signature=replace(signature, inputs=own), reference=reference, bound=tree(lambda: 1),
         doc=reference.__doc__ or "", no_vjp="it is a reference of the user's own",
     )  # fmt: skip
 
@@ -66,10 +70,11 @@ def _results_of(reference: Callable[..., Any], text: str) -> str:
     arrays = []
     for a in sig.inputs:
         shape = [evaluate(item, lengths) for item in a.dims]
-        arrays.append(rng.random(shape) if a.kind in ("f32", "f64") else np.zeros(shape, np.int64))
+        whole = a.kind in ("u32", "index", *WHOLE)
+        arrays.append(np.zeros(shape, bool if a.kind == "bool" else np.int64) if whole else rng.random(shape))
     params = {p.name: _default_of(p.kind, p.default) for p in sig.params}
     made = reference(*arrays, **params)
-    names = {n: d for d, n in lengths.items()}
+    names = {evaluate(item, lengths): item for a in sig.inputs for item in a.dims} | {n: d for d, n in lengths.items()}
     outs = made if isinstance(made, tuple) else (made,)
     texts = []
     for i, out in enumerate(outs):

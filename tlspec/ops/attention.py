@@ -213,10 +213,15 @@ def _bound(tolerance, text):
     return custom(tolerance, text, chain=chain)
 
 
+def _draw_size(d, high):
+    """A length up to `high`; half of the draws are among the three largest, so that sequences span several tiles."""
+    sizes = [k for k in DIMS if k <= high and (k or d.empty)] or [1]
+    return d.aligned(1, int(high)) or d.choice(sizes[-3:] if d.rng.random() < 0.5 else sizes)
+
+
 def _attention_draw(d):
-    def size(high):  # half of the draws among the three largest, so that sequences span several tiles
-        sizes = [k for k in DIMS if k <= high and (k or d.empty)] or [1]
-        return d.choice(sizes[-3:] if d.rng.random() < 0.5 else sizes)
+    def size(high):
+        return _draw_size(d, high)
 
     n = size((d.budget / 3) ** 0.5)
     width = size(min(300, d.budget / (6 * max(n, 1))))
@@ -409,8 +414,7 @@ def _grouped_vjp_tolerance(Q, K, V, mask, out, g, mask_mode, before, after, offs
 
 def _grouped_draw(d):
     def size(high):
-        sizes = [k for k in DIMS if k <= high and (k or d.empty)] or [1]
-        return d.choice(sizes[-3:] if d.rng.random() < 0.5 else sizes)
+        return _draw_size(d, high)
 
     kv_heads, group = d.integer(1, 2), d.choice([1, 1, 2, 3])
     keys = size(max(1, (d.budget / (3 * group)) ** 0.5))
@@ -763,7 +767,8 @@ def _turn_tolerance(x, base, start, halves, sign):
 def _rotary_draw(d):
     n = d.dim(0, max(1, d.budget // 2))
     width = 2 * d.integer(0 if d.empty else 1, max(1, min(64, d.budget // (8 * max(n, 1)))))
-    start = d.choice([0, 0, 1, 4095, 10**6, 2**24 - 3, 2**31 + 5])
+    width = 2 * (d.aligned(1, width // 2) or width // 2)
+    start = d.choice([0, 0, 1, 4095, 65530, 65536, 10**6, 2**24 - 3, 2**31 + 5])
     return {"n": n, "d": width, "base": d.choice([1e4, 1e4, 500.0, d.real(2, 1e6)]), "start": start,
             "halves": d.integer(0, 1)}  # fmt: skip
 

@@ -169,7 +169,7 @@ def _draw(transposed: bool, rank: int | None = None):
         left, sizes = share, []
         for _ in range(3):  # in_channels, out_channels, batch
             cap = max(1, int(left ** d.rng.uniform(0, 0.6)))
-            n = int(d.choice([c for c in CHANNELS if c <= cap]))
+            n = d.aligned(1, cap) or int(d.choice([c for c in CHANNELS if c <= cap]))
             sizes.append(n)
             left = max(1, left // n)
         in_channels, out_channels, batch = sizes
@@ -187,7 +187,7 @@ def _draw(transposed: bool, rank: int | None = None):
             if transposed:
                 low = max(low, -((kernel[i] - 2 * padding[i] - 1) // stride[i]) + 1)
             n = low + int(per_image ** d.rng.uniform(0.2, 1) if i + 1 < r else per_image)
-            n = max(low, n - d.integer(0, 2))
+            n = (d.aligned(low, n) if d.rng.random() < 0.7 else None) or max(low, n - d.integer(0, 2))
             spatial.append(n)
             grown = n * stride[i] if transposed else n
             per_image = max(1, per_image // grown)

@@ -244,8 +244,8 @@ def min_vjp(a, b, g):
 
 
 def _draw_interval(d: Any) -> dict[str, Any]:
-    lo = d.choice([-1.0, 0.0, -0.5, -1e30, -np.inf, d.real(-2, 1)])
-    return {"lo": lo, "hi": d.choice([lo, 1.0, 1.5, 1e30, np.inf])}
+    lo = d.choice([-1e30, -np.inf, *[d.written(None, -2, 1)] * 4])
+    return {"lo": lo, "hi": d.choice([lo, 1.0, 1.5, 6.0, 1e30, np.inf])}
 
 
 @op("x[*]; lo: float, hi: float -> out[*]",
@@ -286,7 +286,7 @@ def relu_vjp(x, g):
 
 
 def _draw_slope(d: Any) -> dict[str, Any]:
-    return {"slope": d.choice([0.01, 0.01, 0.2, 0.0, -0.5, d.real(-2, 2)])}
+    return {"slope": d.choice([0.2, *[d.written(0.01, -2, 2)] * 4])}
 
 
 @op("x[*]; slope: float = 0.01 -> out[*]", bound=exact(), draw=_draw_slope, source="Maas, Hannun and Ng, ICML 2013")
@@ -415,7 +415,7 @@ def where_vjp(mask, g):
 
 
 @op("x[*], mask[*]; value: float -> out[*]", bound=exact(), laws=[laws.idempotent()],
-    draw=lambda d: {"value": d.choice([-np.inf, 0.0, -1e9, d.real(-2, 2)])})  # fmt: skip
+    draw=lambda d: {"value": d.choice([-np.inf, -1e9, *[d.written(0.0, -2, 2)] * 2])})  # fmt: skip
 def masked_fill(x, mask, value):
     """Values with those under a mask replaced.
 
@@ -487,7 +487,7 @@ def _safe_log_floor(x: F64, eps: float) -> F64:
 @op("x[*]; eps: float = 1e-6 -> out[*]",
     bound=ulp(1, floor=_safe_log_floor, text="1 ulp; eps > 1e-3: + 2⁻²⁵"),
     checks=[check("eps", "eps >= 8.881784197001252e-16", say="eps >= 2^-50")],
-    draw=lambda d: {"eps": d.choice([1e-6, 1e-6, 1e-3, 2.0**-50, 0.5, 1.0, d.real(1e-3, 2.0)])})  # fmt: skip
+    draw=lambda d: {"eps": d.choice([1e-6, 1e-3, 2.0**-50, *[d.written(1e-6, 1e-6, 2.0)] * 4])})  # fmt: skip
 def safe_log(x, eps):
     """Logarithm of a positive reparametrisation: finite for every finite x.
 
@@ -867,7 +867,7 @@ def pow_vjp(a, b, g):
 
 
 @op("x[*]; p: float -> out[*]", bound=ulp(1), source="ISO C99, F.9.4.4",
-    draw=lambda d: {"p": d.choice([3.0, -1.0, 0.5, 2.5, -2.0, 0.0, d.real(-8, 8)])})  # fmt: skip
+    draw=lambda d: {"p": d.written(2.0, -8, 8)})  # fmt: skip
 def pow_scalar(x, p):
     """Power with one exponent for all elements.
 
@@ -885,7 +885,7 @@ def pow_scalar_vjp(x, g, p):
 
 
 @op("x[*]; alpha: float = 1.0 -> out[*]", bound=ulp(1), source="Clevert, Unterthiner and Hochreiter, arXiv:1511.07289",
-    draw=lambda d: {"alpha": d.choice([1.0, 1.0, 1.6732632, -0.5, d.real(0, 2)])})  # fmt: skip
+    draw=lambda d: {"alpha": d.choice([1.6732632, *[d.written(1.0, -0.5, 2)] * 4])})  # fmt: skip
 def elu(x, alpha):
     """Exponential linear unit.
 

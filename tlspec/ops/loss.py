@@ -177,6 +177,17 @@ def cross_entropy(logits, labels):
     return each.sum(keepdims=True) / len(labels) if len(labels) else np.full(1, np.nan)
 
 
+@cross_entropy.formula()
+def _by_logsumexp(logits, labels):
+    """By m + ln S - x_label, whose roundings are relative to m."""
+    if not len(labels):
+        return np.full(1, np.nan)
+    m, known = logits.max(axis=1, initial=-np.inf), labels < logits.shape[1]
+    at = np.where(known, logits[np.arange(len(labels)), np.where(known, labels, 0)], np.nan)
+    each = m + np.log(np.exp(shifted(logits)).sum(axis=1)) - at
+    return each.sum(keepdims=True) / len(labels)
+
+
 @cross_entropy.vjp("logits, labels, g -> glogits",
     bound=custom(cross_entropy_vjp_tolerance, "softmax's + 3u|y − onehot|, times |g|/rows"))  # fmt: skip
 def cross_entropy_vjp(logits, labels, g):

@@ -81,10 +81,10 @@ def _draw(d, rank=None):
     for axis in d.rng.permutation(rank):
         low = max(1, kernel[axis] - 2 * padding[axis])
         cap = max(low, int(room ** d.rng.uniform(0.2, 0.8)))
-        n = int(low * (cap / low) ** d.rng.random()) + d.integer(0, 3)
+        n = d.aligned(low, cap) or int(low * (cap / low) ** d.rng.random()) + d.integer(0, 3)
         spatial.append((int(axis), n))
         room //= n
-    channels = 0 if d.empty else d.integer(1, max(1, min(room, 40)))
+    channels = 0 if d.empty else d.aligned(1, max(1, room)) or d.integer(1, max(1, min(room, 40)))
     return {"channels": channels, "spatial": [n for _, n in sorted(spatial)], "kernel": kernel, "stride": stride,
             "padding": padding}  # fmt: skip
 

@@ -119,8 +119,9 @@ def _draw(d):
     """Time steps about the chunks' ends. Long scans get coefficients below 1 in magnitude, multiples of 2^-8, which neither
     blow up nor spoil the laws' exact products; short ones get those of the data class."""
     steps = [n for n in (1, 2, 3, 5, 17, 31, 127, 128, 129, 255, 256, 257, 384, 509, 1025, 1500) if 6 * n <= d.budget]
-    T = d.choice(steps)
+    T = d.aligned(1, min(d.budget // 6, 2048)) or d.choice(steps)
     D = max(1, int((d.budget // (6 * T)) ** d.rng.random()))
+    D = d.aligned(1, D) or D
     if d.empty:
         T, D = d.choice([(0, D), (T, 0), (0, 0)])
     return {"seq_len": T, "state": D}

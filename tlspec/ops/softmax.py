@@ -81,6 +81,9 @@ def draw_rows(d):
 LAWS = [equation("f(x + 3) = f(x)", _shift, exact=False), equation("a row does not depend on the others", _batch)]
 
 
+LOG2_E = float(np.log2(np.e))
+#: half of the numbers whose products with log2 e are finite in every format of float32's range
+FAR = 2.0**126
 #: rows in leaves, many narrow rows at once, tasks of rows, rows whose work does not fit the stack
 TASK = boundary("softmax", "TL_ROW_TASK")
 CLASSES: Classes = {
@@ -106,6 +109,42 @@ def softmax(x):
     result."""
     e = np.exp(shifted(x))
     return e / e.sum(axis=1, keepdims=True)
+
+
+@softmax.formula()
+def softmax_of_powers_of_two(x):
+    """By 2^((x - m)·log2 e), as FlashAttention and many kernels compute it: two more roundings of the exponent."""
+    e = np.exp2(shifted(x) * LOG2_E)
+    return e / e.sum(axis=1, keepdims=True)
+
+
+def _where_near(x, near, far):
+    """A formula that overflows for rows of the largest numbers; there, and in rows with infinities, the other stands."""
+    holds = np.abs(x).max(axis=1, keepdims=True, initial=0.0) < FAR
+    return np.where(holds, near(np.where(holds, x, 0.0)), far(x))
+
+
+@softmax.formula()
+def _scaled_before_the_difference(x):
+    """By 2^(x·log2 e - m·log2 e), as FlashAttention-2 computes it: the product's rounding is relative to x, not to x - m."""
+
+    def near(x):
+        scaled = x * LOG2_E
+        e = np.exp2(shifted(scaled))
+        return e / e.sum(axis=1, keepdims=True)
+
+    return _where_near(x, near, softmax_of_powers_of_two)
+
+
+@softmax.formula()
+def _by_the_logarithm_of_the_sum(x):
+    """By e^(x - (m + ln S)), as backward passes compute it again from the logarithm that the forward pass kept."""
+
+    def near(x):
+        m = x.max(axis=1, keepdims=True, initial=-np.inf)
+        return np.exp(x - (m + np.log(np.exp(x - m).sum(axis=1, keepdims=True))))
+
+    return _where_near(x, near, softmax_of_powers_of_two)
 
 
 @softmax.vjp("out, g -> gx", bound=custom(softmax_vjp_tolerance, "y·((f(h) + 1)·u·Σ|g·y| + 2u|g − s|)"))

@@ -19,6 +19,7 @@ product of matrices   as a sum of n products, each rounded
 elementary function   the change of f over [x - e, x + e], and the ulp of the model's table
 maximum, selection    what may be selected; where a comparison may turn out either way, the distance of the two outcomes
 constants             u·\\|c\\| where c is not representable
+x.astype(format)      that of the rounded ends of [x - e, x + e]: 0 but near a tie, as every implementation rounds there too
 ====================  ========================================================================================================
 
 The error is infinite where nothing can be said: a divisor that may be zero, an intermediate beyond the largest finite number.
@@ -31,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from tlspec.bounds import call_reference
-from tlspec.running import arithmetic, elementary, structure, sums
+from tlspec.running import arithmetic, elementary, special, structure, sums
 from tlspec.running.array import ErrorArray, error_of, value_of
 from tlspec.running.elementary import monotone
 from tlspec.running.model import IEEE, Model, any_order
@@ -45,6 +46,7 @@ __all__ = [
     "elementary",
     "error_of",
     "monotone",
+    "special",
     "structure",
     "sums",
     "track_call",

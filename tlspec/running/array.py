@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from tlspec.formats import FORMATS, Format
 from tlspec.running.model import Model, granularity, representable
 
 #: by the name of a ufunc, with its method if it is not called: rule(model, *operands)
@@ -33,7 +34,9 @@ class Sum:
     """What a sum was made of, so that another one added to it gives a sum of all their terms, whose order is not known either."""
 
     terms: int
-    size: Any  #: the sum of the terms' absolute values and errors
+    size: (
+        Any  #: the sum of the terms' absolute values and errors, without infinities: beyond the range they may meet one
+    )
     brought: Any  #: the sum of the terms' errors
     step: float  #: a power of two that divides all terms; 0 where they have errors, infinite without terms
 
@@ -124,12 +127,25 @@ class ErrorArray(NDArrayOperatorsMixin):
             self.sum_of = Sum(max(self.sum_of.terms, part.terms), size, brought, min(self.sum_of.step, part.step))
 
     def astype(self, dtype: Any, copy: bool = True) -> Any:
-        kind = np.dtype(dtype).kind
+        target = np.dtype(dtype)
+        kind, narrower = target.kind, FORMATS.get(target.name)
+        if narrower is not None and narrower.precision < self.model.precision and self.dtype.kind == "f":
+            return self._cast(narrower)
         if kind in "fc" or kind == self.dtype.kind:
             return self._like(self.value.astype(np.complex128) if kind == "c" else self.value, self.error)
         if np.any(self.error):
-            raise TypeError(f"a conversion to {np.dtype(dtype)} depends on rounding")
+            raise TypeError(f"a conversion to {target} depends on rounding")
         return self.value.astype(dtype)
+
+    def _cast(self, format: Format) -> "ErrorArray":
+        """The numbers of a format: one rounding, which every implementation does too. It is monotone, so what lies within the
+        error lies between the roundings of the ends, and is the same number but near a tie."""
+        value = format.round(self.value)
+        with np.errstate(all="ignore"):
+            above, below = (np.abs(format.round(self.value + s * self.error) - value) for s in (1, -1))
+            error = np.where(self.error == 0, 0.0, np.maximum(above, below))
+        unsure = np.isnan(error) | (np.isinf(value) & (self.error > 0) & np.isfinite(self.value))
+        return self._like(value, np.where(unsure, np.where(np.isnan(self.value), 0.0, np.inf), error))
 
     def copy(self) -> "ErrorArray":
         return self._like(self.value.copy(), self.error.copy())
@@ -190,12 +206,17 @@ def operand(m: Model, x: Any) -> tuple[Any, Any]:
     return x.value, np.where(beyond, np.inf, x.error) if beyond.any() else x.error
 
 
+def finite_size(value: Any, error: Any) -> Any:
+    """How large numbers may be that are no infinities."""
+    return np.where(np.isinf(value), 0.0, np.abs(value) + error)
+
+
 def as_sum(m: Model, x: Any) -> Sum:
     """An operand as a sum: of one term unless it is one already."""
     if isinstance(x, ErrorArray) and x.sum_of is not None:
         return x.sum_of
     v, d = operand(m, x)
-    return Sum(1, np.abs(v) + d, d, 0.0 if np.any(d) else granularity(v, m.precision, m.exact))
+    return Sum(1, finite_size(v, d), d, 0.0 if np.any(d) else granularity(v, m.precision, m.exact))
 
 
 def method(name: str) -> Callable[..., Any]:

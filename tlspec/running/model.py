@@ -1,5 +1,6 @@
 """What is known of an implementation, and which numbers its arithmetic holds."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -7,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tlspec.bounds import F64, factor
+from tlspec.bounds import F64, LAMBDA, factor
 from tlspec.formats import Format
 
 #: errors in ulp of the functions of an implementation, "" for all others; 0.5 is correctly rounded. An entry may be a function of
@@ -51,8 +52,10 @@ class Model:
     operands: Format | None = None
     #: whether sums of numbers like integers are exact, because every order of plain additions gives them
     exact: bool = True
-    #: whether the roundings of sums may all be of one sign, as of equal terms
-    biased: bool = False
+    #: the probability that two terms of a sum are equal numbers, whose roundings are alike
+    alike: float = 0.0
+    #: whether results beyond the largest number are that number, infinities too
+    saturate: bool = False
     #: sums of so many terms at a time, added in numbers of `precision` bits; 0: a sum is one
     chunk: int = 0
 
@@ -70,7 +73,9 @@ class Model:
         return error + self._roundings(self.height(-(-terms // part))) * self.unit if part < terms else error
 
     def _roundings(self, height: int) -> float:
-        return float(height if self.biased else factor(height))
+        """By how many u a sum over a tree of that height may be off. Of n roundings in groups of equal ones, n·p_i in each, the
+        variance is n²·Σp_i², where it is n if all are independent."""
+        return float(min(height, max(factor(height), LAMBDA * height * math.sqrt(self.alike))))
 
     def ulp(self, name: str, at: F64) -> tuple[Any, float]:
         """The largest error of a function at arguments of these absolute values: in ulp, and beside that an absolute one."""

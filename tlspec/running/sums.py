@@ -8,7 +8,18 @@ import numpy as np
 
 from tlspec.bounds import factor
 from tlspec.running.arithmetic import add
-from tlspec.running.array import FUNCTIONS, UFUNCS, ErrorArray, Sum, as_sum, certain, model_of, operand, value_of
+from tlspec.running.array import (
+    FUNCTIONS,
+    UFUNCS,
+    ErrorArray,
+    Sum,
+    as_sum,
+    certain,
+    finite_size,
+    model_of,
+    operand,
+    value_of,
+)
 from tlspec.running.model import Model, granularity
 from tlspec.running.rounding import result, stored, total
 
@@ -48,7 +59,7 @@ def cumulated(x: ErrorArray, axis: Any = None, dtype: Any = None) -> ErrorArray:
     if axis is None:
         v, d, axis = v.ravel(), d.ravel(), 0
     brought = d.cumsum(axis)
-    size = np.abs(v).cumsum(axis) + brought
+    size = finite_size(v, d).cumsum(axis)
     place = np.arange(1, v.shape[axis] + 1).reshape([-1 if a == axis % v.ndim else 1 for a in range(v.ndim)])
     share = np.array([m.sum_error(int(n)) for n in place.ravel()]).reshape(place.shape)
     exact = size <= 2.0 ** min(m.sum_precision, m.precision) * (
@@ -76,6 +87,52 @@ def multiplied(
     error = brought + np.expm1(1.01 * factor(max(n - 1, 0)) * m.unit) * size + lost
     certain = np.any(~np.isfinite(v), axis=axis, keepdims=keepdims)
     return result(m, value, np.where(~certain & (1.001 * most >= m.overflow), np.inf, error))
+
+
+def multiplied_along(x: ErrorArray, axis: Any = None, dtype: Any = None) -> ErrorArray:
+    """Products of the first 1, 2, ... numbers: of each what :func:`multiplied` says, and of the first nothing is lost."""
+    m = x.model
+    v, d = operand(m, x)
+    if axis is None:
+        v, d, axis = v.ravel(), d.ravel(), 0
+    places = np.arange(v.shape[axis])
+    roundings = np.array([float(factor(int(n))) for n in places])
+    shape = [-1 if a == axis % v.ndim else 1 for a in range(v.ndim)]
+    count, h = places.reshape(shape), roundings.reshape(shape)
+    value, size = v.cumprod(axis), (np.abs(v) + d).cumprod(axis)
+    brought = np.where(np.logical_or.accumulate(d != 0, axis), size - np.abs(value), 0.0)
+    most, least = np.maximum(np.abs(v) + d, 1.0).cumprod(axis), np.minimum(np.abs(v), 1.0).cumprod(axis)
+    lost = np.where(least < 2.0 ** (m.precision + 1) * m.tiny, count * m.tiny * most, count * m.tiny)
+    error = brought + np.expm1(1.01 * h * m.unit) * size + lost
+    certain = np.logical_or.accumulate(~np.isfinite(v), axis)
+    return result(m, value, np.where(~certain & (1.001 * most >= m.overflow), np.inf, error))
+
+
+def extreme_along(pick: Any) -> Callable[..., ErrorArray]:
+    """The largest or the smallest number so far."""
+
+    def rule(m: Model, x: ErrorArray, axis: int = 0, dtype: Any = None) -> ErrorArray:
+        ends = [pick.accumulate(x.value + s * x.error, axis) for s in (-1, 1)]
+        value = pick.accumulate(x.value, axis)
+        return result(m, value, np.maximum(*(np.abs(e - value) for e in ends)))
+
+    return rule
+
+
+def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+    """Norms of vectors, and the Frobenius norm."""
+    axes = tuple(range(x.ndim)) if axis is None else (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
+    if len(axes) > 1 and ord not in (None, "fro"):
+        raise TypeError(f"running error analysis does not know the matrix norm {ord!r}")
+    keep: dict[str, Any] = {"axis": axes, "keepdims": keepdims}
+    size = np.abs(x)
+    if ord in (np.inf, -np.inf):
+        return (np.max if ord > 0 else np.min)(size, **keep)
+    if ord == 0:
+        return np.sum(np.where(x != 0, 1.0, 0.0), **keep)
+    if ord == 1:
+        return np.sum(size, **keep)
+    return np.sqrt(np.sum(size * size, **keep)) if ord in (None, 2, "fro") else np.sum(size**ord, **keep) ** (1 / ord)
 
 
 def extreme(pick: str, empty: float) -> Callable[..., ErrorArray]:
@@ -123,12 +180,15 @@ def contract(m: Model, product: Callable[[Any, Any], Any], terms: int, a: Any, b
         return result(m, value, brought + 3 * m.sum_error(terms + 1) * size + terms * m.tiny)
     steps = [granularity(v, m.precision, m.exact) for v in (x, y)] if exact else [0.0]
     step = np.inf if np.inf in steps else math.prod(steps)
+    step = step if step >= 2 * m.tiny else 0.0  # products may lie between the smallest numbers
     # each product is a term of one rounding more
     brought = brought + np.where(size <= 2.0 ** min(m.sum_precision, m.precision) * step, 0.0, terms * m.tiny)
     brought = np.where(np.isnan(brought), np.inf, brought)
+    if np.any(np.isinf(x)) or np.any(np.isinf(y)):
+        size = product(finite_size(x, dx), finite_size(y, dy))
     made = total(m, value, Sum(terms + 1, size, np.broadcast_to(brought, np.shape(size)), step))
     # a zero times an infinity: NaN in the value, and certain
-    made.error = np.where(np.isfinite(value) | ~np.isfinite(brought), made.error, 0.0)
+    made.error = np.where(np.isnan(value) & np.isfinite(brought), 0.0, made.error)
     return made
 
 
@@ -228,6 +288,10 @@ UFUNCS.update(
         "maximum.reduce": extreme("max", -np.inf),
         "minimum.reduce": extreme("min", np.inf),
         "add.at": add_at,
+        "add.accumulate": lambda m, x, axis=0, dtype=None: cumulated(x, axis),
+        "multiply.accumulate": lambda m, x, axis=0, dtype=None: multiplied_along(x, axis),
+        "maximum.accumulate": extreme_along(np.maximum),
+        "minimum.accumulate": extreme_along(np.minimum),
     }
 )
 
@@ -256,6 +320,11 @@ FUNCTIONS.update(
         "var": var,
         "std": lambda x, *a, **k: np.sqrt(var(x, *a, **k)),
         "cumsum": cumulated,
+        "cumprod": multiplied_along,
+        "norm": norm,
+        "vector_norm": lambda x, axis=None, keepdims=False, ord=2: norm(
+            np.ravel(x) if axis is None else x, ord, axis, keepdims
+        ),
         "einsum": einsum,
         "dot": dot,
         "tensordot": tensordot,

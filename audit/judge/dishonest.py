@@ -1,0 +1,368 @@
+"""Kernels that deceive, or are careless in a way that looks like it: ``python -m audit.judge.dishonest`` writes the table of
+docs/judge.md. Each is a harmless stand-in of a few lines. What it does is done to its own process alone."""
+
+import functools
+import gc
+import itertools
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from audit.markdown import table
+from tlspec import registry
+from tlspec.drawn import draw_case
+from tlspec.judge import Report, check
+from tlspec.judge.shrink import resized
+
+BEGIN, END = "<!-- dishonest:begin -->", "<!-- dishonest:end -->"
+PAGE = Path(__file__).resolve().parents[2] / "docs/judge.md"
+HEAD = ("what the kernel does", "operation", "tlspec.check", "one assert_close")
+#: the lengths of the one shape at which a test of one's own would compare
+LENGTHS = {"rows": 64, "cols": 128, "m": 64, "n": 64, "p": 64}
+#: the default cases without the large one, which takes most of the time
+CASES = {"small": 24, "medium": 6, "edges": 8}
+Made = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Dishonest:
+    """A kernel by what it does: `make` makes a fresh one."""
+
+    does: str
+    op: str
+    make: Callable[[], Made]
+    #: why the judge passes it; "" where it must not
+    missed: str = ""
+    #: whether one comparison passes it
+    close: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def judged(self) -> Report:
+        return check(self.make(), self.op, cases=CASES, sensitive=False, **self.options)
+
+    def passes_one_comparison(self) -> bool:
+        """Whether the first call at one shape satisfies torch.testing.assert_close, as a test of one's own would have it."""
+        import torch
+
+        known, wanted = example(self.op)
+        made = self.make()
+        names = made.__code__.co_varnames[: made.__code__.co_argcount]
+        given = {n: np.array(known[n]) if isinstance(known[n], np.ndarray) else known[n] for n in names if n != "out"}
+        out = np.zeros(wanted.shape, np.float32)
+        try:
+            returned = made(**given, **({"out": out} if "out" in names else {}))
+            got = torch.from_numpy(np.array(out if returned is None else returned, np.float32))
+            torch.testing.assert_close(got, torch.from_numpy(wanted))
+        except (AssertionError, ValueError):
+            return False
+        return True
+
+
+@functools.cache
+def example(op: str) -> tuple[dict[str, Any], np.ndarray]:
+    """The arguments of one call, and its result."""
+    drawn = draw_case(op, 0, "normal", "small")
+    case = resized(drawn, {**drawn.values, **{n: k for n, k in LENGTHS.items() if n in drawn.values}}) or drawn
+    wanted = np.asarray(registry.get(op)(*case.inputs.values(), **case.params), np.float32)
+    return {**case.inputs, **case.values}, wanted
+
+
+def softmax(x: Any) -> Any:
+    if not x.size:
+        return np.array(x)
+    e = np.exp(x - x.max(axis=1, keepdims=True))
+    return e / e.sum(axis=1, keepdims=True)
+
+
+def _kept(key: Callable[[Any], Any]) -> Callable[[], Made]:
+    def make() -> Made:
+        known: dict[Any, Any] = {}
+
+        def kernel(x: Any) -> Any:
+            return known.setdefault(key(x), softmax(x)).copy()
+
+        return kernel
+
+    return make
+
+
+def _some(x: Any) -> Any:
+    flat = x.ravel()
+    return x.shape, flat[:4].tobytes(), flat[-4:].tobytes()
+
+
+def _from_frames() -> Made:
+    def kernel(x: Any) -> Any:
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            for value in frame.f_locals.values():
+                for found in getattr(value, "outputs", ()) if not isinstance(value, type) else ():
+                    if getattr(found, "shape", None) == x.shape:
+                        return np.asarray(found, np.float32)
+            frame = frame.f_back
+        return np.zeros(x.shape, np.float32)
+
+    return kernel
+
+
+def _from_objects() -> Made:
+    def kernel(x: Any) -> Any:
+        for value in gc.get_objects():
+            if type(value).__name__ == "Expected" and value.outputs[0].shape == x.shape:
+                return np.asarray(value.outputs[0], np.float32)
+        return np.zeros(x.shape, np.float32)
+
+    return kernel
+
+
+def _by_specification() -> Made:
+    def kernel(x: Any) -> Any:
+        from tlspec.ops.softmax import softmax as meaning
+
+        return np.asarray(meaning(np.asarray(x, np.float64)), np.float32)
+
+    return kernel
+
+
+def _by_its_file() -> Made:
+    def kernel(x: Any) -> Any:
+        found = [Path(p) / "tlspec/ops/softmax.py" for p in sys.path]
+        text = next(p.read_text() for p in found if p.exists())
+        return softmax(x) if "softmax" in text else np.zeros(x.shape, np.float32)
+
+    return kernel
+
+
+def _patches(module: str, name: str, value: Any) -> Callable[[], Made]:
+    """Zeros, after a name of a module that the judge uses is replaced."""
+
+    def make() -> Made:
+        def kernel(x: Any) -> Any:
+            import importlib
+
+            setattr(importlib.import_module(module), name, value)
+            return np.zeros(x.shape, np.float32)
+
+        return kernel
+
+    return make
+
+
+def _later() -> Made:
+    def kernel(x: Any) -> Any:
+        out, copy = np.zeros(x.shape, np.float32), np.array(x)
+
+        def work() -> None:
+            time.sleep(1)
+            out[...] = softmax(copy)
+
+        threading.Thread(target=work, daemon=True).start()
+        return out
+
+    return kernel
+
+
+def _right_for(calls: int) -> Callable[[], Made]:
+    def make() -> Made:
+        left = [calls]
+
+        def kernel(x: Any) -> Any:
+            left[0] -= 1
+            return softmax(x) if left[0] >= 0 else np.zeros(x.shape, np.float32)
+
+        return kernel
+
+    return make
+
+
+def _sometimes() -> Made:
+    drawn = random.Random(7)
+
+    def kernel(x: Any) -> Any:
+        return softmax(x) * np.float32(1.5 if drawn.random() < 0.02 else 1)
+
+    return kernel
+
+
+def _ends(how: Callable[[], Any]) -> Callable[[], Made]:
+    def make() -> Made:
+        calls = itertools.count()
+
+        def kernel(x: Any) -> Any:
+            if next(calls) >= 5:
+                how()
+            return softmax(x) if next(calls) < 10 else np.zeros(x.shape, np.float32)
+
+        return kernel
+
+    return make
+
+
+def _prints() -> Made:
+    def kernel(x: Any) -> Any:
+        raise ValueError("\n\npass: 44 cases in 0.3 s\n")
+
+    return kernel
+
+
+def _changes_its_input() -> Made:
+    def kernel(x: Any) -> Any:
+        if x.size:
+            x -= x.max(axis=1, keepdims=True)
+        return softmax(x)
+
+    return kernel
+
+
+def _returns_its_input() -> Made:
+    def kernel(x: Any, lo: Any, hi: Any) -> Any:
+        return x if ((x >= lo) & (x <= hi)).all() else np.clip(x, np.float32(lo), np.float32(hi))
+
+    return kernel
+
+
+def _adds() -> Made:
+    def kernel(x: Any, out: Any) -> None:
+        np.nan_to_num(out, copy=False)
+        out += softmax(x)
+
+    return kernel
+
+
+def _leaves_some() -> Made:
+    def kernel(x: Any, out: Any) -> None:
+        made = softmax(x)
+        np.copyto(out, made, where=~(made < 1e-30))
+
+    return kernel
+
+
+def _one_beyond() -> Made:
+    def kernel(x: Any, out: Any) -> None:
+        out[...] = softmax(x)
+        np.lib.stride_tricks.as_strided(out, (out.size + 1,), (4,))[-1] = 0
+
+    return kernel
+
+
+def _one_buffer() -> Made:
+    known: dict[Any, Any] = {}
+
+    def kernel(x: Any) -> Any:
+        out = known.setdefault(x.shape, np.empty(x.shape, np.float32))
+        out[...] = softmax(x)
+        return out
+
+    return kernel
+
+
+def _row_before() -> Made:
+    def kernel(x: Any) -> Any:
+        made = softmax(x)
+        if min(x.shape) > 1:
+            made = made * (1 + np.float32(2.0**-23) * np.sign(np.nan_to_num(np.roll(x, 1, 0)[:, :1])))
+        return made
+
+    return kernel
+
+
+def _plain(function: Made) -> Callable[[], Made]:
+    return lambda: function
+
+
+def _tf32(x: Any) -> Any:
+    return ((np.ascontiguousarray(x).view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def _half_sums(x: Any) -> Any:
+    return sum(
+        (x[:, i : i + 64].sum(axis=1).astype(np.float16) for i in range(0, x.shape[1], 64)), np.float32(0)
+    ) + np.zeros(len(x), np.float32)
+
+
+def _without_repeats(x: Any, values: Any, indices: Any) -> Any:
+    out, within = np.array(x), (indices >= 0) & (indices < x.size)
+    out[indices[within]] += values[within]
+    return out
+
+
+def _eps_of_its_own(x: Any, gamma: Any, beta: Any) -> Any:
+    if not x.size:
+        return np.array(x)
+    d = x - x.mean(axis=1, keepdims=True)
+    return d / np.sqrt((d * d).mean(axis=1, keepdims=True) + np.float32(1e-5)) * gamma + beta
+
+
+DISHONEST = [
+    Dishonest("keeps the result of the first call of each shape", "softmax", _kept(lambda x: x.shape)),
+    Dishonest("keeps results by shape, address and strides of the input", "softmax",
+              _kept(lambda x: (x.shape, x.__array_interface__["data"][0], x.strides))),
+    Dishonest("keeps results by shape and eight elements of the input", "softmax", _kept(_some)),
+    Dishonest("takes the expected result from variables of its callers", "softmax", _from_frames, close=False),
+    Dishonest("takes the expected result from the objects of the process", "softmax", _from_objects, close=False),
+    Dishonest("calls the specification", "softmax", _by_specification),
+    Dishonest("reads the specification's file", "softmax", _by_its_file),
+    Dishonest("replaces the judge's comparison", "softmax", _patches("tlspec.judge.trial", "compare", None), close=False),
+    Dishonest("replaces the report's verdict", "softmax", _patches("tlspec.judge.report", "VERDICTS", ("pass",) * 3),
+              close=False),
+    Dishonest("replaces NumPy's array_equal", "softmax", _patches("numpy", "array_equal", lambda *a, **k: True), close=False),
+    Dishonest("returns while a thread of it computes the result", "softmax", _later, close=False),
+    Dishonest("is right in its first 100 calls", "softmax", _right_for(100)),
+    Dishonest("is wrong in one call of fifty", "softmax", _sometimes),
+    Dishonest("ends the program with status 0", "softmax", _ends(lambda: sys.exit(0))),
+    Dishonest("ends its process with status 0", "softmax", _ends(lambda: os._exit(0))),
+    Dishonest("ends by a signal, as by a wrong address", "softmax", _ends(lambda: os.kill(os.getpid(), signal.SIGSEGV))),
+    Dishonest("does not return", "softmax", _ends(lambda: time.sleep(1000)), options={"timeout": 0.5}),
+    Dishonest("raises a text that looks like a passing report", "softmax", _prints, close=False),
+    Dishonest("changes its input", "softmax", _changes_its_input),
+    Dishonest("returns its input where there is nothing to do", "clamp", _returns_its_input),
+    Dishonest("adds to what the output holds", "softmax", _adds),
+    Dishonest("leaves results unwritten that are almost 0", "softmax", _leaves_some),
+    Dishonest("writes one element behind its output", "softmax", _one_beyond),
+    Dishonest("returns the same buffer in every call", "softmax", _one_buffer),
+    Dishonest("reads its input as if it were contiguous", "exp",
+              _plain(lambda x: np.exp(np.lib.stride_tricks.as_strided(x, x.shape, (x.itemsize,) * x.ndim)))),
+    Dishonest("changes the last bit of a row by the row before it", "softmax", _row_before),
+    Dishonest("subtracts the maximum of all rows", "softmax", _plain(
+        lambda x: (e := np.exp(x - x.max(initial=-np.inf))) / e.sum(axis=1, keepdims=True))),
+    Dishonest("is right for numbers up to 8 alone", "softmax", _plain(lambda x: softmax(np.clip(x, -8, 8)))),
+    Dishonest("is right for lengths that are multiples of 8 alone", "softmax", _plain(
+        lambda x: softmax(x) * np.float32(1 if x.shape[1] % 8 == 0 else 1 + 2.0**-10))),
+    Dishonest("rounds the factors to tf32", "matmul", _plain(lambda A, B: _tf32(A) @ _tf32(B)), close=False),
+    Dishonest("adds in float16", "reduce_sum_axis1", _plain(_half_sums), close=False),
+    Dishonest("turns NaN into 0", "relu", _plain(lambda x: np.where(x > 0, x, np.float32(0)))),
+    Dishonest("loses the sign of zeros", "transpose2d", _plain(lambda x: x.T + np.float32(0))),
+    Dishonest("loses repeated indices", "scatter_add", _plain(_without_repeats), close=False),
+    Dishonest("has an epsilon of its own", "layer_norm", _plain(_eps_of_its_own), close=False),
+    Dishonest("is right in its first 100,000 calls", "softmax", _right_for(100_000),
+              missed="no check makes so many calls; `repeats=` says how many"),
+    Dishonest("hands the work to a library", "softmax", _plain(lambda x: softmax(x)), missed="its results are right"),
+]  # fmt: skip
+
+
+def lines() -> list[str]:
+    """The table of the page."""
+    rows = []
+    for each in DISHONEST:
+        seen = f"passes: {each.missed}" if each.missed else "caught"
+        one = "passes" if each.close else "caught"
+        rows.append((each.does, f"`{each.op}`", seen, one))
+    return table(HEAD, rows)
+
+
+def page() -> str:
+    head, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    return f"{head}{BEGIN}\n" + "\n".join(lines()) + f"\n{END}{rest.split(END)[1]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,344 @@
+"""Tasks in other projects' formats: right submissions pass, wrong ones fail, and what cannot be derived is said to be
+estimated."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tlspec.__main__ import main
+from tlspec.judge.adapters.gpumode import specs_of
+from tlspec.judge.arithmetic import arithmetic
+
+torch = pytest.importorskip("torch")
+
+from tlspec.judge.adapters import check_function, check_task  # noqa: E402
+from tlspec.judge.adapters.tracked import UnknownOperator, leaves, tracked  # noqa: E402
+
+F = torch.nn.functional
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+BENCH = """
+import torch
+import torch.nn as nn
+
+batch_size = 128
+features = 64
+
+class Model(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.linear = nn.Linear(features, 24)
+        self.norm = nn.LayerNorm(24)
+
+    def forward(self, x):
+        return torch.softmax(self.norm(torch.relu(self.linear(x))), dim=-1)
+
+def get_inputs():
+    return [torch.rand(batch_size, features)]
+
+def get_init_inputs():
+    return [features]
+"""
+
+NEW = """
+import torch
+
+class ModelNew(torch.nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.linear = torch.nn.Linear(features, 24)
+        self.norm = torch.nn.LayerNorm(24)
+
+    def forward(self, x):
+        y = RELU(x @ self.linear.weight.T + self.linear.bias)
+        y = y - y.mean(-1, keepdim=True)
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-5) * self.norm.weight + self.norm.bias
+        return SOFTMAX
+"""
+
+
+def new_model(relu: str = "torch.relu", softmax: str = "torch.softmax(y, -1)") -> str:
+    return NEW.replace("RELU", relu).replace("SOFTMAX", softmax)
+
+
+def written(folder: Path, **files: str) -> list[Path]:
+    paths = []
+    for name, text in files.items():
+        path = folder / name.replace("_py", ".py").replace("_json", ".json").replace("_yml", ".yml")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        paths.append(path)
+    return paths
+
+
+@pytest.mark.parametrize(
+    ("submission", "verdict"),
+    [
+        (new_model(), "pass"),
+        (new_model(softmax="torch.exp(y - torch.logsumexp(y, -1, keepdim=True))"), "pass"),
+        (new_model(relu=""), "fail"),
+        (new_model(softmax="torch.softmax(y.bfloat16(), -1).float()"), "fail"),
+        (new_model(softmax="torch.softmax(y, 0)"), "fail"),
+        (new_model(softmax="torch.softmax(y, -1).double()"), "fail"),
+        (new_model(softmax="torch.softmax(y, -1)[None]"), "fail"),
+        (new_model(softmax="x.zero_()[:, :24] + torch.softmax(y, -1)"), "fail"),
+        (new_model(softmax="undefined"), "fail"),
+    ],
+)
+def test_kernelbench(tmp_path: Path, submission: str, verdict: str) -> None:
+    task, new = written(tmp_path, task_py=BENCH, new_py=submission)
+    report = check_task(task, new, constants={"batch_size": 5}, device="cpu")
+    assert report.verdict == verdict, report
+    assert not report.assumptions.startswith("estimated")
+    if "undefined" in submission:
+        assert "new.py:" in report.findings[0].text
+
+
+def test_kernelbench_in_a_narrow_format(tmp_path: Path) -> None:
+    """A kernel that rounds between its steps passes where this is said of it; one that does not passes anyway."""
+    bench = BENCH.replace(
+        "torch.softmax(self.norm(torch.relu(self.linear(x))), dim=-1)", "torch.relu(self.linear(x)) * 0.3"
+    )
+    once = NEW[: NEW.index("y = y - y.mean")].replace("RELU(x @ self.linear.weight.T + self.linear.bias)", "BODY")
+    sums = "torch.relu(x.float() @ self.linear.weight.float().T + self.linear.bias.float())"
+    task, one, two = written(tmp_path, task_py=bench, one_py=once.replace("BODY", f"({sums} * 0.3).to(x.dtype)") + "return y\n",
+                             two_py=once.replace("BODY", f"{sums}.to(x.dtype) * 0.3") + "return y\n")  # fmt: skip
+
+    def verdict(new: Path, **words: Any) -> str:
+        return check_task(task, new, constants={"batch_size": 5}, device="cpu", dtype="bfloat16", **words).verdict
+
+    narrow = {"intermediate": "bfloat16", "accumulate": "float32"}
+    assert verdict(one) == "pass" and verdict(two) == "fail"
+    assert verdict(one, **narrow) == "pass" and verdict(two, **narrow) == "pass"
+
+
+def test_sizes_that_are_too_large_are_refused(tmp_path: Path) -> None:
+    task, new = written(tmp_path, task_py=BENCH.replace("batch_size = 128", "batch_size = 2**30"), new_py=new_model())
+    with pytest.raises(ValueError, match=r"got 68719476736 numbers.*--set batch_size=2"):
+        check_task(task, new, device="cpu")
+    with pytest.raises(ValueError, match="expected a name that task.py assigns: batch_size, features"):
+        check_task(task, new, constants={"rows": 3}, device="cpu")
+
+
+YML = """
+lang: "py"
+tests:
+  - {"size": 127, "seed": 4242}
+  - {"size": 64, "seed": 7, "flag": True, "name": "normal"}
+# a comment
+benchmarks:
+  - {"size": 1024, "seed": 31232}
+"""
+REFERENCE = """
+import torch
+from task import input_t
+from utils import make_match_reference
+
+def ref_kernel(data: input_t):
+    x, out = data
+    out[...] = torch.cumsum(x.to(torch.float64), dim=0).to(x.dtype)
+    return out
+
+def generate_input(size: int, seed: int, **more):
+    g = torch.Generator(device="cuda")
+    g.manual_seed(seed)
+    return torch.randn(size, device="cuda", generator=g), torch.empty(size, device="cuda")
+
+check_implementation = make_match_reference(ref_kernel)
+"""
+CUSTOM = """
+import torch
+from task import input_t
+
+def custom_kernel(data: input_t):
+    x, out = data
+    out.copy_(BODY)
+    return out
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "verdict"),
+    [("torch.cumsum(x, 0)", "pass"), ("torch.cumsum(x.half(), 0)", "fail"), ("torch.cumsum(x, 0) - x", "fail"),
+     ("torch.cumsum(x.flip(0), 0).flip(0)", "fail")],
+)  # fmt: skip
+def test_gpumode(tmp_path: Path, body: str, verdict: str) -> None:
+    written(tmp_path, **{"task/task_yml": YML, "task/reference_py": REFERENCE, "task/task_py": "input_t = tuple",
+                         "utils_py": "def make_match_reference(f, **k): return f"})  # fmt: skip
+    (new,) = written(tmp_path, new_py=CUSTOM.replace("BODY", body))
+    report = check_task(tmp_path / "task", new, device="cpu")
+    assert report.verdict == verdict, report
+    assert sum(r.cases for r in report.rows) == 6  # two tests, three kinds of data
+
+
+def test_the_tests_of_task_yml() -> None:
+    assert specs_of(YML) == [{"size": 127, "seed": 4242}, {"size": 64, "seed": 7, "flag": True, "name": "normal"}]
+    assert specs_of(YML, "benchmarks") == [{"size": 1024, "seed": 31232}]
+    assert specs_of("tests:\n  - size: 5\n    seed: 3\n  - size: 6\n    seed: 4\nx: 1\n") == [
+        {"size": 5, "seed": 3},
+        {"size": 6, "seed": 4},
+    ]
+
+
+DEFINITION = {
+    "name": "rmsnorm_h32", "op_type": "rmsnorm", "axes": {"batch": {"type": "var"}, "hidden": {"type": "const", "value": 32}},
+    "inputs": {"x": {"shape": ["batch", "hidden"], "dtype": "bfloat16"}, "w": {"shape": ["hidden"], "dtype": "bfloat16"},
+               "eps": {"shape": None, "dtype": "float32"}},
+    "outputs": {"out": {"shape": ["batch", "hidden"], "dtype": "bfloat16"}},
+    "reference": "import torch\n\n@torch.no_grad()\ndef run(x, w, eps):\n    batch, hidden = x.shape\n    assert hidden == 32\n"
+    "    y = x.to(torch.float32)\n    y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps) * w.to(torch.float32)\n"
+    "    return y.to(torch.bfloat16)\n",
+}  # fmt: skip
+RUN = (
+    "import torch\n\ndef run(x, w, eps):\n    y = x.float()\n"
+    "    return (y / (y * y).mean(-1, keepdim=True).add(eps).sqrt() * w.float()).to(x.dtype)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "verdict"),
+    [(RUN, "pass"), (RUN.replace("* w.float()).to(x.dtype)", ").to(x.dtype) * w"), "fail"), (RUN.replace(".add(eps)",
+        ".add(1.0)"), "fail"),
+     (RUN.replace("run(x, w, eps)", "run(x, w, eps, out)").replace("return ", "out.copy_(").rstrip() + ")\n", "pass")],
+)  # fmt: skip
+def test_flashinfer(tmp_path: Path, source: str, verdict: str) -> None:
+    task, new = written(tmp_path, definition_json=json.dumps(DEFINITION), new_py=source)
+    report = check_task(task, new, device="cpu")
+    assert report.verdict == verdict, report
+
+
+def test_a_solution_in_json(tmp_path: Path) -> None:
+    solution = {"spec": {"language": "python", "entry_point": "main.py::run", "destination_passing_style": False},
+                "sources": [{"path": "main.py", "content": RUN}]}  # fmt: skip
+    task, new = written(tmp_path, definition_json=json.dumps(DEFINITION), solution_json=json.dumps(solution))
+    assert check_task(task, new, device="cpu", cases=2).ok
+    with pytest.raises(ValueError, match="expected one of batch, hidden"):
+        check_task(task, new, constants={"rows": 2}, device="cpu")
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task, new, bad = written(
+        tmp_path, task_py=BENCH, new_py=new_model(), bad_py=new_model(softmax="torch.softmax(y, -1) * 1.01")
+    )
+    words = ["--set", "batch_size=3", "--device", "cpu"]
+    assert main(["task", str(task), "--with", str(new), *words, "--json", f"{tmp_path}/out.json"]) == 0
+    assert json.loads((tmp_path / "out.json").read_text())["verdict"] == "pass"
+    assert main(["task", str(task), "--with", str(bad), *words]) == 1
+    shown = capsys.readouterr().out
+    assert f"--with {bad} --set batch_size=3 --case 0:own" in shown
+    assert main(["task", str(task), "--with", str(bad), *words, "--case", "0:integers"]) == 1
+    assert main(["task", str(tmp_path / "none.py"), "--with", str(new)]) == 2
+    assert "none.py: no such file" in capsys.readouterr().err
+
+
+class Square(torch.autograd.Function):  # type: ignore[misc, name-defined]
+    """y = w x², with a gradient that a test may make wrong."""
+
+    factor = 2.0
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, w: Any) -> Any:
+        ctx.save_for_backward(x, w)
+        return x * x * w
+
+    @classmethod
+    def backward(cls, ctx: Any, g: Any) -> Any:  # type: ignore[override]
+        x, w = ctx.saved_tensors
+        return Square.factor * g * x * w, (g * x * x).sum(0)
+
+
+def test_a_function_of_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [torch.randn(9, 5), torch.randn(5)]
+    report = check_function(Square, lambda x, w: x * x * w, given)
+    assert report.ok, report
+    monkeypatch.setattr(Square, "factor", 2.001)
+    found = check_function(Square, lambda x, w: x * x * w, given)
+    assert found.verdict == "fail" and all(f.text.startswith("out1") for f in found.findings), found
+
+
+#: what references compute: a name -> a function of x (4, 6, 8), and whether it is narrow around the result of float32
+EXPRESSIONS: dict[str, Callable[[Any], Any]] = {
+    "linear": lambda x: F.linear(x, x[0], x[0, :, 0]), "softmax": lambda x: F.softmax(x, -1),
+        "layer_norm": lambda x: F.layer_norm(x, (8,)),
+    "group_norm": lambda x: F.group_norm(x, 3), "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
+    "gelu": F.gelu, "selu": F.selu, "hardsigmoid": F.hardsigmoid, "mish": F.mish, "conv": lambda x: F.conv1d(x, x[:2, :, :3],
+        padding=1),
+    "conv_transpose": lambda x: F.conv_transpose1d(x, x[0, :, None, :3].expand(6, 2, 3), stride=2),
+        "max_pool": lambda x: F.max_pool1d(x * 1.1, 2),
+    "avg_pool": lambda x: F.avg_pool1d(x, 3, 2, 1), "attention": lambda x: F.scaled_dot_product_attention(x, x, x),
+    "causal": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], is_causal=True),
+    "cross_entropy": lambda x: F.cross_entropy(x[0], torch.arange(6)), "cumsum": lambda x: x.cumsum(1),
+        "cumprod": lambda x: x.cumprod(1),
+    "logsumexp": lambda x: torch.logsumexp(x * 1.1, 1), "norm": lambda x: x / torch.norm(x, p=2, dim=1, keepdim=True),
+    "sort": lambda x: torch.sort(x * 1.1, 1)[0], "einsum": lambda x: torch.einsum("bij,kj->bik", x, x[0]),
+    "masked": lambda x: (x @ x.transpose(1, 2)).masked_fill(torch.ones(6, 6).triu(1).bool(), float("-inf")).softmax(-1) @ x,
+    "scatter": lambda x: torch.zeros(3, 8).index_add(0, torch.tensor([0, 2, 0, 1, 0, 2]), x[0].to(torch.get_default_dtype())),
+    "huber": lambda x: F.smooth_l1_loss(x, x.flip(0)), "instance_norm": lambda x: F.instance_norm(x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_tracked_errors_cover_float32_and_are_narrow(name: str) -> None:
+    """What float32 computes lies within the bounds, most elements' bounds are small, and a wrong bit of the 12th is outside."""
+    x = torch.from_numpy(np.random.default_rng(5).standard_normal((4, 6, 8)).astype(np.float32))
+    returned, tracker = tracked(arithmetic("float32"), lambda: EXPRESSIONS[name](x.double()))
+    (known,) = (tracker.result(t) for t in leaves(torch, returned))
+    got = EXPRESSIONS[name](x).double().numpy()
+    assert np.all(np.abs(got - known.value) <= known.error + np.spacing(np.abs(known.value).astype(np.float32)) / 2)
+    near = known.value != 0
+    assert np.median(known.error[near] / np.abs(known.value[near])) < 2e-5
+    assert np.any(np.abs(got * (1 + 2.0**-12) - known.value) > known.error)
+
+
+def test_views_and_writes_share_errors() -> None:
+    def function() -> Any:
+        out = torch.zeros(3, 4)
+        out[1] = torch.full((4,), 3.0).double() * 0.1
+        row = out[1].view(2, 2)
+        row += row * 0.1
+        return out
+
+    returned, tracker = tracked(arithmetic("float32"), function)
+    found = tracker.result(returned)
+    assert np.all(found.error[[0, 2]] == 0) and np.all(found.error[1] > 1e-8) and np.allclose(found.value[1], 0.33)
+
+
+def test_a_rounding_at_the_end_counts_once() -> None:
+    x = torch.linspace(1, 2, 9, dtype=torch.float64)
+    inside, tracker = tracked(arithmetic("bfloat16"), lambda: (x * 1.3).to(torch.bfloat16) * 3.0)
+    assert np.all(tracker.result(inside).error > 2.0**-9)
+    end, tracker = tracked(arithmetic("bfloat16"), lambda: (x * 1.3).to(torch.bfloat16))
+    assert np.all(tracker.result(end).before < 2.0**-20) and tracker.result(end).format.name == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [(lambda x: F.dropout(x, 0.5), "random"), (lambda x: x if (x * 1.1 - x * 1.1).sum() > 0 else -x, "depends on rounding"),
+     (lambda x: torch.linalg.qr(x[0])[0], "no rule"), (lambda x: x[0][(x[0] * 1.1).argsort(0)[:, 0]], "depends on rounding")],
+)  # fmt: skip
+def test_what_is_not_known_is_named(function: Any, said: str) -> None:
+    with pytest.raises(UnknownOperator, match=said):
+        tracked(arithmetic("float32"), lambda: function(torch.ones(4, 6, 8).cumsum(2)))
+
+
+def test_an_estimate_says_so() -> None:
+    spd = torch.from_numpy(np.random.default_rng(1).standard_normal((6, 6)).astype(np.float32))
+    spd = spd @ spd.T + 6 * torch.eye(6)
+
+    def by_columns(a: Any) -> Any:
+        out = torch.zeros_like(a)
+        for j in range(len(a)):
+            out[j, j] = (a[j, j] - out[j, :j] @ out[j, :j]).sqrt()
+            out[j + 1 :, j] = (a[j + 1 :, j] - out[j + 1 :, :j] @ out[j, :j]) / out[j, j]
+        return out
+
+    right = check_function(by_columns, torch.linalg.cholesky, [spd], gradients=False, data=["own"])
+    assert right.assumptions.startswith("estimated, as aten::linalg_cholesky") and right.ok, right
+    wrong = check_function(
+        lambda a: by_columns(a) * (1 + 1e-4), torch.linalg.cholesky, [spd], gradients=False, data=["own"]
+    )
+    assert wrong.verdict == "fail", wrong

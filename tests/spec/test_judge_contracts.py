@@ -1,0 +1,236 @@
+"""What an author says of a kernel: a right one passes where the contract says so; where not, it fails, or a wrong one does."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tlspec.formats import FORMATS
+from tlspec.judge import Report, check
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+EPS = np.float32(1e-6)
+
+
+def judged(kernel: Callable[..., Any], op: str | None = None, **options: Any) -> Report:
+    usual: dict[str, Any] = {
+        "cases": {"small": 12, "medium": 1, "edges": 1, "large": 0},
+        "empty": False,
+        "sensitive": False,
+    }
+    return check(kernel, op, **{**usual, **options})
+
+
+@pytest.mark.parametrize("name", ["float8_e5m2", "float8_e4m3fn", "float16"])
+def test_a_cast_that_saturates(name: str) -> None:
+    format = FORMATS[name]
+    if name != "float16":
+        pytest.importorskip("ml_dtypes")
+    options = {
+        "reference": lambda x: x * 1.0,
+        "inputs": "x[*] -> out[*]",
+        "out_dtype": name,
+        "data": ["wide", "normal", "special"],
+    }
+    saturating = lambda x: format.array(np.clip(x, -format.largest, format.largest))
+    assert judged(saturating, saturate=True, **options).ok
+    assert not judged(format.array, saturate=True, **options).ok
+    if format.infinite:  # without infinities the largest number stands for what is beyond it anyway
+        assert not judged(saturating, **options).ok
+
+
+def test_layouts_and_refusals() -> None:
+    flat = lambda x: np.exp(np.lib.stride_tricks.as_strided(x, x.shape, (x.itemsize,)))
+    assert judged(flat, "exp", layouts="contiguous", data="normal").ok
+    assert not judged(flat, "exp", data="normal").ok
+
+    def narrow(x: np.ndarray) -> np.ndarray:
+        if not 0 < x.shape[1] <= 20:
+            raise ValueError("too wide, or empty")
+        return x.sum(axis=1)
+
+    report = judged(narrow, "reduce_sum_axis1", refuses=["empty", "cols > 20"], empty=True, cases=24)
+    assert report.ok and report.unsupported > 0
+    for refuses in (None, "empty", "cols > 30", lambda cols: cols > 30):
+        assert not judged(narrow, "reduce_sum_axis1", refuses=refuses, empty=True, cases=24).ok
+    with pytest.raises(ValueError, match="reduce_sum_axis1 has no columns; it has rows, cols"):
+        judged(narrow, "reduce_sum_axis1", refuses="columns > 20")
+    with pytest.raises(ValueError, match="layouts='dense': expected any or contiguous"):
+        judged(narrow, "reduce_sum_axis1", layouts="dense")
+
+
+def test_indices_stay_below_what_the_signature_says() -> None:
+    pick = lambda x, y: x[np.arange(x.shape[0]), y]
+    assert judged(pick, reference=pick, inputs="x[rows, cols], y: u32[rows] < cols -> out[rows]").ok
+    report = judged(
+        lambda x, y: pick(x, y) * np.float32(1.01),
+        reference=pick,
+        inputs="x[rows, cols], y: u32[rows] < cols -> out[rows]",
+    )
+    assert report.findings and "IndexError" not in str(report)
+
+
+def test_arrays_in_formats_of_their_own() -> None:
+    kind = pytest.importorskip("ml_dtypes").bfloat16
+
+    def norm(x: Any, w: Any) -> Any:
+        root = 1 / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + 1e-6)
+        return x * root * w, root[:, 0]
+
+    def kernel(x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        assert x.dtype == kind and w.dtype == np.float32
+        wide = x.astype(np.float32)
+        root = 1 / np.sqrt((wide * wide).mean(axis=1, keepdims=True) + EPS)
+        return (wide * root * w).astype(kind), root[:, 0]
+
+    options = {
+        "reference": norm,
+        "inputs": "x[rows, cols], w: f32[cols] -> y[rows, cols], r: f32[rows]",
+        "dtype": "bfloat16",
+    }
+    assert judged(kernel, **options).ok
+    assert not judged(lambda x, w: (kernel(x, w)[0], kernel(x, w)[1].astype(kind)), **options).ok
+
+
+def test_whole_numbers_and_truth_values() -> None:
+    dequantised = lambda x, q, s: x @ (q * s[:, None]).T
+    text = "x[rows, k], q: i8[cols, k], s[cols] -> out[rows, cols]"
+    assert judged(lambda x, q, s: x @ (q.astype(np.float32) * s[:, None]).T, reference=dequantised, inputs=text).ok
+    product, text = lambda a, b, s: (a @ b.T) * s, "a: i8[rows, k], b: i8[cols, k], s[cols] -> out[rows, cols]"
+    right = lambda a, b, s: (a.astype(np.int32) @ b.astype(np.int32).T).astype(np.float32) * s
+    narrow = lambda a, b, s: (a.astype(np.float16) @ b.astype(np.float16).T).astype(np.float32) * s
+    assert judged(right, reference=product, inputs=text, mixed="int8").ok
+    assert not judged(narrow, reference=product, inputs=text, mixed="int8").ok
+    masked = lambda x, m: np.where(m, x, np.float32(0))
+    assert judged(masked, reference=masked, inputs="x[rows, k], m: bool[rows, k] -> out[rows, k]").ok
+
+    def quantised(x: Any) -> Any:
+        s = np.maximum(np.max(np.abs(x), axis=1, keepdims=True), 1e-10) / 127
+        return np.rint(x / s), s[:, 0]
+
+    def kernel(x: np.ndarray, rounded: Callable[..., Any] = np.rint) -> tuple[np.ndarray, np.ndarray]:
+        s = np.maximum(np.abs(x).max(axis=1, keepdims=True), np.float32(1e-10)) / np.float32(127)
+        return rounded(x / s).astype(np.int8), s[:, 0]
+
+    options = {
+        "reference": quantised,
+        "inputs": "x[rows, cols] -> q: i8[rows, cols], s[rows]",
+        "data": ["normal", "uniform"],
+    }
+    assert judged(kernel, **options).ok
+    assert not judged(lambda x: kernel(x, np.floor), **options).ok
+
+
+def test_results_in_place() -> None:
+    options = {"reference": lambda x: 2 * x, "inputs": "x[rows, cols] -> x[rows, cols]"}
+
+    def doubled(x: np.ndarray) -> None:
+        x *= 2
+
+    assert judged(doubled, **options).ok
+    assert not judged(lambda x: 2 * x, **options).ok, "the input is as it was"
+
+
+def test_lengths_that_are_multiples_and_values_that_are_fixed() -> None:
+    seen = set[int]()
+
+    def kernel(x: np.ndarray) -> np.ndarray:
+        seen.add(x.shape[1])
+        return x.sum(axis=1)
+
+    report = judged(kernel, reference=lambda x: np.sum(x, axis=1), inputs="x[rows, 64*k] -> out[rows]", isolate=False)
+    assert report.ok
+    assert all(n % 64 == 0 for n in seen) and len(seen) > 2
+
+    def norm(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, eps: float) -> np.ndarray:
+        d = x - x.mean(axis=1, keepdims=True)
+        return d / np.sqrt((d * d).mean(axis=1, keepdims=True) + np.float32(1e-5)) * gamma + beta
+
+    assert judged(norm, "layer_norm", fixed={"eps": 1e-5}).ok
+    assert not judged(norm, "layer_norm").ok
+    with pytest.raises(ValueError, match="layer_norm has no epsilon; it has rows, cols, eps"):
+        judged(norm, "layer_norm", fixed={"epsilon": 1e-5})
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_a_cast_inside(name: str) -> None:
+    """Of a normalised row, as Liger-Kernel has it, in the reference and as a formula; no other number of bits passes."""
+    kind: Any = np.float16 if name == "float16" else pytest.importorskip("ml_dtypes").bfloat16
+
+    def scaled(x: np.ndarray, eps: float = 1e-6) -> np.ndarray:
+        wide = x.astype(np.float32)
+        return wide / np.sqrt((wide * wide).mean(axis=1, keepdims=True) + np.float32(eps))
+
+    reference = lambda x, w: (x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + 1e-6)).astype(kind) * w
+    options = {"reference": reference, "inputs": "x[rows, cols], w[cols]", "dtype": name, "cases": 24}
+    assert judged(lambda x, w: scaled(x).astype(kind) * w, **options).ok
+    assert not judged(lambda x, w: scaled(x, 1e-5).astype(kind) * w, **options).ok
+    assert not judged(lambda x, w: (scaled(x) * w.astype(np.float32)).astype(kind), **options).ok
+    formula = lambda x, gamma, eps: (x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + eps)).astype(kind) * gamma
+    inside = lambda x, gamma, eps: scaled(x, eps).astype(kind) * gamma
+    assert judged(inside, "rms_norm", dtype=name, formulas=[formula]).ok
+    assert not judged(inside, "rms_norm", dtype=name, cases=24).ok
+
+
+def test_weights_that_are_rounded_before_a_product() -> None:
+    kind = pytest.importorskip("ml_dtypes").bfloat16
+
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        s = q @ k.T / np.sqrt(q.shape[1])
+        e = np.exp(s - np.max(s, axis=1, keepdims=True))
+        return e @ v / np.sum(e, axis=1, keepdims=True)
+
+    def kernel(*arrays: np.ndarray) -> np.ndarray:
+        q, k, v = (a.astype(np.float32) for a in arrays)
+        s = q @ k.T / np.float32(np.sqrt(q.shape[1]))
+        e = np.exp(s - s.max(axis=1, keepdims=True))
+        return (e.astype(kind).astype(np.float32) @ v / e.sum(axis=1, keepdims=True)).astype(kind)
+
+    options = {"reference": attention, "inputs": "q[n, d], k[m, d], v[m, w] -> out[n, w]"}
+    assert judged(kernel, mixed="bf16", **options).ok
+    assert not judged(kernel, dtype="bfloat16", **options).ok
+    with pytest.raises(ValueError, match="mixed='bf17': expected bf16, fp16, fp8, int8"):
+        judged(kernel, mixed="bf17", **options)
+
+
+def test_the_whole_range_can_be_demanded() -> None:
+    """x·x overflows where the result does not; the bound is infinite there unless the contract says otherwise."""
+    plain = lambda x, gamma, eps: x / np.sqrt((x * x).mean(axis=1, keepdims=True) + np.float32(eps)) * gamma
+    wide = lambda x, gamma, eps: plain(x.astype(np.float64), gamma, eps).astype(np.float32)
+    options: dict[str, Any] = {"data": ["huge", "wide"]}
+    assert not judged(plain, "rms_norm", **options).findings
+    assert judged(plain, "rms_norm", full_range=True, **options).findings
+    assert judged(wide, "rms_norm", full_range=True, **options).ok
+
+
+def test_another_formula_of_the_same() -> None:
+    """A convolution by Fourier transforms, of integers too, which direct sums give exactly."""
+
+    def direct(x: Any, w: Any) -> Any:
+        n = x.shape[1]
+        return np.stack([np.sum(x * w[:, (i - np.arange(n)) % n], axis=1) for i in range(n)], axis=1)
+
+    def by_transforms(x: Any, w: Any) -> Any:
+        return np.fft.irfft(np.fft.rfft(x, axis=1) * np.fft.rfft(w, axis=1), x.shape[1], axis=1)
+
+    options = {"reference": direct, "inputs": "x[rows, n], w[rows, n] -> out[rows, n]", "data": ["integers", "structured"],
+               "cases": {"small": 6, "medium": 0, "edges": 0, "large": 0}}  # fmt: skip
+    kernel = lambda x, w: by_transforms(x, w).astype(np.float32)
+    assert not judged(kernel, **options).ok
+    assert judged(kernel, formulas=[by_transforms], **options).ok
+    assert not judged(lambda x, w: kernel(x, w) * np.float32(1.01), formulas=[by_transforms], **options).ok
+
+
+def test_a_reference_is_not_called_with_what_is_left_out() -> None:
+    def reference(x: Any) -> Any:
+        assert 0 not in x.shape
+        return np.cumsum(x, axis=1)
+
+    assert judged(
+        lambda x: np.cumsum(x, axis=1),
+        reference=reference,
+        inputs="x[rows, cols] -> out[rows, cols]",
+        cases=60,
+        data="integers",
+    ).ok

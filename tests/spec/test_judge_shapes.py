@@ -1,0 +1,98 @@
+"""Lengths that are given: the kernel runs whole, and a sample of its results is compared."""
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tlspec import registry
+from tlspec.__main__ import main
+from tlspec.drawn import shape_case
+from tlspec.judge import check
+from tlspec.judge.blocks import blocks_of
+from tlspec.judge.recorded import dimensions, recorded
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+NONE = {"small": 0, "medium": 0, "edges": 0, "large": 0}
+LARGE = {"rows": 2048, "cols": 4096}
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max(axis=1, keepdims=True, initial=-np.inf))
+    return e / e.sum(axis=1, keepdims=True)
+
+
+def test_a_kernel_that_is_wrong_at_one_length_alone() -> None:
+    def wrong(x: np.ndarray) -> np.ndarray:
+        return softmax(x) * np.float32(1.001 if x.shape == (2048, 4096) else 1)
+
+    assert check(wrong, "softmax").ok
+    report = check(wrong, "softmax", shapes=[LARGE], cases=NONE)
+    assert report.verdict == "fail"
+    address = report.findings[0].repeat.split("case=")[1].strip(")'\"")
+    assert address == "0:normal:shape; rows=2048, cols=4096"
+    assert check(wrong, "softmax", case=address).verdict == "fail"
+    right = check(softmax, "softmax", shapes=LARGE, cases=NONE)
+    assert right.ok
+    assert (
+        right.sampled[0].startswith("rows=2048, cols=4096, normal: ") and " of 8388608 results in " in right.sampled[0]
+    )
+    assert "at given shapes, compared:" in str(right)
+
+
+def test_the_sample_has_tiles_rows_and_columns_and_both_ends() -> None:
+    case = shape_case(registry.get("matmul"), "forward", {"m": 1500, "n": 64, "p": 2500})
+    places = [where for _, (where,) in blocks_of(case)]
+    seen = np.zeros((1500, 2500), bool)
+    for place in places:
+        seen[place] = True
+    assert seen[0, 0] and seen[-1, -1]
+    assert seen.all(axis=0).any() and seen.all(axis=1).any(), "a whole column and a whole row"
+    assert seen.mean() < 0.5
+    for part, (place,) in blocks_of(case):
+        whole = case.inputs["A"][place[0]].astype(np.float64) @ case.inputs["B"][:, place[1]]
+        assert np.allclose(part.wide["A"] @ part.wide["B"], whole)
+
+
+def test_the_judge_takes_little_memory_beside_the_kernel() -> None:
+    own = 2 * 4 * 2048 * 4096
+    tracemalloc.start()
+    check(lambda x: np.maximum(x, 0), "relu", shapes={"n": 2048 * 4096}, cases=NONE, data="normal")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most <= 2 * own + 2**27, f"{most / own:.2f} times the kernel's own"  # blocks on four threads come on top
+
+
+def test_lengths_are_checked() -> None:
+    with pytest.raises(ValueError, match="softmax: shapes: got rows=3; expected rows, cols: cols is missing"):
+        check(softmax, "softmax", shapes=[{"rows": 3}])
+    with pytest.raises(ValueError, match="depth is not one"):
+        check(softmax, "softmax", shapes=[{"rows": 3, "cols": 4, "depth": 1}])
+
+
+def test_shapes_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    (tmp_path / "kernels.py").write_text("import numpy as np\ndef relu(x):\n    return np.maximum(x, 0)\n")
+    words = ["check", f"{tmp_path}/kernels.py:relu", "--op", "relu", "--cases", "2", "--shapes", "n=3000000"]
+    assert main(words) == 0
+    assert "n=3000000, normal: " in capsys.readouterr().out
+
+
+def test_calls_of_a_program_are_recorded() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(48, 96), torch.nn.LayerNorm(96), torch.nn.Softmax(-1))
+    x = torch.zeros(5, 7, 48)
+    assert recorded(lambda: model(x), registry.get("softmax")) == [{"rows": 35, "cols": 96}]
+    (linear,) = recorded(lambda: model(x), registry.get("linear"))
+    assert linear == {"outputs": 96, "inputs": 48, "batch": 35}
+    assert recorded(lambda: (x @ x.mT, x @ x.mT), registry.get("bmm")) == [{"batch": 5, "m": 7, "n": 48, "p": 7}]
+    with pytest.raises(ValueError, match="no call of gelu .*called were .*linear"):
+        recorded(lambda: model(x), registry.get("gelu"))
+    report = check(softmax, "softmax", shapes=lambda: model(x), cases={**NONE, "small": 2})
+    assert report.ok and report.sampled[0] == "rows=35, cols=96, normal: all results"
+
+
+def test_dimensions_of_shapes_that_do_not_fit() -> None:
+    assert dimensions(registry.get("matmul"), [(3, 4), (5, 6)]) is None
+    assert dimensions(registry.get("matmul"), [(3, 4), (4, 6)]) == {"m": 3, "n": 4, "p": 6}
+    assert dimensions(registry.get("relu"), [(3, 4)]) == {"n": 12}

@@ -1,0 +1,275 @@
+"""References without kernels of this project: right kernels by other algorithms pass, wrong ones fail."""
+
+import inspect
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tlspec
+from tlspec import references, registry
+from tlspec.__main__ import main
+from tlspec.formats import FORMATS
+from tlspec.references.quantised import BLOCK
+
+F32 = np.float32
+Kernel = Callable[..., Any]
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return F32(0.5) * (F32(1) + np.tanh(F32(0.5) * x))
+
+
+def add_norm(x: np.ndarray, residual: np.ndarray, gamma: np.ndarray, eps: float) -> Any:
+    total = x + residual
+    scale = np.reciprocal(np.sqrt(np.mean(np.square(total), axis=1, keepdims=True, dtype=F32) + F32(eps)))
+    return total * scale * gamma, total
+
+
+def add_norm_of_x(x: np.ndarray, residual: np.ndarray, gamma: np.ndarray, eps: float) -> Any:
+    """The mean square is that of x."""
+    return (x + residual) / np.sqrt(np.mean(np.square(x), axis=1, keepdims=True) + F32(eps)) * gamma, x + residual
+
+
+def swiglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    return gate / (F32(1) + np.exp(-gate)) * up
+
+
+def swiglu_exchanged(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    return up / (F32(1) + np.exp(-up)) * gate
+
+
+def geglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    return F32(0.5) * gate * (F32(1) + np.tanh(F32(np.sqrt(2 / np.pi)) * (gate + F32(0.044715) * gate**3))) * up
+
+
+def geglu_by_sigmoid(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """The approximation x·σ(1.702 x)."""
+    return gate / (F32(1) + np.exp(F32(-1.702) * gate)) * up
+
+
+def grouped(x: np.ndarray, w: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Row by row."""
+    of = np.searchsorted(ends, np.arange(len(x)), side="right")
+    return np.einsum("ik,ikn->in", x, w[of]).astype(x.dtype)
+
+
+def grouped_one_late(x: np.ndarray, w: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """The first row of a group belongs to the group before."""
+    of = np.searchsorted(ends, np.arange(len(x)), side="left")
+    return np.einsum("ik,ikn->in", x, w[of]).astype(x.dtype)
+
+
+def experts(x: np.ndarray, w: np.ndarray, weight: np.ndarray, expert: np.ndarray) -> np.ndarray:
+    out = np.zeros((len(x), w.shape[2]), F32)
+    for t in range(len(x)):
+        for c, e in enumerate(expert[t]):
+            out[t] += (x[t] * weight[t, c]) @ w[e]
+    return out
+
+
+def experts_without_weights(x: np.ndarray, w: np.ndarray, weight: np.ndarray, expert: np.ndarray) -> np.ndarray:
+    return experts(x, w, np.ones_like(weight), expert)
+
+
+def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, causal: int) -> np.ndarray:
+    """A running maximum over blocks of 5 keys."""
+    rows, heads, _ = q.shape
+    out = np.zeros(q.shape, F32)
+    for h in range(heads):
+        at = h // (heads // k.shape[1])
+        top, total, sums = np.full(rows, -np.inf, F32), np.zeros(rows, F32), np.zeros(q[:, 0].shape, F32)
+        for start in range(0, len(k), 5):
+            scores = (q[:, h] @ k[start : start + 5, at].T) * F32(scale)
+            if causal:
+                later = np.arange(start, start + scores.shape[1])[None] > np.arange(rows)[:, None] + len(k) - rows
+                scores = np.where(later, F32(-np.inf), scores)
+            new = np.maximum(top, scores.max(axis=1))
+            shift = np.where(np.isfinite(new), new, 0)
+            e, old = np.exp(scores - shift[:, None]), np.exp(top - shift)
+            total, sums, top = total * old + e.sum(axis=1), sums * old[:, None] + e @ v[start : start + 5, at], new
+        out[:, h] = sums / total[:, None]
+    return out
+
+
+def varlen(q: np.ndarray, k: np.ndarray, v: np.ndarray, bounds: np.ndarray, causal: int, scale: float) -> np.ndarray:
+    out = np.zeros(q.shape, F32)
+    for a, b in itertools.pairwise(bounds):
+        out[a:b] = attend(q[a:b], k[a:b], v[a:b], scale, causal)
+    return out
+
+
+def varlen_over_the_bounds(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, bounds: np.ndarray, causal: int, scale: float
+) -> np.ndarray:
+    """A sequence attends to those before it."""
+    out = np.zeros(q.shape, F32)
+    for a, b in itertools.pairwise(bounds):
+        out[a:b] = attend(q[a:b], k[:b], v[:b], scale, causal)
+    return out
+
+
+def paged(
+    q: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    table: np.ndarray,
+    filled: np.ndarray,
+    scale: float,
+    whole: bool = False,
+) -> np.ndarray:
+    out = np.zeros(q.shape, F32)
+    for b in range(len(q)):
+        k, v = (x[table[b]].reshape(-1, *x.shape[2:]) for x in (keys, values))
+        count = len(k) if whole else int(filled[b])
+        if count:
+            out[b] = attend(q[b : b + 1], k[:count], v[:count], scale, 0)[0]
+    return out
+
+
+def paged_to_the_end_of_the_page(
+    q: np.ndarray, keys: np.ndarray, values: np.ndarray, table: np.ndarray, filled: np.ndarray, scale: float
+) -> np.ndarray:
+    return paged(
+        q,
+        keys,
+        values,
+        table,
+        np.minimum(-(-filled // keys.shape[1]) * keys.shape[1], table.shape[1] * keys.shape[1]),
+        scale,
+    )
+
+
+def signed(patterns: np.ndarray) -> np.ndarray:
+    return patterns.astype(np.uint8).view(np.int8)
+
+
+def int8(a: np.ndarray, b: np.ndarray, a_scale: np.ndarray, b_scale: np.ndarray) -> np.ndarray:
+    sums = signed(a).astype(np.int32) @ signed(b).astype(np.int32).T
+    return sums.astype(F32) * np.outer(a_scale, b_scale)
+
+
+def int8_in_sixteen_bits(a: np.ndarray, b: np.ndarray, a_scale: np.ndarray, b_scale: np.ndarray) -> np.ndarray:
+    """Sums in 16-bit integers overflow."""
+    sums = signed(a).astype(np.int16) @ signed(b).astype(np.int16).T
+    return sums.astype(F32) * np.outer(a_scale, b_scale)
+
+
+def fp8(a: np.ndarray, b: np.ndarray, a_scale: np.ndarray, b_scale: np.ndarray) -> np.ndarray:
+    a, b = (FORMATS["float8_e4m3fn"].decode(x.astype(np.uint8)).astype(F32) for x in (a, b))
+    out = np.zeros((len(a), len(b)), F32)
+    for at in range(a_scale.shape[1])[::-1]:
+        block = slice(at * BLOCK, (at + 1) * BLOCK)
+        out += (a[:, block] @ b[:, block].T) * (a_scale[:, at, None] * b_scale[np.arange(len(b)) // BLOCK, at])
+    return out
+
+
+def fp8_with_one_scale(a: np.ndarray, b: np.ndarray, a_scale: np.ndarray, b_scale: np.ndarray) -> np.ndarray:
+    """The scale of the first block of a row stands for all."""
+    return fp8(a, b, np.repeat(a_scale[:, :1], a_scale.shape[1], axis=1), b_scale)
+
+
+def top_k_top_p(logits: np.ndarray, k: int, p: float, strict: bool = False) -> np.ndarray:
+    """How much likelier tokens add up to, found among the sorted ones."""
+    e = np.exp(logits - logits.max(axis=1, keepdims=True))
+    if 0 < k < logits.shape[1]:
+        e = np.where(logits >= np.partition(logits, -k, axis=1)[:, -k][:, None], e, 0)
+    probs = e / e.sum(axis=1, keepdims=True, dtype=F32)
+    likelier = np.empty_like(probs)
+    for row, values, out in zip(logits, probs, likelier, strict=True):
+        order = np.argsort(row)
+        above = np.append(np.cumsum(values[order][::-1], dtype=F32)[::-1], F32(0))
+        out[:] = above[np.searchsorted(row[order], row, side="right")]
+    kept = (likelier + probs <= p if strict else likelier < p) | (logits == logits.max(axis=1, keepdims=True))
+    part = np.where(kept, probs, F32(0))
+    return part / part.sum(axis=1, keepdims=True)
+
+
+def top_k_top_p_below(logits: np.ndarray, k: int, p: float) -> np.ndarray:
+    """The token that crosses the threshold is left out."""
+    return top_k_top_p(logits, k, p, strict=True)
+
+
+def renormalised(probs: np.ndarray, p: float) -> np.ndarray:
+    order = np.argsort(-probs, axis=1, kind="stable")
+    ranked = np.take_along_axis(probs, order, 1)
+    before = np.cumsum(ranked, axis=1, dtype=F32) - ranked
+    least = np.where(
+        (before < F32(p) * probs.sum(axis=1, keepdims=True)) | (ranked == ranked[:, :1]), ranked, np.inf
+    ).min(axis=1)
+    part = np.where(probs >= least[:, None], probs, F32(0))
+    return part / part.sum(axis=1, keepdims=True)
+
+
+def kept_as_they_are(probs: np.ndarray, p: float) -> np.ndarray:
+    """Without a new sum."""
+    return np.where(renormalised(probs, p) > 0, probs, F32(0))
+
+
+def geglu_erf(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    wide = gate.astype(np.float64)
+    near = np.abs(wide) < 30  # beyond it the tail is 0
+    tail = np.frompyfunc(math.erfc, 1, 1)(np.where(near, -wide, 0) / math.sqrt(2)).astype(np.float64)
+    return (np.where(near, wide * tail / 2, np.maximum(wide, 0))).astype(F32) * up
+
+
+#: a reference -> a right kernel and a wrong one
+KERNELS: dict[str, tuple[Kernel, Kernel]] = {
+    "fused_add_rms_norm": (add_norm, add_norm_of_x), "swiglu": (swiglu, swiglu_exchanged), "geglu": (geglu, geglu_by_sigmoid),
+    "geglu_erf": (geglu_erf, geglu),
+    "grouped_matmul": (grouped, grouped_one_late), "expert_matmul": (experts, experts_without_weights),
+    "varlen_attention": (varlen, varlen_over_the_bounds), "paged_attention": (paged, paged_to_the_end_of_the_page),
+    "int8_matmul": (int8, int8_in_sixteen_bits), "fp8_block_matmul": (fp8, fp8_with_one_scale),
+    "top_k_top_p": (top_k_top_p, top_k_top_p_below), "top_p_renormalise": (renormalised, kept_as_they_are),
+}  # fmt: skip
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+def test_every_reference_has_kernels_here() -> None:
+    assert KERNELS.keys() == {row.name for row in references.references()}
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_a_right_kernel_passes_and_a_wrong_one_fails(name: str) -> None:
+    right, wrong = KERNELS[name]
+    report = tlspec.check(right, name, empty=False)
+    assert report.ok, report
+    assert not {f.kind for f in report.findings}
+    found = tlspec.check(wrong, name, empty=False, sensitive=False)
+    assert found.verdict == "fail" and "value" in {f.kind for f in found.findings}, found
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_a_line_of_a_report_repeats_the_case(name: str) -> None:
+    found = tlspec.check(KERNELS[name][1], name, empty=False, sensitive=False)
+    finding = next(f for f in found.findings if f.kind == "value")
+    address = finding.repeat.rpartition("case=")[2].rstrip(")").strip("'\"")
+    assert f'"{name}"' in finding.repeat
+    assert tlspec.check(KERNELS[name][1], name, case=address).verdict == "fail"
+
+
+@pytest.mark.parametrize("reference", references.references(), ids=lambda r: r.name)
+def test_references_say_what_they_take_and_return(reference: registry.Op) -> None:
+    text = inspect.getdoc(reference.reference) or ""
+    assert "Parameters\n---" in text and "Returns\n---" in text and reference.source
+    for array in (*reference.signature.inputs, *reference.signature.params):
+        assert array.name in text, array.name
+
+
+def test_a_reference_is_called_on_arrays() -> None:
+    gate = np.array([0.0, 2.0])
+    assert np.allclose(tlspec.references.fused.swiglu(gate, [3.0, 3.0]), [0.0, 6 / (1 + np.exp(-2.0))])
+
+
+def test_the_row_bound_is_refused() -> None:
+    with pytest.raises(ValueError, match="no bound of its own"):
+        tlspec.check(swiglu, "swiglu", bound="row", cases=1)
+
+
+def test_references_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    listed = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
+    assert KERNELS.keys() <= listed

@@ -1,0 +1,185 @@
+"""Tasks in the formats that kernel writers have: the judge reads the inputs and the reference from them and gives its own
+verdict.
+
+=================  ===========================================================  =================================================
+format             the task                                                     the submission
+=================  ===========================================================  =================================================
+KernelBench        FILE.py with Model, get_inputs, get_init_inputs              FILE.py with ModelNew
+GPU MODE           a folder with task.yml and reference.py                      FILE.py with custom_kernel
+flashinfer-bench   a definition, FILE.json                                      FILE.py with run, or a solution in JSON
+autograd           :func:`check_function`: a reference of tensors               a torch.autograd.Function, or its apply
+=================  ===========================================================  =================================================
+
+A task's own tolerance, seeds and timing are not read. The reference runs in float64 with its parameters widened, and the
+tolerance of each element is derived from the operators that it calls (:mod:`tlspec.judge.adapters.tracked`).
+"""
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tlspec.judge.adapters.flashinfer import flashinfer
+from tlspec.judge.adapters.gpumode import gpumode
+from tlspec.judge.adapters.kernelbench import kernelbench
+from tlspec.judge.adapters.task import DATA, Task, judged
+from tlspec.judge.report import Report
+
+__all__ = ["DATA", "FORMATS", "Task", "check_function", "check_task", "judged", "task_of"]
+
+FORMATS: dict[str, Callable[..., Task]] = {"kernelbench": kernelbench, "gpumode": gpumode, "flashinfer": flashinfer}
+
+
+def task_of(
+    task: str | Path, submission: str | Path, *, format: str = "", constants: Mapping[str, Any] | None = None, device: str = "",
+        dtype: str = ""
+) -> Task:  # fmt: skip
+    """A task with its submission. The format follows from the file: JSON is a definition of flashinfer-bench, a folder or
+    task.yml a task of GPU MODE, other files are of KernelBench. Raises ValueError for what is not there."""
+    path, other = Path(task), Path(submission)
+    for each in (path, other):
+        if not each.exists():
+            raise ValueError(f"{each}: no such file")
+    if format and format not in FORMATS:
+        raise ValueError(f"format: got {format!r}, expected {', '.join(FORMATS)}")
+    name = format or (
+        "flashinfer"
+        if path.suffix == ".json"
+        else "gpumode"
+        if path.is_dir() or path.name == "task.yml"
+        else "kernelbench"
+    )
+    made = FORMATS[name](path.resolve(), other.resolve(), constants or {}, device, dtype)
+    words = "".join(f" --set {k}={v}" for k, v in (constants or {}).items())
+    words += f" --dtype {dtype}" if dtype else ""
+    made.repeat = f"python -m tlspec task {task} --with {submission}{words}"
+    return made
+
+
+def check_task(
+    task: str | Path, submission: str | Path, *, format: str = "", constants: Mapping[str, Any] | None = None, device: str = "",
+        dtype: str = "",
+    data: Sequence[str] = DATA, cases: int | None = None, case: str | None = None, progress: Callable[[str],
+        None] | None = None, **words: Any,
+) -> Report:  # fmt: skip
+    """Judges a submission to a task.
+
+    Parameters
+    ----------
+    task, submission : str or Path
+        Files; the module says what is in them.
+    format : str
+        "kernelbench", "gpumode" or "flashinfer"; by default what the file looks like.
+    constants : mapping
+        Smaller sizes: constants of a file of KernelBench, parameters of the tests of GPU MODE, axes of a definition.
+    device : str
+        The device of the kernel; a GPU by default, if there is one.
+    dtype : str
+        The number format of a model and its inputs (KernelBench).
+    data : sequence of str
+        "own": the task's inputs; "signs": the same with drawn signs; "integers": whole numbers. A task that is defined on its own
+        inputs alone is judged with ``data=["own"]``.
+    cases : int
+        How many of the task's cases; all by default.
+    case : str
+        The one that a report's line names, ``"0:own"``.
+    **words
+        What is known of the kernel's arithmetic (:mod:`tlspec.judge.arithmetic`): accumulate, height, ulp, products,
+        intermediate, flush.
+
+    Returns
+    -------
+    Report
+        As of :func:`tlspec.check`. Where the tolerances are estimated, not derived, its assumptions begin with "estimated".
+
+    Raises
+    ------
+    ValueError
+        For files that are not of the format, inputs that are too large, a reference that fails.
+    """
+    made = task_of(task, submission, format=format, constants=constants, device=device, dtype=dtype)
+    return judged(made, data=data, cases=cases, case=case, progress=progress, **words)
+
+
+def check_function(
+    function: Any, reference: Callable[..., Any], inputs: Callable[[int], Sequence[Any]] | Sequence[Any], *,
+        gradients: bool = True,
+    cases: int = 2, data: Sequence[str] = DATA, case: str | None = None, **words: Any,
+) -> Report:  # fmt: skip
+    """Judges a torch.autograd.Function, results and gradients, against a reference that PyTorch can differentiate.
+
+    Parameters
+    ----------
+    function : type or callable
+        A subclass of torch.autograd.Function, or a function of tensors.
+    reference : callable
+        The same in operators of PyTorch.
+    inputs : sequence, or callable
+        The arguments of a call; or a function of a case's number that makes them. Gradients are taken with respect to those that
+        require them, or, where none does, to all floating-point ones.
+    gradients : bool
+        Whether the backward pass is judged, too, for drawn cotangents.
+    cases, data, case, **words
+        As of :func:`check_task`.
+
+    Returns
+    -------
+    Report
+        Its results are those of the call, and then the gradients.
+    """
+    torch = importlib.import_module("torch")
+    call = getattr(function, "apply") if isinstance(function, type) else function  # noqa: B009
+    make = inputs if callable(inputs) else lambda index: inputs
+
+    def prepared(index: int) -> Sequence[Any]:
+        torch.manual_seed(index)
+        given = list(make(index))
+        floats = [x for x in given if isinstance(x, torch.Tensor) and x.is_floating_point()]
+        if gradients and not any(x.requires_grad for x in floats):
+            given = [
+                x.detach().requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+                for x in given
+            ]
+        return given
+
+    def both(of: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            if not gradients:
+                return of(*given)
+            with torch.enable_grad():
+                made = of(*given)
+                outs = [
+                    x for x in (made if isinstance(made, (tuple, list)) else (made,)) if isinstance(x, torch.Tensor)
+                ]
+                wanted = [x for x in given if isinstance(x, torch.Tensor) and x.requires_grad]
+                from_here = [x for x in outs if x.requires_grad]
+                cotangents = [_cotangent(torch, x) for x in from_here]
+                found = (
+                    torch.autograd.grad(from_here, wanted, cotangents, allow_unused=True)
+                    if from_here
+                    else [None] * len(wanted)
+                )
+            return [
+                *(x.detach() for x in outs),
+                *(torch.zeros_like(x) if g is None else g for g, x in zip(found, wanted, strict=True)),
+            ]
+
+        return run
+
+    name = getattr(function, "__name__", type(function).__name__)
+    task = Task(
+        name,
+        "autograd",
+        prepared,
+        both(reference),
+        both(call),
+        cases=cases,
+        repeat=f"tlspec.judge.adapters.check_function({name}, ...)",
+    )
+    return judged(task, data=data, case=case, **words)
+
+
+def _cotangent(torch: Any, x: Any) -> Any:
+    """Multiples of 1/8 in [-1, 1], which every format holds, by the place of an element alone."""
+    place = torch.arange(x.numel(), dtype=torch.int64, device=x.device)
+    return (((place * 7919) % 17 - 8).to(x.dtype) / 8).reshape(x.shape)

@@ -1,0 +1,313 @@
+"""One call of a kernel: arrays are made of bit patterns, the function is called, and bit patterns come back.
+
+It runs in a process of the kernel's own (:mod:`tlspec.judge.server`), or in the caller's. Besides NumPy it needs
+:mod:`tlspec.arrays` alone, which knows no operation, so the kernel's process holds neither references nor expected values.
+"""
+
+import builtins
+import ctypes
+import importlib
+import importlib.util
+import inspect
+import linecache
+import marshal
+import os
+import sys
+import sysconfig
+import threading
+import time
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tlspec.arrays import CANARY_BYTES, Arrays
+
+#: seconds that a thread which a call has started may take to end, and that a process waits for such threads in all
+THREAD_SECONDS, THREADS_SECONDS = 0.1, 2.0
+#: what a kernel raises that refuses a case
+REFUSALS = (ValueError, RuntimeError, AssertionError)
+#: folders of installed packages and of Python itself
+INSTALLED = tuple({os.path.join(sysconfig.get_path(k), "") for k in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+class Failure(Exception):
+    """What a kernel did wrong, besides numbers."""
+
+    kind = "result"
+
+
+class Raised(Failure):
+    """An exception of the kernel, with the file and line."""
+
+    kind = "error"
+
+    def __init__(self, text: str, *, refusal: bool = False):
+        super().__init__(text)
+        #: whether it is an exception with which a kernel may refuse a case
+        self.refusal = refusal
+
+
+@dataclass
+class Plain:
+    """An array as bit patterns."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    #: unsigned integers; None for a result that has not the shape which was expected
+    patterns: np.ndarray | None
+    #: the addresses of the first byte and behind the last, where they are known
+    place: tuple[int, int] | None = None
+
+
+@dataclass
+class Request:
+    """A call that is to be made."""
+
+    #: by name: type and bit patterns
+    arrays: dict[str, tuple[str, np.ndarray]]
+    #: other arguments
+    scalars: dict[str, Any]
+    #: the results' names and shapes
+    results: dict[str, tuple[int, ...]]
+    #: outputs that the kernel writes: type of the elements
+    written: dict[str, str] = field(default_factory=dict)
+    #: outputs that overwrite an input: its name
+    over: dict[str, str] = field(default_factory=dict)
+    positional: list[str] = field(default_factory=list)
+    keywords: dict[str, str] = field(default_factory=dict)
+    #: arguments that are passed even where they are None
+    inputs: list[str] = field(default_factory=list)
+    strided: bool = False
+    #: the seed of the numbers that the outputs hold before; None for NaN
+    garbage: int | None = None
+    #: whether the results stay in memory for :meth:`Runner.held`
+    hold: bool = False
+
+
+@dataclass
+class Answer:
+    """What a call returned and left behind."""
+
+    results: list[Plain]
+    #: the arguments' bits afterwards, and where they are
+    arrays: dict[str, Plain]
+    #: by output: the bytes before and behind it
+    canaries: dict[str, np.ndarray]
+
+
+def is_installed(file: str | None) -> bool:
+    """Whether a file belongs to Python or to an installed package."""
+    return file is None or file.startswith(("<frozen", *INSTALLED)) or f"{os.sep}dist-packages{os.sep}" in file
+
+
+def load_named(text: str) -> Callable[..., Any]:
+    """The function that MODULE:FUNCTION or FILE.py:FUNCTION names. Raises ValueError."""
+    place, _, name = text.rpartition(":")
+    if not place:
+        raise ValueError(f"{text!r}: expected MODULE:FUNCTION or FILE.py:FUNCTION")
+    if place.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+        if spec is None or spec.loader is None or not Path(place).exists():
+            raise ValueError(f"{place}: no such file")
+        module = importlib.util.module_from_spec(spec)
+        sys.path.insert(0, str(Path(place).resolve().parent))
+        sys.modules.setdefault(module.__name__, module)
+        spec.loader.exec_module(module)
+    else:
+        sys.path.insert(0, "")
+        try:
+            module = importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            raise ValueError(f"{place}: {error}") from None
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise ValueError(f"{place} has no function {name}")
+    return found
+
+
+#: name, kind as inspect says it, and whether the function demands it
+Parameters = list[tuple[str, int, bool]]
+
+
+def parameters_of(function: Callable[..., Any]) -> Parameters | None:
+    """The parameters of a function; None for a compiled one, which does not say."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    return [(p.name, int(p.kind), p.default is p.empty) for p in found]
+
+
+def place_of(error: BaseException) -> str:
+    """The innermost line of an exception that is no installed package's: ``file.py:12, in softmax: return 1 / 0``."""
+    trace, found = error.__traceback__, ("", 0, "")
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if os.path.dirname(code.co_filename) != os.path.dirname(__file__) and (
+            not is_installed(code.co_filename) or not found[0]
+        ):
+            found = code.co_filename, trace.tb_lineno, code.co_name
+        trace = trace.tb_next
+    file, line, name = found
+    text = linecache.getline(file, line).strip() if file else ""
+    return f"{os.path.basename(file)}:{line}, in {name}" + (f": {text}" if text else "") if file else ""
+
+
+def plain_of(library: Arrays, name: str, x: Any, shape: tuple[int, ...]) -> Plain:
+    """The bits of an array; they are copied at once, so what is written later does not count. Raises Failure."""
+    try:
+        found = library.shape(x)
+        same = found == shape or (found, shape) == ((), (1,))  # a number stands for the one element of a result
+        bits, dtype = library.read(x) if same else (None, library.dtype_of(x))
+        return Plain(dtype, found, None if bits is None else bits.reshape(shape), library.pointer_range(x))
+    except RuntimeError as error:
+        raise Failure(f"{name}: {error}") from None
+    except (TypeError, ValueError) as error:
+        raise Raised(f"{name}: {type(error).__name__}: {error}") from error
+
+
+def text_of(error: BaseException) -> str:
+    """An exception for a person: what it is and where."""
+    place = place_of(error)
+    return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+
+
+class Runner:
+    """A function on arrays of one library."""
+
+    def __init__(self, function: Callable[..., Any], adapter: Callable[..., Any] | None, library: Arrays):
+        self.function, self.adapter, self.library = function, adapter, library
+        self._held: list[Any] = []
+        self._patience = THREADS_SECONDS
+
+    def call(self, request: Request) -> Answer:
+        """Makes the arrays, calls the function and reads what it returned. Raises Failure, or NotImplementedError."""
+        library = self.library
+        arrays = {n: library.put(x, t, strided=request.strided) for n, (t, x) in request.arrays.items()}
+        written, whole = {}, {}
+        for name, dtype in request.written.items():
+            written[name], whole[name] = library.guarded(request.results[name], dtype, request.garbage)
+        outputs = written | {n: arrays[name] for n, name in request.over.items()}
+        library.delay(arrays.values())
+        before = set(threading.enumerate())
+        returned = self._returned(request, {**request.scalars, **arrays, **written}, outputs)
+        read = [plain_of(self.library, n, r, s) for r, (n, s) in zip(returned, request.results.items(), strict=True)]
+        self._wait_for_threads(before)
+        if request.hold:
+            self._held = returned
+        after = {n: plain_of(self.library, n, x, tuple(request.arrays[n][1].shape)) for n, x in arrays.items()}
+        changed = next((n for n, x in after.items() if x.patterns is None), None)
+        if changed is not None:
+            raise Failure(f"{changed}: the kernel changed its input's shape to {after[changed].shape}")
+        canaries = {}
+        for name, everything in whole.items():
+            bits = library.bits(everything).view(np.uint8)
+            canaries[name] = np.concatenate([bits[:CANARY_BYTES], bits[len(bits) - CANARY_BYTES :]])
+        return Answer(read, after, canaries)
+
+    def held(self, shapes: list[tuple[int, ...]]) -> list[Plain]:
+        """What the results of the last call that held them are by now."""
+        return [plain_of(self.library, "", r, s) for r, s in zip(self._held, shapes, strict=False)]
+
+    def _returned(self, request: Request, values: dict[str, Any], outputs: dict[str, Any]) -> list[Any]:
+        try:
+            with np.errstate(all="ignore"):
+                if self.adapter is not None:
+                    returned = self.adapter(self.function, values)
+                else:
+                    given = [values[n] for n in request.positional]
+                    while given and given[-1] is None:  # an optional argument at the end
+                        given.pop()
+                    named = {k: n for k, n in request.keywords.items() if values[n] is not None or n in request.inputs}
+                    returned = self.function(*given, **{k: values[n] for k, n in named.items()})
+                results = returned.values() if isinstance(returned, Mapping) else returned
+                kept = self.library.finish(
+                    [*outputs.values(), *(results if isinstance(results, (tuple, list)) else [results])]
+                )
+        except NotImplementedError:
+            raise
+        except SystemExit as end:
+            raise Failure(f"the kernel ended the program with status {end.code!r}, expected results") from None
+        except Exception as error:
+            raise Raised(text_of(error), refusal=isinstance(error, REFUSALS)) from error
+        if not kept:
+            raise Failure(
+                "a result changed after the work of the current stream: another stream was still at work on it"
+            )
+        if returned is None and outputs:
+            returned = [outputs.get(n) for n in request.results]
+        if isinstance(returned, Mapping):
+            returned = [returned.get(n) for n in request.results]
+        found = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+        if request.over and len(found) == len(request.results):  # whatever is returned
+            found = [outputs[n] if n in request.over else r for n, r in zip(request.results, found, strict=True)]
+        if len(found) != len(request.results) or any(r is None for r in found):
+            names = ", ".join(request.results)
+            raise Failure(f"returned {len(found)} results, expected {len(request.results)}: {names}")
+        return found
+
+    def _wait_for_threads(self, before: set[threading.Thread]) -> None:
+        """A thread that the call has started and that ends soon after was at work on the results; pools stay."""
+        started = [t for t in threading.enumerate() if t not in before]
+        if not started or self._patience <= 0:
+            return
+        start = time.monotonic()
+        while time.monotonic() - start < THREAD_SECONDS:
+            if not all(t.is_alive() for t in started):
+                raise Failure("the kernel returned while a thread that it had started was at work")
+            time.sleep(0.001)
+        self._patience -= THREAD_SECONDS
+
+
+# functions that were sent as code, made again
+
+#: by module: the globals of functions that were sent with what they refer to
+_GLOBALS: dict[str, dict[str, Any]] = {}
+
+
+def make_library(kind: type[ctypes.CDLL], name: str, functions: Mapping[str, tuple[Any, Any]]) -> ctypes.CDLL:
+    """A library of C, with the types of its functions."""
+    made = kind(name)
+    for each, (arguments, result) in functions.items():
+        function = getattr(made, each)
+        function.argtypes, function.restype = arguments, result
+    return made
+
+
+def make_cell() -> types.CellType:
+    return types.CellType()
+
+
+def make_function(code: bytes, module: str, by_value: bool, cells: tuple[Any, ...]) -> types.FunctionType:
+    """A function of its code, on the globals of its module, or on those that were sent."""
+    if by_value:
+        known = _GLOBALS.setdefault(module, {"__name__": module, "__builtins__": builtins})
+    else:
+        known = importlib.import_module(module).__dict__
+    return types.FunctionType(marshal.loads(code), known, closure=cells or None)
+
+
+def fill_function(function: types.FunctionType, state: dict[str, Any]) -> None:
+    """What may refer to the function itself: defaults, captured variables, globals."""
+    function.__name__, function.__qualname__, function.__module__ = state["names"]
+    function.__defaults__, function.__kwdefaults__ = state["defaults"]
+    function.__dict__.update(state["attributes"])
+    for cell, contents in state["cells"]:
+        if contents:
+            cell.cell_contents = contents[0]
+    for name, value in state["globals"].items():
+        function.__globals__.setdefault(name, value)
+
+
+def named(module: str, name: str) -> Any:
+    """A module, or what it has under a name with dots."""
+    found: Any = importlib.import_module(module)
+    for part in filter(None, name.split(".")):
+        found = getattr(found, part)
+    return found
