@@ -397,6 +397,7 @@ CALLS: dict[str, list[Call]] = {
              lambda x, m=m: np.where(MASK[m], f32(0.7), x)) for m, x in (((3, 5), (3, 5)), ((5,), (3, 5)), ((2, 3, 1), (2, 3, 4)))
     ],
     "log1p": one("log1p", np.log1p, True),
+    "pow_scalar": one("pow_scalar", lambda x: x**1.5, positive=True, p=1.5),
     "pow": of("pow", np.power, ((3, 5), (3, 5)), ((2, 1, 4), (3, 1)), positive=True),
     "reduce_sum": [
         *one("reduce_sum", np.sum),

@@ -9,7 +9,7 @@ The bounds are derived in :mod:`tlspec.norm_errors`.
 
 import numpy as np
 
-from tlspec.bounds import LEAF, call_named, custom
+from tlspec.bounds import LEAF, TINY, call_named, custom
 from tlspec.classes import Classes, boundary, derived
 from tlspec.laws import equation
 from tlspec.norm_errors import (
@@ -262,6 +262,12 @@ def _apply(xhat, gamma, beta):
     return y if beta is None else y + beta
 
 
+def _hat(d, istd):
+    """d·istd, 0 where float32 has 0: an infinity times it is NaN."""
+    y = d * istd
+    return np.where(np.abs(y) < TINY / 2, 0.0 * y, y)
+
+
 def _gradient(xhat, a, factor):
     """factor·(a - mean(a) - x̂·mean(a·x̂)), means along rows."""
     n = max(xhat.shape[1], 1)
@@ -299,7 +305,7 @@ def layer_norm_stats_vjp(x, gamma, mean, istd, g_out):
     Σ_i g_out[i, j]·x̂[i, j]; gbeta[j] = Σ_i g_out[i, j].
 
     mean and istd are those of the forward: eps is not read. With rows = 0 ggamma and gbeta are 0."""
-    xhat = (x - mean[:, None]) * istd[:, None]
+    xhat = _hat(x - mean[:, None], istd[:, None])
     gx = _gradient(xhat, g_out * ones_or(gamma, x.shape[1]), istd[:, None])
     return gx, (g_out * xhat).sum(axis=0), g_out.sum(axis=0)
 
@@ -329,7 +335,7 @@ def rms_norm_stats_vjp(x, gamma, istd, g_out):
     Σ_i g_out[i, j]·x̂[i, j].
 
     istd is that of the forward: eps is not read. With rows = 0 ggamma is 0."""
-    xhat, a = x * istd[:, None], g_out * ones_or(gamma, x.shape[1])
+    xhat, a = _hat(x, istd[:, None]), g_out * ones_or(gamma, x.shape[1])
     c = (a * xhat).sum(axis=1, keepdims=True) / max(x.shape[1], 1)
     return istd[:, None] * (a - xhat * c), (g_out * xhat).sum(axis=0)
 
@@ -386,7 +392,7 @@ def batch_norm_stats_vjp(x, gamma, mean, istd, g_out):
 
     mean and istd are those of the forward: eps is not read. Where these are constants, not statistics of x, the gradient is
     that of channel_affine. With nothing to add ggamma and gbeta are 0."""
-    g, xhat = by_channel(g_out), (by_channel(x) - mean[:, None]) * istd[:, None]
+    g, xhat = by_channel(g_out), _hat(by_channel(x) - mean[:, None], istd[:, None])
     gx = _gradient(xhat, g, (istd * ones_or(gamma, x.shape[1]))[:, None])
     return by_sample(gx, x), (g * xhat).sum(axis=1), g.sum(axis=1)
 
@@ -456,6 +462,6 @@ def group_norm_stats_vjp(x, gamma, mean, istd, g_out):
 
     mean and istd are those of the forward: eps is not read. With nothing to add ggamma and gbeta are 0."""
     gamma = by_group(channels_of(ones_or(gamma, x.shape[1:3]), x))
-    xhat = (x - mean[:, :, None, None]) * istd[:, :, None, None]
+    xhat = _hat(x - mean[:, :, None, None], istd[:, :, None, None])
     gx = _gradient(by_group(xhat), by_group(g_out) * gamma, istd.reshape(-1, 1))
     return gx.reshape(x.shape), (g_out * xhat).sum(axis=(0, 3)), g_out.sum(axis=(0, 3))
