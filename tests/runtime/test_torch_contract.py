@@ -139,6 +139,8 @@ def test_results_are_written_where_pytorch_writes_them() -> None:
                             continue
                         values[first] = memory[:16].view(4, 4).copy_(values[first])
                         target = memory[1:17].view(4, 4)
+                    elif case == "is an operand" and values[first].shape != shape:
+                        continue  # PyTorch resizes what it has yet to read
                     elif case == "is an operand":
                         target = values[first]
                     elif case == "strided":
