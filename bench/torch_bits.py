@@ -10,14 +10,11 @@ import argparse
 import json
 import time
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from audit.environment import describe_run
-from bench.torch_zoo import MODELS, build, digest, hashes, outputs, step
+from bench.torch_zoo import MODELS, build, digest, has_packages, hashes, outputs, step, write_rows
 from tlrt._terminal import Progress, format_table
-from tlrt.verify.documents import format_command, write_document
 
 HEAD = ("model", "device", "logits", "gradients", "weights", "coverage", "batches", "seconds", "left or error")
 #: what two devices agree in
@@ -129,9 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = args.models.split(",") if args.models else list(MODELS)
     if unknown := [n for n in names if n not in MODELS]:
         parser.error(f"--models: got {unknown[0]!r}, expected some of those that --list prints")
-    packages = ("torch", "torchvision", "timm", "transformers")
-    if missing := [n for n in packages if find_spec(n) is None]:
-        print(f"left out: {' and '.join(missing)} not installed")
+    if not has_packages():
         return 0
     against = {r["model"]: r for r in json.loads(args.against.read_text())["rows"]} if args.against else {}
     devices, batches = args.devices.split(","), [int(b) for b in args.batches.split(",")]
@@ -144,10 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     progress.close()
     print(format_table(HEAD, [_line(r) for r in rows]))
     if args.json is not None:
-        versions = {n: __import__(n).__version__ for n in packages}
-        command = format_command(["python", "-m", "bench.torch_bits", *(argv or [])])
-        run = describe_run([d.partition(":")[0] for d in devices])
-        write_document(args.json, {"command": command, **run, **versions, "rows": rows})
+        write_rows(args.json, ["bench.torch_bits", *(argv or [])], devices, rows)
     bad = faults(rows, against)
     print("\n".join(bad) if bad else "nothing failed")
     return int(bool(bad))

@@ -10,14 +10,11 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from audit.environment import describe_run
-from bench.torch_zoo import TIMED, build, hashes, step
+from bench.torch_zoo import TIMED, build, has_packages, hashes, step, write_rows
 from tlrt._terminal import Progress, format_table
-from tlrt.verify.documents import format_command, write_document
 
 #: seconds that the timing of a row may take
 SECONDS = 1.5
@@ -143,9 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = args.models.split(",")
     if unknown := [n for n in names if n not in TIMED]:
         parser.error(f"--models: got {unknown[0]!r}, expected some of {', '.join(TIMED)}")
-    packages = ("torch", "torchvision", "timm", "transformers")
-    if missing := [n for n in packages if find_spec(n) is None]:
-        print(f"left out: {' and '.join(missing)} not installed")
+    if not has_packages():
         return 0
     import torch
 
@@ -166,10 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     progress.close()
     print(format_table(HEAD, [_line(r) for r in rows]))
     if args.json is not None:
-        versions = {n: __import__(n).__version__ for n in packages}
-        run = describe_run([d.partition(":")[0] for d in args.devices.split(",")])
-        command = format_command(["python", "-m", "bench.torch_models", *(argv or [])])
-        write_document(args.json, {"command": command, **run, **versions, "rows": rows})
+        write_rows(args.json, ["bench.torch_models", *(argv or [])], args.devices.split(","), rows)
     results: dict[tuple[str, int], set[tuple[str, str]]] = {}
     for r in rows:
         results.setdefault((r["model"], r["batch"]), set()).add((r["logits"], r["gradients"]))

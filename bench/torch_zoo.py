@@ -5,11 +5,18 @@ so that they are the same everywhere.
 model may be built, for bench.torch_bits. PyTorch is imported where a model is made."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from audit.environment import describe_run
+from tlrt.verify.documents import format_command, write_document
+
+#: where the models come from
+PACKAGES = ("torch", "torchvision", "timm", "transformers")
 #: standard deviation of drawn weights
 SPREAD = 0.02
 #: shape of one example, the number of classes (0: real numbers), and the least class
@@ -238,3 +245,19 @@ def digest(tensors: Iterable[Any]) -> str:
 def hashes(model: Any, logits: Any) -> dict[str, str]:
     grads = (p.grad for _, p in sorted(model.named_parameters()) if p.grad is not None)
     return {"logits": digest([logits]), "gradients": digest(grads)}
+
+
+def has_packages() -> bool:
+    """Whether models can be made; says what is missing."""
+    missing = [n for n in PACKAGES if find_spec(n) is None]
+    if missing:
+        print(f"left out: {' and '.join(missing)} not installed")
+    return not missing
+
+
+def write_rows(path: Path, arguments: Sequence[str], devices: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes rows with the command behind ``python -m``, the machine and the versions that they came from."""
+    versions = {n: __import__(n).__version__ for n in PACKAGES}
+    run = describe_run([d.partition(":")[0] for d in devices])
+    command = format_command(["python", "-m", *arguments])
+    write_document(path, {"command": command, **run, **versions, "rows": rows})

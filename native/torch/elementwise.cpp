@@ -271,15 +271,11 @@ template <class Op, class R, class... A> struct RealOnly<Op, R(A...)> {
 
 /* A number becomes the second factor: beside float16 and bfloat16 a processor rounds one that is the first to that type, as it is in
  * products of lists, and a GPU does not. */
-at::Tensor mul(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y)
+template <class Op, class... Out>
+decltype(auto) mul(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y, Out &...out)
 {
     const bool is_first = x.dim() == 0 && y.dim() > 0 && x.device().is_cpu();
-    return RealOnly<at::_ops::mul_Tensor>::run(keys, is_first ? y : x, is_first ? x : y);
-}
-at::Tensor &mul_out(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y, at::Tensor &out)
-{
-    const bool is_first = x.dim() == 0 && y.dim() > 0 && x.device().is_cpu();
-    return RealOnly<at::_ops::mul_out>::run(keys, is_first ? y : x, is_first ? x : y, out);
+    return RealOnly<Op>::run(keys, is_first ? y : x, is_first ? x : y, out...);
 }
 
 /* Steps between fractions round on a GPU in its own way. */
@@ -378,8 +374,8 @@ TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
     m.impl("floor_divide", TORCH_FN(floor_divide));
     m.impl("arange.start_out", TORCH_FN(arange));
     m.impl("_to_copy", TORCH_FN(to_copy));
-    m.impl("mul.Tensor", TORCH_FN(mul));
-    m.impl("mul.out", TORCH_FN(mul_out));
+    m.impl("mul.Tensor", TORCH_FN(mul<at::_ops::mul_Tensor>));
+    m.impl("mul.out", TORCH_FN((mul<at::_ops::mul_out, at::Tensor>)));
     REAL_ONLY(mul__Tensor);
     REAL_ONLY(reciprocal);
     REAL_ONLY(reciprocal_);

@@ -279,7 +279,6 @@ Grads differentiate(Kind kind, const Made &made, const Steps &steps, const at::T
             d = sum;
         }
         Slot from(inputs, steps, t);
-        at::Tensor product = from.t;
         dh.value = fresh(d, {b, h0.size(1)});
         if (hr.defined()) {
             steps.of(states, t).copy_(d);
@@ -300,7 +299,7 @@ Grads differentiate(Kind kind, const Made &made, const Steps &steps, const at::T
                                                       Buffer(context, above), Buffer(context, d), u32(b), u32(n),
                                                       gx.out(), nullptr, g_before.out()));
             dc.value = next;
-            multiply(context, product, hh, dh.value);
+            multiply(context, from.t, hh, dh.value);
         } else if (kind == GRU) {
             const at::Tensor gates = step(made.gates), inner = step(made.inner), h = step_before(before, made.y, h0),
                              kept = fresh(d, {b, n}), through = fresh(d, {b, n});
@@ -314,7 +313,7 @@ Grads differentiate(Kind kind, const Made &made, const Steps &steps, const at::T
         } else {
             const at::Tensor y = steps.of(made.y, t);
             from.t.copy_(kind == TANH ? at::tanh_backward(d, y) : at::threshold_backward(d, y, 0));
-            multiply(context, product, hh, dh.value);
+            multiply(context, from.t, hh, dh.value);
         }
     }
     Grads g;
@@ -323,7 +322,7 @@ Grads differentiate(Kind kind, const Made &made, const Steps &steps, const at::T
     below.reset();
     g.x = at::mm(inputs, w.ih);
     g.w.ih = at::mm(inputs.t(), x);
-    g.w.hh = at::mm(products.t(), befores(made.y, h0, steps));
+    g.w.hh = at::mm(products.t(), before.defined() ? before : befores(made.y, h0, steps));
     if (w.b_ih.defined()) {
         g.w.b_ih = inputs.sum(0);
         g.w.b_hh = kind == GRU ? products.sum(0) : g.w.b_ih;

@@ -66,6 +66,14 @@ def add_commands(commands: Any) -> None:
     one.set_defaults(run=_task)
 
 
+def _told(report: Any, path: Path | None) -> int:
+    """Prints a report, writes it where that is asked for, and gives its status."""
+    print(report)
+    if path is not None:
+        path.write_text(report.json() + "\n", encoding="utf-8")
+    return 0 if report.ok else 1
+
+
 def _invariance(args: argparse.Namespace) -> int:
     """Status 0 if nothing differs, 1 if something does or nothing was tried, 2 for wrong arguments."""
     try:
@@ -81,10 +89,7 @@ def _invariance(args: argparse.Namespace) -> int:
     except WRONG as error:
         print(f"python -m tlspec invariance: {error.args[0] if error.args else error}", file=sys.stderr)
         return 2
-    print(report)
-    if args.json is not None:
-        args.json.write_text(report.json() + "\n", encoding="utf-8")
-    return 0 if report.ok else 1
+    return _told(report, args.json)
 
 
 def _task(args: argparse.Namespace) -> int:
@@ -96,12 +101,8 @@ def _task(args: argparse.Namespace) -> int:
         constants = {w.partition("=")[0]: ast.literal_eval(w.partition("=")[2]) for w in args.set}
         data = args.data.split(",") if args.data else DATA
         report = check_task(args.task, args.submission, format=args.format, constants=constants, device=args.device,
-            dtype=args.dtype,
-                            data=data, cases=args.cases, case=args.case, **words)  # fmt: skip
+                            dtype=args.dtype, data=data, cases=args.cases, case=args.case, **words)  # fmt: skip
     except WRONG as error:
         print(f"python -m tlspec task: {error.args[0] if error.args else error}", file=sys.stderr)
         return 2
-    print(report)
-    if args.json is not None:
-        args.json.write_text(report.json() + "\n", encoding="utf-8")
-    return 0 if report.ok else 1
+    return _told(report, args.json)

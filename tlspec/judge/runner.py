@@ -105,7 +105,7 @@ def is_installed(file: str | None) -> bool:
 
 
 def load_named(text: str) -> Callable[..., Any]:
-    """The function that MODULE:FUNCTION or FILE.py:FUNCTION names. Raises ValueError."""
+    """The function or class that MODULE:FUNCTION or FILE.py:FUNCTION names. Raises ValueError."""
     place, _, name = text.rpartition(":")
     if not place:
         raise ValueError(f"{text!r}: expected MODULE:FUNCTION or FILE.py:FUNCTION")
@@ -127,7 +127,7 @@ def load_named(text: str) -> Callable[..., Any]:
     for part in name.split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        raise ValueError(f"{place} has no function {name}")
+        raise ValueError(f"{place} has no function or class {name}")
     return found
 
 

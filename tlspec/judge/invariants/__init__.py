@@ -29,7 +29,8 @@ from tlspec.judge.invariants.again import Again, importable
 from tlspec.judge.invariants.axes import AXES, Trials, hashed
 from tlspec.judge.invariants.report import Axis, Invariance
 from tlspec.judge.invariants.samples import Samples, slots_like, slots_of
-from tlspec.judge.invariants.subject import Subject, built, named, results_of
+from tlspec.judge.invariants.subject import Subject, built, results_of
+from tlspec.judge.runner import load_named
 
 __all__ = ["AXES", "Axis", "Invariance", "hashes", "invariance"]
 
@@ -98,7 +99,7 @@ def invariance(
         report.notes.append("the module is in training mode, in which dropout and batch statistics depend on the batch")
     target = function if isinstance(function, str) else importable(function)
     again = Again(target, text, subject.library.name, subject.format.name, said, lengths or {}, seed)
-    trials = Trials(subject, samples, causal, named(step) if isinstance(step, str) else step, again)
+    trials = Trials(subject, samples, causal, load_named(step) if isinstance(step, str) else step, again)
     for axis in chosen:
         if progress is not None:
             progress(axis)
@@ -122,11 +123,11 @@ def _prepared(
     function: Any, text: str, inputs: Sequence[Any], array: Any, dtype: Any, within: Any, lengths: Mapping[str, int],
     sequence: int | None, seed: int,
 ) -> tuple[Subject, Samples]:  # fmt: skip
-    made = built(named(function)) if isinstance(function, str) else function
+    made = built(load_named(function)) if isinstance(function, str) else function
     if array is None:
         tensors = any(type(x).__module__.partition(".")[0] == "torch" for x in inputs)
         array = "torch" if tensors or hasattr(made, "named_modules") else "numpy"
     library = libraries.get(array)
     slots, params = slots_of(text, lengths) if text else (slots_like(inputs, library, sequence), {})
-    block = named(within) if isinstance(within, str) else within
+    block = load_named(within) if isinstance(within, str) else within
     return Subject(made, library, formats.get(dtype), slots, params, block), Samples(slots, seed)

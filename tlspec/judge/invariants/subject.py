@@ -2,13 +2,10 @@
 
 import contextlib
 import copy
-import importlib
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -151,33 +148,6 @@ def difference(one: Sequence[Result], other: Sequence[Result], part: Callable[..
             text = f"{where}: {float(x[at])!r} and {float(y[at])!r}; {many}"
             return text, compared
     return "", compared
-
-
-def named(text: str) -> Any:
-    """What MODULE:NAME or FILE.py:NAME names. Raises ValueError."""
-    place, _, name = text.rpartition(":")
-    if not place:
-        raise ValueError(f"{text!r}: expected MODULE:NAME or FILE.py:NAME")
-    if place.endswith(".py"):
-        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
-        if spec is None or spec.loader is None or not Path(place).exists():
-            raise ValueError(f"{place}: no such file")
-        module = importlib.util.module_from_spec(spec)
-        sys.path.insert(0, str(Path(place).resolve().parent))
-        sys.modules.setdefault(spec.name, module)
-        spec.loader.exec_module(module)
-    else:
-        sys.path.insert(0, "")
-        try:
-            module = importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            raise ValueError(f"{place}: {error}") from None
-    found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        raise ValueError(f"{place} has no function or class {name}")
-    return found
 
 
 def built(found: Any) -> Any:
