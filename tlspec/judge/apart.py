@@ -384,7 +384,9 @@ def kernel_of(
                 started.append(made)
             return made
         except NotSent as error:
-            if isolate or isinstance(function, str):
+            if isinstance(function, str):
+                raise ValueError(f"check: {function} cannot be loaded: {error}") from None
+            if isolate:
                 raise ValueError(f"check: the kernel cannot run in a process of its own: {error}") from None
             reason = f"it cannot be sent to another: {error}"
     run = runner.load_named(function) if isinstance(function, str) else function
