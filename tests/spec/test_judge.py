@@ -310,8 +310,8 @@ def test_reports_can_be_kept() -> None:
 
 @pytest.mark.parametrize(("arguments", "status", "text"), [
     (["softmax", "--op", "softmax"], 0, "pass"), (["wrong", "--op", "softmax"], 1, "fail"),
-    (["missing", "--op", "softmax"], 2, "no function or class missing"), (["softmax", "--op", "softmaxx"], 2, "did you mean softmax"),
-    (["softmax"], 2, "which operation"),
+    (["missing", "--op", "softmax"], 2, "no function or class missing"),
+    (["softmax", "--op", "softmaxx"], 2, "did you mean softmax"), (["softmax"], 2, "which operation"),
 ])  # fmt: skip
 def test_the_command(tmp_path: Path, arguments: list[str], status: int, text: str) -> None:
     source = (
