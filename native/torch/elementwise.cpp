@@ -191,17 +191,38 @@ std::optional<at::Tensor> hardsigmoid_backward(const at::Tensor &g, const at::Te
 
 /* ---- operators whose plain form is PyTorch's own ------------------------------------------------------------------------ */
 
+/* Whether an operand without axes is of another type than float16 or bfloat16, which the result has. A processor rounds it to that
+ * type before it adds; a GPU does not where the host holds it, and does before each operation where its own memory holds it. Here it is
+ * float32. */
+bool has_number(const at::Tensor &x, const at::Tensor &y)
+{
+    if ((x.dim() && y.dim()) || !is_plain(x) || !is_plain(y) || !current()) return false;
+    const at::ScalarType type = at::result_type(x, y);
+    const auto differs = [type](const at::Tensor &t) { return t.dim() == 0 && t.scalar_type() != type; };
+    return (type == at::kHalf || type == at::kBFloat16) && (differs(x) || differs(y));
+}
+
+/* Op of both in float32, rounded once to the type of the result. */
+template <class Op, class... V> at::Tensor rounded_once(const at::Tensor &x, const at::Tensor &y, V... values)
+{
+    return Op::call(x.to(at::kFloat), y.to(at::kFloat), values...).to(at::result_type(x, y));
+}
+
 /* Without a factor PyTorch's kernel rounds once; with one each operation is to round. */
 template <class Op, auto F>
 at::Tensor scaled(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y, const at::Scalar &alpha)
 {
-    if (alpha.equal(1)) return Op::redispatch(after(keys), x, y, alpha);
-    return Kernel<Op, typename Op::schema>::template run<F>(keys, x, y, alpha);
+    if (!alpha.equal(1)) return Kernel<Op, typename Op::schema>::template run<F>(keys, x, y, alpha);
+    return has_number(x, y) ? rounded_once<Op>(x, y, alpha) : Op::redispatch(after(keys), x, y, alpha);
 }
-template <class Op, auto F>
+/* Whole: the operator that makes a new tensor. */
+template <class Op, class Whole, auto F>
 at::Tensor &scaled_in_place(c10::DispatchKeySet keys, at::Tensor &x, const at::Tensor &y, const at::Scalar &alpha)
 {
-    if (alpha.equal(1)) return Op::redispatch(after(keys), x, y, alpha);
+    if (alpha.equal(1)) {
+        if (x.is_floating_point() && has_number(x, y)) return x.copy_(rounded_once<Whole>(x, y, alpha));
+        return Op::redispatch(after(keys), x, y, alpha);
+    }
     if (current() && is_plain(x) && x.scalar_type() == at::kFloat && y.scalar_type() == at::kFloat)
         return Op::redispatch(after(keys), x, y.mul(alpha), 1);
     return Kernel<Op, typename Op::schema>::template in_place<F>(keys, x, y, alpha);
@@ -218,7 +239,8 @@ bool is_number(const at::Tensor &x, const at::Tensor &y)
 template <class Op, class... V>
 at::Tensor quotient(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y, V... rounding)
 {
-    if (!is_number(x, y)) return Op::redispatch(after(keys), x, y, rounding...);
+    if (!is_number(x, y))
+        return has_number(x, y) ? rounded_once<Op>(x, y, rounding...) : Op::redispatch(after(keys), x, y, rounding...);
     const at::ScalarType type = at::result_type(x, y);
     const bool real = at::isFloatingType(type);
     if (!real && sizeof...(V)) return Op::redispatch(after(keys), x, y, rounding...);
@@ -235,7 +257,8 @@ at::Tensor div(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &
 at::Tensor &div_(c10::DispatchKeySet keys, at::Tensor &x, const at::Tensor &y)
 {
     if (Block *const block = current(); block && is_plain(x) && x.is_complex()) block->leave("aten::div_", x.numel());
-    if (!is_number(x, y) || !x.is_floating_point()) return at::_ops::div__Tensor::redispatch(after(keys), x, y);
+    if (!x.is_floating_point() || !(is_number(x, y) || has_number(x, y)))
+        return at::_ops::div__Tensor::redispatch(after(keys), x, y);
     return x.copy_(quotient<at::_ops::div_Tensor>(keys, x, y));
 }
 at::Tensor div_mode(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y,
@@ -269,13 +292,28 @@ template <class Op, class R, class... A> struct RealOnly<Op, R(A...)> {
     template <class T> static int64_t count(const T &) { return 0; }
 };
 
-/* A number becomes the second factor: beside float16 and bfloat16 a processor rounds one that is the first to that type, as it is in
- * products of lists, and a GPU does not. */
-template <class Op, class... Out>
-decltype(auto) mul(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y, Out &...out)
+/* A number that the host holds becomes the second factor: beside float16 and bfloat16 a processor rounds one that is the first to
+ * that type. A GPU rounds those that its memory holds. */
+bool is_number_of_gpu(const at::Tensor &x, const at::Tensor &y)
+{
+    return has_number(x, y) && !(x.dim() ? y : x).device().is_cpu();
+}
+at::Tensor mul(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y)
+{
+    using Op = at::_ops::mul_Tensor;
+    if (is_number_of_gpu(x, y)) return rounded_once<Op>(x, y);
+    const bool is_first = x.dim() == 0 && y.dim() > 0 && x.device().is_cpu();
+    return RealOnly<Op>::run(keys, is_first ? y : x, is_first ? x : y);
+}
+at::Tensor &mul_(c10::DispatchKeySet keys, at::Tensor &x, const at::Tensor &y)
+{
+    if (is_number_of_gpu(x, y)) return x.copy_(rounded_once<at::_ops::mul_Tensor>(x, y));
+    return RealOnly<at::_ops::mul__Tensor>::run(keys, x, y);
+}
+at::Tensor &mul_out(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y, at::Tensor &out)
 {
     const bool is_first = x.dim() == 0 && y.dim() > 0 && x.device().is_cpu();
-    return RealOnly<Op>::run(keys, is_first ? y : x, is_first ? x : y, out...);
+    return RealOnly<at::_ops::mul_out>::run(keys, is_first ? y : x, is_first ? x : y, out);
 }
 
 /* Steps between fractions round on a GPU in its own way. */
@@ -366,17 +404,17 @@ TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
     TLRT_IN_PLACE(m, lerp__Tensor, lerp_tensor);
     m.impl("add.Tensor", TORCH_FN((scaled<at::_ops::add_Tensor, &add>)));
     m.impl("sub.Tensor", TORCH_FN((scaled<at::_ops::sub_Tensor, &sub>)));
-    m.impl("add_.Tensor", TORCH_FN((scaled_in_place<at::_ops::add__Tensor, &add>)));
-    m.impl("sub_.Tensor", TORCH_FN((scaled_in_place<at::_ops::sub__Tensor, &sub>)));
+    m.impl("add_.Tensor", TORCH_FN((scaled_in_place<at::_ops::add__Tensor, at::_ops::add_Tensor, &add>)));
+    m.impl("sub_.Tensor", TORCH_FN((scaled_in_place<at::_ops::sub__Tensor, at::_ops::sub_Tensor, &sub>)));
     m.impl("div.Tensor", TORCH_FN(div));
     m.impl("div_.Tensor", TORCH_FN(div_));
     m.impl("div.Tensor_mode", TORCH_FN(div_mode));
     m.impl("floor_divide", TORCH_FN(floor_divide));
     m.impl("arange.start_out", TORCH_FN(arange));
     m.impl("_to_copy", TORCH_FN(to_copy));
-    m.impl("mul.Tensor", TORCH_FN(mul<at::_ops::mul_Tensor>));
-    m.impl("mul.out", TORCH_FN((mul<at::_ops::mul_out, at::Tensor>)));
-    REAL_ONLY(mul__Tensor);
+    m.impl("mul.Tensor", TORCH_FN(mul));
+    m.impl("mul_.Tensor", TORCH_FN(mul_));
+    m.impl("mul.out", TORCH_FN(mul_out));
     REAL_ONLY(reciprocal);
     REAL_ONLY(reciprocal_);
     REAL_ONLY(reciprocal_out);

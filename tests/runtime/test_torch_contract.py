@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import DEVICES
 from tests.runtime.torch_cases import ROUNDINGS, check_route, drawn
 
 torch = pytest.importorskip("torch")
@@ -399,3 +400,37 @@ def test_a_block_begins_in_a_compiled_function() -> None:
     for compute in (torch.compile(inner, backend="eager"), torch.compile(lambda a: inner(a), backend="eager")):
         found, coverage = compute(x + 0)
         assert torch.equal(found, expected) and coverage == 1
+
+
+NUMBER = 0.1234567
+ON_NUMBERS: dict[str, Any] = {
+    "x + n": lambda x: x + NUMBER,
+    "x - n": lambda x: x - NUMBER,
+    "n - x": lambda x: NUMBER - x,
+    "x * n": lambda x: x * NUMBER,
+    "x / n": lambda x: x / NUMBER,
+    "x + 257": lambda x: x + 257,
+    "one element + n": lambda x: x[7] + NUMBER,
+    "add_": lambda x: x.clone().add_(NUMBER),
+    "sub_": lambda x: x.clone().sub_(NUMBER),
+    "mul_": lambda x: x.clone().mul_(NUMBER),
+    "div_": lambda x: x.clone().div_(NUMBER),
+    "x + a tensor of the host": lambda x: x + torch.tensor(NUMBER),
+    "x + a tensor of the device": lambda x: x + torch.tensor(NUMBER, device=x.device),
+    "a tensor of the device * x": lambda x: torch.tensor(NUMBER, device=x.device) * x,
+    "mul_ by a tensor of the device": lambda x: x.clone().mul_(torch.tensor(NUMBER, device=x.device)),
+    "a tensor of the device / x": lambda x: torch.tensor(NUMBER, device=x.device) / x,
+    "x / a tensor of the device": lambda x: x / torch.tensor(NUMBER, device=x.device),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ON_NUMBERS)
+def test_a_number_beside_a_narrow_type_is_float32(name: str, device: str) -> None:
+    """Processors round it to the narrow type in some operators, and GPUs in others."""
+    for dtype in (torch.bfloat16, torch.float16):
+        x = (drawn(0, 4096) * drawn(1, 4096).mul(3).exp2()).to(dtype).to(device)
+        with mode.reproducible(strict=True):
+            found, once = ON_NUMBERS[name](x), ON_NUMBERS[name](x.float()).to(dtype)
+        assert found.dtype == dtype
+        assert torch.equal(found, once)
