@@ -360,7 +360,8 @@ def test_every_rank_says_what_fails_between_steps(fault: str, tmp_path: Path) ->
 
 def meet(*ranks: tuple[int, int], visit: bytes | None = None) -> list[Any]:
     """Groups by TCP of ranks and sizes, one a thread, or what they raise; after a visitor, if any, who sends this and leaves."""
-    address = "127.0.0.1", launch._free_port()
+    held = launch._reserve_port()
+    address = held.getsockname()
 
     def begin(given: tuple[int, int]) -> Any:
         try:
@@ -415,7 +416,7 @@ def test_somebody_else_at_the_door_is_sent_away(hello: Any) -> None:
 def test_a_rank_without_the_first_one_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tlrt.distributed.sockets._MARGIN", 0.0)
     with pytest.raises(distributed.GroupError, match="rank 1: got no word of rank 0"):
-        SocketGroup(1, 2, 1, ("127.0.0.1", launch._free_port()), 1.0, 0.1)
+        SocketGroup(1, 2, 1, ("127.0.0.1", launch._reserve_port().getsockname()[1]), 1.0, 0.1)
 
 
 @pytest.mark.skipif(MPIRUN is None, reason="no mpirun")

@@ -25,9 +25,12 @@ from tlrt._terminal import program_name
 PAUSE, GRACE = 0.05, 10.0
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+def _reserve_port() -> socket.socket:
+    """A socket that holds a free port for rank 0: another process gets it only by its number, and rank 0 may listen there."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
 
 
 def _show(rank: int, stream: IO[str]) -> None:
@@ -49,9 +52,10 @@ def _failure(processes: Sequence[subprocess.Popen[str]]) -> int:
 
 def launch(command: Sequence[str], size: int, grace: float = GRACE) -> int:
     """Runs `size` processes of a command; the exit status."""
-    cores = len(os.sched_getaffinity(0))
+    cores, held = len(os.sched_getaffinity(0)), _reserve_port()
+    port = str(held.getsockname()[1])
     common = {
-        "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "PYTHONUNBUFFERED": "1",
+        "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONUNBUFFERED": "1",
         "TORCHLEAN_CPU_THREADS": os.environ.get("TORCHLEAN_CPU_THREADS") or str(max(cores // size, 1)),
     }  # fmt: skip
     processes: list[subprocess.Popen[str]] = []
@@ -84,6 +88,7 @@ def launch(command: Sequence[str], size: int, grace: float = GRACE) -> int:
                 process.wait()
         for reader in readers:
             reader.join(2.0)
+        held.close()
     return first if first >= 0 else 128 - first
 
 
