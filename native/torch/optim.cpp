@@ -48,13 +48,13 @@ struct Update {
         : maximize(maximize), scale(scale.value_or(at::Tensor())),
           skip(found && found->defined() ? found->ne(0) : at::Tensor())
     {}
-    /* The gradient without its scale, which is written back. */
+    /* The gradient without its scale, which is written back unless the step is skipped. */
     at::Tensor gradient(const at::Tensor &grad) const
     {
         at::Tensor g = single(grad);
         if (scale.defined()) {
             g = g.div(scale.to(g.device()));
-            grad.copy_(g);
+            write(grad, g);
         }
         return maximize ? g.neg() : g;
     }

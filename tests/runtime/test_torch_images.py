@@ -111,3 +111,42 @@ def test_errors_are_pytorchs(wrong: Any) -> None:
         wrong(torch.zeros(2, 3, 7, 6))
     with pytest.raises(plain.type), mode.reproducible():
         wrong(torch.zeros(2, 3, 7, 6))
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize(("n", "factor"), [(3, 1.3), (5, 2.1), (4, 2.0), (7, 1.6)])
+def test_nearest_neighbours_by_a_factor(rank: int, n: int, factor: float) -> None:
+    """floor(i / factor) in every rank and layout, and the gradient goes to the element that was read."""
+    x = drawn(3, 2, 4, *[n] * rank).requires_grad_()
+    for layout in (lambda t: t, kept_format) if rank == 2 else (lambda t: t,):
+        with mode.reproducible(strict=True):
+            y = F.interpolate(layout(x), scale_factor=factor)
+            (gx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        place = (torch.arange(int(n * factor)) * torch.tensor(1 / factor)).floor().long()
+        expected, counts = x, torch.ones_like(x)
+        for axis in range(2, 2 + rank):
+            expected = expected.index_select(axis, place)
+            counts = counts * torch.bincount(place, minlength=n).view([-1 if d == axis else 1 for d in range(x.dim())])
+        assert torch.equal(y, expected)
+        assert torch.equal(gx, counts)
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+@pytest.mark.parametrize("size", [5, 6])
+def test_an_axis_that_keeps_its_length_is_copied(size: int, antialias: bool) -> None:
+    """Whatever factor is given: 1.1 times 5 is 5, and 1.17 times 6 is 7. PyTorch's own antialiased gradient resamples it."""
+
+    def resized(x: Any) -> Any:
+        return F.interpolate(x, scale_factor=(1.1, 1.17), mode="bilinear", antialias=antialias)
+
+    x = drawn(4, 2, 3, 5, size).requires_grad_()
+    with mode.reproducible(strict=True):
+        y = resized(x)
+        (gx,) = torch.autograd.grad(y, x, drawn(5, *y.shape))
+    exact = resized(x.detach().double())
+    # float32 positions up to 7, of a scale that is rounded once, move the result by their share of a difference of neighbours
+    assert (y - exact).abs().max() <= 2 * 7 * 2.0**-24 * 2 * x.abs().max()
+    if size == 5:
+        assert torch.equal(y, x)
+    v = drawn(6, *x.shape).double()  # the gradient is the adjoint of the forward pass
+    assert abs(float((gx * v).sum() - (drawn(5, *y.shape) * resized(v)).sum())) <= 2.0**-16

@@ -160,6 +160,22 @@ def test_gradients_are_scaled(fused: bool) -> None:
     assert found[1] == expected[1] and torch.allclose(found[0], expected[0], rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("overflow", [0.0, 1.0])
+def test_a_skipped_step_leaves_the_gradient_scaled(overflow: float) -> None:
+    def run() -> list[Any]:
+        w, g, momentum = (drawn(i, 4, 5) for i in range(3))
+        torch._fused_sgd_(
+            [w], [g], [momentum], weight_decay=0.0, momentum=0.9, lr=0.1, dampening=0.0, nesterov=False, maximize=False,
+            is_first_step=False, grad_scale=torch.tensor(4.0), found_inf=torch.tensor(overflow),
+        )  # fmt: skip
+        return [w, g, momentum]
+
+    with mode.reproducible(strict=True):
+        found = run()
+    for mine, theirs in zip(found, run(), strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-6, atol=0)
+
+
 def test_fifty_steps_give_the_same_weights_again() -> None:
     """Dropout, clipping and AdamW as they come."""
 

@@ -4,12 +4,13 @@ chosen by whole numbers, and gradients added in their order."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
-from tlrt.torch.routes.base import aten, route
+from tlrt.torch.routes.base import aten, original, route
 from tlrt.torch.routes.scatters import add_along, positions
 
 # ---- weights along an axis -------------------------------------------------------------------------------------------------
@@ -101,13 +102,18 @@ def _check(x: Any, out: Sequence[int]) -> None:
         raise NotImplementedError("images without elements")
 
 
-def _register(name: str, rank: int, taps: Any, cubic: bool) -> None:
+def _register(name: str, rank: int, taps: Any, cubic: bool, copies: bool = True) -> None:
+    """`copies`: an axis that keeps its length is copied, whatever scale is given, as PyTorch has it."""
+
+    def is_resampled(n: int, out: int, given: float | None) -> bool:
+        return n != out or (given is not None and not copies)
+
     def forward(x: Any, out: Sequence[int], align: bool, *scales: float | None) -> Any:
         _check(x, out)
         y = x
         for k in reversed(range(rank)):
             given = scales[k] if k < len(scales) else None
-            if x.shape[2 + k] != out[k] or given:
+            if is_resampled(x.shape[2 + k], out[k], given):
                 y = _resize(y, 2 + k, *taps(x, x.shape[2 + k], out[k], align, given, cubic))
         return _formatted(y.clone() if y is x else y, x)
 
@@ -116,7 +122,7 @@ def _register(name: str, rank: int, taps: Any, cubic: bool) -> None:
         gx = g
         for k in range(rank):
             given = scales[k] if k < len(scales) else None
-            if shape[2 + k] != out[k] or given:
+            if is_resampled(shape[2 + k], out[k], given):
                 place, w = taps(g, shape[2 + k], out[k], align, given, cubic)
                 gx = _resize_backward(gx, 2 + k, place, w, shape[2 + k])
         return _formatted(gx.clone() if gx is g else gx, g)
@@ -127,9 +133,38 @@ def _register(name: str, rank: int, taps: Any, cubic: bool) -> None:
 
 for _name, _rank in (("linear1d", 1), ("bilinear2d", 2), ("trilinear3d", 3)):
     _register(f"upsample_{_name}", _rank, _taps, False)
-_register("upsample_bicubic2d", 2, _taps, True)
+_register("upsample_bicubic2d", 2, _taps, True, copies=False)
 _register("_upsample_bilinear2d_aa", 2, _antialiased, False)
 _register("_upsample_bicubic2d_aa", 2, _antialiased, True)
+
+
+def _nearest(like: Any, n: int, out: int, given: float | None, shift: float) -> Any:
+    """The element that each result copies."""
+    i = positions(out, like).to(torch.float32)
+    return ((i + shift) * _scale(given, n, out)).floor().to(torch.int64).clamp_max(n - 1)
+
+
+@cache
+def _follows_lengths(n: int, out: int, given: float | None) -> bool:
+    """Whether a given scale chooses the elements that the lengths choose."""
+    return torch.equal(*(_nearest(torch.empty(0), n, out, scale, 0.0) for scale in (given, None)))
+
+
+def _register_nearest(rank: int) -> None:
+    """PyTorch's kernels of some ranks, layouts and devices pass over a given scale where the length stays or doubles."""
+    operator = getattr(aten, f"upsample_nearest{rank}d").default
+
+    def forward(x: Any, out: Sequence[int], *scales: float | None) -> Any:
+        _check(x, out)
+        axes = [(n, out[k], scales[k] if k < len(scales) else None) for k, n in enumerate(x.shape[2:])]
+        if all(_follows_lengths(*axis) for axis in axes):
+            return original(operator, (x, out, *scales), {})
+        y = x
+        for k, axis in enumerate(axes):
+            y = y.index_select(2 + k, _nearest(x, *axis, 0.0))
+        return _formatted(y, x)
+
+    route(operator)(forward)
 
 
 def _nearest_backward(shift: float) -> Any:
@@ -137,16 +172,15 @@ def _nearest_backward(shift: float) -> Any:
         _check(g, out)
         gx = g
         for k, n in enumerate(shape[2:]):
-            i = positions(out[k], g).to(torch.float32)
             given = scales[k] if k < len(scales) else None
-            source = ((i + shift) * _scale(given, n, out[k])).floor().to(torch.int64)
-            gx = add_along(gx, 2 + k, source.clamp_max(n - 1), n)
+            gx = add_along(gx, 2 + k, _nearest(g, n, out[k], given, shift), n)
         return _formatted(gx, g)
 
     return backward
 
 
 for _rank in (1, 2, 3):
+    _register_nearest(_rank)
     route(getattr(aten, f"upsample_nearest{_rank}d_backward").default)(_nearest_backward(0))
     route(getattr(aten, f"_upsample_nearest_exact{_rank}d_backward").default)(_nearest_backward(0.5))
 
