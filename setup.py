@@ -1,9 +1,11 @@
 """What setuptools cannot say in pyproject.toml: the C library is built with make and carried in the wheel.
 
 ``TORCHLEAN_BUILD=cuda`` in the environment builds the CUDA library, with nvcc and with cuBLAS and cuFFT from the packages
-that the extra ``cuda`` names, which the wheel then depends on; the default, ``cpu``, needs only make and a C compiler. The
-library is loaded with cffi and knows nothing of Python, so the wheel fits every Python 3 of the platform. A CUDA wheel has a
-build tag, by which pip prefers it and by which the two differ in their names.
+that the extra ``cuda`` names, which the wheel then depends on; the default, ``cpu``, needs only make and a C compiler.
+``TORCHLEAN_VARIANTS`` names the SIMD variants of the CPU kernels. The default, ``native``, compiles the base and the widest
+variant of this processor. ``all`` is for a wheel that other machines install. The library is loaded with cffi and knows
+nothing of Python, so the wheel fits every Python 3 of the platform. A CUDA wheel has a build tag, by which pip prefers it and
+by which the two differ in their names.
 """
 
 import os
@@ -21,6 +23,7 @@ ROOT = Path(__file__).resolve().parent
 KIND = os.environ.get("TORCHLEAN_BUILD", "cpu")
 if KIND not in ("cpu", "cuda"):
     raise SystemExit(f"setup: TORCHLEAN_BUILD: got {KIND!r}, expected 'cpu' or 'cuda'")
+VARIANTS = os.environ.get("TORCHLEAN_VARIANTS", "native")
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 #: what the CUDA library is linked with
 LINKED = EXTRAS["cuda"] if KIND == "cuda" else []
@@ -34,8 +37,11 @@ class BuildLibrary(build_py):
 
     def run(self):
         super().run()
-        jobs = f"-j{len(os.sched_getaffinity(0))}"
-        command = ["make", "-C", str(ROOT / "native"), jobs, KIND, f"PYTHON={sys.executable}"]
+        jobs = len(os.sched_getaffinity(0))
+        command = ["make", "-C", str(ROOT / "native"), f"-j{jobs}", KIND, f"PYTHON={sys.executable}"]
+        if VARIANTS != "all" and not self.editable_mode:  # tests compare all variants
+            command.append(f"VARIANTS={VARIANTS}")
+        print(f"compiling the C library with {jobs} processes", flush=True)
         if KIND == "cuda" and not self.editable_mode:  # packages lie side by side where the wheel is installed
             command.append("MATH_RPATH=$$ORIGIN/../../nvidia/cu13/lib")
         try:

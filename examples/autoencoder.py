@@ -1,8 +1,8 @@
 """A convolutional autoencoder on scikit-learn's handwritten digits.
 
-Two strided convolutions down to a short code, two transposed convolutions back to 8 x 8 pixels; AdamW with a cosine schedule,
-on the mean squared error. Reports that error on images it has not seen, beside those of the mean image and of as many
-principal components as the code has numbers.
+Two strided convolutions give a short code, two transposed convolutions give 8 x 8 pixels again. AdamW with a cosine schedule
+minimises the mean squared error. The report has that error on test images. Beside it are the errors of the mean image and of
+as many principal components as the code has numbers.
 """
 
 from __future__ import annotations

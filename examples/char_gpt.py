@@ -1,9 +1,11 @@
 """A GPT on characters: predicts the next character of a text that ships with Python.
 
-Token and position embeddings, causal transformer blocks, a normalisation and a linear head; AdamW with clipping, warm-up and
-a cosine schedule. The large preset has 6 layers, 6 heads, width 384 and context 256. Reports the loss on text it has not seen,
-beside that of the frequencies of characters. `--peer torch` trains the same model in PyTorch from the same weights on the
-same batches and stores both curves; it needs --set dropout=0, as the two libraries draw different masks.
+The model has token and position embeddings, causal transformer blocks, a normalisation and a linear head. AdamW trains it
+with clipping, warm-up and a cosine schedule. The large preset has 6 layers, 6 heads, width 384 and context 256. The report has
+the loss on the test text, beside that of the frequencies of characters.
+
+`--peer torch` trains the same model in PyTorch from the same weights on the same batches and stores both curves. It needs
+`--set dropout=0`, as the two libraries draw different masks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the examples share: the command line, the training loop, checkpoints, progress, curves and figures.
 
-An example gives an :class:`Example`: its presets and a function that builds a :class:`Program` on a session. Everything that
-happens at step k is a function of the settings, the seed, k, and what a checkpoint holds (parameters, optimiser, random
-generator), so a resumed run continues bit for bit.
+An example gives an :class:`Example`: its presets and a function that builds a :class:`Program` on a session. What happens at
+step k follows from the settings, the seed, k, and a checkpoint (parameters, optimiser, random generator). So a resumed run
+continues bit for bit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tlrt.optim import Optimizer
 Settings = dict[str, Any]
 
 NOT_INSTALLED = "is not installed; the extra 'examples' has it: pip install 'torchlean-cuda[examples]'"
-#: steps after which the pool has met every size that a step asks for
+#: steps after which the memory pool holds every size that a step allocates
 WARM = 20
 
 
@@ -47,11 +47,11 @@ class Program:
     rate: Callable[[int], float]
     #: figures of the trained model, by name
     evaluate: Callable[[], dict[str, float]]
-    #: the largest global norm of the gradients; None leaves them
+    #: the limit of the global norm of the gradients; None for no limit
     clip: float | None = None
-    #: what else the report says about model and data
+    #: further entries of the report about model and data
     about: dict[str, Any] = field(default_factory=dict)
-    #: what the example's own last part needs
+    #: what `Example.after` uses
     kept: dict[str, Any] = field(default_factory=dict)
     #: whether steps are captured, and the captured step once there is one
     capture: bool = False
@@ -66,7 +66,7 @@ class Example:
     about: str
     presets: Mapping[str, Mapping[str, int | float]]
     build: Callable[[Session, Settings], Program]
-    #: adds arguments of the example's own
+    #: adds the example's arguments to the command line
     arguments: Callable[[argparse.ArgumentParser], None] | None = None
     #: raises SystemExit for settings and arguments that do not go together
     check: Callable[[Settings, argparse.Namespace], None] | None = None
@@ -186,12 +186,12 @@ def _train(
     held: list[Any] = []
     started = time.perf_counter()
     with (
-        progress(first, last, arguments) as show, _interruptible() as asked_to_stop,
+        progress(first, last, arguments) as show, _interruptible() as should_stop,
         _recorded(session, program, settings, arguments) as run,
     ):  # fmt: skip
         for k in run.steps(last, first) if run is not None else range(first, last):
             held.append(_step(session, program, k))
-            ends = k + 1 == last or asked_to_stop()
+            ends = k + 1 == last or should_stop()
             if k + 1 - first == WARM:
                 memory["start"] = _memory(session, held, losses)
             if (k + 1) % 10 == 0 or ends:  # losses are read in tens: reading one waits for the device
@@ -219,7 +219,7 @@ def _train(
 def _recorded(
     session: Session, program: Program, settings: Settings, arguments: argparse.Namespace
 ) -> contextlib.AbstractContextManager[ledger.Ledger | None]:
-    """The ledger that was asked for, if any."""
+    """The ledger of the option --ledger, if given."""
     if arguments.ledger is None:
         return contextlib.nullcontext()
     resume = arguments.resume and Path(arguments.ledger).exists()
@@ -242,22 +242,22 @@ def audited(example: Example) -> Callable[[Session, Settings], None]:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Within, the first Ctrl-C lets the step end, so that the checkpoint holds whole steps; the second one raises.
+    """Defers the first Ctrl-C to the end of the step, so that the checkpoint holds whole steps; the second one raises.
 
-    Gives a function that says whether there was one. Python delivers signals to the main thread alone.
+    Yields a function that returns whether there was one. Python delivers signals to the main thread only.
     """
-    asked = threading.Event()
+    interrupted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
+        yield interrupted.is_set
         return
 
     def stop(number: int, frame: Any) -> None:
-        asked.set()
+        interrupted.set()
         signal.signal(signal.SIGINT, before)
 
     before = signal.signal(signal.SIGINT, stop)
     try:
-        yield asked.is_set
+        yield interrupted.is_set
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -286,7 +286,7 @@ def _step(session: Session, program: Program, k: int) -> Any:
 
 
 def _read(held: list[Any], losses: list[float]) -> None:
-    """Downloads the losses that wait on the device."""
+    """Downloads the losses that are still on the device."""
     for value in held:
         losses.append(float(value.numpy()))
         value.release()
@@ -294,7 +294,7 @@ def _read(held: list[Any], losses: list[float]) -> None:
 
 
 def _memory(session: Session, held: list[Any], losses: list[float]) -> dict[str, int]:
-    """Live bytes and driver calls between two steps, when no loss waits."""
+    """Live bytes and driver calls between two steps, after all losses were downloaded."""
     _read(held, losses)
     now = session.device.memory()
     return {"live_bytes": now.live_bytes, "driver_allocations": now.driver_allocations}
@@ -317,12 +317,12 @@ def _evaluate(session: Session, program: Program) -> dict[str, float]:
     return figures
 
 
-# ---- what is seen
+# ---- output
 
 
 @contextlib.contextmanager
 def progress(first: int, last: int, arguments: argparse.Namespace) -> Iterator[Callable[[int, float], None]]:
-    """A bar on standard error, or a line now and then where that is no terminal; gives a function of step and loss."""
+    """A bar on standard error, or lines where that is no terminal; yields a function of step and loss."""
     if arguments.json:
         yield lambda step, loss: None
         return
@@ -331,7 +331,7 @@ def progress(first: int, last: int, arguments: argparse.Namespace) -> Iterator[C
 
 
 def _pyplot(arguments: argparse.Namespace) -> Any:
-    """matplotlib drawing to files, or None and a word about it."""
+    """matplotlib with a back end for files, or None and a note."""
     try:
         import matplotlib
     except ImportError:
@@ -380,7 +380,7 @@ def draw(plot: Any, path: str, curves: Mapping[str, Sequence[float]], title: str
 
 
 class Batches:
-    """The indices of batch k out of n samples: every epoch a permutation of its own, what is left over at its end dropped."""
+    """The indices of batch k out of n samples: every epoch has another permutation, and drops an incomplete last batch."""
 
     def __init__(self, n: int, size: int, seed: int) -> None:
         if not 1 <= size <= n:

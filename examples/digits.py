@@ -1,7 +1,7 @@
 """A small convolutional network on scikit-learn's handwritten digits.
 
-Two convolutions with batch normalisation, a pool, a third convolution, a pool, dropout and an affine layer; Adam with the
-one-cycle schedule. Reports the loss and the accuracy on images it has not seen.
+The model has two convolutions with batch normalisation, a pool, a third convolution, a pool, dropout and an affine layer. Adam
+trains it with the one-cycle schedule. The report has the loss and the accuracy on the test images.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A Fourier neural operator that learns the flow of Burgers' equation.
 
-u_t + u·u_x = ν·u_xx on a periodic interval: the example draws smooth initial functions, integrates each to t = 1 with
-a pseudo-spectral scheme in NumPy, and trains an operator from u(·, 0) to u(·, 1), on the relative L2 error. Reports that error
-on functions it has not seen, on the training grid and on one twice as fine, beside the error of answering u(·, 0) itself.
+The equation is u_t + u·u_x = ν·u_xx on a periodic interval. The example draws smooth initial functions and integrates each to
+t = 1 with a pseudo-spectral scheme in NumPy. It trains an operator from u(·, 0) to u(·, 1) on the relative L2 error. The
+report has that error on test functions, on the training grid and on one twice as fine, and the error of u(·, 0) as the answer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A selective state space model (Mamba) on characters: predicts the next character of a text that ships with Python.
 
-An embedding, residual blocks of normalisation and selective scan, a normalisation and a linear head; AdamW with clipping and
-a cosine schedule. It knows no positions and no attention: what it remembers of the text is in the states of its scans. Reports
-the loss on text it has not seen, beside that of the frequencies of characters.
+The model has an embedding, residual blocks of normalisation and selective scan, a normalisation and a linear head. It has no
+positions and no attention: only the states of the scans hold earlier text. AdamW trains it with clipping and a cosine
+schedule. The report has the loss on the test text, beside that of the frequencies of characters.
 """
 
 from __future__ import annotations

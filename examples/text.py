@@ -14,7 +14,7 @@ Numbers = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class Text:
-    """A text by the places of its characters in `alphabet`: nine tenths to train on, the last one to test."""
+    """A text as indices into `alphabet`: the first nine tenths to train on, the last tenth to test."""
 
     alphabet: str
     train: Numbers
@@ -22,13 +22,13 @@ class Text:
     about: dict[str, object]
 
     def batch(self, size: int, length: int, seed: int, k: int) -> tuple[Numbers, Numbers]:
-        """Batch k: `size` places drawn at random, the `length` characters from there and those that follow each."""
+        """Batch k: `size` windows of `length` characters from drawn positions, and for each character the next one."""
         starts = np.random.default_rng([seed, k]).integers(0, len(self.train) - length, size)
         return _windows(self.train, starts, length)
 
-    def tests(self, size: int, length: int, most: int) -> tuple[Numbers, Numbers]:
-        """Up to `most`·`size` windows of the test text, side by side."""
-        count = min(size * most, (len(self.test) - 1) // length)
+    def tests(self, size: int, length: int, max_batches: int) -> tuple[Numbers, Numbers]:
+        """Consecutive windows of the test text, at most `max_batches` batches of `size`."""
+        count = min(size * max_batches, (len(self.test) - 1) // length)
         return _windows(self.test, np.arange(count) * length, length)
 
     def unigram(self) -> float:

@@ -1,4 +1,4 @@
-"""The model of examples.char_gpt in PyTorch, trained from the same weights on the same batches: its peer's loss curve."""
+"""The model of examples.char_gpt in PyTorch, trained from the same weights on the same batches, for its loss curve."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from examples.common import Program, Settings, progress
 
 
 def check(settings: Settings, given: argparse.Namespace) -> None:
-    """Raises SystemExit, before anything is trained, where the peer cannot run."""
+    """Raises SystemExit if PyTorch's model cannot run, before anything is trained."""
     if settings["dropout"]:
         raise SystemExit(f"--peer torch: dropout: got {settings['dropout']}, expected 0 (--set dropout=0)")
     if given.resume or given.stop_at:
@@ -26,8 +26,8 @@ def check(settings: Settings, given: argparse.Namespace) -> None:
 
 
 class Peer:
-    """The model in PyTorch, from the initial weights of ours; float32 without TF32, PyTorch's default. Model and loss are one
-    function, which `wrap` may compile."""
+    """The model in PyTorch, with the same initial weights, in float32 without TF32. Model and loss are one function, which
+    `wrap` may compile."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Peer:
         )
 
     def step(self, k: int, seed: int) -> Any:
-        """Step k on the batch that ours takes; its loss, on the device."""
+        """Step k on the same batch as tlrt's step k; its loss, on the device."""
         torch, settings = self.torch, self.settings
         batch = self.text.batch(settings["batch"], settings["context"], seed, k)
         x, y = (torch.from_numpy(a.astype(np.int64)).to(self.device) for a in batch)

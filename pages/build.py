@@ -38,7 +38,7 @@ def pages_of(tree: Any) -> list[str]:
 
 def _places() -> Navigation:
     return [
-        {"Start": ["index.md", {"Overview": "overview.md"}, {"Changes": "CHANGELOG.md"}]},
+        {"Start": ["index.md", {"Overview": "overview.md"}, {"Glossary": "docs/glossary.md"}, {"Changes": "CHANGELOG.md"}]},
         {"Tutorials": [
             {"Train a model": "docs/train.md"}, {"Check a kernel": "docs/judge.md"},
             {"Judge a task": "docs/tasks.md"}, {"What bits depend on": "docs/invariance.md"},
@@ -46,9 +46,10 @@ def _places() -> Navigation:
             {"Examples as notebooks": ["notebooks/index.md", *(f"notebooks/{name}.md" for name in execute.NAMES)]},
         ]},
         {"Guides": [
-            {"The session": "docs/session.md"}, {"Coming from PyTorch": "docs/pytorch.md"}, {"Examples": "docs/examples.md"},
-            {"Memory of other libraries": "docs/exchange.md"}, {"Records of a training run": "docs/ledger.md"},
-            {"Many processes": "docs/distributed.md"},
+            {"The session": "docs/session.md"}, {"The same bits on a GPU": "docs/reproducible.md"},
+            {"PyTorch models": "docs/torch.md"}, {"Coming from PyTorch": "docs/pytorch.md"}, {"Examples": "docs/examples.md"},
+            {"Writing a model": "docs/models.md"}, {"Memory of other libraries": "docs/exchange.md"},
+            {"Records of a training run": "docs/ledger.md"}, {"Many processes": "docs/distributed.md"},
             {"Coming from the ancestor": "docs/ancestor.md"}, {"Contributing": "CONTRIBUTING.md"},
         ]},
         {"Operations": operations.navigation()},
@@ -57,7 +58,7 @@ def _places() -> Navigation:
             {"Campaigns": "docs/campaign.md"}, {"Evidence": "evidence/index.md"},
         ]},
         {"Results": [
-            {"Speed": "docs/results.md"}, {"Models beside PyTorch": "docs/models.md"}, {"Other libraries": "docs/league.md"},
+            {"Speed": "docs/results.md"}, {"Other libraries": "docs/league.md"},
         ]},
     ]  # fmt: skip
 

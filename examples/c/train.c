@@ -16,7 +16,7 @@ int main(int argc, char **argv)
     TRY(torchlean_cuda_context_create(cuda ? 0 : TORCHLEAN_CPU, &context));
     TRY(torchlean_cuda_context_set_math(context, TORCHLEAN_REPRODUCIBLE));
 
-    /* the label of a row is the place of its largest number among the first CLASSES */
+    /* the label of a row is the index of its largest number among the first CLASSES */
     torchlean_buffer *x = NULL, *parameters[2] = {NULL, NULL}, *gradients[2] = {NULL, NULL};
     static float rows[ROWS * PIXELS];
     static uint32_t labels[ROWS];

@@ -1,5 +1,5 @@
-"""Products and convolutions in reproducible contexts: every element is the chain that docs/session.md defines, bit for bit, on
-every device, SIMD variant and number of threads, and whatever the batch around it."""
+"""Products and convolutions in reproducible contexts: every element is the chain that docs/reproducible.md defines, bit for bit,
+on every device, SIMD variant and number of threads, and whatever the batch around it."""
 
 from typing import Any
 

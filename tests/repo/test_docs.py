@@ -12,8 +12,8 @@ import pytest
 from tests import ROOT
 
 PAGES = [
-    "docs/train.md", "docs/session.md", "docs/examples.md", "docs/exchange.md", "docs/models.md", "docs/ledger.md",
-    "docs/distributed.md", "docs/invariance.md", "pages/start.md",
+    "README.md", "docs/train.md", "docs/session.md", "docs/reproducible.md", "docs/examples.md", "docs/exchange.md",
+    "docs/models.md", "docs/ledger.md", "docs/distributed.md", "docs/invariance.md",
 ]  # fmt: skip
 
 

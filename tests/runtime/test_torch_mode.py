@@ -361,7 +361,8 @@ def test_dropout_that_is_on_is_computed() -> None:
 
 
 def test_the_documents_code_runs() -> None:
-    blocks = re.findall(r"^```py\n(.*?)^```", (ROOT / "docs/torch.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 2
+    pages = "".join((ROOT / page).read_text("utf-8") for page in ("README.md", "docs/torch.md"))
+    blocks = re.findall(r"^```py\n(.*?)^```", pages, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
     for block in blocks:
         exec(block, {})
