@@ -13,6 +13,7 @@
 #   make bench  [OPS=...]                   times beside NumPy (and PyTorch where installed)
 #   make gpu                                build, test, verify and benchmark on a GPU machine; writes out/gpu.jsonl
 #   make site                               the documentation site, into out/site
+#   make new OP=name FAMILY=...             the skeleton of an operation (SIGNATURE="x[rows, cols] -> out[rows]")
 #   make abi                                regenerate what the registry's rows and the evidence determine
 #   make fmt                                format the Python, C and CUDA code
 #
@@ -41,7 +42,7 @@ C_SOURCES := find native/src native/torch native/include/torchlean_cuda.h native
     -name "*.[ch]" -o -name "*.cpp" -o -name "*.cu" -o -name "*.cuh"
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test lib cuda emulated install uninstall wheel check sanitize sanitized exhaustive bench gpu site abi fmt clean
+.PHONY: help verify test lib cuda emulated install uninstall wheel check sanitize sanitized exhaustive bench gpu site new abi fmt clean
 
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
@@ -133,6 +134,9 @@ sanitized:
 # Needs no network once its packages are there.
 site: $(ENV_SITE) lib
 	$(PY) -m pages
+
+new: $(ENV_TEST)
+	$(PY) -m codegen.new '$(OP)' '$(FAMILY)' $(if $(SIGNATURE),'$(SIGNATURE)')
 
 abi: $(ENV_TEST)
 	$(PY) -m codegen

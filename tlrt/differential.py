@@ -36,8 +36,8 @@ from tlrt._terminal import format_table, program_name
 from tlrt.errors import ArgumentError, TorchleanError, refusal
 from tlrt.session import Session, TensorRef
 from tlrt.tape import AnyBuffer, Node, Tape
+from tlspec.case import Case, cotangent_names, shape_of
 from tlspec.compare import Comparison, compare_outputs
-from tlspec.drawn import Case, cotangent_names, shape_of
 
 __all__ = ["Failure", "Report", "Row", "compare"]
 

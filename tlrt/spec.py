@@ -32,7 +32,7 @@ from tlrt._binding.together import set_and_call
 from tlrt.context import Memory
 from tlspec import entries, registry
 from tlspec.bounds import call_reference
-from tlspec.drawn import refused_by, shape_of
+from tlspec.case import refused_by, shape_of
 
 __all__ = ["SpecBuffer", "SpecDevice", "kernels"]
 

@@ -8,7 +8,7 @@ an operation, called on arrays; ``tlspec.registry`` holds one row per operation 
 
 ``tlspec.running`` derives tolerances from a reference; ``tlspec.formats`` has the number formats, ``tlspec.arrays`` the arrays of
 other libraries. ``tlspec.signature`` is the grammar of signatures, ``tlspec.validation`` what a sound row is. ``tlspec.bounds``
-has the float32 error bounds, ``tlspec.drawn`` the drawn test cases, ``tlspec.laws`` the algebraic laws. ``tlspec.entries`` gives
+has the float32 error bounds, ``tlspec.draw`` the drawn test cases, ``tlspec.laws`` the algebraic laws. ``tlspec.entries`` gives
 the entry points of the C ABI that the rows determine, ``tlspec.declarations`` the hash that a library is known by.
 
 Names are imported when they are first asked for, so that ``import tlspec`` costs next to nothing.
@@ -37,10 +37,11 @@ _NAMES = {
 _MODULES = (
     "arrays",
     "bounds",
-    "drawn",
     "classes",
     "compare",
     "data",
+    "draw",
+    "drawn",
     "formats",
     "judge",
     "laws",

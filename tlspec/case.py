@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from tlspec.bounds import Bound, call_named, call_reference, uncovered
-from tlspec.draws import INTEGERS
 from tlspec.expressions import evaluate, names_in
 from tlspec.registry import Check, Op
 from tlspec.signature import Array, Signature
+
+#: the largest exactly representable run of integers
+INTEGERS = 2**24
 
 
 @dataclass(frozen=True)

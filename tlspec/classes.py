@@ -1,27 +1,25 @@
-"""Geometry classes: how the sizes and parameters of a call lie to each other and to the tiles of the kernels.
+"""Geometry classes: how the sizes and parameters of a call lie to each other.
 
-A class is a predicate over dimensions, parameters and arrays by their names. A row declares its classes by name; "edges" cases
-aim at them (:mod:`tlspec.drawn`), and a verify run reports which were reached."""
+A class is a predicate over dimensions, parameters and arrays by their names. A row declares its classes by name; without any
+it has those of its signature (:func:`default_classes`). "edges" cases aim at classes, and verify reports which were
+reached."""
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tlspec import boundaries
 from tlspec.bounds import call_named
+from tlspec.signature import Signature
 
 Classes = dict[str, Callable[..., bool]]
-
-
-def boundary(family: str, name: str) -> int:
-    """A constant of the family's CPU kernels; the largest of its values."""
-    return max(boundaries.CPU[family][name])
+#: lengths by name, each a function of dimensions and parameters by their names
+Lengths = dict[str, Callable[..., int]]
 
 
 @dataclass(frozen=True)
 class Near:
-    """A class about a boundary: the draw aims next to it, and where `length` is given best at one of the lengths `parts`."""
+    """A class about a size: the draw aims next to it, and where `length` is given best at one of the lengths `parts`."""
 
     test: Callable[..., bool]
     size: int
@@ -45,6 +43,21 @@ def tiles(what: str, length: Callable[..., int], size: int) -> Classes:
     }
 
 
+def default_classes(signature: Signature) -> Classes:
+    """Of a signature with several dimensions: each is 1 and another is not, and each is longer than the others."""
+    names = [d for d in signature.dims if not d.startswith("*")]
+    if len(names) < 2 or signature.lists:
+        return {}
+
+    def of(name: str, test: Callable[[int, Sequence[int]], bool]) -> Callable[..., bool]:
+        return lambda **v: min(v[n] for n in names) > 0 and test(v[name], [v[n] for n in names if n != name])
+
+    return {
+        **{f"{name} = 1": of(name, lambda n, others: n == 1 < max(others)) for name in names},
+        **{f"{name} longest": of(name, lambda n, others: n > max(others)) for name in names},
+    }
+
+
 def _some(test: Callable[..., bool], *lists: Iterable[int]) -> bool:
     return any(map(test, *lists))
 
@@ -61,25 +74,22 @@ WINDOWS: Classes = {
 }
 
 
+def renamed(f: Callable[..., Any], more: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., Any]:
+    """A function of the names of one row for a row with others: `more` gives the values of the former from the latter's."""
+    return lambda **values: call_named(f, {**values, **more(values)})
+
+
 def derived(classes: Classes, more: Callable[[dict[str, Any]], dict[str, Any]]) -> Classes:
-    """The classes of a row for one with other names: `more` gives the values of theirs from its own."""
-
-    def renamed(f: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda **values: call_named(f, {**values, **more(values)})
-
+    """The classes of a row for one with other names, as :func:`renamed`."""
     return {
-        n: replace(f, test=renamed(f.test), length=f.length and renamed(f.length))
+        n: replace(f, test=renamed(f.test, more), length=f.length and renamed(f.length, more))
         if isinstance(f, Near)
-        else renamed(f)
+        else renamed(f, more)
         for n, f in classes.items()
     }
 
 
-def on_two_axes(classes: Classes) -> Classes:
-    """The classes of a row with lists, for one whose axes are h and w."""
+def on_two_axes(values: dict[str, Any]) -> dict[str, Any]:
+    """The lists of a row with lists, from the values of one whose axes are h and w."""
     lists = {"spatial": "in", "kernel": "kernel", "stride": "stride", "padding": "padding"}
-    return derived(classes, lambda v: {to: [v[f"{n}_h"], v[f"{n}_w"]] for to, n in lists.items()})
-
-
-#: those of elementwise rows, over the number n of elements
-ELEMENTWISE = tiles("elements", lambda n: n, boundary("elementwise", "TL_SPAN"))
+    return {to: [values[f"{n}_h"], values[f"{n}_w"]] for to, n in lists.items()}

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tlspec.bounds import F64, FREE
-from tlspec.drawn import Case, Expected
+from tlspec.case import Case, Expected
 from tlspec.formats import FORMATS, Format
 
 #: elements that are compared at a time: what a core's cache holds

@@ -34,8 +34,7 @@ import numpy as np
 
 from tlspec import registry
 from tlspec.bounds import U, call_named, spacing
-from tlspec.data import fill, generator
-from tlspec.drawn import Case, cotangent_names, shape_of
+from tlspec.case import Case, cotangent_names, shape_of
 from tlspec.registry import Op
 
 __all__ = ["Claim", "Law", "Value", "World", "adjoint", "associative", "check", "commutative", "equation", "even",
@@ -126,6 +125,13 @@ class Device:
         return [t for _, t in _allowed(case)]
 
 
+def _filled(shape: tuple[int, ...], data: str, *key: object) -> np.ndarray:
+    """Numbers of a data class, drawn by a key."""
+    from tlspec.draw.data import fill, generator  # not at import, as rows name laws and what computes imports rows
+
+    return fill(generator(*key), shape, data, extremes=False)
+
+
 class Calls:
     """What a law computes with: the row's case, and calls of operations in one world."""
 
@@ -140,8 +146,7 @@ class Calls:
         """Another array like the input `name`, drawn from the same class."""
         like = self.case.inputs[name]
         assert like is not None
-        rng = generator("law", self.op.name, self.case.seed, self.case.data, name, salt)
-        return fill(rng, like.shape, self.case.data, extremes=False)
+        return _filled(like.shape, self.case.data, "law", self.op.name, self.case.seed, self.case.data, name, salt)
 
     def __call__(
         self, inputs: Mapping[str, Any] | None = None, *, values: Mapping[str, Any] | None = None, op: str | None = None
@@ -297,8 +302,7 @@ def adjoint(*names: str) -> Law:
         outs = f.many()
         ys: dict[str, np.ndarray] = {}
         for i, (cot, out) in enumerate(zip(cotangent_names(f.op), outs, strict=True)):
-            rng = generator("adjoint", f.op.name, f.case.seed, i)
-            ys[cot] = fill(rng, out.array.shape, f.case.data, extremes=False)
+            ys[cot] = _filled(out.array.shape, f.case.data, "adjoint", f.op.name, f.case.seed, i)
         gradients = f.vjp(ys)
         left = right = slack = 0.0
         for y, out in zip(ys.values(), outs, strict=True):

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tlspec.bounds import Bound, chained
-from tlspec.classes import ELEMENTWISE, Classes
+from tlspec.classes import Classes, Lengths, default_classes
 from tlspec.signature import Array, Param, Signature, split_list
 
 __all__ = ["FAMILIES", "Array", "Check", "Contract", "Drawing", "Op", "Param", "Signature", "Vjp", "check", "families",
@@ -72,7 +72,7 @@ class Contract:
 class Drawing:
     """How the cases of an operation are drawn."""
 
-    #: draws dimensions and parameters: draw(d) -> dict, d a :class:`tlspec.draws.Draw`; what it leaves out is drawn there. An array
+    #: draws dimensions and parameters: draw(d) -> dict, d a :class:`tlspec.draw.draws.Draw`; what it leaves out is drawn there. An array
     #: is a function of the values, called when these are settled
     draw: Callable[..., dict[str, Any]] | None = None
     #: dimensions and parameters that reach kernels which drawn sizes seldom do (a GPU's, for larger problems); verify and
@@ -81,11 +81,14 @@ class Drawing:
     #: geometry classes: name -> predicate over dimensions, parameters and arrays by their names. Cases of the size "edges" aim at
     #: them, and verify fails where its default cases reach one not at all
     classes: Classes = field(default_factory=dict)
+    #: lengths that kernels step through and no array has alone, such as the terms of a sum over several axes: by name, functions of
+    #: dimensions and parameters
+    lengths: Lengths = field(default_factory=dict)
     #: the multiply-adds of the reference, where they are many more than the elements: a limit of drawn sizes
     work: Callable[..., int] | None = None
     #: inputs that are squares or norms, drawn as absolute values except among special ones
     nonnegative: tuple[str, ...] = ()
-    #: value classes of tlspec.data the row is drawn with; None is the default of its bound
+    #: value classes of tlspec.draw.data the row is drawn with; None is the default of its bound
     data: tuple[str, ...] | None = None
 
 
@@ -121,6 +124,8 @@ class Op:
     drawing: Drawing = Drawing()
     doc: str = ""
     source: str = ""
+    #: PyTorch's name of it within torch, of a function that takes the inputs and then the parameters: "nn.functional.mish"
+    torch: str = ""
     vjp_rule: Vjp | None = None
     #: why there is no VJP
     no_vjp: str | None = None
@@ -265,9 +270,9 @@ def op(
     text: str, *, bound: Bound, order: str | None = None, same_bits: bool = True, cuda: str = "own",
     reproducible: bool | None = None,
     checks: Sequence[Check] = (), laws: Sequence[Any] = (), draw: Callable[..., dict[str, Any]] | None = None,
-    paths: Sequence[dict[str, Any]] = (), classes: Classes | None = None,
+    paths: Sequence[dict[str, Any]] = (), classes: Classes | None = None, lengths: Lengths | None = None,
     work: Callable[..., int] | None = None, nonnegative: Sequence[str] = (), data: Sequence[str] | None = None,
-    source: str = "", no_vjp: str | None = None, fwd: bool = False,
+    source: str = "", torch: str = "", no_vjp: str | None = None, fwd: bool = False,
 ) -> Callable[[Callable[..., Any]], Op]:  # fmt: skip
     """Registers the decorated float64 reference as an operation; see the module's docstring for `text`.
 
@@ -281,16 +286,16 @@ def op(
         if name in rows:
             raise ValueError(f"operation {name} is registered twice")
         signature = Signature.parse(text, order)
-        own = dict(classes if classes is not None else ELEMENTWISE if signature.elementwise else {})
+        own = dict(default_classes(signature) if classes is None else classes)
         row = Op(
             name=name, family=function.__module__.rpartition(".")[2], text=text, signature=signature, reference=function, bound=bound,
             contract=Contract(checks=tuple(checks), laws=tuple(laws), same_bits=same_bits, cuda=cuda,
                               reproducible=same_bits if reproducible is None else reproducible),
             drawing=Drawing(
-                draw=draw, paths=tuple(paths), classes=own, work=work, nonnegative=tuple(nonnegative),
+                draw=draw, paths=tuple(paths), classes=own, lengths=dict(lengths or {}), work=work, nonnegative=tuple(nonnegative),
                 data=None if data is None else tuple(data),
             ),
-            doc=_documentation(function), source=source, no_vjp=no_vjp, fwd=fwd,
+            doc=_documentation(function), source=source, torch=torch, no_vjp=no_vjp, fwd=fwd,
         )  # fmt: skip
         rows[name] = row
         return row

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies
 
 from tlspec import registry
-from tlspec.drawn import data_classes, draw_case
+from tlspec.draw.cases import data_classes, draw_case
 from tlspec.judge.example import Example
 from tlspec.judge.shrink import lengths_of, resized
 

@@ -9,7 +9,7 @@ from types import CodeType
 from typing import Any
 
 from tlspec.bounds import Bound
-from tlspec.drawn import draw_case
+from tlspec.draw.cases import draw_case
 from tlspec.entries import EXCEPTIONS
 from tlspec.expressions import functions_in, names_in
 from tlspec.registry import Op

@@ -46,8 +46,8 @@ OWN = {
 #: the same for the files of tlspec: the ends of tests/spec/test_*.py and other files, quickest first
 OWN_OF_SPECIFICATION = {
     "validation": "tests/repo/test_codegen_refusals.py", "signature": "registry", "entries": "registry", "expressions": "registry",
-    "cases": "draws classes", "draws": "cases classes", "data": "draws cases", "classes": "geometry", "bounds": "errors",
-    "laws": "laws", "compare": "compare", "registry": "laws", "declarations": "geometry", "boundaries": "classes geometry",
+    "draw/cases": "drawn draws classes", "draw/draws": "draws classes", "draw/data": "drawn draws", "classes": "classes geometry", "bounds": "errors",
+    "laws": "laws", "compare": "compare", "registry": "laws", "declarations": "geometry",
     "running/": "running judge", "judge/probe": "judge_probe judge", "judge/": "judge judge_probe judge_mutants", "__main__": "judge_arguments judge",
     "ops/": "shapes draws geometry errors laws registry",
 }  # fmt: skip

@@ -81,7 +81,6 @@ BENCHMARKS = {
         torch=_torch_masked_fill),
     "log1p": Benchmark(sizes=[MEDIUM], numpy=lambda np, x: np.log1p(x), torch=lambda torch, x: torch.log1p(x)),
     "expm1": Benchmark(sizes=[MEDIUM], numpy=lambda np, x: np.expm1(x), torch=lambda torch, x: torch.expm1(x)),
-    "erf": Benchmark(sizes=[MEDIUM], torch=lambda torch, x: torch.erf(x)),
     "sin": Benchmark(sizes=[MEDIUM, LARGE], numpy=lambda np, x: np.sin(x), torch=lambda torch, x: torch.sin(x)),
     "cos": Benchmark(sizes=[MEDIUM], numpy=lambda np, x: np.cos(x), torch=lambda torch, x: torch.cos(x)),
     "atan2": Benchmark(
@@ -91,8 +90,6 @@ BENCHMARKS = {
         numpy=lambda np, x, p: np.power(x, np.float32(p)), torch=lambda torch, x, p: torch.pow(x, p)),
     "elu": Benchmark(sizes=[MEDIUM], numpy=lambda np, x, alpha: np.where(x > 0, x, np.float32(alpha) * np.expm1(x)),
         torch=lambda torch, x, alpha: torch.nn.functional.elu(x, alpha)),
-    "hardswish": Benchmark(sizes=[MEDIUM], torch=lambda torch, x: torch.nn.functional.hardswish(x)),
     "softsign": Benchmark(
         sizes=[MEDIUM], numpy=lambda np, x: x / (1 + np.abs(x)), torch=lambda torch, x: torch.nn.functional.softsign(x)),
-    "mish": Benchmark(sizes=[MEDIUM], torch=lambda torch, x: torch.nn.functional.mish(x)),
 }  # fmt: skip

@@ -31,9 +31,9 @@ SMALL = 2**26
 
 
 def test_every_row_has_sizes_or_a_reason(row: Op) -> None:
-    benchmark = BENCHMARKS[row.family].get(row.name)
-    assert benchmark is not None, f"bench/operations/{row.family}.py has no entry for {row.name}"
-    assert bool(benchmark.sizes) != bool(benchmark.reason), f"{row.name}: give sizes, or the reason why it is not timed"
+    benchmark = benchmark_of(row.name)
+    text = f"bench/operations/{row.family}.py: {row.name}: write an entry with sizes, or with the reason why it is not timed"
+    assert bool(benchmark.sizes) != bool(benchmark.reason), text
 
 
 def test_no_entry_without_a_row() -> None:

@@ -6,13 +6,13 @@ import pytest
 import tlrt
 from tests.kernels.test_conv import demand_bounds
 from tlrt import kernels
+from tlrt.verify.edges import EDGES
 from tlrt.verify.run import cpu_settings
 from tlspec import registry
-from tlspec.boundaries import CPU
-from tlspec.drawn import build_case, generator
+from tlspec.draw.cases import build_case, generator
 
 pytestmark = pytest.mark.operations("flash_attention")
-BLOCK, TILE = CPU["attention"]["BLOCK"][0], CPU["attention"]["TILE"][0]
+TILE, BLOCK = EDGES["attention"]["n"].values()
 
 
 @pytest.mark.parametrize("n", [4, 128])  # a part of a tile and two tiles; means over n round nothing

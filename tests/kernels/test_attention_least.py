@@ -9,7 +9,7 @@ from tests import DEVICES
 from tlrt.verify.run import Runtime
 from tlspec import registry
 from tlspec.compare import compare
-from tlspec.drawn import build_case, generator
+from tlspec.draw.cases import build_case, generator
 from tlspec.ops.attention import GROUPED_PATHS, LEAST
 
 pytestmark = pytest.mark.operations("grouped_attention", "flash_attention")

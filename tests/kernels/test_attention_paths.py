@@ -6,7 +6,7 @@ import pytest
 
 import tlrt
 from tlrt import kernels
-from tlspec.drawn import generator
+from tlspec.draw.cases import generator
 from tlspec.ops.attention import UNLIMITED
 
 pytestmark = pytest.mark.cuda

@@ -21,7 +21,7 @@ from tlrt.verify.run import Runtime
 from tlspec import registry
 from tlspec.bounds import call_reference
 from tlspec.compare import compare, same_bits
-from tlspec.drawn import Case, build_case, draw_case, generator, refused_by, shape_of
+from tlspec.draw.cases import Case, build_case, draw_case, generator, refused_by, shape_of
 from tlspec.registry import Op
 
 #: one factor per row, in turn; 5 is coprime to the widths of tiles and vectors, so neighbours differ everywhere

@@ -12,7 +12,7 @@ from tests.kernels.test_errors import has_kernel
 from tlrt import kernels
 from tlrt.verify.run import Runtime
 from tlspec.compare import same_bits
-from tlspec.drawn import PATH, draw_case
+from tlspec.draw.cases import PATH, draw_case
 from tlspec.registry import Op
 
 #: elements before the borrowed ones, which move them by 16 bytes

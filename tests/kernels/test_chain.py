@@ -11,9 +11,9 @@ from tests import DEVICES
 from tlrt import kernels
 from tlrt.errors import ArgumentError, ArgumentTypeError, CaptureError
 from tlrt.verify.run import cpu_settings, cpu_variants
-from tlspec.boundaries import CPU
 
-SEGMENT, SEGMENTS = CPU["linalg"]["TL_CHAIN_SEGMENT"][0], CPU["linalg"]["TL_CHAIN_SEGMENTS"][0]
+#: the least length of a segment, and the most segments: native/src/formula/chain.h
+SEGMENT, SEGMENTS = 2048, 32
 LONGEST = SEGMENT * SEGMENTS
 #: rows, inner dimension and columns: edges of tiles, panels and vectors, one and several segments, both cut among workers or not,
 #: segments longer than the least, more tiles of rows for want of columns, nothing to add

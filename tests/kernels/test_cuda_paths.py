@@ -13,7 +13,7 @@ from tests.kernels.test_specification import demand
 from tlrt import kernels
 from tlrt.verify.run import Runtime
 from tlspec import registry
-from tlspec.drawn import build_case, generator
+from tlspec.draw.cases import build_case, generator
 
 pytestmark = pytest.mark.cuda
 

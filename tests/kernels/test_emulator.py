@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tlspec.drawn import generator
+from tlspec.draw.cases import generator
 
 HEADERS = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
 COMPILER = os.environ.get("CXX", "g++")

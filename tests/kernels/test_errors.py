@@ -18,7 +18,7 @@ from tlrt.buffer import IndexBuffer
 from tlrt.verify.run import Runtime
 from tlrt.verify.verifier import directions
 from tlspec import entries, registry
-from tlspec.drawn import Case, break_check, build_case, cotangent_names, draw_case, generator, refused_by, shape_of
+from tlspec.draw.cases import Case, break_check, build_case, cotangent_names, draw_case, generator, refused_by, shape_of
 from tlspec.entries import arguments_of
 from tlspec.registry import Op
 

@@ -9,7 +9,7 @@ import pytest
 from tests.kernels.test_conv import demand_bounds
 from tlrt.verify.run import Runtime, cpu_settings, cpu_variants
 from tlspec import registry
-from tlspec.drawn import build_case, generator
+from tlspec.draw.cases import build_case, generator
 
 #: operation -> what begins there -> sizes and parameters
 FAR: dict[str, dict[str, dict[str, Any]]] = {

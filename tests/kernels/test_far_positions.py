@@ -8,7 +8,7 @@ import pytest
 
 from tlrt import kernels
 from tlrt.verify.run import Runtime
-from tlspec.data import generator
+from tlspec.draw.data import generator
 from tlspec.ops.random import mix, unmix
 
 #: elements of a long row: more than 2^24, no multiple of any piece

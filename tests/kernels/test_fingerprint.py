@@ -5,7 +5,7 @@ import pytest
 
 from tlrt import kernels
 from tlrt.verify.run import Runtime
-from tlspec.data import generator
+from tlspec.draw.data import generator
 
 pytestmark = pytest.mark.operations("fingerprint")
 

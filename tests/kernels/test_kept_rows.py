@@ -7,7 +7,7 @@ import tlrt
 from tests.kernels.test_cuda_paths import SCATTERS
 from tests.kernels.test_uneven_lists import UNEVEN
 from tlrt import kernels
-from tlspec.drawn import generator
+from tlspec.draw.cases import generator
 
 pytestmark = pytest.mark.cuda
 

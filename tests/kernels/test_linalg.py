@@ -8,7 +8,7 @@ from tests.kernels.test_conv import demand_bounds
 from tlrt import kernels
 from tlrt.verify.run import Runtime
 from tlspec import registry
-from tlspec.drawn import build_case, generator
+from tlspec.draw.cases import build_case, generator
 
 #: rows, inner dimension and columns of each operation
 DIMS = {"matmul": ("m", "n", "p"), "linear": ("batch", "inputs", "outputs")}

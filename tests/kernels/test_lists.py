@@ -17,7 +17,7 @@ from tlrt.verify.run import Runtime, counterpart, cpu_settings
 from tlrt.verify.verifier import Verifier
 from tlspec import entries
 from tlspec.compare import same_bits
-from tlspec.drawn import Case, break_check, build_case, data_classes, draw_case, generator
+from tlspec.draw.cases import Case, break_check, build_case, data_classes, draw_case, generator
 from tlspec.registry import Op
 
 pytestmark = pytest.mark.only(where=lambda row: row.signature.lists)

@@ -11,7 +11,7 @@ from tests.kernels.test_far_paths import FAR
 from tlrt import errors, kernels
 from tlrt.verify.run import Runtime
 from tlspec.compare import same_bits
-from tlspec.drawn import PATH, Case, build_case, draw_case, generator
+from tlspec.draw.cases import PATH, Case, build_case, draw_case, generator
 from tlspec.registry import Op
 
 

@@ -8,7 +8,7 @@ from tlrt import kernels
 from tlrt.verify.run import Runtime
 from tlspec import registry
 from tlspec.compare import compare_outputs
-from tlspec.drawn import build_case, generator
+from tlspec.draw.cases import build_case, generator
 
 pytestmark = pytest.mark.operations("max_pool")
 

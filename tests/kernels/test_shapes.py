@@ -12,7 +12,7 @@ from tests.kernels.test_errors import has_kernel
 from tlrt import errors, kernels
 from tlrt.verify.run import Runtime
 from tlspec import registry
-from tlspec.drawn import build_case, generator, refused_by
+from tlspec.draw.cases import build_case, generator, refused_by
 
 SIZES = list(itertools.product((1, 2, 3), (1, 2, 3), (1, 2, 3), (0, 1, 2, 3)))
 

@@ -6,10 +6,9 @@ import pytest
 
 from tests.kernels.test_conv import demand_bounds
 from tlrt.verify.run import Runtime
-from tlspec.bounds import call_named
-from tlspec.classes import boundary
+from tlspec.bounds import LANES, call_named
 from tlspec.compare import same_bits
-from tlspec.drawn import (
+from tlspec.draw.cases import (
     EDGE_WORK,
     Case,
     Draw,
@@ -86,9 +85,11 @@ def test_one_size(entry: tuple[Op, str], size: int, runtime: Runtime) -> None:
 def test_every_count_of_lines(entry: tuple[Op, str], runtime: Runtime) -> None:
     """Sums of rows branch by how many whole lines there are, up to a leaf's lanes, and by whether a part of one is left."""
     row, which = entry
-    lanes, line = boundary("norm", "TL_SUM_LANES"), boundary("norm", "TL_SUM_FOLD")
+    lanes, line = LANES, 16
     last, tried = len(row.signature.dims) - 1, 0
-    for size in (whole + part for whole in range(0, lanes + line, line) for part in (0, 5, line - 1)):
+    for size in (
+        whole + part for whole in range(0, lanes + line, line) for part in (0, (5, line - 1)[whole // line % 2])
+    ):
         _, case = one_size(row, which, last, size)
         if case is not None:
             tried += size in case.dims.values()

@@ -18,7 +18,7 @@ import tlrt
 from tests.kernels.test_errors import has_kernel
 from tlrt.verify.run import Runtime
 from tlspec.compare import compare, same_bits
-from tlspec.drawn import Case, draw_case, refused_by
+from tlspec.draw.cases import Case, draw_case, refused_by
 from tlspec.registry import Array, Op
 
 

@@ -12,7 +12,7 @@ from tlrt.verify.report import Result
 from tlrt.verify.run import Runtime
 from tlrt.verify.verifier import Settings, Verifier
 from tlspec import laws
-from tlspec.drawn import PATH, Case, build_case, data_classes, draw_case, generator
+from tlspec.draw.cases import PATH, Case, build_case, data_classes, draw_case, generator
 from tlspec.registry import Op
 
 

@@ -13,7 +13,7 @@ from tlrt import kernels
 from tlrt._binding import library as _library
 from tlrt.verify.run import Runtime
 from tlspec.compare import compare_outputs
-from tlspec.drawn import draw_case
+from tlspec.draw.cases import draw_case
 
 
 @pytest.mark.operations("rfft1d_packed", "irfft1d_packed")

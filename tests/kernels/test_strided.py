@@ -8,7 +8,7 @@ from tests import DEVICES
 from tlrt import errors, kernels
 from tlrt.verify.run import Runtime
 from tlspec import registry
-from tlspec.drawn import EDGES, PATH, Case, draw_case
+from tlspec.draw.cases import EDGES, PATH, Case, draw_case
 from tlspec.ops.attention import laid, seen
 from tlspec.strides import strided
 

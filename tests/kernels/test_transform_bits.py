@@ -7,9 +7,9 @@ import pytest
 import tlrt
 from tests import DEVICES
 from tlrt import kernels
-from tlspec.boundaries import CPU
+from tlrt.verify.edges import EDGES
 
-DIRECT = CPU["spectral"]["TL_FFT_DIRECT"][0]
+DIRECT = EDGES["spectral"]["n"]["TL_FFT_DIRECT"]
 #: every radix alone and together, Bluestein's transform, four steps, Bluestein's over four steps; odd and even
 LENGTHS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 22, 26, 31, 34, 64, 97, 101, 243, 256, 720, 1001, 1024,
            1155, 1009, 2018, 2048, 2 * DIRECT - 1, 2 * DIRECT, 2 * DIRECT + 2, DIRECT + 1, 4099, 8198, 9216, 15015, 30030, 65536,

@@ -1,5 +1,5 @@
-"""Two operations are added to a copy of the tree by the steps of CONTRIBUTING.md alone, an elementwise one with a gradient and a
-reduction, and are then on tapes and sessions, in the benchmark, and pass verify and the tests that their names choose."""
+"""Two operations are added to a copy of the tree by the steps of CONTRIBUTING.md alone, an elementwise one and a reduction, and
+are then on tapes and sessions, in the benchmark, and pass verify and the tests that their names choose."""
 
 import os
 import re
@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,96 +21,70 @@ pytestmark = [
     pytest.mark.skipif("asan" in os.environ.get("TORCHLEAN_CUDA_LIBRARY", ""), reason="builds of its own"),
 ]
 
-HARD_SILU_ROW = '''
-
-@op("x[*] -> out[*]", bound=ulp(3), source="Howard et al., Searching for MobileNetV3, 2019")
-def hard_silu(x):
-    """Piecewise quadratic approximation of silu.
-
-    out = x · min(max(x + 3, 0), 6) / 6
-
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
-    Special values: NaN stays NaN; x <= -3, -inf too, gives -0; inf gives inf."""
-    return np.where(x <= -3, -0.0, np.where(x >= 3, x, np.clip(x, -3, 3) * (np.clip(x, -3, 3) + 3) / 6))
-
-
-@hard_silu.vjp("x, g -> gx")
-def hard_silu_vjp(x, g):
-    """gx = 0 where x <= -3, g where x >= 3, else g · (2x + 3) / 6."""
-    return np.where(x <= -3, 0.0, np.where(x >= 3, g, g * ((2 * np.clip(x, -3, 3) + 3) / 6)))
-'''
-HARD_SILU_FORMULA = """
-TL_UNARY(hard_silu, A <= -3.0f ? -0.0f : A >= 3.0f ? A : A * ((A + 3.0f) / 6.0f))
-TL_BINARY(hard_silu_bwd, A <= -3.0f ? 0.0f : A >= 3.0f ? B : B * (fmaf(2.0f, A, 3.0f) / 6.0f))
-"""
-HARD_SILU_BENCHMARK = """
-BENCHMARKS["hard_silu"] = Benchmark(sizes=[MEDIUM], torch=lambda torch, x: torch.nn.functional.hardswish(x))
-"""
-MEAN_ROW = '''
-
-@op(
-    "x[rows, cols] -> out[rows]",
-    bound=tree(lambda cols: tree_height(cols) + 1, peak=lambda x: np.abs(x).sum(axis=1)),
-    checks=[check("cols", "cols > 0", "SHAPE", say="cols > 0, since an empty row has no mean")],
-    laws=[linear("x"), adjoint("x"), homogeneous("x")],
-    source="native/src/formula/sum_tree.h, native/src/formula/count.h",
-)
-def reduce_mean_axis1(x):
-    """Mean across the columns of a matrix, one for each row.
-
-    out[i] = (Σ_j x[i, j]) / cols, by the row tree, then one division.
-
-    Shapes: x (rows, cols), out (rows).
-    Special values: IEEE 754; a sum beyond the float32 range makes the mean infinite.
-    Errors: SHAPE if cols = 0."""
-    return x.mean(axis=1)
-
-
-@reduce_mean_axis1.vjp("g -> gx", bound=exact())
-def reduce_mean_axis1_vjp(g, rows, cols):
-    """gx[i, j] = g[i] / cols, one IEEE division."""
-    return np.broadcast_to(g[:, None] / cols, (rows, cols))
-'''
-MEAN_KERNELS = """
-int32_t tl_{target}_reduce_mean_axis1(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
-{{
-    tl_dims dims;
-    dims.rank = 2;
-    dims.d[0] = rows;
-    dims.d[1] = cols;
-    return tl_{target}_reduce_mean(ctx, x, &dims, 1, out);
-}}
-
-int32_t tl_{target}_reduce_mean_axis1_bwd(tl_context *ctx, const float *g, int64_t rows, int64_t cols, float *gx)
-{{
-    tl_dims dims;
-    dims.rank = 2;
-    dims.d[0] = rows;
-    dims.d[1] = cols;
-    return tl_{target}_reduce_mean_bwd(ctx, g, &dims, 1, gx);
-}}
-"""
-MEAN_BENCHMARK = """
-BENCHMARKS["reduce_mean_axis1"] = Benchmark(
-    sizes=[{"rows": 4096, "cols": 4096}],
-    numpy=lambda np, x: np.mean(x, axis=1),
-    torch=lambda torch, x: torch.mean(x, dim=1),
-)
-"""
-#: operation -> file -> what is written at its end by hand, and nothing else
-ADDED = {
-    "hard_silu": {
-        "tlspec/ops/elementwise.py": HARD_SILU_ROW,
-        "native/src/formula/elementwise.def": HARD_SILU_FORMULA,
-        "bench/operations/elementwise.py": HARD_SILU_BENCHMARK,
-    },
-    "reduce_mean_axis1": {
-        "tlspec/ops/reduce.py": MEAN_ROW, "native/src/cpu/reduce.c": MEAN_KERNELS.format(target="cpu"),
-        "native/src/cuda/reduce.cu": MEAN_KERNELS.format(target="cuda"), "bench/operations/reduce.py": MEAN_BENCHMARK,
+#: operation -> what `make new` is given
+NEW = {"hardsigmoid": ["FAMILY=elementwise"], "row_mean": ["FAMILY=reduce", "SIGNATURE=x[rows, cols] -> out[rows]"]}
+DIMS = "    tl_dims dims;\n    dims.rank = 2;\n    dims.d[0] = rows;\n    dims.d[1] = cols;\n"
+#: file -> what stands in the skeleton, and what its author writes there
+FILLED: dict[str, list[tuple[str, str]]] = {
+    "tlspec/ops/elementwise.py": [
+        ('TODO("one of tlspec/bounds.py: exact(), ulp(1), tree(height)")', "ulp(3)"),
+        ("TODO: the function of PyTorch that takes the same arguments, or no such line", "nn.functional.hardsigmoid"),
+        ("TODO: where the formula is published", "Howard et al., Searching for MobileNetV3, 2019"),
+        ("TODO: one sentence that says what it computes.", "Piecewise linear approximation of sigmoid."),
+        ("out = TODO: the formula", "out = min(max(x + 3, 0), 6) / 6"),
+        ("TODO: what zeros, infinities and NaN give.", "NaN stays NaN; -inf gives 0 and inf gives 1."),
+        ('raise NotImplementedError("TODO: the formula in float64 NumPy")', "return np.clip(x + 3, 0, 6) / 6"),
+        ("TODO: the formula of the gradient.", "g / 6 where -3 < x < 3, else 0."),
+        ('raise NotImplementedError("TODO: the gradient in float64 NumPy")', "return np.where((x > -3) & (x < 3), g / 6, 0.0)"),
+    ],
+    "native/src/formula/elementwise.def": [
+        ("hardsigmoid, TODO", "hardsigmoid, A <= -3.0f ? 0.0f : A >= 3.0f ? 1.0f : (A + 3.0f) / 6.0f"),
+        ("hardsigmoid_bwd, TODO", "hardsigmoid_bwd, A > -3.0f && A < 3.0f ? B / 6.0f : 0.0f"),
+    ],
+    "tlspec/ops/reduce.py": [
+        ('TODO("one of tlspec/bounds.py: exact(), ulp(1), tree(height)")',
+         "tree(lambda cols: tree_height(cols) + 1, peak=lambda x: np.abs(x).sum(axis=1))"),
+        ('    torch="TODO: the function of PyTorch that takes the same arguments, or no such line",\n',
+         '    checks=[check("cols", "cols > 0", "SHAPE", say="cols > 0, since an empty row has no mean")],\n'),
+        ("TODO: where the formula is published", "native/src/formula/sum_tree.h, native/src/formula/count.h"),
+        ("TODO: one sentence that says what it computes.", "Mean across the columns of a matrix."),
+        ("out = TODO: the formula", "out[i] = (Σ_j x[i, j]) / cols, by the row tree, then one division."),
+        ("TODO: what zeros, infinities and NaN give.", "IEEE 754.\n    Errors: SHAPE if cols = 0."),
+        ('raise NotImplementedError("TODO: the formula in float64 NumPy")', "return x.mean(axis=1)"),
+        ('"x, g -> gx")\ndef row_mean_vjp(x, g)', '"g -> gx", bound=exact())\ndef row_mean_vjp(g, rows, cols)'),
+        ("TODO: the formula of the gradient.", "g[i] / cols, one division."),
+        ('raise NotImplementedError("TODO: the gradient in float64 NumPy")',
+         "return np.broadcast_to(g[:, None] / cols, (rows, cols))"),
+    ],
+    **{
+        f"native/src/{device}/reduce.{suffix}": [
+            ("    /* TODO: write the kernel of row_mean */",
+             f"{DIMS}    return tl_{device}_reduce_mean(ctx, x, &dims, 1, out);"),
+            ("const float *x, const float *g, int64_t rows", "const float *g, int64_t rows"),
+            ("    /* TODO: write the kernel of row_mean_bwd */",
+             f"{DIMS}    return tl_{device}_reduce_mean_bwd(ctx, g, &dims, 1, gx);"),
+        ]
+        for device, suffix in (("cpu", "c"), ("cuda", "cu"))
     },
 }  # fmt: skip
-#: operation -> the most files that may be edited by hand
-FILES = {"hard_silu": 3, "reduce_mean_axis1": 4}
+#: besides what `make new` writes: an elementwise operation needs nothing, as its row names PyTorch's function
+BENCHMARK = """
+BENCHMARKS["row_mean"] = Benchmark(
+    sizes=[{"rows": 4096, "cols": 4096}], numpy=lambda np, x: np.mean(x, axis=1), torch=lambda torch, x: torch.mean(x, dim=1))
+"""
+#: operation -> the files that are written by hand
+FILES = {
+    "hardsigmoid": ["tlspec/ops/elementwise.py", "native/src/formula/elementwise.def"],
+    "row_mean": [
+        "tlspec/ops/reduce.py",
+        "native/src/cpu/reduce.c",
+        "native/src/cuda/reduce.cu",
+        "bench/operations/reduce.py",
+    ],
+}
+#: of the suite what is about every operation and needs no further build
+TESTS = ["tests/spec", "tests/kernels", "tests/runtime", "tests/verify", "tests/bench", "tests/repo/test_generated.py",
+         "tests/repo/test_layout.py", "tests/repo/test_imports.py", "tests/repo/test_pytorch_page.py"]  # fmt: skip
 
 #: on a tape, on a session and through the methods of tensors: the value and the gradient
 USED = """
@@ -117,10 +92,9 @@ import numpy as np
 import tlrt
 
 x = np.array([[-4.0, -1.0, 0.5], [1.0, 2.0, 5.0]], np.float32)
-inside = np.where(x <= -3, 0, np.where(x >= 3, 1, (2 * x + 3) / 6))
 expected = {
-    "hard_silu": (x * np.clip(x + 3, 0, 6) / 6, inside),
-    "reduce_mean_axis1": (x.mean(axis=1), np.full((2, 3), 1 / 3)),
+    "hardsigmoid": (np.clip(x + 3, 0, 6) / 6, np.where((x > -3) & (x < 3), 1 / 6, 0)),
+    "row_mean": (x.mean(axis=1), np.full((2, 3), 1 / 3)),
 }
 for name, (value, slope) in expected.items():
     for device in ("spec", "cpu"):
@@ -142,25 +116,34 @@ class Copy:
 
     folder: Path
 
-    def run(self, *command: str, **environment: str) -> str:
-        """Runs a command in the copy, which must succeed; what it prints."""
+    def run(self, *command: str, status: int = 0, **environment: str) -> str:
+        """Runs a command in the copy, which must end with this status; what it prints."""
         inherited = {k: v for k, v in os.environ.items() if k not in ("TORCHLEAN_CUDA_LIBRARY", "OPS")}
         done = subprocess.run(
             command, cwd=self.folder,
             env={**inherited, "PYTHONPATH": python_path(self.folder), "PYTHONDONTWRITEBYTECODE": "1", **environment},
             capture_output=True, text=True, check=False,
         )  # fmt: skip
-        assert done.returncode == 0, f"{' '.join(command)}:\n{(done.stdout + done.stderr)[-4000:]}"
-        return done.stdout
+        assert done.returncode == status, f"{' '.join(command)}:\n{(done.stdout + done.stderr)[-4000:]}"
+        return done.stdout + done.stderr
+
+    def make(self, *words: str, **options: Any) -> str:
+        return self.run("make", *words, "SYSTEM_PYTHON=1", f"PYTHON={sys.executable}", **options)
+
+    def python(self, *words: str, **options: Any) -> str:
+        return self.run(sys.executable, *words, **options)
 
 
-@pytest.mark.parametrize("operation", ADDED)
-def test_few_files_are_written_by_hand(operation: str) -> None:
-    assert len(ADDED[operation]) <= FILES[operation]
-    named = (ROOT / "CONTRIBUTING.md").read_text()
-    family = "elementwise" if operation == "hard_silu" else "reduce"
-    for file in ADDED[operation]:
-        assert file in named or file.replace(family, "FAMILY") in named, f"CONTRIBUTING.md does not name {file}"
+def copy_tree(folder: Path) -> Copy:
+    """The sources, and the library that is built here."""
+    for path in files():
+        target = folder / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target)
+    built = Path("native/build/cpu")
+    if (ROOT / built).exists():
+        shutil.copytree(ROOT / built, folder / built, symlinks=True)
+    return Copy(folder)
 
 
 def can_compile_cuda() -> bool:
@@ -172,31 +155,37 @@ def can_compile_cuda() -> bool:
 
 def test_operations_are_added_by_the_documented_steps(tmp_path: Path) -> None:
     """In one test, so that one worker compiles one copy. A command that fails says which."""
-    copy = Copy(tmp_path / "tree")
-    for path in files():
-        target = copy.folder / path.relative_to(ROOT)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, target)
-    built = Path("native/build/cpu")
-    shutil.copytree(ROOT / built, copy.folder / built)
-    for texts in ADDED.values():
-        for file, text in texts.items():
-            path = copy.folder / file
-            path.write_text(path.read_text() + text)
-    copy.run(sys.executable, "-m", "codegen")
-    copy.run(sys.executable, "-m", "bench.results")
-    said = copy.run("make", "-C", "native", "-j2")
-    compiled = set(re.findall(r"^  CC    (\S+)", said, re.M))
+    copy = copy_tree(tmp_path / "tree")
+    assert len(FILES["hardsigmoid"]) <= 3 and len(FILES["row_mean"]) <= 4
+    said = [copy.make("new", f"OP={name}", *words) for name, words in NEW.items()]
+    written = re.findall(r"skeleton: (\S+)", "".join(said))
+    assert sorted([*written, "bench/operations/reduce.py"]) == sorted(f for found in FILES.values() for f in found)
+    assert sorted(FILLED) == sorted(written)
+    refused = copy.make("abi", status=2).splitlines()
+    for file, pairs in FILLED.items():
+        path = copy.folder / file
+        text = path.read_text()
+        for skeleton, filled in pairs:
+            assert "TODO" not in skeleton or any(line.startswith(f"{file}:") for line in refused), file
+            assert text.count(skeleton) == 1, (file, skeleton)
+            text = text.replace(skeleton, filled)
+        path.write_text(text)
+    path = copy.folder / "bench/operations/reduce.py"
+    path.write_text(path.read_text() + BENCHMARK)
+    copy.make("abi")
+    assert copy.python("-m", "codegen", "--check") == ""
+    compiled = set(re.findall(r"^  CC    (\S+)", copy.run("make", "-C", "native", "-j2"), re.M))
     others = {p for p in compiled if not re.match(r"(src/cpu|generated)/(elementwise|reduce)|src/core/library", p)}
     assert compiled and not others, "only the objects of their families are compiled again"
-    copy.run(sys.executable, "-c", USED)
-    copy.run(sys.executable, "-m", "tlrt", "verify", "--ops", ",".join(ADDED), "--device", "cpu", "--variants")
-    # the tests that their names choose and that need no further build
-    chosen = ["tests/spec", "tests/kernels", "tests/runtime", "tests/verify", "tests/bench"]
-    chosen += ["tests/repo/test_generated.py", "tests/repo/test_layout.py", "tests/repo/test_promised.py"]
+    copy.python("-c", USED)
+    copy.python("-m", "tlrt", "verify", "--ops", ",".join(NEW), "--device", "cpu")
+    copy.python("-m", "tests.kernels.test_bits", *NEW)
     # plain assertions, since to rewrite those of so many files takes longer than the tests
     words = ["-x", "-q", "-p", "no:cacheprovider", "--assert=plain"]
-    copy.run(sys.executable, "-m", "pytest", *words, *chosen, OPS=",".join(ADDED))
+    copy.python("-m", "pytest", *words, *TESTS, OPS=",".join(NEW))
+    for tool, *arguments in (("ruff", "check", "tlspec", "bench"), ("ruff", "format", "--check", "tlspec/ops")):
+        if shutil.which(tool, path=str(Path(sys.executable).parent)) is not None:
+            copy.run(str(Path(sys.executable).parent / tool), *arguments)
     # for one virtual architecture, and not optimised, which takes seconds; `make cuda` builds them all
     if can_compile_cuda():
         objects = [f"build/cuda/obj/cuda/{family}.o" for family in ("elementwise", "reduce")]

@@ -1,5 +1,6 @@
 """``make abi`` refuses a wrong row by one sentence that says what to do, writes nothing then, and shows no traceback."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from codegen import new
 from codegen.kernel_sources import missing_kernels
 from tests import ROOT
 from tlspec import registry
@@ -158,6 +160,39 @@ def test_a_sound_row_is_written(copy: Path, tmp_path: Path) -> None:
     shared.add("tlrt/_binding/abi.py")
     table = {"native/generated/elementwise_table.c"}
     assert {line.removeprefix("wrote: ") for line in done.stdout.splitlines()} == families | shared | table
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "signature", "text"),
+    [
+        ("stretch", "stretching", "x[*] -> out[*]", "FAMILY: got 'stretching', expected one of elementwise, reduce"),
+        ("Stretch", "elementwise", "x[*] -> out[*]", "OP: got 'Stretch', expected a name in lower case"),
+        ("add", "elementwise", "x[*] -> out[*]", "OP: add is an operation already"),
+        ("stretch", "elementwise", "x[*], out[*]", "signature has no '->'"),
+        ("stretch", "index", "x[n], at: index[k] -> out[k]", "expected float32 arrays; copy a row of index"),
+        ("stretch", "elementwise", "a[*], b[*], c[*], d[*] -> out[*]", "has one to three inputs"),
+    ],
+)
+def test_a_skeleton_that_cannot_be_written_is_refused(name: str, family: str, signature: str, text: str) -> None:
+    before = (ROOT / "tlspec/ops/elementwise.py").read_text()
+    with pytest.raises(ValueError, match=re.escape(text)):
+        new.write(name, family, signature)
+    assert (ROOT / "tlspec/ops/elementwise.py").read_text() == before
+
+
+def test_an_unfilled_skeleton_is_refused(copy: Path) -> None:
+    """Of a gather of rows, the places of the row and of four kernels."""
+    files = new.write("pick", "index", "mat[rows, cols] -> out[rows]", copy)
+    assert files[0] == "tlspec/ops/index.py" and len(files) == 3
+    done = subprocess.run([sys.executable, "-B", "-m", "codegen"], cwd=copy, capture_output=True, text=True)
+    for file in files:  # as they were
+        shutil.copy(ROOT / file, copy / file)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1 and len(lines) == 13 and done.stdout == ""
+    assert all(
+        line.startswith(tuple(f"{f}:" for f in files)) and line.endswith(": write what TODO stands for")
+        for line in lines
+    )
 
 
 def test_rows_are_sound(row: Op) -> None:

@@ -2,7 +2,9 @@
 
 import ast
 import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +40,20 @@ def test_packages_import_downwards() -> None:
         if (own := module.partition(".")[0]) != (other := target.partition(".")[0]) and other not in MAY_IMPORT[own]
     ]
     assert not wrong, "imports against the direction tlspec <- tlrt <- audit <- bench:\n" + "\n".join(wrong)
+
+
+def test_nothing_that_computes_imports_what_draws_cases(python: Callable[..., Any]) -> None:
+    """Programs of buffers, tapes and sessions; `tlrt verify` and comparisons with the reference draw."""
+    done = python(
+        "import sys, numpy as np, tlrt, tlrt.nn, tlrt.optim, tlrt.checkpoint, tlspec.registry\n"
+        "tlspec.registry.ops()\n"
+        "for device in ('spec', 'cpu'):\n"
+        "    with tlrt.Session(device) as s:\n"
+        "        w = s.param(np.ones((2, 3), np.float32), 'w')\n"
+        "        s.backward(s.sum(s.softmax(w)))\n"
+        "print([m for m in sys.modules if m.startswith(('tlspec.draw', 'tlspec.data', 'tlspec.judge'))])"
+    )
+    assert done.returncode == 0 and done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
 #: how a planted circle is written in the second of two modules

@@ -1,4 +1,4 @@
-"""The page for those who come from PyTorch names what both libraries have, and everything that this one has."""
+"""The page for those who come from PyTorch names what both libraries have."""
 
 import functools
 import importlib
@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import tlrt
-from codegen.pytorch_names import GRADIENTS, OURS_ALONE, areas, full_name
+from tests import ROOT
 from tlrt import checkpoint, distributed, nn, optim
 from tlrt.session import Session
 from tlrt.tensor import TensorRef
+from tlspec import registry
 
 pytestmark = pytest.mark.every_choice
 
@@ -25,8 +26,23 @@ ROOTS: dict[str, Any] = {
     "distributed": distributed,
     "tlrt": tlrt,
 }
-ROWS = [row for rows in areas().values() for row in rows]
-ALONE = [name for names in OURS_ALONE.values() for name in names.split(", ")]
+PAGE = (ROOT / "docs/pytorch.md").read_text()
+CODE = re.compile(r"`([^`]+)`")
+
+
+def table(columns: int) -> list[list[str]]:
+    """The cells of the page's rows of so many columns."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("| `")
+    ]
+    return [row for row in rows if len(row) == columns]
+
+
+#: names of PyTorch, names here, and what differs
+ROWS = [(CODE.findall(theirs), CODE.findall(ours), note) for theirs, ours, note in table(3)]
+ALONE = [
+    n for line in PAGE.partition("## What PyTorch has no counterpart of")[2].splitlines() for n in CODE.findall(line)
+]
 QUOTED = re.compile(rf"\b(?:{'|'.join(ROOTS)})(?:\.\w+)+")
 
 
@@ -42,20 +58,8 @@ def exists(name: str) -> bool:
 def test_names_here_exist() -> None:
     quoted = [n for _, _, note in ROWS for code in re.findall("`(.+?)`", note) for n in QUOTED.findall(code)]
     named = [name for _, ours, _ in ROWS for name in ours]
+    assert len(named) > 200 and len(ALONE) > 40
     assert [name for name in (*named, *quoted, *ALONE) if not exists(name)] == []
-
-
-def test_everything_here_is_on_the_page_once() -> None:
-    named = {name for _, ours, _ in ROWS for name in ours}
-    assert named.isdisjoint(ALONE) and len(set(ALONE)) == len(ALONE)
-    known = {*named, *ALONE}
-    operations = {n for n in dir(Session) if not n.startswith("_")} | {"parameters"}
-    # the places of a reference are no operations
-    of_tensors = {n for n in dir(TensorRef) if not n.startswith("_")} - {"epoch", "id", "session", "value"}
-    assert [n for n in sorted(operations | of_tensors) if not {f"s.{n}", f"x.{n}"} & known] == []
-    modules = {"nn": nn, "optim": optim, "nn.schedules": nn.schedules, "nn.init": nn.init, "checkpoint": checkpoint}
-    public = {f"{m}.{n}" for m, module in modules.items() for n in module.__all__}
-    assert sorted(public - known - {"nn.init", "nn.schedules", "checkpoint.CheckpointError"}) == []
 
 
 def test_what_is_missing_says_what_to_use() -> None:
@@ -69,7 +73,8 @@ def test_names_of_pytorch_exist() -> None:
     for module in ("torch.optim.swa_utils", "torch.utils.checkpoint", "torch.utils.data", "torch.distributed"):
         importlib.import_module(module)
     unknown = []
-    for name in [full_name(name) for theirs, _, _ in ROWS for name in theirs]:
+    rows = [f"torch.{row.torch}" for row in registry.ops() if row.torch]
+    for name in [*rows, *(name for theirs, _, _ in ROWS for name in theirs)]:
         try:
             functools.reduce(getattr, name.split(".")[1:], torch)
         except AttributeError:
@@ -139,8 +144,8 @@ def test_gradients_at_kinks_and_ties_are_pytorchs(name: str) -> None:
 
 def test_gradients_that_differ_do_so() -> None:
     torch = pytest.importorskip("torch")
-    listed = [(name, where) for line in GRADIENTS.strip().splitlines() for names, where, *_ in [line.split(" | ")]
-              for name in names.split(", ")]  # fmt: skip
+    short = lambda name: name.removeprefix("torch.").replace("nn.functional.", "F.")
+    listed = [(short(name), where) for names, where, *_ in table(4) for name in CODE.findall(names)]
     assert sorted(listed) == sorted(POINTS)
     for (name, where), points in POINTS.items():
         for operands, here, there in points:

@@ -1,54 +1,17 @@
-"""Boundaries and geometry classes: what drawn cases lie next to, and what they aim at."""
-
-import math
-from textwrap import dedent
+"""Geometry classes and edges: what drawn cases lie next to, and what they aim at."""
 
 import numpy as np
 import pytest
 
-from codegen.boundaries import constants, family_boundaries
-from tests import ROOT
-from tlspec import boundaries, drawn, registry
-from tlspec.classes import WINDOWS, on_two_axes, tiles
-from tlspec.drawn import DATA, EDGES, Draw, class_aimed_at, data_classes, draw_case, edges_of, generator
+from tlspec.classes import WINDOWS, default_classes, derived, on_two_axes, tiles
+from tlspec.draw.cases import DATA, EDGES, Draw, class_aimed_at, data_classes, draw_case, generator
 from tlspec.registry import Op
+from tlspec.signature import Signature
 
 pytestmark = pytest.mark.every_choice
 
 
-def test_constants_have_the_values_of_every_variant() -> None:
-    text = """
-        #if defined(A)
-        #define W 16 /* lanes */
-        #else
-        #define W 4
-        #endif
-        #define NR (2 * W)
-        #define CODE(x) ((x) + 1)
-        enum { TILE = NR * 3, KIND, BYTES = 64 / sizeof(REAL), MOST = 1 << 10 };
-        constexpr int64_t LATER = (int64_t)4 << 20, ODD = sizeof(int);
-    """
-    assert constants([dedent(text)]) == {
-        "W": {4, 16}, "NR": {8, 32}, "TILE": {24, 96}, "BYTES": {8, 16}, "MOST": {1024}, "LATER": {4 << 20},
-    }  # fmt: skip
-    with pytest.raises(ValueError, match="UNKNOWN"):
-        constants(["enum { UNKNOWN = other() };"])
-
-
-def test_a_constant_changed_in_a_kernel_moves_the_drawn_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = next(r for r in registry.ops("random"))
-    monkeypatch.setattr("tlspec.drawn.class_aimed_at", lambda *_: None)  # the classes' lengths are read at import
-    before = [draw_case(row, s, "normal", EDGES).dims for s in range(1, 30, 2)]
-    (span,) = family_boundaries("random", "cpu", ROOT)["TL_SPAN"]
-    assert {d["n"] for d in before} & {span - 1, span, span + 1, 2 * span, 3 * span}
-    monkeypatch.setitem(boundaries.CPU, row.family, {"TL_SPAN": (1000,)})
-    edges_of.cache_clear()
-    after = [draw_case(row, s, "normal", EDGES).dims for s in range(1, 30, 2)]
-    edges_of.cache_clear()
-    assert {d["n"] for d in after} & {999, 1001, 1999, 2001, 2999, 3001}
-
-
-def test_sizes_products_and_numbers_lie_next_to_boundaries() -> None:
+def test_sizes_products_and_numbers_lie_next_to_edges() -> None:
     near = {k * b + e for b in (96, 4096) for k in (1, 2, 3) for e in (-k, -1, 0, 1, k)}
     d = Draw(generator("edges"), 2**16, edges=(96, 4096))
     assert {d.edge(1, 2**16) for _ in range(400)} <= near
@@ -61,20 +24,24 @@ def test_sizes_products_and_numbers_lie_next_to_boundaries() -> None:
 
 def test_tiles_and_windows() -> None:
     below, whole, rest = tiles("n", lambda n: n, 8).values()
-    found = [(below(n=n), whole(n=n), rest(n=n)) for n in (0, 7, 8, 9, 16)]
-    assert found == [
-        (False,) * 3,
-        (True, False, False),
-        (False, True, False),
-        (False, False, True),
-        (False, True, False),
-    ]
+    found = [(below(n=n), whole(n=n), rest(n=n)).index(True) for n in (7, 8, 9, 16)]
+    assert found == [0, 1, 2, 1] and not any(test(n=0) for test in (below, whole, rest))
     flat = {f"{n}_{a}": 1 for n in ("in", "kernel", "stride", "padding") for a in "hw"}
-    both = on_two_axes(WINDOWS)
+    both = derived(WINDOWS, on_two_axes)
     for name, values in (("stride > kernel", {"stride_h": 2}), ("stride < kernel", {"kernel_w": 2}),
                          ("no padding", {"padding_h": 0, "padding_w": 0}), ("a window of padding alone", {})):  # fmt: skip
         assert both[name](**{**flat, **values}), name
     assert not both["stride > kernel"](**flat)
+
+
+def test_classes_of_a_signature() -> None:
+    classes = default_classes(Signature.parse("x[rows, cols] -> out[rows]"))
+    held = lambda rows, cols: {name for name, test in classes.items() if test(rows=rows, cols=cols)}
+    assert held(1, 5) == {"rows = 1", "cols longest"} and held(5, 1) == {"cols = 1", "rows longest"}
+    assert held(3, 3) == held(0, 5) == held(1, 1) == set()
+    assert (
+        default_classes(Signature.parse("x[*] -> out[*]")) == default_classes(Signature.parse("x[n] -> out[1]")) == {}
+    )
 
 
 def test_every_class_is_aimed_at(entry: tuple[Op, str]) -> None:
@@ -85,14 +52,6 @@ def test_every_class_is_aimed_at(entry: tuple[Op, str]) -> None:
         seeds = [base + 1 + 2 * i for i in range(count)]
         aims = {class_aimed_at(row, s, data) for s in seeds for data in data_classes(row, which)}
         assert aims - {None} == set(row.drawing.classes)
-
-
-@pytest.mark.only(where=lambda row: drawn._farthest(row))
-def test_large_cases_reach_the_farthest_boundary(row: Op) -> None:
-    for seed in range(3):
-        case = draw_case(row, seed, "structured", "large")
-        sizes = (math.prod(case.shape(a)) for a in row.signature.inputs + row.signature.outputs)
-        assert max(sizes) > drawn._farthest(row)
 
 
 @pytest.mark.only(where=lambda row: row.drawing.classes)

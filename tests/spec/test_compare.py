@@ -5,7 +5,7 @@ import pytest
 
 from tlspec.bounds import FREE, OVERFLOW, spacing
 from tlspec.compare import BLOCK, Comparison, _judge, _near, compare, reproduction, same_bits
-from tlspec.drawn import draw_case
+from tlspec.draw.cases import draw_case
 from tlspec.formats import FORMATS
 
 F32_MAX = float(np.finfo(np.float32).max)

@@ -10,10 +10,11 @@ from numpy.testing import assert_raises_regex
 
 from tests import ROOT
 from tlrt.verify.verifier import directions
-from tlspec import drawn, registry
+from tlspec import registry
 from tlspec.bounds import FREE
 from tlspec.compare import compare
-from tlspec.drawn import Case, Draw, build_case, data_classes, draw_case, draw_cases, fill, generator
+from tlspec.draw import cases as drawn
+from tlspec.draw.cases import Case, Draw, build_case, data_classes, draw_case, draw_cases, fill, generator
 from tlspec.registry import Op
 
 
@@ -35,7 +36,7 @@ def test_same_four_give_the_same_case(entry: tuple[Op, str]) -> None:
 
 def test_another_process_draws_the_same() -> None:
     code = (
-        "from tlspec.drawn import *; from tlspec import registry; import hashlib; h = hashlib.sha256()\n"
+        "from tlspec.draw.cases import *; from tlspec import registry; import hashlib; h = hashlib.sha256()\n"
         "for r in registry.ops():\n"
         "    c = draw_case(r, 3, 'normal', 'small')\n"
         "    h.update(repr((c.dims, c.params)).encode())\n"
@@ -52,10 +53,9 @@ def test_another_process_draws_the_same() -> None:
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize("size", list(drawn.SIZES))
+@pytest.mark.parametrize("size", ["small", "medium", "edges"])  # verify draws a large case of each entry point
 def test_cases_are_admissible(row: Op, size: str) -> None:
-    seeds, which = (12, directions(row)) if size != "large" else (1, ["forward"])
-    for case in (c for seed in range(seeds) for c in draw_cases(row, seed, "normal", size, which)):
+    for case in (c for seed in range(8) for c in draw_cases(row, seed, "normal", size, directions(row))):
         assert drawn.refused_by(row, case.values) is None
         assert sum(x.size for x in case.inputs.values() if x is not None) <= drawn.budget_of(row, size)
         for a in case.signature.inputs:

@@ -9,9 +9,9 @@ import pytest
 
 from tlspec import registry
 from tlspec.bounds import call_named
-from tlspec.data import double
-from tlspec.drawn import DATA, SIZES, Draw, _admissible, _move, break_check, build_case, generator
-from tlspec.draws import DIMS, LIMITS
+from tlspec.draw.cases import DATA, SIZES, Draw, _admissible, _move, break_check, build_case, generator
+from tlspec.draw.data import double
+from tlspec.draw.draws import DIMS, LIMITS
 from tlspec.ops import conv, pool
 from tlspec.ops.attention import UNLIMITED
 from tlspec.ops.random import _CARRIES

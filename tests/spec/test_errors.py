@@ -12,7 +12,7 @@ import pytest
 from tlspec import norm_errors, registry
 from tlspec.bounds import LAMBDA, TINY, U, factor, spacing
 from tlspec.case import Case, spec_inputs
-from tlspec.drawn import data_classes, draw_case
+from tlspec.draw.cases import data_classes, draw_case
 from tlspec.ops import scan, spectral
 from tlspec.ops.optim import Run
 from tlspec.registry import Op

@@ -17,7 +17,7 @@ import tlspec
 from tests import ROOT, python_path
 from tlspec import references, registry
 from tlspec.__main__ import main
-from tlspec.drawn import Expected, draw_case
+from tlspec.draw.cases import Expected, draw_case
 from tlspec.formats import FORMATS
 from tlspec.judge import Report, check
 from tlspec.judge.arithmetic import arithmetic

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tlspec.drawn import draw_case
+from tlspec.draw.cases import draw_case
 from tlspec.formats import FORMATS
 from tlspec.judge.arithmetic import arithmetic
 from tlspec.judge.mutants import MUTANTS

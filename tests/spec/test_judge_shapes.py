@@ -8,7 +8,7 @@ import pytest
 
 from tlspec import registry
 from tlspec.__main__ import main
-from tlspec.drawn import shape_case
+from tlspec.draw.cases import shape_case
 from tlspec.judge import check
 from tlspec.judge.blocks import blocks_of
 from tlspec.judge.recorded import dimensions, recorded

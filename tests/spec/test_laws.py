@@ -8,7 +8,7 @@ import pytest
 
 from tlspec import laws, registry
 from tlspec.bounds import exact, tree
-from tlspec.drawn import Case, draw_case, generator
+from tlspec.draw.cases import Case, draw_case, generator
 from tlspec.laws import Claim, Law
 from tlspec.registry import Contract, Op
 from tlspec.signature import Signature

@@ -11,7 +11,7 @@ from numpy.testing import assert_raises, assert_raises_regex
 
 from tlspec import registry
 from tlspec.bounds import call_reference, exact
-from tlspec.drawn import draw_case
+from tlspec.draw.cases import draw_case
 from tlspec.entries import composition_arguments
 from tlspec.expressions import evaluate
 from tlspec.registry import Op

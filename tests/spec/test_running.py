@@ -9,8 +9,8 @@ import pytest
 
 from tlspec import formats, registry
 from tlspec.bounds import U, call_reference, spacing, tree_height
-from tlspec.data import generator
-from tlspec.drawn import Case, data_classes, draw_case
+from tlspec.draw.cases import Case, data_classes, draw_case
+from tlspec.draw.data import generator
 from tlspec.running import ErrorArray, Model, track_call
 
 #: what NumPy promises of its vectorised functions

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tlspec.bounds import call_reference
-from tlspec.drawn import Case, cotangent_names, draw_case, generator
+from tlspec.draw.cases import Case, cotangent_names, draw_case, generator
 from tlspec.laws import Spec
 from tlspec.registry import Op
 

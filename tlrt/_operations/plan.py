@@ -11,8 +11,9 @@ from typing import Any
 
 from tlrt.errors import ArgumentError, ArgumentTypeError, ShapeError, refusal
 from tlspec import registry
-from tlspec.drawn import evaluate, shape_of
+from tlspec.case import shape_of
 from tlspec.entries import arguments_of, composition_arguments
+from tlspec.expressions import evaluate
 
 Shape = tuple[int, ...]
 

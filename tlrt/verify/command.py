@@ -22,7 +22,7 @@ from tlrt.verify.report import Report, Result, describe_versions, summarise
 from tlrt.verify.run import Runtime, device_names
 from tlrt.verify.verifier import Settings, Verifier, directions
 from tlspec import registry
-from tlspec.drawn import DATA, PATH, SIZES, Case
+from tlspec.draw.cases import DATA, PATH, SIZES, Case
 from tlspec.registry import MATH, Op
 
 #: options that this command had once: what of :mod:`audit` does their work

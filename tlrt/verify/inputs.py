@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tlrt.errors import refusal
-from tlspec.drawn import Case, build_case, cotangent_names, evaluate, generator, refused_by, shape_of
+from tlspec.draw.cases import Case, build_case, cotangent_names, evaluate, generator, refused_by, shape_of
 from tlspec.registry import Array, Op, Param
 
 #: elements, and sizes of dimensions, are below it

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tlspec.drawn import Case
+from tlspec.draw.cases import Case
 from tlspec.entries import arguments_of, composition_arguments
 
 #: bits of the NaN that outputs are filled with before a call

@@ -1,6 +1,6 @@
 """Checks operations against their specification, on several devices at once.
 
-Each operation and each VJP runs on drawn cases (:mod:`tlspec.drawn`): several data classes, special values and the exact
+Each operation and each VJP runs on drawn cases (:mod:`tlspec.draw`): several data classes, special values and the exact
 integer mode among them. The float64 reference and the derived bound decide (:mod:`tlspec.compare`); besides, every call is
 repeated into a poisoned output and must give the same bits, must leave its inputs and its neighbours alone, and where the
 row promises it must give the same bits on CUDA as on the CPU. A failure comes with the line that repeats it alone.
@@ -16,11 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tlrt.verify.edges import with_edges
 from tlrt.verify.report import Failure, Result
 from tlrt.verify.run import Fault, Runtime, cpu_settings, cpu_variants
 from tlspec import laws
 from tlspec.compare import compare_outputs, reproduction, same_bits
-from tlspec.drawn import EDGES, PATH, Case, class_aimed_at, data_classes, draw_case, draw_cases
+from tlspec.draw.cases import EDGES, PATH, Case, class_aimed_at, data_classes, draw_case, draw_cases
 from tlspec.registry import Op
 
 #: sizes of the cases of one data class, in turn
@@ -107,7 +108,7 @@ class Verifier:
     ) -> list[Result]:
         """Runs one entry point, or all of the row's; one result per entry point and device. Without `cases` those of
         :func:`plan_cases` are drawn, then cases that aim at the geometry classes which these did not reach."""
-        op = op.in_math(self.settings.math)
+        op = with_edges(op.in_math(self.settings.math))
         entries = directions(op) if which is None else (which,)
         found = {w: self._start(op, w) for w in entries}
         if cases is None and "forward" in found:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tlspec.data import generator
-from tlspec.drawn import Case
+from tlspec.draw.cases import Case
+from tlspec.draw.data import generator
 from tlspec.judge.blocks import ELEMENTS
 
 #: numbers of each array that a case with a few other numbers changes

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from tlspec.bounds import call_named, call_reference
-from tlspec.data import generator
-from tlspec.drawn import SHAPE, Case, draw_case, shape_of
+from tlspec.draw.cases import SHAPE, Case, draw_case, shape_of
+from tlspec.draw.data import generator
 from tlspec.expressions import names_in
 from tlspec.registry import Op
 from tlspec.signature import Array

@@ -15,7 +15,7 @@ from tlspec import formats, laws
 from tlspec.arrays import CANARY, Arrays
 from tlspec.bounds import call_named
 from tlspec.compare import Comparison
-from tlspec.drawn import (
+from tlspec.draw.cases import (
     EDGE_WORK,
     EDGES,
     SHAPE,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tlspec.bounds import call_named
-from tlspec.drawn import Case, is_empty
-from tlspec.draws import Draw
+from tlspec.draw.cases import Case, is_empty
+from tlspec.draw.draws import Draw
 from tlspec.expressions import evaluate, names_in
 from tlspec.judge.runner import Raised
 from tlspec.judge.shrink import lengths_of

@@ -7,7 +7,7 @@ import numpy as np
 
 from tlspec import arrays, formats, registry
 from tlspec.arrays import Arrays
-from tlspec.drawn import Case
+from tlspec.draw.cases import Case
 from tlspec.judge.arithmetic import arithmetic
 from tlspec.judge.checking import address_of, case_at
 from tlspec.judge.kernel import Kernel

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tlspec.drawn import Case, Expected, draw_case
+from tlspec.draw.cases import Case, Expected, draw_case
 from tlspec.registry import Op
 
 #: bytes that are kept: somewhat more than those of the default cases of an operation and of its gradient

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tlspec.arrays import Arrays, patterns_of, whole_patterns_of
-from tlspec.drawn import Case
+from tlspec.draw.cases import Case
 from tlspec.formats import FORMATS, Format
 from tlspec.judge.apart import Apart, Here
 from tlspec.judge.runner import Answer, Failure, Parameters, Plain, Request

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tlspec.drawn import Case, draw_case
+from tlspec.draw.cases import Case, draw_case
 from tlspec.formats import Format
 from tlspec.judge.kernel import Kernel, numbers_of
 

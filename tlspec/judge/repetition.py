@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from tlspec.compare import Comparison
-from tlspec.drawn import Case
+from tlspec.draw.cases import Case
 from tlspec.judge import altered, kept
 from tlspec.judge.apart import Apart, Here
 from tlspec.judge.blocks import ELEMENTS, independent_dimensions, part_of

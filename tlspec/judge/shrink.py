@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tlspec.data import fill, generator
-from tlspec.drawn import Case, build_case, cotangent_names, refused_by, shape_of
-from tlspec.draws import Draw
+from tlspec.draw.cases import Case, build_case, cotangent_names, refused_by, shape_of
+from tlspec.draw.data import fill, generator
+from tlspec.draw.draws import Draw
 from tlspec.expressions import evaluate
 from tlspec.judge import kept
 from tlspec.signature import WHOLE

@@ -14,7 +14,7 @@ import numpy as np
 
 from tlspec.bounds import F64, call_reference
 from tlspec.compare import Comparison, compare, joined
-from tlspec.drawn import Case, Expected
+from tlspec.draw.cases import Case, Expected
 from tlspec.formats import FORMATS, Format
 from tlspec.judge.blocks import LARGE, blocks_of, elements_of
 from tlspec.judge.kept import MOST

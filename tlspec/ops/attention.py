@@ -23,11 +23,10 @@ import numpy as np
 
 from tlspec import laws
 from tlspec.bounds import TINY, U64, U, custom, factor, spacing
-from tlspec.classes import Classes, boundary, tiles
-from tlspec.draws import DIMS
+from tlspec.classes import Classes
 from tlspec.registry import check, op
 from tlspec.shapes import extent
-from tlspec.strides import draw_heads, strided
+from tlspec.strides import strided
 
 #: the score that replaces a blocked one in mask_mode 1
 FILL = -1000.0
@@ -215,7 +214,7 @@ def _bound(tolerance, text):
 
 def _draw_size(d, high):
     """A length up to `high`; half of the draws are among the three largest, so that sequences span several tiles."""
-    sizes = [k for k in DIMS if k <= high and (k or d.empty)] or [1]
+    sizes = d.sizes(high)
     return d.aligned(1, int(high)) or d.choice(sizes[-3:] if d.rng.random() < 0.5 else sizes)
 
 
@@ -236,7 +235,8 @@ def _attention_draw(d):
     return {"batch": batch, "n": n, "d": width, "mask_mode": mode, "scale": scale, "mask": mask}
 
 
-TILE, POSITIONS = boundary("attention", "TILE"), 2**24
+#: keys that a mask may block together, whole or in part; and the positions that float32 has all of
+TILE, POSITIONS = 64, 2**24
 
 
 def _blocked_part(mask, n, size):
@@ -256,10 +256,6 @@ def _masked(test):
 
 
 CLASSES: Classes = {
-    **tiles("keys", lambda n, batch: n * (batch > 0), TILE),
-    "several blocks of queries": lambda n: n > boundary("attention", "BLOCK"),
-    "coordinates with a rest": lambda d: d > boundary("attention", "TL_PANEL") and d % boundary("attention", "TL_PANEL") != 0,
-    "whole coordinates": lambda d: d >= boundary("attention", "TL_PANEL") and d % boundary("attention", "TL_PANEL") == 0,
     "causal over several tiles": lambda n, mask_mode: mask_mode == 3 and n > TILE,
     "scores filled over several tiles": lambda n, mask_mode: mask_mode == 1 and n > TILE,
     "a mask that is not read": lambda mask, mask_mode, n: mask is not None and mask_mode in (0, 3) and n > 1,
@@ -269,7 +265,6 @@ CLASSES: Classes = {
 }  # fmt: skip
 
 _POSITIONS: Classes = {
-    **tiles("numbers of the positions", lambda n, d: n * d, boundary("attention", "RUN")),
     "from the start": lambda n, batch, start: n > 1 and batch > 0 and start == 0,
     "from an offset": lambda n, batch, start: n > 1 and batch > 0 and start > 0,
     "positions beyond 2^24": lambda n, batch, start: n > 1 and batch > 0 and start + n > POSITIONS + 1,
@@ -464,9 +459,6 @@ def _rows(batch, heads, kv_heads, queries, keys, width):
 
 
 GROUPED_CLASSES: Classes = {
-    **tiles("keys of a group", lambda keys, batch, heads, queries, width: keys * (min(batch, heads, queries, width) > 0), TILE),
-    "several blocks of a group's queries": lambda batch, heads, kv_heads, queries, keys, width: _rows(
-        batch, heads, kv_heads, queries, keys, width) > boundary("attention", "BLOCK"),
     "grouped heads": lambda batch, heads, kv_heads, queries, keys: min(batch, queries, keys) > 0 and heads > kv_heads,
     "fewer queries than keys": lambda queries, keys: 0 < queries < keys,
     "more queries than keys": lambda queries, keys: queries > keys > 0,
@@ -541,7 +533,7 @@ GROUPED_CHECKS = [
     "mask?[mask_batch, mask_heads, mask_queries, keys]; mask_mode: u32, mask_batch: u32 = 1, mask_heads: u32 = 1, "
     "mask_queries: u32 = 1, before: u32 = 4294967295, after: u32 = 4294967295, offset: u32 = 0, scale: float = 1.0 "
     "-> out[batch, heads, queries, width]",
-    classes=GROUPED_CLASSES, work=lambda batch, heads, queries, keys, d, width: batch * heads * queries * keys * (d + width + 20),
+    classes=GROUPED_CLASSES, lengths={"rows": _rows}, work=lambda batch, heads, queries, keys, d, width: batch * heads * queries * keys * (d + width + 20),
     bound=_bound(_grouped_tolerance, "weights + f(keys)·u·P|V|"), same_bits=False, reproducible=True,
     checks=GROUPED_CHECKS, draw=_grouped_draw, paths=GROUPED_PATHS, data=["normal", "uniform", "special", "structured"],
     laws=[laws.linear("V"), laws.adjoint("V")],
@@ -613,7 +605,7 @@ def _with_layouts(d, values, arrays):
     """Strides of these arrays, buffers with room for them (of empty axes for one) and sometimes more, and how results lie."""
     for prefix in arrays:
         lengths = [values[n] for n in ("batch", *STRIDED[prefix])]
-        found = draw_heads(d, *lengths)
+        found = d.head_strides(*lengths)
         values |= dict(zip((f"{prefix}_batch", f"{prefix}_head", f"{prefix}_row"), found, strict=True))
         axes = itertools.chain(*zip((max(n, 1) for n in lengths), (*found, 1), strict=True))
         values[f"{prefix}_size"] = extent(*axes) + d.choice((0, 0, 1, 6))
@@ -672,7 +664,7 @@ _STRIDED_LIMITS = ("mask_mode: u32, mask_batch: u32 = 1, mask_heads: u32 = 1, ma
 
 @op(f"Q[q_size], K[k_size], V[v_size], {_STRIDED_MASK}; d: u32, kv_heads: u32, {_strides_text('qkv')}, {_STRIDED_LIMITS} "
     "-> out[batch, heads, queries, width]", order="q_size, k_size, v_size, batch, heads, queries, keys, width",
-    classes=GROUPED_CLASSES, work=lambda batch, heads, queries, keys, d, width: batch * heads * queries * keys * (d + width + 20),
+    classes=GROUPED_CLASSES, lengths={"rows": _rows}, work=lambda batch, heads, queries, keys, d, width: batch * heads * queries * keys * (d + width + 20),
     bound=_bound(_strided_tolerance, "weights + f(keys)·u·P|V|"), same_bits=False, reproducible=True,
     checks=[*_strided_checks("qkv"), check("by_rows", "by_rows <= 1")],
     draw=lambda d: _with_layouts(d, _grouped_draw(d), "qkv"), paths=_strided_paths("qkv"),
@@ -700,7 +692,7 @@ def attention_strided(
 @op(f"Q[q_size], K[k_size], V[v_size], {_STRIDED_MASK}, y[y_size], g[g_size]; d: u32, kv_heads: u32, {_strides_text('qkvyg')}, "
     f"{_STRIDED_LIMITS} -> gQ[batch, heads, queries, d], gK[batch, kv_heads, keys, d], gV[batch, kv_heads, keys, width]",
     order="q_size, k_size, v_size, y_size, g_size, batch, heads, queries, keys, width",
-    classes=GROUPED_CLASSES, work=lambda batch, heads, queries, keys, d, width: batch * heads * queries * keys * (d + width + 20),
+    classes=GROUPED_CLASSES, lengths={"rows": _rows}, work=lambda batch, heads, queries, keys, d, width: batch * heads * queries * keys * (d + width + 20),
     bound=_bound(_strided_vjp_tolerance, "composite, first order"), same_bits=False, reproducible=True,
     checks=[*_strided_checks("qkvyg"), check("by_rows", "by_rows <= 7")],
     draw=lambda d: _with_layouts(d, _grouped_draw(d), "qkvyg"), paths=_strided_paths("qkvyg"),
@@ -786,7 +778,7 @@ POSITION_CHECKS = [check("base", "base > 0 and base < 1e38", say="0 < base < 1e3
 
 
 @op("x[batch, n, d]; base: float = 10000, start: u32 = 0, halves: u32 = 0 -> out[batch, n, d]",
-    classes={**_POSITIONS, **_HALVES}, bound=custom(lambda x, base, start, halves: _turn_tolerance(x, base, start, halves, 1.0),
+    classes={**_POSITIONS, **_HALVES}, lengths={"positions": lambda n, d: n * d}, bound=custom(lambda x, base, start, halves: _turn_tolerance(x, base, start, halves, 1.0),
                  "5u·(|x||cos| + |x'||sin|) + angle"),
     checks=[*POSITION_CHECKS, check("d", "d % 2 == 0", "SHAPE", say="an even d"), check("halves", "halves <= 1")],
     draw=_rotary_draw,
@@ -833,7 +825,7 @@ def _sinusoidal_draw(d):
 
 
 @op("x[batch, n, d]; base: float = 10000, start: u32 = 0 -> out[batch, n, d]",
-    classes=_POSITIONS, bound=custom(_sinusoidal_tolerance, "4u + angle + ½ ulp"), checks=POSITION_CHECKS, draw=_sinusoidal_draw,
+    classes=_POSITIONS, lengths={"positions": lambda n, d: n * d}, bound=custom(_sinusoidal_tolerance, "4u + angle + ½ ulp"), checks=POSITION_CHECKS, draw=_sinusoidal_draw,
     source="Vaswani et al., Attention Is All You Need, NeurIPS 2017, section 3.5")  # fmt: skip
 def sinusoidal(x, base, start):
     """Adds the sinusoidal position encoding.

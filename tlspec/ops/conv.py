@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from tlspec.bounds import call_named, column_height, tree, tree_height
-from tlspec.classes import WINDOWS, Classes, Near, boundary, on_two_axes, tiles
+from tlspec.classes import WINDOWS, Classes, Lengths, derived, on_two_axes, renamed
 from tlspec.laws import adjoint, equation, linear
 from tlspec.registry import check, op
 from tlspec.shapes import (
@@ -256,20 +256,22 @@ def _path(batch, in_channels, out_channels, spatial, kernel, stride, padding):
             "kernel": [kernel] * r, "stride": [stride] * r, "padding": [padding] * r}  # fmt: skip
 
 
-ROWS = boundary("conv", "TILE_ROWS")
-
-
 def _classes(size):
-    """Windows, tiles of the product's three sizes, and whether a window ends before the padded input does."""
+    """Windows, and several images."""
     windows = {n: f for n, f in WINDOWS.items() if size is conv_out or n != "a window of padding alone"}
+    return {**windows, "several images": lambda batch: batch > 1}
+
+
+def _lengths(size) -> Lengths:
+    """The inner dimension and the columns of the product."""
     return {
-        **windows,
-        **tiles("inner", lambda in_channels, kernel: in_channels * math.prod(kernel), boundary("conv", "KC")),
-        **tiles("positions", lambda spatial, kernel, stride, padding: math.prod(size(spatial, kernel, stride, padding)),
-                boundary("conv", "TILE_COLUMNS")),
-        "several tiles of output channels": Near(lambda out_channels: out_channels > ROWS, ROWS),
-        "several images": lambda batch: batch > 1,
-    }  # fmt: skip
+        "inner": lambda in_channels, kernel: in_channels * math.prod(kernel),
+        "positions": lambda spatial, kernel, stride, padding: math.prod(size(spatial, kernel, stride, padding)),
+    }
+
+
+def _two_axes_lengths(size) -> Lengths:
+    return {n: renamed(f, on_two_axes) for n, f in _lengths(size).items()}
 
 
 def _work(size):
@@ -303,7 +305,7 @@ TRANSPOSE_PATHS_OF_AXES = [*TRANSPOSE_PATHS[:2], _path(2, 64, 61, (32, 1, 3), 4,
     " -> out[batch, out_channels, *conv_out(spatial, kernel, stride, padding)]",
     bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False, reproducible=True,
     checks=_checks("conv_ok", CONV_FORMULA), draw=_draw(False), paths=PATHS_OF_AXES,
-    classes=CLASSES, work=_work(conv_out), laws=LAWS,
+    classes=CLASSES, lengths=_lengths(conv_out), work=_work(conv_out), laws=LAWS,
     source="torch.nn.functional.conv1d, conv2d, conv3d")  # fmt: skip
 def conv(x, w, b, stride, padding):
     """Convolution (cross-correlation) over 1 to 8 spatial axes; one image is a batch of 1.
@@ -333,7 +335,7 @@ def conv_vjp(x, w, g, stride, padding):
     " -> out[batch, out_channels, *conv_transpose_out(spatial, kernel, stride, padding)]",
     bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False, reproducible=True,
     checks=_checks("conv_transpose_ok", TRANSPOSE_FORMULA), draw=_draw(True), paths=TRANSPOSE_PATHS_OF_AXES,
-    classes=TRANSPOSE_CLASSES, work=_work(conv_transpose_out), laws=LAWS,
+    classes=TRANSPOSE_CLASSES, lengths=_lengths(conv_transpose_out), work=_work(conv_transpose_out), laws=LAWS,
     source="torch.nn.functional.conv_transpose1d, conv_transpose2d, conv_transpose3d")  # fmt: skip
 def conv_transpose(x, w, b, stride, padding):
     """Transposed convolution over 1 to 8 spatial axes: the gradient of conv with respect to its input, plus a bias.
@@ -365,7 +367,7 @@ def conv_transpose_vjp(x, w, g, stride, padding):
     " conv_size(in_h, kernel_h, stride_h, padding_h), conv_size(in_w, kernel_w, stride_w, padding_w)]",
     bound=tree(lambda in_channels, kernel_h, kernel_w: in_channels * kernel_h * kernel_w + 1), same_bits=False, reproducible=True,
     checks=_checks2d("conv_size", CONV_FORMULA), draw=_draw(False, 2), paths=[flatten_axes(p) for p in PATHS],
-    classes=on_two_axes(CLASSES), work=_on_lists(_work(conv_out)),
+    classes=derived(CLASSES, on_two_axes), lengths=_two_axes_lengths(conv_out), work=_on_lists(_work(conv_out)),
     laws=[*LAWS, _same_as("conv")], source="torch.nn.functional.conv2d")  # fmt: skip
 def conv2d(x, w, b, stride_h, stride_w, padding_h, padding_w):
     """Convolution of images; conv with two spatial axes.
@@ -390,7 +392,7 @@ def conv2d_vjp(x, w, g, stride_h, stride_w, padding_h, padding_w):
     " conv_transpose_size(in_h, kernel_h, stride_h, padding_h), conv_transpose_size(in_w, kernel_w, stride_w, padding_w)]",
     bound=tree(lambda in_channels, kernel_h, kernel_w: in_channels * kernel_h * kernel_w + 1), same_bits=False, reproducible=True,
     checks=_checks2d("conv_transpose_size", TRANSPOSE_FORMULA), draw=_draw(True, 2),
-    paths=[flatten_axes(p) for p in TRANSPOSE_PATHS], classes=on_two_axes(TRANSPOSE_CLASSES),
+    paths=[flatten_axes(p) for p in TRANSPOSE_PATHS], classes=derived(TRANSPOSE_CLASSES, on_two_axes), lengths=_two_axes_lengths(conv_transpose_out),
     work=_on_lists(_work(conv_transpose_out)), laws=[*LAWS, _same_as("conv_transpose")],
     source="torch.nn.functional.conv_transpose2d")  # fmt: skip
 def conv_transpose2d(x, w, b, stride_h, stride_w, padding_h, padding_w):
@@ -481,8 +483,7 @@ TRANSPOSE_GROUPED_PATHS = [
 GROUPED_CLASSES: Classes = {
     "depthwise": lambda groups, in_channels, out_channels: groups > 1 and in_channels == out_channels == 1,
     "small images of many groups": lambda batch, groups, in_channels, out_channels, spatial: groups > 1
-    and max(in_channels, out_channels) <= boundary("conv", "FEW_CHANNELS") and batch * groups >= boundary("conv", "FEWEST")
-    and 64 * math.prod(spatial) * in_channels * out_channels <= boundary("conv", "PRODUCTS"),
+    and max(in_channels, out_channels) <= 8 and batch * groups >= 64 and math.prod(spatial) * in_channels * out_channels <= 32,
     "several groups of many channels": lambda groups, in_channels: groups > 1 and in_channels > 8,
     "one group": lambda groups: groups == 1,
     "a dilated kernel": lambda kernel, dilation: any(k > 1 and d > 1 for k, d in zip(kernel, dilation, strict=True)),

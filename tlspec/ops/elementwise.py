@@ -58,7 +58,7 @@ def add_vjp(g):
     return g, g
 
 
-@op("a[*], b[*] -> out[*]", bound=exact(), source="IEEE 754-2019, 5.4.1")
+@op("a[*], b[*] -> out[*]", torch="sub", bound=exact(), source="IEEE 754-2019, 5.4.1")
 def sub(a, b):
     """Difference, element by element.
 
@@ -75,7 +75,9 @@ def sub_vjp(g):
     return g, -g
 
 
-@op("a[*], b[*] -> out[*]", bound=exact(), laws=[laws.commutative("a", "b")], source="IEEE 754-2019, 5.4.1")
+@op(
+    "a[*], b[*] -> out[*]", torch="mul", bound=exact(), laws=[laws.commutative("a", "b")], source="IEEE 754-2019, 5.4.1"
+)
 def mul(a, b):
     """Product, element by element.
 
@@ -92,7 +94,7 @@ def mul_vjp(a, b, g):
     return g * b, g * a
 
 
-@op("a[*], b[*] -> out[*]", bound=exact(), source="IEEE 754-2019, 5.4.1")
+@op("a[*], b[*] -> out[*]", torch="div", bound=exact(), source="IEEE 754-2019, 5.4.1")
 def div(a, b):
     """Quotient, element by element, unguarded.
 
@@ -144,7 +146,7 @@ def axpy_vjp(g, c):
     return g, c * g
 
 
-@op("x[*] -> out[*]", bound=exact(), laws=[laws.odd("x")], source="IEEE 754-2019, 5.4.1")
+@op("x[*] -> out[*]", torch="reciprocal", bound=exact(), laws=[laws.odd("x")], source="IEEE 754-2019, 5.4.1")
 def inv(x):
     """Reciprocal.
 
@@ -161,7 +163,7 @@ def inv_vjp(x, g):
     return -(g / x) / x
 
 
-@op("x[*] -> out[*]", bound=exact(), source="IEEE 754-2019, 5.4.1")
+@op("x[*] -> out[*]", torch="sqrt", bound=exact(), source="IEEE 754-2019, 5.4.1")
 def sqrt(x):
     """Square root.
 
@@ -181,7 +183,13 @@ def sqrt_vjp(x, g):
 # ---- selections --------------------------------------------------------------------------------------------------------
 
 
-@op("x[*] -> out[*]", bound=exact(), laws=[laws.idempotent(), laws.even("x")], source="IEEE 754-2019, 5.5.1")
+@op(
+    "x[*] -> out[*]",
+    torch="abs",
+    bound=exact(),
+    laws=[laws.idempotent(), laws.even("x")],
+    source="IEEE 754-2019, 5.5.1",
+)
 def abs_(x):
     """Absolute value.
 
@@ -199,7 +207,7 @@ def abs_vjp(x, g):
 
 
 @op("a[*], b[*] -> out[*]",
-    bound=exact(), laws=[laws.commutative("a", "b"), laws.associative("a", "b")],
+    torch="maximum", bound=exact(), laws=[laws.commutative("a", "b"), laws.associative("a", "b")],
     source="IEEE 754-2019, 9.6, maximum")  # fmt: skip
 def max_(a, b):
     """Larger of two values.
@@ -225,7 +233,7 @@ def max_vjp(a, b, g):
 
 
 @op("a[*], b[*] -> out[*]",
-    bound=exact(), laws=[laws.commutative("a", "b"), laws.associative("a", "b")],
+    torch="minimum", bound=exact(), laws=[laws.commutative("a", "b"), laws.associative("a", "b")],
     source="IEEE 754-2019, 9.6, minimum")  # fmt: skip
 def min_(a, b):
     """Smaller of two values.
@@ -249,7 +257,7 @@ def _draw_interval(d: Any) -> dict[str, Any]:
 
 
 @op("x[*]; lo: float, hi: float -> out[*]",
-    bound=exact(), checks=[check("hi", "lo <= hi", say="lo <= hi after rounding to float32, and no NaN")],
+    torch="clamp", bound=exact(), checks=[check("hi", "lo <= hi", say="lo <= hi after rounding to float32, and no NaN")],
     draw=_draw_interval)  # fmt: skip
 def clamp(x, lo, hi):
     """Limits values to an interval.
@@ -268,7 +276,7 @@ def clamp_vjp(x, g, lo, hi):
     return np.where(np.isnan(x), np.nan, np.where((x > lo) & (x < hi), g, 0.0))
 
 
-@op("x[*] -> out[*]", bound=exact(), laws=[laws.idempotent()])
+@op("x[*] -> out[*]", torch="relu", bound=exact(), laws=[laws.idempotent()])
 def relu(x):
     """Rectified linear unit.
 
@@ -289,7 +297,13 @@ def _draw_slope(d: Any) -> dict[str, Any]:
     return {"slope": d.choice([0.2, *[d.written(0.01, -2, 2)] * 4])}
 
 
-@op("x[*]; slope: float = 0.01 -> out[*]", bound=exact(), draw=_draw_slope, source="Maas, Hannun and Ng, ICML 2013")
+@op(
+    "x[*]; slope: float = 0.01 -> out[*]",
+    torch="nn.functional.leaky_relu",
+    bound=exact(),
+    draw=_draw_slope,
+    source="Maas, Hannun and Ng, ICML 2013",
+)
 def leaky_relu(x, slope):
     """Rectified linear unit with a slope below 0.
 
@@ -310,7 +324,7 @@ def leaky_relu_vjp(x, g, slope):
 STEPS = "piecewise constant: the derivative is 0 wherever there is one"
 
 
-@op("x[*] -> out[*]", bound=exact(), laws=[laws.idempotent()], no_vjp=STEPS)
+@op("x[*] -> out[*]", torch="sign", bound=exact(), laws=[laws.idempotent()], no_vjp=STEPS)
 def sign(x):
     """Sign.
 
@@ -321,7 +335,7 @@ def sign(x):
     return np.sign(x) + 0
 
 
-@op("x[*] -> out[*]", bound=exact(), laws=[laws.idempotent()], no_vjp=STEPS, source="IEEE 754-2019, 5.9")
+@op("x[*] -> out[*]", torch="floor", bound=exact(), laws=[laws.idempotent()], no_vjp=STEPS, source="IEEE 754-2019, 5.9")
 def floor(x):
     """Largest integer up to a value.
 
@@ -332,7 +346,14 @@ def floor(x):
     return np.floor(x)
 
 
-@op("x[*] -> out[*]", bound=exact(), laws=[laws.idempotent(), laws.odd("x")], no_vjp=STEPS, source="IEEE 754-2019, 5.9")
+@op(
+    "x[*] -> out[*]",
+    torch="round",
+    bound=exact(),
+    laws=[laws.idempotent(), laws.odd("x")],
+    no_vjp=STEPS,
+    source="IEEE 754-2019, 5.9",
+)
 def round_(x):
     """Nearest integer, the even one of two.
 
@@ -435,7 +456,7 @@ def masked_fill_vjp(mask, g):
 # ---- transcendental functions and activations ------------------------------------------------------------------------------
 
 
-@op("x[*] -> out[*]", bound=ulp(1))
+@op("x[*] -> out[*]", torch="exp", bound=ulp(1))
 def exp(x):
     """Exponential.
 
@@ -452,7 +473,7 @@ def exp_vjp(out, g):
     return g * out
 
 
-@op("x[*] -> out[*]", bound=ulp(1))
+@op("x[*] -> out[*]", torch="log", bound=ulp(1))
 def log(x):
     """Natural logarithm.
 
@@ -520,7 +541,7 @@ def safe_log_vjp(x, g, eps):
     return g * _safe_log_tail(x, eps)
 
 
-@op("x[*] -> out[*]", bound=ulp(1))
+@op("x[*] -> out[*]", torch="sigmoid", bound=ulp(1))
 def sigmoid(x):
     """Logistic function.
 
@@ -542,7 +563,7 @@ def sigmoid_vjp(out, g):
     return g * out * (1 - out)
 
 
-@op("x[*] -> out[*]", bound=ulp(1), laws=[laws.odd("x")])
+@op("x[*] -> out[*]", torch="tanh", bound=ulp(1), laws=[laws.odd("x")])
 def tanh(x):
     """Hyperbolic tangent, with relative accuracy near 0.
 
@@ -564,7 +585,7 @@ def _plain_tanh_vjp(out, g):
     return g * (1 - out * out)
 
 
-@op("x[*] -> out[*]", bound=ulp(1))
+@op("x[*] -> out[*]", torch="nn.functional.softplus", bound=ulp(1))
 def softplus(x):
     """Smooth rectifier.
 
@@ -592,7 +613,12 @@ def softplus_vjp(x, g):
     return g * expit(x)
 
 
-@op("x[*] -> out[*]", bound=ulp(1), source="Elfwing, Uchibe and Doya, Neural Networks 107, 2018")
+@op(
+    "x[*] -> out[*]",
+    torch="nn.functional.silu",
+    bound=ulp(1),
+    source="Elfwing, Uchibe and Doya, Neural Networks 107, 2018",
+)
 def silu(x):
     """Sigmoid linear unit.
 
@@ -691,7 +717,7 @@ def _held_exp(x: F64) -> F64:
     return np.where(x == -np.inf, 0.0, np.exp(np.clip(x, -700, 700)))
 
 
-@op("x[*] -> out[*]", bound=ulp(1))
+@op("x[*] -> out[*]", torch="log1p", bound=ulp(1))
 def log1p(x):
     """Logarithm of 1 + x, with relative accuracy near 0.
 
@@ -708,7 +734,7 @@ def log1p_vjp(x, g):
     return g / (1 + x)
 
 
-@op("x[*] -> out[*]", bound=ulp(1))
+@op("x[*] -> out[*]", torch="expm1", bound=ulp(1))
 def expm1(x):
     """Exponential less 1, with relative accuracy near 0.
 
@@ -725,7 +751,7 @@ def expm1_vjp(x, g):
     return g * _held_exp(x)
 
 
-@op("x[*] -> out[*]", bound=ulp(1), laws=[laws.odd("x")])
+@op("x[*] -> out[*]", torch="erf", bound=ulp(1), laws=[laws.odd("x")])
 def erf(x):
     """Error function.
 
@@ -746,7 +772,7 @@ def _normal_cdf(x: F64) -> F64:
     return _erfc(-x / np.sqrt(2)) / 2
 
 
-@op("x[*] -> out[*]", bound=ulp(1), source="Hendrycks and Gimpel, arXiv:1606.08415")
+@op("x[*] -> out[*]", torch="nn.functional.gelu", bound=ulp(1), source="Hendrycks and Gimpel, arXiv:1606.08415")
 def gelu_erf(x):
     """Gaussian error linear unit, exact form.
 
@@ -781,7 +807,7 @@ def gelu_erf_vjp(x, g):
     return g * _gelu_erf_slope(x)
 
 
-@op("x[*] -> out[*]", bound=ulp(1), laws=[laws.odd("x")],
+@op("x[*] -> out[*]", torch="sin", bound=ulp(1), laws=[laws.odd("x")],
     source="Payne and Hanek, SIGNUM Newsletter 18, 1983, for |x| >= 2^30")  # fmt: skip
 def sin(x):
     """Sine of an angle in radians, of any size.
@@ -799,7 +825,7 @@ def sin_vjp(x, g):
     return g * np.cos(x)
 
 
-@op("x[*] -> out[*]", bound=ulp(1), laws=[laws.even("x")],
+@op("x[*] -> out[*]", torch="cos", bound=ulp(1), laws=[laws.even("x")],
     source="Payne and Hanek, SIGNUM Newsletter 18, 1983, for |x| >= 2^30")  # fmt: skip
 def cos(x):
     """Cosine of an angle in radians, of any size.
@@ -817,7 +843,7 @@ def cos_vjp(x, g):
     return -g * np.sin(x)
 
 
-@op("y[*], x[*] -> out[*]", bound=ulp(1), laws=[laws.odd("y")], source="ISO C99, F.9.1.4")
+@op("y[*], x[*] -> out[*]", torch="atan2", bound=ulp(1), laws=[laws.odd("y")], source="ISO C99, F.9.1.4")
 def atan2(y, x):
     """Angle of the point (x, y), in radians from -π to π.
 
@@ -846,7 +872,7 @@ def _power_slope(a: F64, b: Any, g: F64) -> F64:
     return np.where(b == 0, 0.0, g * (b * _power(a, b - 1)))
 
 
-@op("a[*], b[*] -> out[*]", bound=ulp(1), laws=[laws.identity("b", 1.0)], source="ISO C99, F.9.4.4",
+@op("a[*], b[*] -> out[*]", torch="pow", bound=ulp(1), laws=[laws.identity("b", 1.0)], source="ISO C99, F.9.4.4",
     data=("normal", "uniform", "integers", "wide", "special", "structured"))  # fmt: skip
 def pow_(a, b):
     """Power.
@@ -866,7 +892,7 @@ def pow_vjp(a, b, g):
     return _power_slope(a, b, g), np.where((a == 0) & (b >= 0), 0.0, g * slope)
 
 
-@op("x[*]; p: float -> out[*]", bound=ulp(1), source="ISO C99, F.9.4.4",
+@op("x[*]; p: float -> out[*]", torch="pow", bound=ulp(1), source="ISO C99, F.9.4.4",
     draw=lambda d: {"p": d.written(2.0, -8, 8)})  # fmt: skip
 def pow_scalar(x, p):
     """Power with one exponent for all elements.
@@ -884,7 +910,7 @@ def pow_scalar_vjp(x, g, p):
     return _power_slope(x, np.float64(p), g)
 
 
-@op("x[*]; alpha: float = 1.0 -> out[*]", bound=ulp(1), source="Clevert, Unterthiner and Hochreiter, arXiv:1511.07289",
+@op("x[*]; alpha: float = 1.0 -> out[*]", torch="nn.functional.elu", bound=ulp(1), source="Clevert, Unterthiner and Hochreiter, arXiv:1511.07289",
     draw=lambda d: {"alpha": d.choice([1.6732632, *[d.written(1.0, -0.5, 2)] * 4])})  # fmt: skip
 def elu(x, alpha):
     """Exponential linear unit.
@@ -902,7 +928,12 @@ def elu_vjp(x, g, alpha):
     return np.where(x > 0, g, g * (alpha * _held_exp(x)))
 
 
-@op("x[*] -> out[*]", bound=ulp(1), source="Howard et al., Searching for MobileNetV3, 2019")
+@op(
+    "x[*] -> out[*]",
+    torch="nn.functional.hardswish",
+    bound=ulp(1),
+    source="Howard et al., Searching for MobileNetV3, 2019",
+)
 def hardswish(x):
     """Piecewise quadratic approximation of silu.
 
@@ -925,7 +956,7 @@ def hardswish_vjp(x, g):
     return np.where(x <= -3, 0.0, np.where(x >= 3, g, g * ((2 * np.clip(x, -3, 3) + 3) / 6)))
 
 
-@op("x[*] -> out[*]", bound=ulp(1), laws=[laws.odd("x")])
+@op("x[*] -> out[*]", torch="nn.functional.softsign", bound=ulp(1), laws=[laws.odd("x")])
 def softsign(x):
     """Smooth sign of polynomial tails.
 
@@ -949,7 +980,7 @@ def _mish_parts(x: F64) -> tuple[F64, F64, F64]:
     return y, e, e * (e + 2)
 
 
-@op("x[*] -> out[*]", bound=ulp(1), source="Misra, arXiv:1908.08681")
+@op("x[*] -> out[*]", torch="nn.functional.mish", bound=ulp(1), source="Misra, arXiv:1908.08681")
 def mish(x):
     """Self-regularised smooth gate.
 

@@ -11,12 +11,11 @@ import numpy as np
 
 from tlspec import laws
 from tlspec.bounds import exact
-from tlspec.classes import Classes, boundary, tiles
+from tlspec.classes import Classes
 from tlspec.ops.random import SOURCE, mix
 from tlspec.registry import op
 
 CLASSES: Classes = {
-    **tiles("elements of the longest", lambda lengths: max(lengths, default=0), boundary("fingerprint", "TL_SPAN")),
     "no buffer": lambda lengths: len(lengths) == 0,
     "an empty buffer among others": lambda lengths: min(lengths, default=1) == 0 < max(lengths, default=0),
     "an odd length": lambda lengths: any(n % 2 for n in lengths),

@@ -8,7 +8,7 @@ that the references give in float32 (``np.add.at`` adds in the order of its indi
 import numpy as np
 
 from tlspec.bounds import exact, moved, ordered
-from tlspec.classes import Classes, Near, boundary, tiles
+from tlspec.classes import Classes, Near
 from tlspec.laws import adjoint, linear
 from tlspec.registry import check, op
 
@@ -65,17 +65,11 @@ INDICES: Classes = {
     "an index out of range": _meets(lambda indices, n: (indices >= n).any() and n > 0),
     "a repeated index": _meets(lambda indices, n: len(set(indices[indices < n])) < (indices < n).sum()),
     "the first and the last row": _meets(lambda indices, n: n > 1 and {0, n - 1} <= set(indices)),
-    **tiles("indices", lambda k: k, boundary("index", "CHUNK")),
-}
-VECTOR = tiles("elements", lambda n: n, boundary("index", "BLOCK"))
-MATRIX: Classes = {
-    **tiles("elements", lambda rows, cols: rows * cols, boundary("index", "BLOCK")),
-    **tiles("columns", lambda rows, cols: cols * (rows > 0), boundary("index", "BLOCK_COLUMNS")),
 }
 
 
 @op("vec[n], indices: u32[k] -> out[k]",
-    classes={**INDICES, **VECTOR}, bound=moved(), draw=draw_vec, laws=[linear("vec"), adjoint("vec")],
+    classes=INDICES, lengths={"indices": lambda k: k}, bound=moved(), draw=draw_vec, laws=[linear("vec"), adjoint("vec")],
     source="numpy.take; an index out of range reads 0")  # fmt: skip
 def gather_vec(vec, indices):
     """Elements of a vector picked by host indices.
@@ -105,7 +99,7 @@ def _reaches_far(indices, rows=0, cols=0):
 
 
 @op("mat[rows, cols], indices: u32[k] -> out[k, cols]",
-    classes={FAR_ELEMENTS: Near(_reaches_far, FAR), **INDICES, **MATRIX}, bound=moved(), draw=draw_rows, laws=[linear("mat"), adjoint("mat")],
+    classes={FAR_ELEMENTS: Near(_reaches_far, FAR), **INDICES}, lengths={"indices": lambda k: k}, bound=moved(), draw=draw_rows, laws=[linear("mat"), adjoint("mat")],
     source="torch.nn.functional.embedding; an index out of range reads a zero row")  # fmt: skip
 def gather_rows(mat, indices):
     """Rows of a matrix picked by host indices.
@@ -125,7 +119,7 @@ def gather_rows_vjp(indices, g, rows, cols):
 
 
 @op("x[n], values[k], indices: u32[k] -> out[n]",
-    classes={**INDICES, **VECTOR}, bound=ordered(lambda x, indices: hits(indices, len(x))), draw=draw_vec,
+    classes=INDICES, lengths={"indices": lambda k: k}, bound=ordered(lambda x, indices: hits(indices, len(x))), draw=draw_vec,
     laws=[linear("x", "values"), adjoint("x", "values")], source="numpy.add.at, torch.index_add")  # fmt: skip
 def scatter_add(x, values, indices):
     """A copy of a vector with values added at host indices.
@@ -146,7 +140,7 @@ def scatter_add_vjp(indices, g):
 
 
 @op("mat[rows, cols], values[k, cols], indices: u32[k] -> out[rows, cols]",
-    classes={**INDICES, **MATRIX}, bound=ordered(lambda mat, indices: hits(indices, mat.shape[0])[:, np.newaxis]), draw=draw_rows,
+    classes=INDICES, lengths={"indices": lambda k: k}, bound=ordered(lambda mat, indices: hits(indices, mat.shape[0])[:, np.newaxis]), draw=draw_rows,
     laws=[linear("mat", "values"), adjoint("mat", "values")], source="numpy.add.at, torch.index_add")  # fmt: skip
 def scatter_add_rows(mat, values, indices):
     """A copy of a matrix with rows added at host indices.
@@ -213,7 +207,6 @@ AXES: Classes = {
     "shared by all": lambda outer, inner, io, ii: io == 1 < outer and ii == 1 < inner,
     "the last axis": lambda outer, n, inner: outer > 1 and n > 1 and inner == 1,
     "an index out of range": lambda n, indices: bool(n > 0 and (indices >= n).any()),
-    **tiles("columns", lambda outer, n, inner: inner * (outer * n > 0), boundary("index", "BLOCK_COLUMNS")),
 }
 
 
@@ -267,11 +260,9 @@ ORDERED = ("normal", "integers", "special", "structured", "wide")
 PLACES: Classes = {
     "the last axis": lambda outer, n, inner: outer > 1 and n > 1 and inner == 1,
     "an axis between others": lambda outer, n, inner: outer > 1 and n > 1 and inner > 1,
-    **tiles("along the axis", lambda outer, n, inner: n * (outer > 0 and inner == 1), boundary("index", "PART")),
-    **tiles("columns", lambda outer, inner: inner * (outer > 0), boundary("index", "COLUMNS")),
 }
 #: rows most of whose best elements are beyond the first part
-SEVERAL_PARTS = {"outer": 5, "n": 3 * boundary("index", "PART") + 1, "inner": 1}
+SEVERAL_PARTS = {"outer": 5, "n": 3 * 2**16 + 1, "inner": 1}
 _NOT_EMPTY = check("n", "n > 0", "SHAPE", say="n > 0, since an empty axis has no extremes")
 
 
@@ -282,7 +273,7 @@ def draw_places(d):
 
 
 @op("x[outer, n, inner] -> out: index[outer, inner]",
-    checks=[_NOT_EMPTY], classes=PLACES, bound=exact(), draw=draw_places, data=ORDERED, paths=[SEVERAL_PARTS],
+    checks=[_NOT_EMPTY], classes=PLACES, lengths={"of a row": lambda n, inner: n * (inner == 1)}, bound=exact(), draw=draw_places, data=ORDERED, paths=[SEVERAL_PARTS],
     source="numpy.argmax; native/src/formula/order.h", no_vjp="its result is an index")  # fmt: skip
 def argmax(x):
     """Place of the first largest element along an axis.
@@ -296,7 +287,7 @@ def argmax(x):
 
 
 @op("x[outer, n, inner] -> out: index[outer, inner]",
-    checks=[_NOT_EMPTY], classes=PLACES, bound=exact(), draw=draw_places, data=ORDERED, paths=[SEVERAL_PARTS],
+    checks=[_NOT_EMPTY], classes=PLACES, lengths={"of a row": lambda n, inner: n * (inner == 1)}, bound=exact(), draw=draw_places, data=ORDERED, paths=[SEVERAL_PARTS],
     source="numpy.argmin; native/src/formula/order.h", no_vjp="its result is an index")  # fmt: skip
 def argmin(x):
     """Place of the first smallest element along an axis.
@@ -344,7 +335,7 @@ def topk(x, k, largest):
 
 
 @op("mat[rows, cols], row[cols]; i: u32 -> out[rows, cols]",
-    draw=draw_row, classes=MATRIX, bound=ordered(lambda mat, i: (np.arange(mat.shape[0]) == i)[:, np.newaxis]),
+    draw=draw_row, bound=ordered(lambda mat, i: (np.arange(mat.shape[0]) == i)[:, np.newaxis]),
     checks=[check("i", "i < rows", "INDEX", say="i < rows")], laws=[linear("mat", "row"), adjoint("mat", "row")],
     source="IEEE 754-2019, 5.4.1")  # fmt: skip
 def scatter_add_row(mat, row, i):

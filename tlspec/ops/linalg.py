@@ -20,10 +20,10 @@ import numpy as np
 
 from tlspec import laws
 from tlspec.bounds import call_named, column_height, custom, factor, tree
-from tlspec.classes import Classes, Near, boundary, tiles
+from tlspec.classes import Classes, Lengths
 from tlspec.registry import check, op
 from tlspec.shapes import extent
-from tlspec.strides import draw_matrices, strided
+from tlspec.strides import strided
 
 #: products, of all three forms in forward and gradients, that reach the kernels of CUDA on an H200: wide and narrow tiles of
 #: warp group products, split products, few terms, and few vectors: of rows that warps share, that one warp has several of, and
@@ -52,19 +52,22 @@ BATCH_PATHS = [{"batch": 300, "m": 124, "n": 116, "p": 124}, {"batch": 140, "m":
 
 
 def product_classes(rows: str, inner: str, columns: str, batch: str = "") -> Classes:
-    """The three sizes of a product against the tiles of the kernel, by their names in the row."""
+    """Whether one of a product's three sizes is 1, by their names in the row."""
 
     def of(name):
         return lambda **v: v[name] * (min(v[rows], v[inner], v[columns], v.get(batch, 1)) > 0)
 
-    found = {**tiles("inner", of(inner), boundary("linalg", "KC")), **tiles("rows", of(rows), boundary("linalg", "TILE_ROWS")),
-             **tiles("columns", of(columns), boundary("linalg", "TILE_COLUMNS"))}  # fmt: skip
-    segment = boundary("linalg", "TL_CHAIN_SEGMENT")
-    found["inner of several segments"] = Near(
-        lambda **v: of(inner)(**v) > segment, segment + 1, of(inner), (segment + 1, 2 * segment + 1)
-    )
-    return {**found, "one row": lambda **v: of(rows)(**v) == 1, "one column": lambda **v: of(columns)(**v) == 1,
+    return {"one row": lambda **v: of(rows)(**v) == 1, "one column": lambda **v: of(columns)(**v) == 1,
             "one term": lambda **v: of(inner)(**v) == 1}  # fmt: skip
+
+
+def product_lengths(rows: str, inner: str, columns: str) -> Lengths:
+    """The three sizes of a product by the names that all rows share."""
+    return {
+        "product rows": lambda **v: v[rows],
+        "inner": lambda **v: v[inner],
+        "product columns": lambda **v: v[columns],
+    }
 
 
 def _lies(test: Callable[..., bool]) -> Callable[..., bool]:
@@ -73,7 +76,7 @@ def _lies(test: Callable[..., bool]) -> Callable[..., bool]:
 
 
 @op("A[m, n], B[n, p] -> out[m, p]",
-    classes=product_classes("m", "n", "p"), bound=tree(lambda n: n), same_bits=False, cuda="own kernel, cuBLAS",
+    classes=product_classes("m", "n", "p"), lengths=product_lengths("m", "n", "p"), bound=tree(lambda n: n), same_bits=False, cuda="own kernel, cuBLAS",
     reproducible=True,
     laws=[laws.linear("A"), laws.linear("B"), laws.adjoint("A"), laws.adjoint("B")], paths=PATHS,
     source="torch.matmul, numpy.matmul")  # fmt: skip
@@ -94,7 +97,7 @@ def matmul_vjp(A, B, g):
 
 
 @op("A[batch, m, n], B[batch, n, p] -> out[batch, m, p]",
-    classes=product_classes("m", "n", "p", "batch"), bound=tree(lambda n: n), same_bits=False, cuda="own kernel, cuBLAS",
+    classes=product_classes("m", "n", "p", "batch"), lengths=product_lengths("m", "n", "p"), bound=tree(lambda n: n), same_bits=False, cuda="own kernel, cuBLAS",
     reproducible=True,
     laws=[laws.linear("A"), laws.linear("B"), laws.adjoint("A"), laws.adjoint("B")], paths=BATCH_PATHS,
     source="torch.bmm")  # fmt: skip
@@ -115,7 +118,7 @@ def bmm_vjp(A, B, g):
 
 
 @op("W[outputs, inputs], x[batch, inputs], b[outputs] -> y[batch, outputs]",
-    classes=product_classes("batch", "inputs", "outputs"), bound=tree(lambda inputs: inputs + 1), same_bits=False, cuda="own kernel, cuBLAS",
+    classes=product_classes("batch", "inputs", "outputs"), lengths=product_lengths("batch", "inputs", "outputs"), bound=tree(lambda inputs: inputs + 1), same_bits=False, cuda="own kernel, cuBLAS",
     reproducible=True,
     laws=[laws.linear("W", "b"), laws.adjoint("W", "b")],
     paths=[{"batch": p["m"], "inputs": p["n"], "outputs": p["p"]} for p in PATHS],
@@ -142,7 +145,7 @@ def _strided_values(d, batch, m, n, p):
     """The strides of both factors, and buffers with room for them and sometimes more."""
     values = {"batch": batch, "m": m, "n": n, "p": p}
     for name, rows, columns in (("a", m, n), ("b", n, p)):
-        found = draw_matrices(d, batch, rows, columns)
+        found = d.matrix_strides(batch, rows, columns)
         values |= dict(zip((f"{name}_batch", f"{name}_row", f"{name}_col"), found, strict=True))
         values[f"{name}_size"] = extent(batch, found[0], rows, found[1], columns, found[2]) + d.choice((0, 0, 1, 7))
     return values
@@ -186,6 +189,7 @@ STRIDED_PATHS = [
     classes={**product_classes("m", "n", "p", "batch"), "a factor across, and room behind rows": _lies(
                  lambda n, a_row, a_col, b_row, b_col: 1 in (a_row, b_row) and max(a_row, a_col, b_row, b_col) > n),
              "rows of several products in turn": _lies(lambda batch, a_batch, a_row: batch > 1 and 0 < a_batch < a_row)},
+    lengths=product_lengths("m", "n", "p"),
     bound=tree(lambda n, bias: n + (bias is not None)), same_bits=False, cuda="own kernel, cuBLAS", reproducible=True,
     checks=[check("a_row", "(a_row == 1 or a_col == 1 or m <= 1 or n <= 1) and (a_col > 0 or n <= 1)",
                   say="a_row or a_col to be 1, and a_col not 0"),
@@ -218,7 +222,7 @@ def _dgemm_tolerance(A, B):
 
 
 @op("A: f64[m, n], B: f64[n, p] -> out: f64[m, p]",
-    classes=product_classes("m", "n", "p"), bound=custom(_dgemm_tolerance, "min(h, λ√h)·2⁻⁵³·M"), same_bits=False, reproducible=True, cuda="cuBLAS",
+    classes=product_classes("m", "n", "p"), lengths=product_lengths("m", "n", "p"), bound=custom(_dgemm_tolerance, "min(h, λ√h)·2⁻⁵³·M"), same_bits=False, reproducible=True, cuda="cuBLAS",
     data=["normal", "uniform", "integers", "special", "structured"], source="BLAS dgemm",
     no_vjp="works on host arrays; the fast kernels write gA = dgemm(g, Bᵀ), gB = dgemm(Aᵀ, g) themselves")  # fmt: skip
 def dgemm(A, B):

@@ -5,8 +5,8 @@ Sums follow the row tree of ``native/src/formula/sum_tree.h``; both back ends gi
 
 import numpy as np
 
-from tlspec.bounds import TINY, U, custom, factor, spacing, tree, tree_height
-from tlspec.classes import Classes, Near, boundary, tiles
+from tlspec.bounds import LEAF, TINY, U, custom, factor, spacing, tree, tree_height
+from tlspec.classes import Classes, Near
 from tlspec.norm_errors import exactly, mean, minus, plus, times
 from tlspec.ops.elementwise import expit
 from tlspec.ops.softmax import CLASSES, exponentials, shifted
@@ -27,7 +27,7 @@ def mse_vjp_tolerance(yhat, target, g):
 
 @op("yhat[n], target[n] -> out[1]",
     data=("normal", "uniform", "integers", "special", "structured"),
-    classes=tiles("elements", lambda n: n, boundary("loss", "TL_SUM_LEAF")), bound=tree(
+    bound=tree(
         lambda n: tree_height(n) + 4, lambda yhat, target: squares(yhat, target) / max(yhat.size, 1),
         peak=lambda yhat, target: squares(yhat, target),
     ),
@@ -82,7 +82,7 @@ def bce_vjp_tolerance(x, target, g, mean):
 
 
 @op("x[n], target[n]; mean: u32 = 1 -> out[1]",
-    data=("normal", "uniform", "special", "structured"), classes=tiles("elements", lambda n: n, boundary("loss", "TL_SUM_LEAF")),
+    data=("normal", "uniform", "special", "structured"),
     bound=custom(
         bce_tolerance, "Σ(u·|max(x, 0) − x·t| + 1½ ulp(ln(1 + e^−|x|)) + (f(h) + 2)·u·|loss|), divided by n for the mean",
         peak=lambda x, target: np.abs(sum(bce_parts(x, target))).sum(keepdims=True),
@@ -146,7 +146,6 @@ def draw_labels(d):
     return {"rows": rows, "cols": cols, "labels": lambda rows, cols: d.indices(rows, cols)}
 
 
-LEAF = boundary("loss", "TL_SUM_LEAF")
 LABEL_CLASSES: Classes = {
     "a label at a multiple of the leaf": Near(lambda labels: ((labels > 0) & (labels % LEAF == 0)).any(), LEAF),
     "a label before a multiple of the leaf": Near(lambda labels: (labels % LEAF == LEAF - 1).any(), LEAF),
@@ -157,7 +156,7 @@ LABELS = check("labels", "all_below(labels, cols)", "INDEX", say="every label be
 
 
 @op("logits[rows, cols], labels: u32[rows] -> out[1]",
-    classes={**LABEL_CLASSES, **{n: f for n, f in CLASSES.items() if not n.startswith("rows")}}, bound=custom(
+    classes={**LABEL_CLASSES, **CLASSES}, bound=custom(
         cross_entropy_tolerance, "mean of (ΔS/S + 1½ ulp(ln S) + u(|x − m| + |loss|)) + (f(h) + 1)·u·mean|loss|",
     ), checks=[HAS_COLUMNS, LABELS], data=("normal", "uniform", "special", "structured", "huge"), draw=draw_labels,
     # one loss, as the errors of several cancel

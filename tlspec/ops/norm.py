@@ -9,8 +9,8 @@ The bounds are derived in :mod:`tlspec.norm_errors`.
 
 import numpy as np
 
-from tlspec.bounds import LEAF, TINY, call_named, custom
-from tlspec.classes import Classes, boundary, derived
+from tlspec.bounds import COLUMN_CHUNK, LEAF, TINY, call_named, custom
+from tlspec.classes import Classes, Lengths, derived, renamed
 from tlspec.laws import equation
 from tlspec.norm_errors import (
     affine_pairs,
@@ -46,14 +46,12 @@ DATA = ("normal", "uniform", "integers", "special", "structured")
 EPS_CHECK = check("eps", "eps >= 0", say="eps >= 0")
 
 
-CHUNK, TILE = boundary("norm", "TL_COLUMN_CHUNK"), boundary("norm", "TILE")
 CLASSES: Classes = {
     **ROWS,
-    "chunks of rows as tasks": lambda rows, cols: cols > 1 and rows >= CHUNK * boundary("norm", "MANY_CHUNKS"),
-    "chunks of rows and tiles of columns, both with a rest": lambda rows, cols: (
-        rows > CHUNK and cols > TILE and rows % CHUNK * (cols % TILE) > 0
+    "several chunks of rows, with a rest": lambda rows, cols: (
+        cols > 1 and rows > COLUMN_CHUNK and rows % COLUMN_CHUNK > 0
     ),
-    "whole chunks of rows": lambda rows, cols: cols > 1 and rows > 0 and rows % CHUNK == 0,
+    "whole chunks of rows": lambda rows, cols: cols > 1 and rows > 0 and rows % COLUMN_CHUNK == 0,
 }
 
 
@@ -172,8 +170,25 @@ def _channel(f, x, gamma, beta, channels):
     yield alone.array, f().array[k:]
 
 
+def _image_rows(v):
+    """The rows and columns that an image has."""
+    return {"rows": v["channels"], "cols": v["height"] * v["width"]}
+
+
+def _channel_rows(v):
+    """Those of a batch of channels."""
+    if v["positions"] > 1:
+        return {"rows": v["batch"] * v["channels"], "cols": v["positions"]}
+    return {"rows": v["batch"], "cols": v["channels"]}
+
+
+def _seen(more) -> Lengths:
+    """The lengths of an array seen as rows and columns."""
+    return {"rows": renamed(lambda rows: rows, more), "cols": renamed(lambda cols: cols, more)}
+
+
 @op("x[channels, height, width], gamma[channels], beta[channels]; eps: float = 1e-6 -> out[channels, height, width]",
-    classes=derived(ROWS, lambda v: {"rows": v["channels"], "cols": v["height"] * v["width"]}),
+    classes=derived(ROWS, _image_rows), lengths=_seen(_image_rows),
     bound=custom(batchnorm_tolerance, "first order through μ, V, istd: |γ|(Δd·istd + |d|·Δistd) + roundings"),
     data=DATA, checks=[EPS_CHECK], draw=draw_image,
     laws=[equation("f(x + 3) = f(x)", _shift, exact=False),
@@ -224,9 +239,7 @@ def draw_channels(d):
 
 
 @op("x[batch, channels, positions], center[channels], slope[channels], shift[channels] -> out[batch, channels, positions]",
-    classes=derived({n: f for n, f in ROWS.items() if n != "work beyond the stack"}, lambda v: {
-        "rows": v["batch"] * v["channels"] if v["positions"] > 1 else v["batch"],
-        "cols": v["positions"] if v["positions"] > 1 else v["channels"]}),
+    classes=derived(ROWS, _channel_rows), lengths=_seen(_channel_rows),
     bound=custom(lambda x, center, slope, shift: affine_pairs(x, center, slope, shift)[1], "u for each of three operations"),
     data=DATA, draw=draw_channels,
     source="batch normalisation by given statistics, torch.nn.functional.batch_norm; native/src/formula/sum_tree.h")  # fmt: skip

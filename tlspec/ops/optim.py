@@ -14,7 +14,7 @@ import numpy as np
 
 from tlspec import laws
 from tlspec.bounds import F64, call_named, custom, spacing, tree_height
-from tlspec.classes import Classes, boundary, tiles
+from tlspec.classes import Classes
 from tlspec.registry import check, op
 from tlspec.running_error import Run, followed, rounded_once, scalar
 
@@ -76,7 +76,6 @@ def _sgd_run(ps: F64, gs: F64, lr: float, weight_decay: float) -> Run:
 
 
 CLASSES: Classes = {
-    **tiles("elements of the longest", lambda lengths: max(lengths, default=0), boundary("optim", "TL_SPAN")),
     "no buffer": lambda lengths: len(lengths) == 0,
     "an empty buffer among others": lambda lengths: min(lengths, default=1) == 0 < max(lengths, default=0),
     "many buffers in a task": lambda lengths: len(lengths) > 16,

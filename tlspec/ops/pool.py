@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tlspec.bounds import TINY, U, custom, exact, factor, spacing, tree
-from tlspec.classes import WINDOWS, Classes, boundary, on_two_axes, tiles
+from tlspec.classes import WINDOWS, Classes, Lengths, derived, on_two_axes, renamed
 from tlspec.laws import adjoint, equation, homogeneous, linear
 from tlspec.ops.conv import AXES, flatten_axes
 from tlspec.ops.reduce import maximum
@@ -90,7 +90,7 @@ def _draw(d, rank=None):
 
 
 def _smooth_draw(d, rank=None):
-    """β of all sizes; next to boundaries the least too."""
+    """β of all sizes; next to edges the least too."""
     beta = d.choice([1.0, -1.0, 2.5, -0.125, 20.0, d.real(0.05, 8), d.real(-8, -0.05), 1e-3, -300.0])
     if d.edges and d.rng.random() < 0.4:  # with numbers near the range, v - p and a quotient by β are beyond it
         beta = d.choice([1e-38, -1e-38, 1e-42])
@@ -140,23 +140,21 @@ def _work(channels, spatial, kernel, stride, padding):
     return 4 * channels * math.prod(kernel) * math.prod(pool_out(spatial, kernel, stride, padding))
 
 
-def _lanes_are_channels(channels, spatial, kernel, stride, padding):
-    """Whether rows are short enough for that."""
-    width = pool_out(spatial, kernel, stride, padding)[-1]
-    return channels >= boundary("pool", "FEW_LANES") and width < boundary("pool", "SHORT_ROW")
+def _width(spatial, kernel, stride, padding):
+    """The outputs of a row."""
+    return pool_out(spatial, kernel, stride, padding)[-1]
 
 
+LENGTHS: Lengths = {"width": _width}
+_LENGTHS_2D: Lengths = {"width": renamed(_width, on_two_axes)}
 CLASSES: Classes = {
     **WINDOWS,
-    "short rows of several channels": _lanes_are_channels,
-    "planes of short rows in bands": lambda channels, spatial, kernel, stride, padding: len(spatial) > 1
-    and _lanes_are_channels(channels, spatial, kernel, stride, padding)
-    and math.prod(spatial) > 2 * boundary("pool", "CELLS") >= math.prod(spatial[1:]) * (kernel[0] + stride[0]),
-    "tiny rows of few channels": lambda channels, spatial, kernel, stride, padding: 1 < channels < boundary("pool", "FEW_LANES")
-    and pool_out(spatial, kernel, stride, padding)[-1] < boundary("pool", "TINY_ROW"),
-    **tiles("outputs of a row", lambda spatial, kernel, stride, padding: pool_out(spatial, kernel, stride, padding)[-1],
-            boundary("pool", "BLOCK")),
-    "several tasks": lambda channels, spatial: channels * math.prod(spatial) > boundary("pool", "TASK"),
+    "many channels of short rows": lambda channels, spatial, kernel, stride, padding: channels > 3
+    and _width(spatial, kernel, stride, padding) < 64,
+    "many channels of tall planes of short rows": lambda channels, spatial, kernel, stride, padding: channels > 3
+    and len(spatial) > 1 and _width(spatial, kernel, stride, padding) < 64 and math.prod(spatial) > 4096,
+    "few channels of tiny rows": lambda channels, spatial, kernel, stride, padding: 1 < channels < 4
+    and _width(spatial, kernel, stride, padding) < 8,
     "cells that no window meets": lambda spatial, kernel, stride, padding: any(
         (n + 2 * p - k) % s > p for n, k, s, p in zip(spatial, kernel, stride, padding, strict=True)),
 }  # fmt: skip
@@ -186,7 +184,7 @@ def _winner(x, kernel, stride, padding):
 
 
 @op(_TEXT.format(""),
-    classes=CLASSES, work=_work, bound=exact(), checks=_CHECKS, draw=_draw, laws=[homogeneous("x")],
+    classes=CLASSES, lengths=LENGTHS, work=_work, bound=exact(), checks=_CHECKS, draw=_draw, laws=[homogeneous("x")],
     source="IEEE 754-2019, 9.6 (maximum)")  # fmt: skip
 def max_pool(x, kernel, stride, padding):
     """Maximum over windows.
@@ -215,7 +213,7 @@ def max_pool_vjp(x, g, kernel, stride, padding):
 
 
 @op(_TEXT_2D.format(""),
-    classes=on_two_axes(CLASSES), work=_work_2d, bound=exact(), checks=_CHECKS_2D, draw=lambda d: flatten_axes(_draw(d, 2)),
+    classes=derived(CLASSES, on_two_axes), lengths=_LENGTHS_2D, work=_work_2d, bound=exact(), checks=_CHECKS_2D, draw=lambda d: flatten_axes(_draw(d, 2)),
     laws=[homogeneous("x"), _same_as("max_pool")], source="IEEE 754-2019, 9.6 (maximum)")  # fmt: skip
 def max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     """Maximum over 2-D windows: max_pool with two spatial axes.
@@ -236,7 +234,7 @@ def max_pool2d_vjp(x, g, kernel_h, kernel_w, stride_h, stride_w, padding_h, padd
 
 
 @op(_TEXT.format(""),
-    classes=CLASSES, work=_work, bound=tree(lambda spatial, kernel: math.prod(min(n, k) for n, k in zip(spatial, kernel, strict=True))),
+    classes=CLASSES, lengths=LENGTHS, work=_work, bound=tree(lambda spatial, kernel: math.prod(min(n, k) for n, k in zip(spatial, kernel, strict=True))),
     checks=_CHECKS, draw=_draw, laws=[linear("x"), adjoint("x"), homogeneous("x")],
     source="native/src/formula/count.h")  # fmt: skip
 def avg_pool(x, kernel, stride, padding):
@@ -267,7 +265,7 @@ def _shares_of_windows(g, channels, spatial, kernel, stride, padding):
 
 
 @op(_TEXT_2D.format(""),
-    classes=on_two_axes(CLASSES), work=_work_2d, bound=tree(lambda in_h, in_w, kernel_h, kernel_w: min(in_h, kernel_h) * min(in_w, kernel_w)), checks=_CHECKS_2D,
+    classes=derived(CLASSES, on_two_axes), lengths=_LENGTHS_2D, work=_work_2d, bound=tree(lambda in_h, in_w, kernel_h, kernel_w: min(in_h, kernel_h) * min(in_w, kernel_w)), checks=_CHECKS_2D,
     draw=lambda d: flatten_axes(_draw(d, 2)), laws=[linear("x"), adjoint("x"), homogeneous("x"), _same_as("avg_pool")],
     source="native/src/formula/count.h")  # fmt: skip
 def avg_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
@@ -350,7 +348,7 @@ def _shift(f, x, padding):
 
 
 @op(_TEXT.format(", beta: float"),
-    classes=CLASSES, work=_work, bound=custom(_smooth_bound, "ln of the window's sum"), checks=[*_CHECKS, *_BETA], draw=_smooth_draw,
+    classes=CLASSES, lengths=LENGTHS, work=_work, bound=custom(_smooth_bound, "ln of the window's sum"), checks=[*_CHECKS, *_BETA], draw=_smooth_draw,
     laws=[equation("f(x + 1) = f(x) + 1", _shift, exact=False)], source="native/src/formula/explog.h")  # fmt: skip
 def smooth_max_pool(x, kernel, stride, padding, beta):
     """Smooth maximum over windows (β > 0) or smooth minimum (β < 0).
@@ -379,7 +377,7 @@ def smooth_max_pool_vjp(x, g, kernel, stride, padding, beta):
 
 
 @op(_TEXT_2D.format(", beta: float"),
-    classes=on_two_axes(CLASSES), work=_work_2d, bound=custom(lambda x, beta, **v: _smooth_bound(x, beta, *_axes(v)), "ln of the window's sum"),
+    classes=derived(CLASSES, on_two_axes), lengths=_LENGTHS_2D, work=_work_2d, bound=custom(lambda x, beta, **v: _smooth_bound(x, beta, *_axes(v)), "ln of the window's sum"),
     checks=[*_CHECKS_2D, *_BETA], draw=lambda d: flatten_axes(_smooth_draw(d, 2)), laws=[_same_as("smooth_max_pool")],
     source="native/src/formula/explog.h")  # fmt: skip
 def smooth_max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, beta):

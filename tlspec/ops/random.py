@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tlspec.bounds import F64, U, custom, exact
-from tlspec.classes import Classes, boundary, tiles
+from tlspec.classes import Classes
 from tlspec.registry import check, op
 
 #: 1 was mix(key + i) with the key mix(seed + counter); checkpoints name the rule that they go on with
@@ -53,7 +53,6 @@ def _draw_key(d: Any) -> dict[str, Any]:
 
 
 CLASSES: Classes = {
-    **tiles("elements", lambda n: n, boundary("random", "TL_SPAN")),
     "a key of 64 bits": lambda n, key: n > 1 and key >= 2**63,
     "a counter that wraps": lambda n, key: mix(key) + n > 2**64,
 }

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tlspec.bounds import axis_height, exact, tree, tree_height, ulp
-from tlspec.classes import Classes, boundary, tiles
+from tlspec.bounds import COLUMN_CHUNK, axis_height, exact, tree, tree_height, ulp
+from tlspec.classes import Classes, Lengths
 from tlspec.laws import adjoint, equation, homogeneous, linear
 from tlspec.registry import check, op
 from tlspec.shapes import drop, keep
@@ -28,31 +28,18 @@ def _insert_map(dims: Sequence[int], axis: int) -> list[int]:
     return [0 if i == axis else i + (i < axis) for i in range(len(dims))]
 
 
-LEAF, LANES, CHUNK = (boundary("reduce", f"TL_{n}") for n in ("SUM_LEAF", "SUM_LANES", "COLUMN_CHUNK"))
-VECTOR: Classes = {**tiles("elements", lambda n: n, LEAF), **tiles("elements", lambda n: n, LANES)}
-ROWS: Classes = {
-    **tiles("columns", lambda rows, cols: cols * (rows > 0), LEAF),
-    **tiles("columns", lambda rows, cols: cols * (rows > 0), LANES),
-    "several tasks": lambda rows, cols: rows > 1 and rows * cols > boundary("reduce", "TASK"),
-    "many short rows": lambda rows, cols: rows > boundary("reduce", "MANY") and 0 < cols < boundary("reduce", "MANY"),
-}
-COLUMNS: Classes = {
-    **tiles("rows", lambda rows, cols: rows * (cols > 0), CHUNK),
-    **tiles("columns", lambda rows, cols: cols * (rows > 0), boundary("reduce", "TL_COLUMN_TILE")),
-    "several tasks": lambda rows, cols: rows * cols > boundary("reduce", "TASK"),
-    "chunks of chunks": lambda rows, cols: cols > 0 and rows > CHUNK * CHUNK,
-}
+ROWS: Classes = {"many short rows": lambda rows, cols: rows > 64 > cols > 0}
+COLUMNS: Classes = {"chunks of chunks": lambda rows, cols: cols > 0 and rows > COLUMN_CHUNK**2}
 AXIS: Classes = {
     "the last axis": lambda dims, axis: axis == len(dims) - 1 and len(dims) > 1,
     "the first axis": lambda dims, axis: axis == 0 and len(dims) > 1,
     "an axis between others": lambda dims, axis: 0 < axis < len(dims) - 1,
-    **tiles("sum over", lambda dims, axis: dims[axis] * (math.prod(dims) > 0), CHUNK),
-    "several tasks": lambda dims: math.prod(dims) > boundary("reduce", "TASK"),
 }
+AXIS_LENGTHS: Lengths = {"of the axis": lambda dims, axis: dims[axis]}
 
 
 @op("x[n] -> out[1]",
-    classes=VECTOR, bound=tree(lambda n: tree_height(n)), laws=[linear("x"), adjoint("x"), homogeneous("x")],
+    bound=tree(lambda n: tree_height(n)), laws=[linear("x"), adjoint("x"), homogeneous("x")],
     source="native/src/formula/sum_tree.h")  # fmt: skip
 def reduce_sum(x):
     """Sum over all elements.
@@ -112,7 +99,7 @@ def reduce_sum_axis1_vjp(g, rows, cols):
 
 
 @op("x[*dims]; axis: u32 -> out[*drop(dims, axis)]",
-    classes=AXIS, bound=tree(_axis_height), checks=[_AXIS], laws=[linear("x"), adjoint("x"), homogeneous("x")],
+    classes=AXIS, lengths=AXIS_LENGTHS, bound=tree(_axis_height), checks=[_AXIS], laws=[linear("x"), adjoint("x"), homogeneous("x")],
     source="native/src/formula/sum_tree.h")  # fmt: skip
 def reduce_sum_axis(x, axis):
     """Sum along one axis, which is dropped.
@@ -134,7 +121,7 @@ def reduce_sum_axis_vjp(g, dims, axis):
 
 
 @op("x[*dims]; axis: u32 -> out[*drop(dims, axis)]",
-    classes=AXIS, bound=tree(lambda dims, axis: _axis_height(dims, axis) + 1, peak=lambda x, axis: np.abs(x).sum(axis=axis)),
+    classes=AXIS, lengths=AXIS_LENGTHS, bound=tree(lambda dims, axis: _axis_height(dims, axis) + 1, peak=lambda x, axis: np.abs(x).sum(axis=axis)),
     checks=[_AXIS], laws=[linear("x"), adjoint("x"), homogeneous("x")],
     source="native/src/formula/sum_tree.h, native/src/formula/count.h")  # fmt: skip
 def reduce_mean(x, axis):
@@ -244,7 +231,8 @@ def _draw_axes(d):
     return {"dims": dims, "axes": d.choice([2 ** len(dims) - 1, d.integer(0, 2 ** len(dims) - 1)])}
 
 
-SEGMENT, WIDTH = boundary("reduce", "TL_FOLD_SEGMENT"), boundary("reduce", "TL_FOLD_LANES")
+#: what a fold adds before it begins again: native/src/formula/fold.h
+SEGMENT = 256
 AXES: Classes = {
     "nothing reduced": _shaped(lambda groups: "R" not in groups),
     "all reduced": _shaped(lambda groups: groups == "R"),
@@ -252,11 +240,10 @@ AXES: Classes = {
     "the first axes reduced": _shaped(lambda groups: groups == "RK"),
     "axes between reduced": _shaped(lambda groups: groups == "KRK"),
     "axes apart reduced": _shaped(lambda groups: groups.count("R") > 1),
-    **tiles("reduced", _reduced, SEGMENT),
-    **tiles("reduced", _reduced, WIDTH),
     "segments of segments": lambda dims, axes: _reduced(dims, axes) > SEGMENT * SEGMENT,
-    "a wide tile": lambda dims, axes: _groups(dims, axes)[-1:] == "K" and dims[-1] > boundary("reduce", "FOLD_ROOM"),
+    "wide rows kept": lambda dims, axes: _groups(dims, axes)[-1:] == "K" and dims[-1] > 1000,
 }
+AXES_LENGTHS: Lengths = {"reduced": _reduced}
 _FOLD = "native/src/formula/fold.h"
 _AXES = check("axes", "are_axes(dims, axes)", say="bits of axes: axes < 2^rank(dims)")
 #: the result is computed in float64, by functions good to 2^-34, and rounded once
@@ -269,7 +256,7 @@ _NONE_EMPTY = check(
 
 
 @op("x[*dims]; axes: u32 -> out[*keep(dims, axes)]",
-    classes=AXES, bound=exact(), draw=_draw_axes, laws=[homogeneous("x")], checks=[_AXES, _NONE_EMPTY],
+    classes=AXES, lengths=AXES_LENGTHS, bound=exact(), draw=_draw_axes, laws=[homogeneous("x")], checks=[_AXES, _NONE_EMPTY],
     source="IEEE 754-2019, 9.6 (maximum)")  # fmt: skip
 def amax(x, axes):
     """Maximum over any set of axes, which are dropped: axis k where bit k of axes is set.
@@ -291,7 +278,7 @@ def amax_vjp(x, out, g, dims, axes):
 
 
 @op("x[*dims]; axes: u32 -> out[*keep(dims, axes)]",
-    classes=AXES, bound=exact(), draw=_draw_axes, laws=[homogeneous("x")], checks=[_AXES, _NONE_EMPTY],
+    classes=AXES, lengths=AXES_LENGTHS, bound=exact(), draw=_draw_axes, laws=[homogeneous("x")], checks=[_AXES, _NONE_EMPTY],
     source="IEEE 754-2019, 9.6 (minimum)")  # fmt: skip
 def amin(x, axes):
     """Minimum over any set of axes, which are dropped: axis k where bit k of axes is set.
@@ -334,7 +321,7 @@ def _scaled(v, e):
 
 
 @op("x[*dims]; axes: u32 -> out[*keep(dims, axes)]",
-    classes=AXES, bound=_NEARLY, draw=_draw_axes, checks=[_AXES], source=_FOLD)  # fmt: skip
+    classes=AXES, lengths=AXES_LENGTHS, bound=_NEARLY, draw=_draw_axes, checks=[_AXES], source=_FOLD)  # fmt: skip
 def prod(x, axes):
     """Product over any set of axes, which are dropped: axis k where bit k of axes is set.
 
@@ -372,7 +359,7 @@ def _moments(x, axes: int, correction: float):
 
 
 @op("x[*dims]; axes: u32, correction: float, root: u32 -> out[*keep(dims, axes)]",
-    classes=AXES, bound=_NEARLY, source=_FOLD,
+    classes=AXES, lengths=AXES_LENGTHS, bound=_NEARLY, source=_FOLD,
     draw=lambda d: {**_draw_axes(d), "correction": d.choice([0.0, 1.0, 0.5]), "root": d.integer(0, 1)},
     checks=[_AXES, check("correction", "correction >= 0"), check("root", "root < 2", say="0 for the variance, 1 for its root")],
     laws=[equation("f(x + 3) = f(x)", lambda f: [(f(), f({"x": f.inputs["x"] + 3}))], exact=False)])  # fmt: skip
@@ -423,7 +410,7 @@ def var_vjp(x, out, g, axes, correction, root):
 
 
 @op("x[*dims]; axes: u32 -> out[*keep(dims, axes)]",
-    classes=AXES, bound=ulp(0.02, floor=lambda: 2.0**-32), draw=_draw_axes, checks=[_AXES], source=_FOLD)  # fmt: skip
+    classes=AXES, lengths=AXES_LENGTHS, bound=ulp(0.02, floor=lambda: 2.0**-32), draw=_draw_axes, checks=[_AXES], source=_FOLD)  # fmt: skip
 def logsumexp(x, axes):
     """Logarithm of the sum of exponentials over any set of axes, which are dropped: axis k where bit k of axes is set.
 
@@ -449,7 +436,7 @@ def logsumexp_vjp(x, out, g, dims, axes):
 
 
 @op("x[*dims]; axes: u32, p: float = 2.0 -> out[*keep(dims, axes)]",
-    classes=AXES, bound=_NEARLY, source=_FOLD, draw=lambda d: {**_draw_axes(d), "p": d.choice([300.0, *[d.written(2.0, 1, 8)] * 6])},
+    classes=AXES, lengths=AXES_LENGTHS, bound=_NEARLY, source=_FOLD, draw=lambda d: {**_draw_axes(d), "p": d.choice([300.0, *[d.written(2.0, 1, 8)] * 6])},
     checks=[_AXES, check("p", "p >= 1 and p < 3.4028234663852886e38", say="p finite and at least 1")])  # fmt: skip
 def vector_norm(x, axes, p):
     """The p-norm over any set of axes, which are dropped: axis k where bit k of axes is set.
@@ -508,8 +495,8 @@ def _cumsum_back_floor(g, axis, reverse):
         "columns": lambda dims, axis: math.prod(dims) > 0 and math.prod(dims[axis + 1 :]) > 1,
         "one column": lambda dims, axis: math.prod(dims) > 0 and math.prod(dims[axis + 1 :]) == 1,
         "backwards": lambda dims, reverse: math.prod(dims) > 1 and reverse == 1,
-        **tiles("sum over", lambda dims, axis: dims[axis] * (math.prod(dims) > 0), boundary("reduce", "TL_CUMSUM_CHUNK")),
-        "chunks of chunks": lambda dims, axis: math.prod(dims) > 0 and dims[axis] > boundary("reduce", "TL_CUMSUM_CHUNK") ** 2},
+        "chunks of chunks": lambda dims, axis: math.prod(dims) > 0 and dims[axis] > 32**2},
+    lengths={"summed": lambda dims, axis: dims[axis]},
     bound=ulp(0.02, floor=lambda x, axis, reverse: _cumsum_back_floor(x, axis, not reverse)),
     draw=lambda d: {"reverse": d.integer(0, 1)}, laws=[adjoint("x")],
     checks=[_AXIS, check("reverse", "reverse < 2", say="0, or 1 to add from the end")], source="native/src/formula/cumsum.h")  # fmt: skip

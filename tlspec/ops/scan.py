@@ -8,7 +8,7 @@ operations is in ``native/src/formula/scan_chunks.h`` and depends on seq_len alo
 import numpy as np
 
 from tlspec.bounds import COLUMN_CHUNK, LAMBDA, OVERFLOW, TINY, U, column_height, custom, factor
-from tlspec.classes import Classes, Near, boundary, tiles
+from tlspec.classes import Classes
 from tlspec.laws import Value, adjoint, equation, homogeneous, linear
 from tlspec.ops.elementwise import expit
 from tlspec.registry import op
@@ -140,14 +140,9 @@ def _draw_variable(d):
     return {**_draw(d), "A": lambda seq_len, state: None if seq_len <= 31 else _stable(d, (seq_len, state))}
 
 
-CHUNK, WIDTH, NARROW = (boundary("scan", n) for n in ("TL_SCAN_CHUNK", "WIDTH", "NARROW"))
 CLASSES: Classes = {
-    **tiles("steps", lambda seq_len, state: seq_len * (state > 0), CHUNK),
-    **tiles("channels", lambda seq_len, state: state * (seq_len > 0), WIDTH),
-    "a block of one channel": Near(lambda seq_len, state: seq_len > 0 and state == NARROW + 1, NARROW),
-    "chunks as tasks": lambda seq_len, state: seq_len > 16 * CHUNK and 0 < state <= boundary("scan", "NARROW"),
-    "state beyond the stack": lambda seq_len, state: seq_len > 0 and state * 8 > boundary("scan", "FEW"),
-    "several chunks and blocks": lambda seq_len, state: seq_len > CHUNK and state > boundary("scan", "NARROW"),
+    "many chunks of few channels": lambda seq_len, state: seq_len > 16 * COLUMN_CHUNK and 0 < state <= 16,
+    "several chunks of many channels": lambda seq_len, state: seq_len > COLUMN_CHUNK and state > 16,
 }
 
 _DATA = ("normal", "uniform", "integers", "special", "structured")
@@ -304,7 +299,6 @@ def _draw_cell(d):
 CELL_CLASSES: Classes = {
     "one row": lambda rows, units: rows == 1 < units,
     "one unit": lambda rows, units: units == 1 < rows,
-    **tiles("units of all rows", lambda rows, units: rows * units, boundary("scan", "CELL_SPAN")),
 }
 
 
@@ -316,7 +310,7 @@ def _lstm_run(x, a, c):
 
 
 @op("x[rows, 4, units], a[rows, 4, units], c[rows, units] -> gates[rows, 4, units], cell[rows, units], hidden[rows, units]",
-    bound=followed(_lstm_run), draw=_draw_cell, classes=CELL_CLASSES, data=_DATA,
+    bound=followed(_lstm_run), draw=_draw_cell, classes=CELL_CLASSES, lengths={"cells": lambda rows, units: rows * units}, data=_DATA,
     source="Hochreiter and Schmidhuber, Neural Computation 9, 1997; torch.nn.LSTM")  # fmt: skip
 def lstm_cell(x, a, c):
     """A step of long short-term memory, from the products of its input and of its hidden state with their weights.
@@ -365,7 +359,7 @@ def _gru_run(x, a, bias, h):
 
 @op("x[rows, 3, units], a[rows, 3, units], bias?[3, units], h[rows, units] -> gates[rows, 3, units], inner[rows, units],"
     " hidden[rows, units]",
-    bound=followed(_gru_run), draw=_draw_cell, classes=CELL_CLASSES, data=_DATA,
+    bound=followed(_gru_run), draw=_draw_cell, classes=CELL_CLASSES, lengths={"cells": lambda rows, units: rows * units}, data=_DATA,
     source="Cho et al., Learning Phrase Representations using RNN Encoder-Decoder, EMNLP 2014; torch.nn.GRU")  # fmt: skip
 def gru_cell(x, a, bias, h):
     """A step of a gated recurrent unit, from the products of its input and of its hidden state with their weights.

@@ -10,18 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from tlspec.bounds import axis_height, moved, tree, tree_height
-from tlspec.classes import Classes, Near, boundary, derived, tiles
+from tlspec.classes import Classes, Lengths, Near, derived
 from tlspec.laws import adjoint, inverse, involution, linear
 from tlspec.registry import check, op
 from tlspec.shapes import swap
 
-TASK, CHUNK, PANEL, BAND = (boundary("shape", n) for n in ("TASK", "CHUNK", "PANEL", "BAND"))
-MATRIX: Classes = {
-    **tiles("rows", lambda rows, cols: rows * (cols > 0), BAND),
-    **tiles("columns", lambda rows, cols: cols * (rows > 0), BAND),
-    **tiles("elements", lambda rows, cols: rows * cols, TASK),
-    **tiles("elements", lambda rows, cols: rows * cols, PANEL),
-}
 PARTS: Classes = {
     "part from the start": lambda n, start, len: start == 0 < len < n,
     "part inside": lambda n, start, len: 0 < start < start + len < n,
@@ -33,22 +26,14 @@ VECTORS: Classes = {
     "both": lambda n, m: n > 0 and m > 0,
     "the first alone": lambda n, m: n > 0 == m,
     "the second alone": lambda n, m: m > 0 == n,
-    **tiles("elements", lambda n, m: n + m, TASK),
 }
-CUBE: Classes = {
-    **{f"{name} with a rest": (lambda a, b, c, at=i: (n := (a, b, c)[at]) > BAND and n % BAND > 0 and min(a, b, c) > 1)
-       for i, name in enumerate(("first", "second", "third"))},
-    "a long run": lambda a, b, c: c >= boundary("shape", "LONG_RUN") and a * b > 1,
-    **tiles("elements", lambda a, b, c: a * b * c, TASK),
-}  # fmt: skip
 SWAPS: Classes = {
     "the first axes": lambda dims, depth: depth == 0 and len(dims) > 2 and math.prod(dims) > 1,
     "the last axes": lambda dims, depth: 0 < depth == len(dims) - 2 and math.prod(dims) > 1,
     "axes between others": lambda dims, depth: 0 < depth < len(dims) - 2 and math.prod(dims) > 1,
-    "a long run": lambda dims, depth: math.prod(dims[depth + 2 :]) >= boundary("shape", "LONG_RUN"),
-    "both with a rest": lambda dims, depth: all(n > BAND and n % BAND for n in dims[depth : depth + 2]),
-    **tiles("elements", lambda dims: math.prod(dims), TASK),
+    "both longer than 32, with a rest": lambda dims, depth: all(n > 32 and n % 32 for n in dims[depth : depth + 2]),
 }
+SWAPS_LENGTHS: Lengths = {"of a run": lambda dims, depth: math.prod(dims[depth + 2 :])}
 
 
 def _repeats(test):
@@ -68,12 +53,11 @@ BROADCASTS: Classes = {
     "repeated numbers": _repeats(lambda axes: len(axes) > 1 and axes[-1][1] and not axes[0][1]),
     "repeated between": _repeats(lambda axes: any(r for _, r in axes[1:-1])),
     "axes out of order": lambda out_dims, axis_map: (k := [k for n, k in zip(out_dims, axis_map) if k and n > 1]) != sorted(k),
-    "a long period": Near(_repeats(lambda axes: len(axes) > 1 and axes[0][1] and axes[-1] == (max(axes[-1][0], CHUNK), False)), CHUNK),
+    "long rows repeated": Near(_repeats(lambda axes: len(axes) > 1 and axes[0][1] and axes[-1][0] >= 4096 and not axes[-1][1]), 4096),
     "eight axes": lambda out_dims: len(out_dims) == 8,
     "a square filled along its columns": lambda in_dims, out_dims, axis_map: (
         list(axis_map) == [1, 0] and len(in_dims) == 1 and out_dims[0] == out_dims[1] > 1),
     "no axis": lambda out_dims: len(out_dims) == 0,
-    **tiles("elements", lambda out_dims: math.prod(out_dims), TASK),
 }  # fmt: skip
 
 
@@ -158,7 +142,6 @@ SLICES: Classes = {
     "several axes that do not merge": _parts(lambda axes: sum(a[1] > 1 and not _is_whole(a) for a in axes) > 2),
     "nothing": lambda whole, part: math.prod(part) == 0 < math.prod(whole),
     "eight axes": lambda whole: len(whole) == 8,
-    **tiles("elements", lambda part: math.prod(part), TASK),
 }  # fmt: skip
 _SLICES = derived(SLICES, lambda v: {"whole": v["in_dims"], "part": v["out_dims"]})
 _PADDINGS = derived(SLICES, lambda v: {"whole": v["out_dims"], "part": v["in_dims"]})
@@ -266,7 +249,7 @@ def pad_axes_vjp(g, in_dims, starts, steps, reversed):
 @op("a[rows, n], b[rows, m] -> out[rows, n + m]",
     classes={
         "both": lambda rows, n, m: min(rows, n, m) > 0, "the first alone": lambda rows, n, m: min(rows, n) > 0 == m,
-        "the second alone": lambda rows, n, m: min(rows, m) > 0 == n, **tiles("elements", lambda rows, n, m: rows * (n + m), TASK)},
+        "the second alone": lambda rows, n, m: min(rows, m) > 0 == n},
     bound=moved(), laws=[linear("a", "b"), adjoint("a", "b")], source="numpy.concatenate(axis=1)")  # fmt: skip
 def concat_rows(a, b):
     """Every row of a followed by the same row of b: concatenation along any axis, of arrays (rows, axis and what follows).
@@ -293,7 +276,7 @@ def concat_rows_vjp(g, n):
 
 
 @op("vec[cols] -> out[rows, cols]",
-    order="rows, cols", classes=MATRIX, bound=moved(), laws=[linear("vec"), adjoint("vec")], source="numpy.broadcast_to")  # fmt: skip
+    order="rows, cols", bound=moved(), laws=[linear("vec"), adjoint("vec")], source="numpy.broadcast_to")  # fmt: skip
 def broadcast_vec_to_rows(vec, rows, cols):
     """A vector repeated as every row of a matrix.
 
@@ -312,7 +295,7 @@ def broadcast_vec_to_rows_vjp(g):
 
 
 @op("vec[rows] -> out[rows, cols]",
-    order="rows, cols", classes=MATRIX, bound=moved(), laws=[linear("vec"), adjoint("vec")], source="numpy.broadcast_to")  # fmt: skip
+    order="rows, cols", bound=moved(), laws=[linear("vec"), adjoint("vec")], source="numpy.broadcast_to")  # fmt: skip
 def broadcast_vec_to_cols(vec, rows, cols):
     """A vector repeated as every column of a matrix.
 
@@ -379,9 +362,9 @@ def sum_height(in_dims: Sequence[int], out_dims: Sequence[int], axis_map: Sequen
 
 def _draw_broadcast(d):
     form = d.choice(["any", "any", "any", "any", "square", "column", "row", "scalar", "same", "period"])
-    if form == "period" and d.budget > 6 * CHUNK:
-        in_dims = [d.integer(CHUNK, 2 * CHUNK)]
-        return {"in_dims": in_dims, "out_dims": [d.integer(2, d.budget // (3 * CHUNK)), *in_dims], "axis_map": [0, 1]}
+    if form == "period" and d.budget > 6 * 4096:
+        in_dims = [d.integer(4096, 2 * 4096)]
+        return {"in_dims": in_dims, "out_dims": [d.integer(2, d.budget // (3 * 4096)), *in_dims], "axis_map": [0, 1]}
     if form == "square":  # (n) -> (n, n) under both maps
         n = d.dim(high=math.isqrt(d.budget))
         return {"in_dims": [n], "out_dims": [n, n], "axis_map": d.choice([[1, 0], [0, 1]])}
@@ -468,7 +451,7 @@ def reduce_from_broadcast_vjp(g, in_dims, out_dims, axis_map):
 
 
 @op("x[rows, cols] -> out[cols, rows]",
-    classes=MATRIX, bound=moved(), laws=[involution(lambda rows, cols: {"rows": cols, "cols": rows}), adjoint("x")],
+    bound=moved(), laws=[involution(lambda rows, cols: {"rows": cols, "cols": rows}), adjoint("x")],
     source="numpy.transpose")  # fmt: skip
 def transpose2d(x):
     """The transpose of a matrix.
@@ -491,7 +474,7 @@ def _draw_swap(d):
 
 
 @op("x[*dims]; depth: u32 -> out[*swap(dims, depth)]",
-    classes=SWAPS, bound=moved(), checks=[check("depth", "depth + 1 < rank(dims)", say="depth + 1 below the rank of dims")],
+    classes=SWAPS, lengths=SWAPS_LENGTHS, bound=moved(), checks=[check("depth", "depth + 1 < rank(dims)", say="depth + 1 below the rank of dims")],
     draw=_draw_swap, laws=[involution(lambda dims, depth: {"dims": swap(dims, depth)}), adjoint("x")],
     paths=[{"dims": dims, "depth": len(dims) - 3} for dims in ([2, 257, 10, 7], [3, 131, 13, 12], [1501, 31, 1])],  # CUDA's slabs
     source="numpy.swapaxes")  # fmt: skip
@@ -513,7 +496,7 @@ def swap_adjacent_at_depth_vjp(g, depth):
 
 
 @op("x[a, b, c] -> out[b, c, a]",
-    classes=CUBE, bound=moved(), laws=[inverse("transpose3d_cab", lambda a, b, c: {"a": b, "b": c, "c": a}), adjoint("x")],
+    bound=moved(), laws=[inverse("transpose3d_cab", lambda a, b, c: {"a": b, "b": c, "c": a}), adjoint("x")],
     source="numpy.transpose")  # fmt: skip
 def transpose3d_bca(x):
     """The axes (a, b, c) reordered to (b, c, a).
@@ -531,7 +514,7 @@ def transpose3d_bca_vjp(g):
 
 
 @op("x[a, b, c] -> out[c, a, b]",
-    classes=CUBE, bound=moved(), laws=[inverse("transpose3d_bca", lambda a, b, c: {"a": c, "b": a, "c": b}), adjoint("x")],
+    bound=moved(), laws=[inverse("transpose3d_bca", lambda a, b, c: {"a": c, "b": a, "c": b}), adjoint("x")],
     source="numpy.transpose")  # fmt: skip
 def transpose3d_cab(x):
     """The axes (a, b, c) reordered to (c, a, b).
@@ -549,7 +532,7 @@ def transpose3d_cab_vjp(g):
 
 
 @op("x[a, b, c] -> out[a, c, b]",
-    classes=CUBE, bound=moved(), laws=[involution(lambda b, c: {"b": c, "c": b}), adjoint("x")],
+    bound=moved(), laws=[involution(lambda b, c: {"b": c, "c": b}), adjoint("x")],
     source="numpy.transpose")  # fmt: skip
 def transpose3d_acb(x):
     """A batch of matrices, each transposed: the axes (a, b, c) reordered to (a, c, b).

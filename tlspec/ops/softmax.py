@@ -7,8 +7,8 @@ A row is shifted by its maximum m, so no exponential overflows and the largest t
 
 import numpy as np
 
-from tlspec.bounds import TINY, U, custom, factor, spacing, tree_height
-from tlspec.classes import Classes, Near, boundary, tiles
+from tlspec.bounds import LEAF, TINY, U, custom, factor, spacing, tree_height
+from tlspec.classes import Classes, Near
 from tlspec.laws import equation
 from tlspec.registry import op
 
@@ -84,14 +84,10 @@ LAWS = [equation("f(x + 3) = f(x)", _shift, exact=False), equation("a row does n
 LOG2_E = float(np.log2(np.e))
 #: half of the numbers whose products with log2 e are finite in every format of float32's range
 FAR = 2.0**126
-#: rows in leaves, many narrow rows at once, tasks of rows, rows whose work does not fit the stack
-TASK = boundary("softmax", "TL_ROW_TASK")
 CLASSES: Classes = {
-    **tiles("columns", lambda rows, cols: cols * (rows > 0), boundary("softmax", "TL_SUM_LEAF")),
-    **tiles("rows", lambda rows, cols: rows * (cols > 0), boundary("softmax", "TL_ROWS_MANY")),
-    "several tasks": lambda rows, cols: rows > 1 and rows * cols > TASK,
-    "work beyond the stack": lambda rows, cols: rows > 1 and boundary("softmax", "TL_ROW_FEW") < cols,
-    "a long row, and few": Near(lambda rows, cols: rows > 0 and cols > TASK, TASK),
+    "many short rows": lambda rows, cols: rows > 64 > cols > 1,
+    "long rows": lambda rows, cols: rows > 1 and cols > 1024,
+    "few rows of several leaves": Near(lambda rows, cols: rows > 0 and cols > 4 * LEAF, 4 * LEAF),
 }
 
 

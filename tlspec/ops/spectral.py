@@ -24,7 +24,7 @@ import numpy as np
 
 from tlspec import laws
 from tlspec.bounds import LAMBDA, TINY, U64, U, column_height, custom, factor, spacing
-from tlspec.classes import Classes, Near, boundary, tiles
+from tlspec.classes import Classes, Near
 from tlspec.registry import check, op
 
 #: the truncated transform of native/src/formula/dft_tile.h: rows of a tile, tiles of a block on the CPU; with more modes no
@@ -138,7 +138,8 @@ def _rest(n):
     return n
 
 
-DIRECT, BLOCK = boundary("spectral", "TL_FFT_DIRECT"), boundary("spectral", "TILE") ** 2
+#: long transforms and grids
+DIRECT, BLOCK = 2048, 4096
 LENGTHS: Classes = {
     "a power of two": lambda batch, n: batch > 0 and n > 16 and n & (n - 1) == 0,
     "odd factors up to 13": lambda batch, n: batch > 0 and _rest(n) == 1 and n % 2 == 1 and n > 16,
@@ -148,8 +149,8 @@ LENGTHS: Classes = {
     "one number": lambda batch, n: batch > 0 and n == 1,
     "a long power of two": Near(lambda batch, n: batch > 0 and n > DIRECT and n & (n - 1) == 0, DIRECT),
     "long with a large prime": lambda batch, n: batch > 0 and n > DIRECT and _rest(n) > 1,
-    "rows alone": lambda batch, n: batch >= boundary("spectral", "ROWS_ALONE") and n > DIRECT,
-    "a row on all threads": lambda batch, n: 0 < batch < boundary("spectral", "ROWS_ALONE") and n > DIRECT,
+    "several long rows": lambda batch, n: batch > 3 and n > DIRECT,
+    "one to three long rows": lambda batch, n: 0 < batch < 4 and n > DIRECT,
     "rows in lanes with a rest": lambda batch, n: batch > 16 and batch % 16 != 0 and n > 1,
 }
 #: on CUDA sums of products, and convolutions with a chirp: of many rows in a block, of one row, of even length, in many blocks of one
@@ -167,7 +168,6 @@ MODES: Classes = {
     "many modes": lambda grid, width, modes: width > 0 and modes > 32 + 4 * grid.bit_length(),
     "few modes of a long grid": Near(lambda grid, width, modes: width > 0 and 1 < modes <= 32 and grid > BLOCK, BLOCK),
     "more modes than are truncated": Near(lambda width, modes: width > 0 and modes > TRUNCATED, 2 * TRUNCATED),
-    **tiles("channels", lambda modes, width: width * (modes > 0), boundary("spectral", "CHANNELS")),
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tlspec.data import generator
+from tlspec.draw.data import generator
 from tlspec.judge.adapters.tracked import Tracked, leaves
 from tlspec.running import Model
 

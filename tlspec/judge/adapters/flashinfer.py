@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tlspec.data import generator
+from tlspec.draw.data import generator
 from tlspec.judge.adapters.sources import executed, here, imported_from, part
 from tlspec.judge.adapters.task import Task
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tlspec import arrays as libraries
 from tlspec.compare import Comparison, compare
-from tlspec.data import generator
+from tlspec.draw.data import generator
 from tlspec.formats import FORMATS, Format
 from tlspec.judge.adapters.estimate import estimated
 from tlspec.judge.adapters.tracked import Tracked, UnknownOperator, leaves, tracked

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tlspec.arrays import Arrays
-from tlspec.data import generator
+from tlspec.draw.data import generator
 from tlspec.expressions import evaluate
 from tlspec.formats import FORMATS, Format
 from tlspec.signature import Param, split_list

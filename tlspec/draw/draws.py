@@ -1,4 +1,4 @@
-"""What a row's ``draw(d)`` draws dimensions and parameters with: sizes from a list, or next to boundaries."""
+"""What a row's ``draw(d)`` draws dimensions, parameters and strides with: sizes from a list, or next to edges."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from tlspec.case import INTEGERS
+
+#: in elements
+Strides = tuple[int, ...]
 #: sizes dimensions are drawn from: primes, and the neighbours of powers of two and of the summation trees' widths
 DIMS = (
     0, 1, 2, 3, 5, 7, 11, 13, 17, 31, 32, 33, 61, 64, 65, 127, 128, 129, 251, 255, 256, 257, 509, 513, 1021, 1023, 1024, 1025,
     2039, 2049, 4093, 4097, 8191, 16381, 16384, 16385, 32771, 65521, 65537, 131071, 262147, 524287, 1048573, 2097143,
 )  # fmt: skip
-#: the largest exactly representable run of integers
-INTEGERS = 2**24
 #: lengths that models have: widths, heads, vocabularies, sides of images and of their patches
 MODELS = (
     7, 10, 12, 14, 28, 48, 49, 50, 56, 77, 80, 96, 100, 112, 144, 160, 192, 196, 197, 224, 240, 320, 384, 400, 576, 640, 768, 784,
@@ -69,7 +71,7 @@ class Draw:
         self.axes = axes
         #: whether sizes meet in one array, so that their products count
         self.paired = paired
-        #: boundaries; where there are any, sizes and integers are drawn next to them
+        #: where there are any, sizes and integers are drawn next to them
         self.edges = edges
         #: not 0: sizes are aligned, this divides them, and some are equal; otherwise they are distinct and most of them prime
         self.step = step
@@ -78,7 +80,7 @@ class Draw:
         self._used: list[int] = []
 
     def edge(self, low: int, high: int, edges: Sequence[int] = ()) -> int | None:
-        """A number in [low, high] next to a boundary or to a small multiple of one; None where a search finds none."""
+        """A number in [low, high] next to an edge or to a small multiple of one; None where a search finds none."""
         for _ in range(12):
             b, k = self.choice(edges or self.edges), self.choice((1, 1, 1, 2, 3))
             e = 0 if self.step else self.choice((-1, 0, 1))
@@ -109,6 +111,10 @@ class Draw:
         if not choices:
             return None
         return int(self.choice(choices[len(choices) // 2 :] if self.rng.random() < 0.5 else choices))
+
+    def sizes(self, high: float) -> list[int]:
+        """The lengths of the list up to `high`, 0 where the case may be empty; 1 where there is none."""
+        return [n for n in DIMS if n <= high and (n or self.empty)] or [1]
 
     def dim(self, low: int = 0, high: int | None = None) -> int:
         """One size in [low, high], different from those already drawn unless the case is aligned; pairs of sizes multiply to at
@@ -241,3 +247,34 @@ class Draw:
             if near:
                 out[where] = self.rng.choice(np.array(near, np.uint32), size=int(where.sum()))
         return out
+
+    def matrix_strides(self, batch: int, rows: int, columns: int) -> Strides:
+        """Strides of `batch` matrices along the batch, rows and columns, one of the last two being 1: contiguous, transposed,
+        with room behind each row, one matrix for all, the rows of all matrices in turn, and rows that overlap."""
+        lengths, strides = [rows, columns], [0, 1]
+        if across := self.integer(0, 1):
+            lengths.reverse()
+        length, room = lengths[1], self.choice((0, 0, 1, 3, 4, 8, self.integer(0, 64)))
+        kind = self.choice(("apart", "apart", "apart", "in turn", "shared", "overlapping"))
+        strides[0] = {"in turn": batch * (length + room), "overlapping": self.integer(0, length)}.get(
+            kind, length + room
+        )
+        apart = lengths[0] * strides[0] + self.choice((0, 0, 1, 4))
+        between = {"in turn": length + room, "shared": 0}.get(kind, apart)
+        return (between, *(strides[::-1] if across else strides))
+
+    def head_strides(self, batch: int, heads: int, rows: int, width: int) -> Strides:
+        """Strides of rows of `width` elements along the batch, heads and rows: head after head, heads of a row side by
+        side, alone or with those of two more arrays, samples of a row side by side, one head for all, one sample for all; with
+        room or not."""
+        room = self.choice((0, 0, 0, 1, 4, self.integer(0, 9)))
+        kind = self.choice(("heads", "rows", "rows", "packed", "samples", "one head", "one sample"))
+        if kind in ("rows", "packed"):
+            row = heads * width * (3 if kind == "packed" else 1) + room
+            return rows * row, width, row
+        if kind == "samples":
+            sample = heads * width + room
+            return sample, width, batch * sample
+        row = width + room
+        head = 0 if kind == "one head" else rows * row
+        return 0 if kind == "one sample" else heads * rows * row, head, row
