@@ -360,7 +360,7 @@ def _moments(x, axes: int, correction: float):
 
 @op("x[*dims]; axes: u32, correction: float, root: u32 -> out[*keep(dims, axes)]",
     classes=AXES, lengths=AXES_LENGTHS, bound=_NEARLY, source=_FOLD,
-    draw=lambda d: {**_draw_axes(d), "correction": d.choice([0.0, 1.0, 0.5]), "root": d.integer(0, 1)},
+    draw=lambda d: {**_draw_axes(d), "correction": d.choice([0.0, 1.0, 0.5, 3.0]), "root": d.integer(0, 1)},
     checks=[_AXES, check("correction", "correction >= 0"), check("root", "root < 2", say="0 for the variance, 1 for its root")],
     laws=[equation("f(x + 3) = f(x)", lambda f: [(f(), f({"x": f.inputs["x"] + 3}))], exact=False)])  # fmt: skip
 def var(x, axes, correction, root):
