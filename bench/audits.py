@@ -21,7 +21,7 @@ import numpy as np
 from audit.environment import describe_run
 from examples import char_gpt, common
 from tlrt import Session, ledger
-from tlrt._capture.calls import uploader
+from tlrt._capture.recorded import uploader
 from tlrt._terminal import Progress, format_table
 from tlrt.audit import audit
 from tlrt.verify.documents import write_document

@@ -10,6 +10,7 @@ import traceback
 from codegen.files import GENERATED, generated_files
 from codegen.kernel_sources import missing_kernels
 from codegen.new import unfilled
+from codegen.operations import FOLDER, MARK
 from codegen.text import ROOT
 from tlspec import registry
 from tlspec.validation import row_problems
@@ -59,7 +60,9 @@ def update_files(check: bool) -> int:
             if not check:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)
-    for path in sorted((ROOT / GENERATED).iterdir()):
+    ours = sorted((ROOT / GENERATED).iterdir())
+    ours += [path for path in sorted((ROOT / FOLDER).glob("*.py")) if path.read_text().startswith(MARK)]
+    for path in ours:
         if (name := path.relative_to(ROOT).as_posix()) not in files:
             stale.append(f"{name} (of no row)")
             if not check:

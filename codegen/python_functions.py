@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import ast
 import re
-import textwrap
 
+from codegen.docstrings import function_docstring, renamed_arguments, takes_want
 from codegen.text import BANNER, call_text
-from tlspec.entries import EXCEPTIONS, Argument, Entry, all_entries, arguments, checks_of, inferred, shapes_text
+from tlspec.entries import Argument, Entry, all_entries, arguments, inferred
 from tlspec.signature import Array
 
 WIDTH = 120
@@ -19,9 +19,13 @@ Arguments are device buffers, then dimensions, then scalars. A buffer has no sha
 are read, row-major. `out` is a buffer of exactly the result's length that is overwritten; without it one is made. Operations
 on lists take sequences of buffers, and everything else by keyword; they work on all of them at once.
 
-Every function raises ArgumentTypeError for a wrong Python type, SizeOverflowError for dimensions whose product needs
-2^32 or more, DeviceMismatchError for buffers of different devices, AliasError where `out` is an input (elementwise
-operations allow it), ReleasedError for a released buffer, OutOfMemoryError, and leaves `out` untouched then.
+Every function raises ArgumentTypeError for a wrong Python type, ShapeError where a length does not fit its shape,
+SizeOverflowError for dimensions whose product needs 2^32 or more, DeviceMismatchError for buffers of different devices,
+AliasError where `out` is an input (elementwise operations allow it), ReleasedError for a released buffer, OutOfMemoryError, and
+leaves `out` untouched then. A section `Raises` holds what an operation refuses besides; its VJP refuses the same.
+
+Examples are run by a test, after ``import numpy as np``, ``import tlrt``, ``from tlrt import kernels`` and
+``cpu = tlrt.device("cpu")``.
 
 Ctrl-C (SIGINT) ends a long call on the CPU at once. If its handler raises, nothing is made and `out` holds anything; if the
 handler returns, the call is made again. Calls with an input in `out`, optimisers' steps among them, run to their end, and so
@@ -29,7 +33,26 @@ do those of other threads than the main one."""
 #: the functions that are no operation's
 SHARE_AND_PACK = '''\
 def share(x: Buffer) -> Buffer:
-    """A second handle to the storage of `x`; see :meth:`Buffer.share`."""
+    """A second handle to the storage of a buffer; see :meth:`Buffer.share`.
+
+    Parameters
+    ----------
+    x : Buffer
+        Any length.
+
+    Returns
+    -------
+    Buffer
+        The other handle; the storage goes when both are released.
+
+    Examples
+    --------
+    >>> x = cpu.buffer([1, 2])
+    >>> y = kernels.share(x)
+    >>> x.release()
+    >>> print(y.numpy())
+    [1. 2.]
+    """
     try:
         return x.share()
     except AttributeError as error:
@@ -37,8 +60,25 @@ def share(x: Buffer) -> Buffer:
 
 
 def pack(xs: Sequence[Buffer]) -> Sequence[Buffer]:
-    """The same buffers as a tuple that remembers their handles: pass it where a list is taken, in `out` too, and the
-    call costs the same in Python for one buffer and for a hundred."""
+    """The same buffers as a tuple that remembers their handles.
+
+    Pass it where a list is taken, in `out` too: the call costs the same in Python for one buffer and for a hundred.
+
+    Parameters
+    ----------
+    xs : sequence of Buffer
+        Buffers of one device.
+
+    Returns
+    -------
+    sequence of Buffer
+        A tuple.
+
+    Examples
+    --------
+    >>> print(kernels.global_norm(kernels.pack([cpu.buffer([3]), cpu.buffer([4])])).numpy())
+    [5.]
+    """
     try:
         return _pack(xs)
     except _WRONG as error:
@@ -53,16 +93,12 @@ def _result(e: Entry) -> str:
         return "list[Buffer]" if e.outputs[0].listed else _class(e.outputs[0])
     if e.outputs[0].listed:
         return f"tuple[{', '.join(['list[Buffer]'] * len(e.outputs))}]"
-    one = "Buffer | None" if _takes_want(e) else "Buffer"
+    one = "Buffer | None" if takes_want(e) else "Buffer"
     return f"tuple[{', '.join([one] * len(e.outputs))}]"
 
 
 def _class(output: Array) -> str:
     return "IndexBuffer" if output.kind == "index" else "Buffer"
-
-
-def _takes_want(e: Entry) -> bool:
-    return e.only is None and len(e.outputs) > 1 and all(o.optional for o in e.outputs)
 
 
 def python_signature(e: Entry) -> str:
@@ -81,7 +117,7 @@ def python_signature(e: Entry) -> str:
     elif len(e.outputs) == 1:
         items.append(f"out: {_class(e.outputs[0])} | None = None")
     else:
-        if _takes_want(e):
+        if takes_want(e):
             items.append("want: Sequence[bool] | None = None")
         items.append("out: Sequence[Buffer | None] | None = None")
     line = f"def {e.name}({', '.join(items)}) -> {_result(e)}:"
@@ -90,58 +126,6 @@ def python_signature(e: Entry) -> str:
     inner = f"    {', '.join(items)}"
     body = inner if len(inner) <= WIDTH else ",\n".join(f"    {i}" for i in items) + ","
     return f"def {e.name}(\n{body}\n) -> {_result(e)}:"
-
-
-def _renamed_arguments(e: Entry) -> dict[str, str]:
-    return {a.of: a.name for a in arguments(e) if a.of and a.of != a.name}
-
-
-def docstring(e: Entry) -> str:
-    """The function's documentation: the row's text, shapes, results, errors, source; indented and quoted."""
-    text, shapes = e.doc, shapes_text(e)
-    for old, new in _renamed_arguments(e).items():
-        # `out` on the left of the arrow and in the text is an input; no output of the entry has its name
-        text, shapes = (re.sub(rf"\b{old}\b", new, t) for t in (text, shapes))
-    parts = [text.strip() or f"{e.name}."]
-    parts.append(textwrap.fill(f"Signature: {shapes}", WIDTH - 8, subsequent_indent="    "))
-    if _takes_want(e):
-        names = ", ".join(o.name for o in e.outputs)
-        want = "`want` says which to compute, all by default; the others are None"
-        returns = f"Returns ({names}). {want}. `out` may hold a buffer for each one wanted."
-        parts.append(textwrap.fill(returns, WIDTH - 8))
-    if any(o.listed for o in e.outputs):
-        parts.append(textwrap.fill(_lists_text(e), WIDTH - 8))
-    parts.append(textwrap.fill(_errors(e), WIDTH - 8, subsequent_indent="    "))
-    if e.op.source:
-        parts.append(textwrap.fill(f"Source: {e.op.source}", WIDTH - 8, subsequent_indent="    "))
-    text = "\n\n".join(parts)
-    quote = 'r"""' if "\\" in text else '"""'
-    indented = textwrap.indent(text, "    ").lstrip()
-    return f"    {quote}{indented.replace(chr(34) * 3, chr(39) * 3)}\n    {chr(34) * 3}"
-
-
-def _lists_text(e: Entry) -> str:
-    names = ", ".join(o.name for o in e.outputs)
-    if len(e.outputs) == 1:
-        return f"Returns {names}. `out` is a list with a Buffer or None for each; it may be an input list, element by element."
-    return (
-        f"Returns ({names}). `out` has a list or None for each of them, a list a Buffer or None for each element; an input "
-        "list may be given there, element by element."
-    )
-
-
-def _errors(e: Entry) -> str:
-    raises = ["ShapeError where a length does not fit its shape"]
-    if e.signature.lists:
-        raises[0] += " or lists differ in length"
-        if e.signature.needs_context:
-            raises.append("ArgumentError for an empty list without a device")
-    kinds = {a.kind for a in arguments(e)}
-    if "u32" in kinds:
-        raises.append("IndexOutOfRangeError for an index below 0 or of 2^32 and more")
-    for c in checks_of(e):
-        raises.append(f"{EXCEPTIONS.get(c.status, 'TorchleanError')} unless {c.say or c.expression} ({c.name})")
-    return "Raises " + "; ".join(raises) + "."
 
 
 def _dims_text(a: Array, e: Entry) -> str:
@@ -220,7 +204,7 @@ def function(e: Entry) -> str:
     roles = {a.name: a.role for a in args if a.role != "dimension"}
     role_argument = f", {roles!r}".replace("'", '"') if roles else ""
     refuse = f"raise _refusal({e.name}, error, locals(){role_argument}) from None"
-    rename = _renamed_arguments(e)
+    rename = renamed_arguments(e)
     fail = f"return _again(status, {e.name}, locals(){f', {rename!r}' if rename else ''})".replace("'", '"')
     placed = [f"places[{i}]" for i in range(len(e.outputs))]
     if any(o.host for o in e.outputs):
@@ -255,7 +239,7 @@ def function(e: Entry) -> str:
     else:
         names = ", ".join(f'"{o.name}"' for o in e.outputs)
         lines = [
-            f'places, given, undo, give = taken = _slots("{e.name}", ({names}), {"want" if _takes_want(e) else "None"}, out)',
+            f'places, given, undo, give = taken = _slots("{e.name}", ({names}), {"want" if takes_want(e) else "None"}, out)',
             "try:", *[f"    {p}" for p in prepare],
             *_indent(call_text("status = call", [*call, *placed], "", WIDTH - 8)),
             "    if not status:", f"        made = _results(places, given, {owner})",
@@ -270,7 +254,7 @@ def function(e: Entry) -> str:
         single = len(e.outputs) == 1 and not e.outputs[0].listed
         lines += [*(["if status:", f"    {fail}"] if single else []), *after]
     lines = [*_run_twin(e), *lines]
-    return f"{python_signature(e)}\n{docstring(e)}\n" + "\n".join(f"    {line}" for line in lines) + "\n"
+    return f"{python_signature(e)}\n{function_docstring(e)}\n" + "\n".join(f"    {line}" for line in lines) + "\n"
 
 
 def _run_twin(e: Entry) -> list[str]:

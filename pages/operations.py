@@ -20,6 +20,7 @@ from tlrt import Session, kernels
 from tlrt.verify.documents import read_document
 from tlrt.verify.verifier import directions
 from tlspec import entries, registry
+from tlspec._documentation import describe_argument, read_documentation
 from tlspec.declarations import declarations
 from tlspec.entries import EXCEPTIONS
 from tlspec.registry import Op
@@ -69,29 +70,6 @@ def escape(text: str) -> str:
 
 def code(text: str) -> str:
     return f"`{text}`" if text else ""
-
-
-@dataclass(frozen=True)
-class Documentation:
-    """The parts of a row's docstring."""
-
-    summary: str
-    formula: tuple[str, ...]
-    labelled: Mapping[str, str]
-
-
-def read_documentation(doc: str) -> Documentation:
-    """A docstring as its first sentence, the paragraphs of its formula, and its labelled paragraphs by their label."""
-    paragraphs = [p for p in doc.split("\n\n") if p.strip()]
-    labels = ("Shapes", "Special values and errors", "Special values", "Errors")
-    labelled, plain = {}, []
-    for paragraph in paragraphs[1:]:
-        label = next((x for x in labels if paragraph.startswith(f"{x}:")), None)
-        if label:
-            labelled[label] = paragraph[len(label) + 1 :].strip()
-        else:
-            plain.append(paragraph)
-    return Documentation(paragraphs[0] if paragraphs else "", tuple(plain), labelled)
 
 
 def is_formula(paragraph: str) -> bool:
@@ -208,22 +186,18 @@ def call_section(row: Op, material: Material) -> list[str]:
         page += ["```py", python_text(f"session.{row.name}", method), "```", ""]
     page += ["On buffers, from `tlrt.kernels`:", "", "```py"]
     page += [python_text(e.name, getattr(kernels, e.name)) for e in own]
+    page += ["```", "", 'For example, after `cpu = tlrt.device("cpu")`:', "", "```pycon"]
+    page += [inspect.getdoc(getattr(kernels, row.name)).partition("Examples\n--------\n")[2]]  # type: ignore[union-attr]
     page += ["```", "", "From C, from `torchlean_cuda_ops.h`:", "", "```c"]
     page += [c_text(material.prototypes[e.symbol]) for e in own if e.symbol in material.prototypes]
     page += ["```", "", "The arguments of the forward function:", ""]
-    arrays = {a.name: a for a in (*row.signature.inputs, *row.signature.outputs)}
     rows = []
     for a in entries.arguments(own[0]):
-        array = arrays.get(a.of)
-        shape = (
-            "any; the same for all operands" if array and array.elementwise else ", ".join(array.dims) if array else ""
-        )
         wide = a.role == "wide"
         kind = "integer below 2⁶⁴" if wide else "index" if a.role == "index" else KINDS[a.kind]
-        rows.append(
-            (code(a.name), kind, escape(shape), "may be left out" if a.default == "None" else code(a.default or ""))
-        )
-    page += [*table(("argument", "what it is", "shape", "default"), rows), ""]
+        meaning = escape(describe_argument(own[0], a))
+        rows.append((code(a.name), kind, meaning, "may be left out" if a.default == "None" else code(a.default or "")))
+    page += [*table(("argument", "what it is", "shape and meaning", "default"), rows), ""]
     outs = [
         (code(o.name), escape("that of the operands" if o.elementwise else ", ".join(o.dims) or "1"))
         for o in row.signature.outputs

@@ -48,7 +48,27 @@ _KEPT = 2**29
 
 @dataclass
 class Row:
-    """One node of one step on one device."""
+    """One node of one step on one device.
+
+    Parameters
+    ----------
+    device : str
+        The device.
+    step : int
+        The step.
+    node : int
+        The node.
+    op : str
+        The operation.
+    shape : tuple of int
+        The result's shape.
+    forward : float, optional
+        Worst error of the result as a share of its bound; None where nothing is computed.
+    backward : float, optional
+        Worst error of the gradients as a share of their bounds; None where none is reached.
+    drift : float, optional
+        rms of the difference to the reference device over rms of its value.
+    """
 
     device: str
     step: int
@@ -64,7 +84,25 @@ class Row:
 
 @dataclass(frozen=True)
 class Failure:
-    """A node whose result lies out of its bound."""
+    """A node whose result lies out of its bound.
+
+    Parameters
+    ----------
+    device : str
+        The device.
+    step : int
+        The step.
+    node : int
+        The node.
+    op : str
+        The operation.
+    which : str
+        "forward" or "vjp".
+    text : str
+        What is wrong.
+    command : str, default ''
+        Checks this operation on these inputs; empty unless a folder for reproductions was given.
+    """
 
     device: str
     step: int
@@ -82,7 +120,23 @@ class Failure:
 
 @dataclass
 class Report:
-    """What :func:`compare` found; printing it gives the tables."""
+    """What :func:`compare` found; printing it gives the tables.
+
+    Parameters
+    ----------
+    devices : tuple of str
+        The devices compared.
+    rows : list of Row
+        One for each node, step and device.
+    failures : list of Failure
+        Results out of their bounds.
+    parameters : dict
+        Per device and parameter, the drift of its final value.
+    results : dict
+        Per device, what the program returned, where it is an array or a number.
+    not_numbers : list of str
+        Where NaN comes from: nodes that have it though nothing that they read has.
+    """
 
     devices: tuple[str, ...]
     rows: list[Row] = field(default_factory=list)
@@ -149,10 +203,38 @@ def compare(
     program: Program, devices: Sequence[str] = ("spec", "cpu"), *, reproduce: str | Path | None = None,
     progress: Callable[[str], None] | None = None, **options: Any,
 ) -> Report:  # fmt: skip
-    """Runs `program` on each device and compares; see the module. The first device is the reference of the drift.
+    """Runs a program on several devices, and compares every node with its specification and with the first device.
 
-    `reproduce` is a folder for the inputs of nodes out of bounds, with the command that checks each; `options` are those of
-    :class:`tlrt.session.Options`; `progress` is called with a line now and then. Raises what the program raises."""
+    Raises what the program raises.
+
+    Parameters
+    ----------
+    program : callable
+        Takes a session; see :mod:`tlrt.differential`.
+    devices : sequence of str, default ('spec', 'cpu')
+        The first is the reference of the drift.
+    reproduce : str or Path, optional
+        A folder for the inputs of nodes out of bounds, with the command that checks each.
+    progress : callable, optional
+        Called with a line now and then.
+    **options : object
+        Fields of :class:`tlrt.Options`.
+
+    Returns
+    -------
+    Report
+        What was found.
+
+    Examples
+    --------
+    >>> def program(s):
+    ...     w = s.param([1, 2], "w")
+    ...     loss = s.reduce_sum(w * w)
+    ...     s.backward(loss)
+    ...     return loss.item()
+    >>> print(tlrt.compare(program).ok)
+    True
+    """
     names = tuple(devices)
     if not names or len(set(names)) != len(names):
         raise refusal(ArgumentError, "compare", "devices", names, "one or more different names")

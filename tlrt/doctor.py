@@ -23,7 +23,19 @@ FULL_FLOAT64 = {"6.0", "7.0", "8.0", "9.0", "10.0"}
 
 @dataclass
 class Report:
-    """The findings: facts in the order of the listing, devices, and problems with what to do about each."""
+    """What was found of the installation and the machine.
+
+    Parameters
+    ----------
+    facts : dict
+        Facts in the order of the listing.
+    devices : dict of str to str
+        Devices by name.
+    problems : list of (str, str)
+        What makes the package unusable, and what to do about it.
+    notes : list of (str, str)
+        What is missing while the rest works, and what to do about it.
+    """
 
     facts: dict[str, Any] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)
@@ -37,6 +49,14 @@ class Report:
         return not self.problems
 
     def json(self) -> str:
+        """The findings for programs.
+
+        Returns
+        -------
+        str
+            A JSON document.
+        """
+
         def pairs(items: list[tuple[str, str]]) -> list[dict[str, str]]:
             return [{"problem": a, "remedy": b} for a, b in items]
 
@@ -45,6 +65,13 @@ class Report:
         return json.dumps(document, indent=2)
 
     def text(self) -> str:
+        """The findings for people.
+
+        Returns
+        -------
+        str
+            Some lines.
+        """
         rows = [(key.replace("_", " "), str(value)) for key, value in self.facts.items()]
         rows += [(f"device {name}", text) for name, text in self.devices.items()]
         width = max((len(key) for key, _ in rows), default=0)
@@ -59,7 +86,13 @@ class Report:
 
 
 def examine() -> Report:
-    """Looks at this installation and this machine."""
+    """Looks at the installation and the machine.
+
+    Returns
+    -------
+    Report
+        What was found.
+    """
     report = Report()
     facts = report.facts
     facts["python"] = f"{platform.python_version()} ({sys.executable})"
@@ -167,7 +200,18 @@ def _driver() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 0 when the library is usable, else 1."""
+    """The command ``python -m tlrt doctor``.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Its arguments; those of the process unless given.
+
+    Returns
+    -------
+    int
+        The exit status.
+    """
     parser = argparse.ArgumentParser(
         prog=program_name("doctor"),
         description="Says what was built, which devices are seen, and what to do when something is missing.",

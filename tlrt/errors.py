@@ -124,8 +124,26 @@ _E = TypeVar("_E", bound=Exception)
 
 
 def refusal(kind: type[_E], op: str, argument: object, got: object, expected: object) -> _E:
-    """The exception for an argument that an operation does not take: "op: argument: got …, expected …". Without an argument's
-    name ("") the message leaves it out."""
+    """An error with the text "op: argument: got ..., expected ...".
+
+    Parameters
+    ----------
+    kind : type
+        Its class, one of :mod:`tlrt.errors`.
+    op : str
+        The operation.
+    argument : str
+        The argument, or empty.
+    got : object
+        What was given.
+    expected : object
+        What is taken.
+
+    Returns
+    -------
+    Exception
+        Of that class.
+    """
     text = f"{op}: {argument}{': ' if argument else ''}got {got}, expected {expected}"
     made = kind(text)
     if isinstance(made, TorchleanError):

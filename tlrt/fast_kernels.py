@@ -58,27 +58,137 @@ def _dgemm(device: Any, a: Array, b: Array) -> Array:
 
 
 def vector_array(x: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """A vector as a contiguous float64 array, to run loops on. Raises ShapeError unless it has one axis."""
+    """A vector as a contiguous float64 array, to run loops on.
+
+    Parameters
+    ----------
+    x : array_like
+        One axis.
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape (n,).
+
+    Raises
+    ------
+    ShapeError
+        Another number of axes.
+
+    Examples
+    --------
+    >>> from tlrt import fast_kernels
+    >>> print(fast_kernels.vector_array([1, 2]))
+    [1. 2.]
+    """
     return _float64_array("vector_array", "x", x, 1)
 
 
 def matrix_rows(x: npt.ArrayLike) -> list[npt.NDArray[np.float64]]:
-    """A matrix (m, n) as the list of its m rows. Raises ShapeError unless it has two axes."""
+    """A matrix as the list of its rows.
+
+    Parameters
+    ----------
+    x : array_like
+        Shape (m, n).
+
+    Returns
+    -------
+    list of numpy.ndarray
+        m rows of shape (n,), in float64.
+
+    Raises
+    ------
+    ShapeError
+        Another number of axes.
+
+    Examples
+    --------
+    >>> from tlrt import fast_kernels
+    >>> print(fast_kernels.matrix_rows([[1, 2], [3, 4]]))
+    [array([1., 2.]), array([3., 4.])]
+    """
     return list(_float64_array("matrix_rows", "x", x, 2))
 
 
 def as_column(x: npt.ArrayLike) -> Array:
-    """A vector (n) as a matrix of one column (n, 1); a view of an array. Raises ShapeError unless it has one axis."""
+    """A vector as a matrix of one column.
+
+    Parameters
+    ----------
+    x : array_like
+        Shape (n,).
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape (n, 1), a view of an array.
+
+    Raises
+    ------
+    ShapeError
+        Another number of axes.
+
+    Examples
+    --------
+    >>> from tlrt import fast_kernels
+    >>> print(fast_kernels.as_column([1, 2]).shape)
+    (2, 1)
+    """
     return _require_axes("as_column", x, 1)[:, np.newaxis]
 
 
 def as_row(x: npt.ArrayLike) -> Array:
-    """A vector (n) as a matrix of one row (1, n); a view of an array. Raises ShapeError unless it has one axis."""
+    """A vector as a matrix of one row.
+
+    Parameters
+    ----------
+    x : array_like
+        Shape (n,).
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape (1, n), a view of an array.
+
+    Raises
+    ------
+    ShapeError
+        Another number of axes.
+
+    Examples
+    --------
+    >>> from tlrt import fast_kernels
+    >>> print(fast_kernels.as_row([1, 2]).shape)
+    (1, 2)
+    """
     return _require_axes("as_row", x, 1)[np.newaxis, :]
 
 
 def drop_column(x: npt.ArrayLike) -> Array:
-    """A matrix of one column (n, 1) as a vector (n); a view of an array. Raises ShapeError for any other shape."""
+    """A matrix of one column as a vector.
+
+    Parameters
+    ----------
+    x : array_like
+        Shape (n, 1).
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape (n,), a view of an array.
+
+    Raises
+    ------
+    ShapeError
+        Any other shape.
+
+    Examples
+    --------
+    >>> from tlrt import fast_kernels
+    >>> print(fast_kernels.drop_column([[1], [2]]).shape)
+    (2,)
+    """
     array = _require_axes("drop_column", x, 2)
     if array.shape[1] != 1:
         raise refusal(ShapeError, "drop_column", "x", f"shape {array.shape}", "(n, 1)")
@@ -93,13 +203,37 @@ def _require_axes(op: str, x: npt.ArrayLike, rank: int) -> Array:
 
 
 def dot(a: npt.ArrayLike, b: npt.ArrayLike, *, precision: Precision = "fp64", use_gpu: bool = False) -> float:
-    """Dot product of two vectors.
+    """Dot product Σ_i a[i]·b[i] of two vectors; 0 over nothing.
 
-    Σ_i a[i]·b[i]
+    Parameters
+    ----------
+    a : array_like
+        Shape (n,).
+    b : array_like
+        Shape (n,).
+    precision : str, default 'fp64'
+        "fp32" by the device's product, "fp64" by DGEMM.
+    use_gpu : bool, default False
+        On the GPU where there is one.
 
-    a, b (n). 0 over nothing.
+    Returns
+    -------
+    float
+        The product.
 
-    Errors: ShapeError unless both have one axis of the same length; ArgumentError for another precision."""
+    Raises
+    ------
+    ShapeError
+        Shapes do not fit.
+    ArgumentError
+        Another precision.
+
+    Examples
+    --------
+    >>> from tlrt import fast_kernels
+    >>> print(fast_kernels.dot([1, 2], [3, 4]))
+    11.0
+    """
     x, y = _float64_array("dot", "a", a, 1), _float64_array("dot", "b", b, 1)
     _require_shape("dot", "b", y.shape, x.shape)
     return float(matmul_forward(as_row(x), as_column(y), precision=precision, use_gpu=use_gpu)[0, 0])
@@ -108,13 +242,37 @@ def dot(a: npt.ArrayLike, b: npt.ArrayLike, *, precision: Precision = "fp64", us
 def matmul_forward(
     a: npt.ArrayLike, b: npt.ArrayLike, *, precision: Precision = "fp32", use_gpu: bool = False
 ) -> Array:
-    """Matrix product.
+    """Matrix product: out[i, j] = Σ_k a[i, k]·b[k, j].
 
-    out[i, j] = Σ_k a[i, k]·b[k, j]
+    Parameters
+    ----------
+    a : array_like
+        Shape (m, n).
+    b : array_like
+        Shape (n, p).
+    precision : str, default 'fp32'
+        "fp32" by the device's product, "fp64" by DGEMM.
+    use_gpu : bool, default False
+        On the GPU where there is one.
 
-    a (m, n), b (n, p) -> out (m, p), float32 or float64 as the precision says. n = 0 gives zeros.
+    Returns
+    -------
+    numpy.ndarray
+        Shape (m, p), float32 or float64 as the precision says; zeros for n = 0.
 
-    Errors: ShapeError where shapes do not fit; ArgumentError for another precision."""
+    Raises
+    ------
+    ShapeError
+        Shapes do not fit.
+    ArgumentError
+        Another precision.
+
+    Examples
+    --------
+    >>> from tlrt import fast_kernels
+    >>> print(fast_kernels.matmul_forward([[1, 2]], [[3], [4]]))
+    [[11.]]
+    """
     op = "matmul_forward"
     double = _is_float64(op, precision)
     x, y = _float64_array(op, "a", a, 2), _float64_array(op, "b", b, 2)
@@ -128,22 +286,73 @@ def matmul_forward(
 
 
 def matmul_forward_gpu(a: npt.ArrayLike, b: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """The product on the GPU by default: in float64, ``matmul_forward(a, b, precision="fp64", use_gpu=True)``.
+    """Matrix product in float64, on the GPU where there is one.
 
-    Errors: ShapeError where shapes do not fit."""
+    Parameters
+    ----------
+    a : array_like
+        Shape (m, n).
+    b : array_like
+        Shape (n, p).
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape (m, p), float64.
+
+    Raises
+    ------
+    ShapeError
+        Shapes do not fit.
+
+    Examples
+    --------
+    >>> from tlrt import fast_kernels
+    >>> print(fast_kernels.matmul_forward_gpu([[1, 2]], [[3], [4]]))
+    [[11.]]
+    """
     return matmul_forward(a, b, precision="fp64", use_gpu=True)
 
 
 def matmul_backward(
     a: npt.ArrayLike, b: npt.ArrayLike, g: npt.ArrayLike, *, precision: Precision = "fp32", use_gpu: bool = False
 ) -> tuple[Array, Array]:
-    """Gradients of a matrix product.
+    """Gradients of a matrix product: da = g·bᵀ, db = aᵀ·g.
 
-    da = g·bᵀ, db = aᵀ·g
+    Parameters
+    ----------
+    a : array_like
+        Shape (m, n).
+    b : array_like
+        Shape (n, p).
+    g : array_like
+        Shape (m, p): cotangent of the product.
+    precision : str, default 'fp32'
+        "fp32" by the device's product, "fp64" by DGEMM.
+    use_gpu : bool, default False
+        On the GPU where there is one.
 
-    a (m, n), b (n, p), g (m, p) -> da (m, n), db (n, p), float32 or float64 as the precision says.
+    Returns
+    -------
+    da : numpy.ndarray
+        Shape (m, n).
+    db : numpy.ndarray
+        Shape (n, p).
 
-    Errors: ShapeError where shapes do not fit; ArgumentError for another precision."""
+    Raises
+    ------
+    ShapeError
+        Shapes do not fit.
+    ArgumentError
+        Another precision.
+
+    Examples
+    --------
+    >>> from tlrt import fast_kernels
+    >>> da, db = fast_kernels.matmul_backward([[1, 2]], [[3], [4]], [[1]])
+    >>> print(da, db.T)
+    [[3. 4.]] [[1. 2.]]
+    """
     op = "matmul_backward"
     double = _is_float64(op, precision)
     x, y, upstream = _float64_array(op, "a", a, 2), _float64_array(op, "b", b, 2), _float64_array(op, "g", g, 2)
@@ -161,16 +370,43 @@ def matmul_backward(
 def linear_forward(
     w: npt.ArrayLike, b: npt.ArrayLike, x: npt.ArrayLike, *, precision: Precision = "fp32", use_gpu: bool = False
 ) -> Array:
-    """Affine layer.
+    """Affine layer y = W·x + b.
 
-    y = W·x + b
+    Parameters
+    ----------
+    w : array_like
+        Shape (outputs, inputs).
+    b : array_like
+        Shape (outputs,).
+    x : array_like
+        Shape (inputs,) or (batch, inputs).
+    precision : str, default 'fp32'
+        "fp32" by the device's product, "fp64" by DGEMM.
+    use_gpu : bool, default False
+        On the GPU where there is one.
 
-    w (outputs, inputs), b (outputs), x (inputs) or (batch, inputs) -> y (outputs) or (batch, outputs), float32 or float64 as
-    the precision says.
+    Returns
+    -------
+    numpy.ndarray
+        Shape (outputs,) or (batch, outputs), float32 or float64 as the precision says.
 
-    Errors: ShapeError where shapes do not fit; ArgumentError for another precision.
+    Raises
+    ------
+    ShapeError
+        Shapes do not fit.
+    ArgumentError
+        Another precision.
 
-    Source: torch.nn.functional.linear"""
+    References
+    ----------
+    torch.nn.functional.linear
+
+    Examples
+    --------
+    >>> from tlrt import fast_kernels
+    >>> print(fast_kernels.linear_forward([[1, 2]], [0.5], [3, 4]))
+    [11.5]
+    """
     op = "linear_forward"
     double = _is_float64(op, precision)
     weights, rows, single = _linear_inputs(op, w, x)
@@ -189,16 +425,47 @@ def linear_forward(
 def linear_backward(
     w: npt.ArrayLike, x: npt.ArrayLike, g: npt.ArrayLike, *, precision: Precision = "fp32", use_gpu: bool = False
 ) -> tuple[Array, Array, Array]:
-    """Gradients of the affine layer.
+    """Gradients of the affine layer: dw = g ⊗ x, db = g, dx = Wᵀ·g; with a batch dw and db are summed over it.
 
-    dw = g ⊗ x, db = g, dx = Wᵀ·g; with a batch, dw and db are summed over it.
+    Parameters
+    ----------
+    w : array_like
+        Shape (outputs, inputs).
+    x : array_like
+        Shape (inputs,) or (batch, inputs).
+    g : array_like
+        Shape (outputs,) or (batch, outputs): cotangent of y.
+    precision : str, default 'fp32'
+        "fp32" by the device's product, "fp64" by DGEMM.
+    use_gpu : bool, default False
+        On the GPU where there is one.
 
-    w (outputs, inputs), x (inputs), g (outputs), or x and g with a batch before -> (dw, db, dx), of the shapes of w, b, x,
-    float32 or float64 as the precision says.
+    Returns
+    -------
+    dw : numpy.ndarray
+        Shape (outputs, inputs).
+    db : numpy.ndarray
+        Shape (outputs,).
+    dx : numpy.ndarray
+        The shape of x.
 
-    Errors: ShapeError where shapes do not fit; ArgumentError for another precision.
+    Raises
+    ------
+    ShapeError
+        Shapes do not fit.
+    ArgumentError
+        Another precision.
 
-    Source: torch.nn.functional.linear"""
+    References
+    ----------
+    torch.nn.functional.linear
+
+    Examples
+    --------
+    >>> from tlrt import fast_kernels
+    >>> print(*fast_kernels.linear_backward([[1, 2]], [3, 4], [1]))
+    [[3. 4.]] [1.] [1. 2.]
+    """
     op = "linear_backward"
     double = _is_float64(op, precision)
     weights, rows, single = _linear_inputs(op, w, x)
@@ -237,27 +504,65 @@ def _read_and_release(buffer: Buffer | None, shape: tuple[int, ...]) -> Array:
 
 
 def mse_spec_vec(yhat: npt.ArrayLike, target: npt.ArrayLike) -> float:
-    """Mean squared error of two vectors, in float64.
+    """Mean squared error Σ_i (yhat[i] - target[i])² / n of two vectors, in float64; NaN over nothing.
 
-    Σ_i (yhat[i] - target[i])² / n
+    Parameters
+    ----------
+    yhat : array_like
+        Shape (n,).
+    target : array_like
+        Shape (n,).
 
-    yhat, target (n). NaN over nothing.
+    Returns
+    -------
+    float
+        The mean.
 
-    Errors: ShapeError unless both have one axis of the same length.
+    Raises
+    ------
+    ShapeError
+        Shapes do not fit.
 
-    Source: torch.nn.functional.mse_loss"""
+    References
+    ----------
+    torch.nn.functional.mse_loss
+
+    Examples
+    --------
+    >>> from tlrt import fast_kernels
+    >>> print(fast_kernels.mse_spec_vec([1, 2], [0, 0]))
+    2.5
+    """
     d = _difference("mse_spec_vec", yhat, target)
     return float(d @ d) / d.size if d.size else float("nan")
 
 
 def mse_spec_vec_grad(yhat: npt.ArrayLike, target: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Gradient of :func:`mse_spec_vec` with respect to yhat.
+    """Gradient of :func:`mse_spec_vec` by yhat: 2·(yhat[i] - target[i]) / n.
 
-    2·(yhat[i] - target[i]) / n
+    Parameters
+    ----------
+    yhat : array_like
+        Shape (n,).
+    target : array_like
+        Shape (n,).
 
-    yhat, target (n) -> (n).
+    Returns
+    -------
+    numpy.ndarray
+        Shape (n,), float64.
 
-    Errors: ShapeError unless both have one axis of the same length."""
+    Raises
+    ------
+    ShapeError
+        Shapes do not fit.
+
+    Examples
+    --------
+    >>> from tlrt import fast_kernels
+    >>> print(fast_kernels.mse_spec_vec_grad([1, 2], [0, 0]))
+    [1. 2.]
+    """
     d = _difference("mse_spec_vec_grad", yhat, target)
     return 2.0 * d / d.size if d.size else d
 
@@ -269,12 +574,38 @@ def _difference(op: str, yhat: npt.ArrayLike, target: npt.ArrayLike) -> npt.NDAr
 
 
 def linear_fast(tape: Tape, w: int, b: int, x: int, *, precision: Precision = "fp32", use_gpu: bool = False) -> int:
-    """``tape.linear(w, b, x)`` in the chosen precision: w (outputs, inputs), b (outputs), x (inputs) or (batch, inputs).
+    """``tape.linear(w, b, x)`` in the chosen precision.
 
-    "fp32" on the tape's own device is that operation. Otherwise the operands go over the host: a result is computed in the
-    precision and rounded to float32 once, and so are the gradients.
+    "fp32" on the tape's own device is that operation. Otherwise the operands go over the host: a result is computed in
+    the precision and rounded to float32 once, and so are the gradients.
 
-    Errors: ShapeError where shapes do not fit; ArgumentError for another precision."""
+    Parameters
+    ----------
+    tape : Tape
+        The tape.
+    w : int
+        A node of shape (outputs, inputs).
+    b : int
+        A node of shape (outputs,).
+    x : int
+        A node of shape (inputs,) or (batch, inputs).
+    precision : str, default 'fp32'
+        "fp32" by the device's product, "fp64" by DGEMM.
+    use_gpu : bool, default False
+        On the GPU where there is one.
+
+    Returns
+    -------
+    int
+        The node.
+
+    Raises
+    ------
+    ShapeError
+        Shapes do not fit.
+    ArgumentError
+        Another precision.
+    """
     op = "linear_fast"
     if _is_tape_operation(tape, _is_float64(op, precision), use_gpu):
         return tape.linear(w, b, x)
@@ -287,7 +618,31 @@ def linear_fast(tape: Tape, w: int, b: int, x: int, *, precision: Precision = "f
 def matmul_fast(tape: Tape, a: int, b: int, *, precision: Precision = "fp32", use_gpu: bool = False) -> int:
     """``tape.matmul(a, b)`` of two matrices in the chosen precision, as :func:`linear_fast`.
 
-    Errors: ShapeError where shapes do not fit; ArgumentError for another precision."""
+    Parameters
+    ----------
+    tape : Tape
+        The tape.
+    a : int
+        A node of shape (m, n).
+    b : int
+        A node of shape (n, p).
+    precision : str, default 'fp32'
+        "fp32" by the device's product, "fp64" by DGEMM.
+    use_gpu : bool, default False
+        On the GPU where there is one.
+
+    Returns
+    -------
+    int
+        The node.
+
+    Raises
+    ------
+    ShapeError
+        Shapes do not fit.
+    ArgumentError
+        Another precision.
+    """
     op = "matmul_fast"
     if _is_tape_operation(tape, _is_float64(op, precision), use_gpu):
         tape.require_value(b, (tape._require_rank(op, a, 2, "a")[1], tape._require_rank(op, b, 2, "b")[1]), op)
@@ -299,7 +654,27 @@ def matmul_fast(tape: Tape, a: int, b: int, *, precision: Precision = "fp32", us
 
 
 def mse_loss_fast(tape: Tape, yhat: int, target: int) -> int:
-    """``tape.mse_loss(yhat, target)``, which is one fused kernel each way: for vectors and any other shape."""
+    """``tape.mse_loss(yhat, target)``, which is one fused kernel each way, for vectors and any other shape.
+
+    Parameters
+    ----------
+    tape : Tape
+        The tape.
+    yhat : int
+        A node.
+    target : int
+        A node of the same shape.
+
+    Returns
+    -------
+    int
+        The node.
+
+    Raises
+    ------
+    ShapeError
+        Shapes do not fit.
+    """
     return tape.mse_loss(yhat, target)
 
 
@@ -330,14 +705,28 @@ def _add_host_node(
     return tape.add_node(Node(op, upload(value), tape._needs(parents), tuple(parents), pull))
 
 
-def substitutes(tape: Tape, **how: Any) -> dict[str, Callable[..., int]]:
-    """What a session with fast kernels runs in place of the tape's ``linear`` and ``matmul``: functions on the node ids of the
-    row's inputs, with `how` their keyword arguments. Its ``mse_loss`` is :func:`mse_loss_fast` already."""
+def substitutes(tape: Tape, *, precision: Precision = "fp32", use_gpu: bool = False) -> dict[str, Callable[..., int]]:
+    """What a session with fast kernels runs in place of the tape's ``linear`` and ``matmul``.
+
+    Parameters
+    ----------
+    tape : Tape
+        The session's tape.
+    precision : str, default 'fp32'
+        "fp32" by the device's product, "fp64" by DGEMM.
+    use_gpu : bool, default False
+        On the GPU where there is one.
+
+    Returns
+    -------
+    dict of str to callable
+        Functions on the node ids of the row's inputs. ``mse_loss`` is :func:`mse_loss_fast` already.
+    """
 
     def linear(w: int, x: int, b: int) -> int:
-        return linear_fast(tape, w, b, x, **how)
+        return linear_fast(tape, w, b, x, precision=precision, use_gpu=use_gpu)
 
     def matmul(a: int, b: int) -> int:
-        return matmul_fast(tape, a, b, **how)
+        return matmul_fast(tape, a, b, precision=precision, use_gpu=use_gpu)
 
     return {"linear": linear, "matmul": matmul}

@@ -6,9 +6,13 @@ Arguments are device buffers, then dimensions, then scalars. A buffer has no sha
 are read, row-major. `out` is a buffer of exactly the result's length that is overwritten; without it one is made. Operations
 on lists take sequences of buffers, and everything else by keyword; they work on all of them at once.
 
-Every function raises ArgumentTypeError for a wrong Python type, SizeOverflowError for dimensions whose product needs
-2^32 or more, DeviceMismatchError for buffers of different devices, AliasError where `out` is an input (elementwise
-operations allow it), ReleasedError for a released buffer, OutOfMemoryError, and leaves `out` untouched then.
+Every function raises ArgumentTypeError for a wrong Python type, ShapeError where a length does not fit its shape,
+SizeOverflowError for dimensions whose product needs 2^32 or more, DeviceMismatchError for buffers of different devices,
+AliasError where `out` is an input (elementwise operations allow it), ReleasedError for a released buffer, OutOfMemoryError, and
+leaves `out` untouched then. A section `Raises` holds what an operation refuses besides; its VJP refuses the same.
+
+Examples are run by a test, after ``import numpy as np``, ``import tlrt``, ``from tlrt import kernels`` and
+``cpu = tlrt.device("cpu")``.
 
 Ctrl-C (SIGINT) ends a long call on the CPU at once. If its handler raises, nothing is made and `out` holds anything; if the
 handler returns, the call is made again. Calls with an input in `out`, optimisers' steps among them, run to their end, and so
@@ -307,7 +311,26 @@ _take, _give = _free.pop, _free.append
 
 
 def share(x: Buffer) -> Buffer:
-    """A second handle to the storage of `x`; see :meth:`Buffer.share`."""
+    """A second handle to the storage of a buffer; see :meth:`Buffer.share`.
+
+    Parameters
+    ----------
+    x : Buffer
+        Any length.
+
+    Returns
+    -------
+    Buffer
+        The other handle; the storage goes when both are released.
+
+    Examples
+    --------
+    >>> x = cpu.buffer([1, 2])
+    >>> y = kernels.share(x)
+    >>> x.release()
+    >>> print(y.numpy())
+    [1. 2.]
+    """
     try:
         return x.share()
     except AttributeError as error:
@@ -315,8 +338,25 @@ def share(x: Buffer) -> Buffer:
 
 
 def pack(xs: Sequence[Buffer]) -> Sequence[Buffer]:
-    """The same buffers as a tuple that remembers their handles: pass it where a list is taken, in `out` too, and the
-    call costs the same in Python for one buffer and for a hundred."""
+    """The same buffers as a tuple that remembers their handles.
+
+    Pass it where a list is taken, in `out` too: the call costs the same in Python for one buffer and for a hundred.
+
+    Parameters
+    ----------
+    xs : sequence of Buffer
+        Buffers of one device.
+
+    Returns
+    -------
+    sequence of Buffer
+        A tuple.
+
+    Examples
+    --------
+    >>> print(kernels.global_norm(kernels.pack([cpu.buffer([3]), cpu.buffer([4])])).numpy())
+    [5.]
+    """
     try:
         return _pack(xs)
     except _WRONG as error:
@@ -328,15 +368,32 @@ def add(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = a + b
 
-    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+    Parameters
+    ----------
+    a, b : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: IEEE 754; inf + -inf is NaN. Correctly rounded.
 
-    Signature: a[*], b[*] -> out[*]
+    References
+    ----------
+    IEEE 754-2019, 5.4.1
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: IEEE 754-2019, 5.4.1
+    Examples
+    --------
+    >>> a = cpu.buffer([-1, 2, 3])
+    >>> b = cpu.buffer([2, 2, 0.5])
+    >>> print(kernels.add(a, b).numpy())
+    [1.  4.  3.5]
     """
     try:
         slot = _take()
@@ -368,15 +425,32 @@ def sub(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = a - b
 
-    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+    Parameters
+    ----------
+    a, b : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: IEEE 754; inf - inf is NaN. Correctly rounded.
 
-    Signature: a[*], b[*] -> out[*]
+    References
+    ----------
+    IEEE 754-2019, 5.4.1
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: IEEE 754-2019, 5.4.1
+    Examples
+    --------
+    >>> a = cpu.buffer([-1, 2, 3])
+    >>> b = cpu.buffer([2, 2, 0.5])
+    >>> print(kernels.sub(a, b).numpy())
+    [-3.   0.   2.5]
     """
     try:
         slot = _take()
@@ -408,15 +482,32 @@ def mul(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = a · b
 
-    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+    Parameters
+    ----------
+    a, b : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: IEEE 754; 0 · inf is NaN. Correctly rounded.
 
-    Signature: a[*], b[*] -> out[*]
+    References
+    ----------
+    IEEE 754-2019, 5.4.1
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: IEEE 754-2019, 5.4.1
+    Examples
+    --------
+    >>> a = cpu.buffer([-1, 2, 3])
+    >>> b = cpu.buffer([2, 2, 0.5])
+    >>> print(kernels.mul(a, b).numpy())
+    [-2.   4.   1.5]
     """
     try:
         slot = _take()
@@ -450,14 +541,21 @@ def mul_bwd(
 
     ga = g · b, gb = g · a.
 
-    Signature: a[*], b[*], g[*] -> ga?[*], gb?[*]
+    Parameters
+    ----------
+    a, b : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (ga, gb). `want` says which to compute, all by default; the others are None. `out` may hold a buffer for
-    each one wanted.
-
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: IEEE 754-2019, 5.4.1
+    Returns
+    -------
+    ga, gb : Buffer or None
+        The length of the inputs.
     """
     places, given, undo, give = taken = _slots("mul_bwd", ("ga", "gb"), want, out)
     try:
@@ -481,15 +579,32 @@ def div(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = a / b
 
-    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+    Parameters
+    ----------
+    a, b : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: IEEE 754; a/0 is ±inf, 0/0 and inf/inf are NaN. Correctly rounded.
 
-    Signature: a[*], b[*] -> out[*]
+    References
+    ----------
+    IEEE 754-2019, 5.4.1
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: IEEE 754-2019, 5.4.1
+    Examples
+    --------
+    >>> a = cpu.buffer([-1, 2, 3])
+    >>> b = cpu.buffer([2, 2, 0.5])
+    >>> print(kernels.div(a, b).numpy())
+    [-0.5  1.   6. ]
     """
     try:
         slot = _take()
@@ -523,14 +638,21 @@ def div_bwd(
 
     ga = g / b, gb = -g·a / b², evaluated as -(g/b)·(a/b) without overflow or underflow on the way.
 
-    Signature: a[*], b[*], g[*] -> ga?[*], gb?[*]
+    Parameters
+    ----------
+    a, b : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (ga, gb). `want` says which to compute, all by default; the others are None. `out` may hold a buffer for
-    each one wanted.
-
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: IEEE 754-2019, 5.4.1
+    Returns
+    -------
+    ga, gb : Buffer or None
+        The length of the inputs.
     """
     places, given, undo, give = taken = _slots("div_bwd", ("ga", "gb"), want, out)
     try:
@@ -554,15 +676,33 @@ def scale(x: Buffer, c: float, *, out: Buffer | None = None) -> Buffer:
 
     out = c · x, c rounded to float32 first
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    c : float
+        Factor.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: IEEE 754. Correctly rounded.
 
-    Signature: x[*] -> out[*]
+    References
+    ----------
+    IEEE 754-2019, 5.4.1
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: IEEE 754-2019, 5.4.1
+    Examples
+    --------
+    >>> x = cpu.buffer([-2, 0, 1.5])
+    >>> print(kernels.scale(x, 2.0).numpy())
+    [-4.  0.  3.]
     """
     try:
         slot = _take()
@@ -594,15 +734,34 @@ def axpy(a: Buffer, b: Buffer, c: float, *, out: Buffer | None = None) -> Buffer
 
     out = a + c · b, c rounded to float32 first
 
-    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+    Parameters
+    ----------
+    a, b : Buffer
+        Any length, the same for all arrays.
+    c : float
+        Factor of b.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: IEEE 754; 0 · inf is NaN. Correctly rounded.
 
-    Signature: a[*], b[*] -> out[*]
+    References
+    ----------
+    IEEE 754-2019, 5.4.1, fusedMultiplyAdd
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: IEEE 754-2019, 5.4.1, fusedMultiplyAdd
+    Examples
+    --------
+    >>> a = cpu.buffer([-1, 2, 3])
+    >>> b = cpu.buffer([2, 2, 0.5])
+    >>> print(kernels.axpy(a, b, 0.5).numpy())
+    [0.   3.   3.25]
     """
     try:
         slot = _take()
@@ -634,15 +793,31 @@ def inv(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = 1 / x
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: ±0 gives ±inf, ±inf gives ±0. Correctly rounded.
 
-    Signature: x[*] -> out[*]
+    References
+    ----------
+    IEEE 754-2019, 5.4.1
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: IEEE 754-2019, 5.4.1
+    Examples
+    --------
+    >>> x = cpu.buffer([0.5, -2, 4])
+    >>> print(kernels.inv(x).numpy())
+    [ 2.   -0.5   0.25]
     """
     try:
         slot = _take()
@@ -674,11 +849,19 @@ def inv_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     gx = -g / x²; ±inf at x = 0 (NaN for g = 0), zero at x = ±inf.
 
-    Signature: x[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: IEEE 754-2019, 5.4.1
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -710,15 +893,31 @@ def sqrt(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = √x
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: √-0 = -0; NaN for x < 0. Correctly rounded.
 
-    Signature: x[*] -> out[*]
+    References
+    ----------
+    IEEE 754-2019, 5.4.1
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: IEEE 754-2019, 5.4.1
+    Examples
+    --------
+    >>> x = cpu.buffer([0.25, 2, 9])
+    >>> print(kernels.sqrt(x).numpy().round(4))
+    [0.5    1.4142 3.    ]
     """
     try:
         slot = _take()
@@ -750,11 +949,19 @@ def sqrt_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     gx = g / (2√x) where x > 0, else 0; NaN where x is NaN.
 
-    Signature: x[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: IEEE 754-2019, 5.4.1
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -786,15 +993,31 @@ def abs(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = |x|
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: |-0| = +0, |±inf| = inf, NaN stays NaN.
 
-    Signature: x[*] -> out[*]
+    References
+    ----------
+    IEEE 754-2019, 5.5.1
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: IEEE 754-2019, 5.5.1
+    Examples
+    --------
+    >>> x = cpu.buffer([-2, 0, 1.5])
+    >>> print(kernels.abs(x).numpy())
+    [2.  0.  1.5]
     """
     try:
         slot = _take()
@@ -826,11 +1049,19 @@ def abs_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     gx = g · sign(x) with sign(±0) = 0.
 
-    Signature: x[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: IEEE 754-2019, 5.5.1
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -862,15 +1093,32 @@ def max(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = a if a > b else b
 
-    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+    Parameters
+    ----------
+    a, b : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: NaN if either is NaN; +0 is larger than -0.
 
-    Signature: a[*], b[*] -> out[*]
+    References
+    ----------
+    IEEE 754-2019, 9.6, maximum
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: IEEE 754-2019, 9.6, maximum
+    Examples
+    --------
+    >>> a = cpu.buffer([-1, 2, 3])
+    >>> b = cpu.buffer([2, 2, 0.5])
+    >>> print(kernels.max(a, b).numpy())
+    [2. 2. 3.]
     """
     try:
         slot = _take()
@@ -904,14 +1152,21 @@ def max_bwd(
 
     The larger value takes g, the other 0; a tie gives g/2 to each; NaN in either gives NaN to both.
 
-    Signature: a[*], b[*], g[*] -> ga?[*], gb?[*]
+    Parameters
+    ----------
+    a, b : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (ga, gb). `want` says which to compute, all by default; the others are None. `out` may hold a buffer for
-    each one wanted.
-
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: IEEE 754-2019, 9.6, maximum
+    Returns
+    -------
+    ga, gb : Buffer or None
+        The length of the inputs.
     """
     places, given, undo, give = taken = _slots("max_bwd", ("ga", "gb"), want, out)
     try:
@@ -935,15 +1190,32 @@ def min(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = a if a < b else b
 
-    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+    Parameters
+    ----------
+    a, b : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: NaN if either is NaN; -0 is smaller than +0.
 
-    Signature: a[*], b[*] -> out[*]
+    References
+    ----------
+    IEEE 754-2019, 9.6, minimum
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: IEEE 754-2019, 9.6, minimum
+    Examples
+    --------
+    >>> a = cpu.buffer([-1, 2, 3])
+    >>> b = cpu.buffer([2, 2, 0.5])
+    >>> print(kernels.min(a, b).numpy())
+    [-1.   2.   0.5]
     """
     try:
         slot = _take()
@@ -977,14 +1249,21 @@ def min_bwd(
 
     The smaller value takes g, the other 0; a tie gives g/2 to each; NaN in either gives NaN to both.
 
-    Signature: a[*], b[*], g[*] -> ga?[*], gb?[*]
+    Parameters
+    ----------
+    a, b : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (ga, gb). `want` says which to compute, all by default; the others are None. `out` may hold a buffer for
-    each one wanted.
-
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: IEEE 754-2019, 9.6, minimum
+    Returns
+    -------
+    ga, gb : Buffer or None
+        The length of the inputs.
     """
     places, given, undo, give = taken = _slots("min_bwd", ("ga", "gb"), want, out)
     try:
@@ -1008,16 +1287,36 @@ def clamp(x: Buffer, lo: float, hi: float, *, out: Buffer | None = None) -> Buff
 
     out = min(hi, max(lo, x)), lo and hi rounded to float32 first
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    lo : float
+        Lower limit.
+    hi : float
+        Upper limit.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Raises
+    ------
+    ArgumentError
+        Expected: lo <= hi after rounding to float32, and no NaN (hi).
+
+    Notes
+    -----
     Special values: NaN stays NaN.
 
-    Errors: ARGUMENT unless lo <= hi.
-
-    Signature: x[*] -> out[*]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless lo <= hi after rounding to
-        float32, and no NaN (hi).
+    Examples
+    --------
+    >>> x = cpu.buffer([-2, 0, 1.5])
+    >>> print(kernels.clamp(x, -1.0, 1.0).numpy())
+    [-1.  0.  1.]
     """
     try:
         slot = _take()
@@ -1049,10 +1348,23 @@ def clamp_bwd(x: Buffer, g: Buffer, lo: float, hi: float, *, out: Buffer | None 
 
     gx = g where lo < x < hi, else 0; NaN where x is NaN.
 
-    Signature: x[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    lo : float
+        Lower limit.
+    hi : float
+        Upper limit.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless lo <= hi after rounding to
-        float32, and no NaN (hi).
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -1084,13 +1396,27 @@ def relu(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = max(x, 0)
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: NaN stays NaN; -0 gives +0.
 
-    Signature: x[*] -> out[*]
-
-    Raises ShapeError where a length does not fit its shape.
+    Examples
+    --------
+    >>> x = cpu.buffer([-2, 0, 1.5])
+    >>> print(kernels.relu(x).numpy())
+    [0.  0.  1.5]
     """
     try:
         slot = _take()
@@ -1122,9 +1448,19 @@ def relu_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     gx = g where x > 0, else 0; NaN where x is NaN.
 
-    Signature: x[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -1156,15 +1492,33 @@ def leaky_relu(x: Buffer, slope: float = 0.01, *, out: Buffer | None = None) -> 
 
     out = x where x > 0, else slope · x, slope rounded to float32 first (default 0.01)
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    slope : float, default 0.01
+        Factor where x < 0.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: IEEE 754; NaN stays NaN.
 
-    Signature: x[*] -> out[*]
+    References
+    ----------
+    Maas, Hannun and Ng, ICML 2013
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Maas, Hannun and Ng, ICML 2013
+    Examples
+    --------
+    >>> x = cpu.buffer([-2, 0, 1.5])
+    >>> print(kernels.leaky_relu(x).numpy().round(4))
+    [-0.02  0.    1.5 ]
     """
     try:
         slot = _take()
@@ -1196,11 +1550,21 @@ def leaky_relu_bwd(x: Buffer, g: Buffer, slope: float = 0.01, *, out: Buffer | N
 
     gx = g where x > 0, else slope · g; NaN where x is NaN.
 
-    Signature: x[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    slope : float, default 0.01
+        Factor where x < 0.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Maas, Hannun and Ng, ICML 2013
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -1232,13 +1596,27 @@ def sign(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = 1 where x > 0, -1 where x < 0, 0 where x = ±0
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: NaN stays NaN; ±0 gives +0.
 
-    Signature: x[*] -> out[*]
-
-    Raises ShapeError where a length does not fit its shape.
+    Examples
+    --------
+    >>> x = cpu.buffer([-2, 0, 1.5])
+    >>> print(kernels.sign(x).numpy())
+    [-1.  0.  1.]
     """
     try:
         slot = _take()
@@ -1270,15 +1648,31 @@ def floor(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = ⌊x⌋
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: NaN, ±inf and -0 stay.
 
-    Signature: x[*] -> out[*]
+    References
+    ----------
+    IEEE 754-2019, 5.9
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: IEEE 754-2019, 5.9
+    Examples
+    --------
+    >>> x = cpu.buffer([-1.5, 0.5, 2])
+    >>> print(kernels.floor(x).numpy())
+    [-2.  0.  2.]
     """
     try:
         slot = _take()
@@ -1310,15 +1704,31 @@ def round(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = x rounded to an integer, ties to even
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: NaN, ±inf and ±0 stay; a zero has the sign of x.
 
-    Signature: x[*] -> out[*]
+    References
+    ----------
+    IEEE 754-2019, 5.9
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: IEEE 754-2019, 5.9
+    Examples
+    --------
+    >>> x = cpu.buffer([-1.5, 0.5, 2.5])
+    >>> print(kernels.round(x).numpy())
+    [-2.  0.  2.]
     """
     try:
         slot = _take()
@@ -1350,15 +1760,32 @@ def eq(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = 1 where a = b, else 0
 
-    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+    Parameters
+    ----------
+    a, b : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: NaN equals nothing; +0 equals -0.
 
-    Signature: a[*], b[*] -> out[*]
+    References
+    ----------
+    IEEE 754-2019, 5.11
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: IEEE 754-2019, 5.11
+    Examples
+    --------
+    >>> a = cpu.buffer([-1, 2, 3])
+    >>> b = cpu.buffer([2, 2, 0.5])
+    >>> print(kernels.eq(a, b).numpy())
+    [0. 1. 0.]
     """
     try:
         slot = _take()
@@ -1390,15 +1817,32 @@ def ne(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = 1 where a ≠ b, else 0
 
-    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+    Parameters
+    ----------
+    a, b : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: NaN differs from everything, itself included; +0 equals -0.
 
-    Signature: a[*], b[*] -> out[*]
+    References
+    ----------
+    IEEE 754-2019, 5.11
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: IEEE 754-2019, 5.11
+    Examples
+    --------
+    >>> a = cpu.buffer([-1, 2, 3])
+    >>> b = cpu.buffer([2, 2, 0.5])
+    >>> print(kernels.ne(a, b).numpy())
+    [1. 0. 1.]
     """
     try:
         slot = _take()
@@ -1430,15 +1874,32 @@ def lt(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = 1 where a < b, else 0
 
-    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+    Parameters
+    ----------
+    a, b : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: 0 where either is NaN; +0 equals -0.
 
-    Signature: a[*], b[*] -> out[*]
+    References
+    ----------
+    IEEE 754-2019, 5.11
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: IEEE 754-2019, 5.11
+    Examples
+    --------
+    >>> a = cpu.buffer([-1, 2, 3])
+    >>> b = cpu.buffer([2, 2, 0.5])
+    >>> print(kernels.lt(a, b).numpy())
+    [1. 0. 0.]
     """
     try:
         slot = _take()
@@ -1470,15 +1931,32 @@ def le(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = 1 where a ≤ b, else 0
 
-    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+    Parameters
+    ----------
+    a, b : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: 0 where either is NaN; +0 equals -0.
 
-    Signature: a[*], b[*] -> out[*]
+    References
+    ----------
+    IEEE 754-2019, 5.11
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: IEEE 754-2019, 5.11
+    Examples
+    --------
+    >>> a = cpu.buffer([-1, 2, 3])
+    >>> b = cpu.buffer([2, 2, 0.5])
+    >>> print(kernels.le(a, b).numpy())
+    [1. 1. 0.]
     """
     try:
         slot = _take()
@@ -1510,13 +1988,31 @@ def where(mask: Buffer, a: Buffer, b: Buffer, *, out: Buffer | None = None) -> B
 
     out = a where mask ≠ 0, else b
 
-    Shapes: mask, a, b and out alike, any shape; empty operands give an empty out.
+    Parameters
+    ----------
+    mask : Buffer
+        Any length, the same for all arrays; chooses a where it is not 0.
+    a, b : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: a NaN in the mask chooses a, as it is not 0; the value not chosen has no influence.
 
-    Signature: mask[*], a[*], b[*] -> out[*]
-
-    Raises ShapeError where a length does not fit its shape.
+    Examples
+    --------
+    >>> mask = cpu.buffer([1, 0, 1])
+    >>> a = cpu.buffer([2, 2, 0.5])
+    >>> b = cpu.buffer([3, 1, -1])
+    >>> print(kernels.where(mask, a, b).numpy())
+    [2.  1.  0.5]
     """
     try:
         slot = _take()
@@ -1550,12 +2046,21 @@ def where_bwd(
 
     ga = g where mask ≠ 0, else 0; gb = 0 where mask ≠ 0, else g; the mask has no gradient.
 
-    Signature: mask[*], g[*] -> ga?[*], gb?[*]
+    Parameters
+    ----------
+    mask : Buffer
+        Any length, the same for all arrays; chooses a where it is not 0.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (ga, gb). `want` says which to compute, all by default; the others are None. `out` may hold a buffer for
-    each one wanted.
-
-    Raises ShapeError where a length does not fit its shape.
+    Returns
+    -------
+    ga, gb : Buffer or None
+        The length of the inputs.
     """
     places, given, undo, give = taken = _slots("where_bwd", ("ga", "gb"), want, out)
     try:
@@ -1579,13 +2084,32 @@ def masked_fill(x: Buffer, mask: Buffer, value: float, *, out: Buffer | None = N
 
     out = value where mask ≠ 0, else x, value rounded to float32 first
 
-    Shapes: x, mask and out alike, any shape; empty operands give an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    mask : Buffer
+        Any length, the same for all arrays; takes the value where it is not 0.
+    value : float
+        The number put in.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: a NaN in the mask is not 0; the value replaced has no influence.
 
-    Signature: x[*], mask[*] -> out[*]
-
-    Raises ShapeError where a length does not fit its shape.
+    Examples
+    --------
+    >>> x = cpu.buffer([-1, 2, 3])
+    >>> mask = cpu.buffer([1, 0, 1])
+    >>> print(kernels.masked_fill(x, mask, 0.5).numpy())
+    [0.5 2.  0.5]
     """
     try:
         slot = _take()
@@ -1617,13 +2141,27 @@ def exp(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = eˣ
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: e^-inf = +0, e^inf = inf, inf above ln(largest float32). Subnormal results are kept.
 
-    Signature: x[*] -> out[*]
-
-    Raises ShapeError where a length does not fit its shape.
+    Examples
+    --------
+    >>> x = cpu.buffer([-2, 0, 1.5])
+    >>> print(kernels.exp(x).numpy().round(4))
+    [0.1353 1.     4.4817]
     """
     try:
         slot = _take()
@@ -1655,9 +2193,19 @@ def exp_bwd(y: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     gx = g · y.
 
-    Signature: y[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    y : Buffer
+        Any length, the same for all arrays; the result of exp.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -1689,13 +2237,27 @@ def log(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = ln x
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: ln ±0 = -inf, ln inf = inf, NaN for x < 0.
 
-    Signature: x[*] -> out[*]
-
-    Raises ShapeError where a length does not fit its shape.
+    Examples
+    --------
+    >>> x = cpu.buffer([0.5, 1, 2])
+    >>> print(kernels.log(x).numpy().round(4))
+    [-0.6931  0.      0.6931]
     """
     try:
         slot = _take()
@@ -1727,9 +2289,19 @@ def log_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     gx = g / x, unguarded.
 
-    Signature: x[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -1761,15 +2333,34 @@ def safe_log(x: Buffer, eps: float = 1e-6, *, out: Buffer | None = None) -> Buff
 
     out = ln(softplus(x) + eps), eps rounded to float32 first (default 1e-6)
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    eps : float, default 1e-6
+        Added before the logarithm.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Raises
+    ------
+    ArgumentError
+        Expected: eps >= 2^-50 (eps).
+
+    Notes
+    -----
     Special values: inf gives inf, -inf gives ln eps.
 
-    Errors: ARGUMENT unless eps >= 2^-50.
-
-    Signature: x[*] -> out[*]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 2^-50 (eps).
+    Examples
+    --------
+    >>> x = cpu.buffer([-2, 0, 1.5])
+    >>> print(kernels.safe_log(x).numpy().round(4))
+    [-2.0641 -0.3665  0.5315]
     """
     try:
         slot = _take()
@@ -1801,9 +2392,21 @@ def safe_log_bwd(x: Buffer, g: Buffer, eps: float = 1e-6, *, out: Buffer | None 
 
     gx = g · σ(x) / (softplus(x) + eps); below x = -198 the slope is held at its value there, under 1e-86 / eps.
 
-    Signature: x[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    eps : float, default 1e-6
+        Added before the logarithm.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 2^-50 (eps).
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -1835,13 +2438,27 @@ def sigmoid(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = σ(x) = 1 / (1 + e^-x), evaluated stably on both sides
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: σ(-inf) = +0, σ(inf) = 1.
 
-    Signature: x[*] -> out[*]
-
-    Raises ShapeError where a length does not fit its shape.
+    Examples
+    --------
+    >>> x = cpu.buffer([-2, 0, 1.5])
+    >>> print(kernels.sigmoid(x).numpy().round(4))
+    [0.1192 0.5    0.8176]
     """
     try:
         slot = _take()
@@ -1873,9 +2490,19 @@ def sigmoid_bwd(y: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     gx = g · y · (1 - y).
 
-    Signature: y[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    y : Buffer
+        Any length, the same for all arrays; the result of sigmoid.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -1907,13 +2534,27 @@ def tanh(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = tanh x
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: tanh ±inf = ±1, tanh ±0 = ±0.
 
-    Signature: x[*] -> out[*]
-
-    Raises ShapeError where a length does not fit its shape.
+    Examples
+    --------
+    >>> x = cpu.buffer([-2, 0, 1.5])
+    >>> print(kernels.tanh(x).numpy().round(4))
+    [-0.964   0.      0.9051]
     """
     try:
         slot = _take()
@@ -1945,9 +2586,19 @@ def tanh_bwd(y: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     gx = g · (1 - out²).
 
-    Signature: y[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    y : Buffer
+        Any length, the same for all arrays; the result of tanh.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -1979,13 +2630,27 @@ def softplus(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = ln(1 + eˣ) = max(x, 0) + log1p(e^-|x|)
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: -inf gives +0, inf gives inf. Subnormal results are kept.
 
-    Signature: x[*] -> out[*]
-
-    Raises ShapeError where a length does not fit its shape.
+    Examples
+    --------
+    >>> x = cpu.buffer([-2, 0, 1.5])
+    >>> print(kernels.softplus(x).numpy().round(4))
+    [0.1269 0.6931 1.7014]
     """
     try:
         slot = _take()
@@ -2017,9 +2682,19 @@ def softplus_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     gx = g · σ(x).
 
-    Signature: x[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -2051,15 +2726,31 @@ def silu(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = x · σ(x)
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: -inf gives -0, its limit; inf gives inf.
 
-    Signature: x[*] -> out[*]
+    References
+    ----------
+    Elfwing, Uchibe and Doya, Neural Networks 107, 2018
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Elfwing, Uchibe and Doya, Neural Networks 107, 2018
+    Examples
+    --------
+    >>> x = cpu.buffer([-2, 0, 1.5])
+    >>> print(kernels.silu(x).numpy().round(4))
+    [-0.2384  0.      1.2264]
     """
     try:
         slot = _take()
@@ -2091,11 +2782,19 @@ def silu_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     gx = g · σ(x) · (1 + x · (1 - σ(x))).
 
-    Signature: x[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Elfwing, Uchibe and Doya, Neural Networks 107, 2018
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -2127,15 +2826,31 @@ def gelu(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = ½ x (1 + tanh(√(2/π) (x + 0.044715 x³)))
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: -inf gives -0, its limit; inf gives inf.
 
-    Signature: x[*] -> out[*]
+    References
+    ----------
+    Hendrycks and Gimpel, arXiv:1606.08415
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Hendrycks and Gimpel, arXiv:1606.08415
+    Examples
+    --------
+    >>> x = cpu.buffer([-2, 0, 1.5])
+    >>> print(kernels.gelu(x).numpy().round(4))
+    [-0.0454  0.      1.3996]
     """
     try:
         slot = _take()
@@ -2167,11 +2882,19 @@ def gelu_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     gx = g · d/dx gelu(x) = g · (s + x s (1 - s) · 2√(2/π)(1 + 3·0.044715 x²)) with s = ½(1 + tanh(…)).
 
-    Signature: x[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Hendrycks and Gimpel, arXiv:1606.08415
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -2203,13 +2926,27 @@ def log1p(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = ln(1 + x)
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: ±0 stays; -1 gives -inf, inf gives inf, NaN for x < -1.
 
-    Signature: x[*] -> out[*]
-
-    Raises ShapeError where a length does not fit its shape.
+    Examples
+    --------
+    >>> x = cpu.buffer([-0.5, 0, 1])
+    >>> print(kernels.log1p(x).numpy().round(4))
+    [-0.6931  0.      0.6931]
     """
     try:
         slot = _take()
@@ -2241,9 +2978,19 @@ def log1p_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     gx = g / (1 + x), unguarded.
 
-    Signature: x[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -2275,13 +3022,27 @@ def expm1(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = eˣ - 1
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: ±0 stays; -inf gives -1, inf gives inf.
 
-    Signature: x[*] -> out[*]
-
-    Raises ShapeError where a length does not fit its shape.
+    Examples
+    --------
+    >>> x = cpu.buffer([-2, 0, 1.5])
+    >>> print(kernels.expm1(x).numpy().round(4))
+    [-0.8647  0.      3.4817]
     """
     try:
         slot = _take()
@@ -2313,9 +3074,19 @@ def expm1_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     gx = g · eˣ; 0 at -inf, and eˣ counts as finite, so that g = 0 gives 0.
 
-    Signature: x[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -2347,13 +3118,27 @@ def erf(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = 2/√π ∫_0^x e^(-t²) dt
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: ±0 stays; ±inf gives ±1.
 
-    Signature: x[*] -> out[*]
-
-    Raises ShapeError where a length does not fit its shape.
+    Examples
+    --------
+    >>> x = cpu.buffer([-2, 0, 1.5])
+    >>> print(kernels.erf(x).numpy().round(4))
+    [-0.9953  0.      0.9661]
     """
     try:
         slot = _take()
@@ -2385,9 +3170,19 @@ def erf_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     gx = g · 2/√π · e^(-x²); 0 at ±inf (times g).
 
-    Signature: x[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -2419,15 +3214,31 @@ def gelu_erf(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = ½ x (1 + erf(x/√2))
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: -inf gives -0, its limit; inf gives inf.
 
-    Signature: x[*] -> out[*]
+    References
+    ----------
+    Hendrycks and Gimpel, arXiv:1606.08415
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Hendrycks and Gimpel, arXiv:1606.08415
+    Examples
+    --------
+    >>> x = cpu.buffer([-2, 0, 1.5])
+    >>> print(kernels.gelu_erf(x).numpy().round(4))
+    [-0.0455  0.      1.3998]
     """
     try:
         slot = _take()
@@ -2459,11 +3270,19 @@ def gelu_erf_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     gx = g · (Φ(x) + x e^(-x²/2)/√(2π)), Φ the normal distribution function.
 
-    Signature: x[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Hendrycks and Gimpel, arXiv:1606.08415
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -2495,15 +3314,31 @@ def sin(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = sin x
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays; in radians.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: ±0 stays; NaN for ±inf.
 
-    Signature: x[*] -> out[*]
+    References
+    ----------
+    Payne and Hanek, SIGNUM Newsletter 18, 1983, for |x| >= 2^30
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Payne and Hanek, SIGNUM Newsletter 18, 1983, for |x| >= 2^30
+    Examples
+    --------
+    >>> x = cpu.buffer([-2, 0, 1.5])
+    >>> print(kernels.sin(x).numpy().round(4))
+    [-0.9093  0.      0.9975]
     """
     try:
         slot = _take()
@@ -2535,11 +3370,19 @@ def sin_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     gx = g · cos x.
 
-    Signature: x[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays; in radians.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Payne and Hanek, SIGNUM Newsletter 18, 1983, for |x| >= 2^30
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -2571,15 +3414,31 @@ def cos(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = cos x
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays; in radians.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: NaN for ±inf.
 
-    Signature: x[*] -> out[*]
+    References
+    ----------
+    Payne and Hanek, SIGNUM Newsletter 18, 1983, for |x| >= 2^30
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Payne and Hanek, SIGNUM Newsletter 18, 1983, for |x| >= 2^30
+    Examples
+    --------
+    >>> x = cpu.buffer([-2, 0, 1.5])
+    >>> print(kernels.cos(x).numpy().round(4))
+    [-0.4161  1.      0.0707]
     """
     try:
         slot = _take()
@@ -2611,11 +3470,19 @@ def cos_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     gx = -g · sin x.
 
-    Signature: x[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays; in radians.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Payne and Hanek, SIGNUM Newsletter 18, 1983, for |x| >= 2^30
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -2647,15 +3514,32 @@ def atan2(y: Buffer, x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = atan(y/x) in the quadrant of (x, y)
 
-    Shapes: y, x and out alike, any shape; empty operands give an empty out.
+    Parameters
+    ----------
+    y, x : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: those of C's atan2: the signs of zeros choose the side of ±π and ±0, infinities count as equal.
 
-    Signature: y[*], x[*] -> out[*]
+    References
+    ----------
+    ISO C99, F.9.1.4
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: ISO C99, F.9.1.4
+    Examples
+    --------
+    >>> y = cpu.buffer([-1, 2, 3])
+    >>> x = cpu.buffer([2, 2, 0.5])
+    >>> print(kernels.atan2(y, x).numpy().round(4))
+    [-0.4636  0.7854  1.4056]
     """
     try:
         slot = _take()
@@ -2689,14 +3573,21 @@ def atan2_bwd(
 
     gy = g · x/(x² + y²), gx = -g · y/(x² + y²); NaN at the origin.
 
-    Signature: y[*], x[*], g[*] -> gy?[*], gx?[*]
+    Parameters
+    ----------
+    y, x : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gy, gx). `want` says which to compute, all by default; the others are None. `out` may hold a buffer for
-    each one wanted.
-
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: ISO C99, F.9.1.4
+    Returns
+    -------
+    gy, gx : Buffer or None
+        The length of the inputs.
     """
     places, given, undo, give = taken = _slots("atan2_bwd", ("gy", "gx"), want, out)
     try:
@@ -2720,16 +3611,33 @@ def pow(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = aᵇ
 
-    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+    Parameters
+    ----------
+    a, b : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: those of C's pow: a⁰ = 1 and 1ᵇ = 1 even for NaN; NaN for a < 0 and b no integer; the sign of an odd
-    integer power is that of a.
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
 
-    Signature: a[*], b[*] -> out[*]
+    Notes
+    -----
+    Special values: those of C's pow: a⁰ = 1 and 1ᵇ = 1 even for NaN; NaN for a < 0 and b no integer; the sign of an
+    odd integer power is that of a.
 
-    Raises ShapeError where a length does not fit its shape.
+    References
+    ----------
+    ISO C99, F.9.4.4
 
-    Source: ISO C99, F.9.4.4
+    Examples
+    --------
+    >>> a = cpu.buffer([-1, 2, 3])
+    >>> b = cpu.buffer([2, 2, 0.5])
+    >>> print(kernels.pow(a, b).numpy().round(4))
+    [1.     4.     1.7321]
     """
     try:
         slot = _take()
@@ -2763,14 +3671,21 @@ def pow_bwd(
 
     ga = g · b · a^(b - 1), 0 where b = 0; gb = g · aᵇ · ln a, 0 where a = 0 and b >= 0, NaN where a < 0.
 
-    Signature: a[*], b[*], g[*] -> ga?[*], gb?[*]
+    Parameters
+    ----------
+    a, b : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (ga, gb). `want` says which to compute, all by default; the others are None. `out` may hold a buffer for
-    each one wanted.
-
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: ISO C99, F.9.4.4
+    Returns
+    -------
+    ga, gb : Buffer or None
+        The length of the inputs.
     """
     places, given, undo, give = taken = _slots("pow_bwd", ("ga", "gb"), want, out)
     try:
@@ -2794,15 +3709,33 @@ def pow_scalar(x: Buffer, p: float, *, out: Buffer | None = None) -> Buffer:
 
     out = xᵖ, p rounded to float32 first
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    p : float
+        Exponent.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: those of C's pow: x⁰ = 1 and 1ᵖ = 1 even for NaN; NaN for x < 0 and p no integer.
 
-    Signature: x[*] -> out[*]
+    References
+    ----------
+    ISO C99, F.9.4.4
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: ISO C99, F.9.4.4
+    Examples
+    --------
+    >>> x = cpu.buffer([-2, 0, 1.5])
+    >>> print(kernels.pow_scalar(x, 3.0).numpy())
+    [-8.     0.     3.375]
     """
     try:
         slot = _take()
@@ -2834,11 +3767,21 @@ def pow_scalar_bwd(x: Buffer, g: Buffer, p: float, *, out: Buffer | None = None)
 
     gx = g · p · x^(p - 1), 0 where p = 0.
 
-    Signature: x[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    p : float
+        Exponent.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: ISO C99, F.9.4.4
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -2870,15 +3813,33 @@ def elu(x: Buffer, alpha: float = 1.0, *, out: Buffer | None = None) -> Buffer:
 
     out = x where x > 0, else alpha · (eˣ - 1), alpha rounded to float32 first (default 1)
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    alpha : float, default 1.0
+        Factor where x <= 0.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: -inf gives -alpha; inf gives inf.
 
-    Signature: x[*] -> out[*]
+    References
+    ----------
+    Clevert, Unterthiner and Hochreiter, arXiv:1511.07289
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Clevert, Unterthiner and Hochreiter, arXiv:1511.07289
+    Examples
+    --------
+    >>> x = cpu.buffer([-2, 0, 1.5])
+    >>> print(kernels.elu(x).numpy().round(4))
+    [-0.8647  0.      1.5   ]
     """
     try:
         slot = _take()
@@ -2910,11 +3871,21 @@ def elu_bwd(x: Buffer, g: Buffer, alpha: float = 1.0, *, out: Buffer | None = No
 
     gx = g where x > 0, else g · alpha · eˣ.
 
-    Signature: x[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    alpha : float, default 1.0
+        Factor where x <= 0.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Clevert, Unterthiner and Hochreiter, arXiv:1511.07289
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -2946,15 +3917,31 @@ def hardswish(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = x · min(max(x + 3, 0), 6) / 6
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: NaN stays NaN; x <= -3, -inf too, gives -0; inf gives inf.
 
-    Signature: x[*] -> out[*]
+    References
+    ----------
+    Howard et al., Searching for MobileNetV3, 2019
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Howard et al., Searching for MobileNetV3, 2019
+    Examples
+    --------
+    >>> x = cpu.buffer([-2, 0, 1.5])
+    >>> print(kernels.hardswish(x).numpy().round(4))
+    [-0.3333  0.      1.125 ]
     """
     try:
         slot = _take()
@@ -2986,11 +3973,19 @@ def hardswish_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     gx = 0 where x <= -3, g where x >= 3, else g · (2x + 3) / 6.
 
-    Signature: x[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Howard et al., Searching for MobileNetV3, 2019
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -3022,13 +4017,27 @@ def softsign(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = x / (1 + |x|)
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: ±inf gives ±1.
 
-    Signature: x[*] -> out[*]
-
-    Raises ShapeError where a length does not fit its shape.
+    Examples
+    --------
+    >>> x = cpu.buffer([-2, 0, 1.5])
+    >>> print(kernels.softsign(x).numpy().round(4))
+    [-0.6667  0.      0.6   ]
     """
     try:
         slot = _take()
@@ -3060,9 +4069,19 @@ def softsign_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     gx = g / (1 + |x|)².
 
-    Signature: x[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -3094,15 +4113,31 @@ def mish(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = x · tanh(softplus(x))
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: -inf gives -0, its limit; inf gives inf.
 
-    Signature: x[*] -> out[*]
+    References
+    ----------
+    Misra, arXiv:1908.08681
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Misra, arXiv:1908.08681
+    Examples
+    --------
+    >>> x = cpu.buffer([-2, 0, 1.5])
+    >>> print(kernels.mish(x).numpy().round(4))
+    [-0.2525  0.      1.4034]
     """
     try:
         slot = _take()
@@ -3134,11 +4169,19 @@ def mish_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     gx = g · (t + x · σ(x) · (1 - t²)), t = tanh(softplus(x)); 1 at inf, -0 at -inf (times g).
 
-    Signature: x[*], g[*] -> gx[*]
+    Parameters
+    ----------
+    x : Buffer
+        Any length, the same for all arrays.
+    g : Buffer
+        Any length, the same for all arrays; cotangent of out.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Misra, arXiv:1908.08681
+    Returns
+    -------
+    gx : Buffer
+        The length of the inputs.
     """
     try:
         slot = _take()
@@ -3170,15 +4213,33 @@ def reduce_sum(x: Buffer, n: int, *, out: Buffer | None = None) -> Buffer:
 
     out[0] = Σ_i x[i], by the row tree: the order of additions depends on n alone.
 
-    Shapes: x (n), out (1).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (n,).
+    n : int
+        Size of an axis.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        One element.
+
+    Notes
+    -----
     Special values: IEEE 754 (inf + -inf is NaN). A sum over nothing is 0; a sum is never -0.
 
-    Signature: x[n] -> out[1]
+    References
+    ----------
+    native/src/formula/sum_tree.h
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: native/src/formula/sum_tree.h
+    Examples
+    --------
+    >>> x = cpu.buffer([1, 2, 3])
+    >>> print(kernels.reduce_sum(x, 3).numpy())
+    [6.]
     """
     try:
         slot = _take()
@@ -3210,15 +4271,33 @@ def reduce_sum_axis0(x: Buffer, rows: int, cols: int, *, out: Buffer | None = No
 
     out[j] = Σ_i x[i, j], by the column tree (by the row tree where cols = 1).
 
-    Shapes: x (rows, cols), out (cols).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, cols).
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        Shape (cols,).
+
+    Notes
+    -----
     Special values: IEEE 754. With rows = 0 every sum is 0; a sum is never -0.
 
-    Signature: x[rows, cols] -> out[cols]
+    References
+    ----------
+    native/src/formula/sum_tree.h
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: native/src/formula/sum_tree.h
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.reduce_sum_axis0(x, 2, 3).numpy())
+    [5. 7. 9.]
     """
     try:
         slot = _take()
@@ -3250,15 +4329,33 @@ def reduce_sum_axis1(x: Buffer, rows: int, cols: int, *, out: Buffer | None = No
 
     out[i] = Σ_j x[i, j], by the row tree.
 
-    Shapes: x (rows, cols), out (rows).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, cols).
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        Shape (rows,).
+
+    Notes
+    -----
     Special values: IEEE 754. With cols = 0 every sum is 0; a sum is never -0.
 
-    Signature: x[rows, cols] -> out[rows]
+    References
+    ----------
+    native/src/formula/sum_tree.h
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: native/src/formula/sum_tree.h
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.reduce_sum_axis1(x, 2, 3).numpy())
+    [ 6. 15.]
     """
     try:
         slot = _take()
@@ -3291,17 +4388,40 @@ def reduce_sum_axis(x: Buffer, dims: Sequence[int], axis: int, *, out: Buffer | 
     out[..., ...] = Σ_k x[..., k, ...], by the row tree where the elements of the axis are contiguous (the axes after it
     have one element), otherwise by the column tree.
 
-    Shapes: x (*dims), out (*dims without axis).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (*dims,).
+    dims : sequence of int
+        Sizes of all axes.
+    axis : int
+        Counts from 0.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        Shape (*drop(dims, axis),).
+
+    Raises
+    ------
+    ArgumentError
+        Expected: axis < rank(dims) (axis).
+
+    Notes
+    -----
     Special values: IEEE 754. A sum over an empty axis is 0; a sum is never -0.
 
-    Errors: ARGUMENT if axis >= rank(dims).
+    References
+    ----------
+    native/src/formula/sum_tree.h
 
-    Signature: x[*dims] -> out[*drop(dims, axis)]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless axis < rank(dims) (axis).
-
-    Source: native/src/formula/sum_tree.h
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.reduce_sum_axis(x, (2, 3), 1).numpy())
+    [ 6. 15.]
     """
     try:
         slot = _take()
@@ -3334,18 +4454,41 @@ def reduce_mean(x: Buffer, dims: Sequence[int], axis: int, *, out: Buffer | None
 
     out[..., ...] = (Σ_k x[..., k, ...]) / dims[axis]: the sum of reduce_sum_axis, then one division.
 
-    Shapes: x (*dims), out (*dims without axis).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (*dims,).
+    dims : sequence of int
+        Sizes of all axes.
+    axis : int
+        Counts from 0.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        Shape (*drop(dims, axis),).
+
+    Raises
+    ------
+    ArgumentError
+        Expected: axis < rank(dims) (axis).
+
+    Notes
+    -----
     Special values: IEEE 754; a sum beyond the float32 range makes the mean infinite. The mean over an empty axis is
     NaN.
 
-    Errors: ARGUMENT if axis >= rank(dims).
+    References
+    ----------
+    native/src/formula/sum_tree.h, native/src/formula/count.h
 
-    Signature: x[*dims] -> out[*drop(dims, axis)]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless axis < rank(dims) (axis).
-
-    Source: native/src/formula/sum_tree.h, native/src/formula/count.h
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.reduce_mean(x, (2, 3), 1).numpy())
+    [2. 5.]
     """
     try:
         slot = _take()
@@ -3378,11 +4521,21 @@ def reduce_mean_bwd(g: Buffer, dims: Sequence[int], axis: int, *, out: Buffer | 
 
     gx[..., k, ...] = g[..., ...] / dims[axis], one IEEE division.
 
-    Signature: g[*drop(dims, axis)] -> gx[*dims]
+    Parameters
+    ----------
+    g : Buffer
+        Shape (*drop(dims, axis),); cotangent of out.
+    dims : sequence of int
+        Sizes of all axes.
+    axis : int
+        Counts from 0.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless axis < rank(dims) (axis).
-
-    Source: native/src/formula/sum_tree.h, native/src/formula/count.h
+    Returns
+    -------
+    gx : Buffer
+        Shape (*dims,).
     """
     try:
         slot = _take()
@@ -3415,18 +4568,38 @@ def reduce_max_axis0(x: Buffer, rows: int, cols: int, *, out: Buffer | None = No
 
     out[j] = max_i x[i, j]
 
-    Shapes: x (rows, cols), out (cols).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, cols).
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        Shape (cols,).
+
+    Raises
+    ------
+    ShapeError
+        Expected: rows > 0, since an empty axis has no maximum (rows).
+
+    Notes
+    -----
     Special values: a NaN in a column makes its maximum NaN; +0 is above -0.
 
-    Errors: SHAPE if rows = 0.
+    References
+    ----------
+    IEEE 754-2019, 9.6 (maximum)
 
-    Signature: x[rows, cols] -> out[cols]
-
-    Raises ShapeError where a length does not fit its shape; ShapeError unless rows > 0, since an empty axis has no
-        maximum (rows).
-
-    Source: IEEE 754-2019, 9.6 (maximum)
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.reduce_max_axis0(x, 2, 3).numpy())
+    [4. 5. 6.]
     """
     try:
         slot = _take()
@@ -3460,12 +4633,23 @@ def reduce_max_axis0_bwd(x: Buffer, y: Buffer, g: Buffer, rows: int, cols: int, 
 
     Where y[j] is NaN the whole column is NaN. +0 and -0 win together.
 
-    Signature: x[rows, cols], y[cols], g[cols] -> gx[rows, cols]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, cols).
+    y : Buffer
+        Shape (cols,); the result of reduce_max_axis0.
+    g : Buffer
+        Shape (cols,); cotangent of out.
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ShapeError unless rows > 0, since an empty axis has no
-        maximum (rows).
-
-    Source: IEEE 754-2019, 9.6 (maximum)
+    Returns
+    -------
+    gx : Buffer
+        Shape (rows, cols).
     """
     try:
         slot = _take()
@@ -3497,18 +4681,38 @@ def reduce_max_axis1(x: Buffer, rows: int, cols: int, *, out: Buffer | None = No
 
     out[i] = max_j x[i, j]
 
-    Shapes: x (rows, cols), out (rows).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, cols).
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        Shape (rows,).
+
+    Raises
+    ------
+    ShapeError
+        Expected: cols > 0, since an empty axis has no maximum (cols).
+
+    Notes
+    -----
     Special values: a NaN in a row makes its maximum NaN; +0 is above -0.
 
-    Errors: SHAPE if cols = 0.
+    References
+    ----------
+    IEEE 754-2019, 9.6 (maximum)
 
-    Signature: x[rows, cols] -> out[rows]
-
-    Raises ShapeError where a length does not fit its shape; ShapeError unless cols > 0, since an empty axis has no
-        maximum (cols).
-
-    Source: IEEE 754-2019, 9.6 (maximum)
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.reduce_max_axis1(x, 2, 3).numpy())
+    [3. 6.]
     """
     try:
         slot = _take()
@@ -3542,12 +4746,23 @@ def reduce_max_axis1_bwd(x: Buffer, y: Buffer, g: Buffer, rows: int, cols: int, 
 
     Where y[i] is NaN the whole row is NaN. +0 and -0 win together.
 
-    Signature: x[rows, cols], y[rows], g[rows] -> gx[rows, cols]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, cols).
+    y : Buffer
+        Shape (rows,); the result of reduce_max_axis1.
+    g : Buffer
+        Shape (rows,); cotangent of out.
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ShapeError unless cols > 0, since an empty axis has no
-        maximum (cols).
-
-    Source: IEEE 754-2019, 9.6 (maximum)
+    Returns
+    -------
+    gx : Buffer
+        Shape (rows, cols).
     """
     try:
         slot = _take()
@@ -3579,18 +4794,42 @@ def amax(x: Buffer, dims: Sequence[int], axes: int, *, out: Buffer | None = None
 
     out[kept] = max over the reduced axes of x
 
-    Shapes: x (*dims), out (*dims without the axes).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (*dims,).
+    dims : sequence of int
+        Sizes of all axes.
+    axes : int
+        Bit k is set where axis k is reduced.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        Shape (*keep(dims, axes),).
+
+    Raises
+    ------
+    ArgumentError
+        Expected: bits of axes: axes < 2^rank(dims) (axes).
+    ShapeError
+        Expected: no empty axis, since it has no maximum and no minimum (axes).
+
+    Notes
+    -----
     Special values: a NaN among the elements makes the maximum NaN; +0 is above -0.
 
-    Errors: ARGUMENT if axes >= 2^rank(dims), SHAPE if a reduced axis is empty.
+    References
+    ----------
+    IEEE 754-2019, 9.6 (maximum)
 
-    Signature: x[*dims] -> out[*keep(dims, axes)]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless bits of axes: axes < 2^rank(dims)
-        (axes); ShapeError unless no empty axis, since it has no maximum and no minimum (axes).
-
-    Source: IEEE 754-2019, 9.6 (maximum)
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.amax(x, (2, 3), 2).numpy())
+    [3. 6.]
     """
     try:
         slot = _take()
@@ -3625,12 +4864,25 @@ def amax_bwd(x: Buffer, y: Buffer, g: Buffer, dims: Sequence[int], axes: int, *,
 
     Where the maximum is NaN all of its elements are NaN. +0 and -0 win together.
 
-    Signature: x[*dims], y[*keep(dims, axes)], g[*keep(dims, axes)] -> gx[*dims]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (*dims,).
+    y : Buffer
+        Shape (*keep(dims, axes),); the result of amax.
+    g : Buffer
+        Shape (*keep(dims, axes),); cotangent of out.
+    dims : sequence of int
+        Sizes of all axes.
+    axes : int
+        Bit k is set where axis k is reduced.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless bits of axes: axes < 2^rank(dims)
-        (axes); ShapeError unless no empty axis, since it has no maximum and no minimum (axes).
-
-    Source: IEEE 754-2019, 9.6 (maximum)
+    Returns
+    -------
+    gx : Buffer
+        Shape (*dims,).
     """
     try:
         slot = _take()
@@ -3663,18 +4915,44 @@ def amin(x: Buffer, dims: Sequence[int], axes: int, *, out: Buffer | None = None
 
     out[kept] = min over the reduced axes of x
 
-    Shapes: x (*dims), out (*dims without the axes), as for amax.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (*dims,).
+    dims : sequence of int
+        Sizes of all axes.
+    axes : int
+        Bit k is set where axis k is reduced.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (*keep(dims, axes),).
+
+    Raises
+    ------
+    ArgumentError
+        Expected: bits of axes: axes < 2^rank(dims) (axes).
+    ShapeError
+        Expected: no empty axis, since it has no maximum and no minimum (axes).
+
+    Notes
+    -----
+    x (*dims), out (*dims without the axes), as for amax.
 
     Special values: a NaN among the elements makes the minimum NaN; -0 is below +0.
 
-    Errors: as for amax.
+    References
+    ----------
+    IEEE 754-2019, 9.6 (minimum)
 
-    Signature: x[*dims] -> out[*keep(dims, axes)]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless bits of axes: axes < 2^rank(dims)
-        (axes); ShapeError unless no empty axis, since it has no maximum and no minimum (axes).
-
-    Source: IEEE 754-2019, 9.6 (minimum)
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.amin(x, (2, 3), 2).numpy())
+    [1. 4.]
     """
     try:
         slot = _take()
@@ -3707,12 +4985,25 @@ def amin_bwd(x: Buffer, y: Buffer, g: Buffer, dims: Sequence[int], axes: int, *,
 
     gx = g / (number of winners of the minimum) where x equals it, else 0, as for amax.
 
-    Signature: x[*dims], y[*keep(dims, axes)], g[*keep(dims, axes)] -> gx[*dims]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (*dims,).
+    y : Buffer
+        Shape (*keep(dims, axes),); the result of amin.
+    g : Buffer
+        Shape (*keep(dims, axes),); cotangent of out.
+    dims : sequence of int
+        Sizes of all axes.
+    axes : int
+        Bit k is set where axis k is reduced.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless bits of axes: axes < 2^rank(dims)
-        (axes); ShapeError unless no empty axis, since it has no maximum and no minimum (axes).
-
-    Source: IEEE 754-2019, 9.6 (minimum)
+    Returns
+    -------
+    gx : Buffer
+        Shape (*dims,).
     """
     try:
         slot = _take()
@@ -3745,18 +5036,40 @@ def prod(x: Buffer, dims: Sequence[int], axes: int, *, out: Buffer | None = None
 
     out[kept] = Π over the reduced axes of x, computed in float64 beside a power of two and rounded once
 
-    Shapes: x (*dims), out (*dims without the axes).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (*dims,).
+    dims : sequence of int
+        Sizes of all axes.
+    axes : int
+        Bit k is set where axis k is reduced.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        Shape (*keep(dims, axes),).
+
+    Raises
+    ------
+    ArgumentError
+        Expected: bits of axes: axes < 2^rank(dims) (axes).
+
+    Notes
+    -----
     Special values: nothing over- or underflows on the way; 0·inf is NaN. A product of nothing is 1.
 
-    Errors: ARGUMENT if axes >= 2^rank(dims).
+    References
+    ----------
+    native/src/formula/fold.h
 
-    Signature: x[*dims] -> out[*keep(dims, axes)]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless bits of axes: axes < 2^rank(dims)
-        (axes).
-
-    Source: native/src/formula/fold.h
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.prod(x, (2, 3), 2).numpy())
+    [  6. 120.]
     """
     try:
         slot = _take()
@@ -3791,12 +5104,23 @@ def prod_bwd(x: Buffer, g: Buffer, dims: Sequence[int], axes: int, *, out: Buffe
 
     The gradient of an infinite element is NaN, or with a zero among the others 0 times the product of those that are not 0.
 
-    Signature: x[*dims], g[*keep(dims, axes)] -> gx[*dims]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (*dims,).
+    g : Buffer
+        Shape (*keep(dims, axes),); cotangent of out.
+    dims : sequence of int
+        Sizes of all axes.
+    axes : int
+        Bit k is set where axis k is reduced.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless bits of axes: axes < 2^rank(dims)
-        (axes).
-
-    Source: native/src/formula/fold.h
+    Returns
+    -------
+    gx : Buffer
+        Shape (*dims,).
     """
     try:
         slot = _take()
@@ -3833,19 +5157,45 @@ def var(
 
     Two passes in float64: the mean, then the deviations; one rounding.
 
-    Shapes: x (*dims), out (*dims without the axes).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (*dims,).
+    dims : sequence of int
+        Sizes of all axes.
+    axes : int
+        Bit k is set where axis k is reduced.
+    correction : float
+        Subtracted from the number of elements in the divisor.
+    root : int
+        1 gives the square root.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: NaN where n = 0, 0/0 with a single element and correction 1, and where an element is infinite.
+    Returns
+    -------
+    out : Buffer
+        Shape (*keep(dims, axes),).
 
-    Errors: ARGUMENT if axes >= 2^rank(dims), correction < 0 or root > 1.
-
-    Signature: x[*dims] -> out[*keep(dims, axes)]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless bits of axes: axes < 2^rank(dims)
-        (axes); ArgumentError unless correction >= 0 (correction); ArgumentError unless 0 for the variance, 1 for
+    Raises
+    ------
+    ArgumentError
+        Expected: bits of axes: axes < 2^rank(dims) (axes); correction >= 0 (correction); 0 for the variance, 1 for
         its root (root).
 
-    Source: native/src/formula/fold.h
+    Notes
+    -----
+    Special values: NaN where n = 0, 0/0 with a single element and correction 1, and where an element is infinite.
+
+    References
+    ----------
+    native/src/formula/fold.h
+
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.var(x, (2, 3), 2, 0.0, 0).numpy().round(4))
+    [0.6667 0.6667]
     """
     try:
         slot = _take()
@@ -3888,13 +5238,29 @@ def var_bwd(
 
     gx = 2g(x − μ) / max(n − correction, 0); with root g(x − μ) / (max(n − correction, 0)·y), 0 where y = 0.
 
-    Signature: x[*dims], y[*keep(dims, axes)], g[*keep(dims, axes)] -> gx[*dims]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (*dims,).
+    y : Buffer
+        Shape (*keep(dims, axes),); the result of var.
+    g : Buffer
+        Shape (*keep(dims, axes),); cotangent of out.
+    dims : sequence of int
+        Sizes of all axes.
+    axes : int
+        Bit k is set where axis k is reduced.
+    correction : float
+        Subtracted from the number of elements in the divisor.
+    root : int
+        1 gives the square root.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless bits of axes: axes < 2^rank(dims)
-        (axes); ArgumentError unless correction >= 0 (correction); ArgumentError unless 0 for the variance, 1 for
-        its root (root).
-
-    Source: native/src/formula/fold.h
+    Returns
+    -------
+    gx : Buffer
+        Shape (*dims,).
     """
     try:
         slot = _take()
@@ -3928,18 +5294,40 @@ def logsumexp(x: Buffer, dims: Sequence[int], axes: int, *, out: Buffer | None =
 
     out[kept] = m + ln Σ e^(x − m), m the maximum of the reduced elements, in float64 and rounded once
 
-    Shapes: x (*dims), out (*dims without the axes).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (*dims,).
+    dims : sequence of int
+        Sizes of all axes.
+    axes : int
+        Bit k is set where axis k is reduced.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        Shape (*keep(dims, axes),).
+
+    Raises
+    ------
+    ArgumentError
+        Expected: bits of axes: axes < 2^rank(dims) (axes).
+
+    Notes
+    -----
     Special values: -inf where all elements are -inf and over nothing; inf where one is inf; NaN where one is NaN.
 
-    Errors: ARGUMENT if axes >= 2^rank(dims).
+    References
+    ----------
+    native/src/formula/fold.h
 
-    Signature: x[*dims] -> out[*keep(dims, axes)]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless bits of axes: axes < 2^rank(dims)
-        (axes).
-
-    Source: native/src/formula/fold.h
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.logsumexp(x, (2, 3), 2).numpy().round(4))
+    [3.4076 6.4076]
     """
     try:
         slot = _take()
@@ -3974,12 +5362,25 @@ def logsumexp_bwd(
 
     gx = g · e^(x − y), 0 where all elements are -inf.
 
-    Signature: x[*dims], y[*keep(dims, axes)], g[*keep(dims, axes)] -> gx[*dims]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (*dims,).
+    y : Buffer
+        Shape (*keep(dims, axes),); the result of logsumexp.
+    g : Buffer
+        Shape (*keep(dims, axes),); cotangent of out.
+    dims : sequence of int
+        Sizes of all axes.
+    axes : int
+        Bit k is set where axis k is reduced.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless bits of axes: axes < 2^rank(dims)
-        (axes).
-
-    Source: native/src/formula/fold.h
+    Returns
+    -------
+    gx : Buffer
+        Shape (*dims,).
     """
     try:
         slot = _take()
@@ -4012,18 +5413,42 @@ def vector_norm(x: Buffer, dims: Sequence[int], axes: int, p: float = 2.0, *, ou
 
     out[kept] = (Σ |x|ᵖ)^(1/p), in float64 and rounded once
 
-    Shapes: x (*dims), out (*dims without the axes).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (*dims,).
+    dims : sequence of int
+        Sizes of all axes.
+    axes : int
+        Bit k is set where axis k is reduced.
+    p : float, default 2.0
+        1 or more.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        Shape (*keep(dims, axes),).
+
+    Raises
+    ------
+    ArgumentError
+        Expected: bits of axes: axes < 2^rank(dims) (axes); p finite and at least 1 (p).
+
+    Notes
+    -----
     Special values: nothing over- or underflows on the way; a norm of nothing is 0; NaN where an element is NaN.
 
-    Errors: ARGUMENT if axes >= 2^rank(dims), p < 1 or p is infinite.
+    References
+    ----------
+    native/src/formula/fold.h
 
-    Signature: x[*dims] -> out[*keep(dims, axes)]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless bits of axes: axes < 2^rank(dims)
-        (axes); ArgumentError unless p finite and at least 1 (p).
-
-    Source: native/src/formula/fold.h
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.vector_norm(x, (2, 3), 2).numpy().round(4))
+    [3.7417 8.775 ]
     """
     try:
         slot = _take()
@@ -4058,12 +5483,27 @@ def vector_norm_bwd(
 
     gx = g · sign(x) · (|x| / y)^(p − 1); 0 where y = 0 and p > 1.
 
-    Signature: x[*dims], y[*keep(dims, axes)], g[*keep(dims, axes)] -> gx[*dims]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (*dims,).
+    y : Buffer
+        Shape (*keep(dims, axes),); the result of vector_norm.
+    g : Buffer
+        Shape (*keep(dims, axes),); cotangent of out.
+    dims : sequence of int
+        Sizes of all axes.
+    axes : int
+        Bit k is set where axis k is reduced.
+    p : float, default 2.0
+        1 or more.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless bits of axes: axes < 2^rank(dims)
-        (axes); ArgumentError unless p finite and at least 1 (p).
-
-    Source: native/src/formula/fold.h
+    Returns
+    -------
+    gx : Buffer
+        Shape (*dims,).
     """
     try:
         slot = _take()
@@ -4096,18 +5536,45 @@ def cumsum(x: Buffer, dims: Sequence[int], axis: int, reverse: int, *, out: Buff
 
     out[..., k, ...] = Σ_{i ≤ k} x[..., i, ...], or over i ≥ k; in float64, each sum rounded once
 
-    Shapes: x and out (*dims). An empty axis gives an empty buffer.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (*dims,).
+    dims : sequence of int
+        Sizes of all axes.
+    axis : int
+        Counts from 0.
+    reverse : int
+        1 sums from the end.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (*dims,).
+
+    Raises
+    ------
+    ArgumentError
+        Expected: axis < rank(dims) (axis); 0, or 1 to add from the end (reverse).
+
+    Notes
+    -----
+    An empty axis gives an empty buffer.
 
     Special values: IEEE 754; nothing overflows on the way, and a sum is never -0.
 
-    Errors: ARGUMENT if axis >= rank(dims) or reverse > 1.
+    References
+    ----------
+    native/src/formula/cumsum.h
 
-    Signature: x[*dims] -> out[*dims]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless axis < rank(dims) (axis);
-        ArgumentError unless 0, or 1 to add from the end (reverse).
-
-    Source: native/src/formula/cumsum.h
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.cumsum(x, (2, 3), 1, 0).numpy((2, 3)))
+    [[ 1.  3.  6.]
+     [ 4.  9. 15.]]
     """
     try:
         slot = _take()
@@ -4140,15 +5607,36 @@ def concat1d(a: Buffer, b: Buffer, n: int, m: int, *, out: Buffer | None = None)
 
     out[i] = a[i] for i < n, b[i − n] from there on
 
-    Shapes: a (n), b (m), out (n + m). Either may be empty.
+    Parameters
+    ----------
+    a : Buffer
+        Shape (n,).
+    b : Buffer
+        Shape (m,).
+    n, m : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Errors: OVERFLOW where n + m reaches 2^32.
+    Returns
+    -------
+    out : Buffer
+        Shape (n + m,).
 
-    Signature: a[n], b[m] -> out[n + m]
+    Notes
+    -----
+    Either may be empty.
 
-    Raises ShapeError where a length does not fit its shape.
+    References
+    ----------
+    numpy.concatenate
 
-    Source: numpy.concatenate
+    Examples
+    --------
+    >>> a = cpu.buffer([1, 2, 3])
+    >>> b = cpu.buffer([0, 0.5])
+    >>> print(kernels.concat1d(a, b, 3, 2).numpy())
+    [1.  2.  3.  0.  0.5]
     """
     try:
         slot = _take()
@@ -4180,16 +5668,42 @@ def slice1d(x: Buffer, n: int, start: int, len: int, *, out: Buffer | None = Non
 
     out[i] = x[start + i]
 
-    Shapes: x (n), out (len). len = 0 gives an empty buffer.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (n,).
+    n : int
+        Size of an axis.
+    start : int
+        Counts from 0.
+    len : int
+        Number of elements.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Errors: INDEX unless start + len ≤ n.
+    Returns
+    -------
+    out : Buffer
+        Shape (len,).
 
-    Signature: x[n] -> out[len]
+    Raises
+    ------
+    IndexOutOfRangeError
+        Expected: start + len at most n (start).
 
-    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError unless start + len at most n
-        (start).
+    Notes
+    -----
+    len = 0 gives an empty buffer.
 
-    Source: numpy basic slicing
+    References
+    ----------
+    numpy basic slicing
+
+    Examples
+    --------
+    >>> x = cpu.buffer([1, 2, 3, 4, 5])
+    >>> print(kernels.slice1d(x, 5, 1, 3).numpy())
+    [2. 3. 4.]
     """
     try:
         slot = _take()
@@ -4221,12 +5735,23 @@ def slice1d_bwd(g: Buffer, n: int, start: int, len: int, *, out: Buffer | None =
 
     gx[start + i] = g[i], 0 elsewhere.
 
-    Signature: g[len] -> gx[n]
+    Parameters
+    ----------
+    g : Buffer
+        Shape (len,); cotangent of out.
+    n : int
+        Size of an axis.
+    start : int
+        Counts from 0.
+    len : int
+        Number of elements.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError unless start + len at most n
-        (start).
-
-    Source: numpy basic slicing
+    Returns
+    -------
+    gx : Buffer
+        Shape (n,).
     """
     try:
         slot = _take()
@@ -4269,17 +5794,47 @@ def slice_axes(
 
     starts and steps have one entry per axis; steps are at least 1.
 
-    Shapes: x (in_dims), out (out_dims), of one rank, at most 8 axes. An axis of size 0 gives an empty buffer.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (*in_dims,).
+    in_dims, out_dims : sequence of int
+        Sizes of axes.
+    starts : sequence of int
+        First index of each axis.
+    steps : sequence of int
+        Distance of the indices of each axis.
+    reversed : int
+        Bit k is set where axis k runs backwards.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Errors: INDEX unless the ranks are equal, reversed < 2^rank and every i_k is an index of its axis, starts[k] of one that gives
-    nothing at most its size.
+    Returns
+    -------
+    out : Buffer
+        Shape (*out_dims,).
 
-    Signature: x[*in_dims] -> out[*out_dims]
+    Raises
+    ------
+    IndexOutOfRangeError
+        Expected: per axis a start, a step of at least 1 and a count whose indices lie within the axis; reversed
+        below 2^rank (starts).
 
-    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError unless per axis a start, a step of
-        at least 1 and a count whose indices lie within the axis; reversed below 2^rank (starts).
+    Notes
+    -----
+    x (in_dims), out (out_dims), of one rank, at most 8 axes. An axis of size 0 gives an empty buffer.
 
-    Source: numpy basic slicing
+    References
+    ----------
+    numpy basic slicing
+
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.slice_axes(x, in_dims=(2, 3), out_dims=(2, 2), starts=(0, 0), steps=(1, 2),
+    ...                          reversed=0).numpy((2, 2)))
+    [[1. 3.]
+     [4. 6.]]
     """
     try:
         slot = _take()
@@ -4329,16 +5884,47 @@ def pad_axes(
     Padding of low[k] before and high[k] after axis k is starts = low, steps = 1, out_dims[k] = low[k] + in_dims[k] + high[k];
     steps[k] − 1 elements of padding come between neighbours. value is rounded to float32 first.
 
-    Shapes: x (in_dims), out (out_dims), of one rank, at most 8 axes.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (*in_dims,).
+    in_dims, out_dims : sequence of int
+        Sizes of axes.
+    starts : sequence of int
+        First index of each axis.
+    steps : sequence of int
+        Distance of the indices of each axis.
+    reversed : int
+        Bit k is set where axis k runs backwards.
+    value : float, default 0.0
+        The number put in.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Errors: INDEX as for slice_axes, of a slice of out.
+    Returns
+    -------
+    out : Buffer
+        Shape (*out_dims,).
 
-    Signature: x[*in_dims] -> out[*out_dims]
+    Raises
+    ------
+    IndexOutOfRangeError
+        Expected: per axis a start, a step of at least 1 and a count whose indices lie within the axis; reversed
+        below 2^rank (starts).
 
-    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError unless per axis a start, a step of
-        at least 1 and a count whose indices lie within the axis; reversed below 2^rank (starts).
+    Notes
+    -----
+    x (in_dims), out (out_dims), of one rank, at most 8 axes.
 
-    Source: lax.pad
+    References
+    ----------
+    lax.pad
+
+    Examples
+    --------
+    >>> x = cpu.buffer([1, 2, 3])
+    >>> print(kernels.pad_axes(x, in_dims=(3,), out_dims=(5,), starts=(1,), steps=(1,), reversed=0).numpy())
+    [0. 1. 2. 3. 0.]
     """
     try:
         slot = _take()
@@ -4375,15 +5961,33 @@ def concat_rows(a: Buffer, b: Buffer, rows: int, n: int, m: int, *, out: Buffer 
 
     out[r, i] = a[r, i] for i < n, b[r, i − n] from there on
 
-    Shapes: a (rows, n), b (rows, m), out (rows, n + m).
+    Parameters
+    ----------
+    a : Buffer
+        Shape (rows, n).
+    b : Buffer
+        Shape (rows, m).
+    rows, n, m : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Errors: OVERFLOW where n + m reaches 2^32.
+    Returns
+    -------
+    out : Buffer
+        Shape (rows, n + m).
 
-    Signature: a[rows, n], b[rows, m] -> out[rows, n + m]
+    References
+    ----------
+    numpy.concatenate(axis=1)
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: numpy.concatenate(axis=1)
+    Examples
+    --------
+    >>> a = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> b = cpu.buffer([[0, 0.5], [1, 1.5]])
+    >>> print(kernels.concat_rows(a, b, 2, 3, 2).numpy((2, 5)))
+    [[1.  2.  3.  0.  0.5]
+     [4.  5.  6.  1.  1.5]]
     """
     try:
         slot = _take()
@@ -4415,13 +6019,34 @@ def broadcast_vec_to_rows(vec: Buffer, rows: int, cols: int, *, out: Buffer | No
 
     out[i, j] = vec[j]
 
-    Shapes: vec (cols), out (rows, cols). rows = 0 gives an empty buffer.
+    Parameters
+    ----------
+    vec : Buffer
+        Shape (cols,).
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Signature: vec[cols] -> out[rows, cols]
+    Returns
+    -------
+    out : Buffer
+        Shape (rows, cols).
 
-    Raises ShapeError where a length does not fit its shape.
+    Notes
+    -----
+    rows = 0 gives an empty buffer.
 
-    Source: numpy.broadcast_to
+    References
+    ----------
+    numpy.broadcast_to
+
+    Examples
+    --------
+    >>> vec = cpu.buffer([1, 2, 3])
+    >>> print(kernels.broadcast_vec_to_rows(vec, 2, 3).numpy((2, 3)))
+    [[1. 2. 3.]
+     [1. 2. 3.]]
     """
     try:
         slot = _take()
@@ -4453,13 +6078,34 @@ def broadcast_vec_to_cols(vec: Buffer, rows: int, cols: int, *, out: Buffer | No
 
     out[i, j] = vec[i]
 
-    Shapes: vec (rows), out (rows, cols). cols = 0 gives an empty buffer.
+    Parameters
+    ----------
+    vec : Buffer
+        Shape (rows,).
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Signature: vec[rows] -> out[rows, cols]
+    Returns
+    -------
+    out : Buffer
+        Shape (rows, cols).
 
-    Raises ShapeError where a length does not fit its shape.
+    Notes
+    -----
+    cols = 0 gives an empty buffer.
 
-    Source: numpy.broadcast_to
+    References
+    ----------
+    numpy.broadcast_to
+
+    Examples
+    --------
+    >>> vec = cpu.buffer([1, 2])
+    >>> print(kernels.broadcast_vec_to_cols(vec, 2, 3).numpy((2, 3)))
+    [[1. 1. 1.]
+     [2. 2. 2.]]
     """
     try:
         slot = _take()
@@ -4496,17 +6142,41 @@ def broadcast_to(
     axis_map has one entry per output axis: 0 for an inserted axis, k for one that reads input axis k − 1, in any order. An
     input axis that no entry names has size 1.
 
-    Shapes: x (in_dims), out (out_dims), at most 8 axes each. An axis of size 0 gives an empty buffer.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (*in_dims,).
+    in_dims, out_dims : sequence of int
+        Sizes of axes.
+    axis_map : sequence of int
+        An entry for each axis of the result: 0 inserts it, k reads axis k - 1 of the input.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Errors: SHAPE unless the non-zero entries of axis_map are distinct input axes of size 1 or the size of the output axis, and
-    name every input axis larger than 1.
+    Returns
+    -------
+    out : Buffer
+        Shape (*out_dims,).
 
-    Signature: x[*in_dims] -> out[*out_dims]
+    Raises
+    ------
+    ShapeError
+        Expected: per output axis 0 or an input axis + 1, none twice, sizes 1 or equal, 1 where left out (axis_map).
 
-    Raises ShapeError where a length does not fit its shape; ShapeError unless per output axis 0 or an input axis +
-        1, none twice, sizes 1 or equal, 1 where left out (axis_map).
+    Notes
+    -----
+    x (in_dims), out (out_dims), at most 8 axes each. An axis of size 0 gives an empty buffer.
 
-    Source: numpy.broadcast_to
+    References
+    ----------
+    numpy.broadcast_to
+
+    Examples
+    --------
+    >>> x = cpu.buffer([1, 2, 3])
+    >>> print(kernels.broadcast_to(x, (3,), (2, 3), (0, 1)).numpy((2, 3)))
+    [[1. 2. 3.]
+     [1. 2. 3.]]
     """
     try:
         slot = _take()
@@ -4548,16 +6218,40 @@ def reduce_from_broadcast(
     formula/sum_tree.h: runs of adjacent repeated axes as one sum, the innermost run first. A copy where nothing is
     repeated.
 
-    Shapes: x (out_dims), out (in_dims), at most 8 axes each. A sum over an axis of size 0 is 0.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (*out_dims,).
+    in_dims, out_dims : sequence of int
+        Sizes of axes.
+    axis_map : sequence of int
+        An entry for each axis of the result: 0 inserts it, k reads axis k - 1 of the input.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Errors: SHAPE as for broadcast_to.
+    Returns
+    -------
+    out : Buffer
+        Shape (*in_dims,).
 
-    Signature: x[*out_dims] -> out[*in_dims]
+    Raises
+    ------
+    ShapeError
+        Expected: per output axis 0 or an input axis + 1, none twice, sizes 1 or equal, 1 where left out (axis_map).
 
-    Raises ShapeError where a length does not fit its shape; ShapeError unless per output axis 0 or an input axis +
-        1, none twice, sizes 1 or equal, 1 where left out (axis_map).
+    Notes
+    -----
+    x (out_dims), out (in_dims), at most 8 axes each. A sum over an axis of size 0 is 0.
 
-    Source: the adjoint of numpy.broadcast_to
+    References
+    ----------
+    the adjoint of numpy.broadcast_to
+
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.reduce_from_broadcast(x, (3,), (2, 3), (0, 1)).numpy())
+    [5. 7. 9.]
     """
     try:
         slot = _take()
@@ -4593,13 +6287,31 @@ def transpose2d(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -
 
     out[j, i] = x[i, j]
 
-    Shapes: x (rows, cols), out (cols, rows).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, cols).
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Signature: x[rows, cols] -> out[cols, rows]
+    Returns
+    -------
+    out : Buffer
+        Shape (cols, rows).
 
-    Raises ShapeError where a length does not fit its shape.
+    References
+    ----------
+    numpy.transpose
 
-    Source: numpy.transpose
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.transpose2d(x, 2, 3).numpy((3, 2)))
+    [[1. 4.]
+     [2. 5.]
+     [3. 6.]]
     """
     try:
         slot = _take()
@@ -4631,16 +6343,42 @@ def swap_adjacent_at_depth(x: Buffer, dims: Sequence[int], depth: int, *, out: B
 
     out[…, j, i, …] = x[…, i, j, …]
 
-    Shapes: x (dims), at most 8 axes; out is dims with the two sizes exchanged.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (*dims,).
+    dims : sequence of int
+        Sizes of all axes.
+    depth : int
+        The first of the two axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Errors: ARGUMENT unless depth + 1 is an axis.
+    Returns
+    -------
+    out : Buffer
+        Shape (*swap(dims, depth),).
 
-    Signature: x[*dims] -> out[*swap(dims, depth)]
+    Raises
+    ------
+    ArgumentError
+        Expected: depth + 1 below the rank of dims (depth).
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless depth + 1 below the rank of dims
-        (depth).
+    Notes
+    -----
+    x (dims), at most 8 axes; out is dims with the two sizes exchanged.
 
-    Source: numpy.swapaxes
+    References
+    ----------
+    numpy.swapaxes
+
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.swap_adjacent_at_depth(x, (2, 3), 0).numpy((3, 2)))
+    [[1. 4.]
+     [2. 5.]
+     [3. 6.]]
     """
     try:
         slot = _take()
@@ -4673,13 +6411,33 @@ def transpose3d_bca(x: Buffer, a: int, b: int, c: int, *, out: Buffer | None = N
 
     out[j, k, i] = x[i, j, k]
 
-    Shapes: x (a, b, c), out (b, c, a).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (a, b, c).
+    a, b, c : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Signature: x[a, b, c] -> out[b, c, a]
+    Returns
+    -------
+    out : Buffer
+        Shape (b, c, a).
 
-    Raises ShapeError where a length does not fit its shape.
+    References
+    ----------
+    numpy.transpose
 
-    Source: numpy.transpose
+    Examples
+    --------
+    >>> x = cpu.buffer([[[1, 2], [3, 4]]])
+    >>> print(kernels.transpose3d_bca(x, 1, 2, 2).numpy((2, 2, 1)))
+    [[[1.]
+      [2.]]
+    <BLANKLINE>
+     [[3.]
+      [4.]]]
     """
     try:
         slot = _take()
@@ -4711,13 +6469,31 @@ def transpose3d_cab(x: Buffer, a: int, b: int, c: int, *, out: Buffer | None = N
 
     out[k, i, j] = x[i, j, k]
 
-    Shapes: x (a, b, c), out (c, a, b).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (a, b, c).
+    a, b, c : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Signature: x[a, b, c] -> out[c, a, b]
+    Returns
+    -------
+    out : Buffer
+        Shape (c, a, b).
 
-    Raises ShapeError where a length does not fit its shape.
+    References
+    ----------
+    numpy.transpose
 
-    Source: numpy.transpose
+    Examples
+    --------
+    >>> x = cpu.buffer([[[1, 2], [3, 4]]])
+    >>> print(kernels.transpose3d_cab(x, 1, 2, 2).numpy((2, 1, 2)))
+    [[[1. 3.]]
+    <BLANKLINE>
+     [[2. 4.]]]
     """
     try:
         slot = _take()
@@ -4749,13 +6525,30 @@ def transpose3d_acb(x: Buffer, a: int, b: int, c: int, *, out: Buffer | None = N
 
     out[i, k, j] = x[i, j, k]
 
-    Shapes: x (a, b, c), out (a, c, b).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (a, b, c).
+    a, b, c : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Signature: x[a, b, c] -> out[a, c, b]
+    Returns
+    -------
+    out : Buffer
+        Shape (a, c, b).
 
-    Raises ShapeError where a length does not fit its shape.
+    References
+    ----------
+    numpy.transpose
 
-    Source: numpy.transpose
+    Examples
+    --------
+    >>> x = cpu.buffer([[[1, 2], [3, 4]]])
+    >>> print(kernels.transpose3d_acb(x, 1, 2, 2).numpy((1, 2, 2)))
+    [[[1. 3.]
+      [2. 4.]]]
     """
     try:
         slot = _take()
@@ -4787,18 +6580,40 @@ def gather_vec(vec: Buffer, indices: npt.ArrayLike, n: int, *, out: Buffer | Non
 
     out[j] = vec[indices[j]] if indices[j] < n, else 0
 
-    Shapes: vec (n), indices (k) on the host, out (k).
+    Parameters
+    ----------
+    vec : Buffer
+        Shape (n,).
+    indices : array_like of int
+        Shape (k,); count from 0.
+    n : int
+        Size of an axis.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        Shape (k,).
+
+    Raises
+    ------
+    IndexOutOfRangeError
+        An index is below 0, or 2^32 and more.
+
+    Notes
+    -----
     Special values: a copy, so NaN and -0 come through unchanged. k = 0 gives an empty result, n = 0 zeros.
 
-    Errors: none beyond lengths; an index of n or more reads 0.
+    References
+    ----------
+    numpy.take; an index out of range reads 0
 
-    Signature: vec[n], indices: u32[k] -> out[k]
-
-    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError for an index below 0 or of 2^32
-        and more.
-
-    Source: numpy.take; an index out of range reads 0
+    Examples
+    --------
+    >>> vec = cpu.buffer([1, 2, 3])
+    >>> print(kernels.gather_vec(vec, [1, 0], 3).numpy())
+    [2. 1.]
     """
     if type(indices) is IndexBuffer:
         return gather_vec_indexed(vec, indices, n, out=out)
@@ -4829,21 +6644,25 @@ def gather_vec(vec: Buffer, indices: npt.ArrayLike, n: int, *, out: Buffer | Non
 
 
 def gather_vec_indexed(vec: Buffer, indices: IndexBuffer, n: int, *, out: Buffer | None = None) -> Buffer:
-    """Elements of a vector picked by indices on the device.
+    """The function gather_vec, with indices in an index buffer.
 
-    out[j] = vec[indices[j]] if indices[j] < n, else 0
+    See :func:`gather_vec`.
 
-    Shapes: vec (n), indices (k) in an index buffer, out (k).
+    Parameters
+    ----------
+    vec : Buffer
+        Shape (n,).
+    indices : IndexBuffer
+        Shape (k,); count from 0.
+    n : int
+        Size of an axis.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: a copy, so NaN and -0 come through unchanged. k = 0 gives an empty result, n = 0 zeros.
-
-    Errors: none beyond lengths; an index of n or more reads 0.
-
-    Signature: vec[n], indices: index[k] -> out[k]
-
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: numpy.take; an index out of range reads 0
+    Returns
+    -------
+    out : Buffer
+        Shape (k,).
     """
     try:
         slot = _take()
@@ -4875,12 +6694,21 @@ def gather_vec_bwd(indices: npt.ArrayLike, g: Buffer, n: int, *, out: Buffer | N
 
     gvec[i] = the sum of g[j] over the j with indices[j] = i, from +0 in the order of j; 0 where none is.
 
-    Signature: indices: u32[k], g[k] -> gvec[n]
+    Parameters
+    ----------
+    indices : array_like of int
+        Shape (k,); count from 0.
+    g : Buffer
+        Shape (k,); cotangent of out.
+    n : int
+        Size of an axis.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError for an index below 0 or of 2^32
-        and more.
-
-    Source: numpy.take; an index out of range reads 0
+    Returns
+    -------
+    gvec : Buffer
+        Shape (n,).
     """
     if type(indices) is IndexBuffer:
         return gather_vec_bwd_indexed(indices, g, n, out=out)
@@ -4911,15 +6739,25 @@ def gather_vec_bwd(indices: npt.ArrayLike, g: Buffer, n: int, *, out: Buffer | N
 
 
 def gather_vec_bwd_indexed(indices: IndexBuffer, g: Buffer, n: int, *, out: Buffer | None = None) -> Buffer:
-    """Vector-Jacobian product of gather_vec.
+    """The function gather_vec_bwd, with indices in an index buffer.
 
-    gvec[i] = the sum of g[j] over the j with indices[j] = i, from +0 in the order of j; 0 where none is.
+    See :func:`gather_vec_bwd`.
 
-    Signature: indices: index[k], g[k] -> gvec[n]
+    Parameters
+    ----------
+    indices : IndexBuffer
+        Shape (k,); count from 0.
+    g : Buffer
+        Shape (k,); cotangent of out.
+    n : int
+        Size of an axis.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: numpy.take; an index out of range reads 0
+    Returns
+    -------
+    gvec : Buffer
+        Shape (n,).
     """
     try:
         slot = _take()
@@ -4951,18 +6789,42 @@ def gather_rows(mat: Buffer, indices: npt.ArrayLike, rows: int, cols: int, *, ou
 
     out[j, c] = mat[indices[j], c] if indices[j] < rows, else 0
 
-    Shapes: mat (rows, cols), indices (k) on the host, out (k, cols).
+    Parameters
+    ----------
+    mat : Buffer
+        Shape (rows, cols).
+    indices : array_like of int
+        Shape (k,); count from 0.
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: a copy, so NaN and -0 come through unchanged. k = 0 or cols = 0 gives an empty result, rows = 0 zeros.
+    Returns
+    -------
+    out : Buffer
+        Shape (k, cols).
 
-    Errors: none beyond lengths; an index of rows or more reads zeros.
+    Raises
+    ------
+    IndexOutOfRangeError
+        An index is below 0, or 2^32 and more.
 
-    Signature: mat[rows, cols], indices: u32[k] -> out[k, cols]
+    Notes
+    -----
+    Special values: a copy, so NaN and -0 come through unchanged. k = 0 or cols = 0 gives an empty result, rows = 0
+    zeros.
 
-    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError for an index below 0 or of 2^32
-        and more.
+    References
+    ----------
+    torch.nn.functional.embedding; an index out of range reads a zero row
 
-    Source: torch.nn.functional.embedding; an index out of range reads a zero row
+    Examples
+    --------
+    >>> mat = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.gather_rows(mat, [1, 0], 2, 3).numpy((2, 3)))
+    [[4. 5. 6.]
+     [1. 2. 3.]]
     """
     if type(indices) is IndexBuffer:
         return gather_rows_indexed(mat, indices, rows, cols, out=out)
@@ -4995,21 +6857,25 @@ def gather_rows(mat: Buffer, indices: npt.ArrayLike, rows: int, cols: int, *, ou
 def gather_rows_indexed(
     mat: Buffer, indices: IndexBuffer, rows: int, cols: int, *, out: Buffer | None = None
 ) -> Buffer:
-    """Rows of a matrix picked by indices on the device.
+    """The function gather_rows, with indices in an index buffer.
 
-    out[j, c] = mat[indices[j], c] if indices[j] < rows, else 0
+    See :func:`gather_rows`.
 
-    Shapes: mat (rows, cols), indices (k) in an index buffer, out (k, cols).
+    Parameters
+    ----------
+    mat : Buffer
+        Shape (rows, cols).
+    indices : IndexBuffer
+        Shape (k,); count from 0.
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: a copy, so NaN and -0 come through unchanged. k = 0 or cols = 0 gives an empty result, rows = 0 zeros.
-
-    Errors: none beyond lengths; an index of rows or more reads zeros.
-
-    Signature: mat[rows, cols], indices: index[k] -> out[k, cols]
-
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: torch.nn.functional.embedding; an index out of range reads a zero row
+    Returns
+    -------
+    out : Buffer
+        Shape (k, cols).
     """
     try:
         slot = _take()
@@ -5041,12 +6907,21 @@ def gather_rows_bwd(indices: npt.ArrayLike, g: Buffer, rows: int, cols: int, *, 
 
     gmat[i, c] = the sum of g[j, c] over the j with indices[j] = i, from +0 in the order of j; 0 where none is.
 
-    Signature: indices: u32[k], g[k, cols] -> gmat[rows, cols]
+    Parameters
+    ----------
+    indices : array_like of int
+        Shape (k,); count from 0.
+    g : Buffer
+        Shape (k, cols); cotangent of out.
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError for an index below 0 or of 2^32
-        and more.
-
-    Source: torch.nn.functional.embedding; an index out of range reads a zero row
+    Returns
+    -------
+    gmat : Buffer
+        Shape (rows, cols).
     """
     if type(indices) is IndexBuffer:
         return gather_rows_bwd_indexed(indices, g, rows, cols, out=out)
@@ -5079,15 +6954,25 @@ def gather_rows_bwd(indices: npt.ArrayLike, g: Buffer, rows: int, cols: int, *, 
 def gather_rows_bwd_indexed(
     indices: IndexBuffer, g: Buffer, rows: int, cols: int, *, out: Buffer | None = None
 ) -> Buffer:
-    """Vector-Jacobian product of gather_rows.
+    """The function gather_rows_bwd, with indices in an index buffer.
 
-    gmat[i, c] = the sum of g[j, c] over the j with indices[j] = i, from +0 in the order of j; 0 where none is.
+    See :func:`gather_rows_bwd`.
 
-    Signature: indices: index[k], g[k, cols] -> gmat[rows, cols]
+    Parameters
+    ----------
+    indices : IndexBuffer
+        Shape (k,); count from 0.
+    g : Buffer
+        Shape (k, cols); cotangent of out.
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: torch.nn.functional.embedding; an index out of range reads a zero row
+    Returns
+    -------
+    gmat : Buffer
+        Shape (rows, cols).
     """
     try:
         slot = _take()
@@ -5119,18 +7004,43 @@ def scatter_add(x: Buffer, values: Buffer, indices: npt.ArrayLike, n: int, *, ou
 
     out[i] = ((x[i] + values[j0]) + values[j1]) + ... over the j with indices[j] = i, in increasing order
 
-    Shapes: x (n), values (k), indices (k) on the host, out (n).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (n,).
+    values : Buffer
+        Shape (k,).
+    indices : array_like of int
+        Shape (k,); count from 0.
+    n : int
+        Size of an axis.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        Shape (n,).
+
+    Raises
+    ------
+    IndexOutOfRangeError
+        An index is below 0, or 2^32 and more.
+
+    Notes
+    -----
     Special values: IEEE 754; an element without a hit keeps its bits. k = 0 copies x, n = 0 gives an empty result.
 
-    Errors: none beyond lengths; an index of n or more is ignored.
+    References
+    ----------
+    numpy.add.at, torch.index_add
 
-    Signature: x[n], values[k], indices: u32[k] -> out[n]
-
-    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError for an index below 0 or of 2^32
-        and more.
-
-    Source: numpy.add.at, torch.index_add
+    Examples
+    --------
+    >>> x = cpu.buffer([1, 2, 3])
+    >>> values = cpu.buffer([0, 1])
+    >>> print(kernels.scatter_add(x, values, [2, 2], 3).numpy())
+    [1. 2. 4.]
     """
     if type(indices) is IndexBuffer:
         return scatter_add_indexed(x, values, indices, n, out=out)
@@ -5163,21 +7073,27 @@ def scatter_add(x: Buffer, values: Buffer, indices: npt.ArrayLike, n: int, *, ou
 def scatter_add_indexed(
     x: Buffer, values: Buffer, indices: IndexBuffer, n: int, *, out: Buffer | None = None
 ) -> Buffer:
-    """A copy of a vector with values added at indices on the device.
+    """The function scatter_add, with indices in an index buffer.
 
-    out[i] = ((x[i] + values[j0]) + values[j1]) + ... over the j with indices[j] = i, in increasing order
+    See :func:`scatter_add`.
 
-    Shapes: x (n), values (k), indices (k) in an index buffer, out (n).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (n,).
+    values : Buffer
+        Shape (k,).
+    indices : IndexBuffer
+        Shape (k,); count from 0.
+    n : int
+        Size of an axis.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: IEEE 754; an element without a hit keeps its bits. k = 0 copies x, n = 0 gives an empty result.
-
-    Errors: none beyond lengths; an index of n or more is ignored.
-
-    Signature: x[n], values[k], indices: index[k] -> out[n]
-
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: numpy.add.at, torch.index_add
+    Returns
+    -------
+    out : Buffer
+        Shape (n,).
     """
     try:
         slot = _take()
@@ -5211,19 +7127,45 @@ def scatter_add_rows(
 
     out[i, c] = ((mat[i, c] + values[j0, c]) + values[j1, c]) + ... over the j with indices[j] = i, in increasing order
 
-    Shapes: mat (rows, cols), values (k, cols), indices (k) on the host, out (rows, cols).
+    Parameters
+    ----------
+    mat : Buffer
+        Shape (rows, cols).
+    values : Buffer
+        Shape (k, cols).
+    indices : array_like of int
+        Shape (k,); count from 0.
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: IEEE 754; a row without a hit keeps its bits. k = 0 copies mat, rows = 0 or cols = 0 gives an empty
-    result.
+    Returns
+    -------
+    out : Buffer
+        Shape (rows, cols).
 
-    Errors: none beyond lengths; an index of rows or more is ignored.
+    Raises
+    ------
+    IndexOutOfRangeError
+        An index is below 0, or 2^32 and more.
 
-    Signature: mat[rows, cols], values[k, cols], indices: u32[k] -> out[rows, cols]
+    Notes
+    -----
+    Special values: IEEE 754; a row without a hit keeps its bits. k = 0 copies mat, rows = 0 or cols = 0 gives an
+    empty result.
 
-    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError for an index below 0 or of 2^32
-        and more.
+    References
+    ----------
+    numpy.add.at, torch.index_add
 
-    Source: numpy.add.at, torch.index_add
+    Examples
+    --------
+    >>> mat = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> values = cpu.buffer([[0, 1, 2], [3, 4, 5]])
+    >>> print(kernels.scatter_add_rows(mat, values, [1, 1], 2, 3).numpy((2, 3)))
+    [[ 1.  2.  3.]
+     [ 7. 10. 13.]]
     """
     if type(indices) is IndexBuffer:
         return scatter_add_rows_indexed(mat, values, indices, rows, cols, out=out)
@@ -5257,22 +7199,27 @@ def scatter_add_rows(
 def scatter_add_rows_indexed(
     mat: Buffer, values: Buffer, indices: IndexBuffer, rows: int, cols: int, *, out: Buffer | None = None
 ) -> Buffer:
-    """A copy of a matrix with rows added at indices on the device.
+    """The function scatter_add_rows, with indices in an index buffer.
 
-    out[i, c] = ((mat[i, c] + values[j0, c]) + values[j1, c]) + ... over the j with indices[j] = i, in increasing order
+    See :func:`scatter_add_rows`.
 
-    Shapes: mat (rows, cols), values (k, cols), indices (k) in an index buffer, out (rows, cols).
+    Parameters
+    ----------
+    mat : Buffer
+        Shape (rows, cols).
+    values : Buffer
+        Shape (k, cols).
+    indices : IndexBuffer
+        Shape (k,); count from 0.
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: IEEE 754; a row without a hit keeps its bits. k = 0 copies mat, rows = 0 or cols = 0 gives an empty
-    result.
-
-    Errors: none beyond lengths; an index of rows or more is ignored.
-
-    Signature: mat[rows, cols], values[k, cols], indices: index[k] -> out[rows, cols]
-
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: numpy.add.at, torch.index_add
+    Returns
+    -------
+    out : Buffer
+        Shape (rows, cols).
     """
     try:
         slot = _take()
@@ -5315,18 +7262,47 @@ def take_axis(
 
     out[o, j, c] = x[o, i, c] if i < n, else 0, i = indices[o, j, c], with 0 for o or c where the indices have that axis of size 1
 
-    Shapes: x (outer, n, inner), indices (io, k, ii) in an index buffer, io = outer or 1, ii = inner or 1, out (outer, k, inner).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (outer, n, inner).
+    indices : IndexBuffer
+        Shape (io, k, ii); count from 0.
+    outer, n, inner, io, k, ii : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: a copy, so NaN and -0 come through unchanged. Without elements an empty result, n = 0 gives zeros.
+    Returns
+    -------
+    out : Buffer
+        Shape (outer, k, inner).
 
-    Errors: SHAPE for another io or ii; an index of n or more reads 0.
+    Raises
+    ------
+    ShapeError
+        Expected: io = outer, or 1 for indices that all outer arrays share (io); ii = inner, or 1 for indices that
+        all columns share (ii).
 
-    Signature: x[outer, n, inner], indices: index[io, k, ii] -> out[outer, k, inner]
+    Notes
+    -----
+    x (outer, n, inner), indices (io, k, ii) in an index buffer, io = outer or 1, ii = inner or 1, out (outer, k,
+    inner).
 
-    Raises ShapeError where a length does not fit its shape; ShapeError unless io = outer, or 1 for indices that all
-        outer arrays share (io); ShapeError unless ii = inner, or 1 for indices that all columns share (ii).
+    Special values: a copy, so NaN and -0 come through unchanged. Without elements an empty result, n = 0 gives
+    zeros.
 
-    Source: numpy.take, numpy.take_along_axis; an index out of range reads 0
+    References
+    ----------
+    numpy.take, numpy.take_along_axis; an index out of range reads 0
+
+    Examples
+    --------
+    >>> x = cpu.buffer([[[1], [2], [3]]])
+    >>> indices = cpu.indices([[[1], [0]]])
+    >>> print(kernels.take_axis(x, indices, outer=1, n=3, inner=1, io=1, k=2, ii=1).numpy((1, 2, 1)))
+    [[[2.]
+      [1.]]]
     """
     try:
         slot = _take()
@@ -5370,12 +7346,21 @@ def take_axis_bwd(
 
     gx[o, i, c] = the sum of g[o, j, c] over the j whose index is i, from +0 in the order of j; 0 where none is.
 
-    Signature: indices: index[io, k, ii], g[outer, k, inner] -> gx[outer, n, inner]
+    Parameters
+    ----------
+    indices : IndexBuffer
+        Shape (io, k, ii); count from 0.
+    g : Buffer
+        Shape (outer, k, inner); cotangent of out.
+    outer, n, inner, io, k, ii : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ShapeError unless io = outer, or 1 for indices that all
-        outer arrays share (io); ShapeError unless ii = inner, or 1 for indices that all columns share (ii).
-
-    Source: numpy.take, numpy.take_along_axis; an index out of range reads 0
+    Returns
+    -------
+    gx : Buffer
+        Shape (outer, n, inner).
     """
     try:
         slot = _take()
@@ -5421,19 +7406,50 @@ def scatter_add_axis(
     out[o, i, c] = ((x[o, i, c] + values[o, j0, c]) + values[o, j1, c]) + ... over the j with indices[o, j, c] = i, in increasing
     order, with 0 for o or c where the indices have that axis of size 1
 
-    Shapes: x (outer, n, inner), values (outer, k, inner), indices (io, k, ii) in an index buffer, io = outer or 1, ii = inner or 1,
-    out (outer, n, inner).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (outer, n, inner).
+    values : Buffer
+        Shape (outer, k, inner).
+    indices : IndexBuffer
+        Shape (io, k, ii); count from 0.
+    outer, n, inner, k, io, ii : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (outer, n, inner).
+
+    Raises
+    ------
+    ShapeError
+        Expected: io = outer, or 1 for indices that all outer arrays share (io); ii = inner, or 1 for indices that
+        all columns share (ii).
+
+    Notes
+    -----
+    x (outer, n, inner), values (outer, k, inner), indices (io, k, ii) in an index buffer, io = outer or 1, ii =
+    inner or 1, out (outer, n, inner).
 
     Special values: IEEE 754; an element without a hit keeps its bits. k = 0 copies x, n = 0 gives an empty result.
 
-    Errors: SHAPE for another io or ii; an index of n or more is ignored.
+    References
+    ----------
+    torch.Tensor.scatter_add, torch.Tensor.index_add
 
-    Signature: x[outer, n, inner], values[outer, k, inner], indices: index[io, k, ii] -> out[outer, n, inner]
-
-    Raises ShapeError where a length does not fit its shape; ShapeError unless io = outer, or 1 for indices that all
-        outer arrays share (io); ShapeError unless ii = inner, or 1 for indices that all columns share (ii).
-
-    Source: torch.Tensor.scatter_add, torch.Tensor.index_add
+    Examples
+    --------
+    >>> x = cpu.buffer([[[1], [2], [3]]])
+    >>> values = cpu.buffer([[[0], [1]]])
+    >>> indices = cpu.indices([[[1], [0]]])
+    >>> print(kernels.scatter_add_axis(x, values, indices, outer=1, n=3, inner=1, k=2, io=1, ii=1).numpy((1, 3, 1)))
+    [[[2.]
+      [2.]
+      [3.]]]
     """
     try:
         slot = _take()
@@ -5466,18 +7482,38 @@ def argmax(x: Buffer, outer: int, n: int, inner: int, *, out: IndexBuffer | None
 
     out[o, c] = min{i : x[o, i, c] = max_j x[o, j, c]}
 
-    Shapes: x (outer, n, inner), out (outer, inner) in an index buffer.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (outer, n, inner).
+    outer, n, inner : int
+        Sizes of axes.
+    out : IndexBuffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : IndexBuffer
+        Shape (outer, inner).
+
+    Raises
+    ------
+    ShapeError
+        Expected: n > 0, since an empty axis has no extremes (n).
+
+    Notes
+    -----
     Special values: the first NaN wins; zeros of both signs are equal.
 
-    Errors: SHAPE if n = 0.
+    References
+    ----------
+    numpy.argmax; native/src/formula/order.h
 
-    Signature: x[outer, n, inner] -> out: index[outer, inner]
-
-    Raises ShapeError where a length does not fit its shape; ShapeError unless n > 0, since an empty axis has no
-        extremes (n).
-
-    Source: numpy.argmax; native/src/formula/order.h
+    Examples
+    --------
+    >>> x = cpu.buffer([[[1], [2], [3]]])
+    >>> print(kernels.argmax(x, 1, 3, 1).numpy((1, 1)))
+    [[2]]
     """
     try:
         slot = _take()
@@ -5509,16 +7545,40 @@ def argmin(x: Buffer, outer: int, n: int, inner: int, *, out: IndexBuffer | None
 
     out[o, c] = min{i : x[o, i, c] = min_j x[o, j, c]}
 
-    Shapes: x (outer, n, inner), out (outer, inner), as for argmax.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (outer, n, inner).
+    outer, n, inner : int
+        Sizes of axes.
+    out : IndexBuffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : IndexBuffer
+        Shape (outer, inner).
+
+    Raises
+    ------
+    ShapeError
+        Expected: n > 0, since an empty axis has no extremes (n).
+
+    Notes
+    -----
+    x (outer, n, inner), out (outer, inner), as for argmax.
 
     Special values and errors: as for argmax.
 
-    Signature: x[outer, n, inner] -> out: index[outer, inner]
+    References
+    ----------
+    numpy.argmin; native/src/formula/order.h
 
-    Raises ShapeError where a length does not fit its shape; ShapeError unless n > 0, since an empty axis has no
-        extremes (n).
-
-    Source: numpy.argmin; native/src/formula/order.h
+    Examples
+    --------
+    >>> x = cpu.buffer([[[1], [2], [3]]])
+    >>> print(kernels.argmin(x, 1, 3, 1).numpy((1, 1)))
+    [[0]]
     """
     try:
         slot = _take()
@@ -5553,18 +7613,44 @@ def topk(
     x[o, out[o, 0, c], c], ..., x[o, out[o, k - 1, c], c] are the k largest of x[o, :, c], falling; with largest = 0 the k
     smallest, rising
 
-    Shapes: x (outer, n, inner), out (outer, k, inner) in an index buffer.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (outer, n, inner).
+    outer, n, inner, k : int
+        Sizes of axes.
+    largest : int, default 1
+        0 for the smallest.
+    out : IndexBuffer, optional
+        Overwritten with the result.
 
-    Special values: of equal elements the first comes first, and zeros of both signs are equal. NaN is larger than any number.
+    Returns
+    -------
+    out : IndexBuffer
+        Shape (outer, k, inner).
 
-    Errors: SHAPE if k > n; ARGUMENT if largest is neither 0 nor 1.
+    Raises
+    ------
+    ShapeError
+        Expected: k <= n (k).
+    ArgumentError
+        Expected: 0 or 1 (largest).
 
-    Signature: x[outer, n, inner] -> out: index[outer, k, inner]
+    Notes
+    -----
+    Special values: of equal elements the first comes first, and zeros of both signs are equal. NaN is larger than
+    any number.
 
-    Raises ShapeError where a length does not fit its shape; ShapeError unless k <= n (k); ArgumentError unless 0 or
-        1 (largest).
+    References
+    ----------
+    torch.topk, of equal elements the first; native/src/formula/order.h
 
-    Source: torch.topk, of equal elements the first; native/src/formula/order.h
+    Examples
+    --------
+    >>> x = cpu.buffer([[[1], [2], [3]]])
+    >>> print(kernels.topk(x, 1, 3, 1, 2).numpy((1, 2, 1)))
+    [[[2]
+      [1]]]
     """
     try:
         slot = _take()
@@ -5596,17 +7682,44 @@ def scatter_add_row(mat: Buffer, row: Buffer, rows: int, cols: int, i: int, *, o
 
     out[i, c] = mat[i, c] + row[c]; every other row is copied
 
-    Shapes: mat (rows, cols), row (cols), out (rows, cols).
+    Parameters
+    ----------
+    mat : Buffer
+        Shape (rows, cols).
+    row : Buffer
+        Shape (cols,); what is added.
+    rows, cols : int
+        Sizes of axes.
+    i : int
+        The row that is added to, counted from 0.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        Shape (rows, cols).
+
+    Raises
+    ------
+    IndexOutOfRangeError
+        Expected: i < rows (i).
+
+    Notes
+    -----
     Special values: IEEE 754; the copied rows keep their bits. cols = 0 gives an empty result.
 
-    Errors: INDEX if i is rows or more, so a matrix without rows is always refused.
+    References
+    ----------
+    IEEE 754-2019, 5.4.1
 
-    Signature: mat[rows, cols], row[cols] -> out[rows, cols]
-
-    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError unless i < rows (i).
-
-    Source: IEEE 754-2019, 5.4.1
+    Examples
+    --------
+    >>> mat = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> row = cpu.buffer([0, 1, 2])
+    >>> print(kernels.scatter_add_row(mat, row, 2, 3, 1).numpy((2, 3)))
+    [[1. 2. 3.]
+     [4. 6. 8.]]
     """
     try:
         slot = _take()
@@ -5638,15 +7751,37 @@ def matmul(A: Buffer, B: Buffer, m: int, n: int, p: int, *, out: Buffer | None =
 
     out[i, j] = Σ_k A[i, k]·B[k, j]
 
-    Shapes: A (m, n), B (n, p), out (m, p).
+    Parameters
+    ----------
+    A : Buffer
+        Shape (m, n).
+    B : Buffer
+        Shape (n, p).
+    m, n, p : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        Shape (m, p).
+
+    Notes
+    -----
     Special values: IEEE 754; 0·inf is NaN. n = 0 gives zeros; m = 0 or p = 0 an empty result.
 
-    Signature: A[m, n], B[n, p] -> out[m, p]
+    References
+    ----------
+    torch.matmul, numpy.matmul
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: torch.matmul, numpy.matmul
+    Examples
+    --------
+    >>> A = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> B = cpu.buffer([[0, 1], [2, 3], [4, 5]])
+    >>> print(kernels.matmul(A, B, 2, 3, 2).numpy((2, 2)))
+    [[16. 22.]
+     [34. 49.]]
     """
     try:
         slot = _take()
@@ -5688,14 +7823,27 @@ def matmul_bwd(
 
     gA = g·Bᵀ, gB = Aᵀ·g; no transpose is stored.
 
-    Signature: A[m, n], B[n, p], g[m, p] -> gA?[m, n], gB?[n, p]
+    Parameters
+    ----------
+    A : Buffer
+        Shape (m, n).
+    B : Buffer
+        Shape (n, p).
+    g : Buffer
+        Shape (m, p); cotangent of out.
+    m, n, p : int
+        Sizes of axes.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gA, gB). `want` says which to compute, all by default; the others are None. `out` may hold a buffer for
-    each one wanted.
-
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: torch.matmul, numpy.matmul
+    Returns
+    -------
+    gA : Buffer or None
+        Shape (m, n).
+    gB : Buffer or None
+        Shape (n, p).
     """
     places, given, undo, give = taken = _slots("matmul_bwd", ("gA", "gB"), want, out)
     try:
@@ -5719,15 +7867,37 @@ def bmm(A: Buffer, B: Buffer, batch: int, m: int, n: int, p: int, *, out: Buffer
 
     out[b, i, j] = Σ_k A[b, i, k]·B[b, k, j]
 
-    Shapes: A (batch, m, n), B (batch, n, p), out (batch, m, p).
+    Parameters
+    ----------
+    A : Buffer
+        Shape (batch, m, n).
+    B : Buffer
+        Shape (batch, n, p).
+    batch, m, n, p : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        Shape (batch, m, p).
+
+    Notes
+    -----
     Special values: IEEE 754; 0·inf is NaN. n = 0 gives zeros; any other zero dimension an empty result.
 
-    Signature: A[batch, m, n], B[batch, n, p] -> out[batch, m, p]
+    References
+    ----------
+    torch.bmm
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: torch.bmm
+    Examples
+    --------
+    >>> A = cpu.buffer([[[1, 2, 3], [4, 5, 6]]])
+    >>> B = cpu.buffer([[[0, 1], [2, 3], [4, 5]]])
+    >>> print(kernels.bmm(A, B, 1, 2, 3, 2).numpy((1, 2, 2)))
+    [[[16. 22.]
+      [34. 49.]]]
     """
     try:
         slot = _take()
@@ -5770,14 +7940,27 @@ def bmm_bwd(
 
     gA[b] = g[b]·B[b]ᵀ, gB[b] = A[b]ᵀ·g[b]; no transpose is stored.
 
-    Signature: A[batch, m, n], B[batch, n, p], g[batch, m, p] -> gA?[batch, m, n], gB?[batch, n, p]
+    Parameters
+    ----------
+    A : Buffer
+        Shape (batch, m, n).
+    B : Buffer
+        Shape (batch, n, p).
+    g : Buffer
+        Shape (batch, m, p); cotangent of out.
+    batch, m, n, p : int
+        Sizes of axes.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gA, gB). `want` says which to compute, all by default; the others are None. `out` may hold a buffer for
-    each one wanted.
-
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: torch.bmm
+    Returns
+    -------
+    gA : Buffer or None
+        Shape (batch, m, n).
+    gB : Buffer or None
+        Shape (batch, n, p).
     """
     places, given, undo, give = taken = _slots("bmm_bwd", ("gA", "gB"), want, out)
     try:
@@ -5804,15 +7987,40 @@ def linear(
 
     y[r, o] = Σ_i x[r, i]·W[o, i] + b[o]
 
-    Shapes: W (outputs, inputs), x (batch, inputs), b (outputs), y (batch, outputs).
+    Parameters
+    ----------
+    W : Buffer
+        Shape (outputs, inputs); weights.
+    x : Buffer
+        Shape (batch, inputs).
+    b : Buffer
+        Shape (outputs,); added to each output.
+    outputs, inputs, batch : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: IEEE 754; 0·inf is NaN. inputs = 0 gives b in every row; batch = 0 or outputs = 0 an empty result.
+    Returns
+    -------
+    y : Buffer
+        Shape (batch, outputs).
 
-    Signature: W[outputs, inputs], x[batch, inputs], b[outputs] -> y[batch, outputs]
+    Notes
+    -----
+    Special values: IEEE 754; 0·inf is NaN. inputs = 0 gives b in every row; batch = 0 or outputs = 0 an empty
+    result.
 
-    Raises ShapeError where a length does not fit its shape.
+    References
+    ----------
+    torch.nn.functional.linear
 
-    Source: torch.nn.functional.linear
+    Examples
+    --------
+    >>> W = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> x = cpu.buffer([[0, 1, 2]])
+    >>> b = cpu.buffer([0, 0.5])
+    >>> print(kernels.linear(W, x, b, 2, 3, 1).numpy((1, 2)))
+    [[ 8.  17.5]]
     """
     try:
         slot = _take()
@@ -5854,15 +8062,29 @@ def linear_bwd(
 
     gW = gᵀ·x, gx = g·W, gb[o] = Σ_r g[r, o] by the column tree of formula/sum_tree.h; no transpose is stored.
 
-    Signature: W[outputs, inputs], x[batch, inputs], g[batch, outputs] -> gW?[outputs, inputs], gx?[batch, inputs],
-        gb?[outputs]
+    Parameters
+    ----------
+    W : Buffer
+        Shape (outputs, inputs); weights.
+    x : Buffer
+        Shape (batch, inputs).
+    g : Buffer
+        Shape (batch, outputs); cotangent of y.
+    outputs, inputs, batch : int
+        Sizes of axes.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gW, gx, gb). `want` says which to compute, all by default; the others are None. `out` may hold a buffer
-    for each one wanted.
-
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: torch.nn.functional.linear
+    Returns
+    -------
+    gW : Buffer or None
+        Shape (outputs, inputs).
+    gx : Buffer or None
+        Shape (batch, inputs).
+    gb : Buffer or None
+        Shape (outputs,).
     """
     places, given, undo, give = taken = _slots("linear_bwd", ("gW", "gx", "gb"), want, out)
     try:
@@ -5905,23 +8127,55 @@ def bmm_strided(
 
     out[t, i, j] = Σ_k A[a_batch·t + a_row·i + a_col·k]·B[b_batch·t + b_row·k + b_col·j] + bias[j]
 
-    Shapes: A (a_size), B (b_size), bias (p) or left out, out (batch, m, p). Of a_row and a_col one is 1, and of b_row and b_col; along
-    an axis of length 1 a stride is any. A batch stride of 0 gives all products the same factor.
+    Parameters
+    ----------
+    A : Buffer
+        Shape (a_size,).
+    B : Buffer
+        Shape (b_size,).
+    a_size, b_size, batch, m, p : int
+        Sizes of axes.
+    n : int
+        Number of terms of a sum.
+    a_batch, a_row, a_col, b_batch, b_row, b_col : int
+        A distance in elements.
+    bias : Buffer, optional
+        Shape (p,); added to the products.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (batch, m, p).
+
+    Raises
+    ------
+    ArgumentError
+        Expected: a_row or a_col to be 1, and a_col not 0 (a_row); b_row or b_col to be 1, and b_row not 0 (b_row).
+    ShapeError
+        Expected: an A that has every element that is read (a_size); a B that has every element that is read
+        (b_size).
+
+    Notes
+    -----
+    A (a_size), B (b_size), bias (p) or left out, out (batch, m, p). Of a_row and a_col one is 1, and of b_row and
+    b_col; along an axis of length 1 a stride is any. A batch stride of 0 gives all products the same factor.
 
     Special values: IEEE 754; 0·inf is NaN. n = 0 gives the bias or zeros; any other zero dimension an empty result.
 
-    Errors: ARGUMENT unless one of each two strides is 1 and terms are elements apart; SHAPE where an element lies behind a
-    buffer's end.
-    In reproducible contexts the bits are those of :func:`bmm` and :func:`linear` on contiguous copies.
+    References
+    ----------
+    torch.baddbmm, torch.addmm
 
-    Signature: A[a_size], B[b_size], bias?[p] -> out[batch, m, p]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless a_row or a_col to be 1, and a_col
-        not 0 (a_row); ArgumentError unless b_row or b_col to be 1, and b_row not 0 (b_row); ShapeError unless an A
-        that has every element that is read (a_size); ShapeError unless a B that has every element that is read
-        (b_size).
-
-    Source: torch.baddbmm, torch.addmm
+    Examples
+    --------
+    >>> A = cpu.buffer([1, 2, 3, 4])
+    >>> B = cpu.buffer([0, 1, 2, 3])
+    >>> print(kernels.bmm_strided(A, B, a_size=4, b_size=4, batch=1, m=2, p=2, n=2, a_batch=0, a_row=2, a_col=1,
+    ...                           b_batch=0, b_row=2, b_col=1).numpy((1, 2, 2)))
+    [[[ 4.  7.]
+      [ 8. 15.]]]
     """
     try:
         slot = _take()
@@ -5964,15 +8218,39 @@ def dgemm(
 
     out[i, j] = Σ_k A[i, k]·B[k, j], in float64
 
-    Shapes: A (m, n), B (n, p), out (m, p), all on the host.
+    Parameters
+    ----------
+    device : Device
+        Where the result is made.
+    A : array_like of float
+        Shape (m, n).
+    B : array_like of float
+        Shape (n, p).
+    m, n, p : int
+        Sizes of axes.
+    out : numpy.ndarray, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : numpy.ndarray
+        Shape (m, p).
+
+    Notes
+    -----
+    A (m, n), B (n, p), out (m, p), all on the host.
 
     Special values: IEEE 754; 0·inf is NaN. n = 0 gives zeros; m = 0 or p = 0 writes nothing.
 
-    Signature: A: f64[m, n], B: f64[n, p] -> out: f64[m, p]
+    References
+    ----------
+    BLAS dgemm
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: BLAS dgemm
+    Examples
+    --------
+    >>> print(kernels.dgemm(cpu, [[1, 2, 3], [4, 5, 6]], [[0, 1], [2, 3], [4, 5]], 2, 3, 2))
+    [[16. 22.]
+     [34. 49.]]
     """
     try:
         A_ = _float64("dgemm", "A", A, (m, n))
@@ -5993,17 +8271,38 @@ def softmax(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Bu
 
     out[i, j] = e^(x[i, j] - m_i) / Σ_k e^(x[i, k] - m_i), m_i = max_k x[i, k]
 
-    Shapes: x (rows, cols), out (rows, cols). Leading axes fold into rows.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, cols).
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: as the formula gives. NaN or +inf in a row make the whole row NaN (inf - inf), and so does a row of
-    nothing but -inf; -inf beside a finite value has weight 0. A single column gives 1. rows = 0 or cols = 0 gives an empty
-    result.
+    Returns
+    -------
+    out : Buffer
+        Shape (rows, cols).
 
-    Signature: x[rows, cols] -> out[rows, cols]
+    Notes
+    -----
+    Leading axes fold into rows.
 
-    Raises ShapeError where a length does not fit its shape.
+    Special values: as the formula gives. NaN or +inf in a row make the whole row NaN (inf - inf), and so does a row
+    of nothing but -inf; -inf beside a finite value has weight 0. A single column gives 1. rows = 0 or cols = 0
+    gives an empty result.
 
-    Source: max-shifted softmax; native/src/formula/sum_tree.h
+    References
+    ----------
+    max-shifted softmax; native/src/formula/sum_tree.h
+
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.softmax(x, 2, 3).numpy((2, 3)).round(4))
+    [[0.09   0.2447 0.6652]
+     [0.09   0.2447 0.6652]]
     """
     try:
         slot = _take()
@@ -6035,11 +8334,21 @@ def softmax_bwd(y: Buffer, g: Buffer, rows: int, cols: int, *, out: Buffer | Non
 
     gx[i, j] = y[i, j]·(g[i, j] - Σ_k g[i, k]·y[i, k]).
 
-    Signature: y[rows, cols], g[rows, cols] -> gx[rows, cols]
+    Parameters
+    ----------
+    y : Buffer
+        Shape (rows, cols); the result of softmax.
+    g : Buffer
+        Shape (rows, cols); cotangent of out.
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: max-shifted softmax; native/src/formula/sum_tree.h
+    Returns
+    -------
+    gx : Buffer
+        Shape (rows, cols).
     """
     try:
         slot = _take()
@@ -6071,16 +8380,38 @@ def log_softmax(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -
 
     out[i, j] = (x[i, j] - m_i) - ln Σ_k e^(x[i, k] - m_i), m_i = max_k x[i, k]
 
-    Shapes: x (rows, cols), out (rows, cols). Leading axes fold into rows.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, cols).
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: as the formula gives. NaN or +inf in a row make the whole row NaN, and so does a row of nothing but
-    -inf; -inf beside a finite value gives -inf. A single column gives 0. rows = 0 or cols = 0 gives an empty result.
+    Returns
+    -------
+    out : Buffer
+        Shape (rows, cols).
 
-    Signature: x[rows, cols] -> out[rows, cols]
+    Notes
+    -----
+    Leading axes fold into rows.
 
-    Raises ShapeError where a length does not fit its shape.
+    Special values: as the formula gives. NaN or +inf in a row make the whole row NaN, and so does a row of nothing
+    but -inf; -inf beside a finite value gives -inf. A single column gives 0. rows = 0 or cols = 0 gives an empty
+    result.
 
-    Source: max-shifted log-softmax; native/src/formula/sum_tree.h
+    References
+    ----------
+    max-shifted log-softmax; native/src/formula/sum_tree.h
+
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.log_softmax(x, 2, 3).numpy((2, 3)).round(4))
+    [[-2.4076 -1.4076 -0.4076]
+     [-2.4076 -1.4076 -0.4076]]
     """
     try:
         slot = _take()
@@ -6112,11 +8443,21 @@ def log_softmax_bwd(y: Buffer, g: Buffer, rows: int, cols: int, *, out: Buffer |
 
     gx[i, j] = g[i, j] - e^y[i, j]·Σ_k g[i, k], the product and the difference fused.
 
-    Signature: y[rows, cols], g[rows, cols] -> gx[rows, cols]
+    Parameters
+    ----------
+    y : Buffer
+        Shape (rows, cols); the result of log_softmax.
+    g : Buffer
+        Shape (rows, cols); cotangent of out.
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: max-shifted log-softmax; native/src/formula/sum_tree.h
+    Returns
+    -------
+    gx : Buffer
+        Shape (rows, cols).
     """
     try:
         slot = _take()
@@ -6151,19 +8492,51 @@ def layer_norm(
     out[i, j] = gamma[j]·(x[i, j] - μ_i)/√(V_i + eps) + beta[j], μ_i and V_i the mean and the biased variance of row i; the
     variance is that around the computed mean, eps is inside the root
 
-    Shapes: x (rows, cols), gamma (cols), beta (cols), out (rows, cols). Leading axes fold into rows.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, cols).
+    gamma : Buffer
+        Shape (cols,); factors.
+    beta : Buffer
+        Shape (cols,); added after the factors.
+    rows, cols : int
+        Sizes of axes.
+    eps : float, default 1e-6
+        Added to the variance.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: IEEE 754. NaN or an infinity in a row make the whole row NaN, and so does a sum or a sum of squares beyond
-    the float32 range make it what the formula gives. A constant row gives beta up to the rounding of its mean over √eps, NaN
-    if eps = 0 and the mean is exact. rows = 0 or cols = 0 gives an empty result.
+    Returns
+    -------
+    out : Buffer
+        Shape (rows, cols).
 
-    Errors: ARGUMENT if eps is negative or NaN.
+    Raises
+    ------
+    ArgumentError
+        Expected: eps >= 0 (eps).
 
-    Signature: x[rows, cols], gamma[cols], beta[cols] -> out[rows, cols]
+    Notes
+    -----
+    Leading axes fold into rows.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
+    Special values: IEEE 754. NaN or an infinity in a row make the whole row NaN, and so does a sum or a sum of
+    squares beyond the float32 range make it what the formula gives. A constant row gives beta up to the rounding of
+    its mean over √eps, NaN if eps = 0 and the mean is exact. rows = 0 or cols = 0 gives an empty result.
 
-    Source: Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450; native/src/formula/sum_tree.h
+    References
+    ----------
+    Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450; native/src/formula/sum_tree.h
+
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> gamma = cpu.buffer([1, 2, 3])
+    >>> beta = cpu.buffer([0, 0, 0])
+    >>> print(kernels.layer_norm(x, gamma, beta, 2, 3).numpy((2, 3)).round(4))
+    [[-1.2247  0.      3.6742]
+     [-1.2247  0.      3.6742]]
     """
     try:
         slot = _take()
@@ -6208,14 +8581,29 @@ def layer_norm_bwd(
 
     μ and istd are computed again from x. With rows = 0 ggamma and gbeta are 0.
 
-    Signature: x[rows, cols], gamma[cols], g[rows, cols] -> gx?[rows, cols], ggamma?[cols], gbeta?[cols]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, cols).
+    gamma : Buffer
+        Shape (cols,); factors.
+    g : Buffer
+        Shape (rows, cols); cotangent of out.
+    rows, cols : int
+        Sizes of axes.
+    eps : float, default 1e-6
+        Added to the variance.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gx, ggamma, gbeta). `want` says which to compute, all by default; the others are None. `out` may hold a
-    buffer for each one wanted.
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
-
-    Source: Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450; native/src/formula/sum_tree.h
+    Returns
+    -------
+    gx : Buffer or None
+        Shape (rows, cols).
+    ggamma, gbeta : Buffer or None
+        Shape (cols,).
     """
     places, given, undo, give = taken = _slots("layer_norm_bwd", ("gx", "ggamma", "gbeta"), want, out)
     try:
@@ -6242,18 +8630,48 @@ def rms_norm(
 
     out[i, j] = gamma[j]·(x[i, j]/√(Σ_k x[i, k]²/cols + eps)); eps is inside the root, by default that of PyTorch, 2^-23
 
-    Shapes: x (rows, cols), gamma (cols), out (rows, cols). Leading axes fold into rows.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, cols).
+    gamma : Buffer
+        Shape (cols,); factors.
+    rows, cols : int
+        Sizes of axes.
+    eps : float, default 1.1920928955078125e-07
+        Added to the mean of squares.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: IEEE 754. NaN or an infinity in a row make it NaN or 0, as the formula gives; where the sum of squares is
-    beyond the float32 range a row is 0. A row of zeros gives zeros, NaN if eps = 0. A size of 0 gives an empty result.
+    Returns
+    -------
+    out : Buffer
+        Shape (rows, cols).
 
-    Errors: ARGUMENT if eps is negative or NaN.
+    Raises
+    ------
+    ArgumentError
+        Expected: eps >= 0 (eps).
 
-    Signature: x[rows, cols], gamma[cols] -> out[rows, cols]
+    Notes
+    -----
+    Leading axes fold into rows.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
+    Special values: IEEE 754. NaN or an infinity in a row make it NaN or 0, as the formula gives; where the sum of
+    squares is beyond the float32 range a row is 0. A row of zeros gives zeros, NaN if eps = 0. A size of 0 gives an
+    empty result.
 
-    Source: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467; torch.nn.RMSNorm
+    References
+    ----------
+    Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467; torch.nn.RMSNorm
+
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> gamma = cpu.buffer([1, 2, 3])
+    >>> print(kernels.rms_norm(x, gamma, 2, 3).numpy((2, 3)).round(4))
+    [[0.4629 1.8516 4.1662]
+     [0.7895 1.9739 3.5529]]
     """
     try:
         slot = _take()
@@ -6297,14 +8715,29 @@ def rms_norm_bwd(
 
     istd = 1/√(mean square + eps) is computed again from x. With rows = 0 ggamma is 0.
 
-    Signature: x[rows, cols], gamma[cols], g[rows, cols] -> gx?[rows, cols], ggamma?[cols]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, cols).
+    gamma : Buffer
+        Shape (cols,); factors.
+    g : Buffer
+        Shape (rows, cols); cotangent of out.
+    rows, cols : int
+        Sizes of axes.
+    eps : float, default 1.1920928955078125e-07
+        Added to the mean of squares.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gx, ggamma). `want` says which to compute, all by default; the others are None. `out` may hold a buffer
-    for each one wanted.
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
-
-    Source: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467; torch.nn.RMSNorm
+    Returns
+    -------
+    gx : Buffer or None
+        Shape (rows, cols).
+    ggamma : Buffer or None
+        Shape (cols,).
     """
     places, given, undo, give = taken = _slots("rms_norm_bwd", ("gx", "ggamma"), want, out)
     try:
@@ -6339,18 +8772,48 @@ def batchnorm_channel_first(
     out[c, i, j] = gamma[c]·(x[c, i, j] - μ_c)/√(V_c + eps) + beta[c], μ_c and V_c the mean and the biased variance of
     channel c; the variance is that around the computed mean, eps is inside the root
 
-    Shapes: x (channels, height, width), gamma (channels), beta (channels), out (channels, height, width).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (channels, height, width).
+    gamma : Buffer
+        Shape (channels,); factors.
+    beta : Buffer
+        Shape (channels,); added after the factors.
+    channels, height, width : int
+        Sizes of axes.
+    eps : float, default 1e-6
+        Added to the variance.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: IEEE 754. NaN or an infinity in a channel make the whole channel NaN. A constant channel gives beta up to
-    the rounding of its mean over √eps. A size of 0 gives an empty result.
+    Returns
+    -------
+    out : Buffer
+        Shape (channels, height, width).
 
-    Errors: ARGUMENT if eps is negative or NaN.
+    Raises
+    ------
+    ArgumentError
+        Expected: eps >= 0 (eps).
 
-    Signature: x[channels, height, width], gamma[channels], beta[channels] -> out[channels, height, width]
+    Notes
+    -----
+    Special values: IEEE 754. NaN or an infinity in a channel make the whole channel NaN. A constant channel gives
+    beta up to the rounding of its mean over √eps. A size of 0 gives an empty result.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
+    References
+    ----------
+    Ioffe and Szegedy, Batch Normalization, arXiv:1502.03167, of one image; native/src/formula/sum_tree.h
 
-    Source: Ioffe and Szegedy, Batch Normalization, arXiv:1502.03167, of one image; native/src/formula/sum_tree.h
+    Examples
+    --------
+    >>> x = cpu.buffer([[[1, 2], [3, 4]]])
+    >>> gamma = cpu.buffer([1])
+    >>> beta = cpu.buffer([0])
+    >>> print(kernels.batchnorm_channel_first(x, gamma, beta, 1, 2, 2).numpy((1, 2, 2)).round(4))
+    [[[-1.3416 -0.4472]
+      [ 0.4472  1.3416]]]
     """
     try:
         slot = _take()
@@ -6397,15 +8860,29 @@ def batchnorm_channel_first_bwd(
 
     μ and istd are computed again from x. With no pixels ggamma and gbeta are 0.
 
-    Signature: x[channels, height, width], gamma[channels], g[channels, height, width] -> gx?[channels, height,
-        width], ggamma?[channels], gbeta?[channels]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (channels, height, width).
+    gamma : Buffer
+        Shape (channels,); factors.
+    g : Buffer
+        Shape (channels, height, width); cotangent of out.
+    channels, height, width : int
+        Sizes of axes.
+    eps : float, default 1e-6
+        Added to the variance.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gx, ggamma, gbeta). `want` says which to compute, all by default; the others are None. `out` may hold a
-    buffer for each one wanted.
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
-
-    Source: Ioffe and Szegedy, Batch Normalization, arXiv:1502.03167, of one image; native/src/formula/sum_tree.h
+    Returns
+    -------
+    gx : Buffer or None
+        Shape (channels, height, width).
+    ggamma, gbeta : Buffer or None
+        Shape (channels,).
     """
     places, given, undo, give = taken = _slots("batchnorm_channel_first_bwd", ("gx", "ggamma", "gbeta"), want, out)
     try:
@@ -6440,17 +8917,45 @@ def channel_affine(
 
     out[b, c, p] = (x[b, c, p] - center[c])·slope[c] + shift[c], three operations rounded one by one
 
-    Shapes: x (batch, channels, positions), center, slope and shift (channels), out as x. Any axes after the second are
+    Parameters
+    ----------
+    x : Buffer
+        Shape (batch, channels, positions).
+    center : Buffer
+        Shape (channels,); subtracted from each channel.
+    slope : Buffer
+        Shape (channels,); factor of each channel.
+    shift : Buffer
+        Shape (channels,); added to each channel.
+    batch, channels, positions : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (batch, channels, positions).
+
+    Notes
+    -----
+    x (batch, channels, positions), center, slope and shift (channels), out as x. Any axes after the second are
     positions.
 
     Special values: IEEE 754. A size of 0 gives an empty result.
 
-    Signature: x[batch, channels, positions], center[channels], slope[channels], shift[channels] -> out[batch,
-        channels, positions]
+    References
+    ----------
+    batch normalisation by given statistics, torch.nn.functional.batch_norm; native/src/formula/sum_tree.h
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: batch normalisation by given statistics, torch.nn.functional.batch_norm; native/src/formula/sum_tree.h
+    Examples
+    --------
+    >>> x = cpu.buffer([[[1, 2, 3]]])
+    >>> center = cpu.buffer([1])
+    >>> slope = cpu.buffer([2])
+    >>> shift = cpu.buffer([0.5])
+    >>> print(kernels.channel_affine(x, center, slope, shift, 1, 1, 3).numpy((1, 1, 3)))
+    [[[0.5 2.5 4.5]]]
     """
     try:
         slot = _take()
@@ -6494,15 +8999,29 @@ def channel_affine_bwd(
 
     gx = g·slope; gshift[c] = Σ g, gslope[c] = Σ g·(x - center[c]) over the batch and the positions; gcenter = -slope·gshift.
 
-    Signature: x[batch, channels, positions], center[channels], slope[channels], g[batch, channels, positions] ->
-        gx?[batch, channels, positions], gcenter?[channels], gslope?[channels], gshift?[channels]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (batch, channels, positions).
+    center : Buffer
+        Shape (channels,); subtracted from each channel.
+    slope : Buffer
+        Shape (channels,); factor of each channel.
+    g : Buffer
+        Shape (batch, channels, positions); cotangent of out.
+    batch, channels, positions : int
+        Sizes of axes.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gx, gcenter, gslope, gshift). `want` says which to compute, all by default; the others are None. `out`
-    may hold a buffer for each one wanted.
-
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: batch normalisation by given statistics, torch.nn.functional.batch_norm; native/src/formula/sum_tree.h
+    Returns
+    -------
+    gx : Buffer or None
+        Shape (batch, channels, positions).
+    gcenter, gslope, gshift : Buffer or None
+        Shape (channels,).
     """
     places, given, undo, give = taken = _slots("channel_affine_bwd", ("gx", "gcenter", "gslope", "gshift"), want, out)
     try:
@@ -6537,18 +9056,49 @@ def layer_norm_stats(
     out[i, j] = gamma[j]·(x[i, j] - mean[i])·istd[i] + beta[j], mean[i] that of row i, istd[i] = 1/√(V_i + eps), V_i the biased
     variance around the mean; without gamma its factor is 1, without beta nothing is added
 
-    Shapes: x (rows, cols), gamma and beta (cols) or none, out as x, mean and istd (rows). Leading axes fold into rows.
-    The statistics are results to keep for the gradient, which is that of out alone.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, cols).
+    rows, cols : int
+        Sizes of axes.
+    eps : float, default 1e-5
+        Added to the variance.
+    gamma : Buffer, optional
+        Shape (cols,); factors.
+    beta : Buffer, optional
+        Shape (cols,); added after the factors.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (rows, cols).
+    mean, istd : Buffer
+        Shape (rows,).
+
+    Raises
+    ------
+    ArgumentError
+        Expected: eps >= 0 (eps).
+
+    Notes
+    -----
+    x (rows, cols), gamma and beta (cols) or none, out as x, mean and istd (rows). Leading axes fold into rows. The
+    statistics are results to keep for the gradient, which is that of out alone.
 
     Special values: those of layer_norm. With cols = 0 mean and istd are NaN.
 
-    Errors: ARGUMENT if eps is negative or NaN.
+    References
+    ----------
+    torch.native_layer_norm; Ba, Kiros and Hinton, arXiv:1607.06450; native/src/formula/sum_tree.h
 
-    Signature: x[rows, cols], gamma?[cols], beta?[cols] -> out[rows, cols], mean[rows], istd[rows]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
-
-    Source: torch.native_layer_norm; Ba, Kiros and Hinton, arXiv:1607.06450; native/src/formula/sum_tree.h
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.layer_norm_stats(x, 2, 3)[2].numpy().round(4))
+    [1.2247 1.2247]
     """
     places, given, undo, give = taken = _slots("layer_norm_stats", ("out", "mean", "istd"), None, out)
     try:
@@ -6588,15 +9138,33 @@ def layer_norm_stats_bwd(
 
     mean and istd are those of the forward: eps is not read. With rows = 0 ggamma and gbeta are 0.
 
-    Signature: x[rows, cols], gamma?[cols], mean[rows], istd[rows], g_out[rows, cols] -> gx?[rows, cols],
-        ggamma?[cols], gbeta?[cols]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, cols).
+    mean : Buffer
+        Shape (rows,); the result mean of layer_norm_stats.
+    istd : Buffer
+        Shape (rows,); the result istd of layer_norm_stats.
+    g_out : Buffer
+        Shape (rows, cols); cotangent of out.
+    rows, cols : int
+        Sizes of axes.
+    eps : float, default 1e-5
+        Added to the variance.
+    gamma : Buffer, optional
+        Shape (cols,); factors.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gx, ggamma, gbeta). `want` says which to compute, all by default; the others are None. `out` may hold a
-    buffer for each one wanted.
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
-
-    Source: torch.native_layer_norm; Ba, Kiros and Hinton, arXiv:1607.06450; native/src/formula/sum_tree.h
+    Returns
+    -------
+    gx : Buffer or None
+        Shape (rows, cols).
+    ggamma, gbeta : Buffer or None
+        Shape (cols,).
     """
     places, given, undo, give = taken = _slots("layer_norm_stats_bwd", ("gx", "ggamma", "gbeta"), want, out)
     try:
@@ -6629,18 +9197,47 @@ def rms_norm_stats(
 
     out[i, j] = gamma[j]·(x[i, j]·istd[i]), istd[i] = 1/√(Σ_k x[i, k]²/cols + eps); without gamma its factor is 1
 
-    Shapes: x (rows, cols), gamma (cols) or none, out as x, istd (rows). Leading axes fold into rows.
-    istd is a result to keep for the gradient, which is that of out alone.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, cols).
+    rows, cols : int
+        Sizes of axes.
+    eps : float, default 1.1920928955078125e-07
+        Added to the mean of squares.
+    gamma : Buffer, optional
+        Shape (cols,); factors.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (rows, cols).
+    istd : Buffer
+        Shape (rows,).
+
+    Raises
+    ------
+    ArgumentError
+        Expected: eps >= 0 (eps).
+
+    Notes
+    -----
+    x (rows, cols), gamma (cols) or none, out as x, istd (rows). Leading axes fold into rows. istd is a result to
+    keep for the gradient, which is that of out alone.
 
     Special values: those of rms_norm. With cols = 0 istd is NaN.
 
-    Errors: ARGUMENT if eps is negative or NaN.
+    References
+    ----------
+    torch.nn.functional.rms_norm; Zhang and Sennrich, arXiv:1910.07467
 
-    Signature: x[rows, cols], gamma?[cols] -> out[rows, cols], istd[rows]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
-
-    Source: torch.nn.functional.rms_norm; Zhang and Sennrich, arXiv:1910.07467
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.rms_norm_stats(x, 2, 3)[1].numpy().round(4))
+    [0.4629 0.1974]
     """
     places, given, undo, give = taken = _slots("rms_norm_stats", ("out", "istd"), None, out)
     try:
@@ -6679,14 +9276,31 @@ def rms_norm_stats_bwd(
 
     istd is that of the forward: eps is not read. With rows = 0 ggamma is 0.
 
-    Signature: x[rows, cols], gamma?[cols], istd[rows], g_out[rows, cols] -> gx?[rows, cols], ggamma?[cols]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, cols).
+    istd : Buffer
+        Shape (rows,); the result istd of rms_norm_stats.
+    g_out : Buffer
+        Shape (rows, cols); cotangent of out.
+    rows, cols : int
+        Sizes of axes.
+    eps : float, default 1.1920928955078125e-07
+        Added to the mean of squares.
+    gamma : Buffer, optional
+        Shape (cols,); factors.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gx, ggamma). `want` says which to compute, all by default; the others are None. `out` may hold a buffer
-    for each one wanted.
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
-
-    Source: torch.nn.functional.rms_norm; Zhang and Sennrich, arXiv:1910.07467
+    Returns
+    -------
+    gx : Buffer or None
+        Shape (rows, cols).
+    ggamma : Buffer or None
+        Shape (cols,).
     """
     places, given, undo, give = taken = _slots("rms_norm_stats_bwd", ("gx", "ggamma"), want, out)
     try:
@@ -6722,20 +9336,50 @@ def batch_norm_stats(
     out[b, c, p] = gamma[c]·(x[b, c, p] - mean[c])·istd[c] + beta[c], mean[c] that of channel c, var[c] its biased variance
     around the mean, istd[c] = 1/√(var[c] + eps); without gamma its factor is 1, without beta nothing is added
 
-    Shapes: x (batch, channels, positions), gamma and beta (channels) or none, out as x, mean, var and istd (channels). Any axes
-    after the second are positions. The statistics are results to keep for the gradient, which is that of out alone; an
-    unbiased variance is var·n/(n - 1) with n = batch·positions.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (batch, channels, positions).
+    batch, channels, positions : int
+        Sizes of axes.
+    eps : float, default 1e-5
+        Added to the variance.
+    gamma : Buffer, optional
+        Shape (channels,); factors.
+    beta : Buffer, optional
+        Shape (channels,); added after the factors.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (batch, channels, positions).
+    mean, var, istd : Buffer
+        Shape (channels,).
+
+    Raises
+    ------
+    ArgumentError
+        Expected: eps >= 0 (eps).
+
+    Notes
+    -----
+    x (batch, channels, positions), gamma and beta (channels) or none, out as x, mean, var and istd (channels). Any
+    axes after the second are positions. The statistics are results to keep for the gradient, which is that of out
+    alone; an unbiased variance is var·n/(n - 1) with n = batch·positions.
 
     Special values: those of batchnorm_channel_first. With batch = 0 or positions = 0 mean, var and istd are NaN.
 
-    Errors: ARGUMENT if eps is negative or NaN.
+    References
+    ----------
+    torch.native_batch_norm in training; Ioffe and Szegedy, arXiv:1502.03167; native/src/formula/sum_tree.h
 
-    Signature: x[batch, channels, positions], gamma?[channels], beta?[channels] -> out[batch, channels, positions],
-        mean[channels], var[channels], istd[channels]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
-
-    Source: torch.native_batch_norm in training; Ioffe and Szegedy, arXiv:1502.03167; native/src/formula/sum_tree.h
+    Examples
+    --------
+    >>> x = cpu.buffer([[[1, 2, 3]]])
+    >>> print(kernels.batch_norm_stats(x, 1, 1, 3)[3].numpy().round(4))
+    [1.2247]
     """
     places, given, undo, give = taken = _slots("batch_norm_stats", ("out", "mean", "var", "istd"), None, out)
     try:
@@ -6778,15 +9422,33 @@ def batch_norm_stats_bwd(
     mean and istd are those of the forward: eps is not read. Where these are constants, not statistics of x, the gradient is
     that of channel_affine. With nothing to add ggamma and gbeta are 0.
 
-    Signature: x[batch, channels, positions], gamma?[channels], mean[channels], istd[channels], g_out[batch,
-        channels, positions] -> gx?[batch, channels, positions], ggamma?[channels], gbeta?[channels]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (batch, channels, positions).
+    mean : Buffer
+        Shape (channels,); the result mean of batch_norm_stats.
+    istd : Buffer
+        Shape (channels,); the result istd of batch_norm_stats.
+    g_out : Buffer
+        Shape (batch, channels, positions); cotangent of out.
+    batch, channels, positions : int
+        Sizes of axes.
+    eps : float, default 1e-5
+        Added to the variance.
+    gamma : Buffer, optional
+        Shape (channels,); factors.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gx, ggamma, gbeta). `want` says which to compute, all by default; the others are None. `out` may hold a
-    buffer for each one wanted.
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
-
-    Source: torch.native_batch_norm in training; Ioffe and Szegedy, arXiv:1502.03167; native/src/formula/sum_tree.h
+    Returns
+    -------
+    gx : Buffer or None
+        Shape (batch, channels, positions).
+    ggamma, gbeta : Buffer or None
+        Shape (channels,).
     """
     places, given, undo, give = taken = _slots("batch_norm_stats_bwd", ("gx", "ggamma", "gbeta"), want, out)
     try:
@@ -6823,17 +9485,40 @@ def batch_norm_running(
     The product with 1 - momentum is rounded, the rest is one fused multiply-add. An unbiased variance has correction n/(n - 1),
     n the elements of a channel.
 
-    Shapes: mean, var, running_mean, running_var, mean_out and var_out alike, one element a channel; the outputs may be the inputs.
+    Parameters
+    ----------
+    mean, var : Buffer
+        Any length, the same for all arrays; of the batch.
+    running_mean, running_var : Buffer
+        Any length, the same for all arrays; so far.
+    momentum : float, default 0.1
+        Weight of the batch.
+    correction : float, default 1.0
+        Factor of the batch's variance.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
+    Returns
+    -------
+    mean_out, var_out : Buffer
+        The length of the inputs.
+
+    Notes
+    -----
     Special values: IEEE 754.
 
-    Errors: none beyond lengths.
+    References
+    ----------
+    torch.nn.BatchNorm2d; Ioffe and Szegedy, arXiv:1502.03167
 
-    Signature: mean[*], var[*], running_mean[*], running_var[*] -> mean_out[*], var_out[*]
-
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: torch.nn.BatchNorm2d; Ioffe and Szegedy, arXiv:1502.03167
+    Examples
+    --------
+    >>> mean = cpu.buffer([1, 2])
+    >>> var = cpu.buffer([4, 2])
+    >>> running_mean = cpu.buffer([0, 0])
+    >>> running_var = cpu.buffer([1, 1])
+    >>> print(kernels.batch_norm_running(mean, var, running_mean, running_var)[1].numpy().round(4))
+    [1.3 1.1]
     """
     places, given, undo, give = taken = _slots("batch_norm_running", ("mean_out", "var_out"), None, out)
     try:
@@ -6871,20 +9556,50 @@ def group_norm_stats(
     istd[b, k] = 1/√(V + eps), V its biased variance around the mean; without gamma its factor is 1, without beta nothing is
     added
 
-    Shapes: x (batch, groups, channels, positions), channels being those of one group, gamma and beta (groups, channels) or
-    none, out as x, mean and istd (batch, groups). Any axes after the channels are positions. The statistics are results to keep
-    for the gradient, which is that of out alone.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (batch, groups, channels, positions).
+    batch, groups, channels, positions : int
+        Sizes of axes.
+    eps : float, default 1e-5
+        Added to the variance.
+    gamma : Buffer, optional
+        Shape (groups, channels); factors.
+    beta : Buffer, optional
+        Shape (groups, channels); added after the factors.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (batch, groups, channels, positions).
+    mean, istd : Buffer
+        Shape (batch, groups).
+
+    Raises
+    ------
+    ArgumentError
+        Expected: eps >= 0 (eps).
+
+    Notes
+    -----
+    x (batch, groups, channels, positions), channels being those of one group, gamma and beta (groups, channels) or
+    none, out as x, mean and istd (batch, groups). Any axes after the channels are positions. The statistics are
+    results to keep for the gradient, which is that of out alone.
 
     Special values: those of layer_norm. With channels = 0 or positions = 0 mean and istd are NaN.
 
-    Errors: ARGUMENT if eps is negative or NaN.
+    References
+    ----------
+    torch.native_group_norm; Wu and He, Group Normalization, arXiv:1803.08494; native/src/formula/sum_tree.h
 
-    Signature: x[batch, groups, channels, positions], gamma?[groups, channels], beta?[groups, channels] ->
-        out[batch, groups, channels, positions], mean[batch, groups], istd[batch, groups]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
-
-    Source: torch.native_group_norm; Wu and He, Group Normalization, arXiv:1803.08494; native/src/formula/sum_tree.h
+    Examples
+    --------
+    >>> x = cpu.buffer([[[[1, 2, 3]]]])
+    >>> print(kernels.group_norm_stats(x, 1, 1, 1, 3)[2].numpy((1, 1)).round(4))
+    [[1.2247]]
     """
     places, given, undo, give = taken = _slots("group_norm_stats", ("out", "mean", "istd"), None, out)
     try:
@@ -6927,16 +9642,33 @@ def group_norm_stats_bwd(
 
     mean and istd are those of the forward: eps is not read. With nothing to add ggamma and gbeta are 0.
 
-    Signature: x[batch, groups, channels, positions], gamma?[groups, channels], mean[batch, groups], istd[batch,
-        groups], g_out[batch, groups, channels, positions] -> gx?[batch, groups, channels, positions],
-        ggamma?[groups, channels], gbeta?[groups, channels]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (batch, groups, channels, positions).
+    mean : Buffer
+        Shape (batch, groups); the result mean of group_norm_stats.
+    istd : Buffer
+        Shape (batch, groups); the result istd of group_norm_stats.
+    g_out : Buffer
+        Shape (batch, groups, channels, positions); cotangent of out.
+    batch, groups, channels, positions : int
+        Sizes of axes.
+    eps : float, default 1e-5
+        Added to the variance.
+    gamma : Buffer, optional
+        Shape (groups, channels); factors.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gx, ggamma, gbeta). `want` says which to compute, all by default; the others are None. `out` may hold a
-    buffer for each one wanted.
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
-
-    Source: torch.native_group_norm; Wu and He, Group Normalization, arXiv:1803.08494; native/src/formula/sum_tree.h
+    Returns
+    -------
+    gx : Buffer or None
+        Shape (batch, groups, channels, positions).
+    ggamma, gbeta : Buffer or None
+        Shape (groups, channels).
     """
     places, given, undo, give = taken = _slots("group_norm_stats_bwd", ("gx", "ggamma", "gbeta"), want, out)
     try:
@@ -6962,15 +9694,38 @@ def mse_loss(yhat: Buffer, target: Buffer, n: int, *, out: Buffer | None = None)
 
     out[0] = (Σ_i (yhat[i] - target[i])²) / n
 
-    Shapes: yhat (n), target (n), out (1). Any shape is read as its n elements.
+    Parameters
+    ----------
+    yhat : Buffer
+        Shape (n,); the prediction.
+    target : Buffer
+        Shape (n,); what the prediction is compared with.
+    n : int
+        Size of an axis.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        One element.
+
+    Notes
+    -----
+    Any shape is read as its n elements.
 
     Special values: IEEE 754; a sum of squares beyond the float32 range makes the mean infinite. n = 0 gives NaN.
 
-    Signature: yhat[n], target[n] -> out[1]
+    References
+    ----------
+    native/src/formula/sum_tree.h
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: native/src/formula/sum_tree.h
+    Examples
+    --------
+    >>> yhat = cpu.buffer([1, 2, 3])
+    >>> target = cpu.buffer([0, 0, 0])
+    >>> print(kernels.mse_loss(yhat, target, 3).numpy().round(4))
+    [4.6667]
     """
     try:
         slot = _take()
@@ -7010,14 +9765,25 @@ def mse_loss_bwd(
 
     gyhat[i] = 2·(yhat[i] - target[i])·g[0]/n; gtarget = -gyhat.
 
-    Signature: yhat[n], target[n], g[1] -> gyhat?[n], gtarget?[n]
+    Parameters
+    ----------
+    yhat : Buffer
+        Shape (n,); the prediction.
+    target : Buffer
+        Shape (n,); what the prediction is compared with.
+    g : Buffer
+        One element; cotangent of out.
+    n : int
+        Size of an axis.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gyhat, gtarget). `want` says which to compute, all by default; the others are None. `out` may hold a
-    buffer for each one wanted.
-
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: native/src/formula/sum_tree.h
+    Returns
+    -------
+    gyhat, gtarget : Buffer or None
+        Shape (n,).
     """
     places, given, undo, give = taken = _slots("mse_loss_bwd", ("gyhat", "gtarget"), want, out)
     try:
@@ -7041,18 +9807,46 @@ def bce_with_logits(x: Buffer, target: Buffer, n: int, mean: int = 1, *, out: Bu
 
     out[0] = Σ_i (max(x[i], 0) - x[i]·target[i] + ln(1 + e^-|x[i]|)), divided by n where mean is 1
 
-    Shapes: x (n), target (n), out (1). Any shape is read as its n elements.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (n,).
+    target : Buffer
+        Shape (n,); probabilities.
+    n : int
+        Size of an axis.
+    mean : int, default 1
+        0 for the sum.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: IEEE 754 as the formula gives; a sum beyond the float32 range makes the mean infinite. n = 0 gives the mean
-    NaN and the sum 0.
+    Returns
+    -------
+    out : Buffer
+        One element.
 
-    Errors: ARGUMENT unless mean is 0 or 1.
+    Raises
+    ------
+    ArgumentError
+        Expected: 0 or 1 (mean).
 
-    Signature: x[n], target[n] -> out[1]
+    Notes
+    -----
+    Any shape is read as its n elements.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless 0 or 1 (mean).
+    Special values: IEEE 754 as the formula gives; a sum beyond the float32 range makes the mean infinite. n = 0
+    gives the mean NaN and the sum 0.
 
-    Source: torch.nn.functional.binary_cross_entropy_with_logits; native/src/formula/sum_tree.h
+    References
+    ----------
+    torch.nn.functional.binary_cross_entropy_with_logits; native/src/formula/sum_tree.h
+
+    Examples
+    --------
+    >>> x = cpu.buffer([-1, 0, 2])
+    >>> target = cpu.buffer([0, 1, 1])
+    >>> print(kernels.bce_with_logits(x, target, 3).numpy().round(4))
+    [0.3778]
     """
     try:
         slot = _take()
@@ -7093,14 +9887,27 @@ def bce_with_logits_bwd(
 
     gx[i] = (σ(x[i]) - target[i])·c, gtarget[i] = -x[i]·c, c = g[0]/n where mean is 1, else g[0].
 
-    Signature: x[n], target[n], g[1] -> gx?[n], gtarget?[n]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (n,).
+    target : Buffer
+        Shape (n,); probabilities.
+    g : Buffer
+        One element; cotangent of out.
+    n : int
+        Size of an axis.
+    mean : int, default 1
+        0 for the sum.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gx, gtarget). `want` says which to compute, all by default; the others are None. `out` may hold a
-    buffer for each one wanted.
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless 0 or 1 (mean).
-
-    Source: torch.nn.functional.binary_cross_entropy_with_logits; native/src/formula/sum_tree.h
+    Returns
+    -------
+    gx, gtarget : Buffer or None
+        Shape (n,).
     """
     places, given, undo, give = taken = _slots("bce_with_logits_bwd", ("gx", "gtarget"), want, out)
     try:
@@ -7124,21 +9931,43 @@ def cross_entropy(logits: Buffer, labels: npt.ArrayLike, cols: int, *, out: Buff
 
     out[0] = (Σ_i (ln Σ_k e^(logits[i, k] - m_i) - (logits[i, labels[i]] - m_i))) / rows, m_i = max_k logits[i, k]
 
-    Shapes: logits (rows, cols), labels (rows) on the host, out (1).
+    Parameters
+    ----------
+    logits : Buffer
+        Shape (rows, cols); logarithms of weights of the classes.
+    labels : array_like of int
+        Shape (rows,); the class of each row, counted from 0.
+    cols : int
+        Size of an axis.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: as the formula gives. NaN or +inf in a row, or nothing but -inf, make the result NaN; a label whose logit is
-    -inf beside a finite one makes it +inf. The mean is infinite only where it is beyond float32, whatever the losses of rows and
-    their sum are. rows = 0 gives NaN.
+    Returns
+    -------
+    out : Buffer
+        One element.
 
-    Errors: INDEX if a label is cols or more; one of an index buffer makes the result NaN instead.
+    Raises
+    ------
+    IndexOutOfRangeError
+        An index is below 0, or 2^32 and more. Expected: every label below cols (cols); every label below cols
+        (labels).
 
-    Signature: logits[rows, cols], labels: u32[rows] -> out[1]
+    Notes
+    -----
+    Special values: as the formula gives. NaN or +inf in a row, or nothing but -inf, make the result NaN; a label
+    whose logit is -inf beside a finite one makes it +inf. The mean is infinite only where it is beyond float32,
+    whatever the losses of rows and their sum are. rows = 0 gives NaN.
 
-    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError for an index below 0 or of 2^32
-        and more; IndexOutOfRangeError unless every label below cols (cols); IndexOutOfRangeError unless every label
-        below cols (labels).
+    References
+    ----------
+    torch.nn.functional.cross_entropy, mean reduction; native/src/formula/sum_tree.h
 
-    Source: torch.nn.functional.cross_entropy, mean reduction; native/src/formula/sum_tree.h
+    Examples
+    --------
+    >>> logits = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.cross_entropy(logits, [0, 1], 3).numpy().round(4))
+    [1.9076]
     """
     if type(labels) is IndexBuffer:
         return cross_entropy_indexed(logits, labels, cols, out=out)
@@ -7169,24 +9998,25 @@ def cross_entropy(logits: Buffer, labels: npt.ArrayLike, cols: int, *, out: Buff
 
 
 def cross_entropy_indexed(logits: Buffer, labels: IndexBuffer, cols: int, *, out: Buffer | None = None) -> Buffer:
-    """Mean negative log-likelihood of integer labels under the softmax of each row of logits.
+    """The function cross_entropy, with indices in an index buffer.
 
-    out[0] = (Σ_i (ln Σ_k e^(logits[i, k] - m_i) - (logits[i, labels[i]] - m_i))) / rows, m_i = max_k logits[i, k]
+    See :func:`cross_entropy`.
 
-    Shapes: logits (rows, cols), labels (rows) in an index buffer, out (1).
+    Parameters
+    ----------
+    logits : Buffer
+        Shape (rows, cols); logarithms of weights of the classes.
+    labels : IndexBuffer
+        Shape (rows,); the class of each row, counted from 0.
+    cols : int
+        Size of an axis.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: as the formula gives. NaN or +inf in a row, or nothing but -inf, make the result NaN; a label whose logit is
-    -inf beside a finite one makes it +inf. The mean is infinite only where it is beyond float32, whatever the losses of rows and
-    their sum are. rows = 0 gives NaN.
-
-    Errors: INDEX if a label is cols or more; one of an index buffer makes the result NaN instead.
-
-    Signature: logits[rows, cols], labels: index[rows] -> out[1]
-
-    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError unless every label below cols
-        (cols).
-
-    Source: torch.nn.functional.cross_entropy, mean reduction; native/src/formula/sum_tree.h
+    Returns
+    -------
+    out : Buffer
+        One element.
     """
     try:
         slot = _take()
@@ -7220,13 +10050,23 @@ def cross_entropy_bwd(
 
     glogits[i, j] = (softmax(logits)[i, j] - (1 if j = labels[i] else 0))·g[0]/rows.
 
-    Signature: logits[rows, cols], labels: u32[rows], g[1] -> glogits[rows, cols]
+    Parameters
+    ----------
+    logits : Buffer
+        Shape (rows, cols); logarithms of weights of the classes.
+    labels : array_like of int
+        Shape (rows,); the class of each row, counted from 0.
+    g : Buffer
+        One element; cotangent of out.
+    cols : int
+        Size of an axis.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError for an index below 0 or of 2^32
-        and more; IndexOutOfRangeError unless every label below cols (cols); IndexOutOfRangeError unless every label
-        below cols (labels).
-
-    Source: torch.nn.functional.cross_entropy, mean reduction; native/src/formula/sum_tree.h
+    Returns
+    -------
+    glogits : Buffer
+        Shape (rows, cols).
     """
     if type(labels) is IndexBuffer:
         return cross_entropy_bwd_indexed(logits, labels, g, cols, out=out)
@@ -7259,16 +10099,27 @@ def cross_entropy_bwd(
 def cross_entropy_bwd_indexed(
     logits: Buffer, labels: IndexBuffer, g: Buffer, cols: int, *, out: Buffer | None = None
 ) -> Buffer:
-    """Vector-Jacobian product of cross_entropy.
+    """The function cross_entropy_bwd, with indices in an index buffer.
 
-    glogits[i, j] = (softmax(logits)[i, j] - (1 if j = labels[i] else 0))·g[0]/rows.
+    See :func:`cross_entropy_bwd`.
 
-    Signature: logits[rows, cols], labels: index[rows], g[1] -> glogits[rows, cols]
+    Parameters
+    ----------
+    logits : Buffer
+        Shape (rows, cols); logarithms of weights of the classes.
+    labels : IndexBuffer
+        Shape (rows,); the class of each row, counted from 0.
+    g : Buffer
+        One element; cotangent of out.
+    cols : int
+        Size of an axis.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError unless every label below cols
-        (cols).
-
-    Source: torch.nn.functional.cross_entropy, mean reduction; native/src/formula/sum_tree.h
+    Returns
+    -------
+    glogits : Buffer
+        Shape (rows, cols).
     """
     try:
         slot = _take()
@@ -7309,19 +10160,49 @@ def cross_entropy_rows(
     out[i] = (1 - s)·w[y]·(L_i - x_iy) + s/cols·Σ_k w[k]·(L_i - x_ik) with x = logits, y = labels[i], w = weights, s = smoothing
     and L_i = ln Σ_k e^x_ik; without weights all are 1. A label of cols or more is no class: the row is ignored, its loss is 0.
 
-    Shapes: logits (rows, cols), labels (rows) on the host, weights (cols) or none, out (rows).
+    Parameters
+    ----------
+    logits : Buffer
+        Shape (rows, cols); logarithms of weights of the classes.
+    labels : array_like of int
+        Shape (rows,); the class of each row, counted from 0.
+    cols : int
+        Size of an axis.
+    smoothing : float, default 0.0
+        Weight of all classes together, from 0 to 1.
+    weights : Buffer, optional
+        Shape (cols,); weight of each class.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: as the formula gives; with s = 0 the second term is left out. NaN or +inf in a row, or nothing but -inf, make
-    its loss NaN unless it is ignored. A size of 0 gives zeros or an empty result.
+    Returns
+    -------
+    out : Buffer
+        Shape (rows,).
 
-    Errors: ARGUMENT unless 0 <= smoothing <= 1.
+    Raises
+    ------
+    IndexOutOfRangeError
+        An index is below 0, or 2^32 and more.
+    ArgumentError
+        Expected: 0 <= smoothing <= 1 (smoothing).
 
-    Signature: logits[rows, cols], labels: u32[rows], weights?[cols] -> out[rows]
+    Notes
+    -----
+    logits (rows, cols), labels (rows) on the host, weights (cols) or none, out (rows).
 
-    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError for an index below 0 or of 2^32
-        and more; ArgumentError unless 0 <= smoothing <= 1 (smoothing).
+    Special values: as the formula gives; with s = 0 the second term is left out. NaN or +inf in a row, or nothing
+    but -inf, make its loss NaN unless it is ignored. A size of 0 gives zeros or an empty result.
 
-    Source: torch.nn.functional.cross_entropy, no reduction; native/src/formula/sum_tree.h
+    References
+    ----------
+    torch.nn.functional.cross_entropy, no reduction; native/src/formula/sum_tree.h
+
+    Examples
+    --------
+    >>> logits = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.cross_entropy_rows(logits, [0, 1], 3).numpy().round(4))
+    [2.4076 1.4076]
     """
     if type(labels) is IndexBuffer:
         return cross_entropy_rows_indexed(logits, labels, cols, smoothing, weights=weights, out=out)
@@ -7361,23 +10242,29 @@ def cross_entropy_rows_indexed(
     weights: Buffer | None = None,
     out: Buffer | None = None,
 ) -> Buffer:
-    """Negative log-likelihood of integer labels under the softmax of each row of logits, weighted and smoothed.
+    """The function cross_entropy_rows, with indices in an index buffer.
 
-    out[i] = (1 - s)·w[y]·(L_i - x_iy) + s/cols·Σ_k w[k]·(L_i - x_ik) with x = logits, y = labels[i], w = weights, s = smoothing
-    and L_i = ln Σ_k e^x_ik; without weights all are 1. A label of cols or more is no class: the row is ignored, its loss is 0.
+    See :func:`cross_entropy_rows`.
 
-    Shapes: logits (rows, cols), labels (rows) in an index buffer, weights (cols) or none, out (rows).
+    Parameters
+    ----------
+    logits : Buffer
+        Shape (rows, cols); logarithms of weights of the classes.
+    labels : IndexBuffer
+        Shape (rows,); the class of each row, counted from 0.
+    cols : int
+        Size of an axis.
+    smoothing : float, default 0.0
+        Weight of all classes together, from 0 to 1.
+    weights : Buffer, optional
+        Shape (cols,); weight of each class.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: as the formula gives; with s = 0 the second term is left out. NaN or +inf in a row, or nothing but -inf, make
-    its loss NaN unless it is ignored. A size of 0 gives zeros or an empty result.
-
-    Errors: ARGUMENT unless 0 <= smoothing <= 1.
-
-    Signature: logits[rows, cols], labels: index[rows], weights?[cols] -> out[rows]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless 0 <= smoothing <= 1 (smoothing).
-
-    Source: torch.nn.functional.cross_entropy, no reduction; native/src/formula/sum_tree.h
+    Returns
+    -------
+    out : Buffer
+        Shape (rows,).
     """
     try:
         slot = _take()
@@ -7421,12 +10308,27 @@ def cross_entropy_rows_bwd(
 
     The weights are constants.
 
-    Signature: logits[rows, cols], labels: u32[rows], weights?[cols], g[rows] -> glogits[rows, cols]
+    Parameters
+    ----------
+    logits : Buffer
+        Shape (rows, cols); logarithms of weights of the classes.
+    labels : array_like of int
+        Shape (rows,); the class of each row, counted from 0.
+    g : Buffer
+        Shape (rows,); cotangent of out.
+    cols : int
+        Size of an axis.
+    smoothing : float, default 0.0
+        Weight of all classes together, from 0 to 1.
+    weights : Buffer, optional
+        Shape (cols,); weight of each class.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError for an index below 0 or of 2^32
-        and more; ArgumentError unless 0 <= smoothing <= 1 (smoothing).
-
-    Source: torch.nn.functional.cross_entropy, no reduction; native/src/formula/sum_tree.h
+    Returns
+    -------
+    glogits : Buffer
+        Shape (rows, cols).
     """
     if type(labels) is IndexBuffer:
         return cross_entropy_rows_bwd_indexed(logits, labels, g, cols, smoothing, weights=weights, out=out)
@@ -7467,17 +10369,31 @@ def cross_entropy_rows_bwd_indexed(
     weights: Buffer | None = None,
     out: Buffer | None = None,
 ) -> Buffer:
-    """Vector-Jacobian product of cross_entropy_rows.
+    """The function cross_entropy_rows_bwd, with indices in an index buffer.
 
-    glogits[i, j] = g[i]·(softmax(logits)[i, j]·Σ_k t_ik - t_ij), t_ij = (1 - s)·w[y]·[j = y] + s/cols·w[j]; 0 in ignored rows.
+    See :func:`cross_entropy_rows_bwd`.
 
-    The weights are constants.
+    Parameters
+    ----------
+    logits : Buffer
+        Shape (rows, cols); logarithms of weights of the classes.
+    labels : IndexBuffer
+        Shape (rows,); the class of each row, counted from 0.
+    g : Buffer
+        Shape (rows,); cotangent of out.
+    cols : int
+        Size of an axis.
+    smoothing : float, default 0.0
+        Weight of all classes together, from 0 to 1.
+    weights : Buffer, optional
+        Shape (cols,); weight of each class.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Signature: logits[rows, cols], labels: index[rows], weights?[cols], g[rows] -> glogits[rows, cols]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless 0 <= smoothing <= 1 (smoothing).
-
-    Source: torch.nn.functional.cross_entropy, no reduction; native/src/formula/sum_tree.h
+    Returns
+    -------
+    glogits : Buffer
+        Shape (rows, cols).
     """
     try:
         slot = _take()
@@ -7523,25 +10439,65 @@ def conv(
 
     out[n, o, j] = Σ_{c, k} w[o, c, k]·x[n, c, j·stride + k - padding] + b[o], x being 0 outside its ends
 
-    Shapes: x (batch, in_channels, *spatial), w (out_channels, in_channels, *kernel), b (out_channels), stride and padding
+    Parameters
+    ----------
+    x : Buffer
+        Shape (batch, in_channels, *spatial).
+    w : Buffer
+        Shape (out_channels, in_channels, *kernel); weights.
+    b : Buffer
+        Shape (out_channels,); added to each output channel.
+    batch, in_channels : int
+        Sizes of axes.
+    spatial : sequence of int
+        Sizes of axes.
+    out_channels : int
+        Size of an axis.
+    kernel : sequence of int
+        Size of a window.
+    stride : sequence of int
+        Distance of neighbouring windows.
+    padding : sequence of int
+        Cells before and after each axis.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (batch, out_channels, *conv_out(spatial, kernel, stride, padding)).
+
+    Raises
+    ------
+    ShapeError
+        Expected: 1 to 8 spatial axes, every size of x at least 1 (spatial); one kernel size per spatial axis
+        (kernel); every kernel size to be at least 1 (kernel); every output size, floor((in + 2*padding -
+        kernel)/stride) + 1, from 1 to 2^32 - 1 (spatial).
+    ArgumentError
+        Expected: one stride per spatial axis (stride); every stride to be at least 1 (stride); one padding per
+        spatial axis (padding).
+
+    Notes
+    -----
+    x (batch, in_channels, *spatial), w (out_channels, in_channels, *kernel), b (out_channels), stride and padding
     one entry per spatial axis; out (batch, out_channels, *⌊(spatial + 2·padding - kernel) / stride⌋ + 1).
 
-    Special values: IEEE 754; the zeros around x take part, so an infinite weight gives NaN there. in_channels = 0 gives b
-    everywhere; batch = 0 or out_channels = 0 an empty result.
+    Special values: IEEE 754; the zeros around x take part, so an infinite weight gives NaN there. in_channels = 0
+    gives b everywhere; batch = 0 or out_channels = 0 an empty result.
 
-    Errors: different numbers of axes, no axis or more than 8, a stride, kernel, input or output size of 0.
+    References
+    ----------
+    torch.nn.functional.conv1d, conv2d, conv3d
 
-    Signature: x[batch, in_channels, *spatial], w[out_channels, in_channels, *kernel], b[out_channels] -> out[batch,
-        out_channels, *conv_out(spatial, kernel, stride, padding)]
-
-    Raises ShapeError where a length does not fit its shape; ShapeError unless 1 to 8 spatial axes, every size of x
-        at least 1 (spatial); ShapeError unless one kernel size per spatial axis (kernel); ShapeError unless every
-        kernel size to be at least 1 (kernel); ArgumentError unless one stride per spatial axis (stride);
-        ArgumentError unless every stride to be at least 1 (stride); ArgumentError unless one padding per spatial
-        axis (padding); ShapeError unless every output size, floor((in + 2*padding - kernel)/stride) + 1, from 1 to
-        2^32 - 1 (spatial).
-
-    Source: torch.nn.functional.conv1d, conv2d, conv3d
+    Examples
+    --------
+    >>> x = cpu.buffer([[[[1, 2, 3], [4, 5, 6], [7, 8, 9]]]])
+    >>> w = cpu.buffer([[[[1, 1], [1, 1]]]])
+    >>> b = cpu.buffer([0])
+    >>> print(kernels.conv(x, w, b, batch=1, in_channels=1, spatial=(3, 3), out_channels=1, kernel=(2, 2),
+    ...                    stride=(1, 1), padding=(0, 0)).numpy((1, 1, 2, 2)))
+    [[[[12. 16.]
+       [24. 28.]]]]
     """
     try:
         slot = _take()
@@ -7595,21 +10551,39 @@ def conv_bwd(
     ends; gw[o, c, k] = Σ_{n, j} g[n, o, j]·x[n, c, j·stride + k - padding]; gb[o] = Σ_{n, j} g[n, o, j], by the row tree
     over an image and the column tree over the batch.
 
-    Signature: x[batch, in_channels, *spatial], w[out_channels, in_channels, *kernel], g[batch, out_channels,
-        *conv_out(spatial, kernel, stride, padding)] -> gx?[batch, in_channels, *spatial], gw?[out_channels,
-        in_channels, *kernel], gb?[out_channels]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (batch, in_channels, *spatial).
+    w : Buffer
+        Shape (out_channels, in_channels, *kernel); weights.
+    g : Buffer
+        Shape (batch, out_channels, *conv_out(spatial, kernel, stride, padding)); cotangent of out.
+    batch, in_channels : int
+        Sizes of axes.
+    spatial : sequence of int
+        Sizes of axes.
+    out_channels : int
+        Size of an axis.
+    kernel : sequence of int
+        Size of a window.
+    stride : sequence of int
+        Distance of neighbouring windows.
+    padding : sequence of int
+        Cells before and after each axis.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gx, gw, gb). `want` says which to compute, all by default; the others are None. `out` may hold a buffer
-    for each one wanted.
-
-    Raises ShapeError where a length does not fit its shape; ShapeError unless 1 to 8 spatial axes, every size of x
-        at least 1 (spatial); ShapeError unless one kernel size per spatial axis (kernel); ShapeError unless every
-        kernel size to be at least 1 (kernel); ArgumentError unless one stride per spatial axis (stride);
-        ArgumentError unless every stride to be at least 1 (stride); ArgumentError unless one padding per spatial
-        axis (padding); ShapeError unless every output size, floor((in + 2*padding - kernel)/stride) + 1, from 1 to
-        2^32 - 1 (spatial).
-
-    Source: torch.nn.functional.conv1d, conv2d, conv3d
+    Returns
+    -------
+    gx : Buffer or None
+        Shape (batch, in_channels, *spatial).
+    gw : Buffer or None
+        Shape (out_channels, in_channels, *kernel).
+    gb : Buffer or None
+        Shape (out_channels,).
     """
     places, given, undo, give = taken = _slots("conv_bwd", ("gx", "gw", "gb"), want, out)
     try:
@@ -7652,26 +10626,67 @@ def conv_transpose(
 
     out[n, o, i] = Σ_{c, k} w[c, o, k]·x[n, c, (i + padding - k) / stride] + b[o] over the k that divide, x being 0 outside
 
-    Shapes: x (batch, in_channels, *spatial), w (in_channels, out_channels, *kernel), b (out_channels), stride and padding
+    Parameters
+    ----------
+    x : Buffer
+        Shape (batch, in_channels, *spatial).
+    w : Buffer
+        Shape (in_channels, out_channels, *kernel); weights.
+    b : Buffer
+        Shape (out_channels,); added to each output channel.
+    batch, in_channels : int
+        Sizes of axes.
+    spatial : sequence of int
+        Sizes of axes.
+    out_channels : int
+        Size of an axis.
+    kernel : sequence of int
+        Size of a window.
+    stride : sequence of int
+        Distance of neighbouring windows.
+    padding : sequence of int
+        Cells before and after each axis.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (batch, out_channels, *conv_transpose_out(spatial, kernel, stride, padding)).
+
+    Raises
+    ------
+    ShapeError
+        Expected: 1 to 8 spatial axes, every size of x at least 1 (spatial); one kernel size per spatial axis
+        (kernel); every kernel size to be at least 1 (kernel); every output size, (in - 1)*stride + kernel -
+        2*padding, from 1 to 2^32 - 1 (spatial).
+    ArgumentError
+        Expected: one stride per spatial axis (stride); every stride to be at least 1 (stride); one padding per
+        spatial axis (padding).
+
+    Notes
+    -----
+    x (batch, in_channels, *spatial), w (in_channels, out_channels, *kernel), b (out_channels), stride and padding
     one entry per spatial axis; out (batch, out_channels, *(spatial - 1)·stride + kernel - 2·padding).
 
-    Special values: IEEE 754; the zeros around x take part, so an infinite weight gives NaN there. in_channels = 0 gives b
-    everywhere; batch = 0 or out_channels = 0 an empty result.
+    Special values: IEEE 754; the zeros around x take part, so an infinite weight gives NaN there. in_channels = 0
+    gives b everywhere; batch = 0 or out_channels = 0 an empty result.
 
-    Errors: different numbers of axes, no axis or more than 8, a stride, kernel or input size of 0, an output size that is
-    not positive.
+    References
+    ----------
+    torch.nn.functional.conv_transpose1d, conv_transpose2d, conv_transpose3d
 
-    Signature: x[batch, in_channels, *spatial], w[in_channels, out_channels, *kernel], b[out_channels] -> out[batch,
-        out_channels, *conv_transpose_out(spatial, kernel, stride, padding)]
-
-    Raises ShapeError where a length does not fit its shape; ShapeError unless 1 to 8 spatial axes, every size of x
-        at least 1 (spatial); ShapeError unless one kernel size per spatial axis (kernel); ShapeError unless every
-        kernel size to be at least 1 (kernel); ArgumentError unless one stride per spatial axis (stride);
-        ArgumentError unless every stride to be at least 1 (stride); ArgumentError unless one padding per spatial
-        axis (padding); ShapeError unless every output size, (in - 1)*stride + kernel - 2*padding, from 1 to 2^32 -
-        1 (spatial).
-
-    Source: torch.nn.functional.conv_transpose1d, conv_transpose2d, conv_transpose3d
+    Examples
+    --------
+    >>> x = cpu.buffer([[[[1, 2, 3], [4, 5, 6], [7, 8, 9]]]])
+    >>> w = cpu.buffer([[[[1, 1], [1, 1]]]])
+    >>> b = cpu.buffer([0])
+    >>> print(kernels.conv_transpose(x, w, b, batch=1, in_channels=1, spatial=(3, 3), out_channels=1,
+    ...                              kernel=(2, 2), stride=(1, 1), padding=(0, 0)).numpy((1, 1, 4, 4)))
+    [[[[ 1.  3.  5.  3.]
+       [ 5. 12. 16.  9.]
+       [11. 24. 28. 15.]
+       [ 7. 15. 17.  9.]]]]
     """
     try:
         slot = _take()
@@ -7725,21 +10740,39 @@ def conv_transpose_bwd(
     g[n, o, j·stride + k - padding]; gb[o] = Σ_{n, i} g[n, o, i], by the row tree over an image and the column tree over the
     batch. g is 0 outside its ends.
 
-    Signature: x[batch, in_channels, *spatial], w[in_channels, out_channels, *kernel], g[batch, out_channels,
-        *conv_transpose_out(spatial, kernel, stride, padding)] -> gx?[batch, in_channels, *spatial],
-        gw?[in_channels, out_channels, *kernel], gb?[out_channels]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (batch, in_channels, *spatial).
+    w : Buffer
+        Shape (in_channels, out_channels, *kernel); weights.
+    g : Buffer
+        Shape (batch, out_channels, *conv_transpose_out(spatial, kernel, stride, padding)); cotangent of out.
+    batch, in_channels : int
+        Sizes of axes.
+    spatial : sequence of int
+        Sizes of axes.
+    out_channels : int
+        Size of an axis.
+    kernel : sequence of int
+        Size of a window.
+    stride : sequence of int
+        Distance of neighbouring windows.
+    padding : sequence of int
+        Cells before and after each axis.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gx, gw, gb). `want` says which to compute, all by default; the others are None. `out` may hold a buffer
-    for each one wanted.
-
-    Raises ShapeError where a length does not fit its shape; ShapeError unless 1 to 8 spatial axes, every size of x
-        at least 1 (spatial); ShapeError unless one kernel size per spatial axis (kernel); ShapeError unless every
-        kernel size to be at least 1 (kernel); ArgumentError unless one stride per spatial axis (stride);
-        ArgumentError unless every stride to be at least 1 (stride); ArgumentError unless one padding per spatial
-        axis (padding); ShapeError unless every output size, (in - 1)*stride + kernel - 2*padding, from 1 to 2^32 -
-        1 (spatial).
-
-    Source: torch.nn.functional.conv_transpose1d, conv_transpose2d, conv_transpose3d
+    Returns
+    -------
+    gx : Buffer or None
+        Shape (batch, in_channels, *spatial).
+    gw : Buffer or None
+        Shape (in_channels, out_channels, *kernel).
+    gb : Buffer or None
+        Shape (out_channels,).
     """
     places, given, undo, give = taken = _slots("conv_transpose_bwd", ("gx", "gw", "gb"), want, out)
     try:
@@ -7786,22 +10819,56 @@ def conv2d(
 
     out[n, o, i, j] = Σ_{c, k, l} w[o, c, k, l]·x[n, c, i·stride_h + k - padding_h, j·stride_w + l - padding_w] + b[o]
 
-    Shapes: x (batch, in_channels, in_h, in_w), w (out_channels, in_channels, kernel_h, kernel_w), b (out_channels); out
+    Parameters
+    ----------
+    x : Buffer
+        Shape (batch, in_channels, in_h, in_w).
+    w : Buffer
+        Shape (out_channels, in_channels, kernel_h, kernel_w); weights.
+    b : Buffer
+        Shape (out_channels,); added to each output channel.
+    batch, in_channels, in_h, in_w, out_channels, kernel_h, kernel_w : int
+        Sizes of axes.
+    stride_h, stride_w, padding_h, padding_w : int
+        Size, step or padding of the window along an axis.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (batch, out_channels, conv_size(in_h, kernel_h, stride_h, padding_h), conv_size(in_w, kernel_w,
+        stride_w, padding_w)).
+
+    Raises
+    ------
+    ShapeError
+        Expected: both spatial sizes of x to be at least 1 (in_h); both kernel sizes to be at least 1 (kernel_h); an
+        output size, floor((in + 2*padding - kernel)/stride) + 1, from 1 to 2^32 - 1 (in_h); an output size,
+        floor((in + 2*padding - kernel)/stride) + 1, from 1 to 2^32 - 1 (in_w).
+    ArgumentError
+        Expected: both strides to be at least 1 (stride_h).
+
+    Notes
+    -----
+    x (batch, in_channels, in_h, in_w), w (out_channels, in_channels, kernel_h, kernel_w), b (out_channels); out
     (batch, out_channels, ⌊(in_h + 2·padding_h - kernel_h) / stride_h⌋ + 1, the same for w).
 
     Special values and errors: those of conv.
 
-    Signature: x[batch, in_channels, in_h, in_w], w[out_channels, in_channels, kernel_h, kernel_w], b[out_channels]
-        -> out[batch, out_channels, conv_size(in_h, kernel_h, stride_h, padding_h), conv_size(in_w, kernel_w,
-        stride_w, padding_w)]
+    References
+    ----------
+    torch.nn.functional.conv2d
 
-    Raises ShapeError where a length does not fit its shape; ShapeError unless both spatial sizes of x to be at
-        least 1 (in_h); ShapeError unless both kernel sizes to be at least 1 (kernel_h); ArgumentError unless both
-        strides to be at least 1 (stride_h); ShapeError unless an output size, floor((in + 2*padding -
-        kernel)/stride) + 1, from 1 to 2^32 - 1 (in_h); ShapeError unless an output size, floor((in + 2*padding -
-        kernel)/stride) + 1, from 1 to 2^32 - 1 (in_w).
-
-    Source: torch.nn.functional.conv2d
+    Examples
+    --------
+    >>> x = cpu.buffer([[[[1, 2, 3], [4, 5, 6], [7, 8, 9]]]])
+    >>> w = cpu.buffer([[[[1, 1], [1, 1]]]])
+    >>> b = cpu.buffer([0])
+    >>> print(kernels.conv2d(x, w, b, batch=1, in_channels=1, in_h=3, in_w=3, out_channels=1, kernel_h=2,
+    ...                      kernel_w=2, stride_h=1, stride_w=1, padding_h=0, padding_w=0).numpy((1, 1, 2, 2)))
+    [[[[12. 16.]
+       [24. 28.]]]]
     """
     try:
         slot = _take()
@@ -7853,21 +10920,32 @@ def conv2d_bwd(
 
     The VJP of conv with two spatial axes.
 
-    Signature: x[batch, in_channels, in_h, in_w], w[out_channels, in_channels, kernel_h, kernel_w], g[batch,
-        out_channels, conv_size(in_h, kernel_h, stride_h, padding_h), conv_size(in_w, kernel_w, stride_w,
-        padding_w)] -> gx?[batch, in_channels, in_h, in_w], gw?[out_channels, in_channels, kernel_h, kernel_w],
-        gb?[out_channels]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (batch, in_channels, in_h, in_w).
+    w : Buffer
+        Shape (out_channels, in_channels, kernel_h, kernel_w); weights.
+    g : Buffer
+        Shape (batch, out_channels, conv_size(in_h, kernel_h, stride_h, padding_h), conv_size(in_w, kernel_w,
+        stride_w, padding_w)); cotangent of out.
+    batch, in_channels, in_h, in_w, out_channels, kernel_h, kernel_w : int
+        Sizes of axes.
+    stride_h, stride_w, padding_h, padding_w : int
+        Size, step or padding of the window along an axis.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gx, gw, gb). `want` says which to compute, all by default; the others are None. `out` may hold a buffer
-    for each one wanted.
-
-    Raises ShapeError where a length does not fit its shape; ShapeError unless both spatial sizes of x to be at
-        least 1 (in_h); ShapeError unless both kernel sizes to be at least 1 (kernel_h); ArgumentError unless both
-        strides to be at least 1 (stride_h); ShapeError unless an output size, floor((in + 2*padding -
-        kernel)/stride) + 1, from 1 to 2^32 - 1 (in_h); ShapeError unless an output size, floor((in + 2*padding -
-        kernel)/stride) + 1, from 1 to 2^32 - 1 (in_w).
-
-    Source: torch.nn.functional.conv2d
+    Returns
+    -------
+    gx : Buffer or None
+        Shape (batch, in_channels, in_h, in_w).
+    gw : Buffer or None
+        Shape (out_channels, in_channels, kernel_h, kernel_w).
+    gb : Buffer or None
+        Shape (out_channels,).
     """
     places, given, undo, give = taken = _slots("conv2d_bwd", ("gx", "gw", "gb"), want, out)
     try:
@@ -7910,22 +10988,59 @@ def conv_transpose2d(
 
     out[n, o, i, j] = Σ_{c, k, l} w[c, o, k, l]·x[n, c, (i + padding_h - k) / stride_h, (j + padding_w - l) / stride_w] + b[o]
 
-    Shapes: x (batch, in_channels, in_h, in_w), w (in_channels, out_channels, kernel_h, kernel_w), b (out_channels); out
+    Parameters
+    ----------
+    x : Buffer
+        Shape (batch, in_channels, in_h, in_w).
+    w : Buffer
+        Shape (in_channels, out_channels, kernel_h, kernel_w); weights.
+    b : Buffer
+        Shape (out_channels,); added to each output channel.
+    batch, in_channels, in_h, in_w, out_channels, kernel_h, kernel_w : int
+        Sizes of axes.
+    stride_h, stride_w, padding_h, padding_w : int
+        Size, step or padding of the window along an axis.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (batch, out_channels, conv_transpose_size(in_h, kernel_h, stride_h, padding_h),
+        conv_transpose_size(in_w, kernel_w, stride_w, padding_w)).
+
+    Raises
+    ------
+    ShapeError
+        Expected: both spatial sizes of x to be at least 1 (in_h); both kernel sizes to be at least 1 (kernel_h); an
+        output size, (in - 1)*stride + kernel - 2*padding, from 1 to 2^32 - 1 (in_h); an output size, (in -
+        1)*stride + kernel - 2*padding, from 1 to 2^32 - 1 (in_w).
+    ArgumentError
+        Expected: both strides to be at least 1 (stride_h).
+
+    Notes
+    -----
+    x (batch, in_channels, in_h, in_w), w (in_channels, out_channels, kernel_h, kernel_w), b (out_channels); out
     (batch, out_channels, (in_h - 1)·stride_h + kernel_h - 2·padding_h, the same for w).
 
     Special values and errors: those of conv_transpose.
 
-    Signature: x[batch, in_channels, in_h, in_w], w[in_channels, out_channels, kernel_h, kernel_w], b[out_channels]
-        -> out[batch, out_channels, conv_transpose_size(in_h, kernel_h, stride_h, padding_h),
-        conv_transpose_size(in_w, kernel_w, stride_w, padding_w)]
+    References
+    ----------
+    torch.nn.functional.conv_transpose2d
 
-    Raises ShapeError where a length does not fit its shape; ShapeError unless both spatial sizes of x to be at
-        least 1 (in_h); ShapeError unless both kernel sizes to be at least 1 (kernel_h); ArgumentError unless both
-        strides to be at least 1 (stride_h); ShapeError unless an output size, (in - 1)*stride + kernel - 2*padding,
-        from 1 to 2^32 - 1 (in_h); ShapeError unless an output size, (in - 1)*stride + kernel - 2*padding, from 1 to
-        2^32 - 1 (in_w).
-
-    Source: torch.nn.functional.conv_transpose2d
+    Examples
+    --------
+    >>> x = cpu.buffer([[[[1, 2, 3], [4, 5, 6], [7, 8, 9]]]])
+    >>> w = cpu.buffer([[[[1, 1], [1, 1]]]])
+    >>> b = cpu.buffer([0])
+    >>> print(kernels.conv_transpose2d(x, w, b, batch=1, in_channels=1, in_h=3, in_w=3, out_channels=1, kernel_h=2,
+    ...                                kernel_w=2, stride_h=1, stride_w=1, padding_h=0,
+    ...                                padding_w=0).numpy((1, 1, 4, 4)))
+    [[[[ 1.  3.  5.  3.]
+       [ 5. 12. 16.  9.]
+       [11. 24. 28. 15.]
+       [ 7. 15. 17.  9.]]]]
     """
     try:
         slot = _take()
@@ -7977,21 +11092,32 @@ def conv_transpose2d_bwd(
 
     The VJP of conv_transpose with two spatial axes.
 
-    Signature: x[batch, in_channels, in_h, in_w], w[in_channels, out_channels, kernel_h, kernel_w], g[batch,
-        out_channels, conv_transpose_size(in_h, kernel_h, stride_h, padding_h), conv_transpose_size(in_w, kernel_w,
-        stride_w, padding_w)] -> gx?[batch, in_channels, in_h, in_w], gw?[in_channels, out_channels, kernel_h,
-        kernel_w], gb?[out_channels]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (batch, in_channels, in_h, in_w).
+    w : Buffer
+        Shape (in_channels, out_channels, kernel_h, kernel_w); weights.
+    g : Buffer
+        Shape (batch, out_channels, conv_transpose_size(in_h, kernel_h, stride_h, padding_h),
+        conv_transpose_size(in_w, kernel_w, stride_w, padding_w)); cotangent of out.
+    batch, in_channels, in_h, in_w, out_channels, kernel_h, kernel_w : int
+        Sizes of axes.
+    stride_h, stride_w, padding_h, padding_w : int
+        Size, step or padding of the window along an axis.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gx, gw, gb). `want` says which to compute, all by default; the others are None. `out` may hold a buffer
-    for each one wanted.
-
-    Raises ShapeError where a length does not fit its shape; ShapeError unless both spatial sizes of x to be at
-        least 1 (in_h); ShapeError unless both kernel sizes to be at least 1 (kernel_h); ArgumentError unless both
-        strides to be at least 1 (stride_h); ShapeError unless an output size, (in - 1)*stride + kernel - 2*padding,
-        from 1 to 2^32 - 1 (in_h); ShapeError unless an output size, (in - 1)*stride + kernel - 2*padding, from 1 to
-        2^32 - 1 (in_w).
-
-    Source: torch.nn.functional.conv_transpose2d
+    Returns
+    -------
+    gx : Buffer or None
+        Shape (batch, in_channels, in_h, in_w).
+    gw : Buffer or None
+        Shape (in_channels, out_channels, kernel_h, kernel_w).
+    gb : Buffer or None
+        Shape (out_channels,).
     """
     places, given, undo, give = taken = _slots("conv_transpose2d_bwd", ("gx", "gw", "gb"), want, out)
     try:
@@ -8033,28 +11159,72 @@ def conv_grouped(
 
     out[n, g, o, j] = Σ_{c, k} w[g, o, c, k]·x[n, g, c, j·stride + k·dilation - padding_low] + b[g, o], x being 0 outside
 
-    Shapes: x (batch, groups, in_channels, *spatial), w (groups, out_channels, in_channels, *kernel), b (groups,
-    out_channels) or none; stride, dilation and the paddings before and after one entry per spatial axis; out (batch,
-    groups, out_channels, *⌊(spatial + padding_low + padding_high - dilation·(kernel - 1) - 1) / stride⌋ + 1).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (batch, groups, in_channels, *spatial).
+    w : Buffer
+        Shape (groups, out_channels, in_channels, *kernel); weights.
+    batch, groups, in_channels : int
+        Sizes of axes.
+    spatial : sequence of int
+        Sizes of axes.
+    out_channels : int
+        Size of an axis.
+    kernel : sequence of int
+        Size of a window.
+    stride : sequence of int
+        Distance of neighbouring windows.
+    dilation : sequence of int
+        Distance between the elements of a kernel.
+    padding_low : sequence of int
+        Zeros before each axis.
+    padding_high : sequence of int
+        Zeros after each axis.
+    b : Buffer, optional
+        Shape (groups, out_channels); added to each output channel.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (batch, groups, out_channels, *conv_grouped_out(spatial, kernel, stride, dilation, padding_low,
+        padding_high)).
+
+    Raises
+    ------
+    ShapeError
+        Expected: at least 1 (groups); 1 to 8 spatial axes, every size of x at least 1 (spatial); one kernel size
+        per spatial axis (kernel); every kernel size to be at least 1 (kernel); every output size, floor((in +
+        padding_low + padding_high - dilation*(kernel - 1) - 1)/stride) + 1, from 1 to 2^32 - 1 (spatial).
+    ArgumentError
+        Expected: one stride per spatial axis (stride); every stride to be at least 1 (stride); one dilation per
+        spatial axis (dilation); every dilation to be at least 1 (dilation); one padding per spatial axis
+        (padding_low); one padding per spatial axis (padding_high).
+
+    Notes
+    -----
+    x (batch, groups, in_channels, *spatial), w (groups, out_channels, in_channels, *kernel), b (groups,
+    out_channels) or none; stride, dilation and the paddings before and after one entry per spatial axis; out
+    (batch, groups, out_channels, *⌊(spatial + padding_low + padding_high - dilation·(kernel - 1) - 1) / stride⌋ +
+    1).
 
     Special values: those of conv; without b nothing is added.
 
-    Errors: those of conv; no group, a dilation of 0.
+    References
+    ----------
+    torch.nn.functional.conv2d with groups and dilation, after torch.nn.functional.pad
 
-    Signature: x[batch, groups, in_channels, *spatial], w[groups, out_channels, in_channels, *kernel], b?[groups,
-        out_channels] -> out[batch, groups, out_channels, *conv_grouped_out(spatial, kernel, stride, dilation,
-        padding_low, padding_high)]
-
-    Raises ShapeError where a length does not fit its shape; ShapeError unless at least 1 (groups); ShapeError
-        unless 1 to 8 spatial axes, every size of x at least 1 (spatial); ShapeError unless one kernel size per
-        spatial axis (kernel); ShapeError unless every kernel size to be at least 1 (kernel); ArgumentError unless
-        one stride per spatial axis (stride); ArgumentError unless every stride to be at least 1 (stride);
-        ArgumentError unless one dilation per spatial axis (dilation); ArgumentError unless every dilation to be at
-        least 1 (dilation); ArgumentError unless one padding per spatial axis (padding_low); ArgumentError unless
-        one padding per spatial axis (padding_high); ShapeError unless every output size, floor((in + padding_low +
-        padding_high - dilation*(kernel - 1) - 1)/stride) + 1, from 1 to 2^32 - 1 (spatial).
-
-    Source: torch.nn.functional.conv2d with groups and dilation, after torch.nn.functional.pad
+    Examples
+    --------
+    >>> x = cpu.buffer([[[[[1, 2, 3], [4, 5, 6], [7, 8, 9]]]]])
+    >>> w = cpu.buffer([[[[[1, 1], [1, 1]]]]])
+    >>> print(kernels.conv_grouped(x, w, batch=1, groups=1, in_channels=1, spatial=(3, 3), out_channels=1,
+    ...                            kernel=(2, 2), stride=(1, 1), dilation=(1, 1), padding_low=(0, 0),
+    ...                            padding_high=(0, 0)).numpy((1, 1, 1, 2, 2)))
+    [[[[[12. 16.]
+        [24. 28.]]]]]
     """
     try:
         slot = _take()
@@ -8113,24 +11283,44 @@ def conv_grouped_bwd(
     The VJP of conv, group by group: gx[n, g, c, i] sums over the k for which i + padding_low - k·dilation is a multiple of
     the stride.
 
-    Signature: x[batch, groups, in_channels, *spatial], w[groups, out_channels, in_channels, *kernel], g[batch,
-        groups, out_channels, *conv_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high)] ->
-        gx?[batch, groups, in_channels, *spatial], gw?[groups, out_channels, in_channels, *kernel], gb?[groups,
-        out_channels]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (batch, groups, in_channels, *spatial).
+    w : Buffer
+        Shape (groups, out_channels, in_channels, *kernel); weights.
+    g : Buffer
+        Shape (batch, groups, out_channels, *conv_grouped_out(spatial, kernel, stride, dilation, padding_low,
+        padding_high)); cotangent of out.
+    batch, groups, in_channels : int
+        Sizes of axes.
+    spatial : sequence of int
+        Sizes of axes.
+    out_channels : int
+        Size of an axis.
+    kernel : sequence of int
+        Size of a window.
+    stride : sequence of int
+        Distance of neighbouring windows.
+    dilation : sequence of int
+        Distance between the elements of a kernel.
+    padding_low : sequence of int
+        Zeros before each axis.
+    padding_high : sequence of int
+        Zeros after each axis.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gx, gw, gb). `want` says which to compute, all by default; the others are None. `out` may hold a buffer
-    for each one wanted.
-
-    Raises ShapeError where a length does not fit its shape; ShapeError unless at least 1 (groups); ShapeError
-        unless 1 to 8 spatial axes, every size of x at least 1 (spatial); ShapeError unless one kernel size per
-        spatial axis (kernel); ShapeError unless every kernel size to be at least 1 (kernel); ArgumentError unless
-        one stride per spatial axis (stride); ArgumentError unless every stride to be at least 1 (stride);
-        ArgumentError unless one dilation per spatial axis (dilation); ArgumentError unless every dilation to be at
-        least 1 (dilation); ArgumentError unless one padding per spatial axis (padding_low); ArgumentError unless
-        one padding per spatial axis (padding_high); ShapeError unless every output size, floor((in + padding_low +
-        padding_high - dilation*(kernel - 1) - 1)/stride) + 1, from 1 to 2^32 - 1 (spatial).
-
-    Source: torch.nn.functional.conv2d with groups and dilation, after torch.nn.functional.pad
+    Returns
+    -------
+    gx : Buffer or None
+        Shape (batch, groups, in_channels, *spatial).
+    gw : Buffer or None
+        Shape (groups, out_channels, in_channels, *kernel).
+    gb : Buffer or None
+        Shape (groups, out_channels).
     """
     places, given, undo, give = taken = _slots("conv_grouped_bwd", ("gx", "gw", "gb"), want, out)
     try:
@@ -8180,30 +11370,77 @@ def conv_transpose_grouped(
 
     out[n, g, o, i] = Σ_{c, k} w[g, c, o, k]·x[n, g, c, (i + padding_low - k·dilation) / stride] + b[g, o] over the k that divide
 
-    Shapes: x (batch, groups, in_channels, *spatial), w (groups, in_channels, out_channels, *kernel), b (groups,
-    out_channels) or none; the lists one entry per spatial axis; out (batch, groups, out_channels, *(spatial - 1)·stride +
-    dilation·(kernel - 1) + 1 + output_padding - padding_low - padding_high). Elements that output_padding adds get the terms
-    that reach them.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (batch, groups, in_channels, *spatial).
+    w : Buffer
+        Shape (groups, in_channels, out_channels, *kernel); weights.
+    batch, groups, in_channels : int
+        Sizes of axes.
+    spatial : sequence of int
+        Sizes of axes.
+    out_channels : int
+        Size of an axis.
+    kernel : sequence of int
+        Size of a window.
+    stride : sequence of int
+        Distance of neighbouring windows.
+    dilation : sequence of int
+        Distance between the elements of a kernel.
+    padding_low : sequence of int
+        Zeros before each axis.
+    padding_high : sequence of int
+        Zeros after each axis.
+    output_padding : sequence of int
+        Elements added after each axis.
+    b : Buffer, optional
+        Shape (groups, out_channels); added to each output channel.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (batch, groups, out_channels, *conv_transpose_grouped_out(spatial, kernel, stride, dilation,
+        padding_low, padding_high, output_padding)).
+
+    Raises
+    ------
+    ShapeError
+        Expected: at least 1 (groups); 1 to 8 spatial axes, every size of x at least 1 (spatial); one kernel size
+        per spatial axis (kernel); every kernel size to be at least 1 (kernel); every output size, (in - 1)*stride +
+        dilation*(kernel - 1) + 1 + output_padding - padding_low - padding_high, from 1 to 2^32 - 1 (spatial).
+    ArgumentError
+        Expected: one stride per spatial axis (stride); every stride to be at least 1 (stride); one dilation per
+        spatial axis (dilation); every dilation to be at least 1 (dilation); one padding per spatial axis
+        (padding_low); one padding per spatial axis (padding_high); one padding per spatial axis (output_padding).
+
+    Notes
+    -----
+    x (batch, groups, in_channels, *spatial), w (groups, in_channels, out_channels, *kernel), b (groups,
+    out_channels) or none; the lists one entry per spatial axis; out (batch, groups, out_channels, *(spatial -
+    1)·stride + dilation·(kernel - 1) + 1 + output_padding - padding_low - padding_high). Elements that
+    output_padding adds get the terms that reach them.
 
     Special values: those of conv_transpose; without b nothing is added.
 
-    Errors: those of conv_transpose; no group, a dilation of 0.
+    References
+    ----------
+    torch.nn.functional.conv_transpose2d with groups, dilation and output_padding
 
-    Signature: x[batch, groups, in_channels, *spatial], w[groups, in_channels, out_channels, *kernel], b?[groups,
-        out_channels] -> out[batch, groups, out_channels, *conv_transpose_grouped_out(spatial, kernel, stride,
-        dilation, padding_low, padding_high, output_padding)]
-
-    Raises ShapeError where a length does not fit its shape; ShapeError unless at least 1 (groups); ShapeError
-        unless 1 to 8 spatial axes, every size of x at least 1 (spatial); ShapeError unless one kernel size per
-        spatial axis (kernel); ShapeError unless every kernel size to be at least 1 (kernel); ArgumentError unless
-        one stride per spatial axis (stride); ArgumentError unless every stride to be at least 1 (stride);
-        ArgumentError unless one dilation per spatial axis (dilation); ArgumentError unless every dilation to be at
-        least 1 (dilation); ArgumentError unless one padding per spatial axis (padding_low); ArgumentError unless
-        one padding per spatial axis (padding_high); ArgumentError unless one padding per spatial axis
-        (output_padding); ShapeError unless every output size, (in - 1)*stride + dilation*(kernel - 1) + 1 +
-        output_padding - padding_low - padding_high, from 1 to 2^32 - 1 (spatial).
-
-    Source: torch.nn.functional.conv_transpose2d with groups, dilation and output_padding
+    Examples
+    --------
+    >>> x = cpu.buffer([[[[[1, 2, 3], [4, 5, 6], [7, 8, 9]]]]])
+    >>> w = cpu.buffer([[[[[1, 1], [1, 1]]]]])
+    >>> print(kernels.conv_transpose_grouped(x, w, batch=1, groups=1, in_channels=1, spatial=(3, 3),
+    ...                                      out_channels=1, kernel=(2, 2), stride=(1, 1), dilation=(1, 1),
+    ...                                      padding_low=(0, 0), padding_high=(0, 0),
+    ...                                      output_padding=(0, 0)).numpy((1, 1, 1, 4, 4)))
+    [[[[[ 1.  3.  5.  3.]
+        [ 5. 12. 16.  9.]
+        [11. 24. 28. 15.]
+        [ 7. 15. 17.  9.]]]]]
     """
     try:
         slot = _take()
@@ -8263,25 +11500,46 @@ def conv_transpose_grouped_bwd(
 
     The VJP of conv_transpose, group by group, with the dilation of the forward pass.
 
-    Signature: x[batch, groups, in_channels, *spatial], w[groups, in_channels, out_channels, *kernel], g[batch,
-        groups, out_channels, *conv_transpose_grouped_out(spatial, kernel, stride, dilation, padding_low,
-        padding_high, output_padding)] -> gx?[batch, groups, in_channels, *spatial], gw?[groups, in_channels,
-        out_channels, *kernel], gb?[groups, out_channels]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (batch, groups, in_channels, *spatial).
+    w : Buffer
+        Shape (groups, in_channels, out_channels, *kernel); weights.
+    g : Buffer
+        Shape (batch, groups, out_channels, *conv_transpose_grouped_out(spatial, kernel, stride, dilation,
+        padding_low, padding_high, output_padding)); cotangent of out.
+    batch, groups, in_channels : int
+        Sizes of axes.
+    spatial : sequence of int
+        Sizes of axes.
+    out_channels : int
+        Size of an axis.
+    kernel : sequence of int
+        Size of a window.
+    stride : sequence of int
+        Distance of neighbouring windows.
+    dilation : sequence of int
+        Distance between the elements of a kernel.
+    padding_low : sequence of int
+        Zeros before each axis.
+    padding_high : sequence of int
+        Zeros after each axis.
+    output_padding : sequence of int
+        Elements added after each axis.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gx, gw, gb). `want` says which to compute, all by default; the others are None. `out` may hold a buffer
-    for each one wanted.
-
-    Raises ShapeError where a length does not fit its shape; ShapeError unless at least 1 (groups); ShapeError
-        unless 1 to 8 spatial axes, every size of x at least 1 (spatial); ShapeError unless one kernel size per
-        spatial axis (kernel); ShapeError unless every kernel size to be at least 1 (kernel); ArgumentError unless
-        one stride per spatial axis (stride); ArgumentError unless every stride to be at least 1 (stride);
-        ArgumentError unless one dilation per spatial axis (dilation); ArgumentError unless every dilation to be at
-        least 1 (dilation); ArgumentError unless one padding per spatial axis (padding_low); ArgumentError unless
-        one padding per spatial axis (padding_high); ArgumentError unless one padding per spatial axis
-        (output_padding); ShapeError unless every output size, (in - 1)*stride + dilation*(kernel - 1) + 1 +
-        output_padding - padding_low - padding_high, from 1 to 2^32 - 1 (spatial).
-
-    Source: torch.nn.functional.conv_transpose2d with groups, dilation and output_padding
+    Returns
+    -------
+    gx : Buffer or None
+        Shape (batch, groups, in_channels, *spatial).
+    gw : Buffer or None
+        Shape (groups, in_channels, out_channels, *kernel).
+    gb : Buffer or None
+        Shape (groups, out_channels).
     """
     places, given, undo, give = taken = _slots("conv_transpose_grouped_bwd", ("gx", "gw", "gb"), want, out)
     try:
@@ -8324,23 +11582,55 @@ def max_pool(
 
     out[c, o] = max of x[c, o·stride - padding + j] over those j in [0, kernel) that hit a cell
 
-    Shapes: x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (channels, *spatial).
+    channels : int
+        Size of an axis.
+    spatial : sequence of int
+        Sizes of axes.
+    kernel : sequence of int
+        Size of a window.
+    stride : sequence of int
+        Distance of neighbouring windows.
+    padding : sequence of int
+        Cells before and after each axis.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: padding never wins, a window of padding alone gives -inf; a NaN in a window makes its maximum NaN; +0 is
-    above -0. channels = 0 gives an empty result.
+    Returns
+    -------
+    out : Buffer
+        Shape (channels, *pool_out(spatial, kernel, stride, padding)).
 
-    Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or
-    stride.
+    Raises
+    ------
+    ShapeError
+        Expected: one entry per spatial axis (kernel); one entry per spatial axis (stride); one entry per spatial
+        axis (padding); an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32
+        cells in a window (spatial).
+    ArgumentError
+        Expected: every entry >= 1 (kernel); every entry >= 1 (stride).
 
-    Signature: x[channels, *spatial] -> out[channels, *pool_out(spatial, kernel, stride, padding)]
+    Notes
+    -----
+    x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
 
-    Raises ShapeError where a length does not fit its shape; ShapeError unless one entry per spatial axis (kernel);
-        ShapeError unless one entry per spatial axis (stride); ShapeError unless one entry per spatial axis
-        (padding); ArgumentError unless every entry >= 1 (kernel); ArgumentError unless every entry >= 1 (stride);
-        ShapeError unless an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than
-        2^32 cells in a window (spatial).
+    Special values: padding never wins, a window of padding alone gives -inf; a NaN in a window makes its maximum
+    NaN; +0 is above -0. channels = 0 gives an empty result.
 
-    Source: IEEE 754-2019, 9.6 (maximum)
+    References
+    ----------
+    IEEE 754-2019, 9.6 (maximum)
+
+    Examples
+    --------
+    >>> x = cpu.buffer([[[1, 2, 3], [4, 5, 6], [7, 8, 9]]])
+    >>> print(kernels.max_pool(x, channels=1, spatial=(3, 3), kernel=(2, 2), stride=(1, 1),
+    ...                        padding=(0, 0)).numpy((1, 2, 2)))
+    [[[5. 6.]
+      [8. 9.]]]
     """
     try:
         slot = _take()
@@ -8389,16 +11679,29 @@ def max_pool_bwd(
 
     +0 and -0 tie. In a window with NaN the first NaN takes a gradient of NaN. A window of padding alone gives none.
 
-    Signature: x[channels, *spatial], g[channels, *pool_out(spatial, kernel, stride, padding)] -> gx[channels,
-        *spatial]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (channels, *spatial).
+    g : Buffer
+        Shape (channels, *pool_out(spatial, kernel, stride, padding)); cotangent of out.
+    channels : int
+        Size of an axis.
+    spatial : sequence of int
+        Sizes of axes.
+    kernel : sequence of int
+        Size of a window.
+    stride : sequence of int
+        Distance of neighbouring windows.
+    padding : sequence of int
+        Cells before and after each axis.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ShapeError unless one entry per spatial axis (kernel);
-        ShapeError unless one entry per spatial axis (stride); ShapeError unless one entry per spatial axis
-        (padding); ArgumentError unless every entry >= 1 (kernel); ArgumentError unless every entry >= 1 (stride);
-        ShapeError unless an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than
-        2^32 cells in a window (spatial).
-
-    Source: IEEE 754-2019, 9.6 (maximum)
+    Returns
+    -------
+    gx : Buffer
+        Shape (channels, *spatial).
     """
     try:
         slot = _take()
@@ -8448,22 +11751,49 @@ def max_pool2d(
 
     out[c, i, j] = max of x[c, i·stride_h - padding_h + a, j·stride_w - padding_w + b] over the (a, b) that hit a cell
 
-    Shapes: x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (channels, in_h, in_w).
+    channels, in_h, in_w : int
+        Sizes of axes.
+    kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w : int
+        Size, step or padding of the window along an axis.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w, kernel_w, stride_w,
+        padding_w)).
+
+    Raises
+    ------
+    ArgumentError
+        Expected: kernel_h >= 1 (kernel_h); kernel_w >= 1 (kernel_w); stride_h >= 1 (stride_h); stride_w >= 1
+        (stride_w).
+    ShapeError
+        Expected: 1 <= in_h and kernel_h <= in_h + 2*padding_h (in_h); 1 <= in_w and kernel_w <= in_w + 2*padding_w,
+        and fewer than 2^32 cells in a window (in_w).
+
+    Notes
+    -----
+    x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
 
     Special values: as max_pool.
 
-    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride.
+    References
+    ----------
+    IEEE 754-2019, 9.6 (maximum)
 
-    Signature: x[channels, in_h, in_w] -> out[channels, pool_size(in_h, kernel_h, stride_h, padding_h),
-        pool_size(in_w, kernel_w, stride_w, padding_w)]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless kernel_h >= 1 (kernel_h);
-        ArgumentError unless kernel_w >= 1 (kernel_w); ArgumentError unless stride_h >= 1 (stride_h); ArgumentError
-        unless stride_w >= 1 (stride_w); ShapeError unless 1 <= in_h and kernel_h <= in_h + 2*padding_h (in_h);
-        ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32 cells in a window
-        (in_w).
-
-    Source: IEEE 754-2019, 9.6 (maximum)
+    Examples
+    --------
+    >>> x = cpu.buffer([[[1, 2, 3], [4, 5, 6], [7, 8, 9]]])
+    >>> print(kernels.max_pool2d(x, channels=1, in_h=3, in_w=3, kernel_h=2, kernel_w=2, stride_h=1, stride_w=1,
+    ...                          padding_h=0, padding_w=0).numpy((1, 2, 2)))
+    [[[5. 6.]
+      [8. 9.]]]
     """
     try:
         slot = _take()
@@ -8510,16 +11840,24 @@ def max_pool2d_bwd(
 
     As max_pool_bwd.
 
-    Signature: x[channels, in_h, in_w], g[channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w,
-        kernel_w, stride_w, padding_w)] -> gx[channels, in_h, in_w]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (channels, in_h, in_w).
+    g : Buffer
+        Shape (channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w, kernel_w, stride_w,
+        padding_w)); cotangent of out.
+    channels, in_h, in_w : int
+        Sizes of axes.
+    kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w : int
+        Size, step or padding of the window along an axis.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless kernel_h >= 1 (kernel_h);
-        ArgumentError unless kernel_w >= 1 (kernel_w); ArgumentError unless stride_h >= 1 (stride_h); ArgumentError
-        unless stride_w >= 1 (stride_w); ShapeError unless 1 <= in_h and kernel_h <= in_h + 2*padding_h (in_h);
-        ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32 cells in a window
-        (in_w).
-
-    Source: IEEE 754-2019, 9.6 (maximum)
+    Returns
+    -------
+    gx : Buffer
+        Shape (channels, in_h, in_w).
     """
     try:
         slot = _take()
@@ -8561,22 +11899,54 @@ def avg_pool(
 
     out[c, o] = (Σ_j x[c, o·stride - padding + j]) / Π kernel, the sum in row-major order, then one division
 
-    Shapes: x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (channels, *spatial).
+    channels : int
+        Size of an axis.
+    spatial : sequence of int
+        Sizes of axes.
+    kernel : sequence of int
+        Size of a window.
+    stride : sequence of int
+        Distance of neighbouring windows.
+    padding : sequence of int
+        Cells before and after each axis.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (channels, *pool_out(spatial, kernel, stride, padding)).
+
+    Raises
+    ------
+    ShapeError
+        Expected: one entry per spatial axis (kernel); one entry per spatial axis (stride); one entry per spatial
+        axis (padding); an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32
+        cells in a window (spatial).
+    ArgumentError
+        Expected: every entry >= 1 (kernel); every entry >= 1 (stride).
+
+    Notes
+    -----
+    x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
 
     Special values: IEEE 754; a sum is never -0, and +0 over padding alone. channels = 0 gives an empty result.
 
-    Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or
-    stride.
+    References
+    ----------
+    native/src/formula/count.h
 
-    Signature: x[channels, *spatial] -> out[channels, *pool_out(spatial, kernel, stride, padding)]
-
-    Raises ShapeError where a length does not fit its shape; ShapeError unless one entry per spatial axis (kernel);
-        ShapeError unless one entry per spatial axis (stride); ShapeError unless one entry per spatial axis
-        (padding); ArgumentError unless every entry >= 1 (kernel); ArgumentError unless every entry >= 1 (stride);
-        ShapeError unless an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than
-        2^32 cells in a window (spatial).
-
-    Source: native/src/formula/count.h
+    Examples
+    --------
+    >>> x = cpu.buffer([[[1, 2, 3], [4, 5, 6], [7, 8, 9]]])
+    >>> print(kernels.avg_pool(x, channels=1, spatial=(3, 3), kernel=(2, 2), stride=(1, 1),
+    ...                        padding=(0, 0)).numpy((1, 2, 2)))
+    [[[3. 4.]
+      [6. 7.]]]
     """
     try:
         slot = _take()
@@ -8622,15 +11992,27 @@ def avg_pool_bwd(
 
     gx[cell] = (Σ g over the windows that meet the cell, in window order) / Π kernel, one division.
 
-    Signature: g[channels, *pool_out(spatial, kernel, stride, padding)] -> gx[channels, *spatial]
+    Parameters
+    ----------
+    g : Buffer
+        Shape (channels, *pool_out(spatial, kernel, stride, padding)); cotangent of out.
+    channels : int
+        Size of an axis.
+    spatial : sequence of int
+        Sizes of axes.
+    kernel : sequence of int
+        Size of a window.
+    stride : sequence of int
+        Distance of neighbouring windows.
+    padding : sequence of int
+        Cells before and after each axis.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ShapeError unless one entry per spatial axis (kernel);
-        ShapeError unless one entry per spatial axis (stride); ShapeError unless one entry per spatial axis
-        (padding); ArgumentError unless every entry >= 1 (kernel); ArgumentError unless every entry >= 1 (stride);
-        ShapeError unless an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than
-        2^32 cells in a window (spatial).
-
-    Source: native/src/formula/count.h
+    Returns
+    -------
+    gx : Buffer
+        Shape (channels, *spatial).
     """
     try:
         slot = _take()
@@ -8680,22 +12062,49 @@ def avg_pool2d(
 
     out[c, i, j] = (Σ_{a,b} x[c, i·stride_h - padding_h + a, j·stride_w - padding_w + b]) / (kernel_h·kernel_w)
 
-    Shapes: x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (channels, in_h, in_w).
+    channels, in_h, in_w : int
+        Sizes of axes.
+    kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w : int
+        Size, step or padding of the window along an axis.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w, kernel_w, stride_w,
+        padding_w)).
+
+    Raises
+    ------
+    ArgumentError
+        Expected: kernel_h >= 1 (kernel_h); kernel_w >= 1 (kernel_w); stride_h >= 1 (stride_h); stride_w >= 1
+        (stride_w).
+    ShapeError
+        Expected: 1 <= in_h and kernel_h <= in_h + 2*padding_h (in_h); 1 <= in_w and kernel_w <= in_w + 2*padding_w,
+        and fewer than 2^32 cells in a window (in_w).
+
+    Notes
+    -----
+    x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
 
     Special values: as avg_pool.
 
-    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride.
+    References
+    ----------
+    native/src/formula/count.h
 
-    Signature: x[channels, in_h, in_w] -> out[channels, pool_size(in_h, kernel_h, stride_h, padding_h),
-        pool_size(in_w, kernel_w, stride_w, padding_w)]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless kernel_h >= 1 (kernel_h);
-        ArgumentError unless kernel_w >= 1 (kernel_w); ArgumentError unless stride_h >= 1 (stride_h); ArgumentError
-        unless stride_w >= 1 (stride_w); ShapeError unless 1 <= in_h and kernel_h <= in_h + 2*padding_h (in_h);
-        ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32 cells in a window
-        (in_w).
-
-    Source: native/src/formula/count.h
+    Examples
+    --------
+    >>> x = cpu.buffer([[[1, 2, 3], [4, 5, 6], [7, 8, 9]]])
+    >>> print(kernels.avg_pool2d(x, channels=1, in_h=3, in_w=3, kernel_h=2, kernel_w=2, stride_h=1, stride_w=1,
+    ...                          padding_h=0, padding_w=0).numpy((1, 2, 2)))
+    [[[3. 4.]
+      [6. 7.]]]
     """
     try:
         slot = _take()
@@ -8741,16 +12150,22 @@ def avg_pool2d_bwd(
 
     As avg_pool_bwd.
 
-    Signature: g[channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w, kernel_w, stride_w,
-        padding_w)] -> gx[channels, in_h, in_w]
+    Parameters
+    ----------
+    g : Buffer
+        Shape (channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w, kernel_w, stride_w,
+        padding_w)); cotangent of out.
+    channels, in_h, in_w : int
+        Sizes of axes.
+    kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w : int
+        Size, step or padding of the window along an axis.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless kernel_h >= 1 (kernel_h);
-        ArgumentError unless kernel_w >= 1 (kernel_w); ArgumentError unless stride_h >= 1 (stride_h); ArgumentError
-        unless stride_w >= 1 (stride_w); ShapeError unless 1 <= in_h and kernel_h <= in_h + 2*padding_h (in_h);
-        ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32 cells in a window
-        (in_w).
-
-    Source: native/src/formula/count.h
+    Returns
+    -------
+    gx : Buffer
+        Shape (channels, in_h, in_w).
     """
     try:
         slot = _take()
@@ -8795,23 +12210,58 @@ def smooth_max_pool(
     for β > 0, the smallest for β < 0; no division by the window's size. The sum runs over the cells in row-major order, then
     over the padded ones as one product.
 
-    Shapes: x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (channels, *spatial).
+    channels : int
+        Size of an axis.
+    spatial : sequence of int
+        Sizes of axes.
+    kernel : sequence of int
+        Size of a window.
+    stride : sequence of int
+        Distance of neighbouring windows.
+    padding : sequence of int
+        Cells before and after each axis.
+    beta : float
+        Sharpness; below 0 for a smooth minimum.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: NaN in a window gives NaN; a term with v = p is 1 for infinite p too, so +inf gives +inf (β > 0). A window of
-    padding alone gives 0. Neither v - p nor ln(Σ)/β beyond float32 harms a result that is not. channels = 0 gives an empty result.
+    Returns
+    -------
+    out : Buffer
+        Shape (channels, *pool_out(spatial, kernel, stride, padding)).
 
-    Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride, or
-    β zero or not finite as a float32.
+    Raises
+    ------
+    ShapeError
+        Expected: one entry per spatial axis (kernel); one entry per spatial axis (stride); one entry per spatial
+        axis (padding); an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32
+        cells in a window (spatial).
+    ArgumentError
+        Expected: every entry >= 1 (kernel); every entry >= 1 (stride); beta finite and not 0 as a float32 (beta).
 
-    Signature: x[channels, *spatial] -> out[channels, *pool_out(spatial, kernel, stride, padding)]
+    Notes
+    -----
+    x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
 
-    Raises ShapeError where a length does not fit its shape; ShapeError unless one entry per spatial axis (kernel);
-        ShapeError unless one entry per spatial axis (stride); ShapeError unless one entry per spatial axis
-        (padding); ArgumentError unless every entry >= 1 (kernel); ArgumentError unless every entry >= 1 (stride);
-        ShapeError unless an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than
-        2^32 cells in a window (spatial); ArgumentError unless beta finite and not 0 as a float32 (beta).
+    Special values: NaN in a window gives NaN; a term with v = p is 1 for infinite p too, so +inf gives +inf (β >
+    0). A window of padding alone gives 0. Neither v - p nor ln(Σ)/β beyond float32 harms a result that is not.
+    channels = 0 gives an empty result.
 
-    Source: native/src/formula/explog.h
+    References
+    ----------
+    native/src/formula/explog.h
+
+    Examples
+    --------
+    >>> x = cpu.buffer([[[1, 2, 3], [4, 5, 6], [7, 8, 9]]])
+    >>> print(kernels.smooth_max_pool(x, channels=1, spatial=(3, 3), kernel=(2, 2), stride=(1, 1), padding=(0, 0),
+    ...                               beta=2.0).numpy((1, 2, 2)).round(4))
+    [[[5.0647 6.0647]
+      [8.0647 9.0647]]]
     """
     try:
         slot = _take()
@@ -8861,16 +12311,31 @@ def smooth_max_pool_bwd(
 
     Padded cells weigh in the sum and take no gradient. Cells at an infinite p share g equally.
 
-    Signature: x[channels, *spatial], g[channels, *pool_out(spatial, kernel, stride, padding)] -> gx[channels,
-        *spatial]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (channels, *spatial).
+    g : Buffer
+        Shape (channels, *pool_out(spatial, kernel, stride, padding)); cotangent of out.
+    channels : int
+        Size of an axis.
+    spatial : sequence of int
+        Sizes of axes.
+    kernel : sequence of int
+        Size of a window.
+    stride : sequence of int
+        Distance of neighbouring windows.
+    padding : sequence of int
+        Cells before and after each axis.
+    beta : float
+        Sharpness; below 0 for a smooth minimum.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ShapeError unless one entry per spatial axis (kernel);
-        ShapeError unless one entry per spatial axis (stride); ShapeError unless one entry per spatial axis
-        (padding); ArgumentError unless every entry >= 1 (kernel); ArgumentError unless every entry >= 1 (stride);
-        ShapeError unless an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than
-        2^32 cells in a window (spatial); ArgumentError unless beta finite and not 0 as a float32 (beta).
-
-    Source: native/src/formula/explog.h
+    Returns
+    -------
+    gx : Buffer
+        Shape (channels, *spatial).
     """
     try:
         slot = _take()
@@ -8922,23 +12387,51 @@ def smooth_max_pool2d(
     out[c, i, j] = p + ln(Σ_{a,b} e^(β(v_ab - p)))/β with v_ab = x[c, i·stride_h - padding_h + a, j·stride_w - padding_w + b],
     0 where padded, and p the extreme of the v_ab
 
-    Shapes: x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (channels, in_h, in_w).
+    channels, in_h, in_w : int
+        Sizes of axes.
+    kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w : int
+        Size, step or padding of the window along an axis.
+    beta : float
+        Sharpness; below 0 for a smooth minimum.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w, kernel_w, stride_w,
+        padding_w)).
+
+    Raises
+    ------
+    ArgumentError
+        Expected: kernel_h >= 1 (kernel_h); kernel_w >= 1 (kernel_w); stride_h >= 1 (stride_h); stride_w >= 1
+        (stride_w); beta finite and not 0 as a float32 (beta).
+    ShapeError
+        Expected: 1 <= in_h and kernel_h <= in_h + 2*padding_h (in_h); 1 <= in_w and kernel_w <= in_w + 2*padding_w,
+        and fewer than 2^32 cells in a window (in_w).
+
+    Notes
+    -----
+    x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
 
     Special values: as smooth_max_pool.
 
-    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or β zero or not finite as a
-    float32.
+    References
+    ----------
+    native/src/formula/explog.h
 
-    Signature: x[channels, in_h, in_w] -> out[channels, pool_size(in_h, kernel_h, stride_h, padding_h),
-        pool_size(in_w, kernel_w, stride_w, padding_w)]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless kernel_h >= 1 (kernel_h);
-        ArgumentError unless kernel_w >= 1 (kernel_w); ArgumentError unless stride_h >= 1 (stride_h); ArgumentError
-        unless stride_w >= 1 (stride_w); ShapeError unless 1 <= in_h and kernel_h <= in_h + 2*padding_h (in_h);
-        ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32 cells in a window
-        (in_w); ArgumentError unless beta finite and not 0 as a float32 (beta).
-
-    Source: native/src/formula/explog.h
+    Examples
+    --------
+    >>> x = cpu.buffer([[[1, 2, 3], [4, 5, 6], [7, 8, 9]]])
+    >>> print(kernels.smooth_max_pool2d(x, channels=1, in_h=3, in_w=3, kernel_h=2, kernel_w=2, stride_h=1,
+    ...                                 stride_w=1, padding_h=0, padding_w=0, beta=2.0).numpy((1, 2, 2)).round(4))
+    [[[5.0647 6.0647]
+      [8.0647 9.0647]]]
     """
     try:
         slot = _take()
@@ -8986,16 +12479,26 @@ def smooth_max_pool2d_bwd(
 
     As smooth_max_pool_bwd.
 
-    Signature: x[channels, in_h, in_w], g[channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w,
-        kernel_w, stride_w, padding_w)] -> gx[channels, in_h, in_w]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (channels, in_h, in_w).
+    g : Buffer
+        Shape (channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w, kernel_w, stride_w,
+        padding_w)); cotangent of out.
+    channels, in_h, in_w : int
+        Sizes of axes.
+    kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w : int
+        Size, step or padding of the window along an axis.
+    beta : float
+        Sharpness; below 0 for a smooth minimum.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless kernel_h >= 1 (kernel_h);
-        ArgumentError unless kernel_w >= 1 (kernel_w); ArgumentError unless stride_h >= 1 (stride_h); ArgumentError
-        unless stride_w >= 1 (stride_w); ShapeError unless 1 <= in_h and kernel_h <= in_h + 2*padding_h (in_h);
-        ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32 cells in a window
-        (in_w); ArgumentError unless beta finite and not 0 as a float32 (beta).
-
-    Source: native/src/formula/explog.h
+    Returns
+    -------
+    gx : Buffer
+        Shape (channels, in_h, in_w).
     """
     try:
         slot = _take()
@@ -9043,21 +12546,51 @@ def flash_attention(
     mask_mode 0: no mask. 1: S[i, j] = -1000 where mask[b, i, j] = 0. 2: weight 0 there, and a row that is blocked entirely
     gives zeros. 3: weight 0 where j > i (causal). Modes 0 and 3 do not read the mask, which may be left out.
 
-    Shapes: Q, K, V, out (batch, n, d); mask (batch, n, n), 0 blocks and anything else allows.
+    Parameters
+    ----------
+    Q, K, V : Buffer
+        Shape (batch, n, d).
+    batch, n, d : int
+        Sizes of axes.
+    mask_mode : int
+        0: no mask, 1: fill with -1000, 2: hard, 3: causal.
+    scale : float
+        Factor of the products of queries and keys.
+    mask : Buffer, optional
+        Shape (batch, n, n); 0 blocks.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: as the composed operations have them in IEEE arithmetic. A NaN or +inf among a row's scores makes the row
-    NaN, as do scores that are all -inf; a blocked score is replaced whatever it was. A weight of 0 times an infinite or NaN
-    element of V is NaN. d = 0, n = 0 or batch = 0 gives an empty result.
+    Returns
+    -------
+    out : Buffer
+        Shape (batch, n, d).
 
-    Errors: ARGUMENT if mask_mode > 3, or if mask_mode is 1 or 2 and there is no mask.
+    Raises
+    ------
+    ArgumentError
+        Expected: mask_mode <= 3 (mask_mode); a mask, unless mask_mode is 0 or 3 (mask).
 
-    Signature: Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n] -> out[batch, n, d]
+    Notes
+    -----
+    Q, K, V, out (batch, n, d); mask (batch, n, n), 0 blocks and anything else allows.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless mask_mode <= 3 (mask_mode);
-        ArgumentError unless a mask, unless mask_mode is 0 or 3 (mask).
+    Special values: as the composed operations have them in IEEE arithmetic. A NaN or +inf among a row's scores
+    makes the row NaN, as do scores that are all -inf; a blocked score is replaced whatever it was. A weight of 0
+    times an infinite or NaN element of V is NaN. d = 0, n = 0 or batch = 0 gives an empty result.
 
-    Source: Dao, Fu, Ermon, Rudra, Ré, FlashAttention, NeurIPS 2022; Milakov, Gimelshein, arXiv:1805.02867 (online
-        softmax)
+    References
+    ----------
+    Dao, Fu, Ermon, Rudra, Ré, FlashAttention, NeurIPS 2022; Milakov, Gimelshein, arXiv:1805.02867 (online softmax)
+
+    Examples
+    --------
+    >>> Q = cpu.buffer([[[1, 0], [0, 1]]])
+    >>> K = cpu.buffer([[[1, 0], [0, 1]]])
+    >>> V = cpu.buffer([[[1, 2], [3, 4]]])
+    >>> print(kernels.flash_attention(Q, K, V, batch=1, n=2, d=2, mask_mode=0, scale=1.0).numpy((1, 2, 2)).round(4))
+    [[[1.5379 2.5379]
+      [2.4621 3.4621]]]
     """
     try:
         slot = _take()
@@ -9109,17 +12642,31 @@ def flash_attention_bwd(
     and gK; in modes 2 and 3 nothing at all. Where one weight is 1, gQ and gK vanish, because D is summed as g·Vᵀ is; on tensor
     cores they are within the bound, u·|g||V| of a dS.
 
-    Signature: Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n], y[batch, n, d], g[batch, n, d] ->
-        gQ?[batch, n, d], gK?[batch, n, d], gV?[batch, n, d]
+    Parameters
+    ----------
+    Q, K, V : Buffer
+        Shape (batch, n, d).
+    y : Buffer
+        Shape (batch, n, d); the result of flash_attention.
+    g : Buffer
+        Shape (batch, n, d); cotangent of out.
+    batch, n, d : int
+        Sizes of axes.
+    mask_mode : int
+        0: no mask, 1: fill with -1000, 2: hard, 3: causal.
+    scale : float
+        Factor of the products of queries and keys.
+    mask : Buffer, optional
+        Shape (batch, n, n); 0 blocks.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gQ, gK, gV). `want` says which to compute, all by default; the others are None. `out` may hold a buffer
-    for each one wanted.
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless mask_mode <= 3 (mask_mode);
-        ArgumentError unless a mask, unless mask_mode is 0 or 3 (mask).
-
-    Source: Dao, Fu, Ermon, Rudra, Ré, FlashAttention, NeurIPS 2022; Milakov, Gimelshein, arXiv:1805.02867 (online
-        softmax)
+    Returns
+    -------
+    gQ, gK, gV : Buffer or None
+        Shape (batch, n, d).
     """
     places, given, undo, give = taken = _slots("flash_attention_bwd", ("gQ", "gK", "gV"), want, out)
     try:
@@ -9156,20 +12703,31 @@ def flash_attention_bwd_q(
 ) -> Buffer:
     """The gradient gQ of flash_attention_bwd alone.
 
-    gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·y[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
+    See :func:`flash_attention_bwd`.
 
-    dS = 0 where the mask blocks. In mask_mode 1 a row that is blocked entirely passes g/n to every row of gV and nothing to gQ
-    and gK; in modes 2 and 3 nothing at all. Where one weight is 1, gQ and gK vanish, because D is summed as g·Vᵀ is; on tensor
-    cores they are within the bound, u·|g||V| of a dS.
+    Parameters
+    ----------
+    Q, K, V : Buffer
+        Shape (batch, n, d).
+    y : Buffer
+        Shape (batch, n, d); the result of flash_attention.
+    g : Buffer
+        Shape (batch, n, d); cotangent of out.
+    batch, n, d : int
+        Sizes of axes.
+    mask_mode : int
+        0: no mask, 1: fill with -1000, 2: hard, 3: causal.
+    scale : float
+        Factor of the products of queries and keys.
+    mask : Buffer, optional
+        Shape (batch, n, n); 0 blocks.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Signature: Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n], y[batch, n, d], g[batch, n, d] ->
-        gQ?[batch, n, d]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless mask_mode <= 3 (mask_mode);
-        ArgumentError unless a mask, unless mask_mode is 0 or 3 (mask).
-
-    Source: Dao, Fu, Ermon, Rudra, Ré, FlashAttention, NeurIPS 2022; Milakov, Gimelshein, arXiv:1805.02867 (online
-        softmax)
+    Returns
+    -------
+    gQ : Buffer
+        Shape (batch, n, d).
     """
     try:
         slot = _take()
@@ -9214,20 +12772,31 @@ def flash_attention_bwd_k(
 ) -> Buffer:
     """The gradient gK of flash_attention_bwd alone.
 
-    gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·y[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
+    See :func:`flash_attention_bwd`.
 
-    dS = 0 where the mask blocks. In mask_mode 1 a row that is blocked entirely passes g/n to every row of gV and nothing to gQ
-    and gK; in modes 2 and 3 nothing at all. Where one weight is 1, gQ and gK vanish, because D is summed as g·Vᵀ is; on tensor
-    cores they are within the bound, u·|g||V| of a dS.
+    Parameters
+    ----------
+    Q, K, V : Buffer
+        Shape (batch, n, d).
+    y : Buffer
+        Shape (batch, n, d); the result of flash_attention.
+    g : Buffer
+        Shape (batch, n, d); cotangent of out.
+    batch, n, d : int
+        Sizes of axes.
+    mask_mode : int
+        0: no mask, 1: fill with -1000, 2: hard, 3: causal.
+    scale : float
+        Factor of the products of queries and keys.
+    mask : Buffer, optional
+        Shape (batch, n, n); 0 blocks.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Signature: Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n], y[batch, n, d], g[batch, n, d] ->
-        gK?[batch, n, d]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless mask_mode <= 3 (mask_mode);
-        ArgumentError unless a mask, unless mask_mode is 0 or 3 (mask).
-
-    Source: Dao, Fu, Ermon, Rudra, Ré, FlashAttention, NeurIPS 2022; Milakov, Gimelshein, arXiv:1805.02867 (online
-        softmax)
+    Returns
+    -------
+    gK : Buffer
+        Shape (batch, n, d).
     """
     try:
         slot = _take()
@@ -9272,20 +12841,31 @@ def flash_attention_bwd_v(
 ) -> Buffer:
     """The gradient gV of flash_attention_bwd alone.
 
-    gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·y[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
+    See :func:`flash_attention_bwd`.
 
-    dS = 0 where the mask blocks. In mask_mode 1 a row that is blocked entirely passes g/n to every row of gV and nothing to gQ
-    and gK; in modes 2 and 3 nothing at all. Where one weight is 1, gQ and gK vanish, because D is summed as g·Vᵀ is; on tensor
-    cores they are within the bound, u·|g||V| of a dS.
+    Parameters
+    ----------
+    Q, K, V : Buffer
+        Shape (batch, n, d).
+    y : Buffer
+        Shape (batch, n, d); the result of flash_attention.
+    g : Buffer
+        Shape (batch, n, d); cotangent of out.
+    batch, n, d : int
+        Sizes of axes.
+    mask_mode : int
+        0: no mask, 1: fill with -1000, 2: hard, 3: causal.
+    scale : float
+        Factor of the products of queries and keys.
+    mask : Buffer, optional
+        Shape (batch, n, n); 0 blocks.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Signature: Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n], y[batch, n, d], g[batch, n, d] ->
-        gV?[batch, n, d]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless mask_mode <= 3 (mask_mode);
-        ArgumentError unless a mask, unless mask_mode is 0 or 3 (mask).
-
-    Source: Dao, Fu, Ermon, Rudra, Ré, FlashAttention, NeurIPS 2022; Milakov, Gimelshein, arXiv:1805.02867 (online
-        softmax)
+    Returns
+    -------
+    gV : Buffer
+        Shape (batch, n, d).
     """
     try:
         slot = _take()
@@ -9343,24 +12923,72 @@ def grouped_attention(
     1: weight 0 where the mask is 0. 2: the mask is added to S, and blocks where it is -inf; the least number does not, so that
     a row of it alone is the mean of V. A row that is blocked entirely gives zeros.
 
-    Shapes: Q (batch, heads, queries, d), K (batch, kv_heads, keys, d), V (batch, kv_heads, keys, width), mask (mask_batch,
-    mask_heads, mask_queries, keys), of which the first three are 1 or those of Q, out (batch, heads, queries, width).
+    Parameters
+    ----------
+    Q : Buffer
+        Shape (batch, heads, queries, d).
+    K : Buffer
+        Shape (batch, kv_heads, keys, d).
+    V : Buffer
+        Shape (batch, kv_heads, keys, width).
+    batch, heads, queries, d, kv_heads, keys, width : int
+        Sizes of axes.
+    mask_mode : int
+        0: no mask, 1: 0 blocks, 2: added.
+    mask_batch : int, default 1
+        1, or the size of the axis.
+    mask_heads : int, default 1
+        1, or heads.
+    mask_queries : int, default 1
+        1, or queries.
+    before : int, default 4294967295
+        How many earlier keys a query sees; 2**32 - 1 for all.
+    after : int, default 4294967295
+        How many later keys a query sees; 2**32 - 1 for all.
+    offset : int, default 0
+        The key at which query 0 stands.
+    scale : float, default 1.0
+        Factor of the products of queries and keys.
+    mask : Buffer, optional
+        Shape (mask_batch, mask_heads, mask_queries, keys); read as mask_mode says.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (batch, heads, queries, width).
+
+    Raises
+    ------
+    ArgumentError
+        Expected: mask_mode <= 2 (mask_mode); a mask, unless mask_mode is 0 (mask).
+    ShapeError
+        Expected: a divisor of heads (kv_heads); 1 or batch (mask_batch); 1 or heads (mask_heads); 1 or queries
+        (mask_queries).
+
+    Notes
+    -----
+    Q (batch, heads, queries, d), K (batch, kv_heads, keys, d), V (batch, kv_heads, keys, width), mask (mask_batch,
+    mask_heads, mask_queries, keys), of which the first three are 1 or those of Q, out (batch, heads, queries,
+    width).
 
     Special values: as :func:`flash_attention`; keys = 0 gives zeros.
 
-    Errors: ARGUMENT if mask_mode > 2, or if it is not 0 and there is no mask; SHAPE unless kv_heads divides heads and the mask
-    broadcasts.
+    References
+    ----------
+    torch.nn.functional.scaled_dot_product_attention; Ainslie et al., GQA, arXiv:2305.13245; Beltagy et al.,
+    Longformer, arXiv:2004.05150 (the window)
 
-    Signature: Q[batch, heads, queries, d], K[batch, kv_heads, keys, d], V[batch, kv_heads, keys, width],
-        mask?[mask_batch, mask_heads, mask_queries, keys] -> out[batch, heads, queries, width]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless mask_mode <= 2 (mask_mode);
-        ArgumentError unless a mask, unless mask_mode is 0 (mask); ShapeError unless a divisor of heads (kv_heads);
-        ShapeError unless 1 or batch (mask_batch); ShapeError unless 1 or heads (mask_heads); ShapeError unless 1 or
-        queries (mask_queries).
-
-    Source: torch.nn.functional.scaled_dot_product_attention; Ainslie et al., GQA, arXiv:2305.13245; Beltagy et al.,
-        Longformer, arXiv:2004.05150 (the window)
+    Examples
+    --------
+    >>> Q = cpu.buffer([[[[1, 0], [0, 1]]]])
+    >>> K = cpu.buffer([[[[1, 0], [0, 1]]]])
+    >>> V = cpu.buffer([[[[1, 2], [3, 4]]]])
+    >>> print(kernels.grouped_attention(Q, K, V, batch=1, heads=1, queries=2, d=2, kv_heads=1, keys=2, width=2,
+    ...                                 mask_mode=0).numpy((1, 1, 2, 2)).round(4))
+    [[[[1.5379 2.5379]
+       [2.4621 3.4621]]]]
     """
     try:
         slot = _take()
@@ -9421,20 +13049,51 @@ def grouped_attention_bwd(
     As :func:`flash_attention_vjp`; gK and gV of a head are sums over the queries of all heads of its group, in
     reproducible contexts in order.
 
-    Signature: Q[batch, heads, queries, d], K[batch, kv_heads, keys, d], V[batch, kv_heads, keys, width],
-        mask?[mask_batch, mask_heads, mask_queries, keys], y[batch, heads, queries, width], g[batch, heads, queries,
-        width] -> gQ?[batch, heads, queries, d], gK?[batch, kv_heads, keys, d], gV?[batch, kv_heads, keys, width]
+    Parameters
+    ----------
+    Q : Buffer
+        Shape (batch, heads, queries, d).
+    K : Buffer
+        Shape (batch, kv_heads, keys, d).
+    V : Buffer
+        Shape (batch, kv_heads, keys, width).
+    y : Buffer
+        Shape (batch, heads, queries, width); the result of grouped_attention.
+    g : Buffer
+        Shape (batch, heads, queries, width); cotangent of out.
+    batch, heads, queries, d, kv_heads, keys, width : int
+        Sizes of axes.
+    mask_mode : int
+        0: no mask, 1: 0 blocks, 2: added.
+    mask_batch : int, default 1
+        1, or the size of the axis.
+    mask_heads : int, default 1
+        1, or heads.
+    mask_queries : int, default 1
+        1, or queries.
+    before : int, default 4294967295
+        How many earlier keys a query sees; 2**32 - 1 for all.
+    after : int, default 4294967295
+        How many later keys a query sees; 2**32 - 1 for all.
+    offset : int, default 0
+        The key at which query 0 stands.
+    scale : float, default 1.0
+        Factor of the products of queries and keys.
+    mask : Buffer, optional
+        Shape (mask_batch, mask_heads, mask_queries, keys); read as mask_mode says.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gQ, gK, gV). `want` says which to compute, all by default; the others are None. `out` may hold a buffer
-    for each one wanted.
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless mask_mode <= 2 (mask_mode);
-        ArgumentError unless a mask, unless mask_mode is 0 (mask); ShapeError unless a divisor of heads (kv_heads);
-        ShapeError unless 1 or batch (mask_batch); ShapeError unless 1 or heads (mask_heads); ShapeError unless 1 or
-        queries (mask_queries).
-
-    Source: torch.nn.functional.scaled_dot_product_attention; Ainslie et al., GQA, arXiv:2305.13245; Beltagy et al.,
-        Longformer, arXiv:2004.05150 (the window)
+    Returns
+    -------
+    gQ : Buffer or None
+        Shape (batch, heads, queries, d).
+    gK : Buffer or None
+        Shape (batch, kv_heads, keys, d).
+    gV : Buffer or None
+        Shape (batch, kv_heads, keys, width).
     """
     places, given, undo, give = taken = _slots("grouped_attention_bwd", ("gQ", "gK", "gV"), want, out)
     try:
@@ -9496,25 +13155,81 @@ def attention_strided(
 
     out = grouped_attention(Q', K', V'), Q'[b, h, i, c] = Q[q_batch·b + q_head·h + q_row·i + c], and K' and V' likewise
 
-    Shapes: Q (q_size), K (k_size), V (v_size), mask as of :func:`grouped_attention`, out (batch, heads, queries, width), in memory
-    (batch, queries, heads, width) with by_rows = 1. Strides are any; 0 repeats a head or a sample.
+    Parameters
+    ----------
+    Q : Buffer
+        Shape (q_size,).
+    K : Buffer
+        Shape (k_size,).
+    V : Buffer
+        Shape (v_size,).
+    q_size, k_size, v_size, batch, heads, queries, keys, width : int
+        Sizes of axes.
+    d : int
+        Length of a row of Q and of K.
+    kv_heads : int
+        Number of heads of keys.
+    q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row : int
+        A distance in elements.
+    mask_mode : int
+        0: no mask, 1: 0 blocks, 2: added.
+    mask_batch : int, default 1
+        1, or the size of the axis.
+    mask_heads : int, default 1
+        1, or heads.
+    mask_queries : int, default 1
+        1, or queries.
+    before : int, default 4294967295
+        How many earlier keys a query sees; 2**32 - 1 for all.
+    after : int, default 4294967295
+        How many later keys a query sees; 2**32 - 1 for all.
+    offset : int, default 0
+        The key at which query 0 stands.
+    scale : float, default 1.0
+        Factor of the products of queries and keys.
+    by_rows : int, default 0
+        Bits that choose the memory layout of the results.
+    mask : Buffer, optional
+        Shape (mask_batch, mask_heads, mask_queries, keys); read as mask_mode says.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (batch, heads, queries, width).
+
+    Raises
+    ------
+    ArgumentError
+        Expected: mask_mode <= 2 (mask_mode); a mask, unless mask_mode is 0 (mask); by_rows <= 1 (by_rows).
+    ShapeError
+        Expected: a divisor of heads (kv_heads); 1 or batch (mask_batch); 1 or heads (mask_heads); 1 or queries
+        (mask_queries); a buffer that has every element that is read (q_size); a buffer that has every element that
+        is read (k_size); a buffer that has every element that is read (v_size).
+
+    Notes
+    -----
+    Q (q_size), K (k_size), V (v_size), mask as of :func:`grouped_attention`, out (batch, heads, queries, width), in
+    memory (batch, queries, heads, width) with by_rows = 1. Strides are any; 0 repeats a head or a sample.
 
     Special values: as :func:`grouped_attention`.
 
-    Errors: as :func:`grouped_attention`; SHAPE where an element lies behind a buffer's end, ARGUMENT if by_rows > 1.
-    In reproducible contexts the bits are those of :func:`grouped_attention` on contiguous copies.
+    References
+    ----------
+    torch.nn.functional.scaled_dot_product_attention
 
-    Signature: Q[q_size], K[k_size], V[v_size], mask?[mask_batch, mask_heads, mask_queries, keys] -> out[batch,
-        heads, queries, width]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless mask_mode <= 2 (mask_mode);
-        ArgumentError unless a mask, unless mask_mode is 0 (mask); ShapeError unless a divisor of heads (kv_heads);
-        ShapeError unless 1 or batch (mask_batch); ShapeError unless 1 or heads (mask_heads); ShapeError unless 1 or
-        queries (mask_queries); ShapeError unless a buffer that has every element that is read (q_size); ShapeError
-        unless a buffer that has every element that is read (k_size); ShapeError unless a buffer that has every
-        element that is read (v_size); ArgumentError unless by_rows <= 1 (by_rows).
-
-    Source: torch.nn.functional.scaled_dot_product_attention
+    Examples
+    --------
+    >>> Q = cpu.buffer([1, 0, 0, 1])
+    >>> K = cpu.buffer([1, 0, 0, 1])
+    >>> V = cpu.buffer([1, 2, 3, 4])
+    >>> print(kernels.attention_strided(Q, K, V, q_size=4, k_size=4, v_size=4, batch=1, heads=1, queries=2, keys=2,
+    ...                                 width=2, d=2, kv_heads=1, q_batch=0, q_head=0, q_row=2, k_batch=0,
+    ...                                 k_head=0, k_row=2, v_batch=0, v_head=0, v_row=2,
+    ...                                 mask_mode=0).numpy((1, 1, 2, 2)).round(4))
+    [[[[1.5379 2.5379]
+       [2.4621 3.4621]]]]
     """
     try:
         slot = _take()
@@ -9596,28 +13311,95 @@ def attention_strided_gradients(
 
     gQ, gK, gV = grouped_attention_vjp(Q', K', V', mask, y', g'), all five as :func:`attention_strided` sees Q
 
-    Shapes: Q (q_size), K (k_size), V (v_size), y (y_size), g (g_size), mask as of :func:`grouped_attention`, gQ (batch, heads, queries,
-    d), gK (batch, kv_heads, keys, d), gV (batch, kv_heads, keys, width); with bit 0, 1 or 2 of by_rows gQ, gK or gV has the heads of a
-    row side by side in memory, as (batch, queries, heads, d).
+    Parameters
+    ----------
+    Q : Buffer
+        Shape (q_size,).
+    K : Buffer
+        Shape (k_size,).
+    V : Buffer
+        Shape (v_size,).
+    y : Buffer
+        Shape (y_size,); the result.
+    g : Buffer
+        Shape (g_size,); its cotangent.
+    q_size, k_size, v_size, y_size, g_size, batch, heads, queries, keys, width : int
+        Sizes of axes.
+    d : int
+        Length of a row of Q and of K.
+    kv_heads : int
+        Number of heads of keys.
+    q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, y_batch, y_head, y_row, g_batch, g_head, g_row : int
+        A distance in elements.
+    mask_mode : int
+        0: no mask, 1: 0 blocks, 2: added.
+    mask_batch : int, default 1
+        1, or the size of the axis.
+    mask_heads : int, default 1
+        1, or heads.
+    mask_queries : int, default 1
+        1, or queries.
+    before : int, default 4294967295
+        How many earlier keys a query sees; 2**32 - 1 for all.
+    after : int, default 4294967295
+        How many later keys a query sees; 2**32 - 1 for all.
+    offset : int, default 0
+        The key at which query 0 stands.
+    scale : float, default 1.0
+        Factor of the products of queries and keys.
+    by_rows : int, default 0
+        Bits that choose the memory layout of the results.
+    mask : Buffer, optional
+        Shape (mask_batch, mask_heads, mask_queries, keys); 0 blocks.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
+
+    Returns
+    -------
+    gQ : Buffer
+        Shape (batch, heads, queries, d).
+    gK : Buffer
+        Shape (batch, kv_heads, keys, d).
+    gV : Buffer
+        Shape (batch, kv_heads, keys, width).
+
+    Raises
+    ------
+    ArgumentError
+        Expected: mask_mode <= 2 (mask_mode); a mask, unless mask_mode is 0 (mask); by_rows <= 7 (by_rows).
+    ShapeError
+        Expected: a divisor of heads (kv_heads); 1 or batch (mask_batch); 1 or heads (mask_heads); 1 or queries
+        (mask_queries); a buffer that has every element that is read (q_size); a buffer that has every element that
+        is read (k_size); a buffer that has every element that is read (v_size); a buffer that has every element
+        that is read (y_size); a buffer that has every element that is read (g_size).
+
+    Notes
+    -----
+    Q (q_size), K (k_size), V (v_size), y (y_size), g (g_size), mask as of :func:`grouped_attention`, gQ (batch,
+    heads, queries, d), gK (batch, kv_heads, keys, d), gV (batch, kv_heads, keys, width); with bit 0, 1 or 2 of
+    by_rows gQ, gK or gV has the heads of a row side by side in memory, as (batch, queries, heads, d).
 
     Special values: as :func:`grouped_attention_vjp`.
 
-    Errors: as :func:`attention_strided`; ARGUMENT if by_rows > 7.
-    In reproducible contexts the bits are those of :func:`grouped_attention_vjp` on contiguous copies.
+    References
+    ----------
+    torch.nn.functional.scaled_dot_product_attention
 
-    Signature: Q[q_size], K[k_size], V[v_size], mask?[mask_batch, mask_heads, mask_queries, keys], y[y_size],
-        g[g_size] -> gQ[batch, heads, queries, d], gK[batch, kv_heads, keys, d], gV[batch, kv_heads, keys, width]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless mask_mode <= 2 (mask_mode);
-        ArgumentError unless a mask, unless mask_mode is 0 (mask); ShapeError unless a divisor of heads (kv_heads);
-        ShapeError unless 1 or batch (mask_batch); ShapeError unless 1 or heads (mask_heads); ShapeError unless 1 or
-        queries (mask_queries); ShapeError unless a buffer that has every element that is read (q_size); ShapeError
-        unless a buffer that has every element that is read (k_size); ShapeError unless a buffer that has every
-        element that is read (v_size); ShapeError unless a buffer that has every element that is read (y_size);
-        ShapeError unless a buffer that has every element that is read (g_size); ArgumentError unless by_rows <= 7
-        (by_rows).
-
-    Source: torch.nn.functional.scaled_dot_product_attention
+    Examples
+    --------
+    >>> Q = cpu.buffer([1, 0, 0, 1])
+    >>> K = cpu.buffer([1, 0, 0, 1])
+    >>> V = cpu.buffer([1, 2, 3, 4])
+    >>> y = cpu.buffer([1.5379, 2.5379, 2.4621, 3.4621])
+    >>> g = cpu.buffer([1, 0, 0, 1])
+    >>> print(kernels.attention_strided_gradients(Q, K, V, y, g, q_size=4, k_size=4, v_size=4, y_size=4, g_size=4,
+    ...                                           batch=1, heads=1, queries=2, keys=2, width=2, d=2, kv_heads=1,
+    ...                                           q_batch=0, q_head=0, q_row=2, k_batch=0, k_head=0, k_row=2,
+    ...                                           v_batch=0, v_head=0, v_row=2, y_batch=0, y_head=0, y_row=2,
+    ...                                           g_batch=0, g_head=0, g_row=2,
+    ...                                           mask_mode=0)[2].numpy((1, 1, 2, 2)).round(4))
+    [[[[0.7311 0.2689]
+       [0.2689 0.7311]]]]
     """
     places, given, undo, give = taken = _slots("attention_strided_gradients", ("gQ", "gK", "gV"), None, out)
     try:
@@ -9659,19 +13441,51 @@ def rotary(
     (out[b, p, i'], out[b, p, i'']) = (x' cos a - x'' sin a, x' sin a + x'' cos a), a = (start + p)·base^(-2i/d), where pair i is
     the elements i' = 2i and i'' = 2i + 1, or with halves = 1 i' = i and i'' = i + d/2.
 
-    Shapes: x, out (batch, n, d), d even.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (batch, n, d).
+    batch, n, d : int
+        Sizes of axes.
+    base : float, default 10000
+        Base of the geometric row of wavelengths.
+    start : int, default 0
+        Counts from 0.
+    halves : int, default 0
+        1 pairs element i with i + d/2.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: IEEE; sin 0 is exactly 0, so position 0 keeps x up to the sign of zeros and turns an infinity's partner to NaN.
-    Empty dimensions give an empty result.
+    Returns
+    -------
+    out : Buffer
+        Shape (batch, n, d).
 
-    Errors: ARGUMENT unless 0 < base < 1e38 and halves is 0 or 1; SHAPE if d is odd.
+    Raises
+    ------
+    ArgumentError
+        Expected: 0 < base < 1e38 (base); halves <= 1 (halves).
+    ShapeError
+        Expected: an even d (d).
 
-    Signature: x[batch, n, d] -> out[batch, n, d]
+    Notes
+    -----
+    x, out (batch, n, d), d even.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless 0 < base < 1e38 (base); ShapeError
-        unless an even d (d); ArgumentError unless halves <= 1 (halves).
+    Special values: IEEE; sin 0 is exactly 0, so position 0 keeps x up to the sign of zeros and turns an infinity's
+    partner to NaN. Empty dimensions give an empty result.
 
-    Source: Su, Lu, Pan, Murtadha, Wen, Liu, RoFormer, arXiv:2104.09864, equation 34
+    References
+    ----------
+    Su, Lu, Pan, Murtadha, Wen, Liu, RoFormer, arXiv:2104.09864, equation 34
+
+    Examples
+    --------
+    >>> x = cpu.buffer([[[1, 2], [3, 4], [5, 6]]])
+    >>> print(kernels.rotary(x, 1, 3, 2).numpy((1, 3, 2)).round(4))
+    [[[ 1.      2.    ]
+      [-1.745   4.6856]
+      [-7.5365  2.0496]]]
     """
     try:
         slot = _take()
@@ -9713,12 +13527,25 @@ def rotary_bwd(
 
     gx is g turned back by the same angles.
 
-    Signature: g[batch, n, d] -> gx[batch, n, d]
+    Parameters
+    ----------
+    g : Buffer
+        Shape (batch, n, d); cotangent of out.
+    batch, n, d : int
+        Sizes of axes.
+    base : float, default 10000
+        Base of the geometric row of wavelengths.
+    start : int, default 0
+        Counts from 0.
+    halves : int, default 0
+        1 pairs element i with i + d/2.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless 0 < base < 1e38 (base); ShapeError
-        unless an even d (d); ArgumentError unless halves <= 1 (halves).
-
-    Source: Su, Lu, Pan, Murtadha, Wen, Liu, RoFormer, arXiv:2104.09864, equation 34
+    Returns
+    -------
+    gx : Buffer
+        Shape (batch, n, d).
     """
     try:
         slot = _take()
@@ -9752,17 +13579,46 @@ def sinusoidal(
 
     out[b, p, 2i] = x[b, p, 2i] + sin a, out[b, p, 2i+1] = x[b, p, 2i+1] + cos a, a = (start + p)·base^(-2i/d).
 
-    Shapes: x, out (batch, n, d); an odd d ends with a sine. The encoding itself is the result for x = 0.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (batch, n, d).
+    batch, n, d : int
+        Sizes of axes.
+    base : float, default 10000
+        Base of the geometric row of wavelengths.
+    start : int, default 0
+        Counts from 0.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (batch, n, d).
+
+    Raises
+    ------
+    ArgumentError
+        Expected: 0 < base < 1e38 (base).
+
+    Notes
+    -----
+    x, out (batch, n, d); an odd d ends with a sine. The encoding itself is the result for x = 0.
 
     Special values: IEEE. Empty dimensions give an empty result.
 
-    Errors: ARGUMENT unless 0 < base < 1e38.
+    References
+    ----------
+    Vaswani et al., Attention Is All You Need, NeurIPS 2017, section 3.5
 
-    Signature: x[batch, n, d] -> out[batch, n, d]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless 0 < base < 1e38 (base).
-
-    Source: Vaswani et al., Attention Is All You Need, NeurIPS 2017, section 3.5
+    Examples
+    --------
+    >>> x = cpu.buffer([[[1, 2], [3, 4], [5, 6]]])
+    >>> print(kernels.sinusoidal(x, 1, 3, 2).numpy((1, 3, 2)).round(4))
+    [[[1.     3.    ]
+      [3.8415 4.5403]
+      [5.9093 5.5839]]]
     """
     try:
         slot = _take()
@@ -9796,11 +13652,23 @@ def sinusoidal_bwd(
 
     gx = g.
 
-    Signature: g[batch, n, d] -> gx[batch, n, d]
+    Parameters
+    ----------
+    g : Buffer
+        Shape (batch, n, d); cotangent of out.
+    batch, n, d : int
+        Sizes of axes.
+    base : float, default 10000
+        Base of the geometric row of wavelengths.
+    start : int, default 0
+        Counts from 0.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless 0 < base < 1e38 (base).
-
-    Source: Vaswani et al., Attention Is All You Need, NeurIPS 2017, section 3.5
+    Returns
+    -------
+    gx : Buffer
+        Shape (batch, n, d).
     """
     try:
         slot = _take()
@@ -9834,17 +13702,44 @@ def selective_scan_diag(
 
     out[t, j] = h_t[j], h_t = A⊙h_(t-1) + B⊙x_t, h_(-1) = h0; one rounding for B⊙x_t, one fused multiply-add a step
 
-    Shapes: A, B, h0 (state), x and out (seq_len, state).
+    Parameters
+    ----------
+    A : Buffer
+        Shape (state,); factors of the state.
+    B : Buffer
+        Shape (state,); factors of the input.
+    x : Buffer
+        Shape (seq_len, state).
+    h0 : Buffer
+        Shape (state,); state before the first step.
+    seq_len, state : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        Shape (seq_len, state).
+
+    Notes
+    -----
     Special values: IEEE 754. seq_len = 0 gives an empty result.
 
-    Errors: none beyond lengths.
+    References
+    ----------
+    Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)
 
-    Signature: A[state], B[state], x[seq_len, state], h0[state] -> out[seq_len, state]
-
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)
+    Examples
+    --------
+    >>> A = cpu.buffer([0.5, 1])
+    >>> B = cpu.buffer([1, 1])
+    >>> x = cpu.buffer([[0, 1], [2, 3], [4, 5]])
+    >>> h0 = cpu.buffer([0, 0])
+    >>> print(kernels.selective_scan_diag(A, B, x, h0, 3, 2).numpy((3, 2)))
+    [[0. 1.]
+     [2. 4.]
+     [5. 9.]]
     """
     try:
         slot = _take()
@@ -9890,15 +13785,35 @@ def selective_scan_diag_bwd(
 
     Sums over time by the column tree, from the last step to the first. seq_len = 0 gives zeros for gA, gB and gh0.
 
-    Signature: A[state], B[state], x[seq_len, state], h0[state], y[seq_len, state], g[seq_len, state] -> gA?[state],
-        gB?[state], gx?[seq_len, state], gh0?[state]
+    Parameters
+    ----------
+    A : Buffer
+        Shape (state,); factors of the state.
+    B : Buffer
+        Shape (state,); factors of the input.
+    x : Buffer
+        Shape (seq_len, state).
+    h0 : Buffer
+        Shape (state,); state before the first step.
+    y : Buffer
+        Shape (seq_len, state); the result of selective_scan_diag.
+    g : Buffer
+        Shape (seq_len, state); cotangent of out.
+    seq_len, state : int
+        Sizes of axes.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gA, gB, gx, gh0). `want` says which to compute, all by default; the others are None. `out` may hold a
-    buffer for each one wanted.
-
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)
+    Returns
+    -------
+    gA, gB : Buffer or None
+        Shape (state,).
+    gx : Buffer or None
+        Shape (seq_len, state).
+    gh0 : Buffer or None
+        Shape (state,).
     """
     places, given, undo, give = taken = _slots("selective_scan_diag_bwd", ("gA", "gB", "gx", "gh0"), want, out)
     try:
@@ -9925,17 +13840,44 @@ def selective_scan_diag_var(
 
     out[t, j] = h_t[j], h_t = A_t⊙h_(t-1) + B_t⊙x_t, h_(-1) = h0; one rounding for B_t⊙x_t, one fused multiply-add a step
 
-    Shapes: A, B, x and out (seq_len, state), h0 (state).
+    Parameters
+    ----------
+    A : Buffer
+        Shape (seq_len, state); factors of the state.
+    B : Buffer
+        Shape (seq_len, state); factors of the input.
+    x : Buffer
+        Shape (seq_len, state).
+    h0 : Buffer
+        Shape (state,); state before the first step.
+    seq_len, state : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : Buffer
+        Shape (seq_len, state).
+
+    Notes
+    -----
     Special values: IEEE 754. seq_len = 0 gives an empty result.
 
-    Errors: none beyond lengths.
+    References
+    ----------
+    Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)
 
-    Signature: A[seq_len, state], B[seq_len, state], x[seq_len, state], h0[state] -> out[seq_len, state]
-
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)
+    Examples
+    --------
+    >>> A = cpu.buffer([[0, 0], [0.5, 1], [0.5, 1]])
+    >>> B = cpu.buffer([[1, 1], [1, 1], [1, 1]])
+    >>> x = cpu.buffer([[0, 1], [2, 3], [4, 5]])
+    >>> h0 = cpu.buffer([0, 0])
+    >>> print(kernels.selective_scan_diag_var(A, B, x, h0, 3, 2).numpy((3, 2)))
+    [[0. 1.]
+     [2. 4.]
+     [5. 9.]]
     """
     try:
         slot = _take()
@@ -9981,15 +13923,33 @@ def selective_scan_diag_var_bwd(
 
     seq_len = 0 gives zeros for gh0.
 
-    Signature: A[seq_len, state], B[seq_len, state], x[seq_len, state], h0[state], y[seq_len, state], g[seq_len,
-        state] -> gA?[seq_len, state], gB?[seq_len, state], gx?[seq_len, state], gh0?[state]
+    Parameters
+    ----------
+    A : Buffer
+        Shape (seq_len, state); factors of the state.
+    B : Buffer
+        Shape (seq_len, state); factors of the input.
+    x : Buffer
+        Shape (seq_len, state).
+    h0 : Buffer
+        Shape (state,); state before the first step.
+    y : Buffer
+        Shape (seq_len, state); the result of selective_scan_diag_var.
+    g : Buffer
+        Shape (seq_len, state); cotangent of out.
+    seq_len, state : int
+        Sizes of axes.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gA, gB, gx, gh0). `want` says which to compute, all by default; the others are None. `out` may hold a
-    buffer for each one wanted.
-
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)
+    Returns
+    -------
+    gA, gB, gx : Buffer or None
+        Shape (seq_len, state).
+    gh0 : Buffer or None
+        Shape (state,).
     """
     places, given, undo, give = taken = _slots("selective_scan_diag_var_bwd", ("gA", "gB", "gx", "gh0"), want, out)
     try:
@@ -10016,19 +13976,43 @@ def lstm_cell(
 
     i, f, o = σ(x_k + a_k) for k = 0, 1, 3, g = tanh(x_2 + a_2); gates are i, f, g, o; cell = f·c + i·g; hidden = o·tanh(cell)
 
-    Shapes: x, a and gates (rows, 4, units), c, cell and hidden (rows, units). The gates are a result to keep for the gradient,
-    which is that of cell and hidden.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, 4, units); products of the input.
+    a : Buffer
+        Shape (rows, 4, units); products of the hidden state.
+    c : Buffer
+        Shape (rows, units); cell state.
+    rows, units : int
+        Sizes of axes.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
+
+    Returns
+    -------
+    gates : Buffer
+        Shape (rows, 4, units).
+    cell, hidden : Buffer
+        Shape (rows, units).
+
+    Notes
+    -----
+    The gates are a result to keep for the gradient, which is that of cell and hidden.
 
     Special values: IEEE 754.
 
-    Errors: none beyond lengths.
+    References
+    ----------
+    Hochreiter and Schmidhuber, Neural Computation 9, 1997; torch.nn.LSTM
 
-    Signature: x[rows, 4, units], a[rows, 4, units], c[rows, units] -> gates[rows, 4, units], cell[rows, units],
-        hidden[rows, units]
-
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Hochreiter and Schmidhuber, Neural Computation 9, 1997; torch.nn.LSTM
+    Examples
+    --------
+    >>> x = cpu.buffer([[[0], [0], [1], [0]]])
+    >>> a = cpu.buffer([[[0], [0], [0], [0]]])
+    >>> c = cpu.buffer([[1]])
+    >>> print(kernels.lstm_cell(x, a, c, 1, 1)[2].numpy((1, 1)).round(4))
+    [[0.3534]]
     """
     places, given, undo, give = taken = _slots("lstm_cell", ("gates", "cell", "hidden"), None, out)
     try:
@@ -10064,15 +14048,31 @@ def lstm_cell_bwd(
     With t = tanh(cell) and d = g_cell + g_hidden·o·(1 - t²): gx = (d·g·i(1 - i), d·c·f(1 - f), d·i·(1 - g²),
     g_hidden·t·o(1 - o)), ga = gx, gc = d·f.
 
-    Signature: gates[rows, 4, units], c[rows, units], cell[rows, units], g_cell[rows, units], g_hidden[rows, units]
-        -> gx?[rows, 4, units], ga?[rows, 4, units], gc?[rows, units]
+    Parameters
+    ----------
+    gates : Buffer
+        Shape (rows, 4, units); the result gates of lstm_cell.
+    c : Buffer
+        Shape (rows, units); cell state.
+    cell : Buffer
+        Shape (rows, units); the result cell of lstm_cell.
+    g_cell : Buffer
+        Shape (rows, units); cotangent of cell.
+    g_hidden : Buffer
+        Shape (rows, units); cotangent of hidden.
+    rows, units : int
+        Sizes of axes.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gx, ga, gc). `want` says which to compute, all by default; the others are None. `out` may hold a buffer
-    for each one wanted.
-
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Hochreiter and Schmidhuber, Neural Computation 9, 1997; torch.nn.LSTM
+    Returns
+    -------
+    gx, ga : Buffer or None
+        Shape (rows, 4, units).
+    gc : Buffer or None
+        Shape (rows, units).
     """
     places, given, undo, give = taken = _slots("lstm_cell_bwd", ("gx", "ga", "gc"), want, out)
     try:
@@ -10107,19 +14107,46 @@ def gru_cell(
     s = a + bias; r, z = σ(x_k + s_k) for k = 0, 1; inner = s_2; n = tanh(x_2 + r·inner); gates are r, z, n;
     hidden = n + z·(h - n)
 
-    Shapes: x, a and gates (rows, 3, units), bias (3, units) or none, h, inner and hidden (rows, units). gates and inner are
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, 3, units); products of the input.
+    a : Buffer
+        Shape (rows, 3, units); products of the hidden state.
+    h : Buffer
+        Shape (rows, units); hidden state.
+    rows, units : int
+        Sizes of axes.
+    bias : Buffer, optional
+        Shape (3, units); added to a.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
+
+    Returns
+    -------
+    gates : Buffer
+        Shape (rows, 3, units).
+    inner, hidden : Buffer
+        Shape (rows, units).
+
+    Notes
+    -----
+    x, a and gates (rows, 3, units), bias (3, units) or none, h, inner and hidden (rows, units). gates and inner are
     results to keep for the gradient, which is that of hidden.
 
     Special values: IEEE 754.
 
-    Errors: none beyond lengths.
+    References
+    ----------
+    Cho et al., Learning Phrase Representations using RNN Encoder-Decoder, EMNLP 2014; torch.nn.GRU
 
-    Signature: x[rows, 3, units], a[rows, 3, units], bias?[3, units], h[rows, units] -> gates[rows, 3, units],
-        inner[rows, units], hidden[rows, units]
-
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Cho et al., Learning Phrase Representations using RNN Encoder-Decoder, EMNLP 2014; torch.nn.GRU
+    Examples
+    --------
+    >>> x = cpu.buffer([[[0], [0], [1]]])
+    >>> a = cpu.buffer([[[0], [0], [0]]])
+    >>> h = cpu.buffer([[1]])
+    >>> print(kernels.gru_cell(x, a, h, 1, 1)[2].numpy((1, 1)).round(4))
+    [[0.8808]]
     """
     places, given, undo, give = taken = _slots("gru_cell", ("gates", "inner", "hidden"), None, out)
     try:
@@ -10155,15 +14182,31 @@ def gru_cell_bwd(
     With d = g_hidden·(1 - z)·(1 - n²): gx = (d·inner·r(1 - r), g_hidden·(h - n)·z(1 - z), d), ga = gx but for its last gate,
     d·r; gbias = Σ ga over the rows, by the column tree; gh = g_hidden·z.
 
-    Signature: gates[rows, 3, units], inner[rows, units], h[rows, units], g_hidden[rows, units] -> gx?[rows, 3,
-        units], ga?[rows, 3, units], gbias?[3, units], gh?[rows, units]
+    Parameters
+    ----------
+    gates : Buffer
+        Shape (rows, 3, units); the result gates of gru_cell.
+    inner : Buffer
+        Shape (rows, units); the result inner of gru_cell.
+    h : Buffer
+        Shape (rows, units); hidden state.
+    g_hidden : Buffer
+        Shape (rows, units); cotangent of hidden.
+    rows, units : int
+        Sizes of axes.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gx, ga, gbias, gh). `want` says which to compute, all by default; the others are None. `out` may hold a
-    buffer for each one wanted.
-
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Cho et al., Learning Phrase Representations using RNN Encoder-Decoder, EMNLP 2014; torch.nn.GRU
+    Returns
+    -------
+    gx, ga : Buffer or None
+        Shape (rows, 3, units).
+    gbias : Buffer or None
+        Shape (3, units).
+    gh : Buffer or None
+        Shape (rows, units).
     """
     places, given, undo, give = taken = _slots("gru_cell_bwd", ("gx", "ga", "gbias", "gh"), want, out)
     try:
@@ -10188,19 +14231,44 @@ def rfft1d_packed(x: Buffer, batch: int, n: int, *, out: Buffer | None = None) -
 
     spec[b, k] = Σ_t x[b, t]·e^(-2πi·kt/n), k = 0..n/2, stored as (re, im)
 
-    Shapes: x (batch, n), spec (batch, n/2 + 1, 2); O(n log n) for every n, primes included.
+    Parameters
+    ----------
+    x : Buffer
+        Shape (batch, n).
+    batch, n : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: the imaginary part of bin 0, and for even n of bin n/2, is zero. A NaN or an infinity in a row makes all of
-    the row's spectrum NaN. A bin beyond float32 is infinite and leaves the others as they are; on CUDA, where 4·n·max|x| of a row
-    reaches 2^128, other bins of the row may be infinite or NaN. batch = 0 gives an empty result.
+    Returns
+    -------
+    spec : Buffer
+        Shape (batch, n // 2 + 1, 2).
 
-    Errors: ARGUMENT for n = 0.
+    Raises
+    ------
+    ArgumentError
+        Expected: n >= 1 (n).
 
-    Signature: x[batch, n] -> spec[batch, n // 2 + 1, 2]
+    Notes
+    -----
+    x (batch, n), spec (batch, n/2 + 1, 2); O(n log n) for every n, primes included.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless n >= 1 (n).
+    Special values: the imaginary part of bin 0, and for even n of bin n/2, is zero. A NaN or an infinity in a row
+    makes all of the row's spectrum NaN. A bin beyond float32 is infinite and leaves the others as they are; on
+    CUDA, where 4·n·max|x| of a row reaches 2^128, other bins of the row may be infinite or NaN. batch = 0 gives an
+    empty result.
 
-    Source: torch.fft.rfft, numpy.fft.rfft
+    References
+    ----------
+    torch.fft.rfft, numpy.fft.rfft
+
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3]])
+    >>> print(kernels.rfft1d_packed(x, 1, 3).numpy((1, 2, 2)).round(4))
+    [[[ 6.     0.   ]
+      [-1.5    0.866]]]
     """
     try:
         slot = _take()
@@ -10233,11 +14301,19 @@ def rfft1d_packed_bwd(g: Buffer, batch: int, n: int, *, out: Buffer | None = Non
     gx[b, t] = Σ_k g_re[b, k]·cos θ - g_im[b, k]·sin θ with θ = 2πkt/n: n times the inverse transform of the cotangent with
     the bins that the half spectrum stands for twice halved.
 
-    Signature: g[batch, n // 2 + 1, 2] -> gx[batch, n]
+    Parameters
+    ----------
+    g : Buffer
+        Shape (batch, n // 2 + 1, 2); cotangent of spec.
+    batch, n : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless n >= 1 (n).
-
-    Source: torch.fft.rfft, numpy.fft.rfft
+    Returns
+    -------
+    gx : Buffer
+        Shape (batch, n).
     """
     try:
         slot = _take()
@@ -10269,19 +14345,40 @@ def irfft1d_packed(spec: Buffer, batch: int, n: int, *, out: Buffer | None = Non
 
     x[b, t] = 1/n·Σ_k a_k·(re[b, k]·cos θ - im[b, k]·sin θ), θ = 2πkt/n, a_k = 1 at k = 0 and k = n/2, else 2
 
-    Shapes: spec (batch, n/2 + 1, 2), x (batch, n).
+    Parameters
+    ----------
+    spec : Buffer
+        Shape (batch, n // 2 + 1, 2).
+    batch, n : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: the imaginary part of bin 0, and for even n of bin n/2, is ignored. Any other NaN or infinity in a row makes
-    all of the row NaN. An element beyond float32 is infinite; on CUDA, where 8·max|spec| of a row reaches 2^128, other elements of
-    the row may be infinite or NaN. batch = 0 gives an empty result.
+    Returns
+    -------
+    x : Buffer
+        Shape (batch, n).
 
-    Errors: ARGUMENT for n = 0.
+    Raises
+    ------
+    ArgumentError
+        Expected: n >= 1 (n).
 
-    Signature: spec[batch, n // 2 + 1, 2] -> x[batch, n]
+    Notes
+    -----
+    Special values: the imaginary part of bin 0, and for even n of bin n/2, is ignored. Any other NaN or infinity in
+    a row makes all of the row NaN. An element beyond float32 is infinite; on CUDA, where 8·max|spec| of a row
+    reaches 2^128, other elements of the row may be infinite or NaN. batch = 0 gives an empty result.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless n >= 1 (n).
+    References
+    ----------
+    torch.fft.irfft, numpy.fft.irfft
 
-    Source: torch.fft.irfft, numpy.fft.irfft
+    Examples
+    --------
+    >>> spec = cpu.buffer([[[1, 2], [3, 4]]])
+    >>> print(kernels.irfft1d_packed(spec, 1, 3).numpy((1, 3)).round(4))
+    [[ 2.3333 -2.9761  1.6427]]
     """
     try:
         slot = _take()
@@ -10313,11 +14410,19 @@ def irfft1d_packed_bwd(g: Buffer, batch: int, n: int, *, out: Buffer | None = No
 
     gspec[b, k] = a_k/n·G[b, k] with G = rfft1d_packed(g); zero for the imaginary parts that the result ignores.
 
-    Signature: g[batch, n] -> gspec[batch, n // 2 + 1, 2]
+    Parameters
+    ----------
+    g : Buffer
+        Shape (batch, n); cotangent of x.
+    batch, n : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless n >= 1 (n).
-
-    Source: torch.fft.irfft, numpy.fft.irfft
+    Returns
+    -------
+    gspec : Buffer
+        Shape (batch, n // 2 + 1, 2).
     """
     try:
         slot = _take()
@@ -10351,20 +14456,51 @@ def spectral_conv1d_rfft(
 
     y = irfft(Z), Z[k, o] = Σ_c X[k, c]·(wRe + i·wIm)[k, c, o] for k < modes, else 0, with X = rfft(x) along the grid
 
-    Shapes: x and y (grid, width), wRe and wIm (modes, width, width).
+    Parameters
+    ----------
+    x : Buffer
+        Shape (grid, width).
+    wRe : Buffer
+        Shape (modes, width, width); real parts of the weights.
+    wIm : Buffer
+        Shape (modes, width, width); imaginary parts of the weights.
+    grid, width, modes : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: the imaginary part of Z at bin 0, and for even grid at bin grid/2, is ignored. A NaN or an infinity in x makes
-    all of y NaN if there are modes; one in the weights its output channel. modes = 0 gives zeros; width = 0 an empty result.
+    Returns
+    -------
+    y : Buffer
+        Shape (grid, width).
 
-    Errors: ARGUMENT for grid = 0 or modes > grid/2 + 1.
+    Raises
+    ------
+    ArgumentError
+        Expected: grid >= 1 (grid); modes <= grid // 2 + 1 (modes).
 
-    Signature: x[grid, width], wRe[modes, width, width], wIm[modes, width, width] -> y[grid, width]
+    Notes
+    -----
+    Special values: the imaginary part of Z at bin 0, and for even grid at bin grid/2, is ignored. A NaN or an
+    infinity in x makes all of y NaN if there are modes; one in the weights its output channel. modes = 0 gives
+    zeros; width = 0 an empty result.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless grid >= 1 (grid); ArgumentError
-        unless modes <= grid // 2 + 1 (modes).
+    References
+    ----------
+    torch.fft.rfft and irfft; Li et al., Fourier Neural Operator for Parametric Partial Differential Equations, 2021
 
-    Source: torch.fft.rfft and irfft; Li et al., Fourier Neural Operator for Parametric Partial Differential
-        Equations, 2021
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2], [3, 4], [5, 6], [7, 8], [9, 10], [11, 12]])
+    >>> wRe = cpu.buffer([[[1, 1], [1, 1]], [[1, 1], [1, 1]]])
+    >>> wIm = cpu.buffer([[[0, 0], [0, 0]], [[0, 0], [0, 0]]])
+    >>> print(kernels.spectral_conv1d_rfft(x, wRe, wIm, 6, 2, 2).numpy((6, 2)))
+    [[ 9.  9.]
+     [ 5.  5.]
+     [ 9.  9.]
+     [17. 17.]
+     [21. 21.]
+     [17. 17.]]
     """
     try:
         slot = _take()
@@ -10409,17 +14545,29 @@ def spectral_conv1d_rfft_bwd(
     gx[t, c] = Σ_k Re dX_k·cos θ - Im dX_k·sin θ with dX[k, c] = Σ_o dZ[k, o]·conj(w[k, c, o]) and θ = 2πkt/n;
     gwRe = Re X·Re dZ + Im X·Im dZ; gwIm = Re X·Im dZ - Im X·Re dZ.
 
-    Signature: x[grid, width], wRe[modes, width, width], wIm[modes, width, width], g[grid, width] -> gx?[grid,
-        width], gwRe?[modes, width, width], gwIm?[modes, width, width]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (grid, width).
+    wRe : Buffer
+        Shape (modes, width, width); real parts of the weights.
+    wIm : Buffer
+        Shape (modes, width, width); imaginary parts of the weights.
+    g : Buffer
+        Shape (grid, width); cotangent of y.
+    grid, width, modes : int
+        Sizes of axes.
+    want : sequence of bool, optional
+        Which gradients to compute, all by default; the others are None.
+    out : sequence of (Buffer or None), optional
+        A buffer to overwrite for each result.
 
-    Returns (gx, gwRe, gwIm). `want` says which to compute, all by default; the others are None. `out` may hold a
-    buffer for each one wanted.
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless grid >= 1 (grid); ArgumentError
-        unless modes <= grid // 2 + 1 (modes).
-
-    Source: torch.fft.rfft and irfft; Li et al., Fourier Neural Operator for Parametric Partial Differential
-        Equations, 2021
+    Returns
+    -------
+    gx : Buffer or None
+        Shape (grid, width).
+    gwRe, gwIm : Buffer or None
+        Shape (modes, width, width).
     """
     places, given, undo, give = taken = _slots("spectral_conv1d_rfft_bwd", ("gx", "gwRe", "gwIm"), want, out)
     try:
@@ -10444,18 +14592,27 @@ def spectral_conv1d_rfft_bwd_x(
 ) -> Buffer:
     """The gradient gx of spectral_conv1d_rfft_bwd alone.
 
-    With X = rfft(x), G = rfft(g), dZ_k = a_k/n·G_k and a_k = 1 at k = 0 and k = n/2, else 2:
-    gx[t, c] = Σ_k Re dX_k·cos θ - Im dX_k·sin θ with dX[k, c] = Σ_o dZ[k, o]·conj(w[k, c, o]) and θ = 2πkt/n;
-    gwRe = Re X·Re dZ + Im X·Im dZ; gwIm = Re X·Im dZ - Im X·Re dZ.
+    See :func:`spectral_conv1d_rfft_bwd`.
 
-    Signature: x[grid, width], wRe[modes, width, width], wIm[modes, width, width], g[grid, width] -> gx?[grid,
-        width]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (grid, width).
+    wRe : Buffer
+        Shape (modes, width, width); real parts of the weights.
+    wIm : Buffer
+        Shape (modes, width, width); imaginary parts of the weights.
+    g : Buffer
+        Shape (grid, width); cotangent of y.
+    grid, width, modes : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless grid >= 1 (grid); ArgumentError
-        unless modes <= grid // 2 + 1 (modes).
-
-    Source: torch.fft.rfft and irfft; Li et al., Fourier Neural Operator for Parametric Partial Differential
-        Equations, 2021
+    Returns
+    -------
+    gx : Buffer
+        Shape (grid, width).
     """
     try:
         slot = _take()
@@ -10487,18 +14644,27 @@ def spectral_conv1d_rfft_bwd_wre(
 ) -> Buffer:
     """The gradient gwRe of spectral_conv1d_rfft_bwd alone.
 
-    With X = rfft(x), G = rfft(g), dZ_k = a_k/n·G_k and a_k = 1 at k = 0 and k = n/2, else 2:
-    gx[t, c] = Σ_k Re dX_k·cos θ - Im dX_k·sin θ with dX[k, c] = Σ_o dZ[k, o]·conj(w[k, c, o]) and θ = 2πkt/n;
-    gwRe = Re X·Re dZ + Im X·Im dZ; gwIm = Re X·Im dZ - Im X·Re dZ.
+    See :func:`spectral_conv1d_rfft_bwd`.
 
-    Signature: x[grid, width], wRe[modes, width, width], wIm[modes, width, width], g[grid, width] -> gwRe?[modes,
-        width, width]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (grid, width).
+    wRe : Buffer
+        Shape (modes, width, width); real parts of the weights.
+    wIm : Buffer
+        Shape (modes, width, width); imaginary parts of the weights.
+    g : Buffer
+        Shape (grid, width); cotangent of y.
+    grid, width, modes : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless grid >= 1 (grid); ArgumentError
-        unless modes <= grid // 2 + 1 (modes).
-
-    Source: torch.fft.rfft and irfft; Li et al., Fourier Neural Operator for Parametric Partial Differential
-        Equations, 2021
+    Returns
+    -------
+    gwRe : Buffer
+        Shape (modes, width, width).
     """
     try:
         slot = _take()
@@ -10530,18 +14696,27 @@ def spectral_conv1d_rfft_bwd_wim(
 ) -> Buffer:
     """The gradient gwIm of spectral_conv1d_rfft_bwd alone.
 
-    With X = rfft(x), G = rfft(g), dZ_k = a_k/n·G_k and a_k = 1 at k = 0 and k = n/2, else 2:
-    gx[t, c] = Σ_k Re dX_k·cos θ - Im dX_k·sin θ with dX[k, c] = Σ_o dZ[k, o]·conj(w[k, c, o]) and θ = 2πkt/n;
-    gwRe = Re X·Re dZ + Im X·Im dZ; gwIm = Re X·Im dZ - Im X·Re dZ.
+    See :func:`spectral_conv1d_rfft_bwd`.
 
-    Signature: x[grid, width], wRe[modes, width, width], wIm[modes, width, width], g[grid, width] -> gwIm?[modes,
-        width, width]
+    Parameters
+    ----------
+    x : Buffer
+        Shape (grid, width).
+    wRe : Buffer
+        Shape (modes, width, width); real parts of the weights.
+    wIm : Buffer
+        Shape (modes, width, width); imaginary parts of the weights.
+    g : Buffer
+        Shape (grid, width); cotangent of y.
+    grid, width, modes : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless grid >= 1 (grid); ArgumentError
-        unless modes <= grid // 2 + 1 (modes).
-
-    Source: torch.fft.rfft and irfft; Li et al., Fourier Neural Operator for Parametric Partial Differential
-        Equations, 2021
+    Returns
+    -------
+    gwIm : Buffer
+        Shape (modes, width, width).
     """
     try:
         slot = _take()
@@ -10573,15 +14748,36 @@ def rand_uniform(device: Device, n: int, key: int, *, out: Buffer | None = None)
 
     out[i] = (w >> 8)·2^-24, w the low 32 bits of mix(mix(key) + i)
 
-    Shapes: out (n); n = 0 gives an empty result.
+    Parameters
+    ----------
+    device : Device
+        Where the result is made.
+    n : int
+        Size of an axis.
+    key : int
+        Below 2**64.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (n,).
+
+    Notes
+    -----
+    out (n); n = 0 gives an empty result.
 
     Special values: exact multiples of 2^-24, never 1.
 
-    Signature: -> out[n]
+    References
+    ----------
+    Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014 (SplitMix64)
 
-    Raises ShapeError where a length does not fit its shape.
-
-    Source: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014 (SplitMix64)
+    Examples
+    --------
+    >>> print(kernels.rand_uniform(cpu, 3, 7).numpy().round(4))
+    [0.4948 0.9052 0.8863]
     """
     try:
         slot = _take()
@@ -10613,17 +14809,43 @@ def bernoulli_mask(device: Device, n: int, key: int, keep: float, *, out: Buffer
 
     out[i] = 1 if uniform(key, i) < keep else 0, keep rounded to float32 first
 
-    Shapes: out (n); n = 0 gives an empty result.
+    Parameters
+    ----------
+    device : Device
+        Where the result is made.
+    n : int
+        Size of an axis.
+    key : int
+        Below 2**64.
+    keep : float
+        Probability of a 1.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (n,).
+
+    Raises
+    ------
+    ArgumentError
+        Expected: 0 <= keep <= 1 (keep).
+
+    Notes
+    -----
+    out (n); n = 0 gives an empty result.
 
     Special values: keep = 1 always keeps, keep = 0 never does.
 
-    Errors: ARGUMENT unless 0 <= keep <= 1.
+    References
+    ----------
+    Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014 (SplitMix64)
 
-    Signature: -> out[n]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless 0 <= keep <= 1 (keep).
-
-    Source: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014 (SplitMix64)
+    Examples
+    --------
+    >>> print(kernels.bernoulli_mask(cpu, 3, 7, 0.5).numpy())
+    [1. 0. 0.]
     """
     try:
         slot = _take()
@@ -10658,18 +14880,46 @@ def rand_normal(
     out[i] = mean + std·√(-2 ln u1)·cos(2π u2), u1 = ((w0 >> 8) + 1)·2^-24 and u2 = (w1 >> 8)·2^-24 from words 2i and 2i + 1
     of the draw
 
-    Shapes: out (n); n = 0 gives an empty result.
+    Parameters
+    ----------
+    device : Device
+        Where the result is made.
+    n : int
+        Size of an axis.
+    key : int
+        Below 2**64.
+    mean : float, default 0.0
+        Mean of the numbers.
+    std : float, default 1.0
+        Standard deviation, 0 or more.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (n,).
+
+    Raises
+    ------
+    ArgumentError
+        Expected: std >= 0 (std).
+
+    Notes
+    -----
+    out (n); n = 0 gives an empty result.
 
     Special values: finite for finite mean and std; |z| is at most 5.77.
 
-    Errors: ARGUMENT unless std >= 0.
+    References
+    ----------
+    Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014 (SplitMix64); Box and Muller,
+    Ann. Math. Statist. 29, 1958
 
-    Signature: -> out[n]
-
-    Raises ShapeError where a length does not fit its shape; ArgumentError unless std >= 0 (std).
-
-    Source: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014 (SplitMix64); Box and
-        Muller, Ann. Math. Statist. 29, 1958
+    Examples
+    --------
+    >>> print(kernels.rand_normal(cpu, 3, 7).numpy().round(4))
+    [ 0.982  -0.4173 -0.4269]
     """
     try:
         slot = _take()
@@ -10709,22 +14959,49 @@ def sgd_step(
 
     p_out = p - lr·(g + weight_decay·p); both sums are fused multiply-adds
 
-    Shapes: lists ps, gs, ps_out of count tensors; those of one index have the same length.
+    Parameters
+    ----------
+    ps : sequence of Buffer
+        A buffer for each tensor; what is trained.
+    gs : sequence of Buffer
+        A buffer for each tensor; gradients.
+    lr : float, default 0.01
+        Learning rate.
+    weight_decay : float, default 0.0
+        Factor of the parameters in their decay.
+    device : Device, optional
+        Where the result is made.
+    out : sequence, optional
+        A list, of a Buffer or None for each element, which may be the input's.
 
-    Special values: a weight decay of 0 leaves g as it is, whatever p. NaN and infinities follow IEEE 754. An empty list is
-    legal and does nothing.
+    Returns
+    -------
+    ps_out : list of Buffer
+        As long as the lists given.
 
-    Errors: ARGUMENT unless lr and weight_decay are finite and 0 or more.
+    Raises
+    ------
+    ShapeError
+        Lists differ in length, or buffers of one place do.
+    ArgumentError
+        An empty list without a device. Expected: lr finite and 0 or more (lr); weight_decay finite and 0 or more
+        (weight_decay).
 
-    Signature: ps: list[count], gs: list[count] -> ps_out: list[count]
+    Notes
+    -----
+    Special values: a weight decay of 0 leaves g as it is, whatever p. NaN and infinities follow IEEE 754. An empty
+    list is legal and does nothing.
 
-    Returns ps_out. `out` is a list with a Buffer or None for each; it may be an input list, element by element.
+    References
+    ----------
+    Robbins and Monro, Ann. Math. Statist. 22, 1951
 
-    Raises ShapeError where a length does not fit its shape or lists differ in length; ArgumentError for an empty
-        list without a device; ArgumentError unless lr finite and 0 or more (lr); ArgumentError unless weight_decay
-        finite and 0 or more (weight_decay).
-
-    Source: Robbins and Monro, Ann. Math. Statist. 22, 1951
+    Examples
+    --------
+    >>> ps = [cpu.buffer([1, 2])]
+    >>> gs = [cpu.buffer([1, 2])]
+    >>> print(kernels.sgd_step(ps, gs)[0].numpy().round(4))
+    [0.99 1.98]
     """
     undo = ()
     try:
@@ -10770,30 +15047,63 @@ def momentum_step(
     v_out = momentum·v + (1 - dampening)·d
     p_out = p - lr·v_out, or p - lr·(d + momentum·v_out) with nesterov
 
-    Shapes: lists ps, gs, vs, ps_out, vs_out of count tensors; those of one index have the same length.
-
     From v = 0 the first step gives v_out = (1 - dampening)·d. PyTorch starts with v = d, undamped: pass dampening = 0 on the
     first step for that.
 
-    Special values: a weight decay of 0 leaves g as it is. NaN and infinities follow IEEE 754. An empty list is legal and does
-    nothing.
+    Parameters
+    ----------
+    ps : sequence of Buffer
+        A buffer for each tensor; what is trained.
+    gs : sequence of Buffer
+        A buffer for each tensor; gradients.
+    vs : sequence of Buffer
+        A buffer for each tensor; averages of earlier steps.
+    lr : float, default 0.01
+        Learning rate.
+    momentum : float, default 0.9
+        Decay of the velocity.
+    dampening : float, default 0.0
+        1 minus the weight of a new gradient.
+    weight_decay : float, default 0.0
+        Factor of the parameters in their decay.
+    nesterov : int, default 0
+        1 looks ahead by the new velocity.
+    device : Device, optional
+        Where the result is made.
+    out : sequence, optional
+        For each result a list, or None, of a Buffer or None for each element, which may be the input's.
 
-    Errors: ARGUMENT unless lr, momentum and weight_decay are finite and 0 or more, dampening is finite, and nesterov is 0, or 1
-    with momentum > 0 and dampening = 0.
+    Returns
+    -------
+    ps_out, vs_out : list of Buffer
+        As long as the lists given.
 
-    Signature: ps: list[count], gs: list[count], vs: list[count] -> ps_out: list[count], vs_out: list[count]
+    Raises
+    ------
+    ShapeError
+        Lists differ in length, or buffers of one place do.
+    ArgumentError
+        An empty list without a device. Expected: lr finite and 0 or more (lr); weight_decay finite and 0 or more
+        (weight_decay); momentum finite and 0 or more (momentum); dampening finite (dampening); 0, or 1 with
+        momentum > 0 and dampening = 0 (nesterov).
 
-    Returns (ps_out, vs_out). `out` has a list or None for each of them, a list a Buffer or None for each element;
-    an input list may be given there, element by element.
+    Notes
+    -----
+    Special values: a weight decay of 0 leaves g as it is. NaN and infinities follow IEEE 754. An empty list is
+    legal and does nothing.
 
-    Raises ShapeError where a length does not fit its shape or lists differ in length; ArgumentError for an empty
-        list without a device; ArgumentError unless lr finite and 0 or more (lr); ArgumentError unless weight_decay
-        finite and 0 or more (weight_decay); ArgumentError unless momentum finite and 0 or more (momentum);
-        ArgumentError unless dampening finite (dampening); ArgumentError unless 0, or 1 with momentum > 0 and
-        dampening = 0 (nesterov).
+    References
+    ----------
+    Sutskever, Martens, Dahl and Hinton, On the importance of initialization and momentum in deep learning, ICML
+    2013
 
-    Source: Sutskever, Martens, Dahl and Hinton, On the importance of initialization and momentum in deep learning,
-        ICML 2013
+    Examples
+    --------
+    >>> ps = [cpu.buffer([1, 2])]
+    >>> gs = [cpu.buffer([1, 2])]
+    >>> vs = [cpu.buffer([0, 0])]
+    >>> print(kernels.momentum_step(ps, gs, vs)[0][0].numpy().round(4))
+    [0.99 1.98]
     """
     undo = ()
     try:
@@ -10847,27 +15157,62 @@ def adam_step(
 
     step counts from 1. The corrections follow from the betas as rounded to float32, in float64, and are rounded once.
 
-    Shapes: lists ps, gs, ms, vs, ps_out, ms_out, vs_out of count tensors; those of one index have the same length.
+    Parameters
+    ----------
+    ps : sequence of Buffer
+        A buffer for each tensor; what is trained.
+    gs : sequence of Buffer
+        A buffer for each tensor; gradients.
+    ms, vs : sequence of Buffer
+        A buffer for each tensor; averages of earlier steps.
+    step : int
+        Counts from 1.
+    lr : float, default 1e-3
+        Learning rate.
+    beta1 : float, default 0.9
+        Decay of the average of gradients.
+    beta2 : float, default 0.999
+        Decay of the average of squared gradients.
+    eps : float, default 1e-8
+        Added where a divisor or logarithm could be 0.
+    weight_decay : float, default 0.0
+        Factor of the parameters in their decay.
+    device : Device, optional
+        Where the result is made.
+    out : sequence, optional
+        For each result a list, or None, of a Buffer or None for each element, which may be the input's.
 
-    Special values: a weight decay of 0 leaves g as it is. v < 0 gives NaN, as do v = g = eps = 0. NaN and infinities follow
-    IEEE 754. An empty list is legal and does nothing.
+    Returns
+    -------
+    ps_out, ms_out, vs_out : list of Buffer
+        As long as the lists given.
 
-    Errors: ARGUMENT unless step >= 1, 0 <= beta1, beta2 < 1 after rounding, and lr, eps and weight_decay are finite and 0 or
-    more.
+    Raises
+    ------
+    ShapeError
+        Lists differ in length, or buffers of one place do.
+    ArgumentError
+        An empty list without a device. Expected: step >= 1 (step); lr finite and 0 or more (lr); weight_decay
+        finite and 0 or more (weight_decay); 0 <= beta1 < 1 (beta1); 0 <= beta2 < 1 (beta2); eps finite and 0 or
+        more (eps).
 
-    Signature: ps: list[count], gs: list[count], ms: list[count], vs: list[count] -> ps_out: list[count], ms_out:
-        list[count], vs_out: list[count]
+    Notes
+    -----
+    Special values: a weight decay of 0 leaves g as it is. v < 0 gives NaN, as do v = g = eps = 0. NaN and
+    infinities follow IEEE 754. An empty list is legal and does nothing.
 
-    Returns (ps_out, ms_out, vs_out). `out` has a list or None for each of them, a list a Buffer or None for each
-    element; an input list may be given there, element by element.
+    References
+    ----------
+    Kingma and Ba, Adam: A Method for Stochastic Optimization, ICLR 2015, algorithm 1
 
-    Raises ShapeError where a length does not fit its shape or lists differ in length; ArgumentError for an empty
-        list without a device; ArgumentError unless step >= 1 (step); ArgumentError unless lr finite and 0 or more
-        (lr); ArgumentError unless weight_decay finite and 0 or more (weight_decay); ArgumentError unless 0 <= beta1
-        < 1 (beta1); ArgumentError unless 0 <= beta2 < 1 (beta2); ArgumentError unless eps finite and 0 or more
-        (eps).
-
-    Source: Kingma and Ba, Adam: A Method for Stochastic Optimization, ICLR 2015, algorithm 1
+    Examples
+    --------
+    >>> ps = [cpu.buffer([1, 2])]
+    >>> gs = [cpu.buffer([1, 2])]
+    >>> ms = [cpu.buffer([0, 0])]
+    >>> vs = [cpu.buffer([0, 0])]
+    >>> print(kernels.adam_step(ps, gs, ms, vs, step=1)[0][0].numpy().round(4))
+    [0.999 1.999]
     """
     undo = ()
     try:
@@ -10921,27 +15266,62 @@ def adamw_step(
     step counts from 1. The corrections follow from the betas as rounded to float32, in float64, and are rounded once, as is
     1 - lr·weight_decay; without weight decay the result is that of adam_step, bit for bit.
 
-    Shapes: lists ps, gs, ms, vs, ps_out, ms_out, vs_out of count tensors; those of one index have the same length.
+    Parameters
+    ----------
+    ps : sequence of Buffer
+        A buffer for each tensor; what is trained.
+    gs : sequence of Buffer
+        A buffer for each tensor; gradients.
+    ms, vs : sequence of Buffer
+        A buffer for each tensor; averages of earlier steps.
+    step : int
+        Counts from 1.
+    lr : float, default 1e-3
+        Learning rate.
+    beta1 : float, default 0.9
+        Decay of the average of gradients.
+    beta2 : float, default 0.999
+        Decay of the average of squared gradients.
+    eps : float, default 1e-8
+        Added where a divisor or logarithm could be 0.
+    weight_decay : float, default 0.01
+        Factor of the parameters in their decay.
+    device : Device, optional
+        Where the result is made.
+    out : sequence, optional
+        For each result a list, or None, of a Buffer or None for each element, which may be the input's.
 
-    Special values: v < 0 gives NaN, as do v = g = eps = 0. NaN and infinities follow IEEE 754. An empty list is legal and does
-    nothing.
+    Returns
+    -------
+    ps_out, ms_out, vs_out : list of Buffer
+        As long as the lists given.
 
-    Errors: ARGUMENT unless step >= 1, 0 <= beta1, beta2 < 1 after rounding, and lr, eps and weight_decay are finite and 0 or
-    more.
+    Raises
+    ------
+    ShapeError
+        Lists differ in length, or buffers of one place do.
+    ArgumentError
+        An empty list without a device. Expected: step >= 1 (step); lr finite and 0 or more (lr); weight_decay
+        finite and 0 or more (weight_decay); 0 <= beta1 < 1 (beta1); 0 <= beta2 < 1 (beta2); eps finite and 0 or
+        more (eps).
 
-    Signature: ps: list[count], gs: list[count], ms: list[count], vs: list[count] -> ps_out: list[count], ms_out:
-        list[count], vs_out: list[count]
+    Notes
+    -----
+    Special values: v < 0 gives NaN, as do v = g = eps = 0. NaN and infinities follow IEEE 754. An empty list is
+    legal and does nothing.
 
-    Returns (ps_out, ms_out, vs_out). `out` has a list or None for each of them, a list a Buffer or None for each
-    element; an input list may be given there, element by element.
+    References
+    ----------
+    Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019, algorithm 2
 
-    Raises ShapeError where a length does not fit its shape or lists differ in length; ArgumentError for an empty
-        list without a device; ArgumentError unless step >= 1 (step); ArgumentError unless lr finite and 0 or more
-        (lr); ArgumentError unless weight_decay finite and 0 or more (weight_decay); ArgumentError unless 0 <= beta1
-        < 1 (beta1); ArgumentError unless 0 <= beta2 < 1 (beta2); ArgumentError unless eps finite and 0 or more
-        (eps).
-
-    Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019, algorithm 2
+    Examples
+    --------
+    >>> ps = [cpu.buffer([1, 2])]
+    >>> gs = [cpu.buffer([1, 2])]
+    >>> ms = [cpu.buffer([0, 0])]
+    >>> vs = [cpu.buffer([0, 0])]
+    >>> print(kernels.adamw_step(ps, gs, ms, vs, step=1)[0][0].numpy().round(4))
+    [0.999 1.999]
     """
     undo = ()
     try:
@@ -10992,24 +15372,56 @@ def rmsprop_step(
 
     1 - alpha follows from alpha as rounded to float32, in float64, and is rounded once.
 
-    Shapes: lists ps, gs, vs, ps_out, vs_out of count tensors; those of one index have the same length.
+    Parameters
+    ----------
+    ps : sequence of Buffer
+        A buffer for each tensor; what is trained.
+    gs : sequence of Buffer
+        A buffer for each tensor; gradients.
+    vs : sequence of Buffer
+        A buffer for each tensor; averages of earlier steps.
+    lr : float, default 0.01
+        Learning rate.
+    alpha : float, default 0.99
+        Decay of the average of squares.
+    eps : float, default 1e-8
+        Added where a divisor or logarithm could be 0.
+    weight_decay : float, default 0.0
+        Factor of the parameters in their decay.
+    device : Device, optional
+        Where the result is made.
+    out : sequence, optional
+        For each result a list, or None, of a Buffer or None for each element, which may be the input's.
 
-    Special values: a weight decay of 0 leaves g as it is. v < 0 gives NaN, as do v = g = eps = 0. NaN and infinities follow
-    IEEE 754. An empty list is legal and does nothing.
+    Returns
+    -------
+    ps_out, vs_out : list of Buffer
+        As long as the lists given.
 
-    Errors: ARGUMENT unless 0 <= alpha < 1 after rounding, and lr, eps and weight_decay are finite and 0 or more.
+    Raises
+    ------
+    ShapeError
+        Lists differ in length, or buffers of one place do.
+    ArgumentError
+        An empty list without a device. Expected: lr finite and 0 or more (lr); weight_decay finite and 0 or more
+        (weight_decay); 0 <= alpha < 1 (alpha); eps finite and 0 or more (eps).
 
-    Signature: ps: list[count], gs: list[count], vs: list[count] -> ps_out: list[count], vs_out: list[count]
+    Notes
+    -----
+    Special values: a weight decay of 0 leaves g as it is. v < 0 gives NaN, as do v = g = eps = 0. NaN and
+    infinities follow IEEE 754. An empty list is legal and does nothing.
 
-    Returns (ps_out, vs_out). `out` has a list or None for each of them, a list a Buffer or None for each element;
-    an input list may be given there, element by element.
+    References
+    ----------
+    Hinton, Neural Networks for Machine Learning, 2012, lecture 6; torch.optim.RMSprop
 
-    Raises ShapeError where a length does not fit its shape or lists differ in length; ArgumentError for an empty
-        list without a device; ArgumentError unless lr finite and 0 or more (lr); ArgumentError unless weight_decay
-        finite and 0 or more (weight_decay); ArgumentError unless 0 <= alpha < 1 (alpha); ArgumentError unless eps
-        finite and 0 or more (eps).
-
-    Source: Hinton, Neural Networks for Machine Learning, 2012, lecture 6; torch.optim.RMSprop
+    Examples
+    --------
+    >>> ps = [cpu.buffer([1, 2])]
+    >>> gs = [cpu.buffer([1, 2])]
+    >>> vs = [cpu.buffer([0, 0])]
+    >>> print(kernels.rmsprop_step(ps, gs, vs)[0][0].numpy().round(4))
+    [0.9 1.9]
     """
     undo = ()
     try:
@@ -11063,25 +15475,62 @@ def rmsprop_momentum_step(
 
     1 - alpha follows from alpha as rounded to float32, in float64, and is rounded once.
 
-    Shapes: lists ps, gs, vs, bs, ps_out, vs_out, bs_out of count tensors; those of one index have the same length.
+    Parameters
+    ----------
+    ps : sequence of Buffer
+        A buffer for each tensor; what is trained.
+    gs : sequence of Buffer
+        A buffer for each tensor; gradients.
+    vs : sequence of Buffer
+        A buffer for each tensor; averages of earlier steps.
+    bs : sequence of Buffer
+        A buffer for each tensor; velocities.
+    lr : float, default 0.01
+        Learning rate.
+    alpha : float, default 0.99
+        Decay of the average of squares.
+    eps : float, default 1e-8
+        Added where a divisor or logarithm could be 0.
+    weight_decay : float, default 0.0
+        Factor of the parameters in their decay.
+    momentum : float, default 0.9
+        Decay of the velocity.
+    device : Device, optional
+        Where the result is made.
+    out : sequence, optional
+        For each result a list, or None, of a Buffer or None for each element, which may be the input's.
 
-    Special values: a weight decay of 0 leaves g as it is. v < 0 gives NaN, as do v = g = eps = 0. NaN and infinities follow
-    IEEE 754. An empty list is legal and does nothing.
+    Returns
+    -------
+    ps_out, vs_out, bs_out : list of Buffer
+        As long as the lists given.
 
-    Errors: ARGUMENT unless 0 <= alpha < 1 after rounding, and lr, eps, weight_decay and momentum are finite and 0 or more.
+    Raises
+    ------
+    ShapeError
+        Lists differ in length, or buffers of one place do.
+    ArgumentError
+        An empty list without a device. Expected: lr finite and 0 or more (lr); weight_decay finite and 0 or more
+        (weight_decay); 0 <= alpha < 1 (alpha); eps finite and 0 or more (eps); momentum finite and 0 or more
+        (momentum).
 
-    Signature: ps: list[count], gs: list[count], vs: list[count], bs: list[count] -> ps_out: list[count], vs_out:
-        list[count], bs_out: list[count]
+    Notes
+    -----
+    Special values: a weight decay of 0 leaves g as it is. v < 0 gives NaN, as do v = g = eps = 0. NaN and
+    infinities follow IEEE 754. An empty list is legal and does nothing.
 
-    Returns (ps_out, vs_out, bs_out). `out` has a list or None for each of them, a list a Buffer or None for each
-    element; an input list may be given there, element by element.
+    References
+    ----------
+    Hinton, Neural Networks for Machine Learning, 2012, lecture 6; torch.optim.RMSprop
 
-    Raises ShapeError where a length does not fit its shape or lists differ in length; ArgumentError for an empty
-        list without a device; ArgumentError unless lr finite and 0 or more (lr); ArgumentError unless weight_decay
-        finite and 0 or more (weight_decay); ArgumentError unless 0 <= alpha < 1 (alpha); ArgumentError unless eps
-        finite and 0 or more (eps); ArgumentError unless momentum finite and 0 or more (momentum).
-
-    Source: Hinton, Neural Networks for Machine Learning, 2012, lecture 6; torch.optim.RMSprop
+    Examples
+    --------
+    >>> ps = [cpu.buffer([1, 2])]
+    >>> gs = [cpu.buffer([1, 2])]
+    >>> vs = [cpu.buffer([0, 0])]
+    >>> bs = [cpu.buffer([0, 0])]
+    >>> print(kernels.rmsprop_momentum_step(ps, gs, vs, bs)[0][0].numpy().round(4))
+    [0.9 1.9]
     """
     undo = ()
     try:
@@ -11137,26 +15586,64 @@ def rmsprop_centered_step(
     1 - alpha follows from alpha as rounded to float32, in float64, and is rounded once. A variance that rounding leaves below 0
     is 0, where PyTorch gives NaN.
 
-    Shapes: lists ps, gs, vs, ms, bs, ps_out, vs_out, ms_out, bs_out of count tensors; those of one index have the same length.
+    Parameters
+    ----------
+    ps : sequence of Buffer
+        A buffer for each tensor; what is trained.
+    gs : sequence of Buffer
+        A buffer for each tensor; gradients.
+    vs, ms : sequence of Buffer
+        A buffer for each tensor; averages of earlier steps.
+    bs : sequence of Buffer
+        A buffer for each tensor; velocities.
+    lr : float, default 0.01
+        Learning rate.
+    alpha : float, default 0.99
+        Decay of the average of squares.
+    eps : float, default 1e-8
+        Added where a divisor or logarithm could be 0.
+    weight_decay : float, default 0.0
+        Factor of the parameters in their decay.
+    momentum : float, default 0.0
+        Decay of the velocity.
+    device : Device, optional
+        Where the result is made.
+    out : sequence, optional
+        For each result a list, or None, of a Buffer or None for each element, which may be the input's.
 
-    Special values: a weight decay of 0 leaves g as it is. g = eps = 0 gives NaN where the variance is 0. NaN and infinities
-    follow IEEE 754. An empty list is legal and does nothing.
+    Returns
+    -------
+    ps_out, vs_out, ms_out, bs_out : list of Buffer
+        As long as the lists given.
 
-    Errors: ARGUMENT unless 0 <= alpha < 1 after rounding, and lr, eps, weight_decay and momentum are finite and 0 or more.
+    Raises
+    ------
+    ShapeError
+        Lists differ in length, or buffers of one place do.
+    ArgumentError
+        An empty list without a device. Expected: lr finite and 0 or more (lr); weight_decay finite and 0 or more
+        (weight_decay); 0 <= alpha < 1 (alpha); eps finite and 0 or more (eps); momentum finite and 0 or more
+        (momentum).
 
-    Signature: ps: list[count], gs: list[count], vs: list[count], ms: list[count], bs: list[count] -> ps_out:
-        list[count], vs_out: list[count], ms_out: list[count], bs_out: list[count]
+    Notes
+    -----
+    Special values: a weight decay of 0 leaves g as it is. g = eps = 0 gives NaN where the variance is 0. NaN and
+    infinities follow IEEE 754. An empty list is legal and does nothing.
 
-    Returns (ps_out, vs_out, ms_out, bs_out). `out` has a list or None for each of them, a list a Buffer or None for
-    each element; an input list may be given there, element by element.
+    References
+    ----------
+    Graves, Generating Sequences With Recurrent Neural Networks, arXiv:1308.0850, equations 38 to 45;
+    torch.optim.RMSprop
 
-    Raises ShapeError where a length does not fit its shape or lists differ in length; ArgumentError for an empty
-        list without a device; ArgumentError unless lr finite and 0 or more (lr); ArgumentError unless weight_decay
-        finite and 0 or more (weight_decay); ArgumentError unless 0 <= alpha < 1 (alpha); ArgumentError unless eps
-        finite and 0 or more (eps); ArgumentError unless momentum finite and 0 or more (momentum).
-
-    Source: Graves, Generating Sequences With Recurrent Neural Networks, arXiv:1308.0850, equations 38 to 45;
-        torch.optim.RMSprop
+    Examples
+    --------
+    >>> ps = [cpu.buffer([1, 2])]
+    >>> gs = [cpu.buffer([1, 2])]
+    >>> vs = [cpu.buffer([0, 0])]
+    >>> ms = [cpu.buffer([0, 0])]
+    >>> bs = [cpu.buffer([0, 0])]
+    >>> print(kernels.rmsprop_centered_step(ps, gs, vs, ms, bs)[0][0].numpy().round(4))
+    [0.8995 1.8995]
     """
     undo = ()
     try:
@@ -11206,24 +15693,56 @@ def lion_step(
 
     The factors 1 - beta and 1 - lr·weight_decay follow from the scalars as rounded to float32, in float64, and are rounded once.
 
-    Shapes: lists ps, gs, ms, ps_out, ms_out of count tensors; those of one index have the same length.
+    Parameters
+    ----------
+    ps : sequence of Buffer
+        A buffer for each tensor; what is trained.
+    gs : sequence of Buffer
+        A buffer for each tensor; gradients.
+    ms : sequence of Buffer
+        A buffer for each tensor; averages of earlier steps.
+    lr : float, default 1e-4
+        Learning rate.
+    beta1 : float, default 0.9
+        Decay of the average of gradients.
+    beta2 : float, default 0.99
+        Decay of the average of squared gradients.
+    weight_decay : float, default 0.0
+        Factor of the parameters in their decay.
+    device : Device, optional
+        Where the result is made.
+    out : sequence, optional
+        For each result a list, or None, of a Buffer or None for each element, which may be the input's.
 
-    Special values: the sign of 0 is 0, that of NaN is NaN. NaN and infinities follow IEEE 754. An empty list is legal and does
-    nothing.
+    Returns
+    -------
+    ps_out, ms_out : list of Buffer
+        As long as the lists given.
 
-    Errors: ARGUMENT unless 0 <= beta1, beta2 < 1 after rounding, and lr and weight_decay are finite and 0 or more.
+    Raises
+    ------
+    ShapeError
+        Lists differ in length, or buffers of one place do.
+    ArgumentError
+        An empty list without a device. Expected: lr finite and 0 or more (lr); weight_decay finite and 0 or more
+        (weight_decay); 0 <= beta1 < 1 (beta1); 0 <= beta2 < 1 (beta2).
 
-    Signature: ps: list[count], gs: list[count], ms: list[count] -> ps_out: list[count], ms_out: list[count]
+    Notes
+    -----
+    Special values: the sign of 0 is 0, that of NaN is NaN. NaN and infinities follow IEEE 754. An empty list is
+    legal and does nothing.
 
-    Returns (ps_out, ms_out). `out` has a list or None for each of them, a list a Buffer or None for each element;
-    an input list may be given there, element by element.
+    References
+    ----------
+    Chen et al., Symbolic Discovery of Optimization Algorithms, NeurIPS 2023, algorithm 2
 
-    Raises ShapeError where a length does not fit its shape or lists differ in length; ArgumentError for an empty
-        list without a device; ArgumentError unless lr finite and 0 or more (lr); ArgumentError unless weight_decay
-        finite and 0 or more (weight_decay); ArgumentError unless 0 <= beta1 < 1 (beta1); ArgumentError unless 0 <=
-        beta2 < 1 (beta2).
-
-    Source: Chen et al., Symbolic Discovery of Optimization Algorithms, NeurIPS 2023, algorithm 2
+    Examples
+    --------
+    >>> ps = [cpu.buffer([1, 2])]
+    >>> gs = [cpu.buffer([1, 2])]
+    >>> ms = [cpu.buffer([0, 0])]
+    >>> print(kernels.lion_step(ps, gs, ms)[0][0].numpy().round(4))
+    [0.9999 1.9999]
     """
     undo = ()
     try:
@@ -11262,17 +15781,39 @@ def global_norm(gs: Sequence[Buffer], *, device: Device | None = None, out: Buff
     Summed in float64, so no square over- or underflows and the result is the nearest float32 or its neighbour at a tie; each
     tensor by the row tree, then the tensors' sums by the same tree.
 
-    Shapes: gs a list of tensors, out one element.
+    Parameters
+    ----------
+    gs : sequence of Buffer
+        A buffer for each tensor; gradients.
+    device : Device, optional
+        Where the result is made.
+    out : Buffer, optional
+        Overwritten with the result.
 
-    Special values: NaN where a number is NaN, else infinity where one is infinite or the norm is beyond float32. The norm of an
-    empty list, or of empty tensors, is 0.
+    Returns
+    -------
+    out : Buffer
+        One element.
 
-    Signature: gs: list[count] -> out[1]
+    Raises
+    ------
+    ArgumentError
+        An empty list without a device.
 
-    Raises ShapeError where a length does not fit its shape or lists differ in length; ArgumentError for an empty
-        list without a device.
+    Notes
+    -----
+    Special values: NaN where a number is NaN, else infinity where one is infinite or the norm is beyond float32.
+    The norm of an empty list, or of empty tensors, is 0.
 
-    Source: Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013
+    References
+    ----------
+    Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013
+
+    Examples
+    --------
+    >>> gs = [cpu.buffer([3, 4])]
+    >>> print(kernels.global_norm(gs).numpy())
+    [5.]
     """
     try:
         slot = _take()
@@ -11319,21 +15860,45 @@ def clip_scale(
 
     The sum, the quotient and the product are rounded in turn; a factor of 1 leaves the bits as they are.
 
-    Shapes: lists gs, gs_out of count tensors; those of one index have the same length. norm one element.
+    Parameters
+    ----------
+    gs : sequence of Buffer
+        A buffer for each tensor; gradients.
+    norm : Buffer
+        One element; the gradients' norm.
+    max_norm : float
+        Largest norm allowed.
+    eps : float, default 1e-6
+        Added to the norm.
+    out : sequence, optional
+        A list, of a Buffer or None for each element, which may be the input's.
 
-    Special values: as in torch.nn.utils.clip_grad_norm_, a norm that is NaN makes everything NaN, an infinite one makes the
-    factor 0, which gives 0 for finite gradients and NaN for infinite ones. An empty list is legal and does nothing.
+    Returns
+    -------
+    gs_out : list of Buffer
+        As long as the lists given.
 
-    Errors: ARGUMENT unless max_norm >= 0 and eps is finite and 0 or more.
+    Raises
+    ------
+    ArgumentError
+        Expected: max_norm >= 0 (max_norm); eps finite and 0 or more (eps).
 
-    Signature: gs: list[count], norm[1] -> gs_out: list[count]
+    Notes
+    -----
+    Special values: as in torch.nn.utils.clip_grad_norm_, a norm that is NaN makes everything NaN, an infinite one
+    makes the factor 0, which gives 0 for finite gradients and NaN for infinite ones. An empty list is legal and
+    does nothing.
 
-    Returns gs_out. `out` is a list with a Buffer or None for each; it may be an input list, element by element.
+    References
+    ----------
+    Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013
 
-    Raises ShapeError where a length does not fit its shape or lists differ in length; ArgumentError unless max_norm
-        >= 0 (max_norm); ArgumentError unless eps finite and 0 or more (eps).
-
-    Source: Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013
+    Examples
+    --------
+    >>> gs = [cpu.buffer([3, 4])]
+    >>> norm = cpu.buffer([5])
+    >>> print(kernels.clip_scale(gs, norm, max_norm=1.0, eps=0.0)[0].numpy().round(4))
+    [0.6 0.8]
     """
     undo = ()
     try:
@@ -11371,16 +15936,38 @@ def fingerprint(xs: Sequence[Buffer], *, device: Device | None = None, out: Inde
     and S_1 too with less than 2^-56: the factors of Σ z² - Σ z'² for two pairs are random and their product is 0 modulo 2^64.
     It detects errors. It is no cryptographic hash: whoever wants two buffers of one fingerprint can make them.
 
-    Shapes: xs a list of count buffers, out (count, 4) in an index buffer.
+    Parameters
+    ----------
+    xs : sequence of Buffer
+        A buffer for each tensor.
+    device : Device, optional
+        Where the result is made.
+    out : IndexBuffer, optional
+        Overwritten with the result.
 
+    Returns
+    -------
+    out : IndexBuffer
+        Shape (count, 4).
+
+    Raises
+    ------
+    ArgumentError
+        An empty list without a device.
+
+    Notes
+    -----
     Special values: +0 differs from -0; all NaNs are one, as everywhere. An empty list gives an empty result.
 
-    Signature: xs: list[count] -> out: index[count, 4]
+    References
+    ----------
+    Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014 (SplitMix64)
 
-    Raises ShapeError where a length does not fit its shape or lists differ in length; ArgumentError for an empty
-        list without a device.
-
-    Source: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014 (SplitMix64)
+    Examples
+    --------
+    >>> xs = [cpu.buffer([1, 2])]
+    >>> print(kernels.fingerprint(xs).numpy((1, 4)))
+    [[1101028543 4294148359 2034533093 2893766077]]
     """
     try:
         slot = _take()

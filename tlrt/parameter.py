@@ -17,13 +17,32 @@ __all__ = ["Parameter", "Parameters"]
 
 
 class Parameter(Arithmetic):
-    """A named array that outlives the tape; :meth:`tlrt.session.Session.param` makes one.
+    """A named array that outlives the tape; :meth:`tlrt.Session.param` makes one.
 
-    It has a host value and a mirror on the session's device. Setting the host value frees the mirror; an optimiser's step
-    changes the mirror and makes the host value stale; :attr:`value` downloads a stale one once, use on the device uploads
-    only where there is no current mirror. Mirrors survive :meth:`Session.reset`.
+    It has a host value and a mirror on the session's device. Setting the host value frees the mirror; an
+    optimiser's step changes the mirror and makes the host value stale; :attr:`value` downloads a stale one once,
+    use on the device uploads only where there is no current mirror. Mirrors survive :meth:`Session.reset`.
 
-    In arithmetic it acts as its leaf on the tape, ``session.use(parameter)``; see :class:`tlrt.tensor.Arithmetic`."""
+    In arithmetic it acts as its leaf on the tape, ``session.use(parameter)``; see :class:`tlrt.tensor.Arithmetic`.
+
+    Parameters
+    ----------
+    session : Session
+        Whose parameter it is.
+    name : str
+        Unique within the session.
+    value : array_like
+        Any shape; rounded to float32.
+    requires_grad : bool
+        Whether it is trained.
+
+    Examples
+    --------
+    >>> s = tlrt.Session("cpu", seed=1)
+    >>> w = s.param([1, 2], "w")
+    >>> print((w * w).numpy())
+    [1. 4.]
+    """
 
     __slots__ = ("__weakref__", "_host", "_mirror", "_requires_grad", "_version", "_writes", "is_trainable", "name", "session",
                  "shape")  # fmt: skip
@@ -87,9 +106,28 @@ class Parameter(Arithmetic):
         self.set(value)
 
     def set(self, value: npt.ArrayLike) -> None:
-        """A new host value of the same shape, on the specification in float64; frees the mirror.
+        """Sets the host value, and frees the mirror.
 
-        Raises ShapeError, ArgumentTypeError for the dtype."""
+        Parameters
+        ----------
+        value : array_like
+            In the parameter's shape; on the specification it stays float64.
+
+        Raises
+        ------
+        ShapeError
+            Another shape.
+        ArgumentTypeError
+            No numbers.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu", seed=1)
+        >>> w = s.param([1, 2], "w")
+        >>> w.set([3, 4])
+        >>> print(w.value)
+        [3. 4.]
+        """
         self.session._require_uncaptured("set")
         host = self._converted(value, "set")
         if host.shape != self.shape:
@@ -107,9 +145,30 @@ class Parameter(Arithmetic):
         return [*changes, (self, "_writes", [0])]
 
     def assign(self, value: AnyBuffer) -> None:
-        """A new value from the session's device, whose handle the parameter takes over; the host value is stale from here on.
+        """Sets the value from the session's device; the host value is stale from here on.
 
-        Raises ShapeError, DeviceMismatchError, ReleasedError."""
+        Parameters
+        ----------
+        value : AnyBuffer
+            In the parameter's shape; the parameter takes the handle over.
+
+        Raises
+        ------
+        ShapeError
+            Another shape.
+        DeviceMismatchError
+            A buffer of another device.
+        ReleasedError
+            A released buffer.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu", seed=1)
+        >>> w = s.param([1, 2], "w")
+        >>> w.assign(tlrt.AnyBuffer.upload([5, 6], s.device))
+        >>> print(w.value)
+        [5. 6.]
+        """
         if value.shape != self.shape:
             raise refusal(ShapeError, "assign", self.name, f"shape {value.shape}", self.shape)
         if value.buffer.device is not self.session.device:
@@ -125,7 +184,20 @@ class Parameter(Arithmetic):
         set_and_call(self._changed(None, value.buffer), [] if old is None else [release_call(old)])
 
     def numpy(self) -> npt.NDArray[Any]:
-        """A copy of the current value."""
+        """A copy of the current value.
+
+        Returns
+        -------
+        numpy.ndarray
+            In the parameter's shape.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu", seed=1)
+        >>> w = s.param([1, 2], "w")
+        >>> print(w.numpy())
+        [1. 2.]
+        """
         return self.value.copy()
 
     @property
@@ -177,8 +249,28 @@ class Parameters(dict[str, Parameter]):
         return list(self.values())
 
     def drop(self, name: str) -> None:
-        """Forgets the parameter of that name, or those of the layer of that name, so that others may take their names, as when a
-        notebook's cell builds the layer again. Using one from then on is refused. Raises ArgumentError where there is none."""
+        """Forgets a parameter, or those of a layer, so that others may take their names.
+
+        As when a notebook's cell builds a layer again. Using a dropped parameter is refused.
+
+        Parameters
+        ----------
+        name : str
+            Of the parameter, or of the layer.
+
+        Raises
+        ------
+        ArgumentError
+            There is none of that name.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu", seed=1)
+        >>> w = s.param([1, 2], "w")
+        >>> s.parameters.drop("w")
+        >>> print(len(s.parameters))
+        0
+        """
         gone = [n for n in self if n == name or n.startswith(f"{name}.")]
         if not gone:
             raise refusal(ArgumentError, "drop", "name", f"{name!r}", f"one of {', '.join(self) or 'none'}")

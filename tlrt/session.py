@@ -20,24 +20,28 @@ from __future__ import annotations
 import itertools
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from tlrt._binding import convert
 from tlrt._binding.arguments import boolean, integer, integers, is_number, uint64
-from tlrt._binding.handles import Uncopied
 from tlrt._binding.library import failure
 from tlrt._binding.together import Change, release_call, set_and_call
 from tlrt._capture.turn import Turn
+from tlrt._gradients import Gradients, release_all
+from tlrt._naturals import NaturalNumbers
+from tlrt._node import Node, other_thread_error, release_nodes
 from tlrt._operations import Operations
 from tlrt._operations.base import atomic
 from tlrt._operations.names import missing_attribute
 from tlrt._operations.plan import Shape
+from tlrt._operations.random import RandomOperations
+from tlrt._operations.shaped import AnyBuffer, size_of
 from tlrt.capture import Captured, capture
 from tlrt.context import Device
 from tlrt.context import device as open_device
@@ -45,15 +49,14 @@ from tlrt.errors import (
     ArgumentError,
     ArgumentTypeError,
     DeviceMismatchError,
-    IndexOutOfRangeError,
     ReleasedError,
     ShapeError,
     refusal,
 )
 from tlrt.parameter import Parameter, Parameters
 from tlrt.spec import SpecDevice
-from tlrt.tape import AnyBuffer, Indices, Node, Tape, other_thread_error, release_nodes, size_of
-from tlrt.tensor import Arithmetic, CapturedTensor, NatRef, NatVecRef, TensorRef, naturals
+from tlrt.tape import Tape
+from tlrt.tensor import Arithmetic, CapturedTensor, NatRef, NatVecRef, TensorRef
 from tlspec.ops.random import draw_key
 
 __all__ = ["Gradients", "NatRef", "NatVecRef", "Options", "Parameter", "Session", "TensorRef"]
@@ -64,56 +67,41 @@ _blank: Any = TensorRef.__new__
 
 @dataclass(frozen=True)
 class Options:
-    """How a session runs."""
+    """How a session runs.
 
-    #: "spec" (float64), "cpu", "cuda", "cuda:1"
+    Parameters
+    ----------
+    device : str, default 'cpu'
+        "spec" (float64), "cpu", "cuda" or "cuda:1".
+    requires_grad_by_default : bool, default True
+        Whether parameters are trained, unless said.
+    track_gradients : bool, default True
+        False records nothing for backward.
+    seed : int, default 0
+        Of the random numbers; below 2^64.
+    fast_kernels : bool, default False
+        linear, matmul and mse_loss by :mod:`tlrt.fast_kernels`.
+    matmul_precision : str, default 'fp32'
+        Of the fast kernels: "fp32" or "fp64".
+    math : str, optional
+        "fast" or "reproducible"; see :func:`tlrt.device`.
+    check_indices : bool, default False
+        Refuses an index out of range, where it reads 0 and is not written to otherwise.
+
+    Examples
+    --------
+    >>> print(tlrt.Options(seed=3).seed)
+    3
+    """
+
     device: str = "cpu"
-    #: of parameters, unless said
     requires_grad_by_default: bool = True
-    #: off: nothing is recorded for backward
     track_gradients: bool = True
-    #: of the random generator
     seed: int = 0
-    #: linear, matmul and mse_loss by :mod:`tlrt.fast_kernels`
     fast_kernels: bool = False
-    #: of the fast kernels: "fp32" or "fp64"
     matmul_precision: str = "fp32"
-    #: "fast" or "reproducible", see :func:`tlrt.device`
     math: str | None = None
-    #: an index out of range is refused, where it reads 0 and is not written to otherwise
     check_indices: bool = False
-
-
-class Gradients(Uncopied, Mapping[Parameter, AnyBuffer]):
-    """Gradients by parameter, on the device. They belong to the session and go at its next backward or reset."""
-
-    def __init__(self) -> None:
-        self._by_parameter: dict[Parameter, AnyBuffer] = {}
-        self._by_leaf: dict[int, AnyBuffer] = {}
-        #: parameters that the loss does not reach, whose gradients are zeros
-        self._unreached: frozenset[Parameter] = frozenset()
-
-    def __getitem__(self, parameter: Parameter) -> AnyBuffer:
-        return self._by_parameter[parameter]
-
-    def __iter__(self) -> Iterator[Parameter]:
-        return iter(self._by_parameter)
-
-    def __len__(self) -> int:
-        return len(self._by_parameter)
-
-    def __repr__(self) -> str:
-        return f"Gradients({', '.join(f'{p.name}{list(p.shape)}' for p in self) or 'none'})"
-
-    def of_leaf(self, id: int) -> AnyBuffer | None:
-        """The gradient of an input."""
-        return self._by_leaf.get(id)
-
-    def release(self) -> None:
-        """Gives all the buffers back."""
-        parameters, leaves = self._by_parameter, self._by_leaf
-        self._by_parameter, self._by_leaf, self._unreached = {}, {}, frozenset()
-        _release_all((*parameters.values(), *leaves.values()))
 
 
 class _Mark(NamedTuple):
@@ -125,27 +113,60 @@ class _Mark(NamedTuple):
     counter: int
 
 
-class Session(Operations[TensorRef]):
-    """See the module. `device` is a name or a Device, which is then not closed with the session; the other arguments are
-    fields of :class:`Options`. Operations take tensors of this session, its parameters, and, where two operands meet
-    elementwise, numbers."""
+class Session(NaturalNumbers, Operations[TensorRef], RandomOperations[TensorRef]):
+    """A program's tensors, parameters and random numbers on one device; see :mod:`tlrt.session`.
+
+    Operations take tensors of this session, its parameters, and, where two operands meet elementwise, numbers.
+
+    Parameters
+    ----------
+    device : str, Device or SpecDevice, optional
+        A name ("spec", "cpu", "cuda"), or a device, which is then not closed with the session.
+    options : Options, optional
+        What the arguments below say where they are left out.
+    requires_grad_by_default : bool, optional
+        Whether parameters are trained, unless said.
+    track_gradients : bool, optional
+        False records nothing for backward.
+    seed : int, optional
+        Of the random numbers; below 2^64.
+    fast_kernels : bool, optional
+        linear, matmul and mse_loss by :mod:`tlrt.fast_kernels`.
+    matmul_precision : str, optional
+        Of the fast kernels: "fp32" or "fp64".
+    math : str, optional
+        "fast" or "reproducible"; see :func:`tlrt.device`.
+    check_indices : bool, optional
+        Refuses an index out of range, where it reads 0 and is not written to otherwise.
+
+    Examples
+    --------
+    >>> with tlrt.Session("cpu") as s:
+    ...     w = s.param([1, 2], "w")
+    ...     s.reduce_sum(w * w).backward()
+    ...     print(w.grad.numpy())
+    [2. 4.]
+    """
 
     def __init__(
-        self, device: str | Device | SpecDevice | None = None, *, options: Options | None = None, **fields: Any
-    ) -> None:
+        self, device: str | Device | SpecDevice | None = None, *, options: Options | None = None,
+        requires_grad_by_default: bool | None = None, track_gradients: bool | None = None, seed: int | None = None,
+        fast_kernels: bool | None = None, matmul_precision: str | None = None, math: str | None = None,
+        check_indices: bool | None = None,
+    ) -> None:  # fmt: skip
         chosen = Options() if options is None else options
         if not isinstance(chosen, Options):
             raise refusal(ArgumentTypeError, "Session", "options", convert.type_name(chosen), "Options")
-        if isinstance(device, str):
-            fields["device"] = device
-        elif device is not None and not hasattr(device, "memory"):
+        if device is not None and not isinstance(device, str) and not hasattr(device, "memory"):
             hint = " (options=… takes them)" if isinstance(device, Options) else ""
             got = convert.type_name(device)
             raise refusal(ArgumentTypeError, "Session", "device", got, f"a Device or its name, like 'cpu'{hint}")
-        try:
-            chosen = replace(chosen, **fields)
-        except TypeError as error:
-            raise ArgumentTypeError(f"Session: options: {error}") from None
+        given: dict[str, Any] = {
+            "device": device if isinstance(device, str) else None, "requires_grad_by_default": requires_grad_by_default,
+            "track_gradients": track_gradients, "seed": seed, "fast_kernels": fast_kernels,
+            "matmul_precision": matmul_precision, "math": math, "check_indices": check_indices,
+        }  # fmt: skip
+        chosen = replace(chosen, **{name: value for name, value in given.items() if value is not None})
         for name in ("requires_grad_by_default", "track_gradients", "fast_kernels", "check_indices"):
             boolean("Session", name, getattr(chosen, name))
         if chosen.matmul_precision not in ("fp32", "fp64"):
@@ -182,10 +203,10 @@ class Session(Operations[TensorRef]):
         #: functions on node ids that run in place of the tape's operations, by name
         self._substitutes: dict[str, Callable[..., int]] = {}
         if chosen.fast_kernels:
-            from tlrt import fast_kernels
+            from tlrt.fast_kernels import substitutes
 
-            self._substitutes = fast_kernels.substitutes(
-                self.tape, precision=chosen.matmul_precision, use_gpu=bool(self.device.is_cuda)
+            self._substitutes = substitutes(
+                self.tape, precision=cast(Any, chosen.matmul_precision), use_gpu=bool(self.device.is_cuda)
             )
 
     if not TYPE_CHECKING:  # else every name would be one
@@ -286,7 +307,24 @@ class Session(Operations[TensorRef]):
         return self._ref(self.epoch, self.tape._view(self._id(x, name), shape, name))
 
     def shape(self, x: Any) -> Shape:
-        """The shape of a tensor or parameter; () of a number."""
+        """The shape of a tensor or parameter; () of a number.
+
+        Parameters
+        ----------
+        x : tensor, Parameter or float
+            Any.
+
+        Returns
+        -------
+        tuple of int
+            One size for each axis.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu", seed=1)
+        >>> print(s.shape(s.zeros((2, 3))))
+        (2, 3)
+        """
         return self._shape("shape", x)
 
     def _shape(self, op: str, x: Any) -> Shape:
@@ -349,7 +387,34 @@ class Session(Operations[TensorRef]):
     # ---- leaves
 
     def param(self, value: npt.ArrayLike, name: str | None = None, requires_grad: bool | None = None) -> Parameter:
-        """A parameter; not on the tape until used. Names are unique within the session; "p0", "p1", … unless given."""
+        """Makes a parameter: a named array that outlives the tape.
+
+        Parameters
+        ----------
+        value : array_like
+            Its value; any shape.
+        name : str, optional
+            Unique within the session; "p0", "p1", … unless given.
+        requires_grad : bool, optional
+            Whether it is trained; as the session's options say unless given.
+
+        Returns
+        -------
+        Parameter
+            Not on the tape until it is used.
+
+        Raises
+        ------
+        ArgumentError
+            The name is taken.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu", seed=1)
+        >>> w = s.param(np.ones(2), "w")
+        >>> print(w.name, w.shape)
+        w (2,)
+        """
         self._require_open("param")
         self._require_uncaptured("param")
         if name is None:
@@ -366,7 +431,30 @@ class Session(Operations[TensorRef]):
         return made
 
     def use(self, parameter: Parameter) -> TensorRef:
-        """The parameter as a leaf of the tape; the same one each time until it changes or the session is reset."""
+        """The parameter as a leaf of the tape.
+
+        Parameters
+        ----------
+        parameter : Parameter
+            One of this session.
+
+        Returns
+        -------
+        tensor
+            The same one each time until the parameter changes or the session is reset.
+
+        Raises
+        ------
+        ReleasedError
+            The parameter was dropped.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu", seed=1)
+        >>> w = s.param([1, 2], "w")
+        >>> print(s.use(w) is s.use(w))
+        True
+        """
         epoch, leaves = self.epoch, self._leaves  # of one step, whatever another thread resets from here on
         found = leaves.get(parameter)
         if found is not None and found[1] == parameter._version:
@@ -396,7 +484,30 @@ class Session(Operations[TensorRef]):
         return self._ref(self.epoch, self.tape._append(Node(name, value, requires_grad)))
 
     def input(self, value: npt.ArrayLike, name: str = "input", requires_grad: bool = False) -> TensorRef:
-        """An array as a leaf of the tape, with a gradient if asked for (:attr:`TensorRef.grad` after backward)."""
+        """An array as a leaf of the tape.
+
+        Parameters
+        ----------
+        value : array_like
+            Any shape; copied to the device in float32.
+        name : str, default 'input'
+            Its name on the tape.
+        requires_grad : bool, default False
+            Whether backward gives it a gradient, its `grad`.
+
+        Returns
+        -------
+        tensor
+            In the array's shape.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu", seed=1)
+        >>> x = s.input([1, 2], requires_grad=True)
+        >>> s.reduce_sum(x * x).backward()
+        >>> print(x.grad.numpy())
+        [2. 4.]
+        """
         self._require_open("input")
         if isinstance(value, Arithmetic):
             expected = "an array (Session.detach stops gradients)"
@@ -409,27 +520,122 @@ class Session(Operations[TensorRef]):
         return self._leaf(AnyBuffer.upload(value, self.device), name, wants)
 
     def const(self, value: npt.ArrayLike, name: str = "const") -> TensorRef:
-        """An array as a leaf of the tape without a gradient."""
+        """An array as a leaf of the tape without a gradient.
+
+        Parameters
+        ----------
+        value : array_like
+            Any shape; copied to the device in float32.
+        name : str, default 'const'
+            Its name on the tape.
+
+        Returns
+        -------
+        tensor
+            In the array's shape.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu", seed=1)
+        >>> print(s.const([1, 2]).numpy())
+        [1. 2.]
+        """
         return self.input(value, name, False)
 
     def full(self, shape: Sequence[int] | int, value: float) -> TensorRef:
-        """A constant tensor; its value is a number."""
+        """A constant tensor of one number.
+
+        Parameters
+        ----------
+        shape : int or sequence of int
+            The sizes of the axes.
+        value : float
+            The number.
+
+        Returns
+        -------
+        tensor
+            Without a gradient.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu", seed=1)
+        >>> print(s.full(3, 0.5).numpy())
+        [0.5 0.5 0.5]
+        """
         self._require_open("full")
         sizes = _sizes("full", shape)
         return self._leaf(AnyBuffer.of(sizes, self.device.full(size_of(sizes), value)), "full", False)
 
     def zeros(self, shape: Sequence[int] | int) -> TensorRef:
-        """A tensor of zeros."""
+        """A tensor of zeros.
+
+        Parameters
+        ----------
+        shape : int or sequence of int
+            The sizes of the axes.
+
+        Returns
+        -------
+        tensor
+            Without a gradient.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu", seed=1)
+        >>> print(s.zeros(3).numpy())
+        [0. 0. 0.]
+        """
         self._require_open("zeros")
         sizes = _sizes("zeros", shape)
         return self._leaf(AnyBuffer.of(sizes, self.device.zeros(size_of(sizes))), "zeros", False)
 
     def detach(self, x: TensorRef | Parameter) -> TensorRef:
-        """The same value with no gradient to x; shares its storage."""
+        """The same value with no gradient to x.
+
+        Parameters
+        ----------
+        x : tensor or Parameter
+            Any shape.
+
+        Returns
+        -------
+        tensor
+            Shares the storage of x.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu", seed=1)
+        >>> w = s.param([1, 2], "w")
+        >>> print(s.detach(w).requires_grad)
+        False
+        """
         return self._ref(self.epoch, self.tape.detach(self._id(x, "detach")))
 
     def get_value(self, x: TensorRef | Parameter | CapturedTensor) -> npt.NDArray[Any]:
-        """A copy of a tensor on the host; waits for the device. Raises ShapeError where the reference has another shape."""
+        """A copy of a tensor on the host; waits for the device.
+
+        Parameters
+        ----------
+        x : tensor or Parameter
+            Any shape.
+
+        Returns
+        -------
+        numpy.ndarray
+            In the tensor's shape.
+
+        Raises
+        ------
+        ReleasedError
+            The tensor is from before a reset.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu", seed=1)
+        >>> print(s.get_value(s.full(2, 3)))
+        [3. 3.]
+        """
         return x.numpy() if isinstance(x, CapturedTensor) else self._read(x, "get_value")
 
     # ---- random numbers
@@ -442,116 +648,71 @@ class Session(Operations[TensorRef]):
             observer.key_drawn(self, key, self._key)
         return key
 
-    def rand_uniform(self, shape: Sequence[int] | int) -> TensorRef:
-        """Uniform numbers in [0, 1); exact multiples of 2^-24."""
-        return self._draw("rand_uniform", shape)
-
-    def rand_normal(self, shape: Sequence[int] | int, mean: float = 0.0, std: float = 1.0) -> TensorRef:
-        """Normal numbers by Box and Muller."""
-        return self._draw("rand_normal", shape, mean, std)
-
-    def bernoulli_mask(self, shape: Sequence[int] | int, keep: float) -> TensorRef:
-        """1 with probability `keep`, else 0."""
-        return self._draw("bernoulli_mask", shape, keep)
-
-    @atomic
     def _draw(self, name: str, shape: Sequence[int] | int, *parameters: float) -> TensorRef:
         self._require_open(name)
         sizes = _sizes(name, shape)
         buffer = getattr(self.tape.kernels, name)(self.device, size_of(sizes), self._key(), *parameters)
         return self._leaf(AnyBuffer.of(sizes, buffer), name, False)
 
-    @atomic
-    def multinomial(self, weights: TensorRef, n: int = 1) -> Indices:
-        """n different places of the last axis, drawn one after the other with probabilities in proportion to the weights that are
-        left: (…, classes) to (…, n). Weights are not negative, and at least n of a row positive."""
-        weights = self.detach(weights)
-        uniform = self.rand_uniform(self.shape(weights))
-        # of independent exponential times at these rates, the first; a uniform number of 0 would give a time of 0
-        times = self.clamp(self.neg(self.log1p(self.neg(uniform))), 2.0**-25, np.inf)
-        return self.topk(self.div(weights, times), n)[1]
-
-    def dropout(self, x: TensorRef, p: float) -> TensorRef:
-        """x with each element dropped with probability p and the others scaled by 1/(1 - p)."""
-        if not is_number(p):
-            raise refusal(ArgumentTypeError, "dropout", "p", convert.type_name(p), "a number")
-        if not 0 <= p < 1:
-            raise refusal(ArgumentError, "dropout", "p", p, "0 <= p < 1")
-        return x if p == 0 else self._dropped(x, p)
-
-    @atomic
-    def _dropped(self, x: TensorRef, p: float) -> TensorRef:
-        return self.scale(self.mul(x, self.bernoulli_mask(self.shape(x), 1 - p)), 1 / (1 - p))
-
     def _drop_weights(self, op: str, weights: TensorRef, p: float) -> TensorRef:
         return self.dropout(weights, p)
-
-    # ---- natural numbers: indices that a program can overwrite between steps; they go at reset
-
-    def nat(self, value: int) -> NatRef:
-        """A natural number in the environment; usable wherever an index is taken, which refuses one of 2^32 or more."""
-        self._require_open("nat")
-        self._nats.append(int(naturals("nat", [integer("nat", "value", value)])[0]))
-        return NatRef(self, len(self._nats) - 1, self.epoch)
-
-    def get_nat(self, ref: NatRef) -> int:
-        """The number behind a reference. Raises IndexOutOfRangeError, ReleasedError after reset."""
-        return int(self._nats[self._nat_place(ref, "get_nat", NatRef)])
-
-    def set_nat(self, ref: NatRef, value: int) -> None:
-        """Another number behind a reference."""
-        place = self._nat_place(ref, "set_nat", NatRef)
-        self._nats[place] = int(naturals("set_nat", [integer("set_nat", "value", value)])[0])
-
-    def nat_vec(self, values: npt.ArrayLike) -> NatVecRef:
-        """A vector of natural numbers in the environment; usable wherever indices are taken, which refuses 2^32 and more."""
-        self._require_open("nat_vec")
-        self._nats.append(naturals("nat_vec", values))
-        return NatVecRef(self, len(self._nats) - 1, self.epoch)
-
-    def get_nat_vec(self, ref: NatVecRef) -> npt.NDArray[Any]:
-        """A copy of the vector behind a reference; uint32, or Python's integers where one is 2^32 or more."""
-        return self._nats[self._nat_place(ref, "get_nat_vec", NatVecRef)].copy()
-
-    def set_nat_vec(self, ref: NatVecRef, values: npt.ArrayLike) -> None:
-        """Another vector behind a reference, of the same length."""
-        place = self._nat_place(ref, "set_nat_vec", NatVecRef)
-        fresh = naturals("set_nat_vec", values)
-        if fresh.size != self._nats[place].size:
-            raise refusal(ArgumentError, "set_nat_vec", "values", f"{fresh.size} numbers", self._nats[place].size)
-        self._nats[place] = fresh
-
-    def _nat_place(self, ref: NatRef, op: str, kind: type[NatRef]) -> int:
-        if type(ref) is not kind:
-            raise refusal(ArgumentTypeError, op, "ref", convert.type_name(ref), kind.__name__)
-        if ref.session is not self:
-            raise refusal(DeviceMismatchError, op, "ref", "one of another session", "one of this")
-        if ref.epoch != self.epoch:
-            self._require_open(op)
-            raise refusal(ReleasedError, op, "ref", "one from before reset", "one of this step")
-        if not 0 <= ref.id < len(self._nats):
-            raise refusal(IndexOutOfRangeError, op, "ref", f"id {ref.id}", f"below {len(self._nats)}")
-        if isinstance(self._nats[ref.id], np.ndarray) is not (kind is NatVecRef):
-            raise ArgumentTypeError(f"{op}: ref: got id {ref.id}, which is no {kind.__name__}", op=op)
-        return ref.id
 
     # ---- gradients
 
     def no_grad(self) -> AbstractContextManager[Any]:
-        """Within, nothing is recorded for backward."""
+        """Within, nothing is recorded for backward.
+
+        Returns
+        -------
+        context manager
+            Of this thread alone.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu", seed=1)
+        >>> w = s.param([1, 2], "w")
+        >>> with s.no_grad():
+        ...     y = w * w
+        >>> print(y.requires_grad)
+        False
+        """
         return self.tape.pause()
 
     def backward(
         self, loss: TensorRef, seed: npt.ArrayLike | AnyBuffer | None = None, *, accumulate: bool = False
     ) -> Gradients:
-        """The gradients of `loss` by every parameter that requires one, zeros where it does not reach: optimisers leave those
-        parameters as they are.
+        """The gradients of a loss by every parameter that requires one.
 
-        `seed` is the cotangent in the loss's shape; left out, 1, which only a loss of one element allows. Gradients of an
-        earlier backward are replaced; with `accumulate` the new ones are added to them, also to those that reset(gradients=False)
-        kept, and a parameter is reached where one of the losses reaches it. A loss that depends on nothing that requires a
-        gradient gives zeros and a warning. Raises ArgumentError where nothing is recorded, or where the loss depends on a
-        parameter that changed since the tape recorded it."""
+        A loss that depends on nothing that requires a gradient gives zeros and a warning.
+
+        Parameters
+        ----------
+        loss : tensor
+            What is differentiated.
+        seed : array_like or AnyBuffer, optional
+            The cotangent in the loss's shape; 1 unless given, which only a loss of one element allows.
+        accumulate : bool, default False
+            Adds to the gradients of earlier backwards, also to those that reset(gradients=False) kept, in place of
+            replacing them.
+
+        Returns
+        -------
+        Gradients
+            By parameter; zeros where the loss does not reach, and optimisers leave those parameters as they are.
+
+        Raises
+        ------
+        ArgumentError
+            Nothing is recorded, or the loss depends on a parameter that changed since the tape recorded it.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu", seed=1)
+        >>> w = s.param([1, 2], "w")
+        >>> g = s.backward(s.reduce_sum(w * w))
+        >>> print(g[w].numpy())
+        [2. 4.]
+        """
         self._require_open("backward")
         boolean("backward", "accumulate", accumulate)
         epoch = self.epoch
@@ -583,7 +744,7 @@ class Session(Operations[TensorRef]):
             if self.epoch != epoch:
                 raise other_thread_error("backward")
         except BaseException:
-            _release_all((*found.values(), *by_parameter.values()))
+            release_all((*found.values(), *by_parameter.values()))
             raise
         old = [release_call(g.buffer) for g in (*gradients._by_parameter.values(), *gradients._by_leaf.values())]
         fresh = [(gradients, "_by_parameter", by_parameter), (gradients, "_by_leaf", found)]
@@ -628,9 +789,33 @@ class Session(Operations[TensorRef]):
         return self._gradients
 
     def clip_grad_norm(self, max_norm: float, parameters: Sequence[Parameter] | None = None) -> AnyBuffer:
-        """Scales the gradients so that their global norm is at most `max_norm`; returns the norm before, on the device.
+        """Scales the gradients so that their global norm is at most a number.
 
-        The norm is √Σg² over all elements of all gradients. Nothing waits for the device."""
+        Parameters
+        ----------
+        max_norm : float
+            The largest norm, 0 or more.
+        parameters : sequence of Parameter, optional
+            Whose gradients; all unless given.
+
+        Returns
+        -------
+        AnyBuffer
+            The norm before, √Σg² over all elements, on the device: nothing waits for it.
+
+        Raises
+        ------
+        ArgumentError
+            There are no gradients.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu", seed=1)
+        >>> w = s.param([3, 4], "w")
+        >>> _ = s.backward(s.reduce_sum(w * w) * 0.5)
+        >>> print(s.clip_grad_norm(1.0).numpy(), w.grad.numpy().round(4))
+        5.0 [0.6 0.8]
+        """
         self._require_open("clip_grad_norm")
         known = self._gradients._by_parameter
         if isinstance(parameters, Parameter):
@@ -653,14 +838,47 @@ class Session(Operations[TensorRef]):
     # ---- life
 
     def capture(self, function: Callable[..., Any], *example: Any) -> Captured:
-        """Calls function(*example) once, as a step of the program, and gives it as a step that runs without Python's tape.
+        """Calls a function once, as a step of the program, and gives it as a step that runs without Python's tape.
 
-        See :mod:`tlrt.capture` for what the function may do, and what its arguments and results become."""
+        Parameters
+        ----------
+        function : callable
+            See :mod:`tlrt.capture` for what it may do.
+        *example : array_like
+            Its arguments.
+
+        Returns
+        -------
+        Captured
+            Called with other arguments of the same shapes.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu", seed=1)
+        >>> step = s.capture(lambda x: s.reduce_sum(s.input(x)), np.ones(3))
+        >>> print(step(np.full(3, 2.0)).numpy())
+        6.0
+        """
         return capture(self, function, example)
 
     def reset(self, *, gradients: bool = True) -> None:
-        """Releases the tape, the gradients and the natural numbers. Parameters, their mirrors and the random counter stay, and
-        without `gradients` those by parameter do, for a backward that adds to them."""
+        """Ends a step: releases the tape, the gradients and the natural numbers.
+
+        Parameters, their mirrors and the random counter stay.
+
+        Parameters
+        ----------
+        gradients : bool, default True
+            False keeps the gradients by parameter, for a backward that adds to them.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu", seed=1)
+        >>> x = s.zeros(2)
+        >>> s.reset()
+        >>> print(len(s.tape))
+        0
+        """
         self._require_open("reset")
         self._release_step(boolean("reset", "gradients", gradients))
 
@@ -673,7 +891,7 @@ class Session(Operations[TensorRef]):
         kept: list[Change] = [(gradients, "_by_parameter", parameters), (gradients, "_unreached", gradients._unreached)]
         set_and_call(self._emptied() + ([] if with_gradients else kept), [])
         release_nodes(nodes)
-        _release_all((*(parameters.values() if with_gradients else ()), *leaves.values()))
+        release_all((*(parameters.values() if with_gradients else ()), *leaves.values()))
 
     def _emptied(self) -> list[Change]:
         """What begins a new step."""
@@ -688,9 +906,11 @@ class Session(Operations[TensorRef]):
         self.device.collect()
 
     def close(self) -> None:
-        """Reads stale parameters back to the host, then releases everything at once; a device the session opened is closed.
+        """Reads stale parameters back to the host, then releases everything at once; a device the session opened is
+        closed.
 
-        Where memory is short the session stays open and may be closed again."""
+        Where memory is short the session stays open and may be closed again.
+        """
         if self._closed:
             if self._owns_device and not self.device.closed:
                 self.device.close()
@@ -739,11 +959,6 @@ class Session(Operations[TensorRef]):
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self.parameters)} parameters, {self.tape.size} nodes"
         return f"Session({self.device.name!r}, {state})"
-
-
-def _release_all(gradients: Iterable[AnyBuffer]) -> None:
-    for g in gradients:
-        g.buffer.release()
 
 
 def _sizes(op: str, shape: Any) -> Shape:

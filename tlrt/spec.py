@@ -49,7 +49,17 @@ class _Storage:
 
 
 class SpecBuffer:
-    """A flat array of the device's type, float64 unless it was made for another, with the methods of :class:`tlrt.Buffer`."""
+    """A flat array with the methods of :class:`tlrt.Buffer`.
+
+    Parameters
+    ----------
+    array : numpy.ndarray
+        One axis.
+    device : SpecDevice
+        Whose buffer it is.
+    storage : object, optional
+        The storage that it shares with other handles.
+    """
 
     __slots__ = ("__weakref__", "_array", "_device", "_storage")
 
@@ -88,7 +98,23 @@ class SpecBuffer:
         return self._storage.handles
 
     def numpy(self, shape: int | Sequence[int] | None = None) -> Array:
-        """A new array with the content, in `shape` if given."""
+        """A copy of the content.
+
+        Parameters
+        ----------
+        shape : int or sequence of int, optional
+            Its shape; one axis unless given.
+
+        Returns
+        -------
+        numpy.ndarray
+            In the device's type of numbers.
+
+        Raises
+        ------
+        ShapeError
+            The shape holds another number of elements.
+        """
         content = self.array.copy()
         if shape is None:
             return content
@@ -117,16 +143,43 @@ class SpecBuffer:
         return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
 
     def fill(self, value: float) -> SpecBuffer:
+        """Sets all elements to a number.
+
+        Parameters
+        ----------
+        value : float
+            The number.
+
+        Returns
+        -------
+        SpecBuffer
+            This buffer.
+        """
         self.array[...] = self._device.number("fill", "value", value)
         return self
 
     def copy(self) -> SpecBuffer:
+        """The same content in storage of its own.
+
+        Returns
+        -------
+        SpecBuffer
+            A new buffer.
+        """
         return SpecBuffer(self.array.copy(), self._device)
 
     def share(self) -> SpecBuffer:
+        """A second handle to the same storage.
+
+        Returns
+        -------
+        SpecBuffer
+            The handle.
+        """
         return SpecBuffer(self.array, self._device, self._storage)
 
     def release(self) -> None:
+        """Gives the handle back; may be repeated."""
         if self._array is not None:
             self._count(-1, None)
 
@@ -168,16 +221,42 @@ class SpecIndexBuffer(SpecBuffer):
         return self.length
 
     def copy(self) -> SpecIndexBuffer:
+        """The same content in storage of its own.
+
+        Returns
+        -------
+        SpecIndexBuffer
+            A new buffer.
+        """
         return SpecIndexBuffer(self.array.copy(), self._device)
 
     def share(self) -> SpecIndexBuffer:
+        """A second handle to the same storage.
+
+        Returns
+        -------
+        SpecIndexBuffer
+            The handle.
+        """
         return SpecIndexBuffer(self.array, self._device, self._storage)
 
 
 class SpecDevice:
     """The specification with the methods of :class:`tlrt.Device`. It computes at once and counts its memory.
 
-    `scalar` is the type of numbers that it computes in, see the module; left out, float64, of values rounded to float32."""
+    Parameters
+    ----------
+    scalar : type, optional
+        The type of numbers that it computes in, see :mod:`tlrt.spec`; float64 of values rounded to float32 unless
+        given.
+
+    Examples
+    --------
+    >>> from tlrt.spec import SpecDevice
+    >>> with tlrt.Session(SpecDevice()) as s:
+    ...     print(s.sqrt(s.const([2.0])).numpy())
+    [1.41421356]
+    """
 
     def __init__(self, scalar: Any = None) -> None:
         self.scalar = scalar
@@ -192,14 +271,33 @@ class SpecDevice:
     closed = False
 
     def observe(self, observer: Observer) -> None:
-        """Reports what sessions and tapes do to the observer; calls and buffers of the specification are not reported."""
+        """Reports what sessions and tapes do to an observer; calls and buffers of the specification are not reported.
+
+        Parameters
+        ----------
+        observer : Observer
+            Who is told.
+        """
         self._observers = (*self._observers, observer)
 
     def ignore(self, observer: Observer) -> None:
-        """Stops the reports to an observer."""
+        """Stops the reports to an observer.
+
+        Parameters
+        ----------
+        observer : Observer
+            Who is told no more.
+        """
         self._observers = tuple(o for o in self._observers if o is not observer)
 
     def describe(self) -> str:
+        """Says what computes.
+
+        Returns
+        -------
+        str
+            A line.
+        """
         return f"specification, {self.dtype if self.scalar is None else self._scalar_name}, NumPy {np.__version__}"
 
     # ---- the type of numbers
@@ -209,9 +307,27 @@ class SpecDevice:
         return getattr(self.scalar, "__name__", str(self.scalar))
 
     def convert(self, op: str, name: str, value: Any) -> Array:
-        """A flat copy as the device computes with it: rounded to float32 and widened, or of the type that it was made for.
+        """A copy as the device computes with it: rounded to float32 and widened, or of the type that it was made for.
 
-        Raises ArgumentTypeError for what has no such form."""
+        Parameters
+        ----------
+        op : str
+            The operation that a refusal names.
+        name : str
+            The argument that a refusal names.
+        value : array_like
+            The numbers.
+
+        Returns
+        -------
+        numpy.ndarray
+            Flat.
+
+        Raises
+        ------
+        ArgumentTypeError
+            It has no such form.
+        """
         if self.scalar is None:
             return convert.float32(op, name, value).astype(np.float64)
         array = convert.host_array(op, name, value, self._scalar_name).reshape(-1)
@@ -241,14 +357,47 @@ class SpecDevice:
             raise errors.refusal(errors.ArgumentTypeError, op, name, got, self._scalar_name) from None
 
     def number(self, op: str, name: str, value: Any) -> Any:
-        """A scalar argument as the device computes with it."""
+        """A scalar argument as the device computes with it.
+
+        Parameters
+        ----------
+        op : str
+            The operation that a refusal names.
+        name : str
+            The argument that a refusal names.
+        value : float
+            The number.
+
+        Returns
+        -------
+        number
+            Of the device's type.
+        """
         if self.scalar is None:
             return _round_to_float32(number(op, name, value))
         made = self.convert(op, name, [value])[0]
         return made.item() if isinstance(made, np.generic) else made
 
     def adopt(self, op: str, result: Any) -> Array:
-        """What a formula gave, flat; raises ArgumentTypeError where it left the device's type."""
+        """What a formula gave, flat.
+
+        Parameters
+        ----------
+        op : str
+            The operation that a refusal names.
+        result : array_like
+            The result.
+
+        Returns
+        -------
+        numpy.ndarray
+            In the device's type.
+
+        Raises
+        ------
+        ArgumentTypeError
+            It left the device's type.
+        """
         array = np.asarray(result).reshape(-1)
         if self.scalar is None:
             return array.astype(np.float64, copy=False)
@@ -270,54 +419,164 @@ class SpecDevice:
     # ---- buffers
 
     def buffer(self, array: npt.ArrayLike) -> SpecBuffer:
-        """The array as :meth:`convert` gives it."""
+        """A buffer of an array, as :meth:`convert` gives it.
+
+        Parameters
+        ----------
+        array : array_like
+            Any shape.
+
+        Returns
+        -------
+        SpecBuffer
+            Flat.
+        """
         return SpecBuffer(self.convert("from_numpy", "array", array), self)
 
     def indices(self, array: npt.ArrayLike) -> SpecIndexBuffer:
-        """A copy of integers."""
+        """A buffer of integers.
+
+        Parameters
+        ----------
+        array : array_like of int
+            From 0 to 2**32 - 1.
+
+        Returns
+        -------
+        SpecIndexBuffer
+            Flat.
+        """
         host = convert.host_array("from_numpy", "array", array, "integers").reshape(-1)
         return SpecIndexBuffer(convert.uint32("from_numpy", "array", host).copy(), self)
 
     def exact(self, array: npt.ArrayLike) -> SpecBuffer:
-        """The array without rounding to float32, for what the specification itself computed."""
+        """A buffer without rounding to float32, for what the specification itself computed.
+
+        Parameters
+        ----------
+        array : array_like
+            Any shape.
+
+        Returns
+        -------
+        SpecBuffer
+            Flat.
+        """
         if self.scalar is not None:
             return self.buffer(array)
         return SpecBuffer(np.array(array, np.float64).ravel(), self)
 
     def zeros(self, n: int) -> SpecBuffer:
+        """A buffer of zeros.
+
+        Parameters
+        ----------
+        n : int
+            Its length.
+
+        Returns
+        -------
+        SpecBuffer
+            Zeros.
+        """
         return self._filled("zeros", n, 0)
 
     def empty(self, n: int) -> SpecBuffer:
+        """A buffer of any content: NaN, or zeros where the type has none.
+
+        Parameters
+        ----------
+        n : int
+            Its length.
+
+        Returns
+        -------
+        SpecBuffer
+            To be overwritten.
+        """
         return self._filled("empty", n, np.nan if self.dtype.kind in "fc" else 0)
 
     def full(self, n: int, value: float) -> SpecBuffer:
+        """A buffer of one number.
+
+        Parameters
+        ----------
+        n : int
+            Its length.
+        value : float
+            The number.
+
+        Returns
+        -------
+        SpecBuffer
+            All elements alike.
+        """
         return self._filled("full", n, value)
 
     def _filled(self, op: str, n: int, value: Any) -> SpecBuffer:
         size = length(op, "n", n)
         return SpecBuffer(np.full(size, self.number(op, "value", value), self.dtype), self)
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Does nothing: a call has ended when it returns."""
 
     def mark(self, slot: int = 0) -> None:
+        """Notes the time.
+
+        Parameters
+        ----------
+        slot : int, default 0
+            Where, from 0 to 7.
+        """
         import time
 
         self._marks[slot] = time.perf_counter()
 
     def elapsed(self, start: int = 0, stop: int = 1) -> float:
+        """The time between two marks.
+
+        Parameters
+        ----------
+        start : int, default 0
+            The slot of the earlier one.
+        stop : int, default 1
+            The slot of the later one.
+
+        Returns
+        -------
+        float
+            Milliseconds.
+        """
         return (self._marks[stop] - self._marks[start]) * 1e3
 
     def memory(self) -> Memory:
+        """What its buffers take.
+
+        Returns
+        -------
+        Memory
+            Bytes and counts.
+        """
         return Memory(self._live, self._peak, 0, 0, self._buffers, self._served, self._served)
 
     def reset_peak(self) -> None:
+        """Sets the highest number of bytes to that of now."""
         self._peak = self._live
 
-    def collect(self) -> None: ...
+    def collect(self) -> None:
+        """Does nothing: no memory is cached."""
 
-    def cap(self, limit: int) -> None: ...
+    def cap(self, limit: int) -> None:
+        """Does nothing: its memory has no limit.
 
-    def close(self) -> None: ...
+        Parameters
+        ----------
+        limit : int
+            Bytes.
+        """
+
+    def close(self) -> None:
+        """Does nothing: there is nothing to give back."""
 
     def __enter__(self) -> SpecDevice:
         return self

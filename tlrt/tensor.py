@@ -66,7 +66,13 @@ class Arithmetic(Methods["TensorRef"]):
         return self.session.device
 
     def numpy(self) -> npt.NDArray[Any]:
-        """A copy on the host; waits for the device."""
+        """A copy on the host; waits for the device.
+
+        Returns
+        -------
+        numpy.ndarray
+            In the tensor's shape.
+        """
         raise NotImplementedError
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -95,13 +101,46 @@ class Arithmetic(Methods["TensorRef"]):
         raise refusal(ArgumentTypeError, f"numpy.{name}", "", got, expected)
 
     def item(self) -> float:
-        """The only element as a float; waits for the device."""
+        """The only element as a number; waits for the device.
+
+        Returns
+        -------
+        float
+            The element.
+
+        Raises
+        ------
+        ArgumentTypeError
+            There are several elements, or none.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu", seed=1)
+        >>> print(s.reduce_sum(s.const([1, 2])).item())
+        3.0
+        """
         if self.size != 1:
             raise refusal(ArgumentTypeError, "item", "tensor", f"shape {self.shape}", "one element")
         return float(self.numpy().reshape(-1)[0])
 
     def backward(self, seed: npt.ArrayLike | AnyBuffer | None = None, *, accumulate: bool = False) -> None:
-        """The gradients of this tensor by the session's parameters; see :meth:`tlrt.Session.backward`."""
+        """The gradients of this tensor by the session's parameters; see :meth:`tlrt.Session.backward`.
+
+        Parameters
+        ----------
+        seed : array_like or AnyBuffer, optional
+            The cotangent in the tensor's shape; 1 unless given, which only one element allows.
+        accumulate : bool, default False
+            Adds to the gradients of earlier backwards.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu", seed=1)
+        >>> w = s.param([1, 2], "w")
+        >>> s.reduce_sum(w * 3).backward()
+        >>> print(w.grad.numpy())
+        [3. 3.]
+        """
         self.session.backward(self, seed, accumulate=accumulate)
 
     def __add__(self, other: Any) -> TensorRef:
@@ -213,8 +252,28 @@ class Arithmetic(Methods["TensorRef"]):
 class TensorRef(Arithmetic):
     """A tensor on a session's tape: valid until the session's next reset.
 
-    It has every operation of the session as a method (``x.relu()`` is ``session.relu(x)``), the operators + - * / @ ** with
-    tensors, parameters and numbers, and NumPy's indexing; see :class:`Arithmetic`."""
+    Operations give it; nobody else makes one. It has every operation of the session as a method (``x.relu()`` is
+    ``session.relu(x)``), the operators + - * / @ ** with tensors, parameters and numbers, and NumPy's indexing; see
+    :class:`Arithmetic`.
+
+    Parameters
+    ----------
+    session : Session
+        Whose tape.
+    id : int
+        The node.
+    shape : tuple of int
+        The node's shape.
+    epoch : int
+        Which of the session's tapes, counted by resets.
+
+    Examples
+    --------
+    >>> s = tlrt.Session("cpu", seed=1)
+    >>> x = s.const([[1, 2], [3, 4]])
+    >>> print((x @ x + 1).relu()[0].numpy())
+    [ 8. 11.]
+    """
 
     __slots__ = ("epoch", "id", "session", "shape")
 
@@ -239,7 +298,19 @@ class TensorRef(Arithmetic):
         return self.session._node(self, "value").value
 
     def numpy(self) -> npt.NDArray[Any]:
-        """A copy on the host; waits for the device."""
+        """A copy on the host; waits for the device.
+
+        Returns
+        -------
+        numpy.ndarray
+            In the tensor's shape.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu", seed=1)
+        >>> print(s.const([1, 2]).numpy())
+        [1. 2.]
+        """
         return self.session._read(self, "numpy")
 
     @property
@@ -248,11 +319,41 @@ class TensorRef(Arithmetic):
         return self.session._gradients.of_leaf(self.session._id(self, "grad"))
 
     def detach(self) -> TensorRef:
-        """The same value with no gradient to this tensor; shares its storage."""
+        """The same value with no gradient to this tensor.
+
+        Returns
+        -------
+        tensor
+            Shares the storage.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu", seed=1)
+        >>> x = s.input([1, 2], requires_grad=True)
+        >>> print(x.detach().requires_grad)
+        False
+        """
         return self.session.detach(self)
 
     def dropout(self, p: float) -> TensorRef:
-        """Each element dropped with probability p and the others scaled by 1/(1 - p)."""
+        """Drops each element with a probability and scales the others by 1/(1 - p).
+
+        Parameters
+        ----------
+        p : float
+            Probability, from 0 to below 1.
+
+        Returns
+        -------
+        tensor
+            The same shape.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu", seed=1)
+        >>> print(s.full(6, 1).dropout(0.5).numpy())
+        [2. 2. 0. 0. 2. 0.]
+        """
         return self.session.dropout(self, p)
 
     def __repr__(self) -> str:
@@ -270,9 +371,18 @@ class TensorRef(Arithmetic):
 
 
 class CapturedTensor(Arithmetic):
-    """What a captured step gives: the value of its last run, until the step is closed; see :meth:`tlrt.Session.capture`.
+    """What a captured step gives: the value of its last run, until the step is closed; see
+    :meth:`tlrt.Session.capture`.
 
-    It outlives :meth:`tlrt.Session.reset`, and in operations it is a constant with the value it has then."""
+    It outlives :meth:`tlrt.Session.reset`, and in operations it is a constant with the value it has then.
+
+    Parameters
+    ----------
+    session : Session
+        Whose step.
+    value : AnyBuffer
+        The step's own.
+    """
 
     __slots__ = ("_value", "session", "shape")
 
@@ -289,7 +399,18 @@ class CapturedTensor(Arithmetic):
         return self._value
 
     def numpy(self) -> npt.NDArray[Any]:
-        """A copy on the host; waits for the device. Raises ReleasedError once the step is closed."""
+        """A copy on the host; waits for the device.
+
+        Returns
+        -------
+        numpy.ndarray
+            In the tensor's shape.
+
+        Raises
+        ------
+        ReleasedError
+            The step is closed.
+        """
         return self._value.numpy()
 
     def __repr__(self) -> str:
@@ -301,7 +422,17 @@ class CapturedTensor(Arithmetic):
 
 
 class NatRef:
-    """A natural number in a session's environment, for indices that change between steps; valid until reset."""
+    """A natural number in a session's environment, for indices that change between steps; valid until reset.
+
+    Parameters
+    ----------
+    session : Session
+        Whose environment.
+    id : int
+        Its place there.
+    epoch : int
+        The step, counted by resets.
+    """
 
     __slots__ = ("epoch", "id", "session")
 
@@ -324,7 +455,17 @@ class NatRef:
 
 
 class NatVecRef(NatRef):
-    """A vector of natural numbers in a session's environment; valid until reset."""
+    """A vector of natural numbers in a session's environment; valid until reset.
+
+    Parameters
+    ----------
+    session : Session
+        Whose environment.
+    id : int
+        Its place there.
+    epoch : int
+        The step, counted by resets.
+    """
 
     __slots__ = ()
 

@@ -17,7 +17,26 @@ def _compile(expression: str) -> Any:
 
 
 def evaluate(expression: str, values: Mapping[str, Any]) -> Any:
-    """The value of an expression for given dimensions and parameters."""
+    """The value of an expression of the signature grammar.
+
+    Parameters
+    ----------
+    expression : str
+        Such as ``n // 2 + 1``.
+    values : mapping of str to number
+        Dimensions and parameters.
+
+    Returns
+    -------
+    int, float, bool or list of int
+        The value.
+
+    Examples
+    --------
+    >>> from tlspec.expressions import evaluate
+    >>> print(evaluate("n // 2 + 1", {"n": 6}))
+    4
+    """
     return eval(_compile(expression), _GLOBALS, values)
 
 

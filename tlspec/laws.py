@@ -43,7 +43,15 @@ __all__ = ["Claim", "Law", "Value", "World", "adjoint", "associative", "check", 
 
 @dataclass(frozen=True)
 class Value:
-    """A result in some world: its array, and how far it may be from the real result."""
+    """A result in some world.
+
+    Parameters
+    ----------
+    array : numpy.ndarray
+        The result.
+    tolerance : numpy.ndarray
+        How far it may be from the real result.
+    """
 
     array: np.ndarray
     tolerance: np.ndarray
@@ -51,14 +59,37 @@ class Value:
 
 @dataclass(frozen=True)
 class Claim:
-    """Two arrays that a law says are equal, within `tolerance` (None: bit for bit, any NaN equal to any NaN)."""
+    """Two arrays that a law says are equal.
+
+    Parameters
+    ----------
+    left : numpy.ndarray
+        One.
+    right : numpy.ndarray
+        The other.
+    tolerance : numpy.ndarray, float or None
+        How far they may be apart; None for bit for bit, any NaN equal to any NaN.
+    """
 
     left: np.ndarray
     right: np.ndarray
     tolerance: np.ndarray | float | None
 
     def worst(self, signed_zeros: bool = True) -> tuple[float, str]:
-        """The worst discrepancy as a share of the tolerance (inf where it is exact or exceeded without bound), and where."""
+        """The worst discrepancy.
+
+        Parameters
+        ----------
+        signed_zeros : bool, default True
+            Whether exact claims tell zeros of different signs apart.
+
+        Returns
+        -------
+        share : float
+            Of the tolerance; inf where the claim is exact, or exceeded without bound.
+        where : str
+            The element, and both numbers.
+        """
         left, right = np.asarray(self.left), np.asarray(self.right)
         if left.shape != right.shape:
             return np.inf, f"shapes {left.shape} and {right.shape}"
@@ -80,16 +111,46 @@ class Claim:
 
 
 class World(Protocol):
-    """Where results come from: the reference in float64, or a device in float32."""
+    """Where results come from: the reference in float64, or a device in float32.
+
+    Parameters
+    ----------
+    *args : object
+        As its class takes them.
+    **kwargs : object
+        As its class takes them.
+    """
 
     name: str
 
     def results(self, case: Case) -> list[np.ndarray]:
-        """The outputs of a case."""
+        """The outputs of a case.
+
+        Parameters
+        ----------
+        case : Case
+            One call.
+
+        Returns
+        -------
+        list of numpy.ndarray
+            One for each output.
+        """
         ...
 
     def tolerances(self, case: Case) -> list[np.ndarray]:
-        """How far each may be from the real result."""
+        """How far each output may be from the real result.
+
+        Parameters
+        ----------
+        case : Case
+            One call.
+
+        Returns
+        -------
+        list of numpy.ndarray
+            One for each output.
+        """
         ...
 
 
@@ -189,7 +250,19 @@ def _case(
 
 @dataclass(frozen=True)
 class Law:
-    """A named law: `state` yields the claims it makes about one case in one world."""
+    """A named law.
+
+    Parameters
+    ----------
+    name : str
+        Its kind.
+    text : str
+        Its formula.
+    state : callable
+        Yields the claims that it makes about one case in one world.
+    data : tuple of str
+        The data classes of the cases it is checked on.
+    """
 
     name: str
     text: str
@@ -202,8 +275,26 @@ class Law:
 
 
 def check(law: Law, world: World, case: Case, *, signed_zeros: bool = True) -> tuple[float, str]:
-    """Checks a law on one case in one world: the worst discrepancy as a share of its tolerance (at most 1 where the law
-    holds, 0 for an exact law that holds) and a word on where."""
+    """Checks a law on one case in one world.
+
+    Parameters
+    ----------
+    law : Law
+        The law.
+    world : World
+        Where results come from.
+    case : Case
+        The case.
+    signed_zeros : bool, default True
+        Whether exact laws tell zeros of different signs apart.
+
+    Returns
+    -------
+    share : float
+        The worst discrepancy as a share of its tolerance: at most 1 where the law holds, 0 for an exact law that holds.
+    where : str
+        The element, and both numbers.
+    """
     worst: tuple[float, str] = (0.0, "")
     for claim in law.state(Calls(world, case)):
         found = claim.worst(signed_zeros)
@@ -222,13 +313,39 @@ def _exact(name: str, text: str, pairs: Callable[[Calls], Iterable[tuple[np.ndar
 
 
 def commutative(a: str = "a", b: str = "b") -> Law:
-    """f(a, b) = f(b, a), bit for bit."""
+    """f(a, b) = f(b, a), bit for bit.
+
+    Parameters
+    ----------
+    a : str, default 'a'
+        The first input.
+    b : str, default 'b'
+        The second input.
+
+    Returns
+    -------
+    Law
+        The law.
+    """
     text, swapped = f"f({a}, {b}) = f({b}, {a})", {a: b, b: a}
     return _exact("commutative", text, lambda f: [(f().array, f({n: f.inputs[m] for n, m in swapped.items()}).array)])
 
 
 def associative(a: str = "a", b: str = "b") -> Law:
-    """f(f(a, b), c) = f(a, f(b, c)), bit for bit: for operations that select."""
+    """f(f(a, b), c) = f(a, f(b, c)), bit for bit: for operations that select.
+
+    Parameters
+    ----------
+    a : str, default 'a'
+        The first input.
+    b : str, default 'b'
+        The second input.
+
+    Returns
+    -------
+    Law
+        The law.
+    """
 
     def pairs(f: Calls) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         x, y, z = f.inputs[a], f.inputs[b], f.fresh(a, "z")
@@ -238,22 +355,68 @@ def associative(a: str = "a", b: str = "b") -> Law:
 
 
 def idempotent(x: str = "x") -> Law:
-    """f(f(x)) = f(x), bit for bit."""
+    """f(f(x)) = f(x), bit for bit.
+
+    Parameters
+    ----------
+    x : str, default 'x'
+        The input.
+
+    Returns
+    -------
+    Law
+        The law.
+    """
     return _exact("idempotent", f"f(f({x})) = f({x})", lambda f: [(f({x: (once := f().array)}).array, once)])
 
 
 def odd(x: str = "x") -> Law:
-    """f(-x) = -f(x), bit for bit."""
+    """f(-x) = -f(x), bit for bit.
+
+    Parameters
+    ----------
+    x : str, default 'x'
+        The input.
+
+    Returns
+    -------
+    Law
+        The law.
+    """
     return _exact("odd", f"f(-{x}) = -f({x})", lambda f: [(f({x: -f.inputs[x]}).array, -f().array)])
 
 
 def even(x: str = "x") -> Law:
-    """f(-x) = f(x), bit for bit."""
+    """f(-x) = f(x), bit for bit.
+
+    Parameters
+    ----------
+    x : str, default 'x'
+        The input.
+
+    Returns
+    -------
+    Law
+        The law.
+    """
     return _exact("even", f"f(-{x}) = f({x})", lambda f: [(f({x: -f.inputs[x]}).array, f().array)])
 
 
 def identity(name: str, value: float) -> Law:
-    """The operation returns its other operand, bit for bit, when `name` holds `value` everywhere."""
+    """The operation returns its other operand, bit for bit, when one holds a number everywhere.
+
+    Parameters
+    ----------
+    name : str
+        The input that holds it.
+    value : float
+        The number.
+
+    Returns
+    -------
+    Law
+        The law.
+    """
 
     def pairs(f: Calls) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         other = next(x for k, x in f.inputs.items() if k != name and x is not None)
@@ -263,8 +426,22 @@ def identity(name: str, value: float) -> Law:
 
 
 def homogeneous(*names: str, degree: int = 1) -> Law:
-    """f(2^k·x) = 2^(k·degree)·f(x), bit for bit, jointly in the named inputs: scaling by powers of two commutes with every
-    rounding as long as nothing over- or underflows."""
+    """f(2^k·x) = 2^(k·degree)·f(x), bit for bit, jointly in the named inputs.
+
+    Scaling by powers of two commutes with every rounding as long as nothing over- or underflows.
+
+    Parameters
+    ----------
+    *names : str
+        Inputs of the row; "x" unless given.
+    degree : int, default 1
+        The degree.
+
+    Returns
+    -------
+    Law
+        The law.
+    """
     names = names or ("x",)
 
     def state(f: Calls) -> Iterator[Claim]:
@@ -277,7 +454,18 @@ def homogeneous(*names: str, degree: int = 1) -> Law:
 
 
 def linear(*names: str) -> Law:
-    """f(2x + 3z) = 2f(x) + 3f(z), jointly in the named inputs, the others fixed."""
+    """f(2x + 3z) = 2f(x) + 3f(z), jointly in the named inputs, the others fixed.
+
+    Parameters
+    ----------
+    *names : str
+        Inputs of the row; "x" unless given.
+
+    Returns
+    -------
+    Law
+        The law.
+    """
     names = names or ("x",)
 
     def state(f: Calls) -> Iterator[Claim]:
@@ -292,8 +480,20 @@ def linear(*names: str) -> Law:
 
 
 def adjoint(*names: str) -> Law:
-    """<f(x), y> = <x, fᵀ(y)>, with fᵀ the row's VJP and x the named inputs together, in which f is linear. Nothing is claimed
-    where they have no elements: a mean of none is NaN."""
+    """<f(x), y> = <x, fᵀ(y)>, with fᵀ the row's VJP and x the named inputs together, in which f is linear.
+
+    Nothing is claimed where they have no elements: a mean of none is NaN.
+
+    Parameters
+    ----------
+    *names : str
+        Inputs of the row; "x" unless given.
+
+    Returns
+    -------
+    Law
+        The law.
+    """
     names = names or ("x",)
 
     def state(f: Calls) -> Iterator[Claim]:
@@ -318,7 +518,20 @@ def adjoint(*names: str) -> Law:
 
 
 def involution(again: Callable[..., Mapping[str, Any]] | None = None, x: str = "x") -> Law:
-    """f(f(x)) = x, bit for bit. `again` gives the dimensions and parameters of the second call that differ."""
+    """f(f(x)) = x, bit for bit.
+
+    Parameters
+    ----------
+    again : callable, optional
+        Gives the dimensions and parameters of the second call that differ.
+    x : str, default 'x'
+        The input.
+
+    Returns
+    -------
+    Law
+        The law.
+    """
 
     def pairs(f: Calls) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         start = f.inputs[x]
@@ -329,8 +542,22 @@ def involution(again: Callable[..., Mapping[str, Any]] | None = None, x: str = "
 
 
 def inverse(other: str, again: Callable[..., Mapping[str, Any]] | None = None, x: str = "x") -> Law:
-    """other(f(x)) = x, bit for bit. `again` gives all dimensions and parameters of the second call; without it they are
-    those of the first."""
+    """other(f(x)) = x, bit for bit.
+
+    Parameters
+    ----------
+    other : str
+        The other operation.
+    again : callable, optional
+        Gives all dimensions and parameters of the second call; those of the first unless given.
+    x : str, default 'x'
+        The input.
+
+    Returns
+    -------
+    Law
+        The law.
+    """
 
     def pairs(f: Calls) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         start = f.inputs[x]
@@ -342,9 +569,25 @@ def inverse(other: str, again: Callable[..., Mapping[str, Any]] | None = None, x
 
 
 def equation(text: str, function: Callable[..., Any], *, exact: bool = True) -> Law:
-    """A law of its own. ``function(f, **inputs, **values)`` (those it names) returns or yields pairs of :class:`Value` or arrays
-    that are equal: ``equation("f(f(x)) = f(x)", lambda f, x: [(f({"x": f().array}), f())])``. With ``exact``
-    they are equal bit for bit, else within the sum of the two tolerances. `f` calls the row's operation, or another by name."""
+    """A law of a row's own.
+
+    For example ``equation("f(f(x)) = f(x)", lambda f, x: [(f({"x": f().array}), f())])``.
+
+    Parameters
+    ----------
+    text : str
+        Its formula.
+    function : callable
+        ``function(f, **inputs, **values)``, of those that it names, returns or yields pairs of :class:`Value` or arrays
+        that are equal. `f` calls the row's operation, or another by name.
+    exact : bool, default True
+        Bit for bit; else within the sum of the two tolerances.
+
+    Returns
+    -------
+    Law
+        The law.
+    """
 
     def state(f: Calls) -> Iterator[Claim]:
         known = {**f.inputs, **f.case.values}

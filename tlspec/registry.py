@@ -13,7 +13,7 @@ import inspect
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from types import ModuleType
@@ -126,6 +126,10 @@ class Op:
     source: str = ""
     #: PyTorch's name of it within torch, of a function that takes the inputs and then the parameters: "nn.functional.mish"
     torch: str = ""
+    #: what an argument is, by its name, where :data:`tlspec._documentation.ARGUMENTS` says something else or nothing
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    #: dimensions, parameters and arrays of the example in the documentation, where those of :mod:`codegen.examples` do not do
+    example: Mapping[str, Any] = field(default_factory=dict)
     vjp_rule: Vjp | None = None
     #: why there is no VJP
     no_vjp: str | None = None
@@ -272,7 +276,8 @@ def op(
     checks: Sequence[Check] = (), laws: Sequence[Any] = (), draw: Callable[..., dict[str, Any]] | None = None,
     paths: Sequence[dict[str, Any]] = (), classes: Classes | None = None, lengths: Lengths | None = None,
     work: Callable[..., int] | None = None, nonnegative: Sequence[str] = (), data: Sequence[str] | None = None,
-    source: str = "", torch: str = "", no_vjp: str | None = None, fwd: bool = False,
+    source: str = "", torch: str = "", arguments: Mapping[str, str] | None = None,
+    example: Mapping[str, Any] | None = None, no_vjp: str | None = None, fwd: bool = False,
 ) -> Callable[[Callable[..., Any]], Op]:  # fmt: skip
     """Registers the decorated float64 reference as an operation; see the module's docstring for `text`.
 
@@ -295,7 +300,8 @@ def op(
                 draw=draw, paths=tuple(paths), classes=own, lengths=dict(lengths or {}), work=work, nonnegative=tuple(nonnegative),
                 data=None if data is None else tuple(data),
             ),
-            doc=_documentation(function), source=source, torch=torch, no_vjp=no_vjp, fwd=fwd,
+            doc=_documentation(function), source=source, torch=torch, arguments=arguments or {}, example=example or {},
+            no_vjp=no_vjp, fwd=fwd,
         )  # fmt: skip
         rows[name] = row
         return row

@@ -49,7 +49,24 @@ RESERVED = frozenset({"call", "int", "float", "double", "const", "register", "re
 
 @dataclass(frozen=True)
 class Array:
-    """A buffer or host array of a signature."""
+    """A buffer or host array of a signature.
+
+    Parameters
+    ----------
+    name : str
+        Its name.
+    dims : tuple of str
+        The sizes of its axes, as expressions.
+    kind : str, default 'f32'
+        f32, index: device buffer; list: device buffers; u32, f64: host array; or a format of its own.
+    optional : bool, default False
+        Whether a call may leave it out.
+    below : str, default ''
+        Indices are below the value of this expression; unless given below the length of the first axis of the first
+        buffer.
+    over : str, default ''
+        Of an output: the input that it overwrites.
+    """
 
     name: str
     dims: tuple[str, ...]
@@ -69,7 +86,18 @@ class Array:
         return self.kind in ("u32", "f64")
 
     def format(self, common: Format) -> Format:
-        """The number format of the elements in a call whose arrays are of a common format."""
+        """The number format of the elements.
+
+        Parameters
+        ----------
+        common : Format
+            That of the arrays in the call which have no format of their own.
+
+        Returns
+        -------
+        Format
+            The array's.
+        """
         return FORMATS.get(self.kind, common)
 
     @property
@@ -87,7 +115,17 @@ class Array:
 
 @dataclass(frozen=True)
 class Param:
-    """A scalar or list parameter of a signature."""
+    """A scalar or list parameter of a signature.
+
+    Parameters
+    ----------
+    name : str
+        Its name.
+    kind : str
+        float, u32, u64 or dims.
+    default : str or None, default None
+        Its default, as written.
+    """
 
     name: str
     kind: str  # float, u32, u64, dims
@@ -96,6 +134,20 @@ class Param:
 
 @dataclass(frozen=True)
 class Signature:
+    """The arrays, dimensions and parameters of an operation.
+
+    Parameters
+    ----------
+    inputs : tuple of Array
+        In C's order.
+    params : tuple of Param
+        In C's order.
+    outputs : tuple of Array
+        In C's order.
+    dims : tuple of str
+        Names of dimensions and dimension lists ("*dims") in C's order: first appearance in inputs, then in outputs.
+    """
+
     inputs: tuple[Array, ...]
     params: tuple[Param, ...]
     outputs: tuple[Array, ...]
@@ -133,7 +185,31 @@ class Signature:
 
     @classmethod
     def parse(cls, text: str, order: str | None = None) -> "Signature":
-        """Reads a signature; `order` lists the dimensions where C wants another order than that of first appearance."""
+        """Reads a signature; the grammar stands in :mod:`tlspec.signature`.
+
+        Parameters
+        ----------
+        text : str
+            The signature.
+        order : str, optional
+            The dimensions, where C has them in another order than that of first appearance.
+
+        Returns
+        -------
+        Signature
+            What the text says.
+
+        Raises
+        ------
+        ValueError
+            The text is not of the grammar.
+
+        Examples
+        --------
+        >>> from tlspec.signature import Signature
+        >>> print(Signature.parse("A[m, n], B[n, p] -> out[m, p]").dims)
+        ('m', 'n', 'p')
+        """
         left, arrow, right = text.partition("->")
         if not arrow:
             raise ValueError(f"signature has no '->': {text!r}")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import tlrt
-from tlrt._capture import calls, replay
+from tlrt._capture import recorded, replay
 
 
 def act_graphs(device: tlrt.Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,19 +22,19 @@ class _Library:
 
     def __init__(self, lib: Any) -> None:
         self._lib = lib
-        self._graphs: list[list[calls.Runnable]] = []
+        self._graphs: list[list[recorded.Runnable]] = []
         #: by a graph and an input's place: what fills its buffer
-        self._inputs: dict[tuple[int, int], calls.Uploader] = {}
+        self._inputs: dict[tuple[int, int], recorded.Uploader] = {}
         self._given: dict[tuple[int, int], Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._lib, name)
 
     def torchlean_cuda_capture_begin(self, context: Any) -> int:
-        self._runnable, kept = calls.Call.runnable, list[calls.Runnable]()
+        self._runnable, kept = recorded.Call.runnable, list[recorded.Runnable]()
         self._graphs.append(kept)
 
-        def runnable(call: calls.Call, captured: bool = False) -> calls.Runnable:
+        def runnable(call: recorded.Call, captured: bool = False) -> recorded.Runnable:
             uploads = (self._lib.torchlean_cuda_buffer_upload, self._lib.torchlean_cuda_index_upload)
             if not captured:
                 return self._runnable(call)
@@ -43,17 +43,17 @@ class _Library:
             made: Any = self._runnable(call, True)
             return lambda: kept.append(functools.partial(made.func, *map(_read, made.args)))
 
-        calls.Call.runnable = runnable  # type: ignore[method-assign]
+        recorded.Call.runnable = runnable  # type: ignore[method-assign]
         return 0
 
     def torchlean_cuda_capture_end(self, context: Any, out: Any) -> int:
-        calls.Call.runnable = self._runnable  # type: ignore[method-assign]
-        if out != calls.ffi.NULL:
-            out[0] = calls.ffi.cast("torchlean_graph *", len(self._graphs))
+        recorded.Call.runnable = self._runnable  # type: ignore[method-assign]
+        if out != recorded.ffi.NULL:
+            out[0] = recorded.ffi.cast("torchlean_graph *", len(self._graphs))
         return 0
 
     def torchlean_cuda_capture_inputs(self, context: Any, buffers: Any, count: int) -> int:
-        slots = [calls.ffi.new("torchlean_buffer **", buffers[i]) for i in range(count)]
+        slots = [recorded.ffi.new("torchlean_buffer **", buffers[i]) for i in range(count)]
         upload = self._lib.torchlean_cuda_buffer_upload
         for i, slot in enumerate(slots):
             fill = functools.partial(lambda slot, host: upload(context, host, len(host), slot), slot)
@@ -61,14 +61,14 @@ class _Library:
         return 0
 
     def torchlean_cuda_graph_set(self, graph: Any, place: int, values: Any, n: int) -> int:
-        self._given[calls.address(graph), place] = calls.ffi.new("float[]", calls.ffi.unpack(values, n))
+        self._given[recorded.address(graph), place] = recorded.ffi.new("float[]", recorded.ffi.unpack(values, n))
         return 0
 
     def torchlean_cuda_graph_launch(self, graph: Any) -> int:
         for key, values in self._given.items():
-            if key[0] == calls.address(graph):
+            if key[0] == recorded.address(graph):
                 self._inputs[key](values)
-        return next(filter(None, (call() for call in self._graphs[calls.address(graph) - 1])), 0)
+        return next(filter(None, (call() for call in self._graphs[recorded.address(graph) - 1])), 0)
 
     def torchlean_cuda_graph_release(self, graph: Any) -> int:
         return 0
@@ -76,6 +76,6 @@ class _Library:
 
 def _read(argument: Any) -> Any:
     """A copy of an array on the host, which is read at the capture; any other argument as it is."""
-    if isinstance(argument, calls.ffi.CData) and calls.ffi.typeof(argument).cname == "uint32_t[]":
-        return calls.ffi.from_buffer("uint32_t[]", bytes(calls.ffi.buffer(argument)))
+    if isinstance(argument, recorded.ffi.CData) and recorded.ffi.typeof(argument).cname == "uint32_t[]":
+        return recorded.ffi.from_buffer("uint32_t[]", bytes(recorded.ffi.buffer(argument)))
     return argument

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tlrt import _calls
+from tlrt import _foreign
 from tlspec.drawn import Case, generator
 from tlspec.judge.checking import drawn_cases
 from tlspec.registry import Op
@@ -25,9 +25,9 @@ def arguments(case: Case, make: Callable[[np.ndarray], Any]) -> list[Any]:
         if value is None:
             out.append(None)
             continue
-        shape = value.shape if array.elementwise else _calls.shape_of(array, case.values)
+        shape = value.shape if array.elementwise else _foreign.shape_of(array, case.values)
         out.append(make(value.astype(np.int64 if array.kind in ("u32", "index") else np.float32).reshape(shape)))
-    return out + [case.values[n] for n in _calls.names(signature)[1]]
+    return out + [case.values[n] for n in _foreign.names(signature)[1]]
 
 
 def bits(x: Any) -> tuple[tuple[int, ...], bytes]:

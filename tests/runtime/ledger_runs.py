@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tlrt import Session, _chain, ledger, nn, optim
-from tlrt._capture.calls import uploader
+from tlrt._capture.recorded import uploader
 from tlrt.audit import Departure, Report, audit
 
 STEPS = 12

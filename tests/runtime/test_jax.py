@@ -13,7 +13,7 @@ import pytest
 from tests import DEVICES, ROOT
 from tests.runtime import foreign_rows
 from tests.runtime.foreign_rows import bits, cases
-from tlrt import _calls
+from tlrt import _foreign
 from tlrt._binding import handles
 from tlrt.verify.run import Runtime
 from tlspec.drawn import cotangent_names
@@ -25,7 +25,7 @@ functions = pytest.importorskip("tlrt.jax")
 frames = pytest.importorskip("tlrt.jax.frames")
 jnp = jax.numpy
 
-ROWS = list(_calls.rows())
+ROWS = list(_foreign.rows())
 EVERY = pytest.mark.parametrize("operation", ROWS, ids=lambda r: r.name)
 PLACES = [d for d in DEVICES if d == "cpu" or any(x.platform == "gpu" for x in jax.devices())]
 
@@ -53,7 +53,7 @@ def with_arrays(values: list[Any], places: list[int], arrays: Any) -> list[Any]:
 @pytest.mark.parametrize("device", PLACES)
 @EVERY
 def test_bits_are_those_of_buffers(operation: Op, device: str) -> None:
-    runtime = Runtime(device, math=_calls.math())
+    runtime = Runtime(device, math=_foreign.math())
     for case in cases(operation):
         values = arguments(case, device)
         arrays, places = split(values)
@@ -73,7 +73,9 @@ def test_gradients_are_those_of_the_rule(operation: Op, device: str) -> None:
     arrays, places = split(values)
     found, pull = jax.vjp(lambda *xs: functions.function(operation.name)(*with_arrays(values, places, xs)), *arrays)
     gradients = pull(jax.tree.map(jnp.ones_like, found))
-    names = [n for n, x in zip(_calls.names(operation.signature)[0], values, strict=False) if isinstance(x, jax.Array)]
+    names = [
+        n for n, x in zip(_foreign.names(operation.signature)[0], values, strict=False) if isinstance(x, jax.Array)
+    ]
     made = dict(zip((a.name[1:] for a in operation.vjp_signature.outputs), rule(case, device), strict=True))
     for name, gradient in zip(names, gradients, strict=True):
         if name in made:
@@ -84,7 +86,7 @@ def test_gradients_are_those_of_the_rule(operation: Op, device: str) -> None:
 
 def rule(case: Any, device: str) -> list[np.ndarray]:
     """The gradients of the case for cotangents of ones."""
-    runtime = Runtime(device, math=_calls.math())
+    runtime = Runtime(device, math=_foreign.math())
     computed = dict(zip((o.name for o in case.op.signature.outputs), runtime.run(case), strict=True))
     known = {**case.inputs, **computed}
     ones = {g: np.ones_like(computed[o.name], np.float32) for g, o in cotangent_names(case.op).items()}

@@ -41,7 +41,8 @@ def plain(entry: entries.Entry, device: tlrt.Device) -> dict[str, object]:
 def test_documented_and_typed(name):
     entry, function = ENTRIES[name], getattr(kernels, name)
     doc = inspect.getdoc(function)
-    assert doc and "Signature: " in doc and "Raises ShapeError" in doc
+    assert doc and "\nParameters\n----------\n" in doc and "\nReturns\n-------\n" in doc
+    assert ("\nExamples\n--------\n" in doc) is (name == entry.op.name)
     parameters = inspect.signature(function).parameters
     assert list(parameters)[: len(entries.arguments(entry))] == [
         *(a.name for a in entries.arguments(entry) if not a.keyword),

@@ -15,7 +15,7 @@ from tests import unchanged_memory
 from tests.runtime.operation_calls import CALLED, CALLS
 from tlrt import Session, kernels, nn, optim, spec
 from tlrt import tape as tape_module
-from tlrt._calls import results
+from tlrt._foreign import results
 from tlrt._operations.plan import make_plan
 from tlrt.differential import compare
 from tlrt.errors import ArgumentError

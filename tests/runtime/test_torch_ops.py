@@ -8,7 +8,7 @@ import pytest
 from tests import DEVICES
 from tests.runtime import foreign_rows
 from tests.runtime.foreign_rows import bits, cases
-from tlrt import _calls
+from tlrt import _foreign
 from tlrt.verify.run import Runtime
 from tlspec import registry
 from tlspec.drawn import Case
@@ -35,7 +35,7 @@ def place(device: str) -> str:
 @pytest.mark.parametrize("device", DEVICES)
 @names(ROWS)
 def test_bits_are_those_of_buffers(operator: Op, device: str) -> None:
-    runtime = Runtime(device, math=_calls.math())
+    runtime = Runtime(device, math=_foreign.math())
     for case in cases(operator):
         if any(isinstance(v, float) and str(v) == "-0.0" for v in case.params.values()):
             continue  # PyTorch passes the default in the place of what equals it, 0.0 for -0.0
@@ -127,11 +127,11 @@ def test_zeros_of_either_sign_are_two_arguments() -> None:
 
 
 def test_the_mode_is_set_for_all() -> None:
-    before = _calls.math()
+    before = _foreign.math()
     try:
-        _calls.set_math("reproducible")
-        assert _calls.math() == "reproducible"
+        _foreign.set_math("reproducible")
+        assert _foreign.math() == "reproducible"
         with pytest.raises(ValueError, match="math"):
-            _calls.set_math("exact")
+            _foreign.set_math("exact")
     finally:
-        _calls.set_math(before)
+        _foreign.set_math(before)

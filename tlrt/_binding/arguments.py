@@ -68,7 +68,18 @@ def boolean(op: str, name: str, value: Any) -> bool:
 
 
 def is_number(x: Any) -> bool:
-    """Whether it is a real number of Python or NumPy, arrays without axes included."""
+    """Whether something is a number that an operation takes as a scalar.
+
+    Parameters
+    ----------
+    x : object
+        Anything.
+
+    Returns
+    -------
+    bool
+        True for Python's and NumPy's real numbers.
+    """
     return isinstance(x, (int, float, np.integer, np.floating, np.bool_)) or (
         isinstance(x, np.ndarray) and x.ndim == 0 and x.dtype.kind in "biuf"
     )

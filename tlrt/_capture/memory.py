@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tlrt._binding.handles import count_references
-from tlrt._capture.calls import Call, HostWork, Storage
+from tlrt._capture.recorded import Call, HostWork, Storage
 
 
 def drop_constants(items: Sequence[Call | HostWork]) -> list[Call | HostWork]:

@@ -1,8 +1,8 @@
 """Records the calls of the C library that a function makes, so that they can be made again without the function.
 
-A :class:`Recorder` observes the devices while a function runs and keeps a :class:`~tlrt._capture.calls.Call` for each call, with
-its arguments as C gets them. Handles become :class:`~tlrt._capture.calls.Storage`, of which the recorder holds a handle of its
-own: the tape may release every buffer it made, and the storage stays.
+A :class:`Recorder` observes the devices while a function runs and keeps a :class:`~tlrt._capture.recorded.Call` for each call,
+with its arguments as C gets them. Handles become :class:`~tlrt._capture.recorded.Storage`, of which the recorder holds a handle
+of its own: the tape may release every buffer it made, and the storage stays.
 """
 
 import functools
@@ -17,7 +17,7 @@ import numpy as np
 from tlrt._binding.handles import Buffer, Device, IndexBuffer, _lock, ignore_all, new, observe_all, own
 from tlrt._binding.library import complete_call, failure
 from tlrt._binding.observer import Observer
-from tlrt._capture.calls import Call, HostWork, Runnable, Storage, address, ffi, lib, uploader
+from tlrt._capture.recorded import Call, HostWork, Runnable, Storage, address, ffi, lib, uploader
 from tlrt._capture.replay import Replay, build_replay
 from tlrt.errors import CaptureError, refusal
 from tlspec import entries

@@ -9,8 +9,8 @@ from tlrt._binding import together
 from tlrt._binding.handles import Device, new, own
 from tlrt._binding.library import complete_call, failure
 from tlrt._binding.together import Change, set_and_call
-from tlrt._capture.calls import FLOATS, Call, HostWork, Runnable, Storage, Uploader, ffi, lib
 from tlrt._capture.memory import drop_constants, plan_memory
+from tlrt._capture.recorded import FLOATS, Call, HostWork, Runnable, Storage, Uploader, ffi, lib
 from tlrt.errors import CaptureError, TorchleanError, UnavailableError, refusal
 
 _GRAPH = ffi.typeof("torchlean_graph **")

@@ -11,7 +11,6 @@ from tlrt._binding import convert
 from tlrt._binding.arguments import integer
 from tlrt._operations.base import Ref, atomic, indices
 from tlrt._operations.elementwise import ElementwiseOperations, broadcast_shape
-from tlrt._operations.norm import NormOperations
 from tlrt._operations.plan import Shape
 from tlrt._operations.reduce import ReduceOperations
 from tlrt.errors import ArgumentError, ArgumentTypeError, ShapeError, refusal
@@ -81,22 +80,60 @@ def _padded(shape: Shape, rank: int, has_heads: bool) -> Shape:
     return (1,) * (rank - len(shape)) + shape
 
 
-class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref], ReduceOperations[Ref]):
+class AttentionOperations(ElementwiseOperations[Ref], ReduceOperations[Ref]):
     """Attention in one kernel or composed of products, and position encodings."""
 
     def flash_attention(
         self, q: Ref, k: Ref, v: Ref, mask: Ref | npt.ArrayLike | None = None, mask_mode: int | str | None = None,
         scale: float | None = None,
     ) -> Ref:  # fmt: skip
-        """softmax(q·kᵀ·scale)·v for q, k, v (batch, n, d) and an optional mask, which broadcasts to (batch, n, n).
+        """Scaled dot-product attention softmax(q·kᵀ·scale)·v, without an n x n array.
 
-        A mask is an array of booleans, True where attended, or numbers that are added to the scores, as in PyTorch: an array,
-        or a tensor, which is read back to see that it is no mask of zeros and ones; that is refused. A row that is blocked
-        entirely, by False or -inf, gives zeros. Numbers other than 0 and -inf are composed as :meth:`attention` does.
+        A tensor as mask is read back to see that it is no mask of zeros and ones, which is refused, unless mask_mode
+        tells. A row that is blocked entirely, by False or -inf, gives zeros. Numbers other than 0 and -inf are composed
+        as :meth:`attention` does.
 
-        mask_mode names another meaning, and a tensor is not read then: "hard" (2), zeros block and ones do not; "fill" (1), a
-        blocked score becomes -1000; "additive", added as it is. "causal" (3) blocks later positions and takes no mask, nor does
-        0. scale is 1/√d unless given."""
+        Parameters
+        ----------
+        q : tensor
+            Shape (batch, n, d).
+        k : tensor
+            Shape (batch, n, d).
+        v : tensor
+            Shape (batch, n, d).
+        mask : tensor or array_like, optional
+            Broadcasts to (batch, n, n): booleans, True where attended, or numbers that are added to the scores.
+        mask_mode : int or str, optional
+            Another meaning of the mask: "hard" (2), zeros block; "fill" (1), a blocked score becomes -1000; "additive",
+            added as it is. "causal" (3) blocks later positions and takes no mask, nor does 0.
+        scale : float, optional
+            Factor of the scores; 1/√d unless given.
+
+        Returns
+        -------
+        tensor
+            Shape (batch, n, d).
+
+        Raises
+        ------
+        ShapeError
+            Shapes do not fit.
+        ArgumentError
+            The mask and its mode do not fit.
+
+        See Also
+        --------
+        tlrt.kernels.flash_attention : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> q = s.const([[[1, 0], [0, 1]]])
+        >>> v = s.const([[[1, 2], [3, 4]]])
+        >>> print(s.flash_attention(q, q, v, mask_mode="causal").numpy().round(4))
+        [[[1.     2.    ]
+          [2.3395 3.3395]]]
+        """
         mode, factor = self._attention_mode("flash_attention", q, mask, mask_mode, scale)
         if mask is None:
             return self._apply("flash_attention", (q, k, v, None), (mode or 0, factor))
@@ -111,8 +148,47 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref], Reduc
         self, q: Ref, k: Ref, v: Ref, mask: Ref | npt.ArrayLike | None = None, mask_mode: int | str | None = None,
         scale: float | None = None,
     ) -> Ref:  # fmt: skip
-        """flash_attention composed from products and a softmax, with the same arguments: O(n²) memory, equal within the
-        bound. A mask is read back to the host, but one that is "additive"."""
+        """flash_attention composed of products and a softmax: O(n²) memory, equal within the bound.
+
+        A mask is read back to the host, but one that is "additive".
+
+        Parameters
+        ----------
+        q : tensor
+            Shape (batch, n, d).
+        k : tensor
+            Shape (batch, n, d).
+        v : tensor
+            Shape (batch, n, d).
+        mask : tensor or array_like, optional
+            Broadcasts to (batch, n, n): booleans, True where attended, or numbers that are added to the scores.
+        mask_mode : int or str, optional
+            Another meaning of the mask: "hard" (2), zeros block; "fill" (1), a blocked score becomes -1000; "additive",
+            added as it is. "causal" (3) blocks later positions and takes no mask, nor does 0.
+        scale : float, optional
+            Factor of the scores; 1/√d unless given.
+
+        Returns
+        -------
+        tensor
+            Shape (batch, n, d).
+
+        Raises
+        ------
+        ShapeError
+            Shapes do not fit.
+        ArgumentError
+            The mask and its mode do not fit.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> q = s.const([[[1, 0], [0, 1]]])
+        >>> v = s.const([[[1, 2], [3, 4]]])
+        >>> print(s.attention(q, q, v).numpy().round(4))
+        [[[1.6605 2.6605]
+          [2.3395 3.3395]]]
+        """
         batch, n, _ = self._require_rank("attention", q, 3, "q")
         mode, factor = self._attention_mode("attention", q, mask, mask_mode, scale)
         if mask is not None:
@@ -217,19 +293,59 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref], Reduc
         window: int | None = None, offset: int | str = 0, scale: float | None = None, mask_mode: str | None = None,
         dropout: float = 0.0,
     ) -> Ref:  # fmt: skip
-        """softmax(q·kᵀ·scale + mask)·v: q (…, heads, queries, d), k (…, kv_heads, keys, d), v (…, kv_heads, keys, width), to (…,
-        heads, queries, width), as PyTorch's function of the name, or with one leading axis or none, which is no axis of heads.
+        """softmax(q·kᵀ·scale + mask)·v of heads, as PyTorch's function of the name.
 
-        Leading axes are broadcast; an operand that is broadcast is copied. With two or more, kv_heads divides heads: a head of
-        keys serves heads / kv_heads heads of queries in a row. A mask broadcasts to (…, heads, queries, keys): booleans, True
-        where attended, or numbers to add. A tensor is read back to see that it is no mask of zeros and ones, unless mask_mode
-        says "additive", or "hard": zeros block. Added, it has a gradient: O(n²) memory. Query i stands at key i + offset; an
-        offset of "end" places the last query at the last key, as with a cache; 0 is PyTorch's alignment. `causal` blocks later
-        keys, and `window` those `window` or more away. A row that is blocked entirely gives zeros. scale is 1/√d unless given.
-        A session drops weights with probability `dropout`, in O(n²) memory. Errors: ShapeError, ArgumentError for a window
-        below 1 or a negative offset.
+        Leading axes are broadcast; an operand that is broadcast is copied. With one leading axis or none, it is no axis
+        of heads. With two or more, kv_heads divides heads: a head of keys serves heads / kv_heads heads of queries in a
+        row. An added mask has a gradient, in O(n²) memory. A row that is blocked entirely gives zeros.
 
-        See :func:`tlrt.kernels.grouped_attention`, and :func:`tlrt.kernels.flash_attention` for as many queries as keys."""
+        Parameters
+        ----------
+        q : tensor
+            Shape (…, heads, queries, d).
+        k : tensor
+            Shape (…, kv_heads, keys, d).
+        v : tensor
+            Shape (…, kv_heads, keys, width).
+        mask : tensor or array_like, optional
+            Broadcasts to (…, heads, queries, keys): booleans, True where attended, or numbers to add.
+        causal : bool, default False
+            Blocks later keys.
+        window : int, optional
+            Blocks keys that are so many places away or more.
+        offset : int or str, default 0
+            Query i stands at key i + offset; "end" places the last query at the last key, as with a cache.
+        scale : float, optional
+            Factor of the scores; 1/√d unless given.
+        mask_mode : str, optional
+            How a tensor is read: "additive", or "hard": zeros block. Else it is read back to see which.
+        dropout : float, default 0.0
+            Probability that a session drops a weight, in O(n²) memory.
+
+        Returns
+        -------
+        tensor
+            Shape (…, heads, queries, width).
+
+        Raises
+        ------
+        ShapeError
+            Shapes do not fit.
+        ArgumentError
+            A window below 1, or a negative offset.
+
+        See Also
+        --------
+        tlrt.kernels.grouped_attention, tlrt.kernels.flash_attention : The functions of buffers.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> q = s.const([[[[1, 0], [0, 1]]]])
+        >>> print(s.scaled_dot_product_attention(q, q, q, causal=True).numpy().round(4))
+        [[[[1.     0.    ]
+           [0.3302 0.6698]]]]
+        """
         op = "scaled_dot_product_attention"
         q, k, v, leading = self._with_common_heads(op, q, k, v)
         (batch, heads, queries, d), keys = self.shape(q), self.shape(k)[2]
@@ -382,12 +498,49 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref], Reduc
         self, x: Ref, wq: Ref, wk: Ref, wv: Ref, wo: Ref, heads: int, mask: npt.ArrayLike | None = None,
         use_flash: bool = True, causal: bool = False,
     ) -> Ref:  # fmt: skip
-        """Self-attention of `heads` heads: x (n, d_model) or (batch, n, d_model), wq, wk, wv (d_model, heads·head_dim), wo
-        (heads·head_dim, d_model), and a mask (n, n): booleans, True attends, or floats to add to the scores, which are scaled
-        by 1/√head_dim.
+        """Self-attention of several heads, with its projections.
 
-        A score blocked by False becomes -1000, as the seed has it; -inf and `causal`, for later positions, block exactly.
-        `use_flash` off composes it from products and a softmax."""
+        A score blocked by False becomes -1000, as the seed has it; -inf and `causal` block exactly.
+
+        Parameters
+        ----------
+        x : tensor
+            Shape (n, d_model) or (batch, n, d_model).
+        wq : tensor
+            Shape (d_model, heads·head_dim).
+        wk : tensor
+            The shape of wq.
+        wv : tensor
+            The shape of wq.
+        wo : tensor
+            Shape (heads·head_dim, d_model).
+        heads : int
+            Number of heads.
+        mask : array_like, optional
+            Shape (n, n): booleans, True attends, or floats to add to the scores, which are scaled by 1/√head_dim.
+        use_flash : bool, default True
+            False composes it of products and a softmax.
+        causal : bool, default False
+            Blocks later positions.
+
+        Returns
+        -------
+        tensor
+            The shape of x.
+
+        Raises
+        ------
+        ShapeError
+            Shapes do not fit.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x, w = s.const([[1, 0], [0, 1]]), s.const([[1, 0], [0, 1]])
+        >>> print(s.multi_head_attention(x, w, w, w, w, heads=1).numpy().round(4))
+        [[0.6698 0.3302]
+         [0.3302 0.6698]]
+        """
         name = "multi_head_attention"
         shape, heads = self._shape(name, x), integer(name, "heads", heads)
         if len(shape) not in (2, 3):
@@ -427,12 +580,70 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref], Reduc
         return self._view(x, (batch * heads, n, d), "reshape")
 
     def rotary(self, x: Ref, base: float = 10000.0, start: int = 0, halves: bool = False) -> Ref:
-        """Rotary position encoding of x (…, n, d), as (batch, heads, n, d), positions from `start`; pairs of neighbours, or of
-        halves."""
+        """Rotary position encoding.
+
+        Parameters
+        ----------
+        x : tensor
+            Shape (…, n, d), as (batch, heads, n, d).
+        base : float, default 10000.0
+            Base of the wavelengths.
+        start : int, default 0
+            The first position.
+        halves : bool, default False
+            Pairs of halves, not of neighbours.
+
+        Returns
+        -------
+        tensor
+            The shape of x.
+
+        Raises
+        ------
+        ShapeError
+            d is odd.
+
+        See Also
+        --------
+        tlrt.kernels.rotary : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> print(s.rotary(s.const([[1, 0], [1, 0]])).numpy().round(4))
+        [[1.     0.    ]
+         [0.5403 0.8415]]
+        """
         return self._by_sequences("rotary", x, (base, integer("rotary", "start", start), int(bool(halves))))
 
     def sinusoidal(self, x: Ref, base: float = 10000.0, start: int = 0) -> Ref:
-        """x (…, n, d) plus the sinusoidal position encoding, positions from `start`."""
+        """Adds the sinusoidal position encoding.
+
+        Parameters
+        ----------
+        x : tensor
+            Shape (…, n, d).
+        base : float, default 10000.0
+            Base of the wavelengths.
+        start : int, default 0
+            The first position.
+
+        Returns
+        -------
+        tensor
+            The shape of x.
+
+        See Also
+        --------
+        tlrt.kernels.sinusoidal : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> print(s.sinusoidal(s.zeros((2, 2))).numpy().round(4))
+        [[0.     1.    ]
+         [0.8415 0.5403]]
+        """
         return self._by_sequences("sinusoidal", x, (base, integer("sinusoidal", "start", start)))
 
     def _by_sequences(self, name: str, x: Ref, extra: tuple[Any, ...]) -> Ref:

@@ -59,7 +59,18 @@ class BaseOperations(Generic[Ref]):
         raise NotImplementedError
 
     def shape(self, x: Ref) -> Shape:
-        """The shape of a value."""
+        """The shape of a value.
+
+        Parameters
+        ----------
+        x : tensor
+            Any.
+
+        Returns
+        -------
+        tuple of int
+            One size for each axis; () for a scalar.
+        """
         raise NotImplementedError
 
     def _shape(self, op: str, x: Ref) -> Shape:
@@ -119,6 +130,16 @@ class BaseOperations(Generic[Ref]):
         if len(shape) != rank:
             raise refusal(ShapeError, op, self._named(name, x), f"shape {shape}", f"{rank} axes")
         return shape
+
+    def _by_rows(self, name: str, x: Ref, *others: Ref, extra: tuple[Any, ...] = ()) -> Ref:
+        """An operation on rows, applied along the last axis."""
+        if len(self._shape(name, x)) == 2:
+            return self._apply(name, (x, *others), extra)
+        return self._by_folded_rows(name, x, others, extra)
+
+    @atomic
+    def _by_folded_rows(self, name: str, x: Ref, others: tuple[Ref, ...], extra: tuple[Any, ...]) -> Ref:
+        return self._view(self._apply(name, (self._rows(x), *others), extra), self.shape(x), name)
 
     def _rows(self, x: Ref) -> Ref:
         """x with its leading axes folded into rows."""

@@ -5,14 +5,14 @@ from typing import Any
 
 from tlrt._binding.arguments import integer, integers
 from tlrt._operations.base import Ref, Sizes, atomic, per_axis
-from tlrt._operations.forwarding import ForwardingOperations
+from tlrt._operations.rows import RowOperations
 from tlrt.errors import ArgumentError, ShapeError, refusal
 
 #: a number for all sides, one for each axis, a pair (before, after) for each axis, or "same" or "valid"
 Padding = Sizes | Sequence[Sequence[int]] | str
 
 
-class ConvOperations(ForwardingOperations[Ref]):
+class ConvOperations(RowOperations[Ref]):
     """Convolutions. The bias may be None. `groups` cuts the channels of x into as many parts, each with weights of its own;
     `dilation` is the distance of a kernel's elements; `padding` is a number, one for each axis, a pair (before, after) for
     each axis, "valid", which is 0, or "same", which keeps the sizes at a stride of 1."""
@@ -20,21 +20,150 @@ class ConvOperations(ForwardingOperations[Ref]):
     def conv(
         self, w: Ref, b: Ref | None, x: Ref, stride: Sizes = 1, padding: Padding = 0, *, dilation: Sizes = 1, groups: int = 1
     ) -> Ref:  # fmt: skip
-        """Cross-correlation: w (out_channels, in_channels/groups, k…), x (in_channels, spatial…) or with a batch before it."""
+        """Convolution (cross-correlation) over 1 to 8 spatial axes.
+
+        Parameters
+        ----------
+        w : tensor
+            Weights: shape (out_channels, in_channels/groups, *kernel).
+        b : tensor or None
+            Shape (out_channels,): added to each channel.
+        x : tensor
+            Shape (in_channels, *spatial), or with a batch before it.
+        stride : int or sequence of int, default 1
+            Distance of neighbouring windows, for all axes or each.
+        padding : int, sequence of int, or of (low, high) pairs, default 0
+            Zeros around x.
+        dilation : int or sequence of int, default 1
+            Distance between the elements of the kernel.
+        groups : int, default 1
+            Groups of channels that are convolved apart.
+
+        Returns
+        -------
+        tensor
+            Shape (out_channels, *out), or with a batch before it.
+
+        Raises
+        ------
+        ShapeError
+            Shapes, or the numbers of axes, do not fit.
+        ArgumentError
+            A stride, dilation or number of groups is not allowed.
+
+        See Also
+        --------
+        tlrt.kernels.conv : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const(np.arange(9).reshape(1, 3, 3))
+        >>> print(s.conv(s.full((1, 1, 2, 2), 1), None, x).numpy())
+        [[[ 8. 12.]
+          [20. 24.]]]
+        """
         return self._convolve("conv", w, b, x, stride, padding, dilation, groups)
 
     def conv_transpose(
         self, w: Ref, b: Ref | None, x: Ref, stride: Sizes = 1, padding: Padding = 0, *, dilation: Sizes = 1,
         groups: int = 1, output_padding: Sizes = 0,
     ) -> Ref:  # fmt: skip
-        """Transposed convolution: w (in_channels, out_channels/groups, k…), x (in_channels, spatial…) or with a batch before
-        it. `output_padding` elements come after each axis of the result."""
+        """Transposed convolution over 1 to 8 spatial axes.
+
+        Parameters
+        ----------
+        w : tensor
+            Weights: shape (in_channels, out_channels/groups, *kernel).
+        b : tensor or None
+            Shape (out_channels,): added to each channel.
+        x : tensor
+            Shape (in_channels, *spatial), or with a batch before it.
+        stride : int or sequence of int, default 1
+            Distance of neighbouring windows, for all axes or each.
+        padding : int, sequence of int, or of (low, high) pairs, default 0
+            Elements left out around the result.
+        dilation : int or sequence of int, default 1
+            Distance between the elements of the kernel.
+        groups : int, default 1
+            Groups of channels that are convolved apart.
+        output_padding : int or sequence of int, default 0
+            Elements added after each axis of the result.
+
+        Returns
+        -------
+        tensor
+            Shape (out_channels, *out), or with a batch before it.
+
+        Raises
+        ------
+        ShapeError
+            Shapes, or the numbers of axes, do not fit.
+        ArgumentError
+            A stride, dilation or number of groups is not allowed.
+
+        See Also
+        --------
+        tlrt.kernels.conv_transpose : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const(np.arange(9).reshape(1, 3, 3))
+        >>> print(s.conv_transpose(s.full((1, 1, 2, 2), 1), None, x, stride=2, padding=1).numpy())
+        [[[0. 1. 1. 2.]
+          [3. 4. 4. 5.]
+          [3. 4. 4. 5.]
+          [6. 7. 7. 8.]]]
+        """
         return self._convolve("conv_transpose", w, b, x, stride, padding, dilation, groups, output_padding)
 
     def conv2d(
         self, w: Ref, b: Ref | None, x: Ref, stride: Sizes = 1, padding: Padding = 0, *, dilation: Sizes = 1, groups: int = 1
     ) -> Ref:  # fmt: skip
-        """conv of images: w (out_channels, in_channels/groups, kernel_h, kernel_w)."""
+        """Convolution (cross-correlation) of images.
+
+        Parameters
+        ----------
+        w : tensor
+            Weights: shape (out_channels, in_channels/groups, kernel_h, kernel_w).
+        b : tensor or None
+            Shape (out_channels,): added to each channel.
+        x : tensor
+            Shape (in_channels, height, width), or with a batch before it.
+        stride : int or sequence of int, default 1
+            Distance of neighbouring windows, for all axes or each.
+        padding : int, sequence of int, or of (low, high) pairs, default 0
+            Zeros around x.
+        dilation : int or sequence of int, default 1
+            Distance between the elements of the kernel.
+        groups : int, default 1
+            Groups of channels that are convolved apart.
+
+        Returns
+        -------
+        tensor
+            Shape (out_channels, height, width), or with a batch before it.
+
+        Raises
+        ------
+        ShapeError
+            Shapes, or the numbers of axes, do not fit.
+        ArgumentError
+            A stride, dilation or number of groups is not allowed.
+
+        See Also
+        --------
+        tlrt.kernels.conv2d : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const(np.arange(9).reshape(1, 3, 3))
+        >>> print(s.conv2d(s.full((1, 1, 2, 2), 1), None, x).numpy())
+        [[[ 8. 12.]
+          [20. 24.]]]
+        """
         self._require_rank("conv2d", w, 4, "w")
         return self._convolve("conv2d", w, b, x, stride, padding, dilation, groups)
 
@@ -42,7 +171,53 @@ class ConvOperations(ForwardingOperations[Ref]):
         self, w: Ref, b: Ref | None, x: Ref, stride: Sizes = 1, padding: Padding = 0, *, dilation: Sizes = 1,
         groups: int = 1, output_padding: Sizes = 0,
     ) -> Ref:  # fmt: skip
-        """conv_transpose of images: w (in_channels, out_channels/groups, kernel_h, kernel_w)."""
+        """Transposed convolution of images.
+
+        Parameters
+        ----------
+        w : tensor
+            Weights: shape (in_channels, out_channels/groups, kernel_h, kernel_w).
+        b : tensor or None
+            Shape (out_channels,): added to each channel.
+        x : tensor
+            Shape (in_channels, height, width), or with a batch before it.
+        stride : int or sequence of int, default 1
+            Distance of neighbouring windows, for all axes or each.
+        padding : int, sequence of int, or of (low, high) pairs, default 0
+            Elements left out around the result.
+        dilation : int or sequence of int, default 1
+            Distance between the elements of the kernel.
+        groups : int, default 1
+            Groups of channels that are convolved apart.
+        output_padding : int or sequence of int, default 0
+            Elements added after each axis of the result.
+
+        Returns
+        -------
+        tensor
+            Shape (out_channels, height, width), or with a batch before it.
+
+        Raises
+        ------
+        ShapeError
+            Shapes, or the numbers of axes, do not fit.
+        ArgumentError
+            A stride, dilation or number of groups is not allowed.
+
+        See Also
+        --------
+        tlrt.kernels.conv_transpose2d : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const(np.arange(9).reshape(1, 3, 3))
+        >>> print(s.conv_transpose2d(s.full((1, 1, 2, 2), 1), None, x, stride=2, padding=1).numpy())
+        [[[0. 1. 1. 2.]
+          [3. 4. 4. 5.]
+          [3. 4. 4. 5.]
+          [6. 7. 7. 8.]]]
+        """
         self._require_rank("conv_transpose2d", w, 4, "w")
         return self._convolve("conv_transpose2d", w, b, x, stride, padding, dilation, groups, output_padding)
 

@@ -24,35 +24,161 @@ class ElementwiseOperations(ShapeOperations[Ref]):
         return self._apply(name, (self.broadcast_to(a, common), self.broadcast_to(b, common)))
 
     def neg(self, x: Ref) -> Ref:
-        """-x, as scale by -1."""
+        """Negative, as scale by -1.
+
+        Parameters
+        ----------
+        x : tensor
+            Any shape.
+
+        Returns
+        -------
+        tensor
+            The shape of x.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([1, 2, 3])
+        >>> print(s.neg(x).numpy())
+        [-1. -2. -3.]
+        """
         return self._apply("scale", (x,), (-1.0,))
 
     def square(self, x: Ref) -> Ref:
-        """x·x."""
+        """Square, x·x.
+
+        Parameters
+        ----------
+        x : tensor
+            Any shape.
+
+        Returns
+        -------
+        tensor
+            The shape of x.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([1, 2, 3])
+        >>> print(s.square(x).numpy())
+        [1. 4. 9.]
+        """
         return self._apply("mul", (x, x))
 
     def gelu(self, x: Ref, approximate: str = "tanh") -> Ref:
-        """Gaussian error linear unit, in the forms that PyTorch names: "tanh", ½ x (1 + tanh(√(2/π) (x + 0.044715 x³))), and
-        "none", the exact ½ x (1 + erf(x/√2)).
+        """Gaussian error linear unit.
 
-        See :func:`tlrt.kernels.gelu` and :func:`tlrt.kernels.gelu_erf`."""
+        Parameters
+        ----------
+        x : tensor
+            Any shape.
+        approximate : str, default 'tanh'
+            "tanh": ½ x (1 + tanh(√(2/π) (x + 0.044715 x³))); "none": ½ x (1 + erf(x/√2)).
+
+        Returns
+        -------
+        tensor
+            The shape of x.
+
+        Raises
+        ------
+        ArgumentError
+            `approximate` is neither.
+
+        See Also
+        --------
+        tlrt.kernels.gelu, tlrt.kernels.gelu_erf : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([1, 2, 3])
+        >>> print(s.gelu(x).numpy().round(4))
+        [0.8412 1.9546 2.9964]
+        """
         if approximate not in ("none", "tanh"):
             raise refusal(ArgumentError, "gelu", "approximate", f"{approximate!r}", "'none' or 'tanh'")
         return self._apply("gelu" if approximate == "tanh" else "gelu_erf", (x,))
 
     def gt(self, a: Ref, b: Ref) -> Ref:
-        """1 where a > b, else 0, as lt(b, a). Operands of different shapes are broadcast, as NumPy does."""
+        """Mask: 1 where a > b, else 0.
+
+        Parameters
+        ----------
+        a : tensor or float
+            Broadcast with b, as NumPy does.
+        b : tensor or float
+            Broadcast with a.
+
+        Returns
+        -------
+        tensor
+            The common shape of the operands.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([1, 2, 3])
+        >>> print(s.gt(x, 2).numpy())
+        [0. 0. 1.]
+        """
         return self._pair("lt", b, a)
 
     def ge(self, a: Ref, b: Ref) -> Ref:
-        """1 where a ≥ b, else 0, as le(b, a). Operands of different shapes are broadcast, as NumPy does."""
+        """Mask: 1 where a ≥ b, else 0.
+
+        Parameters
+        ----------
+        a : tensor or float
+            Broadcast with b, as NumPy does.
+        b : tensor or float
+            Broadcast with a.
+
+        Returns
+        -------
+        tensor
+            The common shape of the operands.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([1, 2, 3])
+        >>> print(s.ge(x, 2).numpy())
+        [0. 1. 1.]
+        """
         return self._pair("le", b, a)
 
     @atomic
     def where(self, mask: Ref, a: Ref, b: Ref) -> Ref:
-        """a where the mask is not 0, else b.
+        """Chooses a where the mask is not 0, else b.
 
-        See :func:`tlrt.kernels.where`. Operands of different shapes are broadcast, as NumPy does."""
+        Parameters
+        ----------
+        mask : tensor
+            Broadcast with the others, as NumPy does; it has no gradient.
+        a : tensor or float
+            Chosen where the mask is not 0.
+        b : tensor or float
+            Chosen elsewhere.
+
+        Returns
+        -------
+        tensor
+            The common shape of the three.
+
+        See Also
+        --------
+        tlrt.kernels.where : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([1, 2, 3])
+        >>> print(s.where(s.gt(x, 1.5), x, 0).numpy())
+        [0. 2. 3.]
+        """
         operands = [self._operand(x) for x in (mask, a, b)]
         shapes = [self._shape("where", x) for x in operands]
         common = broadcast_shape("where", shapes[1], shapes[2], self._named("b", operands[2]))
@@ -61,11 +187,51 @@ class ElementwiseOperations(ShapeOperations[Ref]):
         return self._apply("where", (spread[0], spread[1], spread[2]))
 
     def tril(self, x: Ref, k: int = 0) -> Ref:
-        """The last two axes with 0 above diagonal k: numpy.tril."""
+        """The last two axes with 0 above a diagonal, as numpy.tril.
+
+        Parameters
+        ----------
+        x : tensor
+            At least two axes.
+        k : int, default 0
+            The diagonal: 0 is the main one, above it positive.
+
+        Returns
+        -------
+        tensor
+            The shape of x.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> print(s.tril(s.full((2, 3), 1)).numpy())
+        [[1. 0. 0.]
+         [1. 1. 0.]]
+        """
         return self._triangle("tril", x, k)
 
     def triu(self, x: Ref, k: int = 0) -> Ref:
-        """The last two axes with 0 below diagonal k: numpy.triu."""
+        """The last two axes with 0 below a diagonal, as numpy.triu.
+
+        Parameters
+        ----------
+        x : tensor
+            At least two axes.
+        k : int, default 0
+            The diagonal: 0 is the main one, above it positive.
+
+        Returns
+        -------
+        tensor
+            The shape of x.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> print(s.triu(s.full((2, 3), 1)).numpy())
+        [[1. 1. 1.]
+         [0. 1. 1.]]
+        """
         return self._triangle("triu", x, k)
 
     @atomic
@@ -78,9 +244,38 @@ class ElementwiseOperations(ShapeOperations[Ref]):
 
     @atomic
     def masked_fill(self, x: Ref, mask: Ref, value: float) -> Ref:
-        """A number where the mask is not 0, else x. The mask is broadcast to the shape of x.
+        """A number where the mask is not 0, else x.
 
-        See :func:`tlrt.kernels.masked_fill`."""
+        Parameters
+        ----------
+        x : tensor
+            Any shape.
+        mask : tensor
+            Broadcast to the shape of x; it has no gradient.
+        value : float
+            The number.
+
+        Returns
+        -------
+        tensor
+            The shape of x.
+
+        Raises
+        ------
+        ShapeError
+            The mask does not broadcast to x.
+
+        See Also
+        --------
+        tlrt.kernels.masked_fill : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([1, 2, 3])
+        >>> print(s.masked_fill(x, s.gt(x, 2), 0.0).numpy())
+        [1. 2. 0.]
+        """
         shape, got, name = self._shape("masked_fill", x), self._shape("masked_fill", mask), self._named("mask", mask)
         if broadcast_shape("masked_fill", shape, got, name) != shape:
             raise refusal(ShapeError, "masked_fill", name, f"shape {got}", f"one that broadcasts to {shape}")

@@ -24,34 +24,181 @@ class IndexOperations(SliceOperations[Ref]):
 
     @atomic
     def gather_scalar(self, x: Ref, i: int) -> Ref:
-        """x[i] of a vector, a scalar; refused where i is out of range."""
+        """One element x[i] of a vector.
+
+        Parameters
+        ----------
+        x : tensor
+            One axis.
+        i : int
+            Counts from 0.
+
+        Returns
+        -------
+        tensor
+            A scalar.
+
+        Raises
+        ------
+        IndexOutOfRangeError
+            The index is out of range.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([1, 2, 3])
+        >>> print(s.gather_scalar(x, 1).numpy())
+        2.0
+        """
         n = self._require_rank("gather_scalar", x, 1)[0]
         return self._view(self.slice1d(x, _checked_index("gather_scalar", i, n), 1), (), "gather_scalar")
 
     @atomic
     def gather_row(self, x: Ref, i: int) -> Ref:
-        """x[i] of a matrix, a vector; refused where i is out of range."""
+        """One row x[i] of a matrix.
+
+        Parameters
+        ----------
+        x : tensor
+            A matrix.
+        i : int
+            Counts from 0.
+
+        Returns
+        -------
+        tensor
+            One axis.
+
+        Raises
+        ------
+        IndexOutOfRangeError
+            The index is out of range.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([[1, 2, 3], [4, 5, 6]])
+        >>> print(s.gather_row(x, 1).numpy())
+        [4. 5. 6.]
+        """
         rows, cols = self._require_rank("gather_row", x, 2)
         return self.slice1d(self._flatten("gather_row", x), _checked_index("gather_row", i, rows) * cols, cols)
 
     @atomic
     def gather_scalar_nat(self, x: Ref, i: int) -> Ref:
-        """x[i] of a vector, a scalar; 0 without a gradient where i is out of range."""
+        """One element x[i] of a vector; 0 without a gradient where i is out of range.
+
+        Parameters
+        ----------
+        x : tensor
+            One axis.
+        i : int or NatRef
+            Counts from 0.
+
+        Returns
+        -------
+        tensor
+            A scalar.
+
+        See Also
+        --------
+        tlrt.kernels.gather_vec : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([1, 2, 3])
+        >>> print(s.gather_scalar_nat(x, 7).numpy())
+        0.0
+        """
         n, given = self._require_rank("gather_scalar_nat", x, 1)[0], i if isinstance(i, convert.Live) else [i]
         hosts = {"indices": indices("gather_scalar_nat", "i", given, n if self._checks_indices else None)}
         return self._view(self._apply("gather_vec", (x,), (), hosts), (), "gather_scalar_nat")
 
     def gather_vec_nat(self, x: Ref, indices: npt.ArrayLike | Indices) -> Ref:
-        """x[indices] of a vector; an index out of range reads 0 and receives no gradient."""
+        """Elements x[indices] of a vector; an index out of range reads 0 and receives no gradient.
+
+        Parameters
+        ----------
+        x : tensor
+            One axis.
+        indices : array_like of int or Indices
+            Count from 0.
+
+        Returns
+        -------
+        tensor
+            The length of the indices.
+
+        See Also
+        --------
+        tlrt.kernels.gather_vec : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([1, 2, 3])
+        >>> print(s.gather_vec_nat(x, [2, 0, 7]).numpy())
+        [3. 1. 0.]
+        """
         return self._apply("gather_vec", (x,), (), self._index_inputs("gather_vec_nat", indices, x))
 
     def gather_rows_nat(self, x: Ref, indices: npt.ArrayLike | Indices) -> Ref:
-        """The rows x[indices] of a matrix; an index out of range reads a row of 0 and receives no gradient."""
+        """Rows x[indices] of a matrix; an index out of range reads zeros and receives no gradient.
+
+        Parameters
+        ----------
+        x : tensor
+            A matrix.
+        indices : array_like of int or Indices
+            Count from 0.
+
+        Returns
+        -------
+        tensor
+            A row for each index.
+
+        See Also
+        --------
+        tlrt.kernels.gather_rows : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([[1, 2, 3], [4, 5, 6]])
+        >>> print(s.gather_rows_nat(x, [1, 7]).numpy())
+        [[4. 5. 6.]
+         [0. 0. 0.]]
+        """
         return self._apply("gather_rows", (x,), (), self._index_inputs("gather_rows_nat", indices, x))
 
     @atomic
     def embedding(self, table: Ref, indices: npt.ArrayLike | Indices) -> Ref:
-        """The rows of `table` at indices of any shape: (…) to (…, cols); gather_rows_nat for indices of one axis."""
+        """Rows of a table at indices of any shape.
+
+        Parameters
+        ----------
+        table : tensor
+            Shape (rows, cols).
+        indices : array_like of int or Indices
+            Count from 0.
+
+        Returns
+        -------
+        tensor
+            The shape of the indices, and cols after it.
+
+        See Also
+        --------
+        tlrt.kernels.gather_rows : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([[1, 2, 3], [4, 5, 6]])
+        >>> print(s.embedding(x, [[1], [0]]).shape)
+        (2, 1, 3)
+        """
         places = read_indices("embedding", "indices", indices)
         cols = self._require_rank("embedding", table, 2)[1]
         rows = self._apply(
@@ -61,46 +208,272 @@ class IndexOperations(SliceOperations[Ref]):
 
     @atomic
     def scatter_add_vec(self, x: Ref, v: Ref, i: int) -> Ref:
-        """x with x[i] + v in place of x[i], v a scalar; refused where i is out of range."""
+        """A vector with a scalar added to one of its elements.
+
+        Parameters
+        ----------
+        x : tensor
+            One axis.
+        v : tensor
+            A scalar.
+        i : int
+            Counts from 0.
+
+        Returns
+        -------
+        tensor
+            The shape of x.
+
+        Raises
+        ------
+        IndexOutOfRangeError
+            The index is out of range.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([1, 2, 3])
+        >>> print(s.scatter_add_vec(x, s.const(10), 1).numpy())
+        [ 1. 12.  3.]
+        """
         op = "scatter_add_vec"
         n = self._require_rank(op, x, 1)[0]
         one = self._view(v, (1,), "reshape") if self._shape(op, v) != (1,) else v
         return self._apply("scatter_add", (x, one), (), {"indices": indices(op, "i", [_checked_index(op, i, n)])})
 
     def scatter_add(self, x: Ref, values: Ref, indices: npt.ArrayLike | Indices) -> Ref:
-        """x with values[j] added at indices[j], in order; an index out of range is ignored."""
+        """A vector with values added at indices, in order; an index out of range is ignored.
+
+        Parameters
+        ----------
+        x : tensor
+            One axis.
+        values : tensor
+            The length of the indices.
+        indices : array_like of int or Indices
+            Count from 0.
+
+        Returns
+        -------
+        tensor
+            The shape of x.
+
+        See Also
+        --------
+        tlrt.kernels.scatter_add : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([1, 2, 3])
+        >>> print(s.scatter_add(x, s.const([10, 20]), [2, 2]).numpy())
+        [ 1.  2. 33.]
+        """
         return self._apply("scatter_add", (x, values), (), self._index_inputs("scatter_add", indices, x))
 
     def scatter_add_row(self, x: Ref, row: Ref, i: int) -> Ref:
-        """The matrix x with `row` added to its row i; refused where i is out of range."""
+        """A matrix with a vector added to one of its rows.
+
+        Parameters
+        ----------
+        x : tensor
+            A matrix.
+        row : tensor
+            Shape (cols,).
+        i : int
+            Counts from 0.
+
+        Returns
+        -------
+        tensor
+            The shape of x.
+
+        Raises
+        ------
+        IndexOutOfRangeError
+            The index is out of range.
+
+        See Also
+        --------
+        tlrt.kernels.scatter_add_row : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([[1, 2, 3], [4, 5, 6]])
+        >>> print(s.scatter_add_row(x, s.const([1, 1, 1]), 1).numpy())
+        [[1. 2. 3.]
+         [5. 6. 7.]]
+        """
         rows = self._require_rank("scatter_add_row", x, 2)[0]
         return self._apply("scatter_add_row", (x, row), (_checked_index("scatter_add_row", i, rows),))
 
     def scatter_add_rows(self, x: Ref, values: Ref, indices: npt.ArrayLike | Indices) -> Ref:
-        """The matrix x with values[j] added to row indices[j], in order; an index out of range is ignored."""
+        """A matrix with rows added at indices, in order; an index out of range is ignored.
+
+        Parameters
+        ----------
+        x : tensor
+            A matrix.
+        values : tensor
+            A row for each index.
+        indices : array_like of int or Indices
+            Count from 0.
+
+        Returns
+        -------
+        tensor
+            The shape of x.
+
+        See Also
+        --------
+        tlrt.kernels.scatter_add_rows : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([[1, 2, 3], [4, 5, 6]])
+        >>> print(s.scatter_add_rows(x, s.const([[1, 1, 1]]), [1]).numpy())
+        [[1. 2. 3.]
+         [5. 6. 7.]]
+        """
         return self._apply("scatter_add_rows", (x, values), (), self._index_inputs("scatter_add_rows", indices, x))
 
     # ---- indices on the device
 
     def indices(self, values: npt.ArrayLike) -> Indices:
-        """A copy of integers on the device, in their shape: what every operation takes in place of host integers."""
+        """A copy of integers on the device: what every operation takes in place of host integers.
+
+        Parameters
+        ----------
+        values : array_like of int
+            From 0 to 2**32 - 1; any shape.
+
+        Returns
+        -------
+        Indices
+            In the shape of the values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> print(s.indices([[1], [0]]).shape)
+        (2, 1)
+        """
         places = convert.host_array("indices", "values", values, "integers")
         return Indices.of(places.shape, self.device.indices(places))
 
     def argmax(self, x: Ref, axis: int | None = None, keepdims: bool = False) -> Indices:
-        """The place of the first largest element along an axis, of the flattened x without one; the first NaN wins:
-        numpy.argmax."""
+        """Place of the first largest element, as numpy.argmax; the first NaN wins.
+
+        Parameters
+        ----------
+        x : tensor
+            Any shape.
+        axis : int or None, default None
+            The axis; None for the flattened x.
+        keepdims : bool, default False
+            Keeps the reduced axes with size 1.
+
+        Returns
+        -------
+        Indices
+            Without the axis, or with size 1 there.
+
+        Raises
+        ------
+        ArgumentError
+            An axis that x does not have.
+
+        See Also
+        --------
+        tlrt.kernels.argmax : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([[1, 2, 3], [4, 5, 6]])
+        >>> print(s.argmax(x, 1).numpy())
+        [2 2]
+        """
         return self._extreme_indices("argmax", x, axis, keepdims)
 
     def argmin(self, x: Ref, axis: int | None = None, keepdims: bool = False) -> Indices:
-        """The place of the first smallest element along an axis, of the flattened x without one; the first NaN wins:
-        numpy.argmin."""
+        """Place of the first smallest element, as numpy.argmin; the first NaN wins.
+
+        Parameters
+        ----------
+        x : tensor
+            Any shape.
+        axis : int or None, default None
+            The axis; None for the flattened x.
+        keepdims : bool, default False
+            Keeps the reduced axes with size 1.
+
+        Returns
+        -------
+        Indices
+            Without the axis, or with size 1 there.
+
+        Raises
+        ------
+        ArgumentError
+            An axis that x does not have.
+
+        See Also
+        --------
+        tlrt.kernels.argmin : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([[1, 2, 3], [4, 5, 6]])
+        >>> print(s.argmin(x, 1).numpy())
+        [0 0]
+        """
         return self._extreme_indices("argmin", x, axis, keepdims)
 
     @atomic
     def topk(self, x: Ref, k: int, axis: int = -1, largest: bool = True) -> tuple[Ref, Indices]:
-        """The k largest elements along an axis, falling, and their places; the smallest, rising, where `largest` is False. Of
-        equal elements the first comes first, and NaN is larger than any number: torch.topk. The elements have gradients."""
+        """The k largest elements along an axis, falling, and their places, as torch.topk.
+
+        Of equal elements the first comes first, and NaN is larger than any number.
+
+        Parameters
+        ----------
+        x : tensor
+            Any shape.
+        k : int
+            How many.
+        axis : int, default -1
+            The axis.
+        largest : bool, default True
+            False for the smallest, rising.
+
+        Returns
+        -------
+        tensor
+            The elements; they have gradients.
+        Indices
+            Their places.
+
+        Raises
+        ------
+        ShapeError
+            k is larger than the axis.
+
+        See Also
+        --------
+        tlrt.kernels.topk : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([1, 2, 3])
+        >>> values, places = s.topk(x, 2)
+        >>> print(values.numpy(), places.numpy())
+        [3. 2.] [2 1]
+        """
         shape = self._shape("topk", x)
         place, count = axis_of("topk", axis, len(shape)), integer("topk", "k", k)
         if not 0 <= count <= shape[place]:
@@ -116,8 +489,39 @@ class IndexOperations(SliceOperations[Ref]):
 
     @atomic
     def take(self, x: Ref, indices: npt.ArrayLike | Indices, axis: int = 0) -> Ref:
-        """x with the places `indices`, of any shape, in place of an axis: numpy.take. A host index counts from the end where it
-        is negative and is refused out of range; one on the device reads 0 out of range."""
+        """Elements at indices along an axis, as numpy.take.
+
+        Parameters
+        ----------
+        x : tensor
+            Any shape.
+        indices : array_like of int or Indices
+            Any shape. A host index counts from the end where it is negative; one on the device reads 0 out of range.
+        axis : int, default 0
+            The axis.
+
+        Returns
+        -------
+        tensor
+            The shape of the indices in place of the axis.
+
+        Raises
+        ------
+        IndexOutOfRangeError
+            The index is out of range.
+
+        See Also
+        --------
+        tlrt.kernels.take_axis : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([[1, 2, 3], [4, 5, 6]])
+        >>> print(s.take(x, [2, 0], 1).numpy())
+        [[3. 1.]
+         [6. 4.]]
+        """
         shape = self._shape("take", x)
         place = axis_of("take", axis, len(shape))
         at = self._on_device("take", indices, shape[place])
@@ -125,14 +529,69 @@ class IndexOperations(SliceOperations[Ref]):
         return self._take_axis("take", x, at, place, out, shared=True)
 
     def index(self, x: Ref, key: Any) -> Ref:
-        """x[key] as NumPy has it: integers, slices, ... and None, together; or one array of integers along axis 0, on the host or
-        the device; or one of booleans over the leading axes, on the host. A copy, never a view."""
+        """x[key], as NumPy has it: always a copy, never a view.
+
+        Parameters
+        ----------
+        x : tensor
+            Any shape.
+        key : int, slice, ..., None, a tuple of them, or an array
+            An array of integers picks along axis 0, one of booleans over the leading axes.
+
+        Returns
+        -------
+        tensor
+            As NumPy's.
+
+        Raises
+        ------
+        IndexOutOfRangeError
+            An index is out of range.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([[1, 2, 3], [4, 5, 6]])
+        >>> print(s.index(x, (slice(None), 1)).numpy(), x[:, 1].numpy())
+        [2. 5.] [2. 5.]
+        """
         return self.take(x, key) if isinstance(key, Indices) else super().index(x, key)
 
     @atomic
     def take_along(self, x: Ref, indices: npt.ArrayLike | Indices, axis: int = -1) -> Ref:
-        """The elements at indices along an axis, the other axes of x and of the indices being the same: numpy.take_along_axis,
-        torch.gather. Indices as for :meth:`take`."""
+        """Elements at indices along an axis, as numpy.take_along_axis and torch.gather.
+
+        Parameters
+        ----------
+        x : tensor
+            Any shape.
+        indices : array_like of int or Indices
+            The other axes are those of x; as for take.
+        axis : int, default -1
+            The axis.
+
+        Returns
+        -------
+        tensor
+            The shape of the indices.
+
+        Raises
+        ------
+        IndexOutOfRangeError
+            The index is out of range.
+
+        See Also
+        --------
+        tlrt.kernels.take_axis : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([[1, 2, 3], [4, 5, 6]])
+        >>> print(s.take_along(x, [[2], [0]]).numpy())
+        [[3.]
+         [4.]]
+        """
         shape = self._shape("take_along", x)
         place = axis_of("take_along", axis, len(shape))
         at = self._on_device("take_along", indices, shape[place])
@@ -141,8 +600,41 @@ class IndexOperations(SliceOperations[Ref]):
 
     @atomic
     def scatter_add_along(self, x: Ref, values: Ref, indices: npt.ArrayLike | Indices, axis: int = -1) -> Ref:
-        """x with the values added at indices along an axis, in order, the other axes of all being the same: torch.scatter_add. A
-        host index as for :meth:`take`; one on the device is ignored out of range."""
+        """x with values added at indices along an axis, in order, as torch.scatter_add.
+
+        Parameters
+        ----------
+        x : tensor
+            Any shape.
+        values : tensor
+            The shape of the indices.
+        indices : array_like of int or Indices
+            The other axes are those of x. A host index as for take; one on the device is ignored out of range.
+        axis : int, default -1
+            The axis.
+
+        Returns
+        -------
+        tensor
+            The shape of x.
+
+        Raises
+        ------
+        IndexOutOfRangeError
+            The index is out of range.
+
+        See Also
+        --------
+        tlrt.kernels.scatter_add_axis : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([[1, 2, 3], [4, 5, 6]])
+        >>> print(s.scatter_add_along(x, s.const([[10], [20]]), [[2], [0]]).numpy())
+        [[ 1.  2. 13.]
+         [24.  5.  6.]]
+        """
         op = "scatter_add_along"
         shape, given = self._shape(op, x), self._shape(op, values)
         place = axis_of(op, axis, len(shape))
@@ -158,7 +650,32 @@ class IndexOperations(SliceOperations[Ref]):
 
     @atomic
     def one_hot(self, indices: npt.ArrayLike | Indices, n: int) -> Ref:
-        """1 at each index of a new last axis of n places and 0 elsewhere; zeros for an index out of range on the device."""
+        """1 at each index of a new last axis, 0 elsewhere.
+
+        Parameters
+        ----------
+        indices : array_like of int or Indices
+            Any shape; zeros for one on the device that is out of range.
+        n : int
+            Size of the new axis.
+
+        Returns
+        -------
+        tensor
+            The shape of the indices, and n after it.
+
+        Raises
+        ------
+        IndexOutOfRangeError
+            The index is out of range.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> print(s.one_hot([1, 0], 3).numpy())
+        [[0. 1. 0.]
+         [1. 0. 0.]]
+        """
         size = integer("one_hot", "n", n)
         if size < 0:
             raise refusal(ArgumentError, "one_hot", "n", size, "0 or more")

@@ -15,9 +15,39 @@ class LinalgOperations(ElementwiseOperations[Ref], SliceOperations[Ref], ReduceO
     """Products of matrices, and of arrays with more axes."""
 
     def matmul(self, a: Ref, b: Ref) -> Ref:
-        """a @ b as NumPy has it: (…, m, n) by (…, n, p), where the leading axes are broadcast; a vector a is a row and a vector b
-        a column, whose axis the result has not. One matrix b takes all rows of a at once; else an operand that is broadcast is
-        copied to the common leading axes."""
+        """Matrix product a @ b, as NumPy has it.
+
+        Leading axes are broadcast. One matrix b takes all rows of a at once; else an operand that is broadcast is
+        copied to the common leading axes.
+
+        Parameters
+        ----------
+        a : tensor
+            Shape (…, m, n), or (n,): a row.
+        b : tensor
+            Shape (…, n, p), or (n,): a column.
+
+        Returns
+        -------
+        tensor
+            Shape (…, m, p), without the axis of a vector.
+
+        Raises
+        ------
+        ShapeError
+            The shapes do not fit.
+
+        See Also
+        --------
+        tlrt.kernels.matmul : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([[1, 2, 3], [4, 5, 6]])
+        >>> print(s.matmul(x, s.const([1, 0, 1])).numpy())
+        [ 4. 10.]
+        """
         shapes = self._shape("matmul", a), self._shape("matmul", b)
         try:
             if len(shapes[0]) == len(shapes[1]) == 2:
@@ -56,12 +86,39 @@ class LinalgOperations(ElementwiseOperations[Ref], SliceOperations[Ref], ReduceO
 
     @atomic
     def einsum(self, subscripts: str, *operands: Ref) -> Ref:
-        """The sum over products that NumPy's subscripts say: einsum("ijk,ilk->ijl", x, y).
+        """Sum over products that NumPy's subscripts name.
 
-        Letters name axes. Those that the result has not are summed over, a letter twice in an operand takes its diagonal, ...
-        stands for axes that are broadcast, and without -> the result has the letters that appear once, in alphabetical order.
-        Axes of size 1 are broadcast. Operands are contracted from the left to the right, two at a time, each pair by one
-        product of matrices over the letters that nothing later needs. Errors: ShapeError; ArgumentError for other subscripts."""
+        Letters name axes. Those that the result has not are summed over, a letter twice in an operand takes its
+        diagonal, ... stands for axes that are broadcast, and without -> the result has the letters that appear once, in
+        alphabetical order. Axes of size 1 are broadcast. Operands are contracted from the left to the right, two at a
+        time, each pair by one product of matrices over the letters that nothing later needs.
+
+        Parameters
+        ----------
+        subscripts : str
+            Such as "ijk,ilk->ijl".
+        *operands : tensor
+            One for each part of the subscripts.
+
+        Returns
+        -------
+        tensor
+            The axes after ->.
+
+        Raises
+        ------
+        ShapeError
+            Sizes of one letter differ.
+        ArgumentError
+            The subscripts are not NumPy's.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([[1, 2, 3], [4, 5, 6]])
+        >>> print(s.einsum("ij,ij->i", x, x).numpy())
+        [14. 77.]
+        """
         shapes = [self._shape("einsum", x) for x in operands]
         labels, out, sizes = parse_einsum(subscripts, shapes)
         first, have = self._prepare(operands[0], labels[0], sizes, [*labels[1:], out])
@@ -123,9 +180,39 @@ class LinalgOperations(ElementwiseOperations[Ref], SliceOperations[Ref], ReduceO
         return self.permute(x, tuple(labels.index(c) for c in order))
 
     def linear(self, w: Ref, b: Ref | None, x: Ref | None = None) -> Ref:
-        """W·x + b: linear(w, b, x), or in PyTorch's order linear(x, w, b), which is told by the second operand: a matrix is W.
+        """Affine layer W·x + b: linear(w, b, x), or in PyTorch's order linear(x, w, b).
 
-        W (outputs, inputs), b (outputs) or None, x (…, inputs) to (…, outputs)."""
+        Parameters
+        ----------
+        w : tensor
+            Weights: shape (outputs, inputs).
+        b : tensor or None
+            Shape (outputs,). Where the second operand is a matrix it is the weights, as in PyTorch's order.
+        x : tensor
+            Shape (…, inputs).
+
+        Returns
+        -------
+        tensor
+            Shape (…, outputs).
+
+        Raises
+        ------
+        ShapeError
+            The shapes do not fit.
+
+        See Also
+        --------
+        tlrt.kernels.linear : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([1, 2, 3])
+        >>> w = s.const([[1, 0, 0], [0, 1, 1]])
+        >>> print(s.linear(w, s.const([0.5, 0]), x).numpy())
+        [1.5 5. ]
+        """
         if b is not None and len(self._shape("linear", b)) == 2:
             w, b, x = b, x, w
         if x is not None and b is not None and len(self._shape("linear", x)) == 2:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from tlrt._binding import convert
 from tlrt._operations.base import Ref, atomic, indices, read_indices
-from tlrt._operations.forwarding import ForwardingOperations
+from tlrt._operations.rows import RowOperations
 from tlrt._operations.shaped import Indices
 from tlrt.errors import ArgumentError, IndexOutOfRangeError, ShapeError, refusal
 
@@ -16,14 +16,48 @@ from tlrt.errors import ArgumentError, IndexOutOfRangeError, ShapeError, refusal
 _IGNORED = np.uint32(2**32 - 1)
 
 
-class LossOperations(ForwardingOperations[Ref]):
+class LossOperations(RowOperations[Ref]):
     """Losses. `reduction` is "mean", "sum" or "none", which keeps one loss for each element or label."""
 
     _checks_indices = False
 
     @atomic
     def mse_loss(self, yhat: Ref, target: Ref, reduction: str = "mean") -> Ref:
-        """The mean of (yhat - target)², a scalar; gradients to both."""
+        """Mean of the squared differences.
+
+        Parameters
+        ----------
+        yhat : tensor
+            The prediction.
+        target : tensor
+            The shape of yhat.
+        reduction : str, default 'mean'
+            "mean", "sum" or "none".
+
+        Returns
+        -------
+        tensor
+            A scalar; with "none" the shape of the prediction.
+
+        Raises
+        ------
+        ShapeError
+            The shapes differ.
+        ArgumentError
+            Another reduction.
+
+        See Also
+        --------
+        tlrt.kernels.mse_loss : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> y = s.const([1, 2, 4])
+        >>> t = s.const([1, 0, 0])
+        >>> print(s.mse_loss(y, t).numpy().round(4))
+        6.6667
+        """
         op = "mse_loss"
         self._require_same(op, yhat, target)
         if reduction == "mean":
@@ -33,13 +67,75 @@ class LossOperations(ForwardingOperations[Ref]):
 
     @atomic
     def l1_loss(self, yhat: Ref, target: Ref, reduction: str = "mean") -> Ref:
-        """The mean of |yhat - target|; gradients to both, 0 where they are equal."""
+        """Mean of |yhat - target|; gradients to both, 0 where they are equal.
+
+        Parameters
+        ----------
+        yhat : tensor
+            The prediction.
+        target : tensor
+            The shape of yhat.
+        reduction : str, default 'mean'
+            "mean", "sum" or "none".
+
+        Returns
+        -------
+        tensor
+            A scalar; with "none" the shape of the prediction.
+
+        Raises
+        ------
+        ShapeError
+            The shapes differ.
+        ArgumentError
+            Another reduction.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> y = s.const([1, 2, 4])
+        >>> t = s.const([1, 0, 0])
+        >>> print(s.l1_loss(y, t).numpy())
+        2.0
+        """
         self._require_same("l1_loss", yhat, target)
         return self._reduced("l1_loss", self._apply("abs", (self._apply("sub", (yhat, target)),)), reduction)
 
     @atomic
     def huber_loss(self, yhat: Ref, target: Ref, reduction: str = "mean", delta: float = 1.0) -> Ref:
-        """The mean of d²/2 where d = |yhat - target| is at most delta, of delta·(d - delta/2) beyond."""
+        """Mean of d²/2 where d = |yhat - target| is at most delta, of delta·(d - delta/2) beyond.
+
+        Parameters
+        ----------
+        yhat : tensor
+            The prediction.
+        target : tensor
+            The shape of yhat.
+        reduction : str, default 'mean'
+            "mean", "sum" or "none".
+        delta : float, default 1.0
+            Above 0.
+
+        Returns
+        -------
+        tensor
+            A scalar; with "none" the shape of the prediction.
+
+        Raises
+        ------
+        ShapeError
+            The shapes differ.
+        ArgumentError
+            Another reduction, or delta is not above 0.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> y = s.const([1, 2, 4])
+        >>> t = s.const([1, 0, 0])
+        >>> print(s.huber_loss(y, t).numpy().round(4))
+        1.6667
+        """
         if not delta > 0:
             raise refusal(ArgumentError, "huber_loss", "delta", delta, "a number above 0")
         self._require_same("huber_loss", yhat, target)
@@ -47,7 +143,39 @@ class LossOperations(ForwardingOperations[Ref]):
 
     @atomic
     def smooth_l1_loss(self, yhat: Ref, target: Ref, reduction: str = "mean", beta: float = 1.0) -> Ref:
-        """huber_loss with delta = beta, divided by beta; l1_loss for beta = 0."""
+        """huber_loss with delta = beta, divided by beta; l1_loss for beta = 0.
+
+        Parameters
+        ----------
+        yhat : tensor
+            The prediction.
+        target : tensor
+            The shape of yhat.
+        reduction : str, default 'mean'
+            "mean", "sum" or "none".
+        beta : float, default 1.0
+            0 or more.
+
+        Returns
+        -------
+        tensor
+            A scalar; with "none" the shape of the prediction.
+
+        Raises
+        ------
+        ShapeError
+            The shapes differ.
+        ArgumentError
+            Another reduction, or beta is below 0.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> y = s.const([1, 2, 4])
+        >>> t = s.const([1, 0, 0])
+        >>> print(s.smooth_l1_loss(y, t).numpy().round(4))
+        1.6667
+        """
         if not beta >= 0:
             raise refusal(ArgumentError, "smooth_l1_loss", "beta", beta, "0 or more")
         self._require_same("smooth_l1_loss", yhat, target)
@@ -68,8 +196,47 @@ class LossOperations(ForwardingOperations[Ref]):
         self, x: Ref, target: Ref, weight: Ref | npt.ArrayLike | None = None, reduction: str = "mean",
         pos_weight: Ref | npt.ArrayLike | None = None,
     ) -> Ref:  # fmt: skip
-        """The mean of weight·((1 - t)·x + (1 + (p - 1)·t)·ln(1 + e^-x)) with t = target and p = pos_weight, 1 where left out;
-        both weights are broadcast to the shape of x."""
+        """Mean binary cross-entropy of targets and the probabilities whose logits are given.
+
+        The mean of weight·((1 - t)·x + (1 + (p - 1)·t)·ln(1 + e^-x)) with t = target and p = pos_weight, 1 where left
+        out.
+
+        Parameters
+        ----------
+        x : tensor
+            Logits.
+        target : tensor
+            Probabilities, in the shape of x.
+        weight : tensor or array_like, optional
+            Factor of each loss; broadcast to x.
+        reduction : str, default 'mean'
+            "mean", "sum" or "none".
+        pos_weight : tensor or array_like, optional
+            Factor of the positive part; broadcast to x.
+
+        Returns
+        -------
+        tensor
+            A scalar; with "none" the shape of the prediction.
+
+        Raises
+        ------
+        ShapeError
+            The shapes differ.
+        ArgumentError
+            Another reduction.
+
+        See Also
+        --------
+        tlrt.kernels.bce_with_logits : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([-1, 0, 2])
+        >>> print(s.binary_cross_entropy_with_logits(x, s.const([0, 1, 1])).numpy().round(4))
+        0.3778
+        """
         op = "binary_cross_entropy_with_logits"
         self._require_same(op, x, target)
         if weight is None and pos_weight is None and reduction in ("mean", "sum"):
@@ -87,8 +254,38 @@ class LossOperations(ForwardingOperations[Ref]):
 
     @atomic
     def kl_div(self, x: Ref, target: Ref, reduction: str = "mean", log_target: bool = False) -> Ref:
-        """The mean of t·(ln t - x), x logarithms of probabilities and t = target, of which 0 counts 0; with log_target of
-        e^t·(t - x). The reduction "batchmean" is the sum divided by the size of the first axis."""
+        """Mean of t·(ln t - x), with t = target, of which 0 counts 0.
+
+        Parameters
+        ----------
+        x : tensor
+            Logarithms of probabilities.
+        target : tensor
+            Probabilities, in the shape of x.
+        reduction : str, default 'mean'
+            "mean", "sum", "none", or "batchmean": the sum divided by the size of the first axis.
+        log_target : bool, default False
+            The target holds logarithms: the mean of e^t·(t - x).
+
+        Returns
+        -------
+        tensor
+            A scalar; with "none" the shape of the prediction.
+
+        Raises
+        ------
+        ShapeError
+            The shapes differ.
+        ArgumentError
+            Another reduction.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.log_softmax(s.const([[0, 0]]))
+        >>> print(s.kl_div(x, s.const([[1, 0]]), "batchmean").numpy().round(4))
+        0.6931
+        """
         op = "kl_div"
         shape = self._require_same(op, x, target)
         if log_target:
@@ -107,13 +304,50 @@ class LossOperations(ForwardingOperations[Ref]):
         self, logits: Ref, labels: npt.ArrayLike | Indices, weight: Ref | npt.ArrayLike | None = None, *,
         ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0, axis: int = -1,
     ) -> Ref:  # fmt: skip
-        """The mean of -log_softmax(logits)[label], a scalar: logits (…, classes), labels (…); with axis=1 logits (batch, classes,
-        …), labels (batch, …), as PyTorch has them.
+        """Mean of -log_softmax(logits)[label].
 
-        A label of `ignore_index` counts nothing. `weight` (classes), a constant, weighs each label by its class; the mean is then
-        divided by the sum of these weights, and is NaN where no label counts. With label_smoothing = s a label's loss is 1 - s
-        times that, plus s times the weighted mean over all classes. A label out of range is refused; one on the device makes the
-        mean NaN, where the session has no ``check_indices``. See :func:`tlrt.kernels.cross_entropy_rows`."""
+        Parameters
+        ----------
+        logits : tensor
+            Shape (…, classes); with axis=1 (batch, classes, …), as PyTorch has them.
+        labels : array_like of int or Indices
+            The class of each row: shape (…).
+        weight : tensor or array_like, optional
+            Shape (classes,), a constant: weighs each label by its class; the mean is divided by the sum of these
+            weights.
+        ignore_index : int, default -100
+            A label that counts nothing.
+        reduction : str, default 'mean'
+            "mean", "sum" or "none".
+        label_smoothing : float, default 0.0
+            s: a label's loss is 1 - s times its own, plus s times the weighted mean over all classes.
+        axis : int, default -1
+            The axis of the classes.
+
+        Returns
+        -------
+        tensor
+            A scalar, NaN where no label counts; with "none" the shape of the labels.
+
+        Raises
+        ------
+        IndexOutOfRangeError
+            A label of the host is out of range. One on the device makes the mean NaN, where the session has no
+            ``check_indices``.
+        ShapeError
+            Labels or weights do not fit the logits.
+
+        See Also
+        --------
+        tlrt.kernels.cross_entropy_rows : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([[2, 0], [0, 1]])
+        >>> print(s.cross_entropy(x, [0, 1]).numpy().round(4))
+        0.2201
+        """
         op = "cross_entropy"
         shape, wanted = self._shape(op, logits), read_indices(op, "labels", labels)
         if not shape:

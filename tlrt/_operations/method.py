@@ -1,6 +1,7 @@
 """An operation of a session as a method of its first operand."""
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol
 
@@ -30,5 +31,19 @@ def as_method(function: Callable[Concatenate[Any, Any, _P], Any]) -> Method[_P]:
 
     first, *others = list(inspect.signature(function).parameters.values())[1:]
     call.__signature__ = inspect.Signature([first.replace(name="self", annotation=first.empty), *others])  # type: ignore[attr-defined]
-    call.__name__, call.__qualname__, call.__doc__ = name, f"Arithmetic.{name}", function.__doc__
+    call.__name__, call.__qualname__ = name, f"Arithmetic.{name}"
+    call.__doc__ = _without_parameter(inspect.getdoc(function) or "", first.name)
     return call
+
+
+def _without_parameter(doc: str, name: str) -> str:
+    """A docstring without the parameter that the tensor itself is; without the section where there is no other."""
+    head, title, rest = doc.partition("Parameters\n----------\n")
+    section, gap, tail = rest.partition("\n\n")
+    entries = re.split(r"\n(?=\S)", section)
+    kept = []
+    for entry in entries:
+        names, colon, told = entry.partition(" : ")
+        if others := ", ".join(n for n in names.split(", ") if n.lstrip("*") != name or n.startswith("*")):
+            kept.append(f"{others}{colon}{told}")
+    return head + (title + "\n".join(kept) + gap if kept else "") + tail

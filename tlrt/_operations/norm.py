@@ -1,43 +1,16 @@
-"""Softmax and normalisation."""
+"""Normalisation of channels."""
 
 import math
-from typing import Any
 
 from tlrt._binding.arguments import integer
 from tlrt._operations.base import Ref, atomic
-from tlrt._operations.forwarding import ForwardingOperations
 from tlrt._operations.plan import Shape
+from tlrt._operations.rows import RowOperations
 from tlrt.errors import ArgumentError, ShapeError, refusal
 
 
-class NormOperations(ForwardingOperations[Ref]):
-    """Operations along the last axis, and on the channels of a batch."""
-
-    def _by_rows(self, name: str, x: Ref, *others: Ref, extra: tuple[Any, ...] = ()) -> Ref:
-        """An operation on rows, applied along the last axis."""
-        if len(self._shape(name, x)) == 2:
-            return self._apply(name, (x, *others), extra)
-        return self._by_folded_rows(name, x, others, extra)
-
-    @atomic
-    def _by_folded_rows(self, name: str, x: Ref, others: tuple[Ref, ...], extra: tuple[Any, ...]) -> Ref:
-        return self._view(self._apply(name, (self._rows(x), *others), extra), self.shape(x), name)
-
-    def softmax(self, x: Ref) -> Ref:
-        """Softmax along the last axis."""
-        return self._by_rows("softmax", x)
-
-    def log_softmax(self, x: Ref) -> Ref:
-        """Log-softmax along the last axis."""
-        return self._by_rows("log_softmax", x)
-
-    def layer_norm(self, x: Ref, gamma: Ref, beta: Ref, eps: float = 1e-6) -> Ref:
-        """gamma·(x - mean)/√(variance + eps) + beta along the last axis; biased variance."""
-        return self._by_rows("layer_norm", x, gamma, beta, extra=(eps,))
-
-    def rms_norm(self, x: Ref, gamma: Ref, eps: float = 2.0**-23) -> Ref:
-        """gamma·x/√(mean square + eps) along the last axis; eps as PyTorch's."""
-        return self._by_rows("rms_norm", x, gamma, extra=(eps,))
+class NormOperations(RowOperations[Ref]):
+    """Normalisation of channels and of groups of them."""
 
     def _channels(self, op: str, x: Ref) -> Shape:
         """x's shape with all axes after the second as one."""
@@ -48,7 +21,35 @@ class NormOperations(ForwardingOperations[Ref]):
 
     @atomic
     def channel_affine(self, x: Ref, center: Ref, slope: Ref, shift: Ref) -> Ref:
-        """(x - center)·slope + shift with one number each for a channel: x (batch, channels, …), the others (channels)."""
+        """(x - center)·slope + shift with one number each for a channel.
+
+        Parameters
+        ----------
+        x : tensor
+            Shape (batch, channels, …).
+        center : tensor
+            Shape (channels,).
+        slope : tensor
+            Shape (channels,).
+        shift : tensor
+            Shape (channels,).
+
+        Returns
+        -------
+        tensor
+            The shape of x.
+
+        See Also
+        --------
+        tlrt.kernels.channel_affine : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([[[1, 2, 3]]])
+        >>> print(s.channel_affine(x, s.const([2]), s.const([3]), s.const([0.5])).numpy())
+        [[[-2.5  0.5  3.5]]]
+        """
         op = "channel_affine"
         given, shape = self._shape(op, x), self._channels(op, x)
         y = self._apply(op, (x if given == shape else self._view(x, shape, op), center, slope, shift))
@@ -58,8 +59,45 @@ class NormOperations(ForwardingOperations[Ref]):
     def group_norm(
         self, x: Ref, groups: int, gamma: Ref | None = None, beta: Ref | None = None, eps: float = 1e-5
     ) -> Ref:
-        """gamma·(x - mean)/√(variance + eps) + beta, the mean and the biased variance those of one sample's group of neighbouring
-        channels: x (batch, channels, …), gamma and beta (channels), both or none."""
+        """Normalises groups of neighbouring channels of each sample.
+
+        gamma·(x - mean)/√(variance + eps) + beta, the mean and the biased variance those of the group.
+
+        Parameters
+        ----------
+        x : tensor
+            Shape (batch, channels, …).
+        groups : int
+            Number of groups, a divisor of the channels.
+        gamma : tensor, optional
+            Shape (channels,): factors; given with beta.
+        beta : tensor, optional
+            Shape (channels,): added after the factors; given with gamma.
+        eps : float, default 1e-5
+            Added to the variance.
+
+        Returns
+        -------
+        tensor
+            The shape of x.
+
+        Raises
+        ------
+        ArgumentError
+            `groups` does not divide the channels, or one of gamma and beta is missing.
+
+        References
+        ----------
+        Wu and He, Group Normalization, arXiv:1803.08494
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([[[1, 2], [3, 4]]])
+        >>> print(s.group_norm(x, 1).numpy().round(4))
+        [[[-1.3416 -0.4472]
+          [ 0.4472  1.3416]]]
+        """
         op = "group_norm"
         groups = integer(op, "groups", groups)
         given, (batch, channels, positions) = self._shape(op, x), self._channels(op, x)
@@ -81,5 +119,30 @@ class NormOperations(ForwardingOperations[Ref]):
         return self._view(y, given, op)
 
     def instance_norm(self, x: Ref, gamma: Ref | None = None, beta: Ref | None = None, eps: float = 1e-5) -> Ref:
-        """group_norm with a group for every channel."""
+        """Normalises each channel of each sample: group_norm with a group for every channel.
+
+        Parameters
+        ----------
+        x : tensor
+            Shape (batch, channels, …).
+        gamma : tensor, optional
+            Shape (channels,): factors; given with beta.
+        beta : tensor, optional
+            Shape (channels,): added after the factors; given with gamma.
+        eps : float, default 1e-5
+            Added to the variance.
+
+        Returns
+        -------
+        tensor
+            The shape of x.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([[[1, 2], [3, 4]]])
+        >>> print(s.instance_norm(x).numpy().round(4))
+        [[[-1.  1.]
+          [-1.  1.]]]
+        """
         return self.group_norm(x, self._channels("instance_norm", x)[1], gamma, beta, eps)

@@ -4,55 +4,383 @@ from typing import Any
 
 from tlrt._binding.arguments import integer, integers
 from tlrt._operations.base import Ref, Sizes, atomic, per_axis
-from tlrt._operations.forwarding import ForwardingOperations
+from tlrt._operations.rows import RowOperations
 from tlrt.errors import ShapeError, refusal
 
 
-class PoolOperations(ForwardingOperations[Ref]):
+class PoolOperations(RowOperations[Ref]):
     """Pooling over windows."""
 
     def max_pool(
         self, x: Ref, kernel: Sizes, stride: Sizes, padding: Sizes = 0, *, rank: int | None = None
     ) -> Ref:  # fmt: skip
-        """The largest of each window; padding never wins, the first of equals takes the gradient. x (channels, spatial…), or
-        with a batch before it. The last `rank` axes are spatial: as many as a list among kernel, stride and padding has
-        entries, unless said. Where neither tells the batch from the channels ShapeError is raised."""
+        """Maximum over windows; padding never wins, and the first of equals takes the gradient.
+
+        Parameters
+        ----------
+        x : tensor
+            Shape (channels, *spatial), or with a batch before it.
+        kernel : int or sequence of int
+            Sizes of a window.
+        stride : int or sequence of int
+            Distance of neighbouring windows, for all axes or each.
+        padding : int or sequence of int, default 0
+            Cells before and after each axis.
+        rank : int, optional
+            Number of spatial axes, the last ones: as many as a list among the arguments has entries unless given.
+
+        Returns
+        -------
+        tensor
+            The spatial sizes are ⌊(size + 2·padding - kernel)/stride⌋ + 1.
+
+        Raises
+        ------
+        ShapeError
+            A window does not fit, or nothing tells the batch from the channels.
+        ArgumentError
+            A kernel or stride of 0.
+
+        See Also
+        --------
+        tlrt.kernels.max_pool : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const(np.arange(9).reshape(1, 3, 3))
+        >>> print(s.max_pool(x, (2, 2), 1).numpy())
+        [[[4. 5.]
+          [7. 8.]]]
+        """
         return self._pool("max_pool", x, kernel, stride, padding, (), rank)
 
     def avg_pool(
         self, x: Ref, kernel: Sizes, stride: Sizes, padding: Sizes = 0, *, rank: int | None = None
     ) -> Ref:  # fmt: skip
-        """The mean of each window, padding counted in the divisor; shapes as max_pool."""
+        """Mean over windows; padding counts in the divisor.
+
+        Parameters
+        ----------
+        x : tensor
+            Shape (channels, *spatial), or with a batch before it.
+        kernel : int or sequence of int
+            Sizes of a window.
+        stride : int or sequence of int
+            Distance of neighbouring windows, for all axes or each.
+        padding : int or sequence of int, default 0
+            Cells before and after each axis.
+        rank : int, optional
+            Number of spatial axes, the last ones: as many as a list among the arguments has entries unless given.
+
+        Returns
+        -------
+        tensor
+            The spatial sizes are ⌊(size + 2·padding - kernel)/stride⌋ + 1.
+
+        Raises
+        ------
+        ShapeError
+            A window does not fit, or nothing tells the batch from the channels.
+        ArgumentError
+            A kernel or stride of 0.
+
+        See Also
+        --------
+        tlrt.kernels.avg_pool : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const(np.arange(9).reshape(1, 3, 3))
+        >>> print(s.avg_pool(x, (2, 2), 1).numpy())
+        [[[2. 3.]
+          [5. 6.]]]
+        """
         return self._pool("avg_pool", x, kernel, stride, padding, (), rank)
 
     def smooth_max_pool(
         self, x: Ref, kernel: Sizes, stride: Sizes, padding: Sizes = 0, beta: float = 1.0, *, rank: int | None = None
     ) -> Ref:
-        """ln(Σ e^(βv))/β over each window; shapes as max_pool."""
+        """Smooth maximum ln(Σ e^(βv))/β over windows; padding counts as 0.
+
+        Parameters
+        ----------
+        x : tensor
+            Shape (channels, *spatial), or with a batch before it.
+        kernel : int or sequence of int
+            Sizes of a window.
+        stride : int or sequence of int
+            Distance of neighbouring windows, for all axes or each.
+        padding : int or sequence of int, default 0
+            Cells before and after each axis.
+        beta : float, default 1.0
+            Sharpness; below 0 for a smooth minimum.
+        rank : int, optional
+            Number of spatial axes, the last ones: as many as a list among the arguments has entries unless given.
+
+        Returns
+        -------
+        tensor
+            The spatial sizes are ⌊(size + 2·padding - kernel)/stride⌋ + 1.
+
+        Raises
+        ------
+        ShapeError
+            A window does not fit, or nothing tells the batch from the channels.
+        ArgumentError
+            A kernel or stride of 0.
+
+        See Also
+        --------
+        tlrt.kernels.smooth_max_pool : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const(np.arange(9).reshape(1, 3, 3))
+        >>> print(s.smooth_max_pool(x, (2, 2), 1).numpy().round(4))
+        [[[4.3618 5.3618]
+          [7.3618 8.3618]]]
+        """
         return self._pool("smooth_max_pool", x, kernel, stride, padding, (beta,), rank)
 
     def max_pool2d(self, x: Ref, kernel: Sizes, stride: Sizes) -> Ref:
-        """max_pool of images without padding."""
+        """Maximum over windows of images, without padding; padding never wins, and the first of equals takes the gradient.
+
+        Parameters
+        ----------
+        x : tensor
+            Shape (channels, height, width), or with a batch before it.
+        kernel : int or sequence of int
+            Sizes of a window.
+        stride : int or sequence of int
+            Distance of neighbouring windows, for all axes or each.
+
+        Returns
+        -------
+        tensor
+            The spatial sizes are ⌊(size - kernel)/stride⌋ + 1.
+
+        Raises
+        ------
+        ShapeError
+            A window does not fit, or nothing tells the batch from the channels.
+        ArgumentError
+            A kernel or stride of 0.
+
+        See Also
+        --------
+        tlrt.kernels.max_pool2d : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const(np.arange(9).reshape(1, 3, 3))
+        >>> print(s.max_pool2d(x, 2, 1).numpy())
+        [[[4. 5.]
+          [7. 8.]]]
+        """
         return self._pool("max_pool2d", x, kernel, stride, 0, (), 2)
 
     def max_pool2d_pad(self, x: Ref, kernel: Sizes, stride: Sizes, padding: Sizes) -> Ref:
-        """max_pool of images with padding."""
+        """Maximum over windows of images; padding never wins, and the first of equals takes the gradient.
+
+        Parameters
+        ----------
+        x : tensor
+            Shape (channels, height, width), or with a batch before it.
+        kernel : int or sequence of int
+            Sizes of a window.
+        stride : int or sequence of int
+            Distance of neighbouring windows, for all axes or each.
+        padding : int or sequence of int
+            Cells before and after each axis.
+
+        Returns
+        -------
+        tensor
+            The spatial sizes are ⌊(size + 2·padding - kernel)/stride⌋ + 1.
+
+        Raises
+        ------
+        ShapeError
+            A window does not fit, or nothing tells the batch from the channels.
+        ArgumentError
+            A kernel or stride of 0.
+
+        See Also
+        --------
+        tlrt.kernels.max_pool2d : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const(np.arange(9).reshape(1, 3, 3))
+        >>> print(s.max_pool2d_pad(x, 2, 2, 1).numpy())
+        [[[0. 2.]
+          [6. 8.]]]
+        """
         return self._pool("max_pool2d", x, kernel, stride, padding, (), 2)
 
     def avg_pool2d(self, x: Ref, kernel: Sizes, stride: Sizes) -> Ref:
-        """avg_pool of images without padding."""
+        """Mean over windows of images, without padding; padding counts in the divisor.
+
+        Parameters
+        ----------
+        x : tensor
+            Shape (channels, height, width), or with a batch before it.
+        kernel : int or sequence of int
+            Sizes of a window.
+        stride : int or sequence of int
+            Distance of neighbouring windows, for all axes or each.
+
+        Returns
+        -------
+        tensor
+            The spatial sizes are ⌊(size - kernel)/stride⌋ + 1.
+
+        Raises
+        ------
+        ShapeError
+            A window does not fit, or nothing tells the batch from the channels.
+        ArgumentError
+            A kernel or stride of 0.
+
+        See Also
+        --------
+        tlrt.kernels.avg_pool2d : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const(np.arange(9).reshape(1, 3, 3))
+        >>> print(s.avg_pool2d(x, 2, 1).numpy())
+        [[[2. 3.]
+          [5. 6.]]]
+        """
         return self._pool("avg_pool2d", x, kernel, stride, 0, (), 2)
 
     def avg_pool2d_pad(self, x: Ref, kernel: Sizes, stride: Sizes, padding: Sizes) -> Ref:
-        """avg_pool of images with padding."""
+        """Mean over windows of images; padding counts in the divisor.
+
+        Parameters
+        ----------
+        x : tensor
+            Shape (channels, height, width), or with a batch before it.
+        kernel : int or sequence of int
+            Sizes of a window.
+        stride : int or sequence of int
+            Distance of neighbouring windows, for all axes or each.
+        padding : int or sequence of int
+            Cells before and after each axis.
+
+        Returns
+        -------
+        tensor
+            The spatial sizes are ⌊(size + 2·padding - kernel)/stride⌋ + 1.
+
+        Raises
+        ------
+        ShapeError
+            A window does not fit, or nothing tells the batch from the channels.
+        ArgumentError
+            A kernel or stride of 0.
+
+        See Also
+        --------
+        tlrt.kernels.avg_pool2d : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const(np.arange(9).reshape(1, 3, 3))
+        >>> print(s.avg_pool2d_pad(x, 2, 2, 1).numpy())
+        [[[0.   0.75]
+          [2.25 6.  ]]]
+        """
         return self._pool("avg_pool2d", x, kernel, stride, padding, (), 2)
 
     def smooth_max_pool2d(self, x: Ref, kernel: Sizes, stride: Sizes, beta: float = 1.0) -> Ref:
-        """smooth_max_pool of images without padding."""
+        """Smooth maximum ln(Σ e^(βv))/β over windows of images, without padding; padding counts as 0.
+
+        Parameters
+        ----------
+        x : tensor
+            Shape (channels, height, width), or with a batch before it.
+        kernel : int or sequence of int
+            Sizes of a window.
+        stride : int or sequence of int
+            Distance of neighbouring windows, for all axes or each.
+        beta : float, default 1.0
+            Sharpness; below 0 for a smooth minimum.
+
+        Returns
+        -------
+        tensor
+            The spatial sizes are ⌊(size - kernel)/stride⌋ + 1.
+
+        Raises
+        ------
+        ShapeError
+            A window does not fit, or nothing tells the batch from the channels.
+        ArgumentError
+            A kernel or stride of 0.
+
+        See Also
+        --------
+        tlrt.kernels.smooth_max_pool2d : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const(np.arange(9).reshape(1, 3, 3))
+        >>> print(s.smooth_max_pool2d(x, 2, 1).numpy().round(4))
+        [[[4.3618 5.3618]
+          [7.3618 8.3618]]]
+        """
         return self._pool("smooth_max_pool2d", x, kernel, stride, 0, (beta,), 2)
 
     def smooth_max_pool2d_pad(self, x: Ref, kernel: Sizes, stride: Sizes, padding: Sizes, beta: float = 1.0) -> Ref:
-        """smooth_max_pool of images with padding."""
+        """Smooth maximum ln(Σ e^(βv))/β over windows of images; padding counts as 0.
+
+        Parameters
+        ----------
+        x : tensor
+            Shape (channels, height, width), or with a batch before it.
+        kernel : int or sequence of int
+            Sizes of a window.
+        stride : int or sequence of int
+            Distance of neighbouring windows, for all axes or each.
+        padding : int or sequence of int
+            Cells before and after each axis.
+        beta : float, default 1.0
+            Sharpness; below 0 for a smooth minimum.
+
+        Returns
+        -------
+        tensor
+            The spatial sizes are ⌊(size + 2·padding - kernel)/stride⌋ + 1.
+
+        Raises
+        ------
+        ShapeError
+            A window does not fit, or nothing tells the batch from the channels.
+        ArgumentError
+            A kernel or stride of 0.
+
+        See Also
+        --------
+        tlrt.kernels.smooth_max_pool2d : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const(np.arange(9).reshape(1, 3, 3))
+        >>> print(s.smooth_max_pool2d_pad(x, 2, 2, 1).numpy().round(4))
+        [[[1.3863 2.4938]
+          [6.0533 8.3618]]]
+        """
         return self._pool("smooth_max_pool2d", x, kernel, stride, padding, (beta,), 2)
 
     @atomic

@@ -15,7 +15,23 @@ from tlrt.errors import ArgumentTypeError, ReleasedError, ShapeError, refusal
 
 
 def size_of(shape: Sequence[int]) -> int:
-    """Number of elements of a shape; raises ShapeError where it needs 2^32 or more, or a size is negative."""
+    """The number of elements of a shape.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        One size for each axis.
+
+    Returns
+    -------
+    int
+        Below 2^32.
+
+    Raises
+    ------
+    ShapeError
+        2^32 elements or more, or a negative size.
+    """
     n = prod(shape)
     if not 0 <= n < 2**32 or (shape and min(shape) < 0):
         if shape and min(shape) < 0:
@@ -25,7 +41,27 @@ def size_of(shape: Sequence[int]) -> int:
 
 
 class AnyBuffer:
-    """A device buffer with its shape; row-major, one axis per entry, () for a scalar."""
+    """A device buffer with its shape: row-major, one axis per entry, () for a scalar.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        One size for each axis.
+    buffer : Buffer
+        As many elements.
+
+    Raises
+    ------
+    ShapeError
+        The buffer has another length.
+
+    Examples
+    --------
+    >>> x = tlrt.AnyBuffer((2, 2), cpu.buffer([1, 2, 3, 4]))
+    >>> print(x.numpy())
+    [[1. 2.]
+     [3. 4.]]
+    """
 
     __slots__ = ("buffer", "shape")
 
@@ -36,7 +72,20 @@ class AnyBuffer:
 
     @classmethod
     def of(cls, shape: Shape, buffer: Any) -> Self:
-        """Without the check, for a buffer whose length is known to fit."""
+        """Makes one without the check, for a buffer whose length is known to fit.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            One size for each axis.
+        buffer : Buffer
+            As many elements.
+
+        Returns
+        -------
+        AnyBuffer
+            With that shape.
+        """
         made = cls.__new__(cls)
         made.shape = shape
         made.buffer = buffer
@@ -44,13 +93,50 @@ class AnyBuffer:
 
     @classmethod
     def zeros(cls, shape: Sequence[int], device: Any) -> AnyBuffer:
-        """Zeros of that shape on a device."""
+        """Zeros on a device.
+
+        Parameters
+        ----------
+        shape : sequence of int
+            One size for each axis.
+        device : Device
+            Where.
+
+        Returns
+        -------
+        AnyBuffer
+            In that shape.
+
+        Examples
+        --------
+        >>> print(tlrt.AnyBuffer.zeros((2, 2), cpu).numpy())
+        [[0. 0.]
+         [0. 0.]]
+        """
         shape = tuple(shape)
         return cls.of(shape, device.zeros(size_of(shape)))
 
     @classmethod
     def upload(cls, array: npt.ArrayLike, device: Any) -> AnyBuffer:
-        """A copy of an array on a device, by the conversion rules of :meth:`tlrt.Buffer.from_numpy`."""
+        """A copy of an array on a device, by the conversion rules of :meth:`tlrt.Buffer.from_numpy`.
+
+        Parameters
+        ----------
+        array : array_like
+            Any shape.
+        device : Device
+            Where.
+
+        Returns
+        -------
+        AnyBuffer
+            In its shape.
+
+        Examples
+        --------
+        >>> print(tlrt.AnyBuffer.upload([[1, 2]], cpu).shape)
+        (1, 2)
+        """
         host = convert.host_array("upload", "array", array, convert.REAL)
         return cls.of(host.shape, device.buffer(host))
 
@@ -65,14 +151,32 @@ class AnyBuffer:
         return self.buffer.device
 
     def require_length(self) -> None:
-        """Raises ShapeError unless the buffer has as many elements as the shape says."""
+        """Raises ShapeError unless the buffer has as many elements as the shape says.
+
+        Raises
+        ------
+        ShapeError
+            It has others.
+        """
         if self.buffer.length != (size := size_of(self.shape)):
             got, expected = f"{self.buffer.length} elements", f"{size} for {self.shape}"
             raise refusal(ShapeError, "AnyBuffer", "buffer", got, expected)
 
     def numpy(self) -> npt.NDArray[Any]:
-        """A copy on the host, in shape; waits for the device. Raises ShapeError where the buffer has another length, and once it
-        is released, a gradient at the session's next backward or reset, ReleasedError."""
+        """A copy on the host; waits for the device.
+
+        Returns
+        -------
+        numpy.ndarray
+            In its shape.
+
+        Raises
+        ------
+        ShapeError
+            The buffer has another length.
+        ReleasedError
+            It is released, as a gradient is at the session's next backward or reset.
+        """
         if self.buffer.released:
             got = f"a released buffer of shape {self.shape}"
             expected = "a live one (backward and reset release the gradients before)"
@@ -86,17 +190,56 @@ class AnyBuffer:
         return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
 
     def share(self) -> Self:
-        """A second handle to the same storage, in the same shape."""
+        """A second handle to the same storage.
+
+        Returns
+        -------
+        AnyBuffer
+            In the same shape.
+        """
         return type(self).of(self.shape, self.buffer.share())
 
     def copy(self) -> Self:
-        """The same content in storage of its own. Raises ShapeError where the buffer has another length than the shape."""
+        """The same content in storage of its own.
+
+        Returns
+        -------
+        AnyBuffer
+            In the same shape.
+
+        Raises
+        ------
+        ShapeError
+            The buffer has another length.
+        """
         if not self.buffer.released:
             self.require_length()
         return type(self).of(self.shape, self.buffer.copy())
 
     def add(self, other: AnyBuffer) -> AnyBuffer:
-        """The elementwise sum, in a new buffer. Raises ShapeError unless the shapes are equal."""
+        """The elementwise sum.
+
+        Parameters
+        ----------
+        other : AnyBuffer
+            In the same shape.
+
+        Returns
+        -------
+        AnyBuffer
+            A new buffer.
+
+        Raises
+        ------
+        ShapeError
+            The shapes differ.
+
+        Examples
+        --------
+        >>> x = tlrt.AnyBuffer.upload([1, 2], cpu)
+        >>> print(x.add(x).numpy())
+        [2. 4.]
+        """
         if self.shape != other.shape:
             raise ShapeError(f"AnyBuffer.add: other: got shape {other.shape}, expected {self.shape}", op="add")
         return AnyBuffer.of(self.shape, kernels_of(self.buffer.device).add(self.buffer, other.buffer))
@@ -116,9 +259,25 @@ class AnyBuffer:
 
 
 class Indices(AnyBuffer):
-    """Indices on a device with their shape: what ``argmax`` and ``topk`` give, and what every operation takes where it takes
-    indices or labels. They have no gradient and are on no tape, so they stay valid over resets, until they are released or nobody
-    has them any more."""
+    """Indices on a device with their shape: what ``argmax`` and ``topk`` give, and what operations take as indices or
+    labels.
+
+    They have no gradient and are on no tape, so they stay valid over resets, until they are released or nobody has them
+    any more.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        One size for each axis.
+    buffer : IndexBuffer
+        As many indices.
+
+    Examples
+    --------
+    >>> s = tlrt.Session("cpu")
+    >>> print(s.argmax(s.const([[1, 3, 2]]), 1))
+    Indices([1], shape=(1,), device='cpu')
+    """
 
     __slots__ = ()
 
@@ -130,12 +289,34 @@ class Indices(AnyBuffer):
         return len(self.shape)
 
     def reshape(self, *shape: Any) -> Indices:
-        """The same indices in another shape, of which one size may be -1; shares their storage."""
+        """The same indices in another shape.
+
+        Parameters
+        ----------
+        *shape : int
+            The sizes, of which one may be -1.
+
+        Returns
+        -------
+        Indices
+            Shares the storage.
+        """
         sizes = np.empty(self.shape, np.bool_).reshape(*shape).shape
         return Indices.of(sizes, self.buffer.share())
 
     def item(self) -> int:
-        """The only index as an integer; waits for the device."""
+        """The only index; waits for the device.
+
+        Returns
+        -------
+        int
+            The index.
+
+        Raises
+        ------
+        ArgumentTypeError
+            There are several, or none.
+        """
         if self.size != 1:
             raise refusal(ArgumentTypeError, "item", "indices", f"shape {self.shape}", "one index")
         return int(self.numpy().reshape(-1)[0])
@@ -163,7 +344,20 @@ class Indices(AnyBuffer):
 
 
 def device_of(device: Any, op: str) -> Any:
-    """A Device, a SpecDevice, or the one of that name: ``"spec"``, ``"cpu"``, ``"cuda"``."""
+    """A device by its name; a device as it is.
+
+    Parameters
+    ----------
+    device : Device, SpecDevice or str
+        Such as "spec", "cpu" or "cuda".
+    op : str
+        The operation that a refusal names.
+
+    Returns
+    -------
+    Device or SpecDevice
+        The device.
+    """
     if isinstance(device, str):
         if device == "spec":
             from tlrt.spec import SpecDevice
@@ -179,7 +373,18 @@ def device_of(device: Any, op: str) -> Any:
 
 
 def kernels_of(device: Any) -> Any:
-    """The operations on a device's buffers: ``tlrt.kernels``, or the specification's."""
+    """The operations on a device's buffers.
+
+    Parameters
+    ----------
+    device : Device or SpecDevice
+        The device.
+
+    Returns
+    -------
+    module or namespace
+        ``tlrt.kernels``, or the specification's.
+    """
     if device.name == "spec":
         from tlrt import spec
 

@@ -20,7 +20,32 @@ class SliceOperations(ShapeOperations[Ref]):
 
     @atomic
     def concat(self, tensors: Sequence[Ref], axis: int = 0) -> Ref:
-        """The tensors one after the other along an axis, of which alone the sizes may differ: numpy.concatenate."""
+        """Tensors one after the other along an axis, as numpy.concatenate.
+
+        Parameters
+        ----------
+        tensors : sequence of tensor
+            At least one.
+        axis : int, default 0
+            The axis; negative ones count from the end.
+
+        Returns
+        -------
+        tensor
+            The sizes of the axis added up.
+
+        Raises
+        ------
+        ShapeError
+            Another axis differs.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([1, 2, 3])
+        >>> print(s.concat([x, x]).numpy())
+        [1. 2. 3. 1. 2. 3.]
+        """
         parts, shapes, k = self._parts("concat", tensors, axis)
         for i, shape in enumerate(shapes):
             if len(shape) != len(shapes[0]) or shape[:k] + shape[k + 1 :] != shapes[0][:k] + shapes[0][k + 1 :]:
@@ -31,7 +56,33 @@ class SliceOperations(ShapeOperations[Ref]):
 
     @atomic
     def stack(self, tensors: Sequence[Ref], axis: int = 0) -> Ref:
-        """Tensors of one shape along a new axis: numpy.stack."""
+        """Tensors of one shape along a new axis, as numpy.stack.
+
+        Parameters
+        ----------
+        tensors : sequence of tensor
+            At least one.
+        axis : int, default 0
+            The axis; negative ones count from the end.
+
+        Returns
+        -------
+        tensor
+            One axis more.
+
+        Raises
+        ------
+        ShapeError
+            The shapes differ.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([1, 2, 3])
+        >>> print(s.stack([x, x]).numpy())
+        [[1. 2. 3.]
+         [1. 2. 3.]]
+        """
         parts, shapes, k = self._parts("stack", tensors, axis, 1)
         for i, shape in enumerate(shapes):
             if shape != shapes[0]:
@@ -40,26 +91,131 @@ class SliceOperations(ShapeOperations[Ref]):
         return self._view(self._join("stack", parts, math.prod(whole[:k])), whole, "stack")
 
     def split(self, x: Ref, sizes: Sequence[int] | int, axis: int = 0) -> list[Ref]:
-        """Consecutive parts along an axis: of the sizes given, whose sum is the axis's, or each of one size, the last with what
-        is left: torch.split."""
+        """Consecutive parts along an axis, as torch.split.
+
+        Parameters
+        ----------
+        x : tensor
+            Any shape.
+        sizes : int or sequence of int
+            The size of each part, or one for all but the last.
+        axis : int, default 0
+            The axis; negative ones count from the end.
+
+        Returns
+        -------
+        list of tensor
+            The parts.
+
+        Raises
+        ------
+        ShapeError
+            The sizes are not those of the axis.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([[1, 2, 3], [4, 5, 6]])
+        >>> print([part.shape for part in s.split(x, [1, 2], 1)])
+        [(2, 1), (2, 2)]
+        """
         return self._cut("split", x, sizes, axis)
 
     def chunk(self, x: Ref, chunks: int, axis: int = 0) -> list[Ref]:
-        """At most `chunks` consecutive parts of one size along an axis, the last with what is left: torch.chunk."""
+        """At most so many consecutive parts of one size along an axis, as torch.chunk.
+
+        Parameters
+        ----------
+        x : tensor
+            Any shape.
+        chunks : int
+            How many; the last part has what is left.
+        axis : int, default 0
+            The axis; negative ones count from the end.
+
+        Returns
+        -------
+        list of tensor
+            The parts.
+
+        Raises
+        ------
+        ArgumentError
+            `chunks` is below 1.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([[1, 2, 3], [4, 5, 6]])
+        >>> print([part.shape for part in s.chunk(x, 2, 1)])
+        [(2, 2), (2, 1)]
+        """
         shape, count = self._shape("chunk", x), integer("chunk", "chunks", chunks)
         if count < 1:
             raise refusal(ArgumentError, "chunk", "chunks", count, "at least 1")
         return self._cut("chunk", x, -(-shape[axis_of("chunk", axis, len(shape))] // count) or 1, axis)
 
     def pad(self, x: Ref, widths: Sequence[Sequence[int]] | Sequence[int] | int, value: float = 0.0) -> Ref:
-        """x with `value` around it; widths are (before, after) for every axis, or one such pair or number for all: numpy.pad."""
+        """x with a number around it, as numpy.pad.
+
+        Parameters
+        ----------
+        x : tensor
+            Any shape.
+        widths : int, pair of int, or sequence of pairs
+            (before, after) for each axis, or for all.
+        value : float, default 0.0
+            The number.
+
+        Returns
+        -------
+        tensor
+            The sizes with the widths.
+
+        See Also
+        --------
+        tlrt.kernels.pad_axes : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([1, 2, 3])
+        >>> print(s.pad(x, (1, 2)).numpy())
+        [0. 1. 2. 3. 0. 0.]
+        """
         shape = self._shape("pad", x)
         pairs = pad_widths(widths, len(shape))
         out = tuple(n + before + after for n, (before, after) in zip(shape, pairs, strict=True))
         return self._apply("pad_axes", (x,), (tuple(p[0] for p in pairs), (1,) * len(shape), 0, value, out))
 
     def flip(self, x: Ref, axes: Sequence[int] | int | None = None) -> Ref:
-        """x with its elements in reverse order along axes, all by default: numpy.flip."""
+        """x with its elements in reverse order along axes, as numpy.flip.
+
+        Parameters
+        ----------
+        x : tensor
+            Any shape.
+        axes : int, sequence of int or None, default None
+            The axes; None for all.
+
+        Returns
+        -------
+        tensor
+            The shape of x.
+
+        Raises
+        ------
+        ArgumentError
+            An axis that x does not have, or one named twice.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([[1, 2, 3], [4, 5, 6]])
+        >>> print(s.flip(x, 1).numpy())
+        [[3. 2. 1.]
+         [6. 5. 4.]]
+        """
         shape = self._shape("flip", x)
         given = range(len(shape)) if axes is None else (axes,) if hasattr(axes, "__index__") else axes
         places = {axis_of("flip", a, len(shape)) for a in integers("flip", "axes", tuple(given))}
@@ -68,7 +224,35 @@ class SliceOperations(ShapeOperations[Ref]):
 
     @atomic
     def roll(self, x: Ref, shift: int, axis: int) -> Ref:
-        """x shifted along an axis, what passes the end coming in at the start: numpy.roll."""
+        """x shifted along an axis, as numpy.roll: what passes the end comes in at the start.
+
+        Parameters
+        ----------
+        x : tensor
+            Any shape.
+        shift : int
+            By how many places.
+        axis : int
+            The axis.
+
+        Returns
+        -------
+        tensor
+            The shape of x.
+
+        Raises
+        ------
+        ArgumentError
+            An axis that x does not have.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([[1, 2, 3], [4, 5, 6]])
+        >>> print(s.roll(x, 1, 1).numpy())
+        [[3. 1. 2.]
+         [6. 4. 5.]]
+        """
         shape = self._shape("roll", x)
         k, n = axis_of("roll", axis, len(shape)), integer("roll", "shift", shift)
         if shape[k] < 2 or n % shape[k] == 0:
@@ -77,7 +261,27 @@ class SliceOperations(ShapeOperations[Ref]):
 
     @atomic
     def tile(self, x: Ref, reps: Sequence[int] | int) -> Ref:
-        """x repeated reps[k] times along axis k; axes of size 1 come first where there are more reps: numpy.tile."""
+        """x repeated along its axes, as numpy.tile.
+
+        Parameters
+        ----------
+        x : tensor
+            Any shape.
+        reps : int or sequence of int
+            How often along each axis; axes of size 1 come first where there are more.
+
+        Returns
+        -------
+        tensor
+            The sizes times the repetitions.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([1, 2, 3])
+        >>> print(s.tile(x, 2).numpy())
+        [1. 2. 3. 1. 2. 3.]
+        """
         times = integers("tile", "reps", (reps,) if hasattr(reps, "__index__") else reps)
         shape = self._shape("tile", x)
         if min(times, default=0) < 0:
@@ -88,7 +292,34 @@ class SliceOperations(ShapeOperations[Ref]):
 
     @atomic
     def repeat(self, x: Ref, times: int, axis: int) -> Ref:
-        """x with every element `times` times in a row along an axis: numpy.repeat."""
+        """x with every element several times in a row along an axis, as numpy.repeat.
+
+        Parameters
+        ----------
+        x : tensor
+            Any shape.
+        times : int
+            How often.
+        axis : int
+            The axis.
+
+        Returns
+        -------
+        tensor
+            The axis times as long.
+
+        Raises
+        ------
+        ArgumentError
+            An axis that x does not have.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([1, 2, 3])
+        >>> print(s.repeat(x, 2, 0).numpy())
+        [1. 1. 2. 2. 3. 3.]
+        """
         shape, count = self._shape("repeat", x), integer("repeat", "times", times)
         k = axis_of("repeat", axis, len(shape))
         if count < 0:
@@ -97,8 +328,32 @@ class SliceOperations(ShapeOperations[Ref]):
 
     @atomic
     def index(self, x: Ref, key: Any) -> Ref:
-        """x[key] as NumPy has it: integers, slices, ... and None, together; or one array of integers along axis 0; or one of
-        booleans over the leading axes, on the host. A copy, never a view."""
+        """x[key], as NumPy has it: always a copy, never a view.
+
+        Parameters
+        ----------
+        x : tensor
+            Any shape.
+        key : int, slice, ..., None, a tuple of them, or an array
+            An array of integers picks along axis 0, one of booleans on the host over the leading axes.
+
+        Returns
+        -------
+        tensor
+            As NumPy's.
+
+        Raises
+        ------
+        IndexOutOfRangeError
+            An index is out of range.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const([[1, 2, 3], [4, 5, 6]])
+        >>> print(x[:, 1].numpy())
+        [2. 5.]
+        """
         shape = self._shape("index", x)
         if isinstance(key, (list, np.ndarray)) and np.asarray(key).ndim > 0:
             return self._take(x, shape, np.asarray(key))

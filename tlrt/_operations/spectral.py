@@ -7,34 +7,117 @@ import numpy as np
 
 from tlrt._binding.arguments import integer
 from tlrt._operations.base import Ref, atomic
-from tlrt._operations.forwarding import ForwardingOperations
+from tlrt._operations.rows import RowOperations
 from tlrt.errors import ShapeError, refusal
 
 
-class SpectralOperations(ForwardingOperations[Ref]):
+class SpectralOperations(RowOperations[Ref]):
     """Fourier transforms and spectral convolution."""
 
     def irfft1d_packed(self, spec: Ref, n: int) -> Ref:
-        """The inverse of rfft1d_packed, (batch, n//2 + 1, 2) to (batch, n), scaled 1/n."""
+        """Inverse of rfft1d_packed, scaled by 1/n.
+
+        Parameters
+        ----------
+        spec : tensor
+            Shape (batch, n // 2 + 1, 2).
+        n : int
+            Number of samples.
+
+        Returns
+        -------
+        tensor
+            Shape (batch, n).
+
+        See Also
+        --------
+        tlrt.kernels.irfft1d_packed : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> spec = s.rfft1d_packed(s.const([[1, 2, 3]]))
+        >>> print(s.irfft1d_packed(spec, 3).numpy().round(4))
+        [[1. 2. 3.]]
+        """
         return self._apply("irfft1d_packed", (spec,), (integer("irfft1d_packed", "n", n),))
 
     def spectral_conv1d_rfft(self, x: Ref, w_re: Ref, w_im: Ref) -> Ref:
-        """Spectral convolution along the grid: x (grid, width), weights (modes, width, width)."""
+        """Convolution along the grid by complex weights on the lowest Fourier modes.
+
+        Parameters
+        ----------
+        x : tensor
+            Shape (grid, width).
+        w_re : tensor
+            Shape (modes, width, width): real parts.
+        w_im : tensor
+            Shape (modes, width, width): imaginary parts.
+
+        Returns
+        -------
+        tensor
+            Shape (grid, width).
+
+        See Also
+        --------
+        tlrt.kernels.spectral_conv1d_rfft : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x, one = s.const([[1], [2], [3], [6]]), s.full((1, 1, 1), 1)
+        >>> print(s.spectral_conv1d_rfft(x, one, s.zeros((1, 1, 1))).numpy())
+        [[3.]
+         [3.]
+         [3.]
+         [3.]]
+        """
         return self._apply("spectral_conv1d_rfft", (x, w_re, w_im))
 
     @atomic
     def spectral_conv2d(self, x: Ref, w_re: Ref, w_im: Ref) -> Ref:
         """Spectral convolution over two periodic axes, of the modes that the weights have.
 
-        y = irfft2(Z), Z[b, o, k1, k2] = Σ_c X[b, c, k1, k2]·(w_re + i·w_im)[k1, k2, c, o] for -m1 <= k1 < m1 and k2 < m2,
-        else 0, X = rfft2(x)
+        y = irfft2(Z), Z[b, o, k1, k2] = Σ_c X[b, c, k1, k2]·(w_re + i·w_im)[k1, k2, c, o] for -m1 <= k1 < m1 and k2 <
+        m2, else 0, X = rfft2(x)
 
-        x (batch, in, n1, n2), w_re and w_im (2·m1, m2, in, out), where k1 < 0 follows k1 >= 0, to (batch, out, n1, n2). The
-        imaginary part of what the inverse along the first axis leaves at k2 = 0 and k2 = n2/2 is ignored, as irfft2 does.
-        A gradient is that of this function. The transforms are products with matrices of cosines and sines, rounded once to
-        float32, so that few modes cost little. The error is at most (n2 + 2·n1 + in + 8·m1 + 2·m2 + 10)·2^-24 of the
-        result that the absolute values of x, the weights and the matrices give, to first order. Raises ShapeError unless
-        2·m1 <= n1 and m2 <= n2//2 + 1. Source: Li et al., arXiv:2010.08895."""
+        The imaginary part of what the inverse along the first axis leaves at k2 = 0 and k2 = n2/2 is ignored, as irfft2
+        does. A gradient is that of this function. The transforms are products with matrices of cosines and sines,
+        rounded once to float32, so that few modes cost little. The error is at most (n2 + 2·n1 + in + 8·m1 + 2·m2 +
+        10)·2^-24 of the result that the absolute values of x, the weights and the matrices give, to first order.
+
+        Parameters
+        ----------
+        x : tensor
+            Shape (batch, in, n1, n2).
+        w_re : tensor
+            Shape (2·m1, m2, in, out): real parts; k1 < 0 follows k1 >= 0.
+        w_im : tensor
+            Shape (2·m1, m2, in, out): imaginary parts.
+
+        Returns
+        -------
+        tensor
+            Shape (batch, out, n1, n2).
+
+        Raises
+        ------
+        ShapeError
+            2·m1 > n1, m2 > n2//2 + 1, or the weights do not fit.
+
+        References
+        ----------
+        Li et al., arXiv:2010.08895
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> x = s.const(np.arange(4).reshape(1, 1, 2, 2))
+        >>> print(s.spectral_conv2d(x, s.full((2, 1, 1, 1), 1), s.zeros((2, 1, 1, 1))).numpy())
+        [[[[0.5 0.5]
+           [2.5 2.5]]]]
+        """
         op = "spectral_conv2d"
         batch, inputs, n1, n2 = shape = self._require_rank(op, x, 4)
         rows, m2, _, outputs = weights = self._require_rank(op, w_re, 4, "w_re")

@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from tlrt._calls import math, set_math
+from tlrt._foreign import math, set_math
 from tlrt.jax.functions import function, functions
 
 __all__ = ["function", "functions", "math", "set_math"]

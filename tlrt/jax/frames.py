@@ -14,7 +14,7 @@ from typing import Any
 
 import cffi
 
-from tlrt import _calls, kernels
+from tlrt import _foreign, kernels
 from tlrt._binding import capsules, handles
 from tlrt._binding.exchange import borrow_tensor
 from tlrt.buffer import Buffer
@@ -98,7 +98,7 @@ def _run(frame: Any, name: str, stream: int | None) -> None:
     outputs = [_ffi.cast("array *", frame.outputs.items[i]) for i in range(frame.outputs.count)]
     signature = row.signature_of(which)
     shapes = {n: tuple(a.lengths[i] for i in range(a.rank)) for n, a in zip(present, inputs, strict=True)}
-    known = _calls.dimensions(row.name, signature, shapes, values)
+    known = _foreign.dimensions(row.name, signature, shapes, values)
     device = _device(name, math)
     if stream is not None:
         device.order_after(stream)
@@ -108,12 +108,12 @@ def _run(frame: Any, name: str, stream: int | None) -> None:
         made += buffers.values()
         outs: list[Buffer | None] = [_borrow(a, device) if w else None for a, w in zip(outputs, want, strict=True)]
         made += [o for o in outs if o is not None]
-        if _calls.is_composed(row, which):
-            for gradient, out in zip(_calls.compose(row, buffers, known), outs, strict=True):
+        if _foreign.is_composed(row, which):
+            for gradient, out in zip(_foreign.compose(row, buffers, known), outs, strict=True):
                 if out is not None:
                     kernels.slice1d(gradient, len(out), 0, len(out), out=out)
         else:
-            _calls.run(row, which, buffers, known, outs)
+            _foreign.run(row, which, buffers, known, outs)
     finally:
         for buffer in made:
             buffer.release()

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tlrt import _calls
+from tlrt import _foreign
 from tlrt._binding.arguments import integer, integers, number
 from tlrt.errors import ArgumentTypeError, refusal
 from tlrt.jax.frames import HANDLERS
@@ -40,7 +40,7 @@ def _call(
     """One call of an entry point. A gradient that nobody wants is an array of no elements."""
     signature = row.signature_of(which)
     shapes = {n: x.shape for n, x in arrays.items()}
-    made = _calls.results(row.name, signature, shapes, values)
+    made = _foreign.results(row.name, signature, shapes, values)
     kinds = [jnp.uint32 if a.kind == "index" else jnp.float32 for a in signature.outputs]
     results = [jax.ShapeDtypeStruct(s if w else (0,), k) for s, k, w in zip(made, kinds, want, strict=True)]
     specification = json.dumps([row.name, which, dict(values), list(arrays), list(want), math])
@@ -78,7 +78,7 @@ def _differentiable(name: str, present: tuple[str, ...], values: str, math: str)
     signature = row.vjp_signature
     reads = [a.name for a in signature.inputs]
     targets = [a.name[1:] for a in signature.outputs]  # gx is the gradient of x
-    extra = {d.lstrip("*") for d in _calls.free_dimensions(signature)}
+    extra = {d.lstrip("*") for d in _foreign.free_dimensions(signature)}
 
     def forward(*arrays: Any) -> Any:
         found = compute(*arrays)
@@ -94,7 +94,7 @@ def _differentiable(name: str, present: tuple[str, ...], values: str, math: str)
             {f"g_{o.name}": g for o, g in zip(outputs, gradients, strict=True)} if several else {"g": gradients}
         )
         given = {n: x for n in reads if (x := known.get(n, cotangents.get(n))) is not None}
-        all_known = _calls.dimensions(row.name, row.signature, dict(zip(present, shapes, strict=True)), chosen)
+        all_known = _foreign.dimensions(row.name, row.signature, dict(zip(present, shapes, strict=True)), chosen)
         others = {n: all_known[n] for n in (*extra, *(p.name for p in signature.params)) if n in all_known}
         found = dict(zip(targets, _call(row, "vjp", given, others, [t in present for t in targets], math), strict=True))
         return tuple(
@@ -109,13 +109,13 @@ def _differentiable(name: str, present: tuple[str, ...], values: str, math: str)
 
 def function(name: str) -> Callable[..., Any]:
     """The operation of that name as a function of arrays. Raises AttributeError."""
-    row = next((r for r in _calls.rows() if r.name == name), None)
+    row = next((r for r in _foreign.rows() if r.name == name), None)
     if row is None:
         raise AttributeError(f"tlrt.jax has no {name!r}: see tlrt.jax.functions()")
-    tensors, others = _calls.names(row.signature)
+    tensors, others = _foreign.names(row.signature)
     kinds = {a.name: a.kind for a in row.signature.inputs}
     readers: dict[str, Callable[[str, str, Any], Any]] = {
-        d.lstrip("*"): integers if d.startswith("*") else integer for d in _calls.free_dimensions(row.signature)
+        d.lstrip("*"): integers if d.startswith("*") else integer for d in _foreign.free_dimensions(row.signature)
     }
     readers |= {p.name: {"float": number, "dims": integers}.get(p.kind, integer) for p in row.signature.params}
 
@@ -126,7 +126,7 @@ def function(name: str) -> Callable[..., Any]:
         given = dict(zip(order, arguments, strict=False))
         if wrong := [n for n in further if n not in order or n in given]:
             raise TypeError(f"tlrt.jax.{name} takes ({', '.join(order)}): got {wrong[0]} once too often")
-        given = {**_calls.defaults(row.signature), **given, **further}
+        given = {**_foreign.defaults(row.signature), **given, **further}
         arrays = {n: _as_array(row, n, kinds[n], given[n]) for n in tensors if given.get(n) is not None}
         required = [
             n for n in order if n not in given and not any(a.name == n and a.optional for a in row.signature.inputs)
@@ -134,7 +134,7 @@ def function(name: str) -> Callable[..., Any]:
         if required:
             raise TypeError(f"tlrt.jax.{name} takes ({', '.join(order)}): {', '.join(required)} missing")
         chosen = json.dumps({n: readers[n](f"tlrt.jax.{name}", n, given[n]) for n in others})
-        return _differentiable(name, tuple(arrays), chosen, _calls.math())(*arrays.values())
+        return _differentiable(name, tuple(arrays), chosen, _foreign.math())(*arrays.values())
 
     operation.__name__ = operation.__qualname__ = name
     operation.__doc__ = f"{row.doc}\n\nSignature: {row.text}"
@@ -143,4 +143,4 @@ def function(name: str) -> Callable[..., Any]:
 
 def functions() -> tuple[str, ...]:
     """The names of the operations that ``tlrt.jax`` has."""
-    return tuple(row.name for row in _calls.rows())
+    return tuple(row.name for row in _foreign.rows())

@@ -2,7 +2,7 @@
 unmodified model computes with the same bits on every device. Needs PyTorch 2.11 or newer, which `import tlrt` alone does
 not."""
 
-from tlrt._calls import math, set_math
+from tlrt._foreign import math, set_math
 from tlrt.torch.mode import Report, reproducible
 from tlrt.torch.ops import operators
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tlrt import _calls
+from tlrt import _foreign
 from tlrt.torch.memory import borrow, device_of, plain, plain_indices, tensor_of
 from tlspec.registry import Op
 
@@ -31,15 +31,15 @@ class _Plan:
     def __init__(self, row: Op, which: str, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Any]) -> None:
         signature = row.signature_of(which)
         given = {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
-        self.known = _calls.dimensions(row.name, signature, shapes, given)
-        self.shapes = _calls.results(row.name, signature, shapes, given)
+        self.known = _foreign.dimensions(row.name, signature, shapes, given)
+        self.shapes = _foreign.results(row.name, signature, shapes, given)
         self.types = [torch.uint32 if a.kind == "index" else torch.float32 for a in signature.outputs]
         self.inputs = [
             (a.name, plain_indices if a.kind in ("u32", "index") else plain)
             for a in signature.inputs
             if a.name in shapes
         ]
-        self.composed = _calls.is_composed(row, which)
+        self.composed = _foreign.is_composed(row, which)
 
 
 @lru_cache(maxsize=4096)
@@ -73,9 +73,9 @@ def _run(
     ready = [(name, prepare(present[name])) for name, prepare in plan.inputs]
     buffers = {name: borrow(t, device) for name, t in ready}
     if plan.composed:
-        found = _calls.compose(row, buffers, plan.known)
+        found = _foreign.compose(row, buffers, plan.known)
         lent = {t.data_ptr() for _, t in ready}  # a gradient may be the cotangent itself, whose memory is the caller's
         return [tensor_of(g, s, lent) if w else o for g, s, w, o in zip(found, plan.shapes, want, outs, strict=True)]
     results = [borrow(t, device) if w else None for t, w in zip(outs, want, strict=True)]
-    _calls.run(row, which, buffers, plan.known, results)
+    _foreign.run(row, which, buffers, plan.known, results)
     return outs

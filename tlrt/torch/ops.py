@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tlrt import _calls
+from tlrt import _foreign
 from tlrt.torch import calls
 from tlspec.registry import Op
 from tlspec.signature import Array, Param, Signature
@@ -25,9 +25,9 @@ def _default(p: Param) -> str:
 def _arguments(signature: Signature) -> list[str]:
     """The arguments of an operator as its schema has them."""
     out = [f"Tensor{'?' if a.optional else ''} {a.name}" for a in signature.inputs]
-    out += [f"{'int[]' if d.startswith('*') else 'int'} {d.lstrip('*')}" for d in _calls.free_dimensions(signature)]
+    out += [f"{'int[]' if d.startswith('*') else 'int'} {d.lstrip('*')}" for d in _foreign.free_dimensions(signature)]
     kinds = {"float": "float", "dims": "int[]"}
-    return out + [f"{kinds.get(p.kind, 'int')} {p.name}{_default(p)}" for p in _calls.parameters(signature)]
+    return out + [f"{kinds.get(p.kind, 'int')} {p.name}{_default(p)}" for p in _foreign.parameters(signature)]
 
 
 def _returns(outputs: Sequence[Array]) -> str:
@@ -35,8 +35,8 @@ def _returns(outputs: Sequence[Array]) -> str:
 
 
 def _given(signature: Signature, arguments: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    tensors, others = _calls.names(signature)
-    known = {**_calls.defaults(signature), **dict(zip([*tensors, *others], arguments, strict=False))}
+    tensors, others = _foreign.names(signature)
+    known = {**_foreign.defaults(signature), **dict(zip([*tensors, *others], arguments, strict=False))}
     return {n: known.get(n) for n in tensors}, {n: known[n] for n in others}
 
 
@@ -46,13 +46,13 @@ def _one(found: Sequence[Any]) -> Any:
 
 def _compute(row: Op, *arguments: Any) -> Any:
     tensors, values = _given(row.signature, arguments)
-    return _one(calls.forward(row, tensors, values, _calls.math()))
+    return _one(calls.forward(row, tensors, values, _foreign.math()))
 
 
 def _compute_gradient(row: Op, *arguments: Any) -> Any:
     *rest, want = arguments
     tensors, values = _given(row.vjp_signature, rest)
-    return _one(calls.backward(row, tensors, values, want, _calls.math()))
+    return _one(calls.backward(row, tensors, values, want, _foreign.math()))
 
 
 def _fake(row: Op, signature: Signature, want: Sequence[bool] | None, arguments: Sequence[Any]) -> Any:
@@ -63,7 +63,7 @@ def _fake(row: Op, signature: Signature, want: Sequence[bool] | None, arguments:
     kinds = [torch.uint32 if a.kind == "index" else torch.float32 for a in signature.outputs]
     return _one([
         like.new_empty(shape if w else (0,), dtype=kind)
-        for shape, w, kind in zip(_calls.results(row.name, signature, shapes, values), wanted, kinds, strict=True)
+        for shape, w, kind in zip(_foreign.results(row.name, signature, shapes, values), wanted, kinds, strict=True)
     ])  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def _keep(row: Op, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
     outputs = output if isinstance(output, tuple) else (output,)
     made = {a.name: t for a, t in zip(row.signature.outputs, outputs, strict=True)}
     shapes = {n: t.shape for n, t in tensors.items() if t is not None}
-    known = _calls.dimensions(row.name, row.signature, shapes, values)
+    known = _foreign.dimensions(row.name, row.signature, shapes, values)
     reads = [a.name for a in row.vjp_signature.inputs]
     ctx.save_for_backward(*(x for n in reads if (x := {**tensors, **made}.get(n)) is not None))
     ctx.kept = [n for n in reads if {**tensors, **made}.get(n) is not None]
@@ -109,7 +109,7 @@ def _differentiate(row: Op, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
             known[a.name] = cotangents[a.name].contiguous()
     targets = [n[1:] for n in (a.name for a in signature.outputs)]  # gx is the gradient of x
     want = [ctx.needs_input_grad[ctx.names.index(n)] for n in targets]
-    tensors, others = _calls.names(signature)
+    tensors, others = _foreign.names(signature)
     found = getattr(torch.ops.torchlean, f"{row.name}_bwd")(
         *(known.get(n) for n in tensors), *(ctx.known[n] for n in others), want
     )
@@ -119,8 +119,8 @@ def _differentiate(row: Op, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
 
 def operators() -> tuple[str, ...]:
     """The names under ``torch.ops.torchlean``: those of the rows, without random draws, optimisers and float64 products."""
-    return tuple(row.name for row in _calls.rows())
+    return tuple(row.name for row in _foreign.rows())
 
 
-for _row in _calls.rows():
+for _row in _foreign.rows():
     _define(_row)

@@ -101,10 +101,45 @@ def arithmetic(
     ulp: str | float | Mapping[str, Any] = "documented", products: str = "", intermediate: str = "", flush: bool = False,
     saturate: bool = False, full_range: bool = False,
 ) -> Model:  # fmt: skip
-    """The model of a kernel on arrays of a format. `products`: the format to which operands of matrix products are rounded first;
-    `intermediate`: that of all other intermediate results; `flush`: whether subnormal float32 numbers may count as zero;
-    `saturate`: whether results beyond the largest number are that number; `full_range`: whether nothing may overflow on the way
-    to a result that can be represented. Raises ValueError for a word that is not known."""
+    """The model of a kernel on arrays of a format.
+
+    Parameters
+    ----------
+    format : Format or str, default 'float32'
+        The number format of the arrays.
+    accumulate : str, default ''
+        The format in which sums are accumulated.
+    height : str or callable, default 'any'
+        The height of a sum's tree.
+    ulp : str, float or mapping, default 'documented'
+        Largest errors of elementary functions, in ulp.
+    products : str, default ''
+        The format to which operands of matrix products are rounded first.
+    intermediate : str, default ''
+        The format of all other intermediate results.
+    flush : bool, default False
+        Subnormal float32 numbers may count as zero.
+    saturate : bool, default False
+        Results beyond the largest number are that number.
+    full_range : bool, default False
+        Nothing overflows on the way to a result that can be represented.
+
+    Returns
+    -------
+    Model
+        For running error analysis.
+
+    Raises
+    ------
+    ValueError
+        A word that is not known.
+
+    Examples
+    --------
+    >>> from tlspec.judge.arithmetic import arithmetic
+    >>> print(arithmetic("float16", accumulate="float32").sum_precision)
+    24
+    """
     fmt = formats.get(format)
     between = formats.get(intermediate or ("float64" if fmt.precision > 24 else "float32"))
     tensor_cores = fmt.precision < 24 and not intermediate  # where products of such numbers are summed

@@ -325,36 +325,104 @@ def check(
     formulas: Sequence[Callable[..., Any]] = (), progress: Callable[[str], None] | None = None,
     isolate: bool | None = None, timeout: float | None = None, memory: int | None = None, repeats: int | None = None,
 ) -> Report:  # fmt: skip
-    """Checks a kernel against an operation's row, or against a reference in NumPy, and returns a :class:`Report`.
-
-    `function` takes and returns arrays of the library that `array` names (:mod:`tlspec.arrays`); `arguments` says their order
-    where it is not the row's (:mod:`tlspec.judge.kernel`). None checks `backward` alone, which is the gradient's function, of the
-    row's inputs and outputs and the cotangent g. `dtype` is the number format of the arrays, `out_dtype` that of the results.
+    """Checks a kernel against an operation's row, or against a reference in NumPy.
 
     The tolerance of each element comes from running error analysis of the reference (:mod:`tlspec.running`) under what
-    `accumulate`, `height`, `ulp`, `products`, `intermediate` and `flush` say of the kernel's arithmetic
-    (:mod:`tlspec.judge.arithmetic`); ``bound="row"`` takes the row's own, which holds for this project's float32 kernels.
+    the words of :mod:`tlspec.judge.arithmetic` say of the kernel's arithmetic. The kernel runs in a process of its own
+    that holds no expected values (:mod:`tlspec.judge.apart`). What cannot be sent there runs in this process, and the
+    report says so.
 
-    `shapes` are lengths that the kernel is to be tried at besides: dictionaries of dimensions, or a function without arguments
-    whose calls of PyTorch are recorded (:mod:`tlspec.judge.recorded`). At large ones a sample of the results is compared.
+    Parameters
+    ----------
+    function : callable, str or None
+        Takes and returns arrays; or its name, "module:function" or "file.py:function", which this process then does not
+        import. None checks `backward` alone.
+    op : str or Op, optional
+        The operation, where there is no `reference`.
+    backward : callable or str, optional
+        The gradient's function, of the row's inputs and outputs and the cotangent g.
+    reference : callable, optional
+        A reference in NumPy, in place of a row's.
+    inputs : str or mapping, optional
+        The signature of the `reference`; see :mod:`tlspec.judge.subject`.
+    dtype : str, default 'float32'
+        The number format of the arrays.
+    out_dtype : str, optional
+        That of the results.
+    array : str, default 'numpy'
+        The library of the arrays (:mod:`tlspec.arrays`).
+    arguments : str or Adapter, optional
+        The order of the arguments where it is not the row's (:mod:`tlspec.judge.kernel`).
+    backward_arguments : str or Adapter, optional
+        The same of `backward`.
+    cases : int or mapping of str to int, optional
+        The number of small cases, or one number for each size.
+    data : str or sequence of str, optional
+        The data classes (:mod:`tlspec.data`).
+    empty : bool, default True
+        Whether sizes of 0 are tried.
+    seed : int, default 0
+        Of the drawn cases.
+    case : str, optional
+        One case of a report's line.
+    bound : str, default 'kernel'
+        "kernel": by running error analysis; "row" takes the row's own tolerance, which holds for this project's float32
+        kernels.
+    sensitive : bool, default True
+        Whether defects are planted, to see that the cases would catch them.
+    accumulate : str, default ''
+        The format in which sums are accumulated.
+    height : str or callable, default 'any'
+        The height of a sum's tree.
+    ulp : str, float or mapping, default 'documented'
+        Largest errors of elementary functions, in ulp.
+    products : str, default ''
+        The format to which operands of matrix products are rounded first.
+    intermediate : str, default ''
+        The format of all other intermediate results.
+    flush : bool, default False
+        Subnormal float32 numbers may count as zero.
+    saturate : bool, default False
+        Results beyond the largest number are that number.
+    full_range : bool, default False
+        Nothing overflows on the way to a result that can be represented.
+    mixed : str, default ''
+        Words for kernels of several formats.
+    shapes : callable or sequence of mapping, optional
+        Lengths to try besides: dictionaries of dimensions, or a function without arguments whose calls of PyTorch are
+        recorded (:mod:`tlspec.judge.recorded`). At large ones a sample of the results is compared.
+    layouts : str, default 'any'
+        "contiguous": arrays have no gaps.
+    refuses : str, callable or list, optional
+        Cases that it may refuse by ValueError, AssertionError or RuntimeError: "empty", an expression such as "cols >
+        1024", or a function of dimensions and parameters.
+    fixed : mapping, optional
+        Parameters or dimensions of one value.
+    formulas : sequence of callable, default ()
+        Further references in NumPy of what it computes: it may have the errors of one of them.
+    progress : callable, optional
+        Called with a line now and then.
+    isolate : bool, optional
+        True refuses what cannot run in a process of its own, False runs every kernel in this one.
+    timeout : float, optional
+        Seconds that one call may take; 300 unless given.
+    memory : int, optional
+        Bytes of the process; those of the machine unless given.
+    repeats : int, optional
+        Further calls of a few small cases, for faults that come and go; 500 to 1000, of at most a second, unless given.
 
-    What the kernel's author says of it besides: ``layouts="contiguous"`` (arrays have no gaps), `refuses` (cases that it may
-    refuse by ValueError, AssertionError or RuntimeError: "empty", an expression such as "cols > 1024", or a function of
-    dimensions and parameters; several in a list), `fixed` (parameters or dimensions of one value), ``saturate=True`` (results
-    beyond the format are its largest number), ``full_range=True`` (nothing overflows on the way), `mixed` (words for kernels of
-    several formats) and `formulas` (further references in NumPy of what it computes: it may have the errors of one of them).
+    Returns
+    -------
+    Report
+        The verdict, with a table as its text.
 
-    `cases` is the number of small cases, or one number for each size; `data` the data classes (:mod:`tlspec.data`);
-    ``empty=False`` leaves sizes of 0 out; `case` is one case of a report's line. ``sensitive=False`` plants no
-    defects.
-
-    The kernel runs in a process of its own that holds no expected values (:mod:`tlspec.judge.apart`): a function, or its name,
-    "module:function" or "file.py:function", which this process then does not import. What cannot be sent there runs in this
-    process, and the report says so; ``isolate=True`` refuses it, ``isolate=False`` runs every kernel here. `timeout` are the
-    seconds that one call may take (300), `memory` the bytes of the process (those of the machine). `repeats` is the number of
-    further calls of a few small cases, for faults that come and go (500 to 1000, of at most a second).
-
-    Raises ValueError for what is no operation, format, library or word, ImportError for a library that is not installed."""
+    Raises
+    ------
+    ValueError
+        What is no operation, format, library or word.
+    ImportError
+        A library that is not installed.
+    """
     start = time.perf_counter()
     row = constrained(subject_of(op, reference, inputs), fixed, formulas)
     if mixed and mixed not in MIXED:

@@ -17,7 +17,17 @@ VERDICTS = ("pass", "blind", "fail")
 
 @dataclass
 class Finding:
-    """One thing that is wrong."""
+    """One thing that is wrong.
+
+    Parameters
+    ----------
+    kind : str
+        value, error, result, inputs, alias, stale, canary, law, batch, crash or time-out.
+    text : str
+        What is wrong.
+    repeat : str
+        The line that repeats it.
+    """
 
     kind: str  #: value, error, result, inputs, alias, stale, canary, law, batch, crash, time-out
     text: str
@@ -43,7 +53,47 @@ class Row:
 
 @dataclass
 class Report:
-    """The outcome of a check. Its text is a table."""
+    """The outcome of a check. Its text is a table.
+
+    Parameters
+    ----------
+    name : str
+        Of the kernel.
+    op : str
+        The operation.
+    format : str
+        The number format of the arrays.
+    array : str
+        The library of the arrays.
+    assumptions : str
+        What is assumed of the kernel's arithmetic.
+    rows : list of Row
+        The counts by direction and data class.
+    findings : list of Finding
+        What is wrong.
+    sensitivity : dict of str to (int, int)
+        Of defects planted in the reference: by how many cases each would have been caught, of those it changes.
+    repeats : bool or None
+        Whether repeated calls gave the same bits; None where not tried.
+    batches : bool or None
+        Whether a part of a batch gave the bits of the whole.
+    neighbours : bool or None
+        Whether it kept them when the rest held other numbers.
+    calls : int
+        Calls whose results were compared.
+    isolated : bool
+        Whether the kernel ran in a process of its own.
+    process : str
+        Why it did not.
+    notes : list of str
+        What else a reader should know.
+    unsupported : int
+        Cases for which the kernel raised NotImplementedError.
+    sampled : list of str
+        Of each case of given shape, how many of its results were compared.
+    seconds : float
+        How long it took.
+    """
 
     name: str
     op: str
@@ -140,16 +190,35 @@ class Report:
         return "\n".join([*lines, "", f"{self.verdict}: {cases} cases in {self.seconds:.1f} s"])
 
     def as_dict(self) -> dict[str, Any]:
-        """The report for JSON."""
+        """The report for JSON.
+
+        Returns
+        -------
+        dict
+            By field, with the verdict.
+        """
         made = asdict(self)
         made["sensitivity"] = {n: {"caught": c, "changed": k} for n, (c, k) in self.sensitivity.items()}
         return {"verdict": self.verdict, "share": self.share, **made}
 
     def json(self) -> str:
+        """The report as a document.
+
+        Returns
+        -------
+        str
+            JSON.
+        """
         return json.dumps(self.as_dict(), indent=1, default=str)
 
     def html(self) -> str:
-        """A page that stands alone."""
+        """A page that stands alone.
+
+        Returns
+        -------
+        str
+            HTML.
+        """
         colour = {"pass": "#1a7f37", "fail": "#b3261e", "blind": "#9a6700"}[self.verdict]
         title = html.escape(f"{self.name} as {self.op}: {self.verdict}")
         style = (

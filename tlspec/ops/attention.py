@@ -327,7 +327,9 @@ def _rows_of_ones(f, V, mask, mask_mode, n):
     draw=_attention_draw, paths=PATHS, data=["normal", "uniform", "special", "structured"],
     laws=[laws.linear("V"), laws.adjoint("V"),
           laws.equation("f(V = 1) = 1, or 0 where a row is blocked", _rows_of_ones, exact=False)],
-    source="Dao, Fu, Ermon, Rudra, Ré, FlashAttention, NeurIPS 2022; Milakov, Gimelshein, arXiv:1805.02867 (online softmax)")  # fmt: skip
+    source="Dao, Fu, Ermon, Rudra, Ré, FlashAttention, NeurIPS 2022; Milakov, Gimelshein, arXiv:1805.02867 (online softmax)",
+    arguments={"mask": "0 blocks", "mask_mode": "0: no mask, 1: fill with -1000, 2: hard, 3: causal"},
+    example={"n": 2, "Q": [[1, 0], [0, 1]], "K": [[1, 0], [0, 1]], "V": [[1, 2], [3, 4]]})  # fmt: skip
 def flash_attention(Q, K, V, mask, mask_mode, scale):
     """Scaled dot-product attention over split heads, without an n x n array.
 
@@ -538,7 +540,9 @@ GROUPED_CHECKS = [
     checks=GROUPED_CHECKS, draw=_grouped_draw, paths=GROUPED_PATHS, data=["normal", "uniform", "special", "structured"],
     laws=[laws.linear("V"), laws.adjoint("V")],
     source="torch.nn.functional.scaled_dot_product_attention; Ainslie et al., GQA, arXiv:2305.13245; Beltagy et al., Longformer, "
-    "arXiv:2004.05150 (the window)")  # fmt: skip
+    "arXiv:2004.05150 (the window)",
+    arguments={"mask": "read as mask_mode says", "mask_mode": "0: no mask, 1: 0 blocks, 2: added"},
+    example={"Q": [[1, 0], [0, 1]], "K": [[1, 0], [0, 1]], "V": [[1, 2], [3, 4]]})  # fmt: skip
 def grouped_attention(Q, K, V, mask, mask_mode, before, after, offset, scale):
     """Attention of heads that share keys in groups, with a window, and a mask that broadcasts.
 
@@ -670,7 +674,10 @@ _STRIDED_LIMITS = ("mask_mode: u32, mask_batch: u32 = 1, mask_heads: u32 = 1, ma
     draw=lambda d: _with_layouts(d, _grouped_draw(d), "qkv"), paths=_strided_paths("qkv"),
     data=["normal", "uniform", "special", "structured"], laws=[laws.linear("V")],
     source="torch.nn.functional.scaled_dot_product_attention",
-    no_vjp="attention_strided_gradients gives its gradients, which lie as the caller says")  # fmt: skip
+    no_vjp="attention_strided_gradients gives its gradients, which lie as the caller says",
+    arguments={"mask": "read as mask_mode says", "mask_mode": "0: no mask, 1: 0 blocks, 2: added", "d": "length of a row of Q and of K"},
+    example={"q_size": 4, "k_size": 4, "v_size": 4, "q_row": 2, "k_row": 2, "v_row": 2, "kv_heads": 1,
+             "Q": [1, 0, 0, 1], "K": [1, 0, 0, 1], "V": [1, 2, 3, 4]})  # fmt: skip
 def attention_strided(
     Q, K, V, mask, batch, heads, queries, keys, width, d, kv_heads, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch,
     v_head, v_row, mask_mode, before, after, offset, scale, by_rows,
@@ -698,7 +705,12 @@ def attention_strided(
     draw=lambda d: _with_layouts(d, _grouped_draw(d), "qkvyg"), paths=_strided_paths("qkvyg"),
     data=["normal", "uniform", "special", "structured"], laws=[laws.linear("g")],
     source="torch.nn.functional.scaled_dot_product_attention",
-    no_vjp="it is a gradient")  # fmt: skip
+    no_vjp="it is a gradient",
+    arguments={"y": "the result", "g": "its cotangent", "mask_mode": "0: no mask, 1: 0 blocks, 2: added",
+             "d": "length of a row of Q and of K"},
+    example={"q_size": 4, "k_size": 4, "v_size": 4, "y_size": 4, "g_size": 4, "q_row": 2, "k_row": 2, "v_row": 2,
+             "y_row": 2, "g_row": 2, "kv_heads": 1, "Q": [1, 0, 0, 1], "K": [1, 0, 0, 1], "V": [1, 2, 3, 4],
+             "y": [1.5379, 2.5379, 2.4621, 3.4621], "g": [1, 0, 0, 1]})  # fmt: skip
 def attention_strided_gradients(
     Q, K, V, mask, y, g, batch, heads, queries, keys, width, d, kv_heads, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch,
     v_head, v_row, y_batch, y_head, y_row, g_batch, g_head, g_row, mask_mode, before, after, offset, scale, by_rows,

@@ -306,7 +306,8 @@ TRANSPOSE_PATHS_OF_AXES = [*TRANSPOSE_PATHS[:2], _path(2, 64, 61, (32, 1, 3), 4,
     bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False, reproducible=True,
     checks=_checks("conv_ok", CONV_FORMULA), draw=_draw(False), paths=PATHS_OF_AXES,
     classes=CLASSES, lengths=_lengths(conv_out), work=_work(conv_out), laws=LAWS,
-    source="torch.nn.functional.conv1d, conv2d, conv3d")  # fmt: skip
+    source="torch.nn.functional.conv1d, conv2d, conv3d",
+    arguments={"w": "weights", "b": "added to each output channel"})  # fmt: skip
 def conv(x, w, b, stride, padding):
     """Convolution (cross-correlation) over 1 to 8 spatial axes; one image is a batch of 1.
 
@@ -336,7 +337,8 @@ def conv_vjp(x, w, g, stride, padding):
     bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False, reproducible=True,
     checks=_checks("conv_transpose_ok", TRANSPOSE_FORMULA), draw=_draw(True), paths=TRANSPOSE_PATHS_OF_AXES,
     classes=TRANSPOSE_CLASSES, lengths=_lengths(conv_transpose_out), work=_work(conv_transpose_out), laws=LAWS,
-    source="torch.nn.functional.conv_transpose1d, conv_transpose2d, conv_transpose3d")  # fmt: skip
+    source="torch.nn.functional.conv_transpose1d, conv_transpose2d, conv_transpose3d",
+    arguments={"w": "weights", "b": "added to each output channel"})  # fmt: skip
 def conv_transpose(x, w, b, stride, padding):
     """Transposed convolution over 1 to 8 spatial axes: the gradient of conv with respect to its input, plus a bias.
 
@@ -368,7 +370,8 @@ def conv_transpose_vjp(x, w, g, stride, padding):
     bound=tree(lambda in_channels, kernel_h, kernel_w: in_channels * kernel_h * kernel_w + 1), same_bits=False, reproducible=True,
     checks=_checks2d("conv_size", CONV_FORMULA), draw=_draw(False, 2), paths=[flatten_axes(p) for p in PATHS],
     classes=derived(CLASSES, on_two_axes), lengths=_two_axes_lengths(conv_out), work=_on_lists(_work(conv_out)),
-    laws=[*LAWS, _same_as("conv")], source="torch.nn.functional.conv2d")  # fmt: skip
+    laws=[*LAWS, _same_as("conv")], source="torch.nn.functional.conv2d",
+    arguments={"w": "weights", "b": "added to each output channel"})  # fmt: skip
 def conv2d(x, w, b, stride_h, stride_w, padding_h, padding_w):
     """Convolution of images; conv with two spatial axes.
 
@@ -394,7 +397,8 @@ def conv2d_vjp(x, w, g, stride_h, stride_w, padding_h, padding_w):
     checks=_checks2d("conv_transpose_size", TRANSPOSE_FORMULA), draw=_draw(True, 2),
     paths=[flatten_axes(p) for p in TRANSPOSE_PATHS], classes=derived(TRANSPOSE_CLASSES, on_two_axes), lengths=_two_axes_lengths(conv_transpose_out),
     work=_on_lists(_work(conv_transpose_out)), laws=[*LAWS, _same_as("conv_transpose")],
-    source="torch.nn.functional.conv_transpose2d")  # fmt: skip
+    source="torch.nn.functional.conv_transpose2d",
+    arguments={"w": "weights", "b": "added to each output channel"})  # fmt: skip
 def conv_transpose2d(x, w, b, stride_h, stride_w, padding_h, padding_w):
     """Transposed convolution of images; conv_transpose with two spatial axes.
 
@@ -527,7 +531,8 @@ def _add_bias(out, b):
     bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False, reproducible=True,
     checks=_grouped_checks("conv_grouped_ok", GROUPED_FORMULA), draw=_draw_grouped(False), paths=GROUPED_PATHS,
     classes=GROUPED_CLASSES, laws=LAWS,
-    source="torch.nn.functional.conv2d with groups and dilation, after torch.nn.functional.pad")  # fmt: skip
+    source="torch.nn.functional.conv2d with groups and dilation, after torch.nn.functional.pad",
+    arguments={"w": "weights", "b": "added to each output channel"})  # fmt: skip
 def conv_grouped(x, w, b, stride, dilation, padding_low, padding_high):
     """Convolution of groups of channels, each with weights of its own, over 1 to 8 spatial axes.
 
@@ -560,7 +565,8 @@ def conv_grouped_vjp(x, w, g, stride, dilation, padding_low):
     bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False, reproducible=True,
     checks=_grouped_checks("conv_transpose_grouped_ok", TRANSPOSE_GROUPED_FORMULA, "output_padding"),
     draw=_draw_grouped(True), paths=TRANSPOSE_GROUPED_PATHS, classes=GROUPED_CLASSES,
-    laws=LAWS, source="torch.nn.functional.conv_transpose2d with groups, dilation and output_padding")  # fmt: skip
+    laws=LAWS, source="torch.nn.functional.conv_transpose2d with groups, dilation and output_padding",
+    arguments={"w": "weights", "b": "added to each output channel"})  # fmt: skip
 def conv_transpose_grouped(x, w, b, stride, dilation, padding_low, padding_high, output_padding):
     """Transposed convolution of groups of channels: the gradient of conv_grouped with respect to its input, plus a bias.
 

@@ -112,7 +112,9 @@ def div_vjp(a, b, g):
 
 
 @op("x[*]; c: float -> out[*]",
-    bound=exact(), laws=[laws.linear("x"), laws.adjoint("x")], source="IEEE 754-2019, 5.4.1")  # fmt: skip
+    bound=exact(), laws=[laws.linear("x"), laws.adjoint("x")], source="IEEE 754-2019, 5.4.1",
+    arguments={"c": "factor"},
+    example={"c": 2.0})  # fmt: skip
 def scale(x, c):
     """Product with a scalar.
 
@@ -129,7 +131,12 @@ def scale_vjp(g, c):
     return c * g
 
 
-@op("a[*], b[*]; c: float -> out[*]", bound=exact(), source="IEEE 754-2019, 5.4.1, fusedMultiplyAdd")
+@op(
+    "a[*], b[*]; c: float -> out[*]",
+    bound=exact(),
+    source="IEEE 754-2019, 5.4.1, fusedMultiplyAdd",
+    arguments={"c": "factor of b"},
+)
 def axpy(a, b, c):
     """Scaled sum with one rounding (a fused multiply-add).
 
@@ -146,7 +153,8 @@ def axpy_vjp(g, c):
     return g, c * g
 
 
-@op("x[*] -> out[*]", torch="reciprocal", bound=exact(), laws=[laws.odd("x")], source="IEEE 754-2019, 5.4.1")
+@op("x[*] -> out[*]", torch="reciprocal", bound=exact(), laws=[laws.odd("x")], source="IEEE 754-2019, 5.4.1",
+    example={"x": [0.5, -2, 4]})  # fmt: skip
 def inv(x):
     """Reciprocal.
 
@@ -163,7 +171,8 @@ def inv_vjp(x, g):
     return -(g / x) / x
 
 
-@op("x[*] -> out[*]", torch="sqrt", bound=exact(), source="IEEE 754-2019, 5.4.1")
+@op("x[*] -> out[*]", torch="sqrt", bound=exact(), source="IEEE 754-2019, 5.4.1",
+    example={"x": [0.25, 2, 9]})  # fmt: skip
 def sqrt(x):
     """Square root.
 
@@ -258,7 +267,8 @@ def _draw_interval(d: Any) -> dict[str, Any]:
 
 @op("x[*]; lo: float, hi: float -> out[*]",
     torch="clamp", bound=exact(), checks=[check("hi", "lo <= hi", say="lo <= hi after rounding to float32, and no NaN")],
-    draw=_draw_interval)  # fmt: skip
+    draw=_draw_interval,
+    example={"lo": -1.0, "hi": 1.0})  # fmt: skip
 def clamp(x, lo, hi):
     """Limits values to an interval.
 
@@ -335,7 +345,8 @@ def sign(x):
     return np.sign(x) + 0
 
 
-@op("x[*] -> out[*]", torch="floor", bound=exact(), laws=[laws.idempotent()], no_vjp=STEPS, source="IEEE 754-2019, 5.9")
+@op("x[*] -> out[*]", torch="floor", bound=exact(), laws=[laws.idempotent()], no_vjp=STEPS, source="IEEE 754-2019, 5.9",
+    example={"x": [-1.5, 0.5, 2]})  # fmt: skip
 def floor(x):
     """Largest integer up to a value.
 
@@ -353,6 +364,7 @@ def floor(x):
     laws=[laws.idempotent(), laws.odd("x")],
     no_vjp=STEPS,
     source="IEEE 754-2019, 5.9",
+    example={"x": [-1.5, 0.5, 2.5]},
 )
 def round_(x):
     """Nearest integer, the even one of two.
@@ -418,7 +430,9 @@ def le(a, b):
 
 
 @op("mask[*], a[*], b[*] -> out[*]", bound=exact(),
-    laws=[laws.equation("f(mask, a, a) = a", lambda f, a: [(f({"b": a}), a)]), laws.linear("a", "b"), laws.adjoint("a", "b")])  # fmt: skip
+    laws=[laws.equation("f(mask, a, a) = a", lambda f, a: [(f({"b": a}), a)]), laws.linear("a", "b"), laws.adjoint("a", "b")],
+    arguments={"mask": "chooses a where it is not 0"},
+    example={"mask": [1, 0, 1]})  # fmt: skip
 def where(mask, a, b):
     """Choice between two values.
 
@@ -436,7 +450,9 @@ def where_vjp(mask, g):
 
 
 @op("x[*], mask[*]; value: float -> out[*]", bound=exact(), laws=[laws.idempotent()],
-    draw=lambda d: {"value": d.choice([-np.inf, -1e9, *[d.written(0.0, -2, 2)] * 2])})  # fmt: skip
+    draw=lambda d: {"value": d.choice([-np.inf, -1e9, *[d.written(0.0, -2, 2)] * 2])},
+    arguments={"mask": "takes the value where it is not 0"},
+    example={"mask": [1, 0, 1]})  # fmt: skip
 def masked_fill(x, mask, value):
     """Values with those under a mask replaced.
 
@@ -473,7 +489,8 @@ def exp_vjp(out, g):
     return g * out
 
 
-@op("x[*] -> out[*]", torch="log", bound=ulp(1))
+@op("x[*] -> out[*]", torch="log", bound=ulp(1),
+    example={"x": [0.5, 1, 2]})  # fmt: skip
 def log(x):
     """Natural logarithm.
 
@@ -508,7 +525,8 @@ def _safe_log_floor(x: F64, eps: float) -> F64:
 @op("x[*]; eps: float = 1e-6 -> out[*]",
     bound=ulp(1, floor=_safe_log_floor, text="1 ulp; eps > 1e-3: + 2⁻²⁵"),
     checks=[check("eps", "eps >= 8.881784197001252e-16", say="eps >= 2^-50")],
-    draw=lambda d: {"eps": d.choice([1e-6, 1e-3, 2.0**-50, *[d.written(1e-6, 1e-6, 2.0)] * 4])})  # fmt: skip
+    draw=lambda d: {"eps": d.choice([1e-6, 1e-3, 2.0**-50, *[d.written(1e-6, 1e-6, 2.0)] * 4])},
+    arguments={"eps": "added before the logarithm"})  # fmt: skip
 def safe_log(x, eps):
     """Logarithm of a positive reparametrisation: finite for every finite x.
 
@@ -717,7 +735,8 @@ def _held_exp(x: F64) -> F64:
     return np.where(x == -np.inf, 0.0, np.exp(np.clip(x, -700, 700)))
 
 
-@op("x[*] -> out[*]", torch="log1p", bound=ulp(1))
+@op("x[*] -> out[*]", torch="log1p", bound=ulp(1),
+    example={"x": [-0.5, 0, 1]})  # fmt: skip
 def log1p(x):
     """Logarithm of 1 + x, with relative accuracy near 0.
 
@@ -808,7 +827,8 @@ def gelu_erf_vjp(x, g):
 
 
 @op("x[*] -> out[*]", torch="sin", bound=ulp(1), laws=[laws.odd("x")],
-    source="Payne and Hanek, SIGNUM Newsletter 18, 1983, for |x| >= 2^30")  # fmt: skip
+    source="Payne and Hanek, SIGNUM Newsletter 18, 1983, for |x| >= 2^30",
+    arguments={"x": "in radians"})  # fmt: skip
 def sin(x):
     """Sine of an angle in radians, of any size.
 
@@ -826,7 +846,8 @@ def sin_vjp(x, g):
 
 
 @op("x[*] -> out[*]", torch="cos", bound=ulp(1), laws=[laws.even("x")],
-    source="Payne and Hanek, SIGNUM Newsletter 18, 1983, for |x| >= 2^30")  # fmt: skip
+    source="Payne and Hanek, SIGNUM Newsletter 18, 1983, for |x| >= 2^30",
+    arguments={"x": "in radians"})  # fmt: skip
 def cos(x):
     """Cosine of an angle in radians, of any size.
 
@@ -893,7 +914,9 @@ def pow_vjp(a, b, g):
 
 
 @op("x[*]; p: float -> out[*]", torch="pow", bound=ulp(1), source="ISO C99, F.9.4.4",
-    draw=lambda d: {"p": d.written(2.0, -8, 8)})  # fmt: skip
+    draw=lambda d: {"p": d.written(2.0, -8, 8)},
+    arguments={"p": "exponent"},
+    example={"p": 3.0})  # fmt: skip
 def pow_scalar(x, p):
     """Power with one exponent for all elements.
 
@@ -911,7 +934,8 @@ def pow_scalar_vjp(x, g, p):
 
 
 @op("x[*]; alpha: float = 1.0 -> out[*]", torch="nn.functional.elu", bound=ulp(1), source="Clevert, Unterthiner and Hochreiter, arXiv:1511.07289",
-    draw=lambda d: {"alpha": d.choice([1.6732632, *[d.written(1.0, -0.5, 2)] * 4])})  # fmt: skip
+    draw=lambda d: {"alpha": d.choice([1.6732632, *[d.written(1.0, -0.5, 2)] * 4])},
+    arguments={"alpha": "factor where x <= 0"})  # fmt: skip
 def elu(x, alpha):
     """Exponential linear unit.
 

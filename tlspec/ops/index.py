@@ -120,7 +120,8 @@ def gather_rows_vjp(indices, g, rows, cols):
 
 @op("x[n], values[k], indices: u32[k] -> out[n]",
     classes=INDICES, lengths={"indices": lambda k: k}, bound=ordered(lambda x, indices: hits(indices, len(x))), draw=draw_vec,
-    laws=[linear("x", "values"), adjoint("x", "values")], source="numpy.add.at, torch.index_add")  # fmt: skip
+    laws=[linear("x", "values"), adjoint("x", "values")], source="numpy.add.at, torch.index_add",
+    example={"indices": [2, 2]})  # fmt: skip
 def scatter_add(x, values, indices):
     """A copy of a vector with values added at host indices.
 
@@ -141,7 +142,8 @@ def scatter_add_vjp(indices, g):
 
 @op("mat[rows, cols], values[k, cols], indices: u32[k] -> out[rows, cols]",
     classes=INDICES, lengths={"indices": lambda k: k}, bound=ordered(lambda mat, indices: hits(indices, mat.shape[0])[:, np.newaxis]), draw=draw_rows,
-    laws=[linear("mat", "values"), adjoint("mat", "values")], source="numpy.add.at, torch.index_add")  # fmt: skip
+    laws=[linear("mat", "values"), adjoint("mat", "values")], source="numpy.add.at, torch.index_add",
+    example={"indices": [1, 1]})  # fmt: skip
 def scatter_add_rows(mat, values, indices):
     """A copy of a matrix with rows added at host indices.
 
@@ -337,7 +339,9 @@ def topk(x, k, largest):
 @op("mat[rows, cols], row[cols]; i: u32 -> out[rows, cols]",
     draw=draw_row, bound=ordered(lambda mat, i: (np.arange(mat.shape[0]) == i)[:, np.newaxis]),
     checks=[check("i", "i < rows", "INDEX", say="i < rows")], laws=[linear("mat", "row"), adjoint("mat", "row")],
-    source="IEEE 754-2019, 5.4.1")  # fmt: skip
+    source="IEEE 754-2019, 5.4.1",
+    arguments={"row": "what is added", "i": "the row that is added to, counted from 0"},
+    example={"i": 1})  # fmt: skip
 def scatter_add_row(mat, row, i):
     """A copy of a matrix with one row added to row i.
 

@@ -122,7 +122,8 @@ def bmm_vjp(A, B, g):
     reproducible=True,
     laws=[laws.linear("W", "b"), laws.adjoint("W", "b")],
     paths=[{"batch": p["m"], "inputs": p["n"], "outputs": p["p"]} for p in PATHS],
-    source="torch.nn.functional.linear")  # fmt: skip
+    source="torch.nn.functional.linear",
+    arguments={"W": "weights", "b": "added to each output"})  # fmt: skip
 def linear(W, x, b):
     """Affine layer; one vector is a batch of 1.
 
@@ -199,7 +200,9 @@ STRIDED_PATHS = [
             check("b_size", "extent(batch, b_batch, n, b_row, p, b_col) <= b_size", "SHAPE", say="a B that has every element that is read")],
     draw=_strided_draw, work=lambda batch, m, n, p: batch * m * n * p, paths=STRIDED_PATHS,
     laws=[laws.linear("A", "bias"), laws.linear("B", "bias")], source="torch.baddbmm, torch.addmm",
-    no_vjp="its gradients are products of the same form: g·Bᵀ and Aᵀ·g with the strides of B and A exchanged")  # fmt: skip
+    no_vjp="its gradients are products of the same form: g·Bᵀ and Aᵀ·g with the strides of B and A exchanged",
+    arguments={"n": "number of terms of a sum"},
+    example={"a_size": 4, "b_size": 4, "n": 2, "a_row": 2, "a_col": 1, "b_row": 2, "b_col": 1})  # fmt: skip
 def bmm_strided(A, B, bias, batch, m, n, p, a_batch, a_row, a_col, b_batch, b_row, b_col):
     """Batched matrix product of factors that lie in flat buffers with strides, plus a bias.
 

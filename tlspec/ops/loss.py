@@ -89,7 +89,9 @@ def bce_vjp_tolerance(x, target, g, mean):
     ),
     checks=[check("mean", "mean <= 1", say="0 or 1")],
     draw=lambda d: {"n": d.dim(), "mean": d.choice((0, 1))}, paths=[{"n": n, "mean": 1} for n in (2, 2, 3, 3)],
-    source="torch.nn.functional.binary_cross_entropy_with_logits; native/src/formula/sum_tree.h")  # fmt: skip
+    source="torch.nn.functional.binary_cross_entropy_with_logits; native/src/formula/sum_tree.h",
+    arguments={"target": "probabilities", "mean": "0 for the sum"},
+    example={"x": [-1, 0, 2], "target": [0, 1, 1]})  # fmt: skip
 def bce_with_logits(x, target, mean):
     """Mean or sum of the binary cross-entropies of targets and the probabilities whose logits are given.
 

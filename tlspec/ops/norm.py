@@ -75,7 +75,8 @@ def _shift(f, x):
     # rows in turn; rows of a chain side by side; so few that the error of a row is most of a column's bound
     paths=[{"rows": 530, "cols": 4100, "eps": 1e-5}, {"rows": 529, "cols": 8196, "eps": 1e-6},
            {"rows": 133, "cols": 419, "eps": 1e-6}, {"rows": 2, "cols": 61, "eps": 1e-6}],
-    source="Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450; native/src/formula/sum_tree.h")  # fmt: skip
+    source="Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450; native/src/formula/sum_tree.h",
+    arguments={"eps": "added to the variance"})  # fmt: skip
 def layer_norm(x, gamma, beta, eps):
     """Layer normalisation over the last axis.
 
@@ -133,7 +134,8 @@ def layer_norm_vjp(x, gamma, g, eps):
     data=DATA, checks=[EPS_CHECK], draw=draw_rows, laws=[equation("a row does not depend on the others", _batch)],
     paths=[{"rows": 530, "cols": 4100, "eps": 1e-5}, {"rows": 133, "cols": 419, "eps": 1e-6},
            {"rows": 2, "cols": 61, "eps": 1e-6}],
-    source="Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467; torch.nn.RMSNorm")  # fmt: skip
+    source="Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467; torch.nn.RMSNorm",
+    arguments={"eps": "added to the mean of squares"})  # fmt: skip
 def rms_norm(x, gamma, eps):
     """Normalisation by the root of the mean square over the last axis.
 
@@ -193,7 +195,8 @@ def _seen(more) -> Lengths:
     data=DATA, checks=[EPS_CHECK], draw=draw_image,
     laws=[equation("f(x + 3) = f(x)", _shift, exact=False),
           equation("a channel does not depend on the others", _channel)],
-    source="Ioffe and Szegedy, Batch Normalization, arXiv:1502.03167, of one image; native/src/formula/sum_tree.h")  # fmt: skip
+    source="Ioffe and Szegedy, Batch Normalization, arXiv:1502.03167, of one image; native/src/formula/sum_tree.h",
+    arguments={"eps": "added to the variance"})  # fmt: skip
 def batchnorm_channel_first(x, gamma, beta, eps):
     """Normalisation of each channel of one image over its pixels.
 
@@ -242,7 +245,9 @@ def draw_channels(d):
     classes=derived(ROWS, _channel_rows), lengths=_seen(_channel_rows),
     bound=custom(lambda x, center, slope, shift: affine_pairs(x, center, slope, shift)[1], "u for each of three operations"),
     data=DATA, draw=draw_channels,
-    source="batch normalisation by given statistics, torch.nn.functional.batch_norm; native/src/formula/sum_tree.h")  # fmt: skip
+    source="batch normalisation by given statistics, torch.nn.functional.batch_norm; native/src/formula/sum_tree.h",
+    arguments={"slope": "factor of each channel"},
+    example={"center": [1], "slope": [2], "shift": [0.5]})  # fmt: skip
 def channel_affine(x, center, slope, shift):
     """An affine map of each channel.
 
@@ -295,7 +300,8 @@ ROW_PATHS = [{"rows": 530, "cols": 4100, "eps": 1e-5}, {"rows": 529, "cols": 819
 @op("x[rows, cols], gamma?[cols], beta?[cols]; eps: float = 1e-5 -> out[rows, cols], mean[rows], istd[rows]",
     classes=CLASSES, bound=custom(layer_norm_stats_tolerance, "first order through μ, V, istd: |γ|(Δd·istd + |d|·Δistd) + roundings"),
     data=DATA, checks=[EPS_CHECK], draw=draw_rows, paths=ROW_PATHS,
-    source="torch.native_layer_norm; Ba, Kiros and Hinton, arXiv:1607.06450; native/src/formula/sum_tree.h")  # fmt: skip
+    source="torch.native_layer_norm; Ba, Kiros and Hinton, arXiv:1607.06450; native/src/formula/sum_tree.h",
+    arguments={"eps": "added to the variance"})  # fmt: skip
 def layer_norm_stats(x, gamma, beta, eps):
     """Layer normalisation over the last axis, with the statistics of the rows.
 
@@ -326,7 +332,8 @@ def layer_norm_stats_vjp(x, gamma, mean, istd, g_out):
 @op("x[rows, cols], gamma?[cols]; eps: float = 1.1920928955078125e-07 -> out[rows, cols], istd[rows]",
     classes=CLASSES, bound=custom(rms_norm_stats_tolerance, "first order through the mean square and istd"),
     data=DATA, checks=[EPS_CHECK], draw=draw_rows, paths=ROW_PATHS,
-    source="torch.nn.functional.rms_norm; Zhang and Sennrich, arXiv:1910.07467")  # fmt: skip
+    source="torch.nn.functional.rms_norm; Zhang and Sennrich, arXiv:1910.07467",
+    arguments={"eps": "added to the mean of squares", "istd": "1/√(mean of squares + eps)"})  # fmt: skip
 def rms_norm_stats(x, gamma, eps):
     """Normalisation by the root of the mean square over the last axis, with the inverse roots of the rows.
 
@@ -379,7 +386,8 @@ def draw_batch(d):
     data=DATA, checks=[EPS_CHECK], draw=draw_batch,
     paths=[{"batch": b, "channels": c, "positions": p, "eps": 1e-5} for b, c, p in [
         (5, 3, 3364), (3, 2, 12544), (2, 33, 49), (70, 5, 1), (1, 2, 40001), (16389, 3, 1), (41, 2, 1999)]],
-    source="torch.native_batch_norm in training; Ioffe and Szegedy, arXiv:1502.03167; native/src/formula/sum_tree.h")  # fmt: skip
+    source="torch.native_batch_norm in training; Ioffe and Szegedy, arXiv:1502.03167; native/src/formula/sum_tree.h",
+    arguments={"eps": "added to the variance"})  # fmt: skip
 def batch_norm_stats(x, gamma, beta, eps):
     """Normalisation of each channel over the batch and the positions, with the statistics of the channels.
 
@@ -419,7 +427,10 @@ def _running_run(mean, var, running_mean, running_var, momentum, correction):
 @op("mean[*], var[*], running_mean[*], running_var[*]; momentum: float = 0.1, correction: float = 1.0 -> mean_out[*], var_out[*]",
     bound=followed(_running_run), nonnegative=("var", "running_var"),
     draw=lambda d: {"momentum": d.choice([0.1, 0.0, 1.0, d.real(0, 1)]), "correction": d.choice([1.0, 1.25, d.real(1, 2)])},
-    no_vjp="running statistics are updated outside of what is differentiated", source="torch.nn.BatchNorm2d; Ioffe and Szegedy, arXiv:1502.03167")  # fmt: skip
+    no_vjp="running statistics are updated outside of what is differentiated", source="torch.nn.BatchNorm2d; Ioffe and Szegedy, arXiv:1502.03167",
+    arguments={"mean": "of the batch", "var": "of the batch", "running_mean": "so far", "running_var": "so far",
+             "momentum": "weight of the batch", "correction": "factor of the batch's variance"},
+    example={"mean": [1, 2], "var": [4, 2], "running_mean": [0, 0], "running_var": [1, 1]})  # fmt: skip
 def batch_norm_running(mean, var, running_mean, running_var, momentum, correction):
     """The statistics of channels that a batch norm keeps for evaluation, moved towards those of a batch.
 
@@ -447,7 +458,8 @@ def draw_groups(d):
     data=DATA, checks=[EPS_CHECK], draw=draw_groups,
     paths=[{"batch": b, "groups": g, "channels": c, "positions": p, "eps": 1e-5} for b, g, c, p in [
         (2, 3, 10, 4096), (3, 2, 5, 3969), (2, 4, 10, 64), (1, 2, 2, 20001), (3, 2, 700, 1), (2, 3, 40, 49), (700, 2, 2, 49)]],
-    source="torch.native_group_norm; Wu and He, Group Normalization, arXiv:1803.08494; native/src/formula/sum_tree.h")  # fmt: skip
+    source="torch.native_group_norm; Wu and He, Group Normalization, arXiv:1803.08494; native/src/formula/sum_tree.h",
+    arguments={"eps": "added to the variance"})  # fmt: skip
 def group_norm_stats(x, gamma, beta, eps):
     """Normalisation of groups of channels of each sample, with the statistics of the groups.
 

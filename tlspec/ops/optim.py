@@ -414,7 +414,8 @@ def _norm_tolerance(gs: F64, lengths: list[int]) -> F64:
     laws=[laws.homogeneous("gs"),
           laws.equation("the norm of a list is the norm of all its numbers",
                         lambda f, lengths: [(f(), f(values={"lengths": [sum(lengths)], "count": 1}))], exact=False)],
-    source="Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013")  # fmt: skip
+    source="Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013",
+    example={"gs": [3, 4]})  # fmt: skip
 def global_norm(gs):
     """The Euclidean norm of all numbers of a list of tensors, left on the device.
 
@@ -450,7 +451,9 @@ def _draw_clip(d: Any) -> dict[str, Any]:
             check("eps", f"eps >= 0 and eps < {FINITE}", say="eps finite and 0 or more")],
     laws=[laws.equation("gradients below the norm stay as they are, bit for bit", lambda f, gs: [
         (f({"norm": np.array([0.5], np.float32)}, values={"max_norm": 1.0, "eps": 1e-6}), gs)])],
-    source="Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013")  # fmt: skip
+    source="Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013",
+    arguments={"norm": "the gradients' norm", "eps": "added to the norm"},
+    example={"gs": [3, 4], "norm": [5], "max_norm": 1.0, "eps": 0.0})  # fmt: skip
 def clip_scale(gs, norm, max_norm, eps):
     """Scales a list of gradients so that their norm, given on the device, is at most max_norm.
 

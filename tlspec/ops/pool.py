@@ -349,7 +349,9 @@ def _shift(f, x, padding):
 
 @op(_TEXT.format(", beta: float"),
     classes=CLASSES, lengths=LENGTHS, work=_work, bound=custom(_smooth_bound, "ln of the window's sum"), checks=[*_CHECKS, *_BETA], draw=_smooth_draw,
-    laws=[equation("f(x + 1) = f(x) + 1", _shift, exact=False)], source="native/src/formula/explog.h")  # fmt: skip
+    laws=[equation("f(x + 1) = f(x) + 1", _shift, exact=False)], source="native/src/formula/explog.h",
+    arguments={"beta": "sharpness; below 0 for a smooth minimum"},
+    example={"beta": 2.0})  # fmt: skip
 def smooth_max_pool(x, kernel, stride, padding, beta):
     """Smooth maximum over windows (β > 0) or smooth minimum (β < 0).
 
@@ -379,7 +381,9 @@ def smooth_max_pool_vjp(x, g, kernel, stride, padding, beta):
 @op(_TEXT_2D.format(", beta: float"),
     classes=derived(CLASSES, on_two_axes), lengths=_LENGTHS_2D, work=_work_2d, bound=custom(lambda x, beta, **v: _smooth_bound(x, beta, *_axes(v)), "ln of the window's sum"),
     checks=[*_CHECKS_2D, *_BETA], draw=lambda d: flatten_axes(_smooth_draw(d, 2)), laws=[_same_as("smooth_max_pool")],
-    source="native/src/formula/explog.h")  # fmt: skip
+    source="native/src/formula/explog.h",
+    arguments={"beta": "sharpness; below 0 for a smooth minimum"},
+    example={"beta": 2.0})  # fmt: skip
 def smooth_max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, beta):
     """Smooth maximum over 2-D windows: smooth_max_pool with two spatial axes.
 

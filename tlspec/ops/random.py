@@ -103,7 +103,8 @@ def _normal_tolerance(n: int, key: int, mean: float, std: float) -> F64:
     classes=CLASSES, bound=custom(_normal_tolerance, "7u·|std·z| + u·|out|"), no_vjp=NO_VJP,
     source=SOURCE + "; Box and Muller, Ann. Math. Statist. 29, 1958",
     draw=lambda d: {**_draw_key(d), "mean": d.choice([0.0, d.real(-3, 3)]), "std": d.choice([1.0, 0.0, d.real(0, 3)])},
-    checks=[check("std", "std >= 0")])  # fmt: skip
+    checks=[check("std", "std >= 0")],
+    arguments={"mean": "mean of the numbers"})  # fmt: skip
 def rand_normal(n, key, mean, std):
     """Normal numbers.
 

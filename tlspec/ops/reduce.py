@@ -437,7 +437,8 @@ def logsumexp_vjp(x, out, g, dims, axes):
 
 @op("x[*dims]; axes: u32, p: float = 2.0 -> out[*keep(dims, axes)]",
     classes=AXES, lengths=AXES_LENGTHS, bound=_NEARLY, source=_FOLD, draw=lambda d: {**_draw_axes(d), "p": d.choice([300.0, *[d.written(2.0, 1, 8)] * 6])},
-    checks=[_AXES, check("p", "p >= 1 and p < 3.4028234663852886e38", say="p finite and at least 1")])  # fmt: skip
+    checks=[_AXES, check("p", "p >= 1 and p < 3.4028234663852886e38", say="p finite and at least 1")],
+    arguments={"p": "1 or more"})  # fmt: skip
 def vector_norm(x, axes, p):
     """The p-norm over any set of axes, which are dropped: axis k where bit k of axes is set.
 

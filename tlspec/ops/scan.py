@@ -175,7 +175,9 @@ def _same_as_variable(f, A, B, x, h0, seq_len, state):
     laws=[
         linear("x", "h0"), adjoint("x", "h0"), homogeneous("x", "h0"),
         equation("f(A, B, x, h0) = selective_scan_diag_var of A, B repeated", _same_as_variable),
-    ], source="Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)", fwd=True)  # fmt: skip
+    ], source="Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)", fwd=True,
+    arguments={"A": "factors of the state", "B": "factors of the input"},
+    example={"A": [0.5, 1], "B": [1, 1]})  # fmt: skip
 def selective_scan_diag(A, B, x, h0):
     """Linear recurrence over time, one for each channel, with constant coefficients.
 
@@ -231,7 +233,9 @@ def _composed(f, A, B, x, h0, seq_len, state):
     laws=[
         linear("x", "h0"), adjoint("x", "h0"), homogeneous("x", "h0"),
         equation("(a2, b2)∘(a1, b1) = (a2·a1, a2·b1 + b2)", _composed, exact=False),
-    ], source="Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)", fwd=True)  # fmt: skip
+    ], source="Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)", fwd=True,
+    arguments={"A": "factors of the state", "B": "factors of the input"},
+    example={"B": [1, 1, 1, 1, 1, 1], "A": [0, 0, 0.5, 1, 0.5, 1]})  # fmt: skip
 def selective_scan_diag_var(A, B, x, h0):
     """Linear recurrence over time, one for each channel, with coefficients of their own at every step.
 
@@ -311,7 +315,9 @@ def _lstm_run(x, a, c):
 
 @op("x[rows, 4, units], a[rows, 4, units], c[rows, units] -> gates[rows, 4, units], cell[rows, units], hidden[rows, units]",
     bound=followed(_lstm_run), draw=_draw_cell, classes=CELL_CLASSES, lengths={"cells": lambda rows, units: rows * units}, data=_DATA,
-    source="Hochreiter and Schmidhuber, Neural Computation 9, 1997; torch.nn.LSTM")  # fmt: skip
+    source="Hochreiter and Schmidhuber, Neural Computation 9, 1997; torch.nn.LSTM",
+    arguments={"x": "products of the input", "a": "products of the hidden state", "c": "cell state"},
+    example={"rows": 1, "units": 1, "x": [0, 0, 1, 0], "a": [0, 0, 0, 0], "c": [1]})  # fmt: skip
 def lstm_cell(x, a, c):
     """A step of long short-term memory, from the products of its input and of its hidden state with their weights.
 
@@ -360,7 +366,10 @@ def _gru_run(x, a, bias, h):
 @op("x[rows, 3, units], a[rows, 3, units], bias?[3, units], h[rows, units] -> gates[rows, 3, units], inner[rows, units],"
     " hidden[rows, units]",
     bound=followed(_gru_run), draw=_draw_cell, classes=CELL_CLASSES, lengths={"cells": lambda rows, units: rows * units}, data=_DATA,
-    source="Cho et al., Learning Phrase Representations using RNN Encoder-Decoder, EMNLP 2014; torch.nn.GRU")  # fmt: skip
+    source="Cho et al., Learning Phrase Representations using RNN Encoder-Decoder, EMNLP 2014; torch.nn.GRU",
+    arguments={"x": "products of the input", "a": "products of the hidden state", "bias": "added to a",
+             "h": "hidden state"},
+    example={"rows": 1, "units": 1, "x": [0, 0, 1], "a": [0, 0, 0], "h": [1]})  # fmt: skip
 def gru_cell(x, a, bias, h):
     """A step of a gated recurrent unit, from the products of its input and of its hidden state with their weights.
 

@@ -88,7 +88,8 @@ def _draw_slice(d):
 
 @op("x[n]; start: u32, len: u32 -> out[len]",
     classes=PARTS, bound=moved(), checks=[check("start", "start + len <= n", status="INDEX", say="start + len at most n")],
-    draw=_draw_slice, laws=[linear("x"), adjoint("x")], source="numpy basic slicing")  # fmt: skip
+    draw=_draw_slice, laws=[linear("x"), adjoint("x")], source="numpy basic slicing",
+    example={"n": 5, "start": 1, "len": 3})  # fmt: skip
 def slice1d(x, start, len):
     """A run of consecutive elements.
 
@@ -193,7 +194,8 @@ _SLICES_SAY = (
 
 @op("x[*in_dims]; starts: dims, steps: dims, reversed: u32 -> out[*out_dims]",
     classes=_SLICES, bound=moved(), draw=_drawn_slice, laws=[linear("x"), adjoint("x")], source="numpy basic slicing",
-    checks=[check("starts", "slices_ok(in_dims, out_dims, starts, steps, reversed)", status="INDEX", say=_SLICES_SAY)])  # fmt: skip
+    checks=[check("starts", "slices_ok(in_dims, out_dims, starts, steps, reversed)", status="INDEX", say=_SLICES_SAY)],
+    example={"in_dims": (2, 3), "out_dims": (2, 2), "starts": (0, 0), "steps": (1, 2), "reversed": 0})  # fmt: skip
 def slice_axes(x, out_dims, starts, steps, reversed):
     """A part of an array: along every axis equally spaced indices, forwards or backwards.
 
@@ -222,7 +224,8 @@ def slice_axes_vjp(g, in_dims, out_dims, starts, steps, reversed):
     laws=[inverse("slice_axes", lambda in_dims, out_dims, starts, steps, reversed: {
         "in_dims": out_dims, "out_dims": in_dims, "starts": starts, "steps": steps, "reversed": reversed})],
     source="lax.pad",
-    checks=[check("starts", "slices_ok(out_dims, in_dims, starts, steps, reversed)", status="INDEX", say=_SLICES_SAY)])  # fmt: skip
+    checks=[check("starts", "slices_ok(out_dims, in_dims, starts, steps, reversed)", status="INDEX", say=_SLICES_SAY)],
+    example={"in_dims": (3,), "out_dims": (5,), "starts": (1,), "steps": (1,), "reversed": 0})  # fmt: skip
 def pad_axes(x, in_dims, out_dims, starts, steps, reversed, value):
     """An array spread over a larger one: value everywhere but at the indices that slice_axes would take.
 
@@ -396,7 +399,8 @@ _MAP_CHECK = check("axis_map", "axis_map_ok(in_dims, out_dims, axis_map)", statu
 
 @op("x[*in_dims]; axis_map: dims -> out[*out_dims]",
     classes=BROADCASTS, bound=moved(), checks=[_MAP_CHECK], draw=_draw_broadcast, laws=[linear("x"), adjoint("x")],
-    source="numpy.broadcast_to")  # fmt: skip
+    source="numpy.broadcast_to",
+    example={"in_dims": (3,), "out_dims": (2, 3), "axis_map": (0, 1)})  # fmt: skip
 def broadcast_to(x, in_dims, out_dims, axis_map):
     """An array repeated along new axes and along its axes of size 1.
 
@@ -424,7 +428,8 @@ def broadcast_to_vjp(g, in_dims, out_dims, axis_map):
 
 @op("x[*out_dims]; axis_map: dims -> out[*in_dims]",
     order="*in_dims, *out_dims", classes=BROADCASTS, bound=tree(sum_height, copies=True), checks=[_MAP_CHECK], draw=_draw_broadcast,
-    laws=[linear("x"), adjoint("x")], source="the adjoint of numpy.broadcast_to")  # fmt: skip
+    laws=[linear("x"), adjoint("x")], source="the adjoint of numpy.broadcast_to",
+    example={"in_dims": (3,), "out_dims": (2, 3), "axis_map": (0, 1)})  # fmt: skip
 def reduce_from_broadcast(x, in_dims, out_dims, axis_map):
     """The adjoint of broadcast_to: the sum of all output elements that read one input element.
 
@@ -477,7 +482,8 @@ def _draw_swap(d):
     classes=SWAPS, lengths=SWAPS_LENGTHS, bound=moved(), checks=[check("depth", "depth + 1 < rank(dims)", say="depth + 1 below the rank of dims")],
     draw=_draw_swap, laws=[involution(lambda dims, depth: {"dims": swap(dims, depth)}), adjoint("x")],
     paths=[{"dims": dims, "depth": len(dims) - 3} for dims in ([2, 257, 10, 7], [3, 131, 13, 12], [1501, 31, 1])],  # CUDA's slabs
-    source="numpy.swapaxes")  # fmt: skip
+    source="numpy.swapaxes",
+    arguments={"depth": "the first of the two axes"})  # fmt: skip
 def swap_adjacent_at_depth(x, depth):
     """An array with axes depth and depth + 1 exchanged.
 
@@ -497,7 +503,8 @@ def swap_adjacent_at_depth_vjp(g, depth):
 
 @op("x[a, b, c] -> out[b, c, a]",
     bound=moved(), laws=[inverse("transpose3d_cab", lambda a, b, c: {"a": b, "b": c, "c": a}), adjoint("x")],
-    source="numpy.transpose")  # fmt: skip
+    source="numpy.transpose",
+    example={"a": 1})  # fmt: skip
 def transpose3d_bca(x):
     """The axes (a, b, c) reordered to (b, c, a).
 
@@ -515,7 +522,8 @@ def transpose3d_bca_vjp(g):
 
 @op("x[a, b, c] -> out[c, a, b]",
     bound=moved(), laws=[inverse("transpose3d_bca", lambda a, b, c: {"a": c, "b": a, "c": b}), adjoint("x")],
-    source="numpy.transpose")  # fmt: skip
+    source="numpy.transpose",
+    example={"a": 1})  # fmt: skip
 def transpose3d_cab(x):
     """The axes (a, b, c) reordered to (c, a, b).
 
@@ -533,7 +541,8 @@ def transpose3d_cab_vjp(g):
 
 @op("x[a, b, c] -> out[a, c, b]",
     bound=moved(), laws=[involution(lambda b, c: {"b": c, "c": b}), adjoint("x")],
-    source="numpy.transpose")  # fmt: skip
+    source="numpy.transpose",
+    example={"a": 1})  # fmt: skip
 def transpose3d_acb(x):
     """A batch of matrices, each transposed: the axes (a, b, c) reordered to (a, c, b).
 

@@ -27,11 +27,28 @@ FAMILIES = ("fused", "grouped", "ragged", "quantised", "sampling")
 
 @cache
 def references() -> tuple[Op, ...]:
-    """All of them, in the order of the modules."""
+    """All references, in the order of the modules.
+
+    Returns
+    -------
+    tuple of Op
+        Rows as those of the registry.
+    """
     modules = [importlib.import_module(f"tlspec.references.{family}") for family in FAMILIES]
     return tuple(row for module in modules for row in vars(module)[_ROWS].values())
 
 
 def find(name: str) -> Op | None:
-    """The one of a name; None where there is none."""
+    """The reference of a name.
+
+    Parameters
+    ----------
+    name : str
+        As :func:`references` has it.
+
+    Returns
+    -------
+    Op or None
+        None where there is none.
+    """
     return next((row for row in references() if row.name == name), None)

@@ -55,8 +55,27 @@ __all__ = [
 
 
 def track_call(reference: Callable[..., Any], arrays: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A reference's results on arrays that carry errors; what does not depend on these is plain. Raises TypeError for a
-    reference that is not known here."""
+    """A reference's results on arrays that carry errors; what does not depend on these is plain.
+
+    Parameters
+    ----------
+    reference : callable
+        A float64 reference in NumPy.
+    arrays : mapping of str to array
+        Its arrays, with errors or plain.
+    values : mapping of str to number
+        Its dimensions and parameters.
+
+    Returns
+    -------
+    tuple
+        The results.
+
+    Raises
+    ------
+    TypeError
+        The reference calls what running error analysis does not know.
+    """
     with np.errstate(all="ignore"):
         outs = call_reference(reference, arrays, values)
     return tuple(outs) if isinstance(outs, (tuple, list)) else (outs,)

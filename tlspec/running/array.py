@@ -20,12 +20,34 @@ CREATION = frozenset({"zeros", "ones", "empty", "full", "array", "asarray", "ara
 
 
 def value_of(x: Any) -> Any:
-    """The value of an array, plain or with an error."""
+    """The value of an array, plain or with an error.
+
+    Parameters
+    ----------
+    x : ErrorArray or array_like
+        The array.
+
+    Returns
+    -------
+    numpy.ndarray
+        Its value.
+    """
     return x.value if isinstance(x, ErrorArray) else x
 
 
 def error_of(x: Any) -> Any:
-    """The error of an array: 0 of a plain one."""
+    """The error of an array.
+
+    Parameters
+    ----------
+    x : ErrorArray or array_like
+        The array.
+
+    Returns
+    -------
+    numpy.ndarray
+        Zeros for a plain one.
+    """
     return x.error if isinstance(x, ErrorArray) else np.zeros(np.shape(x))
 
 
@@ -56,7 +78,19 @@ class Sum:
 
 
 class ErrorArray(NDArrayOperatorsMixin):
-    """Values with bounds on their errors; a Boolean one says where it may be wrong. See the module's docstring."""
+    """Values with bounds on their errors; a Boolean one says where it may be wrong. See :mod:`tlspec.running.array`.
+
+    Parameters
+    ----------
+    value : array_like
+        The values.
+    error : array_like, default 0.0
+        Bounds on their errors, broadcast to the values.
+    model : Model, optional
+        The arithmetic; float32 with any order of sums unless given.
+    sum_of : Sum, optional
+        Of a sum that no other operation has touched: its terms.
+    """
 
     __slots__ = ("error", "model", "sum_of", "value")
     __array_priority__ = 1000
@@ -127,6 +161,25 @@ class ErrorArray(NDArrayOperatorsMixin):
             self.sum_of = Sum(max(self.sum_of.terms, part.terms), size, brought, min(self.sum_of.step, part.step))
 
     def astype(self, dtype: Any, copy: bool = True) -> Any:
+        """The array in another type of numbers: one rounding where it is narrower.
+
+        Parameters
+        ----------
+        dtype : dtype
+            The type.
+        copy : bool, default True
+            As NumPy's; always a new array.
+
+        Returns
+        -------
+        ErrorArray or numpy.ndarray
+            Without errors where the type has none.
+
+        Raises
+        ------
+        TypeError
+            The conversion depends on rounding.
+        """
         target = np.dtype(dtype)
         kind, narrower = target.kind, FORMATS.get(target.name)
         if narrower is not None and narrower.precision < self.model.precision and self.dtype.kind == "f":
@@ -148,9 +201,23 @@ class ErrorArray(NDArrayOperatorsMixin):
         return self._like(value, np.where(unsure, np.where(np.isnan(self.value), 0.0, np.inf), error))
 
     def copy(self) -> "ErrorArray":
+        """A copy of the numbers and of their errors.
+
+        Returns
+        -------
+        ErrorArray
+            Of the same model.
+        """
         return self._like(self.value.copy(), self.error.copy())
 
     def conj(self) -> "ErrorArray":
+        """The complex conjugates.
+
+        Returns
+        -------
+        ErrorArray
+            With the same errors.
+        """
         return self._like(self.value.conj(), self.error)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
@@ -224,6 +291,20 @@ def method(name: str) -> Callable[..., Any]:
         return getattr(np, name)(self, *args, **kwargs)
 
     call.__name__ = name
+    call.__doc__ = f"""The result of :func:`numpy.{name}`, with its error.
+
+    Parameters
+    ----------
+    *args : object
+        As NumPy's function takes them after the array.
+    **kwargs : object
+        As NumPy's function takes them.
+
+    Returns
+    -------
+    ErrorArray or numpy.ndarray
+        An array without an error where the result is exact, as indices are.
+    """
     return call
 
 
@@ -233,10 +314,34 @@ for _each in ("sum", "prod", "mean", "max", "min", "cumsum", "cumprod", "argmax"
 
 
 def transpose(self: ErrorArray, *axes: Any) -> Any:
+    """The array with its axes reordered, as numpy.transpose.
+
+    Parameters
+    ----------
+    *axes : int
+        A permutation; reversed unless given.
+
+    Returns
+    -------
+    ErrorArray
+        With its error.
+    """
     return np.transpose(self, axes[0] if len(axes) == 1 else axes or None)
 
 
 def reshape(self: ErrorArray, *shape: Any) -> Any:
+    """The array in another shape, as numpy.reshape.
+
+    Parameters
+    ----------
+    *shape : int
+        The sizes, of which one may be -1.
+
+    Returns
+    -------
+    ErrorArray
+        With its error.
+    """
     return np.reshape(self, shape[0] if len(shape) == 1 else shape)
 
 

@@ -40,7 +40,20 @@ def monotone_rule(name: str, f: Any, low: float = -np.inf, high: float = np.inf)
 
 
 def monotone(name: str, f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A monotone function that NumPy lacks, of plain arrays and of those with errors; the model's table knows it by `name`."""
+    """A monotone function that NumPy lacks, of plain arrays and of those with errors.
+
+    Parameters
+    ----------
+    name : str
+        The model's table of errors knows it by this.
+    f : callable
+        The function of a plain array.
+
+    Returns
+    -------
+    callable
+        The function of both.
+    """
     rule = monotone_rule(name, f)
     return lambda x: rule(x.model, x) if isinstance(x, ErrorArray) else f(x)
 

@@ -24,13 +24,54 @@ FRACTION, EXPONENT = (1 << 52) - 1, 0x7FF << 52
 
 
 def any_order(n: int) -> int:
-    """The height of the worst order of a sum of n terms: one after the other."""
+    """The height of the worst order of a sum: one term after the other.
+
+    Parameters
+    ----------
+    n : int
+        How many terms.
+
+    Returns
+    -------
+    int
+        The height.
+    """
     return max(n - 1, 0)
 
 
 @dataclass(frozen=True)
 class Model:
-    """What is known of an implementation. The default is float32 arithmetic in any order."""
+    """The arithmetic whose errors are bounded.
+
+    Parameters
+    ----------
+    precision : int, default 24
+        Significant bits of intermediate results.
+    sum_precision : int, default 24
+        Significant bits of sums.
+    to_nearest : bool, default True
+        Sums are rounded to the nearest number.
+    height : callable, optional
+        Height of the tree that sums n terms; any order unless given.
+    ulps : mapping, optional
+        Largest errors of division, square root and elementary functions; IEEE 754's unless given.
+    tiny : float, default 2**-150
+        Absolute error of a rounding near zero: half the smallest subnormal.
+    flushed : float, default 0.0
+        Numbers below this may be taken for zero, as arguments and as results.
+    overflow : float, optional
+        The least number that intermediate results cannot hold; float32's unless given.
+    operands : Format, optional
+        To which the operands of matrix products are rounded first.
+    exact : bool, default True
+        Sums of numbers like integers are exact, because every order of plain additions gives them.
+    alike : float, default 0.0
+        Probability that two terms of a sum are equal numbers, whose roundings are alike.
+    saturate : bool, default False
+        Results beyond the largest number are that number, infinities too.
+    chunk : int, default 0
+        Sums of so many terms at a time, added in numbers of `precision` bits; 0: a sum is one.
+    """
 
     #: bits of the numbers in which intermediate results are kept, the implicit one included
     precision: int = 24
@@ -65,7 +106,18 @@ class Model:
         return 2.0**-self.precision
 
     def sum_error(self, terms: int) -> float:
-        """The error of a sum of that many terms, relative to the sum of their absolute values."""
+        """The error of a sum, relative to the sum of its terms' absolute values.
+
+        Parameters
+        ----------
+        terms : int
+            How many terms.
+
+        Returns
+        -------
+        float
+            The relative error.
+        """
         part = min(terms, self.chunk) if self.chunk else terms
         h = self.height(part)
         u = 2.0**-self.sum_precision
@@ -78,7 +130,22 @@ class Model:
         return float(min(height, max(factor(height), LAMBDA * height * math.sqrt(self.alike))))
 
     def ulp(self, name: str, at: F64) -> tuple[Any, float]:
-        """The largest error of a function at arguments of these absolute values: in ulp, and beside that an absolute one."""
+        """The largest error of a function.
+
+        Parameters
+        ----------
+        name : str
+            NumPy's name of the function.
+        at : numpy.ndarray
+            Absolute values of its arguments.
+
+        Returns
+        -------
+        error : array_like
+            In ulp.
+        absolute : float
+            An absolute error beside it.
+        """
         found = self.ulps.get(name, self.ulps.get("", 1.0))
         error, absolute = found if isinstance(found, tuple) else (found, 0.0)
         return (error(at) if callable(error) else error), absolute

@@ -34,8 +34,34 @@ def task_of(
     task: str | Path, submission: str | Path, *, format: str = "", constants: Mapping[str, Any] | None = None, device: str = "",
         dtype: str = ""
 ) -> Task:  # fmt: skip
-    """A task with its submission. The format follows from the file: JSON is a definition of flashinfer-bench, a folder or
-    task.yml a task of GPU MODE, other files are of KernelBench. Raises ValueError for what is not there."""
+    """A task with its submission.
+
+    Parameters
+    ----------
+    task : str or Path
+        A file or folder.
+    submission : str or Path
+        A file.
+    format : str, default ''
+        "kernelbench", "gpumode" or "flashinfer"; what the file looks like unless given: JSON is a definition of
+        flashinfer-bench, a folder or task.yml a task of GPU MODE, other files are of KernelBench.
+    constants : mapping, optional
+        Smaller sizes.
+    device : str, default ''
+        The device of the kernel; a GPU unless given, if there is one.
+    dtype : str, default ''
+        The number format of a model and its inputs.
+
+    Returns
+    -------
+    Task
+        What the files say.
+
+    Raises
+    ------
+    ValueError
+        What is not there.
+    """
     path, other = Path(task), Path(submission)
     for each in (path, other):
         if not each.exists():
@@ -83,6 +109,8 @@ def check_task(
         How many of the task's cases; all by default.
     case : str
         The one that a report's line names, ``"0:own"``.
+    progress : callable
+        Called with a line now and then.
     **words
         What is known of the kernel's arithmetic (:mod:`tlspec.judge.arithmetic`): accumulate, height, ulp, products,
         intermediate, flush.

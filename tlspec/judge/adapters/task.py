@@ -27,7 +27,31 @@ MOST = 2**23
 
 @dataclass
 class Task:
-    """What a file of a known format says. `make` gives the arguments of case i, `reference` and `kernel` take them."""
+    """What a file of a known format says.
+
+    Parameters
+    ----------
+    name : str
+        Of the task.
+    format : str
+        Of the file.
+    make : callable
+        make(i) gives the arguments of case i.
+    reference : callable
+        Takes them.
+    kernel : callable
+        Takes them.
+    cases : int
+        Number of cases.
+    modules : sequence
+        The reference's modules, which are widened to float64 for the time that it is analysed.
+    repeat : str
+        What the command needs to be repeated.
+    notes : list of str
+        What else a reader should know.
+    returns_inputs : bool
+        Whether arrays for the results are among the inputs.
+    """
 
     name: str
     format: str
@@ -49,13 +73,37 @@ def judged(
         None] | None = None,
     **words: Any,
 ) -> Report:  # fmt: skip
-    """Holds a task's kernel to its reference. `words` are those of :mod:`tlspec.judge.arithmetic`.
+    """Holds a task's kernel to its reference.
 
     The tolerance of each element comes from running error analysis of the reference in float64
-    (:mod:`tlspec.judge.adapters.tracked`). Where the reference calls an operator that the analysis does not know, it is an
-    estimate (:mod:`tlspec.judge.adapters.estimate`), and the report says so. `case` is one of a report's lines: ``INDEX:DATA``.
+    (:mod:`tlspec.judge.adapters.tracked`). Where the reference calls an operator that the analysis does not know, it is
+    an estimate (:mod:`tlspec.judge.adapters.estimate`), and the report says so.
 
-    Raises ValueError for data classes that are not known, for inputs that are too large, and for a reference that fails."""
+    Parameters
+    ----------
+    task : Task
+        The task.
+    data : sequence of str, default ('own', 'signs', 'integers')
+        Data classes: the task's inputs, the same with drawn signs, whole numbers.
+    cases : int, optional
+        How many of the task's cases; all unless given.
+    case : str, optional
+        One of a report's lines: ``INDEX:DATA``.
+    progress : callable, optional
+        Called with a line now and then.
+    **words : object
+        Words of :mod:`tlspec.judge.arithmetic`.
+
+    Returns
+    -------
+    Report
+        As of :func:`tlspec.check`.
+
+    Raises
+    ------
+    ValueError
+        Data classes that are not known, inputs that are too large, or a reference that fails.
+    """
     if unknown := [d for d in data if d not in DATA]:
         raise ValueError(f"{task.name}: data: got {unknown[0]!r}, expected {', '.join(DATA)}")
     start = time.perf_counter()

@@ -67,6 +67,10 @@ def invariance(
     step : callable or str
         ``step(*arrays, state)`` returns the results of a part of the sequence and the next state; the first state is None. A
         module with `past_key_values` and `use_cache` needs none.
+    seed : int
+        Of the contents.
+    progress : callable
+        Called with a line now and then.
 
     Returns
     -------
@@ -111,7 +115,30 @@ def invariance(
 def hashes(
     function: str, text: str, array: str | None, dtype: str, within: str | None, lengths: Mapping[str, int], seed: int
 ) -> list[Any]:
-    """Names and hashes of the results of one batch, which another process compares with its own."""
+    """Names and hashes of the results of one batch, which another process compares with its own.
+
+    Parameters
+    ----------
+    function : str
+        "MODULE:NAME".
+    text : str
+        The signature of its arrays.
+    array : str or None
+        The library of the arrays.
+    dtype : str
+        Their number format.
+    within : str or None
+        Makes the context manager of the calls.
+    lengths : mapping of str to int
+        Lengths of named axes.
+    seed : int
+        Of the contents.
+
+    Returns
+    -------
+    list
+        Pairs for JSON.
+    """
     from tlspec.judge.invariants.axes import ONE_BATCH
 
     subject, samples = _prepared(function, text, (text,), array, dtype, within, lengths, None, seed)

@@ -9,7 +9,23 @@ from tlspec.judge.report import _table
 
 @dataclass
 class Axis:
-    """One thing that was varied."""
+    """One thing that was varied.
+
+    Parameters
+    ----------
+    name : str
+        What.
+    trials : int
+        How often.
+    differing : int
+        How many trials gave other bits.
+    left_out : str
+        Why it was not tried.
+    first : str
+        The first difference.
+    operation : str
+        The first operation that differs in it.
+    """
 
     name: str
     trials: int = 0
@@ -28,7 +44,25 @@ class Axis:
 
 @dataclass
 class Invariance:
-    """The outcome. Its text is a table."""
+    """The outcome. Its text is a table.
+
+    Parameters
+    ----------
+    name : str
+        Of the function.
+    format : str
+        The number format of the arrays.
+    array : str
+        The library of the arrays.
+    within : str
+        The context manager of the calls.
+    axes : list of Axis
+        What was varied.
+    notes : list of str
+        What else a reader should know.
+    seconds : float
+        How long it took.
+    """
 
     name: str
     format: str
@@ -76,10 +110,23 @@ class Invariance:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The outcome for JSON."""
+        """The outcome for JSON.
+
+        Returns
+        -------
+        dict
+            By field, with the verdicts.
+        """
         made = asdict(self)
         made["axes"] = [{"verdict": axis.verdict, **each} for axis, each in zip(self.axes, made["axes"], strict=True)]
         return {"verdict": self.verdict, **made}
 
     def json(self) -> str:
+        """The outcome as a document.
+
+        Returns
+        -------
+        str
+            JSON.
+        """
         return json.dumps(self.as_dict(), indent=1, default=str)

@@ -1,4 +1,4 @@
-"""Calls of the rows' entry points on memory of other libraries' arrays: dimensions follow from shapes, and results are
+"""Rows on memory of other libraries' arrays: dimensions follow from shapes, and results are
 written where the caller says. PyTorch's operators and JAX's are made of it."""
 
 from __future__ import annotations
@@ -23,15 +23,26 @@ _math: list[str] = []
 
 
 def math() -> str:
-    """How operators compute: "fast" or "reproducible". Until :func:`set_math` it is the environment's TORCHLEAN_MATH, or
-    "fast"."""
+    """How operators compute. Until :func:`set_math` it is the environment's TORCHLEAN_MATH, or "fast".
+
+    Returns
+    -------
+    str
+        "fast" or "reproducible".
+    """
     if not _math:
         _math.append(find_device("cpu").math)
     return _math[0]
 
 
 def set_math(math: str) -> None:
-    """How the operators in PyTorch and the functions in JAX compute from here on, in all threads: "fast" or "reproducible"."""
+    """Sets how the operators in PyTorch and the functions in JAX compute from here on, in all threads.
+
+    Parameters
+    ----------
+    math : str
+        "fast" or "reproducible".
+    """
     with find_device("cpu", math=math, new=True) as checked:
         _math[:] = [checked.math]
 
