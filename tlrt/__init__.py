@@ -74,11 +74,13 @@ def __getattr__(name: str) -> Any:
     ):  # kernels loads the C library
         return importlib.import_module(f"tlrt.{name}")
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name.startswith("_"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise importlib.import_module("tlrt._operations.names").missing_name("module 'tlrt'", "tlrt", name, __all__)
     module = importlib.import_module(f"tlrt.{_HOMES.get(name, 'context')}")
     value = globals()[name] = getattr(module, name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -98,7 +98,8 @@ class Backward:
         [2. 4.]
         """
         nodes = self.nodes
-        return self._fill_missing(self._backward(self._seeded(output, seed, nodes), None, nodes))
+        order = self._ancestors(output, nodes)
+        return self._fill_missing(self._backward(self._seeded(output, seed, nodes), None, nodes, order))
 
     def backward_from(self, gradients: Sequence[AnyBuffer | None], first: int | None = None) -> list[AnyBuffer]:
         """Dense backward from cotangents of all nodes.
@@ -149,7 +150,7 @@ class Backward:
         except BaseException:
             release_gradients(grads)
             raise
-        return self._fill_missing(self._backward(grads, None, nodes, stop))
+        return self._fill_missing(self._backward(grads, None, nodes, range(stop - 1, -1, -1)))
 
     def backward_sparse(
         self, output: int, wanted: Iterable[int] | None = None, seed: AnyBuffer | npt.ArrayLike | None = None
@@ -178,12 +179,6 @@ class Backward:
         >>> print(list(tape.backward_sparse(loss)))
         [0]
         """
-        return self._sparse(output, wanted, seed)[0]
-
-    def _sparse(
-        self, output: int, wanted: Iterable[int] | None, seed: AnyBuffer | npt.ArrayLike | None
-    ) -> tuple[dict[int, AnyBuffer], set[int]]:
-        """The gradients of :meth:`backward_sparse`, and the nodes among them that are not reached."""
         nodes = self.nodes
         if wanted is None:
             keep = {i for i, n in enumerate(nodes) if n.requires_grad and not n.parents}
@@ -193,15 +188,39 @@ class Backward:
                 if type(w) is not int or not 0 <= w < len(nodes):
                     self.node(w, "backward: wanted")
                 keep.add(operator.index(w))
-        grads = self._backward(self._seeded(output, seed, nodes), keep, nodes)
-        unreached = {i for i in keep if grads[i] is None}
+        found = self._sparse(output, keep, seed, nodes)
         try:
-            for i in unreached:
-                grads[i] = AnyBuffer.zeros(nodes[i].shape, self.device)
+            for i in keep - found.keys():
+                found[i] = AnyBuffer.zeros(nodes[i].shape, self.device)
         except BaseException:
-            release_gradients(grads)
+            release_gradients(found.values())
             raise
-        return {i: grads[i] for i in sorted(keep)}, unreached  # type: ignore[misc]
+        return dict(sorted(found.items()))
+
+    def _sparse(
+        self, output: int, keep: set[int] | None, seed: AnyBuffer | npt.ArrayLike | None, nodes: list[Node]
+    ) -> dict[int, AnyBuffer]:
+        """The gradients of the nodes in `keep` (None: of the leaves) that the pass reaches. It visits no others than the
+        output's ancestors, however long the tape is."""
+        order = self._ancestors(output, nodes)
+        if keep is None:
+            keep = {i for i in order if nodes[i].requires_grad and not nodes[i].parents}
+        grads = self._backward(self._seeded(output, seed, nodes), keep, nodes, order)
+        return {i: g for i in order if (g := grads[i]) is not None}
+
+    def _ancestors(self, output: int, nodes: list[Node]) -> list[int]:
+        """The output and the nodes that its cotangent can reach, the last first."""
+        self.node(output, "backward")
+        if (place := operator.index(output)) >= len(nodes):
+            raise other_thread_error("backward")
+        found, open_ = {place}, [place]
+        while open_:
+            node = nodes[open_.pop()]
+            for p in node.parents if node.requires_grad else ():
+                if p is not None and p not in found and nodes[p].requires_grad:
+                    found.add(p)
+                    open_.append(p)
+        return sorted(found, reverse=True)
 
     def add_grad(self, gradients: list[AnyBuffer | None], id: int, g: AnyBuffer) -> None:
         """Adds a contribution to a node's gradient.
@@ -329,15 +348,15 @@ class Backward:
         return made
 
     def _backward(
-        self, grads: list[AnyBuffer | None], keep: set[int] | None, nodes: list[Node], first: int | None = None
+        self, grads: list[AnyBuffer | None], keep: set[int] | None, nodes: list[Node], order: Sequence[int]
     ) -> list[AnyBuffer | None]:
-        """Runs the first nodes (None: all) in reverse; gradients not in `keep` (None: all) are released once consumed. Those
+        """Runs the nodes in this order, later ones first; gradients not in `keep` (None: all) are released once consumed. Those
         that stay have storage of their own. `nodes` are the tape's from before the first gradient: other ones are another
         thread's doing."""
-        sharing = {i for i, g in enumerate(grads) if g is not None}
         watchers = [observer for observer in self.device._observers if watches_leaves(observer)]
         try:
-            for i in range((len(grads) if first is None else first) - 1, -1, -1):
+            sharing = {i for i, g in enumerate(grads) if g is not None} if keep is None else set(order[:1])
+            for i in order:
                 g = grads[i]
                 if g is None:
                     continue

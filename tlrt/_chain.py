@@ -13,6 +13,8 @@ from typing import Any
 from tlrt import checkpoint
 from tlrt.errors import TorchleanError, refusal
 
+__all__ = ["Chain", "LedgerError", "read"]
+
 VERSION = 1
 #: hexadecimal digits of a fingerprint
 DIGITS = 32
@@ -45,7 +47,17 @@ def line_of(entry: Mapping[str, Any]) -> tuple[str, str]:
 
 @dataclass
 class Chain:
-    """The entries of a file. `breaks` says where they are not the chain that was written: step, None without one, and text."""
+    """The entries of a ledger's file; :func:`read` makes one.
+
+    Parameters
+    ----------
+    entries : list of dict
+        One for each line.
+    breaks : list of (int or None, str)
+        Where they are not the chain that was written: the step, None without one, and a text.
+    rest : str
+        Characters after the last whole line, which was being written when the run ended.
+    """
 
     entries: list[Entry] = field(default_factory=list)
     breaks: list[tuple[int | None, str]] = field(default_factory=list)
@@ -54,22 +66,68 @@ class Chain:
 
     @property
     def head(self) -> str:
-        """The hash of the last line: kept elsewhere, it tells whether the file was rewritten."""
+        """The hash of the last line: kept elsewhere, it tells whether the file was rewritten.
+
+        Returns
+        -------
+        str
+            Hexadecimal digits; "" of no line.
+        """
         return str(self.entries[-1]["hash"]) if self.entries else ""
 
     @property
     def header(self) -> Entry:
-        """What the first line says of the run."""
+        """What the first line says of the run.
+
+        Returns
+        -------
+        dict
+            The library, device, mode, seed, options, parameters and optimisers.
+        """
         return self.entries[0]
 
     @property
     def steps(self) -> dict[int, Entry]:
-        """The entries of steps; of a step that was done again after a resumption, the last one."""
+        """The entries of steps by their numbers.
+
+        Returns
+        -------
+        dict of int to dict
+            Of a step that was done again after a resumption, the last entry.
+        """
         return {e["step"]: e for e in self.entries if e["kind"] == "step"}
 
 
 def read(path: str | os.PathLike[str]) -> Chain:
-    """The entries of a ledger, and where its chain is broken. Raises LedgerError for a file that is none, OSError."""
+    r"""Reads a ledger, and finds where its chain is broken.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+
+    Returns
+    -------
+    Chain
+        Its entries and breaks.
+
+    Raises
+    ------
+    LedgerError
+        For a file that is no ledger of this version.
+    OSError
+        Where the file cannot be read.
+
+    Examples
+    --------
+    >>> import tempfile, tlrt
+    >>> file = tempfile.mkdtemp() + "/other.jsonl"
+    >>> _ = open(file, "w").write("{}\n")
+    >>> tlrt.ledger.read(file)
+    Traceback (most recent call last):
+        ...
+    tlrt._chain.LedgerError: read: ...other.jsonl: got another file, expected a ledger
+    """
     chain, previous, place = Chain(), "", "the begin"
     *lines, chain.rest = Path(path).read_text().split("\n")
     for number, text in enumerate(lines, 1):

@@ -23,12 +23,12 @@ _math: list[str] = []
 
 
 def math() -> str:
-    """How operators compute. Until :func:`set_math` it is the environment's TORCHLEAN_MATH, or "fast".
+    """How operators in PyTorch and functions in JAX compute.
 
     Returns
     -------
     str
-        "fast" or "reproducible".
+        "fast" or "reproducible". Until :func:`set_math` it is the environment's TORCHLEAN_MATH, or "fast".
     """
     if not _math:
         _math.append(find_device("cpu").math)
@@ -42,6 +42,11 @@ def set_math(math: str) -> None:
     ----------
     math : str
         "fast" or "reproducible".
+
+    Raises
+    ------
+    ArgumentError
+        For another mode.
     """
     with find_device("cpu", math=math, new=True) as checked:
         _math[:] = [checked.math]

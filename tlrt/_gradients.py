@@ -17,6 +17,8 @@ class Gradients(Uncopied, Mapping[Parameter, AnyBuffer]):
         self._by_leaf: dict[int, AnyBuffer] = {}
         #: parameters that the loss does not reach, whose gradients are zeros
         self._unreached: frozenset[Parameter] = frozenset()
+        #: nodes on the tape at the last backward
+        self._size = 0
 
     def __getitem__(self, parameter: Parameter) -> AnyBuffer:
         return self._by_parameter[parameter]
@@ -29,21 +31,6 @@ class Gradients(Uncopied, Mapping[Parameter, AnyBuffer]):
 
     def __repr__(self) -> str:
         return f"Gradients({', '.join(f'{p.name}{list(p.shape)}' for p in self) or 'none'})"
-
-    def of_leaf(self, id: int) -> AnyBuffer | None:
-        """The gradient of an input.
-
-        Parameters
-        ----------
-        id : int
-            The node of the input.
-
-        Returns
-        -------
-        AnyBuffer or None
-            None where it has none.
-        """
-        return self._by_leaf.get(id)
 
     def release(self) -> None:
         """Gives all the buffers back."""

@@ -50,8 +50,20 @@ class _Ended(BaseException):
 
 @dataclass(frozen=True)
 class Departure:
-    """What is not as the ledger says: at a step (None: of the whole run), an input, the random generator, a hyperparameter, an
-    operation, a parameter, a state of an optimiser, a checkpoint or the chain of lines."""
+    """What is not as the ledger says.
+
+    Parameters
+    ----------
+    step : int or None
+        The step; None: of the whole run.
+    kind : str
+        "input", "random", "hyperparameter", "update", "operation", "parameter", "state", "checkpoint", "chain" or
+        "program".
+    name : str
+        Which of them.
+    recorded, found : str
+        What the ledger says, and what was computed again.
+    """
 
     step: int | None
     kind: str
@@ -62,7 +74,21 @@ class Departure:
 
 @dataclass
 class Report:
-    """What :func:`audit` found; printing it gives the table."""
+    """What :func:`audit` found; printing it gives the table.
+
+    Parameters
+    ----------
+    path, head : str
+        The file, and the hash of its last line.
+    device : str
+        Where the steps were computed again.
+    first, stop : int
+        The steps that were computed again, from one to before another.
+    departures : list of Departure
+        Those of the first step that departs.
+    notes : list of str
+        What the reader should know of ledger and machine.
+    """
 
     path: str
     head: str
@@ -76,7 +102,13 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every bit is as recorded."""
+        """Whether every bit is as recorded.
+
+        Returns
+        -------
+        bool
+            True without a departure.
+        """
         return not self.departures
 
     def __str__(self) -> str:
@@ -300,10 +332,52 @@ def audit(
     program: Program, path: str | Path, *, device: str = "cpu", steps: tuple[int | None, int | None] = (None, None),
     against: str | None = None,
 ) -> Report:  # fmt: skip
-    """Computes the steps of a ledger again on a device and compares; see the module. `steps` are the first and the one after the
-    last; `against` is another device on which a step that departs is computed too, to name the first operation that differs.
+    """Computes the steps of a ledger again on a device and compares; see the module.
 
-    Raises LedgerError for a file that is no ledger, ArgumentError for steps that it has not, and what the program raises."""
+    Parameters
+    ----------
+    program : function of a session
+        The program that wrote the ledger; it gets the ledger's settings if it has a parameter `settings`.
+    path : path
+        The ledger.
+    device : str
+        Where to compute.
+    steps : (int or None, int or None)
+        The first step and the one after the last; None: of the ledger.
+    against : str, optional
+        Another device on which a step that departs is computed too, to name the first operation that differs.
+
+    Returns
+    -------
+    Report
+        Its ``ok`` says whether every bit is as recorded.
+
+    Raises
+    ------
+    LedgerError
+        For a file that is no ledger, or has no step.
+    ArgumentError
+        For steps that it has not.
+
+    Examples
+    --------
+    >>> import tempfile, tlrt
+    >>> from tlrt.audit import audit
+    >>> file = tempfile.mkdtemp() + "/run.jsonl"
+    >>> def program(s):
+    ...     w = s.param([1.0], "w")
+    ...     sgd = tlrt.optim.SGD([w], lr=0.5)
+    ...     with tlrt.ledger.record(file, s, sgd) as run:
+    ...         for step in run.steps(3):
+    ...             (w * s.rand_uniform(1)).sum().backward()
+    ...             sgd.step()
+    ...             s.reset()
+    >>> with tlrt.Session("cpu", seed=1) as s:
+    ...     program(s)
+    >>> report = audit(program, file)
+    >>> report.ok, report.first, report.stop
+    (True, 0, 3)
+    """
     chain = read(path)
     known = sorted(chain.steps)
     report = Report(str(path), chain.head, device)
@@ -375,7 +449,18 @@ def _notes(chain: Chain, device: str) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 0 where every bit is as recorded, 1 where one departs, 2 for wrong arguments."""
+    """The command ``python -m tlrt audit``.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Its arguments; those of the process unless given.
+
+    Returns
+    -------
+    int
+        0 where every bit is as recorded, 1 where one departs, 2 for wrong arguments.
+    """
     parser = argparse.ArgumentParser(
         prog=program_name("audit"),
         description="Computes the steps of a ledger again and names the first that departs.",

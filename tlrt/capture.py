@@ -37,7 +37,7 @@ replaying another step; operations on host arrays; two parameters that share one
 replay; at a replay arguments of other shapes or kinds, parameters frozen or thawed since; replays of a session's steps by two
 threads at once. A function that raises leaves nothing behind but what an eager step that raises does.
 
-**Memory.** The step keeps the memory that it uses until it is closed (or the session is, or nobody has it any more);
+**Memory.** The step keeps the memory that it uses until it is closed (or the session is, or no name refers to it);
 buffers whose uses do not overlap share it. A replay takes none from the driver, and none from the pool but scratch. Every
 parameter of the session has a mirror on the device after a capture, and replays find its value in that place: what shares
 the mirror shows the parameter's value after a later ``set`` too (a copy keeps the old one).
@@ -50,229 +50,55 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tlrt._binding import convert
 from tlrt._binding.handles import Uncopied
 from tlrt._binding.library import _lock, failure
 from tlrt._binding.together import Call, Change, release_call, set_and_call
-from tlrt._operations.plan import Shape
+from tlrt._capture.inputs import Input, ParameterPlace, content_of
 from tlrt._operations.shaped import AnyBuffer
 from tlrt.errors import (
     ArgumentTypeError,
     CaptureError,
-    DeviceMismatchError,
-    IndexOutOfRangeError,
     InterruptedCallError,
     ReleasedError,
     refusal,
 )
 from tlrt.parameter import Parameter
-from tlrt.tensor import CapturedTensor, NatRef, TensorRef
+from tlrt.tensor import CapturedTensor, TensorRef
 
 __all__ = ["Captured", "Input", "capture"]
 
 _FIXED = (type(None), bool, str)
 
 
-@dataclass(slots=True)
-class ParameterPlace:
-    """Where a captured step finds the value of a parameter."""
-
-    parameter: Parameter
-    #: what the recorded calls read; None for a parameter made after the capture
-    storage: Any
-    #: the mirror that the parameter had after the last run
-    mirror: Any
-    #: whether the parameter was trained when the step was captured
-    is_trained: bool
-    #: the number of the storage's writes, see Parameter
-    writes: list[int]
-
-    @property
-    def is_moved(self) -> bool:
-        """Whether the parameter was given another buffer since the last run."""
-        return self.parameter._mirror is not self.mirror
-
-    def write(self) -> None:
-        """Takes note of a value of the parameter brought here."""
-        self.writes[0] += 1
-        self.parameter._writes = self.writes
-
-
-class Input(convert.Live):
-    """An argument of a captured function, as the function sees it: with a shape, but without a content."""
-
-    __array_ufunc__ = None
-
-    def __init__(self, session: Any, recorder: Any, name: str, array: npt.NDArray[Any]) -> None:
-        self.session = session
-        self._recorder = recorder
-        self.name = name
-        self._shape: Shape = array.shape
-        self._dtype = array.dtype
-        self._integers = array.dtype.kind in "iu"
-        self._buffer: Any = None
-        self._upload: Any = None
-        self._content = array
-        #: where operations read indices: one place for all replays
-        self._numbers: Any = None
-        #: the integers are refused from here on
-        self._limit = 2**32
-        self._closed = False
-
-    @property
-    def shape(self) -> Shape:
-        """The shape at every replay."""
-        return self._shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The type of the content when the step was captured."""
-        return self._dtype
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return int(self._content.size)
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise refusal(ArgumentTypeError, "len", self.name, "a number", "at least one axis")
-        return self.shape[0]
-
-    # ---- as a tensor, and as indices
-
-    def share(self, session: Any) -> AnyBuffer:
-        """A handle to its buffer, which is uploaded at the first use."""
-        self._require_here(session, "const")
-        if self._buffer is None:
-            with self._recorder.paused():
-                self._buffer = session.device.buffer(self._content)
-            self._upload = self._recorder.uploader(self._buffer)
-        return AnyBuffer.of(self.shape, self._buffer.share())
-
-    def naturals(self, op: str, name: str, expected: str) -> convert.Naturals:
-        """Its content, read in place now and at every replay."""
-        self._require_here(self.session, op)
-        if not self._integers or expected != "integers":
-            hint = "where indices are taken, or Session.const of it" if self._integers else "Session.const of it"
-            raise refusal(CaptureError, op, name, f"{self.name} of a captured function ({self.dtype})", hint)
-        if self._numbers is None:
-            numbers = np.empty(self.shape, np.uint32)
-            content = _below_limit(self.name, self._content, self._limit)
-            numbers[...] = convert.places(op, name, content.reshape(-1)).reshape(content.shape)
-            self._recorder.add_changing(numbers)
-            self._numbers = numbers
-        return self._numbers.view(convert.Naturals)
-
-    def require_below(self, limit: int) -> None:
-        """Refuses its content, now and at every replay, where an integer is not in 0 .. limit - 1."""
-        self._limit = min(self._limit, limit)
-        if self._integers:
-            _below_limit(self.name, self._content, self._limit)
-
-    def _require_here(self, session: Any, op: str) -> None:
-        if session is not self.session:
-            got = "an argument of another session's captured function"
-            raise refusal(DeviceMismatchError, op, self.name, got, "one of this")
-        if not self._recorder.is_active or self._closed:
-            raise refusal(ReleasedError, op, self.name, "an argument of a captured function after its end", "it within")
-
-    # ---- at a replay
-
-    def _accepts(self, value: Any) -> npt.NDArray[Any]:
-        """The new content, checked."""
-        if type(value) is np.ndarray and value.dtype == self._dtype and value.shape == self._shape:
-            return value if self._numbers is None else _below_limit(self.name, value, self._limit)
-        array = _content(self.name, value)
-        if array.shape != self.shape or (array.dtype.kind in "iu") is not self._integers:
-            kind = "integers" if self._integers else "floats or bool"
-            expected = f"{kind} of shape {self.shape}, as when it was captured"
-            raise refusal(CaptureError, "replay", self.name, f"{array.dtype} of shape {array.shape}", expected)
-        return _below_limit(self.name, array, self._limit) if self._numbers is not None else array
-
-    def _take(self, array: npt.NDArray[Any]) -> None:
-        """Brings checked content to where the step reads it."""
-        if self._numbers is not None:
-            self._numbers[...] = (
-                array if array.dtype.kind == "u" else np.where(array < 0, 2**32 - 1, array.astype(np.int64))
-            )
-        if self._upload is not None:
-            if array.dtype != np.float32 or not array.flags.c_contiguous:
-                array = convert.float32("replay", self.name, array)
-            if status := self._upload(array):
-                raise failure(status, "replay")
-
-    # ---- what is refused, as the content is not known
-
-    def _opaque(self, *arguments: Any, **keywords: Any) -> NoReturn:
-        hint = "(compute with arrays before the call; functools.partial binds what never changes)"
-        expected = f"Session.const of it, or its use as indices {hint}"
-        raise refusal(CaptureError, self.name, "", "its content asked for within a captured function", expected)
-
-    __array__ = __index__ = __int__ = __float__ = __bool__ = __iter__ = __getitem__ = _opaque
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _opaque
-    __floordiv__ = __mod__ = __pow__ = __matmul__ = __rmatmul__ = __neg__ = __abs__ = _opaque
-    __lt__ = __le__ = __gt__ = __ge__ = __contains__ = _opaque
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or self._opaque()
-
-    __hash__ = object.__hash__
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self._opaque()
-
-    # ---- a copy would not get the content of a replay
-
-    def __copy__(self) -> Input:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Input:
-        return self
-
-    def __reduce__(self) -> Any:
-        self._opaque()
-
-    def __repr__(self) -> str:
-        return f"Input({self.name!r}, shape={self.shape}, dtype={self.dtype})"
-
-
-def _content(name: str, value: Any) -> npt.NDArray[Any]:
-    """An argument as an array. Raises ArgumentTypeError for one that is none."""
-    if isinstance(value, (TensorRef, CapturedTensor, NatRef, Parameter, AnyBuffer, convert.Live)):
-        got = convert.type_name(value)
-        raise refusal(ArgumentTypeError, "capture", name, got, "an array, a number, None, a Boolean or text")
-    array = convert.host_array("capture", name, value, "an array")
-    if not convert.is_real(array.dtype):
-        raise refusal(ArgumentTypeError, "capture", name, f"dtype {array.dtype}", convert.REAL)
-    return array
-
-
-def _below_limit(name: str, array: npt.NDArray[Any], limit: int) -> npt.NDArray[Any]:
-    """Integers that are indices; raises IndexOutOfRangeError from the limit, and below 0 where that is not 2^32."""
-    if array.size and (array.dtype != np.uint32 or limit < 2**32):
-        low, high = int(array.min()), int(array.max())
-        if high >= limit or (low < 0 and limit < 2**32):
-            got, expected = (high, f"below {limit}") if high >= limit else (low, f"0 <= index < {limit}")
-            raise refusal(IndexOutOfRangeError, "capture", name, got, expected)
-    return array
-
-
 def capture(session: Any, function: Callable[..., Any], example: tuple[Any, ...]) -> Captured:
-    """See the module."""
+    """Captures a step of a session; :meth:`tlrt.Session.capture` calls it, and the module says what a step may do.
+
+    Parameters
+    ----------
+    session : Session
+        Whose step it is.
+    function : function
+        The step.
+    example : tuple
+        Its first arguments.
+
+    Returns
+    -------
+    Captured
+        The step, done once.
+
+    Raises
+    ------
+    CaptureError
+        For what a captured step cannot hold.
+    ArgumentTypeError
+        For what is no function, or an argument that is no array.
+    """
     session._require_open("capture")
     session._require_uncaptured("capture")
     with _lock:  # a child process would wait for an import under way in another thread
@@ -286,7 +112,38 @@ def capture(session: Any, function: Callable[..., Any], example: tuple[Any, ...]
 
 
 class Captured(Uncopied):
-    """A captured step; :meth:`tlrt.Session.capture` makes one. Calling it does the step again and returns :attr:`outputs`."""
+    """A captured step; :meth:`tlrt.Session.capture` makes one. Calling it does the step again and returns :attr:`outputs`.
+
+    A call raises CaptureError where arguments do not fit, ReleasedError after close.
+
+    Parameters
+    ----------
+    session : Session
+        Whose step it is.
+    function : function
+        The step.
+    example : tuple
+        Its first arguments.
+
+    Examples
+    --------
+    >>> import numpy as np, tlrt
+    >>> s = tlrt.Session("cpu")
+    >>> w = s.param([1.0, 1.0], "w")
+    >>> sgd = tlrt.optim.SGD([w], lr=0.5)
+    >>> def train_step(x):
+    ...     loss = (w * s.const(x)).sum()
+    ...     s.backward(loss)
+    ...     sgd.step()
+    ...     return loss
+    >>> step = s.capture(train_step, np.array([1.0, 2.0]))  # also the first step
+    >>> w.value
+    array([0.5, 0. ], dtype=float32)
+    >>> step(np.array([3.0, 0.0])).item(), w.value
+    (1.5, array([-1.,  0.], dtype=float32))
+    >>> step
+    Captured('train_step', 5 calls, 0 of them graphs)
+    """
 
     def __init__(self, session: Any, function: Callable[..., Any], example: tuple[Any, ...]) -> None:
         self.session = session
@@ -344,7 +201,7 @@ class Captured(Uncopied):
         if isinstance(value, _FIXED):
             return value
         name = f"argument {place}"
-        return Input(self.session, recorder, name, np.array(_content(name, value), order="C"))
+        return Input(self.session, recorder, name, np.array(content_of(name, value), order="C"))
 
     def _keep(self, value: Any) -> Any:
         """What the function returned, with handles that belong to the step."""
@@ -378,7 +235,7 @@ class Captured(Uncopied):
         # assigned at each replay, brought back at the next
         unmade = {id(place) for place, mirror in moved if recorder.is_unmade(mirror)}
         away = [(p, m) for p, m in moved if id(p) not in unmade and recorder.storage(m._handle) is not p.storage]
-        # what was somebody's place before may be overwritten below
+        # a buffer that was another parameter's place may be overwritten below
         sources = [m.copy() if recorder.storage(m._handle).is_outside else m for _, m in away]
         for (place, mirror), source in zip(away, sources, strict=True):
             recorder.add_copy(source, place.storage)
@@ -550,17 +407,35 @@ class Captured(Uncopied):
 
     @property
     def closed(self) -> bool:
-        """Whether the step, or its session, was closed."""
+        """Whether the step, or its session, was closed.
+
+        Returns
+        -------
+        bool
+            After that a call raises ReleasedError.
+        """
         return self._closed
 
     @property
     def calls(self) -> int:
-        """What a replay submits: graphs, calls of the C library, steps of optimisers."""
+        """What a replay submits: graphs, calls of the C library, steps of optimisers.
+
+        Returns
+        -------
+        int
+            Their number; 0 on the specification.
+        """
         return 0 if self._replay is None else len(self._replay.calls)
 
     @property
     def graphs(self) -> int:
-        """How many of them are CUDA graphs."""
+        """How many of the calls are CUDA graphs.
+
+        Returns
+        -------
+        int
+            0 on the CPU.
+        """
         return 0 if self._replay is None else len(self._replay.graphs)
 
     def close(self) -> None:

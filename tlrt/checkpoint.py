@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tlrt._binding import convert
-from tlrt._binding.arguments import is_number
+from tlrt._binding.arguments import boolean, is_number
 from tlrt._binding.together import release_call, set_and_call
 from tlrt.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ShapeError, TorchleanError, refusal
 from tlspec.ops.random import RULE
@@ -74,11 +74,44 @@ def save(
     path: str | os.PathLike[str], session: Session, optimizers: Optimizer | Sequence[Optimizer] = (),
     extra: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
-    """Writes a checkpoint; the file appears complete or not at all. One that is there keeps its mode, a link its target.
+    """Writes a checkpoint; the file appears complete or not at all.
 
-    `extra` is anything JSON holds (the epoch, the place in the data), which :func:`load` returns, NumPy's numbers as Python's.
-    Raises OSError, ArgumentError for a parameter's name that no file can hold or a NaN or infinity in `extra`, ArgumentTypeError
-    for what else JSON has not, DeviceMismatchError for an optimiser of another session."""
+    A file that is there keeps its mode, a link its target.
+
+    Parameters
+    ----------
+    path : path
+        The file, in the format of safetensors.
+    session : Session
+        Its parameters and its random generator are saved.
+    optimizers : Optimizer or sequence of Optimizer
+        Their states and settings are saved, in this order.
+    extra : mapping, optional
+        Anything JSON holds (the epoch, the place in the data), which :func:`load` returns. NumPy's numbers become
+        Python's.
+
+    Raises
+    ------
+    OSError
+        Where the file cannot be written.
+    ArgumentError
+        For a parameter's name that no file can hold, and a NaN or infinity in `extra`.
+    ArgumentTypeError
+        For what else JSON has not.
+    DeviceMismatchError
+        For an optimiser of another session.
+
+    Examples
+    --------
+    >>> import tempfile, tlrt
+    >>> file = tempfile.mkdtemp() + "/run.safetensors"
+    >>> s = tlrt.Session("cpu", seed=1)
+    >>> model = tlrt.nn.Linear(s, 2, 1, name="fc")
+    >>> adam = tlrt.optim.Adam(model.parameters())
+    >>> tlrt.checkpoint.save(file, s, adam, {"epoch": 3})
+    >>> tlrt.checkpoint.load(file, s, adam)
+    {'epoch': 3}
+    """
     import safetensors.numpy
 
     precision = _precision("save", session)
@@ -133,17 +166,69 @@ def _plain_number(value: Any) -> Any:
 
 
 def load(
-    path: str | os.PathLike[str], session: Session, optimizers: Optimizer | Sequence[Optimizer] = ()
-) -> dict[str, Any]:
-    """Restores parameters, optimisers and the random generator; returns `extra`. Everything is checked, read and on the device
-    before anything changes, and then changes at once. Raises CheckpointError for a damaged or foreign file and for one of another
-    program, DeviceMismatchError for an optimiser of another session, OSError."""
+    path: str | os.PathLike[str], session: Session, optimizers: Optimizer | Sequence[Optimizer] = (), *,
+    weights_only: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Restores parameters, optimisers and the random generator.
+
+    Everything is checked, read and on the device before anything changes, and then changes at once.
+
+    Parameters
+    ----------
+    path : path
+        A file that :func:`save` wrote.
+    session : Session
+        A session of the same program: it has the parameters of the file, in the same order.
+    optimizers : Optimizer or sequence of Optimizer
+        As many as were saved, of the same types.
+    weights_only : bool
+        True: the parameters alone are restored, in any order; optimisers and random numbers go on as they are. Of no
+        optimiser.
+
+    Returns
+    -------
+    dict
+        The `extra` of :func:`save`.
+
+    Raises
+    ------
+    CheckpointError
+        For a damaged or foreign file and for one of another program.
+    ArgumentError
+        For optimisers with weights_only=True.
+    DeviceMismatchError
+        For an optimiser of another session.
+    CaptureError
+        Within a captured function.
+    OSError
+        Where the file cannot be read.
+
+    Examples
+    --------
+    Weights alone, into a session that trains anew:
+
+    >>> import tempfile, tlrt
+    >>> file = tempfile.mkdtemp() + "/run.safetensors"
+    >>> s = tlrt.Session("cpu", seed=1)
+    >>> w = s.param([1.0, 2.0], "w")
+    >>> tlrt.checkpoint.save(file, s, tlrt.optim.Adam([w]))
+    >>> other = tlrt.Session("cpu", seed=7)
+    >>> v = other.param([0.0, 0.0], "w")
+    >>> tlrt.checkpoint.load(file, other, weights_only=True)
+    {}
+    >>> v.value, other.seed
+    (array([1., 2.], dtype=float32), 7)
+    """
     chosen = _optimizers("load", session, optimizers)
     session._require_uncaptured("load")
+    if boolean("load", "weights_only", weights_only) and chosen:
+        raise refusal(ArgumentError, "load", "optimizers", len(chosen), "none with weights_only=True")
     with Path(path).open("rb", buffering=0) as file:
         about, tensors = _read_header(path, file.fileno())
-        _check(path, about, tensors, session, len(chosen))
+        _check(path, about, tensors, session, None if weights_only else len(chosen))
         changes = [c for n, p in session.parameters.items() for c in p._changed(np.asarray(tensors[n]), None)]
+        if weights_only:
+            about["optimizers"] = []
         for i, (optimizer, settings) in enumerate(zip(chosen, about["optimizers"], strict=True)):
             lead = f"{_PREFIX}{i}/"
             arrays: Any = {n[len(lead) :]: t for n, t in tensors.items() if n.startswith(lead)}
@@ -151,7 +236,8 @@ def load(
                 changes += optimizer._loaded(settings, arrays)
             except (ArgumentError, ShapeError) as error:
                 raise CheckpointError(f"load: {path}: optimizer {i}: {error}") from None
-    changes += [(session, "seed", about["random"]["seed"]), (session, "counter", about["random"]["counter"])]
+    if not weights_only:
+        changes += [(session, "seed", about["random"]["seed"]), (session, "counter", about["random"]["counter"])]
     old = [p._mirror for p in session.parameters.values() if p._mirror is not None]
     old += [buffer for optimizer in chosen for buffer in optimizer._buffers()]
     set_and_call(changes, list(map(release_call, old)))
@@ -159,7 +245,33 @@ def load(
 
 
 def peek(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The `extra` of a checkpoint, of which no tensor is read. Raises CheckpointError for a damaged or foreign file, OSError."""
+    """The `extra` of a checkpoint. No tensor is read.
+
+    Parameters
+    ----------
+    path : path
+        A file that :func:`save` wrote.
+
+    Returns
+    -------
+    dict
+        What :func:`save` got.
+
+    Raises
+    ------
+    CheckpointError
+        For a damaged or foreign file.
+    OSError
+        Where the file cannot be read.
+
+    Examples
+    --------
+    >>> import tempfile, tlrt
+    >>> file = tempfile.mkdtemp() + "/run.safetensors"
+    >>> tlrt.checkpoint.save(file, tlrt.Session("cpu"), extra={"epoch": 3})
+    >>> tlrt.checkpoint.peek(file)
+    {'epoch': 3}
+    """
     with Path(path).open("rb", buffering=0) as file:
         return dict(_read_header(path, file.fileno())[0]["extra"])
 
@@ -180,17 +292,20 @@ def _precision(op: str, session: Session) -> str:
     return str(dtype)
 
 
-def _check(path: object, about: dict[str, Any], tensors: dict[str, _Tensor], session: Session, optimizers: int) -> None:
-    """Raises CheckpointError unless the file is one of the session's program."""
+def _check(
+    path: object, about: dict[str, Any], tensors: dict[str, _Tensor], session: Session, optimizers: int | None
+) -> None:
+    """Raises CheckpointError unless the file is one of the session's program; without `optimizers`, unless it has its weights."""
     wanted = _precision("load", session)
     if about["precision"] != wanted:
         expected = f"{wanted} for {session.device}"
         raise refusal(CheckpointError, "load", path, f"precision {about['precision']}", expected)
-    if list(session.parameters) != about["parameters"] and sorted(session.parameters) == sorted(about["parameters"]):
+    is_same_set = sorted(session.parameters) == sorted(about["parameters"])
+    if optimizers is not None and is_same_set and list(session.parameters) != about["parameters"]:
         theirs, ours = next(p for p in zip(about["parameters"], session.parameters, strict=True) if p[0] != p[1])
         given = f"its parameters in another order, {theirs!r} where they first differ"
         raise refusal(CheckpointError, "load", path, given, f"{ours!r} there, as the session made them")
-    if list(session.parameters) != about["parameters"]:
+    if not is_same_set:
         missing = [n for n in session.parameters if n not in about["parameters"]]
         surplus = [n for n in about["parameters"] if n not in session.parameters]
         lacks = f"the file lacks {missing or 'none'}, the session lacks {surplus or 'none'}"
@@ -201,12 +316,12 @@ def _check(path: object, about: dict[str, Any], tensors: dict[str, _Tensor], ses
             found = "nothing" if got is None else f"{got.dtype} of shape {got.shape}"
             expected = f"{wanted} of shape {parameter.shape}"
             raise refusal(CheckpointError, "load", f"{path}: {name}", found, expected)
-    if len(about["optimizers"]) != optimizers:
+    if optimizers is not None and len(about["optimizers"]) != optimizers:
         raise refusal(CheckpointError, "load", path, f"{len(about['optimizers'])} optimizers", optimizers)
 
 
 def _read_header(path: object, file: int) -> tuple[dict[str, Any], dict[str, _Tensor]]:
-    """The description of a file, checked, and its tensors, of which nothing is read yet."""
+    """The description of a file, checked, and its tensors, which are not read yet."""
     try:
         metadata, tensors = _read_table(path, file)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:

@@ -54,20 +54,17 @@ class Row:
     ----------
     device : str
         The device.
-    step : int
-        The step.
-    node : int
-        The node.
+    step, node : int
+        Which step and which node of its tape.
     op : str
-        The operation.
+        The node's operation.
     shape : tuple of int
-        The result's shape.
-    forward : float, optional
-        Worst error of the result as a share of its bound; None where nothing is computed.
-    backward : float, optional
-        Worst error of the gradients as a share of their bounds; None where none is reached.
-    drift : float, optional
-        rms of the difference to the reference device over rms of its value.
+        Of its value.
+    forward, backward : float or None
+        Worst error as a share of the bound, of the result and of the gradients; None where nothing is computed or
+        reached.
+    drift : float or None
+        Rms of the difference to the reference device over rms of its value; None where it has none.
     """
 
     device: str
@@ -90,18 +87,14 @@ class Failure:
     ----------
     device : str
         The device.
-    step : int
-        The step.
-    node : int
-        The node.
-    op : str
-        The operation.
-    which : str
-        "forward" or "vjp".
+    step, node : int
+        Which step and which node of its tape.
+    op, which : str
+        The node's operation, and "forward" or "vjp".
     text : str
-        What is wrong.
-    command : str, default ''
-        Checks this operation on these inputs; empty unless a folder for reproductions was given.
+        What was computed and what was expected.
+    command : str
+        The command that checks this operation on these inputs; "" unless a folder for reproductions was given.
     """
 
     device: str
@@ -125,14 +118,14 @@ class Report:
     Parameters
     ----------
     devices : tuple of str
-        The devices compared.
+        The devices; the first is the reference of the drift.
     rows : list of Row
         One for each node, step and device.
     failures : list of Failure
-        Results out of their bounds.
-    parameters : dict
+        Nodes out of their bounds.
+    parameters : dict of str to dict
         Per device and parameter, the drift of its final value.
-    results : dict
+    results : dict of str to array
         Per device, what the program returned, where it is an array or a number.
     not_numbers : list of str
         Where NaN comes from: nodes that have it though nothing that they read has.
@@ -150,7 +143,13 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every node of every device lies within its bound."""
+        """Whether every node of every device lies within its bound.
+
+        Returns
+        -------
+        bool
+            True without a failure.
+        """
         return not self.failures
 
     def __str__(self) -> str:
@@ -203,37 +202,40 @@ def compare(
     program: Program, devices: Sequence[str] = ("spec", "cpu"), *, reproduce: str | Path | None = None,
     progress: Callable[[str], None] | None = None, **options: Any,
 ) -> Report:  # fmt: skip
-    """Runs a program on several devices, and compares every node with its specification and with the first device.
-
-    Raises what the program raises.
+    """Runs a program on each device and compares; see the module.
 
     Parameters
     ----------
-    program : callable
-        Takes a session; see :mod:`tlrt.differential`.
-    devices : sequence of str, default ('spec', 'cpu')
-        The first is the reference of the drift.
-    reproduce : str or Path, optional
+    program : function of a session
+        What is compared.
+    devices : sequence of str
+        Their names; the first is the reference of the drift.
+    reproduce : path, optional
         A folder for the inputs of nodes out of bounds, with the command that checks each.
-    progress : callable, optional
+    progress : function of a str, optional
         Called with a line now and then.
-    **options : object
-        Fields of :class:`tlrt.Options`.
+    **options
+        Those of :class:`tlrt.Options`, such as seed and math.
 
     Returns
     -------
     Report
-        What was found.
+        Its ``ok`` says whether every result lies within its bound.
+
+    Raises
+    ------
+    ArgumentError
+        For no device, or one that is named twice.
 
     Examples
     --------
+    >>> import tlrt
     >>> def program(s):
-    ...     w = s.param([1, 2], "w")
-    ...     loss = s.reduce_sum(w * w)
-    ...     s.backward(loss)
-    ...     return loss.item()
-    >>> print(tlrt.compare(program).ok)
-    True
+    ...     w = s.param([[1.0, 2.0], [3.0, 4.0]], "w")
+    ...     return (w @ s.rand_normal((2, 2))).tanh().mean()
+    >>> report = tlrt.compare(program, devices=("spec", "cpu"), seed=1)
+    >>> report.ok, [row.op for row in report.rows if row.device == "cpu"][-2:]
+    (True, ['reduce_mean', 'mean'])
     """
     names = tuple(devices)
     if not names or len(set(names)) != len(names):
@@ -263,8 +265,24 @@ def compare(
 def case_of(
     node: Node, parents: Sequence[npt.NDArray[Any] | None], result: npt.NDArray[Any], g: npt.NDArray[Any] | None = None
 ) -> Case:
-    """The call that made a node, or with its cotangent `g` that of its VJP, as a case of the specification on the device's own
-    values: of the node's parents, and its result, which a VJP may read."""
+    """The call that made a node, or that of its VJP, as a case of the specification on the device's own values.
+
+    Parameters
+    ----------
+    node : Node
+        A node of an operation of the registry.
+    parents : sequence of array or None
+        The values that it was computed from.
+    result : array
+        Its value, which a VJP may read.
+    g : array, optional
+        Its cotangent, for the case of the VJP.
+
+    Returns
+    -------
+    Case
+        Forward without `g`, else of the VJP.
+    """
     plan = node.plan
     assert plan is not None
     row, sig = plan.row, plan.row.signature
@@ -448,7 +466,18 @@ def _drift(value: npt.NDArray[Any], reference: npt.NDArray[Any]) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 0 where every result is within its bound, 1 where one is not, 2 for wrong arguments."""
+    """The command ``python -m tlrt compare``.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Its arguments; those of the process unless given.
+
+    Returns
+    -------
+    int
+        0 where every result is within its bound, 1 where one is not, 2 for wrong arguments.
+    """
     parser = argparse.ArgumentParser(
         prog=program_name("compare"),
         description="Runs a program on several devices and compares every operation, forward and backward.",
@@ -476,7 +505,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def listing(rows: Sequence[Row]) -> str:
-    """One line per node."""
+    """A table of nodes.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+        The nodes.
+
+    Returns
+    -------
+    str
+        One line per node.
+    """
     return format_table(
         ("device", "step", "node", "operation", "shape", "forward", "backward", "drift"),
         [(r.device, r.step, r.node, r.op, r.shape, *map(_shown, (r.forward, r.backward, r.drift))) for r in rows],

@@ -23,18 +23,18 @@ FULL_FLOAT64 = {"6.0", "7.0", "8.0", "9.0", "10.0"}
 
 @dataclass
 class Report:
-    """What was found of the installation and the machine.
+    """The findings about an installation and a machine.
 
     Parameters
     ----------
-    facts : dict
-        Facts in the order of the listing.
+    facts : dict of str to object
+        In the order of the listing.
     devices : dict of str to str
-        Devices by name.
+        The devices that work, and what they are.
     problems : list of (str, str)
-        What makes the package unusable, and what to do about it.
+        What makes the package unusable, and what to do.
     notes : list of (str, str)
-        What is missing while the rest works, and what to do about it.
+        What is missing while the rest works, and what to do.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
@@ -46,15 +46,22 @@ class Report:
 
     @property
     def usable(self) -> bool:
+        """Whether the package can be used.
+
+        Returns
+        -------
+        bool
+            True without a problem.
+        """
         return not self.problems
 
     def json(self) -> str:
-        """The findings for programs.
+        """The findings as JSON.
 
         Returns
         -------
         str
-            A JSON document.
+            An indented document.
         """
 
         def pairs(items: list[tuple[str, str]]) -> list[dict[str, str]]:
@@ -65,12 +72,12 @@ class Report:
         return json.dumps(document, indent=2)
 
     def text(self) -> str:
-        """The findings for people.
+        """The findings as a listing.
 
         Returns
         -------
         str
-            Some lines.
+            One fact a line, then problems and notes, each with what to do.
         """
         rows = [(key.replace("_", " "), str(value)) for key, value in self.facts.items()]
         rows += [(f"device {name}", text) for name, text in self.devices.items()]
@@ -86,12 +93,19 @@ class Report:
 
 
 def examine() -> Report:
-    """Looks at the installation and the machine.
+    """Looks at this installation and this machine.
 
     Returns
     -------
     Report
-        What was found.
+        Facts, devices and problems.
+
+    Examples
+    --------
+    >>> from tlrt import doctor
+    >>> report = doctor.examine()
+    >>> report.usable, "cpu" in report.devices
+    (True, True)
     """
     report = Report()
     facts = report.facts
@@ -210,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        The exit status.
+        0 when the library is usable, else 1.
     """
     parser = argparse.ArgumentParser(
         prog=program_name("doctor"),

@@ -16,8 +16,25 @@ __all__ = ["AliasError", "ArgumentError", "ArgumentTypeError", "CaptureError", "
 class TorchleanError(Exception):
     """Base of all exceptions of this package.
 
-    ``status`` is the C library's status code (0 for a wrong Python type, which never reaches it), ``op`` the operation
-    ("" if none)."""
+    Parameters
+    ----------
+    message : str
+        "op: argument: got …, expected …".
+    op : str
+        The operation, "" if none; an attribute.
+    status : int, optional
+        The C library's status code, an attribute; 0 for a wrong Python type, which never reaches it.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu")
+    >>> try:
+    ...     s.zeros((2, 3)) @ s.zeros((2, 3))
+    ... except tlrt.TorchleanError as error:
+    ...     print(type(error).__name__, isinstance(error, ValueError), error.op)
+    ShapeError True matmul
+    """
 
     status: int = 0
     op: str = ""
@@ -82,8 +99,10 @@ class InternalError(TorchleanError, RuntimeError):
 
 
 class InterruptedCallError(TorchleanError, RuntimeError):
-    """A signal, or ``torchlean_cuda_interrupt`` of the C library, ended a call on the CPU. Functions of this package make the
-    call again, after the handlers of signals have run, and do not raise this."""
+    """A signal, or ``torchlean_cuda_interrupt`` of the C library, ended a call on the CPU.
+
+    Functions of this package make the call again after the handlers of signals have run, and do not raise this.
+    """
 
 
 class ArgumentTypeError(TorchleanError, TypeError):
@@ -124,25 +143,29 @@ _E = TypeVar("_E", bound=Exception)
 
 
 def refusal(kind: type[_E], op: str, argument: object, got: object, expected: object) -> _E:
-    """An error with the text "op: argument: got ..., expected ...".
+    """The exception for an argument that an operation does not take: "op: argument: got …, expected …".
 
     Parameters
     ----------
     kind : type
-        Its class, one of :mod:`tlrt.errors`.
+        The exception's class.
     op : str
         The operation.
-    argument : str
-        The argument, or empty.
-    got : object
-        What was given.
-    expected : object
-        What is taken.
+    argument : object
+        The argument's name; "" leaves it out.
+    got, expected : object
+        What was given and what is taken, as text.
 
     Returns
     -------
     Exception
-        Of that class.
+        Of that class; the caller raises it.
+
+    Examples
+    --------
+    >>> from tlrt.errors import ShapeError, refusal
+    >>> refusal(ShapeError, "matmul", "b", (2, 3), "(3, n)")
+    ShapeError('matmul: b: got (2, 3), expected (3, n)')
     """
     text = f"{op}: {argument}{': ' if argument else ''}got {got}, expected {expected}"
     made = kind(text)

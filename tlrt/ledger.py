@@ -278,7 +278,15 @@ class _Watch(Observer):
 
 
 class Ledger:
-    """Records the steps of a session; :func:`record` makes one. Leaving its ``with`` block ends it."""
+    """Records the steps of a session; :func:`record` makes one. Leaving its ``with`` block ends it.
+
+    Parameters
+    ----------
+    session, optimizers
+        As :func:`record` has them.
+    sink : Sink
+        Where entries go: a file, or an audit.
+    """
 
     def __init__(self, session: Session, optimizers: Sequence[Optimizer], sink: Sink) -> None:
         self.session, self.optimizers, self._sink = session, list(optimizers), sink
@@ -295,8 +303,25 @@ class Ledger:
     # ---- the steps
 
     def steps(self, total: int, first: int = 0) -> Iterator[int]:
-        """The numbers of the steps, `first` to `total` - 1: the loop's body is one step. A program that goes on from a checkpoint
-        of its own says with which step. An audit begins with the step that it has a state for."""
+        """The numbers of the steps: the loop's body is one step.
+
+        Parameters
+        ----------
+        total : int
+            The number after the last step.
+        first : int
+            The first step, for a program that goes on from a checkpoint of its own.
+
+        Returns
+        -------
+        iterator of int
+            `first` to `total` - 1. An audit begins with the step that it has a state for.
+
+        Raises
+        ------
+        ReleasedError
+            Of a closed ledger.
+        """
         total, first = integer("steps", "total", total), integer("steps", "first", first)
         if self._closed:
             raise refusal(ReleasedError, "steps", "ledger", "a closed ledger", "an open one")
@@ -351,7 +376,18 @@ class Ledger:
     # ---- what a line says
 
     def header(self, settings: Any) -> Entry:
-        """The first line: the library, the device, and what the fingerprints of a step are of."""
+        """The first line: the library, the device, and what the fingerprints of a step are of.
+
+        Parameters
+        ----------
+        settings : object
+            What JSON has, for the program that is audited.
+
+        Returns
+        -------
+        dict
+            The entry.
+        """
         session, library = self.session, load()
         return {
             "kind": "run", "version": VERSION, "program": Path(sys.argv[0]).name, "settings": settings,
@@ -372,15 +408,33 @@ class Ledger:
         }  # fmt: skip
 
     def random(self) -> dict[str, int]:
-        """The position of the session's random generator."""
+        """The position of the session's random generator.
+
+        Returns
+        -------
+        dict of str to int
+            The seed, and the draws so far.
+        """
         return {"seed": self.session.seed, "to": self.session.counter}
 
     def state(self) -> str:
-        """The fingerprints of parameters and states, as they are now."""
+        """The fingerprints of parameters and states, as they are now.
+
+        Returns
+        -------
+        str
+            32 hexadecimal digits each, one after the other.
+        """
         return digits_of(self._fingerprints(True))
 
     def parameters_sha256(self) -> str:
-        """The SHA-256 of the names, shapes and values of all parameters, as they are now."""
+        """The SHA-256 of the names, shapes and values of all parameters, as they are now.
+
+        Returns
+        -------
+        str
+            Hexadecimal digits.
+        """
         digest = hashlib.sha256()
         for p in self._parameters:
             digest.update(f"{p.name}{list(p.shape)}".encode())
@@ -406,7 +460,13 @@ class Ledger:
     # ---- life
 
     def close(self, *, failed: bool = False) -> None:
-        """Ends the ledger: the step that a ``break`` left is recorded, one that raised is not. May be repeated."""
+        """Ends the ledger. May be repeated.
+
+        Parameters
+        ----------
+        failed : bool
+            True: a step that raised is not recorded. False: the step that a ``break`` left is.
+        """
         if self._closed:
             return
         self._closed = True
@@ -434,7 +494,7 @@ class Ledger:
 
 
 def digits_of(found: Any) -> str:
-    """Fingerprints in an index buffer as digits, which are read from the device."""
+    """Fingerprints in an index buffer as digits, 32 for each, which are read from the device."""
     return str(found.numpy().astype("<u4").tobytes().hex())
 
 
@@ -457,15 +517,60 @@ def record(
 ) -> Ledger:  # fmt: skip
     """A ledger of the session's steps, in a new file; see the module. All parameters are made before.
 
-    Every `checkpoint_every` steps (0: never) a checkpoint is written to `directory` (the file's name with ".checkpoints"), from
-    which an audit may begin. Every `states_every` steps, and at checkpoints, the line has the fingerprints of the optimisers'
-    states after those of the parameters. Every `operations` steps (0: never) the line has a fingerprint for each operation's
-    result and cotangent, too. `settings`, anything JSON has, are handed to the program that is audited. With `resume` an existing
-    file is continued.
+    Within ``python -m tlrt audit`` nothing is written: the session's steps are compared with the ledger that is
+    audited.
 
-    Within ``python -m tlrt audit`` nothing is written: the session's steps are compared with the ledger that is audited.
+    Parameters
+    ----------
+    path : path
+        The file.
+    session : Session
+        Whose steps are recorded, on "cpu" or "cuda".
+    optimizers : Optimizer or sequence of Optimizer
+        Whose states are fingerprinted and saved.
+    checkpoint_every : int
+        Steps between two checkpoints, from which an audit may begin; 0: none.
+    directory : path, optional
+        The folder of the checkpoints; the file's name with ".checkpoints" unless given.
+    states_every : int
+        Steps between two lines that have the states' fingerprints, too; 0: those at checkpoints alone.
+    operations : int
+        Steps between two lines that have a fingerprint of each operation's result and cotangent; 0: none.
+    settings : object
+        What JSON has; it is handed to the program that is audited.
+    resume : bool
+        True: an existing file is continued.
 
-    Raises FileExistsError, OSError, LedgerError for a file that cannot be continued, ArgumentError on the specification."""
+    Returns
+    -------
+    Ledger
+        A context manager, whose :meth:`Ledger.steps` is the loop.
+
+    Raises
+    ------
+    FileExistsError, OSError
+        Where the file is there without `resume`, or cannot be written.
+    LedgerError
+        For a file that cannot be continued.
+    ArgumentError
+        On the specification, and for a number below 0.
+
+    Examples
+    --------
+    >>> import tempfile, tlrt
+    >>> file = tempfile.mkdtemp() + "/run.jsonl"
+    >>> s = tlrt.Session("cpu", seed=1)
+    >>> w = s.param([1.0], "w")
+    >>> sgd = tlrt.optim.SGD([w], lr=0.5)
+    >>> with tlrt.ledger.record(file, s, sgd) as run:
+    ...     for step in run.steps(3):
+    ...         (w * w).sum().backward()
+    ...         sgd.step()
+    ...         s.reset()
+    >>> chain = tlrt.ledger.read(file)
+    >>> sorted(chain.steps), chain.breaks
+    ([0, 1, 2], [])
+    """
     chosen = checkpoint._optimizers("record", session, optimizers)
     if session.device.name == "spec":
         raise refusal(ArgumentError, "record", "session", "the specification", "a session on 'cpu' or 'cuda'")

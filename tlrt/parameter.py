@@ -77,7 +77,13 @@ class Parameter(Arithmetic):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether it is trained. A change holds for the uses that follow it."""
+        """Whether it is trained. A change holds for the uses that follow it.
+
+        Returns
+        -------
+        bool
+            It can be set, too.
+        """
         return self._requires_grad
 
     @requires_grad.setter
@@ -90,7 +96,18 @@ class Parameter(Arithmetic):
 
     @property
     def value(self) -> npt.NDArray[Any]:
-        """The current value on the host, read-only; downloaded first where an update on the device made it stale."""
+        """The current value on the host, read-only; downloaded first where an update on the device made it stale.
+
+        Returns
+        -------
+        array
+            float32, on the specification float64. Setting it is :meth:`set`.
+
+        Raises
+        ------
+        CaptureError
+            Within a captured function.
+        """
         self.session._require_uncaptured("value")
         if self._host is None:
             self._require_mirror()
@@ -202,7 +219,18 @@ class Parameter(Arithmetic):
 
     @property
     def mirror(self) -> Any:
-        """The buffer on the device, uploaded if there is no current one. It belongs to the parameter: share it to keep it."""
+        """The buffer on the device, uploaded if there is no current one.
+
+        Returns
+        -------
+        Buffer
+            It belongs to the parameter: share it to keep it.
+
+        Raises
+        ------
+        ReleasedError
+            Of a closed session.
+        """
         if self._mirror is None:
             self.session._require_open("mirror")
             device, host = self.session.device, self._host
@@ -212,21 +240,54 @@ class Parameter(Arithmetic):
 
     @property
     def host_is_stale(self) -> bool:
-        """Whether the device holds a newer value than the host."""
+        """Whether the device holds a newer value than the host.
+
+        Returns
+        -------
+        bool
+            True after an update on the device, until :attr:`value` is read.
+        """
         return self._host is None
 
     @property
     def has_mirror(self) -> bool:
-        """Whether the device holds the current value."""
+        """Whether the device holds the current value.
+
+        Returns
+        -------
+        bool
+            False before the first use and after :meth:`set`.
+        """
         return self._mirror is not None
 
     @property
     def grad(self) -> AnyBuffer | None:
-        """The gradient of the session's last backward pass; None before one and after reset."""
+        """The gradient of the session's last backward pass.
+
+        Returns
+        -------
+        AnyBuffer or None
+            None before a backward pass and after reset.
+
+        Examples
+        --------
+        >>> import tlrt
+        >>> s = tlrt.Session("cpu")
+        >>> w = s.param([1, 2], "w")
+        >>> (w * w).sum().backward()
+        >>> w.grad.numpy()
+        array([2., 4.], dtype=float32)
+        """
         return self.session._gradients.get(self)
 
     def updated(self) -> None:
-        """Says that the mirror was changed in place: the host value is stale from here on."""
+        """Notes that the mirror was changed in place: the host value is stale from here on.
+
+        Raises
+        ------
+        ReleasedError
+            Without a mirror.
+        """
         self._require_mirror()
         self._writes[0] += 1
         self._host = None
@@ -242,7 +303,16 @@ class Parameter(Arithmetic):
 
 
 class Parameters(dict[str, Parameter]):
-    """A session's parameters by name, in the order they were made. Called they are a list, as those of a layer are."""
+    """A session's parameters by name, in the order they were made. Called they are a list, as those of a layer are.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu")
+    >>> w = s.param([1, 2], "w")
+    >>> s.parameters["w"] is w, s.parameters() == [w]
+    (True, True)
+    """
 
     def __call__(self) -> list[Parameter]:
         """All of them."""

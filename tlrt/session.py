@@ -38,7 +38,7 @@ from tlrt._naturals import NaturalNumbers
 from tlrt._node import Node, other_thread_error, release_nodes
 from tlrt._operations import Operations
 from tlrt._operations.base import atomic
-from tlrt._operations.names import missing_attribute
+from tlrt._operations.names import explain_arguments, missing_attribute
 from tlrt._operations.plan import Shape
 from tlrt._operations.random import RandomOperations
 from tlrt._operations.shaped import AnyBuffer, size_of
@@ -63,6 +63,8 @@ __all__ = ["Gradients", "NatRef", "NatVecRef", "Options", "Parameter", "Session"
 
 
 _blank: Any = TensorRef.__new__
+#: nodes of a tape, and reads and backward passes since the last reset, from which on a missing reset is reported
+_LONG_TAPE, _MANY_READS = 10_000, 10
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ class _Mark(NamedTuple):
     counter: int
 
 
+@explain_arguments
 class Session(NaturalNumbers, Operations[TensorRef], RandomOperations[TensorRef]):
     """A program's tensors, parameters and random numbers on one device; see :mod:`tlrt.session`.
 
@@ -200,6 +203,8 @@ class Session(NaturalNumbers, Operations[TensorRef], RandomOperations[TensorRef]
         self._turn = Turn()
         self._captures: weakref.WeakSet[Captured] = weakref.WeakSet()
         self._closed = False
+        #: a step, and how often its tape was read or differentiated; whether a missing reset was reported
+        self._reads, self._warned = (0, 0), False
         #: functions on node ids that run in place of the tape's operations, by name
         self._substitutes: dict[str, Callable[..., int]] = {}
         if chosen.fast_kernels:
@@ -265,7 +270,18 @@ class Session(NaturalNumbers, Operations[TensorRef], RandomOperations[TensorRef]
             raise refusal(
                 ShapeError, op, "tensor", f"shape {x.shape}", f"{node.shape}, as the tape holds ({node.name})"
             )
+        self._note_growth()
         return node.value.numpy()
+
+    def _note_growth(self) -> None:
+        """Warns once where a long tape has been read or differentiated so often that it holds many steps."""
+        self._reads = (self.epoch, self._reads[1] + 1 if self._reads[0] == self.epoch else 1)
+        if len(self.tape.nodes) >= _LONG_TAPE and self._reads[1] >= _MANY_READS and not self._warned:
+            self._warned = True
+            text = (
+                f"the tape holds {len(self.tape.nodes)} nodes of many steps; call reset() after each, which frees them"
+            )
+            warnings.warn(text, stacklevel=3)
 
     def _ref(self, epoch: int, id: int) -> TensorRef:
         """A reference to a node, with the epoch from before the node was made: another thread may reset the session."""
@@ -718,6 +734,7 @@ class Session(NaturalNumbers, Operations[TensorRef], RandomOperations[TensorRef]
         epoch = self.epoch
         id = self._id(loss, "backward")
         tape, leaves = self.tape, dict(self._leaves)
+        self._note_growth()
         if not tape._records():
             raise refusal(ArgumentError, "backward", "loss", "one recorded without gradients", "track_gradients")
         if self._outdated or any(p._version != leaf[1] for p, leaf in leaves.items()):
@@ -725,14 +742,14 @@ class Session(NaturalNumbers, Operations[TensorRef], RandomOperations[TensorRef]
         if not tape.node(id, "backward").requires_grad:
             text = "backward: loss: it depends on nothing that requires a gradient: all gradients are zero"
             warnings.warn(text, stacklevel=2 if type(loss) is TensorRef else 3)
-        found, without = tape._sparse(id, None, seed)
+        found = tape._sparse(id, None, seed, tape.nodes)
         by_parameter: dict[Parameter, AnyBuffer] = {}
         unreached = set()
         for parameter in self.parameters.values():
             if parameter._requires_grad:
                 leaf = leaves.get(parameter)
                 g = None if leaf is None else found.pop(leaf[0].id, None)
-                if g is None or leaf is None or leaf[0].id in without:
+                if g is None:
                     unreached.add(parameter)
                 by_parameter[parameter] = g if g is not None else AnyBuffer.zeros(parameter.shape, self.device)
         gradients = self._gradients
@@ -740,6 +757,8 @@ class Session(NaturalNumbers, Operations[TensorRef], RandomOperations[TensorRef]
             if accumulate:
                 self._add_to_earlier(by_parameter, gradients._by_parameter, unreached)
                 self._add_to_earlier(found, gradients._by_leaf, set())
+                for i in gradients._by_leaf.keys() - found.keys():
+                    found[i] = gradients._by_leaf[i].copy()
                 unreached &= gradients._unreached | (by_parameter.keys() - gradients._by_parameter.keys())
             if self.epoch != epoch:
                 raise other_thread_error("backward")
@@ -748,10 +767,22 @@ class Session(NaturalNumbers, Operations[TensorRef], RandomOperations[TensorRef]
             raise
         old = [release_call(g.buffer) for g in (*gradients._by_parameter.values(), *gradients._by_leaf.values())]
         fresh = [(gradients, "_by_parameter", by_parameter), (gradients, "_by_leaf", found)]
+        fresh.append((gradients, "_size", len(tape.nodes)))
         set_and_call([*fresh, (gradients, "_unreached", frozenset(unreached))], old)
         for observer in self.device._observers:
             observer.after_backward(self)
         return self._gradients
+
+    def _leaf_gradient(self, x: TensorRef) -> AnyBuffer | None:
+        """The gradient of an input that requires one, zeros where the loss does not reach it; None before a backward pass."""
+        id, gradients = self._id(x, "grad"), self._gradients
+        found = gradients._by_leaf.get(id)
+        if found is None and type(id) is int and 0 <= id < gradients._size:
+            node = self._node(x, "grad")
+            is_input = node.requires_grad and not node.parents
+            if is_input and all(leaf[0].id != id for leaf in self._leaves.values()):
+                found = gradients._by_leaf[id] = AnyBuffer.zeros(node.shape, self.device)
+        return found
 
     def _add_to_earlier(self, fresh: dict[Any, AnyBuffer], earlier: Mapping[Any, AnyBuffer], zeros: set[Any]) -> None:
         """Adds the gradients of an earlier backward, in place. To those that are zeros nothing is added: the earlier stand."""
@@ -766,19 +797,16 @@ class Session(NaturalNumbers, Operations[TensorRef], RandomOperations[TensorRef]
     def _refuse_outdated(self, loss: int) -> None:
         """Raises where the loss depends on a parameter that is trained and has another value than on the tape, or on one whose
         value on the tape was written over."""
-        outdated = dict(self._outdated)
-        outdated.update({leaf[0].id: (p, *leaf[2:]) for p, leaf in self._leaves.items() if p._version != leaf[1]})
+        outdated = self._outdated
+        leaves = {leaf[0].id: (p, *leaf[2:]) for p, leaf in self._leaves.items() if p._version != leaf[1]}
         nodes, open_, seen = self.tape.nodes, [loss], {loss}
-        changed = {
-            i: p
-            for i, (p, writes, written) in outdated.items()
-            if writes[0] != written or (nodes[i].requires_grad and p.requires_grad)
-        }
         while open_:
             id = open_.pop()
-            if id in changed:
-                got = "a value changed since this tape recorded it"
-                raise refusal(ArgumentError, "backward", changed[id].name, got, "reset() after an update")
+            if (old := leaves.get(id) or outdated.get(id)) is not None:
+                p, writes, written = old
+                if writes[0] != written or (nodes[id].requires_grad and p.requires_grad):
+                    got = "a value changed since this tape recorded it"
+                    raise refusal(ArgumentError, "backward", p.name, got, "reset() after an update")
             fresh = [p for p in nodes[id].parents if p is not None and p not in seen]
             seen.update(fresh)
             open_ += fresh
@@ -898,6 +926,7 @@ class Session(NaturalNumbers, Operations[TensorRef], RandomOperations[TensorRef]
         fresh = [(self, "_leaves", {}), (self, "_outdated", {}), (self, "_nats", []), *self.tape._emptied()]
         gradients = self._gradients
         fresh += [(gradients, "_by_parameter", {}), (gradients, "_by_leaf", {}), (gradients, "_unreached", frozenset())]
+        fresh.append((gradients, "_size", 0))
         return [(self, "epoch", next(self._epochs)), *fresh]
 
     def collect(self) -> None:

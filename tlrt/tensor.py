@@ -316,7 +316,7 @@ class TensorRef(Arithmetic):
     @property
     def grad(self) -> AnyBuffer | None:
         """The gradient of the last backward pass, for an input that requires one; else None."""
-        return self.session._gradients.of_leaf(self.session._id(self, "grad"))
+        return self.session._leaf_gradient(self)
 
     def detach(self) -> TensorRef:
         """The same value with no gradient to this tensor.

@@ -155,7 +155,7 @@ REASONS: dict[str, str] = {
     "native/src/cuda/linalg/wgmma.cu: return 5 * rounds(ctx, x, WIDE) <= 3 * rounds(ctx, x, NARROW) ? WIDE : NARROW; -> return 5 * rounds(ctx, x, WIDE) == 3 * rounds(ctx, x, NARROW) ? WIDE : NARROW;": "equivalent: which of two tiles a product is cut into; the order of its terms is the same",
     'tlspec/entries.py: first = a.dims[0] if len(a.dims) == 1 and (a.host or a.listed or a.kind == "index") else "" -> first = a.dims[-1] if len(a.dims) == 1 and (a.host or a.listed or a.kind == "index") else ""': "equivalent: it says so itself: there is one dimension",
     "tlspec/compare.py: worst, rank, bad = 0, -1.0, 0 -> worst, rank, bad = 0, -1.1, 0": "equivalent: ranks are -1 or more, and a block that is not all right has one above",
-    "tlrt/optim.py: self.session = groups[0].session -> self.session = groups[-1].session": "equivalent: the next line refuses groups of several sessions",
+    "tlrt/_optimizer.py: self.session = groups[0].session -> self.session = groups[-1].session": "equivalent: the next line refuses groups of several sessions",
     "native/src/core/shapes.h: if (padded < span) return 0; -> if (padded < span) return -1;": "equivalent: as a size it is -1, and conv_sizes_ok, which all callers ask first, refuses sizes below 1 as it does 0",
     "native/src/core/shapes.h: out.d[depth + 1] = dims->d[depth]; -> out.d[depth / 1] = dims->d[depth];": "equivalent: its one caller asks for the number of elements, which is the same in any order of the axes",
     "native/src/cpu/spectral/chirp.c: if (r == 2) { -> if (r == 0) {": "equivalent: the general butterfly turns by -1 exactly, and computes the same sum and difference",

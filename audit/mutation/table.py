@@ -371,7 +371,7 @@ DEFECTS = [
         ("                    old.buffer.release()\n                    new.release()\n",
          "                    old.buffer.release()\n", "a summed contribution is never released", "",
          "the list popped next held the last reference, and CPython releases a buffer with it"),
-        ("else first) - 1, -1, -1):", "else first) - 1, 0, -1):",
+        ("range(stop - 1, -1, -1)", "range(stop - 1, 0, -1)",
          "the first node is left out of backward", "",
          "the first node has no parents, so it has no VJP; a gradient nobody keeps goes with the list"),
         ("if g is not None and g.buffer.references > 1:", "if g is not None and g.buffer.references > 2:",
@@ -402,6 +402,8 @@ DEFECTS = [
     ]),
     *defects("tlrt/optim.py", tests=TAPE, rows=[
         ("step=self.steps + 1, lr=self.lr", "step=self.steps + 2, lr=self.lr", "bias correction off by one"),
+    ]),
+    *defects("tlrt/_optimizer.py", tests=TAPE, rows=[
         ("            for p in chosen:\n                p.updated()\n", "", "an update leaves host values as if current"),
         ('counted = (self, "steps", int(settings["steps"]))', 'counted = (self, "steps", 0)', "a loaded optimiser starts at step 0"),
     ]),
@@ -419,7 +421,7 @@ DEFECTS = [
         ("if not storage.is_pinned and storage.last == place:", "if not storage.is_pinned:",
          "a captured step gives memory away before its last use"),
     ]),
-    *defects("tlrt/optim.py", tests=CAPTURE, rows=[
+    *defects("tlrt/_optimizer.py", tests=CAPTURE, rows=[
         ("                call.computed[place] = partial(optimizer._setting, name)\n", "                pass\n",
          "a captured step keeps the learning rate it was captured with"),
         ("        call.count = lambda function: partial(call_and_count, optimizer, function)\n",

@@ -168,7 +168,7 @@ def unlike(s: Session) -> tuple[Any, Step]:
         return loss, norm, *(AnyBuffer((b.length,), b) for b in (scratch, count, start, read))
 
     s.ones_like = lambda rows: s.full((len(rows),), 0.25)  # type: ignore[attr-defined]
-    optimizer.keep = (count, one)  # type: ignore[attr-defined]
+    optimizer._keep = (count, one)  # type: ignore[attr-defined]
     return optimizer, step
 
 

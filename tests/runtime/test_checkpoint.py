@@ -468,3 +468,21 @@ def test_an_interrupted_assignment_happens_or_not(device):
         fresh.buffer.release()
         assert_raises(errors.ReleasedError, w.assign, fresh)
         assert w.value.tolist() == [5, 6]
+
+
+def test_weights_alone(tmp_path):
+    file = tmp_path / "run.safetensors"
+    with Session("cpu", seed=3) as s:
+        w, v = s.param([1.0, 2.0], "w"), s.param([3.0], "v")
+        s.rand_uniform(1)
+        checkpoint.save(file, s, optim.Adam([w, v]), {"epoch": 7})
+    with Session("cpu", seed=5) as s:
+        v, w = s.param([0.0], "v"), s.param([0.0, 0.0], "w")  # in another order
+        sgd = optim.SGD([w], lr=0.5)
+        assert checkpoint.load(file, s, weights_only=True) == {"epoch": 7}
+        assert w.value.tolist() == [1, 2] and v.value.tolist() == [3] and (s.seed, s.counter, sgd.steps) == (5, 0, 0)
+        with pytest.raises(errors.ArgumentError, match="load: optimizers: got 1, expected none with weights_only=True"):
+            checkpoint.load(file, s, sgd, weights_only=True)
+        s.param([0.0], "more")
+        with pytest.raises(checkpoint.CheckpointError, match="the file lacks .'more'."):
+            checkpoint.load(file, s, weights_only=True)

@@ -1,14 +1,18 @@
 """What users of PyTorch and NumPy try first: it works, or the error says what there is instead."""
 
+import inspect
 import operator
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.testing import assert_raises_regex
 
+import tlrt
 from tests import ROOT
 from tlrt import Session, checkpoint, errors, nn, optim
 from tlrt._operations import names
@@ -24,29 +28,86 @@ def test_a_gradient_read_after_reset(s: Session) -> None:
         assert_raises_regex(errors.ReleasedError, "numpy: buffer: got a released buffer .*reset release", read)
 
 
+#: an owner, a name that it lacks -> a part of what the error says
 HINTS = {
-    "transpose": "permute",
-    "view": "reshape",
-    "argmax": "argmax",
-    "cat": "concat",
-    "tensor": "const",
-    "relus": "relu",
+    ("x", "t"): "torch.t is x.transpose2d or x.permute", ("x", "T"): "x.transpose2d", ("x", "view"): "x.reshape",
+    ("x", "to"): "use a session of the device", ("x", "cuda"): "a session of the device", ("x", "cpu"): "x.numpy",
+    ("x", "dtype"): "every tensor is float32", ("x", "cat"): "s.concat", ("x", "clone"): "the tensor itself",
+    ("x", "zero_"): "Parameter.set", ("x", "relu_"): "nothing changes a tensor in place: relu gives",
+    ("x", "relus"): "there is elu, gelu, relu", ("w", "transpose"): "x.permute", ("w", "data"): "x.detach or x.numpy",
+    ("s", "cat"): "torch.cat is s.concat", ("s", "tensor"): "s.const or s.input", ("s", "zero_grad"): "s.reset",
+    ("s", "manual_seed"): "tlrt.Session", ("s", "arange"): "s.const", ("s", "no_gradd"): "there is no_grad",
+    ("optimizer", "zero_grad"): "s.reset here (s: a session", ("optimizer", "state_dict"): "optim.Optimizer.state",
+    ("optimizer", "param_groups"): "optim.Optimizer.groups", ("optimizer", "learning_rate"): "there is lr",
+    ("layer", "train"): "training=True", ("layer", "forward"): "__call__", ("layer", "weights"): "there is weight",
+    ("nn", "ReLU"): "x.relu", ("nn", "Module"): "nn.Layer", ("nn", "Conv2d"): "nn.Conv",
+    ("nn", "functional"): "methods of a session", ("nn", "CrossEntropyLoss"): "s.cross_entropy",
+    ("nn", "Linearr"): "there is Linear", ("optim", "Adagrad"): "use `optim.AdamW`",
+    ("optim", "lr_scheduler"): "nn.schedules", ("optim", "Adamw"): "there is Adam, AdamW",
+    ("tlrt", "zeros"): "torch.zeros is s.zeros here (s: a session", ("tlrt", "no_grad"): "s.no_grad",
+    ("tlrt", "save"): "checkpoint.save", ("tlrt", "cuda"): "a session of the device",
+    ("tlrt", "float32"): "every tensor is float32", ("tlrt", "compile"): "s.capture",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", HINTS, ids=".".join)
+def test_a_name_of_pytorch_gives_the_name_here(s: Session, wrong: tuple[str, str]) -> None:
+    w = s.param([[1.0]], "w")
+    owners = {"s": s, "x": s.zeros(2), "w": w, "optimizer": optim.Adam([w]), "layer": nn.Linear(s, 1, 1, name="fc"),
+              "nn": nn, "optim": optim, "tlrt": tlrt}  # fmt: skip
+    said = f"has no attribute '{wrong[1]}'; .*{re.escape(HINTS[wrong])}"
+    assert_raises_regex(AttributeError, said, getattr, owners[wrong[0]], wrong[1])
+
+
+def test_private_names_get_no_hint(s: Session) -> None:
+    assert not hasattr(s, "__deepcopy__") and not hasattr(s, "_missing") and not hasattr(tlrt, "__wrapped__")
+    assert_raises_regex(AttributeError, "_relu'$", getattr, s.zeros(1), "_relu")
+
+
+def test_every_line_of_the_table_is_read() -> None:
+    table = names._table()
+    assert len(table) > 400 and table["cat"][0] == "s.concat, x.concat_dim0" and "nn.functional.relu" in table
+    places = {f"{part}x" for parts in names._PLACES.values() for part in parts}
+    assert len(places) > 10
+
+
+#: a call with an argument of another library's name -> what the error says
+CALLS: dict[str, Callable[[Session, Any], Any]] = {
+    "mean: dim: got an argument of no such name, expected axis=1, as dim is called here": lambda s, x: x.mean(dim=1),
+    "mean: dim: .* expected axis=-1, as dim": lambda s, x: s.mean(x, dim=-1),
+    "sum: keepdim: .* expected keepdims=True": lambda s, x: x.sum(axis=0, keepdim=True),
+    "softmax: dim: .* expected softmax.* .along the last axis alone": lambda s, x: s.softmax(x, dim=-1),
+    "relu: inplace: .* expected none: nothing changes in place": lambda s, x: x.relu(inplace=True),
+    "clamp: .*missing .*expected clamp.": lambda s, x: x.clamp(),
+    "Linear: in_features: .* expected inputs=3, as": lambda s, x: nn.Linear(s, in_features=3, out_features=1, name="l"),
+    "Linear: device: .* a session has one device": lambda s, x: nn.Linear(s, 3, 1, name="l", device="cpu"),
+    "Linear: missing 1 .*'outputs', expected Linear.session, inputs, outputs, .*name, bias=True": lambda s, x: (
+        nn.Linear(3, 1)
+    ),
+    "Conv: kernel_size: .* expected kernel=3": lambda s, x: nn.Conv(s, 1, 1, kernel_size=3, name="c"),
+    "AdamW: betas: .* expected beta1= and beta2=": lambda s, x: optim.AdamW([s.param([1.0])], betas=(0.9, 0.99)),
+    "SGD: learning_rate: .* expected lr=0.5": lambda s, x: optim.SGD([s.param([1.0])], learning_rate=0.5),
+    "cosine: T_max: .* expected total=9": lambda s, x: nn.schedules.cosine(1, peak=1.0, T_max=9),
+    "Session: devices: got an option of no such name, expected device, ": lambda s, x: Session(devices="cpu"),
 }
 
 
-@pytest.mark.parametrize("wrong", HINTS)
-def test_names_of_other_libraries(s: Session, wrong: str) -> None:
-    owners: list[Any] = [s] if wrong == "tensor" else [s, s.zeros(2), s.param([1.0])]
-    for owner in owners:
-        if not hasattr(owner, wrong):
-            assert_raises_regex(AttributeError, f"{wrong}'; there is .*{HINTS[wrong]}", getattr, owner, wrong)
-    assert not hasattr(s, "__deepcopy__") and not hasattr(s, "_missing")
+@pytest.mark.parametrize("said", CALLS)
+def test_an_argument_of_pytorch_gives_the_name_here(s: Session, said: str) -> None:
+    assert_raises_regex(errors.ArgumentTypeError, f"^{said}", CALLS[said], s, s.zeros((2, 2)))
 
 
-def test_what_the_hints_name_is_there(s: Session) -> None:
-    known = {*dir(s), *dir(s.zeros(1)), "Session"}
-    for hint in names._ELSEWHERE.values():
-        assert {n.partition("(")[0] for n in hint.replace(" and ", ", ").split(", ")} <= known
+def test_an_error_within_an_operation_is_not_one_of_its_arguments(s: Session) -> None:
+    class Wrong:
+        def __index__(self) -> int:
+            raise TypeError("of its own")
+
+    assert_raises_regex(TypeError, "of its own|an integer|integers", s.zeros((2, 2)).sum, Wrong())
+
+
+def test_names_that_completion_offers_are_public() -> None:
+    for module in (optim, nn, tlrt):
+        assert [n for n in dir(module) if not n.startswith("_")] == sorted(module.__all__)
 
 
 def test_shapes_in_messages_were_passed(s: Session) -> None:
@@ -152,7 +213,7 @@ class Mine(nn.Layer):
 def test_parameters_of_a_layer_of_ones_own(s: Session) -> None:
     mine = Mine(s, "m")
     expected = ["m.first.weight", "m.first.bias", "m.gain", "m.0.weight", "m.1.weight", "m.frozen"]
-    assert [p.name for p in mine.parameters()] == expected and "m.gain[1]" in repr(mine)
+    assert [p.name for p in mine.parameters()] == expected and "Mine(gain[1])" in repr(mine)
     for model in (nn.Sequential(mine, s.relu), nn.Sequential(s.relu, mine.forward)):
         assert model.parameters() == mine.parameters()
 
@@ -230,3 +291,14 @@ def test_type_checkers_know_the_methods(tmp_path: Any) -> None:
     assert [line.partition(": error: ")[0][-2:] for line in done.stdout.splitlines()[:-1]] == ["10", "11", "12"], (
         done.stdout
     )
+
+
+def test_the_names_of_arguments_are_there() -> None:
+    """Of Session's methods, and of what nn, optim and the schedules have."""
+    owners = [
+        *(getattr(Session, n) for n in dir(Session) if not n.startswith("_")),
+        *(getattr(nn, n) for n in nn.__all__),
+    ]
+    owners += [*(getattr(optim, n) for n in optim.__all__), *(getattr(nn.schedules, n) for n in nn.schedules.__all__)]
+    known = {p for owner in owners if callable(owner) for p in inspect.signature(owner).parameters}
+    assert {ours for names_ in names.ARGUMENTS.values() for ours in names_} <= known

@@ -162,7 +162,10 @@ def test_parameters_are_all_that_the_layer_made(s, name):
     layer = LAYERS[name][0](s)
     assert layer.parameters() == list(s.parameters.values())
     assert all(p.name.startswith("l.") for p in layer.parameters())
-    assert all(p.name in repr(layer) for p in layer.parameters())
+    shown = repr(layer)
+    assert all(f"{n.rpartition('.')[2]}{list(p.shape)}" in shown for n, p in layer.named_parameters())
+    count = sum(p.size for p in layer.parameters())
+    assert not count or f": {count:,} parameters" in shown.splitlines()[0]
 
 
 @everywhere

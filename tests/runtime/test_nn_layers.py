@@ -236,7 +236,12 @@ def test_sequential_hands_the_mode_down(s):
     nested(x, training=True)
     assert not np.array_equal(model[2].running_mean.value, np.zeros(6))
     assert nested.parameters() == model.parameters() and len(model) == 5 and "Dropout" in repr(nested)
-    assert repr(type("Stack", (nn.Sequential,), {})(nn.Dropout(0.5))) == "Stack(\n    Dropout(p=0.5),\n)"
+    assert (
+        repr(type("Stack", (nn.Sequential,), {})(nn.Dropout(0.5), s.relu))
+        == "Stack\n    0: Dropout(p=0.5)\n    1: relu"
+    )
+    head = "Sequential: 68 parameters, 12 frozen"
+    assert repr(nested).splitlines()[:2] == [head, f"    0: {head}"]
     assert_raises_regex(errors.ArgumentTypeError, "layer 1: got 3", nn.Sequential, model, 3)
     assert_raises_regex(errors.ArgumentTypeError, "layer 0", nn.Sequential, nn.Linear)
 

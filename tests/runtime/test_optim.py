@@ -300,3 +300,28 @@ def test_each_parameter_may_be_replaced_between_two_steps(s, how):
             s.reset()
             expected -= 0.5
             assert [float(x.numpy()[0]) for x in ws] == expected.tolist()
+
+
+def test_an_attribute_that_an_optimizer_has_not_is_refused(s):
+    adam = optim.Adam([{"params": s.param([1.0]), "lr": 0.5}, {"params": s.param([2.0])}])
+    for each in (adam, adam.groups[0]):
+        with pytest.raises(AttributeError, match="Adam: learning_rate: got an attribute of no such name, expected lr"):
+            each.learning_rate = 0.5
+        with pytest.raises(AttributeError, match="expected beta1 and beta2"):
+            each.betas = (0.5, 0.5)
+        with pytest.raises(AttributeError, match="expected weight_decay"):
+            each.weight_deca = 0.5
+    adam.lr, adam._note = 0.25, "private names are free"
+    assert adam.groups[1].lr == 0.25
+
+
+def test_subclasses_have_attributes_of_their_own(s):
+    class Slow(optim.SGD):
+        def __init__(self, parameters):
+            super().__init__(parameters, lr=0.5)
+            self.every = 2
+
+    slow = Slow([s.param([1.0])])
+    slow.every = 3
+    with pytest.raises(AttributeError, match="Slow: other"):
+        slow.other = 1

@@ -4,9 +4,10 @@ import json
 import math
 from dataclasses import fields
 
+import numpy as np
 import pytest
 
-from tlrt.verify.report import Failure, Report, Result, _format_number, format_results, summarise
+from tlrt.verify.report import Failure, Report, Result, _format_number, describe_inputs, format_results, summarise
 
 
 def results() -> list[Result]:
@@ -64,3 +65,13 @@ def test_the_document_has_every_field() -> None:
         "op", "entry", "family", "which", "device", "bound", "cases", "elements", "share", "ulp", "shares", "worst_line",
         "identical", "seconds", "laws", "classes", "failures", "verdict",
     }  # fmt: skip
+
+
+def test_a_failure_shows_the_inputs() -> None:
+    inputs = {"x": np.arange(12.0, dtype=np.float32), "mask": None, "i": np.array([[3, 1]], np.uint32)}
+    text = describe_inputs(inputs)
+    assert text == "x [12] = [ 0., 1., 2., ..., 9., 10., 11.]\ni [1, 2] = [3, 1]"
+    failure = Failure("add", "cpu", "bound", "d", "again", text)
+    result = Result("add", "add", "elementwise", "forward", "cpu", "exact", failures=[failure])
+    lines = summarise(Report("", 0, "", {"cpu": ""}, {}, {}, [result])).splitlines()
+    assert lines[lines.index("     again") + 1 :][:2] == [f"     {line}" for line in text.splitlines()]

@@ -86,7 +86,16 @@ class Buffer:
     arguments, row-major, outermost first.
 
     The storage returns to the device's pool at :meth:`release`, at the end of a ``with`` block, or when the last
-    reference to the object goes. Using a released buffer raises :class:`~tlrt.errors.ReleasedError`."""
+    reference to the object goes. Using a released buffer raises :class:`~tlrt.errors.ReleasedError`.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> a = tlrt.device("cpu").buffer([[1, 2], [3, 4]])
+    >>> tlrt.kernels.bmm(a, a, 1, 2, 2, 2).numpy((2, 2))
+    array([[ 7., 10.],
+           [15., 22.]], dtype=float32)
+    """
 
     __slots__ = ("__weakref__", "_device", "_handle")
 
@@ -105,12 +114,27 @@ class Buffer:
     def from_numpy(cls, array: npt.ArrayLike, device: Device | str = "cpu") -> Buffer:
         """A copy of an array on a device, flattened row-major.
 
-        float32 keeps its bits (NaN payloads and signed zeros included), float16 and ml_dtypes' bfloat16 their values; float64,
-        longdouble, integers and bool are rounded once to float32, values beyond its range to infinities. Lists, strided arrays
-        and either byte order are accepted.
+        Parameters
+        ----------
+        array : array
+            float32 keeps its bits (NaN payloads and signed zeros included), float16 and ml_dtypes' bfloat16 their
+            values; float64, longdouble, integers and bool are rounded once to float32, values beyond its range to
+            infinities. Lists, strided arrays and either byte order are accepted.
+        device : Device or str
+            Where it goes.
 
-        Raises ArgumentTypeError for any other dtype (complex, object, strings, …), SizeOverflowError for 2^32 elements or
-        more, OutOfMemoryError."""
+        Returns
+        -------
+        Buffer
+            Of as many elements.
+
+        Raises
+        ------
+        ArgumentTypeError
+            For any other dtype (complex, object, strings, …).
+        SizeOverflowError, OutOfMemoryError
+            For 2^32 elements or more, and where memory is short.
+        """
         device = _find_device(device, "from_numpy")
         host = convert.float32("from_numpy", "array", array)
         library = load()
@@ -120,17 +144,58 @@ class Buffer:
 
     @classmethod
     def zeros(cls, n: int, device: Device | str = "cpu") -> Buffer:
-        """n elements of +0."""
+        """A buffer of zeros.
+
+        Parameters
+        ----------
+        n : int
+            Number of elements.
+        device : Device or str
+            Where it goes.
+
+        Returns
+        -------
+        Buffer
+            n times +0.
+        """
         return cls._new("zeros", n, device)
 
     @classmethod
     def empty(cls, n: int, device: Device | str = "cpu") -> Buffer:
-        """n elements of undefined content."""
+        """A buffer of undefined content.
+
+        Parameters
+        ----------
+        n : int
+            Number of elements.
+        device : Device or str
+            Where it goes.
+
+        Returns
+        -------
+        Buffer
+            Of n elements.
+        """
         return cls._new("empty", n, device)
 
     @classmethod
     def full(cls, n: int, value: float, device: Device | str = "cpu") -> Buffer:
-        """n elements of `value`, rounded once to float32."""
+        """A buffer of one number.
+
+        Parameters
+        ----------
+        n : int
+            Number of elements.
+        value : float
+            The number, rounded once to float32.
+        device : Device or str
+            Where it goes.
+
+        Returns
+        -------
+        Buffer
+            n times the number.
+        """
         value = number("full", "value", value)
         return cls._new("empty", n, device, "full").fill(value)
 
@@ -160,9 +225,23 @@ class Buffer:
     # ---- content
 
     def numpy(self, shape: int | Sequence[int] | None = None) -> npt.NDArray[np.float32]:
-        """A new float32 array with the content, in `shape` if given (one entry may be -1), else with one axis.
+        """A copy of the content on the host; waits for the device.
 
-        Waits for the device. Raises ShapeError where the length does not fit the shape."""
+        Parameters
+        ----------
+        shape : int or sequence of int, optional
+            Of the result, one entry may be -1; one axis unless given.
+
+        Returns
+        -------
+        array of float32
+            New.
+
+        Raises
+        ------
+        ShapeError
+            Where the length does not fit the shape.
+        """
         library = load()
         for observer in self._device._observers:
             observer.before_host_access(self._device, "numpy")
@@ -207,7 +286,18 @@ class Buffer:
         return capsules.cuda_array_interface(self)
 
     def fill(self, value: float) -> Buffer:
-        """Sets every element to `value`, rounded once to float32, and returns the buffer itself."""
+        """Sets every element to a number.
+
+        Parameters
+        ----------
+        value : float
+            The number, rounded once to float32.
+
+        Returns
+        -------
+        Buffer
+            The buffer itself.
+        """
         if status := complete_call(load().lib.torchlean_cuda_buffer_fill, self._handle, number("fill", "value", value)):
             raise failure(status, "fill")
         for observer in self._device._observers:
@@ -215,11 +305,32 @@ class Buffer:
         return self
 
     def copy(self) -> Buffer:
-        """A buffer of the same content with storage of its own."""
+        """Copies the content to storage of its own.
+
+        Returns
+        -------
+        Buffer
+            Of the same length.
+        """
         return self._create("copy", self._device, _copy, self._handle)
 
     def share(self) -> Buffer:
-        """A second handle to the same storage. Each is released on its own; the storage goes with the last."""
+        """Makes a second handle to the same storage.
+
+        Returns
+        -------
+        Buffer
+            It is released on its own; the storage goes with the last handle.
+
+        Examples
+        --------
+        >>> import tlrt
+        >>> a = tlrt.device("cpu").zeros(2)
+        >>> b = a.share()
+        >>> _ = a.fill(3.0)
+        >>> b.numpy(), a.references
+        (array([3., 3.], dtype=float32), 2)
+        """
         return self._create("share", self._device, _share, self._handle)
 
     # ---- life
@@ -310,8 +421,18 @@ class Buffer:
 
 
 class IndexBuffer(Buffer):
-    """A flat, contiguous uint32 array of indices on a device: what operations named ``..._indexed`` take, and any that takes host
-    indices. It has the methods of :class:`Buffer`; where one of the two is expected the other is refused."""
+    """A flat, contiguous uint32 array of indices on a device.
+
+    Operations named ``..._indexed`` take one, and so does any that takes host indices. It has the methods of
+    :class:`Buffer`; where one of the two is expected the other is refused.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> cpu = tlrt.device("cpu")
+    >>> tlrt.kernels.gather_vec_indexed(cpu.buffer([5, 6, 7]), cpu.indices([2, 0]), 3).numpy()
+    array([7., 5.], dtype=float32)
+    """
 
     __slots__ = ()
 
@@ -321,8 +442,25 @@ class IndexBuffer(Buffer):
     def from_numpy(cls, array: npt.ArrayLike, device: Device | str = "cpu") -> IndexBuffer:
         """A copy of integers on a device, flattened row-major.
 
-        Raises ArgumentTypeError for what are no integers, IndexOutOfRangeError below 0 and from 2^32 on, SizeOverflowError for
-        2^32 elements or more, OutOfMemoryError."""
+        Parameters
+        ----------
+        array : array of integers
+            0 to 2^32 - 1.
+        device : Device or str
+            Where it goes.
+
+        Returns
+        -------
+        IndexBuffer
+            Of as many indices.
+
+        Raises
+        ------
+        ArgumentTypeError, IndexOutOfRangeError
+            For what are no integers, or integers that 32 bits do not hold.
+        SizeOverflowError, OutOfMemoryError
+            For 2^32 elements or more, and where memory is short.
+        """
         device = _find_device(device, "from_numpy")
         host = convert.uint32(
             "from_numpy", "array", convert.host_array("from_numpy", "array", array, "integers").reshape(-1)
@@ -382,7 +520,22 @@ class Device:
     """A CPU or CUDA device with its own stream and memory pool; see :func:`device`.
 
     Operations on a CUDA device are asynchronous: only downloads, :meth:`synchronize`, :meth:`elapsed` and pool growth
-    wait. :meth:`close` (or the end of a ``with`` block) destroys the context, its pool and every buffer in it."""
+    wait. :meth:`close` (or the end of a ``with`` block) destroys the context, its pool and every buffer in it.
+
+    Parameters
+    ----------
+    name : str
+        "cpu", "cuda" or "cuda:1".
+    math : str, optional
+        As :func:`device` has it.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> with tlrt.Device("cpu") as cpu:
+    ...     cpu.buffer([1, 2]).numpy()
+    array([1., 2.], dtype=float32)
+    """
 
     __slots__ = ("__weakref__", "_calls", "_handle", "_library", "_math", "_name", "_observers", "_ordinal")
 
@@ -440,10 +593,33 @@ class Device:
     def set_math(self, math: str) -> MathScope:
         """Makes the device compute in this mode from here on; as a context manager, until the end of the block.
 
-            with device.set_math("reproducible"):
-                y = kernels.matmul(a, b, m, n, p)
+        Parameters
+        ----------
+        math : str
+            "fast" or "reproducible". Buffers are the same in both modes.
 
-        Buffers are the same in both modes. Raises CaptureError within a captured function."""
+        Returns
+        -------
+        MathScope
+            The context manager.
+
+        Raises
+        ------
+        ArgumentError
+            For another mode.
+        CaptureError
+            Within a captured function.
+
+        Examples
+        --------
+        >>> import tlrt
+        >>> with tlrt.Device("cpu", math="fast") as cpu:
+        ...     with cpu.set_math("reproducible"):
+        ...         print(cpu.math)
+        ...     print(cpu.math)
+        reproducible
+        fast
+        """
         number = _parse_math(math, "set_math")
         for observer in self._observers:
             observer.before_host_access(self, "set_math")
@@ -453,7 +629,13 @@ class Device:
         return MathScope(self, before)
 
     def describe(self) -> str:
-        """One line: processor or GPU, compute capability, memory."""
+        """Describes the device.
+
+        Returns
+        -------
+        str
+            One line: processor or GPU, compute capability, memory.
+        """
         return describe(self._name)
 
     def buffer(self, array: npt.ArrayLike) -> Buffer:
@@ -487,7 +669,18 @@ class Device:
         self._wait("mark", "context_mark", length("mark", "slot", slot))
 
     def elapsed(self, start: int = 0, stop: int = 1) -> float:
-        """Milliseconds between two time marks; waits for the later one."""
+        """The time between two marks; waits for the later one.
+
+        Parameters
+        ----------
+        start, stop : int
+            Their slots.
+
+        Returns
+        -------
+        float
+            Milliseconds.
+        """
         result = self._library.ffi.new("double *")
         start, stop = length("elapsed", "start", start), length("elapsed", "stop", stop)
         self._wait("elapsed", "context_elapsed", start, stop, result)
@@ -496,7 +689,21 @@ class Device:
     # ---- memory
 
     def memory(self) -> Memory:
-        """The pool's counters."""
+        """The pool's counters.
+
+        Returns
+        -------
+        Memory
+            In bytes and calls.
+
+        Examples
+        --------
+        >>> import tlrt
+        >>> with tlrt.Device("cpu") as cpu:
+        ...     x = cpu.zeros(1000)
+        ...     cpu.memory().live_bytes >= 4000, cpu.memory().live_buffers
+        (True, 1)
+        """
         raw = self._library.ffi.new("torchlean_memory *")
         self._call("memory", "memory_stats", raw)
         return Memory(*(int(getattr(raw, field)) for field in Memory.__dataclass_fields__))
@@ -506,8 +713,13 @@ class Device:
         self._call("reset_peak", "memory_reset_peak")
 
     def cap(self, limit: int) -> None:
-        """Limits live and cached memory to `limit` bytes; 0 lifts the limit. A request beyond it collects once, then
-        raises OutOfMemoryError."""
+        """Limits live and cached memory. A request beyond the limit collects once, then raises OutOfMemoryError.
+
+        Parameters
+        ----------
+        limit : int
+            Bytes; 0 lifts the limit.
+        """
         if isinstance(limit, bool) or not hasattr(limit, "__index__"):
             raise refusal(ArgumentTypeError, "cap", "limit", type_name(limit), "an integer")
         if not 0 <= limit < 2**64:
@@ -667,12 +879,43 @@ def _explain_unavailable(error: TorchleanError, ordinal: int) -> TorchleanError:
 
 
 def device(name: str = "cpu", *, math: str | None = None, new: bool = False) -> Device:
-    """The device of that name: ``"cpu"``, ``"cuda"`` (the first GPU) or ``"cuda:1"``.
+    """The device of that name.
 
-    `math` is how it computes sums of products: ``"fast"``, as is fastest there, or ``"reproducible"``, as is defined, with
-    the same bits on every device and for every batch (``TORCHLEAN_MATH`` of the environment, or fast, if left out). The same
-    object each time for a name and a mode, until it is closed; `new` makes a separate one with its own stream and pool. Raises
-    UnavailableError where there is no such device, ArgumentError for any other name or mode."""
+    Parameters
+    ----------
+    name : str
+        ``"cpu"``, ``"cuda"`` (the first GPU) or ``"cuda:1"``.
+    math : str, optional
+        How sums of products are computed: ``"fast"``, as is fastest there, or ``"reproducible"``, as is defined, with
+        the same bits on every device and for every batch. Left out, it is ``TORCHLEAN_MATH`` of the environment, or
+        fast.
+    new : bool
+        True: a separate one with its own stream and pool.
+
+    Returns
+    -------
+    Device
+        Without `new`, the same object each time for a name and a mode, until it is closed.
+
+    Raises
+    ------
+    UnavailableError
+        Where there is no such device.
+    ArgumentError
+        For any other name or mode.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> tlrt.device("cpu") is tlrt.device("cpu")
+    True
+    >>> tlrt.device("gpu")
+    Traceback (most recent call last):
+        ...
+    tlrt.errors.ArgumentError: device: name: got 'gpu', expected 'cpu', 'cuda' or 'cuda:N'
+
+    Source: torch.device.
+    """
     canonical, _ = _parse_name(name, "device")
     if math is not None:
         _parse_math(math, "device")
@@ -687,7 +930,23 @@ def device(name: str = "cpu", *, math: str | None = None, new: bool = False) -> 
 
 
 def describe(name: str = "cpu") -> str:
-    """One line about a device, without opening it. Raises UnavailableError, with the reason, where there is none."""
+    """Describes a device without opening it.
+
+    Parameters
+    ----------
+    name : str
+        ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
+
+    Returns
+    -------
+    str
+        One line.
+
+    Raises
+    ------
+    UnavailableError
+        With the reason, where there is none.
+    """
     canonical, ordinal = _parse_name(name, "describe")
     library = load()
     _require_cuda(canonical, ordinal, library, "describe")

@@ -23,8 +23,8 @@ def _keeps_content(item: Call | HostWork) -> bool:
 
 
 def plan_memory(items: Sequence[Call | HostWork]) -> None:
-    """Lets storages share memory, first come, first served: one that a call creates takes over the memory of one of the same
-    length and type whose last use is behind it. What somebody else still has a handle to keeps its own."""
+    """Makes storages share memory, in the order of their calls: one that a call creates takes over the memory of one of the same
+    length and type whose last use is over. A storage with another handle keeps its own."""
     for place, item in enumerate(items):
         for storage in item.storages:
             storage.last = place

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol
 
 from tlrt._operations.base import Ref
+from tlrt._operations.names import explain_type_error
 
 _P = ParamSpec("_P")
 
@@ -27,7 +28,12 @@ def as_method(function: Callable[Concatenate[Any, Any, _P], Any]) -> Method[_P]:
     name = function.__name__
 
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
-        return getattr(self.session, name)(self, *arguments, **options)
+        try:
+            return getattr(self.session, name)(self, *arguments, **options)
+        except TypeError as error:
+            if (better := explain_type_error(error, function, name, 2, options)) is error:
+                raise
+            raise better from None
 
     first, *others = list(inspect.signature(function).parameters.values())[1:]
     call.__signature__ = inspect.Signature([first.replace(name="self", annotation=first.empty), *others])  # type: ignore[attr-defined]

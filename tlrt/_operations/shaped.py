@@ -184,6 +184,21 @@ class AnyBuffer:
         self.require_length()
         return self.buffer.numpy(self.shape)
 
+    def item(self) -> float:
+        """The only element as a Python number; waits for the device."""
+        if self.size != 1:
+            raise refusal(ArgumentTypeError, "item", "buffer", f"shape {self.shape}", "one element")
+        return self.numpy().reshape(-1)[0].item()
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec else str(self)
+
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
             raise refusal(ValueError, "AnyBuffer", "copy", "False", "True or None (its memory is a device's)")
@@ -320,8 +335,6 @@ class Indices(AnyBuffer):
         if self.size != 1:
             raise refusal(ArgumentTypeError, "item", "indices", f"shape {self.shape}", "one index")
         return int(self.numpy().reshape(-1)[0])
-
-    __int__ = item
 
     def __eq__(self, other: object) -> Any:
         """Element by element, on the host; with what are no indices, False."""

@@ -13,7 +13,7 @@ from tlrt.errors import ArgumentError, refusal
 
 __all__ = ["join", "join_started"]
 
-#: the variable of the environment that says how gradients and parameters go from rank to rank, where `join` is not told
+#: the variable of the environment with the transport of gradients and parameters, where `join` gets none
 TRANSPORT = "TORCHLEAN_TRANSPORT"
 #: seconds for all ranks to join
 JOIN_TIMEOUT = 60.0
@@ -41,15 +41,43 @@ def _from_environment(names: Sequence[tuple[str, str, str]]) -> tuple[int, int, 
 def join(
     *, timeout: float = TIMEOUT, join_timeout: float = JOIN_TIMEOUT, transport: str | None = None
 ) -> Group:  # fmt: skip
-    """The group that the environment says, once all its ranks are here.
+    """The group that the environment names, once all its ranks are here.
 
-    Under mpirun the ranks talk by MPI (mpi4py). Under ``python -m tlrt launch``, torchrun and srun they talk by TCP, and meet at
-    MASTER_ADDR:MASTER_PORT, or under torchrun, which has that port itself, at the next one. Without any of them the group has
-    one rank. `transport` is "host", by which gradients and parameters go as all else does, or "nccl", by which they stay on the
-    GPUs; left out, it is what the variable TORCHLEAN_TRANSPORT says, else "host".
+    Under mpirun the ranks talk by MPI (mpi4py). Under ``python -m tlrt launch``, torchrun and srun they talk by TCP,
+    and meet at MASTER_ADDR:MASTER_PORT. Under torchrun, which has that port itself, they meet at the next one. Without
+    any of them the group has one rank.
 
-    Raises GroupError where a rank is missing after `join_timeout` seconds or has another version of the library; `timeout` is for
-    how many seconds a rank waits for another's numbers."""
+    Parameters
+    ----------
+    timeout : float
+        Seconds that a rank waits for another's numbers.
+    join_timeout : float
+        Seconds for all ranks to join.
+    transport : str, optional
+        "host": gradients and parameters go as all else does; "nccl": they stay on the GPUs. Left out, it is the
+        variable TORCHLEAN_TRANSPORT, else "host".
+
+    Returns
+    -------
+    Group
+        A context manager.
+
+    Raises
+    ------
+    GroupError
+        Where a rank is missing after `join_timeout` seconds or has another version of the library.
+    ArgumentError
+        For another transport, or variables that are no numbers.
+
+    Examples
+    --------
+    >>> from tlrt import distributed
+    >>> with distributed.join() as group:  # in no started group: one rank
+    ...     group
+    Group(rank 0 of 1)
+
+    Source: torch.distributed.init_process_group.
+    """
     import tlrt
 
     chosen = transport or os.environ.get(TRANSPORT) or TRANSPORTS[0]
@@ -73,9 +101,21 @@ def join(
 
 
 def join_started() -> Group:
-    """The group of a command that shares its work among ranks: that of ``python -m tlrt launch``, torchrun or mpirun, else one
-    rank. SLURM's variables do not count, as a batch script has them, too. A rank sees one GPU alone, that of its number on the
-    machine, so that all ranks call it by the same name; nothing may have looked for GPUs before."""
+    """The group of a command that shares its work among ranks.
+
+    SLURM's variables do not count, as a batch script has them, too. A rank sees one GPU alone, that of its number on
+    the machine, so that all ranks call it by the same name; nothing may have looked for GPUs before.
+
+    Returns
+    -------
+    Group
+        That of ``python -m tlrt launch``, torchrun or mpirun, else one rank.
+
+    Raises
+    ------
+    GroupError
+        As :func:`join`.
+    """
     found = _from_environment(MPI) or _from_environment(SOCKETS[:1])
     if found is None or found[1] < 2:
         return Group()

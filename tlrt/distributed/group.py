@@ -36,11 +36,32 @@ class Connection(Protocol):
 
 
 class Group:
-    """The processes of a run. This class is the group of one process; :func:`tlrt.distributed.join` gives the one that the
-    environment says.
+    """The processes of a run; :func:`tlrt.distributed.join` makes the group of the environment, this class that of one process.
 
-    A rank that leaves the `with` block by an exception tells the others, which raise :class:`GroupError` when they next wait
-    for it."""
+    A rank that leaves the `with` block by an exception tells the others, which raise :class:`GroupError` when they next
+    wait for it.
+
+    Parameters
+    ----------
+    rank, size : int
+        The number of this process, and how many there are, a power of two.
+    local_rank : int
+        Its number on its own machine.
+    timeout : float
+        Seconds that a rank waits for another.
+
+    Raises
+    ------
+    ArgumentError
+        For another size, or a rank that is not below it.
+
+    Examples
+    --------
+    >>> from tlrt import distributed
+    >>> with distributed.Group() as group:
+    ...     group.rank, group.size, group.gather(7)
+    (0, 1, [7])
+    """
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, timeout: float = TIMEOUT) -> None:
         if size < 1 or size & (size - 1):
@@ -57,15 +78,64 @@ class Group:
         self._communicators: dict[Any, Connection] = {}
 
     def device(self, kind: str) -> str:
-        """The name of this rank's device: "cpu", or for "cuda" the GPU of its number on the machine."""
+        """The name of this rank's device.
+
+        Parameters
+        ----------
+        kind : str
+            "cpu" or "cuda".
+
+        Returns
+        -------
+        str
+            For "cuda" the GPU of the rank's number on its machine.
+
+        Examples
+        --------
+        >>> from tlrt import distributed
+        >>> distributed.Group(rank=3, size=4, local_rank=1).device("cuda")
+        'cuda:1'
+        """
         return f"cuda:{self.local_rank}" if kind == "cuda" else kind
 
     def share(self, items: Sequence[_T]) -> list[_T]:
-        """Those of the items that are this rank's to work on: every `size`-th, as neighbours often take about as long."""
+        """This rank's part of some work.
+
+        Parameters
+        ----------
+        items : sequence
+            The same on every rank.
+
+        Returns
+        -------
+        list
+            Every `size`-th item, as neighbours often take about as long.
+
+        Examples
+        --------
+        >>> from tlrt import distributed
+        >>> distributed.Group(rank=1, size=4).share("abcdefgh")
+        ['b', 'f']
+        """
         return list(items[self.rank :: self.size])
 
     def exchange(self, partner: int, out: npt.NDArray[Any], into: npt.NDArray[Any]) -> None:
-        """Sends an array to a rank that differs in one bit, and receives one from it. Both are contiguous."""
+        """Sends an array to a rank that differs in one bit, and receives one from it.
+
+        Parameters
+        ----------
+        partner : int
+            The other rank.
+        out, into : array
+            What is sent, and what is filled; both contiguous.
+
+        Raises
+        ------
+        GroupError
+            Where the other rank ended, or was not heard of in time.
+        ArgumentError
+            In a group of one rank.
+        """
         raise refusal(ArgumentError, "exchange", "partner", partner, "a group of more ranks than one")
 
     def _swap(self, partner: int, data: bytes) -> bytes:
@@ -77,22 +147,68 @@ class Group:
         return other.tobytes()
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in their order, on every rank. A value is what JSON holds, NumPy's numbers
-        being numbers."""
+        """Brings every rank's value to every rank.
+
+        Parameters
+        ----------
+        value : object
+            What JSON holds; NumPy's numbers become Python's.
+
+        Returns
+        -------
+        list
+            The values in the order of the ranks.
+
+        Raises
+        ------
+        GroupError
+            Where another rank ended, or was not heard of in time.
+        """
         known: dict[str, Any] = {str(self.rank): json.loads(json.dumps(value, default=_plain))}
         for k in range(tree.levels(self.size)):
             known.update(json.loads(self._swap(self.rank ^ 1 << k, json.dumps(known).encode())))
         return [known[str(r)] for r in range(self.size)]
 
     def agree(self, op: str, facts: Mapping[str, Any]) -> None:
-        """Raises GroupError, on every rank, where a fact is another one on another rank."""
+        """Refuses facts that differ between ranks, on every rank.
+
+        Parameters
+        ----------
+        op : str
+            For the message.
+        facts : mapping of str to object
+            What must be the same; JSON holds it.
+
+        Raises
+        ------
+        GroupError
+            With the first fact that differs, and the rank.
+        """
         for rank, other in enumerate(found := self.gather(dict(facts))):
             for name, value in found[0].items():
                 if other.get(name) != value:
                     raise refusal(GroupError, op, name, f"{other.get(name)} on rank {rank}", f"{value}, as on rank 0")
 
     def gather_arrays(self, arrays: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> list[list[npt.NDArray[Any]]]:
-        """Every rank's arrays, on every rank."""
+        """Brings every rank's arrays to every rank.
+
+        Parameters
+        ----------
+        arrays : sequence of array
+            This rank's.
+        dtype : dtype
+            That of all arrays.
+
+        Returns
+        -------
+        list of list of array
+            A list for each rank.
+
+        Raises
+        ------
+        GroupError
+            Where another rank ended, or was not heard of in time.
+        """
         shapes = self.gather([list(a.shape) for a in arrays])
         order = sorted(range(self.size), key=lambda r: tree.place(r, self.size))
         lengths = [sum(int(np.prod(s)) for s in shapes[r]) for r in order]
@@ -113,7 +229,13 @@ class Group:
         return found
 
     def trouble(self) -> str:
-        """Why a rank that waits for others should give up, as far as it shows without an exchange; nothing if all is well."""
+        """Why a rank that waits for others should give up, as far as it shows without an exchange.
+
+        Returns
+        -------
+        str
+            "" if all is well.
+        """
         return ""
 
     def barrier(self) -> None:
@@ -127,7 +249,13 @@ class Group:
         self._communicators = {}
 
     def fail(self, reason: str) -> None:
-        """Leaves the group and tells the other ranks why."""
+        """Leaves the group and tells the other ranks why.
+
+        Parameters
+        ----------
+        reason : str
+            What they raise GroupError with.
+        """
         for communicator in self._communicators.values():
             communicator.give_up(reason)
         self.close()

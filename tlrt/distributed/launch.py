@@ -51,7 +51,22 @@ def _failure(processes: Sequence[subprocess.Popen[str]]) -> int:
 
 
 def launch(command: Sequence[str], size: int, grace: float = GRACE) -> int:
-    """Runs `size` processes of a command; the exit status."""
+    """Runs processes of a command on this machine, and shows what they print.
+
+    Parameters
+    ----------
+    command : sequence of str
+        The program and its arguments.
+    size : int
+        Number of processes.
+    grace : float
+        Seconds for the others after one failed.
+
+    Returns
+    -------
+    int
+        The exit status of the first that failed, else 0.
+    """
     cores, held = len(os.sched_getaffinity(0)), _reserve_port()
     port = str(held.getsockname()[1])
     common = {
@@ -93,6 +108,18 @@ def launch(command: Sequence[str], size: int, grace: float = GRACE) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
+    """The command ``python -m tlrt launch``.
+
+    Parameters
+    ----------
+    argv : sequence of str
+        Its arguments.
+
+    Returns
+    -------
+    int
+        The exit status of the first process that failed, else 0.
+    """
     parser = argparse.ArgumentParser(prog=program_name("launch"), description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument("-n", type=int, default=2, metavar="RANKS", help="processes, a power of two (2)")
     parser.add_argument(

@@ -39,31 +39,82 @@ BUCKET = 4 << 20
 
 
 def add_pairs(values: Sequence[float]) -> float:
-    """The sum in float64 by the balanced binary tree, of a power of two of values."""
+    """The sum in float64 by the balanced binary tree.
+
+    Parameters
+    ----------
+    values : sequence of float
+        As many as a power of two.
+
+    Returns
+    -------
+    float
+        Their sum.
+
+    Examples
+    --------
+    >>> from tlrt.distributed.parallel import add_pairs
+    >>> add_pairs([1e16, 1.0, -1e16, 1.0])
+    0.0
+    """
     while len(values) > 1:
         values = [values[i] + values[i + 1] for i in range(0, len(values), 2)]
     return values[0]
 
 
 class DataParallel:
-    """Training in which a batch has `shards` shards of equal size, a power of two, and a rank computes shards/ranks of them.
+    """Training on shards of a batch, with the same bits for every number of ranks.
 
-    The gradient of a step is Σ gradients of the shards / shards, the sum by a balanced binary tree over the shards,
-    elementwise in float32; so is the loss, in float64. `make_optimizer` gets the parameters that this rank updates and gives
-    their optimiser: each parameter is updated by one rank, which alone has its states (as in ZeRO, stage 1), and sent to the
-    others. Random draws depend on the step and the shard. Running statistics become the mean of what each shard makes of
-    them. `max_norm` is for the global norm, √Σ g² over the norms of the parameters, added in float64 and rounded once, by
-    which gradients are scaled as by :meth:`tlrt.Session.clip_grad_norm`.
+    The gradient of a step is Σ gradients of the shards / shards. A balanced binary tree over the shards adds them,
+    elementwise in float32; so it does with the loss, in float64. Each parameter is updated by one rank, which alone has
+    its states (as in ZeRO, stage 1), and sent to the others. Random draws depend on the step and the shard. Running
+    statistics become the mean of what each shard makes of them.
 
-    With `overlap`, gradients go to the other ranks while the rest of the backward pass of a rank's last shard runs, in buckets of
-    about `bucket` bytes. It changes no bit, and is on but for GPUs whose numbers go by way of the host. Where somebody observes
-    the device, as a ledger does, they go after the backward pass.
+    All ranks make the same session, parameters and optimiser. What differs is refused on all ranks: another number of
+    shards, mode, parameter or hyperparameter, and, in a step, inputs of another shape in one of the shards. Where
+    the device has an observer, such as a ledger, gradients go to other ranks after the backward pass.
 
-    All ranks make the same session, parameters and optimiser. What differs is refused on all ranks by
-    :class:`tlrt.distributed.GroupError`: another number of shards, mode, parameter or hyperparameter, and, in a step, inputs of
-    another shape in one of the shards.
+    Parameters
+    ----------
+    session : Session
+        With all parameters made.
+    make_optimizer : function
+        From the parameters that this rank updates to their optimiser.
+    group : Group, optional
+        Of :func:`join`; one rank unless given.
+    shards : int
+        Shards of a batch, a power of two; a rank computes shards/ranks of them.
+    max_norm : float, optional
+        The largest global norm: √Σ g² over the norms of the parameters, added in float64 and rounded once. Gradients
+        are scaled as by :meth:`tlrt.Session.clip_grad_norm`.
+    overlap : bool, optional
+        Gradients go to other ranks while the backward pass of a rank's last shard runs. It changes no bit, and is on
+        but for GPUs whose numbers go by way of the host.
+    bucket : int
+        Bytes of gradients that go together.
 
-    Source of stage 1: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2020."""
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        For a setting out of range, fewer parameters than ranks, or another optimiser than that of the parameters given.
+    GroupError
+        Where ranks differ.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> from tlrt import distributed
+    >>> s = tlrt.Session("cpu", seed=1)
+    >>> w = s.param([0.0], "w")
+    >>> training = distributed.DataParallel(s, lambda parameters: tlrt.optim.SGD(parameters, lr=0.25), shards=2)
+    >>> training.step(lambda shard: ((w - float(shard)) ** 2).sum())
+    0.5
+    >>> w.value, training.steps
+    (array([0.25], dtype=float32), 1)
+
+    Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2020 (stage 1);
+    torch.nn.parallel.DistributedDataParallel.
+    """
 
     def __init__(
         self, session: Session, make_optimizer: Callable[[list[Parameter]], Optimizer], group: Group | None = None, *,
@@ -117,7 +168,13 @@ class DataParallel:
 
     @property
     def steps(self) -> int:
-        """Steps taken, those before a checkpoint included."""
+        """Steps taken, those before a checkpoint included.
+
+        Returns
+        -------
+        int
+            Their number.
+        """
         return self._steps
 
     def _agree(self, op: str) -> None:
@@ -149,9 +206,24 @@ class DataParallel:
     # ---- a step
 
     def step(self, loss: Callable[[int], TensorRef]) -> float:
-        """Trains on one batch; returns the mean of the shards' losses. Calls loss(shard) for each shard of this rank: the
-        session's loss of that shard, its mean over the examples. Resets the session. Raises GroupError where the shapes of
-        inputs or the hyperparameters are not those of the other ranks."""
+        """Trains on one batch, and resets the session.
+
+        Parameters
+        ----------
+        loss : function of an int
+            It is called for each shard of this rank, and gives the session's loss of that shard, its mean over the
+            examples.
+
+        Returns
+        -------
+        float
+            The mean of the shards' losses.
+
+        Raises
+        ------
+        GroupError
+            Where the shapes of inputs or the hyperparameters are not those of the other ranks.
+        """
         session, count = self.session, self.shards // self.group.size
         gradients, statistics = _Gradients(self), _Sums(_add_arrays)
         inputs, reached = [], set()
@@ -231,7 +303,7 @@ class DataParallel:
         return mean, {name for _, _, names, *_ in every for name in names}, norm
 
     def _mean_on_all(self, values: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-        """The means over all shards of arrays of which this rank has the sums over its own, on every rank."""
+        """The means over all shards of arrays, on every rank; this rank has the sums over its own shards."""
         if not values:
             return {}
         group, flat = self.group, np.concatenate([v.reshape(-1) for v in values.values()])
@@ -266,8 +338,23 @@ class DataParallel:
     # ---- checkpoints
 
     def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
-        """Writes a checkpoint, as :func:`tlrt.checkpoint.save` of the session and one optimiser of all parameters does: the file
-        does not depend on the number of ranks. Rank 0 writes it; the others wait."""
+        """Writes a checkpoint that does not depend on the number of ranks.
+
+        It is that of :func:`tlrt.checkpoint.save` for the session and one optimiser of all parameters. Rank 0 writes
+        it; the others wait.
+
+        Parameters
+        ----------
+        path : path
+            The file.
+        extra : mapping, optional
+            Anything JSON holds, which :meth:`load` returns.
+
+        Raises
+        ------
+        GroupError
+            Where rank 0 cannot write it.
+        """
         self.session.counter = (self._steps * self.shards) << DRAWS
         whole = _Whole(self)
         trouble = ""
@@ -282,9 +369,25 @@ class DataParallel:
             raise GroupError(f"save: {trouble} (on rank 0)", op="save")
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        """Goes on from a checkpoint, whatever number of ranks wrote it; returns its `extra`. Raises what
-        :func:`tlrt.checkpoint.load` raises, CheckpointError also for another number of shards, GroupError where ranks read
-        different files."""
+        """Goes on from a checkpoint, whatever number of ranks wrote it.
+
+        Parameters
+        ----------
+        path : path
+            A file that :meth:`save` wrote.
+
+        Returns
+        -------
+        dict
+            The `extra` of :meth:`save`.
+
+        Raises
+        ------
+        CheckpointError
+            As :func:`tlrt.checkpoint.load`, and for another number of shards.
+        GroupError
+            Where ranks read different files.
+        """
         extra = checkpoint.peek(path)
         if extra.pop("shards", None) != self.shards:
             got = "a run of another number of shards, or of none"

@@ -99,7 +99,7 @@ class SocketGroup(Group):
                     rank, size = int(hello["rank"]), int(hello["size"])
                     known = hello["hello"] == "tlrt"
                 except (OSError, ValueError, KeyError, TypeError):
-                    visitor.close()  # somebody else
+                    visitor.close()  # no rank
                     continue
                 if not known:
                     visitor.close()

@@ -60,7 +60,7 @@ def reduce_scatter(
 
 
 def all_gather(x: npt.NDArray[Any], bounds: Sequence[int], rank: int, size: int, exchange: Exchange) -> None:
-    """Fills `x`, of which a rank has its part, with the parts of all."""
+    """Fills `x`, which holds this rank's part, with the parts of all ranks."""
     for partner, low, high, first, last in reversed(windows(rank, size)):
         own, missing = x[bounds[low] : bounds[high]], x[bounds[first] : bounds[last]]
         if own.size or missing.size:

@@ -2,7 +2,7 @@
 
 The structures are those of XLA's C interface for foreign functions (xla/ffi/api/c_api.h, version 0.x), as far as they are
 read here. XLA calls the handler from threads of its own; it takes Python's lock, starts the work and returns. On a GPU the
-work is put in order with XLA's stream, and nobody waits for it.
+work is put in order with XLA's stream, and the host does not wait for it.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _run(frame: Any, name: str, stream: int | None) -> None:
 
 
 def _answer(frame: Any) -> bool:
-    """Whether XLA asks for the handler's version, which is that of XLA's own interface, in place of a call."""
+    """Whether XLA queries the handler's version, which is that of XLA's own interface, in place of a call."""
     extension = frame.extensions
     if extension == _ffi.NULL or extension.kind != _METADATA:
         return False

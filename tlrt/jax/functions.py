@@ -37,7 +37,7 @@ for _platform, _address in HANDLERS.items():
 def _call(
     row: Op, which: str, arrays: Mapping[str, Any], values: Mapping[str, Any], want: Sequence[bool], math: str
 ) -> list[Any]:
-    """One call of an entry point. A gradient that nobody wants is an array of no elements."""
+    """One call of an entry point. A gradient that is not wanted is an array of no elements."""
     signature = row.signature_of(which)
     shapes = {n: x.shape for n, x in arrays.items()}
     made = _foreign.results(row.name, signature, shapes, values)
@@ -108,7 +108,31 @@ def _differentiable(name: str, present: tuple[str, ...], values: str, math: str)
 
 
 def function(name: str) -> Callable[..., Any]:
-    """The operation of that name as a function of arrays. Raises AttributeError."""
+    """The operation of that name as a function of JAX's arrays; ``tlrt.jax.NAME`` is the same.
+
+    Parameters
+    ----------
+    name : str
+        One of :func:`functions`.
+
+    Returns
+    -------
+    function
+        It takes the operation's arrays, then what no shape gives, and works under jit, grad and vmap.
+
+    Raises
+    ------
+    AttributeError
+        For another name.
+
+    Examples
+    --------
+    >>> import jax, tlrt.jax
+    >>> tlrt.jax.relu(jax.numpy.array([-1.0, 2.0]))
+    Array([0., 2.], dtype=float32)
+    >>> jax.grad(lambda x: tlrt.jax.tanh(x).sum())(jax.numpy.zeros(2))
+    Array([1., 1.], dtype=float32)
+    """
     row = next((r for r in _foreign.rows() if r.name == name), None)
     if row is None:
         raise AttributeError(f"tlrt.jax has no {name!r}: see tlrt.jax.functions()")
@@ -142,5 +166,17 @@ def function(name: str) -> Callable[..., Any]:
 
 
 def functions() -> tuple[str, ...]:
-    """The names of the operations that ``tlrt.jax`` has."""
+    """The names of the operations that ``tlrt.jax`` has.
+
+    Returns
+    -------
+    tuple of str
+        Those of the rows whose arrays are arrays of the caller.
+
+    Examples
+    --------
+    >>> import tlrt.jax
+    >>> "matmul" in tlrt.jax.functions()
+    True
+    """
     return tuple(row.name for row in _foreign.rows())

@@ -9,6 +9,9 @@ A layer makes its parameters by :meth:`Session.param` under dotted names ("hidde
 Initial weights come from the session's generator and are the same float32 numbers on every device (:mod:`tlrt.nn.init`).
 """
 
+from typing import TYPE_CHECKING, Any
+
+from tlrt._operations.names import missing_name
 from tlrt.nn import init, schedules
 from tlrt.nn.attention import KeyValueCache, MultiHeadAttention, TransformerBlock
 from tlrt.nn.conv import AdaptiveAvgPool, AvgPool, Conv, ConvTranspose, MaxPool, SmoothMaxPool, Upsample
@@ -23,3 +26,13 @@ __all__ = ["AdaptiveAvgPool", "AvgPool", "BatchNorm", "Conv", "ConvTranspose", "
            "FNOBlock2d", "GRU", "GroupNorm", "InstanceNorm", "KeyValueCache", "LSTM", "Layer", "LayerNorm", "Linear",
            "MambaBlock", "MaxPool", "ModuleList", "MultiHeadAttention", "RMSNorm", "SelectiveScan", "Sequential",
            "SmoothMaxPool", "SpectralConv1d", "SpectralConv2d", "TransformerBlock", "Upsample", "init", "schedules"]  # fmt: skip
+
+
+if not TYPE_CHECKING:  # else every name would be one
+
+    def __getattr__(name: str) -> Any:
+        raise missing_name("module 'tlrt.nn'", "nn", name, __all__)
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

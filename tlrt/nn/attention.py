@@ -17,10 +17,25 @@ __all__ = ["KeyValueCache", "MultiHeadAttention", "TransformerBlock"]
 class KeyValueCache:
     """The keys and values of the positions so far, of one attention layer; they outlive :meth:`Session.reset`.
 
-    Generation makes one for each layer, and calls the layers with the new positions alone, in no_grad:
+    Generation makes one for each layer, and calls the layers with the new positions alone, in :meth:`Session.no_grad`.
+    ``len(cache)`` is the number of positions.
 
-        cache = nn.KeyValueCache(session)
-        y = attention(x[:, :5], cache=cache); y = attention(x[:, 5:6], cache=cache)"""
+    Parameters
+    ----------
+    session : Session
+        The session of the layer.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu", seed=1)
+    >>> attention = tlrt.nn.MultiHeadAttention(s, 4, 2, name="attention", causal=True)
+    >>> x, cache = s.rand_normal((1, 6, 4)), tlrt.nn.KeyValueCache(s)
+    >>> with s.no_grad():
+    ...     first, last = attention(x[:, :5], cache=cache), attention(x[:, 5:], cache=cache)
+    >>> len(cache), last.shape
+    (6, (1, 1, 4))
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -31,8 +46,23 @@ class KeyValueCache:
         return self._held[0].shape[2] if self._held else 0
 
     def append(self, key: TensorRef, value: TensorRef) -> tuple[TensorRef, TensorRef]:
-        """Keys and values (batch, heads, n, d) after those before, and all of them, to which gradients do not go back. Raises
-        ShapeError where other axes than the positions differ; the cache is as it was then."""
+        """Keeps new keys and values behind those of before.
+
+        Parameters
+        ----------
+        key, value : TensorRef
+            (batch, heads, n, d).
+
+        Returns
+        -------
+        tuple of TensorRef
+            All keys and all values. Gradients do not go back to those of before.
+
+        Raises
+        ------
+        ShapeError
+            Where other axes than the positions differ; the cache is as it was then.
+        """
         s = self.session
         made = [key, value]
         if self._held is not None:
@@ -53,16 +83,57 @@ class KeyValueCache:
 class MultiHeadAttention(Layer):
     """Self-attention of several heads.
 
-    y = concat_h(softmax(Q_h·K_hᵀ/√d)·V_h)·Wo with Q, K, V = x·Wq, x·Wk, x·Wv and d = width/heads
+    y = concat_h(softmax(Q_h·K_hᵀ/√d)·V_h)·Wo with Q, K, V = x·Wq, x·Wk, x·Wv and d = width/heads.
 
-    x (batch, n, width), or (n, width), to the same shape; NAME.query, NAME.key, NAME.value and NAME.out (width, width), inputs
-    first, start Xavier uniform; with `bias` each has NAME.PART_bias, which starts at 0. With `kv_heads` NAME.key and NAME.value
-    are (width, kv_heads·d), and a head of keys serves heads / kv_heads heads of queries in a row. `rotary` is the base of rotary
-    position encodings, in halves. `causal` blocks later positions exactly, `window` those that many or more away. In training
-    weights of the softmax are dropped with probability `dropout`. A call with a :class:`KeyValueCache` attends to the positions
-    in it too. Without these, `use_flash` picks the fused operation or the one composed from products and a softmax, equal within
-    the bound. Raises ArgumentError unless heads divides width and kv_heads heads.
-    Source: Vaswani et al., arXiv:1706.03762."""
+    x (batch, n, width), or (n, width), keeps its shape. NAME.query, NAME.key, NAME.value and NAME.out (width, width),
+    inputs first, start Xavier uniform. A call with a :class:`KeyValueCache` attends to the positions in it too.
+
+    Parameters
+    ----------
+    session : Session
+        The session that gets the parameters.
+    width : int
+        Size of the last axis.
+    heads : int
+        Number of heads.
+    name : str
+        What the parameters' names begin with.
+    causal : bool
+        True: later positions are blocked exactly.
+    use_flash : bool
+        The fused operation, or one composed of products and a softmax, equal within the bound. It matters without
+        `kv_heads`, `bias`, `rotary`, `window`, dropout and cache alone.
+    weight_init : function of (session, shape), optional
+        Initial values of the four weights.
+    kv_heads : int, optional
+        Heads of keys and values; each belongs to heads/kv_heads heads of queries in a row. NAME.key and NAME.value are
+        then (width, kv_heads·d).
+    bias : bool
+        True: each product has a NAME.PART_bias, which starts at 0.
+    rotary : float, optional
+        The base of rotary position encodings, in halves.
+    window : int, optional
+        Positions that many or more away are blocked.
+    dropout : float
+        Probability with which weights of the softmax are dropped in training.
+
+    Raises
+    ------
+    ArgumentError
+        Unless heads divides width, and kv_heads heads.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu", seed=1)
+    >>> attention = tlrt.nn.MultiHeadAttention(s, 8, 2, name="attention", causal=True)
+    >>> attention(s.rand_normal((3, 5, 8))).shape
+    (3, 5, 8)
+    >>> [p.name for p in attention.parameters()]
+    ['attention.query', 'attention.key', 'attention.value', 'attention.out']
+
+    Source: Vaswani et al., arXiv:1706.03762; torch.nn.MultiheadAttention.
+    """
 
     def __init__(
         self, session: Session, width: int, heads: int, *, name: str, causal: bool = False, use_flash: bool = True,
@@ -133,18 +204,60 @@ _NORMS = {"layer": LayerNorm, "rms": RMSNorm}
 class TransformerBlock(Layer):
     """Attention and a perceptron, each normalised before and added to what came in.
 
-    x ← x + dropout(attention(norm1(x))); x ← x + dropout(down(activation(up(norm2(x)))))
+    x ← x + dropout(attention(norm1(x))); x ← x + dropout(down(activation(up(norm2(x))))).
 
-    x (batch, n, width), or (n, width), to the same shape; NAME.norm1, NAME.attention, NAME.norm2, NAME.up (dim_feedforward
-    outputs, ratio·width unless given), NAME.down. `activation` is a function of one tensor or the name of an operation, gelu in
-    the tanh form unless given; "swiglu", "geglu" and "reglu" give down(silu(gate(x))·up(x)), and so on, with NAME.gate before
-    NAME.up. `norm` is "layer" or "rms", with its layer's eps unless given. `bias` gives all products a bias or none; unless
-    given, those of the perceptron have one and those of attention not. `attention_dropout` is the dropout of
-    :class:`MultiHeadAttention`, which takes causal, use_flash, kv_heads, rotary, window and the call's cache too. A block of
-    the Llama family has norm="rms", activation="swiglu", bias=False, a rotary base and kv_heads. Raises ArgumentError for
-    another norm; errors as its layers.
-    Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019 (the normalisation before); Shazeer,
-    arXiv:2002.05202 (gates)."""
+    x (batch, n, width), or (n, width), keeps its shape. The parts are NAME.norm1, NAME.attention, NAME.norm2, NAME.up,
+    NAME.down and, with a gate, NAME.gate. A call takes a :class:`KeyValueCache` as `cache`.
+
+    Parameters
+    ----------
+    session : Session
+        The session that gets the parameters.
+    width, heads : int
+        Size of the last axis, and heads of the attention.
+    name : str
+        What the parameters' names begin with.
+    causal, use_flash, kv_heads, rotary, window : optional
+        As :class:`MultiHeadAttention` has them.
+    dropout : float
+        Probability with which results of both parts are dropped in training.
+    ratio : int
+        Width of the perceptron as a multiple of `width`.
+    weight_init : function of (session, shape), optional
+        Initial values of all products.
+    attention_dropout : float
+        The dropout of the attention's weights.
+    bias : bool, optional
+        True: all products have a bias; False: none has; None: those of the perceptron have one.
+    dim_feedforward : int, optional
+        Width of the perceptron; ratio·width unless given.
+    norm : str
+        "layer" or "rms".
+    eps : float, optional
+        That of the norms; their own default unless given.
+    activation : str or function of a tensor
+        The name of an operation, gelu in the tanh form by default. "swiglu", "geglu" and "reglu" give
+        down(silu(gate(x))·up(x)), and so on.
+
+    Raises
+    ------
+    ArgumentError
+        For another norm, and as :class:`MultiHeadAttention`.
+
+    Examples
+    --------
+    A block of the Llama family:
+
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu", seed=1)
+    >>> block = tlrt.nn.TransformerBlock(s, 8, 4, name="block", causal=True, norm="rms", activation="swiglu", bias=False,
+    ...                                  rotary=1e4, kv_heads=2, dim_feedforward=16)
+    >>> block(s.rand_normal((2, 5, 8))).shape
+    (2, 5, 8)
+
+    Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019 (the normalisation before);
+    Shazeer, arXiv:2002.05202 (gates); torch.nn.TransformerEncoderLayer.
+    """
 
     def __init__(
         self, session: Session, width: int, heads: int, *, name: str, causal: bool = False, dropout: float = 0.0,

@@ -64,31 +64,125 @@ class _Convolution(Layer):
 class Conv(_Convolution):
     """Convolution (cross-correlation) over 1 to 8 spatial axes.
 
-    y[o, j] = Σ_{c, k} weight[o, c, k]·x[c, j·stride + k·dilation - padding] + bias[o], c over the channels of o's group
+    y[o, j] = Σ_{c, k} weight[o, c, k]·x[c, j·stride + k·dilation - padding] + bias[o], where c runs over the channels
+    of o's group.
 
-    x (batch, in_channels, spatial…), or without the batch, to (batch, out_channels, positions…), positions =
-    ⌊(spatial + 2·padding - dilation·(kernel - 1) - 1)/stride⌋ + 1; NAME.weight (out_channels, in_channels/groups, kernel…),
-    NAME.bias (out_channels) unless bias=False, both uniform within ±1/√(in_channels/groups·Π kernel). `kernel` has one entry
-    per spatial axis; a number stands for `rank` of them, 2 unless said; so do stride, dilation and padding, which may also be
-    pairs (before, after), "same" or "valid". Raises ShapeError, ArgumentError. Source: torch.nn.Conv1d, Conv2d, Conv3d."""
+    x (batch, in_channels, spatial…), or without the batch, gives (batch, out_channels, positions…) with positions =
+    ⌊(spatial + 2·padding - dilation·(kernel - 1) - 1)/stride⌋ + 1. NAME.weight (out_channels, in_channels/groups,
+    kernel…) and NAME.bias (out_channels) start uniform within ±1/√(in_channels/groups·Π kernel). A call raises
+    ShapeError or ArgumentError where shapes and settings do not fit.
+
+    Parameters
+    ----------
+    session : Session
+        The session that gets the parameters.
+    in_channels, out_channels : int
+        Channels before and after.
+    kernel : int or sequence of int
+        One size per spatial axis; a number stands for `rank` equal ones.
+    name : str
+        What the parameters' names begin with.
+    rank : int, optional
+        Number of spatial axes where `kernel` is a number, else 2.
+    stride, dilation : int or sequence of int
+        Steps between windows, and between the cells of one.
+    padding : int, sequence of int, sequence of pairs, "same" or "valid"
+        Zeros before and after each spatial axis.
+    groups : int
+        Groups of channels that are convolved apart.
+    bias : bool
+        False: no bias.
+    weight_init, bias_init : function of (session, shape), optional
+        Initial values.
+
+    Raises
+    ------
+    ArgumentError
+        Unless `groups` divides both numbers of channels.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu", seed=1)
+    >>> conv = tlrt.nn.Conv(s, 3, 8, 5, name="conv", stride=2, padding=2)
+    >>> conv(s.zeros((1, 3, 32, 32))).shape
+    (1, 8, 16, 16)
+    >>> conv
+    Conv(weight[8, 3, 5, 5], bias[8]): 608 parameters
+
+    Of sequences:
+
+    >>> tlrt.nn.Conv(s, 2, 4, 3, rank=1, name="seq")(s.zeros((1, 2, 10))).shape
+    (1, 4, 8)
+
+    Source: torch.nn.Conv1d, Conv2d, Conv3d.
+    """
 
     _operation = "conv"
 
 
 class ConvTranspose(_Convolution):
-    """Transposed convolution over 1 to 8 spatial axes: the gradient of Conv by its input, plus a bias.
+    """Transposed convolution over 1 to 8 spatial axes: the gradient of :class:`Conv` by its input, plus a bias.
 
-    y[o, i] = Σ_{c, k} weight[c, o, k]·x[c, (i + padding - k·dilation)/stride] + bias[o] over the k that divide
+    y[o, i] = Σ_{c, k} weight[c, o, k]·x[c, (i + padding - k·dilation)/stride] + bias[o] over the k that divide.
 
-    x (batch, in_channels, spatial…), or without the batch, to (batch, out_channels, positions…), positions =
-    (spatial - 1)·stride + dilation·(kernel - 1) + 1 + output_padding - 2·padding; NAME.weight (in_channels,
-    out_channels/groups, kernel…), NAME.bias (out_channels), both uniform within ±1/√(out_channels/groups·Π kernel), as
-    PyTorch has it. The rest as Conv. Raises ShapeError, ArgumentError. Source: torch.nn.ConvTranspose1d, 2d, 3d."""
+    x (batch, in_channels, spatial…), or without the batch, gives (batch, out_channels, positions…) with positions =
+    (spatial - 1)·stride + dilation·(kernel - 1) + 1 + output_padding - 2·padding. NAME.weight (in_channels,
+    out_channels/groups, kernel…) and NAME.bias (out_channels) start uniform within ±1/√(out_channels/groups·Π kernel),
+    as PyTorch has it.
+
+    Parameters
+    ----------
+    session : Session
+        The session that gets the parameters.
+    in_channels, out_channels : int
+        Channels before and after.
+    kernel : int or sequence of int
+        One size per spatial axis; a number stands for `rank` equal ones.
+    name : str
+        What the parameters' names begin with.
+    rank : int, optional
+        Number of spatial axes where `kernel` is a number, else 2.
+    stride, dilation : int or sequence of int
+        Steps between windows, and between the cells of one.
+    padding : int, sequence of int, sequence of pairs, "same" or "valid"
+        Cells that are cut off before and after each spatial axis.
+    output_padding : int or sequence of int
+        Cells that are added after each spatial axis.
+    groups : int
+        Groups of channels that are convolved apart.
+    bias : bool
+        False: no bias.
+    weight_init, bias_init : function of (session, shape), optional
+        Initial values.
+
+    Raises
+    ------
+    ArgumentError
+        Unless `groups` divides both numbers of channels.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu", seed=1)
+    >>> tlrt.nn.ConvTranspose(s, 8, 3, 2, name="up", stride=2)(s.zeros((1, 8, 16, 16))).shape
+    (1, 3, 32, 32)
+
+    Source: torch.nn.ConvTranspose1d, 2d, 3d.
+    """
 
     _operation = "conv_transpose"
 
-    def __init__(self, *arguments: Any, output_padding: Size = 0, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
+    def __init__(
+        self, session: Session, in_channels: int, out_channels: int, kernel: Size, *, name: str,
+        rank: int | None = None, stride: Size = 1, padding: Padding = 0, output_padding: Size = 0, dilation: Size = 1,
+        groups: int = 1, bias: bool = True,
+        weight_init: init.Initializer | None = None, bias_init: init.Initializer | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            session, in_channels, out_channels, kernel, name=name, rank=rank, stride=stride, padding=padding, dilation=dilation,
+            groups=groups, bias=bias, weight_init=weight_init, bias_init=bias_init,
+        )  # fmt: skip
         self._more["output_padding"] = output_padding
 
     @staticmethod
@@ -117,32 +211,96 @@ class _Pool(Layer):
     def _pool(self, x: TensorRef) -> TensorRef:
         return getattr(x.session, self._operation)(x, self.kernel, self.stride, self.padding)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(kernel={self.kernel}, stride={self.stride}, padding={self.padding})"
+    def _summary(self) -> str:
+        return f"(kernel={self.kernel}, stride={self.stride}, padding={self.padding})"
 
 
 class MaxPool(_Pool):
     """The largest of each window; NaN wins, padding never does, the first of equals takes the gradient.
 
-    x (batch, channels, spatial…), or without the batch, to (…, ⌊(spatial + 2·padding - kernel)/stride⌋ + 1). The stride is the
-    kernel unless given; kernel and rank as Conv, but three axes are refused where `kernel` is a number without `rank`, as they
-    may be one image or a batch of sequences. Raises ShapeError, ArgumentError. Source: torch.nn.MaxPool2d."""
+    x (batch, channels, spatial…), or without the batch, gives (…, ⌊(spatial + 2·padding - kernel)/stride⌋ + 1). Three
+    axes are refused where `kernel` is a number without `rank`, as they may be one image or a batch of sequences.
+
+    Parameters
+    ----------
+    kernel : int or sequence of int
+        One size per spatial axis; a number stands for `rank` equal ones.
+    stride : int or sequence of int, optional
+        Steps between windows; the kernel unless given.
+    padding : int or sequence of int
+        Cells before and after each spatial axis.
+    rank : int, optional
+        Number of spatial axes where `kernel` is a number, else 2.
+
+    Raises
+    ------
+    ArgumentError
+        Where `rank` is not the number of sizes.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu")
+    >>> tlrt.nn.MaxPool(2, rank=1)(s.const([[[1, 5, 2, 3]]])).numpy().tolist()
+    [[[5.0, 3.0]]]
+
+    Source: torch.nn.MaxPool1d, 2d and 3d.
+    """
 
     _operation = "max_pool"
 
 
 class AvgPool(_Pool):
-    """The mean of each window, padded cells counted in the divisor; shapes and errors as MaxPool.
+    """The mean of each window, padded cells counted in the divisor; shapes and errors as :class:`MaxPool`.
 
-    Source: torch.nn.AvgPool2d."""
+    Parameters
+    ----------
+    kernel : int or sequence of int
+        One size per spatial axis; a number stands for `rank` equal ones.
+    stride : int or sequence of int, optional
+        Steps between windows; the kernel unless given.
+    padding : int or sequence of int
+        Zeros before and after each spatial axis.
+    rank : int, optional
+        Number of spatial axes where `kernel` is a number, else 2.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu")
+    >>> tlrt.nn.AvgPool(2, rank=1)(s.const([[[1, 5, 2, 4]]])).numpy().tolist()
+    [[[3.0, 3.0]]]
+
+    Source: torch.nn.AvgPool1d, 2d and 3d.
+    """
 
     _operation = "avg_pool"
 
 
 class SmoothMaxPool(_Pool):
-    """ln(Σ e^(βv))/β over each window, a soft maximum (β < 0: minimum); shapes and errors as MaxPool.
+    """ln(Σ e^(beta·v))/beta over each window, a soft maximum; shapes and errors as :class:`MaxPool`.
 
-    Raises ArgumentError too where beta is 0 or not finite as a float32."""
+    Parameters
+    ----------
+    kernel : int or sequence of int
+        One size per spatial axis; a number stands for `rank` equal ones.
+    stride : int or sequence of int, optional
+        Steps between windows; the kernel unless given.
+    padding : int or sequence of int
+        Zeros before and after each spatial axis.
+    beta : float
+        Sharpness; below 0 the pool is a soft minimum. A call raises ArgumentError where it is 0 or not finite as a
+        float32.
+    rank : int, optional
+        Number of spatial axes where `kernel` is a number, else 2.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu")
+    >>> tlrt.nn.SmoothMaxPool(2, beta=50.0, rank=1)(s.const([[[1, 5, 2, 3]]])).numpy().round(4).tolist()
+    [[[5.0, 3.0]]]
+    """
 
     _operation = "smooth_max_pool"
 
@@ -157,10 +315,20 @@ class SmoothMaxPool(_Pool):
 
 
 class AdaptiveAvgPool(Layer):
-    """The mean over all spatial axes, whatever their sizes: (batch, channels, spatial…) to (batch, channels, 1…).
+    """The mean over all spatial axes, whatever their sizes.
 
-    One row of the mean per channel, by the row tree. Raises ShapeError where x has fewer than three axes. Source:
-    torch.nn.AdaptiveAvgPool2d(1)."""
+    x (batch, channels, spatial…) gives (batch, channels, 1…): one row of the mean per channel, by the row tree. A call
+    raises ShapeError where x has fewer than three axes.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu")
+    >>> tlrt.nn.AdaptiveAvgPool()(s.const([[[[1, 2], [3, 6]]]])).numpy().tolist()
+    [[[[3.0]]]]
+
+    Source: torch.nn.AdaptiveAvgPool2d(1).
+    """
 
     def __call__(self, x: TensorRef, *, training: bool = False) -> TensorRef:
         if len(x.shape) < 3:
@@ -169,10 +337,30 @@ class AdaptiveAvgPool(Layer):
 
 
 class Upsample(Layer):
-    """Every element `factor` times in a row along each spatial axis: (batch, channels, spatial…) to (batch, channels,
-    factor·spatial…), at most three spatial axes. The gradient is the sum over the copies.
+    """Every element `factor` times in a row along each spatial axis.
 
-    Raises ArgumentError for a factor below 1, ShapeError. Source: torch.nn.Upsample(scale_factor=factor)."""
+    x (batch, channels, spatial…) with one to three spatial axes gives (batch, channels, factor·spatial…). The gradient
+    is the sum over the copies. A call raises ShapeError for other axes.
+
+    Parameters
+    ----------
+    factor : int
+        Copies of an element along each axis.
+
+    Raises
+    ------
+    ArgumentError
+        For a factor below 1.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu")
+    >>> tlrt.nn.Upsample(2)(s.const([[[1, 2]]])).numpy().tolist()
+    [[[1.0, 1.0, 2.0, 2.0]]]
+
+    Source: torch.nn.Upsample(scale_factor=factor).
+    """
 
     def __init__(self, factor: int = 2) -> None:
         self.factor = integer("Upsample", "factor", factor)

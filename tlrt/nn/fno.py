@@ -17,13 +17,37 @@ __all__ = ["FNOBlock1d", "FNOBlock2d", "SpectralConv1d", "SpectralConv2d"]
 class SpectralConv1d(Layer):
     """Convolution along the grid by complex weights on the lowest Fourier modes.
 
-    y = irfft(Z), Z[k, o] = Σ_c X[k, c]·(weight_re + i·weight_im)[k, c, o] for k < modes, else 0, X = rfft(x) along the grid
+    y = irfft(Z) with Z[k, o] = Σ_c X[k, c]·(weight_re + i·weight_im)[k, c, o] for k < modes, else 0, and X = rfft(x)
+    along the grid.
 
-    x (grid, width), or (batch, grid, width), to the same shape, on any grid with grid//2 + 1 >= modes; NAME.weight_re and
-    NAME.weight_im (modes, width, width) start uniform in [0, 1/width²). One sample runs as ``spectral_conv1d_rfft``; a
-    batch as the same product composed from the packed transforms and one batched matrix product per part, because samples
-    one by one would each write a gradient of the whole batch (slice1d's VJP). The two agree within rounding. Raises
-    ShapeError, ArgumentError. Source: Li et al., arXiv:2010.08895."""
+    x (grid, width), or (batch, grid, width), keeps its shape, on any grid with grid//2 + 1 >= modes. NAME.weight_re and
+    NAME.weight_im (modes, width, width) start uniform in [0, 1/width²). One sample runs as ``spectral_conv1d_rfft``. A
+    batch is composed of the packed transforms and one batched product per part, since samples one by one would each
+    write a gradient of the whole batch; the two agree within rounding. A call raises ShapeError for other axes.
+
+    Parameters
+    ----------
+    session : Session
+        The session that gets the parameters.
+    width, modes : int
+        Channels, and modes that are kept.
+    name : str
+        What the parameters' names begin with.
+
+    Raises
+    ------
+    ArgumentTypeError, ShapeError
+        For a size that is no number of elements.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu", seed=1)
+    >>> tlrt.nn.SpectralConv1d(s, 3, 4, name="spectral")(s.rand_normal((2, 16, 3))).shape
+    (2, 16, 3)
+
+    Source: Li et al., arXiv:2010.08895.
+    """
 
     def __init__(self, session: Session, width: int, modes: int, *, name: str) -> None:
         require_sizes(self, width=width, modes=modes)
@@ -63,11 +87,34 @@ class SpectralConv1d(Layer):
 class FNOBlock1d(Layer):
     """A spectral convolution beside a linear map of each point, and an activation.
 
-    y = activation(spectral(x) + W·x + b)
+    y = activation(spectral(x) + W·x + b). x (grid, width), or (batch, grid, width), keeps its shape; the parts are
+    NAME.spectral and NAME.point.
 
-    x (grid, width), or (batch, grid, width), to the same shape; NAME.spectral and NAME.point. `activation` is a function of
-    one tensor, gelu unless given; None leaves it out, as the last block does. Errors as SpectralConv1d.
-    Source: Li et al., arXiv:2010.08895."""
+    Parameters
+    ----------
+    session : Session
+        The session that gets the parameters.
+    width, modes : int
+        Channels, and modes that are kept.
+    name : str
+        What the parameters' names begin with.
+    activation : str, function of a tensor or None
+        The name of an operation; None leaves it out, as the last block does.
+
+    Raises
+    ------
+    ArgumentTypeError, ShapeError
+        As :class:`SpectralConv1d`.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu", seed=1)
+    >>> tlrt.nn.FNOBlock1d(s, 3, 4, name="block", activation=None)(s.rand_normal((16, 3))).shape
+    (16, 3)
+
+    Source: Li et al., arXiv:2010.08895.
+    """
 
     def __init__(
         self, session: Session, width: int, modes: int, *, name: str,
@@ -86,13 +133,40 @@ class FNOBlock1d(Layer):
 class SpectralConv2d(Layer):
     """Convolution over two periodic axes by complex weights on the lowest Fourier modes.
 
-    y = spectral_conv2d(x, weight_re, weight_im)
+    y = spectral_conv2d(x, weight_re, weight_im). x (batch, width, n1, n2) keeps its shape, on any grid with n1 >= 2·m1
+    and n2//2 + 1 >= m2. NAME.weight_re and NAME.weight_im (2·m1, m2, width, width), inputs before outputs, start
+    uniform in [0, 1/width²).
 
-    x (batch, width, n1, n2) to the same shape, on any grid with n1 >= 2·m1 and n2//2 + 1 >= m2, (m1, m2) = `modes`, of which a
-    number stands for both; NAME.weight_re and NAME.weight_im (2·m1, m2, width, width), inputs before outputs, start uniform in
-    [0, 1/width²). The frequencies of the first axis are 0 to m1 - 1, then -m1 to -1: the two weights (in, out, m1, m2) of the
-    authors' PyTorch code are one after the other here, np.concatenate([w1, w2], 2).transpose(2, 3, 0, 1). Raises ShapeError,
-    ArgumentError. Source: Li et al., arXiv:2010.08895."""
+    The frequencies of the first axis are 0 to m1 - 1, then -m1 to -1. The two weights (in, out, m1, m2) of the authors'
+    PyTorch code are one after the other here: np.concatenate([w1, w2], 2).transpose(2, 3, 0, 1). A call raises
+    ShapeError for other axes.
+
+    Parameters
+    ----------
+    session : Session
+        The session that gets the parameters.
+    width : int
+        Channels.
+    modes : int or (int, int)
+        m1 and m2; a number stands for both.
+    name : str
+        What the parameters' names begin with.
+
+    Raises
+    ------
+    ArgumentTypeError, ShapeError
+        For a size that is no number of elements, or another number of modes than 2.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu", seed=1)
+    >>> layer = tlrt.nn.SpectralConv2d(s, 3, (2, 3), name="spectral")
+    >>> layer(s.rand_normal((2, 3, 8, 8))).shape, layer.weight_re.shape
+    ((2, 3, 8, 8), (4, 3, 3, 3))
+
+    Source: Li et al., arXiv:2010.08895.
+    """
 
     def __init__(self, session: Session, width: int, modes: Sequence[int] | int, *, name: str) -> None:
         m1, m2 = per_axis(type(self).__name__, "modes", modes, 2)
@@ -111,10 +185,36 @@ class SpectralConv2d(Layer):
 class FNOBlock2d(Layer):
     """A spectral convolution beside a linear map of each point's channels, and an activation.
 
-    y = activation(spectral(x) + W·x + b)
+    y = activation(spectral(x) + W·x + b). x (batch, width, n1, n2) keeps its shape; the parts are NAME.spectral and
+    NAME.point, a convolution with a kernel of 1.
 
-    x (batch, width, n1, n2) to the same shape; NAME.spectral, and NAME.point, a convolution with a kernel of 1. `activation` as
-    in :class:`FNOBlock1d`. Errors as SpectralConv2d. Source: Li et al., arXiv:2010.08895."""
+    Parameters
+    ----------
+    session : Session
+        The session that gets the parameters.
+    width : int
+        Channels.
+    modes : int or (int, int)
+        Modes that are kept of each axis.
+    name : str
+        What the parameters' names begin with.
+    activation : str, function of a tensor or None
+        The name of an operation; None leaves it out, as the last block does.
+
+    Raises
+    ------
+    ArgumentTypeError, ShapeError
+        As :class:`SpectralConv2d`.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu", seed=1)
+    >>> tlrt.nn.FNOBlock2d(s, 3, 2, name="block")(s.rand_normal((1, 3, 8, 8))).shape
+    (1, 3, 8, 8)
+
+    Source: Li et al., arXiv:2010.08895.
+    """
 
     def __init__(
         self, session: Session, width: int, modes: Sequence[int] | int, *, name: str,

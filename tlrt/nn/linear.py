@@ -19,10 +19,40 @@ __all__ = ["Embedding", "LayerNorm", "Linear", "RMSNorm"]
 class Linear(Layer):
     """An affine map of the last axis.
 
-    y = W·x + b
+    y = W·x + b for x of shape (…, inputs), to (…, outputs). The parameters are NAME.weight (outputs, inputs) and
+    NAME.bias (outputs); both start uniform within ±1/√inputs. A call raises ShapeError for another last axis.
 
-    x (…, inputs) to (…, outputs); NAME.weight (outputs, inputs), NAME.bias (outputs). Both start uniform within ±1/√inputs.
-    With bias off b is 0. Raises ShapeError. Source: torch.nn.Linear."""
+    Parameters
+    ----------
+    session : Session
+        The session that gets the parameters.
+    inputs, outputs : int
+        Sizes of the last axis before and after.
+    name : str
+        What the parameters' names begin with, unique in the session.
+    bias : bool
+        False: b is 0.
+    weight_init, bias_init : function of (session, shape), optional
+        Initial values, such as :func:`tlrt.nn.init.xavier_uniform`.
+
+    Raises
+    ------
+    ArgumentTypeError, ShapeError
+        For a size that is no number of elements.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu", seed=1)
+    >>> layer = tlrt.nn.Linear(s, 3, 2, name="fc", weight_init=tlrt.nn.init.ones, bias_init=tlrt.nn.init.zeros)
+    >>> layer(s.const([[1, 2, 3], [0, 0, 1]])).numpy()
+    array([[6., 6.],
+           [1., 1.]], dtype=float32)
+    >>> layer
+    Linear(weight[2, 3], bias[2]): 8 parameters
+
+    Source: torch.nn.Linear.
+    """
 
     def __init__(
         self, session: Session, inputs: int, outputs: int, *, name: str, bias: bool = True,
@@ -45,9 +75,49 @@ class Linear(Layer):
 class Embedding(Layer):
     """A table of vectors, looked up by index.
 
-    indices (…) to (…, width); NAME.weight (count, width) starts normal with mean 0 and deviation 1. The indices are
-    a host array or a vector of naturals of the session; one of `count` or more reads zeros and receives no gradient.
-    Source: torch.nn.Embedding."""
+    A call takes integers of any shape (…): an array of the host, a vector of naturals of the session or
+    :class:`tlrt.Indices`. It gives (…, width). NAME.weight (count, width) starts normal with mean 0 and deviation 1.
+
+    An index out of range, -1 too, reads zeros and receives no gradient. In ``Session(check_indices=True)`` it raises
+    IndexOutOfRangeError.
+
+    Parameters
+    ----------
+    session : Session
+        The session that gets the table.
+    count, width : int
+        Number of vectors and their length.
+    name : str
+        What the parameter's name begins with.
+    weight_init : function of (session, shape), optional
+        Initial values.
+
+    Raises
+    ------
+    ArgumentTypeError, ShapeError
+        For a size that is no number of elements.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu")
+    >>> table = tlrt.nn.Embedding(s, 4, 2, name="table", weight_init=tlrt.nn.init.ones)
+    >>> table([[0, 3]]).shape
+    (1, 2, 2)
+    >>> table([2, -1]).numpy()
+    array([[1., 1.],
+           [0., 0.]], dtype=float32)
+
+    An index out of range as an error:
+
+    >>> s = tlrt.Session("cpu", check_indices=True)
+    >>> tlrt.nn.Embedding(s, 4, 2, name="table")([2, -1])
+    Traceback (most recent call last):
+        ...
+    tlrt.errors.IndexOutOfRangeError: embedding: indices: got -1 at position 1, expected 0 <= index < 4 (check_indices)
+
+    Source: torch.nn.Embedding.
+    """
 
     def __init__(
         self, session: Session, count: int, width: int, *, name: str, weight_init: init.Initializer | None = None
@@ -65,11 +135,37 @@ class Embedding(Layer):
 class LayerNorm(Layer):
     """Normalisation along the last axis, or over several.
 
-    y = weight·(x - mean)/√(variance + eps) + bias, the variance biased
+    y = weight·(x - mean)/√(variance + eps) + bias, the variance biased. x (…, width) keeps its shape. NAME.weight
+    (width) starts at 1, NAME.bias (width) at 0. A call raises ShapeError for other last axes.
 
-    x (…, width) to the same shape, `width` the size of the last axis or those of the last axes; NAME.weight (width) starts at 1,
-    NAME.bias (width) at 0. With affine off there are none. eps is 1e-5 as in PyTorch, not the operation's own default. Raises
-    ShapeError. Source: Ba, Kiros and Hinton, arXiv:1607.06450; torch.nn.LayerNorm."""
+    Parameters
+    ----------
+    session : Session
+        The session that gets the parameters.
+    width : int or sequence of int
+        The size of the last axis, or those of the last axes.
+    name : str
+        What the parameters' names begin with.
+    eps : float
+        Added to the variance; PyTorch's default, not the operation's own.
+    affine : bool
+        False: no weight and no bias.
+
+    Raises
+    ------
+    ArgumentTypeError, ShapeError
+        For a size that is no number of elements, or no axis.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu")
+    >>> norm = tlrt.nn.LayerNorm(s, 4, name="norm", eps=0.0)
+    >>> norm(s.const([[1, 1, 3, 3]])).numpy()
+    array([[-1., -1.,  1.,  1.]], dtype=float32)
+
+    Source: Ba, Kiros and Hinton, arXiv:1607.06450; torch.nn.LayerNorm.
+    """
 
     def __init__(
         self, session: Session, width: int | Sequence[int], *, name: str, eps: float = 1e-5, affine: bool = True
@@ -90,11 +186,38 @@ class LayerNorm(Layer):
 class RMSNorm(Layer):
     """Normalisation by the root of the mean square along the last axis, or over several.
 
-    y = weight·x/√(mean of x² + eps)
+    y = weight·x/√(mean of x² + eps). x (…, width) keeps its shape; NAME.weight (width) starts at 1. A call raises
+    ShapeError for other last axes.
 
-    x and `width` as in :class:`LayerNorm`; NAME.weight (width) starts at 1, and with affine off there is none. eps is that of
-    PyTorch, 2^-23; models of the Llama family use 1e-5 or 1e-6. Raises ShapeError. Source: Zhang and Sennrich, arXiv:1910.07467;
-    torch.nn.RMSNorm."""
+    Parameters
+    ----------
+    session : Session
+        The session that gets the parameter.
+    width : int or sequence of int
+        The size of the last axis, or those of the last axes.
+    name : str
+        What the parameter's name begins with.
+    eps : float
+        Added to the mean square: PyTorch's 2^-23. Models of the Llama family use 1e-5 or 1e-6.
+    affine : bool
+        False: no weight.
+
+    Raises
+    ------
+    ArgumentTypeError, ShapeError
+        For a size that is no number of elements, or no axis.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu")
+    >>> norm = tlrt.nn.RMSNorm(s, 2, name="norm", eps=0.0)
+    >>> norm(s.const([[3, 3], [-2, 2]])).numpy()
+    array([[ 1.,  1.],
+           [-1.,  1.]], dtype=float32)
+
+    Source: Zhang and Sennrich, arXiv:1910.07467; torch.nn.RMSNorm.
+    """
 
     def __init__(
         self, session: Session, width: int | Sequence[int], *, name: str, eps: float = 2.0**-23, affine: bool = True

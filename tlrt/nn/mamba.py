@@ -21,13 +21,41 @@ _STEPS = (1e-3, 1e-1)
 class SelectiveScan(Layer):
     """A diagonal state space model whose step, input and output maps depend on the token.
 
-    h_t = e^(Δ_t·A)⊙h_(t-1) + Δ_t·B_t·x_t, y_t = C_t·h_t + D⊙x_t from h = 0, with A = -e^a_log, Δ_t = softplus(step(low(x_t))),
-    B_t = input(x_t), C_t = output(x_t)
+    h_t = e^(Δ_t·A)⊙h_(t-1) + Δ_t·B_t·x_t, y_t = C_t·h_t + D⊙x_t from h = 0, with A = -e^a_log, Δ_t =
+    softplus(step(low(x_t))), B_t = input(x_t), C_t = output(x_t).
 
-    x (seq_len, batch, width) to the same shape; per sample and channel `state` numbers h, so that the recurrence is one
-    ``selective_scan_diag_var`` of batch·width·state channels. NAME.a_log (width, state) starts at ln(1..state), NAME.d
-    (width) at 1; NAME.low, NAME.step (whose bias puts Δ log-uniform in [0.001, 0.1]), NAME.input, NAME.output are Linear.
-    Raises ShapeError, ArgumentError. Source: Gu and Dao, arXiv:2312.00752, algorithm 2, with B discretised by Euler's step."""
+    x (seq_len, batch, width) keeps its shape. The recurrence is one ``selective_scan_diag_var`` of batch·width·state
+    channels. NAME.a_log (width, state) starts at ln(1..state), NAME.d (width) at 1. NAME.low, NAME.step (whose bias
+    puts Δ log-uniform in [0.001, 0.1]), NAME.input and NAME.output are :class:`Linear`. A call raises ShapeError for
+    other axes.
+
+    Parameters
+    ----------
+    session : Session
+        The session that gets the parameters.
+    width : int
+        Channels.
+    state : int
+        Numbers h of a sample and channel.
+    name : str
+        What the parameters' names begin with.
+    rank : int, optional
+        Outputs of NAME.low; ⌈width/16⌉ unless given.
+
+    Raises
+    ------
+    ArgumentError
+        For no channel or no state.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu", seed=1)
+    >>> tlrt.nn.SelectiveScan(s, 4, 2, name="scan")(s.rand_normal((6, 3, 4))).shape
+    (6, 3, 4)
+
+    Source: Gu and Dao, arXiv:2312.00752, algorithm 2, with B discretised by Euler's step.
+    """
 
     def __init__(self, session: Session, width: int, state: int = 16, *, name: str, rank: int | None = None) -> None:
         require_sizes(self, width=width, state=state)
@@ -73,12 +101,42 @@ def _step_bias(session: Session, shape: Sequence[int]) -> init.Array:
 class MambaBlock(Layer):
     """A gated selective scan behind a short causal convolution; no residual and no normalisation of its own.
 
-    y = out(scan(silu(conv(enter(x))))⊙silu(gate(x))), conv(u)_t = bias + Σ_j taps[j]⊙u_(t-j), u = 0 before the start
+    y = out(scan(silu(conv(enter(x))))⊙silu(gate(x))), conv(u)_t = bias + Σ_j taps[j]⊙u_(t-j), u = 0 before the start.
 
-    x (batch, seq_len, width), or (seq_len, width), to the same shape; inside, expand·width channels. NAME.enter, NAME.gate and
-    NAME.out are Linear without bias, NAME.conv.weight (taps, channels) and NAME.conv.bias (channels) start uniform within
-    ±1/√taps, NAME.scan is a SelectiveScan. Position t depends on positions up to t alone. Raises ShapeError,
-    ArgumentError. Source: Gu and Dao, arXiv:2312.00752, figure 3."""
+    x (batch, seq_len, width), or (seq_len, width), keeps its shape; position t depends on positions up to t alone.
+    NAME.enter, NAME.gate and NAME.out are :class:`Linear` without bias, NAME.scan is a :class:`SelectiveScan`.
+    NAME.conv.weight (taps, channels) and NAME.conv.bias (channels) start uniform within ±1/√taps. A call raises
+    ShapeError for other axes.
+
+    Parameters
+    ----------
+    session : Session
+        The session that gets the parameters.
+    width : int
+        Size of the last axis.
+    name : str
+        What the parameters' names begin with.
+    state : int
+        Numbers of a sample and channel in the scan.
+    expand : int
+        Channels inside as a multiple of `width`.
+    taps : int
+        Positions that the convolution reads.
+
+    Raises
+    ------
+    ArgumentError
+        For no tap.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu", seed=1)
+    >>> tlrt.nn.MambaBlock(s, 4, name="mamba", state=2)(s.rand_normal((3, 6, 4))).shape
+    (3, 6, 4)
+
+    Source: Gu and Dao, arXiv:2312.00752, figure 3.
+    """
 
     def __init__(
         self, session: Session, width: int, *, name: str, state: int = 16, expand: int = 2, taps: int = 4

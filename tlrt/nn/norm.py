@@ -18,21 +18,51 @@ __all__ = ["BatchNorm", "GroupNorm", "InstanceNorm"]
 class BatchNorm(Layer):
     """Normalisation of each channel over the batch and the positions.
 
-    y = weight·(x - μ)/√(V + eps) + bias per channel. In training μ and V are the mean and the biased variance of x over the
-    batch and all spatial axes, gradients flow through them, and each call moves the running ones:
-    running_mean ← (1 - momentum)·running_mean + momentum·μ, and running_var likewise with the unbiased V·m/(m - 1), m the number
-    of elements per channel. Else μ and V are the running ones, which are constants.
+    y = weight·(x - μ)/√(V + eps) + bias per channel. In training μ and V are the mean and the biased variance of x over
+    the batch and all spatial axes, and gradients flow through them. Each such call moves the running statistics:
+    running_mean ← (1 - momentum)·running_mean + momentum·μ, and running_var likewise with the unbiased V·m/(m - 1),
+    where m is the number of elements of a channel. Outside of training μ and V are the running ones, which are
+    constants.
 
-    x (batch, channels, spatial…) to the same shape; NAME.weight (channels) starts at 1, NAME.bias at 0, and the frozen
-    NAME.running_mean at 0 and NAME.running_var at 1, so that a checkpoint holds them. With affine off there are no weight and no
-    bias. m = 1 is refused in training, m = 0 too.
+    x (batch, channels, spatial…) keeps its shape. NAME.weight (channels) starts at 1, NAME.bias at 0. NAME.running_mean
+    starts at 0 and NAME.running_var at 1; both are frozen parameters, so that a checkpoint holds them. A call raises
+    ShapeError for other channels, and in training for m below 2.
 
-    The operation ``batchnorm_channel_first`` normalises the channels of one image over its pixels. The channels of the batch
-    laid side by side, (channels, batch, positions), are such an image; this layer applies that operation to it, so the
-    bounds and the VJP are that operation's. It keeps no statistics of its own. A batch of one is the operation itself.
+    The operation is ``batchnorm_channel_first`` of the channels laid side by side, (channels, batch, positions); its
+    bounds and its VJP hold.
 
-    Raises ShapeError, ArgumentError unless 0 <= momentum <= 1. Source: Ioffe and Szegedy, arXiv:1502.03167;
-    torch.nn.BatchNorm1d, 2d and 3d."""
+    Parameters
+    ----------
+    session : Session
+        The session that gets the parameters.
+    channels : int
+        Size of axis 1.
+    name : str
+        What the parameters' names begin with.
+    eps : float
+        Added to the variance.
+    momentum : float
+        Share of the new statistics, 0 to 1.
+    affine : bool
+        False: no weight and no bias.
+
+    Raises
+    ------
+    ArgumentError
+        Unless 0 <= momentum <= 1.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu")
+    >>> norm = tlrt.nn.BatchNorm(s, 1, name="norm", eps=0.0, momentum=0.5)
+    >>> norm(s.const([[1], [3]]), training=True).numpy().tolist()
+    [[-1.0], [1.0]]
+    >>> norm.running_mean.value, norm.running_var.value
+    (array([1.], dtype=float32), array([1.5], dtype=float32))
+
+    Source: Ioffe and Szegedy, arXiv:1502.03167; torch.nn.BatchNorm1d, 2d and 3d.
+    """
 
     def __init__(
         self,
@@ -104,11 +134,38 @@ class BatchNorm(Layer):
 class GroupNorm(Layer):
     """Normalisation of each sample over groups of neighbouring channels.
 
-    y = weight·(x - μ)/√(V + eps) + bias, μ and V the mean and the biased variance of the sample's group and all its positions
+    y = weight·(x - μ)/√(V + eps) + bias, where μ and V are the mean and the biased variance of the sample's group at
+    all positions. x (batch, channels, spatial…) keeps its shape; NAME.weight (channels) starts at 1, NAME.bias at 0. A
+    call raises ShapeError for other channels.
 
-    x (batch, channels, spatial…) to the same shape; NAME.weight (channels) starts at 1, NAME.bias at 0; with affine off there are
-    none. Raises ShapeError, ArgumentError unless `groups` divides `channels`. Source: Wu and He, arXiv:1803.08494;
-    torch.nn.GroupNorm."""
+    Parameters
+    ----------
+    session : Session
+        The session that gets the parameters.
+    groups, channels : int
+        Number of groups, and size of axis 1.
+    name : str
+        What the parameters' names begin with.
+    eps : float
+        Added to the variance.
+    affine : bool
+        False: no weight and no bias.
+
+    Raises
+    ------
+    ArgumentError
+        Unless `groups` divides `channels`.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu")
+    >>> norm = tlrt.nn.GroupNorm(s, 1, 2, name="norm", eps=0.0)
+    >>> norm(s.const([[[1, 1], [3, 3]]])).numpy().tolist()
+    [[[-1.0, -1.0], [1.0, 1.0]]]
+
+    Source: Wu and He, arXiv:1803.08494; torch.nn.GroupNorm.
+    """
 
     def __init__(
         self, session: Session, groups: int, channels: int, *, name: str, eps: float = 1e-5, affine: bool = True
@@ -131,8 +188,36 @@ class GroupNorm(Layer):
 class InstanceNorm(GroupNorm):
     """Normalisation of each sample's channels over the positions: :class:`GroupNorm` with a group for every channel.
 
-    As in PyTorch there are no weight and no bias unless `affine` is on. It keeps no running statistics. Source: Ulyanov, Vedaldi
-    and Lempitsky, arXiv:1607.08022; torch.nn.InstanceNorm1d, 2d and 3d."""
+    It keeps no running statistics.
+
+    Parameters
+    ----------
+    session : Session
+        The session that gets the parameters.
+    channels : int
+        Size of axis 1.
+    name : str
+        What the parameters' names begin with; needed with `affine`.
+    eps : float
+        Added to the variance.
+    affine : bool
+        True: a weight and a bias. PyTorch has none by default either.
+
+    Raises
+    ------
+    ArgumentError
+        For no channel.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu")
+    >>> norm = tlrt.nn.InstanceNorm(s, 2, eps=0.0)
+    >>> norm(s.const([[[1, 3], [5, 5.5]]])).numpy().tolist()
+    [[[-1.0, 1.0], [-1.0, 1.0]]]
+
+    Source: Ulyanov, Vedaldi and Lempitsky, arXiv:1607.08022; torch.nn.InstanceNorm1d, 2d and 3d.
+    """
 
     def __init__(
         self, session: Session, channels: int, *, name: str = "", eps: float = 1e-5, affine: bool = False

@@ -111,16 +111,53 @@ class _Recurrent(Layer):
 class LSTM(_Recurrent):
     """Long short-term memory over a sequence.
 
-    i, f, o = σ(gates), g = tanh(its gate); c ← f·c + i·g; h ← o·tanh(c)
+    i, f, o = σ(gates), g = tanh(its gate); c ← f·c + i·g; h ← o·tanh(c). The gates W_ih·x + b_ih + W_hh·h + b_hh stand
+    in the order i, f, g, o.
 
-    The gates W_ih·x + b_ih + W_hh·h + b_hh stand in the order i, f, g, o. x (n, batch, input_size), with `batch_first`
-    (batch, n, input_size), or (n, input_size); states (h_0, c_0), zeros unless given, each (num_layers·directions, batch,
-    hidden_size) whatever batch_first is, without batch as x has none. Returns output, (h_n, c_n): output as x with
-    hidden_size·directions, the directions side by side, and the states after the last position, which for the reverse direction
-    is position 0. Weights are NAME.weight_ih_l0 (4·hidden_size, inputs), weight_hh_l0, bias_ih_l0 and bias_hh_l0, and with
-    _reverse behind them the reverse direction's; all start uniform within ±1/√hidden_size. `dropout` drops outputs of all layers
-    but the last, in training. Raises ShapeError, for no position too; ArgumentError for no layer or no state.
-    Source: Hochreiter and Schmidhuber, Neural Computation 9, 1997; torch.nn.LSTM."""
+    A call takes x (n, batch, input_size), with `batch_first` (batch, n, input_size), or (n, input_size). Its `states`
+    (h_0, c_0) are zeros unless given, each (num_layers·directions, batch, hidden_size) whatever `batch_first` is,
+    without batch as x has none. It gives output, (h_n, c_n): the output as x with hidden_size·directions, the
+    directions side by side, and the states after the last position, which for the reverse direction is position 0. A
+    call raises ShapeError where shapes do not fit, and for no position.
+
+    The weights are NAME.weight_ih_l0 (4·hidden_size, inputs), weight_hh_l0, bias_ih_l0 and bias_hh_l0; those of the
+    reverse direction have _reverse behind them. All start uniform within ±1/√hidden_size.
+
+    Parameters
+    ----------
+    session : Session
+        The session that gets the parameters.
+    input_size, hidden_size : int
+        Sizes of the last axes of x and of a state.
+    num_layers : int
+        Layers one after the other.
+    name : str
+        What the parameters' names begin with.
+    bias : bool
+        False: no biases.
+    batch_first : bool
+        True: the batch is axis 0 of x and of the output.
+    dropout : float
+        Probability with which outputs of all layers but the last are dropped in training.
+    bidirectional : bool
+        True: a second direction, from the last position to the first.
+
+    Raises
+    ------
+    ArgumentError
+        For no layer or no state.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu", seed=1)
+    >>> lstm = tlrt.nn.LSTM(s, 3, 4, num_layers=2, name="lstm", batch_first=True)
+    >>> output, (h, c) = lstm(s.rand_normal((5, 7, 3)))
+    >>> output.shape, h.shape, c.shape
+    ((5, 7, 4), (2, 5, 4), (2, 5, 4))
+
+    Source: Hochreiter and Schmidhuber, Neural Computation 9, 1997; torch.nn.LSTM.
+    """
 
     _gates, _states = 4, ("h_0", "c_0")
 
@@ -151,11 +188,46 @@ class LSTM(_Recurrent):
 class GRU(_Recurrent):
     """Gated recurrent units over a sequence.
 
-    r, z = σ(W_ih·x + b_ih + W_hh·h + b_hh); m = tanh(W_in·x + b_in + r·(W_hn·h + b_hn)); h ← m + z·(h - m)
+    r, z = σ(W_ih·x + b_ih + W_hh·h + b_hh); m = tanh(W_in·x + b_in + r·(W_hn·h + b_hn)); h ← m + z·(h - m). The reset
+    gate acts on the product, b_hn included, as in PyTorch and cuDNN.
 
-    Shapes, names and options as of :class:`LSTM`, with 3·hidden_size rows in the order r, z, n, and one state, h_0. Returns
-    output, h_n. The reset gate acts on the product, b_hn included, as in PyTorch and cuDNN. Raises as :class:`LSTM`.
-    Source: Cho et al., arXiv:1406.1078; torch.nn.GRU."""
+    Shapes and names are those of :class:`LSTM`, with 3·hidden_size rows in the order r, z, n and one state, h_0. A call
+    gives output, h_n.
+
+    Parameters
+    ----------
+    session : Session
+        The session that gets the parameters.
+    input_size, hidden_size : int
+        Sizes of the last axes of x and of the state.
+    num_layers : int
+        Layers one after the other.
+    name : str
+        What the parameters' names begin with.
+    bias : bool
+        False: no biases.
+    batch_first : bool
+        True: the batch is axis 0 of x and of the output.
+    dropout : float
+        Probability with which outputs of all layers but the last are dropped in training.
+    bidirectional : bool
+        True: a second direction, from the last position to the first.
+
+    Raises
+    ------
+    ArgumentError
+        For no layer or no state.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> s = tlrt.Session("cpu", seed=1)
+    >>> output, h = tlrt.nn.GRU(s, 3, 4, name="gru", bidirectional=True)(s.rand_normal((7, 5, 3)))
+    >>> output.shape, h.shape
+    ((7, 5, 8), (2, 5, 4))
+
+    Source: Cho et al., arXiv:1406.1078; torch.nn.GRU.
+    """
 
     _gates = 3
 

@@ -13,7 +13,7 @@ from tlrt.onnx.control import is_known
 from tlrt.onnx.graph import HOST, ON_MASKS, OPERATORS, Graph, Node, operand_kinds
 from tlrt.onnx.reader import default_of, onnx
 
-#: a type of NumPy, the name of one that NumPy lacks, or None where it cannot be told
+#: a type of NumPy, the name of one that NumPy lacks, or None where it is not known
 Kind = Any
 #: operators -> the attribute with the number of the type that comes out
 _SAID = {

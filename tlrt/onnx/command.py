@@ -34,7 +34,18 @@ def describe(model: Model) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 1 where a result is out of its bound or NaN, 2 for a model that cannot be read or expressed."""
+    """The command ``python -m tlrt onnx``.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Its arguments; those of the process unless given.
+
+    Returns
+    -------
+    int
+        1 where a result is out of its bound or NaN, 2 for a model that cannot be read or expressed, else 0.
+    """
     parser = argparse.ArgumentParser(prog=program_name("onnx"), description=(__doc__ or "").partition(": ")[2])
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="a file in the ONNX format")

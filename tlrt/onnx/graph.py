@@ -27,7 +27,7 @@ Value = Any
 
 
 class NotExpressible(Exception):
-    """What tlrt has no operation for; the message says what."""
+    """An operator or a setting that tlrt has no operation for; the message names it."""
 
 
 @dataclass

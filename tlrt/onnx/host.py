@@ -38,7 +38,7 @@ def mod(a: Host, b: Host, *, fmod: int = 0) -> Host:
 
 @host("Pow")
 def power(a: Host, b: Host) -> Host:
-    """In the type of the base; a negative power of what is not 1 or -1 is a fraction, of which 0 is left."""
+    """In the type of the base; a negative power of anything but 1 and -1 is a fraction and becomes 0."""
     a, b = np.broadcast_arrays(a, b)
     whole = np.power(a, np.maximum(b, 0).astype(a.dtype))
     if b.dtype.kind == "u":
@@ -209,7 +209,7 @@ def pad(x: Host, widths: Host, value: Host = None, axes: Host = None, *, mode: s
 
 
 def parts(n: int, sizes: Host, count: int) -> list[int]:
-    """The given lengths of parts, or those of so many parts of which all but the last have the same."""
+    """The given lengths of parts, or those of so many parts, all but the last equal."""
     if sizes is not None:
         return ints(sizes)
     size = -(-n // count)

@@ -27,10 +27,21 @@ STATISTICS = {"BatchNormalization": (3, 4)}
 
 
 class Model:
-    """A model as its file says it: inputs and outputs by name, weights, operators. :meth:`bind` gives it to a session.
+    """A model as its file has it: inputs and outputs by name, weights, operators. :meth:`bind` gives it to a session.
 
-    `inputs` maps a name to its type and lengths, of which those that a call decides are texts or None; `weights` are the arrays
-    of float32 that become parameters, by name."""
+    ``inputs`` maps a name to its type and lengths; a length that a call decides is a text or None. ``weights`` maps
+    names to the arrays of float32 that become parameters; ``outputs`` are names, ``operators`` a count of each.
+
+    Parameters
+    ----------
+    proto : onnx.ModelProto
+        The model; :func:`load` reads it.
+
+    Raises
+    ------
+    UnavailableError
+        With all that cannot be expressed.
+    """
 
     def __init__(self, proto: Any) -> None:
         proto = inlined(proto, OPERATORS.keys() | HOST.keys())
@@ -48,12 +59,26 @@ class Model:
         }  # fmt: skip
 
     def bind(self, session: Session, name: str = "", trainable: bool | Callable[[str], bool] = True) -> Bound:
-        """The model on a session, its weights as parameters under their names, after `name` and a point where that is given.
-        Those for which `trainable` is False, and statistics of batch normalisations, have no gradient."""
-        wants = trainable if callable(trainable) else lambda _: bool(trainable)
+        """The model on a session, its weights as parameters.
+
+        Parameters
+        ----------
+        session : Session
+            The session that gets the parameters.
+        name : str
+            What their names begin with, before a point; "" leaves the names of the file.
+        trainable : bool or function of a name
+            Which weights have a gradient. Statistics of batch normalisations have none.
+
+        Returns
+        -------
+        Bound
+            What is called.
+        """
+        is_trained = trainable if callable(trainable) else lambda _: bool(trainable)
         before = f"{name}." if name else ""
         parameters = {
-            w: session.param(value, before + w, requires_grad=wants(w) and w not in self._fixed)
+            w: session.param(value, before + w, requires_grad=is_trained(w) and w not in self._fixed)
             for w, value in self.weights.items()
         }
         return Bound(self, session, parameters)
@@ -64,8 +89,20 @@ class Model:
 
 
 class Bound:
-    """A model on a session: called with its inputs, in order or by name, it gives its output, or a tuple of several. Floats are
-    tensors or arrays, integers and booleans arrays on the host, and so are those that come out, in the types of the model."""
+    """A model on a session; :meth:`Model.bind` makes one.
+
+    Called with its inputs, in order or by name, it gives its output, or a tuple of several. Floats are tensors or
+    arrays, integers and booleans arrays on the host, and so are those that come out, in the types of the model.
+
+    Parameters
+    ----------
+    model : Model
+        The model.
+    session : Session
+        The session that has the parameters.
+    parameters : mapping of str to Parameter
+        By the names of the file.
+    """
 
     def __init__(self, model: Model, session: Session, parameters: Mapping[str, Parameter]) -> None:
         self.model, self.session, self._parameters = model, session, dict(parameters)
@@ -73,11 +110,23 @@ class Bound:
         self._graph = Graph(model.graph.nodes, model.graph.inputs, model.graph.outputs, kept)
 
     def parameters(self) -> list[Parameter]:
-        """The parameters that have a gradient, in the file's order."""
+        """The parameters that have a gradient.
+
+        Returns
+        -------
+        list of Parameter
+            In the file's order.
+        """
         return [p for p in self._parameters.values() if p.requires_grad]
 
     def named_parameters(self) -> dict[str, Parameter]:
-        """All parameters by the names that the file has."""
+        """All parameters.
+
+        Returns
+        -------
+        dict of str to Parameter
+            By the names that the file has.
+        """
         return dict(self._parameters)
 
     def __call__(self, *operands: Any, **named: Any) -> Any:
@@ -114,10 +163,35 @@ class Bound:
 
 
 def load(model: str | PathLike[str] | bytes | Any) -> Model:
-    """A model from a file, the bytes of one, or a ModelProto of the package onnx, which must be installed.
+    """A model in the ONNX format. The package onnx must be installed.
 
-    Float32, with the operators that tlrt has. Raises :class:`tlrt.errors.UnavailableError`, which names everything in the
-    model that tlrt has not, before anything is computed."""
+    Parameters
+    ----------
+    model : path, bytes or onnx.ModelProto
+        A file, its content, or the model. Float32, with the operators that tlrt has.
+
+    Returns
+    -------
+    Model
+        To be given to a session.
+
+    Raises
+    ------
+    UnavailableError
+        With everything in the model that tlrt has not, before anything is computed.
+
+    Examples
+    --------
+    >>> import tlrt.onnx
+    >>> from onnx import TensorProto, helper
+    >>> x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", 2]) for n in "xy")
+    >>> graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "graph", [x], [y])
+    >>> model = tlrt.onnx.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))
+    >>> model
+    Model(x['batch', 2] -> y; 0 weights)
+    >>> model.bind(tlrt.Session("cpu"))([[-1.0, 2.0]]).numpy()
+    array([[0., 2.]], dtype=float32)
+    """
     if isinstance(model, bytes):
         proto = onnx().load_model_from_string(model)
     elif isinstance(model, str | PathLike):

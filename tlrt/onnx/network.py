@@ -85,7 +85,7 @@ def attention(
 
 
 def _attend(run: Run, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float | None, cap: float, mode: int) -> Any:
-    """Attention in single steps, for what wants the scores; queries without a key give 0."""
+    """Attention in single steps, for results that hold the scores; queries without a key give 0."""
     s, each = run.session, q.shape[1] // k.shape[1]
     k, v = k.repeat(each, 1), v.repeat(each, 1)
     stages = [q @ k.permute((0, 1, 3, 2)) * (q.shape[-1] ** -0.5 if scale is None else scale)]

@@ -19,25 +19,30 @@ from tlrt.torch import routes, shim
 
 @dataclass(frozen=True)
 class Count:
-    """Calls of an operator in a block, and their work: floating-point operations of products, convolutions, attention and
-    recurrent layers, elements of all else."""
+    """Calls of an operator in a block, and their work.
+
+    Parameters
+    ----------
+    calls : int
+        Number of calls.
+    work : int
+        Floating-point operations of products, convolutions, attention and recurrent layers, elements of all else.
+    """
 
     calls: int
     work: int
 
 
 class Report:
-    """What a block under :func:`reproducible` has computed.
+    """What a block under :func:`reproducible` has computed; printing it gives a table.
 
-    Operators that copy, choose, compare, or round once per element stay PyTorch's own and are not counted: IEEE 754 determines
-    them.
+    Operators that copy, choose, compare, or round once per element stay PyTorch's own and are not counted: IEEE 754
+    determines them.
 
-    Attributes
+    Parameters
     ----------
-    here : dict[str, Count]
-        Operators that this library computed, by PyTorch's names.
-    remaining : dict[str, Count]
-        Operators that were left to PyTorch, whose results may depend on the device.
+    block : int
+        The block's number in the C library.
     """
 
     def __init__(self, block: int) -> None:
@@ -54,20 +59,46 @@ class Report:
 
     @property
     def here(self) -> dict[str, Count]:
+        """Operators that this library computed.
+
+        Returns
+        -------
+        dict of str to Count
+            By PyTorch's names.
+        """
         return self._counts("here")
 
     @property
     def remaining(self) -> dict[str, Count]:
+        """Operators that were left to PyTorch, whose results may depend on the device.
+
+        Returns
+        -------
+        dict of str to Count
+            By PyTorch's names.
+        """
         return self._counts("left")
 
     @property
     def left(self) -> tuple[str, ...]:
-        """The operators whose results were PyTorch's own, and may depend on the device."""
+        """The names of the operators that were left to PyTorch.
+
+        Returns
+        -------
+        tuple of str
+            Sorted.
+        """
         return tuple(sorted(self.remaining))
 
     @property
     def coverage(self) -> float:
-        """The share of the work whose bits do not depend on the device: 1.0 exactly where nothing was left."""
+        """The share of the work whose bits do not depend on the device.
+
+        Returns
+        -------
+        float
+            1.0 exactly where nothing was left.
+        """
         here, left = (sum(c.work for c in counts.values()) for counts in (self.here, self.remaining))
         if not self.remaining:
             return 1.0

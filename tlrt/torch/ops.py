@@ -118,7 +118,21 @@ def _differentiate(row: Op, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
 
 
 def operators() -> tuple[str, ...]:
-    """The names under ``torch.ops.torchlean``: those of the rows, without random draws, optimisers and float64 products."""
+    """The names under ``torch.ops.torchlean``.
+
+    Returns
+    -------
+    tuple of str
+        Those of the rows, without random draws, optimisers and float64 products.
+
+    Examples
+    --------
+    >>> import torch, tlrt.torch
+    >>> "softmax" in tlrt.torch.operators()
+    True
+    >>> torch.ops.torchlean.relu(torch.tensor([-1.0, 2.0]))
+    tensor([0., 2.])
+    """
     return tuple(row.name for row in _foreign.rows())
 
 

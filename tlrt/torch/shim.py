@@ -43,7 +43,13 @@ def _built() -> Path:
 
 
 def file_name() -> str:
-    """The name of the file that fits: of PyTorch's version, the C library's declarations and these sources."""
+    """The name of the compiled file that fits.
+
+    Returns
+    -------
+    str
+        Of PyTorch's version, the C library's declarations and these sources.
+    """
     digest = hashlib.sha256(library.load().hash.encode())
     for path in sorted(_sources().iterdir()):
         digest.update(path.read_bytes())
@@ -88,7 +94,18 @@ def _compile(source: Path, versions: bytes) -> Path:
 
 
 def build(target: Path) -> None:
-    """Compiles the file. Of several processes one does, and the others wait for it."""
+    """Compiles the file. Of several processes one does, and the others wait for it.
+
+    Parameters
+    ----------
+    target : path
+        Where the file goes.
+
+    Raises
+    ------
+    LibraryNotFoundError
+        Where there is no compiler, or it fails.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     with (target.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -113,7 +130,18 @@ def build(target: Path) -> None:
 
 @cache
 def load() -> Any:
-    """The loaded file, whose kernels PyTorch's dispatcher has from here on. Raises LibraryNotFoundError."""
+    """The loaded file; PyTorch's dispatcher has its kernels from here on.
+
+    Returns
+    -------
+    ctypes.CDLL
+        Loaded once a process, and compiled where no file fits.
+
+    Raises
+    ------
+    LibraryNotFoundError
+        Where it cannot be compiled or loaded.
+    """
     name = file_name()
     packed = _PACKAGE / "_lib" / name
     path = packed if packed.exists() else _built() / name

@@ -64,7 +64,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns the exit status."""
+    """The command ``python -m tlrt verify``.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Its arguments; those of the process unless given.
+
+    Returns
+    -------
+    int
+        0 if everything passed, 1 if something failed, 2 for wrong arguments.
+    """
     given = list(sys.argv[1:] if argv is None else argv)
     parser = _parser()
     for word in given:
@@ -146,7 +157,22 @@ def _try_writing(path: Path) -> None:
 
 
 def start_report(command: Sequence[str], seed: int, runtimes: Mapping[str, Runtime]) -> Report:
-    """A report of nothing yet: where and with what the run happens."""
+    """A report of nothing yet: where and with what the run happens.
+
+    Parameters
+    ----------
+    command : sequence of str
+        The words after ``python -m tlrt``.
+    seed : int
+        Of the first case.
+    runtimes : mapping of str to Runtime
+        The devices.
+
+    Returns
+    -------
+    Report
+        Without results.
+    """
     from tlrt._binding.library import load
 
     devices = {name: str(r.device.describe()) for name, r in runtimes.items()}
@@ -158,9 +184,26 @@ def start_report(command: Sequence[str], seed: int, runtimes: Mapping[str, Runti
 def run_checks(
     verifier: Verifier, work: Sequence[Work], report: Report, jobs: int = 1, group: Group | None = None
 ) -> None:
-    """Runs the entry points of `work` into `report`, with a progress bar; over several processes if the cases are to be drawn.
-    Ranks share them, and each has the whole report afterwards. BrokenProcessPool names the entry points of which one ended its
-    process."""
+    """Checks entry points into a report, with a progress bar.
+
+    Parameters
+    ----------
+    verifier : Verifier
+        What checks.
+    work : sequence of (Op, str, list of Case or None)
+        The entry points; cases that are not given are drawn.
+    report : Report
+        It gets the results.
+    jobs : int
+        Processes.
+    group : Group, optional
+        The ranks that share the work; each has the whole report afterwards.
+
+    Raises
+    ------
+    BrokenProcessPool
+        With the entry points that were checked when a process ended.
+    """
     group = group or Group()
     start = time.monotonic()
     own = [item for of_row in group.share(_by_row(work)) for item in of_row]
@@ -242,7 +285,33 @@ def _check_one(name: str, which: str | None) -> list[Result]:
 def verify_drawn(
     names: Sequence[str], ops: str | None, cases: int, math: str = "fast", group: Group | None = None
 ) -> Report:
-    """A verify run on these devices with no options but these."""
+    """Checks operations on devices, with default settings.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Devices.
+    ops : str or None
+        Operations, families and * patterns, comma-separated; None: all.
+    cases : int
+        Cases per operation and data class.
+    math : str
+        "fast" or "reproducible".
+    group : Group, optional
+        The ranks that share the work.
+
+    Returns
+    -------
+    Report
+        What was found.
+
+    Examples
+    --------
+    >>> from tlrt.verify.command import verify_drawn
+    >>> report = verify_drawn(["cpu"], "relu", cases=1)
+    >>> report.ok, [result.entry for result in report.results]
+    (True, ['relu', 'relu_bwd'])
+    """
     runtimes = {name: Runtime(name, math=math) for name in names}
     report = start_report(["verify", "--cases", str(cases), "--math", math], 0, runtimes)
     work = [(row, which, None) for row in registry.ops(ops) for which in directions(row)]
@@ -251,7 +320,18 @@ def verify_drawn(
 
 
 def list_operations(rows: Sequence[Op]) -> str:
-    """One line per operation."""
+    """A table of operations.
+
+    Parameters
+    ----------
+    rows : sequence of Op
+        The operations.
+
+    Returns
+    -------
+    str
+        One line each: family, name, VJP, bound, signature.
+    """
     width = max(len(r.name) for r in rows)
     lines = []
     for r in rows:

@@ -23,7 +23,24 @@ WIDTH = 1000
 
 
 def format_command(words: Sequence[str]) -> str:
-    """A command without the machine's folders: an absolute path, alone or after ``NAME=``, is its last part."""
+    """A command without the machine's folders.
+
+    Parameters
+    ----------
+    words : sequence of str
+        Its words.
+
+    Returns
+    -------
+    str
+        For a shell; an absolute path, alone or after ``NAME=``, is its last part.
+
+    Examples
+    --------
+    >>> from tlrt.verify.documents import format_command
+    >>> format_command(["verify", "--json", "/home/me/out.json"])
+    'verify --json out.json'
+    """
 
     def shorten(word: str) -> str:
         name, _, value = word.partition("=")
@@ -35,7 +52,25 @@ def format_command(words: Sequence[str]) -> str:
 
 
 def to_plain(x: Any) -> Any:
-    """A value that JSON can hold: NumPy scalars as numbers, infinities and NaN as text."""
+    """A value that JSON can hold.
+
+    Parameters
+    ----------
+    x : object
+        Dicts, lists, NumPy's scalars, numbers, text.
+
+    Returns
+    -------
+    object
+        NumPy's scalars as numbers, infinities and NaN as text.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tlrt.verify.documents import to_plain
+    >>> to_plain({"worst": np.float32(0.5), "share": float("inf")})
+    {'worst': 0.5, 'share': 'inf'}
+    """
     if isinstance(x, dict):
         return {str(k): to_plain(v) for k, v in x.items()}
     if isinstance(x, (list, tuple)):
@@ -83,7 +118,20 @@ def _lines(place: str, key: str | None, value: dict[str, Any]) -> Iterator[dict[
 
 
 def write_document(path: Path, document: dict[str, Any]) -> None:
-    """Writes a document; the file is replaced as a whole, so that an interruption leaves the old one."""
+    """Writes a document; the file is replaced as a whole, so that an interruption leaves the old one.
+
+    Parameters
+    ----------
+    path : path
+        The file; its ending .jsonl chooses JSON lines.
+    document : object
+        What JSON holds.
+
+    Raises
+    ------
+    OSError
+        Where the file cannot be written.
+    """
     plain = to_plain(document)
     if path.suffix == ".jsonl":
         text = "".join(_text(line) + "\n" for line in _lines("", None, plain))
@@ -98,7 +146,25 @@ def write_document(path: Path, document: dict[str, Any]) -> None:
 
 
 def read_document(path: Path) -> Any:
-    """The document in a file. Raises OSError, and ValueError for what is no JSON or has lines without a place."""
+    """Reads a document.
+
+    Parameters
+    ----------
+    path : path
+        A file that :func:`write_document` wrote.
+
+    Returns
+    -------
+    object
+        The document.
+
+    Raises
+    ------
+    OSError
+        Where the file cannot be read.
+    ValueError
+        For what is no JSON, or has lines without a place.
+    """
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".jsonl":
         return json.loads(text)

@@ -212,14 +212,26 @@ def _release(values: Sequence[Any]) -> None:
 
 
 def device_names() -> list[str]:
-    """Every device present, the CPU first."""
+    """Every device present, the CPU first.
+
+    Returns
+    -------
+    list of str
+        Their names.
+    """
     from tlrt.context import devices
 
     return list(devices())
 
 
 def cpu_variants() -> list[str]:
-    """SIMD variants of the CPU path that this processor and build have."""
+    """SIMD variants of the CPU path that this processor and build have.
+
+    Returns
+    -------
+    list of str
+        Such as "base" and "avx2".
+    """
     from tlrt.context import set_cpu_variant
     from tlrt.errors import UnavailableError
 
@@ -236,7 +248,20 @@ def cpu_variants() -> list[str]:
 
 @contextmanager
 def cpu_settings(variant: str | None = None, threads: int = 0) -> Iterator[None]:
-    """Runs the CPU path with one SIMD variant and number of threads; None and 0 are the defaults."""
+    """A block in which the CPU path has one SIMD variant and number of threads.
+
+    Parameters
+    ----------
+    variant : str or None
+        None is the default.
+    threads : int
+        0 is the default.
+
+    Returns
+    -------
+    context manager
+        It sets both back.
+    """
     from tlrt.context import set_cpu_variant, set_threads
 
     try:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tlrt.verify.edges import with_edges
-from tlrt.verify.report import Failure, Result
+from tlrt.verify.report import Failure, Result, describe_inputs
 from tlrt.verify.run import Fault, Runtime, cpu_settings, cpu_variants
 from tlspec import laws
 from tlspec.compare import compare_outputs, reproduction, same_bits
@@ -50,12 +50,24 @@ class Settings:
 
     @property
     def covering(self) -> bool:
-        """Whether the cases must reach every geometry class."""
+        """Whether the cases must reach every geometry class.
+
+        Returns
+        -------
+        bool
+            True where neither size nor data class was chosen.
+        """
         return self.size is None and self.data is None
 
     @property
     def whole(self) -> bool:
-        """Whether every entry point is tried in all sizes, on its paths too, and must come near every bound."""
+        """Whether every entry point is tried in all sizes, on its paths too, and must come near every bound.
+
+        Returns
+        -------
+        bool
+            True where no size was chosen and there are cases of each.
+        """
         return self.size is None and self.cases >= len(ROTATION)
 
 
@@ -68,12 +80,38 @@ class Repetition(NamedTuple):
 
 
 def directions(op: Op) -> tuple[str, ...]:
-    """The entry points of a row: "forward", and "vjp" where it has one."""
+    """The entry points of a row.
+
+    Parameters
+    ----------
+    op : Op
+        The row.
+
+    Returns
+    -------
+    tuple of str
+        "forward", and "vjp" where it has one.
+    """
     return ("forward", "vjp") if op.vjp_rule is not None else ("forward",)
 
 
 def plan_cases(op: Op, which: str, settings: Settings) -> Iterator[tuple[int, str, str]]:
-    """The (seed, data class, size) of the cases of one entry point."""
+    """The cases of one entry point.
+
+    Parameters
+    ----------
+    op : Op
+        The row.
+    which : str
+        "forward" or "vjp".
+    settings : Settings
+        What a run draws.
+
+    Returns
+    -------
+    iterator of (int, str, str)
+        Seed, data class and size.
+    """
     classes = data_classes(op, which)
     chosen = classes if settings.data is None else settings.data
     for data in chosen:
@@ -96,7 +134,15 @@ def far_outputs(results: Mapping[str, Result]) -> dict[str, float]:
 
 
 class Verifier:
-    """Checks cases on a set of devices and gathers one :class:`Result` per entry point and device."""
+    """Checks cases on a set of devices and gathers one :class:`Result` per entry point and device.
+
+    Parameters
+    ----------
+    runtimes : mapping of str to Runtime
+        The devices.
+    settings : Settings, optional
+        What is drawn.
+    """
 
     def __init__(self, runtimes: Mapping[str, Runtime], settings: Settings | None = None):
         self.runtimes = dict(runtimes)
@@ -106,8 +152,23 @@ class Verifier:
     def check(
         self, op: Op, which: str | None = None, cases: Iterator[Case] | Sequence[Case] | None = None
     ) -> list[Result]:
-        """Runs one entry point, or all of the row's; one result per entry point and device. Without `cases` those of
-        :func:`plan_cases` are drawn, then cases that aim at the geometry classes which these did not reach."""
+        """Runs one entry point, or all of the row's.
+
+        Parameters
+        ----------
+        op : Op
+            The row.
+        which : str, optional
+            "forward" or "vjp"; both unless given.
+        cases : iterable of Case, optional
+            Those of :func:`plan_cases` unless given, then cases that aim at the geometry classes which these did not
+            reach.
+
+        Returns
+        -------
+        list of Result
+            One per entry point and device.
+        """
         op = with_edges(op.in_math(self.settings.math))
         entries = directions(op) if which is None else (which,)
         found = {w: self._start(op, w) for w in entries}
@@ -160,7 +221,13 @@ class Verifier:
                 self.check_case(draw_case(op, k, data, ROTATION[k % len(ROTATION)], which), results)
 
     def check_slack(self, results: Mapping[str, Result]) -> None:
-        """Demands that each output comes near its bound on one of the devices."""
+        """Demands that each output comes near its bound on one of the devices.
+
+        Parameters
+        ----------
+        results : mapping of str to Result
+            By device; the first gets the failures.
+        """
         first = next(iter(results.values()))
         for name, share in far_outputs(results).items():
             detail = f"{name}: the worst error is {share:.3g} of its bound, expected {NEAR} or more: {first.bound}"
@@ -175,7 +242,15 @@ class Verifier:
             result.failures.append(Failure(result.entry, result.device, "coverage", text, line))
 
     def check_laws(self, op: Op, results: Mapping[str, Result]) -> None:
-        """Checks the laws that the row names, on the reference and on every device."""
+        """Checks the laws that the row names, on the reference and on every device.
+
+        Parameters
+        ----------
+        op : Op
+            The row.
+        results : mapping of str to Result
+            By device; they get the failures.
+        """
         for law in op.contract.laws:
             for data in law.data:
                 case = draw_case(op, self.settings.seed, data, "small")
@@ -196,7 +271,15 @@ class Verifier:
                             self._add_failure(result, case, runtime, "law", f"{place}: {where}")
 
     def check_case(self, case: Case, results: Mapping[str, Result]) -> None:
-        """Checks one case on every device and enters the outcome into `results`."""
+        """Checks one case on every device.
+
+        Parameters
+        ----------
+        case : Case
+            The case.
+        results : mapping of str to Result
+            By device; they get the outcome.
+        """
         first: list[np.ndarray | None] | None = None
         for device, runtime in self.runtimes.items():
             result, start = results[device], time.perf_counter()
@@ -224,7 +307,8 @@ class Verifier:
         if self.settings.math != "fast":
             option = (*option, "--math", self.settings.math)
         line = reproduction(case, device, *option)
-        result.failures.append(Failure(result.entry, device, kind, f"{detail} [{where}]" if where else detail, line))
+        detail = f"{detail} [{where}]" if where else detail
+        result.failures.append(Failure(result.entry, device, kind, detail, line, describe_inputs(case.arguments)))
 
     def _run_case(self, case: Case, runtime: Runtime, result: Result) -> list[np.ndarray | None] | None:
         if self.settings.trace:

@@ -139,7 +139,7 @@ def _listed(values: Any) -> Any:
 
 
 def _writing(operator: Any, twin: Any) -> Callable[..., Any]:
-    """The kernel of an operator that writes its result where it is told, by its twin that makes a new tensor. PyTorch runs
+    """The kernel of an operator that writes into a given tensor, by its twin that makes a new one. PyTorch runs
     before: it resizes the target, and refuses one of another type or device, or one that lies over an operand."""
     outs = [a.name for a in operator._schema.arguments if a.is_out]
     draws = torch.Tag.nondeterministic_seeded in operator.tags
