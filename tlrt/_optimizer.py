@@ -268,7 +268,7 @@ def _completed(construct: Callable[..., None]) -> Callable[..., None]:
         construct(self, *arguments, **settings)
         if type(self).__init__ is run:
             for each in (self, *self.groups):
-                each.__dict__["_is_complete"] = True
+                object.__setattr__(each, "_is_complete", True)
 
     return run
 
@@ -343,7 +343,7 @@ class Optimizer(Uncopied):
                 setattr(cls, f"_{name}", default)
                 setattr(cls, name, _hyperparameter(name))
         if "__init__" in vars(cls):
-            cls.__init__ = _completed(explained(cls.__init__))  # type: ignore[method-assign]
+            type.__setattr__(cls, "__init__", _completed(explained(vars(cls)["__init__"])))
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Sets an attribute; one that the optimiser has not, like ``learning_rate``, raises AttributeError."""

@@ -38,7 +38,7 @@ from tlrt._naturals import NaturalNumbers
 from tlrt._node import Node, other_thread_error, release_nodes
 from tlrt._operations import Operations
 from tlrt._operations.base import atomic
-from tlrt._operations.names import explain_arguments, missing_attribute
+from tlrt._operations.names import explain_arguments, explained, missing_attribute
 from tlrt._operations.plan import Shape
 from tlrt._operations.random import RandomOperations
 from tlrt._operations.shaped import AnyBuffer, size_of
@@ -151,6 +151,7 @@ class Session(NaturalNumbers, Operations[TensorRef], RandomOperations[TensorRef]
     [2. 4.]
     """
 
+    @explained
     def __init__(
         self, device: str | Device | SpecDevice | None = None, *, options: Options | None = None,
         requires_grad_by_default: bool | None = None, track_gradients: bool | None = None, seed: int | None = None,

@@ -88,7 +88,7 @@ CALLS: dict[str, Callable[[Session, Any], Any]] = {
     "AdamW: betas: .* expected beta1= and beta2=": lambda s, x: optim.AdamW([s.param([1.0])], betas=(0.9, 0.99)),
     "SGD: learning_rate: .* expected lr=0.5": lambda s, x: optim.SGD([s.param([1.0])], learning_rate=0.5),
     "cosine: T_max: .* expected total=9": lambda s, x: nn.schedules.cosine(1, peak=1.0, T_max=9),
-    "Session: devices: got an option of no such name, expected device, ": lambda s, x: Session(devices="cpu"),
+    "Session: devices: got an argument of no such name, expected device=": lambda s, x: Session(devices="cpu"),
 }
 
 

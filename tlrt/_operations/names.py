@@ -178,5 +178,5 @@ def explain_arguments(kind: _Kind) -> _Kind:
     for name in public_names(kind):
         function = inspect.getattr_static(kind, name)
         if inspect.isfunction(function) and name not in vars(kind):
-            setattr(kind, name, explained(function, name))
+            type.__setattr__(kind, name, explained(function, name))
     return kind

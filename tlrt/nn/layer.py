@@ -121,7 +121,7 @@ class Layer:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "__init__" in vars(cls):
-            cls.__init__ = explained(cls.__init__)  # type: ignore[method-assign]
+            type.__setattr__(cls, "__init__", explained(vars(cls)["__init__"]))
 
     def __call__(self, x: Any, *, training: bool = False) -> TensorRef:
         """The layer applied to x."""
