@@ -47,7 +47,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if mark is None:
         return
     from tlspec import registry
-    from tlspec.judge.checking import address_of, drawn_cases
+    from tlspec.judge.checking import address_of
+    from tlspec.judge.choice import drawn_cases
     from tlspec.judge.example import Example
 
     given = mark.args[0]

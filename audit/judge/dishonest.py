@@ -275,6 +275,15 @@ def _row_before() -> Made:
     return kernel
 
 
+def _by_chance() -> Made:
+    drawn = np.random.default_rng()  # in each process of its own
+
+    def kernel(x: Any) -> Any:
+        return softmax(x) * (1 + np.float32(2.0**-23) * drawn.integers(0, 2, x.shape).astype(np.float32))
+
+    return kernel
+
+
 def _plain(function: Made) -> Callable[[], Made]:
     return lambda: function
 
@@ -332,6 +341,7 @@ DISHONEST = [
     Dishonest("reads its input as if it were contiguous", "exp",
               _plain(lambda x: np.exp(np.lib.stride_tricks.as_strided(x, x.shape, (x.itemsize,) * x.ndim)))),
     Dishonest("changes the last bit of a row by the row before it", "softmax", _row_before),
+    Dishonest("changes last bits by chance", "softmax", _by_chance),
     Dishonest("subtracts the maximum of all rows", "softmax", _plain(
         lambda x: (e := np.exp(x - x.max(initial=-np.inf))) / e.sum(axis=1, keepdims=True))),
     Dishonest("is right for numbers up to 8 alone", "softmax", _plain(lambda x: softmax(np.clip(x, -8, 8)))),

@@ -7,7 +7,7 @@ import numpy as np
 
 from tlrt import _foreign
 from tlspec.drawn import Case, generator
-from tlspec.judge.checking import drawn_cases
+from tlspec.judge.choice import drawn_cases
 from tlspec.registry import Op
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tlspec.formats import FORMATS
 from tlspec.judge import Report, check
+from tlspec.judge.formulas import conv2d_by_fft, strassen
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 EPS = np.float32(1e-6)
@@ -188,8 +189,9 @@ def test_weights_that_are_rounded_before_a_product() -> None:
         return (e.astype(kind).astype(np.float32) @ v / e.sum(axis=1, keepdims=True)).astype(kind)
 
     options = {"reference": attention, "inputs": "q[n, d], k[m, d], v[m, w] -> out[n, w]"}
-    assert judged(kernel, mixed="bf16", **options).ok
-    assert not judged(kernel, dtype="bfloat16", **options).ok
+    for words in ({"mixed": "bf16"}, {"dtype": "bfloat16"}):  # as tensor cores take no other operands
+        assert judged(kernel, **words, **options).ok
+    assert not judged(kernel, dtype="bfloat16", accumulate="fp32", **options).ok
     with pytest.raises(ValueError, match="mixed='bf17': expected bf16, fp16, fp8, int8"):
         judged(kernel, mixed="bf17", **options)
 
@@ -234,3 +236,118 @@ def test_a_reference_is_not_called_with_what_is_left_out() -> None:
         cases=60,
         data="integers",
     ).ok
+
+
+def _rms_with_a_cast(x: np.ndarray, gamma: np.ndarray, eps: float, more: float = 1.0) -> np.ndarray:
+    wide = x.astype(np.float32)
+    root = np.sqrt((wide * wide).mean(axis=1, keepdims=True) + np.float32(more * eps))
+    return (wide / root).astype(x.dtype) * gamma
+
+
+def _in_parts(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+    a, b = (split(x) for x in (A, B))
+    return a[0] @ b[0] + (a[0] @ b[1] + a[1] @ b[0]) + (a[0] @ b[2] + a[1] @ b[1] + a[2] @ b[0])
+
+
+def split(x: np.ndarray) -> list[np.ndarray]:
+    found = []
+    for _ in range(3):
+        found.append(FORMATS["bfloat16"].round(x).astype(np.float32))
+        x = x - found[-1]
+    return found
+
+
+def _half_a_tanh(x: np.ndarray) -> np.ndarray:
+    half = np.float32(0.5)
+    return half * (1 + np.tanh(half * x))
+
+
+#: by the formula's name: a row, the format, a kernel that follows the formula, and a wrong one
+FOLLOWED: dict[str, tuple[str, str, Callable[..., Any], Callable[..., Any]]] = {
+    "tanh": ("sigmoid", "float32", _half_a_tanh, lambda x: _half_a_tanh(x) + np.float32(2.0**-20)),
+    "strassen": ("matmul", "float32", lambda A, B: strassen(A, B), lambda A, B: strassen(A, B) * np.float32(1.001)),
+    "bf16x3": ("matmul", "float32", _in_parts, lambda A, B: split(A)[0] @ split(B)[0]),
+    "cast": ("rms_norm", "float16", _rms_with_a_cast, lambda x, gamma, eps: _rms_with_a_cast(x, gamma, eps, 10.0)),
+}
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_a_formula_is_named(name: str) -> None:
+    """Without the name a kernel of this formula fails, and the report says the name; with it a wrong kernel fails still."""
+    op, dtype, kernel, wrong = FOLLOWED[name]
+    options: dict[str, Any] = {"dtype": dtype, "cases": {"small": 24}, "isolate": False}
+    report = judged(kernel, op, **options)
+    assert not report.ok
+    assert any(f"formulas={name!r} allows it" in note for note in report.notes), report
+    assert judged(kernel, op, formulas=name, **options).ok
+    failed = judged(wrong, op, formulas=name, **options)
+    assert not failed.ok and f"formulas={name!r}" in failed.findings[0].repeat
+    with pytest.raises(ValueError, match=f"softmax in {dtype} has no formula of this name; it has none"):
+        judged(kernel, "softmax", formulas=name, **options)
+
+
+def test_a_formula_that_the_analysis_does_not_know_is_an_error() -> None:
+    with pytest.raises(
+        ValueError, match=r"formulas: <lambda>, for relu: .* does not know numpy.angle .*test_judge_contracts"
+    ):
+        judged(lambda x: x, "relu", formulas=lambda x: np.angle(x))
+
+
+def test_convolutions_by_transforms() -> None:
+    def by_fft(x: np.ndarray, w: np.ndarray, b: np.ndarray, **p: int) -> np.ndarray:
+        if not (np.isfinite(x).all() and np.isfinite(w).all()):
+            raise NotImplementedError
+        return conv2d_by_fft(x, w, b, p["stride_h"], p["stride_w"], p["padding_h"], p["padding_w"]).astype(np.float32)
+
+    def kernel(x: Any, w: Any, b: Any, stride_h: int, stride_w: int, padding_h: int, padding_w: int) -> np.ndarray:
+        words = {"stride_h": stride_h, "stride_w": stride_w, "padding_h": padding_h, "padding_w": padding_w}
+        return by_fft(x.astype(np.float16).astype(np.float32) if rounds else x, w, b, **words)
+
+    rounds = False
+    assert judged(kernel, "conv2d", formulas="fft", isolate=False).ok
+    rounds = True
+    assert not judged(kernel, "conv2d", formulas="fft", isolate=False).ok
+
+
+@pytest.mark.parametrize("operation", ["log_softmax", "cross_entropy"])
+def test_limits_beside_infinity(operation: str) -> None:
+    """A row with +inf may be NaN throughout, or have the limits -inf of finite logits; nothing else."""
+
+    def lse(x: np.ndarray) -> np.ndarray:
+        m = x.max(axis=1, keepdims=True)
+        safe = np.where(np.isfinite(m), m, np.float32(0))
+        return safe + np.log(np.exp(x - safe).sum(axis=1, keepdims=True))
+
+    def kernel(x: np.ndarray, labels: np.ndarray | None = None) -> np.ndarray:
+        made = x - lse(x)
+        made[np.isinf(x).any(axis=1) & np.isinf(made).any(axis=1)] *= np.float32(factor)
+        return made if labels is None else -made[np.arange(len(x)), labels].mean(keepdims=True)
+
+    function = (lambda x: kernel(x)) if operation == "log_softmax" else (lambda logits, labels: kernel(logits, labels))
+    options: dict[str, Any] = {"data": "special", "cases": {"small": 24}, "isolate": False}
+    factor = 1.0
+    assert judged(function, operation, **options).ok
+    factor = -1.0
+    assert not judged(function, operation, **options).ok
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_weights_of_an_attention_are_operands(dtype: str) -> None:
+    kind = np.dtype(np.float16) if dtype == "float16" else np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+    options = {"dtype": dtype, "fixed": {"mask_mode": 0}, "data": ["normal", "uniform", "spread"], "repeats": 0}
+
+    def attention(normalised: bool, scaled: float = 1.0) -> Callable[..., Any]:
+        def kernel(Q: Any, K: Any, V: Any, mask: Any, mask_mode: int, scale: float) -> Any:
+            q, k, v = (x.astype(np.float32) for x in (Q, K, V))
+            s = (q @ k.swapaxes(1, 2)) * np.float32(scale * scaled)
+            e = np.exp(s - s.max(axis=2, keepdims=True))
+            total = e.sum(axis=2, keepdims=True)
+            p = (e / total if normalised else e).astype(kind).astype(np.float32)
+            return (p @ v / (np.float32(1) if normalised else total)).astype(kind)
+
+        return kernel
+
+    for normalised in (True, False):
+        assert judged(attention(normalised), "flash_attention", **options).ok
+        assert not judged(attention(normalised, 1.02), "flash_attention", **options).ok
+    assert not judged(attention(True), "flash_attention", accumulate="fp32", **options).ok

@@ -322,6 +322,21 @@ def test_rare_faults_are_met_by_repeats() -> None:
     )
 
 
+def test_bits_that_change_by_chance_where_nothing_is_ordered() -> None:
+    """A sum of many terms may be added in any order; of one or two none is to be chosen."""
+
+    def last_bit(x: np.ndarray) -> np.ndarray:
+        return softmax(x) * (1 + 6e-8 * np.random.default_rng().integers(0, 2, x.shape)).astype(np.float32)
+
+    def any_order(x: np.ndarray) -> np.ndarray:
+        return x[:, np.random.default_rng().permutation(x.shape[1])].cumsum(axis=1)[:, -1] if x.size else x.sum(axis=1)
+
+    (found,) = fails(last_bit).findings
+    assert found.kind == "repeat" and "no sum has more than two terms" in found.text and "cols=1" in found.repeat
+    report = check(any_order, "reduce_sum_axis1", cases={"small": 12}, sensitive=False)
+    assert report.ok and report.repeats is False, report
+
+
 def test_what_rows_depend_on() -> None:
     """A row of the batch before another changes its last bit: a finding, unless the operation's kernels may mix rows."""
 

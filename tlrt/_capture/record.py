@@ -1,8 +1,8 @@
 """Records the calls of the C library that a function makes, so that they can be made again without the function.
 
 A :class:`Recorder` observes the devices while a function runs and keeps a :class:`~tlrt._capture.recorded.Call` for each call,
-with its arguments as C gets them. Handles become :class:`~tlrt._capture.recorded.Storage`; the recorder holds for each a handle of
-its own: the tape may release every buffer it made, and the storage stays.
+with its arguments as C gets them. Handles become :class:`~tlrt._capture.recorded.Storage`. The recorder holds for each a handle
+of its own: the tape may release every buffer it made, and the storage stays.
 """
 
 import functools

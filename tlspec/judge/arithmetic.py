@@ -2,7 +2,8 @@
 
 Left to itself the judge allows sums in any order, the function errors that the documentation of CUDA and of the vector libraries
 allows, and intermediate results in float32 (in float64 for a float64 kernel); sums of narrower numbers may be those of tensor
-cores. Tighter words give tighter tolerances.
+cores, which take operands of these numbers alone: the weights of an attention are rounded before they meet V. Tighter words give
+tighter tolerances.
 
 ===================  =========================================================================================================
 ``accumulate=``      how products are summed
@@ -143,6 +144,7 @@ def arithmetic(
     fmt = formats.get(format)
     between = formats.get(intermediate or ("float64" if fmt.precision > 24 else "float32"))
     tensor_cores = fmt.precision < 24 and not intermediate  # where products of such numbers are summed
+    products = products or (fmt.name if tensor_cores and not accumulate else "")
     name, _, chunk = (accumulate or ("tensorcore" if tensor_cores else between.name)).partition(":")
     if name == "promoted":
         bits, to_nearest = ACCUMULATORS["fp8"]

@@ -16,8 +16,9 @@ from tlspec.expressions import names_in
 from tlspec.registry import Op
 from tlspec.signature import Array
 
-#: numbers of all arrays of a case beyond which it is judged in blocks; of an output and of any array of a block
-LARGE, OUTPUT, ARRAY = 2**21, 2**18, 2**20
+#: numbers of all arrays of a case beyond which it is judged in blocks; of an output and of any array of a block, such that what a
+#: block's reference computes stays in the caches
+LARGE, OUTPUT, ARRAY = 2**21, 2**15, 2**18
 #: of a case of given shape: drawn blocks, blocks of a line, and multiply-adds of a block's reference
 TILES, LINE, WORK = 6, 128, 2**27
 #: the dimension of elementwise operations

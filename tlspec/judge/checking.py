@@ -6,6 +6,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,31 +14,18 @@ import numpy as np
 
 from tlspec import formats, laws
 from tlspec.arrays import CANARY, Arrays
-from tlspec.bounds import call_named
 from tlspec.compare import Comparison
-from tlspec.draw.cases import (
-    EDGE_WORK,
-    EDGES,
-    SHAPE,
-    SIZES,
-    Case,
-    data_classes,
-    free_sizes,
-    is_empty,
-    long_lengths,
-    shape_case,
-    shape_of,
-    stretched,
-)
+from tlspec.draw.cases import SHAPE, Case, shape_case
 from tlspec.formats import Format
 from tlspec.judge import kept, repetition
 from tlspec.judge.apart import Apart, Ended, Here, TimedOut, ends_processes, kernel_of
 from tlspec.judge.arithmetic import MIXED, arithmetic
+from tlspec.judge.choice import drawn_cases, seldom_drawn, shaped_cases
 from tlspec.judge.contract import Contract, constrained, contract
+from tlspec.judge.formulas import further
 from tlspec.judge.kernel import Adapter, Kernel
 from tlspec.judge.mutants import sensitivity
 from tlspec.judge.probe import accumulator_of, word_of
-from tlspec.judge.recorded import shapes_of
 from tlspec.judge.repetition import Bits, bits_of, same
 from tlspec.judge.report import Finding, Report, Row, name_of, word_for
 from tlspec.judge.runner import Answer, Failure, Plain, Raised, Request
@@ -47,20 +35,12 @@ from tlspec.judge.trial import Trial, quantised
 from tlspec.registry import Op
 from tlspec.running import Model
 
-#: cases of each size and direction, by default
-CASES = {"small": 24, "medium": 6, EDGES: 8, "large": 1}
-#: multiply-adds of the reference in a large case, of a row that counts them
-LARGE_WORK = 2**26
 #: what a kernel's NotImplementedError is
 UNSUPPORTED = "unsupported"
 #: the end of a case's address whose arrays are not contiguous
 STRIDED = ":strided"
 #: of how many trials the sensitivity is measured
 PLANTED = 16
-#: the lengths of cases whose lengths are all equal: beyond a tile of 32, and no multiple of 4; and those of tiles
-EQUAL = (33, 16, 64, 128)
-#: how many axes and how many choices of whole numbers are tried with a long axis
-LONGER = 4
 #: seconds of the processor for the search of a smaller case
 SHRINK_SECONDS = 15.0
 #: calls that end the kernel's process, after which a check ends
@@ -81,6 +61,8 @@ class Check:
         #: for each call, what the outputs hold that it writes: NaN, or numbers, which it may take for a sum that it has begun
         self.seeds = (seed if seed % 2 else None for seed in itertools.count())
         self.garbage: int | None = None
+        #: by the name of a formula that the author did not name: whether all wrong results are within its bound
+        self.within: dict[str, bool] = {}
 
     def line(self, case: Case, ending: str = "") -> str:
         """The line of Python that repeats a case."""
@@ -158,7 +140,12 @@ class Check:
         places = zip(trial.names, results, trial.shapes, strict=True)
         numbers = [kernel.numbers(n, r, s, self.out) for n, r, s in places]
         self.report.calls += not trial.empty
-        return trial.compare(numbers)
+        found = trial.compare(numbers)
+        if not all(c.ok for c in found) and trial.model is not None and self.which == "forward" and not trial.large:
+            for name, op in further(self.op, self.format).items():
+                again = Trial(replace(trial.case, op=op), trial.format, trial.model).compare(numbers)
+                self.within[name] = self.within.get(name, True) and all(c.ok for c in again)
+        return found
 
     def _aliases(self, trial: Trial, kernel: Kernel, answer: Answer) -> Iterator[tuple[str, str]]:
         """Results that share memory with each other or with inputs, but for an input that the operation overwrites. What is moved
@@ -243,6 +230,8 @@ class Check:
                     continue
                 if share > 1 and "does not depend on the others" in law.text:
                     self.report.batches = False
+                elif share > 1 and not repetition.is_steady(self, case):
+                    self.report.repeats = False  # sums in another order at each call follow no law exactly
                 elif share > 1:
                     text = f"{law.text} does not hold: {where}"
                     self.report.findings.append(Finding("law", text, self.line(case)))
@@ -322,109 +311,105 @@ def check(
     accumulate: str = "", height: str | Callable[[int], int] = "any", ulp: str | float | Mapping[str, Any] = "documented",
     products: str = "", intermediate: str = "", flush: bool = False, saturate: bool = False, full_range: bool = False,
     mixed: str = "", shapes: Any = None, layouts: str = "any", refuses: Any = None, fixed: Mapping[str, Any] | None = None,
-    formulas: Sequence[Callable[..., Any]] = (), progress: Callable[[str], None] | None = None,
+    formulas: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] = (), progress: Callable[[str], None] | None = None,
     isolate: bool | None = None, timeout: float | None = None, memory: int | None = None, repeats: int | None = None,
 ) -> Report:  # fmt: skip
     """Checks a kernel against an operation's row, or against a reference in NumPy.
 
-    The tolerance of each element comes from running error analysis of the reference (:mod:`tlspec.running`) under what
-    the words of :mod:`tlspec.judge.arithmetic` say of the kernel's arithmetic. The kernel runs in a process of its own
-    that holds no expected values (:mod:`tlspec.judge.apart`). What cannot be sent there runs in this process, and the
-    report says so.
+    The tolerance of each element follows from running error analysis of the reference (:mod:`tlspec.running`) under what is said
+    of the kernel's arithmetic (:mod:`tlspec.judge.arithmetic`).
 
     Parameters
     ----------
-    function : callable, str or None
-        Takes and returns arrays; or its name, "module:function" or "file.py:function", which this process then does not
-        import. None checks `backward` alone.
-    op : str or Op, optional
-        The operation, where there is no `reference`.
+    function : callable or str or None
+        The kernel, of arrays of the library `array`, or its name, ``"module:function"`` or ``"file.py:function"``, which this
+        process then does not import. None checks `backward` alone.
+    op : str, optional
+        The operation's name (``python -m tlspec list``).
     backward : callable or str, optional
-        The gradient's function, of the row's inputs and outputs and the cotangent g.
+        The gradient's function, of the row's inputs and outputs and the cotangent g, such as ``(out, g)``.
     reference : callable, optional
-        A reference in NumPy, in place of a row's.
+        In place of `op`: the meaning, a function of NumPy arrays.
     inputs : str or mapping, optional
-        The signature of the `reference`; see :mod:`tlspec.judge.subject`.
-    dtype : str, default 'float32'
-        The number format of the arrays.
-    out_dtype : str, optional
-        That of the results.
-    array : str, default 'numpy'
-        The library of the arrays (:mod:`tlspec.arrays`).
-    arguments : str or Adapter, optional
-        The order of the arguments where it is not the row's (:mod:`tlspec.judge.kernel`).
-    backward_arguments : str or Adapter, optional
-        The same of `backward`.
-    cases : int or mapping of str to int, optional
-        The number of small cases, or one number for each size.
+        The arrays and parameters of `reference`, as in ``"x[rows, cols], weight[cols]; eps: float = 1e-6"``
+        (:mod:`tlspec.signature`), or arrays by name, whose shapes are taken.
+    dtype, out_dtype : str
+        The number formats of the arrays and, where it is another, of the results (:mod:`tlspec.formats`).
+    array : str
+        The library of the arrays and the device, such as ``"torch:cuda"`` (:mod:`tlspec.arrays`).
+    arguments, backward_arguments : str or callable, optional
+        The order and the keywords of the arguments, as in ``"x, dim=axis"``; or a function of the kernel and a dictionary of the
+        arguments that makes the call.
+    cases : int or mapping, optional
+        How many small cases, or how many of each size: ``{"small": 24, "medium": 6, "edges": 8, "large": 1}``. Sizes that a
+        mapping leaves out are not tried.
     data : str or sequence of str, optional
-        The data classes (:mod:`tlspec.data`).
-    empty : bool, default True
-        Whether sizes of 0 are tried.
-    seed : int, default 0
-        Of the drawn cases.
+        The data classes (:mod:`tlspec.data`); by default the operation's.
+    empty : bool
+        Whether lengths of 0 are tried.
+    seed : int
+        The first seed of the drawn cases.
     case : str, optional
-        One case of a report's line.
-    bound : str, default 'kernel'
-        "kernel": by running error analysis; "row" takes the row's own tolerance, which holds for this project's float32
-        kernels.
-    sensitive : bool, default True
-        Whether defects are planted, to see that the cases would catch them.
-    accumulate : str, default ''
-        The format in which sums are accumulated.
-    height : str or callable, default 'any'
-        The height of a sum's tree.
-    ulp : str, float or mapping, default 'documented'
-        Largest errors of elementary functions, in ulp.
-    products : str, default ''
-        The format to which operands of matrix products are rounded first.
-    intermediate : str, default ''
-        The format of all other intermediate results.
-    flush : bool, default False
-        Subnormal float32 numbers may count as zero.
-    saturate : bool, default False
-        Results beyond the largest number are that number.
-    full_range : bool, default False
-        Nothing overflows on the way to a result that can be represented.
-    mixed : str, default ''
-        Words for kernels of several formats.
-    shapes : callable or sequence of mapping, optional
-        Lengths to try besides: dictionaries of dimensions, or a function without arguments whose calls of PyTorch are
-        recorded (:mod:`tlspec.judge.recorded`). At large ones a sample of the results is compared.
-    layouts : str, default 'any'
-        "contiguous": arrays have no gaps.
-    refuses : str, callable or list, optional
-        Cases that it may refuse by ValueError, AssertionError or RuntimeError: "empty", an expression such as "cols >
-        1024", or a function of dimensions and parameters.
+        The one case that the line of a finding names.
+    bound : str
+        ``"kernel"``, or ``"row"`` for the row's own bound, which holds for this project's float32 kernels.
+    sensitive : bool
+        Whether defects are planted in the reference's results, to say which of them the cases would catch.
+    accumulate, height, ulp, products, intermediate, flush
+        Words for the kernel's arithmetic (:mod:`tlspec.judge.arithmetic`).
+    saturate : bool
+        Whether results beyond the format are its largest number.
+    full_range : bool
+        Whether nothing may overflow on the way to a result that can be represented.
+    mixed : str
+        Words for kernels of several formats: ``"bf16"``, ``"fp16"``, ``"fp8"``, ``"int8"``.
+    shapes : sequence of mappings, or callable, optional
+        Lengths to be tried besides; or a function without arguments whose calls of PyTorch are recorded
+        (:mod:`tlspec.judge.recorded`). At large ones a sample of the results is compared.
+    layouts : str
+        ``"contiguous"`` where the kernel takes no arrays with gaps.
+    refuses : str, callable or a sequence of these, optional
+        Cases that the kernel may refuse by ValueError, AssertionError or RuntimeError: ``"empty"``, an expression such as
+        ``"cols > 1024"``, or a function of dimensions and parameters.
     fixed : mapping, optional
-        Parameters or dimensions of one value.
-    formulas : sequence of callable, default ()
-        Further references in NumPy of what it computes: it may have the errors of one of them.
+        Parameters or dimensions that have one value.
+    formulas : str, callable or a sequence of these
+        Other formulas that the kernel may follow, by name or as references in NumPy (:mod:`tlspec.judge.formulas`).
     progress : callable, optional
-        Called with a line now and then.
+        Called with a line of text after each case.
     isolate : bool, optional
-        True refuses what cannot run in a process of its own, False runs every kernel in this one.
+        Whether the kernel runs in a process of its own, which holds no expected values (:mod:`tlspec.judge.apart`). By default
+        it does where it can be sent there, and the report says so; True refuses what cannot, False runs every kernel here.
     timeout : float, optional
-        Seconds that one call may take; 300 unless given.
+        The seconds that one call may take; 300 by default.
     memory : int, optional
-        Bytes of the process; those of the machine unless given.
+        The bytes that the kernel's process may take; by default those of the machine.
     repeats : int, optional
-        Further calls of a few small cases, for faults that come and go; 500 to 1000, of at most a second, unless given.
+        Further calls of a few small cases, for faults that come and go; by default 500 to 1000 in at most a second.
 
     Returns
     -------
     Report
-        The verdict, with a table as its text.
+        The verdict, what was found, and how much the cases could tell.
 
     Raises
     ------
     ValueError
-        What is no operation, format, library or word.
+        For what is no operation, format, library, word or case, and for a kernel that cannot be loaded.
     ImportError
-        A library that is not installed.
+        For a library that is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> report = check(np.exp, "exp", data="normal", cases={"small": 4}, repeats=0)
+    >>> report.verdict
+    'pass'
+    >>> wrong = check(lambda x: np.exp(x) * np.float32(1.001), "exp", data="normal", cases={"small": 4}, isolate=False)
+    >>> wrong.verdict, wrong.findings[0].kind
+    ('fail', 'value')
     """
     start = time.perf_counter()
-    row = constrained(subject_of(op, reference, inputs), fixed, formulas)
     if mixed and mixed not in MIXED:
         raise ValueError(f"mixed={mixed!r}: expected {', '.join(MIXED)}")
     preset = MIXED.get(mixed, {})
@@ -432,6 +417,7 @@ def check(
     out_dtype, accumulate = out_dtype or preset.get("out_dtype"), accumulate or preset.get("accumulate", "")
     products, terms = products or preset.get("products", ""), contract(layouts, refuses)
     fmt = formats.get(dtype)
+    row = constrained(subject_of(op, reference, inputs), fixed, formulas, fmt)
     out = fmt if out_dtype is None else formats.get(out_dtype)
     kernels = {
         which: kernel_of(f, adapter if callable(adapter) else None, array, isolate, timeout, memory)
@@ -463,6 +449,7 @@ def check(
     options = {"dtype": fmt.name, "array": library.name, **({"out_dtype": out.name} if out is not fmt else {}), **said,
                "arguments": arguments, "backward_arguments": backward_arguments, "bound": bound,
                "isolate": None if isolate else isolate, "layouts": layouts, "fixed": dict(fixed) if fixed else None,
+               "formulas": formulas if isinstance(formulas, str) else None,
                "refuses": None if callable(refuses) else refuses}  # fmt: skip
     plain = {"dtype": "float32", "array": "numpy", "bound": "kernel", "layouts": "any"}
 
@@ -492,7 +479,7 @@ def check(
                 repetition.often(judge, repeats or 0)
             continue
         drawn = list(drawn_cases(row, which, cases, data, empty, seed))
-        drawn += [*seldom_drawn(drawn, empty), *_shaped(row, which, shapes, data, seed)]
+        drawn += [*seldom_drawn(drawn, empty), *shaped_cases(row, which, shapes, data, seed)]
         repeated = set[str]()
         for i, each in enumerate(drawn):
             if judge.ended:
@@ -510,90 +497,15 @@ def check(
             judge.laws(range(seed, seed + 2))
         if not report.findings:
             repetition.often(judge, repeats)
+        if not report.findings and report.repeats is False:
+            repetition.wavers(judge)
+        if all(f.kind in ("value", "law") for f in report.findings):
+            names = [name for name, holds in judge.within.items() if holds]
+            report.notes += [
+                f"what is wrong is within the bound of another formula: formulas={n!r} allows it" for n in names
+            ]
         if sensitive:
             for mutant, (caught, changed) in sensitivity(judge.trials).items():
                 report.sensitivity[mutant if which == "forward" else f"{mutant} (vjp)"] = caught, changed
     report.seconds = time.perf_counter() - start
     return report
-
-
-def drawn_cases(op: Op, which: str, cases: Any, data: Any, empty: bool, seed: int) -> Iterator[Case]:
-    """The cases of a check: sizes and data classes in turn."""
-    wanted = {"small": cases, "medium": cases // 4, EDGES: cases // 3} if isinstance(cases, int) else cases or {}
-    counts = {**({} if isinstance(cases, Mapping) else CASES), **wanted}
-    if unknown := sorted(set(counts) - set(SIZES)):
-        raise ValueError(f"cases={cases!r}: no size {unknown[0]!r}; there are {', '.join(SIZES)}")
-    further = ("offset", "spread") if op.bound_of(which).kind not in ("exact", "moved") else ()
-    classes = [data] if isinstance(data, str) else [*data_classes(op, which), *further] if data is None else list(data)
-    for size, count in counts.items():
-        made = tried = 0
-        # of large cases those with exact sums first, so that no bound hides what is left out
-        turns = sorted(classes, key=lambda c: c != "integers") if size == "large" else classes
-        while made < count and tried < 4 * count + 8:
-            each = kept.drawn(op, seed + tried // len(turns), turns[tried % len(turns)], size, which)
-            tried += 1
-            work = op.drawing.work
-            if size == "large" and work is not None and call_named(work, each.values) > LARGE_WORK:
-                continue
-            if empty or not is_empty(each):
-                made += 1
-                yield each
-
-
-def _shaped(op: Op, which: str, shapes: Any, data: Any, seed: int) -> Iterator[Case]:
-    """The cases of given shapes, of the data classes that are wanted, else of normal numbers and, where their sums are exact, of
-    integers."""
-    classes = [data] if isinstance(data, str) else [c for c in ("normal", "integers") if c in data_classes(op, which)]
-    classes = list(data) if data is not None and not isinstance(data, str) else classes
-    for given in shapes_of(shapes, op):
-        yield from (shape_case(op, which, given, seed, each) for each in classes)
-
-
-def seldom_drawn(drawn: Sequence[Case], empty: bool) -> list[Case]:
-    """Of small cases, one with each length alone 1 and, where `empty` cases are wanted, 0; with all lengths equal, in which
-    exchanged axes go unnoticed by shape, odd ones and those of whole tiles; and with each axis long. Draws have these seldom or
-    by chance. What the row refuses is left out."""
-    small = [c for c in drawn if c.size == "small" and not is_empty(c)]
-    if not small or small[0].op.signature.lists:
-        return []
-    case, sig = small[0], small[0].op.signature
-    known = lengths_of(case)
-    names = [n for n in free_sizes(case.op) if n in known]
-    chosen: list[tuple[Case, dict[str, Any]]] = []
-    for length in (1, 0) if empty else (1,):
-        for name in names:
-            value = known[name]
-            if isinstance(value, (list, tuple)):
-                chosen += [(case, {name: [*value[:i], length, *value[i + 1 :]]}) for i in range(len(value))]
-            elif value != length:
-                chosen.append((case, {name: length}))
-    square = next((c for c in small if all(np.size(c.values.get(n, 0)) in (1, 2) for n in names)), case)
-    for equal in EQUAL:
-        values = {n: v for n, v in lengths_of(square).items() if n in names}
-        own = {n: [equal] * len(v) if isinstance(v, (list, tuple)) else equal for n, v in values.items()}
-        chosen.append((square, own))
-        if len(names) > 2 and isinstance(known[names[0]], int):  # tiles of a batch, which all together are too large
-            chosen.append((square, {**own, names[0]: 3}))
-    # whole numbers choose an axis or a direction: of each choice that was drawn one case
-    whole = [p.name for p in sig.params if p.kind == "u32"]
-    several = list({tuple(c.values[n] for n in whole): c for c in reversed(small)}.values())[-LONGER:]
-    for each in several:
-        values = {n: v for n, v in lengths_of(each).items() if n in names}
-        places = sum(len(v) if isinstance(v, (list, tuple)) else 1 for v in values.values())
-        lengths = long_lengths(each.op, SIZES[EDGES])
-        wide = bool(sig.indices) or any(a.kind == "u32" for a in sig.inputs)
-        lengths = sorted({*lengths[:1], *lengths[-1:]}) if wide else lengths[:1]  # of indices all bits
-        chosen += [(each, stretched(values, names, i, n)) for n in lengths for i in range(min(places, LONGER))]
-    wanted = ((of, {**lengths_of(of), **lengths}) for of, lengths in chosen)
-    made = (resized(of, values) for of, values in wanted if _cheap(of.op, values))
-    return [c for c in made if c is not None]
-
-
-def _cheap(op: Op, values: Mapping[str, Any]) -> bool:
-    """Whether a case of these values, which the row may refuse, is small."""
-    try:
-        size = sum(math.prod(shape_of(a, values)) for a in (*op.signature.inputs, *op.signature.outputs))
-        work = 0 if op.drawing.work is None else call_named(op.drawing.work, values)
-    except (IndexError, KeyError, TypeError, ValueError):
-        return False
-    return size <= SIZES[EDGES] and work <= EDGE_WORK

@@ -1,7 +1,7 @@
 """What a kernel demands of its callers, and what else its author says of it: which layouts and cases it takes, parameters that
 are fixed, other formulas that it may follow."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,6 +9,8 @@ from tlspec.bounds import call_named
 from tlspec.draw.cases import Case, is_empty
 from tlspec.draw.draws import Draw
 from tlspec.expressions import evaluate, names_in
+from tlspec.formats import Format
+from tlspec.judge.formulas import following, usual
 from tlspec.judge.runner import Raised
 from tlspec.judge.shrink import lengths_of
 from tlspec.registry import Op
@@ -58,19 +60,19 @@ def contract(layouts: str, refuses: Any) -> Contract:
     return Contract(layouts, several)
 
 
-def constrained(op: Op, fixed: Mapping[str, Any] | None, formulas: Sequence[Callable[..., Any]]) -> Op:
-    """The row with dimensions and parameters that have one value, and with further formulas of what it computes."""
-    if formulas:
-        op = replace(op, formulas={**op.formulas, "forward": [*op.formulas["forward"], *formulas]})
+def constrained(op: Op, fixed: Mapping[str, Any] | None, formulas: Any, format: Format) -> Op:
+    """The row with dimensions and parameters that have one value, and with further formulas of what it computes
+    (:mod:`tlspec.judge.formulas`)."""
+    op = following(usual(op), formulas, format)
     if not fixed:
         return op
     names = [*op.signature.sizes, *(p.name for p in op.signature.params)]
     if unknown := sorted(set(fixed) - set(names)):
         raise ValueError(f"fixed={dict(fixed)!r}: {op.name} has no {unknown[0]}; it has {', '.join(names)}")
-    usual = op.drawing.draw
+    own = op.drawing.draw
 
     def draw(d: Draw) -> dict[str, Any]:
-        return {**(usual(d) if usual is not None else {}), **fixed}
+        return {**(own(d) if own is not None else {}), **fixed}
 
     paths = tuple(p for p in op.drawing.paths if all(p.get(n, v) == v for n, v in fixed.items()))
     return replace(op, drawing=replace(op.drawing, draw=draw, paths=paths, classes={}))

@@ -111,6 +111,7 @@ MUTANTS: dict[str, Callable[[Trial], Results | None]] = {
 def sensitivity(trials: list[Trial]) -> dict[str, tuple[int, int]]:
     """By defect: how many of the trials catch it, and how many it changes. None of the trials is empty."""
     found: dict[str, tuple[int, int]] = {}
+    trials = [t for t in trials if not t.open]
     for name, plant in MUTANTS.items():
         caught = changed = 0
         for trial in trials:

@@ -4,19 +4,22 @@ import math
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from tlspec.compare import Comparison
-from tlspec.draw.cases import Case
+from tlspec.draw.cases import Case, free_sizes, is_empty
+from tlspec.formats import Format
 from tlspec.judge import altered, kept
 from tlspec.judge.apart import Apart, Here
 from tlspec.judge.blocks import ELEMENTS, independent_dimensions, part_of
 from tlspec.judge.kernel import Kernel
 from tlspec.judge.report import Finding, Report
 from tlspec.judge.runner import Failure, Plain
+from tlspec.judge.shrink import lengths_of, resized
 from tlspec.judge.trial import Trial
 from tlspec.registry import Op
 
@@ -26,6 +29,11 @@ Bits = list[np.ndarray]
 OFTEN, OFTEN_CALLS, OFTEN_SECONDS = 3, (500, 1000), 1.0
 #: families whose kernels may add and subtract rows of a batch (Strassen's product, two real transforms as a complex one)
 PRODUCTS = ("linalg", "conv", "attention", "spectral", "user")
+#: calls with either content of other rows that must agree with the first: if a call has some bits with a chance q, all agree and
+#: the contents differ with a chance of at most (q(1 - q))^8 < 2^-16
+TURNS = 8
+#: calls of a case in which no order of additions matters, and the bytes within which places in memory are told apart
+WAVERS, ALIGNED = 64, 64
 #: data classes in which what else stands in an array may choose how an element is computed
 SPECIAL = ("special", "wide", "huge")
 
@@ -35,6 +43,8 @@ class Judge(Protocol):
 
     op: Op
     which: str
+    format: Format
+    out: Format
     function: Apart | Here
     report: Report
     trials: list[Trial]
@@ -131,6 +141,75 @@ def often(check: Judge, wanted: int | None) -> None:
             return
 
 
+def is_steady(check: Judge, case: Case) -> bool:
+    """Whether repeated calls of a case give the same bits."""
+    case = check.in_format(case)
+    first = check.bits(case)
+    return all(same(first, check.bits(case)) for _ in range(TURNS))
+
+
+def wavers(check: Judge) -> None:
+    """Where repeated calls gave other bits: whether they do so where no sum has more than two terms, so that no order of
+    additions explains it. Results are compared that lie alike in memory, from arrays that do, as vector code may treat its
+    first numbers otherwise."""
+    small = [t.case for t in check.trials if t.case.size in ("small", "shrunk")][:OFTEN]
+    for case in (one for each in small for one in (each, *_shortened(each))):
+        trial, kernel = check.trial(case)
+        if not _repeats_in_any_order(trial):
+            continue
+        known: dict[tuple[int | None, ...], Bits] = {}
+        try:
+            for _ in range(WAVERS):
+                request = kernel.prepare(trial.case, check.format, check.out)
+                answer = kernel(request)
+                arrays = (*answer.results, *answer.arrays.values())
+                key = tuple(None if x.place is None else x.place[0] % ALIGNED for x in arrays)
+                bits = bits_of(answer.results)
+                if not same(known.setdefault(key, bits), bits):
+                    name, a, b = next(
+                        (n, a, b)
+                        for n, a, b in zip(trial.names, known[key], bits, strict=True)
+                        if not np.array_equal(a, b)
+                    )
+                    text = f"{name}: the same call has other bits in {np.count_nonzero(a != b)} of {a.size} elements"
+                    text += ", where no sum has more than two terms, whose order changes nothing"
+                    check.report.findings.append(Finding("repeat", text, check.line(case)))
+                    return
+        except (Failure, NotImplementedError):
+            continue
+
+
+def _shortened(case: Case) -> Iterator[Case]:
+    """The case with each length alone 1."""
+    known = lengths_of(case)
+    if case.op.signature.lists or case.op.signature.elementwise:
+        return
+    for name in free_sizes(case.op):
+        value: Any = known.get(name, ())
+        one = [1] if isinstance(value, int) else [[*value[:i], 1, *value[i + 1 :]] for i in range(len(value))]
+        for each in one:
+            if (made := resized(case, {**known, name: each})) is not None and not is_empty(made):
+                yield made
+
+
+def _repeats_in_any_order(trial: Trial) -> bool:
+    """Whether no sum that the analysis of the errors meets has more than two terms."""
+    if trial.model is None or trial.case.op.family == "spectral" or trial.empty:
+        return False
+    most = 0
+
+    def height(terms: int) -> int:
+        nonlocal most
+        most = max(most, terms)
+        return max(terms - 1, 0)
+
+    again = Trial(trial.case, trial.format, replace(trial.model, height=height), trial.taken)
+    try:
+        return again.tracked and most <= 2
+    except (AttributeError, TypeError, ValueError):
+        return False
+
+
 def batches(check: Judge, case: Case) -> None:
     """Whether a part of the batch has the bits alone that it has in the whole, and the same whatever the rest holds."""
     case = check.in_format(case)
@@ -147,17 +226,26 @@ def batches(check: Judge, case: Case) -> None:
     except Failure as failure:
         check.add(failure, case)
         return
-    for array, *bits in zip(case.signature.outputs, whole, part, beside, strict=True):
+    for i, array in enumerate(case.signature.outputs):
         axis = array.dims.index(dim)
-        a, b, c = (x.take(range(x.shape[axis] - (n - n // 2), x.shape[axis]), axis) for x in bits)
+
+        def kept_part(bits: Bits, i: int = i, axis: int = axis) -> np.ndarray:
+            return bits[i].take(range(bits[i].shape[axis] - (n - n // 2), bits[i].shape[axis]), axis)
+
+        a, b, c = (kept_part(bits) for bits in (whole, part, beside))
         check.report.batches = bool(np.array_equal(a, b)) and check.report.batches is not False
         if others is case or (a == c).all():
             if others is not case:
                 check.report.neighbours = check.report.neighbours is not False
             continue
         check.report.neighbours = False
-        mixes = case.op.family in PRODUCTS or any(f.kind in ("value", "batch", "stale") for f in check.report.findings)
-        if not mixes and all(same(whole, check.bits(case)) for _ in range(3)):
+        if case.op.family in PRODUCTS or any(f.kind in ("value", "batch", "stale") for f in check.report.findings):
+            continue
+        # of an order of sums that changes from call to call both have now these bits and now those
+        turns = [(x, bits) for _ in range(TURNS) for x, bits in ((case, a), (others, c))]
+        if all(np.array_equal(kept_part(check.bits(x)), bits) for x, bits in turns):
             name = "elements" if dim == ELEMENTS else dim
             text = f"{array.name}: depends on what other {name} hold: {np.count_nonzero(a != c)} of {a.size} elements change"
             check.report.findings.append(Finding("batch", text, check.line(case)))
+        else:
+            check.report.repeats = False

@@ -22,16 +22,15 @@ class Finding:
     Parameters
     ----------
     kind : str
-        value, error, result, inputs, alias, stale, canary, law, batch, crash or time-out.
+        value, error, result, inputs, alias, stale, canary, law, batch, repeat, crash or time-out.
     text : str
-        What is wrong.
+        What was found; of numbers the worst element, what was expected there and its tolerance.
     repeat : str
-        The line that repeats it.
+        The line of Python that repeats the case.
     """
 
-    kind: str  #: value, error, result, inputs, alias, stale, canary, law, batch, crash, time-out
+    kind: str
     text: str
-    #: the line that repeats it
     repeat: str
 
 
@@ -93,6 +92,15 @@ class Report:
         Of each case of given shape, how many of its results were compared.
     seconds : float
         How long it took.
+
+    Examples
+    --------
+    >>> report = Report("kernel", "softmax", "float32", "numpy", "any order of sums")
+    >>> report.verdict  # nothing was tried
+    'blind'
+    >>> report.findings.append(Finding("value", "out[0]: got nan", "tlspec.check(...)"))
+    >>> report.verdict, report.ok
+    ('fail', False)
     """
 
     name: str
@@ -140,7 +148,13 @@ class Report:
         return max((r.share for r in self.rows), default=0.0)
 
     def assert_ok(self) -> None:
-        """Raises AssertionError with the table unless the verdict is "pass"."""
+        """Demands the verdict "pass".
+
+        Raises
+        ------
+        AssertionError
+            With the table, for any other verdict.
+        """
         if not self.ok:
             raise AssertionError(f"\n{self}")
 

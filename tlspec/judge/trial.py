@@ -4,9 +4,10 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -47,6 +48,9 @@ class Trial:
         self.shapes = tuple(case.shape(a) for a in case.signature.outputs)
         self.empty = not any(math.prod(s) for s in self.shapes)
         self.large = elements_of(case) > LARGE
+        #: whether the row has other formulas, and whether a block needed them
+        self._formulas = model is not None and bool(case.op.formulas[case.which])
+        self._every = False
         #: elements of which something was to be told, and those whose bound exceeds the answer; counted as they are compared
         self._counted = self._unseen = 0
         #: results that a case of given shape was compared with, and the seconds that took
@@ -54,17 +58,32 @@ class Trial:
 
     @cached_property
     def expected(self) -> Expected:
-        """The reference and the tolerances. Computed once."""
+        """The reference and the tolerances, of which the largest of all formulas. Computed once."""
+        return self._once("whole", lambda: self._expected(self.case, every=True))
+
+    @cached_property
+    def narrow(self) -> Expected:
+        """The same with the tolerances of the reference alone. What lies within them needs no other formula."""
+        return self._once("narrow", lambda: self._expected(self.case)) if self._formulas else self.expected
+
+    def _once(self, key: str, make: Callable[[], Expected]) -> Expected:
         if self.kept is None:
-            return self._expected(self.case)
-        if "whole" not in self.kept:
-            self.kept["whole"] = self._expected(self.case)
-        whole: Expected = self.kept["whole"]
-        return whole
+            return make()
+        if key not in self.kept:
+            self.kept[key] = make()
+        found: Expected = self.kept[key]
+        return found
+
+    @property
+    def tracked(self) -> bool:
+        """Whether running analysis knows the reference; it is evaluated, whatever was before."""
+        assert self.model is not None
+        _tracked_results(self.case, self.format, self.model, self.taken)
+        return True
 
     @property
     def outputs(self) -> tuple[F64, ...]:
-        return self.expected.outputs
+        return self.narrow.outputs
 
     @property
     def tolerances(self) -> tuple[F64, ...]:
@@ -72,53 +91,86 @@ class Trial:
 
     @property
     def blind(self) -> bool:
-        """Whether the bound exceeds the answer for most elements, so that zeros would pass: the case tells nothing."""
+        """Whether the bound that was met exceeds the answer for most elements, so that the case tells nothing."""
         if not self._counted and not self.large:
-            self._count(self.expected)
+            self._count(self.narrow)
         return 2 * self._unseen > self._counted
 
+    @property
+    def open(self) -> bool:
+        """Whether the bound of all formulas exceeds the answer for most elements, whatever bound the kernel met."""
+        counted, unseen = self._seen(self.expected)
+        return 2 * unseen > counted
+
     def _count(self, expected: Expected) -> None:
+        counted, unseen = self._seen(expected)
+        self._counted, self._unseen = self._counted + counted, self._unseen + unseen
+
+    def _seen(self, expected: Expected) -> tuple[int, int]:
+        """The elements of which something is told, and those of them whose bound exceeds the answer."""
+        counted = unseen = 0
         for r, t in zip(expected.outputs, expected.tolerances, strict=True):
             told = np.isfinite(r) & ((r != 0) | (t >= self.format.least_normal))
-            self._counted += int(np.count_nonzero(told))
-            self._unseen += int(np.count_nonzero(told & (t >= np.abs(r))))
+            counted += int(np.count_nonzero(told))
+            unseen += int(np.count_nonzero(told & (t >= np.abs(r))))
+        return counted, unseen
 
     def compare(self, numbers: Sequence[np.ndarray]) -> list[Comparison]:
         """The results' numbers, in their own type or as float64, with the reference; of a large case block by block."""
         if not self.large:
-            return [self._compared(self.expected, i, got) for i, got in enumerate(numbers)]
+            return self._outcomes(self.narrow, numbers) or self._outcomes(self.expected, numbers, final=True)
         found: list[list[Comparison]] = [[] for _ in numbers]
         start = time.perf_counter()
-        for expected, places in self._blocks():
-            self._count(expected)
-            for i, (got, place) in enumerate(zip(numbers, places, strict=True)):
-                found[i].append(_at(self._compared(expected, i, got[place]), place))
-            self.sampled += sum(o.size for o in expected.outputs)
+        for block in self._blocks():
+            parts = [got[place] for got, place in zip(numbers, block.places, strict=True)]
+            outcomes = self._outcomes(block.expected, parts, final=block.every)
+            if not outcomes:  # so it will be with the blocks that follow
+                self._every = block.every = True
+                block.expected = self._expected(block.case, every=True)
+                outcomes = self._outcomes(block.expected, parts, final=True)
+            self._count(block.expected)
+            for i, (outcome, place) in enumerate(zip(outcomes, block.places, strict=True)):
+                found[i].append(_at(outcome, place))
+            self.sampled += sum(o.size for o in block.expected.outputs)
         self.seconds = time.perf_counter() - start
         return [joined(each) for each in found]
 
-    def _blocks(self) -> Iterator[tuple[Expected, Sequence[Any]]]:
-        """The reference and the tolerances of a large case in blocks, with the places of these: a few blocks at a time are in
-        memory, or all where they are kept."""
-        if self.kept is not None and "blocks" in self.kept:
-            yield from self.kept["blocks"]
+    def _outcomes(self, expected: Expected, numbers: Sequence[np.ndarray], *, final: bool = False) -> list[Comparison]:
+        """Of each output; none where one is wrong and other formulas, of which `expected` knows nothing, have a say."""
+        found = [self._compared(expected, i, got) for i, got in enumerate(numbers)]
+        return found if final or not self._formulas or all(c.ok for c in found) else []
+
+    def _blocks(self) -> Iterator["_Block"]:
+        """A large case in blocks: a few at a time are in memory, or all from the second time on that the case is used."""
+        blocks = (_Block(*each) for each in blocks_of(self.case))
+        known = None if self.kept is None else self.kept.get("blocks")
+        if known is not None:
+            for i, block in enumerate(blocks):
+                block.expected, block.every = known[i]
+                yield block
+                known[i] = block.expected, block.every
             return
-        made, blocks = [], blocks_of(self.case)
-        lasting = self.kept is not None and 16 * sum(map(math.prod, self.shapes)) <= MOST // 2
+        made = []
+        again = self.kept is not None and self.kept.setdefault("times", itertools.count()).__next__() > 0
+        lasting = again and 16 * sum(map(math.prod, self.shapes)) <= MOST // 2
         with ThreadPoolExecutor(THREADS) as pool:  # NumPy lets go of Python's lock
             while turn := list(itertools.islice(blocks, THREADS)):
-                for expected, (_, places) in zip(pool.map(self._expected_quietly, turn), turn, strict=True):
+                for block in pool.map(self._with_expected, turn):
+                    yield block
                     if lasting:
-                        made.append((expected, places))
-                    yield expected, places
+                        made.append((block.expected, block.every))
         if self.kept is not None and lasting:
             self.kept["blocks"] = made
 
-    def _expected_quietly(self, block: tuple[Case, Any]) -> Expected:
+    def _with_expected(self, block: "_Block") -> "_Block":
+        block.every = self._every or not self._formulas
         with np.errstate(all="ignore"):  # which a thread has for itself
-            return self._expected(block[0])
+            block.expected = self._expected(block.case, every=block.every)
+        return block
 
     def _compared(self, expected: Expected, i: int, got: np.ndarray) -> Comparison:
+        if isinstance(expected, Either):
+            got = expected.settled(i, got)
         args = got, expected.outputs[i], expected.tolerances[i]
         if expected.bits[i] is not None and self.format.name == "float32":
             return compare(got.astype(np.float32), *args[1:], signed_zeros=expected.signed_zeros, bits=expected.bits[i])
@@ -126,14 +178,24 @@ class Trial:
         format = FORMATS["float64"] if array.kind in ("index", *WHOLE) else array.format(self.format)
         return compare(*args, signed_zeros=expected.signed_zeros, format=format)
 
-    def _expected(self, case: Case) -> Expected:
+    def _expected(self, case: Case, *, every: bool = False) -> Expected:
         if self.model is not None:
             try:
-                return _tracked_results(case, self.format, self.model, self.taken)
+                return _tracked_results(case, self.format, self.model, self.taken, every)
             except (AttributeError, TypeError):
                 if case.op.family == "user":  # whose reference can be written otherwise
                     raise
         return case.expected
+
+
+@dataclass
+class _Block:
+    """A part of a large case, the places of its outputs, and what they are held to: with `every` in all formulas."""
+
+    case: Case
+    places: Sequence[Any]
+    expected: Expected = field(init=False)
+    every: bool = False
 
 
 def _at(found: Comparison, place: Sequence[slice]) -> Comparison:
@@ -182,8 +244,27 @@ def quantised(case: Case, format: Format) -> Case:
     return replace(made, given={r: known[r] for r in case.op.rule.reads})
 
 
-def _tracked_results(case: Case, out: Format, model: Model, taken: Collection[str] | None) -> Expected:
-    """Reference and tolerances by running error analysis. Raises TypeError or AttributeError for what it does not know."""
+@dataclass(frozen=True)
+class Either(Expected):
+    """An expectation in which other formulas give another infinity, or NaN, where the reference is not finite either."""
+
+    #: by output, what each of the other formulas gives
+    others: tuple[tuple[F64, ...], ...] = ()
+
+    def settled(self, i: int, got: np.ndarray) -> np.ndarray:
+        """A result with the reference's NaN or infinity where it has that of another formula."""
+        reference = self.outputs[i]
+        for other in self.others[i]:
+            same = ~np.isfinite(reference) & ~np.isfinite(got) & ((got == other) | (np.isnan(got) & np.isnan(other)))
+            got = np.where(same, reference, got).astype(got.dtype)
+        return got
+
+
+def _tracked_results(
+    case: Case, out: Format, model: Model, taken: Collection[str] | None, every: bool = True
+) -> Expected:
+    """Reference and tolerances by running error analysis, with `every` those of all formulas. Raises TypeError or AttributeError
+    for what it does not know."""
     # exact sums are promised of sums alone, not of what is computed by way of them
     model = replace(model, exact=model.exact and case.bound.kind != "custom", alike=_alike(case))
     given: Mapping[str, Any] = case.wide
@@ -198,12 +279,15 @@ def _tracked_results(case: Case, out: Format, model: Model, taken: Collection[st
             named = zip((a.name for a in case.op.signature.outputs), results, strict=True)
             arrays.update({n: x for n, x in named if n in computed})
     made = track_call(case.reference, arrays, case.values)
-    others = [track_call(f, arrays, case.values) for f in case.op.formulas[case.which]]
-    outputs, tolerances = [], []
+    others = [_followed(f, arrays, case) for f in case.op.formulas[case.which] if every]
+    outputs, tolerances, different = [], [], []
     for i, array in enumerate(case.signature.outputs):
         value, error = _parts(made[i], case.shape(array))
+        different.append(list[F64]())
         for other in others:
             again, more = _parts(other[i], value.shape)
+            if not np.array_equal(again[~np.isfinite(value)], value[~np.isfinite(value)], equal_nan=True):
+                different[-1].append(np.asarray(again, np.float64))
             near = np.isfinite(value) & np.isfinite(again)
             with np.errstate(invalid="ignore"):
                 lost = np.isinf(more) | (np.isfinite(value) != np.isfinite(again))
@@ -225,7 +309,19 @@ def _tracked_results(case: Case, out: Format, model: Model, taken: Collection[st
         outputs.append(value)
         tolerances.append(error)
     # the order of operations decides the sign of a zero, and that of max(-0, +0) is left open by C
-    return Expected(tuple(outputs), tuple(tolerances), case.bound.kind == "moved", (None,) * len(outputs))
+    found = tuple(outputs), tuple(tolerances), case.bound.kind == "moved", (None,) * len(outputs)
+    return Either(*found, tuple(map(tuple, different))) if any(different) else Expected(*found)
+
+
+def _followed(formula: Callable[..., Any], arrays: Mapping[str, Any], case: Case) -> tuple[Any, ...]:
+    """Another formula's results. Raises ValueError where running analysis does not know it."""
+    try:
+        return track_call(formula, arrays, case.values)
+    except (AttributeError, TypeError) as error:
+        name, code = getattr(formula, "__name__", type(formula).__name__), getattr(formula, "__code__", None)
+        lines = [f for f in traceback.extract_tb(error.__traceback__) if code and f.filename == code.co_filename]
+        place = f" ({os.path.basename(lines[-1].filename)}:{lines[-1].lineno}, in {lines[-1].name})" if lines else ""
+        raise ValueError(f"formulas: {name}, for {case.op.name}: {error}{place}") from error
 
 
 def _alike(case: Case) -> float:

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from tlspec.bounds import call_reference
+from tlspec.formats import Format
 from tlspec.running import arithmetic, elementary, special, structure, sums
 from tlspec.running.array import ErrorArray, error_of, value_of
 from tlspec.running.elementary import monotone
@@ -43,6 +44,7 @@ __all__ = [
     "Model",
     "any_order",
     "arithmetic",
+    "cast",
     "elementary",
     "error_of",
     "monotone",
@@ -54,27 +56,59 @@ __all__ = [
 ]
 
 
+def cast(x: Any, format: Format) -> Any:
+    """Numbers rounded to a format, as ``x.astype`` does where NumPy knows it.
+
+    Parameters
+    ----------
+    x : ndarray or ErrorArray
+        Of any shape.
+    format : Format
+        One of :data:`tlspec.formats.FORMATS`.
+
+    Returns
+    -------
+    ndarray or ErrorArray
+        Of the same kind and shape: float64 numbers of the format.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tlspec.formats import FORMATS
+    >>> float(cast(np.array(257.0), FORMATS["bfloat16"]))
+    256.0
+    """
+    return x.cast(format) if isinstance(x, ErrorArray) else format.round(x)
+
+
 def track_call(reference: Callable[..., Any], arrays: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A reference's results on arrays that carry errors; what does not depend on these is plain.
+    """A reference's results on arrays that carry errors.
 
     Parameters
     ----------
     reference : callable
-        A float64 reference in NumPy.
-    arrays : mapping of str to array
-        Its arrays, with errors or plain.
-    values : mapping of str to number
-        Its dimensions and parameters.
+        A function in NumPy.
+    arrays : mapping of str to ErrorArray
+        Its arrays by name.
+    values : mapping
+        Its other arguments by name.
 
     Returns
     -------
-    tuple
-        The results.
+    tuple of ErrorArray
+        What does not depend on the arrays is plain.
 
     Raises
     ------
     TypeError
-        The reference calls what running error analysis does not know.
+        For a function that running error analysis does not know.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> (total,) = track_call(lambda x, n: x.sum() / n, {"x": ErrorArray(np.array([0.1, 0.2, 0.3]))}, {"n": 3})
+    >>> bool(total.error < 1e-7)
+    True
     """
     with np.errstate(all="ignore"):
         outs = call_reference(reference, arrays, values)

@@ -183,14 +183,14 @@ class ErrorArray(NDArrayOperatorsMixin):
         target = np.dtype(dtype)
         kind, narrower = target.kind, FORMATS.get(target.name)
         if narrower is not None and narrower.precision < self.model.precision and self.dtype.kind == "f":
-            return self._cast(narrower)
+            return self.cast(narrower)
         if kind in "fc" or kind == self.dtype.kind:
             return self._like(self.value.astype(np.complex128) if kind == "c" else self.value, self.error)
         if np.any(self.error):
             raise TypeError(f"a conversion to {target} depends on rounding")
         return self.value.astype(dtype)
 
-    def _cast(self, format: Format) -> "ErrorArray":
+    def cast(self, format: Format) -> "ErrorArray":
         """The numbers of a format: one rounding, which every implementation does too. It is monotone, so what lies within the
         error lies between the roundings of the ends, and is the same number but near a tie."""
         value = format.round(self.value)

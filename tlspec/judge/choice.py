@@ -1,0 +1,117 @@
+"""Which cases a check tries: drawn ones, those that draws have seldom, and those of given shapes."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tlspec.bounds import call_named
+from tlspec.drawn import (
+    EDGE_WORK,
+    EDGES,
+    SIZES,
+    Case,
+    data_classes,
+    free_sizes,
+    is_empty,
+    long_lengths,
+    shape_case,
+    shape_of,
+    stretched,
+)
+from tlspec.judge import kept
+from tlspec.judge.recorded import shapes_of
+from tlspec.judge.shrink import lengths_of, resized
+from tlspec.registry import Op
+
+#: cases of each size and direction, by default
+CASES = {"small": 24, "medium": 6, EDGES: 8, "large": 1}
+#: multiply-adds of the reference in a large case, of a row that counts them
+LARGE_WORK = 2**26
+#: the lengths of cases whose lengths are all equal: beyond a tile of 32, and no multiple of 4; and those of tiles
+EQUAL = (33, 16, 64, 128)
+#: how many axes and how many choices of whole numbers are tried with a long axis
+LONGER = 4
+
+
+def drawn_cases(op: Op, which: str, cases: Any, data: Any, empty: bool, seed: int) -> Iterator[Case]:
+    """The cases of a check: sizes and data classes in turn."""
+    wanted = {"small": cases, "medium": cases // 4, EDGES: cases // 3} if isinstance(cases, int) else cases or {}
+    counts = {**({} if isinstance(cases, Mapping) else CASES), **wanted}
+    if unknown := sorted(set(counts) - set(SIZES)):
+        raise ValueError(f"cases={cases!r}: no size {unknown[0]!r}; there are {', '.join(SIZES)}")
+    further = ("offset", "spread") if op.bound_of(which).kind not in ("exact", "moved") else ()
+    classes = [data] if isinstance(data, str) else [*data_classes(op, which), *further] if data is None else list(data)
+    for size, count in counts.items():
+        made = tried = 0
+        # of large cases those with exact sums first, so that no bound hides what is left out
+        turns = sorted(classes, key=lambda c: c != "integers") if size == "large" else classes
+        while made < count and tried < 4 * count + 8:
+            each = kept.drawn(op, seed + tried // len(turns), turns[tried % len(turns)], size, which)
+            tried += 1
+            work = op.drawing.work
+            if size == "large" and work is not None and call_named(work, each.values) > LARGE_WORK:
+                continue
+            if empty or not is_empty(each):
+                made += 1
+                yield each
+
+
+def shaped_cases(op: Op, which: str, shapes: Any, data: Any, seed: int) -> Iterator[Case]:
+    """The cases of given shapes, of the data classes that are wanted, else of normal numbers and, where their sums are exact, of
+    integers."""
+    classes = [data] if isinstance(data, str) else [c for c in ("normal", "integers") if c in data_classes(op, which)]
+    classes = list(data) if data is not None and not isinstance(data, str) else classes
+    for given in shapes_of(shapes, op):
+        yield from (shape_case(op, which, given, seed, each) for each in classes)
+
+
+def seldom_drawn(drawn: Sequence[Case], empty: bool) -> list[Case]:
+    """Of small cases, one with each length alone 1 and, where `empty` cases are wanted, 0; with all lengths equal, in which
+    exchanged axes go unnoticed by shape, odd ones and those of whole tiles; and with each axis long. Draws have these seldom or
+    by chance. What the row refuses is left out."""
+    small = [c for c in drawn if c.size == "small" and not is_empty(c)]
+    if not small or small[0].op.signature.lists:
+        return []
+    case, sig = small[0], small[0].op.signature
+    known = lengths_of(case)
+    names = [n for n in free_sizes(case.op) if n in known]
+    chosen: list[tuple[Case, dict[str, Any]]] = []
+    for length in (1, 0) if empty else (1,):
+        for name in names:
+            value = known[name]
+            if isinstance(value, (list, tuple)):
+                chosen += [(case, {name: [*value[:i], length, *value[i + 1 :]]}) for i in range(len(value))]
+            elif value != length:
+                chosen.append((case, {name: length}))
+    square = next((c for c in small if all(np.size(c.values.get(n, 0)) in (1, 2) for n in names)), case)
+    for equal in EQUAL:
+        values = {n: v for n, v in lengths_of(square).items() if n in names}
+        own = {n: [equal] * len(v) if isinstance(v, (list, tuple)) else equal for n, v in values.items()}
+        chosen.append((square, own))
+        if len(names) > 2 and isinstance(known[names[0]], int):  # tiles of a batch, which all together are too large
+            chosen.append((square, {**own, names[0]: 3}))
+    # whole numbers choose an axis or a direction: of each choice that was drawn one case
+    whole = [p.name for p in sig.params if p.kind == "u32"]
+    several = list({tuple(c.values[n] for n in whole): c for c in reversed(small)}.values())[-LONGER:]
+    for each in several:
+        values = {n: v for n, v in lengths_of(each).items() if n in names}
+        places = sum(len(v) if isinstance(v, (list, tuple)) else 1 for v in values.values())
+        lengths = long_lengths(each.op, SIZES[EDGES])
+        wide = bool(sig.indices) or any(a.kind == "u32" for a in sig.inputs)
+        lengths = sorted({*lengths[:1], *lengths[-1:]}) if wide else lengths[:1]  # of indices all bits
+        chosen += [(each, stretched(values, names, i, n)) for n in lengths for i in range(min(places, LONGER))]
+    wanted = ((of, {**lengths_of(of), **lengths}) for of, lengths in chosen)
+    made = (resized(of, values) for of, values in wanted if _cheap(of.op, values))
+    return [c for c in made if c is not None]
+
+
+def _cheap(op: Op, values: Mapping[str, Any]) -> bool:
+    """Whether a case of these values, which the row may refuse, is small."""
+    try:
+        size = sum(math.prod(shape_of(a, values)) for a in (*op.signature.inputs, *op.signature.outputs))
+        work = 0 if op.drawing.work is None else call_named(op.drawing.work, values)
+    except (IndexError, KeyError, TypeError, ValueError):
+        return False
+    return size <= SIZES[EDGES] and work <= EDGE_WORK
