@@ -112,7 +112,7 @@ check: $(ENV_DEV) $(ENV_TEST) lib
 
 # Worst distance from the correctly rounded result, misrounded inputs, special values; then equal bits in the variant base.
 STRIDE ?= 1
-EXHAUSTIVE = $(PY) -m audit exhaustive --device cpu --stride $(STRIDE) --pairs 0 $(if $(OPS),--ops '$(OPS)')
+EXHAUSTIVE = $(PY) -m audit exhaustive --device cpu --stride $(STRIDE) $(if $(OPS),--ops '$(OPS)')
 exhaustive: $(ENV_TEST) lib
 	@mkdir -p native/build/exhaustive
 	$(EXHAUSTIVE) --json native/build/exhaustive/best.json

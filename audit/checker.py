@@ -16,8 +16,6 @@ from audit.environment import ROOT
 SOURCES = ("native/tools/checker.c", "native/tools/rounding.h")
 #: IEEE arithmetic as written: no contraction, no reassociation; errno and traps change no result
 FLAGS = ("-std=gnu11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden")
-#: operations of two arguments in the order of the checker's enumeration
-BINARY = ("add", "sub", "mul", "div", "max", "min", "axpy")
 
 DECLARATIONS = """
 struct tally {
@@ -33,9 +31,6 @@ int tl_check_unary(int i, uint64_t first, uint64_t stride, uint64_t n, const flo
 float tl_check_want(int i, float x);
 void tl_check_hash(const float *x, uint64_t n, uint64_t block, uint64_t *out);
 uint64_t tl_check_differ(const float *a, const float *b, uint64_t n, uint64_t *at);
-int tl_check_binary(int op, const float *a, const float *b, const float *got, uint64_t n, struct tally *t);
-void tl_check_pairs(uint64_t seed, uint64_t first, uint64_t n, float *a, float *b);
-void tl_check_product(const float *values, uint64_t m, uint64_t first, uint64_t n, float *a, float *b);
 """
 FIELDS = (
     "seen", "misrounded", "mismatches", "over", "precise", "undecided", "worst", "worst_at", "worst_got", "worst_want",
@@ -98,21 +93,6 @@ class Checker:
     def want(self, name: str, x: float) -> np.float32:
         """The correctly rounded result at one input."""
         return np.float32(self.lib.tl_check_want(self.index[name], x))
-
-    def binary(self, name: str, a: np.ndarray, b: np.ndarray, got: np.ndarray) -> dict[str, Any]:
-        """Compares results of an operation of two arguments with this processor's arithmetic."""
-        t = self.ffi.new("struct tally *")
-        index = BINARY.index(name)
-        self.lib.tl_check_binary(index, self._floats(a), self._floats(b), self._floats(got), got.size, t)
-        return {f: getattr(t, f) for f in FIELDS}
-
-    def pairs(self, seed: int, first: int, a: np.ndarray, b: np.ndarray) -> None:
-        """Fills a and b with random pairs, of which number first + i depends on the seed alone."""
-        self.lib.tl_check_pairs(seed, first, a.size, self._floats(a), self._floats(b))
-
-    def product(self, values: np.ndarray, first: int, a: np.ndarray, b: np.ndarray) -> None:
-        """Fills a and b with all pairs of `values`, from number `first` on."""
-        self.lib.tl_check_product(self._floats(values), values.size, first, a.size, self._floats(a), self._floats(b))
 
     def hashes(self, x: np.ndarray, block: int) -> np.ndarray:
         """One 64-bit hash per block of results."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from tlrt import Session, Tape, kernels, optim
 from tlrt import device as open_device
-from tlrt._terminal import Progress, format_table
+from tlrt._terminal import Progress
 from tlrt.errors import TorchleanError
 
 THREADS = 8
@@ -226,15 +226,3 @@ def campaign(operations: int, forks: int, seed: int = 0) -> dict[str, Any]:
     failures = [f for row in rows for f in row.pop("failures")]
     return {"threads": THREADS, "seed": seed, "subjects": rows, "failures": failures,
             "seconds": round(time.monotonic() - start, 1)}  # fmt: skip
-
-
-def ok(document: Mapping[str, Any]) -> bool:
-    """Whether nothing failed."""
-    return not document["failures"]
-
-
-def table(document: Mapping[str, Any]) -> str:
-    """One line per object."""
-    fields = ("subject", "turns", "right", "refused", "other")
-    text = format_table(fields, [[r[f] for f in fields] for r in document["subjects"]])
-    return text + "".join(f"\nFAIL {f}" for f in document["failures"])

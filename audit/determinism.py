@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from audit.environment import processors
-from tlrt._terminal import Progress, format_table
-from tlrt.distributed import Group
+from tlrt._terminal import Progress
 from tlrt.verify.run import Runtime, cpu_settings, cpu_variants
 from tlrt.verify.verifier import directions
 from tlspec import registry
@@ -83,21 +82,15 @@ class Determinism:
         self.variants = cpu_variants()
         self.rows: list[dict[str, Any]] = []
 
-    def run(self, names: str | None = None, group: Group | None = None) -> None:
-        """Checks every entry point of the rows named; ranks share them, and each has all results afterwards."""
-        group = group or Group()
-        every = [(op.in_math(self.math), which) for op in registry.ops(names) for which in directions(op)]
-        work = group.share(every)
+    def run(self, names: str | None = None) -> None:
+        """Checks every entry point of the rows named."""
+        work = [(op.in_math(self.math), which) for op in registry.ops(names) for which in directions(op)]
         progress = Progress(float(len(work) * len(self.devices)), "entry points")
         for op, which in work:
             for device in self.devices:
                 self.rows.append(self._entry(op, which, device))
                 progress.advance(1.0, self.rows[-1]["entry"])
         progress.close()
-        if group.size > 1:
-            order = {op.entry(which): i for i, (op, which) in enumerate(every)}
-            self.rows = [row for rows in group.gather(self.rows) for row in rows]
-            self.rows.sort(key=lambda row: order[row["entry"]])
 
     def _cases(self, op: Op, which: str) -> list[Case]:
         """A small case for many repetitions, larger ones for few; none of them empty."""
@@ -210,15 +203,3 @@ class Determinism:
     def ok(self) -> bool:
         """Whether nothing failed."""
         return all(r["verdict"] == "pass" for r in self.rows)
-
-
-def table(document: Mapping[str, Any]) -> str:
-    """One line per entry point and device."""
-    fields = ("entry", "device", "repeats", "reused", "threads", "variants", "trims", "batches", "batch", "verdict")
-    rows = [["" if r[f] is None else r[f] for f in fields] for r in document["entries"]]
-    head = ("entry point", "device", "repeats", "outputs reused", *fields[4:])
-    text = format_table(head, rows)
-    for r in document["entries"]:
-        for failure in r["failures"]:
-            text += f"\nFAIL {r['entry']} on {r['device']}: {failure}"
-    return text

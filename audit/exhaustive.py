@@ -4,37 +4,28 @@ The results come from the library as anyone calls it; the checker (``native/tool
 correctly rounded result is: in double, and in quadruple precision where the double value lies within 2^-42 of a midpoint.
 Gradients are walked with g = 1; those that read the output take it as their argument, in the function's range; of those of a
 quotient, the one with respect to the divisor is walked. Inputs are numbered by bit pattern; sample s is pattern s·stride. A
-chunk is 2^24 samples, done by one thread on every device, so that an interrupted run continues with the chunks that are
-missing. The 64-bit hash of every block of 2^20 results lets runs on different machines be compared.
+chunk is 2^24 samples, done by one thread on every device. The 64-bit hash of every block of 2^20 results lets runs on
+different machines be compared.
 """
 
-import glob
 import hashlib
-import json
 import re
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from audit.checker import Checker, checker, float_text
-from audit.environment import describe_run, processors
-from audit.work import open_runtimes, walk
-from tlrt._terminal import format_table
-from tlrt.distributed import Group
-from tlrt.verify.documents import write_document
-from tlrt.verify.run import Runtime
+from audit.environment import processors
+from audit.work import open_runtimes, run_in_threads
+from tlrt._terminal import Progress
+from tlrt.verify.run import Runtime, cpu_settings
 from tlspec import registry
 from tlspec.registry import Op
 
 CHUNK, BLOCK = 2**24, 2**20
-#: seconds between two writings of the state
-INTERVAL = 20.0
 #: values of parameters, as ``native/tools/rounding.h`` has them
 PARAMETERS: Mapping[str, Mapping[str, float]] = {
     "scale": {"c": 0.7}, "clamp": {"lo": -0.75, "hi": 1.5}, "safe_log": {"eps": 1e-6},
@@ -164,97 +155,41 @@ class Exhaustive:
     """The exhaustive campaign over some entry points and devices; :meth:`run` then :meth:`document`."""
 
     def __init__(
-        self, devices: Sequence[str], chosen: Sequence[Entry], *, stride: int = 1, state: Path | None = None,
-        budget: float | None = None, workers: int | None = None, chunk: int = CHUNK, kernels: Any = None,
-        group: Group | None = None,
+        self, devices: Sequence[str], chosen: Sequence[Entry], *, stride: int = 1, workers: int | None = None, chunk: int = CHUNK,
+        kernels: Any = None,
     ):  # fmt: skip
-        self.group = group or Group()
-        self.devices, self.entries, self.stride, self.state, self.budget = list(devices), chosen, stride, state, budget
+        self.devices, self.entries, self.stride, self.kernels = list(devices), chosen, stride, kernels
         self.check: Checker = checker()
         if missing := [e.name for e in chosen if e.name not in self.check.index]:
             raise ValueError(f"no reference for {', '.join(missing)} in native/tools/checker.c")
-        self.kernels = kernels
         self.chunk, self.block = chunk, min(BLOCK, chunk)
         self.samples = -(-(2**32) // stride)
         self.chunks = -(-self.samples // chunk)
-        self.workers = min(workers or max(processors() // self.group.size, 1), max(self.chunks * len(chosen), 1))
-        self.head = describe_run(devices)
-        self.records: dict[str, dict[str, Any]] = {e.name: {} for e in chosen}
+        self.workers = min(workers or processors(), max(self.chunks * len(chosen), 1))
+        self.records: dict[str, dict[int, Any]] = {e.name: {} for e in chosen}
         self.specials: dict[str, list[dict[str, Any]]] = {}
-        self.seconds: dict[str, float] = {e.name: 0.0 for e in chosen}
-        for path in self._states() if state is not None else []:
-            self._resume(path)
-        self.group.barrier()  # nobody writes a state before all have read it
-
-    def _key(self) -> dict[str, Any]:
-        return {"stride": self.stride, "chunk": self.chunk, "devices": self.devices, "library": self.head["library"]}
-
-    def _resume(self, path: Path) -> None:
-        known = json.loads(path.read_text(encoding="utf-8"))
-        if known.get("key") != self._key():
-            raise ValueError(f"{path} belongs to another run: it has {known.get('key')}, this run {self._key()}")
-        for name, records in known["records"].items():
-            self.records[name].update(records)
-            self.seconds[name] = max(self.seconds[name], known["seconds"].get(name, 0.0))
-
-    def _states(self) -> list[Path]:
-        """The files with a state: of the run, and of ranks that did not come to their end."""
-        assert self.state is not None
-        return sorted(p for p in self.state.parent.glob(f"{glob.escape(self.state.name)}*") if _is_state(p, self.state))
-
-    def save(self) -> None:
-        """Writes the state, if there is a file for it."""
-        if self.state is not None:
-            rank = self.group.rank
-            path = self.state.with_name(f"{self.state.name}.rank{rank}") if rank else self.state
-            document = {"key": self._key(), "seconds": self.seconds, "records": self.records}
-            write_document(path, document)
 
     def run(self) -> None:
-        """Does every chunk that is missing, until the budget is spent."""
-        todo = [(e, c) for e in self.entries for c in range(self.chunks) if str(c) not in self.records[e.name]]
-        todo = self.group.share(todo)
-        done = sum(len(self.records[e.name]) for e in self.entries) * self.chunk
-        lock, saved = threading.Lock(), [time.monotonic()]
+        """Does every chunk."""
+        todo = [(e, c) for e in self.entries for c in range(self.chunks)]
 
         @contextmanager
-        def open_worker() -> Iterator[Callable[[tuple[Entry, int]], str]]:
+        def open_worker() -> Iterator[Callable[[tuple[Entry, int]], None]]:
             with self._open_worker() as worker:
 
-                def check_chunk(item: tuple[Entry, int]) -> str:
-                    (entry, number), began = item, time.monotonic()
-                    record = worker.check_chunk(entry, number)
-                    with lock:
-                        self.records[entry.name][str(number)] = record
-                        self.seconds[entry.name] += (time.monotonic() - began) / self.workers
-                        if time.monotonic() - saved[0] > INTERVAL:
-                            self.save()
-                            saved[0] = time.monotonic()
-                    return entry.name
+                def check_chunk(item: tuple[Entry, int]) -> None:
+                    entry, number = item
+                    self.records[entry.name][number] = worker.check_chunk(entry, number)
+                    progress.advance(float(self.chunk), entry.name)
 
                 yield check_chunk
 
-        try:
-            walk(todo, open_worker, lambda _: self.chunk, "inputs", workers=self.workers, budget=self.budget, done=done)
-        finally:
-            self.save()
-        if self.group.size > 1:
-            self._take_over()
+        # chunks are the parallel work, so a call on the CPU has one thread
+        with Progress(float(len(todo) * self.chunk), "inputs") as progress, cpu_settings(threads=1):
+            run_in_threads(todo, self.workers, open_worker)
         with self._open_worker() as worker:
             for entry in self.entries:
                 self.specials[entry.name] = self._check_special(worker, entry)
-
-    def _take_over(self) -> None:
-        """The chunks that all ranks did; rank 0 writes the state with all of them."""
-        for records, seconds in self.group.gather([self.records, self.seconds]):
-            for name, found in records.items():
-                self.records[name].update(found)
-                self.seconds[name] = max(self.seconds[name], seconds[name])
-        if self.group.rank == 0:
-            self.save()
-            for path in self._states() if self.state is not None else []:
-                if path != self.state:
-                    path.unlink()
 
     @contextmanager
     def _open_worker(self) -> Iterator[_Worker]:
@@ -285,8 +220,7 @@ class Exhaustive:
     def _sum_up(self, entry: Entry, device: str) -> dict[str, Any]:
         total: dict[str, Any] = {}
         hashes = []
-        for number in sorted(self.records[entry.name], key=int):
-            record = self.records[entry.name][number]
+        for _, record in sorted(self.records[entry.name].items()):
             source = device if device in record["tally"] else self.devices[0]  # equal bits, equal tally
             t = record["tally"][source]
             hashes.append(hashlib.blake2b(record["blocks"][source].encode(), digest_size=8).hexdigest())
@@ -294,8 +228,6 @@ class Exhaustive:
                 total[f] = total.get(f, 0) + t.get(f, 0)
             if t.get("worst", 0) > total.get("worst", 0):
                 total |= {f: t.get(f, 0) for f in ("worst", "worst_at", "worst_got", "worst_want")}
-            if t.get("near_error", 0.0) > total.get("near_error", 0.0):
-                total |= {f: t[f] for f in ("near_error", "near_at")}
             for kind, one in (("mismatches", "mismatch"), ("over", "over")):
                 if t.get(kind) and f"{one}_at" not in total:
                     total |= {f"{one}_{part}": t.get(f"{one}_{part}", 0) for part in ("at", "got", "want")}
@@ -304,8 +236,6 @@ class Exhaustive:
         for one in ("worst", "mismatch", "over"):
             if f"{one}_at" in total:
                 out[f"{one}_case"] = {p: float_text(total[f"{one}_{p}"]) for p in ("at", "got", "want")}
-        if "near_error" in total:
-            out["near_zero"] = {"error": total["near_error"], "at": float_text(total["near_at"])}
         out["hash"] = hashlib.blake2b("".join(hashes).encode(), digest_size=8).hexdigest()
         out["chunk_hashes"] = hashes
         return out
@@ -322,28 +252,27 @@ class Exhaustive:
             row: dict[str, Any] = {
                 "entry": entry.name, "which": entry.which, "argument": entry.argument, "values": dict(entry.values),
                 "range": RANGES.get(entry.name, "all"), "limit": entry.limit, "bound": entry.op.bound_of(entry.which).text,
-                "complete": len(records) == self.chunks, "seconds": round(self.seconds[entry.name], 1), "devices": per,
-                "special": special, "differ": differ if len(self.devices) > 1 else None,
+                "devices": per, "special": special, "differ": differ if len(self.devices) > 1 else None,
             }  # fmt: skip
             if differ:
                 at = min(r["differ_at"] for r in records.values() if "differ_at" in r)
                 row["differ_at"] = float_text(at)
             bad = bad or not all(r["ok"] for r in special)
-            row["verdict"] = "fail" if bad else "pass" if row["complete"] else "incomplete"
+            row["verdict"] = "fail" if bad else "pass"
             if self.devices[1:] and not differ:
                 for d in self.devices[1:]:
                     del per[d]["chunk_hashes"]
             functions.append(row)
-        return {**self.head, "stride": self.stride, "samples": self.samples, "functions": functions}
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing failed; what is incomplete has not failed."""
-        return all(f["verdict"] != "fail" for f in self.document()["functions"])
+        return {"stride": self.stride, "samples": self.samples, "functions": functions}
 
 
-def _is_state(path: Path, state: Path) -> bool:
-    return path == state or re.fullmatch(r"\.rank\d+", path.name.removeprefix(state.name)) is not None
+def run(
+    devices: Sequence[str], chosen: Sequence[Entry], *, stride: int = 1, workers: int | None = None
+) -> dict[str, Any]:
+    """The document of a campaign."""
+    campaign = Exhaustive(devices, chosen, stride=stride, workers=workers)
+    campaign.run()
+    return campaign.document()
 
 
 def _acceptable(y: np.float32, want: np.float32, limit: int) -> bool:
@@ -355,38 +284,6 @@ def _acceptable(y: np.float32, want: np.float32, limit: int) -> bool:
     return abs(int(y.view(np.uint32)) - int(want.view(np.uint32))) <= limit
 
 
-def table(document: Mapping[str, Any]) -> str:
-    """The table of an exhaustive document, and what is not complete in words."""
-    rows = []
-    for f in document["functions"]:
-        for device, p in f["devices"].items():
-            same = "-" if f["differ"] is None else "yes" if not f["differ"] else f"NO: {f['differ']}"
-            share = f"{100 * p['misrounded'] / p['seen']:.4f} %" if p["seen"] else "-"
-            at = p.get("worst_case", {}).get("at", "")
-            worst = (p["seen"], p["worst"], f["limit"], at, p["misrounded"], share, p["mismatches"])
-            rows.append((f["entry"], device, *worst, same, p["hash"], f["verdict"]))
-    counts = ("inputs", "worst ulp", "allowed", "at", "misrounded", "share", "mismatches")
-    text = format_table(("function", "device", *counts, "devices equal", "hash", "verdict"), rows)
-    open_ = [f["entry"] for f in document["functions"] if not f["complete"]]
-    if open_:
-        complete = [f["entry"] for f in document["functions"] if f["complete"]]
-        text += f"\nINCOMPLETE: {', '.join(open_)}\ncomplete: {', '.join(complete) or 'none'}"
-    for f in document["functions"]:
-        for device, p in f["devices"].items():
-            for kind in ("mismatch", "over"):
-                if case := p.get(f"{kind}_case"):
-                    text += f"\nFAIL {f['entry']} on {device} ({kind}): at {case['at']} got {case['got']},"
-                    text += f" expected {case['want']}"
-            if p["undecided"]:
-                text += f"\nFAIL {f['entry']} on {device}: {p['undecided']} inputs undecided in quadruple precision"
-        if f.get("differ_at"):
-            text += f"\nFAIL {f['entry']}: devices differ in {f['differ']} results, first at {f['differ_at']}"
-        for s in f["special"]:
-            if not s["ok"]:
-                text += f"\nFAIL {f['entry']} at {s['x']}: {s}"
-    return text
-
-
 def compare_hashes(document: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Compares the hashes with those of another machine's document: one line per function that differs or is not there."""
     lines = []
@@ -395,8 +292,8 @@ def compare_hashes(document: Mapping[str, Any], other: Mapping[str, Any]) -> lis
     theirs = {f["entry"]: f for f in other["functions"]}
     for f in document["functions"]:
         g = theirs.get(f["entry"])
-        if g is None or not (f["complete"] and g["complete"]):
-            lines.append(f"{f['entry']}: not complete on both machines")
+        if g is None:
+            lines.append(f"{f['entry']}: only on this machine")
             continue
         mine, yours = next(iter(f["devices"].values())), next(iter(g["devices"].values()))
         if mine["hash"] != yours["hash"]:

@@ -19,7 +19,7 @@ from typing import Any
 from audit.build import make
 from audit.environment import ROOT, processors
 from audit.work import run_in_threads
-from tlrt._terminal import Progress, format_table
+from tlrt._terminal import Progress
 
 #: what a sanitizer does with a finding: end the process, so that the call at hand is the last one
 SANITIZERS = {
@@ -105,31 +105,3 @@ def calls(
     progress.close()
     return {**total, "seed": seed, "device": device, "threads": threads, "shared": shared, "sanitizers": sanitize,
             "slowest": slowest, "seconds": round(time.monotonic() - start, 1)}  # fmt: skip
-
-
-def ok(document: Mapping[str, Any]) -> bool:
-    """Whether nothing failed."""
-    return not document["failures"] and not document.get("checkpoints", {}).get("failures")
-
-
-def table(document: Mapping[str, Any]) -> str:
-    """One line per entry point, then the failures."""
-    rows = [
-        (
-            name.removeprefix("torchlean_cuda_"), r["calls"], r["accepted"], r["refused"],
-            f"{100 * r['accepted'] / r['calls']:.0f} %",
-        )
-        for name, r in document["entries"].items()
-        if r["calls"]
-    ]  # fmt: skip
-    text = format_table(("function", "calls", "accepted", "refused", "accepted share"), rows)
-    slow = document["slowest"]
-    text += f"\n{document['calls']} calls, {document['accepted']} accepted, {len(document['failures'])} failures, "
-    text += f"in {document['seconds']} s; slowest {slow['seconds']:.2f} s ({slow.get('symbol', '')})"
-    if "checkpoints" in document:
-        c = document["checkpoints"]
-        text += f"\n{c['files']} checkpoint files: {c['refused']} refused, {c['loaded']} loaded, {len(c['failures'])} failures"
-        text += "".join(f"\nFAIL {line}" for line in c["failures"])
-    for f in document["failures"]:
-        text += f"\nFAIL {f['again']} (status {f['status']}):\n{f['said']}"
-    return text

@@ -28,7 +28,7 @@ from audit.environment import processors
 from audit.injection import Injector, LibraryCalls, interrupt
 from tlrt import Session, checkpoint, optim
 from tlrt._binding import handles, library
-from tlrt._terminal import Progress, format_table
+from tlrt._terminal import Progress
 from tlrt.errors import OutOfMemoryError
 from tlrt.nn import schedules
 from tlrt.tape import AnyBuffer
@@ -421,16 +421,3 @@ def campaign(
     counts = list(rows.values())
     return {"points": sum(r["points"] for r in counts), "every": every, "programs": counts, "failures": failures,
             "seconds": round(time.monotonic() - start, 1)}  # fmt: skip
-
-
-def ok(document: Mapping[str, Any]) -> bool:
-    """Whether nothing failed."""
-    return not document["failures"] and document["points"] > 0
-
-
-def table(document: Mapping[str, Any]) -> str:
-    """One line per program and kind."""
-    rows = [(r["program"], r["kind"], r["points"]) for r in document["programs"]]
-    text = format_table(("program", "exception", "points"), rows)
-    text += f"\n{document['points']} points, {len(document['failures'])} failures"
-    return text + "".join(f"\nFAIL {f}" for f in document["failures"])

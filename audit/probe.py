@@ -3,44 +3,40 @@
 A tree that is higher than declared fails, as do answers that fit no tree, and sums promised in index order that are not.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from audit.queries import Calls, Query, Target
 from audit.targets import targets
-from audit.trees import NoTree, chain, depth, positive_depth, reveal
-from tlrt._terminal import Progress, format_table
+from audit.trees import NoTree, chain, depth, reveal
+from tlrt._terminal import Progress
 from tlrt.verify.run import Runtime
 
 #: numbers of summands: primes, powers of two and their neighbours
 FULL = (1, 2, 3, 5, 31, 32, 33, 127, 129, 257, 1021, 1025, 4099, 16411)
 SHORT = (1, 2, 5, 33, 129)
 #: up to this many leaves the whole tree is found, beyond it the depth of some leaves
-WHOLE, WHOLE_POSITIVE = 2100, 40
+MAX_WHOLE = 2100
 #: leaves whose depth is found: the ends, the middle and some between
 SAMPLES = (0.0, 1.0, 0.5, 0.31, 0.77)
-#: beyond this many summands only the sums of :data:`LARGE` are asked, for the depth of two leaves
-MANY = 8192
+#: beyond this many summands only the sums of :data:`LONG_SUMS` are asked, for the depth of two leaves
+MAX_SAMPLED = 8192
 #: one sum of every kind of tree whose order changes with great length
-LARGE = {("reduce_sum_axis1", "out"), ("reduce_sum_axis0", "out"), ("softmax", "gx"), ("layer_norm", "mean"),
+LONG_SUMS = {("reduce_sum_axis1", "out"), ("reduce_sum_axis0", "out"), ("softmax", "gx"), ("layer_norm", "mean"),
          ("matmul", "out, m=64 p=65"), ("conv2d", "out, 1x1")}  # fmt: skip
 
 
 def _sample_leaves(n: int) -> list[int]:
-    return sorted({int(s * (n - 1)) for s in (SAMPLES if n <= MANY else (0.0, 0.5))})
+    return sorted({int(s * (n - 1)) for s in (SAMPLES if n <= MAX_SAMPLED else (0.0, 0.5))})
 
 
 def _measure_height(target: Target, query: Query) -> dict[str, Any]:
     """The height of one query's tree, whole or as the greatest of some depths."""
     n = query.leaves
-    if target.positive:
-        leaves = list(range(n)) if n <= WHOLE_POSITIVE else _sample_leaves(n)
-        height = max((positive_depth(n, leaf, query.together) for leaf in leaves), default=0)
-        return {"height": height, "fan_in": None, "found": "whole" if n <= WHOLE_POSITIVE else f"{len(leaves)} leaves"}
     if target.in_order:
         chain(n, query.meet)
         return {"height": max(n - 1, 0), "fan_in": 2, "found": "in index order"}
-    if n <= WHOLE:
+    if n <= MAX_WHOLE:
         tree = reveal(n, query.meet)
         return {"height": tree.height, "fan_in": tree.fan_in, "found": "whole"}
     leaves = _sample_leaves(n)
@@ -81,7 +77,7 @@ def _merge_lengths(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _row(target: Target, calls: Calls, n: int) -> dict[str, Any] | None:
-    if (n > MANY and (target.op, target.what) not in LARGE) or (n > WHOLE and target.positive):
+    if n > MAX_SAMPLED and (target.op, target.what) not in LONG_SUMS:
         return None
     query = target.build(calls, n)
     if query is None or (query.rows == 1 and n > 1025):  # one question a call
@@ -97,27 +93,3 @@ def _row(target: Target, calls: Calls, n: int) -> dict[str, Any] | None:
     # one summand is no sum: its product or quotient is all there is
     fits = row["height"] == 0 or row["height"] + query.extra <= query.height
     return {**row, "verdict": "pass" if fits else "fail"}
-
-
-def table(document: Mapping[str, Any]) -> str:
-    """One line per sum and device, for its longest tree; the failures again at the end."""
-    rows = []
-    for r in document["sums"]:
-        height = "-" if r["height"] is None else r["height"]
-        fan = "" if r["fan_in"] is None else r["fan_in"]
-        whose = (r["op"], r["what"], r["device"], r["leaves"])
-        rows.append((*whose, height, r["extra"], r["declared"], fan, r["found"][:60], len(r["lengths"]), r["verdict"]))
-    head = (
-        "operation", "sum", "device", "summands", "height", "other roundings", "declared", "fan-in", "found", "lengths",
-    )  # fmt: skip
-    text = format_table((*head, "verdict"), rows)
-    for r in document["sums"]:
-        if r["verdict"] == "fail":
-            text += f"\nFAIL {r['op']} {r['what']} on {r['device']}, {r['leaves']} summands: height {r['height']} + {r['extra']},"
-            text += f" declared {r['declared']}; {r['found']}"
-    return text
-
-
-def ok(document: Mapping[str, Any]) -> bool:
-    """Whether nothing failed."""
-    return all(r["verdict"] == "pass" for r in document["sums"])

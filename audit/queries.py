@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from audit.trees import HUGE, SMALL
+from audit.trees import HUGE
 from tlrt.verify.run import Runtime
 from tlspec import registry
 from tlspec.bounds import call_named
@@ -66,20 +66,6 @@ class Query:
             out[first : first + self.rows] = self.leaves - np.rint(np.where(np.isfinite(survivors), survivors, -1))
         return out
 
-    def together(self, leaf: int, pairs: np.ndarray) -> np.ndarray:
-        """Which pairs of small summands meet before either meets the leaf that is 1."""
-        out = np.empty(len(pairs), bool)
-        rows = max(2, self.rows)
-        for first in range(0, len(pairs), rows - 1):
-            part = pairs[first : first + rows - 1]
-            x: np.ndarray = np.zeros((rows, self.leaves), self.dtype)
-            x[:, leaf] = 1
-            at = np.arange(len(part))
-            x[at, part[:, 0]] = x[at, part[:, 1]] = SMALL
-            got = np.asarray(self.sums(x), np.float64)
-            out[first : first + len(part)] = got[: len(part)] > got[-1]  # the last row has no small summand
-        return out
-
 
 @dataclass(frozen=True)
 class Target:
@@ -88,7 +74,6 @@ class Target:
     op: str
     what: str
     build: Callable[[Calls, int], Query | None]
-    positive: bool = False
     #: the row promises this order: one after the other, in index order
     in_order: bool = False
     #: leaves that make sense; None: the campaign's sizes

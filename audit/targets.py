@@ -1,13 +1,12 @@
-"""The sums that the probe asks about: reductions, products, convolutions, pools, softmax, normalisation, losses, attention,
-scatter-adds, transforms."""
+"""The sums that the probe asks about: one of each tree of reductions, products, convolutions, softmax, normalisation, attention,
+scatter-adds and transforms."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from audit.queries import ROWS, TARGETS, Calls, Query, Target, add_target, columns_of, declared, ones, same
+from audit.queries import ROWS, TARGETS, Target, add_target, columns_of, ones, same
 from tlspec import registry
 from tlspec.bounds import column_height, tree_height
 from tlspec.ops import attention, spectral
@@ -98,18 +97,6 @@ for _op, _side in (("conv2d", 1), ("conv2d", 3), ("conv_transpose2d", 1)):
         leaves=lambda n, side=_side: max(1, n // side**2) * side**2)  # fmt: skip
 
 
-def _third_window(x: np.ndarray, v: dict[str, Any]) -> dict[str, Any]:
-    """The windows of a row of x overlap, so only the summands of its third window are set."""
-    wide = zeros(ROWS, v["in_channels"], v["spatial"][0])
-    wide[:, :, 2:5] = x.reshape(ROWS, -1, 3)
-    return {"x": wide, "w": ones(5, v["in_channels"], 3), "b": zeros(5)}
-
-
-add_target("conv", "out, 16 positions, 3 wide",
-    lambda n: {"batch": ROWS, "in_channels": n // 3, "out_channels": 5, "spatial": [18], "kernel": [3], "stride": [1],
-               "padding": [0]},
-    _third_window, extra=2, read=lambda y, x: same(y.reshape(ROWS, 5, 16)[:, :, 2]), sizes=(3, 33, 255))  # fmt: skip
-
 # gx sums over output channels, gw and gb over the batch or over the positions of one image
 for _what, _output, _extra, _dims in (
     ("gx", 0, 1, {"batch": ROWS, "in_w": 1}),
@@ -129,29 +116,8 @@ for _what, _output, _extra, _dims in (
         gradient=True, output=_output, extra=_extra, read=equal_columns)  # fmt: skip
 
 
-def _one_window(n: int) -> dict[str, Any]:
-    side = math.isqrt(n)
-    sides = dict.fromkeys(("in_h", "in_w", "kernel_h", "kernel_w", "stride_h", "stride_w"), side)
-    return {"channels": ROWS, **sides, "padding_h": 0, "padding_w": 0}
-
-
-add_target(
-    "avg_pool2d", "out", _one_window, lambda x, v: {"x": x}, extra=1, read=undo_mean, sizes=(1, 4, 9, 25, 121, 1024)
-)
-# n windows of n cells, one apart: the cell in the middle is in all of them
-add_target("avg_pool", "gx",
-    lambda n: {"channels": ROWS, "spatial": [2 * n - 1], "kernel": [n], "stride": [1], "padding": [0]},
-    lambda x, v: {"g": x}, gradient=True, extra=1, sizes=(2, 7, 33),
-    read=lambda y, x: undo_mean(y.reshape(ROWS, -1)[:, x.shape[1] - 1], x))  # fmt: skip
-
 # ---- softmax, normalisation, losses, attention -----------------------------------------------------------------------------
 # Their bounds are composites; the height inside is that of tlspec.bounds.tree_height (rows) or column_height (columns).
-
-
-def _exponents(x: np.ndarray) -> np.ndarray:
-    """Arguments whose exponentials are x."""
-    with np.errstate(divide="ignore"):
-        return np.log(x.astype(np.float64)).astype(np.float32)
 
 
 def _at_one(y: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -160,9 +126,6 @@ def _at_one(y: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 for _op, _y in (("softmax", 1.0), ("log_softmax", 0.0)):
-    add_target(
-        _op, "denominator", lambda n: {"rows": ROWS, "cols": n}, lambda x, v: {"x": _exponents(x)}, height=tree_height,
-        read=lambda y, x: -y.reshape(x.shape).max(axis=1), positive=True)  # fmt: skip
     # y = 1 everywhere (log-softmax: 0), so that gx is g minus the sum of g; a leaf of g = 1 shows it
     add_target(_op, "gx", lambda n: {"rows": ROWS, "cols": n},
         lambda x, v, y=_y: {"out": np.full(x.shape, y, np.float32), "g": x}, gradient=True, height=tree_height, least=3,
@@ -183,28 +146,9 @@ def _undo_normalisation(y: np.ndarray, x: np.ndarray) -> np.ndarray:
 add_target("layer_norm", "mean", lambda n: {"rows": ROWS, "cols": n, "eps": 1e-6},
     lambda x, v: {"x": _huge(x), "gamma": ones(v["cols"]), "beta": zeros(v["cols"])}, height=tree_height, least=3,
     read=_undo_normalisation)  # fmt: skip
-add_target("batchnorm_channel_first", "mean", lambda n: {"channels": ROWS, "height": 1, "width": n, "eps": 1e-6},
-    lambda x, v: {"x": _huge(x), "gamma": ones(ROWS), "beta": zeros(ROWS)}, height=tree_height, least=3,
-    read=_undo_normalisation)  # fmt: skip
 add_target("layer_norm", "gbeta", lambda n: {"rows": n, "cols": ROWS, "eps": 1e-6},
     lambda g, v: {"x": np.arange(g.size, dtype=np.float32) % 7, "gamma": ones(ROWS), "g": columns_of(g)},
     gradient=True, output=2, height=column_height)  # fmt: skip
-add_target("batchnorm_channel_first", "gbeta", lambda n: {"channels": ROWS, "height": 1, "width": n, "eps": 1e-6},
-    lambda g, v: {"x": np.arange(g.size, dtype=np.float32) % 7, "gamma": ones(ROWS), "g": g}, gradient=True, output=2,
-    height=tree_height)  # fmt: skip
-
-
-def _mse(k: Calls, n: int) -> Query:
-    """One call for each row."""
-
-    def sums(x: np.ndarray) -> np.ndarray:
-        roots = np.sqrt(x.astype(np.float64)).astype(np.float32)
-        return np.array([k("mse_loss", {"yhat": r, "target": zeros(n)}, {"n": n})[0][0] for r in roots])
-
-    return Query(n, 16, declared("mse_loss", "forward", n=n), 4, sums, {"n": n})
-
-
-TARGETS.append(Target("mse_loss", "out", _mse, positive=True))
 
 
 def _attention_heights(n: int) -> tuple[int, int]:

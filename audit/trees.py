@@ -5,21 +5,15 @@ before these two meet each other are lost, so the sum is n minus the number of l
 sizes of these nodes for one leaf i and all others cut the leaves into the subtrees along the path from i to the root, and
 each of these is found in the same way (the idea is that of FPRev: Xie, Gao, Wu and Zheng, arXiv:2411.00442). A node whose
 pairs of children all report the same size adds them at once; it counts as one addition.
-
-Positive summands (exponentials, squares) cannot cancel. There leaf i is 1, leaves j and k are 0.9·2^-24 and every other one
-is 0. Each small one alone is absorbed by 1, both together are not: the sum exceeds 1 just where j and k meet before i. For a
-fixed i this relation cuts the other leaves into the subtrees along i's path, whose number is the depth of i.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 #: M: below it float64 too loses ones, by far
 HUGE = 2.0**100
-#: what 1 absorbs alone, but not twice
-SMALL = 0.9 * 2.0**-24
 
 #: sizes of the nodes at which pairs of leaves meet
 Meet = Callable[[np.ndarray], np.ndarray]
@@ -119,17 +113,3 @@ def chain(n: int, meet: Meet) -> None:
     if wrong.size:
         j, i = pairs[wrong[0]]
         raise NoTree(f"leaves {j} and {i} meet at a node of {answers[wrong[0]]} leaves, in index order it has {i + 1}")
-
-
-def positive_depth(n: int, leaf: int, together: Callable[[int, np.ndarray], np.ndarray]) -> int:
-    """The depth of a leaf among positive summands. ``together(leaf, pairs)`` says which pairs meet before either meets it."""
-    left: Sequence[int] = [j for j in range(n) if j != leaf]
-    classes = 0
-    while left:
-        head, rest = left[0], np.array(left[1:], np.int64)
-        classes += 1
-        if not rest.size:
-            break
-        joined = together(leaf, np.stack([np.full(rest.size, head), rest], axis=1))
-        left = rest[~joined].tolist()
-    return classes

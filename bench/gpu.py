@@ -1,18 +1,18 @@
 """``python -m bench.gpu`` (``make gpu``): checks a GPU machine from end to end and writes one file of JSON lines.
 
 Steps, in order: build (the CUDA library for this machine's architecture), wheel (the wheel with it, installed in a folder of
-its own and verified from there), verify (every operation on the CPU path and on CUDA, compared with the specification and with
-each other), older (the library of compute_80, as GPUs before compute capability 9.0 run it: verified, and timed on drawn
+its own and verified from there), verify (every operation on the CPU path and on CUDA, compared with the specification and
+with each other), older (the library of compute_80, as GPUs before compute capability 9.0 run it: verified, and timed on drawn
 shapes), reproducible (the same as verify in contexts of that mode), determinism (in that mode the same bits over repetitions,
-batches and reused memory), weights (the hashes of the five trained examples), audits (a run on CUDA computed again on the CPU),
-bench (beside PyTorch where it is installed), drawn (shapes that nobody chose, beside PyTorch), steps (eager training steps
-beside PyTorch), growth (how cost and error grow with size), judge (planted defects in kernels in Triton), league (operations of
-PyTorch and CuPy held to the specification), models (unmodified ones of PyTorch, with the same bits on the CPU and on CUDA),
-exchange (memory shared with other libraries), ranks (examples trained on one GPU and on more, with the same bits, times of
-exchanges, and steps beside DistributedDataParallel), mutants (random changes of the CUDA sources, and whether the tests see them;
-the committed ones are gone on with), sanitizer (compute-sanitizer memcheck and racecheck over drawn cases and over shapes that
-reach large kernels), tests. Steps that need a library leave out what is not installed. A step that fails does not stop the later
-ones; the exit status is non-zero if any failed. The last thing printed is a short table.
+batches and reused memory), weights (the hashes of the five trained examples), audits (a run on CUDA computed again on the
+CPU), bench (beside PyTorch where it is installed), drawn (shapes that nobody chose, beside PyTorch), steps (eager training
+steps beside PyTorch), growth (how cost and error grow with size), judge (planted defects in kernels in Triton), models
+(unmodified ones of PyTorch, with the same bits on the CPU and on CUDA), ranks (examples trained on one GPU and on more, with
+the same bits, times of exchanges, and steps beside DistributedDataParallel), mutants (random changes of the CUDA sources, and
+whether the tests see them), sanitizer (compute-sanitizer memcheck and racecheck over drawn cases and over shapes that reach
+large kernels), tests. Steps that need a library leave out what is not installed. A step that fails does not stop the later
+ones; the exit status is non-zero if any failed. OUT/summaries holds what ``evidence`` keeps. The last thing printed is a
+short table.
 """
 
 import argparse
@@ -27,8 +27,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from audit.environment import EVIDENCE, ROOT, commit, now
-from bench import trust
+from audit.environment import ROOT, commit, now
+from bench.summary import write_summaries
 from tlrt._terminal import format_table
 from tlrt.verify.documents import format_command, read_document, write_document
 from tlspec import registry
@@ -40,15 +40,13 @@ OLDER_LIBRARY = ROOT / "native/build/compute_80/libtorchlean_cuda.so"
 #: every lane arrives at barriers there, since racecheck does not see that one lane arrives for its warp (cuda/device/wgmma.cuh)
 RACECHECK_LIBRARY = ROOT / "native/build/racecheck/libtorchlean_cuda.so"
 STEPS = ("build", "wheel", "verify", "older", "reproducible", "determinism", "weights", "audits", "bench", "drawn", "steps",
-         "growth", "judge", "league", "models", "bits", "exchange", "ranks", "mutants", "sanitizer", "tests")  # fmt: skip
+         "growth", "judge", "models", "bits", "ranks", "mutants", "sanitizer", "tests")  # fmt: skip
 #: these steps' commands but for the number of shapes, and of ranks
 DRAWN = ["bench", "--device", "cuda", "--drawn"]
 RANKS = ["bench.ranks", "--device", "cuda", "--starters", "launch", "--transports", "host,nccl"]
 #: and but for how many run at a time: builds take most of the time
 MUTANTS = ["audit", "mutate", "--kinds", "cuda", "--random", "100", "--seed", "5", "--patience", "90",
            "--budget", "1500"]  # fmt: skip
-#: what the step of mutants goes on with
-KNOWN_MUTANTS = EVIDENCE / "mutants-cuda.jsonl"
 
 
 class Runner:
@@ -168,7 +166,7 @@ def sanitize(runner: Runner, ops: list[str]) -> dict[str, str]:
         runner.steps["sanitizer"] = {"status": 127, "seconds": 0.0, "command": "compute-sanitizer"}
         return {"missing": "compute-sanitizer is not installed"}
     verify = [sys.executable, "-m", "tlrt", "verify", "--device", "cuda", "--jobs", "1"]  # the tool watches one process
-    runs = {f"{trust.DRAWN}{ops[1]}" if ops else "": ["--cases", "1", "--size", "medium", *ops]}
+    runs = {f"drawn cases of {ops[1]}" if ops else "": ["--cases", "1", "--size", "medium", *ops]}
     for row in registry.ops(ops[1] if ops else None):
         if row.drawing.paths:
             runs[row.name] = ["--cases", str(len(row.drawing.paths)), "--size", "path", "--ops", row.name]
@@ -237,16 +235,12 @@ def main(argv: list[str] | None = None) -> int:
         ("steps", ["bench.steps", "--device", "cuda", "--compile", "--math", args.math], [], 500),
         ("growth", ["bench.growth", "--device", "cuda"], [], 200),
         ("judge", ["audit", "judge", "--languages", "Triton", "--no-trivial"], [], 300),
-        ("league", ["audit", "league", "--libraries", "torch:cuda,cupy"], ops, 300),
         ("models", ["bench.torch_models", "--devices", "cpu,cuda:0", "--batches", "2,8,32"], [], 1800),
         ("bits", ["bench.torch_bits", "--devices", "cpu,cuda:0", "--steps", "50"], [], 1800),
-        ("exchange", ["audit", "exchange"], [], 120),
         ("ranks", [*RANKS, "--ranks", gpu_ranks()], [], 1800),
         ("mutants", [*MUTANTS, "--jobs", str(max((os.cpu_count() or 2) // 2, 1))], [], 1700),
     ):
         if name in steps:
-            if name == "mutants" and KNOWN_MUTANTS.exists():
-                shutil.copy(KNOWN_MUTANTS, args.out / "mutants.json")
             report_file = ["--json", str(args.out / f"{name}.json")]
             runner.run(name, [python, "-m", *module, *report_file, *narrowed], limit)
     sanitizer = sanitize(runner, ops) if "sanitizer" in steps else {}
@@ -257,11 +251,15 @@ def main(argv: list[str] | None = None) -> int:
         runner.run("tests", [python, "-m", "pytest", "-vv", "--durations", "40", *spread], 900)
 
     gpu = query_gpu("name,driver_version,memory.total") or "unknown"
-    document = {"date": now(), "commit": args.commit or commit() or "unknown", "gpu": gpu,
+    revision = args.commit or commit() or "unknown"
+    document = {"date": now(), "commit": revision, "gpu": gpu, "devices": {"cuda:0": f"{gpu}, "},
                 "platform": platform.platform(), "python": platform.python_version(), "steps": runner.steps,
                 "sanitizer": sanitizer, "verify": load(args.out / "verify.json"), "bench": load(args.out / "bench.json"),
                 "training_steps": load(args.out / "steps.json"), "growth": load(args.out / "growth.json")}  # fmt: skip
     write_document(args.out / "gpu.jsonl", document)
+    apart = (load(args.out / f"{name}.json") for name in ("reproducible", "determinism", "drawn", "mutants"))
+    for found in (document, *filter(None, apart)):
+        write_summaries({"commit": revision, **found}, args.out / "summaries")
     rows = [(name, step["status"], step["seconds"]) for name, step in runner.steps.items()]
     print("\n" + format_table(("step", "exit", "seconds"), rows))
     for name, text in sanitizer.items():

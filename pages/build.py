@@ -7,15 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from audit.environment import EVIDENCE, ROOT
-from audit.report import render_page
-from bench import trust
-from pages import charts, execute, figures, operations, sources
+from audit.summary import read_summaries
+from bench import results
+from pages import execute, figures, operations, sources
 from pages.check import problems
 from tlspec import registry
 
 #: where pages and the site go, and what is kept from one build to the next
 PAGES, SITE, KEPT = ROOT / "out/pages", ROOT / "out/site", ROOT / "out/pages-kept"
 CONFIGURATION = Path(__file__).with_name("mkdocs.yml")
+#: pages that end with tables of the summaries
+TABLES = {
+    "docs/results.md": results.speed_tables, "docs/trust.md": results.trust_tables, "docs/league.md": results.league_tables,
+}  # fmt: skip
 
 Navigation = list[Any]
 
@@ -66,12 +70,12 @@ def _places() -> Navigation:
 def collect() -> dict[str, str | bytes]:
     """Every page of the site by its path, and the files that belong to them."""
     found: dict[str, str | bytes] = dict(sources.pages())
-    measured = figures.measurements(registry.ops(), KEPT / "errors")
-    committed = trust.committed_sources()
-    found |= operations.pages(operations.Material(committed, measured))
+    measured, summaries = figures.measurements(registry.ops(), KEPT / "errors"), read_summaries()
+    for page, tables in TABLES.items():
+        found[page] = sources.unescape_pipes("\n".join([str(found[page]), *tables(summaries), ""]))
+    found |= operations.pages(operations.Material(summaries, measured))
     found |= execute.pages(execute.run_all(KEPT / "notebooks"))
-    found["evidence/index.md"] = charts.evidence_page(measured)
-    found["evidence/report.html"] = render_page(committed)
+    found["evidence/index.md"] = results.evidence_page(summaries)
     found |= {f"evidence/{path.name}": path.read_bytes() for path in sorted(EVIDENCE.glob("*.jsonl"))}
     found["site.css"] = Path(__file__).with_name("site.css").read_text(encoding="utf-8")
     return found

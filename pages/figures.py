@@ -22,7 +22,7 @@ import numpy as np
 
 import tlrt
 from audit.environment import ROOT, processors
-from audit.figures import format_count, plural
+from audit.markdown import format_count, plural
 from tlrt.verify.run import Runtime
 from tlrt.verify.verifier import directions
 from tlspec import registry

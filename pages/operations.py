@@ -2,22 +2,16 @@
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from audit.environment import EVIDENCE, ROOT
-from audit.evidence import Evidence, Source
-from audit.figures import count_calls, format_count, format_inputs, format_share, plural
-from audit.league import table as league
-from audit.league.explained import explanation
-from audit.league.libraries import LIBRARIES
-from audit.markdown import format_figure, table
+from audit.environment import ROOT
+from audit.markdown import format_share, table
 from bench import results
 from pages import figures, sources
 from tlrt import Session, kernels
-from tlrt.verify.documents import read_document
 from tlrt.verify.verifier import directions
 from tlspec import entries, registry
 from tlspec._documentation import describe_argument, read_documentation
@@ -64,8 +58,9 @@ gradient of the loss with respect to the output, and `gx` the one with respect t
 
 
 def escape(text: str) -> str:
-    """Plain text as Markdown."""
-    return re.sub(r"([\\`*_\[\]<>|~#])", r"\\\1", " ".join(text.split()))
+    """Plain text as Markdown. Entities stand for what Python's Markdown takes no backslash before, and for the bars of tables."""
+    escaped = re.sub(r"([\\`*_\[\]#])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"[&<>|~]", lambda m: f"&#{ord(m[0])};", escaped)
 
 
 def code(text: str) -> str:
@@ -79,14 +74,10 @@ def is_formula(paragraph: str) -> bool:
 
 @dataclass
 class Material:
-    """What pages are made from: evidence, benchmarks, and measurements by operation and direction."""
+    """What pages are made from: summaries by file, and measurements by operation and direction."""
 
-    sources: Sequence[Source]
+    summaries: results.Summaries
     measured: Mapping[str, Mapping[str, figures.Measurement]]
-
-    @cached_property
-    def evidence(self) -> Evidence:
-        return Evidence(self.sources)
 
     @cached_property
     def prototypes(self) -> dict[str, str]:
@@ -94,28 +85,9 @@ class Material:
         text = declarations((ROOT / "native/include/torchlean_cuda_ops.h").read_text(encoding="utf-8"))
         return {m[1]: line for line in text.splitlines() if (m := re.search(r"\b(torchlean_cuda_\w+)\(", line))}
 
-    @cached_property
-    def timings(self) -> dict[str, list[tuple[str, str, Mapping[str, Any]]]]:
-        """Benchmark rows by entry point: the run's title, its file, the row."""
-        found: dict[str, list[tuple[str, str, Mapping[str, Any]]]] = {}
-        for run in results.RUNS:
-            loaded = results.load(run.file)
-            for row in loaded["bench"]["rows"] if loaded else ():
-                found.setdefault(row["op"], []).append((run.title.partition(",")[0], run.file, row))
-        return found
 
-    @cached_property
-    def libraries(self) -> dict[str, list[tuple[str, Mapping[str, Any]]]]:
-        """What the league found of other libraries, by operation: the file and its line."""
-        found: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
-        for name in league.sources():
-            for line in league.rows_of([read_document(EVIDENCE / name)]):
-                found.setdefault(line["op"], []).append((name, line))
-        return found
-
-
-def file_link(name: str) -> str:
-    return f"[{name}](../evidence/{name})"
+def title(which: str) -> str:
+    return "forward" if which == "forward" else "gradient"
 
 
 def c_text(prototype: str, width: int = 100) -> str:
@@ -226,7 +198,7 @@ def promise_section(row: Op) -> list[str]:
         plain, chain = row.bound_of(which).text, reproducible.bound_of(which).text
         same = "the same bits" if contract.same_bits else "within the bound"
         again = "the same bits" if contract.reproducible else "within the bound"
-        rows.append(("forward" if which == "forward" else "gradient", code(plain), same, code(chain), again))
+        rows.append((title(which), code(plain), same, code(chain), again))
     head = ("function", "error bound", "CPU and CUDA", "error bound, reproducible", "CPU and CUDA, reproducible")
     page = ["## What is promised", "", *table(head, rows), ""]
     page += ["The same inputs on the same device with the same library give the same bits, in both modes."]
@@ -240,74 +212,18 @@ def promise_section(row: Op) -> list[str]:
     return page
 
 
-def _quoted(row: Op, which: str, source: Source, found: Mapping[str, Any]) -> bool:
-    """Whether the bound that a file was held to is the one that the row has now."""
-    mode = "reproducible" if "--math reproducible" in source.command else "fast"
-    now = row.in_math(mode).bound_of(which).text
-    return found.get("bound", now) == now
-
-
-def evidence_rows(row: Op, material: Material) -> Iterator[tuple[str, ...]]:
-    """What every file says of the operation and of its gradient: function, what was tried, where, outcome, file."""
-    ev = material.evidence
-    for which in directions(row):
-        name, title = row.entry(which), "forward" if which == "forward" else "gradient"
-        for part in ("verify", "exhaustive", "probe", "determinism", "alarms"):
-            for kind in ("cpu", "cuda"):
-                for source, r in ev.index.get((part, name, kind), []):
-                    if not _quoted(row, which, source, r):
-                        continue
-                    mode = " (reproducible)" if "--math reproducible" in source.command else ""
-                    failed = "**failed**; " if r.get("verdict", "pass") != "pass" else ""
-                    what, outcome = describe(part, r)
-                    if what:
-                        yield title, what + mode, source.label(r["device"]), failed + outcome, file_link(source.name)
-
-
-def describe(part: str, r: Mapping[str, Any]) -> tuple[str, str]:
-    """What a row of a part tried, and what came of it."""
-    if part == "verify":
-        bits = {True: "; the bits of the CPU", False: "; other bits than the CPU"}.get(r["identical"], "")
-        worst = "no error" if float(r["share"]) == 0 else f"worst error {format_share(r['share'])} of the bound"
-        return f"{format_count(r['cases'])} drawn cases", worst + bits
-    if part == "exhaustive":
-        step = "" if r["stride"] == 1 else f", every {r['stride']}th"
-        most = plural(r["worst"], "spacing")
-        outcome = f"at most {most} from the nearest float32; {format_count(r['misrounded'])} not the nearest"
-        return f"{format_inputs(r['seen'])} inputs{step}", outcome if r["misrounded"] else "always the nearest float32"
-    if part == "probe":
-        if r["height"] is None:
-            return "", ""
-        heights = f"{r['height'] + r['extra']} roundings on the longest path, {r['declared']} in the bound"
-        return f"order of a sum of {format_count(r['leaves'])}", heights
-    if part == "determinism":
-        batch = f"; batch: {r['batch']}" if "not promised" in str(r.get("batch")) else ""
-        return f"{format_count(count_calls(r))} calls again", "the same bits" + batch
-    return f"{format_count(r['comparisons'])} correct results", (
-        f"{format_count(r['alarms'])} called wrong; closest {format_share(r['worst'])} of the bound"
-    )
-
-
-def merge_devices(lines: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Lines of one file that say the same of two devices, or of the second one its bits besides, as one line."""
-    merged: list[tuple[str, ...]] = []
-    for title, tried, device, outcome, file in dict.fromkeys(lines):
-        for i, (*head, where, said, source) in enumerate(merged):
-            if [*head, source] == [title, tried, file] and where != device and outcome.startswith(said):
-                merged[i] = (title, tried, f"{where}, {device}", outcome, file)
-                break
-        else:
-            merged.append((title, tried, device, outcome, file))
-    return merged
-
-
 def evidence_section(row: Op, material: Material) -> list[str]:
-    lines = merge_devices(evidence_rows(row, material))
+    """What the summaries say of the operation and of its gradient."""
+    lines = [
+        (title(which), *found)
+        for which in directions(row)
+        for found in results.entry_rows(row.entry(which), material.summaries)
+    ]
     page = ["## What was measured", ""]
     if not lines:
-        return [*page, "No committed file holds a measurement under the bound that the row has now.", ""]
+        return [*page, "No summary holds a measurement under the bound that the row has now.", ""]
     page += ["A figure whose bound has changed since is left out. Worst figures are rounded up.", ""]
-    return [*page, *table(("function", "tried", "on", "outcome", "file"), lines), ""]
+    return [*page, *table(("function", "tried", "outcome", "file"), lines), ""]
 
 
 def figure_section(row: Op, material: Material) -> list[str]:
@@ -326,22 +242,15 @@ def figure_section(row: Op, material: Material) -> list[str]:
 def time_section(row: Op, material: Material) -> list[str]:
     lines = []
     for which in directions(row):
-        for title, file, r in material.timings.get(row.entry(which), []):
-            peers = r["peers"]
-            beside = [f"{format_figure(peers[p]['ratio'])}" if p in peers else "" for p in ("torch", "numpy")]
-            share = f"{r['floor_share']:.2f}" if r["floor_ms"] else ""
-            direction = "forward" if which == "forward" else "gradient"
-            lines.append(
-                (direction, escape(r["size"]), title, f"{format_figure(r['ours_ms'])}", share, *beside, file_link(file))
-            )
+        for device, size, *rest in results.entry_times(row.entry(which), material.summaries):
+            lines.append([title(which), escape(size), device, *rest])
     page = ["## Time", ""]
     if not lines:
-        return [*page, "No committed file holds a time of this operation.", ""]
+        return [*page, "No summary holds a time of this operation.", ""]
     head = ["function", "size", "on", "ms", "share of floor", "times faster than PyTorch", "than NumPy", "file"]
-    drop = [i for i in (6, 5, 4) if not any(line[i] for line in lines)]
-    for i in drop:
+    for i in [i for i in (6, 5, 4) if not any(line[i] for line in lines)]:
         del head[i]
-        lines = [(*line[:i], *line[i + 1 :]) for line in lines]
+        lines = [[*line[:i], *line[i + 1 :]] for line in lines]
     return [
         *page,
         *table(head, lines),
@@ -351,30 +260,6 @@ def time_section(row: Op, material: Material) -> list[str]:
     ]
 
 
-def libraries_section(row: Op, material: Material) -> list[str]:
-    """How close other libraries came to the tolerance of their arithmetic."""
-    by_format: dict[tuple[str, str, str], dict[str, Mapping[str, Any]]] = {}
-    for file, line in material.libraries.get(row.name, []):
-        by_format.setdefault((LIBRARIES[line["library"]].title, line["dtype"], file), {})[line["which"]] = line
-    if not by_format:
-        return []
-    rows = [(title, dtype, *(league.cell(found.get(which)) for which in ("forward", "vjp")), file_link(file))
-            for (title, dtype, file), found in by_format.items()]  # fmt: skip
-    page = [
-        "## Other libraries",
-        "",
-        "The worst error as a share of the tolerance that the library's own arithmetic allows.",
-        "",
-    ]
-    page += [*table(("library", "format", "forward", "gradient", "file"), rows), ""]
-    lines = [line for found in by_format.values() for line in found.values() if line["verdict"] == "fail"]
-    page += [
-        f"- ✗ {LIBRARIES[n].title}: {escape(why)}"
-        for n, why in dict.fromkeys((x["library"], explanation(x)) for x in lines)
-    ]
-    return [*page, "", "[The league table](../docs/league.md) explains the marks.", ""]
-
-
 def operation_page(row: Op, material: Material) -> str:
     """The page of an operation."""
     formula = formula_section(row)
@@ -382,15 +267,18 @@ def operation_page(row: Op, material: Material) -> str:
     page = [f"# {row.name}".replace("_", "\\_"), "", f"Family: [{row.family}]({row.family}/index.md)", "", *formula]
     page += checks_section(row, named) + call_section(row, material) + gradient_section(row) + promise_section(row)
     page += evidence_section(row, material) + figure_section(row, material) + time_section(row, material)
-    page += libraries_section(row, material)
     return sources.unescape_pipes("\n".join(page))
 
 
-def worst_share(row: Op, which: str, material: Material) -> str:
-    """The closest that drawn cases came to the bound, over all files that hold the bound of now."""
-    index, name = material.evidence.index, row.entry(which)
-    held = [pair for kind in ("cpu", "cuda") for pair in index.get(("verify", name, kind), [])]
-    found = [float(r["share"]) for source, r in held if _quoted(row, which, source, r)]
+def worst_share(row: Op, material: Material) -> str:
+    """The closest that drawn cases of the forward function came to its bound, over all summaries that hold the bound of now."""
+    found = [
+        x
+        for name, s in results.of_campaign(material.summaries, "verify").items()
+        for r in s["rows"]
+        if r["entry"] == row.name and "-reproducible" not in name and r["bound"] == row.bound.text
+        for x in r["share"].values()
+    ]
     return format_share(max(found)) if found else ""
 
 
@@ -406,7 +294,7 @@ def list_of(rows: Sequence[Op], material: Material, prefix: str) -> list[str]:
                 summary,
                 code(row.bound.text),
                 bits,
-                worst_share(row, "forward", material),
+                worst_share(row, material),
             )
         )
     return table(

@@ -112,7 +112,7 @@ def table(lines: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
     for dtype in dict.fromkeys(x["dtype"] for x in lines):
         own = [x for x in lines if x["dtype"] == dtype]
         sums = [sum(x[k] for x in own) for k in ("cases", "elements", "alarms")]
-        rows.append((dtype, len(own), *sums, max(x["share"] for x in own)))
+        rows.append((dtype, sum(x.get("kernels", 1) for x in own), *sums, max(x["share"] for x in own)))
     return rows
 
 

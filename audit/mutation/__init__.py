@@ -1,1 +1,1 @@
-"""The mutation campaign: listed one-line defects, and whether the tests see them (``python -m audit mutate``)."""
+"""Random changes of one line, and whether the tests see them: ``python -m audit mutate``."""

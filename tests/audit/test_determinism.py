@@ -14,7 +14,7 @@ import pytest
 from numpy.testing import assert_raises
 
 import tlrt
-from audit import command, determinism
+from audit import command
 from audit.determinism import BATCH, Determinism
 from audit.work import run_in_threads
 from tests import DEVICES
@@ -29,8 +29,6 @@ def test_work_is_shared_out_until_something_fails() -> None:
     done: list[int] = []
     run_in_threads(range(100), 3, lambda: nullcontext(done.append))
     assert sorted(done) == list(range(100))
-    run_in_threads(range(100), 3, lambda: nullcontext(done.append), 0.0)
-    assert len(done) == 100
 
     def fails(item: int) -> None:
         done.append(item)
@@ -98,7 +96,7 @@ def test_a_result_that_changes_is_found() -> None:
     run.run("exp")
     row = next(r for r in run.rows if r["entry"] == "exp")
     assert row["verdict"] == "fail" and any("repeats" in f for f in row["failures"])
-    assert "FAIL exp" in determinism.table(run.document())
+    assert run.ok is False
 
 
 def test_a_row_that_depends_on_its_batch_is_found() -> None:
@@ -117,7 +115,7 @@ def test_work_in_processes_and_the_command(tmp_path: Path, capsys: pytest.Captur
     chosen = ["--ops", "exp,softmax", "--device", "cpu", "--workers", "2", "--json", str(out)]
     assert command.main(["determinism", "alarms", "--comparisons", "60", "--repeats", "2", *chosen]) == 0
     text = capsys.readouterr().out
-    assert "== determinism ==" in text and "0 alarms" in text
+    assert "== determinism ==" in text and "alarms: 0" in text
     document = json.loads(out.read_text())
     assert document["alarms"]["totals"]["cpu"]["comparisons"] >= 60
     assert document["determinism"]["verdict"] == "pass"

@@ -21,16 +21,13 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_every_eleventh_allocation_fails_cleanly(device):
+def test_allocations_of_some_entry_points_fail_cleanly(device):
     document = faults.campaign([device], every=11)
-    assert faults.ok(document), faults.table(document)
     (row,) = document["devices"]
-    assert row["points"] > 100
-    assert row["one"]["raised"] > 5 and row["one"]["absorbed"] > 0  # a retry, or fewer threads, is no error
-    assert row["all"]["raised"] > 15
-    assert row["calls"]["raised"] > 15 and row["calls"]["untouched"] > 15
-    own = {"pool.c"} if device == "cuda" else {"pool.c", "plan.c"}  # cuFFT makes its plans itself
-    assert own <= {place.partition(":")[0] for place in row["places"]}
+    assert row["failures"] == []
+    calls = row["calls"]
+    assert calls["trials"] > 100 and calls["raised"] > 15 and calls["untouched"] > 15
+    assert "pool.c" in {place.partition(":")[0] for place in calls["places"]}
 
 
 #: defects of the handling of failures: file, text, what becomes of it, words of the report
@@ -54,7 +51,7 @@ def test_planted_defects_are_seen(tmp_path, file, old, new, words):
         tree.edit(file, old, new)
         environment = {k: v for k, v in os.environ.items() if k != "TORCHLEAN_CUDA_LIBRARY"}
         done = subprocess.run(
-            [sys.executable, "-m", "audit", "faults", "--device", "cpu", "--every", "23", "--modes", "one", "--json", "out.json"],
+            [sys.executable, "-m", "audit", "faults", "--device", "cpu", "--every", "23", "--json", "out.json"],
             cwd=tree.folder, capture_output=True, text=True, check=False,
             env={**environment, "PYTHONPATH": python_path(tree.folder)},
         )  # fmt: skip

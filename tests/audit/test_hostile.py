@@ -1,9 +1,8 @@
-"""Hostile calls of the C ABI and damaged checkpoint files, at the size of a test run; and that the harness can fail."""
+"""Hostile calls of the C ABI at the size of a test run; and that the harness can fail."""
 
 import argparse
 import json
 import os
-import random
 import re
 import shutil
 import subprocess
@@ -12,10 +11,9 @@ from pathlib import Path
 import pytest
 from numpy.testing import assert_raises
 
-from audit import checkpoint_files, command, hostile
+from audit import command, hostile
 from audit.scratch import scratch
 from tests import declared_functions
-from tlrt import checkpoint
 from tlrt._binding.library import load
 
 pytestmark = [
@@ -31,7 +29,7 @@ def driver():
 
 def test_no_call_crashes_leaks_or_lies(driver):
     document = hostile.calls(60_000, driver=driver, workers=1, sanitize="")
-    assert hostile.ok(document), hostile.table(document)
+    assert document["failures"] == []
     assert document["calls"] > 55_000
     # both sides of every function are tried; the expected shares lie between 0.3 and 0.71, so that calls drawn anew (because
     # there is another operation) stay within the limits
@@ -54,7 +52,7 @@ def test_a_driver_that_does_not_start_is_no_pass(tmp_path):
 @pytest.mark.parametrize("shared", [False, True])
 def test_calls_from_eight_threads(driver, shared):
     document = hostile.calls(40_000, driver=driver, workers=1, threads=8, shared=shared, sanitize="")
-    assert hostile.ok(document), hostile.table(document)
+    assert document["failures"] == []
 
 
 @pytest.mark.cuda
@@ -63,7 +61,7 @@ def test_calls_on_a_gpu(driver, shared):
     document = hostile.calls(
         20_000, driver=driver, device=0, library=Path(load().path), workers=1, threads=8 if shared else 1, shared=shared
     )
-    assert hostile.ok(document), hostile.table(document)
+    assert document["failures"] == []
 
 
 def test_every_function_is_called(driver):
@@ -72,18 +70,6 @@ def test_every_function_is_called(driver):
     plain = ("version", "build_info", "abi_hash", "last_error", "cpu_variant", "threads", "device_count")
     left = set(declared_functions()) - set(json.loads(done.stdout)["entries"])
     assert left == {f"torchlean_cuda_{n}" for n in plain}
-
-
-def test_a_call_is_its_seed_and_number(driver):
-    def calls(*words: str) -> list[str]:
-        done = subprocess.run([driver, "--print", "--seed", "5", *words], capture_output=True, text=True, check=True)
-        return [line for line in done.stderr.splitlines() if line.startswith("seed")]
-
-    many = calls("--from", "0", "--calls", "400")
-    one = next(line for line in many if "call 333:" in line or "call 334:" in line)
-    again = calls("--from", one.split()[3].rstrip(":"), "--calls", "1")[0]
-    plain = [w.split("=")[0] for w in one.split(", ")]
-    assert [w.split("=")[0] for w in again.split(", ")] == plain
 
 
 #: defects that the driver must see: file, text, what becomes of it, a pattern of the report
@@ -120,46 +106,8 @@ def test_planted_defects_are_seen(driver, tmp_path, file, old, new, words):
         tree.edit(file, old, new)
         tree.make("cpu")
         document = hostile.calls(20_000, driver=driver, library=tree.library, workers=1, sanitize="")
-    assert not hostile.ok(document)
+    assert document["failures"]
     assert re.search(words, document["failures"][0]["said"]), document["failures"][0]["said"]
-
-
-def test_damaged_checkpoints_are_refused_and_change_nothing():
-    document = checkpoint_files.try_damaged(1500)
-    assert document["failures"] == [] and document["refused"] > 1000 and document["loaded"] > 20
-
-
-def test_a_careless_load_is_seen(monkeypatch):
-    """A load that changes the session before it has checked everything, and one that lets another exception out."""
-    whole = checkpoint.load
-
-    def hasty(path, session, optimizers=()):
-        session.counter += 1
-        return whole(path, session, optimizers)
-
-    monkeypatch.setattr(checkpoint, "load", hasty)
-    assert "refused, but the session has changed" in checkpoint_files.try_damaged(50)["failures"][0]
-
-    def rude(path, session, optimizers=()):
-        try:
-            return whole(path, session, optimizers)
-        except checkpoint.CheckpointError as error:
-            raise KeyError("tlrt") from error
-
-    monkeypatch.setattr(checkpoint, "load", rude)
-    assert "KeyError" in checkpoint_files.try_damaged(50)["failures"][0]
-
-
-def test_damage_is_its_seed(tmp_path):
-    from tlrt import Session
-
-    with Session("cpu") as s:
-        s.param([1.0, 2.0], "w")
-        checkpoint.save(tmp_path / "a.safetensors", s)
-    content = (tmp_path / "a.safetensors").read_bytes()
-    many = [checkpoint_files.damage(content, random.Random(str(i))) for i in range(200)]
-    assert many == [checkpoint_files.damage(content, random.Random(str(i))) for i in range(200)]
-    assert len(set(many)) > 150
 
 
 def test_the_hostile_part_goes_to_every_device_and_from_several_threads(monkeypatch):
@@ -175,17 +123,9 @@ def test_the_hostile_part_goes_to_every_device_and_from_several_threads(monkeypa
         }  # fmt: skip
 
     monkeypatch.setattr(command.hostile, "calls", calls)
-    monkeypatch.setattr(
-        command.checkpoint_files,
-        "try_damaged",
-        lambda files: {"files": files, "refused": files, "loaded": 0, "failures": []},
-    )
-    outcome = command._hostile(argparse.Namespace(calls=1000, files=7, workers=1), ["cpu", "cuda:1"])
+    documents = command._hostile(argparse.Namespace(calls=1000, workers=1), ["cpu", "cuda:1"])
     assert runs == [
         (1000, -1, "address,undefined", 1, False), (20, -1, "thread", 8, False), (20, -1, "thread", 8, True),
         (100, 1, "", 1, False), (20, 1, "", 8, False), (20, 1, "", 8, True),
     ]  # fmt: skip
-    documents = outcome.document
-    assert not outcome.ok and [d["verdict"] for d in documents] == ["pass"] * 4 + ["fail", "pass"]
-    assert "FAIL x" in outcome.table
-    assert [d.get("checkpoints", {}).get("files") for d in documents] == [7, None, None, None, None, None]
+    assert [d["verdict"] for d in documents] == ["pass"] * 4 + ["fail", "pass"]

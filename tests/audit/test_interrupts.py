@@ -1,11 +1,11 @@
-"""The campaigns of interrupts, contention and floating-point modes at the size of a test run, and defects they must report."""
+"""The campaigns of interrupts and contention at the size of a test run, and defects they must report."""
 
 import os
 import shutil
 
 import pytest
 
-from audit import contention, environments, interrupts
+from audit import contention, interrupts
 from audit.injection import LibraryCalls
 from tlrt import Session
 from tlrt.tape import Tape
@@ -22,7 +22,7 @@ def test_a_sample_of_every_kind(kind, monkeypatch):
     every = 211 if kind == "interrupt" else 7
     programs = ("step adam", "checkpoint", "assignment", "end") if kind == "allocation" else tuple(interrupts.PROGRAMS)
     document = interrupts.campaign(every, [kind], programs, workers=1)
-    assert interrupts.ok(document), interrupts.table(document)
+    assert document["failures"] == []
     assert document["points"] > (10 if kind == "allocation" else 60)
 
 
@@ -74,9 +74,3 @@ def test_a_thread_that_gets_what_is_not_its_own_is_seen(monkeypatch):
 
 def test_forks_beside_threads():
     assert contention.fork_beside_threads(5)["failures"] == []
-
-
-def test_modes():
-    document = environments.campaign(1)
-    assert environments.ok(document), environments.table(document)
-    assert {r["mode"] for r in document["modes"]} == {"default", *environments.FLIPS}

@@ -10,7 +10,7 @@ from numpy.testing import assert_raises_regex
 import tlrt
 from audit import probe
 from audit.targets import TARGETS
-from audit.trees import HUGE, SMALL, NoTree, chain, depth, positive_depth, reveal
+from audit.trees import HUGE, NoTree, chain, depth, reveal
 from tests import DEVICES
 from tests.audit.replaced import Replaced
 from tlrt import kernels
@@ -84,19 +84,6 @@ def test_index_order() -> None:
         assert_raises_regex(NoTree, "index order", chain, 20, meet(wrong, 20))
 
 
-@pytest.mark.parametrize(("function", "depths"), [(chained, [6, 6, 5, 4, 3, 2, 1]), (halves, [2, 3, 3, 3, 3, 3, 3])])
-def test_depths_of_positive_summands(function: Sum, depths: list[int]) -> None:
-    def together(leaf: int, pairs: np.ndarray) -> np.ndarray:
-        out = []
-        for j, k in pairs:
-            x = np.zeros(7, np.float32)
-            x[leaf], x[j], x[k] = 1, SMALL, SMALL
-            out.append(function(x) > 1)
-        return np.array(out)
-
-    assert [positive_depth(7, leaf, together) for leaf in range(7)] == depths
-
-
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_sum_fits_its_bound(device: str) -> None:
     document = probe.probe([tlrt.device(device).name], sizes=(1, 2, 5, 33, 129))
@@ -104,7 +91,7 @@ def test_every_sum_fits_its_bound(device: str) -> None:
     assert {(r["op"], r["what"]) for r in document["sums"]} >= {(t.op, t.what) for t in TARGETS if t.sizes is None}
     own = {(r["op"], r["what"], r["leaves"]): r["height"] for r in document["sums"]}
     assert own["reduce_sum", "out", 129] == tree_height(129)
-    assert own["reduce_sum_axis0", "out", 129] == column_height(129) and "FAIL" not in probe.table(document)
+    assert own["reduce_sum_axis0", "out", 129] == column_height(129)
 
 
 def test_a_taller_tree_fails() -> None:
@@ -115,16 +102,6 @@ def test_a_taller_tree_fails() -> None:
     document = probe.probe(["cpu"], ["reduce_sum_axis1"], (33,), kernels=Replaced("reduce_sum_axis1", wrong))
     (row,) = document["sums"]
     assert row["verdict"] == "fail" and row["height"] == 32 and row["declared"] == 6
-    assert "FAIL reduce_sum_axis1" in probe.table(document) and not probe.ok(document)
-
-
-def test_a_taller_sum_of_exponentials_fails() -> None:
-    def wrong(x: Any, rows: int, cols: int) -> Any:
-        e = np.exp(x.numpy().reshape(rows, cols))
-        return tlrt.Buffer.from_numpy(e / np.array([[chained(row)] for row in e], np.float32), x.device)
-
-    document = probe.probe(["cpu"], ["softmax"], (17,), kernels=Replaced("softmax", wrong))
-    assert {r["what"]: r["verdict"] for r in document["sums"]} == {"denominator": "fail", "gx": "pass"}
 
 
 def test_a_sum_that_raises_is_a_finding() -> None:
@@ -133,7 +110,7 @@ def test_a_sum_that_raises_is_a_finding() -> None:
 
     document = probe.probe(["cpu"], ["reduce_sum"], (5,), kernels=Replaced("reduce_sum", wrong))
     assert [r["verdict"] for r in document["sums"]] == ["fail"]
-    assert "RuntimeError: planted" in probe.table(document)
+    assert "RuntimeError: planted" in document["sums"][0]["found"]
 
 
 def test_another_order_of_a_scatter_fails() -> None:

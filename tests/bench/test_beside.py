@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from audit.environment import ROOT
-from bench import beside, results
+from bench import beside
 from bench.beside_worker import with_tuples
 from bench.measure import Subject, fixed_subjects
 from tlrt._binding.library import load
@@ -30,14 +30,6 @@ SLOWER = """
 time = worker.time
 worker.time = lambda self, budget: time(self, budget) * (10 if checkout == {slower!r} else 1)
 worker.core = lambda self: [["one call", "add", 10 if checkout == {slower!r} else 1]]
-"""
-#: every process of a checkout but one is ten times as slow
-UNLUCKY = """
-log = Path("processes.txt")
-log.write_text((log.read_text() if log.exists() else "") + "x")
-factor = 10 if checkout == "here" and log.stat().st_size != {lucky} else 1
-worker.time = lambda self, budget: 1.0 * factor
-worker.core = lambda self: [["one call", "add", 1.0 * factor]]
 """
 #: which operations a checkout does not have
 LACKING = """
@@ -110,37 +102,12 @@ def test_a_slower_checkout_is_found(
         assert row["beside"] == "earlier"
 
 
-@pytest.mark.parametrize(("ops", "lucky", "processes"), [("add", 1, 0), ("add", 2, 2), ("core", 4, 3), ("add", 6, 4)])
-def test_slow_processes_are_no_fall(
-    ops: str, lucky: int, processes: int, trees: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first process and the new ones are numbered from 1; more than the least are begun until one is as fast."""
-    change_worker(tmp_path, monkeypatch, UNLUCKY.replace("{lucky}", str(lucky)))
-    monkeypatch.setattr(beside, "LEAST_PROCESSES", 2)
-    monkeypatch.setattr(beside, "MOST_PROCESSES", 4)
-    status, document = run(tmp_path, str(trees[1]), "--ops", ops)
-    (row,) = document["rows"]
-    assert row["turns"] == max(processes, 1)
-    fast = lucky <= 1 + beside.MOST_PROCESSES
-    assert status == (not fast) and row["before_ms"] == 1.0 and row["ms"] == (1.0 if fast else 10.0)
-
-
 def test_times_are_those_of_calls(trees: tuple[Path, Path], tmp_path: Path) -> None:
     status, document = run(tmp_path, str(trees[1]), "--ops", "add", "--limit", "1e-3")
     (row,) = document["rows"]
     assert status == 0 and document["added"] == []
     assert 0 < row["ms"] < 10 and row["ratio"] == pytest.approx(row["before_ms"] / row["ms"])
     assert document["limit"] == 1e-3 and "backend=" in document["build"] and list(document["beside"]) == ["earlier"]
-
-
-def test_the_results_page_says_how_many_fell(
-    trees: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    change_worker(tmp_path, monkeypatch, SLOWER.format(slower="here"))
-    _, document = run(tmp_path, str(trees[1]), "--ops", "add,relu")
-    section = "\n".join(results.beside_section("beside.jsonl", document))
-    assert "beside earlier; " in section and "Of 2 rows 2 are below 0.97" in section
-    assert [row["op"] in section for row in document["rows"]] == [True, True]
 
 
 def test_a_row_that_only_this_checkout_has(
@@ -155,13 +122,6 @@ def test_a_row_that_only_this_checkout_has(
     assert {row["op"]: row["beside"] for row in document["rows"]} == {"add": "newest", "exp": "earlier"}
     assert document["added"] == ["relu n=64"]
     assert "1 added since" in capsys.readouterr().out
-
-
-def test_rows_that_no_earlier_checkout_has(
-    trees: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    change_worker(tmp_path, monkeypatch, LACKING)
-    assert run(tmp_path, str(trees[1]), "--ops", "add,relu")[0] == 1
 
 
 @pytest.mark.parametrize("where", ["here", "earlier"])

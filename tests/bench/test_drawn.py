@@ -13,7 +13,7 @@ import pytest
 import tlrt
 from bench import drawn
 from bench.__main__ import main
-from bench.measure import Subject, Timing
+from bench.measure import Timing
 from bench.operations import benchmark_of
 from tlrt.verify.documents import read_document
 from tlspec import registry
@@ -44,47 +44,6 @@ def test_dimensions_are_drawn_and_parameters_stay() -> None:
     assert {7, 11, 13, 17} & batches
 
 
-def test_factors_and_powers_are_no_dimensions() -> None:
-    rng = np.random.default_rng(0)
-    for op, name in (("pow_scalar", "p"), ("vector_norm", "p"), ("axpy", "c")):
-        (size,) = benchmark_of(op).sizes[:1]
-        assert all(drawn.draw_size(rng, size)[name] == size[name] for _ in range(50))
-
-
-def test_dimensions_that_follow_from_others_follow() -> None:
-    rng = np.random.default_rng(0)
-
-    def draws(op: str, at: int) -> list[dict[str, Any]]:
-        return [drawn.draw_size(rng, benchmark_of(op).sizes[at]) for _ in range(50)]
-
-    assert all(f["io"] == f["outer"] and f["ii"] == f["inner"] for f in draws("take_axis", 0))
-    assert all(f["io"] == f["ii"] == 1 for f in draws("take_axis", 1)) and any(
-        f["inner"] > 1 for f in draws("take_axis", 1)
-    )
-    for f in draws("broadcast_to", 1):
-        assert f["in_dims"] == [f["out_dims"][1], 1]
-    for f in draws("pad_axes", 0):
-        assert [a - b for a, b in zip(f["out_dims"], f["in_dims"], strict=True)] == [0, 0, 2, 2]
-    for f in draws("slice_axes", 2):
-        assert f["in_dims"][1] >= 2 * f["out_dims"][1] - 1
-    assert all(f["n"] >= f["start"] + f["len"] for f in draws("slice1d", 1))
-    for f in draws("attention_strided", 0):
-        assert (f["q_head"], f["q_row"]) == (f["d"], 3 * f["heads"] * f["d"]) and f["kv_heads"] == f["heads"]
-
-
-def test_half_of_the_rows_name_few_rows_often() -> None:
-    device, shares = tlrt.device("cpu"), []
-    for index in drawn.rows_of(3, 0, ["gather_vec"]):
-        subject, _ = drawn.draw_subject(3, index, device)
-        indices = subject.inputs["indices"]
-        assert indices.max() < subject.names["n"]
-        if subject.names["n"] >= 1000 and len(indices) >= 100:
-            shares.append(np.mean(indices < subject.names["n"] / 10))
-        if len(shares) == 16:
-            break
-    assert min(shares) < 0.2 and max(shares) > 0.4
-
-
 def test_named_operations_leave_the_other_rows_out_and_change_none() -> None:
     found = list(islice(drawn.rows_of(7, 20, ["index", "softmax"]), 12))
     assert found == sorted(found) and found[0] >= 20
@@ -106,10 +65,6 @@ def test_the_sides_take_turns_and_the_ratio_is_that_of_a_turn() -> None:
     found = drawn.compare(lambda: calls.append("ours"), lambda: calls.append("theirs"), [clock, clock], 5)
     assert calls == ["ours", "theirs"] * 5
     assert found == (2.0, 3.0, 1.5)
-
-
-def test_figures_are_those_of_the_ratios() -> None:
-    assert drawn.figures([0.5, 1.0, 2.0, 4.0]) == (1.5, pytest.approx(0.575), 0.5, 0.25)
 
 
 def test_the_command_writes_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,35 +117,6 @@ def test_a_shape_that_pytorch_takes_too_long_for_has_no_peer(
     assert [r["index"] for r in found["rows"]] == [0, 2] and found["failed"] == []
     assert found["without_peer"] == ["row 1: exp n=3: a call of PyTorch's takes 2.0 s, more than 1 s"]
     assert "without a peer: row 1" in capsys.readouterr().out
-
-
-def test_a_shape_whose_scores_pytorch_writes_out_has_no_peer() -> None:
-    size = next(s for s in benchmark_of("grouped_attention").sizes if s["before"] == 511)  # of 4096 keys
-    subject = Subject(registry.ops(["grouped_attention"])[0], size, "vjp")
-    assert subject.torch_bytes == 4.0 * 4 * 16 * 4096 * 4096
-    torch = MagicMock()
-    with pytest.raises(drawn.NoPeerError, match="write out 4.3e"):
-        drawn.peer_call(subject, tlrt.device("cpu"), torch)
-    assert not torch.mock_calls
-
-
-def test_a_shape_that_pytorch_has_no_memory_for_has_no_peer() -> None:
-    class OutOfMemoryError(RuntimeError):
-        pass
-
-    def refuse() -> None:
-        raise OutOfMemoryError("tried to allocate 97 GiB")
-
-    subject = MagicMock(torch_bytes=0.0)
-    subject.torch.return_value = refuse
-    with pytest.raises(drawn.NoPeerError, match="more memory"):
-        drawn.peer_call(subject, tlrt.device("cpu"), MagicMock(OutOfMemoryError=OutOfMemoryError))
-
-
-def test_without_pytorch_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawn, "import_torch", lambda device: None)
-    with pytest.raises(SystemExit, match="PyTorch is not installed"):
-        drawn.run(tlrt.device("cpu"), 0, 0, 1)
 
 
 def count_numbers(result: Any) -> int:

@@ -1,4 +1,4 @@
-"""The benchmark's own arithmetic: sizes that rows give, bytes, drawn data, slopes, and the report's tables."""
+"""The benchmark's own arithmetic: sizes that rows give, bytes, drawn data, slopes, and the summary of a run."""
 
 import json
 import math
@@ -15,13 +15,13 @@ import pytest
 
 import tlrt
 from bench import __main__ as bench
-from bench import core, gpu, growth, measure, results, speed_chart, trust
+from bench import core, gpu, growth, measure, results, summary
 from bench.measure import Subject, Timing, draw_inputs, operand_bytes
 from bench.operations import BENCHMARKS, benchmark_of
 from tlrt import kernels
 from tlrt._binding.handles import IndexBuffer
 from tlrt._terminal import Progress
-from tlrt.verify.documents import read_document, write_document
+from tlrt.verify.documents import read_document
 from tlspec import registry
 from tlspec.drawn import refused_by, shape_of
 from tlspec.registry import MATH, Op
@@ -111,20 +111,6 @@ def run_bench(monkeypatch: pytest.MonkeyPatch, file: Path, math: str, ops: str =
     return rows
 
 
-def test_both_modes_are_timed_beside_peers_timed_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peer_calls: list[Any]
-) -> None:
-    rows = {(r["op"], r["math"]): r for r in run_bench(monkeypatch, tmp_path / "bench.json", "both")}
-    assert list(rows) == [("add", "fast"), ("matmul", "fast"), ("matmul", "reproducible")]
-    assert len(peer_calls) == 2
-    fast, defined = rows["matmul", "fast"], rows["matmul", "reproducible"]
-    assert (fast["size"], fast["ours_ms"], defined["ours_ms"]) == (defined["size"], 2.0, 5.0)
-    assert {name: p["ratio"] for name, p in fast["peers"].items()} == {"numpy": 5.0}
-    assert {name: p["ratio"] for name, p in defined["peers"].items()} == {"fast": 0.4, "numpy": 2.0}
-    assert defined["peers"]["fast"]["error"] == fast["error"] != defined["error"], "each computed in its own mode"
-    assert fast["peers"]["numpy"]["ms"] == defined["peers"]["numpy"]["ms"] == 10.0
-
-
 @pytest.mark.parametrize("options", [[], ["--device-indices"]])
 def test_indices_come_from_where_they_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peer_calls: list[Any], options: list[str]
@@ -161,24 +147,20 @@ def test_one_mode_is_timed_alone(
     ]
 
 
-def test_rows_of_both_modes_have_tables_of_their_own(
+def test_the_summary_of_a_run_has_every_row_and_both_modes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peer_calls: list[Any]
 ) -> None:
-    monkeypatch.setattr(results, "EVIDENCE", tmp_path)
-    monkeypatch.setattr(results, "RUNS", (results.Run("bench.json", "a machine", ("numpy",), ""),))
     file = tmp_path / "bench.json"
     rows = run_bench(monkeypatch, file, "both")
-    fast, _, defined = results.results_page().partition("\n### In reproducible contexts: a machine\n")
-    assert "| linalg | 1 | 5 |" in fast, "a median over the fast mode"
-    assert "times faster than the fast mode" not in fast and "| times faster than the fast mode |" in defined
-    (line,) = [line for line in defined.splitlines() if line.startswith("| matmul |")]
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert (cells[1], cells[2], cells[5], cells[7]) == (rows[2]["size"], "5", "0.4", "2") and "| add |" not in defined
-
-    document = read_document(file)
-    old = [{k: v for k, v in r.items() if k != "math"} for r in rows if r["math"] == "fast"]
-    write_document(file, {**document, "rows": old})
-    assert results.results_page() == fast, "rows that name no mode are of the fast one"
+    ((name, found),) = summary.summarise(read_document(file)).items()
+    assert name == "bench-cpu" and len(found["rows"]) == len(rows)
+    line = next(r for r in found["rows"] if r["op"] == "matmul" and "math" not in r)
+    assert (line["size"], line["ms"], line["numpy"]) == (rows[2]["size"], 2.0, 5.0)
+    defined = next(r for r in found["rows"] if r["op"] == "matmul" and r.get("math") == "reproducible")
+    assert (defined["ms"], defined["fast"]) == (5.0, 0.4)
+    page = "\n".join(results.bench_section(name, {**found, "commit": "a" * 40}))
+    fast, _, chained = page.partition("### In the mode reproducible")
+    assert "times faster than the fast mode" not in fast and "times faster than the fast mode" in chained
 
 
 def test_the_script_for_gpu_machines_passes_the_mode_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,11 +169,6 @@ def test_the_script_for_gpu_machines_passes_the_mode_on(tmp_path: Path, monkeypa
     assert gpu.main(["--out", str(tmp_path), "--steps", "bench", "--math", "both"]) == 0
     (command,) = commands
     assert command[command.index("--math") + 1] == "both"
-
-
-def test_slope_of_a_power() -> None:
-    sizes = [512, 1024, 4096, 65536]
-    assert growth.slope(sizes, [3 * n**1.75 for n in sizes]) == pytest.approx(1.75)
 
 
 @pytest.mark.only(
@@ -222,21 +199,6 @@ def test_what_a_step_has_started_ends_with_it(tmp_path: Path) -> None:
     raise AssertionError(f"process {pid} lives")
 
 
-def test_sanitizer_runs_in_words() -> None:
-    clean, bad = "ERROR SUMMARY: 0 errors", "ERROR SUMMARY: 2 errors"
-    said = trust.sanitizer_runs(
-        {"memcheck": clean, "memcheck conv": clean, "memcheck bmm": bad, "racecheck conv": clean}
-    )
-    assert said == [
-        ("memcheck over drawn cases and large shapes of conv", clean),
-        ("memcheck over large shapes of bmm", bad),
-        ("racecheck over large shapes of conv", clean),
-    ]
-    assert trust.sanitizer_runs({"memcheck drawn conv,bmm": clean, "memcheck bmm": clean}) == [
-        ("memcheck over drawn cases of conv,bmm and large shapes of bmm", clean)
-    ]
-
-
 def test_growth_entries_are_reported() -> None:
     device = tlrt.device("cpu", new=True)
     sweep = next(s for s in growth.sweeps(False) if s.memory)
@@ -249,24 +211,6 @@ def test_growth_entries_are_reported() -> None:
     entries[0].limit, entries[1].limit = entries[0].figure - 1, None
     report = json.loads(json.dumps({"entries": [e.as_dict() for e in entries]}))
     assert [e["ok"] for e in report["entries"]] == [False, True]
-    table = results.growth_table(report)
-    assert len(table) == 4 and "missed" in table[2] and "MiB" in table[3]
+    found = summary.summarise({**report, "ok": False, "device": "CPU, x", "date": "2026-01-01"})["growth-cpu"]
+    assert found["verdict"] == "fail" and [r["ok"] for r in found["rows"]] == [False, True]
     device.close()
-
-
-def test_the_chart_shows_the_evidence() -> None:
-    figures = results.speed_figures()
-    assert figures is not None and len(figures["families"]) > 10
-    assert all(worst <= median <= best for worst, median, best in figures["families"].values())
-    stale = f"{results.CHART} is stale: run `python -m bench.results`"
-    assert speed_chart.read_figures(results.ROOT / results.CHART) == figures, stale
-
-
-def test_a_chart_holds_its_figures(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    figures = {"title": "A < B & 'C'", "families": {"one": [0.5, 1.0, 2.0], "two": [1.5, 1.75, 9.0]}}
-    one, two = tmp_path / "one.svg", tmp_path / "two.svg"
-    speed_chart.draw_chart(one, figures)
-    speed_chart.draw_chart(two, figures)
-    assert one.read_bytes() == two.read_bytes(), "the same figures are the same file"
-    assert speed_chart.read_figures(one) == figures

@@ -73,9 +73,3 @@ TL_API const char *torchlean_cuda_faults_where(int32_t *line)
     *line = atomic_load(&failed_line);
     return file ? file : "";
 }
-
-#ifdef TL_COUNTED
-void __gcov_dump(void);
-/* Keeps what gcov has counted in a process that ends without an exit handler. */
-TL_API void torchlean_cuda_faults_counted(void) { __gcov_dump(); }
-#endif

@@ -1,5 +1,6 @@
 """The pages of operations say what their rows say, and what files hold."""
 
+import html
 import json
 import re
 from pathlib import Path
@@ -7,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench import trust
+from audit.markdown import format_figure
+from audit.summary import read_summaries
 from pages import figures, operations
 from tlspec import entries, registry
 
@@ -24,7 +26,7 @@ SECTIONS = (
 
 @pytest.fixture(scope="module")
 def material() -> operations.Material:
-    return operations.Material(trust.committed_sources(), {})
+    return operations.Material(read_summaries(), {})
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def test_every_word_of_a_row_is_on_its_page(pages: dict[str, str]) -> None:
         return re.findall(r"\w+", text)
 
     for row in registry.ops():
-        page = " ".join(words(pages[f"operations/{row.name}.md"].replace("\\", "")))
+        page = " ".join(words(html.unescape(pages[f"operations/{row.name}.md"].replace("\\", ""))))
         for paragraph in [*row.doc.split("\n\n"), *(row.rule.doc.split("\n\n") if row.vjp_rule else [])]:
             text = re.sub(r"^(Shapes|Special values and errors|Special values|Errors):", "", paragraph)
             assert " ".join(words(text)) in page, (row.name, text)
@@ -75,84 +77,52 @@ def test_the_bound_and_the_bits_of_each_mode_are_the_rows() -> None:
             assert lines == ([(bounds[0], bits[0], bounds[1], bits[1])] if bounds else []), row.name
 
 
-def source(bound: str, command: str = "python -m tlrt verify") -> Any:
-    from audit import evidence
-
-    result = {"entry": "tanh", "device": "cpu", "bound": bound, "cases": 7, "share": 0.5, "ulp": 1.0, "identical": None,
-              "failures": [], "verdict": "pass"}  # fmt: skip
-    document = {
-        "command": command,
-        "results": [result],
-        "verdict": "pass",
-        "started": "2026-01-01",
-        "devices": {"cpu": "CPU, x"},
+def verified(bound: str, name: str = "verify-h200", entry: str = "tanh") -> dict[str, Any]:
+    row = {
+        "entry": entry,
+        "bound": bound,
+        "cases": 7,
+        "share": {"cpu": 0.5, "cuda": 0.25},
+        "ulp": {"cpu": 1.0},
+        "same_bits": True,
     }
-    return evidence.read("made.jsonl", json.loads(json.dumps(document)))
+    return {name: {"campaign": "verify", "devices": {"cpu": "CPU, x", "cuda": "NVIDIA H200, y"}, "rows": [row]}}
 
 
-def test_evidence_of_the_present_bound_is_quoted_and_of_another_one_is_not() -> None:
+def test_figures_of_the_present_bound_are_quoted_and_of_another_one_are_not() -> None:
     row = registry.get("tanh")
-    held = operations.Material([source(row.bound.text)], {})
-    (line,) = operations.evidence_rows(row, held)
-    assert line == (
-        "forward",
-        "7 drawn cases",
-        "CPU",
-        "worst error 0.500 of the bound",
-        "[made.jsonl](../evidence/made.jsonl)",
+    held = operations.Material(verified(row.bound.text), {})
+    page = "\n".join(operations.evidence_section(row, held))
+    assert (
+        "| forward | 7 drawn cases | worst share of the bound 0.500 on CPU, 0.250 on H200; the same bits on both |"
+        in page
     )
-    assert operations.worst_share(row, "forward", held) == "0.500"
-    changed = operations.Material([source("another bound")], {})
-    assert not list(operations.evidence_rows(row, changed)) and not operations.worst_share(row, "forward", changed)
-
-
-def test_devices_that_say_the_same_share_a_line() -> None:
-    cpu, gpu = (
-        ("forward", "7 cases", "CPU", "0.5", "f"),
-        ("forward", "7 cases", "H200", "0.5; the bits of the CPU", "f"),
-    )
-    other = ("forward", "7 cases", "H200", "0.6", "f")
-    assert operations.merge_devices([cpu, gpu]) == [
-        ("forward", "7 cases", "CPU, H200", "0.5; the bits of the CPU", "f")
-    ]
-    assert operations.merge_devices([cpu, other]) == [cpu, other]
-    assert operations.merge_devices([cpu, (*gpu[:4], "g")]) == [cpu, (*gpu[:4], "g")]
+    assert "../evidence/verify-h200.jsonl" in page and operations.worst_share(row, held) == "0.500"
+    changed = operations.Material(verified("another bound"), {})
+    assert "No summary holds a measurement" in "\n".join(operations.evidence_section(row, changed))
+    assert not operations.worst_share(row, changed)
 
 
 def test_a_file_of_the_reproducible_mode_is_held_to_that_bound() -> None:
     row = registry.get("matmul")
-    chain = row.in_math("reproducible").bound.text
-    found = source(chain, "python -m tlrt verify --math reproducible")
-    found.parts["verify"][0]["results"][0]["entry"] = "matmul"
-    (line,) = operations.evidence_rows(row, operations.Material([found], {}))
-    assert line[1] == "7 drawn cases (reproducible)"
+    found = verified(row.in_math("reproducible").bound.text, "verify-reproducible-h200", "matmul")
+    assert "7 drawn cases (reproducible)" in "\n".join(operations.evidence_section(row, operations.Material(found, {})))
 
 
 def test_times_are_those_of_the_files(material: operations.Material) -> None:
-    title, file, row = material.timings["layer_norm"][0]
+    timed = next(r for r in material.summaries["bench-h200"]["rows"] if r["op"] == "layer_norm")
     section = "\n".join(operations.time_section(registry.get("layer_norm"), material))
-    assert title in section and f"../evidence/{file}" in section and operations.format_figure(row["ours_ms"]) in section
+    assert "H200" in section and "../evidence/bench-h200.jsonl" in section and format_figure(timed["ms"]) in section
+    nothing = operations.time_section(registry.get("layer_norm"), operations.Material({}, {}))
+    assert "No summary holds a time of this operation." in nothing
 
 
-def test_other_libraries_stand_with_their_failures_and_reasons(material: operations.Material) -> None:
-    """Each line of the committed files with its share, and each failure with its reason."""
-    for name, lines in material.libraries.items():
-        section = "\n".join(operations.libraries_section(registry.get(name), material))
-        for file, line in lines:
-            title = operations.LIBRARIES[line["library"]].title
-            cell = operations.league.cell(line)
-            assert re.search(
-                rf"^\| {re.escape(title)} \| {line['dtype']} \|.*{re.escape(cell)}.*{file}", section, re.M
-            ), line
-            if line["verdict"] == "fail":
-                assert f"- ✗ {title}: {operations.escape(operations.explanation(line))}\n" in section
-    unjudged = next(row for row in registry.ops() if row.name not in material.libraries)
-    assert operations.libraries_section(unjudged, material) == []
-
-
-def test_a_time_says_nothing_where_no_file_has_one(material: operations.Material) -> None:
-    row = next(r for r in registry.ops() if r.name not in material.timings and f"{r.name}_bwd" not in material.timings)
-    assert "No committed file holds a time of this operation." in operations.time_section(row, material)
+@pytest.mark.parametrize("text", ["a < b | c > d", "x~y & *z* `q` [r](s) #1", "a\\b_c"])
+def test_plain_text_reads_as_it_was_written(text: str) -> None:
+    """Only what Python's Markdown takes a backslash before has one, and no bar ends a cell of a table."""
+    escaped = operations.escape(text)
+    assert "\\" not in re.sub(r"\\[\\`*_\[\]#]", "", escaped) and not re.search(r"[<>|~]", escaped)
+    assert html.unescape(re.sub(r"\\([\\`*_\[\]#])", r"\1", escaped)) == text
 
 
 def test_errors_are_counted_and_a_wrong_result_is_seen() -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import tlrt
-from audit.exchange import GROWTH, LIBRARIES, Library, Missing, aligned, leak
 from tests import DEVICES, unchanged_memory
+from tests.runtime.libraries import GROWTH, LIBRARIES, Library, Missing, aligned, leak
 from tlrt import Session, kernels
 from tlrt._binding.exchange import lend_to
 from tlrt.buffer import IndexBuffer

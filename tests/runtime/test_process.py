@@ -12,8 +12,8 @@ import pytest
 from numpy.testing import assert_raises_regex
 
 import tlrt
-from audit.environments import FLIPS, mode
 from tests import DEVICES, frequent_switches, run_in_thread
+from tests.runtime.floating_point_modes import FLIPS, mode
 from tlrt import errors, kernels
 from tlrt._binding import call, convert
 from tlrt._binding.library import load
