@@ -46,7 +46,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in ("tlspec", "codegen", "native", "docs"):
         shutil.copytree(ROOT / folder, root / folder, ignore=ignored)
     shutil.copytree(ROOT / "tlrt/_operations", root / "tlrt/_operations", ignore=ignored)
-    shutil.copy(ROOT / "tlrt/kernels.py", root / "tlrt")
+    for file in ("kernels.py", "_pytorch_names.py"):
+        shutil.copy(ROOT / "tlrt" / file, root / "tlrt")
     shutil.copy(ROOT / "pyproject.toml", root)
     return root
 

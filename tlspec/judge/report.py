@@ -95,6 +95,7 @@ class Report:
 
     Examples
     --------
+    >>> from tlspec.judge.report import Finding, Report
     >>> report = Report("kernel", "softmax", "float32", "numpy", "any order of sums")
     >>> report.verdict  # nothing was tried
     'blind'

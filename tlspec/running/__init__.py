@@ -106,6 +106,7 @@ def track_call(reference: Callable[..., Any], arrays: Mapping[str, Any], values:
     Examples
     --------
     >>> import numpy as np
+    >>> from tlspec.running import ErrorArray, track_call
     >>> (total,) = track_call(lambda x, n: x.sum() / n, {"x": ErrorArray(np.array([0.1, 0.2, 0.3]))}, {"n": 3})
     >>> bool(total.error < 1e-7)
     True
