@@ -506,10 +506,10 @@ def test_what_no_grad_computes_is_a_constant(s):
 
 
 def test_operations_tell_zeros_of_both_signs_apart(s):
-    """clamp(-1, 0, 1) is +0 and clamp(-1, -0, 1) is -0, in whatever order they are asked for."""
-    x = s.const([-1.0])
-    signs = [bool(np.signbit(s.clamp(x, lo, 1.0).numpy()[0])) for lo in (0.0, -0.0, 0.0)]
-    assert signs == [False, True, False]
+    """clamp(-1, 0, 1) is +0 and clamp(-1, -0, 1) is -0, in whatever order they are asked for; so at the other limit."""
+    for x, limits in ((s.const([-1.0]), lambda zero: (zero, 1.0)), (s.const([1.0]), lambda zero: (-1.0, zero))):
+        signs = [bool(np.signbit(s.clamp(x, *limits(zero)).numpy()[0])) for zero in (0.0, -0.0, 0.0)]
+        assert signs == [False, True, False]
 
 
 def test_values_start_alike_on_every_device():
