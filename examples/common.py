@@ -264,7 +264,7 @@ def _interruptible() -> Iterator[Callable[[], bool]]:
 
 def _step(session: Session, program: Program, k: int) -> Any:
     """One step of training; its loss, on the device."""
-    program.optimizer.lr = program.rate(k)  # type: ignore[attr-defined]  # every optimiser has one
+    program.optimizer.lr = program.rate(k)
     batch = program.batch(k)
 
     def work(*batch: Any) -> Any:

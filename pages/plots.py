@@ -15,7 +15,7 @@ def train(session: Session, program: Program, steps: int) -> list[float]:
     """Trains for some steps and returns the loss of each."""
     losses = []
     for k in range(steps):
-        program.optimizer.lr = program.rate(k)  # type: ignore[attr-defined]  # every optimiser has one
+        program.optimizer.lr = program.rate(k)
         loss = program.loss(*program.batch(k))
         session.backward(loss)
         if program.clip is not None:

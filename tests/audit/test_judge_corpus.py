@@ -51,8 +51,7 @@ def test_kernels_of_other_formats_compute_in_float32_and_round_once() -> None:
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
-@pytest.mark.parametrize("op", compiled.DEFECTS)
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("op", "dtype"), [*((op, "float32") for op in compiled.DEFECTS), ("gelu", "float16")])
 def test_kernels_in_c_pass_and_their_defects_are_caught(op: str, dtype: str) -> None:
     own = [k for k in compiled.kernels() if k.op == op]
     assert [k.name for k in own][:1] == [""] and own[0].judge(dtype, 6).verdict == "pass"
