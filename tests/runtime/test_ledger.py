@@ -71,6 +71,25 @@ def test_what_goes_in_after_a_captured_step_is_recorded(tmp_path: Path) -> None:
     assert found[0] != found[1] == found[2]
 
 
+def test_arrays_that_the_program_writes_over_are_recorded_as_they_were(tmp_path: Path) -> None:
+    found = []
+    for reuses in (False, True):
+        path = tmp_path / f"{reuses}.jsonl"
+        with Session("cpu", seed=1, math="reproducible") as s:
+            w = s.param(np.ones((2, 3)), "w")
+            optimizer = optim.SGD([w], lr=0.5)
+            x, labels = np.zeros((4, 2), np.float32), np.zeros(4, int)
+            with ledger.record(path, s, optimizer) as run:
+                for k in run.steps(3):
+                    x, labels = (x, labels) if reuses else (x.copy(), labels.copy())
+                    x[...], labels[...] = k + 1, k
+                    s.backward(s.cross_entropy(s.const(x) @ w, labels))
+                    optimizer.step()
+                    s.reset()
+        found.append([e["inputs"] for e in ledger.read(path).steps.values()])
+    assert found[0] == found[1] and len({str(inputs) for inputs in found[0]}) == 3
+
+
 @each_kind
 @pytest.mark.parametrize(("steps", "begin"), [((5, 7), 4), ((8, None), 8), ((None, 3), 0), ((3, 4), 0), ((9, 10), 8)])
 def test_an_audit_begins_at_the_nearest_checkpoint(kind: str, steps: Any, begin: int, path: Path) -> None:
