@@ -17,8 +17,8 @@ class Gradients(Uncopied, Mapping[Parameter, AnyBuffer]):
         self._by_leaf: dict[int, AnyBuffer] = {}
         #: parameters that the loss does not reach, whose gradients are zeros
         self._unreached: frozenset[Parameter] = frozenset()
-        #: nodes on the tape at the last backward
-        self._size = 0
+        #: nodes on the tape at the last backward, and those that stood for parameters
+        self._size, self._of_parameters = 0, frozenset[int]()
 
     def __getitem__(self, parameter: Parameter) -> AnyBuffer:
         return self._by_parameter[parameter]

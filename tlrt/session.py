@@ -768,7 +768,8 @@ class Session(NaturalNumbers, Operations[TensorRef], RandomOperations[TensorRef]
             raise
         old = [release_call(g.buffer) for g in (*gradients._by_parameter.values(), *gradients._by_leaf.values())]
         fresh = [(gradients, "_by_parameter", by_parameter), (gradients, "_by_leaf", found)]
-        fresh.append((gradients, "_size", len(tape.nodes)))
+        own = frozenset(leaf[0].id for p, leaf in leaves.items() if p._requires_grad)
+        fresh += [(gradients, "_size", len(tape.nodes)), (gradients, "_of_parameters", own)]
         set_and_call([*fresh, (gradients, "_unreached", frozenset(unreached))], old)
         for observer in self.device._observers:
             observer.after_backward(self)
@@ -780,8 +781,7 @@ class Session(NaturalNumbers, Operations[TensorRef], RandomOperations[TensorRef]
         found = gradients._by_leaf.get(id)
         if found is None and type(id) is int and 0 <= id < gradients._size:
             node = self._node(x, "grad")
-            is_input = node.requires_grad and not node.parents
-            if is_input and all(leaf[0].id != id for leaf in self._leaves.values()):
+            if node.requires_grad and not node.parents and id not in gradients._of_parameters:
                 found = gradients._by_leaf[id] = AnyBuffer.zeros(node.shape, self.device)
         return found
 
@@ -927,7 +927,7 @@ class Session(NaturalNumbers, Operations[TensorRef], RandomOperations[TensorRef]
         fresh = [(self, "_leaves", {}), (self, "_outdated", {}), (self, "_nats", []), *self.tape._emptied()]
         gradients = self._gradients
         fresh += [(gradients, "_by_parameter", {}), (gradients, "_by_leaf", {}), (gradients, "_unreached", frozenset())]
-        fresh.append((gradients, "_size", 0))
+        fresh += [(gradients, "_size", 0), (gradients, "_of_parameters", frozenset())]
         return [(self, "epoch", next(self._epochs)), *fresh]
 
     def collect(self) -> None:

@@ -19,33 +19,75 @@ INTEGERS = 2**24
 
 @dataclass(frozen=True)
 class Expected:
-    """The oracle of a case: per output the reference, as float64, and the absolute tolerance."""
+    """The oracle of a case: what each output is compared with.
+
+    Parameters
+    ----------
+    outputs : tuple of numpy.ndarray
+        The reference's results, float64.
+    tolerances : tuple of numpy.ndarray
+        The absolute tolerance of each element, float64 of the same shapes; any result passes an infinite one.
+    signed_zeros : bool
+        The sign of a zero is part of the answer where the tolerance is 0.
+    bits : tuple of numpy.ndarray or None
+        The bit patterns that elements must have, see :meth:`tlspec.bounds.Bound.bits`; None where none are fixed.
+    """
 
     outputs: tuple[np.ndarray, ...]
     tolerances: tuple[np.ndarray, ...]
-    #: the sign of a zero is part of the answer where the tolerance is 0
     signed_zeros: bool
-    #: the bit patterns that elements must have (:meth:`tlspec.bounds.Bound.bits`); None where none are fixed
     bits: tuple[np.ndarray | None, ...]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call of an operation or of its VJP, with everything it takes."""
+    """One call of an operation or of its VJP, with everything it takes. :func:`tlspec.drawn.draw_case` draws one.
+
+    Parameters
+    ----------
+    op : Op
+        The row.
+    which : str
+        "forward" or "vjp".
+    seed : int
+        The seed it was drawn with.
+    data : str
+        The data class of its arrays.
+    size : str
+        The name of its size: one of :data:`tlspec.drawn.SIZES`, "path", "shape" or "given".
+    dims : dict
+        Dimensions by name; lists of them where the signature has lists.
+    params : dict
+        Parameters by name.
+    inputs : dict of numpy.ndarray
+        The row's inputs by name, float32 unless the signature says another kind; None for one that is left out.
+    cotangents : dict of numpy.ndarray
+        Of a VJP: one per output of the operation, see :func:`cotangent_names`.
+    command : str
+        The command that gives a case that was not drawn.
+    given : dict of numpy.ndarray, optional
+        The arrays of the call where they are not those that the fields above give.
+
+    Examples
+    --------
+    >>> from tlspec.drawn import draw_case
+    >>> case = draw_case("matmul", seed=3, data="normal", size="small")
+    >>> print(case.line)
+    python -m tlrt verify --ops matmul --seed 3 --data normal --size small --cases 1
+    >>> case.expected.outputs[0].shape == (case.dims["m"], case.dims["p"])
+    True
+    """
 
     op: Op
-    which: str  # "forward" or "vjp"
+    which: str
     seed: int
     data: str
     size: str
     dims: dict[str, Any]
     params: dict[str, Any]
     inputs: dict[str, np.ndarray | None]
-    #: of a VJP: one per output of the operation
     cotangents: dict[str, np.ndarray] = field(default_factory=dict)
-    #: the command that gives a case that was not drawn
     command: str = ""
-    #: the arrays of the call where they are not those that the fields above give
     given: dict[str, np.ndarray | None] | None = None
 
     @property
@@ -132,7 +174,18 @@ class Case:
         return Expected(wide, tolerances, not self.bound.summed, bits)
 
     def expected_on(self, device: str) -> Expected:
-        """What a device's result is compared with: on CUDA less, where the bound says what may overflow there."""
+        """What a device's result is compared with; on CUDA all but what the bound says may overflow there.
+
+        Parameters
+        ----------
+        device : str
+            "cpu", "cuda" or "cuda:1".
+
+        Returns
+        -------
+        Expected
+            The results with the device's tolerances.
+        """
         peak, expected = self.bound.cuda_peak, self.expected
         if peak is None or not device.startswith("cuda"):
             return expected
@@ -140,7 +193,18 @@ class Case:
         return replace(expected, tolerances=tuple(tolerances))
 
     def shape(self, array: Array) -> tuple[int, ...]:
-        """The shape of one of the call's arrays."""
+        """The shape of one of the call's arrays.
+
+        Parameters
+        ----------
+        array : Array
+            An input or output of the case's signature.
+
+        Returns
+        -------
+        tuple of int
+            Its lengths; of an elementwise array those of the inputs.
+        """
         if array.elementwise:
             return next(x.shape for x in self.inputs.values() if x is not None)
         return shape_of(array, self.values)
@@ -191,8 +255,27 @@ def _integral(outs: Sequence[np.ndarray]) -> bool:
 
 
 def shape_of(array: Array, values: Mapping[str, Any]) -> tuple[int, ...]:
-    """The shape of an array for given dimensions and parameters, of an elementwise one (n); of a list, that of its elements end
-    to end."""
+    """The shape of an array for given dimensions and parameters.
+
+    Parameters
+    ----------
+    array : Array
+        An array of a signature.
+    values : mapping
+        Dimensions and parameters by name.
+
+    Returns
+    -------
+    tuple of int
+        Its lengths: (n,) of an elementwise array; of a list, that of its elements end to end.
+
+    Examples
+    --------
+    >>> from tlspec import registry
+    >>> from tlspec.drawn import shape_of
+    >>> shape_of(registry.get("matmul").signature.outputs[0], {"m": 2, "n": 3, "p": 4})
+    (2, 4)
+    """
     if array.elementwise:
         return (int(values["n"]),)
     if array.listed:
@@ -207,19 +290,54 @@ def shape_of(array: Array, values: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def refused_by(op: Op, values: Mapping[str, Any]) -> Check | None:
-    """The first of the row's checks that these dimensions and parameters fail, or None. Host arrays and optional inputs (None:
-    not given) may be among the values; a check of one that is not there is passed over."""
+    """The first of a row's checks that dimensions and parameters fail.
+
+    Parameters
+    ----------
+    op : Op
+        The row.
+    values : mapping
+        Dimensions and parameters by name. Host arrays and optional inputs may be among them, None for one that is left
+        out. A check that names one which is absent is passed over.
+
+    Returns
+    -------
+    Check or None
+        None where all checks hold.
+    """
     absent = {a.name for a in op.signature.inputs if a.host or a.optional} - values.keys()
     checks = (c for c in op.contract.checks if not absent & names_in(c.expression))
     return next((c for c in checks if not evaluate(c.expression, values)), None)
 
 
 def cotangent_names(op: Op) -> dict[str, Array]:
-    """Cotangent name to the output it belongs to."""
+    """The names of an operation's cotangents.
+
+    Parameters
+    ----------
+    op : Op
+        The row.
+
+    Returns
+    -------
+    dict of Array
+        Cotangent name to the output it belongs to: "g", or "g_x" for output x where there are several.
+    """
     outs = op.signature.outputs
     return {"g": outs[0]} if len(outs) == 1 else {f"g_{o.name}": o for o in outs}
 
 
 def is_empty(case: Case) -> bool:
-    """Whether a length of the case is 0."""
+    """Whether a case has nothing to compute.
+
+    Parameters
+    ----------
+    case : Case
+        The case.
+
+    Returns
+    -------
+    bool
+        True where one of its lengths is 0.
+    """
     return any(0 in (n if isinstance(n, list | tuple) else (n,)) for n in case.dims.values())

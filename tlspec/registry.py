@@ -38,7 +38,19 @@ MATH = ("fast", "reproducible")
 
 @dataclass(frozen=True)
 class Check:
-    """A precondition beyond lengths: a Python expression over dimensions and parameters that must hold."""
+    """A precondition beyond lengths: an expression that must hold. :func:`check` makes one.
+
+    Parameters
+    ----------
+    name : str
+        The argument that a refusal blames.
+    expression : str
+        A Python expression over dimensions, parameters, host arrays and :mod:`tlspec.shapes`, true of what is accepted.
+    status : str
+        The code that the C library refuses with: "ARGUMENT", "SHAPE" and so on.
+    say : str, optional
+        What the message says is expected, where the expression itself does not read well.
+    """
 
     name: str
     expression: str
@@ -47,72 +59,187 @@ class Check:
 
 
 def check(name: str, expression: str, status: str = "ARGUMENT", say: str | None = None) -> Check:
-    """A row's precondition. `name` is the argument to blame, `status` the code refused with, `say` replaces the expression
-    in the message. The expression may use ``rank(dims)`` and the functions of :mod:`tlspec.shapes`."""
+    """A row's precondition.
+
+    Parameters
+    ----------
+    name : str
+        The argument that a refusal blames.
+    expression : str
+        A Python expression that must hold. It may use ``rank(dims)`` and the functions of :mod:`tlspec.shapes`.
+    status : str, default 'ARGUMENT'
+        The code that the C library refuses with.
+    say : str, optional
+        What the message says is expected, in place of the expression.
+
+    Returns
+    -------
+    Check
+        For the `checks` of :func:`op`.
+
+    Raises
+    ------
+    SyntaxError
+        The expression is not Python.
+
+    Examples
+    --------
+    >>> from tlspec.registry import check
+    >>> print(check("beta", "beta != 0.0").status)
+    ARGUMENT
+    """
     ast.parse(expression, mode="eval")
     return Check(name, expression, status, say)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
-    """What an operation demands of its arguments and promises of its results, beyond its signature and its bound."""
+    """What an operation demands of its arguments and promises of its results, beyond its signature and its bound.
+
+    Parameters
+    ----------
+    checks : tuple of Check
+        Preconditions; the first that fails refuses a call.
+    laws : tuple of tlspec.laws.Law
+        Algebraic laws that results keep.
+    same_bits : bool, default True
+        CPU and CUDA give the same bits.
+    cuda : str, default 'own'
+        What computes it on CUDA: "own" kernel or the library's name.
+    reproducible : bool, default True
+        CPU and CUDA give the same bits in reproducible contexts.
+    """
 
     checks: tuple[Check, ...] = ()
-    #: algebraic laws of :mod:`tlspec.laws`
     laws: tuple[Any, ...] = ()
-    #: CPU and CUDA give the same bits
     same_bits: bool = True
-    #: what computes it on CUDA: "own" kernel or the library's name
     cuda: str = "own"
-    #: CPU and CUDA give the same bits in reproducible contexts
     reproducible: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """How the cases of an operation are drawn."""
+    """How the cases of an operation are drawn.
 
-    #: draws dimensions and parameters: draw(d) -> dict, d a :class:`tlspec.draw.draws.Draw`; what it leaves out is drawn there. An array
-    #: is a function of the values, called when these are settled
+    Parameters
+    ----------
+    draw : callable, optional
+        Draws dimensions and parameters: ``draw(d)`` with a :class:`tlspec.draw.draws.Draw` returns a dictionary. What
+        it leaves out is drawn too. An array may be a function of the other values, called when these are settled.
+    paths : tuple of dict
+        Dimensions and parameters that reach kernels which drawn sizes seldom do, such as a GPU's for large problems.
+        Verify and the tests try each. A value may be a function of a numpy Generator.
+    classes : dict
+        Geometry classes: name to predicate over dimensions, parameters and arrays by their names. Cases of the size
+        "edges" aim at them, and verify fails where its default cases miss one.
+    lengths : dict
+        Lengths that kernels step through and no array has alone, such as the terms of a sum over several axes: name to
+        function of dimensions and parameters.
+    work : callable, optional
+        The multiply-adds of the reference, a function of dimensions and parameters, where they are many more than the
+        elements. It limits drawn sizes.
+    nonnegative : tuple of str
+        Inputs that are squares or norms: drawn as absolute values, except among special ones.
+    data : tuple of str, optional
+        Data classes of :mod:`tlspec.draw.data` that the row is drawn with; those of its bound's kind unless given.
+    """
+
     draw: Callable[..., dict[str, Any]] | None = None
-    #: dimensions and parameters that reach kernels which drawn sizes seldom do (a GPU's, for larger problems); verify and
-    #: the tests try each. A value may be a function of a numpy Generator
     paths: tuple[dict[str, Any], ...] = ()
-    #: geometry classes: name -> predicate over dimensions, parameters and arrays by their names. Cases of the size "edges" aim at
-    #: them, and verify fails where its default cases reach one not at all
     classes: Classes = field(default_factory=dict)
-    #: lengths that kernels step through and no array has alone, such as the terms of a sum over several axes: by name, functions of
-    #: dimensions and parameters
     lengths: Lengths = field(default_factory=dict)
-    #: the multiply-adds of the reference, where they are many more than the elements: a limit of drawn sizes
     work: Callable[..., int] | None = None
-    #: inputs that are squares or norms, drawn as absolute values except among special ones
     nonnegative: tuple[str, ...] = ()
-    #: value classes of tlspec.draw.data the row is drawn with; None is the default of its bound
     data: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vjp:
-    """The vector-Jacobian product of an operation."""
+    """The vector-Jacobian product of an operation.
 
-    reads: tuple[str, ...]  # names of inputs, outputs, and cotangents, in the C order
-    gives: tuple[str, ...]  # "gA": the gradient of input A
+    Parameters
+    ----------
+    reads : tuple of str
+        Names of the inputs, outputs and cotangents that it reads, in C's order.
+    gives : tuple of str
+        Names of the gradients: "gA" is that of input A.
+    reference : callable
+        The float64 reference.
+    bound : Bound
+        The error bound of the gradients.
+    via : callable, optional
+        Composes the VJP from other operations, where it has no kernel of its own: ``f(k, *reads, **values)`` with
+        dimensions and parameters as values, and k a namespace that has every operation as a function.
+    each : tuple of str
+        Suffixes of further entry points that compute one gradient each: ("q", "k", "v").
+    doc : str
+        The reference's docstring.
+    trees : tuple of str
+        Gradients that are float32 sums in reproducible contexts, too.
+    """
+
+    reads: tuple[str, ...]
+    gives: tuple[str, ...]
     reference: Callable[..., Any]
     bound: Bound
-    #: composes the VJP from other operations (no kernel of its own): f(k, *reads, **dims and params) with k a namespace
-    #: that has every operation as a function
     via: Callable[..., Any] | None = None
-    #: suffixes of further entry points that compute one gradient each: ("q", "k", "v")
     each: tuple[str, ...] = ()
     doc: str = ""
-    #: gradients that are float32 sums in reproducible contexts, too
     trees: tuple[str, ...] = ()
 
 
 @dataclass(kw_only=True, eq=False)
 class Op:
-    """One row of the registry. Rows are compared by identity."""
+    """One row of the registry. Rows are compared by identity. A call computes the operation in float64.
+
+    Parameters
+    ----------
+    name : str
+        The operation's name.
+    family : str
+        The module of :mod:`tlspec.ops` that registers it.
+    text : str
+        The signature as it is written; the grammar stands in :mod:`tlspec.signature`.
+    signature : Signature
+        What the text says.
+    reference : callable
+        The float64 reference.
+    bound : Bound
+        The error bound of the results.
+    contract : Contract
+        What is demanded and promised.
+    drawing : Drawing
+        How cases are drawn.
+    doc : str
+        The reference's docstring.
+    source : str
+        Where the formula comes from.
+    torch : str
+        PyTorch's name of it within torch, of a function that takes the inputs and then the parameters:
+        "nn.functional.mish".
+    arguments : mapping
+        What an argument is, by its name, where :data:`tlspec._documentation.ARGUMENTS` says something else or nothing.
+    example : mapping
+        Dimensions, parameters and arrays of the example in the documentation, where those of :mod:`codegen.examples` do
+        not do.
+    vjp_rule : Vjp, optional
+        The gradient, which :meth:`vjp` declares.
+    no_vjp : str, optional
+        Why there is none.
+    fwd : bool, default False
+        The forward's exported C name ends in "_fwd".
+    formulas : dict
+        Other formulas for the same, by "forward" and "vjp": a kernel that follows one of them has its errors.
+
+    Examples
+    --------
+    >>> from tlspec import registry
+    >>> matmul = registry.get("matmul")
+    >>> matmul.text
+    'A[m, n], B[n, p] -> out[m, p]'
+    >>> matmul([[1, 2]], [[3], [4]])
+    array([[11.]])
+    """
 
     name: str
     family: str
@@ -124,18 +251,12 @@ class Op:
     drawing: Drawing = Drawing()
     doc: str = ""
     source: str = ""
-    #: PyTorch's name of it within torch, of a function that takes the inputs and then the parameters: "nn.functional.mish"
     torch: str = ""
-    #: what an argument is, by its name, where :data:`tlspec._documentation.ARGUMENTS` says something else or nothing
     arguments: Mapping[str, str] = field(default_factory=dict)
-    #: dimensions, parameters and arrays of the example in the documentation, where those of :mod:`codegen.examples` do not do
     example: Mapping[str, Any] = field(default_factory=dict)
     vjp_rule: Vjp | None = None
-    #: why there is no VJP
     no_vjp: str | None = None
-    #: the forward's exported C name ends in "_fwd"
     fwd: bool = False
-    #: other formulas for the same, by "forward" or "vjp": a kernel that follows one of them has its errors
     formulas: dict[str, list[Callable[..., Any]]] = field(default_factory=lambda: {"forward": [], "vjp": []})
 
     def __call__(self, *arrays: Any, **parameters: Any) -> Any:
@@ -174,8 +295,19 @@ class Op:
         return any(not o.host for o in self.signature.outputs)
 
     def formula(self, which: str = "forward") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Declares another formula for "forward" or "vjp", of the reference's arguments: one in common use, whose rounding errors
-        are other than the reference's. The judge allows the largest of all."""
+        """Declares another formula for the same results, one in common use whose rounding errors are other than the
+        reference's. The judge allows the largest of all.
+
+        Parameters
+        ----------
+        which : str
+            "forward" or "vjp".
+
+        Returns
+        -------
+        callable
+            Decorates a function of the reference's arguments, and returns it.
+        """
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
             self.formulas[which].append(function)
@@ -192,8 +324,35 @@ class Op:
         via: Callable[..., Any] | None = None,
         each: Sequence[str] = (),
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Declares the VJP on its float64 reference, which is called with the arrays named on the left and the row's
-        parameters it asks for by keyword, and returns the gradients named on the right."""
+        """Declares the VJP on its float64 reference.
+
+        The reference is called with the arrays named on the left and, by keyword, the row's parameters that it asks
+        for. It returns the gradients named on the right.
+
+        Parameters
+        ----------
+        text : str
+            What it reads and gives: "A, B, g -> gA, gB". "g" is the cotangent, "g_x" that of output x where there are
+            several.
+        bound : Bound, optional
+            The error bound of the gradients; the row's unless given.
+        trees : sequence of str
+            Gradients that are float32 sums in reproducible contexts, too.
+        via : callable, optional
+            Composes the VJP from other operations, see :class:`Vjp`.
+        each : sequence of str
+            Suffixes of entry points that compute one gradient each, as many as there are gradients.
+
+        Returns
+        -------
+        callable
+            Decorates the reference, and returns it.
+
+        Raises
+        ------
+        ValueError
+            The row has lists, or the text names what the row does not have.
+        """
         if self.signature.lists:
             raise ValueError(f"{self.name}: a row with lists has no VJP")
         left, _, right = text.partition("->")
@@ -218,7 +377,18 @@ class Op:
         return register
 
     def in_math(self, math: str) -> "Op":
-        """The row as contexts of this mode compute it, "fast" or "reproducible"."""
+        """The row as contexts of a mode compute it.
+
+        Parameters
+        ----------
+        math : str
+            "fast" or "reproducible".
+
+        Returns
+        -------
+        Op
+            The row itself, or one with the bounds of reproducible contexts and the same bits on CPU and CUDA.
+        """
         if math == "fast" or self.contract.same_bits or not self.contract.reproducible:
             return self
         rule = self.vjp_rule
@@ -234,19 +404,78 @@ class Op:
         return self.vjp_rule
 
     def entry(self, which: str) -> str:
-        """The name of the entry point that computes "forward" or "vjp"."""
+        """The name of an entry point.
+
+        Parameters
+        ----------
+        which : str
+            "forward" or "vjp".
+
+        Returns
+        -------
+        str
+            The row's name, for a VJP with "_bwd".
+        """
         return self.name if which == "forward" else f"{self.name}_bwd"
 
     def bound_of(self, which: str) -> Bound:
-        """The bound of "forward" or "vjp"."""
+        """The error bound of a direction.
+
+        Parameters
+        ----------
+        which : str
+            "forward" or "vjp".
+
+        Returns
+        -------
+        Bound
+            The row's own, or that of its VJP.
+
+        Raises
+        ------
+        ValueError
+            For "vjp", where the row has none.
+        """
         return self.bound if which == "forward" else self.rule.bound
 
     def signature_of(self, which: str) -> Signature:
-        """The signature of "forward" or "vjp"."""
+        """The signature of a direction.
+
+        Parameters
+        ----------
+        which : str
+            "forward" or "vjp".
+
+        Returns
+        -------
+        Signature
+            The row's own, or that of its VJP.
+
+        Raises
+        ------
+        ValueError
+            For "vjp", where the row has none.
+        """
         return self.signature if which == "forward" else self.vjp_signature
 
     def reference_of(self, which: str) -> Callable[..., Any]:
-        """The float64 reference of "forward" or "vjp"."""
+        """The float64 reference of a direction.
+
+        Parameters
+        ----------
+        which : str
+            "forward" or "vjp".
+
+        Returns
+        -------
+        callable
+            The row's own, or that of its VJP.
+
+        Raises
+        ------
+        ValueError
+            For "vjp", where the row has none.
+        """
         return self.reference if which == "forward" else self.rule.reference
 
     @cached_property
@@ -279,11 +508,66 @@ def op(
     source: str = "", torch: str = "", arguments: Mapping[str, str] | None = None,
     example: Mapping[str, Any] | None = None, no_vjp: str | None = None, fwd: bool = False,
 ) -> Callable[[Callable[..., Any]], Op]:  # fmt: skip
-    """Registers the decorated float64 reference as an operation; see the module's docstring for `text`.
+    """Registers the decorated float64 reference as an operation.
 
     The reference gets the inputs as float64 arrays in their declared shapes, then by keyword those parameters and
-    output-only dimensions that it names, and returns the output (a tuple where there are several). Arguments of this
-    function are the fields of :class:`Op`, :class:`Contract` and :class:`Drawing`; `order` is :meth:`Signature.parse`'s."""
+    output-only dimensions that it names. It returns the output, a tuple where there are several.
+
+    Parameters
+    ----------
+    text : str
+        The signature; the grammar stands in :mod:`tlspec.signature`.
+    bound : Bound
+        The error bound of the results.
+    order : str, optional
+        The dimensions, where C has them in another order than that of first appearance.
+    same_bits : bool, default True
+        CPU and CUDA give the same bits.
+    cuda : str, default 'own'
+        What computes it on CUDA: "own" kernel or the library's name.
+    reproducible : bool, optional
+        CPU and CUDA give the same bits in reproducible contexts; as `same_bits` unless given.
+    checks : sequence of Check
+        Preconditions, see :func:`check`.
+    laws : sequence of tlspec.laws.Law
+        Algebraic laws that results keep.
+    draw : callable, optional
+        Draws dimensions and parameters: ``draw(d)`` with a :class:`tlspec.draw.draws.Draw` returns a dictionary. What
+        it leaves out is drawn too. An array may be a function of the other values, called when these are settled.
+    paths : sequence of dict
+        Dimensions and parameters that reach kernels which drawn sizes seldom do, such as a GPU's for large problems.
+        Verify and the tests try each. A value may be a function of a numpy Generator.
+    classes : dict, optional
+        Geometry classes: name to predicate over dimensions, parameters and arrays by their names. Cases of the size
+        "edges" aim at them, and verify fails where its default cases miss one. Those of the signature unless given.
+    lengths : dict, optional
+        Lengths that kernels step through and no array has alone, such as the terms of a sum over several axes: name to
+        function of dimensions and parameters.
+    work : callable, optional
+        The multiply-adds of the reference, a function of dimensions and parameters, where they are many more than the
+        elements. It limits drawn sizes.
+    nonnegative : sequence of str
+        Inputs that are squares or norms: drawn as absolute values, except among special ones.
+    data : sequence of str, optional
+        Data classes of :mod:`tlspec.draw.data` that the row is drawn with; those of its bound's kind unless given.
+    source : str
+        Where the formula comes from.
+    torch : str
+        PyTorch's name of it within torch, see :class:`Op`.
+    arguments : mapping, optional
+        What an argument is, by its name, for the documentation.
+    example : mapping, optional
+        Dimensions, parameters and arrays of the documentation's example.
+    no_vjp : str, optional
+        Why there is no VJP.
+    fwd : bool, default False
+        The forward's exported C name ends in "_fwd".
+
+    Returns
+    -------
+    callable
+        Makes the :class:`Op` of a reference. It raises ValueError for a name that the module registered before.
+    """
 
     def register(function: Callable[..., Any]) -> Op:
         name = function.__name__.rstrip("_")
@@ -315,7 +599,13 @@ def _documentation(function: Callable[..., Any]) -> str:
 
 
 def families() -> tuple[str, ...]:
-    """The families that have a module, in listing order."""
+    """The families that have a module.
+
+    Returns
+    -------
+    tuple of str
+        Their names, in the order of every listing.
+    """
     return tuple(f for f in FAMILIES if importlib.util.find_spec(f"tlspec.ops.{f}") is not None)
 
 
@@ -327,7 +617,31 @@ def _modules() -> tuple[ModuleType, ...]:
 
 
 def ops(names: str | Sequence[str] | None = None) -> tuple[Op, ...]:
-    """All rows in listing order, or those named: operation names, family names and ``*`` patterns, comma-separated."""
+    """The rows of the registry.
+
+    Parameters
+    ----------
+    names : str or sequence of str, optional
+        Operation names, family names and ``*`` patterns, as text separated by commas; all rows unless given.
+
+    Returns
+    -------
+    tuple of Op
+        In listing order, each once.
+
+    Raises
+    ------
+    KeyError
+        For a name that is no operation, family or pattern of one.
+    ValueError
+        Two families register the same name.
+
+    Examples
+    --------
+    >>> from tlspec import registry
+    >>> [row.name for row in registry.ops("softmax, matm*")]
+    ['matmul', 'softmax', 'log_softmax']
+    """
     rows = [row for module in _modules() for row in vars(module).get(_ROWS, {}).values()]
     if len({r.name for r in rows}) < len(rows):
         known = [r.name for r in rows]
@@ -348,7 +662,29 @@ def ops(names: str | Sequence[str] | None = None) -> tuple[Op, ...]:
 
 
 def get(name: str) -> Op:
-    """The row of one operation. Raises KeyError, also for a family or a pattern."""
+    """The row of one operation.
+
+    Parameters
+    ----------
+    name : str
+        The operation's name.
+
+    Returns
+    -------
+    Op
+        The row.
+
+    Raises
+    ------
+    KeyError
+        For any other name, also that of a family or a pattern.
+
+    Examples
+    --------
+    >>> from tlspec import registry
+    >>> print(registry.get("exp").family)
+    elementwise
+    """
     for module in _modules():
         if row := vars(module).get(_ROWS, {}).get(name):
             return row

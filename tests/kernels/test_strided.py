@@ -6,6 +6,7 @@ import pytest
 import tlrt
 from tests import DEVICES
 from tlrt import errors, kernels
+from tlrt.verify.edges import with_edges
 from tlrt.verify.run import Runtime
 from tlspec import registry
 from tlspec.draw.cases import EDGES, PATH, Case, draw_case
@@ -19,7 +20,7 @@ def reproducible(request: pytest.FixtureRequest) -> tlrt.Device:
 
 
 def product_cases() -> list[Case]:
-    row = registry.get("bmm_strided")
+    row = with_edges(registry.get("bmm_strided"))
     drawn = [
         draw_case(row, seed, data, size)
         for seed in range(40)

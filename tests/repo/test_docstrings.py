@@ -97,8 +97,8 @@ def parameters(thing: Any) -> list[str]:
     """The parameters that a caller gives."""
     if inspect.isclass(thing):
         makers = [base for base in thing.__mro__ if "__init__" in vars(base) or "__new__" in vars(base)]
-        if not makers or not _is_ours(makers[0]) or issubclass(thing, BaseException):
-            return []
+        if not makers or not _is_ours(makers[0]) or (issubclass(thing, BaseException) and makers[0] is not thing):
+            return []  # exceptions are raised here, and their base says what its constructor takes
     try:
         given = inspect.signature(thing).parameters.values()
     except ValueError:

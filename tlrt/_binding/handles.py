@@ -498,21 +498,32 @@ def count_references(handle: Any, op: str) -> int:
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of one device object, in bytes and calls since it was made."""
+    """Memory of one device object, in bytes and calls since it was made.
 
-    #: requested by live buffers and scratch, rounded to size classes
+    Parameters
+    ----------
+    live_bytes : int
+        Bytes that live buffers and scratch requested, rounded to size classes.
+    peak_bytes : int
+        The highest live_bytes since the start or the last :meth:`Device.reset_peak`.
+    cached_bytes : int
+        Bytes that the pool holds for reuse.
+    cap_bytes : int
+        Limit on live_bytes + cached_bytes; 0 is no limit.
+    live_buffers : int
+        Buffer handles not yet released.
+    allocations : int
+        Requests the pool served.
+    driver_allocations : int
+        Requests that went to the driver or the operating system.
+    """
+
     live_bytes: int
-    #: highest live_bytes since the start or the last :meth:`Device.reset_peak`
     peak_bytes: int
-    #: held by the pool for reuse
     cached_bytes: int
-    #: limit on live_bytes + cached_bytes; 0 is no limit
     cap_bytes: int
-    #: buffer handles not yet released
     live_buffers: int
-    #: requests the pool served
     allocations: int
-    #: requests that went to the driver or the operating system
     driver_allocations: int
 
 
@@ -573,7 +584,27 @@ class Device:
 
     @classmethod
     def new(cls, name: str = "cpu", math: str | None = None) -> Device:
-        """A Device of its own on the named device, as ``device(name, math=math, new=True)``."""
+        """A Device of its own on the named device, as ``device(name, math=math, new=True)``.
+
+        Parameters
+        ----------
+        name : str
+            "cpu", "cuda" or "cuda:1".
+        math : str, optional
+            "fast" or "reproducible", as :func:`device` has it.
+
+        Returns
+        -------
+        Device
+            With its own stream and memory pool.
+
+        Raises
+        ------
+        ArgumentError
+            For another name or mode.
+        UnavailableError
+            There is no such device, or the library was built without CUDA.
+        """
         return cls(name, math)
 
     @property
@@ -639,23 +670,125 @@ class Device:
         return describe(self._name)
 
     def buffer(self, array: npt.ArrayLike) -> Buffer:
-        """A copy of an array on this device; see :meth:`Buffer.from_numpy`."""
+        """A copy of an array on this device, flattened row-major; see :meth:`Buffer.from_numpy`.
+
+        Parameters
+        ----------
+        array : array
+            Numbers, or what NumPy makes an array of. What is not float32 is rounded once.
+
+        Returns
+        -------
+        Buffer
+            Of as many elements.
+
+        Raises
+        ------
+        ArgumentTypeError, SizeOverflowError, OutOfMemoryError
+            As :meth:`Buffer.from_numpy`.
+
+        Examples
+        --------
+        >>> import tlrt
+        >>> with tlrt.Device("cpu") as cpu:
+        ...     cpu.buffer([[1, 2], [3, 4]]).numpy()
+        array([1., 2., 3., 4.], dtype=float32)
+        """
         return Buffer.from_numpy(array, self)
 
     def indices(self, array: npt.ArrayLike) -> IndexBuffer:
-        """A copy of integers on this device; see :meth:`IndexBuffer.from_numpy`."""
+        """A copy of integers on this device, flattened row-major; see :meth:`IndexBuffer.from_numpy`.
+
+        Parameters
+        ----------
+        array : array of integers
+            0 to 2^32 - 1.
+
+        Returns
+        -------
+        IndexBuffer
+            Of as many indices.
+
+        Raises
+        ------
+        ArgumentTypeError, IndexOutOfRangeError, SizeOverflowError, OutOfMemoryError
+            As :meth:`IndexBuffer.from_numpy`.
+        """
         return IndexBuffer.from_numpy(array, self)
 
     def zeros(self, n: int) -> Buffer:
-        """n elements of +0."""
+        """A buffer of zeros on this device.
+
+        Parameters
+        ----------
+        n : int
+            Number of elements, 0 to 2^32 - 1.
+
+        Returns
+        -------
+        Buffer
+            n times +0.
+
+        Raises
+        ------
+        ShapeError
+            For another number; from 2^32 on its subclass SizeOverflowError.
+        OutOfMemoryError
+            Where memory is short, or the limit of :meth:`cap` is reached.
+        """
         return Buffer.zeros(n, self)
 
     def full(self, n: int, value: float) -> Buffer:
-        """n elements of `value`, rounded once to float32."""
+        """A buffer of one number on this device.
+
+        Parameters
+        ----------
+        n : int
+            Number of elements, 0 to 2^32 - 1.
+        value : float
+            The number, rounded once to float32.
+
+        Returns
+        -------
+        Buffer
+            n times the number.
+
+        Raises
+        ------
+        ShapeError
+            For another number; from 2^32 on its subclass SizeOverflowError.
+        OutOfMemoryError
+            Where memory is short, or the limit of :meth:`cap` is reached.
+
+        Examples
+        --------
+        >>> import tlrt
+        >>> with tlrt.Device("cpu") as cpu:
+        ...     cpu.full(3, 0.5).numpy()
+        array([0.5, 0.5, 0.5], dtype=float32)
+        """
         return Buffer.full(n, value, self)
 
     def empty(self, n: int) -> Buffer:
-        """n elements of undefined content."""
+        """A buffer of undefined content on this device, for an operation's `out`.
+
+        Parameters
+        ----------
+        n : int
+            Number of elements, 0 to 2^32 - 1.
+
+        Returns
+        -------
+        Buffer
+            Of n elements.
+
+        Raises
+        ------
+        ShapeError
+            For another number; from 2^32 on its subclass SizeOverflowError.
+        OutOfMemoryError
+            Where memory is short, or the limit of :meth:`cap` is reached.
+        """
         return Buffer.empty(n, self)
 
     # ---- time
@@ -665,7 +798,28 @@ class Device:
         self._wait("synchronize", "context_synchronize")
 
     def mark(self, slot: int = 0) -> None:
-        """Records time mark `slot` (0 to 7) in the device's stream."""
+        """Records a time mark in the device's stream, for :meth:`elapsed`.
+
+        Parameters
+        ----------
+        slot : int
+            Which of the marks 0 to 7; an earlier time of the same slot is overwritten.
+
+        Raises
+        ------
+        ArgumentError, ShapeError
+            For another slot.
+
+        Examples
+        --------
+        >>> import tlrt
+        >>> with tlrt.Device("cpu") as cpu:
+        ...     cpu.mark(0)
+        ...     x = cpu.zeros(1000)
+        ...     cpu.mark(1)
+        ...     cpu.elapsed(0, 1) >= 0.0
+        True
+        """
         self._wait("mark", "context_mark", length("mark", "slot", slot))
 
     def elapsed(self, start: int = 0, stop: int = 1) -> float:
@@ -740,11 +894,37 @@ class Device:
         return int(number[0])
 
     def order_before(self, stream: int) -> None:
-        """Work that comes to the CUDA stream with this number waits for the device's work so far. The host does not wait."""
+        """Work that comes to a CUDA stream waits for the device's work so far. The host does not wait.
+
+        Parameters
+        ----------
+        stream : int
+            The stream's number (a cudaStream_t), as :attr:`stream` and PyTorch's ``cuda_stream`` have it.
+
+        Raises
+        ------
+        ArgumentTypeError
+            For what is no number of a stream.
+        UnavailableError
+            The device is the CPU.
+        """
         self._order("order_before", stream, 0)
 
     def order_after(self, stream: int) -> None:
-        """The device's next work waits for that of the CUDA stream with this number. The host does not wait."""
+        """The device's next work waits for that of a CUDA stream so far. The host does not wait.
+
+        Parameters
+        ----------
+        stream : int
+            The stream's number (a cudaStream_t), as for :meth:`order_before`.
+
+        Raises
+        ------
+        ArgumentTypeError
+            For what is no number of a stream.
+        UnavailableError
+            The device is the CPU.
+        """
         self._order("order_after", stream, 1)
 
     def _order(self, op: str, stream: int, after: int) -> None:
@@ -755,12 +935,24 @@ class Device:
     # ---- observers
 
     def observe(self, observer: Observer) -> None:
-        """Reports what happens on the device to the observer, after those it has, until :meth:`ignore`."""
+        """Reports what happens on the device to an observer, until :meth:`ignore`.
+
+        Parameters
+        ----------
+        observer : Observer
+            Who is told, after the observers that the device has.
+        """
         with _lock:
             self._set_observers((*self._observers, observer))
 
     def ignore(self, observer: Observer) -> None:
-        """Stops the reports to an observer; does nothing if it is none of the device's."""
+        """Stops the reports to an observer; does nothing if it is none of the device's.
+
+        Parameters
+        ----------
+        observer : Observer
+            Who is told no more.
+        """
         with _lock:
             if observer in self._observers:
                 self._set_observers(tuple(o for o in self._observers if o is not observer))

@@ -12,62 +12,242 @@ from tlrt._binding.library import complete_call
 
 
 class Observer:
-    """Does nothing at any event; a subclass overrides the events it needs. One that raises refuses what was to happen."""
+    """Does nothing at any event; a subclass overrides the events it needs. One that raises refuses what was to happen.
+
+    :meth:`Device.observe` adds an observer to a device. The specification's device has no calls and buffers to report.
+
+    Examples
+    --------
+    >>> import tlrt
+    >>> class Names(tlrt.context.Observer):
+    ...     def after_call(self, device, symbol, arguments, status, note):
+    ...         print(symbol, status)
+    >>> with tlrt.Device("cpu") as cpu:
+    ...     x = cpu.buffer([1.0, 2.0])
+    ...     cpu.observe(Names())
+    ...     y = tlrt.kernels.exp(x)
+    buffer_exp 0
+    """
 
     def before_call(self, device: Any, symbol: str, arguments: tuple[Any, ...]) -> Any:
-        """An operation is about to call the entry point `symbol`. What this returns comes back in :meth:`after_call`."""
+        """An operation is about to call an entry point of the C library.
+
+        Parameters
+        ----------
+        device : Device
+            Where it computes.
+        symbol : str
+            The entry point without ``torchlean_cuda_``, such as "buffer_matmul".
+        arguments : tuple
+            What the entry point gets, as cffi has it.
+
+        Returns
+        -------
+        object
+            Anything; it comes back as the note of :meth:`after_call`.
+        """
 
     def after_call(self, device: Any, symbol: str, arguments: tuple[Any, ...], status: int, note: Any) -> None:
-        """The call returned `status`, which is 0 unless it was refused."""
+        """The call of an entry point returned.
+
+        Parameters
+        ----------
+        device, symbol, arguments
+            As :meth:`before_call` got them.
+        status : int
+            The C library's status code: 0 unless the call was refused.
+        note : object
+            What this observer's :meth:`before_call` returned.
+        """
 
     def buffer_made(self, function: Any, arguments: tuple[Any, ...], buffer: Any) -> None:
-        """A function of the library's core made a buffer: upload, zeros, empty, copy or share."""
+        """A function of the library's core made a buffer: upload, zeros, empty, copy or share.
+
+        Parameters
+        ----------
+        function : cffi function
+            The function.
+        arguments : tuple
+            What it got, but for the place of the new handle.
+        buffer : Buffer or IndexBuffer
+            The new buffer.
+        """
 
     def buffer_filled(self, buffer: Any, value: float) -> None:
-        """A buffer was filled with a value."""
+        """A buffer was filled with a number.
+
+        Parameters
+        ----------
+        buffer : Buffer
+            What was filled.
+        value : float
+            The number.
+        """
 
     def count_own_handles(self, handle: Any) -> int:
-        """How many handles the observer itself holds to the storage of this one; users do not count them."""
+        """How many handles the observer itself holds to some storage; ``Buffer.references`` leaves them out.
+
+        Parameters
+        ----------
+        handle : cffi pointer
+            A handle to the storage.
+
+        Returns
+        -------
+        int
+            Number of the observer's handles; 0 unless overridden.
+        """
         return 0
 
     def before_host_access(self, device: Any, op: str) -> None:
-        """The program is about to read or wait for a result, or to change on the host what device work depends on."""
+        """The program is about to read or wait for a result, or to change on the host what device work depends on.
+
+        Parameters
+        ----------
+        device : Device or SpecDevice
+            Whose result or setting it is.
+        op : str
+            What the program called, such as "numpy" or "synchronize".
+        """
 
     def before_session_use(self, session: Any, op: str) -> None:
-        """The program is about to use a session of the device."""
+        """The program is about to use a session of the device.
+
+        Parameters
+        ----------
+        session : Session
+            The session.
+        op : str
+            The operation or method that it called.
+        """
 
     def before_setting(self, session: Any, name: str) -> None:
-        """The program is about to set a hyperparameter."""
+        """The program is about to set a hyperparameter.
+
+        Parameters
+        ----------
+        session : Session
+            That of the optimiser.
+        name : str
+            The optimiser's class and the hyperparameter, such as "SGD.lr".
+        """
 
     def key_drawn(self, session: Any, key: int, draw: Callable[[], int]) -> None:
-        """A session drew the key of a random operation, which it calls next; `draw` gives the one after it."""
+        """A session drew the key of a random operation, which it calls next.
+
+        Parameters
+        ----------
+        session : Session
+            Whose generator it is.
+        key : int
+            The key, 64 bits.
+        draw : callable
+            Draws the session's key after it, without arguments: a repetition of the call calls it.
+        """
 
     def during_update(self, update: Any) -> AbstractContextManager[Any]:
-        """The context in which an optimiser runs an :class:`tlrt.optim.Update`."""
+        """The context in which an optimiser runs an update.
+
+        Parameters
+        ----------
+        update : tlrt.optim.Update
+            The update.
+
+        Returns
+        -------
+        context manager
+            Entered before the update and left after it; one that does nothing unless overridden.
+        """
         return nullcontext()
 
     def before_replayed_update(self, optimizer: Any) -> None:
-        """A captured step that runs again is about to do an optimiser's update."""
+        """A captured step that runs again is about to do an optimiser's update.
+
+        Parameters
+        ----------
+        optimizer : Optimizer
+            Whose update it is.
+        """
 
     def host_array_used(self, session: Any, name: str, array: Any) -> None:
-        """The program gave an operation of a session an array of the host: indices or labels."""
+        """The program gave an operation of a session an array of the host: indices or labels.
+
+        Parameters
+        ----------
+        session : Session
+            Whose operation it is.
+        name : str
+            The operation and its argument, such as "cross_entropy: labels".
+        array : numpy.ndarray
+            The array itself, no copy.
+        """
 
     def during_captured_step(self, session: Any, name: str, arguments: tuple[Any, ...]) -> AbstractContextManager[Any]:
-        """The context in which a session captures the function of that name, or runs its captured step again."""
+        """The context in which a session captures a function, or runs its captured step again.
+
+        Parameters
+        ----------
+        session : Session
+            Whose tape and device the function uses.
+        name : str
+            The function's name.
+        arguments : tuple
+            What the program called it with.
+
+        Returns
+        -------
+        context manager
+            Entered before the step and left after it; one that does nothing unless overridden.
+        """
         return nullcontext()
 
     def before_backward_step(self, tape: Any, place: int, node: Any, cotangent: Any) -> None:
-        """Backward is about to run the VJP of the node at `place` with the cotangent that arrived there."""
+        """Backward is about to run the VJP of a node.
+
+        Parameters
+        ----------
+        tape : Tape
+            The tape.
+        place : int
+            The node's place on it.
+        node : Node
+            The node.
+        cotangent : AnyBuffer
+            What arrived at the node, in its shape.
+        """
 
     def gradient_complete(self, tape: Any, place: int, node: Any, gradient: Any) -> None:
-        """Backward has added all contributions to the gradient of the leaf at `place`, which has storage of its own; the rest of
-        the pass is still to run, and does not touch it."""
+        """Backward has added all contributions to the gradient of a leaf, which the rest of the pass does not touch.
+
+        Parameters
+        ----------
+        tape : Tape
+            The tape.
+        place : int
+            The leaf's place on it.
+        node : Node
+            The leaf.
+        gradient : AnyBuffer
+            Its gradient, with storage of its own.
+        """
 
     def after_backward(self, session: Any) -> None:
-        """A session's backward pass is complete."""
+        """A session's backward pass is complete.
+
+        Parameters
+        ----------
+        session : Session
+            The session, which has the gradients.
+        """
 
     def before_reset(self, session: Any) -> None:
-        """A session is about to release its tape."""
+        """A session is about to release its tape, by a reset or because it is closed.
+
+        Parameters
+        ----------
+        session : Session
+            The session, whose tape still has its nodes.
+        """
 
 
 def watches_calls(observer: Observer) -> bool:

@@ -185,7 +185,20 @@ class AnyBuffer:
         return self.buffer.numpy(self.shape)
 
     def item(self) -> float:
-        """The only element as a Python number; waits for the device."""
+        """The only element; waits for the device.
+
+        Returns
+        -------
+        float or int
+            A Python number.
+
+        Raises
+        ------
+        ArgumentTypeError
+            There are more elements, or none.
+        ReleasedError
+            The buffer is released.
+        """
         if self.size != 1:
             raise refusal(ArgumentTypeError, "item", "buffer", f"shape {self.shape}", "one element")
         return self.numpy().reshape(-1)[0].item()

@@ -26,8 +26,6 @@ from tlrt.errors import ArgumentError, refusal
 from tlrt.parameter import Parameter
 from tlrt.session import Session
 
-__all__ = ["Communicator", "DeviceExchange", "communicator_of"]
-
 #: seconds between two looks at the other ranks while one waits, and how long one may be gone before it counts, as it may have
 #: sent all that is waited for
 _PAUSE, _GONE = 0.05, 2.0

@@ -15,8 +15,6 @@ import cffi
 
 from tlrt.errors import UnavailableError, refusal
 
-__all__ = ["FLOAT32", "IN_PROGRESS", "NCCL", "SUM", "load_nccl"]
-
 ENVIRONMENT = "TORCHLEAN_NCCL_LIBRARY"
 #: ncclFloat32, ncclSum and ncclInProgress
 FLOAT32, SUM, IN_PROGRESS = 7, 0, 7

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tlrt.onnx.graph import Graph, Node, NotExpressible
+from tlrt.onnx.graph import Graph, Node
 
 #: names of the standard's own domain
 DOMAINS = ("", "ai.onnx", "ai.onnx.preview.training")
@@ -121,6 +121,3 @@ def default_of(node: Node, name: str) -> Any:
     """What the standard says an attribute is where a node leaves it out; None where it says nothing."""
     stated = node.schema.attributes.get(name) if node.schema is not None else None
     return None if stated is None or not stated.default_value.name else _attribute(stated.default_value, {})
-
-
-__all__ = ["DOMAINS", "NotExpressible", "default_of", "inlined", "onnx", "read"]

@@ -68,7 +68,27 @@ EDGE_WORK = 2**23
 
 
 def data_classes(op: Op, which: str = "forward") -> tuple[str, ...]:
-    """The data classes a row is drawn with: its own, else those of its bound's kind."""
+    """The data classes that a row is drawn with.
+
+    Parameters
+    ----------
+    op : Op
+        The row.
+    which : str, default 'forward'
+        "forward" or "vjp".
+
+    Returns
+    -------
+    tuple of str
+        The row's own, else those of its bound's kind.
+
+    Examples
+    --------
+    >>> from tlspec import registry
+    >>> from tlspec.drawn import data_classes
+    >>> data_classes(registry.get("matmul"))
+    ('normal', 'uniform', 'integers', 'special', 'structured')
+    """
     if op.drawing.data is not None:
         return op.drawing.data
     if op.bound_of(which).kind in ("tree", "chain"):
@@ -130,7 +150,20 @@ def _elements(op: Op, values: Mapping[str, Any]) -> list[int]:
 
 
 def budget_of(op: Op, size: str) -> int:
-    """The elements that all arrays of a case of a size may have together."""
+    """The elements that all arrays of a case may have together.
+
+    Parameters
+    ----------
+    op : Op
+        The row.
+    size : str
+        One of :data:`SIZES`.
+
+    Returns
+    -------
+    int
+        Number of elements.
+    """
     arrays = len(op.signature.inputs + op.signature.outputs)
     return max(SIZES[size], STREAMED * arrays * 17 // 16 if size == "large" and op.family in STREAMING else 0)
 
@@ -169,7 +202,18 @@ def sizes_of(op: Op) -> list[str]:
 
 
 def free_sizes(op: Op) -> list[str]:
-    """Those that may have any length: of several lists, as spatial axes and windows are, the first alone."""
+    """The sizes of a row that may have any length.
+
+    Parameters
+    ----------
+    op : Op
+        The row.
+
+    Returns
+    -------
+    list of str
+        Their names: of several lists, as spatial axes and windows are, the first alone.
+    """
     lists = [d.lstrip("*") for d in op.signature.dims if d.startswith("*")]
     return [n for n in sizes_of(op) if n not in lists[1:]]
 
@@ -181,7 +225,24 @@ def places_of(values: dict[str, Any], names: Sequence[str]) -> list[tuple[Any, A
 
 
 def stretched(values: Mapping[str, Any], names: Sequence[str], chosen: int, length: int) -> dict[str, Any]:
-    """The values with one size, the place of which is given, that is long, and the others at most 3."""
+    """The values of a case with one long size and the others at most 3.
+
+    Parameters
+    ----------
+    values : mapping
+        Dimensions and parameters by name; they are not changed.
+    names : sequence of str
+        The sizes among them. A list counts as one place for each of its lengths.
+    chosen : int
+        The place that becomes long: single sizes first, in their order.
+    length : int
+        Its length.
+
+    Returns
+    -------
+    dict
+        All of the values.
+    """
     out = {n: list(v) if isinstance(v, (list, tuple)) else v for n, v in values.items()}
     for i, (to, at) in enumerate(places_of(out, names)):
         to[at] = length if i == chosen else min(to[at], 1 + (i + chosen) % 3)
@@ -189,7 +250,21 @@ def stretched(values: Mapping[str, Any], names: Sequence[str], chosen: int, leng
 
 
 def long_lengths(op: Op, budget: int) -> list[int]:
-    """The lengths of a long axis. A reference of a user's own may loop over it, or take memory by its square."""
+    """The lengths of a long axis. A reference of a user's own may loop over it, or take memory by its square: it gets
+    shorter ones.
+
+    Parameters
+    ----------
+    op : Op
+        The row.
+    budget : int
+        The number of elements that the case's arrays may have together.
+
+    Returns
+    -------
+    list of int
+        Those that the budget allows in every array.
+    """
     lengths = LONG if op.family != "user" else LONG_OF_USERS
     return [n for n in lengths if n * len(op.signature.inputs + op.signature.outputs) <= budget]
 
@@ -267,8 +342,25 @@ def _admissible(
 
 
 def class_aimed_at(op: Op, seed: int, data: str) -> str | None:
-    """The geometry class that the "edges" case of a seed and a data class aims at: three odd or three even seeds in a row with
-    each of a row's data classes aim at three times as many classes as there are data classes."""
+    """The geometry class that the "edges" case of a seed and a data class aims at.
+
+    Three odd or three even seeds in a row, with each of a row's data classes, aim at three times as many classes as
+    there are data classes.
+
+    Parameters
+    ----------
+    op : Op
+        The row.
+    seed : int
+        0 or more.
+    data : str
+        The data class.
+
+    Returns
+    -------
+    str or None
+        The class's name; None where the row has no classes.
+    """
     own = data_classes(op) if data in data_classes(op) or op.vjp_rule is None else data_classes(op, "vjp")
     at = own.index(data) if data in own else DATA.index(data)
     names = list(op.drawing.classes)
@@ -276,13 +368,73 @@ def class_aimed_at(op: Op, seed: int, data: str) -> str | None:
 
 
 def draw_case(op: Op | str, seed: int, data: str | None = None, size: str = "medium", which: str = "forward") -> Case:
-    """The case of (operation, seed, data class, size). Forward and VJP of the same four share inputs and parameters. Without
-    a data class the seed picks one of the row's."""
+    """The case of (operation, seed, data class, size): the same four give the same case everywhere.
+
+    Forward and VJP of the same four share inputs and parameters.
+
+    Parameters
+    ----------
+    op : Op or str
+        The row, or its name.
+    seed : int
+        0 or more. For the size "path" it counts the row's paths.
+    data : str, optional
+        The data class, see :mod:`tlspec.draw.data`; the seed picks one of the row's unless given.
+    size : str, default 'medium'
+        One of :data:`SIZES`, or "path" for a row that has paths.
+    which : str, default 'forward'
+        "forward" or "vjp".
+
+    Returns
+    -------
+    Case
+        With all that a call takes.
+
+    Raises
+    ------
+    ValueError
+        There is no such size or data class.
+    KeyError
+        There is no operation of this name.
+    RuntimeError
+        The draws gave no case that passes the row's checks within the budget: the row needs a draw of its own.
+
+    Examples
+    --------
+    >>> from tlspec.drawn import draw_case
+    >>> case = draw_case("matmul", seed=0, data="integers", size="small")
+    >>> case.inputs["A"].shape == (case.dims["m"], case.dims["n"])
+    True
+    """
     return next(draw_cases(registry.get(op) if isinstance(op, str) else op, seed, data, size, [which]))
 
 
 def draw_cases(op: Op, seed: int, data: str | None, size: str, directions: Sequence[str]) -> Iterator[Case]:
-    """The case of each of `directions`, as :func:`draw_case` gives it; what they share is drawn once."""
+    """The cases of several directions, as :func:`draw_case` gives each; what they share is drawn once.
+
+    Parameters
+    ----------
+    op : Op
+        The row.
+    seed : int
+        0 or more.
+    data : str or None
+        The data class; None lets the seed pick one.
+    size : str
+        One of :data:`SIZES`, or "path".
+    directions : sequence of str
+        "forward", "vjp" or both.
+
+    Yields
+    ------
+    Case
+        One for each direction, in their order.
+
+    Raises
+    ------
+    ValueError, RuntimeError
+        As :func:`draw_case`, at the first case.
+    """
     if size not in SIZES and not (size == PATH and op.drawing.paths):
         sizes = [*SIZES, *(["path"] if op.drawing.paths else [])]
         raise ValueError(f"no size {size!r} of {op.name}; there are {', '.join(sizes)}")
@@ -316,7 +468,38 @@ def draw_cases(op: Op, seed: int, data: str | None, size: str, directions: Seque
 
 
 def shape_case(op: Op, which: str, given: Mapping[str, Any], seed: int = 0, data: str = "normal") -> Case:
-    """A case of given dimensions; parameters that are not given have their defaults, or are drawn. Raises ValueError."""
+    """A case of given dimensions. Parameters that are not given have their defaults, or are drawn.
+
+    Parameters
+    ----------
+    op : Op
+        The row.
+    which : str
+        "forward" or "vjp".
+    given : mapping
+        All dimensions by name ("n" of an elementwise operation), and any parameters.
+    seed : int, default 0
+        Of what is drawn.
+    data : str, default 'normal'
+        The data class of the arrays.
+
+    Returns
+    -------
+    Case
+        With all that a call takes.
+
+    Raises
+    ------
+    ValueError
+        A dimension is missing, a name is unknown, or the row's checks refuse the values.
+
+    Examples
+    --------
+    >>> from tlspec import registry
+    >>> from tlspec.drawn import shape_case
+    >>> shape_case(registry.get("matmul"), "forward", dict(m=2, n=3, p=4)).inputs["A"].shape
+    (2, 3)
+    """
     sig = op.signature
     sizes = ["n"] if sig.elementwise else list(sig.sizes)
     names = [*sizes, *(p.name for p in sig.params)]
@@ -344,7 +527,34 @@ def build_case(
     op: Op, values: Mapping[str, Any], given: Mapping[str, Any], rng: np.random.Generator, *, seed: int = 0,
     data: str = "normal", size: str = "given", which: str = "forward", command: str = "",
 ) -> Case:  # fmt: skip
-    """A case of given dimensions and parameters; arrays that are not `given` are drawn."""
+    """A case of given dimensions and parameters.
+
+    Parameters
+    ----------
+    op : Op
+        The row.
+    values : mapping
+        All dimensions and parameters by name; they are not checked.
+    given : mapping
+        Inputs and cotangents by name; those that are not there are drawn.
+    rng : numpy.random.Generator
+        What they are drawn with.
+    seed : int, default 0
+        What the case says its seed is.
+    data : str, default 'normal'
+        The data class of what is drawn.
+    size : str, default 'given'
+        What the case says its size is.
+    which : str, default 'forward'
+        "forward" or "vjp".
+    command : str
+        The command that gives the case again.
+
+    Returns
+    -------
+    Case
+        With all that a call takes.
+    """
     tags = rng.integers(0, 2**63, size=4)
     return _build(op, values, given, tags, {}, seed=seed, data=data, size=size, which=which, command=command)
 
@@ -429,7 +639,22 @@ def _small(case: Case) -> bool:
 
 
 def break_check(op: Op, check: Check, seed: int = 0) -> dict[str, Any] | None:
-    """Dimensions and parameters that `check` refuses and the checks before it accept; None where the search finds none."""
+    """Dimensions and parameters that a check refuses and the checks before it accept.
+
+    Parameters
+    ----------
+    op : Op
+        The row.
+    check : Check
+        One of its checks.
+    seed : int, default 0
+        Of the search.
+
+    Returns
+    -------
+    dict or None
+        The values by name; None where the search finds none.
+    """
     rng = generator("refused", op.name, check.expression, seed)
     start = _admissible(op, rng, SIZES["small"])
     named = names_in(check.expression) & start.keys()

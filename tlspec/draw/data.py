@@ -40,7 +40,18 @@ class _Key(ISeedSequence):
 
 
 def generator(*key: object) -> np.random.Generator:
-    """A Philox generator keyed by the words of `key`."""
+    """A Philox generator keyed by words.
+
+    Parameters
+    ----------
+    *key : object
+        The words, by their ``str``. The same words give the same numbers in every process.
+
+    Returns
+    -------
+    numpy.random.Generator
+        At its start.
+    """
     digest = hashlib.blake2b("|".join(map(str, key)).encode(), digest_size=16).digest()
     seed: Any = _Key(digest)  # NumPy's annotations know no seed sequence but its own
     return np.random.Generator(np.random.Philox(seed))
@@ -60,7 +71,37 @@ _EXTREMES = np.array(
 def fill(
     rng: np.random.Generator, shape: tuple[int, ...], data: str, *, extremes: bool = True, span: int = 8
 ) -> np.ndarray:
-    """An array of one data class. `extremes` lets "special" come near the overflow threshold; `span` bounds "integers"."""
+    """An array of one data class.
+
+    Parameters
+    ----------
+    rng : numpy.random.Generator
+        What it is drawn with.
+    shape : tuple of int
+        Its shape.
+    data : str
+        The data class, see :mod:`tlspec.draw.data`.
+    extremes : bool, default True
+        Lets "special" come near the overflow threshold.
+    span : int, default 8
+        The largest magnitude of "integers".
+
+    Returns
+    -------
+    numpy.ndarray
+        float32, of that shape.
+
+    Raises
+    ------
+    ValueError
+        There is no such data class.
+
+    Examples
+    --------
+    >>> from tlspec.drawn import fill, generator
+    >>> fill(generator("mine", 1), (2, 3), "grid").shape
+    (2, 3)
+    """
     n = int(np.prod(shape, dtype=np.int64))
     if data == "normal":
         x = rng.standard_normal(n, dtype=np.float32)

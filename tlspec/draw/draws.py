@@ -56,8 +56,44 @@ def _divisors(n: int) -> list[int]:
 
 
 class Draw:
-    """What a row's ``draw(d)`` draws its dimensions and parameters with. `budget` is the number of elements the case's
-    arrays may have together; the products of the drawn sizes are kept near it, and a case beyond it is drawn again."""
+    """What a row's ``draw(d)`` draws its dimensions and parameters with.
+
+    The products of the drawn sizes are kept near the budget, and a case beyond it is drawn again. Sizes that were drawn
+    are remembered: later ones differ from them, or in aligned cases may equal them.
+
+    Parameters
+    ----------
+    rng : numpy.random.Generator
+        What everything is drawn with.
+    budget : int
+        The number of elements that the case's arrays may have together.
+    empty : bool, default False
+        Whether sizes may be 0. It is decided once per case, since empty cases fit every budget and would win the
+        redraws.
+    axes : int, default 0
+        Not 0: all sizes are near the budget's root of this degree (blocks), rather than spread over all magnitudes.
+    paired : bool, default True
+        Whether sizes meet in one array, so that their products count.
+    edges : sequence of int
+        Where there are any, sizes and integers are drawn next to them.
+    step : int, default 0
+        Not 0: sizes are aligned, this divides them, and some are equal. Otherwise they are distinct and most of them
+        prime.
+    turn : int, default 0
+        Counts the cases of an operation: parameters that people write take turns.
+
+    Examples
+    --------
+    A row whose second length is at most its first:
+
+    >>> from tlspec.drawn import Draw, generator
+    >>> def draw(d):
+    ...     m = d.dim(1)
+    ...     return {"m": m, "k": d.integer(1, m)}
+    >>> values = draw(Draw(generator("mine", 1), budget=1024))
+    >>> 1 <= values["k"] <= values["m"]
+    True
+    """
 
     def __init__(
         self, rng: np.random.Generator, budget: int, *, empty: bool = False, axes: int = 0, paired: bool = True,
@@ -65,22 +101,29 @@ class Draw:
     ):  # fmt: skip
         self.rng = rng
         self.budget = budget
-        #: whether sizes may be 0: decided once per case, since empty cases fit every budget and would win the redraws
         self.empty = empty
-        #: not 0: all sizes are near the budget's root of this degree (blocks), rather than spread over all magnitudes
         self.axes = axes
-        #: whether sizes meet in one array, so that their products count
         self.paired = paired
-        #: where there are any, sizes and integers are drawn next to them
         self.edges = edges
-        #: not 0: sizes are aligned, this divides them, and some are equal; otherwise they are distinct and most of them prime
         self.step = step
-        #: counts the cases of an operation: parameters that people write take turns
         self.turn = turn
         self._used: list[int] = []
 
     def edge(self, low: int, high: int, edges: Sequence[int] = ()) -> int | None:
-        """A number in [low, high] next to an edge or to a small multiple of one; None where a search finds none."""
+        """A number next to an edge, or to a small multiple of one.
+
+        Parameters
+        ----------
+        low, high : int
+            Both ends are included.
+        edges : sequence of int
+            The edges; those of the draw where it is empty.
+
+        Returns
+        -------
+        int or None
+            None where a search finds none in [low, high].
+        """
         for _ in range(12):
             b, k = self.choice(edges or self.edges), self.choice((1, 1, 1, 2, 3))
             e = 0 if self.step else self.choice((-1, 0, 1))
@@ -90,7 +133,20 @@ class Draw:
         return None
 
     def factors(self, n: int, count: int) -> list[int]:
-        """`count` numbers whose product is n, which is at least 1."""
+        """Numbers with a given product.
+
+        Parameters
+        ----------
+        n : int
+            The product, at least 1.
+        count : int
+            How many numbers.
+
+        Returns
+        -------
+        list of int
+            In random order.
+        """
         out = []
         for _ in range(count - 1):
             out.append(self.choice(_divisors(n)))
@@ -100,8 +156,18 @@ class Draw:
         return [int(k) for k in out]
 
     def aligned(self, low: int, high: int) -> int | None:
-        """A size in [low, high] of an aligned case, a third of them equal to one that was drawn already; None where sizes are not
-        aligned, or where none is. The larger half of them is likelier."""
+        """A size of an aligned case. A third of them equal one that was drawn already; larger ones are likelier.
+
+        Parameters
+        ----------
+        low, high : int
+            Both ends are included.
+
+        Returns
+        -------
+        int or None
+            None where the sizes of the case are not aligned, or where none lies in [low, high].
+        """
         if not self.step:
             return None
         known = [n for n in self._used if max(low, 1) <= n <= high]
@@ -113,12 +179,37 @@ class Draw:
         return int(self.choice(choices[len(choices) // 2 :] if self.rng.random() < 0.5 else choices))
 
     def sizes(self, high: float) -> list[int]:
-        """The lengths of the list up to `high`, 0 where the case may be empty; 1 where there is none."""
+        """The lengths that sizes are drawn from.
+
+        Parameters
+        ----------
+        high : float
+            The largest.
+
+        Returns
+        -------
+        list of int
+            Those of :data:`DIMS` up to `high`, 0 only where the case may be empty; [1] where there is none.
+        """
         return [n for n in DIMS if n <= high and (n or self.empty)] or [1]
 
     def dim(self, low: int = 0, high: int | None = None) -> int:
-        """One size in [low, high], different from those already drawn unless the case is aligned; pairs of sizes multiply to at
-        most the budget."""
+        """One size; pairs of sizes multiply to at most the budget.
+
+        It differs from those already drawn, unless the case is aligned.
+
+        Parameters
+        ----------
+        low : int, default 0
+            The least; it holds where the budget asks for less.
+        high : int, optional
+            The largest.
+
+        Returns
+        -------
+        int
+            In [low, high]; 0 only where the case may be empty.
+        """
         cap = max(low, self.budget // (max([1, *self._used]) if self.paired else 2 if self.edges else 3))
         if high is not None:
             cap = min(cap, high)
@@ -153,12 +244,36 @@ class Draw:
         return n
 
     def rank(self, low: int = 1, high: int = 8) -> int:
-        """A number of axes in [low, high]; small ones are likelier."""
+        """A number of axes; ranks of 2 and 3 are likelier.
+
+        Parameters
+        ----------
+        low, high : int
+            Both ends are included.
+
+        Returns
+        -------
+        int
+            In [low, high].
+        """
         weights = np.array([1.0 / (1 + abs(r - 2.5)) for r in range(low, high + 1)])
         return int(self.rng.choice(np.arange(low, high + 1), p=weights / weights.sum()))
 
     def dims(self, rank: int | None = None, budget: int | None = None) -> list[int]:
-        """A dimension list whose product is at most `budget`, in random order."""
+        """A list of lengths, such as spatial axes, in random order.
+
+        Parameters
+        ----------
+        rank : int, optional
+            How many; drawn unless given.
+        budget : int, optional
+            What their product is at most; the draw's unless given.
+
+        Returns
+        -------
+        list of int
+            One length per axis.
+        """
         rank = self.rank() if rank is None else rank
         left = max(1, (self.budget if budget is None else budget) // 4)
         out: list[int] = []
@@ -185,8 +300,18 @@ class Draw:
         return out
 
     def lengths(self, lists: int) -> list[int]:
-        """The lengths of the elements of `lists` lists: 1, 3, 17 or 100 elements (0 where the case may be empty), some of no
-        or of one number, and one that takes most of the budget."""
+        """The lengths of the elements of lists: some of no or of one number, and one that takes most of the budget.
+
+        Parameters
+        ----------
+        lists : int
+            How many lists of these lengths the call has together.
+
+        Returns
+        -------
+        list of int
+            Of 1, 3, 17 or 100 elements; of 0 too where the case may be empty.
+        """
         count = self.choice([1, 3, 17, 100, *([0] if self.empty else [])])
         left = max(1, self.budget // lists)
         if self.step and (n := self.aligned(1, left // max(count, 1))) is not None:  # all equal, or multiples of one
@@ -203,7 +328,18 @@ class Draw:
         return out
 
     def integer(self, low: int, high: int) -> int:
-        """An integer in [low, high], both ends included."""
+        """An integer; those next to edges and the limits of number types are drawn more often.
+
+        Parameters
+        ----------
+        low, high : int
+            Both ends are included.
+
+        Returns
+        -------
+        int
+            In [low, high].
+        """
         if self.edges and high - low > 64 and self.rng.random() < 0.5:
             near = self.edge(low, high, LIMITS if self.rng.random() < 0.5 else ())
             if near is not None:
@@ -211,12 +347,35 @@ class Draw:
         return int(self.rng.integers(low, high, endpoint=True))
 
     def real(self, low: float, high: float) -> float:
-        """A real in [low, high], rounded to float32."""
+        """A real, equally distributed.
+
+        Parameters
+        ----------
+        low, high : float
+            The ends of the interval.
+
+        Returns
+        -------
+        float
+            Rounded to float32.
+        """
         return float(np.float32(self.rng.uniform(low, high)))
 
     def written(self, default: float | None, low: float, high: float) -> float:
-        """A parameter in [low, high]: every other case has a drawn real, and those between have the default and the numbers that
-        people write, in turn."""
+        """A parameter: every other case has a drawn real, those between the default and what people write, in turn.
+
+        Parameters
+        ----------
+        default : float or None
+            Its default, None where it has none.
+        low, high : float
+            The ends of the interval, which are among the numbers.
+
+        Returns
+        -------
+        float
+            In [low, high], or the default; rounded to float32.
+        """
         turn, odd = divmod(self.turn, 2)
         if not odd:
             return self.real(low, high)
@@ -225,11 +384,37 @@ class Draw:
         return float(np.float32(numbers[turn % len(numbers)]))
 
     def choice(self, items: Sequence[Any]) -> Any:
-        """One of `items`."""
+        """One of several items, all equally likely.
+
+        Parameters
+        ----------
+        items : sequence
+            At least one item.
+
+        Returns
+        -------
+        object
+            The item.
+        """
         return items[int(self.rng.integers(len(items)))]
 
     def indices(self, k: int, n: int, outside: bool = False) -> np.ndarray:
-        """k indices into n rows: random ones, repeats, the first and the last row; with `outside` also n and 2^32 - 1."""
+        """Indices into the rows of an array: random ones, repeats, the first and the last row.
+
+        Parameters
+        ----------
+        k : int
+            How many indices.
+        n : int
+            How many rows.
+        outside : bool, default False
+            Some indices are n and 2^32 - 1, which lie outside.
+
+        Returns
+        -------
+        numpy.ndarray
+            uint32, of shape (k,).
+        """
         out = self.rng.integers(0, max(n, 1), size=k, dtype=np.uint32)
         style = self.rng.random(k)
         if n > 0:
@@ -249,8 +434,23 @@ class Draw:
         return out
 
     def matrix_strides(self, batch: int, rows: int, columns: int) -> Strides:
-        """Strides of `batch` matrices along the batch, rows and columns, one of the last two being 1: contiguous, transposed,
-        with room behind each row, one matrix for all, the rows of all matrices in turn, and rows that overlap."""
+        """Strides of several matrices along the batch, rows and columns, one of the last two being 1.
+
+        The layouts are contiguous, transposed, with room behind each row, one matrix for all, the rows of all matrices
+        in turn, and rows that overlap.
+
+        Parameters
+        ----------
+        batch : int
+            How many matrices.
+        rows, columns : int
+            The shape of each.
+
+        Returns
+        -------
+        tuple of int
+            Three strides, in elements.
+        """
         lengths, strides = [rows, columns], [0, 1]
         if across := self.integer(0, 1):
             lengths.reverse()
@@ -264,9 +464,27 @@ class Draw:
         return (between, *(strides[::-1] if across else strides))
 
     def head_strides(self, batch: int, heads: int, rows: int, width: int) -> Strides:
-        """Strides of rows of `width` elements along the batch, heads and rows: head after head, heads of a row side by
-        side, alone or with those of two more arrays, samples of a row side by side, one head for all, one sample for all; with
-        room or not."""
+        """Strides of rows along the batch, heads and rows, as attention takes them.
+
+        The layouts are head after head, heads of a row side by side, alone or with those of two more arrays, samples of
+        a row side by side, one head for all, one sample for all; with room or not.
+
+        Parameters
+        ----------
+        batch : int
+            How many samples.
+        heads : int
+            Heads of a sample.
+        rows : int
+            Rows of a head.
+        width : int
+            Elements of a row, which lie side by side.
+
+        Returns
+        -------
+        tuple of int
+            Three strides, in elements.
+        """
         room = self.choice((0, 0, 0, 1, 4, self.integer(0, 9)))
         kind = self.choice(("heads", "rows", "rows", "packed", "samples", "one head", "one sample"))
         if kind in ("rows", "packed"):

@@ -191,8 +191,21 @@ class ErrorArray(NDArrayOperatorsMixin):
         return self.value.astype(dtype)
 
     def cast(self, format: Format) -> "ErrorArray":
-        """The numbers of a format: one rounding, which every implementation does too. It is monotone, so what lies within the
-        error lies between the roundings of the ends, and is the same number but near a tie."""
+        """The numbers of a format: one rounding, which every implementation does too.
+
+        It is monotone, so what lies within the error lies between the roundings of the ends, and is the same number but near a
+        tie.
+
+        Parameters
+        ----------
+        format : Format
+            A number format (:mod:`tlspec.formats`).
+
+        Returns
+        -------
+        ErrorArray
+            The rounded numbers and what their errors become.
+        """
         value = format.round(self.value)
         with np.errstate(all="ignore"):
             above, below = (np.abs(format.round(self.value + s * self.error) - value) for s in (1, -1))
