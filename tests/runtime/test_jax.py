@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tlrt
 from tests import DEVICES, ROOT
 from tests.runtime import foreign_rows
 from tests.runtime.foreign_rows import bits, cases
-from tlrt import _foreign
+from tlrt import _foreign, kernels
 from tlrt._binding import handles
 from tlrt.verify.run import Runtime
 from tlspec.drawn import cotangent_names
@@ -276,3 +277,21 @@ def test_the_documents_code_runs() -> None:
     assert blocks
     for block in blocks:
         exec(block, {})
+
+
+def test_the_mode_is_that_of_each_call() -> None:
+    """What was called in one mode computes in the other after `set_math`."""
+    a, b = (jnp.asarray(np.random.default_rng(k).standard_normal((3, 5000)), jnp.float32) for k in range(2))
+    before, found = _foreign.math(), {}
+    try:
+        for chosen in ("fast", "reproducible", "fast"):
+            _foreign.set_math(chosen)
+            found.setdefault(chosen, []).append(np.asarray(functions.matmul(a, b.T)))
+    finally:
+        _foreign.set_math(before)
+    for chosen, results in found.items():
+        with tlrt.device("cpu", math=chosen, new=True) as device:
+            x, y = (device.buffer(np.ascontiguousarray(v)) for v in (a, b.T))
+            expected = kernels.matmul(x, y, 3, 5000, 3).numpy((3, 3))
+        assert all(np.array_equal(r, expected) for r in results)
+    assert not np.array_equal(found["fast"][0], found["reproducible"][0])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests import DEVICES
-from tests.runtime.torch_cases import ROUNDINGS, check_route, drawn
+from tests.runtime.torch_cases import ROUNDINGS, check_route, derivatives, drawn
 
 torch = pytest.importorskip("torch")
 mode = pytest.importorskip("tlrt.torch.mode")
@@ -400,6 +400,25 @@ def test_a_block_begins_in_a_compiled_function() -> None:
     for compute in (torch.compile(inner, backend="eager"), torch.compile(lambda a: inner(a), backend="eager")):
         found, coverage = compute(x + 0)
         assert torch.equal(found, expected) and coverage == 1
+
+
+SEEN = torch.tensor([[True, False, True, True], [True, True, False, True], [True, True, True, True]])
+
+
+@pytest.mark.parametrize("how", [
+    {}, {"scale": 2.0}, {"is_causal": True}, {"attn_mask": SEEN}, {"attn_mask": SEEN, "scale": 0.3},
+    {"enable_gqa": True, "scale": 1.5},
+])  # fmt: skip
+def test_second_derivatives_of_attention(how: dict[str, Any]) -> None:
+    heads = 4 if "enable_gqa" in how else 2
+    operands = [drawn(1, 1, heads, 3, 5), drawn(2, 1, 2, 4, 5), drawn(3, 1, 2, 4, 5)]
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        expected = derivatives(lambda *qkv: F.scaled_dot_product_attention(*qkv, **how), [x.double() for x in operands])
+    with mode.reproducible(strict=True):
+        found = derivatives(lambda *qkv: F.scaled_dot_product_attention(*qkv, **how), operands)
+    assert len(found) == len(expected) == 8  # the result, three gradients, and their gradient by four
+    for mine, exact in zip(found, expected, strict=True):
+        assert (mine - exact).abs().max() <= ROUNDINGS * 2.0**-24 * max(exact.abs().max(), 1)
 
 
 NUMBER = 0.1234567

@@ -90,6 +90,22 @@ def test_grids(kind: str, padding: str, align: bool) -> None:
     check_route(lambda x, grid: F.grid_sample(x if volume else x[:, :, 0], grid, **how), [x, grid], order=1)
 
 
+@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize("padding", ["border", "reflection"])
+def test_a_grid_on_the_border_gets_no_gradient(padding: str, align: bool) -> None:
+    """The first and last pixel are at -1 and 1 with align, else half a pixel inside."""
+    end = 1.0 if align else 0.75
+    x = drawn(1, 1, 2, 4, 4)
+    grid = torch.tensor([[[[-end, 0.3], [end, -0.3], [0.1, end]]]], requires_grad=True)
+    with mode.reproducible(strict=True):
+        y = F.grid_sample(x, grid, padding_mode=padding, align_corners=align)
+        (found,) = torch.autograd.grad(y.sum(), grid)
+    (plain,) = torch.autograd.grad(F.grid_sample(x, grid, padding_mode=padding, align_corners=align).sum(), grid)
+    on_border = found[0, 0, [0, 1, 2], [0, 0, 1]]
+    assert torch.equal(on_border, torch.zeros(3))
+    assert (found - plain).abs().max() <= 2.0**-20 * plain.abs().max()
+
+
 def test_what_is_no_number_stays_where_it_is() -> None:
     x = torch.zeros(1, 1, 6, 6)
     x[0, 0, 0, 0], x[0, 0, 5, 5] = torch.inf, torch.nan

@@ -145,7 +145,7 @@ def test_gradients_are_scaled(fused: bool) -> None:
         optimizer = torch.optim.SGD([w], lr=0.1, fused=fused)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
         scales = []
-        for step in range(6):
+        for step in range(10):  # after the overflow the scale grows more than once
             optimizer.zero_grad()
             loss = w.square().sum() * (torch.inf if step == 2 else 1.0)
             scaler.scale(loss).backward()
