@@ -6,6 +6,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <limits>
+
 #include "call.h"
 #include "front.h"
 
@@ -40,6 +42,15 @@ Mask mask_of(const at::Tensor &given, int64_t keys)
 }
 
 constexpr uint32_t ALL = 0xffffffff; /* no key is too far before or after */
+
+/* What is added to the scores, for PyTorch's own formula, which adds a boolean mask as it is. */
+std::optional<at::Tensor> added(const at::Tensor &mask, at::ScalarType type)
+{
+    if (!mask.defined()) return std::nullopt;
+    if (mask.scalar_type() != at::kBool) return mask.to(type);
+    const at::TensorOptions options = mask.options().dtype(type);
+    return at::where(mask, at::zeros({}, options), at::full({}, -std::numeric_limits<double>::infinity(), options));
+}
 
 /* (batch, heads, rows, d) as it lies in memory, the numbers of a row side by side. */
 struct Operand {
@@ -96,8 +107,7 @@ struct Attention : torch::autograd::Function<Attention> {
         if (!above[0].defined()) return found;
         if (at::GradMode::is_enabled()) { /* a gradient that will be differentiated: of products and a softmax */
             const at::Tensor again = std::get<0>(at::_scaled_dot_product_attention_math(
-                q, k, v, mask.defined() ? std::optional<at::Tensor>(mask) : std::nullopt, 0.0, causal, std::nullopt,
-                scale, grouped));
+                q, k, v, added(mask, q.scalar_type()), 0.0, causal, std::nullopt, scale, grouped));
             variable_list inputs;
             for (size_t i = 0; i < 3; i++)
                 if (saved[i].requires_grad()) inputs.push_back(saved[i]);
@@ -180,12 +190,9 @@ at::Tensor attention(const at::Tensor &query, const at::Tensor &key, const at::T
                                !(mask.defined() && (mask.requires_grad() || sizes.size() > 4)) &&
                                (!grouped || (q.size(-3) % k.size(-3) == 0 && k.size(-3) == v.size(-3))) &&
                                !have_tangents({q, k, v, mask});
-    if (!is_plain_case) {
-        const std::optional<at::Tensor> given = mask.defined() && mask.scalar_type() != at::kBool ? mask.to(type)
-                                                                                                  : attn_mask;
-        return std::get<0>(at::_scaled_dot_product_attention_math(q, k, v, given, dropout_p, is_causal, std::nullopt,
-                                                                  scale, enable_gqa));
-    }
+    if (!is_plain_case)
+        return std::get<0>(at::_scaled_dot_product_attention_math(q, k, v, added(mask, type), dropout_p, is_causal,
+                                                                  std::nullopt, scale, enable_gqa));
     /* what one sample has and another shares is the same operation for both */
     const auto operand_of = [&](const at::Tensor &t) { return four(led(t.to(at::kFloat), common, own)); };
     const at::Tensor q4 = operand_of(q), k4 = operand_of(k), v4 = operand_of(v);

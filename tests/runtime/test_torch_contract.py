@@ -421,6 +421,22 @@ def test_second_derivatives_of_attention(how: dict[str, Any]) -> None:
         assert (mine - exact).abs().max() <= ROUNDINGS * 2.0**-24 * max(exact.abs().max(), 1)
 
 
+@pytest.mark.parametrize("mask", [None, SEEN, SEEN.float() * 0.5], ids=["none", "boolean", "added"])
+def test_attention_with_dropout(mask: Any) -> None:
+    """It is softmax, dropout and a product, with the mask as everywhere."""
+    q, k, v = drawn(1, 1, 2, 3, 5), drawn(2, 1, 2, 4, 5), drawn(3, 1, 2, 4, 5)
+    with mode.reproducible(strict=True):
+        torch.manual_seed(3)
+        found = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=0.4)
+        torch.manual_seed(3)
+        scores = q @ k.transpose(-1, -2) / 5**0.5
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        expected = F.dropout(scores.softmax(-1), 0.4) @ v
+    assert (found == 0).sum() == (expected == 0).sum()
+    assert (found - expected).abs().max() <= ROUNDINGS * 2.0**-24 * expected.abs().max()
+
+
 NUMBER = 0.1234567
 ON_NUMBERS: dict[str, Any] = {
     "x + n": lambda x: x + NUMBER,
