@@ -36,6 +36,21 @@ def test_the_best_stands_where_it_is(runtime: Runtime) -> None:
         assert kernels.argmax(buffer, 1, LONG // 2, 2).numpy()[place % 2] == place // 2  # two columns
 
 
+@pytest.mark.operations("argmax", "argmin", "topk")
+@pytest.mark.parametrize("length", [63, 64, 65, 200, 4097, 70001])
+def test_the_first_of_equal_elements_is_chosen(runtime: Runtime, length: int) -> None:
+    """In rows of zeros alone, and where two largest ones stand far apart."""
+    for places in ((), (length // 2, length - 1), (0, length - 1)):
+        x = np.zeros(length, np.float32)
+        x[list(places)] = 1
+        order = np.argsort(-x, kind="stable")
+        buffer = runtime.upload(x)
+        assert kernels.argmax(buffer, 1, length, 1).numpy() == order[0]
+        assert kernels.argmin(runtime.upload(-x), 1, length, 1).numpy() == order[0]
+        for k in (1, 2, 5, 40):
+            assert kernels.topk(buffer, 1, length, 1, k).numpy().tolist() == order[:k].tolist()
+
+
 @pytest.mark.operations("reduce_sum", "reduce_max_axis1", "global_norm")
 def test_each_element_of_a_sum_counts_once(runtime: Runtime) -> None:
     for _, x in alone(LONG, PLACES):

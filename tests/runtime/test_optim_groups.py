@@ -83,6 +83,21 @@ def test_groups_are_optimisers_side_by_side(device, case, captured, tmp_path):
     assert whole.bits() != Grouped(device, case, True).bits()
 
 
+def test_a_checkpoint_restores_what_groups_share(s, tmp_path):
+    a, b = s.param([1.0], "a"), s.param([1.0], "b")
+
+    def made() -> optim.AdamW:
+        return optim.AdamW([{"params": [a]}, {"params": [b], "lr": 0.5}], lr=0.125)
+
+    adam = made()
+    adam.lr, adam.eps = 0.25, 1e-3
+    checkpoint.save(tmp_path / "a", s, [adam])
+    fresh = made()
+    checkpoint.load(tmp_path / "a", s, [fresh])
+    assert (fresh.lr, fresh.eps) == (adam.lr, adam.eps) == (0.25, 1e-3)
+    assert [g.lr for g in fresh.groups] == [g.lr for g in adam.groups]
+
+
 def test_groups_share_what_they_do_not_have(s):
     a, b = s.param([1.0], "a"), s.param([1.0], "b")
     adam = optim.Adam([{"params": [a]}, {"params": [b], "lr": 0.5, "beta1": 0.25}], lr=0.125)
