@@ -4,8 +4,8 @@
 a parameter (a row, an entry, or the name of one), by the mark ``operations(name, ...)``, or, as they concern every choice, by the
 mark ``every_choice``.
 
-``--hypothesis-profile=ci`` (or ``HYPOTHESIS_PROFILE=ci`` in the environment) draws other examples at every run, and ``thorough``
-draws many.
+``--hypothesis-profile=ci`` (or ``HYPOTHESIS_PROFILE=ci`` in the environment) draws more examples, and ``thorough`` draws
+many, other ones at every run.
 """
 
 import gc
