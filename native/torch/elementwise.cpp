@@ -293,27 +293,27 @@ template <class Op, class R, class... A> struct RealOnly<Op, R(A...)> {
 };
 
 /* A number that the host holds becomes the second factor: beside float16 and bfloat16 a processor rounds one that is the first to
- * that type. A GPU rounds those that its memory holds. */
+ * that type. */
+template <class Op, class... Out>
+decltype(auto) product(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y, Out &...out)
+{
+    const bool is_first = x.dim() == 0 && y.dim() > 0 && x.device().is_cpu();
+    return RealOnly<Op>::run(keys, is_first ? y : x, is_first ? x : y, out...);
+}
+/* A GPU rounds numbers that its memory holds. */
 bool is_number_of_gpu(const at::Tensor &x, const at::Tensor &y)
 {
     return has_number(x, y) && !(x.dim() ? y : x).device().is_cpu();
 }
 at::Tensor mul(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y)
 {
-    using Op = at::_ops::mul_Tensor;
-    if (is_number_of_gpu(x, y)) return rounded_once<Op>(x, y);
-    const bool is_first = x.dim() == 0 && y.dim() > 0 && x.device().is_cpu();
-    return RealOnly<Op>::run(keys, is_first ? y : x, is_first ? x : y);
+    return is_number_of_gpu(x, y) ? rounded_once<at::_ops::mul_Tensor>(x, y)
+                                  : product<at::_ops::mul_Tensor>(keys, x, y);
 }
 at::Tensor &mul_(c10::DispatchKeySet keys, at::Tensor &x, const at::Tensor &y)
 {
     if (is_number_of_gpu(x, y)) return x.copy_(rounded_once<at::_ops::mul_Tensor>(x, y));
     return RealOnly<at::_ops::mul__Tensor>::run(keys, x, y);
-}
-at::Tensor &mul_out(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y, at::Tensor &out)
-{
-    const bool is_first = x.dim() == 0 && y.dim() > 0 && x.device().is_cpu();
-    return RealOnly<at::_ops::mul_out>::run(keys, is_first ? y : x, is_first ? x : y, out);
 }
 
 /* Steps between fractions round on a GPU in its own way. */
@@ -414,7 +414,7 @@ TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
     m.impl("_to_copy", TORCH_FN(to_copy));
     m.impl("mul.Tensor", TORCH_FN(mul));
     m.impl("mul_.Tensor", TORCH_FN(mul_));
-    m.impl("mul.out", TORCH_FN(mul_out));
+    m.impl("mul.out", TORCH_FN((product<at::_ops::mul_out, at::Tensor>)));
     REAL_ONLY(reciprocal);
     REAL_ONLY(reciprocal_);
     REAL_ONLY(reciprocal_out);
