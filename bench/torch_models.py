@@ -10,8 +10,11 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from bench.torch_zoo import TIMED, build, has_packages, hashes, step, write_rows
 from tlrt._terminal import Progress, format_table
@@ -71,6 +74,13 @@ def _captured(run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
     return graph.replay, found
 
 
+def _as_if_captured() -> AbstractContextManager[Any]:
+    """Models of transformers call other operators while a stream is captured: the same ones without a capture."""
+    if find_spec("transformers") is None:
+        return nullcontext()
+    return mock.patch("transformers.utils.import_utils.is_cuda_stream_capturing", lambda: True)
+
+
 def measure(name: str, device: str, batch: int, graph: bool) -> dict[str, Any]:
     """A row of the table."""
     import torch
@@ -112,11 +122,15 @@ def measure(name: str, device: str, batch: int, graph: bool) -> dict[str, Any]:
         row["memory"] = peaks[0] / peaks[1]
     if graph and device != "cpu":
         again()
+        with _as_if_captured(), tlrt.torch.reproducible():
+            logits = step(model, inputs)
+        expected = hashes(model, logits)
+        again()
         mine, logits = _captured(ours)
         again()
         mine()
         torch.cuda.synchronize()
-        row["graph_same"] = hashes(model, logits) == {k: row[k] for k in ("logits", "gradients")}
+        row["graph_same"] = hashes(model, logits) == expected
         theirs, _ = _captured(plain)
         row["graph_ms"], row["graph_plain_ms"], row["graph_ratio"] = _paired(mine, theirs, device)
     return row

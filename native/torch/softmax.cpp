@@ -1,5 +1,6 @@
 /* Softmax, losses and embeddings. */
 #include "call.h"
+#include "front.h"
 
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
@@ -66,51 +67,49 @@ std::optional<at::Tensor> safe_softmax(const at::Tensor &x, int64_t axis, std::o
 
 /* ---- negative log-likelihood ------------------------------------------------------------------------------------------- */
 
-at::Tensor classes_last(const at::Tensor &x) { return x.dim() == 1 ? x : x.movedim(1, -1); }
-
-struct Chosen {
-    at::Tensor labels, weights, left; /* ignored labels are 0, of weight 0 */
-};
-
-Chosen chosen(const at::Tensor &scores, const at::Tensor &target, const std::optional<at::Tensor> &weight,
-              int64_t ignored)
-{
-    const at::Tensor index = target.to(at::kLong).contiguous(), left = index.eq(ignored);
-    const int64_t classes = scores.size(-1), *const label = index.device().is_cpu() ? index.const_data_ptr<int64_t>()
-                                                                                    : nullptr;
-    for (int64_t i = 0; label && i < index.numel(); i++)
-        TORCH_CHECK_INDEX(label[i] == ignored || (label[i] >= 0 && label[i] < classes),
-                          message("Target ", label[i], " is out of bounds."));
-    const at::Tensor labels = index.masked_fill(left, 0);
-    const at::Tensor each = weight && weight->defined() ? weight->index({labels}) : at::ones({}, scores.options());
-    return {labels, at::where(left, at::zeros({}, scores.options()), each), left};
-}
-
+/* The terms are PyTorch's own: a label picks a number, which is negated and weighted, so that no device can round otherwise. Sums and
+ * quotients are the block's. */
+template <class Op>
 std::optional<std::tuple<at::Tensor, at::Tensor>> nll_loss(const at::Tensor &x, const at::Tensor &target,
                                                            const std::optional<at::Tensor> &weight, int64_t reduction,
                                                            c10::SymInt ignored)
 {
-    const at::Tensor scores = classes_last(x);
-    const Chosen c = chosen(scores, target, weight, ignored.expect_int());
-    at::Tensor terms = scores.gather(-1, c.labels.unsqueeze(-1)).squeeze(-1).neg().mul(c.weights);
-    terms = terms.masked_fill(c.left, 0); /* not 0 times infinity */
+    const auto terms = [&] {
+        const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
+        return std::get<0>(Op::call(x, target, weight, 0, ignored));
+    }();
     if (reduction == 0) return std::tuple(terms, at::zeros({}, x.options()));
-    const at::Tensor total = c.weights.sum(), loss = terms.sum();
+    const at::Tensor counted = target.ne(ignored.expect_int());
+    at::Tensor total;
+    if (weight && weight->defined())
+        total = at::where(counted, weight->index({target.masked_fill(counted.logical_not(), 0)}), 0).sum();
+    else
+        total = counted.sum().to(x.scalar_type());
+    const at::Tensor loss = terms.sum();
     return std::tuple(reduction == 2 ? loss : loss.div(total), total);
 }
 
+template <class Op>
 std::optional<at::Tensor> nll_loss_backward(const at::Tensor &g, const at::Tensor &x, const at::Tensor &target,
                                             const std::optional<at::Tensor> &weight, int64_t reduction,
                                             c10::SymInt ignored, const at::Tensor &total)
 {
-    const at::Tensor scores = classes_last(x);
-    const Chosen c = chosen(scores, target, weight, ignored.expect_int());
     const at::Tensor each = reduction == 1 ? g.div(total) : g;
-    const at::Tensor shares = c.weights.neg().mul(each).masked_fill(c.left, 0);
-    const c10::impl::ExcludeDispatchKeyGuard guard(KEY); /* each row has one label, so nothing is written twice */
-    const at::Tensor gx =
-        at::zeros_like(scores, at::MemoryFormat::Contiguous).scatter_(-1, c.labels.unsqueeze(-1), shares.unsqueeze(-1));
-    return x.dim() == 1 ? gx : gx.movedim(-1, 1).contiguous();
+    const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
+    return Op::call(reduction == 0 ? each : each.expand(target.sizes()), x, target, weight, 0, ignored, total);
+}
+
+/* Of classes along an inner axis: rows of classes, which softmax, loss and gradients then need no further copies of. */
+at::Tensor cross_entropy(const at::Tensor &x, const at::Tensor &target, const std::optional<at::Tensor> &weight,
+                         int64_t reduction, c10::SymInt ignored, double smoothing)
+{
+    using Op = at::_ops::cross_entropy_loss;
+    const bool inner = x.dim() > 2 && target.dim() == x.dim() - 1 && !at::isFloatingType(target.scalar_type()) &&
+                       is_ours({x}, true) && x.size(1) > 0 && x.select(1, 0).sizes() == target.sizes();
+    if (!inner) return as_without<Op>(x, target, weight, reduction, ignored, smoothing);
+    const at::Tensor rows = x.movedim(1, -1).reshape({target.numel(), x.size(1)});
+    const at::Tensor y = as_without<Op>(rows, target.reshape(-1), weight, reduction, ignored, smoothing);
+    return reduction == 0 ? y.view(target.sizes()) : y;
 }
 
 /* ---- other losses -------------------------------------------------------------------------------------------------------- */
@@ -134,12 +133,17 @@ TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
     TLRT_MIXED(m, _softmax_backward_data, backward<torchlean_cuda_buffer_softmax_bwd>);
     TLRT_MIXED(m, _log_softmax_backward_data, backward<torchlean_cuda_buffer_log_softmax_bwd>);
     TLRT_KERNEL(m, _safe_softmax, safe_softmax);
-    TLRT_KERNEL(m, nll_loss_forward, nll_loss);
-    TLRT_KERNEL(m, nll_loss2d_forward, nll_loss);
-    TLRT_KERNEL(m, nll_loss_backward, nll_loss_backward);
-    TLRT_KERNEL(m, nll_loss2d_backward, nll_loss_backward);
+    TLRT_KERNEL(m, nll_loss_forward, nll_loss<at::_ops::nll_loss_forward>);
+    TLRT_KERNEL(m, nll_loss2d_forward, nll_loss<at::_ops::nll_loss2d_forward>);
+    TLRT_KERNEL(m, nll_loss_backward, nll_loss_backward<at::_ops::nll_loss_backward>);
+    TLRT_KERNEL(m, nll_loss2d_backward, nll_loss_backward<at::_ops::nll_loss2d_backward>);
     TLRT_KERNEL(m, mse_loss, mse_loss);
     TLRT_KERNEL(m, mse_loss_backward, mse_loss_backward);
+}
+
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m)
+{
+    m.impl(TLRT_NAME(cross_entropy_loss), TORCH_FN(cross_entropy));
 }
 
 } // namespace
