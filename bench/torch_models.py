@@ -78,7 +78,7 @@ def _as_if_captured() -> AbstractContextManager[Any]:
     """Models of transformers call other operators while a stream is captured: the same ones without a capture."""
     if find_spec("transformers") is None:
         return nullcontext()
-    return mock.patch("transformers.utils.import_utils.is_cuda_stream_capturing", lambda: True)
+    return mock.patch("transformers.utils.import_utils.is_cuda_stream_capturing", return_value=True)
 
 
 def measure(name: str, device: str, batch: int, graph: bool) -> dict[str, Any]:

@@ -238,8 +238,9 @@ CASES: dict[str, Any] = {
     "batch norm with running statistics": lambda x: F.batch_norm(x, x[0].detach(), x[1].detach().abs() + 1, x[2], x[3], False),
     "nll of images": lambda x: F.nll_loss(x.view(1, 6, 2, 3), torch.tensor([[[0, 5, 1], [2, 3, 4]]]), weight=x[0].detach().abs()),
     "losses of rows": lambda x: F.cross_entropy(x, torch.arange(6), reduction="none") + F.mse_loss(x, x + 1, reduction="none")[0],
-    "classes along an inner axis": lambda x: F.cross_entropy(x.view(2, 3, 6), torch.tensor([[0, 1, 2, 2, 1, 0]] * 2), x[0, :3].detach(),
-                                                             ignore_index=1, reduction="none", label_smoothing=0.1)
+    "classes along an inner axis": lambda x: F.cross_entropy(x.view(2, 3, 6), torch.tensor([[0, 1, 2, 2, 1, 0]] * 2),
+                                                             x[0, :3].detach(), ignore_index=1, reduction="none",
+                                                             label_smoothing=0.1)
                                              + F.cross_entropy(x.view(2, 3, 2, 3), torch.tensor([[[0, 1, 2], [2, 1, 0]]] * 2)),
     "label smoothing": lambda x: F.cross_entropy(x, torch.arange(6), label_smoothing=0.1),
     "labels that are ignored": lambda x: F.cross_entropy(x, torch.arange(6), weight=x[0].detach().abs(), ignore_index=2),
