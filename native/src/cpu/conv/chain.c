@@ -79,6 +79,7 @@ int32_t tl_conv_chain_weights(tl_context *ctx, const conv_view *v, int64_t group
                         &c,
                         pack_cotangent,
                         pack_turned,
-                        finish_weights};
+                        finish_weights,
+                        NULL};
     return tl_chain_multiply(ctx, &x);
 }

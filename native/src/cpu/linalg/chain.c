@@ -10,6 +10,7 @@
 
 #include "core/threads.h"
 #include "cpu/linalg/chain.h"
+#include "cpu/vector64.h"
 #include "formula/chain.h"
 #include "formula/integer.h"
 
@@ -20,13 +21,18 @@
 /* A block of A and the tile take 256 KiB each: they share L2. */
 #define CHAIN_ROWS 128
 #define CHAIN_COLUMNS 256
-/* With fewer tasks than this, tiles are halved, down to TASK_COST multiply-adds. */
-#define MANY_TASKS 8
+/* With fewer tasks than MIN_TASKS, or than TASKS_PER_WORKER for each worker, tiles are halved, down to TASK_COST multiply-adds. Rows fewer than LEAST_ROWS take as
+ * long as so many: the time is that of reading B. */
+#define MIN_TASKS 8
+#define TASKS_PER_WORKER 2
 #define TASK_COST 5e5
+#define LEAST_ROWS 8
+/* Rows of a tile for which columns of B that are contiguous are not packed, which takes as long as to multiply 32 rows by them. */
+#define DIRECT_ROWS 32
 
 typedef struct {
     const tl_chain *x;
-    int64_t segment, segments, tile_rows, tile_columns, row_tiles, column_tiles, products_per_task;
+    int64_t wanted_tasks, segment, segments, tile_rows, tile_columns, row_tiles, column_tiles, products_per_task;
     int64_t a_elements, strip_elements, tile_elements, worker_elements;
     double *blocks; /* worker_elements for each worker: block of A, strip of B, tile, total */
     double *parts;  /* where segments are tasks: their sums, m·p each; else NULL */
@@ -41,8 +47,10 @@ static void multiply_segment(const job_t *job, const tile_t *t, int64_t from, in
 {
     const tl_chain *x = job->x;
     double *strip = block + job->a_elements;
-    const int64_t panels = tl_ceil_div(t->rows, MR), height = t->rows / panels, taller = t->rows % panels;
-    const int64_t ld = job->tile_columns;
+    const int direct = x->multiply_rows && t->rows <= DIRECT_ROWS;
+    const int64_t panels = tl_ceil_div(t->rows, direct ? TL_CHAIN_DIRECT : MR), height = t->rows / panels,
+                  taller = t->rows % panels, ld = job->tile_columns,
+                  columns = direct ? t->columns / TL_CHAIN_LANES * TL_CHAIN_LANES : 0;
     if (from == to) memset(tile, 0, (size_t)(t->rows * ld) * sizeof *tile);
     for (int64_t k0 = from; k0 < to && !(k0 > from && tl_interrupted()); k0 += KC) {
         const int64_t kc = tl_imin(to - k0, KC);
@@ -50,10 +58,11 @@ static void multiply_segment(const job_t *job, const tile_t *t, int64_t from, in
         for (int64_t p = 0, i = 0; p < panels; p++) {
             const int64_t h = height + (p < taller);
             x->pack_rows(x, panel, t->q, t->row + i, h, k0, kc);
+            if (columns) x->multiply_rows(x, h, panel, t->q, t->column, columns, k0, kc, tile + i * ld, ld, k0 > from);
             panel += h * kc;
             i += h;
         }
-        for (int64_t j = 0; j < t->columns; j += NR) {
+        for (int64_t j = columns; j < t->columns; j += NR) {
             const int64_t w = tl_imin(t->columns - j, NR), vectors = w > TL_CHAIN_LANES ? 2 : 1;
             x->pack_columns(x, strip, vectors * TL_CHAIN_LANES, t->q, t->column + j, w, k0, kc);
             panel = block;
@@ -122,7 +131,8 @@ static void add_segments(void *arg, int64_t i, TL_UNUSED int32_t worker)
 static void plan(job_t *job)
 {
     const tl_chain *x = job->x;
-    const double cost = (double)x->m * (double)x->n * (double)x->p;
+    const double cost = (double)tl_imax(x->m, LEAST_ROWS) * (double)x->n * (double)x->p;
+    job->wanted_tasks = tl_imax(MIN_TASKS, TASKS_PER_WORKER * tl_workers());
     job->row_tiles = tl_ceil_div(x->m, CHAIN_ROWS);
     job->column_tiles = tl_ceil_div(x->p, CHAIN_COLUMNS);
     job->products_per_task = cost < TASK_COST ? (int64_t)(TASK_COST / (cost > 1 ? cost : 1)) : 1;
@@ -130,7 +140,7 @@ static void plan(job_t *job)
         const int64_t tiles = job->row_tiles * job->column_tiles;
         job->tile_rows = tl_ceil_div(tl_ceil_div(x->m, job->row_tiles), MR) * MR;
         job->tile_columns = tl_ceil_div(tl_ceil_div(x->p, job->column_tiles), NR) * NR;
-        if (x->batch * tiles >= MANY_TASKS || cost / (double)tiles < 2 * TASK_COST) break;
+        if (x->batch * tiles >= job->wanted_tasks || cost / (double)tiles < 2 * TASK_COST) break;
         if (job->tile_columns > NR && job->tile_columns >= job->tile_rows)
             job->column_tiles *= 2;
         else if (job->tile_rows > MR)
@@ -153,7 +163,7 @@ int32_t tl_chain_multiply(tl_context *ctx, const tl_chain *x)
     job.strip_elements = NR * kc;
     job.tile_elements = tl_ceil_div(rows * job.tile_columns, 8) * 8;
     job.worker_elements = job.a_elements + job.strip_elements + job.tile_elements * (job.segments > 1 ? 2 : 1);
-    const int split = job.segments > 1 && x->batch == 1 && tiles < MANY_TASKS;
+    const int split = job.segments > 1 && x->batch == 1 && tiles < job.wanted_tasks;
     const int64_t tasks = tiles * (split ? job.segments : tl_ceil_div(x->batch, job.products_per_task));
     const int64_t workers = tasks == 1 ? 1 : tl_workers(), parts = split ? job.segments * x->m * x->p : 0;
     void *memory;
@@ -178,6 +188,62 @@ typedef struct {
     void *c;
     int64_t rsa, csa, rsb, csb, rsc, csc, sa, sb, sc, bias_rows, bias_columns;
 } strided;
+
+/* ACCUMULATORS vectors of sums stay in registers: H rows of V vectors each, over which one row of B after the other is widened once. */
+#if defined(__AVX512F__)
+#define ACCUMULATORS 16
+#else
+#define ACCUMULATORS 8
+#endif
+
+TL_INLINE void rows_times(const int H, const int V, int64_t kc, const double *a, const float *b, int64_t ldb, double *c,
+                          int64_t ldc, int goes_on)
+{
+    tl_vec64 sum[TL_CHAIN_DIRECT][ACCUMULATORS];
+#pragma GCC unroll 4
+    for (int r = 0; r < H; r++)
+#pragma GCC unroll 16
+        for (int v = 0; v < V; v++)
+            sum[r][v] = goes_on ? tl_vec64_load(c + r * ldc + v * TL_CHAIN_LANES) : (tl_vec64){0};
+    for (int64_t k = 0; k < kc; k++, a += H, b += ldb) {
+#pragma GCC unroll 16
+        for (int v = 0; v < V; v++) {
+            const tl_vec64 y = tl_vec64_widen(b + v * TL_CHAIN_LANES);
+#pragma GCC unroll 4
+            for (int r = 0; r < H; r++)
+                sum[r][v] = tl_vec64_fma(a[r], y, sum[r][v]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < H; r++)
+#pragma GCC unroll 16
+        for (int v = 0; v < V; v++)
+            tl_vec64_store(c + r * ldc + v * TL_CHAIN_LANES, sum[r][v]);
+}
+
+TL_INLINE void rows_of_height(const int H, int64_t kc, const double *a, const float *b, int64_t ldb, int64_t columns,
+                              double *c, int64_t ldc, int goes_on)
+{
+    const int V = ACCUMULATORS / H;
+    int64_t j = 0;
+    for (; j + V * TL_CHAIN_LANES <= columns; j += V * TL_CHAIN_LANES)
+        rows_times(H, V, kc, a, b + j, ldb, c + j, ldc, goes_on);
+    for (; j < columns; j += TL_CHAIN_LANES)
+        rows_times(H, 1, kc, a, b + j, ldb, c + j, ldc, goes_on);
+}
+
+static void multiply_rows(const tl_chain *x, int64_t h, const double *a, int64_t q, int64_t column, int64_t columns,
+                          int64_t k0, int64_t kc, double *c, int64_t ldc, int goes_on)
+{
+    const strided *s = x->data;
+    const float *b = (const float *)s->b + q * s->sb + k0 * s->rsb + column;
+    switch (h) {
+    case 1: rows_of_height(1, kc, a, b, s->rsb, columns, c, ldc, goes_on); break;
+    case 2: rows_of_height(2, kc, a, b, s->rsb, columns, c, ldc, goes_on); break;
+    case 3: rows_of_height(3, kc, a, b, s->rsb, columns, c, ldc, goes_on); break;
+    default: rows_of_height(4, kc, a, b, s->rsb, columns, c, ldc, goes_on);
+    }
+}
 
 #define STRIDED(NAME, REAL)                                                                                            \
     static void widen_##NAME(double *restrict dst, int64_t width, int64_t w, int64_t kc, const REAL *restrict from,   \
@@ -222,10 +288,11 @@ typedef struct {
     int32_t tl_chain_##NAME(tl_context *ctx, const tl_gemm_args *g, const REAL *A, const REAL *B, REAL *C)            \
     {                                                                                                                  \
         strided s = {.a = A, .b = B, .bias = g->bias, .c = C, .sa = g->sa, .sb = g->sb, .sc = g->sc};                 \
-        tl_chain x = {g->batch, g->m, g->n, g->p, &s, pack_rows_##NAME, pack_columns_##NAME, finish_##NAME};          \
+        tl_chain x = {g->batch, g->m, g->n, g->p, &s, pack_rows_##NAME, pack_columns_##NAME, finish_##NAME, NULL};          \
         s.rsa = g->rsa, s.csa = g->csa, s.rsb = g->rsb, s.csb = g->csb, s.rsc = g->ldc, s.csc = 1;                    \
         s.bias_rows = g->bias_of_rows, s.bias_columns = !g->bias_of_rows;                                             \
         if (4 * g->p <= 3 * TL_CHAIN_LANES && g->p < g->m) exchange(g, &s, &x);                                       \
+        if (sizeof(REAL) == sizeof(float) && s.csb == 1) x.multiply_rows = multiply_rows;                             \
         return tl_chain_multiply(ctx, &x);                                                                            \
     }
 

@@ -9,6 +9,8 @@
 
 /* Lanes of a vector of float64, and columns of a strip. */
 enum { TL_CHAIN_LANES = TL_GEMM_LANES / 2, TL_CHAIN_STRIP = 2 * TL_CHAIN_LANES };
+/* Rows of A that are multiplied at a time by what is not packed. */
+enum { TL_CHAIN_DIRECT = 4 };
 
 /* `batch` products C (m, p) = A (m, n)·B (n, p), of which the functions know where the elements are. */
 typedef struct tl_chain {
@@ -22,6 +24,11 @@ typedef struct tl_chain {
     /* Ends the sums of C[row, column + c] for c < columns. */
     void (*finish)(const struct tl_chain *x, const double *sums, int64_t q, int64_t row, int64_t column,
                    int64_t columns);
+    /* c[r*ldc + j] = the chains over k0 .. k0 + kc - 1 of h <= TL_CHAIN_DIRECT rows, packed in `a`, and of columns column + j of product
+     * q, for j < columns, a multiple of TL_CHAIN_LANES; with `goes_on` from the sums that c has. B is read where it is. NULL where its
+     * rows are not contiguous. */
+    void (*multiply_rows)(const struct tl_chain *x, int64_t h, const double *a, int64_t q, int64_t column,
+                          int64_t columns, int64_t k0, int64_t kc, double *c, int64_t ldc, int goes_on);
 } tl_chain;
 
 #define tl_chain_multiply TL_V(tl_chain_multiply)

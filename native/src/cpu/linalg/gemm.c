@@ -40,8 +40,9 @@
 /* A product no larger than a square of this, of a long inner dimension, is cut along it; neither side is four times longer, as there
  * would be tiles enough. */
 #define TILE_SMALL 128
-/* With fewer tasks than this, tiles are halved, down to TASK_COST multiply-adds (about 15 microseconds of one core). */
-#define MANY_TASKS 8
+/* With fewer tasks than MIN_TASKS, or than TASKS_PER_WORKER for each worker, tiles are halved, down to TASK_COST multiply-adds (about 15 microseconds of one core). */
+#define MIN_TASKS 8
+#define TASKS_PER_WORKER 2
 #define TASK_COST 1e6
 /* Where B has contiguous rows and this few elements it is read in place: packing would not be paid back. */
 #define DIRECT_CELLS 4096

@@ -432,8 +432,8 @@ static void FN(task)(void *arg, int64_t t, int32_t worker)
     }
 }
 
-/* Cuts the product into tasks of at least TASK_COST multiply-adds, the packing counted in, while there are few. */
-static int64_t FN(plan)(FN(job) * job)
+/* Cuts the product into tasks of at least TASK_COST multiply-adds, the packing counted in, while there are fewer than `wanted`. */
+static int64_t FN(plan)(FN(job) * job, int64_t wanted)
 {
     double m = (double)job->m, n = (double)job->n, p = (double)job->p, cost = m * n * p + 16 * n * (m + p);
     job->row_tiles = tl_ceil_div(job->m, TILE_ROWS);
@@ -444,7 +444,7 @@ static int64_t FN(plan)(FN(job) * job)
         int64_t tiles = job->row_tiles * job->column_tiles;
         job->tile_rows = tl_ceil_div(tl_ceil_div(job->m, job->row_tiles), MR) * MR;
         job->tile_columns = tl_ceil_div(tl_ceil_div(job->p, job->column_tiles), NR) * NR;
-        if (job->batch * tiles >= MANY_TASKS || cost / (double)tiles < 2 * TASK_COST) break;
+        if (job->batch * tiles >= wanted || cost / (double)tiles < 2 * TASK_COST) break;
         if (job->tile_columns > NR && job->tile_columns >= job->tile_rows)
             job->column_tiles *= 2;
         else if (job->tile_rows > MR)
@@ -468,7 +468,8 @@ static int32_t FN(product)(tl_context *ctx, const tl_gemm_args *g, const REAL *A
         job.b = A, job.p = g->m, job.rsb = g->csa, job.csb = g->rsa, job.sb = g->sa;
         job.rsc = 1, job.csc = g->ldc, job.bias_rows = !g->bias_of_rows, job.bias_columns = g->bias_of_rows;
     }
-    int64_t tasks = FN(plan)(&job), kc = tl_imin(job.n, KC), rows = tl_imin(job.m, job.tile_rows);
+    const int64_t wanted = tl_imax(MIN_TASKS, TASKS_PER_WORKER * tl_workers());
+    int64_t tasks = FN(plan)(&job, wanted), kc = tl_imin(job.n, KC), rows = tl_imin(job.m, job.tile_rows);
     int64_t cells = job.n * tl_imin(job.p, job.tile_columns);
     job.direct = job.csb == 1 && (cells <= DIRECT_CELLS || (rows <= MR && cells <= DIRECT_CELLS_ONE_PANEL));
     job.side_by_side = job.batch > 1 && job.m == 1 && job.p < LANES && job.n > 0 && !job.bias;
@@ -490,7 +491,7 @@ static int32_t FN(product)(tl_context *ctx, const tl_gemm_args *g, const REAL *A
     job.blocks = blocks;
     if (tasks == 1)
         FN(task)(&job, 0, 0);
-    else if (tasks <= 2 * MANY_TASKS) /* in turn, as the last tiles are smaller */
+    else if (tasks <= 2 * wanted) /* in turn, as the last tiles are smaller */
         tl_parallel_in_order(tasks, tl_workers(), FN(task), &job);
     else
         tl_parallel(tasks, FN(task), &job);

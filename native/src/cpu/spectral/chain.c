@@ -77,7 +77,7 @@ static void finish(const tl_chain *c, const double *sums, TL_UNUSED int64_t q, i
 static int32_t analyse(tl_context *ctx, const roots *r, const float *x, int64_t width, int64_t modes, float *X)
 {
     const transform f = {r, 0, x, X, width};
-    const tl_chain c = {1, 2 * modes, 2 * r->n, width, &f, pack_rows, pack_columns, finish};
+    const tl_chain c = {1, 2 * modes, 2 * r->n, width, &f, pack_rows, pack_columns, finish, NULL};
     const int32_t status = tl_chain_multiply(ctx, &c);
     for (int64_t row = 2 * modes - 1; !status && row >= 0; row--)
         for (int64_t l = 0; l < width; l++)
@@ -92,7 +92,7 @@ static int32_t synthesise(tl_context *ctx, const roots *r, float *Z, int64_t wid
         for (int64_t l = 0; l < width; l++)
             tl_bin_prepare(k, r->n, &Z[2 * k * width + l], &Z[(2 * k + 1) * width + l]);
     const transform f = {r, 1, Z, y, width};
-    const tl_chain c = {1, r->n, 4 * modes, width, &f, pack_rows, pack_columns, finish};
+    const tl_chain c = {1, r->n, 4 * modes, width, &f, pack_rows, pack_columns, finish, NULL};
     return tl_chain_multiply(ctx, &c);
 }
 
