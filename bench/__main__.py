@@ -6,7 +6,7 @@ measured at the start, by a large copy through this library; the peak rate of a 
 
 With ``--math both`` an operation that has the same bits on all devices in reproducible contexts alone is timed in both modes, on
 the same inputs. The fast mode is then a peer of the reproducible one, and the peers are timed once. ``--drawn N`` times drawn
-shapes instead, see :mod:`bench.drawn`.
+shapes instead, see :mod:`bench.drawn`, and ``--models`` what models compute, see :mod:`bench.models`.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import numpy as np
 
 import tlrt
 from audit.environment import commit, now
-from bench import core, drawn, growth
+from bench import core, drawn, growth, models
 from bench.measure import (
     CACHE_BYTES,
     REFERENCE_FLOPS,
@@ -158,11 +158,18 @@ def main(argv: list[str] | None = None) -> int:
     add("--seed", type=int, default=0, help="of the drawn shapes (default 0)")
     add("--first", type=int, default=0, metavar="I", help="the first of the drawn shapes (default 0)")
     add("--commit", default=None, help="the commit to record where git cannot tell")
+    add("--threads", type=int, metavar="N", help="of the CPU, ours and PyTorch's")
     add("--no-growth", action="store_true", help="leave the growth of cost and error out of the file")
+    models.add_arguments(parser)
     args = parser.parse_args(argv)
+    if args.threads:
+        tlrt.set_threads(args.threads)
     device = device_of(args.device, MATH[0] if args.math == "both" else args.math)
-    if args.drawn is not None:
-        found = drawn.run(device, args.seed, args.first, args.drawn, args.ops.names)
+    if args.drawn is not None or args.models is not None:
+        if args.drawn is not None:
+            found = drawn.run(device, args.seed, args.first, args.drawn, args.ops.names)
+        else:
+            found = models.run(device, args.models, args.batches, args.math, args.seconds)
         if args.json:
             about = {"date": now(), "commit": args.commit or commit() or "unknown", "math": args.math,
                      "device": device.describe(), "build": tlrt.build_info()}  # fmt: skip

@@ -10,6 +10,9 @@ count. As long as a process lives, a short call can cost it half as much again a
 lies and its threads run, and for seconds everything can take longer; no change of the code explains either. So the fastest turn
 of each checkout stands for it there, and more processes are begun while the row is still below the limit.
 
+With ``--models`` the rows are those of :mod:`bench.models`, in the modes of ``--math``, within ``--seconds``: a few turns each,
+and as many again where a row seems to have fallen. It prints each model's figure, and fails where one is below the limit.
+
 With several checkouts a row stands beside the first that has its operation; rows of operations that none has are listed. The exit
 status is 1 where a row fell below the limit, a call failed or no row could be compared.
 """
@@ -29,10 +32,12 @@ from pathlib import Path
 from typing import Any
 
 from audit.environment import ROOT, commit, now
+from bench import models
 from bench.measure import Subject, fixed_subjects
 from bench.selection import LARGEST, add_selection
 from tlrt._terminal import Progress, format_table
 from tlrt.verify.documents import format_command, write_document
+from tlspec.registry import MATH
 
 WORKER = Path(__file__).with_name("beside_worker.py")
 #: seconds of a sample, and turns of a row: at least so many, and so many seconds of them
@@ -224,6 +229,100 @@ def compare_all(
             progress.advance(note=entry)
 
 
+@dataclass
+class TimedRow:
+    """A row of models in one mode: its number, and milliseconds of both checkouts."""
+
+    row: int
+    op: str
+    size: str
+    math: str
+    ms: float
+    before_ms: float
+    ratio: float
+    turns: int
+
+
+def time_models_row(
+    number: int, row: models.ModelRow, here: Checkout, other: Checkout, math: str, limit: float
+) -> list[TimedRow]:
+    """One row in each mode; none where the other checkout has no such function."""
+    subject = row.subject
+    modes = models.modes_of(subject, math)
+    prepare = ("prepare_model", models.plan_of(subject), list(modes))
+    here.ask(*prepare)
+    try:
+        known = other.call(*prepare)
+    finally:
+        once = here.answer()
+    if known is None or once is None:
+        return []
+    count, turns = models.TURNS[max(once, known) > models.LONG], []
+    for again in (False, True):
+        for turn in range(count):
+            order = (here, other) if turn % 2 == 0 else (other, here)
+            answers = {checkout: checkout.call("time_model") for checkout in order}
+            turns.append((answers[here], answers[other]))
+        rows = []
+        for i, mode in enumerate(modes):
+            of_mode = [(mine[i], before[i]) for mine, before in turns]
+            found = summarise(subject.op.entry(subject.which), subject.label, other.name, of_mode)
+            rows.append(
+                TimedRow(number, found.op, found.size, mode, found.ms, found.before_ms, found.ratio, found.turns)
+            )
+        if again or min(r.ratio for r in rows) >= limit:
+            break
+    return rows
+
+
+def compare_models(args: argparse.Namespace, here: Checkout, other: Checkout) -> dict[str, Any]:
+    """Times the rows of models, prints, and gives the document."""
+    table = models.load()
+    names = models.names_of(args.models, table.models)
+    choice = models.choose(table, names, args.batches, args.device.startswith("cuda"))
+    rows: list[TimedRow] = []
+    added: list[str] = []
+    failed: dict[str, str] = {}
+    end = time.monotonic() + args.seconds
+    with Progress(len(choice.rows), "rows") as progress:
+        for number in choice.rows:
+            if time.monotonic() > end:
+                break
+            row = table.rows[number]
+            try:
+                found = time_models_row(number, row, here, other, args.math, args.limit)
+                rows += found
+                if not found:
+                    added.append(f"{row.op} {row.which} {row.subject.label}")
+            except WorkerError as error:  # one row that cannot run must not cost the others
+                if here.process.poll() is not None or other.process.poll() is not None:
+                    raise
+                failed[f"{row.op} {row.which} {row.subject.label}"] = str(error)
+            progress.advance(note=row.op)
+    times = models.times_of(rows, args.math, "ms", "before_ms")
+    summary = models.summarise(table, choice, times)
+    models.show(table, choice, times, summary, ("the earlier checkout", "times faster than the earlier checkout"))
+    return {**summary, "rows": [asdict(r) for r in rows], "skipped": choice.skipped, "added": added, "failed": failed}
+
+
+def run_models(args: argparse.Namespace, argv: list[str] | None) -> int:
+    """The command with ``--models``; 1 where a model's figure is below the limit, or a call failed."""
+    with ExitStack() as stack:
+        here, other = [stack.enter_context(Checkout(t.resolve(), args.device)) for t in (ROOT, args.trees[0])]
+        about = {**here.call("describe"), "beside": {other.name: other.call("describe")["build"]}}
+        found = compare_models(args, here, other)
+    if args.json:
+        command = f"python -m bench.beside {format_command(sys.argv[1:] if argv is None else argv)}"
+        write_document(args.json, {"date": now(), "commit": here.name, **about, "limit": args.limit, "command": command,
+                                   **found})  # fmt: skip
+    fallen = [f for f in found["models"] if f["ratio"] < args.limit]
+    for f in fallen:
+        print(f"FALLEN {f['model']}, batch {f['batch']}, {f['math']}: {f['ratio']:.3f}")
+    for entry, reason in found["failed"].items():
+        print(f"FAILED {entry}: {reason}")
+    return int(bool(fallen or found["failed"] or not found["rows"]))
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.beside", description=(__doc__ or "").split("\n\n")[0])
     add = parser.add_argument
@@ -232,7 +331,11 @@ def main(argv: list[str] | None = None) -> int:
     add_selection(parser)
     add("--limit", type=float, default=0.97, help="the ratio below which a row has fallen (default .97)")
     add("--json", type=Path, help="write all figures to a file")
+    add("--math", choices=(*MATH, "both"), default="both", help="how contexts compute models' rows (default both)")
+    models.add_arguments(parser)
     args = parser.parse_args(argv)
+    if args.models is not None:
+        return run_models(args, argv)
     subjects = list(fixed_subjects(args.ops.names, args.max_bytes or LARGEST[args.device.startswith("cuda")]))
     rows: list[Row] = []
     added: list[str] = []

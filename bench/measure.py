@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -108,20 +108,26 @@ def time_marks(
     return summarise(samples)
 
 
-def operand_bytes(sig: Signature, names: Mapping[str, Any]) -> int:
-    """Bytes of all inputs and outputs of a call without its optional inputs: what it must move at least."""
-    arrays = [a for a in sig.inputs if not a.optional] + list(sig.outputs)
+def operand_bytes(
+    sig: Signature, names: Mapping[str, Any], given: Collection[str] = (), want: Sequence[bool] | None = None
+) -> int:
+    """Bytes of a call's inputs and outputs, of the optional inputs those that are given: what it must move at least."""
+    arrays = [a for a in sig.inputs if not a.optional or a.name in given]
+    arrays += [a for a, wanted in zip(sig.outputs, want or [True] * len(sig.outputs), strict=True) if wanted]
     return sum((8 if a.kind == "f64" else 4) * math.prod(shape_of(a, names)) for a in arrays)
 
 
-def draw_inputs(sig: Signature, names: Mapping[str, Any], seed: int = 1) -> dict[str, np.ndarray]:
+def draw_inputs(
+    sig: Signature, names: Mapping[str, Any], seed: int = 1, given: Collection[str] = ()
+) -> dict[str, np.ndarray]:
     """Standard normal float32 data, uniform data where the size gives an input's name an interval (low, high); float64 for
     f64 arrays, uniform indices below `rows` or `n` for index arrays, labels below `cols`, a mask of as many 0 as 1. Optional
-    inputs are left out. Past a few million elements the data repeats: drawing more would take longer than the benchmark."""
+    inputs that are not given are left out. Past a few million elements the data repeats: drawing more would take longer than the
+    benchmark."""
     rng = np.random.default_rng(seed)
     out: dict[str, np.ndarray] = {}
     for a in sig.inputs:
-        if a.optional:
+        if a.optional and a.name not in given:
             continue
         shape = shape_of(a, names)
         if a.kind in ("u32", "index"):
@@ -171,17 +177,26 @@ def rms_error(got: Any, reference: Any) -> float:
 
 
 class Subject:
-    """One operation at one size: the inputs, drawn when first asked for, and the call on our side and on each peer's."""
+    """One operation at one size: the inputs, drawn when first asked for, and the call on our side and on each peer's. `given`
+    names the optional inputs that it has, `want` the gradients that are made where not all are."""
 
-    def __init__(self, op: Op, size: Mapping[str, Any], which: str):
+    def __init__(
+        self,
+        op: Op,
+        size: Mapping[str, Any],
+        which: str,
+        given: Collection[str] = (),
+        want: Sequence[bool] | None = None,
+    ):
         self.op, self.which, self.size, self.benchmark = op, which, size, benchmark_of(op.name)
+        self.given, self.want = given, want
         self.signature = op.signature_of(which)
         defaults = {p.name: evaluate(p.default, {}) for p in self.signature.params if p.default is not None}
         self.names: dict[str, Any] = {**defaults, **size}
-        self.bytes = operand_bytes(self.signature, self.names)
+        self.bytes = operand_bytes(self.signature, self.names, given, want)
         self.flops = float(call_named(self.benchmark.flops, self.names)) if self.benchmark.flops else 0.0
         if which == "vjp":
-            self.flops *= len(self.signature.outputs)
+            self.flops *= len(self.signature.outputs) if want is None else sum(want)
 
     @property
     def torch_bytes(self) -> float:
@@ -191,7 +206,7 @@ class Subject:
 
     @cached_property
     def inputs(self) -> dict[str, np.ndarray]:
-        drawn = draw_inputs(self.signature, self.names)
+        drawn = draw_inputs(self.signature, self.names, given=self.given)
         for name in self.op.drawing.nonnegative:
             np.abs(drawn[name], out=drawn[name])
         return drawn
@@ -224,6 +239,8 @@ class Subject:
         name = self.op.entry(self.which)
         known = {**self.names, **placed, "": device}
         keywords = {a.name: known[a.of] for a in arguments_of(name) if a.of in known}
+        if self.want is not None:
+            keywords["want"] = self.want
         function = getattr(runtime.kernels, name)
         if any(o.listed for o in self.signature.outputs):  # in place, as steps are made
             lists = tuple(placed[counterpart(o)] for o in self.signature.outputs)
@@ -271,12 +288,19 @@ class Subject:
         function = self.benchmark.torch if self.which == "forward" else self.benchmark.torch_vjp
         if function is None:
             return None
-        tensors: dict[str, Any] = {a.name: None for a in self.signature.inputs if a.optional}
-        tensors |= {
+        tensors = {
             k: torch.from_numpy(v.astype(np.int64) if v.dtype == np.uint32 else v).to(place)
             for k, v in self.inputs.items()
         }
-        arguments = {"torch": torch, "device": place, **self.names, **tensors}
+        return self.call_torch(function, torch, place, tensors)
+
+    def call_torch(
+        self, function: Callable[..., Any], torch: Any, place: str, tensors: Mapping[str, Any]
+    ) -> Callable[[], Any]:
+        """A baseline's call with these inputs."""
+        absent = {a.name: None for a in self.signature.inputs if a.optional}
+        want = self.want or [True] * len(self.signature.outputs)
+        arguments = {"torch": torch, "device": place, "want": want, **self.names, **absent, **tensors}
         first = call_named(function, arguments)
         return first if callable(first) else bind_named(function, arguments)
 

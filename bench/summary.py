@@ -71,13 +71,23 @@ def _beside(d: Document) -> tuple[Row, list[Row]]:
             "below_limit": sum(x < d["limit"] for x in ratios), "median": shorten(ratios[len(ratios) // 2])}, rows  # fmt: skip
 
 
+def _models(d: Document) -> tuple[Row, list[Row]]:
+    """Every model's figure, and the rows of each family."""
+    rows = [
+        {"model": f["model"], "batch": f["batch"], "math": f["math"], "ratio": shorten(f["ratio"], 3),
+         "ms": shorten(f["ms"]), "timed": shorten(f["share"], 3)}
+        for f in d["models"]
+    ] + [{**f, "geomean": shorten(f["geomean"], 3), "least": shorten(f["least"], 3)} for f in d["families"]]  # fmt: skip
+    return {"torch": d["torch"], "threads": d["threads"], "skipped": d["skipped"], "failed": d["failed"]}, rows
+
+
 REDUCERS: Mapping[str, Callable[[Any], tuple[Row, list[Row]]]] = {
-    "bench": _bench, "growth": _growth, "steps": _steps, "drawn": _drawn, "beside": _beside,
+    "bench": _bench, "growth": _growth, "steps": _steps, "drawn": _drawn, "beside": _beside, "models": _models,
 }  # fmt: skip
 #: keys that only the document of one program has
 SIGNS: Mapping[str, tuple[str, ...]] = {
-    "drawn": ("summary", "first"), "beside": ("beside",), "growth": ("entries", "ok"), "bench": ("rows", "bandwidth"),
-    "steps": ("rows", "threads"),
+    "drawn": ("summary", "first"), "beside": ("beside",), "models": ("models", "families"), "growth": ("entries", "ok"),
+    "bench": ("rows", "bandwidth"), "steps": ("rows", "threads"),
 }  # fmt: skip
 
 

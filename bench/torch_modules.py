@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.overrides import handle_torch_function, has_torch_function
 
 
 class Recurrent(nn.Module):
@@ -141,3 +142,108 @@ class Graph(nn.Module):
             x = F.layer_norm(x.index_add(0, last.flatten(), message) + mean, (width,))
         logits = self.head(x.unflatten(0, (batch, count)).amax(1))
         return SimpleNamespace(logits=logits, loss=F.cross_entropy(logits, labels))
+
+
+class _Double(nn.Sequential):
+    """Two convolutions, each with its normalisation."""
+
+    def __init__(self, given: int, width: int) -> None:
+        layers = [nn.Conv2d(given, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+        layers += [nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+        super().__init__(*layers)
+
+
+class Contour(nn.Module):
+    """A U-Net that gives each pixel a class: halved four times, and back by transposed convolutions."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        widths = [width << k for k in range(5)]
+        self.down = nn.ModuleList([_Double(a, b) for a, b in zip([3, *widths[:-1]], widths, strict=True)])
+        self.grow = nn.ModuleList([nn.ConvTranspose2d(2 * w, w, 2, 2) for w in widths[:-1]])
+        self.up = nn.ModuleList([_Double(2 * w, w) for w in widths[:-1]])
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, x: Any) -> Any:
+        kept = []
+        for k, layer in enumerate(self.down):
+            x = layer(F.max_pool2d(x, 2) if k else x)
+            kept.append(x)
+        for k in reversed(range(len(self.up))):
+            x = self.up[k](torch.cat([kept[k], self.grow[k](x)], 1))
+        return self.head(x)
+
+
+class Messages(nn.Module):
+    """Rounds of messages along the edges of a batch of graphs, which are summed at the nodes."""
+
+    def __init__(self, width: int, rounds: int, classes: int) -> None:
+        super().__init__()
+        self.given = nn.Linear(64, width)
+        self.edges = nn.ModuleList([nn.Linear(2 * width, width) for _ in range(rounds)])
+        self.nodes = nn.ModuleList([nn.Linear(2 * width, width) for _ in range(rounds)])
+        self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in range(rounds)])
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, nodes: Any, ends: Any, labels: Any) -> Any:
+        batch, count, _ = nodes.shape
+        x = self.given(nodes.flatten(0, 1))
+        first, last = (ends + count * torch.arange(batch, device=ends.device)[:, None, None]).unbind(1)
+        first, last = first.flatten(), last.flatten()
+        for edge, node, norm in zip(self.edges, self.nodes, self.norms, strict=True):
+            message = F.relu(edge(torch.cat([x.index_select(0, first), x.index_select(0, last)], 1)))
+            found = torch.zeros_like(x).index_add(0, last, message)
+            x = norm(x + F.relu(node(torch.cat([x, found], 1))))
+        logits = self.head(x)
+        return SimpleNamespace(logits=logits, loss=F.cross_entropy(logits, labels.flatten()))
+
+
+def spectral_conv(x: Any, re: Any, im: Any) -> Any:
+    """The lowest frequencies along the grid of (batch, grid, width), each mixed by a matrix of its own."""
+    if has_torch_function((x, re, im)):
+        return handle_torch_function(spectral_conv, (x, re, im), x, re, im)
+    low = torch.einsum("bkc,kco->bko", torch.fft.rfft(x, dim=1)[:, : len(re)], torch.complex(re, im))
+    return torch.fft.irfft(low, x.shape[1], dim=1)
+
+
+class Operator1d(nn.Module):
+    """A Fourier neural operator over a line."""
+
+    def __init__(self, width: int, modes: int, layers: int) -> None:
+        super().__init__()
+        self.lift, self.project = nn.Linear(2, width), nn.Linear(width, 1)
+        self.re, self.im = (
+            nn.ParameterList([nn.Parameter(torch.randn(modes, width, width)) for _ in range(layers)]) for _ in range(2)
+        )
+        self.local = nn.ModuleList([nn.Linear(width, width) for _ in range(layers)])
+
+    def forward(self, field: Any, wanted: Any) -> Any:
+        x = self.lift(field)
+        for re, im, local in zip(self.re, self.im, self.local, strict=True):
+            x = F.gelu(spectral_conv(x, re, im) + local(x))
+        found = self.project(x)
+        return SimpleNamespace(logits=found, loss=F.mse_loss(found, wanted))
+
+
+class Operator2d(nn.Module):
+    """A Fourier neural operator over a plane: the lowest frequencies of both signs along one axis."""
+
+    def __init__(self, width: int, modes: int, layers: int) -> None:
+        super().__init__()
+        self.modes = modes
+        self.lift, self.project = nn.Conv2d(3, width, 1), nn.Conv2d(width, 1, 1)
+        self.weights = nn.ParameterList(
+            [nn.Parameter(torch.randn(2, width, width, modes, modes, dtype=torch.complex64)) for _ in range(layers)]
+        )
+        self.local = nn.ModuleList([nn.Conv2d(width, width, 1) for _ in range(layers)])
+
+    def forward(self, field: Any, wanted: Any) -> Any:
+        x, k = self.lift(field), self.modes
+        for weights, local in zip(self.weights, self.local, strict=True):
+            given = torch.fft.rfft2(x)
+            mixed = torch.zeros_like(given)
+            mixed[:, :, :k, :k] = torch.einsum("bixy,ioxy->boxy", given[:, :, :k, :k], weights[0])
+            mixed[:, :, -k:, :k] = torch.einsum("bixy,ioxy->boxy", given[:, :, -k:, :k], weights[1])
+            x = F.gelu(torch.fft.irfft2(mixed, x.shape[-2:]) + local(x))
+        found = self.project(x)
+        return SimpleNamespace(logits=found, loss=F.mse_loss(found, wanted))

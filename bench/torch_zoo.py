@@ -1,8 +1,8 @@
 """Unmodified models of torchvision, timm, transformers and torch.nn, with weights and inputs that NumPy draws from a fixed seed,
 so that they are the same everywhere.
 
-``TIMED`` are those of bench.torch_models, in the sizes that people train. ``FURTHER`` are small, one for each way in which a
-model may be built, for bench.torch_bits. PyTorch is imported where a model is made."""
+``TIMED`` are those of bench.torch_models, in the sizes that people train, and ``TRACED`` those of bench.trace. ``FURTHER`` are
+small, one for each way in which a model may be built, for bench.torch_bits. PyTorch is imported where a model is made."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -97,6 +97,22 @@ TIMED: Mapping[str, Make] = {
     "T5-small": _language("T5", "ForConditionalGeneration", 128, decoder_start_token_id=0, pad_token_id=0),
     "LSTM": _module("Recurrent", _text(64, 10000), "LSTM", 10000, 512),
     "Mamba": _language("Mamba", "ForCausalLM", 64, hidden_size=256, num_hidden_layers=2, vocab_size=8000),
+}  # fmt: skip
+
+#: those of bench.trace
+TRACED: Mapping[str, Make] = {
+    **{n: TIMED[n] for n in ("ResNet-50", "ViT-B/16", "ConvNeXt-T", "Swin-T", "EfficientNet-B0")},
+    "U-Net": _module("Contour", {"x": real(3, 256, 256), "labels": whole(21, 256, 256)}, 64, 21),
+    "GPT-2": _language("GPT2", "LMHeadModel", 1024),
+    "Llama-style": _language("Llama", "ForCausalLM", 1024, num_hidden_layers=2, num_key_value_heads=8),
+    "BERT": _language("Bert", "ForMaskedLM", 512),
+    "T5": _language("T5", "ForConditionalGeneration", 512, d_model=768, d_ff=3072, num_layers=12, num_heads=12,
+                    decoder_start_token_id=0, pad_token_id=0),
+    "Mamba": _language("Mamba", "ForCausalLM", 256, num_hidden_layers=2),
+    "LSTM": _module("Recurrent", _text(128, 10000), "LSTM", 10000, 512),
+    "GNN": _module("Messages", {"nodes": real(1250, 64), "ends": whole(1250, 2, 12500), "labels": whole(40, 1250)}, 128, 3, 40),
+    "FNO": _module("Operator2d", {"field": real(3, 64, 64), "wanted": real(1, 64, 64)}, 64, 12, 4),
+    "FNO 1-D": _module("Operator1d", {"field": real(8192, 2), "wanted": real(8192, 1)}, 64, 16, 4),
 }  # fmt: skip
 
 # ---- small models --------------------------------------------------------------------------------------------------------

@@ -78,15 +78,24 @@ def _views(torch, names, arrays, values):
             for name, x in zip(names, arrays, strict=True)]  # fmt: skip
 
 
-def _torch_strided(torch, Q, K, V, scale, **values):
+def _limits(torch, q, k, mask, values):
+    """The mask and the further arguments of PyTorch's call."""
+    if mask is not None and values["mask_mode"] == 1:
+        mask = mask != 0
+    is_causal = mask is None and values["after"] == 0
+    return {"attn_mask": mask, "is_causal": is_causal, "enable_gqa": q.shape[1] > k.shape[1]}
+
+
+def _torch_strided(torch, Q, K, V, mask, scale, **values):
     q, k, v = _views(torch, "qkv", (Q, K, V), values)
-    return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)
+    how = _limits(torch, q, k, mask, values)
+    return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale, **how)
 
 
-def _torch_strided_gradients(torch, Q, K, V, g, scale, **values):
+def _torch_strided_gradients(torch, Q, K, V, mask, g, scale, **values):
     q, k, v, g = _views(torch, "qkvg", (Q, K, V, g), values)
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale, **_limits(torch, q, k, mask, values))
     return lambda: torch.autograd.grad(out, (q, k, v), g, retain_graph=True)
 
 

@@ -76,11 +76,11 @@ def _torch_grouped(torch, x, w, b, stride, dilation, padding_low, *, transposed=
     return getattr(f, y)(x.flatten(1, 2), w.flatten(0, 1), bias, groups=groups, **lists, **more)
 
 
-def _torch_grouped_vjp(torch, x, w, g, stride, dilation, padding_low, *, transposed=False, output_padding=None):
+def _torch_grouped_vjp(torch, x, w, g, want, stride, dilation, padding_low, *, transposed=False, output_padding=None):
     rank, groups = len(stride), x.shape[1]
     return torch.ops.aten.convolution_backward(
         g.flatten(1, 2), x.flatten(1, 2), w.flatten(0, 1), [g.shape[1] * g.shape[2]], stride, padding_low, dilation,
-        transposed, output_padding or [0] * rank, groups, [True, True, True],
+        transposed, output_padding or [0] * rank, groups, list(want),
     )  # fmt: skip
 
 
@@ -102,8 +102,8 @@ BENCHMARKS = {
         torch=lambda torch, x, w, b, stride, dilation, padding_low, output_padding: _torch_grouped(
             torch, x, w, b, stride, dilation, padding_low, transposed=True, output_padding=output_padding
         ),
-        torch_vjp=lambda torch, x, w, g, stride, dilation, padding_low, output_padding: _torch_grouped_vjp(
-            torch, x, w, g, stride, dilation, padding_low, transposed=True, output_padding=output_padding
+        torch_vjp=lambda torch, x, w, g, want, stride, dilation, padding_low, output_padding: _torch_grouped_vjp(
+            torch, x, w, g, want, stride, dilation, padding_low, transposed=True, output_padding=output_padding
         )),
     "conv": Benchmark(sizes=VOLUMES, flops=_conv_flops, torch=_torch_conv,
         torch_vjp=lambda torch, x, w, g, stride, padding: _torch_backward(torch, x, w, g, stride, padding, False)),

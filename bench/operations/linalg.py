@@ -13,6 +13,9 @@ def _dgemm(torch, device, A, B):
 def _torch_strided(torch, A, B, bias, batch, m, n, p, a_batch, a_row, a_col, b_batch, b_row, b_col):
     a = torch.as_strided(A, (batch, m, n), (a_batch, a_row, a_col))
     b = torch.as_strided(B, (batch, n, p), (b_batch, b_row, b_col))
+    if batch == 1:  # as a model's linear layer and its gradients
+        a, b = a[0], b[0]
+        return lambda: (torch.mm(a, b) if bias is None else torch.addmm(bias, a, b))[None]
     return lambda: torch.bmm(a, b) if bias is None else torch.baddbmm(bias, a, b)
 
 

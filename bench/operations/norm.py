@@ -26,16 +26,16 @@ def _torch_batch_norm(torch, x, gamma, beta, eps):
     return lambda: (*_native(torch, "native_batch_norm", x, gamma, beta, mean, var, True, 0.1, eps), var)
 
 
-def _torch_layer_norm_given(torch, x, gamma, mean, istd, g_out, cols):
-    rows, mask = (len(x), 1), [True, True, True]
+def _torch_layer_norm_given(torch, x, gamma, mean, istd, g_out, want, cols):
+    rows, mask = (len(x), 1), list(want)
     weight = torch.ones(cols, device=x.device) if gamma is None else gamma  # whose gradient is asked for
     return lambda: torch.ops.aten.native_layer_norm_backward(
         g_out, x, (cols,), mean.reshape(rows), istd.reshape(rows), weight, weight, mask
     )
 
 
-def _torch_batch_norm_given(torch, x, gamma, mean, istd, g_out, eps):
-    mask = [True, True, True]
+def _torch_batch_norm_given(torch, x, gamma, mean, istd, g_out, want, eps):
+    mask = list(want)
     return lambda: _native(
         torch, "native_batch_norm_backward", g_out, x, gamma, None, None, mean, istd, True, eps, mask
     )
@@ -50,8 +50,8 @@ def _torch_group_norm(torch, x, gamma, beta, batch, groups, channels, positions,
     return _native(torch, "native_group_norm", x, *vectors, *_sizes_of_groups(batch, groups, channels, positions), eps)
 
 
-def _torch_group_norm_given(torch, x, gamma, mean, istd, g_out, batch, groups, channels, positions):
-    weight, mask = None if gamma is None else gamma.reshape(-1), [True, True, True]
+def _torch_group_norm_given(torch, x, gamma, mean, istd, g_out, want, batch, groups, channels, positions):
+    weight, mask = None if gamma is None else gamma.reshape(-1), list(want)
     sizes = _sizes_of_groups(batch, groups, channels, positions)
     return lambda: _native(torch, "native_group_norm_backward", g_out, x, mean, istd, weight, *sizes, mask)
 

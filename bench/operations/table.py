@@ -17,8 +17,8 @@ class Benchmark:
     #: floating-point operations of one call, f(dimensions by name), where they and not the bytes may set the floor
     flops: Callable[..., float] | None = None
     #: the same computation in NumPy and PyTorch: called with those arguments it names out of np or torch, device, the inputs,
-    #: dimensions and parameters; torch_vjp gets the cotangent g as well. A function that returns a function has prepared what
-    #: a model keeps between calls, and what it returned is timed
+    #: dimensions and parameters; torch_vjp gets the cotangent g, and which gradients are wanted, as well. A function that returns
+    #: a function has prepared what a model keeps between calls, and what it returned is timed
     numpy: Callable[..., Any] | None = None
     torch: Callable[..., Any] | None = None
     torch_vjp: Callable[..., Any] | None = None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from audit.environment import ROOT
-from bench import beside
+from bench import beside, models
 from bench.beside_worker import with_tuples
 from bench.measure import Subject, fixed_subjects
 from tlrt._binding.library import load
@@ -149,6 +149,35 @@ def test_a_checkout_without_a_library(trees: tuple[Path, Path], tmp_path: Path) 
     (trees[1] / "native/build/cpu/libtorchlean_cuda.so").unlink()
     with pytest.raises(FileNotFoundError, match="build the library of that checkout first"):
         run(tmp_path, str(trees[1]), "--ops", "add")
+
+
+SLOWER_MODELS = """
+time = worker.time_model
+worker.time_model = lambda self: [ms * (10 if checkout == {slower!r} else 1) for ms in time(self)]
+"""
+
+
+@pytest.mark.parametrize("slower", ["here", "earlier"])
+def test_models_of_two_checkouts(
+    slower: str,
+    trees: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A model's figure is the earlier checkout's time over this one's; the command fails where it is below the limit."""
+    rows = [models.ModelRow.of("add", {"n": 64}), models.ModelRow.of("matmul", {"m": 4, "n": 4, "p": 4})]
+    table = models.Table(rows, {("tiny", 1): {0: 2, 1: 1}}, {"tiny": {}})
+    monkeypatch.setattr(models, "load", lambda: table)
+    change_worker(tmp_path, monkeypatch, SLOWER_MODELS.format(slower=slower))
+    status, document = run(tmp_path, str(trees[1]), "--models", "--batches", "1")
+    assert status == (slower == "here") and not document["failed"]
+    assert {(r["op"], r["math"]) for r in document["rows"]} == {
+        ("add", "fast"), ("matmul", "fast"), ("matmul", "reproducible")
+    }  # fmt: skip
+    for f in document["models"]:
+        assert f["ratio"] < 0.5 if slower == "here" else f["ratio"] > 2
+    assert ("FALLEN tiny, batch 1" in capsys.readouterr().out) == (slower == "here")
 
 
 def test_sizes_survive_json() -> None:
